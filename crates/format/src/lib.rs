@@ -1,0 +1,33 @@
+//! The bytes of KerA: ids, units, limits, and the layout of records, chunks, segments, containers and virtual logs.
+//!
+//! Everything that stores or ships data goes through this crate, on any thread. It does no I/O, takes no lock and
+//! never panics on bytes that came from outside: what is malformed is an [`FormatError`] that names the field.
+//! All integers are little-endian. `docs/formats/` describes each layout, `spec/` holds the golden bytes.
+
+pub mod checksum;
+pub mod chunk;
+pub mod compression;
+mod error;
+pub mod ids;
+pub mod limits;
+pub mod options;
+pub mod record;
+pub mod segment;
+mod wire;
+
+pub use chunk::{BrokerPart, ChunkBuilder, ChunkHeader, ChunkView, CHUNK_HEADER_BYTES};
+pub use compression::Compression;
+pub use error::FormatError;
+pub use ids::{
+    ApplicationId, Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId, SegmentIndex, StreamId, StreamletId,
+};
+pub use options::{Cleanup, Durability, Order, StreamOptions};
+pub use record::{Record, RecordView, Records};
+
+/// Rounds up to the alignment of chunks, on the wire, in memory and on disk: 8 bytes.
+///
+/// Overflow-free for any length below `usize::MAX - 7`, which [`limits`] guarantees for everything that was checked.
+#[inline]
+pub const fn align8(bytes: usize) -> usize {
+    (bytes + 7) & !7
+}

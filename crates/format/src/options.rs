@@ -1,0 +1,148 @@
+//! What a stream is asked to be: its shape, its safety, how long it keeps what.
+
+use crate::{limits, FormatError};
+
+/// How safe bytes are before they are acknowledged. The numbers never change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Durability {
+    /// Survives the death of every process: the bytes are in the arena, in shared memory, which is attached again.
+    #[default]
+    Process = 0,
+    /// Survives the loss of power: the bytes are in the virtual log on disk, synced.
+    Power = 1,
+}
+
+/// What order consumers of an application see. The numbers never change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Order {
+    /// A lane's next group is not given out before the one before it is done.
+    #[default]
+    Lane = 0,
+    /// Every group is independent.
+    None = 1,
+}
+
+/// How old data leaves a stream. The numbers never change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Cleanup {
+    /// By the retention limits.
+    #[default]
+    Delete = 0,
+    /// The last record of each key is kept.
+    Compact = 1,
+}
+
+macro_rules! named {
+    ($name:ident { $($variant:ident = $number:literal => $text:literal),+ }) => {
+        impl $name {
+            /// From the number in a message or a file.
+            pub fn from_u8(value: u8) -> Option<$name> {
+                match value { $($number => Some($name::$variant),)+ _ => None }
+            }
+            /// Its name in flags, files and messages.
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $text,)+ }
+            }
+        }
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(self.name())
+            }
+        }
+        impl std::str::FromStr for $name {
+            type Err = String;
+            fn from_str(text: &str) -> Result<$name, String> {
+                match text {
+                    $($text => Ok($name::$variant),)+
+                    _ => Err(format!("`{text}` is none of: {}", [$($text),+].join(", "))),
+                }
+            }
+        }
+    };
+}
+named!(Durability { Process = 0 => "process", Power = 1 => "power" });
+named!(Order { Lane = 0 => "lane", None = 1 => "none" });
+named!(Cleanup { Delete = 0 => "delete", Compact = 1 => "compact" });
+
+/// The options of a stream. [`Default`] is what `kera stream create NAME` gives.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StreamOptions {
+    /// M: streamlets, each owned by one broker at a time.
+    pub streamlets: u32,
+    /// Q: append positions per streamlet; producer p writes to lane p mod Q.
+    pub lanes: u32,
+    /// P: segments of a group.
+    pub segments_per_group: u32,
+    /// The largest size class its segments grow to; a power of two from 64 KiB to 16 MiB.
+    pub segment_bytes_max: u32,
+    /// R: copies, the broker's own included.
+    pub replication: u32,
+    /// How safe bytes are before they are acknowledged.
+    pub durability: Durability,
+    /// What order consumers of an application see.
+    pub order: Order,
+    /// Closed segments whose youngest chunk is older than this many milliseconds go; `None` keeps them.
+    pub retention_ms: Option<u64>,
+    /// A streamlet keeps at most about this many bytes; `None` is no limit.
+    pub retention_bytes: Option<u64>,
+    /// Closed groups go as soon as every application of the stream has read them.
+    pub retention_consumed: bool,
+    /// How old data leaves.
+    pub cleanup: Cleanup,
+    /// Virtual logs of its own; zero shares the broker's pool.
+    pub virtual_logs: u32,
+}
+
+impl Default for StreamOptions {
+    fn default() -> Self {
+        StreamOptions {
+            streamlets: 1,
+            lanes: 1,
+            segments_per_group: 16,
+            segment_bytes_max: 8 << 20,
+            replication: 1,
+            durability: Durability::Process,
+            order: Order::Lane,
+            retention_ms: Some(7 * 24 * 3600 * 1000),
+            retention_bytes: None,
+            retention_consumed: false,
+            cleanup: Cleanup::Delete,
+            virtual_logs: 0,
+        }
+    }
+}
+
+impl StreamOptions {
+    /// Checks every option against its limit; all mistakes at once. An empty list means that they are fine.
+    pub fn check(&self) -> Vec<FormatError> {
+        let mut wrong = Vec::new();
+        let mut range = |field: &'static str, value: u64, limit: u64, allowed: &'static str| {
+            if value == 0 {
+                wrong.push(FormatError::BadField { field, value, allowed });
+            } else if value > limit {
+                wrong.push(FormatError::OverLimit { field, value, limit });
+            }
+        };
+        range("streamlets", self.streamlets.into(), limits::STREAMLETS_MAX.into(), "1 to 131072");
+        range("lanes", self.lanes.into(), limits::LANES_MAX.into(), "1 to 4096");
+        let lanes = u64::from(self.streamlets) * u64::from(self.lanes);
+        range("streamlets × lanes", lanes.max(1), limits::STREAM_LANES_MAX.into(), "1 to 1048576");
+        let most = limits::SEGMENTS_PER_GROUP_MAX.into();
+        range("segments_per_group", self.segments_per_group.into(), most, "1 to 65536");
+        range("replication", self.replication.into(), 16, "1 to 16");
+        range("retention_time", self.retention_ms.unwrap_or(1), i64::MAX as u64, "1 ms or more, or none");
+        range("retention_bytes", self.retention_bytes.unwrap_or(1), i64::MAX as u64, "1 or more, or none");
+        let bytes = self.segment_bytes_max as usize;
+        if !bytes.is_power_of_two() || !(limits::SEGMENT_BYTES_MIN..=limits::SEGMENT_BYTES_MAX).contains(&bytes) {
+            wrong.push(FormatError::BadField {
+                field: "segment_bytes_max",
+                value: bytes as u64,
+                allowed: "a power of two from 65536 to 16777216",
+            });
+        }
+        wrong
+    }
+}
