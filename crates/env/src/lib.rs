@@ -1,1 +1,24 @@
-//! kera-env
+//! Time, disks and randomness as KerA's logic sees them: traits, the real ones, and ones for tests that forget,
+//! tear, fail and repeat.
+//!
+//! Role logic (log, virtual log, broker, coordinator) takes everything of this kind from here and from nowhere else,
+//! so that a test or a simulator can put it through power cuts and full disks and get the same run from the same
+//! seed. Nothing here starts a thread.
+
+mod aligned;
+mod clock;
+mod disk;
+mod faulty;
+mod lock;
+mod memory;
+mod random;
+mod real;
+
+pub use aligned::AlignedBuffer;
+pub use clock::{Clock, ManualClock, SystemClock};
+pub use disk::{DirectIo, Disk, DiskFile, OpenMode, DISK_ALIGNMENT};
+pub use faulty::FaultyDisk;
+pub use lock::{DirLock, LockError};
+pub use memory::MemoryDisk;
+pub use random::{Random, SeededRandom, SystemRandom};
+pub use real::RealDisk;

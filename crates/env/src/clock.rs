@@ -1,0 +1,110 @@
+//! What time it is: for logic, never for measuring in tests. Read from any thread.
+
+use std::fmt;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::time::{Instant, SystemTime};
+
+/// Tells the time. Cheap enough to be asked once per request; not meant to be asked per record.
+pub trait Clock: Send + Sync + fmt::Debug {
+    /// Wall time in milliseconds since 1970. May jump either way when the machine's clock is set.
+    fn now_ms(&self) -> i64;
+    /// Microseconds since some moment in the past, the same for all callers of one clock. Never goes back.
+    fn monotonic_us(&self) -> u64;
+}
+
+/// The machine's clocks.
+#[derive(Debug)]
+pub struct SystemClock {
+    started: Instant,
+}
+
+impl SystemClock {
+    /// A clock whose monotonic time starts now.
+    pub fn new() -> SystemClock {
+        SystemClock { started: Instant::now() }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> SystemClock {
+        SystemClock::new()
+    }
+}
+
+impl Clock for SystemClock {
+    fn now_ms(&self) -> i64 {
+        match SystemTime::now().duration_since(SystemTime::UNIX_EPOCH) {
+            Ok(since) => since.as_millis() as i64,
+            Err(before) => -(before.duration().as_millis() as i64),
+        }
+    }
+
+    fn monotonic_us(&self) -> u64 {
+        self.started.elapsed().as_micros() as u64
+    }
+}
+
+/// A clock that stands still until it is moved. For tests and the simulator.
+#[derive(Debug, Default)]
+pub struct ManualClock {
+    wall_ms: AtomicI64,
+    monotonic_us: AtomicU64,
+}
+
+impl ManualClock {
+    /// Stands at `now_ms` since 1970; its monotonic time starts at zero.
+    pub fn new(now_ms: i64) -> ManualClock {
+        ManualClock { wall_ms: AtomicI64::new(now_ms), monotonic_us: AtomicU64::new(0) }
+    }
+
+    /// Moves both times forward.
+    pub fn advance_ms(&self, by: u64) {
+        self.wall_ms.fetch_add(by as i64, Ordering::SeqCst);
+        self.monotonic_us.fetch_add(by * 1000, Ordering::SeqCst);
+    }
+
+    /// Moves both times forward. The wall clock counts whole milliseconds of `by`.
+    pub fn advance_us(&self, by: u64) {
+        self.wall_ms.fetch_add((by / 1000) as i64, Ordering::SeqCst);
+        self.monotonic_us.fetch_add(by, Ordering::SeqCst);
+    }
+
+    /// Sets the wall clock, as a user or a time server does; monotonic time is not touched.
+    pub fn set_now_ms(&self, now_ms: i64) {
+        self.wall_ms.store(now_ms, Ordering::SeqCst);
+    }
+}
+
+impl Clock for ManualClock {
+    fn now_ms(&self) -> i64 {
+        self.wall_ms.load(Ordering::SeqCst)
+    }
+
+    fn monotonic_us(&self) -> u64 {
+        self.monotonic_us.load(Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn system_clock_never_goes_back() {
+        let clock = SystemClock::new();
+        let first = clock.monotonic_us();
+        assert!(clock.monotonic_us() >= first);
+        assert!(clock.now_ms() > 1_600_000_000_000);
+    }
+
+    #[test]
+    fn manual_clock_moves_only_when_told() {
+        let clock = ManualClock::new(5_000);
+        assert_eq!((clock.now_ms(), clock.monotonic_us()), (5_000, 0));
+        clock.advance_ms(7);
+        clock.advance_us(1_500);
+        assert_eq!((clock.now_ms(), clock.monotonic_us()), (5_008, 8_500));
+        clock.set_now_ms(-3);
+        assert_eq!((clock.now_ms(), clock.monotonic_us()), (-3, 8_500));
+    }
+}

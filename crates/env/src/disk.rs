@@ -1,0 +1,155 @@
+//! A directory tree on a disk, and a file in it, as KerA's logic sees them.
+//!
+//! Called from threads that may block (persister, loader, virtual log writer, start and stop), never from an I/O
+//! thread. Paths are relative to the tree's root, with `/` between names, and cannot leave it.
+
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::path::Path;
+use std::sync::Arc;
+
+/// What offsets, lengths and addresses of direct I/O must be multiples of: 4 KiB suits every disk in use.
+pub const DISK_ALIGNMENT: usize = 4096;
+
+/// What opening a file means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum OpenMode {
+    /// Makes the file, for reading and writing; an error (`AlreadyExists`) if it is there.
+    Create,
+    /// For reading; an error (`NotFound`) if it is not there.
+    Read,
+    /// For reading and writing; an error (`NotFound`) if it is not there.
+    ReadWrite,
+}
+
+/// Whether a disk's direct files go past the page cache.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DirectIo {
+    /// They do, wherever offset, length and address are multiples of [`DISK_ALIGNMENT`].
+    Direct,
+    /// They do not; the reason is in words.
+    Buffered(String),
+}
+
+/// One directory tree. All methods block.
+pub trait Disk: Send + Sync + fmt::Debug {
+    /// Opens a file. `direct` asks for I/O past the page cache where that is possible; what is not aligned goes
+    /// through the page cache, with the same result.
+    fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>>;
+
+    /// Names in a directory, sorted. An error (`NotFound`) if there is no such directory.
+    fn list(&self, dir: &str) -> io::Result<Vec<String>>;
+
+    /// Removes a file. Survives a power cut only after [`sync_dir`](Disk::sync_dir).
+    fn remove(&self, path: &str) -> io::Result<()>;
+
+    /// Renames a file over whatever has the name. Survives a power cut only after [`sync_dir`](Disk::sync_dir).
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
+
+    /// Makes a directory and those above it; fine if it is there. Their names are synced.
+    fn create_dir_all(&self, dir: &str) -> io::Result<()>;
+
+    /// Makes creations, removals and renames in a directory survive a power cut.
+    fn sync_dir(&self, dir: &str) -> io::Result<()>;
+
+    /// Bytes that can still be written.
+    fn free_bytes(&self) -> io::Result<u64>;
+
+    /// Where the tree is, for messages.
+    fn root(&self) -> &Path;
+
+    /// Whether direct files are direct, and if not, why.
+    fn direct_io(&self) -> DirectIo;
+
+    /// A whole small file. An error (`InvalidData`) if it is larger than `limit` bytes, before memory is taken.
+    fn read_all(&self, path: &str, limit: usize) -> io::Result<Vec<u8>> {
+        let file = self.open(path, OpenMode::Read, false)?;
+        let bytes = file.len()?;
+        if bytes > limit as u64 {
+            let message = format!("{path} has {bytes} bytes, the limit is {limit}");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, message));
+        }
+        let mut contents = vec![0; bytes as usize];
+        let read = file.read_at(0, &mut contents)?;
+        contents.truncate(read);
+        Ok(contents)
+    }
+
+    /// Replaces a small file, or makes it: after a power cut it holds the old bytes or the new ones, never a mix.
+    fn replace(&self, path: &str, bytes: &[u8]) -> io::Result<()> {
+        let temporary = format!("{path}.tmp");
+        match self.remove(&temporary) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+            _ => {}
+        }
+        let file = self.open(&temporary, OpenMode::Create, false)?;
+        file.write_at(0, bytes)?;
+        file.sync_data()?;
+        self.rename(&temporary, path)?;
+        self.sync_dir(path.rsplit_once('/').map_or("", |(dir, _)| dir))
+    }
+}
+
+/// An open file. All methods block; several threads may use one file at a time.
+pub trait DiskFile: Send + Sync + fmt::Debug {
+    /// Writes all of `bytes` at `offset`, growing the file if need be. After an error any part of them may be
+    /// written. Nothing survives a power cut before [`sync_data`](DiskFile::sync_data).
+    fn write_at(&self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.write_vectored_at(offset, &[IoSlice::new(bytes)])
+    }
+
+    /// Writes all `parts` back to back from `offset` on, as [`write_at`](DiskFile::write_at) does.
+    fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()>;
+
+    /// Reads into `bytes` from `offset` on. Returns how many bytes were read: fewer than asked only at the file's end.
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize>;
+
+    /// Makes everything written so far, and the file's length, survive a power cut. After an error nobody knows what
+    /// is on the disk: a file whose sync failed must not be trusted with anything not synced before, even if a later
+    /// sync succeeds.
+    fn sync_data(&self) -> io::Result<()>;
+
+    /// Cuts the file off or extends it with zeros.
+    fn set_len(&self, bytes: u64) -> io::Result<()>;
+
+    /// Takes disk space for a range, so that later writes into it do not find the disk full. Does not change the
+    /// file's length. Fine, without effect, on file systems that cannot.
+    fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()>;
+
+    /// Gives the disk space of a range back; it reads as zeros. Fine, without effect, on file systems that cannot.
+    fn punch_hole(&self, offset: u64, bytes: u64) -> io::Result<()>;
+
+    /// The file's length in bytes.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Whether the file has no bytes.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+}
+
+/// The names of a path, or an error (`InvalidInput`) if it is absolute, leaves the root or has an odd name in it.
+pub(crate) fn check_path(path: &str) -> io::Result<()> {
+    let fine = path.is_empty() || path.split('/').all(|name| !matches!(name, "" | "." | "..") && !name.contains('\0'));
+    if fine {
+        Ok(())
+    } else {
+        let message = format!("`{path}` is no path relative to the root without `.` and `..`");
+        Err(io::Error::new(io::ErrorKind::InvalidInput, message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_cannot_leave_the_root() {
+        for good in ["", "a", "a/b.kera"] {
+            assert!(check_path(good).is_ok(), "{good}");
+        }
+        for bad in ["/a", "a//b", "..", "a/../b", "./a", "a/", "a\0b"] {
+            assert_eq!(check_path(bad).unwrap_err().kind(), io::ErrorKind::InvalidInput, "{bad}");
+        }
+    }
+}

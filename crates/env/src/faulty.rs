@@ -1,0 +1,332 @@
+//! A disk that fails on demand: full, broken, tearing, rotting, slow. For tests and the simulator.
+
+use std::io::{self, IoSlice};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use crate::disk::{DirectIo, Disk, DiskFile, OpenMode};
+
+/// Any disk, with the faults that a test plans. A clone is the same disk.
+#[derive(Debug, Clone)]
+pub struct FaultyDisk {
+    inner: Arc<dyn Disk>,
+    plan: Arc<Mutex<Plan>>,
+}
+
+#[derive(Debug, Default)]
+struct Plan {
+    space_bytes: Option<u64>,
+    writes: u64,
+    syncs: u64,
+    reads: u64,
+    fail_write: Option<u64>,
+    tear_write: Option<u64>,
+    fail_sync: Option<u64>,
+    fail_read: Option<u64>,
+    is_broken: bool,
+    flips: Vec<(String, u64, u8)>,
+    slow: Option<Duration>,
+}
+
+fn eio() -> io::Error {
+    Errno::IO.into()
+}
+
+fn enospc() -> io::Error {
+    Errno::NOSPC.into()
+}
+
+impl FaultyDisk {
+    /// A disk that does what `inner` does until something is planned.
+    pub fn new(inner: Arc<dyn Disk>) -> FaultyDisk {
+        FaultyDisk { inner, plan: Arc::default() }
+    }
+
+    /// From now on only this many bytes can be written, wherever they go, until space is set again; `None` lifts the
+    /// limit. What is removed does not give space back by itself.
+    pub fn set_space(&self, bytes: Option<u64>) {
+        self.plan().space_bytes = bytes;
+    }
+
+    /// The `nth` write from now on (1 is the next) fails with an I/O error and writes nothing.
+    pub fn fail_write(&self, nth: u64) {
+        let mut plan = self.plan();
+        plan.fail_write = Some(plan.writes + nth);
+    }
+
+    /// The `nth` write from now on writes the first half of its bytes and fails with an I/O error.
+    pub fn tear_write(&self, nth: u64) {
+        let mut plan = self.plan();
+        plan.tear_write = Some(plan.writes + nth);
+    }
+
+    /// The `nth` sync from now on fails with an I/O error.
+    pub fn fail_sync(&self, nth: u64) {
+        let mut plan = self.plan();
+        plan.fail_sync = Some(plan.syncs + nth);
+    }
+
+    /// The `nth` read from now on fails with an I/O error.
+    pub fn fail_read(&self, nth: u64) {
+        let mut plan = self.plan();
+        plan.fail_read = Some(plan.reads + nth);
+    }
+
+    /// While it is broken, everything fails with an I/O error.
+    pub fn set_broken(&self, broken: bool) {
+        self.plan().is_broken = broken;
+    }
+
+    /// Reads of `path` see this bit flipped, until [`heal_reads`](FaultyDisk::heal_reads).
+    pub fn flip_bit_on_read(&self, path: &str, offset: u64, bit: u8) {
+        self.plan().flips.push((path.to_owned(), offset, bit % 8));
+    }
+
+    /// Takes back all flipped bits.
+    pub fn heal_reads(&self) {
+        self.plan().flips.clear();
+    }
+
+    /// Every read, write and sync takes this much longer.
+    pub fn set_slow(&self, by: Option<Duration>) {
+        self.plan().slow = by;
+    }
+
+    /// Writes, syncs and reads so far, those that failed included.
+    pub fn counts(&self) -> (u64, u64, u64) {
+        let plan = self.plan();
+        (plan.writes, plan.syncs, plan.reads)
+    }
+
+    fn plan(&self) -> MutexGuard<'_, Plan> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn works(&self) -> io::Result<()> {
+        if self.plan().is_broken { Err(eio()) } else { Ok(()) }
+    }
+
+    fn wait(&self) {
+        let slow = self.plan().slow;
+        if let Some(by) = slow {
+            std::thread::sleep(by);
+        }
+    }
+}
+
+impl Disk for FaultyDisk {
+    fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
+        self.works()?;
+        let inner = self.inner.open(path, mode, direct)?;
+        Ok(Arc::new(FaultyFile { disk: self.clone(), path: path.to_owned(), inner }))
+    }
+
+    fn list(&self, dir: &str) -> io::Result<Vec<String>> {
+        self.works()?;
+        self.inner.list(dir)
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        self.works()?;
+        self.inner.remove(path)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.works()?;
+        self.inner.rename(from, to)
+    }
+
+    fn create_dir_all(&self, dir: &str) -> io::Result<()> {
+        self.works()?;
+        self.inner.create_dir_all(dir)
+    }
+
+    fn sync_dir(&self, dir: &str) -> io::Result<()> {
+        self.works()?;
+        self.inner.sync_dir(dir)
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.works()?;
+        let free = self.inner.free_bytes()?;
+        Ok(self.plan().space_bytes.map_or(free, |space| space.min(free)))
+    }
+
+    fn root(&self) -> &Path {
+        self.inner.root()
+    }
+
+    fn direct_io(&self) -> DirectIo {
+        self.inner.direct_io()
+    }
+}
+
+#[derive(Debug)]
+struct FaultyFile {
+    disk: FaultyDisk,
+    path: String,
+    inner: Arc<dyn DiskFile>,
+}
+
+/// How much of a write gets through.
+enum Through {
+    All,
+    First(u64, io::Error),
+}
+
+impl FaultyFile {
+    fn plan_write(&self, bytes: u64) -> Through {
+        let mut plan = self.disk.plan();
+        plan.writes += 1;
+        if plan.is_broken || plan.fail_write == Some(plan.writes) {
+            return Through::First(0, eio());
+        }
+        if plan.tear_write == Some(plan.writes) {
+            return Through::First(bytes / 2, eio());
+        }
+        match plan.space_bytes {
+            Some(space) if space < bytes => {
+                plan.space_bytes = Some(0);
+                Through::First(space, enospc())
+            }
+            Some(space) => {
+                plan.space_bytes = Some(space - bytes);
+                Through::All
+            }
+            None => Through::All,
+        }
+    }
+}
+
+impl DiskFile for FaultyFile {
+    fn write_vectored_at(&self, mut offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        self.disk.wait();
+        let bytes = parts.iter().map(|part| part.len() as u64).sum();
+        let (mut left, error) = match self.plan_write(bytes) {
+            Through::All => return self.inner.write_vectored_at(offset, parts),
+            Through::First(bytes, error) => (bytes as usize, error),
+        };
+        for part in parts {
+            let many = left.min(part.len());
+            self.inner.write_at(offset, &part[..many])?;
+            left -= many;
+            offset += many as u64;
+        }
+        Err(error)
+    }
+
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        self.disk.wait();
+        {
+            let mut plan = self.disk.plan();
+            plan.reads += 1;
+            if plan.is_broken || plan.fail_read == Some(plan.reads) {
+                return Err(eio());
+            }
+        }
+        let read = self.inner.read_at(offset, bytes)?;
+        for (path, at, bit) in &self.disk.plan().flips {
+            if *path == self.path && (offset..offset + read as u64).contains(at) {
+                bytes[(at - offset) as usize] ^= 1 << bit;
+            }
+        }
+        Ok(read)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.disk.wait();
+        {
+            let mut plan = self.disk.plan();
+            plan.syncs += 1;
+            if plan.is_broken || plan.fail_sync == Some(plan.syncs) {
+                return Err(eio());
+            }
+        }
+        self.inner.sync_data()
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.disk.works()?;
+        self.inner.set_len(bytes)
+    }
+
+    fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.disk.works()?;
+        if self.disk.plan().space_bytes.is_some_and(|space| space < bytes) {
+            return Err(enospc());
+        }
+        self.inner.allocate(offset, bytes)
+    }
+
+    fn punch_hole(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.disk.works()?;
+        self.inner.punch_hole(offset, bytes)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        self.disk.works()?;
+        self.inner.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryDisk;
+
+    fn file() -> (FaultyDisk, Arc<dyn DiskFile>) {
+        let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+        let file = disk.open("f", OpenMode::Create, true).unwrap();
+        (disk, file)
+    }
+
+    #[test]
+    fn full_after_n_bytes_until_space_is_set() {
+        let (disk, file) = file();
+        disk.set_space(Some(10));
+        file.write_at(0, b"123456").unwrap();
+        let parts = [IoSlice::new(b"78"), IoSlice::new(b"9abcd")];
+        assert_eq!(file.write_vectored_at(6, &parts).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(disk.read_all("f", 100).unwrap(), b"123456789a");
+        assert_eq!(disk.free_bytes().unwrap(), 0);
+        assert_eq!(file.allocate(0, 1).unwrap_err().kind(), io::ErrorKind::StorageFull);
+        disk.set_space(None);
+        file.write_vectored_at(6, &parts).unwrap();
+        assert_eq!(disk.read_all("f", 100).unwrap(), b"123456789abcd");
+    }
+
+    #[test]
+    fn nth_write_sync_and_read_fail_once() {
+        let (disk, file) = file();
+        disk.fail_write(2);
+        file.write_at(0, b"one").unwrap();
+        assert!(file.write_at(0, b"two").is_err());
+        file.write_at(0, b"six").unwrap();
+        disk.tear_write(1);
+        assert!(file.write_at(3, b"abcd").is_err());
+        disk.fail_sync(1);
+        assert!(file.sync_data().is_err());
+        file.sync_data().unwrap();
+        disk.fail_read(1);
+        assert!(disk.read_all("f", 100).is_err());
+        assert_eq!(disk.read_all("f", 100).unwrap(), b"sixab");
+        assert_eq!(disk.counts(), (4, 2, 2));
+    }
+
+    #[test]
+    fn flipped_bits_are_seen_by_reads_only() {
+        let (disk, file) = file();
+        file.write_at(0, &[0; 8]).unwrap();
+        disk.flip_bit_on_read("f", 5, 3);
+        let mut back = [0; 4];
+        assert_eq!(file.read_at(4, &mut back).unwrap(), 4);
+        assert_eq!(back, [0, 8, 0, 0]);
+        disk.heal_reads();
+        assert_eq!(disk.read_all("f", 8).unwrap(), [0; 8]);
+        disk.set_broken(true);
+        assert!(disk.list("").is_err() && file.len().is_err() && file.write_at(0, b"x").is_err());
+    }
+}

@@ -1,0 +1,338 @@
+//! A directory of the machine's file system, past the page cache where file system and alignment allow.
+//!
+//! A direct file holds two descriptors: one with `O_DIRECT` for aligned I/O and one without for the rest. The kernel
+//! keeps the two coherent; callers that want speed keep everything aligned.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IoSlice};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FallocateFlags, OFlags};
+use rustix::io::Errno;
+
+use crate::aligned::AlignedBuffer;
+use crate::disk::{check_path, DirectIo, Disk, DiskFile, OpenMode, DISK_ALIGNMENT};
+
+/// Most slices the kernel takes in one call.
+const SLICES_MAX: usize = 1024;
+/// Most bytes given to the kernel in one call: below its limit of 2 GiB, and aligned.
+const CALL_BYTES_MAX: usize = 1 << 30;
+const PROBE_NAME: &str = ".kera-direct-io-probe";
+
+/// A directory tree of the machine's file system.
+#[derive(Debug)]
+pub struct RealDisk {
+    root: PathBuf,
+    direct: DirectIo,
+}
+
+impl RealDisk {
+    /// Takes `root`, making it if it is not there, and tries out whether its file system does direct I/O.
+    pub fn open(root: &Path) -> io::Result<RealDisk> {
+        fs::create_dir_all(root)?;
+        let direct = match probe(root) {
+            Ok(()) => DirectIo::Direct,
+            Err(e) if e.raw_os_error() == Some(Errno::INVAL.raw_os_error()) => {
+                DirectIo::Buffered("the file system refuses O_DIRECT".to_owned())
+            }
+            Err(e) => DirectIo::Buffered(format!("O_DIRECT was tried and failed: {e}")),
+        };
+        Ok(RealDisk { root: root.to_owned(), direct })
+    }
+
+    /// Takes `root` as [`open`](RealDisk::open) does, and leaves everything to the page cache.
+    pub fn open_buffered(root: &Path) -> io::Result<RealDisk> {
+        fs::create_dir_all(root)?;
+        Ok(RealDisk { root: root.to_owned(), direct: DirectIo::Buffered("it was asked for".to_owned()) })
+    }
+
+    fn at(&self, path: &str) -> io::Result<PathBuf> {
+        check_path(path)?;
+        Ok(self.root.join(path))
+    }
+}
+
+/// Writes and reads one block with `O_DIRECT`; a file system may take the flag and refuse the I/O.
+fn probe(root: &Path) -> io::Result<()> {
+    let path = root.join(PROBE_NAME);
+    let result = (|| {
+        let mut options = OpenOptions::new();
+        let file = options.read(true).write(true).create(true).truncate(true).custom_flags(direct_flag()).open(&path)?;
+        let mut block = AlignedBuffer::zeroed(DISK_ALIGNMENT);
+        file.write_all_at(&block, 0)?;
+        file.read_exact_at(&mut block, 0)
+    })();
+    let _ = fs::remove_file(&path);
+    result
+}
+
+fn direct_flag() -> i32 {
+    OFlags::DIRECT.bits() as i32
+}
+
+fn options(mode: OpenMode) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(mode != OpenMode::Read).create_new(mode == OpenMode::Create);
+    options
+}
+
+impl Disk for RealDisk {
+    fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
+        let path = self.at(path)?;
+        let buffered = options(mode).open(&path)?;
+        let direct = if direct && self.direct == DirectIo::Direct {
+            let again = if mode == OpenMode::Create { OpenMode::ReadWrite } else { mode };
+            Some(options(again).custom_flags(direct_flag()).open(&path)?)
+        } else {
+            None
+        };
+        Ok(Arc::new(RealFile { buffered, direct }))
+    }
+
+    fn list(&self, dir: &str) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs::read_dir(self.at(dir)?)? {
+            // A name that is not UTF-8 is none of ours.
+            if let Ok(name) = entry?.file_name().into_string()
+                && name != PROBE_NAME
+            {
+                names.push(name);
+            }
+        }
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    fn remove(&self, path: &str) -> io::Result<()> {
+        fs::remove_file(self.at(path)?)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        fs::rename(self.at(from)?, self.at(to)?)
+    }
+
+    fn create_dir_all(&self, dir: &str) -> io::Result<()> {
+        fs::create_dir_all(self.at(dir)?)?;
+        let mut parent = dir;
+        while let Some((above, _)) = parent.rsplit_once('/') {
+            self.sync_dir(above)?;
+            parent = above;
+        }
+        self.sync_dir("")
+    }
+
+    fn sync_dir(&self, dir: &str) -> io::Result<()> {
+        File::open(self.at(dir)?)?.sync_all()
+    }
+
+    fn free_bytes(&self) -> io::Result<u64> {
+        let space = rustix::fs::statvfs(&self.root)?;
+        Ok(space.f_bavail.saturating_mul(space.f_frsize))
+    }
+
+    fn root(&self) -> &Path {
+        &self.root
+    }
+
+    fn direct_io(&self) -> DirectIo {
+        self.direct.clone()
+    }
+}
+
+#[derive(Debug)]
+struct RealFile {
+    buffered: File,
+    direct: Option<File>,
+}
+
+fn is_aligned(offset: u64, bytes: &[u8]) -> bool {
+    let alignment = DISK_ALIGNMENT;
+    offset.is_multiple_of(alignment as u64)
+        && bytes.len().is_multiple_of(alignment)
+        && bytes.as_ptr().addr().is_multiple_of(alignment)
+}
+
+impl RealFile {
+    fn writer(&self, offset: u64, parts: &[IoSlice<'_>]) -> &File {
+        match &self.direct {
+            Some(direct) if parts.iter().all(|part| is_aligned(offset, part)) => direct,
+            _ => &self.buffered,
+        }
+    }
+}
+
+fn zero_progress() -> io::Error {
+    io::Error::new(io::ErrorKind::WriteZero, "the file takes no more bytes")
+}
+
+impl DiskFile for RealFile {
+    fn write_vectored_at(&self, mut offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let mut parts: Vec<IoSlice<'_>> = parts.iter().filter(|part| !part.is_empty()).copied().collect();
+        let mut rest = &mut parts[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let many = rest.iter().take(SLICES_MAX).take_while(|part| {
+                bytes += part.len();
+                bytes <= CALL_BYTES_MAX
+            });
+            // A single part above the limit goes alone: the kernel takes what it can of it.
+            let batch = &rest[..many.count().max(1)];
+            let file = self.writer(offset, batch);
+            match rustix::io::pwritev(file, batch, offset) {
+                Ok(0) => return Err(zero_progress()),
+                Ok(written) => {
+                    offset += written as u64;
+                    IoSlice::advance_slices(&mut rest, written);
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(())
+    }
+
+    fn read_at(&self, mut offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let rest = &mut bytes[done..];
+            let file = match &self.direct {
+                Some(direct) if is_aligned(offset, rest) => direct,
+                _ => &self.buffered,
+            };
+            let most = rest.len().min(CALL_BYTES_MAX);
+            match rustix::io::pread(file, &mut rest[..most], offset) {
+                Ok(0) => break,
+                Ok(read) => {
+                    offset += read as u64;
+                    done += read;
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(done)
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.buffered.sync_data()
+    }
+
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.buffered.set_len(bytes)
+    }
+
+    fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        fallocate(&self.buffered, FallocateFlags::KEEP_SIZE, offset, bytes)
+    }
+
+    fn punch_hole(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        fallocate(&self.buffered, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, offset, bytes)
+    }
+
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.buffered.metadata()?.len())
+    }
+}
+
+/// Not being able to is fine: both uses only save space or time.
+fn fallocate(file: &File, flags: FallocateFlags, offset: u64, bytes: u64) -> io::Result<()> {
+    loop {
+        match rustix::fs::fallocate(file, flags, offset, bytes) {
+            Err(Errno::INTR) => {}
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => return Ok(()),
+            result => return Ok(result?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk() -> (tempfile::TempDir, RealDisk) {
+        // Beside the build's output and not in /tmp, which may be a tmpfs without O_DIRECT.
+        let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
+        let dir = tempfile::Builder::new().prefix("kera-env-").tempdir_in(base).unwrap();
+        let disk = RealDisk::open(dir.path()).unwrap();
+        (dir, disk)
+    }
+
+    #[test]
+    fn aligned_and_unaligned_writes_read_back_whatever_the_path() {
+        let (_dir, disk) = disk();
+        for direct in [true, false] {
+            let name = format!("f{direct}");
+            let file = disk.open(&name, OpenMode::Create, direct).unwrap();
+            let mut first = AlignedBuffer::zeroed(2 * DISK_ALIGNMENT);
+            first.fill(1);
+            let mut second = AlignedBuffer::zeroed(DISK_ALIGNMENT);
+            second.fill(2);
+            file.write_vectored_at(0, &[IoSlice::new(&first), IoSlice::new(&[]), IoSlice::new(&second)]).unwrap();
+            file.write_at(3 * DISK_ALIGNMENT as u64, b"tail").unwrap();
+            file.sync_data().unwrap();
+            let mut back = AlignedBuffer::zeroed(4 * DISK_ALIGNMENT);
+            assert_eq!(file.read_at(0, &mut back).unwrap(), 3 * DISK_ALIGNMENT + 4);
+            assert!(back[..8192].iter().all(|b| *b == 1) && back[8192..12288].iter().all(|b| *b == 2));
+            assert_eq!(&back[12288..12292], b"tail");
+            assert_eq!(file.len().unwrap(), 12292);
+            assert!(file.write_at(0, b"x").is_ok());
+        }
+    }
+
+    #[test]
+    fn more_slices_than_one_call_takes() {
+        let (_dir, disk) = disk();
+        let file = disk.open("many", OpenMode::Create, true).unwrap();
+        let bytes: Vec<[u8; 3]> = (0..3000u16).map(|i| [i as u8, (i >> 8) as u8, 9]).collect();
+        let parts: Vec<IoSlice<'_>> = bytes.iter().map(|b| IoSlice::new(b)).collect();
+        file.write_vectored_at(5, &parts).unwrap();
+        let back = disk.read_all("many", 1 << 20).unwrap();
+        assert_eq!(back[5..], bytes.concat()[..]);
+    }
+
+    #[test]
+    fn replace_lists_and_limits() {
+        let (_dir, disk) = disk();
+        disk.create_dir_all("a/b").unwrap();
+        disk.replace("a/b/node.json", b"one").unwrap();
+        disk.replace("a/b/node.json", b"two").unwrap();
+        assert_eq!(disk.list("a/b").unwrap(), ["node.json"]);
+        assert_eq!(disk.read_all("a/b/node.json", 3).unwrap(), b"two");
+        assert_eq!(disk.read_all("a/b/node.json", 2).unwrap_err().kind(), io::ErrorKind::InvalidData);
+        assert_eq!(disk.read_all("a/b/none", 2).unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(
+            disk.open("a/b/node.json", OpenMode::Create, false).unwrap_err().kind(),
+            io::ErrorKind::AlreadyExists
+        );
+        disk.remove("a/b/node.json").unwrap();
+        assert!(disk.list("a/b").unwrap().is_empty());
+        assert!(disk.free_bytes().unwrap() > 0);
+    }
+
+    #[test]
+    fn holes_read_as_zeros_and_allocation_keeps_the_length() {
+        let (_dir, disk) = disk();
+        let file = disk.open("holes", OpenMode::Create, true).unwrap();
+        file.allocate(0, 1 << 20).unwrap();
+        assert!(file.is_empty().unwrap());
+        file.write_at(0, &[7; 16384]).unwrap();
+        file.punch_hole(4096, 8192).unwrap();
+        let back = disk.read_all("holes", 1 << 20).unwrap();
+        assert_eq!(back.len(), 16384);
+        assert_eq!(back.iter().filter(|b| **b == 7).count(), 8192);
+        file.set_len(4096).unwrap();
+        assert_eq!(file.len().unwrap(), 4096);
+    }
+
+    #[test]
+    fn buffered_on_request_says_so() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = RealDisk::open_buffered(dir.path()).unwrap();
+        assert!(matches!(disk.direct_io(), DirectIo::Buffered(why) if why.contains("asked for")));
+        let file = disk.open("f", OpenMode::Create, true).unwrap();
+        file.write_at(0, b"x").unwrap();
+        assert_eq!(disk.read_all("f", 10).unwrap(), b"x");
+    }
+}
