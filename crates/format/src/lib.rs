@@ -4,6 +4,7 @@
 //! never panics on bytes that came from outside: what is malformed is an [`FormatError`] that names the field.
 //! All integers are little-endian. `docs/formats/` describes each layout, `spec/` holds the golden bytes.
 
+pub mod catalog;
 pub mod checksum;
 pub mod chunk;
 pub mod compression;
@@ -13,6 +14,7 @@ pub mod limits;
 pub mod options;
 pub mod record;
 pub mod segment;
+pub mod vlog;
 mod wire;
 
 pub use chunk::{BrokerPart, ChunkBuilder, ChunkHeader, ChunkView, CHUNK_HEADER_BYTES};
