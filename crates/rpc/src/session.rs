@@ -1,0 +1,137 @@
+//! What a server is made of, seen from the role that answers: sessions, their factory, and how to wake one.
+//!
+//! A broker implements [`Session`]; the I/O thread of the connection calls it. One session is only ever called by one
+//! thread, so it needs no locks of its own. It must never block: no sleep, no lock that is held across I/O, no disk.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kera_protocol::FrameHeader;
+use tokio::sync::Notify;
+
+use crate::Outbox;
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    /// The remote address.
+    pub address: SocketAddr,
+    /// The connection's number in this server, from 1, never reused.
+    pub connection: u64,
+    /// The I/O thread it is pinned to, from 0.
+    pub io_thread: usize,
+}
+
+/// What became of a frame.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Flow {
+    /// The frame is dealt with (answered, or its answer comes later); go on with the next one.
+    Done,
+    /// The frame cannot be dealt with yet. It is kept, nothing more is read from the connection, and
+    /// [`Session::on_frame`] is called again with the same frame after the session was woken, its
+    /// [`deadline_us`](Session::deadline_us) has passed, or the outbox has drained. The session remembers how far it got.
+    Blocked,
+    /// What is in the outbox is sent, then the connection is closed. The reason goes to the log.
+    Close(String),
+}
+
+/// One connection's conversation. Called on one thread only, never concurrently.
+pub trait Session {
+    /// A whole frame has come in. `body` lies in the connection's read buffer and is gone after the call.
+    ///
+    /// The server has checked that the operation is known, that its version is in range and that the handshake is done;
+    /// what the body holds is unchecked. Answers go to `out` now or in a later call, in any order, with the frame's
+    /// correlation; frames without an answer (credit) are fine.
+    fn on_frame(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow;
+
+    /// The [`SessionWaker`] was used since the last call. A frame that was [`Flow::Blocked`] is offered again right after.
+    fn on_wake(&mut self, out: &mut Outbox);
+
+    /// Everything in the outbox has been written after it was over the bound: a session that holds back pushes because
+    /// [`Outbox::is_full`] goes on with them.
+    fn on_drained(&mut self, out: &mut Outbox) {
+        self.on_wake(out);
+    }
+
+    /// When [`on_deadline`](Session::on_deadline) wants to be called, on the clock of `Clock::monotonic_us`; `None`:
+    /// never. Asked after every call into the session. Monotonic, so that a jump of the wall clock delays nobody.
+    fn deadline_us(&self) -> Option<u64> {
+        None
+    }
+
+    /// [`deadline_us`](Session::deadline_us) has passed. A frame that was [`Flow::Blocked`] is offered again right after.
+    fn on_deadline(&mut self, now_us: u64, out: &mut Outbox) {
+        let _ = now_us;
+        self.on_wake(out);
+    }
+
+    /// Whether requests are unanswered. A graceful stop waits for these, up to its limit.
+    fn is_busy(&self) -> bool {
+        false
+    }
+
+    /// The server stops gracefully: no frame comes in any more. Waiting reads should be answered now.
+    fn on_stop(&mut self, out: &mut Outbox) {
+        let _ = out;
+    }
+
+    /// The connection is gone. Called exactly once, last.
+    fn on_close(&mut self) {}
+}
+
+/// Makes the sessions of a server. Called on the I/O thread that the connection is pinned to.
+pub trait SessionFactory: Send + Sync {
+    /// A connection has been accepted. `waker` wakes the new session, from any thread.
+    fn open(&self, peer: Peer, waker: SessionWaker) -> Box<dyn Session>;
+}
+
+impl<F> SessionFactory for F
+where
+    F: Fn(Peer, SessionWaker) -> Box<dyn Session> + Send + Sync,
+{
+    fn open(&self, peer: Peer, waker: SessionWaker) -> Box<dyn Session> {
+        self(peer, waker)
+    }
+}
+
+/// Wakes one session from any thread. Cheap to clone; wakes that come before the session runs are one.
+#[derive(Clone, Debug, Default)]
+pub struct SessionWaker {
+    inner: Arc<WakeState>,
+}
+
+#[derive(Debug, Default)]
+struct WakeState {
+    pending: AtomicBool,
+    notify: Notify,
+}
+
+impl SessionWaker {
+    /// A waker that wakes nothing until somebody listens: for tests of sessions without a server.
+    pub fn detached() -> SessionWaker {
+        SessionWaker::default()
+    }
+
+    /// Has [`Session::on_wake`] called soon. Never blocks, may be called under a lock. Without effect on a connection
+    /// that is gone.
+    #[inline]
+    pub fn wake(&self) {
+        if !self.inner.pending.swap(true, Ordering::AcqRel) {
+            self.inner.notify.notify_one();
+        }
+    }
+
+    /// Whether a wake is pending, which it then no longer is. What happened before the wake is visible to the caller.
+    #[inline]
+    pub fn take(&self) -> bool {
+        self.inner.pending.load(Ordering::Relaxed) && self.inner.pending.swap(false, Ordering::AcqRel)
+    }
+
+    /// Completes once a wake is pending.
+    pub(crate) async fn woken(&self) {
+        while !self.inner.pending.load(Ordering::Acquire) {
+            self.inner.notify.notified().await;
+        }
+    }
+}
