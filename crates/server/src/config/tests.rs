@@ -1,0 +1,126 @@
+use super::*;
+
+fn from_file(text: &str) -> Result<Loaded, Mistakes> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kera.toml");
+    std::fs::write(&path, text).unwrap();
+    load(&Sources { file: Some(path), ..Sources::default() })
+}
+
+fn lines(result: Result<Loaded, Mistakes>) -> Vec<String> {
+    let mistakes = result.expect_err("it has mistakes").0;
+    mistakes.iter().map(|m| m.to_string().split_once("kera.toml:").map_or(m.to_string(), |(_, l)| l.into())).collect()
+}
+
+#[test]
+fn the_table_is_sound() {
+    assert!(SETTINGS.len() < 60, "fewer than sixty settings, there are {}", SETTINGS.len());
+    let config = Config::default();
+    for (index, setting) in SETTINGS.iter().enumerate() {
+        let name = setting.name();
+        let written = Written::Text(setting.default.into());
+        let value = setting.kind.read(&written).unwrap_or_else(|e| panic!("{name}: default: {e}"));
+        assert_eq!((setting.get)(&config), value, "{name}: its type holds its default");
+        let mut copy = config.clone();
+        copy.assign(index, value);
+        assert_eq!(copy, config, "{name}: set and get are the same field");
+        assert!(setting.doc_line().ends_with(['.', '`']), "{name}: its documentation is a sentence");
+        assert!(SETTINGS.iter().filter(|s| s.flag == setting.flag).count() == 1, "{name}: its flag is its own");
+    }
+}
+
+#[test]
+fn the_page_of_settings_is_up_to_date() {
+    crate::docs::compare("docs/configuration.md", &page_text());
+}
+
+#[test]
+fn flags_win_over_environment_over_file_over_defaults() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kera.toml");
+    std::fs::write(&path, "[network]\nlisten = \"h:1\"\nconnections_max = 5\n[node]\nio_threads = 3\n").unwrap();
+    let mut sources = Sources {
+        file: Some(path),
+        environment: vec![("KERA_LISTEN".into(), "h:2".into()), ("KERA_CONNECTIONS_MAX".into(), "6".into())],
+        flags: vec![("listen".into(), "h:3".into())],
+    };
+    let loaded = load(&sources).unwrap();
+    assert_eq!(loaded.config.network.listen, "h:3");
+    assert_eq!(loaded.config.network.connections_max, 6);
+    assert_eq!(loaded.config.node.io_threads, Some(3));
+    assert_eq!(loaded.config.http.listen.as_deref(), Some("127.0.0.1:7071"));
+    let origin = |name: &str| loaded.origins[SETTINGS.iter().position(|s| s.name() == name).unwrap()].to_string();
+    assert_eq!(origin("network.listen"), "--listen");
+    assert_eq!(origin("network.connections_max"), "KERA_CONNECTIONS_MAX");
+    assert!(origin("node.io_threads").ends_with("kera.toml:5"));
+    assert_eq!(origin("http.listen"), "default");
+    sources.flags.clear();
+    assert_eq!(load(&sources).unwrap().config.network.listen, "h:2");
+}
+
+#[test]
+fn all_mistakes_are_reported_at_once() {
+    let found = lines(from_file(
+        "listen = \"127.0.0.1:1\"\n\
+         [network]\nlistne = \"a:1\"\nframe_bytes_max = \"1GiB\"\nconnections_max = \"many\"\n\
+         [arean]\nbytes = 1\n\
+         [arena]\nbytes = true\n[logs]\nformat = \"xml\"\nlisten = \"a:1\"\n",
+    ));
+    let expected = [
+        "1: `listen` belongs into the section [network]",
+        "3: network.listne: there is no such setting; did you mean network.listen?",
+        "4: network.frame_bytes_max: 1GiB is too large; allowed is 64KiB to 256MiB",
+        "5: network.connections_max: `many` is not a number; allowed is 1 to 1000000",
+        "6: there is no `arean`; did you mean the section [arena]?",
+        "9: arena.bytes: true or false stands where 16MiB to 64TiB, or `auto` belongs",
+        "11: logs.format: `xml` is none of `text`, `json`",
+        "12: logs.listen: there is no such setting; did you mean network.listen?",
+    ];
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_file_that_is_no_toml_says_the_line_and_the_rest_is_still_checked() {
+    let found = lines(from_file("[network]\nlisten = 127.0.0.1:7070\n[logs]\nformat = \"xml\"\n"));
+    assert!(found.iter().any(|m| m.starts_with("2: ")), "{found:?}");
+    assert!(found.iter().any(|m| m.contains("`xml` is none of")), "{found:?}");
+}
+
+#[test]
+fn a_file_that_is_not_there_says_what_to_do() {
+    let sources = Sources { file: Some("/nowhere/kera.toml".into()), ..Sources::default() };
+    let text = load(&sources).unwrap_err().to_string();
+    assert!(text.contains("/nowhere/kera.toml: cannot be read") && text.contains("--config"), "{text}");
+}
+
+#[test]
+fn values_that_contradict_each_other_are_named_with_their_places() {
+    let sources = Sources {
+        flags: vec![("listen".into(), "h:1".into()), ("http-listen".into(), "h:1".into())],
+        ..Sources::default()
+    };
+    let text = load(&sources).unwrap_err().to_string();
+    assert!(text.contains("--listen, --http-listen: network.listen and http.listen: both are h:1"), "{text}");
+}
+
+#[test]
+fn a_misspelt_variable_is_a_notice_and_a_foreign_one_is_none() {
+    let environment =
+        [("KERA_LISTNE", "a:1"), ("KERA_PORT_7070_TCP_ADDR", "10.0.0.1"), ("KERA_UPDATE_DOCS", "1"), ("HOME", "/")];
+    let sources = Sources {
+        environment: environment.map(|(k, v)| (k.into(), v.into())).to_vec(),
+        ..Sources::default()
+    };
+    let notices = load(&sources).unwrap().notices;
+    assert_eq!(notices, ["KERA_LISTNE is not a setting and was not used; did you mean KERA_LISTEN?"]);
+}
+
+#[test]
+fn what_show_prints_reads_back_as_the_same_configuration() {
+    let mut config = Config::default();
+    config.node.disks = vec!["/a b".into(), "/c\"d".into()];
+    config.http.listen = None;
+    config.arena.bytes = Some(3 << 30);
+    let loaded = from_file(&file_text(&config, |_, _| "a remark".into())).unwrap();
+    assert_eq!(loaded.config, config);
+}
