@@ -1,1 +1,66 @@
-//! kera-protocol
+//! The native protocol: frames, operations with their version ranges, messages, status codes.
+//!
+//! Clients and roles meet only here. Everything is plain data: no sockets, no clocks, no locks, so it may be called on
+//! any thread. Nothing in here panics on bytes from outside, and no count from outside takes memory before it is known
+//! to fit into the bytes that are there. `docs/protocol.md` describes every operation, `spec/` holds the golden bytes.
+//!
+//! A frame is a [`FrameHeader`] of 24 bytes and a body. The bodies of most operations are written field by field
+//! ([`codec`]); those on the hot path ([`write`], [`read`]) have fixed layouts whose parts are multiples of 8 bytes, so
+//! that chunks stay aligned, are used in place, and are sent without being copied.
+//!
+//! ```
+//! use kera_protocol::{encode_request, frame, Body, FrameHeader, Hello, Message};
+//!
+//! let hello = Hello { client_name: "docs".into(), client_version: "0".into() };
+//! let mut bytes = Vec::new();
+//! encode_request(&hello, 1, 7, &mut bytes);
+//!
+//! let header = FrameHeader::parse(&bytes, frame::FRAME_BYTES_MAX)?;
+//! assert_eq!((header.op, header.correlation), (Hello::OP as u16, 7));
+//! assert_eq!(Hello::decode(header.version, &bytes[frame::FRAME_HEADER_BYTES..])?, hello);
+//! # Ok::<(), kera_protocol::ProtocolError>(())
+//! ```
+
+pub mod admin;
+pub mod application;
+pub mod codec;
+mod error;
+pub mod frame;
+pub mod groups;
+pub mod hello;
+pub mod limits;
+mod message;
+pub mod node;
+mod op;
+pub mod read;
+pub mod stats;
+mod status;
+pub mod write;
+
+pub use admin::{
+    AllocateProducer, AllocatedProducer, AlterStream, CreateStream, DeleteStream, GetStream, ListStreams,
+    StreamChanges, StreamInfo, StreamList, StreamRef,
+};
+pub use application::{
+    AfterCommit, ApplicationDescription, ApplicationList, ApplicationState, ApplicationSummary, CommitEntry,
+    CommitOffsets, CommitResult, CommittedOffset, CommittedOffsets, DeleteApplication, DescribeApplication,
+    FetchOffsets, Heartbeat, HeartbeatResponse, JoinApplication, JoinedApplication, LaneProgress, LeaseInfo,
+    LeaveApplication, ListApplications, MemberInfo, ResetOffsets,
+};
+pub use error::{ErrorBody, ProtocolError};
+pub use frame::{FRAME_HEADER_BYTES, FrameHeader};
+pub use groups::{
+    AvailableGroups, AvailableSegments, GroupInfo, GroupList, LeasedGroup, LeasedGroups, NextGroups, NextSegments,
+    SegmentInfo, SegmentList, SegmentPlace,
+};
+pub use hello::{Hello, HelloResponse, OpRange};
+pub use message::{Body, Empty, Message, encode_error, encode_push, encode_request, encode_response};
+pub use node::{DiskStatus, NodeStatus, NodeStatusResponse, Role};
+pub use op::Op;
+pub use read::{
+    Credit, ReadAnswer, ReadChunks, ReadChunksResponse, ReadChunksView, ReadEntry, Start, Subscribe, Subscribed,
+    Unsubscribe,
+};
+pub use stats::{LaneStats, Lookup, LookupResult, StreamStats, StreamStatsResponse};
+pub use status::Status;
+pub use write::{ChunkResult, ChunkResults, WriteChunks, WriteChunksResponse, WriteChunksView};

@@ -1,0 +1,324 @@
+//! Reading and writing message bodies field by field: little-endian, no padding, fields in the order of the struct.
+//!
+//! | type | bytes |
+//! | --- | --- |
+//! | integers | their size, little-endian |
+//! | `bool` | 1: 0 or 1 |
+//! | text | `u32` length, UTF-8 |
+//! | bytes | `u32` length, bytes |
+//! | list | `u32` count, items |
+//! | optional | 1: 0 or 1, then the value if 1 |
+//! | choice | `u8` number, then the fields of that choice |
+//!
+//! The crate's own `wire_struct!` declares a struct and how it is written in one go, so that the two cannot drift
+//! apart.
+
+use crate::ProtocolError;
+use kera_format::{
+    ApplicationId, Cleanup, Cursor, Durability, GroupId, LaneId, Order, ProducerEpoch, ProducerId, SegmentIndex,
+    StreamId, StreamOptions, StreamletId,
+};
+
+/// Takes fields from a body, front to back. Remembers which field it is at, for errors.
+pub struct Reader<'a> {
+    rest: &'a [u8],
+    field: &'static str,
+}
+
+impl<'a> Reader<'a> {
+    /// Starts at the front of `bytes`.
+    pub fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { rest: bytes, field: "body" }
+    }
+
+    /// Names the field that is read next, as `Struct.field`.
+    #[inline]
+    pub fn enter(&mut self, field: &'static str) {
+        self.field = field;
+    }
+
+    /// The field being read.
+    pub fn field(&self) -> &'static str {
+        self.field
+    }
+
+    /// The next `count` bytes.
+    #[inline]
+    pub fn take(&mut self, count: usize) -> Result<&'a [u8], ProtocolError> {
+        if count > self.rest.len() {
+            return Err(ProtocolError::Truncated { field: self.field, need: count, have: self.rest.len() });
+        }
+        let (taken, rest) = self.rest.split_at(count);
+        self.rest = rest;
+        Ok(taken)
+    }
+
+    /// The next `N` bytes.
+    #[inline]
+    pub fn array<const N: usize>(&mut self) -> Result<[u8; N], ProtocolError> {
+        Ok(self.take(N)?.try_into().expect("as many bytes as were asked for"))
+    }
+
+    /// Bytes that are left.
+    pub fn remaining(&self) -> usize {
+        self.rest.len()
+    }
+
+    /// A count of items that take at least `item_bytes_min` each; refused when the rest of the body cannot hold them.
+    pub fn count(&mut self, item_bytes_min: usize) -> Result<usize, ProtocolError> {
+        let count = u32::get(self)? as usize;
+        let fits = self.rest.len() / item_bytes_min.max(1);
+        if count > fits {
+            return Err(ProtocolError::Count { field: self.field, count: count as u64, fits: fits as u64 });
+        }
+        Ok(count)
+    }
+
+    /// A value that the field does not allow.
+    pub fn bad(&self, value: u64, allowed: &'static str) -> ProtocolError {
+        ProtocolError::BadField { field: self.field, value, allowed }
+    }
+
+    /// Ends: bytes that nobody asked for are an error, because a longer layout has a higher version.
+    pub fn finish(self) -> Result<(), ProtocolError> {
+        if self.rest.is_empty() { Ok(()) } else { Err(ProtocolError::Trailing { bytes: self.rest.len() }) }
+    }
+}
+
+/// A value with one way of being written.
+pub trait Wire: Sized {
+    /// The fewest bytes it takes.
+    const BYTES_MIN: usize;
+    /// Appends it.
+    fn put(&self, out: &mut Vec<u8>);
+    /// Takes it.
+    fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError>;
+}
+
+macro_rules! integers {
+    ($($ty:ty),+) => { $(
+        impl Wire for $ty {
+            const BYTES_MIN: usize = size_of::<$ty>();
+            #[inline]
+            fn put(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_le_bytes());
+            }
+            #[inline]
+            fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+                Ok(<$ty>::from_le_bytes(from.array()?))
+            }
+        }
+    )+ };
+}
+integers!(u8, u16, u32, u64, i64);
+
+macro_rules! ids {
+    ($($ty:ident($inner:ty)),+ $(,)?) => { $(
+        impl Wire for $ty {
+            const BYTES_MIN: usize = size_of::<$inner>();
+            #[inline]
+            fn put(&self, out: &mut Vec<u8>) {
+                self.0.put(out);
+            }
+            #[inline]
+            fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+                Ok($ty(<$inner>::get(from)?))
+            }
+        }
+    )+ };
+}
+ids!(
+    StreamId(u64),
+    StreamletId(u32),
+    LaneId(u32),
+    GroupId(u64),
+    SegmentIndex(u32),
+    ProducerId(u64),
+    ProducerEpoch(u16),
+    ApplicationId(u64),
+);
+
+macro_rules! choices_of_options {
+    ($($ty:ident: $allowed:literal),+ $(,)?) => { $(
+        impl Wire for $ty {
+            const BYTES_MIN: usize = 1;
+            fn put(&self, out: &mut Vec<u8>) {
+                out.push(*self as u8);
+            }
+            fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+                let value = u8::get(from)?;
+                $ty::from_u8(value).ok_or_else(|| from.bad(value.into(), $allowed))
+            }
+        }
+    )+ };
+}
+choices_of_options!(
+    Durability: "0 (process) or 1 (power)",
+    Order: "0 (lane) or 1 (none)",
+    Cleanup: "0 (delete) or 1 (compact)",
+);
+
+impl Wire for bool {
+    const BYTES_MIN: usize = 1;
+    fn put(&self, out: &mut Vec<u8>) {
+        out.push(u8::from(*self));
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        match u8::get(from)? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(from.bad(other.into(), "0 or 1")),
+        }
+    }
+}
+
+impl<const N: usize> Wire for [u8; N] {
+    const BYTES_MIN: usize = N;
+    fn put(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(self);
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        from.array()
+    }
+}
+
+impl Wire for String {
+    const BYTES_MIN: usize = 4;
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.len() as u32).put(out);
+        out.extend_from_slice(self.as_bytes());
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        let bytes = from.count(1)?;
+        let text = from.take(bytes)?;
+        match std::str::from_utf8(text) {
+            Ok(text) => Ok(text.to_owned()),
+            Err(e) => Err(ProtocolError::NotUtf8 { field: from.field(), at: e.valid_up_to() }),
+        }
+    }
+}
+
+impl<T: Wire> Wire for Option<T> {
+    const BYTES_MIN: usize = 1;
+    fn put(&self, out: &mut Vec<u8>) {
+        self.is_some().put(out);
+        if let Some(value) = self {
+            value.put(out);
+        }
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        Ok(if bool::get(from)? { Some(T::get(from)?) } else { None })
+    }
+}
+
+impl<T: Wire> Wire for Vec<T> {
+    const BYTES_MIN: usize = 4;
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.len() as u32).put(out);
+        for item in self {
+            item.put(out);
+        }
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        let count = from.count(T::BYTES_MIN)?;
+        let mut items = Vec::with_capacity(count);
+        for _ in 0..count {
+            items.push(T::get(from)?);
+        }
+        Ok(items)
+    }
+}
+
+impl<A: Wire, B: Wire> Wire for (A, B) {
+    const BYTES_MIN: usize = A::BYTES_MIN + B::BYTES_MIN;
+    fn put(&self, out: &mut Vec<u8>) {
+        self.0.put(out);
+        self.1.put(out);
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        Ok((A::get(from)?, B::get(from)?))
+    }
+}
+
+/// Implements [`Wire`] for a struct of another crate: its fields in this order.
+macro_rules! wire_fields {
+    ($name:ident { $($field:ident: $ty:ty),+ $(,)? }) => {
+        impl $crate::codec::Wire for $name {
+            const BYTES_MIN: usize = 0 $(+ <$ty as $crate::codec::Wire>::BYTES_MIN)+;
+            fn put(&self, out: &mut Vec<u8>) {
+                $($crate::codec::Wire::put(&self.$field, out);)+
+            }
+            fn get(from: &mut $crate::codec::Reader<'_>) -> Result<Self, $crate::ProtocolError> {
+                Ok($name { $($field: {
+                    from.enter(concat!(stringify!($name), ".", stringify!($field)));
+                    <$ty as $crate::codec::Wire>::get(from)?
+                }),+ })
+            }
+        }
+    };
+}
+pub(crate) use wire_fields;
+
+wire_fields!(Cursor { group: GroupId, segment: SegmentIndex, position: u32 });
+wire_fields!(StreamOptions {
+    streamlets: u32,
+    lanes: u32,
+    segments_per_group: u32,
+    segment_bytes_max: u32,
+    replication: u32,
+    durability: Durability,
+    order: Order,
+    retention_ms: Option<u64>,
+    retention_bytes: Option<u64>,
+    retention_consumed: bool,
+    cleanup: Cleanup,
+    virtual_logs: u32,
+});
+
+/// Declares a struct whose fields are written in their order.
+macro_rules! wire_struct {
+    ($(#[$meta:meta])* pub struct $name:ident {
+        $($(#[$field_meta:meta])* pub $field:ident: $ty:ty),+ $(,)?
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, PartialEq, Eq, Debug)]
+        pub struct $name {
+            $($(#[$field_meta])* pub $field: $ty),+
+        }
+        $crate::codec::wire_fields!($name { $($field: $ty),+ });
+    };
+}
+pub(crate) use wire_struct;
+
+/// Declares an enum without fields that is written as one byte.
+macro_rules! wire_enum {
+    ($(#[$meta:meta])* pub enum $name:ident, $allowed:literal {
+        $($(#[$variant_meta:meta])* $variant:ident = $number:literal => $text:literal),+ $(,)?
+    }) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        #[repr(u8)]
+        pub enum $name {
+            $($(#[$variant_meta])* $variant = $number),+
+        }
+        impl $name {
+            /// Its name in output and documents.
+            pub fn name(self) -> &'static str {
+                match self { $($name::$variant => $text),+ }
+            }
+        }
+        impl $crate::codec::Wire for $name {
+            const BYTES_MIN: usize = 1;
+            fn put(&self, out: &mut Vec<u8>) {
+                out.push(*self as u8);
+            }
+            fn get(from: &mut $crate::codec::Reader<'_>) -> Result<Self, $crate::ProtocolError> {
+                match <u8 as $crate::codec::Wire>::get(from)? {
+                    $($number => Ok($name::$variant),)+
+                    other => Err(from.bad(other.into(), $allowed)),
+                }
+            }
+        }
+    };
+}
+pub(crate) use wire_enum;

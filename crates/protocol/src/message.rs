@@ -1,0 +1,108 @@
+//! What a body is, what makes a request of it, and whole frames from either.
+
+use crate::codec::{Reader, Wire};
+use crate::frame::{FLAG_PUSH, FLAG_RESPONSE, begin_frame, finish_frame};
+use crate::{ErrorBody, FrameHeader, Op, ProtocolError, Status};
+
+/// The body of a request or of a response.
+pub trait Body: Sized {
+    /// Appends it as `version` lays it out.
+    ///
+    /// # Panics
+    /// Never for a version in the operation's [range](Op::versions).
+    fn encode(&self, version: u8, out: &mut Vec<u8>);
+
+    /// Reads it. A body that goes on after its last field is an error.
+    fn decode(version: u8, body: &[u8]) -> Result<Self, ProtocolError>;
+}
+
+/// The body of a request.
+pub trait Message: Body {
+    /// The operation it asks for.
+    const OP: Op;
+    /// The body of the answer when it went well; otherwise it is an [`ErrorBody`].
+    type Response: Body;
+}
+
+/// A body without fields.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Empty;
+
+impl Body for Empty {
+    fn encode(&self, _version: u8, _out: &mut Vec<u8>) {}
+    fn decode(_version: u8, body: &[u8]) -> Result<Self, ProtocolError> {
+        Reader::new(body).finish().map(|()| Empty)
+    }
+}
+
+/// Reads a body that is one [`Wire`] value and nothing else.
+pub(crate) fn decode_whole<T: Wire>(body: &[u8]) -> Result<T, ProtocolError> {
+    let mut from = Reader::new(body);
+    let value = T::get(&mut from)?;
+    from.finish()?;
+    Ok(value)
+}
+
+/// Says which operation a request asks for and what answers it, for operations that have had one version so far.
+macro_rules! messages {
+    ($($request:ident => $response:ty;)+) => { $(
+        impl $crate::Body for $request {
+            fn encode(&self, _version: u8, out: &mut Vec<u8>) {
+                $crate::codec::Wire::put(self, out);
+            }
+            fn decode(version: u8, body: &[u8]) -> Result<Self, $crate::ProtocolError> {
+                $crate::Op::$request.check_version(version)?;
+                $crate::message::decode_whole(body)
+            }
+        }
+        impl $crate::Message for $request {
+            const OP: $crate::Op = $crate::Op::$request;
+            type Response = $response;
+        }
+    )+ };
+}
+pub(crate) use messages;
+
+/// Implements [`Body`] for responses that have had one version so far. The version was checked with the request.
+macro_rules! responses {
+    ($($name:ty),+ $(,)?) => { $(
+        impl $crate::Body for $name {
+            fn encode(&self, _version: u8, out: &mut Vec<u8>) {
+                $crate::codec::Wire::put(self, out);
+            }
+            fn decode(_version: u8, body: &[u8]) -> Result<Self, $crate::ProtocolError> {
+                $crate::message::decode_whole(body)
+            }
+        }
+    )+ };
+}
+pub(crate) use responses;
+
+/// Appends a whole request frame.
+pub fn encode_request<M: Message>(message: &M, version: u8, correlation: u64, out: &mut Vec<u8>) {
+    let header = FrameHeader { op: M::OP as u16, version, correlation, ..FrameHeader::default() };
+    let start = begin_frame(&header, out);
+    message.encode(version, out);
+    finish_frame(out, start, 0);
+}
+
+/// Appends a whole response frame that says that `request` went well.
+pub fn encode_response<B: Body>(request: &FrameHeader, body: &B, out: &mut Vec<u8>) {
+    let start = begin_frame(&request.response(Status::Ok as u16), out);
+    body.encode(request.version, out);
+    finish_frame(out, start, 0);
+}
+
+/// Appends a whole response frame that says that `request` failed.
+pub fn encode_error(request: &FrameHeader, status: Status, error: &ErrorBody, out: &mut Vec<u8>) {
+    let start = begin_frame(&request.response(status as u16), out);
+    error.encode(out);
+    finish_frame(out, start, 0);
+}
+
+/// Appends the header of a frame pushed to the subscription that `request` opened; the body follows, and
+/// [`finish_frame`] with the returned start.
+pub fn encode_push(request: &FrameHeader, status: Status, out: &mut Vec<u8>) -> usize {
+    let header = FrameHeader { flags: FLAG_RESPONSE | FLAG_PUSH, ..request.response(status as u16) };
+    begin_frame(&header, out)
+}

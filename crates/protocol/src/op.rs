@@ -1,0 +1,128 @@
+//! The operations, their numbers and the versions spoken here.
+
+use crate::ProtocolError;
+use std::ops::RangeInclusive;
+
+macro_rules! ops {
+    ($($(#[$doc:meta])* $name:ident = $number:literal, $min:literal..=$max:literal;)+) => {
+        /// An operation. The numbers are never used again for something else.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+        #[repr(u16)]
+        pub enum Op {
+            $($(#[$doc])* $name = $number),+
+        }
+
+        impl Op {
+            /// All operations, by number.
+            pub const ALL: &'static [Op] = &[$(Op::$name),+];
+
+            /// From the number in a frame.
+            #[inline]
+            pub fn from_u16(number: u16) -> Option<Op> {
+                match number {
+                    $($number => Some(Op::$name),)+
+                    _ => None,
+                }
+            }
+
+            /// Its name in documents, logs and metrics.
+            pub fn name(self) -> &'static str {
+                match self { $(Op::$name => stringify!($name)),+ }
+            }
+
+            /// The versions of it that this build speaks.
+            pub fn versions(self) -> RangeInclusive<u8> {
+                match self { $(Op::$name => $min..=$max),+ }
+            }
+        }
+    };
+}
+
+ops! {
+    /// The first frame of a connection: who is there, what is spoken.
+    Hello = 1, 1..=1;
+    /// Makes a stream.
+    CreateStream = 10, 1..=1;
+    /// Finds a stream by name or id.
+    GetStream = 11, 1..=1;
+    /// Lists streams.
+    ListStreams = 12, 1..=1;
+    /// Changes options of a stream.
+    AlterStream = 13, 1..=1;
+    /// Deletes a stream and all of its data.
+    DeleteStream = 14, 1..=1;
+    /// Gives a producer its id, or the next epoch of an id it has.
+    AllocateProducer = 15, 1..=1;
+    /// Appends chunks of any streams and streamlets.
+    WriteChunks = 30, 1..=1;
+    /// Reads chunks of any lanes; waits for some if there are none.
+    ReadChunks = 31, 1..=1;
+    /// Has chunks of lanes pushed as they become readable.
+    Subscribe = 32, 1..=1;
+    /// Lets a subscription push more bytes.
+    Credit = 33, 1..=1;
+    /// Ends a subscription.
+    Unsubscribe = 34, 1..=1;
+    /// Leases groups to a member of an application.
+    NextGroups = 35, 1..=1;
+    /// Lists the segments of a group after one; waits for the next.
+    NextSegments = 36, 1..=1;
+    /// Lists the groups of a streamlet.
+    AvailableGroups = 37, 1..=1;
+    /// Lists the segments of a group.
+    AvailableSegments = 38, 1..=1;
+    /// Finds where in a lane an ordinal or a time is.
+    Lookup = 39, 1..=1;
+    /// Tells how much is in each lane of a stream.
+    StreamStats = 40, 1..=1;
+    /// Makes a consumer a member of an application.
+    JoinApplication = 50, 1..=1;
+    /// Keeps a member and its leases alive.
+    Heartbeat = 51, 1..=1;
+    /// Stores how far an application has read.
+    CommitOffsets = 52, 1..=1;
+    /// Tells how far an application has read.
+    FetchOffsets = 53, 1..=1;
+    /// Gives all leases of a member back.
+    LeaveApplication = 54, 1..=1;
+    /// Lists applications.
+    ListApplications = 55, 1..=1;
+    /// Tells an application's members, leases and lag.
+    DescribeApplication = 56, 1..=1;
+    /// Forgets an application and what it has read.
+    DeleteApplication = 57, 1..=1;
+    /// Sets how far an application has read.
+    ResetOffsets = 58, 1..=1;
+    /// Tells how the node is.
+    NodeStatus = 70, 1..=1;
+}
+
+impl Op {
+    /// The highest version spoken here.
+    pub fn version_max(self) -> u8 {
+        *self.versions().end()
+    }
+
+    /// Refuses a version that is not spoken here.
+    #[inline]
+    pub fn check_version(self, version: u8) -> Result<(), ProtocolError> {
+        let range = self.versions();
+        if range.contains(&version) {
+            return Ok(());
+        }
+        Err(ProtocolError::Version { op: self.name(), version, min: *range.start(), max: *range.end() })
+    }
+
+    /// The highest version that both sides speak, when the other one speaks `min` to `max`.
+    pub fn common_version(self, min: u8, max: u8) -> Option<u8> {
+        let range = self.versions();
+        let version = max.min(*range.end());
+        (version >= min && version >= *range.start()).then_some(version)
+    }
+}
+
+impl std::fmt::Display for Op {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(self.name())
+    }
+}
