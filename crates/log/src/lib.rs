@@ -1,1 +1,49 @@
-//! kera-log
+//! The log of one node: streams of streamlets of lanes of groups of segments, in an arena of shared memory, with closed
+//! segments moved to disk and back (thesis chapters 6 and 7).
+//!
+//! What a caller does, and where it is:
+//!
+//! | to | call |
+//! | --- | --- |
+//! | write | [`Lane::append`]; when the arena is full [`Log::wait_for_space`] |
+//! | know when it is safe | [`Appended::ticket`] with [`Lane::sink`] |
+//! | read | [`Lane::read`], and [`Lane::wait`] when there is nothing |
+//! | find a place | [`Lane::lookup_ordinal`], [`Lane::lookup_time`], [`Lane::earliest`], [`Lane::latest`] |
+//! | keep it small | [`Log::retain`], [`Log::close_idle`], [`Log::close_coldest`] from the maintenance thread |
+//! | start | [`Arena::create_or_attach`], [`Log::recover`], [`Log::restore_chunk`], [`Log::finish_recovery`] |
+//!
+//! Everything here may be called from any thread. Nothing here waits: what cannot be done now is an outcome with a way to
+//! be called back. Time comes in as arguments; disks are behind [`SegmentStore`] and [`DurabilitySink`]; the arena's
+//! shared memory is the only thing of the operating system that this crate touches itself (`arena::memory`).
+
+mod arena;
+mod attach;
+mod group;
+mod lane;
+mod log;
+mod lookup;
+mod producers;
+mod read;
+mod retention;
+mod segment;
+mod sink;
+mod storage;
+pub mod store;
+mod stream;
+mod streamlet;
+mod waiters;
+
+pub use arena::{Arena, ArenaConfig, ArenaError, ArenaFull, ArenaStats, Attach, LoadBuffer};
+pub use attach::{AttachedSegment, Cut, RecoveryReport, RestoreError, Restored, SetAside};
+pub use group::GroupInfo;
+pub use lane::{AppendError, Appended, Lane, LaneStats};
+pub use log::{Log, LogConfig, LogStats, StreamError};
+pub use lookup::Lookup;
+pub use producers::ProducerMark;
+pub use read::{ReadError, ReadOutcome};
+pub use segment::Segment;
+pub use sink::{made_durable, ChunkReference, DurabilitySink, SinkDirectory, SinkError, Ticket};
+pub use storage::{Location, SegmentStore, StoredSegment};
+pub use stream::Stream;
+pub use streamlet::Streamlet;
+pub use waiters::{LaneVersion, Observer, SpaceVersion};

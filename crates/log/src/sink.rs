@@ -1,0 +1,92 @@
+//! Where acknowledged bytes must also go before they count as durable: the seam to the virtual log (thesis 7.3.2).
+
+use std::sync::Arc;
+
+use kera_format::{SegmentId, StreamId, StreamOptions, StreamletId};
+
+use crate::lane::Lane;
+use crate::segment::Segment;
+use crate::waiters::Observer;
+
+/// A place in a sink's order. Tickets of one sink increase; everything up to [`DurabilitySink::durable_through`] is safe.
+pub type Ticket = u64;
+
+/// A chunk that was appended and is not durable yet. Keeps its segment in memory.
+#[derive(Clone)]
+pub struct ChunkReference {
+    /// Where it is.
+    pub segment: Arc<Segment>,
+    /// Its first byte in the segment.
+    pub position: u32,
+    /// Its bytes, padding included: a multiple of 8.
+    pub bytes: u32,
+    /// Ordinal of the record after its last.
+    pub next_ordinal: u64,
+    /// The lane it was appended to.
+    pub lane: Arc<Lane>,
+}
+
+impl ChunkReference {
+    /// The chunk, stamped.
+    pub fn chunk(&self) -> &[u8] {
+        todo!()
+    }
+}
+
+/// Why nothing can be made durable now. The log refuses appends with it instead of taking what it cannot keep.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{reason}")]
+pub struct SinkError {
+    /// What is wrong, with the disk or the backup, and what to do.
+    pub reason: String,
+    /// When a retry is sensible.
+    pub retry_after_ms: u32,
+}
+
+/// Makes chunks durable in the order in which they were appended.
+pub trait DurabilitySink: Send + Sync {
+    /// Takes a chunk. Called under the lane's lock, in the lane's order: must only enqueue. The ticket is durable when all
+    /// lower ones are.
+    fn appended(&self, reference: ChunkReference) -> Ticket;
+
+    /// The highest ticket that is durable, with all below. The durable heads were moved before it moves.
+    fn durable_through(&self) -> Ticket;
+
+    /// Calls `observer` once when `ticket` is durable. False, and no call, if it is already.
+    fn wait(&self, ticket: Ticket, observer: &Arc<dyn Observer>, token: u64) -> bool;
+
+    /// Whether appends make sense. Called for every append before anything is changed: one atomic load when all is well.
+    fn healthy(&self) -> Result<(), SinkError>;
+
+    /// The sink need not keep the chunks of this segment any more: the segment is stored elsewhere, or gone. May be
+    /// called for segments that it never saw, and more than once. May be called under the lane's lock.
+    fn segment_safe(&self, id: SegmentId);
+}
+
+/// Which sink serves a streamlet's lanes: a pool shared by all, or some of the stream's own
+/// ([`StreamOptions::virtual_logs`]). The same for a streamlet as long as the process lives.
+pub trait SinkDirectory: Send + Sync {
+    /// The sink of a streamlet.
+    fn sink(&self, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<dyn DurabilitySink>;
+    /// All sinks there are.
+    fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>>;
+}
+
+/// A pool: streamlets are spread over it by number.
+impl SinkDirectory for Vec<Arc<dyn DurabilitySink>> {
+    fn sink(&self, stream: StreamId, streamlet: StreamletId, _: &StreamOptions) -> Arc<dyn DurabilitySink> {
+        let at = stream.0.wrapping_add(streamlet.0.into()) % self.len() as u64;
+        Arc::clone(&self[at as usize])
+    }
+    fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>> {
+        self.clone()
+    }
+}
+
+/// Moves the durable heads of chunks that became durable, in the order of [`DurabilitySink::appended`], then wakes the
+/// readers of their lanes, each lane once however many chunks it had. For the sink's writer, after its sync and before it
+/// moves [`DurabilitySink::durable_through`].
+pub fn made_durable(references: &[ChunkReference]) {
+    let _ = references;
+    todo!()
+}
