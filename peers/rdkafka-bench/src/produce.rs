@@ -1,0 +1,211 @@
+//! The producing side: one thread and one librdkafka instance for each producer.
+
+use std::ffi::c_void;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use hdrhistogram::Histogram;
+use rdkafka_sys::RDKafkaErrorCode as Code;
+use rdkafka_sys::bindings as raw;
+
+use crate::Load;
+use crate::client::{self, Client, Topic};
+use crate::report::{self, Report, ServerCost, now_ns};
+
+const FLAG_COPY: i32 = 2;
+
+/// What delivery reports count. Lives as long as the client that points to it.
+struct Acks {
+    acked: AtomicU64,
+    failed: AtomicU64,
+    nanos: Mutex<Histogram<u64>>,
+}
+
+/// Runs all producers until everything they sent is acknowledged.
+pub(crate) fn produce(load: &Load) -> Result<Report, String> {
+    if load.warmup_records > 0 && load.rate == 0.0 {
+        let warmup = Load { records: load.warmup_records, seconds: 0.0, rate: 0.0, ..load.clone() };
+        run(&warmup)?;
+    }
+    let cpu_before = report::cpu_seconds(load.server_pid);
+    let mut report = run(load)?;
+    if load.server_pid != 0 {
+        report.server = Some(ServerCost {
+            cpu_seconds: report::cpu_seconds(load.server_pid) - cpu_before,
+            resident_bytes: report::resident_bytes(load.server_pid),
+        });
+    }
+    Ok(report)
+}
+
+fn run(load: &Load) -> Result<Report, String> {
+    let producers = load.producers.max(1);
+    let ready = std::sync::Barrier::new(producers);
+    let outcomes: Vec<Result<(Acks, u64, u64), String>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..producers)
+            .map(|n| {
+                scope.spawn({
+                    let ready = &ready;
+                    move || one(load, n, ready)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or(Err("a producing thread panicked".into()))).collect()
+    });
+    let (mut nanos, mut acked, mut failed) = (report::latencies(), 0, 0);
+    let (mut first, mut last) = (u64::MAX, 0);
+    for outcome in outcomes {
+        let (acks, started, ended) = outcome?;
+        nanos.add(&*acks.nanos.lock().expect("no holder panics")).map_err(|e| e.to_string())?;
+        acked += acks.acked.into_inner();
+        failed += acks.failed.into_inner();
+        (first, last) = (first.min(started), last.max(ended));
+    }
+    Ok(Report::new(load, acked, Duration::from_nanos(last.saturating_sub(first)), &nanos, failed))
+}
+
+fn properties(load: &Load) -> Result<client::Properties, String> {
+    let mut properties = vec![
+        ("bootstrap.servers".to_owned(), load.bootstrap.clone()),
+        ("acks".to_owned(), "1".to_owned()),
+        ("linger.ms".to_owned(), load.linger_ms.to_string()),
+        ("batch.size".to_owned(), load.batch_bytes.to_string()),
+        // Only batch.size bounds a batch, and memory bounds the queue.
+        ("batch.num.messages".to_owned(), "1000000".to_owned()),
+        ("queue.buffering.max.messages".to_owned(), "2000000".to_owned()),
+        ("queue.buffering.max.kbytes".to_owned(), "1048576".to_owned()),
+        ("socket.nagle.disable".to_owned(), "true".to_owned()),
+    ];
+    properties.extend(client::pairs(&load.properties)?);
+    Ok(properties)
+}
+
+unsafe extern "C" fn delivered(_: *mut raw::rd_kafka_t, message: *const raw::rd_kafka_message_t, opaque: *mut c_void) {
+    // SAFETY: the library passes a live message and the pointer that `one` gave it, whose target outlives the client.
+    let (message, acks) = unsafe { (&*message, &*opaque.cast::<Acks>()) };
+    if Code::from(message.err) != Code::NoError {
+        acks.failed.fetch_add(1, Ordering::Relaxed);
+        return;
+    }
+    acks.acked.fetch_add(1, Ordering::Relaxed);
+    let sent_ns = message._private as u64;
+    if sent_ns != 0 {
+        let _ = acks.nanos.lock().expect("no holder panics").record(now_ns().saturating_sub(sent_ns).max(1));
+    }
+}
+
+/// One producer. Gives its counts and when it started and ended.
+fn one(load: &Load, number: usize, ready: &std::sync::Barrier) -> Result<(Acks, u64, u64), String> {
+    let acks = Acks { acked: AtomicU64::new(0), failed: AtomicU64::new(0), nanos: Mutex::new(report::latencies()) };
+    let client = Client::producer(&properties(load)?, Some(delivered), (&raw const acks).cast_mut().cast());
+    ready.wait();
+    let client = client?;
+    let topics = load.topic_names().iter().map(|name| Topic::new(&client, name)).collect::<Result<Vec<_>, _>>()?;
+    let started = now_ns();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        if load.rate > 0.0 {
+            // At a fixed rate the sending thread sleeps, so somebody else has to take the reports as they come.
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    client.poll(20);
+                }
+            });
+        }
+        send_all(load, number, &client, &topics, started);
+        while client.outstanding() > 0 {
+            if load.rate > 0.0 { std::thread::sleep(Duration::from_millis(1)) } else { client.poll(10) }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    let ended = now_ns();
+    drop(topics);
+    drop(client);
+    Ok((acks, started, ended))
+}
+
+fn send_all(load: &Load, number: usize, client: &Client, topics: &[Topic], started: u64) {
+    let producers = load.producers.max(1) as u64;
+    let share = |records: u64| records / producers + u64::from((number as u64) < records % producers);
+    // At a fixed rate the warm-up is the unmeasured start of the run itself, at that rate.
+    let unmeasured = if load.rate > 0.0 { share(load.warmup_records) } else { 0 };
+    let records = share(load.records) + unmeasured;
+    let interval_ns = if load.rate > 0.0 { 1e9 * producers as f64 / load.rate } else { 0.0 };
+    let sample = if load.rate > 0.0 { 1 } else { load.sample.max(1) };
+    let mut targets = Targets::new(load, topics);
+    let mut plain = vec![b'k'; load.record_bytes.max(8)];
+    plain[..8].fill(0);
+    let mut stamped = plain.clone();
+    let plain = plain.leak();
+    for i in 0..records {
+        let mut stamp = 0;
+        if interval_ns > 0.0 {
+            // The time at which the record was due, not the one at which it could be sent: no coordinated omission.
+            stamp = started + (i as f64 * interval_ns) as u64;
+            if stamp > now_ns() {
+                report::sleep_until(stamp);
+            }
+            if i < unmeasured {
+                stamp = 0;
+            }
+        } else if i % sample == 0 {
+            stamp = now_ns();
+            if load.seconds > 0.0 && (stamp - started) as f64 / 1e9 >= load.seconds {
+                break;
+            }
+        }
+        let (topic, partition) = targets.next();
+        let (payload, flags) = if stamp == 0 {
+            (&mut *plain, 0)
+        } else {
+            stamped[..8].copy_from_slice(&stamp.to_le_bytes());
+            (&mut stamped[..], FLAG_COPY)
+        };
+        // SAFETY: `plain` is leaked, so it outlives the client's use of it, and is not written to; `stamped` is copied by the call. Topic and client are live. The opaque value is a number, not a pointer.
+        while unsafe {
+            raw::rd_kafka_produce(
+                topic,
+                partition,
+                flags,
+                payload.as_mut_ptr().cast(),
+                load.record_bytes,
+                std::ptr::null(),
+                0,
+                stamp as *mut c_void,
+            )
+        } == -1
+        {
+            client.poll(10);
+        }
+        if load.rate == 0.0 && i % 64 == 0 {
+            client.poll(0);
+        }
+    }
+}
+
+/// Whose turn it is: round robin over all partitions of all topics, by record or by batch.
+struct Targets {
+    all: Vec<(*mut raw::rd_kafka_topic_t, i32)>,
+    at: usize,
+    run: usize,
+    left: usize,
+}
+
+impl Targets {
+    fn new(load: &Load, topics: &[Topic]) -> Targets {
+        let all: Vec<_> =
+            (0..load.partitions).flat_map(|partition| topics.iter().map(move |topic| (topic.0, partition))).collect();
+        let run = if load.spread == "batch" { (load.batch_bytes / (load.record_bytes + 8)).max(1) } else { 1 };
+        Targets { all, at: 0, run, left: run }
+    }
+
+    fn next(&mut self) -> (*mut raw::rd_kafka_topic_t, i32) {
+        if self.left == 0 {
+            self.left = self.run;
+            self.at = (self.at + 1) % self.all.len();
+        }
+        self.left -= 1;
+        self.all[self.at]
+    }
+}
