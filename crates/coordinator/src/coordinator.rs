@@ -1,0 +1,207 @@
+//! The coordinator itself: takes commands, one at a time, and answers questions, any number at a time.
+
+use std::sync::Arc;
+
+use kera_env::{Clock, Disk};
+use kera_format::catalog::Entry;
+use kera_format::{ProducerEpoch, ProducerId, StreamOptions};
+use kera_protocol::{AllocatedProducer, CreateStream, ListStreams, StreamChanges, StreamInfo, StreamList, StreamRef};
+use parking_lot::{Mutex, RwLock};
+
+use crate::catalog::{Catalog, Limits};
+use crate::journal::{Journal, Opened};
+use crate::{CoordinatorError, OpenError};
+
+/// What a coordinator is told about its node.
+#[derive(Clone, Debug)]
+pub struct CoordinatorConfig {
+    /// The node's uuid: a catalog of another node is refused.
+    pub node: [u8; 16],
+    /// Most streams, the system's included.
+    pub streams_max: usize,
+    /// Nodes that can hold a copy of a stream: more copies than that are refused.
+    pub nodes: u32,
+}
+
+impl CoordinatorConfig {
+    /// One node with room for 100,000 streams.
+    pub fn single(node: [u8; 16]) -> CoordinatorConfig {
+        CoordinatorConfig { node, streams_max: 100_000, nodes: 1 }
+    }
+}
+
+/// What happened to a stream. On the disk by the time anybody is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum StreamEvent {
+    /// There is one more.
+    Created(StreamInfo),
+    /// It has other options.
+    Altered {
+        /// As it was.
+        before: StreamInfo,
+        /// As it is.
+        after: StreamInfo,
+    },
+    /// It is gone; nobody can find it any more.
+    Deleted(StreamInfo),
+}
+
+/// Who wants to know of changes: the broker, to open and drop logs.
+pub trait StreamObserver: Send + Sync {
+    /// Called on the thread of the command, before its answer, one event at a time and in order. May read from the
+    /// coordinator, must not give it commands.
+    fn stream_changed(&self, event: &StreamEvent);
+}
+
+/// See the crate. Any thread may call any method.
+///
+/// Two locks keep readers away from the disk: `commands` is held for a whole command, disk and observer included;
+/// `catalog` only to read it, and for an instant to apply an entry that is on the disk already.
+pub struct Coordinator {
+    commands: Mutex<Commands>,
+    catalog: RwLock<Catalog>,
+    observer: RwLock<Option<Arc<dyn StreamObserver>>>,
+    clock: Arc<dyn Clock>,
+    limits: Limits,
+}
+
+struct Commands {
+    journal: Journal,
+    /// The next id to give out; below the catalog's `producers_reserved` or equal to it.
+    next_producer: ProducerId,
+}
+
+impl Coordinator {
+    /// Opens the catalog in the directory `catalog` of `disk`, or starts an empty one. Blocks while it reads.
+    pub fn open(
+        config: &CoordinatorConfig,
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Coordinator, OpenError> {
+        let (journal, catalog, opened) = Journal::open(disk, config.node)?;
+        let Opened { entries, torn_bytes } = opened;
+        tracing::info!(streams = catalog.stream_count(), entries, torn_bytes, "catalog is open");
+        // What is left of the last block may have been given out: it is skipped.
+        let next_producer = catalog.producers_reserved();
+        Ok(Coordinator {
+            commands: Mutex::new(Commands { journal, next_producer }),
+            catalog: RwLock::new(catalog),
+            observer: RwLock::new(None),
+            clock,
+            limits: Limits { streams: config.streams_max, nodes: config.nodes },
+        })
+    }
+
+    /// Says who learns of changes from now on. Streams that are there already are not told of; see
+    /// [`streams`](Coordinator::streams).
+    pub fn set_observer(&self, observer: Arc<dyn StreamObserver>) {
+        *self.observer.write() = Some(observer);
+    }
+
+    /// All streams, the system's included, in the order of their names.
+    pub fn streams(&self) -> Vec<StreamInfo> {
+        self.catalog.read().streams().cloned().collect()
+    }
+
+    /// A stream by name or id.
+    pub fn stream(&self, stream: &StreamRef) -> Result<StreamInfo, CoordinatorError> {
+        self.catalog.read().find(stream).cloned()
+    }
+
+    /// A page of streams in the order of their names.
+    pub fn list_streams(&self, request: &ListStreams) -> StreamList {
+        self.catalog.read().list(request)
+    }
+
+    /// Makes a stream, or finds the one that is there if `if_not_exists` is set. Blocks until it is on the disk.
+    pub fn create_stream(&self, request: &CreateStream) -> Result<StreamInfo, CoordinatorError> {
+        self.create(request, false)
+    }
+
+    /// Finds a stream of the system, whose name starts with `_kera.`, or makes it. Blocks until it is on the disk.
+    pub fn system_stream(&self, name: &str, options: &StreamOptions) -> Result<StreamInfo, CoordinatorError> {
+        let request = CreateStream { name: name.to_owned(), options: options.clone(), if_not_exists: true };
+        self.create(&request, true)
+    }
+
+    fn create(&self, request: &CreateStream, system: bool) -> Result<StreamInfo, CoordinatorError> {
+        let mut commands = self.commands.lock();
+        let name = StreamRef::Name(request.name.clone());
+        let planned = self.catalog.read().plan_create(request, &self.limits, self.clock.now_ms(), system);
+        let entry = match planned {
+            Err(CoordinatorError::StreamExists { .. }) if request.if_not_exists => return self.stream(&name),
+            other => other?,
+        };
+        self.commit(&mut commands, &entry)?;
+        let info = self.stream(&name)?;
+        tracing::info!(stream = %info.name, id = %info.id, "stream created");
+        self.tell(&StreamEvent::Created(info.clone()));
+        Ok(info)
+    }
+
+    /// Changes options of a stream; all or none. Blocks until it is on the disk.
+    pub fn alter_stream(&self, stream: &StreamRef, changes: &StreamChanges) -> Result<StreamInfo, CoordinatorError> {
+        let mut commands = self.commands.lock();
+        let before = self.stream(stream)?;
+        let now_ms = self.clock.now_ms();
+        let planned = self.catalog.read().plan_alter(stream, changes, &self.limits, now_ms, false)?;
+        let Some(entry) = planned else { return Ok(before) };
+        self.commit(&mut commands, &entry)?;
+        let after = self.stream(stream)?;
+        tracing::info!(stream = %after.name, id = %after.id, "stream altered");
+        self.tell(&StreamEvent::Altered { before, after: after.clone() });
+        Ok(after)
+    }
+
+    /// Deletes a stream. Blocks until that is on the disk; the observer drops the data.
+    pub fn delete_stream(&self, stream: &StreamRef) -> Result<StreamInfo, CoordinatorError> {
+        let mut commands = self.commands.lock();
+        let info = self.stream(stream)?;
+        let entry = self.catalog.read().plan_delete(stream, self.clock.now_ms(), false)?;
+        self.commit(&mut commands, &entry)?;
+        tracing::info!(stream = %info.name, id = %info.id, "stream deleted");
+        self.tell(&StreamEvent::Deleted(info.clone()));
+        Ok(info)
+    }
+
+    /// An id that nobody has had, at epoch 0; or for a producer that has one, its next epoch, which fences the
+    /// incarnation before it. A producer that has used up its epochs gets another id. Blocks on the disk for every
+    /// epoch and for one id in a thousand.
+    pub fn allocate_producer(&self, producer: Option<ProducerId>) -> Result<AllocatedProducer, CoordinatorError> {
+        let mut commands = self.commands.lock();
+        if let Some(producer_id) = producer {
+            let planned = self.catalog.read().plan_raise(producer_id, commands.next_producer)?;
+            if let Some(entry) = planned {
+                self.commit(&mut commands, &entry)?;
+                let producer_epoch = self.catalog.read().epoch(producer_id);
+                return Ok(AllocatedProducer { producer_id, producer_epoch });
+            }
+        }
+        if commands.next_producer >= self.catalog.read().producers_reserved() {
+            let entry = self.catalog.read().plan_reserve();
+            self.commit(&mut commands, &entry)?;
+        }
+        let producer_id = commands.next_producer;
+        commands.next_producer = ProducerId(producer_id.0 + 1);
+        Ok(AllocatedProducer { producer_id, producer_epoch: ProducerEpoch(0) })
+    }
+
+    /// Journals a planned entry, then makes it true.
+    fn commit(&self, commands: &mut Commands, entry: &Entry) -> Result<(), CoordinatorError> {
+        // Nobody else applies entries: the command lock is held. Readers go on while the disk is at work.
+        let written = commands.journal.append(entry, &self.catalog.read());
+        if let Err(error) = written {
+            tracing::error!(%error, "the catalog could not be written; the command was refused");
+            return Err(CoordinatorError::Disk(error));
+        }
+        self.catalog.write().apply(entry).unwrap_or_else(|reason| panic!("a planned entry does not apply: {reason}"));
+        Ok(())
+    }
+
+    fn tell(&self, event: &StreamEvent) {
+        let observer = self.observer.read().clone();
+        if let Some(observer) = observer {
+            observer.stream_changed(event);
+        }
+    }
+}
