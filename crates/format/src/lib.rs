@@ -8,6 +8,7 @@ pub mod catalog;
 pub mod checksum;
 pub mod chunk;
 pub mod compression;
+pub mod container;
 mod error;
 pub mod ids;
 pub mod limits;
