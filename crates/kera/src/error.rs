@@ -1,0 +1,55 @@
+//! Errors of the command line: what was wrong, what to do next, and the exit status.
+
+use std::fmt;
+
+/// Exit status when what was asked for did not work.
+pub const EXIT_FAILURE: u8 = 1;
+/// Exit status when the command was not understood; the same as clap's.
+pub const EXIT_USAGE: u8 = 2;
+
+/// Why a command ends without having done its work.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CliError {
+    /// What was wrong: which field, which limit.
+    pub message: String,
+    /// What to do next; empty if there is nothing to advise.
+    pub next_step: String,
+    /// The exit status.
+    pub exit: u8,
+}
+
+impl CliError {
+    /// Something did not work.
+    pub fn failure(message: impl Into<String>) -> CliError {
+        CliError { message: message.into(), next_step: String::new(), exit: EXIT_FAILURE }
+    }
+
+    /// The command makes no sense as it was given.
+    pub fn usage(message: impl Into<String>) -> CliError {
+        CliError { message: message.into(), next_step: String::new(), exit: EXIT_USAGE }
+    }
+
+    /// The same with advice.
+    #[must_use]
+    pub fn next(mut self, next_step: impl Into<String>) -> CliError {
+        self.next_step = next_step.into();
+        self
+    }
+
+    /// As a JSON object, for `--json`.
+    pub fn to_json(&self) -> serde_json::Value {
+        serde_json::json!({ "error": self.message, "next_step": self.next_step, "exit": self.exit })
+    }
+}
+
+impl fmt::Display for CliError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.message)?;
+        if !self.next_step.is_empty() {
+            write!(f, "\n  next: {}", self.next_step)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for CliError {}

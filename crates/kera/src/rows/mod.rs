@@ -1,0 +1,210 @@
+//! Input files as records: NDJSON, CSV, JSON arrays, lines, or one raw record. Reads a file or standard input once,
+//! from front to back, in bounded memory; a file that ends in `.zst` is unpacked on the way.
+//!
+//! Called by `kera produce` on its one thread. A row that is malformed is an error that names file, line and field, and
+//! reading goes on behind it if the caller wants to.
+
+mod csv;
+mod fields;
+mod json;
+mod lines;
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::error::CliError;
+
+/// The most bytes of one line or record of input: what fits into the largest chunk.
+pub const ROW_BYTES_MAX: usize = 15 << 20;
+
+/// How the input is cut into records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Format {
+    /// By the file's name, or its first byte: `.ndjson .jsonl .json .csv .tsv`, else lines.
+    Auto,
+    /// A JSON value per line, or one JSON array of values. The value is stored as it is written.
+    Ndjson,
+    /// A header line, then a row per record; stored as a JSON object with the header's names.
+    Csv,
+    /// Every line is a value; empty ones too.
+    Lines,
+    /// The whole input is one value.
+    Raw,
+}
+
+/// Which fields of a row become a record's key and timestamp.
+#[derive(Clone, Debug, Default)]
+pub struct Picks {
+    /// The field whose value is the key.
+    pub key: Option<String>,
+    /// The field whose value is the timestamp.
+    pub timestamp: Option<String>,
+}
+
+/// One record of input. Reused from row to row.
+#[derive(Debug, Default)]
+pub struct Row {
+    /// The line it starts on, from 1.
+    pub line: u64,
+    /// The key, if one is picked.
+    pub key: Option<Vec<u8>>,
+    /// The timestamp, if one is picked.
+    pub timestamp_ms: Option<i64>,
+    /// The value.
+    pub value: Vec<u8>,
+}
+
+/// What is wrong with one row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RowError {
+    /// The line, from 1.
+    pub line: u64,
+    /// The field, if one is to blame.
+    pub field: Option<String>,
+    /// What is wrong.
+    pub message: String,
+    /// Whether no further row can be read.
+    pub fatal: bool,
+}
+
+impl RowError {
+    fn new(line: u64, field: Option<&str>, message: impl Into<String>) -> RowError {
+        RowError { line, field: field.map(String::from), message: message.into(), fatal: false }
+    }
+
+    fn io(line: u64, error: &io::Error) -> RowError {
+        RowError { line, field: None, message: format!("cannot be read: {error}"), fatal: true }
+    }
+
+    /// The error as the command reports it.
+    pub fn report(&self, source: &str) -> String {
+        let field = self.field.as_ref().map_or(String::new(), |field| format!(", field `{field}`"));
+        format!("{source}, line {}{field}: {}", self.line, self.message)
+    }
+}
+
+/// Cuts the input into rows.
+pub trait RowSource {
+    /// Fills `row` with the next one; `false` at the end.
+    fn next(&mut self, row: &mut Row) -> Result<bool, RowError>;
+}
+
+/// Input that is open.
+pub struct Input {
+    /// Its name in messages.
+    pub name: String,
+    /// Its size on disk, if it is a file.
+    pub bytes: Option<u64>,
+    /// Bytes of it that were read so far.
+    pub read: Arc<AtomicU64>,
+    /// Its rows.
+    pub rows: Box<dyn RowSource>,
+}
+
+/// Opens `path`, or standard input for `-`.
+///
+/// # Errors
+/// The file cannot be opened, or the picks make no sense for its format.
+pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError> {
+    let read = Arc::new(AtomicU64::new(0));
+    let (raw, bytes): (Box<dyn Read>, Option<u64>) = if path == "-" {
+        (Box::new(io::stdin()), None)
+    } else {
+        let file = File::open(path).map_err(|error| {
+            CliError::failure(format!("{path} cannot be opened: {error}")).next("name a file that exists, or `-` for standard input")
+        })?;
+        let metadata = file.metadata().map_err(|error| CliError::failure(format!("{path}: {error}")))?;
+        if metadata.is_dir() {
+            return Err(CliError::failure(format!("{path} is a directory")).next("name one file at a time"));
+        }
+        (Box::new(file), metadata.is_file().then_some(metadata.len()))
+    };
+    let counted = Counted { inner: raw, read: read.clone() };
+    let name = if path == "-" { "standard input".to_owned() } else { path.to_owned() };
+    let (plain_path, unpacked): (&str, Box<dyn BufRead>) = match path.strip_suffix(".zst") {
+        Some(plain) => {
+            let decoder = zstd::stream::read::Decoder::new(counted)
+                .map_err(|error| CliError::failure(format!("{path} cannot be unpacked: {error}")))?;
+            (plain, Box::new(BufReader::with_capacity(1 << 18, decoder)))
+        }
+        None => (path, Box::new(BufReader::with_capacity(1 << 18, counted))),
+    };
+    let rows = source(unpacked, plain_path, format, picks).map_err(|mut error| {
+        error.message = format!("{name}: {}", error.message);
+        error
+    })?;
+    Ok(Input { name, bytes, read, rows })
+}
+
+/// The source for a format, looking at the name or the first byte where it is [`Format::Auto`].
+fn source(mut input: Box<dyn BufRead>, path: &str, format: Format, picks: Picks) -> Result<Box<dyn RowSource>, CliError> {
+    let failed = |error: io::Error| CliError::failure(format!("cannot be read: {error}"));
+    let extension = Path::new(path).extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
+    let first = first_byte(&mut input).map_err(failed)?;
+    let format = match (format, extension.as_str(), first) {
+        (Format::Auto, "ndjson" | "jsonl" | "json", _) => Format::Ndjson,
+        (Format::Auto, "csv" | "tsv", _) => Format::Csv,
+        (Format::Auto, _, Some(b'{')) => Format::Ndjson,
+        (Format::Auto, _, _) => Format::Lines,
+        (format, _, _) => format,
+    };
+    match format {
+        Format::Ndjson | Format::Auto => Ok(Box::new(json::JsonRows::new(input, first == Some(b'['), picks))),
+        Format::Csv => {
+            let delimiter = if extension == "tsv" { b'\t' } else { b',' };
+            Ok(Box::new(csv::CsvRows::new(input, delimiter, &picks)?))
+        }
+        Format::Lines | Format::Raw => {
+            let flag = match (&picks.key, &picks.timestamp) {
+                (Some(_), _) => "--key-field",
+                (None, Some(_)) => "--timestamp-field",
+                (None, None) => return Ok(Box::new(lines::LineRows::new(input, format == Format::Raw))),
+            };
+            let message = format!("{flag} needs records with fields, and lines have none");
+            Err(CliError::usage(message).next("say what it is with --format ndjson or --format csv"))
+        }
+    }
+}
+
+/// The first byte that is no white space, without consuming anything but white space at the front of the first buffer.
+fn first_byte(input: &mut Box<dyn BufRead>) -> io::Result<Option<u8>> {
+    let buffer = input.fill_buf()?;
+    Ok(buffer.iter().copied().find(|b| !b.is_ascii_whitespace()))
+}
+
+struct Counted {
+    inner: Box<dyn Read>,
+    read: Arc<AtomicU64>,
+}
+
+impl Read for Counted {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.inner.read(buffer)?;
+        self.read.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
+    }
+}
+
+/// Reads a line into `line` without its end; `false` at the end of the input. A line over [`ROW_BYTES_MAX`] is an
+/// error that is fatal, because its end is not looked for.
+fn read_line(input: &mut dyn BufRead, number: u64, line: &mut Vec<u8>) -> Result<bool, RowError> {
+    line.clear();
+    let count = input.take(ROW_BYTES_MAX as u64 + 2).read_until(b'\n', line).map_err(|e| RowError::io(number, &e))?;
+    if count == 0 {
+        return Ok(false);
+    }
+    if line.last() == Some(&b'\n') {
+        line.pop();
+    }
+    if line.len() > ROW_BYTES_MAX {
+        let message = format!("the line is longer than {ROW_BYTES_MAX} bytes, the limit of one record");
+        return Err(RowError { fatal: true, ..RowError::new(number, None, message) });
+    }
+    Ok(true)
+}
+
+#[cfg(test)]
+mod tests;
