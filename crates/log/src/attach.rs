@@ -69,8 +69,10 @@ pub struct RecoveryReport {
 pub enum Restored {
     /// The chunk is in its lane again.
     Restored,
-    /// It is there anyway, in memory or on disk.
+    /// It is in memory anyway: the arena was attached.
     AlreadyThere,
+    /// Its segment is on disk in a container: the virtual log need not keep it.
+    Stored,
     /// Its stream was deleted.
     UnknownStream,
 }

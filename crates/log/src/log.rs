@@ -202,10 +202,10 @@ impl Log {
         let _ = (now_ms, idle_ms);
         todo!()
     }
-    /// Closes open segments, those without an append for the longest time first, until about `bytes` of blocks can be given
-    /// back by writing them out. For a full arena.
-    pub fn close_coldest(&self, bytes: u64) -> u64 {
-        let _ = bytes;
+    /// If writers found the arena full since the last call: closes open segments, those without an append for the longest
+    /// time first, until what the writers lacked can be had by writing closed segments out. Cheap when they did not: for
+    /// the maintenance thread, every few ten milliseconds. Returns the number of segments closed.
+    pub fn close_coldest(&self) -> u64 {
         todo!()
     }
     /// Closes every open group: a graceful stop. Appends after it open new ones.
