@@ -1,0 +1,234 @@
+//! What has been read from one connection and is not handled yet: a buffer in which frames are handled in place.
+//!
+//! Buffers of one size are shared by the connections of an I/O thread: a connection takes one when there is something to
+//! read and gives it back when everything in it is handled, so that an idle connection holds nothing and a busy thread
+//! keeps using the same memory, which stays in its cache. What all buffers of a server hold is bounded; a connection that
+//! would go over the bound reads into a small buffer instead, which control traffic fits into, and waits with more.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::BufMut;
+use kera_protocol::frame::FrameHeader;
+use kera_protocol::{FRAME_HEADER_BYTES, ProtocolError};
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Bytes of a shared buffer: a few large frames, and it fits into a core's own cache.
+pub(crate) const POOL_BUFFER_BYTES: usize = 256 << 10;
+/// Bytes of a buffer that is not counted: for control traffic when memory is short, and for the start of a frame whose
+/// rest does not come.
+pub(crate) const SMALL_BUFFER_BYTES: usize = 4 << 10;
+/// Free shared buffers that a thread keeps.
+const POOL_BUFFERS_KEPT: usize = 4;
+/// A read is not worth a system call for less room than this, if moving what is in the buffer makes more.
+const READ_BYTES_MIN: usize = 64 << 10;
+
+/// The bound on what all buffers of a server hold, in units of 1 KiB.
+#[derive(Clone, Debug)]
+pub(crate) struct Budget {
+    permits: Arc<Semaphore>,
+    kib: usize,
+}
+
+impl Budget {
+    /// At most `bytes`, and never less than one frame of `frame_bytes_max`, which otherwise could never be read.
+    pub(crate) fn new(bytes: usize, frame_bytes_max: usize) -> Budget {
+        let kib = bytes.max(frame_bytes_max + POOL_BUFFER_BYTES).div_ceil(1 << 10).min(Semaphore::MAX_PERMITS);
+        Budget { permits: Arc::new(Semaphore::new(kib)), kib }
+    }
+
+    pub(crate) fn used_bytes(&self) -> u64 {
+        ((self.kib - self.permits.available_permits().min(self.kib)) as u64) << 10
+    }
+
+    fn units(bytes: usize) -> u32 {
+        u32::try_from(bytes.div_ceil(1 << 10)).unwrap_or(u32::MAX)
+    }
+
+    fn try_take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.permits).try_acquire_many_owned(Self::units(bytes)).ok()
+    }
+
+    /// Waits in line for `bytes`.
+    async fn take(&self, bytes: usize) -> OwnedSemaphorePermit {
+        let permits = Arc::clone(&self.permits).acquire_many_owned(Self::units(bytes)).await;
+        permits.expect("the semaphore is never closed")
+    }
+}
+
+/// The shared buffers of one I/O thread.
+#[derive(Debug)]
+pub(crate) struct BufferPool {
+    free: RefCell<Vec<Vec<u8>>>,
+    budget: Budget,
+}
+
+impl BufferPool {
+    pub(crate) fn new(budget: Budget) -> Rc<BufferPool> {
+        Rc::new(BufferPool { free: RefCell::default(), budget })
+    }
+
+    fn take(&self) -> Option<(Vec<u8>, OwnedSemaphorePermit)> {
+        let permit = self.budget.try_take(POOL_BUFFER_BYTES)?;
+        let buffer = self.free.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(POOL_BUFFER_BYTES));
+        Some((buffer, permit))
+    }
+
+    fn give_back(&self, mut buffer: Vec<u8>) {
+        let mut free = self.free.borrow_mut();
+        if buffer.capacity() == POOL_BUFFER_BYTES && free.len() < POOL_BUFFERS_KEPT {
+            buffer.clear();
+            free.push(buffer);
+        }
+    }
+}
+
+/// What a read brought.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Read {
+    /// So many bytes.
+    Bytes(usize),
+    /// Nothing is there now.
+    Nothing,
+    /// The frame that has started needs this many bytes of memory, and the server holds too much already.
+    NoMemory(usize),
+    /// The peer has closed its side.
+    End,
+}
+
+/// One connection's buffer.
+#[derive(Debug)]
+pub(crate) struct Input {
+    pool: Rc<BufferPool>,
+    buffer: Vec<u8>,
+    /// Where the first byte is that is not handled.
+    at: usize,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        self.pool.give_back(std::mem::take(&mut self.buffer));
+    }
+}
+
+impl Input {
+    pub(crate) fn new(pool: Rc<BufferPool>) -> Input {
+        Input { pool, buffer: Vec::new(), at: 0, permit: None }
+    }
+
+    /// What is not handled yet.
+    #[inline]
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.buffer[self.at..]
+    }
+
+    /// The first frame, if it is there as a whole.
+    #[inline]
+    pub(crate) fn frame(&self, frame_bytes_max: usize) -> Result<Option<(FrameHeader, &[u8])>, ProtocolError> {
+        let bytes = self.bytes();
+        if bytes.len() < FRAME_HEADER_BYTES {
+            if bytes.len() >= 4 {
+                FrameHeader::parse_length(bytes, frame_bytes_max)?;
+            }
+            return Ok(None);
+        }
+        let header = FrameHeader::parse(bytes, frame_bytes_max)?;
+        Ok(bytes.get(FRAME_HEADER_BYTES..header.frame_bytes as usize).map(|body| (header, body)))
+    }
+
+    /// The first frame is handled.
+    #[inline]
+    pub(crate) fn consume(&mut self, frame_bytes: usize) {
+        self.at += frame_bytes;
+        debug_assert!(self.at <= self.buffer.len());
+        if self.at == self.buffer.len() {
+            self.buffer.clear();
+            self.at = 0;
+        }
+    }
+
+    /// How large the frame is that has started, as far as is known; it has been checked by [`frame`](Input::frame).
+    fn wanted_bytes(&self) -> usize {
+        match self.bytes().first_chunk::<4>() {
+            Some(length) => u32::from_le_bytes(*length) as usize,
+            None => FRAME_HEADER_BYTES,
+        }
+    }
+
+    /// Reads once. Called when no whole frame is in the buffer.
+    pub(crate) fn read(&mut self, stream: &TcpStream) -> io::Result<Read> {
+        let wanted = self.wanted_bytes();
+        if let Err(bytes) = self.make_room(wanted) {
+            return Ok(Read::NoMemory(bytes));
+        }
+        let room = self.buffer.capacity() - self.buffer.len();
+        match stream.try_read_buf(&mut (&mut self.buffer).limit(room)) {
+            Ok(0) => Ok(Read::End),
+            Ok(bytes) => Ok(Read::Bytes(bytes)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Read::Nothing),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => Ok(Read::Bytes(0)),
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Makes room for the rest of a frame of `wanted` bytes, and if possible for more. `Err`: how many bytes are missing in
+    /// the server's budget.
+    fn make_room(&mut self, wanted: usize) -> Result<(), usize> {
+        if self.buffer.capacity() < POOL_BUFFER_BYTES {
+            if let Some((buffer, permit)) = self.pool.take() {
+                self.move_to(buffer, Some(permit));
+            } else if self.buffer.capacity() < SMALL_BUFFER_BYTES {
+                self.move_to(Vec::with_capacity(SMALL_BUFFER_BYTES), None);
+            }
+        }
+        if self.buffer.capacity() < wanted {
+            let permit = self.pool.budget.try_take(wanted).ok_or(wanted)?;
+            self.grow(wanted, permit);
+        }
+        let room = self.buffer.capacity() - self.buffer.len();
+        if self.at > 0 && (room < READ_BYTES_MIN || self.buffer.capacity() - self.at < wanted) {
+            self.buffer.copy_within(self.at.., 0);
+            self.buffer.truncate(self.buffer.len() - self.at);
+            self.at = 0;
+        }
+        Ok(())
+    }
+
+    fn grow(&mut self, wanted: usize, permit: OwnedSemaphorePermit) {
+        // A little more than the frame, so that the start of the next one comes with the same read.
+        self.move_to(Vec::with_capacity(wanted + SMALL_BUFFER_BYTES), Some(permit));
+    }
+
+    fn move_to(&mut self, mut buffer: Vec<u8>, permit: Option<OwnedSemaphorePermit>) {
+        buffer.extend_from_slice(self.bytes());
+        self.pool.give_back(std::mem::replace(&mut self.buffer, buffer));
+        self.at = 0;
+        self.permit = permit;
+    }
+
+    /// Waits in line for memory for a frame of `wanted` bytes; to be followed by [`grant`](Input::grant).
+    pub(crate) async fn memory(&self, wanted: usize) -> OwnedSemaphorePermit {
+        self.pool.budget.take(wanted).await
+    }
+
+    /// Uses memory that was waited for.
+    pub(crate) fn grant(&mut self, permit: OwnedSemaphorePermit) {
+        self.grow(permit.num_permits() << 10, permit);
+    }
+
+    /// Nothing is coming at the moment: holds on to no more than is needed for what is there.
+    pub(crate) fn settle(&mut self) {
+        let bytes = self.bytes().len();
+        if bytes == 0 {
+            self.pool.give_back(std::mem::take(&mut self.buffer));
+            self.at = 0;
+            self.permit = None;
+        } else if bytes <= SMALL_BUFFER_BYTES && self.permit.is_some() {
+            self.move_to(Vec::with_capacity(SMALL_BUFFER_BYTES), None);
+        }
+    }
+}
