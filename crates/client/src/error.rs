@@ -1,0 +1,128 @@
+//! What can go wrong for a program that uses the client, and what to do about it.
+
+use std::time::Duration;
+
+use kera_format::{FormatError, LaneId, StreamletId};
+use kera_protocol::Status;
+use kera_rpc::RpcError;
+
+/// Why something did not work. [`retryable`](ClientError::retryable) and
+/// [`could_duplicate`](ClientError::could_duplicate) say what a caller may do.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum ClientError {
+    /// The server could not be asked, or answered with an error. Producers and consumers retry by themselves what can be
+    /// retried, so what comes out of them has no remedy, or its time was up.
+    #[error(transparent)]
+    Rpc(#[from] RpcError),
+    /// A setting or an argument outside its limits. Nothing was sent.
+    #[error("{field} is {value}; allowed is {allowed}")]
+    Invalid {
+        /// What is wrong.
+        field: &'static str,
+        /// What it is.
+        value: String,
+        /// What it may be.
+        allowed: String,
+    },
+    /// A record that is too large or has too many keys. It was not taken; everything else goes on.
+    #[error("the record cannot be sent: {0}")]
+    Record(FormatError),
+    /// Records that the producer had taken were not acknowledged in time. They may be in the stream nevertheless.
+    #[error("{records} records for streamlet {streamlet} were not acknowledged within {} ms; last error: {reason}", after.as_millis())]
+    DeliveryTimeout {
+        /// How many records.
+        records: u64,
+        /// For which streamlet.
+        streamlet: StreamletId,
+        /// How long it was tried.
+        after: Duration,
+        /// What went wrong last.
+        reason: String,
+    },
+    /// Records that the producer had taken were refused for good. They are not in the stream.
+    #[error("{records} records for streamlet {streamlet} were refused: {status}; {}", status.hint())]
+    Refused {
+        /// How many records.
+        records: u64,
+        /// For which streamlet.
+        streamlet: StreamletId,
+        /// Why.
+        status: Status,
+    },
+    /// Another producer has taken over this producer's id. This one can do no more.
+    #[error("the producer is fenced: another one uses its id with epoch {current}; stop, or make another producer")]
+    Fenced {
+        /// The epoch that is valid now.
+        current: u64,
+    },
+    /// Records are missing that the consumer should have got, and retention has not removed them.
+    #[error("streamlet {streamlet} lane {lane}: ordinal {expected} was expected, {found} came; records are missing")]
+    Gap {
+        /// The streamlet.
+        streamlet: StreamletId,
+        /// The lane.
+        lane: LaneId,
+        /// The next ordinal there should have been.
+        expected: u64,
+        /// The one that came.
+        found: u64,
+    },
+    /// Retention has removed records before they were read, and the consumer is set to stop then.
+    #[error("streamlet {streamlet} lane {lane}: retention removed {records} records before they were read")]
+    Removed {
+        /// The streamlet.
+        streamlet: StreamletId,
+        /// The lane.
+        lane: LaneId,
+        /// How many.
+        records: u64,
+    },
+    /// A chunk that is damaged or that this client cannot read.
+    #[error("streamlet {streamlet} lane {lane}, chunk at {cursor}: {source}; skip it by seeking to a later ordinal")]
+    Chunk {
+        /// The streamlet.
+        streamlet: StreamletId,
+        /// The lane.
+        lane: LaneId,
+        /// Where the chunk is.
+        cursor: String,
+        /// What is wrong with it.
+        source: FormatError,
+    },
+    /// The producer or consumer was closed.
+    #[error("it is closed")]
+    Closed,
+}
+
+impl ClientError {
+    /// Whether doing the same again later may work.
+    pub fn retryable(&self) -> bool {
+        match self {
+            ClientError::Rpc(e) => e.retryable(),
+            ClientError::DeliveryTimeout { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Whether what failed may have been done nevertheless, so that doing it again could do it twice.
+    pub fn could_duplicate(&self) -> bool {
+        match self {
+            ClientError::Rpc(e) => e.could_duplicate(),
+            ClientError::DeliveryTimeout { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// The server's status, if it gave one.
+    pub fn status(&self) -> Option<Status> {
+        match self {
+            ClientError::Rpc(e) => e.status(),
+            ClientError::Refused { status, .. } => Some(*status),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn invalid(field: &'static str, value: impl ToString, allowed: impl Into<String>) -> ClientError {
+        ClientError::Invalid { field, value: value.to_string(), allowed: allowed.into() }
+    }
+}
