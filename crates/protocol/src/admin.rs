@@ -2,6 +2,7 @@
 
 use crate::codec::{Reader, Wire, wire_struct};
 use crate::message::{messages, responses};
+use crate::spec::{Source, Trace};
 use crate::{Empty, ProtocolError};
 use kera_format::{Cleanup, Durability, Order, ProducerEpoch, ProducerId, StreamId, StreamOptions};
 
@@ -54,6 +55,27 @@ impl Wire for StreamRef {
             0 => Ok(StreamRef::Id(StreamId::get(from)?)),
             1 => Ok(StreamRef::Name(String::get(from)?)),
             other => Err(from.bad(other.into(), "0 (id) or 1 (name)")),
+        }
+    }
+    fn kind() -> String {
+        "StreamRef: u8 0, then the id as u64; or u8 1, then the name as text".to_owned()
+    }
+    fn trace(&self, trace: &mut Trace) {
+        match self {
+            StreamRef::Id(id) => {
+                trace.leaf("choice", "u8", "0".to_owned(), vec![0]);
+                trace.inside("id", id);
+            }
+            StreamRef::Name(name) => {
+                trace.leaf("choice", "u8", "1".to_owned(), vec![1]);
+                trace.inside("name", name);
+            }
+        }
+    }
+    fn sample(source: &mut Source<'_>) -> Self {
+        match source.below(2) {
+            0 => StreamRef::Id(StreamId::sample(source)),
+            _ => StreamRef::Name(String::sample(source)),
         }
     }
 }

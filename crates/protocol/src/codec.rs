@@ -14,6 +14,7 @@
 //! apart.
 
 use crate::ProtocolError;
+use crate::spec::{Source, Trace, json_string};
 use kera_format::{
     ApplicationId, Cleanup, Cursor, Durability, GroupId, LaneId, Order, ProducerEpoch, ProducerId, SegmentIndex,
     StreamId, StreamOptions, StreamletId,
@@ -93,6 +94,19 @@ pub trait Wire: Sized {
     fn put(&self, out: &mut Vec<u8>);
     /// Takes it.
     fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError>;
+    /// How documents call its kind.
+    fn kind() -> String;
+    /// Tells its fields and their bytes, see [`crate::spec`].
+    fn trace(&self, trace: &mut Trace);
+    /// Any value, for tests.
+    fn sample(source: &mut Source<'_>) -> Self;
+}
+
+/// The bytes of a value.
+pub fn bytes_of<T: Wire>(value: &T) -> Vec<u8> {
+    let mut out = Vec::new();
+    value.put(&mut out);
+    out
 }
 
 macro_rules! integers {
@@ -106,6 +120,15 @@ macro_rules! integers {
             #[inline]
             fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
                 Ok(<$ty>::from_le_bytes(from.array()?))
+            }
+            fn kind() -> String {
+                stringify!($ty).to_owned()
+            }
+            fn trace(&self, trace: &mut Trace) {
+                trace.leaf("", stringify!($ty), self.to_string(), bytes_of(self));
+            }
+            fn sample(source: &mut Source<'_>) -> Self {
+                <$ty>::from_le_bytes(source.array())
             }
         }
     )+ };
@@ -123,6 +146,15 @@ macro_rules! ids {
             #[inline]
             fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
                 Ok($ty(<$inner>::get(from)?))
+            }
+            fn kind() -> String {
+                stringify!($inner).to_owned()
+            }
+            fn trace(&self, trace: &mut Trace) {
+                self.0.trace(trace);
+            }
+            fn sample(source: &mut Source<'_>) -> Self {
+                $ty(<$inner>::sample(source))
             }
         }
     )+ };
@@ -149,6 +181,15 @@ macro_rules! choices_of_options {
                 let value = u8::get(from)?;
                 $ty::from_u8(value).ok_or_else(|| from.bad(value.into(), $allowed))
             }
+            fn kind() -> String {
+                concat!("u8: ", $allowed).to_owned()
+            }
+            fn trace(&self, trace: &mut Trace) {
+                trace.leaf("", "u8", (*self as u8).to_string(), bytes_of(self));
+            }
+            fn sample(source: &mut Source<'_>) -> Self {
+                $ty::from_u8(source.below(2) as u8).expect("both numbers are allowed")
+            }
         }
     )+ };
 }
@@ -170,6 +211,15 @@ impl Wire for bool {
             other => Err(from.bad(other.into(), "0 or 1")),
         }
     }
+    fn kind() -> String {
+        "bool".to_owned()
+    }
+    fn trace(&self, trace: &mut Trace) {
+        trace.leaf("", "bool", self.to_string(), bytes_of(self));
+    }
+    fn sample(source: &mut Source<'_>) -> Self {
+        source.below(2) == 1
+    }
 }
 
 impl<const N: usize> Wire for [u8; N] {
@@ -179,6 +229,16 @@ impl<const N: usize> Wire for [u8; N] {
     }
     fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
         from.array()
+    }
+    fn kind() -> String {
+        format!("{N} bytes")
+    }
+    fn trace(&self, trace: &mut Trace) {
+        let hex: String = self.iter().map(|b| format!("{b:02x}")).collect();
+        trace.leaf("", &Self::kind(), json_string(&hex), self.to_vec());
+    }
+    fn sample(source: &mut Source<'_>) -> Self {
+        source.array()
     }
 }
 
@@ -196,6 +256,17 @@ impl Wire for String {
             Err(e) => Err(ProtocolError::NotUtf8 { field: from.field(), at: e.valid_up_to() }),
         }
     }
+    fn kind() -> String {
+        "text".to_owned()
+    }
+    fn trace(&self, trace: &mut Trace) {
+        trace.leaf("length", "u32", self.len().to_string(), bytes_of(&(self.len() as u32)));
+        trace.leaf("", "text", json_string(self), self.as_bytes().to_vec());
+    }
+    fn sample(source: &mut Source<'_>) -> Self {
+        let length = source.below(12);
+        (0..length).map(|_| ['a', 'Z', '-', 'é', '流', '"', '0', '\n'][source.below(8)]).collect()
+    }
 }
 
 impl<T: Wire> Wire for Option<T> {
@@ -208,6 +279,18 @@ impl<T: Wire> Wire for Option<T> {
     }
     fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
         Ok(if bool::get(from)? { Some(T::get(from)?) } else { None })
+    }
+    fn kind() -> String {
+        format!("optional {}", T::kind())
+    }
+    fn trace(&self, trace: &mut Trace) {
+        trace.leaf("present", "bool", self.is_some().to_string(), vec![u8::from(self.is_some())]);
+        if let Some(value) = self {
+            value.trace(trace);
+        }
+    }
+    fn sample(source: &mut Source<'_>) -> Self {
+        bool::sample(source).then(|| T::sample(source))
     }
 }
 
@@ -227,6 +310,19 @@ impl<T: Wire> Wire for Vec<T> {
         }
         Ok(items)
     }
+    fn kind() -> String {
+        format!("list of {}", T::kind())
+    }
+    fn trace(&self, trace: &mut Trace) {
+        trace.leaf("count", "u32", self.len().to_string(), bytes_of(&(self.len() as u32)));
+        for (i, item) in self.iter().enumerate() {
+            trace.inside(&format!("[{i}]"), item);
+        }
+    }
+    fn sample(source: &mut Source<'_>) -> Self {
+        let count = source.below(4);
+        (0..count).map(|_| T::sample(source)).collect()
+    }
 }
 
 impl<A: Wire, B: Wire> Wire for (A, B) {
@@ -238,11 +334,21 @@ impl<A: Wire, B: Wire> Wire for (A, B) {
     fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
         Ok((A::get(from)?, B::get(from)?))
     }
+    fn kind() -> String {
+        format!("({}, {})", A::kind(), B::kind())
+    }
+    fn trace(&self, trace: &mut Trace) {
+        trace.inside("[0]", &self.0);
+        trace.inside("[1]", &self.1);
+    }
+    fn sample(source: &mut Source<'_>) -> Self {
+        (A::sample(source), B::sample(source))
+    }
 }
 
-/// Implements [`Wire`] for a struct of another crate: its fields in this order.
+/// Implements [`Wire`] for a struct: its fields in this order.
 macro_rules! wire_fields {
-    ($name:ident { $($field:ident: $ty:ty),+ $(,)? }) => {
+    ($name:ident, $doc:expr, { $($field:ident: $ty:ty, $field_doc:expr;)+ }) => {
         impl $crate::codec::Wire for $name {
             const BYTES_MIN: usize = 0 $(+ <$ty as $crate::codec::Wire>::BYTES_MIN)+;
             fn put(&self, out: &mut Vec<u8>) {
@@ -254,52 +360,78 @@ macro_rules! wire_fields {
                     <$ty as $crate::codec::Wire>::get(from)?
                 }),+ })
             }
+            fn kind() -> String {
+                stringify!($name).to_owned()
+            }
+            fn trace(&self, trace: &mut $crate::spec::Trace) {
+                $(trace.inside(stringify!($field), &self.$field);)+
+            }
+            fn sample(source: &mut $crate::spec::Source<'_>) -> Self {
+                $name { $($field: <$ty as $crate::codec::Wire>::sample(source)),+ }
+            }
+        }
+        impl $crate::spec::Documented for $name {
+            const NAME: &'static str = stringify!($name);
+            fn doc() -> String {
+                $crate::spec::join_doc(&$doc)
+            }
+            fn fields() -> Vec<$crate::spec::FieldDoc> {
+                vec![$($crate::spec::FieldDoc {
+                    name: stringify!($field),
+                    kind: <$ty as $crate::codec::Wire>::kind(),
+                    doc: $crate::spec::join_doc(&$field_doc),
+                }),+]
+            }
         }
     };
 }
 pub(crate) use wire_fields;
 
-wire_fields!(Cursor { group: GroupId, segment: SegmentIndex, position: u32 });
-wire_fields!(StreamOptions {
-    streamlets: u32,
-    lanes: u32,
-    segments_per_group: u32,
-    segment_bytes_max: u32,
-    replication: u32,
-    durability: Durability,
-    order: Order,
-    retention_ms: Option<u64>,
-    retention_bytes: Option<u64>,
-    retention_consumed: bool,
-    cleanup: Cleanup,
-    virtual_logs: u32,
+wire_fields!(Cursor, ["A place in a lane."], {
+    group: GroupId, ["The group; zero: the first there is."];
+    segment: SegmentIndex, ["The segment in it."];
+    position: u32, ["Bytes from the start of the segment, where a chunk starts; zero: the first chunk."];
+});
+wire_fields!(StreamOptions, ["The options of a stream."], {
+    streamlets: u32, ["Streamlets."];
+    lanes: u32, ["Lanes of a streamlet."];
+    segments_per_group: u32, ["Segments of a group."];
+    segment_bytes_max: u32, ["The largest size class of its segments, a power of two from 65536 to 16777216."];
+    replication: u32, ["Copies, the broker's own included."];
+    durability: Durability, ["How safe bytes are before they are acknowledged."];
+    order: Order, ["What order consumers of an application see."];
+    retention_ms: Option<u64>, ["How long data is kept, in milliseconds; absent: for ever."];
+    retention_bytes: Option<u64>, ["How much a streamlet keeps; absent: everything."];
+    retention_consumed: bool, ["Whether closed groups go as soon as every application has read them."];
+    cleanup: Cleanup, ["How old data leaves."];
+    virtual_logs: u32, ["Virtual logs of its own; zero: it shares the broker's."];
 });
 
 /// Declares a struct whose fields are written in their order.
 macro_rules! wire_struct {
-    ($(#[$meta:meta])* pub struct $name:ident {
-        $($(#[$field_meta:meta])* pub $field:ident: $ty:ty),+ $(,)?
+    ($(#[doc = $doc:literal])+ $(#[derive($($derive:ident),+)])? pub struct $name:ident {
+        $($(#[doc = $field_doc:literal])+ pub $field:ident: $ty:ty),+ $(,)?
     }) => {
-        $(#[$meta])*
-        #[derive(Clone, PartialEq, Eq, Debug)]
+        $(#[doc = $doc])+
+        #[derive(Clone, PartialEq, Eq, Debug $($(, $derive)+)?)]
         pub struct $name {
-            $($(#[$field_meta])* pub $field: $ty),+
+            $($(#[doc = $field_doc])+ pub $field: $ty),+
         }
-        $crate::codec::wire_fields!($name { $($field: $ty),+ });
+        $crate::codec::wire_fields!($name, [$($doc),+], { $($field: $ty, [$($field_doc),+];)+ });
     };
 }
 pub(crate) use wire_struct;
 
 /// Declares an enum without fields that is written as one byte.
 macro_rules! wire_enum {
-    ($(#[$meta:meta])* pub enum $name:ident, $allowed:literal {
-        $($(#[$variant_meta:meta])* $variant:ident = $number:literal => $text:literal),+ $(,)?
+    ($(#[doc = $doc:literal])+ pub enum $name:ident, $allowed:literal {
+        $($(#[doc = $variant_doc:literal])+ $variant:ident = $number:literal => $text:literal),+ $(,)?
     }) => {
-        $(#[$meta])*
+        $(#[doc = $doc])+
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(u8)]
         pub enum $name {
-            $($(#[$variant_meta])* $variant = $number),+
+            $($(#[doc = $variant_doc])+ $variant = $number),+
         }
         impl $name {
             /// Its name in output and documents.
@@ -317,6 +449,16 @@ macro_rules! wire_enum {
                     $($number => Ok($name::$variant),)+
                     other => Err(from.bad(other.into(), $allowed)),
                 }
+            }
+            fn kind() -> String {
+                concat!("u8: ", $allowed).to_owned()
+            }
+            fn trace(&self, trace: &mut $crate::spec::Trace) {
+                trace.leaf("", "u8", (*self as u8).to_string(), vec![*self as u8]);
+            }
+            fn sample(source: &mut $crate::spec::Source<'_>) -> Self {
+                let all = [$($name::$variant),+];
+                all[source.below(all.len())]
             }
         }
     };

@@ -33,6 +33,7 @@ mod message;
 pub mod node;
 mod op;
 pub mod read;
+pub mod spec;
 pub mod stats;
 mod status;
 pub mod write;

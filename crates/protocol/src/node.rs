@@ -1,6 +1,7 @@
 //! How a node is.
 
 use crate::ProtocolError;
+use crate::spec::{Source, Trace};
 use crate::codec::{Reader, Wire, wire_enum, wire_struct};
 use crate::message::{messages, responses};
 
@@ -13,6 +14,13 @@ impl Wire for NodeStatus {
     fn put(&self, _out: &mut Vec<u8>) {}
     fn get(_from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
         Ok(NodeStatus)
+    }
+    fn kind() -> String {
+        "NodeStatus".to_owned()
+    }
+    fn trace(&self, _trace: &mut Trace) {}
+    fn sample(_source: &mut Source<'_>) -> Self {
+        NodeStatus
     }
 }
 

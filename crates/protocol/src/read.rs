@@ -22,8 +22,9 @@
 //! ```
 //! Entries with nothing to tell are left out. With status `CursorGone`, `next` is the earliest cursor there is.
 
-use crate::codec::{Reader, Wire, wire_struct};
+use crate::codec::{Reader, Wire, bytes_of, wire_struct};
 use crate::message::{messages, responses};
+use crate::spec::{Source, Trace};
 use crate::{Body, Empty, ProtocolError, Status};
 use bytes::Bytes;
 use kera_format::chunk::Chunks;
@@ -78,6 +79,26 @@ impl Wire for Start {
             2 => Ok(Start::Ordinal(u64::get(from)?)),
             3 => Ok(Start::TimeMs(i64::get(from)?)),
             other => Err(from.bad(other.into(), "0 (earliest), 1 (latest), 2 (ordinal) or 3 (time)")),
+        }
+    }
+    fn kind() -> String {
+        "Start: u8 0 earliest; u8 1 latest; u8 2, then an ordinal as u64; or u8 3, then a time as i64".to_owned()
+    }
+    fn trace(&self, trace: &mut Trace) {
+        let choice = bytes_of(self)[0];
+        trace.leaf("choice", "u8", choice.to_string(), vec![choice]);
+        match self {
+            Start::Earliest | Start::Latest => {}
+            Start::Ordinal(ordinal) => trace.inside("ordinal", ordinal),
+            Start::TimeMs(time_ms) => trace.inside("time_ms", time_ms),
+        }
+    }
+    fn sample(source: &mut Source<'_>) -> Self {
+        match source.below(4) {
+            0 => Start::Earliest,
+            1 => Start::Latest,
+            2 => Start::Ordinal(u64::sample(source)),
+            _ => Start::TimeMs(i64::sample(source)),
         }
     }
 }
