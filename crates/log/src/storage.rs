@@ -51,4 +51,10 @@ pub trait SegmentStore: Send + Sync {
 
     /// The stream no longer has this segment: give the disk space back. Called without locks.
     fn release(&self, id: SegmentId, at: Location);
+
+    /// A reader has begun this closed segment: where it is now, and that it will want what follows. A hint for eviction and
+    /// read-ahead, given once for each reader and segment. Called without locks, often: must be quick.
+    fn reading(&self, id: SegmentId) {
+        let _ = id;
+    }
 }
