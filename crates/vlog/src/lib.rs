@@ -1,1 +1,28 @@
-//! kera-vlog
+//! Virtual logs: the log of references to chunks of many lanes that makes acknowledged bytes durable (thesis 7.3).
+//!
+//! Partitioning and durability are apart: chunks lie in the segments of their lanes, and a reference to each goes to a
+//! virtual log, under the lane's lock, in the order in which acknowledgements will leave. On one node the virtual log
+//! is a group-commit log on disk: everything that has arrived while the last block was written goes into the next one,
+//! and one sync serves all streams. A cluster sends the same log to backups.
+//!
+//! | to | call | on |
+//! | --- | --- | --- |
+//! | start | [`VirtualLog::open`], hand it to `Log::set_sinks`, then [`VirtualLog::replay`] | the starting thread |
+//! | append | [`DurabilitySink::appended`](kera_log::DurabilitySink::appended), never blocks | I/O threads, under a lane's lock |
+//! | make durable | [`VirtualLog::run`], or [`VirtualLog::run_once`] for a simulator | the writer thread, one per virtual log |
+//! | give space back | [`DurabilitySink::segment_safe`](kera_log::DurabilitySink::segment_safe) | any thread |
+//! | stop | [`VirtualLog::stop`], then join the writer | the stopping thread |
+//!
+//! What it must never do: move [`durable_through`](kera_log::DurabilitySink::durable_through) past a chunk that is not
+//! synced; trust a file whose sync failed; remove a file while a segment with chunks in it is neither stored nor gone.
+
+mod backlog;
+mod files;
+mod replay;
+mod stats;
+mod virtual_log;
+mod writer;
+
+pub use replay::{Damage, ReplayError, ReplayReport};
+pub use stats::VirtualLogStats;
+pub use virtual_log::{OpenError, Ran, SegmentCloser, VirtualLog, VirtualLogConfig};

@@ -1,0 +1,227 @@
+//! What was appended and is not durable yet, and who waits for it.
+//!
+//! Appenders push on I/O threads, under the lock of a lane; the writer takes everything at once. Sessions register for
+//! tickets. Nothing here touches a disk, and no lock here is held while anybody else is called.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use kera_format::SegmentId;
+use kera_log::{ChunkReference, Observer, Ticket};
+use parking_lot::{Condvar, Mutex};
+
+/// Neighbouring chunks of a segment become one reference up to this many bytes.
+const MERGED_BYTES_MAX: u32 = 1 << 20;
+
+/// Chunks that follow one another in a segment.
+pub(crate) struct Pending {
+    /// The first chunk's place, the bytes of all, the last one's ordinal.
+    pub(crate) reference: ChunkReference,
+    /// Chunks in it: as many tickets.
+    pub(crate) chunks: u32,
+}
+
+/// See the module.
+pub(crate) struct Backlog {
+    queue: Mutex<Queue>,
+    /// Signalled when the writer sleeps and there is something for it.
+    arrived: Condvar,
+    durable: AtomicU64,
+    waiters: Mutex<Waiters>,
+}
+
+struct Queue {
+    pending: Vec<Pending>,
+    bytes: u64,
+    last_ticket: Ticket,
+    /// Segments that need not be kept, with the last ticket at that moment.
+    safe: Vec<(SegmentId, Ticket)>,
+    writer_sleeps: bool,
+    stopping: bool,
+}
+
+#[derive(Default)]
+struct Waiters {
+    by_ticket: BTreeMap<Ticket, Vec<(Weak<dyn Observer>, u64)>>,
+    count: usize,
+    /// When there are this many, those that were dropped are looked for.
+    sweep_at: usize,
+}
+
+/// How much waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Depth {
+    pub(crate) references: usize,
+    pub(crate) bytes: u64,
+}
+
+impl Backlog {
+    pub(crate) fn new() -> Backlog {
+        let queue = Queue {
+            pending: Vec::new(),
+            bytes: 0,
+            last_ticket: 0,
+            safe: Vec::new(),
+            writer_sleeps: false,
+            stopping: false,
+        };
+        Backlog {
+            queue: Mutex::new(queue),
+            arrived: Condvar::new(),
+            durable: AtomicU64::new(0),
+            waiters: Mutex::new(Waiters::default()),
+        }
+    }
+
+    /// Takes a chunk and gives it the next ticket.
+    pub(crate) fn push(&self, reference: ChunkReference) -> (Ticket, Depth) {
+        let mut queue = self.queue.lock();
+        queue.last_ticket += 1;
+        queue.bytes += u64::from(reference.bytes);
+        match queue.pending.last_mut() {
+            Some(last) if last.takes(&reference) => {
+                last.reference.bytes += reference.bytes;
+                last.reference.next_ordinal = reference.next_ordinal;
+                last.chunks += 1;
+            }
+            _ => queue.pending.push(Pending { reference, chunks: 1 }),
+        }
+        let depth = Depth { references: queue.pending.len(), bytes: queue.bytes };
+        let ticket = queue.last_ticket;
+        self.wake_writer(queue);
+        (ticket, depth)
+    }
+
+    /// Notes that a segment need not be kept. It counts once everything that was appended so far is durable: until then
+    /// chunks of a deleted stream may still be on their way into a file.
+    pub(crate) fn note_safe(&self, id: SegmentId) {
+        let mut queue = self.queue.lock();
+        let last_ticket = queue.last_ticket;
+        queue.safe.push((id, last_ticket));
+        // Files wait for this only when space is short, so the writer is not woken for every one of them.
+        if queue.safe.len().is_multiple_of(64) {
+            self.wake_writer(queue);
+        }
+    }
+
+    /// Tells the writer to finish.
+    pub(crate) fn stop(&self) {
+        self.queue.lock().stopping = true;
+        self.arrived.notify_all();
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.queue.lock().stopping
+    }
+
+    fn wake_writer(&self, mut queue: parking_lot::MutexGuard<'_, Queue>) {
+        if std::mem::take(&mut queue.writer_sleeps) {
+            drop(queue);
+            self.arrived.notify_one();
+        }
+    }
+
+    /// Everything that waits goes to `taken`, which is empty, and whose memory is used for what comes next.
+    pub(crate) fn take(&self, taken: &mut Vec<Pending>) {
+        let mut queue = self.queue.lock();
+        std::mem::swap(&mut queue.pending, taken);
+        queue.bytes = 0;
+    }
+
+    /// The segments that need not be kept and whose chunks have all arrived.
+    pub(crate) fn take_safe(&self) -> Vec<SegmentId> {
+        let durable = self.durable_through();
+        let mut queue = self.queue.lock();
+        if queue.safe.is_empty() {
+            return Vec::new();
+        }
+        let (ready, later): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut queue.safe).into_iter().partition(|(_, ticket)| *ticket <= durable);
+        queue.safe = later;
+        ready.into_iter().map(|(id, _)| id).collect()
+    }
+
+    pub(crate) fn depth(&self) -> Depth {
+        let queue = self.queue.lock();
+        Depth { references: queue.pending.len(), bytes: queue.bytes }
+    }
+
+    /// The writer sleeps until something arrives, `timeout` is over, or it is to stop. With `for_more`, what waits
+    /// already does not count: the disk is not ready for it.
+    pub(crate) fn sleep(&self, timeout: Duration, for_more: bool) {
+        let mut queue = self.queue.lock();
+        if queue.stopping || (!for_more && !queue.pending.is_empty()) {
+            return;
+        }
+        queue.writer_sleeps = !for_more;
+        self.arrived.wait_for(&mut queue, timeout);
+        queue.writer_sleeps = false;
+    }
+
+    pub(crate) fn durable_through(&self) -> Ticket {
+        self.durable.load(Ordering::Acquire)
+    }
+
+    /// Registers an observer, once. False if the ticket is durable already.
+    ///
+    /// No wake-up is lost: [`advance`](Backlog::advance) stores first and takes the waiters second, both it and this
+    /// function look at the waiters under their lock. If this function has the lock first, its entry is there when
+    /// `advance` takes the waiters. If it has the lock second, the store happened before, the lock makes it visible,
+    /// and the second look below finds it.
+    pub(crate) fn wait(&self, ticket: Ticket, observer: &Arc<dyn Observer>, token: u64) -> bool {
+        if self.durable_through() >= ticket {
+            return false;
+        }
+        let mut waiters = self.waiters.lock();
+        if self.durable_through() >= ticket {
+            return false;
+        }
+        waiters.add(ticket, Arc::downgrade(observer), token);
+        true
+    }
+
+    /// Everything up to `through` is durable: says so, then calls who waits for it, in the order of their tickets.
+    pub(crate) fn advance(&self, through: Ticket) {
+        self.durable.store(through, Ordering::Release);
+        let woken = self.waiters.lock().take_through(through);
+        for (observer, token) in woken.into_values().flatten() {
+            if let Some(observer) = observer.upgrade() {
+                observer.advanced(token);
+            }
+        }
+    }
+}
+
+impl Pending {
+    fn takes(&self, next: &ChunkReference) -> bool {
+        let reference = &self.reference;
+        Arc::ptr_eq(&reference.segment, &next.segment)
+            && reference.position + reference.bytes == next.position
+            && reference.bytes.saturating_add(next.bytes) <= MERGED_BYTES_MAX
+    }
+}
+
+impl Waiters {
+    fn add(&mut self, ticket: Ticket, observer: Weak<dyn Observer>, token: u64) {
+        if self.count >= self.sweep_at {
+            // Observers that went away while the disk was stuck: connections come and go meanwhile.
+            self.by_ticket.retain(|_, list| {
+                list.retain(|(observer, _)| observer.strong_count() > 0);
+                !list.is_empty()
+            });
+            self.count = self.by_ticket.values().map(Vec::len).sum();
+            self.sweep_at = (2 * self.count).max(1024);
+        }
+        self.by_ticket.entry(ticket).or_default().push((observer, token));
+        self.count += 1;
+    }
+
+    fn take_through(&mut self, through: Ticket) -> BTreeMap<Ticket, Vec<(Weak<dyn Observer>, u64)>> {
+        let later = self.by_ticket.split_off(&(through + 1));
+        let woken = std::mem::replace(&mut self.by_ticket, later);
+        self.count = self.by_ticket.values().map(Vec::len).sum();
+        woken
+    }
+}

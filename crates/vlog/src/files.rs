@@ -1,0 +1,270 @@
+//! The files of one virtual log: which there are, what they are kept for, where the next block goes.
+//!
+//! Owned by the writer. Names are `<vlog>-<sequence>.vlog` for files with blocks and `<vlog>-<sequence>.spare` for files
+//! to be used again: their disk space is there and has been written, so that a sync of a block in them need not change
+//! the file system's own records.
+//!
+//! A file is kept until no segment needs it, and files go in the order in which they came: so the blocks that remain
+//! have no holes between them, and a hole found at a start is damage.
+
+use std::collections::{HashSet, VecDeque};
+use std::io;
+use std::sync::Arc;
+
+use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, Random};
+use kera_format::SegmentId;
+use kera_format::vlog::{FileHeader, PAGE_BYTES};
+
+/// The part of the settings that files need.
+#[derive(Clone, Debug)]
+pub(crate) struct FilesConfig {
+    pub(crate) node: [u8; 16],
+    pub(crate) vlog: u32,
+    pub(crate) directory: String,
+    pub(crate) file_bytes: u64,
+    pub(crate) spares: usize,
+}
+
+pub(crate) struct Files {
+    config: FilesConfig,
+    disk: Arc<dyn Disk>,
+    random: Arc<dyn Random>,
+    /// Files with blocks, oldest first; the last is the current one if there is one.
+    kept: VecDeque<KeptFile>,
+    current: Option<CurrentFile>,
+    spares: Vec<Spare>,
+    next_sequence: u64,
+}
+
+/// A file with blocks.
+pub(crate) struct KeptFile {
+    pub(crate) sequence: u64,
+    pub(crate) bytes: u64,
+    /// Segments that have chunks in it and are neither stored nor gone.
+    pub(crate) pinned_by: HashSet<SegmentId>,
+}
+
+/// Where blocks go.
+pub(crate) struct CurrentFile {
+    pub(crate) file: Arc<dyn DiskFile>,
+    pub(crate) sequence: u64,
+    pub(crate) key: u64,
+    /// Where the next block goes.
+    pub(crate) end: u64,
+    bytes: u64,
+}
+
+struct Spare {
+    sequence: u64,
+    bytes: u64,
+}
+
+/// Names below the directory, by what they are.
+#[derive(Default)]
+pub(crate) struct Found {
+    pub(crate) files: Vec<u64>,
+    pub(crate) spares: Vec<u64>,
+}
+
+impl Files {
+    pub(crate) fn new(config: FilesConfig, disk: Arc<dyn Disk>, random: Arc<dyn Random>) -> Files {
+        let (kept, spares) = (VecDeque::new(), Vec::new());
+        Files { config, disk, random, kept, current: None, spares, next_sequence: 1 }
+    }
+
+    pub(crate) fn config(&self) -> &FilesConfig {
+        &self.config
+    }
+
+    pub(crate) fn disk(&self) -> &Arc<dyn Disk> {
+        &self.disk
+    }
+
+    pub(crate) fn path(&self, sequence: u64) -> String {
+        format!("{}/{:04}-{sequence:010}.vlog", self.config.directory, self.config.vlog)
+    }
+
+    fn spare_path(&self, sequence: u64) -> String {
+        format!("{}/{:04}-{sequence:010}.spare", self.config.directory, self.config.vlog)
+    }
+
+    /// Looks for this virtual log's files, makes the directory if need be, and reserves the sequences that it finds.
+    pub(crate) fn find(&mut self) -> io::Result<Found> {
+        self.disk.create_dir_all(&self.config.directory)?;
+        let prefix = format!("{:04}-", self.config.vlog);
+        let mut found = Found::default();
+        for name in self.disk.list(&self.config.directory)? {
+            let Some(rest) = name.strip_prefix(&prefix) else { continue };
+            let sequence = |suffix| rest.strip_suffix(suffix).and_then(|digits: &str| digits.parse::<u64>().ok());
+            if let Some(sequence) = sequence(".vlog") {
+                found.files.push(sequence);
+            } else if let Some(sequence) = sequence(".spare") {
+                found.spares.push(sequence);
+            }
+        }
+        found.files.sort_unstable();
+        found.spares.sort_unstable();
+        let highest = found.files.iter().chain(&found.spares).max().copied().unwrap_or(0);
+        self.next_sequence = highest.saturating_add(1);
+        Ok(found)
+    }
+
+    /// Takes files that were found into account: those with blocks and what keeps them, and spares.
+    pub(crate) fn adopt(&mut self, kept: Vec<KeptFile>, spares: &[u64]) {
+        self.kept = kept.into();
+        for &sequence in spares {
+            let path = self.spare_path(sequence);
+            let bytes = self.disk.open(&path, OpenMode::Read, false).and_then(|file| file.len());
+            match bytes {
+                Ok(bytes) if bytes >= self.config.file_bytes && self.spares.len() < self.config.spares => {
+                    self.spares.push(Spare { sequence, bytes });
+                }
+                _ => self.remove(&path),
+            }
+        }
+        self.drop_unneeded();
+    }
+
+    /// The file that takes the next block of `block_bytes`, which is block `next_block`: the current one or the next.
+    pub(crate) fn place(&mut self, block_bytes: u64, next_block: u64) -> io::Result<&mut CurrentFile> {
+        let fits = self.current.as_ref().is_some_and(|current| current.end + block_bytes <= current.bytes);
+        if !fits {
+            self.current = None;
+            let started = self.start(block_bytes + PAGE_BYTES as u64, next_block)?;
+            self.kept.push_back(KeptFile {
+                sequence: started.sequence,
+                bytes: started.bytes,
+                pinned_by: HashSet::new(),
+            });
+            self.current = Some(started);
+            self.drop_unneeded();
+        }
+        self.current.as_mut().ok_or_else(|| io::Error::other("no current file"))
+    }
+
+    /// Makes a file ready for blocks from `next_block` on. Its header and name are synced before it returns: a block
+    /// can only be there if the header is, so a file without a header has nothing.
+    fn start(&mut self, bytes_min: u64, next_block: u64) -> io::Result<CurrentFile> {
+        let sequence = self.next_sequence;
+        // Counted up even if this fails: whatever is left under the name is not mistaken for another try.
+        self.next_sequence += 1;
+        let path = self.path(sequence);
+        let started = self.start_at(&path, sequence, bytes_min, next_block);
+        if started.is_err() {
+            self.remove(&path);
+        }
+        started
+    }
+
+    fn start_at(
+        &mut self,
+        path: &str,
+        sequence: u64,
+        bytes_min: u64,
+        next_block: u64,
+    ) -> io::Result<CurrentFile> {
+        let at = self.spares.iter().position(|spare| spare.bytes >= bytes_min);
+        let (file, bytes) = match at {
+            Some(at) => {
+                let spare = self.spares.swap_remove(at);
+                self.disk.rename(&self.spare_path(spare.sequence), path)?;
+                (self.disk.open(path, OpenMode::ReadWrite, true)?, spare.bytes)
+            }
+            None => {
+                let bytes = self.config.file_bytes.max(bytes_min);
+                let file = self.disk.open(path, OpenMode::Create, true)?;
+                file.allocate(0, bytes)?;
+                file.set_len(bytes)?;
+                (file, bytes)
+            }
+        };
+        let key = self.random.next_u64();
+        let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+        let FilesConfig { node, vlog, .. } = self.config;
+        FileHeader { node, vlog, file: sequence, key, first_block: next_block }.write(&mut page);
+        file.write_at(0, &page)?;
+        file.sync_data()?;
+        self.disk.sync_dir(&self.config.directory)?;
+        Ok(CurrentFile { file, sequence, key, end: PAGE_BYTES as u64, bytes })
+    }
+
+    /// A write or sync to the current file failed: nothing goes there any more. What was synced before stays good.
+    pub(crate) fn abandon_current(&mut self) {
+        let Some(current) = self.current.take() else { return };
+        if current.end == PAGE_BYTES as u64 {
+            // It has no block that counts. With it gone, a disk that fails for long does not fill up with files.
+            self.kept.pop_back();
+            self.remove(&self.path(current.sequence));
+        }
+    }
+
+    /// The current file has a block with chunks of these segments.
+    pub(crate) fn pin(&mut self, segments: impl Iterator<Item = SegmentId>) {
+        let Some(kept) = self.kept.back_mut() else { return };
+        let mut last = None;
+        for id in segments {
+            if last != Some(id) {
+                kept.pinned_by.insert(id);
+                last = Some(id);
+            }
+        }
+    }
+
+    /// These segments are stored or gone. Files that nothing else keeps become spares or are removed.
+    pub(crate) fn unpin(&mut self, segments: &[SegmentId]) {
+        for kept in &mut self.kept {
+            for id in segments {
+                kept.pinned_by.remove(id);
+            }
+        }
+        self.drop_unneeded();
+    }
+
+    /// What keeps the oldest file, if all files together have more than `limit` bytes.
+    pub(crate) fn pressing(&self, limit: u64) -> Option<&HashSet<SegmentId>> {
+        let oldest = self.kept.front().filter(|_| self.kept.len() > 1)?;
+        (self.kept.iter().map(|kept| kept.bytes).sum::<u64>() > limit).then_some(&oldest.pinned_by)
+    }
+
+    /// Gives back what is not needed, oldest first, never the current one.
+    fn drop_unneeded(&mut self) {
+        let current = usize::from(self.current.is_some());
+        while self.kept.len() > current && self.kept.front().is_some_and(|oldest| oldest.pinned_by.is_empty()) {
+            let Some(oldest) = self.kept.pop_front() else { return };
+            let path = self.path(oldest.sequence);
+            let reused = self.spares.len() < self.config.spares && oldest.bytes == self.config.file_bytes;
+            if reused && self.disk.rename(&path, &self.spare_path(oldest.sequence)).is_ok() {
+                self.spares.push(Spare { sequence: oldest.sequence, bytes: oldest.bytes });
+            } else {
+                self.remove(&path);
+            }
+            // One at a time: after a power cut, too, only the oldest are missing.
+            if let Err(error) = self.disk.sync_dir(&self.config.directory) {
+                tracing::warn!(%error, "the virtual log's directory cannot be synced");
+                return;
+            }
+        }
+    }
+
+    /// Removes a file that never had a block.
+    pub(crate) fn remove_file(&self, sequence: u64) {
+        self.remove(&self.path(sequence));
+    }
+
+    /// Removes a file that is not needed. That it stays costs space only, so an error is only told.
+    fn remove(&self, path: &str) {
+        match self.disk.remove(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(path, %error, "a file that is not needed cannot be removed");
+            }
+            _ => {}
+        }
+    }
+
+    /// Files with blocks, and the bytes of those and the spares.
+    pub(crate) fn usage(&self) -> (u64, u64) {
+        let kept: u64 = self.kept.iter().map(|kept| kept.bytes).sum();
+        let spares: u64 = self.spares.iter().map(|spare| spare.bytes).sum();
+        (self.kept.len() as u64, kept + spares)
+    }
+}

@@ -1,0 +1,341 @@
+//! Reading a virtual log back at a start.
+//!
+//! Runs on the starting thread, before anything is appended. The rule is one: block sequences have no holes, from the
+//! first block of the oldest file to the last block that reads back. A block is written only after the one before is
+//! synced, so if a later block is there, an earlier one that is not was acknowledged and is damage; if none is, it was
+//! not, and is what a power cut leaves behind.
+
+use std::collections::HashSet;
+use std::io;
+use std::sync::Arc;
+
+use kera_env::{AlignedBuffer, DiskFile, OpenMode};
+use kera_format::chunk::Chunks;
+use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileHeader, PAGE_BYTES};
+use kera_format::{ChunkView, FormatError, SegmentId};
+use kera_log::{RestoreError, Restored};
+
+use crate::files::{Files, KeptFile};
+
+/// What a replay found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ReplayReport {
+    /// Files with blocks.
+    pub files: u64,
+    /// Blocks that were read.
+    pub blocks: u64,
+    /// Chunks in them.
+    pub chunks: u64,
+    /// Of those, the ones that were not in their lane.
+    pub restored: u64,
+    /// Of those, the ones whose stream is gone.
+    pub unknown: u64,
+    /// What was acknowledged and cannot be read; empty unless damage is accepted.
+    pub damage: Vec<Damage>,
+}
+
+/// Something that was acknowledged and cannot be read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Damage {
+    /// The file, below the disk's root.
+    pub path: String,
+    /// Where in it, bytes from its start.
+    pub offset: u64,
+    /// What is wrong there.
+    pub reason: String,
+}
+
+/// Why a virtual log could not be read back. The disk is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The disk refused.
+    #[error("{path}: {error}")]
+    Disk {
+        /// The file or directory.
+        path: String,
+        /// What the disk said.
+        #[source]
+        error: io::Error,
+    },
+    /// A file of another node, or of another virtual log.
+    #[error("{path} belongs to another node or virtual log; give each node its own data directory")]
+    Foreign {
+        /// The file.
+        path: String,
+    },
+    /// Blocks that were acknowledged cannot be read.
+    #[error(
+        "{} is damaged at byte {}: {}. What is there was acknowledged, so it is not skipped; restore the file from a \
+         copy, or start once with damage accepted, which loses it", .0.path, .0.offset, .0.reason
+    )]
+    Damaged(Damage),
+    /// A file of a version that this build does not read.
+    #[error("{path}: {error}; start it with the build that wrote it")]
+    Version {
+        /// The file.
+        path: String,
+        /// What its header says.
+        #[source]
+        error: FormatError,
+    },
+    /// The log has no room for what is there.
+    #[error("a chunk of the virtual log cannot be put back: {0}; give the arena more memory")]
+    NoRoom(RestoreError),
+}
+
+type Restore<'a> = dyn FnMut(&[u8]) -> Result<Restored, RestoreError> + 'a;
+
+/// Reads everything back. Returns what it found and the sequence of the block that comes next.
+pub(crate) fn replay(
+    files: &mut Files,
+    accept_damage: bool,
+    restore: &mut Restore<'_>,
+) -> Result<(ReplayReport, u64), ReplayError> {
+    let directory = files.config().directory.clone();
+    let found = files.find().map_err(|error| ReplayError::Disk { path: directory, error })?;
+    let mut replay = Replay { accept_damage, restore, expected: None, report: ReplayReport::default() };
+    let mut kept = Vec::new();
+    let mut empty = Vec::new();
+    for &sequence in &found.files {
+        match replay.file(files, sequence)? {
+            Some(file) => kept.push(file),
+            None => empty.push(sequence),
+        }
+    }
+    // Only now, when nothing can be wrong any more, does anything change on the disk.
+    for sequence in empty {
+        files.remove_file(sequence);
+    }
+    files.adopt(kept, &found.spares);
+    Ok((replay.report, replay.expected.unwrap_or(1)))
+}
+
+struct Replay<'a, 'b> {
+    accept_damage: bool,
+    restore: &'a mut Restore<'b>,
+    /// The sequence of the block that must come next; `None` before the first file.
+    expected: Option<u64>,
+    report: ReplayReport,
+}
+
+/// An open file and what its blocks must say.
+struct Source {
+    file: Arc<dyn DiskFile>,
+    path: String,
+    bytes: u64,
+    vlog: u32,
+    sequence: u64,
+    /// `None` while the file's header is not known to be good: then any key is.
+    key: Option<u64>,
+    buffer: AlignedBuffer,
+}
+
+impl Replay<'_, '_> {
+    /// One file. `None` if it has no block and never had one.
+    fn file(&mut self, files: &Files, sequence: u64) -> Result<Option<KeptFile>, ReplayError> {
+        let path = files.path(sequence);
+        let disk_error = |error| ReplayError::Disk { path: path.clone(), error };
+        let file = files.disk().open(&path, OpenMode::Read, true).map_err(disk_error)?;
+        let bytes = file.len().map_err(disk_error)?;
+        let vlog = files.config().vlog;
+        let buffer = AlignedBuffer::new();
+        let mut source = Source { file, path: path.clone(), bytes, vlog, sequence, key: None, buffer };
+        let Some(start) = self.file_header(files, &mut source)? else { return Ok(None) };
+        let mut pinned_by = HashSet::new();
+        let mut offset = start;
+        while offset + PAGE_BYTES as u64 <= bytes {
+            match source.block(offset)? {
+                Ok(header) => {
+                    self.block(&source, offset, &header, &mut pinned_by)?;
+                    offset += header.total_bytes() as u64;
+                }
+                Err(reason) => match source.next_block(offset + PAGE_BYTES as u64)? {
+                    Some((at, _)) => {
+                        self.damaged(&path, offset, reason)?;
+                        offset = at;
+                    }
+                    None => break,
+                },
+            }
+        }
+        self.report.files += 1;
+        Ok(Some(KeptFile { sequence, bytes, pinned_by }))
+    }
+
+    /// Checks the file's header: where its blocks start, or `None` if it never had one.
+    fn file_header(&mut self, files: &Files, source: &mut Source) -> Result<Option<u64>, ReplayError> {
+        source.read(0, PAGE_BYTES)?;
+        let header = match FileHeader::parse(&source.buffer) {
+            Ok(header) => header,
+            Err(error @ FormatError::BadField { field: "vlog_file.version", .. }) => {
+                return Err(ReplayError::Version { path: source.path.clone(), error });
+            }
+            Err(error) => return self.without_header(source, error.to_string()),
+        };
+        if header.node != files.config().node || header.vlog != source.vlog {
+            return Err(ReplayError::Foreign { path: source.path.clone() });
+        }
+        if header.file != source.sequence {
+            // A file that was to be used again got its name and not yet its header.
+            return self.without_header(source, format!("its header is that of file {}", header.file));
+        }
+        source.key = Some(header.key);
+        let expected = *self.expected.get_or_insert(header.first_block);
+        if header.first_block > expected {
+            // The header was written after all blocks before it were synced.
+            let reason = format!("blocks {expected} to {} are missing", header.first_block - 1);
+            self.damaged(&source.path, 0, reason)?;
+            self.expected = Some(header.first_block);
+        }
+        Ok(Some(PAGE_BYTES as u64))
+    }
+
+    /// The header was synced before the first block was written: without one there is no block, or there is damage.
+    fn without_header(&mut self, source: &mut Source, reason: String) -> Result<Option<u64>, ReplayError> {
+        let Some((offset, header)) = source.next_block(PAGE_BYTES as u64)? else { return Ok(None) };
+        self.damaged(&source.path, 0, reason)?;
+        source.key = Some(header.key);
+        self.expected.get_or_insert(header.block);
+        Ok(Some(offset))
+    }
+
+    /// One block that reads back; its bytes are in the source's buffer.
+    fn block(
+        &mut self,
+        source: &Source,
+        offset: u64,
+        header: &BlockHeader,
+        pinned_by: &mut HashSet<SegmentId>,
+    ) -> Result<(), ReplayError> {
+        let expected = self.expected.unwrap_or(header.block);
+        if header.block > expected {
+            let reason = format!("blocks {expected} to {} are missing", header.block - 1);
+            self.damaged(&source.path, offset, reason)?;
+        }
+        // A lower one was written again, to this file, after a sync of the one before failed.
+        self.expected = Some(expected.max(header.block.saturating_add(1)));
+        self.report.blocks += 1;
+        let chunks = &source.buffer[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + header.chunk_bytes as usize];
+        let mut last = None;
+        for chunk in Chunks::new(chunks) {
+            let restored = chunk.map_err(RestoreError::Format).and_then(|chunk| self.chunk(&chunk));
+            match restored {
+                Ok(Some(id)) if last != Some(id) => {
+                    pinned_by.insert(id);
+                    last = Some(id);
+                }
+                Ok(_) => {}
+                Err(error @ RestoreError::ArenaFull(_)) => return Err(ReplayError::NoRoom(error)),
+                Err(error) => self.damaged(&source.path, offset, error.to_string())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives a chunk back to its lane. The segment that it is in, if the file must be kept for it.
+    fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<Option<SegmentId>, RestoreError> {
+        let header = chunk.header();
+        let broker = chunk.broker()?;
+        self.report.chunks += 1;
+        let id = SegmentId {
+            stream: header.stream,
+            streamlet: header.streamlet,
+            lane: broker.lane,
+            group: broker.group,
+            index: broker.segment,
+        };
+        match (self.restore)(chunk.as_bytes())? {
+            Restored::Restored => {
+                self.report.restored += 1;
+                Ok(Some(id))
+            }
+            Restored::AlreadyThere => Ok(Some(id)),
+            Restored::UnknownStream => {
+                self.report.unknown += 1;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Something that was acknowledged cannot be read: an error, or one more line of the report.
+    fn damaged(&mut self, path: &str, offset: u64, reason: String) -> Result<(), ReplayError> {
+        let damage = Damage { path: path.to_owned(), offset, reason };
+        if !self.accept_damage {
+            return Err(ReplayError::Damaged(damage));
+        }
+        tracing::error!(path, offset, reason = damage.reason, "damage in the virtual log is accepted; what was there is lost");
+        // One line for each of a disk full of damage would be too many.
+        if self.report.damage.len() < 1000 {
+            self.report.damage.push(damage);
+        }
+        Ok(())
+    }
+}
+
+impl Source {
+    /// Reads `bytes` at `offset` into the buffer; it is shorter where the file ends.
+    fn read(&mut self, offset: u64, bytes: usize) -> Result<(), ReplayError> {
+        self.buffer.clear();
+        self.buffer.resize(bytes);
+        let read = self
+            .file
+            .read_at(offset, &mut self.buffer)
+            .map_err(|error| ReplayError::Disk { path: self.path.clone(), error })?;
+        self.buffer.resize(read);
+        Ok(())
+    }
+
+    /// The block at `offset`, verified, its bytes in the buffer; or why there is none.
+    fn block(&mut self, offset: u64) -> Result<Result<BlockHeader, String>, ReplayError> {
+        self.read(offset, PAGE_BYTES)?;
+        let header = match self.header(&self.buffer) {
+            Ok(header) => header,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let total = header.total_bytes();
+        if offset + total as u64 > self.bytes {
+            return Ok(Err(format!("the block has {total} bytes, the file ends before")));
+        }
+        self.read(offset, total)?;
+        if self.buffer.len() < total {
+            return Ok(Err("the file ends within the block".into()));
+        }
+        // The header is read again with the rest: it is checked again too.
+        let checked = self.header(&self.buffer).and_then(|header| {
+            let verified = header.verify_chunks(&self.buffer[BLOCK_HEADER_BYTES..]);
+            verified.map(|()| header).map_err(|error| error.to_string())
+        });
+        Ok(checked)
+    }
+
+    fn header(&self, page: &[u8]) -> Result<BlockHeader, String> {
+        let header = BlockHeader::parse(page).map_err(|error| error.to_string())?;
+        let ours = header.vlog == self.vlog
+            && header.file == self.sequence
+            && self.key.is_none_or(|key| key == header.key);
+        if ours { Ok(header) } else { Err("the block is one of an earlier use of the file".into()) }
+    }
+
+    /// The first block from `offset` on that reads back.
+    fn next_block(&mut self, mut offset: u64) -> Result<Option<(u64, BlockHeader)>, ReplayError> {
+        const STEP: usize = 1 << 20;
+        while offset < self.bytes {
+            self.read(offset, STEP)?;
+            let read = self.buffer.len() as u64;
+            let candidates: Vec<u64> = (0..self.buffer.len() / PAGE_BYTES)
+                .filter(|page| self.header(&self.buffer[page * PAGE_BYTES..]).is_ok())
+                .map(|page| offset + (page * PAGE_BYTES) as u64)
+                .collect();
+            for at in candidates {
+                if let Ok(header) = self.block(at)? {
+                    return Ok(Some((at, header)));
+                }
+            }
+            if read < STEP as u64 {
+                break;
+            }
+            offset += STEP as u64;
+        }
+        Ok(None)
+    }
+}

@@ -1,0 +1,351 @@
+//! A virtual log as the rest of the node sees it: a sink that appenders fill and a writer that empties it.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use kera_env::{Clock, Disk, Random};
+use kera_format::SegmentId;
+use kera_log::{ChunkReference, DurabilitySink, Observer, RestoreError, Restored, SinkError, Ticket};
+use parking_lot::{Mutex, RwLock};
+
+use crate::backlog::Backlog;
+use crate::files::{Files, FilesConfig};
+use crate::replay::{self, ReplayError, ReplayReport};
+use crate::stats::{Counters, VirtualLogStats};
+use crate::writer::Writer;
+
+/// How long an idle writer sleeps at most before it looks after its files.
+const IDLE: Duration = Duration::from_millis(500);
+
+/// Settings of a virtual log. [`VirtualLogConfig::new`] has defaults that work.
+#[derive(Clone, Debug)]
+pub struct VirtualLogConfig {
+    /// Its number in the node: part of its files' names.
+    pub id: u32,
+    /// The node's uuid: files of another node are refused.
+    pub node: [u8; 16],
+    /// Where its files are, below the disk's root.
+    pub directory: String,
+    /// Bytes of a file. A block that is larger gets a file of its own.
+    pub file_bytes: u64,
+    /// A block holds about this many bytes of chunks, and always at least one chunk.
+    pub block_bytes_max: usize,
+    /// References that may wait before appends are refused for a while. Each takes about 60 bytes.
+    pub references_max: usize,
+    /// Bytes of files above which slow lanes are asked to close the segments that keep the oldest one.
+    pub keep_bytes: u64,
+    /// Files that are kept to be used again.
+    pub spares: usize,
+    /// How long after a failure the next try is.
+    pub retry_ms: u32,
+    /// Start although blocks that were acknowledged cannot be read; they are lost, and reported.
+    pub accept_damage: bool,
+}
+
+impl VirtualLogConfig {
+    /// Files of 128 MiB, blocks of up to 4 MiB, about 1 GiB kept.
+    pub fn new(id: u32, node: [u8; 16]) -> VirtualLogConfig {
+        VirtualLogConfig {
+            id,
+            node,
+            directory: "vlog".into(),
+            file_bytes: 128 << 20,
+            block_bytes_max: 4 << 20,
+            references_max: 1 << 20,
+            keep_bytes: 1 << 30,
+            spares: 2,
+            retry_ms: 500,
+            accept_damage: false,
+        }
+    }
+}
+
+/// Why a virtual log could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The disk refused.
+    #[error("{path}: {error}")]
+    Disk {
+        /// The file or directory.
+        path: String,
+        /// What the disk said.
+        #[source]
+        error: io::Error,
+    },
+}
+
+/// Asked to close segments that keep old files: the log.
+pub trait SegmentCloser: Send + Sync {
+    /// Closes those of the segments that are open, so that they can be stored. Called on the writer's thread, without
+    /// locks; may be called again for the same segments.
+    fn close_segments(&self, ids: &[SegmentId]);
+}
+
+/// What one turn of the writer did.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Ran {
+    /// One block is durable; there may be more to do.
+    Wrote {
+        /// Chunks in it.
+        chunks: u64,
+        /// Bytes written, padding included.
+        bytes: u64,
+    },
+    /// Nothing waits.
+    Idle,
+    /// The disk failed, or its next try is not due. Everything that waits still does.
+    Stuck {
+        /// When the next try is due, on the clock's monotonic time.
+        retry_at_us: u64,
+    },
+}
+
+/// See the crate.
+pub struct VirtualLog {
+    config: VirtualLogConfig,
+    clock: Arc<dyn Clock>,
+    backlog: Backlog,
+    writer: Mutex<Writer>,
+    /// False: `trouble` says why. The only thing that an append looks at when all is well.
+    healthy: AtomicBool,
+    trouble: Mutex<Option<SinkError>>,
+    closer: RwLock<Option<Arc<dyn SegmentCloser>>>,
+    /// The block at which the closer was asked last.
+    asked_at_block: AtomicU64,
+    replayed: AtomicBool,
+    counters: Counters,
+}
+
+impl VirtualLog {
+    /// Opens the directory. Nothing is read but names; appends are taken after [`replay`](VirtualLog::replay).
+    pub fn open(
+        config: VirtualLogConfig,
+        disk: Arc<dyn Disk>,
+        clock: Arc<dyn Clock>,
+        random: Arc<dyn Random>,
+    ) -> Result<Arc<VirtualLog>, OpenError> {
+        let files = FilesConfig {
+            node: config.node,
+            vlog: config.id,
+            directory: config.directory.clone(),
+            file_bytes: config.file_bytes,
+            spares: config.spares,
+        };
+        let files = Files::new(files, disk, random);
+        files
+            .disk()
+            .create_dir_all(&config.directory)
+            .map_err(|error| OpenError::Disk { path: config.directory.clone(), error })?;
+        Ok(Arc::new(VirtualLog {
+            config,
+            clock,
+            backlog: Backlog::new(),
+            writer: Mutex::new(Writer::new(files)),
+            healthy: AtomicBool::new(true),
+            trouble: Mutex::new(None),
+            closer: RwLock::new(None),
+            asked_at_block: AtomicU64::new(0),
+            replayed: AtomicBool::new(false),
+            counters: Counters::default(),
+        }))
+    }
+
+    /// Gives every chunk on disk to `restore`, in the order in which they became durable; call it once, before the
+    /// first append. Chunks may come that are in their lane anyway.
+    ///
+    /// Reading ends at the last whole block. What follows there was never acknowledged, for a block is written only
+    /// after the one before is synced. If a block is missing or damaged and a later one is there, it was: that is an
+    /// error, unless `accept_damage` is set.
+    pub fn replay(
+        &self,
+        restore: &mut dyn FnMut(&[u8]) -> Result<Restored, RestoreError>,
+    ) -> Result<ReplayReport, ReplayError> {
+        let mut writer = self.writer.lock();
+        let (report, next_block) = replay::replay(&mut writer.files, self.config.accept_damage, restore)?;
+        writer.next_block = next_block;
+        self.replayed.store(true, Ordering::Release);
+        self.count_files(&writer);
+        Ok(report)
+    }
+
+    /// Who is asked to close segments when old files are kept by them for too long.
+    pub fn set_closer(&self, closer: Arc<dyn SegmentCloser>) {
+        *self.closer.write() = Some(closer);
+    }
+
+    /// Writes until [`stop`](VirtualLog::stop), then what is left, and returns: the writer thread's main function. If
+    /// the disk does not take what is left, that stays unacknowledged.
+    pub fn run(&self) {
+        loop {
+            let stopping = self.backlog.is_stopping();
+            match self.run_once() {
+                Ran::Wrote { .. } => {}
+                Ran::Idle if stopping => return,
+                Ran::Idle => self.backlog.sleep(IDLE, false),
+                Ran::Stuck { .. } if stopping => {
+                    let (references, bytes) = self.writer.lock().held();
+                    tracing::error!(references, bytes, "stopped with chunks that the disk did not take; none is acknowledged");
+                    return;
+                }
+                Ran::Stuck { retry_at_us } => {
+                    let wait_us = retry_at_us.saturating_sub(self.clock.monotonic_us());
+                    self.backlog.sleep(Duration::from_micros(wait_us.clamp(1_000, 1_000_000)), true);
+                }
+            }
+        }
+    }
+
+    /// One turn of the writer: at most one block. For [`run`](VirtualLog::run), tests and a simulator.
+    pub fn run_once(&self) -> Ran {
+        assert!(self.replayed.load(Ordering::Acquire), "the virtual log is written before it is replayed");
+        let mut writer = self.writer.lock();
+        let safe = self.backlog.take_safe();
+        if !safe.is_empty() {
+            writer.files.unpin(&safe);
+            self.count_files(&writer);
+        }
+        if !writer.fill_batch(&self.backlog, self.config.block_bytes_max) {
+            return Ran::Idle;
+        }
+        if let Some(retry_at_us) = writer.retry_at_us
+            && self.clock.monotonic_us() < retry_at_us
+            && !self.backlog.is_stopping()
+        {
+            return Ran::Stuck { retry_at_us };
+        }
+        match writer.write_batch(self.config.id, &*self.clock) {
+            Ok(written) => {
+                writer.finish_batch(&self.backlog);
+                writer.retry_at_us = None;
+                self.counters.wrote(written.chunks, written.chunk_bytes, written.block_bytes, written.disk_us);
+                self.recovered(&writer);
+                self.count_files(&writer);
+                let pressing = self.pressing(&writer);
+                drop(writer);
+                self.ask_closer(&pressing);
+                Ran::Wrote { chunks: written.chunks, bytes: written.block_bytes }
+            }
+            Err(error) => {
+                let retry_at_us = self.clock.monotonic_us() + u64::from(self.config.retry_ms) * 1000;
+                writer.retry_at_us = Some(retry_at_us);
+                self.failed(&error);
+                Ran::Stuck { retry_at_us }
+            }
+        }
+    }
+
+    /// Tells the writer to write what waits and return from [`run`](VirtualLog::run). Appends must have ended.
+    pub fn stop(&self) {
+        self.backlog.stop();
+    }
+
+    /// Counters and sizes. Waits for a block that is on its way.
+    pub fn stats(&self) -> VirtualLogStats {
+        let (held, held_bytes) = self.writer.lock().held();
+        let depth = self.backlog.depth();
+        VirtualLogStats {
+            pending_references: (held + depth.references) as u64,
+            pending_bytes: held_bytes + depth.bytes,
+            healthy: self.healthy.load(Ordering::Relaxed),
+            ..self.counters.snapshot()
+        }
+    }
+
+    fn count_files(&self, writer: &Writer) {
+        let (files, bytes) = writer.files.usage();
+        self.counters.files.store(files, Ordering::Relaxed);
+        self.counters.file_bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The segments that keep the oldest file too long. Asked once a file or so: closing takes effect with a delay.
+    fn pressing(&self, writer: &Writer) -> Vec<SegmentId> {
+        let blocks_apart = (self.config.file_bytes / self.config.block_bytes_max.max(1) as u64).max(1);
+        if writer.next_block < self.asked_at_block.load(Ordering::Relaxed) + blocks_apart {
+            return Vec::new();
+        }
+        let Some(segments) = writer.files.pressing(self.config.keep_bytes) else { return Vec::new() };
+        self.asked_at_block.store(writer.next_block, Ordering::Relaxed);
+        segments.iter().copied().collect()
+    }
+
+    fn ask_closer(&self, segments: &[SegmentId]) {
+        if segments.is_empty() {
+            return;
+        }
+        let closer = self.closer.read().clone();
+        if let Some(closer) = closer {
+            tracing::debug!(segments = segments.len(), "closing segments that keep an old file of the virtual log");
+            closer.close_segments(segments);
+        }
+    }
+
+    /// Refuses appends from now on and says why.
+    fn failed(&self, error: &io::Error) {
+        self.counters.failures.fetch_add(1, Ordering::Relaxed);
+        let id = self.config.id;
+        let reason = match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                format!("the disk of virtual log {id} is full ({error}); free space, or shorten retention")
+            }
+            _ => format!("the disk of virtual log {id} fails ({error}); look at the disk"),
+        };
+        if self.healthy.swap(false, Ordering::Release) {
+            tracing::error!("{reason}; chunks that must survive a loss of power are refused until it is well");
+        }
+        *self.trouble.lock() = Some(SinkError { reason, retry_after_ms: self.config.retry_ms });
+    }
+
+    /// A block was written: whatever was wrong is not any more, unless too much waits still.
+    fn recovered(&self, writer: &Writer) {
+        if self.healthy.load(Ordering::Relaxed) {
+            return;
+        }
+        if writer.held().0 + self.backlog.depth().references > self.config.references_max / 2 {
+            return;
+        }
+        *self.trouble.lock() = None;
+        self.healthy.store(true, Ordering::Release);
+        tracing::info!(vlog = self.config.id, "the virtual log takes chunks again");
+    }
+
+    /// So many references wait that their number, and not the arena, would be what fills the memory.
+    fn overrun(&self, references: usize) {
+        if self.healthy.swap(false, Ordering::Release) {
+            let reason = format!("{references} chunks wait for the disk of virtual log {}", self.config.id);
+            tracing::warn!("{reason}; more are refused until half of them are written");
+            *self.trouble.lock() = Some(SinkError { reason, retry_after_ms: 20 });
+        }
+    }
+}
+
+impl DurabilitySink for VirtualLog {
+    fn appended(&self, reference: ChunkReference) -> Ticket {
+        let (ticket, depth) = self.backlog.push(reference);
+        if depth.references > self.config.references_max {
+            self.overrun(depth.references);
+        }
+        ticket
+    }
+
+    fn durable_through(&self) -> Ticket {
+        self.backlog.durable_through()
+    }
+
+    fn wait(&self, ticket: Ticket, observer: &Arc<dyn Observer>, token: u64) -> bool {
+        self.backlog.wait(ticket, observer, token)
+    }
+
+    fn healthy(&self) -> Result<(), SinkError> {
+        if self.healthy.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        // Between the flag and the reason there is an instant without one.
+        self.trouble.lock().clone().map_or(Ok(()), Err)
+    }
+
+    fn segment_safe(&self, id: SegmentId) {
+        self.backlog.note_safe(id);
+    }
+}
