@@ -19,7 +19,7 @@
 //!     49      1  flags              zero
 //!     50      2  producer_epoch
 //!     52      4  payload_bytes
-//!     56      4  record_count
+//!     56      4  record_count      1 or more; not more than the payload can hold
 //!     60      4  streamlet
 //!     64      8  stream
 //!     72      8  producer_id        zero: not deduplicated
@@ -31,14 +31,21 @@
 //! writes (40 bytes) and what a producer writes are apart, so that appending does not touch the producer's checksum.
 
 use crate::checksum::crc32c;
+use crate::record::RECORD_HEADER_BYTES;
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
 use crate::{
-    align8, limits, Compression, FormatError, GroupId, LaneId, ProducerEpoch, ProducerId, Record, Records,
-    SegmentIndex, StreamId, StreamletId,
+    Compression, FormatError, GroupId, LaneId, ProducerEpoch, ProducerId, Record, Records, SegmentIndex, StreamId,
+    StreamletId, align8, limits,
 };
+use std::borrow::Cow;
+use std::cell::RefCell;
 
 /// Bytes of a chunk before its payload.
 pub const CHUNK_HEADER_BYTES: usize = 96;
+// Every chunk starts aligned behind the one before it, and the largest one fits behind a segment's header.
+const _: () = assert!(CHUNK_HEADER_BYTES % 8 == 0 && limits::CHUNK_BYTES_MAX % 8 == 0);
+const _: () = assert!(crate::segment::SEGMENT_HEADER_BYTES % 8 == 0);
+
 /// Where the producer's part starts.
 pub const PRODUCER_PART_AT: usize = 40;
 /// The first two bytes of the producer's fields: "KC".
@@ -133,14 +140,25 @@ impl ChunkHeader {
         if record_count == 0 {
             return bad("chunk.record_count", 0, "1 or more");
         }
+        let kind = PayloadKind::from_u8(bytes[48])?;
+        let compression = Compression::from_u8(bytes[47])?;
+        // The count moves a lane's ordinals, so it is bounded by what the payload can hold.
+        let records_max = records_max(kind, compression, payload_bytes);
+        if record_count > records_max {
+            return Err(FormatError::OverLimit {
+                field: "chunk.record_count",
+                value: record_count.into(),
+                limit: records_max.into(),
+            });
+        }
         Ok(ChunkHeader {
             stream: StreamId(u64_at(bytes, 64)),
             streamlet: StreamletId(u32_at(bytes, 60)),
             producer_id: ProducerId(u64_at(bytes, 72)),
             producer_epoch: ProducerEpoch(u16_at(bytes, 50)),
             sequence: u64_at(bytes, 80),
-            kind: PayloadKind::from_u8(bytes[48])?,
-            compression: Compression::from_u8(bytes[47])?,
+            kind,
+            compression,
             payload_bytes,
             record_count,
             max_timestamp_ms: i64_at(bytes, 88),
@@ -158,6 +176,18 @@ impl ChunkHeader {
     #[inline]
     pub fn total_bytes(&self) -> usize {
         align8(self.unpadded_bytes())
+    }
+}
+
+/// The most records that a payload can hold: a KerA record takes 8 bytes or more, a record of a Kafka batch, whose count
+/// includes those that compaction removed, is only bounded by the largest payload.
+#[inline]
+fn records_max(kind: PayloadKind, compression: Compression, payload_bytes: u32) -> u32 {
+    const UNCOMPRESSED: u32 = limits::CHUNK_UNCOMPRESSED_BYTES_MAX as u32;
+    match (kind, compression) {
+        (PayloadKind::Records, Compression::None) => payload_bytes / RECORD_HEADER_BYTES as u32,
+        (PayloadKind::Records, _) => UNCOMPRESSED / RECORD_HEADER_BYTES as u32,
+        _ => UNCOMPRESSED,
     }
 }
 
@@ -262,8 +292,16 @@ impl<'a> ChunkView<'a> {
         BrokerPart::parse(self.bytes)
     }
 
-    /// The records of an uncompressed payload of kind [`PayloadKind::Records`]; for others decompress
-    /// [`payload`](ChunkView::payload) first.
+    /// The payload without its compression; borrowed if it has none.
+    pub fn uncompressed(&self) -> Result<Cow<'a, [u8]>, FormatError> {
+        match self.header.compression {
+            Compression::None => Ok(Cow::Borrowed(self.payload())),
+            compression => compression.decompress(self.payload()).map(Cow::Owned),
+        }
+    }
+
+    /// The records of an uncompressed payload of kind [`PayloadKind::Records`]. Of a compressed one they are made with
+    /// [`Records::new`] from [`uncompressed`](ChunkView::uncompressed).
     pub fn records(&self) -> Records<'a> {
         Records::new(self.payload())
     }
@@ -338,19 +376,37 @@ impl ChunkBuilder {
         let mut used = Compression::None;
         let uncompressed_bytes = buffer.len() - CHUNK_HEADER_BYTES;
         if compression != Compression::None && uncompressed_bytes <= limits::CHUNK_UNCOMPRESSED_BYTES_MAX {
-            let compressed = compression.compress(&buffer[CHUNK_HEADER_BYTES..]);
-            if compressed.len() < uncompressed_bytes {
-                buffer.truncate(CHUNK_HEADER_BYTES);
-                buffer.extend_from_slice(&compressed);
-                used = compression;
-            }
+            SCRATCH.with_borrow_mut(|compressed| {
+                compression.compress_into(&buffer[CHUNK_HEADER_BYTES..], compressed);
+                if compressed.len() < uncompressed_bytes {
+                    buffer.truncate(CHUNK_HEADER_BYTES);
+                    buffer.extend_from_slice(compressed);
+                    used = compression;
+                }
+                compressed.clear();
+                compressed.shrink_to(SCRATCH_BYTES_KEPT);
+            });
         }
         seal_in_place(&mut buffer, target, PayloadKind::Records, used, record_count, max_timestamp_ms)?;
         Ok(buffer)
     }
 }
 
+/// What a thread keeps of the buffer that it compresses into.
+const SCRATCH_BYTES_KEPT: usize = 1 << 20;
+
+thread_local! {
+    /// Where chunks are compressed into before their payload is replaced, so that the builder's buffer is kept.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Turns `buffer`, 96 bytes of room and then a payload, into a sealed chunk with its padding.
+///
+/// # Errors
+/// If the chunk is larger than [`limits::CHUNK_BYTES_MAX`], or `record_count` is zero or more than the payload can hold.
+///
+/// # Panics
+/// If `buffer` is shorter than [`CHUNK_HEADER_BYTES`].
 pub fn seal_in_place(
     buffer: &mut Vec<u8>,
     target: &ChunkTarget,
@@ -370,6 +426,14 @@ pub fn seal_in_place(
     }
     if record_count == 0 {
         return Err(FormatError::BadField { field: "chunk.record_count", value: 0, allowed: "1 or more" });
+    }
+    let records_max = records_max(kind, compression, payload_bytes as u32);
+    if record_count > records_max {
+        return Err(FormatError::OverLimit {
+            field: "chunk.record_count",
+            value: record_count.into(),
+            limit: records_max.into(),
+        });
     }
     let header = &mut buffer[..CHUNK_HEADER_BYTES];
     header[..PRODUCER_PART_AT].fill(0);

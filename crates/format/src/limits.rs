@@ -18,6 +18,8 @@ pub const STREAMLETS_MAX: u32 = 131_072;
 pub const LANES_MAX: u32 = 4_096;
 /// Most lanes of a stream (streamlets times lanes).
 pub const STREAM_LANES_MAX: u32 = 1 << 20;
+/// Most virtual logs that a stream may have of its own.
+pub const VIRTUAL_LOGS_MAX: u32 = 256;
 /// Most segments of a group.
 pub const SEGMENTS_PER_GROUP_MAX: u32 = 65_536;
 /// Most keys of a record.

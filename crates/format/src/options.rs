@@ -1,6 +1,6 @@
 //! What a stream is asked to be: its shape, its safety, how long it keeps what.
 
-use crate::{limits, FormatError};
+use crate::{FormatError, limits};
 
 /// How safe bytes are before they are acknowledged. The numbers never change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -135,6 +135,8 @@ impl StreamOptions {
         range("replication", self.replication.into(), 16, "1 to 16");
         range("retention_time", self.retention_ms.unwrap_or(1), i64::MAX as u64, "1 ms or more, or none");
         range("retention_bytes", self.retention_bytes.unwrap_or(1), i64::MAX as u64, "1 or more, or none");
+        let virtual_logs = self.virtual_logs.max(1).into();
+        range("virtual_logs", virtual_logs, limits::VIRTUAL_LOGS_MAX.into(), "0 (shared) to 256");
         let bytes = self.segment_bytes_max as usize;
         if !bytes.is_power_of_two() || !(limits::SEGMENT_BYTES_MIN..=limits::SEGMENT_BYTES_MAX).contains(&bytes) {
             wrong.push(FormatError::BadField {

@@ -17,7 +17,7 @@
 
 use crate::checksum::Crc32c;
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
-use crate::{limits, FormatError};
+use crate::{FormatError, limits};
 
 /// Bytes of a record beyond its value when it has nothing else.
 pub const RECORD_HEADER_BYTES: usize = 8;
@@ -102,10 +102,7 @@ impl<'a> Record<'a> {
             | if self.timestamp_ms.is_some() { FLAG_TIMESTAMP } else { 0 }
             | if self.checksum { FLAG_CHECKSUM } else { 0 }
             | if self.value.is_none() { FLAG_NO_VALUE } else { 0 };
-        let head = length as u64
-            | (flags as u64) << 32
-            | (self.keys.len() as u64) << 40
-            | (value_offset as u64) << 48;
+        let head = length as u64 | (flags as u64) << 32 | (self.keys.len() as u64) << 40 | (value_offset as u64) << 48;
         out.reserve(length);
         out.extend_from_slice(&head.to_le_bytes());
         if flags & !FLAG_NO_VALUE != 0 || !self.keys.is_empty() {

@@ -31,9 +31,9 @@
 //! The order of stores is what makes a kill at any instruction harmless: chunk bytes first, then `head` (release). So
 //! whatever lies below `head` is whole. The other fields of the second half can be recomputed from the chunks.
 
-use crate::checksum::{crc32c, Crc32c};
+use crate::checksum::{Crc32c, crc32c};
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
-use crate::{limits, FormatError, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamletId};
+use crate::{FormatError, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamletId, limits};
 
 /// Bytes of a segment before its first chunk: its position 128.
 pub const SEGMENT_HEADER_BYTES: usize = 128;
@@ -161,8 +161,7 @@ impl SegmentHeader {
             return bad("segment.header_bytes", u16_at(segment, 6).into(), "128");
         }
         let capacity = u32_at(segment, 36) as usize;
-        if !capacity.is_power_of_two() || !(limits::SEGMENT_BYTES_MIN..=limits::SEGMENT_BYTES_MAX).contains(&capacity)
-        {
+        if !capacity.is_power_of_two() || !(limits::SEGMENT_BYTES_MIN..=limits::SEGMENT_BYTES_MAX).contains(&capacity) {
             return bad("segment.capacity_bytes", capacity as u64, "a power of two from 64 KiB to 16 MiB");
         }
         Ok(SegmentHeader {
@@ -224,18 +223,18 @@ impl SegmentProgress {
             }
         }
         let (head, durable_head) = (u64_at(segment, at::HEAD), u64_at(segment, at::DURABLE_HEAD));
-        if head < SEGMENT_HEADER_BYTES as u64 || head > capacity_bytes.into() {
+        if head < SEGMENT_HEADER_BYTES as u64 || head > capacity_bytes.into() || !head.is_multiple_of(8) {
             return Err(FormatError::BadField {
                 field: "segment.head",
                 value: head,
-                allowed: "128 up to the segment's capacity",
+                allowed: "a multiple of 8 from 128 up to the segment's capacity",
             });
         }
-        if durable_head < SEGMENT_HEADER_BYTES as u64 || durable_head > head {
+        if durable_head < SEGMENT_HEADER_BYTES as u64 || durable_head > head || !durable_head.is_multiple_of(8) {
             return Err(FormatError::BadField {
                 field: "segment.durable_head",
                 value: durable_head,
-                allowed: "128 up to the head",
+                allowed: "a multiple of 8 from 128 up to the head",
             });
         }
         Ok(SegmentProgress {
