@@ -4,7 +4,7 @@
 //! thread. Paths are relative to the tree's root, with `/` between names, and cannot leave it.
 
 use std::fmt;
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -103,6 +103,21 @@ pub trait DiskFile: Send + Sync + fmt::Debug {
 
     /// Reads into `bytes` from `offset` on. Returns how many bytes were read: fewer than asked only at the file's end.
     fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize>;
+
+    /// Reads into all `parts`, one after the other, from `offset` on. Returns the bytes read: fewer than asked only at the
+    /// file's end.
+    fn read_vectored_at(&self, mut offset: u64, parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut done = 0;
+        for part in parts {
+            let read = self.read_at(offset, part)?;
+            done += read;
+            offset += read as u64;
+            if read < part.len() {
+                break;
+            }
+        }
+        Ok(done)
+    }
 
     /// Makes everything written so far, and the file's length, survive a power cut. After an error nobody knows what
     /// is on the disk: a file whose sync failed must not be trusted with anything not synced before, even if a later

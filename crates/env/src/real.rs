@@ -4,7 +4,7 @@
 //! keeps the two coherent; callers that want speed keep everything aligned.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, IoSlice};
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -163,6 +163,16 @@ impl RealFile {
     }
 }
 
+/// How many of the parts go into one call. A single part above the limit goes alone: the kernel takes what it can of it.
+fn call_parts(sizes: impl Iterator<Item = usize>) -> usize {
+    let mut bytes = 0;
+    let many = sizes.take(SLICES_MAX).take_while(|size| {
+        bytes += size;
+        bytes <= CALL_BYTES_MAX
+    });
+    many.count().max(1)
+}
+
 fn zero_progress() -> io::Error {
     io::Error::new(io::ErrorKind::WriteZero, "the file takes no more bytes")
 }
@@ -172,13 +182,8 @@ impl DiskFile for RealFile {
         let mut parts: Vec<IoSlice<'_>> = parts.iter().filter(|part| !part.is_empty()).copied().collect();
         let mut rest = &mut parts[..];
         while !rest.is_empty() {
-            let mut bytes = 0;
-            let many = rest.iter().take(SLICES_MAX).take_while(|part| {
-                bytes += part.len();
-                bytes <= CALL_BYTES_MAX
-            });
-            // A single part above the limit goes alone: the kernel takes what it can of it.
-            let batch = &rest[..many.count().max(1)];
+            let many = call_parts(rest.iter().map(|part| part.len()));
+            let batch = &rest[..many];
             let file = self.writer(offset, batch);
             match rustix::io::pwritev(file, batch, offset) {
                 Ok(0) => return Err(zero_progress()),
@@ -207,6 +212,30 @@ impl DiskFile for RealFile {
                 Ok(read) => {
                     offset += read as u64;
                     done += read;
+                }
+                Err(Errno::INTR) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
+        Ok(done)
+    }
+
+    fn read_vectored_at(&self, mut offset: u64, mut parts: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let mut done = 0;
+        IoSliceMut::advance_slices(&mut parts, 0);
+        while !parts.is_empty() {
+            let many = call_parts(parts.iter().map(|part| part.len()));
+            let batch = &mut parts[..many];
+            let file = match &self.direct {
+                Some(direct) if batch.iter().all(|part| is_aligned(offset, part)) => direct,
+                _ => &self.buffered,
+            };
+            match rustix::io::preadv(file, batch, offset) {
+                Ok(0) => break,
+                Ok(read) => {
+                    offset += read as u64;
+                    done += read;
+                    IoSliceMut::advance_slices(&mut parts, read);
                 }
                 Err(Errno::INTR) => {}
                 Err(e) => return Err(e.into()),
@@ -290,6 +319,21 @@ mod tests {
         file.write_vectored_at(5, &parts).unwrap();
         let back = disk.read_all("many", 1 << 20).unwrap();
         assert_eq!(back[5..], bytes.concat()[..]);
+    }
+
+    #[test]
+    fn vectored_reads_fill_all_parts_up_to_the_end() {
+        let (_dir, disk) = disk();
+        let file = disk.open("parts", OpenMode::Create, true).unwrap();
+        let bytes: Vec<u8> = (0..20_000u32).map(|i| (i % 251) as u8).collect();
+        file.write_at(0, &bytes).unwrap();
+        let (mut a, mut b, mut c) = (AlignedBuffer::zeroed(8192), AlignedBuffer::zeroed(4096), vec![0; 9000]);
+        let mut parts = [IoSliceMut::new(&mut []), IoSliceMut::new(&mut a), IoSliceMut::new(&mut b)];
+        assert_eq!(file.read_vectored_at(4096, &mut parts).unwrap(), 12288);
+        assert_eq!([&a[..], &b[..]].concat(), bytes[4096..16384]);
+        let mut parts = [IoSliceMut::new(&mut a), IoSliceMut::new(&mut c)];
+        assert_eq!(file.read_vectored_at(8192, &mut parts).unwrap(), 20_000 - 8192);
+        assert_eq!([&a[..], &c[..20_000 - 16384]].concat(), bytes[8192..]);
     }
 
     #[test]
