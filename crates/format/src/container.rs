@@ -34,15 +34,25 @@
 //!          32  8  batch_bytes       of index and images; the next index or the footer starts behind them
 //!          40  4  first             number of its first segment in the container
 //!          44  4  count             of segments, 1 or more
-//!          48  8  zero
-//!          56  4  entries_checksum  CRC-32C of the entries
+//!          48  4  mark_count        of all its segments
+//!          52  4  zero
+//!          56  4  entries_checksum  CRC-32C of entries and marks
 //!          60  4  checksum          CRC-32C of bytes 0..60
-//!          64  …  entries
+//!          64  …  entries, then the marks of the first segment, of the second, …
 //!
 //! entry     0 128  the segment's header, see [`crate::segment`], with durable_head = head
 //!         128   8  at               where its image starts in the file, a multiple of 4096
+//!         136   4  mark_count       marks of this segment
+//!         140   4  zero
 //!
-//! footer    0  …  entries of all segments, in order, then zeros; the trailer is the last 64 bytes of the file
+//! mark      0  8  producer_id       the last chunks of each producer in the segment, in order: enough to go on with
+//!           8  8  sequence          deduplication after a restart without reading the segment
+//!          16  8  base_ordinal
+//!          24  4  position          of the chunk in the segment
+//!          28  2  producer_epoch
+//!          30  2  zero
+//!
+//! footer    0  …  entries of all segments, then their marks, then zeros; the trailer is the last 64 bytes of the file
 //!
 //! trailer   0  4  magic             "KCEN"
 //!           4  2  version           1
@@ -51,8 +61,9 @@
 //!          16  8  key
 //!          24  8  at                where the footer starts in the file
 //!          32  4  count
-//!          36 20  zero
-//!          56  4  entries_checksum  CRC-32C of the entries
+//!          36  4  mark_count
+//!          40 16  zero
+//!          56  4  entries_checksum  CRC-32C of entries and marks
 //!          60  4  checksum          CRC-32C of bytes 0..60
 //! ```
 //! The key is known to the node only, so no user's bytes at a page boundary can pose as an index.
@@ -61,7 +72,7 @@ use crate::checksum::crc32c;
 use crate::chunk::ChunkView;
 use crate::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress, SegmentState};
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
-use crate::{FormatError, limits};
+use crate::{FormatError, ProducerEpoch, ProducerId, limits};
 
 /// Everything in a container starts at multiples of this: what direct I/O asks for.
 pub const PAGE_BYTES: usize = 4096;
@@ -70,7 +81,9 @@ pub const CONTAINER_HEADER_BYTES: usize = PAGE_BYTES;
 /// Bytes of an index before its first entry.
 pub const BATCH_HEADER_BYTES: usize = 64;
 /// Bytes of an entry.
-pub const ENTRY_BYTES: usize = SEGMENT_HEADER_BYTES + 8;
+pub const ENTRY_BYTES: usize = SEGMENT_HEADER_BYTES + 16;
+/// Bytes of a producer's mark.
+pub const MARK_BYTES: usize = 32;
 /// Bytes of the trailer.
 pub const TRAILER_BYTES: usize = 64;
 /// The first four bytes of a container: "KCON".
@@ -83,6 +96,8 @@ pub const TRAILER_MAGIC: u32 = u32::from_le_bytes(*b"KCEN");
 pub const CONTAINER_VERSION: u16 = 1;
 /// Most segments of a container: what the released map has bits for.
 pub const CONTAINER_SEGMENTS_MAX: u32 = (RELEASED_SECTORS * RELEASED_SECTOR_BITS) as u32;
+/// Most marks of a container.
+pub const CONTAINER_MARKS_MAX: u32 = 1 << 20;
 /// The largest container that is read; far above what is written.
 pub const CONTAINER_BYTES_MAX: u64 = 1 << 40;
 
@@ -97,14 +112,18 @@ pub const fn pages(bytes: u64) -> u64 {
     bytes.div_ceil(PAGE_BYTES as u64) * PAGE_BYTES as u64
 }
 
-/// Whole pages that the index of a batch of `count` segments takes.
-pub const fn index_bytes(count: u32) -> u64 {
-    pages(BATCH_HEADER_BYTES as u64 + count as u64 * ENTRY_BYTES as u64)
+/// Whole pages that the index of a batch of `count` segments with `marks` marks takes.
+pub const fn index_bytes(count: u32, marks: u32) -> u64 {
+    pages(BATCH_HEADER_BYTES as u64 + entries_bytes(count, marks))
 }
 
-/// Whole pages that a footer over `count` segments takes, trailer included.
-pub const fn footer_bytes(count: u32) -> u64 {
-    pages(count as u64 * ENTRY_BYTES as u64 + TRAILER_BYTES as u64)
+/// Whole pages that a footer over `count` segments with `marks` marks takes, trailer included.
+pub const fn footer_bytes(count: u32, marks: u32) -> u64 {
+    pages(entries_bytes(count, marks) + TRAILER_BYTES as u64)
+}
+
+const fn entries_bytes(count: u32, marks: u32) -> u64 {
+    count as u64 * ENTRY_BYTES as u64 + marks as u64 * MARK_BYTES as u64
 }
 
 /// The unchanging part of a container's first page.
@@ -139,12 +158,7 @@ impl ContainerHeader {
         check_start(&HEADER_NAMES, page)?;
         let mut node = [0; 16];
         node.copy_from_slice(&page[8..24]);
-        Ok(ContainerHeader {
-            node,
-            container: u64_at(page, 24),
-            key: u64_at(page, 32),
-            created_ms: i64_at(page, 40),
-        })
+        Ok(ContainerHeader { node, container: u64_at(page, 24), key: u64_at(page, 32), created_ms: i64_at(page, 40) })
     }
 }
 
@@ -214,8 +228,44 @@ impl ReleasedMap {
     }
 }
 
-/// A segment of a container: its header, and where its image is.
+/// One of the last chunks of a producer in a segment: what deduplication goes on with after a restart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ProducerMark {
+    /// Who made it.
+    pub producer_id: ProducerId,
+    /// In which incarnation.
+    pub producer_epoch: ProducerEpoch,
+    /// Its number.
+    pub sequence: u64,
+    /// Ordinal of its first record.
+    pub base_ordinal: u64,
+    /// Where it is in its segment.
+    pub position: u32,
+}
+
+impl ProducerMark {
+    fn write(&self, bytes: &mut [u8]) {
+        put(bytes, 0, &self.producer_id.0.to_le_bytes());
+        put(bytes, 8, &self.sequence.to_le_bytes());
+        put(bytes, 16, &self.base_ordinal.to_le_bytes());
+        put(bytes, 24, &self.position.to_le_bytes());
+        put(bytes, 28, &self.producer_epoch.0.to_le_bytes());
+        put(bytes, 30, &[0; 2]);
+    }
+
+    fn parse(bytes: &[u8]) -> ProducerMark {
+        ProducerMark {
+            producer_id: ProducerId(u64_at(bytes, 0)),
+            producer_epoch: ProducerEpoch(u16_at(bytes, 28)),
+            sequence: u64_at(bytes, 8),
+            base_ordinal: u64_at(bytes, 16),
+            position: u32_at(bytes, 24),
+        }
+    }
+}
+
+/// A segment of a container: its header, where its image is, and its producers.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ContainerEntry {
     /// The half of its header that never changes.
     pub header: SegmentHeader,
@@ -223,6 +273,8 @@ pub struct ContainerEntry {
     pub progress: SegmentProgress,
     /// Where its image starts in the file, a multiple of [`PAGE_BYTES`].
     pub at: u64,
+    /// The last chunks of each producer, in order.
+    pub marks: Vec<ProducerMark>,
 }
 
 impl ContainerEntry {
@@ -235,9 +287,12 @@ impl ContainerEntry {
         self.header.write(bytes);
         self.progress.write(bytes);
         put(bytes, SEGMENT_HEADER_BYTES, &self.at.to_le_bytes());
+        put(bytes, SEGMENT_HEADER_BYTES + 8, &(self.marks.len() as u32).to_le_bytes());
+        put(bytes, SEGMENT_HEADER_BYTES + 12, &[0; 4]);
     }
 
-    fn parse(bytes: &[u8]) -> Result<ContainerEntry, FormatError> {
+    /// Reads an entry; its marks are elsewhere, and their number is returned.
+    fn parse(bytes: &[u8]) -> Result<(ContainerEntry, u32), FormatError> {
         FormatError::need("container entry", ENTRY_BYTES, bytes.len())?;
         let header = SegmentHeader::parse(bytes)?;
         let progress = SegmentProgress::parse(bytes, header.capacity_bytes)?;
@@ -257,35 +312,68 @@ impl ContainerEntry {
             let allowed = "a multiple of 4096 behind the header, in a file of at most 1 TiB";
             return Err(FormatError::BadField { field: "container_entry.at", value: at, allowed });
         }
-        Ok(ContainerEntry { header, progress, at })
+        let marks = u32_at(bytes, SEGMENT_HEADER_BYTES + 8);
+        Ok((ContainerEntry { header, progress, at, marks: Vec::new() }, marks))
     }
+}
+
+/// How many marks `entries` have together.
+pub fn mark_count(entries: &[ContainerEntry]) -> u32 {
+    entries.iter().map(|entry| entry.marks.len() as u32).sum()
 }
 
 fn write_entries(entries: &[ContainerEntry], bytes: &mut [u8]) -> u32 {
-    for (entry, bytes) in entries.iter().zip(bytes.chunks_exact_mut(ENTRY_BYTES)) {
+    let (of_entries, rest) = bytes.split_at_mut(entries.len() * ENTRY_BYTES);
+    for (entry, bytes) in entries.iter().zip(of_entries.chunks_exact_mut(ENTRY_BYTES)) {
         entry.write(bytes);
     }
-    crc32c(&bytes[..entries.len() * ENTRY_BYTES])
-}
-
-fn parse_entries(
-    bytes: &[u8],
-    count: u32,
-    found: u32,
-    what: &'static str,
-) -> Result<Vec<ContainerEntry>, FormatError> {
-    let need = count as usize * ENTRY_BYTES;
-    FormatError::need("container entries", need, bytes.len())?;
-    let computed = crc32c(&bytes[..need]);
-    if found != computed {
-        return Err(FormatError::Checksum { what, found, computed });
+    let marks = entries.iter().flat_map(|entry| &entry.marks);
+    for (mark, bytes) in marks.zip(rest.chunks_exact_mut(MARK_BYTES)) {
+        mark.write(bytes);
     }
-    bytes[..need].chunks_exact(ENTRY_BYTES).map(ContainerEntry::parse).collect()
+    crc32c(&bytes[..entries_bytes(entries.len() as u32, mark_count(entries)) as usize])
 }
 
-fn check_count(field: &'static str, count: u32) -> Result<(), FormatError> {
-    if count > CONTAINER_SEGMENTS_MAX {
-        return Err(FormatError::OverLimit { field, value: count.into(), limit: CONTAINER_SEGMENTS_MAX.into() });
+/// Entries and marks as an index or a footer announces them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Listing {
+    count: u32,
+    marks: u32,
+    checksum: u32,
+}
+
+impl Listing {
+    fn check(&self, of_count: &'static str, of_marks: &'static str) -> Result<(), FormatError> {
+        check_limit(of_count, self.count, CONTAINER_SEGMENTS_MAX)?;
+        check_limit(of_marks, self.marks, CONTAINER_MARKS_MAX)
+    }
+
+    fn entries(&self, bytes: &[u8], what: &'static str) -> Result<Vec<ContainerEntry>, FormatError> {
+        let need = entries_bytes(self.count, self.marks) as usize;
+        FormatError::need("container entries", need, bytes.len())?;
+        let computed = crc32c(&bytes[..need]);
+        if self.checksum != computed {
+            return Err(FormatError::Checksum { what, found: self.checksum, computed });
+        }
+        let (of_entries, mut rest) = bytes[..need].split_at(self.count as usize * ENTRY_BYTES);
+        let mut entries = Vec::with_capacity(self.count as usize);
+        for bytes in of_entries.chunks_exact(ENTRY_BYTES) {
+            let (mut entry, marks) = ContainerEntry::parse(bytes)?;
+            let Some((mine, others)) = rest.split_at_checked(marks as usize * MARK_BYTES) else {
+                let (field, allowed) = ("container_entry.mark_count", "no more than its index has");
+                return Err(FormatError::BadField { field, value: marks.into(), allowed });
+            };
+            entry.marks = mine.chunks_exact(MARK_BYTES).map(ProducerMark::parse).collect();
+            rest = others;
+            entries.push(entry);
+        }
+        Ok(entries)
+    }
+}
+
+fn check_limit(field: &'static str, value: u32, limit: u32) -> Result<(), FormatError> {
+    if value > limit {
+        return Err(FormatError::OverLimit { field, value: value.into(), limit: limit.into() });
     }
     Ok(())
 }
@@ -303,9 +391,7 @@ pub struct BatchHeader {
     pub batch_bytes: u64,
     /// Number of its first segment in the container.
     pub first: u32,
-    /// Segments in it.
-    pub count: u32,
-    entries_checksum: u32,
+    listing: Listing,
 }
 
 impl BatchHeader {
@@ -327,6 +413,7 @@ impl BatchHeader {
         put(bytes, 32, &batch_bytes.to_le_bytes());
         put(bytes, 40, &first.to_le_bytes());
         put(bytes, 44, &(entries.len() as u32).to_le_bytes());
+        put(bytes, 48, &mark_count(entries).to_le_bytes());
         put(bytes, 56, &crc.to_le_bytes());
         let crc = crc32c(&bytes[..60]);
         put(bytes, 60, &crc.to_le_bytes());
@@ -343,15 +430,14 @@ impl BatchHeader {
             at: u64_at(bytes, 24),
             batch_bytes: u64_at(bytes, 32),
             first: u32_at(bytes, 40),
-            count: u32_at(bytes, 44),
-            entries_checksum: u32_at(bytes, 56),
+            listing: Listing { count: u32_at(bytes, 44), marks: u32_at(bytes, 48), checksum: u32_at(bytes, 56) },
         };
-        check_count("container_batch.count", header.count)?;
-        check_count("container_batch.first", header.first)?;
-        if header.count == 0 {
+        header.listing.check("container_batch.count", "container_batch.mark_count")?;
+        check_limit("container_batch.first", header.first, CONTAINER_SEGMENTS_MAX)?;
+        if header.count() == 0 {
             return Err(FormatError::BadField { field: "container_batch.count", value: 0, allowed: "1 or more" });
         }
-        let (least, whole_pages) = (index_bytes(header.count), header.batch_bytes.is_multiple_of(PAGE_BYTES as u64));
+        let (least, whole_pages) = (header.index_bytes(), header.batch_bytes.is_multiple_of(PAGE_BYTES as u64));
         if header.batch_bytes < least || header.batch_bytes > CONTAINER_BYTES_MAX || !whole_pages {
             let allowed = "a multiple of 4096 from the size of the index to 1 TiB";
             let field = "container_batch.batch_bytes";
@@ -360,16 +446,20 @@ impl BatchHeader {
         Ok(header)
     }
 
+    /// Segments in it.
+    pub fn count(&self) -> u32 {
+        self.listing.count
+    }
+
     /// What the index takes in the file.
     pub fn index_bytes(&self) -> u64 {
-        index_bytes(self.count)
+        index_bytes(self.listing.count, self.listing.marks)
     }
 
     /// Reads and verifies the entries of the whole index `bytes`. Every image lies in the batch.
     pub fn entries(&self, bytes: &[u8]) -> Result<Vec<ContainerEntry>, FormatError> {
         let behind_header = bytes.get(BATCH_HEADER_BYTES..).unwrap_or_default();
-        let what = "container_batch.entries_checksum";
-        let entries = parse_entries(behind_header, self.count, self.entries_checksum, what)?;
+        let entries = self.listing.entries(behind_header, "container_batch.entries_checksum")?;
         // Both sums are of values far below 2^63: `at` and the sizes were checked against the largest container.
         let (from, to) = (self.at.saturating_add(self.index_bytes()), self.at.saturating_add(self.batch_bytes));
         match entries.iter().find(|entry| entry.at < from || entry.at + entry.image_bytes() > to) {
@@ -392,9 +482,7 @@ pub struct Trailer {
     pub key: u64,
     /// Where the footer starts in the file.
     pub at: u64,
-    /// Segments in the container.
-    pub count: u32,
-    entries_checksum: u32,
+    listing: Listing,
 }
 
 impl Trailer {
@@ -409,6 +497,7 @@ impl Trailer {
         put(bytes, 16, &container.key.to_le_bytes());
         put(bytes, 24, &at.to_le_bytes());
         put(bytes, 32, &(entries.len() as u32).to_le_bytes());
+        put(bytes, 36, &mark_count(entries).to_le_bytes());
         put(bytes, 56, &crc.to_le_bytes());
         let crc = crc32c(&bytes[..60]);
         put(bytes, 60, &crc.to_le_bytes());
@@ -423,11 +512,10 @@ impl Trailer {
             container: u64_at(bytes, 8),
             key: u64_at(bytes, 16),
             at: u64_at(bytes, 24),
-            count: u32_at(bytes, 32),
-            entries_checksum: u32_at(bytes, 56),
+            listing: Listing { count: u32_at(bytes, 32), marks: u32_at(bytes, 36), checksum: u32_at(bytes, 56) },
         };
-        check_count("container_trailer.count", trailer.count)?;
-        if trailer.at.checked_add(footer_bytes(trailer.count)) != Some(file_bytes)
+        trailer.listing.check("container_trailer.count", "container_trailer.mark_count")?;
+        if trailer.at.checked_add(trailer.footer_bytes()) != Some(file_bytes)
             || !trailer.at.is_multiple_of(PAGE_BYTES as u64)
         {
             return Err(FormatError::BadField {
@@ -439,9 +527,19 @@ impl Trailer {
         Ok(trailer)
     }
 
+    /// Segments in the container.
+    pub fn count(&self) -> u32 {
+        self.listing.count
+    }
+
+    /// What the footer takes at the end of the file.
+    pub fn footer_bytes(&self) -> u64 {
+        footer_bytes(self.listing.count, self.listing.marks)
+    }
+
     /// Reads and verifies the entries of the whole footer `bytes`. Every image lies in front of the footer.
     pub fn entries(&self, bytes: &[u8]) -> Result<Vec<ContainerEntry>, FormatError> {
-        let entries = parse_entries(bytes, self.count, self.entries_checksum, "container_trailer.entries_checksum")?;
+        let entries = self.listing.entries(bytes, "container_trailer.entries_checksum")?;
         match entries.iter().find(|entry| entry.at + entry.image_bytes() > self.at) {
             Some(entry) => Err(FormatError::BadField {
                 field: "container_entry.at",

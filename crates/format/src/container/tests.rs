@@ -21,8 +21,7 @@ fn id(index: u32) -> SegmentId {
 /// A closed segment with `chunks` chunks of one record of `value_bytes`.
 fn image(index: u32, chunks: u32, value_bytes: usize) -> Vec<u8> {
     let id = id(index);
-    let header =
-        SegmentHeader { id, capacity_bytes: 1 << 20, base_ordinal: 100, created_ms: 5, flags: 0 };
+    let header = SegmentHeader { id, capacity_bytes: 1 << 20, base_ordinal: 100, created_ms: 5, flags: 0 };
     let mut bytes = vec![0; SEGMENT_HEADER_BYTES];
     header.write(&mut bytes);
     for n in 0..chunks {
@@ -61,11 +60,18 @@ fn entry(index: u32, at: u64) -> ContainerEntry {
     let image = image(index, 2, 10);
     let header = SegmentHeader::parse(&image).unwrap();
     let progress = SegmentProgress::parse(&image, header.capacity_bytes).unwrap();
-    ContainerEntry { header, progress, at }
+    let mark = |sequence| ProducerMark {
+        producer_id: ProducerId(8),
+        producer_epoch: ProducerEpoch(2),
+        sequence,
+        base_ordinal: 100 + sequence,
+        position: 128,
+    };
+    ContainerEntry { header, progress, at, marks: (0..u64::from(index % 4)).map(mark).collect() }
 }
 
 fn index(entries: &[ContainerEntry], at: u64) -> Vec<u8> {
-    let mut bytes = vec![0xff; index_bytes(entries.len() as u32) as usize];
+    let mut bytes = vec![0xff; index_bytes(entries.len() as u32, mark_count(entries)) as usize];
     let batch_bytes = bytes.len() as u64 + entries.len() as u64 * 4096;
     BatchHeader::write(&container(), (at, batch_bytes), 5, entries, &mut bytes);
     bytes
@@ -104,20 +110,20 @@ fn batch_and_footer_give_the_same_entries() {
     let bytes = index(&entries, 4096);
     assert_eq!(bytes.len(), 8192);
     let batch = BatchHeader::parse(&bytes).unwrap();
-    assert_eq!((batch.container, batch.key, batch.at, batch.first, batch.count), (7, container().key, 4096, 5, 40));
+    assert_eq!((batch.container, batch.key, batch.at, batch.first, batch.count()), (7, container().key, 4096, 5, 40));
     assert_eq!(batch.entries(&bytes).unwrap(), entries);
 
     let at = 12288 + 40 * 4096;
-    let mut footer = vec![0xff; footer_bytes(40) as usize];
+    let mut footer = vec![0xff; footer_bytes(40, mark_count(&entries)) as usize];
     Trailer::write(&container(), at, &entries, &mut footer);
     let trailer = Trailer::parse(&footer, at + footer.len() as u64).unwrap();
-    assert_eq!((trailer.container, trailer.at, trailer.count), (7, at, 40));
+    assert_eq!((trailer.container, trailer.at, trailer.count()), (7, at, 40));
     assert_eq!(trailer.entries(&footer).unwrap(), entries);
 }
 
 #[test]
 fn footer_at_another_place_or_in_front_of_an_image_is_refused() {
-    let mut footer = vec![0; footer_bytes(1) as usize];
+    let mut footer = vec![0; footer_bytes(1, 0) as usize];
     Trailer::write(&container(), 8192, &[entry(0, 8192)], &mut footer);
     assert!(Trailer::parse(&footer, 8192 + 8192).is_err());
     let trailer = Trailer::parse(&footer, 8192 + 4096).unwrap();
@@ -129,7 +135,10 @@ fn images_outside_their_batch_are_refused() {
     for at in [4096, 4096 + 4096 + 4096] {
         let bytes = index(&[entry(0, at)], 4096);
         let batch = BatchHeader::parse(&bytes).unwrap();
-        assert!(matches!(batch.entries(&bytes), Err(FormatError::BadField { field: "container_entry.at", .. })), "{at}");
+        assert!(
+            matches!(batch.entries(&bytes), Err(FormatError::BadField { field: "container_entry.at", .. })),
+            "{at}"
+        );
     }
 }
 
@@ -140,13 +149,25 @@ fn counts_that_lie_are_refused_before_memory_is_taken() {
     let crc = crc32c(&bytes[..60]);
     put(&mut bytes, 60, &crc.to_le_bytes());
     assert!(matches!(BatchHeader::parse(&bytes), Err(FormatError::OverLimit { field: "container_batch.count", .. })));
-    let mut footer = vec![0; footer_bytes(1) as usize];
+    let mut footer = vec![0; footer_bytes(1, 0) as usize];
     Trailer::write(&container(), 8192, &[entry(0, 4096)], &mut footer);
     let trailer_at = footer.len() - TRAILER_BYTES;
     put(&mut footer, trailer_at + 32, &(CONTAINER_SEGMENTS_MAX + 1).to_le_bytes());
     let crc = crc32c(&footer[trailer_at..trailer_at + 60]);
     put(&mut footer, trailer_at + 60, &crc.to_le_bytes());
     assert!(matches!(Trailer::parse(&footer, 12288), Err(FormatError::OverLimit { .. })));
+}
+
+#[test]
+fn more_marks_than_there_are_is_refused() {
+    let mut bytes = index(&[entry(1, 8192)], 4096);
+    put(&mut bytes, 64 + 136, &2u32.to_le_bytes());
+    let crc = crc32c(&bytes[64..64 + 144 + 32]);
+    put(&mut bytes, 56, &crc.to_le_bytes());
+    let crc = crc32c(&bytes[..60]);
+    put(&mut bytes, 60, &crc.to_le_bytes());
+    let refused = BatchHeader::parse(&bytes).unwrap().entries(&bytes).unwrap_err();
+    assert!(matches!(refused, FormatError::BadField { field: "container_entry.mark_count", .. }), "{refused}");
 }
 
 #[test]
@@ -203,17 +224,17 @@ proptest! {
     }
 
     #[test]
-    fn one_flipped_bit_of_an_index_is_noticed(bit in 0usize..(64 + 2 * 136) * 8) {
+    fn one_flipped_bit_of_an_index_is_noticed(bit in 0usize..(64 + 2 * 144 + 32) * 8) {
         let mut bytes = index(&[entry(0, 8192), entry(1, 12288)], 4096);
         bytes[bit / 8] ^= 1 << (bit % 8);
         prop_assert!(BatchHeader::parse(&bytes).and_then(|batch| batch.entries(&bytes)).is_err());
     }
 
     #[test]
-    fn one_flipped_bit_of_a_footer_is_noticed(bit in 0usize..(2 * 136 + 64) * 8) {
-        let mut bytes = vec![0; footer_bytes(2) as usize];
+    fn one_flipped_bit_of_a_footer_is_noticed(bit in 0usize..(2 * 144 + 32 + 64) * 8) {
+        let mut bytes = vec![0; footer_bytes(2, 1) as usize];
         Trailer::write(&container(), 12288 + 4096, &[entry(0, 8192), entry(1, 12288)], &mut bytes);
-        let at = if bit / 8 < 272 { bit / 8 } else { bytes.len() - 64 + bit / 8 - 272 };
+        let at = if bit / 8 < 320 { bit / 8 } else { bytes.len() - 64 + bit / 8 - 320 };
         bytes[at] ^= 1 << (bit % 8);
         let file_bytes = 16384 + bytes.len() as u64;
         prop_assert!(Trailer::parse(&bytes, file_bytes).and_then(|trailer| trailer.entries(&bytes)).is_err());
