@@ -3,12 +3,34 @@
 //! One task on the caller's tokio runtime reads and writes; everything else is a handle to it. Requests leave in the
 //! order in which they were handed in. A connection that breaks stays broken: whoever owns it makes another one.
 
+use std::collections::HashMap;
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
-use kera_protocol::{FrameHeader, HelloResponse, Message, Op};
+use bytes::{Bytes, BytesMut};
+use kera_protocol::{
+    Body, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, Hello, HelloResponse, Message, Op, ProtocolError, Status,
+    encode_request,
+};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::TcpStream;
+use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::RpcError;
+use crate::outbox::{Outbox, SLICES_MAX};
+
+/// Bytes of a read buffer; frames share it until they are dropped.
+const BLOCK_BYTES: usize = 256 << 10;
+/// With large frames buffers are larger, up to this, so that little of a frame that does not fit is moved.
+const BLOCK_BYTES_MAX: usize = 4 << 20;
+/// A read is not worth a system call for less room than this.
+const READ_BYTES_MIN: usize = 32 << 10;
+/// Bytes read or written before other tasks of the runtime have their turn.
+const TURN_BYTES: usize = 1 << 20;
 
 /// How a client connects. [`Default`] works.
 #[derive(Clone, Debug)]
@@ -42,96 +64,559 @@ impl Default for ClientConfig {
 pub struct Frame {
     /// Its header.
     pub header: FrameHeader,
-    /// Its body.
+    /// Its body. Keeps the buffer alive that it came in, which other frames share.
     pub body: Bytes,
 }
 
-/// A connection to a server. Clones share it; it closes when the last one is dropped.
+/// A connection to a server. Clones share it; it closes when the last one is dropped, then calls and subscriptions that
+/// are left end with [`RpcError::Closed`].
 #[derive(Clone, Debug)]
-pub struct Connection {}
+pub struct Connection {
+    handle: Arc<Handle>,
+}
+
+#[derive(Debug)]
+struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.shared.close("all its handles were dropped");
+    }
+}
+
+#[derive(Debug)]
+struct Shared {
+    address: String,
+    config: ClientConfig,
+    hello: HelloResponse,
+    queue: Mutex<Queue>,
+    /// Something was queued, or the connection is to be closed.
+    work: Notify,
+    closed: Notify,
+}
+
+/// What was handed in and is not taken by the task yet.
+#[derive(Debug, Default)]
+struct Queue {
+    requests: Vec<Request>,
+    correlation: u64,
+    /// Somebody wants it closed, or it is closed already.
+    end: Option<String>,
+    ended: bool,
+}
+
+#[derive(Debug)]
+struct Request {
+    header: FrameHeader,
+    parts: Parts,
+    answer: Answer,
+}
+
+#[derive(Debug)]
+enum Parts {
+    One(Bytes),
+    Many(Vec<Bytes>),
+}
+
+/// Who gets what comes back.
+#[derive(Debug)]
+enum Answer {
+    Nobody,
+    Call(oneshot::Sender<Result<Frame, RpcError>>),
+    Subscription(mpsc::UnboundedSender<Result<Frame, RpcError>>),
+}
+
+impl Answer {
+    fn fail(self, error: RpcError) {
+        // Whoever asked may have gone.
+        match self {
+            Answer::Nobody => {}
+            Answer::Call(to) => drop(to.send(Err(error))),
+            Answer::Subscription(to) => drop(to.send(Err(error))),
+        }
+    }
+}
+
+impl Shared {
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn close(&self, reason: &str) {
+        self.queue().end.get_or_insert_with(|| reason.into());
+        self.work.notify_one();
+    }
+
+    fn closed_error(&self, reason: &str, sent: bool) -> RpcError {
+        RpcError::Closed { address: self.address.clone(), reason: reason.into(), sent }
+    }
+
+    fn version(&self, op: Op) -> Result<u8, RpcError> {
+        self.hello.common_version(op).ok_or_else(|| RpcError::Status {
+            status: Status::UnsupportedVersion,
+            message: format!("{} speaks no version of {op} that this client speaks", self.address),
+            retry_after: None,
+        })
+    }
+}
 
 impl Connection {
-    /// Connects to `address` (`host:port`) and does the handshake.
+    /// Connects to `address` (`host:port`) and does the handshake. To be called on a tokio runtime with I/O and time
+    /// enabled, which then also runs the connection's task.
     pub async fn connect(address: &str, config: ClientConfig) -> Result<Connection, RpcError> {
-        let _ = (address, config);
-        todo!()
+        let failed = |reason: String| RpcError::Connect { address: address.into(), reason };
+        let timeout = config.connect_timeout;
+        let greeted = tokio::time::timeout(timeout, greet(address, &config)).await;
+        let (stream, hello) = match greeted {
+            Ok(greeted) => greeted?,
+            Err(_) => return Err(failed(format!("no handshake within {} ms", timeout.as_millis()))),
+        };
+        let shared = Arc::new(Shared {
+            address: address.into(),
+            config,
+            hello,
+            queue: Mutex::new(Queue::default()),
+            work: Notify::new(),
+            closed: Notify::new(),
+        });
+        let task = Task {
+            shared: Arc::clone(&shared),
+            stream,
+            out: Outbox::new(usize::MAX),
+            requests: Vec::new(),
+            pending: HashMap::new(),
+            buffer: BytesMut::new(),
+            block_bytes: BLOCK_BYTES,
+            complaint: None,
+        };
+        tokio::spawn(task.run());
+        Ok(Connection { handle: Arc::new(Handle { shared }) })
+    }
+
+    fn shared(&self) -> &Arc<Shared> {
+        &self.handle.shared
+    }
+
+    /// Where it goes.
+    pub fn address(&self) -> &str {
+        &self.shared().address
     }
 
     /// What the server said about itself.
     pub fn hello(&self) -> &HelloResponse {
-        todo!()
+        &self.shared().hello
     }
 
     /// Asks and waits for the answer, at most the configured time.
     pub async fn call<M: Message>(&self, message: &M) -> Result<M::Response, RpcError> {
-        let _ = message;
-        todo!()
+        self.call_within(message, self.shared().config.call_timeout).await
     }
 
     /// Asks and waits for the answer, at most `timeout`.
     pub async fn call_within<M: Message>(&self, message: &M, timeout: Duration) -> Result<M::Response, RpcError> {
-        let _ = (message, timeout);
-        todo!()
+        let version = self.shared().version(M::OP)?;
+        let mut body = Vec::new();
+        message.encode(version, &mut body);
+        let call = self.send(M::OP, vec![body.into()]);
+        let Ok(answer) = tokio::time::timeout(timeout, call).await else {
+            return Err(RpcError::Timeout { address: self.address().into(), after: timeout });
+        };
+        let frame = answer?;
+        M::Response::decode(frame.header.version, &frame.body)
+            .map_err(|source| RpcError::Protocol { address: self.address().into(), source })
     }
 
     /// Hands in a request whose body is `parts`, one after the other, and returns at once. It leaves after everything
-    /// that was handed in before. Bounded by nothing: the caller bounds what it has in flight.
-    pub fn send(&self, op: Op, parts: Vec<Bytes>, timeout: Duration) -> Call {
-        let _ = (op, parts, timeout);
-        todo!()
+    /// that was handed in before. Neither time nor the number of requests is bounded: the caller bounds what it has in
+    /// flight, and how long it waits.
+    pub fn send(&self, op: Op, parts: Vec<Bytes>) -> Call {
+        let (sender, receiver) = oneshot::channel();
+        let call = |failed| Call { failed, receiver, address: self.address().into() };
+        match self.shared().version(op) {
+            Ok(version) => match self.enqueue(op, version, Parts::Many(parts), Answer::Call(sender)) {
+                Ok(_) => call(None),
+                Err(e) => call(Some(e)),
+            },
+            Err(e) => call(Some(e)),
+        }
     }
 
-    /// Hands in a request that has no answer.
+    /// Hands in a request whose answer, if there is one, nobody waits for.
     pub fn post<M: Message>(&self, message: &M) {
-        let _ = message;
-        todo!()
+        if let Ok(version) = self.shared().version(M::OP) {
+            let mut body = Vec::new();
+            message.encode(version, &mut body);
+            // An error means that the connection is closed: then there is nobody to tell.
+            let _ = self.enqueue(M::OP, version, Parts::One(body.into()), Answer::Nobody);
+        }
     }
 
-    /// Hands in a request that is answered by many frames: the first answer, and whatever is pushed after it.
-    pub fn subscribe<M: Message>(&self, message: &M) -> Subscription {
-        let _ = message;
-        todo!()
+    /// Hands in a request that is answered by many frames: the first answer, and whatever is pushed after it. What comes
+    /// in is not bounded here: the request or its credit does.
+    pub fn subscribe<M: Message>(&self, message: &M) -> Result<Subscription, RpcError> {
+        let version = self.shared().version(M::OP)?;
+        let mut body = Vec::new();
+        message.encode(version, &mut body);
+        let (sender, frames) = mpsc::unbounded_channel();
+        let correlation = self.enqueue(M::OP, version, Parts::One(body.into()), Answer::Subscription(sender))?;
+        Ok(Subscription { correlation, frames, address: self.address().into() })
+    }
+
+    fn enqueue(&self, op: Op, version: u8, parts: Parts, answer: Answer) -> Result<u64, RpcError> {
+        let shared = self.shared();
+        let body_bytes: usize = match &parts {
+            Parts::One(part) => part.len(),
+            Parts::Many(parts) => parts.iter().map(Bytes::len).sum(),
+        };
+        let limit = shared.hello.frame_bytes_max as usize;
+        if FRAME_HEADER_BYTES + body_bytes > limit {
+            let value = (FRAME_HEADER_BYTES + body_bytes) as u64;
+            return Err(RpcError::OverLimit { field: "frame bytes", value, limit: limit as u64 });
+        }
+        let mut queue = shared.queue();
+        if let Some(reason) = &queue.end {
+            return Err(shared.closed_error(reason, false));
+        }
+        queue.correlation += 1;
+        let correlation = queue.correlation;
+        let header = FrameHeader { op: op as u16, version, correlation, ..FrameHeader::default() };
+        queue.requests.push(Request { header, parts, answer });
+        let first = queue.requests.len() == 1;
+        drop(queue);
+        if first {
+            shared.work.notify_one();
+        }
+        Ok(correlation)
     }
 
     /// Whether it is broken or closed.
     pub fn is_closed(&self) -> bool {
-        todo!()
+        self.shared().queue().end.is_some()
     }
 
     /// Completes when it is broken or closed, and says why.
     pub async fn closed(&self) -> RpcError {
-        todo!()
+        let shared = self.shared();
+        let mut told = std::pin::pin!(shared.closed.notified());
+        loop {
+            // Listening before looking, so that nothing is missed in between.
+            told.as_mut().enable();
+            {
+                let queue = shared.queue();
+                if queue.ended {
+                    return shared.closed_error(queue.end.as_deref().unwrap_or_default(), true);
+                }
+            }
+            told.as_mut().await;
+            told.set(shared.closed.notified());
+        }
     }
 
     /// Closes it. Calls without an answer end with [`RpcError::Closed`].
     pub fn close(&self) {
-        todo!()
+        self.shared().close("it was closed on this side");
     }
+}
+
+/// Connects and shakes hands.
+async fn greet(address: &str, config: &ClientConfig) -> Result<(TcpStream, HelloResponse), RpcError> {
+    let failed = |reason: String| RpcError::Connect { address: address.into(), reason };
+    let mut stream = TcpStream::connect(address).await.map_err(|e| failed(e.to_string()))?;
+    stream.set_nodelay(true).map_err(|e| failed(e.to_string()))?;
+    let hello =
+        Hello { client_name: config.client_name.clone(), client_version: config.client_version.clone() };
+    let mut request = Vec::new();
+    encode_request(&hello, 1, 0, &mut request);
+    stream.write_all(&request).await.map_err(|e| failed(e.to_string()))?;
+    let mut head = [0; FRAME_HEADER_BYTES];
+    let cut = |e: io::Error| failed(format!("the handshake was not answered: {e}"));
+    stream.read_exact(&mut head).await.map_err(cut)?;
+    let protocol = |source: ProtocolError| RpcError::Protocol { address: address.into(), source };
+    let header = FrameHeader::parse(&head, 1 << 20).map_err(protocol)?;
+    let mut body = vec![0; header.body_bytes()];
+    stream.read_exact(&mut body).await.map_err(cut)?;
+    let frame = checked(address, Frame { header, body: body.into() })?;
+    let hello = HelloResponse::decode(frame.header.version, &frame.body).map_err(protocol)?;
+    Ok((stream, hello))
+}
+
+/// The frame, or the error that it reports.
+fn checked(address: &str, frame: Frame) -> Result<Frame, RpcError> {
+    if frame.header.status == Status::Ok as u16 {
+        return Ok(frame);
+    }
+    let error = ErrorBody::decode(&frame.body)
+        .map_err(|source| RpcError::Protocol { address: address.into(), source })?;
+    let status = Status::from_u16(frame.header.status).ok_or(RpcError::Protocol {
+        address: address.into(),
+        source: ProtocolError::BadField {
+            field: "frame.status",
+            value: frame.header.status.into(),
+            allowed: "a status that this client knows; it may be older than the server",
+        },
+    })?;
+    let retry_after = (error.retry_after_ms > 0).then(|| Duration::from_millis(error.retry_after_ms.into()));
+    Err(RpcError::Status { status, message: error.message, retry_after })
 }
 
 /// A request under way. Await it for the answer; dropped, the answer is thrown away.
 #[derive(Debug)]
-pub struct Call {}
+#[must_use = "without being awaited, what became of the request is not known"]
+pub struct Call {
+    failed: Option<RpcError>,
+    receiver: oneshot::Receiver<Result<Frame, RpcError>>,
+    address: String,
+}
 
-impl std::future::Future for Call {
+impl Future for Call {
     type Output = Result<Frame, RpcError>;
-    fn poll(self: std::pin::Pin<&mut Self>, _: &mut std::task::Context<'_>) -> std::task::Poll<Self::Output> {
-        todo!()
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let Some(error) = self.failed.take() {
+            return Poll::Ready(Err(error));
+        }
+        Pin::new(&mut self.receiver).poll(context).map(|answer| match answer {
+            Ok(Ok(frame)) => checked(&self.address, frame),
+            Ok(Err(e)) => Err(e),
+            Err(_) => Err(gone(&self.address)),
+        })
     }
 }
 
-/// A stream of frames that answer one request. Dropped, further ones are thrown away: tell the server first.
+/// The task is gone without having said anything: its runtime was shut down.
+fn gone(address: &str) -> RpcError {
+    RpcError::Closed { address: address.into(), reason: "the runtime that it ran on is gone".into(), sent: true }
+}
+
+/// Frames that answer one request. Dropped, further ones are thrown away: tell the server first.
 #[derive(Debug)]
-pub struct Subscription {}
+pub struct Subscription {
+    correlation: u64,
+    frames: mpsc::UnboundedReceiver<Result<Frame, RpcError>>,
+    address: String,
+}
 
 impl Subscription {
     /// The correlation of its request.
     pub fn correlation(&self) -> u64 {
-        todo!()
+        self.correlation
     }
 
     /// The next frame: one with an error status is [`RpcError::Status`]; a lost connection is [`RpcError::Closed`].
+    /// Dropping the future loses nothing.
     pub async fn next(&mut self) -> Result<Frame, RpcError> {
-        todo!()
+        match self.frames.recv().await {
+            Some(answer) => checked(&self.address, answer?),
+            None => Err(gone(&self.address)),
+        }
+    }
+
+    /// The next frame if it is there.
+    pub fn try_next(&mut self) -> Option<Result<Frame, RpcError>> {
+        let answer = self.frames.try_recv().ok()?;
+        Some(answer.and_then(|frame| checked(&self.address, frame)))
+    }
+}
+
+/// The connection's task.
+struct Task {
+    shared: Arc<Shared>,
+    stream: TcpStream,
+    out: Outbox,
+    /// Taken from the queue at once, and given back empty.
+    requests: Vec<Request>,
+    pending: HashMap<u64, Answer>,
+    buffer: BytesMut,
+    block_bytes: usize,
+    /// What the server said that answers no request: why it closes the connection.
+    complaint: Option<String>,
+}
+
+enum Next {
+    Yield,
+    Wait,
+    End(String),
+}
+
+impl Task {
+    async fn run(mut self) {
+        let reason = loop {
+            match self.turn() {
+                Ok(Next::End(reason)) => break reason,
+                Ok(Next::Yield) => tokio::task::yield_now().await,
+                Ok(Next::Wait) => {
+                    let interest = if self.out.is_empty() {
+                        Interest::READABLE
+                    } else {
+                        Interest::READABLE | Interest::WRITABLE
+                    };
+                    tokio::select! {
+                        ready = self.stream.ready(interest) => {
+                            if let Err(e) = ready {
+                                break e.to_string();
+                            }
+                        }
+                        () = self.shared.work.notified() => {}
+                    }
+                }
+                Err(e) => break e.to_string(),
+            }
+        };
+        let reason = self.complaint.take().unwrap_or(reason);
+        self.end(&reason);
+    }
+
+    /// Does what can be done without waiting.
+    fn turn(&mut self) -> io::Result<Next> {
+        let mut left = TURN_BYTES;
+        loop {
+            if let Some(reason) = self.take_requests() {
+                return Ok(Next::End(reason));
+            }
+            self.write(&mut left)?;
+            if left == 0 {
+                return Ok(Next::Yield);
+            }
+            self.make_room();
+            match self.stream.try_read_buf(&mut self.buffer) {
+                Ok(0) => return Ok(Next::End("the server closed it".into())),
+                Ok(bytes) => left = left.saturating_sub(bytes),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Next::Wait),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+            if let Err(e) = self.frames() {
+                return Ok(Next::End(format!("it broke the protocol: {e}")));
+            }
+        }
+    }
+
+    /// Moves what was handed in into the outbox. `Some`: the connection is to be closed.
+    fn take_requests(&mut self) -> Option<String> {
+        {
+            let mut queue = self.shared.queue();
+            if queue.end.is_some() {
+                return queue.end.clone();
+            }
+            std::mem::swap(&mut queue.requests, &mut self.requests);
+        }
+        for request in self.requests.drain(..) {
+            let mut frame = self.out.begin(&request.header);
+            match request.parts {
+                Parts::One(part) => frame.attach(part),
+                Parts::Many(parts) => parts.into_iter().for_each(|part| frame.attach(part)),
+            }
+            frame.finish();
+            if !matches!(request.answer, Answer::Nobody) {
+                self.pending.insert(request.header.correlation, request.answer);
+            }
+        }
+        None
+    }
+
+    fn write(&mut self, left: &mut usize) -> io::Result<()> {
+        while !self.out.is_empty() && *left > 0 {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = self.out.slices(&mut slices);
+            match self.stream.try_write_vectored(&slices[..count]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => {
+                    self.out.advance(bytes);
+                    *left = left.saturating_sub(bytes);
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => return Err(e),
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes room in the buffer, for all of a frame that has started.
+    fn make_room(&mut self) {
+        let have = self.buffer.len();
+        let wanted = match self.buffer.first_chunk::<4>() {
+            Some(length) => u32::from_le_bytes(*length) as usize,
+            None => FRAME_HEADER_BYTES,
+        };
+        if self.buffer.capacity() >= wanted.max(have + READ_BYTES_MIN) {
+            return;
+        }
+        self.block_bytes = self.block_bytes.max((4 * wanted).min(BLOCK_BYTES_MAX));
+        self.buffer.reserve(wanted.max(self.block_bytes) - have);
+    }
+
+    /// Hands out the frames that are there.
+    fn frames(&mut self) -> Result<(), ProtocolError> {
+        let limit = self.shared.config.frame_bytes_max;
+        loop {
+            if self.buffer.len() < FRAME_HEADER_BYTES {
+                if self.buffer.len() >= 4 {
+                    FrameHeader::parse_length(&self.buffer, limit)?;
+                }
+                return Ok(());
+            }
+            let header = FrameHeader::parse(&self.buffer, limit)?;
+            if !header.is_response() {
+                let (field, allowed) = ("frame.flags", "1 or 3: servers send responses");
+                return Err(ProtocolError::BadField { field, value: header.flags.into(), allowed });
+            }
+            let frame_bytes = header.frame_bytes as usize;
+            if self.buffer.len() < frame_bytes {
+                return Ok(());
+            }
+            let body = self.buffer.split_to(frame_bytes).freeze().slice(FRAME_HEADER_BYTES..);
+            self.deliver(Frame { header, body });
+        }
+    }
+
+    fn deliver(&mut self, frame: Frame) {
+        let correlation = frame.header.correlation;
+        match self.pending.get(&correlation) {
+            Some(Answer::Subscription(to)) => {
+                if to.send(Ok(frame)).is_err() {
+                    self.pending.remove(&correlation);
+                }
+            }
+            Some(Answer::Call(_)) => {
+                if let Some(Answer::Call(to)) = self.pending.remove(&correlation) {
+                    // Whoever asked may have given up.
+                    let _ = to.send(Ok(frame));
+                }
+            }
+            Some(Answer::Nobody) | None => {
+                if let Err(RpcError::Status { status, message, .. }) = checked(&self.shared.address, frame) {
+                    self.complaint = Some(format!("{status}: {message}"));
+                }
+            }
+        }
+    }
+
+    /// Tells everybody that it is over.
+    fn end(&mut self, reason: &str) {
+        let unsent = {
+            let mut queue = self.shared.queue();
+            if queue.ended {
+                return;
+            }
+            queue.end.get_or_insert_with(|| reason.into());
+            queue.ended = true;
+            std::mem::take(&mut queue.requests)
+        };
+        for (_, answer) in self.pending.drain() {
+            answer.fail(self.shared.closed_error(reason, true));
+        }
+        for request in unsent {
+            request.answer.fail(self.shared.closed_error(reason, false));
+        }
+        self.shared.closed.notify_waiters();
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.end("the runtime that it ran on is gone");
     }
 }

@@ -21,27 +21,31 @@ pub(crate) const POOL_BUFFER_BYTES: usize = 256 << 10;
 /// Bytes of a buffer that is not counted: for control traffic when memory is short, and for the start of a frame whose
 /// rest does not come.
 pub(crate) const SMALL_BUFFER_BYTES: usize = 4 << 10;
-/// Free shared buffers that a thread keeps.
-const POOL_BUFFERS_KEPT: usize = 4;
+/// Bytes of free buffers that a thread keeps, oldest out.
+const FREE_BYTES_KEPT: usize = 8 << 20;
 /// A read is not worth a system call for less room than this, if moving what is in the buffer makes more.
 const READ_BYTES_MIN: usize = 64 << 10;
 
-/// The bound on what all buffers of a server hold, in units of 1 KiB.
+/// The bound on what all buffers of a server hold: half of it for shared buffers, half for frames that are larger. They
+/// are apart because a connection holds a shared buffer while it waits for a large one: in one pot, connections that all
+/// wait for more could hold everything.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {
+    shared: Pot,
+    large: Pot,
+}
+
+#[derive(Clone, Debug)]
+struct Pot {
     permits: Arc<Semaphore>,
+    /// Its size, in KiB as its permits are.
     kib: usize,
 }
 
-impl Budget {
-    /// At most `bytes`, and never less than one frame of `frame_bytes_max`, which otherwise could never be read.
-    pub(crate) fn new(bytes: usize, frame_bytes_max: usize) -> Budget {
-        let kib = bytes.max(frame_bytes_max + POOL_BUFFER_BYTES).div_ceil(1 << 10).min(Semaphore::MAX_PERMITS);
-        Budget { permits: Arc::new(Semaphore::new(kib)), kib }
-    }
-
-    pub(crate) fn used_bytes(&self) -> u64 {
-        ((self.kib - self.permits.available_permits().min(self.kib)) as u64) << 10
+impl Pot {
+    fn new(bytes: usize) -> Pot {
+        let kib = bytes.div_ceil(1 << 10).min(Semaphore::MAX_PERMITS);
+        Pot { permits: Arc::new(Semaphore::new(kib)), kib }
     }
 
     fn units(bytes: usize) -> u32 {
@@ -52,14 +56,31 @@ impl Budget {
         Arc::clone(&self.permits).try_acquire_many_owned(Self::units(bytes)).ok()
     }
 
-    /// Waits in line for `bytes`.
-    async fn take(&self, bytes: usize) -> OwnedSemaphorePermit {
-        let permits = Arc::clone(&self.permits).acquire_many_owned(Self::units(bytes)).await;
-        permits.expect("the semaphore is never closed")
+    fn used_bytes(&self) -> u64 {
+        (self.kib.saturating_sub(self.permits.available_permits()) as u64) << 10
     }
 }
 
-/// The shared buffers of one I/O thread.
+impl Budget {
+    /// About `bytes`, and never less than one shared buffer and the largest frame.
+    pub(crate) fn new(bytes: usize, frame_bytes_max: usize) -> Budget {
+        Budget {
+            shared: Pot::new((bytes / 2).max(POOL_BUFFER_BYTES)),
+            large: Pot::new((bytes / 2).max(large_bytes(frame_bytes_max))),
+        }
+    }
+
+    pub(crate) fn used_bytes(&self) -> u64 {
+        self.shared.used_bytes() + self.large.used_bytes()
+    }
+}
+
+/// The buffer for a frame of `wanted` bytes that a shared one is too small for: with room for the start of the next one.
+fn large_bytes(wanted: usize) -> usize {
+    (wanted + SMALL_BUFFER_BYTES).next_multiple_of(POOL_BUFFER_BYTES)
+}
+
+/// The free buffers of one I/O thread.
 #[derive(Debug)]
 pub(crate) struct BufferPool {
     free: RefCell<Vec<Vec<u8>>>,
@@ -71,17 +92,25 @@ impl BufferPool {
         Rc::new(BufferPool { free: RefCell::default(), budget })
     }
 
-    fn take(&self) -> Option<(Vec<u8>, OwnedSemaphorePermit)> {
-        let permit = self.budget.try_take(POOL_BUFFER_BYTES)?;
-        let buffer = self.free.borrow_mut().pop().unwrap_or_else(|| Vec::with_capacity(POOL_BUFFER_BYTES));
-        Some((buffer, permit))
+    /// A buffer of exactly so many bytes, the one that was given back last if there is one.
+    fn take(&self, bytes: usize) -> Vec<u8> {
+        let mut free = self.free.borrow_mut();
+        match free.iter().rposition(|buffer| buffer.capacity() == bytes) {
+            Some(at) => free.remove(at),
+            None => Vec::with_capacity(bytes),
+        }
     }
 
     fn give_back(&self, mut buffer: Vec<u8>) {
+        if buffer.capacity() < POOL_BUFFER_BYTES {
+            return;
+        }
+        buffer.clear();
         let mut free = self.free.borrow_mut();
-        if buffer.capacity() == POOL_BUFFER_BYTES && free.len() < POOL_BUFFERS_KEPT {
-            buffer.clear();
-            free.push(buffer);
+        free.push(buffer);
+        let mut kept: usize = free.iter().map(Vec::capacity).sum();
+        while kept > FREE_BYTES_KEPT {
+            kept -= free.remove(0).capacity();
         }
     }
 }
@@ -179,15 +208,16 @@ impl Input {
     /// the server's budget.
     fn make_room(&mut self, wanted: usize) -> Result<(), usize> {
         if self.buffer.capacity() < POOL_BUFFER_BYTES {
-            if let Some((buffer, permit)) = self.pool.take() {
-                self.move_to(buffer, Some(permit));
+            if let Some(permit) = self.pool.budget.shared.try_take(POOL_BUFFER_BYTES) {
+                self.move_to(self.pool.take(POOL_BUFFER_BYTES), Some(permit));
             } else if self.buffer.capacity() < SMALL_BUFFER_BYTES {
                 self.move_to(Vec::with_capacity(SMALL_BUFFER_BYTES), None);
             }
         }
         if self.buffer.capacity() < wanted {
-            let permit = self.pool.budget.try_take(wanted).ok_or(wanted)?;
-            self.grow(wanted, permit);
+            let bytes = large_bytes(wanted);
+            let permit = self.pool.budget.large.try_take(bytes).ok_or(bytes)?;
+            self.grant(bytes, permit);
         }
         let room = self.buffer.capacity() - self.buffer.len();
         if self.at > 0 && (room < READ_BYTES_MIN || self.buffer.capacity() - self.at < wanted) {
@@ -198,11 +228,6 @@ impl Input {
         Ok(())
     }
 
-    fn grow(&mut self, wanted: usize, permit: OwnedSemaphorePermit) {
-        // A little more than the frame, so that the start of the next one comes with the same read.
-        self.move_to(Vec::with_capacity(wanted + SMALL_BUFFER_BYTES), Some(permit));
-    }
-
     fn move_to(&mut self, mut buffer: Vec<u8>, permit: Option<OwnedSemaphorePermit>) {
         buffer.extend_from_slice(self.bytes());
         self.pool.give_back(std::mem::replace(&mut self.buffer, buffer));
@@ -210,14 +235,15 @@ impl Input {
         self.permit = permit;
     }
 
-    /// Waits in line for memory for a frame of `wanted` bytes; to be followed by [`grant`](Input::grant).
-    pub(crate) async fn memory(&self, wanted: usize) -> OwnedSemaphorePermit {
-        self.pool.budget.take(wanted).await
+    /// Waits in line for so many bytes of memory; to be followed by [`grant`](Input::grant).
+    pub(crate) async fn memory(&self, bytes: usize) -> OwnedSemaphorePermit {
+        let permits = Arc::clone(&self.pool.budget.large.permits);
+        permits.acquire_many_owned(Pot::units(bytes)).await.expect("the semaphore is never closed")
     }
 
-    /// Uses memory that was waited for.
-    pub(crate) fn grant(&mut self, permit: OwnedSemaphorePermit) {
-        self.grow(permit.num_permits() << 10, permit);
+    /// Uses memory that was taken from the budget.
+    pub(crate) fn grant(&mut self, bytes: usize, permit: OwnedSemaphorePermit) {
+        self.move_to(self.pool.take(bytes), Some(permit));
     }
 
     /// Nothing is coming at the moment: holds on to no more than is needed for what is there.

@@ -10,8 +10,10 @@
 
 mod connection;
 mod error;
+mod input;
 mod outbox;
 mod server;
+mod serving;
 mod session;
 
 pub use connection::{Call, ClientConfig, Connection, Frame, Subscription};

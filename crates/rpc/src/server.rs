@@ -3,14 +3,36 @@
 //! Started by a node. The first I/O thread also accepts. Each I/O thread is a tokio current-thread runtime; a connection
 //! and its session live and die on one of them.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use kera_env::Clock;
-use kera_protocol::HelloResponse;
+use kera_protocol::{ErrorBody, FrameHeader, HelloResponse, Op, Status, encode_error};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime::Runtime;
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::LocalSet;
 
-use crate::SessionFactory;
+use crate::input::{Budget, BufferPool};
+use crate::serving::{Serving, linger};
+use crate::{Peer, SessionFactory, SessionWaker};
+
+/// Connections that the system completes before they are accepted here.
+const BACKLOG: i32 = 1024;
+/// Connections that are being told at one time that there are too many; further ones are just closed.
+const REFUSALS_MAX: usize = 64;
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How a server listens and what it takes. [`ServerConfig::new`] gives defaults that work.
 #[derive(Clone, Debug)]
@@ -60,10 +82,259 @@ pub struct Server;
 impl Server {
     /// Binds, starts the I/O threads and returns when connections are accepted. Errors: the address cannot be bound, or
     /// threads cannot be started.
-    pub fn start(config: ServerConfig, factory: Arc<dyn SessionFactory>) -> std::io::Result<RunningServer> {
-        let _ = (config, factory);
-        todo!()
+    pub fn start(config: ServerConfig, factory: Arc<dyn SessionFactory>) -> io::Result<RunningServer> {
+        let listener = listen(config.listen)?;
+        let local_addr = listener.local_addr()?;
+        let io_threads = config.io_threads.max(1);
+        let frame_bytes_max = config.hello.frame_bytes_max as usize;
+        let shared = Arc::new(Shared {
+            budget: Budget::new(config.inflight_bytes_max, frame_bytes_max),
+            counters: (0..io_threads).map(|_| Counters::default()).collect(),
+            connections: AtomicUsize::new(0),
+            accepted: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+            rejected: AtomicU64::new(0),
+            rejects_logged: Mutex::new(RejectLog::default()),
+            stopping: AtomicBool::new(false),
+            config,
+        });
+        let (mailboxes, receivers): (Vec<_>, Vec<_>) = (0..io_threads).map(|_| mpsc::unbounded_channel()).unzip();
+        let mut running = RunningServer { local_addr, shared, mailboxes, threads: Vec::new() };
+        let mut listener = Some(listener);
+        for (io_thread, mailbox) in receivers.into_iter().enumerate() {
+            let thread = IoThread {
+                shared: Arc::clone(&running.shared),
+                factory: Arc::clone(&factory),
+                io_thread,
+                mailbox,
+                accepting: listener.take().map(|listener| (listener, running.mailboxes.clone())),
+            };
+            // On an error `running` is dropped, which ends the threads that have started.
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            let name = format!("kera-io-{io_thread}");
+            running.threads.push(std::thread::Builder::new().name(name).spawn(move || thread.run(&runtime))?);
+        }
+        Ok(running)
     }
+}
+
+fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    socket.set_nonblocking(true)?;
+    Ok(socket.into())
+}
+
+/// What all connections of a server share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: ServerConfig,
+    pub(crate) budget: Budget,
+    pub(crate) counters: Vec<Counters>,
+    connections: AtomicUsize,
+    accepted: AtomicU64,
+    refused: AtomicU64,
+    rejected: AtomicU64,
+    rejects_logged: Mutex<RejectLog>,
+    pub(crate) stopping: AtomicBool,
+}
+
+/// What one I/O thread counts, on cache lines of its own.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+pub(crate) struct Counters {
+    pub(crate) frames_in: AtomicU64,
+    pub(crate) bytes_in: AtomicU64,
+    pub(crate) bytes_out: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct RejectLog {
+    last: Option<Instant>,
+    suppressed: u64,
+}
+
+impl Shared {
+    /// A connection is closed because of what came over it. Logged at most once a second: who connects should not be
+    /// able to fill the log.
+    pub(crate) fn rejected(&self, peer: &Peer, reason: &str) {
+        self.rejected.fetch_add(1, Ordering::Relaxed);
+        let now = Instant::now();
+        let Ok(mut log) = self.rejects_logged.lock() else { return };
+        if log.last.is_some_and(|last| now < last + Duration::from_secs(1)) {
+            log.suppressed += 1;
+            return;
+        }
+        log.last = Some(now);
+        let suppressed = std::mem::take(&mut log.suppressed);
+        tracing::info!(peer = %peer.address, reason, suppressed, "connection rejected");
+    }
+}
+
+enum Mail {
+    Connection(std::net::TcpStream, Open),
+    /// The server stops: answer what is in flight until then.
+    Stop(Instant),
+}
+
+/// A connection's part of the limit on connections.
+struct Open {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    connection: u64,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.shared.connections.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The connections of an I/O thread.
+#[derive(Default)]
+struct Connections {
+    wakers: RefCell<HashMap<u64, SessionWaker>>,
+    /// Told when one is gone.
+    gone: Notify,
+}
+
+struct IoThread {
+    shared: Arc<Shared>,
+    factory: Arc<dyn SessionFactory>,
+    io_thread: usize,
+    mailbox: mpsc::UnboundedReceiver<Mail>,
+    accepting: Option<(std::net::TcpListener, Vec<mpsc::UnboundedSender<Mail>>)>,
+}
+
+impl IoThread {
+    fn run(self, runtime: &Runtime) {
+        let tasks = LocalSet::new();
+        tasks.block_on(runtime, self.serve());
+        // What is left of connections goes here: their sessions are told.
+        drop(tasks);
+    }
+
+    async fn serve(mut self) {
+        let pool = BufferPool::new(self.shared.budget.clone());
+        let connections = Rc::new(Connections::default());
+        let accepting = self.accepting.take().map(|(listener, mailboxes)| {
+            tokio::task::spawn_local(accept(Arc::clone(&self.shared), listener, mailboxes))
+        });
+        let until = loop {
+            match self.mailbox.recv().await {
+                Some(Mail::Connection(stream, open)) => self.open(stream, open, &pool, &connections),
+                Some(Mail::Stop(until)) => break until,
+                None => return,
+            }
+        };
+        if let Some(accepting) = accepting {
+            accepting.abort();
+        }
+        for waker in connections.wakers.borrow().values() {
+            waker.wake();
+        }
+        let all_gone = async {
+            while !connections.wakers.borrow().is_empty() {
+                connections.gone.notified().await;
+            }
+        };
+        // Those that are not gone by then are dropped.
+        let _ = tokio::time::timeout_at(until.into(), all_gone).await;
+    }
+
+    fn open(&self, stream: std::net::TcpStream, open: Open, pool: &Rc<BufferPool>, all: &Rc<Connections>) {
+        let peer = Peer { address: open.address, connection: open.connection, io_thread: self.io_thread };
+        let stream = match TcpStream::from_std(stream) {
+            Ok(stream) => stream,
+            Err(e) => {
+                tracing::warn!(peer = %peer.address, error = %e, "connection dropped: it cannot be watched");
+                return;
+            }
+        };
+        let waker = SessionWaker::default();
+        all.wakers.borrow_mut().insert(peer.connection, waker.clone());
+        let serving =
+            Serving::new(Arc::clone(&self.shared), stream, peer, self.factory.as_ref(), waker, Rc::clone(pool));
+        let all = Rc::clone(all);
+        tokio::task::spawn_local(async move {
+            serving.run().await;
+            all.wakers.borrow_mut().remove(&peer.connection);
+            all.gone.notify_one();
+            drop(open);
+        });
+    }
+}
+
+/// Takes connections and hands them to the I/O threads in turn.
+async fn accept(
+    shared: Arc<Shared>,
+    listener: std::net::TcpListener,
+    mailboxes: Vec<mpsc::UnboundedSender<Mail>>,
+) {
+    let listener = match TcpListener::from_std(listener) {
+        Ok(listener) => listener,
+        Err(e) => {
+            tracing::error!(error = %e, "no connection is accepted: the listener cannot be watched");
+            return;
+        }
+    };
+    let refusing = Arc::new(Semaphore::new(REFUSALS_MAX));
+    let mut connection = 0;
+    loop {
+        let (stream, address) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(e) => {
+                // Typically out of file descriptors: accepting again at once would only burn the processor.
+                tracing::warn!(error = %e, "connection not accepted");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let connections_max = shared.config.connections_max;
+        if shared.connections.load(Ordering::Relaxed) >= connections_max {
+            shared.refused.fetch_add(1, Ordering::Relaxed);
+            if let Ok(permit) = Arc::clone(&refusing).try_acquire_owned() {
+                tokio::task::spawn_local(refuse(stream, connections_max, permit));
+            }
+            continue;
+        }
+        connection += 1;
+        shared.connections.fetch_add(1, Ordering::Relaxed);
+        let open = Open { shared: Arc::clone(&shared), address, connection };
+        shared.accepted.fetch_add(1, Ordering::Relaxed);
+        if let Err(e) = configure(&stream) {
+            tracing::debug!(peer = %address, error = %e, "socket options not set");
+        }
+        let mailbox = &mailboxes[connection as usize % mailboxes.len()];
+        if let Ok(stream) = stream.into_std() {
+            // An error means that the thread is gone because the server stops.
+            let _ = mailbox.send(Mail::Connection(stream, open));
+        }
+    }
+}
+
+/// Small answers leave at once; a peer that is gone without saying so is found out.
+fn configure(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_INTERVAL);
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+/// Says that there are too many connections.
+async fn refuse(mut stream: TcpStream, limit: usize, permit: OwnedSemaphorePermit) {
+    let hello = FrameHeader { op: Op::Hello as u16, version: 1, ..FrameHeader::default() };
+    let error = ErrorBody {
+        message: format!("connections_max is {limit}, and that many are open; close some, or raise the limit"),
+        retry_after_ms: 1_000,
+    };
+    let mut frame = Vec::new();
+    encode_error(&hello, Status::Overloaded, &error, &mut frame);
+    if stream.write_all(&frame).await.is_ok() {
+        linger(&mut stream).await;
+    }
+    drop(permit);
 }
 
 /// What a server has done so far and holds now.
@@ -83,7 +354,7 @@ pub struct ServerStats {
     pub bytes_in: u64,
     /// Bytes sent.
     pub bytes_out: u64,
-    /// Bytes held by frames that are being received or handled.
+    /// Bytes of buffers that frames are being received into or handled in.
     pub inflight_bytes: u64,
 }
 
@@ -91,6 +362,9 @@ pub struct ServerStats {
 #[derive(Debug)]
 pub struct RunningServer {
     local_addr: SocketAddr,
+    shared: Arc<Shared>,
+    mailboxes: Vec<mpsc::UnboundedSender<Mail>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl RunningServer {
@@ -101,13 +375,45 @@ impl RunningServer {
 
     /// Counters, summed over the I/O threads.
     pub fn stats(&self) -> ServerStats {
-        todo!()
+        let shared = &self.shared;
+        let sum = |counter: fn(&Counters) -> &AtomicU64| {
+            shared.counters.iter().map(|counters| counter(counters).load(Ordering::Relaxed)).sum()
+        };
+        ServerStats {
+            connections: shared.connections.load(Ordering::Relaxed) as u64,
+            accepted: shared.accepted.load(Ordering::Relaxed),
+            refused: shared.refused.load(Ordering::Relaxed),
+            rejected: shared.rejected.load(Ordering::Relaxed),
+            frames_in: sum(|counters| &counters.frames_in),
+            bytes_in: sum(|counters| &counters.bytes_in),
+            bytes_out: sum(|counters| &counters.bytes_out),
+            inflight_bytes: shared.budget.used_bytes(),
+        }
     }
 
     /// Stops accepting, lets sessions answer what is in flight for at most `timeout`, closes everything and waits for the
     /// threads to end. Blocks; not to be called on a thread of an async runtime.
-    pub fn stop(self, timeout: Duration) {
-        let _ = timeout;
-        todo!()
+    pub fn stop(mut self, timeout: Duration) {
+        self.end(timeout);
+    }
+
+    fn end(&mut self, timeout: Duration) {
+        self.shared.stopping.store(true, Ordering::Release);
+        let until = Instant::now() + timeout;
+        for mailbox in &self.mailboxes {
+            // An error means that the thread has ended.
+            let _ = mailbox.send(Mail::Stop(until));
+        }
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                tracing::error!("an I/O thread has panicked");
+            }
+        }
+    }
+}
+
+impl Drop for RunningServer {
+    fn drop(&mut self) {
+        self.end(Duration::ZERO);
     }
 }
