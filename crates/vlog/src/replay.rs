@@ -250,6 +250,7 @@ impl Replay<'_, '_> {
                 Ok(Some(id))
             }
             Restored::AlreadyThere => Ok(Some(id)),
+            Restored::Stored => Ok(None),
             Restored::UnknownStream => {
                 self.report.unknown += 1;
                 Ok(None)
