@@ -1,1 +1,18 @@
-//! kera-bench
+//! Measuring and doubting KerA: a load generator, a yardstick, a verifier, and a tormentor of servers.
+//!
+//! What is here runs in the client's process, behind `kera bench` and `kera verify`, and reaches a server only through
+//! `kera-client`, as users do. It reads clocks, starts threads and, where it is asked to, starts and kills servers; no
+//! server ever depends on it.
+
+pub mod clock;
+mod error;
+pub mod keys;
+pub mod latency;
+pub mod limit;
+pub mod process;
+pub mod source;
+pub mod verify;
+
+pub use error::BenchError;
+pub use keys::KeyDistribution;
+pub use latency::{Latencies, LatencySummary};

@@ -1,0 +1,60 @@
+//! What goes wrong while measuring or verifying.
+
+use std::io;
+use std::path::Path;
+
+/// An error of a run. The message says what was being done and what to do next where there is something.
+#[derive(Debug, thiserror::Error)]
+pub enum BenchError {
+    /// A setting that makes no sense.
+    #[error("--{flag}: {message}")]
+    Setting {
+        /// The flag, without its dashes.
+        flag: &'static str,
+        /// What is wrong and what is allowed.
+        message: String,
+    },
+    /// Files or sockets of this side.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// Bytes that are not what they have to be.
+    #[error(transparent)]
+    Format(#[from] kera_format::FormatError),
+    /// The server, or the way to it.
+    #[error("{what}: {message}")]
+    Server {
+        /// What was being done.
+        what: String,
+        /// What came back.
+        message: String,
+    },
+    /// A thread ended without a result: a bug in this program.
+    #[error("{what} panicked")]
+    Thread {
+        /// Which.
+        what: &'static str,
+    },
+}
+
+impl BenchError {
+    pub(crate) fn setting(flag: &'static str, message: impl Into<String>) -> BenchError {
+        BenchError::Setting { flag, message: message.into() }
+    }
+
+    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> BenchError {
+        BenchError::Io { what: what.into(), source }
+    }
+
+    pub(crate) fn io_at(what: &str, path: &Path, source: io::Error) -> BenchError {
+        BenchError::Io { what: format!("{what} {}", path.display()), source }
+    }
+
+    pub(crate) fn server(what: impl Into<String>, message: impl ToString) -> BenchError {
+        BenchError::Server { what: what.into(), message: message.to_string() }
+    }
+}
