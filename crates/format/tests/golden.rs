@@ -438,3 +438,19 @@ fn segment_headers_are_the_golden_bytes() {
         assert_eq!(refuse_segment(&refused.bytes), Some(refused.error.clone()), "{}", refused.name);
     }
 }
+
+#[test]
+fn any_changed_byte_in_a_golden_file_is_noticed() {
+    for file in ["record.json", "chunk.json", "segment.json"] {
+        let golden = golden::read(file);
+        for case in golden.cases.iter().filter(|case| case.encoders) {
+            for (field, at) in
+                case.fields.iter().enumerate().flat_map(|(i, f)| (0..f.bytes.len()).map(move |at| (i, at)))
+            {
+                let mut changed = case.clone();
+                changed.fields[field].bytes[at] ^= 1;
+                assert!(golden::difference(&changed, case).is_some(), "{file}: `{}`", case.name);
+            }
+        }
+    }
+}

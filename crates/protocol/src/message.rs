@@ -2,6 +2,7 @@
 
 use crate::codec::{Reader, Wire};
 use crate::frame::{FLAG_PUSH, FLAG_RESPONSE, begin_frame, finish_frame};
+use crate::spec::{Source, Trace};
 use crate::{ErrorBody, FrameHeader, Op, ProtocolError, Status};
 
 /// The body of a request or of a response.
@@ -28,10 +29,18 @@ pub trait Message: Body {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Empty;
 
-impl Body for Empty {
-    fn encode(&self, _version: u8, _out: &mut Vec<u8>) {}
-    fn decode(_version: u8, body: &[u8]) -> Result<Self, ProtocolError> {
-        Reader::new(body).finish().map(|()| Empty)
+impl Wire for Empty {
+    const BYTES_MIN: usize = 0;
+    fn put(&self, _out: &mut Vec<u8>) {}
+    fn get(_from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        Ok(Empty)
+    }
+    fn kind() -> String {
+        "nothing".to_owned()
+    }
+    fn trace(&self, _trace: &mut Trace) {}
+    fn sample(_source: &mut Source<'_>) -> Self {
+        Empty
     }
 }
 
@@ -78,6 +87,8 @@ macro_rules! responses {
 }
 pub(crate) use responses;
 
+responses!(Empty);
+
 /// Appends a whole request frame.
 pub fn encode_request<M: Message>(message: &M, version: u8, correlation: u64, out: &mut Vec<u8>) {
     let header = FrameHeader { op: M::OP as u16, version, correlation, ..FrameHeader::default() };
@@ -105,4 +116,18 @@ pub fn encode_error(request: &FrameHeader, status: Status, error: &ErrorBody, ou
 pub fn encode_push(request: &FrameHeader, status: Status, out: &mut Vec<u8>) -> usize {
     let header = FrameHeader { flags: FLAG_RESPONSE | FLAG_PUSH, ..request.response(status as u16) };
     begin_frame(&header, out)
+}
+
+/// Calls the macro `$call` once with the names of all requests, by the numbers of their operations: for tests and
+/// documents that must not forget one.
+#[macro_export]
+macro_rules! for_each_message {
+    ($call:ident) => {
+        $call! {
+            Hello, CreateStream, GetStream, ListStreams, AlterStream, DeleteStream, AllocateProducer, WriteChunks,
+            ReadChunks, Subscribe, Credit, Unsubscribe, NextGroups, NextSegments, AvailableGroups, AvailableSegments,
+            Lookup, StreamStats, JoinApplication, Heartbeat, CommitOffsets, FetchOffsets, LeaveApplication,
+            ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus,
+        }
+    };
 }

@@ -3,6 +3,11 @@
 //! here runs in a server.
 
 use crate::codec::Wire;
+use crate::write::RESULT_DUPLICATE;
+use crate::{Body, ChunkResult, ReadAnswer, ReadChunksResponse, WriteChunks, WriteChunksResponse};
+use bytes::Bytes;
+use kera_format::chunk::{ChunkTarget, Chunks};
+use kera_format::{ChunkBuilder, Compression, Cursor, LaneId, Record, StreamId, StreamletId};
 
 /// A field of a struct, for documents.
 #[derive(Clone, Debug)]
@@ -129,4 +134,150 @@ impl<'a> Source<'a> {
     pub fn below(&mut self, limit: usize) -> usize {
         usize::from(self.array::<1>()[0]) % limit
     }
+}
+
+/// A body whose fields can be told and that tests can make.
+pub trait Specified: Body {
+    /// Its fields and their bytes.
+    fn traced(&self) -> Vec<TracedField>;
+    /// Any value.
+    fn any(source: &mut Source<'_>) -> Self;
+}
+
+impl<T: Wire + Body> Specified for T {
+    fn traced(&self) -> Vec<TracedField> {
+        Trace::of(self)
+    }
+    fn any(source: &mut Source<'_>) -> Self {
+        T::sample(source)
+    }
+}
+
+/// A few sealed chunks, back to back, and how many.
+fn any_chunks(source: &mut Source<'_>) -> (u32, Vec<u8>) {
+    let (count, mut chunks) = (source.below(4), Vec::new());
+    for _ in 0..count {
+        let mut builder = ChunkBuilder::default();
+        for _ in 0..=source.below(3) {
+            builder.push(&Record::value(&source.array::<9>()[..source.below(10)]));
+        }
+        let (stream, streamlet) = (StreamId::sample(source), StreamletId::sample(source));
+        let target = ChunkTarget { stream, streamlet, ..ChunkTarget::default() };
+        chunks.extend(builder.seal(&target, Compression::None).expect("a small chunk with a record"));
+    }
+    (count as u32, chunks)
+}
+
+fn trace_chunks(trace: &mut Trace, name: &str, chunks: &[u8]) {
+    for (i, chunk) in Chunks::new(chunks).enumerate() {
+        let bytes = chunk.map_or_else(|_| Vec::new(), |chunk| chunk.as_bytes().to_vec());
+        let value = format!("\"{} bytes\"", bytes.len());
+        trace.leaf(&format!("{name}[{i}]"), "chunk", value, bytes);
+    }
+}
+
+impl Specified for WriteChunks {
+    fn traced(&self) -> Vec<TracedField> {
+        let mut trace = Trace::default();
+        trace.inside("chunk_count", &self.chunk_count);
+        trace.inside("timeout_ms", &self.timeout_ms);
+        trace_chunks(&mut trace, "chunks", &self.chunks);
+        trace.fields
+    }
+    fn any(source: &mut Source<'_>) -> Self {
+        let timeout_ms = u32::sample(source);
+        let (chunk_count, chunks) = any_chunks(source);
+        WriteChunks { timeout_ms, chunk_count, chunks: Bytes::from(chunks) }
+    }
+}
+
+impl Specified for WriteChunksResponse {
+    fn traced(&self) -> Vec<TracedField> {
+        let mut trace = Trace::default();
+        trace.inside("count", &(self.results.len() as u32));
+        trace.inside("zero", &0u32);
+        for (i, result) in self.results.iter().enumerate() {
+            let name = |field: &str| format!("results[{i}].{field}");
+            trace.inside(&name("status"), &result.status);
+            trace.inside(&name("flags"), &if result.duplicate { RESULT_DUPLICATE } else { 0 });
+            trace.inside(&name("lane"), &result.lane);
+            trace.inside(&name("group"), &result.cursor.group);
+            trace.inside(&name("base_ordinal"), &result.base_ordinal);
+            trace.inside(&name("segment"), &result.cursor.segment);
+            trace.inside(&name("position"), &result.cursor.position);
+        }
+        trace.fields
+    }
+    fn any(source: &mut Source<'_>) -> Self {
+        let result = |source: &mut Source<'_>| ChunkResult {
+            status: u16::sample(source),
+            duplicate: bool::sample(source),
+            lane: LaneId::sample(source),
+            cursor: Cursor::sample(source),
+            base_ordinal: u64::sample(source),
+        };
+        let count = source.below(4);
+        WriteChunksResponse { results: (0..count).map(|_| result(source)).collect() }
+    }
+}
+
+impl Specified for ReadChunksResponse {
+    fn traced(&self) -> Vec<TracedField> {
+        let mut trace = Trace::default();
+        trace.inside("count", &(self.answers.len() as u32));
+        trace.inside("zero", &0u32);
+        for (i, (answer, _)) in self.answers.iter().enumerate() {
+            let name = |field: &str| format!("answers[{i}].{field}");
+            trace.inside(&name("index"), &answer.index);
+            trace.inside(&name("status"), &answer.status);
+            trace.inside(&name("flags"), &answer.flags);
+            trace.inside(&name("start"), &answer.start);
+            trace.inside(&name("next"), &answer.next);
+            trace.inside(&name("durable_ordinal"), &answer.durable_ordinal);
+            trace.inside(&name("data_bytes"), &answer.data_bytes);
+            trace.inside(&name("zero"), &0u32);
+        }
+        for (i, (_, data)) in self.answers.iter().enumerate() {
+            trace_chunks(&mut trace, &format!("data[{i}]"), data);
+        }
+        trace.fields
+    }
+    fn any(source: &mut Source<'_>) -> Self {
+        let answer = |source: &mut Source<'_>| {
+            let (_, data) = any_chunks(source);
+            let answer = ReadAnswer {
+                index: u32::sample(source),
+                status: u16::sample(source),
+                flags: u16::sample(source),
+                start: Cursor::sample(source),
+                next: Cursor::sample(source),
+                durable_ordinal: u64::sample(source),
+                data_bytes: data.len() as u32,
+            };
+            (answer, Bytes::from(data))
+        };
+        let count = source.below(4);
+        ReadChunksResponse { answers: (0..count).map(|_| answer(source)).collect() }
+    }
+}
+
+/// The fields of a frame's header.
+pub fn trace_frame_header(header: &crate::FrameHeader) -> Vec<TracedField> {
+    let mut trace = Trace::default();
+    trace.inside("frame_bytes", &header.frame_bytes);
+    trace.inside("op", &header.op);
+    trace.inside("version", &header.version);
+    trace.inside("flags", &header.flags);
+    trace.inside("correlation", &header.correlation);
+    trace.inside("status", &header.status);
+    trace.leaf("zero", "6 bytes", "\"000000000000\"".to_owned(), vec![0; 6]);
+    trace.fields
+}
+
+/// The fields of an error's body.
+pub fn trace_error(error: &crate::ErrorBody) -> Vec<TracedField> {
+    let mut trace = Trace::default();
+    trace.inside("retry_after_ms", &error.retry_after_ms);
+    trace.inside("message", &error.message);
+    trace.fields
 }

@@ -242,7 +242,7 @@ pub fn check(file: &str, code: &Golden) -> Golden {
     let names = |golden: &Golden| golden.cases.iter().map(|case| case.name.clone()).collect::<Vec<_>>();
     assert_eq!(names(&golden), names(code), "{file}: the cases");
     for (in_file, in_code) in golden.cases.iter().zip(&code.cases) {
-        compare_case(file, in_file, in_code);
+        assert_eq!(difference(in_file, in_code), None, "{file}: case `{}`", in_file.name);
     }
     let names = |golden: &Golden| golden.refused.iter().map(|refused| refused.name.clone()).collect::<Vec<_>>();
     assert_eq!(names(&golden), names(code), "{file}: the refused bytes");
@@ -253,13 +253,16 @@ pub fn check(file: &str, code: &Golden) -> Golden {
     golden
 }
 
-fn compare_case(file: &str, in_file: &Case, in_code: &Case) {
+/// In which field the bytes of a case in a file are not what the code writes.
+pub fn difference(in_file: &Case, in_code: &Case) -> Option<String> {
     if !in_code.encoders {
-        return;
+        return None;
     }
-    let name = &in_file.name;
     for (f, c) in in_file.fields.iter().zip(&in_code.fields) {
-        assert_eq!(f, c, "{file}: case `{name}`: field `{}` in the file (left) is not what the code writes", f.name);
+        if f != c {
+            return Some(format!("field `{}`: the file says {f:?}, the code {c:?}", f.name));
+        }
     }
-    assert_eq!(in_file.fields.len(), in_code.fields.len(), "{file}: case `{name}`: the number of fields");
+    let (f, c) = (in_file.fields.len(), in_code.fields.len());
+    (f != c).then(|| format!("the file has {f} fields, the code {c}"))
 }

@@ -1,0 +1,143 @@
+//! Every message of the protocol: what is written is read again, what is cut or longer or of another version is an
+//! error, and no bytes make a reader panic.
+
+use kera_protocol::spec::{Source, Specified};
+use kera_protocol::*;
+use proptest::prelude::*;
+use std::fmt::Debug;
+
+fn encoded<B: Body>(body: &B) -> Vec<u8> {
+    let mut out = Vec::new();
+    body.encode(1, &mut out);
+    out
+}
+
+/// What holds for every body, whatever its fields are.
+fn check_body<B: Specified + PartialEq + Debug>(choices: &[u8]) {
+    let body = B::any(&mut Source::new(choices));
+    let bytes = encoded(&body);
+    assert_eq!(B::decode(1, &bytes).as_ref(), Ok(&body));
+
+    let fields = body.traced();
+    let traced: Vec<u8> = fields.iter().flat_map(|field| field.bytes.iter().copied()).collect();
+    assert_eq!(traced, bytes, "the fields of {body:?}");
+
+    for length in 0..bytes.len() {
+        assert!(B::decode(1, &bytes[..length]).is_err(), "{body:?} cut at {length} of {}", bytes.len());
+    }
+    let longer = [&bytes[..], &[0; 8]].concat();
+    assert!(B::decode(1, &longer).is_err(), "{body:?} with bytes behind it");
+    if let Ok(read) = B::decode(1, choices) {
+        assert_eq!(B::decode(1, &encoded(&read)), Ok(read));
+    }
+}
+
+fn check_message<M: Message + Specified + PartialEq + Debug>(choices: &[u8])
+where
+    M::Response: Specified + PartialEq + Debug,
+{
+    check_body::<M>(choices);
+    check_body::<M::Response>(choices);
+    let bytes = encoded(&M::any(&mut Source::new(choices)));
+    for version in [0, M::OP.version_max() + 1, 255] {
+        let refused = M::decode(version, &bytes).expect_err("a version that is not spoken");
+        assert_eq!(refused.status(), Status::UnsupportedVersion);
+    }
+}
+
+macro_rules! check_all {
+    ($($name:ident),+ $(,)?) => {
+        fn check_all(choices: &[u8]) {
+            $(check_message::<$name>(choices);)+
+        }
+        fn all_ops() -> Vec<Op> {
+            vec![$($name::OP),+]
+        }
+    };
+}
+for_each_message!(check_all);
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn every_message_is_read_as_it_was_written(choices in proptest::collection::vec(any::<u8>(), 0..400)) {
+        check_all(&choices);
+    }
+
+    #[test]
+    fn every_message_survives_small_numbers(choices in proptest::collection::vec(0u8..3, 0..200)) {
+        check_all(&choices);
+    }
+
+    #[test]
+    fn an_error_body_is_read_as_it_was_written(message in ".{0,50}", retry_after_ms in any::<u32>(), more in any::<[u8; 3]>()) {
+        let error = ErrorBody { message, retry_after_ms };
+        let mut bytes = Vec::new();
+        error.encode(&mut bytes);
+        for length in 0..bytes.len() {
+            prop_assert!(ErrorBody::decode(&bytes[..length]).is_err());
+        }
+        bytes.extend(more);
+        prop_assert_eq!(ErrorBody::decode(&bytes), Ok(error));
+    }
+
+    #[test]
+    fn an_error_body_is_read_without_panic(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        let _ = ErrorBody::decode(&bytes);
+    }
+}
+
+#[test]
+fn every_operation_has_a_message() {
+    assert_eq!(all_ops(), Op::ALL);
+}
+
+#[test]
+fn a_long_error_message_is_cut_at_a_character() {
+    let error = ErrorBody::new(format!("x{}", "流".repeat(limits::ERROR_MESSAGE_BYTES_MAX)));
+    let mut bytes = Vec::new();
+    error.encode(&mut bytes);
+    let read = ErrorBody::decode(&bytes).expect("what was written");
+    assert!(read.message.len() > limits::ERROR_MESSAGE_BYTES_MAX - 4);
+    assert!(error.message.starts_with(&read.message));
+}
+
+#[test]
+fn a_count_that_cannot_fit_is_refused_before_memory_is_taken() {
+    let mut body = vec![0; 12];
+    body.extend(u32::MAX.to_le_bytes());
+    body.extend([0; 100]);
+    let refused = ReadChunks::decode(1, &body).expect_err("four billion entries in 100 bytes");
+    assert_eq!(refused, ProtocolError::Count { field: "ReadChunks.entries", count: u32::MAX.into(), fits: 2 });
+    assert_eq!(
+        refused.to_string(),
+        "ReadChunks.entries announces 4294967295 items, the bytes that are left hold at most 2"
+    );
+}
+
+#[test]
+fn errors_name_the_field() {
+    let hello = Hello { client_name: "é".into(), client_version: String::new() };
+    let mut bytes = encoded(&hello);
+    bytes[5] = b'x';
+    assert_eq!(Hello::decode(1, &bytes), Err(ProtocolError::NotUtf8 { field: "Hello.client_name", at: 0 }));
+    let cut = Hello::decode(1, &bytes[..2]).expect_err("cut");
+    assert_eq!(cut.to_string(), "Hello.client_name: 2 bytes are left, 4 are needed");
+    let create = CreateStream { name: "x".into(), options: Default::default(), if_not_exists: false };
+    let mut bytes = encoded(&create);
+    *bytes.last_mut().expect("a body") = 2;
+    let refused = CreateStream::decode(1, &bytes).expect_err("not a bool").to_string();
+    assert_eq!(refused, "CreateStream.if_not_exists is 2, allowed is 0 or 1");
+}
+
+#[test]
+fn changes_of_a_stream_apply_to_what_they_name_only() {
+    let options = kera_format::StreamOptions::default();
+    assert!(StreamChanges::default().is_empty());
+    assert_eq!(StreamChanges::default().apply(&options), options);
+    let changes = StreamChanges { retention_ms: Some(None), lanes: Some(4), ..StreamChanges::default() };
+    assert!(!changes.is_empty());
+    let changed = changes.apply(&options);
+    assert_eq!(changed, kera_format::StreamOptions { retention_ms: None, lanes: 4, ..options });
+}
