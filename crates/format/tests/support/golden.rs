@@ -161,12 +161,13 @@ fn render_case(case: &Case) -> String {
         )
     };
     let fields: Vec<String> = case.fields.iter().map(field).collect();
+    let fields = if fields.is_empty() { "[]".into() } else { format!("[\n{}\n      ]", fields.join(",\n")) };
     format!(
-        "    {{\n      \"name\": {},\n      \"about\": {},\n      \"encoders\": {},\n      \"fields\": [\n{}\n      ],\n      \"hex\": \"{}\"\n    }}",
+        "    {{\n      \"name\": {},\n      \"about\": {},\n      \"encoders\": {},\n      \"fields\": {},\n      \"hex\": \"{}\"\n    }}",
         json_string(&case.name),
         json_string(&case.about),
         case.encoders,
-        fields.join(",\n"),
+        fields,
         hex(&case.bytes())
     )
 }

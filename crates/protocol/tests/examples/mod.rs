@@ -1,0 +1,365 @@
+//! One example of every body: what `spec/messages/` and the documents show.
+
+use bytes::Bytes;
+use kera_format::chunk::ChunkTarget;
+use kera_format::ids::*;
+use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, StreamOptions};
+use kera_protocol::groups::{LeasedGroup, SegmentPlace};
+use kera_protocol::read::{ANSWER_MORE, ENTRY_FOLLOW_GROUPS};
+use kera_protocol::*;
+
+/// A body with an example.
+pub(crate) trait Example {
+    /// The example.
+    fn example() -> Self;
+}
+
+macro_rules! examples {
+    ($($name:ident => $value:expr;)+) => { $(
+        impl Example for $name {
+            fn example() -> Self {
+                $value
+            }
+        }
+    )+ };
+}
+
+const STREAM: StreamId = StreamId(17);
+const APPLICATION: ApplicationId = ApplicationId(5);
+const MEMBER: u64 = 1_001;
+const GROUP: GroupId = GroupId::new(3, 8);
+const NOW_MS: i64 = 1_700_000_000_000;
+
+fn cursor(segment: u32, position: u32) -> Cursor {
+    Cursor { group: GROUP, segment: SegmentIndex(segment), position }
+}
+
+fn stream_info() -> StreamInfo {
+    let options = StreamOptions { streamlets: 4, lanes: 2, ..StreamOptions::default() };
+    StreamInfo { id: STREAM, name: "flights".into(), created_ms: NOW_MS, options }
+}
+
+/// The chunk of a producer that writes one record.
+pub(crate) fn sent_chunk() -> Vec<u8> {
+    let mut builder = ChunkBuilder::default();
+    builder.push(&Record::value(b"hello"));
+    let target = ChunkTarget {
+        stream: STREAM,
+        streamlet: StreamletId(2),
+        producer_id: ProducerId(1_000),
+        producer_epoch: ProducerEpoch(0),
+        sequence: 0,
+    };
+    builder.seal(&target, Compression::None).expect("a chunk")
+}
+
+/// The same as it is read again.
+fn stored_chunk() -> Vec<u8> {
+    let mut chunk = sent_chunk();
+    let place = BrokerPart {
+        group: GROUP,
+        segment: SegmentIndex(0),
+        base_ordinal: 42,
+        append_time_ms: NOW_MS,
+        lane: LaneId(0),
+        position: 128,
+    };
+    place.stamp(&mut chunk);
+    chunk
+}
+
+fn read_entry() -> ReadEntry {
+    ReadEntry {
+        stream: STREAM,
+        streamlet: StreamletId(2),
+        lane: LaneId(0),
+        cursor: cursor(0, 128),
+        max_bytes: 1 << 20,
+        flags: ENTRY_FOLLOW_GROUPS,
+    }
+}
+
+fn read_response() -> ReadChunksResponse {
+    let data = Bytes::from(stored_chunk());
+    let answer = ReadAnswer {
+        index: 0,
+        status: 0,
+        flags: ANSWER_MORE,
+        start: cursor(0, 128),
+        next: cursor(0, 128 + data.len() as u32),
+        durable_ordinal: 45,
+        data_bytes: data.len() as u32,
+    };
+    let gone = ReadAnswer::failed(1, Status::CursorGone, cursor(0, 128), cursor(3, 0));
+    ReadChunksResponse { answers: vec![(answer, data), (gone, Bytes::new())] }
+}
+
+fn segment_list() -> SegmentList {
+    let segment = SegmentInfo {
+        index: SegmentIndex(1),
+        place: SegmentPlace::Open,
+        base_ordinal: 42,
+        durable_ordinal: 45,
+        durable_head: 464,
+        capacity_bytes: 1 << 16,
+        first_append_ms: NOW_MS,
+        last_append_ms: NOW_MS + 20,
+    };
+    SegmentList { lane: LaneId(0), segments: vec![segment], complete: false, more: false }
+}
+
+fn committed_offsets() -> CommittedOffsets {
+    let offset = CommittedOffset {
+        streamlet: StreamletId(2),
+        lane: LaneId(0),
+        cursor: cursor(0, 240),
+        ordinal: 43,
+        done: false,
+        committed_ms: NOW_MS,
+    };
+    CommittedOffsets { application: APPLICATION, offsets: vec![offset] }
+}
+
+fn description() -> ApplicationDescription {
+    ApplicationDescription {
+        application: APPLICATION,
+        name: "report".into(),
+        stream: STREAM,
+        state: ApplicationState::Active,
+        order: Order::Lane,
+        members: vec![MemberInfo {
+            member: MEMBER,
+            name: "worker-1".into(),
+            address: "127.0.0.1:50000".into(),
+            joined_ms: NOW_MS,
+            heartbeat_ms: NOW_MS + 3_000,
+            leases: 1,
+        }],
+        leases: vec![LeaseInfo {
+            lease: 77,
+            member: MEMBER,
+            streamlet: StreamletId(2),
+            lane: LaneId(0),
+            group: GROUP,
+            since_ms: NOW_MS,
+            until_ms: NOW_MS + 13_000,
+        }],
+        lanes: vec![LaneProgress {
+            streamlet: StreamletId(2),
+            lane: LaneId(0),
+            committed_ordinal: Some(43),
+            durable_ordinal: 45,
+            lag: 2,
+        }],
+        lag: 2,
+    }
+}
+
+fn node_status() -> NodeStatusResponse {
+    NodeStatusResponse {
+        node_id: *b"node-id-16-bytes",
+        node_epoch: 3,
+        version: "0.1.0".into(),
+        roles: vec![Role::Coordinator, Role::Broker],
+        started_ms: NOW_MS,
+        uptime_ms: 60_000,
+        ready: true,
+        problems: vec![],
+        arena_bytes: 1 << 30,
+        arena_used_bytes: 1 << 20,
+        streams: 2,
+        lanes: 8,
+        groups: 9,
+        segments: 12,
+        stored_bytes: 1_234_567,
+        connections: 3,
+        subscriptions: 1,
+        applications: 1,
+        appended_records: 10_000,
+        appended_bytes: 1_200_000,
+        read_bytes: 600_000,
+        pending_bytes: 0,
+        disks: vec![DiskStatus {
+            path: "kera-data".into(),
+            total_bytes: 1 << 40,
+            free_bytes: 1 << 39,
+            used_bytes: 1 << 28,
+            problem: String::new(),
+        }],
+    }
+}
+
+examples! {
+    Empty => Empty;
+    Hello => Hello { client_name: "example".into(), client_version: "0.1.0".into() };
+    HelloResponse => HelloResponse {
+        server_name: "kera".into(),
+        server_version: "0.1.0".into(),
+        node_id: *b"node-id-16-bytes",
+        node_epoch: 3,
+        ops: vec![
+            OpRange { op: Op::Hello as u16, version_min: 1, version_max: 1 },
+            OpRange { op: Op::WriteChunks as u16, version_min: 1, version_max: 1 },
+        ],
+        frame_bytes_max: 32 << 20,
+        chunk_bytes_max: (16 << 20) - 128,
+        in_flight_bytes_max: 64 << 20,
+        in_flight_requests_max: 1_024,
+        subscriptions_max: 128,
+        idle_timeout_ms: 600_000,
+    };
+    CreateStream => CreateStream {
+        name: "flights".into(),
+        options: stream_info().options,
+        if_not_exists: true,
+    };
+    StreamInfo => stream_info();
+    GetStream => GetStream { stream: "flights".into() };
+    ListStreams => ListStreams { prefix: "fl".into(), after: String::new(), limit: 100, system: false };
+    StreamList => StreamList { streams: vec![stream_info()], more: false };
+    AlterStream => AlterStream {
+        stream: STREAM.into(),
+        changes: StreamChanges { retention_ms: Some(Some(86_400_000)), retention_bytes: Some(None), ..Default::default() },
+    };
+    DeleteStream => DeleteStream { stream: STREAM.into() };
+    AllocateProducer => AllocateProducer { producer_id: None };
+    AllocatedProducer => AllocatedProducer { producer_id: ProducerId(1_000), producer_epoch: ProducerEpoch(0) };
+    WriteChunks => WriteChunks { timeout_ms: 30_000, chunk_count: 1, chunks: Bytes::from(sent_chunk()) };
+    WriteChunksResponse => WriteChunksResponse { results: vec![ChunkResult {
+        status: 0,
+        duplicate: false,
+        lane: LaneId(0),
+        cursor: cursor(0, 128),
+        base_ordinal: 42,
+    }] };
+    ReadChunks => ReadChunks {
+        max_wait_ms: 500,
+        min_bytes: 1,
+        max_bytes: 4 << 20,
+        entries: vec![read_entry(), ReadEntry { streamlet: StreamletId(3), ..read_entry() }],
+    };
+    ReadChunksResponse => read_response();
+    Subscribe => Subscribe { credit_bytes: 8 << 20, push_bytes_max: 1 << 20, entries: vec![read_entry()] };
+    Subscribed => Subscribed { push_bytes_max: 1 << 20 };
+    Credit => Credit { subscription: 9, credit_bytes: 1 << 20 };
+    Unsubscribe => Unsubscribe { subscription: 9 };
+    NextGroups => NextGroups { application: APPLICATION, member: MEMBER, max_groups: 4, max_wait_ms: 1_000 };
+    LeasedGroups => LeasedGroups { groups: vec![LeasedGroup {
+        streamlet: StreamletId(2),
+        lane: LaneId(0),
+        group: GROUP,
+        start: cursor(0, 128),
+        start_ordinal: 42,
+        lease: 77,
+    }] };
+    NextSegments => NextSegments {
+        stream: STREAM,
+        streamlet: StreamletId(2),
+        group: GROUP,
+        after: Some(SegmentIndex(0)),
+        limit: 16,
+        max_wait_ms: 1_000,
+    };
+    SegmentList => segment_list();
+    AvailableGroups => AvailableGroups { stream: STREAM, streamlet: StreamletId(2), after: GroupId::NONE, limit: 100 };
+    GroupList => GroupList {
+        groups: vec![GroupInfo {
+            group: GROUP,
+            lane: LaneId(0),
+            first_segment: SegmentIndex(0),
+            last_segment: SegmentIndex(1),
+            first_ordinal: 0,
+            durable_ordinal: 45,
+            bytes: 66_000,
+            closed: false,
+            first_append_ms: NOW_MS - 60_000,
+            last_append_ms: NOW_MS + 20,
+        }],
+        more: false,
+    };
+    AvailableSegments => AvailableSegments {
+        stream: STREAM,
+        streamlet: StreamletId(2),
+        group: GROUP,
+        after: None,
+        limit: 0,
+    };
+    Lookup => Lookup { stream: STREAM, streamlet: StreamletId(2), lane: LaneId(0), at: Start::TimeMs(NOW_MS) };
+    LookupResult => LookupResult { cursor: cursor(0, 128), ordinal: 42, first_ordinal: 0, durable_ordinal: 45 };
+    StreamStats => StreamStats {
+        stream: STREAM,
+        streamlets: vec![StreamletId(2)],
+        after: Some((StreamletId(1), LaneId(1))),
+        limit: 0,
+    };
+    StreamStatsResponse => StreamStatsResponse {
+        lanes: vec![LaneStats {
+            streamlet: StreamletId(2),
+            lane: LaneId(0),
+            first_ordinal: 0,
+            durable_ordinal: 45,
+            next_ordinal: 46,
+            bytes: 66_000,
+            memory_bytes: 131_072,
+            disk_bytes: 0,
+            groups: 1,
+            segments: 2,
+            last_append_ms: NOW_MS + 20,
+        }],
+        more: false,
+    };
+    JoinApplication => JoinApplication {
+        application: "report".into(),
+        stream: STREAM,
+        member_name: "worker-1".into(),
+        member: 0,
+        start: Start::Earliest,
+        lease_ms: 0,
+    };
+    JoinedApplication => JoinedApplication {
+        application: APPLICATION,
+        member: MEMBER,
+        lease_ms: 10_000,
+        heartbeat_ms: 3_000,
+        order: Order::Lane,
+    };
+    Heartbeat => Heartbeat { application: APPLICATION, member: MEMBER };
+    HeartbeatResponse => HeartbeatResponse { release: vec![77], leases: 3 };
+    CommitOffsets => CommitOffsets {
+        application: APPLICATION,
+        member: MEMBER,
+        entries: vec![CommitEntry {
+            streamlet: StreamletId(2),
+            lane: LaneId(0),
+            lease: 77,
+            cursor: cursor(0, 240),
+            ordinal: 43,
+            after: AfterCommit::Keep,
+        }],
+    };
+    CommitResult => CommitResult { statuses: vec![Status::Ok as u16] };
+    FetchOffsets => FetchOffsets { application: "report".into(), stream: STREAM, streamlets: vec![] };
+    CommittedOffsets => committed_offsets();
+    LeaveApplication => LeaveApplication { application: APPLICATION, member: MEMBER };
+    ListApplications => ListApplications { stream: Some(STREAM) };
+    ApplicationList => ApplicationList { applications: vec![ApplicationSummary {
+        application: APPLICATION,
+        name: "report".into(),
+        stream: STREAM,
+        state: ApplicationState::Active,
+        members: 1,
+        lag: 2,
+    }] };
+    DescribeApplication => DescribeApplication { application: "report".into(), stream: STREAM };
+    ApplicationDescription => description();
+    DeleteApplication => DeleteApplication { application: "report".into(), stream: STREAM };
+    ResetOffsets => ResetOffsets {
+        application: "report".into(),
+        stream: STREAM,
+        streamlets: vec![],
+        to: Start::Ordinal(40),
+        dry_run: true,
+    };
+    NodeStatus => NodeStatus;
+    NodeStatusResponse => node_status();
+}
