@@ -294,16 +294,16 @@ fn live_changes(before: &StreamOptions, after: &StreamOptions) -> Vec<String> {
     let mut mistakes = Vec::new();
     if after.streamlets < before.streamlets {
         let (has, wanted) = (before.streamlets, after.streamlets);
-        mistakes.push(format!("streamlets is {has} and cannot shrink to {wanted}: they hold data"));
+        mistakes.push(format!("streamlets is {has} and cannot shrink to {wanted}: streamlets hold data"));
+    } else if after.streamlets > before.streamlets {
+        // A key's records must be read in order across the change, which needs a barrier between groups.
+        let has = before.streamlets;
+        mistakes.push(format!("streamlets is {has}; growing a live stream is not built yet, make another stream"));
     }
     if after.lanes != before.lanes {
         // A producer would move to another lane, away from what says which of its chunks are there already.
         let has = before.lanes;
-        mistakes.push(format!("lanes is {has} and cannot change on a live stream: a producer's lane keeps its order"));
-    }
-    if after.durability != before.durability {
-        let has = before.durability;
-        mistakes.push(format!("durability is {has} and cannot change on a live stream; make another stream"));
+        mistakes.push(format!("lanes is {has} and cannot change on a live stream, make another stream"));
     }
     mistakes
 }
