@@ -1,5 +1,8 @@
 //! Records, chunks and segment headers against `spec/`.
 
+#[path = "support/documents.rs"]
+#[allow(unreachable_pub)]
+mod documents;
 #[path = "support/golden.rs"]
 #[allow(dead_code, unreachable_pub)]
 mod golden;
@@ -452,5 +455,12 @@ fn any_changed_byte_in_a_golden_file_is_noticed() {
                 assert!(golden::difference(&changed, case).is_some(), "{file}: `{}`", case.name);
             }
         }
+    }
+}
+
+#[test]
+fn documents_show_the_golden_bytes() {
+    for document in ["formats/record.md", "formats/chunk.md", "formats/segment.md"] {
+        documents::check(document, |_| None);
     }
 }
