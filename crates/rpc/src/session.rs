@@ -129,7 +129,7 @@ impl SessionWaker {
     }
 
     /// Completes once a wake is pending.
-    pub(crate) async fn woken(&self) {
+    pub async fn woken(&self) {
         while !self.inner.pending.load(Ordering::Acquire) {
             self.inner.notify.notified().await;
         }
