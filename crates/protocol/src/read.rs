@@ -132,7 +132,7 @@ wire_struct! {
         pub max_wait_ms: u32,
         /// Fewest bytes that are worth an answer; zero and one are the same.
         pub min_bytes: u32,
-        /// Most bytes of data in the answer; a first chunk that is larger comes all the same.
+        /// Most bytes of data in the answer; a first chunk that is larger comes all the same. Zero: the server's limit.
         pub max_bytes: u32,
         /// What to read; at most [`crate::limits::READ_ENTRIES_MAX`]. Served in turn, so that none starves.
         pub entries: Vec<ReadEntry>,

@@ -4,7 +4,7 @@
 
 use crate::codec::Wire;
 use crate::write::RESULT_DUPLICATE;
-use crate::{Body, ChunkResult, ReadAnswer, ReadChunksResponse, WriteChunks, WriteChunksResponse};
+use crate::{Body, ChunkResult, Empty, NodeStatus, ReadAnswer, ReadChunksResponse, WriteChunks, WriteChunksResponse};
 use bytes::Bytes;
 use kera_format::chunk::{ChunkTarget, Chunks};
 use kera_format::{ChunkBuilder, Compression, Cursor, LaneId, Record, StreamId, StreamletId};
@@ -29,6 +29,22 @@ pub trait Documented {
     /// Its fields in the order in which they are written.
     fn fields() -> Vec<FieldDoc>;
 }
+
+/// Bodies without fields, and those whose layout their module describes.
+macro_rules! described_by_their_module {
+    ($($name:ident),+) => { $(
+        impl Documented for $name {
+            const NAME: &'static str = stringify!($name);
+            fn doc() -> String {
+                String::new()
+            }
+            fn fields() -> Vec<FieldDoc> {
+                Vec::new()
+            }
+        }
+    )+ };
+}
+described_by_their_module!(Empty, NodeStatus, WriteChunks, WriteChunksResponse, ReadChunksResponse);
 
 /// Joins the lines of a doc comment.
 pub fn join_doc(lines: &[&str]) -> String {
