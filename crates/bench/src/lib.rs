@@ -9,6 +9,7 @@ mod error;
 pub mod keys;
 pub mod latency;
 pub mod limit;
+pub mod load;
 pub mod process;
 pub mod source;
 pub mod verify;

@@ -37,7 +37,9 @@ pub struct Shape {
 pub struct RecordSource {
     values: Vec<u8>,
     value_bytes: usize,
-    next_value: usize,
+    /// Where in `values` the current record's is.
+    at: usize,
+    key: Option<[u8; 8]>,
     keys: Keys,
     checksum: bool,
 }
@@ -57,7 +59,8 @@ impl RecordSource {
         RecordSource {
             values,
             value_bytes: shape.value_bytes,
-            next_value: 0,
+            at: 0,
+            key: None,
             keys: Keys::new(shape.keys, shape.key_count, seed ^ 0x6b65_7973),
             checksum: shape.checksum,
         }
@@ -66,16 +69,26 @@ impl RecordSource {
     /// Makes the next record, stamped with `stamp` (zero: not measured), and gives it to `send`.
     #[inline]
     pub fn with_next<R>(&mut self, stamp: u64, send: impl FnOnce(&Record<'_>) -> R) -> R {
-        let at = self.next_value * self.value_bytes;
-        self.next_value = (self.next_value + 1) % VALUES;
-        let value = &mut self.values[at..at + self.value_bytes];
+        self.at = if self.at + 2 * self.value_bytes <= self.values.len() { self.at + self.value_bytes } else { 0 };
+        let value = &mut self.values[self.at..self.at + self.value_bytes];
         if let Some(place) = value.first_chunk_mut::<STAMP_BYTES>() {
             *place = stamp.to_le_bytes();
         }
+        self.key = self.keys.pick().map(u64::to_be_bytes);
         let record = Record { value: Some(value), checksum: self.checksum, ..Record::default() };
-        match self.keys.pick() {
+        match &self.key {
             None => send(&record),
-            Some(key) => send(&Record { keys: &[&key.to_be_bytes()], ..record }),
+            Some(key) => send(&Record { keys: &[key], ..record }),
+        }
+    }
+
+    /// Gives the same record once more, to a `send` that may have to wait.
+    pub async fn again<R>(&self, send: impl AsyncFnOnce(&Record<'_>) -> R) -> R {
+        let value = &self.values[self.at..self.at + self.value_bytes];
+        let record = Record { value: Some(value), checksum: self.checksum, ..Record::default() };
+        match &self.key {
+            None => send(&record).await,
+            Some(key) => send(&Record { keys: &[key], ..record }).await,
         }
     }
 }

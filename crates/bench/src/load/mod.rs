@@ -1,0 +1,399 @@
+//! The load generator: `kera bench produce`, `consume` and `both`.
+//!
+//! [`run`] blocks the calling thread, which keeps the time and shows progress, and starts one thread for each producer
+//! and each consumer. It must not be called from within an async runtime.
+
+pub mod config;
+mod consume;
+mod meter;
+mod produce;
+pub mod report;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use kera_client::{Client, ClientError, Status};
+use parking_lot::{Condvar, Mutex};
+
+pub use config::{LoadConfig, Mode};
+pub use report::{LoadReport, SideReport};
+
+use crate::BenchError;
+use crate::process::ProcessUsage;
+use meter::Meter;
+
+/// How long consumers may go without a record after the producers are done before the rest is taken for lost.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often the watching thread looks.
+const TICK: Duration = Duration::from_millis(5);
+
+/// Where a load goes.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// `host:port`.
+    pub address: String,
+    /// The server's process, if it is on this host and its cost is wanted.
+    pub server_pid: Option<u32>,
+}
+
+/// What is known while a load runs, once a second.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Progress {
+    /// Seconds since the threads started.
+    pub seconds: f64,
+    /// Records acknowledged in all.
+    pub produced: u64,
+    /// Records received in all.
+    pub consumed: u64,
+    /// Acknowledged per second since the last time.
+    pub produced_per_s: f64,
+    /// Received per second since the last time.
+    pub consumed_per_s: f64,
+    /// Records given up, failures.
+    pub errors: u64,
+    /// Whether the warm-up is over.
+    pub measuring: bool,
+}
+
+/// Where threads wait for each other before the first record.
+struct StartLine {
+    state: Mutex<(usize, bool)>,
+    changed: Condvar,
+}
+
+impl StartLine {
+    fn new(threads: usize) -> StartLine {
+        StartLine { state: Mutex::new((threads, false)), changed: Condvar::new() }
+    }
+
+    /// This thread is as far as it gets; waits for the others. A thread that failed to get ready does not wait.
+    fn ready_and_wait(&self, ready: bool) {
+        let mut state = self.state.lock();
+        state.0 -= 1;
+        self.changed.notify_all();
+        while ready && !state.1 {
+            self.changed.wait(&mut state);
+        }
+    }
+
+    /// Waits until all threads are ready (or failed), then lets them go.
+    fn go(&self, first: impl FnOnce()) {
+        let mut state = self.state.lock();
+        while state.0 > 0 {
+            self.changed.wait(&mut state);
+        }
+        first();
+        state.1 = true;
+        self.changed.notify_all();
+    }
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, BenchError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|e| BenchError::io("starting an async runtime", e))
+}
+
+/// Runs a load to its end. Streams that it made are deleted afterwards unless they are to be kept.
+pub fn run(
+    mode: Mode,
+    config: &LoadConfig,
+    target: &Target,
+    progress: impl FnMut(&Progress),
+) -> Result<LoadReport, BenchError> {
+    config.check(mode)?;
+    let admin = runtime()?;
+    let prefix = format!("bench-{}-{:x}", std::process::id(), crate::clock::now_ns() % 0x1_0000_0000);
+    let streams = config.stream_names(&prefix);
+    let made = admin.block_on(make_streams(&target.address, &streams, config))?;
+    let outcome = (|| {
+        let config = match mode {
+            Mode::Consume => fill(config, target, &streams, made.len())?,
+            _ => config.clone(),
+        };
+        measure(mode, &config, target, &streams, progress)
+    })();
+    let deleted = if config.keep { Ok(()) } else { admin.block_on(delete_streams(&target.address, &made)) };
+    let mut report = outcome?;
+    if let Err(error) = deleted {
+        report.first_error.get_or_insert(error.to_string());
+    }
+    report.config = Some(config.clone());
+    Ok(report)
+}
+
+/// Makes the streams that are missing and gives their names.
+async fn make_streams(address: &str, streams: &[String], config: &LoadConfig) -> Result<Vec<String>, BenchError> {
+    let failed = |error: ClientError| BenchError::server("making a stream", error);
+    let client = Client::builder(address).client_name("kera-bench").connect().await;
+    let client = client.map_err(|error| BenchError::server(format!("connecting to {address}"), error))?;
+    let admin = client.admin();
+    let mut made = Vec::new();
+    for name in streams {
+        match admin.create_stream(name, config.stream_options()).await {
+            Ok(_) => made.push(name.clone()),
+            Err(error) if error.status() == Some(Status::StreamExists) => {
+                let info = admin.stream(name.as_str()).await.map_err(failed)?;
+                if (info.options.streamlets, info.options.lanes) != (config.streamlets, config.lanes) {
+                    let is = format!("{} streamlets of {} lanes", info.options.streamlets, info.options.lanes);
+                    let message = format!("the stream {name} exists and has {is}; give the same, or another --stream");
+                    return Err(BenchError::setting("streamlets", message));
+                }
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    Ok(made)
+}
+
+async fn delete_streams(address: &str, streams: &[String]) -> Result<(), BenchError> {
+    let failed = |error: ClientError| BenchError::server("deleting a stream", error);
+    let admin = Client::connect(address).await.map_err(failed)?.admin();
+    for name in streams {
+        admin.delete_stream(name.as_str()).await.map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Makes something to consume in streams that were just made, and says how much there is.
+fn fill(config: &LoadConfig, target: &Target, streams: &[String], made: usize) -> Result<LoadConfig, BenchError> {
+    if made == 0 {
+        return Ok(config.clone());
+    }
+    let records = config.records_in_all().unwrap_or(5_000_000);
+    let fill = LoadConfig {
+        records: Some(records),
+        time: None,
+        warmup_records: 0,
+        producers: config.producers.max(1),
+        rate: None,
+        ..config.clone()
+    };
+    let report = measure(Mode::Produce, &fill, target, streams, |_| ())?;
+    if report.main.errors > 0 {
+        let why = report.first_error.unwrap_or_default();
+        return Err(BenchError::server("filling the stream", why));
+    }
+    let warmup_records = config.warmup_records.min(records);
+    Ok(LoadConfig { records: Some(records - warmup_records), warmup_records, time: None, ..config.clone() })
+}
+
+fn measure(
+    mode: Mode,
+    config: &LoadConfig,
+    target: &Target,
+    streams: &[String],
+    progress: impl FnMut(&Progress),
+) -> Result<LoadReport, BenchError> {
+    // The warm-up ends after records where records are limited, otherwise after a time.
+    let by_records = config.records.is_some() || config.warmup_records > 0;
+    let meter = || Meter::new(by_records.then_some(config.warmup_records));
+    let producing = Arc::new(produce::Shared {
+        config: config.clone(),
+        address: target.address.clone(),
+        streams: streams.to_vec(),
+        meter: meter(),
+        left: AtomicU64::new(config.records_in_all().unwrap_or(u64::MAX)),
+        stop: AtomicBool::new(false),
+    });
+    let consuming = Arc::new(consume::Shared {
+        config: config.clone(),
+        address: target.address.clone(),
+        streams: streams.to_vec(),
+        meter: meter(),
+        wanted: AtomicU64::new(config.records_in_all().unwrap_or(u64::MAX)),
+        until_end: mode == Mode::Consume && config.time.is_none(),
+        stop: AtomicBool::new(false),
+    });
+    let producers = if mode == Mode::Consume { 0 } else { config.producers };
+    let consumers = if mode == Mode::Produce { 0 } else { config.consumers };
+    let line = StartLine::new((producers + consumers) as usize);
+    let (outcome, usage) = std::thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for number in 0..consumers {
+            let (shared, line) = (&consuming, &line);
+            threads.push((false, scope.spawn(move || consume::run(shared, number, line))));
+        }
+        for number in 0..producers {
+            let (shared, line) = (&producing, &line);
+            threads.push((true, scope.spawn(move || produce::run(shared, number, line))));
+        }
+        line.go(|| {
+            producing.meter.ready();
+            consuming.meter.ready();
+        });
+        let mut watch = Watch::new(config, target, &producing, &consuming, mode);
+        let usage = watch.until_done(&threads, progress);
+        let mut outcome = Ok(());
+        for (_, thread) in threads {
+            let one = thread.join().unwrap_or(Err(BenchError::Thread { what: "a thread of the load" }));
+            outcome = outcome.and(one);
+        }
+        (outcome, usage)
+    });
+    outcome?;
+    Ok(summed_up(mode, config, &producing.meter, &consuming.meter, usage))
+}
+
+fn summed_up(
+    mode: Mode,
+    config: &LoadConfig,
+    produced: &Meter,
+    consumed: &Meter,
+    (server, client): (Option<ProcessUsage>, ProcessUsage),
+) -> LoadReport {
+    let side = |meter: &Meter| {
+        let (records, seconds) = meter.stretch();
+        SideReport {
+            latency_us: meter.summary(),
+            errors: meter.errors(),
+            ..SideReport::new(records, config.user_bytes_per_record(), seconds)
+        }
+    };
+    let main = side(if mode == Mode::Consume { consumed } else { produced });
+    LoadReport {
+        main,
+        consume: (mode == Mode::Both).then(|| side(consumed)),
+        server,
+        client,
+        first_error: produced.first_error().or_else(|| consumed.first_error()),
+        config: None,
+    }
+}
+
+/// The thread that keeps the time.
+struct Watch<'a> {
+    config: &'a LoadConfig,
+    target: &'a Target,
+    producing: &'a produce::Shared,
+    consuming: &'a consume::Shared,
+    mode: Mode,
+    started: Instant,
+    began: Option<Instant>,
+    before: (Option<ProcessUsage>, ProcessUsage),
+    after: Option<(Option<ProcessUsage>, ProcessUsage)>,
+    shown: (Instant, u64, u64),
+}
+
+impl<'a> Watch<'a> {
+    fn new(
+        config: &'a LoadConfig,
+        target: &'a Target,
+        producing: &'a produce::Shared,
+        consuming: &'a consume::Shared,
+        mode: Mode,
+    ) -> Watch<'a> {
+        let started = Instant::now();
+        let (began, after) = (None, None);
+        let shown = (started, 0, 0);
+        let before = usage(target);
+        Watch { config, target, producing, consuming, mode, started, began, before, after, shown }
+    }
+
+    fn until_done(
+        &mut self,
+        threads: &[(bool, std::thread::ScopedJoinHandle<'_, Result<(), BenchError>>)],
+        mut progress: impl FnMut(&Progress),
+    ) -> (Option<ProcessUsage>, ProcessUsage) {
+        let mut last = (self.consuming.meter.records(), Instant::now());
+        loop {
+            let side_done = |producing: bool| threads.iter().filter(|(p, _)| *p == producing).all(|(_, t)| t.is_finished());
+            let (produced, consumed) = (side_done(true), side_done(false));
+            if produced && consumed {
+                break;
+            }
+            self.keep_time();
+            if produced && self.mode == Mode::Both {
+                // Consumers get what was acknowledged, and not for ever.
+                self.consuming.wanted.fetch_min(self.producing.meter.records(), Relaxed);
+                if self.consuming.meter.records() != last.0 {
+                    last = (self.consuming.meter.records(), Instant::now());
+                } else if last.1.elapsed() > PATIENCE {
+                    let missing = self.producing.meter.records().saturating_sub(last.0);
+                    self.consuming.meter.fail(missing, || format!("{missing} acknowledged records did not come"));
+                    self.consuming.stop.store(true, Relaxed);
+                }
+            } else {
+                last.1 = Instant::now();
+            }
+            if consumed && !produced && self.mode == Mode::Both {
+                // Consumers that failed must not leave the producers running for ever.
+                self.producing.stop.store(true, Relaxed);
+            }
+            if self.shown.0.elapsed() >= Duration::from_secs(1) {
+                progress(&self.progress());
+            }
+            std::thread::sleep(TICK);
+        }
+        let (server, client) = self.after.take().unwrap_or_else(|| usage(self.target));
+        let server = server.zip(self.before.0).map(|(after, before)| after.since(&before));
+        (server, client.since(&self.before.1))
+    }
+
+    /// Begins and ends the measured stretch where that goes by time.
+    fn keep_time(&mut self) {
+        let meters = [&self.producing.meter, &self.consuming.meter];
+        let main = if self.mode == Mode::Consume { meters[1] } else { meters[0] };
+        let Some(began) = self.began else {
+            let by_records = self.config.records.is_some() || self.config.warmup_records > 0;
+            if !by_records && self.started.elapsed() >= self.config.warmup {
+                meters.iter().for_each(|meter| meter.begin());
+            }
+            if main.measures() {
+                self.began = Some(Instant::now());
+                self.before = usage(self.target);
+            }
+            return;
+        };
+        if self.after.is_none() && self.config.time.is_some_and(|time| began.elapsed() >= time) {
+            meters.iter().for_each(|meter| meter.end());
+            self.after = Some(usage(self.target));
+            self.producing.stop.store(true, Relaxed);
+            if self.mode == Mode::Consume {
+                self.consuming.stop.store(true, Relaxed);
+            }
+        }
+    }
+
+    fn progress(&mut self) -> Progress {
+        let (now, produced, consumed) =
+            (Instant::now(), self.producing.meter.records(), self.consuming.meter.records());
+        let since = now.duration_since(self.shown.0).as_secs_f64();
+        let shown = Progress {
+            seconds: self.started.elapsed().as_secs_f64(),
+            produced,
+            consumed,
+            produced_per_s: (produced - self.shown.1) as f64 / since,
+            consumed_per_s: (consumed - self.shown.2) as f64 / since,
+            errors: self.producing.meter.errors() + self.consuming.meter.errors(),
+            measuring: self.began.is_some(),
+        };
+        self.shown = (now, produced, consumed);
+        shown
+    }
+}
+
+fn usage(target: &Target) -> (Option<ProcessUsage>, ProcessUsage) {
+    (target.server_pid.and_then(ProcessUsage::of), ProcessUsage::of(std::process::id()).unwrap_or_default())
+}
+
+impl Progress {
+    /// One line for a terminal.
+    pub fn line(&self) -> String {
+        let mut line = format!("{:>5.0} s  ", self.seconds);
+        for (what, count, rate) in
+            [("acknowledged", self.produced, self.produced_per_s), ("received", self.consumed, self.consumed_per_s)]
+        {
+            if count > 0 {
+                line += &format!("{}{what}, {}/s  ", report::short(count as f64), report::short(rate));
+            }
+        }
+        if self.errors > 0 {
+            line += &format!("{} errors  ", self.errors);
+        }
+        if !self.measuring {
+            line += "(warm-up)";
+        }
+        line
+    }
+}
