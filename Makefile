@@ -1,0 +1,56 @@
+# What there is to do with this repository. `make` alone lists it.
+
+CARGO ?= cargo
+# `make bench ARGS="produce --streamlets 4"`, `make demo ARGS=…`, `make fuzz TARGET=frame SECONDS=60`
+ARGS ?=
+TARGET ?=
+SECONDS ?= 60
+
+.DEFAULT_GOAL := help
+.PHONY: help build test check-fmt fmt lint unit tidy deny demo bench fuzz docs clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+build: ## the kera binary, optimised: target/release/kera
+	$(CARGO) build --release --locked -p kera
+
+test: check-fmt lint unit deny ## everything that has to hold
+
+unit: ## tests of all crates, and the rules of the house (a test of xtask)
+	$(CARGO) test --workspace --locked
+
+check-fmt: ## whether `make fmt` would change anything
+	@if $(CARGO) fmt --version >/dev/null 2>&1; then $(CARGO) fmt --all -- --check; \
+	else echo "rustfmt is not installed: layout is not checked (rustup component add rustfmt)"; fi
+
+fmt: ## puts the layout of the code right
+	$(CARGO) fmt --all
+
+lint: ## clippy, warnings are errors
+	@if $(CARGO) clippy --version >/dev/null 2>&1; then \
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings; \
+	else echo "clippy is not installed: lints are not checked (rustup component add clippy)"; fi
+
+tidy: ## only the rules of the house: dependencies, lengths, side doors, quoted paths
+	$(CARGO) xtask tidy
+
+deny: ## licences, advisories, sources of dependencies, if cargo-deny is installed
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline check bans licenses sources; \
+	else echo "cargo-deny is not installed: dependencies are not checked (cargo install cargo-deny)"; fi
+
+demo: build ## a node, real data streamed through it, shown live
+	./target/release/kera demo $(ARGS)
+
+bench: build ## measures this machine: limit first, then KerA
+	./target/release/kera bench $(ARGS)
+
+fuzz: ## broken bytes for everything that parses them: TARGET=name SECONDS=60 (needs cargo-fuzz, nightly)
+	@if [ -z "$(TARGET)" ]; then $(CARGO) +nightly fuzz list; echo "choose one: make fuzz TARGET=name SECONDS=60"; \
+	else $(CARGO) +nightly fuzz run $(TARGET) -- -max_total_time=$(SECONDS); fi
+
+docs: ## documentation of all crates: target/doc/kera/index.html
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --workspace --no-deps --locked
+
+clean: ## removes what builds have made
+	$(CARGO) clean
