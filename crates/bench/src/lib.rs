@@ -4,6 +4,7 @@
 //! `kera-client`, as users do. It reads clocks, starts threads and, where it is asked to, starts and kills servers; no
 //! server ever depends on it.
 
+pub mod chaos;
 pub mod clock;
 mod error;
 pub mod keys;
@@ -11,9 +12,16 @@ pub mod latency;
 pub mod limit;
 pub mod load;
 pub mod process;
+pub mod server;
 pub mod source;
 pub mod verify;
 
 pub use error::BenchError;
 pub use keys::KeyDistribution;
 pub use latency::{Latencies, LatencySummary};
+
+/// A runtime for the calling thread alone.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, BenchError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|e| BenchError::io("starting an async runtime", e))
+}

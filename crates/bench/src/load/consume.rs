@@ -39,7 +39,7 @@ impl Shared {
 
 /// One consumer thread.
 pub(super) fn run(shared: &Arc<Shared>, number: u32, start: &super::StartLine) -> Result<(), BenchError> {
-    let runtime = super::runtime()?;
+    let runtime = crate::runtime()?;
     runtime.block_on(LocalSet::new().run_until(async {
         let built = build(shared, number).await;
         start.ready_and_wait(built.is_ok());

@@ -89,11 +89,6 @@ impl StartLine {
     }
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, BenchError> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|e| BenchError::io("starting an async runtime", e))
-}
-
 /// Runs a load to its end. Streams that it made are deleted afterwards unless they are to be kept.
 pub fn run(
     mode: Mode,
@@ -102,7 +97,7 @@ pub fn run(
     progress: impl FnMut(&Progress),
 ) -> Result<LoadReport, BenchError> {
     config.check(mode)?;
-    let admin = runtime()?;
+    let admin = crate::runtime()?;
     let prefix = format!("bench-{}-{:x}", std::process::id(), crate::clock::now_ns() % 0x1_0000_0000);
     let streams = config.stream_names(&prefix);
     let made = admin.block_on(make_streams(&target.address, &streams, config))?;

@@ -51,7 +51,7 @@ impl Shared {
 
 /// One producer thread: connects, says that it is ready through `start`, and sends until told to stop.
 pub(super) fn run(shared: &Arc<Shared>, number: u32, start: &super::StartLine) -> Result<(), BenchError> {
-    let runtime = super::runtime()?;
+    let runtime = crate::runtime()?;
     runtime.block_on(async {
         let built = build(shared).await;
         start.ready_and_wait(built.is_ok());

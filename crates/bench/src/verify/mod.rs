@@ -3,5 +3,18 @@
 
 pub mod acklog;
 pub mod checker;
+mod consume;
 pub mod intervals;
+mod produce;
 pub mod record;
+
+pub use checker::{Checker, Finding, Verdict};
+pub use consume::{ConsumeConfig, collect, consume};
+pub use produce::{ProduceConfig, ProduceProgress, ProduceReport, produce};
+
+/// Waits until a flag is set, for at most a few hundredths of a second longer.
+async fn until_set(flag: &std::sync::atomic::AtomicBool) {
+    while !flag.load(std::sync::atomic::Ordering::Relaxed) {
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,267 @@
+//! The tormentor: a server under load is killed, frozen, starved of disk and stopped, again and again at random moments,
+//! and in the end everything it ever acknowledged has to be there, once, in order.
+//!
+//! All the while producers write, and an application whose members now and then go away without a word reads. After
+//! each fault acknowledgements have to go on within a time. In the end the application must have had everything that
+//! was acknowledged, and a reader of the whole stream must find all of it. The moments and the kinds of faults follow
+//! from a seed; what the machine does meanwhile does not, so a seed repeats the plan and not the run.
+//!
+//! The faults, and what they stand for:
+//!
+//! - `kill`: kill -9 of the server, then a start. The arena stays: `durability = process` must survive it.
+//! - `power`: kill -9, and the arena is deleted: what was only in memory is gone, as after a loss of power. Only
+//!   `durability = power` survives it. (What the disk itself loses is shown by tests with a disk that forgets.)
+//! - `freeze`: SIGSTOP for a while, then SIGCONT: clients wait or reconnect.
+//! - `full-disk`: the file system of the data directory is filled to the last byte, later space is given back.
+//! - `stop`: SIGTERM, a graceful stop, then a start.
+
+mod disk;
+mod run;
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use kera_format::{Durability, Order};
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+use serde::Serialize;
+
+use crate::BenchError;
+
+pub use run::run;
+
+/// Something that is done to the server.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fault {
+    /// kill -9.
+    Kill,
+    /// kill -9, and what was only in memory is gone.
+    Power,
+    /// SIGSTOP.
+    Freeze,
+    /// No space left.
+    FullDisk,
+    /// SIGTERM.
+    Stop,
+}
+
+impl Fault {
+    /// Its name in flags and reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            Fault::Kill => "kill",
+            Fault::Power => "power",
+            Fault::Freeze => "freeze",
+            Fault::FullDisk => "full-disk",
+            Fault::Stop => "stop",
+        }
+    }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Fault, String> {
+        let all = [Fault::Kill, Fault::Power, Fault::Freeze, Fault::FullDisk, Fault::Stop];
+        let names = || all.map(Fault::name).join(", ");
+        all.into_iter().find(|fault| fault.name() == text).ok_or_else(|| format!("`{text}` is none of: {}", names()))
+    }
+}
+
+/// What to do to which server.
+#[derive(Clone, Debug)]
+pub struct ChaosConfig {
+    /// The `kera` program.
+    pub program: PathBuf,
+    /// Where everything is kept meanwhile; a directory of its own is made in it, and removed if all went well.
+    pub dir: PathBuf,
+    /// How many faults.
+    pub rounds: u32,
+    /// Which kinds, each as likely as the others.
+    pub faults: Vec<Fault>,
+    /// Decides moments and kinds.
+    pub seed: u64,
+    /// The stream's durability.
+    pub durability: Durability,
+    /// The stream's order.
+    pub order: Order,
+    /// Its streamlets.
+    pub streamlets: u32,
+    /// Its lanes.
+    pub lanes: u32,
+    /// Producers.
+    pub producers: u32,
+    /// Members of the application.
+    pub consumers: u32,
+    /// Records per second of all producers together; `None`: as fast as it goes.
+    pub rate: Option<f64>,
+    /// Bytes of a record's value.
+    pub record_bytes: usize,
+    /// Bytes of a chunk.
+    pub chunk_bytes: usize,
+    /// The server's arena.
+    pub arena_bytes: u64,
+    /// Time between two faults, at least and at most.
+    pub between: (Duration, Duration),
+    /// How long a frozen server stays frozen, or a full disk full.
+    pub hold: Duration,
+    /// How long it may take after a fault until records are acknowledged again.
+    pub recovery: Duration,
+    /// Bytes of the file system that is made for `full-disk`.
+    pub disk_bytes: u64,
+    /// Whether the directory stays although all went well.
+    pub keep: bool,
+}
+
+impl ChaosConfig {
+    /// Fifty kills of `program`, everything else as `kera verify chaos` has it.
+    pub fn new(program: PathBuf) -> ChaosConfig {
+        ChaosConfig {
+            program,
+            dir: std::env::temp_dir(),
+            rounds: 50,
+            faults: vec![Fault::Kill],
+            seed: 1,
+            durability: Durability::Process,
+            order: Order::Lane,
+            streamlets: 4,
+            lanes: 2,
+            producers: 4,
+            consumers: 2,
+            rate: Some(20_000.0),
+            record_bytes: 100,
+            chunk_bytes: 2 << 10,
+            arena_bytes: 256 << 20,
+            between: (Duration::from_millis(200), Duration::from_millis(2000)),
+            hold: Duration::from_secs(5),
+            recovery: Duration::from_secs(60),
+            disk_bytes: 512 << 20,
+            keep: false,
+        }
+    }
+
+    fn check(&self) -> Result<(), BenchError> {
+        if self.faults.is_empty() {
+            return Err(BenchError::setting("faults", "name at least one"));
+        }
+        if self.durability == Durability::Process && self.faults.contains(&Fault::Power) {
+            let message = "durability `process` does not survive a loss of power; give --durability power, or other faults";
+            return Err(BenchError::setting("faults", message));
+        }
+        if self.between.0 > self.between.1 {
+            return Err(BenchError::setting("between-ms", "the least time is longer than the longest"));
+        }
+        Ok(())
+    }
+
+    /// The faults and how long to wait before each: the same for the same seed.
+    fn plan(&self) -> Vec<(Duration, Fault)> {
+        let mut random = SmallRng::seed_from_u64(self.seed);
+        (0..self.rounds)
+            .map(|_| {
+                let wait = random.random_range(self.between.0..=self.between.1);
+                (wait, self.faults[random.random_range(0..self.faults.len())])
+            })
+            .collect()
+    }
+}
+
+/// How it went.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ChaosReport {
+    /// Whether every promise held.
+    pub holds: bool,
+    /// Faults done, by kind.
+    pub faults: std::collections::BTreeMap<&'static str, u32>,
+    /// Records acknowledged.
+    pub acknowledged: u64,
+    /// Records handed over.
+    pub sent: u64,
+    /// Records given up.
+    pub given_up: u64,
+    /// Chunks that were sent again and recognised.
+    pub duplicate_chunks: u64,
+    /// Times that producers connected again.
+    pub reconnects: u64,
+    /// From the start of a server that was killed or stopped until it listened, in milliseconds.
+    pub start_ms: Vec<f64>,
+    /// From the end of a fault (the start of a server, SIGCONT, space given back) until the next acknowledgement, in
+    /// milliseconds.
+    pub recovery_ms: Vec<f64>,
+    /// What the application was given.
+    pub application: String,
+    /// What is in the stream.
+    pub stream: String,
+    /// What went wrong, the first thing first.
+    pub problems: Vec<String>,
+    /// How long all of it took.
+    pub seconds: f64,
+    /// Where server log, data and acknowledgements are, if they were kept.
+    pub kept: Option<PathBuf>,
+}
+
+impl std::fmt::Display for ChaosReport {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let done: Vec<String> = self.faults.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
+        writeln!(f, "faults: {}; in {:.0} s", done.join(", "), self.seconds)?;
+        writeln!(
+            f,
+            "producers: {} records sent, {} acknowledged, {} given up; {} retries recognised, {} reconnects",
+            self.sent, self.acknowledged, self.given_up, self.duplicate_chunks, self.reconnects
+        )?;
+        let line = |name: &str, times: &[f64]| {
+            let mut times = times.to_vec();
+            times.sort_by(f64::total_cmp);
+            match times.as_slice() {
+                [] => String::new(),
+                all => format!("{name}: median {:.0} ms, longest {:.0} ms\n", all[all.len() / 2], all[all.len() - 1]),
+            }
+        };
+        f.write_str(&line("start of the server", &self.start_ms))?;
+        f.write_str(&line("acknowledging again after", &self.recovery_ms))?;
+        writeln!(f, "application: {}", self.application)?;
+        writeln!(f, "stream: {}", self.stream)?;
+        for problem in &self.problems {
+            writeln!(f, "problem: {problem}")?;
+        }
+        if let Some(dir) = &self.kept {
+            writeln!(f, "kept for a look: {}", dir.display())?;
+        }
+        f.write_str(if self.holds { "everything that was promised holds" } else { "NOT everything that was promised holds" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_one_plan() {
+        let mut config = ChaosConfig::new("kera".into());
+        config.faults = vec![Fault::Kill, Fault::Freeze, Fault::Stop];
+        let plan = config.plan();
+        assert_eq!(plan.len(), 50);
+        assert_eq!(plan, config.plan());
+        assert!(plan.iter().all(|(wait, _)| (config.between.0..=config.between.1).contains(wait)));
+        assert!(config.faults.iter().all(|fault| plan.iter().any(|(_, planned)| planned == fault)));
+        config.seed += 1;
+        assert_ne!(plan, config.plan());
+    }
+
+    #[test]
+    fn what_cannot_hold_is_refused() {
+        let mut config = ChaosConfig::new("kera".into());
+        config.faults = vec![Fault::Power];
+        assert!(config.check().unwrap_err().to_string().contains("--durability power"));
+        config.durability = Durability::Power;
+        config.check().unwrap();
+        config.faults.clear();
+        assert!(config.check().is_err());
+        for fault in [Fault::Kill, Fault::Power, Fault::Freeze, Fault::FullDisk, Fault::Stop] {
+            assert_eq!(fault.name().parse::<Fault>(), Ok(fault));
+        }
+        assert!("fire".parse::<Fault>().unwrap_err().contains("full-disk"));
+    }
+}

@@ -1,0 +1,335 @@
+//! Carrying a plan out.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use kera_format::{Order, StreamOptions};
+use parking_lot::Mutex;
+
+use super::disk::SmallDisk;
+use super::{ChaosConfig, ChaosReport, Fault};
+use crate::BenchError;
+use crate::server::{Server, ServerConfig};
+use crate::verify::{
+    Checker, ConsumeConfig, ProduceConfig, ProduceProgress, ProduceReport, Verdict, acklog, collect, consume, produce,
+};
+
+const STREAM: &str = "chaos";
+const APPLICATION: &str = "witness";
+const LOOK: Duration = Duration::from_millis(2);
+/// A server that is asked to stop has to do so within this.
+const STOP: Duration = Duration::from_secs(60);
+/// How long the application may take for what is left when producers are done.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Carries the plan out and judges. An error is a failure of the tormentor, or of a server that does not come back;
+/// promises that were broken are in the report. `progress` is told what happens.
+pub fn run(config: &ChaosConfig, mut progress: impl FnMut(&str)) -> Result<ChaosReport, BenchError> {
+    config.check()?;
+    let started = Instant::now();
+    let place = Workplace::make(config)?;
+    let outcome = torment(config, &place, &mut progress);
+    let mut report = match outcome {
+        Ok(report) => report,
+        Err(error) => {
+            let dir = place.leave(true);
+            return Err(match dir {
+                Some(dir) => BenchError::server(error.to_string(), format!("log and data are kept in {}", dir.display())),
+                None => error,
+            });
+        }
+    };
+    report.seconds = started.elapsed().as_secs_f64();
+    report.kept = place.leave(config.keep || !report.holds);
+    Ok(report)
+}
+
+/// Directories of a run.
+struct Workplace {
+    dir: PathBuf,
+    /// On the same kind of file system as the server's own choice, so that an arena can be found and deleted.
+    arena_dir: PathBuf,
+    disk: Option<SmallDisk>,
+}
+
+impl Workplace {
+    fn make(config: &ChaosConfig) -> Result<Workplace, BenchError> {
+        let name = format!("kera-chaos-{}-{:x}", std::process::id(), crate::clock::now_ns());
+        let dir = config.dir.join(&name);
+        let memory = Path::new("/dev/shm");
+        let arena_dir = if memory.is_dir() { memory.join(&name) } else { dir.join("arena") };
+        for new in [&dir, &dir.join("data"), &arena_dir] {
+            fs::create_dir_all(new).map_err(|e| BenchError::io_at("creating", new, e))?;
+        }
+        let mut place = Workplace { dir, arena_dir, disk: None };
+        if config.faults.contains(&Fault::FullDisk) {
+            match SmallDisk::mount(&place.dir.join("data"), config.disk_bytes) {
+                Ok(disk) => place.disk = Some(disk),
+                Err(error) => {
+                    place.leave(false);
+                    return Err(error);
+                }
+            }
+        }
+        Ok(place)
+    }
+
+    /// Cleans up; gives the directory if it stays.
+    fn leave(self, keep: bool) -> Option<PathBuf> {
+        // A mounted disk is gone with its contents: what matters then is the log.
+        drop(self.disk);
+        let _ = fs::remove_dir_all(&self.arena_dir);
+        if !keep {
+            let _ = fs::remove_dir_all(&self.dir);
+        }
+        keep.then_some(self.dir)
+    }
+
+    fn delete_arena(&self) -> Result<(), BenchError> {
+        let files = fs::read_dir(&self.arena_dir).map_err(|e| BenchError::io_at("listing", &self.arena_dir, e))?;
+        for file in files.flatten() {
+            fs::remove_file(file.path()).map_err(|e| BenchError::io_at("deleting the arena", &file.path(), e))?;
+        }
+        Ok(())
+    }
+}
+
+fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&str)) -> Result<ChaosReport, BenchError> {
+    let server_config = ServerConfig {
+        arena_bytes: Some(config.arena_bytes),
+        arena_dir: Some(place.arena_dir.clone()),
+        ..ServerConfig::in_dir(&config.program, &place.dir)
+    };
+    let (mut server, took) = Server::start(server_config)?;
+    progress(&format!("the server listens on {} after {:.0} ms", server.address(), took.as_secs_f64() * 1e3));
+    let address = server.address();
+    let (writing, reading) = (produce_config(config, place), consume_config(config, place));
+    let written = Arc::new(ProduceProgress::default());
+    let checker = Mutex::new(Checker::new(config.order == Order::Lane));
+    let enough = AtomicBool::new(false);
+    let mut report = ChaosReport { holds: true, ..ChaosReport::default() };
+    std::thread::scope(|scope| {
+        let producers = scope.spawn(|| produce(&writing, &address, &written));
+        let mut application = None;
+        let outcome = wait_for_ack(&written, 0, config.recovery, &mut server, &mut || producers.is_finished()).and_then(|_| {
+            application = Some(scope.spawn(|| collect(&reading, &address, &checker, &enough)));
+            let mut ended = || producers.is_finished();
+            carry_out(config, place, &mut server, &written, &mut report, progress, &mut ended)
+        });
+        written.stop.store(true, Relaxed);
+        progress("waiting for the last acknowledgements");
+        if outcome.is_err() {
+            // Nobody waits for a server that is gone.
+            enough.store(true, Relaxed);
+            written.abandon.store(true, Relaxed);
+            let _ = server.kill();
+            return outcome;
+        }
+        let produced = producers.join().unwrap_or(Err(BenchError::Thread { what: "the producers" }));
+        note_produced(&mut report, produced);
+        if let Some(application) = application {
+            let waited = wait_for_application(&writing.log, &checker, &enough, &|| application.is_finished());
+            enough.store(true, Relaxed);
+            let read = application.join().unwrap_or(Err(BenchError::Thread { what: "the application" }));
+            if let Err(error) = waited.and(read) {
+                report.problems.push(format!("application: {error}"));
+            }
+        }
+        Ok(())
+    })?;
+    progress("reading everything");
+    judge(&mut report, &mut server, &writing.log, checker)?;
+    Ok(report)
+}
+
+fn produce_config(config: &ChaosConfig, place: &Workplace) -> ProduceConfig {
+    ProduceConfig {
+        stream: STREAM.into(),
+        options: StreamOptions {
+            streamlets: config.streamlets,
+            lanes: config.lanes,
+            // Small segments and groups: there is always one about to be closed, opened, stored.
+            segments_per_group: 4,
+            segment_bytes_max: 128 << 10,
+            durability: config.durability,
+            order: config.order,
+            retention_ms: None,
+            ..StreamOptions::default()
+        },
+        log: place.dir.join("acknowledged"),
+        producers: config.producers,
+        record_bytes: config.record_bytes,
+        chunk_bytes: config.chunk_bytes,
+        rate: config.rate,
+        time: None,
+        seed: config.seed,
+        ..ProduceConfig::default()
+    }
+}
+
+fn consume_config(config: &ChaosConfig, place: &Workplace) -> ConsumeConfig {
+    ConsumeConfig {
+        stream: STREAM.into(),
+        log: place.dir.join("acknowledged"),
+        application: Some(APPLICATION.into()),
+        consumers: config.consumers,
+        crash_every: (config.consumers > 1).then_some(Duration::from_secs(10)),
+        seed: config.seed,
+        ..ConsumeConfig::default()
+    }
+}
+
+/// Does the faults, each followed by the proof that acknowledgements go on.
+fn carry_out(
+    config: &ChaosConfig,
+    place: &Workplace,
+    server: &mut Server,
+    written: &ProduceProgress,
+    report: &mut ChaosReport,
+    progress: &mut dyn FnMut(&str),
+    ended: &mut dyn FnMut() -> bool,
+) -> Result<(), BenchError> {
+    for (round, (wait, fault)) in config.plan().into_iter().enumerate() {
+        std::thread::sleep(wait);
+        if let Some(status) = server.ended()? {
+            let message = format!("it ended with {status}{}", server.log_tail());
+            return Err(BenchError::server("the server ended on its own", message));
+        }
+        let before = written.acknowledged.load(Relaxed);
+        progress(&format!("{:>3}/{}: {}, {before} acknowledged", round + 1, config.rounds, fault.name()));
+        *report.faults.entry(fault.name()).or_default() += 1;
+        let took = match fault {
+            Fault::Freeze => {
+                server.freeze()?;
+                std::thread::sleep(config.hold);
+                server.thaw()?;
+                None
+            }
+            Fault::FullDisk => {
+                full_disk(config, place)?;
+                None
+            }
+            Fault::Stop => {
+                server.stop(STOP)?;
+                Some(server.start_again()?)
+            }
+            Fault::Kill | Fault::Power => {
+                server.kill()?;
+                if fault == Fault::Power {
+                    place.delete_arena()?;
+                }
+                Some(server.start_again()?)
+            }
+        };
+        report.start_ms.extend(took.map(|took| took.as_secs_f64() * 1e3));
+        let at_end = written.acknowledged.load(Relaxed);
+        let again = wait_for_ack(written, at_end, config.recovery, server, ended)?;
+        report.recovery_ms.push(again.as_secs_f64() * 1e3);
+    }
+    Ok(())
+}
+
+fn full_disk(config: &ChaosConfig, place: &Workplace) -> Result<(), BenchError> {
+    let Some(disk) = &place.disk else { return Ok(()) };
+    let until = Instant::now() + config.hold;
+    while Instant::now() < until {
+        disk.fill()?;
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    disk.free()
+}
+
+/// Waits until more than `before` records are acknowledged. Gives how long that took.
+fn wait_for_ack(
+    written: &ProduceProgress,
+    before: u64,
+    within: Duration,
+    server: &mut Server,
+    ended: &mut dyn FnMut() -> bool,
+) -> Result<Duration, BenchError> {
+    let started = Instant::now();
+    while written.acknowledged.load(Relaxed) <= before {
+        if started.elapsed() > within {
+            let message = format!("none within {within:?}{}", server.log_tail());
+            return Err(BenchError::server("waiting for an acknowledgement", message));
+        }
+        if ended() {
+            return Err(BenchError::server("waiting for an acknowledgement", "the producers have ended"));
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok(started.elapsed())
+}
+
+fn note_produced(report: &mut ChaosReport, produced: Result<ProduceReport, BenchError>) {
+    match produced {
+        Err(error) => report.problems.push(format!("producers: {error}")),
+        Ok(produced) => {
+            report.sent = produced.sent;
+            report.acknowledged = produced.acknowledged;
+            report.given_up = produced.given_up;
+            report.duplicate_chunks = produced.duplicate_chunks;
+            report.reconnects = produced.reconnects;
+            if produced.given_up > 0 {
+                let why = produced.first_error.unwrap_or_default();
+                report.problems.push(format!("{} records were given up: {why}", produced.given_up));
+            }
+        }
+    }
+}
+
+/// Waits until the application has had everything that was acknowledged, or nothing for a while.
+fn wait_for_application(
+    log: &Path,
+    checker: &Mutex<Checker>,
+    enough: &AtomicBool,
+    ended: &dyn Fn() -> bool,
+) -> Result<(), BenchError> {
+    let acked = acklog::read(log)?;
+    let mut last = (u64::MAX, Instant::now());
+    while !ended() && !enough.load(Relaxed) {
+        let outstanding = checker.lock().outstanding(&acked);
+        if outstanding == 0 || last.1.elapsed() > PATIENCE {
+            break;
+        }
+        if outstanding != last.0 {
+            last = (outstanding, Instant::now());
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+fn judge(
+    report: &mut ChaosReport,
+    server: &mut Server,
+    log: &Path,
+    application: Mutex<Checker>,
+) -> Result<(), BenchError> {
+    let acked = acklog::read(log)?;
+    let given: Verdict = application.into_inner().finish(&acked);
+    let free = ConsumeConfig { stream: STREAM.into(), log: log.to_owned(), ..ConsumeConfig::default() };
+    let kept = consume(&free, &server.address());
+    report.application = given.to_string();
+    report.holds = given.holds();
+    match kept {
+        Ok(kept) => {
+            report.holds &= kept.holds();
+            report.stream = kept.to_string();
+        }
+        Err(error) => report.problems.push(format!("reading everything: {error}")),
+    }
+    if report.acknowledged == 0 {
+        report.problems.push("nothing was acknowledged: nothing is proved".into());
+    }
+    report.problems.extend(server.panics());
+    // A server that went through all of this still has to stop in good order.
+    if let Err(error) = server.stop(STOP) {
+        report.problems.push(error.to_string());
+    }
+    report.holds &= report.problems.is_empty();
+    Ok(())
+}

@@ -1,0 +1,182 @@
+//! The reading half of the verifier: everything that consumers are given goes to the [`Checker`].
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use kera_client::{Batch, Client, ClientError, CommitMode, Consumer};
+use kera_format::Order;
+use parking_lot::Mutex;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::acklog;
+use super::checker::{Checker, Place, Verdict};
+use super::produce::patient_client;
+use crate::BenchError;
+
+/// How often a reader without data looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(50);
+/// How long a reader may take to say good-bye.
+const CLOSE: Duration = Duration::from_secs(30);
+
+/// How the stream is read.
+#[derive(Clone, Debug)]
+pub struct ConsumeConfig {
+    /// The stream.
+    pub stream: String,
+    /// The log of acknowledgements that producers wrote.
+    pub log: PathBuf,
+    /// Read as this application, which commits; `None` reads everything from the first record on.
+    pub application: Option<String>,
+    /// Members of the application, each on a thread of its own. Without an application one reads everything.
+    pub consumers: u32,
+    /// An application that gets nothing for this long while records are missing is done: they are lost.
+    pub patience: Duration,
+    /// How often, on average, a member goes away without a word: its leases have to run out. `None`: never.
+    pub crash_every: Option<Duration>,
+    /// Decides when members go away.
+    pub seed: u64,
+}
+
+impl Default for ConsumeConfig {
+    fn default() -> Self {
+        ConsumeConfig {
+            stream: "verify".into(),
+            log: "kera-verify.acks".into(),
+            application: None,
+            consumers: 1,
+            patience: Duration::from_secs(60),
+            crash_every: None,
+            seed: 1,
+        }
+    }
+}
+
+/// Reads what is in the stream and compares it with the log of acknowledgements.
+///
+/// A free reader ends where the stream ends; an application ends when it has had everything that was acknowledged, or
+/// nothing for a while. Must not be called from within an async runtime.
+pub fn consume(config: &ConsumeConfig, address: &str) -> Result<Verdict, BenchError> {
+    let acked = acklog::read(&config.log)?;
+    let ordered = config.application.is_none() || order_of(config, address)? == Order::Lane;
+    let checker = Mutex::new(Checker::new(ordered));
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| collect(config, address, &checker, &stop));
+        let mut last = (u64::MAX, Instant::now());
+        while config.application.is_some() && !reading.is_finished() {
+            let outstanding = checker.lock().outstanding(&acked);
+            if outstanding != last.0 {
+                last = (outstanding, Instant::now());
+            }
+            if outstanding == 0 || last.1.elapsed() > config.patience {
+                stop.store(true, Relaxed);
+            }
+            std::thread::sleep(LOOK);
+        }
+        reading.join().unwrap_or(Err(BenchError::Thread { what: "a verifying consumer" }))
+    })?;
+    Ok(checker.into_inner().finish(&acked))
+}
+
+/// The order that the stream promises to applications.
+fn order_of(config: &ConsumeConfig, address: &str) -> Result<Order, BenchError> {
+    crate::runtime()?.block_on(async {
+        let stream = patient_client(address).await?.admin().stream(config.stream.as_str()).await;
+        stream.map(|info| info.options.order).map_err(|error| BenchError::server("looking at the stream", error))
+    })
+}
+
+/// Reads into `checker` until `stop` is set or, for a free reader, until the end of the stream.
+pub fn collect(
+    config: &ConsumeConfig,
+    address: &str,
+    checker: &Mutex<Checker>,
+    stop: &AtomicBool,
+) -> Result<(), BenchError> {
+    let members = if config.application.is_some() { config.consumers.max(1) } else { 1 };
+    let outcomes: Vec<Result<(), BenchError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> =
+            (0..members).map(|number| scope.spawn(move || one_reader(config, address, number, checker, stop))).collect();
+        let panicked = || Err(BenchError::Thread { what: "a verifying consumer" });
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
+    });
+    outcomes.into_iter().collect()
+}
+
+fn one_reader(
+    config: &ConsumeConfig,
+    address: &str,
+    number: u32,
+    checker: &Mutex<Checker>,
+    stop: &AtomicBool,
+) -> Result<(), BenchError> {
+    let mut random = SmallRng::seed_from_u64(config.seed ^ u64::from(number) << 40);
+    // A runtime for each life of the member: what it leaves behind when it goes away dies with its runtime.
+    while !stop.load(Relaxed) {
+        let life = config.crash_every.map(|mean| mean.mul_f64(random.random_range(0.2..1.8)));
+        let ended = crate::runtime()?.block_on(one_life(config, address, number, checker, stop, life))?;
+        if ended {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Reads until told to stop or the end of the stream: true. False: its life was over.
+async fn one_life(
+    config: &ConsumeConfig,
+    address: &str,
+    number: u32,
+    checker: &Mutex<Checker>,
+    stop: &AtomicBool,
+    life: Option<Duration>,
+) -> Result<bool, BenchError> {
+    let started = async { start(config, &patient_client(address).await?, number).await };
+    let mut consumer = tokio::select! {
+        consumer = started => consumer?,
+        () = super::until_set(stop) => return Ok(true),
+    };
+    let born = Instant::now();
+    loop {
+        if life.is_some_and(|life| born.elapsed() >= life) {
+            return Ok(false);
+        }
+        if stop.load(Relaxed) {
+            break;
+        }
+        match tokio::time::timeout(LOOK, consumer.next_batch()).await {
+            Err(_) => {}
+            Ok(Ok(None)) => break,
+            Ok(Ok(Some(batch))) => take(&mut checker.lock(), &batch),
+            Ok(Err(error)) => return Err(BenchError::server("reading", error)),
+        }
+    }
+    match tokio::time::timeout(CLOSE, consumer.close()).await {
+        Ok(closed) => closed.map_err(|error| BenchError::server("closing a consumer", error))?,
+        Err(_) => return Err(BenchError::server("closing a consumer", format!("it took more than {CLOSE:?}"))),
+    }
+    Ok(true)
+}
+
+async fn start(config: &ConsumeConfig, client: &Client, number: u32) -> Result<Consumer, BenchError> {
+    let failed = |error: ClientError| BenchError::server("starting a consumer", error);
+    let mut builder = client.consumer(&config.stream).gaps(kera_client::GapPolicy::Error);
+    builder = match &config.application {
+        Some(application) => builder
+            .application(application)
+            .member_name(format!("verify-{number}"))
+            .commit(CommitMode::Interval(Duration::from_millis(500)))
+            .lease(if config.crash_every.is_some() { Duration::from_secs(2) } else { Duration::ZERO }),
+        None => builder.until_end(true),
+    };
+    builder.build().await.map_err(failed)
+}
+
+fn take(checker: &mut Checker, batch: &Batch) {
+    for record in batch.records() {
+        let place = Place { streamlet: batch.streamlet(), lane: batch.lane(), ordinal: record.ordinal };
+        checker.take(place, record.view.value().unwrap_or_default());
+    }
+}

@@ -1,0 +1,264 @@
+//! The writing half of the verifier: self-describing records, and a log of what was acknowledged.
+//!
+//! Each producer is a thread with a current-thread runtime. It counts its records for each streamlet, sends a few to
+//! one streamlet, then a few to another, and learns from the client's reports, which come in order for each streamlet,
+//! which of them are acknowledged. A server that is away is waited for.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use kera_client::{Client, ClientError, DeliveryReport, Producer, Record, StreamOptions, StreamletId};
+use parking_lot::Mutex;
+use rand::rngs::SmallRng;
+use rand::{Rng, SeedableRng};
+
+use super::acklog::{AckLog, AckPlace};
+use super::record::{Identity, Source, VALUE_BYTES_MIN, encode};
+use crate::BenchError;
+
+/// How the records are written.
+#[derive(Clone, Debug)]
+pub struct ProduceConfig {
+    /// The stream; made if it is missing.
+    pub stream: String,
+    /// Its options if it is made.
+    pub options: StreamOptions,
+    /// The log of acknowledgements; appended to.
+    pub log: PathBuf,
+    /// Producers, each on a thread of its own.
+    pub producers: u32,
+    /// Bytes of a value, at least [`VALUE_BYTES_MIN`].
+    pub record_bytes: usize,
+    /// Bytes of a chunk.
+    pub chunk_bytes: usize,
+    /// How long a chunk that is not full waits.
+    pub linger: Duration,
+    /// Unanswered requests of a producer.
+    pub in_flight: usize,
+    /// Records of all producers together; `None` is no limit.
+    pub records: Option<u64>,
+    /// How long to send; `None` is no limit.
+    pub time: Option<Duration>,
+    /// Records per second of all producers together; `None`: as fast as it goes.
+    pub rate: Option<f64>,
+    /// How long the server may be away before records are given up.
+    pub delivery_timeout: Duration,
+    /// Decides how many records go to a streamlet in turn.
+    pub seed: u64,
+}
+
+impl Default for ProduceConfig {
+    fn default() -> Self {
+        ProduceConfig {
+            stream: "verify".into(),
+            options: StreamOptions::default(),
+            log: "kera-verify.acks".into(),
+            producers: 2,
+            record_bytes: 100,
+            chunk_bytes: 4 << 10,
+            linger: Duration::ZERO,
+            in_flight: 5,
+            records: None,
+            time: Some(Duration::from_secs(10)),
+            rate: None,
+            delivery_timeout: Duration::from_secs(600),
+            seed: 1,
+        }
+    }
+}
+
+/// What was written.
+#[derive(Clone, Debug, Default, serde::Serialize)]
+pub struct ProduceReport {
+    /// The run, as it stands in every record and in the log.
+    pub run: String,
+    /// Records handed to the client.
+    pub sent: u64,
+    /// Records acknowledged.
+    pub acknowledged: u64,
+    /// Records given up: they may be in the stream or not.
+    pub given_up: u64,
+    /// Chunks whose first acknowledgement was lost, and that the server recognised.
+    pub duplicate_chunks: u64,
+    /// Connections that were made again.
+    pub reconnects: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// What went wrong first with records that were given up.
+    pub first_error: Option<String>,
+}
+
+/// Counts that others may look at while producers run.
+#[derive(Debug, Default)]
+pub struct ProduceProgress {
+    /// Records handed to the client.
+    pub sent: AtomicU64,
+    /// Records acknowledged.
+    pub acknowledged: AtomicU64,
+    /// Records given up.
+    pub given_up: AtomicU64,
+    /// Set to end the run: what was sent is still waited for.
+    pub stop: AtomicBool,
+    /// Set to end the run at once: nobody waits for a server that will not come back.
+    pub abandon: AtomicBool,
+}
+
+struct Run {
+    config: ProduceConfig,
+    address: String,
+    id: u64,
+    log: AckLog,
+    progress: Arc<ProduceProgress>,
+    started: Instant,
+    left: AtomicU64,
+    streamlets: u32,
+    totals: Mutex<ProduceReport>,
+}
+
+/// Runs until records or time are used up, or `progress.stop` is set, and until everything sent is acknowledged.
+///
+/// Must not be called from within an async runtime.
+pub fn produce(
+    config: &ProduceConfig,
+    address: &str,
+    progress: &Arc<ProduceProgress>,
+) -> Result<ProduceReport, BenchError> {
+    if config.record_bytes < VALUE_BYTES_MIN {
+        let message = format!("{} is less than {VALUE_BYTES_MIN}, what a record needs to describe itself", config.record_bytes);
+        return Err(BenchError::setting("record-bytes", message));
+    }
+    let info = crate::runtime()?.block_on(async {
+        let client = patient_client(address).await?;
+        let made = client.admin().ensure_stream(&config.stream, config.options.clone()).await;
+        made.map_err(|error| BenchError::server("making the stream", error))
+    })?;
+    let id = SmallRng::from_os_rng().random::<u64>();
+    let run = Arc::new(Run {
+        config: config.clone(),
+        address: address.to_owned(),
+        id,
+        log: AckLog::append(&config.log, id, &config.stream)?,
+        progress: progress.clone(),
+        started: Instant::now(),
+        left: AtomicU64::new(config.records.unwrap_or(u64::MAX)),
+        streamlets: info.options.streamlets,
+        totals: Mutex::new(ProduceReport { run: format!("{id:016x}"), ..ProduceReport::default() }),
+    });
+    let outcomes: Vec<Result<(), BenchError>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..config.producers.max(1))
+            .map(|number| {
+                let run = &run;
+                scope.spawn(move || one_producer(run, number))
+            })
+            .collect();
+        let panicked = || Err(BenchError::Thread { what: "a verifying producer" });
+        threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
+    });
+    run.log.check()?;
+    outcomes.into_iter().collect::<Result<(), _>>()?;
+    let mut report = run.totals.lock().clone();
+    report.sent = progress.sent.load(Relaxed);
+    report.acknowledged = progress.acknowledged.load(Relaxed);
+    report.given_up = progress.given_up.load(Relaxed);
+    report.seconds = run.started.elapsed().as_secs_f64();
+    Ok(report)
+}
+
+/// A client that waits for a server that is away.
+pub(super) async fn patient_client(address: &str) -> Result<Client, BenchError> {
+    let client = Client::builder(address).client_name("kera-verify").retry_timeout(Duration::from_secs(300));
+    client.connect().await.map_err(|error| BenchError::server(format!("connecting to {address}"), error))
+}
+
+fn one_producer(run: &Arc<Run>, number: u32) -> Result<(), BenchError> {
+    crate::runtime()?.block_on(async {
+        let failed = |error: ClientError| BenchError::server("starting a producer", error);
+        let source = Source { run: run.id, producer: number };
+        // How many records of each streamlet were reported: reports come in order.
+        let reported = Mutex::new(vec![0u64; run.streamlets as usize]);
+        let of_reports = run.clone();
+        let config = &run.config;
+        let producer = patient_client(&run.address)
+            .await?
+            .producer(&config.stream)
+            .chunk_bytes(config.chunk_bytes)
+            .linger(config.linger)
+            .in_flight(config.in_flight)
+            // Little enough that a stopped server is felt at once.
+            .buffer_bytes((config.chunk_bytes * config.in_flight * 4).clamp(256 << 10, 8 << 20))
+            .delivery_timeout(config.delivery_timeout)
+            .request_timeout(Duration::from_secs(10))
+            .on_report(move |report| note(&of_reports, source, &reported, report))
+            .build()
+            .await
+            .map_err(failed)?;
+        let (sent, flushed) = tokio::select! {
+            outcome = async { (send(run, source, &producer).await, producer.flush().await) } => outcome,
+            () = super::until_set(&run.progress.abandon) => (Ok(()), Ok(())),
+        };
+        let stats = producer.stats();
+        let mut totals = run.totals.lock();
+        totals.duplicate_chunks += stats.duplicate_chunks;
+        totals.reconnects += stats.reconnects;
+        drop(totals);
+        sent?;
+        // Records that were given up are in the log and in the counts; only what ends a producer is an error.
+        match flushed {
+            Err(error @ (ClientError::Fenced { .. } | ClientError::Closed)) => Err(BenchError::server("sending", error)),
+            _ => Ok(()),
+        }
+    })
+}
+
+async fn send(run: &Run, source: Source, producer: &Producer) -> Result<(), BenchError> {
+    let mut random = SmallRng::seed_from_u64(run.config.seed ^ u64::from(source.producer) << 32);
+    let mut numbers = vec![0u64; run.streamlets as usize];
+    let mut value = Vec::new();
+    let mut mine = 0u64;
+    let rate = run.config.rate.map(|rate| rate / f64::from(run.config.producers.max(1)));
+    loop {
+        let streamlet = StreamletId(random.random_range(0..run.streamlets));
+        for _ in 0..random.random_range(1..=40) {
+            let over = run.progress.stop.load(Relaxed)
+                || run.config.time.is_some_and(|time| run.started.elapsed() >= time)
+                || run.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_err();
+            if over {
+                return Ok(());
+            }
+            let number = &mut numbers[streamlet.0 as usize];
+            encode(&Identity { source, streamlet, number: *number }, run.config.record_bytes, &mut value);
+            let sent = producer.send_to(streamlet, &Record::value(&value)).await;
+            sent.map_err(|error| BenchError::server("sending", error))?;
+            *number += 1;
+            mine += 1;
+            run.progress.sent.fetch_add(1, Relaxed);
+        }
+        if let Some(rate) = rate {
+            let due = Duration::from_secs_f64(mine as f64 / rate);
+            tokio::time::sleep(due.saturating_sub(run.started.elapsed())).await;
+        } else {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+fn note(run: &Run, source: Source, reported: &Mutex<Vec<u64>>, report: &DeliveryReport) {
+    let mut reported = reported.lock();
+    let Some(next) = reported.get_mut(report.streamlet.0 as usize) else { return };
+    let numbers = *next..*next + u64::from(report.records);
+    *next = numbers.end;
+    match &report.result {
+        Ok(delivered) => {
+            let place = delivered.base_ordinal.map(|ordinal| AckPlace { lane: delivered.lane, ordinal });
+            run.log.acknowledged(source, report.streamlet, numbers, place);
+            run.progress.acknowledged.fetch_add(u64::from(report.records), Relaxed);
+        }
+        Err(error) => {
+            run.log.given_up(source, report.streamlet, numbers);
+            run.progress.given_up.fetch_add(u64::from(report.records), Relaxed);
+            run.totals.lock().first_error.get_or_insert_with(|| error.to_string());
+        }
+    }
+}
