@@ -1,0 +1,4 @@
+//! What is fuzzed ([`targets`]) and from which bytes fuzzing starts ([`seeds`]).
+
+pub mod seeds;
+pub mod targets;
