@@ -1,1 +1,242 @@
 //! The persistence manager: closed segments in container files on disk, and back on catch-up reads (thesis 7.2.1).
+//!
+//! | does | where | on which thread |
+//! | --- | --- | --- |
+//! | write-behind of closed segments in large batches, one sync each | `persist` | one writer per disk |
+//! | reading back what readers wait for, and what comes next | `load` | loaders of each disk |
+//! | eviction by what readers need next, back-pressure on open segments | `keep`, `evict` | one keeper |
+//! | giving back what retention drops | `persist`, `container` | the writer of the disk |
+//! | finding everything again | `recover` | whoever opens the store |
+//!
+//! Every one of these is a step function over shared state; the threads are a shell around them (`threads`), and a
+//! simulator may call [`DiskStore::step`] instead. Nothing here runs on a thread that serves connections but the queueing
+//! calls of [`SegmentStore`].
+//!
+//! The promise: a segment is reported as persisted only when its image, its index entry and the name of its file are
+//! synced; what a power cut leaves of anything else is found out at the next start and not served. A disk that fails is
+//! set aside, and writing goes on with the others. With none left nothing is lost: segments stay in memory until the arena
+//! is full and writers wait.
+
+mod container;
+mod core;
+mod evict;
+mod host;
+mod keep;
+mod load;
+mod persist;
+mod queue;
+mod readers;
+mod recover;
+mod signal;
+mod status;
+#[cfg(test)]
+mod tests;
+mod threads;
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+use kera_env::{Clock, Disk, Random};
+use kera_format::container::{CONTAINER_BYTES_MAX, IMAGE_BYTES_MAX};
+use kera_format::SegmentId;
+
+pub use recover::StoreRecovery;
+pub use signal::Step;
+pub use status::{DiskCounts, DiskState, DiskStatus, StoreStatus};
+pub use threads::StoreThreads;
+
+use self::core::Core;
+use crate::segment::Segment;
+use crate::storage::{Location, SegmentStore};
+use crate::Log;
+
+/// Settings of the store. The defaults work; only `node` has to be set.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct StoreConfig {
+    /// Uuid of the node: containers of another node are refused.
+    pub node: [u8; 16],
+    /// Bytes of a container file, allocated ahead.
+    pub container_bytes: u64,
+    /// Bytes that are written before one sync, or a single segment if that is larger.
+    pub batch_bytes: u64,
+    /// Milliseconds that a closed segment waits for others before it is written, while memory is not short.
+    pub write_delay_ms: u64,
+    /// Without that wait above so many percent of the arena in closed segments that are not on disk.
+    pub dirty_percent_max: u64,
+    /// Percent of the arena that is kept free by evicting what is on disk.
+    pub free_percent_min: u64,
+    /// Segments that are loaded ahead of one reader at most.
+    pub read_ahead_segments_max: usize,
+    /// Milliseconds that released segments wait for others before their space is given back.
+    pub release_delay_ms: u64,
+    /// Milliseconds until a disk that failed or was full is tried again.
+    pub retry_ms: u64,
+    /// Threads that read from a disk.
+    pub loaders_per_disk: usize,
+}
+
+impl Default for StoreConfig {
+    fn default() -> StoreConfig {
+        StoreConfig {
+            node: [0; 16],
+            container_bytes: 256 << 20,
+            batch_bytes: 32 << 20,
+            write_delay_ms: 2_000,
+            dirty_percent_max: 25,
+            free_percent_min: 10,
+            read_ahead_segments_max: 64,
+            release_delay_ms: 500,
+            retry_ms: 1_000,
+            loaders_per_disk: 2,
+        }
+    }
+}
+
+impl StoreConfig {
+    fn check(&self) -> Result<(), StoreError> {
+        let ranges = [
+            ("container_bytes", self.container_bytes, 64 << 10, CONTAINER_BYTES_MAX / 4),
+            ("batch_bytes", self.batch_bytes, 4 << 10, 16 * IMAGE_BYTES_MAX),
+            ("dirty_percent_max", self.dirty_percent_max, 1, 100),
+            ("free_percent_min", self.free_percent_min, 0, 90),
+            ("loaders_per_disk", self.loaders_per_disk as u64, 1, 64),
+        ];
+        let wrong = ranges.into_iter().find(|(_, value, least, most)| !(least..=most).contains(&value));
+        match wrong {
+            Some((field, value, least, most)) => Err(StoreError::Config { field, value, least, most }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// What keeps a store from being opened, flushed or started.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// A setting is out of range.
+    #[error("{field} is {value}, allowed is {least} to {most}")]
+    Config {
+        /// The setting.
+        field: &'static str,
+        /// What it is.
+        value: u64,
+        /// The least.
+        least: u64,
+        /// The most.
+        most: u64,
+    },
+    /// No disk, or far too many.
+    #[error("{count} disks were given, allowed is 1 to 65535")]
+    Disks {
+        /// How many.
+        count: usize,
+    },
+    /// A disk cannot be used. Starting without it would look as if its segments were lost.
+    #[error("disk {}: cannot {action}: {error}; repair it or take it out of the configuration", path.display())]
+    Disk {
+        /// The root of its tree.
+        path: PathBuf,
+        /// What was tried.
+        action: &'static str,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
+    /// A container belongs to another node.
+    #[error(
+        "{} belongs to node {}, this is node {}; move the directory of that node away, or start that node",
+        path.display(), hex(found), hex(expected)
+    )]
+    Foreign {
+        /// The container.
+        path: PathBuf,
+        /// The node in its header.
+        found: [u8; 16],
+        /// This node.
+        expected: [u8; 16],
+    },
+    /// Not everything could be written. It is still in memory.
+    #[error("{segments} segments ({bytes} bytes) could not be written to any disk: {reasons}")]
+    NotFlushed {
+        /// Segments that are only in memory.
+        segments: u64,
+        /// Bytes of memory that they take.
+        bytes: u64,
+        /// What each disk said.
+        reasons: String,
+    },
+    /// A thread could not be started.
+    #[error("a thread of the store cannot be started: {0}")]
+    Thread(#[source] io::Error),
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Closed segments of a node on its disks.
+///
+/// To start: [`open`](DiskStore::open), give it to [`Log::set_store`], [`attach`](DiskStore::attach) the log, then
+/// [`Log::recover`] with what was found, then [`start`](DiskStore::start) the threads. To stop: close the log's segments,
+/// [`flush_all`](DiskStore::flush_all), [`StoreThreads::stop`].
+pub struct DiskStore {
+    core: Arc<Core<Weak<Log>>>,
+}
+
+impl DiskStore {
+    /// Opens the store on `disks`, whose order must not change between starts only in so far as a disk's number in a
+    /// [`Location`] is its place in it: nothing on disk depends on it. Reads what is there.
+    pub fn open(
+        config: StoreConfig,
+        disks: Vec<Arc<dyn Disk>>,
+        clock: Arc<dyn Clock>,
+        random: Arc<dyn Random>,
+    ) -> Result<(Arc<DiskStore>, StoreRecovery), StoreError> {
+        let (core, recovery) = Core::open(config, disks, clock, random)?;
+        Ok((Arc::new(DiskStore { core: Arc::new(core) }), recovery))
+    }
+
+    /// Tells the store whose segments it keeps. Once; a second log is ignored. The log is not kept alive.
+    pub fn attach(&self, log: &Arc<Log>) {
+        let _ = self.core.attach(Arc::downgrade(log));
+    }
+
+    /// Starts the threads: one that writes to each disk, those that read from it, and the keeper.
+    pub fn start(&self) -> Result<StoreThreads, StoreError> {
+        threads::start(&self.core)
+    }
+
+    /// Does what can be done now, once, on the calling thread: for a simulator, in place of the threads.
+    pub fn step(&self) -> Step {
+        self.core.step()
+    }
+
+    /// Writes every closed segment, syncs, and ends the open containers with footers: a graceful stop. With or without
+    /// the threads. What cannot be written is still in memory, and the error says why.
+    pub fn flush_all(&self) -> Result<(), StoreError> {
+        self.core.flush_all()
+    }
+
+    /// What it is doing, and how its disks are.
+    pub fn status(&self) -> StoreStatus {
+        self.core.status()
+    }
+}
+
+impl SegmentStore for DiskStore {
+    fn closed(&self, segment: Arc<Segment>) {
+        self.core.closed(segment);
+    }
+    fn want_space(&self, bytes: u64) {
+        self.core.want_space(bytes);
+    }
+    fn load(&self, id: SegmentId, at: Location) {
+        self.core.load(id, at);
+    }
+    fn release(&self, id: SegmentId, at: Location) {
+        self.core.release(id, at);
+    }
+    fn reading(&self, id: SegmentId) {
+        self.core.reading(id);
+    }
+}

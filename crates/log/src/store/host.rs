@@ -1,0 +1,133 @@
+//! What the store needs from the log, so that tests can be one too.
+//!
+//! Called from the store's threads, never with a lock of the store held: the log takes its lanes' locks in here, and
+//! calls the store under them.
+
+use std::sync::{Arc, Weak};
+
+use kera_format::segment::{SegmentHeader, SegmentProgress};
+use kera_format::SegmentId;
+
+use crate::arena::LoadBuffer;
+use crate::producers::ProducerMark;
+use crate::segment::Segment;
+use crate::storage::Location;
+use crate::Log;
+
+/// One part in this many of the arena is kept for loads.
+const LOAD_SHARE: u64 = 8;
+
+/// A segment in memory, settled.
+pub(crate) trait Image: Send + Sync + 'static {
+    fn id(&self) -> SegmentId;
+    fn header(&self) -> SegmentHeader;
+    fn progress(&self) -> SegmentProgress;
+    /// The image up to the next page, at an address that suits direct I/O.
+    fn padded(&self) -> &[u8];
+    /// Bytes of arena that it takes.
+    fn block_bytes(&self) -> u64;
+    /// Whether a reader has read its last byte.
+    fn was_read(&self) -> bool;
+    fn marks(&self) -> Vec<ProducerMark>;
+}
+
+/// How full the memory for segments is, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Memory {
+    pub(crate) bytes: u64,
+    /// What writers can still take: free, and not kept for loads.
+    pub(crate) free_bytes: u64,
+    /// The largest piece that can be handed out.
+    pub(crate) largest_free_bytes: u64,
+    /// What is kept for loads.
+    pub(crate) load_bytes: u64,
+}
+
+/// The log.
+pub(crate) trait Host: Send + Sync + 'static {
+    type Image: Image;
+    /// Memory to load an image into.
+    type Buffer: std::ops::DerefMut<Target = [u8]> + Send;
+
+    fn memory(&self) -> Memory;
+    fn segment(&self, id: SegmentId) -> Option<Arc<Self::Image>>;
+    fn persisted(&self, id: SegmentId, at: Location);
+    fn evict(&self, id: SegmentId) -> bool;
+    fn allocate_for_load(&self, bytes: u64) -> Option<Self::Buffer>;
+    fn loaded(&self, id: SegmentId, buffer: Self::Buffer) -> Result<(), String>;
+    fn load_failed(&self, id: SegmentId, error: String);
+    fn read_ahead(&self, id: SegmentId, count: usize) -> Vec<(SegmentId, Location)>;
+    fn close_coldest(&self) -> u64;
+}
+
+impl Image for Segment {
+    fn id(&self) -> SegmentId {
+        Segment::id(self)
+    }
+    fn header(&self) -> SegmentHeader {
+        *Segment::header(self)
+    }
+    fn progress(&self) -> SegmentProgress {
+        Segment::progress(self)
+    }
+    fn padded(&self) -> &[u8] {
+        self.as_padded_image(kera_env::DISK_ALIGNMENT)
+    }
+    fn block_bytes(&self) -> u64 {
+        Segment::block_bytes(self)
+    }
+    fn was_read(&self) -> bool {
+        Segment::was_read(self)
+    }
+    fn marks(&self) -> Vec<ProducerMark> {
+        self.producer_marks()
+    }
+}
+
+/// A log that has gone needs nothing any more.
+impl Host for Weak<Log> {
+    type Image = Segment;
+    type Buffer = LoadBuffer;
+
+    fn memory(&self) -> Memory {
+        self.upgrade().map_or(Memory::default(), |log| {
+            let arena = log.arena().stats();
+            let load_bytes = arena.bytes / LOAD_SHARE;
+            let kept_bytes = load_bytes.saturating_sub(arena.loaded_bytes);
+            Memory {
+                bytes: arena.bytes,
+                free_bytes: arena.free_bytes.saturating_sub(kept_bytes),
+                largest_free_bytes: arena.largest_free_bytes,
+                load_bytes,
+            }
+        })
+    }
+    fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
+        self.upgrade()?.segment(id)
+    }
+    fn persisted(&self, id: SegmentId, at: Location) {
+        if let Some(log) = self.upgrade() {
+            log.persisted(id, at);
+        }
+    }
+    fn evict(&self, id: SegmentId) -> bool {
+        self.upgrade().is_some_and(|log| log.evict(id))
+    }
+    fn allocate_for_load(&self, bytes: u64) -> Option<LoadBuffer> {
+        self.upgrade()?.allocate_for_load(bytes).ok()
+    }
+    fn loaded(&self, id: SegmentId, buffer: LoadBuffer) -> Result<(), String> {
+        self.upgrade().map_or(Ok(()), |log| log.loaded(id, buffer))
+    }
+    fn load_failed(&self, id: SegmentId, error: String) {
+        if let Some(log) = self.upgrade() {
+            log.load_failed(id, error);
+        }
+    }
+    fn read_ahead(&self, id: SegmentId, count: usize) -> Vec<(SegmentId, Location)> {
+        self.upgrade().map_or_else(Vec::new, |log| log.read_ahead(id, count))
+    }
+    fn close_coldest(&self) -> u64 {
+        self.upgrade().map_or(0, |log| log.close_coldest())
+    }
+}

@@ -1,0 +1,99 @@
+//! Keeping memory free for writers and loads: eviction, and closing cold segments when there is nothing else to give. On
+//! the store's keeper thread, which also sends read-aheads on their way.
+
+use std::sync::atomic::Ordering;
+
+use super::core::Core;
+use super::evict::eviction_order;
+use super::host::{Host, Memory};
+use super::signal::Step;
+
+/// How long after cold segments were closed more may be.
+const CLOSE_AGAIN_US: u64 = 20_000;
+
+impl<H: Host> Core<H> {
+    /// Evicts as much as writers and loads want, if it is there to evict.
+    pub(crate) fn step_keep(&self) -> Step {
+        let Some(host) = self.host() else { return Step::Idle };
+        let more_ahead = std::mem::take(&mut *self.keeper.more_ahead.lock());
+        more_ahead.into_iter().for_each(|more| self.read_ahead(more));
+        self.find_clean(host);
+
+        let memory = host.memory();
+        let (_, dirty_bytes) = self.queue.lock().dirty();
+        let wanted_bytes = self.wanted_bytes(&memory);
+        let evicted_bytes = if wanted_bytes > 0 { self.evict(host, wanted_bytes) } else { 0 };
+        let short_bytes = wanted_bytes.saturating_sub(evicted_bytes);
+        let is_dirty = dirty_bytes.saturating_mul(100) > memory.bytes.saturating_mul(self.config.dirty_percent_max);
+        let was_pressed = self.keeper.is_pressed.swap(short_bytes > 0 || is_dirty, Ordering::Relaxed);
+        if !was_pressed && (short_bytes > 0 || is_dirty) {
+            self.notify_writers();
+        }
+        if short_bytes > dirty_bytes {
+            return self.close_cold(host);
+        }
+        Step::Idle
+    }
+
+    /// Segments that were in memory and on disk when the store was opened.
+    fn find_clean(&self, host: &H) {
+        let recovered = std::mem::take(&mut *self.keeper.recovered.lock());
+        if recovered.is_empty() {
+            return;
+        }
+        let images: Vec<_> = recovered.into_iter().filter_map(|id| host.segment(id)).collect();
+        let mut clean = self.clean.lock();
+        images.iter().for_each(|image| clean.add(image));
+    }
+
+    /// Bytes to evict: what writers or loads have asked for in vain, or what is missing from the memory that is kept free
+    /// so that they need not ask.
+    fn wanted_bytes(&self, memory: &Memory) -> u64 {
+        let asked = self.keeper.wanted_bytes.swap(0, Ordering::Relaxed);
+        let for_loads = self.keeper.load_wanted_bytes.swap(0, Ordering::Relaxed);
+        let is_there = memory.free_bytes >= asked && memory.largest_free_bytes >= asked;
+        let for_writers = if is_there { 0 } else { asked };
+        let kept_free = memory.bytes / 100 * self.config.free_percent_min;
+        let missing = kept_free.saturating_sub(memory.free_bytes);
+        for_writers.max(for_loads).max(missing)
+    }
+
+    fn evict(&self, host: &H, wanted_bytes: u64) -> u64 {
+        let now_us = self.now_us();
+        let candidates = self.clean.lock().candidates();
+        let order = {
+            let mut readers = self.readers.lock();
+            readers.forget_silent(now_us);
+            eviction_order(candidates, |lane| readers.places(lane, now_us))
+        };
+        let (mut evicted_bytes, mut evicted) = (0, 0);
+        for candidate in order {
+            if evicted_bytes >= wanted_bytes {
+                break;
+            }
+            if host.evict(candidate.id) {
+                evicted_bytes += candidate.bytes;
+                evicted += 1;
+            }
+            self.clean.lock().remove(candidate.id);
+        }
+        if evicted > 0 {
+            self.keeper.evicted_segments.fetch_add(evicted, Ordering::Relaxed);
+            self.keeper.evicted_bytes.fetch_add(evicted_bytes, Ordering::Relaxed);
+            self.disks.iter().for_each(|part| part.load_signal.notify());
+        }
+        evicted_bytes
+    }
+
+    /// Nothing to evict and not enough on its way to disk: memory is in open segments, and the coldest of them are closed.
+    /// Not again before those had a chance to be written.
+    fn close_cold(&self, host: &H) -> Step {
+        let now_us = self.now_us();
+        let again_us = self.keeper.close_again_us.load(Ordering::Relaxed);
+        if now_us < again_us {
+            return Step::Until(again_us);
+        }
+        self.keeper.close_again_us.store(now_us + CLOSE_AGAIN_US, Ordering::Relaxed);
+        if host.close_coldest() > 0 { Step::Again } else { Step::Idle }
+    }
+}

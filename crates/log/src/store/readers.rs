@@ -1,0 +1,262 @@
+//! Where the readers of each lane are in closed segments: what eviction keeps for them, and how far ahead of them to read.
+//!
+//! Fed by hints of the log, from the threads that serve readers. Everything in here may be wrong without harm: a reader
+//! that is not known waits for the disk.
+
+use std::collections::{HashMap, VecDeque};
+
+use kera_format::{GroupId, SegmentId, SegmentIndex};
+
+use super::queue::{lane_of, LaneKey};
+
+/// A place in a lane, ordered as the lane is.
+pub(crate) type Place = (GroupId, SegmentIndex);
+
+pub(crate) fn place_of(id: SegmentId) -> Place {
+    (id.group, id.index)
+}
+
+/// Readers of one lane that are told apart; more share the place of the one that was silent longest.
+const READERS_MAX: usize = 8;
+/// A reader that began no segment for this long is not waited for: it is at the lane's end, slow, or gone.
+const READER_SILENT_US: u64 = 10_000_000;
+/// Read-aheads of one lane that are told apart.
+const AHEADS_MAX: usize = 4;
+/// The most segments that are read ahead of one reader, whatever their size.
+const WINDOW_MAX: usize = 256;
+
+/// A reader's place.
+#[derive(Clone, Copy, Debug)]
+struct Mark {
+    place: Place,
+    at_us: u64,
+}
+
+/// Segments that were loaded, or are being loaded, ahead of a reader.
+#[derive(Debug)]
+struct Ahead {
+    /// Those not begun yet, in the lane's order.
+    segments: VecDeque<SegmentId>,
+    /// The last one that was asked for.
+    tail: SegmentId,
+    /// How many segments to be ahead.
+    window: usize,
+    at_us: u64,
+}
+
+#[derive(Default)]
+struct LaneReaders {
+    marks: Vec<Mark>,
+    aheads: Vec<Ahead>,
+}
+
+/// More of a lane to be read: up to `count` segments behind `after`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct MoreAhead {
+    pub(crate) after: SegmentId,
+    pub(crate) count: usize,
+}
+
+/// All readers that are known.
+#[derive(Default)]
+pub(crate) struct Readers {
+    lanes: HashMap<LaneKey, LaneReaders>,
+}
+
+/// Whether `next` can directly follow `last` in a lane, as far as their names tell.
+fn follows(last: Place, next: Place) -> bool {
+    if last.0 == next.0 { last.1.0.checked_add(1) == Some(next.1.0) } else { last.0 < next.0 && next.1.0 == 0 }
+}
+
+impl Readers {
+    /// A reader has begun a closed segment. The answer is more to read ahead of it, if it lives on loaded segments.
+    pub(crate) fn reading(&mut self, id: SegmentId, now_us: u64, window_max: usize) -> Option<MoreAhead> {
+        let lane = self.lanes.entry(lane_of(id)).or_default();
+        lane.mark(place_of(id), now_us);
+        let ahead = lane.aheads.iter_mut().find(|ahead| ahead.segments.contains(&id))?;
+        while ahead.segments.pop_front().is_some_and(|begun| begun != id) {}
+        ahead.at_us = now_us;
+        ahead.window = (ahead.window * 2).min(window_max.clamp(1, WINDOW_MAX));
+        // Half a window at a time keeps the reads large and the reader supplied.
+        if ahead.segments.len() * 2 > ahead.window {
+            return None;
+        }
+        Some(MoreAhead { after: ahead.tail, count: ahead.window - ahead.segments.len() })
+    }
+
+    /// A reader waits for a segment that is on disk only. The answer is what to read behind it.
+    pub(crate) fn demanded(&mut self, id: SegmentId, now_us: u64, window_max: usize) -> MoreAhead {
+        let lane = self.lanes.entry(lane_of(id)).or_default();
+        lane.mark(place_of(id), now_us);
+        let window_max = window_max.clamp(1, WINDOW_MAX);
+        let known = lane.aheads.iter_mut().find(|ahead| {
+            ahead.segments.contains(&id) || ahead.tail == id || follows(place_of(ahead.tail), place_of(id))
+        });
+        let window = match known {
+            // It was loaded ahead and evicted before it was read: memory is too short for this much.
+            Some(ahead) if ahead.segments.contains(&id) => {
+                ahead.window = (ahead.window / 2).max(1);
+                ahead.restart(id, now_us)
+            }
+            // The reader ran dry.
+            Some(ahead) => {
+                ahead.window = (ahead.window * 2).min(window_max);
+                ahead.restart(id, now_us)
+            }
+            None => {
+                let fresh = Ahead { segments: VecDeque::new(), tail: id, window: 1, at_us: now_us };
+                if lane.aheads.len() >= AHEADS_MAX
+                    && let Some(oldest) = (0..lane.aheads.len()).min_by_key(|i| lane.aheads[*i].at_us)
+                {
+                    lane.aheads.swap_remove(oldest);
+                }
+                lane.aheads.push(fresh);
+                1
+            }
+        };
+        MoreAhead { after: id, count: window }
+    }
+
+    /// These segments are on their way because of [`MoreAhead`].
+    pub(crate) fn reads_ahead(&mut self, more: MoreAhead, segments: impl Iterator<Item = SegmentId>) {
+        let Some(lane) = self.lanes.get_mut(&lane_of(more.after)) else { return };
+        let Some(ahead) = lane.aheads.iter_mut().find(|ahead| ahead.tail == more.after) else { return };
+        for id in segments {
+            ahead.segments.push_back(id);
+            ahead.tail = id;
+        }
+    }
+
+    /// Places of the readers of a lane that were heard of lately, in order.
+    pub(crate) fn places(&self, lane: LaneKey, now_us: u64) -> Vec<Place> {
+        let marks = self.lanes.get(&lane).map_or(&[][..], |lane| &lane.marks);
+        let mut places: Vec<Place> =
+            marks.iter().filter(|mark| mark.at_us + READER_SILENT_US > now_us).map(|mark| mark.place).collect();
+        places.sort_unstable();
+        places
+    }
+
+    /// How many read-aheads are going on.
+    pub(crate) fn aheads(&self, now_us: u64) -> usize {
+        let lanes = self.lanes.values().flat_map(|lane| &lane.aheads);
+        lanes.filter(|ahead| ahead.at_us + READER_SILENT_US > now_us).count()
+    }
+
+    /// Forgets readers that were not heard of for long.
+    pub(crate) fn forget_silent(&mut self, now_us: u64) {
+        self.lanes.retain(|_, lane| {
+            lane.marks.retain(|mark| mark.at_us + READER_SILENT_US > now_us);
+            lane.aheads.retain(|ahead| ahead.at_us + READER_SILENT_US > now_us);
+            !lane.marks.is_empty() || !lane.aheads.is_empty()
+        });
+    }
+}
+
+impl LaneReaders {
+    /// The reader that was at the segment before has moved here; or one is here already; or it is one not seen before.
+    fn mark(&mut self, place: Place, at_us: u64) {
+        let found = self
+            .marks
+            .iter_mut()
+            .filter(|mark| mark.place == place || follows(mark.place, place))
+            .max_by_key(|mark| mark.place);
+        if let Some(mark) = found {
+            *mark = Mark { place, at_us };
+            return;
+        }
+        if self.marks.len() >= READERS_MAX
+            && let Some(oldest) = (0..self.marks.len()).min_by_key(|i| self.marks[*i].at_us)
+        {
+            self.marks.swap_remove(oldest);
+        }
+        self.marks.push(Mark { place, at_us });
+    }
+}
+
+impl Ahead {
+    fn restart(&mut self, at: SegmentId, now_us: u64) -> usize {
+        self.segments.clear();
+        self.tail = at;
+        self.at_us = now_us;
+        self.window
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(group: u64, index: u32) -> SegmentId {
+        SegmentId { group: GroupId(group), index: SegmentIndex(index), ..SegmentId::default() }
+    }
+
+    fn lane() -> LaneKey {
+        lane_of(id(1, 0))
+    }
+
+    #[test]
+    fn a_reader_that_moves_on_is_one_reader_and_two_are_two() {
+        let mut readers = Readers::default();
+        for n in 0..5 {
+            readers.reading(id(1, n), u64::from(n), 8);
+        }
+        readers.reading(id(2, 0), 5, 8);
+        assert_eq!(readers.places(lane(), 6), [place_of(id(2, 0))]);
+        readers.reading(id(1, 1), 7, 8);
+        readers.reading(id(1, 2), 8, 8);
+        assert_eq!(readers.places(lane(), 8), [place_of(id(1, 2)), place_of(id(2, 0))]);
+    }
+
+    #[test]
+    fn silent_readers_are_forgotten() {
+        let mut readers = Readers::default();
+        readers.reading(id(1, 0), 0, 8);
+        assert!(readers.places(lane(), READER_SILENT_US).is_empty());
+        readers.forget_silent(READER_SILENT_US);
+        assert!(readers.lanes.is_empty());
+    }
+
+    #[test]
+    fn the_window_opens_with_a_steady_reader_up_to_the_most() {
+        let mut readers = Readers::default();
+        let mut more = readers.demanded(id(1, 0), 0, 8);
+        assert_eq!(more, MoreAhead { after: id(1, 0), count: 1 });
+        let mut next = 1;
+        let mut ahead_max = 0;
+        for n in 1..40 {
+            readers.reads_ahead(more, (next..next + more.count as u32).map(|n| id(1, n)));
+            next += more.count as u32;
+            while next > n {
+                if let Some(again) = readers.reading(id(1, n), 0, 8) {
+                    more = again;
+                    break;
+                }
+                more = MoreAhead { after: id(1, next - 1), count: 0 };
+                break;
+            }
+            ahead_max = ahead_max.max(next - n);
+        }
+        assert!(next > 40, "the reader never ran dry");
+        assert!((8..=9).contains(&ahead_max), "{ahead_max}");
+    }
+
+    #[test]
+    fn a_loaded_segment_that_is_wanted_again_narrows_the_window() {
+        let mut readers = Readers::default();
+        let more = readers.demanded(id(1, 0), 0, 64);
+        readers.reads_ahead(more, [id(1, 1)].into_iter());
+        let more = readers.demanded(id(1, 2), 1, 64);
+        assert_eq!(more.count, 2, "it ran dry");
+        readers.reads_ahead(more, [id(1, 3), id(1, 4)].into_iter());
+        assert_eq!(readers.demanded(id(1, 3), 2, 64), MoreAhead { after: id(1, 3), count: 1 });
+    }
+
+    #[test]
+    fn unrelated_demands_read_one_segment_ahead_each() {
+        let mut readers = Readers::default();
+        for n in 0..20 {
+            assert_eq!(readers.demanded(id(n * 7 + 1, 5), n, 64).count, 1);
+        }
+        assert_eq!(readers.aheads(20), AHEADS_MAX);
+    }
+}

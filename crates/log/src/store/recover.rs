@@ -1,0 +1,315 @@
+//! What a start finds on disk: the containers of every disk, and in them the segments.
+//!
+//! Of a finished container only the first page and the footer are read; of one without a footer the indexes of its
+//! batches, one after the other, and then the images of the last batch, because only those can be torn
+//! ([`kera_format::container`]). So a start costs time by the number of segments, not of bytes.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode};
+use kera_format::container::{
+    pages, verify_image, BatchHeader, ContainerEntry, ContainerHeader, ReleasedMap, Trailer, CONTAINER_BYTES_MAX,
+    CONTAINER_HEADER_BYTES, PAGE_BYTES,
+};
+use kera_format::{FormatError, SegmentId};
+
+use super::container::{
+    container_number, container_path, write_footer, Container, DiskContainers, Slot, CONTAINER_DIR,
+};
+use super::StoreError;
+use crate::producers::ProducerMark;
+use crate::storage::{Location, StoredSegment};
+
+/// What was found on all disks.
+#[derive(Debug, Default)]
+pub struct StoreRecovery {
+    /// Each segment once, in no order.
+    pub segments: Vec<StoredSegment>,
+    /// Containers that were found.
+    pub containers: u64,
+    /// Of those, the ones without a footer: writing them was cut off.
+    pub unfinished: u64,
+    /// What is not as it should be, a sentence each; the start goes on without it.
+    pub problems: Vec<String>,
+}
+
+/// What recovery hands to the store beside [`StoreRecovery`].
+pub(crate) struct Found {
+    pub(crate) recovery: StoreRecovery,
+    /// Copies of segments that are there twice: their space is given back.
+    pub(crate) duplicates: Vec<Location>,
+    /// The next container's number.
+    pub(crate) container_next: u64,
+}
+
+/// Reads what is on `disks`, in their order, and fills in their containers.
+pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers]) -> Result<Found, StoreError> {
+    let mut found = Found { recovery: StoreRecovery::default(), duplicates: Vec::new(), container_next: 1 };
+    let mut by_id: HashMap<SegmentId, usize> = HashMap::new();
+    for (number, disk) in disks.iter().enumerate() {
+        let failed = |action, error| StoreError::Disk { path: disk.disk.root().to_owned(), action, error };
+        disk.disk.create_dir_all(CONTAINER_DIR).map_err(|e| failed("make the directory of containers", e))?;
+        let names = disk.disk.list(CONTAINER_DIR).map_err(|e| failed("list its containers", e))?;
+        for container in names.iter().filter_map(|name| container_number(name)) {
+            found.container_next = found.container_next.max(container.saturating_add(1));
+            let scan = match Scan::of(&*disk.disk, node, container, &mut found.recovery.problems) {
+                Ok(Some(scan)) => scan,
+                Ok(None) => continue,
+                Err(error) => {
+                    let path = disk.disk.root().join(container_path(container));
+                    let problem = format!("{} cannot be read, its segments are missing: {error}", path.display());
+                    found.recovery.problems.push(problem);
+                    continue;
+                }
+            };
+            if let Some(foreign) = scan.foreign {
+                let path = disk.disk.root().join(container_path(container));
+                return Err(StoreError::Foreign { path, found: foreign, expected: node });
+            }
+            found.recovery.containers += 1;
+            found.recovery.unfinished += u64::from(!scan.has_footer);
+            let (known, entries) = scan.finish(&*disk.disk, container, &mut found.recovery.problems);
+            for entry in entries {
+                found.add(&mut by_id, number as u16, container, entry);
+            }
+            disk.containers.lock().insert(container, known);
+        }
+    }
+    Ok(found)
+}
+
+impl Found {
+    /// Adds a segment; of two copies the longer stays, then the one written later, then the one on the first disk.
+    fn add(&mut self, by_id: &mut HashMap<SegmentId, usize>, disk: u16, container: u64, entry: ContainerEntry) {
+        let at = Location { disk, container, offset: entry.at, bytes: entry.image_bytes() };
+        let marks = entry.marks.iter().map(|mark| ProducerMark {
+            producer_id: mark.producer_id,
+            producer_epoch: mark.producer_epoch,
+            sequence: mark.sequence,
+            base_ordinal: mark.base_ordinal,
+            position: mark.position,
+        });
+        let segment =
+            StoredSegment { header: entry.header, progress: entry.progress, at, producers: marks.collect() };
+        let segments = &mut self.recovery.segments;
+        match by_id.entry(segment.header.id) {
+            std::collections::hash_map::Entry::Vacant(vacant) => {
+                vacant.insert(segments.len());
+                segments.push(segment);
+            }
+            std::collections::hash_map::Entry::Occupied(occupied) => {
+                let kept = &mut segments[*occupied.get()];
+                let rank = |s: &StoredSegment| (s.at.bytes, s.at.container, u16::MAX - s.at.disk);
+                if rank(&segment) > rank(kept) {
+                    self.duplicates.push(kept.at);
+                    *kept = segment;
+                } else {
+                    self.duplicates.push(at);
+                }
+            }
+        }
+    }
+}
+
+/// One container, as it was found.
+struct Scan {
+    header: ContainerHeader,
+    file: Arc<dyn DiskFile>,
+    released: ReleasedMap,
+    /// With their numbers; none are left out but those of batches that cannot be read.
+    entries: Vec<(u32, ContainerEntry)>,
+    /// Numbers of segments whose images did not reach the disk.
+    torn: Vec<u32>,
+    has_footer: bool,
+    /// Some batch in the middle cannot be read.
+    has_gap: bool,
+    /// Where the last batch ends.
+    end: u64,
+    /// The node that it belongs to, if that is another one.
+    foreign: Option<[u8; 16]>,
+}
+
+impl Scan {
+    /// `None` if there is nothing to be had from the file: it is removed if it never held anything, else left alone.
+    fn of(
+        disk: &dyn Disk,
+        node: [u8; 16],
+        container: u64,
+        problems: &mut Vec<String>,
+    ) -> io::Result<Option<Scan>> {
+        let path = container_path(container);
+        let file = disk.open(&path, OpenMode::ReadWrite, true)?;
+        let file_bytes = file.len()?;
+        let mut page = AlignedBuffer::zeroed(CONTAINER_HEADER_BYTES);
+        let read = file.read_at(0, &mut page)?;
+        let header = match ContainerHeader::parse(&page[..read]) {
+            Ok(header) if header.container == container => header,
+            // The first batch is written after the header was synced: without a header there is none.
+            _ if file_bytes <= CONTAINER_HEADER_BYTES as u64 => {
+                disk.remove(&path)?;
+                return Ok(None);
+            }
+            Ok(header) => {
+                problems.push(format!("{path} says that it is container {}; it is left alone", header.container));
+                return Ok(None);
+            }
+            Err(error) => {
+                problems.push(format!("{path} has no readable header and is left alone: {error}"));
+                return Ok(None);
+            }
+        };
+        let (released, damaged) = ReleasedMap::parse(&page).unwrap_or_default();
+        if damaged > 0 {
+            problems.push(format!("{path}: {damaged} sectors of its released map are damaged; released segments come back"));
+        }
+        let foreign = (header.node != node).then_some(header.node);
+        let end = CONTAINER_HEADER_BYTES as u64;
+        let mut scan = Scan {
+            header,
+            file,
+            released,
+            entries: Vec::new(),
+            torn: Vec::new(),
+            has_footer: false,
+            has_gap: false,
+            end,
+            foreign,
+        };
+        if scan.foreign.is_none() && !scan.read_footer(file_bytes)? {
+            scan.read_batches(file_bytes, &path, problems)?;
+        }
+        Ok(Some(scan))
+    }
+
+    /// Reads the footer. False if there is none that is whole.
+    fn read_footer(&mut self, file_bytes: u64) -> io::Result<bool> {
+        let least = (CONTAINER_HEADER_BYTES + PAGE_BYTES) as u64;
+        if file_bytes < least || file_bytes > CONTAINER_BYTES_MAX || !file_bytes.is_multiple_of(PAGE_BYTES as u64) {
+            return Ok(false);
+        }
+        let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+        let read = self.file.read_at(file_bytes - PAGE_BYTES as u64, &mut page)?;
+        let Ok(trailer) = Trailer::parse(&page[..read], file_bytes) else { return Ok(false) };
+        if trailer.container != self.header.container || trailer.key != self.header.key {
+            return Ok(false);
+        }
+        let mut footer = AlignedBuffer::zeroed(trailer.footer_bytes() as usize);
+        let read = self.file.read_at(trailer.at, &mut footer)?;
+        let Ok(entries) = trailer.entries(&footer[..read]) else { return Ok(false) };
+        self.entries = (0..).zip(entries).collect();
+        self.end = trailer.at;
+        self.has_footer = true;
+        Ok(true)
+    }
+
+    /// Follows the batches, then verifies the images of the last one.
+    fn read_batches(&mut self, file_bytes: u64, path: &str, problems: &mut Vec<String>) -> io::Result<()> {
+        let mut last = 0..0;
+        loop {
+            let mut batch = self.read_batch(self.end, file_bytes)?;
+            if batch.is_none() {
+                batch = self.find_batch(file_bytes)?;
+                if let Some((header, _)) = &batch {
+                    self.has_gap = true;
+                    problems.push(format!(
+                        "{path}: what is between {} and {} cannot be read; its segments are lost",
+                        self.end, header.at
+                    ));
+                }
+            }
+            let Some((header, entries)) = batch else { break };
+            last = self.entries.len()..self.entries.len() + entries.len();
+            self.entries.extend((header.first..).zip(entries));
+            self.end = header.at + header.batch_bytes;
+        }
+        for i in last {
+            let (number, entry) = &self.entries[i];
+            if !self.released.get(*number) && !self.is_whole(entry)? {
+                self.torn.push(*number);
+            }
+        }
+        Ok(())
+    }
+
+    /// The batch that starts at a place, if one does.
+    fn read_batch(&self, at: u64, file_bytes: u64) -> io::Result<Option<(BatchHeader, Vec<ContainerEntry>)>> {
+        let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+        let read = self.file.read_at(at, &mut page)?;
+        let Ok(header) = BatchHeader::parse(&page[..read]) else { return Ok(None) };
+        let is_mine = header.container == self.header.container && header.key == self.header.key && header.at == at;
+        let follows = self.entries.last().is_none_or(|(number, _)| header.first > *number);
+        if !is_mine || !follows || at.saturating_add(header.index_bytes()) > file_bytes {
+            return Ok(None);
+        }
+        let mut index = AlignedBuffer::zeroed(header.index_bytes() as usize);
+        let read = self.file.read_at(at, &mut index)?;
+        Ok(header.entries(&index[..read]).ok().map(|entries| (header, entries)))
+    }
+
+    /// The next batch behind one that cannot be read. There is none unless bytes have rotted: a write that was cut off is
+    /// the last of its file.
+    fn find_batch(&self, file_bytes: u64) -> io::Result<Option<(BatchHeader, Vec<ContainerEntry>)>> {
+        let mut at = self.end + PAGE_BYTES as u64;
+        let mut window = AlignedBuffer::zeroed(1 << 20);
+        while at < file_bytes.min(CONTAINER_BYTES_MAX) {
+            let read = self.file.read_at(at, &mut window)?;
+            for (n, page) in window[..read].chunks_exact(PAGE_BYTES).enumerate() {
+                if BatchHeader::parse(page).is_ok()
+                    && let Some(batch) = self.read_batch(at + (n * PAGE_BYTES) as u64, file_bytes)?
+                {
+                    return Ok(Some(batch));
+                }
+            }
+            at += window.len() as u64;
+        }
+        Ok(None)
+    }
+
+    /// Whether a segment's image is on disk as it was in memory.
+    fn is_whole(&self, entry: &ContainerEntry) -> io::Result<bool> {
+        let mut image = AlignedBuffer::zeroed(pages(entry.image_bytes()) as usize);
+        let read = self.file.read_at(entry.at, &mut image)?;
+        let verified: Result<_, FormatError> = verify_image(&image[..read]);
+        Ok(verified.is_ok_and(|(header, progress)| header == entry.header && progress.head == entry.progress.head))
+    }
+
+    /// Gives the file a footer if it has none and nothing stands against it, and returns what is in it.
+    fn finish(
+        mut self,
+        disk: &dyn Disk,
+        number: u64,
+        problems: &mut Vec<String>,
+    ) -> (Container, Vec<ContainerEntry>) {
+        let mut known = Container::new(self.header, false);
+        self.torn.iter().for_each(|number| self.released.set(*number));
+        for (number, entry) in &self.entries {
+            let is_released = self.released.get(*number);
+            known.add(Slot { number: *number, at: entry.at, image_bytes: entry.image_bytes(), is_released });
+        }
+        if self.released != ReleasedMap::default() {
+            known.released = Some(self.released.clone());
+        }
+        if !self.has_footer && known.live_segments > 0 {
+            // With a batch missing in the middle the numbers of the segments would change, so it stays as it is.
+            let finished = if self.has_gap { Ok(()) } else { self.write_end(&known) };
+            if let Err(error) = finished {
+                let path = disk.root().join(container_path(number));
+                problems.push(format!("{} could not be given a footer: {error}", path.display()));
+            }
+        }
+        let live = self.entries.into_iter().filter(|(number, _)| !self.released.get(*number));
+        (known, live.map(|(_, entry)| entry).collect())
+    }
+
+    /// First what is torn is marked as released, synced; then the footer names everything.
+    fn write_end(&self, known: &Container) -> io::Result<()> {
+        if !self.torn.is_empty() {
+            self.file.write_at(0, &known.first_page())?;
+            self.file.sync_data()?;
+        }
+        let entries: Vec<ContainerEntry> = self.entries.iter().map(|(_, entry)| entry.clone()).collect();
+        write_footer(&*self.file, &self.header, self.end, &entries)
+    }
+}
