@@ -60,7 +60,7 @@ fn send(address: SocketAddr, frame_bytes: usize, stop: &AtomicBool) {
     };
     let mut frame = vec![7; frame_bytes];
     frame[..FRAME_HEADER_BYTES].copy_from_slice(&header.to_bytes());
-    let frames = frame.repeat((256 << 10_usize).div_ceil(frame_bytes));
+    let frames = frame.repeat((256usize << 10).div_ceil(frame_bytes));
     let mut answers = stream.try_clone().expect("a socket can be cloned");
     let reader = std::thread::spawn(move || {
         let mut scrap = vec![0; 64 << 10];

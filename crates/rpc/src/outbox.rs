@@ -274,3 +274,90 @@ impl Drop for FrameWriter<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_protocol::Op;
+    use proptest::prelude::*;
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// A frame: bytes copied, bytes attached, bytes copied; whether it is finished.
+        Frame(usize, usize, usize, bool),
+        /// So many bytes are written, if there are as many.
+        Written(usize),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let size = || prop_oneof![Just(0_usize), 1..40_usize, Just(40_000)];
+        let frame = (size(), size(), size(), prop::bool::weighted(0.8)).prop_map(|(a, b, c, d)| Step::Frame(a, b, c, d));
+        prop::collection::vec(prop_oneof![frame, (0..50_000_usize).prop_map(Step::Written)], 0..40)
+    }
+
+    fn header(correlation: u64) -> FrameHeader {
+        FrameHeader { op: Op::NodeStatus as u16, version: 1, correlation, ..FrameHeader::default() }
+    }
+
+    /// What vectored writes would put on the wire.
+    fn write(out: &mut Outbox, mut bytes: usize, wire: &mut Vec<u8>) {
+        while bytes > 0 && !out.is_empty() {
+            let mut slices = [IoSlice::new(&[]); SLICES_MAX];
+            let count = out.slices(&mut slices);
+            let mut written = 0;
+            for slice in &slices[..count] {
+                let taken = slice.len().min(bytes - written);
+                wire.extend_from_slice(&slice[..taken]);
+                written += taken;
+            }
+            bytes -= written;
+            out.advance(written);
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn writes_what_was_put_in_whatever_the_socket_takes(steps in steps()) {
+            let mut out = Outbox::new(100);
+            let (mut expected, mut wire) = (Vec::new(), Vec::new());
+            for (i, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Frame(a, b, c, finished) => {
+                        let shared = Bytes::from(vec![i as u8 + 1; b]);
+                        let mut frame = out.begin(&header(i as u64));
+                        frame.body().extend(std::iter::repeat_n(i as u8, a));
+                        frame.attach(shared.clone());
+                        frame.body().extend(std::iter::repeat_n(i as u8, c));
+                        prop_assert_eq!(frame.body_bytes(), a + b + c);
+                        if finished {
+                            frame.finish();
+                            let frame_bytes = (FRAME_HEADER_BYTES + a + b + c) as u32;
+                            expected.extend_from_slice(&FrameHeader { frame_bytes, ..header(i as u64) }.to_bytes());
+                            expected.extend(std::iter::repeat_n(i as u8, a));
+                            expected.extend_from_slice(&shared);
+                            expected.extend(std::iter::repeat_n(i as u8, c));
+                        }
+                    }
+                    Step::Written(bytes) => write(&mut out, bytes, &mut wire),
+                }
+                prop_assert_eq!(out.queued_bytes(), expected.len() - wire.len());
+                prop_assert_eq!(out.is_full(), expected.len() - wire.len() >= 100);
+                prop_assert_eq!(out.to_vec(), &expected[wire.len()..]);
+            }
+            write(&mut out, usize::MAX, &mut wire);
+            prop_assert!(out.is_empty());
+            prop_assert_eq!(wire, expected);
+        }
+    }
+
+    #[test]
+    fn memory_is_given_back_when_everything_is_written() {
+        let mut out = Outbox::new(1 << 20);
+        let mut frame = out.begin(&header(1));
+        frame.body().resize(SMALL_BYTES_KEPT * 4, 0);
+        frame.finish();
+        out.advance(out.queued_bytes());
+        assert!(out.small.capacity() <= SMALL_BYTES_KEPT);
+    }
+}

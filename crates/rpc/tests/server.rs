@@ -1,0 +1,353 @@
+//! The server over real sockets: what it does for those who behave, and to those who do not.
+
+mod common;
+
+use std::io::Write;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+use common::{Raw, frame, hello_frame, start};
+use kera_protocol::frame::FLAG_RESPONSE;
+use kera_protocol::{FrameHeader, Op, Status};
+
+#[test]
+fn frames_are_answered_in_order_however_they_are_cut() {
+    let (server, script) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    let frames: Vec<u8> =
+        (0..100).flat_map(|i| frame(Op::NodeStatus, i, &vec![i as u8; i as usize * 13])).collect();
+    for cut in [1, 23, 24, 25, 777, frames.len()] {
+        for piece in frames.chunks(cut) {
+            raw.write(piece);
+        }
+        for i in 0..100 {
+            let (header, body) = raw.read();
+            assert_eq!((header.correlation, header.status), (i, 0));
+            assert_eq!(body, vec![i as u8; i as usize * 13]);
+        }
+    }
+    assert_eq!(script.frames.load(SeqCst), 600);
+    assert_eq!(server.stats().connections, 1);
+}
+
+#[test]
+fn a_handshake_in_the_middle_is_answered_again() {
+    let (server, _) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.echo(b"before");
+    raw.write(&hello_frame());
+    assert_eq!(raw.read().0.status, 0);
+    raw.echo(b"after");
+}
+
+#[test]
+fn the_first_frame_must_be_hello() {
+    let (server, script) = start(|_| {});
+    let mut raw = Raw::connect(server.local_addr());
+    raw.write(&frame(Op::NodeStatus, 9, b""));
+    let (header, status, message) = raw.read_error();
+    assert_eq!((header.correlation, status), (9, Status::HelloExpected));
+    assert!(message.contains("starts with Hello"), "{message}");
+    raw.expect_end();
+    script.until("closed", |s| s.closed.load(SeqCst) == 1);
+    assert_eq!(script.offered.load(SeqCst), 0);
+    assert_eq!(server.stats().rejected, 1);
+}
+
+#[test]
+fn garbage_is_refused_without_disturbing_others() {
+    let (server, _) = start(|_| {});
+    let mut other = Raw::greeted(server.local_addr());
+    for garbage in [
+        &b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"[..],
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"\x00\x00\x00\x00",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff",
+        &[0x20, 0, 0, 0, 1, 0, 1, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9, 9],
+    ] {
+        let mut raw = Raw::connect(server.local_addr());
+        raw.write(garbage);
+        let (_, status, _) = raw.read_error();
+        assert!(matches!(status, Status::FrameTooLarge | Status::Malformed), "{status}");
+        raw.expect_end();
+        other.echo(b"still here");
+    }
+}
+
+#[test]
+fn an_oversize_frame_is_refused_by_its_header_alone() {
+    let (server, _) = start(|config| config.hello.frame_bytes_max = 1 << 20);
+    let mut other = Raw::greeted(server.local_addr());
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.echo(&vec![3; (1 << 20) - 24]);
+    let header = FrameHeader {
+        frame_bytes: (1 << 20) + 1,
+        op: Op::NodeStatus as u16,
+        version: 1,
+        correlation: 12,
+        ..FrameHeader::default()
+    };
+    raw.write(&header.to_bytes());
+    let (answer, status, message) = raw.read_error();
+    assert_eq!((answer.correlation, status), (12, Status::FrameTooLarge));
+    assert!(message.contains("1048576"), "{message}");
+    raw.expect_end();
+    other.echo(b"still here");
+}
+
+#[test]
+fn unknown_operations_and_versions_are_answered_and_the_connection_goes_on() {
+    let (server, script) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    let mut unknown = frame(Op::NodeStatus, 5, b"body");
+    unknown[4..6].copy_from_slice(&999_u16.to_le_bytes());
+    raw.write(&unknown);
+    let (header, status, message) = raw.read_error();
+    assert_eq!((header.correlation, header.op, status), (5, 999, Status::UnknownOperation));
+    assert!(message.contains("999"), "{message}");
+    let mut version = frame(Op::NodeStatus, 6, b"body");
+    version[6] = 200;
+    raw.write(&version);
+    let (header, status, _) = raw.read_error();
+    assert_eq!((header.correlation, status), (6, Status::UnsupportedVersion));
+    raw.echo(b"goes on");
+    assert_eq!(script.offered.load(SeqCst), 1);
+}
+
+#[test]
+fn a_client_that_sends_responses_is_closed() {
+    let (server, _) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    let mut response = frame(Op::NodeStatus, 5, b"");
+    response[7] = FLAG_RESPONSE;
+    raw.write(&response);
+    assert_eq!(raw.read_error().1, Status::Malformed);
+    raw.expect_end();
+}
+
+#[test]
+fn a_handshake_that_trickles_in_runs_out_of_time() {
+    let (server, _) = start(|config| config.handshake_timeout = Duration::from_millis(200));
+    let mut raw = Raw::connect(server.local_addr());
+    let mut silent = Raw::connect(server.local_addr());
+    for byte in hello_frame() {
+        if raw.stream.write_all(&[byte]).is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    raw.expect_end();
+    silent.expect_end();
+    assert_eq!(server.stats().rejected, 2);
+}
+
+#[test]
+fn too_many_connections_are_told_so() {
+    let (server, script) = start(|config| config.connections_max = 2);
+    let mut first = Raw::greeted(server.local_addr());
+    let second = Raw::greeted(server.local_addr());
+    let mut third = Raw::connect(server.local_addr());
+    third.write(&hello_frame());
+    let (_, status, message) = third.read_error();
+    assert_eq!(status, Status::Overloaded);
+    assert!(message.contains("connections_max is 2"), "{message}");
+    third.expect_end();
+    first.echo(b"still here");
+    drop(second);
+    script.until("a place is free", |s| s.closed.load(SeqCst) == 1);
+    while server.stats().connections > 1 {
+        std::thread::yield_now();
+    }
+    Raw::greeted(server.local_addr()).echo(b"in");
+    assert_eq!(server.stats().refused, 1);
+}
+
+#[test]
+fn a_blocked_frame_is_offered_again_after_a_wake_and_order_is_kept() {
+    let (server, script) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.write(&[frame(Op::Lookup, 1, b""), frame(Op::NodeStatus, 2, b"")].concat());
+    script.until("offered", |s| s.offered.load(SeqCst) == 1);
+    script.wake_all();
+    script.until("offered again", |s| s.offered.load(SeqCst) == 2);
+    assert_eq!(script.frames.load(SeqCst), 0);
+    script.let_go.store(true, SeqCst);
+    script.wake_all();
+    assert_eq!(raw.read().0.correlation, 1);
+    assert_eq!(raw.read().0.correlation, 2);
+}
+
+#[test]
+fn a_blocked_frame_is_offered_again_after_the_deadline() {
+    let (server, script) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    script.deadline_lets_go.store(true, SeqCst);
+    raw.write(&frame(Op::Lookup, 1, b""));
+    script.until("offered", |s| s.offered.load(SeqCst) == 1);
+    script.deadline_us.store(1, SeqCst);
+    script.wake_all();
+    assert_eq!(raw.read().0.correlation, 1);
+    assert_eq!(script.deadlines.load(SeqCst), 1);
+}
+
+#[test]
+fn a_slow_reader_stops_its_own_input_only() {
+    let (server, script) = start(|config| config.outbox_bytes_max = 1 << 20);
+    let mut other = Raw::greeted(server.local_addr());
+    let raw = Raw::greeted(server.local_addr());
+    let requests = 200;
+    let mut writer = raw.stream.try_clone().unwrap();
+    let sender = std::thread::spawn(move || {
+        for i in 0..requests {
+            writer.write_all(&frame(Op::StreamStats, i, &(1_u64 << 20).to_le_bytes())).unwrap();
+        }
+    });
+    sender.join().unwrap();
+    script.until("some are answered", |s| s.made.load(SeqCst) > 0);
+    // What the sockets' buffers hold, and the outbox: far from the 200 MiB that were asked for.
+    let mut handled = 0;
+    while handled != script.made.load(SeqCst) {
+        handled = script.made.load(SeqCst);
+        other.echo(b"still here");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert!(handled < 100, "{handled} answers were made for a peer that takes none");
+    let mut raw = raw;
+    for i in 0..requests {
+        let (header, body) = raw.read();
+        assert_eq!((header.correlation, body.len()), (i, 1 << 20));
+    }
+}
+
+#[test]
+fn a_peer_that_takes_nothing_for_too_long_is_closed() {
+    let (server, script) = start(|config| {
+        config.outbox_bytes_max = 1 << 20;
+        config.stall_timeout = Duration::from_millis(200);
+    });
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.write(&frame(Op::StreamStats, 1, &(64_u64 << 20).to_le_bytes()));
+    script.until("closed", |s| s.closed.load(SeqCst) == 1);
+}
+
+#[test]
+fn a_frame_whose_rest_does_not_come_is_given_up() {
+    let (server, script) = start(|config| config.stall_timeout = Duration::from_millis(200));
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.write(&frame(Op::NodeStatus, 1, &[1; 100])[..50]);
+    script.until("closed", |s| s.closed.load(SeqCst) == 1);
+    raw.expect_end();
+}
+
+#[test]
+fn an_idle_connection_is_closed_if_so_configured() {
+    let (server, _) = start(|config| config.hello.idle_timeout_ms = 200);
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.echo(b"not idle");
+    raw.expect_end();
+}
+
+#[test]
+fn frames_of_all_sizes_come_through() {
+    let (server, _) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    for bytes in [0, 1, 4_095, 4_096, 262_119, 262_120, 262_121, 1 << 20, 5_000_000, (8 << 20) - 24, 3] {
+        raw.echo(&vec![bytes as u8; bytes]);
+    }
+}
+
+#[test]
+fn whoever_waits_for_memory_does_not_keep_control_traffic_out() {
+    let (server, script) = start(|config| config.inflight_bytes_max = 1);
+    // Holds the memory for large frames, and does not go on.
+    let mut holder = Raw::greeted(server.local_addr());
+    let large = frame(Op::NodeStatus, 1, &vec![1; 5 << 20]);
+    holder.write(&large[..2 << 20]);
+    // Holds the one shared buffer.
+    let mut second = Raw::greeted(server.local_addr());
+    second.write(&frame(Op::NodeStatus, 1, &vec![1; 200 << 10])[..100 << 10]);
+    // Waits for memory for a large frame.
+    let mut waiting = Raw::greeted(server.local_addr());
+    let mut writer = waiting.stream.try_clone().unwrap();
+    let body = vec![2; 6 << 20];
+    let sender = std::thread::spawn(move || writer.write_all(&frame(Op::NodeStatus, 7, &body)).unwrap());
+    // Small frames get through.
+    Raw::greeted(server.local_addr()).echo(b"small");
+    assert!(server.stats().inflight_bytes > 0);
+    holder.write(&large[2 << 20..]);
+    assert_eq!(holder.read().1.len(), 5 << 20);
+    let (header, body) = waiting.read();
+    assert_eq!((header.correlation, body.len()), (7, 6 << 20));
+    sender.join().unwrap();
+    drop((holder, second, waiting));
+    script.until("all are gone", |s| s.opened.load(SeqCst) == s.closed.load(SeqCst));
+    assert_eq!(server.stats().inflight_bytes, 0);
+}
+
+#[test]
+fn a_connection_that_breaks_in_the_middle_of_a_frame_ends_its_session() {
+    let (server, script) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.write(&frame(Op::NodeStatus, 1, &[0; 100])[..60]);
+    drop(raw);
+    script.until("closed", |s| s.closed.load(SeqCst) == 1);
+}
+
+#[test]
+fn a_session_can_close_its_connection() {
+    let (server, script) = start(|_| {});
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.write(&[frame(Op::NodeStatus, 1, b"first"), frame(Op::DeleteStream, 2, b"")].concat());
+    assert_eq!(raw.read().1, b"first");
+    raw.expect_end();
+    script.until("closed", |s| s.closed.load(SeqCst) == 1);
+    assert_eq!(server.stats().rejected, 0);
+}
+
+#[test]
+fn a_graceful_stop_lets_waiting_requests_be_answered() {
+    let (server, script) = start(|config| config.io_threads = 2);
+    let address = server.local_addr();
+    let mut waiting = Raw::greeted(address);
+    let mut idle = Raw::greeted(address);
+    waiting.write(&frame(Op::NextGroups, 4, b""));
+    script.until("it waits", |s| s.frames.load(SeqCst) == 1);
+    let stopper = std::thread::spawn(move || server.stop(Duration::from_secs(20)));
+    script.until("told", |s| s.stopped.load(SeqCst) == 2);
+    idle.expect_end();
+    script.let_go.store(true, SeqCst);
+    script.wake_all();
+    assert_eq!(waiting.read().0.correlation, 4);
+    waiting.expect_end();
+    stopper.join().unwrap();
+    assert_eq!(script.closed.load(SeqCst), 2);
+    assert!(std::net::TcpStream::connect(address).is_err());
+}
+
+#[test]
+fn a_stop_does_not_wait_longer_than_it_was_told() {
+    let (server, script) = start(|_| {});
+    let mut waiting = Raw::greeted(server.local_addr());
+    waiting.write(&frame(Op::NextGroups, 4, b""));
+    script.until("it waits", |s| s.frames.load(SeqCst) == 1);
+    server.stop(Duration::from_millis(50));
+    waiting.expect_end();
+    assert_eq!(script.closed.load(SeqCst), 1);
+}
+
+#[test]
+fn a_flood_on_one_connection_does_not_starve_another() {
+    let (server, _) = start(|_| {});
+    let flood = Raw::greeted(server.local_addr());
+    let mut other = Raw::greeted(server.local_addr());
+    let mut writer = flood.stream.try_clone().unwrap();
+    let sender = std::thread::spawn(move || {
+        let frames = frame(Op::Subscribe, 1, &[0; 8]).repeat(10_000);
+        while writer.write_all(&frames).is_ok() {}
+    });
+    for _ in 0..200 {
+        other.echo(b"gets its turn");
+    }
+    flood.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    sender.join().unwrap();
+}
