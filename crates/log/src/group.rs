@@ -1,6 +1,14 @@
-//! A group: a bounded run of a lane's segments, the unit that is handed to one consumer.
+//! The groups and segments of a lane, in order: what is there, in memory or on disk, and where a cursor points.
+//!
+//! Pure bookkeeping, under the lane's lock. A [`Chain`] only names segments: it never looks into their bytes.
 
-use kera_format::{GroupId, SegmentIndex};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kera_format::{Cursor, GroupId, SegmentIndex};
+
+use crate::segment::{Segment, FIRST_CHUNK};
+use crate::storage::Location;
 
 /// A group, as consumers are told about it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -13,10 +21,336 @@ pub struct GroupInfo {
     pub next_ordinal: u64,
     /// The first segment that is still there.
     pub first_segment: SegmentIndex,
-    /// Segments that are there.
-    pub segments: u32,
-    /// Bytes of them, headers included.
+    /// The last segment.
+    pub last_segment: SegmentIndex,
+    /// Bytes of the segments that are there, headers included.
     pub bytes: u64,
     /// Whether it takes no more appends.
     pub closed: bool,
+}
+
+/// What a lane knows about a segment without looking into it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Summary {
+    pub(crate) head: u32,
+    pub(crate) base_ordinal: u64,
+    pub(crate) next_ordinal: u64,
+    pub(crate) first_append_ms: i64,
+    pub(crate) last_append_ms: i64,
+}
+
+/// A segment's place in its group.
+pub(crate) struct Slot {
+    pub(crate) index: u32,
+    /// It takes appends: the summary is in the segment.
+    pub(crate) open: bool,
+    /// As of its closing.
+    closed: Summary,
+    pub(crate) memory: Option<Arc<Segment>>,
+    pub(crate) at: Option<Location>,
+    /// It is on its way from disk.
+    pub(crate) loading: bool,
+    /// Why it did not come.
+    pub(crate) failed: Option<Box<str>>,
+}
+
+impl Slot {
+    /// A segment in memory.
+    pub(crate) fn resident(segment: Arc<Segment>, open: bool) -> Slot {
+        let closed = Summary::of(&segment);
+        let index = segment.id().index.0;
+        Slot { index, open, closed, memory: Some(segment), at: None, loading: false, failed: None }
+    }
+
+    /// A closed segment on disk.
+    pub(crate) fn stored(index: u32, closed: Summary, at: Location) -> Slot {
+        Slot { index, open: false, closed, memory: None, at: Some(at), loading: false, failed: None }
+    }
+
+    /// Where readers of it stop for now.
+    pub(crate) fn end(&self) -> u32 {
+        self.memory.as_ref().map_or(self.closed.head, |segment| segment.durable_head())
+    }
+
+    pub(crate) fn summary(&self) -> Summary {
+        match &self.memory {
+            Some(segment) if self.open => Summary::of(segment),
+            _ => self.closed,
+        }
+    }
+
+    /// The segment takes no more appends.
+    pub(crate) fn seal(&mut self) {
+        self.closed = self.summary();
+        self.open = false;
+    }
+
+    /// The segment was changed while the lane was rebuilt.
+    pub(crate) fn refresh(&mut self) {
+        if let Some(segment) = &self.memory {
+            self.closed = Summary::of(segment);
+        }
+    }
+}
+
+impl Summary {
+    pub(crate) fn of(segment: &Segment) -> Summary {
+        Summary {
+            head: segment.head(),
+            base_ordinal: segment.base_ordinal(),
+            next_ordinal: segment.next_ordinal(),
+            first_append_ms: segment.first_append_ms(),
+            last_append_ms: segment.last_append_ms(),
+        }
+    }
+}
+
+/// A group of a lane: at least one segment, indexes rising.
+pub(crate) struct Group {
+    pub(crate) id: GroupId,
+    pub(crate) slots: VecDeque<Slot>,
+    /// Segments it may have.
+    pub(crate) limit: u32,
+    pub(crate) closed: bool,
+}
+
+impl Group {
+    pub(crate) fn new(id: GroupId, limit: u32) -> Group {
+        Group { id, slots: VecDeque::with_capacity(1), limit, closed: false }
+    }
+
+    /// The index that the next segment gets.
+    pub(crate) fn next_index(&self) -> u32 {
+        self.slots.back().map_or(0, |slot| slot.index + 1)
+    }
+
+    /// Whether there may be another segment.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.closed && self.next_index() < self.limit
+    }
+
+    pub(crate) fn info(&self) -> Option<GroupInfo> {
+        let (first, last) = (self.slots.front()?, self.slots.back()?);
+        Some(GroupInfo {
+            id: self.id,
+            first_ordinal: first.summary().base_ordinal,
+            next_ordinal: last.summary().next_ordinal,
+            first_segment: SegmentIndex(first.index),
+            last_segment: SegmentIndex(last.index),
+            bytes: self.slots.iter().map(|slot| u64::from(slot.summary().head)).sum(),
+            closed: self.closed,
+        })
+    }
+}
+
+/// Which group and which slot of a chain. Good until the chain changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct At {
+    pub(crate) group: usize,
+    pub(crate) slot: usize,
+}
+
+/// Where a cursor points.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Place {
+    /// To this position of this slot. The position was not looked at.
+    Here(At, u32),
+    /// The lane has nothing yet, and the cursor asks for its start.
+    Empty,
+    /// It was there once, or never, and will not be any more. Here is what follows, `None` in a lane without anything.
+    Gone(Option<(At, u32)>),
+    /// It is behind everything that is there, and may come to be.
+    Unknown,
+}
+
+/// A lane's groups, ids rising.
+#[derive(Default)]
+pub(crate) struct Chain {
+    pub(crate) groups: VecDeque<Group>,
+    /// The end of what was dropped last: a reader that got there has missed nothing.
+    pub(crate) dropped_to: Option<Cursor>,
+}
+
+impl Chain {
+    pub(crate) fn slot(&self, at: At) -> &Slot {
+        &self.groups[at.group].slots[at.slot]
+    }
+
+    pub(crate) fn slot_mut(&mut self, at: At) -> &mut Slot {
+        &mut self.groups[at.group].slots[at.slot]
+    }
+
+    /// A place in a slot, for outside.
+    pub(crate) fn cursor(&self, at: At, position: u32) -> Cursor {
+        let group = &self.groups[at.group];
+        Cursor { group: group.id, segment: SegmentIndex(group.slots[at.slot].index), position }
+    }
+
+    pub(crate) fn first(&self) -> Option<At> {
+        (!self.groups.is_empty()).then_some(At { group: 0, slot: 0 })
+    }
+
+    pub(crate) fn last(&self) -> Option<At> {
+        let group = self.groups.len().checked_sub(1)?;
+        let slot = self.groups[group].slots.len().checked_sub(1)?;
+        Some(At { group, slot })
+    }
+
+    /// The slot that follows, in the same group or the next.
+    pub(crate) fn next(&self, at: At) -> Option<At> {
+        if at.slot + 1 < self.groups[at.group].slots.len() {
+            return Some(At { group: at.group, slot: at.slot + 1 });
+        }
+        (at.group + 1 < self.groups.len()).then_some(At { group: at.group + 1, slot: 0 })
+    }
+
+    /// All slots from `at` on.
+    pub(crate) fn from(&self, at: Option<At>) -> impl Iterator<Item = At> + '_ {
+        std::iter::successors(at, |&at| self.next(at))
+    }
+
+    pub(crate) fn find_group(&self, id: GroupId) -> Option<usize> {
+        self.groups.binary_search_by_key(&id, |group| group.id).ok()
+    }
+
+    pub(crate) fn find(&self, group: GroupId, index: SegmentIndex) -> Option<At> {
+        let group = self.find_group(group)?;
+        let slot = self.groups[group].slots.binary_search_by_key(&index.0, |slot| slot.index).ok()?;
+        Some(At { group, slot })
+    }
+
+    /// Where a cursor of a reader points. `epoch` is that of the groups that are opened now: a group of an earlier one that
+    /// is not there was lost with the memory that it was in.
+    pub(crate) fn locate(&self, cursor: Cursor, epoch: u32) -> Place {
+        let lost = cursor.group.epoch() < epoch;
+        let (Some(first), Some(last)) = (self.first(), self.last()) else {
+            return match cursor.group {
+                GroupId::NONE => Place::Empty,
+                _ if lost => Place::Gone(None),
+                _ => Place::Unknown,
+            };
+        };
+        if cursor.group == GroupId::NONE {
+            return Place::Here(first, FIRST_CHUNK);
+        }
+        let follows = |at: At| {
+            // Holes apart, only the front is ever dropped: a reader at its end goes on with what follows.
+            let read_all = self.dropped_to == Some(cursor);
+            if read_all { Place::Here(at, FIRST_CHUNK) } else { Place::Gone(Some((at, FIRST_CHUNK))) }
+        };
+        let end = Place::Gone(Some((last, self.slot(last).end())));
+        match self.groups.binary_search_by_key(&cursor.group, |group| group.id) {
+            Err(group) if group < self.groups.len() => follows(At { group, slot: 0 }),
+            Err(_) if lost => end,
+            Err(_) => Place::Unknown,
+            Ok(group) => match self.groups[group].slots.binary_search_by_key(&cursor.segment.0, |slot| slot.index) {
+                Ok(slot) => Place::Here(At { group, slot }, cursor.position.max(FIRST_CHUNK)),
+                Err(slot) if slot < self.groups[group].slots.len() => follows(At { group, slot }),
+                Err(_) if group + 1 < self.groups.len() => follows(At { group: group + 1, slot: 0 }),
+                Err(_) if self.groups[group].closed => end,
+                Err(_) => Place::Unknown,
+            },
+        }
+    }
+
+    /// Puts a slot where it belongs; `None` if there is one with its name.
+    pub(crate) fn insert(&mut self, id: GroupId, limit: u32, slot: Slot) -> Option<At> {
+        let group = match self.groups.binary_search_by_key(&id, |group| group.id) {
+            Ok(group) => group,
+            Err(group) => {
+                self.groups.insert(group, Group::new(id, limit));
+                group
+            }
+        };
+        let slots = &mut self.groups[group].slots;
+        let at = slots.binary_search_by_key(&slot.index, |slot| slot.index).err()?;
+        slots.insert(at, slot);
+        Some(At { group, slot: at })
+    }
+
+    /// Takes the first slot out.
+    pub(crate) fn pop_front(&mut self) -> Option<(GroupId, Slot)> {
+        let group = self.groups.front_mut()?;
+        let slot = group.slots.pop_front()?;
+        let (id, head) = (group.id, slot.summary().head);
+        self.dropped_to = Some(Cursor { group: id, segment: SegmentIndex(slot.index), position: head });
+        if group.slots.is_empty() {
+            self.groups.pop_front();
+        }
+        Some((id, slot))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stored(index: u32, base: u64, next: u64) -> Slot {
+        let closed = Summary { head: 1000, base_ordinal: base, next_ordinal: next, first_append_ms: 1, last_append_ms: 2 };
+        Slot::stored(index, closed, Location { disk: 0, container: 1, offset: 0, bytes: 1000 })
+    }
+
+    fn chain() -> Chain {
+        let mut chain = Chain::default();
+        for (group, index) in [(3, 0), (1, 1), (1, 0), (3, 2)] {
+            chain.insert(GroupId(group), 4, stored(index, group * 100 + u64::from(index), group * 100 + u64::from(index) + 1));
+        }
+        chain
+    }
+
+    fn cursor(group: u64, segment: u32, position: u32) -> Cursor {
+        Cursor { group: GroupId(group), segment: SegmentIndex(segment), position }
+    }
+
+    #[test]
+    fn slots_are_in_order_however_they_come() {
+        let chain = chain();
+        let order: Vec<Cursor> = chain.from(chain.first()).map(|at| chain.cursor(at, 0)).collect();
+        assert_eq!(order, [cursor(1, 0, 0), cursor(1, 1, 0), cursor(3, 0, 0), cursor(3, 2, 0)]);
+        assert_eq!(chain.last(), Some(At { group: 1, slot: 1 }));
+    }
+
+    #[test]
+    fn the_same_name_is_not_put_twice() {
+        assert_eq!(chain().insert(GroupId(3), 4, stored(2, 0, 1)), None);
+    }
+
+    #[test]
+    fn cursors_are_located() {
+        let mut chain = chain();
+        let at = |group, slot| At { group, slot };
+        let gone = |group, slot, position| Place::Gone(Some((At { group, slot }, position)));
+        assert_eq!(chain.locate(cursor(0, 9, 9), 0), Place::Here(at(0, 0), 128));
+        assert_eq!(chain.locate(cursor(1, 1, 400), 0), Place::Here(at(0, 1), 400));
+        assert_eq!(chain.locate(cursor(1, 2, 0), 0), gone(1, 0, 128), "the group ended before");
+        assert_eq!(chain.locate(cursor(2, 0, 0), 0), gone(1, 0, 128), "another lane's group, or lost");
+        assert_eq!(chain.locate(cursor(3, 1, 0), 0), gone(1, 1, 128), "a hole");
+        assert_eq!(chain.locate(cursor(3, 3, 0), 0), Place::Unknown);
+        assert_eq!(chain.locate(cursor(4, 0, 0), 0), Place::Unknown);
+        assert_eq!(chain.locate(cursor(4, 0, 0), 1), gone(1, 1, 1000), "never again in epoch 1");
+        chain.groups[1].closed = true;
+        assert_eq!(chain.locate(cursor(3, 3, 0), 0), gone(1, 1, 1000));
+        assert_eq!(Chain::default().locate(cursor(0, 0, 0), 0), Place::Empty);
+        assert_eq!(Chain::default().locate(cursor(1, 0, 0), 0), Place::Unknown);
+        assert_eq!(Chain::default().locate(cursor(1, 0, 0), 1), Place::Gone(None));
+    }
+
+    #[test]
+    fn a_reader_at_the_end_of_what_was_dropped_has_missed_nothing() {
+        let mut chain = chain();
+        chain.pop_front();
+        chain.pop_front();
+        let first = At { group: 0, slot: 0 };
+        assert_eq!(chain.locate(cursor(1, 1, 1000), 0), Place::Here(first, 128));
+        assert_eq!(chain.locate(cursor(1, 1, 900), 0), Place::Gone(Some((first, 128))));
+        assert_eq!(chain.locate(cursor(1, 0, 1000), 0), Place::Gone(Some((first, 128))));
+    }
+
+    #[test]
+    fn a_group_says_what_it_holds() {
+        let chain = chain();
+        let info = chain.groups[1].info().unwrap();
+        assert_eq!((info.first_ordinal, info.next_ordinal, info.bytes), (300, 303, 2000));
+        assert_eq!((info.first_segment, info.last_segment), (SegmentIndex(0), SegmentIndex(2)));
+    }
 }

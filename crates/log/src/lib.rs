@@ -16,6 +16,9 @@
 //! be called back. Time comes in as arguments; disks are behind [`SegmentStore`] and [`DurabilitySink`]; the arena's
 //! shared memory is the only thing of the operating system that this crate touches itself (`arena::memory`).
 
+#[cfg(target_endian = "big")]
+compile_error!("segments are little-endian in shared memory: this machine would need a translation");
+
 mod arena;
 mod attach;
 mod group;
@@ -24,8 +27,10 @@ mod log;
 mod lookup;
 mod producers;
 mod read;
+mod recovery;
 mod retention;
 mod segment;
+mod shared;
 mod sink;
 mod storage;
 pub mod store;
@@ -34,13 +39,14 @@ mod streamlet;
 mod waiters;
 
 pub use arena::{Arena, ArenaConfig, ArenaError, ArenaFull, ArenaStats, Attach, LoadBuffer};
-pub use attach::{AttachedSegment, Cut, RecoveryReport, RestoreError, Restored, SetAside};
+pub use attach::{AttachedSegment, Cut, SetAside};
 pub use group::GroupInfo;
 pub use lane::{AppendError, Appended, Lane, LaneStats};
 pub use log::{Log, LogConfig, LogStats, StreamError};
 pub use lookup::Lookup;
-pub use producers::ProducerMark;
+pub use producers::{marks_of, ProducerMark};
 pub use read::{ReadError, ReadOutcome};
+pub use recovery::{RecoveryReport, RestoreError, Restored};
 pub use segment::Segment;
 pub use sink::{made_durable, ChunkReference, DurabilitySink, SinkDirectory, SinkError, Ticket};
 pub use storage::{Location, SegmentStore, StoredSegment};

@@ -1,16 +1,28 @@
 //! All streams of a node, and everything that is done to them from outside a lane.
 
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
-use kera_format::{SegmentId, StreamId, StreamOptions};
+use kera_format::{limits, SegmentId, StreamId, StreamOptions};
+use parking_lot::{Mutex, RwLock};
 
-use crate::arena::{Arena, ArenaFull, ArenaStats, LoadBuffer};
-use crate::attach::{AttachedSegment, RecoveryReport, RestoreError, Restored};
+use crate::arena::{Arena, ArenaFull, ArenaStats, LoadBuffer, Purpose};
+use crate::attach;
+use crate::lane::{Counts, Lane};
+use crate::recovery::Recovery;
+use crate::retention;
 use crate::segment::Segment;
+use crate::shared::Shared;
 use crate::sink::SinkDirectory;
-use crate::storage::{Location, SegmentStore, StoredSegment};
+use crate::storage::{Location, SegmentStore};
 use crate::stream::Stream;
 use crate::waiters::{Observer, SpaceVersion};
+
+/// Of a full arena, this share in closed segments is for the store to write out before lanes are made to close theirs.
+const CLOSED_SHARE: u64 = 8;
+/// What [`Log::close_coldest`] closes at least: this share of the arena.
+const CLOSE_SHARE: u64 = 64;
 
 /// Settings of the log. The defaults work.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,145 +87,316 @@ pub struct LogStats {
 }
 
 /// All streams of a node. Dropping it leaves the arena file for the next process to attach, whatever is in it.
-pub struct Log {}
+pub struct Log {
+    pub(crate) shared: Arc<Shared>,
+    streams: RwLock<HashMap<StreamId, Arc<Stream>>>,
+    /// While the log is being rebuilt.
+    pub(crate) recovery: Mutex<Recovery>,
+}
 
 impl Log {
     /// An empty log over an arena. Time is passed to the calls that need it.
     pub fn new(config: LogConfig, arena: Arc<Arena>) -> Arc<Log> {
-        let _ = (config, arena);
-        todo!()
+        let shared = Arc::new(Shared::new(config, arena));
+        Arc::new(Log { shared, streams: RwLock::default(), recovery: Mutex::default() })
     }
-    /// Where closed segments go. Once, before anything else; without it they stay in memory.
+
+    /// Where closed segments go. Once, before anything else (a second call does nothing); without it they stay in memory.
     pub fn set_store(&self, store: Arc<dyn SegmentStore>) {
-        let _ = store;
-        todo!()
+        let _ = self.shared.store.set(store);
     }
-    /// What makes chunks of streams with durability `power` durable. Once, before such a stream is made or recovered.
+
+    /// What makes chunks of streams with durability `power` durable. Once (a second call does nothing), before such a stream
+    /// is recovered or written.
     pub fn set_sinks(&self, sinks: Arc<dyn SinkDirectory>) {
-        let _ = sinks;
-        todo!()
+        let _ = self.shared.sinks.set(sinks);
     }
+
     /// The arena.
     pub fn arena(&self) -> &Arc<Arena> {
-        todo!()
+        &self.shared.arena
     }
 
     /// Makes a stream.
     pub fn create_stream(&self, id: StreamId, options: StreamOptions) -> Result<Arc<Stream>, StreamError> {
-        let _ = (id, options);
-        todo!()
+        check(&options)?;
+        let mut streams = self.streams.write();
+        if streams.contains_key(&id) {
+            return Err(StreamError::Exists(id));
+        }
+        let stream = Stream::new(id, options, Arc::clone(&self.shared));
+        streams.insert(id, Arc::clone(&stream));
+        Ok(stream)
     }
-    /// Changes a stream's options. `streamlets` and `lanes` stay as they are. A change of durability closes open groups.
+
+    /// Changes a stream's options. `streamlets`, `lanes`, `replication` and `virtual_logs` stay as they are. A change of
+    /// durability closes open groups: what is in a group is safe in one way.
     pub fn alter_stream(&self, id: StreamId, options: StreamOptions) -> Result<(), StreamError> {
-        let _ = (id, options);
-        todo!()
+        check(&options)?;
+        let stream = self.stream(id).ok_or(StreamError::Unknown(id))?;
+        let old = stream.options();
+        for (name, old, new) in [
+            ("streamlets", old.streamlets, options.streamlets),
+            ("lanes", old.lanes, options.lanes),
+            ("replication", old.replication, options.replication),
+            ("virtual_logs", old.virtual_logs, options.virtual_logs),
+        ] {
+            if old != new {
+                return Err(StreamError::Options(format!("{name} is {old} and stays so while the stream lives, not {new}")));
+            }
+        }
+        let durability = options.durability;
+        stream.set_options(options);
+        if durability != old.durability {
+            stream.streamlets().flat_map(|streamlet| streamlet.lanes()).for_each(|lane| lane.close_group());
+        }
+        Ok(())
     }
+
     /// Deletes a stream, while it is written and read: writers get [`crate::AppendError::Closed`], readers
     /// [`crate::ReadError::Deleted`], those that are still sending keep their bytes.
     pub fn delete_stream(&self, id: StreamId) -> Result<(), StreamError> {
-        let _ = id;
-        todo!()
+        let stream = self.streams.write().remove(&id).ok_or(StreamError::Unknown(id))?;
+        stream.delete();
+        Ok(())
     }
+
     /// A stream. The handle may be kept; see [`Stream::is_deleted`].
     pub fn stream(&self, id: StreamId) -> Option<Arc<Stream>> {
-        let _ = id;
-        todo!()
+        self.streams.read().get(&id).cloned()
     }
-    /// All streams.
+
+    /// All streams, by id.
     pub fn streams(&self) -> Vec<Arc<Stream>> {
-        todo!()
+        let mut streams: Vec<_> = self.streams.read().values().cloned().collect();
+        streams.sort_unstable_by_key(|stream| stream.id());
+        streams
     }
 
-    /// First step of a start, after all streams of the catalog were created: what is on disk and what is in the arena are
-    /// put into their lanes. Of a stream that does not exist it is given back.
-    pub fn recover(&self, stored: Vec<StoredSegment>, attached: Vec<AttachedSegment>) -> RecoveryReport {
-        let _ = (stored, attached);
-        todo!()
-    }
-    /// Second step, for each chunk of the virtual logs in their order: puts it at its exact group, segment and position,
-    /// and counts it as durable.
-    pub fn restore_chunk(&self, chunk: &[u8]) -> Result<Restored, RestoreError> {
-        let _ = chunk;
-        todo!()
-    }
-    /// Last step: appends go on, in groups of `epoch`, which is higher than that of every group there is. Open groups that
-    /// were attached go on too, all others are closed. Closed segments that are not on disk go to the store; chunks that
-    /// are not durable yet go to their sink. Returns more of what is not as it should be.
-    pub fn finish_recovery(&self, epoch: u32) -> Vec<String> {
-        let _ = epoch;
-        todo!()
+    /// All lanes that were ever used.
+    pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
+        let streams = self.streams();
+        let streamlets = streams.iter().flat_map(|stream| stream.streamlets());
+        streamlets.flat_map(|streamlet| streamlet.lanes().cloned()).collect()
     }
 
-    /// The store has written a segment, synced.
+    /// The lane of a segment, made if it was never used; `None` if its stream does not exist or has no such lane.
+    pub(crate) fn lane_of(&self, id: SegmentId) -> Option<Arc<Lane>> {
+        self.stream(id.stream)?.streamlet(id.streamlet)?.lane(id.lane).cloned()
+    }
+
+    /// The store has written a segment, synced. If the stream no longer has it, it is released at once.
     pub fn persisted(&self, id: SegmentId, at: Location) {
-        let _ = (id, at);
-        todo!()
+        let kept = self.lane_of(id).and_then(|lane| lane.with_slot(id, |slot| slot.at = Some(at)));
+        match kept {
+            Some(()) => self.shared.segment_safe(id),
+            None => self.shared.release(id, Some(at)),
+        }
     }
+
     /// Takes a stored segment out of memory; readers that hold it keep it. False if it is not in memory, not stored, or not
     /// known.
     pub fn evict(&self, id: SegmentId) -> bool {
-        let _ = id;
-        todo!()
+        let Some(lane) = self.lane_of(id) else { return false };
+        let mut state = lane.state.lock();
+        let Some(at) = state.chain.find(id.group, id.index) else { return false };
+        let slot = state.chain.slot_mut(at);
+        if slot.open || slot.at.is_none() {
+            return false;
+        }
+        let segment = slot.memory.take();
+        drop(state);
+        if segment.is_some() {
+            self.shared.segments_evicted.fetch_add(1, Ordering::Relaxed);
+        }
+        segment.is_some()
     }
-    /// A block to load a segment of `bytes` into. A part of the arena is kept for loads, so that writers cannot starve readers.
+
+    /// A block to load a segment of `bytes` into. A part of the arena is kept for loads, so that writers cannot starve
+    /// readers, nor the reverse.
     pub fn allocate_for_load(&self, bytes: u64) -> Result<LoadBuffer, ArenaFull> {
-        let _ = bytes;
-        todo!()
+        let bytes = bytes.min(limits::SEGMENT_BYTES_MAX as u64) as usize;
+        Ok(LoadBuffer { block: self.shared.arena.allocate(bytes, Purpose::Load)? })
     }
-    /// The store has read a segment's image into `buffer`. It is verified, headers and payloads, on the calling thread, then
-    /// readers are woken. What does not verify counts as [`Log::load_failed`], and is the error.
+
+    /// The store has read a segment's image into `buffer`, asked for or not. It is verified, headers and payloads, on the
+    /// calling thread, then readers are woken. What does not verify counts as [`Log::load_failed`], and is the error.
     pub fn loaded(&self, id: SegmentId, buffer: LoadBuffer) -> Result<(), String> {
-        let _ = (id, buffer);
-        todo!()
+        let segment = match attach::verify_loaded(buffer, id) {
+            Ok(segment) => segment,
+            Err(reason) => {
+                self.load_failed(id, reason.clone());
+                return Err(reason);
+            }
+        };
+        let Some(lane) = self.lane_of(id) else { return Ok(()) };
+        let taken = lane.with_slot(id, |slot| {
+            slot.loading = false;
+            let summary = slot.summary();
+            if (summary.head, summary.base_ordinal) != (segment.head(), segment.base_ordinal()) {
+                let reason = format!("segment {id} on disk is not the one that was written");
+                slot.failed = Some(reason.clone().into());
+                return Err(reason);
+            }
+            slot.failed = None;
+            if slot.memory.is_none() {
+                slot.memory = Some(segment);
+                self.shared.segments_loaded.fetch_add(1, Ordering::Relaxed);
+            }
+            Ok(())
+        });
+        taken.unwrap_or(Ok(()))
     }
-    /// The store could not read a segment: waiting readers get [`crate::ReadError::LoadFailed`], the next read tries again.
+
+    /// The store could not read a segment: the next read of it gets [`crate::ReadError::LoadFailed`], the one after that
+    /// tries again.
     pub fn load_failed(&self, id: SegmentId, error: String) {
-        let _ = (id, error);
-        todo!()
+        if let Some(lane) = self.lane_of(id) {
+            lane.with_slot(id, |slot| {
+                slot.loading = false;
+                slot.failed = Some(error.into());
+            });
+        }
     }
-    /// Up to `count` segments that follow `id` in its lane, are on disk only and not on their way: they count as being
-    /// loaded from here on, as after [`SegmentStore::load`]. For read-ahead.
+
+    /// Up to `count` segments that follow `id` in its lane, up to the first that is in memory or on its way: they count as
+    /// being loaded from here on, as after [`SegmentStore::load`]. For read-ahead.
     pub fn read_ahead(&self, id: SegmentId, count: usize) -> Vec<(SegmentId, Location)> {
-        let _ = (id, count);
-        todo!()
+        let mut ahead = Vec::new();
+        let Some(lane) = self.lane_of(id) else { return ahead };
+        let mut state = lane.state.lock();
+        let mut at = state.chain.find(id.group, id.index).and_then(|at| state.chain.next(at));
+        while let Some(here) = at.filter(|_| ahead.len() < count) {
+            let group = state.chain.groups[here.group].id;
+            let slot = state.chain.slot_mut(here);
+            let (Some(location), None, false) = (slot.at, &slot.memory, slot.loading) else { break };
+            slot.loading = true;
+            ahead.push((lane.segment_id(group, slot.index), location));
+            at = state.chain.next(here);
+        }
+        ahead
     }
+
     /// A segment that is in memory.
     pub fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
-        let _ = id;
-        todo!()
+        let lane = self.lane_of(id)?;
+        let state = lane.state.lock();
+        let at = state.chain.find(id.group, id.index)?;
+        state.chain.slot(at).memory.clone()
     }
 
     /// Calls `observer` once when the arena has got a block back since `seen`. False, and no call, if it has already: try
     /// again instead.
     pub fn wait_for_space(&self, seen: SpaceVersion, observer: &Arc<dyn Observer>, token: u64) -> bool {
-        let _ = (seen, observer, token);
-        todo!()
+        self.shared.arena.wait_for_space(seen, observer, token)
     }
 
     /// Drops what the streams' options no longer keep. For the maintenance thread, about once a second. Returns the
     /// number of segments dropped.
     pub fn retain(&self, now_ms: i64) -> u64 {
-        let _ = now_ms;
-        todo!()
+        let mut dropped = 0;
+        for stream in self.streams() {
+            let options = stream.options();
+            for streamlet in stream.streamlets() {
+                if options.retention_ms.is_some() || options.retention_consumed {
+                    dropped += streamlet.lanes().map(|lane| lane.retain(&options, now_ms)).sum::<u64>();
+                }
+                if let Some(bytes) = options.retention_bytes {
+                    dropped += retention::retain_bytes(streamlet, bytes);
+                }
+            }
+        }
+        self.shared.segments_dropped.fetch_add(dropped, Ordering::Relaxed);
+        dropped
     }
+
     /// Closes open segments without an append for `idle_ms`, so that quiet lanes take no memory. Their groups stay open.
     /// Returns the number of segments closed.
     pub fn close_idle(&self, now_ms: i64, idle_ms: i64) -> u64 {
-        let _ = (now_ms, idle_ms);
-        todo!()
+        let before_ms = now_ms.saturating_sub(idle_ms);
+        self.lanes().iter().map(|lane| u64::from(lane.close_if_idle(before_ms, now_ms))).sum()
     }
-    /// If writers found the arena full since the last call: closes open segments, those without an append for the longest
-    /// time first, until what the writers lacked can be had by writing closed segments out. Cheap when they did not: for
-    /// the maintenance thread, every few ten milliseconds. Returns the number of segments closed.
+
+    /// If writers found the arena full since the last call, and there is little in closed segments that the store could
+    /// write out: closes open segments, those without an append for the longest time first, until what the writers lacked
+    /// is in closed ones. Cheap when there was room: for the maintenance thread, every few ten milliseconds. Returns the
+    /// number of segments closed.
     pub fn close_coldest(&self) -> u64 {
-        todo!()
+        let lacked = self.shared.lacked_bytes.swap(0, Ordering::Relaxed);
+        if lacked == 0 {
+            return 0;
+        }
+        let mut open: Vec<(i64, u64, Arc<Lane>)> = self
+            .lanes()
+            .into_iter()
+            .filter_map(|lane| lane.open_since().map(|(since_ms, bytes)| (since_ms, bytes, lane)))
+            .collect();
+        let arena = self.shared.arena.stats();
+        let open_bytes: u64 = open.iter().map(|(_, bytes, _)| bytes).sum();
+        if arena.used_bytes.saturating_sub(open_bytes + arena.set_aside_bytes) > arena.bytes / CLOSED_SHARE {
+            return 0;
+        }
+        open.sort_by_key(|&(since_ms, ..)| since_ms);
+        let (mut bytes, mut closed) = (0, 0);
+        for (since_ms, block_bytes, lane) in open {
+            if bytes >= lacked.max(arena.bytes / CLOSE_SHARE) {
+                break;
+            }
+            if lane.close_if_idle(since_ms, since_ms) {
+                bytes += block_bytes;
+                closed += 1;
+            }
+        }
+        closed
     }
+
     /// Closes every open group: a graceful stop. Appends after it open new ones.
     pub fn close_all(&self) {
-        todo!()
+        self.lanes().iter().for_each(|lane| lane.close_group());
     }
+
     /// Counters and sizes.
     pub fn stats(&self) -> LogStats {
-        todo!()
+        let shared = &self.shared;
+        let (mut counts, mut duplicates): (Counts, u64) = *shared.retired.lock();
+        let lanes = self.lanes();
+        for lane in &lanes {
+            counts.add(&lane.state.lock().counts);
+            duplicates += lane.duplicates.load(Ordering::Relaxed);
+        }
+        LogStats {
+            arena: shared.arena.stats(),
+            streams: self.streams.read().len() as u64,
+            lanes: lanes.len() as u64,
+            chunks_appended: counts.chunks,
+            bytes_appended: counts.bytes,
+            records_appended: counts.records,
+            duplicates,
+            arena_full: shared.arena_full.load(Ordering::Relaxed),
+            segments_opened: shared.segments_opened.load(Ordering::Relaxed),
+            segments_closed: shared.segments_closed.load(Ordering::Relaxed),
+            segments_evicted: shared.segments_evicted.load(Ordering::Relaxed),
+            segments_loaded: shared.segments_loaded.load(Ordering::Relaxed),
+            segments_dropped: shared.segments_dropped.load(Ordering::Relaxed),
+        }
     }
+}
+
+impl Drop for Log {
+    /// What lanes drop from here on they drop because the process ends, not because it is not wanted any more.
+    fn drop(&mut self) {
+        self.shared.arena.freeze();
+    }
+}
+
+impl std::fmt::Debug for Log {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Log").field("streams", &self.streams.read().len()).finish_non_exhaustive()
+    }
+}
+
+/// All that is wrong with a stream's options, in one error.
+fn check(options: &StreamOptions) -> Result<(), StreamError> {
+    let wrong: Vec<String> = options.check().iter().map(ToString::to_string).collect();
+    if wrong.is_empty() { Ok(()) } else { Err(StreamError::Options(wrong.join("; "))) }
 }

@@ -1,8 +1,14 @@
-//! From an ordinal or a time to a cursor, without an index: a binary search over groups and segments, then a walk over
-//! chunk headers of one segment.
+//! From an ordinal or a time to a cursor, without an index: a binary search over groups and segments under the lane's lock,
+//! then a walk over the chunk headers of one segment outside it. On the reader's connection thread.
 
-use kera_format::Cursor;
+use std::sync::Arc;
 
+use kera_format::{BrokerPart, ChunkHeader, Cursor};
+
+use crate::group::{At, Slot};
+use crate::lane::{Lane, LaneState};
+use crate::read::ReadError;
+use crate::segment::{Segment, FIRST_CHUNK};
 use crate::waiters::LaneVersion;
 
 /// What a lookup found.
@@ -12,9 +18,118 @@ pub enum Lookup {
     Found {
         /// Where it starts.
         cursor: Cursor,
-        /// Ordinal of its first record, at most the one asked for; or the lane's durable end.
+        /// Ordinal of its first record: at most the one asked for, unless that is lost; or the lane's durable end.
         ordinal: u64,
     },
     /// The segment is on its way from disk: wait for the lane and ask again.
     Loading(LaneVersion),
+}
+
+impl Lane {
+    /// The first chunk that is there, and its ordinal.
+    pub fn earliest(&self) -> (Cursor, u64) {
+        earliest(&self.state.lock())
+    }
+
+    /// Behind the last durable chunk, and the ordinal that comes there.
+    pub fn latest(&self) -> (Cursor, u64) {
+        self.latest_in(&self.state.lock())
+    }
+
+    /// The chunk that holds record `ordinal`; the earliest or latest place if it is before or behind what is readable.
+    pub fn lookup_ordinal(&self, ordinal: u64) -> Result<Lookup, ReadError> {
+        let state = self.state.lock();
+        let (cursor, first) = earliest(&state);
+        if ordinal <= first && !state.deleted {
+            return Ok(Lookup::Found { cursor, ordinal: first });
+        }
+        self.search(
+            state,
+            |slot| slot.summary().next_ordinal <= ordinal,
+            |header, base, _| base + u64::from(header.record_count) > ordinal,
+        )
+    }
+
+    /// The first chunk appended at or after `time_ms`; the latest place if there is none.
+    pub fn lookup_time(&self, time_ms: i64) -> Result<Lookup, ReadError> {
+        let before = |slot: &Slot| {
+            let summary = slot.summary();
+            // An open segment without a chunk has no time yet.
+            (summary.head > FIRST_CHUNK || !slot.open) && summary.last_append_ms < time_ms
+        };
+        self.search(self.state.lock(), before, |_, _, append_ms| append_ms >= time_ms)
+    }
+
+    /// The first chunk that `wanted` accepts, in the first segment that is not `before`.
+    fn search(
+        &self,
+        mut state: parking_lot::MutexGuard<'_, LaneState>,
+        before: impl Fn(&Slot) -> bool,
+        wanted: impl Fn(&ChunkHeader, u64, i64) -> bool,
+    ) -> Result<Lookup, ReadError> {
+        if state.deleted {
+            return Err(ReadError::Deleted);
+        }
+        let (end, end_ordinal) = self.latest_in(&state);
+        let latest = Lookup::Found { cursor: end, ordinal: end_ordinal };
+        let groups = &state.chain.groups;
+        let group = groups.partition_point(|group| group.slots.back().is_some_and(&before));
+        let Some(slots) = groups.get(group).map(|group| &group.slots) else { return Ok(latest) };
+        let at = At { group, slot: slots.partition_point(&before) };
+        let start = state.chain.cursor(at, FIRST_CHUNK);
+        if start >= end {
+            return Ok(latest);
+        }
+        let version = LaneVersion(state.version);
+        let id = self.segment_id(start.group, start.segment.0);
+        let slot = state.chain.slot_mut(at);
+        if let Some(segment) = slot.memory.clone() {
+            drop(state);
+            let found = walk(&segment, wanted);
+            return Ok(found.map_or(latest, |(position, ordinal)| {
+                Lookup::Found { cursor: Cursor { position, ..start }, ordinal }
+            }));
+        }
+        if let Some(reason) = slot.failed.take() {
+            return Err(ReadError::LoadFailed(reason.into()));
+        }
+        let load = slot.at.filter(|_| !std::mem::replace(&mut slot.loading, true));
+        drop(state);
+        if let (Some(location), Some(store)) = (load, self.log().store.get()) {
+            store.load(id, location);
+        }
+        Ok(Lookup::Loading(version))
+    }
+
+    /// Behind the last durable chunk.
+    fn latest_in(&self, state: &LaneState) -> (Cursor, u64) {
+        let ordinal = self.durable_ordinal();
+        if let Some(segment) = state.unsettled.front() {
+            let id = segment.id();
+            return (Cursor { group: id.group, segment: id.index, position: segment.durable_head() }, ordinal);
+        }
+        let last = state.chain.last().map(|at| state.chain.cursor(at, state.chain.slot(at).end()));
+        (last.unwrap_or_default(), ordinal)
+    }
+}
+
+fn earliest(state: &LaneState) -> (Cursor, u64) {
+    state.chain.first().map_or((Cursor::default(), state.next_ordinal), |at| {
+        (state.chain.cursor(at, FIRST_CHUNK), state.chain.slot(at).summary().base_ordinal)
+    })
+}
+
+/// The first durable chunk of a segment that is wanted: its position and ordinal.
+fn walk(segment: &Arc<Segment>, wanted: impl Fn(&ChunkHeader, u64, i64) -> bool) -> Option<(u32, u64)> {
+    let bytes = segment.bytes(FIRST_CHUNK, segment.durable_head());
+    let mut at = 0;
+    while at < bytes.len() {
+        let header = ChunkHeader::parse(&bytes[at..]).ok()?;
+        let part = BrokerPart::parse(&bytes[at..]).ok()?;
+        if wanted(&header, part.base_ordinal, part.append_time_ms) {
+            return Some((FIRST_CHUNK + at as u32, part.base_ordinal));
+        }
+        at += header.total_bytes();
+    }
+    None
 }

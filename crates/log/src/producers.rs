@@ -1,6 +1,28 @@
 //! What a lane knows about the producers that write to it: enough to append a retried chunk once (promise 3).
+//!
+//! Lives in a lane, under its lock. It is not stored anywhere of its own: a restart rebuilds it from the chunk headers in
+//! memory and from the [`ProducerMark`]s that the store keeps with each segment.
+//!
+//! # What is accepted
+//!
+//! A producer numbers its chunks for a streamlet 0, 1, 2, … within its epoch. The number after the last one is appended; a
+//! lower one is a retry of a chunk that is there, because every number was preceded by the one before it; a higher one is
+//! refused, since the ones between are missing. A higher epoch starts again at 0 and fences the lower ones.
+//!
+//! Of a producer that the lane does not know, only number 0 is appended: otherwise chunk 1 could overtake a failed chunk 0,
+//! whose retry would then pass for a duplicate. The exception is a lane that has forgotten producers, because there were too
+//! many or because it came back from disk without its oldest segments: there an unknown producer may be a forgotten one,
+//! and goes on at any number.
 
-use kera_format::{ProducerEpoch, ProducerId};
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+
+use kera_format::chunk::Chunks;
+use kera_format::{ChunkHeader, Cursor, ProducerEpoch, ProducerId};
+
+/// Chunks of each producer whose places are remembered: as many as an idempotent Kafka producer may have in flight.
+const PLACES: usize = 5;
+const NONE: u32 = u32::MAX;
 
 /// One chunk of a producer, as deduplication remembers it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,4 +37,370 @@ pub struct ProducerMark {
     pub base_ordinal: u64,
     /// Where it is in its segment.
     pub position: u32,
+}
+
+/// The last chunks of each producer in `chunks`, a segment's stamped chunks from its first one on, in append order. Ends at
+/// the first malformed chunk.
+pub fn marks_of(chunks: &[u8]) -> Vec<ProducerMark> {
+    let mut marks = Marks::default();
+    for chunk in Chunks::new(chunks) {
+        let Ok(chunk) = chunk else { break };
+        let Ok(part) = chunk.broker() else { break };
+        marks.note(chunk.header(), part.base_ordinal, part.position);
+    }
+    marks.finish()
+}
+
+/// Collects [`ProducerMark`]s while a segment is walked.
+#[derive(Default)]
+pub(crate) struct Marks {
+    of: HashMap<u64, Last, IdHash>,
+    recent: Option<(u64, Last)>,
+}
+
+#[derive(Clone, Copy)]
+struct Last {
+    marks: [ProducerMark; PLACES],
+    count: usize,
+}
+
+impl Marks {
+    pub(crate) fn note(&mut self, header: &ChunkHeader, base_ordinal: u64, position: u32) {
+        if header.producer_id.0 == 0 {
+            return;
+        }
+        let mark = ProducerMark {
+            producer_id: header.producer_id,
+            producer_epoch: header.producer_epoch,
+            sequence: header.sequence,
+            base_ordinal,
+            position,
+        };
+        match &mut self.recent {
+            Some((id, last)) if *id == header.producer_id.0 => last.push(mark),
+            _ => {
+                if let Some((id, last)) = self.recent.take() {
+                    self.of.insert(id, last);
+                }
+                let mut last = self.of.get(&header.producer_id.0).copied().unwrap_or(Last { marks: [mark; PLACES], count: 0 });
+                last.push(mark);
+                self.recent = Some((header.producer_id.0, last));
+            }
+        }
+    }
+
+    pub(crate) fn finish(mut self) -> Vec<ProducerMark> {
+        if let Some((id, last)) = self.recent.take() {
+            self.of.insert(id, last);
+        }
+        let mut all: Vec<ProducerMark> = self.of.values().flat_map(|last| last.kept()).collect();
+        all.sort_unstable_by_key(|mark| mark.position);
+        all
+    }
+}
+
+impl Last {
+    fn push(&mut self, mark: ProducerMark) {
+        self.marks[self.count % PLACES] = mark;
+        self.count += 1;
+    }
+    fn kept(&self) -> impl Iterator<Item = ProducerMark> {
+        self.marks[..self.count.min(PLACES)].iter().copied()
+    }
+}
+
+/// Where a chunk went.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    pub(crate) cursor: Cursor,
+    pub(crate) base_ordinal: u64,
+}
+
+/// What to do with a chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Admission {
+    /// Append it.
+    Next,
+    /// It is there, at this place if that is remembered.
+    Duplicate(Option<Place>),
+    /// This number is missing.
+    Gap { expected: u64 },
+    /// This is the producer's epoch.
+    Stale { current: u16 },
+}
+
+struct Producer {
+    id: u64,
+    /// Sequence of its last chunk.
+    sequence: u64,
+    /// The last places: that of chunk `sequence` is at `sequence % PLACES`.
+    places: [Place; PLACES],
+    /// How many of them are known.
+    known: u8,
+    epoch: u16,
+    /// Neighbours in the order of last use; `newer` of the newest and `older` of the oldest are `NONE`.
+    newer: u32,
+    older: u32,
+}
+
+/// The producers of a lane, the one silent for longest thrown out first when there are too many.
+#[derive(Default)]
+pub(crate) struct Producers {
+    all: Vec<Producer>,
+    index: HashMap<u64, u32, IdHash>,
+    newest: u32,
+    oldest: u32,
+    /// The lane may have known producers that it does not know now.
+    forgot: bool,
+}
+
+impl Producers {
+    /// What to do with a chunk. Changes nothing that matters.
+    #[inline]
+    pub(crate) fn admit(&mut self, header: &ChunkHeader) -> Admission {
+        let id = header.producer_id.0;
+        if id == 0 {
+            return Admission::Next;
+        }
+        let Some(at) = self.find(id) else {
+            return if header.sequence == 0 || self.forgot { Admission::Next } else { Admission::Gap { expected: 0 } };
+        };
+        let producer = &self.all[at as usize];
+        let epoch = header.producer_epoch.0;
+        if epoch == producer.epoch {
+            if header.sequence == producer.sequence.wrapping_add(1) {
+                return Admission::Next;
+            }
+            if header.sequence > producer.sequence {
+                return Admission::Gap { expected: producer.sequence + 1 };
+            }
+            let back = producer.sequence - header.sequence;
+            let place = producer.places[header.sequence as usize % PLACES];
+            return Admission::Duplicate((back < producer.known.into()).then_some(place));
+        }
+        if epoch < producer.epoch {
+            return Admission::Stale { current: producer.epoch };
+        }
+        if header.sequence == 0 { Admission::Next } else { Admission::Gap { expected: 0 } }
+    }
+
+    /// Notes a chunk that was admitted as [`Admission::Next`] and appended, or that a restart found.
+    #[inline]
+    pub(crate) fn note(&mut self, id: ProducerId, epoch: ProducerEpoch, sequence: u64, place: Place, limit: usize) {
+        if id.0 == 0 {
+            return;
+        }
+        let at = match self.find(id.0) {
+            Some(at) => at,
+            None => self.add(id.0, epoch.0, place, limit),
+        };
+        let producer = &mut self.all[at as usize];
+        let follows = producer.epoch == epoch.0 && sequence == producer.sequence.wrapping_add(1);
+        producer.known = if follows { (producer.known + 1).min(PLACES as u8) } else { 1 };
+        producer.epoch = epoch.0;
+        producer.sequence = sequence;
+        producer.places[sequence as usize % PLACES] = place;
+    }
+
+    /// The lane has lost chunks whose producers it may not know.
+    pub(crate) fn set_forgot(&mut self) {
+        self.forgot = true;
+    }
+
+    /// The producer's slot, which becomes the newest.
+    #[inline]
+    fn find(&mut self, id: u64) -> Option<u32> {
+        if let Some(producer) = self.all.get(self.newest as usize)
+            && producer.id == id
+        {
+            return Some(self.newest);
+        }
+        let at = *self.index.get(&id)?;
+        self.unlink(at);
+        self.link(at);
+        Some(at)
+    }
+
+    #[cold]
+    fn add(&mut self, id: u64, epoch: u16, place: Place, limit: usize) -> u32 {
+        let fresh = Producer { id, sequence: 0, places: [place; PLACES], known: 0, epoch, newer: NONE, older: NONE };
+        let at = if self.all.len() < limit.max(1) {
+            if self.all.is_empty() {
+                (self.newest, self.oldest) = (NONE, NONE);
+            }
+            self.all.push(fresh);
+            self.all.len() as u32 - 1
+        } else {
+            let at = self.oldest;
+            self.unlink(at);
+            self.index.remove(&self.all[at as usize].id);
+            self.all[at as usize] = fresh;
+            self.forgot = true;
+            at
+        };
+        self.index.insert(id, at);
+        self.link(at);
+        at
+    }
+
+    fn unlink(&mut self, at: u32) {
+        let Producer { newer, older, .. } = self.all[at as usize];
+        match newer {
+            NONE => self.newest = older,
+            n => self.all[n as usize].older = older,
+        }
+        match older {
+            NONE => self.oldest = newer,
+            o => self.all[o as usize].newer = newer,
+        }
+    }
+
+    fn link(&mut self, at: u32) {
+        let second = self.newest;
+        self.all[at as usize].newer = NONE;
+        self.all[at as usize].older = second;
+        match second {
+            NONE => self.oldest = at,
+            s => self.all[s as usize].newer = at,
+        }
+        self.newest = at;
+    }
+}
+
+/// Producer ids are given out by the coordinator, in order: mixing the bits is enough.
+#[derive(Default, Clone, Copy)]
+pub(crate) struct IdHasher(u64);
+
+type IdHash = BuildHasherDefault<IdHasher>;
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(byte.into());
+        }
+    }
+    fn write_u64(&mut self, id: u64) {
+        let mixed = (self.0 ^ id).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 = mixed ^ mixed >> 32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_format::chunk::{PayloadKind, NO_TIMESTAMP};
+    use kera_format::{Compression, GroupId, SegmentIndex, StreamId, StreamletId};
+
+    fn header(id: u64, epoch: u16, sequence: u64) -> ChunkHeader {
+        ChunkHeader {
+            stream: StreamId(1),
+            streamlet: StreamletId(0),
+            producer_id: ProducerId(id),
+            producer_epoch: ProducerEpoch(epoch),
+            sequence,
+            kind: PayloadKind::Records,
+            compression: Compression::None,
+            payload_bytes: 0,
+            record_count: 1,
+            max_timestamp_ms: NO_TIMESTAMP,
+            producer_checksum: 0,
+        }
+    }
+
+    fn place(n: u64) -> Place {
+        let cursor = Cursor { group: GroupId(1), segment: SegmentIndex(0), position: n as u32 };
+        Place { cursor, base_ordinal: n }
+    }
+
+    fn append(producers: &mut Producers, id: u64, epoch: u16, sequence: u64, limit: usize) -> Admission {
+        let header = header(id, epoch, sequence);
+        let admission = producers.admit(&header);
+        if admission == Admission::Next {
+            producers.note(header.producer_id, header.producer_epoch, sequence, place(sequence), limit);
+        }
+        admission
+    }
+
+    #[test]
+    fn in_order_once_and_without_gaps() {
+        let mut producers = Producers::default();
+        assert_eq!(append(&mut producers, 7, 0, 1, 9), Admission::Gap { expected: 0 });
+        for sequence in 0..20 {
+            assert_eq!(append(&mut producers, 7, 0, sequence, 9), Admission::Next);
+        }
+        assert_eq!(append(&mut producers, 7, 0, 21, 9), Admission::Gap { expected: 20 });
+        for sequence in 15..20 {
+            assert_eq!(append(&mut producers, 7, 0, sequence, 9), Admission::Duplicate(Some(place(sequence))));
+        }
+        assert_eq!(append(&mut producers, 7, 0, 14, 9), Admission::Duplicate(None));
+        assert_eq!(append(&mut producers, 7, 0, 20, 9), Admission::Next);
+    }
+
+    #[test]
+    fn a_higher_epoch_fences_and_starts_at_zero() {
+        let mut producers = Producers::default();
+        append(&mut producers, 7, 1, 0, 9);
+        append(&mut producers, 7, 1, 1, 9);
+        assert_eq!(append(&mut producers, 7, 2, 2, 9), Admission::Gap { expected: 0 });
+        assert_eq!(append(&mut producers, 7, 2, 0, 9), Admission::Next);
+        assert_eq!(append(&mut producers, 7, 1, 2, 9), Admission::Stale { current: 2 });
+        assert_eq!(append(&mut producers, 7, 2, 0, 9), Admission::Duplicate(Some(place(0))));
+    }
+
+    #[test]
+    fn the_one_silent_for_longest_is_forgotten_and_may_come_back_anywhere() {
+        let mut producers = Producers::default();
+        for id in 1..=3 {
+            append(&mut producers, id, 0, 0, 3);
+        }
+        append(&mut producers, 1, 0, 1, 3);
+        assert_eq!(append(&mut producers, 4, 0, 1, 3), Admission::Gap { expected: 0 }, "nothing is forgotten yet");
+        append(&mut producers, 4, 0, 0, 3);
+        assert_eq!(producers.all.len(), 3);
+        assert_eq!(append(&mut producers, 1, 0, 1, 3), Admission::Duplicate(Some(place(1))), "1 was used last");
+        assert_eq!(append(&mut producers, 2, 0, 5, 3), Admission::Next, "2 was forgotten");
+    }
+
+    #[test]
+    fn without_an_id_everything_is_appended() {
+        let mut producers = Producers::default();
+        assert_eq!(append(&mut producers, 0, 0, 9, 3), Admission::Next);
+        assert_eq!(append(&mut producers, 0, 0, 9, 3), Admission::Next);
+        assert!(producers.all.is_empty());
+    }
+
+    #[test]
+    fn marks_are_the_last_five_of_each_producer() {
+        let mut marks = Marks::default();
+        for sequence in 0..9u64 {
+            for id in [3, 0, 4] {
+                marks.note(&header(id, 0, sequence), sequence, (sequence * 10 + id) as u32);
+            }
+        }
+        let marks = marks.finish();
+        let of = |id| marks.iter().filter(|m| m.producer_id.0 == id).map(|m| m.sequence).collect::<Vec<_>>();
+        assert_eq!((of(3), of(4), of(0)), (vec![4, 5, 6, 7, 8], vec![4, 5, 6, 7, 8], vec![]));
+        assert!(marks.is_sorted_by_key(|m| m.position));
+    }
+
+    #[test]
+    fn a_table_rebuilt_from_marks_decides_alike() {
+        let mut producers = Producers::default();
+        let mut marks = Marks::default();
+        for sequence in 0..8 {
+            append(&mut producers, 5, 1, sequence, 9);
+            marks.note(&header(5, 1, sequence), sequence, sequence as u32);
+        }
+        let mut rebuilt = Producers::default();
+        for mark in marks.finish() {
+            rebuilt.note(mark.producer_id, mark.producer_epoch, mark.sequence, place(mark.sequence), 9);
+        }
+        for sequence in 0..11 {
+            let header = header(5, 1, sequence);
+            assert_eq!(producers.admit(&header), rebuilt.admit(&header), "sequence {sequence}");
+        }
+    }
 }

@@ -1,8 +1,19 @@
-//! Reading a lane from a cursor: pins segments under the lane's lock, cuts the data outside it.
+//! Reading a lane from a cursor: finds and pins segments under the lane's lock, walks and copies nothing under it.
+//!
+//! On the reader's connection thread. Steps of `docs/read-path.md`. Whole segments up to their durable heads are given out as
+//! they are; only where `max_bytes` ends inside of one are chunk headers walked to find the boundary, after the lock.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use kera_format::Cursor;
+use kera_format::segment::SegmentState;
+use kera_format::{BrokerPart, ChunkHeader, Cursor, SegmentId};
 
+use crate::group::{At, Place};
+use crate::lane::{Lane, LaneState};
+use crate::segment::{Segment, FIRST_CHUNK};
+use crate::storage::Location;
 use crate::waiters::LaneVersion;
 
 /// What a read found, and where to go on.
@@ -32,7 +43,8 @@ pub struct ReadOutcome {
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum ReadError {
     /// What the cursor points to is no longer there: retention took it, or it was lost and set aside.
-    #[error("cursor {group}/{segment}/{position} is gone, the next that is there is {}/{}/{}", earliest.group, earliest.segment, earliest.position, group = asked.group, segment = asked.segment, position = asked.position)]
+    #[error("cursor {}/{}/{} is gone, the next that is there is {}/{}/{}",
+        .asked.group, .asked.segment, .asked.position, .earliest.group, .earliest.segment, .earliest.position)]
     Gone {
         /// The cursor asked for.
         asked: Cursor,
@@ -51,4 +63,196 @@ pub enum ReadError {
     /// The stream was deleted.
     #[error("the stream was deleted")]
     Deleted,
+}
+
+/// A read in progress.
+struct Reading {
+    outcome: ReadOutcome,
+    /// The segment that holds more than was asked for, and how much of it may be taken from `outcome.next` on.
+    cut: Option<(Arc<Segment>, usize)>,
+    /// A segment that must come from disk.
+    load: Option<(SegmentId, Location)>,
+}
+
+impl Lane {
+    /// Reads whole chunks from `cursor` on: up to `max_bytes`, but at least one chunk if there is one. With `follow_groups`
+    /// it goes on in the next group of the lane, else it ends with its group.
+    pub fn read(&self, cursor: Cursor, max_bytes: usize, follow_groups: bool) -> Result<ReadOutcome, ReadError> {
+        let mut state = self.state.lock();
+        let reading = self.plan(&mut state, cursor, max_bytes, follow_groups);
+        drop(state);
+        let Reading { mut outcome, cut, load } = reading?;
+        if let (Some((id, at)), Some(store)) = (load, self.log().store.get()) {
+            store.load(id, at);
+        }
+        if let Some((segment, budget)) = cut {
+            let from = outcome.next.position;
+            let to = chunk_boundary(&segment, from, budget, outcome.data.is_empty());
+            if to > from {
+                outcome.data.push(segment.into_bytes(from, to));
+                outcome.data_bytes += (to - from) as usize;
+                outcome.next.position = to;
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Everything of a read that needs the lock: which segments, from where to where.
+    fn plan(&self, state: &mut LaneState, cursor: Cursor, max_bytes: usize, follow: bool) -> Result<Reading, ReadError> {
+        let outcome = ReadOutcome {
+            start: cursor,
+            data: Vec::new(),
+            data_bytes: 0,
+            next: cursor,
+            end_of_group: false,
+            at_durable_end: false,
+            loading: false,
+            durable_ordinal: self.durable_ordinal(),
+            version: LaneVersion(state.version),
+        };
+        let mut reading = Reading { outcome, cut: None, load: None };
+        let Some((mut at, mut from)) = self.locate(state, cursor)? else {
+            reading.outcome.at_durable_end = true;
+            return Ok(reading);
+        };
+        let start = state.chain.cursor(at, from);
+        (reading.outcome.start, reading.outcome.next) = (start, start);
+        check_position(state, at, start)?;
+        loop {
+            let Some(end) = self.take(state, &mut reading, at, from, max_bytes)? else { break };
+            reading.outcome.next = state.chain.cursor(at, end);
+            let last_of_group = at.slot + 1 == state.chain.groups[at.group].slots.len();
+            reading.outcome.end_of_group = last_of_group && state.chain.groups[at.group].closed;
+            if reading.outcome.end_of_group && !follow {
+                break;
+            }
+            match state.chain.next(at) {
+                Some(next) => (at, from) = (next, FIRST_CHUNK),
+                None => {
+                    reading.outcome.at_durable_end = true;
+                    break;
+                }
+            }
+            if reading.outcome.data_bytes >= max_bytes && reading.outcome.data_bytes > 0 {
+                break;
+            }
+            reading.outcome.end_of_group = false;
+            reading.outcome.next = state.chain.cursor(at, from);
+        }
+        Ok(reading)
+    }
+
+    /// Takes what fits of one segment. Its end, if the reader is through with it; else the read ends here.
+    fn take(
+        &self,
+        state: &mut LaneState,
+        reading: &mut Reading,
+        at: At,
+        from: u32,
+        max_bytes: usize,
+    ) -> Result<Option<u32>, ReadError> {
+        let group = state.chain.groups[at.group].id;
+        let slot = state.chain.slot_mut(at);
+        let outcome = &mut reading.outcome;
+        let Some(segment) = &slot.memory else {
+            if slot.summary().head == from {
+                return Ok(Some(from));
+            }
+            if outcome.data.is_empty() {
+                if let Some(reason) = slot.failed.take() {
+                    return Err(ReadError::LoadFailed(reason.into()));
+                }
+                outcome.loading = true;
+            }
+            if let (Some(location), false) = (slot.at, slot.loading) {
+                slot.loading = true;
+                reading.load = Some((self.segment_id(group, slot.index), location));
+            }
+            return Ok(None);
+        };
+        // The state first: once it is closed the head is final, and a durable head that equals it is the end.
+        let closed = segment.state() != SegmentState::Open;
+        let durable = segment.durable_head();
+        let budget = max_bytes.saturating_sub(outcome.data_bytes);
+        let available = durable.saturating_sub(from) as usize;
+        if available > budget {
+            if budget > 0 || outcome.data.is_empty() {
+                reading.cut = Some((Arc::clone(segment), budget));
+            }
+            return Ok(None);
+        }
+        if available > 0 {
+            outcome.data.push(segment.into_bytes(from, durable));
+            outcome.data_bytes += available;
+            outcome.next.position = durable;
+        }
+        if closed && durable == segment.head() {
+            segment.mark_read();
+            return Ok(Some(durable));
+        }
+        outcome.at_durable_end = true;
+        Ok(None)
+    }
+
+    /// Where a reader's cursor points, `None` in a lane without anything.
+    pub(crate) fn locate(&self, state: &LaneState, cursor: Cursor) -> Result<Option<(At, u32)>, ReadError> {
+        if state.deleted {
+            return Err(ReadError::Deleted);
+        }
+        match state.chain.locate(cursor, self.log().epoch.load(Ordering::Relaxed)) {
+            Place::Here(at, position) => Ok(Some((at, position))),
+            Place::Empty => Ok(None),
+            Place::Gone(at) => {
+                let earliest = at.map_or(Cursor::default(), |(at, position)| state.chain.cursor(at, position));
+                Err(ReadError::Gone { asked: cursor, earliest })
+            }
+            Place::Unknown => Err(ReadError::Unknown(cursor)),
+        }
+    }
+}
+
+/// Whether a chunk of the segment starts at the cursor, or its durable head is there. What a client sends is not believed: the
+/// broker's part of the chunk header must name the place, under its checksum.
+fn check_position(state: &LaneState, at: At, cursor: Cursor) -> Result<(), ReadError> {
+    let slot = state.chain.slot(at);
+    if cursor.position == FIRST_CHUNK {
+        return Ok(());
+    }
+    let Some(segment) = &slot.memory else {
+        // Looked at when it has come.
+        let head = slot.summary().head;
+        return if cursor.position <= head { Ok(()) } else { Err(past_end(cursor, head)) };
+    };
+    let settled = segment.is_settled();
+    let durable = segment.durable_head();
+    if cursor.position == durable {
+        return Ok(());
+    }
+    if cursor.position > durable {
+        return Err(if settled { past_end(cursor, durable) } else { ReadError::Unknown(cursor) });
+    }
+    let part = BrokerPart::parse(segment.bytes(cursor.position, durable));
+    let fits = part.is_ok_and(|part| {
+        part.position == cursor.position && part.group == cursor.group && part.segment == cursor.segment
+    });
+    if fits { Ok(()) } else { Err(ReadError::NotAChunkBoundary(cursor)) }
+}
+
+/// A position behind the end of a segment that will not grow: what was there was lost.
+fn past_end(asked: Cursor, end: u32) -> ReadError {
+    ReadError::Gone { asked, earliest: Cursor { position: end, ..asked } }
+}
+
+/// The end of the last chunk that ends within `budget` bytes of `from`; with `at_least_one`, of the first chunk anyway.
+fn chunk_boundary(segment: &Segment, from: u32, budget: usize, at_least_one: bool) -> u32 {
+    let bytes = segment.bytes(from, segment.durable_head());
+    let mut end = 0;
+    while let Ok(header) = ChunkHeader::parse(&bytes[end..]) {
+        let next = end + header.total_bytes();
+        if next > bytes.len() || (next > budget && !(at_least_one && end == 0)) {
+            break;
+        }
+        end = next;
+    }
+    from + end as u32
 }

@@ -1,1 +1,192 @@
 //! What leaves a lane, and when: by age, by size, because everybody has read it; and closing what lies idle.
+//!
+//! On the maintenance thread, one lane's lock at a time. Only whole closed segments go, from the oldest on; by "everybody has
+//! read it" only whole closed groups.
+//!
+//! # A lane's last segment stays
+//!
+//! Ordinals go on after a restart from the last segment that there is. So when even the last one is due, an empty closed
+//! segment is put behind it first, and the due one goes once the empty one is on disk: a lane that lost all its records
+//! still knows their number, for one page of disk.
+
+use kera_format::limits::SEGMENT_BYTES_MIN;
+use kera_format::{Cursor, SegmentId, SegmentIndex, StreamOptions};
+
+use parking_lot::MutexGuard;
+
+use crate::arena::Purpose;
+use crate::group::At;
+use crate::lane::{Lane, LaneState, Open};
+use crate::segment::FIRST_CHUNK;
+use crate::storage::Location;
+use crate::streamlet::Streamlet;
+
+/// A segment that was dropped, to be released once the lock is.
+type Dropped = (SegmentId, Option<Location>);
+
+/// The oldest segment of a lane, if it may go.
+#[derive(Clone, Copy)]
+struct Front {
+    last_append_ms: i64,
+    bytes: u64,
+}
+
+impl Lane {
+    /// Drops what is too old, and what everybody has read. Returns the number of segments dropped.
+    pub(crate) fn retain(&self, options: &StreamOptions, now_ms: i64) -> u64 {
+        let mut dropped = Vec::new();
+        let mut state = self.state.lock();
+        let version = state.version;
+        if let Some(ms) = options.retention_ms {
+            let before_ms = now_ms.saturating_sub_unsigned(ms);
+            if state.open.as_ref().is_some_and(|open| open.opened_ms < before_ms) {
+                self.close_open(&mut state, now_ms);
+            }
+            self.make_way(&mut state, |state, last| state.chain.slot(last).summary().last_append_ms < before_ms, now_ms);
+            while self.front(&state).is_some_and(|front| front.last_append_ms < before_ms) {
+                self.drop_front(&mut state, &mut dropped);
+            }
+        }
+        if let (true, Some(floor)) = (options.retention_consumed, state.consumed_floor) {
+            let read = |state: &LaneState, group: usize| is_below(state, group, floor);
+            self.make_way(&mut state, |state, last| read(state, last.group), now_ms);
+            while !state.chain.groups.is_empty() && read(&state, 0) && self.group_may_go(&state) {
+                for _ in 0..state.chain.groups[0].slots.len() {
+                    self.drop_front(&mut state, &mut dropped);
+                }
+            }
+        }
+        self.finish(state, version, dropped)
+    }
+
+    /// If the last segment is due and has records, puts an empty closed one behind it.
+    fn make_way(&self, state: &mut LaneState, due: impl Fn(&LaneState, At) -> bool, now_ms: i64) {
+        let Some(last) = state.chain.last() else { return };
+        if state.open.is_some() || state.chain.slot(last).summary().head == FIRST_CHUNK || !due(state, last) {
+            return;
+        }
+        // In a full arena it is tried again next time.
+        let Ok(block) = self.log().arena.allocate(SEGMENT_BYTES_MIN, Purpose::Write) else { return };
+        let per_group = self.home.stream.options().segments_per_group;
+        let segment = self.start_segment(state, block, per_group, now_ms);
+        let (head, capacity) = (FIRST_CHUNK, segment.block_bytes() as u32);
+        state.open = Some(Open { segment, head, capacity, chunk_count: 0, opened_ms: now_ms, sink: None });
+        self.close_open(state, now_ms);
+    }
+
+    /// The oldest segment, if it may go: not open, not waited for by a sink, and not what keeps the lane's ordinals.
+    fn front(&self, state: &LaneState) -> Option<Front> {
+        let first = state.chain.first()?;
+        let next = state.chain.next(first)?;
+        let slot = state.chain.slot(first);
+        let settled = slot.memory.as_ref().is_none_or(|segment| segment.is_settled());
+        if slot.open || !settled || !self.keeps_ordinals(state, next) {
+            return None;
+        }
+        let summary = slot.summary();
+        Some(Front { last_append_ms: summary.last_append_ms, bytes: summary.head.into() })
+    }
+
+    /// Whether ordinals survive a restart without what is before this segment.
+    fn keeps_ordinals(&self, state: &LaneState, from: At) -> bool {
+        let slot = state.chain.slot(from);
+        slot.summary().head > FIRST_CHUNK || slot.open || slot.at.is_some() || self.log().store.get().is_none()
+    }
+
+    /// Whether all of the oldest group may go.
+    fn group_may_go(&self, state: &LaneState) -> bool {
+        let settled = state.chain.groups[0]
+            .slots
+            .iter()
+            .all(|slot| !slot.open && slot.memory.as_ref().is_none_or(|segment| segment.is_settled()));
+        settled && state.chain.groups.len() > 1 && self.keeps_ordinals(state, At { group: 1, slot: 0 })
+    }
+
+    fn drop_front(&self, state: &mut LaneState, dropped: &mut Vec<Dropped>) {
+        if let Some((group, slot)) = state.chain.pop_front() {
+            dropped.push((self.segment_id(group, slot.index), slot.at));
+        }
+    }
+
+    /// Tells readers, if anything changed since `version`, and gives disk space back.
+    fn finish(&self, mut state: MutexGuard<'_, LaneState>, version: u64, dropped: Vec<Dropped>) -> u64 {
+        if dropped.is_empty() && state.version == version {
+            return 0;
+        }
+        state.version += 1;
+        let wake = state.waiters.take();
+        drop(state);
+        wake.call();
+        for &(id, at) in &dropped {
+            self.log().release(id, at);
+        }
+        dropped.len() as u64
+    }
+
+    /// Bytes of all its segments, and the oldest of them if it may go.
+    fn size(&self) -> (u64, Option<Front>) {
+        let state = self.state.lock();
+        let bytes = state.chain.from(state.chain.first()).map(|at| u64::from(state.chain.slot(at).summary().head)).sum();
+        (bytes, self.front(&state))
+    }
+
+    /// Drops the oldest segment if it may go. What it had, and the one that is the oldest then.
+    fn drop_oldest(&self) -> (u64, Option<Front>) {
+        let mut state = self.state.lock();
+        let Some(front) = self.front(&state) else { return (0, None) };
+        let mut dropped = Vec::new();
+        self.drop_front(&mut state, &mut dropped);
+        let next = self.front(&state);
+        let version = state.version;
+        self.finish(state, version, dropped);
+        (front.bytes, next)
+    }
+
+    /// Closes the open segment if nothing was appended to it since `before_ms`.
+    pub(crate) fn close_if_idle(&self, before_ms: i64, now_ms: i64) -> bool {
+        let mut state = self.state.lock();
+        let idle = state.open.as_ref().is_some_and(|open| {
+            let last_ms = if open.chunk_count == 0 { open.opened_ms } else { state.last_append_ms };
+            last_ms <= before_ms
+        });
+        if idle {
+            self.close_open(&mut state, now_ms);
+            let wake = state.waiters.take();
+            drop(state);
+            wake.call();
+        }
+        idle
+    }
+
+    /// When the open segment was last appended to, and the bytes of its block.
+    pub(crate) fn open_since(&self) -> Option<(i64, u64)> {
+        let state = self.state.lock();
+        state.open.as_ref().map(|open| (state.last_append_ms.max(open.opened_ms), open.segment.block_bytes()))
+    }
+}
+
+/// Whether a closed group is read to its end by everybody.
+fn is_below(state: &LaneState, group: usize, floor: Cursor) -> bool {
+    let group = &state.chain.groups[group];
+    let end = group.slots.back().map(|slot| (SegmentIndex(slot.index), slot.summary().head));
+    group.closed && (group.id < floor.group || (group.id == floor.group && end <= Some((floor.segment, floor.position))))
+}
+
+/// Drops the oldest segments of a streamlet's lanes until it keeps at most about `limit` bytes.
+pub(crate) fn retain_bytes(streamlet: &Streamlet, limit: u64) -> u64 {
+    let mut lanes: Vec<_> = streamlet.lanes().map(|lane| (lane, lane.size())).collect();
+    let mut total: u64 = lanes.iter().map(|(_, (bytes, _))| bytes).sum();
+    let mut dropped = 0;
+    while total > limit {
+        let oldest = lanes
+            .iter_mut()
+            .filter_map(|(lane, (_, front))| front.map(|f| (f.last_append_ms, lane, front)))
+            .min_by_key(|(last_append_ms, ..)| *last_append_ms);
+        let Some((_, lane, front)) = oldest else { break };
+        let (bytes, next) = lane.drop_oldest();
+        dropped += u64::from(bytes > 0);
+        total = total.saturating_sub(bytes);
+        *front = next;
+    }
+    dropped
+}

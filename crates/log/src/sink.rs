@@ -1,5 +1,6 @@
 //! Where acknowledged bytes must also go before they count as durable: the seam to the virtual log (thesis 7.3.2).
 
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 use kera_format::{SegmentId, StreamId, StreamOptions, StreamletId};
@@ -28,8 +29,9 @@ pub struct ChunkReference {
 
 impl ChunkReference {
     /// The chunk, stamped.
+    #[inline]
     pub fn chunk(&self) -> &[u8] {
-        todo!()
+        self.segment.bytes(self.position, self.position + self.bytes)
     }
 }
 
@@ -87,6 +89,13 @@ impl SinkDirectory for Vec<Arc<dyn DurabilitySink>> {
 /// readers of their lanes, each lane once however many chunks it had. For the sink's writer, after its sync and before it
 /// moves [`DurabilitySink::durable_through`].
 pub fn made_durable(references: &[ChunkReference]) {
-    let _ = references;
-    todo!()
+    let mut lanes = Vec::new();
+    for reference in references {
+        reference.segment.advance_durable(reference.position + reference.bytes);
+        reference.lane.durable_ordinal.fetch_max(reference.next_ordinal, Ordering::Release);
+        if !reference.lane.settling.swap(true, Ordering::AcqRel) {
+            lanes.push(&reference.lane);
+        }
+    }
+    lanes.iter().for_each(|lane| lane.settle());
 }

@@ -1,34 +1,91 @@
 //! A stream: M streamlets that are made when they are first used, and the options they share.
 
-use std::sync::Arc;
+use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use kera_format::{StreamId, StreamOptions, StreamletId};
+use parking_lot::RwLock;
 
+use crate::shared::Shared;
 use crate::streamlet::Streamlet;
 
+/// What the lanes of a stream share.
+pub(crate) struct StreamShared {
+    pub(crate) id: StreamId,
+    options: RwLock<Arc<StreamOptions>>,
+    pub(crate) deleted: AtomicBool,
+    pub(crate) log: Arc<Shared>,
+    /// Lanes that were ever used.
+    pub(crate) lanes: AtomicU64,
+}
+
+impl StreamShared {
+    pub(crate) fn options(&self) -> Arc<StreamOptions> {
+        Arc::clone(&self.options.read())
+    }
+
+    /// Whether the stream is deleted, for whoever is about to put a segment into one of its lanes. A lane that is made while
+    /// [`Stream::delete`] walks the lanes is either seen by that walk or sees the mark here: each side sets its own (the
+    /// mark, the lane) before it looks for the other's, with a fence between.
+    pub(crate) fn is_deleted_for_writers(&self) -> bool {
+        fence(Ordering::SeqCst);
+        self.deleted.load(Ordering::Relaxed)
+    }
+}
+
 /// A stream of this node.
-pub struct Stream {}
+pub struct Stream {
+    shared: Arc<StreamShared>,
+    streamlets: Box<[OnceLock<Arc<Streamlet>>]>,
+}
 
 impl Stream {
+    pub(crate) fn new(id: StreamId, options: StreamOptions, log: Arc<Shared>) -> Arc<Stream> {
+        let streamlets = (0..options.streamlets).map(|_| OnceLock::new()).collect();
+        let options = RwLock::new(Arc::new(options));
+        let shared = StreamShared { id, options, deleted: AtomicBool::new(false), log, lanes: AtomicU64::new(0) };
+        Arc::new(Stream { shared: Arc::new(shared), streamlets })
+    }
+
     /// Its id.
     pub fn id(&self) -> StreamId {
-        todo!()
+        self.shared.id
     }
     /// Its options as of now.
     pub fn options(&self) -> Arc<StreamOptions> {
-        todo!()
+        self.shared.options()
     }
     /// Whether it was deleted since this handle was taken.
     pub fn is_deleted(&self) -> bool {
-        todo!()
+        self.shared.deleted.load(Ordering::Acquire)
     }
     /// A streamlet, made if it was never used; `None` if the stream has no such streamlet.
+    #[inline]
     pub fn streamlet(&self, id: StreamletId) -> Option<&Arc<Streamlet>> {
-        let _ = id;
-        todo!()
+        let streamlet = self.streamlets.get(id.0 as usize)?;
+        Some(streamlet.get_or_init(|| Arc::new(Streamlet::new(id, Arc::clone(&self.shared)))))
     }
     /// The streamlets that were ever used.
     pub fn streamlets(&self) -> impl Iterator<Item = &Arc<Streamlet>> {
-        std::iter::empty()
+        self.streamlets.iter().filter_map(OnceLock::get)
+    }
+
+    pub(crate) fn set_options(&self, options: StreamOptions) {
+        *self.shared.options.write() = Arc::new(options);
+    }
+
+    /// Ends all appends and reads, and drops all segments.
+    pub(crate) fn delete(&self) {
+        self.shared.deleted.store(true, Ordering::Release);
+        fence(Ordering::SeqCst);
+        for streamlet in self.streamlets() {
+            streamlet.lanes().for_each(|lane| lane.delete());
+        }
+    }
+}
+
+impl std::fmt::Debug for Stream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Stream").field("id", &self.shared.id).finish_non_exhaustive()
     }
 }

@@ -1,31 +1,84 @@
 //! A streamlet: the user's logical partition, Q lanes that are made when they are first used.
 
-use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use kera_format::{LaneId, ProducerId, StreamletId};
+use kera_format::{GroupId, LaneId, ProducerId, StreamletId};
 
 use crate::lane::Lane;
+use crate::sink::{DurabilitySink, SinkError};
+use crate::stream::StreamShared;
+
+/// What the lanes of a streamlet share.
+pub(crate) struct StreamletShared {
+    pub(crate) id: StreamletId,
+    pub(crate) stream: Arc<StreamShared>,
+    /// Groups that were opened in this epoch.
+    groups: AtomicU32,
+    sink: OnceLock<Arc<dyn DurabilitySink>>,
+}
+
+impl StreamletShared {
+    /// A name for a group that is opened now.
+    pub(crate) fn next_group(&self) -> GroupId {
+        let epoch = self.stream.log.epoch.load(Ordering::Relaxed);
+        GroupId::new(epoch, self.groups.fetch_add(1, Ordering::Relaxed) + 1)
+    }
+
+    /// What makes the streamlet's chunks durable, chosen once.
+    pub(crate) fn sink(&self) -> Result<&Arc<dyn DurabilitySink>, SinkError> {
+        if let Some(sink) = self.sink.get() {
+            return Ok(sink);
+        }
+        let Some(sinks) = self.stream.log.sinks.get() else {
+            let reason = "durability is power and this node has no virtual log".to_owned();
+            return Err(SinkError { reason, retry_after_ms: 1000 });
+        };
+        Ok(self.sink.get_or_init(|| sinks.sink(self.stream.id, self.id, &self.stream.options())))
+    }
+
+    /// The sink, if it was ever needed.
+    pub(crate) fn used_sink(&self) -> Option<&Arc<dyn DurabilitySink>> {
+        self.sink.get()
+    }
+}
 
 /// A streamlet of a stream.
-pub struct Streamlet {}
+pub struct Streamlet {
+    shared: Arc<StreamletShared>,
+    lanes: Box<[OnceLock<Arc<Lane>>]>,
+}
 
 impl Streamlet {
+    pub(crate) fn new(id: StreamletId, stream: Arc<StreamShared>) -> Streamlet {
+        let lanes = (0..stream.options().lanes).map(|_| OnceLock::new()).collect();
+        Streamlet { shared: Arc::new(StreamletShared { id, stream, groups: AtomicU32::new(0), sink: OnceLock::new() }), lanes }
+    }
+
     /// Its number in the stream.
     pub fn id(&self) -> StreamletId {
-        todo!()
+        self.shared.id
     }
     /// A lane, made if it was never used; `None` if the streamlet has no such lane.
+    #[inline]
     pub fn lane(&self, lane: LaneId) -> Option<&Arc<Lane>> {
-        let _ = lane;
-        todo!()
+        let at = self.lanes.get(lane.0 as usize)?;
+        Some(at.get_or_init(|| Lane::new(lane, Arc::clone(&self.shared))))
     }
     /// The lane of a producer: its id modulo Q.
+    #[inline]
     pub fn lane_of(&self, producer: ProducerId) -> &Arc<Lane> {
-        let _ = producer;
-        todo!()
+        let lane = LaneId((producer.0 % self.lanes.len() as u64) as u32);
+        self.lane(lane).expect("a remainder of the number of lanes")
     }
     /// The lanes that were ever used.
     pub fn lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
-        std::iter::empty()
+        self.lanes.iter().filter_map(OnceLock::get)
+    }
+}
+
+impl std::fmt::Debug for Streamlet {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Streamlet").field("id", &self.shared.id).finish_non_exhaustive()
     }
 }

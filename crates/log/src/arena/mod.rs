@@ -1,20 +1,49 @@
 //! The arena: all segment memory of the node, one file in shared memory, handed out in blocks of 64 KiB to 16 MiB.
 //!
 //! The file outlives the process, which is what `durability = process` rests on. Its block table is authoritative:
-//! only what the table names as a segment is ever looked at as one.
+//! only what the table names as a segment is ever looked at as one. Layout: [`kera_format::arena`].
+//!
+//! Lanes take blocks for segments that are written, under their lock; the loader takes blocks for segments that come back
+//! from disk. An eighth of the arena is kept for each of the two, so that neither starves the other. Whoever drops the last
+//! handle of a block gives it back, on any thread.
 
+mod block;
+mod buddy;
+mod memory;
+
+use std::io;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
 use std::sync::Arc;
 
-use crate::attach::{AttachedSegment, SetAside};
-use crate::waiters::{Observer, SpaceVersion};
+use kera_format::arena::{ArenaHeader, TableEntry, ARENA_BLOCK_BYTES, ARENA_ORDER_MAX, ARENA_TABLE_OFFSET};
+use kera_format::limits;
+use parking_lot::Mutex;
+
+use crate::attach::{self, AttachedSegment, SetAside};
+use crate::waiters::{Observer, SpaceVersion, Waiters};
+pub(crate) use block::Block;
+pub use block::LoadBuffer;
+use buddy::Buddy;
+use memory::SharedMemory;
+
+/// The least and the most segment memory that can be configured.
+const BYTES_MIN: u64 = 1 << 20;
+const BYTES_MAX: u64 = 1 << 40;
+/// One part in this many is kept for writers, and one for loads.
+const RESERVE_SHARE: u64 = 8;
+/// Free memory that [`Arena::warm`] keeps touched: this share of the arena, and at most so many bytes.
+const WARM_SHARE: u64 = 8;
+const WARM_BYTES_MAX: u64 = 512 << 20;
+/// What [`Arena::warm`] touches at a time: 2 MiB.
+const WARM_ORDER: u8 = 5;
 
 /// Where the arena is and how large.
 #[derive(Clone, Debug)]
 pub struct ArenaConfig {
     /// The file, in shared memory (`/dev/shm`) or, slower and less safe, on a disk.
     pub path: PathBuf,
-    /// Bytes of segment memory; rounded down to a multiple of 16 MiB (of 64 KiB below that). At least 1 MiB.
+    /// Bytes of segment memory, from 1 MiB to 1 TiB; rounded down to a multiple of 64 KiB.
     pub bytes: u64,
     /// The node it belongs to: another node's arena is refused.
     pub node: [u8; 16],
@@ -60,7 +89,13 @@ pub enum ArenaError {
         /// What was tried.
         action: &'static str,
         /// What it said.
-        error: std::io::Error,
+        error: io::Error,
+    },
+    /// Another process uses the file.
+    #[error("arena {path}: another process has it; stop that one first")]
+    Busy {
+        /// The file.
+        path: PathBuf,
     },
     /// A file is there that is not this node's arena. It is left as it is: it may hold acknowledged records.
     #[error("arena {path}: {reason}; move the file away to start with an empty arena (records that are only in it stay in it)")]
@@ -86,7 +121,7 @@ pub struct ArenaFull {
 pub struct ArenaStats {
     /// All segment memory.
     pub bytes: u64,
-    /// In blocks that are in use, by writers or by loads.
+    /// In blocks that are in use.
     pub used_bytes: u64,
     /// Of those, in blocks that hold segments loaded back from disk.
     pub loaded_bytes: u64,
@@ -94,61 +129,370 @@ pub struct ArenaStats {
     pub set_aside_bytes: u64,
     /// Free.
     pub free_bytes: u64,
+    /// Of those, touched before: handed out without a page fault.
+    pub warm_free_bytes: u64,
     /// The largest block that could be handed out now.
     pub largest_free_bytes: u64,
     /// Backed by memory of the machine, free or not: what the arena really takes.
     pub resident_bytes: u64,
+    /// Blocks that had to be touched when they were handed out, since the arena was opened.
+    pub cold_allocations: u64,
+    /// Times that the machine had no memory for a block: the shared memory's file system is full.
+    pub unbacked_allocations: u64,
+}
+
+/// Who takes a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Purpose {
+    /// A segment that is written.
+    Write,
+    /// A segment that comes back from disk.
+    Load,
+    /// Nobody: it did not verify, and what is in it may still be of use. Never given back.
+    SetAside,
+}
+
+struct State {
+    buddy: Buddy,
+    write_blocks: u32,
+    load_blocks: u32,
+    set_aside_blocks: u32,
+    version: u64,
+    waiters: Waiters,
 }
 
 /// All segment memory of the node.
-pub struct Arena {}
+pub struct Arena {
+    memory: SharedMemory,
+    header: ArenaHeader,
+    path: PathBuf,
+    state: Mutex<State>,
+    frozen: AtomicBool,
+    cold_allocations: AtomicU64,
+    unbacked_allocations: AtomicU64,
+}
 
 impl Arena {
     /// Opens the arena file, or makes it. A file of the same node is attached and verified: chunk headers of every segment,
     /// and payloads of open segments (of all segments when the machine was restarted since). See `docs/notes/attach.md`.
     pub fn create_or_attach(config: ArenaConfig) -> Result<(Arc<Arena>, Attach), ArenaError> {
-        let _ = config;
-        todo!()
+        if !(BYTES_MIN..=BYTES_MAX).contains(&config.bytes) {
+            return Err(ArenaError::Bytes { bytes: config.bytes, least: BYTES_MIN, most: BYTES_MAX });
+        }
+        let io = |action| {
+            let path = config.path.clone();
+            move |error| ArenaError::Io { path, action, error }
+        };
+        let file = memory::open(&config.path).map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => ArenaError::Busy { path: config.path.clone() },
+            _ => io("open it")(error),
+        })?;
+        let boot_id = memory::boot_id();
+        let bytes = config.bytes & !(ARENA_BLOCK_BYTES as u64 - 1);
+        let wanted = ArenaHeader { node: config.node, boot_id, bytes };
+        let found = existing_header(&file, &config)?;
+        let header = found.unwrap_or(wanted);
+        let file_bytes = header.file_bytes();
+        let there = file.metadata().map_err(io("read its size"))?.len();
+        if found.is_some() && there < file_bytes {
+            let reason = format!("its header says {file_bytes} bytes and it has {there}");
+            return Err(ArenaError::Foreign { path: config.path, reason });
+        }
+        if found.is_none() {
+            file.set_len(0).and_then(|()| file.set_len(file_bytes)).map_err(io("set its size"))?;
+        }
+        let memory = SharedMemory::map(file, file_bytes as usize).map_err(io("map it"))?;
+        memory.populate(0, header.blocks_offset() as usize).map_err(io("get memory for its block table"))?;
+        let arena = Arena::over(memory, header, config.path);
+        if found.is_none() {
+            arena.write_header();
+            arena.free_all_but(&[]);
+            return Ok((Arc::new(arena), Attach::Created));
+        }
+        Ok(arena.attach(header.boot_id == boot_id, (header.bytes != bytes).then_some(header.bytes)))
+    }
+
+    fn over(memory: SharedMemory, header: ArenaHeader, path: PathBuf) -> Arena {
+        let state = State {
+            buddy: Buddy::new((header.bytes / ARENA_BLOCK_BYTES as u64) as u32),
+            write_blocks: 0,
+            load_blocks: 0,
+            set_aside_blocks: 0,
+            version: 0,
+            waiters: Waiters::default(),
+        };
+        Arena {
+            memory,
+            header,
+            path,
+            state: Mutex::new(state),
+            frozen: AtomicBool::new(false),
+            cold_allocations: AtomicU64::new(0),
+            unbacked_allocations: AtomicU64::new(0),
+        }
     }
 
     /// How full it is.
     pub fn stats(&self) -> ArenaStats {
-        todo!()
+        let block = ARENA_BLOCK_BYTES as u64;
+        let resident_bytes = self.memory.resident_bytes();
+        let state = self.state.lock();
+        ArenaStats {
+            bytes: self.header.bytes,
+            used_bytes: self.header.bytes - u64::from(state.buddy.free_blocks()) * block,
+            loaded_bytes: u64::from(state.load_blocks) * block,
+            set_aside_bytes: u64::from(state.set_aside_blocks) * block,
+            free_bytes: u64::from(state.buddy.free_blocks()) * block,
+            warm_free_bytes: u64::from(state.buddy.warm_free_blocks()) * block,
+            largest_free_bytes: state.buddy.largest_free().map_or(0, |k| block << k),
+            resident_bytes,
+            cold_allocations: self.cold_allocations.load(Ordering::Relaxed),
+            unbacked_allocations: self.unbacked_allocations.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Bytes of all segment memory.
+    pub fn bytes(&self) -> u64 {
+        self.header.bytes
     }
 
     /// Touches up to `budget_bytes` of free blocks ahead of time, so that appends do not pay for page faults. Returns the
     /// bytes touched, zero when enough is warm. For the maintenance thread.
     pub fn warm(&self, budget_bytes: u64) -> u64 {
-        let _ = budget_bytes;
-        todo!()
+        let enough = (self.header.bytes / WARM_SHARE).min(WARM_BYTES_MAX) / ARENA_BLOCK_BYTES as u64;
+        let mut touched = 0;
+        while touched < budget_bytes {
+            let cold = {
+                let mut state = self.state.lock();
+                if u64::from(state.buddy.warm_free_blocks()) >= enough {
+                    break;
+                }
+                state.buddy.allocate_cold(WARM_ORDER)
+            };
+            let Some((block, order)) = cold else { break };
+            let populated = self.populate(block, order);
+            let mut state = self.state.lock();
+            if populated.is_ok() {
+                state.buddy.set_warm(block, order);
+            }
+            state.buddy.free(block, order);
+            state.version += 1;
+            let wake = state.waiters.take();
+            drop(state);
+            wake.call();
+            if populated.is_err() {
+                break;
+            }
+            touched += (ARENA_BLOCK_BYTES as u64) << order;
+        }
+        touched
     }
 
     /// Calls `observer` once when a block is given back. False, and no call, if one was since `seen`: try again instead.
     pub fn wait_for_space(&self, seen: SpaceVersion, observer: &Arc<dyn Observer>, token: u64) -> bool {
-        let _ = (seen, observer, token);
-        todo!()
+        let mut state = self.state.lock();
+        if state.version != seen.0 {
+            return false;
+        }
+        state.waiters.push(observer, token);
+        true
     }
 
     /// From here on blocks that are dropped stay in the table: what the file holds is left for the next process to attach.
     /// [`crate::Log`] does this when it is dropped.
     pub fn freeze(&self) {
-        todo!()
+        self.frozen.store(true, Ordering::Release);
     }
 
     /// Removes the file: everything in it is elsewhere. The last step of a graceful stop. The memory stays usable until the
     /// arena is dropped.
-    pub fn remove(&self) -> std::io::Result<()> {
-        todo!()
+    pub fn remove(&self) -> io::Result<()> {
+        std::fs::remove_file(&self.path)
+    }
+
+    /// A block of at least `bytes` (at most 16 MiB). Its memory is there: writing to it raises no signal.
+    pub(crate) fn allocate(self: &Arc<Self>, bytes: usize, purpose: Purpose) -> Result<Block, ArenaFull> {
+        debug_assert!(bytes <= limits::SEGMENT_BYTES_MAX);
+        let order = order_of(bytes);
+        let mut state = self.state.lock();
+        let full = ArenaFull { bytes: bytes as u64, seen: SpaceVersion(state.version) };
+        let reserve = (self.header.bytes / RESERVE_SHARE / ARENA_BLOCK_BYTES as u64) as u32;
+        let other = match purpose {
+            Purpose::Write => state.load_blocks,
+            Purpose::Load | Purpose::SetAside => state.write_blocks,
+        };
+        if state.buddy.free_blocks() < (1 << order) + reserve.saturating_sub(other) {
+            return Err(full);
+        }
+        let block = state.buddy.allocate(order).ok_or(full)?;
+        state.count(purpose, 1 << order, true);
+        let cold = !state.buddy.all_warm(block, order);
+        self.table(block).store(TableEntry::Reserved(order).to_byte(), Ordering::Release);
+        drop(state);
+        let handle = Block::new(Arc::clone(self), block, order, purpose);
+        if cold {
+            self.cold_allocations.fetch_add(1, Ordering::Relaxed);
+            if let Err(error) = self.populate(block, order) {
+                self.unbacked_allocations.fetch_add(1, Ordering::Relaxed);
+                tracing::warn!(%error, bytes, "no memory behind an arena block: the arena's file system is full");
+                return Err(full);
+            }
+            self.state.lock().buddy.set_warm(block, order);
+        }
+        Ok(handle)
+    }
+
+    /// Gives a block back, unless the arena is frozen.
+    fn give_back(&self, block: u32, order: u8, purpose: Purpose) {
+        if purpose == Purpose::SetAside || self.frozen.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = self.state.lock();
+        self.table(block).store(TableEntry::Free.to_byte(), Ordering::Release);
+        state.buddy.free(block, order);
+        state.count(purpose, 1 << order, false);
+        state.version += 1;
+        let wake = state.waiters.take();
+        drop(state);
+        wake.call();
+    }
+
+    /// Gives the end of a block back: it keeps `to`.
+    fn give_end_back(&self, block: u32, from: u8, to: TableEntry, to_order: u8, purpose: Purpose) {
+        if self.frozen.load(Ordering::Acquire) {
+            return;
+        }
+        let mut state = self.state.lock();
+        self.table(block).store(to.to_byte(), Ordering::Release);
+        state.buddy.shrink(block, from, to_order);
+        state.count(purpose, (1 << from) - (1 << to_order), false);
+        state.version += 1;
+        let wake = state.waiters.take();
+        drop(state);
+        wake.call();
+    }
+
+    fn populate(&self, block: u32, order: u8) -> io::Result<()> {
+        self.memory.populate(self.offset(block), ARENA_BLOCK_BYTES << order)
+    }
+
+    /// Bytes from the start of the file.
+    fn offset(&self, block: u32) -> usize {
+        self.header.blocks_offset() as usize + block as usize * ARENA_BLOCK_BYTES
+    }
+
+    fn table(&self, block: u32) -> &AtomicU8 {
+        assert!(u64::from(block) < self.header.bytes / ARENA_BLOCK_BYTES as u64);
+        // SAFETY: a byte of the table, within the mapping (asserted above), only ever accessed as an atomic.
+        unsafe { AtomicU8::from_ptr(self.memory.base().as_ptr().add(ARENA_TABLE_OFFSET as usize + block as usize)) }
+    }
+
+    /// The magic comes last: a file without it is half-made and made again.
+    fn write_header(&self) {
+        let page = self.header.encode();
+        let base = self.memory.base().as_ptr();
+        // SAFETY: the header page is within the mapping and only accessed here, before the arena is shared.
+        unsafe {
+            base.add(8).copy_from_nonoverlapping(page.as_ptr().add(8), page.len() - 8);
+            let magic = u64::from_le_bytes(page[..8].try_into().expect("eight bytes"));
+            AtomicU64::from_ptr(base.cast()).store(magic.to_le(), Ordering::Release);
+        }
+    }
+
+    /// Puts every block on the free list that is not in one of `used`, given as (first, blocks) in order.
+    fn free_all_but(&self, used: &[(u32, u32)]) {
+        let mut state = self.state.lock();
+        let blocks = (self.header.bytes / ARENA_BLOCK_BYTES as u64) as u32;
+        let mut next = 0;
+        for &(first, count) in used.iter().chain(&[(blocks, 0)]) {
+            while next < first {
+                let aligned = (next.trailing_zeros() as u8).min(ARENA_ORDER_MAX);
+                let order = (0..=aligned).rev().find(|&k| next + (1 << k) <= first).unwrap_or(0);
+                state.buddy.free(next, order);
+                next += 1 << order;
+            }
+            next = first + count;
+        }
+    }
+
+    /// Reads the block table of an earlier process and verifies what it names.
+    fn attach(self, same_boot: bool, kept_bytes: Option<u64>) -> (Arc<Arena>, Attach) {
+        let (mut used, mut found, mut set_aside) = (Vec::new(), Vec::new(), Vec::new());
+        let blocks = (self.header.bytes / ARENA_BLOCK_BYTES as u64) as u32;
+        let mut block = 0;
+        while block < blocks {
+            let byte = self.table(block).load(Ordering::Acquire);
+            let entry = TableEntry::from_byte(byte);
+            let fits = |order: u8| block % (1 << order) == 0 && block + (1 << order) <= blocks;
+            let inner_free = |order: u8| (block + 1..block + (1 << order)).all(|b| self.table(b).load(Ordering::Relaxed) == 0);
+            match entry {
+                Some(TableEntry::Free) => block += 1,
+                Some(TableEntry::Reserved(order)) if fits(order) && inner_free(order) => {
+                    self.table(block).store(0, Ordering::Relaxed);
+                    block += 1 << order;
+                }
+                Some(TableEntry::Segment(order)) if fits(order) && inner_free(order) => {
+                    used.push((block, 1 << order));
+                    found.push((block, order));
+                    block += 1 << order;
+                }
+                _ => {
+                    used.push((block, 1));
+                    let reason = format!("block {block} of the table is {byte:#04x}, which does not fit its neighbours");
+                    let offset = self.offset(block) as u64;
+                    set_aside.push(SetAside { offset, bytes: ARENA_BLOCK_BYTES as u64, id: None, reason });
+                    block += 1;
+                }
+            }
+        }
+        self.free_all_but(&used);
+        let arena = Arc::new(self);
+        arena.state.lock().write_blocks = found.iter().map(|&(_, order)| 1u32 << order).sum();
+        let handles = found.iter().map(|&(b, order)| Block::new(Arc::clone(&arena), b, order, Purpose::Write)).collect();
+        let (segments, failed) = attach::verify_blocks(handles, !same_boot);
+        for (block, id, reason) in failed {
+            set_aside.push(SetAside { offset: block.offset() as u64, bytes: block.bytes() as u64, id, reason });
+            arena.state.lock().count(Purpose::Write, (block.bytes() / ARENA_BLOCK_BYTES) as u32, false);
+            block.set_aside();
+        }
+        let bytes: u64 = set_aside.iter().map(|s| s.bytes).sum();
+        arena.state.lock().set_aside_blocks = (bytes / ARENA_BLOCK_BYTES as u64) as u32;
+        (arena, Attach::Attached { segments, set_aside, same_boot, kept_bytes })
     }
 }
 
-/// A block for a segment that comes back from disk. Read the segment's image into it, then give it to
-/// [`crate::Log::loaded`]; dropping it gives it back.
-pub struct LoadBuffer {}
-
-impl LoadBuffer {
-    /// The whole block: at least the bytes asked for, aligned to 64 KiB, with whatever was in it before.
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
-        todo!()
+impl State {
+    fn count(&mut self, purpose: Purpose, blocks: u32, more: bool) {
+        let count = match purpose {
+            Purpose::Write => &mut self.write_blocks,
+            Purpose::Load => &mut self.load_blocks,
+            Purpose::SetAside => &mut self.set_aside_blocks,
+        };
+        *count = if more { *count + blocks } else { *count - blocks };
     }
 }
+
+/// The smallest order of block that holds `bytes`.
+fn order_of(bytes: usize) -> u8 {
+    bytes.div_ceil(ARENA_BLOCK_BYTES).max(1).next_power_of_two().trailing_zeros() as u8
+}
+
+/// The header of a file that is an arena of this node; `None` if the file is empty or half-made.
+fn existing_header(file: &std::fs::File, config: &ArenaConfig) -> Result<Option<ArenaHeader>, ArenaError> {
+    use std::os::unix::fs::FileExt;
+    let mut page = [0; 80];
+    let there = file.read_at(&mut page, 0);
+    let there = there.map_err(|error| ArenaError::Io { path: config.path.clone(), action: "read it", error })?;
+    if there < page.len() || page[..8] == [0; 8] {
+        return Ok(None);
+    }
+    let foreign = |reason: String| ArenaError::Foreign { path: config.path.clone(), reason };
+    let header = ArenaHeader::parse(&page).map_err(|e| foreign(e.to_string()))?;
+    if header.node != config.node {
+        return Err(foreign("it belongs to another node".to_owned()));
+    }
+    Ok(Some(header))
+}
+
+#[cfg(test)]
+mod tests;

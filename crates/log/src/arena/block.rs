@@ -1,0 +1,111 @@
+//! A handle of an arena block: whoever holds it may use its bytes, the drop gives it back.
+
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::Arc;
+
+use kera_format::arena::{TableEntry, ARENA_BLOCK_BYTES};
+
+use super::{order_of, Arena, Purpose};
+
+/// A block in use. Its bytes are shared memory: a [`crate::Segment`] says who may touch which of them.
+pub(crate) struct Block {
+    arena: Arc<Arena>,
+    block: u32,
+    order: AtomicU8,
+    purpose: Purpose,
+}
+
+impl Block {
+    pub(super) fn new(arena: Arc<Arena>, block: u32, order: u8, purpose: Purpose) -> Block {
+        Block { arena, block, order: AtomicU8::new(order), purpose }
+    }
+
+    /// Its first byte, at a multiple of 64 KiB.
+    #[inline]
+    pub(crate) fn base(&self) -> NonNull<u8> {
+        // SAFETY: the arena handed this block out, so it lies within the mapping, which lives as long as the arena.
+        unsafe { self.arena.memory.base().add(self.arena.offset(self.block)) }
+    }
+
+    /// Its size.
+    #[inline]
+    pub(crate) fn bytes(&self) -> usize {
+        ARENA_BLOCK_BYTES << self.order.load(Ordering::Relaxed)
+    }
+
+    /// Its first bytes, as they are.
+    ///
+    /// # Safety
+    /// Nobody may write to them meanwhile.
+    pub(crate) unsafe fn as_slice(&self, bytes: usize) -> &[u8] {
+        assert!(bytes <= self.bytes());
+        // SAFETY: within the block, whose memory is initialised, as all of the file is; the caller sees to the rest.
+        unsafe { std::slice::from_raw_parts(self.base().as_ptr(), bytes) }
+    }
+
+    /// Bytes from the start of the arena file.
+    pub(super) fn offset(&self) -> usize {
+        self.arena.offset(self.block)
+    }
+
+    /// Names the block as a segment in the table. A segment's header is in it.
+    pub(crate) fn publish(&self) {
+        let order = self.order.load(Ordering::Relaxed);
+        self.arena.table(self.block).store(TableEntry::Segment(order).to_byte(), Ordering::Release);
+    }
+
+    /// Gives everything back that is behind the first `bytes`, as far as sizes allow. Only for a published block; not by two
+    /// threads at once (the lane's lock sees to it).
+    pub(crate) fn shrink(&self, bytes: usize) {
+        let (from, to) = (self.order.load(Ordering::Relaxed), order_of(bytes));
+        if to < from {
+            self.order.store(to, Ordering::Relaxed);
+            self.arena.give_end_back(self.block, from, TableEntry::Segment(to), to, self.purpose);
+        }
+    }
+
+    /// Keeps it from being used again: what is in it did not verify.
+    pub(super) fn set_aside(mut self) {
+        self.purpose = Purpose::SetAside;
+    }
+
+    /// Maps it for a walk through it.
+    pub(crate) fn populate_read(&self, bytes: usize) {
+        self.arena.memory.populate_read(self.offset(), bytes.next_multiple_of(4096).min(self.bytes()));
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        self.arena.give_back(self.block, self.order.load(Ordering::Relaxed), self.purpose);
+    }
+}
+
+/// A block for a segment that comes back from disk. Read the segment's image into it, then give it to
+/// [`crate::Log::loaded`]; dropping it gives it back.
+pub struct LoadBuffer {
+    pub(crate) block: Block,
+}
+
+impl LoadBuffer {
+    /// The whole block: at least the bytes asked for, aligned to 64 KiB, with whatever was in it before.
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: the block is not published and has no other handle; its memory is initialised, as all of the file is.
+        unsafe { std::slice::from_raw_parts_mut(self.block.base().as_ptr(), self.block.bytes()) }
+    }
+}
+
+impl std::ops::Deref for LoadBuffer {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        // SAFETY: as in `as_mut_slice`.
+        unsafe { std::slice::from_raw_parts(self.block.base().as_ptr(), self.block.bytes()) }
+    }
+}
+
+impl std::ops::DerefMut for LoadBuffer {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}

@@ -1,0 +1,324 @@
+//! Which blocks of the arena are free: a buddy allocator over block numbers. Pure bookkeeping, touches no memory of the
+//! arena; under the arena's lock.
+//!
+//! A block of order k is 2^k small blocks at a multiple of 2^k. Free blocks of an order form a list; those whose memory was
+//! touched before are at its front, the one given back last first, so that the memory in use stays warm.
+
+use kera_format::arena::ARENA_ORDER_MAX;
+
+const ORDERS: usize = ARENA_ORDER_MAX as usize + 1;
+const NONE: u32 = u32::MAX;
+/// `order` of a block that is not the first of a free one.
+const NOT_FREE: u8 = u8::MAX;
+
+#[derive(Clone, Copy)]
+struct Link {
+    previous: u32,
+    next: u32,
+}
+
+#[derive(Clone, Copy)]
+struct List {
+    front: u32,
+    back: u32,
+}
+
+/// The free blocks.
+pub(super) struct Buddy {
+    blocks: u32,
+    lists: [List; ORDERS],
+    links: Vec<Link>,
+    /// The order of a free block, at its first small block.
+    order: Vec<u8>,
+    /// A bit per small block: its memory was touched.
+    warm: Vec<u64>,
+    free_blocks: u32,
+    warm_free_blocks: u32,
+}
+
+impl Buddy {
+    /// `blocks` small blocks, all in use; [`free`](Buddy::free) those that are not.
+    pub(super) fn new(blocks: u32) -> Buddy {
+        Buddy {
+            blocks,
+            lists: [List { front: NONE, back: NONE }; ORDERS],
+            links: vec![Link { previous: NONE, next: NONE }; blocks as usize],
+            order: vec![NOT_FREE; blocks as usize],
+            warm: vec![0; (blocks as usize).div_ceil(64)],
+            free_blocks: 0,
+            warm_free_blocks: 0,
+        }
+    }
+
+    /// Small blocks that are free.
+    pub(super) fn free_blocks(&self) -> u32 {
+        self.free_blocks
+    }
+
+    /// Small blocks that are free and warm.
+    pub(super) fn warm_free_blocks(&self) -> u32 {
+        self.warm_free_blocks
+    }
+
+    /// The largest order of which there is a free block.
+    pub(super) fn largest_free(&self) -> Option<u8> {
+        (0..ORDERS).rev().find(|&k| self.lists[k].front != NONE).map(|k| k as u8)
+    }
+
+    /// Takes a block of `order`: the smallest that is large enough, split.
+    pub(super) fn allocate(&mut self, order: u8) -> Option<u32> {
+        let from = (order..=ARENA_ORDER_MAX).find(|&k| self.lists[k as usize].front != NONE)?;
+        let mut block = self.lists[from as usize].front;
+        self.unlink(block, from);
+        for k in (order..from).rev() {
+            let upper = block + (1 << k);
+            // The half that starts warm is used, the other stays free.
+            let (used, spare) =
+                if self.is_warm(upper) && !self.is_warm(block) { (upper, block) } else { (block, upper) };
+            self.link(spare, k);
+            block = used;
+        }
+        self.account(block, order, false);
+        Some(block)
+    }
+
+    /// Takes a free block of `order` at most whose memory was not all touched, so that it can be; and its order.
+    pub(super) fn allocate_cold(&mut self, order: u8) -> Option<(u32, u8)> {
+        let (cold, free, from) = self.find_cold()?;
+        let order = order.min(from);
+        let part = cold & !((1 << order) - 1);
+        self.unlink(free, from);
+        let mut block = free;
+        for k in (order..from).rev() {
+            let upper = block + (1 << k);
+            let (used, spare) = if part >= upper { (upper, block) } else { (block, upper) };
+            self.link(spare, k);
+            block = used;
+        }
+        self.account(block, order, false);
+        Some((block, order))
+    }
+
+    /// The first small block that is free and cold, with the free block that it is in.
+    fn find_cold(&self) -> Option<(u32, u32, u8)> {
+        for (at, word) in self.warm.iter().enumerate() {
+            let mut cold = !word;
+            while cold != 0 {
+                let block = at as u32 * 64 + cold.trailing_zeros();
+                if block >= self.blocks {
+                    return None;
+                }
+                let within = (0..=ARENA_ORDER_MAX).find(|&k| self.order[(block & !((1 << k) - 1)) as usize] == k);
+                if let Some(k) = within {
+                    return Some((block, block & !((1 << k) - 1), k));
+                }
+                cold &= cold - 1;
+            }
+        }
+        None
+    }
+
+    /// Gives a block back and joins it with its free neighbours.
+    pub(super) fn free(&mut self, block: u32, order: u8) {
+        self.account(block, order, true);
+        let (mut block, mut order) = (block, order);
+        while order < ARENA_ORDER_MAX {
+            let buddy = block ^ (1 << order);
+            if buddy as u64 + (1 << order) > u64::from(self.blocks) || self.order[buddy as usize] != order {
+                break;
+            }
+            self.unlink(buddy, order);
+            block = block.min(buddy);
+            order += 1;
+        }
+        self.link(block, order);
+    }
+
+    /// Gives the end of a block back: from order `from` it shrinks to order `to`.
+    pub(super) fn shrink(&mut self, block: u32, from: u8, to: u8) {
+        for k in (to..from).rev() {
+            // The lower half is still in use, so the upper cannot join.
+            self.account(block + (1 << k), k, true);
+            self.link(block + (1 << k), k);
+        }
+    }
+
+    /// Notes that a block's memory was touched.
+    pub(super) fn set_warm(&mut self, block: u32, order: u8) {
+        for b in block..block + (1 << order) {
+            self.warm[b as usize / 64] |= 1 << (b % 64);
+        }
+    }
+
+    /// Whether all of a block's memory was touched.
+    pub(super) fn all_warm(&self, block: u32, order: u8) -> bool {
+        (block..block + (1 << order)).all(|b| self.is_warm(b))
+    }
+
+    fn is_warm(&self, block: u32) -> bool {
+        self.warm[block as usize / 64] >> (block % 64) & 1 == 1
+    }
+
+    fn account(&mut self, block: u32, order: u8, free: bool) {
+        let all = 1 << order;
+        let warm = (block..block + all).filter(|&b| self.is_warm(b)).count() as u32;
+        if free {
+            self.free_blocks += all;
+            self.warm_free_blocks += warm;
+        } else {
+            self.free_blocks -= all;
+            self.warm_free_blocks -= warm;
+        }
+    }
+
+    fn link(&mut self, block: u32, order: u8) {
+        self.order[block as usize] = order;
+        let list = self.lists[order as usize];
+        if self.is_warm(block) {
+            self.links[block as usize] = Link { previous: NONE, next: list.front };
+            self.lists[order as usize].front = block;
+            match list.front {
+                NONE => self.lists[order as usize].back = block,
+                front => self.links[front as usize].previous = block,
+            }
+        } else {
+            self.links[block as usize] = Link { previous: list.back, next: NONE };
+            self.lists[order as usize].back = block;
+            match list.back {
+                NONE => self.lists[order as usize].front = block,
+                back => self.links[back as usize].next = block,
+            }
+        }
+    }
+
+    fn unlink(&mut self, block: u32, order: u8) {
+        debug_assert_eq!(self.order[block as usize], order);
+        self.order[block as usize] = NOT_FREE;
+        let Link { previous, next } = self.links[block as usize];
+        match previous {
+            NONE => self.lists[order as usize].front = next,
+            p => self.links[p as usize].next = next,
+        }
+        match next {
+            NONE => self.lists[order as usize].back = previous,
+            n => self.links[n as usize].previous = previous,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_env::{Random, SeededRandom};
+
+    fn all_free(blocks: u32) -> Buddy {
+        let mut buddy = Buddy::new(blocks);
+        (0..blocks).for_each(|b| buddy.free(b, 0));
+        buddy
+    }
+
+    #[test]
+    fn blocks_split_and_join() {
+        let mut buddy = all_free(512);
+        assert_eq!(buddy.largest_free(), Some(8));
+        let small = buddy.allocate(0).unwrap();
+        let large = buddy.allocate(8).unwrap();
+        assert_eq!(buddy.allocate(8), None);
+        assert_eq!(buddy.free_blocks(), 255);
+        buddy.free(small, 0);
+        buddy.free(large, 8);
+        assert_eq!(buddy.free_blocks(), 512);
+        assert!(buddy.allocate(8).is_some() && buddy.allocate(8).is_some());
+    }
+
+    #[test]
+    fn a_size_that_is_no_power_of_two_is_used_to_the_end() {
+        let mut buddy = all_free(16 + 8 + 1);
+        assert!(buddy.allocate(4).is_some());
+        assert!(buddy.allocate(3).is_some());
+        assert_eq!(buddy.allocate(0), Some(24));
+        assert_eq!(buddy.allocate(0), None);
+    }
+
+    #[test]
+    fn shrinking_gives_the_end_back() {
+        let mut buddy = all_free(256);
+        let block = buddy.allocate(8).unwrap();
+        buddy.shrink(block, 8, 2);
+        assert_eq!(buddy.free_blocks(), 252);
+        assert_eq!(buddy.largest_free(), Some(7));
+        buddy.free(block, 2);
+        assert_eq!(buddy.largest_free(), Some(8));
+    }
+
+    #[test]
+    fn the_block_given_back_last_is_handed_out_first() {
+        let mut buddy = all_free(64);
+        let blocks: Vec<u32> = (0..64).map(|_| buddy.allocate(0).unwrap()).collect();
+        blocks.iter().for_each(|&b| buddy.set_warm(b, 0));
+        // Apart from each other, so that they do not join.
+        for &b in &[3, 17, 42] {
+            buddy.free(b, 0);
+        }
+        assert_eq!([(); 3].map(|()| buddy.allocate(0).unwrap()), [42, 17, 3]);
+    }
+
+    #[test]
+    fn warming_covers_every_free_block_once() {
+        let mut buddy = all_free(300);
+        let used = buddy.allocate(3).unwrap();
+        let mut rounds = 0;
+        while let Some((block, order)) = buddy.allocate_cold(5) {
+            assert!(!buddy.all_warm(block, order));
+            buddy.set_warm(block, order);
+            buddy.free(block, order);
+            rounds += 1;
+        }
+        assert!(rounds < 30, "{rounds}");
+        assert_eq!(buddy.warm_free_blocks(), 292);
+        assert!(!buddy.all_warm(used, 3));
+    }
+
+    #[test]
+    fn random_use_never_overlaps_and_never_leaks() {
+        let random = SeededRandom::new(7);
+        let blocks = 1024 + 77;
+        let mut buddy = all_free(blocks);
+        let mut owner = vec![0u32; blocks as usize];
+        let mut held: Vec<(u32, u8)> = Vec::new();
+        for step in 1..20_000u32 {
+            let pick = random.u64();
+            if pick % 2 == 0 {
+                let order = (pick >> 8) as u8 % 9;
+                if let Some(block) = buddy.allocate(order) {
+                    assert_eq!(block % (1 << order), 0);
+                    for b in block..block + (1 << order) {
+                        assert_eq!(owner[b as usize], 0, "block {b} handed out twice");
+                        owner[b as usize] = step;
+                    }
+                    held.push((block, order));
+                }
+            } else if !held.is_empty() {
+                let at = (pick >> 8) as usize % held.len();
+                let (block, order) = held[at];
+                let to = if pick & 2 == 0 { 0 } else { order };
+                let left = if to < order { 1 << to } else { 0 };
+                for b in block + left..block + (1 << order) {
+                    owner[b as usize] = 0;
+                }
+                if to < order {
+                    buddy.shrink(block, order, to);
+                    held[at] = (block, to);
+                } else {
+                    buddy.set_warm(block, order);
+                    buddy.free(block, order);
+                    held.swap_remove(at);
+                }
+            }
+            assert_eq!(buddy.free_blocks() as usize, owner.iter().filter(|&&o| o == 0).count());
+        }
+        held.iter().for_each(|&(block, order)| buddy.free(block, order));
+        assert_eq!(buddy.free_blocks(), blocks);
+        assert_eq!(buddy.largest_free(), Some(8));
+    }
+}

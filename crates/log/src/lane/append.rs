@@ -1,0 +1,334 @@
+//! Appending a chunk to a lane: admit, make room, copy and verify, stamp, move the head.
+//!
+//! On the thread of the connection that brought the chunk, under the lane's lock. Steps 2 to 5 of `docs/write-path.md`.
+
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use kera_format::limits::SEGMENT_BYTES_MIN;
+use kera_format::segment::{SegmentHeader, SegmentState};
+use kera_format::{
+    BrokerPart, ChunkHeader, ChunkView, Cursor, Durability, FormatError, StreamOptions,
+};
+use parking_lot::MutexGuard;
+
+use super::{Lane, LaneState, Open};
+use crate::arena::{ArenaFull, Block, Purpose};
+use crate::group::{Group, Slot};
+use crate::producers::{Admission, Place};
+use crate::segment::{Segment, FIRST_CHUNK};
+use crate::sink::{ChunkReference, SinkError, Ticket};
+use crate::waiters::Wake;
+
+/// A chunk's place, once it is appended. Appended is not durable: see [`Appended::ticket`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Appended {
+    /// Where the chunk starts. For a duplicate of long ago, of which only that it was appended is known,
+    /// [`GroupId::NONE`].
+    pub cursor: Cursor,
+    /// Ordinal of its first record; [`Appended::UNKNOWN_ORDINAL`] for a duplicate of long ago.
+    pub base_ordinal: u64,
+    /// The chunk was there already and was not appended again.
+    pub duplicate: bool,
+    /// What to wait for in [`Lane::sink`] before acknowledging; `None`: it is durable.
+    pub ticket: Option<Ticket>,
+}
+
+impl Appended {
+    /// The place of a duplicate that is too old to be remembered.
+    pub const UNKNOWN_ORDINAL: u64 = u64::MAX;
+}
+
+/// Why a chunk was not appended. Nothing is changed; a retry cannot duplicate.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum AppendError {
+    /// No arena block: wait with [`crate::Log::wait_for_space`], then try again.
+    #[error("the arena has no free block of {} bytes", .0.bytes)]
+    ArenaFull(ArenaFull),
+    /// It does not fit into the largest segment of the stream. Do not retry.
+    #[error("the chunk has {bytes} bytes, the limit of this stream is {limit} (segment_bytes_max less 128)")]
+    ChunkTooLarge {
+        /// The chunk's bytes.
+        bytes: u64,
+        /// The most.
+        limit: u64,
+    },
+    /// The chunk is for another stream or streamlet, or its bytes changed on the way. Send it again from the source.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// Chunks before this one are missing. Send from `expected` on.
+    #[error("producer {producer} sent sequence {found}, expected is {expected}")]
+    SequenceGap {
+        /// The producer.
+        producer: u64,
+        /// The sequence that it sent.
+        found: u64,
+        /// The one that comes next.
+        expected: u64,
+    },
+    /// A later incarnation of the producer has written. Stop: this one is fenced.
+    #[error("producer {producer} wrote with epoch {found}, its current epoch is {current}")]
+    StaleEpoch {
+        /// The producer.
+        producer: u64,
+        /// The epoch that it sent.
+        found: u16,
+        /// The highest seen.
+        current: u16,
+    },
+    /// What makes chunks durable cannot now. Retry later.
+    #[error(transparent)]
+    SinkUnhealthy(#[from] SinkError),
+    /// The stream was deleted.
+    #[error("the stream was deleted")]
+    Closed,
+}
+
+/// A segment's class is at most this many times that of the one before it in its lane.
+const GROWTH_MAX: u64 = 8;
+
+impl Lane {
+    /// Appends a chunk that was parsed but not verified: checks its checksum while copying it, under the lane's lock.
+    ///
+    /// With durability `process` it is readable, and may be acknowledged, on return. With `power` it is appended, and
+    /// readable and acknowledged when its ticket is durable. An error leaves no trace.
+    pub fn append(self: &Arc<Self>, chunk: &ChunkView<'_>, now_ms: i64) -> Result<Appended, AppendError> {
+        let header = chunk.header();
+        self.check_target(header)?;
+        let mut guard = self.state.lock();
+        let admission = guard.producers.admit(header);
+        if admission != Admission::Next || guard.deleted {
+            return self.not_appended(&guard, chunk, admission);
+        }
+        let bytes = chunk.as_bytes().len() as u32;
+        if guard.open.as_ref().is_none_or(|open| open.room() < bytes) {
+            guard = self.make_room(guard, bytes, now_ms)?;
+        }
+        let (appended, wake) = self.put(&mut guard, chunk, now_ms)?;
+        drop(guard);
+        wake.call();
+        Ok(appended)
+    }
+
+    /// Puts an admitted chunk behind the head of the open segment, which has room for it.
+    #[inline]
+    fn put(self: &Arc<Self>, state: &mut LaneState, chunk: &ChunkView<'_>, now_ms: i64) -> Result<(Appended, Wake), AppendError> {
+        let (header, bytes) = (chunk.header(), chunk.as_bytes().len() as u32);
+        let open = state.open.as_mut().expect("room was made in the open segment");
+        if let Some(sink) = &open.sink {
+            sink.healthy()?;
+        }
+        let append_ms = now_ms.max(state.last_append_ms);
+        let base_ordinal = state.next_ordinal;
+        let id = open.segment.id();
+        let cursor = Cursor { group: id.group, segment: id.index, position: open.head };
+        let part = BrokerPart {
+            group: id.group,
+            segment: id.index,
+            base_ordinal,
+            append_time_ms: append_ms,
+            lane: self.id,
+            position: open.head,
+        };
+        open.segment.put_chunk(open.head, chunk, &part)?;
+        let next_ordinal = base_ordinal + u64::from(header.record_count);
+        open.head += bytes;
+        open.chunk_count += 1;
+        open.segment.advance(open.head, next_ordinal, open.chunk_count, append_ms, header.max_timestamp_ms);
+        state.next_ordinal = next_ordinal;
+        state.last_append_ms = append_ms;
+        state.counts.chunks += 1;
+        state.counts.bytes += u64::from(bytes);
+        state.counts.records += u64::from(header.record_count);
+        let limit = self.log().config.producers_per_lane_max;
+        let place = Place { cursor, base_ordinal };
+        state.producers.note(header.producer_id, header.producer_epoch, header.sequence, place, limit);
+        let mut appended = Appended { cursor, base_ordinal, duplicate: false, ticket: None };
+        if let Some(sink) = &open.sink {
+            let (segment, lane) = (Arc::clone(&open.segment), Arc::clone(self));
+            let ticket =
+                sink.appended(ChunkReference { segment, position: cursor.position, bytes, next_ordinal, lane });
+            state.last_ticket = Some(ticket);
+            appended.ticket = Some(ticket);
+            return Ok((appended, Wake::default()));
+        }
+        open.segment.advance_durable(open.head);
+        if state.unsettled.is_empty() {
+            self.durable_ordinal.store(next_ordinal, Ordering::Release);
+        }
+        state.version += 1;
+        Ok((appended, state.waiters.take()))
+    }
+
+    fn check_target(&self, header: &ChunkHeader) -> Result<(), FormatError> {
+        if header.stream != self.stream_id() {
+            let (value, allowed) = (header.stream.0, "the stream that it is sent to");
+            return Err(FormatError::BadField { field: "chunk.stream", value, allowed });
+        }
+        if header.streamlet != self.streamlet_id() {
+            let (value, allowed) = (header.streamlet.0.into(), "the streamlet that it is sent to");
+            return Err(FormatError::BadField { field: "chunk.streamlet", value, allowed });
+        }
+        Ok(())
+    }
+
+    /// A chunk that is there already or may not come now. Its header is only believed once its checksum is verified: a
+    /// changed bit in a sequence must not pass for a duplicate.
+    #[cold]
+    fn not_appended(
+        &self,
+        state: &LaneState,
+        chunk: &ChunkView<'_>,
+        admission: Admission,
+    ) -> Result<Appended, AppendError> {
+        if state.deleted {
+            return Err(AppendError::Closed);
+        }
+        chunk.verify()?;
+        let (producer, epoch, sequence) =
+            (chunk.header().producer_id.0, chunk.header().producer_epoch.0, chunk.header().sequence);
+        match admission {
+            Admission::Gap { expected } => Err(AppendError::SequenceGap { producer, found: sequence, expected }),
+            Admission::Stale { current } => Err(AppendError::StaleEpoch { producer, found: epoch, current }),
+            Admission::Duplicate(place) => {
+                self.duplicates.fetch_add(1, Ordering::Relaxed);
+                let (cursor, base_ordinal) =
+                    place.map_or((Cursor::default(), Appended::UNKNOWN_ORDINAL), |p| (p.cursor, p.base_ordinal));
+                Ok(Appended { cursor, base_ordinal, duplicate: true, ticket: state.last_ticket })
+            }
+            Admission::Next => Err(AppendError::Closed),
+        }
+    }
+
+    /// Opens the next segment; on failure the lock is given up before anybody is told.
+    #[cold]
+    fn make_room<'a>(
+        self: &Arc<Self>,
+        mut state: MutexGuard<'a, LaneState>,
+        bytes: u32,
+        now_ms: i64,
+    ) -> Result<MutexGuard<'a, LaneState>, AppendError> {
+        match self.open_segment(&mut state, bytes, now_ms) {
+            Ok(()) => Ok(state),
+            Err(error) => {
+                // The segment before was closed: a reader at its end may want to know.
+                let wake = state.waiters.take();
+                drop(state);
+                wake.call();
+                if let AppendError::ArenaFull(full) = &error {
+                    self.log().want_space(full);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Closes the open segment, if there is one, and opens the next: in the same group or, when that is full or closed, in
+    /// the next. The old one is closed even if there is no block for the next: a full arena needs segments to write out.
+    fn open_segment(self: &Arc<Self>, state: &mut LaneState, bytes: u32, now_ms: i64) -> Result<(), AppendError> {
+        if self.home.stream.is_deleted_for_writers() {
+            return Err(AppendError::Closed);
+        }
+        let options = self.home.stream.options();
+        let limit = u64::from(options.segment_bytes_max - FIRST_CHUNK);
+        if u64::from(bytes) > limit {
+            return Err(AppendError::ChunkTooLarge { bytes: bytes.into(), limit });
+        }
+        let sink = match options.durability {
+            Durability::Process => None,
+            Durability::Power => Some(Arc::clone(self.home.sink()?)),
+        };
+        if let Some(sink) = &sink {
+            sink.healthy()?;
+        }
+        self.close_open(state, now_ms);
+        let needed = (bytes + FIRST_CHUNK) as usize;
+        let class = self.segment_class(state, needed, &options);
+        let block = self.allocate(class, needed).map_err(AppendError::ArenaFull)?;
+        let segment = self.start_segment(state, block, options.segments_per_group, now_ms);
+        state.class_bytes = class as u64;
+        state.open = Some(Open {
+            head: FIRST_CHUNK,
+            capacity: segment.block_bytes() as u32,
+            chunk_count: 0,
+            opened_ms: now_ms,
+            segment,
+            sink,
+        });
+        Ok(())
+    }
+
+    /// Puts an empty open segment at the end of the lane.
+    pub(crate) fn start_segment(
+        &self,
+        state: &mut LaneState,
+        block: Block,
+        segments_per_group: u32,
+        now_ms: i64,
+    ) -> Arc<Segment> {
+        if !state.chain.groups.back().is_some_and(Group::has_room) {
+            if let Some(group) = state.chain.groups.back_mut() {
+                group.closed = true;
+            }
+            state.chain.groups.push_back(Group::new(self.home.next_group(), segments_per_group));
+        }
+        let group = state.chain.groups.back_mut().expect("a group with room");
+        let header = SegmentHeader {
+            id: self.segment_id(group.id, group.next_index()),
+            capacity_bytes: block.bytes() as u32,
+            base_ordinal: state.next_ordinal,
+            created_ms: now_ms,
+            flags: 0,
+        };
+        let segment = Segment::create(block, header);
+        group.slots.push_back(Slot::resident(Arc::clone(&segment), true));
+        self.log().segments_opened.fetch_add(1, Ordering::Relaxed);
+        segment
+    }
+
+    /// Ends the open segment, and its group if that is full. What is durable goes to the store.
+    pub(crate) fn close_open(&self, state: &mut LaneState, now_ms: i64) {
+        let Some(open) = state.open.take() else { return };
+        let ms = now_ms.saturating_sub(open.opened_ms).max(1) as u64;
+        state.bytes_per_s = u64::from(open.head - FIRST_CHUNK) * 1000 / ms;
+        if open.chunk_count == 0 {
+            // Times of segments never fall along a lane: lookups by time rely on it.
+            open.segment.set_times(state.last_append_ms);
+        }
+        let group = state.chain.groups.back_mut().expect("the open segment's group");
+        group.slots.back_mut().expect("the open segment's slot").seal();
+        group.closed |= group.next_index() >= group.limit;
+        open.segment.close(if group.closed { SegmentState::ClosedGroup } else { SegmentState::Closed });
+        if state.unsettled.is_empty() && open.segment.is_settled() {
+            self.log().hand_over(&open.segment);
+        } else {
+            state.unsettled.push_back(open.segment);
+        }
+        // A reader at the end of the group now learns that it is the end.
+        state.version += 1;
+    }
+
+    /// Bytes of the next segment: what the lane writes in a while, within limits, and enough for the chunk.
+    fn segment_class(&self, state: &LaneState, needed: usize, options: &StreamOptions) -> usize {
+        let log = self.log();
+        let least = SEGMENT_BYTES_MIN as u64;
+        let share = (log.arena.bytes() / u64::from(log.config.segment_arena_share.max(1))).max(least);
+        let most = u64::from(options.segment_bytes_max)
+            .min(1 << share.ilog2())
+            .min(state.class_bytes.max(least / GROWTH_MAX) * GROWTH_MAX);
+        let wanted = state.bytes_per_s.saturating_mul(log.config.segment_fill_ms.into()) / 1000;
+        let class = wanted.clamp(least, most.max(least)).next_power_of_two().min(most.max(least));
+        (class as usize).max(needed.next_power_of_two())
+    }
+
+    /// A block of the class, or of the largest smaller one that there is and that is enough.
+    fn allocate(&self, class: usize, needed: usize) -> Result<Block, ArenaFull> {
+        let mut bytes = class;
+        loop {
+            match self.log().arena.allocate(bytes, Purpose::Write) {
+                Err(_) if bytes / 2 >= needed.max(SEGMENT_BYTES_MIN) => bytes /= 2,
+                other => return other,
+            }
+        }
+    }
+}

@@ -1,0 +1,292 @@
+//! A lane: one append position of a streamlet (the papers' "entry", thesis 6.2.1), a chain of groups of segments.
+//!
+//! One lock per lane. Appends hold it for the copy; reads hold it to find and pin segments, and copy nothing. Order of
+//! locks: a lane's before the arena's; never two lanes' at once; observers of the lane, and the store but for
+//! [`crate::SegmentStore::closed`], are called with none held.
+
+mod append;
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+
+use kera_format::{Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamletId};
+use parking_lot::Mutex;
+
+use crate::group::{Chain, GroupInfo, Slot};
+use crate::producers::Producers;
+use crate::segment::Segment;
+use crate::shared::Shared;
+use crate::sink::{DurabilitySink, Ticket};
+use crate::streamlet::StreamletShared;
+use crate::waiters::{LaneVersion, Observer, Waiters};
+
+pub use append::{AppendError, Appended};
+
+/// How much is in a lane.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct LaneStats {
+    /// Ordinal of the first record that is there.
+    pub first_ordinal: u64,
+    /// Ordinal that the next record gets.
+    pub next_ordinal: u64,
+    /// Up to which ordinal readers see.
+    pub durable_ordinal: u64,
+    /// Bytes of all segments, headers included.
+    pub bytes: u64,
+    /// Of those, in memory.
+    pub memory_bytes: u64,
+    /// Groups.
+    pub groups: u64,
+    /// Segments.
+    pub segments: u64,
+}
+
+/// The segment that takes appends, with what is needed for the next one at hand.
+pub(crate) struct Open {
+    pub(crate) segment: Arc<Segment>,
+    pub(crate) head: u32,
+    pub(crate) capacity: u32,
+    pub(crate) chunk_count: u32,
+    pub(crate) opened_ms: i64,
+    /// Where its chunks must go before they are durable; `None`: they are at once.
+    pub(crate) sink: Option<Arc<dyn DurabilitySink>>,
+}
+
+impl Open {
+    #[inline]
+    pub(crate) fn room(&self) -> u32 {
+        self.capacity - self.head
+    }
+}
+
+/// What was appended since the lane was made or rebuilt.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Counts {
+    pub(crate) chunks: u64,
+    pub(crate) bytes: u64,
+    pub(crate) records: u64,
+}
+
+impl Counts {
+    pub(crate) fn add(&mut self, more: &Counts) {
+        self.chunks += more.chunks;
+        self.bytes += more.bytes;
+        self.records += more.records;
+    }
+}
+
+/// Everything of a lane that changes together.
+#[derive(Default)]
+pub(crate) struct LaneState {
+    pub(crate) chain: Chain,
+    /// The last segment of the last group, if it takes appends.
+    pub(crate) open: Option<Open>,
+    pub(crate) next_ordinal: u64,
+    pub(crate) last_append_ms: i64,
+    pub(crate) version: u64,
+    pub(crate) waiters: Waiters,
+    pub(crate) producers: Producers,
+    /// Closed segments that are not durable to their end, and those behind them, oldest first.
+    pub(crate) unsettled: VecDeque<Arc<Segment>>,
+    pub(crate) last_ticket: Option<Ticket>,
+    pub(crate) consumed_floor: Option<Cursor>,
+    /// Size class of the last segment, and the lane's rate while it was open.
+    pub(crate) class_bytes: u64,
+    pub(crate) bytes_per_s: u64,
+    pub(crate) deleted: bool,
+    pub(crate) counts: Counts,
+}
+
+/// A lane of a streamlet.
+pub struct Lane {
+    pub(crate) id: LaneId,
+    pub(crate) home: Arc<StreamletShared>,
+    pub(crate) state: Mutex<LaneState>,
+    pub(crate) durable_ordinal: AtomicU64,
+    /// On the list of lanes that [`crate::made_durable`] is about to wake.
+    pub(crate) settling: AtomicBool,
+    pub(crate) duplicates: AtomicU64,
+}
+
+impl Lane {
+    pub(crate) fn new(id: LaneId, home: Arc<StreamletShared>) -> Arc<Lane> {
+        home.stream.lanes.fetch_add(1, Ordering::Relaxed);
+        let state = LaneState { deleted: home.stream.deleted.load(Ordering::Acquire), ..LaneState::default() };
+        Arc::new(Lane {
+            id,
+            home,
+            state: Mutex::new(state),
+            durable_ordinal: AtomicU64::new(0),
+            settling: AtomicBool::new(false),
+            duplicates: AtomicU64::new(0),
+        })
+    }
+
+    /// The stream.
+    #[inline]
+    pub fn stream_id(&self) -> StreamId {
+        self.home.stream.id
+    }
+    /// The streamlet.
+    #[inline]
+    pub fn streamlet_id(&self) -> StreamletId {
+        self.home.id
+    }
+    /// Its number in the streamlet.
+    #[inline]
+    pub fn id(&self) -> LaneId {
+        self.id
+    }
+    /// What the tickets of its chunks belong to; `None` if the stream never had durability `power` since the start.
+    pub fn sink(&self) -> Option<&Arc<dyn DurabilitySink>> {
+        self.home.used_sink()
+    }
+
+    /// The name of one of its segments.
+    pub(crate) fn segment_id(&self, group: GroupId, index: u32) -> SegmentId {
+        let (stream, streamlet) = (self.stream_id(), self.streamlet_id());
+        SegmentId { stream, streamlet, lane: self.id, group, index: SegmentIndex(index) }
+    }
+
+    #[inline]
+    pub(crate) fn log(&self) -> &Shared {
+        &self.home.stream.log
+    }
+
+    /// Up to which ordinal readers see.
+    #[inline]
+    pub fn durable_ordinal(&self) -> u64 {
+        self.durable_ordinal.load(Ordering::Acquire)
+    }
+
+    /// Calls `observer` once when a reader could see something else than in state `seen` (data, a loaded segment, retention,
+    /// the stream's end). False, and no call, if it could already: read again instead. No wake-up is lost, see
+    /// [`crate::Observer`]'s module.
+    ///
+    /// The observer is kept weakly, and registering again with the same token costs little and does not pile up: a session
+    /// that waits for many lanes may register at all of them each time.
+    pub fn wait(&self, seen: LaneVersion, observer: &Arc<dyn Observer>, token: u64) -> bool {
+        let mut state = self.state.lock();
+        if state.version != seen.0 {
+            return false;
+        }
+        state.waiters.push(observer, token);
+        true
+    }
+
+    /// Part of [`crate::made_durable`]: durable heads of this lane have moved.
+    pub(crate) fn settle(&self) {
+        self.settling.store(false, Ordering::Release);
+        let mut state = self.state.lock();
+        while state.unsettled.front().is_some_and(|segment| segment.is_settled()) {
+            if let Some(segment) = state.unsettled.pop_front()
+                && !state.deleted
+            {
+                self.log().hand_over(&segment);
+            }
+        }
+        if state.unsettled.is_empty()
+            && let Some(Open { segment, sink: None, .. }) = &state.open
+        {
+            self.durable_ordinal.store(segment.next_ordinal(), Ordering::Release);
+        }
+        state.version += 1;
+        let wake = state.waiters.take();
+        drop(state);
+        wake.call();
+    }
+
+    /// Closes the open segment and its group: the next append opens another. A change of durability, a graceful stop.
+    pub(crate) fn close_group(&self) {
+        let mut state = self.state.lock();
+        if let Some(group) = state.chain.groups.back_mut() {
+            group.closed = true;
+        }
+        let now_ms = state.last_append_ms;
+        self.close_open(&mut state, now_ms);
+        state.version += 1;
+        let wake = state.waiters.take();
+        drop(state);
+        wake.call();
+    }
+
+    /// Changes a segment's slot under the lock, then wakes whoever waits; `None` if the lane has no such segment.
+    pub(crate) fn with_slot<T>(&self, id: SegmentId, change: impl FnOnce(&mut Slot) -> T) -> Option<T> {
+        let mut state = self.state.lock();
+        let at = state.chain.find(id.group, id.index)?;
+        let done = change(state.chain.slot_mut(at));
+        state.version += 1;
+        let wake = state.waiters.take();
+        drop(state);
+        wake.call();
+        Some(done)
+    }
+
+    /// Drops everything: the stream is deleted.
+    pub(crate) fn delete(&self) {
+        let mut state = self.state.lock();
+        state.deleted = true;
+        state.version += 1;
+        let chain = std::mem::take(&mut state.chain);
+        state.open = None;
+        state.unsettled.clear();
+        state.producers = Producers::default();
+        self.log().retire(std::mem::take(&mut state.counts), self.duplicates.swap(0, Ordering::Relaxed));
+        let wake = state.waiters.take();
+        drop(state);
+        wake.call();
+        for group in chain.groups {
+            for slot in group.slots {
+                let id = self.segment_id(group.id, slot.index);
+                drop(slot.memory);
+                self.log().release(id, slot.at);
+            }
+        }
+    }
+
+    /// Up to `limit` of its groups, in order, from the first with an id above `after` on.
+    pub fn groups(&self, after: GroupId, limit: usize) -> Vec<GroupInfo> {
+        let state = self.state.lock();
+        let from = state.chain.groups.partition_point(|group| group.id <= after);
+        state.chain.groups.range(from..).take(limit).filter_map(|group| group.info()).collect()
+    }
+
+    /// One of its groups.
+    pub fn group(&self, id: GroupId) -> Option<GroupInfo> {
+        let state = self.state.lock();
+        let at = state.chain.find_group(id)?;
+        state.chain.groups[at].info()
+    }
+
+    /// How much is in it.
+    pub fn stats(&self) -> LaneStats {
+        let state = self.state.lock();
+        let mut stats = LaneStats {
+            next_ordinal: state.next_ordinal,
+            durable_ordinal: self.durable_ordinal(),
+            groups: state.chain.groups.len() as u64,
+            ..LaneStats::default()
+        };
+        stats.first_ordinal = state.chain.first().map_or(state.next_ordinal, |at| state.chain.slot(at).summary().base_ordinal);
+        for at in state.chain.from(state.chain.first()) {
+            let slot = state.chain.slot(at);
+            stats.segments += 1;
+            stats.bytes += u64::from(slot.summary().head);
+            stats.memory_bytes += slot.memory.as_ref().map_or(0, |segment| segment.block_bytes());
+        }
+        stats
+    }
+
+    /// Where the slowest named application is: with `retention_consumed` closed groups below may go. `None`: no
+    /// application is known, nothing goes for that reason.
+    pub fn set_consumed_floor(&self, floor: Option<Cursor>) {
+        self.state.lock().consumed_floor = floor;
+    }
+}
+
+impl std::fmt::Debug for Lane {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Lane({}/{}/{})", self.stream_id(), self.streamlet_id(), self.id)
+    }
+}

@@ -1,0 +1,445 @@
+//! Rebuilding the lanes at start from what is in the attached arena, what is on disk, and what is in the virtual logs.
+//!
+//! On the starting thread, before the broker serves anybody: [`Log::recover`], then [`Log::restore_chunk`] for each chunk of
+//! the virtual logs, then [`Log::finish_recovery`]. Everything is rebuilt from the data itself; the only things that come
+//! from elsewhere are the streams (from the catalog) and the epoch (from the data directory). See `docs/notes/attach.md`.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use kera_format::limits::SEGMENT_BYTES_MAX;
+use kera_format::segment::{SegmentHeader, SegmentState};
+use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, Durability, FormatError, SegmentId};
+
+use crate::arena::{ArenaFull, Purpose};
+use crate::attach::AttachedSegment;
+use crate::group::{At, Slot, Summary};
+use crate::lane::{Lane, LaneState, Open};
+use crate::log::Log;
+use crate::producers::{Place, ProducerMark};
+use crate::segment::{Segment, FIRST_CHUNK};
+use crate::sink::ChunkReference;
+use crate::storage::StoredSegment;
+
+/// What [`crate::Log::recover`] made of what was found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct RecoveryReport {
+    /// Lanes that have something.
+    pub lanes: u64,
+    /// Segments that are in memory.
+    pub attached_segments: u64,
+    /// Segments that are on disk, in memory or not.
+    pub stored_segments: u64,
+    /// Of both, those of streams that no longer exist: given back.
+    pub dropped_segments: u64,
+    /// Records of all lanes.
+    pub records: u64,
+    /// Bytes of all lanes.
+    pub bytes: u64,
+    /// What is not as it should be, one sentence each: holes, cuts, copies that differ.
+    pub problems: Vec<String>,
+}
+
+/// What [`crate::Log::restore_chunk`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Restored {
+    /// The chunk is in its lane again.
+    Restored,
+    /// It is in memory anyway: the arena was attached.
+    AlreadyThere,
+    /// Its segment is on disk in a container: the virtual log need not keep it.
+    Stored,
+    /// Its stream was deleted.
+    UnknownStream,
+}
+
+/// Why a chunk of the virtual log could not be put back.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// Wait with [`crate::Log::wait_for_space`], then try again with the same chunk.
+    #[error("the arena has no free block of {} bytes", .0.bytes)]
+    ArenaFull(ArenaFull),
+    /// The bytes are not a stamped chunk.
+    #[error(transparent)]
+    Format(#[from] kera_format::FormatError),
+    /// Chunks before it in its segment are missing.
+    #[error("chunk at {}/{}/{}: the segment ends at {head}, what is between is missing", cursor.group, cursor.segment, cursor.position)]
+    Hole {
+        /// Where the chunk belongs.
+        cursor: Cursor,
+        /// Where its segment ends.
+        head: u32,
+    },
+    /// Another chunk is where it belongs.
+    #[error("chunk at {}/{}/{}: another chunk is there", .0.group, .0.segment, .0.position)]
+    Conflict(Cursor),
+}
+
+/// What is known of segments only until the lanes are rebuilt.
+#[derive(Default)]
+pub(crate) struct Recovery {
+    /// What each segment's producers sent last.
+    marks: HashMap<SegmentId, Vec<ProducerMark>>,
+    /// Segments that the replay has changed: their marks are theirs to tell.
+    restored: HashSet<SegmentId>,
+}
+
+impl Log {
+    /// First step of a start, after all streams of the catalog were created: what is on disk and what is in the arena are
+    /// put into their lanes. Of a stream that does not exist it is given back.
+    pub fn recover(&self, stored: Vec<StoredSegment>, attached: Vec<AttachedSegment>) -> RecoveryReport {
+        let mut report = RecoveryReport::default();
+        let mut recovery = self.recovery.lock();
+        for stored in stored {
+            self.recover_stored(stored, &mut recovery, &mut report);
+        }
+        for attached in attached {
+            self.recover_attached(attached, &mut recovery, &mut report);
+        }
+        for lane in self.lanes() {
+            let state = lane.state.lock();
+            report.lanes += u64::from(state.chain.first().is_some());
+            for at in state.chain.from(state.chain.first()) {
+                let summary = state.chain.slot(at).summary();
+                report.records += summary.next_ordinal - summary.base_ordinal;
+                report.bytes += u64::from(summary.head);
+            }
+        }
+        report
+    }
+
+    fn recover_stored(&self, stored: StoredSegment, recovery: &mut Recovery, report: &mut RecoveryReport) {
+        let StoredSegment { header, progress, at, producers } = stored;
+        let Some(lane) = self.lane_of(header.id) else {
+            report.dropped_segments += 1;
+            self.shared.release(header.id, Some(at));
+            return;
+        };
+        if progress.next_ordinal < header.base_ordinal || progress.head > SEGMENT_BYTES_MAX as u64 {
+            report.problems.push(format!("segment {} on disk: its header makes no sense; left where it is", header.id));
+            return;
+        }
+        let closed = Summary {
+            head: progress.head as u32,
+            base_ordinal: header.base_ordinal,
+            next_ordinal: progress.next_ordinal,
+            first_append_ms: progress.first_append_ms,
+            last_append_ms: progress.last_append_ms,
+        };
+        let mut state = lane.state.lock();
+        let slot = Slot::stored(header.id.index.0, closed, at);
+        if state.chain.insert(header.id.group, u32::MAX, slot).is_none() {
+            report.problems.push(format!("segment {} is on disk twice; the second is left where it is", header.id));
+            return;
+        }
+        report.stored_segments += 1;
+        recovery.marks.insert(header.id, producers);
+    }
+
+    fn recover_attached(&self, attached: AttachedSegment, recovery: &mut Recovery, report: &mut RecoveryReport) {
+        let AttachedSegment { segment, cut, ended, marks } = attached;
+        let id = segment.id();
+        let Some(lane) = self.lane_of(id) else {
+            report.dropped_segments += 1;
+            self.shared.segment_safe(id);
+            return;
+        };
+        let mut state = lane.state.lock();
+        if let Some(at) = state.chain.find(id.group, id.index) {
+            let slot = state.chain.slot_mut(at);
+            let same = (slot.summary().head, slot.summary().next_ordinal) == (segment.head(), segment.next_ordinal());
+            if same && cut.is_none() && segment.state() != SegmentState::Open {
+                slot.memory = Some(segment);
+                report.attached_segments += 1;
+            } else {
+                report.problems.push(format!("segment {id} in memory is not what is on disk; the one on disk is used"));
+            }
+            return;
+        }
+        if let Some(cut) = &cut {
+            report.problems.push(format!(
+                "segment {id} in memory is damaged from byte {} on, {} bytes are lost: {}",
+                cut.position, cut.lost_bytes, cut.reason
+            ));
+        }
+        let open = segment.state() == SegmentState::Open;
+        let limit = lane.home.stream.options().segments_per_group;
+        let at = state.chain.insert(id.group, limit, Slot::resident(segment, open));
+        if let Some(at) = at.filter(|_| ended) {
+            // What was behind its end may have been read: nothing else may ever be there.
+            state.chain.groups[at.group].closed = true;
+        }
+        report.attached_segments += 1;
+        recovery.marks.insert(id, marks);
+    }
+
+    /// Second step, for each chunk of the virtual logs in their order: puts it at its exact group, segment and position,
+    /// and counts it as durable.
+    pub fn restore_chunk(&self, chunk: &[u8]) -> Result<Restored, RestoreError> {
+        let view = ChunkView::parse(chunk)?;
+        let part = view.broker()?;
+        let id = SegmentId {
+            stream: view.header().stream,
+            streamlet: view.header().streamlet,
+            lane: part.lane,
+            group: part.group,
+            index: part.segment,
+        };
+        let Some(stream) = self.stream(id.stream) else { return Ok(Restored::UnknownStream) };
+        let Some(lane) = stream.streamlet(id.streamlet).and_then(|streamlet| streamlet.lane(id.lane)) else {
+            let (value, allowed) = (id.lane.0.into(), "a lane of the stream");
+            return Err(FormatError::BadField { field: "chunk.lane", value, allowed }.into());
+        };
+        let mut state = lane.state.lock();
+        let restored = lane.restore(&mut state, id, &view, &part);
+        drop(state);
+        match &restored {
+            Ok(Restored::Restored) => {
+                self.recovery.lock().restored.insert(id);
+            }
+            Err(RestoreError::ArenaFull(full)) => self.shared.want_space(full),
+            _ => {}
+        }
+        restored
+    }
+
+    /// Last step: appends go on, in groups of `epoch`, which is higher than that of every group there is. Open groups that
+    /// were attached go on too, all others are closed. Closed segments that are not on disk go to the store; chunks that
+    /// are not durable yet go to their sink. Returns more of what is not as it should be.
+    pub fn finish_recovery(&self, epoch: u32) -> Vec<String> {
+        let recovery = std::mem::take(&mut *self.recovery.lock());
+        let lanes = self.lanes();
+        let newest = |lane: &Arc<Lane>| lane.state.lock().chain.groups.back().map_or(0, |group| group.id.epoch());
+        let highest = lanes.iter().map(newest).max().unwrap_or(0);
+        let mut problems = Vec::new();
+        if highest >= epoch && epoch > 0 {
+            problems.push(format!("epoch is {epoch} and there are groups of epoch {highest}: going on with {}", highest + 1));
+        }
+        self.shared.epoch.store(if epoch > 0 { epoch.max(highest + 1) } else { 0 }, Ordering::Relaxed);
+        for lane in &lanes {
+            lane.finish_recovery(&recovery, &mut problems);
+        }
+        problems
+    }
+}
+
+impl Lane {
+    fn restore(
+        &self,
+        state: &mut LaneState,
+        id: SegmentId,
+        chunk: &ChunkView<'_>,
+        part: &BrokerPart,
+    ) -> Result<Restored, RestoreError> {
+        let cursor = Cursor { group: id.group, segment: id.index, position: part.position };
+        let end = part.position.saturating_add(chunk.as_bytes().len() as u32);
+        if part.position < FIRST_CHUNK || end as usize > SEGMENT_BYTES_MAX {
+            let (value, allowed) = (part.position.into(), "within a segment");
+            return Err(FormatError::BadField { field: "chunk.position", value, allowed }.into());
+        }
+        let at = match state.chain.find(id.group, id.index) {
+            Some(at) => at,
+            None if part.position == FIRST_CHUNK => self.start_restored(state, id, part, end)?,
+            None => return Err(RestoreError::Hole { cursor, head: 0 }),
+        };
+        let slot = state.chain.slot(at);
+        let (stored, head) = (slot.at.is_some(), slot.summary().head);
+        let there = if stored { Restored::Stored } else { Restored::AlreadyThere };
+        let Some(segment) = slot.memory.clone() else {
+            return if end <= head { Ok(there) } else { Err(RestoreError::Conflict(cursor)) };
+        };
+        if end <= head {
+            // The broker's checksum covers the producer's and where the chunk is: equal means the same chunk.
+            let same = segment.bytes(part.position, end).get(..44) == chunk.as_bytes().get(..44);
+            if same {
+                segment.advance_durable(end);
+            }
+            return if same { Ok(there) } else { Err(RestoreError::Conflict(cursor)) };
+        }
+        if part.position > head {
+            return Err(RestoreError::Hole { cursor, head });
+        }
+        if part.position < head || !slot.open || part.base_ordinal != segment.next_ordinal() {
+            return Err(RestoreError::Conflict(cursor));
+        }
+        let segment = self.with_room(state, at, segment, end).map_err(RestoreError::ArenaFull)?;
+        segment.put_chunk(part.position, chunk, part)?;
+        let next_ordinal = part.base_ordinal + u64::from(chunk.header().record_count);
+        let (count, timestamp) = (segment.chunk_count() + 1, chunk.header().max_timestamp_ms);
+        segment.advance(end, next_ordinal, count, part.append_time_ms, timestamp);
+        segment.advance_durable(end);
+        Ok(Restored::Restored)
+    }
+
+    /// Makes the segment of a chunk that is its first. Those before it in the lane get no more: they go to the store.
+    fn start_restored(&self, state: &mut LaneState, id: SegmentId, part: &BrokerPart, end: u32) -> Result<At, RestoreError> {
+        let start = Cursor { group: id.group, segment: id.index, position: 0 };
+        let mut before = state.chain.first();
+        while let Some(at) = before.filter(|&at| state.chain.cursor(at, 0) < start) {
+            if state.chain.slot(at).open {
+                self.seal(state, at);
+            }
+            before = state.chain.next(at);
+        }
+        let block = self.log().arena.allocate(end as usize, Purpose::Write).map_err(RestoreError::ArenaFull)?;
+        let header = SegmentHeader {
+            id,
+            capacity_bytes: block.bytes() as u32,
+            base_ordinal: part.base_ordinal,
+            created_ms: part.append_time_ms,
+            flags: 0,
+        };
+        let slot = Slot::resident(Segment::create(block, header), true);
+        let at = state.chain.insert(id.group, u32::MAX, slot);
+        at.ok_or(RestoreError::Conflict(start))
+    }
+
+    /// The segment, or one twice as large with the same bytes: how large it once was is not known. Nobody reads it yet.
+    fn with_room(&self, state: &mut LaneState, at: At, segment: Arc<Segment>, end: u32) -> Result<Arc<Segment>, ArenaFull> {
+        if u64::from(end) <= segment.block_bytes() {
+            return Ok(segment);
+        }
+        let block = self.log().arena.allocate((end as usize).next_power_of_two(), Purpose::Write)?;
+        let header = SegmentHeader { capacity_bytes: block.bytes() as u32, ..*segment.header() };
+        let larger = Segment::create_from(block, header, &segment);
+        state.chain.slot_mut(at).memory = Some(Arc::clone(&larger));
+        Ok(larger)
+    }
+
+    /// Ends an open segment that nothing is appended to any more, and gives it to the store if it is durable.
+    fn seal(&self, state: &mut LaneState, at: At) {
+        let slot = state.chain.slot_mut(at);
+        slot.seal();
+        if let Some(segment) = slot.memory.clone() {
+            segment.close(SegmentState::Closed);
+            if segment.is_settled() && state.unsettled.is_empty() {
+                self.log().hand_over(&segment);
+            } else {
+                state.unsettled.push_back(segment);
+            }
+        }
+    }
+
+    fn finish_recovery(self: &Arc<Self>, recovery: &Recovery, problems: &mut Vec<String>) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(last) = state.chain.last() else { return };
+        let options = self.home.stream.options();
+        state.unsettled.clear();
+        let resumes = {
+            let group = &state.chain.groups[last.group];
+            let slot = &group.slots[last.slot];
+            let replayed = recovery.restored.contains(&self.segment_id(group.id, slot.index));
+            slot.open && !group.closed && !replayed && slot.index < options.segments_per_group
+        };
+        let groups = state.chain.groups.len();
+        for (at, group) in state.chain.groups.iter_mut().enumerate() {
+            group.limit = options.segments_per_group;
+            group.closed = at + 1 < groups || !resumes;
+        }
+        let (mut expected, mut not_durable) = (None, None);
+        let mut at = state.chain.first();
+        while let Some(here) = at {
+            let summary = state.chain.slot(here).summary();
+            let id = self.segment_id(state.chain.groups[here.group].id, state.chain.slot(here).index);
+            if let Some(expected) = expected.filter(|&e| e != summary.base_ordinal) {
+                let starts = summary.base_ordinal;
+                problems.push(format!("segment {id} starts at ordinal {starts}, the one before it ends at {expected}"));
+                state.producers.set_forgot();
+            }
+            expected = Some(summary.next_ordinal);
+            state.last_append_ms = state.last_append_ms.max(summary.last_append_ms);
+            self.recover_producers(state, here, id, recovery);
+            match self.recover_segment(state, here, resumes && here == last, options.durability) {
+                Ok(ordinal) => not_durable = not_durable.or(ordinal),
+                Err(error) => problems.push(format!("segment {id} cannot be made durable: {error}")),
+            }
+            at = state.chain.next(here);
+        }
+        if state.chain.first().is_some_and(|at| state.chain.slot(at).summary().base_ordinal > 0) {
+            state.producers.set_forgot();
+        }
+        state.next_ordinal = expected.unwrap_or(0);
+        state.version += 1;
+        self.durable_ordinal.store(not_durable.unwrap_or(state.next_ordinal), Ordering::Release);
+    }
+
+    /// Goes on with deduplication where the chunks of this segment left it.
+    fn recover_producers(&self, state: &mut LaneState, at: At, id: SegmentId, recovery: &Recovery) {
+        let slot = state.chain.slot(at);
+        let walked = match (&slot.memory, recovery.marks.get(&id)) {
+            (Some(segment), None) => Some(segment.producer_marks()),
+            (Some(segment), _) if recovery.restored.contains(&id) => Some(segment.producer_marks()),
+            _ => None,
+        };
+        let none = Vec::new();
+        let marks = walked.as_ref().or(recovery.marks.get(&id)).unwrap_or(&none);
+        let limit = self.log().config.producers_per_lane_max;
+        let empty = slot.summary().head == FIRST_CHUNK;
+        if marks.is_empty() && !empty {
+            state.producers.set_forgot();
+        }
+        for mark in marks {
+            let cursor = Cursor { group: id.group, segment: id.index, position: mark.position };
+            let place = Place { cursor, base_ordinal: mark.base_ordinal };
+            state.producers.note(mark.producer_id, mark.producer_epoch, mark.sequence, place, limit);
+        }
+    }
+
+    /// Makes a segment in memory what it is from here on: the open one, or a closed one on its way to the store. The ordinal
+    /// of its first chunk that is not durable yet, if there is one: that goes to the sink, with all behind it. It was
+    /// never acknowledged; but it may be a duplicate's original, so it must not be forgotten.
+    fn recover_segment(
+        self: &Arc<Self>,
+        state: &mut LaneState,
+        at: At,
+        resume: bool,
+        durability: Durability,
+    ) -> Result<Option<u64>, crate::SinkError> {
+        let slot = state.chain.slot_mut(at);
+        let Some(segment) = slot.memory.clone() else { return Ok(None) };
+        slot.refresh();
+        let stored = slot.at.is_some();
+        if durability == Durability::Process {
+            // Killed between the store of the head and that of the durable head.
+            segment.advance_durable(segment.head());
+        }
+        let pending = segment.durable_head() < segment.head();
+        let sink = (durability == Durability::Power).then(|| self.home.sink().cloned());
+        if resume {
+            let sink = sink.clone().transpose()?;
+            state.class_bytes = segment.block_bytes();
+            state.open = Some(Open {
+                head: segment.head(),
+                capacity: (segment.block_bytes() as u32).min(segment.capacity_bytes()),
+                chunk_count: segment.chunk_count(),
+                opened_ms: segment.header().created_ms,
+                segment: Arc::clone(&segment),
+                sink,
+            });
+        } else if slot.open {
+            self.seal(state, at);
+        } else if !stored {
+            if segment.is_settled() && state.unsettled.is_empty() {
+                self.log().hand_over(&segment);
+            } else {
+                state.unsettled.push_back(Arc::clone(&segment));
+            }
+        }
+        let Some(sink) = sink.filter(|_| pending).transpose()? else { return Ok(None) };
+        let mut first = None;
+        let mut position = segment.durable_head();
+        while position < segment.head() {
+            let rest = segment.bytes(position, segment.head());
+            let (Ok(header), Ok(part)) = (ChunkHeader::parse(rest), BrokerPart::parse(rest)) else { break };
+            first = first.or(Some(part.base_ordinal));
+            let bytes = header.total_bytes() as u32;
+            let next_ordinal = part.base_ordinal + u64::from(header.record_count);
+            let (lane, segment) = (Arc::clone(self), Arc::clone(&segment));
+            state.last_ticket = Some(sink.appended(ChunkReference { segment, position, bytes, next_ordinal, lane }));
+            position += bytes;
+        }
+        Ok(first)
+    }
+}

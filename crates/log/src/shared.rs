@@ -1,0 +1,97 @@
+//! What all lanes of a log share: the arena, the seams, the counters.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use kera_format::SegmentId;
+use parking_lot::Mutex;
+
+use crate::arena::{Arena, ArenaFull};
+use crate::lane::Counts;
+use crate::log::LogConfig;
+use crate::segment::Segment;
+use crate::sink::SinkDirectory;
+use crate::storage::{Location, SegmentStore};
+
+/// Shared by the lanes of a log; outlives streams that were deleted.
+pub(crate) struct Shared {
+    pub(crate) config: LogConfig,
+    pub(crate) arena: Arc<Arena>,
+    pub(crate) store: OnceLock<Arc<dyn SegmentStore>>,
+    pub(crate) sinks: OnceLock<Arc<dyn SinkDirectory>>,
+    /// Of the groups that are opened now.
+    pub(crate) epoch: AtomicU32,
+    /// Bytes that writers lacked since the last look of [`crate::Log::close_coldest`].
+    pub(crate) lacked_bytes: AtomicU64,
+    /// What was appended to lanes that are deleted; the last is duplicates.
+    pub(crate) retired: Mutex<(Counts, u64)>,
+    pub(crate) arena_full: AtomicU64,
+    pub(crate) segments_opened: AtomicU64,
+    pub(crate) segments_closed: AtomicU64,
+    pub(crate) segments_evicted: AtomicU64,
+    pub(crate) segments_loaded: AtomicU64,
+    pub(crate) segments_dropped: AtomicU64,
+}
+
+impl Shared {
+    pub(crate) fn new(config: LogConfig, arena: Arc<Arena>) -> Shared {
+        let zero = || AtomicU64::new(0);
+        Shared {
+            config,
+            arena,
+            store: OnceLock::new(),
+            sinks: OnceLock::new(),
+            epoch: AtomicU32::new(0),
+            lacked_bytes: zero(),
+            retired: Mutex::default(),
+            arena_full: zero(),
+            segments_opened: zero(),
+            segments_closed: zero(),
+            segments_evicted: zero(),
+            segments_loaded: zero(),
+            segments_dropped: zero(),
+        }
+    }
+
+    /// A settled segment goes to the store, once. May be called under the lane's lock.
+    pub(crate) fn hand_over(&self, segment: &Arc<Segment>) {
+        if !segment.hand_over() {
+            return;
+        }
+        self.segments_closed.fetch_add(1, Ordering::Relaxed);
+        if let Some(store) = self.store.get() {
+            store.closed(Arc::clone(segment));
+        }
+    }
+
+    /// A writer found no room. Not under a lock.
+    pub(crate) fn want_space(&self, full: &ArenaFull) {
+        self.arena_full.fetch_add(1, Ordering::Relaxed);
+        self.lacked_bytes.fetch_max(full.bytes, Ordering::Relaxed);
+        if let Some(store) = self.store.get() {
+            store.want_space(full.bytes);
+        }
+    }
+
+    /// No sink need keep this segment's chunks.
+    pub(crate) fn segment_safe(&self, id: SegmentId) {
+        if let Some(sinks) = self.sinks.get() {
+            sinks.sinks().iter().for_each(|sink| sink.segment_safe(id));
+        }
+    }
+
+    /// Keeps the counters of a lane that goes.
+    pub(crate) fn retire(&self, counts: Counts, duplicates: u64) {
+        let mut retired = self.retired.lock();
+        retired.0.add(&counts);
+        retired.1 += duplicates;
+    }
+
+    /// A segment is gone for good. Not under a lock.
+    pub(crate) fn release(&self, id: SegmentId, at: Option<Location>) {
+        self.segment_safe(id);
+        if let (Some(store), Some(at)) = (self.store.get(), at) {
+            store.release(id, at);
+        }
+    }
+}
