@@ -19,14 +19,43 @@ pub struct GroupInfo {
     pub first_ordinal: u64,
     /// Ordinal of the record after the last appended.
     pub next_ordinal: u64,
+    /// Up to which ordinal it is readable.
+    pub durable_ordinal: u64,
     /// The first segment that is still there.
     pub first_segment: SegmentIndex,
-    /// The last segment.
+    /// The last segment. Those between are there, unless one was lost.
     pub last_segment: SegmentIndex,
     /// Bytes of the segments that are there, headers included.
     pub bytes: u64,
+    /// Append time of its first chunk; 0 if it has none.
+    pub first_append_ms: i64,
+    /// Append time of its last chunk; 0 if it has none.
+    pub last_append_ms: i64,
     /// Whether it takes no more appends.
     pub closed: bool,
+}
+
+/// A segment, as consumers are told about it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct SegmentInfo {
+    /// Its number in its group.
+    pub index: SegmentIndex,
+    /// Ordinal of its first record.
+    pub base_ordinal: u64,
+    /// Up to which ordinal it is readable.
+    pub durable_ordinal: u64,
+    /// Up to which byte it is readable.
+    pub durable_head: u32,
+    /// Append time of its first chunk; 0 if the lane had none before its end.
+    pub first_append_ms: i64,
+    /// Append time of its last chunk; 0 if the lane had none before its end.
+    pub last_append_ms: i64,
+    /// Whether it takes appends.
+    pub open: bool,
+    /// Whether it is in memory.
+    pub in_memory: bool,
+    /// Whether it is on disk.
+    pub on_disk: bool,
 }
 
 /// What a lane knows about a segment without looking into it.
@@ -76,6 +105,22 @@ impl Slot {
         match &self.memory {
             Some(segment) if self.open => Summary::of(segment),
             _ => self.closed,
+        }
+    }
+
+    /// For outside; `durable_ordinal` is the lane's.
+    pub(crate) fn info(&self, durable_ordinal: u64) -> SegmentInfo {
+        let summary = self.summary();
+        SegmentInfo {
+            index: SegmentIndex(self.index),
+            base_ordinal: summary.base_ordinal,
+            durable_ordinal: durable_ordinal.clamp(summary.base_ordinal, summary.next_ordinal),
+            durable_head: self.end(),
+            first_append_ms: summary.first_append_ms,
+            last_append_ms: summary.last_append_ms,
+            open: self.open,
+            in_memory: self.memory.is_some(),
+            on_disk: self.at.is_some(),
         }
     }
 
@@ -129,15 +174,20 @@ impl Group {
         !self.closed && self.next_index() < self.limit
     }
 
-    pub(crate) fn info(&self) -> Option<GroupInfo> {
+    /// For outside; `durable_ordinal` is the lane's.
+    pub(crate) fn info(&self, durable_ordinal: u64) -> Option<GroupInfo> {
         let (first, last) = (self.slots.front()?, self.slots.back()?);
+        let (start, end) = (first.summary(), last.summary());
         Some(GroupInfo {
             id: self.id,
-            first_ordinal: first.summary().base_ordinal,
-            next_ordinal: last.summary().next_ordinal,
+            first_ordinal: start.base_ordinal,
+            next_ordinal: end.next_ordinal,
+            durable_ordinal: durable_ordinal.clamp(start.base_ordinal, end.next_ordinal.max(start.base_ordinal)),
             first_segment: SegmentIndex(first.index),
             last_segment: SegmentIndex(last.index),
             bytes: self.slots.iter().map(|slot| u64::from(slot.summary().head)).sum(),
+            first_append_ms: start.first_append_ms,
+            last_append_ms: end.last_append_ms,
             closed: self.closed,
         })
     }
@@ -349,8 +399,9 @@ mod tests {
     #[test]
     fn a_group_says_what_it_holds() {
         let chain = chain();
-        let info = chain.groups[1].info().unwrap();
+        let info = chain.groups[1].info(302).unwrap();
         assert_eq!((info.first_ordinal, info.next_ordinal, info.bytes), (300, 303, 2000));
+        assert_eq!((info.durable_ordinal, info.first_append_ms, info.last_append_ms), (302, 1, 2));
         assert_eq!((info.first_segment, info.last_segment), (SegmentIndex(0), SegmentIndex(2)));
     }
 }

@@ -40,7 +40,7 @@ mod waiters;
 
 pub use arena::{Arena, ArenaConfig, ArenaError, ArenaFull, ArenaStats, Attach, LoadBuffer};
 pub use attach::{AttachedSegment, Cut, SetAside};
-pub use group::GroupInfo;
+pub use group::{GroupInfo, SegmentInfo};
 pub use lane::{AppendError, Appended, Lane, LaneStats};
 pub use log::{Log, LogConfig, LogStats, StreamError};
 pub use lookup::Lookup;
@@ -48,7 +48,7 @@ pub use producers::{marks_of, ProducerMark};
 pub use read::{ReadError, ReadOutcome};
 pub use recovery::{RecoveryReport, RestoreError, Restored};
 pub use segment::Segment;
-pub use sink::{made_durable, ChunkReference, DurabilitySink, SinkDirectory, SinkError, Ticket};
+pub use sink::{made_durable, ChunkReference, DurabilitySink, SinkDirectory, SinkError, SinkErrorKind, Ticket};
 pub use storage::{Location, SegmentStore, StoredSegment};
 pub use stream::Stream;
 pub use streamlet::Streamlet;

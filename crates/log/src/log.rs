@@ -350,6 +350,16 @@ impl Log {
         closed
     }
 
+    /// Closes those of these segments that are open; their groups stay open. So that a virtual log need not keep what slow
+    /// lanes wrote long ago.
+    pub fn close_segments(&self, ids: &[SegmentId]) {
+        for &id in ids {
+            if let Some(lane) = self.lane_of(id) {
+                lane.close_segment(id);
+            }
+        }
+    }
+
     /// Closes every open group: a graceful stop. Appends after it open new ones.
     pub fn close_all(&self) {
         self.lanes().iter().for_each(|lane| lane.close_group());

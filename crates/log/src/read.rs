@@ -72,6 +72,8 @@ struct Reading {
     cut: Option<(Arc<Segment>, usize)>,
     /// A segment that must come from disk.
     load: Option<(SegmentId, Location)>,
+    /// The last closed segment whose first chunk is read.
+    begun: Option<SegmentId>,
 }
 
 impl Lane {
@@ -81,9 +83,14 @@ impl Lane {
         let mut state = self.state.lock();
         let reading = self.plan(&mut state, cursor, max_bytes, follow_groups);
         drop(state);
-        let Reading { mut outcome, cut, load } = reading?;
-        if let (Some((id, at)), Some(store)) = (load, self.log().store.get()) {
-            store.load(id, at);
+        let Reading { mut outcome, cut, load, begun } = reading?;
+        if let Some(store) = self.log().store.get() {
+            if let Some((id, at)) = load {
+                store.load(id, at);
+            }
+            if let Some(id) = begun {
+                store.reading(id);
+            }
         }
         if let Some((segment, budget)) = cut {
             let from = outcome.next.position;
@@ -110,7 +117,7 @@ impl Lane {
             durable_ordinal: self.durable_ordinal(),
             version: LaneVersion(state.version),
         };
-        let mut reading = Reading { outcome, cut: None, load: None };
+        let mut reading = Reading { outcome, cut: None, load: None, begun: None };
         let Some((mut at, mut from)) = self.locate(state, cursor)? else {
             reading.outcome.at_durable_end = true;
             return Ok(reading);
@@ -175,6 +182,9 @@ impl Lane {
         let durable = segment.durable_head();
         let budget = max_bytes.saturating_sub(outcome.data_bytes);
         let available = durable.saturating_sub(from) as usize;
+        if closed && from == FIRST_CHUNK && available > 0 && (budget > 0 || outcome.data.is_empty()) {
+            reading.begun = Some(segment.id());
+        }
         if available > budget {
             if budget > 0 || outcome.data.is_empty() {
                 reading.cut = Some((Arc::clone(segment), budget));

@@ -158,6 +158,18 @@ impl Lane {
         idle
     }
 
+    /// Closes the open segment if it is this one.
+    pub(crate) fn close_segment(&self, id: SegmentId) {
+        let mut state = self.state.lock();
+        if state.open.as_ref().is_some_and(|open| open.segment.id() == id) {
+            let now_ms = state.last_append_ms;
+            self.close_open(&mut state, now_ms);
+            let wake = state.waiters.take();
+            drop(state);
+            wake.call();
+        }
+    }
+
     /// When the open segment was last appended to, and the bytes of its block.
     pub(crate) fn open_since(&self) -> Option<(i64, u64)> {
         let state = self.state.lock();

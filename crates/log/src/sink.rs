@@ -12,7 +12,8 @@ use crate::waiters::Observer;
 /// A place in a sink's order. Tickets of one sink increase; everything up to [`DurabilitySink::durable_through`] is safe.
 pub type Ticket = u64;
 
-/// A chunk that was appended and is not durable yet. Keeps its segment in memory.
+/// A chunk that was appended and is not durable yet, or a run of chunks that follow each other in one segment. Keeps its
+/// segment in memory.
 #[derive(Clone)]
 pub struct ChunkReference {
     /// Where it is.
@@ -28,17 +29,30 @@ pub struct ChunkReference {
 }
 
 impl ChunkReference {
-    /// The chunk, stamped.
+    /// The chunk or chunks, stamped.
     #[inline]
     pub fn chunk(&self) -> &[u8] {
         self.segment.bytes(self.position, self.position + self.bytes)
     }
 }
 
+/// What is wrong with a sink.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SinkErrorKind {
+    /// There is no room left where it writes.
+    Full,
+    /// Writing fails.
+    Failed,
+    /// Too much waits to be written: back-pressure, as when the arena is full.
+    Behind,
+}
+
 /// Why nothing can be made durable now. The log refuses appends with it instead of taking what it cannot keep.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("{reason}")]
 pub struct SinkError {
+    /// What kind of trouble it is.
+    pub kind: SinkErrorKind,
     /// What is wrong, with the disk or the backup, and what to do.
     pub reason: String,
     /// When a retry is sensible.

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use kera_format::{GroupId, LaneId, ProducerId, StreamletId};
 
 use crate::lane::Lane;
-use crate::sink::{DurabilitySink, SinkError};
+use crate::sink::{DurabilitySink, SinkError, SinkErrorKind};
 use crate::stream::StreamShared;
 
 /// What the lanes of a streamlet share.
@@ -32,7 +32,7 @@ impl StreamletShared {
         }
         let Some(sinks) = self.stream.log.sinks.get() else {
             let reason = "durability is power and this node has no virtual log".to_owned();
-            return Err(SinkError { reason, retry_after_ms: 1000 });
+            return Err(SinkError { kind: SinkErrorKind::Failed, reason, retry_after_ms: 1000 });
         };
         Ok(self.sink.get_or_init(|| sinks.sink(self.stream.id, self.id, &self.stream.options())))
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use kera_format::{Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamletId};
 use parking_lot::Mutex;
 
-use crate::group::{Chain, GroupInfo, Slot};
+use crate::group::{Chain, GroupInfo, SegmentInfo, Slot};
 use crate::producers::Producers;
 use crate::segment::Segment;
 use crate::shared::Shared;
@@ -34,8 +34,12 @@ pub struct LaneStats {
     pub durable_ordinal: u64,
     /// Bytes of all segments, headers included.
     pub bytes: u64,
-    /// Of those, in memory.
+    /// Of those, in memory: whole blocks.
     pub memory_bytes: u64,
+    /// Of those, on disk.
+    pub disk_bytes: u64,
+    /// Append time of the last chunk; 0 if there was none.
+    pub last_append_ms: i64,
     /// Groups.
     pub groups: u64,
     /// Segments.
@@ -249,14 +253,27 @@ impl Lane {
     pub fn groups(&self, after: GroupId, limit: usize) -> Vec<GroupInfo> {
         let state = self.state.lock();
         let from = state.chain.groups.partition_point(|group| group.id <= after);
-        state.chain.groups.range(from..).take(limit).filter_map(|group| group.info()).collect()
+        state.chain.groups.range(from..).take(limit).filter_map(|group| group.info(self.durable_ordinal())).collect()
     }
 
     /// One of its groups.
     pub fn group(&self, id: GroupId) -> Option<GroupInfo> {
         let state = self.state.lock();
         let at = state.chain.find_group(id)?;
-        state.chain.groups[at].info()
+        state.chain.groups[at].info(self.durable_ordinal())
+    }
+
+    /// Up to `limit` segments of a group, in order, behind `after`; `None` if the lane does not have the group.
+    pub fn segments(&self, group: GroupId, after: Option<SegmentIndex>, limit: usize) -> Option<Vec<SegmentInfo>> {
+        let state = self.state.lock();
+        let slots = &state.chain.groups[state.chain.find_group(group)?].slots;
+        let from = slots.partition_point(|slot| after.is_some_and(|after| slot.index <= after.0));
+        Some(slots.range(from..).take(limit).map(|slot| slot.info(self.durable_ordinal())).collect())
+    }
+
+    /// The lane's state as of now, for [`Lane::wait`] without a read.
+    pub fn version(&self) -> LaneVersion {
+        LaneVersion(self.state.lock().version)
     }
 
     /// How much is in it.
@@ -266,6 +283,7 @@ impl Lane {
             next_ordinal: state.next_ordinal,
             durable_ordinal: self.durable_ordinal(),
             groups: state.chain.groups.len() as u64,
+            last_append_ms: state.last_append_ms,
             ..LaneStats::default()
         };
         stats.first_ordinal = state.chain.first().map_or(state.next_ordinal, |at| state.chain.slot(at).summary().base_ordinal);
@@ -273,6 +291,7 @@ impl Lane {
             let slot = state.chain.slot(at);
             stats.segments += 1;
             stats.bytes += u64::from(slot.summary().head);
+            stats.disk_bytes += slot.at.map_or(0, |at| at.bytes);
             stats.memory_bytes += slot.memory.as_ref().map_or(0, |segment| segment.block_bytes());
         }
         stats
