@@ -1,1 +1,40 @@
-//! kera-broker
+//! The broker role: appends what producers send, serves what consumers read, and shares a stream's groups among the
+//! members of applications (thesis 6.3.2 and 7.1).
+//!
+//! | to | call |
+//! | --- | --- |
+//! | start | [`Broker::new`], [`Broker::stream_created`] for every stream of the catalog, then (after the log's recovery) [`Broker::open_applications`] |
+//! | serve a connection | [`Broker::session`], and what [`BrokerSession`] says |
+//! | follow the catalog | [`Broker::stream_created`], [`Broker::stream_altered`], [`Broker::stream_deleted`] |
+//! | keep time | [`Broker::tick`], about once a second, from the maintenance thread |
+//! | look inside | [`Broker::metrics`] |
+//!
+//! A session runs on the I/O thread of its connection and never waits: what cannot be done now is remembered and taken up
+//! again when the lane, the sink, the arena or the application that it depends on calls back. Everything is determined by the frames,
+//! the clock and those calls, so the tests drive sessions without sockets. No sockets, files or clocks of the system in here.
+
+mod acks;
+mod applications;
+mod broker;
+mod config;
+mod entries;
+mod failure;
+mod groups;
+mod lanes;
+mod metrics;
+mod read;
+mod session;
+mod signals;
+mod streams;
+mod subscribe;
+#[cfg(test)]
+mod testing;
+mod waiters;
+mod write;
+
+pub use applications::{ApplicationCounts, APPLICATIONS_STREAM, ReplayReport, applications_stream_options};
+pub use broker::Broker;
+pub use config::BrokerConfig;
+pub use failure::Failure;
+pub use metrics::{BrokerCounts, BrokerMetrics};
+pub use session::BrokerSession;

@@ -1,0 +1,193 @@
+//! Positions that change: commits, resets, the copy that keeps the stream short.
+//!
+//! A position is recorded before it is acknowledged: the record is appended under the application's lock, and the answer
+//! waits until it is durable. If it cannot be appended the position stays as it was.
+
+use kera_protocol::application::{AfterCommit, CommitEntry};
+use kera_protocol::{Start, Status};
+
+use super::application::{Application, State};
+use super::journal::{Journal, Written};
+use super::progress::Undo;
+use super::records::{Entry, LaneKey, Position};
+use crate::failure::Failure;
+use crate::groups::{Place, find};
+
+/// Who commits, and when.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Committer {
+    /// Zero: nobody in particular, for an application without members.
+    pub(super) member: u64,
+    pub(super) now_us: u64,
+    pub(super) now_ms: i64,
+}
+
+/// What became of a commit.
+pub(super) struct Committed {
+    /// For each entry.
+    pub(super) statuses: Vec<u16>,
+    /// Entries that were accepted.
+    pub(super) accepted: u64,
+    /// Entries that were refused because the lease is another's.
+    pub(super) fenced: u64,
+    /// Why accepted entries could not be recorded.
+    pub(super) failure: Option<Failure>,
+}
+
+/// An entry that was applied and is not recorded yet.
+struct Applied {
+    at: usize,
+    key: LaneKey,
+    undo: Undo,
+}
+
+impl Application {
+    /// Checks and applies a commit, entry by entry, and records what it changes.
+    pub(super) fn commit(
+        &self,
+        journal: &Journal,
+        by: Committer,
+        entries: &[CommitEntry],
+    ) -> Result<Committed, Failure> {
+        let mut state = self.state.lock();
+        if by.member != 0 {
+            state.hear(by.member, by.now_us, by.now_ms)?;
+        } else if !state.members.is_empty() {
+            let message = "member is 0 but the application has members: join it, or stop them";
+            return Err(Failure::new(Status::ApplicationActive, message));
+        }
+        let mut statuses = vec![Status::Ok; entries.len()];
+        let (mut records, mut applied) = (Vec::new(), Vec::new());
+        for (at, entry) in entries.iter().enumerate() {
+            match self.apply(&mut state, by, at, entry, &mut records, &mut applied) {
+                Ok(()) => {}
+                Err(status) => statuses[at] = status,
+            }
+        }
+        let written = journal.append(&self.meta.name, self.meta.stream, &records, by.now_ms);
+        for not_recorded in applied.drain(written.entries..).rev() {
+            statuses[not_recorded.at] = written.failure.as_ref().map_or(Status::Internal, |failure| failure.status);
+            if let Some(progress) = state.lanes.get_mut(&not_recorded.key) {
+                progress.undo(not_recorded.undo);
+            }
+        }
+        for (entry, _) in entries.iter().zip(&statuses).filter(|(_, status)| **status == Status::Ok) {
+            let key = LaneKey { streamlet: entry.streamlet, lane: entry.lane };
+            state.dirty.insert(key);
+            if entry.after != AfterCommit::Keep && by.member != 0 {
+                self.release(&mut state, by.member, key, entry.lease);
+            }
+        }
+        let count = |wanted: Status| statuses.iter().filter(|status| **status == wanted).count() as u64;
+        let (accepted, fenced) = (count(Status::Ok), count(Status::LeaseLost));
+        let statuses = statuses.iter().map(|status| *status as u16).collect();
+        Ok(Committed { statuses, accepted, fenced, failure: written.failure })
+    }
+
+    fn apply(
+        &self,
+        state: &mut State,
+        by: Committer,
+        at: usize,
+        entry: &CommitEntry,
+        records: &mut Vec<Entry>,
+        applied: &mut Vec<Applied>,
+    ) -> Result<(), Status> {
+        let key = LaneKey { streamlet: entry.streamlet, lane: entry.lane };
+        let streamlet = self.stream.streamlet(key.streamlet).ok_or(Status::UnknownStreamlet)?;
+        let lane = streamlet.lane(key.lane).ok_or(Status::UnknownLane)?;
+        state.line_up(key, Some(lane));
+        let progress = state.lanes.get_mut(&key).ok_or(Status::UnknownLane)?;
+        let plan = progress.plan(entry, by.member, self.order(), by.now_ms)?;
+        if plan.moves {
+            let undo = progress.apply(&plan);
+            let (lane, position) = (key, plan.position);
+            records.push(if plan.is_base {
+                Entry::Base { lane, position, anew: false }
+            } else {
+                Entry::Ahead { lane, position }
+            });
+            applied.push(Applied { at, key, undo });
+        }
+        Ok(())
+    }
+
+    /// Sets the position of every used lane to its end, for an application that is being made and starts with what is
+    /// written from now on. Returns the records.
+    pub(super) fn start_at_latest(&self, now_ms: i64) -> Vec<Entry> {
+        let mut state = self.state.lock();
+        let mut entries = Vec::new();
+        for (key, progress) in &mut state.lanes {
+            let (cursor, ordinal) = progress.lane.latest();
+            if cursor.group == kera_format::GroupId::NONE {
+                continue;
+            }
+            let position = Position { cursor, ordinal, done: false, committed_ms: now_ms };
+            (progress.base, progress.committed) = (Some(position), true);
+            entries.push(Entry::Base { lane: *key, position, anew: true });
+        }
+        entries
+    }
+
+    /// Where a reset would put the lanes, of some streamlets or (`None`) of all; or a lane that has to be loaded first.
+    pub(super) fn plan_reset(
+        &self,
+        state: &State,
+        wanted: impl Fn(LaneKey) -> bool,
+        to: Start,
+        now_ms: i64,
+    ) -> Result<Result<Vec<(LaneKey, Position)>, (LaneKey, kera_log::LaneVersion)>, Failure> {
+        let mut planned = Vec::new();
+        for (key, progress) in state.lanes.iter().filter(|(key, _)| wanted(**key)) {
+            match find(&progress.lane, to)? {
+                Place::Loading(seen) => return Ok(Err((*key, seen))),
+                Place::Here(cursor, _) if cursor.group == kera_format::GroupId::NONE => {}
+                Place::Here(cursor, found) => {
+                    let durable = progress.lane.latest().1;
+                    let ordinal = if let Start::Ordinal(asked) = to { asked.clamp(found, durable.max(found)) } else { found };
+                    planned.push((*key, Position { cursor, ordinal, done: false, committed_ms: now_ms }));
+                }
+            }
+        }
+        Ok(Ok(planned))
+    }
+
+    /// Records and applies a reset. All of it or, with an error, the front of it.
+    pub(super) fn reset(
+        &self,
+        journal: &Journal,
+        state: &mut State,
+        planned: &[(LaneKey, Position)],
+        now_ms: i64,
+    ) -> Result<(), Failure> {
+        let entry = |(lane, position): &(LaneKey, Position)| Entry::Base { lane: *lane, position: *position, anew: true };
+        let entries: Vec<Entry> = planned.iter().map(entry).collect();
+        let written = journal.append(&self.meta.name, self.meta.stream, &entries, now_ms);
+        for (key, position) in &planned[..written.entries] {
+            if let Some(progress) = state.lanes.get_mut(key) {
+                (progress.base, progress.committed) = (Some(*position), true);
+                progress.ahead.clear();
+            }
+            state.dirty.insert(*key);
+            state.line_up(*key, None);
+        }
+        written.failure.map_or(Ok(()), Err)
+    }
+
+    /// Records everything that is known of the application again.
+    pub(super) fn write_copy(&self, journal: &Journal, now_ms: i64) -> Written {
+        let state = self.state.lock();
+        if self.is_deleted() {
+            return Written { entries: 0, failure: None };
+        }
+        let mut entries = vec![Entry::Application(self.meta.clone())];
+        for (key, progress) in &state.lanes {
+            let lane = *key;
+            if let Some(position) = progress.base.filter(|_| progress.committed) {
+                entries.push(Entry::Base { lane, position, anew: true });
+            }
+            entries.extend(progress.ahead.values().map(|position| Entry::Ahead { lane, position: *position }));
+        }
+        journal.append(&self.meta.name, self.meta.stream, &entries, now_ms)
+    }
+}

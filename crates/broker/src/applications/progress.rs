@@ -1,0 +1,315 @@
+//! How far an application is in one lane, and what of it can be leased next. The argument is in
+//! `docs/notes/applications.md`.
+//!
+//! A lane's `base` is a position with everything before it done. With order `lane` that is all there is, and one lease at
+//! most. With order `none` later groups can be leased, and done, while the base's is not; they are kept `ahead` and join
+//! the base as soon as everything before them is done.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kera_format::{Cursor, GroupId, Order, SegmentIndex};
+use kera_log::{GroupInfo, Lane, LaneVersion};
+use kera_protocol::application::{AfterCommit, CommitEntry};
+use kera_protocol::{Start, Status};
+
+use super::records::Position;
+use crate::failure::Failure;
+use crate::groups::{Place, find};
+
+/// Groups looked at together.
+const WINDOW: usize = 16;
+
+/// A group that a member may read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lease {
+    pub(super) id: u64,
+    pub(super) member: u64,
+    pub(super) group: GroupId,
+    pub(super) since_ms: i64,
+    /// The member is asked to give it back.
+    pub(super) asked: bool,
+}
+
+/// What can be leased of a lane.
+#[derive(Debug)]
+pub(super) enum Offer {
+    /// This group, from here on, with this ordinal.
+    Group(GroupId, Cursor, u64),
+    /// Nothing until a lease ends.
+    Nothing,
+    /// Nothing until the lane moves.
+    Wait(LaneVersion),
+}
+
+/// Records that an application did not see because retention took them first.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(super) struct Lost {
+    pub(super) times: u64,
+    pub(super) records: u64,
+}
+
+/// A commit that has been checked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) position: Position,
+    /// It moves the base, not a group ahead of it.
+    pub(super) is_base: bool,
+    /// It changes something; otherwise an earlier commit said so, or more, already.
+    pub(super) moves: bool,
+}
+
+/// How far an application is in a lane.
+pub(super) struct Progress {
+    pub(super) lane: Arc<Lane>,
+    pub(super) base: Option<Position>,
+    /// The base was committed, or follows from what was; otherwise it is where the application was told to start.
+    pub(super) committed: bool,
+    pub(super) ahead: BTreeMap<GroupId, Position>,
+    pub(super) leases: Vec<Lease>,
+    /// It stands in the application's line of lanes to look at.
+    pub(super) in_line: bool,
+    /// The lane calls the application back.
+    pub(super) armed: bool,
+}
+
+impl Progress {
+    pub(super) fn new(lane: Arc<Lane>) -> Progress {
+        Progress {
+            lane,
+            base: None,
+            committed: false,
+            ahead: BTreeMap::new(),
+            leases: Vec::new(),
+            in_line: false,
+            armed: false,
+        }
+    }
+
+    /// The first group that can be leased now. `ahead_max`: groups that may be leased or done while an earlier one is not.
+    pub(super) fn offer(
+        &mut self,
+        order: Order,
+        start: Start,
+        ahead_max: usize,
+        lost: &mut Lost,
+    ) -> Result<Offer, Failure> {
+        let seen = self.lane.version();
+        if order == Order::Lane && !self.leases.is_empty() {
+            return Ok(Offer::Nothing);
+        }
+        let Some(mut base) = self.base else {
+            return match self.resolve_start(start)? {
+                Some(wait) => Ok(Offer::Wait(wait)),
+                None => self.offer(order, start, ahead_max, lost),
+            };
+        };
+        // Whether every group before the one looked at is done.
+        let mut joined = true;
+        let mut after = GroupId(base.cursor.group.0.saturating_sub(1));
+        let mut passed = 0;
+        loop {
+            let window = self.lane.groups(after, WINDOW);
+            if window.is_empty() {
+                return Ok(Offer::Wait(seen));
+            }
+            for group in &window {
+                after = group.id;
+                if self.leases.iter().any(|lease| lease.group == group.id) {
+                    (joined, passed) = (false, passed + 1);
+                } else if self.is_done(&base, group) {
+                    if joined {
+                        base = self.join(base, group);
+                    } else {
+                        passed += 1;
+                    }
+                } else if passed >= ahead_max {
+                    return Ok(Offer::Nothing);
+                } else {
+                    return Ok(self.offer_group(base, group, joined, lost));
+                }
+            }
+        }
+    }
+
+    /// Finds where the application begins in this lane. A lane version to wait for if that is not known yet.
+    fn resolve_start(&mut self, start: Start) -> Result<Option<LaneVersion>, Failure> {
+        let seen = self.lane.version();
+        if self.lane.groups(GroupId::NONE, 1).is_empty() {
+            return Ok(Some(seen));
+        }
+        // `latest` was resolved when the application was made; a lane that came later is read from its first record.
+        let start = if start == Start::Latest { Start::Earliest } else { start };
+        match find(&self.lane, start)? {
+            Place::Loading(seen) => Ok(Some(seen)),
+            Place::Here(cursor, _) if cursor.group == GroupId::NONE => Ok(Some(seen)),
+            Place::Here(cursor, ordinal) => {
+                let ordinal = match start {
+                    Start::Ordinal(asked) => asked.clamp(ordinal, self.lane.latest().1.max(ordinal)),
+                    _ => ordinal,
+                };
+                let committed = self.ahead.remove(&cursor.group);
+                self.committed = committed.is_some();
+                self.base = committed.or(Some(Position { cursor, ordinal, done: false, committed_ms: 0 }));
+                Ok(None)
+            }
+        }
+    }
+
+    /// What is known of a group.
+    fn known<'a>(&'a self, base: &'a Position, group: GroupId) -> Option<&'a Position> {
+        if base.cursor.group == group { Some(base) } else { self.ahead.get(&group) }
+    }
+
+    fn is_done(&self, base: &Position, group: &GroupInfo) -> bool {
+        let read_to_end = |position: &Position| {
+            position.done || (group.closed && position.ordinal >= group.next_ordinal)
+        };
+        self.known(base, group.id).is_some_and(read_to_end)
+    }
+
+    /// Every group up to this one is done: it becomes the base.
+    fn join(&mut self, base: Position, group: &GroupInfo) -> Position {
+        let ahead = self.ahead.remove(&group.id);
+        let known = if base.cursor.group == group.id { base } else { ahead.unwrap_or(base) };
+        let base = Position { done: true, ..known };
+        self.base = Some(base);
+        base
+    }
+
+    fn offer_group(&mut self, base: Position, group: &GroupInfo, joined: bool, lost: &mut Lost) -> Offer {
+        let first = Cursor { group: group.id, segment: group.first_segment, position: 0 };
+        let known = self.known(&base, group.id).copied();
+        let expected = match known {
+            Some(position) => Some(position.ordinal),
+            // Nothing was skipped on purpose: the group has to go on where the base ends.
+            None => joined.then_some(base.ordinal),
+        };
+        let missing = expected.map_or(0, |expected| group.first_ordinal.saturating_sub(expected));
+        if missing > 0 {
+            lost.times += 1;
+            lost.records += missing;
+            let moved = Position { cursor: first, ordinal: group.first_ordinal, done: false, ..known.unwrap_or(base) };
+            if joined {
+                self.ahead.remove(&group.id);
+                self.base = Some(moved);
+            } else {
+                self.ahead.insert(group.id, moved);
+            }
+            return Offer::Group(group.id, first, group.first_ordinal);
+        }
+        match known {
+            Some(position) => Offer::Group(group.id, position.cursor, position.ordinal),
+            None => Offer::Group(group.id, first, group.first_ordinal),
+        }
+    }
+
+    /// Checks a commit of `member` (zero: of an application without members). Changes nothing.
+    pub(super) fn plan(&self, entry: &CommitEntry, member: u64, order: Order, now_ms: i64) -> Result<Plan, Status> {
+        let group = if member == 0 {
+            entry.cursor.group
+        } else {
+            let owned = |lease: &&Lease| lease.id == entry.lease && lease.member == member;
+            self.leases.iter().find(owned).ok_or(Status::LeaseLost)?.group
+        };
+        let done = entry.after == AfterCommit::Done;
+        // The next cursor after the end of a group may be the start of the next one.
+        if entry.cursor.group != group && !(done && entry.cursor.group > group) {
+            return Err(Status::InvalidArgument);
+        }
+        self.check_place(group, entry, done)?;
+        let is_base = match self.base {
+            None => true,
+            Some(base) => group == base.cursor.group || (order == Order::Lane && group > base.cursor.group),
+        };
+        let before = match self.base {
+            Some(base) if group < base.cursor.group => Some(Position { done: true, ..base }),
+            Some(base) if group == base.cursor.group => Some(base),
+            _ => self.ahead.get(&group).copied(),
+        };
+        let cursor = if entry.cursor.group == group { entry.cursor } else { end_of(group) };
+        let mut position = Position { cursor, ordinal: entry.ordinal, done, committed_ms: now_ms };
+        let mut moves = true;
+        if let Some(before) = before {
+            // A position never moves back, whatever comes late or twice; the first commit is written in any case.
+            let forward = !before.done && (done || entry.ordinal > before.ordinal);
+            moves = forward || (is_base && !self.committed);
+            if forward {
+                position.ordinal = position.ordinal.max(before.ordinal);
+            } else {
+                position = Position { committed_ms: now_ms, ..before };
+            }
+        }
+        Ok(Plan { position, is_base, moves })
+    }
+
+    /// Whether a position lies in its group, as far as that can be told without reading.
+    fn check_place(&self, group: GroupId, entry: &CommitEntry, done: bool) -> Result<(), Status> {
+        let Some(info) = self.lane.group(group) else {
+            // Taken by retention while it was read; or it never was.
+            let known = group != GroupId::NONE && group <= self.lane.latest().0.group;
+            return if known { Ok(()) } else { Err(Status::CursorUnknown) };
+        };
+        let beyond = entry.ordinal > info.next_ordinal
+            || (entry.cursor.group == group && entry.cursor.segment.0 > info.last_segment.0.saturating_add(1));
+        if beyond || (done && !info.closed) { Err(Status::InvalidArgument) } else { Ok(()) }
+    }
+
+    /// Makes a planned commit true, and returns how to undo it.
+    pub(super) fn apply(&mut self, plan: &Plan) -> Undo {
+        let group = plan.position.cursor.group;
+        let undo = Undo { base: self.base, committed: self.committed, group, ahead: self.ahead.get(&group).copied() };
+        if plan.is_base {
+            (self.base, self.committed) = (Some(plan.position), true);
+        } else {
+            self.ahead.insert(group, plan.position);
+        }
+        undo
+    }
+
+    /// Takes back the last [`apply`](Progress::apply) that was not taken back.
+    pub(super) fn undo(&mut self, undo: Undo) {
+        (self.base, self.committed) = (undo.base, undo.committed);
+        match undo.ahead {
+            Some(position) => drop(self.ahead.insert(undo.group, position)),
+            None => drop(self.ahead.remove(&undo.group)),
+        }
+    }
+
+    /// Ends a lease. Whether there was one.
+    pub(super) fn end_lease(&mut self, id: u64) -> bool {
+        let before = self.leases.len();
+        self.leases.retain(|lease| lease.id != id);
+        self.leases.len() < before
+    }
+
+    /// Up to where the application needs nothing of the lane any more.
+    pub(super) fn floor(&self) -> Cursor {
+        match self.base {
+            Some(base) if base.done => end_of(base.cursor.group),
+            Some(base) => base.cursor,
+            None => Cursor::default(),
+        }
+    }
+
+    /// Ordinal of the next record to process, and how many can be read from there.
+    pub(super) fn lag(&self) -> (Option<u64>, u64, u64) {
+        let durable = self.lane.latest().1;
+        let from = self.base.map_or_else(|| self.lane.earliest().1, |base| base.ordinal);
+        (self.base.map(|base| base.ordinal), durable, durable.saturating_sub(from))
+    }
+}
+
+/// What a commit replaced.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Undo {
+    base: Option<Position>,
+    committed: bool,
+    group: GroupId,
+    ahead: Option<Position>,
+}
+
+/// A cursor behind everything in a group.
+fn end_of(group: GroupId) -> Cursor {
+    Cursor { group, segment: SegmentIndex(u32::MAX), position: u32::MAX }
+}

@@ -1,0 +1,138 @@
+//! Rebuilding applications and their offsets from the system stream, at start.
+//!
+//! Record after record, the last one of a key counts. The oldest records may have been trimmed, but only below a copy of
+//! everything: so positions may come before the record of their application, never without it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use kera_format::chunk::Chunks;
+use kera_format::{Cursor, GroupId, StreamId};
+use kera_log::{Lane, Observer};
+use parking_lot::{Condvar, Mutex};
+
+use super::records::{Entry, LaneKey, Meta, Position, decode};
+use crate::failure::Failure;
+
+/// Bytes read at a time.
+const READ_BYTES: usize = 1 << 20;
+
+/// What a replay has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct ReplayReport {
+    /// Applications.
+    pub applications: u64,
+    /// Groups that they have a position in.
+    pub positions: u64,
+    /// Records read.
+    pub records: u64,
+    /// Bytes of their chunks.
+    pub bytes: u64,
+    /// Records that are not understood, passed over.
+    pub passed_over: u64,
+    /// Applications of streams that do not exist, dropped.
+    pub dropped: u64,
+}
+
+/// What is known of a lane.
+#[derive(Debug, Default)]
+pub(super) struct LanePositions {
+    pub(super) base: Option<Position>,
+    pub(super) ahead: BTreeMap<GroupId, Position>,
+}
+
+/// An application as its records tell it.
+#[derive(Debug, Default)]
+pub(super) struct Replayed {
+    pub(super) meta: Option<Meta>,
+    pub(super) lanes: BTreeMap<LaneKey, LanePositions>,
+}
+
+/// All applications, by name and stream.
+#[derive(Debug, Default)]
+pub(super) struct Replay {
+    pub(super) applications: HashMap<(String, StreamId), Replayed>,
+    pub(super) report: ReplayReport,
+}
+
+impl Replay {
+    /// Reads a lane from its first chunk to its durable end. Blocks the thread while segments come from disk.
+    pub(super) fn read(lane: &Lane) -> Result<Replay, Failure> {
+        let mut replay = Replay::default();
+        let arrived = Arc::new(Arrived::default());
+        let observer: Arc<dyn Observer> = Arc::clone(&arrived) as _;
+        let mut cursor = Cursor::default();
+        loop {
+            let outcome = lane.read(cursor, READ_BYTES, true)?;
+            for data in &outcome.data {
+                replay.chunks(data);
+            }
+            cursor = outcome.next;
+            if outcome.loading {
+                if lane.wait(outcome.version, &observer, 0) {
+                    arrived.wait();
+                }
+            } else if outcome.at_durable_end {
+                return Ok(replay);
+            }
+        }
+    }
+
+    fn chunks(&mut self, data: &[u8]) {
+        self.report.bytes += data.len() as u64;
+        for chunk in Chunks::new(data) {
+            let Ok(chunk) = chunk else {
+                self.report.passed_over += 1;
+                continue;
+            };
+            for record in chunk.records() {
+                self.report.records += 1;
+                match record.ok().and_then(|record| decode(&record)) {
+                    Some((name, stream, entry)) => self.entry(name, stream, entry),
+                    None => self.report.passed_over += 1,
+                }
+            }
+        }
+    }
+
+    fn entry(&mut self, name: String, stream: StreamId, entry: Entry) {
+        let key = (name, stream);
+        match entry {
+            Entry::Deleted => drop(self.applications.remove(&key)),
+            Entry::Application(meta) => self.applications.entry(key).or_default().meta = Some(meta),
+            Entry::Base { lane, position, anew } => {
+                let known = self.applications.entry(key).or_default().lanes.entry(lane).or_default();
+                known.base = Some(position);
+                known.ahead.retain(|group, _| !anew && *group > position.cursor.group);
+            }
+            Entry::Ahead { lane, position } => {
+                let known = self.applications.entry(key).or_default().lanes.entry(lane).or_default();
+                known.ahead.insert(position.cursor.group, position);
+            }
+        }
+    }
+}
+
+/// Lets the starting thread wait for a segment.
+#[derive(Default)]
+struct Arrived {
+    arrived: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Arrived {
+    fn wait(&self) {
+        let mut arrived = self.arrived.lock();
+        while !*arrived {
+            self.changed.wait(&mut arrived);
+        }
+        *arrived = false;
+    }
+}
+
+impl Observer for Arrived {
+    fn advanced(&self, _token: u64) {
+        *self.arrived.lock() = true;
+        self.changed.notify_all();
+    }
+}

@@ -1,0 +1,273 @@
+//! From requests about applications to answers.
+
+use std::sync::Arc;
+
+use kera_protocol::application::{
+    CommitOffsets, CommitResult, CommittedOffsets, DeleteApplication, DescribeApplication, FetchOffsets, Heartbeat,
+    HeartbeatResponse, JoinApplication, JoinedApplication, LaneProgress, LeaveApplication, ListApplications,
+    ResetOffsets,
+};
+use kera_protocol::limits::{CLIENT_NAME_BYTES_MAX, COMMIT_ENTRIES_MAX, WAIT_MS_MAX};
+use kera_protocol::{Body, Empty, LeasedGroups, NextGroups, Op, Status};
+use kera_rpc::Outbox;
+
+use super::application::{Application, Ask, heartbeat_ms};
+use super::commit::Committer;
+use super::describe::{offset, wanted};
+use crate::acks::Answer;
+use crate::failure::Failure;
+use crate::groups::LOAD_WAIT_MS;
+use crate::session::{Attempt, Core, Request};
+use crate::signals::Token;
+
+/// Tries one of the operations on applications.
+pub(crate) fn attempt(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    match request.op {
+        Op::NextGroups => next_groups(core, request, out),
+        Op::JoinApplication => join(core, request, out),
+        Op::Heartbeat => heartbeat(core, request, out),
+        Op::CommitOffsets => commit(core, request),
+        Op::LeaveApplication => leave(core, request, out),
+        Op::DeleteApplication => delete(core, request),
+        Op::ResetOffsets => reset(core, request, out),
+        Op::FetchOffsets => fetch(core, request, out),
+        Op::ListApplications => list(core, request, out),
+        Op::DescribeApplication => describe(core, request, out),
+        other => Err(Failure::new(Status::UnknownOperation, format!("{other} is not the broker's"))),
+    }
+}
+
+/// An answer that waits until everything recorded so far is durable.
+fn durable<B: Body>(core: &Core, request: Request<'_>, body: &B) -> Attempt {
+    let mut answer = Answer::default();
+    body.encode(request.header.version, &mut answer.body);
+    core.broker.applications.journal.wait_for_all(&mut answer);
+    Attempt::Durable(answer)
+}
+
+fn join(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    let message: JoinApplication = request.message()?;
+    let broker = Arc::clone(&core.broker);
+    let bytes = message.member_name.len();
+    if bytes > CLIENT_NAME_BYTES_MAX {
+        return Err(Failure::argument(format!("member_name has {bytes} bytes, the limit is {CLIENT_NAME_BYTES_MAX}")));
+    }
+    let stream = core.streams.get(&broker.log, message.stream);
+    let stream = Arc::clone(stream.ok_or_else(|| Failure::unknown_stream(message.stream))?);
+    let applications = &broker.applications;
+    if applications.is_system_stream(stream.id()) {
+        return Err(Failure::argument("stream is the system's own, it has no applications"));
+    }
+    let (application, made) = applications.find_or_create(&broker, &message.application, &stream, message.start)?;
+    let config = &broker.config;
+    let asked = if message.lease_ms == 0 { config.lease_ms_default } else { message.lease_ms };
+    let lease_ms = asked.clamp(config.lease_ms_min, config.lease_ms_max);
+    let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
+    let mut state = application.state.lock();
+    application.expire(&mut state, now_us);
+    let member = if state.members.contains_key(&message.member) {
+        // Back after a lost connection: its leases are still its own.
+        let found = state.hear(message.member, now_us, now_ms)?;
+        (found.lease_ms, found.address) = (lease_ms, core.peer.to_string());
+        message.member
+    } else {
+        let (count, limit) = (state.members.len(), config.members_max);
+        if count >= limit {
+            return Err(Failure::limit("members of the application", count, limit));
+        }
+        let id = applications.new_id(&broker);
+        state.add_member(id, &message.member_name, core.peer.to_string(), lease_ms, (now_us, now_ms));
+        core.counts.members_joined += 1;
+        id
+    };
+    drop(state);
+    let joined = JoinedApplication {
+        application: application.meta.id,
+        member,
+        lease_ms,
+        heartbeat_ms: heartbeat_ms(lease_ms),
+        order: application.order(),
+    };
+    if made {
+        return Ok(durable(core, request, &joined));
+    }
+    out.respond(request.header, &joined);
+    Ok(Attempt::Answered)
+}
+
+fn heartbeat(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    let message: Heartbeat = request.message()?;
+    let application = core.broker.applications.by_id(message.application)?;
+    let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
+    let mut state = application.state.lock();
+    application.expire(&mut state, now_us);
+    let leases = state.hear(message.member, now_us, now_ms)?.leases.len() as u32;
+    let release = state.asked_back(message.member, now_us);
+    drop(state);
+    out.respond(request.header, &HeartbeatResponse { release, leases });
+    Ok(Attempt::Answered)
+}
+
+fn next_groups(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    let message: NextGroups = request.message()?;
+    let application = core.broker.applications.by_id(message.application)?;
+    let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
+    let wait_ms = message.max_wait_ms.min(WAIT_MS_MAX);
+    // Registered before looking, so that nothing is missed in between.
+    if let Some(waiter) = request.waiter.filter(|_| !request.last) {
+        application.register(&core.observer, Token::Waiter(waiter).to_u64());
+    }
+    let expired = application.expire(&mut application.state.lock(), now_us);
+    core.broker.metrics.members_expired.fetch_add(expired, std::sync::atomic::Ordering::Relaxed);
+    let config = &core.broker.config;
+    let given = application.next_groups(&Ask {
+        member: message.member,
+        max_groups: (message.max_groups.max(1) as usize).min(config.groups_per_answer_max),
+        wait_us: if request.last { 0 } else { u64::from(wait_ms) * 1000 },
+        now_us,
+        now_ms,
+        ahead_max: config.groups_ahead_max,
+    })?;
+    core.counts.groups_leased += given.groups.len() as u64;
+    core.counts.releases_asked += given.releases_asked;
+    core.counts.positions_lost += given.lost.times;
+    core.counts.records_lost += given.lost.records;
+    if given.groups.is_empty() && !request.last && wait_ms > 0 {
+        return Ok(Attempt::Wait { lanes: Vec::new(), wait_ms });
+    }
+    if let Some(waiter) = request.waiter {
+        application.unregister(&core.observer, Token::Waiter(waiter).to_u64());
+    }
+    out.respond(request.header, &LeasedGroups { groups: given.groups });
+    Ok(Attempt::Answered)
+}
+
+fn commit(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
+    let message: CommitOffsets = request.message()?;
+    let (count, limit) = (message.entries.len(), COMMIT_ENTRIES_MAX);
+    if count > limit {
+        return Err(Failure::limit("entries", count, limit));
+    }
+    let applications = &core.broker.applications;
+    applications.journal.check_open()?;
+    let application = applications.by_id(message.application)?;
+    let by = Committer { member: message.member, now_us: core.clock.monotonic_us(), now_ms: core.clock.now_ms() };
+    application.expire(&mut application.state.lock(), by.now_us);
+    let committed = application.commit(&applications.journal, by, &message.entries)?;
+    core.counts.offsets_committed += committed.accepted;
+    core.counts.offsets_fenced += committed.fenced;
+    match committed.failure {
+        // Nothing at all could be recorded: the client learns why and when to come back.
+        Some(failure) if committed.accepted == 0 => Err(failure),
+        _ => Ok(durable(core, request, &CommitResult { statuses: committed.statuses })),
+    }
+}
+
+fn leave(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    let message: LeaveApplication = request.message()?;
+    let application = core.broker.applications.by_id(message.application)?;
+    let mut state = application.state.lock();
+    if !application.remove_member(&mut state, message.member) {
+        let message = format!("member {} is not known; it has left, or its lease ran out", message.member);
+        return Err(Failure::new(Status::UnknownMember, message));
+    }
+    drop(state);
+    out.respond(request.header, &Empty);
+    Ok(Attempt::Answered)
+}
+
+/// Refuses while an application has members.
+fn check_idle(application: &Application, now_us: u64) -> Result<(), Failure> {
+    let mut state = application.state.lock();
+    application.expire(&mut state, now_us);
+    match state.members.len() {
+        0 => Ok(()),
+        members => {
+            let name = &application.meta.name;
+            let message = format!("application `{name}` has {members} members; stop them, or wait until their leases end");
+            Err(Failure::later(Status::ApplicationActive, message))
+        }
+    }
+}
+
+fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
+    let message: DeleteApplication = request.message()?;
+    let applications = &core.broker.applications;
+    let application = applications.by_name(&message.application, message.stream)?;
+    check_idle(&application, core.clock.monotonic_us())?;
+    applications.remove(&application, core.clock.now_ms())?;
+    Ok(durable(core, request, &Empty))
+}
+
+fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    let message: ResetOffsets = request.message()?;
+    let broker = Arc::clone(&core.broker);
+    let applications = &broker.applications;
+    applications.journal.check_open()?;
+    let stream = core.streams.get(&broker.log, message.stream);
+    let stream = Arc::clone(stream.ok_or_else(|| Failure::unknown_stream(message.stream))?);
+    if let Some(unknown) = message.streamlets.iter().find(|id| stream.streamlet(**id).is_none()) {
+        return Err(Failure::unknown_streamlet(stream.id(), *unknown, stream.options().streamlets));
+    }
+    let application = if message.dry_run {
+        applications.by_name(&message.application, message.stream)?
+    } else {
+        applications.find_or_create(&broker, &message.application, &stream, message.to)?.0
+    };
+    check_idle(&application, core.clock.monotonic_us())?;
+    let now_ms = core.clock.now_ms();
+    let mut state = application.state.lock();
+    application.take_moved(&mut state);
+    let planned = match application.plan_reset(&state, wanted(&message.streamlets), message.to, now_ms)? {
+        Ok(planned) => planned,
+        Err((key, seen)) => {
+            let lanes = application.lane(key).map(|lane| (Arc::clone(lane), seen)).into_iter().collect();
+            return Ok(Attempt::Wait { lanes, wait_ms: LOAD_WAIT_MS });
+        }
+    };
+    if !message.dry_run {
+        application.reset(&applications.journal, &mut state, &planned, now_ms)?;
+    }
+    drop(state);
+    let offsets = planned.iter().map(|(key, position)| offset(*key, position)).collect();
+    let answer = CommittedOffsets { application: application.meta.id, offsets };
+    if message.dry_run {
+        out.respond(request.header, &answer);
+        return Ok(Attempt::Answered);
+    }
+    Ok(durable(core, request, &answer))
+}
+
+fn fetch(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    let message: FetchOffsets = request.message()?;
+    let application = core.broker.applications.by_name(&message.application, message.stream)?;
+    let answer = application.committed(wanted(&message.streamlets));
+    let limit = items_max::<kera_protocol::CommittedOffset>(core);
+    if answer.offsets.len() > limit {
+        let message = format!("{} offsets do not fit into a frame ({limit} do): ask for fewer streamlets", answer.offsets.len());
+        return Err(Failure::new(Status::LimitReached, message));
+    }
+    out.respond(request.header, &answer);
+    Ok(Attempt::Answered)
+}
+
+fn list(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    let message: ListApplications = request.message()?;
+    out.respond(request.header, &core.broker.applications.list(message.stream));
+    Ok(Attempt::Answered)
+}
+
+fn describe(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    let message: DescribeApplication = request.message()?;
+    let application = core.broker.applications.by_name(&message.application, message.stream)?;
+    let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
+    application.expire(&mut application.state.lock(), now_us);
+    let lanes_max = items_max::<LaneProgress>(core) / 4;
+    out.respond(request.header, &application.describe(lanes_max, now_us, now_ms));
+    Ok(Attempt::Answered)
+}
+
+/// How many items of a type fit into a frame for sure: on the wire they take no more than in memory.
+fn items_max<T>(core: &Core) -> usize {
+    core.broker.config.frame_bytes_max / 2 / size_of::<T>()
+}

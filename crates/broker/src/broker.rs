@@ -1,0 +1,117 @@
+//! What all sessions of a node share. Called from every I/O thread, from the maintenance thread and from the coordinator's
+//! call-backs; holds no lock while it appends or reads, except an application's while that application's offsets are
+//! written.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use kera_env::Clock;
+use kera_format::{StreamId, StreamOptions};
+use kera_log::{Lane, Log, StreamError};
+use kera_rpc::SessionWaker;
+
+use crate::applications::{ApplicationCounts, Applications, ReplayReport};
+use crate::config::BrokerConfig;
+use crate::failure::Failure;
+use crate::metrics::BrokerMetrics;
+use crate::session::BrokerSession;
+
+/// The broker of a node.
+pub struct Broker {
+    pub(crate) config: BrokerConfig,
+    pub(crate) log: Arc<Log>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) metrics: BrokerMetrics,
+    pub(crate) applications: Applications,
+    stopping: AtomicBool,
+}
+
+impl Broker {
+    /// A broker over a log. Applications are not served before [`Broker::open_applications`].
+    pub fn new(config: BrokerConfig, log: Arc<Log>, clock: Arc<dyn Clock>) -> Arc<Broker> {
+        Arc::new(Broker {
+            config,
+            log,
+            clock,
+            metrics: BrokerMetrics::default(),
+            applications: Applications::default(),
+            stopping: AtomicBool::new(false),
+        })
+    }
+
+    /// Rebuilds applications and their offsets from the system stream [`APPLICATIONS_STREAM`](crate::APPLICATIONS_STREAM),
+    /// which the coordinator has made with [`applications_stream_options`](crate::applications_stream_options). After the
+    /// log's recovery, before the first session. Blocks while segments are read from disk, so the store must be running.
+    pub fn open_applications(&self, stream: StreamId) -> Result<ReplayReport, Failure> {
+        let stream = self.log.stream(stream).ok_or_else(|| Failure::unknown_stream(stream))?;
+        self.applications.open(self, &stream)
+    }
+
+    /// A session for a connection. `waker` has [`BrokerSession::on_wake`] called; `peer` is shown in listings.
+    pub fn session(self: &Arc<Self>, peer: SocketAddr, waker: SessionWaker) -> BrokerSession {
+        BrokerSession::new(Arc::clone(self), peer, waker)
+    }
+
+    /// The catalog has one more stream, or had it at start: makes it in the log.
+    pub fn stream_created(&self, id: StreamId, options: StreamOptions) -> Result<(), StreamError> {
+        self.log.create_stream(id, options).map(drop)
+    }
+
+    /// A stream has other options.
+    pub fn stream_altered(&self, id: StreamId, options: StreamOptions) -> Result<(), StreamError> {
+        self.log.alter_stream(id, options)?;
+        self.applications.stream_altered(id);
+        Ok(())
+    }
+
+    /// A stream is gone from the catalog: drops its data and its applications. Waiting readers and members are answered
+    /// with `UnknownStream`.
+    pub fn stream_deleted(&self, id: StreamId) -> Result<(), StreamError> {
+        self.log.delete_stream(id)?;
+        self.applications.stream_deleted(self, id);
+        Ok(())
+    }
+
+    /// What time brings: leases that run out, consumed floors for retention, a fresh copy of the committed offsets when
+    /// their stream has grown. About once a second, from the maintenance thread; takes as long as its largest
+    /// application needs to be written.
+    pub fn tick(&self) {
+        self.applications.tick(self);
+    }
+
+    /// What it counts.
+    pub fn metrics(&self) -> &BrokerMetrics {
+        &self.metrics
+    }
+
+    /// How many applications, members and leases there are. Takes each application's lock for a moment.
+    pub fn application_counts(&self) -> ApplicationCounts {
+        self.applications.counts()
+    }
+
+    /// The log that it serves.
+    pub fn log(&self) -> &Arc<Log> {
+        &self.log
+    }
+
+    /// Its limits.
+    pub fn config(&self) -> &BrokerConfig {
+        &self.config
+    }
+
+    /// From here on requests are refused with `ShuttingDown`; those under way are finished.
+    pub fn stop(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.load(Ordering::Acquire)
+    }
+
+    /// A lane has got its first chunk ever: applications that wait for lanes look at it.
+    #[cold]
+    pub(crate) fn lane_started(&self, lane: &Arc<Lane>) {
+        self.applications.lane_started(lane);
+    }
+}

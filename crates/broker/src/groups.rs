@@ -1,0 +1,257 @@
+//! What there is to read: groups, segments, places of ordinals and times, statistics (thesis tables 6.1 and 6.2).
+//!
+//! Rare requests of readers that find their own way. Answers are pages; none takes memory beyond a page and a small
+//! window per lane.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::sync::Arc;
+
+use kera_format::{GroupId, LaneId, SegmentId, StreamId, StreamletId};
+use kera_log::{GroupInfo as LogGroup, Lane, LaneVersion, Log, Lookup as Found, SegmentInfo as LogSegment, Streamlet};
+use kera_protocol::groups::SegmentPlace;
+use kera_protocol::limits::{PAGE_ITEMS_MAX, WAIT_MS_MAX};
+use kera_protocol::{
+    AvailableGroups, AvailableSegments, GroupInfo, GroupList, LaneStats, Lookup, LookupResult, NextSegments, Op,
+    SegmentInfo, SegmentList, Start, Status, StreamStats, StreamStatsResponse,
+};
+use kera_rpc::Outbox;
+
+use crate::failure::Failure;
+use crate::session::{Attempt, Core, Request};
+
+/// Groups fetched from a lane at a time while the lanes of a streamlet are merged.
+const GROUPS_WINDOW: usize = 32;
+/// How long a lookup waits for a segment to come from disk, in milliseconds.
+pub(crate) const LOAD_WAIT_MS: u32 = 30_000;
+
+/// Whether `op` is answered here.
+pub(crate) fn serves(op: Op) -> bool {
+    matches!(op, Op::NextSegments | Op::AvailableGroups | Op::AvailableSegments | Op::Lookup | Op::StreamStats)
+}
+
+/// Tries one of the operations that [`serves`] names.
+pub(crate) fn attempt(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    match request.op {
+        Op::NextSegments => return next_segments(core, request, out),
+        Op::Lookup => return lookup(core, request, out),
+        Op::AvailableGroups => out.respond(request.header, &available_groups(core, &request.message()?)?),
+        Op::AvailableSegments => out.respond(request.header, &available_segments(core, &request.message()?)?),
+        _ => out.respond(request.header, &stream_stats(core, &request.message()?)?),
+    }
+    Ok(Attempt::Answered)
+}
+
+fn page(limit: u32) -> usize {
+    if limit == 0 { PAGE_ITEMS_MAX } else { (limit as usize).min(PAGE_ITEMS_MAX) }
+}
+
+fn to_group_info(lane: LaneId, group: &LogGroup) -> GroupInfo {
+    let first = group.first_segment;
+    GroupInfo {
+        group: group.id,
+        lane,
+        first_segment: first,
+        last_segment: group.last_segment,
+        first_ordinal: group.first_ordinal,
+        durable_ordinal: group.durable_ordinal,
+        bytes: group.bytes,
+        closed: group.closed,
+        first_append_ms: group.first_append_ms,
+        last_append_ms: group.last_append_ms,
+    }
+}
+
+/// The groups of one lane, a window at a time.
+struct LaneGroups<'a> {
+    lane: &'a Arc<Lane>,
+    window: VecDeque<LogGroup>,
+}
+
+impl LaneGroups<'_> {
+    /// The lane's next group after `after`.
+    fn next(&mut self, after: GroupId) -> Option<LogGroup> {
+        if self.window.is_empty() {
+            self.window.extend(self.lane.groups(after, GROUPS_WINDOW));
+        }
+        self.window.pop_front()
+    }
+}
+
+/// Merges the groups of a streamlet's lanes by id.
+fn available_groups(core: &mut Core, message: &AvailableGroups) -> Result<GroupList, Failure> {
+    let streamlet = core.streams.streamlet(&core.broker.log, message.stream, message.streamlet)?;
+    let limit = page(message.limit);
+    let mut lanes: Vec<LaneGroups<'_>> =
+        streamlet.lanes().map(|lane| LaneGroups { lane, window: VecDeque::new() }).collect();
+    let mut next: BinaryHeap<Reverse<(GroupId, usize)>> = BinaryHeap::new();
+    let mut heads: Vec<Option<LogGroup>> = Vec::with_capacity(lanes.len());
+    for (at, lane) in lanes.iter_mut().enumerate() {
+        heads.push(lane.next(message.after));
+        next.extend(heads[at].as_ref().map(|group| Reverse((group.id, at))));
+    }
+    let mut groups = Vec::new();
+    while groups.len() < limit {
+        let Some(Reverse((id, at))) = next.pop() else { break };
+        if let Some(group) = heads[at].take() {
+            groups.push(to_group_info(lanes[at].lane.id(), &group));
+        }
+        heads[at] = lanes[at].next(id);
+        next.extend(heads[at].as_ref().map(|group| Reverse((group.id, at))));
+    }
+    Ok(GroupList { groups, more: !next.is_empty() })
+}
+
+/// The lane of a streamlet that has a group.
+fn lane_of_group(streamlet: &Arc<Streamlet>, group: GroupId) -> Result<(&Arc<Lane>, LogGroup), Failure> {
+    let found = streamlet.lanes().find_map(|lane| Some((lane, lane.group(group)?)));
+    found.ok_or_else(|| {
+        let message = format!("streamlet {} has no group {group}, or retention has taken it", streamlet.id());
+        Failure::new(Status::UnknownGroup, message)
+    })
+}
+
+fn to_segment_info(log: &Log, lane: &Lane, group: GroupId, segment: &LogSegment) -> SegmentInfo {
+    let (stream, streamlet, index) = (lane.stream_id(), lane.streamlet_id(), segment.index);
+    let in_memory = log.segment(SegmentId { stream, streamlet, lane: lane.id(), group, index });
+    let place = match (segment.open, segment.in_memory, segment.on_disk) {
+        (true, _, _) => SegmentPlace::Open,
+        (false, _, false) => SegmentPlace::Memory,
+        (false, true, true) => SegmentPlace::Both,
+        (false, false, true) => SegmentPlace::Disk,
+    };
+    SegmentInfo {
+        index: segment.index,
+        place,
+        base_ordinal: segment.base_ordinal,
+        durable_ordinal: segment.durable_ordinal,
+        durable_head: segment.durable_head,
+        // What is only on disk has no buffer.
+        capacity_bytes: in_memory.map_or(0, |found| found.capacity_bytes()),
+        first_append_ms: segment.first_append_ms,
+        last_append_ms: segment.last_append_ms,
+    }
+}
+
+/// A page of a group's segments, with the lane and the state of it that the page was made from.
+fn segments(
+    core: &mut Core,
+    stream: StreamId,
+    message: &AvailableSegments,
+) -> Result<(SegmentList, Arc<Lane>, LaneVersion), Failure> {
+    let streamlet = core.streams.streamlet(&core.broker.log, stream, message.streamlet)?;
+    let (lane, _) = lane_of_group(streamlet, message.group)?;
+    let seen = lane.version();
+    let (lane, group) = lane_of_group(streamlet, message.group).map(|(_, group)| (lane, group))?;
+    let limit = page(message.limit);
+    let mut found = lane.segments(message.group, message.after, limit + 1).unwrap_or_default();
+    let more = found.len() > limit;
+    found.truncate(limit);
+    let log = &core.broker.log;
+    let segments = found.iter().map(|segment| to_segment_info(log, lane, message.group, segment)).collect();
+    Ok((SegmentList { lane: lane.id(), segments, complete: group.closed && !more, more }, Arc::clone(lane), seen))
+}
+
+fn available_segments(core: &mut Core, message: &AvailableSegments) -> Result<SegmentList, Failure> {
+    segments(core, message.stream, message).map(|(list, _, _)| list)
+}
+
+fn next_segments(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    let NextSegments { stream, streamlet, group, after, limit, max_wait_ms } = request.message()?;
+    let asked = AvailableSegments { stream, streamlet, group, after, limit };
+    let (list, lane, seen) = segments(core, stream, &asked)?;
+    let wait_ms = max_wait_ms.min(WAIT_MS_MAX);
+    if list.segments.is_empty() && !list.complete && !request.last && wait_ms > 0 {
+        return Ok(Attempt::Wait { lanes: vec![(lane, seen)], wait_ms });
+    }
+    out.respond(request.header, &list);
+    Ok(Attempt::Answered)
+}
+
+/// A place in a lane, and the ordinal there; or what to wait for.
+pub(crate) enum Place {
+    Here(kera_format::Cursor, u64),
+    Loading(LaneVersion),
+}
+
+/// Finds a start in a lane.
+pub(crate) fn find(lane: &Lane, at: Start) -> Result<Place, Failure> {
+    let found = match at {
+        Start::Earliest => {
+            let (cursor, ordinal) = lane.earliest();
+            return Ok(Place::Here(cursor, ordinal));
+        }
+        Start::Latest => {
+            let (cursor, ordinal) = lane.latest();
+            return Ok(Place::Here(cursor, ordinal));
+        }
+        Start::Ordinal(ordinal) => lane.lookup_ordinal(ordinal)?,
+        Start::TimeMs(time_ms) => lane.lookup_time(time_ms)?,
+    };
+    Ok(match found {
+        Found::Found { cursor, ordinal } => Place::Here(cursor, ordinal),
+        Found::Loading(seen) => Place::Loading(seen),
+    })
+}
+
+fn lookup(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+    let message: Lookup = request.message()?;
+    let lane = core.streams.lane(&core.broker.log, message.stream, message.streamlet, message.lane)?;
+    match find(lane, message.at)? {
+        Place::Here(cursor, ordinal) => {
+            let stats = lane.stats();
+            let (first_ordinal, durable_ordinal) = (stats.first_ordinal, stats.durable_ordinal);
+            out.respond(request.header, &LookupResult { cursor, ordinal, first_ordinal, durable_ordinal });
+            Ok(Attempt::Answered)
+        }
+        Place::Loading(seen) => {
+            Ok(Attempt::Wait { lanes: vec![(Arc::clone(lane), seen)], wait_ms: LOAD_WAIT_MS })
+        }
+    }
+}
+
+fn stream_stats(core: &mut Core, message: &StreamStats) -> Result<StreamStatsResponse, Failure> {
+    let stream = core.streams.get(&core.broker.log, message.stream);
+    let stream = stream.ok_or_else(|| Failure::unknown_stream(message.stream))?;
+    let mut wanted = message.streamlets.clone();
+    wanted.sort_unstable();
+    wanted.dedup();
+    if let Some(&streamlet) = wanted.iter().find(|id| stream.streamlet(**id).is_none()) {
+        return Err(Failure::unknown_streamlet(stream.id(), streamlet, stream.options().streamlets));
+    }
+    let after = message.after;
+    let limit = page(message.limit);
+    let mut used: Vec<(StreamletId, LaneId, &Arc<Lane>)> = stream
+        .streamlets()
+        .filter(|streamlet| wanted.is_empty() || wanted.binary_search(&streamlet.id()).is_ok())
+        .flat_map(|streamlet| streamlet.lanes().map(|lane| (streamlet.id(), lane.id(), lane)))
+        .filter(|(streamlet, lane, _)| after.is_none_or(|after| (*streamlet, *lane) > after))
+        .collect();
+    used.sort_unstable_by_key(|(streamlet, lane, _)| (*streamlet, *lane));
+    let mut lanes = Vec::new();
+    let mut more = false;
+    for (streamlet, lane, found) in used {
+        let stats = found.stats();
+        if stats.next_ordinal == 0 {
+            continue;
+        }
+        if lanes.len() == limit {
+            more = true;
+            break;
+        }
+        lanes.push(LaneStats {
+            streamlet,
+            lane,
+            first_ordinal: stats.first_ordinal,
+            durable_ordinal: stats.durable_ordinal,
+            next_ordinal: stats.next_ordinal,
+            bytes: stats.bytes,
+            memory_bytes: stats.memory_bytes,
+            disk_bytes: stats.disk_bytes,
+            groups: stats.groups.try_into().unwrap_or(u32::MAX),
+            segments: stats.segments.try_into().unwrap_or(u32::MAX),
+            last_append_ms: stats.last_append_ms,
+        });
+    }
+    Ok(StreamStatsResponse { lanes, more })
+}

@@ -1,0 +1,101 @@
+//! `ReadChunks`: one answer with data of many lanes, at once or when there is some (docs/read-path.md names the steps).
+
+use kera_protocol::{FrameHeader, ReadChunks, Status, limits};
+use kera_rpc::Outbox;
+
+use crate::entries::{self, Entries, Gathered};
+use crate::failure::Failure;
+use crate::lanes::Watch;
+use crate::session::Core;
+
+/// A read that waits for data.
+pub(crate) struct WaitingRead {
+    request: FrameHeader,
+    pub(crate) entries: Entries,
+    min_bytes: usize,
+    budget: usize,
+    pub(crate) deadline_us: u64,
+}
+
+impl WaitingRead {
+    /// Checks a request and resolves its lanes. Entries that cannot be read are refused into `gathered`. `room` is how many
+    /// entries the connection may still have waiting, `rotation` where in them to begin.
+    pub(crate) fn new(
+        core: &mut Core,
+        request: &FrameHeader,
+        message: &ReadChunks,
+        room: usize,
+        rotation: usize,
+        gathered: &mut Gathered,
+    ) -> Result<WaitingRead, Failure> {
+        entries::check(&message.entries, room)?;
+        let config = &core.broker.config;
+        let asked = if message.max_bytes == 0 { usize::MAX } else { message.max_bytes as usize };
+        let budget = asked.min(config.read_bytes_max).min(config.data_bytes_max(message.entries.len()));
+        let wait_us = u64::from(message.max_wait_ms.min(limits::WAIT_MS_MAX)) * 1000;
+        Ok(WaitingRead {
+            request: *request,
+            entries: Entries::resolve(core, &message.entries, rotation, gathered),
+            min_bytes: (message.min_bytes as usize).clamp(1, budget.max(1)),
+            budget,
+            deadline_us: core.clock.monotonic_us() + wait_us,
+        })
+    }
+
+    /// Reads what is there and answers if it is enough, if there is something else to tell, or if `force`d: the time is
+    /// up. Otherwise the session is called back for each lane that is read to its end, under the number `waiter`.
+    pub(crate) fn serve(
+        &mut self,
+        core: &mut Core,
+        waiter: Option<u32>,
+        force: bool,
+        gathered: &mut Gathered,
+        out: &mut Outbox,
+    ) -> bool {
+        let frame_data_max = core.broker.config.data_bytes_max(self.entries.list.len());
+        self.entries.gather(self.budget, frame_data_max, false, gathered);
+        if force || gathered.event || gathered.data_bytes >= self.min_bytes {
+            core.counts.read_requests += 1;
+            core.counts.bytes_read += gathered.data_bytes as u64;
+            gathered.send(&self.request.response(Status::Ok as u16), out);
+            return true;
+        }
+        // Not enough yet: what was found is read again when more is there, so that no segment is pinned meanwhile.
+        for number in gathered.found.drain(..) {
+            self.entries.moved(number);
+        }
+        match waiter {
+            Some(waiter) => self.entries.watch_quiet(core, waiter, gathered),
+            None => self.entries.line_up_quiet(gathered),
+        }
+        false
+    }
+}
+
+impl Entries {
+    /// Has the session called back for the entries that are read to the end.
+    pub(crate) fn watch_quiet(&mut self, core: &mut Core, waiter: u32, gathered: &mut Gathered) {
+        for (number, seen) in gathered.quiet.drain(..) {
+            let entry = &mut self.list[number as usize];
+            let lanes = &mut core.lanes;
+            let slot = *entry.slot.get_or_insert_with(|| lanes.watch(&entry.lane, Watch { waiter, entry: number }));
+            lanes.arm(slot, seen, &core.observer);
+        }
+    }
+
+    /// Nobody waits yet: they are looked at again with the next serving.
+    fn line_up_quiet(&mut self, gathered: &mut Gathered) {
+        for (number, _) in gathered.quiet.drain(..) {
+            self.moved(number);
+        }
+    }
+
+    /// Takes the watchers off again.
+    pub(crate) fn unwatch(&mut self, core: &mut Core, waiter: u32) {
+        for (number, entry) in self.list.iter_mut().enumerate() {
+            if let Some(slot) = entry.slot.take() {
+                core.lanes.unwatch(slot, Watch { waiter, entry: number as u32 });
+            }
+        }
+    }
+}
