@@ -1,8 +1,13 @@
 //! The files of one virtual log: which there are, what they are kept for, where the next block goes.
 //!
-//! Owned by the writer. Names are `<vlog>-<sequence>.vlog` for files with blocks and `<vlog>-<sequence>.spare` for files
-//! to be used again: their disk space is there and has been written, so that a sync of a block in them need not change
-//! the file system's own records.
+//! Owned by the writer. Names are `<vlog>-<sequence>.vlog` for files with blocks, `<vlog>-<sequence>.spare` for files whose
+//! disk space is there and has been written before, and `<vlog>-<sequence>.filling` for those that are being written with
+//! zeros to become spares.
+//!
+//! Spares are what makes small commits quick. A sync of a block in space that was never written must also change the
+//! file system's own records, which is a transaction in its journal: about twenty times the work of the block itself
+//! on ext4. So files are used again, and when there is none to be used again, one is filled with zeros ahead, a slice
+//! after each block.
 //!
 //! A file is kept until no segment needs it, and files go in the order in which they came: so the blocks that remain
 //! have no holes between them, and a hole found at a start is damage.
@@ -13,7 +18,7 @@ use std::sync::Arc;
 
 use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, Random};
 use kera_format::SegmentId;
-use kera_format::vlog::{FileHeader, PAGE_BYTES};
+use kera_format::vlog::{FileHeader, PAGE_BYTES, pages};
 
 /// The part of the settings that files need.
 #[derive(Clone, Debug)]
@@ -33,7 +38,17 @@ pub(crate) struct Files {
     kept: VecDeque<KeptFile>,
     current: Option<CurrentFile>,
     spares: Vec<Spare>,
+    filling: Option<Filling>,
+    /// Filling failed: not tried again before the next file starts.
+    filling_failed: bool,
     next_sequence: u64,
+}
+
+/// A file that is being filled with zeros.
+struct Filling {
+    file: Arc<dyn DiskFile>,
+    sequence: u64,
+    end: u64,
 }
 
 /// A file with blocks.
@@ -54,6 +69,11 @@ pub(crate) struct CurrentFile {
     bytes: u64,
 }
 
+/// What a turn of the writer fills: little beside a block under load, and done with a file in a hundred turns.
+const SLICE_BYTES: u64 = 1 << 20;
+/// The part of a file that is taken when there is no spare: its syncs are slow, so it is left soon.
+const SHORT_FILE: u64 = 8;
+
 struct Spare {
     sequence: u64,
     bytes: u64,
@@ -64,12 +84,23 @@ struct Spare {
 pub(crate) struct Found {
     pub(crate) files: Vec<u64>,
     pub(crate) spares: Vec<u64>,
+    /// Not finished, and useless.
+    pub(crate) filling: Vec<u64>,
 }
 
 impl Files {
     pub(crate) fn new(config: FilesConfig, disk: Arc<dyn Disk>, random: Arc<dyn Random>) -> Files {
-        let (kept, spares) = (VecDeque::new(), Vec::new());
-        Files { config, disk, random, kept, current: None, spares, next_sequence: 1 }
+        Files {
+            config,
+            disk,
+            random,
+            kept: VecDeque::new(),
+            current: None,
+            spares: Vec::new(),
+            filling: None,
+            filling_failed: false,
+            next_sequence: 1,
+        }
     }
 
     pub(crate) fn config(&self) -> &FilesConfig {
@@ -88,6 +119,10 @@ impl Files {
         format!("{}/{:04}-{sequence:010}.spare", self.config.directory, self.config.vlog)
     }
 
+    fn filling_path(&self, sequence: u64) -> String {
+        format!("{}/{:04}-{sequence:010}.filling", self.config.directory, self.config.vlog)
+    }
+
     /// Looks for this virtual log's files, makes the directory if need be, and reserves the sequences that it finds.
     pub(crate) fn find(&mut self) -> io::Result<Found> {
         self.disk.create_dir_all(&self.config.directory)?;
@@ -100,19 +135,25 @@ impl Files {
                 found.files.push(sequence);
             } else if let Some(sequence) = sequence(".spare") {
                 found.spares.push(sequence);
+            } else if let Some(sequence) = sequence(".filling") {
+                found.filling.push(sequence);
             }
         }
         found.files.sort_unstable();
         found.spares.sort_unstable();
-        let highest = found.files.iter().chain(&found.spares).max().copied().unwrap_or(0);
+        let all = found.files.iter().chain(&found.spares).chain(&found.filling);
+        let highest = all.max().copied().unwrap_or(0);
         self.next_sequence = highest.saturating_add(1);
         Ok(found)
     }
 
     /// Takes files that were found into account: those with blocks and what keeps them, and spares.
-    pub(crate) fn adopt(&mut self, kept: Vec<KeptFile>, spares: &[u64]) {
+    pub(crate) fn adopt(&mut self, kept: Vec<KeptFile>, found: &Found) {
         self.kept = kept.into();
-        for &sequence in spares {
+        for &sequence in &found.filling {
+            self.remove(&self.filling_path(sequence));
+        }
+        for &sequence in &found.spares {
             let path = self.spare_path(sequence);
             let bytes = self.disk.open(&path, OpenMode::Read, false).and_then(|file| file.len());
             match bytes {
@@ -148,6 +189,7 @@ impl Files {
         let sequence = self.next_sequence;
         // Counted up even if this fails: whatever is left under the name is not mistaken for another try.
         self.next_sequence += 1;
+        self.filling_failed = false;
         let path = self.path(sequence);
         let started = self.start_at(&path, sequence, bytes_min, next_block);
         if started.is_err() {
@@ -156,13 +198,7 @@ impl Files {
         started
     }
 
-    fn start_at(
-        &mut self,
-        path: &str,
-        sequence: u64,
-        bytes_min: u64,
-        next_block: u64,
-    ) -> io::Result<CurrentFile> {
+    fn start_at(&mut self, path: &str, sequence: u64, bytes_min: u64, next_block: u64) -> io::Result<CurrentFile> {
         let at = self.spares.iter().position(|spare| spare.bytes >= bytes_min);
         let (file, bytes) = match at {
             Some(at) => {
@@ -171,7 +207,8 @@ impl Files {
                 (self.disk.open(path, OpenMode::ReadWrite, true)?, spare.bytes)
             }
             None => {
-                let bytes = self.config.file_bytes.max(bytes_min);
+                let short = pages((self.config.file_bytes / SHORT_FILE) as usize) as u64;
+                let bytes = short.max(bytes_min);
                 let file = self.disk.open(path, OpenMode::Create, true)?;
                 file.allocate(0, bytes)?;
                 file.set_len(bytes)?;
@@ -186,6 +223,53 @@ impl Files {
         file.sync_data()?;
         self.disk.sync_dir(&self.config.directory)?;
         Ok(CurrentFile { file, sequence, key, end: PAGE_BYTES as u64, bytes })
+    }
+
+    /// Fills a slice of the next spare, if there is none. False if there is nothing to do, or the disk did not take it:
+    /// that is not worth an error, blocks go without.
+    pub(crate) fn fill_spare(&mut self) -> bool {
+        if self.config.spares == 0
+            || self.filling_failed
+            || self.spares.iter().any(|s| s.bytes == self.config.file_bytes)
+        {
+            return false;
+        }
+        match self.fill_slice() {
+            Ok(()) => true,
+            Err(error) => {
+                tracing::debug!(%error, "no spare file for the virtual log");
+                self.filling_failed = true;
+                if let Some(filling) = self.filling.take() {
+                    self.remove(&self.filling_path(filling.sequence));
+                }
+                false
+            }
+        }
+    }
+
+    fn fill_slice(&mut self) -> io::Result<()> {
+        let filling = match &mut self.filling {
+            Some(filling) => filling,
+            None => {
+                let sequence = self.next_sequence;
+                self.next_sequence += 1;
+                let file = self.disk.open(&self.filling_path(sequence), OpenMode::Create, true)?;
+                let filling = self.filling.insert(Filling { file, sequence, end: 0 });
+                filling.file.allocate(0, self.config.file_bytes)?;
+                filling
+            }
+        };
+        let bytes = SLICE_BYTES.min(self.config.file_bytes - filling.end);
+        filling.file.write_at(filling.end, &AlignedBuffer::zeroed(bytes as usize))?;
+        filling.end += bytes;
+        if filling.end == self.config.file_bytes {
+            filling.file.sync_data()?;
+            let sequence = filling.sequence;
+            self.disk.rename(&self.filling_path(sequence), &self.spare_path(sequence))?;
+            self.filling = None;
+            self.spares.push(Spare { sequence, bytes: self.config.file_bytes });
+        }
+        Ok(())
     }
 
     /// A write or sync to the current file failed: nothing goes there any more. What was synced before stays good.
@@ -261,10 +345,10 @@ impl Files {
         }
     }
 
-    /// Files with blocks, and the bytes of those and the spares.
+    /// Files with blocks, and the bytes of those, the spares and what is filled of the next.
     pub(crate) fn usage(&self) -> (u64, u64) {
         let kept: u64 = self.kept.iter().map(|kept| kept.bytes).sum();
         let spares: u64 = self.spares.iter().map(|spare| spare.bytes).sum();
-        (self.kept.len() as u64, kept + spares)
+        (self.kept.len() as u64, kept + spares + self.filling.as_ref().map_or(0, |filling| filling.end))
     }
 }

@@ -106,7 +106,7 @@ pub(crate) fn replay(
     for sequence in empty {
         files.remove_file(sequence);
     }
-    files.adopt(kept, &found.spares);
+    files.adopt(kept, &found);
     Ok((replay.report, replay.expected.unwrap_or(1)))
 }
 
@@ -264,7 +264,12 @@ impl Replay<'_, '_> {
         if !self.accept_damage {
             return Err(ReplayError::Damaged(damage));
         }
-        tracing::error!(path, offset, reason = damage.reason, "damage in the virtual log is accepted; what was there is lost");
+        tracing::error!(
+            path,
+            offset,
+            reason = damage.reason,
+            "damage in the virtual log is accepted; what was there is lost"
+        );
         // One line for each of a disk full of damage would be too many.
         if self.report.damage.len() < 1000 {
             self.report.damage.push(damage);
@@ -311,9 +316,8 @@ impl Source {
 
     fn header(&self, page: &[u8]) -> Result<BlockHeader, String> {
         let header = BlockHeader::parse(page).map_err(|error| error.to_string())?;
-        let ours = header.vlog == self.vlog
-            && header.file == self.sequence
-            && self.key.is_none_or(|key| key == header.key);
+        let ours =
+            header.vlog == self.vlog && header.file == self.sequence && self.key.is_none_or(|key| key == header.key);
         if ours { Ok(header) } else { Err("the block is one of an earlier use of the file".into()) }
     }
 

@@ -7,8 +7,10 @@ use std::time::Duration;
 
 use kera_env::{Clock, Disk, Random};
 use kera_format::SegmentId;
-use kera_log::{ChunkReference, DurabilitySink, Observer, RestoreError, Restored, SinkError, Ticket};
-use parking_lot::{Mutex, RwLock};
+use kera_log::{
+    ChunkReference, DurabilitySink, Log, Observer, RestoreError, Restored, SinkError, SinkErrorKind, Ticket,
+};
+use parking_lot::{Condvar, Mutex, RwLock};
 
 use crate::backlog::Backlog;
 use crate::files::{Files, FilesConfig};
@@ -18,6 +20,8 @@ use crate::writer::Writer;
 
 /// How long an idle writer sleeps at most before it looks after its files.
 const IDLE: Duration = Duration::from_millis(500);
+/// How long a replay waits for a block of the arena: the store only has to write a segment.
+const ROOM: Duration = Duration::from_secs(60);
 
 /// Settings of a virtual log. [`VirtualLogConfig::new`] has defaults that work.
 #[derive(Clone, Debug)]
@@ -36,7 +40,7 @@ pub struct VirtualLogConfig {
     pub references_max: usize,
     /// Bytes of files above which slow lanes are asked to close the segments that keep the oldest one.
     pub keep_bytes: u64,
-    /// Files that are kept to be used again.
+    /// Files that are kept to be used again; zero: none, and none is filled ahead.
     pub spares: usize,
     /// How long after a failure the next try is.
     pub retry_ms: u32,
@@ -45,17 +49,17 @@ pub struct VirtualLogConfig {
 }
 
 impl VirtualLogConfig {
-    /// Files of 128 MiB, blocks of up to 4 MiB, about 1 GiB kept.
+    /// Files of 64 MiB, blocks of up to 4 MiB, about 1 GiB kept.
     pub fn new(id: u32, node: [u8; 16]) -> VirtualLogConfig {
         VirtualLogConfig {
             id,
             node,
             directory: "vlog".into(),
-            file_bytes: 128 << 20,
+            file_bytes: 64 << 20,
             block_bytes_max: 4 << 20,
             references_max: 1 << 20,
             keep_bytes: 1 << 30,
-            spares: 2,
+            spares: 4,
             retry_ms: 500,
             accept_damage: false,
         }
@@ -83,6 +87,12 @@ pub trait SegmentCloser: Send + Sync {
     fn close_segments(&self, ids: &[SegmentId]);
 }
 
+impl SegmentCloser for Log {
+    fn close_segments(&self, ids: &[SegmentId]) {
+        Log::close_segments(self, ids);
+    }
+}
+
 /// What one turn of the writer did.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ran {
@@ -100,6 +110,31 @@ pub enum Ran {
         /// When the next try is due, on the clock's monotonic time.
         retry_at_us: u64,
     },
+}
+
+/// Waits for the arena to get a block back.
+#[derive(Default)]
+struct Room {
+    freed: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Room {
+    /// False if nothing became free for long: nothing will.
+    fn wait(&self) -> bool {
+        let mut freed = self.freed.lock();
+        if !*freed {
+            self.changed.wait_for(&mut freed, ROOM);
+        }
+        std::mem::take(&mut *freed)
+    }
+}
+
+impl Observer for Room {
+    fn advanced(&self, _token: u64) {
+        *self.freed.lock() = true;
+        self.changed.notify_all();
+    }
 }
 
 /// See the crate.
@@ -130,7 +165,7 @@ impl VirtualLog {
             node: config.node,
             vlog: config.id,
             directory: config.directory.clone(),
-            file_bytes: config.file_bytes,
+            file_bytes: kera_format::vlog::pages(config.file_bytes as usize) as u64,
             spares: config.spares,
         };
         let files = Files::new(files, disk, random);
@@ -170,6 +205,25 @@ impl VirtualLog {
         Ok(report)
     }
 
+    /// [`replay`](VirtualLog::replay) into a log whose streams are there and whose segments have been recovered. When the
+    /// arena is full it waits for the store to write segments out, and gives up if nothing becomes free for long.
+    pub fn replay_into(&self, log: &Log) -> Result<ReplayReport, ReplayError> {
+        let room = Arc::new(Room::default());
+        let observer: Arc<dyn Observer> = Arc::clone(&room) as Arc<dyn Observer>;
+        self.replay(&mut |chunk| {
+            loop {
+                match log.restore_chunk(chunk) {
+                    Err(RestoreError::ArenaFull(full)) => {
+                        if log.wait_for_space(full.seen, &observer, 0) && !room.wait() {
+                            return Err(RestoreError::ArenaFull(full));
+                        }
+                    }
+                    other => return other,
+                }
+            }
+        })
+    }
+
     /// Who is asked to close segments when old files are kept by them for too long.
     pub fn set_closer(&self, closer: Arc<dyn SegmentCloser>) {
         *self.closer.write() = Some(closer);
@@ -183,10 +237,15 @@ impl VirtualLog {
             match self.run_once() {
                 Ran::Wrote { .. } => {}
                 Ran::Idle if stopping => return,
+                Ran::Idle if self.writer.lock().files.fill_spare() => {}
                 Ran::Idle => self.backlog.sleep(IDLE, false),
                 Ran::Stuck { .. } if stopping => {
                     let (references, bytes) = self.writer.lock().held();
-                    tracing::error!(references, bytes, "stopped with chunks that the disk did not take; none is acknowledged");
+                    tracing::error!(
+                        references,
+                        bytes,
+                        "stopped with chunks that the disk did not take; none is acknowledged"
+                    );
                     return;
                 }
                 Ran::Stuck { retry_at_us } => {
@@ -221,6 +280,7 @@ impl VirtualLog {
                 writer.retry_at_us = None;
                 self.counters.wrote(written.chunks, written.chunk_bytes, written.block_bytes, written.disk_us);
                 self.recovered(&writer);
+                writer.files.fill_spare();
                 self.count_files(&writer);
                 let pressing = self.pressing(&writer);
                 drop(writer);
@@ -285,16 +345,17 @@ impl VirtualLog {
     fn failed(&self, error: &io::Error) {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
         let id = self.config.id;
-        let reason = match error.kind() {
+        let (kind, reason) = match error.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                format!("the disk of virtual log {id} is full ({error}); free space, or shorten retention")
+                let advice = "free space, or shorten retention";
+                (SinkErrorKind::Full, format!("the disk of virtual log {id} is full ({error}); {advice}"))
             }
-            _ => format!("the disk of virtual log {id} fails ({error}); look at the disk"),
+            _ => (SinkErrorKind::Failed, format!("the disk of virtual log {id} fails ({error}); look at the disk")),
         };
         if self.healthy.swap(false, Ordering::Release) {
             tracing::error!("{reason}; chunks that must survive a loss of power are refused until it is well");
         }
-        *self.trouble.lock() = Some(SinkError { reason, retry_after_ms: self.config.retry_ms });
+        *self.trouble.lock() = Some(SinkError { kind, reason, retry_after_ms: self.config.retry_ms });
     }
 
     /// A block was written: whatever was wrong is not any more, unless too much waits still.
@@ -315,7 +376,7 @@ impl VirtualLog {
         if self.healthy.swap(false, Ordering::Release) {
             let reason = format!("{references} chunks wait for the disk of virtual log {}", self.config.id);
             tracing::warn!("{reason}; more are refused until half of them are written");
-            *self.trouble.lock() = Some(SinkError { reason, retry_after_ms: 20 });
+            *self.trouble.lock() = Some(SinkError { kind: SinkErrorKind::Behind, reason, retry_after_ms: 20 });
         }
     }
 }

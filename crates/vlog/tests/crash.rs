@@ -1,0 +1,295 @@
+//! Power cuts at every step, full and failing disks, torn writes, flipped bits. After each: everything acknowledged is
+//! replayed, nothing twice, in the order of its lane.
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kera_env::{Disk, FaultyDisk, MemoryDisk, Random, SeededRandom};
+use kera_log::DurabilitySink;
+use kera_vlog::{Ran, ReplayError, VirtualLogConfig};
+use support::{Rig, STREAMLETS, config, replay};
+
+/// What was appended to each lane, and how much of it was acknowledged.
+#[derive(Default, Debug)]
+struct Sent {
+    texts: BTreeMap<u32, Vec<String>>,
+    acknowledged: BTreeMap<u32, usize>,
+    waiting: Vec<(u64, u32, usize)>,
+}
+
+impl Sent {
+    fn append(&mut self, rig: &Rig, random: &SeededRandom) {
+        let streamlet = random.below(STREAMLETS.into()) as u32;
+        let texts = self.texts.entry(streamlet).or_default();
+        let text = format!("{streamlet}/{} {}", texts.len(), "x".repeat(random.below(3000) as usize));
+        let ticket = rig.append(streamlet, &text).ticket.expect("not durable yet");
+        texts.push(text);
+        self.waiting.push((ticket, streamlet, texts.len()));
+    }
+
+    /// As a session: whatever is durable is acknowledged.
+    fn acknowledge(&mut self, durable: u64) {
+        for (_, streamlet, count) in self.waiting.extract_if(.., |(ticket, ..)| *ticket <= durable) {
+            self.acknowledged.insert(streamlet, count);
+        }
+    }
+
+    /// What came back of each lane starts with everything acknowledged, in order, and goes on with nothing but what was
+    /// sent after it.
+    fn check(&self, came_back: &BTreeMap<u32, Vec<String>>, what: &str) {
+        for streamlet in 0..STREAMLETS {
+            let none = Vec::new();
+            let sent = self.texts.get(&streamlet).unwrap_or(&none);
+            let back = came_back.get(&streamlet).unwrap_or(&none);
+            let acknowledged = self.acknowledged.get(&streamlet).copied().unwrap_or(0);
+            assert!(back.len() >= acknowledged, "{what}: lane {streamlet} lost {acknowledged} > {}", back.len());
+            assert!(back.len() <= sent.len() && back[..] == sent[..back.len()], "{what}: lane {streamlet} differs");
+        }
+    }
+}
+
+/// Appends in bursts and writes in between until `turns` are done or the disk is off.
+fn work(rig: &Rig, random: &SeededRandom, turns: u64, sent: &mut Sent, off: impl Fn() -> bool) {
+    for _ in 0..turns {
+        for _ in 0..random.below(6) {
+            sent.append(rig, random);
+        }
+        rig.vlog.run_once();
+        sent.acknowledge(rig.vlog.durable_through());
+        rig.clock.advance_ms(1000);
+        if off() {
+            return;
+        }
+    }
+}
+
+fn readable(rig: &Rig) -> BTreeMap<u32, Vec<String>> {
+    (0..STREAMLETS).map(|streamlet| (streamlet, rig.readable(streamlet))).collect()
+}
+
+#[test]
+fn a_power_cut_at_any_step_loses_nothing_acknowledged() {
+    for seed in 0..4 {
+        let whole = MemoryDisk::new();
+        let rig = Rig::new(Arc::new(whole.clone()));
+        let opened = whole.steps();
+        work(&rig, &SeededRandom::new(seed), 30, &mut Sent::default(), || false);
+        drop(rig);
+        for step in 1..=whole.steps() - opened {
+            let disk = MemoryDisk::new();
+            let rig = Rig::new(Arc::new(disk.clone()));
+            disk.cut_power_at(step);
+            let mut sent = Sent::default();
+            work(&rig, &SeededRandom::new(seed), 30, &mut sent, || disk.is_off());
+            let what = format!("seed {seed} step {step}");
+            assert!(disk.is_off(), "{what}");
+            drop(rig);
+            disk.crash(seed * 10_000 + step);
+            let rig = Rig::with(Arc::new(disk.clone()), config(), 2).unwrap_or_else(|e| panic!("{what}: {e}"));
+            let after = readable(&rig);
+            sent.check(&after, &what);
+            // It goes on from there, and comes back once more with both.
+            rig.append(0, "after");
+            assert!(matches!(rig.vlog.run_once(), Ran::Wrote { .. }), "{what}");
+            let expected = readable(&rig);
+            drop(rig);
+            disk.crash(seed + step);
+            let rig = Rig::with(Arc::new(disk), config(), 3).unwrap_or_else(|e| panic!("{what}, again: {e}"));
+            assert_eq!(readable(&rig), expected, "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_and_keeps_what_waits_until_there_is_space() {
+    let memory = MemoryDisk::new();
+    let disk = FaultyDisk::new(Arc::new(memory.clone()));
+    let rig = Rig::new(Arc::new(disk.clone()));
+    let mut sent = Sent::default();
+    let random = SeededRandom::new(1);
+    disk.set_space(Some(200_000));
+    for turn in 0.. {
+        sent.append(&rig, &random);
+        if let Ran::Stuck { .. } = rig.vlog.run_once() {
+            break;
+        }
+        sent.acknowledge(rig.vlog.durable_through());
+        assert!(turn < 10_000, "the disk never gets full");
+    }
+    let durable = rig.vlog.durable_through();
+    let trouble = rig.vlog.healthy().expect_err("full");
+    assert!(trouble.reason.contains("is full") && trouble.retry_after_ms > 0, "{trouble}");
+    assert!(rig.append_error(0).contains("is full"));
+    for _ in 0..5 {
+        rig.clock.advance_ms(1000);
+        assert!(matches!(rig.vlog.run_once(), Ran::Stuck { .. }));
+    }
+    assert_eq!(rig.vlog.durable_through(), durable);
+    let used = memory.used_bytes();
+    disk.set_space(None);
+    assert!(matches!(rig.vlog.run_once(), Ran::Stuck { .. }), "the next try is not due");
+    rig.clock.advance_ms(1000);
+    assert!(matches!(rig.vlog.run_once(), Ran::Wrote { .. }));
+    assert!(memory.used_bytes() <= used + (128 << 10), "failed tries leave nothing behind");
+    rig.vlog.healthy().expect("healthy again");
+    sent.append(&rig, &random);
+    rig.vlog.run_once();
+    sent.acknowledge(rig.vlog.durable_through());
+    assert!(sent.waiting.is_empty());
+    memory.crash(5);
+    sent.check(&readable(&Rig::with(Arc::new(memory), config(), 2).expect("replay")), "after");
+}
+
+#[test]
+fn a_block_whose_write_or_sync_failed_goes_to_a_fresh_file_and_comes_once() {
+    type Fault = fn(&FaultyDisk);
+    let faults: [(&str, Fault); 4] = [
+        ("sync", |disk| disk.fail_sync(1)),
+        ("write", |disk| disk.fail_write(1)),
+        ("torn write", |disk| disk.tear_write(1)),
+        ("two syncs", |disk| {
+            disk.fail_sync(1);
+            disk.fail_sync(2);
+        }),
+    ];
+    for (name, fault) in faults {
+        for seed in 0..10 {
+            let what = format!("{name}, seed {seed}");
+            let memory = MemoryDisk::new();
+            let disk = FaultyDisk::new(Arc::new(memory.clone()));
+            let rig = Rig::new(Arc::new(disk.clone()));
+            let random = SeededRandom::new(seed);
+            let mut sent = Sent::default();
+            work(&rig, &random, 5, &mut sent, || false);
+            sent.append(&rig, &random);
+            fault(&disk);
+            let durable = rig.vlog.durable_through();
+            assert!(matches!(rig.vlog.run_once(), Ran::Stuck { .. }), "{what}");
+            assert_eq!(rig.vlog.durable_through(), durable, "{what}: nothing is acknowledged that is not synced");
+            assert!(rig.vlog.healthy().is_err(), "{what}");
+            for _ in 0..3 {
+                rig.clock.advance_ms(1000);
+                rig.vlog.run_once();
+            }
+            rig.vlog.healthy().expect("healthy again");
+            work(&rig, &random, 5, &mut sent, || false);
+            drop(rig);
+            memory.crash(seed);
+            let rig = Rig::with(Arc::new(memory), config(), 2).unwrap_or_else(|e| panic!("{what}: {e}"));
+            sent.check(&readable(&rig), &what);
+        }
+    }
+}
+
+/// A disk with several files of acknowledged blocks, and what each lane has.
+fn written() -> (MemoryDisk, BTreeMap<u32, Vec<String>>) {
+    let disk = MemoryDisk::new();
+    let plain = VirtualLogConfig { spares: 0, ..config() };
+    let rig = Rig::with(Arc::new(disk.clone()), plain, 1).expect("open");
+    let mut sent = Sent::default();
+    work(&rig, &SeededRandom::new(7), 60, &mut sent, || false);
+    while rig.vlog.run_once() != Ran::Idle {}
+    (disk, sent.texts)
+}
+
+fn files(disk: &MemoryDisk) -> Vec<String> {
+    disk.list("vlog").expect("list").into_iter().map(|name| format!("vlog/{name}")).collect()
+}
+
+#[test]
+fn a_flipped_bit_in_the_middle_is_refused_and_named_or_accepted_and_reported() {
+    let (disk, texts) = written();
+    let files = files(&disk);
+    let middle = files[files.len() / 2].clone();
+    for (path, offset) in [(&files[0], 4096 + 70), (&files[0], 4096 + 20), (&middle, 4096 + 100), (&middle, 30)] {
+        disk.flip_bit(path, offset, 2).expect("flip");
+        let damaged: Arc<dyn Disk> = Arc::new(disk.clone());
+        let error = replay(&damaged, config()).expect_err("damage");
+        let ReplayError::Damaged(damage) = &error else { panic!("{error}") };
+        assert_eq!(damage.path, *path);
+        assert_eq!(damage.offset, offset & !4095, "the block or the header");
+        assert!(error.to_string().contains("was acknowledged"), "{error}");
+
+        let accept = VirtualLogConfig { accept_damage: true, ..config() };
+        let (replayed, report) = replay(&damaged, accept).expect("accepted");
+        assert_eq!(report.damage[0], *damage);
+        // All that is lost is what was in that block.
+        let lost: usize = texts.iter().map(|(lane, texts)| texts.len() - replayed.texts[lane].len()).sum();
+        assert!(if offset < 4096 { lost == 0 } else { (1..=20).contains(&lost) }, "{path} {offset}: {lost}");
+        disk.flip_bit(path, offset, 2).expect("flip back");
+        assert_eq!(replay(&damaged, config()).expect("whole again").0.texts, texts);
+    }
+}
+
+#[test]
+fn the_last_block_alone_may_be_torn() {
+    let (disk, texts) = written();
+    let all: Arc<dyn Disk> = Arc::new(disk.clone());
+    let (_, whole) = replay(&all, config()).expect("replay");
+    // The last block that has bytes in the last file.
+    let last = files(&disk).pop().expect("a file");
+    let file = disk.open(&last, kera_env::OpenMode::Read, false).expect("open");
+    let mut page = [0; 64];
+    let mut at = 0;
+    for offset in (4096..file.len().expect("length")).step_by(4096) {
+        file.read_at(offset, &mut page).expect("read");
+        if page[..4] == *b"KVBL" {
+            at = offset;
+        }
+    }
+    disk.flip_bit(&last, at + 100, 0).expect("flip");
+    let (replayed, report) = replay(&all, config()).expect("a torn end is no damage");
+    assert_eq!(report.blocks, whole.blocks - 1);
+    for (lane, texts) in &texts {
+        assert_eq!(replayed.texts[lane][..], texts[..replayed.texts[lane].len()]);
+    }
+}
+
+#[test]
+fn a_file_that_is_missing_is_damage_unless_it_is_the_oldest() {
+    let (disk, _) = written();
+    let files = files(&disk);
+    assert!(files.len() > 3, "{files:?}");
+    let all: Arc<dyn Disk> = Arc::new(disk.clone());
+    disk.remove(&files[0]).expect("remove");
+    replay(&all, config()).expect("the oldest go first");
+    disk.remove(&files[2]).expect("remove");
+    let error = replay(&all, config()).expect_err("a hole");
+    assert!(error.to_string().contains("are missing"), "{error}");
+}
+
+#[test]
+fn files_of_another_node_are_refused() {
+    let (disk, _) = written();
+    let other = VirtualLogConfig { node: [1; 16], ..config() };
+    let all: Arc<dyn Disk> = Arc::new(disk);
+    let error = replay(&all, other).expect_err("foreign");
+    assert!(matches!(error, ReplayError::Foreign { .. }), "{error}");
+}
+
+#[test]
+fn replaying_twice_gives_the_same_and_changes_nothing() {
+    let (disk, texts) = written();
+    let all: Arc<dyn Disk> = Arc::new(disk.clone());
+    let first = replay(&all, config()).expect("replay");
+    let steps = disk.steps();
+    let second = replay(&all, config()).expect("replay");
+    assert_eq!((&first.0, &first.1), (&second.0, &second.1));
+    assert_eq!(first.0.texts, texts);
+    assert_eq!(disk.steps(), steps);
+}
+
+#[test]
+fn what_is_in_the_arena_still_is_not_put_back_twice() {
+    let (disk, texts) = written();
+    let rig = Rig::with(Arc::new(disk.clone()), config(), 2).expect("replay");
+    assert_eq!(rig.report.restored, rig.report.chunks);
+    assert_eq!(readable(&rig), texts);
+    // The same log once more, as after the death of the process alone: everything is there.
+    let again = support::open(&(Arc::new(disk) as Arc<dyn Disk>), config(), 5).0;
+    let report = again.replay_into(&rig.log).expect("replay");
+    assert_eq!((report.chunks, report.restored), (rig.report.chunks, 0));
+    assert_eq!(readable(&rig), texts);
+}
