@@ -29,6 +29,11 @@ impl CliError {
         CliError { message: message.into(), next_step: String::new(), exit: EXIT_USAGE }
     }
 
+    /// Whoever read standard output has gone away: the command ends quietly and well.
+    pub fn pipe_closed() -> CliError {
+        CliError { message: String::new(), next_step: String::new(), exit: 0 }
+    }
+
     /// The same with advice.
     #[must_use]
     pub fn next(mut self, next_step: impl Into<String>) -> CliError {

@@ -1,6 +1,9 @@
 //! Points in time as people write them, and back: `2001-01-01 00:47`, `2026-01-01T12:00:00Z`, `1767225600000`, `2h`.
-//! Pure: "now" comes from the caller.
+//! Pure but for [`parse_start`], which takes "now" from the machine.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kera_client::Start;
 use kera_server::units::parse_duration_ms;
 
 /// Where a reader starts.
@@ -35,6 +38,19 @@ pub fn parse_when(text: &str, now_ms: i64) -> Result<When, String> {
              since 1970, or how long ago, like 2h"
         )),
     }
+}
+
+/// As [`parse_when`], with the machine's clock, for a reader.
+///
+/// # Errors
+/// What would be right, as a sentence.
+pub fn parse_start(text: &str) -> Result<Start, String> {
+    let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as i64);
+    Ok(match parse_when(text, now_ms)? {
+        When::Earliest => Start::Earliest,
+        When::Latest => Start::Latest,
+        When::At(ms) => Start::TimeMs(ms),
+    })
 }
 
 /// Reads an instant as milliseconds since 1970: a date with or without time (`-` or `/` between its numbers, `T` or a

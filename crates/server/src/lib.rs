@@ -3,8 +3,27 @@
 //! Called by the command line only. It owns every thread and every file of the process; the roles it puts together
 //! own none.
 
+pub mod api;
 pub mod config;
 #[cfg(test)]
 mod docs;
+pub mod fatal;
+pub mod http;
+pub mod identity;
+pub mod logs;
+mod machine;
+pub mod metrics;
+mod node;
+pub mod readiness;
+mod run;
+pub mod session;
 pub mod suggest;
 pub mod units;
+
+pub use node::Node;
+pub use run::serve;
+
+/// The arena's size that `auto` stands for with this configuration, on this machine, now.
+pub fn arena_bytes_auto(config: &config::Config) -> u64 {
+    machine::arena_bytes_auto(&node::arena_dir(config))
+}

@@ -8,7 +8,7 @@ use crate::error::CliError;
 use crate::when::parse_instant;
 
 pub(super) struct CsvRows {
-    reader: ::csv::Reader<Box<dyn BufRead>>,
+    reader: ::csv::Reader<Box<dyn BufRead + Send>>,
     record: ::csv::ByteRecord,
     /// Names as JSON texts with a colon behind.
     labels: Vec<String>,
@@ -17,7 +17,7 @@ pub(super) struct CsvRows {
 }
 
 impl CsvRows {
-    pub(super) fn new(input: Box<dyn BufRead>, delimiter: u8, picks: &Picks) -> Result<CsvRows, CliError> {
+    pub(super) fn new(input: Box<dyn BufRead + Send>, delimiter: u8, picks: &Picks) -> Result<CsvRows, CliError> {
         let mut reader = ::csv::ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(input);
         let header = reader.headers().map_err(|error| CliError::failure(format!("line 1: the header is no CSV: {error}")))?;
         let names: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();

@@ -7,14 +7,14 @@ use super::{Picks, ROW_BYTES_MAX, Row, RowError, RowSource, read_line};
 use crate::when::parse_instant;
 
 pub(super) struct JsonRows {
-    input: Box<dyn BufRead>,
+    input: Box<dyn BufRead + Send>,
     picks: Picks,
     line: u64,
     array: Option<Array>,
 }
 
 impl JsonRows {
-    pub(super) fn new(input: Box<dyn BufRead>, is_array: bool, picks: Picks) -> JsonRows {
+    pub(super) fn new(input: Box<dyn BufRead + Send>, is_array: bool, picks: Picks) -> JsonRows {
         JsonRows { input, picks, line: 1, array: is_array.then(Array::default) }
     }
 }

@@ -5,13 +5,13 @@ use std::io::{BufRead, Read};
 use super::{ROW_BYTES_MAX, Row, RowError, RowSource, read_line};
 
 pub(super) struct LineRows {
-    input: Box<dyn BufRead>,
+    input: Box<dyn BufRead + Send>,
     line: u64,
     whole: bool,
 }
 
 impl LineRows {
-    pub(super) fn new(input: Box<dyn BufRead>, whole: bool) -> LineRows {
+    pub(super) fn new(input: Box<dyn BufRead + Send>, whole: bool) -> LineRows {
         LineRows { input, line: 0, whole }
     }
 }

@@ -87,7 +87,7 @@ impl RowError {
 }
 
 /// Cuts the input into rows.
-pub trait RowSource {
+pub trait RowSource: Send {
     /// Fills `row` with the next one; `false` at the end.
     fn next(&mut self, row: &mut Row) -> Result<bool, RowError>;
 }
@@ -110,7 +110,7 @@ pub struct Input {
 /// The file cannot be opened, or the picks make no sense for its format.
 pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError> {
     let read = Arc::new(AtomicU64::new(0));
-    let (raw, bytes): (Box<dyn Read>, Option<u64>) = if path == "-" {
+    let (raw, bytes): (Box<dyn Read + Send>, Option<u64>) = if path == "-" {
         (Box::new(io::stdin()), None)
     } else {
         let file = File::open(path).map_err(|error| {
@@ -124,7 +124,7 @@ pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError>
     };
     let counted = Counted { inner: raw, read: read.clone() };
     let name = if path == "-" { "standard input".to_owned() } else { path.to_owned() };
-    let (plain_path, unpacked): (&str, Box<dyn BufRead>) = match path.strip_suffix(".zst") {
+    let (plain_path, unpacked): (&str, Box<dyn BufRead + Send>) = match path.strip_suffix(".zst") {
         Some(plain) => {
             let decoder = zstd::stream::read::Decoder::new(counted)
                 .map_err(|error| CliError::failure(format!("{path} cannot be unpacked: {error}")))?;
@@ -139,8 +139,16 @@ pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError>
     Ok(Input { name, bytes, read, rows })
 }
 
+/// CSV with a header line, whatever it comes from.
+///
+/// # Errors
+/// The header is no CSV or lacks a field that is picked.
+pub fn csv_source(input: Box<dyn BufRead + Send>, picks: &Picks) -> Result<Box<dyn RowSource>, CliError> {
+    Ok(Box::new(csv::CsvRows::new(input, b',', picks)?))
+}
+
 /// The source for a format, looking at the name or the first byte where it is [`Format::Auto`].
-fn source(mut input: Box<dyn BufRead>, path: &str, format: Format, picks: Picks) -> Result<Box<dyn RowSource>, CliError> {
+fn source(mut input: Box<dyn BufRead + Send>, path: &str, format: Format, picks: Picks) -> Result<Box<dyn RowSource>, CliError> {
     let failed = |error: io::Error| CliError::failure(format!("cannot be read: {error}"));
     let extension = Path::new(path).extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
     let first = first_byte(&mut input).map_err(failed)?;
@@ -170,13 +178,13 @@ fn source(mut input: Box<dyn BufRead>, path: &str, format: Format, picks: Picks)
 }
 
 /// The first byte that is no white space, without consuming anything but white space at the front of the first buffer.
-fn first_byte(input: &mut Box<dyn BufRead>) -> io::Result<Option<u8>> {
+fn first_byte(input: &mut Box<dyn BufRead + Send>) -> io::Result<Option<u8>> {
     let buffer = input.fill_buf()?;
     Ok(buffer.iter().copied().find(|b| !b.is_ascii_whitespace()))
 }
 
 struct Counted {
-    inner: Box<dyn Read>,
+    inner: Box<dyn Read + Send>,
     read: Arc<AtomicU64>,
 }
 

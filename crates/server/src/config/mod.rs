@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 use kind::{range, range_or};
 
-use crate::units::{KIB, MIB, TIB};
+use crate::units::{DAY_MS, GIB, HOUR_MS, KIB, MIB, SECOND_MS, TIB, exact_bytes};
 
 /// One setting: all there is to know about it.
 pub struct Setting {
@@ -123,6 +123,8 @@ settings! {
         disks: Vec<PathBuf> = Kind::Paths, "", "disks";
         /// Threads that serve client connections; `auto` is one per core.
         io_threads: Option<u64> = Kind::Count(range_or("auto", 1, 1024)), "auto", "io-threads";
+        /// How long a graceful stop waits for requests under way, and then again for data on its way to disk.
+        stop_timeout: u64 = Kind::Duration(range(0, HOUR_MS)), "30s", "stop-timeout";
     }
 
     /// The native protocol: where clients connect, and what one of them can take.
@@ -133,6 +135,14 @@ settings! {
         connections_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "connections-max";
         /// The largest frame a client may send, and so the most chunks of one request.
         frame_bytes_max: u64 = Kind::Bytes(range(64 * KIB, 256 * MIB)), "32MiB", "frame-bytes-max";
+        /// Bytes of requests that all connections together may be sending or waiting for. Whoever needs more waits.
+        receive_bytes_max: u64 = Kind::Bytes(range(MIB, TIB)), "256MiB", "receive-bytes-max";
+        /// Bytes of answers that may wait on one connection before nothing more is read from it.
+        unsent_bytes_max: u64 = Kind::Bytes(range(64 * KIB, GIB)), "8MiB", "unsent-bytes-max";
+        /// A connection that takes none of the bytes that wait for it for so long is closed.
+        stall_timeout: u64 = Kind::Duration(range(SECOND_MS, DAY_MS)), "60s", "stall-timeout";
+        /// A connection that is silent for so long is closed.
+        idle_timeout: Option<u64> = Kind::Duration(range_or("none", SECOND_MS, 30 * DAY_MS)), "none", "idle-timeout";
     }
 
     /// Health, metrics and the admin API.
@@ -149,6 +159,58 @@ settings! {
         /// Where its file lies: a file system in memory, so that a killed process leaves it behind for the next.
         /// `auto` is `/dev/shm`, or the data directory where that is missing.
         dir: Option<PathBuf> = Kind::OptionalPath { word: "auto" }, "auto", "arena-dir";
+    }
+
+    /// Writing: what a producer may have under way, and how long it may wait.
+    writes: WriteSettings {
+        /// Unanswered write requests of one connection; the next one waits in its buffer.
+        in_flight_requests_max: u64 = Kind::Count(range(1, 65_536)), "256", "in-flight-requests-max";
+        /// Bytes of unanswered write requests of one connection; one request is always let through.
+        in_flight_bytes_max: u64 = Kind::Bytes(range(MIB, 4 * GIB)), "64MiB", "in-flight-bytes-max";
+        /// How long a write waits for room in the arena or for the disk when its request does not say.
+        timeout: u64 = Kind::Duration(range(10, HOUR_MS)), "30s", "write-timeout";
+        /// Open segments without a write for so long are closed and leave the arena, so that quiet lanes take no memory.
+        idle_close: u64 = Kind::Duration(range(SECOND_MS, DAY_MS)), "30s", "idle-close";
+    }
+
+    /// Reading: what a consumer may have under way.
+    reads: ReadSettings {
+        /// Bytes of data in one answer; a first chunk that is larger comes all the same.
+        answer_bytes_max: u64 = Kind::Bytes(range(4 * KIB, 128 * MIB)), "8MiB", "answer-bytes-max";
+        /// Bytes of data in one push of a subscription.
+        push_bytes_max: u64 = Kind::Bytes(range(4 * KIB, 128 * MIB)), "1MiB", "push-bytes-max";
+        /// Reads of one connection that wait at a time.
+        waiting_max: u64 = Kind::Count(range(1, 65_536)), "64", "waiting-reads-max";
+        /// Subscriptions of one connection.
+        subscriptions_max: u64 = Kind::Count(range(1, 65_536)), "64", "subscriptions-max";
+    }
+
+    /// Streams: how many there may be.
+    streams: StreamSettings {
+        /// Streams of the node, those of the system included.
+        streams_max: u64 = Kind::Count(range(1, 10_000_000)), "100000", "streams-max";
+    }
+
+    /// Applications: named sets of consumers that share a stream.
+    applications: ApplicationSettings {
+        /// Applications of the node.
+        applications_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "applications-max";
+        /// Consumers of one application.
+        members_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "members-max";
+        /// After how long without a sign of life a consumer's groups go to others, when it does not say.
+        lease: u64 = Kind::Duration(range(SECOND_MS, HOUR_MS)), "30s", "lease";
+    }
+
+    /// The virtual logs: where acknowledged records of streams with durability `power` are synced, many at a time.
+    virtual_logs: VirtualLogSettings {
+        /// How many there are; each has a thread and syncs on its own.
+        count: u64 = Kind::Count(range(1, 64)), "1", "virtual-logs";
+        /// Bytes of a file.
+        file_bytes: u64 = Kind::Bytes(range(4 * MIB, 16 * GIB)), "128MiB", "virtual-log-file-bytes";
+        /// Bytes of files above which segments that keep the oldest file are closed early.
+        keep_bytes: u64 = Kind::Bytes(range(16 * MIB, TIB)), "1GiB", "virtual-log-keep-bytes";
+        /// Start although acknowledged records cannot be read any more: they are lost, and reported. For one start.
+        accept_damage: bool = Kind::Switch, "false", "accept-damage";
     }
 
     /// What the node says about itself.
@@ -186,6 +248,16 @@ impl Config {
                 wrong.push((vec!["node.data", "node.disks"], message));
             }
             seen.push(disk);
+        }
+        let (answer, frame) = (self.reads.answer_bytes_max, self.network.frame_bytes_max);
+        if answer > frame {
+            let message = format!("an answer of {} does not fit into a frame of {}", exact_bytes(answer), exact_bytes(frame));
+            wrong.push((vec!["reads.answer_bytes_max", "network.frame_bytes_max"], message));
+        }
+        let (file, keep) = (self.virtual_logs.file_bytes, self.virtual_logs.keep_bytes);
+        if keep < file {
+            let message = format!("{} are to be kept, and one file has {}", exact_bytes(keep), exact_bytes(file));
+            wrong.push((vec!["virtual_logs.keep_bytes", "virtual_logs.file_bytes"], message));
         }
         wrong
     }

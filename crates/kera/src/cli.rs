@@ -1,0 +1,479 @@
+//! The command line as clap sees it: names, flags, help. What the commands do is in [`crate::commands`].
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use kera_client::Compression;
+use kera_format::{Cleanup, Durability, Order};
+use kera_server::units::{parse_bytes, parse_duration_ms};
+
+use crate::rows::Format;
+use crate::settings::SettingFlags;
+use crate::{bench, verify};
+
+/// KerA ingests, stores and serves streams: message broker and storage layer in one.
+#[derive(Parser)]
+#[command(name = "kera", version, propagate_version = true, infer_subcommands = false)]
+#[command(after_help = "\
+Start here:
+  kera demo                                     a node, real data, a live view; nothing to set up
+  kera serve                                    a node; its data is kept under ./kera-data
+
+Then, in another terminal:
+  kera stream create flights --streamlets 4
+  kera produce flights --file flights.ndjson --key-field origin
+  kera consume flights --application report --from earliest --follow
+
+`kera help COMMAND` shows more examples.")]
+pub struct Cli {
+    /// Flags of every command.
+    #[command(flatten)]
+    pub globals: Globals,
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// Flags of every command.
+#[derive(Args, Clone, Debug)]
+pub struct Globals {
+    /// The node to talk to.
+    #[arg(long, global = true, value_name = "HOST:PORT", env = "KERA_CONNECT", default_value = "127.0.0.1:7070")]
+    #[arg(hide_env_values = true, help_heading = "Everywhere")]
+    pub connect: String,
+    /// Print JSON for programs instead of text for people.
+    #[arg(long, global = true, help_heading = "Everywhere")]
+    pub json: bool,
+}
+
+/// What `kera` can do.
+#[derive(Subcommand)]
+pub enum Command {
+    /// Run a node: coordinator, broker and storage in one process.
+    #[command(after_help = "\
+Examples:
+  kera serve                                    data under ./kera-data, clients on 127.0.0.1:7070, HTTP on :7071
+  kera serve --data /var/lib/kera --listen 0.0.0.0:7070 --arena-bytes 8GiB
+  kera serve --config kera.toml --log-format json
+  KERA_LISTEN=0.0.0.0:7070 kera serve --http-listen none
+
+Ctrl-C or SIGTERM stops it gracefully; a second one stops it at once. What was acknowledged survives both, and kill -9.
+Every flag is also a setting in the file and a KERA_* variable; `kera config show` lists them with their values.")]
+    Serve(ServeArgs),
+    /// Create, list, describe, alter and delete streams.
+    #[command(subcommand)]
+    Stream(StreamCommand),
+    /// Write records from a file or standard input to a stream.
+    #[command(after_help = "\
+Examples:
+  kera produce flights --file flights.ndjson --key-field origin --timestamp-field date
+  kera produce flights --file flights.csv.zst           header line gives the names; .zst is unpacked
+  tail -f app.log | kera produce logs                   every line is a record
+  kera produce flights --file flights.ndjson --rate 1000 --on-error skip
+
+Records with the same key go to the same streamlet, in order. Everything is acknowledged before the command ends well.")]
+    Produce(ProduceArgs),
+    /// Read records of a stream to standard output.
+    #[command(after_help = "\
+Examples:
+  kera consume flights --from earliest --max 10         look at the first ten
+  kera consume flights --application report --from earliest --follow
+                                                        read on where `report` stopped, also after a crash
+  kera consume flights --from 2h --format json | jq .   what came in the last two hours, with keys and ordinals
+
+Without --application nothing is remembered. With it, records are committed after they were printed: after a kill -9 some
+may be printed again, none are left out. Several consumers with the same --application share the stream.")]
+    Consume(ConsumeArgs),
+    /// List, describe, delete and reset applications: who has read how far.
+    #[command(subcommand)]
+    Application(ApplicationCommand),
+    /// Show how the node is.
+    Status,
+    /// Watch streams and applications live.
+    Top(TopArgs),
+    /// Start a node, stream real flights through it and show it live.
+    #[command(after_help = "\
+Examples:
+  kera demo                                     about half a minute, under ./kera-demo
+  kera demo --keep                              the node keeps running afterwards, to try things out
+  kera demo --rate 0 --json                     as fast as it goes, and the numbers as JSON")]
+    Demo(DemoArgs),
+    /// Measure throughput and latency.
+    Bench {
+        /// What to measure.
+        #[command(subcommand)]
+        command: bench::Command,
+    },
+    /// Prove that nothing is lost, doubled or out of order.
+    Verify {
+        /// Which part.
+        #[command(subcommand)]
+        command: verify::Command,
+    },
+    /// Check a configuration, or show every setting.
+    #[command(subcommand)]
+    Config(ConfigCommand),
+    /// Print completions for a shell.
+    #[command(after_help = "Example:\n  kera completions bash > /etc/bash_completion.d/kera")]
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+}
+
+/// `kera serve`.
+#[derive(Args)]
+pub struct ServeArgs {
+    /// A TOML file with settings.
+    #[arg(long, value_name = "FILE", env = "KERA_CONFIG", hide_env_values = true)]
+    pub config: Option<String>,
+    /// Settings, one flag each.
+    #[command(flatten)]
+    pub settings: SettingFlags,
+}
+
+/// `kera config`.
+#[derive(Subcommand)]
+pub enum ConfigCommand {
+    /// Report all mistakes of a configuration at once; starts nothing.
+    Check(ServeArgs),
+    /// Print every setting with its value and where it comes from, as a file that can be used.
+    Show(ServeArgs),
+}
+
+/// `kera stream`.
+#[derive(Subcommand)]
+pub enum StreamCommand {
+    /// Make a stream.
+    #[command(after_help = "\
+Examples:
+  kera stream create flights
+  kera stream create flights --streamlets 4 --lanes 2 --retention-time 7d --retention-bytes 10GiB
+  kera stream create payments --streamlets 8 --durability power
+
+Streamlets are the partitions of a stream: records with one key stay in one, in order. Lanes let more producers and
+consumers work on one streamlet side by side, and give up the order between producers.")]
+    Create {
+        /// Its name: a-z A-Z 0-9 . _ -
+        name: String,
+        /// Options.
+        #[command(flatten)]
+        options: OptionArgs,
+        /// Say nothing if there is a stream of that name already.
+        #[arg(long)]
+        if_not_exists: bool,
+    },
+    /// List streams.
+    List {
+        /// Only names that start so.
+        #[arg(default_value = "")]
+        prefix: String,
+        /// Also those of the system.
+        #[arg(long)]
+        system: bool,
+    },
+    /// Show a stream's options, how much is in it, and who reads it.
+    Describe {
+        /// Its name.
+        name: String,
+        /// Also every lane.
+        #[arg(long)]
+        lanes: bool,
+    },
+    /// Change options of a stream; the others stay.
+    #[command(after_help = "Example:\n  kera stream alter flights --retention-time 30d --retention-bytes none")]
+    Alter {
+        /// Its name.
+        name: String,
+        /// Options to change.
+        #[command(flatten)]
+        options: OptionArgs,
+    },
+    /// Delete a stream and all of its data.
+    Delete {
+        /// Its name.
+        name: String,
+        /// Say nothing if there is no such stream.
+        #[arg(long)]
+        if_exists: bool,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+/// Options of a stream; what is not given stays as it is, or gets its default.
+#[derive(Args, Clone, Debug, Default)]
+pub struct OptionArgs {
+    /// Partitions; each is owned by one broker [default: 1]
+    #[arg(long, value_name = "M")]
+    pub streamlets: Option<u32>,
+    /// Append positions per streamlet; producer p writes to lane p mod Q [default: 1]
+    #[arg(long, value_name = "Q")]
+    pub lanes: Option<u32>,
+    /// Segments of a group, the unit handed to one consumer [default: 16]
+    #[arg(long, value_name = "P")]
+    pub segments_per_group: Option<u32>,
+    /// The largest segment, a power of two from 64KiB to 16MiB [default: 8MiB]
+    #[arg(long, value_name = "BYTES", value_parser = segment_bytes)]
+    pub segment_bytes: Option<u32>,
+    /// Copies on different nodes [default: 1]
+    #[arg(long, value_name = "R")]
+    pub replication: Option<u32>,
+    /// What acknowledged records survive: the death of every process, or the loss of power [default: process]
+    #[arg(long, value_name = "process|power", value_parser = durability)]
+    pub durability: Option<Durability>,
+    /// Whether consumers get a lane's groups one after the other [default: lane]
+    #[arg(long, value_name = "lane|none", value_parser = order)]
+    pub order: Option<Order>,
+    /// How long records are kept, like 7d; or none [default: 7d]
+    #[arg(long, value_name = "TIME", value_parser = time_or_none)]
+    pub retention_time: Option<Limit>,
+    /// How much a streamlet keeps, like 10GiB; or none [default: none]
+    #[arg(long, value_name = "BYTES", value_parser = bytes_or_none)]
+    pub retention_bytes: Option<Limit>,
+    /// Whether records go as soon as every application has read them [default: false]
+    #[arg(long, value_name = "true|false")]
+    pub retention_consumed: Option<bool>,
+    /// Whether old records are deleted, or the last one of each key is kept [default: delete]
+    #[arg(long, value_name = "delete|compact", value_parser = cleanup)]
+    pub cleanup: Option<Cleanup>,
+    /// Virtual logs of its own; 0 shares the broker's [default: 0]
+    #[arg(long, value_name = "N")]
+    pub virtual_logs: Option<u32>,
+}
+
+/// A limit, or none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limit(pub Option<u64>);
+
+fn time_or_none(text: &str) -> Result<Limit, String> {
+    if text == "none" { Ok(Limit(None)) } else { parse_duration_ms(text).map(|ms| Limit(Some(ms))) }
+}
+
+fn bytes_or_none(text: &str) -> Result<Limit, String> {
+    if text == "none" { Ok(Limit(None)) } else { parse_bytes(text).map(|bytes| Limit(Some(bytes))) }
+}
+
+fn segment_bytes(text: &str) -> Result<u32, String> {
+    u32::try_from(parse_bytes(text)?).map_err(|_| format!("{text} is more than 16MiB"))
+}
+
+fn durability(text: &str) -> Result<Durability, String> {
+    text.parse()
+}
+
+fn order(text: &str) -> Result<Order, String> {
+    text.parse()
+}
+
+fn cleanup(text: &str) -> Result<Cleanup, String> {
+    text.parse()
+}
+
+/// `kera produce`.
+#[derive(Args)]
+pub struct ProduceArgs {
+    /// The stream.
+    pub stream: String,
+    /// The file; - is standard input.
+    #[arg(long, short, value_name = "FILE", default_value = "-")]
+    pub file: String,
+    /// How the file is cut into records.
+    #[arg(long, value_name = "FORMAT", default_value = "auto")]
+    pub format: Format,
+    /// The field that becomes the key.
+    #[arg(long, value_name = "FIELD")]
+    pub key_field: Option<String>,
+    /// The field that becomes the timestamp: a time like 2026-01-31T12:00:00Z, or a number since 1970.
+    #[arg(long, value_name = "FIELD")]
+    pub timestamp_field: Option<String>,
+    /// Records per second at most.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub rate: Option<u64>,
+    /// Stop after this many records.
+    #[arg(long, value_name = "N")]
+    pub max: Option<u64>,
+    /// Compress chunks: none, lz4 or zstd.
+    #[arg(long, value_name = "CODEC", default_value = "none", value_parser = compression)]
+    pub compression: Compression,
+    /// Bytes of a chunk, the batch that is appended as one.
+    #[arg(long, value_name = "BYTES", default_value = "64KiB", value_parser = chunk_bytes)]
+    pub chunk_bytes: usize,
+    /// How long a chunk that is not full waits for more records, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 0)]
+    pub linger_ms: u64,
+    /// What to do with a record that is malformed.
+    #[arg(long, value_name = "WHAT", default_value = "stop")]
+    pub on_error: OnError,
+    /// Show no progress.
+    #[arg(long, short)]
+    pub quiet: bool,
+}
+
+fn compression(text: &str) -> Result<Compression, String> {
+    [Compression::None, Compression::Lz4, Compression::Zstd]
+        .into_iter()
+        .find(|c| c.name() == text)
+        .ok_or_else(|| format!("`{text}` is none of: none, lz4, zstd"))
+}
+
+fn chunk_bytes(text: &str) -> Result<usize, String> {
+    let bytes = parse_bytes(text)?;
+    let (least, most) = (256, kera_format::limits::CHUNK_BYTES_MAX as u64);
+    if (least..=most).contains(&bytes) { Ok(bytes as usize) } else { Err(format!("{text} is not between {least}B and {most}B")) }
+}
+
+/// What to do with a malformed record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum OnError {
+    /// Stop there; what came before it is sent.
+    Stop,
+    /// Report it, leave it out and go on.
+    Skip,
+}
+
+/// `kera consume`.
+#[derive(Args)]
+pub struct ConsumeArgs {
+    /// The stream.
+    pub stream: String,
+    /// The application to read as: its members share the stream and it goes on where it stopped.
+    #[arg(long, short, value_name = "NAME")]
+    pub application: Option<String>,
+    /// Where to start: earliest, latest, a time like 2026-01-31T12:00:00Z, or how long ago, like 2h. An application
+    /// starts there only where it has committed nothing yet. [default: earliest; latest with --follow and no application]
+    #[arg(long, value_name = "WHEN")]
+    pub from: Option<String>,
+    /// Stop after this many records.
+    #[arg(long, value_name = "N")]
+    pub max: Option<u64>,
+    /// Wait for more at the end of the stream.
+    #[arg(long)]
+    pub follow: bool,
+    /// How a record is printed.
+    #[arg(long, value_name = "FORMAT", default_value = "value")]
+    pub format: Show,
+    /// Only these streamlets, like 0,3. Not with --application.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', conflicts_with = "application")]
+    pub streamlets: Vec<u32>,
+}
+
+/// How a consumed record is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Show {
+    /// The value and a line end.
+    Value,
+    /// A JSON object with keys, value, time, streamlet, lane and ordinal.
+    Json,
+    /// The value's bytes and nothing else.
+    Raw,
+}
+
+/// `kera application`.
+#[derive(Subcommand)]
+pub enum ApplicationCommand {
+    /// List applications.
+    List {
+        /// Only those of this stream.
+        #[arg(long)]
+        stream: Option<String>,
+    },
+    /// Show an application's members, and how far it is in each lane.
+    Describe {
+        /// Its name.
+        name: String,
+        /// Its stream; needed if several streams have an application of that name.
+        #[arg(long)]
+        stream: Option<String>,
+    },
+    /// Forget an application and what it has read.
+    Delete {
+        /// Its name.
+        name: String,
+        /// Its stream; needed if several streams have an application of that name.
+        #[arg(long)]
+        stream: Option<String>,
+    },
+    /// Set where an application goes on; it must have no running consumers.
+    #[command(after_help = "\
+Examples:
+  kera application reset report --to earliest
+  kera application reset report --stream flights --to 2026-01-31T12:00:00Z --dry-run")]
+    Reset {
+        /// Its name.
+        name: String,
+        /// Its stream; needed if several streams have an application of that name, or none has one yet.
+        #[arg(long)]
+        stream: Option<String>,
+        /// Where to: earliest, latest, a time, or how long ago, like 2h.
+        #[arg(long, value_name = "WHEN")]
+        to: String,
+        /// Only these streamlets, like 0,3.
+        #[arg(long, value_name = "N,…", value_delimiter = ',')]
+        streamlets: Vec<u32>,
+        /// Only show what would be set.
+        #[arg(long)]
+        dry_run: bool,
+    },
+}
+
+/// `kera top`.
+#[derive(Args)]
+pub struct TopArgs {
+    /// Time between two looks, in milliseconds.
+    #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(100..=60_000))]
+    pub interval_ms: u64,
+    /// Stop after this many looks.
+    #[arg(long, value_name = "N")]
+    pub count: Option<u64>,
+}
+
+/// `kera demo`.
+#[derive(Args)]
+pub struct DemoArgs {
+    /// Where the node keeps its data; emptied first if an earlier demo made it.
+    #[arg(long, value_name = "DIR", default_value = "./kera-demo")]
+    pub data: String,
+    /// Flights per second; 0 is as fast as it goes.
+    #[arg(long, value_name = "N", default_value_t = 20_000)]
+    pub rate: u64,
+    /// Flights to stream; all of them unless set.
+    #[arg(long, value_name = "N")]
+    pub max: Option<u64>,
+    /// Keep the node running afterwards, until Ctrl-C.
+    #[arg(long)]
+    pub keep: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_scripts_rely_on_is_understood() {
+        for line in [
+            "serve --data d --listen 127.0.0.1:1 --http-listen none --config f --log-format json",
+            "stream create s --streamlets 4 --lanes 2 --segments-per-group 8 --replication 1 --durability power --order none \
+             --retention-time 7d --retention-bytes 10GiB --cleanup compact --connect a:1 --json",
+            "produce s --file f --format ndjson --key-field k --timestamp-field t --rate 5 --compression lz4 --chunk-bytes 1KiB \
+             --linger-ms 5 --on-error skip",
+            "consume s --application a --from earliest --max 3 --follow --format json",
+            "application reset a --to latest",
+            "stream list",
+            "stream describe s",
+            "stream alter s --retention-time none",
+            "stream delete s --yes",
+            "--connect a:1 status",
+            "top",
+            "config check --config f",
+        ] {
+            let words = std::iter::once("kera").chain(line.split_whitespace());
+            assert!(Cli::try_parse_from(words).is_ok(), "{line}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! `kera application`: who reads which stream, and how far.
+
+use kera_client::{Client, Start, StreamInfo, StreamletId};
+use kera_protocol::{ApplicationSummary, CommittedOffsets};
+use kera_server::api::{ApplicationDetailsJson, ApplicationJson};
+use kera_server::suggest::nearest;
+use kera_server::units::human_count;
+use serde_json::{Value, json};
+
+use crate::cli::{ApplicationCommand, Globals};
+use crate::connect::{connect, find_stream};
+use crate::error::CliError;
+use crate::output::{Table, facts, print, print_json};
+use crate::when::{parse_start, show_instant};
+
+/// Runs the command.
+///
+/// # Errors
+/// What the node says, or that it cannot be reached.
+pub async fn run(command: ApplicationCommand, globals: &Globals) -> Result<(), CliError> {
+    match command {
+        ApplicationCommand::List { stream } => list(stream.as_deref(), globals).await,
+        ApplicationCommand::Describe { name, stream } => describe(&name, stream.as_deref(), globals).await,
+        ApplicationCommand::Delete { name, stream } => delete(&name, stream.as_deref(), globals).await,
+        ApplicationCommand::Reset { name, stream, to, streamlets, dry_run } => {
+            let to = parse_start(&to).map_err(CliError::usage)?;
+            let streamlets = streamlets.into_iter().map(StreamletId).collect();
+            reset(&name, stream.as_deref(), to, streamlets, dry_run, globals).await
+        }
+    }
+}
+
+/// Applications with the names of their streams.
+async fn all(client: &Client, stream: Option<&str>) -> Result<Vec<(ApplicationSummary, StreamInfo)>, CliError> {
+    let streams = match stream {
+        Some(name) => vec![find_stream(client, name).await?],
+        None => client.admin().streams("", true).await?,
+    };
+    let only = stream.map(|_| streams[0].id);
+    let applications = client.admin().applications(only).await?;
+    let known = |a: &ApplicationSummary| streams.iter().find(|s| s.id == a.stream).cloned();
+    Ok(applications.into_iter().filter_map(|a| known(&a).map(|s| (a, s))).collect())
+}
+
+async fn list(stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    let applications = all(&client, stream).await?;
+    if globals.json {
+        return print_json(&applications.iter().map(|(a, s)| ApplicationJson::new(a, &s.name)).collect::<Vec<_>>());
+    }
+    if applications.is_empty() {
+        return print("no applications yet; `kera consume STREAM --application NAME` makes one\n");
+    }
+    let mut table = Table::new(&["APPLICATION", "STREAM", "STATE", "CONSUMERS", "LAG"]);
+    for (a, s) in &applications {
+        table.row([a.name.clone(), s.name.clone(), a.state.to_string(), a.members.to_string(), human_count(a.lag)]);
+    }
+    print(&table.text())
+}
+
+/// The stream of the application that is meant.
+async fn stream_of(client: &Client, name: &str, stream: Option<&str>) -> Result<StreamInfo, CliError> {
+    if let Some(stream) = stream {
+        return find_stream(client, stream).await;
+    }
+    let applications = all(client, None).await?;
+    let mut streams: Vec<StreamInfo> = applications.iter().filter(|(a, _)| a.name == name).map(|(_, s)| s.clone()).collect();
+    if streams.len() > 1 {
+        let names: Vec<&str> = streams.iter().map(|s| s.name.as_str()).collect();
+        let message = format!("{} streams have an application `{name}`: {}", names.len(), names.join(", "));
+        return Err(CliError::failure(message).next("say which one with --stream"));
+    }
+    streams.pop().ok_or_else(|| {
+        let error = CliError::failure(format!("there is no application `{name}`"));
+        match nearest(name, applications.iter().map(|(a, _)| a.name.as_str())) {
+            Some(meant) => error.next(format!("did you mean `{meant}`? `kera application list` shows all")),
+            None => error.next("`kera application list` shows all; a new one needs --stream"),
+        }
+    })
+}
+
+async fn describe(name: &str, stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    let stream = stream_of(&client, name, stream).await?;
+    let description = client.admin().application(stream.id, name).await?;
+    if globals.json {
+        return print_json(&ApplicationDetailsJson::new(&description, &stream.name));
+    }
+    let d = &description;
+    let mut text = facts(&[
+        ("application", d.name.clone()),
+        ("stream", stream.name.clone()),
+        ("state", d.state.to_string()),
+        ("order", d.order.to_string()),
+        ("lag", format!("{} records", human_count(d.lag))),
+    ]);
+    if !d.members.is_empty() {
+        let mut table = Table::new(&["CONSUMER", "ADDRESS", "JOINED", "LAST HEARD OF", "GROUPS"]);
+        for m in &d.members {
+            let name = if m.name.is_empty() { m.member.to_string() } else { m.name.clone() };
+            table.row([name, m.address.clone(), show_instant(m.joined_ms), show_instant(m.heartbeat_ms), m.leases.to_string()]);
+        }
+        text.push_str(&format!("\n{}", table.text()));
+    }
+    if !d.lanes.is_empty() {
+        let mut table = Table::new(&["STREAMLET", "LANE", "COMMITTED", "END", "LAG"]);
+        for l in &d.lanes {
+            let committed = l.committed_ordinal.map_or("-".into(), |ordinal| ordinal.to_string());
+            table.row([l.streamlet.to_string(), l.lane.to_string(), committed, l.durable_ordinal.to_string(), l.lag.to_string()]);
+        }
+        text.push_str(&format!("\n{}", table.text()));
+    }
+    print(&text)
+}
+
+async fn delete(name: &str, stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    let stream = stream_of(&client, name, stream).await?;
+    client.admin().delete_application(stream.id, name).await?;
+    if globals.json {
+        return print_json(&json!({ "name": name, "stream": stream.name, "deleted": true }));
+    }
+    print(&format!("deleted {name} of {}\n", stream.name))
+}
+
+async fn reset(
+    name: &str,
+    stream: Option<&str>,
+    to: Start,
+    streamlets: Vec<StreamletId>,
+    dry_run: bool,
+    globals: &Globals,
+) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    let stream = stream_of(&client, name, stream).await?;
+    let set = client.admin().reset_offsets(stream.id, name, streamlets, to, dry_run).await?;
+    report_reset(name, &stream, &set, dry_run, globals)
+}
+
+fn report_reset(name: &str, stream: &StreamInfo, set: &CommittedOffsets, dry_run: bool, globals: &Globals) -> Result<(), CliError> {
+    if globals.json {
+        let offsets = set.offsets.iter().map(|o| json!({ "streamlet": o.streamlet.0, "lane": o.lane.0, "ordinal": o.ordinal }));
+        let offsets: Vec<Value> = offsets.collect();
+        return print_json(&json!({ "name": name, "stream": stream.name, "dry_run": dry_run, "offsets": offsets }));
+    }
+    let mut table = Table::new(&["STREAMLET", "LANE", "GOES ON AT"]);
+    for o in &set.offsets {
+        table.row([o.streamlet.to_string(), o.lane.to_string(), o.ordinal.to_string()]);
+    }
+    let what = if dry_run { "would go on" } else { "goes on" };
+    print(&format!("{name} of {} {what} here:\n{}", stream.name, table.text()))
+}

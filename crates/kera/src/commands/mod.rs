@@ -1,0 +1,11 @@
+//! What each command does. One module per command, called once from `main` on the main thread.
+
+pub mod application;
+pub mod config;
+pub mod consume;
+pub mod demo;
+pub mod produce;
+pub mod serve;
+pub mod status;
+pub mod stream;
+pub mod top;

@@ -1,0 +1,210 @@
+//! `kera stream`: create, list, describe, alter and delete streams.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+
+use kera_client::{Client, Status, StreamChanges, StreamInfo, StreamOptions};
+use kera_protocol::{ApplicationSummary, LaneStats};
+use kera_server::api::{StreamDetailsJson, StreamJson};
+use kera_server::units::{exact_bytes, human_bytes, human_count, human_duration};
+use serde_json::json;
+
+use crate::cli::{Globals, Limit, OptionArgs, StreamCommand};
+use crate::connect::{connect, find_stream};
+use crate::error::CliError;
+use crate::output::{Table, facts, print, print_json};
+use crate::when::show_instant;
+
+/// Runs the command.
+///
+/// # Errors
+/// What the node says, or that it cannot be reached.
+pub async fn run(command: StreamCommand, globals: &Globals) -> Result<(), CliError> {
+    match command {
+        StreamCommand::Create { name, options, if_not_exists } => create(&name, &options, if_not_exists, globals).await,
+        StreamCommand::List { prefix, system } => list(&prefix, system, globals).await,
+        StreamCommand::Describe { name, lanes } => describe(&name, lanes, globals).await,
+        StreamCommand::Alter { name, options } => alter(&name, &options, globals).await,
+        StreamCommand::Delete { name, if_exists, yes } => delete(&name, if_exists, yes, globals).await,
+    }
+}
+
+impl OptionArgs {
+    /// What is to change.
+    pub fn changes(&self) -> StreamChanges {
+        StreamChanges {
+            streamlets: self.streamlets,
+            lanes: self.lanes,
+            segments_per_group: self.segments_per_group,
+            segment_bytes_max: self.segment_bytes,
+            replication: self.replication,
+            durability: self.durability,
+            order: self.order,
+            retention_ms: self.retention_time.map(|Limit(ms)| ms),
+            retention_bytes: self.retention_bytes.map(|Limit(bytes)| bytes),
+            retention_consumed: self.retention_consumed,
+            cleanup: self.cleanup,
+            virtual_logs: self.virtual_logs,
+        }
+    }
+}
+
+/// All mistakes in the options at once, before a node is asked.
+fn check(options: &StreamOptions) -> Result<(), CliError> {
+    let wrong: Vec<String> = options.check().iter().map(ToString::to_string).collect();
+    if wrong.is_empty() { Ok(()) } else { Err(CliError::usage(wrong.join("; ")).next("`kera stream create --help` explains the options")) }
+}
+
+async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Globals) -> Result<(), CliError> {
+    if !kera_format::limits::name_is_valid(name) {
+        let message = format!("`{name}` cannot be the name of a stream");
+        return Err(CliError::usage(message).next("use 1 to 249 of the characters a-z A-Z 0-9 . _ -"));
+    }
+    let options = args.changes().apply(&StreamOptions::default());
+    check(&options)?;
+    let admin = connect(globals).await?.admin();
+    let info = if if_not_exists { admin.ensure_stream(name, options).await? } else { admin.create_stream(name, options).await? };
+    if globals.json {
+        return print_json(&StreamJson::from(&info));
+    }
+    print(&format!("created {} with {}\n", info.name, shape(&info.options)))
+}
+
+async fn list(prefix: &str, system: bool, globals: &Globals) -> Result<(), CliError> {
+    let streams = connect(globals).await?.admin().streams(prefix, system).await?;
+    if globals.json {
+        return print_json(&streams.iter().map(StreamJson::from).collect::<Vec<_>>());
+    }
+    if streams.is_empty() {
+        let which = if prefix.is_empty() { "no streams yet".to_owned() } else { format!("no streams that start with `{prefix}`") };
+        return print(&format!("{which}; make one with `kera stream create NAME`\n"));
+    }
+    let mut table = Table::new(&["NAME", "STREAMLETS", "LANES", "DURABILITY", "ORDER", "RETENTION", "CREATED"]);
+    for info in &streams {
+        let o = &info.options;
+        table.row([
+            info.name.clone(),
+            o.streamlets.to_string(),
+            o.lanes.to_string(),
+            o.durability.to_string(),
+            o.order.to_string(),
+            retention(o),
+            show_instant(info.created_ms),
+        ]);
+    }
+    print(&table.text())
+}
+
+async fn describe(name: &str, lanes: bool, globals: &Globals) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    let info = find_stream(&client, name).await?;
+    let stats = client.admin().stream_stats(info.id).await?;
+    let applications = client.admin().applications(Some(info.id)).await?;
+    if globals.json {
+        return print_json(&StreamDetailsJson::new(&info, &stats, &applications));
+    }
+    print(&describe_text(&info, &stats, &applications, lanes))
+}
+
+fn describe_text(info: &StreamInfo, stats: &[LaneStats], applications: &[ApplicationSummary], lanes: bool) -> String {
+    let sum = |of: fn(&LaneStats) -> u64| stats.iter().map(of).sum::<u64>();
+    let records = sum(|l| l.durable_ordinal - l.first_ordinal);
+    let last = stats.iter().map(|l| l.last_append_ms).max().filter(|ms| *ms > 0);
+    let o = &info.options;
+    let mut text = facts(&[
+        ("name", info.name.clone()),
+        ("id", info.id.to_string()),
+        ("created", show_instant(info.created_ms)),
+        ("shape", shape(o)),
+        ("groups", format!("{} segments of at most {}", o.segments_per_group, exact_bytes(o.segment_bytes_max.into()))),
+        ("safety", format!("durability {}, {} cop{}", o.durability, o.replication, if o.replication == 1 { "y" } else { "ies" })),
+        ("order", o.order.to_string()),
+        ("retention", format!("{}, cleanup {}", retention(o), o.cleanup)),
+        ("records", format!("{} that can be read, {} ever written", human_count(records), human_count(sum(|l| l.next_ordinal)))),
+        ("bytes", format!("{}, of that in memory {} and on disk {}", human_bytes(sum(|l| l.bytes)), human_bytes(sum(|l| l.memory_bytes)), human_bytes(sum(|l| l.disk_bytes)))),
+        ("last write", last.map_or("never".into(), show_instant)),
+    ]);
+    if lanes && !stats.is_empty() {
+        let mut table = Table::new(&["STREAMLET", "LANE", "FIRST", "END", "BYTES", "GROUPS", "SEGMENTS", "LAST WRITE"]);
+        for l in stats {
+            table.row([
+                l.streamlet.to_string(),
+                l.lane.to_string(),
+                l.first_ordinal.to_string(),
+                l.durable_ordinal.to_string(),
+                l.bytes.to_string(),
+                l.groups.to_string(),
+                l.segments.to_string(),
+                show_instant(l.last_append_ms),
+            ]);
+        }
+        text.push_str(&format!("\n{}", table.text()));
+    }
+    if !applications.is_empty() {
+        let mut table = Table::new(&["APPLICATION", "STATE", "CONSUMERS", "LAG"]);
+        for a in applications {
+            table.row([a.name.clone(), a.state.to_string(), a.members.to_string(), human_count(a.lag)]);
+        }
+        text.push_str(&format!("\n{}", table.text()));
+    }
+    text
+}
+
+async fn alter(name: &str, args: &OptionArgs, globals: &Globals) -> Result<(), CliError> {
+    let changes = args.changes();
+    if changes.is_empty() {
+        let advice = "name at least one, like --retention-time 30d; `kera stream alter --help` lists them";
+        return Err(CliError::usage("there is no option to change").next(advice));
+    }
+    let client = connect(globals).await?;
+    let before = find_stream(&client, name).await?;
+    check(&changes.apply(&before.options))?;
+    let after = client.admin().alter_stream(before.id, changes).await?;
+    if globals.json {
+        return print_json(&StreamJson::from(&after));
+    }
+    print(&format!("altered {}: {}, retention {}\n", after.name, shape(&after.options), retention(&after.options)))
+}
+
+async fn delete(name: &str, if_exists: bool, yes: bool, globals: &Globals) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    if if_exists && client.admin().stream(name).await.is_err_and(|e| e.status() == Some(Status::UnknownStream)) {
+        return report_delete(name, false, globals);
+    }
+    let info = find_stream(&client, name).await?;
+    if !yes && io::stdin().is_terminal() && !confirmed(&client, &info).await? {
+        return Err(CliError::failure(format!("{name} was not deleted")));
+    }
+    client.admin().delete_stream(info.id).await?;
+    report_delete(name, true, globals)
+}
+
+/// Asks on the terminal; scripts are not asked.
+async fn confirmed(client: &Client, info: &StreamInfo) -> Result<bool, CliError> {
+    let stats = client.admin().stream_stats(info.id).await?;
+    let records: u64 = stats.iter().map(|l| l.durable_ordinal - l.first_ordinal).sum();
+    eprint!("delete {} with {} records? [y/N] ", info.name, human_count(records));
+    let mut answer = String::new();
+    let read = io::stderr().flush().and_then(|()| io::stdin().lock().read_line(&mut answer));
+    read.map_err(|error| CliError::failure(format!("standard input: {error}")))?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+fn report_delete(name: &str, deleted: bool, globals: &Globals) -> Result<(), CliError> {
+    if globals.json {
+        return print_json(&json!({ "name": name, "deleted": deleted }));
+    }
+    print(&if deleted { format!("deleted {name}\n") } else { format!("there is no stream {name}\n") })
+}
+
+fn shape(o: &StreamOptions) -> String {
+    let plural = |n: u32, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
+    format!("{} of {}", plural(o.streamlets, "streamlet"), plural(o.lanes, "lane"))
+}
+
+fn retention(o: &StreamOptions) -> String {
+    let mut parts = Vec::new();
+    parts.extend(o.retention_ms.map(|ms| human_duration(ms)));
+    parts.extend(o.retention_bytes.map(|bytes| format!("{} per streamlet", exact_bytes(bytes))));
+    parts.extend(o.retention_consumed.then(|| "until consumed".to_owned()));
+    if parts.is_empty() { "for ever".into() } else { parts.join(" or ") }
+}

@@ -1,0 +1,59 @@
+//! From the command line to a node: connecting, and errors that say what to do next.
+
+use kera_client::{Client, ClientError, Status, StreamInfo};
+use kera_server::suggest::nearest;
+
+use crate::cli::Globals;
+use crate::error::CliError;
+
+/// Connects to the node that the flags name.
+///
+/// # Errors
+/// It cannot be reached.
+pub async fn connect(globals: &Globals) -> Result<Client, CliError> {
+    let client = Client::builder(&globals.connect).client_name("kera").connect().await;
+    client.map_err(|error| explain(&error))
+}
+
+/// A stream by name, or an error with the name that was meant.
+///
+/// # Errors
+/// There is none, or the node cannot be asked.
+pub async fn find_stream(client: &Client, name: &str) -> Result<StreamInfo, CliError> {
+    match client.admin().stream(name).await {
+        Ok(info) => Ok(info),
+        Err(error) if error.status() == Some(Status::UnknownStream) => Err(no_such_stream(client, name).await),
+        Err(error) => Err(explain(&error)),
+    }
+}
+
+async fn no_such_stream(client: &Client, name: &str) -> CliError {
+    let streams = client.admin().streams("", false).await.unwrap_or_default();
+    let error = CliError::failure(format!("there is no stream `{name}`"));
+    match nearest(name, streams.iter().map(|s| s.name.as_str())) {
+        Some(meant) => error.next(format!("did you mean `{meant}`? `kera stream list` shows all")),
+        None if streams.is_empty() => error.next(format!("there are no streams yet; make it with `kera stream create {name}`")),
+        None => error.next(format!("make it with `kera stream create {name}`, or look at `kera stream list`")),
+    }
+}
+
+/// What a client's error means at the command line.
+pub fn explain(error: &ClientError) -> CliError {
+    let text = error.to_string();
+    // The status is for programs; its hint says the same to people.
+    let prefix = error.status().map_or(String::new(), |status| format!("{status:?}: "));
+    let failure = CliError::failure(text.strip_prefix(&prefix).unwrap_or(&text));
+    match (error, error.status()) {
+        (_, Some(status)) => failure.next(status.hint()),
+        (ClientError::Rpc(_), None) => {
+            failure.next("start a node with `kera serve`, or name a running one with --connect HOST:PORT or KERA_CONNECT")
+        }
+        _ => failure,
+    }
+}
+
+impl From<ClientError> for CliError {
+    fn from(error: ClientError) -> CliError {
+        explain(&error)
+    }
+}

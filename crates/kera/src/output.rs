@@ -1,0 +1,101 @@
+//! What commands print: tables for people, JSON for programs, and a pipe that may close at any time.
+
+use std::io::{self, ErrorKind, IsTerminal, Write};
+
+use serde::Serialize;
+
+use crate::error::CliError;
+
+/// Prints text to standard output. A reader that has gone away ends the command quietly.
+///
+/// # Errors
+/// [`CliError::pipe_closed`], or what the operating system says.
+pub fn print(text: &str) -> Result<(), CliError> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|error| write_error(&error))
+}
+
+/// The error of a write to standard output.
+pub fn write_error(error: &io::Error) -> CliError {
+    if error.kind() == ErrorKind::BrokenPipe {
+        CliError::pipe_closed()
+    } else {
+        CliError::failure(format!("standard output: {error}"))
+    }
+}
+
+/// Prints a value as indented JSON.
+///
+/// # Errors
+/// As [`print`].
+pub fn print_json(value: &impl Serialize) -> Result<(), CliError> {
+    let text = serde_json::to_string_pretty(value).map_err(|error| CliError::failure(error.to_string()))?;
+    print(&format!("{text}\n"))
+}
+
+/// Whether standard output is a terminal.
+pub fn on_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// A table with a header; numbers to the right.
+pub struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table with these columns.
+    pub fn new(header: &[&str]) -> Table {
+        Table { rows: vec![header.iter().map(|name| (*name).to_owned()).collect()] }
+    }
+
+    /// Adds a row.
+    pub fn row(&mut self, cells: impl IntoIterator<Item = String>) {
+        self.rows.push(cells.into_iter().collect());
+    }
+
+    /// The table as text.
+    pub fn text(&self) -> String {
+        let columns = self.rows[0].len();
+        let width = |c: usize| self.rows.iter().filter_map(|row| row.get(c)).map(|cell| cell.chars().count()).max();
+        let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
+        let is_number = |cell: &str| cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
+        let right: Vec<bool> = (0..columns)
+            .map(|c| self.rows.len() > 1 && self.rows[1..].iter().all(|row| row.get(c).is_some_and(|cell| is_number(cell))))
+            .collect();
+        let mut text = String::new();
+        for row in &self.rows {
+            let mut line = String::new();
+            for (c, cell) in row.iter().enumerate() {
+                let gap = if c == 0 { "" } else { "  " };
+                let width = widths[c];
+                let padded = if right[c] { format!("{cell:>width$}") } else { format!("{cell:<width$}") };
+                line.push_str(gap);
+                line.push_str(&padded);
+            }
+            text.push_str(line.trim_end());
+            text.push('\n');
+        }
+        text
+    }
+}
+
+/// Names and values, one per line, the values in one column.
+pub fn facts(pairs: &[(&str, String)]) -> String {
+    let width = pairs.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
+    pairs.iter().map(|(name, value)| format!("{name:<width$}  {value}\n")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_line_up_and_numbers_stand_to_the_right() {
+        let mut table = Table::new(&["NAME", "RECORDS", "NOTE"]);
+        table.row(["flights".into(), "1,234".into(), String::new()]);
+        table.row(["o".into(), "5".into(), "x".into()]);
+        assert_eq!(table.text(), "NAME     RECORDS  NOTE\nflights    1,234\no              5  x\n");
+        assert_eq!(facts(&[("a", "1".into()), ("bcd", "2".into())]), "a    1\nbcd  2\n");
+    }
+}

@@ -1,0 +1,159 @@
+//! Every way in which a node ends on purpose, with its exit status. Scripts and service managers rely on the numbers; a
+//! number is never used again for something else. `docs/guide.md` lists them.
+//!
+//! Statuses 0, 1 and 2 belong to the command line (done, failed, not understood); a node's own start at 10.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::config::Mistakes;
+
+/// Why a node does not start, or does not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Fatal {
+    /// The configuration has mistakes.
+    #[error("{0}")]
+    Config(#[from] Mistakes),
+    /// Another process uses the data directory.
+    #[error("the data directory {} is in use by {}", path.display(), holder(*pid))]
+    DirectoryLocked {
+        /// The directory.
+        path: PathBuf,
+        /// The process that uses it, if it says so.
+        pid: Option<u32>,
+    },
+    /// A directory cannot be used.
+    #[error("the directory {} cannot be used: {error}", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// What the operating system says.
+        error: io::Error,
+    },
+    /// An address is taken.
+    #[error("{what} cannot listen on {address}: the port is in use")]
+    PortInUse {
+        /// Who wanted to listen.
+        what: &'static str,
+        /// Where.
+        address: String,
+    },
+    /// An address cannot be used.
+    #[error("{what} cannot listen on {address}: {error}")]
+    Address {
+        /// Who wanted to listen.
+        what: &'static str,
+        /// Where.
+        address: String,
+        /// What the operating system says.
+        error: io::Error,
+    },
+    /// The arena cannot be made or attached.
+    #[error("{message}")]
+    Arena {
+        /// What is wrong, with the file and the limit.
+        message: String,
+        /// What to do.
+        next_step: String,
+    },
+    /// Data on disk is damaged, or belongs to another node.
+    #[error("{message}")]
+    Data {
+        /// What is wrong, with the file.
+        message: String,
+    },
+    /// The operating system gives no thread or no memory.
+    #[error("cannot start {what}: {error}")]
+    Resources {
+        /// What was to be started.
+        what: &'static str,
+        /// What the operating system says.
+        error: io::Error,
+    },
+    /// A part of the node ended that should not have.
+    #[error("{what} ended unexpectedly: {reason}")]
+    PartEnded {
+        /// The part.
+        what: &'static str,
+        /// Why, as far as known.
+        reason: String,
+    },
+}
+
+fn holder(pid: Option<u32>) -> String {
+    pid.map_or("another process".into(), |pid| format!("process {pid}"))
+}
+
+impl Fatal {
+    /// The exit status.
+    pub fn exit_status(&self) -> u8 {
+        match self {
+            Fatal::Config(_) => 10,
+            Fatal::DirectoryLocked { .. } => 11,
+            Fatal::Directory { .. } => 12,
+            Fatal::PortInUse { .. } => 13,
+            Fatal::Address { .. } => 14,
+            Fatal::Arena { .. } => 15,
+            Fatal::Data { .. } => 16,
+            Fatal::Resources { .. } => 17,
+            Fatal::PartEnded { .. } => 18,
+        }
+    }
+
+    /// What to do about it.
+    pub fn next_step(&self) -> String {
+        match self {
+            Fatal::Config(_) => "correct them; `kera config check` looks without starting, docs/configuration.md explains".into(),
+            Fatal::DirectoryLocked { .. } => "stop that process, or choose another directory with --data".into(),
+            Fatal::Directory { .. } => "check owner, mode and free space, or choose another directory with --data".into(),
+            Fatal::PortInUse { .. } => "stop what listens there, or choose another port with --listen or --http-listen".into(),
+            Fatal::Address { error, .. } if error.kind() == io::ErrorKind::PermissionDenied => {
+                "ports below 1024 need privileges; choose a higher one".into()
+            }
+            Fatal::Address { .. } => "name an address of this machine; 0.0.0.0 is every IPv4 address it has".into(),
+            Fatal::Arena { next_step, .. } => next_step.clone(),
+            Fatal::Data { .. } => "restore the file from a copy, or move the data directory away to start empty".into(),
+            Fatal::Resources { .. } => "raise the limits of the process (ulimit -u, memory), or lower io_threads".into(),
+            Fatal::PartEnded { .. } => "see the log above; start again: what was acknowledged is still there".into(),
+        }
+    }
+
+    /// The error of a failed bind.
+    pub fn listen(what: &'static str, address: &str, error: io::Error) -> Fatal {
+        let address = address.to_owned();
+        match error.kind() {
+            io::ErrorKind::AddrInUse => Fatal::PortInUse { what, address },
+            _ => Fatal::Address { what, address, error },
+        }
+    }
+
+    /// The error of a directory that cannot be used.
+    pub fn directory(path: &Path, error: io::Error) -> Fatal {
+        Fatal::Directory { path: path.to_owned(), error }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_exit_has_its_own_status_and_advice() {
+        let io = || io::Error::other("x");
+        let all = [
+            Fatal::Config(Mistakes(Vec::new())),
+            Fatal::DirectoryLocked { path: "d".into(), pid: Some(7) },
+            Fatal::directory(Path::new("d"), io()),
+            Fatal::listen("x", "a:1", io::ErrorKind::AddrInUse.into()),
+            Fatal::listen("x", "a:1", io()),
+            Fatal::Arena { message: "m".into(), next_step: "n".into() },
+            Fatal::Data { message: "m".into() },
+            Fatal::Resources { what: "x", error: io() },
+            Fatal::PartEnded { what: "x", reason: "r".into() },
+        ];
+        let statuses: Vec<u8> = all.iter().map(Fatal::exit_status).collect();
+        assert_eq!(statuses, (10..19).collect::<Vec<u8>>());
+        assert!(all.iter().all(|f| !f.next_step().is_empty()));
+        assert!(all[1].to_string().contains("process 7"));
+    }
+}

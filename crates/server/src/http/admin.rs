@@ -1,0 +1,302 @@
+//! The admin API: the node, streams and applications, under `/v1`. Every handler asks the node what a client would ask.
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use kera_format::{StreamId, StreamOptions, StreamletId};
+use kera_protocol::{
+    AlterStream, CreateStream, DeleteApplication, DeleteStream, DescribeApplication, GetStream, LaneStats,
+    ListApplications, ListStreams, NodeStatus, ResetOffsets, Start, StreamInfo, StreamRef, StreamStats,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use utoipa::{IntoParams, ToSchema};
+
+use super::error::HttpError;
+use super::inside::Inside;
+use super::routes::Door;
+use crate::api::{
+    ApplicationDetailsJson, ApplicationJson, ErrorJson, NodeJson, OptionsJson, StreamDetailsJson, StreamJson,
+};
+
+/// The most bytes of a request's body.
+pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
+
+type Answer<T> = Result<Json<T>, HttpError>;
+
+/// A JSON body, with errors of this API instead of axum's own.
+fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, HttpError> {
+    let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
+    serde_json::from_slice(bytes).map_err(|error| {
+        let text = error.to_string();
+        let field = text.split('`').nth(1).unwrap_or("body").to_owned();
+        HttpError::field(&field, format!("the body is not what is asked for: {text}"), "/openapi.json describes it")
+    })
+}
+
+fn changes(options: &OptionsJson) -> Result<kera_protocol::StreamChanges, HttpError> {
+    options.changes().map_err(|(field, error)| HttpError::field(field, error, "/openapi.json lists what is allowed"))
+}
+
+async fn find(inside: &Inside, name: &str) -> Result<StreamInfo, HttpError> {
+    Ok(inside.call(&GetStream { stream: StreamRef::Name(name.into()) }).await?)
+}
+
+/// How the node is.
+#[utoipa::path(get, path = "/v1/status", tag = "node", responses(
+    (status = 200, description = "How it is", body = NodeJson),
+    (status = 503, description = "It still starts", body = ErrorJson),
+))]
+pub(super) async fn status(State(door): State<Door>) -> Answer<NodeJson> {
+    let status = door.inside()?.call(&NodeStatus).await?;
+    Ok(Json((&status).into()))
+}
+
+/// Which streams to list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct StreamsQuery {
+    /// Only names that start so.
+    #[serde(default)]
+    prefix: String,
+    /// Only names after this one: the last of the page before.
+    #[serde(default)]
+    after: String,
+    /// Most streams in the answer.
+    #[serde(default)]
+    limit: u32,
+    /// Also those of the system.
+    #[serde(default)]
+    system: bool,
+}
+
+/// A page of streams.
+#[derive(Serialize, ToSchema)]
+pub(super) struct StreamsPage {
+    /// In the order of their names.
+    streams: Vec<StreamJson>,
+    /// Whether there are more after the last one.
+    more: bool,
+}
+
+/// Streams, in the order of their names, a page at a time.
+#[utoipa::path(get, path = "/v1/streams", tag = "streams", params(StreamsQuery), responses(
+    (status = 200, description = "A page of them", body = StreamsPage),
+    (status = 503, description = "The node still starts", body = ErrorJson),
+))]
+pub(super) async fn list_streams(State(door): State<Door>, Query(query): Query<StreamsQuery>) -> Answer<StreamsPage> {
+    let StreamsQuery { prefix, after, limit, system } = query;
+    let list = door.inside()?.call(&ListStreams { prefix, after, limit, system }).await?;
+    Ok(Json(StreamsPage { streams: list.streams.iter().map(StreamJson::from).collect(), more: list.more }))
+}
+
+/// A stream to make.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct NewStream {
+    /// Its name: 1 to 249 of the characters a-z A-Z 0-9 . _ -
+    name: String,
+    /// Its options; what is left out gets its default.
+    #[serde(default)]
+    options: OptionsJson,
+    /// Answer with the stream that exists instead of an error.
+    #[serde(default)]
+    if_not_exists: bool,
+}
+
+/// Makes a stream.
+#[utoipa::path(post, path = "/v1/streams", tag = "streams", request_body = NewStream, responses(
+    (status = 201, description = "It is there", body = StreamJson),
+    (status = 400, description = "Name or options are not allowed", body = ErrorJson),
+    (status = 409, description = "There is one of that name", body = ErrorJson),
+    (status = 503, description = "The node still starts", body = ErrorJson),
+))]
+pub(super) async fn create_stream(State(door): State<Door>, bytes: Bytes) -> Result<(StatusCode, Json<StreamJson>), HttpError> {
+    let NewStream { name, options, if_not_exists } = body(&bytes)?;
+    let options = changes(&options)?.apply(&StreamOptions::default());
+    let info = door.inside()?.call(&CreateStream { name, options, if_not_exists }).await?;
+    Ok((StatusCode::CREATED, Json((&info).into())))
+}
+
+/// A stream with what is in it and who reads it.
+#[utoipa::path(get, path = "/v1/streams/{stream}", tag = "streams", params(("stream" = String, Path, description = "Its name")), responses(
+    (status = 200, description = "The stream", body = StreamDetailsJson),
+    (status = 404, description = "There is none of that name", body = ErrorJson),
+    (status = 503, description = "The node still starts", body = ErrorJson),
+))]
+pub(super) async fn get_stream(State(door): State<Door>, Path(stream): Path<String>) -> Answer<StreamDetailsJson> {
+    let inside = door.inside()?;
+    let info = find(&inside, &stream).await?;
+    let lanes = lanes(&inside, info.id).await?;
+    let applications = inside.call(&ListApplications { stream: Some(info.id) }).await?.applications;
+    Ok(Json(StreamDetailsJson::new(&info, &lanes, &applications)))
+}
+
+async fn lanes(inside: &Inside, stream: StreamId) -> Result<Vec<LaneStats>, HttpError> {
+    let mut all: Vec<LaneStats> = Vec::new();
+    loop {
+        let after = all.last().map(|lane| (lane.streamlet, lane.lane));
+        let page = inside.call(&StreamStats { stream, streamlets: Vec::new(), after, limit: 0 }).await?;
+        let more = page.more && !page.lanes.is_empty();
+        all.extend(page.lanes);
+        if !more {
+            return Ok(all);
+        }
+    }
+}
+
+/// Changes options of a stream; those that are left out stay.
+#[utoipa::path(patch, path = "/v1/streams/{stream}", tag = "streams", request_body = OptionsJson, params(("stream" = String, Path, description = "Its name")), responses(
+    (status = 200, description = "The stream as it is now", body = StreamJson),
+    (status = 400, description = "An option is not allowed or cannot be changed", body = ErrorJson),
+    (status = 404, description = "There is none of that name", body = ErrorJson),
+    (status = 503, description = "The node still starts", body = ErrorJson),
+))]
+pub(super) async fn alter_stream(State(door): State<Door>, Path(stream): Path<String>, bytes: Bytes) -> Answer<StreamJson> {
+    let changes = changes(&body(&bytes)?)?;
+    let info = door.inside()?.call(&AlterStream { stream: StreamRef::Name(stream), changes }).await?;
+    Ok(Json((&info).into()))
+}
+
+/// Deletes a stream and all of its data.
+#[utoipa::path(delete, path = "/v1/streams/{stream}", tag = "streams", params(("stream" = String, Path, description = "Its name")), responses(
+    (status = 204, description = "It is gone"),
+    (status = 404, description = "There is none of that name", body = ErrorJson),
+    (status = 503, description = "The node still starts", body = ErrorJson),
+))]
+pub(super) async fn delete_stream(State(door): State<Door>, Path(stream): Path<String>) -> Result<StatusCode, HttpError> {
+    door.inside()?.call(&DeleteStream { stream: StreamRef::Name(stream) }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Which applications to list.
+#[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct ApplicationsQuery {
+    /// Only those of this stream.
+    #[serde(default)]
+    stream: Option<String>,
+}
+
+/// Applications: who has read how far.
+#[utoipa::path(get, path = "/v1/applications", tag = "applications", params(ApplicationsQuery), responses(
+    (status = 200, description = "All of them", body = Vec<ApplicationJson>),
+    (status = 404, description = "There is no stream of that name", body = ErrorJson),
+    (status = 503, description = "The node still starts", body = ErrorJson),
+))]
+pub(super) async fn list_applications(State(door): State<Door>, Query(query): Query<ApplicationsQuery>) -> Answer<Vec<ApplicationJson>> {
+    let inside = door.inside()?;
+    let only = match &query.stream {
+        Some(name) => Some(find(&inside, name).await?),
+        None => None,
+    };
+    let applications = inside.call(&ListApplications { stream: only.as_ref().map(|s| s.id) }).await?.applications;
+    let mut all = Vec::with_capacity(applications.len());
+    for application in &applications {
+        let name = match &only {
+            Some(stream) => stream.name.clone(),
+            None => inside.call(&GetStream { stream: StreamRef::Id(application.stream) }).await?.name,
+        };
+        all.push(ApplicationJson::new(application, &name));
+    }
+    Ok(Json(all))
+}
+
+/// An application's consumers, and how far it is in each lane.
+#[utoipa::path(get, path = "/v1/applications/{stream}/{application}", tag = "applications", params(
+    ("stream" = String, Path, description = "The stream's name"), ("application" = String, Path, description = "Its name")), responses(
+    (status = 200, description = "The application", body = ApplicationDetailsJson),
+    (status = 404, description = "There is no such stream or application", body = ErrorJson),
+    (status = 503, description = "The node still starts", body = ErrorJson),
+))]
+pub(super) async fn get_application(State(door): State<Door>, Path((stream, application)): Path<(String, String)>) -> Answer<ApplicationDetailsJson> {
+    let inside = door.inside()?;
+    let info = find(&inside, &stream).await?;
+    let description = inside.call(&DescribeApplication { application, stream: info.id }).await?;
+    Ok(Json(ApplicationDetailsJson::new(&description, &info.name)))
+}
+
+/// Forgets an application and what it has read. It must have no consumers.
+#[utoipa::path(delete, path = "/v1/applications/{stream}/{application}", tag = "applications", params(
+    ("stream" = String, Path, description = "The stream's name"), ("application" = String, Path, description = "Its name")), responses(
+    (status = 204, description = "It is gone"),
+    (status = 404, description = "There is no such stream or application", body = ErrorJson),
+    (status = 409, description = "It has consumers", body = ErrorJson),
+    (status = 503, description = "The node still starts", body = ErrorJson),
+))]
+pub(super) async fn delete_application(State(door): State<Door>, Path((stream, application)): Path<(String, String)>) -> Result<StatusCode, HttpError> {
+    let inside = door.inside()?;
+    let info = find(&inside, &stream).await?;
+    inside.call(&DeleteApplication { application, stream: info.id }).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Where an application is to go on.
+#[derive(Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ResetRequest {
+    /// `earliest`, `latest`, or a number of milliseconds since 1970.
+    to: ResetTo,
+    /// Only these streamlets; empty: all.
+    #[serde(default)]
+    streamlets: Vec<u32>,
+    /// Only tell what would be set.
+    #[serde(default)]
+    dry_run: bool,
+}
+
+/// `earliest`, `latest`, or a number of milliseconds since 1970.
+#[derive(Deserialize, ToSchema)]
+#[serde(untagged)]
+enum ResetTo {
+    /// Milliseconds since 1970.
+    TimeMs(i64),
+    /// `earliest` or `latest`.
+    Word(String),
+}
+
+/// Where an application goes on in a lane.
+#[derive(Serialize, ToSchema)]
+pub(super) struct ResetPlace {
+    /// The streamlet.
+    streamlet: u32,
+    /// The lane in it.
+    lane: u32,
+    /// Number of the next record to process.
+    ordinal: u64,
+}
+
+/// Sets where an application goes on. It must have no consumers.
+#[utoipa::path(post, path = "/v1/applications/{stream}/{application}/reset", tag = "applications", request_body = ResetRequest, params(
+    ("stream" = String, Path, description = "The stream's name"), ("application" = String, Path, description = "Its name")), responses(
+    (status = 200, description = "Where it goes on", body = Vec<ResetPlace>),
+    (status = 400, description = "The place makes no sense", body = ErrorJson),
+    (status = 404, description = "There is no such stream", body = ErrorJson),
+    (status = 409, description = "It has consumers", body = ErrorJson),
+    (status = 503, description = "The node still starts", body = ErrorJson),
+))]
+pub(super) async fn reset_application(
+    State(door): State<Door>,
+    Path((stream, application)): Path<(String, String)>,
+    bytes: Bytes,
+) -> Answer<Vec<ResetPlace>> {
+    let ResetRequest { to, streamlets, dry_run } = body(&bytes)?;
+    let to = match to {
+        ResetTo::TimeMs(ms) => Start::TimeMs(ms),
+        ResetTo::Word(word) if word == "earliest" => Start::Earliest,
+        ResetTo::Word(word) if word == "latest" => Start::Latest,
+        ResetTo::Word(word) => {
+            let next = "give `earliest`, `latest` or a number of milliseconds since 1970";
+            return Err(HttpError::field("to", format!("`{word}` is no place to go on at"), next));
+        }
+    };
+    let inside = door.inside()?;
+    let info = find(&inside, &stream).await?;
+    let streamlets = streamlets.into_iter().map(StreamletId).collect();
+    let set = inside.call(&ResetOffsets { application, stream: info.id, streamlets, to, dry_run }).await?;
+    let place = |o: &kera_protocol::CommittedOffset| ResetPlace { streamlet: o.streamlet.0, lane: o.lane.0, ordinal: o.ordinal };
+    Ok(Json(set.offsets.iter().map(place).collect()))
+}

@@ -1,0 +1,94 @@
+//! The HTTP door: health, metrics, the admin API and its OpenAPI document.
+//!
+//! One thread with a runtime of its own, so that nothing here ever runs on an I/O thread. It is up before recovery
+//! begins, so that `/readyz` can say what the node waits for, and goes last.
+
+mod admin;
+mod error;
+mod health;
+mod inside;
+mod routes;
+#[cfg(test)]
+mod tests;
+
+use std::future::Future;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use kera_env::Clock;
+use kera_rpc::SessionFactory;
+use tokio::sync::oneshot;
+
+use crate::metrics::Metrics;
+use crate::readiness::Readiness;
+
+pub use routes::openapi_text;
+
+/// What the handlers see of the node. What comes after recovery is missing until then.
+pub struct HttpState {
+    /// Whether the node serves.
+    pub readiness: Arc<Readiness>,
+    /// What the node is made of, once it is put together.
+    pub node: OnceLock<HttpNode>,
+}
+
+/// The parts of a running node that HTTP needs.
+pub struct HttpNode {
+    /// What clients' connections are answered by.
+    pub sessions: Arc<dyn SessionFactory>,
+    /// The clock of their deadlines.
+    pub clock: Arc<dyn Clock>,
+    /// The numbers of `/metrics`.
+    pub metrics: Arc<Metrics>,
+}
+
+/// A server that runs.
+pub struct HttpServer {
+    /// Where it listens.
+    pub address: SocketAddr,
+    stop: oneshot::Sender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl HttpServer {
+    /// Listens, and starts the thread.
+    ///
+    /// # Errors
+    /// The address cannot be used, or there is no thread.
+    pub fn start(address: &str, state: Arc<HttpState>) -> io::Result<HttpServer> {
+        let listener = TcpListener::bind(address)?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?;
+        let (stop, stopped) = oneshot::channel();
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+        let thread = std::thread::Builder::new().name("kera-http".into()).stack_size(1 << 20).spawn(move || {
+            let local = tokio::task::LocalSet::new();
+            local.block_on(&runtime, async move {
+                if let Err(error) = serve(listener, state, stopped).await {
+                    tracing::error!(%error, "HTTP ended; health, metrics and the admin API are gone");
+                }
+            });
+        })?;
+        Ok(HttpServer { address, stop, thread })
+    }
+
+    /// Stops it and waits for the thread. Requests under way are cut off: whoever probes finds nobody, which is right.
+    pub fn stop(self) {
+        drop(self.stop);
+        if self.thread.join().is_err() {
+            tracing::error!("the HTTP thread ended with a panic");
+        }
+    }
+}
+
+async fn serve(listener: TcpListener, state: Arc<HttpState>, stopped: oneshot::Receiver<()>) -> io::Result<()> {
+    let listener = tokio::net::TcpListener::from_std(listener)?;
+    let router = routes::router(routes::Door::new(state));
+    let served = axum::serve(listener, router);
+    tokio::select! {
+        result = served.into_future() => result,
+        _ = stopped => Ok(()),
+    }
+}

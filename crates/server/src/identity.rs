@@ -1,0 +1,147 @@
+//! Who the node is: a uuid for ever, and an epoch that is one higher after every start. In `node.json` in the data
+//! directory, replaced atomically.
+//!
+//! Read and written once at start, under the directory's lock. The epoch goes to disk before anything of this
+//! incarnation does: group ids carry it, so no two incarnations can give the same id to different bytes.
+
+use std::io;
+
+use kera_env::{Disk, Random};
+use serde::{Deserialize, Serialize};
+
+use crate::fatal::Fatal;
+
+/// The file, in the data directory.
+pub const FILE: &str = "node.json";
+/// The version of the file's layout.
+const VERSION: u32 = 1;
+/// The most bytes the file may have.
+const FILE_BYTES_MAX: usize = 4096;
+
+/// Who the node is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Identity {
+    /// Stays the same for a data directory.
+    pub node: [u8; 16],
+    /// The incarnation, from 1.
+    pub epoch: u32,
+    /// Whether there was no identity before: the data directory is a new one.
+    pub first_start: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    version: u32,
+    node: String,
+    epoch: u32,
+}
+
+impl Identity {
+    /// Reads the identity, or makes one, and begins the next epoch.
+    ///
+    /// # Errors
+    /// The file cannot be read or replaced, or is damaged.
+    pub fn begin(disk: &dyn Disk, random: &dyn Random) -> Result<Identity, Fatal> {
+        let identity = match disk.read_all(FILE, FILE_BYTES_MAX) {
+            Ok(bytes) => Identity::parse(&bytes).map_err(|reason| damaged(disk, &reason))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let mut node = [0; 16];
+                random.fill(&mut node);
+                // Marks of a random uuid, so that other tools take it for one.
+                node[6] = node[6] & 0x0f | 0x40;
+                node[8] = node[8] & 0x3f | 0x80;
+                Identity { node, epoch: 0, first_start: true }
+            }
+            Err(error) => return Err(Fatal::directory(disk.root(), error)),
+        };
+        let Some(epoch) = identity.epoch.checked_add(1) else {
+            return Err(damaged(disk, "its epoch is the last one there is"));
+        };
+        let next = Identity { epoch, ..identity };
+        let file = File { version: VERSION, node: uuid_text(&next.node), epoch };
+        let text = serde_json::to_vec_pretty(&file).map_err(|error| damaged(disk, &error.to_string()))?;
+        disk.replace(FILE, &text).map_err(|error| Fatal::directory(disk.root(), error))?;
+        Ok(next)
+    }
+
+    fn parse(bytes: &[u8]) -> Result<Identity, String> {
+        let file: File = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        if file.version != VERSION {
+            return Err(format!("its version is {}, this program knows {VERSION}", file.version));
+        }
+        let Some(node) = parse_uuid(&file.node) else {
+            return Err(format!("`{}` is no uuid", file.node));
+        };
+        Ok(Identity { node, epoch: file.epoch, first_start: false })
+    }
+
+    /// The node's uuid as text.
+    pub fn node_text(&self) -> String {
+        uuid_text(&self.node)
+    }
+}
+
+fn damaged(disk: &dyn Disk, reason: &str) -> Fatal {
+    Fatal::Data { message: format!("{} is damaged: {reason}", disk.root().join(FILE).display()) }
+}
+
+/// A uuid in its usual form.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let mut text = String::with_capacity(36);
+    for (index, byte) in uuid.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&format!("{byte:02x}"));
+    }
+    text
+}
+
+fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: String = text.chars().filter(|c| *c != '-').collect();
+    if digits.len() != 32 || !digits.is_ascii() {
+        return None;
+    }
+    let mut uuid = [0; 16];
+    for (index, byte) in uuid.iter_mut().enumerate() {
+        *byte = u8::from_str_radix(&digits[2 * index..2 * index + 2], 16).ok()?;
+    }
+    Some(uuid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_env::{MemoryDisk, SeededRandom};
+
+    #[test]
+    fn the_node_stays_and_its_epoch_grows() {
+        let (disk, random) = (MemoryDisk::new(), SeededRandom::new(1));
+        let first = Identity::begin(&disk, &random).unwrap();
+        assert!(first.first_start);
+        assert_eq!(first.epoch, 1);
+        let second = Identity::begin(&disk, &random).unwrap();
+        assert_eq!(second, Identity { node: first.node, epoch: 2, first_start: false });
+        assert_eq!(parse_uuid(&first.node_text()), Some(first.node));
+    }
+
+    #[test]
+    fn a_damaged_file_is_refused_and_kept() {
+        for text in ["", "{", "{\"version\":1,\"node\":\"x\",\"epoch\":1}", "{\"version\":9,\"node\":\"x\",\"epoch\":1}"] {
+            let disk = MemoryDisk::new();
+            disk.replace(FILE, text.as_bytes()).unwrap();
+            let error = Identity::begin(&disk, &SeededRandom::new(1)).unwrap_err();
+            assert!(error.to_string().contains("node.json is damaged"), "{error}");
+            assert_eq!(disk.read_all(FILE, 4096).unwrap(), text.as_bytes());
+        }
+    }
+
+    #[test]
+    fn an_epoch_cannot_wrap() {
+        let disk = MemoryDisk::new();
+        let text = format!("{{\"version\":1,\"node\":\"{}\",\"epoch\":{}}}", uuid_text(&[7; 16]), u32::MAX);
+        disk.replace(FILE, text.as_bytes()).unwrap();
+        assert!(Identity::begin(&disk, &SeededRandom::new(1)).unwrap_err().to_string().contains("last one"));
+    }
+}

@@ -1,0 +1,27 @@
+//! Log lines on standard error, as text or as JSON. Set up once per process, before the first line.
+
+use std::io::IsTerminal;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt;
+
+use crate::config::{Config, Mistake, Mistakes};
+
+/// Sends log lines to standard error as the configuration says. A second call in the same process changes nothing.
+///
+/// # Errors
+/// The level is none.
+pub fn start(config: &Config) -> Result<(), Mistakes> {
+    let filter = EnvFilter::try_new(&config.logs.level).map_err(|error| {
+        let message = format!("`{}` is no level: {error}; it is error, warn, info, debug or trace", config.logs.level);
+        Mistakes(vec![Mistake { place: String::new(), setting: "logs.level".into(), message }])
+    })?;
+    let lines = fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // Only a second call can fail, in a process with several nodes: the first one's choice stays.
+    let _ = if config.logs.format == "json" {
+        lines.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
+    } else {
+        lines.with_ansi(std::io::stderr().is_terminal()).compact().try_init()
+    };
+    Ok(())
+}

@@ -1,0 +1,413 @@
+//! The numbers of `/metrics`, from one table: what is encoded and docs/metrics.md are made from it.
+//!
+//! Nothing is counted here. The parts of the node count for themselves; a scrape reads them once and writes them out, on
+//! the HTTP thread.
+
+use std::fmt::{self, Write};
+
+use kera_broker::BrokerCounts;
+use kera_log::LogStats;
+use kera_rpc::ServerStats;
+use kera_vlog::VirtualLogStats;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::{Registry, Unit};
+
+/// Streams and applications that get lines of their own; of more only the first.
+pub const LABELLED_MAX: usize = 1000;
+
+/// Everything that a scrape shows, read at one moment.
+#[derive(Debug, Clone, Default)]
+pub struct Snapshot {
+    /// What the broker counts.
+    pub broker: BrokerCounts,
+    /// What the log counts and holds.
+    pub log: LogStats,
+    /// All virtual logs together.
+    pub virtual_logs: VirtualLogStats,
+    /// The store and its disks.
+    pub storage: Storage,
+    /// The server of the native protocol.
+    pub server: ServerStats,
+    /// For how long the node has been up, in milliseconds.
+    pub uptime_ms: u64,
+    /// The node's incarnation.
+    pub epoch: u32,
+    /// Whether the node is ready.
+    pub ready: bool,
+    /// Each stream.
+    pub streams: Vec<StreamNumbers>,
+    /// Each application.
+    pub applications: Vec<ApplicationNumbers>,
+}
+
+/// The store and its disks, all together.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Storage {
+    /// Closed segments that are not on disk yet, in bytes of memory.
+    pub dirty_bytes: u64,
+    /// Segments that are on disk and in memory, in bytes of memory.
+    pub clean_bytes: u64,
+    /// Segments that wait to be read from disk.
+    pub loads_waiting: u64,
+    /// Bytes of segments on disk.
+    pub stored_bytes: u64,
+    /// Container files.
+    pub containers: u64,
+    /// Bytes of segments written.
+    pub written_bytes: u64,
+    /// Writes that failed.
+    pub write_errors: u64,
+    /// Bytes of segments read back.
+    pub loaded_bytes: u64,
+    /// Reads that failed.
+    pub read_errors: u64,
+    /// Segments that were read and are not what was written.
+    pub corrupt_segments: u64,
+    /// Disks that are full or failed.
+    pub disks_down: u64,
+}
+
+/// A stream.
+#[derive(Debug, Clone, Default)]
+pub struct StreamNumbers {
+    /// Its name.
+    pub name: String,
+    /// Records ever appended that it knows of.
+    pub records: u64,
+    /// Bytes of chunks it keeps.
+    pub bytes: u64,
+}
+
+/// An application.
+#[derive(Debug, Clone, Default)]
+pub struct ApplicationNumbers {
+    /// Its name.
+    pub name: String,
+    /// Its stream.
+    pub stream: String,
+    /// Its consumers.
+    pub members: u64,
+    /// Records it has not committed.
+    pub lag: u64,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Sort {
+    Counter,
+    Gauge,
+}
+
+/// One number.
+struct Metric {
+    name: &'static str,
+    sort: Sort,
+    unit: Option<&'static str>,
+    help: &'static str,
+    read: fn(&Snapshot) -> u64,
+}
+
+/// A number per stream or application.
+struct Family<T: 'static> {
+    name: &'static str,
+    sort: Sort,
+    unit: Option<&'static str>,
+    help: &'static str,
+    read: fn(&T) -> u64,
+}
+
+const fn counter(name: &'static str, help: &'static str, read: fn(&Snapshot) -> u64) -> Metric {
+    Metric { name, sort: Sort::Counter, unit: None, help, read }
+}
+
+const fn gauge(name: &'static str, help: &'static str, read: fn(&Snapshot) -> u64) -> Metric {
+    Metric { name, sort: Sort::Gauge, unit: None, help, read }
+}
+
+const fn bytes(metric: Metric) -> Metric {
+    Metric { unit: Some("bytes"), ..metric }
+}
+
+static METRICS: &[Metric] = &[
+    gauge("node_ready", "1 if the node is ready for clients, as /readyz says.", |s| s.ready.into()),
+    gauge("node_epoch", "The node's incarnation: one higher after every start.", |s| s.epoch.into()),
+    gauge("node_uptime_seconds", "For how long the node has been up.", |s| s.uptime_ms / 1000),
+    counter("write_requests", "Write requests answered.", |s| s.broker.write_requests),
+    counter("chunks_appended", "Chunks appended.", |s| s.broker.chunks_appended),
+    counter("records_appended", "Records appended.", |s| s.broker.records_appended),
+    bytes(counter("appended", "Bytes of chunks appended.", |s| s.broker.bytes_appended)),
+    counter("chunks_duplicate", "Chunks that a retry brought again; they were acknowledged and not appended.", |s| s.broker.chunks_duplicate),
+    counter("chunks_refused", "Chunks refused, whatever the reason.", |s| s.broker.chunks_refused),
+    counter("chunks_refused_arena_full", "Chunks refused because the arena stayed full until the request's time was up.", |s| s.broker.chunks_arena_full),
+    counter("chunks_refused_checksum", "Chunks refused because their bytes were changed on the way.", |s| s.broker.chunks_checksum),
+    counter("chunks_refused_sequence", "Chunks refused because earlier ones were missing or their producer was fenced.", |s| s.broker.chunks_out_of_sequence),
+    counter("chunks_refused_disk", "Chunks refused because the disk could not take them.", |s| s.broker.chunks_disk),
+    counter("writes_blocked", "Times that a producer was slowed down because the arena was full.", |s| s.broker.writes_blocked),
+    counter("writes_timed_out", "Write requests that were not durable when their time was up.", |s| s.broker.writes_timed_out),
+    counter("read_requests", "Read requests answered.", |s| s.broker.read_requests),
+    counter("reads_waited", "Read requests that had to wait for data.", |s| s.broker.reads_waited),
+    bytes(counter("read", "Bytes of chunks in answers to reads.", |s| s.broker.bytes_read)),
+    counter("pushes", "Frames pushed to subscriptions.", |s| s.broker.pushes),
+    bytes(counter("pushed", "Bytes of chunks pushed to subscriptions.", |s| s.broker.bytes_pushed)),
+    counter("subscriptions_opened", "Subscriptions opened.", |s| s.broker.subscriptions_opened),
+    counter("cursors_gone", "Reads of records that retention had already removed.", |s| s.broker.cursors_gone),
+    counter("other_requests", "Requests of all other kinds answered.", |s| s.broker.other_requests),
+    counter("requests_refused", "Requests answered with an error.", |s| s.broker.requests_refused),
+    counter("members_joined", "Consumers that joined an application.", |s| s.broker.members_joined),
+    counter("members_expired", "Consumers that were not heard of any more.", |s| s.broker.members_expired),
+    counter("groups_leased", "Groups handed to consumers.", |s| s.broker.groups_leased),
+    counter("releases_asked", "Groups that consumers were asked to give back, so that others get some.", |s| s.broker.releases_asked),
+    counter("offsets_committed", "Offsets committed.", |s| s.broker.offsets_committed),
+    counter("offsets_fenced", "Offsets refused because the group had gone to another consumer.", |s| s.broker.offsets_fenced),
+    counter("records_lost_to_retention", "Records that applications never saw because retention removed them first.", |s| s.broker.records_lost),
+    bytes(gauge("arena", "The arena: all segment memory.", |s| s.log.arena.bytes)),
+    bytes(gauge("arena_used", "Of the arena, blocks in use.", |s| s.log.arena.used_bytes)),
+    bytes(gauge("arena_loaded", "Of the arena, blocks with segments loaded back from disk.", |s| s.log.arena.loaded_bytes)),
+    bytes(gauge("arena_resident", "Of the arena, what the machine really gives memory for.", |s| s.log.arena.resident_bytes)),
+    counter("arena_full", "Appends that found the arena full.", |s| s.log.arena_full),
+    gauge("streams", "Streams, those of the system included.", |s| s.log.streams),
+    gauge("lanes", "Lanes that were ever written to.", |s| s.log.lanes),
+    counter("segments_opened", "Segments opened.", |s| s.log.segments_opened),
+    counter("segments_closed", "Segments closed.", |s| s.log.segments_closed),
+    counter("segments_evicted", "Segments taken out of memory; they are on disk.", |s| s.log.segments_evicted),
+    counter("segments_loaded", "Segments loaded back into memory for readers.", |s| s.log.segments_loaded),
+    counter("segments_dropped", "Segments removed by retention.", |s| s.log.segments_dropped),
+    counter("vlog_blocks", "Blocks of virtual logs made durable: group commits.", |s| s.virtual_logs.blocks),
+    counter("vlog_chunks", "Chunks made durable by virtual logs.", |s| s.virtual_logs.chunks),
+    bytes(counter("vlog_written", "Bytes of blocks written by virtual logs, padding included.", |s| s.virtual_logs.block_bytes)),
+    counter("vlog_disk_microseconds", "Microseconds that virtual logs spent writing and syncing.", |s| s.virtual_logs.disk_us),
+    gauge("vlog_disk_microseconds_max", "The longest write and sync of a virtual log.", |s| s.virtual_logs.disk_us_max),
+    counter("vlog_failures", "Writes and syncs of virtual logs that failed.", |s| s.virtual_logs.failures),
+    bytes(gauge("vlog_pending", "Bytes of chunks that are appended and not durable yet.", |s| s.virtual_logs.pending_bytes)),
+    bytes(gauge("vlog_files", "Bytes of the files of virtual logs.", |s| s.virtual_logs.file_bytes)),
+    bytes(gauge("store_dirty", "Memory of closed segments that are not on disk yet.", |s| s.storage.dirty_bytes)),
+    bytes(gauge("store_clean", "Memory of segments that are also on disk and can be evicted at once.", |s| s.storage.clean_bytes)),
+    gauge("store_loads_waiting", "Segments that readers wait for to be read from disk.", |s| s.storage.loads_waiting),
+    bytes(gauge("store_stored", "Bytes of segments on disk.", |s| s.storage.stored_bytes)),
+    gauge("store_containers", "Container files on disk.", |s| s.storage.containers),
+    bytes(counter("store_written", "Bytes of segments written to disk.", |s| s.storage.written_bytes)),
+    counter("store_write_errors", "Writes of segments that failed.", |s| s.storage.write_errors),
+    bytes(counter("store_loaded", "Bytes of segments read back from disk.", |s| s.storage.loaded_bytes)),
+    counter("store_read_errors", "Reads of segments that failed.", |s| s.storage.read_errors),
+    counter("store_corrupt_segments", "Segments that were read and are not what was written.", |s| s.storage.corrupt_segments),
+    gauge("store_disks_down", "Disks that are full or failed.", |s| s.storage.disks_down),
+    gauge("connections", "Open client connections.", |s| s.server.connections),
+    counter("connections_accepted", "Connections accepted.", |s| s.server.accepted),
+    counter("connections_refused", "Connections refused because there were too many.", |s| s.server.refused),
+    counter("connections_rejected", "Connections closed for what they sent, or did not send in time.", |s| s.server.rejected),
+    counter("frames_received", "Frames received.", |s| s.server.frames_in),
+    bytes(counter("network_received", "Bytes received from clients.", |s| s.server.bytes_in)),
+    bytes(counter("network_sent", "Bytes sent to clients.", |s| s.server.bytes_out)),
+    bytes(gauge("network_receiving", "Bytes of frames that are being received or handled.", |s| s.server.inflight_bytes)),
+];
+
+static STREAM_METRICS: &[Family<StreamNumbers>] = &[
+    Family {
+        name: "stream_records",
+        sort: Sort::Gauge,
+        unit: None,
+        help: "Records ever appended to the stream, as far as it still knows.",
+        read: |s| s.records,
+    },
+    Family { name: "stream", sort: Sort::Gauge, unit: Some("bytes"), help: "Bytes of chunks that the stream keeps.", read: |s| s.bytes },
+];
+
+static APPLICATION_METRICS: &[Family<ApplicationNumbers>] = &[
+    Family { name: "application_members", sort: Sort::Gauge, unit: None, help: "Consumers of the application.", read: |a| a.members },
+    Family {
+        name: "application_lag_records",
+        sort: Sort::Gauge,
+        unit: None,
+        help: "Records that the application has not committed yet.",
+        read: |a| a.lag,
+    },
+];
+
+/// The registry of a node.
+pub struct Metrics {
+    registry: Registry,
+}
+
+impl Metrics {
+    /// A registry that reads `snapshot` at every scrape.
+    pub fn new(snapshot: impl Fn() -> Snapshot + Send + Sync + 'static) -> Metrics {
+        let mut registry = Registry::with_prefix("kera");
+        registry.register_collector(Box::new(Source { snapshot: Box::new(snapshot) }));
+        Metrics { registry }
+    }
+
+    /// All numbers in the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// Text cannot be written; that is a defect.
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::with_capacity(16 << 10);
+        encode(&mut text, &self.registry)?;
+        Ok(text)
+    }
+}
+
+struct Source {
+    snapshot: Box<dyn Fn() -> Snapshot + Send + Sync>,
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Source")
+    }
+}
+
+impl Sort {
+    fn metric_type(self) -> MetricType {
+        match self {
+            Sort::Counter => MetricType::Counter,
+            Sort::Gauge => MetricType::Gauge,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Sort::Counter => "counter",
+            Sort::Gauge => "gauge",
+        }
+    }
+}
+
+/// The unit as the registry wants it. Units end a name, so they stand in the table.
+fn unit(name: Option<&'static str>) -> Option<Unit> {
+    name.map(|name| Unit::Other(name.into()))
+}
+
+/// The help without its final dot, which the format adds.
+fn help(text: &'static str) -> &'static str {
+    text.trim_end_matches('.')
+}
+
+impl Collector for Source {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let snapshot = (self.snapshot)();
+        for metric in METRICS {
+            let unit = unit(metric.unit);
+            let value = (metric.read)(&snapshot);
+            let into = encoder.encode_descriptor(metric.name, help(metric.help), unit.as_ref(), metric.sort.metric_type())?;
+            match metric.sort {
+                Sort::Counter => ConstCounter::new(value).encode(into)?,
+                Sort::Gauge => ConstGauge::new(value).encode(into)?,
+            }
+        }
+        families(&mut encoder, STREAM_METRICS, &snapshot.streams, |s| vec![("stream", s.name.clone())])?;
+        families(&mut encoder, APPLICATION_METRICS, &snapshot.applications, |a| {
+            vec![("stream", a.stream.clone()), ("application", a.name.clone())]
+        })
+    }
+}
+
+fn families<T>(
+    encoder: &mut DescriptorEncoder<'_>,
+    families: &[Family<T>],
+    all: &[T],
+    labels: fn(&T) -> Vec<(&'static str, String)>,
+) -> fmt::Result {
+    for family in families.iter().filter(|_| !all.is_empty()) {
+        let unit = unit(family.unit);
+        let mut into = encoder.encode_descriptor(family.name, help(family.help), unit.as_ref(), family.sort.metric_type())?;
+        for one in all.iter().take(LABELLED_MAX) {
+            let labels = labels(one);
+            ConstGauge::new((family.read)(one)).encode(into.encode_family(&labels)?)?;
+        }
+    }
+    Ok(())
+}
+
+/// The page of all metrics, in Markdown. A test compares it with `docs/metrics.md`.
+pub fn page_text() -> String {
+    let mut page = String::from(HEAD);
+    let mut line = |name: &str, unit: Option<&str>, sort: Sort, labels: &str, help: &str| {
+        let unit = unit.map_or(String::new(), |unit| format!("_{unit}"));
+        let total = if sort == Sort::Counter { "_total" } else { "" };
+        let _ = writeln!(page, "| `kera_{name}{unit}{total}`{labels} | {} | {help} |", sort.name());
+    };
+    for m in METRICS {
+        line(m.name, m.unit, m.sort, "", m.help);
+    }
+    for m in STREAM_METRICS {
+        line(m.name, m.unit, m.sort, " `{stream}`", m.help);
+    }
+    for m in APPLICATION_METRICS {
+        line(m.name, m.unit, m.sort, " `{stream, application}`", m.help);
+    }
+    page
+}
+
+const HEAD: &str = "\
+# Metrics
+
+<!-- Generated from the table in crates/server/src/metrics.rs; KERA_UPDATE_DOCS=1 cargo test -p kera-server writes it. -->
+
+`GET /metrics` on the HTTP address (default `127.0.0.1:7071`) answers in the OpenMetrics text format, which Prometheus
+reads. Counters start at zero with every start of the node. Of streams and applications the first 1000 have lines of
+their own.
+
+Worth an alert: `kera_node_ready` is 0, `kera_application_lag_records` grows, `kera_writes_blocked_total` grows (the arena
+is too small, or disks are too slow), `kera_store_disks_down` is not 0, any of the `_errors`, `_failures` and `corrupt`
+counters grows.
+
+| name | type | meaning |
+| --- | --- | --- |
+";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Snapshot {
+        let mut snapshot = Snapshot { ready: true, epoch: 3, ..Snapshot::default() };
+        snapshot.broker.records_appended = 17;
+        snapshot.streams.push(StreamNumbers { name: "flights".into(), records: 5, bytes: 6 });
+        snapshot.applications.push(ApplicationNumbers { name: "a".into(), stream: "flights".into(), members: 1, lag: 2 });
+        snapshot
+    }
+
+    #[test]
+    fn the_page_of_metrics_is_up_to_date() {
+        crate::docs::compare("docs/metrics.md", &page_text());
+    }
+
+    #[test]
+    fn every_documented_metric_is_scraped_and_every_scraped_one_documented() {
+        let text = Metrics::new(sample).text().unwrap();
+        let scraped: Vec<&str> = (text.lines().filter(|line| !line.starts_with('#')))
+            .map(|line| line.split(['{', ' ']).next().unwrap_or_default())
+            .collect();
+        let page = page_text();
+        let documented: Vec<&str> = page.lines().filter_map(|l| l.strip_prefix("| `")?.split('`').next()).collect();
+        assert_eq!(scraped, documented);
+    }
+
+    #[test]
+    fn values_and_labels_are_written() {
+        let text = Metrics::new(sample).text().unwrap();
+        for line in [
+            "kera_records_appended_total 17",
+            "kera_node_epoch 3",
+            "kera_stream_bytes{stream=\"flights\"} 6",
+            "kera_application_lag_records{stream=\"flights\",application=\"a\"} 2",
+            "# UNIT kera_arena_bytes bytes",
+        ] {
+            assert!(text.contains(line), "{line} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn names_are_unique_and_help_is_a_sentence() {
+        let mut names: Vec<&str> = METRICS.iter().map(|m| m.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), METRICS.len());
+        assert!(METRICS.iter().all(|m| m.help.ends_with('.') && m.help.len() > 10));
+    }
+}

@@ -1,0 +1,92 @@
+//! A node: every part put together in one process, started and stopped in the right order.
+//!
+//! Started by `kera serve` and, inside its own process, by `kera demo`. Owns all threads but the caller's. `start.rs`
+//! says what happens in which order at a start and why, `stop.rs` the same for a graceful stop.
+
+mod maintenance;
+mod start;
+mod status;
+mod stop;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kera_broker::Broker;
+use kera_coordinator::Coordinator;
+use kera_env::{Clock, DirLock};
+use kera_log::Log;
+use kera_log::store::{DiskStore, StoreThreads};
+use kera_rpc::RunningServer;
+use kera_vlog::VirtualLog;
+use parking_lot::Mutex;
+
+use crate::config::Config;
+use crate::fatal::Fatal;
+use crate::http::HttpServer;
+use crate::identity::Identity;
+use crate::readiness::Readiness;
+use crate::session::Commands;
+use maintenance::Maintenance;
+pub(crate) use start::arena_dir;
+
+/// What the parts share, and what answers questions about the node.
+pub(crate) struct Parts {
+    pub(crate) config: Config,
+    pub(crate) identity: Identity,
+    pub(crate) started_ms: i64,
+    pub(crate) started_us: u64,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) readiness: Arc<Readiness>,
+    pub(crate) coordinator: Arc<Coordinator>,
+    pub(crate) log: Arc<Log>,
+    pub(crate) store: Arc<DiskStore>,
+    pub(crate) virtual_logs: Vec<Arc<VirtualLog>>,
+    pub(crate) broker: Arc<Broker>,
+    /// There once it listens, until it stops.
+    pub(crate) server: Mutex<Option<RunningServer>>,
+}
+
+/// A node that serves. Dropping it without [`stop`](Node::stop) leaves everything as a kill would: nothing that was
+/// acknowledged is lost.
+pub struct Node {
+    parts: Arc<Parts>,
+    address: SocketAddr,
+    http: Option<HttpServer>,
+    commands: (Arc<Commands>, JoinHandle<()>),
+    maintenance: Maintenance,
+    writers: Vec<JoinHandle<()>>,
+    store_threads: StoreThreads,
+    lock: DirLock,
+}
+
+impl Node {
+    /// Starts a node and returns when it serves.
+    ///
+    /// # Errors
+    /// Everything that [`Fatal`] lists. What was started is stopped again.
+    pub fn start(config: &Config) -> Result<Node, Fatal> {
+        start::start(config)
+    }
+
+    /// Where clients connect.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where HTTP listens, if it does.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http.as_ref().map(|http| http.address)
+    }
+
+    /// Stops gracefully: requests under way are answered, everything is on disk, the arena's file is gone. Blocks; takes
+    /// at most about twice the configured time.
+    pub fn stop(self) {
+        stop::stop(self);
+    }
+
+    fn stop_timeout(&self) -> Duration {
+        Duration::from_millis(self.parts.config.node.stop_timeout)
+    }
+}

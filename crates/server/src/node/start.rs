@@ -1,0 +1,454 @@
+//! The start of a node, step by step.
+//!
+//! | step | why here |
+//! | --- | --- |
+//! | lock the data directory | before anything in it is read: two nodes on one directory would destroy it |
+//! | HTTP | so that `/readyz` tells what the rest waits for |
+//! | identity, next epoch | synced before anything of this incarnation is written: group ids carry the epoch |
+//! | catalog, system streams | says which streams there are; segments of others are given back |
+//! | containers | what is on disk; read before the arena, so that what is in both is known to be safe |
+//! | arena | what the process before left in memory |
+//! | log: recover | lanes from both |
+//! | store threads | from here on the arena can be emptied, which the next step may need |
+//! | virtual logs: replay | what was acknowledged as durable and is in neither |
+//! | log: finish | appends may begin, in groups of this epoch |
+//! | virtual log writers | what was not durable yet becomes so |
+//! | applications | read from a stream, so the log must be whole |
+//! | listen | last: whoever connects is served |
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, applications_stream_options};
+use kera_coordinator::{Coordinator, CoordinatorConfig, OpenError, StreamEvent, StreamObserver};
+use kera_env::{Clock, DirLock, DirectIo, Disk, LockError, RealDisk, SystemClock, SystemRandom};
+use kera_format::SegmentId;
+use kera_log::store::{DiskStore, StoreConfig, StoreError, StoreThreads};
+use kera_log::{Arena, ArenaConfig, ArenaError, Attach, DurabilitySink, Log, LogConfig, RestoreError};
+use kera_protocol::HelloResponse;
+use kera_rpc::{RunningServer, Server, ServerConfig, SessionFactory};
+use kera_vlog::{ReplayError, SegmentCloser, VirtualLog, VirtualLogConfig};
+use parking_lot::Mutex;
+
+use super::maintenance::Maintenance;
+use super::{Node, Parts};
+use crate::config::Config;
+use crate::fatal::Fatal;
+use crate::http::{HttpNode, HttpServer, HttpState};
+use crate::identity::Identity;
+use crate::machine;
+use crate::metrics::Metrics;
+use crate::readiness::{Phase, Readiness};
+use crate::session::{Commands, NodeSessions, StatusSource};
+use crate::units::human_bytes;
+
+/// What recovery found, for the one line at the end.
+#[derive(Default)]
+struct Summary {
+    arena: &'static str,
+    attached_segments: u64,
+    stored_segments: u64,
+    replayed_chunks: u64,
+    records: u64,
+    bytes: u64,
+    problems: u64,
+}
+
+pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
+    let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+    machine::raise_file_limit();
+    let data = &config.node.data;
+    std::fs::create_dir_all(data).map_err(|error| Fatal::directory(data, error))?;
+    let lock = lock(data)?;
+    let readiness = Arc::new(Readiness::default());
+    let http_state = Arc::new(HttpState { readiness: readiness.clone(), node: OnceLock::new() });
+    let http = start_http(config, &http_state)?;
+
+    let disks = open_disks(config)?;
+    readiness.enter(Phase::Starting("reading the catalog"));
+    let identity = Identity::begin(&*disks[0], &SystemRandom)?;
+    let coordinator = open_catalog(config, &identity, &disks[0], &clock)?;
+    let applications_stream = coordinator
+        .system_stream(APPLICATIONS_STREAM, &applications_stream_options())
+        .map_err(|error| Fatal::Data { message: format!("the catalog: {error}") })?
+        .id;
+
+    let mut summary = Summary::default();
+    let recovered = recover(config, &identity, &disks, &clock, &coordinator, &readiness, &mut summary)?;
+    let Recovered { log, store, store_threads, virtual_logs, broker } = recovered;
+    let writers = virtual_logs.iter().map(start_writer).collect::<Result<Vec<_>, _>>()?;
+    readiness.enter(Phase::Starting("reading the applications' offsets"));
+    let replayed = broker.open_applications(applications_stream);
+    replayed.map_err(|failure| Fatal::Data { message: format!("the offsets of applications: {failure}") })?;
+
+    let parts = Arc::new(Parts {
+        config: config.clone(),
+        identity,
+        started_ms: clock.now_ms(),
+        started_us: clock.monotonic_us(),
+        clock: clock.clone(),
+        readiness: readiness.clone(),
+        coordinator: coordinator.clone(),
+        log,
+        store,
+        virtual_logs,
+        broker: broker.clone(),
+        server: Mutex::new(None),
+    });
+    coordinator.set_observer(Arc::new(Follow(broker.clone())));
+    let status: StatusSource = {
+        let parts = Arc::downgrade(&parts);
+        Arc::new(move || parts.upgrade().map_or_else(Default::default, |parts| parts.status()))
+    };
+    let commands = Commands::start(coordinator.clone(), status).map_err(|error| no_thread("the commands thread", error))?;
+    let sessions: Arc<dyn SessionFactory> = Arc::new(NodeSessions { broker, coordinator, commands: commands.0.clone() });
+    let server = listen(config, &parts, sessions.clone())?;
+    let address = server.local_addr();
+    *parts.server.lock() = Some(server);
+    let maintenance = Maintenance::start(parts.clone()).map_err(|error| no_thread("maintenance", error))?;
+    let metrics = {
+        let parts = Arc::downgrade(&parts);
+        Metrics::new(move || parts.upgrade().map_or_else(Default::default, |parts| parts.snapshot()))
+    };
+    let _ = http_state.node.set(HttpNode { sessions, clock, metrics: Arc::new(metrics) });
+    readiness.enter(Phase::Serving);
+    let node = Node { parts, address, http, commands, maintenance, writers, store_threads, lock };
+    tell(&node, &summary);
+    Ok(node)
+}
+
+fn tell(node: &Node, summary: &Summary) {
+    let parts = &node.parts;
+    let http = node.http_address().map_or_else(|| "none".to_owned(), |address| address.to_string());
+    tracing::info!(
+        listen = %node.address,
+        http,
+        data = %parts.config.node.data.display(),
+        node = parts.identity.node_text(),
+        epoch = parts.identity.epoch,
+        arena = summary.arena,
+        arena_size = human_bytes(parts.log.arena().stats().bytes),
+        streams = parts.log.stats().streams,
+        records = summary.records,
+        bytes = summary.bytes,
+        attached_segments = summary.attached_segments,
+        stored_segments = summary.stored_segments,
+        replayed_chunks = summary.replayed_chunks,
+        problems = summary.problems,
+        took_ms = parts.clock.monotonic_us() / 1000,
+        "ready"
+    );
+}
+
+fn lock(data: &Path) -> Result<DirLock, Fatal> {
+    DirLock::acquire(&data.join("LOCK")).map_err(|error| match error {
+        LockError::Held { held_by_pid, .. } => Fatal::DirectoryLocked { path: data.to_owned(), pid: held_by_pid },
+        LockError::Io { error, .. } => Fatal::directory(data, error),
+    })
+}
+
+fn no_thread(what: &'static str, error: std::io::Error) -> Fatal {
+    Fatal::Resources { what, error }
+}
+
+fn start_http(config: &Config, state: &Arc<HttpState>) -> Result<Option<HttpServer>, Fatal> {
+    let Some(address) = &config.http.listen else { return Ok(None) };
+    let started = HttpServer::start(address, state.clone());
+    started.map(Some).map_err(|error| Fatal::listen("HTTP", address, error))
+}
+
+/// The data directory first, then the extra disks.
+fn open_disks(config: &Config) -> Result<Vec<Arc<dyn Disk>>, Fatal> {
+    let roots = std::iter::once(&config.node.data).chain(&config.node.disks);
+    let open = |root: &PathBuf| -> Result<Arc<dyn Disk>, Fatal> {
+        let disk = RealDisk::open(root).map_err(|error| Fatal::directory(root, error))?;
+        if let DirectIo::Buffered(reason) = disk.direct_io() {
+            tracing::info!(path = %root.display(), reason, "disk I/O goes through the page cache");
+        }
+        Ok(Arc::new(disk))
+    };
+    roots.map(open).collect()
+}
+
+fn open_catalog(
+    config: &Config,
+    identity: &Identity,
+    disk: &Arc<dyn Disk>,
+    clock: &Arc<dyn Clock>,
+) -> Result<Arc<Coordinator>, Fatal> {
+    let streams_max = config.streams.streams_max as usize;
+    let settings = CoordinatorConfig { streams_max, ..CoordinatorConfig::single(identity.node) };
+    let opened = Coordinator::open(&settings, disk.clone(), clock.clone());
+    opened.map(Arc::new).map_err(|error| match error {
+        OpenError::Disk { error, .. } => Fatal::directory(&config.node.data, error),
+        other => Fatal::Data { message: other.to_string() },
+    })
+}
+
+struct Recovered {
+    log: Arc<Log>,
+    store: Arc<DiskStore>,
+    store_threads: StoreThreads,
+    virtual_logs: Vec<Arc<VirtualLog>>,
+    broker: Arc<Broker>,
+}
+
+/// Puts the log together from disk, arena and virtual logs.
+fn recover(
+    config: &Config,
+    identity: &Identity,
+    disks: &[Arc<dyn Disk>],
+    clock: &Arc<dyn Clock>,
+    coordinator: &Coordinator,
+    readiness: &Readiness,
+    summary: &mut Summary,
+) -> Result<Recovered, Fatal> {
+    readiness.enter(Phase::Starting("reading the containers on disk"));
+    let settings = StoreConfig { node: identity.node, ..StoreConfig::default() };
+    let opened = DiskStore::open(settings, disks.to_vec(), clock.clone(), Arc::new(SystemRandom));
+    let (store, stored) = opened.map_err(|error| store_error(&config.node.data, error))?;
+    warn_all(&stored.problems, summary);
+
+    readiness.enter(Phase::Starting("attaching the arena"));
+    let (arena, attach) = open_arena(config, identity)?;
+    let attached = match attach {
+        Attach::Created => {
+            summary.arena = if identity.first_start { "new" } else { "created" };
+            Vec::new()
+        }
+        Attach::Attached { segments, set_aside, same_boot, kept_bytes } => {
+            summary.arena = "attached";
+            for aside in &set_aside {
+                let problem = format!("{} of the arena at byte {} are not served: {}", human_bytes(aside.bytes), aside.offset, aside.reason);
+                warn_all(&[problem], summary);
+            }
+            tracing::debug!(segments = segments.len(), same_boot, "arena attached");
+            if let Some(bytes) = kept_bytes {
+                tracing::info!(bytes, "the arena keeps its size until the next graceful stop");
+            }
+            segments
+        }
+    };
+    summary.attached_segments = attached.len() as u64;
+
+    let log = Log::new(LogConfig::default(), arena);
+    log.set_store(store.clone());
+    store.attach(&log);
+    let virtual_logs = open_virtual_logs(config, identity, &disks[0], clock)?;
+    let sinks: Vec<Arc<dyn DurabilitySink>> = virtual_logs.iter().map(|v| v.clone() as _).collect();
+    log.set_sinks(Arc::new(sinks));
+    for virtual_log in &virtual_logs {
+        virtual_log.set_closer(Arc::new(Close(log.clone())));
+    }
+    let broker = Broker::new(broker_config(config, identity), log.clone(), clock.clone());
+    for stream in coordinator.streams() {
+        let created = broker.stream_created(stream.id, stream.options.clone());
+        created.map_err(|error| Fatal::Data { message: format!("stream {}: {error}", stream.name) })?;
+    }
+    readiness.enter(Phase::Starting("putting the lanes together"));
+    let report = log.recover(stored.segments, attached);
+    (summary.stored_segments, summary.records, summary.bytes) = (report.stored_segments, report.records, report.bytes);
+    warn_all(&report.problems, summary);
+    let store_threads = store.start().map_err(|error| store_error(&config.node.data, error))?;
+    readiness.enter(Phase::Starting("reading the virtual logs"));
+    for virtual_log in &virtual_logs {
+        replay(virtual_log, &log, summary)?;
+    }
+    warn_all(&log.finish_recovery(identity.epoch), summary);
+    Ok(Recovered { log, store, store_threads, virtual_logs, broker })
+}
+
+fn warn_all(problems: &[String], summary: &mut Summary) {
+    for problem in problems {
+        tracing::warn!("recovery: {problem}");
+    }
+    summary.problems += problems.len() as u64;
+}
+
+fn store_error(data: &Path, error: StoreError) -> Fatal {
+    match error {
+        StoreError::Disk { path, error, .. } => Fatal::Directory { path, error },
+        StoreError::Thread(error) => no_thread("a thread of the store", error),
+        StoreError::Foreign { .. } => Fatal::Data { message: error.to_string() },
+        other => Fatal::directory(data, std::io::Error::other(other.to_string())),
+    }
+}
+
+/// Where the arena's file lies: as configured, or in shared memory if there is some.
+pub(crate) fn arena_dir(config: &Config) -> PathBuf {
+    config.arena.dir.clone().unwrap_or_else(|| {
+        let shared = Path::new("/dev/shm");
+        if shared.is_dir() { shared.to_owned() } else { config.node.data.clone() }
+    })
+}
+
+fn open_arena(config: &Config, identity: &Identity) -> Result<(Arc<Arena>, Attach), Fatal> {
+    let dir = arena_dir(config);
+    if config.arena.dir.is_none() && dir == config.node.data {
+        tracing::warn!("there is no /dev/shm; the arena lies in the data directory, which is slower; see --arena-dir");
+    }
+    std::fs::create_dir_all(&dir).map_err(|error| Fatal::directory(&dir, error))?;
+    let path = dir.join(format!("kera-{}.arena", identity.node_text()));
+    let bytes = config.arena.bytes.unwrap_or_else(|| machine::arena_bytes_auto(&dir));
+    Arena::create_or_attach(ArenaConfig { path, bytes, node: identity.node }).map_err(|error| {
+        let next_step = match &error {
+            ArenaError::Bytes { .. } => "choose another size with --arena-bytes".to_owned(),
+            ArenaError::Io { error, .. } if error.kind() == std::io::ErrorKind::StorageFull => format!(
+                "{} has no room for {}; choose less with --arena-bytes, or another place with --arena-dir",
+                dir.display(),
+                human_bytes(bytes)
+            ),
+            ArenaError::Io { .. } => "choose another place with --arena-dir".to_owned(),
+            ArenaError::Foreign { .. } => "choose another place with --arena-dir, or move the file away".to_owned(),
+        };
+        Fatal::Arena { message: error.to_string(), next_step }
+    })
+}
+
+fn open_virtual_logs(
+    config: &Config,
+    identity: &Identity,
+    disk: &Arc<dyn Disk>,
+    clock: &Arc<dyn Clock>,
+) -> Result<Vec<Arc<VirtualLog>>, Fatal> {
+    let settings = &config.virtual_logs;
+    let open = |id: u64| {
+        let own = VirtualLogConfig {
+            file_bytes: settings.file_bytes,
+            keep_bytes: settings.keep_bytes,
+            accept_damage: settings.accept_damage,
+            ..VirtualLogConfig::new(id as u32, identity.node)
+        };
+        let opened = VirtualLog::open(own, disk.clone(), clock.clone(), Arc::new(SystemRandom));
+        opened.map_err(|kera_vlog::OpenError::Disk { error, .. }| Fatal::directory(disk.root(), error))
+    };
+    (0..settings.count).map(open).collect()
+}
+
+/// Brings back what a virtual log has and nobody else. The store's threads make room meanwhile.
+fn replay(virtual_log: &VirtualLog, log: &Log, summary: &mut Summary) -> Result<(), Fatal> {
+    let mut waited = 0;
+    let mut restore = |chunk: &[u8]| loop {
+        match log.restore_chunk(chunk) {
+            Err(RestoreError::ArenaFull(full)) if waited < RESTORE_WAITS_MAX => {
+                waited += 1;
+                wait_for_space(log, &full);
+            }
+            done => {
+                waited = 0;
+                return done;
+            }
+        }
+    };
+    let report = virtual_log.replay(&mut restore).map_err(|error| match error {
+        ReplayError::Disk { path, error } => Fatal::directory(Path::new(&path), error),
+        ReplayError::Damaged(_) => Fatal::Data { message: format!("{error} (--accept-damage)") },
+        other => Fatal::Data { message: other.to_string() },
+    })?;
+    summary.replayed_chunks += report.restored;
+    let lost = |d: &kera_vlog::Damage| format!("{} is damaged at byte {} and was accepted so: {}", d.path, d.offset, d.reason);
+    warn_all(&report.damage.iter().map(lost).collect::<Vec<_>>(), summary);
+    Ok(())
+}
+
+/// How often the replay of one chunk waits for room before it gives up: about a minute.
+const RESTORE_WAITS_MAX: u32 = 600;
+
+fn wait_for_space(log: &Log, full: &kera_log::ArenaFull) {
+    struct Bell(std::sync::mpsc::SyncSender<()>);
+    impl kera_log::Observer for Bell {
+        fn advanced(&self, _token: u64) {
+            let _ = self.0.try_send(());
+        }
+    }
+    let (sender, rung) = std::sync::mpsc::sync_channel(1);
+    let bell: Arc<dyn kera_log::Observer> = Arc::new(Bell(sender));
+    if log.wait_for_space(full.seen, &bell, 0) {
+        let _ = rung.recv_timeout(Duration::from_millis(100));
+    }
+}
+
+fn start_writer(virtual_log: &Arc<VirtualLog>) -> Result<JoinHandle<()>, Fatal> {
+    let virtual_log = virtual_log.clone();
+    let thread = std::thread::Builder::new().name("kera-vlog".into()).stack_size(512 << 10).spawn(move || virtual_log.run());
+    thread.map_err(|error| no_thread("a virtual log's writer", error))
+}
+
+fn broker_config(config: &Config, identity: &Identity) -> BrokerConfig {
+    BrokerConfig {
+        epoch: identity.epoch,
+        frame_bytes_max: config.network.frame_bytes_max as usize,
+        in_flight_requests_max: config.writes.in_flight_requests_max as usize,
+        in_flight_bytes_max: config.writes.in_flight_bytes_max as usize,
+        write_timeout_ms_default: config.writes.timeout as u32,
+        read_bytes_max: config.reads.answer_bytes_max as usize,
+        push_bytes_max: config.reads.push_bytes_max as usize,
+        waiting_max: config.reads.waiting_max as usize,
+        subscriptions_max: config.reads.subscriptions_max as usize,
+        applications_max: config.applications.applications_max as usize,
+        members_max: config.applications.members_max as usize,
+        lease_ms_default: config.applications.lease as u32,
+        ..BrokerConfig::default()
+    }
+}
+
+fn listen(config: &Config, parts: &Parts, sessions: Arc<dyn SessionFactory>) -> Result<RunningServer, Fatal> {
+    let address = &config.network.listen;
+    let socket_address = resolve(address).map_err(|error| Fatal::listen("the node", address, error))?;
+    let broker = parts.broker.config();
+    let hello = HelloResponse {
+        server_name: "kera".into(),
+        server_version: env!("CARGO_PKG_VERSION").into(),
+        node_id: parts.identity.node,
+        node_epoch: parts.identity.epoch,
+        ops: HelloResponse::ops_spoken(),
+        frame_bytes_max: config.network.frame_bytes_max as u32,
+        chunk_bytes_max: kera_format::limits::CHUNK_BYTES_MAX.min(config.network.frame_bytes_max as usize) as u32,
+        in_flight_bytes_max: broker.in_flight_bytes_max as u64,
+        in_flight_requests_max: broker.in_flight_requests_max as u32,
+        subscriptions_max: broker.subscriptions_max as u32,
+        idle_timeout_ms: config.network.idle_timeout.map_or(0, |ms| u32::try_from(ms).unwrap_or(u32::MAX)),
+    };
+    let server = ServerConfig {
+        io_threads: config.node.io_threads.map_or_else(machine::cores, |n| n as usize),
+        connections_max: config.network.connections_max as usize,
+        inflight_bytes_max: config.network.receive_bytes_max as usize,
+        outbox_bytes_max: config.network.unsent_bytes_max as usize,
+        stall_timeout: Duration::from_millis(config.network.stall_timeout),
+        ..ServerConfig::new(socket_address, hello, parts.clock.clone())
+    };
+    Server::start(server, sessions).map_err(|error| Fatal::listen("the node", address, error))
+}
+
+fn resolve(address: &str) -> std::io::Result<SocketAddr> {
+    let found = address.to_socket_addrs()?.next();
+    found.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::NotFound, "the host has no address"))
+}
+
+/// Tells the broker what happens in the catalog.
+struct Follow(Arc<Broker>);
+
+impl StreamObserver for Follow {
+    fn stream_changed(&self, event: &StreamEvent) {
+        let done = match event {
+            StreamEvent::Created(info) => self.0.stream_created(info.id, info.options.clone()),
+            StreamEvent::Altered { after, .. } => self.0.stream_altered(after.id, after.options.clone()),
+            StreamEvent::Deleted(info) => self.0.stream_deleted(info.id),
+        };
+        if let Err(error) = done {
+            tracing::error!(%error, "the log does not follow the catalog; restart the node");
+        }
+    }
+}
+
+/// Closes segments that keep old files of a virtual log.
+struct Close(Arc<Log>);
+
+impl SegmentCloser for Close {
+    fn close_segments(&self, ids: &[SegmentId]) {
+        self.0.close_segments(ids);
+    }
+}

@@ -1,0 +1,157 @@
+//! How the node is: for `kera status`, and the numbers of `/metrics`. Reads every part once; may wait for a disk, so never
+//! on an I/O thread.
+
+use kera_log::store::DiskState;
+use kera_protocol::{DiskStatus, NodeStatusResponse, Role};
+use kera_vlog::VirtualLogStats;
+
+use super::Parts;
+use crate::machine;
+use crate::metrics::{ApplicationNumbers, LABELLED_MAX, Snapshot, Storage, StreamNumbers};
+
+impl Parts {
+    /// The answer to `NodeStatus`.
+    pub(crate) fn status(&self) -> NodeStatusResponse {
+        let log = self.log.stats();
+        let counts = self.broker.metrics().read();
+        let mut response = NodeStatusResponse {
+            node_id: self.identity.node,
+            node_epoch: self.identity.epoch,
+            version: env!("CARGO_PKG_VERSION").into(),
+            roles: vec![Role::Coordinator, Role::Broker],
+            started_ms: self.started_ms,
+            uptime_ms: self.uptime_ms(),
+            ready: self.readiness.not_ready().is_none(),
+            problems: self.readiness.problems(),
+            arena_bytes: log.arena.bytes,
+            arena_used_bytes: log.arena.used_bytes,
+            streams: log.streams,
+            lanes: log.lanes,
+            groups: 0,
+            segments: 0,
+            stored_bytes: 0,
+            connections: self.server_stats().connections,
+            subscriptions: 0,
+            applications: 0,
+            appended_records: log.records_appended,
+            appended_bytes: log.bytes_appended,
+            read_bytes: counts.bytes_read + counts.bytes_pushed,
+            pending_bytes: self.virtual_log_stats().pending_bytes,
+            disks: self.disks(),
+        };
+        for stream in self.log.streams() {
+            for streamlet in stream.streamlets() {
+                for lane in streamlet.lanes() {
+                    let lane = lane.stats();
+                    response.groups += lane.groups;
+                    response.segments += lane.segments;
+                    response.stored_bytes += lane.bytes;
+                }
+            }
+        }
+        response
+    }
+
+    fn uptime_ms(&self) -> u64 {
+        self.clock.monotonic_us().saturating_sub(self.started_us) / 1000
+    }
+
+    fn server_stats(&self) -> kera_rpc::ServerStats {
+        self.server.lock().as_ref().map(kera_rpc::RunningServer::stats).unwrap_or_default()
+    }
+
+    /// All virtual logs together.
+    fn virtual_log_stats(&self) -> VirtualLogStats {
+        let mut all = VirtualLogStats { healthy: true, ..VirtualLogStats::default() };
+        for one in self.virtual_logs.iter().map(|v| v.stats()) {
+            all.blocks += one.blocks;
+            all.chunks += one.chunks;
+            all.chunk_bytes += one.chunk_bytes;
+            all.block_bytes += one.block_bytes;
+            all.failures += one.failures;
+            all.disk_us += one.disk_us;
+            all.disk_us_max = all.disk_us_max.max(one.disk_us_max);
+            all.pending_references += one.pending_references;
+            all.pending_bytes += one.pending_bytes;
+            all.files += one.files;
+            all.file_bytes += one.file_bytes;
+            all.healthy &= one.healthy;
+        }
+        all
+    }
+
+    fn disks(&self) -> Vec<DiskStatus> {
+        let virtual_logs = self.virtual_log_stats().file_bytes;
+        let status = |(index, disk): (usize, &kera_log::store::DiskStatus)| {
+            let (total_bytes, free_bytes) = machine::space(&disk.path).unwrap_or_default();
+            let own = if index == 0 { virtual_logs } else { 0 };
+            let reason = disk.error.as_ref().map_or("", |(error, _)| error.as_str());
+            let problem = match disk.state {
+                DiskState::Working => String::new(),
+                DiskState::Full => format!("full: {reason}"),
+                DiskState::Failed => format!("failed: {reason}"),
+            };
+            let path = disk.path.display().to_string();
+            DiskStatus { path, total_bytes, free_bytes, used_bytes: disk.segment_bytes + own, problem }
+        };
+        self.store.status().disks.iter().enumerate().map(status).collect()
+    }
+
+    /// Everything that a scrape shows.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        Snapshot {
+            broker: self.broker.metrics().read(),
+            log: self.log.stats(),
+            virtual_logs: self.virtual_log_stats(),
+            storage: self.storage(),
+            server: self.server_stats(),
+            uptime_ms: self.uptime_ms(),
+            epoch: self.identity.epoch,
+            ready: self.readiness.not_ready().is_none(),
+            streams: self.stream_numbers(),
+            applications: self.application_numbers(),
+        }
+    }
+
+    fn storage(&self) -> Storage {
+        let status = self.store.status();
+        let mut storage = Storage {
+            dirty_bytes: status.dirty_bytes,
+            clean_bytes: status.clean_bytes,
+            loads_waiting: status.loads_waiting,
+            ..Storage::default()
+        };
+        for disk in &status.disks {
+            storage.stored_bytes += disk.segment_bytes;
+            storage.containers += disk.containers;
+            storage.written_bytes += disk.counters.written_bytes;
+            storage.write_errors += disk.counters.write_errors;
+            storage.loaded_bytes += disk.counters.loaded_bytes;
+            storage.read_errors += disk.counters.read_errors;
+            storage.corrupt_segments += disk.counters.corrupt_segments;
+            storage.disks_down += u64::from(disk.state != DiskState::Working);
+        }
+        storage
+    }
+
+    fn stream_numbers(&self) -> Vec<StreamNumbers> {
+        let mut all = Vec::new();
+        for info in self.coordinator.streams().into_iter().take(LABELLED_MAX) {
+            let Some(stream) = self.log.stream(info.id) else { continue };
+            let mut numbers = StreamNumbers { name: info.name, ..StreamNumbers::default() };
+            for streamlet in stream.streamlets() {
+                for lane in streamlet.lanes() {
+                    let lane = lane.stats();
+                    numbers.records += lane.next_ordinal;
+                    numbers.bytes += lane.bytes;
+                }
+            }
+            all.push(numbers);
+        }
+        all
+    }
+
+    fn application_numbers(&self) -> Vec<ApplicationNumbers> {
+        Vec::new()
+    }
+}

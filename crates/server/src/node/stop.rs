@@ -1,0 +1,82 @@
+//! The graceful stop of a node, step by step: the start backwards.
+//!
+//! | step | why here |
+//! | --- | --- |
+//! | not ready | load balancers look elsewhere while connections drain |
+//! | connections | requests under way are answered, others refused with "stopping" |
+//! | maintenance, commands | nobody changes anything any more |
+//! | close all groups | what is open goes to the virtual logs and to the store |
+//! | virtual logs | what was appended becomes durable, which segments must be before they are stored |
+//! | store | everything is on disk |
+//! | arena file | removed only if everything in it is on disk; otherwise the next start attaches it |
+//! | HTTP, lock | last |
+
+use std::sync::mpsc::channel;
+use std::time::{Duration, Instant};
+
+use super::Node;
+use crate::readiness::Phase;
+
+pub(super) fn stop(node: Node) {
+    let started = Instant::now();
+    let timeout = node.stop_timeout();
+    let Node { parts, http, commands, maintenance, writers, store_threads, lock, .. } = node;
+    parts.readiness.enter(Phase::Draining);
+    parts.broker.stop();
+    let server = parts.server.lock().take();
+    if let Some(server) = server {
+        server.stop(timeout);
+    }
+    maintenance.stop();
+    parts.log.close_all();
+    for virtual_log in &parts.virtual_logs {
+        virtual_log.stop();
+    }
+    for writer in writers {
+        if writer.join().is_err() {
+            tracing::error!("a virtual log's writer ended with a panic");
+        }
+    }
+    let flushed = flush(&parts, timeout);
+    store_threads.stop();
+    let arena = if flushed { parts.log.arena().remove() } else { Ok(()) };
+    if let Err(error) = arena {
+        tracing::warn!(%error, "the arena's file stays; the next start attaches it");
+    }
+    if let Some(http) = http {
+        http.stop();
+    }
+    // Sessions and HTTP are gone: these are the last handles, so the thread ends.
+    let (commands, thread) = commands;
+    drop(commands);
+    if thread.join().is_err() {
+        tracing::error!("the commands thread ended with a panic");
+    }
+    tracing::info!(took_ms = started.elapsed().as_millis() as u64, on_disk = flushed, "stopped");
+    drop(lock);
+}
+
+/// Writes everything to disk, waiting at most `timeout`. Tells whether all of it is there.
+fn flush(parts: &super::Parts, timeout: Duration) -> bool {
+    let (sender, done) = channel();
+    let store = parts.store.clone();
+    let spawned = std::thread::Builder::new().name("kera-flush".into()).spawn(move || {
+        let _ = sender.send(store.flush_all());
+    });
+    if let Err(error) = spawned {
+        tracing::warn!(%error, "no thread to write the rest to disk; the arena keeps it");
+        return false;
+    }
+    match done.recv_timeout(timeout) {
+        Ok(Ok(())) => true,
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "not everything is on disk; the arena keeps the rest for the next start");
+            false
+        }
+        Err(_) => {
+            let seconds = timeout.as_secs();
+            tracing::warn!(seconds, "not everything was on disk in time; the arena keeps the rest for the next start");
+            false
+        }
+    }
+}

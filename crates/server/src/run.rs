@@ -1,0 +1,81 @@
+//! `kera serve` behind the command line: a node, and the signals that end it.
+
+use std::future::Future;
+use std::process;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::config::Config;
+use crate::fatal::Fatal;
+use crate::node::Node;
+
+/// Exit status after a second signal, as shells report an interrupt.
+const EXIT_AT_ONCE: i32 = 130;
+
+/// Runs a node until SIGINT or SIGTERM, then stops it gracefully. A second signal ends the process at once.
+///
+/// # Errors
+/// The node does not start, or signals cannot be waited for.
+pub fn serve(config: &Config) -> Result<(), Fatal> {
+    let cannot = |error| Fatal::Resources { what: "waiting for signals", error };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(cannot)?;
+    let mut signals = {
+        let _inside = runtime.enter();
+        Signals { interrupt: signal(SignalKind::interrupt()).map_err(cannot)?, terminate: signal(SignalKind::terminate()).map_err(cannot)? }
+    };
+    let node = start_unless_signalled(&runtime, &mut signals, config)?;
+    let name = runtime.block_on(signals.next());
+    tracing::info!(signal = name, "stopping; a second signal stops at once");
+    let (done, stopped) = tokio::sync::oneshot::channel();
+    let stopping = std::thread::Builder::new().name("kera-stop".into()).spawn(move || {
+        node.stop();
+        let _ = done.send(());
+    });
+    let stopping = stopping.map_err(cannot)?;
+    runtime.block_on(at_once_on(&mut signals, stopped));
+    if stopping.join().is_err() {
+        let reason = "it panicked".to_owned();
+        return Err(Fatal::PartEnded { what: "the graceful stop", reason });
+    }
+    Ok(())
+}
+
+/// A start may take long; a signal meanwhile ends the process, which loses nothing.
+fn start_unless_signalled(runtime: &tokio::runtime::Runtime, signals: &mut Signals, config: &Config) -> Result<Node, Fatal> {
+    let config = config.clone();
+    let (done, started) = tokio::sync::oneshot::channel();
+    let starting = std::thread::Builder::new().name("kera-start".into()).spawn(move || {
+        let node = Node::start(&config);
+        let _ = done.send(());
+        node
+    });
+    let starting = starting.map_err(|error| Fatal::Resources { what: "the start", error })?;
+    runtime.block_on(at_once_on(signals, started));
+    let panicked = |_| Fatal::PartEnded { what: "the start", reason: "it panicked".to_owned() };
+    starting.join().map_err(panicked)?
+}
+
+async fn at_once_on<T>(signals: &mut Signals, done: impl Future<Output = T>) {
+    tokio::select! {
+        biased;
+        _ = done => {}
+        name = signals.next() => {
+            tracing::warn!(signal = name, "stopped at once; the next start attaches the arena");
+            process::exit(EXIT_AT_ONCE);
+        }
+    }
+}
+
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => "SIGTERM",
+        }
+    }
+}
