@@ -46,6 +46,8 @@ pub struct SegmentInfo {
     pub durable_ordinal: u64,
     /// Up to which byte it is readable.
     pub durable_head: u32,
+    /// Bytes of its buffer when it was opened.
+    pub capacity_bytes: u32,
     /// Append time of its first chunk; 0 if the lane had none before its end.
     pub first_append_ms: i64,
     /// Append time of its last chunk; 0 if the lane had none before its end.
@@ -61,6 +63,7 @@ pub struct SegmentInfo {
 /// What a lane knows about a segment without looking into it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Summary {
+    pub(crate) capacity: u32,
     pub(crate) head: u32,
     pub(crate) base_ordinal: u64,
     pub(crate) next_ordinal: u64,
@@ -116,6 +119,7 @@ impl Slot {
             base_ordinal: summary.base_ordinal,
             durable_ordinal: durable_ordinal.clamp(summary.base_ordinal, summary.next_ordinal),
             durable_head: self.end(),
+            capacity_bytes: summary.capacity,
             first_append_ms: summary.first_append_ms,
             last_append_ms: summary.last_append_ms,
             open: self.open,
@@ -141,6 +145,7 @@ impl Slot {
 impl Summary {
     pub(crate) fn of(segment: &Segment) -> Summary {
         Summary {
+            capacity: segment.capacity_bytes(),
             head: segment.head(),
             base_ordinal: segment.base_ordinal(),
             next_ordinal: segment.next_ordinal(),
@@ -336,7 +341,8 @@ mod tests {
     use super::*;
 
     fn stored(index: u32, base: u64, next: u64) -> Slot {
-        let closed = Summary { head: 1000, base_ordinal: base, next_ordinal: next, first_append_ms: 1, last_append_ms: 2 };
+        let (first_append_ms, last_append_ms) = (1, 2);
+        let closed = Summary { capacity: 65536, head: 1000, base_ordinal: base, next_ordinal: next, first_append_ms, last_append_ms };
         Slot::stored(index, closed, Location { disk: 0, container: 1, offset: 0, bytes: 1000 })
     }
 

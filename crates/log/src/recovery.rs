@@ -121,6 +121,7 @@ impl Log {
             return;
         }
         let closed = Summary {
+            capacity: header.capacity_bytes,
             head: progress.head as u32,
             base_ordinal: header.base_ordinal,
             next_ordinal: progress.next_ordinal,
