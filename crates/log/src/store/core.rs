@@ -252,11 +252,10 @@ impl<H: Host> Core<H> {
 
     /// Everything that can be done now, once. For who drives the store by hand.
     pub(crate) fn step(&self) -> Step {
-        let mut step = self.step_keep();
-        for disk in 0..self.disks.len() {
-            step = step.or(self.step_write(disk)).or(self.step_load(disk));
-        }
-        step
+        let disks = 0..self.disks.len();
+        let step = disks.fold(Step::Idle, |step, disk| step.or(self.step_write(disk)).or(self.step_load(disk)));
+        // Last, because the others tell it what they lack.
+        step.or(self.step_keep())
     }
 
     pub(crate) fn status(&self) -> StoreStatus {

@@ -16,6 +16,7 @@ impl<H: Host> Core<H> {
     pub(crate) fn step_keep(&self) -> Step {
         let Some(host) = self.host() else { return Step::Idle };
         let more_ahead = std::mem::take(&mut *self.keeper.more_ahead.lock());
+        let mut did_something = !more_ahead.is_empty();
         more_ahead.into_iter().for_each(|more| self.read_ahead(more));
         self.find_clean(host);
 
@@ -25,14 +26,17 @@ impl<H: Host> Core<H> {
         let evicted_bytes = if wanted_bytes > 0 { self.evict(host, wanted_bytes) } else { 0 };
         let short_bytes = wanted_bytes.saturating_sub(evicted_bytes);
         let is_dirty = dirty_bytes.saturating_mul(100) > memory.bytes.saturating_mul(self.config.dirty_percent_max);
-        let was_pressed = self.keeper.is_pressed.swap(short_bytes > 0 || is_dirty, Ordering::Relaxed);
-        if !was_pressed && (short_bytes > 0 || is_dirty) {
+        let is_pressed = short_bytes > 0 || is_dirty;
+        if is_pressed && !self.keeper.is_pressed.load(Ordering::Relaxed) {
+            did_something = true;
+        }
+        self.keeper.is_pressed.store(is_pressed, Ordering::Relaxed);
+        did_something |= evicted_bytes > 0;
+        if did_something {
             self.notify_writers();
         }
-        if short_bytes > dirty_bytes {
-            return self.close_cold(host);
-        }
-        Step::Idle
+        let next = if short_bytes > dirty_bytes { self.close_cold(host) } else { Step::Idle };
+        if did_something { Step::Again } else { next }
     }
 
     /// Segments that were in memory and on disk when the store was opened.
@@ -51,8 +55,11 @@ impl<H: Host> Core<H> {
     fn wanted_bytes(&self, memory: &Memory) -> u64 {
         let asked = self.keeper.wanted_bytes.swap(0, Ordering::Relaxed);
         let for_loads = self.keeper.load_wanted_bytes.swap(0, Ordering::Relaxed);
-        let is_there = memory.free_bytes >= asked && memory.largest_free_bytes >= asked;
-        let for_writers = if is_there { 0 } else { asked };
+        let for_writers = match asked.saturating_sub(memory.free_bytes) {
+            // There is enough of it, but in pieces: more has to go until some of them join.
+            0 if memory.largest_free_bytes < asked => asked,
+            short => short,
+        };
         let kept_free = memory.bytes / 100 * self.config.free_percent_min;
         let missing = kept_free.saturating_sub(memory.free_bytes);
         for_writers.max(for_loads).max(missing)

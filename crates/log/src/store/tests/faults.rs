@@ -1,0 +1,207 @@
+//! Disks that are full, broken, tear writes and flip bits.
+
+use kera_env::FaultyDisk;
+
+use super::*;
+use crate::store::container::container_path;
+use crate::store::DiskState;
+
+fn faulty(count: usize) -> Vec<FaultyDisk> {
+    memory_disks(count).into_iter().map(|disk| FaultyDisk::new(Arc::new(disk))).collect()
+}
+
+#[test]
+fn full_disk_says_so_keeps_everything_in_memory_and_goes_on_when_there_is_room() {
+    let disks = faulty(1);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    disks[0].set_space(Some(100_000));
+    (0..20).for_each(|n| bench.close(id(0, n), 20_000));
+    bench.settle();
+    let status = bench.core.status();
+    assert_eq!((status.disks[0].state, status.can_write()), (DiskState::Full, false));
+    assert!(status.disks[0].error.is_some());
+    let before = bench.persisted();
+    assert_eq!(before.len() as u64 + status.dirty_segments, 20);
+    assert!((0..20).all(|n| bench.is_in_memory(id(0, n))));
+    match bench.core.flush_all() {
+        Err(error @ StoreError::NotFlushed { .. }) => assert!(error.to_string().contains("space"), "{error}"),
+        _ => panic!("flushed to a full disk"),
+    }
+    disks[0].set_space(None);
+    bench.clock.advance_ms(1_001);
+    bench.settle();
+    assert_eq!(bench.persisted().len(), 20);
+    assert_eq!(bench.core.status().disks[0].state, DiskState::Working);
+    bench.evict_all();
+    (0..20).for_each(|n| bench.check(id(0, n), 20_000));
+}
+
+#[test]
+fn small_free_space_is_used_with_smaller_containers() {
+    let disks = faulty(1);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    disks[0].set_space(Some(60_000));
+    (0..2).for_each(|n| bench.close(id(0, n), 10_000));
+    bench.settle();
+    assert_eq!(bench.persisted().len(), 2);
+}
+
+#[test]
+fn failed_write_torn_write_and_failed_sync_count_for_nothing() {
+    for fault in 0..3 {
+        for nth in 1..8 {
+            let disks = faulty(1);
+            let mut bench = Bench::fresh(as_disks(&disks));
+            match fault {
+                0 => disks[0].fail_write(nth),
+                1 => disks[0].tear_write(nth),
+                _ => disks[0].fail_sync(nth),
+            }
+            (0..12).for_each(|n| bench.close(id(n % 3, n / 3), 25_000));
+            bench.settle();
+            let status = bench.core.status();
+            assert_eq!(status.disks[0].counters.write_errors, 1, "fault {fault} {nth}");
+            assert_eq!(bench.persisted().len() as u64 + status.dirty_segments, 12);
+            bench.clock.advance_ms(1_001);
+            bench.settle();
+            assert_eq!(bench.persisted().len(), 12, "fault {fault} {nth}");
+            // Everything is found again once, and as it was.
+            let (again, recovery) = Bench::open(config(), as_disks(&disks)).unwrap();
+            assert_eq!(recovery.segments.len(), 12);
+            assert_eq!(recovery.problems, Vec::<String>::new());
+            (0..12).for_each(|n| again.check(id(n % 3, n / 3), 25_000));
+        }
+    }
+}
+
+#[test]
+fn broken_disk_is_set_aside_and_the_other_takes_over() {
+    let disks = faulty(2);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    disks[0].set_broken(true);
+    (0..30).for_each(|n| bench.close(id(n % 5, n / 5), 25_000));
+    bench.settle();
+    let status = bench.core.status();
+    assert_eq!((status.disks[0].state, status.disks[1].state), (DiskState::Failed, DiskState::Working));
+    assert!(status.disks[0].error.as_ref().is_some_and(|(error, _)| error.contains("error")));
+    assert_eq!(bench.persisted().len(), 30);
+    assert!(bench.persisted().iter().all(|id| bench.location(*id).unwrap().disk == 1));
+    bench.core.flush_all().unwrap();
+    disks[0].set_broken(false);
+    bench.clock.advance_ms(60_000);
+    (30..60).for_each(|n| bench.close(id(n % 5, n / 5), 25_000));
+    bench.settle();
+    assert_eq!(bench.core.status().disks[0].state, DiskState::Working);
+    assert!(bench.core.status().disks[0].segments > 0);
+}
+
+#[test]
+fn corrupt_segment_is_reported_and_its_neighbours_are_served() {
+    let disks = faulty(1);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    (0..5).for_each(|n| bench.close(id(0, n), 10_000));
+    bench.settle();
+    bench.evict_all();
+    let at = bench.location(id(0, 2)).unwrap();
+    disks[0].flip_bit_on_read(&container_path(at.container), at.offset + 5_000, 3);
+    (0..5).for_each(|n| bench.demand(id(0, n)));
+    bench.settle();
+    let failed = |n| bench.log.segments.lock()[&id(0, n)].failed.clone();
+    assert!(failed(2).unwrap().contains("checksum"));
+    assert!([0, 1, 3, 4].into_iter().all(|n| failed(n).is_none() && bench.is_in_memory(id(0, n))));
+    let status = bench.core.status();
+    assert_eq!(status.disks[0].counters.corrupt_segments, 1);
+    assert!(status.load_error.is_some_and(|error| error.contains("1/0/0/1.1/2")));
+    // What was wrong with the reading passes with it.
+    disks[0].heal_reads();
+    bench.check(id(0, 2), 10_000);
+}
+
+#[test]
+fn unreadable_place_does_not_take_its_neighbours_with_it() {
+    let disks = faulty(1);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    (0..4).for_each(|n| bench.close(id(0, n), 10_000));
+    bench.settle();
+    bench.evict_all();
+    (0..4).for_each(|n| bench.demand(id(0, n)));
+    // The read of all four, then the first of the single ones.
+    disks[0].fail_read(1);
+    bench.settle();
+    assert!((0..4).all(|n| bench.is_in_memory(id(0, n))));
+    bench.evict_all();
+    bench.demand(id(0, 3));
+    disks[0].fail_read(1);
+    bench.settle();
+    assert!(bench.log.segments.lock()[&id(0, 3)].failed.is_some());
+    assert_eq!(bench.core.status().disks[0].counters.read_errors, 1);
+}
+
+#[test]
+fn damaged_footer_and_damaged_index_are_covered_by_each_other() {
+    let disk = MemoryDisk::new();
+    let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&disk)));
+    for round in 0..3 {
+        (0..3).for_each(|n| bench.close(id(n, round), 10_000));
+        bench.settle();
+    }
+    bench.core.flush_all().unwrap();
+    let container = bench.location(id(0, 0)).unwrap().container;
+    let path = container_path(container);
+    let bytes = disk.read_all(&path, 1 << 20).unwrap();
+    // The index in the middle: the footer has it all.
+    let second = (4096..bytes.len()).step_by(4096).filter(|at| bytes[*at..].starts_with(b"KCBA")).nth(1).unwrap();
+    disk.flip_bit(&path, second as u64 + 100, 0).unwrap();
+    let (_, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
+    assert_eq!((recovery.segments.len(), recovery.problems.len()), (9, 0));
+    // The footer instead: the indexes have it all, and it is written again.
+    disk.flip_bit(&path, second as u64 + 100, 0).unwrap();
+    disk.flip_bit(&path, bytes.len() as u64 - 4000, 0).unwrap();
+    let (_, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
+    assert_eq!((recovery.segments.len(), recovery.unfinished, recovery.problems.len()), (9, 1, 0));
+    assert_eq!(disk.read_all(&path, 1 << 20).unwrap(), bytes);
+    // Both: what the index had is lost, what comes behind it is not.
+    disk.flip_bit(&path, second as u64 + 100, 0).unwrap();
+    disk.flip_bit(&path, bytes.len() as u64 - 4000, 0).unwrap();
+    let (bench, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
+    assert_eq!((recovery.segments.len(), recovery.problems.len()), (6, 1));
+    assert!(recovery.problems[0].contains("lost"), "{}", recovery.problems[0]);
+    recovery.segments.iter().for_each(|segment| bench.check(segment.header.id, 10_000));
+}
+
+#[test]
+fn two_copies_of_a_segment_are_one_after_a_start() {
+    let disk = MemoryDisk::new();
+    let mut bench = Bench::fresh(as_disks(std::slice::from_ref(&disk)));
+    bench.close(id(0, 0), 10_000);
+    bench.close(id(0, 1), 10_000);
+    bench.core.flush_all().unwrap();
+    // The same segment again, as after a crash between write and bookkeeping.
+    bench.log.segments.lock().remove(&id(0, 0));
+    bench.close(id(0, 0), 10_000);
+    bench.core.flush_all().unwrap();
+    let later = bench.location(id(0, 0)).unwrap();
+    let (bench, recovery) = Bench::open(config(), as_disks(std::slice::from_ref(&disk))).unwrap();
+    assert_eq!(recovery.segments.len(), 2);
+    assert_eq!(bench.location(id(0, 0)), Some(later));
+    bench.settle();
+    assert_eq!(bench.core.status().disks[0].segments, 2, "the other copy is given back");
+    (0..2).for_each(|n| bench.check(id(0, n), 10_000));
+}
+
+#[test]
+fn failed_release_is_tried_again() {
+    let disks = faulty(1);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    (0..3).for_each(|n| bench.close(id(0, n), 10_000));
+    bench.settle();
+    disks[0].fail_write(1);
+    bench.release(id(0, 1));
+    bench.settle();
+    assert_eq!(bench.core.status().disks[0].counters.release_errors, 1);
+    bench.clock.advance_ms(1_001);
+    bench.settle();
+    assert_eq!(bench.core.status().disks[0].counters.released_segments, 1);
+    let (_, recovery) = Bench::open(config(), as_disks(&disks)).unwrap();
+    assert_eq!(recovery.segments.len(), 2);
+}
