@@ -42,19 +42,23 @@ pub enum BenchError {
 }
 
 impl BenchError {
-    pub(crate) fn setting(flag: &'static str, message: impl Into<String>) -> BenchError {
+    /// A setting that makes no sense: which flag, and what is allowed.
+    pub fn setting(flag: &'static str, message: impl Into<String>) -> BenchError {
         BenchError::Setting { flag, message: message.into() }
     }
 
-    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> BenchError {
+    /// Files or sockets: what was being done.
+    pub fn io(what: impl Into<String>, source: io::Error) -> BenchError {
         BenchError::Io { what: what.into(), source }
     }
 
-    pub(crate) fn io_at(what: &str, path: &Path, source: io::Error) -> BenchError {
+    /// The same with a path.
+    pub fn io_at(what: &str, path: &Path, source: io::Error) -> BenchError {
         BenchError::Io { what: format!("{what} {}", path.display()), source }
     }
 
-    pub(crate) fn server(what: impl Into<String>, message: impl ToString) -> BenchError {
+    /// The server, or the way to it.
+    pub fn server(what: impl Into<String>, message: impl ToString) -> BenchError {
         BenchError::Server { what: what.into(), message: message.to_string() }
     }
 }

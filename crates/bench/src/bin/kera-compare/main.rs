@@ -1,0 +1,144 @@
+//! KerA and Apache Kafka side by side: at each point both are measured in turns, in one run, on one machine, and the
+//! medians are compared.
+//!
+//! Both sides run as they are used: the server in a process of its own, the load generator in another (`kera bench`
+//! and `peers/rdkafka-bench`), over loopback. Nothing here is measured in this process, except for the yardstick.
+
+mod node;
+mod peers;
+mod points;
+mod report;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Parser;
+use kera_bench::BenchError;
+
+use peers::{Kafka, Kera};
+use points::{Point, Scale};
+use report::{Comparison, Outcome};
+
+/// Measures KerA against Apache Kafka and writes a table and a JSON file.
+#[derive(Parser)]
+#[command(name = "kera-compare", version)]
+#[command(after_help = "\
+Examples:
+  cargo run --release -p kera-bench --bin kera-compare -- --quick
+  cargo run --release -p kera-bench --bin kera-compare -- --out results/full
+  cargo run --release -p kera-bench --bin kera-compare -- --only produce-16k,latency --rounds 5
+  cargo run --release -p kera-bench --bin kera-compare -- --list")]
+struct Args {
+    /// The `kera` program. [default: beside this one]
+    #[arg(long, value_name = "FILE")]
+    kera: Option<PathBuf>,
+    /// The script that starts Kafka.
+    #[arg(long, value_name = "FILE", default_value = "peers/kafka/kafka.sh")]
+    kafka: PathBuf,
+    /// Kafka's load generator.
+    #[arg(long, value_name = "FILE", default_value = "peers/rdkafka-bench/target/release/rdkafka-bench")]
+    rdkafka_bench: PathBuf,
+    /// Leave Kafka out.
+    #[arg(long)]
+    no_kafka: bool,
+    /// Short runs: to see that everything works, not to quote.
+    #[arg(long)]
+    quick: bool,
+    /// Times that each side is measured at each point; the median counts. [default: 3, quick: 1]
+    #[arg(long, value_name = "N")]
+    rounds: Option<usize>,
+    /// Seconds of each run. [default: 10, quick: 2]
+    #[arg(long, value_name = "S")]
+    seconds: Option<f64>,
+    /// Only points whose names start with one of these.
+    #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
+    only: Vec<String>,
+    /// List the points and end.
+    #[arg(long)]
+    list: bool,
+    /// The arena of the KerA node.
+    #[arg(long, value_name = "BYTES", default_value_t = 4 << 30)]
+    arena_bytes: u64,
+    /// Where data is kept meanwhile; both sides on the same disk.
+    #[arg(long, value_name = "DIR", default_value = "target/compare")]
+    dir: PathBuf,
+    /// Where the results go.
+    #[arg(long, value_name = "DIR", default_value = "results/compare")]
+    out: PathBuf,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("kera-compare: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), BenchError> {
+    let scale = Scale { seconds: args.seconds.unwrap_or(if args.quick { 2.0 } else { 10.0 }), quick: args.quick };
+    let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|prefix| name.starts_with(prefix.as_str()));
+    let points: Vec<Point> = points::all(&scale).into_iter().filter(|point| wanted(point.name)).collect();
+    if args.list {
+        points.iter().for_each(|point| println!("{:<20} {}", point.name, point.title));
+        println!("{:<20} a node's start, memory when idle, restart after kill -9, 100,000 idle lanes", "node");
+        return Ok(());
+    }
+    let rounds = args.rounds.unwrap_or(if args.quick { 1 } else { 3 }).max(1);
+    let program = match &args.kera {
+        Some(program) => program.clone(),
+        None => beside_this_one()?,
+    };
+    std::fs::create_dir_all(&args.dir).map_err(|e| BenchError::io(format!("creating {}", args.dir.display()), e))?;
+    let mut comparison = Comparison::new(rounds, scale.seconds, args.quick);
+    let mut kera = Kera::new(program.clone(), args.dir.join("kera"), args.arena_bytes);
+    let mut kafka = if args.no_kafka { None } else { Some(Kafka::new(&args.kafka, &args.rdkafka_bench)?) };
+    for point in &points {
+        comparison.outcomes.push(measure(point, rounds, &mut kera, kafka.as_mut())?);
+        comparison.write(&args.out)?;
+    }
+    drop((kera, kafka));
+    if wanted("node") {
+        comparison.node = Some(node::measure(&program, &args.dir, args.arena_bytes, args.quick)?);
+    }
+    comparison.write(&args.out)?;
+    println!("{}", comparison.markdown());
+    eprintln!("written to {}", args.out.display());
+    Ok(())
+}
+
+/// Both sides in turns, so that whatever the machine does meanwhile hits both.
+fn measure(point: &Point, rounds: usize, kera: &mut Kera, mut kafka: Option<&mut Kafka>) -> Result<Outcome, BenchError> {
+    let mut outcome = Outcome::new(point);
+    for round in 0..rounds {
+        eprintln!("{} {}/{rounds}: KerA", point.name, round + 1);
+        outcome.kera.push(kera.run(point)?);
+        if let Some(limit) = &point.limit {
+            outcome.limit.push(limit.measure(kera.dir())?);
+        }
+        for (n, load) in point.kafka.iter().enumerate() {
+            let Some(kafka) = kafka.as_deref_mut() else { continue };
+            eprintln!("{} {}/{rounds}: Kafka {}", point.name, round + 1, load.join(" "));
+            outcome.kafka_of(n).push(kafka.run(load)?);
+        }
+    }
+    if let Some((kera, other)) = outcome.summary() {
+        eprintln!("{}: {kera} against {other}", point.name);
+    }
+    Ok(outcome)
+}
+
+fn beside_this_one() -> Result<PathBuf, BenchError> {
+    let this = std::env::current_exe().map_err(|e| BenchError::io("finding this program", e))?;
+    let kera = this.with_file_name("kera");
+    if kera.is_file() {
+        Ok(kera)
+    } else {
+        Err(BenchError::Setting {
+            flag: "kera",
+            message: format!("there is no {}; build it with `cargo build --release -p kera`", kera.display()),
+        })
+    }
+}

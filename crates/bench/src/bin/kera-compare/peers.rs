@@ -1,0 +1,161 @@
+//! The two sides: a node of KerA and a broker of Kafka, each with its load generator as a process.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use kera_bench::BenchError;
+use kera_bench::server::{Server, ServerConfig};
+use serde_json::Value;
+
+use crate::points::Point;
+
+/// Runs a load generator and reads the JSON that it prints.
+fn json_of(command: &mut Command) -> Result<Value, BenchError> {
+    let shown = format!("{command:?}");
+    let output = command.stdin(Stdio::null()).stderr(Stdio::piped()).stdout(Stdio::piped()).output();
+    let output = output.map_err(|e| BenchError::io(format!("running {shown}"), e))?;
+    if !output.status.success() {
+        return Err(BenchError::server(shown, String::from_utf8_lossy(&output.stderr).trim()));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|e| BenchError::server(format!("reading the output of {shown}"), e))
+}
+
+/// KerA.
+pub(crate) struct Kera {
+    program: PathBuf,
+    dir: PathBuf,
+    arena_bytes: u64,
+    /// The common node, started when first needed.
+    node: Option<Server>,
+}
+
+impl Kera {
+    pub(crate) fn new(program: PathBuf, dir: PathBuf, arena_bytes: u64) -> Kera {
+        Kera { program, dir, arena_bytes, node: None }
+    }
+
+    /// Where its data is, once a node has been started.
+    pub(crate) fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    fn start(&self, arena_bytes: u64) -> Result<Server, BenchError> {
+        remake(&self.dir)?;
+        let config = ServerConfig { arena_bytes: Some(arena_bytes), ..ServerConfig::in_dir(&self.program, &self.dir) };
+        Ok(Server::start(config)?.0)
+    }
+
+    /// One run of a point.
+    pub(crate) fn run(&mut self, point: &Point) -> Result<Value, BenchError> {
+        if point.own_node_arena.is_some() {
+            self.stop();
+        }
+        let mut node = match (self.node.take(), point.own_node_arena) {
+            (Some(node), None) => node,
+            (_, arena_bytes) => self.start(arena_bytes.unwrap_or(self.arena_bytes))?,
+        };
+        let mut command = Command::new(&self.program);
+        command.arg("bench").args(&point.kera).arg("--json").args(["--connect", &node.address()]);
+        let value = json_of(&mut command);
+        if point.own_node_arena.is_some() {
+            let _ = node.stop(Duration::from_secs(60));
+        } else {
+            self.node = Some(node);
+        }
+        settle();
+        value
+    }
+
+    fn stop(&mut self) {
+        if let Some(mut node) = self.node.take() {
+            let _ = node.stop(Duration::from_secs(60));
+        }
+    }
+}
+
+impl Drop for Kera {
+    fn drop(&mut self) {
+        self.stop();
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// Kafka.
+pub(crate) struct Kafka {
+    script: PathBuf,
+    load: PathBuf,
+    bootstrap: String,
+    pid: String,
+}
+
+impl Kafka {
+    /// Starts a broker. Its settings are Kafka's own, but that deleted topics give their space back soon.
+    pub(crate) fn new(script: &Path, load: &Path) -> Result<Kafka, BenchError> {
+        if !load.is_file() {
+            let message = format!(
+                "there is no {}; build it with `cargo build --release --manifest-path peers/rdkafka-bench/Cargo.toml`",
+                load.display()
+            );
+            return Err(BenchError::Setting { flag: "rdkafka-bench", message });
+        }
+        let started = script_output(script, &["start", "log.segment.delete.delay.ms=1000"])?;
+        let mut kafka =
+            Kafka { script: script.to_owned(), load: load.to_owned(), bootstrap: started, pid: String::new() };
+        kafka.pid = script_output(script, &["pid"])?;
+        Ok(kafka)
+    }
+
+    /// One run of the load generator.
+    pub(crate) fn run(&mut self, words: &[String]) -> Result<Value, BenchError> {
+        let value = if words.first().is_some_and(|word| word == "produce-and-consume") {
+            // A topic is filled, and then read: the reading counts.
+            self.load("produce", &words[1..], &["--keep"])?;
+            let consumed = self.load("consume", &words[1..], &[]);
+            let mut delete = Command::new(&self.load);
+            let _ = delete.args(["delete", "--bootstrap", &self.bootstrap]).output();
+            consumed
+        } else {
+            self.load(&words[0], &words[1..], &[])
+        };
+        settle();
+        value
+    }
+
+    fn load(&self, command: &str, words: &[String], more: &[&str]) -> Result<Value, BenchError> {
+        let mut run = Command::new(&self.load);
+        run.arg(command).args(words).args(more);
+        json_of(run.args(["--bootstrap", &self.bootstrap, "--server-pid", &self.pid]))
+    }
+}
+
+impl Drop for Kafka {
+    fn drop(&mut self) {
+        let _ = Command::new(&self.script).arg("stop").output();
+    }
+}
+
+fn script_output(script: &Path, words: &[&str]) -> Result<String, BenchError> {
+    let shown = format!("{} {}", script.display(), words.join(" "));
+    let mut command = Command::new(script);
+    // The broker outlives the script, so the script's output goes to a file that nobody has to wait for.
+    let output = command.args(words).stdin(Stdio::null()).output();
+    let output = output.map_err(|e| BenchError::io(format!("running {shown}"), e))?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    } else {
+        Err(BenchError::server(shown, String::from_utf8_lossy(&output.stderr).trim()))
+    }
+}
+
+/// An empty directory.
+pub(crate) fn remake(dir: &Path) -> Result<(), BenchError> {
+    let _ = std::fs::remove_dir_all(dir);
+    std::fs::create_dir_all(dir).map_err(|e| BenchError::io_at("creating", dir, e))
+}
+
+/// Lets what one side left to be written reach the disk, so that the other does not pay for it.
+fn settle() {
+    rustix::fs::sync();
+    std::thread::sleep(Duration::from_secs(1));
+}

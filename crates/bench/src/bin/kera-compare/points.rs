@@ -1,0 +1,294 @@
+//! The points: what is measured, with which flags on either side, what is compared, and what is to be reached.
+
+use std::path::Path;
+use std::time::Duration;
+
+use kera_bench::BenchError;
+use kera_bench::limit::{self, LimitConfig};
+
+/// How long runs are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scale {
+    pub(crate) seconds: f64,
+    pub(crate) quick: bool,
+}
+
+/// Which figure of a run counts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Metric {
+    /// Records per second of the run's main side.
+    Rate,
+    /// Records per second of the slower side of a run of both.
+    RateOfBoth,
+    /// Payload bytes per second, without what headers add.
+    Bytes,
+    /// 99 of 100 sends are acknowledged within this, in microseconds. Less is better.
+    AckP99,
+    /// 99 of 100 sends are received within this, in microseconds. Less is better.
+    ReceiptP99,
+}
+
+impl Metric {
+    /// Whether less is better.
+    pub(crate) fn is_time(self) -> bool {
+        matches!(self, Metric::AckP99 | Metric::ReceiptP99)
+    }
+}
+
+/// A limit of the machine that a point is compared with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Limit {
+    /// The bare server with frames of this size.
+    BareServer(usize),
+    /// Sequential writes.
+    DiskWrite,
+    /// Sequential reads.
+    DiskRead,
+}
+
+impl Limit {
+    /// Bytes per second.
+    pub(crate) fn measure(self, dir: &Path) -> Result<f64, BenchError> {
+        let none = LimitConfig { frame_bytes: vec![], rounds: 1, time: Duration::from_millis(500), ..LimitConfig::default() };
+        match self {
+            Limit::BareServer(bytes) => {
+                let config = LimitConfig { frame_bytes: vec![bytes], time: Duration::from_secs(2), ..none };
+                Ok(limit::run(&config, |_| ())?.server[0].bytes_per_s)
+            }
+            Limit::DiskWrite | Limit::DiskRead => {
+                let config = LimitConfig { disk_dir: Some(dir.to_owned()), ..none };
+                let disk = limit::run(&config, |_| ())?.disk.unwrap_or_default();
+                Ok(if self == Limit::DiskWrite { disk.write_bytes_per_s } else { disk.read_bytes_per_s })
+            }
+        }
+    }
+
+    /// Its name in the table.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Limit::BareServer(_) => "bare server",
+            Limit::DiskWrite => "disk, writing",
+            Limit::DiskRead => "disk, reading",
+        }
+    }
+}
+
+/// One point.
+#[derive(Clone, Debug)]
+pub(crate) struct Point {
+    pub(crate) name: &'static str,
+    pub(crate) title: String,
+    /// Words behind `kera bench`.
+    pub(crate) kera: Vec<String>,
+    /// The arena of a node of its own for this point; `None` uses the common node.
+    pub(crate) own_node_arena: Option<u64>,
+    /// Words for the librdkafka load generator: several ways to do the same, of which Kafka's best counts.
+    pub(crate) kafka: Vec<Vec<String>>,
+    pub(crate) metric: Metric,
+    pub(crate) limit: Option<Limit>,
+    /// KerA's figure divided by Kafka's (or Kafka's by KerA's for times), or by the limit.
+    pub(crate) target: f64,
+}
+
+fn words(text: &str) -> Vec<String> {
+    text.split_whitespace().map(str::to_owned).collect()
+}
+
+/// All points, in the order in which they are run.
+pub(crate) fn all(scale: &Scale) -> Vec<Point> {
+    let mut points = Vec::new();
+    points.extend(yardstick(scale));
+    points.extend(produce(scale));
+    points.extend(partitions(scale));
+    points.extend(both(scale));
+    points.extend(consume(scale));
+    points.extend(power(scale));
+    points.extend(latency(scale));
+    points
+}
+
+/// What streamlets keep in all while a run goes on: the same for every point, well within the arena.
+const KEPT_BYTES: u64 = 1 << 30;
+
+fn kera_flags(scale: &Scale, command: &str, streamlets: u64, chunk_bytes: u64, more: &str) -> Vec<String> {
+    let kept = (KEPT_BYTES / streamlets).max(1 << 20);
+    words(&format!(
+        "{command} --streamlets {streamlets} --chunk-bytes {chunk_bytes} --seconds {} --retention-bytes {kept} {more}",
+        scale.seconds
+    ))
+}
+
+fn kafka_flags(scale: &Scale, command: &str, partitions: u64, batch_bytes: u64, more: &str) -> Vec<String> {
+    words(&format!(
+        "{command} --partitions {partitions} --batch-bytes {batch_bytes} --records 1000000000 --seconds {} {more}",
+        scale.seconds
+    ))
+}
+
+/// Both ways in which librdkafka can be fed: its throughput depends on it, and the better one counts.
+fn either_spread(scale: &Scale, command: &str, partitions: u64, batch_bytes: u64) -> Vec<Vec<String>> {
+    // The warm-up is what a JVM needs to compile its hot path at this rate.
+    let warmup = if scale.quick { 100_000 } else { 500_000 };
+    ["record", "batch"]
+        .map(|spread| {
+            let more = format!("--spread {spread} --warmup-records {warmup}");
+            kafka_flags(scale, command, partitions, batch_bytes, &more)
+        })
+        .to_vec()
+}
+
+fn yardstick(scale: &Scale) -> Vec<Point> {
+    [("limit-16k", 16u64 << 10), ("limit-64k", 64 << 10)]
+        .map(|(name, bytes)| Point {
+            name,
+            title: format!("one producer, chunks of {} KiB, against a bare server", bytes >> 10),
+            kera: kera_flags(scale, "produce", 1, bytes, ""),
+            own_node_arena: None,
+            kafka: vec![],
+            metric: Metric::Bytes,
+            limit: Some(Limit::BareServer(bytes as usize)),
+            target: 0.6,
+        })
+        .to_vec()
+}
+
+fn produce(scale: &Scale) -> Vec<Point> {
+    [("produce-1k", 1u64, 50.0), ("produce-4k", 4, 15.0), ("produce-16k", 16, 15.0), ("produce-64k", 64, 15.0)]
+        .map(|(name, kib, target)| Point {
+            name,
+            title: format!("produce, 16 streamlets, chunks of {kib} KiB"),
+            kera: kera_flags(scale, "produce", 16, kib << 10, ""),
+            own_node_arena: None,
+            kafka: either_spread(scale, "produce", 16, kib << 10),
+            metric: Metric::Rate,
+            limit: None,
+            target,
+        })
+        .to_vec()
+}
+
+fn partitions(scale: &Scale) -> Vec<Point> {
+    [("streamlets-512", 512u64), ("streamlets-1024", 1024)]
+        .map(|(name, count)| Point {
+            name,
+            title: format!("produce, {count} streamlets, 1 MiB of chunks in all"),
+            kera: kera_flags(scale, "produce", count, (1 << 20) / count, ""),
+            own_node_arena: None,
+            kafka: either_spread(scale, "produce", count, (1 << 20) / count),
+            metric: Metric::Rate,
+            limit: None,
+            target: 40.0,
+        })
+        .to_vec()
+}
+
+fn both(scale: &Scale) -> Vec<Point> {
+    [("both-4k", 4u64), ("both-16k", 16), ("both-64k", 64)]
+        .map(|(name, kib)| Point {
+            name,
+            title: format!("produce and consume at once, 16 streamlets, chunks of {kib} KiB"),
+            kera: kera_flags(scale, "both", 16, kib << 10, ""),
+            own_node_arena: None,
+            // A run of both ends with the last record consumed, so it goes by records; about --seconds of them.
+            kafka: either_spread(scale, "both", 16, kib << 10)
+                .into_iter()
+                .map(|mut load| {
+                    let at = load.iter().position(|word| word == "--records").map_or(0, |at| at + 1);
+                    load[at] = ((scale.seconds * 500_000.0) as u64).to_string();
+                    let seconds = load.iter().position(|word| word == "--seconds").map_or(0, |at| at + 1);
+                    load[seconds] = "0".into();
+                    load
+                })
+                .collect(),
+            metric: Metric::RateOfBoth,
+            limit: None,
+            target: 10.0,
+        })
+        .to_vec()
+}
+
+fn consume(scale: &Scale) -> Vec<Point> {
+    let records: u64 = if scale.quick { 4_000_000 } else { 20_000_000 };
+    let cold: u64 = if scale.quick { 8_000_000 } else { 40_000_000 };
+    vec![
+        Point {
+            name: "consume-memory",
+            title: format!("a consumer catches up with {} million records from memory", records / 1_000_000),
+            kera: words(&format!("consume --streamlets 16 --chunk-bytes 16384 --records {records}")),
+            own_node_arena: Some(6 << 30),
+            kafka: vec![words(&format!(
+                "produce-and-consume --partitions 16 --batch-bytes 16384 --spread batch --records {}",
+                records / 4
+            ))],
+            metric: Metric::Rate,
+            limit: None,
+            target: 1.0,
+        },
+        Point {
+            name: "consume-disk",
+            title: "a consumer catches up from disk, against what the disk reads".into(),
+            kera: words(&format!("consume --streamlets 16 --chunk-bytes 65536 --records {cold}")),
+            own_node_arena: Some(256 << 20),
+            kafka: vec![],
+            metric: Metric::Bytes,
+            limit: Some(Limit::DiskRead),
+            target: 0.8,
+        },
+    ]
+}
+
+fn power(scale: &Scale) -> Vec<Point> {
+    let seconds = scale.seconds;
+    vec![
+        Point {
+            name: "power-512",
+            title: "512 streams of small chunks, everything on disk before it is acknowledged".into(),
+            kera: words(&format!(
+                "produce --streams 512 --streamlets 1 --chunk-bytes 1024 --durability power --seconds {seconds} \
+                 --retention-bytes 2097152"
+            )),
+            own_node_arena: None,
+            kafka: vec![words(&format!(
+                "produce --topics 512 --partitions 1 --batch-bytes 1024 --records 1000000000 --seconds {seconds} \
+                 --topic-property flush.messages=1"
+            ))],
+            metric: Metric::Rate,
+            limit: None,
+            target: 20.0,
+        },
+        Point {
+            name: "power-large",
+            title: "one stream of large chunks, durability power, against what the disk writes".into(),
+            kera: words(&format!(
+                "produce --streamlets 1 --chunk-bytes 1048576 --request-bytes 4194304 --segment-bytes 16777216 \
+                 --durability power --seconds {seconds} --retention-bytes 4294967296"
+            )),
+            own_node_arena: None,
+            kafka: vec![],
+            metric: Metric::Bytes,
+            limit: Some(Limit::DiskWrite),
+            target: 0.8,
+        },
+    ]
+}
+
+fn latency(scale: &Scale) -> Vec<Point> {
+    let seconds = scale.seconds;
+    let records = (10_000.0 * seconds) as u64;
+    let kera = format!("both --streamlets 1 --rate 10000 --linger-ms 0 --records {records} --warmup-records 30000");
+    let kafka = format!(
+        "both --partitions 1 --batch-bytes 16384 --linger-ms 0 --rate 10000 --records {records} --warmup-records 30000"
+    );
+    [("latency-ack", Metric::AckP99, "acknowledgement", 20.0), ("latency-receipt", Metric::ReceiptP99, "receipt", 1.0)]
+        .map(|(name, metric, to, target)| Point {
+            name,
+            title: format!("10,000 records/s, no linger: send to {to}, 99 of 100"),
+            kera: words(&kera),
+            own_node_arena: None,
+            kafka: vec![words(&kafka)],
+            metric,
+            limit: None,
+            target,
+        })
+        .to_vec()
+}
