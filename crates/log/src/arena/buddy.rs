@@ -287,7 +287,7 @@ mod tests {
         let mut owner = vec![0u32; blocks as usize];
         let mut held: Vec<(u32, u8)> = Vec::new();
         for step in 1..20_000u32 {
-            let pick = random.u64();
+            let pick = random.next_u64();
             if pick % 2 == 0 {
                 let order = (pick >> 8) as u8 % 9;
                 if let Some(block) = buddy.allocate(order) {

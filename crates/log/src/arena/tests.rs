@@ -1,0 +1,238 @@
+//! The arena as lanes and loaders see it, and what the next process finds.
+
+use std::os::unix::fs::FileExt;
+
+use kera_format::segment::{SegmentHeader, SegmentState};
+use kera_format::{GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamletId};
+
+use super::*;
+use crate::segment::Segment;
+use crate::waiters::tests::Counter;
+
+const MIB: u64 = 1 << 20;
+const SMALL: usize = 64 << 10;
+
+fn config(dir: &tempfile::TempDir, bytes: u64) -> ArenaConfig {
+    ArenaConfig { path: dir.path().join("test.arena"), bytes, node: [5; 16] }
+}
+
+fn open(dir: &tempfile::TempDir, bytes: u64) -> Arc<Arena> {
+    Arena::create_or_attach(config(dir, bytes)).expect("an arena").0
+}
+
+fn segment(arena: &Arc<Arena>, bytes: usize, group: u64) -> Arc<Segment> {
+    let block = arena.allocate(bytes, Purpose::Write).expect("a block");
+    let id = SegmentId {
+        stream: StreamId(1),
+        streamlet: StreamletId(0),
+        lane: LaneId(0),
+        group: GroupId(group),
+        index: SegmentIndex(0),
+    };
+    let header = SegmentHeader { id, capacity_bytes: bytes as u32, base_ordinal: group, created_ms: 0, flags: 0 };
+    Segment::create(block, header)
+}
+
+fn found(attach: Attach) -> (Vec<AttachedSegment>, Vec<SetAside>) {
+    match attach {
+        Attach::Attached { segments, set_aside, same_boot: true, .. } => (segments, set_aside),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn blocks_are_aligned_writable_and_given_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, 32 * MIB);
+    let block = arena.allocate(300_000, Purpose::Write).unwrap();
+    assert_eq!(block.bytes(), 512 << 10);
+    assert_eq!(block.base().as_ptr().addr() % (64 << 10), 0);
+    // SAFETY: this is the block's only handle.
+    unsafe { block.base().as_ptr().write_bytes(0xab, block.bytes()) };
+    assert_eq!(arena.stats().used_bytes, 512 << 10);
+    assert!(arena.stats().resident_bytes >= 512 << 10);
+    drop(block);
+    assert_eq!(arena.stats().used_bytes, 0);
+    assert_eq!(arena.stats().largest_free_bytes, 16 * MIB);
+    let again = arena.allocate(SMALL, Purpose::Write).unwrap();
+    assert_eq!(arena.stats().cold_allocations, 1, "the warm block is used again");
+    drop(again);
+}
+
+#[test]
+fn a_full_arena_says_so_and_calls_back_when_there_is_room() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, MIB);
+    let mut blocks: Vec<Block> = Vec::new();
+    let full = loop {
+        match arena.allocate(SMALL, Purpose::Write) {
+            Ok(block) => blocks.push(block),
+            Err(full) => break full,
+        }
+    };
+    assert_eq!(blocks.len(), 14, "an eighth is kept for loads");
+    let (counter, observer) = Counter::pair();
+    assert!(arena.wait_for_space(full.seen, &observer, 1));
+    assert_eq!(counter.calls(), 0);
+    blocks.pop();
+    assert_eq!(counter.calls(), 1);
+    assert!(!arena.wait_for_space(full.seen, &observer, 1), "there was room since");
+    assert!(arena.allocate(SMALL, Purpose::Write).is_ok());
+}
+
+#[test]
+fn writers_and_loads_leave_each_other_an_eighth() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, MIB);
+    let take = |purpose| {
+        let mut blocks = Vec::new();
+        while let Ok(block) = arena.allocate(SMALL, purpose) {
+            blocks.push(block);
+        }
+        blocks
+    };
+    let writes = take(Purpose::Write);
+    let loads = take(Purpose::Load);
+    assert_eq!((writes.len(), loads.len()), (14, 2));
+    drop((writes, loads));
+    let loads = take(Purpose::Load);
+    let writes = take(Purpose::Write);
+    assert_eq!((writes.len(), loads.len()), (2, 14));
+    assert_eq!(arena.stats().loaded_bytes, 14 * SMALL as u64);
+}
+
+#[test]
+fn warming_makes_allocation_free_of_faults() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, 64 * MIB);
+    assert_eq!(arena.warm(4 * MIB), 4 * MIB);
+    let mut all = 4 * MIB;
+    while let more @ 1.. = arena.warm(4 * MIB) {
+        all += more;
+    }
+    assert_eq!(all, 8 * MIB, "an eighth of the arena is kept warm");
+    let block = arena.allocate(2 << 20, Purpose::Write).unwrap();
+    assert_eq!(arena.stats().cold_allocations, 0);
+    drop(block);
+}
+
+#[test]
+fn the_next_process_finds_the_segments_and_nothing_else() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, 8 * MIB);
+    let kept = [segment(&arena, SMALL, 1), segment(&arena, 1 << 20, 2)];
+    let dropped = segment(&arena, SMALL, 3);
+    let unpublished = arena.allocate(SMALL, Purpose::Load).unwrap();
+    drop(dropped);
+    arena.freeze();
+    drop((kept, unpublished, arena));
+    let (arena, attach) = Arena::create_or_attach(config(&dir, 8 * MIB)).unwrap();
+    let (segments, set_aside) = found(attach);
+    let mut groups: Vec<u64> = segments.iter().map(|s| s.segment.id().group.0).collect();
+    groups.sort_unstable();
+    assert_eq!((groups, set_aside), (vec![1, 2], vec![]));
+    assert_eq!(arena.stats().used_bytes, MIB + SMALL as u64);
+    drop(segments);
+    assert_eq!(arena.stats().used_bytes, 0);
+}
+
+#[test]
+fn a_closed_segment_gives_its_empty_end_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, 8 * MIB);
+    let segment = segment(&arena, 1 << 20, 1);
+    segment.close(SegmentState::Closed);
+    assert_eq!(segment.block_bytes(), SMALL as u64);
+    assert_eq!(arena.stats().used_bytes, SMALL as u64);
+    assert_eq!(segment.as_padded_image(4096).len(), 4096);
+    arena.freeze();
+    drop((segment, arena));
+    let (_arena, attach) = Arena::create_or_attach(config(&dir, 8 * MIB)).unwrap();
+    let (segments, set_aside) = found(attach);
+    assert_eq!((segments.len(), set_aside.len()), (1, 0));
+    assert_eq!(segments[0].segment.state(), SegmentState::Closed);
+}
+
+#[test]
+fn what_is_no_segment_is_set_aside_and_not_used_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, 8 * MIB);
+    let (first, second) = (segment(&arena, SMALL, 1), segment(&arena, SMALL, 2));
+    arena.freeze();
+    drop((first, second, arena));
+    let file = std::fs::OpenOptions::new().write(true).open(config(&dir, 0).path).unwrap();
+    let blocks = ArenaHeader { node: [5; 16], boot_id: [0; 16], bytes: 8 * MIB }.blocks_offset();
+    // A header bit of the first segment, and a byte of the table that means nothing.
+    file.write_at(&[0xff], blocks + 40).unwrap();
+    file.write_at(&[0x3f], ARENA_TABLE_OFFSET + 9).unwrap();
+    drop(file);
+    let (arena, attach) = Arena::create_or_attach(config(&dir, 8 * MIB)).unwrap();
+    let (segments, set_aside) = found(attach);
+    assert_eq!(segments.len(), 1);
+    assert_eq!(set_aside.len(), 2);
+    assert!(set_aside.iter().any(|s| s.reason.contains("checksum")), "{set_aside:?}");
+    assert!(set_aside.iter().any(|s| s.reason.contains("table")), "{set_aside:?}");
+    assert_eq!(arena.stats().set_aside_bytes, 2 * SMALL as u64);
+    drop(segments);
+    let blocks: Vec<_> = std::iter::from_fn(|| arena.allocate(SMALL, Purpose::Write).ok()).collect();
+    assert_eq!(blocks.len() as u64, 128 - 16 - 2);
+}
+
+#[test]
+fn somebody_elses_file_is_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(&dir, MIB));
+    let other = ArenaConfig { node: [6; 16], ..config(&dir, MIB) };
+    let error = Arena::create_or_attach(other).err().unwrap().to_string();
+    assert!(error.contains("another node"), "{error}");
+    std::fs::write(config(&dir, 0).path, [b'x'; 5000]).unwrap();
+    let error = Arena::create_or_attach(config(&dir, MIB)).err().unwrap().to_string();
+    assert!(error.contains("arena.magic") && error.contains("move the file away"), "{error}");
+    assert_eq!(std::fs::read(config(&dir, 0).path).unwrap(), [b'x'; 5000]);
+}
+
+#[test]
+fn a_second_process_is_refused_while_the_first_lives() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, MIB);
+    assert!(matches!(Arena::create_or_attach(config(&dir, MIB)), Err(ArenaError::Busy { .. })));
+    drop(arena);
+    assert!(Arena::create_or_attach(config(&dir, MIB)).is_ok());
+}
+
+#[test]
+fn a_half_made_file_is_made_again() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(config(&dir, 0).path, vec![0; 1 << 20]).unwrap();
+    assert!(matches!(Arena::create_or_attach(config(&dir, MIB)), Ok((_, Attach::Created))));
+}
+
+#[test]
+fn a_file_cut_short_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(&dir, MIB));
+    std::fs::OpenOptions::new().write(true).open(config(&dir, 0).path).unwrap().set_len(MIB).unwrap();
+    let error = Arena::create_or_attach(config(&dir, MIB)).err().unwrap().to_string();
+    assert!(error.contains("its header says"), "{error}");
+}
+
+#[test]
+fn another_configured_size_waits_for_an_empty_arena() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(open(&dir, 4 * MIB));
+    let (arena, attach) = Arena::create_or_attach(config(&dir, 8 * MIB)).unwrap();
+    assert!(matches!(attach, Attach::Attached { kept_bytes: Some(bytes), .. } if bytes == 4 * MIB));
+    assert_eq!(arena.bytes(), 4 * MIB);
+    arena.remove().unwrap();
+    drop(arena);
+    assert_eq!(open(&dir, 8 * MIB).bytes(), 8 * MIB);
+}
+
+#[test]
+fn sizes_that_make_no_sense_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    for bytes in [0, MIB - 1, (1 << 40) + 1] {
+        let error = Arena::create_or_attach(config(&dir, bytes)).err().unwrap().to_string();
+        assert!(error.contains("arena_bytes"), "{error}");
+    }
+}
