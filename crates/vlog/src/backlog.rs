@@ -12,9 +12,6 @@ use kera_format::SegmentId;
 use kera_log::{ChunkReference, Observer, Ticket};
 use parking_lot::{Condvar, Mutex};
 
-/// Neighbouring chunks of a segment become one reference up to this many bytes.
-const MERGED_BYTES_MAX: u32 = 1 << 20;
-
 /// Chunks that follow one another in a segment.
 pub(crate) struct Pending {
     /// The first chunk's place, the bytes of all, the last one's ordinal.
@@ -30,6 +27,8 @@ pub(crate) struct Backlog {
     arrived: Condvar,
     durable: AtomicU64,
     waiters: Mutex<Waiters>,
+    /// Neighbouring chunks of a segment become one reference up to this many bytes.
+    merged_bytes_max: u32,
 }
 
 struct Queue {
@@ -58,7 +57,7 @@ pub(crate) struct Depth {
 }
 
 impl Backlog {
-    pub(crate) fn new() -> Backlog {
+    pub(crate) fn new(merged_bytes_max: u32) -> Backlog {
         let queue = Queue {
             pending: Vec::new(),
             bytes: 0,
@@ -72,6 +71,7 @@ impl Backlog {
             arrived: Condvar::new(),
             durable: AtomicU64::new(0),
             waiters: Mutex::new(Waiters::default()),
+            merged_bytes_max,
         }
     }
 
@@ -81,7 +81,7 @@ impl Backlog {
         queue.last_ticket += 1;
         queue.bytes += u64::from(reference.bytes);
         match queue.pending.last_mut() {
-            Some(last) if last.takes(&reference) => {
+            Some(last) if last.takes(&reference, self.merged_bytes_max) => {
                 last.reference.bytes += reference.bytes;
                 last.reference.next_ordinal = reference.next_ordinal;
                 last.chunks += 1;
@@ -195,11 +195,11 @@ impl Backlog {
 }
 
 impl Pending {
-    fn takes(&self, next: &ChunkReference) -> bool {
+    fn takes(&self, next: &ChunkReference, bytes_max: u32) -> bool {
         let reference = &self.reference;
         Arc::ptr_eq(&reference.segment, &next.segment)
             && reference.position + reference.bytes == next.position
-            && reference.bytes.saturating_add(next.bytes) <= MERGED_BYTES_MAX
+            && reference.bytes.saturating_add(next.bytes) <= bytes_max
     }
 }
 

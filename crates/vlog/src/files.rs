@@ -57,6 +57,8 @@ pub(crate) struct KeptFile {
     pub(crate) bytes: u64,
     /// Segments that have chunks in it and are neither stored nor gone.
     pub(crate) pinned_by: HashSet<SegmentId>,
+    /// It has blocks that do not read back, and whoever started the node accepted that: it is kept aside for a look.
+    pub(crate) damaged: bool,
 }
 
 /// Where blocks go.
@@ -176,6 +178,7 @@ impl Files {
                 sequence: started.sequence,
                 bytes: started.bytes,
                 pinned_by: HashSet::new(),
+                damaged: false,
             });
             self.current = Some(started);
             self.drop_unneeded();
@@ -316,6 +319,10 @@ impl Files {
         while self.kept.len() > current && self.kept.front().is_some_and(|oldest| oldest.pinned_by.is_empty()) {
             let Some(oldest) = self.kept.pop_front() else { return };
             let path = self.path(oldest.sequence);
+            if oldest.damaged {
+                self.set_aside(&path);
+                continue;
+            }
             let reused = self.spares.len() < self.config.spares && oldest.bytes == self.config.file_bytes;
             if reused && self.disk.rename(&path, &self.spare_path(oldest.sequence)).is_ok() {
                 self.spares.push(Spare { sequence: oldest.sequence, bytes: oldest.bytes });
@@ -327,6 +334,12 @@ impl Files {
                 tracing::warn!(%error, "the virtual log's directory cannot be synced");
                 return;
             }
+        }
+    }
+
+    fn set_aside(&self, path: &str) {
+        if let Err(error) = self.disk.rename(path, &format!("{path}.damaged")) {
+            tracing::warn!(path, %error, "a damaged file cannot be set aside");
         }
     }
 

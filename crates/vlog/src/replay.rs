@@ -93,7 +93,14 @@ pub(crate) fn replay(
 ) -> Result<(ReplayReport, u64), ReplayError> {
     let directory = files.config().directory.clone();
     let found = files.find().map_err(|error| ReplayError::Disk { path: directory, error })?;
-    let mut replay = Replay { accept_damage, restore, expected: None, report: ReplayReport::default() };
+    let mut replay = Replay {
+        accept_damage,
+        restore,
+        expected: None,
+        stopped: None,
+        damaged: HashSet::new(),
+        report: ReplayReport::default(),
+    };
     let mut kept = Vec::new();
     let mut empty = Vec::new();
     for &sequence in &found.files {
@@ -101,6 +108,9 @@ pub(crate) fn replay(
             Some(file) => kept.push(file),
             None => empty.push(sequence),
         }
+    }
+    for file in &mut kept {
+        file.damaged = replay.damaged.contains(&files.path(file.sequence));
     }
     // Only now, when nothing can be wrong any more, does anything change on the disk.
     for sequence in empty {
@@ -115,6 +125,10 @@ struct Replay<'a, 'b> {
     restore: &'a mut Restore<'b>,
     /// The sequence of the block that must come next; `None` before the first file.
     expected: Option<u64>,
+    /// Where the last file stopped reading back: if something follows after all, this is where the damage is.
+    stopped: Option<Damage>,
+    /// Files with damage that was accepted.
+    damaged: HashSet<String>,
     report: ReplayReport,
 }
 
@@ -143,6 +157,7 @@ impl Replay<'_, '_> {
         let Some(start) = self.file_header(files, &mut source)? else { return Ok(None) };
         let mut pinned_by = HashSet::new();
         let mut offset = start;
+        self.stopped = None;
         while offset + PAGE_BYTES as u64 <= bytes {
             match source.block(offset)? {
                 Ok(header) => {
@@ -154,12 +169,15 @@ impl Replay<'_, '_> {
                         self.damaged(&path, offset, reason)?;
                         offset = at;
                     }
-                    None => break,
+                    None => {
+                        self.stopped = Some(Damage { path, offset, reason });
+                        break;
+                    }
                 },
             }
         }
         self.report.files += 1;
-        Ok(Some(KeptFile { sequence, bytes, pinned_by }))
+        Ok(Some(KeptFile { sequence, bytes, pinned_by, damaged: false }))
     }
 
     /// Checks the file's header: where its blocks start, or `None` if it never had one.
@@ -183,8 +201,7 @@ impl Replay<'_, '_> {
         let expected = *self.expected.get_or_insert(header.first_block);
         if header.first_block > expected {
             // The header was written after all blocks before it were synced.
-            let reason = format!("blocks {expected} to {} are missing", header.first_block - 1);
-            self.damaged(&source.path, 0, reason)?;
+            self.missing(&source.path, 0, expected, header.first_block)?;
             self.expected = Some(header.first_block);
         }
         Ok(Some(PAGE_BYTES as u64))
@@ -209,8 +226,7 @@ impl Replay<'_, '_> {
     ) -> Result<(), ReplayError> {
         let expected = self.expected.unwrap_or(header.block);
         if header.block > expected {
-            let reason = format!("blocks {expected} to {} are missing", header.block - 1);
-            self.damaged(&source.path, offset, reason)?;
+            self.missing(&source.path, offset, expected, header.block)?;
         }
         // A lower one was written again, to this file, after a sync of the one before failed.
         self.expected = Some(expected.max(header.block.saturating_add(1)));
@@ -258,6 +274,16 @@ impl Replay<'_, '_> {
         }
     }
 
+    /// The blocks from `expected` to before `found`, which is at `offset`, are not there: they were where the file before
+    /// stopped reading back, or it ended properly and what is missing is a file.
+    fn missing(&mut self, path: &str, offset: u64, expected: u64, found: u64) -> Result<(), ReplayError> {
+        let blocks = format!("blocks {expected} to {} are missing", found - 1);
+        match self.stopped.take() {
+            Some(at) => self.damaged(&at.path, at.offset, format!("{blocks}; {}", at.reason)),
+            None => self.damaged(path, offset, blocks),
+        }
+    }
+
     /// Something that was acknowledged cannot be read: an error, or one more line of the report.
     fn damaged(&mut self, path: &str, offset: u64, reason: String) -> Result<(), ReplayError> {
         let damage = Damage { path: path.to_owned(), offset, reason };
@@ -270,6 +296,7 @@ impl Replay<'_, '_> {
             reason = damage.reason,
             "damage in the virtual log is accepted; what was there is lost"
         );
+        self.damaged.insert(path.to_owned());
         // One line for each of a disk full of damage would be too many.
         if self.report.damage.len() < 1000 {
             self.report.damage.push(damage);

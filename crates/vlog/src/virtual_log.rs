@@ -20,6 +20,8 @@ use crate::writer::Writer;
 
 /// How long an idle writer sleeps at most before it looks after its files.
 const IDLE: Duration = Duration::from_millis(500);
+/// Neighbouring chunks of a segment become one reference up to this many bytes, or those of a block.
+const MERGED_BYTES_MAX: usize = 1 << 20;
 /// How long a replay waits for a block of the arena: the store only has to write a segment.
 const ROOM: Duration = Duration::from_secs(60);
 
@@ -174,9 +176,8 @@ impl VirtualLog {
             .create_dir_all(&config.directory)
             .map_err(|error| OpenError::Disk { path: config.directory.clone(), error })?;
         Ok(Arc::new(VirtualLog {
-            config,
             clock,
-            backlog: Backlog::new(),
+            backlog: Backlog::new(config.block_bytes_max.min(MERGED_BYTES_MAX) as u32),
             writer: Mutex::new(Writer::new(files)),
             healthy: AtomicBool::new(true),
             trouble: Mutex::new(None),
@@ -184,6 +185,7 @@ impl VirtualLog {
             asked_at_block: AtomicU64::new(0),
             replayed: AtomicBool::new(false),
             counters: Counters::default(),
+            config,
         }))
     }
 

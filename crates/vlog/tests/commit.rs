@@ -31,7 +31,8 @@ fn nothing_is_readable_before_it_is_synced() {
 #[test]
 fn one_sync_serves_all_lanes() {
     let disk = FaultyDisk::new(memory());
-    let rig = Rig::new(Arc::new(disk.clone()));
+    let large = VirtualLogConfig { file_bytes: 1 << 20, spares: 0, ..config() };
+    let rig = Rig::with(Arc::new(disk.clone()), large, 1).expect("open");
     rig.append(0, "first");
     rig.vlog.run_once();
     let tickets: Vec<_> = (0..20).filter_map(|n| rig.append(n % STREAMLETS, &format!("{n}")).ticket).collect();
