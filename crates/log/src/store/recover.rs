@@ -4,7 +4,7 @@
 //! batches, one after the other, and then the images of the last batch, because only those can be torn
 //! ([`kera_format::container`]). So a start costs time by the number of segments, not of bytes.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::Arc;
 
@@ -18,6 +18,7 @@ use kera_format::{FormatError, SegmentId};
 use super::container::{
     container_number, container_path, write_footer, Container, DiskContainers, Slot, CONTAINER_DIR,
 };
+use super::queue::lane_of;
 use super::StoreError;
 use crate::producers::ProducerMark;
 use crate::storage::{Location, StoredSegment};
@@ -120,7 +121,7 @@ struct Scan {
     released: ReleasedMap,
     /// With their numbers; none are left out but those of batches that cannot be read.
     entries: Vec<(u32, ContainerEntry)>,
-    /// Numbers of segments whose images did not reach the disk.
+    /// Numbers of segments whose images did not reach the disk, or that follow one of those in their lane.
     torn: Vec<u32>,
     has_footer: bool,
     /// Some batch in the middle cannot be read.
@@ -224,9 +225,13 @@ impl Scan {
             self.entries.extend((header.first..).zip(entries));
             self.end = header.at + header.batch_bytes;
         }
+        // What follows a torn segment in its lane goes too, whole or not: a lane has no holes (decision 0007).
+        let mut torn_lanes = HashSet::new();
         for i in last {
             let (number, entry) = &self.entries[i];
-            if !self.released.get(*number) && !self.is_whole(entry)? {
+            let lane = lane_of(entry.header.id);
+            if !self.released.get(*number) && (torn_lanes.contains(&lane) || !self.is_whole(entry)?) {
+                torn_lanes.insert(lane);
                 self.torn.push(*number);
             }
         }
