@@ -101,6 +101,8 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Queue {
     requests: Vec<Request>,
+    /// Subscriptions whose frames nobody wants any more.
+    forget: Vec<u64>,
     correlation: u64,
     /// Somebody wants it closed, or it is closed already.
     end: Option<String>,
@@ -125,16 +127,20 @@ enum Parts {
 enum Answer {
     Nobody,
     Call(oneshot::Sender<Result<Frame, RpcError>>),
-    Subscription(mpsc::UnboundedSender<Result<Frame, RpcError>>),
+    Subscription(FrameSender),
 }
 
+/// Where the frames of subscriptions go, each with the correlation of its subscription. An error is the last thing that a
+/// subscription sends.
+pub type FrameSender = mpsc::UnboundedSender<(u64, Result<Frame, RpcError>)>;
+
 impl Answer {
-    fn fail(self, error: RpcError) {
+    fn fail(self, correlation: u64, error: RpcError) {
         // Whoever asked may have gone.
         match self {
             Answer::Nobody => {}
             Answer::Call(to) => drop(to.send(Err(error))),
-            Answer::Subscription(to) => drop(to.send(Err(error))),
+            Answer::Subscription(to) => drop(to.send((correlation, Err(error)))),
         }
     }
 }
@@ -256,12 +262,28 @@ impl Connection {
     /// Hands in a request that is answered by many frames: the first answer, and whatever is pushed after it. What comes
     /// in is not bounded here: the request or its credit does.
     pub fn subscribe<M: Message>(&self, message: &M) -> Result<Subscription, RpcError> {
+        let (sender, frames) = mpsc::unbounded_channel();
+        let correlation = self.subscribe_into(message, &sender)?;
+        Ok(Subscription { correlation, frames, connection: self.clone() })
+    }
+
+    /// As [`subscribe`](Connection::subscribe), for several subscriptions whose frames go to one place. Frames come as they
+    /// are: [`check`](Connection::check) turns those with an error status into errors. Returns the correlation.
+    pub fn subscribe_into<M: Message>(&self, message: &M, to: &FrameSender) -> Result<u64, RpcError> {
         let version = self.shared().version(M::OP)?;
         let mut body = Vec::new();
         message.encode(version, &mut body);
-        let (sender, frames) = mpsc::unbounded_channel();
-        let correlation = self.enqueue(M::OP, version, Parts::One(body.into()), Answer::Subscription(sender))?;
-        Ok(Subscription { correlation, frames, address: self.address().into() })
+        self.enqueue(M::OP, version, Parts::One(body.into()), Answer::Subscription(to.clone()))
+    }
+
+    /// Throws away what still comes in for a subscription. Tell the server as well.
+    pub fn forget(&self, correlation: u64) {
+        self.shared().queue().forget.push(correlation);
+    }
+
+    /// The frame, or the error that it reports.
+    pub fn check(&self, frame: Frame) -> Result<Frame, RpcError> {
+        checked(self.address(), frame)
     }
 
     fn enqueue(&self, op: Op, version: u8, parts: Parts, answer: Answer) -> Result<u64, RpcError> {
@@ -390,12 +412,13 @@ fn gone(address: &str) -> RpcError {
     RpcError::Closed { address: address.into(), reason: "the runtime that it ran on is gone".into(), sent: true }
 }
 
-/// Frames that answer one request. Dropped, further ones are thrown away: tell the server first.
+/// Frames that answer one request. Keeps the connection open. Dropped, further ones are thrown away: tell the server
+/// first.
 #[derive(Debug)]
 pub struct Subscription {
     correlation: u64,
-    frames: mpsc::UnboundedReceiver<Result<Frame, RpcError>>,
-    address: String,
+    frames: mpsc::UnboundedReceiver<(u64, Result<Frame, RpcError>)>,
+    connection: Connection,
 }
 
 impl Subscription {
@@ -408,15 +431,29 @@ impl Subscription {
     /// Dropping the future loses nothing.
     pub async fn next(&mut self) -> Result<Frame, RpcError> {
         match self.frames.recv().await {
-            Some(answer) => checked(&self.address, answer?),
-            None => Err(gone(&self.address)),
+            Some((_, answer)) => self.connection.check(answer?),
+            None => Err(gone(self.connection.address())),
         }
+    }
+
+    /// As [`next`](Subscription::next), for those who wait for several things at once.
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Frame, RpcError>> {
+        self.frames.poll_recv(context).map(|answer| match answer {
+            Some((_, answer)) => self.connection.check(answer?),
+            None => Err(gone(self.connection.address())),
+        })
     }
 
     /// The next frame if it is there.
     pub fn try_next(&mut self) -> Option<Result<Frame, RpcError>> {
-        let answer = self.frames.try_recv().ok()?;
-        Some(answer.and_then(|frame| checked(&self.address, frame)))
+        let (_, answer) = self.frames.try_recv().ok()?;
+        Some(answer.and_then(|frame| self.connection.check(frame)))
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.connection.forget(self.correlation);
     }
 }
 
@@ -495,13 +532,14 @@ impl Task {
 
     /// Moves what was handed in into the outbox. `Some`: the connection is to be closed.
     fn take_requests(&mut self) -> Option<String> {
-        {
+        let forget = {
             let mut queue = self.shared.queue();
             if queue.end.is_some() {
                 return queue.end.clone();
             }
             std::mem::swap(&mut queue.requests, &mut self.requests);
-        }
+            std::mem::take(&mut queue.forget)
+        };
         for request in self.requests.drain(..) {
             let mut frame = self.out.begin(&request.header);
             match request.parts {
@@ -512,6 +550,9 @@ impl Task {
             if !matches!(request.answer, Answer::Nobody) {
                 self.pending.insert(request.header.correlation, request.answer);
             }
+        }
+        for correlation in forget {
+            self.pending.remove(&correlation);
         }
         None
     }
@@ -576,7 +617,7 @@ impl Task {
         let correlation = frame.header.correlation;
         match self.pending.get(&correlation) {
             Some(Answer::Subscription(to)) => {
-                if to.send(Ok(frame)).is_err() {
+                if to.send((correlation, Ok(frame))).is_err() {
                     self.pending.remove(&correlation);
                 }
             }
@@ -605,11 +646,11 @@ impl Task {
             queue.ended = true;
             std::mem::take(&mut queue.requests)
         };
-        for (_, answer) in self.pending.drain() {
-            answer.fail(self.shared.closed_error(reason, true));
+        for (correlation, answer) in self.pending.drain() {
+            answer.fail(correlation, self.shared.closed_error(reason, true));
         }
         for request in unsent {
-            request.answer.fail(self.shared.closed_error(reason, false));
+            request.answer.fail(request.header.correlation, self.shared.closed_error(reason, false));
         }
         self.shared.closed.notify_waiters();
     }

@@ -1,5 +1,6 @@
 //! A scripted session, a server around it, and a client that writes bytes as it likes.
-#![allow(dead_code)] // Each test file uses a part of it.
+// Each test file is a crate of its own that uses a part of it.
+#![allow(dead_code, unreachable_pub)]
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
