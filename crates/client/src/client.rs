@@ -4,15 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_protocol::{HelloResponse, Message};
+use kera_rpc::{Connection, RpcError};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
+use crate::backoff::Backoff;
 use crate::{Admin, ClientError, ConsumerBuilder, ProducerBuilder};
 
 /// How to reach a server. Made by [`Client::builder`].
 #[derive(Clone, Debug)]
 pub struct ClientBuilder {
-    pub(crate) address: String,
-    pub(crate) rpc: kera_rpc::ClientConfig,
-    pub(crate) retry_timeout: Duration,
+    address: String,
+    rpc: kera_rpc::ClientConfig,
+    retry_timeout: Duration,
 }
 
 impl ClientBuilder {
@@ -35,7 +39,8 @@ impl ClientBuilder {
     }
 
     /// For how long short calls (admin, opening producers and consumers) are tried again while the server cannot be
-    /// reached or asks to come back later; zero, the default: not at all.
+    /// reached or asks to come back later; zero, the default: not at all. A call that may have been carried out is not
+    /// tried again.
     pub fn retry_timeout(mut self, timeout: Duration) -> Self {
         self.retry_timeout = timeout;
         self
@@ -43,19 +48,22 @@ impl ClientBuilder {
 
     /// Connects, so that a wrong address is found at once.
     pub async fn connect(self) -> Result<Client, ClientError> {
-        todo!()
+        let client = Client { inner: Arc::new(ClientInner { config: self, connection: Mutex::new(None) }) };
+        client.server().await?;
+        Ok(client)
     }
 }
 
 /// A server, as a program sees it. Clones share one connection for short calls; each producer and consumer has its own.
 #[derive(Clone, Debug)]
 pub struct Client {
-    pub(crate) inner: Arc<ClientInner>,
+    inner: Arc<ClientInner>,
 }
 
 #[derive(Debug)]
-pub(crate) struct ClientInner {
-    pub(crate) config: ClientBuilder,
+struct ClientInner {
+    config: ClientBuilder,
+    connection: Mutex<Option<Connection>>,
 }
 
 impl Client {
@@ -76,7 +84,7 @@ impl Client {
 
     /// What the server said about itself when it was last connected to.
     pub async fn server(&self) -> Result<HelloResponse, ClientError> {
-        todo!()
+        self.retrying(self.inner.config.retry_timeout, async || Ok(self.shared().await?.hello().clone())).await
     }
 
     /// Streams, applications, statistics.
@@ -96,7 +104,51 @@ impl Client {
 
     /// Asks the server anything, over the shared connection, which is made again if it is broken.
     pub async fn call<M: Message>(&self, message: &M) -> Result<M::Response, ClientError> {
-        let _ = message;
-        todo!()
+        self.call_for(message, self.inner.config.retry_timeout).await
+    }
+
+    /// As [`call`](Client::call), tried again for so long.
+    pub(crate) async fn call_for<M: Message>(
+        &self,
+        message: &M,
+        retry_for: Duration,
+    ) -> Result<M::Response, ClientError> {
+        self.retrying(retry_for, async || self.shared().await?.call(message).await).await
+    }
+
+    /// A connection of its own, one try.
+    pub(crate) async fn dedicated(&self) -> Result<Connection, RpcError> {
+        Connection::connect(&self.inner.config.address, self.inner.config.rpc.clone()).await
+    }
+
+    async fn shared(&self) -> Result<Connection, RpcError> {
+        let mut shared = self.inner.connection.lock().await;
+        if let Some(connection) = shared.as_ref().filter(|connection| !connection.is_closed()) {
+            return Ok(connection.clone());
+        }
+        let connection = self.dedicated().await?;
+        *shared = Some(connection.clone());
+        Ok(connection)
+    }
+
+    /// Tries until it works, the error is for good or could have had an effect, or the time is up.
+    async fn retrying<T>(
+        &self,
+        retry_for: Duration,
+        mut attempt: impl AsyncFnMut() -> Result<T, RpcError>,
+    ) -> Result<T, ClientError> {
+        let until = Instant::now() + retry_for;
+        let mut backoff = Backoff::default();
+        loop {
+            let error = match attempt().await {
+                Ok(value) => return Ok(value),
+                Err(error) => error,
+            };
+            let wait = backoff.next(error.retry_after());
+            if !error.retryable() || error.could_duplicate() || Instant::now() + wait > until {
+                return Err(error.into());
+            }
+            tokio::time::sleep(wait).await;
+        }
     }
 }

@@ -1,12 +1,25 @@
 //! The consumer: batches out, in order, with positions to come back to.
 
+mod batch;
+mod feeding;
+mod link;
+mod membership;
+mod track;
+
+use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use bytes::Bytes;
-use kera_format::{Cursor, GroupId, LaneId, RecordView, StreamId, StreamletId};
-use kera_protocol::Start;
+use kera_format::{Cleanup, Cursor, LaneId, StreamId, StreamletId};
+use kera_protocol::{GetStream, Start, StreamInfo, StreamRef};
+use tokio::time::Instant;
+
+pub use batch::{Batch, BatchRecord, ConsumedRecord};
 
 use crate::{Client, ClientError};
+use batch::Unpacked;
+use link::Link;
+use membership::Membership;
+use track::{Decoding, Piece, Track};
 
 /// When an application consumer commits what it has delivered. A batch counts as processed when the next one is asked
 /// for.
@@ -165,14 +178,83 @@ impl ConsumerBuilder {
     /// Finds the stream, joins the application, finds where to start. Errors: no such stream, settings outside their
     /// limits, no server.
     pub async fn build(self) -> Result<Consumer, ClientError> {
-        todo!()
+        self.check()?;
+        let stream = self.client.call(&GetStream { stream: StreamRef::Name(self.stream.clone()) }).await?;
+        let now = Instant::now();
+        let mut consumer = Consumer {
+            stream,
+            settings: self,
+            tracks: HashMap::new(),
+            next_track: 0,
+            queue: VecDeque::new(),
+            queued_bytes: 0,
+            returned: None,
+            unpacked: None,
+            link: None,
+            membership: None,
+            carried: HashMap::new(),
+            targets: HashMap::new(),
+            failed: None,
+            paused: false,
+            failures: 0,
+            feed_at: now,
+            commit_at: now,
+            groups_at: now,
+            stats: ConsumerStats::default(),
+        };
+        consumer.check_streamlets()?;
+        consumer.link_once().await?;
+        consumer.find_start().await?;
+        Ok(consumer)
+    }
+
+    fn check(&self) -> Result<(), ClientError> {
+        if self.application.is_some() && (self.streamlets.is_some() || self.lanes.is_some()) {
+            let allowed = "left out: the members of an application share all of the stream";
+            return Err(ClientError::invalid("consumer.streamlets and consumer.lanes", "set", allowed));
+        }
+        if !(1..=4096).contains(&self.groups_max) {
+            return Err(ClientError::invalid("consumer.groups_max", self.groups_max, "1 to 4096"));
+        }
+        if !((64 << 10)..=(1 << 30)).contains(&self.credit_bytes) {
+            return Err(ClientError::invalid("consumer.credit_bytes", self.credit_bytes, "65536 to 1073741824"));
+        }
+        if u32::try_from(self.lease.as_millis()).is_err() {
+            return Err(ClientError::invalid("consumer.lease", format!("{:?}", self.lease), "at most 49 days"));
+        }
+        Ok(())
     }
 }
 
 /// Reads a stream. Used by one task; dropped, an application's groups are given back when the lease runs out, so
 /// [`close`](Consumer::close) it.
 #[derive(Debug)]
-pub struct Consumer {}
+pub struct Consumer {
+    settings: ConsumerBuilder,
+    stream: StreamInfo,
+    tracks: HashMap<u64, Track>,
+    next_track: u64,
+    /// Received and not delivered.
+    queue: VecDeque<Piece>,
+    queued_bytes: usize,
+    /// The track of the batch that was returned last; it counts as processed when the program comes back.
+    returned: Option<u64>,
+    unpacked: Option<(u64, Unpacked)>,
+    link: Option<Link>,
+    membership: Option<Membership>,
+    /// How far groups had been processed whose leases ended with a membership: where to go on if they come back.
+    carried: HashMap<(StreamletId, LaneId, kera_format::GroupId), (Cursor, u64)>,
+    /// Where an application's lanes ended when it was built, if it is to stop there.
+    targets: HashMap<(StreamletId, LaneId), u64>,
+    failed: Option<ClientError>,
+    paused: bool,
+    /// Failures in a row, for the back-off.
+    failures: u32,
+    feed_at: Instant,
+    commit_at: Instant,
+    groups_at: Instant,
+    stats: ConsumerStats,
+}
 
 /// What a consumer has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -200,144 +282,200 @@ impl Consumer {
     /// stop there ([`ConsumerBuilder::until_end`]).
     ///
     /// Dropping the future loses nothing. Connections that break are made again, so errors are for good, apart from
-    /// [`ClientError::Removed`].
+    /// [`ClientError::Removed`] and [`ClientError::Gap`], after which the next call goes on.
     pub async fn next_batch(&mut self) -> Result<Option<Batch>, ClientError> {
-        todo!()
+        if let Some((track, unpacked)) = self.unpacked.take() {
+            let rest = unpacked.rest();
+            if !rest.is_empty() {
+                self.returned = Some(track);
+                return Ok(Some(rest));
+            }
+        }
+        self.settle();
+        loop {
+            self.look();
+            if let Some(error) = &self.failed {
+                return Err(error.clone());
+            }
+            if !self.paused
+                && let Some(batch) = self.deliver()?
+            {
+                return Ok(Some(batch));
+            }
+            if self.at_end() {
+                return Ok(None);
+            }
+            self.work_once().await?;
+        }
     }
 
     /// The next record. [`next_batch`](Consumer::next_batch) costs less per record.
     pub async fn next(&mut self) -> Result<Option<ConsumedRecord>, ClientError> {
-        todo!()
+        loop {
+            if let Some((_, unpacked)) = &mut self.unpacked {
+                if let Some(record) = unpacked.next() {
+                    return Ok(Some(record));
+                }
+                self.unpacked = None;
+            }
+            let Some(batch) = self.next_batch().await? else { return Ok(None) };
+            let track = self.returned.unwrap_or_default();
+            self.unpacked = Some((track, Unpacked::new(batch)));
+        }
+    }
+
+    /// The program has come back: what was returned to it is processed.
+    fn settle(&mut self) {
+        let Some(id) = self.returned else { return };
+        let Some(track) = self.tracks.get_mut(&id) else { return };
+        let within = self.unpacked.as_ref().filter(|(of, _)| *of == id).and_then(|(_, unpacked)| unpacked.position());
+        track.processed = within.unwrap_or(track.delivered);
+    }
+
+    /// Takes the next batch out of what was received.
+    fn deliver(&mut self) -> Result<Option<Batch>, ClientError> {
+        let how = Decoding {
+            verify: self.settings.verify,
+            gaps: self.settings.gaps,
+            holes: self.stream.options.cleanup == Cleanup::Compact,
+        };
+        while let Some(mut piece) = self.queue.pop_front() {
+            let before = piece.data.len();
+            let track = self.tracks.get_mut(&piece.track);
+            let Some(track) = track.filter(|track| !track.lease.is_some_and(|lease| lease.releasing)) else {
+                self.queued_bytes -= before;
+                self.credit(piece.credit);
+                continue;
+            };
+            let decoded = track::decode(track, &mut piece, how);
+            self.queued_bytes -= before - piece.data.len();
+            self.stats.removed_records += decoded.removed;
+            self.stats.chunks += decoded.batch.chunks.len() as u64;
+            self.stats.bytes += decoded.bytes;
+            let id = piece.track;
+            match decoded.error {
+                // Comes again with the next call if there is something to deliver first.
+                Some(error) => {
+                    self.queue.push_front(piece);
+                    if decoded.batch.chunks.is_empty() {
+                        return Err(error);
+                    }
+                    if let (ClientError::Gap { expected, .. }, Some(track)) = (&error, self.tracks.get_mut(&id)) {
+                        track.delivered.1 = *expected;
+                    }
+                }
+                None => self.credit(piece.credit),
+            }
+            if !decoded.batch.chunks.is_empty() {
+                self.stats.records += decoded.batch.len();
+                self.returned = Some(id);
+                return Ok(Some(decoded.batch));
+            }
+            if let Some(track) = self.tracks.get_mut(&id) {
+                // Nothing in it for the program: nothing that it has to process.
+                track.processed = track.delivered;
+            }
+        }
+        self.credit_all();
+        Ok(None)
+    }
+
+    /// Whether everything was delivered up to where the stream ended when the consumer was built.
+    fn at_end(&self) -> bool {
+        if !self.settings.until_end || !self.queue.is_empty() {
+            return false;
+        }
+        let all = self.tracks.values().all(|track| track.at_target() || track.ended);
+        match &self.membership {
+            None => all && self.settings.application.is_none(),
+            Some(membership) => all && membership.nothing_left && self.tracks.values().all(|track| !track.done()),
+        }
     }
 
     /// Goes on elsewhere in a lane. What was received ahead of it is thrown away. Not for applications.
     pub async fn seek(&mut self, streamlet: StreamletId, lane: LaneId, to: Start) -> Result<(), ClientError> {
-        let _ = (streamlet, lane, to);
-        todo!()
+        let wanted = |track: &Track| track.streamlet == streamlet && track.lane == lane && track.lease.is_none();
+        let Some(id) = self.tracks.iter().find(|(_, track)| wanted(track)).map(|(id, _)| *id) else {
+            let what = format!("streamlet {streamlet} lane {lane}");
+            return Err(ClientError::invalid("seek", what, "a lane that this consumer reads, and no application's"));
+        };
+        let at = self.client().call(&self.lookup(streamlet, lane, to)).await?;
+        let ordinal = match to {
+            Start::Ordinal(ordinal) => ordinal.clamp(at.ordinal, at.durable_ordinal.max(at.ordinal)),
+            _ => at.ordinal,
+        };
+        self.unfeed();
+        self.unpacked = self.unpacked.take().filter(|(of, _)| *of != id);
+        let (dropped, kept) = self.queue.drain(..).partition::<VecDeque<_>, _>(|piece| piece.track == id);
+        self.queue = kept;
+        self.queued_bytes -= dropped.iter().map(|piece| piece.data.len()).sum::<usize>();
+        if let Some(track) = self.tracks.get_mut(&id) {
+            let target = track.target;
+            *track = Track { target, durable: at.durable_ordinal, ..Track::new(streamlet, lane, at.cursor, ordinal) };
+        }
+        Ok(())
     }
 
     /// Delivers nothing until [`resume`](Consumer::resume): `next_batch` waits. Leases are kept.
     pub fn pause(&mut self) {
-        todo!()
+        self.paused = true;
     }
 
     /// Undoes [`pause`](Consumer::pause).
     pub fn resume(&mut self) {
-        todo!()
+        self.paused = false;
     }
 
     /// Where it is: after the batches and records that were returned.
     pub fn positions(&self) -> Vec<Position> {
-        todo!()
+        let mut all: Vec<Position> = Vec::with_capacity(self.tracks.len());
+        for (id, track) in &self.tracks {
+            let mut position = track.position();
+            if let Some((of, unpacked)) = &self.unpacked
+                && of == id
+                && let Some((cursor, ordinal)) = unpacked.position()
+            {
+                (position.cursor, position.ordinal) = (cursor, ordinal);
+            }
+            all.push(position);
+        }
+        all.sort_by_key(|position| (position.streamlet, position.lane, position.cursor));
+        all
     }
 
-    /// Commits everything returned so far, and waits for the server to have it.
+    /// Commits everything returned so far, and waits for the server to have it. Nothing to do without an application.
     pub async fn commit(&mut self) -> Result<(), ClientError> {
-        todo!()
+        self.settle();
+        self.commit_settled().await
     }
 
     /// Records that can be read and have not been returned yet, as far as the server has told.
     pub fn lag(&self) -> u64 {
-        todo!()
+        let positions = self.positions().into_iter().map(|position| position.ordinal).sum::<u64>();
+        self.tracks.values().map(|track| track.durable).sum::<u64>().saturating_sub(positions)
     }
 
     /// The stream it reads.
     pub fn stream(&self) -> StreamId {
-        todo!()
+        self.stream.id
     }
 
     /// What it has done so far.
     pub fn stats(&self) -> ConsumerStats {
-        todo!()
+        self.stats
     }
 
     /// Commits (unless commits are manual), gives the groups back and closes the connection.
-    pub async fn close(self) -> Result<(), ClientError> {
-        todo!()
-    }
-}
-
-/// Consecutive records of one lane, as they came in one read. Holds on to the memory they came in.
-#[derive(Clone, Debug)]
-pub struct Batch {
-    streamlet: StreamletId,
-    lane: LaneId,
-    chunks: Vec<BatchChunk>,
-}
-
-#[derive(Clone, Debug)]
-struct BatchChunk {
-    group: GroupId,
-    base_ordinal: u64,
-    append_time_ms: i64,
-    record_count: u32,
-    /// Records of the chunk that come before where the consumer started.
-    skip: u32,
-    payload: Bytes,
-}
-
-impl Batch {
-    /// The streamlet.
-    pub fn streamlet(&self) -> StreamletId {
-        self.streamlet
+    pub async fn close(mut self) -> Result<(), ClientError> {
+        let mut result = Ok(());
+        if self.settings.commit != CommitMode::Manual {
+            result = self.commit().await;
+        }
+        self.leave().await;
+        result
     }
 
-    /// The lane.
-    pub fn lane(&self) -> LaneId {
-        self.lane
-    }
-
-    /// How many records there are.
-    pub fn len(&self) -> u64 {
-        self.chunks.iter().map(|chunk| u64::from(chunk.record_count - chunk.skip)).sum()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Ordinal of the first record.
-    pub fn base_ordinal(&self) -> u64 {
-        self.chunks.first().map_or(0, |chunk| chunk.base_ordinal + u64::from(chunk.skip))
-    }
-
-    /// The records in place, in order.
-    pub fn records(&self) -> impl Iterator<Item = BatchRecord<'_>> {
-        std::iter::empty()
-    }
-}
-
-/// A record in a [`Batch`].
-#[derive(Clone, Copy, Debug)]
-pub struct BatchRecord<'a> {
-    /// Its number in the lane.
-    pub ordinal: u64,
-    /// When its chunk was appended, milliseconds since 1970.
-    pub append_time_ms: i64,
-    /// Its keys, value and the rest.
-    pub view: RecordView<'a>,
-}
-
-/// A record on its own, sharing the memory it came in.
-#[derive(Clone, Debug)]
-pub struct ConsumedRecord {
-    /// The streamlet.
-    pub streamlet: StreamletId,
-    /// The lane.
-    pub lane: LaneId,
-    /// The group.
-    pub group: GroupId,
-    /// Its number in the lane.
-    pub ordinal: u64,
-    /// When its chunk was appended, milliseconds since 1970.
-    pub append_time_ms: i64,
-    bytes: Bytes,
-}
-
-impl ConsumedRecord {
-    /// Its keys, value and the rest.
-    pub fn view(&self) -> RecordView<'_> {
-        todo!()
+    fn client(&self) -> &Client {
+        &self.settings.client
     }
 }

@@ -1,0 +1,48 @@
+//! How long to wait before trying again: longer each time, and never the same for all.
+
+use std::time::Duration;
+
+use rand::Rng;
+
+/// The first wait.
+const FIRST: Duration = Duration::from_millis(20);
+/// No wait is longer, unless the server asks for it.
+const LONGEST: Duration = Duration::from_secs(1);
+
+/// Waits that double up to a second, each between half and all of its length, so that clients that failed together do not
+/// come back together.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff {
+    failures: u32,
+}
+
+impl Backoff {
+    /// It worked: the next failure starts over.
+    pub(crate) fn reset(&mut self) {
+        self.failures = 0;
+    }
+
+    /// It failed once more: how long to wait. What the server `asked` for is not undercut.
+    pub(crate) fn next(&mut self, asked: Option<Duration>) -> Duration {
+        let full = FIRST.saturating_mul(1 << self.failures.min(16)).min(LONGEST);
+        self.failures += 1;
+        let wait = full.mul_f64(rand::rng().random_range(0.5..=1.0));
+        wait.max(asked.unwrap_or_default())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_grow_to_a_second_and_start_over() {
+        let mut backoff = Backoff::default();
+        let waits: Vec<_> = (0..20).map(|_| backoff.next(None)).collect();
+        assert!(waits[0] >= FIRST / 2 && waits[0] <= FIRST);
+        assert!(waits[10..].iter().all(|wait| *wait >= LONGEST / 2 && *wait <= LONGEST));
+        backoff.reset();
+        assert!(backoff.next(None) <= FIRST);
+        assert_eq!(backoff.next(Some(Duration::from_secs(3))), Duration::from_secs(3));
+    }
+}

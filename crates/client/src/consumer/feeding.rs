@@ -1,0 +1,354 @@
+//! How a consumer gets its data: connecting, finding where to start, keeping every track fed, and taking what comes.
+
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kera_format::{LaneId, StreamletId};
+use kera_protocol::{
+    Body, Lookup, LookupResult, Message, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, limits,
+};
+use kera_rpc::{Connection, RpcError};
+use rand::Rng;
+use tokio::time::Instant;
+
+use super::link::{Event, Link};
+use super::track::{Piece, Track};
+use super::Consumer;
+use crate::ClientError;
+
+/// Lookups under way at one time when a consumer finds where to start.
+const LOOKUPS_AT_ONCE: usize = 256;
+/// Least credit of a subscription.
+const CREDIT_BYTES_MIN: usize = 64 << 10;
+const BACKOFF_MS_MIN: u64 = 20;
+const BACKOFF_MS_MAX: u64 = 2_000;
+
+impl Consumer {
+    pub(super) fn check_streamlets(&self) -> Result<(), ClientError> {
+        let options = &self.stream.options;
+        let streamlets = self.settings.streamlets.iter().flatten().map(|streamlet| streamlet.0);
+        if let Some(wrong) = streamlets.into_iter().find(|streamlet| *streamlet >= options.streamlets) {
+            let allowed = format!("0 to {}: the stream has {}", options.streamlets - 1, options.streamlets);
+            return Err(ClientError::invalid("consumer.streamlets", wrong, allowed));
+        }
+        let lanes = self.settings.lanes.iter().flatten().map(|lane| lane.0);
+        if let Some(wrong) = lanes.into_iter().find(|lane| *lane >= options.lanes) {
+            let allowed = format!("0 to {}: each streamlet has {}", options.lanes - 1, options.lanes);
+            return Err(ClientError::invalid("consumer.lanes", wrong, allowed));
+        }
+        Ok(())
+    }
+
+    fn lanes(&self) -> Vec<(StreamletId, LaneId)> {
+        let options = &self.stream.options;
+        let streamlets = self.settings.streamlets.clone();
+        let streamlets = streamlets.unwrap_or_else(|| (0..options.streamlets).map(StreamletId).collect());
+        let lanes = self.settings.lanes.clone();
+        let lanes = lanes.unwrap_or_else(|| (0..options.lanes).map(LaneId).collect());
+        streamlets.iter().flat_map(|streamlet| lanes.iter().map(|lane| (*streamlet, *lane))).collect()
+    }
+
+    pub(super) fn lookup(&self, streamlet: StreamletId, lane: LaneId, at: Start) -> Lookup {
+        Lookup { stream: self.stream.id, streamlet, lane, at }
+    }
+
+    /// Finds where each lane starts (unless an application's leases will tell), and where it ends now if that is where
+    /// to stop.
+    pub(super) async fn find_start(&mut self) -> Result<(), ClientError> {
+        let application = self.settings.application.is_some();
+        if application && !self.settings.until_end {
+            return Ok(());
+        }
+        let from = if application { Start::Latest } else { self.settings.from };
+        let Some(link) = &self.link else { return Ok(()) };
+        let connection = link.connection.clone();
+        for lanes in self.lanes().chunks(LOOKUPS_AT_ONCE) {
+            let mut calls = Vec::with_capacity(lanes.len());
+            for (streamlet, lane) in lanes {
+                let mut body = Vec::new();
+                self.lookup(*streamlet, *lane, from).encode(1, &mut body);
+                calls.push((*streamlet, *lane, connection.send(Lookup::OP, vec![body.into()])));
+            }
+            for (streamlet, lane, call) in calls {
+                let frame = call.await?;
+                let at = LookupResult::decode(frame.header.version, &frame.body)
+                    .map_err(|source| RpcError::Protocol { address: connection.address().into(), source })?;
+                self.start_lane(streamlet, lane, from, &at);
+            }
+        }
+        Ok(())
+    }
+
+    fn start_lane(&mut self, streamlet: StreamletId, lane: LaneId, from: Start, at: &LookupResult) {
+        if self.settings.application.is_some() {
+            self.targets.insert((streamlet, lane), at.durable_ordinal);
+            return;
+        }
+        let ordinal = match from {
+            Start::Ordinal(ordinal) => ordinal.clamp(at.ordinal, at.durable_ordinal.max(at.ordinal)),
+            _ => at.ordinal,
+        };
+        let mut track = Track::new(streamlet, lane, at.cursor, ordinal);
+        track.durable = at.durable_ordinal;
+        track.target = self.settings.until_end.then_some(at.durable_ordinal);
+        // Between finding the place and reading there, retention may go past it.
+        self.add_track(track);
+    }
+
+    pub(super) fn add_track(&mut self, track: Track) {
+        self.tracks.insert(self.next_track, track);
+        self.next_track += 1;
+        self.feed_at = Instant::now();
+    }
+
+    /// Connects and joins once.
+    pub(super) async fn link_once(&mut self) -> Result<(), ClientError> {
+        let config = self.client().inner.config.clone();
+        let connection = Connection::connect(&config.address, config.rpc).await?;
+        let mut link = Link::new(connection);
+        self.join(&mut link).await?;
+        self.link = Some(link);
+        self.failures = 0;
+        Ok(())
+    }
+
+    /// Waits for something to happen, and deals with it; connects again first if that is needed.
+    pub(super) async fn work_once(&mut self) -> Result<(), ClientError> {
+        if self.link.as_ref().is_none_or(|link| link.connection.is_closed()) {
+            self.unlink();
+            match self.link_once().await {
+                Ok(()) => self.stats.reconnects += 1,
+                Err(e) if e.retryable() || matches!(e, ClientError::Rpc(RpcError::Connect { .. })) => {
+                    tokio::time::sleep(self.back_off()).await;
+                }
+                Err(e) => return Err(e),
+            }
+            return Ok(());
+        }
+        self.start_what_is_due();
+        let until = self.next_timer();
+        let event = {
+            let Some(link) = &mut self.link else { return Ok(()) };
+            tokio::select! {
+                event = std::future::poll_fn(|context| link.poll_event(context)) => Some(event),
+                () = tokio::time::sleep_until(until) => None,
+            }
+        };
+        if let Some(event) = event {
+            self.handle(event);
+        }
+        Ok(())
+    }
+
+    /// Deals with what has already happened, without waiting.
+    pub(super) fn look(&mut self) {
+        let mut context = Context::from_waker(Waker::noop());
+        // Bounded, so that a fast server does not keep the program from its records.
+        for _ in 0..16 {
+            let Some(link) = &mut self.link else { return };
+            let Poll::Ready(event) = link.poll_event(&mut context) else { break };
+            self.handle(event);
+        }
+        self.start_what_is_due();
+    }
+
+    fn start_what_is_due(&mut self) {
+        if self.link.is_none() {
+            return;
+        }
+        let now = Instant::now();
+        self.commit_if_due(now);
+        self.ask_for_groups_if_due(now);
+        if now >= self.feed_at {
+            self.feed(now);
+        }
+    }
+
+    fn next_timer(&self) -> Instant {
+        let now = Instant::now();
+        let mut until = now + Duration::from_secs(3600);
+        let waiting = |at: Instant| if at > now { at } else { now + Duration::from_secs(3600) };
+        until = until.min(waiting(self.feed_at)).min(waiting(self.groups_at));
+        if self.tracks.values().any(Track::has_to_commit) {
+            until = until.min(waiting(self.commit_at));
+        }
+        until
+    }
+
+    /// Feeds the tracks that are not fed.
+    fn feed(&mut self, now: Instant) {
+        self.feed_at = now + Duration::from_secs(3600);
+        let follow = if self.settings.application.is_some() { 0 } else { kera_protocol::read::ENTRY_FOLLOW_GROUPS };
+        let Some(link) = &mut self.link else { return };
+        if self.settings.long_poll && (link.is_polling() || self.queued_bytes >= self.settings.credit_bytes) {
+            return;
+        }
+        let (mut entries, mut ids) = (Vec::new(), Vec::new());
+        for (id, track) in &mut self.tracks {
+            let finished = track.ended || track.lease.is_some_and(|lease| lease.releasing);
+            if track.fed || finished || entries.len() == limits::READ_ENTRIES_MAX {
+                continue;
+            }
+            track.fed = true;
+            let (streamlet, lane, cursor) = (track.streamlet, track.lane, track.received);
+            entries.push(ReadEntry { stream: self.stream.id, streamlet, lane, cursor, max_bytes: 0, flags: follow });
+            ids.push(*id);
+        }
+        if entries.is_empty() {
+            return;
+        }
+        let credit = self.settings.credit_bytes;
+        if self.settings.long_poll {
+            link.poll(entries, ids, u32::try_from(credit / 2).unwrap_or(u32::MAX));
+            return;
+        }
+        let share = if self.settings.application.is_some() { self.settings.groups_max } else { entries.len() };
+        let credit = (credit / share.max(1) * entries.len()).max(CREDIT_BYTES_MIN);
+        if let Err(error) = link.subscribe(entries, ids, credit as u64) {
+            self.handle(Event::Broken(error));
+        }
+    }
+
+    pub(super) fn handle(&mut self, event: Event) {
+        match event {
+            Event::Data { tracks, body, subscription } => self.take_data(&tracks, &body, subscription),
+            Event::Unfed { tracks, error } => self.take_unfed(&tracks, error),
+            Event::Groups(groups) => self.take_groups(groups),
+            Event::Committed { entries, statuses } => self.take_committed(&entries, &statuses),
+            Event::CommitFailed(error) if error.retryable() => self.commit_at = Instant::now() + self.back_off(),
+            Event::CommitFailed(error) => self.failed = Some(error.into()),
+            Event::Release(leases) => self.take_release(&leases),
+            Event::MemberGone => {
+                self.lose_membership();
+                self.unlink();
+            }
+            Event::Broken(error) => {
+                if error.status().is_some() && !error.retryable() {
+                    self.failed = Some(error.into());
+                }
+                tracing::debug!(stream = self.stream.name, "the consumer's connection is given up");
+                self.unlink();
+            }
+        }
+    }
+
+    fn take_unfed(&mut self, tracks: &[u64], error: Option<RpcError>) {
+        match error {
+            Some(error) if !error.retryable() => self.failed = Some(error.into()),
+            _ => {
+                for id in tracks {
+                    if let Some(track) = self.tracks.get_mut(id) {
+                        track.fed = false;
+                    }
+                }
+                self.feed_at = Instant::now() + self.back_off();
+            }
+        }
+    }
+
+    fn take_data(&mut self, tracks: &[u64], body: &Bytes, subscription: Option<u64>) {
+        let view = match ReadChunksView::parse(body) {
+            Ok(view) => view,
+            Err(source) => {
+                let address = self.client().address().to_owned();
+                self.failed = Some(RpcError::Protocol { address, source }.into());
+                return;
+            }
+        };
+        self.failures = 0;
+        if subscription.is_none() {
+            // One answer per poll: whatever it told, all are asked for again.
+            for id in tracks {
+                if let Some(track) = self.tracks.get_mut(id) {
+                    track.fed = false;
+                }
+            }
+            self.feed_at = Instant::now();
+        }
+        for (answer, data) in view.answers() {
+            let credit = subscription.map(|id| (id, data.len() as u64));
+            let id = tracks.get(answer.index as usize).copied();
+            let known = id.is_some_and(|id| self.tracks.contains_key(&id));
+            match (id, known) {
+                (Some(id), true) => self.take_answer(id, &answer, body.slice_ref(data), credit),
+                _ => self.credit(credit),
+            }
+        }
+    }
+
+    fn take_answer(&mut self, id: u64, answer: &ReadAnswer, data: Bytes, credit: Option<(u64, u64)>) {
+        let Some(track) = self.tracks.get_mut(&id) else { return };
+        match answer.status() {
+            Some(Status::Ok) => {
+                track.received = answer.next;
+                track.durable = track.durable.max(answer.durable_ordinal);
+                // With a lease the entry ends with its group; it stays fed, for there is no more to come.
+                let end_of_group = answer.end_of_group() && track.lease.is_some();
+                self.queued_bytes += data.len();
+                self.queue.push_back(Piece { track: id, data, next: answer.next, end_of_group, credit });
+            }
+            Some(Status::CursorGone) => {
+                (track.received, track.may_have_gap, track.fed) = (answer.next, true, false);
+                // What stood in line before it is still delivered before it.
+                self.feed_at = Instant::now();
+            }
+            Some(status) if status.retryable() => {
+                track.fed = false;
+                self.feed_at = Instant::now() + self.back_off();
+            }
+            status => {
+                let status = status.unwrap_or(Status::Internal);
+                let (streamlet, lane) = (track.streamlet, track.lane);
+                let message = format!("streamlet {streamlet} lane {lane} cannot be read: {status}; {}", status.hint());
+                self.failed = Some(RpcError::Status { status, message, retry_after: None }.into());
+            }
+        }
+    }
+
+    pub(super) fn credit(&mut self, credit: Option<(u64, u64)>) {
+        if let (Some(link), Some((id, bytes))) = (&mut self.link, credit) {
+            link.give_credit(id, bytes, false);
+        }
+    }
+
+    /// Nothing is in line: whatever credit is owed goes back at once.
+    pub(super) fn credit_all(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.give_credit(0, 0, true);
+        }
+        if self.settings.long_poll {
+            self.feed_at = self.feed_at.min(Instant::now());
+        }
+    }
+
+    /// Stops feeding all tracks; they are fed again from where they are.
+    pub(super) fn unfeed(&mut self) {
+        if let Some(link) = &mut self.link {
+            link.drop_feeds();
+        }
+        for track in self.tracks.values_mut() {
+            track.fed = false;
+        }
+        self.feed_at = Instant::now();
+    }
+
+    /// Gives the connection up. Tracks go on from where they are when there is another one.
+    pub(super) fn unlink(&mut self) {
+        self.unfeed();
+        if let Some(link) = self.link.take() {
+            link.connection.close();
+        }
+        // What is in line came by subscriptions that are gone.
+        for piece in &mut self.queue {
+            piece.credit = None;
+        }
+    }
+
+    /// How long to wait before the next try: longer with each failure in a row, and never the same for all clients.
+    pub(super) fn back_off(&mut self) -> Duration {
+        let longest = (BACKOFF_MS_MIN << self.failures.min(10)).min(BACKOFF_MS_MAX);
+        self.failures += 1;
+        Duration::from_millis(rand::rng().random_range(longest / 2..=longest))
+    }
+}

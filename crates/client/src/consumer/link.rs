@@ -1,0 +1,265 @@
+//! A consumer's connection and what is under way on it: subscriptions or polls, the request for groups, a commit, and
+//! heartbeats, which go on in a task of their own while the program is busy.
+//!
+//! Thrown away as a whole when the connection breaks; what must survive stands in the tracks.
+
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kera_format::ApplicationId;
+use kera_protocol::{
+    Body, CommitEntry, CommitResult, Credit, Heartbeat, LeasedGroups, Message, Op, ReadChunks, ReadEntry, Status,
+    Subscribe, Unsubscribe,
+};
+use kera_rpc::{Call, Connection, Frame, RpcError, Subscription};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// How long a poll for data waits at the server.
+const POLL_WAIT_MS: u32 = 30_000;
+
+/// A connection and what is under way on it.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) connection: Connection,
+    feeds: Vec<Feed>,
+    groups: Option<Call>,
+    commit: Option<(Call, Vec<(u64, CommitEntry)>)>,
+    heartbeat: Option<HeartbeatTask>,
+}
+
+/// Where data comes from.
+#[derive(Debug)]
+enum Feed {
+    /// Pushed, within credit.
+    Push { subscription: Subscription, tracks: Vec<u64>, credit_bytes: u64, owed: u64 },
+    /// One request that waits.
+    Poll { call: Call, tracks: Vec<u64> },
+}
+
+/// What the link reports.
+#[derive(Debug)]
+pub(super) enum Event {
+    /// A frame with data for tracks, by index; and the subscription that it came by.
+    Data { tracks: Vec<u64>, body: Bytes, subscription: Option<u64> },
+    /// These tracks are not fed any more.
+    Unfed { tracks: Vec<u64>, error: Option<RpcError> },
+    /// Groups were leased.
+    Groups(LeasedGroups),
+    /// A commit was answered.
+    Committed { entries: Vec<(u64, CommitEntry)>, statuses: Vec<u16> },
+    /// A commit failed as a whole.
+    CommitFailed(RpcError),
+    /// Leases to give back.
+    Release(Vec<u64>),
+    /// The membership has ended.
+    MemberGone,
+    /// The connection is of no more use.
+    Broken(RpcError),
+}
+
+impl Link {
+    pub(super) fn new(connection: Connection) -> Link {
+        Link { connection, feeds: Vec::new(), groups: None, commit: None, heartbeat: None }
+    }
+
+    /// Sends a message whose answer is polled for.
+    fn send<M: Message>(&self, message: &M) -> Call {
+        let mut body = Vec::new();
+        message.encode(1, &mut body);
+        self.connection.send(M::OP, vec![body.into()])
+    }
+
+    pub(super) fn subscribe(&mut self, entries: Vec<ReadEntry>, tracks: Vec<u64>, credit: u64) -> Result<(), RpcError> {
+        let push_bytes_max = u32::try_from(credit / 2).unwrap_or(u32::MAX).max(1);
+        let subscription = self.connection.subscribe(&Subscribe { credit_bytes: credit, push_bytes_max, entries })?;
+        self.feeds.push(Feed::Push { subscription, tracks, credit_bytes: credit, owed: 0 });
+        Ok(())
+    }
+
+    pub(super) fn poll(&mut self, entries: Vec<ReadEntry>, tracks: Vec<u64>, max_bytes: u32) {
+        let call = self.send(&ReadChunks { max_wait_ms: POLL_WAIT_MS, min_bytes: 1, max_bytes, entries });
+        self.feeds.push(Feed::Poll { call, tracks });
+    }
+
+    pub(super) fn is_polling(&self) -> bool {
+        self.feeds.iter().any(|feed| matches!(feed, Feed::Poll { .. }))
+    }
+
+    /// Stops all feeding: what still comes is thrown away.
+    pub(super) fn drop_feeds(&mut self) {
+        for feed in self.feeds.drain(..) {
+            if let Feed::Push { subscription, .. } = &feed {
+                self.connection.post(&Unsubscribe { subscription: subscription.correlation() });
+            }
+        }
+    }
+
+    /// Ends subscriptions none of whose tracks is read any more.
+    pub(super) fn drop_idle_feeds(&mut self, is_read: impl Fn(u64) -> bool) {
+        let connection = &self.connection;
+        self.feeds.retain(|feed| match feed {
+            Feed::Push { subscription, tracks, .. } if !tracks.iter().any(|track| is_read(*track)) => {
+                connection.post(&Unsubscribe { subscription: subscription.correlation() });
+                false
+            }
+            _ => true,
+        });
+    }
+
+    /// Gives credit back, in pieces that are worth a frame.
+    pub(super) fn give_credit(&mut self, id: u64, bytes: u64, all: bool) {
+        for feed in &mut self.feeds {
+            if let Feed::Push { subscription, credit_bytes, owed, .. } = feed
+                && (subscription.correlation() == id || all)
+            {
+                *owed += if subscription.correlation() == id { bytes } else { 0 };
+                if *owed > 0 && (all || *owed >= *credit_bytes / 4) {
+                    let credit_bytes = std::mem::take(owed);
+                    self.connection.post(&Credit { subscription: subscription.correlation(), credit_bytes });
+                }
+            }
+        }
+    }
+
+    pub(super) fn ask_for_groups(&mut self, message: &kera_protocol::NextGroups) {
+        self.groups = Some(self.send(message));
+    }
+
+    pub(super) fn is_asking_for_groups(&self) -> bool {
+        self.groups.is_some()
+    }
+
+    pub(super) fn commit(&mut self, message: &kera_protocol::CommitOffsets, tracks: Vec<u64>) {
+        let entries = tracks.into_iter().zip(message.entries.iter().copied()).collect();
+        self.commit = Some((self.send(message), entries));
+    }
+
+    pub(super) fn is_committing(&self) -> bool {
+        self.commit.is_some()
+    }
+
+    pub(super) fn start_heartbeats(&mut self, application: ApplicationId, member: u64, every: Duration) {
+        self.heartbeat = Some(HeartbeatTask::start(self.connection.clone(), Heartbeat { application, member }, every));
+    }
+
+    /// The next thing that happens. Loses nothing when it is not polled to the end.
+    pub(super) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Event> {
+        if let Some(task) = &mut self.heartbeat
+            && let Poll::Ready(Some(event)) = task.events.poll_recv(context)
+        {
+            return Poll::Ready(event);
+        }
+        if let Some(call) = &mut self.groups
+            && let Poll::Ready(answer) = poll_call::<LeasedGroups>(call, context)
+        {
+            self.groups = None;
+            return Poll::Ready(answer.map_or_else(broken, Event::Groups));
+        }
+        if let Some((call, _)) = &mut self.commit
+            && let Poll::Ready(answer) = poll_call::<CommitResult>(call, context)
+        {
+            let (_, entries) = self.commit.take().unwrap_or_else(|| unreachable!("it was polled just now"));
+            return Poll::Ready(match answer {
+                Ok(result) => Event::Committed { entries, statuses: result.statuses },
+                Err(e) => match broken(e) {
+                    Event::Broken(e) if e.status().is_some() => Event::CommitFailed(e),
+                    event => event,
+                },
+            });
+        }
+        self.poll_feeds(context)
+    }
+
+    fn poll_feeds(&mut self, context: &mut Context<'_>) -> Poll<Event> {
+        for at in 0..self.feeds.len() {
+            let (answer, subscription) = match &mut self.feeds[at] {
+                Feed::Push { subscription, .. } => {
+                    (subscription.poll_next(context), Some(subscription.correlation()))
+                }
+                Feed::Poll { call, .. } => (std::pin::Pin::new(call).poll(context), None),
+            };
+            let Poll::Ready(answer) = answer else { continue };
+            // The first one had its turn: others are looked at first next time.
+            let tracks = match &self.feeds[at] {
+                Feed::Push { tracks, .. } | Feed::Poll { tracks, .. } => tracks.clone(),
+            };
+            return Poll::Ready(match answer {
+                Ok(frame) if is_data(&frame) => {
+                    if subscription.is_none() {
+                        self.feeds.swap_remove(at);
+                    } else {
+                        let turn = (at + 1) % self.feeds.len();
+                        self.feeds.rotate_left(turn);
+                    }
+                    Event::Data { tracks, body: frame.body, subscription }
+                }
+                // The answer that says that the subscription stands.
+                Ok(_) => return self.poll_feeds(context),
+                Err(error @ RpcError::Status { .. }) => {
+                    self.feeds.swap_remove(at);
+                    Event::Unfed { tracks, error: Some(error) }
+                }
+                Err(error) => Event::Broken(error),
+            });
+        }
+        Poll::Pending
+    }
+}
+
+fn is_data(frame: &Frame) -> bool {
+    frame.header.op == Op::ReadChunks as u16 || frame.header.flags & kera_protocol::frame::FLAG_PUSH != 0
+}
+
+fn poll_call<B: Body>(call: &mut Call, context: &mut Context<'_>) -> Poll<Result<B, RpcError>> {
+    std::pin::Pin::new(call).poll(context).map(|answer| {
+        let frame = answer?;
+        B::decode(frame.header.version, &frame.body)
+            .map_err(|source| RpcError::Protocol { address: String::new(), source })
+    })
+}
+
+/// What the failure of a call means.
+fn broken(error: RpcError) -> Event {
+    match error.status() {
+        Some(Status::UnknownMember | Status::UnknownApplication) => Event::MemberGone,
+        _ => Event::Broken(error),
+    }
+}
+
+/// Keeps a membership alive, whatever the program is doing.
+#[derive(Debug)]
+struct HeartbeatTask {
+    events: mpsc::UnboundedReceiver<Event>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for HeartbeatTask {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl HeartbeatTask {
+    fn start(connection: Connection, heartbeat: Heartbeat, every: Duration) -> HeartbeatTask {
+        let (sender, events) = mpsc::unbounded_channel();
+        let task = tokio::spawn(async move {
+            let every = every.max(Duration::from_millis(10));
+            loop {
+                tokio::time::sleep(every).await;
+                // An answer that takes longer than several heartbeats means a dead server, or a lost lease.
+                let event = match connection.call_within(&heartbeat, every * 4).await {
+                    Ok(answer) if answer.release.is_empty() => continue,
+                    Ok(answer) => Event::Release(answer.release),
+                    Err(e) => broken(e),
+                };
+                let last = !matches!(event, Event::Release(_));
+                if sender.send(event).is_err() || last {
+                    return;
+                }
+            }
+        });
+        HeartbeatTask { events, task }
+    }
+}

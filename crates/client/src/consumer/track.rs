@@ -1,0 +1,306 @@
+//! What a consumer knows of each lane or leased group that it reads, and how received bytes become batches.
+//!
+//! Owned by the consumer, on its task. Positions move in three steps: *received* (asked for no more), *delivered*
+//! (returned to the program) and *processed* (the program has come back for more); only the last is committed.
+
+use bytes::Bytes;
+use kera_format::chunk::{Chunks, PayloadKind};
+use kera_format::{ChunkView, Compression, Cursor, FormatError, GroupId, LaneId, Records, StreamletId};
+
+use super::batch::{Batch, BatchChunk};
+use super::{GapPolicy, Position};
+use crate::ClientError;
+
+/// A lease on a group, as its holder sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lease {
+    pub(super) id: u64,
+    pub(super) group: GroupId,
+    pub(super) committed: (Cursor, u64),
+    /// The server wants it back.
+    pub(super) releasing: bool,
+}
+
+/// A lane, or one group of it, that is being read.
+#[derive(Debug)]
+pub(super) struct Track {
+    pub(super) streamlet: StreamletId,
+    pub(super) lane: LaneId,
+    /// Where to ask on.
+    pub(super) received: Cursor,
+    /// Where delivering goes on: the chunk, and the next record's ordinal.
+    pub(super) delivered: (Cursor, u64),
+    pub(super) processed: (Cursor, u64),
+    /// Ordinal behind the last record that can be read, as last told.
+    pub(super) durable: u64,
+    /// Where to stop.
+    pub(super) target: Option<u64>,
+    /// Part of a live subscription or poll.
+    pub(super) fed: bool,
+    /// The server said that retention went past `received`.
+    pub(super) may_have_gap: bool,
+    /// Delivered to the end of its group.
+    pub(super) ended: bool,
+    pub(super) lease: Option<Lease>,
+}
+
+impl Track {
+    pub(super) fn new(streamlet: StreamletId, lane: LaneId, start: Cursor, ordinal: u64) -> Track {
+        Track {
+            streamlet,
+            lane,
+            received: start,
+            delivered: (start, ordinal),
+            processed: (start, ordinal),
+            durable: ordinal,
+            target: None,
+            fed: false,
+            may_have_gap: false,
+            ended: false,
+            lease: None,
+        }
+    }
+
+    pub(super) fn position(&self) -> Position {
+        let (cursor, ordinal) = self.delivered;
+        Position { streamlet: self.streamlet, lane: self.lane, cursor, ordinal }
+    }
+
+    /// Whether a commit has something to tell: progress, the group's end, or that it is given back.
+    pub(super) fn has_to_commit(&self) -> bool {
+        self.lease.is_some_and(|lease| lease.releasing || self.done() || lease.committed != self.processed)
+    }
+
+    /// Read and processed to the end of its group.
+    pub(super) fn done(&self) -> bool {
+        self.ended && self.processed == self.delivered
+    }
+
+    /// Whether everything up to where it was to stop has been delivered.
+    pub(super) fn at_target(&self) -> bool {
+        self.target.is_some_and(|target| self.delivered.1 >= target)
+    }
+}
+
+/// Data of one track as it was received, in line to be delivered.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) track: u64,
+    pub(super) data: Bytes,
+    /// Where reading goes on behind the data.
+    pub(super) next: Cursor,
+    pub(super) end_of_group: bool,
+    /// The subscription that it came by, and how many bytes of credit go back with it.
+    pub(super) credit: Option<(u64, u64)>,
+}
+
+/// What decoding needs to know.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Decoding {
+    pub(super) verify: bool,
+    pub(super) gaps: GapPolicy,
+    /// Compaction leaves holes between ordinals.
+    pub(super) holes: bool,
+}
+
+/// A piece, decoded as far as it went.
+pub(super) struct Decoded {
+    pub(super) batch: Batch,
+    /// Records that retention had removed before the first.
+    pub(super) removed: u64,
+    pub(super) bytes: u64,
+    /// What stopped it; `piece` then starts at the chunk that is at fault.
+    pub(super) error: Option<ClientError>,
+}
+
+/// Turns the data of `piece` into a batch and moves `track.delivered`. At a chunk that cannot be delivered it stops and
+/// leaves the rest in `piece`.
+pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Decoded {
+    let mut out = Decoded {
+        batch: Batch { streamlet: track.streamlet, lane: track.lane, chunks: Vec::new() },
+        removed: 0,
+        bytes: 0,
+        error: None,
+    };
+    let mut offset = 0;
+    for chunk in Chunks::new(&piece.data) {
+        let decoded = chunk.and_then(|chunk| Ok((chunk, decode_chunk(&chunk, &piece.data, how.verify)?)));
+        let (chunk, mut decoded) = match decoded {
+            Ok(decoded) => decoded,
+            Err(source) => {
+                let cursor = track.delivered.0;
+                let cursor = format!("{}/{}/{}", cursor.group, cursor.segment, cursor.position);
+                out.error = Some(ClientError::Chunk { streamlet: track.streamlet, lane: track.lane, cursor, source });
+                break;
+            }
+        };
+        let expected = track.delivered.1;
+        let behind = decoded.base_ordinal + u64::from(decoded.record_count);
+        if decoded.base_ordinal > expected && !how.holes {
+            let missing = decoded.base_ordinal - expected;
+            if let Some(error) = gap(track, how.gaps, decoded.base_ordinal) {
+                track.delivered.1 = decoded.base_ordinal;
+                out.error = Some(error);
+                break;
+            }
+            out.removed += missing;
+        }
+        track.may_have_gap = false;
+        offset += chunk.as_bytes().len();
+        out.bytes += chunk.as_bytes().len() as u64;
+        track.delivered = (Cursor { position: decoded.cursor.position + chunk.as_bytes().len() as u32, ..decoded.cursor }, behind.max(expected));
+        if behind <= expected {
+            continue;
+        }
+        decoded.skip = expected.saturating_sub(decoded.base_ordinal) as u32;
+        out.batch.chunks.push(decoded);
+    }
+    piece.data = piece.data.slice(offset..);
+    if out.error.is_none() {
+        track.delivered.0 = piece.next;
+        track.ended |= piece.end_of_group && track.lease.is_some();
+    }
+    out
+}
+
+/// What is wrong when the next chunk starts later than expected; `None`: retention removed records, and that is fine.
+fn gap(track: &Track, policy: GapPolicy, found: u64) -> Option<ClientError> {
+    let expected = track.delivered.1;
+    match (track.may_have_gap, policy) {
+        (true, GapPolicy::Count) => None,
+        (true, GapPolicy::Error) => {
+            Some(ClientError::Removed { streamlet: track.streamlet, lane: track.lane, records: found - expected })
+        }
+        (false, _) => Some(ClientError::Gap { streamlet: track.streamlet, lane: track.lane, expected, found }),
+    }
+}
+
+fn decode_chunk(chunk: &ChunkView<'_>, data: &Bytes, verify: bool) -> Result<BatchChunk, FormatError> {
+    let header = chunk.header();
+    if verify {
+        chunk.verify()?;
+    }
+    if header.kind != PayloadKind::Records {
+        let (value, allowed) = (header.kind as u64, "0 (KerA records): this client reads no other kind");
+        return Err(FormatError::BadField { field: "chunk.kind", value, allowed });
+    }
+    let broker = chunk.broker()?;
+    let payload = match header.compression {
+        Compression::None => data.slice_ref(chunk.payload()),
+        compression => compression.decompress(chunk.payload())?.into(),
+    };
+    let mut records = 0u32;
+    for record in Records::new(&payload) {
+        record?;
+        records += 1;
+    }
+    if records != header.record_count {
+        let allowed = "the number of records in the payload";
+        return Err(FormatError::BadField { field: "chunk.record_count", value: header.record_count.into(), allowed });
+    }
+    Ok(BatchChunk {
+        cursor: Cursor { group: broker.group, segment: broker.segment, position: broker.position },
+        base_ordinal: broker.base_ordinal,
+        append_time_ms: broker.append_time_ms,
+        record_count: records,
+        skip: 0,
+        payload,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_format::chunk::ChunkTarget;
+    use kera_format::{BrokerPart, ChunkBuilder, Record};
+
+    fn chunk(base_ordinal: u64, records: u32, compression: Compression, position: u32) -> Vec<u8> {
+        let mut builder = ChunkBuilder::default();
+        for i in 0..records {
+            builder.push(&Record::value(format!("value {:032}", base_ordinal + u64::from(i)).as_bytes()));
+        }
+        let mut bytes = builder.seal(&ChunkTarget::default(), compression).expect("it is small");
+        BrokerPart { group: GroupId::new(1, 1), base_ordinal, position, ..BrokerPart::default() }.stamp(&mut bytes);
+        bytes
+    }
+
+    fn piece(chunks: &[Vec<u8>]) -> Piece {
+        let next = Cursor { group: GroupId::new(1, 1), position: 9_000, ..Cursor::default() };
+        Piece { track: 0, data: chunks.concat().into(), next, end_of_group: false, credit: None }
+    }
+
+    fn how(gaps: GapPolicy) -> Decoding {
+        Decoding { verify: true, gaps, holes: false }
+    }
+
+    fn track(ordinal: u64) -> Track {
+        Track::new(StreamletId(0), LaneId(0), Cursor::default(), ordinal)
+    }
+
+    #[test]
+    fn records_before_the_start_are_skipped_and_repeated_chunks_dropped() {
+        let mut track = track(12);
+        let chunks = [chunk(0, 5, Compression::None, 128), chunk(10, 5, Compression::Zstd, 512)];
+        let decoded = decode(&mut track, &mut piece(&chunks), how(GapPolicy::Error));
+        assert!(decoded.error.is_none());
+        let ordinals: Vec<u64> = decoded.batch.records().map(|record| record.ordinal).collect();
+        assert_eq!(ordinals, [12, 13, 14]);
+        assert_eq!(decoded.batch.base_ordinal(), 12);
+        assert_eq!((track.delivered.1, track.delivered.0.position), (15, 9_000));
+    }
+
+    #[test]
+    fn a_gap_without_retention_is_an_error_once() {
+        let mut track = track(0);
+        let mut piece = piece(&[chunk(0, 2, Compression::None, 128), chunk(7, 1, Compression::None, 400)]);
+        let decoded = decode(&mut track, &mut piece, how(GapPolicy::Count));
+        assert_eq!(decoded.batch.len(), 2);
+        assert!(matches!(decoded.error, Some(ClientError::Gap { expected: 2, found: 7, .. })));
+        let decoded = decode(&mut track, &mut piece, how(GapPolicy::Count));
+        assert!(decoded.error.is_none());
+        assert_eq!(decoded.batch.base_ordinal(), 7);
+    }
+
+    #[test]
+    fn what_retention_removed_is_counted_or_reported() {
+        let mut counting = track(0);
+        counting.may_have_gap = true;
+        let decoded = decode(&mut counting, &mut piece(&[chunk(7, 1, Compression::Lz4, 128)]), how(GapPolicy::Count));
+        assert_eq!((decoded.removed, decoded.batch.len()), (7, 1));
+        let mut reporting = track(0);
+        reporting.may_have_gap = true;
+        let mut piece = piece(&[chunk(7, 1, Compression::None, 128)]);
+        let decoded = decode(&mut reporting, &mut piece, how(GapPolicy::Error));
+        assert!(matches!(decoded.error, Some(ClientError::Removed { records: 7, .. })));
+        assert_eq!(decode(&mut reporting, &mut piece, how(GapPolicy::Error)).batch.len(), 1);
+    }
+
+    #[test]
+    fn a_flipped_bit_stops_at_its_chunk() {
+        let mut bad = chunk(2, 1, Compression::None, 400);
+        let last = bad.len() - 9;
+        bad[last] ^= 1;
+        let mut track = track(0);
+        let mut piece = piece(&[chunk(0, 2, Compression::None, 128), bad]);
+        let decoded = decode(&mut track, &mut piece, how(GapPolicy::Count));
+        assert_eq!(decoded.batch.len(), 2);
+        assert!(matches!(decoded.error, Some(ClientError::Chunk { .. })));
+        assert!(matches!(decode(&mut track, &mut piece, how(GapPolicy::Count)).error, Some(ClientError::Chunk { .. })));
+        assert_eq!(track.delivered.1, 2);
+    }
+
+    #[test]
+    fn records_one_by_one_know_where_they_are() {
+        let mut track = track(1);
+        let chunks = [chunk(0, 3, Compression::None, 128), chunk(3, 2, Compression::None, 512)];
+        let batch = decode(&mut track, &mut piece(&chunks), how(GapPolicy::Count)).batch;
+        let mut unpacked = super::super::batch::Unpacked::new(batch);
+        assert_eq!(unpacked.position().map(|(cursor, ordinal)| (cursor.position, ordinal)), Some((128, 1)));
+        assert_eq!(unpacked.next().map(|record| record.ordinal), Some(1));
+        assert_eq!(unpacked.next().map(|record| record.ordinal), Some(2));
+        assert_eq!(unpacked.position().map(|(cursor, ordinal)| (cursor.position, ordinal)), Some((512, 3)));
+        assert_eq!(unpacked.next().map(|record| record.ordinal), Some(3));
+        let rest = unpacked.rest();
+        assert_eq!(rest.records().map(|record| record.ordinal).collect::<Vec<_>>(), [4]);
+    }
+}
