@@ -1,5 +1,11 @@
 //! CRC-32C (Castagnoli), the one checksum of every format: hardware has instructions for it, and Kafka's record
 //! batches use it too.
+//!
+//! One implementation serves all sizes: `crc-fast` folds with carry-less multiplication as wide as the processor has it.
+//! The obvious other choice, the `crc32` instruction of SSE 4.2 (crate `crc32c`), was slower at every size from 16 bytes
+//! to 1 MiB where both were measured (a Xeon with AVX-512): 11 against 9 ns for a chunk header of 96 bytes, 58 against 22 ns
+//! for 1 KiB, 930 against 214 ns for 16 KiB, 23 against 87 GB/s for 1 MiB. `examples/checksum.rs` measures it
+//! again. Bytes in two parts cost 20 ns more than bytes in one, so hot paths hand over one slice.
 
 use crc_fast::{CrcAlgorithm, Digest};
 
