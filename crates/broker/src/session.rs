@@ -199,14 +199,11 @@ impl BrokerSession {
         self.on_wake(out);
     }
 
-    /// When [`on_deadline`](BrokerSession::on_deadline) wants to be called, milliseconds since 1970; `None`: never.
-    ///
-    /// Waits are kept in monotonic time, so a wall clock that jumps makes one of them wrong at most until it is asked again.
-    pub fn deadline_ms(&self) -> Option<i64> {
+    /// When [`on_deadline`](BrokerSession::on_deadline) wants to be called, on the clock of `Clock::monotonic_us`, so that a
+    /// jump of the wall clock delays nobody; `None`: never.
+    pub fn deadline_us(&self) -> Option<u64> {
         let waiters = self.waiters.iter().filter_map(|(_, waiter)| waiter.deadline_us());
-        let earliest = waiters.chain(self.writer.deadline_us()).min()?;
-        let left_us = earliest.saturating_sub(self.core.clock.monotonic_us());
-        Some(self.core.clock.now_ms() + left_us.div_ceil(1000) as i64)
+        waiters.chain(self.writer.deadline_us()).min()
     }
 
     /// A deadline has passed: answers what cannot wait any longer.
@@ -265,18 +262,27 @@ impl BrokerSession {
     fn read(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Result<(), Failure> {
         let message = ReadChunks::decode(header.version, body)?;
         let room = self.entries_room();
+        let may_wait = self.check_waiting();
+        let number = self.waiters.reserve();
         self.gathered.clear();
         let (core, gathered) = (&mut self.core, &mut self.gathered);
-        let mut read = WaitingRead::new(core, header, &message, room, self.rotation, gathered)?;
-        let answered = read.serve(core, None, message.max_wait_ms == 0, gathered, out);
+        let mut read = match WaitingRead::new(core, header, &message, room, self.rotation, gathered) {
+            Ok(read) => read,
+            Err(failure) => {
+                self.waiters.release(number);
+                return Err(failure);
+            }
+        };
+        let at_once = message.max_wait_ms == 0;
+        let answered = read.serve(core, number, at_once, gathered, out);
         self.rotation = self.rotation.wrapping_add(gathered.found.len().max(1));
-        if !answered {
-            self.check_waiting()?;
-            self.core.counts.reads_waited += 1;
-            let number = self.waiters.reserve();
-            self.waiters.put(number, Waiter::Read(read));
-            self.serve(number, false, out);
+        if answered || may_wait.is_err() {
+            read.entries.unwatch(core, number);
+            self.waiters.release(number);
+            return if answered { Ok(()) } else { may_wait };
         }
+        self.core.counts.reads_waited += 1;
+        self.waiters.put(number, Waiter::Read(read));
         Ok(())
     }
 
@@ -350,7 +356,7 @@ impl BrokerSession {
             None => {}
             Some(Waiter::Subscription(subscription)) => self.pump(number, subscription, out),
             Some(Waiter::Read(mut read)) => {
-                if read.serve(&mut self.core, Some(number), last, &mut self.gathered, out) {
+                if read.serve(&mut self.core, number, last, &mut self.gathered, out) {
                     read.entries.unwatch(&mut self.core, number);
                     self.waiters.release(number);
                 } else {

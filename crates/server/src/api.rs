@@ -237,7 +237,7 @@ impl ApplicationJson {
         ApplicationJson {
             name: a.name.clone(),
             stream: stream.into(),
-            state: a.state.to_string(),
+            state: a.state.name().into(),
             members: a.members,
             lag: a.lag,
         }
@@ -316,7 +316,7 @@ impl ApplicationDetailsJson {
         ApplicationDetailsJson {
             name: d.name.clone(),
             stream: stream.into(),
-            state: d.state.to_string(),
+            state: d.state.name().into(),
             order: d.order.name().into(),
             lag: d.lag,
             members: members.collect(),
@@ -404,7 +404,7 @@ impl From<&NodeStatusResponse> for NodeJson {
             node: uuid_text(&s.node_id),
             epoch: s.node_epoch,
             version: s.version.clone(),
-            roles: s.roles.iter().map(ToString::to_string).collect(),
+            roles: s.roles.iter().map(|role| role.name().into()).collect(),
             ready: s.ready,
             problems: s.problems.clone(),
             started_ms: s.started_ms,

@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use kera_coordinator::Coordinator;
 use kera_protocol::frame::FRAME_HEADER_BYTES;
 use kera_broker::{Broker, BrokerSession};
-use kera_protocol::{ErrorBody, FrameHeader, NodeStatusResponse, Op, Status, encode_response};
+use kera_protocol::{ErrorBody, FrameHeader, NodeStatusResponse, Op, Status, encode_error, encode_response};
 use kera_rpc::{Flow, Outbox, Peer, Session, SessionFactory, SessionWaker};
 use parking_lot::Mutex;
 
@@ -21,8 +21,8 @@ const COMMANDS_PENDING_MAX: usize = 32;
 /// The most bytes of a command: a stream's name and options fit many times.
 const COMMAND_BYTES_MAX: usize = 64 << 10;
 
-/// Tells how the node is. May wait for disks.
-pub type StatusSource = Arc<dyn Fn() -> NodeStatusResponse + Send + Sync>;
+/// Tells how the node is, unless it is gone. May wait for disks.
+pub type StatusSource = Arc<dyn Fn() -> Option<NodeStatusResponse> + Send + Sync>;
 
 /// A command on its way to the coordinator, and the session that waits for the answer.
 struct Command {
@@ -62,7 +62,10 @@ fn work(coordinator: &Coordinator, status: &StatusSource, receiver: &Receiver<Co
     while let Ok(command) = receiver.recv() {
         let mut frame = Vec::with_capacity(256);
         if command.op == Op::NodeStatus {
-            encode_response(&command.header, &status(), &mut frame);
+            match status() {
+                Some(status) => encode_response(&command.header, &status, &mut frame),
+                None => encode_error(&command.header, Status::ShuttingDown, &stopping(), &mut frame),
+            }
         } else {
             coordinator.handle(command.op, &command.header, &command.body, &mut frame);
         }
@@ -122,7 +125,7 @@ impl NodeSession {
         let command = Command { op, header: *header, body: body.to_vec(), replies: self.replies.clone() };
         match self.commands.sender.send(command) {
             Ok(()) => self.pending += 1,
-            Err(_) => out.error(header, Status::ShuttingDown, &ErrorBody::new("the node is stopping")),
+            Err(_) => out.error(header, Status::ShuttingDown, &stopping()),
         }
         Flow::Done
     }
@@ -137,6 +140,10 @@ impl NodeSession {
             send(&frame, out);
         }
     }
+}
+
+fn stopping() -> ErrorBody {
+    ErrorBody::new("the node is stopping")
 }
 
 /// Puts a whole frame, as the coordinator encodes it, into the outbox.

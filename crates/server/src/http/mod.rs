@@ -11,7 +11,7 @@ mod routes;
 #[cfg(test)]
 mod tests;
 
-use std::future::Future;
+use std::future::IntoFuture;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, OnceLock};

@@ -101,7 +101,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     coordinator.set_observer(Arc::new(Follow(broker.clone())));
     let status: StatusSource = {
         let parts = Arc::downgrade(&parts);
-        Arc::new(move || parts.upgrade().map_or_else(Default::default, |parts| parts.status()))
+        Arc::new(move || parts.upgrade().map(|parts| parts.status()))
     };
     let commands = Commands::start(coordinator.clone(), status).map_err(|error| no_thread("the commands thread", error))?;
     let sessions: Arc<dyn SessionFactory> = Arc::new(NodeSessions { broker, coordinator, commands: commands.0.clone() });
@@ -301,6 +301,7 @@ fn open_arena(config: &Config, identity: &Identity) -> Result<(Arc<Arena>, Attac
                 dir.display(),
                 human_bytes(bytes)
             ),
+            ArenaError::Busy { .. } => "stop the process that uses it".to_owned(),
             ArenaError::Io { .. } => "choose another place with --arena-dir".to_owned(),
             ArenaError::Foreign { .. } => "choose another place with --arena-dir, or move the file away".to_owned(),
         };

@@ -32,7 +32,7 @@ impl Parts {
             stored_bytes: 0,
             connections: self.server_stats().connections,
             subscriptions: 0,
-            applications: 0,
+            applications: self.broker.application_counts().applications,
             appended_records: log.records_appended,
             appended_bytes: log.bytes_appended,
             read_bytes: counts.bytes_read + counts.bytes_pushed,
