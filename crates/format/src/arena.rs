@@ -20,7 +20,7 @@
 
 use crate::checksum::crc32c;
 use crate::wire::{put, u32_at, u64_at};
-use crate::{limits, FormatError};
+use crate::{FormatError, limits};
 
 /// Bytes of the header page.
 pub const ARENA_HEADER_BYTES: usize = 4096;

@@ -19,7 +19,7 @@ pub mod segment;
 pub mod vlog;
 mod wire;
 
-pub use chunk::{BrokerPart, ChunkBuilder, ChunkHeader, ChunkView, CHUNK_HEADER_BYTES};
+pub use chunk::{BrokerPart, CHUNK_HEADER_BYTES, ChunkBuilder, ChunkHeader, ChunkView};
 pub use compression::Compression;
 pub use error::FormatError;
 pub use ids::{
