@@ -4,6 +4,7 @@
 //! tokio runtime that it is used on. Nothing in it polls: every wait ends with an answer, a pushed frame or a timer.
 
 mod admin;
+mod backoff;
 mod client;
 mod consumer;
 mod error;

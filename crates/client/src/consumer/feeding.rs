@@ -8,21 +8,18 @@ use kera_format::{LaneId, StreamletId};
 use kera_protocol::{
     Body, Lookup, LookupResult, Message, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, limits,
 };
-use kera_rpc::{Connection, RpcError};
-use rand::Rng;
+use kera_rpc::RpcError;
 use tokio::time::Instant;
 
+use super::Consumer;
 use super::link::{Event, Link};
 use super::track::{Piece, Track};
-use super::Consumer;
 use crate::ClientError;
 
 /// Lookups under way at one time when a consumer finds where to start.
 const LOOKUPS_AT_ONCE: usize = 256;
 /// Least credit of a subscription.
 const CREDIT_BYTES_MIN: usize = 64 << 10;
-const BACKOFF_MS_MIN: u64 = 20;
-const BACKOFF_MS_MAX: u64 = 2_000;
 
 impl Consumer {
     pub(super) fn check_streamlets(&self) -> Result<(), ClientError> {
@@ -104,12 +101,11 @@ impl Consumer {
 
     /// Connects and joins once.
     pub(super) async fn link_once(&mut self) -> Result<(), ClientError> {
-        let config = self.client().inner.config.clone();
-        let connection = Connection::connect(&config.address, config.rpc).await?;
+        let connection = self.client().dedicated().await?;
         let mut link = Link::new(connection);
         self.join(&mut link).await?;
         self.link = Some(link);
-        self.failures = 0;
+        self.back_off.reset();
         Ok(())
     }
 
@@ -120,7 +116,7 @@ impl Consumer {
             match self.link_once().await {
                 Ok(()) => self.stats.reconnects += 1,
                 Err(e) if e.retryable() || matches!(e, ClientError::Rpc(RpcError::Connect { .. })) => {
-                    tokio::time::sleep(self.back_off()).await;
+                    tokio::time::sleep(self.back_off.next(None)).await;
                 }
                 Err(e) => return Err(e),
             }
@@ -216,7 +212,9 @@ impl Consumer {
             Event::Unfed { tracks, error } => self.take_unfed(&tracks, error),
             Event::Groups(groups) => self.take_groups(groups),
             Event::Committed { entries, statuses } => self.take_committed(&entries, &statuses),
-            Event::CommitFailed(error) if error.retryable() => self.commit_at = Instant::now() + self.back_off(),
+            Event::CommitFailed(error) if error.retryable() => {
+                self.commit_at = Instant::now() + self.back_off.next(None)
+            }
             Event::CommitFailed(error) => self.failed = Some(error.into()),
             Event::Release(leases) => self.take_release(&leases),
             Event::MemberGone => {
@@ -242,7 +240,7 @@ impl Consumer {
                         track.fed = false;
                     }
                 }
-                self.feed_at = Instant::now() + self.back_off();
+                self.feed_at = Instant::now() + self.back_off.next(None);
             }
         }
     }
@@ -256,7 +254,7 @@ impl Consumer {
                 return;
             }
         };
-        self.failures = 0;
+        self.back_off.reset();
         if subscription.is_none() {
             // One answer per poll: whatever it told, all are asked for again.
             for id in tracks {
@@ -295,7 +293,7 @@ impl Consumer {
             }
             Some(status) if status.retryable() => {
                 track.fed = false;
-                self.feed_at = Instant::now() + self.back_off();
+                self.feed_at = Instant::now() + self.back_off.next(None);
             }
             status => {
                 let status = status.unwrap_or(Status::Internal);
@@ -343,12 +341,5 @@ impl Consumer {
         for piece in &mut self.queue {
             piece.credit = None;
         }
-    }
-
-    /// How long to wait before the next try: longer with each failure in a row, and never the same for all clients.
-    pub(super) fn back_off(&mut self) -> Duration {
-        let longest = (BACKOFF_MS_MIN << self.failures.min(10)).min(BACKOFF_MS_MAX);
-        self.failures += 1;
-        Duration::from_millis(rand::rng().random_range(longest / 2..=longest))
     }
 }

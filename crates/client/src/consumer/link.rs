@@ -175,9 +175,7 @@ impl Link {
     fn poll_feeds(&mut self, context: &mut Context<'_>) -> Poll<Event> {
         for at in 0..self.feeds.len() {
             let (answer, subscription) = match &mut self.feeds[at] {
-                Feed::Push { subscription, .. } => {
-                    (subscription.poll_next(context), Some(subscription.correlation()))
-                }
+                Feed::Push { subscription, .. } => (subscription.poll_next(context), Some(subscription.correlation())),
                 Feed::Poll { call, .. } => (std::pin::Pin::new(call).poll(context), None),
             };
             let Poll::Ready(answer) = answer else { continue };

@@ -135,9 +135,7 @@ impl Consumer {
 
     pub(super) fn commit_if_due(&mut self, now: Instant) {
         let manual = self.settings.commit == CommitMode::Manual;
-        let urgent = |track: &Track| {
-            track.lease.is_some_and(|lease| lease.releasing) || (!manual && track.done())
-        };
+        let urgent = |track: &Track| track.lease.is_some_and(|lease| lease.releasing) || (!manual && track.done());
         let due = !manual && now >= self.commit_at;
         if due || self.tracks.values().any(urgent) {
             self.send_commit(|track| if manual { urgent(track) } else { track.has_to_commit() });

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 pub use batch::{Batch, BatchRecord, ConsumedRecord};
 
+use crate::backoff::Backoff;
 use crate::{Client, ClientError};
 use batch::Unpacked;
 use link::Link;
@@ -196,7 +197,7 @@ impl ConsumerBuilder {
             targets: HashMap::new(),
             failed: None,
             paused: false,
-            failures: 0,
+            back_off: Backoff::default(),
             feed_at: now,
             commit_at: now,
             groups_at: now,
@@ -248,8 +249,7 @@ pub struct Consumer {
     targets: HashMap<(StreamletId, LaneId), u64>,
     failed: Option<ClientError>,
     paused: bool,
-    /// Failures in a row, for the back-off.
-    failures: u32,
+    back_off: Backoff,
     feed_at: Instant,
     commit_at: Instant,
     groups_at: Instant,

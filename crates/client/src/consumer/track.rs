@@ -148,7 +148,10 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
         track.may_have_gap = false;
         offset += chunk.as_bytes().len();
         out.bytes += chunk.as_bytes().len() as u64;
-        track.delivered = (Cursor { position: decoded.cursor.position + chunk.as_bytes().len() as u32, ..decoded.cursor }, behind.max(expected));
+        track.delivered = (
+            Cursor { position: decoded.cursor.position + chunk.as_bytes().len() as u32, ..decoded.cursor },
+            behind.max(expected),
+        );
         if behind <= expected {
             continue;
         }
