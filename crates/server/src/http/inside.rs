@@ -11,8 +11,10 @@ use std::time::Duration;
 use kera_env::Clock;
 use kera_protocol::frame::FRAME_HEADER_BYTES;
 use kera_protocol::{Body, ErrorBody, FrameHeader, Message, Status};
-use kera_rpc::{Flow, Outbox, Peer, Session, SessionFactory, SessionWaker};
+use kera_rpc::{Flow, Outbox, Peer, Session, SessionWaker};
 use tokio::sync::{mpsc, oneshot};
+
+use super::{HttpNode, HttpState};
 
 /// Requests that may wait for the task.
 const QUEUE: usize = 256;
@@ -49,10 +51,10 @@ pub(super) struct Inside {
 }
 
 impl Inside {
-    /// The handle, and the task's main future, which is to run on the thread that sessions are made on.
-    pub(super) fn new(sessions: Arc<dyn SessionFactory>, clock: Arc<dyn Clock>) -> (Inside, impl Future<Output = ()>) {
+    /// The handle, and the task's main future, which is to run in the `LocalSet` of the thread that sessions are made on.
+    pub(super) fn new(state: Arc<HttpState>) -> (Inside, impl Future<Output = ()>) {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        (Inside { sender }, serve(sessions, clock, receiver))
+        (Inside { sender }, serve(state, receiver))
     }
 
     /// Asks and waits for the answer.
@@ -68,8 +70,10 @@ impl Inside {
     }
 }
 
-async fn serve(sessions: Arc<dyn SessionFactory>, clock: Arc<dyn Clock>, mut requests: mpsc::Receiver<Request>) {
+async fn serve(state: Arc<HttpState>, mut requests: mpsc::Receiver<Request>) {
     while let Some(Request { header, body, answer }) = requests.recv().await {
+        // Handlers ask only once there is a node.
+        let Some(HttpNode { sessions, clock, .. }) = state.node.get() else { continue };
         let (sessions, clock) = (sessions.clone(), clock.clone());
         tokio::task::spawn_local(async move {
             let waker = SessionWaker::detached();

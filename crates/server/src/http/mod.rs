@@ -85,7 +85,9 @@ impl HttpServer {
 
 async fn serve(listener: TcpListener, state: Arc<HttpState>, stopped: oneshot::Receiver<()>) -> io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
-    let router = routes::router(routes::Door::new(state));
+    let (inside, asking) = inside::Inside::new(state.clone());
+    tokio::task::spawn_local(asking);
+    let router = routes::router(routes::Door::new(state, inside));
     let served = axum::serve(listener, router);
     tokio::select! {
         result = served.into_future() => result,

@@ -1,6 +1,6 @@
 //! Every path of the HTTP door, once: the router and the OpenAPI document are made from the same list.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
@@ -17,12 +17,12 @@ use super::{HttpNode, HttpState, admin, health};
 #[derive(Clone)]
 pub(super) struct Door {
     pub(super) state: Arc<HttpState>,
-    inside: Arc<OnceLock<Inside>>,
+    inside: Inside,
 }
 
 impl Door {
-    pub(super) fn new(state: Arc<HttpState>) -> Door {
-        Door { state, inside: Arc::default() }
+    pub(super) fn new(state: Arc<HttpState>, inside: Inside) -> Door {
+        Door { state, inside }
     }
 
     /// The running node, or what it waits for.
@@ -32,15 +32,10 @@ impl Door {
         })
     }
 
-    /// The way to ask the node. The first call starts the task that answers, on this thread.
+    /// The way to ask the node.
     pub(super) fn inside(&self) -> Result<Inside, HttpError> {
-        let node = self.node()?;
-        let start = || {
-            let (inside, task) = Inside::new(node.sessions.clone(), node.clock.clone());
-            tokio::task::spawn_local(task);
-            inside
-        };
-        Ok(self.inside.get_or_init(start).clone())
+        self.node()?;
+        Ok(self.inside.clone())
     }
 }
 

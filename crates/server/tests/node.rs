@@ -1,0 +1,116 @@
+//! A node in this process, asked over its own protocol and over HTTP.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+
+use kera_format::StreamOptions;
+use kera_protocol::{CreateStream, GetStream, NodeStatus, Status};
+use kera_rpc::{ClientConfig, Connection, RpcError};
+use kera_server::Node;
+use kera_server::config::Config;
+use serde_json::{Value, json};
+
+fn config(dir: &Path) -> Config {
+    let mut config = Config::default();
+    config.node.data = dir.join("data");
+    config.node.io_threads = Some(1);
+    config.network.listen = "127.0.0.1:0".into();
+    config.http.listen = Some("127.0.0.1:0".into());
+    config.arena.bytes = Some(32 << 20);
+    config.arena.dir = Some(dir.join("arena"));
+    config
+}
+
+fn http(node: &Node, method: &str, path: &str, body: &str) -> (u16, Value) {
+    let mut stream = TcpStream::connect(node.http_address().unwrap()).unwrap();
+    let length = body.len();
+    write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+    let body = answer.split_once("\r\n\r\n").unwrap().1;
+    (status, serde_json::from_str(body).unwrap_or_else(|_| body.into()))
+}
+
+#[test]
+fn one_connection_is_served_by_coordinator_broker_and_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(&config(dir.path())).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let connection = Connection::connect(&node.address().to_string(), ClientConfig::default()).await.unwrap();
+        let create = CreateStream { name: "a".into(), options: StreamOptions::default(), if_not_exists: false };
+        let made = connection.call(&create).await.unwrap();
+        let found = connection.call(&GetStream { stream: "a".into() }).await.unwrap();
+        assert_eq!(made, found);
+        match connection.call(&create).await {
+            Err(RpcError::Status { status: Status::StreamExists, .. }) => {}
+            other => panic!("{other:?}"),
+        }
+        let status = connection.call(&NodeStatus).await.unwrap();
+        assert!(status.ready && status.problems.is_empty(), "{status:?}");
+        // The stream and that of the applications' offsets.
+        assert_eq!((status.streams, status.node_epoch), (2, 1));
+        assert_eq!(status.disks.len(), 1);
+    });
+    node.stop();
+}
+
+#[test]
+fn the_admin_api_does_what_the_protocol_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(&config(dir.path())).unwrap();
+    let (code, made) = http(&node, "POST", "/v1/streams", "{\"name\":\"flights\",\"options\":{\"streamlets\":3}}");
+    assert_eq!((code, &made["options"]["streamlets"]), (201, &json!(3)), "{made}");
+    let (code, error) = http(&node, "POST", "/v1/streams", "{\"name\":\"flights\"}");
+    assert_eq!((code, &error["field"]), (409, &json!("name")), "{error}");
+    let (code, error) = http(&node, "POST", "/v1/streams", "{\"name\":\"a b\"}");
+    assert_eq!((code, &error["field"]), (400, &json!("name")), "{error}");
+    assert!(error["next_step"].as_str().unwrap().contains("a-z"), "{error}");
+    let (code, error) = http(&node, "POST", "/v1/streams", "{\"name\":\"b\",\"options\":{\"streamlets\":99999999}}");
+    assert_eq!((code, &error["limit"]), (400, &json!("131072")), "{error}");
+    let (code, error) = http(&node, "POST", "/v1/streams", "{\"nam\":\"b\"}");
+    assert_eq!((code, &error["field"]), (400, &json!("nam")), "{error}");
+    let (code, error) = http(&node, "PATCH", "/v1/streams/flights", "{\"order\":\"chaos\"}");
+    assert_eq!((code, &error["field"]), (400, &json!("order")), "{error}");
+    let (code, altered) = http(&node, "PATCH", "/v1/streams/flights", "{\"retention_ms\":null,\"retention_bytes\":1000000}");
+    assert_eq!((code, &altered["options"]["retention_bytes"]), (200, &json!(1_000_000)), "{altered}");
+    assert_eq!(altered["options"]["retention_ms"], Value::Null);
+    let (code, list) = http(&node, "GET", "/v1/streams?prefix=fl", "");
+    assert_eq!((code, list["streams"].as_array().unwrap().len()), (200, 1), "{list}");
+    let (code, found) = http(&node, "GET", "/v1/streams/flights", "");
+    assert_eq!((code, &found["records"]), (200, &json!(0)), "{found}");
+    assert_eq!(http(&node, "GET", "/v1/applications", ""), (200, json!([])));
+    assert_eq!(http(&node, "GET", "/v1/applications/flights/none", "").0, 404);
+    assert_eq!(http(&node, "GET", "/v1/status", "").1["ready"], json!(true));
+    assert_eq!(http(&node, "DELETE", "/v1/streams/flights", "").0, 204);
+    assert_eq!(http(&node, "GET", "/v1/streams/flights", "").0, 404);
+    node.stop();
+}
+
+#[test]
+fn metrics_are_scraped_from_a_running_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::start(&config(dir.path())).unwrap();
+    let (code, text) = http(&node, "GET", "/metrics", "");
+    let text = text.as_str().unwrap();
+    assert_eq!(code, 200);
+    for line in ["kera_node_ready 1", "kera_node_epoch 1", "kera_streams 1", "kera_arena_bytes 33554432", "# EOF"] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    node.stop();
+}
+
+#[test]
+fn a_stop_removes_the_arena_and_a_start_begins_the_next_epoch() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena_files = || std::fs::read_dir(dir.path().join("arena")).unwrap().count();
+    for epoch in 1..4 {
+        let node = Node::start(&config(dir.path())).unwrap();
+        assert_eq!(arena_files(), 1);
+        assert_eq!(http(&node, "GET", "/v1/status", "").1["epoch"], json!(epoch));
+        node.stop();
+        assert_eq!(arena_files(), 0);
+    }
+}
