@@ -14,9 +14,9 @@ use parking_lot::Mutex;
 
 use super::container::{DiskContainers, Writer};
 use super::evict::Clean;
-use super::host::{Host, Memory};
+use super::host::Host;
 use super::queue::{Dirty, Queue};
-use super::readers::{MoreAhead, Readers};
+use super::readers::{Bounds, MoreAhead, Readers};
 use super::recover::{recover, StoreRecovery};
 use super::signal::{Signal, Step};
 use super::status::{Counters, DiskState, DiskStatus, StoreStatus};
@@ -101,6 +101,8 @@ pub(crate) struct Keeper {
     pub(crate) wanted_bytes: AtomicU64,
     /// The same of loads.
     pub(crate) load_wanted_bytes: AtomicU64,
+    /// Memory that is kept for loads.
+    pub(crate) load_bytes: AtomicU64,
     /// Memory is short: what is dirty is written without delay.
     pub(crate) is_pressed: AtomicBool,
     pub(crate) is_flushing: AtomicBool,
@@ -152,6 +154,7 @@ impl<H: Host> Core<H> {
         let keeper = Keeper {
             signal: Signal::default(),
             wanted_bytes: AtomicU64::new(0),
+            load_bytes: AtomicU64::new(0),
             load_wanted_bytes: AtomicU64::new(0),
             is_pressed: AtomicBool::new(false),
             is_flushing: AtomicBool::new(false),
@@ -179,15 +182,12 @@ impl<H: Host> Core<H> {
 
     /// False if there is one already.
     pub(crate) fn attach(&self, host: H) -> bool {
+        self.keeper.load_bytes.store(host.memory().load_bytes, Ordering::Relaxed);
         self.host.set(host).is_ok()
     }
 
     pub(crate) fn host(&self) -> Option<&H> {
         self.host.get()
-    }
-
-    pub(crate) fn memory(&self) -> Memory {
-        self.host().map_or(Memory::default(), H::memory)
     }
 
     pub(crate) fn now_us(&self) -> u64 {
@@ -233,17 +233,17 @@ impl<H: Host> Core<H> {
     }
 
     pub(crate) fn reading(&self, id: SegmentId) {
-        let more = self.readers.lock().reading(id, self.now_us(), self.window_max());
+        let more = self.readers.lock().reading(id, self.now_us(), self.bounds());
         if let Some(more) = more {
             self.keeper.more_ahead.lock().push(more);
             self.keeper.signal.notify();
         }
     }
 
-    /// How many segments of the largest size may be loaded ahead of one reader. An atomic would do, but this is asked
-    /// once a segment and reader.
-    pub(crate) fn window_max(&self) -> usize {
-        self.config.read_ahead_segments_max
+    /// How far to read ahead: half of the memory that is kept for loads, so that what readers still send has room too.
+    pub(crate) fn bounds(&self) -> Bounds {
+        let bytes = self.keeper.load_bytes.load(Ordering::Relaxed) / 2;
+        Bounds { segments: self.config.read_ahead_segments_max, bytes }
     }
 
     pub(crate) fn notify_writers(&self) {

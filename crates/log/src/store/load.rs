@@ -28,7 +28,7 @@ impl<H: Host> Core<H> {
         let part = &self.disks[disk];
         let Some(first) = part.loads.lock().pop_front() else { return Step::Idle };
         if first.is_demanded {
-            let more = self.readers.lock().demanded(first.id, self.now_us(), self.window_max());
+            let more = self.readers.lock().demanded(first.id, first.at.bytes, self.now_us(), self.bounds());
             self.read_ahead(more);
         }
         let mut loads = part.neighbours(Load { is_demanded: false, ..first });

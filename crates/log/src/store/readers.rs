@@ -22,8 +22,8 @@ const READERS_MAX: usize = 8;
 const READER_SILENT_US: u64 = 10_000_000;
 /// Read-aheads of one lane that are told apart.
 const AHEADS_MAX: usize = 4;
-/// The most segments that are read ahead of one reader, whatever their size.
-const WINDOW_MAX: usize = 256;
+/// How often silent readers are looked for while segments are demanded.
+const FORGET_US: u64 = 1_000_000;
 
 /// A reader's place.
 #[derive(Clone, Copy, Debug)]
@@ -41,6 +41,8 @@ struct Ahead {
     tail: SegmentId,
     /// How many segments to be ahead.
     window: usize,
+    /// About how large they are.
+    segment_bytes: u64,
     at_us: u64,
 }
 
@@ -57,10 +59,30 @@ pub(crate) struct MoreAhead {
     pub(crate) count: usize,
 }
 
+/// How far read-ahead may go.
+#[derive(Clone, Copy)]
+pub(crate) struct Bounds {
+    /// Segments ahead of one reader.
+    pub(crate) segments: usize,
+    /// Bytes ahead of all readers.
+    pub(crate) bytes: u64,
+}
+
+impl Bounds {
+    /// What one of `aheads` may have of segments of a size.
+    fn window(self, aheads: usize, segment_bytes: u64) -> usize {
+        let many = self.bytes / aheads.max(1) as u64 / segment_bytes.max(1);
+        many.clamp(1, self.segments.max(1) as u64) as usize
+    }
+}
+
 /// All readers that are known.
 #[derive(Default)]
 pub(crate) struct Readers {
     lanes: HashMap<LaneKey, LaneReaders>,
+    /// Read-aheads that are going on, about.
+    aheads: usize,
+    forgot_us: u64,
 }
 
 /// Whether `next` can directly follow `last` in a lane, as far as their names tell.
@@ -70,13 +92,14 @@ fn follows(last: Place, next: Place) -> bool {
 
 impl Readers {
     /// A reader has begun a closed segment. The answer is more to read ahead of it, if it lives on loaded segments.
-    pub(crate) fn reading(&mut self, id: SegmentId, now_us: u64, window_max: usize) -> Option<MoreAhead> {
+    pub(crate) fn reading(&mut self, id: SegmentId, now_us: u64, bounds: Bounds) -> Option<MoreAhead> {
+        let aheads = self.aheads;
         let lane = self.lanes.entry(lane_of(id)).or_default();
         lane.mark(place_of(id), now_us);
         let ahead = lane.aheads.iter_mut().find(|ahead| ahead.segments.contains(&id))?;
         while ahead.segments.pop_front().is_some_and(|begun| begun != id) {}
         ahead.at_us = now_us;
-        ahead.window = (ahead.window * 2).min(window_max.clamp(1, WINDOW_MAX));
+        ahead.window = (ahead.window * 2).min(bounds.window(aheads, ahead.segment_bytes));
         // Half a window at a time keeps the reads large and the reader supplied.
         if ahead.segments.len() * 2 > ahead.window {
             return None;
@@ -85,30 +108,39 @@ impl Readers {
     }
 
     /// A reader waits for a segment that is on disk only. The answer is what to read behind it.
-    pub(crate) fn demanded(&mut self, id: SegmentId, now_us: u64, window_max: usize) -> MoreAhead {
+    pub(crate) fn demanded(&mut self, id: SegmentId, segment_bytes: u64, now_us: u64, bounds: Bounds) -> MoreAhead {
+        if now_us >= self.forgot_us + FORGET_US {
+            self.forget_silent(now_us);
+        }
+        let window_max = bounds.window(self.aheads, segment_bytes);
         let lane = self.lanes.entry(lane_of(id)).or_default();
         lane.mark(place_of(id), now_us);
-        let window_max = window_max.clamp(1, WINDOW_MAX);
         let known = lane.aheads.iter_mut().find(|ahead| {
             ahead.segments.contains(&id) || ahead.tail == id || follows(place_of(ahead.tail), place_of(id))
         });
         let window = match known {
-            // It was loaded ahead and evicted before it was read: memory is too short for this much.
-            Some(ahead) if ahead.segments.contains(&id) => {
-                ahead.window = (ahead.window / 2).max(1);
-                ahead.restart(id, now_us)
-            }
-            // The reader ran dry.
             Some(ahead) => {
-                ahead.window = (ahead.window * 2).min(window_max);
-                ahead.restart(id, now_us)
+                // It was loaded ahead and evicted before it was read: memory is too short for this much. Or else the
+                // reader ran dry.
+                let evicted = ahead.segments.contains(&id);
+                let window = if evicted { ahead.window / 2 } else { ahead.window * 2 };
+                *ahead = Ahead {
+                    segments: VecDeque::new(),
+                    tail: id,
+                    window: window.clamp(1, window_max),
+                    segment_bytes,
+                    at_us: now_us,
+                };
+                ahead.window
             }
             None => {
-                let fresh = Ahead { segments: VecDeque::new(), tail: id, window: 1, at_us: now_us };
+                let fresh = Ahead { segments: VecDeque::new(), tail: id, window: 1, segment_bytes, at_us: now_us };
+                self.aheads += 1;
                 if lane.aheads.len() >= AHEADS_MAX
                     && let Some(oldest) = (0..lane.aheads.len()).min_by_key(|i| lane.aheads[*i].at_us)
                 {
                     lane.aheads.swap_remove(oldest);
+                    self.aheads -= 1;
                 }
                 lane.aheads.push(fresh);
                 1
@@ -136,12 +168,6 @@ impl Readers {
         places
     }
 
-    /// How many read-aheads are going on.
-    pub(crate) fn aheads(&self, now_us: u64) -> usize {
-        let lanes = self.lanes.values().flat_map(|lane| &lane.aheads);
-        lanes.filter(|ahead| ahead.at_us + READER_SILENT_US > now_us).count()
-    }
-
     /// Forgets readers that were not heard of for long.
     pub(crate) fn forget_silent(&mut self, now_us: u64) {
         self.lanes.retain(|_, lane| {
@@ -149,6 +175,8 @@ impl Readers {
             lane.aheads.retain(|ahead| ahead.at_us + READER_SILENT_US > now_us);
             !lane.marks.is_empty() || !lane.aheads.is_empty()
         });
+        self.aheads = self.lanes.values().map(|lane| lane.aheads.len()).sum();
+        self.forgot_us = now_us;
     }
 }
 
@@ -173,21 +201,23 @@ impl LaneReaders {
     }
 }
 
-impl Ahead {
-    fn restart(&mut self, at: SegmentId, now_us: u64) -> usize {
-        self.segments.clear();
-        self.tail = at;
-        self.at_us = now_us;
-        self.window
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn id(group: u64, index: u32) -> SegmentId {
         SegmentId { group: GroupId(group), index: SegmentIndex(index), ..SegmentId::default() }
+    }
+
+    fn most(segments: usize) -> Bounds {
+        Bounds { segments, bytes: 1 << 30 }
+    }
+
+    #[test]
+    fn all_windows_together_fit_into_the_memory_for_loads() {
+        let bounds = Bounds { segments: 64, bytes: 1000 };
+        assert_eq!((bounds.window(1, 100), bounds.window(4, 100), bounds.window(40, 100)), (10, 2, 1));
+        assert_eq!((bounds.window(0, 0), bounds.window(1, 1 << 30)), (64, 1));
     }
 
     fn lane() -> LaneKey {
@@ -198,19 +228,19 @@ mod tests {
     fn a_reader_that_moves_on_is_one_reader_and_two_are_two() {
         let mut readers = Readers::default();
         for n in 0..5 {
-            readers.reading(id(1, n), u64::from(n), 8);
+            readers.reading(id(1, n), u64::from(n), most(8));
         }
-        readers.reading(id(2, 0), 5, 8);
+        readers.reading(id(2, 0), 5, most(8));
         assert_eq!(readers.places(lane(), 6), [place_of(id(2, 0))]);
-        readers.reading(id(1, 1), 7, 8);
-        readers.reading(id(1, 2), 8, 8);
+        readers.reading(id(1, 1), 7, most(8));
+        readers.reading(id(1, 2), 8, most(8));
         assert_eq!(readers.places(lane(), 8), [place_of(id(1, 2)), place_of(id(2, 0))]);
     }
 
     #[test]
     fn silent_readers_are_forgotten() {
         let mut readers = Readers::default();
-        readers.reading(id(1, 0), 0, 8);
+        readers.reading(id(1, 0), 0, most(8));
         assert!(readers.places(lane(), READER_SILENT_US).is_empty());
         readers.forget_silent(READER_SILENT_US);
         assert!(readers.lanes.is_empty());
@@ -219,7 +249,7 @@ mod tests {
     #[test]
     fn the_window_opens_with_a_steady_reader_up_to_the_most() {
         let mut readers = Readers::default();
-        let mut more = readers.demanded(id(1, 0), 0, 8);
+        let mut more = readers.demanded(id(1, 0), 100, 0, most(8));
         assert_eq!(more, MoreAhead { after: id(1, 0), count: 1 });
         let mut next = 1;
         let mut ahead_max = 0;
@@ -227,7 +257,7 @@ mod tests {
             readers.reads_ahead(more, (next..next + more.count as u32).map(|n| id(1, n)));
             next += more.count as u32;
             while next > n {
-                if let Some(again) = readers.reading(id(1, n), 0, 8) {
+                if let Some(again) = readers.reading(id(1, n), 0, most(8)) {
                     more = again;
                     break;
                 }
@@ -243,20 +273,20 @@ mod tests {
     #[test]
     fn a_loaded_segment_that_is_wanted_again_narrows_the_window() {
         let mut readers = Readers::default();
-        let more = readers.demanded(id(1, 0), 0, 64);
+        let more = readers.demanded(id(1, 0), 100, 0, most(64));
         readers.reads_ahead(more, [id(1, 1)].into_iter());
-        let more = readers.demanded(id(1, 2), 1, 64);
+        let more = readers.demanded(id(1, 2), 100, 1, most(64));
         assert_eq!(more.count, 2, "it ran dry");
         readers.reads_ahead(more, [id(1, 3), id(1, 4)].into_iter());
-        assert_eq!(readers.demanded(id(1, 3), 2, 64), MoreAhead { after: id(1, 3), count: 1 });
+        assert_eq!(readers.demanded(id(1, 3), 100, 2, most(64)), MoreAhead { after: id(1, 3), count: 1 });
     }
 
     #[test]
     fn unrelated_demands_read_one_segment_ahead_each() {
         let mut readers = Readers::default();
         for n in 0..20 {
-            assert_eq!(readers.demanded(id(n * 7 + 1, 5), n, 64).count, 1);
+            assert_eq!(readers.demanded(id(n * 7 + 1, 5), 100, n, most(64)).count, 1);
         }
-        assert_eq!(readers.aheads(20), AHEADS_MAX);
+        assert_eq!(readers.aheads, AHEADS_MAX);
     }
 }
