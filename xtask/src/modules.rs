@@ -37,7 +37,7 @@ fn is_root(path: &str) -> bool {
     match folders.last() {
         Some(&"src") => matches!(*name, "lib.rs" | "main.rs"),
         Some(&("tests" | "examples" | "benches" | "bin" | "fuzz_targets")) => !folders.ends_with(&["src", "tests"]),
-        _ => *name == "build.rs" || (*name == "main.rs" && folders.iter().any(|f| *f == "examples")),
+        _ => *name == "build.rs" || (*name == "main.rs" && folders.iter().any(|f| matches!(*f, "examples" | "bin"))),
     }
 }
 
@@ -89,6 +89,8 @@ mod tests {
             ("crates/log/tests/support/mod.rs", "//! It.\n"),
             ("crates/log/tests/support/dead.rs", "//! It.\n"),
             ("crates/log/examples/b.rs", "//! It.\n"),
+            ("crates/log/src/bin/tool/main.rs", "//! It.\nmod part;\n"),
+            ("crates/log/src/bin/tool/part.rs", "//! It.\n"),
         ];
         let dead = |path: &str| (path.to_owned(), "dead file");
         assert_eq!(rules(&files), [dead("crates/log/src/dead.rs"), dead("crates/log/tests/support/dead.rs")]);

@@ -4,7 +4,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
@@ -100,17 +100,18 @@ impl Server {
             command.arg("--arena-dir").arg(dir);
         }
         command.args(&config.flags).stdin(Stdio::null());
-        let streams = log.try_clone().map(|copy| (log, copy));
-        let (out, err) = streams.map_err(|e| BenchError::io("sharing the server's log", e))?;
+        let streams = log.metadata().and_then(|before| Ok((before.len(), log.try_clone()?, log)));
+        let (log_before, out, err) = streams.map_err(|e| BenchError::io("sharing the server's log", e))?;
         let started = Instant::now();
         let child = command.stdout(out).stderr(err).spawn();
         self.child = Some(child.map_err(|e| BenchError::io_at("starting", &config.program, e))?);
-        self.wait_until_serving(started)
+        self.wait_until_serving(started, log_before)
     }
 
-    fn wait_until_serving(&mut self, started: Instant) -> Result<Duration, BenchError> {
+    /// It serves when its log, from `log_from` on, says so.
+    fn wait_until_serving(&mut self, started: Instant, log_from: u64) -> Result<Duration, BenchError> {
         loop {
-            if TcpStream::connect(self.address).is_ok() {
+            if self.log_since(log_from).lines().any(is_ready) {
                 return Ok(started.elapsed());
             }
             if let Some(status) = self.ended()? {
@@ -118,12 +119,24 @@ impl Server {
                 return Err(BenchError::server("starting a server", format!("it ended with {status}{}", self.log_tail())));
             }
             if started.elapsed() > self.config.start_timeout {
-                let message = format!("it does not listen after {:?}{}", self.config.start_timeout, self.log_tail());
+                let message = format!("it is not ready after {:?}{}", self.config.start_timeout, self.log_tail());
                 self.kill()?;
                 return Err(BenchError::server("starting a server", message));
             }
             std::thread::sleep(Duration::from_millis(1));
         }
+    }
+
+    fn log_since(&self, from: u64) -> String {
+        let read = || -> std::io::Result<Vec<u8>> {
+            let mut file = File::open(&self.config.log)?;
+            file.seek(SeekFrom::Start(from))?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes)?;
+            Ok(bytes)
+        };
+        // A log that cannot be read says nothing: the wait ends with its time.
+        String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
     }
 
     /// Its exit status, if it has ended on its own.
@@ -183,18 +196,9 @@ impl Server {
     /// The end of its log, for messages.
     pub fn log_tail(&self) -> String {
         const TAIL: u64 = 2000;
-        let read = || -> std::io::Result<String> {
-            let mut file = File::open(&self.config.log)?;
-            let end = file.seek(SeekFrom::End(0))?;
-            file.seek(SeekFrom::Start(end.saturating_sub(TAIL)))?;
-            let mut bytes = Vec::new();
-            file.read_to_end(&mut bytes)?;
-            Ok(String::from_utf8_lossy(&bytes).into_owned())
-        };
-        match read() {
-            Ok(tail) if !tail.is_empty() => format!("; the end of its log:\n{tail}"),
-            _ => String::new(),
-        }
+        let end = std::fs::metadata(&self.config.log).map_or(0, |log| log.len());
+        let tail = self.log_since(end.saturating_sub(TAIL));
+        if tail.is_empty() { String::new() } else { format!("; the end of its log:\n{tail}") }
     }
 
     /// Lines of its log that say that the server panicked: there must be none.
@@ -210,6 +214,11 @@ impl Drop for Server {
         let _ = self.thaw();
         let _ = self.kill();
     }
+}
+
+/// Whether a line of a server's log says that it serves.
+fn is_ready(line: &str) -> bool {
+    line.contains("ready") && serde_json::from_str::<serde_json::Value>(line).is_ok_and(|line| line["message"] == "ready")
 }
 
 /// A port of loopback that is free right now.
@@ -246,13 +255,45 @@ mod tests {
         assert_eq!(listener_pid(listener.local_addr().unwrap().port()), Some(std::process::id()));
     }
 
+    fn script(dir: &Path, text: &str) -> PathBuf {
+        let program = dir.join("kera");
+        std::fs::write(&program, format!("#!/bin/sh\n{text}\n")).unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        program
+    }
+
+    /// A script cannot be run while any process holds it open for writing, and other tests fork meanwhile.
+    fn patiently<T>(mut start: impl FnMut() -> Result<T, BenchError>) -> Result<T, BenchError> {
+        loop {
+            match start() {
+                Err(BenchError::Io { source, .. }) if source.kind() == std::io::ErrorKind::ExecutableFileBusy => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    #[test]
+    fn a_server_is_up_when_it_says_so_and_stops_when_asked() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = r#"trap 'exit 0' TERM; echo '{"level":"INFO","message":"ready"}' >&2; while true; do sleep 0.01; done"#;
+        let config = ServerConfig::in_dir(&script(dir.path(), text), dir.path());
+        let (mut server, _) = patiently(|| Server::start(config.clone())).unwrap();
+        assert!(server.ended().unwrap().is_none());
+        server.freeze().unwrap();
+        server.thaw().unwrap();
+        server.stop(Duration::from_secs(30)).unwrap();
+        assert_eq!(server.pid(), None);
+        // What an earlier life said does not count for this one.
+        script(dir.path(), "exit 7");
+        assert!(patiently(|| server.start_again()).unwrap_err().to_string().contains('7'));
+    }
+
     #[test]
     fn a_program_that_ends_at_once_is_an_error_with_its_last_words() {
         let dir = tempfile::tempdir().unwrap();
-        let program = dir.path().join("kera");
-        std::fs::write(&program, "#!/bin/sh\necho no room for me >&2\nexit 3\n").unwrap();
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
-        let error = Server::start(ServerConfig::in_dir(&program, dir.path())).unwrap_err().to_string();
+        let program = script(dir.path(), "echo no room for me >&2; exit 3");
+        let config = ServerConfig::in_dir(&program, dir.path());
+        let error = patiently(|| Server::start(config.clone())).unwrap_err().to_string();
         assert!(error.contains("no room for me") && error.contains('3'), "{error}");
     }
 }

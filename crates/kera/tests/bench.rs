@@ -1,0 +1,99 @@
+//! The load generator and the yardstick in a tiny mode, with the real binary: so that they cannot rot.
+
+mod common;
+
+use common::{Place, run, stdout};
+use serde_json::Value;
+
+fn fields(report: &Value) -> [f64; 5] {
+    ["records", "bytes", "seconds", "records_per_s", "mib_per_s"].map(|name| report[name].as_f64().expect(name))
+}
+
+#[test]
+fn produce_consume_and_both_report_what_they_did() {
+    let place = Place::new();
+    let node = place.start();
+    let report = node.json("bench produce --records 20000 --streamlets 3 --chunk-bytes 4KiB --producers 2");
+    assert_eq!(report["records"], 20_000);
+    assert_eq!(report["bytes"], 2_000_000);
+    assert_eq!(report["errors"], 0);
+    assert!(fields(&report).iter().all(|&figure| figure > 0.0), "{report}");
+    for name in ["p50", "p99", "p999", "max"] {
+        assert!(report["latency_us"][name].as_f64().unwrap() > 0.0, "{report}");
+    }
+    assert_eq!(report["config"]["chunk_bytes"], 4096);
+    assert!(report["server"]["resident_bytes"].as_u64().unwrap() > 0, "the server on this host is found: {report}");
+
+    let report = node.json("bench consume --records 20000 --streamlets 3 --consumers 2 --compression lz4");
+    assert_eq!((&report["records"], &report["errors"]), (&20_000.into(), &0.into()), "{report}");
+
+    let report = node.json("bench both --records 20000 --streamlets 4 --lanes 2 --key-distribution zipf --keys 100");
+    assert_eq!(report["records"], 20_000);
+    assert_eq!(report["consume"]["records"], 20_000);
+    assert_eq!(report["bytes"], 20_000 * 108, "keys count");
+    assert!(report["consume"]["latency_us"]["p99"].as_f64().unwrap() > 0.0, "{report}");
+
+    assert_eq!(node.json("stream list").as_array().map_or(0, Vec::len), 0, "what it made is gone");
+    node.stop();
+}
+
+#[test]
+fn a_rate_is_kept_and_every_record_has_a_latency() {
+    let place = Place::new();
+    let node = place.start();
+    let report = node.json("bench both --rate 2000 --records 1000 --warmup-records 100 --linger-ms 0 --streamlets 2");
+    assert_eq!(report["records"], 1000, "{report}");
+    assert_eq!(report["latency_us"]["samples"], 1000, "{report}");
+    assert!(report["seconds"].as_f64().unwrap() > 0.4, "1,000 records at 2,000/s take half a second: {report}");
+    node.stop();
+}
+
+#[test]
+fn many_streams_and_an_application_work() {
+    let place = Place::new();
+    let node = place.start();
+    let report = node.json(
+        "bench both --streams 10 --streamlets 1 --records 5000 --durability power --consumers 2 --chunk-bytes 1KiB --stream some --keep",
+    );
+    assert_eq!(report["consume"]["records"], 5000, "{report}");
+    assert_eq!(node.json("stream list").as_array().map_or(0, Vec::len), 10, "they were to be kept");
+    let report = node.json("bench both --records 5000 --application counters --consumers 2 --streamlets 4");
+    assert_eq!(report["consume"]["records"], 5000, "{report}");
+    node.stop();
+}
+
+#[test]
+fn mistakes_name_the_flag() {
+    let place = Place::new();
+    let node = place.start();
+    for (line, word) in [
+        ("bench produce --seconds nine", "seconds"),
+        ("bench produce --chunk-bytes 3", "chunk-bytes"),
+        ("bench both --consumers 99 --streamlets 2", "consumers"),
+        ("bench produce --rate 0", "rate"),
+        ("bench produce --streamlets 0", "streamlets"),
+        ("bench limit --frame-bytes 1", "frame-bytes"),
+    ] {
+        let (status, says) = node.fails(line);
+        assert!(status == 2 || status == 1, "{line}: {status}");
+        assert!(says.contains(word), "{line}: {says}");
+    }
+    node.stop();
+}
+
+#[test]
+fn an_embedded_node_and_the_yardstick_need_no_server() {
+    let place = Place::new();
+    let dir = place.file("");
+    let dir = dir.to_str().unwrap();
+    let line = format!("bench produce --embedded --dir {dir} --arena-bytes 64MiB --records 5000 --streamlets 2 --json");
+    let output = run(line.split_whitespace());
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+    assert_eq!(report["records"], 5000);
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "the embedded node leaves nothing");
+    let line = format!("bench limit --seconds 0.02 --rounds 1 --frame-bytes 4KiB,64KiB --disk {dir} --disk-bytes 16MiB --json");
+    let report: Value = serde_json::from_str(&stdout(&run(line.split_whitespace()))).unwrap();
+    assert_eq!(report["server"].as_array().unwrap().len(), 2);
+    assert!(report["disk"]["write_bytes_per_s"].as_f64().unwrap() > 0.0);
+    assert!(report["generator"]["make_ns"].as_f64().unwrap() > 0.0);
+}
