@@ -1,5 +1,7 @@
 //! The `kera` binary: command line only. A node is `kera_server`, everything else talks to one through `kera_client`.
 
+#![allow(unreachable_pub, reason = "this is a binary: `pub` is for other modules of it")]
+
 mod bench;
 mod cli;
 mod commands;

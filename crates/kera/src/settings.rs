@@ -34,7 +34,7 @@ impl Args for SettingFlags {
                     .long(setting.flag)
                     .value_name(setting.kind.placeholder())
                     .help(help)
-                    .help_heading(heading(setting.section)),
+                    .help_heading(setting.section),
             )
         })
     }
@@ -42,10 +42,6 @@ impl Args for SettingFlags {
     fn augment_args_for_update(command: Command) -> Command {
         SettingFlags::augment_args(command)
     }
-}
-
-fn heading(section: &'static str) -> String {
-    format!("Settings [{section}]")
 }
 
 impl ServeArgs {

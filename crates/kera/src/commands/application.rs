@@ -53,7 +53,7 @@ async fn list(stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
     }
     let mut table = Table::new(&["APPLICATION", "STREAM", "STATE", "CONSUMERS", "LAG"]);
     for (a, s) in &applications {
-        table.row([a.name.clone(), s.name.clone(), a.state.to_string(), a.members.to_string(), human_count(a.lag)]);
+        table.row([a.name.clone(), s.name.clone(), a.state.name().to_owned(), a.members.to_string(), human_count(a.lag)]);
     }
     print(&table.text())
 }
@@ -90,7 +90,7 @@ async fn describe(name: &str, stream: Option<&str>, globals: &Globals) -> Result
     let mut text = facts(&[
         ("application", d.name.clone()),
         ("stream", stream.name.clone()),
-        ("state", d.state.to_string()),
+        ("state", d.state.name().to_owned()),
         ("order", d.order.to_string()),
         ("lag", format!("{} records", human_count(d.lag))),
     ]);

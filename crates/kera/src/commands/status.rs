@@ -20,7 +20,7 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
 }
 
 fn status_text(s: &NodeStatusResponse, address: &str) -> String {
-    let roles: Vec<String> = s.roles.iter().map(ToString::to_string).collect();
+    let roles: Vec<&str> = s.roles.iter().map(|role| role.name()).collect();
     let percent = (s.arena_used_bytes * 100).checked_div(s.arena_bytes).unwrap_or(0);
     let mut text = facts(&[
         ("node", format!("{} at {address}, version {}, start {}", uuid_text(&s.node_id), s.version, s.node_epoch)),

@@ -142,7 +142,7 @@ fn describe_text(info: &StreamInfo, stats: &[LaneStats], applications: &[Applica
     if !applications.is_empty() {
         let mut table = Table::new(&["APPLICATION", "STATE", "CONSUMERS", "LAG"]);
         for a in applications {
-            table.row([a.name.clone(), a.state.to_string(), a.members.to_string(), human_count(a.lag)]);
+            table.row([a.name.clone(), a.state.name().to_owned(), a.members.to_string(), human_count(a.lag)]);
         }
         text.push_str(&format!("\n{}", table.text()));
     }

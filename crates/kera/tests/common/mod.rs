@@ -1,0 +1,283 @@
+//! Nodes and commands for tests with the real binary: free ports, directories that go away, and log lines that must not
+//! be there.
+#![allow(dead_code, unreachable_pub, reason = "every test file uses some of it")]
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// The longest that anything may take before a test gives up.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The `kera` binary with an environment that the tests control.
+pub fn kera<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kera"));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("KERA_")) {
+        command.env_remove(name);
+    }
+    command.args(args).stdin(Stdio::null());
+    command
+}
+
+/// Runs a command to its end.
+pub fn run<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Output {
+    kera(args).output().expect("the binary runs")
+}
+
+/// Standard output as text.
+pub fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("the output is text")
+}
+
+/// Standard error as text.
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).expect("the output is text")
+}
+
+/// A file of the repository's sample data.
+pub fn sample(name: &str) -> String {
+    format!("{}/../../data/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A data directory and an arena directory that go away with the test.
+pub struct Place {
+    dir: tempfile::TempDir,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        Place { dir: tempfile::tempdir().expect("there is room for a test") }
+    }
+
+    pub fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// The arena's directory: shared memory, so that a kill behaves as it does for users.
+    pub fn arena(&self) -> PathBuf {
+        self.dir.path().join("arena")
+    }
+
+    /// Arena files that are there.
+    pub fn arena_files(&self) -> Vec<PathBuf> {
+        let Ok(entries) = std::fs::read_dir(self.arena()) else { return Vec::new() };
+        entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+    }
+
+    /// Flags of a node that lives here.
+    pub fn flags(&self) -> Vec<String> {
+        let path = |path: PathBuf| path.to_string_lossy().into_owned();
+        [
+            "serve", "--data", &path(self.data()), "--arena-dir", &path(self.arena()), "--arena-bytes", "64MiB",
+            "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json",
+        ]
+        .map(String::from)
+        .to_vec()
+    }
+
+    /// Starts a node and waits until it is ready.
+    pub fn start(&self) -> Node {
+        self.start_with(&[])
+    }
+
+    /// Starts a node with more flags.
+    pub fn start_with(&self, more: &[&str]) -> Node {
+        let mut flags = self.flags();
+        flags.extend(more.iter().map(|s| (*s).to_owned()));
+        Node::start_flags(&flags)
+    }
+}
+
+/// A node in a process of its own. Dropped, it is killed, and unexpected log lines fail the test.
+pub struct Node {
+    child: Child,
+    lines: Arc<Mutex<Vec<String>>>,
+    reader: Option<thread::JoinHandle<()>>,
+    ready: Value,
+    expected: Vec<&'static str>,
+}
+
+impl Node {
+    /// Starts a node with exactly these flags.
+    pub fn start_flags(flags: &[String]) -> Node {
+        let mut child = kera(flags).stderr(Stdio::piped()).spawn().expect("the binary runs");
+        let stderr = child.stderr.take().expect("it is piped");
+        let lines = Arc::new(Mutex::new(Vec::new()));
+        let writer = lines.clone();
+        let reader = thread::spawn(move || {
+            for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                writer.lock().unwrap().push(line);
+            }
+        });
+        let mut node = Node { child, lines, reader: Some(reader), ready: Value::Null, expected: Vec::new() };
+        node.ready = node.wait_for("ready");
+        node
+    }
+
+    /// Waits for a log line with this message.
+    pub fn wait_for(&mut self, message: &str) -> Value {
+        let started = Instant::now();
+        loop {
+            for line in self.lines.lock().unwrap().iter() {
+                if let Ok(value) = serde_json::from_str::<Value>(line)
+                    && value["message"] == message
+                {
+                    return value;
+                }
+            }
+            let ended = self.child.try_wait().unwrap();
+            assert!(ended.is_none() && started.elapsed() < PATIENCE, "no `{message}`: {ended:?}\n{}", self.log());
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// All log lines so far.
+    pub fn log(&self) -> String {
+        self.lines.lock().unwrap().join("\n")
+    }
+
+    /// Fields of the line at ready.
+    pub fn ready(&self) -> &Value {
+        &self.ready
+    }
+
+    pub fn address(&self) -> String {
+        self.ready["listen"].as_str().expect("it says where it listens").to_owned()
+    }
+
+    pub fn http(&self) -> String {
+        self.ready["http"].as_str().expect("it says where HTTP listens").to_owned()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// A warning or error with this text is expected.
+    pub fn expect_warning(&mut self, text: &'static str) {
+        self.expected.push(text);
+    }
+
+    /// A command against this node.
+    pub fn command(&self, line: &str) -> Command {
+        let mut command = kera(line.split_whitespace());
+        command.env("KERA_CONNECT", self.address());
+        command
+    }
+
+    /// Runs a command against this node.
+    pub fn run(&self, line: &str) -> Output {
+        self.command(line).output().expect("the binary runs")
+    }
+
+    /// Runs a command that must succeed, and returns what it prints.
+    pub fn ok(&self, line: &str) -> String {
+        let output = self.run(line);
+        assert!(output.status.success(), "kera {line}: {}\n{}{}", output.status, stdout(&output), stderr(&output));
+        stdout(&output)
+    }
+
+    /// Runs a command that must fail, and returns its exit status and what it says.
+    pub fn fails(&self, line: &str) -> (i32, String) {
+        let output = self.run(line);
+        assert!(!output.status.success(), "kera {line} should fail, and said {}", stdout(&output));
+        (output.status.code().unwrap_or(-1), stderr(&output))
+    }
+
+    /// Runs a command with `--json` and reads what it prints.
+    pub fn json(&self, line: &str) -> Value {
+        let text = self.ok(&format!("{line} --json"));
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("kera {line}: {error}\n{text}"))
+    }
+
+    /// An HTTP request without a body; returns status and body.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        self.http_request("GET", path, "")
+    }
+
+    pub fn http_request(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.http()).expect("HTTP listens");
+        let length = body.len();
+        write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
+            .expect("HTTP takes the request");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("HTTP answers");
+        let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("the answer has a status");
+        let body = answer.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+        (status, body.to_owned())
+    }
+
+    /// kill -9.
+    pub fn kill(mut self) {
+        self.child.kill().expect("it can be killed");
+        self.child.wait().expect("it ends");
+    }
+
+    pub fn signal(&self, name: &str) {
+        let sent = Command::new("kill").args([format!("-{name}"), self.pid().to_string()]).status();
+        assert!(sent.expect("kill runs").success());
+    }
+
+    /// Stops it gracefully and returns its exit status.
+    pub fn stop(mut self) -> i32 {
+        self.signal("TERM");
+        self.wait_end()
+    }
+
+    /// Waits for its end and returns its exit status.
+    pub fn wait_end(&mut self) -> i32 {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code().unwrap_or(-1);
+            }
+            assert!(started.elapsed() < PATIENCE, "it does not end\n{}", self.log());
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+        if thread::panicking() {
+            eprintln!("the node said:\n{}", self.log());
+            return;
+        }
+        for line in self.lines.lock().unwrap().iter() {
+            let level = serde_json::from_str::<Value>(line).map_or(Value::Null, |value| value["level"].clone());
+            let is_quiet = matches!(level.as_str(), Some("INFO" | "DEBUG" | "TRACE"));
+            let is_expected = self.expected.iter().any(|text| line.contains(text));
+            assert!(is_quiet || is_expected, "unexpected line: {line}");
+        }
+    }
+}
+
+/// Waits until `holds` does.
+pub fn eventually(what: &str, holds: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < PATIENCE, "{what} did not come");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Whether a file or directory is there.
+pub fn exists(path: &Path) -> bool {
+    path.exists()
+}

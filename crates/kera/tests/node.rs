@@ -1,0 +1,156 @@
+//! A node as its operator sees it: starts, stops, refusals, what survives.
+
+mod common;
+
+use common::{Node, Place, exists, run, stderr, stdout};
+
+#[test]
+fn a_graceful_stop_leaves_everything_on_disk_and_no_arena() {
+    let place = Place::new();
+    let node = place.start();
+    node.ok("stream create flights --streamlets 4 --lanes 2");
+    node.ok(&format!("produce flights --file {} --key-field origin", common::sample("flights-sample.ndjson")));
+    assert_eq!(place.arena_files().len(), 1);
+    assert_eq!(node.stop(), 0);
+    assert_eq!(place.arena_files(), Vec::<std::path::PathBuf>::new());
+
+    let node = place.start();
+    assert_eq!(node.ready()["epoch"], 2);
+    assert_eq!(node.ok("consume flights").lines().count(), 200);
+    assert_eq!(node.stop(), 0);
+}
+
+#[test]
+fn after_a_kill_everything_acknowledged_is_there() {
+    let place = Place::new();
+    let node = place.start();
+    node.ok("stream create flights --streamlets 2");
+    node.ok("stream create payments --durability power");
+    node.ok(&format!("produce flights --file {}", common::sample("flights-sample.ndjson")));
+    node.ok(&format!("produce payments --file {}", common::sample("flights-sample.csv")));
+    node.kill();
+    assert_eq!(place.arena_files().len(), 1);
+
+    let node = place.start();
+    assert_eq!(node.ready()["arena"], "attached");
+    assert_eq!(node.ok("consume flights").lines().count(), 200);
+    assert_eq!(node.ok("consume payments").lines().count(), 200);
+    // Writing goes on where it was.
+    node.ok(&format!("produce flights --file {}", common::sample("flights-sample.ndjson")));
+    node.kill();
+
+    let node = place.start();
+    assert_eq!(node.ok("consume flights").lines().count(), 400);
+}
+
+#[test]
+fn without_the_arena_what_was_synced_is_there() {
+    let place = Place::new();
+    let node = place.start();
+    node.ok("stream create payments --durability power --streamlets 3");
+    node.ok(&format!("produce payments --file {} --key-field origin", common::sample("flights-sample.csv")));
+    node.kill();
+    for file in place.arena_files() {
+        std::fs::remove_file(file).unwrap();
+    }
+
+    let node = place.start();
+    assert_eq!(node.ready()["arena"], "created");
+    assert_eq!(node.ok("consume payments").lines().count(), 200);
+}
+
+#[test]
+fn a_second_node_on_the_same_directory_is_refused() {
+    let place = Place::new();
+    let node = place.start();
+    let refused = run(place.flags());
+    assert_eq!(refused.status.code(), Some(11));
+    let said = stderr(&refused);
+    assert!(said.contains(&format!("in use by process {}", node.pid())) && said.contains("--data"), "{said}");
+    assert_eq!(node.stop(), 0);
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let (place, other) = (Place::new(), Place::new());
+    let node = place.start();
+    for (flag, address) in [("--listen", node.address()), ("--http-listen", node.http())] {
+        let mut flags = other.flags();
+        let at = flags.iter().position(|f| f == flag).unwrap();
+        flags[at + 1] = address.clone();
+        let refused = run(&flags);
+        assert_eq!(refused.status.code(), Some(13), "{}", stderr(&refused));
+        assert!(stderr(&refused).contains(&format!("{address}: the port is in use")), "{}", stderr(&refused));
+    }
+}
+
+#[test]
+fn all_mistakes_of_a_configuration_are_told_at_once() {
+    let place = Place::new();
+    let file = place.file("kera.toml");
+    std::fs::write(&file, "[network]\nlistne = \"a:1\"\n[arena]\nbytes = \"1KiB\"\n[logs]\nformat = \"xml\"\n").unwrap();
+    let file = file.to_str().unwrap();
+    for command in [vec!["serve", "--config", file, "--data", "/proc/none"], vec!["config", "check", "--config", file]] {
+        let refused = run(&command);
+        let said = stderr(&refused);
+        assert_eq!(refused.status.code(), Some(10), "{said}");
+        for part in ["3 mistakes", "kera.toml:2", "did you mean network.listen?", "1KiB is too small", "`text`, `json`"] {
+            assert!(said.contains(part), "{part} in {said}");
+        }
+    }
+}
+
+#[test]
+fn settings_come_from_flags_environment_and_file() {
+    let place = Place::new();
+    let file = place.file("kera.toml");
+    std::fs::write(&file, "[streams]\nstreams_max = 7\n").unwrap();
+    let shown = common::kera(["config", "show", "--config", file.to_str().unwrap(), "--listen", "127.0.0.1:9"])
+        .env("KERA_LEASE", "5s")
+        .output()
+        .unwrap();
+    let said = stdout(&shown);
+    for line in ["streams_max = 7  # ", "listen = \"127.0.0.1:9\"  # --listen", "lease = \"5s\"  # KERA_LEASE", "# default"] {
+        assert!(said.contains(line), "{line} in {said}");
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_be_used_is_named() {
+    let mut flags = Place::new().flags();
+    let at = flags.iter().position(|f| f == "--data").unwrap();
+    flags[at + 1] = "/proc/none".into();
+    let refused = run(&flags);
+    assert_eq!(refused.status.code(), Some(12));
+    assert!(stderr(&refused).contains("/proc/none"), "{}", stderr(&refused));
+}
+
+#[test]
+fn http_can_be_turned_off() {
+    let place = Place::new();
+    let node = place.start_with(&["--stop-timeout", "5s"]);
+    assert_ne!(node.http(), "none");
+    assert_eq!(node.stop(), 0);
+    let mut flags = place.flags();
+    let at = flags.iter().position(|f| f == "--http-listen").unwrap();
+    flags[at + 1] = "none".into();
+    let more: Vec<&str> = flags[at..at + 2].iter().map(String::as_str).collect();
+    assert_eq!(more, ["--http-listen", "none"]);
+    let node = Node::start_flags(&flags);
+    assert_eq!(node.http(), "none");
+    node.ok("stream list");
+    assert_eq!(node.stop(), 0);
+}
+
+#[test]
+fn a_node_is_small_when_it_is_idle() {
+    let place = Place::new();
+    let node = place.start();
+    node.ok("status");
+    let status = std::fs::read_to_string(format!("/proc/{}/status", node.pid())).unwrap();
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+    let kib: u64 = resident.trim().trim_end_matches(" kB").parse().unwrap();
+    // Not optimised, and with the code of the tests' build: the promise of 20 MiB is measured on a release.
+    assert!(kib < 64 << 10, "{kib} KiB are resident");
+    assert!(exists(&place.data().join("node.json")));
+}
