@@ -4,24 +4,23 @@ use kera_format::chunk::ChunkTarget;
 use kera_format::container::{self, BatchHeader, ContainerEntry, ContainerHeader, ProducerMark, Trailer};
 use kera_format::ids::*;
 use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
-use kera_format::{BrokerPart, ChunkBuilder, ChunkView, Compression, Record, StreamOptions, arena, catalog, vlog};
+use kera_format::{BrokerPart, ChunkBuilder, Compression, Record};
 use kera_protocol::Op;
 use std::path::Path;
 
 /// The seeds of every target, by its name. `spec` is the folder of the golden bytes.
 pub fn all(spec: &Path) -> Vec<(&'static str, Vec<Vec<u8>>)> {
-    let chunks = golden(&spec.join("chunk.json"));
     vec![
         ("record", golden(&spec.join("record.json"))),
         ("compression", compressed()),
         ("segment", [golden(&spec.join("segment.json")), vec![image().2]].concat()),
         ("frame", golden(&spec.join("frame.json"))),
         ("message", messages(spec)),
-        ("container", containers()),
-        ("vlog", blocks(&chunks)),
-        ("catalog", entries()),
-        ("arena", vec![arena_header()]),
-        ("chunk", chunks),
+        ("container", [golden(&spec.join("container.json")), containers()].concat()),
+        ("vlog", golden(&spec.join("vlog.json"))),
+        ("catalog", golden(&spec.join("catalog.json"))),
+        ("arena", golden(&spec.join("arena.json"))),
+        ("chunk", golden(&spec.join("chunk.json"))),
     ]
 }
 
@@ -98,51 +97,4 @@ fn containers() -> Vec<Vec<u8>> {
     let mut footer = vec![0; container::footer_bytes(1, 2) as usize];
     Trailer::write(&file, 12_288, &[entry], &mut footer);
     vec![page, index, footer]
-}
-
-fn blocks(chunks: &[Vec<u8>]) -> Vec<Vec<u8>> {
-    let file = vlog::FileHeader { node: [3; 16], vlog: 1, file: 2, key: 99, first_block: 4 };
-    let mut page = vec![0; 64];
-    file.write(&mut page);
-    let chunks: Vec<u8> = chunks.iter().filter(|chunk| ChunkView::parse(chunk).is_ok()).flatten().copied().collect();
-    let block = vlog::BlockHeader {
-        vlog: 1,
-        chunk_count: 2,
-        block: 4,
-        file: 2,
-        key: 99,
-        written_ms: 5,
-        chunk_bytes: chunks.len() as u32,
-        chunks_checksum: kera_format::checksum::crc32c(&chunks),
-    };
-    let mut bytes = vec![0; 64];
-    block.write(&mut bytes);
-    bytes.extend(chunks);
-    vec![page, bytes]
-}
-
-fn entries() -> Vec<Vec<u8>> {
-    let options = StreamOptions::default();
-    let file = catalog::FileHeader { node: [3; 16], generation: 1, kind: catalog::FileKind::Journal };
-    let entries = [
-        catalog::Entry::StreamCreated {
-            stream: StreamId(5),
-            at_ms: 1,
-            options: options.clone(),
-            name: "flights".into(),
-        },
-        catalog::Entry::StreamAltered { stream: StreamId(5), at_ms: 2, options },
-        catalog::Entry::StreamDeleted { stream: StreamId(5), at_ms: 3 },
-        catalog::Entry::ProducersReserved { below: ProducerId(2_000) },
-        catalog::Entry::ProducerEpochRaised { producer: ProducerId(7), epoch: ProducerEpoch(1) },
-        catalog::Entry::Counters { next_stream: StreamId(6), next_index: 9 },
-        catalog::Entry::End { entries: 6 },
-    ];
-    let mut journal = Vec::new();
-    (0..).zip(&entries).for_each(|(index, entry)| entry.encode(index, &mut journal));
-    vec![file.encode().to_vec(), journal]
-}
-
-fn arena_header() -> Vec<u8> {
-    arena::ArenaHeader { node: [3; 16], boot_id: [4; 16], bytes: 1 << 30 }.encode().to_vec()
 }

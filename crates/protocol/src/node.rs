@@ -1,9 +1,9 @@
 //! How a node is.
 
 use crate::ProtocolError;
-use crate::spec::{Source, Trace};
 use crate::codec::{Reader, Wire, wire_enum, wire_struct};
 use crate::message::{messages, responses};
+use crate::spec::{Source, Trace};
 
 /// Asks how the node is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
