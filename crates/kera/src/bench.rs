@@ -276,8 +276,9 @@ pub fn finish(done: Result<(), CliError>, json: bool) -> ExitCode {
 pub fn failed(error: kera_bench::BenchError) -> CliError {
     match error {
         kera_bench::BenchError::Setting { .. } => CliError::usage(error.to_string()),
-        kera_bench::BenchError::Server { .. } => CliError::failure(error.to_string())
-            .next("is a node running there? `kera status` tells, `kera serve` starts one, --embedded uses one of its own"),
+        kera_bench::BenchError::Server { .. } => CliError::failure(error.to_string()).next(
+            "is a node running there? `kera status` tells, `kera serve` starts one, --embedded uses one of its own",
+        ),
         other => CliError::failure(other.to_string()),
     }
 }
@@ -305,9 +306,14 @@ fn run_load(mode: Mode, args: &LoadArgs, connect: &str, json: bool) -> Result<()
         None => Target { address: connect.to_owned(), server_pid: args.server_pid.or_else(|| local_pid(connect)) },
     };
     let mut line = ProgressLine::new();
-    let report = load::run(mode, &config, &target, |progress: &Progress| line.show(&progress.line())).map_err(failed)?;
+    let report =
+        load::run(mode, &config, &target, |progress: &Progress| line.show(&progress.line())).map_err(failed)?;
     line.clear();
-    if json { output::print_json(&report)? } else { output::print(&report.table(mode == Mode::Consume))? }
+    if json {
+        output::print_json(&report)?
+    } else {
+        output::print(&report.table(mode == Mode::Consume))?
+    }
     let errors = report.main.errors + report.consume.map_or(0, |side| side.errors);
     match errors {
         0 => Ok(()),
@@ -333,8 +339,11 @@ impl Embedded {
         let parent = args.dir.clone().unwrap_or_else(std::env::temp_dir);
         let dir = parent.join(format!("kera-bench-{}", std::process::id()));
         std::fs::create_dir_all(&dir).map_err(|e| CliError::failure(format!("creating {}: {e}", dir.display())))?;
-        let config =
-            ServerConfig { arena_bytes: args.arena_bytes, flags: args.serve.clone(), ..ServerConfig::in_dir(&program, &dir) };
+        let config = ServerConfig {
+            arena_bytes: args.arena_bytes,
+            flags: args.serve.clone(),
+            ..ServerConfig::in_dir(&program, &dir)
+        };
         match Server::start(config) {
             Ok((server, _)) => Ok(Embedded { server, dir }),
             Err(error) => {

@@ -319,7 +319,11 @@ fn compression(text: &str) -> Result<Compression, String> {
 fn chunk_bytes(text: &str) -> Result<usize, String> {
     let bytes = parse_bytes(text)?;
     let (least, most) = (256, kera_format::limits::CHUNK_BYTES_MAX as u64);
-    if (least..=most).contains(&bytes) { Ok(bytes as usize) } else { Err(format!("{text} is not between {least}B and {most}B")) }
+    if (least..=most).contains(&bytes) {
+        Ok(bytes as usize)
+    } else {
+        Err(format!("{text} is not between {least}B and {most}B"))
+    }
 }
 
 /// What to do with a malformed record.

@@ -32,7 +32,9 @@ async fn no_such_stream(client: &Client, name: &str) -> CliError {
     let error = CliError::failure(format!("there is no stream `{name}`"));
     match nearest(name, streams.iter().map(|s| s.name.as_str())) {
         Some(meant) => error.next(format!("did you mean `{meant}`? `kera stream list` shows all")),
-        None if streams.is_empty() => error.next(format!("there are no streams yet; make it with `kera stream create {name}`")),
+        None if streams.is_empty() => {
+            error.next(format!("there are no streams yet; make it with `kera stream create {name}`"))
+        }
         None => error.next(format!("make it with `kera stream create {name}`, or look at `kera stream list`")),
     }
 }
@@ -45,9 +47,8 @@ pub fn explain(error: &ClientError) -> CliError {
     let failure = CliError::failure(text.strip_prefix(&prefix).unwrap_or(&text));
     match (error, error.status()) {
         (_, Some(status)) => failure.next(status.hint()),
-        (ClientError::Rpc(_), None) => {
-            failure.next("start a node with `kera serve`, or name a running one with --connect HOST:PORT or KERA_CONNECT")
-        }
+        (ClientError::Rpc(_), None) => failure
+            .next("start a node with `kera serve`, or name a running one with --connect HOST:PORT or KERA_CONNECT"),
         _ => failure,
     }
 }

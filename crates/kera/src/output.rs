@@ -61,7 +61,9 @@ impl Table {
         let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
         let is_number = |cell: &str| cell.starts_with(|c: char| c.is_ascii_digit() || c == '-');
         let right: Vec<bool> = (0..columns)
-            .map(|c| self.rows.len() > 1 && self.rows[1..].iter().all(|row| row.get(c).is_some_and(|cell| is_number(cell))))
+            .map(|c| {
+                self.rows.len() > 1 && self.rows[1..].iter().all(|row| row.get(c).is_some_and(|cell| is_number(cell)))
+            })
             .collect();
         let mut text = String::new();
         for row in &self.rows {

@@ -267,7 +267,11 @@ fn run_consume(args: &ConsumeArgs, connect: &str, json: bool) -> Result<(), CliE
         ..ConsumeConfig::default()
     };
     let verdict = verify::consume(&config, connect).map_err(failed)?;
-    if json { output::print_json(&verdict_json(&verdict))? } else { output::print(&format!("{verdict}\n"))? }
+    if json {
+        output::print_json(&verdict_json(&verdict))?
+    } else {
+        output::print(&format!("{verdict}\n"))?
+    }
     if verdict.holds() { Ok(()) } else { Err(CliError::failure("not everything that was promised holds")) }
 }
 
@@ -290,7 +294,8 @@ fn run_chaos(args: &ChaosArgs, json: bool) -> Result<(), CliError> {
         Some(program) => program.clone(),
         None => std::env::current_exe().map_err(|e| CliError::failure(format!("finding this program: {e}")))?,
     };
-    let ms = |at: usize| Duration::from_millis(args.between_ms.get(at).or(args.between_ms.last()).copied().unwrap_or(0));
+    let ms =
+        |at: usize| Duration::from_millis(args.between_ms.get(at).or(args.between_ms.last()).copied().unwrap_or(0));
     let mut config = ChaosConfig {
         rounds: args.rounds,
         faults: args.faults.clone(),
@@ -315,8 +320,17 @@ fn run_chaos(args: &ChaosArgs, json: bool) -> Result<(), CliError> {
         config.dir.clone_from(dir);
     }
     let mut line = ProgressLine::new();
-    let report = chaos::run(&config, |what| if !args.quiet { line.show(what) }).map_err(failed)?;
+    let report = chaos::run(&config, |what| {
+        if !args.quiet {
+            line.show(what)
+        }
+    })
+    .map_err(failed)?;
     line.clear();
-    if json { output::print_json(&report)? } else { output::print(&format!("{report}\n"))? }
+    if json {
+        output::print_json(&report)?
+    } else {
+        output::print(&format!("{report}\n"))?
+    }
     if report.holds { Ok(()) } else { Err(CliError::failure("not everything that was promised holds")) }
 }

@@ -182,7 +182,17 @@ mod tests {
 
     #[test]
     fn what_is_no_instant() {
-        for text in ["", "yesterday", "2001-13-01", "2001-02-29", "2001-1-1", "2001-01-01 25:00", "2001-01-01X", "12", "2001-01-01T12:00+1"] {
+        for text in [
+            "",
+            "yesterday",
+            "2001-13-01",
+            "2001-02-29",
+            "2001-1-1",
+            "2001-01-01 25:00",
+            "2001-01-01X",
+            "12",
+            "2001-01-01T12:00+1",
+        ] {
             assert_eq!(parse_instant(text), None, "{text}");
         }
         assert!(parse_instant("2000-02-29").is_some());

@@ -91,7 +91,9 @@ fn an_embedded_node_and_the_yardstick_need_no_server() {
     let report: Value = serde_json::from_str(&stdout(&output)).unwrap_or_else(|e| panic!("{e}: {output:?}"));
     assert_eq!(report["records"], 5000);
     assert_eq!(std::fs::read_dir(dir).unwrap().count(), 0, "the embedded node leaves nothing");
-    let line = format!("bench limit --seconds 0.02 --rounds 1 --frame-bytes 4KiB,64KiB --disk {dir} --disk-bytes 16MiB --json");
+    let line = format!(
+        "bench limit --seconds 0.02 --rounds 1 --frame-bytes 4KiB,64KiB --disk {dir} --disk-bytes 16MiB --json"
+    );
     let report: Value = serde_json::from_str(&stdout(&run(line.split_whitespace()))).unwrap();
     assert_eq!(report["server"].as_array().unwrap().len(), 2);
     assert!(report["disk"]["write_bytes_per_s"].as_f64().unwrap() > 0.0);

@@ -88,13 +88,16 @@ fn a_port_in_use_is_named() {
 fn all_mistakes_of_a_configuration_are_told_at_once() {
     let place = Place::new();
     let file = place.file("kera.toml");
-    std::fs::write(&file, "[network]\nlistne = \"a:1\"\n[arena]\nbytes = \"1KiB\"\n[logs]\nformat = \"xml\"\n").unwrap();
+    std::fs::write(&file, "[network]\nlistne = \"a:1\"\n[arena]\nbytes = \"1KiB\"\n[logs]\nformat = \"xml\"\n")
+        .unwrap();
     let file = file.to_str().unwrap();
-    for command in [vec!["serve", "--config", file, "--data", "/proc/none"], vec!["config", "check", "--config", file]] {
+    for command in [vec!["serve", "--config", file, "--data", "/proc/none"], vec!["config", "check", "--config", file]]
+    {
         let refused = run(&command);
         let said = stderr(&refused);
         assert_eq!(refused.status.code(), Some(10), "{said}");
-        for part in ["3 mistakes", "kera.toml:2", "did you mean network.listen?", "1KiB is too small", "`text`, `json`"] {
+        for part in ["3 mistakes", "kera.toml:2", "did you mean network.listen?", "1KiB is too small", "`text`, `json`"]
+        {
             assert!(said.contains(part), "{part} in {said}");
         }
     }
@@ -110,7 +113,9 @@ fn settings_come_from_flags_environment_and_file() {
         .output()
         .unwrap();
     let said = stdout(&shown);
-    for line in ["streams_max = 7  # ", "listen = \"127.0.0.1:9\"  # --listen", "lease = \"5s\"  # KERA_LEASE", "# default"] {
+    for line in
+        ["streams_max = 7  # ", "listen = \"127.0.0.1:9\"  # --listen", "lease = \"5s\"  # KERA_LEASE", "# default"]
+    {
         assert!(said.contains(line), "{line} in {said}");
     }
 }

@@ -13,7 +13,8 @@ fn what_was_acknowledged_is_proved_to_be_there() {
     let node = place.start();
     let log = place.file("acks");
     let log = log.to_str().unwrap();
-    let written = node.json(&format!("verify produce --log {log} --records 20000 --streamlets 3 --lanes 2 --producers 3"));
+    let written =
+        node.json(&format!("verify produce --log {log} --records 20000 --streamlets 3 --lanes 2 --producers 3"));
     assert_eq!((&written["acknowledged"], &written["given_up"]), (&20_000.into(), &0.into()), "{written}");
     // A second run goes into the same log and the same stream.
     node.json(&format!("verify produce --log {log} --records 1000 --producers 1"));

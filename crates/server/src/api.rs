@@ -2,7 +2,9 @@
 //! node for programs, whichever door they come through. Plain data; the wire protocol has its own messages.
 
 use kera_format::StreamOptions;
-use kera_protocol::{ApplicationDescription, ApplicationSummary, LaneStats, NodeStatusResponse, StreamChanges, StreamInfo};
+use kera_protocol::{
+    ApplicationDescription, ApplicationSummary, LaneStats, NodeStatusResponse, StreamChanges, StreamInfo,
+};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -454,6 +456,9 @@ mod tests {
         let options = StreamOptions { retention_bytes: Some(7), streamlets: 3, ..StreamOptions::default() };
         let text = serde_json::to_string(&OptionsJson::from(&options)).unwrap();
         let read: OptionsJson = serde_json::from_str(&text).unwrap();
-        assert_eq!(read.changes().unwrap().apply(&StreamOptions { retention_ms: None, ..StreamOptions::default() }), options);
+        assert_eq!(
+            read.changes().unwrap().apply(&StreamOptions { retention_ms: None, ..StreamOptions::default() }),
+            options
+        );
     }
 }

@@ -13,5 +13,8 @@ pub(crate) fn compare(path: &str, expected: &str) {
         return;
     }
     let found = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(found == expected, "{path} is not what the code says; KERA_UPDATE_DOCS=1 cargo test -p kera-server writes it");
+    assert!(
+        found == expected,
+        "{path} is not what the code says; KERA_UPDATE_DOCS=1 cargo test -p kera-server writes it"
+    );
 }

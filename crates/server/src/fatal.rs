@@ -103,17 +103,25 @@ impl Fatal {
     /// What to do about it.
     pub fn next_step(&self) -> String {
         match self {
-            Fatal::Config(_) => "correct them; `kera config check` looks without starting, docs/configuration.md explains".into(),
+            Fatal::Config(_) => {
+                "correct them; `kera config check` looks without starting, docs/configuration.md explains".into()
+            }
             Fatal::DirectoryLocked { .. } => "stop that process, or choose another directory with --data".into(),
-            Fatal::Directory { .. } => "check owner, mode and free space, or choose another directory with --data".into(),
-            Fatal::PortInUse { .. } => "stop what listens there, or choose another port with --listen or --http-listen".into(),
+            Fatal::Directory { .. } => {
+                "check owner, mode and free space, or choose another directory with --data".into()
+            }
+            Fatal::PortInUse { .. } => {
+                "stop what listens there, or choose another port with --listen or --http-listen".into()
+            }
             Fatal::Address { error, .. } if error.kind() == io::ErrorKind::PermissionDenied => {
                 "ports below 1024 need privileges; choose a higher one".into()
             }
             Fatal::Address { .. } => "name an address of this machine; 0.0.0.0 is every IPv4 address it has".into(),
             Fatal::Arena { next_step, .. } => next_step.clone(),
             Fatal::Data { .. } => "restore the file from a copy, or move the data directory away to start empty".into(),
-            Fatal::Resources { .. } => "raise the limits of the process (ulimit -u, memory), or lower io_threads".into(),
+            Fatal::Resources { .. } => {
+                "raise the limits of the process (ulimit -u, memory), or lower io_threads".into()
+            }
             Fatal::PartEnded { .. } => "see the log above; start again: what was acknowledged is still there".into(),
         }
     }

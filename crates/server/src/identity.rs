@@ -128,7 +128,9 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_refused_and_kept() {
-        for text in ["", "{", "{\"version\":1,\"node\":\"x\",\"epoch\":1}", "{\"version\":9,\"node\":\"x\",\"epoch\":1}"] {
+        for text in
+            ["", "{", "{\"version\":1,\"node\":\"x\",\"epoch\":1}", "{\"version\":9,\"node\":\"x\",\"epoch\":1}"]
+        {
             let disk = MemoryDisk::new();
             disk.replace(FILE, text.as_bytes()).unwrap();
             let error = Identity::begin(&disk, &SeededRandom::new(1)).unwrap_err();

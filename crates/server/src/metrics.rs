@@ -140,14 +140,32 @@ static METRICS: &[Metric] = &[
     counter("chunks_appended", "Chunks appended.", |s| s.broker.chunks_appended),
     counter("records_appended", "Records appended.", |s| s.broker.records_appended),
     bytes(counter("appended", "Bytes of chunks appended.", |s| s.broker.bytes_appended)),
-    counter("chunks_duplicate", "Chunks that a retry brought again; they were acknowledged and not appended.", |s| s.broker.chunks_duplicate),
+    counter("chunks_duplicate", "Chunks that a retry brought again; they were acknowledged and not appended.", |s| {
+        s.broker.chunks_duplicate
+    }),
     counter("chunks_refused", "Chunks refused, whatever the reason.", |s| s.broker.chunks_refused),
-    counter("chunks_refused_no_room", "Chunks refused because the arena stayed full, or the disk behind, until their time was up.", |s| s.broker.chunks_no_room),
-    counter("chunks_refused_checksum", "Chunks refused because their bytes were changed on the way.", |s| s.broker.chunks_checksum),
-    counter("chunks_refused_sequence", "Chunks refused because earlier ones were missing or their producer was fenced.", |s| s.broker.chunks_out_of_sequence),
+    counter(
+        "chunks_refused_no_room",
+        "Chunks refused because the arena stayed full, or the disk behind, until their time was up.",
+        |s| s.broker.chunks_no_room,
+    ),
+    counter("chunks_refused_checksum", "Chunks refused because their bytes were changed on the way.", |s| {
+        s.broker.chunks_checksum
+    }),
+    counter(
+        "chunks_refused_sequence",
+        "Chunks refused because earlier ones were missing or their producer was fenced.",
+        |s| s.broker.chunks_out_of_sequence,
+    ),
     counter("chunks_refused_disk", "Chunks refused because the disk could not take them.", |s| s.broker.chunks_disk),
-    counter("writes_blocked", "Times that a producer was slowed down because the arena was full or the disk behind.", |s| s.broker.writes_blocked),
-    counter("writes_timed_out", "Write requests that were not durable when their time was up.", |s| s.broker.writes_timed_out),
+    counter(
+        "writes_blocked",
+        "Times that a producer was slowed down because the arena was full or the disk behind.",
+        |s| s.broker.writes_blocked,
+    ),
+    counter("writes_timed_out", "Write requests that were not durable when their time was up.", |s| {
+        s.broker.writes_timed_out
+    }),
     counter("read_requests", "Read requests answered.", |s| s.broker.read_requests),
     counter("reads_waited", "Read requests that had to wait for data.", |s| s.broker.reads_waited),
     bytes(counter("read", "Bytes of chunks in answers to reads.", |s| s.broker.bytes_read)),
@@ -160,14 +178,26 @@ static METRICS: &[Metric] = &[
     counter("members_joined", "Consumers that joined an application.", |s| s.broker.members_joined),
     counter("members_expired", "Consumers that were not heard of any more.", |s| s.broker.members_expired),
     counter("groups_leased", "Groups handed to consumers.", |s| s.broker.groups_leased),
-    counter("releases_asked", "Groups that consumers were asked to give back, so that others get some.", |s| s.broker.releases_asked),
+    counter("releases_asked", "Groups that consumers were asked to give back, so that others get some.", |s| {
+        s.broker.releases_asked
+    }),
     counter("offsets_committed", "Offsets committed.", |s| s.broker.offsets_committed),
-    counter("offsets_fenced", "Offsets refused because the group had gone to another consumer.", |s| s.broker.offsets_fenced),
-    counter("records_lost_to_retention", "Records that applications never saw because retention removed them first.", |s| s.broker.records_lost),
+    counter("offsets_fenced", "Offsets refused because the group had gone to another consumer.", |s| {
+        s.broker.offsets_fenced
+    }),
+    counter(
+        "records_lost_to_retention",
+        "Records that applications never saw because retention removed them first.",
+        |s| s.broker.records_lost,
+    ),
     bytes(gauge("arena", "The arena: all segment memory.", |s| s.log.arena.bytes)),
     bytes(gauge("arena_used", "Of the arena, blocks in use.", |s| s.log.arena.used_bytes)),
-    bytes(gauge("arena_loaded", "Of the arena, blocks with segments loaded back from disk.", |s| s.log.arena.loaded_bytes)),
-    bytes(gauge("arena_resident", "Of the arena, what the machine really gives memory for.", |s| s.log.arena.resident_bytes)),
+    bytes(gauge("arena_loaded", "Of the arena, blocks with segments loaded back from disk.", |s| {
+        s.log.arena.loaded_bytes
+    })),
+    bytes(gauge("arena_resident", "Of the arena, what the machine really gives memory for.", |s| {
+        s.log.arena.resident_bytes
+    })),
     counter("arena_full", "Appends that found the arena full.", |s| s.log.arena_full),
     gauge("streams", "Streams, those of the system included.", |s| s.log.streams),
     gauge("lanes", "Lanes that were ever written to.", |s| s.log.lanes),
@@ -178,14 +208,22 @@ static METRICS: &[Metric] = &[
     counter("segments_dropped", "Segments removed by retention.", |s| s.log.segments_dropped),
     counter("vlog_blocks", "Blocks of virtual logs made durable: group commits.", |s| s.virtual_logs.blocks),
     counter("vlog_chunks", "Chunks made durable by virtual logs.", |s| s.virtual_logs.chunks),
-    bytes(counter("vlog_written", "Bytes of blocks written by virtual logs, padding included.", |s| s.virtual_logs.block_bytes)),
-    counter("vlog_disk_microseconds", "Microseconds that virtual logs spent writing and syncing.", |s| s.virtual_logs.disk_us),
+    bytes(counter("vlog_written", "Bytes of blocks written by virtual logs, padding included.", |s| {
+        s.virtual_logs.block_bytes
+    })),
+    counter("vlog_disk_microseconds", "Microseconds that virtual logs spent writing and syncing.", |s| {
+        s.virtual_logs.disk_us
+    }),
     gauge("vlog_disk_microseconds_max", "The longest write and sync of a virtual log.", |s| s.virtual_logs.disk_us_max),
     counter("vlog_failures", "Writes and syncs of virtual logs that failed.", |s| s.virtual_logs.failures),
-    bytes(gauge("vlog_pending", "Bytes of chunks that are appended and not durable yet.", |s| s.virtual_logs.pending_bytes)),
+    bytes(gauge("vlog_pending", "Bytes of chunks that are appended and not durable yet.", |s| {
+        s.virtual_logs.pending_bytes
+    })),
     bytes(gauge("vlog_files", "Bytes of the files of virtual logs.", |s| s.virtual_logs.file_bytes)),
     bytes(gauge("store_dirty", "Memory of closed segments that are not on disk yet.", |s| s.storage.dirty_bytes)),
-    bytes(gauge("store_clean", "Memory of segments that are also on disk and can be evicted at once.", |s| s.storage.clean_bytes)),
+    bytes(gauge("store_clean", "Memory of segments that are also on disk and can be evicted at once.", |s| {
+        s.storage.clean_bytes
+    })),
     gauge("store_loads_waiting", "Segments that readers wait for to be read from disk.", |s| s.storage.loads_waiting),
     bytes(gauge("store_stored", "Bytes of segments on disk.", |s| s.storage.stored_bytes)),
     gauge("store_containers", "Container files on disk.", |s| s.storage.containers),
@@ -193,16 +231,22 @@ static METRICS: &[Metric] = &[
     counter("store_write_errors", "Writes of segments that failed.", |s| s.storage.write_errors),
     bytes(counter("store_loaded", "Bytes of segments read back from disk.", |s| s.storage.loaded_bytes)),
     counter("store_read_errors", "Reads of segments that failed.", |s| s.storage.read_errors),
-    counter("store_corrupt_segments", "Segments that were read and are not what was written.", |s| s.storage.corrupt_segments),
+    counter("store_corrupt_segments", "Segments that were read and are not what was written.", |s| {
+        s.storage.corrupt_segments
+    }),
     gauge("store_disks_down", "Disks that are full or failed.", |s| s.storage.disks_down),
     gauge("connections", "Open client connections.", |s| s.server.connections),
     counter("connections_accepted", "Connections accepted.", |s| s.server.accepted),
     counter("connections_refused", "Connections refused because there were too many.", |s| s.server.refused),
-    counter("connections_rejected", "Connections closed for what they sent, or did not send in time.", |s| s.server.rejected),
+    counter("connections_rejected", "Connections closed for what they sent, or did not send in time.", |s| {
+        s.server.rejected
+    }),
     counter("frames_received", "Frames received.", |s| s.server.frames_in),
     bytes(counter("network_received", "Bytes received from clients.", |s| s.server.bytes_in)),
     bytes(counter("network_sent", "Bytes sent to clients.", |s| s.server.bytes_out)),
-    bytes(gauge("network_receiving", "Bytes of frames that are being received or handled.", |s| s.server.inflight_bytes)),
+    bytes(gauge("network_receiving", "Bytes of frames that are being received or handled.", |s| {
+        s.server.inflight_bytes
+    })),
 ];
 
 static STREAM_METRICS: &[Family<StreamNumbers>] = &[
@@ -213,11 +257,23 @@ static STREAM_METRICS: &[Family<StreamNumbers>] = &[
         help: "Records ever appended to the stream, as far as it still knows.",
         read: |s| s.records,
     },
-    Family { name: "stream", sort: Sort::Gauge, unit: Some("bytes"), help: "Bytes of chunks that the stream keeps.", read: |s| s.bytes },
+    Family {
+        name: "stream",
+        sort: Sort::Gauge,
+        unit: Some("bytes"),
+        help: "Bytes of chunks that the stream keeps.",
+        read: |s| s.bytes,
+    },
 ];
 
 static APPLICATION_METRICS: &[Family<ApplicationNumbers>] = &[
-    Family { name: "application_members", sort: Sort::Gauge, unit: None, help: "Consumers of the application.", read: |a| a.members },
+    Family {
+        name: "application_members",
+        sort: Sort::Gauge,
+        unit: None,
+        help: "Consumers of the application.",
+        read: |a| a.members,
+    },
     Family {
         name: "application_lag_records",
         sort: Sort::Gauge,
@@ -293,7 +349,8 @@ impl Collector for Source {
         for metric in METRICS {
             let unit = unit(metric.unit);
             let value = (metric.read)(&snapshot);
-            let into = encoder.encode_descriptor(metric.name, help(metric.help), unit.as_ref(), metric.sort.metric_type())?;
+            let into =
+                encoder.encode_descriptor(metric.name, help(metric.help), unit.as_ref(), metric.sort.metric_type())?;
             match metric.sort {
                 Sort::Counter => ConstCounter::new(value).encode(into)?,
                 Sort::Gauge => ConstGauge::new(value).encode(into)?,
@@ -314,7 +371,8 @@ fn families<T>(
 ) -> fmt::Result {
     for family in families.iter().filter(|_| !all.is_empty()) {
         let unit = unit(family.unit);
-        let mut into = encoder.encode_descriptor(family.name, help(family.help), unit.as_ref(), family.sort.metric_type())?;
+        let mut into =
+            encoder.encode_descriptor(family.name, help(family.help), unit.as_ref(), family.sort.metric_type())?;
         for one in all.iter().take(LABELLED_MAX) {
             let labels = labels(one);
             ConstGauge::new((family.read)(one)).encode(into.encode_family(&labels)?)?;
@@ -368,7 +426,12 @@ mod tests {
         let mut snapshot = Snapshot { ready: true, epoch: 3, ..Snapshot::default() };
         snapshot.broker.records_appended = 17;
         snapshot.streams.push(StreamNumbers { name: "flights".into(), records: 5, bytes: 6 });
-        snapshot.applications.push(ApplicationNumbers { name: "a".into(), stream: "flights".into(), members: 1, lag: 2 });
+        snapshot.applications.push(ApplicationNumbers {
+            name: "a".into(),
+            stream: "flights".into(),
+            members: 1,
+            lag: 2,
+        });
         snapshot
     }
 

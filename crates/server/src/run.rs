@@ -21,7 +21,10 @@ pub fn serve(config: &Config) -> Result<(), Fatal> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(cannot)?;
     let mut signals = {
         let _inside = runtime.enter();
-        Signals { interrupt: signal(SignalKind::interrupt()).map_err(cannot)?, terminate: signal(SignalKind::terminate()).map_err(cannot)? }
+        Signals {
+            interrupt: signal(SignalKind::interrupt()).map_err(cannot)?,
+            terminate: signal(SignalKind::terminate()).map_err(cannot)?,
+        }
     };
     let node = start_unless_signalled(&runtime, &mut signals, config)?;
     let name = runtime.block_on(signals.next());
@@ -41,7 +44,11 @@ pub fn serve(config: &Config) -> Result<(), Fatal> {
 }
 
 /// A start may take long; a signal meanwhile ends the process, which loses nothing.
-fn start_unless_signalled(runtime: &tokio::runtime::Runtime, signals: &mut Signals, config: &Config) -> Result<Node, Fatal> {
+fn start_unless_signalled(
+    runtime: &tokio::runtime::Runtime,
+    signals: &mut Signals,
+    config: &Config,
+) -> Result<Node, Fatal> {
     let config = config.clone();
     let (done, started) = tokio::sync::oneshot::channel();
     let starting = std::thread::Builder::new().name("kera-start".into()).spawn(move || {

@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 
+use kera_broker::{Broker, BrokerSession};
 use kera_coordinator::Coordinator;
 use kera_protocol::frame::FRAME_HEADER_BYTES;
-use kera_broker::{Broker, BrokerSession};
 use kera_protocol::{ErrorBody, FrameHeader, NodeStatusResponse, Op, Status, encode_error, encode_response};
 use kera_rpc::{Flow, Outbox, Peer, Session, SessionFactory, SessionWaker};
 use parking_lot::Mutex;

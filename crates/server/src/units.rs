@@ -119,7 +119,7 @@ fn scale(number: &str, factor: u64) -> Option<u64> {
 /// Writes a size so that [`parse_bytes`] gives the same number: the largest unit that divides it.
 pub fn exact_bytes(bytes: u64) -> String {
     for (name, factor) in [("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)] {
-        if bytes >= factor && bytes % factor == 0 {
+        if bytes >= factor && bytes.is_multiple_of(factor) {
             return format!("{}{name}", bytes / factor);
         }
     }
@@ -129,7 +129,7 @@ pub fn exact_bytes(bytes: u64) -> String {
 /// Writes a time span so that [`parse_duration_ms`] gives the same number: the largest unit that divides it.
 pub fn exact_duration(ms: u64) -> String {
     for (name, factor) in [("d", DAY_MS), ("h", HOUR_MS), ("m", MINUTE_MS), ("s", SECOND_MS)] {
-        if ms >= factor && ms % factor == 0 {
+        if ms >= factor && ms.is_multiple_of(factor) {
             return format!("{}{name}", ms / factor);
         }
     }

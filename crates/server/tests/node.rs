@@ -25,7 +25,11 @@ fn config(dir: &Path) -> Config {
 fn http(node: &Node, method: &str, path: &str, body: &str) -> (u16, Value) {
     let mut stream = TcpStream::connect(node.http_address().unwrap()).unwrap();
     let length = body.len();
-    write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}").unwrap();
+    write!(
+        stream,
+        "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+    )
+    .unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
     let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
@@ -74,7 +78,8 @@ fn the_admin_api_does_what_the_protocol_does() {
     assert_eq!((code, &error["field"]), (400, &json!("nam")), "{error}");
     let (code, error) = http(&node, "PATCH", "/v1/streams/flights", "{\"order\":\"chaos\"}");
     assert_eq!((code, &error["field"]), (400, &json!("order")), "{error}");
-    let (code, altered) = http(&node, "PATCH", "/v1/streams/flights", "{\"retention_ms\":null,\"retention_bytes\":1000000}");
+    let (code, altered) =
+        http(&node, "PATCH", "/v1/streams/flights", "{\"retention_ms\":null,\"retention_bytes\":1000000}");
     assert_eq!((code, &altered["options"]["retention_bytes"]), (200, &json!(1_000_000)), "{altered}");
     assert_eq!(altered["options"]["retention_ms"], Value::Null);
     let (code, list) = http(&node, "GET", "/v1/streams?prefix=fl", "");

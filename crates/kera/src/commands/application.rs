@@ -53,7 +53,13 @@ async fn list(stream: Option<&str>, globals: &Globals) -> Result<(), CliError> {
     }
     let mut table = Table::new(&["APPLICATION", "STREAM", "STATE", "CONSUMERS", "LAG"]);
     for (a, s) in &applications {
-        table.row([a.name.clone(), s.name.clone(), a.state.name().to_owned(), a.members.to_string(), human_count(a.lag)]);
+        table.row([
+            a.name.clone(),
+            s.name.clone(),
+            a.state.name().to_owned(),
+            a.members.to_string(),
+            human_count(a.lag),
+        ]);
     }
     print(&table.text())
 }
@@ -64,7 +70,8 @@ async fn stream_of(client: &Client, name: &str, stream: Option<&str>) -> Result<
         return find_stream(client, stream).await;
     }
     let applications = all(client, None).await?;
-    let mut streams: Vec<StreamInfo> = applications.iter().filter(|(a, _)| a.name == name).map(|(_, s)| s.clone()).collect();
+    let mut streams: Vec<StreamInfo> =
+        applications.iter().filter(|(a, _)| a.name == name).map(|(_, s)| s.clone()).collect();
     if streams.len() > 1 {
         let names: Vec<&str> = streams.iter().map(|s| s.name.as_str()).collect();
         let message = format!("{} streams have an application `{name}`: {}", names.len(), names.join(", "));
@@ -98,7 +105,13 @@ async fn describe(name: &str, stream: Option<&str>, globals: &Globals) -> Result
         let mut table = Table::new(&["CONSUMER", "ADDRESS", "JOINED", "LAST HEARD OF", "GROUPS"]);
         for m in &d.members {
             let name = if m.name.is_empty() { m.member.to_string() } else { m.name.clone() };
-            table.row([name, m.address.clone(), show_instant(m.joined_ms), show_instant(m.heartbeat_ms), m.leases.to_string()]);
+            table.row([
+                name,
+                m.address.clone(),
+                show_instant(m.joined_ms),
+                show_instant(m.heartbeat_ms),
+                m.leases.to_string(),
+            ]);
         }
         text.push_str(&format!("\n{}", table.text()));
     }
@@ -106,7 +119,13 @@ async fn describe(name: &str, stream: Option<&str>, globals: &Globals) -> Result
         let mut table = Table::new(&["STREAMLET", "LANE", "COMMITTED", "END", "LAG"]);
         for l in &d.lanes {
             let committed = l.committed_ordinal.map_or("-".into(), |ordinal| ordinal.to_string());
-            table.row([l.streamlet.to_string(), l.lane.to_string(), committed, l.durable_ordinal.to_string(), l.lag.to_string()]);
+            table.row([
+                l.streamlet.to_string(),
+                l.lane.to_string(),
+                committed,
+                l.durable_ordinal.to_string(),
+                l.lag.to_string(),
+            ]);
         }
         text.push_str(&format!("\n{}", table.text()));
     }
@@ -137,9 +156,16 @@ async fn reset(
     report_reset(name, &stream, &set, dry_run, globals)
 }
 
-fn report_reset(name: &str, stream: &StreamInfo, set: &CommittedOffsets, dry_run: bool, globals: &Globals) -> Result<(), CliError> {
+fn report_reset(
+    name: &str,
+    stream: &StreamInfo,
+    set: &CommittedOffsets,
+    dry_run: bool,
+    globals: &Globals,
+) -> Result<(), CliError> {
     if globals.json {
-        let offsets = set.offsets.iter().map(|o| json!({ "streamlet": o.streamlet.0, "lane": o.lane.0, "ordinal": o.ordinal }));
+        let offsets =
+            set.offsets.iter().map(|o| json!({ "streamlet": o.streamlet.0, "lane": o.lane.0, "ordinal": o.ordinal }));
         let offsets: Vec<Value> = offsets.collect();
         return print_json(&json!({ "name": name, "stream": stream.name, "dry_run": dry_run, "offsets": offsets }));
     }

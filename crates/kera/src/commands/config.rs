@@ -65,7 +65,8 @@ fn config_json(loaded: &Loaded) -> Value {
 
 /// All mistakes as one error.
 pub fn bad_config(mistakes: &Mistakes) -> CliError {
-    let mut error = CliError::failure(mistakes.to_string()).next("docs/configuration.md and `kera config show` list every setting");
+    let mut error =
+        CliError::failure(mistakes.to_string()).next("docs/configuration.md and `kera config show` list every setting");
     error.exit = kera_server::fatal::Fatal::Config(mistakes.clone()).exit_status();
     error
 }

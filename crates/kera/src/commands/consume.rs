@@ -85,7 +85,11 @@ impl Consuming {
                 Some(next) => next,
                 None => {
                     self.out.flush().map_err(|error| write_error(&error))?;
-                    let pause = if self.uncommitted > 0 { COMMIT_EVERY.saturating_sub(self.committed.elapsed()) } else { Duration::MAX };
+                    let pause = if self.uncommitted > 0 {
+                        COMMIT_EVERY.saturating_sub(self.committed.elapsed())
+                    } else {
+                        Duration::MAX
+                    };
                     tokio::select! {
                         next = self.consumer.next() => next,
                         () = sleep(pause) => {
@@ -176,7 +180,8 @@ fn record_json(record: &ConsumedRecord) -> Value {
     match view.value() {
         None => json["value"] = Value::Null,
         Some(bytes) => {
-            let structured = matches!(bytes.first(), Some(b'{' | b'[')).then(|| serde_json::from_slice(bytes).ok()).flatten();
+            let structured =
+                matches!(bytes.first(), Some(b'{' | b'[')).then(|| serde_json::from_slice(bytes).ok()).flatten();
             let (name, value) = structured.map_or_else(|| bytes_json(bytes), |value| ("value", value));
             json[name] = value;
         }

@@ -178,7 +178,11 @@ impl Sending {
     fn malformed(&mut self, error: &RowError) -> Result<(), CliError> {
         let report = error.report(&self.source);
         if self.on_error == OnError::Stop || error.fatal {
-            let advice = if error.fatal { "correct the input" } else { "correct the line, or leave such lines out with --on-error skip" };
+            let advice = if error.fatal {
+                "correct the input"
+            } else {
+                "correct the line, or leave such lines out with --on-error skip"
+            };
             return Err(CliError::failure(report).next(advice));
         }
         self.skipped += 1;
@@ -204,8 +208,10 @@ impl Sending {
         }
         if let Err(error) = flushed {
             let mut explained = explain(&error);
-            explained.message =
-                format!("{} of {} records were acknowledged: {}", stats.acknowledged_records, self.sent, explained.message);
+            explained.message = format!(
+                "{} of {} records were acknowledged: {}",
+                stats.acknowledged_records, self.sent, explained.message
+            );
             return Err(explained);
         }
         let seconds = started.elapsed().as_secs_f64().max(1e-9);
@@ -219,7 +225,8 @@ impl Sending {
                 "interrupted": self.stopped.is_some(), "retried_chunks": stats.retried_chunks,
             }))?;
         } else {
-            let skipped = if self.skipped > 0 { format!(", {} skipped", human_count(self.skipped)) } else { String::new() };
+            let skipped =
+                if self.skipped > 0 { format!(", {} skipped", human_count(self.skipped)) } else { String::new() };
             let how = self.stopped.as_deref().map_or(String::new(), |why| format!(" ({why})"));
             print(&format!(
                 "{} records ({}) written and acknowledged in {seconds:.2} s, {} records/s{skipped}{how}\n",
@@ -244,7 +251,10 @@ fn read_rows(mut source: Box<dyn rows::RowSource>, sender: &mpsc::Sender<Read>) 
         let idle = sender.capacity() == BATCHES_AHEAD;
         let full = batch.bytes.len() >= BATCH_BYTES || batch.rows.len() >= 4096;
         let ended = !matches!(read, Ok(true));
-        if (idle || full || ended) && !batch.rows.is_empty() && sender.blocking_send(Read::Rows(std::mem::take(&mut batch))).is_err() {
+        if (idle || full || ended)
+            && !batch.rows.is_empty()
+            && sender.blocking_send(Read::Rows(std::mem::take(&mut batch))).is_err()
+        {
             return;
         }
         match read {
@@ -312,7 +322,11 @@ impl Progress {
         self.shown = Instant::now();
         let seconds = self.bar.elapsed().as_secs_f64().max(1e-3);
         self.bar.set_position(self.read.load(Ordering::Relaxed));
-        self.bar.set_message(format!("{} records  {} records/s", human_count(sent), human_count((sent as f64 / seconds) as u64)));
+        self.bar.set_message(format!(
+            "{} records  {} records/s",
+            human_count(sent),
+            human_count((sent as f64 / seconds) as u64)
+        ));
     }
 
     fn line(&self, text: &str) {

@@ -28,15 +28,34 @@ fn status_text(s: &NodeStatusResponse, address: &str) -> String {
         ("state", if s.ready { "ready".into() } else { "not ready".to_owned() }),
         ("up", human_duration(s.uptime_ms)),
         ("arena", format!("{} of {} in use ({percent}%)", human_bytes(s.arena_used_bytes), human_bytes(s.arena_bytes))),
-        ("streams", format!("{}, with {} lanes, {} groups and {} segments", human_count(s.streams), human_count(s.lanes), human_count(s.groups), human_count(s.segments))),
+        (
+            "streams",
+            format!(
+                "{}, with {} lanes, {} groups and {} segments",
+                human_count(s.streams),
+                human_count(s.lanes),
+                human_count(s.groups),
+                human_count(s.segments)
+            ),
+        ),
         ("stored", human_bytes(s.stored_bytes)),
-        ("clients", format!("{} connections, {} subscriptions, {} applications", s.connections, s.subscriptions, s.applications)),
-        ("written", format!("{} records, {} since the start", human_count(s.appended_records), human_bytes(s.appended_bytes))),
+        (
+            "clients",
+            format!(
+                "{} connections, {} subscriptions, {} applications",
+                s.connections, s.subscriptions, s.applications
+            ),
+        ),
+        (
+            "written",
+            format!("{} records, {} since the start", human_count(s.appended_records), human_bytes(s.appended_bytes)),
+        ),
         ("read", format!("{} since the start", human_bytes(s.read_bytes))),
     ]);
     for disk in &s.disks {
         let problem = if disk.problem.is_empty() { String::new() } else { format!(" NOT USED: {}", disk.problem) };
-        let (used, free, total) = (human_bytes(disk.used_bytes), human_bytes(disk.free_bytes), human_bytes(disk.total_bytes));
+        let (used, free, total) =
+            (human_bytes(disk.used_bytes), human_bytes(disk.free_bytes), human_bytes(disk.total_bytes));
         text.push_str(&format!("disk     {}: {used} used, {free} free of {total}{problem}\n", disk.path));
     }
     for problem in &s.problems {

@@ -51,7 +51,11 @@ impl OptionArgs {
 /// All mistakes in the options at once, before a node is asked.
 fn check(options: &StreamOptions) -> Result<(), CliError> {
     let wrong: Vec<String> = options.check().iter().map(ToString::to_string).collect();
-    if wrong.is_empty() { Ok(()) } else { Err(CliError::usage(wrong.join("; ")).next("`kera stream create --help` explains the options")) }
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(CliError::usage(wrong.join("; ")).next("`kera stream create --help` explains the options"))
+    }
 }
 
 async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Globals) -> Result<(), CliError> {
@@ -62,7 +66,11 @@ async fn create(name: &str, args: &OptionArgs, if_not_exists: bool, globals: &Gl
     let options = args.changes().apply(&StreamOptions::default());
     check(&options)?;
     let admin = connect(globals).await?.admin();
-    let info = if if_not_exists { admin.ensure_stream(name, options).await? } else { admin.create_stream(name, options).await? };
+    let info = if if_not_exists {
+        admin.ensure_stream(name, options).await?
+    } else {
+        admin.create_stream(name, options).await?
+    };
     if globals.json {
         return print_json(&StreamJson::from(&info));
     }
@@ -75,7 +83,11 @@ async fn list(prefix: &str, system: bool, globals: &Globals) -> Result<(), CliEr
         return print_json(&streams.iter().map(StreamJson::from).collect::<Vec<_>>());
     }
     if streams.is_empty() {
-        let which = if prefix.is_empty() { "no streams yet".to_owned() } else { format!("no streams that start with `{prefix}`") };
+        let which = if prefix.is_empty() {
+            "no streams yet".to_owned()
+        } else {
+            format!("no streams that start with `{prefix}`")
+        };
         return print(&format!("{which}; make one with `kera stream create NAME`\n"));
     }
     let mut table = Table::new(&["NAME", "STREAMLETS", "LANES", "DURABILITY", "ORDER", "RETENTION", "CREATED"]);
@@ -116,11 +128,30 @@ fn describe_text(info: &StreamInfo, stats: &[LaneStats], applications: &[Applica
         ("created", show_instant(info.created_ms)),
         ("shape", shape(o)),
         ("groups", format!("{} segments of at most {}", o.segments_per_group, exact_bytes(o.segment_bytes_max.into()))),
-        ("safety", format!("durability {}, {} cop{}", o.durability, o.replication, if o.replication == 1 { "y" } else { "ies" })),
+        (
+            "safety",
+            format!(
+                "durability {}, {} cop{}",
+                o.durability,
+                o.replication,
+                if o.replication == 1 { "y" } else { "ies" }
+            ),
+        ),
         ("order", o.order.to_string()),
         ("retention", format!("{}, cleanup {}", retention(o), o.cleanup)),
-        ("records", format!("{} that can be read, {} ever written", human_count(records), human_count(sum(|l| l.next_ordinal)))),
-        ("bytes", format!("{}, of that in memory {} and on disk {}", human_bytes(sum(|l| l.bytes)), human_bytes(sum(|l| l.memory_bytes)), human_bytes(sum(|l| l.disk_bytes)))),
+        (
+            "records",
+            format!("{} that can be read, {} ever written", human_count(records), human_count(sum(|l| l.next_ordinal))),
+        ),
+        (
+            "bytes",
+            format!(
+                "{}, of that in memory {} and on disk {}",
+                human_bytes(sum(|l| l.bytes)),
+                human_bytes(sum(|l| l.memory_bytes)),
+                human_bytes(sum(|l| l.disk_bytes))
+            ),
+        ),
         ("last write", last.map_or("never".into(), show_instant)),
     ]);
     if lanes && !stats.is_empty() {

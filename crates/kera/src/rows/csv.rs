@@ -19,7 +19,8 @@ pub(super) struct CsvRows {
 impl CsvRows {
     pub(super) fn new(input: Box<dyn BufRead + Send>, delimiter: u8, picks: &Picks) -> Result<CsvRows, CliError> {
         let mut reader = ::csv::ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(input);
-        let header = reader.headers().map_err(|error| CliError::failure(format!("line 1: the header is no CSV: {error}")))?;
+        let header =
+            reader.headers().map_err(|error| CliError::failure(format!("line 1: the header is no CSV: {error}")))?;
         let names: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();
         let column = |pick: &Option<String>, flag: &str| -> Result<Option<(usize, String)>, CliError> {
             let Some(name) = pick else { return Ok(None) };
@@ -71,7 +72,9 @@ impl RowSource for CsvRows {
         match self.reader.read_byte_record(&mut self.record) {
             Ok(false) => return Ok(false),
             Ok(true) => {}
-            Err(error) => return Err(RowError { fatal: true, ..RowError::new(here, None, format!("this is no CSV: {error}")) }),
+            Err(error) => {
+                return Err(RowError { fatal: true, ..RowError::new(here, None, format!("this is no CSV: {error}")) });
+            }
         }
         row.line = self.record.position().map_or(here, ::csv::Position::line);
         let (found, expected) = (self.record.len(), self.labels.len());

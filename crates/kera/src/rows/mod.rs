@@ -114,7 +114,8 @@ pub fn open(path: &str, format: Format, picks: Picks) -> Result<Input, CliError>
         (Box::new(io::stdin()), None)
     } else {
         let file = File::open(path).map_err(|error| {
-            CliError::failure(format!("{path} cannot be opened: {error}")).next("name a file that exists, or `-` for standard input")
+            CliError::failure(format!("{path} cannot be opened: {error}"))
+                .next("name a file that exists, or `-` for standard input")
         })?;
         let metadata = file.metadata().map_err(|error| CliError::failure(format!("{path}: {error}")))?;
         if metadata.is_dir() {
@@ -148,7 +149,12 @@ pub fn csv_source(input: Box<dyn BufRead + Send>, picks: &Picks) -> Result<Box<d
 }
 
 /// The source for a format, looking at the name or the first byte where it is [`Format::Auto`].
-fn source(mut input: Box<dyn BufRead + Send>, path: &str, format: Format, picks: Picks) -> Result<Box<dyn RowSource>, CliError> {
+fn source(
+    mut input: Box<dyn BufRead + Send>,
+    path: &str,
+    format: Format,
+    picks: Picks,
+) -> Result<Box<dyn RowSource>, CliError> {
     let failed = |error: io::Error| CliError::failure(format!("cannot be read: {error}"));
     let extension = Path::new(path).extension().and_then(|e| e.to_str()).unwrap_or("").to_ascii_lowercase();
     let first = first_byte(&mut input).map_err(failed)?;

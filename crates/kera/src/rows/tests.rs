@@ -1,6 +1,11 @@
 use super::*;
 
-fn rows_of(text: &'static str, path: &str, format: Format, picks: Picks) -> Result<Vec<Result<Row, RowError>>, CliError> {
+fn rows_of(
+    text: &'static str,
+    path: &str,
+    format: Format,
+    picks: Picks,
+) -> Result<Vec<Result<Row, RowError>>, CliError> {
     let mut source = source(Box::new(text.as_bytes()), path, format, picks)?;
     let mut all = Vec::new();
     loop {
@@ -116,7 +121,16 @@ fn csv_names_line_and_field() {
 
 #[test]
 fn numbers_of_csv_are_those_of_json() {
-    for (text, is) in [("1", true), ("-1.5", true), ("0.5", true), ("01", false), ("1.", false), ("", false), ("1e5", false), ("-", false)] {
+    for (text, is) in [
+        ("1", true),
+        ("-1.5", true),
+        ("0.5", true),
+        ("01", false),
+        ("1.", false),
+        ("", false),
+        ("1e5", false),
+        ("-", false),
+    ] {
         assert_eq!(csv::is_number(text), is, "{text}");
     }
 }

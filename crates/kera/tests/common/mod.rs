@@ -79,8 +79,19 @@ impl Place {
     pub fn flags(&self) -> Vec<String> {
         let path = |path: PathBuf| path.to_string_lossy().into_owned();
         [
-            "serve", "--data", &path(self.data()), "--arena-dir", &path(self.arena()), "--arena-bytes", "64MiB",
-            "--listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0", "--log-format", "json",
+            "serve",
+            "--data",
+            &path(self.data()),
+            "--arena-dir",
+            &path(self.arena()),
+            "--arena-bytes",
+            "64MiB",
+            "--listen",
+            "127.0.0.1:0",
+            "--http-listen",
+            "127.0.0.1:0",
+            "--log-format",
+            "json",
         ]
         .map(String::from)
         .to_vec()
@@ -209,8 +220,11 @@ impl Node {
     pub fn http_request(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(self.http()).expect("HTTP listens");
         let length = body.len();
-        write!(stream, "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}")
-            .expect("HTTP takes the request");
+        write!(
+            stream,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}"
+        )
+        .expect("HTTP takes the request");
         let mut answer = String::new();
         stream.read_to_string(&mut answer).expect("HTTP answers");
         let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("the answer has a status");

@@ -192,9 +192,7 @@ impl Kind {
             (_, Value::Number(n)) => n.to_string(),
             (_, Value::Text(text)) => text.clone(),
             (_, Value::Switch(on)) => on.to_string(),
-            (_, Value::Paths(paths)) => {
-                paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(",")
-            }
+            (_, Value::Paths(paths)) => paths.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(","),
             (Kind::Bytes(r) | Kind::Duration(r) | Kind::Count(r), Value::Word) => r.word.unwrap_or("none").into(),
             (Kind::OptionalPath { word }, Value::Word) => (*word).into(),
             (_, Value::Word) => "none".into(),

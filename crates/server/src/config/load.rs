@@ -103,11 +103,8 @@ pub struct Loaded {
 /// Every mistake in every source: unknown settings, wrong types, values out of range, values that contradict each
 /// other, a file that cannot be read or is no TOML.
 pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
-    let mut loader = Loader {
-        config: Config::default(),
-        origins: vec![Origin::Default; SETTINGS.len()],
-        mistakes: Vec::new(),
-    };
+    let mut loader =
+        Loader { config: Config::default(), origins: vec![Origin::Default; SETTINGS.len()], mistakes: Vec::new() };
     if let Some(path) = &sources.file {
         loader.file(path);
     }

@@ -239,7 +239,10 @@ impl Config {
             && *http == self.network.listen
             && !http.ends_with(":0")
         {
-            wrong.push((vec!["network.listen", "http.listen"], format!("both are {http}; give one of them another port")));
+            wrong.push((
+                vec!["network.listen", "http.listen"],
+                format!("both are {http}; give one of them another port"),
+            ));
         }
         let mut seen = vec![&self.node.data];
         for disk in &self.node.disks {
@@ -251,7 +254,8 @@ impl Config {
         }
         let (answer, frame) = (self.reads.answer_bytes_max, self.network.frame_bytes_max);
         if answer > frame {
-            let message = format!("an answer of {} does not fit into a frame of {}", exact_bytes(answer), exact_bytes(frame));
+            let message =
+                format!("an answer of {} does not fit into a frame of {}", exact_bytes(answer), exact_bytes(frame));
             wrong.push((vec!["reads.answer_bytes_max", "network.frame_bytes_max"], message));
         }
         let (file, keep) = (self.virtual_logs.file_bytes, self.virtual_logs.keep_bytes);

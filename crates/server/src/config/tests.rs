@@ -107,10 +107,8 @@ fn values_that_contradict_each_other_are_named_with_their_places() {
 fn a_misspelt_variable_is_a_notice_and_a_foreign_one_is_none() {
     let environment =
         [("KERA_LISTNE", "a:1"), ("KERA_PORT_7070_TCP_ADDR", "10.0.0.1"), ("KERA_UPDATE_DOCS", "1"), ("HOME", "/")];
-    let sources = Sources {
-        environment: environment.map(|(k, v)| (k.into(), v.into())).to_vec(),
-        ..Sources::default()
-    };
+    let sources =
+        Sources { environment: environment.map(|(k, v)| (k.into(), v.into())).to_vec(), ..Sources::default() };
     let notices = load(&sources).unwrap().notices;
     assert_eq!(notices, ["KERA_LISTNE is not a setting and was not used; did you mean KERA_LISTEN?"]);
 }

@@ -113,7 +113,10 @@ pub(super) struct NewStream {
     (status = 409, description = "There is one of that name", body = ErrorJson),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
-pub(super) async fn create_stream(State(door): State<Door>, bytes: Bytes) -> Result<(StatusCode, Json<StreamJson>), HttpError> {
+pub(super) async fn create_stream(
+    State(door): State<Door>,
+    bytes: Bytes,
+) -> Result<(StatusCode, Json<StreamJson>), HttpError> {
     let NewStream { name, options, if_not_exists } = body(&bytes)?;
     let options = changes(&options)?.apply(&StreamOptions::default());
     let info = door.inside()?.call(&CreateStream { name, options, if_not_exists }).await?;
@@ -154,7 +157,11 @@ async fn lanes(inside: &Inside, stream: StreamId) -> Result<Vec<LaneStats>, Http
     (status = 404, description = "There is none of that name", body = ErrorJson),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
-pub(super) async fn alter_stream(State(door): State<Door>, Path(stream): Path<String>, bytes: Bytes) -> Answer<StreamJson> {
+pub(super) async fn alter_stream(
+    State(door): State<Door>,
+    Path(stream): Path<String>,
+    bytes: Bytes,
+) -> Answer<StreamJson> {
     let changes = changes(&body(&bytes)?)?;
     let info = door.inside()?.call(&AlterStream { stream: StreamRef::Name(stream), changes }).await?;
     Ok(Json((&info).into()))
@@ -166,7 +173,10 @@ pub(super) async fn alter_stream(State(door): State<Door>, Path(stream): Path<St
     (status = 404, description = "There is none of that name", body = ErrorJson),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
-pub(super) async fn delete_stream(State(door): State<Door>, Path(stream): Path<String>) -> Result<StatusCode, HttpError> {
+pub(super) async fn delete_stream(
+    State(door): State<Door>,
+    Path(stream): Path<String>,
+) -> Result<StatusCode, HttpError> {
     door.inside()?.call(&DeleteStream { stream: StreamRef::Name(stream) }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -187,7 +197,10 @@ pub(super) struct ApplicationsQuery {
     (status = 404, description = "There is no stream of that name", body = ErrorJson),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
-pub(super) async fn list_applications(State(door): State<Door>, Query(query): Query<ApplicationsQuery>) -> Answer<Vec<ApplicationJson>> {
+pub(super) async fn list_applications(
+    State(door): State<Door>,
+    Query(query): Query<ApplicationsQuery>,
+) -> Answer<Vec<ApplicationJson>> {
     let inside = door.inside()?;
     let only = match &query.stream {
         Some(name) => Some(find(&inside, name).await?),
@@ -212,7 +225,10 @@ pub(super) async fn list_applications(State(door): State<Door>, Query(query): Qu
     (status = 404, description = "There is no such stream or application", body = ErrorJson),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
-pub(super) async fn get_application(State(door): State<Door>, Path((stream, application)): Path<(String, String)>) -> Answer<ApplicationDetailsJson> {
+pub(super) async fn get_application(
+    State(door): State<Door>,
+    Path((stream, application)): Path<(String, String)>,
+) -> Answer<ApplicationDetailsJson> {
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
     let description = inside.call(&DescribeApplication { application, stream: info.id }).await?;
@@ -227,7 +243,10 @@ pub(super) async fn get_application(State(door): State<Door>, Path((stream, appl
     (status = 409, description = "It has consumers", body = ErrorJson),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
-pub(super) async fn delete_application(State(door): State<Door>, Path((stream, application)): Path<(String, String)>) -> Result<StatusCode, HttpError> {
+pub(super) async fn delete_application(
+    State(door): State<Door>,
+    Path((stream, application)): Path<(String, String)>,
+) -> Result<StatusCode, HttpError> {
     let inside = door.inside()?;
     let info = find(&inside, &stream).await?;
     inside.call(&DeleteApplication { application, stream: info.id }).await?;
@@ -297,6 +316,10 @@ pub(super) async fn reset_application(
     let info = find(&inside, &stream).await?;
     let streamlets = streamlets.into_iter().map(StreamletId).collect();
     let set = inside.call(&ResetOffsets { application, stream: info.id, streamlets, to, dry_run }).await?;
-    let place = |o: &kera_protocol::CommittedOffset| ResetPlace { streamlet: o.streamlet.0, lane: o.lane.0, ordinal: o.ordinal };
+    let place = |o: &kera_protocol::CommittedOffset| ResetPlace {
+        streamlet: o.streamlet.0,
+        lane: o.lane.0,
+        ordinal: o.ordinal,
+    };
     Ok(Json(set.offsets.iter().map(place).collect()))
 }

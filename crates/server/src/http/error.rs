@@ -18,12 +18,8 @@ pub(super) struct HttpError {
 impl HttpError {
     /// The request is wrong in one field.
     pub(super) fn field(field: &str, error: impl Into<String>, next_step: &str) -> HttpError {
-        let body = ErrorJson {
-            error: error.into(),
-            field: Some(field.into()),
-            limit: None,
-            next_step: next_step.into(),
-        };
+        let body =
+            ErrorJson { error: error.into(), field: Some(field.into()), limit: None, next_step: next_step.into() };
         HttpError { code: StatusCode::BAD_REQUEST, body }
     }
 
@@ -57,8 +53,8 @@ impl HttpError {
 impl From<Refusal> for HttpError {
     fn from(refusal: Refusal) -> HttpError {
         use Status::{
-            ApplicationActive, DiskFull, InvalidArgument, InvalidName, InvalidOptions, LimitReached, Malformed, NotReady,
-            NotSupported, Overloaded, ShuttingDown, StreamExists, Timeout, UnknownApplication, UnknownStream,
+            ApplicationActive, DiskFull, InvalidArgument, InvalidName, InvalidOptions, LimitReached, Malformed,
+            NotReady, NotSupported, Overloaded, ShuttingDown, StreamExists, Timeout, UnknownApplication, UnknownStream,
             UnknownStreamlet,
         };
         let code = match refusal.status {

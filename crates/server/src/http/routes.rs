@@ -27,9 +27,10 @@ impl Door {
 
     /// The running node, or what it waits for.
     pub(super) fn node(&self) -> Result<&HttpNode, HttpError> {
-        self.state.node.get().ok_or_else(|| {
-            HttpError::not_ready(self.state.readiness.not_ready().unwrap_or_else(|| "starting".into()))
-        })
+        self.state
+            .node
+            .get()
+            .ok_or_else(|| HttpError::not_ready(self.state.readiness.not_ready().unwrap_or_else(|| "starting".into())))
     }
 
     /// The way to ask the node.

@@ -26,12 +26,13 @@ pub(super) struct Maintenance {
 impl Maintenance {
     pub(super) fn start(parts: Arc<Parts>) -> io::Result<Maintenance> {
         let (stop, stopped) = sync_channel(1);
-        let thread = std::thread::Builder::new().name("kera-maintain".into()).stack_size(512 << 10).spawn(move || {
-            let mut appended_before = 0;
-            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
-                turn(&parts, &mut appended_before);
-            }
-        })?;
+        let thread =
+            std::thread::Builder::new().name("kera-maintain".into()).stack_size(512 << 10).spawn(move || {
+                let mut appended_before = 0;
+                while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
+                    turn(&parts, &mut appended_before);
+                }
+            })?;
         Ok(Maintenance { stop, thread })
     }
 

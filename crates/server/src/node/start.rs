@@ -103,8 +103,10 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         let parts = Arc::downgrade(&parts);
         Arc::new(move || parts.upgrade().map(|parts| parts.status()))
     };
-    let commands = Commands::start(coordinator.clone(), status).map_err(|error| no_thread("the commands thread", error))?;
-    let sessions: Arc<dyn SessionFactory> = Arc::new(NodeSessions { broker, coordinator, commands: commands.0.clone() });
+    let commands =
+        Commands::start(coordinator.clone(), status).map_err(|error| no_thread("the commands thread", error))?;
+    let sessions: Arc<dyn SessionFactory> =
+        Arc::new(NodeSessions { broker, coordinator, commands: commands.0.clone() });
     let server = listen(config, &parts, sessions.clone())?;
     let address = server.local_addr();
     *parts.server.lock() = Some(server);
@@ -222,7 +224,12 @@ fn recover(
         Attach::Attached { segments, set_aside, same_boot, kept_bytes } => {
             summary.arena = "attached";
             for aside in &set_aside {
-                let problem = format!("{} of the arena at byte {} are not served: {}", human_bytes(aside.bytes), aside.offset, aside.reason);
+                let problem = format!(
+                    "{} of the arena at byte {} are not served: {}",
+                    human_bytes(aside.bytes),
+                    aside.offset,
+                    aside.reason
+                );
                 warn_all(&[problem], summary);
             }
             tracing::debug!(segments = segments.len(), same_boot, "arena attached");
@@ -350,7 +357,8 @@ fn replay(virtual_log: &VirtualLog, log: &Log, summary: &mut Summary) -> Result<
         other => Fatal::Data { message: other.to_string() },
     })?;
     summary.replayed_chunks += report.restored;
-    let lost = |d: &kera_vlog::Damage| format!("{} is damaged at byte {} and was accepted so: {}", d.path, d.offset, d.reason);
+    let lost =
+        |d: &kera_vlog::Damage| format!("{} is damaged at byte {} and was accepted so: {}", d.path, d.offset, d.reason);
     warn_all(&report.damage.iter().map(lost).collect::<Vec<_>>(), summary);
     Ok(())
 }
@@ -374,7 +382,8 @@ fn wait_for_space(log: &Log, full: &kera_log::ArenaFull) {
 
 fn start_writer(virtual_log: &Arc<VirtualLog>) -> Result<JoinHandle<()>, Fatal> {
     let virtual_log = virtual_log.clone();
-    let thread = std::thread::Builder::new().name("kera-vlog".into()).stack_size(512 << 10).spawn(move || virtual_log.run());
+    let thread =
+        std::thread::Builder::new().name("kera-vlog".into()).stack_size(512 << 10).spawn(move || virtual_log.run());
     thread.map_err(|error| no_thread("a virtual log's writer", error))
 }
 

@@ -62,7 +62,8 @@ pub fn run(args: &DemoArgs, globals: &Globals) -> Result<(), CliError> {
 /// A directory that is empty or an earlier demo's, emptied and marked.
 fn prepare(data: &Path) -> Result<(), CliError> {
     let cannot = |error: std::io::Error| {
-        CliError::failure(format!("{} cannot be used: {error}", data.display())).next("choose another directory with --data")
+        CliError::failure(format!("{} cannot be used: {error}", data.display()))
+            .next("choose another directory with --data")
     };
     let entries = match fs::read_dir(data) {
         Ok(entries) => entries.count(),
@@ -135,5 +136,9 @@ fn tell(outcome: &Outcome, args: &DemoArgs, globals: &Globals, node: &Node) -> R
         );
         print(&text)?;
     }
-    if written == read { Ok(()) } else { Err(CliError::failure(format!("{written} were written and {read} were read"))) }
+    if written == read {
+        Ok(())
+    } else {
+        Err(CliError::failure(format!("{written} were written and {read} were read")))
+    }
 }

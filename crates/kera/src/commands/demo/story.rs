@@ -152,7 +152,8 @@ async fn write(client: Client, board: Shared, goal: u64, rate: u64) -> Result<()
     while sent < goal {
         let more = source.next(&mut row).map_err(|error| CliError::failure(error.report("flights")))?;
         let Some(key) = row.key.as_deref().filter(|_| more) else { break };
-        let record = Record { keys: &[key], value: Some(&row.value), timestamp_ms: row.timestamp_ms, ..Record::default() };
+        let record =
+            Record { keys: &[key], value: Some(&row.value), timestamp_ms: row.timestamp_ms, ..Record::default() };
         producer.send(&record).await?;
         sent += 1;
         {
@@ -163,7 +164,11 @@ async fn write(client: Client, board: Shared, goal: u64, rate: u64) -> Result<()
         // The view and the consumers share this thread.
         if sent.is_multiple_of(256) {
             let due = if rate == 0 { started } else { started + Duration::from_secs_f64(sent as f64 / rate as f64) };
-            if due > Instant::now() { tokio::time::sleep_until(due.into()).await } else { tokio::task::yield_now().await }
+            if due > Instant::now() {
+                tokio::time::sleep_until(due.into()).await
+            } else {
+                tokio::task::yield_now().await
+            }
         }
     }
     producer.close().await?;

@@ -163,10 +163,17 @@ impl View {
             human_bytes(board.bytes),
         );
         frame.render_widget(Line::raw(text), rates);
-        let text = format!("consumer 1 {:>9}   consumer 2 {:>9}", human_count(board.read_by[0]), human_count(board.read_by[1]));
+        let text = format!(
+            "consumer 1 {:>9}   consumer 2 {:>9}",
+            human_count(board.read_by[0]),
+            human_count(board.read_by[1])
+        );
         frame.render_widget(Line::raw(text), counts);
         let recent = self.pulse.iter().rev().take(pulse.width as usize).rev().copied();
-        frame.render_widget(Sparkline::default().data(recent.collect::<Vec<u64>>()).style(Style::new().fg(Color::Green)), pulse);
+        frame.render_widget(
+            Sparkline::default().data(recent.collect::<Vec<u64>>()).style(Style::new().fg(Color::Green)),
+            pulse,
+        );
         frame.render_widget(Line::raw(""), gap);
         frame.render_widget(self.airports_table(&board.top(AIRPORTS)), table);
     }
@@ -186,8 +193,13 @@ impl View {
                 ])
             })
             .collect();
-        let widths =
-            [Constraint::Length(4), Constraint::Length(26), Constraint::Length(9), Constraint::Length(14), Constraint::Length(16)];
+        let widths = [
+            Constraint::Length(4),
+            Constraint::Length(26),
+            Constraint::Length(9),
+            Constraint::Length(14),
+            Constraint::Length(16),
+        ];
         let header = [
             Cell::from("FROM"),
             Cell::from(""),

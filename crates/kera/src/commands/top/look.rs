@@ -109,7 +109,8 @@ pub(super) struct ApplicationView {
 impl View {
     pub(super) fn new(before: Option<&Look>, now: &Look) -> View {
         let seconds = before.map_or(0.0, |before| (now.at - before.at).as_secs_f64());
-        let rate = |then: u64, now: u64| if seconds > 0.0 { (now.saturating_sub(then) as f64 / seconds) as u64 } else { 0 };
+        let rate =
+            |then: u64, now: u64| if seconds > 0.0 { (now.saturating_sub(then) as f64 / seconds) as u64 } else { 0 };
         let stream_before = |id: u64| before.and_then(|b| b.streams.iter().find(|s| s.id == id));
         let application_before = |id: u64| before.and_then(|b| b.applications.iter().find(|a| a.id == id));
         // What an application has read is what is there less what it lags behind.
@@ -120,9 +121,20 @@ impl View {
         let applications: Vec<(u64, ApplicationView)> = (now.applications.iter())
             .map(|a| {
                 let then = application_before(a.id).zip(before).map(|(then, before)| read(&before.streams, then));
-                let name_of = |id: u64| now.streams.iter().find(|s| s.id == id).map_or_else(|| id.to_string(), |s| s.name.clone());
+                let name_of = |id: u64| {
+                    now.streams.iter().find(|s| s.id == id).map_or_else(|| id.to_string(), |s| s.name.clone())
+                };
                 let out_records_s = then.map_or(0, |then| rate(then, read(&now.streams, a)));
-                (a.stream, ApplicationView { name: a.name.clone(), stream: name_of(a.stream), members: a.members, out_records_s, lag: a.lag })
+                (
+                    a.stream,
+                    ApplicationView {
+                        name: a.name.clone(),
+                        stream: name_of(a.stream),
+                        members: a.members,
+                        out_records_s,
+                        lag: a.lag,
+                    },
+                )
             })
             .collect();
         let streams = now.streams.iter().map(|s| {
@@ -131,7 +143,11 @@ impl View {
                 name: s.name.clone(),
                 in_records_s: then.map_or(0, |then| rate(then.next, s.next)),
                 in_bytes_s: then.map_or(0, |then| rate(then.bytes, s.bytes)),
-                out_records_s: applications.iter().filter(|(stream, _)| *stream == s.id).map(|(_, a)| a.out_records_s).sum(),
+                out_records_s: applications
+                    .iter()
+                    .filter(|(stream, _)| *stream == s.id)
+                    .map(|(_, a)| a.out_records_s)
+                    .sum(),
                 records: s.durable.saturating_sub(s.first),
                 bytes: s.bytes,
                 memory_bytes: s.memory_bytes,

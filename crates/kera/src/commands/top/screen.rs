@@ -55,9 +55,11 @@ impl Screen {
             frame.render_widget(Line::styled(line, Style::new().add_modifier(Modifier::BOLD)), head);
             let used = if view.arena_bytes == 0 { 0.0 } else { view.arena_used_bytes as f64 / view.arena_bytes as f64 };
             let label = format!("arena {} of {}", human_bytes(view.arena_used_bytes), human_bytes(view.arena_bytes));
-            let gauge = Gauge::default().ratio(used.clamp(0.0, 1.0)).label(label).gauge_style(Style::new().fg(Color::Blue));
+            let gauge =
+                Gauge::default().ratio(used.clamp(0.0, 1.0)).label(label).gauge_style(Style::new().fg(Color::Blue));
             frame.render_widget(gauge, arena);
-            let text: Vec<Line> = view.problems.iter().map(|p| Line::styled(p.clone(), Style::new().fg(Color::Red))).collect();
+            let text: Vec<Line> =
+                view.problems.iter().map(|p| Line::styled(p.clone(), Style::new().fg(Color::Red))).collect();
             frame.render_widget(Paragraph::new(text), warnings);
             frame.render_widget(streams_table(view), streams);
             frame.render_widget(applications_table(view), below);
@@ -95,8 +97,10 @@ fn watch_keys(sender: &mpsc::Sender<()>) {
 }
 
 fn table<'a>(title: &'a str, header: &[&'a str], rows: Vec<Row<'a>>) -> Table<'a> {
-    let names = header.iter().enumerate().map(|(i, name)| if i == 0 { Cell::from(*name) } else { number((*name).into()) });
-    let widths = header.iter().enumerate().map(|(i, _)| if i == 0 { Constraint::Min(16) } else { Constraint::Length(14) });
+    let names =
+        header.iter().enumerate().map(|(i, name)| if i == 0 { Cell::from(*name) } else { number((*name).into()) });
+    let widths =
+        header.iter().enumerate().map(|(i, _)| if i == 0 { Constraint::Min(16) } else { Constraint::Length(14) });
     Table::new(rows, widths.collect::<Vec<_>>())
         .header(Row::new(names).style(Style::new().add_modifier(Modifier::DIM)))
         .block(Block::new().borders(Borders::TOP).title(title))
