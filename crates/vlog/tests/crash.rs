@@ -162,6 +162,7 @@ fn a_block_whose_write_or_sync_failed_goes_to_a_fresh_file_and_comes_once() {
             work(&rig, &random, 5, &mut sent, || false);
             sent.append(&rig, &random);
             let durable = rig.vlog.durable_through();
+            let newest = |disk: &MemoryDisk| files(disk).into_iter().filter(|name| name.ends_with(".vlog")).max();
             for _ in 0..times {
                 fault(&disk);
                 assert!(matches!(rig.vlog.run_once(), Ran::Stuck { .. }), "{what}");
@@ -169,11 +170,13 @@ fn a_block_whose_write_or_sync_failed_goes_to_a_fresh_file_and_comes_once() {
                 assert!(rig.vlog.healthy().is_err(), "{what}");
                 rig.clock.advance_ms(1000);
             }
+            let failed = newest(&memory);
             for _ in 0..3 {
                 rig.clock.advance_ms(1000);
                 rig.vlog.run_once();
             }
             rig.vlog.healthy().expect("healthy again");
+            assert!(newest(&memory) > failed, "{what}: the file of the failure is not used again");
             work(&rig, &random, 5, &mut sent, || false);
             drop(rig);
             memory.crash(seed);
