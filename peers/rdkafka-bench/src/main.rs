@@ -59,8 +59,8 @@ pub(crate) struct Load {
     /// linger.ms
     #[arg(long, default_value_t = 1.0)]
     pub(crate) linger_ms: f64,
-    /// Whether a record or a whole batch goes to a partition before the next partition's turn
-    #[arg(long, default_value = "record", value_parser = ["record", "batch"])]
+    /// Whether a record or a whole batch goes to a partition before the next partition's turn, or the library chooses
+    #[arg(long, default_value = "record", value_parser = ["record", "batch", "library"])]
     pub(crate) spread: String,
     /// Records to send; with --seconds the most to send
     #[arg(long, default_value_t = 1_000_000)]

@@ -184,7 +184,8 @@ fn send_all(load: &Load, number: usize, client: &Client, topics: &[Topic], start
     }
 }
 
-/// Whose turn it is: round robin over all partitions of all topics, by record or by batch.
+/// Whose turn it is: round robin over all partitions of all topics, by record or by batch; or over topics alone, and the
+/// library's partitioner does the rest.
 struct Targets {
     all: Vec<(*mut raw::rd_kafka_topic_t, i32)>,
     at: usize,
@@ -194,8 +195,10 @@ struct Targets {
 
 impl Targets {
     fn new(load: &Load, topics: &[Topic]) -> Targets {
+        const LIBRARY_CHOOSES: i32 = -1;
+        let partitions = if load.spread == "library" { LIBRARY_CHOOSES..0 } else { 0..load.partitions };
         let all: Vec<_> =
-            (0..load.partitions).flat_map(|partition| topics.iter().map(move |topic| (topic.0, partition))).collect();
+            partitions.flat_map(|partition| topics.iter().map(move |topic| (topic.0, partition))).collect();
         let run = if load.spread == "batch" { (load.batch_bytes / (load.record_bytes + 8)).max(1) } else { 1 };
         Targets { all, at: 0, run, left: run }
     }

@@ -125,11 +125,11 @@ fn kafka_flags(scale: &Scale, command: &str, partitions: u64, batch_bytes: u64, 
     ))
 }
 
-/// Both ways in which librdkafka can be fed: its throughput depends on it, and the better one counts.
-fn either_spread(scale: &Scale, command: &str, partitions: u64, batch_bytes: u64) -> Vec<Vec<String>> {
+/// The ways in which librdkafka can be fed: its throughput depends on it, and the best one counts.
+fn any_spread(scale: &Scale, command: &str, partitions: u64, batch_bytes: u64) -> Vec<Vec<String>> {
     // The warm-up is what a JVM needs to compile its hot path at this rate.
     let warmup = if scale.quick { 100_000 } else { 500_000 };
-    ["record", "batch"]
+    ["record", "batch", "library"]
         .map(|spread| {
             let more = format!("--spread {spread} --warmup-records {warmup}");
             kafka_flags(scale, command, partitions, batch_bytes, &more)
@@ -159,7 +159,7 @@ fn produce(scale: &Scale) -> Vec<Point> {
             title: format!("produce, 16 streamlets, chunks of {kib} KiB"),
             kera: kera_flags(scale, "produce", 16, kib << 10, ""),
             own_node_arena: None,
-            kafka: either_spread(scale, "produce", 16, kib << 10),
+            kafka: any_spread(scale, "produce", 16, kib << 10),
             metric: Metric::Rate,
             limit: None,
             target,
@@ -174,7 +174,7 @@ fn partitions(scale: &Scale) -> Vec<Point> {
             title: format!("produce, {count} streamlets, 1 MiB of chunks in all"),
             kera: kera_flags(scale, "produce", count, (1 << 20) / count, ""),
             own_node_arena: None,
-            kafka: either_spread(scale, "produce", count, (1 << 20) / count),
+            kafka: any_spread(scale, "produce", count, (1 << 20) / count),
             metric: Metric::Rate,
             limit: None,
             target: 40.0,
@@ -190,7 +190,7 @@ fn both(scale: &Scale) -> Vec<Point> {
             kera: kera_flags(scale, "both", 16, kib << 10, ""),
             own_node_arena: None,
             // A run of both ends with the last record consumed, so it goes by records; about --seconds of them.
-            kafka: either_spread(scale, "both", 16, kib << 10)
+            kafka: any_spread(scale, "both", 16, kib << 10)
                 .into_iter()
                 .map(|mut load| {
                     let at = load.iter().position(|word| word == "--records").map_or(0, |at| at + 1);
