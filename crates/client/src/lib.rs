@@ -21,3 +21,9 @@ pub use kera_format::{Compression, Cursor, LaneId, Record, RecordView, StreamId,
 pub use kera_protocol::{Start, Status, StreamChanges, StreamInfo};
 pub use producer::{Delivered, DeliveryReport, Producer, ProducerBuilder, ProducerStats};
 pub use routing::Routing;
+
+/// The producer's buffer without a producer, to measure how fast it takes records. Not part of the API.
+#[doc(hidden)]
+pub mod measure {
+    pub use crate::producer::{Buffer, BufferSettings, Pushed, Taken};
+}

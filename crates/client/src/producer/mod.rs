@@ -1,43 +1,29 @@
 //! The producer: records in, acknowledged chunks out.
 
+mod buffer;
+mod report;
+mod sender;
+
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kera_format::{Compression, LaneId, Record, StreamletId};
+use kera_format::segment::SEGMENT_HEADER_BYTES;
+use kera_format::{
+    CHUNK_HEADER_BYTES, Compression, FormatError, ProducerEpoch, ProducerId, Record, StreamId, StreamletId, align8, limits,
+};
+use kera_protocol::{AllocateProducer, FRAME_HEADER_BYTES, GetStream, HelloResponse, StreamInfo, StreamRef};
+use tokio::sync::oneshot;
+
+pub use buffer::{Buffer, BufferSettings, Pushed, Taken};
+pub use report::{Delivered, DeliveryReport, ProducerStats};
 
 use crate::{Client, ClientError, Routing};
+use buffer::Waiter;
+use sender::{ReportFn, Sender, SenderSettings, Shared};
 
-/// What became of a chunk. Given to [`ProducerBuilder::on_report`] from the producer's background task.
-#[derive(Clone, Debug)]
-pub struct DeliveryReport {
-    /// The streamlet it was for.
-    pub streamlet: StreamletId,
-    /// Records in it.
-    pub records: u32,
-    /// Its bytes as sent, header included.
-    pub bytes: u32,
-    /// From the first record's [`Producer::send`] to the acknowledgement (or giving up).
-    pub latency: Duration,
-    /// Where it is, or why it is not there (as far as is known, see [`ClientError::could_duplicate`]).
-    pub result: Result<Delivered, ClientError>,
-}
-
-/// Where acknowledged records are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delivered {
-    /// The streamlet.
-    pub streamlet: StreamletId,
-    /// The lane.
-    pub lane: LaneId,
-    /// Ordinal of the first record; the others follow without a gap. `None` if an earlier try was acknowledged, and the
-    /// server does not remember with what.
-    pub base_ordinal: Option<u64>,
-    /// Whether an earlier try had been appended already, and only its acknowledgement was lost.
-    pub duplicate: bool,
-}
-
-type ReportFn = Arc<dyn Fn(&DeliveryReport) + Send + Sync>;
+/// Records that [`Producer::send_all`] takes before others get at the buffer.
+const SEND_ALL_TURN: usize = 256;
 
 /// Settings of a producer. Made by [`Client::producer`]; the defaults work.
 #[derive(Clone)]
@@ -154,88 +140,295 @@ impl ProducerBuilder {
 
     /// Finds the stream, gets a producer id, connects. Errors: settings outside their limits, no such stream, no server.
     pub async fn build(self) -> Result<Producer, ClientError> {
-        todo!()
+        let stream = StreamRef::Name(self.stream.clone());
+        let info = self.client.call(&GetStream { stream }).await?;
+        let connection = self.client.dedicated().await?;
+        let settings = self.settings(&info, connection.hello())?;
+        let (mut producer_id, mut producer_epoch) = (ProducerId(0), ProducerEpoch(0));
+        if self.idempotent {
+            let allocated = self.client.call(&AllocateProducer { producer_id: None }).await?;
+            (producer_id, producer_epoch) = (allocated.producer_id, allocated.producer_epoch);
+        }
+        let hello = connection.hello();
+        let request_bytes_max = hello.frame_bytes_max as usize - FRAME_HEADER_BYTES - kera_protocol::write::WRITE_HEAD_BYTES;
+        let sender = SenderSettings {
+            request_bytes: self.request_bytes.min(request_bytes_max),
+            in_flight: self.in_flight.min((hello.in_flight_requests_max as usize).max(1)),
+            request_timeout: self.request_timeout,
+            delivery_timeout: self.delivery_timeout,
+            producer_id: self.idempotent.then_some(producer_id),
+            on_report: self.on_report,
+        };
+        let limits = RecordLimits {
+            streamlets: settings.streamlets,
+            chunk_bytes: settings.chunk_bytes,
+            chunk_bytes_max: settings.chunk_bytes_max,
+        };
+        let shared = Arc::new(Shared::new(Buffer::new(settings, producer_id, producer_epoch)));
+        tokio::spawn(Sender::new(Arc::clone(&shared), self.client, connection, sender).run());
+        Ok(Producer { shared, limits, stream: info })
     }
+
+    /// Checks the settings against their limits, the stream's and the server's.
+    fn settings(&self, info: &StreamInfo, hello: &HelloResponse) -> Result<BufferSettings, ClientError> {
+        let invalid =
+            |field, value: usize, allowed: String| ClientError::invalid(field, value, allowed);
+        let segment_bytes_max = info.options.segment_bytes_max as usize;
+        let largest = segment_bytes_max.saturating_sub(SEGMENT_HEADER_BYTES).min(hello.chunk_bytes_max as usize);
+        let chunk_bytes_max = largest.min(limits::CHUNK_BYTES_MAX);
+        let smallest = CHUNK_HEADER_BYTES + 32;
+        if !(smallest..=chunk_bytes_max).contains(&self.chunk_bytes) {
+            let allowed = format!("{smallest} to {chunk_bytes_max} for this stream and server");
+            return Err(invalid("chunk_bytes", self.chunk_bytes, allowed));
+        }
+        if !(1..=1_000).contains(&self.in_flight) {
+            return Err(invalid("in_flight", self.in_flight, "1 to 1000".into()));
+        }
+        if self.buffer_bytes < self.chunk_bytes {
+            return Err(invalid("buffer_bytes", self.buffer_bytes, format!("chunk_bytes ({}) or more", self.chunk_bytes)));
+        }
+        if self.request_bytes == 0 {
+            return Err(invalid("request_bytes", 0, "1 or more".into()));
+        }
+        if let Routing::Streamlet(streamlet) = self.routing
+            && streamlet >= info.options.streamlets
+        {
+            return Err(invalid("streamlet", streamlet as usize, format!("below {}", info.options.streamlets)));
+        }
+        Ok(BufferSettings {
+            stream: info.id,
+            streamlets: info.options.streamlets,
+            lanes: info.options.lanes,
+            chunk_bytes: self.chunk_bytes,
+            chunk_bytes_max,
+            buffer_bytes: self.buffer_bytes,
+            linger: self.linger,
+            delivery_timeout: self.delivery_timeout,
+            compression: self.compression,
+            routing: self.routing,
+        })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct RecordLimits {
+    streamlets: u32,
+    chunk_bytes: usize,
+    chunk_bytes_max: usize,
 }
 
 /// Sends records to a stream. Shared by reference or in an `Arc`; all methods may be called from many tasks, then the
 /// order between tasks is that of their calls.
+///
+/// A background task on the runtime that built it sends the chunks. Dropped without [`close`](Producer::close), it gives up
+/// what is not acknowledged.
 #[derive(Debug)]
-pub struct Producer {}
+pub struct Producer {
+    shared: Arc<Shared>,
+    limits: RecordLimits,
+    stream: StreamInfo,
+}
 
-/// What a producer has done.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ProducerStats {
-    /// Records taken.
-    pub records: u64,
-    /// Records acknowledged.
-    pub acknowledged_records: u64,
-    /// Records given up.
-    pub failed_records: u64,
-    /// Chunks sealed.
-    pub chunks: u64,
-    /// Chunks acknowledged as duplicates: an earlier try's acknowledgement had been lost.
-    pub duplicate_chunks: u64,
-    /// Requests sent.
-    pub requests: u64,
-    /// Bytes of chunks sent, retries included.
-    pub sent_bytes: u64,
-    /// Chunks sent again.
-    pub retried_chunks: u64,
-    /// Connections made again.
-    pub reconnects: u64,
-    /// Bytes of records and chunks that are not acknowledged yet.
-    pub buffered_bytes: u64,
+impl Drop for Producer {
+    fn drop(&mut self) {
+        self.shared.buffer().fatal.get_or_insert(ClientError::Closed);
+        self.shared.work.notify_one();
+    }
 }
 
 impl Producer {
-    /// Takes a record. Completes at once while there is room in the buffer; otherwise waits until there is. Taken is not
-    /// acknowledged: see [`flush`](Producer::flush), [`deliver`](Producer::deliver) and
-    /// [`ProducerBuilder::on_report`].
-    ///
-    /// Errors: the record is too large ([`ClientError::Record`]), the producer is fenced or closed.
-    pub async fn send(&self, record: &Record<'_>) -> Result<(), ClientError> {
-        let _ = record;
-        todo!()
+    /// The stream it sends to, as it was when the producer was built.
+    pub fn stream(&self) -> &StreamInfo {
+        &self.stream
     }
 
-    /// Takes a record for a streamlet that the caller has chosen.
+    /// The stream's id.
+    pub fn stream_id(&self) -> StreamId {
+        self.stream.id
+    }
+
+    /// Takes a record. Completes at once while there is room in the buffer; otherwise waits until there is. Taken is not
+    /// acknowledged: see [`flush`](Producer::flush), [`deliver`](Producer::deliver) and
+    /// [`ProducerBuilder::on_report`]. Dropping the future before it completes takes nothing.
+    ///
+    /// Errors: the record is too large ([`ClientError::Record`]), the producer is fenced or closed.
+    #[inline]
+    pub async fn send(&self, record: &Record<'_>) -> Result<(), ClientError> {
+        if self.try_send(record)? { Ok(()) } else { self.wait_and_push(record, None, &mut None).await }
+    }
+
+    /// Takes a record for a streamlet that the caller has chosen, otherwise as [`send`](Producer::send).
+    #[inline]
     pub async fn send_to(&self, streamlet: StreamletId, record: &Record<'_>) -> Result<(), ClientError> {
-        let _ = (streamlet, record);
-        todo!()
+        self.check_streamlet(streamlet)?;
+        let streamlet = Some(streamlet.0);
+        if self.push(record, streamlet, &mut None)? {
+            return Ok(());
+        }
+        self.wait_and_push(record, streamlet, &mut None).await
     }
 
     /// Takes a record if there is room: `Ok(false)` if there is not, and nothing was taken. Never waits.
+    #[inline]
     pub fn try_send(&self, record: &Record<'_>) -> Result<bool, ClientError> {
-        let _ = record;
-        todo!()
+        self.push(record, None, &mut None)
     }
 
-    /// Takes many records, cheaper than one by one. On an error the ones before it were taken.
+    /// Takes many records, cheaper than one by one, and waits while there is no room. Returns how many; on an error the
+    /// ones before it were taken.
     pub async fn send_all<'r>(&self, records: impl IntoIterator<Item = Record<'r>>) -> Result<u64, ClientError> {
-        let _ = records.into_iter().next();
-        todo!()
+        let mut records = records.into_iter().peekable();
+        let mut taken = 0;
+        loop {
+            let full = self.push_turn(&mut records, &mut taken)?;
+            let Some(record) = records.peek() else { return Ok(taken) };
+            if full {
+                self.wait_and_push(record, None, &mut None).await?;
+                records.next();
+                taken += 1;
+            }
+        }
     }
 
-    /// Takes a record and waits until it is acknowledged.
+    /// Takes a record and waits until it is acknowledged. Dropping the future does not take it back.
     pub async fn deliver(&self, record: &Record<'_>) -> Result<Delivered, ClientError> {
-        let _ = record;
-        todo!()
+        let (waiter, delivered) = oneshot::channel();
+        let mut waiter = Some(waiter);
+        if !self.push(record, None, &mut waiter)? {
+            self.wait_and_push(record, None, &mut waiter).await?;
+        }
+        delivered.await.unwrap_or(Err(ClientError::Closed))
     }
 
     /// Sends everything that was taken, without waiting for linger, and waits until all of it is acknowledged. The error
-    /// is the first one since the last flush; later records are still tried.
+    /// is the first failure since the last flush; what else there is was tried nevertheless.
     pub async fn flush(&self) -> Result<(), ClientError> {
-        todo!()
+        let serial = self.shared.buffer().flush();
+        self.shared.work.notify_one();
+        loop {
+            let progress = self.shared.progress.notified();
+            let mut progress = std::pin::pin!(progress);
+            progress.as_mut().enable();
+            {
+                let mut buffer = self.shared.buffer();
+                if buffer.is_settled(serial) {
+                    return buffer.failed.take().map_or(Ok(()), Err);
+                }
+            }
+            progress.await;
+        }
     }
 
-    /// Flushes, then closes the connection. Without it, dropping the producer gives up what is not acknowledged.
+    /// Flushes, then closes the connection.
     pub async fn close(self) -> Result<(), ClientError> {
-        todo!()
+        self.flush().await
     }
 
     /// What it has done so far.
     pub fn stats(&self) -> ProducerStats {
-        todo!()
+        self.shared.buffer().stats
+    }
+
+    /// Whether the record was taken; `false`: there is no room.
+    #[inline]
+    fn push(
+        &self,
+        record: &Record<'_>,
+        streamlet: Option<u32>,
+        waiter: &mut Option<Waiter>,
+    ) -> Result<bool, ClientError> {
+        let bytes = self.check(record)?;
+        let pushed = {
+            let mut buffer = self.shared.buffer();
+            if let Some(error) = &buffer.fatal {
+                return Err(error.clone());
+            }
+            buffer.push(record, bytes, streamlet, waiter)
+        };
+        let (taken, wake) = match pushed {
+            Pushed::Taken { wake } => (true, wake),
+            Pushed::Full { wake } => (false, wake),
+        };
+        if wake {
+            self.shared.work.notify_one();
+        }
+        Ok(taken)
+    }
+
+    /// Takes records under one lock until a turn is over, they end, or there is no room, which is returned.
+    fn push_turn<'r>(
+        &self,
+        records: &mut std::iter::Peekable<impl Iterator<Item = Record<'r>>>,
+        taken: &mut u64,
+    ) -> Result<bool, ClientError> {
+        let mut wake_task = false;
+        let mut full = false;
+        let mut buffer = self.shared.buffer();
+        let mut result = buffer.fatal.clone().map_or(Ok(()), Err);
+        for _ in 0..SEND_ALL_TURN {
+            let Some(record) = records.peek().filter(|_| result.is_ok() && !full) else { break };
+            match self.check(record) {
+                Ok(bytes) => match buffer.push(record, bytes, None, &mut None) {
+                    Pushed::Taken { wake } => {
+                        wake_task |= wake;
+                        *taken += 1;
+                        records.next();
+                    }
+                    Pushed::Full { wake } => {
+                        wake_task |= wake;
+                        full = true;
+                    }
+                },
+                Err(e) => result = Err(e),
+            }
+        }
+        drop(buffer);
+        if wake_task {
+            self.shared.work.notify_one();
+        }
+        result.map(|()| full)
+    }
+
+    /// Waits for room.
+    async fn wait_and_push(
+        &self,
+        record: &Record<'_>,
+        streamlet: Option<u32>,
+        waiter: &mut Option<Waiter>,
+    ) -> Result<(), ClientError> {
+        loop {
+            let mut progress = std::pin::pin!(self.shared.progress.notified());
+            // Listening before looking, so that nothing is missed in between.
+            progress.as_mut().enable();
+            if self.push(record, streamlet, waiter)? {
+                return Ok(());
+            }
+            progress.await;
+        }
+    }
+
+    /// The record's encoded bytes, if it can be sent.
+    #[inline]
+    fn check(&self, record: &Record<'_>) -> Result<usize, ClientError> {
+        record.check().map_err(ClientError::Record)?;
+        let bytes = record.encoded_bytes();
+        if bytes + CHUNK_HEADER_BYTES > self.limits.chunk_bytes {
+            let chunk = align8(bytes + CHUNK_HEADER_BYTES);
+            if chunk > self.limits.chunk_bytes_max {
+                return Err(ClientError::Record(FormatError::OverLimit {
+                    field: "record bytes (in a chunk of its own)",
+                    value: chunk as u64,
+                    limit: self.limits.chunk_bytes_max as u64,
+                }));
+            }
+        }
+        Ok(bytes)
+    }
+
+    fn check_streamlet(&self, streamlet: StreamletId) -> Result<(), ClientError> {
+        if streamlet.0 < self.limits.streamlets {
+            return Ok(());
+        }
+        Err(ClientError::invalid("streamlet", streamlet, format!("below {}", self.limits.streamlets)))
     }
 }
