@@ -40,6 +40,8 @@ pub(crate) struct Gathered {
     pub(crate) data_bytes: usize,
     /// An answer tells something else than data.
     pub(crate) event: bool,
+    /// Cursors whose data retention has taken.
+    pub(crate) gone: u64,
     /// Entries that data was found for.
     pub(crate) found: Vec<u32>,
     /// Entries that are read to the end, and what they saw.
@@ -55,6 +57,7 @@ impl Gathered {
         self.quiet.clear();
         self.data_bytes = 0;
         self.event = false;
+        self.gone = 0;
     }
 
     /// Whether there is nothing to tell.
@@ -203,6 +206,7 @@ impl Entry {
 
     fn fail(&mut self, status: Status, next: Cursor, advance: bool, into: &mut Gathered) -> bool {
         into.event = true;
+        into.gone += u64::from(status == Status::CursorGone);
         into.answers.push(ReadAnswer::failed(self.index, status, self.cursor, next));
         self.ended = advance;
         false

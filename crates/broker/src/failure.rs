@@ -1,7 +1,7 @@
 //! Why a request, or a part of it, is refused: a status for the program, a sentence for the person.
 
 use kera_format::{StreamId, StreamletId};
-use kera_log::{AppendError, ReadError};
+use kera_log::{AppendError, ReadError, SinkErrorKind};
 use kera_protocol::{ErrorBody, ProtocolError, Status};
 
 /// When to come back for a retry that has no better advice, in milliseconds.
@@ -90,7 +90,11 @@ pub(crate) fn append_status(error: &AppendError) -> (Status, u64) {
         AppendError::Format(_) => (Status::ChunkMalformed, 0),
         AppendError::SequenceGap { expected, .. } => (Status::SequenceGap, *expected),
         AppendError::StaleEpoch { current, .. } => (Status::StaleEpoch, u64::from(*current)),
-        AppendError::SinkUnhealthy(_) => (Status::DiskFailed, 0),
+        AppendError::SinkUnhealthy(error) => match error.kind {
+            SinkErrorKind::Full => (Status::DiskFull, 0),
+            SinkErrorKind::Failed => (Status::DiskFailed, 0),
+            SinkErrorKind::Behind => (Status::Overloaded, 0),
+        },
         AppendError::Closed => (Status::UnknownStream, 0),
     }
 }

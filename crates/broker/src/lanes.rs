@@ -125,10 +125,4 @@ impl LaneTable {
         }
         &self.slots[slot as usize].watchers
     }
-
-    /// Lanes that have a slot, watched or not.
-    #[cfg(test)]
-    pub(crate) fn len(&self) -> usize {
-        self.by_lane.len()
-    }
 }

@@ -27,8 +27,6 @@ mod session;
 mod signals;
 mod streams;
 mod subscribe;
-#[cfg(test)]
-mod testing;
 mod waiters;
 mod write;
 

@@ -47,15 +47,15 @@ counters! {
     chunks_duplicate,
     /// Chunks refused, whatever the reason.
     chunks_refused,
-    /// Of those: the arena stayed full until the request's time was up.
-    chunks_arena_full,
+    /// Of those: the arena stayed full, or the disk behind, until the request's time was up.
+    chunks_no_room,
     /// Of those: the bytes did not match their checksum.
     chunks_checksum,
     /// Of those: chunks before them were missing, or the producer was fenced.
     chunks_out_of_sequence,
     /// Of those: the disk could not take them.
     chunks_disk,
-    /// Times that a write stopped because the arena was full.
+    /// Times that a write stopped because the arena was full or the disk behind.
     writes_blocked,
     /// Write requests whose chunks were not durable when their time was up.
     writes_timed_out,

@@ -47,7 +47,7 @@ impl WaitingRead {
     pub(crate) fn serve(
         &mut self,
         core: &mut Core,
-        waiter: Option<u32>,
+        waiter: u32,
         force: bool,
         gathered: &mut Gathered,
         out: &mut Outbox,
@@ -57,6 +57,7 @@ impl WaitingRead {
         if force || gathered.event || gathered.data_bytes >= self.min_bytes {
             core.counts.read_requests += 1;
             core.counts.bytes_read += gathered.data_bytes as u64;
+            core.counts.cursors_gone += gathered.gone;
             gathered.send(&self.request.response(Status::Ok as u16), out);
             return true;
         }
@@ -64,10 +65,7 @@ impl WaitingRead {
         for number in gathered.found.drain(..) {
             self.entries.moved(number);
         }
-        match waiter {
-            Some(waiter) => self.entries.watch_quiet(core, waiter, gathered),
-            None => self.entries.line_up_quiet(gathered),
-        }
+        self.entries.watch_quiet(core, waiter, gathered);
         false
     }
 }
@@ -80,13 +78,6 @@ impl Entries {
             let lanes = &mut core.lanes;
             let slot = *entry.slot.get_or_insert_with(|| lanes.watch(&entry.lane, Watch { waiter, entry: number }));
             lanes.arm(slot, seen, &core.observer);
-        }
-    }
-
-    /// Nobody waits yet: they are looked at again with the next serving.
-    fn line_up_quiet(&mut self, gathered: &mut Gathered) {
-        for (number, _) in gathered.quiet.drain(..) {
-            self.moved(number);
         }
     }
 

@@ -80,6 +80,7 @@ impl Subscription {
             }
             core.counts.pushes += 1;
             core.counts.bytes_pushed += gathered.data_bytes as u64;
+            core.counts.cursors_gone += gathered.gone;
             self.credit -= gathered.data_bytes as i64;
             let header = FrameHeader { flags: FLAG_RESPONSE | FLAG_PUSH, ..self.request.response(Status::Ok as u16) };
             gathered.send(&header, out);

@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use kera_format::chunk::PayloadKind;
-use kera_format::{ChunkView, Compression, limits};
-use kera_log::{AppendError, Appended, Lane};
+use kera_format::ChunkView;
+use kera_log::{AppendError, Appended, Lane, SinkErrorKind};
 use kera_protocol::write::{ChunkResult, RESULT_BYTES, RESULTS_HEAD_BYTES};
 use kera_protocol::{FrameHeader, ProtocolError, Status, WriteChunksView};
 use kera_rpc::{Flow, Outbox};
@@ -23,8 +23,6 @@ use crate::signals::Token;
 
 /// Tries of one chunk before the session gives other connections a turn, when blocks come back but not to it.
 const SPACE_TRIES: usize = 4;
-/// The fewest bytes a record takes.
-const RECORD_BYTES_MIN: usize = kera_format::record::RECORD_HEADER_BYTES;
 
 /// A request that is under way.
 struct Partial {
@@ -35,6 +33,8 @@ struct Partial {
     /// Where it starts, in bytes from the first.
     offset: usize,
     deadline_us: u64,
+    /// What the next chunk found no room in, as the status it gets if the time is up.
+    blocked: Status,
     answer: Answer,
 }
 
@@ -50,8 +50,8 @@ pub(crate) struct Writer {
 /// Whether a chunk was dealt with.
 enum Append {
     Done(ChunkResult),
-    /// No room: come back later.
-    Full,
+    /// No room now; this is its status if it stays so.
+    Full(Status),
 }
 
 impl Writer {
@@ -121,7 +121,7 @@ impl Writer {
         answer.body.reserve(RESULTS_HEAD_BYTES + view.chunk_count() as usize * RESULT_BYTES);
         answer.body.extend_from_slice(&u64::from(view.chunk_count()).to_le_bytes());
         let deadline_us = now_us + u64::from(timeout_ms) * 1000;
-        Partial { admitted: false, index: 0, offset: 0, deadline_us, answer }
+        Partial { admitted: false, index: 0, offset: 0, deadline_us, blocked: Status::ArenaFull, answer }
     }
 
     /// Whether the requests in line leave room for one more. One is always let through.
@@ -139,7 +139,10 @@ impl Writer {
         while let Some(Ok(chunk)) = chunks.next() {
             match self.append(core, &chunk, now_ms, &mut partial.answer) {
                 Append::Done(result) => partial.answer.body.extend_from_slice(&result.to_bytes()),
-                Append::Full => return false,
+                Append::Full(status) => {
+                    partial.blocked = status;
+                    return false;
+                }
             }
             (partial.index, partial.offset) = (chunks.index(), chunks.offset());
         }
@@ -179,7 +182,13 @@ impl Writer {
                     let token = Token::Space.to_u64();
                     if self.space_armed || broker.log.wait_for_space(full.seen, observer, token) {
                         self.space_armed = true;
-                        return Append::Full;
+                        return Append::Full(Status::ArenaFull);
+                    }
+                }
+                Err(AppendError::SinkUnhealthy(error)) if error.kind == SinkErrorKind::Behind => {
+                    let Some(sink) = lane.sink() else { break };
+                    if sink.wait(sink.durable_through() + 1, observer, Token::Space.to_u64()) {
+                        return Append::Full(Status::Overloaded);
                     }
                 }
                 Err(error) => {
@@ -190,7 +199,7 @@ impl Writer {
         }
         // Blocks come back, but others are quicker: let them run and try again.
         observer.advanced(Token::Space.to_u64());
-        Append::Full
+        Append::Full(Status::ArenaFull)
     }
 
     /// All chunks have their result, or the time is up: puts the answer in line.
@@ -203,19 +212,20 @@ impl Writer {
         partial: Partial,
         out: &mut Outbox,
     ) {
-        let Partial { index, deadline_us, mut answer, .. } = partial;
+        let Partial { index, deadline_us, blocked, mut answer, .. } = partial;
         core.counts.write_requests += 1;
         let left = view.chunk_count() - index;
         core.counts.chunks_refused += u64::from(left);
-        core.counts.chunks_arena_full += u64::from(left);
+        core.counts.chunks_no_room += u64::from(left);
         if left > 0 && index == 0 {
             self.acks.recycle(answer);
-            let message = "the arena is full and nothing could leave it in time; nothing was appended";
-            self.refuse(core, request, &Failure::later(Status::ArenaFull, message), out);
+            let full = if blocked == Status::ArenaFull { "the arena is full" } else { "the disk is too far behind" };
+            let message = format!("{full}, and there was no room in time; nothing was appended");
+            self.refuse(core, request, &Failure::later(blocked, message), out);
             return;
         }
         for _ in 0..left {
-            answer.body.extend_from_slice(&ChunkResult::failed(Status::ArenaFull, 0).to_bytes());
+            answer.body.extend_from_slice(&ChunkResult::failed(blocked, 0).to_bytes());
         }
         if answer.tickets.is_empty() && self.acks.is_empty() {
             let mut frame = out.begin(&request.response(Status::Ok as u16));
@@ -271,14 +281,6 @@ fn accept(broker: &Broker, chunk: &ChunkView<'_>) -> Result<(), Status> {
     let header = chunk.header();
     if header.kind != PayloadKind::Records {
         return Err(Status::UnsupportedPayload);
-    }
-    // Ordinals count records: a header that announces more than its payload can hold would tear a hole into them.
-    let payload_bytes = match header.compression {
-        Compression::None => header.payload_bytes as usize,
-        _ => limits::CHUNK_UNCOMPRESSED_BYTES_MAX,
-    };
-    if header.record_count as usize > payload_bytes / RECORD_BYTES_MIN {
-        return Err(Status::ChunkMalformed);
     }
     if broker.applications.is_system_stream(header.stream) {
         return Err(Status::InvalidArgument);

@@ -2,6 +2,7 @@
 //! an argument; no I/O. `docs/notes/applications.md` has the argument why a group is never read by two members that
 //! may both commit, and why nobody starves.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -122,6 +123,8 @@ pub(super) struct Application {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
     pub(super) member: u64,
+    /// The member has just said so; otherwise its request waits here and it may be gone meanwhile.
+    pub(super) fresh: bool,
     pub(super) max_groups: usize,
     /// How long the member waits for the first one.
     pub(super) wait_us: u64,
@@ -190,7 +193,10 @@ impl Application {
     pub(super) fn next_groups(&self, ask: &Ask) -> Result<Given, Failure> {
         let mut state = self.state.lock();
         self.take_moved(&mut state);
-        state.hear(ask.member, ask.now_us, ask.now_ms)?;
+        state.known(ask.member)?;
+        if ask.fresh {
+            state.hear(ask.member, ask.now_us, ask.now_ms)?;
+        }
         let order = self.order();
         let mut given = Given::default();
         let allowed = state.allowance(ask);
@@ -285,19 +291,19 @@ impl Application {
 }
 
 impl State {
+    fn known(&mut self, member: u64) -> Result<&mut Member, Failure> {
+        self.members.get_mut(&member).ok_or_else(|| {
+            let message = format!("member {member} is not known: its lease ran out, or the node was restarted");
+            Failure::new(Status::UnknownMember, message)
+        })
+    }
+
     /// A member is heard of.
     pub(super) fn hear(&mut self, member: u64, now_us: u64, now_ms: i64) -> Result<&mut Member, Failure> {
-        match self.members.get_mut(&member) {
-            Some(found) => {
-                found.heard_us = found.heard_us.max(now_us);
-                found.heard_ms = now_ms;
-                Ok(found)
-            }
-            None => {
-                let message = format!("member {member} is not known: its lease ran out, or the node was restarted");
-                Err(Failure::new(Status::UnknownMember, message))
-            }
-        }
+        let found = self.known(member)?;
+        found.heard_us = found.heard_us.max(now_us);
+        found.heard_ms = now_ms;
+        Ok(found)
     }
 
     /// A new member.
@@ -445,5 +451,3 @@ impl State {
         }
     }
 }
-
-use std::cmp::Reverse;

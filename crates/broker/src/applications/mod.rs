@@ -13,8 +13,6 @@ mod progress;
 mod records;
 mod replay;
 mod requests;
-#[cfg(test)]
-mod tests;
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;

@@ -122,6 +122,7 @@ fn next_groups(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Resul
     let config = &core.broker.config;
     let given = application.next_groups(&Ask {
         member: message.member,
+        fresh: request.waiter.is_none(),
         max_groups: (message.max_groups.max(1) as usize).min(config.groups_per_answer_max),
         wait_us: if request.last { 0 } else { u64::from(wait_ms) * 1000 },
         now_us,

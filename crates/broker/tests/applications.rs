@@ -1,0 +1,678 @@
+//! Applications: leases, takeover, fairness, both orders, fencing, and what a restart finds.
+
+mod common;
+
+use common::*;
+use kera_broker::BrokerConfig;
+use kera_env::Clock;
+use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
+use kera_protocol::application::AfterCommit::{Done, Keep, Release};
+use kera_protocol::application::{
+    ApplicationState, CommitEntry, CommitOffsets, CommittedOffsets, DeleteApplication, DescribeApplication,
+    FetchOffsets, Heartbeat, JoinApplication, JoinedApplication, LeaveApplication, ListApplications, ResetOffsets,
+};
+use kera_protocol::{Empty, LeasedGroup, LeasedGroups, NextGroups, Start, Status};
+
+/// One record in a chunk that takes most of half a segment: a group holds one or two of them.
+fn big(streamlet: u32) -> Vec<u8> {
+    chunk_of(target(STREAM, streamlet, 0, 0), 1, 40 << 10)
+}
+
+/// Writes one group after the other into streamlet 0; each holds one record.
+fn write_groups(peer: &mut Peer, count: usize) {
+    for _ in 0..count {
+        assert_eq!(statuses(&peer.write(&[big(0)])), [Status::Ok]);
+    }
+}
+
+fn wait_groups(peer: &mut Peer, joined: &JoinedApplication, max_groups: u32) {
+    let JoinedApplication { application, member, .. } = *joined;
+    peer.send(&NextGroups { application, member, max_groups, max_wait_ms: 600_000 });
+}
+
+fn fetch(peer: &mut Peer) -> CommittedOffsets {
+    peer.call(&FetchOffsets { application: "report".into(), stream: STREAM, streamlets: vec![] })
+}
+
+/// A commit that says that a group of one record was read to its end.
+fn done(group: &LeasedGroup) -> CommitEntry {
+    let cursor = Cursor { position: group.start.position.max(128) + 41_072, ..group.start };
+    commit_entry(group, cursor, group.start_ordinal + 1, Done)
+}
+
+#[test]
+fn a_member_gets_the_groups_of_all_lanes_and_commits_them() {
+    let house = House::new();
+    house.stream(STREAM, options(3, 1));
+    let mut peer = house.peer();
+    for streamlet in 0..3 {
+        peer.write(&[chunk_of(target(STREAM, streamlet, 0, 0), 4, 10)]);
+    }
+    let joined = peer.join(&house, "report", Start::Earliest);
+    assert!(joined.heartbeat_ms < joined.lease_ms);
+    let groups = peer.next_groups(&joined, 10);
+    assert_eq!(groups.iter().map(|group| group.streamlet.0).collect::<Vec<_>>(), [0, 1, 2]);
+    assert!(groups.iter().all(|group| group.start_ordinal == 0));
+    assert!(peer.next_groups(&joined, 10).is_empty(), "a group is given once");
+
+    let next = peer.read(STREAM, groups[0].start).answers[0].0.next;
+    assert_eq!(peer.commit(&house, &joined, &[commit_entry(&groups[0], next, 4, Keep)]), [Status::Ok]);
+    let stored = fetch(&mut peer);
+    assert_eq!(stored.offsets.len(), 1);
+    assert_eq!((stored.offsets[0].ordinal, stored.offsets[0].cursor), (4, next));
+
+    let described = peer.call(&DescribeApplication { application: "report".into(), stream: STREAM });
+    assert_eq!((described.members.len(), described.leases.len(), described.lag), (1, 3, 8));
+    assert_eq!(described.state, ApplicationState::Active);
+    let listed = peer.call(&ListApplications { stream: None });
+    assert_eq!((listed.applications[0].name.as_str(), listed.applications[0].lag), ("report", 8));
+}
+
+#[test]
+fn a_commit_is_answered_when_it_is_durable() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk(10)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    let commit = CommitOffsets {
+        application: joined.application,
+        member: joined.member,
+        entries: vec![commit_entry(&group, group.start, 1, Keep)],
+    };
+    peer.send(&commit);
+    assert!(peer.frames().is_empty());
+    // The same again changes nothing, and is not acknowledged earlier either.
+    peer.send(&commit);
+    assert!(peer.frames().is_empty());
+    house.sink.sync();
+    peer.run(&house);
+    assert_eq!(peer.frames().len(), 2);
+}
+
+#[test]
+fn with_order_lane_the_next_group_comes_after_the_one_before_is_done() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    write_groups(&mut peer, 3);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let first = peer.next_groups(&joined, 10);
+    assert_eq!(first.len(), 1);
+    assert!(peer.next_groups(&joined, 10).is_empty());
+    // The group is closed, and read: the next one comes.
+    assert_eq!(peer.commit(&house, &joined, &[done(&first[0])]), [Status::Ok]);
+    let second = peer.next_groups(&joined, 10);
+    assert_eq!((second.len(), second[0].start_ordinal), (1, 1));
+    assert!(second[0].group > first[0].group);
+    peer.commit(&house, &joined, &[done(&second[0])]);
+    let third = peer.next_groups(&joined, 10);
+    assert_eq!(third[0].start_ordinal, 2);
+    // The third is open: it cannot be done yet.
+    assert_eq!(peer.commit(&house, &joined, &[done(&third[0])]), [Status::InvalidArgument]);
+    write_groups(&mut peer, 1);
+    assert_eq!(peer.commit(&house, &joined, &[done(&third[0])]), [Status::Ok]);
+    assert_eq!(peer.next_groups(&joined, 10)[0].start_ordinal, 3);
+}
+
+#[test]
+fn with_order_none_groups_are_independent() {
+    let house = House::new();
+    house.stream(STREAM, order_none(options(1, 1)));
+    let (mut one, mut two) = (house.peer(), house.peer());
+    write_groups(&mut one, 5);
+    let (first, second) =
+        (one.join(&house, "report", Start::Earliest), two.join(&house, "report", Start::Earliest));
+    let ones = one.next_groups(&first, 2);
+    let twos = two.next_groups(&second, 10);
+    assert_eq!(ones.iter().map(|g| g.start_ordinal).collect::<Vec<_>>(), [0, 1]);
+    assert_eq!(twos.iter().map(|g| g.start_ordinal).collect::<Vec<_>>(), [2, 3, 4]);
+    // Done in any order.
+    assert_eq!(two.commit(&house, &second, &[done(&twos[1]), done(&twos[0])]), [Status::Ok; 2]);
+    assert_eq!(one.commit(&house, &first, &[done(&ones[1])]), [Status::Ok]);
+    let stored = fetch(&mut one);
+    assert_eq!(stored.offsets.len(), 3);
+    assert!(stored.offsets.iter().all(|offset| offset.done));
+    // The one that was left behind is given again when its member leaves, and nothing else is.
+    let _: Empty = one.call(&LeaveApplication { application: first.application, member: first.member });
+    let again = two.next_groups(&second, 10);
+    assert_eq!(again.iter().map(|g| g.start_ordinal).collect::<Vec<_>>(), [0]);
+    assert_eq!(two.commit(&house, &second, &[done(&again[0])]), [Status::Ok]);
+    // Everything before the open group is one position now.
+    two.next_groups(&second, 1);
+    let stored = fetch(&mut two);
+    assert_eq!(stored.offsets.len(), 1);
+    assert_eq!((stored.offsets[0].ordinal, stored.offsets[0].done), (4, true));
+}
+
+#[test]
+fn groups_ahead_are_bounded_with_order_none() {
+    let house = House::with(BrokerConfig { groups_ahead_max: 2, ..config() }, 16 << 20);
+    house.stream(STREAM, order_none(options(1, 1)));
+    let mut peer = house.peer();
+    write_groups(&mut peer, 6);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let groups = peer.next_groups(&joined, 10);
+    assert_eq!(groups.len(), 2);
+    peer.commit(&house, &joined, &[done(&groups[1])]);
+    assert!(peer.next_groups(&joined, 10).is_empty());
+    peer.commit(&house, &joined, &[done(&groups[0])]);
+    assert_eq!(peer.next_groups(&joined, 10).len(), 2);
+}
+
+#[test]
+fn a_member_waits_for_groups() {
+    let house = House::new();
+    house.stream(STREAM, options(2, 1));
+    let (mut peer, mut writer) = (house.peer(), house.peer());
+    let joined = peer.join(&house, "report", Start::Earliest);
+    wait_groups(&mut peer, &joined, 10);
+    assert!(peer.frames().is_empty());
+    // A lane gets its first chunk ever.
+    writer.write(&[chunk_of(target(STREAM, 1, 0, 0), 1, 10)]);
+    peer.run(&house);
+    let groups = peer.frame().decode::<LeasedGroups>().groups;
+    assert_eq!(groups[0].streamlet, StreamletId(1));
+    // A lane that was read to the end of a closed group gets another.
+    writer.write(&[big(1), big(1)]);
+    let all_read = commit_entry(&groups[0], groups[0].start, 2, Done);
+    assert_eq!(peer.commit(&house, &joined, &[all_read]), [Status::Ok]);
+    assert_eq!(peer.next_groups(&joined, 10)[0].start_ordinal, 2);
+    wait_groups(&mut peer, &joined, 10);
+    house.clock.advance_ms(600_000);
+    peer.run(&house);
+    assert_eq!(peer.frame().status(), Status::UnknownMember, "it was silent for longer than its lease");
+}
+
+#[test]
+fn waiting_in_vain_is_answered_with_no_groups() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let JoinedApplication { application, member, .. } = joined;
+    peer.send(&NextGroups { application, member, max_groups: 0, max_wait_ms: 2_000 });
+    house.clock.advance_ms(2_000);
+    peer.run(&house);
+    assert!(peer.frame().decode::<LeasedGroups>().groups.is_empty());
+}
+
+#[test]
+fn a_silent_member_loses_its_groups_and_its_late_commit_moves_nothing() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let (mut one, mut two) = (house.peer(), house.peer());
+    one.write(&[chunk(10), chunk(10), chunk(10)]);
+    let first = one.join(&house, "report", Start::Earliest);
+    let second = two.join(&house, "report", Start::Earliest);
+    let held = one.next_groups(&first, 1)[0];
+    let after_one = Cursor { position: held.start.position.max(128) + 112, ..held.start };
+    one.commit(&house, &first, &[commit_entry(&held, after_one, 1, Keep)]);
+    wait_groups(&mut two, &second, 1);
+    house.clock.advance_ms(9_000);
+    let _ = two.session.deadline_us();
+    two.heartbeat(&second);
+    house.clock.advance_ms(2_000);
+    house.broker.tick();
+    two.run(&house);
+    let taken = two.frame().decode::<LeasedGroups>().groups[0];
+    assert_eq!((taken.group, taken.start_ordinal, taken.start), (held.group, 1, after_one), "from the last commit");
+    assert_ne!(taken.lease, held.lease);
+    assert_eq!(house.broker.metrics().read().members_expired, 1);
+
+    let late = CommitOffsets {
+        application: first.application,
+        member: first.member,
+        entries: vec![commit_entry(&held, after_one, 3, Keep)],
+    };
+    assert_eq!(one.refused(&late), Status::UnknownMember);
+    // Joined again as somebody else it still does not own the lease.
+    let again = one.join(&house, "report", Start::Earliest);
+    assert_ne!(again.member, first.member);
+    assert_eq!(one.commit(&house, &again, &[commit_entry(&held, after_one, 3, Keep)]), [Status::LeaseLost]);
+    assert_eq!(one.commit(&house, &again, &[commit_entry(&taken, after_one, 3, Keep)]), [Status::LeaseLost]);
+    assert_eq!(house.broker.metrics().read().offsets_fenced, 2);
+    assert_eq!(fetch(&mut one).offsets[0].ordinal, 1);
+}
+
+#[test]
+fn a_member_that_comes_back_in_time_keeps_its_groups() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk(10)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let held = peer.next_groups(&joined, 1)[0];
+    drop(peer);
+    house.clock.advance_ms(5_000);
+    let mut again = house.peer();
+    let back = again.call(&JoinApplication {
+        member: joined.member,
+        ..join_request("report", STREAM, Start::Earliest)
+    });
+    assert_eq!(back.member, joined.member);
+    assert_eq!(again.heartbeat(&back).leases, 1);
+    assert_eq!(again.commit(&house, &back, &[commit_entry(&held, held.start, 1, Keep)]), [Status::Ok]);
+}
+
+#[test]
+fn the_member_that_holds_most_is_asked_to_release() {
+    let house = House::new();
+    house.stream(STREAM, options(4, 1));
+    let (mut one, mut two) = (house.peer(), house.peer());
+    for streamlet in 0..4 {
+        one.write(&[chunk_of(target(STREAM, streamlet, 0, 0), 3, 10)]);
+    }
+    let first = one.join(&house, "report", Start::Earliest);
+    let held = one.next_groups(&first, 10);
+    assert_eq!(held.len(), 4);
+    assert!(one.heartbeat(&first).release.is_empty(), "nobody waits");
+
+    let second = two.join(&house, "report", Start::Earliest);
+    wait_groups(&mut two, &second, 10);
+    let release = one.heartbeat(&first).release;
+    assert_eq!(release.len(), 2, "half of four");
+    assert_eq!(one.heartbeat(&first).release, release, "told until it is done");
+    let entries: Vec<CommitEntry> = held
+        .iter()
+        .filter(|group| release.contains(&group.lease))
+        .map(|group| commit_entry(group, group.start, 2, Release))
+        .collect();
+    assert_eq!(one.commit(&house, &first, &entries), [Status::Ok; 2]);
+    assert!(one.next_groups(&first, 10).is_empty(), "what it gave back is for the one that waits");
+    two.run(&house);
+    let mut got = two.frame().decode::<LeasedGroups>().groups;
+    got.extend(two.next_groups(&second, 10));
+    assert_eq!(got.len(), 2);
+    assert!(got.iter().all(|group| group.start_ordinal == 2), "from where it was left");
+    assert!(one.heartbeat(&first).release.is_empty());
+    assert_eq!(house.broker.metrics().read().releases_asked, 2);
+    // A third one finds four groups with two members: its share is one.
+    let mut three = house.peer();
+    let third = three.join(&house, "report", Start::Earliest);
+    wait_groups(&mut three, &third, 10);
+    let asked = one.heartbeat(&first).release.len() + two.heartbeat(&second).release.len();
+    assert_eq!(asked, 1);
+    // It leaves again: nobody has to give anything.
+    let _: Empty = two.call(&LeaveApplication { application: third.application, member: third.member });
+    assert_eq!(one.heartbeat(&first).release.len() + two.heartbeat(&second).release.len(), 0);
+    three.run(&house);
+    assert_eq!(three.frame().status(), Status::UnknownMember);
+}
+
+#[test]
+fn a_position_never_moves_back_by_itself() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 8)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    for (ordinal, expected) in [(5, 5), (3, 5), (5, 5), (9, 9)] {
+        assert_eq!(peer.commit(&house, &joined, &[commit_entry(&group, group.start, ordinal, Keep)]), [Status::Ok]);
+        assert_eq!(fetch(&mut peer).offsets[0].ordinal, expected);
+    }
+    let two = [commit_entry(&group, group.start, 10, Keep), commit_entry(&group, group.start, 4, Keep)];
+    assert_eq!(peer.commit(&house, &joined, &two), [Status::Ok; 2]);
+    assert_eq!(fetch(&mut peer).offsets[0].ordinal, 10);
+}
+
+#[test]
+fn commits_that_make_no_sense_are_refused_one_by_one() {
+    let house = House::new();
+    house.stream(STREAM, options(2, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk(10)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    let good = commit_entry(&group, group.start, 1, Keep);
+    let next_group = Cursor { group: kera_format::GroupId(group.group.0 + 1), ..group.start };
+    let entries = [
+        CommitEntry { streamlet: StreamletId(9), ..good },
+        CommitEntry { lane: kera_format::LaneId(9), ..good },
+        CommitEntry { streamlet: StreamletId(1), ..good },
+        CommitEntry { lease: group.lease + 1, ..good },
+        CommitEntry { ordinal: 2, ..good },
+        CommitEntry { ordinal: u64::MAX, ..good },
+        CommitEntry { cursor: next_group, ..good },
+        CommitEntry { cursor: Cursor { segment: kera_format::SegmentIndex(5), ..group.start }, ..good },
+        CommitEntry { after: Done, ..good },
+        good,
+    ];
+    use Status::*;
+    let expected = [
+        UnknownStreamlet,
+        UnknownLane,
+        LeaseLost,
+        LeaseLost,
+        InvalidArgument,
+        InvalidArgument,
+        InvalidArgument,
+        InvalidArgument,
+        InvalidArgument,
+        Ok,
+    ];
+    assert_eq!(peer.commit(&house, &joined, &entries), expected);
+}
+
+#[test]
+fn offsets_are_committed_without_members_too() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 8)]);
+    let start = peer.read(STREAM, Cursor::default()).answers[0].0.start;
+    let made: CommittedOffsets = peer.call_durable(&house, &reset(Start::Earliest, false));
+    let entry = CommitEntry {
+        streamlet: StreamletId(0),
+        lane: kera_format::LaneId(0),
+        lease: 0,
+        cursor: start,
+        ordinal: 6,
+        after: Keep,
+    };
+    let alone = CommitOffsets { application: made.application, member: 0, entries: vec![entry] };
+    assert_eq!(peer.call_durable(&house, &alone).statuses, [0]);
+    assert_eq!(fetch(&mut peer).offsets[0].ordinal, 6);
+    let unknown = CommitEntry { cursor: Cursor { group: kera_format::GroupId(u64::MAX), ..start }, ..entry };
+    let nowhere = CommitOffsets { entries: vec![unknown], ..alone.clone() };
+    assert_eq!(peer.call_durable(&house, &nowhere).statuses, [Status::CursorUnknown as u16]);
+    let joined = peer.join(&house, "report", Start::Latest);
+    assert_eq!(peer.refused(&alone), Status::ApplicationActive);
+    assert_eq!(peer.next_groups(&joined, 1)[0].start_ordinal, 6);
+}
+
+fn reset(to: Start, dry_run: bool) -> ResetOffsets {
+    ResetOffsets { application: "report".into(), stream: STREAM, streamlets: vec![], to, dry_run }
+}
+
+#[test]
+fn start_policies_say_where_a_member_begins() {
+    let house = House::new();
+    house.stream(STREAM, options(2, 1));
+    let mut peer = house.peer();
+    let mut times = Vec::new();
+    for _ in 0..4 {
+        times.push(house.clock.now_ms());
+        peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 8)]);
+        house.clock.advance_ms(100);
+    }
+    let cases = [
+        ("earliest", Start::Earliest, 0),
+        ("ordinal", Start::Ordinal(25), 25),
+        ("ordinal-beyond", Start::Ordinal(99), 40),
+        ("time", Start::TimeMs(times[2]), 20),
+        ("time-beyond", Start::TimeMs(i64::MAX), 40),
+        ("latest", Start::Latest, 40),
+    ];
+    let joined: Vec<_> = cases.iter().map(|(name, start, _)| peer.join(&house, name, *start)).collect();
+    peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 8), chunk_of(target(STREAM, 1, 0, 0), 1, 8)]);
+    for (joined, (name, _, expected)) in joined.iter().zip(cases) {
+        let groups = peer.next_groups(joined, 10);
+        // Those that look it up at their first group look at the lane as it is then.
+        let expected = if name.ends_with("beyond") { expected + 10 } else { expected };
+        let place = groups.iter().find(|group| group.streamlet == StreamletId(0)).map(|group| group.start_ordinal);
+        assert_eq!(place, Some(expected), "{name}");
+        // A lane that was empty when the application was made is read from its first record.
+        let fresh = groups.iter().find(|group| group.streamlet == StreamletId(1)).map(|group| group.start_ordinal);
+        let expected = if name.ends_with("beyond") || name == "ordinal" { 1 } else { 0 };
+        assert_eq!(fresh, Some(expected), "{name}");
+    }
+}
+
+#[test]
+fn a_position_that_retention_took_moves_to_the_first_record_there_is_and_is_counted() {
+    let house = House::new();
+    let kept = StreamOptions { retention_bytes: Some(150 << 10), ..options(1, 1) };
+    house.stream(STREAM, kept);
+    let mut peer = house.peer();
+    write_groups(&mut peer, 2);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&house, &joined, &[commit_entry(&group, group.start, 0, Release)]), [Status::Ok]);
+    write_groups(&mut peer, 10);
+    assert!(house.log.retain(house.clock.now_ms()) > 0);
+    let first = peer.next_groups(&joined, 1)[0].start_ordinal;
+    assert!(first > 0);
+    let counts = house.broker.metrics().read();
+    assert_eq!((counts.positions_lost, counts.records_lost), (1, first));
+}
+
+#[test]
+fn a_reset_moves_positions_when_nobody_is_a_member() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 8)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    peer.commit(&house, &joined, &[commit_entry(&group, group.start, 8, Keep)]);
+    assert_eq!(peer.refused(&reset(Start::Earliest, false)), Status::ApplicationActive);
+    let _: Empty = peer.call(&LeaveApplication { application: joined.application, member: joined.member });
+    let planned: CommittedOffsets = peer.call(&reset(Start::Ordinal(4), true));
+    assert_eq!(planned.offsets[0].ordinal, 4);
+    assert_eq!(fetch(&mut peer).offsets[0].ordinal, 8, "only told");
+    let _: CommittedOffsets = peer.call_durable(&house, &reset(Start::Ordinal(4), false));
+    let joined = peer.call(&join_request("report", STREAM, Start::Latest));
+    assert_eq!(peer.next_groups(&joined, 1)[0].start_ordinal, 4);
+}
+
+#[test]
+fn a_deleted_application_is_forgotten_for_good() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 8)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    peer.commit(&house, &joined, &[commit_entry(&group, group.start, 8, Keep)]);
+    let delete = DeleteApplication { application: "report".into(), stream: STREAM };
+    assert_eq!(peer.refused(&delete), Status::ApplicationActive);
+    let JoinedApplication { application, member, .. } = joined;
+    let _: Empty = peer.call(&LeaveApplication { application, member });
+    let _: Empty = peer.call_durable(&house, &delete);
+    assert_eq!(peer.refused(&delete), Status::UnknownApplication);
+    assert_eq!(peer.refused(&Heartbeat { application, member }), Status::UnknownApplication);
+    drop(peer);
+    let house = house.restart();
+    let mut peer = house.peer();
+    assert!(peer.call(&ListApplications { stream: None }).applications.is_empty());
+    let again = peer.join(&house, "report", Start::Earliest);
+    assert_ne!(again.application, application);
+    assert_eq!(peer.next_groups(&again, 1)[0].start_ordinal, 0);
+}
+
+#[test]
+fn applications_go_with_their_stream() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk(10)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    peer.next_groups(&joined, 1);
+    wait_groups(&mut peer, &joined, 1);
+    house.broker.stream_deleted(STREAM).expect("a stream");
+    peer.run(&house);
+    assert_eq!(peer.frame().status(), Status::UnknownApplication);
+    assert!(peer.call(&ListApplications { stream: None }).applications.is_empty());
+    house.broker.tick();
+    drop(peer);
+    let house = house.restart();
+    assert!(house.peer().call(&ListApplications { stream: None }).applications.is_empty());
+}
+
+#[test]
+fn positions_survive_a_restart_and_memberships_do_not() {
+    let house = House::new();
+    house.stream(STREAM, options(2, 1));
+    let mut peer = house.peer();
+    for streamlet in 0..2 {
+        peer.write(&[chunk_of(target(STREAM, streamlet, 0, 0), 10, 8)]);
+    }
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let groups = peer.next_groups(&joined, 2);
+    let entries = [commit_entry(&groups[0], groups[0].start, 3, Keep), commit_entry(&groups[1], groups[1].start, 7, Keep)];
+    peer.commit(&house, &joined, &entries);
+    let before = fetch(&mut peer);
+    drop(peer);
+
+    let house = house.restart();
+    let mut peer = house.peer();
+    assert_eq!(fetch(&mut peer), before);
+    let old = CommitOffsets { application: joined.application, member: joined.member, entries: entries.to_vec() };
+    assert_eq!(peer.refused(&old), Status::UnknownMember);
+    let again = peer.call(&join_request("report", STREAM, Start::Latest));
+    assert_eq!(again.application, joined.application);
+    assert_ne!(again.member, joined.member);
+    let groups = peer.next_groups(&again, 2);
+    let mut starts: Vec<u64> = groups.iter().map(|group| group.start_ordinal).collect();
+    starts.sort_unstable();
+    assert_eq!(starts, [3, 7]);
+    assert!(groups.iter().all(|group| entries.iter().all(|entry| entry.lease != group.lease)));
+}
+
+#[test]
+fn groups_done_out_of_order_survive_a_restart() {
+    let house = House::new();
+    house.stream(STREAM, order_none(options(1, 1)));
+    let mut peer = house.peer();
+    write_groups(&mut peer, 5);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let groups = peer.next_groups(&joined, 4);
+    peer.commit(&house, &joined, &[done(&groups[1]), done(&groups[3])]);
+    drop(peer);
+    let house = house.restart();
+    let mut peer = house.peer();
+    let joined = peer.call(&join_request("report", STREAM, Start::Earliest));
+    let left: Vec<u64> = peer.next_groups(&joined, 10).iter().map(|group| group.start_ordinal).collect();
+    assert_eq!(left, [0, 2, 4]);
+}
+
+#[test]
+fn latest_is_where_the_application_was_made_also_after_a_restart() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 8)]);
+    peer.join(&house, "report", Start::Latest);
+    peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 8)]);
+    drop(peer);
+    let house = house.restart();
+    let mut peer = house.peer();
+    let joined = peer.call(&join_request("report", STREAM, Start::Latest));
+    assert_eq!(peer.next_groups(&joined, 1)[0].start_ordinal, 10);
+}
+
+#[test]
+fn the_stream_of_offsets_stays_small_and_replays() {
+    let house = House::with(BrokerConfig { snapshot_bytes: 64 << 10, ..config() }, 64 << 20);
+    house.stream(STREAM, order_none(StreamOptions { segments_per_group: 64, ..options(3, 1) }));
+    let mut peer = house.peer();
+    for streamlet in [0, 0, 0, 1, 1, 1, 2, 2, 2] {
+        assert_eq!(statuses(&peer.write(&[chunk_of(target(STREAM, streamlet, 0, 0), 7_000, 0)])), [Status::Ok]);
+    }
+    let other = peer.join(&house, "other", Start::Latest);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let groups = peer.next_groups(&joined, 3);
+    for ordinal in 1..=20_000u64 {
+        let group = &groups[ordinal as usize % 3];
+        assert_eq!(peer.commit(&house, &joined, &[commit_entry(group, group.start, ordinal, Keep)]), [Status::Ok]);
+        if ordinal % 50 == 0 {
+            peer.heartbeat(&other);
+            house.broker.tick();
+            house.sink.sync();
+            house.broker.tick();
+            house.log.retain(house.clock.now_ms());
+        }
+    }
+    assert!(house.broker.metrics().read().snapshots_written > 10);
+    let system = house.log.stream(kera_format::StreamId(SYSTEM.0)).expect("it is there");
+    let bytes: u64 = system.streamlets().flat_map(|s| s.lanes()).map(|lane| lane.stats().bytes).sum();
+    assert!(bytes < 3 << 20, "{bytes}");
+    let before = fetch(&mut peer);
+    drop(peer);
+    drop(system);
+    let house = house.restart();
+    let mut peer = house.peer();
+    assert_eq!(fetch(&mut peer), before);
+    assert_eq!(peer.call(&ListApplications { stream: Some(STREAM) }).applications.len(), 2);
+}
+
+#[test]
+fn offsets_that_cannot_be_recorded_stay_as_they_were() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 8)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    peer.commit(&house, &joined, &[commit_entry(&group, group.start, 2, Keep)]);
+    *house.sink.sick.lock() = Some(kera_log::SinkErrorKind::Full);
+    let JoinedApplication { application, member, .. } = joined;
+    let entries = vec![commit_entry(&group, group.start, 5, Release)];
+    assert_eq!(peer.refused(&CommitOffsets { application, member, entries }), Status::DiskFull);
+    assert_eq!(peer.heartbeat(&joined).leases, 1, "it still has its lease");
+    *house.sink.sick.lock() = None;
+    assert_eq!(fetch(&mut peer).offsets[0].ordinal, 2);
+    assert_eq!(peer.commit(&house, &joined, &[commit_entry(&group, group.start, 5, Release)]), [Status::Ok]);
+    assert_eq!(fetch(&mut peer).offsets[0].ordinal, 5);
+}
+
+#[test]
+fn consumed_groups_go_when_every_application_has_read_them() {
+    let house = House::new();
+    house.stream(STREAM, StreamOptions { retention_consumed: true, retention_ms: None, ..options(1, 1) });
+    let mut peer = house.peer();
+    write_groups(&mut peer, 4);
+    let retain = || {
+        house.broker.tick();
+        house.log.retain(house.clock.now_ms())
+    };
+    assert_eq!(retain(), 0, "no application, nothing is consumed");
+    let one = peer.join(&house, "one", Start::Earliest);
+    let two = peer.join(&house, "two", Start::Earliest);
+    assert_eq!(retain(), 0);
+    for joined in [&one, &two] {
+        for _ in 0..2 {
+            let group = peer.next_groups(joined, 1)[0];
+            assert_eq!(peer.commit(&house, joined, &[done(&group)]), [Status::Ok]);
+            if joined.application == one.application {
+                assert_eq!(retain(), 0, "the other one has not read it");
+            }
+        }
+    }
+    assert_eq!(retain(), 2);
+}
+
+#[test]
+fn wrong_requests_are_refused_by_name() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    let join = join_request("report", STREAM, Start::Earliest);
+    assert_eq!(peer.refused(&join_request("a/b", STREAM, Start::Earliest)), Status::InvalidName);
+    assert_eq!(peer.refused(&join_request("", STREAM, Start::Earliest)), Status::InvalidName);
+    assert_eq!(peer.refused(&join_request("report", StreamId(99), Start::Earliest)), Status::UnknownStream);
+    assert_eq!(peer.refused(&join_request("report", SYSTEM, Start::Earliest)), Status::InvalidArgument);
+    let long = JoinApplication { member_name: "x".repeat(256), ..join.clone() };
+    assert_eq!(peer.refused(&long), Status::InvalidArgument);
+    let next = NextGroups { application: NO_APPLICATION, member: 1, max_groups: 1, max_wait_ms: 0 };
+    assert_eq!(peer.refused(&next), Status::UnknownApplication);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let next = NextGroups { application: joined.application, member: 1, max_groups: 1, max_wait_ms: 0 };
+    assert_eq!(peer.refused(&next), Status::UnknownMember);
+    assert_eq!(peer.refused(&DescribeApplication { application: "x".into(), stream: STREAM }), Status::UnknownApplication);
+    let huge = JoinApplication { lease_ms: u32::MAX, ..join };
+    assert_eq!(peer.call(&huge).lease_ms, house.config.lease_ms_max);
+}
+
+#[test]
+fn applications_and_members_are_bounded() {
+    let house = House::with(BrokerConfig { applications_max: 1, members_max: 1, ..config() }, 16 << 20);
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.join(&house, "report", Start::Earliest);
+    assert_eq!(peer.refused(&join_request("report", STREAM, Start::Earliest)), Status::LimitReached);
+    assert_eq!(peer.refused(&join_request("other", STREAM, Start::Earliest)), Status::LimitReached);
+}
