@@ -89,10 +89,11 @@ pub fn chunk(data: &[u8]) {
                 broker.stamp(&mut stamped);
                 assert_eq!(stamped, chunk.as_bytes());
             }
-            if chunk.verify().is_ok() && announced_bytes(chunk.payload()) <= 1 << 20 {
-                if let Ok(payload) = chunk.uncompressed() {
-                    record(&payload);
-                }
+            if chunk.verify().is_ok()
+                && announced_bytes(chunk.payload()) <= 1 << 20
+                && let Ok(payload) = chunk.uncompressed()
+            {
+                record(&payload);
             }
         }
         assert_eq!(at, data.len());

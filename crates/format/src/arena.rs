@@ -91,7 +91,7 @@ impl ArenaHeader {
             return bad("arena.version", u32_at(page, 8).into(), "1");
         }
         let bytes = u64_at(page, 48);
-        if bytes == 0 || bytes > ARENA_BYTES_MAX || bytes % ARENA_BLOCK_BYTES as u64 != 0 {
+        if bytes == 0 || bytes > ARENA_BYTES_MAX || !bytes.is_multiple_of(ARENA_BLOCK_BYTES as u64) {
             return bad("arena.bytes", bytes, "a multiple of 64 KiB up to 16 TiB");
         }
         let mut header = ArenaHeader { node: [0; 16], boot_id: [0; 16], bytes };

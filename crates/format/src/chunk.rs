@@ -43,8 +43,8 @@ use std::cell::RefCell;
 /// Bytes of a chunk before its payload.
 pub const CHUNK_HEADER_BYTES: usize = 96;
 // Every chunk starts aligned behind the one before it, and the largest one fits behind a segment's header.
-const _: () = assert!(CHUNK_HEADER_BYTES % 8 == 0 && limits::CHUNK_BYTES_MAX % 8 == 0);
-const _: () = assert!(crate::segment::SEGMENT_HEADER_BYTES % 8 == 0);
+const _: () = assert!(CHUNK_HEADER_BYTES.is_multiple_of(8) && limits::CHUNK_BYTES_MAX.is_multiple_of(8));
+const _: () = assert!(crate::segment::SEGMENT_HEADER_BYTES.is_multiple_of(8));
 
 /// Where the producer's part starts.
 pub const PRODUCER_PART_AT: usize = 40;

@@ -94,6 +94,7 @@ impl<'a> Record<'a> {
     /// Appends the encoded record to `out`. The caller has [`check`](Record::check)ed it.
     #[inline]
     pub fn encode(&self, out: &mut Vec<u8>) {
+        debug_assert_eq!(self.check(), Ok(()), "a record is checked before it is encoded");
         let start = out.len();
         let value = self.value.unwrap_or_default();
         let value_offset = self.value_offset();

@@ -5,7 +5,7 @@
 //! to fit into the bytes that are there. `docs/protocol.md` describes every operation, `spec/` holds the golden bytes.
 //!
 //! A frame is a [`FrameHeader`] of 24 bytes and a body. The bodies of most operations are written field by field
-//! ([`codec`]); those on the hot path ([`write`], [`read`]) have fixed layouts whose parts are multiples of 8 bytes, so
+//! ([`codec`]); those on the hot path ([`mod@write`], [`read`]) have fixed layouts whose parts are multiples of 8 bytes, so
 //! that chunks stay aligned, are used in place, and are sent without being copied.
 //!
 //! ```

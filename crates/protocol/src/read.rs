@@ -34,6 +34,10 @@ use kera_format::{Cursor, GroupId, LaneId, SegmentIndex, StreamId, StreamletId};
 pub const READ_HEAD_BYTES: usize = 8;
 /// Bytes of one answer.
 pub const ANSWER_BYTES: usize = 56;
+// Chunks behind a header, a head and any number of answers or results start aligned.
+const _: () = assert!((crate::FRAME_HEADER_BYTES | READ_HEAD_BYTES | ANSWER_BYTES).is_multiple_of(8));
+const _: () = assert!((crate::write::WRITE_HEAD_BYTES | crate::write::RESULTS_HEAD_BYTES).is_multiple_of(8));
+
 /// Entry flag: at the end of a group go on with the lane's next one.
 pub const ENTRY_FOLLOW_GROUPS: u32 = 1;
 /// Answer flag: the data ends the group, and `next` is where the lane's next group starts if it is known, or the end
