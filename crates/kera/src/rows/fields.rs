@@ -65,6 +65,17 @@ impl<'de> Visitor<'de> for Seed<'_> {
 #[derive(serde::Deserialize)]
 struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
 
+/// The names of the first fields of an object, for a message.
+pub(super) fn names(json: &[u8]) -> String {
+    const SHOWN_MAX: usize = 12;
+    let object: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(json).unwrap_or_default();
+    let mut names: Vec<String> = object.keys().take(SHOWN_MAX).map(|name| format!("`{name}`")).collect();
+    if object.len() > SHOWN_MAX {
+        names.push("…".into());
+    }
+    if names.is_empty() { "no field".into() } else { names.join(", ") }
+}
+
 /// The bytes of a key: the text of a string, everything else as it is written. `None` for null.
 pub(super) fn key_bytes(raw: &RawValue) -> Option<Vec<u8>> {
     let text = raw.get();

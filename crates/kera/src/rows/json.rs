@@ -2,7 +2,7 @@
 
 use std::io::BufRead;
 
-use super::fields::{key_bytes, pick, text};
+use super::fields::{key_bytes, names, pick, text};
 use super::{Picks, ROW_BYTES_MAX, Row, RowError, RowSource, read_line};
 use crate::when::parse_instant;
 
@@ -64,7 +64,8 @@ fn fill(row: &mut Row, picks: &Picks) -> Result<(), RowError> {
     row.timestamp_ms = None;
     if let Some(field) = &picks.key {
         let Some(raw) = picked.key else {
-            return Err(RowError::new(row.line, Some(field), "the key field is missing"));
+            let message = format!("the key field is missing; the record has {}", names(&row.value));
+            return Err(RowError::new(row.line, Some(field), message));
         };
         let Some(key) = key_bytes(raw) else {
             return Err(RowError::new(row.line, Some(field), "the key field is null"));
@@ -73,7 +74,8 @@ fn fill(row: &mut Row, picks: &Picks) -> Result<(), RowError> {
     }
     if let Some(field) = &picks.timestamp {
         let Some(raw) = picked.timestamp else {
-            return Err(RowError::new(row.line, Some(field), "the timestamp field is missing"));
+            let message = format!("the timestamp field is missing; the record has {}", names(&row.value));
+            return Err(RowError::new(row.line, Some(field), message));
         };
         let written = text(raw);
         let Some(at) = parse_instant(&written) else {

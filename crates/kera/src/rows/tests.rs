@@ -72,7 +72,7 @@ fn malformed_lines_name_line_and_field_and_reading_goes_on() {
         [
             "{\"k\":1}",
             "! f, line 2: this is no JSON: EOF while parsing a value (column 5)",
-            "! f, line 3, field `k`: the key field is missing",
+            "! f, line 3, field `k`: the key field is missing; the record has `j`",
             "! f, line 4, field `k`: the key field is null",
             "! f, line 5: this is no JSON: invalid type: sequence, expected a JSON object, because a field is picked from it (column 0)",
             "! f, line 6: this is no JSON: trailing characters (column 9)",

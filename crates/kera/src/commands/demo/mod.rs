@@ -111,8 +111,8 @@ fn tell(outcome: &Outcome, args: &DemoArgs, globals: &Globals, node: &Node) -> R
             human_count(rate)
         );
         text.push_str(&format!(
-            "The consumers were stopped after flight {}; {} came in meanwhile. Started again, they went on at flight {}: \
-             none lost, none twice.\n\nTry next:\n",
+            "The consumers were stopped after flight {}, and {} more came in meanwhile.\n\
+             Started again, they went on at flight {}: none lost, none twice.\n\nTry next:\n",
             human_count(stopped_at),
             human_count(caught_up),
             human_count(stopped_at + 1),

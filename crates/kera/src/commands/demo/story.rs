@@ -21,6 +21,8 @@ pub(super) const STREAM: &str = "flights";
 pub(super) const APPLICATION: &str = "departures";
 /// How long the consumers are away.
 const PAUSE: Duration = Duration::from_secs(3);
+/// After how long without a sign of life a consumer's share goes to the other.
+const LEASE: Duration = Duration::from_secs(3);
 /// Time between two looks of the view.
 const FRAME: Duration = Duration::from_millis(100);
 /// The longest that the consumers may take after the last flight was written.
@@ -128,6 +130,8 @@ impl Story {
                 .application(APPLICATION)
                 .member_name(format!("counter-{}", index + 1))
                 .from(Start::Earliest)
+                // Short, so that the two are soon even after one of them came first.
+                .lease(LEASE)
                 .commit(CommitMode::Interval(Duration::from_millis(500)))
                 .build()
                 .await?;

@@ -169,9 +169,13 @@ impl View {
             human_count(board.read_by[1])
         );
         frame.render_widget(Line::raw(text), counts);
-        let recent = self.pulse.iter().rev().take(pulse.width as usize).rev().copied();
+        let recent: Vec<u64> = self.pulse.iter().rev().take(pulse.width as usize).rev().copied().collect();
+        // Catching up is a spike that would flatten everything else.
+        let mut ordered = recent.clone();
+        ordered.sort_unstable();
+        let usual = ordered.get(ordered.len() * 3 / 4).copied().unwrap_or(0).max(1);
         frame.render_widget(
-            Sparkline::default().data(recent.collect::<Vec<u64>>()).style(Style::new().fg(Color::Green)),
+            Sparkline::default().data(recent).max(usual * 2).style(Style::new().fg(Color::Green)),
             pulse,
         );
         frame.render_widget(Line::raw(""), gap);

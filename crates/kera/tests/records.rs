@@ -1,0 +1,333 @@
+//! Records through the command line: files in, records out, and where a consumer goes on.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Stdio};
+
+use common::{Node, Place, eventually, sample};
+use serde_json::{Value, json};
+
+fn lines(text: &str) -> Vec<String> {
+    text.lines().map(String::from).collect()
+}
+
+fn sorted(mut lines: Vec<String>) -> Vec<String> {
+    lines.sort();
+    lines
+}
+
+fn with_stream(options: &str) -> (Place, Node) {
+    let place = Place::new();
+    let node = place.start();
+    node.ok(&format!("stream create flights {options}"));
+    (place, node)
+}
+
+/// A command with its standard output as lines that can be read while it runs.
+fn follow(node: &Node, line: &str) -> (Child, impl Iterator<Item = String> + use<>) {
+    let mut child = node.command(line).stdout(Stdio::piped()).spawn().unwrap();
+    let out = BufReader::new(child.stdout.take().unwrap());
+    (child, out.lines().map_while(Result::ok))
+}
+
+#[test]
+fn what_goes_in_comes_out() {
+    let (_place, node) = with_stream("--streamlets 4 --lanes 2");
+    let file = sample("flights-sample.ndjson");
+    let said = node.ok(&format!("produce flights --file {file} --key-field origin --timestamp-field date"));
+    assert!(said.starts_with("200 records") && said.contains("acknowledged"), "{said}");
+    let written = lines(&std::fs::read_to_string(&file).unwrap());
+    assert_eq!(sorted(lines(&node.ok("consume flights"))), sorted(written));
+
+    let record = node.ok("consume flights --max 1 --format json");
+    let record: Value = serde_json::from_str(&record).unwrap();
+    assert_eq!(record["key"], record["value"]["origin"]);
+    let date = record["value"]["date"].as_str().unwrap().replace(' ', "T");
+    assert_eq!(record["timestamp"], json!(format!("{date}:00.000Z")));
+    assert_eq!(record["ordinal"], 0);
+}
+
+#[test]
+fn one_key_stays_in_one_streamlet_in_order() {
+    let (_place, node) = with_stream("--streamlets 8");
+    let file = sample("flights-sample.csv");
+    node.ok(&format!("produce flights --file {file} --key-field origin"));
+    let records: Vec<Value> =
+        node.ok("consume flights --format json").lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    let mut homes = std::collections::HashMap::new();
+    let mut dates = std::collections::HashMap::new();
+    for record in &records {
+        let key = record["key"].as_str().unwrap().to_owned();
+        let home = homes.entry(key.clone()).or_insert_with(|| record["streamlet"].clone());
+        assert_eq!(*home, record["streamlet"]);
+        let date = record["value"]["date"].as_str().unwrap().to_owned();
+        let before = dates.insert(key, date.clone());
+        assert!(before.is_none_or(|before| before <= date));
+    }
+    assert_eq!(records.len(), 200);
+    // CSV numbers are numbers.
+    assert!(records[0]["value"]["distance"].is_u64());
+}
+
+#[test]
+fn every_compression_and_chunk_size_reads_back() {
+    let (_place, node) = with_stream("--streamlets 2");
+    let file = sample("flights-sample.ndjson");
+    for flags in ["--compression lz4", "--compression zstd --chunk-bytes 1MiB", "--chunk-bytes 256B --linger-ms 1"] {
+        node.ok(&format!("produce flights --file {file} {flags}"));
+    }
+    assert_eq!(node.ok("consume flights").lines().count(), 600);
+}
+
+#[test]
+fn standard_input_lines_and_raw() {
+    let (place, node) = with_stream("");
+    let mut child = node.command("produce flights").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(b"one\ntwo\n\nfour").unwrap();
+    assert!(child.wait().unwrap().success());
+    assert_eq!(node.ok("consume flights"), "one\ntwo\n\nfour\n");
+    let file = place.file("raw");
+    std::fs::write(&file, b"\x00\xff\n\n").unwrap();
+    node.ok(&format!("produce flights --format raw --file {}", file.display()));
+    let output = node.run("consume flights --format raw");
+    assert_eq!(output.stdout, b"onetwofour\x00\xff\n\n");
+    let last = node.ok("consume flights --format json");
+    let last: Value = serde_json::from_str(last.lines().last().unwrap()).unwrap();
+    assert_eq!(last["value_hex"], "00ff0a0a");
+}
+
+#[test]
+fn a_malformed_line_is_named_with_file_line_and_field() {
+    let (place, node) = with_stream("");
+    let file = place.file("flights.ndjson");
+    let mut text: Vec<String> = lines(&std::fs::read_to_string(sample("flights-sample.ndjson")).unwrap());
+    text[16] = text[16].replace("\"origin\"", "\"orign\"");
+    text[40] = "{\"date\":".into();
+    std::fs::write(&file, text.join("\n")).unwrap();
+    let produce = format!("produce flights --file {} --key-field origin", file.display());
+
+    let (status, said) = node.fails(&produce);
+    assert_eq!(status, 1);
+    for part in [
+        "flights.ndjson, line 17, field `origin`: ",
+        "`orign`",
+        "--on-error skip",
+        "the 16 records before it were written",
+    ] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+    assert_eq!(node.ok("consume flights").lines().count(), 16);
+
+    let output = node.run(&format!("{produce} --on-error skip --json"));
+    let summary: Value = serde_json::from_str(&common::stdout(&output)).unwrap();
+    assert_eq!((&summary["records"], &summary["skipped"]), (&json!(198), &json!(2)));
+    let said = common::stderr(&output);
+    assert!(said.contains("line 17, field `origin`") && said.contains("line 41: this is no JSON"), "{said}");
+}
+
+#[test]
+fn unknown_names_come_with_what_was_meant() {
+    let (_place, node) = with_stream("");
+    for command in ["consume flihgts", "produce flight", "stream describe Flights", "stream delete flights2 --yes"] {
+        let (status, said) = node.fails(command);
+        assert_eq!(status, 1);
+        assert!(said.contains("did you mean `flights`?"), "{command}: {said}");
+    }
+    let (_, said) = node.fails("consume payments");
+    assert!(said.contains("kera stream create payments"), "{said}");
+    let (_, said) = node.fails("stream create flights");
+    assert!(said.contains("exists"), "{said}");
+    let (status, said) = node.fails("stream create fli/ghts");
+    assert_eq!(status, 2);
+    assert!(said.contains("a-z A-Z 0-9"), "{said}");
+    let (status, said) = node.fails("stream create x --streamlets 0 --lanes 9999 --segment-bytes 100KiB");
+    assert_eq!(status, 2);
+    for part in ["streamlets is 0", "lanes is 9999", "segment_bytes_max is 102400"] {
+        assert!(said.contains(part), "{part} in {said}");
+    }
+}
+
+#[test]
+fn without_a_node_the_error_says_how_to_get_one() {
+    let output = common::run(["stream", "list", "--connect", "127.0.0.1:1"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = common::stderr(&output);
+    assert!(said.contains("127.0.0.1:1") && said.contains("kera serve") && said.contains("KERA_CONNECT"), "{said}");
+    let output = common::run(["status", "--json", "--connect", "127.0.0.1:1"]);
+    let error: Value = serde_json::from_str(&common::stderr(&output)).unwrap();
+    assert!(error["next_step"].as_str().unwrap().contains("kera serve"));
+}
+
+#[test]
+fn an_application_goes_on_where_it_stopped() {
+    let (_place, node) = with_stream("--streamlets 3");
+    node.ok(&format!("produce flights --file {} --key-field origin", sample("flights-sample.ndjson")));
+    let first = lines(&node.ok("consume flights --application report --max 37"));
+    assert_eq!(first.len(), 37);
+    let second = lines(&node.ok("consume flights --application report --max 100"));
+    assert_eq!(second.len(), 100);
+    let rest = lines(&node.ok("consume flights --application report"));
+    assert_eq!(rest.len(), 63);
+    assert_eq!(node.ok("consume flights --application report"), "");
+    let all: Vec<String> = [first, second, rest].concat();
+    assert_eq!(sorted(all), sorted(lines(&std::fs::read_to_string(sample("flights-sample.ndjson")).unwrap())));
+    // Another application has its own place.
+    assert_eq!(node.ok("consume flights --application other --max 5").lines().count(), 5);
+
+    let list = node.json("application list");
+    let lag = |name: &str| list.as_array().unwrap().iter().find(|a| a["name"] == name).unwrap()["lag"].clone();
+    assert_eq!((lag("report"), lag("other")), (json!(0), json!(195)));
+    node.ok("application reset report --to earliest");
+    assert_eq!(node.ok("consume flights --application report").lines().count(), 200);
+    let described = node.json("application describe report");
+    assert_eq!((&described["lag"], &described["state"]), (&json!(0), &json!("empty")));
+    node.ok("application delete other");
+    let (_, said) = node.fails("application describe ohter");
+    assert!(said.contains("there is no application `ohter`"), "{said}");
+}
+
+#[test]
+fn after_a_kill_of_consumer_and_node_nothing_is_left_out() {
+    let place = Place::new();
+    let mut node = place.start();
+    node.ok("stream create flights --streamlets 2");
+    let file = sample("flights-sample.ndjson");
+    node.ok(&format!("produce flights --file {file} --key-field origin"));
+
+    let mut seen = Vec::new();
+    for round in 0..3 {
+        let (mut consumer, mut out) = follow(&node, "consume flights --application report --from earliest --follow");
+        if round == 0 {
+            seen.extend(out.by_ref().take(200));
+        }
+        // What was printed is committed within a second or so; then both die at once.
+        eventually("the commit", || node.json("application list")[0]["lag"] == 0);
+        node.ok(&format!("produce flights --file {file} --key-field origin"));
+        consumer.kill().unwrap();
+        consumer.wait().unwrap();
+        seen.extend(out);
+        node.kill();
+        node = place.start();
+    }
+    // A killed consumer's groups are free when its lease has run out; until then nobody else reads them.
+    let rest = lines(&node.ok("consume flights --application report"));
+    seen.extend(rest);
+    let written = lines(&std::fs::read_to_string(&file).unwrap());
+    for line in &written {
+        let times = seen.iter().filter(|s| *s == line).count();
+        assert!(times >= 4, "`{line}` was written 4 times and read {times} times");
+    }
+    assert_eq!(node.json("application list")[0]["lag"], 0);
+}
+
+#[test]
+fn following_sees_records_as_they_come_and_a_signal_commits() {
+    let (_place, node) = with_stream("");
+    let (mut consumer, mut out) = follow(&node, "consume flights --application report --follow");
+    let mut producer = node.command("produce flights").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+    let mut input = producer.stdin.take().unwrap();
+    for text in ["one", "two", "three"] {
+        writeln!(input, "{text}").unwrap();
+        // Not held back until there is more.
+        assert_eq!(out.next().as_deref(), Some(text));
+    }
+    drop(input);
+    assert!(producer.wait().unwrap().success());
+    let killed = std::process::Command::new("kill").args(["-INT", &consumer.id().to_string()]).status().unwrap();
+    assert!(killed.success());
+    assert!(consumer.wait().unwrap().success());
+    assert_eq!(node.ok("consume flights --application report"), "");
+}
+
+#[test]
+fn a_closed_pipe_is_no_error() {
+    let (_place, node) = with_stream("");
+    for _ in 0..20 {
+        node.ok(&format!("produce flights --file {}", sample("flights-sample.ndjson")));
+    }
+    let mut child = node
+        .command("consume flights --follow --from earliest")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut first = String::new();
+    BufReader::with_capacity(64, child.stdout.take().unwrap()).read_line(&mut first).unwrap();
+    node.ok(&format!("produce flights --file {}", sample("flights-sample.ndjson")));
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{:?}", output.status);
+    assert_eq!(common::stderr(&output), "");
+}
+
+#[test]
+fn time_and_latest_choose_where_to_start() {
+    let (_place, node) = with_stream("");
+    node.ok(&format!("produce flights --file {}", sample("flights-sample.ndjson")));
+    assert_eq!(node.ok("consume flights --from latest"), "");
+    assert_eq!(node.ok("consume flights --from 1h").lines().count(), 200);
+    assert_eq!(node.ok("consume flights --from 2001-01-01T00:00:00Z").lines().count(), 200);
+    let (status, said) = node.fails("consume flights --from yesterday");
+    assert_eq!(status, 2);
+    assert!(said.contains("`earliest`, `latest`"), "{said}");
+}
+
+#[test]
+fn a_rate_and_a_most_are_taken() {
+    let (_place, node) = with_stream("");
+    let file = sample("flights-sample.ndjson");
+    let summary = node.json(&format!("produce flights --file {file} --rate 200 --max 40"));
+    assert_eq!(summary["records"], 40);
+}
+
+#[test]
+fn streams_are_described_altered_listed_and_deleted() {
+    let (_place, node) =
+        with_stream("--streamlets 4 --lanes 2 --retention-time 7d --retention-bytes 10GiB --order none");
+    let described = node.json("stream describe flights");
+    let options = &described["options"];
+    assert_eq!((&options["streamlets"], &options["lanes"], &options["order"]), (&json!(4), &json!(2), &json!("none")));
+    assert_eq!(options["retention_bytes"], json!(10u64 << 30));
+    let altered = node.json("stream alter flights --retention-time none");
+    assert_eq!(altered["options"]["retention_ms"], Value::Null);
+    assert!(node.fails("stream alter flights").1.contains("no option to change"));
+    assert!(node.ok("stream list").contains("flights"));
+    assert_eq!(node.json("stream list").as_array().unwrap().len(), 1);
+    assert_eq!(node.json("stream list --system").as_array().unwrap().len(), 2);
+    node.ok("stream delete flights --yes");
+    assert!(node.ok("stream list").contains("no streams yet"));
+    assert!(node.ok("stream delete flights --if-exists").contains("there is no stream"));
+    // The name is free again, and the new stream is empty.
+    node.ok("stream create flights");
+    assert_eq!(node.ok("consume flights"), "");
+}
+
+#[test]
+fn status_and_top_tell_how_it_is() {
+    let (_place, node) = with_stream("");
+    node.ok(&format!("produce flights --file {}", sample("flights-sample.ndjson")));
+    let status = node.json("status");
+    assert_eq!((&status["ready"], &status["appended_records"]), (&json!(true), &json!(200)));
+    assert!(node.ok("status").contains("200 records"));
+    node.ok("consume flights --application report");
+    let top = node.ok("top --count 2 --interval-ms 100");
+    assert!(top.contains("stream flights in_records_s=0"), "{top}");
+    assert!(top.contains("application report stream=flights consumers=0"), "{top}");
+    let first: Value = serde_json::from_str(node.ok("top --count 1 --json").lines().next().unwrap()).unwrap();
+    assert_eq!(first["streams"][0]["records"], 200);
+}
+
+#[test]
+fn the_demo_runs_to_its_end_and_nothing_is_lost() {
+    let place = Place::new();
+    let data = place.file("demo");
+    let data = data.to_str().unwrap();
+    for _ in 0..2 {
+        let output = common::run(["demo", "--data", data, "--rate", "0", "--max", "20000", "--json"]);
+        assert!(output.status.success(), "{}{}", common::stdout(&output), common::stderr(&output));
+        let told: Value = serde_json::from_str(&common::stdout(&output)).unwrap();
+        assert_eq!((&told["written"], &told["read"]), (&json!(20000), &json!(20000)));
+    }
+    let refused = common::run(["demo", "--data", env!("CARGO_MANIFEST_DIR")]);
+    assert!(common::stderr(&refused).contains("no demo made"), "{}", common::stderr(&refused));
+}
