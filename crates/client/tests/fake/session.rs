@@ -1,0 +1,298 @@
+//! One connection to the fake broker.
+
+use std::sync::Arc;
+
+use kera_format::Cursor;
+use kera_protocol::read::{ANSWER_END_OF_GROUP, ENTRY_FOLLOW_GROUPS, write_answers};
+use kera_protocol::{
+    AllocateProducer, AllocatedProducer, Body, ChunkResult, ChunkResults, Credit, Empty, ErrorBody, FrameHeader,
+    GetStream, LaneStats, Lookup, LookupResult, Op, ReadAnswer, ReadChunks, ReadEntry, Status, StreamRef, StreamStats,
+    StreamStatsResponse, Subscribe, Subscribed, Unsubscribe, WriteChunksView,
+};
+use kera_rpc::{Flow, Outbox, Session};
+
+use super::{Fake, Fault, STREAM, State};
+
+pub struct FakeSession {
+    fake: Arc<Fake>,
+    subscriptions: Vec<FakeSubscription>,
+    polls: Vec<(FrameHeader, ReadChunks)>,
+    next_groups: Vec<(FrameHeader, kera_protocol::NextGroups)>,
+}
+
+struct FakeSubscription {
+    header: FrameHeader,
+    entries: Vec<Option<ReadEntry>>,
+    credit: i64,
+    push_bytes_max: usize,
+}
+
+impl FakeSession {
+    pub fn new(fake: Arc<Fake>) -> FakeSession {
+        FakeSession { fake, subscriptions: Vec::new(), polls: Vec::new(), next_groups: Vec::new() }
+    }
+
+    fn write(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        let fake = Arc::clone(&self.fake);
+        let mut state = fake.state();
+        if state.hold_writes {
+            return Flow::Blocked;
+        }
+        let fault = state.faults.pop_front().unwrap_or(Fault::Pass);
+        let view = WriteChunksView::parse(1, body).unwrap();
+        let chunks: Vec<_> = view.chunks().map(|chunk| chunk.unwrap()).collect();
+        state.requests.push(chunks.iter().map(|c| (c.header().streamlet.0, c.header().sequence)).collect());
+        match fault {
+            Fault::Break => return Flow::Close("a fault".into()),
+            Fault::Stall => return Flow::Done,
+            Fault::Request(status) => {
+                out.error(header, status, &ErrorBody { message: "a fault".into(), retry_after_ms: 1 });
+                return Flow::Done;
+            }
+            Fault::Forget => state.forget_producers(),
+            _ => {}
+        }
+        let mut results = Vec::new();
+        for (i, chunk) in chunks.iter().enumerate() {
+            results.push(match fault {
+                Fault::FirstChunk(status) if i == 0 => ChunkResult::failed(status, 0),
+                _ => state.append(chunk),
+            });
+        }
+        drop(state);
+        fake.wake_all();
+        match fault {
+            Fault::AppendAndBreak => return Flow::Close("a fault".into()),
+            Fault::AppendAndStall => return Flow::Done,
+            _ => {}
+        }
+        let mut frame = out.begin(&header.response(0));
+        let mut answer = ChunkResults::begin(frame.body(), results.len() as u32);
+        results.iter().for_each(|result| answer.push(result));
+        answer.finish();
+        frame.finish();
+        Flow::Done
+    }
+
+    fn push(&mut self, out: &mut Outbox) {
+        let fake = Arc::clone(&self.fake);
+        let mut state = fake.state();
+        for subscription in &mut self.subscriptions {
+            while subscription.credit > 0 {
+                let (answers, data) = read(&state, &mut subscription.entries, subscription.push_bytes_max);
+                if answers.is_empty() {
+                    break;
+                }
+                let mut frame = out.begin_push(&subscription.header, Status::Ok);
+                write_answers(&answers, frame.body());
+                frame.body().extend_from_slice(&data);
+                frame.finish();
+                subscription.credit -= data.len() as i64;
+                state.pushed_bytes += data.len() as u64;
+                state.debt_bytes = state.debt_bytes.max(-subscription.credit);
+            }
+        }
+        let polls = std::mem::take(&mut self.polls);
+        for (header, poll) in polls {
+            let mut entries: Vec<_> = poll.entries.iter().copied().map(Some).collect();
+            let (answers, data) = read(&state, &mut entries, poll.max_bytes as usize);
+            if answers.is_empty() {
+                self.polls.push((header, poll));
+                continue;
+            }
+            let mut frame = out.begin(&header.response(0));
+            write_answers(&answers, frame.body());
+            frame.body().extend_from_slice(&data);
+            frame.finish();
+        }
+        let waiting = std::mem::take(&mut self.next_groups);
+        for (header, request) in waiting {
+            match super::members::next_groups(&mut state, &request) {
+                Some(Ok(groups)) => out.respond(&header, &groups),
+                Some(Err(status)) => out.error(&header, status, &ErrorBody::new("members")),
+                None => self.next_groups.push((header, request)),
+            }
+        }
+    }
+
+    fn answer<B: Body>(&self, header: &FrameHeader, out: &mut Outbox, answer: Result<B, Status>) -> Flow {
+        match answer {
+            Ok(body) => out.respond(header, &body),
+            Err(status) => out.error(header, status, &ErrorBody::new("the fake says no")),
+        }
+        Flow::Done
+    }
+}
+
+/// What the entries can be told now. Entries that end are taken out.
+fn read(state: &State, entries: &mut [Option<ReadEntry>], bytes_max: usize) -> (Vec<ReadAnswer>, Vec<u8>) {
+    let (mut answers, mut data) = (Vec::new(), Vec::new());
+    for (index, slot) in entries.iter_mut().enumerate() {
+        let Some(entry) = slot else { continue };
+        let Some(log) = state.logs.get(&(entry.streamlet.0, entry.lane.0)) else { continue };
+        let start = if entry.cursor == Cursor::default() { log.earliest() } else { entry.cursor };
+        if start < log.earliest() {
+            answers.push(ReadAnswer::failed(index as u32, Status::CursorGone, start, log.earliest()));
+            *slot = None;
+            continue;
+        }
+        if start > log.end() {
+            answers.push(ReadAnswer::failed(index as u32, Status::CursorUnknown, start, start));
+            *slot = None;
+            continue;
+        }
+        let follow = entry.flags & ENTRY_FOLLOW_GROUPS != 0;
+        let mut next = start;
+        let from = data.len();
+        let mut at = log.index_of(start);
+        while let Some(chunk) = log.chunks.get(at) {
+            let full = data.len() > from && data.len() + chunk.bytes.len() > bytes_max;
+            if full || !follow && chunk.cursor.group != start.group {
+                break;
+            }
+            data.extend_from_slice(&chunk.bytes);
+            next = Cursor { position: chunk.cursor.position + chunk.bytes.len() as u32, ..chunk.cursor };
+            at += 1;
+        }
+        // A group is over when a later one has started, or was closed.
+        let over = next.group < log.end().group && log.chunks.get(at).is_none_or(|c| c.cursor.group > next.group);
+        let end_of_group = over && !follow;
+        if over && follow {
+            next = log.chunks.get(at).map_or(log.end(), |chunk| chunk.cursor);
+        }
+        let data_bytes = (data.len() - from) as u32;
+        if data_bytes == 0 && !end_of_group {
+            continue;
+        }
+        answers.push(ReadAnswer {
+            index: index as u32,
+            status: 0,
+            flags: if end_of_group { ANSWER_END_OF_GROUP } else { 0 },
+            start,
+            next,
+            durable_ordinal: log.next_ordinal,
+            data_bytes,
+        });
+        entry.cursor = next;
+        if end_of_group {
+            *slot = None;
+        }
+        if data.len() >= bytes_max {
+            break;
+        }
+    }
+    (answers, data)
+}
+
+fn stats(state: &State) -> StreamStatsResponse {
+    let lanes = state.logs.iter().map(|((streamlet, lane), log)| LaneStats {
+        streamlet: kera_format::StreamletId(*streamlet),
+        lane: kera_format::LaneId(*lane),
+        first_ordinal: log.first_ordinal(),
+        durable_ordinal: log.next_ordinal,
+        next_ordinal: log.next_ordinal,
+        bytes: 0,
+        memory_bytes: 0,
+        disk_bytes: 0,
+        groups: 1,
+        segments: 1,
+        last_append_ms: 0,
+    });
+    StreamStatsResponse { lanes: lanes.collect(), more: false }
+}
+
+fn lookup(state: &State, lookup: &Lookup) -> Result<LookupResult, Status> {
+    let options = &state.info.options;
+    if lookup.streamlet.0 >= options.streamlets || lookup.lane.0 >= options.lanes {
+        return Err(Status::UnknownLane);
+    }
+    let Some(log) = state.logs.get(&(lookup.streamlet.0, lookup.lane.0)) else {
+        return Ok(LookupResult { cursor: Cursor::default(), ordinal: 0, first_ordinal: 0, durable_ordinal: 0 });
+    };
+    let (cursor, ordinal) = log.lookup(lookup.at);
+    Ok(LookupResult { cursor, ordinal, first_ordinal: log.first_ordinal(), durable_ordinal: log.next_ordinal })
+}
+
+impl Session for FakeSession {
+    fn on_frame(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        let op = Op::from_u16(header.op).unwrap();
+        if op == Op::WriteChunks {
+            return self.write(header, body, out);
+        }
+        let fake = Arc::clone(&self.fake);
+        let mut state = fake.state();
+        let flow = match op {
+            Op::GetStream => {
+                let found = match GetStream::decode(1, body).unwrap().stream {
+                    StreamRef::Name(name) => name == STREAM,
+                    StreamRef::Id(id) => id == state.info.id,
+                };
+                self.answer(header, out, if found { Ok(state.info.clone()) } else { Err(Status::UnknownStream) })
+            }
+            Op::AllocateProducer => {
+                let asked = AllocateProducer::decode(1, body).unwrap().producer_id;
+                let id = asked.map_or(state.epochs.len() as u64 + 1, |id| id.0);
+                let epoch = state.epochs.entry(id).and_modify(|epoch| *epoch += 1).or_insert(0);
+                let producer_epoch = kera_format::ProducerEpoch(*epoch);
+                let producer_id = kera_format::ProducerId(id);
+                self.answer(header, out, Ok(AllocatedProducer { producer_id, producer_epoch }))
+            }
+            Op::StreamStats => {
+                StreamStats::decode(1, body).unwrap();
+                self.answer(header, out, Ok(stats(&state)))
+            }
+            Op::Lookup => {
+                self.answer(header, out, lookup(&state, &Lookup::decode(1, body).unwrap()))
+            }
+            Op::ReadChunks => {
+                state.polls += 1;
+                self.polls.push((*header, ReadChunks::decode(1, body).unwrap()));
+                Flow::Done
+            }
+            Op::Subscribe => {
+                let subscribe = Subscribe::decode(1, body).unwrap();
+                state.subscribes += 1;
+                state.credit_bytes += subscribe.credit_bytes;
+                let push_bytes_max = match subscribe.push_bytes_max {
+                    0 => 64 << 10,
+                    bytes => bytes as usize,
+                };
+                out.respond(header, &Subscribed { push_bytes_max: push_bytes_max as u32 });
+                self.subscriptions.push(FakeSubscription {
+                    header: *header,
+                    entries: subscribe.entries.into_iter().map(Some).collect(),
+                    credit: subscribe.credit_bytes as i64,
+                    push_bytes_max,
+                });
+                Flow::Done
+            }
+            Op::Credit => {
+                let credit = Credit::decode(1, body).unwrap();
+                state.credit_bytes += credit.credit_bytes;
+                for subscription in &mut self.subscriptions {
+                    if subscription.header.correlation == credit.subscription {
+                        subscription.credit += credit.credit_bytes as i64;
+                    }
+                }
+                Flow::Done
+            }
+            Op::Unsubscribe => {
+                let unsubscribe = Unsubscribe::decode(1, body).unwrap();
+                self.subscriptions.retain(|s| s.header.correlation != unsubscribe.subscription);
+                self.answer(header, out, Ok(Empty))
+            }
+            Op::NextGroups => {
+                self.next_groups.push((*header, kera_protocol::NextGroups::decode(1, body).unwrap()));
+                Flow::Done
+            }
+            op => super::members::on_frame(&mut state, op, header, body, out),
+        };
+        drop(state);
+        self.push(out);
+        flow
+    }
+
+    fn on_wake(&mut self, out: &mut Outbox) {
+        self.push(out);
+    }
+}

@@ -1,0 +1,490 @@
+//! The producer against a broker that fails on purpose.
+
+mod fake;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use fake::{FakeServer, Fault, STREAM, numbered, run};
+use kera_client::{
+    Client, ClientError, Compression, DeliveryReport, Producer, ProducerBuilder, Record, Routing, Status, StreamletId,
+};
+
+async fn client(server: &FakeServer) -> Client {
+    server.client().connect().await.unwrap()
+}
+
+async fn send_all(producer: &Producer, values: &[String]) {
+    for value in values {
+        producer.send(&Record::value(value.as_bytes())).await.unwrap();
+    }
+}
+
+/// A producer whose chunks hold few records, and what it reported.
+async fn small_chunks(
+    server: &FakeServer,
+    change: impl FnOnce(ProducerBuilder) -> ProducerBuilder,
+) -> (Producer, Arc<Mutex<Vec<DeliveryReport>>>) {
+    let reports = Arc::new(Mutex::new(Vec::new()));
+    let all = Arc::clone(&reports);
+    let builder = client(server).await.producer(STREAM).chunk_bytes(200).request_bytes(700).in_flight(3);
+    let builder = builder.on_report(move |report| all.lock().unwrap().push(report.clone()));
+    (change(builder).build().await.unwrap(), reports)
+}
+
+#[test]
+fn records_arrive_in_order_and_are_reported() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let (producer, reports) = small_chunks(&server, |b| b).await;
+        let values = numbered(0..1_000);
+        send_all(&producer, &values).await;
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(0, 0), values);
+        let mut next = 0;
+        for report in reports.lock().unwrap().iter() {
+            assert_eq!(report.result.as_ref().unwrap().base_ordinal, Some(next));
+            assert!(report.bytes <= 200);
+            next += u64::from(report.records);
+        }
+        assert_eq!(next, 1_000);
+        let stats = producer.stats();
+        assert_eq!((stats.records, stats.acknowledged_records, stats.buffered_bytes), (1_000, 1_000, 0));
+        assert_eq!((stats.duplicate_chunks, stats.retried_chunks, stats.reconnects), (0, 0, 0));
+        let requests = &server.fake.state().requests;
+        assert!(requests.iter().any(|chunks| chunks.len() > 1), "no request had more than one chunk");
+        producer.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_request_has_chunks_of_all_streamlets_in_turn() {
+    let server = FakeServer::start(3, 2);
+    run(async {
+        let (producer, _) = small_chunks(&server, |b| b.routing(Routing::RoundRobin).request_bytes(10_000)).await;
+        server.fake.state().hold_writes = true;
+        send_all(&producer, &numbered(0..300)).await;
+        tokio::task::yield_now().await;
+        server.fake.state().hold_writes = false;
+        server.fake.wake_all();
+        producer.flush().await.unwrap();
+        let state = server.fake.state();
+        let largest = state.requests.iter().max_by_key(|chunks| chunks.len()).unwrap();
+        let streamlets: Vec<u32> = largest.iter().take(6).map(|(streamlet, _)| *streamlet).collect();
+        assert_eq!(streamlets[..3], streamlets[3..], "{largest:?}");
+        for streamlet in 0..3 {
+            assert!(streamlets.contains(&streamlet));
+        }
+        // One producer writes to one lane of each streamlet.
+        assert_eq!(state.logs.len(), 3);
+    });
+}
+
+#[test]
+fn a_lost_acknowledgement_is_retried_and_appended_once() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        let (producer, reports) = small_chunks(&server, |b| b).await;
+        server.fake.fail([Fault::Pass, Fault::AppendAndBreak, Fault::Pass, Fault::Break, Fault::AppendAndBreak]);
+        let values = numbered(0..500);
+        send_all(&producer, &values).await;
+        producer.flush().await.unwrap();
+        let mut all = server.fake.values(0, 0);
+        all.extend(server.fake.values(1, 0));
+        all.sort_by_key(|value| value[7..].parse::<usize>().unwrap());
+        assert_eq!(all, values);
+        for streamlet in 0..2 {
+            let values = server.fake.values(streamlet, 0);
+            assert!(values.is_sorted_by_key(|value| value[7..].parse::<usize>().unwrap()), "out of order");
+        }
+        let stats = producer.stats();
+        assert!(stats.duplicate_chunks > 0 && stats.retried_chunks > 0 && stats.reconnects >= 3, "{stats:?}");
+        assert_eq!(stats.acknowledged_records, 500);
+        assert!(reports.lock().unwrap().iter().all(|report| report.result.is_ok()));
+        assert!(server.fake.state().epochs.values().all(|epoch| *epoch == 0), "retries need no other epoch");
+    });
+}
+
+#[test]
+fn an_answer_that_does_not_come_breaks_the_connection_and_is_retried() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let (producer, _) = small_chunks(&server, |b| b.request_timeout(Duration::from_millis(100))).await;
+        server.fake.fail([Fault::Pass, Fault::AppendAndStall, Fault::Pass, Fault::Stall]);
+        let values = numbered(0..200);
+        send_all(&producer, &values).await;
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(0, 0), values);
+    });
+}
+
+#[test]
+fn a_chunk_that_fails_for_now_is_sent_again_before_those_behind_it() {
+    for status in [Status::ArenaFull, Status::ChunkChecksum, Status::Timeout, Status::DiskFull] {
+        let server = FakeServer::start(1, 1);
+        run(async {
+            let (producer, _) = small_chunks(&server, |b| b).await;
+            server.fake.fail([Fault::Pass, Fault::FirstChunk(status), Fault::Pass, Fault::FirstChunk(status)]);
+            let values = numbered(0..300);
+            send_all(&producer, &values).await;
+            producer.flush().await.unwrap();
+            assert_eq!(server.fake.values(0, 0), values, "{status}");
+            assert!(producer.stats().retried_chunks > 0);
+            assert_eq!(producer.stats().failed_records, 0);
+        });
+    }
+}
+
+#[test]
+fn a_request_that_fails_as_a_whole_for_now_is_sent_again() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        let (producer, _) = small_chunks(&server, |b| b).await;
+        server.fake.fail([Fault::Request(Status::Overloaded), Fault::Request(Status::NotReady)]);
+        let values = numbered(0..100);
+        send_all(&producer, &values).await;
+        producer.flush().await.unwrap();
+        assert_eq!(producer.stats().acknowledged_records, 100);
+    });
+}
+
+#[test]
+fn a_refused_chunk_is_reported_and_those_behind_it_go_on_in_order() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let (producer, reports) = small_chunks(&server, |b| b).await;
+        server.fake.fail([Fault::Pass, Fault::FirstChunk(Status::ChunkTooLarge)]);
+        let values = numbered(0..300);
+        send_all(&producer, &values).await;
+        let error = producer.flush().await.unwrap_err();
+        assert!(matches!(error, ClientError::Refused { status: Status::ChunkTooLarge, .. }), "{error}");
+        assert!(!error.retryable() && !error.could_duplicate());
+        let reports = reports.lock().unwrap();
+        let lost: Vec<_> = reports.iter().filter(|report| report.result.is_err()).collect();
+        assert_eq!(lost.len(), 1);
+        let stored = server.fake.values(0, 0);
+        assert_eq!(stored.len() + lost[0].records as usize, 300);
+        assert!(stored.is_sorted_by_key(|value| value[7..].parse::<usize>().unwrap()));
+        assert_eq!(producer.stats().failed_records, u64::from(lost[0].records));
+        // The error was told once; from here on all is well.
+        producer.flush().await.unwrap();
+        assert!(server.fake.state().epochs.values().all(|epoch| *epoch == 0), "it is certain that it is not there");
+    });
+}
+
+#[test]
+fn a_server_that_forgot_acknowledged_chunks_gets_the_next_epoch() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let (producer, _) = small_chunks(&server, |b| b).await;
+        let values = numbered(0..100);
+        send_all(&producer, &values[..50]).await;
+        producer.flush().await.unwrap();
+        server.fake.fail([Fault::Forget]);
+        send_all(&producer, &values[50..]).await;
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(0, 0), values);
+        assert_eq!(server.fake.state().epochs[&1], 1);
+    });
+}
+
+#[test]
+fn a_producer_whose_id_is_not_known_any_more_gets_another() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let (producer, _) = small_chunks(&server, |b| b).await;
+        server.fake.fail([Fault::FirstChunk(Status::UnknownProducer)]);
+        let values = numbered(0..100);
+        send_all(&producer, &values).await;
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(0, 0), values);
+        assert_eq!(server.fake.state().epochs.len(), 2);
+    });
+}
+
+#[test]
+fn a_fenced_producer_says_so_and_takes_nothing_more() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let (producer, _) = small_chunks(&server, |b| b).await;
+        server.fake.fail([Fault::FirstChunk(Status::StaleEpoch)]);
+        send_all(&producer, &numbered(0..1)).await;
+        let error = producer.flush().await.unwrap_err();
+        assert!(matches!(error, ClientError::Fenced { .. }), "{error}");
+        let error = producer.send(&Record::value(b"more")).await.unwrap_err();
+        assert!(matches!(error, ClientError::Fenced { .. }), "{error}");
+    });
+}
+
+#[test]
+fn records_that_cannot_be_delivered_in_time_are_given_up() {
+    let mut server = FakeServer::start(1, 1);
+    run(async {
+        let (producer, reports) =
+            small_chunks(&server, |b| b.delivery_timeout(Duration::from_millis(300))).await;
+        send_all(&producer, &numbered(0..10)).await;
+        producer.flush().await.unwrap();
+        server.crash();
+        send_all(&producer, &numbered(10..100)).await;
+        let error = producer.flush().await.unwrap_err();
+        assert!(matches!(error, ClientError::DeliveryTimeout { .. }), "{error}");
+        assert!(error.could_duplicate() && error.to_string().contains("300 ms"), "{error}");
+        assert_eq!(producer.stats().failed_records, 90);
+        assert_eq!(producer.stats().buffered_bytes, 0);
+        let failed = reports.lock().unwrap().iter().filter(|report| report.result.is_err()).count();
+        assert!(failed > 1);
+        // Once the server is back, so is the producer.
+        server.restart();
+        let later = numbered(100..200);
+        send_all(&producer, &later).await;
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(0, 0)[10..], later);
+    });
+}
+
+#[test]
+fn a_chunk_given_up_after_it_was_sent_makes_the_next_ones_another_epoch() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let (producer, _) = small_chunks(&server, |b| {
+            b.delivery_timeout(Duration::from_millis(200)).request_timeout(Duration::from_millis(150)).in_flight(1)
+        })
+        .await;
+        server.fake.fail([Fault::Stall, Fault::Stall, Fault::Stall]);
+        send_all(&producer, &numbered(0..1)).await;
+        assert!(producer.flush().await.is_err());
+        let later = numbered(1..50);
+        server.fake.state().faults.clear();
+        send_all(&producer, &later).await;
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(0, 0), later);
+        assert_eq!(server.fake.state().epochs[&1], 1);
+    });
+}
+
+#[test]
+fn a_server_that_is_killed_and_restarted_under_load_loses_and_doubles_nothing() {
+    let mut server = FakeServer::start(3, 1);
+    run(async {
+        let (producer, _) = small_chunks(&server, |b| b.routing(Routing::RoundRobin)).await;
+        let producer = Arc::new(producer);
+        let sender = {
+            let producer = Arc::clone(&producer);
+            tokio::spawn(async move {
+                for value in numbered(0..20_000) {
+                    producer.send(&Record::value(value.as_bytes())).await.unwrap();
+                    tokio::task::yield_now().await;
+                }
+                producer.flush().await.unwrap();
+            })
+        };
+        let mut reached = 0;
+        while !sender.is_finished() {
+            let chunks = server.fake.chunk_count();
+            if chunks >= reached + 300 {
+                reached = chunks;
+                server.restart();
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        sender.await.unwrap();
+        let mut all = Vec::new();
+        for streamlet in 0..3 {
+            let values = server.fake.values(streamlet, 0);
+            assert!(values.is_sorted_by_key(|value| value[7..].parse::<usize>().unwrap()), "out of order");
+            all.extend(values);
+        }
+        all.sort_by_key(|value| value[7..].parse::<usize>().unwrap());
+        assert_eq!(all, numbered(0..20_000));
+        assert!(producer.stats().reconnects > 0, "the server was never restarted");
+    });
+}
+
+#[test]
+fn send_waits_while_the_buffer_is_full_and_goes_on_when_there_is_room() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let (producer, _) = small_chunks(&server, |b| b.buffer_bytes(1_000).linger(Duration::from_secs(3_600))).await;
+        server.fake.state().hold_writes = true;
+        let mut taken = 0;
+        while producer.try_send(&Record::value(b"0123456789")).unwrap() {
+            taken += 1;
+        }
+        assert_eq!(taken, 1_000 / 18);
+        let record = Record::value(b"one more");
+        let waiting = producer.send(&record);
+        assert!(tokio::time::timeout(Duration::from_millis(50), waiting).await.is_err());
+        assert_eq!(producer.stats().records, taken);
+        server.fake.state().hold_writes = false;
+        server.fake.wake_all();
+        producer.send(&Record::value(b"one more")).await.unwrap();
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(0, 0).len() as u64, taken + 1);
+    });
+}
+
+#[test]
+fn linger_lets_a_chunk_fill_and_flush_does_not_wait_for_it() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let builder = client(&server).await.producer(STREAM).linger(Duration::from_secs(3_600));
+        let producer = builder.build().await.unwrap();
+        for value in numbered(0..100) {
+            producer.send(&Record::value(value.as_bytes())).await.unwrap();
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(server.fake.chunk_count(), 0);
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.chunk_count(), 1);
+        let builder = client(&server).await.producer(STREAM).linger(Duration::from_millis(20));
+        let producer = builder.build().await.unwrap();
+        producer.send(&Record::value(b"leaves by itself")).await.unwrap();
+        server.until("it left", |state| state.logs[&(0, 0)].chunks.len() == 2).await;
+    });
+}
+
+#[test]
+fn without_linger_a_record_leaves_at_once() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let producer = client(&server).await.producer(STREAM).build().await.unwrap();
+        for i in 1..20 {
+            producer.send(&Record::value(b"now")).await.unwrap();
+            server.until("it left", |state| state.logs.get(&(0, 0)).is_some_and(|log| log.chunks.len() == i)).await;
+        }
+    });
+}
+
+#[test]
+fn deliver_tells_where_the_record_is() {
+    let server = FakeServer::start(4, 1);
+    run(async {
+        let producer = client(&server).await.producer(STREAM).build().await.unwrap();
+        let record = Record { keys: &[b"key"], value: Some(b"value"), ..Record::default() };
+        for ordinal in 0..5 {
+            let delivered = producer.deliver(&record).await.unwrap();
+            assert_eq!(delivered.base_ordinal, Some(ordinal));
+            assert_eq!(delivered.streamlet.0, kera_client::routing::streamlet_of_key(b"key", 4, 1));
+            assert!(!delivered.duplicate);
+        }
+    });
+}
+
+#[test]
+fn send_all_and_send_to_take_what_send_takes() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        let producer = client(&server).await.producer(STREAM).buffer_bytes(70_000).build().await.unwrap();
+        let values = numbered(0..20_000);
+        let builder = values.iter().map(|value| Record { keys: &[b"k"], ..Record::value(value.as_bytes()) });
+        assert_eq!(producer.send_all(builder).await.unwrap(), 20_000);
+        producer.flush().await.unwrap();
+        let streamlet = kera_client::routing::streamlet_of_key(b"k", 2, 1);
+        assert_eq!(server.fake.values(streamlet, 0), values);
+        let other = 1 - streamlet;
+        producer.send_to(StreamletId(other), &Record::value(b"there")).await.unwrap();
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(other, 0), ["there"]);
+        assert!(producer.send_to(StreamletId(2), &Record::value(b"nowhere")).await.is_err());
+    });
+}
+
+#[test]
+fn compressed_chunks_are_stored_compressed() {
+    for compression in [Compression::Lz4, Compression::Zstd] {
+        let server = FakeServer::start(1, 1);
+        run(async {
+            let builder = client(&server).await.producer(STREAM).compression(compression);
+            let producer = builder.linger(Duration::from_millis(5)).build().await.unwrap();
+            let values = numbered(0..5_000);
+            send_all(&producer, &values).await;
+            producer.flush().await.unwrap();
+            assert_eq!(server.fake.values(0, 0), values);
+            let stored: usize = server.fake.state().logs[&(0, 0)].chunks.iter().map(|chunk| chunk.bytes.len()).sum();
+            assert!(stored < 5_000 * 10, "{stored} bytes");
+        });
+    }
+}
+
+#[test]
+fn a_record_that_is_too_large_is_refused_alone() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let producer = client(&server).await.producer(STREAM).buffer_bytes(1 << 20).build().await.unwrap();
+        producer.send(&Record::value(b"before")).await.unwrap();
+        let error = producer.send(&Record::value(&vec![0; 4 << 20])).await.unwrap_err();
+        assert!(matches!(error, ClientError::Record(_)), "{error}");
+        // Larger than a chunk and than the whole buffer, but not than what the stream takes.
+        producer.send(&Record::value(&vec![b'x'; 3 << 20])).await.unwrap();
+        producer.send(&Record::value(b"after")).await.unwrap();
+        producer.flush().await.unwrap();
+        let stored = server.fake.values(0, 0);
+        assert_eq!((stored[0].as_str(), stored[1].len(), stored[2].as_str()), ("before", 3 << 20, "after"));
+    });
+}
+
+#[test]
+fn settings_outside_their_limits_are_named() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        let client = client(&server).await;
+        for (builder, field) in [
+            (client.producer(STREAM).chunk_bytes(64 << 20), "chunk_bytes"),
+            (client.producer(STREAM).chunk_bytes(10), "chunk_bytes"),
+            (client.producer(STREAM).in_flight(0), "in_flight"),
+            (client.producer(STREAM).buffer_bytes(1_000), "buffer_bytes"),
+            (client.producer(STREAM).request_bytes(0), "request_bytes"),
+            (client.producer(STREAM).routing(Routing::Streamlet(2)), "streamlet"),
+        ] {
+            let error = builder.build().await.unwrap_err();
+            assert!(error.to_string().starts_with(field), "{error}");
+        }
+        let error = client.producer("none").build().await.unwrap_err();
+        assert_eq!(error.status(), Some(Status::UnknownStream));
+    });
+}
+
+#[test]
+fn many_streamlets_do_not_take_more_memory_than_allowed() {
+    let server = FakeServer::start(10_000, 1);
+    run(async {
+        let producer = client(&server).await.producer(STREAM).buffer_bytes(1 << 20).build().await.unwrap();
+        for i in 0..30_000_u32 {
+            let key = i.to_le_bytes();
+            let record = Record { keys: &[&key], value: Some(b"value"), ..Record::default() };
+            producer.send(&record).await.unwrap();
+        }
+        producer.flush().await.unwrap();
+        let stored: u64 = server.fake.state().logs.values().map(|log| log.next_ordinal).sum();
+        assert_eq!(stored, 30_000);
+    });
+}
+
+#[test]
+fn dropping_a_producer_gives_up_what_is_not_acknowledged() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let (producer, reports) = small_chunks(&server, |b| b.linger(Duration::from_secs(3_600))).await;
+        server.fake.state().hold_writes = true;
+        send_all(&producer, &numbered(0..10)).await;
+        drop(producer);
+        while reports.lock().unwrap().iter().map(|report| report.records).sum::<u32>() < 10 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        let reports = reports.lock().unwrap();
+        assert!(reports.iter().all(|report| matches!(report.result, Err(ClientError::Closed))));
+    });
+}
+
+#[test]
+fn without_an_id_chunks_are_not_deduplicated() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let (producer, _) = small_chunks(&server, |b| b.idempotent(false)).await;
+        server.fake.fail([Fault::AppendAndBreak]);
+        producer.send(&Record::value(b"twice")).await.unwrap();
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(0, 0), ["twice", "twice"]);
+        assert!(server.fake.state().epochs.is_empty());
+    });
+}
