@@ -204,12 +204,11 @@ impl Log {
         if slot.open || slot.at.is_none() {
             return false;
         }
-        let segment = slot.memory.take();
+        let Some(segment) = slot.memory.take() else { return false };
+        segment.disown();
         drop(state);
-        if segment.is_some() {
-            self.shared.segments_evicted.fetch_add(1, Ordering::Relaxed);
-        }
-        segment.is_some()
+        self.shared.segments_evicted.fetch_add(1, Ordering::Relaxed);
+        true
     }
 
     /// A block to load a segment of `bytes` into. A part of the arena is kept for loads, so that writers cannot starve

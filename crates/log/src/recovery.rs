@@ -149,6 +149,13 @@ impl Log {
         let mut state = lane.state.lock();
         if let Some(at) = state.chain.find(id.group, id.index) {
             let slot = state.chain.slot_mut(at);
+            if slot.at.is_none() {
+                // A replay was killed while it moved the segment to a larger block: the longer one is the later.
+                if slot.summary().head < segment.head() {
+                    *slot = Slot::resident(segment, true);
+                }
+                return;
+            }
             let same = (slot.summary().head, slot.summary().next_ordinal) == (segment.head(), segment.next_ordinal());
             if same && cut.is_none() && segment.state() != SegmentState::Open {
                 slot.memory = Some(segment);
@@ -304,6 +311,7 @@ impl Lane {
         let block = self.log().arena.allocate((end as usize).next_power_of_two(), Purpose::Write)?;
         let header = SegmentHeader { capacity_bytes: block.bytes() as u32, ..*segment.header() };
         let larger = Segment::create_from(block, header, &segment);
+        segment.disown();
         state.chain.slot_mut(at).memory = Some(Arc::clone(&larger));
         Ok(larger)
     }

@@ -5,9 +5,9 @@
 //!
 //! # A lane's last segment stays
 //!
-//! Ordinals go on after a restart from the last segment that there is. So when even the last one is due, an empty closed
-//! segment is put behind it first, and the due one goes once the empty one is on disk: a lane that lost all its records
-//! still knows their number, for one page of disk.
+//! Ordinals go on after a restart from the last segment that there is, and after a loss of power from the last one on disk. So
+//! a segment only goes once a later one is on disk. When even the last one is due, an empty closed segment is put behind it
+//! first: a lane that lost all its records still knows their number, for one page of disk.
 
 use kera_format::limits::SEGMENT_BYTES_MIN;
 use kera_format::{Cursor, SegmentId, SegmentIndex, StreamOptions};
@@ -89,8 +89,7 @@ impl Lane {
 
     /// Whether ordinals survive a restart without what is before this segment.
     fn keeps_ordinals(&self, state: &LaneState, from: At) -> bool {
-        let slot = state.chain.slot(from);
-        slot.summary().head > FIRST_CHUNK || slot.open || slot.at.is_some() || self.log().store.get().is_none()
+        self.log().store.get().is_none() || state.chain.from(Some(from)).any(|at| state.chain.slot(at).at.is_some())
     }
 
     /// Whether all of the oldest group may go.
@@ -104,6 +103,9 @@ impl Lane {
 
     fn drop_front(&self, state: &mut LaneState, dropped: &mut Vec<Dropped>) {
         if let Some((group, slot)) = state.chain.pop_front() {
+            if let Some(segment) = &slot.memory {
+                segment.disown();
+            }
             dropped.push((self.segment_id(group, slot.index), slot.at));
         }
     }

@@ -302,6 +302,11 @@ impl Segment {
         self.u64_field(at::HEAD).store(progress.head, Ordering::Release);
     }
 
+    /// The lane no longer has it in memory. Readers keep their bytes; a process that attaches the arena does not find it.
+    pub(crate) fn disown(&self) {
+        self.block.unpublish();
+    }
+
     /// Notes that it is given to the store; false if it was already.
     pub(crate) fn hand_over(&self) -> bool {
         !self.handed_over.swap(true, Ordering::Relaxed)

@@ -101,7 +101,7 @@ impl SinkDirectory for Vec<Arc<dyn DurabilitySink>> {
 
 /// Moves the durable heads of chunks that became durable, in the order of [`DurabilitySink::appended`], then wakes the
 /// readers of their lanes, each lane once however many chunks it had. For the sink's writer, after its sync and before it
-/// moves [`DurabilitySink::durable_through`].
+/// moves [`DurabilitySink::durable_through`], with no lock held. May call [`DurabilitySink::segment_safe`].
 pub fn made_durable(references: &[ChunkReference]) {
     let mut lanes = Vec::new();
     for reference in references {
@@ -112,4 +112,10 @@ pub fn made_durable(references: &[ChunkReference]) {
         }
     }
     lanes.iter().for_each(|lane| lane.settle());
+    // Chunks of a stream that was deleted while they waited: nobody will say later that they are not needed.
+    for reference in references {
+        if reference.lane.home.stream.deleted.load(Ordering::Acquire) {
+            reference.lane.log().segment_safe(reference.segment.id());
+        }
+    }
 }

@@ -55,6 +55,12 @@ impl Block {
         self.arena.table(self.block).store(TableEntry::Segment(order).to_byte(), Ordering::Release);
     }
 
+    /// The block is in use still, by readers, but what is in it is no segment any more: the next process must not find it.
+    pub(crate) fn unpublish(&self) {
+        let order = self.order.load(Ordering::Relaxed);
+        self.arena.table(self.block).store(TableEntry::Reserved(order).to_byte(), Ordering::Release);
+    }
+
     /// Gives everything back that is behind the first `bytes`, as far as sizes allow. Only for a published block; not by two
     /// threads at once (the lane's lock sees to it).
     pub(crate) fn shrink(&self, bytes: usize) {

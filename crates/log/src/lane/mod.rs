@@ -190,10 +190,13 @@ impl Lane {
                 self.log().hand_over(&segment);
             }
         }
-        if state.unsettled.is_empty()
-            && let Some(Open { segment, sink: None, .. }) = &state.open
-        {
-            self.durable_ordinal.store(segment.next_ordinal(), Ordering::Release);
+        if state.unsettled.is_empty() {
+            // Nothing is in the way of what was durable at once behind chunks that were not.
+            let through = match &state.open {
+                Some(Open { segment, sink: Some(_), .. }) => segment.base_ordinal(),
+                _ => state.next_ordinal,
+            };
+            self.durable_ordinal.fetch_max(through, Ordering::Release);
         }
         state.version += 1;
         let wake = state.waiters.take();
@@ -243,7 +246,9 @@ impl Lane {
         for group in chain.groups {
             for slot in group.slots {
                 let id = self.segment_id(group.id, slot.index);
-                drop(slot.memory);
+                if let Some(segment) = slot.memory {
+                    segment.disown();
+                }
                 self.log().release(id, slot.at);
             }
         }
