@@ -9,7 +9,7 @@ use crate::tree::{Problem, Tree};
 const LOGIC: [&str; 6] = ["format", "protocol", "log", "vlog", "broker", "coordinator"];
 
 /// What logic must not say, and what it says instead.
-const SIDE_DOORS: [(&[&str], &str); 9] = [
+const SIDE_DOORS: [(&[&str], &str); 12] = [
     (&["Instant", ":", ":", "now"], "take `kera_env::Clock::monotonic_us`"),
     (&["SystemTime", ":", ":", "now"], "take `kera_env::Clock::now_ms`"),
     (&["thread_rng"], "take `kera_env::Random`"),
@@ -17,7 +17,10 @@ const SIDE_DOORS: [(&[&str], &str); 9] = [
     (&["rand", ":", ":", "random"], "take `kera_env::Random`"),
     (&["std", ":", ":", "fs"], "take `kera_env::Disk`"),
     (&["thread", ":", ":", "sleep"], "wait for what you wait for, or let the shell call again later"),
-    (&["std", ":", ":", "net"], "leave sockets to `kera-rpc`"),
+    (&["TcpListener"], "leave sockets to `kera-rpc`"),
+    (&["TcpStream"], "leave sockets to `kera-rpc`"),
+    (&["UdpSocket"], "leave sockets to `kera-rpc`"),
+    (&["UnixStream"], "leave sockets to `kera-rpc`"),
     (&["process", ":", ":", "exit"], "return an error; the node decides when a process ends"),
 ];
 
@@ -61,10 +64,8 @@ pub(crate) fn check(tree: &Tree) -> Vec<Problem> {
                     report("side door", found, instead);
                 }
             }
-            for (name, instead) in [("fs", "take `kera_env::Disk`"), ("net", "leave sockets to `kera-rpc`")] {
-                if imports_from_std(&source, at, name) {
-                    report("side door", &["std::", name], instead);
-                }
+            if imports_from_std(&source, at, "fs") {
+                report("side door", &["std", ":", ":", "fs"], "take `kera_env::Disk`");
             }
         }
     }

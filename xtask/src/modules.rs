@@ -88,6 +88,8 @@ mod tests {
             ("crates/log/tests/a.rs", "//! It.\nmod support;\n"),
             ("crates/log/tests/support/mod.rs", "//! It.\n"),
             ("crates/log/tests/support/dead.rs", "//! It.\n"),
+            ("crates/log/tests/model/main.rs", "//! It.\nmod check;\n"),
+            ("crates/log/tests/model/check.rs", "//! It.\n"),
             ("crates/log/examples/b.rs", "//! It.\n"),
             ("crates/log/src/bin/tool/main.rs", "//! It.\nmod part;\n"),
             ("crates/log/src/bin/tool/part.rs", "//! It.\n"),
