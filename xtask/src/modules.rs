@@ -37,7 +37,8 @@ fn is_root(path: &str) -> bool {
     match folders.last() {
         Some(&"src") => matches!(*name, "lib.rs" | "main.rs"),
         Some(&("tests" | "examples" | "benches" | "bin" | "fuzz_targets")) => !folders.ends_with(&["src", "tests"]),
-        _ => *name == "build.rs" || (*name == "main.rs" && folders.iter().any(|f| matches!(*f, "examples" | "bin"))),
+        // A test or example may be a folder.
+        _ => *name == "build.rs" || (*name == "main.rs" && folders.iter().any(|f| matches!(*f, "tests" | "examples"))),
     }
 }
 
