@@ -38,7 +38,10 @@ fn is_root(path: &str) -> bool {
         Some(&"src") => matches!(*name, "lib.rs" | "main.rs"),
         Some(&("tests" | "examples" | "benches" | "bin" | "fuzz_targets")) => !folders.ends_with(&["src", "tests"]),
         // A test or example may be a folder.
-        _ => *name == "build.rs" || (*name == "main.rs" && folders.iter().any(|f| matches!(*f, "tests" | "examples"))),
+        _ => {
+            *name == "build.rs"
+                || (*name == "main.rs" && folders.iter().any(|f| matches!(*f, "tests" | "examples" | "bin")))
+        }
     }
 }
 
