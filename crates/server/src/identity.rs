@@ -1,8 +1,8 @@
 //! Who the node is: a uuid for ever, and an epoch that is one higher after every start. In `node.json` in the data
 //! directory, replaced atomically.
 //!
-//! Read and written once at start, under the directory's lock. The epoch goes to disk before anything of this
-//! incarnation does: group ids carry it, so no two incarnations can give the same id to different bytes.
+//! Read and written once at start, under the directory's lock. The epoch is on disk before anything of this
+//! incarnation is: group ids carry it, so no two incarnations can give the same id to different bytes.
 
 use std::io;
 
@@ -38,10 +38,10 @@ struct File {
 }
 
 impl Identity {
-    /// Reads the identity, or makes one, and begins the next epoch.
+    /// Reads the identity, or makes one, and begins the next epoch. Only [`persist`](Identity::persist) makes it true.
     ///
     /// # Errors
-    /// The file cannot be read or replaced, or is damaged.
+    /// The file cannot be read, or is damaged.
     pub fn begin(disk: &dyn Disk, random: &dyn Random) -> Result<Identity, Fatal> {
         let identity = match disk.read_all(FILE, FILE_BYTES_MAX) {
             Ok(bytes) => Identity::parse(&bytes).map_err(|reason| damaged(disk, &reason))?,
@@ -55,14 +55,20 @@ impl Identity {
             }
             Err(error) => return Err(Fatal::directory(disk.root(), error)),
         };
-        let Some(epoch) = identity.epoch.checked_add(1) else {
-            return Err(damaged(disk, "its epoch is the last one there is"));
-        };
-        let next = Identity { epoch, ..identity };
-        let file = File { version: VERSION, node: uuid_text(&next.node), epoch };
+        match identity.epoch.checked_add(1) {
+            Some(epoch) => Ok(Identity { epoch, ..identity }),
+            None => Err(damaged(disk, "its epoch is the last one there is")),
+        }
+    }
+
+    /// Puts the epoch on disk, synced.
+    ///
+    /// # Errors
+    /// The file cannot be replaced.
+    pub fn persist(&self, disk: &dyn Disk) -> Result<(), Fatal> {
+        let file = File { version: VERSION, node: uuid_text(&self.node), epoch: self.epoch };
         let text = serde_json::to_vec_pretty(&file).map_err(|error| damaged(disk, &error.to_string()))?;
-        disk.replace(FILE, &text).map_err(|error| Fatal::directory(disk.root(), error))?;
-        Ok(next)
+        disk.replace(FILE, &text).map_err(|error| Fatal::directory(disk.root(), error))
     }
 
     fn parse(bytes: &[u8]) -> Result<Identity, String> {
@@ -118,10 +124,15 @@ mod tests {
     #[test]
     fn the_node_stays_and_its_epoch_grows() {
         let (disk, random) = (MemoryDisk::new(), SeededRandom::new(1));
-        let first = Identity::begin(&disk, &random).unwrap();
+        let start = || {
+            let identity = Identity::begin(&disk, &random).unwrap();
+            identity.persist(&disk).unwrap();
+            identity
+        };
+        let first = start();
         assert!(first.first_start);
         assert_eq!(first.epoch, 1);
-        let second = Identity::begin(&disk, &random).unwrap();
+        let second = start();
         assert_eq!(second, Identity { node: first.node, epoch: 2, first_start: false });
         assert_eq!(parse_uuid(&first.node_text()), Some(first.node));
     }

@@ -338,11 +338,6 @@ fn unit(name: Option<&'static str>) -> Option<Unit> {
     name.map(|name| Unit::Other(name.into()))
 }
 
-/// The help without its final dot, which the format adds.
-fn help(text: &'static str) -> &'static str {
-    text.trim_end_matches('.')
-}
-
 impl Collector for Source {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let snapshot = (self.snapshot)();
@@ -350,7 +345,7 @@ impl Collector for Source {
             let unit = unit(metric.unit);
             let value = (metric.read)(&snapshot);
             let into =
-                encoder.encode_descriptor(metric.name, help(metric.help), unit.as_ref(), metric.sort.metric_type())?;
+                encoder.encode_descriptor(metric.name, metric.help, unit.as_ref(), metric.sort.metric_type())?;
             match metric.sort {
                 Sort::Counter => ConstCounter::new(value).encode(into)?,
                 Sort::Gauge => ConstGauge::new(value).encode(into)?,
@@ -372,7 +367,7 @@ fn families<T>(
     for family in families.iter().filter(|_| !all.is_empty()) {
         let unit = unit(family.unit);
         let mut into =
-            encoder.encode_descriptor(family.name, help(family.help), unit.as_ref(), family.sort.metric_type())?;
+            encoder.encode_descriptor(family.name, family.help, unit.as_ref(), family.sort.metric_type())?;
         for one in all.iter().take(LABELLED_MAX) {
             let labels = labels(one);
             ConstGauge::new((family.read)(one)).encode(into.encode_family(&labels)?)?;

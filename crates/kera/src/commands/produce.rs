@@ -306,7 +306,7 @@ impl Progress {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }
         let template = match bytes {
-            Some(_) => "{bar:32} {percent:>3}%  {msg}  {binary_bytes_per_sec}  ETA {eta}",
+            Some(_) => "{bar:32} {percent:>3}%  {msg}  ETA {eta}",
             None => "{spinner} {msg}  {elapsed}",
         };
         if let Ok(style) = ProgressStyle::with_template(template) {

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | lock the data directory | before anything in it is read: two nodes on one directory would destroy it |
 //! | HTTP | so that `/readyz` tells what the rest waits for |
-//! | identity, next epoch | synced before anything of this incarnation is written: group ids carry the epoch |
+//! | identity, next epoch | synced while the rest is read, and before anything of this incarnation is written |
 //! | catalog, system streams | says which streams there are; segments of others are given back |
 //! | containers | what is on disk; read before the arena, so that what is in both is known to be safe |
 //! | arena | what the process before left in memory |
@@ -69,7 +69,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
 
     let disks = open_disks(config)?;
     readiness.enter(Phase::Starting("reading the catalog"));
-    let identity = Identity::begin(&*disks[0], &SystemRandom)?;
+    let (identity, persisting) = begin(&disks[0])?;
     let coordinator = open_catalog(config, &identity, &disks[0], &clock)?;
     let applications_stream = coordinator
         .system_stream(APPLICATIONS_STREAM, &applications_stream_options())
@@ -78,6 +78,8 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
 
     let mut summary = Summary::default();
     let recovered = recover(config, &identity, &disks, &clock, &coordinator, &readiness, &mut summary)?;
+    persisting.finish()?;
+    warn_all(&recovered.log.finish_recovery(identity.epoch), &mut summary);
     let Recovered { log, store, store_threads, virtual_logs, broker } = recovered;
     let writers = virtual_logs.iter().map(start_writer).collect::<Result<Vec<_>, _>>()?;
     readiness.enter(Phase::Starting("reading the applications' offsets"));
@@ -190,6 +192,29 @@ fn open_catalog(
     })
 }
 
+/// The epoch on its way to disk.
+struct Persisting(Option<JoinHandle<Result<(), Fatal>>>);
+
+impl Persisting {
+    fn finish(self) -> Result<(), Fatal> {
+        let panicked = |_| Fatal::PartEnded { what: "writing the identity", reason: "it panicked".to_owned() };
+        self.0.map_or(Ok(()), |thread| thread.join().map_err(panicked)?)
+    }
+}
+
+/// Reads the identity. A node that is started again syncs its epoch while it reads everything else; one that never was
+/// must be known by its name before any file carries it.
+fn begin(disk: &Arc<dyn Disk>) -> Result<(Identity, Persisting), Fatal> {
+    let identity = Identity::begin(&**disk, &SystemRandom)?;
+    if identity.first_start {
+        identity.persist(&**disk)?;
+        return Ok((identity, Persisting(None)));
+    }
+    let disk = disk.clone();
+    let thread = std::thread::Builder::new().name("kera-identity".into()).spawn(move || identity.persist(&*disk));
+    thread.map(|thread| (identity, Persisting(Some(thread)))).map_err(|error| no_thread("writing the identity", error))
+}
+
 struct Recovered {
     log: Arc<Log>,
     store: Arc<DiskStore>,
@@ -264,7 +289,6 @@ fn recover(
     for virtual_log in &virtual_logs {
         replay(virtual_log, &log, summary)?;
     }
-    warn_all(&log.finish_recovery(identity.epoch), summary);
     Ok(Recovered { log, store, store_threads, virtual_logs, broker })
 }
 

@@ -36,14 +36,15 @@ impl Screen {
 
     pub(super) fn draw(&mut self, view: &View, address: &str) -> Result<(), CliError> {
         let drawn = self.terminal.draw(|frame| {
-            let applications = view.applications.len() as u16 + 3;
+            let height = |rows: usize| u16::try_from(rows + 3).unwrap_or(u16::MAX);
+            let (streams, applications) = (height(view.streams.len()), height(view.applications.len()));
             let problems = view.problems.len() as u16;
             let [head, arena, warnings, streams, below] = Layout::vertical([
                 Constraint::Length(1),
                 Constraint::Length(1),
                 Constraint::Length(problems),
-                Constraint::Min(5),
-                Constraint::Length(applications),
+                Constraint::Max(streams),
+                Constraint::Max(applications),
             ])
             .areas(frame.area());
             let line = format!(
