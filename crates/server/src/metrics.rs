@@ -41,7 +41,7 @@ pub struct Snapshot {
     pub ready: bool,
     /// Each stream.
     pub streams: Vec<StreamNumbers>,
-    /// Each application.
+    /// Each application, if somebody asked for them.
     pub applications: Vec<ApplicationNumbers>,
 }
 
@@ -283,39 +283,33 @@ static APPLICATION_METRICS: &[Family<ApplicationNumbers>] = &[
     },
 ];
 
-/// The registry of a node.
+/// The numbers of a node.
 pub struct Metrics {
-    registry: Registry,
+    snapshot: Box<dyn Fn() -> Snapshot + Send + Sync>,
 }
 
 impl Metrics {
-    /// A registry that reads `snapshot` at every scrape.
+    /// Numbers that `snapshot` reads at every scrape, all but those of applications.
     pub fn new(snapshot: impl Fn() -> Snapshot + Send + Sync + 'static) -> Metrics {
-        let mut registry = Registry::with_prefix("kera");
-        registry.register_collector(Box::new(Source { snapshot: Box::new(snapshot) }));
-        Metrics { registry }
+        Metrics { snapshot: Box::new(snapshot) }
     }
 
-    /// All numbers in the OpenMetrics text format.
+    /// All numbers in the OpenMetrics text format, with those of the applications that the caller has asked for.
     ///
     /// # Errors
     /// Text cannot be written; that is a defect.
-    pub fn text(&self) -> Result<String, fmt::Error> {
+    pub fn text(&self, applications: Vec<ApplicationNumbers>) -> Result<String, fmt::Error> {
+        let mut registry = Registry::with_prefix("kera");
+        registry.register_collector(Box::new(Source(Snapshot { applications, ..(self.snapshot)() })));
         let mut text = String::with_capacity(16 << 10);
-        encode(&mut text, &self.registry)?;
+        encode(&mut text, &registry)?;
         Ok(text)
     }
 }
 
-struct Source {
-    snapshot: Box<dyn Fn() -> Snapshot + Send + Sync>,
-}
-
-impl fmt::Debug for Source {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Source")
-    }
-}
+/// One snapshot, as the registry takes it.
+#[derive(Debug)]
+struct Source(Snapshot);
 
 impl Sort {
     fn metric_type(self) -> MetricType {
@@ -340,12 +334,11 @@ fn unit(name: Option<&'static str>) -> Option<Unit> {
 
 impl Collector for Source {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let snapshot = (self.snapshot)();
+        let snapshot = &self.0;
         for metric in METRICS {
             let unit = unit(metric.unit);
-            let value = (metric.read)(&snapshot);
-            let into =
-                encoder.encode_descriptor(metric.name, metric.help, unit.as_ref(), metric.sort.metric_type())?;
+            let value = (metric.read)(snapshot);
+            let into = encoder.encode_descriptor(metric.name, metric.help, unit.as_ref(), metric.sort.metric_type())?;
             match metric.sort {
                 Sort::Counter => ConstCounter::new(value).encode(into)?,
                 Sort::Gauge => ConstGauge::new(value).encode(into)?,
@@ -366,8 +359,7 @@ fn families<T>(
 ) -> fmt::Result {
     for family in families.iter().filter(|_| !all.is_empty()) {
         let unit = unit(family.unit);
-        let mut into =
-            encoder.encode_descriptor(family.name, family.help, unit.as_ref(), family.sort.metric_type())?;
+        let mut into = encoder.encode_descriptor(family.name, family.help, unit.as_ref(), family.sort.metric_type())?;
         for one in all.iter().take(LABELLED_MAX) {
             let labels = labels(one);
             ConstGauge::new((family.read)(one)).encode(into.encode_family(&labels)?)?;
@@ -421,13 +413,11 @@ mod tests {
         let mut snapshot = Snapshot { ready: true, epoch: 3, ..Snapshot::default() };
         snapshot.broker.records_appended = 17;
         snapshot.streams.push(StreamNumbers { name: "flights".into(), records: 5, bytes: 6 });
-        snapshot.applications.push(ApplicationNumbers {
-            name: "a".into(),
-            stream: "flights".into(),
-            members: 1,
-            lag: 2,
-        });
         snapshot
+    }
+
+    fn applications() -> Vec<ApplicationNumbers> {
+        vec![ApplicationNumbers { name: "a".into(), stream: "flights".into(), members: 1, lag: 2 }]
     }
 
     #[test]
@@ -437,7 +427,7 @@ mod tests {
 
     #[test]
     fn every_documented_metric_is_scraped_and_every_scraped_one_documented() {
-        let text = Metrics::new(sample).text().unwrap();
+        let text = Metrics::new(sample).text(applications()).unwrap();
         let scraped: Vec<&str> = (text.lines().filter(|line| !line.starts_with('#')))
             .map(|line| line.split(['{', ' ']).next().unwrap_or_default())
             .collect();
@@ -448,7 +438,7 @@ mod tests {
 
     #[test]
     fn values_and_labels_are_written() {
-        let text = Metrics::new(sample).text().unwrap();
+        let text = Metrics::new(sample).text(applications()).unwrap();
         for line in [
             "kera_records_appended_total 17",
             "kera_node_epoch 3",

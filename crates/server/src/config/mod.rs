@@ -213,6 +213,20 @@ settings! {
         accept_damage: bool = Kind::Switch, "false", "accept-damage";
     }
 
+    /// Storage: how closed segments go to disk and come back.
+    storage: StorageSettings {
+        /// Bytes of a container file.
+        container_bytes: u64 = Kind::Bytes(range(16 * MIB, 16 * GIB)), "256MiB", "container-bytes";
+        /// How long a closed segment waits for others, so that they are written together, while memory is not short.
+        write_delay: u64 = Kind::Duration(range(0, HOUR_MS)), "2s", "write-delay";
+        /// Percent of the arena that is kept free for writers by taking out segments that are on disk.
+        free_percent_min: u64 = Kind::Count(range(0, 90)), "10", "free-percent-min";
+        /// Segments that are read ahead of one reader that catches up.
+        read_ahead_max: u64 = Kind::Count(range(0, 4096)), "64", "read-ahead-max";
+        /// Threads that read from each disk.
+        loaders_per_disk: u64 = Kind::Count(range(1, 64)), "2", "loaders-per-disk";
+    }
+
     /// What the node says about itself.
     logs: LogSettings {
         /// How log lines look: for people or for programs. They go to standard error.

@@ -1,12 +1,19 @@
 //! Health, readiness and metrics: what orchestrators and monitoring ask.
 
+use std::collections::HashMap;
+
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
+use kera_format::StreamId;
+use kera_protocol::{GetStream, ListApplications};
+
 use super::error::HttpError;
+use super::inside::Inside;
 use super::routes::Door;
 use crate::api::ErrorJson;
+use crate::metrics::{ApplicationNumbers, LABELLED_MAX};
 
 /// Whether the process is alive.
 #[utoipa::path(get, path = "/healthz", tag = "health", responses((status = 200, description = "It is", body = String)))]
@@ -33,7 +40,8 @@ pub(super) async fn readyz(State(door): State<Door>) -> Result<&'static str, Htt
 ))]
 pub(super) async fn metrics(State(door): State<Door>) -> Result<Response, HttpError> {
     let node = door.node()?;
-    match node.metrics.text() {
+    let applications = applications(&door.inside()?).await?;
+    match node.metrics.text(applications) {
         Ok(text) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             Ok(([(header::CONTENT_TYPE, kind)], text).into_response())
@@ -43,4 +51,20 @@ pub(super) async fn metrics(State(door): State<Door>) -> Result<Response, HttpEr
             Ok(StatusCode::INTERNAL_SERVER_ERROR.into_response())
         }
     }
+}
+
+/// The lag of applications, which only the broker's sessions tell.
+async fn applications(inside: &Inside) -> Result<Vec<ApplicationNumbers>, HttpError> {
+    let mut names: HashMap<StreamId, String> = HashMap::new();
+    let mut numbers = Vec::new();
+    for one in inside.call(&ListApplications { stream: None }).await?.applications.into_iter().take(LABELLED_MAX) {
+        if !names.contains_key(&one.stream) {
+            // A stream that was deleted a moment ago takes its applications with it.
+            let Ok(info) = inside.call(&GetStream { stream: one.stream.into() }).await else { continue };
+            names.insert(one.stream, info.name);
+        }
+        let stream = names[&one.stream].clone();
+        numbers.push(ApplicationNumbers { name: one.name, stream, members: one.members.into(), lag: one.lag });
+    }
+    Ok(numbers)
 }

@@ -65,7 +65,7 @@ impl Node {
     /// Starts a node and returns when it serves.
     ///
     /// # Errors
-    /// Everything that [`Fatal`] lists. What was started is stopped again.
+    /// Everything that [`Fatal`] lists. The caller is expected to end the process; what was written so far is harmless.
     pub fn start(config: &Config) -> Result<Node, Fatal> {
         start::start(config)
     }

@@ -234,7 +234,7 @@ fn recover(
     summary: &mut Summary,
 ) -> Result<Recovered, Fatal> {
     readiness.enter(Phase::Starting("reading the containers on disk"));
-    let settings = StoreConfig { node: identity.node, ..StoreConfig::default() };
+    let settings = store_config(config, identity);
     let opened = DiskStore::open(settings, disks.to_vec(), clock.clone(), Arc::new(SystemRandom));
     let (store, stored) = opened.map_err(|error| store_error(&config.node.data, error))?;
     warn_all(&stored.problems, summary);
@@ -297,6 +297,18 @@ fn warn_all(problems: &[String], summary: &mut Summary) {
         tracing::warn!("recovery: {problem}");
     }
     summary.problems += problems.len() as u64;
+}
+
+fn store_config(config: &Config, identity: &Identity) -> StoreConfig {
+    StoreConfig {
+        node: identity.node,
+        container_bytes: config.storage.container_bytes,
+        write_delay_ms: config.storage.write_delay,
+        free_percent_min: config.storage.free_percent_min,
+        read_ahead_segments_max: config.storage.read_ahead_max as usize,
+        loaders_per_disk: config.storage.loaders_per_disk as usize,
+        ..StoreConfig::default()
+    }
 }
 
 fn store_error(data: &Path, error: StoreError) -> Fatal {
