@@ -262,7 +262,8 @@ impl Open {
     }
 }
 
-/// Writes the footer at `at`, cuts off what is behind it and gives back what was allocated ahead.
+/// Writes the footer at `at`, cuts off what is behind it and gives back what was allocated ahead. Without a sync: a start
+/// finds everything without the footer too.
 pub(crate) fn write_footer(
     file: &dyn DiskFile,
     header: &ContainerHeader,
@@ -272,8 +273,7 @@ pub(crate) fn write_footer(
     let mut footer = AlignedBuffer::zeroed(footer_bytes(entries.len() as u32, mark_count(entries)) as usize);
     Trailer::write(header, at, entries, &mut footer);
     file.write_at(at, &footer)?;
-    file.set_len(at + footer.len() as u64)?;
-    file.sync_data()
+    file.set_len(at + footer.len() as u64)
 }
 
 /// Takes disk space ahead: `most` bytes, or less while the disk has less, down to `least`.

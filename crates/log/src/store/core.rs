@@ -101,6 +101,8 @@ pub(crate) struct Keeper {
     pub(crate) wanted_bytes: AtomicU64,
     /// The same of loads.
     pub(crate) load_wanted_bytes: AtomicU64,
+    /// All memory for segments.
+    pub(crate) memory_bytes: AtomicU64,
     /// Memory that is kept for loads.
     pub(crate) load_bytes: AtomicU64,
     /// Memory is short: what is dirty is written without delay.
@@ -154,6 +156,7 @@ impl<H: Host> Core<H> {
         let keeper = Keeper {
             signal: Signal::default(),
             wanted_bytes: AtomicU64::new(0),
+            memory_bytes: AtomicU64::new(0),
             load_bytes: AtomicU64::new(0),
             load_wanted_bytes: AtomicU64::new(0),
             is_pressed: AtomicBool::new(false),
@@ -182,7 +185,9 @@ impl<H: Host> Core<H> {
 
     /// False if there is one already.
     pub(crate) fn attach(&self, host: H) -> bool {
-        self.keeper.load_bytes.store(host.memory().load_bytes, Ordering::Relaxed);
+        let memory = host.memory();
+        self.keeper.memory_bytes.store(memory.bytes, Ordering::Relaxed);
+        self.keeper.load_bytes.store(memory.load_bytes, Ordering::Relaxed);
         self.host.set(host).is_ok()
     }
 

@@ -58,7 +58,8 @@ pub struct StoreConfig {
     pub node: [u8; 16],
     /// Bytes of a container file, allocated ahead.
     pub container_bytes: u64,
-    /// Bytes that are written before one sync, or a single segment if that is larger.
+    /// Bytes that are written before one sync, or a single segment if that is larger. At most one part in sixteen of the
+    /// arena is, so that memory comes back soon.
     pub batch_bytes: u64,
     /// Milliseconds that a closed segment waits for others before it is written, while memory is not short.
     pub write_delay_ms: u64,
@@ -81,7 +82,7 @@ impl Default for StoreConfig {
         StoreConfig {
             node: [0; 16],
             container_bytes: 256 << 20,
-            batch_bytes: 32 << 20,
+            batch_bytes: 64 << 20,
             write_delay_ms: 2_000,
             dirty_percent_max: 25,
             free_percent_min: 10,

@@ -21,6 +21,8 @@ use crate::storage::Location;
 const BATCH_SEGMENTS_MAX: usize = 1000;
 /// Marks of a batch at most; a segment whose producers have more keeps the last of them.
 const BATCH_MARKS_MAX: usize = CONTAINER_MARKS_MAX as usize / 4;
+/// One part in this many of the memory is written before one sync, at most.
+const BATCH_MEMORY_SHARE: u64 = 16;
 /// The longest that a failed disk is left alone.
 const RETRY_MS_MAX: u64 = 30_000;
 
@@ -39,7 +41,7 @@ impl<H: Host> Core<H> {
             now_us,
             delay_us: self.config.write_delay_ms * 1000,
             at_once: self.is_urgent(),
-            limits: BatchLimits { bytes: self.config.batch_bytes, segments: BATCH_SEGMENTS_MAX },
+            limits: BatchLimits { bytes: self.batch_bytes(), segments: BATCH_SEGMENTS_MAX },
         });
         let mut batch = match work {
             Work::Batch(batch) => batch,
@@ -54,6 +56,11 @@ impl<H: Host> Core<H> {
         self.notify_writers();
         self.keeper.signal.notify();
         Step::Again
+    }
+
+    fn batch_bytes(&self) -> u64 {
+        let share = self.keeper.memory_bytes.load(Ordering::Relaxed) / BATCH_MEMORY_SHARE;
+        self.config.batch_bytes.min(share)
     }
 
     /// Whether what is dirty is written without waiting for more.

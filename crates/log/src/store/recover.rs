@@ -162,9 +162,6 @@ impl Scan {
             }
         };
         let (released, damaged) = ReleasedMap::parse(&page).unwrap_or_default();
-        if damaged > 0 {
-            problems.push(format!("{path}: {damaged} sectors of its released map are damaged; released segments come back"));
-        }
         let foreign = (header.node != node).then_some(header.node);
         let end = CONTAINER_HEADER_BYTES as u64;
         let mut scan = Scan {
@@ -180,6 +177,10 @@ impl Scan {
         };
         if scan.foreign.is_none() && !scan.read_footer(file_bytes)? {
             scan.read_batches(file_bytes, &path, problems)?;
+        }
+        // Of a container without a batch the first page may be torn: it was being made when the power went.
+        if damaged > 0 && !scan.entries.is_empty() {
+            problems.push(format!("{path}: {damaged} sectors of its released map are damaged; what was released comes back"));
         }
         Ok(Some(scan))
     }
@@ -315,6 +316,7 @@ impl Scan {
             self.file.sync_data()?;
         }
         let entries: Vec<ContainerEntry> = self.entries.iter().map(|(_, entry)| entry.clone()).collect();
-        write_footer(&*self.file, &self.header, self.end, &entries)
+        write_footer(&*self.file, &self.header, self.end, &entries)?;
+        self.file.sync_data()
     }
 }

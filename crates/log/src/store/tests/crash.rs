@@ -110,7 +110,7 @@ fn one_disk_cut_at_every_step_keeps_what_was_persisted() {
 
 #[test]
 fn two_disks_cut_at_every_step_keep_what_was_persisted() {
-    crash_at_every_step(2, 10..12, 14);
+    crash_at_every_step(2, 100..102, 14);
 }
 
 #[test]
