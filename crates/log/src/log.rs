@@ -74,6 +74,8 @@ pub struct LogStats {
     pub duplicates: u64,
     /// Appends that found the arena full.
     pub arena_full: u64,
+    /// Segments that take appends now.
+    pub segments_open: u64,
     /// Segments opened.
     pub segments_opened: u64,
     /// Segments handed to the store.
@@ -382,6 +384,7 @@ impl Log {
             records_appended: counts.records,
             duplicates,
             arena_full: shared.arena_full.load(Ordering::Relaxed),
+            segments_open: shared.segments_open.load(Ordering::Relaxed),
             segments_opened: shared.segments_opened.load(Ordering::Relaxed),
             segments_closed: shared.segments_closed.load(Ordering::Relaxed),
             segments_evicted: shared.segments_evicted.load(Ordering::Relaxed),

@@ -419,14 +419,15 @@ impl Lane {
         if resume {
             let sink = sink.clone().transpose()?;
             state.class_bytes = segment.block_bytes();
-            state.open = Some(Open {
+            let open = Open {
                 head: segment.head(),
                 capacity: (segment.block_bytes() as u32).min(segment.capacity_bytes()),
                 chunk_count: segment.chunk_count(),
                 opened_ms: segment.header().created_ms,
                 segment: Arc::clone(&segment),
                 sink,
-            });
+            };
+            self.set_open(state, open);
         } else if slot.open {
             self.seal(state, at);
         } else if !stored {

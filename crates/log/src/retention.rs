@@ -70,7 +70,7 @@ impl Lane {
         let per_group = self.home.stream.options().segments_per_group;
         let segment = self.start_segment(state, block, per_group, now_ms);
         let (head, capacity) = (FIRST_CHUNK, segment.block_bytes() as u32);
-        state.open = Some(Open { segment, head, capacity, chunk_count: 0, opened_ms: now_ms, sink: None });
+        self.set_open(state, Open { segment, head, capacity, chunk_count: 0, opened_ms: now_ms, sink: None });
         self.close_open(state, now_ms);
     }
 

@@ -26,6 +26,7 @@ pub(crate) struct Shared {
     /// What was appended to lanes that are deleted; the last is duplicates.
     pub(crate) retired: Mutex<(Counts, u64)>,
     pub(crate) arena_full: AtomicU64,
+    pub(crate) segments_open: AtomicU64,
     pub(crate) segments_opened: AtomicU64,
     pub(crate) segments_closed: AtomicU64,
     pub(crate) segments_evicted: AtomicU64,
@@ -45,6 +46,7 @@ impl Shared {
             lacked_bytes: zero(),
             retired: Mutex::default(),
             arena_full: zero(),
+            segments_open: zero(),
             segments_opened: zero(),
             segments_closed: zero(),
             segments_evicted: zero(),

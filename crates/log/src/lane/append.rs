@@ -84,6 +84,8 @@ pub enum AppendError {
     Closed,
 }
 
+/// One part in this many of the arena is for open segments, as far as their sizes can see to it.
+const OPEN_SHARE: u64 = 4;
 /// A segment's class is at most this many times that of the one before it in its lane.
 const GROWTH_MAX: u64 = 8;
 
@@ -247,14 +249,8 @@ impl Lane {
         let block = self.allocate(class, needed).map_err(AppendError::ArenaFull)?;
         let segment = self.start_segment(state, block, options.segments_per_group, now_ms);
         state.class_bytes = class as u64;
-        state.open = Some(Open {
-            head: FIRST_CHUNK,
-            capacity: segment.block_bytes() as u32,
-            chunk_count: 0,
-            opened_ms: now_ms,
-            segment,
-            sink,
-        });
+        let (head, capacity) = (FIRST_CHUNK, segment.block_bytes() as u32);
+        self.set_open(state, Open { segment, head, capacity, chunk_count: 0, opened_ms: now_ms, sink });
         Ok(())
     }
 
@@ -288,7 +284,7 @@ impl Lane {
 
     /// Ends the open segment, and its group if that is full. What is durable goes to the store.
     pub(crate) fn close_open(&self, state: &mut LaneState, now_ms: i64) {
-        let Some(open) = state.open.take() else { return };
+        let Some(open) = self.take_open(state) else { return };
         let ms = now_ms.saturating_sub(open.opened_ms).max(1) as u64;
         state.bytes_per_s = u64::from(open.head - FIRST_CHUNK) * 1000 / ms;
         if open.chunk_count == 0 {
@@ -312,7 +308,9 @@ impl Lane {
     fn segment_class(&self, state: &LaneState, needed: usize, options: &StreamOptions) -> usize {
         let log = self.log();
         let least = SEGMENT_BYTES_MIN as u64;
-        let share = (log.arena.bytes() / u64::from(log.config.segment_arena_share.max(1))).max(least);
+        // All open segments together take about a quarter of the arena at most, however many lanes are busy.
+        let open = log.segments_open.load(Ordering::Relaxed).max(1) * OPEN_SHARE;
+        let share = (log.arena.bytes() / open.max(log.config.segment_arena_share.into())).max(least);
         let most = u64::from(options.segment_bytes_max)
             .min(1 << share.ilog2())
             .min(state.class_bytes.max(least / GROWTH_MAX) * GROWTH_MAX);

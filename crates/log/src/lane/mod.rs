@@ -158,6 +158,19 @@ impl Lane {
         &self.home.stream.log
     }
 
+    /// The lane's last segment takes appends from here on.
+    pub(crate) fn set_open(&self, state: &mut LaneState, open: Open) {
+        self.log().segments_open.fetch_add(1, Ordering::Relaxed);
+        state.open = Some(open);
+    }
+
+    /// No segment takes appends from here on.
+    pub(crate) fn take_open(&self, state: &mut LaneState) -> Option<Open> {
+        let open = state.open.take()?;
+        self.log().segments_open.fetch_sub(1, Ordering::Relaxed);
+        Some(open)
+    }
+
     /// Up to which ordinal readers see.
     #[inline]
     pub fn durable_ordinal(&self) -> u64 {
@@ -236,7 +249,7 @@ impl Lane {
         state.deleted = true;
         state.version += 1;
         let chain = std::mem::take(&mut state.chain);
-        state.open = None;
+        self.take_open(&mut state);
         state.unsettled.clear();
         state.producers = Producers::default();
         self.log().retire(std::mem::take(&mut state.counts), self.duplicates.swap(0, Ordering::Relaxed));
