@@ -124,7 +124,7 @@ fn rate(bytes: u64, since: Instant) -> f64 {
 /// MiB/s of a plain file, written and read in pieces of 8 MiB with direct I/O, some of them at a time, synced at the end.
 fn raw(disk: &dyn Disk, bytes: u64) -> Result<(f64, f64), Failed> {
     let mut buffer = AlignedBuffer::zeroed(PIECE_BYTES);
-    buffer.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 31 >> 3) as u8);
+    buffer.iter_mut().enumerate().for_each(|(i, byte)| *byte = ((i * 31) >> 3) as u8);
     let file = disk.open("raw", OpenMode::Create, true)?;
     file.allocate(0, bytes)?;
     let pieces = bytes / PIECE_BYTES as u64;

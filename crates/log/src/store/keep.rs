@@ -19,6 +19,7 @@ impl<H: Host> Core<H> {
         let mut did_something = !more_ahead.is_empty();
         more_ahead.into_iter().for_each(|more| self.read_ahead(more));
         self.find_clean(host);
+        self.readers.lock().forget_silent(self.now_us());
 
         let memory = host.memory();
         let (_, dirty_bytes) = self.queue.lock().dirty();
@@ -69,8 +70,7 @@ impl<H: Host> Core<H> {
         let now_us = self.now_us();
         let candidates = self.clean.lock().candidates();
         let order = {
-            let mut readers = self.readers.lock();
-            readers.forget_silent(now_us);
+            let readers = self.readers.lock();
             eviction_order(candidates, |lane| readers.places(lane, now_us))
         };
         let (mut evicted_bytes, mut evicted) = (0, 0);

@@ -18,6 +18,8 @@ use crate::storage::Location;
 const READ_BYTES_MAX: u64 = 8 << 20;
 /// Segments of one read at most.
 const READ_SEGMENTS_MAX: usize = 256;
+/// Waiting loads that are looked through for neighbours.
+const SCAN_MAX: usize = 1024;
 /// How long loads wait for memory before they look again by themselves.
 const RETRY_US: u64 = 5_000;
 
@@ -139,7 +141,7 @@ impl DiskPart {
         let mut end = first.at.offset + bytes;
         let mut loads = vec![first];
         while loads.len() < READ_SEGMENTS_MAX {
-            let next = queue.iter().position(|load| load.at.container == first.at.container && load.at.offset == end);
+            let next = queue.iter().take(SCAN_MAX).position(|load| load.at.container == first.at.container && load.at.offset == end);
             let Some(at) = next else { break };
             let more = pages(queue[at].at.bytes);
             if bytes + more > READ_BYTES_MAX {
