@@ -16,7 +16,7 @@ mod real;
 
 pub use aligned::AlignedBuffer;
 pub use clock::{Clock, ManualClock, SystemClock};
-pub use disk::{DirectIo, Disk, DiskFile, OpenMode, DISK_ALIGNMENT};
+pub use disk::{DISK_ALIGNMENT, DirectIo, Disk, DiskFile, OpenMode};
 pub use faulty::FaultyDisk;
 pub use lock::{DirLock, LockError};
 pub use memory::MemoryDisk;

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::disk::{check_path, DirectIo, Disk, DiskFile, OpenMode, DISK_ALIGNMENT};
+use crate::disk::{DISK_ALIGNMENT, DirectIo, Disk, DiskFile, OpenMode, check_path};
 
 const PAGE_BYTES: usize = DISK_ALIGNMENT;
 const SECTOR_BYTES: usize = 512;

@@ -13,7 +13,7 @@ use rustix::fs::{FallocateFlags, OFlags};
 use rustix::io::Errno;
 
 use crate::aligned::AlignedBuffer;
-use crate::disk::{check_path, DirectIo, Disk, DiskFile, OpenMode, DISK_ALIGNMENT};
+use crate::disk::{DISK_ALIGNMENT, DirectIo, Disk, DiskFile, OpenMode, check_path};
 
 /// Most slices the kernel takes in one call.
 const SLICES_MAX: usize = 1024;
@@ -59,7 +59,8 @@ fn probe(root: &Path) -> io::Result<()> {
     let path = root.join(PROBE_NAME);
     let result = (|| {
         let mut options = OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(true).custom_flags(direct_flag()).open(&path)?;
+        let file =
+            options.read(true).write(true).create(true).truncate(true).custom_flags(direct_flag()).open(&path)?;
         let mut block = AlignedBuffer::zeroed(DISK_ALIGNMENT);
         file.write_all_at(&block, 0)?;
         file.read_exact_at(&mut block, 0)

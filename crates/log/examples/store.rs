@@ -101,7 +101,11 @@ fn run(settings: &Settings, arena_path: &Path) -> Result<(), Failed> {
         [raw_write, persist, raw_read, load].into_iter().zip(&mut table).for_each(|(rate, row)| row.push(rate));
     }
     let [raw_write, persist, raw_read, load] = table.map(median);
-    println!("median: persist {:.0} % of the disk, catch-up {:.0} %", 100.0 * persist / raw_write, 100.0 * load / raw_read);
+    println!(
+        "median: persist {:.0} % of the disk, catch-up {:.0} %",
+        100.0 * persist / raw_write,
+        100.0 * load / raw_read
+    );
     println!("{:#?}", store.status().disks[0].counters);
     Ok(())
 }
@@ -161,7 +165,8 @@ fn side_by_side(pieces: u64, work: impl Fn(u64) -> io::Result<()> + Sync) -> io:
 
 /// Appends as many bytes to the lanes, in turns. Returns the bytes of chunks.
 fn fill(settings: &Settings, lanes: &[Arc<Lane>]) -> Result<u64, Failed> {
-    let value: Vec<u8> = (0..settings.chunk_bytes as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+    let value: Vec<u8> =
+        (0..settings.chunk_bytes as u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     let mut builder = ChunkBuilder::default();
     builder.push(&Record { value: Some(&value), ..Record::default() });
     let target = ChunkTarget { stream: STREAM, streamlet: StreamletId(0), ..ChunkTarget::default() };

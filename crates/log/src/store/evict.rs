@@ -9,8 +9,8 @@ use std::sync::{Arc, Weak};
 use kera_format::SegmentId;
 
 use super::host::Image;
-use super::queue::{lane_of, LaneKey};
-use super::readers::{place_of, Place};
+use super::queue::{LaneKey, lane_of};
+use super::readers::{Place, place_of};
 
 /// Segments that are both in memory and on disk.
 pub(crate) struct Clean<S> {
@@ -83,10 +83,7 @@ enum Rank {
 }
 
 /// Puts candidates in the order in which they leave memory. `places` gives the places of a lane's readers, in order.
-pub(crate) fn eviction_order(
-    mut candidates: Vec<Candidate>,
-    places: impl Fn(LaneKey) -> Vec<Place>,
-) -> Vec<Candidate> {
+pub(crate) fn eviction_order(mut candidates: Vec<Candidate>, places: impl Fn(LaneKey) -> Vec<Place>) -> Vec<Candidate> {
     candidates.sort_unstable_by_key(|candidate| candidate.id);
     let mut ranked: Vec<(Rank, Candidate)> = Vec::with_capacity(candidates.len());
     for lane in candidates.chunk_by(|a, b| lane_of(a.id) == lane_of(b.id)) {

@@ -5,14 +5,14 @@
 
 use std::sync::{Arc, Weak};
 
-use kera_format::segment::{SegmentHeader, SegmentProgress};
 use kera_format::SegmentId;
+use kera_format::segment::{SegmentHeader, SegmentProgress};
 
+use crate::Log;
 use crate::arena::LoadBuffer;
 use crate::producers::ProducerMark;
 use crate::segment::Segment;
 use crate::storage::Location;
-use crate::Log;
 
 /// One part in this many of the arena is kept for loads.
 const LOAD_SHARE: u64 = 8;

@@ -4,8 +4,8 @@
 use std::io::IoSliceMut;
 use std::sync::atomic::Ordering;
 
-use kera_format::container::pages;
 use kera_format::SegmentId;
+use kera_format::container::pages;
 
 use super::core::{Core, DiskPart, Load};
 use super::host::Host;
@@ -141,7 +141,10 @@ impl DiskPart {
         let mut end = first.at.offset + bytes;
         let mut loads = vec![first];
         while loads.len() < READ_SEGMENTS_MAX {
-            let next = queue.iter().take(SCAN_MAX).position(|load| load.at.container == first.at.container && load.at.offset == end);
+            let next = queue
+                .iter()
+                .take(SCAN_MAX)
+                .position(|load| load.at.container == first.at.container && load.at.offset == end);
             let Some(at) = next else { break };
             let more = pages(queue[at].at.bytes);
             if bytes + more > READ_BYTES_MAX {

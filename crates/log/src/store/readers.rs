@@ -7,7 +7,7 @@ use std::collections::{HashMap, VecDeque};
 
 use kera_format::{GroupId, SegmentId, SegmentIndex};
 
-use super::queue::{lane_of, LaneKey};
+use super::queue::{LaneKey, lane_of};
 
 /// A place in a lane, ordered as the lane is.
 pub(crate) type Place = (GroupId, SegmentIndex);

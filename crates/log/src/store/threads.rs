@@ -1,14 +1,14 @@
 //! The threads around the store's steps. They do nothing but step, wait, and end when told to.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use super::StoreError;
 use super::core::Core;
 use super::host::Host;
 use super::signal::{Signal, Step};
-use super::StoreError;
 
 /// The running threads. Dropping it, like [`stop`](StoreThreads::stop), ends and joins them.
 pub struct StoreThreads {

@@ -3,8 +3,8 @@
 use kera_env::FaultyDisk;
 
 use super::*;
-use crate::store::container::container_path;
 use crate::store::DiskState;
+use crate::store::container::container_path;
 
 fn faulty(count: usize) -> Vec<FaultyDisk> {
     memory_disks(count).into_iter().map(|disk| FaultyDisk::new(Arc::new(disk))).collect()

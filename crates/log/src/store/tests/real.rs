@@ -21,8 +21,7 @@ fn threads_write_load_and_stop_on_a_real_disk() {
     let log = Arc::new(FakeLog::default());
     log.bytes.store(32 << 20, Ordering::Relaxed);
     core.attach(Arc::clone(&log));
-    let mut bench =
-        Bench { core: Arc::new(core), log, clock: Arc::new(ManualClock::new(0)), sizes: BTreeMap::new() };
+    let mut bench = Bench { core: Arc::new(core), log, clock: Arc::new(ManualClock::new(0)), sizes: BTreeMap::new() };
     let running = threads::start(&bench.core).unwrap();
     for index in 0..20 {
         for lane in 0..4 {
