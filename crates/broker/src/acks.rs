@@ -126,7 +126,14 @@ impl Acks {
         let mut answer = self.buffer();
         failure.body().encode(&mut answer.body);
         let (request, status) = (*request, failure.status);
-        self.queue.push_back(Pending { request, status, is_write: false, answer, request_bytes: 0, deadline_us: u64::MAX });
+        self.queue.push_back(Pending {
+            request,
+            status,
+            is_write: false,
+            answer,
+            request_bytes: 0,
+            deadline_us: u64::MAX,
+        });
     }
 
     /// The call-back of a sink has come.

@@ -204,9 +204,7 @@ fn lookup(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Att
             out.respond(request.header, &LookupResult { cursor, ordinal, first_ordinal, durable_ordinal });
             Ok(Attempt::Answered)
         }
-        Place::Loading(seen) => {
-            Ok(Attempt::Wait { lanes: vec![(Arc::clone(lane), seen)], wait_ms: LOAD_WAIT_MS })
-        }
+        Place::Loading(seen) => Ok(Attempt::Wait { lanes: vec![(Arc::clone(lane), seen)], wait_ms: LOAD_WAIT_MS }),
     }
 }
 

@@ -30,7 +30,7 @@ mod subscribe;
 mod waiters;
 mod write;
 
-pub use applications::{ApplicationCounts, APPLICATIONS_STREAM, ReplayReport, applications_stream_options};
+pub use applications::{APPLICATIONS_STREAM, ApplicationCounts, ReplayReport, applications_stream_options};
 pub use broker::Broker;
 pub use config::BrokerConfig;
 pub use failure::Failure;

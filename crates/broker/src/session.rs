@@ -256,7 +256,11 @@ impl BrokerSession {
 
     fn check_waiting(&self) -> Result<(), Failure> {
         let (waiting, limit) = (self.waiters.waiting(), self.core.broker.config.waiting_max);
-        if waiting < limit { Ok(()) } else { Err(Failure::limit("requests that wait on this connection", waiting, limit)) }
+        if waiting < limit {
+            Ok(())
+        } else {
+            Err(Failure::limit("requests that wait on this connection", waiting, limit))
+        }
     }
 
     fn read(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Result<(), Failure> {

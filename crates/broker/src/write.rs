@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
-use kera_format::chunk::PayloadKind;
 use kera_format::ChunkView;
+use kera_format::chunk::PayloadKind;
 use kera_log::{AppendError, Appended, Lane, SinkErrorKind};
 use kera_protocol::write::{ChunkResult, RESULT_BYTES, RESULTS_HEAD_BYTES};
 use kera_protocol::{FrameHeader, ProtocolError, Status, WriteChunksView};
@@ -238,7 +238,13 @@ impl Writer {
         self.complete(core, core.clock.monotonic_us(), out);
     }
 
-    fn refuse_overloaded(&mut self, core: &mut Core, request: &FrameHeader, partial: Partial, out: &mut Outbox) -> Flow {
+    fn refuse_overloaded(
+        &mut self,
+        core: &mut Core,
+        request: &FrameHeader,
+        partial: Partial,
+        out: &mut Outbox,
+    ) -> Flow {
         self.acks.recycle(partial.answer);
         let message = format!(
             "{} requests with {} bytes are in flight on this connection, the limits are {} and {}; nothing was appended",

@@ -122,8 +122,7 @@ fn with_order_none_groups_are_independent() {
     house.stream(STREAM, order_none(options(1, 1)));
     let (mut one, mut two) = (house.peer(), house.peer());
     write_groups(&mut one, 5);
-    let (first, second) =
-        (one.join(&house, "report", Start::Earliest), two.join(&house, "report", Start::Earliest));
+    let (first, second) = (one.join(&house, "report", Start::Earliest), two.join(&house, "report", Start::Earliest));
     let ones = one.next_groups(&first, 2);
     let twos = two.next_groups(&second, 10);
     assert_eq!(ones.iter().map(|g| g.start_ordinal).collect::<Vec<_>>(), [0, 1]);
@@ -247,10 +246,8 @@ fn a_member_that_comes_back_in_time_keeps_its_groups() {
     drop(peer);
     house.clock.advance_ms(5_000);
     let mut again = house.peer();
-    let back = again.call(&JoinApplication {
-        member: joined.member,
-        ..join_request("report", STREAM, Start::Earliest)
-    });
+    let back =
+        again.call(&JoinApplication { member: joined.member, ..join_request("report", STREAM, Start::Earliest) });
     assert_eq!(back.member, joined.member);
     assert_eq!(again.heartbeat(&back).leases, 1);
     assert_eq!(again.commit(&house, &back, &[commit_entry(&held, held.start, 1, Keep)]), [Status::Ok]);
@@ -512,7 +509,8 @@ fn positions_survive_a_restart_and_memberships_do_not() {
     }
     let joined = peer.join(&house, "report", Start::Earliest);
     let groups = peer.next_groups(&joined, 2);
-    let entries = [commit_entry(&groups[0], groups[0].start, 3, Keep), commit_entry(&groups[1], groups[1].start, 7, Keep)];
+    let entries =
+        [commit_entry(&groups[0], groups[0].start, 3, Keep), commit_entry(&groups[1], groups[1].start, 7, Keep)];
     peer.commit(&house, &joined, &entries);
     let before = fetch(&mut peer);
     drop(peer);
@@ -662,7 +660,10 @@ fn wrong_requests_are_refused_by_name() {
     let joined = peer.join(&house, "report", Start::Earliest);
     let next = NextGroups { application: joined.application, member: 1, max_groups: 1, max_wait_ms: 0 };
     assert_eq!(peer.refused(&next), Status::UnknownMember);
-    assert_eq!(peer.refused(&DescribeApplication { application: "x".into(), stream: STREAM }), Status::UnknownApplication);
+    assert_eq!(
+        peer.refused(&DescribeApplication { application: "x".into(), stream: STREAM }),
+        Status::UnknownApplication
+    );
     let huge = JoinApplication { lease_ms: u32::MAX, ..join };
     assert_eq!(peer.call(&huge).lease_ms, house.config.lease_ms_max);
 }

@@ -24,20 +24,52 @@ const STREAMLETS: u32 = 2;
 #[derive(Clone, Debug)]
 enum Step {
     /// A producer of a peer sends its next chunks, or the last ones again.
-    Write { peer: usize, durable: bool, streamlet: u32, chunks: usize, again: bool },
-    Read { peer: usize, wait_ms: u32 },
-    Subscribe { peer: usize, credit: u64 },
-    Join { peer: usize },
-    Leave { peer: usize },
-    NextGroups { peer: usize, max: u32, wait_ms: u32 },
-    Commit { peer: usize, lease: usize, ordinal: u64, after: u8, stale: bool },
-    Heartbeat { peer: usize },
+    Write {
+        peer: usize,
+        durable: bool,
+        streamlet: u32,
+        chunks: usize,
+        again: bool,
+    },
+    Read {
+        peer: usize,
+        wait_ms: u32,
+    },
+    Subscribe {
+        peer: usize,
+        credit: u64,
+    },
+    Join {
+        peer: usize,
+    },
+    Leave {
+        peer: usize,
+    },
+    NextGroups {
+        peer: usize,
+        max: u32,
+        wait_ms: u32,
+    },
+    Commit {
+        peer: usize,
+        lease: usize,
+        ordinal: u64,
+        after: u8,
+        stale: bool,
+    },
+    Heartbeat {
+        peer: usize,
+    },
     Reset,
     Sync,
     Advance(u64),
     Tick,
     Retain,
-    Raw { peer: usize, op: usize, body: Vec<u8> },
+    Raw {
+        peer: usize,
+        op: usize,
+        body: Vec<u8>,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -129,9 +161,12 @@ impl World {
 
     fn step(&mut self, step: Step) {
         match step {
-            Step::Write { peer, durable, streamlet, chunks, again } => self.write(peer, durable, streamlet, chunks, again),
+            Step::Write { peer, durable, streamlet, chunks, again } => {
+                self.write(peer, durable, streamlet, chunks, again)
+            }
             Step::Read { peer, wait_ms } => {
-                let entries: Vec<_> = (0..STREAMLETS).map(|s| entry(PLAIN, s, peer as u32 % 2, Cursor::default())).collect();
+                let entries: Vec<_> =
+                    (0..STREAMLETS).map(|s| entry(PLAIN, s, peer as u32 % 2, Cursor::default())).collect();
                 let mut request = read_request(&entries, wait_ms);
                 request.min_bytes = wait_ms * 10;
                 self.send(peer, &request);
@@ -167,8 +202,13 @@ impl World {
             }
             Step::Reset => {
                 let to = Start::Ordinal(3);
-                let request =
-                    ResetOffsets { application: "report".into(), stream: PLAIN, streamlets: vec![], to, dry_run: false };
+                let request = ResetOffsets {
+                    application: "report".into(),
+                    stream: PLAIN,
+                    streamlets: vec![],
+                    to,
+                    dry_run: false,
+                };
                 // Meant to move positions.
                 self.positions.clear();
                 self.send(0, &request);
@@ -377,7 +417,6 @@ fn check_data(response: &ReadChunksResponse) {
         assert!(ordinals.windows(2).all(|pair| pair[0] + 1 == pair[1]));
     }
 }
-
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, ..ProptestConfig::default() })]

@@ -355,7 +355,8 @@ fn a_subscription_ends_with_its_last_entry() {
     for _ in 0..4 {
         peer.write(&[chunk(30 << 10)]);
     }
-    let entries = [ReadEntry { flags: 0, ..entry(STREAM, 0, 0, Cursor::default()) }, entry(STREAM, 9, 0, Cursor::default())];
+    let entries =
+        [ReadEntry { flags: 0, ..entry(STREAM, 0, 0, Cursor::default()) }, entry(STREAM, 9, 0, Cursor::default())];
     peer.send(&subscribe(&entries, 1 << 20));
     let subscription = peer.correlation;
     let told: Vec<ReadAnswer> = pushes(&mut peer).iter().flat_map(|p| p.answers.iter().map(|a| a.0)).collect();

@@ -125,16 +125,8 @@ fn each_chunk_has_a_status_of_its_own() {
         chunk(11),
     ]);
     use Status::*;
-    let expected = [
-        Ok,
-        ChunkChecksum,
-        UnknownStream,
-        UnknownStreamlet,
-        ChunkTooLarge,
-        UnsupportedPayload,
-        InvalidArgument,
-        Ok,
-    ];
+    let expected =
+        [Ok, ChunkChecksum, UnknownStream, UnknownStreamlet, ChunkTooLarge, UnsupportedPayload, InvalidArgument, Ok];
     assert_eq!(statuses(&answer), expected);
     assert_eq!(answer.results[7].base_ordinal, 1, "what was refused has left no trace");
     assert_eq!(house.broker.metrics().read().chunks_refused, 6);
@@ -154,7 +146,12 @@ fn a_request_with_a_wrong_layout_appends_nothing() {
         ("no body", vec![], Status::Malformed, true),
         ("count over bytes", write_body(1_000_000, 0, &good), Status::Malformed, true),
         ("one chunk too few", write_body(1, 0, &[good.clone(), good.clone()].concat()), Status::Malformed, true),
-        ("cut in the middle", write_body(2, 0, &[good.clone(), good[..100].to_vec()].concat()), Status::ChunkMalformed, false),
+        (
+            "cut in the middle",
+            write_body(2, 0, &[good.clone(), good[..100].to_vec()].concat()),
+            Status::ChunkMalformed,
+            false,
+        ),
         ("not a chunk", write_body(2, 0, &[good.clone(), bad].concat()), Status::ChunkMalformed, false),
         ("bytes and no chunk", write_body(0, 0, &good), Status::Malformed, true),
     ];

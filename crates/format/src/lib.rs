@@ -4,6 +4,7 @@
 //! never panics on bytes that came from outside: what is malformed is an [`FormatError`] that names the field.
 //! All integers are little-endian. `docs/formats/` describes each layout, `spec/` holds the golden bytes.
 
+pub mod applications;
 pub mod arena;
 pub mod catalog;
 pub mod checksum;

@@ -7,17 +7,52 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kera_format::Order;
+use kera_format::applications::{self, Entry, LaneKey, StartAt};
+use kera_format::{ApplicationId, Order, StreamId};
 use kera_log::{Lane, LaneVersion, Observer, Stream};
-use kera_protocol::{LeasedGroup, Status};
+use kera_protocol::{LeasedGroup, Start, Status};
 use parking_lot::Mutex;
 
 use super::progress::{Lease, Lost, Offer, Progress};
-use super::records::{LaneKey, Meta};
 use crate::failure::Failure;
 
 /// A member that asked for groups and got none is hungry for so many of its heartbeat intervals.
 const HUNGRY_HEARTBEATS: u64 = 2;
+
+/// What never changes about an application.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Meta {
+    pub(super) id: ApplicationId,
+    pub(super) name: String,
+    pub(super) stream: StreamId,
+    /// Where it starts in lanes that it has no position in.
+    pub(super) start: Start,
+    pub(super) created_ms: i64,
+}
+
+impl Meta {
+    /// As it is recorded.
+    pub(super) fn to_record(&self) -> Entry {
+        let start = match self.start {
+            Start::Earliest => StartAt::Earliest,
+            Start::Latest => StartAt::Latest,
+            Start::Ordinal(ordinal) => StartAt::Ordinal(ordinal),
+            Start::TimeMs(time_ms) => StartAt::TimeMs(time_ms),
+        };
+        Entry::Exists(applications::Application { id: self.id, start, created_ms: self.created_ms })
+    }
+
+    /// As it was recorded.
+    pub(super) fn from_record(name: String, stream: StreamId, record: applications::Application) -> Meta {
+        let start = match record.start {
+            StartAt::Earliest => Start::Earliest,
+            StartAt::Latest => Start::Latest,
+            StartAt::Ordinal(ordinal) => Start::Ordinal(ordinal),
+            StartAt::TimeMs(time_ms) => Start::TimeMs(time_ms),
+        };
+        Meta { id: record.id, name, stream, start, created_ms: record.created_ms }
+    }
+}
 
 /// A consumer that belongs to the application.
 #[derive(Debug)]

@@ -3,13 +3,13 @@
 //! A position is recorded before it is acknowledged: the record is appended under the application's lock, and the answer
 //! waits until it is durable. If it cannot be appended the position stays as it was.
 
+use kera_format::applications::{Entry, LaneKey, Position};
 use kera_protocol::application::{AfterCommit, CommitEntry};
 use kera_protocol::{Start, Status};
 
 use super::application::{Application, State};
 use super::journal::{Journal, Written};
 use super::progress::Undo;
-use super::records::{Entry, LaneKey, Position};
 use crate::failure::Failure;
 use crate::groups::{Place, find};
 
@@ -144,7 +144,8 @@ impl Application {
                 Place::Here(cursor, _) if cursor.group == kera_format::GroupId::NONE => {}
                 Place::Here(cursor, found) => {
                     let durable = progress.lane.latest().1;
-                    let ordinal = if let Start::Ordinal(asked) = to { asked.clamp(found, durable.max(found)) } else { found };
+                    let ordinal =
+                        if let Start::Ordinal(asked) = to { asked.clamp(found, durable.max(found)) } else { found };
                     planned.push((*key, Position { cursor, ordinal, done: false, committed_ms: now_ms }));
                 }
             }
@@ -160,7 +161,8 @@ impl Application {
         planned: &[(LaneKey, Position)],
         now_ms: i64,
     ) -> Result<(), Failure> {
-        let entry = |(lane, position): &(LaneKey, Position)| Entry::Base { lane: *lane, position: *position, anew: true };
+        let entry =
+            |(lane, position): &(LaneKey, Position)| Entry::Base { lane: *lane, position: *position, anew: true };
         let entries: Vec<Entry> = planned.iter().map(entry).collect();
         let written = journal.append(&self.meta.name, self.meta.stream, &entries, now_ms);
         for (key, position) in &planned[..written.entries] {
@@ -180,7 +182,7 @@ impl Application {
         if self.is_deleted() {
             return Written { entries: 0, failure: None };
         }
-        let mut entries = vec![Entry::Application(self.meta.clone())];
+        let mut entries = vec![self.meta.to_record()];
         for (key, progress) in &state.lanes {
             let lane = *key;
             if let Some(position) = progress.base.filter(|_| progress.committed) {

@@ -1,6 +1,7 @@
 //! Looking at applications: listings, members, leases, positions, lag. Nothing here changes anything.
 
 use kera_format::StreamletId;
+use kera_format::applications::{LaneKey, Position};
 use kera_protocol::{
     ApplicationDescription, ApplicationList, ApplicationState, ApplicationSummary, CommittedOffset, CommittedOffsets,
     LaneProgress, LeaseInfo, MemberInfo,
@@ -8,7 +9,6 @@ use kera_protocol::{
 
 use super::Applications;
 use super::application::{Application, State};
-use super::records::{LaneKey, Position};
 
 impl Application {
     /// A line of a listing.
@@ -28,12 +28,16 @@ impl Application {
     pub(super) fn describe(&self, lanes_max: usize, now_us: u64, now_ms: i64) -> ApplicationDescription {
         let mut state = self.state.lock();
         self.take_moved(&mut state);
-        let lanes: Vec<LaneProgress> = state.lanes.iter().filter_map(|(key, progress)| {
-            let (committed_ordinal, durable_ordinal, lag) = progress.lag();
-            let known = durable_ordinal > 0 || committed_ordinal.is_some();
-            let (streamlet, lane) = (key.streamlet, key.lane);
-            known.then_some(LaneProgress { streamlet, lane, committed_ordinal, durable_ordinal, lag })
-        }).collect();
+        let lanes: Vec<LaneProgress> = state
+            .lanes
+            .iter()
+            .filter_map(|(key, progress)| {
+                let (committed_ordinal, durable_ordinal, lag) = progress.lag();
+                let known = durable_ordinal > 0 || committed_ordinal.is_some();
+                let (streamlet, lane) = (key.streamlet, key.lane);
+                known.then_some(LaneProgress { streamlet, lane, committed_ordinal, durable_ordinal, lag })
+            })
+            .collect();
         let lag = lanes.iter().fold(0u64, |sum, lane| sum.saturating_add(lane.lag));
         let mut description = ApplicationDescription {
             application: self.meta.id,

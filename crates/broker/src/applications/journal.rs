@@ -5,13 +5,13 @@
 
 use std::sync::Arc;
 
+use kera_format::applications::{Entry, RECORD_BYTES_MAX};
 use kera_format::chunk::ChunkTarget;
 use kera_format::{ChunkBuilder, ChunkView, Compression, Cursor, LaneId, StreamId, StreamletId};
 use kera_log::{Lane, Stream, Ticket};
 use kera_protocol::Status;
 use parking_lot::Mutex;
 
-use super::records::{Entry, RECORD_BYTES_MAX, encode};
 use crate::acks::Answer;
 use crate::failure::{Failure, append_status};
 
@@ -75,7 +75,7 @@ impl Journal {
             let mut chunk = ChunkBuilder::with_buffer(std::mem::take(&mut open.buffer));
             let mut next = done;
             while next < entries.len() && chunk.bytes() + RECORD_BYTES_MAX <= CHUNK_BYTES {
-                encode(name, of, &entries[next], &mut chunk);
+                entries[next].encode(name, of, &mut chunk);
                 next += 1;
             }
             if let Err(failure) = open.append(chunk, now_ms) {

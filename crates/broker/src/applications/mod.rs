@@ -10,7 +10,6 @@ mod commit;
 mod describe;
 mod journal;
 mod progress;
-mod records;
 mod replay;
 mod requests;
 
@@ -18,6 +17,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use kera_format::applications::{Entry, LaneKey};
 use kera_format::{ApplicationId, Durability, StreamId, StreamOptions};
 use kera_log::{Lane, Observer, Stream};
 use kera_protocol::Status;
@@ -28,9 +28,8 @@ pub(crate) use requests::attempt;
 
 use crate::broker::Broker;
 use crate::failure::Failure;
-use application::Application;
+use application::{Application, Meta};
 use journal::Journal;
-use records::{Entry, LaneKey, Meta};
 use replay::Replay;
 
 /// The name of the system stream that keeps applications and their offsets.
@@ -105,11 +104,12 @@ impl Applications {
         let replay = Replay::read(&*journal::lane(stream)?)?;
         let mut report = replay.report;
         for ((name, of), replayed) in replay.applications {
-            let (Some(meta), Some(stream)) = (replayed.meta, broker.log.stream(of)) else {
+            let (Some(record), Some(stream)) = (replayed.exists, broker.log.stream(of)) else {
                 report.dropped += 1;
                 tracing::info!(application = %name, stream = %of, "an application without a stream is dropped");
                 continue;
             };
+            let meta = Meta::from_record(name, of, record);
             let application = Application::new(meta, stream, self.new_id(broker));
             let mut state = application.state.lock();
             for (key, positions) in replayed.lanes {
@@ -207,7 +207,7 @@ impl Applications {
         let meta = Meta { id, name: name.to_owned(), stream: stream.id(), start, created_ms: now_ms };
         let application = Arc::new(Application::new(meta, Arc::clone(stream), self.new_id(broker)));
         application.line_up_all();
-        let mut entries = vec![Entry::Application(application.meta.clone())];
+        let mut entries = vec![application.meta.to_record()];
         if start == kera_protocol::Start::Latest {
             entries.extend(application.start_at_latest(now_ms));
         }

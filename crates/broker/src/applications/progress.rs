@@ -8,12 +8,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kera_format::applications::Position;
 use kera_format::{Cursor, GroupId, Order, SegmentIndex};
 use kera_log::{GroupInfo, Lane, LaneVersion};
 use kera_protocol::application::{AfterCommit, CommitEntry};
 use kera_protocol::{Start, Status};
 
-use super::records::Position;
 use crate::failure::Failure;
 use crate::groups::{Place, find};
 
@@ -162,9 +162,8 @@ impl Progress {
     }
 
     fn is_done(&self, base: &Position, group: &GroupInfo) -> bool {
-        let read_to_end = |position: &Position| {
-            position.done || (group.closed && position.ordinal >= group.next_ordinal)
-        };
+        let read_to_end =
+            |position: &Position| position.done || (group.closed && position.ordinal >= group.next_ordinal);
         self.known(base, group.id).is_some_and(read_to_end)
     }
 

@@ -6,12 +6,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
+use kera_format::applications::{Application, Entry, LaneKey, Position};
 use kera_format::chunk::Chunks;
 use kera_format::{Cursor, GroupId, StreamId};
 use kera_log::{Lane, Observer};
 use parking_lot::{Condvar, Mutex};
 
-use super::records::{Entry, LaneKey, Meta, Position, decode};
 use crate::failure::Failure;
 
 /// Bytes read at a time.
@@ -44,7 +44,8 @@ pub(super) struct LanePositions {
 /// An application as its records tell it.
 #[derive(Debug, Default)]
 pub(super) struct Replayed {
-    pub(super) meta: Option<Meta>,
+    /// The record that says that it exists.
+    pub(super) exists: Option<Application>,
     pub(super) lanes: BTreeMap<LaneKey, LanePositions>,
 }
 
@@ -87,9 +88,12 @@ impl Replay {
             };
             for record in chunk.records() {
                 self.report.records += 1;
-                match record.ok().and_then(|record| decode(&record)) {
-                    Some((name, stream, entry)) => self.entry(name, stream, entry),
-                    None => self.report.passed_over += 1,
+                match record.and_then(|record| Entry::decode(&record)) {
+                    Ok((name, stream, entry)) => self.entry(name, stream, entry),
+                    Err(error) => {
+                        self.report.passed_over += 1;
+                        tracing::warn!(%error, "a record of applications is passed over");
+                    }
                 }
             }
         }
@@ -99,7 +103,7 @@ impl Replay {
         let key = (name, stream);
         match entry {
             Entry::Deleted => drop(self.applications.remove(&key)),
-            Entry::Application(meta) => self.applications.entry(key).or_default().meta = Some(meta),
+            Entry::Exists(record) => self.applications.entry(key).or_default().exists = Some(record),
             Entry::Base { lane, position, anew } => {
                 let known = self.applications.entry(key).or_default().lanes.entry(lane).or_default();
                 known.base = Some(position);

@@ -185,7 +185,8 @@ fn check_idle(application: &Application, now_us: u64) -> Result<(), Failure> {
         0 => Ok(()),
         members => {
             let name = &application.meta.name;
-            let message = format!("application `{name}` has {members} members; stop them, or wait until their leases end");
+            let message =
+                format!("application `{name}` has {members} members; stop them, or wait until their leases end");
             Err(Failure::later(Status::ApplicationActive, message))
         }
     }
@@ -245,7 +246,8 @@ fn fetch(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
     let answer = application.committed(wanted(&message.streamlets));
     let limit = items_max::<kera_protocol::CommittedOffset>(core);
     if answer.offsets.len() > limit {
-        let message = format!("{} offsets do not fit into a frame ({limit} do): ask for fewer streamlets", answer.offsets.len());
+        let message =
+            format!("{} offsets do not fit into a frame ({limit} do): ask for fewer streamlets", answer.offsets.len());
         return Err(Failure::new(Status::LimitReached, message));
     }
     out.respond(request.header, &answer);

@@ -20,9 +20,9 @@ use kera_protocol::application::{AfterCommit, CommitEntry, CommitOffsets, Commit
 use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
 use kera_protocol::write::write_head;
 use kera_protocol::{
-    Body, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, Heartbeat, HeartbeatResponse, JoinApplication,
-    JoinedApplication, LeasedGroup, LeasedGroups, Message, NextGroups, Op, ReadChunks, ReadChunksResponse, ReadEntry,
-    Start, Status, WriteChunks, WriteChunksResponse,
+    Body, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, Heartbeat, HeartbeatResponse, JoinApplication, JoinedApplication,
+    LeasedGroup, LeasedGroups, Message, NextGroups, Op, ReadChunks, ReadChunksResponse, ReadEntry, Start, Status,
+    WriteChunks, WriteChunksResponse,
 };
 use kera_rpc::{Flow, Outbox, SessionWaker};
 use parking_lot::Mutex;
@@ -133,7 +133,12 @@ impl House {
         House::open(config, arena, dir, &[(SYSTEM, applications_stream_options())])
     }
 
-    fn open(config: BrokerConfig, arena: ArenaConfig, dir: Arc<tempfile::TempDir>, streams: &[(StreamId, StreamOptions)]) -> House {
+    fn open(
+        config: BrokerConfig,
+        arena: ArenaConfig,
+        dir: Arc<tempfile::TempDir>,
+        streams: &[(StreamId, StreamOptions)],
+    ) -> House {
         let (memory, attach) = Arena::create_or_attach(arena.clone()).expect("an arena");
         let clock = Arc::new(ManualClock::new(1_000_000));
         let sink = Arc::new(ManualSink::default());

@@ -1,0 +1,142 @@
+//! Records of the system stream `_kera.applications` against `spec/applications.json`.
+
+#[path = "support/documents.rs"]
+#[allow(unreachable_pub)]
+mod documents;
+#[path = "support/golden.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod golden;
+
+use golden::{Case, Golden, Layout, Refused};
+use kera_format::applications::{Application, Entry, LaneKey, Position, StartAt};
+use kera_format::ids::*;
+use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, FormatError, Record, RecordView};
+
+const NOW_MS: i64 = 1_700_000_000_000;
+
+fn entries() -> Vec<(&'static str, &'static str, Entry)> {
+    let lane = LaneKey { streamlet: StreamletId(3), lane: LaneId(1) };
+    let cursor = Cursor { group: GroupId::new(2, 9), segment: SegmentIndex(5), position: 4_224 };
+    let position = Position { cursor, ordinal: 1_000_000, done: false, committed_ms: NOW_MS };
+    let exists = |start| Entry::Exists(Application { id: ApplicationId(0x2_0000_0004), start, created_ms: NOW_MS });
+    let of_group = Position { done: true, ..position };
+    vec![
+        ("application", "made to start at a time", exists(StartAt::TimeMs(NOW_MS - 60_000))),
+        ("application, earliest", "made to start at the first record there is", exists(StartAt::Earliest)),
+        ("deleted", "a record without a value", Entry::Deleted),
+        ("position", "in a lane", Entry::Base { lane, position, anew: false }),
+        ("position, set", "by a reset or a copy: what was known of later groups is void", Entry::Base {
+            lane,
+            position,
+            anew: true,
+        }),
+        ("position ahead", "in a group that is done before an earlier one is", Entry::Ahead { lane, position: of_group }),
+    ]
+}
+
+fn encode(entry: &Entry) -> Vec<u8> {
+    let mut chunk = ChunkBuilder::default();
+    entry.encode("report", StreamId(17), &mut chunk);
+    let sealed = chunk.seal(&Default::default(), Default::default()).expect("a chunk");
+    let end = CHUNK_HEADER_BYTES + u32::from_le_bytes(sealed[52..56].try_into().expect("four bytes")) as usize;
+    sealed[CHUNK_HEADER_BYTES..end].to_vec()
+}
+
+fn case(name: &str, about: &str, entry: &Entry) -> Case {
+    let bytes = encode(entry);
+    let key_bytes = usize::from(bytes[8]);
+    let layout = Layout::of(&bytes)
+        .u32("length")
+        .u8("flags")
+        .u8("key_count")
+        .u16("value_offset")
+        .u16("key length")
+        .text("key", key_bytes);
+    let layout = match entry {
+        Entry::Deleted => layout,
+        Entry::Exists(_) => {
+            layout.u8("version").u8("start").bytes("zero", 6).u64("id").i64("start_at").i64("created_ms")
+        }
+        Entry::Base { .. } | Entry::Ahead { .. } => layout
+            .u8("version")
+            .u8("flags")
+            .u16("zero")
+            .u32("segment")
+            .u64("group")
+            .u32("position")
+            .u32("zero")
+            .u64("ordinal")
+            .i64("committed_ms"),
+    };
+    layout.case(name, about)
+}
+
+fn decode(bytes: &[u8]) -> Result<(String, StreamId, Entry), FormatError> {
+    Entry::decode(&RecordView::parse(bytes)?)
+}
+
+fn record(key: &str, value: Option<&[u8]>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Record { keys: &[key.as_bytes()], value, ..Record::default() }.encode(&mut bytes);
+    bytes
+}
+
+fn refused() -> Vec<Refused> {
+    let [.., (_, _, position), _, _] = &entries()[..] else { unreachable!() };
+    let position = encode(position);
+    let value = &position[position.len() - 40..];
+    let application = encode(&entries()[0].2);
+    let application = &application[application.len() - 32..];
+    let changed = |value: &[u8], at: usize, byte: u8| {
+        let mut value = value.to_vec();
+        value[at] = byte;
+        value
+    };
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("no key", record("", Some(value))),
+        ("a name that is not allowed", record("a b/17", None)),
+        ("no stream", record("report", None)),
+        ("a stream that is no number", record("report/x", None)),
+        ("three parts", record("report/17/3", Some(value))),
+        ("six parts", record("report/17/3/1/5/6", Some(value))),
+        ("a lane over 32 bits", record("report/17/3/4294967296", Some(value))),
+        ("a position without a value", record("report/17/3/1", None)),
+        ("another group than the key's", record("report/17/3/1/5", Some(value))),
+        ("a position that is cut", record("report/17/3/1", Some(&value[..39]))),
+        ("a position that is too long", record("report/17/3/1", Some(&[value, &[0]].concat()))),
+        ("a position of an unknown version", record("report/17/3/1", Some(&changed(value, 0, 2)))),
+        ("unknown flags", record("report/17/3/1", Some(&changed(value, 1, 4)))),
+        ("a position that is not zero", record("report/17/3/1", Some(&changed(value, 2, 1)))),
+        ("an application that is cut", record("report/17", Some(&application[..31]))),
+        ("an unknown start", record("report/17", Some(&changed(application, 1, 4)))),
+        ("an application that is not zero", record("report/17", Some(&changed(application, 7, 1)))),
+    ];
+    let refuse = |(name, bytes): (&str, Vec<u8>)| {
+        let error = decode(&bytes).err().unwrap_or_else(|| panic!("`{name}` is not refused")).to_string();
+        Refused { name: name.into(), bytes, error }
+    };
+    cases.into_iter().map(refuse).collect()
+}
+
+#[test]
+fn records_of_applications_are_the_golden_bytes() {
+    let code = Golden {
+        structure: "record of applications".into(),
+        document: "docs/formats/applications.md".into(),
+        cases: entries().iter().map(|(name, about, entry)| case(name, about, entry)).collect(),
+        refused: refused(),
+    };
+    let golden = golden::check("applications.json", &code);
+    for (name, _, entry) in entries() {
+        let expected = ("report".to_owned(), StreamId(17), entry);
+        assert_eq!(decode(&golden.case(name).bytes()), Ok(expected), "{name}");
+    }
+    for refused in &golden.refused {
+        assert_eq!(decode(&refused.bytes).err().map(|e| e.to_string()), Some(refused.error.clone()), "{}", refused.name);
+    }
+}
+
+#[test]
+fn the_document_shows_the_golden_bytes() {
+    documents::check("formats/applications.md", |_| None);
+}
