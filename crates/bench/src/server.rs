@@ -1,6 +1,7 @@
 //! A server as a child process: started, waited for, stopped, killed, frozen. Ended for good when dropped.
 //!
-//! Every signal goes to the process that was started here, by its id, and to nothing else.
+//! Every signal goes to the process that was started here, by its id, and to nothing else. The thread that starts a
+//! server must live as long as the server is to live.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
@@ -100,6 +101,7 @@ impl Server {
             command.arg("--arena-dir").arg(dir);
         }
         command.args(&config.flags).stdin(Stdio::null());
+        end_with_parent(&mut command);
         let streams = log.metadata().and_then(|before| Ok((before.len(), log.try_clone()?, log)));
         let (log_before, out, err) = streams.map_err(|e| BenchError::io("sharing the server's log", e))?;
         let started = Instant::now();
@@ -213,6 +215,18 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.thaw();
         let _ = self.kill();
+    }
+}
+
+/// Has the server asked to stop when the thread that starts it is gone, however that came: nothing is left running.
+fn end_with_parent(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: the closure runs between fork and exec and makes one system call: no memory is taken, no lock.
+    unsafe {
+        command.pre_exec(|| {
+            rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
+            Ok(())
+        });
     }
 }
 

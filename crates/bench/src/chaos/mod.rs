@@ -150,6 +150,10 @@ impl ChaosConfig {
             let message = "durability `process` does not survive a loss of power; give --durability power, or other faults";
             return Err(BenchError::setting("faults", message));
         }
+        if self.faults.contains(&Fault::FullDisk) && self.rate.is_none() {
+            let message = "full-disk needs a rate, or the records themselves fill the disk for good";
+            return Err(BenchError::setting("rate", message));
+        }
         if self.between.0 > self.between.1 {
             return Err(BenchError::setting("between-ms", "the least time is longer than the longest"));
         }
@@ -257,6 +261,9 @@ mod tests {
         assert!(config.check().unwrap_err().to_string().contains("--durability power"));
         config.durability = Durability::Power;
         config.check().unwrap();
+        config.faults = vec![Fault::FullDisk];
+        config.rate = None;
+        assert!(config.check().unwrap_err().to_string().contains("rate"));
         config.faults.clear();
         assert!(config.check().is_err());
         for fault in [Fault::Kill, Fault::Power, Fault::Freeze, Fault::FullDisk, Fault::Stop] {

@@ -128,6 +128,13 @@ fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&st
             let _ = server.kill();
             return outcome;
         }
+        let waiting = Instant::now();
+        while !producers.is_finished() {
+            if waiting.elapsed() > config.recovery && !written.abandon.swap(true, Relaxed) {
+                report.problems.push(format!("the last records were not acknowledged within {:?}", config.recovery));
+            }
+            std::thread::sleep(LOOK);
+        }
         let produced = producers.join().unwrap_or(Err(BenchError::Thread { what: "the producers" }));
         note_produced(&mut report, produced);
         if let Some(application) = application {
