@@ -159,3 +159,28 @@ fn a_node_is_small_when_it_is_idle() {
     assert!(kib < 64 << 10, "{kib} KiB are resident");
     assert!(exists(&place.data().join("node.json")));
 }
+
+#[test]
+fn http_tells_how_it_is() {
+    let place = Place::new();
+    let node = place.start();
+    assert_eq!(node.get("/healthz"), (200, "ok\n".into()));
+    assert_eq!(node.get("/readyz"), (200, "ready\n".into()));
+    node.ok("stream create flights");
+    node.ok(&format!("produce flights --file {}", common::sample("flights-sample.csv")));
+    node.ok("consume flights --application report --max 150");
+    let (status, text) = node.get("/metrics");
+    assert_eq!(status, 200);
+    for line in [
+        "kera_records_appended_total 2",
+        "kera_stream_records{stream=\"flights\"} 200",
+        "kera_application_lag_records{stream=\"flights\",application=\"report\"} 50",
+    ] {
+        assert!(text.contains(line), "{line} in {text}");
+    }
+    let (status, made) = node.http_request("POST", "/v1/streams", "{\"name\":\"made-by-http\"}");
+    assert_eq!(status, 201, "{made}");
+    assert!(node.ok("stream list").contains("made-by-http"));
+    assert!(node.get("/openapi.json").1.contains("/v1/applications/{stream}/{application}/reset"));
+    assert_eq!(node.stop(), 0);
+}

@@ -162,6 +162,8 @@ mod tests {
         let statuses: Vec<u8> = all.iter().map(Fatal::exit_status).collect();
         assert_eq!(statuses, (10..19).collect::<Vec<u8>>());
         assert!(all.iter().all(|f| !f.next_step().is_empty()));
+        let guide = include_str!("../../../docs/guide.md");
+        assert!(statuses.iter().all(|status| guide.contains(&format!("\n| {status} | "))), "the guide lists each");
         assert!(all[1].to_string().contains("process 7"));
     }
 }

@@ -20,7 +20,7 @@ pub mod session;
 pub mod suggest;
 pub mod units;
 
-pub use node::Node;
+pub use node::{Node, forget_arena};
 pub use run::serve;
 
 /// The arena's size that `auto` stands for with this configuration, on this machine, now.

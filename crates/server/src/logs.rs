@@ -1,11 +1,19 @@
 //! Log lines on standard error, as text or as JSON. Set up once per process, before the first line.
 
 use std::io::IsTerminal;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt;
 
 use crate::config::{Config, Mistake, Mistakes};
+
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// Whether log lines are written, and for programs.
+pub fn are_json() -> bool {
+    JSON.load(Ordering::Relaxed)
+}
 
 /// Sends log lines to standard error as the configuration says. A second call in the same process changes nothing.
 ///
@@ -18,10 +26,12 @@ pub fn start(config: &Config) -> Result<(), Mistakes> {
     })?;
     let lines = fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // Only a second call can fail, in a process with several nodes: the first one's choice stays.
-    let _ = if config.logs.format == "json" {
+    let json = config.logs.format == "json";
+    JSON.store(json, Ordering::Relaxed);
+    let _ = if json {
         lines.json().flatten_event(true).with_current_span(false).with_span_list(false).try_init()
     } else {
-        lines.with_ansi(std::io::stderr().is_terminal()).compact().try_init()
+        lines.with_ansi(std::io::stderr().is_terminal()).with_target(false).try_init()
     };
     Ok(())
 }

@@ -76,6 +76,10 @@ fn the_admin_api_does_what_the_protocol_does() {
     assert_eq!((code, &error["limit"]), (400, &json!("131072")), "{error}");
     let (code, error) = http(&node, "POST", "/v1/streams", "{\"nam\":\"b\"}");
     assert_eq!((code, &error["field"]), (400, &json!("nam")), "{error}");
+    let (code, error) = http(&node, "GET", "/v1/streams?prefx=a", "");
+    assert_eq!((code, &error["field"]), (400, &json!("prefx")), "{error}");
+    let (code, error) = http(&node, "POST", "/v1/streams", &format!("{{\"name\":\"{}\"}}", "x".repeat(100_000)));
+    assert_eq!((code, &error["limit"]), (413, &json!("65536")), "{error}");
     let (code, error) = http(&node, "PATCH", "/v1/streams/flights", "{\"order\":\"chaos\"}");
     assert_eq!((code, &error["field"]), (400, &json!("order")), "{error}");
     let (code, altered) =

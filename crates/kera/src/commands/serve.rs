@@ -8,15 +8,16 @@ use kera_server::{logs, serve};
 
 use crate::cli::ServeArgs;
 
-/// Runs the node. Problems go to the log, and the last one to standard error with what to do next.
+/// Runs the node. Why it ended goes to standard error with what to do next; as a log line if those are for programs.
 pub fn run(args: &ServeArgs) -> ExitCode {
-    match start(args) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(fatal) => {
-            eprintln!("error: {fatal}\n  next: {}", fatal.next_step());
-            ExitCode::from(fatal.exit_status())
-        }
+    let Err(fatal) = start(args) else { return ExitCode::SUCCESS };
+    let (status, next_step) = (fatal.exit_status(), fatal.next_step());
+    if logs::are_json() {
+        tracing::error!(status, next_step, "{fatal}");
+    } else {
+        eprintln!("error: {fatal}\n  next: {next_step}");
     }
+    ExitCode::from(status)
 }
 
 fn start(args: &ServeArgs) -> Result<(), Fatal> {

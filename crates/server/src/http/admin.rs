@@ -1,39 +1,24 @@
 //! The admin API: the node, streams and applications, under `/v1`. Every handler asks the node what a client would ask.
 
 use axum::Json;
-use axum::body::Bytes;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use kera_format::{StreamId, StreamOptions, StreamletId};
 use kera_protocol::{
     AlterStream, CreateStream, DeleteApplication, DeleteStream, DescribeApplication, GetStream, LaneStats,
     ListApplications, ListStreams, NodeStatus, ResetOffsets, Start, StreamInfo, StreamRef, StreamStats,
 };
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use super::error::HttpError;
+use super::error::{Asked, HttpError, Told};
 use super::inside::Inside;
 use super::routes::Door;
 use crate::api::{
     ApplicationDetailsJson, ApplicationJson, ErrorJson, NodeJson, OptionsJson, StreamDetailsJson, StreamJson,
 };
 
-/// The most bytes of a request's body.
-pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
-
 type Answer<T> = Result<Json<T>, HttpError>;
-
-/// A JSON body, with errors of this API instead of axum's own.
-fn body<T: DeserializeOwned>(bytes: &Bytes) -> Result<T, HttpError> {
-    let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { bytes };
-    serde_json::from_slice(bytes).map_err(|error| {
-        let text = error.to_string();
-        let field = text.split('`').nth(1).unwrap_or("body").to_owned();
-        HttpError::field(&field, format!("the body is not what is asked for: {text}"), "/openapi.json describes it")
-    })
-}
 
 fn changes(options: &OptionsJson) -> Result<kera_protocol::StreamChanges, HttpError> {
     options.changes().map_err(|(field, error)| HttpError::field(field, error, "/openapi.json lists what is allowed"))
@@ -86,7 +71,7 @@ pub(super) struct StreamsPage {
     (status = 200, description = "A page of them", body = StreamsPage),
     (status = 503, description = "The node still starts", body = ErrorJson),
 ))]
-pub(super) async fn list_streams(State(door): State<Door>, Query(query): Query<StreamsQuery>) -> Answer<StreamsPage> {
+pub(super) async fn list_streams(State(door): State<Door>, Asked(query): Asked<StreamsQuery>) -> Answer<StreamsPage> {
     let StreamsQuery { prefix, after, limit, system } = query;
     let list = door.inside()?.call(&ListStreams { prefix, after, limit, system }).await?;
     Ok(Json(StreamsPage { streams: list.streams.iter().map(StreamJson::from).collect(), more: list.more }))
@@ -115,9 +100,9 @@ pub(super) struct NewStream {
 ))]
 pub(super) async fn create_stream(
     State(door): State<Door>,
-    bytes: Bytes,
+    Told(new): Told<NewStream>,
 ) -> Result<(StatusCode, Json<StreamJson>), HttpError> {
-    let NewStream { name, options, if_not_exists } = body(&bytes)?;
+    let NewStream { name, options, if_not_exists } = new;
     let options = changes(&options)?.apply(&StreamOptions::default());
     let info = door.inside()?.call(&CreateStream { name, options, if_not_exists }).await?;
     Ok((StatusCode::CREATED, Json((&info).into())))
@@ -160,9 +145,9 @@ async fn lanes(inside: &Inside, stream: StreamId) -> Result<Vec<LaneStats>, Http
 pub(super) async fn alter_stream(
     State(door): State<Door>,
     Path(stream): Path<String>,
-    bytes: Bytes,
+    Told(options): Told<OptionsJson>,
 ) -> Answer<StreamJson> {
-    let changes = changes(&body(&bytes)?)?;
+    let changes = changes(&options)?;
     let info = door.inside()?.call(&AlterStream { stream: StreamRef::Name(stream), changes }).await?;
     Ok(Json((&info).into()))
 }
@@ -199,7 +184,7 @@ pub(super) struct ApplicationsQuery {
 ))]
 pub(super) async fn list_applications(
     State(door): State<Door>,
-    Query(query): Query<ApplicationsQuery>,
+    Asked(query): Asked<ApplicationsQuery>,
 ) -> Answer<Vec<ApplicationJson>> {
     let inside = door.inside()?;
     let only = match &query.stream {
@@ -300,9 +285,9 @@ pub(super) struct ResetPlace {
 pub(super) async fn reset_application(
     State(door): State<Door>,
     Path((stream, application)): Path<(String, String)>,
-    bytes: Bytes,
+    Told(reset): Told<ResetRequest>,
 ) -> Answer<Vec<ResetPlace>> {
-    let ResetRequest { to, streamlets, dry_run } = body(&bytes)?;
+    let ResetRequest { to, streamlets, dry_run } = reset;
     let to = match to {
         ResetTo::TimeMs(ms) => Start::TimeMs(ms),
         ResetTo::Word(word) if word == "earliest" => Start::Earliest,

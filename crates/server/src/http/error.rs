@@ -1,12 +1,20 @@
-//! Errors of the HTTP door, always as JSON.
+//! Errors of the HTTP door, always as JSON, also those of axum's own extractors.
 
 use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{FromRequest, FromRequestParts, Query, Request};
 use axum::http::StatusCode;
+use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use kera_protocol::Status;
 
+use serde::de::DeserializeOwned;
+
 use super::inside::Refusal;
 use crate::api::ErrorJson;
+
+/// The most bytes of a request's body.
+pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
 
 /// A response that says what was wrong.
 #[derive(Debug)]
@@ -21,6 +29,12 @@ impl HttpError {
         let body =
             ErrorJson { error: error.into(), field: Some(field.into()), limit: None, next_step: next_step.into() };
         HttpError { code: StatusCode::BAD_REQUEST, body }
+    }
+
+    /// What serde says is wrong; it names the field in backticks.
+    fn described(text: String) -> HttpError {
+        let field = text.split('`').nth(1).unwrap_or("body").to_owned();
+        HttpError::field(&field, text, "/openapi.json describes what is asked for")
     }
 
     /// The node is not far enough.
@@ -86,6 +100,42 @@ impl From<Refusal> for HttpError {
             next_step: refusal.status.hint().into(),
         };
         HttpError { code, body }
+    }
+}
+
+/// The query of a request; what is wrong with it is told as JSON.
+pub(super) struct Asked<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Asked<T> {
+    type Rejection = HttpError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Asked<T>, HttpError> {
+        match Query::from_request_parts(parts, state).await {
+            Ok(Query(query)) => Ok(Asked(query)),
+            Err(rejection) => Err(HttpError::described(rejection.body_text())),
+        }
+    }
+}
+
+/// The JSON body of a request; what is wrong with it is told as JSON. No body is an empty object.
+pub(super) struct Told<T>(pub(super) T);
+
+impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Told<T> {
+    type Rejection = HttpError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Told<T>, HttpError> {
+        let bytes = match Bytes::from_request(request, state).await {
+            Ok(bytes) => bytes,
+            Err(rejection) if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+                let mut error = HttpError::field("body", "the body is too large", "send less");
+                error.code = StatusCode::PAYLOAD_TOO_LARGE;
+                error.body.limit = Some(BODY_BYTES_MAX.to_string());
+                return Err(error);
+            }
+            Err(rejection) => return Err(HttpError::field("body", rejection.body_text(), "send it again")),
+        };
+        let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
+        serde_json::from_slice(bytes).map(Told).map_err(|error| HttpError::described(error.to_string()))
     }
 }
 

@@ -1,6 +1,7 @@
 //! Health, readiness and metrics: what orchestrators and monitoring ask.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use axum::extract::State;
 use axum::http::{StatusCode, header};
@@ -58,12 +59,14 @@ async fn applications(inside: &Inside) -> Result<Vec<ApplicationNumbers>, HttpEr
     let mut names: HashMap<StreamId, String> = HashMap::new();
     let mut numbers = Vec::new();
     for one in inside.call(&ListApplications { stream: None }).await?.applications.into_iter().take(LABELLED_MAX) {
-        if !names.contains_key(&one.stream) {
+        let stream = match names.entry(one.stream) {
+            Entry::Occupied(known) => known.get().clone(),
             // A stream that was deleted a moment ago takes its applications with it.
-            let Ok(info) = inside.call(&GetStream { stream: one.stream.into() }).await else { continue };
-            names.insert(one.stream, info.name);
-        }
-        let stream = names[&one.stream].clone();
+            Entry::Vacant(new) => match inside.call(&GetStream { stream: one.stream.into() }).await {
+                Ok(info) => new.insert(info.name).clone(),
+                Err(_) => continue,
+            },
+        };
         numbers.push(ApplicationNumbers { name: one.name, stream, members: one.members.into(), lag: one.lag });
     }
     Ok(numbers)

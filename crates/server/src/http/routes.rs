@@ -86,7 +86,7 @@ pub(super) fn router(door: Door) -> Router {
         .route("/openapi.json", get(openapi))
         .fallback(|request: Request| async move { HttpError::no_such_path(request.uri().path()) })
         .method_not_allowed_fallback(|| async { HttpError::no_such_method() })
-        .layer(DefaultBodyLimit::max(admin::BODY_BYTES_MAX))
+        .layer(DefaultBodyLimit::max(super::error::BODY_BYTES_MAX))
         .with_state(door)
 }
 

@@ -30,6 +30,7 @@ use crate::readiness::Readiness;
 use crate::session::Commands;
 use maintenance::Maintenance;
 pub(crate) use start::arena_dir;
+pub use start::forget_arena;
 
 /// What the parts share, and what answers questions about the node.
 pub(crate) struct Parts {

@@ -258,7 +258,8 @@ fn recover(
                 warn_all(&[problem], summary);
             }
             tracing::debug!(segments = segments.len(), same_boot, "arena attached");
-            if let Some(bytes) = kept_bytes {
+            // A size that nobody asked for is not worth a word: `auto` finds less memory free while the old file is there.
+            if let Some(bytes) = kept_bytes.filter(|_| config.arena.bytes.is_some()) {
                 tracing::info!(bytes, "the arena keeps its size until the next graceful stop");
             }
             segments
@@ -328,13 +329,29 @@ pub(crate) fn arena_dir(config: &Config) -> PathBuf {
     })
 }
 
+/// The arena's file: named for the node, so that several can share a directory.
+fn arena_path(config: &Config, identity: &Identity) -> PathBuf {
+    arena_dir(config).join(format!("kera-{}.arena", identity.node_text()))
+}
+
+/// Gives the memory of a node back that was killed and is not to be started again: its arena's file. Nothing happens if
+/// there is no such node. The caller makes sure that it does not run.
+pub fn forget_arena(config: &Config) {
+    let known =
+        RealDisk::open_buffered(&config.node.data).ok().and_then(|disk| Identity::begin(&disk, &SystemRandom).ok());
+    if let Some(identity) = known {
+        // It may have been stopped in good order, or never have had one.
+        let _ = std::fs::remove_file(arena_path(config, &identity));
+    }
+}
+
 fn open_arena(config: &Config, identity: &Identity) -> Result<(Arc<Arena>, Attach), Fatal> {
     let dir = arena_dir(config);
     if config.arena.dir.is_none() && dir == config.node.data {
         tracing::warn!("there is no /dev/shm; the arena lies in the data directory, which is slower; see --arena-dir");
     }
     std::fs::create_dir_all(&dir).map_err(|error| Fatal::directory(&dir, error))?;
-    let path = dir.join(format!("kera-{}.arena", identity.node_text()));
+    let path = arena_path(config, identity);
     let bytes = config.arena.bytes.unwrap_or_else(|| machine::arena_bytes_auto(&dir));
     Arena::create_or_attach(ArenaConfig { path, bytes, node: identity.node }).map_err(|error| {
         let next_step = match &error {

@@ -11,9 +11,9 @@ mod view;
 use std::fs;
 use std::path::Path;
 
-use kera_server::Node;
 use kera_server::config::{Config, Sources, load};
 use kera_server::units::{MIB, human_bytes, human_count};
+use kera_server::{Node, forget_arena};
 use serde_json::json;
 
 use crate::cli::{DemoArgs, Globals};
@@ -32,8 +32,8 @@ const ARENA_BYTES: u64 = 256 * MIB;
 /// # Errors
 /// The directory is not the demo's, the node does not start, or something was lost.
 pub fn run(args: &DemoArgs, globals: &Globals) -> Result<(), CliError> {
-    prepare(Path::new(&args.data))?;
     let config = demo_config(&args.data)?;
+    prepare(&config)?;
     let node = Node::start(&config).map_err(|fatal| {
         let mut error = CliError::failure(fatal.to_string()).next(fatal.next_step());
         error.exit = fatal.exit_status();
@@ -60,7 +60,8 @@ pub fn run(args: &DemoArgs, globals: &Globals) -> Result<(), CliError> {
 }
 
 /// A directory that is empty or an earlier demo's, emptied and marked.
-fn prepare(data: &Path) -> Result<(), CliError> {
+fn prepare(config: &Config) -> Result<(), CliError> {
+    let data: &Path = &config.node.data;
     let cannot = |error: std::io::Error| {
         CliError::failure(format!("{} cannot be used: {error}", data.display()))
             .next("choose another directory with --data")
@@ -77,6 +78,7 @@ fn prepare(data: &Path) -> Result<(), CliError> {
         }
         // A node that still runs there keeps its lock; deleting under it would be rude.
         drop(kera_env::DirLock::acquire(&data.join("LOCK")).map_err(|error| CliError::failure(error.to_string()))?);
+        forget_arena(config);
         fs::remove_dir_all(data).map_err(cannot)?;
     }
     fs::create_dir_all(data).map_err(cannot)?;
