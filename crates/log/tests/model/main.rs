@@ -8,6 +8,7 @@
 mod check;
 mod fakes;
 mod model;
+mod stress;
 mod world;
 
 use world::{Planted, World};

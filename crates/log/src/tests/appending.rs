@@ -1,0 +1,223 @@
+//! Appending: what is refused, what rolls, what is durable when.
+
+use kera_format::{FormatError, GroupId, SegmentIndex};
+
+use super::*;
+use crate::waiters::tests::Counter;
+
+#[test]
+fn the_first_chunk_opens_the_first_group() {
+    let node = node();
+    let appended = append(&node.lane(), &chunk(0, 100), 5).unwrap();
+    let cursor = Cursor { group: GroupId::new(0, 1), segment: SegmentIndex(0), position: 128 };
+    assert_eq!(appended, Appended { cursor, base_ordinal: 0, duplicate: false, ticket: None });
+    assert_eq!(node.lane().durable_ordinal(), 1);
+}
+
+#[test]
+fn groups_end_after_their_number_of_segments_and_lanes_share_the_numbers() {
+    let node = node();
+    let places = fill(&node.lane(), 0..10, 30_000);
+    append(&node.lane_number(1), &chunk_of(8, 0, 0, 10), 0).unwrap();
+    let names: Vec<(u32, u32)> = places.iter().map(|a| (a.cursor.group.number(), a.cursor.segment.0)).collect();
+    assert_eq!(names, [(1, 0), (1, 0), (1, 1), (1, 1), (2, 0), (2, 0), (2, 1), (2, 1), (3, 0), (3, 0)]);
+    assert_eq!(node.lane_number(1).latest().0.group, GroupId::new(0, 4));
+    let groups = node.lane().groups(GroupId::NONE, 10);
+    assert_eq!(groups.iter().map(|g| g.closed).collect::<Vec<_>>(), [true, true, false]);
+    assert_eq!((groups[1].first_ordinal, groups[1].next_ordinal), (4, 8));
+    assert_eq!(node.lane().groups(GroupId::new(0, 1), 1)[0].id, GroupId::new(0, 2));
+}
+
+#[test]
+fn a_chunk_larger_than_a_segment_may_be_is_refused() {
+    let node = node();
+    let error = append(&node.lane(), &chunk(0, 70_000), 0).unwrap_err();
+    assert_eq!(error, AppendError::ChunkTooLarge { bytes: 70_096, limit: 65_408 });
+    assert!(error.to_string().contains("segment_bytes_max"));
+    append(&node.lane(), &chunk(0, 65_408 - 96), 0).unwrap();
+}
+
+#[test]
+fn a_chunk_of_a_megabyte_opens_a_segment_that_holds_it() {
+    let node = node_with(StreamOptions { segment_bytes_max: 2 << 20, ..options() }, 16 << 20);
+    let appended = append(&node.lane(), &chunk(0, 1 << 20), 0).unwrap();
+    let id = node.lane().segment_id(appended.cursor.group, 0);
+    assert_eq!(node.log.segment(id).unwrap().capacity_bytes(), 2 << 20);
+    let read = node.lane().read(start(), 10, true).unwrap();
+    assert_eq!(read.data_bytes, (1 << 20) + 96, "at least one chunk, however large");
+}
+
+#[test]
+fn segments_grow_with_the_rate_and_shrink_again() {
+    let node = node_with(StreamOptions { segment_bytes_max: 1 << 20, segments_per_group: 100, ..options() }, 64 << 20);
+    let lane = node.lane();
+    // All in one millisecond: as fast as the clock can see.
+    (0..3000).for_each(|n| _ = append(&lane, &chunk(n, 900), 1).unwrap());
+    let capacities = |lane: &Lane| -> Vec<u32> {
+        lane.segments(GroupId::new(0, 1), None, 100).unwrap().iter().map(|s| s.capacity_bytes >> 10).collect()
+    };
+    let fast = capacities(&lane);
+    assert_eq!((fast[0], fast[1], fast[2]), (64, 512, 1024), "at most eight times as large each time");
+    // A chunk a second.
+    (3000..5000).for_each(|n| _ = append(&lane, &chunk(n, 900), n as i64 * 1000).unwrap());
+    assert_eq!(capacities(&lane).last(), Some(&64));
+}
+
+#[test]
+fn changed_bytes_leave_no_trace() {
+    let node = node();
+    let lane = node.lane();
+    fill(&lane, 0..2, 100);
+    let mut bad = chunk(2, 100);
+    bad[150] ^= 1;
+    assert!(matches!(append(&lane, &bad, 9), Err(AppendError::Format(FormatError::Checksum { .. }))));
+    let mut large = chunk(2, 60_000);
+    large[60_000] ^= 1;
+    assert!(matches!(append(&lane, &large, 9), Err(AppendError::Format(FormatError::Checksum { .. }))));
+    let next = append(&lane, &chunk(2, 100), 9).unwrap();
+    assert_eq!(next.base_ordinal, 2);
+    assert_eq!(ordinals(&lane.read(start(), 1 << 20, true).unwrap()), [0, 1, 2]);
+}
+
+#[test]
+fn a_changed_sequence_does_not_pass_for_a_duplicate() {
+    let node = node();
+    fill(&node.lane(), 0..3, 100);
+    let mut bad = chunk(3, 100);
+    bad[80] = 1;
+    assert!(matches!(append(&node.lane(), &bad, 9), Err(AppendError::Format(FormatError::Checksum { .. }))));
+}
+
+#[test]
+fn what_a_client_sends_in_the_padding_is_not_kept() {
+    let node = node();
+    let mut odd = chunk(0, 101);
+    let end = odd.len();
+    odd[end - 3..].fill(0xee);
+    append(&node.lane(), &odd, 0).unwrap();
+    let read = node.lane().read(start(), 1000, true).unwrap();
+    assert!(read.data[0].ends_with(&[0, 0, 0]));
+}
+
+#[test]
+fn chunks_for_others_are_refused() {
+    let node = node();
+    let mut other = chunk(0, 10);
+    other[64] = 9;
+    let error = append(&node.lane(), &other, 0).unwrap_err();
+    assert!(error.to_string().contains("chunk.stream"), "{error}");
+}
+
+#[test]
+fn time_never_falls_within_a_lane() {
+    let node = node();
+    append(&node.lane(), &chunk(0, 10), 100).unwrap();
+    append(&node.lane(), &chunk(1, 10), 50).unwrap();
+    let read = node.lane().read(start(), 1000, true).unwrap();
+    let times: Vec<i64> = kera_format::chunk::Chunks::new(&read.data[0])
+        .map(|chunk| chunk.unwrap().broker().unwrap().append_time_ms)
+        .collect();
+    assert_eq!(times, [100, 100]);
+}
+
+#[test]
+fn with_durability_power_nothing_is_read_before_it_is_synced() {
+    let (node, sink) = power_node();
+    let lane = node.lane();
+    let appended = fill(&lane, 0..3, 100);
+    assert_eq!(appended.iter().map(|a| a.ticket).collect::<Vec<_>>(), [Some(1), Some(2), Some(3)]);
+    let read = lane.read(start(), 1000, true).unwrap();
+    assert!(read.data.is_empty() && read.at_durable_end);
+    let (counter, observer) = Counter::pair();
+    assert!(lane.wait(read.version, &observer, 1));
+    sink.sync();
+    assert_eq!(counter.calls(), 1, "three chunks wake a reader once");
+    assert_eq!(ordinals(&lane.read(start(), 1000, true).unwrap()), [0, 1, 2]);
+    let again = append(&lane, &chunk(2, 100), 0).unwrap();
+    assert!(again.duplicate && again.ticket.is_some(), "the ack of a retry waits as that of the first");
+}
+
+#[test]
+fn a_sink_in_trouble_refuses_appends() {
+    let (node, sink) = power_node();
+    fill(&node.lane(), 0..1, 100);
+    *sink.sick.lock() = true;
+    let error = append(&node.lane(), &chunk(1, 100), 0).unwrap_err();
+    assert!(matches!(&error, AppendError::SinkUnhealthy(e) if e.kind == SinkErrorKind::Full), "{error}");
+    *sink.sick.lock() = false;
+    assert_eq!(append(&node.lane(), &chunk(1, 100), 0).unwrap().base_ordinal, 1);
+}
+
+#[test]
+fn without_a_sink_durability_power_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let (arena, _) = Arena::create_or_attach(arena_config(&dir, 1 << 20)).unwrap();
+    let log = Log::new(LogConfig::default(), arena);
+    let stream = log.create_stream(STREAM, StreamOptions { durability: Durability::Power, ..options() }).unwrap();
+    let lane = Arc::clone(stream.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap());
+    assert!(append(&lane, &chunk(0, 10), 0).unwrap_err().to_string().contains("no virtual log"));
+}
+
+#[test]
+fn a_change_of_durability_starts_a_group() {
+    let (node, sink) = power_node();
+    let lane = node.lane();
+    fill(&lane, 0..2, 100);
+    node.log.alter_stream(STREAM, options()).unwrap();
+    let now = append(&lane, &chunk(2, 100), 0).unwrap();
+    assert_eq!((now.ticket, now.cursor.group), (None, GroupId::new(0, 2)));
+    assert_eq!(lane.durable_ordinal(), 0, "what is before is not durable yet");
+    sink.sync();
+    assert_eq!(lane.durable_ordinal(), 3);
+    assert_eq!(ordinals(&lane.read(start(), 1000, true).unwrap()), [0, 1, 2]);
+}
+
+#[test]
+fn a_full_arena_tells_the_store_and_the_writer() {
+    let (node, store) = node_with(options(), 1 << 20).with_store();
+    let lane = node.lane();
+    let mut sequence = 0;
+    let full = loop {
+        match append(&lane, &chunk(sequence, 30_000), 0) {
+            Ok(_) => sequence += 1,
+            Err(AppendError::ArenaFull(full)) => break full,
+            Err(error) => panic!("{error}"),
+        }
+    };
+    assert!(store.wanted.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    let (counter, observer) = Counter::pair();
+    assert!(node.log.wait_for_space(full.seen, &observer, 3));
+    let stored = store.persist_all(&node.log);
+    assert!(node.log.evict(stored[0].0.header.id));
+    assert_eq!(counter.calls(), 1);
+    append(&lane, &chunk(sequence, 30_000), 0).unwrap();
+}
+
+#[test]
+fn options_are_checked_and_shape_stays() {
+    let node = node();
+    let wrong = StreamOptions { lanes: 0, segment_bytes_max: 5, ..options() };
+    let error = node.log.create_stream(StreamId(2), wrong).unwrap_err().to_string();
+    assert!(error.contains("lanes") && error.contains("segment_bytes_max"), "all mistakes at once: {error}");
+    assert_eq!(node.log.create_stream(STREAM, options()).unwrap_err(), StreamError::Exists(STREAM));
+    let error = node.log.alter_stream(STREAM, StreamOptions { lanes: 5, ..options() }).unwrap_err().to_string();
+    assert_eq!(error, "lanes is 2 and stays so while the stream lives, not 5");
+    assert_eq!(node.log.delete_stream(StreamId(5)).unwrap_err(), StreamError::Unknown(StreamId(5)));
+}
+
+#[test]
+fn a_deleted_stream_gives_its_memory_back_when_the_last_reader_is_done() {
+    let node = node();
+    let lane = node.lane();
+    fill(&lane, 0..5, 1000);
+    let read = lane.read(start(), 1 << 20, true).unwrap();
+    let copy = read.data[0].to_vec();
+    node.log.delete_stream(STREAM).unwrap();
+    assert_eq!(append(&lane, &chunk(5, 10), 0), Err(AppendError::Closed));
+    assert_eq!(lane.read(start(), 1, true).unwrap_err(), ReadError::Deleted);
+    assert_eq!(node.log.stats().arena.used_bytes, 64 << 10, "a reader is still sending");
+    assert_eq!(read.data[0], copy);
+    drop(read);
+    assert_eq!(node.log.stats().arena.used_bytes, 0);
+    assert_eq!(node.log.stats().chunks_appended, 5, "counters do not fall");
+}

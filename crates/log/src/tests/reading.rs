@@ -1,0 +1,171 @@
+//! Reading, waiting and looking up.
+
+use kera_format::{GroupId, SegmentIndex};
+
+use super::*;
+use crate::waiters::tests::Counter;
+
+#[test]
+fn reads_are_cut_at_chunks_and_only_when_they_must_be() {
+    let node = node();
+    let lane = node.lane();
+    fill(&lane, 0..10, 904);
+    let all = lane.read(start(), 10_000, true).unwrap();
+    assert_eq!((all.data_bytes, all.data.len(), all.at_durable_end), (10_000, 1, true));
+    let some = lane.read(start(), 3_500, true).unwrap();
+    assert_eq!((some.data_bytes, some.at_durable_end), (3_000, false));
+    assert_eq!(ordinals(&lane.read(some.next, 1, true).unwrap()), [3], "at least one");
+    assert_eq!(ordinals(&lane.read(some.next, 0, true).unwrap()), [3]);
+    assert_eq!(all.next, lane.latest().0);
+}
+
+#[test]
+fn a_read_follows_segments_and_groups() {
+    let node = node();
+    let lane = node.lane();
+    fill(&lane, 0..10, 30_000);
+    let all = lane.read(start(), 1 << 20, true).unwrap();
+    assert_eq!(ordinals(&all), (0..10).collect::<Vec<_>>());
+    assert_eq!(all.data.len(), 5, "a buffer per segment, no copy");
+    let group = lane.read(start(), 1 << 20, false).unwrap();
+    assert_eq!((ordinals(&group), group.end_of_group, group.at_durable_end), (vec![0, 1, 2, 3], true, false));
+    let again = lane.read(group.next, 1 << 20, false).unwrap();
+    assert!(again.data.is_empty() && again.end_of_group);
+    assert_eq!(ordinals(&lane.read(group.next, 1, true).unwrap()), [4], "on to the next group");
+}
+
+#[test]
+fn the_start_of_an_empty_lane_is_waited_for() {
+    let node = node();
+    let lane = node.lane();
+    let nothing = lane.read(start(), 100, true).unwrap();
+    assert!(nothing.data.is_empty() && nothing.at_durable_end);
+    let (counter, observer) = Counter::pair();
+    assert!(lane.wait(nothing.version, &observer, 1));
+    fill(&lane, 0..1, 10);
+    assert_eq!(counter.calls(), 1);
+    assert!(!lane.wait(nothing.version, &observer, 1), "it has happened already");
+    assert_eq!(ordinals(&lane.read(nothing.next, 100, true).unwrap()), [0]);
+}
+
+#[test]
+fn a_bad_position_is_refused_and_says_so() {
+    let node = node();
+    let lane = node.lane();
+    let places = fill(&lane, 0..3, 100);
+    let inside = Cursor { position: places[1].cursor.position + 8, ..places[1].cursor };
+    assert_eq!(lane.read(inside, 1, true).unwrap_err(), ReadError::NotAChunkBoundary(inside));
+    let behind = Cursor { position: 60_000, ..inside };
+    assert_eq!(lane.read(behind, 1, true).unwrap_err(), ReadError::Unknown(behind));
+    let never = Cursor { group: GroupId::new(0, 9), ..inside };
+    assert!(lane.read(never, 1, true).unwrap_err().to_string().contains("past the end of the lane"));
+}
+
+#[test]
+fn a_payload_that_looks_like_a_chunk_is_not_one() {
+    let node = node();
+    let lane = node.lane();
+    // A real, stamped chunk as the payload of another.
+    fill(&lane, 0..1, 100);
+    let stamped = lane.read(start(), 1000, true).unwrap().data[0].to_vec();
+    let mut outer = vec![0; CHUNK_HEADER_BYTES];
+    outer.extend_from_slice(&stamped);
+    let target = ChunkTarget { stream: STREAM, streamlet: StreamletId(0), ..ChunkTarget::default() };
+    seal_in_place(&mut outer, &target, PayloadKind::Records, Compression::None, 1, NO_TIMESTAMP).unwrap();
+    let place = append(&lane, &outer, 0).unwrap().cursor;
+    let fake = Cursor { position: place.position + CHUNK_HEADER_BYTES as u32, ..place };
+    assert_eq!(lane.read(fake, 1, true).unwrap_err(), ReadError::NotAChunkBoundary(fake));
+}
+
+#[test]
+fn an_evicted_segment_is_loaded_and_its_reader_woken() {
+    let (node, store) = node().with_store();
+    let lane = node.lane();
+    fill(&lane, 0..5, 30_000);
+    let stored = store.persist_all(&node.log);
+    assert_eq!(stored.len(), 2);
+    let id = stored[0].0.header.id;
+    assert!(node.log.evict(id));
+    assert!(!node.log.evict(id), "it is not in memory");
+    let read = lane.read(start(), 1 << 20, true).unwrap();
+    assert!(read.loading && read.data.is_empty());
+    assert!(lane.read(start(), 1, true).unwrap().loading);
+    assert_eq!(*store.loads.lock(), [id], "asked for once");
+    let (counter, observer) = Counter::pair();
+    assert!(lane.wait(read.version, &observer, 1));
+    let mut buffer = node.log.allocate_for_load(stored[0].1.len() as u64).unwrap();
+    buffer[..stored[0].1.len()].copy_from_slice(&stored[0].1);
+    node.log.loaded(id, buffer).unwrap();
+    assert_eq!(counter.calls(), 1);
+    assert_eq!(ordinals(&lane.read(start(), 1 << 20, true).unwrap()), [0, 1, 2, 3, 4]);
+    assert_eq!(*store.reading.lock(), [stored[1].0.header.id], "where the reader is");
+}
+
+#[test]
+fn a_load_that_fails_is_told_once_and_tried_again() {
+    let (node, store) = node().with_store();
+    let lane = node.lane();
+    fill(&lane, 0..5, 30_000);
+    let stored = store.persist_all(&node.log);
+    let id = stored[0].0.header.id;
+    node.log.evict(id);
+    assert!(lane.read(start(), 1, true).unwrap().loading);
+    let mut buffer = node.log.allocate_for_load(stored[0].1.len() as u64).unwrap();
+    buffer[..stored[0].1.len()].copy_from_slice(&stored[0].1);
+    buffer[9_000] ^= 1;
+    assert!(node.log.loaded(id, buffer).unwrap_err().contains("checksum"));
+    assert!(lane.read(start(), 1, true).unwrap_err().to_string().contains("checksum"));
+    assert!(lane.read(start(), 1, true).unwrap().loading);
+    assert_eq!(store.loads.lock().len(), 2);
+}
+
+#[test]
+fn read_ahead_names_what_follows_and_is_not_in_memory() {
+    let (node, store) = node().with_store();
+    let lane = node.lane();
+    fill(&lane, 0..12, 30_000);
+    let ids: Vec<SegmentId> = store.persist_all(&node.log).iter().map(|s| s.0.header.id).collect();
+    ids[..4].iter().for_each(|&id| assert!(node.log.evict(id)));
+    assert!(lane.read(start(), 1, true).unwrap().loading);
+    let ahead: Vec<SegmentId> = node.log.read_ahead(ids[0], 2).into_iter().map(|(id, _)| id).collect();
+    assert_eq!(ahead, ids[1..3]);
+    let ahead: Vec<SegmentId> = node.log.read_ahead(ids[2], 9).into_iter().map(|(id, _)| id).collect();
+    assert_eq!(ahead, ids[3..4], "up to the one that is in memory");
+    assert!(node.log.read_ahead(ids[0], 9).is_empty(), "they are on their way");
+}
+
+#[test]
+fn ordinals_and_times_are_found_across_groups() {
+    let node = node();
+    let lane = node.lane();
+    let places = fill(&lane, 0..40, 9_000);
+    let found = |lookup| match lookup {
+        Ok(Lookup::Found { cursor, ordinal }) => (cursor, ordinal),
+        other => panic!("{other:?}"),
+    };
+    for place in &places {
+        assert_eq!(found(lane.lookup_ordinal(place.base_ordinal)), (place.cursor, place.base_ordinal));
+        assert_eq!(found(lane.lookup_time(place.base_ordinal as i64)), (place.cursor, place.base_ordinal));
+    }
+    assert_eq!(found(lane.lookup_ordinal(1000)), lane.latest());
+    assert_eq!(found(lane.lookup_time(1000)), lane.latest());
+    assert_eq!(found(lane.lookup_time(-5)), lane.earliest());
+    assert_eq!(lane.latest().1, 40);
+    let empty = node.lane_number(1);
+    assert_eq!(found(empty.lookup_ordinal(3)), (start(), 0));
+    assert_eq!(found(empty.lookup_time(3)), (start(), 0));
+}
+
+#[test]
+fn segments_are_listed() {
+    let (node, store) = node().with_store();
+    let lane = node.lane();
+    fill(&lane, 0..3, 30_000);
+    store.persist_all(&node.log);
+    let group = lane.latest().0.group;
+    let segments = lane.segments(group, None, 10).unwrap();
+    assert_eq!(segments.iter().map(|s| (s.index.0, s.open, s.on_disk)).collect::<Vec<_>>(), [(0, false, true), (1, true, false)]);
+    assert_eq!(lane.segments(group, Some(SegmentIndex(0)), 10).unwrap()[0], segments[1]);
+    assert_eq!(lane.segments(GroupId::new(7, 7), None, 10), None);
+    assert_eq!(lane.stats().disk_bytes, u64::from(segments[0].durable_head));
+}

@@ -1,0 +1,287 @@
+//! What the next process makes of what it finds.
+
+use std::os::unix::fs::FileExt;
+
+use kera_format::arena::ArenaHeader;
+use kera_format::{GroupId, SegmentIndex};
+
+use super::*;
+
+/// The process dies; the next one attaches the arena. What it found, and the log before it is rebuilt.
+fn restart(node: Node, options: StreamOptions) -> (Node, Vec<AttachedSegment>, Arc<Sink>) {
+    let dir = Arc::clone(&node.dir);
+    drop(node);
+    let (arena, attach) = Arena::create_or_attach(arena_config(&dir, 8 << 20)).unwrap();
+    let segments = match attach {
+        Attach::Attached { segments, set_aside, .. } => {
+            assert_eq!(set_aside, []);
+            segments
+        }
+        Attach::Created => Vec::new(),
+    };
+    let log = Log::new(LogConfig::default(), arena);
+    let sink = Arc::new(Sink::default());
+    log.set_sinks(Arc::new(vec![Arc::clone(&sink) as Arc<dyn DurabilitySink>]));
+    log.create_stream(STREAM, options).unwrap();
+    (Node { log, dir }, segments, sink)
+}
+
+/// Changes a byte of a block of the arena file, from outside.
+fn tamper(node: &Node, block: u64, at: u64) {
+    let path = arena_config(&node.dir, 0).path;
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    let blocks = ArenaHeader { node: [3; 16], boot_id: [0; 16], bytes: 8 << 20 }.blocks_offset();
+    let mut byte = [0];
+    file.read_at(&mut byte, blocks + block * 65536 + at).unwrap();
+    file.write_at(&[byte[0] ^ 1], blocks + block * 65536 + at).unwrap();
+}
+
+#[test]
+fn everything_is_there_after_a_kill_and_the_open_segment_goes_on() {
+    let node = node();
+    let before = fill(&node.lane(), 0..7, 30_000);
+    let (node, segments, _) = restart(node, options());
+    assert_eq!(segments.len(), 4);
+    let report = node.log.recover(Vec::new(), segments);
+    assert_eq!((report.lanes, report.attached_segments, report.records, report.problems.len()), (1, 4, 7, 0));
+    assert_eq!(node.log.finish_recovery(1), [""; 0]);
+    let lane = node.lane();
+    assert_eq!(ordinals(&lane.read(start(), 1 << 20, true).unwrap()), (0..7).collect::<Vec<_>>());
+    let retry = append(&lane, &chunk(6, 30_000), 9).unwrap();
+    assert!(retry.duplicate);
+    assert_eq!((retry.cursor, retry.base_ordinal), (before[6].cursor, 6));
+    let next = append(&lane, &chunk(7, 30_000), 9).unwrap();
+    assert_eq!((next.base_ordinal, next.cursor.group), (7, before[6].cursor.group));
+    assert_eq!(next.cursor.segment, before[6].cursor.segment, "in the same segment");
+    let later = append(&lane, &chunk(8, 30_000), 9).unwrap();
+    assert_eq!(later.cursor.group, GroupId::new(1, 1), "groups of this process have its epoch");
+}
+
+#[test]
+fn a_chunk_that_was_being_copied_when_the_process_died_is_not_there() {
+    let node = node();
+    let lane = node.lane();
+    fill(&lane, 0..2, 100);
+    // Killed between the copy and the store of the head: bytes behind the head, which is as if they were never sent.
+    let segment = node.log.segment(lane.segment_id(GroupId::new(0, 1), 0)).unwrap();
+    let torn = chunk(2, 100);
+    let part = kera_format::BrokerPart { group: GroupId::new(0, 1), position: segment.head(), base_ordinal: 2, ..Default::default() };
+    segment.put_chunk(segment.head(), &ChunkView::parse(&torn).unwrap(), &part).unwrap();
+    drop((lane, segment));
+    let (node, segments, _) = restart(node, options());
+    node.log.recover(Vec::new(), segments);
+    node.log.finish_recovery(1);
+    assert_eq!(node.lane().latest().1, 2);
+    assert_eq!(append(&node.lane(), &torn, 0).unwrap().base_ordinal, 2);
+}
+
+#[test]
+fn fields_that_lag_behind_the_head_are_computed_again() {
+    let node = node();
+    let lane = node.lane();
+    fill(&lane, 0..3, 100);
+    let segment = node.log.segment(lane.segment_id(GroupId::new(0, 1), 0)).unwrap();
+    // Killed in the middle of the stores behind a chunk: the head is not moved, some of the rest is.
+    let head = segment.head();
+    segment.advance(head, 99, 77, 55, 44);
+    drop((lane, segment));
+    let (_node, segments, _) = restart(node, options());
+    let progress = segments[0].segment.progress();
+    assert_eq!((progress.next_ordinal, progress.chunk_count, progress.last_append_ms), (3, 3, 2));
+    assert_eq!(progress.max_timestamp_ms, NO_TIMESTAMP);
+}
+
+#[test]
+fn a_damaged_end_is_cut_off_reported_and_never_written_again() {
+    let node = node();
+    let places = fill(&node.lane(), 0..5, 1000);
+    tamper(&node, 0, u64::from(places[3].cursor.position) + 500);
+    let (node, segments, _) = restart(node, options());
+    let cut = segments[0].cut.clone().unwrap();
+    assert_eq!((cut.position, cut.lost_bytes), (places[3].cursor.position, 2 * 1096));
+    assert!(cut.reason.contains("producer_checksum"));
+    let report = node.log.recover(Vec::new(), segments);
+    assert!(report.problems[0].contains("damaged"), "{:?}", report.problems);
+    node.log.finish_recovery(1);
+    let lane = node.lane();
+    assert_eq!(ordinals(&lane.read(start(), 1 << 20, true).unwrap()), [0, 1, 2]);
+    assert!(matches!(lane.read(places[4].cursor, 1, true), Err(ReadError::Gone { .. })));
+    let next = append(&lane, &chunk(3, 10), 0).unwrap();
+    assert_eq!((next.base_ordinal, next.cursor.group), (3, GroupId::new(1, 1)));
+}
+
+#[test]
+fn a_damaged_chunk_header_in_a_closed_segment_is_found_too() {
+    let node = node();
+    let places = fill(&node.lane(), 0..5, 30_000);
+    tamper(&node, 0, u64::from(places[1].cursor.position) + 20);
+    let (node, segments, _) = restart(node, options());
+    assert_eq!(segments.iter().filter(|s| s.cut.is_some()).count(), 1);
+    let report = node.log.recover(Vec::new(), segments);
+    assert_eq!(report.problems.len(), 1);
+    let holes = node.log.finish_recovery(1);
+    assert_eq!(holes.len(), 1, "{holes:?}");
+    assert_eq!(ordinals(&node.lane().read(start(), 1 << 20, true).unwrap()), [0, 2, 3, 4]);
+}
+
+#[test]
+fn a_stored_copy_replaces_a_damaged_one_in_memory() {
+    let (node, store) = node().with_store();
+    let places = fill(&node.lane(), 0..5, 30_000);
+    let stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(stored, _)| stored).collect();
+    drop(store);
+    tamper(&node, 0, u64::from(places[1].cursor.position) + 20);
+    let (node, segments, _) = restart(node, options());
+    let (node, _) = node.with_store();
+    let report = node.log.recover(stored, segments);
+    assert!(report.problems[0].contains("the one on disk is used"), "{:?}", report.problems);
+    assert!(node.log.finish_recovery(1).is_empty());
+    assert!(node.lane().read(start(), 1, true).unwrap().loading);
+    assert_eq!(node.lane().stats().segments, 3);
+}
+
+#[test]
+fn what_is_on_disk_is_enough_after_a_loss_of_power() {
+    let (node, store) = node().with_store();
+    fill(&node.lane(), 0..6, 30_000);
+    node.log.close_all();
+    let stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(stored, _)| stored).collect();
+    std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+    drop(store);
+    let (node, segments, _) = restart(node, options());
+    assert!(segments.is_empty());
+    let (node, _store) = node.with_store();
+    let report = node.log.recover(stored, segments);
+    assert_eq!((report.stored_segments, report.records), (3, 6));
+    assert!(node.log.finish_recovery(2).is_empty());
+    let lane = node.lane();
+    assert!(append(&lane, &chunk(5, 30_000), 0).unwrap().duplicate, "deduplication goes on from the stored marks");
+    assert_eq!(append(&lane, &chunk(7, 10), 0), Err(AppendError::SequenceGap { producer: 7, found: 7, expected: 6 }));
+    let next = append(&lane, &chunk(6, 10), 0).unwrap();
+    assert_eq!((next.base_ordinal, next.cursor.group), (6, GroupId::new(2, 1)), "never into a group of before");
+}
+
+#[test]
+fn the_virtual_log_puts_chunks_back_where_they_were() {
+    let (node, sink) = power_node();
+    let places: Vec<_> = (0..9).map(|n| append(&node.lane(), &chunk(n, 25_000), n as i64).unwrap().cursor).collect();
+    let synced = sink.sync();
+    let lost = append(&node.lane(), &chunk(9, 100), 9).unwrap();
+    std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+    sink.pending.lock().clear();
+    drop(sink);
+    let power = StreamOptions { durability: Durability::Power, ..options() };
+    let (node, segments, _) = restart(node, power);
+    let (node, store) = node.with_store();
+    node.log.recover(Vec::new(), segments);
+    for chunk in &synced {
+        assert_eq!(node.log.restore_chunk(chunk).unwrap(), Restored::Restored);
+    }
+    assert_eq!(node.log.restore_chunk(&synced[0]).unwrap(), Restored::AlreadyThere);
+    assert!(node.log.finish_recovery(1).is_empty());
+    assert_eq!(store.closed.lock().len(), 5, "each segment goes to the store once");
+    let lane = node.lane();
+    let read = lane.read(start(), 1 << 20, true).unwrap();
+    assert_eq!(ordinals(&read), (0..9).collect::<Vec<_>>());
+    assert_eq!(read.data.iter().map(|b| b.len()).sum::<usize>(), synced.iter().map(Vec::len).sum());
+    assert_eq!(ordinals(&lane.read(places[5], 1, true).unwrap()), [5], "cursors of before are good");
+    assert!(matches!(lane.read(lost.cursor, 1, true), Ok(outcome) if outcome.data.is_empty()));
+    assert!(append(&lane, &chunk(8, 25_000), 0).unwrap().duplicate);
+    assert_eq!(append(&lane, &chunk(9, 100), 0).unwrap().cursor.group, GroupId::new(1, 1));
+}
+
+#[test]
+fn a_replay_refuses_what_does_not_fit() {
+    let (node, sink) = power_node();
+    (0..3).for_each(|n| _ = append(&node.lane(), &chunk(n, 100), 0).unwrap());
+    let synced = sink.sync();
+    drop((node, sink));
+    let (node, sink) = power_node();
+    assert!(matches!(node.log.restore_chunk(&synced[1]), Err(RestoreError::Hole { .. })));
+    node.log.restore_chunk(&synced[0]).unwrap();
+    assert!(matches!(node.log.restore_chunk(&synced[2]), Err(RestoreError::Hole { .. })));
+    let mut other = chunk(9, 100);
+    let part = kera_format::BrokerPart { group: GroupId::new(0, 1), position: 128, ..Default::default() };
+    part.stamp(&mut other);
+    assert!(matches!(node.log.restore_chunk(&other), Err(RestoreError::Conflict(_))));
+    assert!(matches!(node.log.restore_chunk(&chunk(3, 100)), Err(RestoreError::Format(_))), "not stamped");
+    node.log.delete_stream(STREAM).unwrap();
+    assert_eq!(node.log.restore_chunk(&synced[1]).unwrap(), Restored::UnknownStream);
+    drop(sink);
+}
+
+#[test]
+fn what_was_not_durable_when_the_process_died_goes_to_the_sink_again() {
+    let (node, sink) = power_node();
+    fill(&node.lane(), 0..2, 100);
+    sink.sync();
+    fill(&node.lane(), 2..5, 30_000);
+    sink.pending.lock().clear();
+    drop(sink);
+    let power = StreamOptions { durability: Durability::Power, ..options() };
+    let (node, segments, sink) = restart(node, power);
+    node.log.recover(Vec::new(), segments);
+    node.log.finish_recovery(1);
+    let lane = node.lane();
+    assert_eq!(ordinals(&lane.read(start(), 1 << 20, true).unwrap()), [0, 1]);
+    assert_eq!((lane.durable_ordinal(), sink.pending.lock().len()), (2, 3));
+    let retry = append(&lane, &chunk(4, 30_000), 0).unwrap();
+    assert!(retry.duplicate && retry.ticket.is_some(), "its ack waits until the first is durable");
+    sink.sync();
+    assert_eq!(ordinals(&lane.read(start(), 1 << 20, true).unwrap()), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn segments_of_streams_that_are_gone_give_their_space_back() {
+    let (node, store) = node().with_store();
+    fill(&node.lane(), 0..5, 30_000);
+    let stored: Vec<StoredSegment> = store.persist_all(&node.log).into_iter().map(|(stored, _)| stored).collect();
+    drop(store);
+    let (node, segments, _) = restart(node, options());
+    let (node, store) = node.with_store();
+    node.log.delete_stream(STREAM).unwrap();
+    let report = node.log.recover(stored, segments);
+    assert_eq!(report.dropped_segments, 5);
+    assert_eq!(store.released.lock().len(), 2);
+    assert_eq!(node.log.stats().arena.used_bytes, 0);
+}
+
+#[test]
+fn an_epoch_that_is_not_higher_is_corrected() {
+    let node = node();
+    node.log.finish_recovery(5);
+    fill(&node.lane(), 0..1, 100);
+    node.log.close_all();
+    let (node, segments, _) = restart(node, options());
+    node.log.recover(Vec::new(), segments);
+    let problems = node.log.finish_recovery(4);
+    assert!(problems[0].contains("epoch is 4"), "{problems:?}");
+    assert_eq!(append(&node.lane(), &chunk(1, 10), 0).unwrap().cursor.group, GroupId::new(6, 1));
+}
+
+#[test]
+fn a_reader_of_what_was_lost_is_sent_on() {
+    let node = node();
+    node.log.finish_recovery(1);
+    let lost = fill(&node.lane(), 0..3, 100)[2].cursor;
+    std::fs::remove_file(arena_config(&node.dir, 0).path).unwrap();
+    let (node, segments, _) = restart(node, options());
+    node.log.recover(Vec::new(), segments);
+    node.log.finish_recovery(2);
+    let lane = node.lane();
+    assert_eq!(lane.read(lost, 1, true).unwrap_err(), ReadError::Gone { asked: lost, earliest: start() });
+    let first = append(&lane, &chunk(0, 10), 0).unwrap();
+    assert_eq!(lane.read(lost, 1, true).unwrap_err(), ReadError::Gone { asked: lost, earliest: first.cursor });
+}
+
+#[test]
+fn an_idle_lanes_group_ends_with_the_process() {
+    let node = node();
+    fill(&node.lane(), 0..1, 100);
+    node.log.close_idle(1_000_000, 10);
+    let (node, segments, _) = restart(node, options());
+    node.log.recover(Vec::new(), segments);
+    node.log.finish_recovery(1);
+    let next = append(&node.lane(), &chunk(1, 100), 0).unwrap().cursor;
+    assert_eq!((next.group, next.segment), (GroupId::new(1, 1), SegmentIndex(0)));
+}

@@ -1,0 +1,130 @@
+//! What goes, what stays, and what is closed because nobody writes to it.
+
+use kera_format::GroupId;
+
+use super::*;
+use crate::waiters::tests::Counter;
+
+fn retention(ms: Option<u64>, bytes: Option<u64>, consumed: bool) -> StreamOptions {
+    StreamOptions { retention_ms: ms, retention_bytes: bytes, retention_consumed: consumed, ..options() }
+}
+
+#[test]
+fn what_is_too_old_goes_and_waiting_readers_are_told() {
+    let (node, store) = node_with(retention(Some(1000), None, false), 8 << 20).with_store();
+    let lane = node.lane();
+    (0..7).for_each(|n| _ = append(&lane, &chunk(n, 30_000), n as i64 * 1000).unwrap());
+    assert_eq!(node.log.retain(6_000), 0, "nothing behind is on disk yet");
+    let ids: Vec<SegmentId> = store.persist_all(&node.log).iter().map(|s| s.0.header.id).collect();
+    let version = lane.version();
+    let (counter, observer) = Counter::pair();
+    assert!(lane.wait(version, &observer, 1));
+    assert_eq!(node.log.retain(5_500), 2, "segments that end at 1000 and 3000");
+    assert_eq!((counter.calls(), store.released.lock().clone()), (1, ids[..2].to_vec()));
+    assert_eq!(lane.earliest().1, 4);
+    let gone = Cursor { group: ids[0].group, segment: ids[0].index, position: 128 };
+    assert!(matches!(lane.read(gone, 1, true), Err(ReadError::Gone { earliest, .. }) if earliest == lane.earliest().0));
+}
+
+#[test]
+fn a_lane_that_loses_everything_keeps_counting() {
+    let (node, store) = node_with(retention(Some(1000), None, false), 8 << 20).with_store();
+    let lane = node.lane();
+    fill(&lane, 0..3, 100);
+    let read = lane.read(start(), 1 << 20, true).unwrap();
+    node.log.close_idle(5_000, 100);
+    assert_eq!(node.log.retain(10_000), 0);
+    let stored = store.persist_all(&node.log);
+    assert_eq!(stored.len(), 2, "the segment, and an empty one behind it");
+    assert_eq!(node.log.retain(10_000), 1);
+    assert_eq!((lane.earliest().1, lane.latest().1, lane.stats().segments), (3, 3, 1));
+    assert_eq!(node.log.retain(20_000), 0, "what keeps the number stays");
+    let more = lane.read(read.next, 100, true).unwrap();
+    assert!(more.data.is_empty() && more.at_durable_end, "a reader at the end has missed nothing");
+    assert_eq!(append(&lane, &chunk(3, 10), 30_000).unwrap().base_ordinal, 3);
+    assert_eq!(ordinals(&lane.read(read.next, 100, true).unwrap()), [3]);
+}
+
+#[test]
+fn an_open_segment_older_than_the_limit_is_closed_so_that_it_can_go() {
+    let node = node_with(retention(Some(1000), None, false), 8 << 20);
+    let lane = node.lane();
+    (0..30).for_each(|n| _ = append(&lane, &chunk(n, 10), n as i64 * 100).unwrap());
+    node.log.retain(2_900);
+    assert!(lane.segments(GroupId::new(0, 1), None, 9).unwrap().iter().all(|s| !s.open));
+    append(&lane, &chunk(30, 10), 4_000).unwrap();
+    assert_eq!(node.log.retain(4_000), 1);
+    assert_eq!(lane.earliest().1, 30);
+}
+
+#[test]
+fn a_streamlet_keeps_to_its_bytes_the_oldest_of_all_lanes_first() {
+    let node = node_with(retention(None, Some(130_000), false), 8 << 20);
+    let (first, second) = (node.lane(), node.lane_number(1));
+    for n in 0..5 {
+        append(&first, &chunk(n, 30_000), n as i64 * 10).unwrap();
+        append(&second, &chunk_of(8, 0, n, 30_000), n as i64 * 10 + 5).unwrap();
+    }
+    assert_eq!(node.log.retain(100), 3);
+    assert_eq!((first.earliest().1, second.earliest().1), (4, 2));
+    assert!(first.stats().bytes + second.stats().bytes <= 130_000);
+}
+
+#[test]
+fn groups_that_everybody_has_read_go_whole() {
+    let node = node_with(retention(None, None, true), 8 << 20);
+    let lane = node.lane();
+    let places = fill(&lane, 0..10, 30_000);
+    assert_eq!(node.log.retain(0), 0, "no application is known");
+    lane.set_consumed_floor(Some(places[7].cursor));
+    assert_eq!(node.log.retain(0), 2, "the first group; the second is not read to its end");
+    let end = lane.read(places[7].cursor, 1 << 20, false).unwrap().next;
+    lane.set_consumed_floor(Some(end));
+    assert_eq!(node.log.retain(0), 2);
+    assert_eq!(lane.earliest().1, 8);
+    lane.set_consumed_floor(None);
+    assert_eq!(node.log.retain(0), 0);
+}
+
+#[test]
+fn what_is_not_durable_does_not_go() {
+    let (node, sink) = power_node();
+    let lane = node.lane();
+    fill(&lane, 0..5, 30_000);
+    node.log.alter_stream(STREAM, StreamOptions { durability: Durability::Power, ..retention(Some(1), None, false) }).unwrap();
+    assert_eq!(node.log.retain(1_000_000), 0);
+    sink.sync();
+    assert!(node.log.retain(1_000_000) > 0);
+}
+
+#[test]
+fn idle_lanes_take_no_open_segment_and_stay_in_their_group() {
+    let (node, store) = node().with_store();
+    let lane = node.lane();
+    fill(&lane, 0..1, 100);
+    assert_eq!(node.log.close_idle(50, 100), 0);
+    assert_eq!(node.log.close_idle(150, 100), 1);
+    assert_eq!((store.closed.lock().len(), node.log.stats().segments_open), (1, 0));
+    let next = append(&lane, &chunk(1, 100), 200).unwrap().cursor;
+    assert_eq!((next.group, next.segment.0), (GroupId::new(0, 1), 1));
+    node.log.close_segments(&[lane.segment_id(next.group, 1), lane.segment_id(next.group, 7)]);
+    assert_eq!(store.closed.lock().len(), 2);
+}
+
+#[test]
+fn a_full_arena_closes_what_is_coldest() {
+    let options = StreamOptions { lanes: 64, ..options() };
+    let (node, store) = node_with(options, 1 << 20).with_store();
+    let mut lanes = 0;
+    while append(&node.lane_number(lanes), &chunk_of(9, 0, 0, 10), i64::from(lanes)).is_ok() {
+        lanes += 1;
+    }
+    assert_eq!(lanes, 14);
+    assert_eq!(node.log.close_coldest(), 1);
+    let closed = store.closed.lock()[0].id();
+    assert_eq!(closed.lane, LaneId(0), "nobody wrote there for the longest time");
+    assert_eq!(node.log.close_coldest(), 0, "nobody lacked room since");
+    store.persist_all(&node.log);
+    assert!(node.log.evict(closed));
+    append(&node.lane_number(lanes), &chunk_of(9, 0, 0, 10), 99).unwrap();
+}
