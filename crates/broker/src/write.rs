@@ -187,7 +187,9 @@ impl Writer {
                 }
                 Err(AppendError::SinkUnhealthy(error)) if error.kind == SinkErrorKind::Behind => {
                     let Some(sink) = lane.sink() else { break };
-                    if sink.wait(sink.durable_through() + 1, observer, Token::Space.to_u64()) {
+                    let waits = sink.wait(sink.durable_through() + 1, observer, Token::Space.to_u64());
+                    // Asked once more after registering: while it is behind something is pending, and will call.
+                    if waits && sink.healthy().is_err() {
                         return Append::Full(Status::Overloaded);
                     }
                 }
