@@ -35,6 +35,24 @@
 //!     60      4  checksum          CRC-32C of bytes 0..60
 //!     64      …  chunks, back to back, stamped; then zeros up to a multiple of 4 KiB
 //! ```
+//! The last page of a file is its mark, of which 64 bytes are used:
+//!
+//! ```text
+//! offset  bytes  field
+//!      0      4  magic             "KVMK"
+//!      4      2  version           1
+//!      6      2  header_bytes      64
+//!      8      4  vlog
+//!     12      4  zero
+//!     16      8  file              as in the file's header
+//!     24      8  key               as in the file's header
+//!     32      8  end               bytes from the start of the file; no block reaches beyond
+//!     40     20  zero
+//!     60      4  checksum          CRC-32C of bytes 0..60
+//! ```
+//! It is synced before a block beyond the mark before it is written, so whoever looks for blocks need not look there.
+//! One that does not read back says nothing: then they may be anywhere.
+//!
 //! A file that is used again keeps old blocks behind the ones written last. `file` and `key` tell them apart, and since
 //! nobody outside the node knows the key, no user's bytes at a page boundary can pose as a block.
 
@@ -52,7 +70,9 @@ pub const BLOCK_HEADER_BYTES: usize = 64;
 pub const FILE_MAGIC: u32 = u32::from_le_bytes(*b"KVLF");
 /// The first four bytes of a block: "KVBL".
 pub const BLOCK_MAGIC: u32 = u32::from_le_bytes(*b"KVBL");
-/// The version of both layouts.
+/// The first four bytes of a file's last page: "KVMK".
+pub const MARK_MAGIC: u32 = u32::from_le_bytes(*b"KVMK");
+/// The version of the layouts.
 pub const VLOG_VERSION: u16 = 1;
 /// The most bytes of chunks in a block: always enough for one chunk of the largest size.
 pub const BLOCK_CHUNK_BYTES_MAX: usize = 2 * limits::SEGMENT_BYTES_MAX;
@@ -97,7 +117,7 @@ impl FileHeader {
     /// Reads and verifies a file's header.
     pub fn parse(page: &[u8]) -> Result<FileHeader, FormatError> {
         FormatError::need("virtual log file header", FILE_HEADER_BYTES, page.len())?;
-        check_start("vlog_file", page, FILE_MAGIC, "\"KVLF\"", FILE_HEADER_BYTES)?;
+        check_start(&FILE_NAMES, page, FILE_MAGIC, "\"KVLF\"", FILE_HEADER_BYTES)?;
         let mut node = [0; 16];
         node.copy_from_slice(&page[8..24]);
         Ok(FileHeader {
@@ -159,7 +179,7 @@ impl BlockHeader {
     /// [`verify_chunks`](BlockHeader::verify_chunks).
     pub fn parse(block: &[u8]) -> Result<BlockHeader, FormatError> {
         FormatError::need("virtual log block header", BLOCK_HEADER_BYTES, block.len())?;
-        check_start("vlog_block", block, BLOCK_MAGIC, "\"KVBL\"", BLOCK_HEADER_BYTES)?;
+        check_start(&BLOCK_NAMES, block, BLOCK_MAGIC, "\"KVBL\"", BLOCK_HEADER_BYTES)?;
         let chunk_bytes = u32_at(block, 48);
         if chunk_bytes as usize > BLOCK_CHUNK_BYTES_MAX {
             return Err(FormatError::OverLimit {
@@ -199,30 +219,74 @@ impl BlockHeader {
     }
 }
 
-/// Magic, checksum, version and header size of either header: both keep them at the same offsets.
+/// The last page of a virtual log's file: how far its blocks may reach.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FileMark {
+    /// Number of the virtual log in its node.
+    pub vlog: u32,
+    /// Sequence of the file.
+    pub file: u64,
+    /// The file's key.
+    pub key: u64,
+    /// Bytes from the start of the file: no block reaches beyond.
+    pub end: u64,
+}
+
+impl FileMark {
+    /// Writes the mark over the first 64 bytes of `page`.
+    pub fn write(&self, page: &mut [u8]) {
+        put(page, 0, &MARK_MAGIC.to_le_bytes());
+        put(page, 4, &VLOG_VERSION.to_le_bytes());
+        put(page, 6, &(FILE_HEADER_BYTES as u16).to_le_bytes());
+        put(page, 8, &self.vlog.to_le_bytes());
+        put(page, 12, &[0; 4]);
+        put(page, 16, &self.file.to_le_bytes());
+        put(page, 24, &self.key.to_le_bytes());
+        put(page, 32, &self.end.to_le_bytes());
+        put(page, 40, &[0; 20]);
+        let crc = crc32c(&page[..60]);
+        put(page, 60, &crc.to_le_bytes());
+    }
+
+    /// Reads and verifies a mark.
+    pub fn parse(page: &[u8]) -> Result<FileMark, FormatError> {
+        FormatError::need("virtual log file mark", FILE_HEADER_BYTES, page.len())?;
+        check_start(&MARK_NAMES, page, MARK_MAGIC, "\"KVMK\"", FILE_HEADER_BYTES)?;
+        Ok(FileMark { vlog: u32_at(page, 8), file: u64_at(page, 16), key: u64_at(page, 24), end: u64_at(page, 32) })
+    }
+}
+
+/// What the fields that all headers share are called in errors: magic, checksum, version, header size.
+type StartNames = [&'static str; 4];
+
+const FILE_NAMES: StartNames =
+    ["vlog_file.magic", "vlog_file.checksum", "vlog_file.version", "vlog_file.header_bytes"];
+const BLOCK_NAMES: StartNames =
+    ["vlog_block.magic", "vlog_block.checksum", "vlog_block.version", "vlog_block.header_bytes"];
+const MARK_NAMES: StartNames =
+    ["vlog_mark.magic", "vlog_mark.checksum", "vlog_mark.version", "vlog_mark.header_bytes"];
+
+/// Magic, checksum, version and header size of a header: all keep them at the same offsets.
 fn check_start(
-    what: &'static str,
+    [of_magic, of_checksum, of_version, of_header_bytes]: &StartNames,
     bytes: &[u8],
     magic: u32,
     magic_text: &'static str,
     header_bytes: usize,
 ) -> Result<(), FormatError> {
-    let file = what == "vlog_file";
-    let name = |of_file, of_block| if file { of_file } else { of_block };
     let bad = |field, value: u64, allowed| Err(FormatError::BadField { field, value, allowed });
     if u32_at(bytes, 0) != magic {
-        return bad(name("vlog_file.magic", "vlog_block.magic"), u32_at(bytes, 0).into(), magic_text);
+        return bad(of_magic, u32_at(bytes, 0).into(), magic_text);
     }
     let (found, computed) = (u32_at(bytes, 60), crc32c(&bytes[..60]));
     if found != computed {
-        let what = name("vlog_file.checksum", "vlog_block.checksum");
-        return Err(FormatError::Checksum { what, found, computed });
+        return Err(FormatError::Checksum { what: of_checksum, found, computed });
     }
     if u16_at(bytes, 4) != VLOG_VERSION {
-        return bad(name("vlog_file.version", "vlog_block.version"), u16_at(bytes, 4).into(), "1");
+        return bad(of_version, u16_at(bytes, 4).into(), "1");
     }
     if u16_at(bytes, 6) as usize != header_bytes {
-        return bad(name("vlog_file.header_bytes", "vlog_block.header_bytes"), u16_at(bytes, 6).into(), "64");
+        return bad(of_header_bytes, u16_at(bytes, 6).into(), "64");
     }
     Ok(())
 }
@@ -299,6 +363,17 @@ mod tests {
         assert_eq!(bytes[60..], crc32c(&expected).to_le_bytes());
     }
 
+    #[test]
+    fn a_mark_comes_back_and_a_changed_one_does_not() {
+        let mark = FileMark { vlog: 3, file: 7, key: 0x1122_3344, end: 8 << 20 };
+        let mut page = [0; PAGE_BYTES];
+        mark.write(&mut page);
+        assert_eq!(FileMark::parse(&page), Ok(mark));
+        page[33] ^= 1;
+        let error = FileMark::parse(&page).unwrap_err().to_string();
+        assert!(error.contains("vlog_mark.checksum"), "{error}");
+    }
+
     proptest! {
         #[test]
         fn any_block_header_comes_back(vlog: u32, chunk_count: u32, block: u64, file: u64, key: u64, written_ms: i64,
@@ -324,6 +399,7 @@ mod tests {
         fn arbitrary_bytes_never_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = BlockHeader::parse(&bytes);
             let _ = FileHeader::parse(&bytes);
+            let _ = FileMark::parse(&bytes);
         }
     }
 }

@@ -57,6 +57,9 @@ fn stored_chunk() -> Vec<u8> {
     chunk
 }
 
+const VLOG_MARK: vlog::FileMark =
+    vlog::FileMark { vlog: VLOG_FILE.vlog, file: VLOG_FILE.file, key: VLOG_FILE.key, end: 4_206_592 };
+
 fn vlog_block() -> (vlog::BlockHeader, Vec<u8>) {
     let chunk = stored_chunk();
     let header = vlog::BlockHeader {
@@ -112,9 +115,23 @@ fn vlog_cases() -> Vec<Case> {
         .u32("zero")
         .u32("checksum")
         .rest("chunks");
+    let mut mark = vec![0; 64];
+    VLOG_MARK.write(&mut mark);
+    let mark = Layout::of(&mark)
+        .text("magic", 4)
+        .u16("version")
+        .u16("header_bytes")
+        .u32("vlog")
+        .u32("zero")
+        .u64("file")
+        .u64("key")
+        .u64("end")
+        .bytes("zero", 20)
+        .u32("checksum");
     vec![
         file.case("file", "the header of a file; the rest of its page is zeros"),
         block.case("block", "a block of one chunk, without the zeros up to the end of its page"),
+        mark.case("mark", "the mark in the last page of a file; the rest of the page is zeros"),
     ]
 }
 
@@ -124,6 +141,9 @@ fn refused_vlog() -> Vec<Refused> {
     let (_, block) = vlog_block();
     let right = || Some((0..60, 60));
     let of_file = |name, changes: &[_], right| refused(name, &file, changes, right, vlog::FileHeader::parse);
+    let mut mark = vec![0; 64];
+    VLOG_MARK.write(&mut mark);
+    let of_mark = |name, changes: &[_], right| refused(name, &mark, changes, right, vlog::FileMark::parse);
     let of_block = |name, changes: &[_], right| refused(name, &block, changes, right, read_block);
     vec![
         of_file("file: wrong magic", &[(0, b'k')], right()),
@@ -139,6 +159,8 @@ fn refused_vlog() -> Vec<Refused> {
         of_block("block: a field changed", &[(16, 42)], None),
         of_block("block: a byte of the chunks changed", &[(100, 1)], None),
         refused("block: cut", &block[..63], &[], None, read_block),
+        of_mark("mark: wrong magic", &[(0, b'k')], right()),
+        of_mark("mark: a field changed", &[(32, 1)], None),
     ]
 }
 
@@ -155,8 +177,10 @@ fn files_of_virtual_logs_are_the_golden_bytes() {
     let block = golden.case("block").bytes();
     assert_eq!(read_block(&block), Ok(vlog_block().0));
     assert_eq!(block[64..], stored_chunk());
+    assert_eq!(vlog::FileMark::parse(&golden.case("mark").bytes()), Ok(VLOG_MARK));
     check_refused(&golden, "file", vlog::FileHeader::parse);
     check_refused(&golden, "block", read_block);
+    check_refused(&golden, "mark", vlog::FileMark::parse);
 }
 
 const CATALOG_FILE: catalog::FileHeader =

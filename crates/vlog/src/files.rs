@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, Random};
 use kera_format::SegmentId;
-use kera_format::vlog::{FileHeader, PAGE_BYTES, pages};
+use kera_format::vlog::{FileHeader, FileMark, PAGE_BYTES, pages};
 
 /// The part of the settings that files need.
 #[derive(Clone, Debug)]
@@ -63,13 +63,55 @@ pub(crate) struct KeptFile {
 
 /// Where blocks go.
 pub(crate) struct CurrentFile {
-    pub(crate) file: Arc<dyn DiskFile>,
+    file: Arc<dyn DiskFile>,
     pub(crate) sequence: u64,
     pub(crate) key: u64,
     /// Where the next block goes.
-    pub(crate) end: u64,
+    end: u64,
     bytes: u64,
+    vlog: u32,
+    /// No block reaches beyond, as far as the disk knows: synced.
+    marked: u64,
 }
+
+impl CurrentFile {
+    /// The room for blocks: the last page is the mark's.
+    fn room(&self) -> u64 {
+        self.bytes - PAGE_BYTES as u64
+    }
+
+    /// Writes a block at the end and syncs it. After an error nothing goes to the file any more.
+    ///
+    /// The mark is moved on well before it is reached, with a block's sync, so that it costs none of its own.
+    pub(crate) fn append(&mut self, block: &[u8]) -> io::Result<()> {
+        let end = self.end + block.len() as u64;
+        if end > self.marked {
+            self.write_mark(end + MARK_BYTES)?;
+            self.file.sync_data()?;
+            self.marked = end + MARK_BYTES;
+        }
+        let moves = self.marked < self.room() && self.marked - end < MARK_BYTES / 2;
+        if moves {
+            self.write_mark(end + MARK_BYTES)?;
+        }
+        self.file.write_at(self.end, block)?;
+        self.file.sync_data()?;
+        if moves {
+            self.marked = end + MARK_BYTES;
+        }
+        self.end = end;
+        Ok(())
+    }
+
+    fn write_mark(&self, end: u64) -> io::Result<()> {
+        let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+        FileMark { vlog: self.vlog, file: self.sequence, key: self.key, end }.write(&mut page);
+        self.file.write_at(self.room(), &page)
+    }
+}
+
+/// How far ahead of the blocks the mark is put: what a start reads in vain at most.
+const MARK_BYTES: u64 = 4 << 20;
 
 /// What a turn of the writer fills: little beside a block under load, and done with a file in a hundred turns.
 const SLICE_BYTES: u64 = 1 << 20;
@@ -170,10 +212,10 @@ impl Files {
 
     /// The file that takes the next block of `block_bytes`, which is block `next_block`: the current one or the next.
     pub(crate) fn place(&mut self, block_bytes: u64, next_block: u64) -> io::Result<&mut CurrentFile> {
-        let fits = self.current.as_ref().is_some_and(|current| current.end + block_bytes <= current.bytes);
+        let fits = self.current.as_ref().is_some_and(|current| current.end + block_bytes <= current.room());
         if !fits {
             self.current = None;
-            let started = self.start(block_bytes + PAGE_BYTES as u64, next_block)?;
+            let started = self.start(block_bytes + 2 * PAGE_BYTES as u64, next_block)?;
             self.kept.push_back(KeptFile {
                 sequence: started.sequence,
                 bytes: started.bytes,
@@ -223,9 +265,12 @@ impl Files {
         let FilesConfig { node, vlog, .. } = self.config;
         FileHeader { node, vlog, file: sequence, key, first_block: next_block }.write(&mut page);
         file.write_at(0, &page)?;
-        file.sync_data()?;
+        let end = PAGE_BYTES as u64;
+        let current = CurrentFile { file, sequence, key, end, bytes, vlog, marked: end + MARK_BYTES };
+        current.write_mark(current.marked)?;
+        current.file.sync_data()?;
         self.disk.sync_dir(&self.config.directory)?;
-        Ok(CurrentFile { file, sequence, key, end: PAGE_BYTES as u64, bytes })
+        Ok(current)
     }
 
     /// Fills a slice of the next spare, if there is none. False if there is nothing to do, or the disk did not take it:

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use kera_env::{AlignedBuffer, DiskFile, OpenMode};
 use kera_format::chunk::Chunks;
-use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileHeader, PAGE_BYTES};
+use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileHeader, FileMark, PAGE_BYTES};
 use kera_format::{ChunkView, FormatError, SegmentId};
 use kera_log::{RestoreError, Restored};
 
@@ -141,6 +141,8 @@ struct Source {
     sequence: u64,
     /// `None` while the file's header is not known to be good: then any key is.
     key: Option<u64>,
+    /// No block reaches beyond: the file's mark says so, or it ends there.
+    blocks_end: u64,
     buffer: AlignedBuffer,
 }
 
@@ -153,12 +155,13 @@ impl Replay<'_, '_> {
         let bytes = file.len().map_err(disk_error)?;
         let vlog = files.config().vlog;
         let buffer = AlignedBuffer::new();
-        let mut source = Source { file, path: path.clone(), bytes, vlog, sequence, key: None, buffer };
+        let mut source =
+            Source { file, path: path.clone(), bytes, vlog, sequence, key: None, blocks_end: bytes, buffer };
         let Some(start) = self.file_header(files, &mut source)? else { return Ok(None) };
         let mut pinned_by = HashSet::new();
         let mut offset = start;
         self.stopped = None;
-        while offset + PAGE_BYTES as u64 <= bytes {
+        while offset + PAGE_BYTES as u64 <= source.blocks_end {
             match source.block(offset)? {
                 Ok(header) => {
                     self.block(&source, offset, &header, &mut pinned_by)?;
@@ -198,6 +201,7 @@ impl Replay<'_, '_> {
             return self.without_header(source, format!("its header is that of file {}", header.file));
         }
         source.key = Some(header.key);
+        source.read_mark(header.key)?;
         let expected = *self.expected.get_or_insert(header.first_block);
         if header.first_block > expected {
             // The header was written after all blocks before it were synced.
@@ -318,6 +322,18 @@ impl Source {
         Ok(())
     }
 
+    /// Reads how far the file's blocks reach. Without a mark that reads back they may be anywhere.
+    fn read_mark(&mut self, key: u64) -> Result<(), ReplayError> {
+        let Some(at) = self.bytes.checked_sub(PAGE_BYTES as u64) else { return Ok(()) };
+        self.read(at, PAGE_BYTES)?;
+        if let Ok(mark) = FileMark::parse(&self.buffer)
+            && (mark.vlog, mark.file, mark.key) == (self.vlog, self.sequence, key)
+        {
+            self.blocks_end = mark.end.min(at);
+        }
+        Ok(())
+    }
+
     /// The block at `offset`, verified, its bytes in the buffer; or why there is none.
     fn block(&mut self, offset: u64) -> Result<Result<BlockHeader, String>, ReplayError> {
         self.read(offset, PAGE_BYTES)?;
@@ -351,7 +367,7 @@ impl Source {
     /// The first block from `offset` on that reads back.
     fn next_block(&mut self, mut offset: u64) -> Result<Option<(u64, BlockHeader)>, ReplayError> {
         const STEP: usize = 1 << 20;
-        while offset < self.bytes {
+        while offset < self.blocks_end {
             self.read(offset, STEP)?;
             let read = self.buffer.len() as u64;
             let candidates: Vec<u64> = (0..self.buffer.len() / PAGE_BYTES)

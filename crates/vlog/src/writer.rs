@@ -98,9 +98,7 @@ impl Writer {
             (header.file, header.key) = (current.sequence, current.key);
             header.write(&mut self.buffer);
             let started_us = clock.monotonic_us();
-            current.file.write_at(current.end, &self.buffer)?;
-            current.file.sync_data()?;
-            current.end += block_bytes;
+            current.append(&self.buffer)?;
             Ok(clock.monotonic_us().saturating_sub(started_us))
         });
         match written {

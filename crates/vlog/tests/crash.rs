@@ -299,3 +299,50 @@ fn what_is_in_the_arena_still_is_not_put_back_twice() {
     assert_eq!((report.chunks, report.restored), (rig.report.chunks, 0));
     assert_eq!(readable(&rig), texts);
 }
+
+/// Files of 16 MiB, since there is no spare: several times what the mark is ahead of the blocks.
+fn large() -> VirtualLogConfig {
+    VirtualLogConfig { file_bytes: 128 << 20, block_bytes_max: 64 << 10, spares: 0, ..config() }
+}
+
+#[test]
+fn damage_is_found_however_much_of_it_there_is() {
+    const BLOCKS: u64 = 190;
+    const BLOCK_BYTES: u64 = 13 * 4096;
+    let disk = MemoryDisk::new();
+    let rig = Rig::with(Arc::new(disk.clone()), large(), 1).expect("open");
+    for n in 0..BLOCKS {
+        rig.append(n as u32 % STREAMLETS, &"x".repeat(50_000));
+        assert_eq!(rig.vlog.run_once(), Ran::Wrote { chunks: 1, bytes: BLOCK_BYTES });
+    }
+    let path = files(&disk).pop().expect("a file");
+    let file = disk.open(&path, kera_env::OpenMode::ReadWrite, false).expect("open");
+    // All but the first block and the last: nine megabytes.
+    for block in 1..BLOCKS - 1 {
+        file.write_at(4096 + block * BLOCK_BYTES, &vec![0; BLOCK_BYTES as usize]).expect("write");
+    }
+    let all: Arc<dyn Disk> = Arc::new(disk);
+    let ReplayError::Damaged(damage) = replay(&all, large()).expect_err("damage") else { panic!("another error") };
+    assert_eq!((damage.path, damage.offset), (path, 4096 + BLOCK_BYTES));
+}
+
+#[test]
+fn what_was_never_written_is_not_searched_unless_the_mark_is_damaged() {
+    const STEP: u64 = 1 << 20;
+    let memory = MemoryDisk::new();
+    let rig = Rig::with(Arc::new(memory.clone()), large(), 1).expect("open");
+    rig.append(0, "a");
+    rig.vlog.run_once();
+    let path = files(&memory).pop().expect("a file");
+    let bytes = memory.open(&path, kera_env::OpenMode::Read, false).and_then(|file| file.len()).expect("length");
+    let disk = FaultyDisk::new(Arc::new(memory.clone()));
+    let counted: Arc<dyn Disk> = Arc::new(disk.clone());
+    let reads = || {
+        let before = disk.counts().2;
+        assert_eq!(replay(&counted, large()).expect("replay").0.texts[&0], ["a"]);
+        disk.counts().2 - before
+    };
+    assert!(reads() < bytes / STEP);
+    memory.flip_bit(&path, bytes - 4096 + 34, 1).expect("flip");
+    assert!(reads() >= bytes / STEP);
+}
