@@ -134,6 +134,9 @@ impl BrokerSession {
             } else {
                 self.writer.handle(&mut self.core, header, body, out)
             }
+        } else if is_recorded(op) && !self.writer.has_turn(&self.core, body.len()) {
+            // Answers wait for the disk: the peer waits for them before it sends more.
+            Flow::Blocked
         } else {
             match self.dispatch(op, header, body, out) {
                 Ok(()) => Flow::Done,
@@ -448,6 +451,11 @@ fn touch(waiters: &mut Waiters, watch: Watch, touched: &mut Vec<u32>) {
         None => return,
     }
     touched.push(watch.waiter);
+}
+
+/// Whether an operation is answered when what it has recorded is durable.
+fn is_recorded(op: Op) -> bool {
+    matches!(op, Op::JoinApplication | Op::CommitOffsets | Op::DeleteApplication | Op::ResetOffsets)
 }
 
 fn shutting_down() -> Failure {

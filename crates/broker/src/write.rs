@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kera_format::ChunkView;
 use kera_format::chunk::PayloadKind;
-use kera_log::{AppendError, Appended, Lane, SinkErrorKind};
+use kera_log::{AppendError, Appended, Lane, SinkError, SinkErrorKind};
 use kera_protocol::write::{ChunkResult, RESULT_BYTES, RESULTS_HEAD_BYTES};
 use kera_protocol::{FrameHeader, ProtocolError, Status, WriteChunksView};
 use kera_rpc::{Flow, Outbox};
@@ -35,6 +35,8 @@ struct Partial {
     deadline_us: u64,
     /// What the next chunk found no room in, as the status it gets if the time is up.
     blocked: Status,
+    /// Chunks that the disk could not take, and why.
+    disk: (u32, Option<SinkError>),
     answer: Answer,
 }
 
@@ -121,11 +123,19 @@ impl Writer {
         answer.body.reserve(RESULTS_HEAD_BYTES + view.chunk_count() as usize * RESULT_BYTES);
         answer.body.extend_from_slice(&u64::from(view.chunk_count()).to_le_bytes());
         let deadline_us = now_us + u64::from(timeout_ms) * 1000;
-        Partial { admitted: false, index: 0, offset: 0, deadline_us, blocked: Status::ArenaFull, answer }
+        Partial {
+            admitted: false,
+            index: 0,
+            offset: 0,
+            deadline_us,
+            blocked: Status::ArenaFull,
+            disk: (0, None),
+            answer,
+        }
     }
 
     /// Whether the requests in line leave room for one more. One is always let through.
-    fn has_turn(&self, core: &Core, bytes: usize) -> bool {
+    pub(crate) fn has_turn(&self, core: &Core, bytes: usize) -> bool {
         let config = &core.broker.config;
         self.acks.is_empty()
             || (self.acks.len() < config.in_flight_requests_max
@@ -137,7 +147,7 @@ impl Writer {
         let now_ms = core.clock.now_ms();
         let mut chunks = view.chunks_from(partial.index, partial.offset);
         while let Some(Ok(chunk)) = chunks.next() {
-            match self.append(core, &chunk, now_ms, &mut partial.answer) {
+            match self.append(core, &chunk, now_ms, partial) {
                 Append::Done(result) => partial.answer.body.extend_from_slice(&result.to_bytes()),
                 Append::Full(status) => {
                     partial.blocked = status;
@@ -151,7 +161,7 @@ impl Writer {
 
     /// Appends one chunk, or says why not.
     #[inline]
-    fn append(&mut self, core: &mut Core, chunk: &ChunkView<'_>, now_ms: i64, answer: &mut Answer) -> Append {
+    fn append(&mut self, core: &mut Core, chunk: &ChunkView<'_>, now_ms: i64, partial: &mut Partial) -> Append {
         let header = chunk.header();
         let Core { broker, streams, observer, counts, .. } = core;
         if let Err(status) = accept(broker, chunk) {
@@ -173,7 +183,7 @@ impl Writer {
                     if let Some(ticket) = appended.ticket
                         && let Some(sink) = lane.sink()
                     {
-                        answer.tickets.add(sink, ticket);
+                        partial.answer.tickets.add(sink, ticket);
                     }
                     count_appended(counts, chunk, &appended);
                     return Append::Done(appended_result(lane, &appended));
@@ -195,6 +205,9 @@ impl Writer {
                 }
                 Err(error) => {
                     let (status, detail) = append_status(&error);
+                    if let AppendError::SinkUnhealthy(error) = error {
+                        partial.disk = (partial.disk.0 + 1, Some(error));
+                    }
                     return refused(counts, status, detail);
                 }
             }
@@ -214,8 +227,17 @@ impl Writer {
         partial: Partial,
         out: &mut Outbox,
     ) {
-        let Partial { index, deadline_us, blocked, mut answer, .. } = partial;
+        let Partial { index, deadline_us, blocked, disk, mut answer, .. } = partial;
         core.counts.write_requests += 1;
+        if let (refused, Some(error)) = disk
+            && refused == view.chunk_count()
+        {
+            self.acks.recycle(answer);
+            let (status, _) = append_status(&AppendError::SinkUnhealthy(error.clone()));
+            let failure = Failure { status, message: error.reason, retry_after_ms: error.retry_after_ms };
+            self.refuse(core, request, &failure, out);
+            return;
+        }
         let left = view.chunk_count() - index;
         core.counts.chunks_refused += u64::from(left);
         core.counts.chunks_no_room += u64::from(left);

@@ -677,3 +677,50 @@ fn applications_and_members_are_bounded() {
     assert_eq!(peer.refused(&join_request("report", STREAM, Start::Earliest)), Status::LimitReached);
     assert_eq!(peer.refused(&join_request("other", STREAM, Start::Earliest)), Status::LimitReached);
 }
+
+#[test]
+fn commits_in_flight_are_bounded() {
+    let house = House::with(BrokerConfig { in_flight_requests_max: 2, ..config() }, 16 << 20);
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 8)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    let JoinedApplication { application, member, .. } = joined;
+    let commit = |ordinal| CommitOffsets {
+        application,
+        member,
+        entries: vec![commit_entry(&group, group.start, ordinal, Keep)],
+    };
+    peer.send(&commit(1));
+    peer.send(&commit(2));
+    assert_eq!(peer.send(&commit(3)), kera_rpc::Flow::Blocked);
+    house.sink.sync();
+    peer.run(&house);
+    assert!(!peer.is_blocked());
+    house.sink.sync();
+    peer.run(&house);
+    assert_eq!(peer.frames().len(), 3);
+    assert_eq!(fetch(&mut peer).offsets[0].ordinal, 3);
+}
+
+#[test]
+fn an_application_that_comes_later_holds_what_is_there() {
+    let house = House::new();
+    house.stream(STREAM, StreamOptions { retention_consumed: true, retention_ms: None, ..options(1, 1) });
+    let mut peer = house.peer();
+    write_groups(&mut peer, 4);
+    let one = peer.join(&house, "one", Start::Earliest);
+    for _ in 0..3 {
+        let group = peer.next_groups(&one, 1)[0];
+        assert_eq!(peer.commit(&house, &one, &[done(&group)]), [Status::Ok]);
+    }
+    house.broker.tick();
+    let two = peer.join(&house, "two", Start::Earliest);
+    house.broker.tick();
+    assert_eq!(house.log.retain(house.clock.now_ms()), 0);
+    let _: Empty = peer.call(&LeaveApplication { application: two.application, member: two.member });
+    let _: Empty = peer.call_durable(&house, &DeleteApplication { application: "two".into(), stream: STREAM });
+    house.broker.tick();
+    assert_eq!(house.log.retain(house.clock.now_ms()), 3);
+}

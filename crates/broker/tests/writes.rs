@@ -248,10 +248,17 @@ fn a_full_or_failing_disk_is_told_apart() {
     house.stream(STREAM, power(options(1, 1)));
     let mut peer = house.peer();
     *house.sink.sick.lock() = Some(SinkErrorKind::Full);
-    assert_eq!(statuses(&peer.write(&[chunk(10)])), [Status::DiskFull]);
+    house.stream(StreamId(8), options(1, 1));
+    let elsewhere = chunk_of(target(StreamId(8), 0, 0, 0), 1, 8);
+    // Streams that do not need the disk go on.
+    assert_eq!(statuses(&peer.write(&[chunk(10), elsewhere])), [Status::DiskFull, Status::Ok]);
+    // When nothing could be taken the answer tells what to do, and when to come back.
+    peer.send(&write_request(&[chunk(10), chunk(10)], 0));
+    let frame = peer.frame();
+    assert_eq!((frame.status(), frame.error().retry_after_ms), (Status::DiskFull, 10));
     *house.sink.sick.lock() = Some(SinkErrorKind::Failed);
-    assert_eq!(statuses(&peer.write(&[chunk(10)])), [Status::DiskFailed]);
-    assert_eq!(house.broker.metrics().read().chunks_disk, 2);
+    assert_eq!(peer.refused(&write_request(&[chunk(10)], 0)), Status::DiskFailed);
+    assert_eq!(house.broker.metrics().read().chunks_disk, 4);
     *house.sink.sick.lock() = None;
     peer.send(&write_request(&[chunk(10)], 0));
     house.sink.sync();

@@ -194,6 +194,13 @@ impl Application {
         }
     }
 
+    /// The consumed floors of all lanes are to be set again.
+    pub(super) fn mark_dirty(&self) {
+        let mut state = self.state.lock();
+        let State { lanes, dirty, .. } = &mut *state;
+        dirty.extend(lanes.keys());
+    }
+
     /// The lane of a key, if the stream has it.
     pub(super) fn lane(&self, key: LaneKey) -> Option<&Arc<Lane>> {
         self.stream.streamlet(key.streamlet)?.lane(key.lane)

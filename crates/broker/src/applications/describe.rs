@@ -13,7 +13,8 @@ use super::application::{Application, State};
 impl Application {
     /// A line of a listing.
     pub(super) fn summary(&self) -> ApplicationSummary {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        self.take_moved(&mut state);
         ApplicationSummary {
             application: self.meta.id,
             name: self.meta.name.clone(),

@@ -219,8 +219,9 @@ impl Applications {
         names.insert(name.to_owned(), Arc::clone(&application));
         registry.by_id.insert(id.0, Arc::clone(&application));
         drop(registry);
-        // Lanes that got their first chunk while the application was not known yet.
+        // Lanes that got their first chunk while the application was not known yet. None of them is consumed now.
         application.line_up_all();
+        application.mark_dirty();
         tracing::info!(application = %name, stream = %stream.id(), %id, "application made");
         Ok((application, true))
     }

@@ -227,7 +227,9 @@ impl Progress {
             _ => self.ahead.get(&group).copied(),
         };
         let cursor = if entry.cursor.group == group { entry.cursor } else { end_of(group) };
-        let mut position = Position { cursor, ordinal: entry.ordinal, done, committed_ms: now_ms };
+        // Done is done: what the member left out at the group's end is not missing.
+        let end = self.lane.group(group).filter(|_| done).map_or(0, |info| info.next_ordinal);
+        let mut position = Position { cursor, ordinal: entry.ordinal.max(end), done, committed_ms: now_ms };
         let mut moves = true;
         if let Some(before) = before {
             // A position never moves back, whatever comes late or twice; the first commit is written in any case.
@@ -251,7 +253,8 @@ impl Progress {
         };
         let beyond = entry.ordinal > info.next_ordinal
             || (entry.cursor.group == group && entry.cursor.segment.0 > info.last_segment.0.saturating_add(1));
-        if beyond || (done && !info.closed) { Err(Status::InvalidArgument) } else { Ok(()) }
+        let ended = info.closed && info.durable_ordinal >= info.next_ordinal;
+        if beyond || (done && !ended) { Err(Status::InvalidArgument) } else { Ok(()) }
     }
 
     /// Makes a planned commit true, and returns how to undo it.

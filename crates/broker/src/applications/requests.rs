@@ -17,6 +17,7 @@ use super::describe::{offset, wanted};
 use crate::acks::Answer;
 use crate::failure::Failure;
 use crate::groups::LOAD_WAIT_MS;
+use crate::metrics::BrokerCounts;
 use crate::session::{Attempt, Core, Request};
 use crate::signals::Token;
 
@@ -64,7 +65,7 @@ fn join(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attem
     let lease_ms = asked.clamp(config.lease_ms_min, config.lease_ms_max);
     let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
     let mut state = application.state.lock();
-    application.expire(&mut state, now_us);
+    core.counts.members_expired += application.expire(&mut state, now_us);
     let member = if state.members.contains_key(&message.member) {
         // Back after a lost connection: its leases are still its own.
         let found = state.hear(message.member, now_us, now_ms)?;
@@ -100,7 +101,7 @@ fn heartbeat(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<
     let application = core.broker.applications.by_id(message.application)?;
     let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
     let mut state = application.state.lock();
-    application.expire(&mut state, now_us);
+    core.counts.members_expired += application.expire(&mut state, now_us);
     let leases = state.hear(message.member, now_us, now_ms)?.leases.len() as u32;
     let release = state.asked_back(message.member, now_us);
     drop(state);
@@ -117,8 +118,7 @@ fn next_groups(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Resul
     if let Some(waiter) = request.waiter.filter(|_| !request.last) {
         application.register(&core.observer, Token::Waiter(waiter).to_u64());
     }
-    let expired = application.expire(&mut application.state.lock(), now_us);
-    core.broker.metrics.members_expired.fetch_add(expired, std::sync::atomic::Ordering::Relaxed);
+    core.counts.members_expired += application.expire(&mut application.state.lock(), now_us);
     let config = &core.broker.config;
     let given = application.next_groups(&Ask {
         member: message.member,
@@ -153,7 +153,7 @@ fn commit(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     applications.journal.check_open()?;
     let application = applications.by_id(message.application)?;
     let by = Committer { member: message.member, now_us: core.clock.monotonic_us(), now_ms: core.clock.now_ms() };
-    application.expire(&mut application.state.lock(), by.now_us);
+    core.counts.members_expired += application.expire(&mut application.state.lock(), by.now_us);
     let committed = application.commit(&applications.journal, by, &message.entries)?;
     core.counts.offsets_committed += committed.accepted;
     core.counts.offsets_fenced += committed.fenced;
@@ -178,9 +178,9 @@ fn leave(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
 }
 
 /// Refuses while an application has members.
-fn check_idle(application: &Application, now_us: u64) -> Result<(), Failure> {
+fn check_idle(counts: &mut BrokerCounts, application: &Application, now_us: u64) -> Result<(), Failure> {
     let mut state = application.state.lock();
-    application.expire(&mut state, now_us);
+    counts.members_expired += application.expire(&mut state, now_us);
     match state.members.len() {
         0 => Ok(()),
         members => {
@@ -196,7 +196,7 @@ fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: DeleteApplication = request.message()?;
     let applications = &core.broker.applications;
     let application = applications.by_name(&message.application, message.stream)?;
-    check_idle(&application, core.clock.monotonic_us())?;
+    check_idle(&mut core.counts, &application, core.clock.monotonic_us())?;
     applications.remove(&application, core.clock.now_ms())?;
     Ok(durable(core, request, &Empty))
 }
@@ -216,7 +216,7 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
     } else {
         applications.find_or_create(&broker, &message.application, &stream, message.to)?.0
     };
-    check_idle(&application, core.clock.monotonic_us())?;
+    check_idle(&mut core.counts, &application, core.clock.monotonic_us())?;
     let now_ms = core.clock.now_ms();
     let mut state = application.state.lock();
     application.take_moved(&mut state);
@@ -264,7 +264,7 @@ fn describe(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<A
     let message: DescribeApplication = request.message()?;
     let application = core.broker.applications.by_name(&message.application, message.stream)?;
     let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
-    application.expire(&mut application.state.lock(), now_us);
+    core.counts.members_expired += application.expire(&mut application.state.lock(), now_us);
     let lanes_max = items_max::<LaneProgress>(core) / 4;
     out.respond(request.header, &application.describe(lanes_max, now_us, now_ms));
     Ok(Attempt::Answered)
