@@ -27,7 +27,7 @@ use kera_coordinator::{Coordinator, CoordinatorConfig, OpenError, StreamEvent, S
 use kera_env::{Clock, DirLock, DirectIo, Disk, LockError, RealDisk, SystemClock, SystemRandom};
 use kera_format::SegmentId;
 use kera_log::store::{DiskStore, StoreConfig, StoreError, StoreThreads};
-use kera_log::{Arena, ArenaConfig, ArenaError, Attach, DurabilitySink, Log, LogConfig, RestoreError};
+use kera_log::{Arena, ArenaConfig, ArenaError, Attach, DurabilitySink, Log, LogConfig};
 use kera_protocol::HelloResponse;
 use kera_rpc::{RunningServer, Server, ServerConfig, SessionFactory};
 use kera_vlog::{ReplayError, SegmentCloser, VirtualLog, VirtualLogConfig};
@@ -391,20 +391,7 @@ fn open_virtual_logs(
 
 /// Brings back what a virtual log has and nobody else. The store's threads make room meanwhile.
 fn replay(virtual_log: &VirtualLog, log: &Log, summary: &mut Summary) -> Result<(), Fatal> {
-    let mut waited = 0;
-    let mut restore = |chunk: &[u8]| loop {
-        match log.restore_chunk(chunk) {
-            Err(RestoreError::ArenaFull(full)) if waited < RESTORE_WAITS_MAX => {
-                waited += 1;
-                wait_for_space(log, &full);
-            }
-            done => {
-                waited = 0;
-                return done;
-            }
-        }
-    };
-    let report = virtual_log.replay(&mut restore).map_err(|error| match error {
+    let report = virtual_log.replay_into(log).map_err(|error| match error {
         ReplayError::Disk { path, error } => Fatal::directory(Path::new(&path), error),
         ReplayError::Damaged(_) => Fatal::Data { message: format!("{error} (--accept-damage)") },
         other => Fatal::Data { message: other.to_string() },
@@ -414,23 +401,6 @@ fn replay(virtual_log: &VirtualLog, log: &Log, summary: &mut Summary) -> Result<
         |d: &kera_vlog::Damage| format!("{} is damaged at byte {} and was accepted so: {}", d.path, d.offset, d.reason);
     warn_all(&report.damage.iter().map(lost).collect::<Vec<_>>(), summary);
     Ok(())
-}
-
-/// How often the replay of one chunk waits for room before it gives up: about a minute.
-const RESTORE_WAITS_MAX: u32 = 600;
-
-fn wait_for_space(log: &Log, full: &kera_log::ArenaFull) {
-    struct Bell(std::sync::mpsc::SyncSender<()>);
-    impl kera_log::Observer for Bell {
-        fn advanced(&self, _token: u64) {
-            let _ = self.0.try_send(());
-        }
-    }
-    let (sender, rung) = std::sync::mpsc::sync_channel(1);
-    let bell: Arc<dyn kera_log::Observer> = Arc::new(Bell(sender));
-    if log.wait_for_space(full.seen, &bell, 0) {
-        let _ = rung.recv_timeout(Duration::from_millis(100));
-    }
 }
 
 fn start_writer(virtual_log: &Arc<VirtualLog>) -> Result<JoinHandle<()>, Fatal> {
