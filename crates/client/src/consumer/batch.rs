@@ -51,6 +51,11 @@ impl Batch {
         self.chunks.first().map_or(0, |chunk| chunk.base_ordinal + u64::from(chunk.skip))
     }
 
+    /// Ordinal of the record after the last one.
+    pub fn end_ordinal(&self) -> u64 {
+        self.chunks.last().map_or(0, |chunk| chunk.base_ordinal + u64::from(chunk.record_count))
+    }
+
     /// The records in place, in order.
     ///
     /// The layout of every record was checked before the batch was handed out.

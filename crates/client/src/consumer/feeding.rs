@@ -18,6 +18,10 @@ use crate::ClientError;
 
 /// Lookups under way at one time when a consumer finds where to start.
 const LOOKUPS_AT_ONCE: usize = 256;
+/// How long a lookup is tried again while a consumer is under way.
+const LOOKUP_RETRY: Duration = Duration::from_secs(60);
+/// With more subscriptions than this, all tracks get one together: groups come one by one.
+const FEEDS_MAX: usize = 16;
 /// Least credit of a subscription.
 const CREDIT_BYTES_MIN: usize = 64 << 10;
 
@@ -166,7 +170,7 @@ impl Consumer {
         let mut until = now + Duration::from_secs(3600);
         let waiting = |at: Instant| if at > now { at } else { now + Duration::from_secs(3600) };
         until = until.min(waiting(self.feed_at)).min(waiting(self.groups_at));
-        if self.tracks.values().any(Track::has_to_commit) {
+        if self.membership.is_some() && self.tracks.values().any(Track::has_to_commit) {
             until = until.min(waiting(self.commit_at));
         }
         until
@@ -174,6 +178,9 @@ impl Consumer {
 
     /// Feeds the tracks that are not fed.
     fn feed(&mut self, now: Instant) {
+        if self.link.as_ref().is_some_and(|link| link.feeds_count() >= FEEDS_MAX) {
+            self.unfeed();
+        }
         self.feed_at = now + Duration::from_secs(3600);
         let follow = if self.settings.application.is_some() { 0 } else { kera_protocol::read::ENTRY_FOLLOW_GROUPS };
         let Some(link) = &mut self.link else { return };
@@ -183,7 +190,7 @@ impl Consumer {
         let (mut entries, mut ids) = (Vec::new(), Vec::new());
         for (id, track) in &mut self.tracks {
             let finished = track.ended || track.lease.is_some_and(|lease| lease.releasing);
-            if track.fed || finished || entries.len() == limits::READ_ENTRIES_MAX {
+            if track.fed || track.astray || finished || entries.len() == limits::READ_ENTRIES_MAX {
                 continue;
             }
             track.fed = true;
@@ -199,11 +206,36 @@ impl Consumer {
             link.poll(entries, ids, u32::try_from(credit / 2).unwrap_or(u32::MAX));
             return;
         }
-        let share = if self.settings.application.is_some() { self.settings.groups_max } else { entries.len() };
-        let credit = (credit / share.max(1) * entries.len()).max(CREDIT_BYTES_MIN);
+        let share = credit as u128 * entries.len() as u128 / self.tracks.len().max(1) as u128;
+        let credit = (share as usize).max(CREDIT_BYTES_MIN);
         if let Err(error) = link.subscribe(entries, ids, credit as u64) {
             self.handle(Event::Broken(error));
         }
+    }
+
+    /// Finds a new place for a lane whose cursor points at nothing, once all that was received of it is delivered.
+    pub(super) async fn find_astray(&mut self) -> Result<(), ClientError> {
+        let in_line = |id: u64| self.queue.iter().any(|piece| piece.track == id);
+        let astray = self.tracks.iter().find(|(id, track)| track.astray && !in_line(**id));
+        let Some((id, track)) = astray.map(|(id, track)| (*id, track)) else { return Ok(()) };
+        let (streamlet, lane, expected) = (track.streamlet, track.lane, track.delivered.1);
+        let lookup = self.lookup(streamlet, lane, Start::Ordinal(expected));
+        let at = self.client().call_for(&lookup, LOOKUP_RETRY).await?;
+        let Some(track) = self.tracks.get_mut(&id) else { return Ok(()) };
+        tracing::debug!(%streamlet, %lane, expected, found = at.ordinal, "a cursor that points at nothing is replaced");
+        (track.astray, track.received, track.may_have_gap) = (false, at.cursor, at.first_ordinal > expected);
+        let elsewhere = track.lease.is_some_and(|lease| lease.group != at.cursor.group);
+        self.feed_at = Instant::now();
+        if elsewhere {
+            // The rest of the leased group is lost; what follows it is leased with its next group.
+            track.ended = true;
+        }
+        if at.durable_ordinal < expected {
+            let found = at.durable_ordinal;
+            track.delivered = (at.cursor, found);
+            return Err(ClientError::Gap { streamlet, lane, expected, found });
+        }
+        Ok(())
     }
 
     pub(super) fn handle(&mut self, event: Event) {
@@ -287,9 +319,13 @@ impl Consumer {
                 self.queue.push_back(Piece { track: id, data, next: answer.next, end_of_group, credit });
             }
             Some(Status::CursorGone) => {
-                (track.received, track.may_have_gap, track.fed) = (answer.next, true, false);
+                (track.received, track.fed) = (answer.next, false);
+                (track.may_have_gap, track.sent_on) = (true, true);
                 // What stood in line before it is still delivered before it.
                 self.feed_at = Instant::now();
+            }
+            Some(Status::CursorUnknown | Status::NotAChunkBoundary | Status::UnknownGroup) => {
+                (track.fed, track.astray) = (false, true);
             }
             Some(status) if status.retryable() => {
                 track.fed = false;

@@ -3,6 +3,7 @@
 //!
 //! Thrown away as a whole when the connection breaks; what must survive stands in the tracks.
 
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -33,18 +34,18 @@ pub(super) struct Link {
 #[derive(Debug)]
 enum Feed {
     /// Pushed, within credit.
-    Push { subscription: Subscription, tracks: Vec<u64>, credit_bytes: u64, owed: u64 },
+    Push { subscription: Subscription, tracks: Arc<[u64]>, credit_bytes: u64, owed: u64 },
     /// One request that waits.
-    Poll { call: Call, tracks: Vec<u64> },
+    Poll { call: Call, tracks: Arc<[u64]> },
 }
 
 /// What the link reports.
 #[derive(Debug)]
 pub(super) enum Event {
     /// A frame with data for tracks, by index; and the subscription that it came by.
-    Data { tracks: Vec<u64>, body: Bytes, subscription: Option<u64> },
+    Data { tracks: Arc<[u64]>, body: Bytes, subscription: Option<u64> },
     /// These tracks are not fed any more.
-    Unfed { tracks: Vec<u64>, error: Option<RpcError> },
+    Unfed { tracks: Arc<[u64]>, error: Option<RpcError> },
     /// Groups were leased.
     Groups(LeasedGroups),
     /// A commit was answered.
@@ -74,13 +75,17 @@ impl Link {
     pub(super) fn subscribe(&mut self, entries: Vec<ReadEntry>, tracks: Vec<u64>, credit: u64) -> Result<(), RpcError> {
         let push_bytes_max = u32::try_from(credit / 2).unwrap_or(u32::MAX).max(1);
         let subscription = self.connection.subscribe(&Subscribe { credit_bytes: credit, push_bytes_max, entries })?;
-        self.feeds.push(Feed::Push { subscription, tracks, credit_bytes: credit, owed: 0 });
+        self.feeds.push(Feed::Push { subscription, tracks: tracks.into(), credit_bytes: credit, owed: 0 });
         Ok(())
     }
 
     pub(super) fn poll(&mut self, entries: Vec<ReadEntry>, tracks: Vec<u64>, max_bytes: u32) {
         let call = self.send(&ReadChunks { max_wait_ms: POLL_WAIT_MS, min_bytes: 1, max_bytes, entries });
-        self.feeds.push(Feed::Poll { call, tracks });
+        self.feeds.push(Feed::Poll { call, tracks: tracks.into() });
+    }
+
+    pub(super) fn feeds_count(&self) -> usize {
+        self.feeds.len()
     }
 
     pub(super) fn is_polling(&self) -> bool {
@@ -181,7 +186,7 @@ impl Link {
             let Poll::Ready(answer) = answer else { continue };
             // The first one had its turn: others are looked at first next time.
             let tracks = match &self.feeds[at] {
-                Feed::Push { tracks, .. } | Feed::Poll { tracks, .. } => tracks.clone(),
+                Feed::Push { tracks, .. } | Feed::Poll { tracks, .. } => Arc::clone(tracks),
             };
             return Poll::Ready(match answer {
                 Ok(frame) if is_data(&frame) => {

@@ -134,6 +134,9 @@ impl Consumer {
     }
 
     pub(super) fn commit_if_due(&mut self, now: Instant) {
+        if self.membership.is_none() {
+            return;
+        }
         let manual = self.settings.commit == CommitMode::Manual;
         let urgent = |track: &Track| track.lease.is_some_and(|lease| lease.releasing) || (!manual && track.done());
         let due = !manual && now >= self.commit_at;

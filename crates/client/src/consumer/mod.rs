@@ -88,7 +88,7 @@ impl ConsumerBuilder {
             member_name: String::new(),
             commit: CommitMode::Interval(Duration::from_secs(1)),
             lease: Duration::ZERO,
-            groups_max: 64,
+            groups_max: 4096,
             credit_bytes: 8 << 20,
             long_poll: false,
             verify: true,
@@ -140,7 +140,8 @@ impl ConsumerBuilder {
         self
     }
 
-    /// Most groups of an application that this member reads at one time; 64 unless set.
+    /// Most groups of an application that this member reads at one time; 4,096 unless set. With order `lane` each lane has
+    /// one that is open: lanes beyond the limit are left to other members.
     pub fn groups_max(mut self, groups: usize) -> Self {
         self.groups_max = groups;
         self
@@ -214,8 +215,8 @@ impl ConsumerBuilder {
             let allowed = "left out: the members of an application share all of the stream";
             return Err(ClientError::invalid("consumer.streamlets and consumer.lanes", "set", allowed));
         }
-        if !(1..=4096).contains(&self.groups_max) {
-            return Err(ClientError::invalid("consumer.groups_max", self.groups_max, "1 to 4096"));
+        if !(1..=65_536).contains(&self.groups_max) {
+            return Err(ClientError::invalid("consumer.groups_max", self.groups_max, "1 to 65536"));
         }
         if !((64 << 10)..=(1 << 30)).contains(&self.credit_bytes) {
             return Err(ClientError::invalid("consumer.credit_bytes", self.credit_bytes, "65536 to 1073741824"));
@@ -305,6 +306,7 @@ impl Consumer {
             if self.at_end() {
                 return Ok(None);
             }
+            self.find_astray().await?;
             self.work_once().await?;
         }
     }

@@ -39,6 +39,10 @@ pub(super) struct Track {
     pub(super) fed: bool,
     /// The server said that retention went past `received`.
     pub(super) may_have_gap: bool,
+    /// What `received` pointed at was gone, and the server said where to go on: perhaps before it, if it lost its end.
+    pub(super) sent_on: bool,
+    /// `received` points at nothing: it has to be looked up again.
+    pub(super) astray: bool,
     /// Delivered to the end of its group.
     pub(super) ended: bool,
     pub(super) lease: Option<Lease>,
@@ -56,6 +60,8 @@ impl Track {
             target: None,
             fed: false,
             may_have_gap: false,
+            sent_on: false,
+            astray: false,
             ended: false,
             lease: None,
         }
@@ -136,6 +142,13 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
         };
         let expected = track.delivered.1;
         let behind = decoded.base_ordinal + u64::from(decoded.record_count);
+        if decoded.base_ordinal < expected && track.sent_on {
+            // The lane goes on with numbers that were given before: what had them then is lost.
+            let (streamlet, lane, found) = (track.streamlet, track.lane, decoded.base_ordinal);
+            out.error = Some(ClientError::Gap { streamlet, lane, expected, found });
+            (track.delivered, track.sent_on) = ((decoded.cursor, found), false);
+            break;
+        }
         if decoded.base_ordinal > expected && !how.holes {
             let missing = decoded.base_ordinal - expected;
             if let Some(error) = gap(track, how.gaps, decoded.base_ordinal) {
@@ -145,7 +158,7 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
             }
             out.removed += missing;
         }
-        track.may_have_gap = false;
+        (track.may_have_gap, track.sent_on) = (false, false);
         offset += chunk.as_bytes().len();
         out.bytes += chunk.as_bytes().len() as u64;
         track.delivered = (
@@ -276,6 +289,18 @@ mod tests {
         let decoded = decode(&mut reporting, &mut piece, how(GapPolicy::Error));
         assert!(matches!(decoded.error, Some(ClientError::Removed { records: 7, .. })));
         assert_eq!(decode(&mut reporting, &mut piece, how(GapPolicy::Error)).batch.len(), 1);
+    }
+
+    #[test]
+    fn numbers_given_again_after_a_loss_are_told_once() {
+        let mut track = track(9);
+        track.sent_on = true;
+        let mut piece = piece(&[chunk(7, 1, Compression::None, 128), chunk(8, 3, Compression::None, 400)]);
+        let decoded = decode(&mut track, &mut piece, how(GapPolicy::Count));
+        assert!(decoded.batch.is_empty());
+        assert!(matches!(decoded.error, Some(ClientError::Gap { expected: 9, found: 7, .. })));
+        let decoded = decode(&mut track, &mut piece, how(GapPolicy::Count));
+        assert_eq!((decoded.batch.base_ordinal(), decoded.batch.len()), (7, 4));
     }
 
     #[test]

@@ -32,6 +32,8 @@ pub struct Members {
     /// Leases that the next heartbeats ask back.
     pub release: Vec<u64>,
     pub released: Vec<u64>,
+    /// Lanes that nobody gets.
+    pub reserved: std::collections::BTreeSet<(u32, u32)>,
     pub commits: u64,
     pub joins: u64,
     pub heartbeat_ms: u32,
@@ -67,7 +69,7 @@ pub fn next_groups(state: &mut State, request: &NextGroups) -> Option<Result<Lea
     let mut groups = Vec::new();
     for (&(streamlet, lane), log) in &state.logs {
         let progress = state.members.lanes.entry((streamlet, lane)).or_default();
-        if progress.member != 0 || groups.len() >= request.max_groups.max(1) as usize {
+        if progress.member != 0 || state.members.reserved.contains(&(streamlet, lane)) || groups.len() >= request.max_groups.max(1) as usize {
             continue;
         }
         let mut start = if progress.cursor == Cursor::default() { log.earliest() } else { progress.cursor };

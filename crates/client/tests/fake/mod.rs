@@ -130,6 +130,8 @@ pub struct State {
     pub credit_bytes: u64,
     pub debt_bytes: i64,
     pub subscribes: u64,
+    /// The most subscriptions that a connection had at one time.
+    pub subscriptions_max: usize,
     pub polls: u64,
     /// Writes wait for this much time is not needed: they are held while this is set.
     pub hold_writes: bool,
@@ -141,6 +143,7 @@ pub struct State {
 #[derive(Debug)]
 pub struct Fake {
     state: Mutex<State>,
+    pub clock: Arc<kera_env::SystemClock>,
 }
 
 impl Fake {
@@ -260,13 +263,14 @@ impl FakeServer {
             credit_bytes: 0,
             debt_bytes: 0,
             subscribes: 0,
+            subscriptions_max: 0,
             polls: 0,
             hold_writes: false,
             time_ms: 1_000,
             members: Members::default(),
         };
         let mut server = FakeServer {
-            fake: Arc::new(Fake { state: Mutex::new(state) }),
+            fake: Arc::new(Fake { state: Mutex::new(state), clock: Arc::new(kera_env::SystemClock::new()) }),
             address: ([127, 0, 0, 1], 0).into(),
             server: None,
         };
@@ -296,7 +300,7 @@ impl FakeServer {
             subscriptions_max: 128,
             idle_timeout_ms: 0,
         };
-        let config = ServerConfig::new(self.address, hello, Arc::new(kera_env::SystemClock::new()));
+        let config = ServerConfig::new(self.address, hello, Arc::clone(&self.fake.clock) as _);
         let fake = Arc::clone(&self.fake);
         let factory = Arc::new(move |_: Peer, waker: SessionWaker| {
             fake.state().wakers.push(waker);

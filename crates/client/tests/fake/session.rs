@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use kera_env::Clock;
 use kera_format::Cursor;
 use kera_protocol::read::{ANSWER_END_OF_GROUP, ENTRY_FOLLOW_GROUPS, write_answers};
 use kera_protocol::{
     AllocateProducer, AllocatedProducer, Body, ChunkResult, ChunkResults, Credit, Empty, ErrorBody, FrameHeader,
-    GetStream, LaneStats, Lookup, LookupResult, Op, ReadAnswer, ReadChunks, ReadEntry, Status, StreamRef, StreamStats,
+    GetStream, LaneStats, LeasedGroups, Lookup, LookupResult, Op, ReadAnswer, ReadChunks, ReadEntry, Status, StreamRef, StreamStats,
     StreamStatsResponse, Subscribe, Subscribed, Unsubscribe, WriteChunksView,
 };
 use kera_rpc::{Flow, Outbox, Session};
@@ -17,7 +18,8 @@ pub struct FakeSession {
     fake: Arc<Fake>,
     subscriptions: Vec<FakeSubscription>,
     polls: Vec<(FrameHeader, ReadChunks)>,
-    next_groups: Vec<(FrameHeader, kera_protocol::NextGroups)>,
+    next_groups: Vec<(FrameHeader, kera_protocol::NextGroups, u64)>,
+    clock: Arc<kera_env::SystemClock>,
 }
 
 struct FakeSubscription {
@@ -29,7 +31,8 @@ struct FakeSubscription {
 
 impl FakeSession {
     pub fn new(fake: Arc<Fake>) -> FakeSession {
-        FakeSession { fake, subscriptions: Vec::new(), polls: Vec::new(), next_groups: Vec::new() }
+        let clock = Arc::clone(&fake.clock);
+        FakeSession { fake, subscriptions: Vec::new(), polls: Vec::new(), next_groups: Vec::new(), clock }
     }
 
     fn write(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
@@ -92,6 +95,7 @@ impl FakeSession {
                 state.debt_bytes = state.debt_bytes.max(-subscription.credit);
             }
         }
+        self.subscriptions.retain(|subscription| subscription.entries.iter().any(Option::is_some));
         let polls = std::mem::take(&mut self.polls);
         for (header, poll) in polls {
             let mut entries: Vec<_> = poll.entries.iter().copied().map(Some).collect();
@@ -106,11 +110,13 @@ impl FakeSession {
             frame.finish();
         }
         let waiting = std::mem::take(&mut self.next_groups);
-        for (header, request) in waiting {
+        let now_us = self.clock.monotonic_us();
+        for (header, request, until_us) in waiting {
             match super::members::next_groups(&mut state, &request) {
                 Some(Ok(groups)) => out.respond(&header, &groups),
                 Some(Err(status)) => out.error(&header, status, &ErrorBody::new("members")),
-                None => self.next_groups.push((header, request)),
+                None if until_us <= now_us => out.respond(&header, &LeasedGroups { groups: Vec::new() }),
+                None => self.next_groups.push((header, request, until_us)),
             }
         }
     }
@@ -133,6 +139,16 @@ fn read(state: &State, entries: &mut [Option<ReadEntry>], bytes_max: usize) -> (
         let start = if entry.cursor == Cursor::default() { log.earliest() } else { entry.cursor };
         if start < log.earliest() {
             answers.push(ReadAnswer::failed(index as u32, Status::CursorGone, start, log.earliest()));
+            *slot = None;
+            continue;
+        }
+        // Behind the end of a group that takes no more: its end was lost.
+        let group_end = log.chunks.iter().rfind(|chunk| chunk.cursor.group == start.group).map(|chunk| Cursor {
+            position: chunk.cursor.position + chunk.bytes.len() as u32,
+            ..chunk.cursor
+        });
+        if let Some(end) = group_end.filter(|end| start.group < log.end().group && start > *end) {
+            answers.push(ReadAnswer::failed(index as u32, Status::CursorGone, start, end));
             *slot = None;
             continue;
         }
@@ -264,6 +280,7 @@ impl Session for FakeSession {
                     credit: subscribe.credit_bytes as i64,
                     push_bytes_max,
                 });
+                state.subscriptions_max = state.subscriptions_max.max(self.subscriptions.len());
                 Flow::Done
             }
             Op::Credit => {
@@ -282,7 +299,9 @@ impl Session for FakeSession {
                 self.answer(header, out, Ok(Empty))
             }
             Op::NextGroups => {
-                self.next_groups.push((*header, kera_protocol::NextGroups::decode(1, body).unwrap()));
+                let request = kera_protocol::NextGroups::decode(1, body).unwrap();
+                let until_us = self.clock.monotonic_us() + u64::from(request.max_wait_ms) * 1_000;
+                self.next_groups.push((*header, request, until_us));
                 Flow::Done
             }
             op => super::members::on_frame(&mut state, op, header, body, out),
@@ -294,5 +313,9 @@ impl Session for FakeSession {
 
     fn on_wake(&mut self, out: &mut Outbox) {
         self.push(out);
+    }
+
+    fn deadline_us(&self) -> Option<u64> {
+        self.next_groups.iter().map(|(.., until_us)| *until_us).min()
     }
 }

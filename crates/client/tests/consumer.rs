@@ -1,0 +1,755 @@
+//! The consumer against a broker that fails on purpose.
+
+mod fake;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use fake::{FakeServer, STREAM, numbered, run};
+use kera_client::{
+    Batch, Client, ClientError, CommitMode, Compression, Consumer, ConsumerBuilder, GapPolicy, LaneId, Record, Start,
+    StreamletId,
+};
+
+async fn client(server: &FakeServer) -> Client {
+    server.client().connect().await.unwrap()
+}
+
+async fn build(
+    server: &FakeServer,
+    change: impl FnOnce(ConsumerBuilder) -> ConsumerBuilder,
+) -> Consumer {
+    change(client(server).await.consumer(STREAM)).build().await.unwrap()
+}
+
+fn texts(batch: &Batch) -> Vec<String> {
+    batch.records().map(|record| String::from_utf8(record.view.value().unwrap().to_vec()).unwrap()).collect()
+}
+
+/// Reads until so many records have come, by lane, and checks that ordinals follow.
+async fn read(consumer: &mut Consumer, records: usize) -> BTreeMap<(u32, u32), Vec<String>> {
+    let mut all: BTreeMap<(u32, u32), Vec<String>> = BTreeMap::new();
+    let mut ordinals: BTreeMap<(u32, u32), u64> = BTreeMap::new();
+    let mut count = 0;
+    while count < records {
+        let batch = consumer.next_batch().await.unwrap().expect("no end was asked for");
+        let lane = (batch.streamlet().0, batch.lane().0);
+        for record in batch.records() {
+            let expected = ordinals.entry(lane).or_insert(record.ordinal);
+            assert_eq!(record.ordinal, *expected, "ordinals of lane {lane:?}");
+            *expected += 1;
+        }
+        assert_eq!(batch.len() as usize, batch.records().count());
+        count += batch.len() as usize;
+        all.entry(lane).or_default().extend(texts(&batch));
+    }
+    assert_eq!(count, records);
+    all
+}
+
+/// Appends records in chunks of ten to one lane.
+fn fill(server: &FakeServer, streamlet: u32, lane: u64, range: std::ops::Range<usize>) {
+    for chunk in numbered(range).chunks(10) {
+        server.append(streamlet, lane, chunk);
+    }
+}
+
+#[test]
+fn all_lanes_are_read_in_order_from_the_start_and_as_they_grow() {
+    for long_poll in [false, true] {
+        let server = FakeServer::start(2, 2);
+        run(async {
+            fill(&server, 0, 0, 0..500);
+            fill(&server, 1, 1, 0..300);
+            let mut consumer = build(&server, |b| b.long_poll(long_poll)).await;
+            let first = read(&mut consumer, 800).await;
+            assert_eq!(first[&(0, 0)], numbered(0..500));
+            assert_eq!(first[&(1, 1)], numbered(0..300));
+            fill(&server, 0, 0, 500..520);
+            fill(&server, 0, 1, 0..20);
+            let second = read(&mut consumer, 40).await;
+            assert_eq!(second[&(0, 0)], numbered(500..520));
+            assert_eq!(second[&(0, 1)], numbered(0..20));
+            assert_eq!(consumer.stats().records, 840);
+            assert_eq!(consumer.lag(), 0);
+            consumer.close().await.unwrap();
+        });
+    }
+}
+
+#[test]
+fn reading_crosses_groups() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        for i in 0..5 {
+            fill(&server, 0, 0, i * 50..(i + 1) * 50);
+            server.fake.state().logs.get_mut(&(0, 0)).unwrap().close_group();
+        }
+        let mut consumer = build(&server, |b| b).await;
+        assert_eq!(read(&mut consumer, 250).await[&(0, 0)], numbered(0..250));
+        fill(&server, 0, 0, 250..260);
+        assert_eq!(read(&mut consumer, 10).await[&(0, 0)], numbered(250..260));
+    });
+}
+
+#[test]
+fn a_consumer_starts_where_it_is_told() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        let mut latest = build(&server, |b| b.from(Start::Latest)).await;
+        let mut ordinal = build(&server, |b| b.from(Start::Ordinal(37))).await;
+        // Chunks are stamped with 1001, 1002 and so on.
+        let mut time = build(&server, |b| b.from(Start::TimeMs(1_005))).await;
+        let mut beyond = build(&server, |b| b.from(Start::Ordinal(100))).await;
+        fill(&server, 0, 0, 100..110);
+        assert_eq!(read(&mut latest, 10).await[&(0, 0)], numbered(100..110));
+        assert_eq!(read(&mut ordinal, 73).await[&(0, 0)], numbered(37..110));
+        assert_eq!(read(&mut time, 70).await[&(0, 0)], numbered(40..110));
+        assert_eq!(read(&mut beyond, 10).await[&(0, 0)], numbered(100..110));
+    });
+}
+
+#[test]
+fn a_consumer_reads_only_the_lanes_it_is_told_to() {
+    let server = FakeServer::start(3, 2);
+    run(async {
+        for streamlet in 0..3 {
+            for lane in 0..2 {
+                fill(&server, streamlet, lane, 0..10);
+            }
+        }
+        let mut consumer = build(&server, |b| b.streamlets([2, 1]).lanes([1])).await;
+        let all = read(&mut consumer, 20).await;
+        assert_eq!(all.keys().copied().collect::<Vec<_>>(), [(1, 1), (2, 1)]);
+        let none = tokio::time::timeout(Duration::from_millis(50), consumer.next_batch()).await;
+        assert!(none.is_err());
+        let wrong = client(&server).await.consumer(STREAM).streamlets([3]).build().await.unwrap_err();
+        assert!(wrong.to_string().contains("streamlet"), "{wrong}");
+    });
+}
+
+#[test]
+fn records_come_one_by_one_with_everything_they_have() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let mut producer = client(&server).await.producer(STREAM).compression(Compression::Zstd).build().await.unwrap();
+        for i in 0..100_u64 {
+            let text = format!("a value that compresses, number {i}");
+            let keys: [&[u8]; 2] = [b"first", b"second"];
+            let record = Record {
+                keys: &keys,
+                value: (i % 10 != 0).then_some(text.as_bytes()),
+                version: Some(i),
+                timestamp_ms: Some(i as i64),
+                checksum: true,
+            };
+            producer.send(&record).await.unwrap();
+        }
+        producer.flush().await.unwrap();
+        let mut consumer = build(&server, |b| b.until_end(true)).await;
+        let mut ordinal = 0;
+        while let Some(record) = consumer.next().await.unwrap() {
+            let view = record.view();
+            assert_eq!((record.ordinal, view.version(), view.timestamp_ms()), (ordinal, Some(ordinal), Some(ordinal as i64)));
+            assert_eq!(view.keys().collect::<Vec<_>>(), [&b"first"[..], b"second"]);
+            assert_eq!(view.value().is_none(), ordinal % 10 == 0);
+            view.verify().unwrap();
+            ordinal += 1;
+        }
+        assert_eq!(ordinal, 100);
+    });
+}
+
+#[test]
+fn the_server_never_sends_more_than_there_is_credit_for() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        fill(&server, 0, 0, 0..20_000);
+        fill(&server, 1, 0, 0..20_000);
+        let mut consumer = build(&server, |b| b.credit_bytes(64 << 10)).await;
+        let first = consumer.next_batch().await.unwrap().unwrap().len() as usize;
+        // It does not read on: the server stops.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let pushed = server.fake.state().pushed_bytes;
+        assert!(pushed <= 3 * (64 << 10), "{pushed} bytes were pushed");
+        let all = read(&mut consumer, 40_000 - first).await;
+        assert_eq!(all.values().map(Vec::len).sum::<usize>(), 40_000 - first);
+        assert!(server.fake.state().debt_bytes <= 64 << 10, "{}", server.fake.state().debt_bytes);
+    });
+}
+
+#[test]
+fn a_lost_connection_loses_and_doubles_nothing() {
+    for long_poll in [false, true] {
+        let mut server = FakeServer::start(2, 1);
+        run(async {
+            fill(&server, 0, 0, 0..5_000);
+            fill(&server, 1, 0, 0..5_000);
+            let mut consumer = build(&server, |b| b.credit_bytes(64 << 10).long_poll(long_poll)).await;
+            let mut all: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+            let mut batches = 0;
+            while all.values().map(Vec::len).sum::<usize>() < 10_000 {
+                let batch = consumer.next_batch().await.unwrap().unwrap();
+                all.entry(batch.streamlet().0).or_default().extend(texts(&batch));
+                batches += 1;
+                if batches % 3 == 0 && batches < 20 {
+                    server.restart();
+                }
+            }
+            for values in all.values() {
+                assert_eq!(*values, numbered(0..5_000));
+            }
+            assert!(consumer.stats().reconnects > 2);
+        });
+    }
+}
+
+#[test]
+fn a_server_that_is_away_for_a_while_is_waited_for() {
+    let mut server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..10);
+        let mut consumer = build(&server, |b| b).await;
+        read(&mut consumer, 10).await;
+        server.crash();
+        let waiting = tokio::time::timeout(Duration::from_millis(200), consumer.next_batch()).await;
+        assert!(waiting.is_err());
+        server.restart();
+        fill(&server, 0, 0, 10..20);
+        assert_eq!(read(&mut consumer, 10).await[&(0, 0)], numbered(10..20));
+    });
+}
+
+#[test]
+fn a_future_that_is_dropped_loses_nothing() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..3_000);
+        let mut consumer = build(&server, |b| b.credit_bytes(64 << 10)).await;
+        let mut all = Vec::new();
+        while all.len() < 3_000 {
+            let waited = tokio::time::timeout(Duration::from_micros(300), consumer.next_batch()).await;
+            if let Ok(batch) = waited {
+                all.extend(texts(&batch.unwrap().unwrap()));
+            }
+        }
+        assert_eq!(all, numbered(0..3_000));
+    });
+}
+
+#[test]
+fn missing_records_are_an_error_and_reading_goes_on_after_it() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        server.fake.state().logs.get_mut(&(0, 0)).unwrap().chunks.remove(4);
+        let mut consumer = build(&server, |b| b).await;
+        let mut all = Vec::new();
+        let mut gaps = 0;
+        while all.len() < 90 {
+            match consumer.next_batch().await {
+                Ok(batch) => all.extend(texts(&batch.unwrap())),
+                Err(ClientError::Gap { expected, found, .. }) => {
+                    assert_eq!((expected, found, all.len()), (40, 50, 40));
+                    gaps += 1;
+                }
+                Err(e) => panic!("{e}"),
+            }
+        }
+        assert_eq!(gaps, 1);
+        assert_eq!(all[40..], numbered(50..100));
+    });
+}
+
+#[test]
+fn what_retention_removed_is_counted_or_told() {
+    for policy in [GapPolicy::Count, GapPolicy::Error] {
+        let server = FakeServer::start(1, 1);
+        run(async {
+            fill(&server, 0, 0, 0..20_000);
+            let mut consumer = build(&server, |b| b.credit_bytes(64 << 10).gaps(policy)).await;
+            let first = consumer.next_batch().await.unwrap().unwrap().end_ordinal();
+            // What was pushed already still comes; then there is a gap.
+            server.fake.state().logs.get_mut(&(0, 0)).unwrap().first_kept = 1_999;
+            let mut told = 0;
+            let mut records = first;
+            loop {
+                match consumer.next_batch().await {
+                    Ok(batch) => {
+                        let batch = batch.unwrap();
+                        records += batch.len();
+                        if batch.end_ordinal() == 20_000 {
+                            break;
+                        }
+                    }
+                    Err(ClientError::Removed { records, .. }) => told += records,
+                    Err(e) => panic!("{e}"),
+                }
+            }
+            let removed = consumer.stats().removed_records;
+            assert_eq!(records + removed.max(told), 20_000);
+            assert!(removed.max(told) > 0);
+            assert_eq!(told > 0, policy == GapPolicy::Error);
+        });
+    }
+}
+
+#[test]
+fn groups_that_retention_removed_behind_the_reader_are_no_missing_records() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..20);
+        let mut consumer = build(&server, |b| b).await;
+        read(&mut consumer, 20).await;
+        {
+            // All at once, so that the server goes on with the first group there is and says nothing of the others.
+            let mut state = server.fake.state();
+            let log = state.logs.get_mut(&(0, 0)).unwrap();
+            log.close_group();
+            log.next_ordinal += 30;
+            log.first_kept = 2;
+        }
+        fill(&server, 0, 0, 50..60);
+        assert_eq!(read(&mut consumer, 10).await[&(0, 0)], numbered(50..60));
+        assert_eq!(consumer.stats().removed_records, 30);
+    });
+}
+
+#[test]
+fn a_damaged_chunk_is_named_and_can_be_skipped() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        {
+            let mut state = server.fake.state();
+            let chunk = &mut state.logs.get_mut(&(0, 0)).unwrap().chunks[5];
+            let mut bytes = chunk.bytes.to_vec();
+            let at = bytes.len() - 20;
+            bytes[at] ^= 4;
+            chunk.bytes = bytes.into();
+        }
+        let mut consumer = build(&server, |b| b).await;
+        assert_eq!(read(&mut consumer, 50).await[&(0, 0)], numbered(0..50));
+        let error = consumer.next_batch().await.unwrap_err();
+        assert!(matches!(error, ClientError::Chunk { .. }), "{error}");
+        consumer.seek(StreamletId(0), LaneId(0), Start::Ordinal(60)).await.unwrap();
+        assert_eq!(read(&mut consumer, 40).await[&(0, 0)], numbered(60..100));
+    });
+}
+
+#[test]
+fn a_lane_that_lost_its_end_is_told_and_read_on() {
+    let mut server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        let mut consumer = build(&server, |b| b).await;
+        read(&mut consumer, 100).await;
+        server.crash();
+        {
+            let mut state = server.fake.state();
+            let log = state.logs.get_mut(&(0, 0)).unwrap();
+            log.chunks.truncate(8);
+            log.next_ordinal = 80;
+            log.close_group();
+        }
+        server.restart();
+        for chunk in numbered(200..230).chunks(10) {
+            server.append(0, 0, chunk);
+        }
+        let error = consumer.next_batch().await.unwrap_err();
+        assert!(matches!(error, ClientError::Gap { expected: 100, found: 80, .. }), "{error}");
+        assert_eq!(read(&mut consumer, 30).await[&(0, 0)], numbered(200..230));
+    });
+}
+
+#[test]
+fn a_cursor_that_points_at_nothing_is_looked_up_again() {
+    let mut server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        let mut consumer = build(&server, |b| b).await;
+        read(&mut consumer, 100).await;
+        server.crash();
+        // The open group ends earlier than it did.
+        server.fake.state().logs.get_mut(&(0, 0)).unwrap().chunks.truncate(8);
+        server.fake.state().logs.get_mut(&(0, 0)).unwrap().next_ordinal = 80;
+        server.restart();
+        let error = consumer.next_batch().await.unwrap_err();
+        assert!(matches!(error, ClientError::Gap { expected: 100, found: 80, .. }), "{error}");
+        fill(&server, 0, 0, 80..100);
+        assert_eq!(read(&mut consumer, 20).await[&(0, 0)], numbered(80..100));
+    });
+}
+
+#[test]
+fn until_end_ends_at_what_was_the_end() {
+    for long_poll in [false, true] {
+        let server = FakeServer::start(3, 1);
+        run(async {
+            let mut empty = build(&server, |b| b.until_end(true).long_poll(long_poll)).await;
+            assert!(empty.next_batch().await.unwrap().is_none());
+            fill(&server, 0, 0, 0..500);
+            fill(&server, 2, 0, 0..10);
+            let mut consumer = build(&server, |b| b.until_end(true).long_poll(long_poll)).await;
+            fill(&server, 2, 0, 10..20);
+            let mut records = 0;
+            while let Some(batch) = consumer.next_batch().await.unwrap() {
+                records += batch.len();
+            }
+            assert!((510..=520).contains(&records), "{records}");
+            assert!(consumer.next_batch().await.unwrap().is_none());
+        });
+    }
+}
+
+#[test]
+fn seek_goes_back_and_forth_in_one_lane_only() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        fill(&server, 0, 0, 0..1_000);
+        fill(&server, 1, 0, 0..1_000);
+        let mut consumer = build(&server, |b| b.credit_bytes(64 << 10)).await;
+        read_some(&mut consumer, 200).await;
+        let before = position(&consumer, 1);
+        consumer.seek(StreamletId(0), LaneId(0), Start::Ordinal(995)).await.unwrap();
+        assert_eq!((position(&consumer, 0), position(&consumer, 1)), (995, before));
+        let mut all = BTreeMap::<u32, Vec<String>>::new();
+        while all.values().map(Vec::len).sum::<usize>() < 5 + 1_000 - before as usize {
+            let batch = consumer.next_batch().await.unwrap().unwrap();
+            all.entry(batch.streamlet().0).or_default().extend(texts(&batch));
+        }
+        assert_eq!(all[&0], numbered(995..1_000));
+        assert_eq!(all.remove(&1).unwrap_or_default(), numbered(before as usize..1_000));
+        consumer.seek(StreamletId(1), LaneId(0), Start::Earliest).await.unwrap();
+        assert_eq!(read(&mut consumer, 1_000).await[&(1, 0)], numbered(0..1_000));
+    });
+}
+
+async fn read_some(consumer: &mut Consumer, records: u64) {
+    let mut count = 0;
+    while count < records {
+        count += consumer.next_batch().await.unwrap().unwrap().len();
+    }
+}
+
+fn position(consumer: &Consumer, streamlet: u32) -> u64 {
+    consumer.positions().iter().find(|position| position.streamlet.0 == streamlet).unwrap().ordinal
+}
+
+#[test]
+fn a_paused_consumer_delivers_nothing() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        let mut consumer = build(&server, |b| b).await;
+        consumer.pause();
+        assert!(tokio::time::timeout(Duration::from_millis(50), consumer.next_batch()).await.is_err());
+        consumer.resume();
+        assert_eq!(read(&mut consumer, 100).await[&(0, 0)], numbered(0..100));
+    });
+}
+
+// Applications.
+
+fn member(builder: ConsumerBuilder) -> ConsumerBuilder {
+    builder.application("app").commit(CommitMode::Interval(Duration::from_millis(10)))
+}
+
+/// What the application has committed in a lane.
+fn committed(server: &FakeServer, streamlet: u32) -> u64 {
+    server.fake.state().members.lanes.get(&(streamlet, 0)).map_or(0, |progress| progress.ordinal)
+}
+
+#[test]
+fn a_member_goes_on_where_the_application_stopped() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        fill(&server, 1, 0, 0..100);
+        let mut first = build(&server, member).await;
+        read(&mut first, 200).await;
+        first.close().await.unwrap();
+        assert_eq!((committed(&server, 0), committed(&server, 1)), (100, 100));
+        assert!(server.fake.state().members.leases().is_empty(), "the leases were given back");
+        fill(&server, 0, 0, 100..110);
+        let mut second = build(&server, member).await;
+        assert_eq!(read(&mut second, 10).await[&(0, 0)], numbered(100..110));
+        second.close().await.unwrap();
+    });
+}
+
+#[test]
+fn commits_happen_on_the_interval_without_being_asked_for() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        let mut consumer = build(&server, member).await;
+        read(&mut consumer, 100).await;
+        // Asking for the next batch says that the last one is processed.
+        let waiting = tokio::time::timeout(Duration::from_millis(200), consumer.next_batch()).await;
+        assert!(waiting.is_err());
+        assert_eq!(committed(&server, 0), 100);
+        assert!(consumer.stats().commits > 0);
+    });
+}
+
+#[test]
+fn manual_commits_commit_what_was_returned_and_nothing_else_does() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        let manual = |b: ConsumerBuilder| b.application("app").commit(CommitMode::Manual);
+        let mut consumer = build(&server, manual).await;
+        for _ in 0..33 {
+            consumer.next().await.unwrap().unwrap();
+        }
+        assert_eq!(committed(&server, 0), 0);
+        consumer.commit().await.unwrap();
+        assert_eq!(committed(&server, 0), 33);
+        for _ in 0..40 {
+            consumer.next().await.unwrap().unwrap();
+        }
+        consumer.close().await.unwrap();
+        assert_eq!(committed(&server, 0), 33);
+        let mut again = build(&server, manual).await;
+        let next = again.next().await.unwrap().unwrap();
+        assert_eq!(next.ordinal, 33);
+        let rest = again.next_batch().await.unwrap().unwrap();
+        assert_eq!(rest.base_ordinal(), 34);
+        again.commit().await.unwrap();
+        assert_eq!(committed(&server, 0), rest.end_ordinal());
+        again.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_group_that_is_done_is_followed_by_the_next() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        for i in 0..30 {
+            for streamlet in 0..2 {
+                fill(&server, streamlet, 0, i * 20..(i + 1) * 20);
+                server.fake.state().logs.get_mut(&(streamlet, 0)).unwrap().close_group();
+            }
+        }
+        let mut consumer = build(&server, member).await;
+        let all = read(&mut consumer, 1_200).await;
+        for streamlet in 0..2 {
+            assert_eq!(all[&(streamlet, 0)], numbered(0..600));
+        }
+        consumer.close().await.unwrap();
+        assert_eq!((committed(&server, 0), committed(&server, 1)), (600, 600));
+    });
+}
+
+#[test]
+fn one_member_reads_any_number_of_lanes_at_once() {
+    let server = FakeServer::start(300, 1);
+    run(async {
+        for streamlet in 0..300 {
+            fill(&server, streamlet, 0, 0..10);
+        }
+        let mut consumer = build(&server, member).await;
+        assert_eq!(read(&mut consumer, 3_000).await.len(), 300);
+        // Groups that come one by one do not take a subscription each for ever.
+        for streamlet in 0..200 {
+            server.fake.state().logs.get_mut(&(streamlet, 0)).unwrap().close_group();
+            fill(&server, streamlet, 0, 10..20);
+            read(&mut consumer, 10).await;
+        }
+        let most = server.fake.state().subscriptions_max;
+        assert!(most <= 32, "{most} subscriptions were open at one time");
+        consumer.close().await.unwrap();
+    });
+}
+
+#[test]
+fn until_end_ends_for_a_member_that_has_read_everything() {
+    let server = FakeServer::start(3, 1);
+    run(async {
+        fill(&server, 0, 0, 0..500);
+        fill(&server, 2, 0, 0..50);
+        server.fake.state().logs.get_mut(&(2, 0)).unwrap().close_group();
+        fill(&server, 2, 0, 50..70);
+        let mut consumer = build(&server, |b| member(b).until_end(true)).await;
+        let mut records = 0;
+        while let Some(batch) = consumer.next_batch().await.unwrap() {
+            records += batch.len();
+        }
+        assert_eq!(records, 570);
+        consumer.close().await.unwrap();
+        assert_eq!((committed(&server, 0), committed(&server, 2)), (500, 70));
+        // All is committed: there is nothing to do for the next one.
+        let mut again = build(&server, |b| member(b).until_end(true)).await;
+        assert!(again.next_batch().await.unwrap().is_none());
+        again.close().await.unwrap();
+    });
+}
+
+#[test]
+fn heartbeats_go_on_while_the_program_is_busy() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..10);
+        let mut consumer = build(&server, member).await;
+        consumer.next_batch().await.unwrap();
+        let before = server.fake.state().members.heartbeats;
+        server.until("heartbeats", |state| state.members.heartbeats > before + 3).await;
+        consumer.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_lease_that_is_asked_back_is_given_back_with_what_was_processed() {
+    let server = FakeServer::start(2, 1);
+    run(async {
+        fill(&server, 0, 0, 0..1_000);
+        fill(&server, 1, 0, 0..1_000);
+        let mut consumer = build(&server, |b| member(b).credit_bytes(64 << 10)).await;
+        read_some(&mut consumer, 100).await;
+        let lease = server.fake.state().members.lanes[&(0, 0)].lease;
+        {
+            let mut state = server.fake.state();
+            state.members.release = vec![lease];
+            // Nobody gets it again here.
+            state.members.reserved.insert((0, 0));
+        }
+        // Asked back by a heartbeat, given back by the consumer as it goes on.
+        while consumer.stats().released == 0 {
+            let _ = tokio::time::timeout(Duration::from_millis(10), consumer.next_batch()).await;
+        }
+        let (released, at) = {
+            let state = server.fake.state();
+            (state.members.released.clone(), state.members.lanes[&(0, 0)].ordinal)
+        };
+        assert_eq!(released, [lease]);
+        assert!(at <= 1_000);
+        // The other lane is read on; the first one stays where it was left.
+        while committed(&server, 1) < 1_000 {
+            let waited = tokio::time::timeout(Duration::from_millis(20), consumer.next_batch()).await;
+            if let Ok(batch) = waited {
+                assert_eq!(batch.unwrap().unwrap().streamlet().0, 1);
+            }
+        }
+        {
+            let mut state = server.fake.state();
+            state.members.release.clear();
+            state.members.reserved.clear();
+        }
+        server.fake.wake_all();
+        if at < 1_000 {
+            let again = consumer.next_batch().await.unwrap().unwrap();
+            assert_eq!((again.streamlet().0, again.base_ordinal()), (0, at), "it goes on where it was left");
+        }
+        consumer.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_lease_that_was_lost_is_dropped_and_counted() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..100);
+        let mut consumer = build(&server, member).await;
+        read(&mut consumer, 100).await;
+        {
+            // Another member has it now, and has read less.
+            let mut state = server.fake.state();
+            let progress = state.members.lanes.get_mut(&(0, 0)).unwrap();
+            (progress.lease, progress.member, progress.ordinal) = (99, 98, 5);
+        }
+        while consumer.stats().lost == 0 {
+            let _ = tokio::time::timeout(Duration::from_millis(10), consumer.next_batch()).await;
+        }
+        assert_eq!(committed(&server, 0), 5, "a lost lease commits nothing");
+        consumer.close().await.unwrap();
+    });
+}
+
+#[test]
+fn a_member_survives_a_restart_of_the_server_that_keeps_its_leases() {
+    let mut server = FakeServer::start(2, 1);
+    run(async {
+        fill(&server, 0, 0, 0..3_000);
+        fill(&server, 1, 0, 0..3_000);
+        let mut consumer = build(&server, |b| member(b).credit_bytes(64 << 10)).await;
+        let mut all: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+        let mut batches = 0;
+        while all.values().map(Vec::len).sum::<usize>() < 6_000 {
+            let batch = consumer.next_batch().await.unwrap().unwrap();
+            all.entry(batch.streamlet().0).or_default().extend(texts(&batch));
+            batches += 1;
+            if batches % 4 == 0 {
+                server.restart();
+            }
+        }
+        for values in all.values() {
+            assert_eq!(*values, numbered(0..3_000), "a lease that was kept repeats nothing");
+        }
+        consumer.close().await.unwrap();
+        assert_eq!((committed(&server, 0), committed(&server, 1)), (3_000, 3_000));
+    });
+}
+
+#[test]
+fn a_member_that_the_server_has_forgotten_joins_again_and_loses_nothing() {
+    let mut server = FakeServer::start(2, 1);
+    run(async {
+        fill(&server, 0, 0, 0..8_000);
+        fill(&server, 1, 0, 0..8_000);
+        let mut consumer = build(&server, |b| member(b).credit_bytes(64 << 10)).await;
+        let mut seen: BTreeMap<u32, std::collections::BTreeSet<u64>> = BTreeMap::new();
+        let mut batches = 0;
+        while seen.values().map(std::collections::BTreeSet::len).sum::<usize>() < 16_000 {
+            let batch = consumer.next_batch().await.unwrap().unwrap();
+            let ordinals = batch.records().map(|record| record.ordinal);
+            seen.entry(batch.streamlet().0).or_default().extend(ordinals);
+            batches += 1;
+            if batches % 3 == 0 && batches < 12 {
+                server.crash();
+                server.fake.state().members.forget();
+                server.restart();
+            }
+        }
+        assert!(server.fake.state().members.joins > 2);
+        consumer.close().await.unwrap();
+        assert_eq!((committed(&server, 0), committed(&server, 1)), (8_000, 8_000));
+    });
+}
+
+#[test]
+fn two_members_share_the_lanes() {
+    let server = FakeServer::start(4, 1);
+    run(async {
+        for streamlet in 0..4 {
+            fill(&server, streamlet, 0, 0..50);
+        }
+        let mut first = build(&server, |b| member(b).groups_max(2)).await;
+        let mut second = build(&server, |b| member(b).groups_max(2)).await;
+        let mut all = read(&mut first, 100).await;
+        all.extend(read(&mut second, 100).await);
+        assert_eq!(all.len(), 4);
+        first.close().await.unwrap();
+        second.close().await.unwrap();
+        assert_eq!((0..4).map(|streamlet| committed(&server, streamlet)).sum::<u64>(), 200);
+    });
+}
+
+#[test]
+fn settings_that_make_no_sense_are_named() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let client = client(&server).await;
+        for (builder, field) in [
+            (client.consumer(STREAM).credit_bytes(0), "credit_bytes"),
+            (client.consumer(STREAM).application("a").groups_max(0), "groups_max"),
+            (client.consumer(STREAM).application("a").streamlets([0]), "streamlets"),
+            (client.consumer(STREAM).lanes([1]), "lane"),
+        ] {
+            let error = builder.build().await.unwrap_err();
+            assert!(error.to_string().contains(field), "{error}");
+        }
+        assert!(client.consumer("none").build().await.is_err());
+    });
+}
