@@ -6,8 +6,8 @@
 //!
 //! A snapshot is published by a rename, so it is whole or not there. The journal with its number is what happened
 //! since; one that is not there is empty. Older generations are leftovers, whatever they hold. A new generation starts
-//! when the catalog is opened, when the journal has grown, and after a write that failed: what may lie in a journal
-//! behind a failed write is thereby out of the way for good.
+//! when a start finds a journal that is long or torn, when the journal has grown, and after a write that failed: what
+//! may lie in a journal behind a failed write is thereby out of the way for good.
 
 use std::io;
 use std::sync::Arc;
@@ -23,6 +23,8 @@ use crate::catalog::Catalog;
 pub const DIR: &str = "catalog";
 /// Entries after which a journal gives way to the next snapshot.
 const JOURNAL_ENTRIES_MAX: u64 = 10_000;
+/// A start goes on in a journal with fewer entries.
+const GOES_ON_ENTRIES_MAX: u64 = 200;
 /// The largest file that is read: several times what the limits on streams and producers can make.
 const FILE_BYTES_MAX: usize = 512 << 20;
 
@@ -49,8 +51,8 @@ pub struct Opened {
 }
 
 impl Journal {
-    /// Reads what is there and starts a generation of its own. If the disk does not take that one, the catalog can be
-    /// read, and the first command tries again.
+    /// Reads what is there and goes on with it: in the journal that is there, if it is whole and short, else in the next
+    /// generation. If the disk does not take that one, the catalog can be read, and the first command tries again.
     pub fn open(disk: Arc<dyn Disk>, node: [u8; 16]) -> Result<(Journal, Catalog, Opened), OpenError> {
         let disk_error = |error| OpenError::Disk { path: DIR.to_owned(), error };
         disk.create_dir_all(DIR).map_err(disk_error)?;
@@ -76,6 +78,9 @@ impl Journal {
         let generation = snapshot.max(journal).unwrap_or(0);
         let entries_max = JOURNAL_ENTRIES_MAX;
         let mut journal = Journal { disk, node, generation, file: None, end: 0, entries: 0, entries_max };
+        if snapshot == Some(generation) && journal.goes_on(&opened) {
+            return Ok((journal, catalog, opened));
+        }
         if let Err(error) = journal.start_generation(&catalog) {
             tracing::warn!(%error, "the catalog can be read but not written; commands are refused until it can");
         }
@@ -111,6 +116,22 @@ impl Journal {
         self.end += bytes.len() as u64;
         self.entries += 1;
         Ok(())
+    }
+
+    /// Goes on in the journal that was read: a start costs one sync then, not the four of a generation. That sync is for
+    /// an entry that an earlier process wrote and did not live to sync: it has been read, so it must stay.
+    fn goes_on(&mut self, opened: &Opened) -> bool {
+        if opened.torn_bytes > 0 || opened.entries >= GOES_ON_ENTRIES_MAX {
+            return false;
+        }
+        let path = journal_path(self.generation);
+        let Ok(file) = self.disk.open(&path, OpenMode::ReadWrite, false) else { return false };
+        let Ok(end) = file.len() else { return false };
+        if end < FILE_HEADER_BYTES as u64 || file.sync_data().is_err() {
+            return false;
+        }
+        (self.file, self.end, self.entries) = (Some(file), end, opened.entries);
+        true
     }
 
     fn newest_snapshot(&self) -> io::Result<Option<u64>> {

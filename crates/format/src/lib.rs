@@ -12,7 +12,6 @@ pub mod chunk;
 pub mod compression;
 pub mod container;
 mod error;
-pub mod extent;
 pub mod ids;
 pub mod limits;
 pub mod options;
