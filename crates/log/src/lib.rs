@@ -49,7 +49,7 @@ pub use read::{ReadError, ReadOutcome};
 pub use recovery::{RecoveryReport, RestoreError, Restored};
 pub use segment::Segment;
 pub use sink::{made_durable, ChunkReference, DurabilitySink, SinkDirectory, SinkError, SinkErrorKind, Ticket};
-pub use storage::{Extent, Location, SegmentStore, StoredSegment, WriteThrough};
+pub use storage::{Location, SegmentStore, StoredSegment};
 pub use stream::Stream;
 pub use streamlet::Streamlet;
 pub use waiters::{LaneVersion, Observer, SpaceVersion};
