@@ -5,9 +5,9 @@
 
 use std::time::{Duration, Instant};
 
+use kera_client::Delivered;
 use kera_client::measure::{Buffer, BufferSettings, Pushed};
 use kera_client::{Compression, LaneId, Record, Routing, StreamId, StreamletId};
-use kera_client::Delivered;
 use kera_format::{ProducerEpoch, ProducerId};
 
 const REQUEST_BYTES: usize = 1 << 20;
@@ -37,7 +37,10 @@ fn main() {
     let mut records = 0_u64;
     let mut chunks = 0_u64;
     let mut bytes = 0_u64;
-    println!("{record_bytes} byte values, {key_bytes} byte keys, {} KiB chunks, {streamlets} streamlets", chunk_bytes >> 10);
+    println!(
+        "{record_bytes} byte values, {key_bytes} byte keys, {} KiB chunks, {streamlets} streamlets",
+        chunk_bytes >> 10
+    );
     for _ in 0..4 {
         let start = Instant::now();
         let before = records;
@@ -47,11 +50,8 @@ fn main() {
                     key[..8].copy_from_slice(&records.to_le_bytes());
                 }
                 let keys = [&key[..]];
-                let record = Record {
-                    keys: if key_bytes > 0 { &keys } else { &[] },
-                    value: Some(&value),
-                    ..Record::default()
-                };
+                let record =
+                    Record { keys: if key_bytes > 0 { &keys } else { &[] }, value: Some(&value), ..Record::default() };
                 record.check().expect("a small record");
                 let size = record.encoded_bytes();
                 let pushed = buffer.lock().expect("one thread").push(&record, size, None, &mut None);
@@ -76,7 +76,11 @@ fn main() {
             }
         }
         let rate = (records - before) as f64 / start.elapsed().as_secs_f64();
-        println!("{:.1} M records/s, {:.2} GB/s of records", rate / 1e6, rate * (record_bytes + key_bytes) as f64 / 1e9);
+        println!(
+            "{:.1} M records/s, {:.2} GB/s of records",
+            rate / 1e6,
+            rate * (record_bytes + key_bytes) as f64 / 1e9
+        );
     }
     println!("{chunks} chunks of {} bytes on average", bytes / chunks.max(1));
 }

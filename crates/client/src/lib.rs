@@ -2,6 +2,57 @@
 //!
 //! Everything starts at a [`Client`]. It is cheap to clone, reconnects by itself and runs its background tasks on the
 //! tokio runtime that it is used on. Nothing in it polls: every wait ends with an answer, a pushed frame or a timer.
+//!
+//! # Produce
+//!
+//! ```no_run
+//! use kera_client::{Client, ClientError, Record, StreamOptions};
+//!
+//! # async fn produce() -> Result<(), ClientError> {
+//! let client = Client::connect("127.0.0.1:7070").await?;
+//! client.admin().ensure_stream("flights", StreamOptions { streamlets: 4, ..Default::default() }).await?;
+//! let producer = client.producer("flights").build().await?;
+//! for (carrier, flight) in [("AA", "one"), ("UA", "two")] {
+//!     let keys = [carrier.as_bytes()];
+//!     let record = Record { keys: &keys, value: Some(flight.as_bytes()), ..Default::default() };
+//!     producer.send(&record).await?; // waits only while the buffer is full
+//! }
+//! producer.close().await?; // everything is acknowledged, or the first failure is told
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Records are collected into chunks, one for each streamlet; requests with chunks of many streamlets are pipelined. Each
+//! record is in the stream exactly once and in order, also when connections break or the server is restarted.
+//! [`ProducerBuilder`] has the settings, [`routing`] says which streamlet a key goes to.
+//!
+//! # Consume
+//!
+//! ```no_run
+//! use kera_client::{Client, ClientError, Start};
+//!
+//! # async fn consume() -> Result<(), ClientError> {
+//! let client = Client::connect("127.0.0.1:7070").await?;
+//! let mut consumer = client.consumer("flights").application("report").from(Start::Earliest).build().await?;
+//! while let Some(batch) = consumer.next_batch().await? {
+//!     for record in batch.records() {
+//!         println!("{} {:?} {:?}", record.ordinal, record.view.key(), record.view.value());
+//!     }
+//!     // Asking for the next batch says that this one is processed; that is committed every second.
+//! }
+//! consumer.close().await?; // commits, and gives the groups to the other members
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! Without [`application`](ConsumerBuilder::application) a consumer reads the lanes it is told to, from where it is told to.
+//! With one, the members of the application share the stream's groups, and go on where it has committed.
+//!
+//! # When something fails
+//!
+//! Producers and consumers try again by themselves. What comes out as a [`ClientError`] says what was wrong with which
+//! field, whether trying again makes sense ([`ClientError::retryable`]), and whether what failed may have been done all the
+//! same ([`ClientError::could_duplicate`]).
 
 mod admin;
 mod backoff;

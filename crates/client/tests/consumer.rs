@@ -15,10 +15,7 @@ async fn client(server: &FakeServer) -> Client {
     server.client().connect().await.unwrap()
 }
 
-async fn build(
-    server: &FakeServer,
-    change: impl FnOnce(ConsumerBuilder) -> ConsumerBuilder,
-) -> Consumer {
+async fn build(server: &FakeServer, change: impl FnOnce(ConsumerBuilder) -> ConsumerBuilder) -> Consumer {
     change(client(server).await.consumer(STREAM)).build().await.unwrap()
 }
 
@@ -133,7 +130,7 @@ fn a_consumer_reads_only_the_lanes_it_is_told_to() {
 fn records_come_one_by_one_with_everything_they_have() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let mut producer = client(&server).await.producer(STREAM).compression(Compression::Zstd).build().await.unwrap();
+        let producer = client(&server).await.producer(STREAM).compression(Compression::Zstd).build().await.unwrap();
         for i in 0..100_u64 {
             let text = format!("a value that compresses, number {i}");
             let keys: [&[u8]; 2] = [b"first", b"second"];
@@ -151,7 +148,10 @@ fn records_come_one_by_one_with_everything_they_have() {
         let mut ordinal = 0;
         while let Some(record) = consumer.next().await.unwrap() {
             let view = record.view();
-            assert_eq!((record.ordinal, view.version(), view.timestamp_ms()), (ordinal, Some(ordinal), Some(ordinal as i64)));
+            assert_eq!(
+                (record.ordinal, view.version(), view.timestamp_ms()),
+                (ordinal, Some(ordinal), Some(ordinal as i64))
+            );
             assert_eq!(view.keys().collect::<Vec<_>>(), [&b"first"[..], b"second"]);
             assert_eq!(view.value().is_none(), ordinal % 10 == 0);
             view.verify().unwrap();

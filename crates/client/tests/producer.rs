@@ -220,8 +220,7 @@ fn a_fenced_producer_says_so_and_takes_nothing_more() {
 fn records_that_cannot_be_delivered_in_time_are_given_up() {
     let mut server = FakeServer::start(1, 1);
     run(async {
-        let (producer, reports) =
-            small_chunks(&server, |b| b.delivery_timeout(Duration::from_millis(300))).await;
+        let (producer, reports) = small_chunks(&server, |b| b.delivery_timeout(Duration::from_millis(300))).await;
         send_all(&producer, &numbered(0..10)).await;
         producer.flush().await.unwrap();
         server.crash();

@@ -347,8 +347,7 @@ async fn greet(address: &str, config: &ClientConfig) -> Result<(TcpStream, Hello
     let failed = |reason: String| RpcError::Connect { address: address.into(), reason };
     let mut stream = TcpStream::connect(address).await.map_err(|e| failed(e.to_string()))?;
     stream.set_nodelay(true).map_err(|e| failed(e.to_string()))?;
-    let hello =
-        Hello { client_name: config.client_name.clone(), client_version: config.client_version.clone() };
+    let hello = Hello { client_name: config.client_name.clone(), client_version: config.client_version.clone() };
     let mut request = Vec::new();
     encode_request(&hello, 1, 0, &mut request);
     stream.write_all(&request).await.map_err(|e| failed(e.to_string()))?;
@@ -369,8 +368,8 @@ fn checked(address: &str, frame: Frame) -> Result<Frame, RpcError> {
     if frame.header.status == Status::Ok as u16 {
         return Ok(frame);
     }
-    let error = ErrorBody::decode(&frame.body)
-        .map_err(|source| RpcError::Protocol { address: address.into(), source })?;
+    let error =
+        ErrorBody::decode(&frame.body).map_err(|source| RpcError::Protocol { address: address.into(), source })?;
     let status = Status::from_u16(frame.header.status).ok_or(RpcError::Protocol {
         address: address.into(),
         source: ProtocolError::BadField {
@@ -484,11 +483,8 @@ impl Task {
                 Ok(Next::End(reason)) => break reason,
                 Ok(Next::Yield) => tokio::task::yield_now().await,
                 Ok(Next::Wait) => {
-                    let interest = if self.out.is_empty() {
-                        Interest::READABLE
-                    } else {
-                        Interest::READABLE | Interest::WRITABLE
-                    };
+                    let interest =
+                        if self.out.is_empty() { Interest::READABLE } else { Interest::READABLE | Interest::WRITABLE };
                     tokio::select! {
                         ready = self.stream.ready(interest) => {
                             if let Err(e) = ready {

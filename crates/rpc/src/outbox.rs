@@ -84,7 +84,8 @@ impl Outbox {
     #[inline]
     pub fn begin(&mut self, header: &FrameHeader) -> FrameWriter<'_> {
         let start = self.small.len();
-        let undo = Undo { parts: self.parts.len(), small_covered: self.small_covered, shared_queued: self.shared_queued };
+        let undo =
+            Undo { parts: self.parts.len(), small_covered: self.small_covered, shared_queued: self.shared_queued };
         self.small.extend_from_slice(&header.to_bytes());
         FrameWriter { outbox: self, start, undo, finished: false }
     }
@@ -291,7 +292,8 @@ mod tests {
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let size = || prop_oneof![Just(0_usize), 1..40_usize, Just(40_000)];
-        let frame = (size(), size(), size(), prop::bool::weighted(0.8)).prop_map(|(a, b, c, d)| Step::Frame(a, b, c, d));
+        let frame =
+            (size(), size(), size(), prop::bool::weighted(0.8)).prop_map(|(a, b, c, d)| Step::Frame(a, b, c, d));
         prop::collection::vec(prop_oneof![frame, (0..50_000_usize).prop_map(Step::Written)], 0..40)
     }
 

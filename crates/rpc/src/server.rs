@@ -268,11 +268,7 @@ impl IoThread {
 }
 
 /// Takes connections and hands them to the I/O threads in turn.
-async fn accept(
-    shared: Arc<Shared>,
-    listener: std::net::TcpListener,
-    mailboxes: Vec<mpsc::UnboundedSender<Mail>>,
-) {
+async fn accept(shared: Arc<Shared>, listener: std::net::TcpListener, mailboxes: Vec<mpsc::UnboundedSender<Mail>>) {
     let listener = match TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(e) => {

@@ -338,12 +338,7 @@ impl Serving {
     }
 
     /// Waits for the first thing that lets the next turn get on. An error ends the connection.
-    async fn wait(
-        &mut self,
-        waits: Waits,
-        timer: &mut Pin<Box<Sleep>>,
-        armed: &mut Option<Instant>,
-    ) -> io::Result<()> {
+    async fn wait(&mut self, waits: Waits, timer: &mut Pin<Box<Sleep>>, armed: &mut Option<Instant>) -> io::Result<()> {
         if waits.read {
             self.input.settle();
         }
@@ -464,13 +459,7 @@ fn is_spoken(header: &FrameHeader) -> bool {
 }
 
 /// A handshake, or a frame that is not for the session.
-fn unusual_frame(
-    shared: &Shared,
-    greeted: &mut bool,
-    header: &FrameHeader,
-    body: &[u8],
-    out: &mut Outbox,
-) -> Flow {
+fn unusual_frame(shared: &Shared, greeted: &mut bool, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
     let mut refuse = |status: Status, message: String, close: bool| {
         out.error(header, status, &ErrorBody::new(message.clone()));
         if close { Flow::Close(message) } else { Flow::Done }

@@ -118,8 +118,7 @@ fn a_subscription_gets_what_is_pushed_until_it_is_dropped() {
     runtime().block_on(async {
         let connection = connect(server.local_addr()).await;
         // The scripted session pushes as often as the first field of the body says.
-        let subscribe =
-            kera_protocol::Subscribe { credit_bytes: 1_000, push_bytes_max: 0, entries: Vec::new() };
+        let subscribe = kera_protocol::Subscribe { credit_bytes: 1_000, push_bytes_max: 0, entries: Vec::new() };
         let mut subscription = connection.subscribe(&subscribe).unwrap();
         for i in 0..500_u64 {
             let frame = subscription.next().await.unwrap();

@@ -14,8 +14,7 @@ use kera_protocol::{FrameHeader, Op, Status};
 fn frames_are_answered_in_order_however_they_are_cut() {
     let (server, script) = start(|_| {});
     let mut raw = Raw::greeted(server.local_addr());
-    let frames: Vec<u8> =
-        (0..100).flat_map(|i| frame(Op::NodeStatus, i, &vec![i as u8; i as usize * 13])).collect();
+    let frames: Vec<u8> = (0..100).flat_map(|i| frame(Op::NodeStatus, i, &vec![i as u8; i as usize * 13])).collect();
     for cut in [1, 23, 24, 25, 777, frames.len()] {
         for piece in frames.chunks(cut) {
             raw.write(piece);

@@ -14,7 +14,10 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kera_format::chunk::{ChunkTarget, seal_in_place};
-use kera_format::{align8, CHUNK_HEADER_BYTES, ChunkBuilder, ChunkHeader, Compression, ProducerEpoch, ProducerId, Record, StreamId, StreamletId};
+use kera_format::{
+    CHUNK_HEADER_BYTES, ChunkBuilder, ChunkHeader, Compression, ProducerEpoch, ProducerId, Record, StreamId,
+    StreamletId, align8,
+};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 

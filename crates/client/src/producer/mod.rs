@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use kera_format::segment::SEGMENT_HEADER_BYTES;
 use kera_format::{
-    CHUNK_HEADER_BYTES, Compression, FormatError, ProducerEpoch, ProducerId, Record, StreamId, StreamletId, align8, limits,
+    CHUNK_HEADER_BYTES, Compression, FormatError, ProducerEpoch, ProducerId, Record, StreamId, StreamletId, align8,
+    limits,
 };
 use kera_protocol::{AllocateProducer, FRAME_HEADER_BYTES, GetStream, HelloResponse, StreamInfo, StreamRef};
 use tokio::sync::oneshot;
@@ -150,7 +151,8 @@ impl ProducerBuilder {
             (producer_id, producer_epoch) = (allocated.producer_id, allocated.producer_epoch);
         }
         let hello = connection.hello();
-        let request_bytes_max = hello.frame_bytes_max as usize - FRAME_HEADER_BYTES - kera_protocol::write::WRITE_HEAD_BYTES;
+        let request_bytes_max =
+            hello.frame_bytes_max as usize - FRAME_HEADER_BYTES - kera_protocol::write::WRITE_HEAD_BYTES;
         let sender = SenderSettings {
             request_bytes: self.request_bytes.min(request_bytes_max),
             in_flight: self.in_flight.min((hello.in_flight_requests_max as usize).max(1)),
@@ -171,8 +173,7 @@ impl ProducerBuilder {
 
     /// Checks the settings against their limits, the stream's and the server's.
     fn settings(&self, info: &StreamInfo, hello: &HelloResponse) -> Result<BufferSettings, ClientError> {
-        let invalid =
-            |field, value: usize, allowed: String| ClientError::invalid(field, value, allowed);
+        let invalid = |field, value: usize, allowed: String| ClientError::invalid(field, value, allowed);
         let segment_bytes_max = info.options.segment_bytes_max as usize;
         let largest = segment_bytes_max.saturating_sub(SEGMENT_HEADER_BYTES).min(hello.chunk_bytes_max as usize);
         let chunk_bytes_max = largest.min(limits::CHUNK_BYTES_MAX);
@@ -185,7 +186,11 @@ impl ProducerBuilder {
             return Err(invalid("in_flight", self.in_flight, "1 to 1000".into()));
         }
         if self.buffer_bytes < self.chunk_bytes {
-            return Err(invalid("buffer_bytes", self.buffer_bytes, format!("chunk_bytes ({}) or more", self.chunk_bytes)));
+            return Err(invalid(
+                "buffer_bytes",
+                self.buffer_bytes,
+                format!("chunk_bytes ({}) or more", self.chunk_bytes),
+            ));
         }
         if self.request_bytes == 0 {
             return Err(invalid("request_bytes", 0, "1 or more".into()));

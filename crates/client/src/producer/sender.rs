@@ -105,12 +105,7 @@ enum Verdict {
 }
 
 impl Sender {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        client: Client,
-        connection: Connection,
-        settings: SenderSettings,
-    ) -> Sender {
+    pub(super) fn new(shared: Arc<Shared>, client: Client, connection: Connection, settings: SenderSettings) -> Sender {
         Sender {
             shared,
             client,
@@ -191,7 +186,8 @@ impl Sender {
                 } else {
                     buffer.stats.requests += 1;
                     buffer.stats.sent_bytes += taken.bytes as u64;
-                    buffer.stats.retried_chunks += taken.chunks.iter().filter(|chunk| chunk.attempts > 0).count() as u64;
+                    buffer.stats.retried_chunks +=
+                        taken.chunks.iter().filter(|chunk| chunk.attempts > 0).count() as u64;
                 }
                 taken
             };
@@ -384,9 +380,7 @@ impl Sender {
         };
         match status {
             Status::Ok => Verdict::Done(delivered((result.base_ordinal != u64::MAX).then_some(result.base_ordinal))),
-            Status::SequenceTooOld => {
-                Verdict::Done(Delivered { duplicate: true, lane: LaneId(0), ..delivered(None) })
-            }
+            Status::SequenceTooOld => Verdict::Done(Delivered { duplicate: true, lane: LaneId(0), ..delivered(None) }),
             Status::StaleEpoch => Verdict::Fenced(result.base_ordinal),
             Status::SequenceGap => {
                 let waiting = buffer.first_waiting_sequence(chunk.streamlet);

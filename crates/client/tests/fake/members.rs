@@ -69,13 +69,18 @@ pub fn next_groups(state: &mut State, request: &NextGroups) -> Option<Result<Lea
     let mut groups = Vec::new();
     for (&(streamlet, lane), log) in &state.logs {
         let progress = state.members.lanes.entry((streamlet, lane)).or_default();
-        if progress.member != 0 || state.members.reserved.contains(&(streamlet, lane)) || groups.len() >= request.max_groups.max(1) as usize {
+        if progress.member != 0
+            || state.members.reserved.contains(&(streamlet, lane))
+            || groups.len() >= request.max_groups.max(1) as usize
+        {
             continue;
         }
         let mut start = if progress.cursor == Cursor::default() { log.earliest() } else { progress.cursor };
         if progress.done {
             // The next group, if it has started.
-            let Some(next) = log.chunks.iter().find(|chunk| chunk.cursor.group > progress.cursor.group) else { continue };
+            let Some(next) = log.chunks.iter().find(|chunk| chunk.cursor.group > progress.cursor.group) else {
+                continue;
+            };
             (start, progress.done) = (next.cursor, false);
             progress.cursor = start;
         }
@@ -142,7 +147,13 @@ pub fn on_frame(state: &mut State, op: Op, header: &FrameHeader, body: &[u8], ou
             let heartbeat_ms = if members.heartbeat_ms == 0 { 20 } else { members.heartbeat_ms };
             out.respond(
                 header,
-                &JoinedApplication { application: APPLICATION, member, lease_ms: 1_000, heartbeat_ms, order: Order::Lane },
+                &JoinedApplication {
+                    application: APPLICATION,
+                    member,
+                    lease_ms: 1_000,
+                    heartbeat_ms,
+                    order: Order::Lane,
+                },
             );
         }
         Op::Heartbeat => {

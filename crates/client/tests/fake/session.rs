@@ -7,8 +7,8 @@ use kera_format::Cursor;
 use kera_protocol::read::{ANSWER_END_OF_GROUP, ENTRY_FOLLOW_GROUPS, write_answers};
 use kera_protocol::{
     AllocateProducer, AllocatedProducer, Body, ChunkResult, ChunkResults, Credit, Empty, ErrorBody, FrameHeader,
-    GetStream, LaneStats, LeasedGroups, Lookup, LookupResult, Op, ReadAnswer, ReadChunks, ReadEntry, Status, StreamRef, StreamStats,
-    StreamStatsResponse, Subscribe, Subscribed, Unsubscribe, WriteChunksView,
+    GetStream, LaneStats, LeasedGroups, Lookup, LookupResult, Op, ReadAnswer, ReadChunks, ReadEntry, Status, StreamRef,
+    StreamStats, StreamStatsResponse, Subscribe, Subscribed, Unsubscribe, WriteChunksView,
 };
 use kera_rpc::{Flow, Outbox, Session};
 
@@ -143,10 +143,11 @@ fn read(state: &State, entries: &mut [Option<ReadEntry>], bytes_max: usize) -> (
             continue;
         }
         // Behind the end of a group that takes no more: its end was lost.
-        let group_end = log.chunks.iter().rfind(|chunk| chunk.cursor.group == start.group).map(|chunk| Cursor {
-            position: chunk.cursor.position + chunk.bytes.len() as u32,
-            ..chunk.cursor
-        });
+        let group_end = log
+            .chunks
+            .iter()
+            .rfind(|chunk| chunk.cursor.group == start.group)
+            .map(|chunk| Cursor { position: chunk.cursor.position + chunk.bytes.len() as u32, ..chunk.cursor });
         if let Some(end) = group_end.filter(|end| start.group < log.end().group && start > *end) {
             answers.push(ReadAnswer::failed(index as u32, Status::CursorGone, start, end));
             *slot = None;
@@ -257,9 +258,7 @@ impl Session for FakeSession {
                 StreamStats::decode(1, body).unwrap();
                 self.answer(header, out, Ok(stats(&state)))
             }
-            Op::Lookup => {
-                self.answer(header, out, lookup(&state, &Lookup::decode(1, body).unwrap()))
-            }
+            Op::Lookup => self.answer(header, out, lookup(&state, &Lookup::decode(1, body).unwrap())),
             Op::ReadChunks => {
                 state.polls += 1;
                 self.polls.push((*header, ReadChunks::decode(1, body).unwrap()));
