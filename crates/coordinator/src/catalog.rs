@@ -88,7 +88,7 @@ impl Catalog {
     /// A page of streams.
     pub fn list(&self, request: &ListStreams) -> StreamList {
         use std::ops::Bound::{Excluded, Included, Unbounded};
-        let most = kera_protocol::limits::PAGE_ITEMS_MAX as usize;
+        let most = kera_protocol::limits::PAGE_ITEMS_MAX;
         let limit = if request.limit == 0 { most } else { most.min(request.limit as usize) };
         let from = if request.after >= request.prefix && !request.after.is_empty() {
             Excluded(request.after.as_str())
@@ -158,7 +158,7 @@ impl Catalog {
             return Err(CoordinatorError::BadOptions { mistakes });
         }
         let changed = options != info.options;
-        Ok(changed.then(|| Entry::StreamAltered { stream: info.id, at_ms: now_ms, options }))
+        Ok(changed.then_some(Entry::StreamAltered { stream: info.id, at_ms: now_ms, options }))
     }
 
     /// Checks the deletion of a stream.

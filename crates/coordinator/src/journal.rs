@@ -168,10 +168,10 @@ impl Journal {
         let Ok(names) = self.disk.list(DIR) else { return };
         for name in names {
             let older = |suffix| generation_of(&name, suffix).is_some_and(|of| of < generation);
-            if older(".snapshot") || older(".journal") || name.ends_with(".tmp") {
-                if let Err(error) = self.disk.remove(&format!("{DIR}/{name}")) {
-                    tracing::debug!(%name, %error, "an old file of the catalog stays");
-                }
+            if (older(".snapshot") || older(".journal") || name.ends_with(".tmp"))
+                && let Err(error) = self.disk.remove(&format!("{DIR}/{name}"))
+            {
+                tracing::debug!(%name, %error, "an old file of the catalog stays");
             }
         }
     }

@@ -41,9 +41,12 @@ struct Queue {
     stopping: bool,
 }
 
+/// Who waits, and the token that it gave.
+type Waiter = (Weak<dyn Observer>, u64);
+
 #[derive(Default)]
 struct Waiters {
-    by_ticket: BTreeMap<Ticket, Vec<(Weak<dyn Observer>, u64)>>,
+    by_ticket: BTreeMap<Ticket, Vec<Waiter>>,
     count: usize,
     /// When there are this many, those that were dropped are looked for.
     sweep_at: usize,
@@ -218,7 +221,7 @@ impl Waiters {
         self.count += 1;
     }
 
-    fn take_through(&mut self, through: Ticket) -> BTreeMap<Ticket, Vec<(Weak<dyn Observer>, u64)>> {
+    fn take_through(&mut self, through: Ticket) -> BTreeMap<Ticket, Vec<Waiter>> {
         let later = self.by_ticket.split_off(&(through + 1));
         let woken = std::mem::replace(&mut self.by_ticket, later);
         self.count = self.by_ticket.values().map(Vec::len).sum();
