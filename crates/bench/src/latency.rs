@@ -87,7 +87,8 @@ mod tests {
         assert_eq!(latencies.summary(), LatencySummary::default());
         (1..=1000u64).for_each(|us| latencies.record_ns(us * 1000));
         let summary = latencies.summary();
-        for (found, right) in [(summary.p50, 500.0), (summary.p99, 990.0), (summary.p999, 999.0), (summary.max, 1000.0)] {
+        for (found, right) in [(summary.p50, 500.0), (summary.p99, 990.0), (summary.p999, 999.0), (summary.max, 1000.0)]
+        {
             assert!((found - right).abs() <= right / 500.0, "{found} is about {right}");
         }
         assert_eq!(summary.samples, 1000);

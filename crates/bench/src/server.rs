@@ -118,7 +118,10 @@ impl Server {
             }
             if let Some(status) = self.ended()? {
                 self.child = None;
-                return Err(BenchError::server("starting a server", format!("it ended with {status}{}", self.log_tail())));
+                return Err(BenchError::server(
+                    "starting a server",
+                    format!("it ended with {status}{}", self.log_tail()),
+                ));
             }
             if started.elapsed() > self.config.start_timeout {
                 let message = format!("it is not ready after {:?}{}", self.config.start_timeout, self.log_tail());
@@ -232,7 +235,8 @@ fn end_with_parent(command: &mut Command) {
 
 /// Whether a line of a server's log says that it serves.
 fn is_ready(line: &str) -> bool {
-    line.contains("ready") && serde_json::from_str::<serde_json::Value>(line).is_ok_and(|line| line["message"] == "ready")
+    line.contains("ready")
+        && serde_json::from_str::<serde_json::Value>(line).is_ok_and(|line| line["message"] == "ready")
 }
 
 /// A port of loopback that is free right now.
@@ -289,7 +293,8 @@ mod tests {
     #[test]
     fn a_server_is_up_when_it_says_so_and_stops_when_asked() {
         let dir = tempfile::tempdir().unwrap();
-        let text = r#"trap 'exit 0' TERM; echo '{"level":"INFO","message":"ready"}' >&2; while true; do sleep 0.01; done"#;
+        let text =
+            r#"trap 'exit 0' TERM; echo '{"level":"INFO","message":"ready"}' >&2; while true; do sleep 0.01; done"#;
         let config = ServerConfig::in_dir(&script(dir.path(), text), dir.path());
         let (mut server, _) = patiently(|| Server::start(config.clone())).unwrap();
         assert!(server.ended().unwrap().is_none());

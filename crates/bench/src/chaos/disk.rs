@@ -48,7 +48,9 @@ impl SmallDisk {
             }
         }
         match file {
-            Err(error) if error.kind() != std::io::ErrorKind::StorageFull => Err(BenchError::io_at("creating", &path, error)),
+            Err(error) if error.kind() != std::io::ErrorKind::StorageFull => {
+                Err(BenchError::io_at("creating", &path, error))
+            }
             _ => Ok(filled),
         }
     }
@@ -57,7 +59,9 @@ impl SmallDisk {
     pub(super) fn free(&self) -> Result<(), BenchError> {
         let path = self.dir.join(FILLER);
         match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(BenchError::io_at("removing", &path, error)),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(BenchError::io_at("removing", &path, error))
+            }
             _ => Ok(()),
         }
     }

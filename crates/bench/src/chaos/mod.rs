@@ -147,7 +147,8 @@ impl ChaosConfig {
             return Err(BenchError::setting("faults", "name at least one"));
         }
         if self.durability == Durability::Process && self.faults.contains(&Fault::Power) {
-            let message = "durability `process` does not survive a loss of power; give --durability power, or other faults";
+            let message =
+                "durability `process` does not survive a loss of power; give --durability power, or other faults";
             return Err(BenchError::setting("faults", message));
         }
         if self.faults.contains(&Fault::FullDisk) && self.rate.is_none() {
@@ -233,7 +234,11 @@ impl std::fmt::Display for ChaosReport {
         if let Some(dir) = &self.kept {
             writeln!(f, "kept for a look: {}", dir.display())?;
         }
-        f.write_str(if self.holds { "everything that was promised holds" } else { "NOT everything that was promised holds" })
+        f.write_str(if self.holds {
+            "everything that was promised holds"
+        } else {
+            "NOT everything that was promised holds"
+        })
     }
 }
 

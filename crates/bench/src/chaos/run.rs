@@ -37,7 +37,9 @@ pub fn run(config: &ChaosConfig, mut progress: impl FnMut(&str)) -> Result<Chaos
         Err(error) => {
             let dir = place.leave(true);
             return Err(match dir {
-                Some(dir) => BenchError::server(error.to_string(), format!("log and data are kept in {}", dir.display())),
+                Some(dir) => {
+                    BenchError::server(error.to_string(), format!("log and data are kept in {}", dir.display()))
+                }
                 None => error,
             });
         }
@@ -114,11 +116,12 @@ fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&st
     std::thread::scope(|scope| {
         let producers = scope.spawn(|| produce(&writing, &address, &written));
         let mut application = None;
-        let outcome = wait_for_ack(&written, 0, config.recovery, &mut server, &mut || producers.is_finished()).and_then(|_| {
-            application = Some(scope.spawn(|| collect(&reading, &address, &checker, &enough)));
-            let mut ended = || producers.is_finished();
-            carry_out(config, place, &mut server, &written, &mut report, progress, &mut ended)
-        });
+        let outcome = wait_for_ack(&written, 0, config.recovery, &mut server, &mut || producers.is_finished())
+            .and_then(|_| {
+                application = Some(scope.spawn(|| collect(&reading, &address, &checker, &enough)));
+                let mut ended = || producers.is_finished();
+                carry_out(config, place, &mut server, &written, &mut report, progress, &mut ended)
+            });
         written.stop.store(true, Relaxed);
         progress("waiting for the last acknowledgements");
         if outcome.is_err() {

@@ -76,7 +76,9 @@ fn in_pieces(
         };
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(one)).collect();
         for thread in running {
-            thread.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread of the disk measurement panicked")))?;
+            thread
+                .join()
+                .unwrap_or_else(|_| Err(std::io::Error::other("a thread of the disk measurement panicked")))?;
         }
         std::io::Result::Ok(())
     })?;

@@ -292,7 +292,8 @@ impl<'a> Watch<'a> {
     ) -> (Option<ProcessUsage>, ProcessUsage) {
         let mut last = (self.consuming.meter.records(), Instant::now());
         loop {
-            let side_done = |producing: bool| threads.iter().filter(|(p, _)| *p == producing).all(|(_, t)| t.is_finished());
+            let side_done =
+                |producing: bool| threads.iter().filter(|(p, _)| *p == producing).all(|(_, t)| t.is_finished());
             let (produced, consumed) = (side_done(true), side_done(false));
             if produced && consumed {
                 break;

@@ -202,9 +202,10 @@ async fn at_rate(
         let stamp = if i % sample == 0 { due_ns } else { 0 };
         let streamlet = source.with_next(stamp, |record| {
             let turn = (i / producers.len() as u64 % u64::from(config.streamlets)) as u32;
-            record.keys.first().map_or(turn, |key| {
-                kera_client::routing::streamlet_of_key(key, config.streamlets, config.lanes)
-            })
+            record
+                .keys
+                .first()
+                .map_or(turn, |key| kera_client::routing::streamlet_of_key(key, config.streamlets, config.lanes))
         });
         {
             let mut pending = stamps[stream].lock();

@@ -97,8 +97,9 @@ pub fn collect(
 ) -> Result<(), BenchError> {
     let members = if config.application.is_some() { config.consumers.max(1) } else { 1 };
     let outcomes: Vec<Result<(), BenchError>> = std::thread::scope(|scope| {
-        let threads: Vec<_> =
-            (0..members).map(|number| scope.spawn(move || one_reader(config, address, number, checker, stop))).collect();
+        let threads: Vec<_> = (0..members)
+            .map(|number| scope.spawn(move || one_reader(config, address, number, checker, stop)))
+            .collect();
         let panicked = || Err(BenchError::Thread { what: "a verifying consumer" });
         threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| panicked())).collect()
     });

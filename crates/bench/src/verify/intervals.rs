@@ -25,7 +25,8 @@ impl IntervalSet {
         }
         let (mut start, mut end) = (range.start, range.end);
         // Everything that overlaps or touches is taken out and becomes part of one interval.
-        let first = self.intervals.range(..=start).next_back().map_or(start, |(&s, &e)| if e >= start { s } else { start });
+        let first =
+            self.intervals.range(..=start).next_back().map_or(start, |(&s, &e)| if e >= start { s } else { start });
         let touched: Vec<(u64, u64)> = self.intervals.range(first..=end).map(|(&s, &e)| (s, e)).collect();
         for (s, e) in touched {
             self.intervals.remove(&s);

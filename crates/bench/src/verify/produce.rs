@@ -126,7 +126,8 @@ pub fn produce(
     progress: &Arc<ProduceProgress>,
 ) -> Result<ProduceReport, BenchError> {
     if config.record_bytes < VALUE_BYTES_MIN {
-        let message = format!("{} is less than {VALUE_BYTES_MIN}, what a record needs to describe itself", config.record_bytes);
+        let message =
+            format!("{} is less than {VALUE_BYTES_MIN}, what a record needs to describe itself", config.record_bytes);
         return Err(BenchError::setting("record-bytes", message));
     }
     let info = crate::runtime()?.block_on(async {
@@ -206,7 +207,9 @@ fn one_producer(run: &Arc<Run>, number: u32) -> Result<(), BenchError> {
         sent?;
         // Records that were given up are in the log and in the counts; only what ends a producer is an error.
         match flushed {
-            Err(error @ (ClientError::Fenced { .. } | ClientError::Closed)) => Err(BenchError::server("sending", error)),
+            Err(error @ (ClientError::Fenced { .. } | ClientError::Closed)) => {
+                Err(BenchError::server("sending", error))
+            }
             _ => Ok(()),
         }
     })

@@ -110,7 +110,12 @@ fn run(args: &Args) -> Result<(), BenchError> {
 }
 
 /// Both sides in turns, so that whatever the machine does meanwhile hits both.
-fn measure(point: &Point, rounds: usize, kera: &mut Kera, mut kafka: Option<&mut Kafka>) -> Result<Outcome, BenchError> {
+fn measure(
+    point: &Point,
+    rounds: usize,
+    kera: &mut Kera,
+    mut kafka: Option<&mut Kafka>,
+) -> Result<Outcome, BenchError> {
     let mut outcome = Outcome::new(point);
     for round in 0..rounds {
         eprintln!("{} {}/{rounds}: KerA", point.name, round + 1);

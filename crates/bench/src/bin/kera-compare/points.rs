@@ -49,7 +49,8 @@ pub(crate) enum Limit {
 impl Limit {
     /// Bytes per second.
     pub(crate) fn measure(self, dir: &Path) -> Result<f64, BenchError> {
-        let none = LimitConfig { frame_bytes: vec![], rounds: 1, time: Duration::from_millis(500), ..LimitConfig::default() };
+        let none =
+            LimitConfig { frame_bytes: vec![], rounds: 1, time: Duration::from_millis(500), ..LimitConfig::default() };
         match self {
             Limit::BareServer(bytes) => {
                 let config = LimitConfig { frame_bytes: vec![bytes], time: Duration::from_secs(2), ..none };

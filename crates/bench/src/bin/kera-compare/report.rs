@@ -75,9 +75,10 @@ impl Outcome {
 
     /// The best way's median, and which way that is.
     fn kafka_best(&self) -> Option<(f64, &[Value])> {
-        let medians = self.kafka.iter().filter_map(|runs| {
-            Some((median(runs.iter().map(|run| self.point.metric.of(run)))?, runs.as_slice()))
-        });
+        let medians = self
+            .kafka
+            .iter()
+            .filter_map(|runs| Some((median(runs.iter().map(|run| self.point.metric.of(run)))?, runs.as_slice())));
         medians.max_by(|(a, _), (b, _)| {
             let order = a.total_cmp(b);
             if self.point.metric.is_time() { order.reverse() } else { order }
@@ -116,7 +117,8 @@ impl Outcome {
         let of = |pointer: &str| median(runs.iter().filter_map(|run| run.pointer(pointer)?.as_f64()));
         let cpu = of("/server/cpu_seconds").zip(of("/seconds")).map(|(cpu, seconds)| cpu / seconds.max(1e-9));
         let cpu = cpu.map_or("-".into(), |cores| format!("{cores:.2}"));
-        let memory = of("/server/resident_bytes").map_or("-".into(), |bytes| format!("{:.0}", bytes / f64::from(1 << 20)));
+        let memory =
+            of("/server/resident_bytes").map_or("-".into(), |bytes| format!("{:.0}", bytes / f64::from(1 << 20)));
         format!("{cpu} / {memory}")
     }
 
@@ -148,7 +150,8 @@ impl Comparison {
     pub(crate) fn markdown(&self) -> String {
         let mut text = String::new();
         let quick = if self.quick { "; a quick run, not to be quoted" } else { "" };
-        let _ = writeln!(text, "Medians of {} rounds of {} s, both sides in turns{quick}.\n", self.rounds, self.seconds);
+        let _ =
+            writeln!(text, "Medians of {} rounds of {} s, both sides in turns{quick}.\n", self.rounds, self.seconds);
         text += "| point | KerA | against | ratio | wanted | server CPU cores / MiB: KerA | Kafka |\n";
         text += "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n";
         for outcome in &self.outcomes {

@@ -181,8 +181,8 @@ fn without_order_groups_may_come_in_any_order() {
     let mut checker = Checker::new(false);
     for (streamlet, log) in stream.0.iter().enumerate() {
         for group in [3usize, 1, 0, 2] {
-            for ordinal in group * 100..(group + 1) * 100 {
-                checker.take(place(streamlet as u32, ordinal as u64), &log[ordinal]);
+            for (ordinal, value) in log.iter().enumerate().skip(group * 100).take(100) {
+                checker.take(place(streamlet as u32, ordinal as u64), value);
             }
         }
     }
