@@ -3,7 +3,7 @@
 //! What was printed is committed, never what was not: output is flushed before every commit. So after a kill records may
 //! be printed twice, and none is left out.
 
-use std::future::{Future, ready};
+use std::future::ready;
 use std::io::{self, BufWriter, Stdout, Write};
 use std::time::{Duration, Instant};
 
@@ -201,17 +201,15 @@ async fn sleep(pause: Duration) {
 }
 
 /// Completes on Ctrl-C or SIGTERM.
-pub fn stop_signal() -> impl Future<Output = ()> {
-    async {
-        let terminated = async {
-            match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-                Ok(mut signal) => drop(signal.recv().await),
-                Err(_) => std::future::pending().await,
-            }
-        };
-        tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
-            () = terminated => {}
+pub async fn stop_signal() {
+    let terminated = async {
+        match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+            Ok(mut signal) => drop(signal.recv().await),
+            Err(_) => std::future::pending().await,
         }
+    };
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        () = terminated => {}
     }
 }

@@ -234,7 +234,7 @@ fn shape(o: &StreamOptions) -> String {
 
 fn retention(o: &StreamOptions) -> String {
     let mut parts = Vec::new();
-    parts.extend(o.retention_ms.map(|ms| human_duration(ms)));
+    parts.extend(o.retention_ms.map(human_duration));
     parts.extend(o.retention_bytes.map(|bytes| format!("{} per streamlet", exact_bytes(bytes))));
     parts.extend(o.retention_consumed.then(|| "until consumed".to_owned()));
     if parts.is_empty() { "for ever".into() } else { parts.join(" or ") }
