@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kera_format::checksum::crc32c;
-use kera_format::chunk::{seal_in_place, ChunkTarget, PayloadKind, NO_TIMESTAMP};
+use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP, PayloadKind, seal_in_place};
 use kera_format::{
-    ChunkView, Compression, LaneId, SegmentId, StreamId, StreamOptions, StreamletId,
-    CHUNK_HEADER_BYTES,
+    CHUNK_HEADER_BYTES, ChunkView, Compression, LaneId, SegmentId, StreamId, StreamOptions, StreamletId,
 };
 use kera_log::{Arena, ArenaConfig, Lane, Location, Log, LogConfig, Segment, SegmentStore};
 
@@ -68,8 +67,7 @@ fn chunks(chunk_bytes: usize) -> Vec<Vec<u8>> {
         .map(|n| {
             let mut buffer: Vec<u8> = (0..chunk_bytes).map(|i| (i * 31 + n) as u8).collect();
             buffer.truncate(chunk_bytes.max(CHUNK_HEADER_BYTES));
-            let target =
-                ChunkTarget { stream: StreamId(1), streamlet: StreamletId(0), ..ChunkTarget::default() };
+            let target = ChunkTarget { stream: StreamId(1), streamlet: StreamletId(0), ..ChunkTarget::default() };
             let records = (chunk_bytes / 128) as u32;
             seal_in_place(&mut buffer, &target, PayloadKind::Records, Compression::None, records.max(1), NO_TIMESTAMP)
                 .unwrap();
@@ -131,7 +129,10 @@ fn main() {
     let (arena, _) = Arena::create_or_attach(config).expect("an arena");
     while arena.warm(64 << 20) > 0 {}
     let mut target = vec![1; ROUND_BYTES];
-    println!("{:>8} {:>6} {:>12} {:>12} {:>14} {:>7}", "chunk", "lanes", "chunks/s", "append MB/s", "copy+crc MB/s", "share");
+    println!(
+        "{:>8} {:>6} {:>12} {:>12} {:>14} {:>7}",
+        "chunk", "lanes", "chunks/s", "append MB/s", "copy+crc MB/s", "share"
+    );
     for chunk_bytes in [256, 1 << 10, 4 << 10, 16 << 10, 64 << 10] {
         let source = chunks(chunk_bytes);
         for lanes in [1u32, 16, 1024] {

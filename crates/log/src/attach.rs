@@ -7,12 +7,12 @@
 use std::sync::Arc;
 
 use kera_format::chunk::NO_TIMESTAMP;
-use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState, SEGMENT_HEADER_BYTES};
+use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress, SegmentState};
 use kera_format::{ChunkView, SegmentId};
 
 use crate::arena::{Block, LoadBuffer};
 use crate::producers::{Marks, ProducerMark};
-use crate::segment::{Segment, FIRST_CHUNK};
+use crate::segment::{FIRST_CHUNK, Segment};
 
 /// Below so many bytes one thread verifies them all.
 const PARALLEL_BYTES: usize = 32 << 20;
@@ -113,7 +113,8 @@ fn verify_block(block: Block, all: bool) -> Result<AttachedSegment, Failed> {
         Err((id, reason)) => return Err((block, id, reason)),
     };
     if walk.wrong.is_none() && progress.state != SegmentState::Open && walk.next_ordinal != progress.next_ordinal {
-        let reason = format!("its chunks end at ordinal {}, its header says {}", walk.next_ordinal, progress.next_ordinal);
+        let reason =
+            format!("its chunks end at ordinal {}, its header says {}", walk.next_ordinal, progress.next_ordinal);
         return Err((block, Some(header.id), reason));
     }
     let cut = walk.wrong.map(|reason| Cut { position: walk.end, lost_bytes: progress.head as u32 - walk.end, reason });

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use kera_format::{Cursor, GroupId, SegmentIndex};
 
-use crate::segment::{Segment, FIRST_CHUNK};
+use crate::segment::{FIRST_CHUNK, Segment};
 use crate::storage::Location;
 
 /// A group, as consumers are told about it.
@@ -342,14 +342,25 @@ mod tests {
 
     fn stored(index: u32, base: u64, next: u64) -> Slot {
         let (first_append_ms, last_append_ms) = (1, 2);
-        let closed = Summary { capacity: 65536, head: 1000, base_ordinal: base, next_ordinal: next, first_append_ms, last_append_ms };
+        let closed = Summary {
+            capacity: 65536,
+            head: 1000,
+            base_ordinal: base,
+            next_ordinal: next,
+            first_append_ms,
+            last_append_ms,
+        };
         Slot::stored(index, closed, Location { disk: 0, container: 1, offset: 0, bytes: 1000 })
     }
 
     fn chain() -> Chain {
         let mut chain = Chain::default();
         for (group, index) in [(3, 0), (1, 1), (1, 0), (3, 2)] {
-            chain.insert(GroupId(group), 4, stored(index, group * 100 + u64::from(index), group * 100 + u64::from(index) + 1));
+            chain.insert(
+                GroupId(group),
+                4,
+                stored(index, group * 100 + u64::from(index), group * 100 + u64::from(index) + 1),
+            );
         }
         chain
     }

@@ -1,10 +1,10 @@
 //! All streams of a node, and everything that is done to them from outside a lane.
 
 use std::collections::HashMap;
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use kera_format::{limits, SegmentId, StreamId, StreamOptions};
+use kera_format::{SegmentId, StreamId, StreamOptions, limits};
 use parking_lot::{Mutex, RwLock};
 
 use crate::arena::{Arena, ArenaFull, ArenaStats, LoadBuffer, Purpose};
@@ -144,7 +144,9 @@ impl Log {
             ("virtual_logs", old.virtual_logs, options.virtual_logs),
         ] {
             if old != new {
-                return Err(StreamError::Options(format!("{name} is {old} and stays so while the stream lives, not {new}")));
+                return Err(StreamError::Options(format!(
+                    "{name} is {old} and stays so while the stream lives, not {new}"
+                )));
             }
         }
         let durability = options.durability;

@@ -8,7 +8,7 @@ use kera_format::{BrokerPart, ChunkHeader, Cursor};
 use crate::group::{At, Slot};
 use crate::lane::{Lane, LaneState};
 use crate::read::ReadError;
-use crate::segment::{Segment, FIRST_CHUNK};
+use crate::segment::{FIRST_CHUNK, Segment};
 use crate::waiters::LaneVersion;
 
 /// What a lookup found.
@@ -86,8 +86,9 @@ impl Lane {
         if let Some(segment) = slot.memory.clone() {
             drop(state);
             let found = walk(&segment, wanted);
-            return Ok(found.map_or(latest, |(position, ordinal)| {
-                Lookup::Found { cursor: Cursor { position, ..start }, ordinal }
+            return Ok(found.map_or(latest, |(position, ordinal)| Lookup::Found {
+                cursor: Cursor { position, ..start },
+                ordinal,
             }));
         }
         if let Some(reason) = slot.failed.take() {

@@ -82,7 +82,8 @@ impl Marks {
                 if let Some((id, last)) = self.recent.take() {
                     self.of.insert(id, last);
                 }
-                let mut last = self.of.get(&header.producer_id.0).copied().unwrap_or(Last { marks: [mark; PLACES], count: 0 });
+                let mut last =
+                    self.of.get(&header.producer_id.0).copied().unwrap_or(Last { marks: [mark; PLACES], count: 0 });
                 last.push(mark);
                 self.recent = Some((header.producer_id.0, last));
             }
@@ -291,7 +292,7 @@ impl Hasher for IdHasher {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kera_format::chunk::{PayloadKind, NO_TIMESTAMP};
+    use kera_format::chunk::{NO_TIMESTAMP, PayloadKind};
     use kera_format::{Compression, GroupId, SegmentIndex, StreamId, StreamletId};
 
     fn header(id: u64, epoch: u16, sequence: u64) -> ChunkHeader {

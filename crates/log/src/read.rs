@@ -3,8 +3,8 @@
 //! On the reader's connection thread. Steps of `docs/read-path.md`. Whole segments up to their durable heads are given out as
 //! they are; only where `max_bytes` ends inside of one are chunk headers walked to find the boundary, after the lock.
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use kera_format::segment::SegmentState;
@@ -12,7 +12,7 @@ use kera_format::{BrokerPart, ChunkHeader, Cursor, SegmentId};
 
 use crate::group::{At, Place};
 use crate::lane::{Lane, LaneState};
-use crate::segment::{Segment, FIRST_CHUNK};
+use crate::segment::{FIRST_CHUNK, Segment};
 use crate::storage::Location;
 use crate::waiters::LaneVersion;
 
@@ -105,7 +105,13 @@ impl Lane {
     }
 
     /// Everything of a read that needs the lock: which segments, from where to where.
-    fn plan(&self, state: &mut LaneState, cursor: Cursor, max_bytes: usize, follow: bool) -> Result<Reading, ReadError> {
+    fn plan(
+        &self,
+        state: &mut LaneState,
+        cursor: Cursor,
+        max_bytes: usize,
+        follow: bool,
+    ) -> Result<Reading, ReadError> {
         let outcome = ReadOutcome {
             start: cursor,
             data: Vec::new(),
@@ -125,8 +131,7 @@ impl Lane {
         let start = state.chain.cursor(at, from);
         (reading.outcome.start, reading.outcome.next) = (start, start);
         check_position(state, at, start)?;
-        loop {
-            let Some(end) = self.take(state, &mut reading, at, from, max_bytes)? else { break };
+        while let Some(end) = self.take(state, &mut reading, at, from, max_bytes)? {
             reading.outcome.next = state.chain.cursor(at, end);
             let last_of_group = at.slot + 1 == state.chain.groups[at.group].slots.len();
             reading.outcome.end_of_group = last_of_group && state.chain.groups[at.group].closed;

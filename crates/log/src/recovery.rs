@@ -5,8 +5,8 @@
 //! from elsewhere are the streams (from the catalog) and the epoch (from the data directory). See `docs/notes/attach.md`.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use kera_format::limits::SEGMENT_BYTES_MAX;
 use kera_format::segment::{SegmentHeader, SegmentState};
@@ -18,7 +18,7 @@ use crate::group::{At, Slot, Summary};
 use crate::lane::{Lane, LaneState, Open};
 use crate::log::Log;
 use crate::producers::{Place, ProducerMark};
-use crate::segment::{Segment, FIRST_CHUNK};
+use crate::segment::{FIRST_CHUNK, Segment};
 use crate::sink::ChunkReference;
 use crate::storage::StoredSegment;
 
@@ -222,7 +222,10 @@ impl Log {
         let highest = lanes.iter().map(newest).max().unwrap_or(0);
         let mut problems = Vec::new();
         if highest >= epoch && epoch > 0 {
-            problems.push(format!("epoch is {epoch} and there are groups of epoch {highest}: going on with {}", highest + 1));
+            problems.push(format!(
+                "epoch is {epoch} and there are groups of epoch {highest}: going on with {}",
+                highest + 1
+            ));
         }
         self.shared.epoch.store(if epoch > 0 { epoch.max(highest + 1) } else { 0 }, Ordering::Relaxed);
         for lane in &lanes {
@@ -281,7 +284,13 @@ impl Lane {
     }
 
     /// Makes the segment of a chunk that is its first. Those before it in the lane get no more: they go to the store.
-    fn start_restored(&self, state: &mut LaneState, id: SegmentId, part: &BrokerPart, end: u32) -> Result<At, RestoreError> {
+    fn start_restored(
+        &self,
+        state: &mut LaneState,
+        id: SegmentId,
+        part: &BrokerPart,
+        end: u32,
+    ) -> Result<At, RestoreError> {
         let start = Cursor { group: id.group, segment: id.index, position: 0 };
         let mut before = state.chain.first();
         while let Some(at) = before.filter(|&at| state.chain.cursor(at, 0) < start) {
@@ -304,7 +313,13 @@ impl Lane {
     }
 
     /// The segment, or one twice as large with the same bytes: how large it once was is not known. Nobody reads it yet.
-    fn with_room(&self, state: &mut LaneState, at: At, segment: Arc<Segment>, end: u32) -> Result<Arc<Segment>, ArenaFull> {
+    fn with_room(
+        &self,
+        state: &mut LaneState,
+        at: At,
+        segment: Arc<Segment>,
+        end: u32,
+    ) -> Result<Arc<Segment>, ArenaFull> {
         if u64::from(end) <= segment.block_bytes() {
             return Ok(segment);
         }

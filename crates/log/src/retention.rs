@@ -42,7 +42,11 @@ impl Lane {
             if state.open.as_ref().is_some_and(|open| open.opened_ms < before_ms) {
                 self.close_open(&mut state, now_ms);
             }
-            self.make_way(&mut state, |state, last| state.chain.slot(last).summary().last_append_ms < before_ms, now_ms);
+            self.make_way(
+                &mut state,
+                |state, last| state.chain.slot(last).summary().last_append_ms < before_ms,
+                now_ms,
+            );
             while self.front(&state).is_some_and(|front| front.last_append_ms < before_ms) {
                 self.drop_front(&mut state, &mut dropped);
             }
@@ -128,7 +132,8 @@ impl Lane {
     /// Bytes of all its segments, and the oldest of them if it may go.
     fn size(&self) -> (u64, Option<Front>) {
         let state = self.state.lock();
-        let bytes = state.chain.from(state.chain.first()).map(|at| u64::from(state.chain.slot(at).summary().head)).sum();
+        let bytes =
+            state.chain.from(state.chain.first()).map(|at| u64::from(state.chain.slot(at).summary().head)).sum();
         (bytes, self.front(&state))
     }
 
@@ -183,7 +188,8 @@ impl Lane {
 fn is_below(state: &LaneState, group: usize, floor: Cursor) -> bool {
     let group = &state.chain.groups[group];
     let end = group.slots.back().map(|slot| (SegmentIndex(slot.index), slot.summary().head));
-    group.closed && (group.id < floor.group || (group.id == floor.group && end <= Some((floor.segment, floor.position))))
+    group.closed
+        && (group.id < floor.group || (group.id == floor.group && end <= Some((floor.segment, floor.position))))
 }
 
 /// Drops the oldest segments of a streamlet's lanes until it keeps at most about `limit` bytes.

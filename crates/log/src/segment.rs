@@ -15,17 +15,17 @@
 //! that is not final, and a process killed between any two instructions leaves whole chunks below the head: a kill stops a
 //! thread at a point of its program order, and what it has stored until then is in the shared memory.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 
 use bytes::Bytes;
+use kera_format::checksum::{Crc32c, crc32c};
 use kera_format::chunk::PRODUCER_PART_AT;
-use kera_format::checksum::{crc32c, Crc32c};
-use kera_format::segment::{at, closed_checksum, SegmentHeader, SegmentProgress, SegmentState, SEGMENT_HEADER_BYTES};
+use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress, SegmentState, at, closed_checksum};
 use kera_format::{BrokerPart, ChunkView, FormatError, SegmentId};
 
 use crate::arena::Block;
-use crate::producers::{marks_of, ProducerMark};
+use crate::producers::{ProducerMark, marks_of};
 
 /// Where the first chunk is.
 pub(crate) const FIRST_CHUNK: u32 = SEGMENT_HEADER_BYTES as u32;
@@ -235,7 +235,9 @@ impl Segment {
         } else {
             target[PRODUCER_PART_AT..from].copy_from_slice(&source[PRODUCER_PART_AT..from]);
             let mut crc = Crc32c::new();
-            for (to, piece) in target[from..unpadded].chunks_mut(PIECE_BYTES).zip(source[from..unpadded].chunks(PIECE_BYTES)) {
+            for (to, piece) in
+                target[from..unpadded].chunks_mut(PIECE_BYTES).zip(source[from..unpadded].chunks(PIECE_BYTES))
+            {
                 crc.update(piece);
                 to.copy_from_slice(piece);
             }

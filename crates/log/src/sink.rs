@@ -1,7 +1,7 @@
 //! Where acknowledged bytes must also go before they count as durable: the seam to the virtual log (thesis 7.3.2).
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use kera_format::{SegmentId, StreamId, StreamOptions, StreamletId};
 

@@ -1,6 +1,6 @@
 //! A stream: M streamlets that are made when they are first used, and the options they share.
 
-use std::sync::atomic::{fence, AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use kera_format::{StreamId, StreamOptions, StreamletId};

@@ -52,7 +52,10 @@ pub struct Streamlet {
 impl Streamlet {
     pub(crate) fn new(id: StreamletId, stream: Arc<StreamShared>) -> Streamlet {
         let lanes = (0..stream.options().lanes).map(|_| OnceLock::new()).collect();
-        Streamlet { shared: Arc::new(StreamletShared { id, stream, groups: AtomicU32::new(0), sink: OnceLock::new() }), lanes }
+        Streamlet {
+            shared: Arc::new(StreamletShared { id, stream, groups: AtomicU32::new(0), sink: OnceLock::new() }),
+            lanes,
+        }
     }
 
     /// Its number in the stream.

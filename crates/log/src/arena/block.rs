@@ -1,12 +1,12 @@
 //! A handle of an arena block: whoever holds it may use its bytes, the drop gives it back.
 
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
-use kera_format::arena::{TableEntry, ARENA_BLOCK_BYTES};
+use kera_format::arena::{ARENA_BLOCK_BYTES, TableEntry};
 
-use super::{order_of, Arena, Purpose};
+use super::{Arena, Purpose, order_of};
 
 /// A block in use. Its bytes are shared memory: a [`crate::Segment`] says who may touch which of them.
 pub(crate) struct Block {

@@ -74,7 +74,8 @@ impl SharedMemory {
                 return Err(error.into());
             }
         };
-        let non_null = |p: *mut std::ffi::c_void| NonNull::new(p.cast()).ok_or_else(|| io::Error::other("mapped at zero"));
+        let non_null =
+            |p: *mut std::ffi::c_void| NonNull::new(p.cast()).ok_or_else(|| io::Error::other("mapped at zero"));
         Ok(SharedMemory { file, reserved: non_null(reserved)?, reserved_bytes, base: non_null(base)?, bytes })
     }
 
@@ -106,9 +107,8 @@ impl SharedMemory {
     pub(super) fn populate_read(&self, offset: usize, bytes: usize) {
         if offset.checked_add(bytes).is_some_and(|end| end <= self.bytes) {
             // SAFETY: within the mapping; populating does not change contents.
-            let _ = unsafe {
-                rustix::mm::madvise(self.base.as_ptr().add(offset).cast(), bytes, Advice::LinuxPopulateRead)
-            };
+            let _ =
+                unsafe { rustix::mm::madvise(self.base.as_ptr().add(offset).cast(), bytes, Advice::LinuxPopulateRead) };
         }
     }
 

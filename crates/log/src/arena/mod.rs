@@ -13,10 +13,10 @@ mod memory;
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicU8, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use kera_format::arena::{ArenaHeader, TableEntry, ARENA_BLOCK_BYTES, ARENA_ORDER_MAX, ARENA_TABLE_OFFSET};
+use kera_format::arena::{ARENA_BLOCK_BYTES, ARENA_ORDER_MAX, ARENA_TABLE_OFFSET, ArenaHeader, TableEntry};
 use kera_format::limits;
 use parking_lot::Mutex;
 
@@ -98,7 +98,9 @@ pub enum ArenaError {
         path: PathBuf,
     },
     /// A file is there that is not this node's arena. It is left as it is: it may hold acknowledged records.
-    #[error("arena {path}: {reason}; move the file away to start with an empty arena (records that are only in it stay in it)")]
+    #[error(
+        "arena {path}: {reason}; move the file away to start with an empty arena (records that are only in it stay in it)"
+    )]
     Foreign {
         /// The file.
         path: PathBuf,
@@ -424,7 +426,8 @@ impl Arena {
             let byte = self.table(block).load(Ordering::Acquire);
             let entry = TableEntry::from_byte(byte);
             let fits = |order: u8| block % (1 << order) == 0 && block + (1 << order) <= blocks;
-            let inner_free = |order: u8| (block + 1..block + (1 << order)).all(|b| self.table(b).load(Ordering::Relaxed) == 0);
+            let inner_free =
+                |order: u8| (block + 1..block + (1 << order)).all(|b| self.table(b).load(Ordering::Relaxed) == 0);
             match entry {
                 Some(TableEntry::Free) => block += 1,
                 Some(TableEntry::Reserved(order)) if fits(order) && inner_free(order) => {
@@ -438,7 +441,8 @@ impl Arena {
                 }
                 _ => {
                     used.push((block, 1));
-                    let reason = format!("block {block} of the table is {byte:#04x}, which does not fit its neighbours");
+                    let reason =
+                        format!("block {block} of the table is {byte:#04x}, which does not fit its neighbours");
                     let offset = self.offset(block) as u64;
                     set_aside.push(SetAside { offset, bytes: ARENA_BLOCK_BYTES as u64, id: None, reason });
                     block += 1;
@@ -448,7 +452,8 @@ impl Arena {
         self.free_all_but(&used);
         let arena = Arc::new(self);
         arena.state.lock().write_blocks = found.iter().map(|&(_, order)| 1u32 << order).sum();
-        let handles = found.iter().map(|&(b, order)| Block::new(Arc::clone(&arena), b, order, Purpose::Write)).collect();
+        let handles =
+            found.iter().map(|&(b, order)| Block::new(Arc::clone(&arena), b, order, Purpose::Write)).collect();
         let (segments, failed) = attach::verify_blocks(handles, !same_boot);
         for (block, id, reason) in failed {
             set_aside.push(SetAside { offset: block.offset() as u64, bytes: block.bytes() as u64, id, reason });

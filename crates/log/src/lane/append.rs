@@ -2,21 +2,19 @@
 //!
 //! On the thread of the connection that brought the chunk, under the lane's lock. Steps 2 to 5 of `docs/write-path.md`.
 
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use kera_format::limits::SEGMENT_BYTES_MIN;
 use kera_format::segment::{SegmentHeader, SegmentState};
-use kera_format::{
-    BrokerPart, ChunkHeader, ChunkView, Cursor, Durability, FormatError, StreamOptions,
-};
+use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, Durability, FormatError, StreamOptions};
 use parking_lot::MutexGuard;
 
 use super::{Lane, LaneState, Open};
 use crate::arena::{ArenaFull, Block, Purpose};
 use crate::group::{Group, Slot};
 use crate::producers::{Admission, Place};
-use crate::segment::{Segment, FIRST_CHUNK};
+use crate::segment::{FIRST_CHUNK, Segment};
 use crate::sink::{ChunkReference, SinkError, Ticket};
 use crate::waiters::Wake;
 
@@ -114,7 +112,12 @@ impl Lane {
 
     /// Puts an admitted chunk behind the head of the open segment, which has room for it.
     #[inline]
-    fn put(self: &Arc<Self>, state: &mut LaneState, chunk: &ChunkView<'_>, now_ms: i64) -> Result<(Appended, Wake), AppendError> {
+    fn put(
+        self: &Arc<Self>,
+        state: &mut LaneState,
+        chunk: &ChunkView<'_>,
+        now_ms: i64,
+    ) -> Result<(Appended, Wake), AppendError> {
         let (header, bytes) = (chunk.header(), chunk.as_bytes().len() as u32);
         let open = state.open.as_mut().expect("room was made in the open segment");
         if let Some(sink) = &open.sink {

@@ -7,8 +7,8 @@
 mod append;
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kera_format::{Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamletId};
 use parking_lot::Mutex;
@@ -304,7 +304,8 @@ impl Lane {
             last_append_ms: state.last_append_ms,
             ..LaneStats::default()
         };
-        stats.first_ordinal = state.chain.first().map_or(state.next_ordinal, |at| state.chain.slot(at).summary().base_ordinal);
+        stats.first_ordinal =
+            state.chain.first().map_or(state.next_ordinal, |at| state.chain.slot(at).summary().base_ordinal);
         for at in state.chain.from(state.chain.first()) {
             let slot = state.chain.slot(at);
             stats.segments += 1;

@@ -5,13 +5,13 @@ mod reading;
 mod restart;
 mod retaining;
 
-use std::sync::atomic::AtomicU64;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
-use kera_format::chunk::{seal_in_place, ChunkTarget, PayloadKind, NO_TIMESTAMP};
+use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP, PayloadKind, seal_in_place};
 use kera_format::{
-    ChunkView, Compression, Cursor, Durability, LaneId, ProducerEpoch, ProducerId, SegmentId, StreamId, StreamOptions,
-    StreamletId, CHUNK_HEADER_BYTES,
+    CHUNK_HEADER_BYTES, ChunkView, Compression, Cursor, Durability, LaneId, ProducerEpoch, ProducerId, SegmentId,
+    StreamId, StreamOptions, StreamletId,
 };
 use parking_lot::Mutex;
 

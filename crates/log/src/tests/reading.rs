@@ -164,7 +164,10 @@ fn segments_are_listed() {
     store.persist_all(&node.log);
     let group = lane.latest().0.group;
     let segments = lane.segments(group, None, 10).unwrap();
-    assert_eq!(segments.iter().map(|s| (s.index.0, s.open, s.on_disk)).collect::<Vec<_>>(), [(0, false, true), (1, true, false)]);
+    assert_eq!(
+        segments.iter().map(|s| (s.index.0, s.open, s.on_disk)).collect::<Vec<_>>(),
+        [(0, false, true), (1, true, false)]
+    );
     assert_eq!(lane.segments(group, Some(SegmentIndex(0)), 10).unwrap()[0], segments[1]);
     assert_eq!(lane.segments(GroupId::new(7, 7), None, 10), None);
     assert_eq!(lane.stats().disk_bytes, u64::from(segments[0].durable_head));

@@ -65,7 +65,12 @@ fn a_chunk_that_was_being_copied_when_the_process_died_is_not_there() {
     // Killed between the copy and the store of the head: bytes behind the head, which is as if they were never sent.
     let segment = node.log.segment(lane.segment_id(GroupId::new(0, 1), 0)).unwrap();
     let torn = chunk(2, 100);
-    let part = kera_format::BrokerPart { group: GroupId::new(0, 1), position: segment.head(), base_ordinal: 2, ..Default::default() };
+    let part = kera_format::BrokerPart {
+        group: GroupId::new(0, 1),
+        position: segment.head(),
+        base_ordinal: 2,
+        ..Default::default()
+    };
     segment.put_chunk(segment.head(), &ChunkView::parse(&torn).unwrap(), &part).unwrap();
     drop((lane, segment));
     let (node, segments, _) = restart(node, options());

@@ -91,7 +91,9 @@ fn what_is_not_durable_does_not_go() {
     let (node, sink) = power_node();
     let lane = node.lane();
     fill(&lane, 0..5, 30_000);
-    node.log.alter_stream(STREAM, StreamOptions { durability: Durability::Power, ..retention(Some(1), None, false) }).unwrap();
+    node.log
+        .alter_stream(STREAM, StreamOptions { durability: Durability::Power, ..retention(Some(1), None, false) })
+        .unwrap();
     assert_eq!(node.log.retain(1_000_000), 0);
     sink.sync();
     assert!(node.log.retain(1_000_000) > 0);

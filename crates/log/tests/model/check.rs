@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
-use kera_format::{ChunkView, Cursor, Durability, GroupId, SegmentIndex};
+use kera_format::{ChunkView, Cursor, GroupId, SegmentIndex};
 use kera_log::{Lookup, ReadError, ReadOutcome};
 
 use crate::model::Chunk;
-use crate::world::{Bookmark, Name, Planted, World, ARENA_BYTES};
+use crate::world::{ARENA_BYTES, Bookmark, Name, Planted, World};
 
 impl World {
     /// Reads from a place that a reader was at, or from the start.
@@ -91,9 +91,10 @@ impl World {
         let chunks: Vec<Bytes> = split(&outcome.data);
         let skip = usize::from(self.planted == Some(Planted::SkippedChunk) && chunks.len() > 1);
         let lane = &self.lanes[&name];
-        let mut at = lane.from_ordinal(bookmark.ordinal);
+        let mut at = lane.at_ordinal(bookmark.ordinal);
         for bytes in &chunks[skip..] {
-            let expected = at.unwrap_or_else(|| panic!("{name:?}: more than was appended and is durable: {outcome:?}\n{lane:#?}"));
+            let expected =
+                at.unwrap_or_else(|| panic!("{name:?}: more than was appended and is durable: {outcome:?}\n{lane:#?}"));
             let expected = lane.chunks[expected];
             if ChunkView::parse(bytes).unwrap().broker().unwrap().base_ordinal != expected.base {
                 println!("{:#?}", lane.chunks);
@@ -130,7 +131,15 @@ impl World {
     }
 
     /// A read that stopped before the durable end had a reason.
-    fn check_early_end(&self, name: Name, outcome: &ReadOutcome, next: Chunk, total: usize, max_bytes: usize, follow: bool) {
+    fn check_early_end(
+        &self,
+        name: Name,
+        outcome: &ReadOutcome,
+        next: Chunk,
+        total: usize,
+        max_bytes: usize,
+        follow: bool,
+    ) {
         let full = total > 0 && total + next.bytes as usize > max_bytes;
         let group_ends = !follow && outcome.end_of_group && next.cursor.group != outcome.next.group;
         let on_disk = self.log().segment(World::segment_id(name, &next)).is_none();
@@ -147,7 +156,10 @@ impl World {
         let at = self.random.below(readable as u64) as usize;
         let chunk = self.lanes[&name].chunks[at];
         let lane = self.lane(name);
-        let inside = Cursor { position: chunk.cursor.position + 1 + self.random.below(u64::from(chunk.bytes) - 1) as u32, ..chunk.cursor };
+        let inside = Cursor {
+            position: chunk.cursor.position + 1 + self.random.below(u64::from(chunk.bytes) - 1) as u32,
+            ..chunk.cursor
+        };
         match lane.read(inside, 1000, true) {
             Err(ReadError::NotAChunkBoundary(cursor)) => assert_eq!(cursor, inside),
             Ok(outcome) => assert!(outcome.loading && outcome.data.is_empty(), "{outcome:?}"),
@@ -169,7 +181,7 @@ impl World {
         assert!(lane.earliest().1 <= first);
         let (found, expected) = if self.random.one_in(2) {
             let ordinal = self.random.below(model.next_ordinal + 3);
-            (lane.lookup_ordinal(ordinal), model.from_ordinal(ordinal))
+            (lane.lookup_ordinal(ordinal), model.at_ordinal(ordinal))
         } else {
             let times = model.chunks.front().map_or(0, |c| c.append_ms)..=model.last_ms;
             let ms = times.start() - 3 + self.random.below((times.end() - times.start() + 6) as u64) as i64;
@@ -180,7 +192,7 @@ impl World {
             Ok(Lookup::Found { cursor, ordinal }) => {
                 let bookmark = Bookmark { lane: name, cursor, ordinal };
                 let expected = expected.map_or(model.durable_ordinal(), |at| model.chunks[at].base);
-                let at = model.from_ordinal(ordinal).map_or(model.durable_ordinal(), |at| model.chunks[at].base);
+                let at = model.at_ordinal(ordinal).map_or(model.durable_ordinal(), |at| model.chunks[at].base);
                 assert_eq!(at, expected, "{name:?}: found {bookmark:?}");
                 self.bookmarks.push(bookmark);
             }
@@ -303,10 +315,6 @@ impl World {
         let stats = self.log().stats();
         assert_eq!((stats.arena.used_bytes, stats.arena.bytes), (0, ARENA_BYTES), "{stats:?}");
     }
-
-    pub fn durability(&self, name: Name) -> Durability {
-        self.streams[&name.0].durability
-    }
 }
 
 /// The chunks of what a read returned: each buffer holds whole ones.
@@ -327,7 +335,11 @@ fn check_chunk(expected: &Chunk, bytes: &[u8], bookmark: Bookmark) {
     view.verify().unwrap();
     let (header, part) = (view.header(), view.broker().unwrap());
     let cursor = Cursor { group: part.group, segment: part.segment, position: part.position };
-    assert_eq!((cursor, part.base_ordinal), (expected.cursor, expected.base), "not the chunk that follows {bookmark:?}");
+    assert_eq!(
+        (cursor, part.base_ordinal),
+        (expected.cursor, expected.base),
+        "not the chunk that follows {bookmark:?}"
+    );
     assert_eq!((header.producer_checksum, bytes.len() as u32), (expected.checksum, expected.bytes));
     assert_eq!(part.append_time_ms, expected.append_ms);
     let _: SegmentIndex = part.segment;

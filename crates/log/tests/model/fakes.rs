@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use kera_format::SegmentId;
 use kera_log::{
-    made_durable, ChunkReference, DurabilitySink, Location, Log, Observer, Segment, SegmentStore, SinkError,
-    SinkErrorKind, StoredSegment, Ticket,
+    ChunkReference, DurabilitySink, Location, Log, Observer, Segment, SegmentStore, SinkError, SinkErrorKind,
+    StoredSegment, Ticket, made_durable,
 };
 
 /// Closed segments on a disk that never fails by itself.

@@ -5,6 +5,8 @@
 //! streams, kill -9 and loss of power, on an arena that is too small. `KERA_MODEL_OPS` sets the number of operations per
 //! seed, `KERA_MODEL_SEED` runs one seed only.
 
+#![allow(unreachable_pub)]
+
 mod check;
 mod fakes;
 mod model;

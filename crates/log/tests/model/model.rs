@@ -28,7 +28,13 @@ impl std::fmt::Debug for Chunk {
         let Cursor { group, segment, position } = self.cursor;
         write!(f, "[{group}/{segment}/{position}+{} records {}+{}", self.bytes, self.base, self.records)?;
         write!(f, " producer {}/{}/{}", self.producer, self.epoch, self.sequence)?;
-        write!(f, " at {}{}{}]", self.append_ms, if self.power { " power" } else { "" }, if self.settled { "" } else { " pending" })
+        write!(
+            f,
+            " at {}{}{}]",
+            self.append_ms,
+            if self.power { " power" } else { "" },
+            if self.settled { "" } else { " pending" }
+        )
     }
 }
 
@@ -133,7 +139,7 @@ impl Lane {
     }
 
     /// The first readable chunk that ends behind `ordinal`.
-    pub fn from_ordinal(&self, ordinal: u64) -> Option<usize> {
+    pub fn at_ordinal(&self, ordinal: u64) -> Option<usize> {
         let at = self.chunks.partition_point(|chunk| chunk.next() <= ordinal);
         (at < self.readable()).then_some(at)
     }

@@ -9,14 +9,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kera_format::checksum::crc32c;
-use kera_format::chunk::{seal_in_place, ChunkTarget, Chunks, PayloadKind, NO_TIMESTAMP};
+use kera_format::chunk::{ChunkTarget, Chunks, NO_TIMESTAMP, PayloadKind, seal_in_place};
 use kera_format::{
-    ChunkView, Compression, Cursor, Durability, LaneId, ProducerEpoch, ProducerId, StreamId, StreamOptions, StreamletId,
-    CHUNK_HEADER_BYTES,
+    CHUNK_HEADER_BYTES, ChunkView, Compression, Cursor, Durability, LaneId, ProducerEpoch, ProducerId, StreamId,
+    StreamOptions, StreamletId,
 };
-use kera_log::{
-    AppendError, Arena, ArenaConfig, DurabilitySink, Lane, Lookup, Log, LogConfig, Observer, ReadError,
-};
+use kera_log::{AppendError, Arena, ArenaConfig, DurabilitySink, Lane, Log, LogConfig, Lookup, Observer, ReadError};
 
 use crate::fakes::{FakeSink, FakeStore};
 use crate::world::Random;
@@ -77,7 +75,13 @@ fn node() -> Node {
     let mut records = Vec::new();
     for (id, durability) in STREAMS {
         let (lanes, segments_per_group) = (LANES, 3);
-        let options = StreamOptions { lanes, segments_per_group, durability, segment_bytes_max: 256 << 10, ..StreamOptions::default() };
+        let options = StreamOptions {
+            lanes,
+            segments_per_group,
+            durability,
+            segment_bytes_max: 256 << 10,
+            ..StreamOptions::default()
+        };
         let stream = log.create_stream(StreamId(id), options).unwrap();
         let streamlet = stream.streamlet(StreamletId(0)).unwrap();
         records.extend((0..LANES).map(|lane| (Arc::clone(streamlet.lane(LaneId(lane)).unwrap()), AtomicU64::new(0))));
@@ -254,8 +258,9 @@ fn threads_agree_on_what_is_in_the_log() {
     let done = AtomicU64::new(0);
     std::thread::scope(|scope| {
         let background = [scope.spawn(|| keep(&node)), scope.spawn(|| sync(&node)), scope.spawn(|| look(&node))];
-        let readers: Vec<_> = (0..3).map(|n| scope.spawn({ let (node, done) = (&node, &done); move || consume(node, n + 1, done) })).collect();
-        let writers: Vec<_> = (1..=PRODUCERS).map(|p| scope.spawn({ let node = &node; move || produce(node, p) })).collect();
+        let (node, done) = (&node, &done);
+        let readers: Vec<_> = (1..4).map(|seed| scope.spawn(move || consume(node, seed, done))).collect();
+        let writers: Vec<_> = (1..=PRODUCERS).map(|p| scope.spawn(move || produce(node, p))).collect();
         for writer in writers {
             writer.join().unwrap();
             done.fetch_add(1, Ordering::SeqCst);
@@ -284,20 +289,25 @@ fn threads_agree_on_what_is_in_the_log() {
 #[test]
 fn streams_come_and_go_under_load() {
     let node = node();
-    let stop = AtomicBool::new(false);
+    let (stop, newest) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         let background = [scope.spawn(|| keep(&node)), scope.spawn(|| sync(&node))];
-        let users: Vec<_> = (1..4u64).map(|seed| scope.spawn({ let (node, stop) = (&node, &stop); move || use_streams(node, seed, stop) })).collect();
+        let (node, stop, newest) = (&node, &stop, &newest);
+        let users: Vec<_> = (1..4u64).map(|seed| scope.spawn(move || use_streams(node, seed, stop, newest))).collect();
         for round in 0..300u64 {
-            let id = StreamId(10 + round % 3);
+            // Ids are never given out again: stream `n` follows stream `n - 3`.
+            let (id, old) = (StreamId(10 + round), StreamId(10 + round.saturating_sub(3)));
             let durability = if round % 2 == 0 { Durability::Power } else { Durability::Process };
-            let options = StreamOptions { lanes: LANES, durability, retention_ms: Some(50), ..StreamOptions::default() };
-            if round % 5 == 4 && node.log.stream(id).is_some() {
-                node.log.alter_stream(id, options.clone()).unwrap();
+            let options =
+                StreamOptions { lanes: LANES, durability, retention_ms: Some(50), ..StreamOptions::default() };
+            if round % 5 == 4 && node.log.stream(old).is_some() {
+                node.log.alter_stream(old, options.clone()).unwrap();
             }
-            if node.log.delete_stream(id).is_ok() || node.log.stream(id).is_none() {
-                node.log.create_stream(id, options).unwrap();
+            if round >= 3 {
+                node.log.delete_stream(old).unwrap();
             }
+            node.log.create_stream(id, options).unwrap();
+            newest.store(id.0, Ordering::SeqCst);
             node.log.retain(round as i64);
             std::thread::sleep(Duration::from_micros(500));
         }
@@ -313,11 +323,12 @@ fn streams_come_and_go_under_load() {
     assert_eq!((node.log.stats().arena.used_bytes, node.store.lock().disk.len()), (0, 0));
 }
 
-fn use_streams(node: &Node, seed: u64, stop: &AtomicBool) {
+fn use_streams(node: &Node, seed: u64, stop: &AtomicBool, newest: &AtomicU64) {
     let mut random = Random::new(seed);
     let mut buffer = Vec::new();
     while !stop.load(Ordering::SeqCst) {
-        let Some(stream) = node.log.stream(StreamId(10 + random.below(3))) else { continue };
+        let id = newest.load(Ordering::SeqCst).saturating_sub(random.below(3));
+        let Some(stream) = node.log.stream(StreamId(id)) else { continue };
         let lane = Arc::clone(stream.streamlet(StreamletId(0)).unwrap().lane_of(ProducerId(seed)));
         for n in 0..50 {
             chunk(&mut random, &lane, 0, n, &mut buffer);

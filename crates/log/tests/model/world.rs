@@ -2,18 +2,18 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use kera_format::checksum::crc32c;
-use kera_format::chunk::{seal_in_place, ChunkTarget, PayloadKind, NO_TIMESTAMP};
+use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP, PayloadKind, seal_in_place};
 use kera_format::{
-    ChunkView, Compression, Cursor, Durability, LaneId, ProducerEpoch, ProducerId, SegmentId, StreamId, StreamOptions,
-    StreamletId, CHUNK_HEADER_BYTES,
+    CHUNK_HEADER_BYTES, ChunkView, Compression, Cursor, Durability, LaneId, ProducerEpoch, ProducerId, SegmentId,
+    StreamId, StreamOptions, StreamletId,
 };
 use kera_log::{
-    Appended, AppendError, Arena, ArenaConfig, Attach, DurabilitySink, LaneVersion, Log, LogConfig, Observer, Restored,
+    AppendError, Appended, Arena, ArenaConfig, Attach, DurabilitySink, LaneVersion, Log, LogConfig, Observer, Restored,
 };
 
 use crate::fakes::{FakeSink, FakeStore};
@@ -37,7 +37,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
     pub fn below(&mut self, limit: u64) -> u64 {
-        (u128::from(self.next()) * u128::from(limit) >> 64) as u64
+        ((u128::from(self.next()) * u128::from(limit)) >> 64) as u64
     }
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
@@ -355,7 +355,13 @@ impl World {
         let Ok(view) = ChunkView::parse(&bad) else { return };
         let result = self.lane(name).append(&view, self.now_ms);
         assert!(
-            matches!(result, Err(AppendError::Format(_) | AppendError::ArenaFull(_) | AppendError::SinkUnhealthy(_) | AppendError::ChunkTooLarge { .. })),
+            matches!(
+                result,
+                Err(AppendError::Format(_)
+                    | AppendError::ArenaFull(_)
+                    | AppendError::SinkUnhealthy(_)
+                    | AppendError::ChunkTooLarge { .. })
+            ),
             "a changed bit at {at}: {result:?}"
         );
         self.count("corrupt");
@@ -529,7 +535,8 @@ impl World {
             let lost_only = stats.next_ordinal <= lane.next_ordinal;
             assert!(lost_only, "{name:?}: {} records out of nowhere", stats.next_ordinal - lane.next_ordinal);
             lane.next_ordinal = stats.next_ordinal;
-            lane.last_ms = lane.chunks.back().map_or(stats.last_append_ms, |chunk| chunk.append_ms.max(stats.last_append_ms));
+            lane.last_ms =
+                lane.chunks.back().map_or(stats.last_append_ms, |chunk| chunk.append_ms.max(stats.last_append_ms));
             assert_eq!(stats.durable_ordinal, lane.durable_ordinal(), "{name:?}");
             drop(store);
             // Ordinals of records that were lost are given out again.
