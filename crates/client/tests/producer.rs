@@ -1,5 +1,8 @@
 //! The producer against a broker that fails on purpose.
 
+// One task at a time: nobody else wants the reports meanwhile.
+#![allow(clippy::await_holding_lock)]
+
 mod fake;
 
 use std::sync::{Arc, Mutex};

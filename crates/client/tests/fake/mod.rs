@@ -3,7 +3,7 @@
 //! It runs behind the real server of `kera-rpc`, so that clients meet real sockets, and outlives restarts of that server:
 //! what it has appended is still there, as with a broker whose arena is attached again.
 
-#![allow(dead_code, unreachable_pub)] // Each test file is a crate of its own that uses a part of it.
+#![allow(dead_code, unreachable_pub, clippy::type_complexity)] // Each test file is a crate of its own that uses a part of it.
 
 mod members;
 mod session;
@@ -332,7 +332,7 @@ impl FakeServer {
         // Not deduplicated, but in the lane of that producer.
         let _ = lanes;
         let view = ChunkView::parse(&chunk).unwrap();
-        let result = if producer % lanes == 0 {
+        let result = if producer.is_multiple_of(lanes) {
             state.append(&view)
         } else {
             let sealed = kera_format::chunk::ChunkTarget {
