@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use kera_format::segment::{SegmentHeader, SegmentProgress};
 use kera_format::SegmentId;
+use kera_format::segment::{SegmentHeader, SegmentProgress};
 
 use crate::producers::ProducerMark;
 use crate::segment::Segment;
