@@ -178,7 +178,7 @@ fn main() {
     }
 
     let (mut body, mut chunk) = (Vec::new(), Vec::new());
-    let (mut wrote_s, mut read_s, mut pushed) = (0.0, 0.0, 0);
+    let (mut wrote_s, mut read_s, mut pushed, mut wakes) = (0.0, 0.0, 0, 0);
     let mut measured = 0;
     for number in 0..options.requests {
         fill(&mut body, &mut chunk, &options, number);
@@ -207,6 +207,7 @@ fn main() {
             reader.on_wake(&mut pushes);
             read_s += cpu_s() - started;
             pushed += pushes.queued_bytes();
+            wakes += 1;
         }
         if number % 256 == 0 {
             log.retain(broker_now());
@@ -216,7 +217,8 @@ fn main() {
     let mib_s = chunks_s * options.chunk_bytes as f64 / 1048576.0;
     println!("write: {chunks_s:.0} chunks/s, {mib_s:.0} MiB/s, {:.0} ns a chunk", 1e9 / chunks_s);
     if options.subscribe {
-        println!("push: {:.0} MiB/s", pushed as f64 / read_s / 1048576.0);
+        let (mib_s, wake_ns) = (pushed as f64 / read_s / 1048576.0, read_s * 1e9 / f64::from(wakes));
+        println!("push: {mib_s:.0} MiB/s, {wake_ns:.0} ns a wake");
     }
     drop((writer, reader, broker, log));
     let _ = std::fs::remove_file(path);

@@ -117,13 +117,11 @@ impl BrokerSession {
     /// Whether [`handle`](BrokerSession::handle) answers `op`.
     pub fn serves(op: Op) -> bool {
         use Op::*;
-        match op {
-            WriteChunks | ReadChunks | Subscribe | Credit | Unsubscribe => true,
-            NextGroups | NextSegments | AvailableGroups | AvailableSegments | Lookup | StreamStats => true,
-            JoinApplication | Heartbeat | CommitOffsets | FetchOffsets | LeaveApplication => true,
-            ListApplications | DescribeApplication | DeleteApplication | ResetOffsets => true,
-            _ => false,
-        }
+        let data = matches!(op, WriteChunks | ReadChunks | Subscribe | Credit | Unsubscribe);
+        let members = matches!(op, NextGroups | JoinApplication | Heartbeat | CommitOffsets | LeaveApplication);
+        let applications =
+            matches!(op, FetchOffsets | ListApplications | DescribeApplication | DeleteApplication | ResetOffsets);
+        data || members || applications || crate::groups::serves(op)
     }
 
     /// Takes one request. A frame that is [`Flow::Blocked`] must be offered again, the same, before any other.

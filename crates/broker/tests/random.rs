@@ -100,11 +100,14 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 const PLAIN: StreamId = STREAM;
 const DURABLE: StreamId = StreamId(8);
 
+/// Next sequence, and the chunks that were sent last.
+type Sent = (u64, Vec<Vec<u8>>);
+
 /// What a producer knows.
 #[derive(Default)]
 struct Producer {
-    /// Per stream and streamlet: next sequence, and what was sent last.
-    sent: HashMap<(StreamId, u32), (u64, Vec<Vec<u8>>)>,
+    /// Per stream and streamlet.
+    sent: HashMap<(StreamId, u32), Sent>,
 }
 
 struct World {

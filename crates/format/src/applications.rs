@@ -162,7 +162,9 @@ impl Entry {
                 }
                 Entry::Ahead { lane: key.lane()?, position }
             }
-            (parts, _) => return Err(bad("applications.key (parts)", parts as u64 + 1, "2, 4 or 5 with a value, or 2 without")),
+            (parts, _) => {
+                return Err(bad("applications.key (parts)", parts as u64 + 1, "2, 4 or 5 with a value, or 2 without"));
+            }
         };
         Ok((key.name, StreamId(key.numbers[0]), entry))
     }
@@ -320,8 +322,11 @@ mod tests {
             (any::<u64>(), start, any::<i64>()).prop_map(|(id, start, created_ms)| {
                 Entry::Exists(Application { id: ApplicationId(id), start, created_ms })
             }),
-            (lane.clone(), position.clone(), any::<bool>())
-                .prop_map(|(lane, position, anew)| Entry::Base { lane, position, anew }),
+            (lane.clone(), position.clone(), any::<bool>()).prop_map(|(lane, position, anew)| Entry::Base {
+                lane,
+                position,
+                anew
+            }),
             (lane, position).prop_map(|(lane, position)| Entry::Ahead { lane, position }),
         ]
     }

@@ -25,12 +25,16 @@ fn entries() -> Vec<(&'static str, &'static str, Entry)> {
         ("application, earliest", "made to start at the first record there is", exists(StartAt::Earliest)),
         ("deleted", "a record without a value", Entry::Deleted),
         ("position", "in a lane", Entry::Base { lane, position, anew: false }),
-        ("position, set", "by a reset or a copy: what was known of later groups is void", Entry::Base {
-            lane,
-            position,
-            anew: true,
-        }),
-        ("position ahead", "in a group that is done before an earlier one is", Entry::Ahead { lane, position: of_group }),
+        (
+            "position, set",
+            "by a reset or a copy: what was known of later groups is void",
+            Entry::Base { lane, position, anew: true },
+        ),
+        (
+            "position ahead",
+            "in a group that is done before an earlier one is",
+            Entry::Ahead { lane, position: of_group },
+        ),
     ]
 }
 
@@ -132,7 +136,12 @@ fn records_of_applications_are_the_golden_bytes() {
         assert_eq!(decode(&golden.case(name).bytes()), Ok(expected), "{name}");
     }
     for refused in &golden.refused {
-        assert_eq!(decode(&refused.bytes).err().map(|e| e.to_string()), Some(refused.error.clone()), "{}", refused.name);
+        assert_eq!(
+            decode(&refused.bytes).err().map(|e| e.to_string()),
+            Some(refused.error.clone()),
+            "{}",
+            refused.name
+        );
     }
 }
 

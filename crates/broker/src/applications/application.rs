@@ -356,7 +356,7 @@ impl State {
         address: String,
         lease_ms: u32,
         (now_us, now_ms): (u64, i64),
-    ) -> &Member {
+    ) {
         let member = Member {
             name: name.to_owned(),
             address,
@@ -368,7 +368,7 @@ impl State {
             asked: 0,
             hungry_until_us: 0,
         };
-        self.members.entry(id).insert_entry(member).into_mut()
+        self.members.insert(id, member);
     }
 
     /// A lane may have something to give. `lane` makes it known if it is not.

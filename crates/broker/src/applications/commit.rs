@@ -34,6 +34,14 @@ pub(super) struct Committed {
     pub(super) failure: Option<Failure>,
 }
 
+/// What a reset would do.
+pub(super) enum Reset {
+    /// These lanes get these positions.
+    To(Vec<(LaneKey, Position)>),
+    /// A segment of this lane has to come from disk first.
+    Loading(LaneKey, kera_log::LaneVersion),
+}
+
 /// An entry that was applied and is not recorded yet.
 struct Applied {
     at: usize,
@@ -136,11 +144,11 @@ impl Application {
         wanted: impl Fn(LaneKey) -> bool,
         to: Start,
         now_ms: i64,
-    ) -> Result<Result<Vec<(LaneKey, Position)>, (LaneKey, kera_log::LaneVersion)>, Failure> {
+    ) -> Result<Reset, Failure> {
         let mut planned = Vec::new();
         for (key, progress) in state.lanes.iter().filter(|(key, _)| wanted(**key)) {
             match find(&progress.lane, to)? {
-                Place::Loading(seen) => return Ok(Err((*key, seen))),
+                Place::Loading(seen) => return Ok(Reset::Loading(*key, seen)),
                 Place::Here(cursor, _) if cursor.group == kera_format::GroupId::NONE => {}
                 Place::Here(cursor, found) => {
                     let durable = progress.lane.latest().1;
@@ -150,7 +158,7 @@ impl Application {
                 }
             }
         }
-        Ok(Ok(planned))
+        Ok(Reset::To(planned))
     }
 
     /// Records and applies a reset. All of it or, with an error, the front of it.

@@ -12,7 +12,7 @@ use kera_protocol::{Body, Empty, LeasedGroups, NextGroups, Op, Status};
 use kera_rpc::Outbox;
 
 use super::application::{Application, Ask, heartbeat_ms};
-use super::commit::Committer;
+use super::commit::{Committer, Reset};
 use super::describe::{offset, wanted};
 use crate::acks::Answer;
 use crate::failure::Failure;
@@ -221,8 +221,8 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
     let mut state = application.state.lock();
     application.take_moved(&mut state);
     let planned = match application.plan_reset(&state, wanted(&message.streamlets), message.to, now_ms)? {
-        Ok(planned) => planned,
-        Err((key, seen)) => {
+        Reset::To(planned) => planned,
+        Reset::Loading(key, seen) => {
             let lanes = application.lane(key).map(|lane| (Arc::clone(lane), seen)).into_iter().collect();
             return Ok(Attempt::Wait { lanes, wait_ms: LOAD_WAIT_MS });
         }
