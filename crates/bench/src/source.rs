@@ -42,6 +42,22 @@ pub struct RecordSource {
     key: Option<[u8; 8]>,
     keys: Keys,
     checksum: bool,
+    turn: Turn,
+}
+
+/// The records of one turn, see [`RecordSource::prepare`].
+#[derive(Debug, Default)]
+struct Turn {
+    records: usize,
+    /// The first record that is stamped, and every how many one is.
+    first_stamped: usize,
+    sample: usize,
+    /// Records of the turn after this one that come before the next stamped one.
+    until_stamped: usize,
+    /// Values of those that are.
+    stamped: Vec<u8>,
+    /// Keys, if records have keys.
+    keys: Vec<[u8; 8]>,
 }
 
 impl RecordSource {
@@ -63,6 +79,7 @@ impl RecordSource {
             key: None,
             keys: Keys::new(shape.keys, shape.key_count, seed ^ 0x6b65_7973),
             checksum: shape.checksum,
+            turn: Turn::default(),
         }
     }
 
@@ -93,6 +110,54 @@ impl RecordSource {
     }
 }
 
+impl RecordSource {
+    /// Prepares the next `records` records, of which one in `sample` is stamped with `stamp`. For senders that take many
+    /// at once; a source is used either so or with [`with_next`](RecordSource::with_next).
+    pub fn prepare(&mut self, records: usize, sample: usize, stamp: u64) {
+        let turn = &mut self.turn;
+        let sample = sample.max(1);
+        let first = turn.until_stamped.min(sample - 1);
+        let stamped = if records > first { (records - first - 1) / sample + 1 } else { 0 };
+        (turn.records, turn.first_stamped, turn.sample) = (records, first, sample);
+        turn.until_stamped = first + stamped * sample - records;
+        turn.stamped.clear();
+        for _ in 0..stamped {
+            let start = turn.stamped.len();
+            turn.stamped.extend_from_slice(&self.values[..self.value_bytes]);
+            if let Some(place) = turn.stamped[start..].first_chunk_mut::<STAMP_BYTES>() {
+                *place = stamp.to_le_bytes();
+            }
+        }
+        turn.keys.clear();
+        turn.keys.extend((0..records).map_while(|_| self.keys.pick()).map(u64::to_be_bytes));
+    }
+
+    /// The keys of the prepared records, to be lent to [`records`](RecordSource::records); empty without keys.
+    pub fn key_refs(&self) -> Vec<[&[u8]; 1]> {
+        self.turn.keys.iter().map(|key| [key.as_slice()]).collect()
+    }
+
+    /// The prepared records.
+    #[inline]
+    pub fn records<'a>(&'a self, keys: &'a [[&'a [u8]; 1]]) -> impl Iterator<Item = Record<'a>> {
+        let bytes = self.value_bytes;
+        let (mut at, mut stamped_at, mut until_stamped) = (0, 0, self.turn.first_stamped);
+        (0..self.turn.records).map(move |i| {
+            let value = if until_stamped == 0 {
+                until_stamped = self.turn.sample - 1;
+                stamped_at += bytes;
+                &self.turn.stamped[stamped_at - bytes..stamped_at]
+            } else {
+                until_stamped -= 1;
+                at = if at + 2 * bytes <= self.values.len() { at + bytes } else { 0 };
+                &self.values[at..at + bytes]
+            };
+            let keys = keys.get(i).map_or(&[] as &[&[u8]], |key| key);
+            Record { keys, value: Some(value), checksum: self.checksum, ..Record::default() }
+        })
+    }
+}
+
 /// The stamp of a value that a [`RecordSource`] made; zero if it was not measured.
 #[inline]
 pub fn stamp_of(value: &[u8]) -> u64 {
@@ -117,6 +182,27 @@ mod tests {
                 assert_eq!(stamp_of(record.value.unwrap()), stamp);
                 assert!(record.keys.is_empty());
             });
+        }
+    }
+
+    #[test]
+    fn turns_stamp_one_record_in_so_many_however_long_they_are() {
+        for keys in [KeyDistribution::None, KeyDistribution::Uniform] {
+            let mut source = RecordSource::new(&shape(100, keys), 1);
+            let mut stamps = Vec::new();
+            for (turn, records) in [1usize, 0, 5, 7, 13, 20, 1, 1, 40].into_iter().enumerate() {
+                source.prepare(records, 7, turn as u64 + 1);
+                let refs = source.key_refs();
+                let before = stamps.len();
+                for record in source.records(&refs) {
+                    assert_eq!(record.keys.len(), usize::from(keys != KeyDistribution::None));
+                    let stamp = stamp_of(record.value.unwrap());
+                    assert!(stamp == 0 || stamp == turn as u64 + 1);
+                    stamps.push(stamp);
+                }
+                assert_eq!(stamps.len(), before + records);
+            }
+            assert!(stamps.iter().enumerate().all(|(i, stamp)| (*stamp != 0) == (i % 7 == 0)), "{stamps:?}");
         }
     }
 

@@ -57,21 +57,19 @@ pub(super) fn generator(time: Duration) -> Result<GeneratorCost, BenchError> {
     let shape = Shape { value_bytes: VALUE_BYTES, keys: KeyDistribution::None, key_count: 1, checksum: false };
     let mut source = RecordSource::new(&shape, 1);
     let make = rate(time, ROUND as usize, || {
-        for i in 0..ROUND {
-            source.with_next(u64::from(i % 128 == 0), |record| {
-                black_box(record);
-            });
-        }
+        source.prepare(ROUND as usize, 128, 1);
+        source.records(&source.key_refs()).for_each(|record| {
+            black_box(&record);
+        });
     });
     let mut encoder = Encoder { builder: None, sealed: Vec::new(), buffer: Vec::with_capacity(CHUNK_BYTES + 256) };
     let mut failed = None;
     let encode = rate(time, ROUND as usize, || {
-        for _ in 0..ROUND {
-            source.with_next(0, |record| {
-                if let Err(error) = encoder.push(record) {
-                    failed = Some(error);
-                }
-            });
+        source.prepare(ROUND as usize, 128, 0);
+        for record in source.records(&source.key_refs()) {
+            if let Err(error) = encoder.push(&record) {
+                failed = Some(error);
+            }
         }
     });
     if let Some(error) = failed {

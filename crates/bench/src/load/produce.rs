@@ -1,7 +1,7 @@
 //! The producing side. Each producer is a thread with a current-thread runtime, its own client and connections.
 //!
-//! As fast as it goes: records are handed over until the client says that its buffer is full, and the runtime is given
-//! a turn after each stretch of bytes so that chunks leave while others are filled. Latency is the client's own: from
+//! As fast as it goes: records are handed over a stretch of bytes at a time, and in between the runtime gets a turn, so
+//! that chunks leave while others are filled. Latency is the client's own: from
 //! the first record of a chunk to its acknowledgement.
 //!
 //! At a rate: every record has a time at which it is due, and counts from then, however late it could be handed over.
@@ -151,8 +151,6 @@ async fn flat_out(shared: &Shared, number: u32, producers: &[Producer]) -> Resul
     let mut source = RecordSource::new(&config.shape(), seed(number));
     let turn = (TURN_BYTES / (config.record_bytes + 8)).max(1) as u64;
     let mut next_stream = number as usize;
-    let mut to_stamp = 0u32;
-    let lost = |error: kera_client::ClientError| BenchError::server("sending", error);
     while !shared.stop.load(Relaxed) {
         let records = shared.take(turn);
         if records == 0 {
@@ -161,13 +159,10 @@ async fn flat_out(shared: &Shared, number: u32, producers: &[Producer]) -> Resul
         // One stream gets a turn's records, then the next one does.
         let producer = &producers[next_stream % producers.len()];
         next_stream += 1;
-        for _ in 0..records {
-            let stamp = if to_stamp == 0 { now_ns() } else { 0 };
-            to_stamp = if to_stamp == 0 { config.sample - 1 } else { to_stamp - 1 };
-            if !source.with_next(stamp, |record| producer.try_send(record)).map_err(lost)? {
-                source.again(async |record| producer.send(record).await).await.map_err(lost)?;
-            }
-        }
+        source.prepare(records as usize, config.sample as usize, now_ns());
+        let keys = source.key_refs();
+        let sent = producer.send_all(source.records(&keys)).await;
+        sent.map_err(|error| BenchError::server("sending", error))?;
         tokio::task::yield_now().await;
     }
     for producer in producers {

@@ -114,8 +114,10 @@ const KEPT_BYTES: u64 = 1 << 30;
 fn kera_flags(scale: &Scale, command: &str, streamlets: u64, chunk_bytes: u64, more: &str) -> Vec<String> {
     let kept = (KEPT_BYTES / streamlets).max(1 << 20);
     words(&format!(
-        "{command} --streamlets {streamlets} --chunk-bytes {chunk_bytes} --seconds {} --retention-bytes {kept} {more}",
-        scale.seconds
+        "{command} --streamlets {streamlets} --chunk-bytes {chunk_bytes} --seconds {} --warmup-seconds {} \
+         --retention-bytes {kept} {more}",
+        scale.seconds,
+        if scale.quick { 1 } else { 3 },
     ))
 }
 
