@@ -2,6 +2,7 @@
 //! Peers feed encoded frames straight into sessions and read back what the sessions answer.
 #![allow(dead_code, unreachable_pub)]
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -13,8 +14,8 @@ use kera_format::{
     SegmentId, StreamId, StreamOptions, StreamletId,
 };
 use kera_log::{
-    Arena, ArenaConfig, Attach, ChunkReference, DurabilitySink, Log, LogConfig, Observer, SinkError, SinkErrorKind,
-    Ticket, made_durable,
+    Arena, ArenaConfig, Attach, ChunkReference, DurabilitySink, Location, Log, LogConfig, Observer, Segment,
+    SegmentStore, SinkError, SinkErrorKind, Ticket, made_durable,
 };
 use kera_protocol::application::{AfterCommit, CommitEntry, CommitOffsets, CommitResult};
 use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
@@ -103,12 +104,68 @@ impl DurabilitySink for ManualSink {
     fn segment_safe(&self, _: SegmentId) {}
 }
 
+/// A store whose disk is as quick as the test wants.
+#[derive(Default)]
+pub struct ManualStore {
+    closed: Mutex<Vec<Arc<Segment>>>,
+    images: Mutex<HashMap<SegmentId, Vec<u8>>>,
+    wanted: Mutex<Vec<SegmentId>>,
+}
+
+impl SegmentStore for ManualStore {
+    fn closed(&self, segment: Arc<Segment>) {
+        self.closed.lock().push(segment);
+    }
+    fn want_space(&self, _: u64) {}
+    fn load(&self, id: SegmentId, _: Location) {
+        self.wanted.lock().push(id);
+    }
+    fn release(&self, id: SegmentId, _: Location) {
+        self.images.lock().remove(&id);
+    }
+}
+
+impl ManualStore {
+    /// Writes everything that is closed, and takes it out of memory.
+    pub fn evict_all(&self, log: &Log) -> usize {
+        let closed = std::mem::take(&mut *self.closed.lock());
+        for segment in &closed {
+            let (id, image) = (segment.id(), segment.as_image().to_vec());
+            let at = Location { disk: 0, container: 1, offset: 4_096, bytes: image.len() as u64 };
+            self.images.lock().insert(id, image);
+            log.persisted(id, at);
+            log.evict(id);
+        }
+        closed.len()
+    }
+
+    /// Brings back what readers want. How much that was.
+    pub fn bring(&self, log: &Log) -> usize {
+        let wanted = std::mem::take(&mut *self.wanted.lock());
+        for id in &wanted {
+            let image = self.images.lock()[id].clone();
+            let mut buffer = log.allocate_for_load(image.len() as u64).expect("room to load into");
+            buffer.as_mut_slice()[..image.len()].copy_from_slice(&image);
+            log.loaded(*id, buffer).expect("an intact image");
+        }
+        wanted.len()
+    }
+
+    /// The disk does not give back what readers want.
+    pub fn fail(&self, log: &Log) {
+        for id in std::mem::take(&mut *self.wanted.lock()) {
+            log.load_failed(id, "the test says so".into());
+        }
+    }
+}
+
 /// A node's broker, without the node.
 pub struct House {
     pub broker: Arc<Broker>,
     pub log: Arc<Log>,
     pub clock: Arc<ManualClock>,
     pub sink: Arc<ManualSink>,
+    pub store: Arc<ManualStore>,
     pub config: BrokerConfig,
     arena: ArenaConfig,
     _dir: Arc<tempfile::TempDir>,
@@ -127,10 +184,19 @@ impl House {
         House::with(config(), 16 << 20)
     }
 
+    /// With a store: what is closed stays in memory until the test says otherwise.
+    pub fn stored() -> House {
+        House::on(config(), 16 << 20, true)
+    }
+
     pub fn with(config: BrokerConfig, arena_bytes: u64) -> House {
+        House::on(config, arena_bytes, false)
+    }
+
+    fn on(config: BrokerConfig, arena_bytes: u64, stored: bool) -> House {
         let dir = Arc::new(tempfile::tempdir().expect("a directory"));
         let arena = ArenaConfig { path: dir.path().join("arena"), bytes: arena_bytes, node: [7; 16] };
-        House::open(config, arena, dir, &[(SYSTEM, applications_stream_options())])
+        House::open(config, arena, dir, &[(SYSTEM, applications_stream_options())], stored)
     }
 
     fn open(
@@ -138,11 +204,16 @@ impl House {
         arena: ArenaConfig,
         dir: Arc<tempfile::TempDir>,
         streams: &[(StreamId, StreamOptions)],
+        stored: bool,
     ) -> House {
         let (memory, attach) = Arena::create_or_attach(arena.clone()).expect("an arena");
         let clock = Arc::new(ManualClock::new(1_000_000));
         let sink = Arc::new(ManualSink::default());
         let log = Log::new(LogConfig { segment_arena_share: 1 << 20, ..LogConfig::default() }, memory);
+        let store = Arc::new(ManualStore::default());
+        if stored {
+            log.set_store(Arc::clone(&store) as Arc<dyn SegmentStore>);
+        }
         log.set_sinks(Arc::new(vec![Arc::clone(&sink) as Arc<dyn DurabilitySink>]));
         let broker = Broker::new(config.clone(), Arc::clone(&log), Arc::clone(&clock) as Arc<dyn Clock>);
         for (id, options) in streams {
@@ -157,18 +228,20 @@ impl House {
         log.finish_recovery(config.epoch);
         sink.sync();
         broker.open_applications(SYSTEM).expect("the system stream");
-        House { broker, log, clock, sink, config, arena, _dir: dir }
+        House { broker, log, clock, sink, store, config, arena, _dir: dir }
     }
 
     /// Kills the process, so to say, and starts the next one on the same arena.
     pub fn restart(self) -> House {
-        let House { broker, log, config, arena, _dir, clock, sink } = self;
+        let House { broker, log, config, arena, _dir, clock, sink, store } = self;
         let streams: Vec<_> = log.streams().iter().map(|s| (s.id(), (*s.options()).clone())).collect();
         // What is pending refers to the log, which refers to the sink.
         sink.inner.lock().pending.clear();
-        drop((broker, log, sink));
+        // What is closed refers to the arena. It is all still there.
+        store.closed.lock().clear();
+        drop((broker, log, sink, store));
         let config = BrokerConfig { epoch: config.epoch + 1, ..config };
-        let house = House::open(config, arena, _dir, &streams);
+        let house = House::open(config, arena, _dir, &streams, false);
         house.clock.set_now_ms(clock.now_ms());
         house
     }

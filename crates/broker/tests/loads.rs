@@ -1,0 +1,149 @@
+//! Readers of segments that are only on disk: they wait, and go on when the disk has given them back.
+
+mod common;
+
+use common::*;
+use kera_format::{Cursor, LaneId, StreamletId};
+use kera_protocol::{
+    CommittedOffsets, LeasedGroup, LeasedGroups, Lookup, LookupResult, NextGroups, ReadChunksResponse, ResetOffsets,
+    Start, Status, Subscribe,
+};
+
+/// A stream with four groups of one record, the first three on disk only.
+fn house() -> House {
+    let house = House::stored();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    for _ in 0..4 {
+        assert_eq!(statuses(&peer.write(&[chunk(40 << 10)])), [Status::Ok]);
+    }
+    assert_eq!(house.store.evict_all(&house.log), 3);
+    house
+}
+
+#[test]
+fn a_read_waits_for_the_disk() {
+    let house = house();
+    let mut peer = house.peer();
+    peer.send(&read_request(&[entry(STREAM, 0, 0, Cursor::default())], 60_000));
+    assert!(peer.frames().is_empty());
+    assert_eq!(house.store.bring(&house.log), 1);
+    peer.run(&house);
+    let answer: ReadChunksResponse = peer.frame().decode();
+    assert_eq!(ordinals(&answer.answers[0].1), [0]);
+    // Without waiting the answer is empty, and the disk at work.
+    let next = answer.answers[0].0.next;
+    assert!(peer.read(STREAM, next).answers.is_empty());
+    assert_eq!(house.store.bring(&house.log), 1);
+    assert_eq!(ordinals(&peer.read(STREAM, next).answers[0].1), [1]);
+}
+
+#[test]
+fn a_disk_that_does_not_give_back_is_told_and_tried_again() {
+    let house = house();
+    let mut peer = house.peer();
+    let request = read_request(&[entry(STREAM, 0, 0, Cursor::default())], 60_000);
+    peer.send(&request);
+    house.store.fail(&house.log);
+    peer.run(&house);
+    let answer: ReadChunksResponse = peer.frame().decode();
+    assert_eq!(answer.answers[0].0.status(), Some(Status::SegmentUnreadable));
+    peer.send(&request);
+    assert_eq!(house.store.bring(&house.log), 1);
+    peer.run(&house);
+    assert_eq!(ordinals(&peer.frame().decode::<ReadChunksResponse>().answers[0].1), [0]);
+}
+
+#[test]
+fn a_subscription_goes_through_what_is_on_disk() {
+    let house = house();
+    let mut peer = house.peer();
+    let entries = vec![entry(STREAM, 0, 0, Cursor::default())];
+    peer.send(&Subscribe { credit_bytes: 1 << 20, push_bytes_max: 0, entries });
+    let mut seen = Vec::new();
+    for _ in 0..10 {
+        house.store.bring(&house.log);
+        peer.run(&house);
+        for frame in peer.frames().iter().filter(|frame| frame.header.is_push()) {
+            let response: ReadChunksResponse = frame.decode();
+            seen.extend(response.answers.iter().flat_map(|(_, data)| ordinals(data)));
+        }
+    }
+    assert_eq!(seen, [0, 1, 2, 3]);
+}
+
+#[test]
+fn a_lookup_waits_for_the_disk_and_not_for_ever() {
+    let house = House::stored();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    // Groups of several chunks: the header of the segment alone does not tell.
+    for _ in 0..8 {
+        peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 2_000)]);
+    }
+    assert!(house.store.evict_all(&house.log) > 0);
+    let lookup = Lookup { stream: STREAM, streamlet: StreamletId(0), lane: LaneId(0), at: Start::Ordinal(15) };
+    peer.send(&lookup);
+    assert!(peer.frames().is_empty());
+    assert_eq!(house.store.bring(&house.log), 1);
+    peer.run(&house);
+    assert_eq!(peer.frame().decode::<LookupResult>().ordinal, 10);
+
+    // A disk that says nothing at all.
+    let house = House::stored();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    for _ in 0..8 {
+        peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 2_000)]);
+    }
+    house.store.evict_all(&house.log);
+    peer.send(&lookup);
+    house.clock.advance_ms(30_000);
+    peer.run(&house);
+    assert_eq!(peer.frame().status(), Status::LoadPressure);
+}
+
+#[test]
+fn a_member_gets_its_first_group_when_its_start_is_found() {
+    let house = House::stored();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    for _ in 0..8 {
+        peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 2_000)]);
+    }
+    house.store.evict_all(&house.log);
+    let joined = peer.join(&house, "report", Start::Ordinal(15));
+    let (application, member) = (joined.application, joined.member);
+    peer.send(&NextGroups { application, member, max_groups: 1, max_wait_ms: 60_000 });
+    assert!(peer.frames().is_empty());
+    assert_eq!(house.store.bring(&house.log), 1);
+    peer.run(&house);
+    let group: LeasedGroup = peer.frame().decode::<LeasedGroups>().groups[0];
+    assert_eq!(group.start_ordinal, 15);
+}
+
+#[test]
+fn a_reset_waits_for_the_disk() {
+    let house = House::stored();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    for _ in 0..8 {
+        peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 10, 2_000)]);
+    }
+    house.store.evict_all(&house.log);
+    let reset = ResetOffsets {
+        application: "report".into(),
+        stream: STREAM,
+        streamlets: vec![],
+        to: Start::Ordinal(15),
+        dry_run: false,
+    };
+    peer.send(&reset);
+    assert!(peer.frames().is_empty());
+    assert_eq!(house.store.bring(&house.log), 1);
+    peer.run(&house);
+    house.sink.sync();
+    peer.run(&house);
+    let set: CommittedOffsets = peer.frame().decode();
+    assert_eq!(set.offsets[0].ordinal, 15);
+}
