@@ -259,12 +259,10 @@ impl FileMark {
 /// What the fields that all headers share are called in errors: magic, checksum, version, header size.
 type StartNames = [&'static str; 4];
 
-const FILE_NAMES: StartNames =
-    ["vlog_file.magic", "vlog_file.checksum", "vlog_file.version", "vlog_file.header_bytes"];
+const FILE_NAMES: StartNames = ["vlog_file.magic", "vlog_file.checksum", "vlog_file.version", "vlog_file.header_bytes"];
 const BLOCK_NAMES: StartNames =
     ["vlog_block.magic", "vlog_block.checksum", "vlog_block.version", "vlog_block.header_bytes"];
-const MARK_NAMES: StartNames =
-    ["vlog_mark.magic", "vlog_mark.checksum", "vlog_mark.version", "vlog_mark.header_bytes"];
+const MARK_NAMES: StartNames = ["vlog_mark.magic", "vlog_mark.checksum", "vlog_mark.version", "vlog_mark.header_bytes"];
 
 /// Magic, checksum, version and header size of a header: all keep them at the same offsets.
 fn check_start(

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode};
 use kera_format::container::{
-    footer_bytes, index_bytes, mark_count, pages, BatchHeader, ContainerEntry, ContainerHeader, ReleasedMap, Trailer,
-    CONTAINER_HEADER_BYTES, CONTAINER_MARKS_MAX, CONTAINER_SEGMENTS_MAX,
+    BatchHeader, CONTAINER_HEADER_BYTES, CONTAINER_MARKS_MAX, CONTAINER_SEGMENTS_MAX, ContainerEntry, ContainerHeader,
+    ReleasedMap, Trailer, footer_bytes, index_bytes, mark_count, pages,
 };
 use parking_lot::Mutex;
 

@@ -17,7 +17,7 @@ use super::evict::Clean;
 use super::host::Host;
 use super::queue::{Dirty, Queue};
 use super::readers::{Bounds, MoreAhead, Readers};
-use super::recover::{recover, StoreRecovery};
+use super::recover::{StoreRecovery, recover};
 use super::signal::{Signal, Step};
 use super::status::{Counters, DiskState, DiskStatus, StoreStatus};
 use super::{StoreConfig, StoreError};

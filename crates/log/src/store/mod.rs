@@ -38,8 +38,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
 use kera_env::{Clock, Disk, Random};
-use kera_format::container::{CONTAINER_BYTES_MAX, IMAGE_BYTES_MAX};
 use kera_format::SegmentId;
+use kera_format::container::{CONTAINER_BYTES_MAX, IMAGE_BYTES_MAX};
 
 pub use recover::StoreRecovery;
 pub use signal::Step;
@@ -47,9 +47,9 @@ pub use status::{DiskCounts, DiskState, DiskStatus, StoreStatus};
 pub use threads::StoreThreads;
 
 use self::core::Core;
+use crate::Log;
 use crate::segment::Segment;
 use crate::storage::{Location, SegmentStore};
-use crate::Log;
 
 /// Settings of the store. The defaults work; only `node` has to be set.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -2,19 +2,19 @@
 //! the log. On the disk's writer thread, which also gives released space back.
 
 use std::io;
-use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use kera_format::container::{self, ContainerEntry, ContainerHeader, CONTAINER_MARKS_MAX};
+use kera_format::container::{self, CONTAINER_MARKS_MAX, ContainerEntry, ContainerHeader};
 use kera_format::segment::SegmentProgress;
 
-use super::container::{is_full, Batch, NewContainer, Writer};
+use super::StoreError;
+use super::container::{Batch, NewContainer, Writer, is_full};
 use super::core::{Core, DiskPart};
 use super::host::{Host, Image};
 use super::queue::{Ask, BatchLimits, Dirty, Work};
 use super::signal::Step;
-use super::status::{count, DiskState};
-use super::StoreError;
+use super::status::{DiskState, count};
 use crate::storage::Location;
 
 /// Segments of a batch at most: one vectored write takes them all.
@@ -78,7 +78,8 @@ impl<H: Host> Core<H> {
     ) -> (Vec<(Arc<H::Image>, Location)>, Vec<Dirty<H::Image>>) {
         let part = &self.disks[disk];
         // What the log has dropped meanwhile is not worth writing.
-        let wanted = |dirty: &&Dirty<H::Image>| self.host().is_some_and(|host| host.segment(dirty.image.id()).is_some());
+        let wanted =
+            |dirty: &&Dirty<H::Image>| self.host().is_some_and(|host| host.segment(dirty.image.id()).is_some());
         let mut dirty: Vec<&Dirty<H::Image>> = dirty.iter().filter(wanted).collect();
         let entries = entries_of(&dirty);
         let later: Vec<Dirty<H::Image>> = dirty.split_off(entries.len()).into_iter().cloned().collect();
@@ -90,8 +91,11 @@ impl<H: Host> Core<H> {
         match writer.write(&part.containers, &mut batch, || self.new_container()) {
             Ok(container) => {
                 self.has_worked(disk, &batch);
-                let places = batch.entries.iter().map(|entry| {
-                    Location { disk: disk as u16, container, offset: entry.at, bytes: entry.image_bytes() }
+                let places = batch.entries.iter().map(|entry| Location {
+                    disk: disk as u16,
+                    container,
+                    offset: entry.at,
+                    bytes: entry.image_bytes(),
                 });
                 let written = dirty.iter().map(|dirty| Arc::clone(&dirty.image)).zip(places).collect();
                 (written, later)

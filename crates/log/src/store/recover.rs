@@ -10,16 +10,16 @@ use std::sync::Arc;
 
 use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode};
 use kera_format::container::{
-    pages, verify_image, BatchHeader, ContainerEntry, ContainerHeader, ReleasedMap, Trailer, CONTAINER_BYTES_MAX,
-    CONTAINER_HEADER_BYTES, PAGE_BYTES,
+    BatchHeader, CONTAINER_BYTES_MAX, CONTAINER_HEADER_BYTES, ContainerEntry, ContainerHeader, PAGE_BYTES, ReleasedMap,
+    Trailer, pages, verify_image,
 };
 use kera_format::{FormatError, SegmentId};
 
+use super::StoreError;
 use super::container::{
-    container_number, container_path, write_footer, Container, DiskContainers, Slot, CONTAINER_DIR,
+    CONTAINER_DIR, Container, DiskContainers, Slot, container_number, container_path, write_footer,
 };
 use super::queue::lane_of;
-use super::StoreError;
 use crate::producers::ProducerMark;
 use crate::storage::{Location, StoredSegment};
 
@@ -92,8 +92,7 @@ impl Found {
             base_ordinal: mark.base_ordinal,
             position: mark.position,
         });
-        let segment =
-            StoredSegment { header: entry.header, progress: entry.progress, at, producers: marks.collect() };
+        let segment = StoredSegment { header: entry.header, progress: entry.progress, at, producers: marks.collect() };
         let segments = &mut self.recovery.segments;
         match by_id.entry(segment.header.id) {
             std::collections::hash_map::Entry::Vacant(vacant) => {
@@ -134,12 +133,7 @@ struct Scan {
 
 impl Scan {
     /// `None` if there is nothing to be had from the file: it is removed if it never held anything, else left alone.
-    fn of(
-        disk: &dyn Disk,
-        node: [u8; 16],
-        container: u64,
-        problems: &mut Vec<String>,
-    ) -> io::Result<Option<Scan>> {
+    fn of(disk: &dyn Disk, node: [u8; 16], container: u64, problems: &mut Vec<String>) -> io::Result<Option<Scan>> {
         let path = container_path(container);
         let file = disk.open(&path, OpenMode::ReadWrite, true)?;
         let file_bytes = file.len()?;
@@ -180,7 +174,9 @@ impl Scan {
         }
         // Of a container without a batch the first page may be torn: it was being made when the power went.
         if damaged > 0 && !scan.entries.is_empty() {
-            problems.push(format!("{path}: {damaged} sectors of its released map are damaged; what was released comes back"));
+            problems.push(format!(
+                "{path}: {damaged} sectors of its released map are damaged; what was released comes back"
+            ));
         }
         Ok(Some(scan))
     }
@@ -282,12 +278,7 @@ impl Scan {
     }
 
     /// Gives the file a footer if it has none and nothing stands against it, and returns what is in it.
-    fn finish(
-        mut self,
-        disk: &dyn Disk,
-        number: u64,
-        problems: &mut Vec<String>,
-    ) -> (Container, Vec<ContainerEntry>) {
+    fn finish(mut self, disk: &dyn Disk, number: u64, problems: &mut Vec<String>) -> (Container, Vec<ContainerEntry>) {
         let mut known = Container::new(self.header, false);
         self.torn.iter().for_each(|number| self.released.set(*number));
         for (number, entry) in &self.entries {

@@ -7,13 +7,13 @@ mod real;
 
 use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kera_env::{AlignedBuffer, Disk, ManualClock, MemoryDisk, SeededRandom};
 use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP};
 use kera_format::container::{pages, verify_image};
-use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState, SEGMENT_HEADER_BYTES};
+use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress, SegmentState};
 use kera_format::{
     BrokerPart, ChunkBuilder, Compression, GroupId, LaneId, ProducerEpoch, ProducerId, Record, SegmentId, SegmentIndex,
     StreamId, StreamletId,
@@ -167,8 +167,12 @@ impl Host for Arc<FakeLog> {
         known.is_loading = false;
         match verify_image(&buffer) {
             Ok((header, progress)) if header.id == id => {
-                known.memory =
-                    Some(Arc::new(FakeSegment { memory: buffer.0, header, progress, was_read: AtomicBool::new(false) }));
+                known.memory = Some(Arc::new(FakeSegment {
+                    memory: buffer.0,
+                    header,
+                    progress,
+                    was_read: AtomicBool::new(false),
+                }));
                 Ok(())
             }
             Ok((header, _)) => {
