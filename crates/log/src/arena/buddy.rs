@@ -288,7 +288,7 @@ mod tests {
         let mut held: Vec<(u32, u8)> = Vec::new();
         for step in 1..20_000u32 {
             let pick = random.next_u64();
-            if pick % 2 == 0 {
+            if pick.is_multiple_of(2) {
                 let order = (pick >> 8) as u8 % 9;
                 if let Some(block) = buddy.allocate(order) {
                     assert_eq!(block % (1 << order), 0);
