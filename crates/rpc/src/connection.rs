@@ -222,16 +222,23 @@ impl Connection {
 
     /// Asks and waits for the answer, at most `timeout`.
     pub async fn call_within<M: Message>(&self, message: &M, timeout: Duration) -> Result<M::Response, RpcError> {
-        let version = self.shared().version(M::OP)?;
-        let mut body = Vec::new();
-        message.encode(version, &mut body);
-        let call = self.send(M::OP, vec![body.into()]);
-        let Ok(answer) = tokio::time::timeout(timeout, call).await else {
+        let Ok(answer) = tokio::time::timeout(timeout, self.request(message)).await else {
             return Err(RpcError::Timeout { address: self.address().into(), after: timeout });
         };
         let frame = answer?;
         M::Response::decode(frame.header.version, &frame.body)
             .map_err(|source| RpcError::Protocol { address: self.address().into(), source })
+    }
+
+    /// Hands in a message, in the version that both sides speak, whose answer is awaited later. As with
+    /// [`send`](Connection::send) the caller bounds how long it waits.
+    pub fn request<M: Message>(&self, message: &M) -> Call {
+        let mut body = Vec::new();
+        // Without a version in common there is nothing to encode: `send` reports it.
+        if let Ok(version) = self.shared().version(M::OP) {
+            message.encode(version, &mut body);
+        }
+        self.send(M::OP, vec![body.into()])
     }
 
     /// Hands in a request whose body is `parts`, one after the other, and returns at once. It leaves after everything

@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kera_format::{LaneId, StreamletId};
-use kera_protocol::{
-    Body, Lookup, LookupResult, Message, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, limits,
-};
+use kera_protocol::{Body, Lookup, LookupResult, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, limits};
 use kera_rpc::RpcError;
 use tokio::time::Instant;
 
@@ -67,9 +65,8 @@ impl Consumer {
         for lanes in self.lanes().chunks(LOOKUPS_AT_ONCE) {
             let mut calls = Vec::with_capacity(lanes.len());
             for (streamlet, lane) in lanes {
-                let mut body = Vec::new();
-                self.lookup(*streamlet, *lane, from).encode(1, &mut body);
-                calls.push((*streamlet, *lane, connection.send(Lookup::OP, vec![body.into()])));
+                let call = connection.request(&self.lookup(*streamlet, *lane, from));
+                calls.push((*streamlet, *lane, call));
             }
             for (streamlet, lane, call) in calls {
                 let frame = call.await?;

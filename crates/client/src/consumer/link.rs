@@ -10,8 +10,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use kera_format::ApplicationId;
 use kera_protocol::{
-    Body, CommitEntry, CommitResult, Credit, Heartbeat, LeasedGroups, Message, Op, ReadChunks, ReadEntry, Status,
-    Subscribe, Unsubscribe,
+    Body, CommitEntry, CommitResult, Credit, Heartbeat, LeasedGroups, Op, ReadChunks, ReadEntry, Status, Subscribe,
+    Unsubscribe,
 };
 use kera_rpc::{Call, Connection, Frame, RpcError, Subscription};
 use tokio::sync::mpsc;
@@ -65,13 +65,6 @@ impl Link {
         Link { connection, feeds: Vec::new(), groups: None, commit: None, heartbeat: None }
     }
 
-    /// Sends a message whose answer is polled for.
-    fn send<M: Message>(&self, message: &M) -> Call {
-        let mut body = Vec::new();
-        message.encode(1, &mut body);
-        self.connection.send(M::OP, vec![body.into()])
-    }
-
     pub(super) fn subscribe(&mut self, entries: Vec<ReadEntry>, tracks: Vec<u64>, credit: u64) -> Result<(), RpcError> {
         let push_bytes_max = u32::try_from(credit / 2).unwrap_or(u32::MAX).max(1);
         let subscription = self.connection.subscribe(&Subscribe { credit_bytes: credit, push_bytes_max, entries })?;
@@ -80,7 +73,7 @@ impl Link {
     }
 
     pub(super) fn poll(&mut self, entries: Vec<ReadEntry>, tracks: Vec<u64>, max_bytes: u32) {
-        let call = self.send(&ReadChunks { max_wait_ms: POLL_WAIT_MS, min_bytes: 1, max_bytes, entries });
+        let call = self.connection.request(&ReadChunks { max_wait_ms: POLL_WAIT_MS, min_bytes: 1, max_bytes, entries });
         self.feeds.push(Feed::Poll { call, tracks: tracks.into() });
     }
 
@@ -129,7 +122,7 @@ impl Link {
     }
 
     pub(super) fn ask_for_groups(&mut self, message: &kera_protocol::NextGroups) {
-        self.groups = Some(self.send(message));
+        self.groups = Some(self.connection.request(message));
     }
 
     pub(super) fn is_asking_for_groups(&self) -> bool {
@@ -138,7 +131,7 @@ impl Link {
 
     pub(super) fn commit(&mut self, message: &kera_protocol::CommitOffsets, tracks: Vec<u64>) {
         let entries = tracks.into_iter().zip(message.entries.iter().copied()).collect();
-        self.commit = Some((self.send(message), entries));
+        self.commit = Some((self.connection.request(message), entries));
     }
 
     pub(super) fn is_committing(&self) -> bool {

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use kera_format::{ApplicationId, Order};
+use kera_format::ApplicationId;
 use kera_protocol::{
     AfterCommit, CommitEntry, CommitOffsets, JoinApplication, LeasedGroups, LeaveApplication, NextGroups, Status,
     limits,
@@ -27,9 +27,6 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct Membership {
     application: ApplicationId,
     member: u64,
-    /// Kept for programs that look at a consumer while debugging.
-    #[allow(dead_code)]
-    order: Order,
     /// The last request for groups found none.
     pub(super) nothing_left: bool,
 }
@@ -58,7 +55,7 @@ impl Consumer {
             self.lose_membership();
         }
         let (application, member) = (joined.application, joined.member);
-        self.membership = Some(Membership { application, member, order: joined.order, nothing_left: false });
+        self.membership = Some(Membership { application, member, nothing_left: false });
         link.start_heartbeats(application, member, Duration::from_millis(joined.heartbeat_ms.into()));
         self.groups_at = Instant::now();
         Ok(())
