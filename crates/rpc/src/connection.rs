@@ -127,20 +127,16 @@ enum Parts {
 enum Answer {
     Nobody,
     Call(oneshot::Sender<Result<Frame, RpcError>>),
-    Subscription(FrameSender),
+    Subscription(mpsc::UnboundedSender<Result<Frame, RpcError>>),
 }
 
-/// Where the frames of subscriptions go, each with the correlation of its subscription. An error is the last thing that a
-/// subscription sends.
-pub type FrameSender = mpsc::UnboundedSender<(u64, Result<Frame, RpcError>)>;
-
 impl Answer {
-    fn fail(self, correlation: u64, error: RpcError) {
+    fn fail(self, error: RpcError) {
         // Whoever asked may have gone.
         match self {
             Answer::Nobody => {}
             Answer::Call(to) => drop(to.send(Err(error))),
-            Answer::Subscription(to) => drop(to.send((correlation, Err(error)))),
+            Answer::Subscription(to) => drop(to.send(Err(error))),
         }
     }
 }
@@ -270,26 +266,20 @@ impl Connection {
     /// in is not bounded here: the request or its credit does.
     pub fn subscribe<M: Message>(&self, message: &M) -> Result<Subscription, RpcError> {
         let (sender, frames) = mpsc::unbounded_channel();
-        let correlation = self.subscribe_into(message, &sender)?;
-        Ok(Subscription { correlation, frames, connection: self.clone() })
-    }
-
-    /// As [`subscribe`](Connection::subscribe), for several subscriptions whose frames go to one place. Frames come as they
-    /// are: [`check`](Connection::check) turns those with an error status into errors. Returns the correlation.
-    pub fn subscribe_into<M: Message>(&self, message: &M, to: &FrameSender) -> Result<u64, RpcError> {
         let version = self.shared().version(M::OP)?;
         let mut body = Vec::new();
         message.encode(version, &mut body);
-        self.enqueue(M::OP, version, Parts::One(body.into()), Answer::Subscription(to.clone()))
+        let correlation = self.enqueue(M::OP, version, Parts::One(body.into()), Answer::Subscription(sender))?;
+        Ok(Subscription { correlation, frames, connection: self.clone() })
     }
 
     /// Throws away what still comes in for a subscription. Tell the server as well.
-    pub fn forget(&self, correlation: u64) {
+    fn forget(&self, correlation: u64) {
         self.shared().queue().forget.push(correlation);
     }
 
     /// The frame, or the error that it reports.
-    pub fn check(&self, frame: Frame) -> Result<Frame, RpcError> {
+    fn check(&self, frame: Frame) -> Result<Frame, RpcError> {
         checked(self.address(), frame)
     }
 
@@ -423,7 +413,7 @@ fn gone(address: &str) -> RpcError {
 #[derive(Debug)]
 pub struct Subscription {
     correlation: u64,
-    frames: mpsc::UnboundedReceiver<(u64, Result<Frame, RpcError>)>,
+    frames: mpsc::UnboundedReceiver<Result<Frame, RpcError>>,
     connection: Connection,
 }
 
@@ -437,7 +427,7 @@ impl Subscription {
     /// Dropping the future loses nothing.
     pub async fn next(&mut self) -> Result<Frame, RpcError> {
         match self.frames.recv().await {
-            Some((_, answer)) => self.connection.check(answer?),
+            Some(answer) => self.connection.check(answer?),
             None => Err(gone(self.connection.address())),
         }
     }
@@ -445,14 +435,14 @@ impl Subscription {
     /// As [`next`](Subscription::next), for those who wait for several things at once.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<Frame, RpcError>> {
         self.frames.poll_recv(context).map(|answer| match answer {
-            Some((_, answer)) => self.connection.check(answer?),
+            Some(answer) => self.connection.check(answer?),
             None => Err(gone(self.connection.address())),
         })
     }
 
     /// The next frame if it is there.
     pub fn try_next(&mut self) -> Option<Result<Frame, RpcError>> {
-        let (_, answer) = self.frames.try_recv().ok()?;
+        let answer = self.frames.try_recv().ok()?;
         Some(answer.and_then(|frame| self.connection.check(frame)))
     }
 }
@@ -620,7 +610,7 @@ impl Task {
         let correlation = frame.header.correlation;
         match self.pending.get(&correlation) {
             Some(Answer::Subscription(to)) => {
-                if to.send((correlation, Ok(frame))).is_err() {
+                if to.send(Ok(frame)).is_err() {
                     self.pending.remove(&correlation);
                 }
             }
@@ -649,11 +639,11 @@ impl Task {
             queue.ended = true;
             std::mem::take(&mut queue.requests)
         };
-        for (correlation, answer) in self.pending.drain() {
-            answer.fail(correlation, self.shared.closed_error(reason, true));
+        for (_, answer) in self.pending.drain() {
+            answer.fail(self.shared.closed_error(reason, true));
         }
         for request in unsent {
-            request.answer.fail(request.header.correlation, self.shared.closed_error(reason, false));
+            request.answer.fail(self.shared.closed_error(reason, false));
         }
         self.shared.closed.notify_waiters();
     }
