@@ -31,7 +31,7 @@ impl Lane {
         earliest(&self.state.lock())
     }
 
-    /// Behind the last durable chunk, and the ordinal that comes there.
+    /// Behind the last durable chunk, and the ordinal that comes there; a smaller one if chunks become durable meanwhile.
     pub fn latest(&self) -> (Cursor, u64) {
         self.latest_in(&self.state.lock())
     }
@@ -102,10 +102,14 @@ impl Lane {
         Ok(Lookup::Loading(version))
     }
 
-    /// Behind the last durable chunk.
+    /// Behind the last durable chunk, and an ordinal that is at most the one that comes there.
+    ///
+    /// What becomes durable moves the durable heads first and the lane's durable ordinal then, without the lane's lock, and
+    /// segments leave `unsettled` later still. So the ordinal is read before the heads, and a segment counts as settled as
+    /// soon as its head says so: the place is never before the ordinal that was already seen to be durable.
     fn latest_in(&self, state: &LaneState) -> (Cursor, u64) {
         let ordinal = self.durable_ordinal();
-        if let Some(segment) = state.unsettled.front() {
+        if let Some(segment) = state.unsettled.iter().find(|segment| !segment.is_settled()) {
             let id = segment.id();
             return (Cursor { group: id.group, segment: id.index, position: segment.durable_head() }, ordinal);
         }

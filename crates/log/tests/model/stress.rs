@@ -204,9 +204,12 @@ fn keep(node: &Node) {
     let mut random = Random::new(99);
     while !node.stop.load(Ordering::SeqCst) {
         let mut busy = node.store.persist_one(&node.log);
-        busy |= node.store.load_one(&node.log, random.one_in(50));
+        let loaded = node.store.load_one(&node.log, random.one_in(50));
+        busy |= loaded;
+        // Half of the arena may be free in pieces that are too small for what must be loaded.
+        let starved = !loaded && !node.store.lock().loads.is_empty();
         let arena = node.log.arena().stats();
-        if arena.free_bytes < arena.bytes / 2 {
+        if starved || arena.free_bytes < arena.bytes / 2 {
             node.log.close_coldest();
             let stored: Vec<_> = node.store.lock().disk.keys().copied().collect();
             let from = random.below(stored.len().max(1) as u64) as usize;
