@@ -6,7 +6,7 @@ use crate::tree::{Problem, Tree};
 
 /// A crate and those of ours that its product code may use. Roles meet only through the protocol; what users link
 /// against never depends on a role.
-const ARROWS: [(&str, &[&str]); 13] = [
+const ARROWS: [(&str, &[&str]); 14] = [
     ("kera-format", &[]),
     ("kera-protocol", &["kera-format"]),
     ("kera-env", &["kera-format"]),
@@ -15,6 +15,10 @@ const ARROWS: [(&str, &[&str]); 13] = [
     ("kera-vlog", &["kera-format", "kera-env", "kera-log"]),
     ("kera-coordinator", &["kera-format", "kera-protocol", "kera-env", "kera-rpc"]),
     ("kera-broker", &["kera-format", "kera-protocol", "kera-env", "kera-rpc", "kera-log", "kera-vlog"]),
+    (
+        "kera-kafka",
+        &["kera-format", "kera-protocol", "kera-env", "kera-rpc", "kera-log", "kera-coordinator", "kera-broker"],
+    ),
     ("kera-client", &["kera-format", "kera-protocol", "kera-env", "kera-rpc"]),
     ("kera-bench", &["kera-format", "kera-protocol", "kera-env", "kera-rpc", "kera-client"]),
     (
@@ -28,6 +32,7 @@ const ARROWS: [(&str, &[&str]); 13] = [
             "kera-vlog",
             "kera-coordinator",
             "kera-broker",
+            "kera-kafka",
         ],
     ),
     ("kera", &["kera-format", "kera-protocol", "kera-env", "kera-rpc", "kera-client", "kera-bench", "kera-server"]),

@@ -1,0 +1,1 @@
+//! The group coordinator of the Kafka door: members, generations, offsets. Logic without sockets, clocks or disks.
