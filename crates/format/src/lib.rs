@@ -13,6 +13,7 @@ pub mod compression;
 pub mod container;
 mod error;
 pub mod ids;
+pub mod kafka_groups;
 pub mod limits;
 pub mod options;
 pub mod record;

@@ -1,0 +1,162 @@
+//! Records of the system stream `_kera.groups` against `spec/kafka_groups.json`.
+
+#[path = "support/documents.rs"]
+#[allow(unreachable_pub)]
+mod documents;
+#[path = "support/golden.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod golden;
+
+use golden::{Case, Golden, Layout, Refused};
+use kera_format::kafka_groups::{CommittedOffset, Entry, Fact, GroupKind, GroupState, OffsetKey};
+use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, FormatError, Record, RecordView};
+
+const NOW_MS: i64 = 1_700_000_000_000;
+
+fn entries() -> Vec<(&'static str, &'static str, Entry)> {
+    let entry = |fact| Entry { group: "report/a".into(), fact };
+    let of = OffsetKey { topic: "orders".into(), partition: 3 };
+    let state =
+        GroupState { kind: GroupKind::Classic, epoch: 17, changed_ms: NOW_MS, protocol_type: "consumer".into() };
+    let offset = CommittedOffset {
+        offset: 1_000_000,
+        leader_epoch: 5,
+        committed_ms: NOW_MS,
+        expires_ms: None,
+        topic_id: 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10,
+        metadata: "état".into(),
+    };
+    let expires = CommittedOffset {
+        leader_epoch: -1,
+        expires_ms: Some(NOW_MS + 60_000),
+        topic_id: 0,
+        metadata: String::new(),
+        ..offset.clone()
+    };
+    vec![
+        ("group", "after its 17th generation", entry(Fact::Group(Some(state)))),
+        ("group, gone", "a record without a value", entry(Fact::Group(None))),
+        ("offset", "with metadata", entry(Fact::Offset(of.clone(), Some(offset.clone())))),
+        ("offset that expires", "of an old client", entry(Fact::Offset(of.clone(), Some(expires)))),
+        ("offset, gone", "a record without a value", entry(Fact::Offset(of.clone(), None))),
+        ("pending offset", "of producer 4711's transaction", entry(Fact::Pending(4_711, of.clone(), Some(offset)))),
+        ("pending offset, gone", "the transaction has ended", entry(Fact::Pending(4_711, of, None))),
+    ]
+}
+
+fn encode(entry: &Entry) -> Vec<u8> {
+    let mut chunk = ChunkBuilder::default();
+    entry.encode(&mut chunk);
+    let sealed = chunk.seal(&Default::default(), Default::default()).expect("a chunk");
+    let end = CHUNK_HEADER_BYTES + u32::from_le_bytes(sealed[52..56].try_into().expect("four bytes")) as usize;
+    sealed[CHUNK_HEADER_BYTES..end].to_vec()
+}
+
+fn case(name: &str, about: &str, entry: &Entry) -> Case {
+    let bytes = encode(entry);
+    let key_bytes = usize::from(bytes[8]);
+    let layout = Layout::of(&bytes)
+        .u32("length")
+        .u8("flags")
+        .u8("key_count")
+        .u16("value_offset")
+        .u16("key length")
+        .text("key", key_bytes);
+    let left = bytes.len() - 10 - key_bytes;
+    let layout = match &entry.fact {
+        Fact::Group(None) | Fact::Offset(_, None) | Fact::Pending(_, _, None) => layout,
+        Fact::Group(Some(_)) => {
+            layout.u8("version").u8("kind").u16("zero").u32("epoch").i64("changed_ms").text("protocol_type", left - 16)
+        }
+        Fact::Offset(..) | Fact::Pending(..) => layout
+            .u8("version")
+            .u8("flags")
+            .u16("zero")
+            .u32("leader_epoch")
+            .i64("offset")
+            .i64("committed_ms")
+            .i64("expires_ms")
+            .bytes("topic_id", 16)
+            .text("metadata", left - 48),
+    };
+    layout.case(name, about)
+}
+
+fn decode(bytes: &[u8]) -> Result<Entry, FormatError> {
+    Entry::decode(&RecordView::parse(bytes)?)
+}
+
+fn record(key: &str, value: Option<&[u8]>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Record { keys: &[key.as_bytes()], value, ..Record::default() }.encode(&mut bytes);
+    bytes
+}
+
+/// The value of the golden entry at this place.
+fn value(at: usize) -> Vec<u8> {
+    let bytes = encode(&entries()[at].2);
+    RecordView::parse(&bytes).expect("a record").value().expect("a value").to_vec()
+}
+
+fn refused() -> Vec<Refused> {
+    let (group, offset) = (value(0), value(2));
+    let changed = |value: &[u8], at: usize, byte: u8| {
+        let mut value = value.to_vec();
+        value[at] = byte;
+        value
+    };
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("no key", record("", None)),
+        ("an unknown kind of key", record("members/a", None)),
+        ("no group", record("offset/orders/3", None)),
+        ("a topic that is not allowed", record("offset/a b/3/report", None)),
+        ("a partition that is no number", record("offset/orders/x/report", None)),
+        ("a partition below zero", record("offset/orders/-1/report", None)),
+        ("a producer that is no number", record("pending/x/orders/3/report", None)),
+        ("a group that is cut", record("group/report", Some(&group[..15]))),
+        ("a group of an unknown version", record("group/report", Some(&changed(&group, 0, 2)))),
+        ("an unknown kind of group", record("group/report", Some(&changed(&group, 1, 3)))),
+        ("a group that is not zero", record("group/report", Some(&changed(&group, 3, 1)))),
+        ("an epoch over 31 bits", record("group/report", Some(&changed(&group, 7, 0x80)))),
+        ("a protocol type that is not UTF-8", record("group/report", Some(&changed(&group, 16, 0xff)))),
+        ("an offset that is cut", record("offset/orders/3/report", Some(&offset[..47]))),
+        ("an offset of an unknown version", record("offset/orders/3/report", Some(&changed(&offset, 0, 2)))),
+        ("unknown flags", record("offset/orders/3/report", Some(&changed(&offset, 1, 2)))),
+        ("an offset that is not zero", record("offset/orders/3/report", Some(&changed(&offset, 2, 1)))),
+        ("an offset below -1", record("offset/orders/3/report", Some(&changed(&offset, 15, 0x80)))),
+        ("a time without its flag", record("offset/orders/3/report", Some(&changed(&offset, 24, 1)))),
+        ("metadata that is not UTF-8", record("offset/orders/3/report", Some(&changed(&offset, 48, 0xff)))),
+    ];
+    let refuse = |(name, bytes): (&str, Vec<u8>)| {
+        let error = decode(&bytes).err().unwrap_or_else(|| panic!("`{name}` is not refused")).to_string();
+        Refused { name: name.into(), bytes, error }
+    };
+    cases.into_iter().map(refuse).collect()
+}
+
+#[test]
+fn records_of_kafka_groups_are_the_golden_bytes() {
+    let code = Golden {
+        structure: "record of Kafka groups".into(),
+        document: "docs/formats/kafka-groups.md".into(),
+        cases: entries().iter().map(|(name, about, entry)| case(name, about, entry)).collect(),
+        refused: refused(),
+    };
+    let golden = golden::check("kafka_groups.json", &code);
+    for (name, _, entry) in entries() {
+        assert_eq!(decode(&golden.case(name).bytes()), Ok(entry), "{name}");
+    }
+    for refused in &golden.refused {
+        assert_eq!(
+            decode(&refused.bytes).err().map(|e| e.to_string()),
+            Some(refused.error.clone()),
+            "{}",
+            refused.name
+        );
+    }
+}
+
+#[test]
+fn the_document_shows_the_golden_bytes() {
+    documents::check("formats/kafka-groups.md", |_| None);
+}
