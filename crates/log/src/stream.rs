@@ -14,6 +14,8 @@ pub(crate) struct StreamShared {
     pub(crate) id: StreamId,
     options: RwLock<Arc<StreamOptions>>,
     pub(crate) deleted: AtomicBool,
+    /// See [`Stream::keep_room`].
+    pub(crate) is_system: AtomicBool,
     pub(crate) log: Arc<Shared>,
     /// Lanes that were ever used.
     pub(crate) lanes: AtomicU64,
@@ -43,7 +45,14 @@ impl Stream {
     pub(crate) fn new(id: StreamId, options: StreamOptions, log: Arc<Shared>) -> Arc<Stream> {
         let streamlets = (0..options.streamlets).map(|_| OnceLock::new()).collect();
         let options = RwLock::new(Arc::new(options));
-        let shared = StreamShared { id, options, deleted: AtomicBool::new(false), log, lanes: AtomicU64::new(0) };
+        let shared = StreamShared {
+            id,
+            options,
+            deleted: AtomicBool::new(false),
+            is_system: AtomicBool::new(false),
+            log,
+            lanes: AtomicU64::new(0),
+        };
         Arc::new(Stream { shared: Arc::new(shared), streamlets })
     }
 
@@ -54,6 +63,11 @@ impl Stream {
     /// Its options as of now.
     pub fn options(&self) -> Arc<StreamOptions> {
         self.shared.options()
+    }
+    /// From here on its segments come from the share of the arena that is kept for the system's own streams: a few
+    /// records of little size that the node needs in order to go on.
+    pub fn keep_room(&self) {
+        self.shared.is_system.store(true, Ordering::Relaxed);
     }
     /// Whether it was deleted since this handle was taken.
     pub fn is_deleted(&self) -> bool {

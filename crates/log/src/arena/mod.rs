@@ -4,8 +4,9 @@
 //! only what the table names as a segment is ever looked at as one. Layout: [`kera_format::arena`].
 //!
 //! Lanes take blocks for segments that are written, under their lock; the loader takes blocks for segments that come back
-//! from disk. An eighth of the arena is kept for each of the two, so that neither starves the other. Whoever drops the last
-//! handle of a block gives it back, on any thread.
+//! from disk. An eighth of the arena is kept for each of the two, so that neither starves the other, and a 64th for the
+//! system's own streams, so that readers can go on recording how far they are when writers have filled the rest. Whoever
+//! drops the last handle of a block gives it back, on any thread.
 
 mod block;
 mod buddy;
@@ -32,6 +33,9 @@ const BYTES_MIN: u64 = 1 << 20;
 const BYTES_MAX: u64 = 1 << 40;
 /// One part in this many is kept for writers, and one for loads.
 const RESERVE_SHARE: u64 = 8;
+/// One part in this many, and at most so many bytes, is kept for the system's own streams.
+const SYSTEM_SHARE: u64 = 64;
+const SYSTEM_BYTES_MAX: u64 = 4 << 20;
 /// Free memory that [`Arena::warm`] keeps touched: this share of the arena, and at most so many bytes.
 const WARM_SHARE: u64 = 8;
 const WARM_BYTES_MAX: u64 = 512 << 20;
@@ -148,6 +152,8 @@ pub struct ArenaStats {
 pub(crate) enum Purpose {
     /// A segment that is written.
     Write,
+    /// A segment of a stream of the system's own.
+    System,
     /// A segment that comes back from disk.
     Load,
     /// Nobody: it did not verify, and what is in it may still be of use. Never given back.
@@ -157,6 +163,7 @@ pub(crate) enum Purpose {
 struct State {
     buddy: Buddy,
     write_blocks: u32,
+    system_blocks: u32,
     load_blocks: u32,
     set_aside_blocks: u32,
     version: u64,
@@ -218,6 +225,7 @@ impl Arena {
         let state = State {
             buddy: Buddy::new((header.bytes / ARENA_BLOCK_BYTES as u64) as u32),
             write_blocks: 0,
+            system_blocks: 0,
             load_blocks: 0,
             set_aside_blocks: 0,
             version: 0,
@@ -318,12 +326,7 @@ impl Arena {
         let order = order_of(bytes);
         let mut state = self.state.lock();
         let full = ArenaFull { bytes: bytes as u64, seen: SpaceVersion(state.version) };
-        let reserve = (self.header.bytes / RESERVE_SHARE / ARENA_BLOCK_BYTES as u64) as u32;
-        let other = match purpose {
-            Purpose::Write => state.load_blocks,
-            Purpose::Load | Purpose::SetAside => state.write_blocks,
-        };
-        if state.buddy.free_blocks() < (1 << order) + reserve.saturating_sub(other) {
+        if state.buddy.free_blocks() < (1 << order) + self.kept_blocks(&state, purpose, 1 << order) {
             return Err(full);
         }
         let block = state.buddy.allocate(order).ok_or(full)?;
@@ -342,6 +345,21 @@ impl Arena {
             self.state.lock().buddy.set_warm(block, order);
         }
         Ok(handle)
+    }
+
+    /// Blocks that have to stay free for others when so many are taken. The system's streams leave nothing to others as
+    /// long as they stay within their own share, and are like any writer beyond it.
+    fn kept_blocks(&self, state: &State, purpose: Purpose, taken: u32) -> u32 {
+        let blocks = |bytes: u64| (bytes / ARENA_BLOCK_BYTES as u64) as u32;
+        let reserve = blocks(self.header.bytes / RESERVE_SHARE);
+        let system = blocks((self.header.bytes / SYSTEM_SHARE).min(SYSTEM_BYTES_MAX));
+        let for_system = system.saturating_sub(state.system_blocks);
+        match purpose {
+            Purpose::System if taken <= for_system => 0,
+            Purpose::System => reserve.saturating_sub(state.load_blocks),
+            Purpose::Write => reserve.saturating_sub(state.load_blocks) + for_system,
+            Purpose::Load | Purpose::SetAside => reserve.saturating_sub(state.write_blocks) + for_system,
+        }
     }
 
     /// Gives a block back, unless the arena is frozen.
@@ -470,6 +488,7 @@ impl State {
     fn count(&mut self, purpose: Purpose, blocks: u32, more: bool) {
         let count = match purpose {
             Purpose::Write => &mut self.write_blocks,
+            Purpose::System => &mut self.system_blocks,
             Purpose::Load => &mut self.load_blocks,
             Purpose::SetAside => &mut self.set_aside_blocks,
         };

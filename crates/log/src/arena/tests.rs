@@ -81,6 +81,22 @@ fn a_full_arena_says_so_and_calls_back_when_there_is_room() {
 }
 
 #[test]
+fn the_systems_streams_find_room_when_writers_and_loads_have_taken_the_rest() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, 16 * MIB);
+    let take = |purpose| std::iter::from_fn(|| arena.allocate(SMALL, purpose).ok()).collect::<Vec<_>>();
+    let (writes, loads) = (take(Purpose::Write), take(Purpose::Load));
+    assert_eq!(writes.len() + loads.len(), 252, "a 64th of 256 blocks is kept");
+    let system = take(Purpose::System);
+    assert_eq!(system.len(), 4);
+    drop(system);
+    assert!(arena.allocate(SMALL, Purpose::Write).is_err() && arena.allocate(SMALL, Purpose::Load).is_err());
+    // Beyond their share they are writers like others.
+    drop(writes);
+    assert_eq!(take(Purpose::System).len(), 256 - loads.len());
+}
+
+#[test]
 fn writers_and_loads_leave_each_other_an_eighth() {
     let dir = tempfile::tempdir().unwrap();
     let arena = open(&dir, MIB);
@@ -175,7 +191,7 @@ fn what_is_no_segment_is_set_aside_and_not_used_again() {
     assert_eq!(arena.stats().set_aside_bytes, 2 * SMALL as u64);
     drop(segments);
     let blocks: Vec<_> = std::iter::from_fn(|| arena.allocate(SMALL, Purpose::Write).ok()).collect();
-    assert_eq!(blocks.len() as u64, 128 - 16 - 2);
+    assert_eq!(blocks.len() as u64, 128 - 16 - 2 - 2, "less what is kept for loads and for the system");
 }
 
 #[test]

@@ -324,9 +324,11 @@ impl Lane {
 
     /// A block of the class, or of the largest smaller one that there is and that is enough.
     fn allocate(&self, class: usize, needed: usize) -> Result<Block, ArenaFull> {
+        let is_system = self.home.stream.is_system.load(Ordering::Relaxed);
+        let purpose = if is_system { Purpose::System } else { Purpose::Write };
         let mut bytes = class;
         loop {
-            match self.log().arena.allocate(bytes, Purpose::Write) {
+            match self.log().arena.allocate(bytes, purpose) {
                 Err(_) if bytes / 2 >= needed.max(SEGMENT_BYTES_MIN) => bytes /= 2,
                 other => return other,
             }
