@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kera_env::{MemoryDisk, Random, SeededRandom};
 
+use super::super::container::container_path;
 use super::*;
 
 /// What a run did before the power went.
@@ -184,4 +185,25 @@ fn a_batch_torn_in_the_middle_leaves_no_hole_in_a_lane() {
         partly += u32::from((1..3).contains(&found));
     }
     assert!(partly > 5, "{partly}");
+}
+
+/// The rule at its plainest: of three images of a lane that one write brought, the middle one is not what was written.
+#[test]
+fn what_follows_a_torn_image_in_its_lane_goes_with_it_and_other_lanes_stay() {
+    let disks = memory_disks(1);
+    let mut bench = Bench::fresh(as_disks(&disks));
+    for (lane, index) in [(0, 0), (1, 0), (0, 1), (0, 2), (1, 1)] {
+        bench.close(id(lane, index), 5_000);
+    }
+    bench.settle();
+    assert_eq!(bench.persisted().len(), 5);
+    let at = bench.location(id(0, 1)).unwrap();
+    drop(bench);
+    // As if the power had gone before this page was on the disk: there is no footer yet that would vouch for it.
+    disks[0].flip_bit(&container_path(at.container), at.offset + 4_200, 3).unwrap();
+    for start in 0..2 {
+        let (_, recovery) = Bench::open(config(), as_disks(&disks)).unwrap();
+        let found: BTreeSet<SegmentId> = recovery.segments.iter().map(|segment| segment.header.id).collect();
+        assert_eq!(found, BTreeSet::from([id(0, 0), id(1, 0), id(1, 1)]), "start {start}");
+    }
 }
