@@ -15,6 +15,7 @@ use kera_protocol::{FrameHeader, Status};
 use kera_rpc::Outbox;
 
 use crate::failure::Failure;
+use crate::latency::Latencies;
 use crate::signals::Token;
 
 /// Buffers of answers kept for reuse.
@@ -55,8 +56,8 @@ pub(crate) struct Answer {
 struct Pending {
     request: FrameHeader,
     status: Status,
-    /// The body is the results of a write: when the time is up they tell, chunk by chunk, what may be there.
-    is_write: bool,
+    /// The body is the results of a write that came then: when its time is up they tell, chunk by chunk, what may be there.
+    write_received_us: Option<u64>,
     answer: Answer,
     request_bytes: usize,
     deadline_us: u64,
@@ -112,13 +113,14 @@ impl Acks {
         &mut self,
         request: &FrameHeader,
         answer: Answer,
-        is_write: bool,
+        write_received_us: Option<u64>,
         request_bytes: usize,
         deadline_us: u64,
     ) {
         self.bytes += request_bytes;
         let status = Status::Ok;
-        self.queue.push_back(Pending { request: *request, status, is_write, answer, request_bytes, deadline_us });
+        let request = *request;
+        self.queue.push_back(Pending { request, status, write_received_us, answer, request_bytes, deadline_us });
     }
 
     /// Puts a refusal in line.
@@ -129,7 +131,7 @@ impl Acks {
         self.queue.push_back(Pending {
             request,
             status,
-            is_write: false,
+            write_received_us: None,
             answer,
             request_bytes: 0,
             deadline_us: u64::MAX,
@@ -142,7 +144,13 @@ impl Acks {
     }
 
     /// Sends what is durable, or out of time, from the front of the line.
-    pub(crate) fn complete(&mut self, now_us: u64, observer: &Arc<dyn Observer>, out: &mut Outbox) -> Completed {
+    pub(crate) fn complete(
+        &mut self,
+        now_us: u64,
+        observer: &Arc<dyn Observer>,
+        latencies: &Latencies,
+        out: &mut Outbox,
+    ) -> Completed {
         let mut done = Completed::default();
         while let Some(first) = self.queue.front() {
             if let Some((sink, ticket)) = first.answer.tickets.pending() {
@@ -159,13 +167,19 @@ impl Acks {
                 }
             }
             done.answers += 1;
-            self.send_front(out);
+            self.send_front(now_us, latencies, out);
         }
         done
     }
 
-    fn send_front(&mut self, out: &mut Outbox) {
-        let Some(Pending { request, status, answer, request_bytes, .. }) = self.queue.pop_front() else { return };
+    fn send_front(&mut self, now_us: u64, latencies: &Latencies, out: &mut Outbox) {
+        let Some(pending) = self.queue.pop_front() else { return };
+        let Pending { request, status, write_received_us, answer, request_bytes, .. } = pending;
+        if let Some(received_us) = write_received_us {
+            let process = answer.tickets.is_empty();
+            let of = if process { &latencies.write_process } else { &latencies.write_power };
+            of.observe(now_us.saturating_sub(received_us));
+        }
         self.bytes -= request_bytes;
         let mut frame = out.begin(&request.response(status as u16));
         frame.body().extend_from_slice(&answer.body);
@@ -186,7 +200,7 @@ impl Acks {
     /// retry could duplicate, unless the broker recognises the producer.
     fn time_out_front(&mut self) {
         let Some(first) = self.queue.front_mut() else { return };
-        if first.is_write {
+        if first.write_received_us.is_some() {
             let (results, _) = first.answer.body[RESULTS_HEAD_BYTES..].as_chunks_mut::<RESULT_BYTES>();
             for result in results {
                 if result[..2] == (Status::Ok as u16).to_le_bytes() {

@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kera_env::Clock;
 use kera_format::{StreamId, StreamOptions};
 use kera_log::{Lane, Log, StreamError};
+use kera_protocol::ApplicationSummary;
 use kera_rpc::SessionWaker;
 
 use crate::applications::{ApplicationCounts, Applications, ReplayReport};
 use crate::config::BrokerConfig;
 use crate::failure::Failure;
+use crate::latency::Latencies;
 use crate::metrics::BrokerMetrics;
 use crate::session::BrokerSession;
 
@@ -23,6 +25,7 @@ pub struct Broker {
     pub(crate) log: Arc<Log>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) metrics: BrokerMetrics,
+    pub(crate) latencies: Latencies,
     pub(crate) applications: Applications,
     stopping: AtomicBool,
 }
@@ -35,6 +38,7 @@ impl Broker {
             log,
             clock,
             metrics: BrokerMetrics::default(),
+            latencies: Latencies::default(),
             applications: Applications::default(),
             stopping: AtomicBool::new(false),
         })
@@ -90,6 +94,17 @@ impl Broker {
         self.applications.counts()
     }
 
+    /// The first `limit` applications by name: members, and how many records each has not committed. Takes the lock of
+    /// each of them for as long as adding up its lanes needs; not for I/O threads.
+    pub fn application_summaries(&self, limit: usize) -> Vec<ApplicationSummary> {
+        self.applications.summaries(limit)
+    }
+
+    /// How long requests took.
+    pub fn latencies(&self) -> &Latencies {
+        &self.latencies
+    }
+
     /// The log that it serves.
     pub fn log(&self) -> &Arc<Log> {
         &self.log
@@ -111,7 +126,7 @@ impl Broker {
 
     /// A lane has got its first chunk ever: applications that wait for lanes look at it.
     #[cold]
-    pub(crate) fn lane_started(&self, lane: &Arc<Lane>) {
+    pub fn lane_started(&self, lane: &Arc<Lane>) {
         self.applications.lane_started(lane);
     }
 }

@@ -7,7 +7,7 @@
 //! | serve a connection | [`Broker::session`], and what [`BrokerSession`] says |
 //! | follow the catalog | [`Broker::stream_created`], [`Broker::stream_altered`], [`Broker::stream_deleted`] |
 //! | keep time | [`Broker::tick`], about once a second, from the maintenance thread |
-//! | look inside | [`Broker::metrics`] |
+//! | look inside | [`Broker::metrics`], [`Broker::latencies`] |
 //!
 //! A session runs on the I/O thread of its connection and never waits: what cannot be done now is remembered and taken up
 //! again when the lane, the sink, the arena or the application that it depends on calls back. Everything is determined by the frames,
@@ -21,6 +21,7 @@ mod entries;
 mod failure;
 mod groups;
 mod lanes;
+mod latency;
 mod metrics;
 mod read;
 mod session;
@@ -34,5 +35,6 @@ pub use applications::{APPLICATIONS_STREAM, ApplicationCounts, ReplayReport, app
 pub use broker::Broker;
 pub use config::BrokerConfig;
 pub use failure::Failure;
+pub use latency::{BOUNDS_US, HistogramCounts, Latencies, LatencyHistogram};
 pub use metrics::{BrokerCounts, BrokerMetrics};
 pub use session::BrokerSession;

@@ -97,4 +97,6 @@ counters! {
     snapshots_written,
     /// Sessions that are open (a gauge).
     sessions,
+    /// Subscriptions that are open (a gauge).
+    subscriptions,
 }

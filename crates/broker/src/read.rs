@@ -14,6 +14,7 @@ pub(crate) struct WaitingRead {
     pub(crate) entries: Entries,
     min_bytes: usize,
     budget: usize,
+    received_us: u64,
     pub(crate) deadline_us: u64,
 }
 
@@ -33,12 +34,14 @@ impl WaitingRead {
         let asked = if message.max_bytes == 0 { usize::MAX } else { message.max_bytes as usize };
         let budget = asked.min(config.read_bytes_max).min(config.data_bytes_max(message.entries.len()));
         let wait_us = u64::from(message.max_wait_ms.min(limits::WAIT_MS_MAX)) * 1000;
+        let received_us = core.clock.monotonic_us();
         Ok(WaitingRead {
             request: *request,
             entries: Entries::resolve(core, &message.entries, rotation, gathered),
             min_bytes: (message.min_bytes as usize).clamp(1, budget.max(1)),
             budget,
-            deadline_us: core.clock.monotonic_us() + wait_us,
+            received_us,
+            deadline_us: received_us + wait_us,
         })
     }
 
@@ -58,6 +61,7 @@ impl WaitingRead {
             core.counts.read_requests += 1;
             core.counts.bytes_read += gathered.data_bytes as u64;
             core.counts.cursors_gone += gathered.gone;
+            core.broker.latencies.read.observe(core.clock.monotonic_us().saturating_sub(self.received_us));
             gathered.send(&self.request.response(Status::Ok as u16), out);
             return true;
         }

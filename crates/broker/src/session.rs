@@ -307,6 +307,7 @@ impl BrokerSession {
         out.respond(header, &Subscribed { push_bytes_max: subscription.push_bytes() as u32 });
         let number = self.waiters.reserve();
         self.subscriptions.insert(header.correlation, number);
+        self.core.broker.metrics.subscriptions.fetch_add(1, Ordering::Relaxed);
         self.pump(number, subscription, out);
         Ok(())
     }
@@ -342,7 +343,9 @@ impl BrokerSession {
 
     fn end_subscription(&mut self, number: u32, mut subscription: Subscription) {
         subscription.entries.unwatch(&mut self.core, number);
-        self.subscriptions.remove(&subscription.correlation());
+        if self.subscriptions.remove(&subscription.correlation()).is_some() {
+            self.core.broker.metrics.subscriptions.fetch_sub(1, Ordering::Relaxed);
+        }
         self.waiters.release(number);
     }
 
@@ -428,7 +431,7 @@ impl BrokerSession {
         self.core.counts.other_requests += 1;
         let now_us = self.core.clock.monotonic_us();
         let timeout_ms = self.core.broker.config.write_timeout_ms_default;
-        self.writer.acks.push(header, answer, false, bytes, now_us + u64::from(timeout_ms) * 1000);
+        self.writer.acks.push(header, answer, None, bytes, now_us + u64::from(timeout_ms) * 1000);
         self.writer.complete(&mut self.core, now_us, out);
     }
 }
@@ -436,7 +439,9 @@ impl BrokerSession {
 impl Drop for BrokerSession {
     fn drop(&mut self) {
         self.flush_counts();
-        self.core.broker.metrics.sessions.fetch_sub(1, Ordering::Relaxed);
+        let metrics = &self.core.broker.metrics;
+        metrics.sessions.fetch_sub(1, Ordering::Relaxed);
+        metrics.subscriptions.fetch_sub(self.subscriptions.len() as u64, Ordering::Relaxed);
     }
 }
 

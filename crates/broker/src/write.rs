@@ -32,6 +32,7 @@ struct Partial {
     index: u32,
     /// Where it starts, in bytes from the first.
     offset: usize,
+    received_us: u64,
     deadline_us: u64,
     /// What the next chunk found no room in, as the status it gets if the time is up.
     blocked: Status,
@@ -104,7 +105,7 @@ impl Writer {
 
     /// Sends the answers whose turn it is.
     pub(crate) fn complete(&mut self, core: &mut Core, now_us: u64, out: &mut Outbox) {
-        let done = self.acks.complete(now_us, &core.observer, out);
+        let done = self.acks.complete(now_us, &core.observer, &core.broker.latencies, out);
         core.counts.writes_timed_out += done.timed_out;
     }
 
@@ -127,6 +128,7 @@ impl Writer {
             admitted: false,
             index: 0,
             offset: 0,
+            received_us: now_us,
             deadline_us,
             blocked: Status::ArenaFull,
             disk: (0, None),
@@ -227,7 +229,7 @@ impl Writer {
         partial: Partial,
         out: &mut Outbox,
     ) {
-        let Partial { index, deadline_us, blocked, disk, mut answer, .. } = partial;
+        let Partial { index, received_us, deadline_us, blocked, disk, mut answer, .. } = partial;
         core.counts.write_requests += 1;
         if let (refused, Some(error)) = disk
             && refused == view.chunk_count()
@@ -252,13 +254,15 @@ impl Writer {
             answer.body.extend_from_slice(&ChunkResult::failed(blocked, 0).to_bytes());
         }
         if answer.tickets.is_empty() && self.acks.is_empty() {
+            let took_us = core.clock.monotonic_us().saturating_sub(received_us);
+            core.broker.latencies.write_process.observe(took_us);
             let mut frame = out.begin(&request.response(Status::Ok as u16));
             frame.body().extend_from_slice(&answer.body);
             frame.finish();
             self.acks.recycle(answer);
             return;
         }
-        self.acks.push(request, answer, true, request_bytes, deadline_us);
+        self.acks.push(request, answer, Some(received_us), request_bytes, deadline_us);
         self.complete(core, core.clock.monotonic_us(), out);
     }
 

@@ -618,6 +618,31 @@ fn offsets_that_cannot_be_recorded_stay_as_they_were() {
 }
 
 #[test]
+fn offsets_are_committed_while_writers_have_filled_the_arena() {
+    let house = House::new();
+    house.stream(STREAM, StreamOptions { segments_per_group: 1_000, ..options(1, 1) });
+    let mut peer = house.peer();
+    assert_eq!(statuses(&peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 2_000, 0)])), [Status::Ok]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    let mut writer = house.peer();
+    while !writer.is_blocked() {
+        writer.send(&write_request(&[big(0)], 60_000));
+    }
+    // More than fits into the segment that was open before the arena was full.
+    for ordinal in 1..=1_000 {
+        let entry = commit_entry(&group, group.start, ordinal, Keep);
+        assert_eq!(peer.commit(&house, &joined, &[entry]), [Status::Ok], "{ordinal}");
+    }
+    // An application that is made now is recorded, too.
+    peer.join(&house, "other", Start::Earliest);
+    let summaries = house.broker.application_summaries(10);
+    let told: Vec<_> = summaries.iter().map(|one| (one.name.as_str(), one.members)).collect();
+    assert_eq!(told, [("other", 1), ("report", 1)]);
+    assert_eq!(house.broker.application_summaries(1).len(), 1);
+}
+
+#[test]
 fn consumed_groups_go_when_every_application_has_read_them() {
     let house = House::new();
     house.stream(STREAM, StreamOptions { retention_consumed: true, retention_ms: None, ..options(1, 1) });

@@ -2,11 +2,18 @@
 
 mod common;
 
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
 use common::*;
+use kera_broker::Broker;
+use kera_env::Clock;
 use kera_format::{Cursor, LaneId, StreamletId};
+use kera_protocol::application::AfterCommit::Keep;
 use kera_protocol::{
-    CommittedOffsets, LeasedGroup, LeasedGroups, Lookup, LookupResult, NextGroups, ReadChunksResponse, ResetOffsets,
-    Start, Status, Subscribe,
+    CommittedOffsets, FetchOffsets, LeasedGroup, LeasedGroups, Lookup, LookupResult, NextGroups, ReadChunksResponse,
+    ResetOffsets, Start, Status, Subscribe,
 };
 
 /// A stream with four groups of one record, the first three on disk only.
@@ -146,4 +153,59 @@ fn a_reset_waits_for_the_disk() {
     peer.run(&house);
     let set: CommittedOffsets = peer.frame().decode();
     assert_eq!(set.offsets[0].ordinal, 15);
+}
+
+/// Offsets in several segments of their stream, all of them on disk only, and what the broker that wrote them says.
+fn offsets_on_disk() -> (House, CommittedOffsets) {
+    let house = House::stored();
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 2_000, 0)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    for ordinal in 1..=1_500 {
+        assert_eq!(peer.commit(&house, &joined, &[commit_entry(&group, group.start, ordinal, Keep)]), [Status::Ok]);
+    }
+    let committed = peer.call(&fetch());
+    assert_eq!(committed.offsets[0].ordinal, 1_500);
+    house.log.close_all();
+    assert!(house.store.evict_all(&house.log) > 2);
+    (house, committed)
+}
+
+fn fetch() -> FetchOffsets {
+    FetchOffsets { application: "report".into(), stream: STREAM, streamlets: vec![] }
+}
+
+#[test]
+fn the_start_waits_for_offsets_that_are_on_disk_only() {
+    let (mut house, committed) = offsets_on_disk();
+    // The broker of the next start, over the same log.
+    let next = Broker::new(config(), Arc::clone(&house.log), Arc::clone(&house.clock) as Arc<dyn Clock>);
+    let starting = thread::spawn({
+        let next = Arc::clone(&next);
+        move || next.open_applications(SYSTEM)
+    });
+    let mut brought = 0;
+    while !starting.is_finished() {
+        brought += house.store.bring(&house.log);
+        thread::sleep(Duration::from_millis(1));
+    }
+    let report = starting.join().unwrap().unwrap();
+    assert!(brought > 2 && report.records > 1_500 && report.applications == 1, "{brought} {report:?}");
+    house.broker = next;
+    let known: CommittedOffsets = house.peer().call(&fetch());
+    assert_eq!(known.offsets, committed.offsets);
+}
+
+#[test]
+fn a_start_that_cannot_read_the_offsets_says_so_and_does_not_go_on_without_them() {
+    let (house, _) = offsets_on_disk();
+    let next = Broker::new(config(), Arc::clone(&house.log), Arc::clone(&house.clock) as Arc<dyn Clock>);
+    let starting = thread::spawn(move || next.open_applications(SYSTEM));
+    while !starting.is_finished() {
+        house.store.fail(&house.log);
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(starting.join().unwrap().unwrap_err().status, Status::SegmentUnreadable);
 }

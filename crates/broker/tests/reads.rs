@@ -33,6 +33,41 @@ fn a_read_answers_with_data_and_where_to_go_on() {
 }
 
 #[test]
+fn how_long_requests_took_is_counted_by_kind_from_arrival_to_answer() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    house.stream(StreamId(8), power(options(1, 1)));
+    let (mut peer, mut reader) = (house.peer(), house.peer());
+    peer.write(&[chunk(10)]);
+    // Answered when the disk is done, three milliseconds later.
+    peer.send(&write_request(&[chunk_of(target(StreamId(8), 0, 0, 0), 1, 10)], 0));
+    // Behind it, although it has nothing to wait for.
+    peer.send(&write_request(&[chunk(10)], 0));
+    house.clock.advance_ms(3);
+    house.sink.sync();
+    peer.run(&house);
+    assert_eq!(peer.frames().len(), 2);
+    reader.read(STREAM, Cursor::default());
+    let latencies = house.broker.latencies();
+    let process = latencies.write_process.read();
+    assert_eq!((process.buckets[0], process.buckets[5], process.sum_us), (1, 1, 3_000));
+    let power = latencies.write_power.read();
+    assert_eq!((power.buckets.iter().sum::<u64>(), power.buckets[5]), (1, 1));
+    assert_eq!(latencies.read.read().buckets[0], 1);
+}
+
+#[test]
+fn a_connection_that_goes_takes_its_subscriptions_along() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let mut reader = house.peer();
+    reader.send(&subscribe(&[entry(STREAM, 0, 0, Cursor::default())], 1 << 20));
+    assert_eq!(house.broker.metrics().read().subscriptions, 1);
+    drop(reader);
+    assert_eq!(house.broker.metrics().read().subscriptions, 0);
+}
+
+#[test]
 fn a_read_waits_until_there_is_something() {
     let house = House::new();
     house.stream(STREAM, options(2, 1));
@@ -373,7 +408,10 @@ fn nothing_is_pushed_after_unsubscribe() {
     reader.send(&subscribe(&[entry(STREAM, 0, 0, Cursor::default())], 1 << 20));
     let subscription = reader.correlation;
     reader.frames();
+    let open = || house.broker.metrics().read().subscriptions;
+    assert_eq!(open(), 1);
     let _: Empty = reader.call(&Unsubscribe { subscription });
+    assert_eq!(open(), 0);
     writer.write(&[chunk(10)]);
     reader.run(&house);
     assert!(reader.frames().is_empty());

@@ -5,13 +5,13 @@
 
 use std::fmt::{self, Write};
 
-use kera_broker::BrokerCounts;
+use kera_broker::{BOUNDS_US, BrokerCounts, HistogramCounts};
 use kera_log::LogStats;
 use kera_rpc::ServerStats;
 use kera_vlog::VirtualLogStats;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -25,6 +25,8 @@ pub const LABELLED_MAX: usize = 1000;
 pub struct Snapshot {
     /// What the broker counts.
     pub broker: BrokerCounts,
+    /// How long requests took.
+    pub latencies: LatencyCounts,
     /// What the log counts and holds.
     pub log: LogStats,
     /// All virtual logs together.
@@ -41,8 +43,19 @@ pub struct Snapshot {
     pub ready: bool,
     /// Each stream.
     pub streams: Vec<StreamNumbers>,
-    /// Each application, if somebody asked for them.
+    /// Each application.
     pub applications: Vec<ApplicationNumbers>,
+}
+
+/// How long requests took, by kind.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct LatencyCounts {
+    /// Writes with durability `process`.
+    pub write_process: HistogramCounts,
+    /// Writes with durability `power`.
+    pub write_power: HistogramCounts,
+    /// Reads.
+    pub read: HistogramCounts,
 }
 
 /// The store and its disks, all together.
@@ -100,6 +113,7 @@ pub struct ApplicationNumbers {
 enum Sort {
     Counter,
     Gauge,
+    Histogram,
 }
 
 /// One number.
@@ -235,6 +249,7 @@ static METRICS: &[Metric] = &[
         s.storage.corrupt_segments
     }),
     gauge("store_disks_down", "Disks that are full or failed.", |s| s.storage.disks_down),
+    gauge("subscriptions", "Open subscriptions.", |s| s.broker.subscriptions),
     gauge("connections", "Open client connections.", |s| s.server.connections),
     counter("connections_accepted", "Connections accepted.", |s| s.server.accepted),
     counter("connections_refused", "Connections refused because there were too many.", |s| s.server.refused),
@@ -247,6 +262,29 @@ static METRICS: &[Metric] = &[
     bytes(gauge("network_receiving", "Bytes of frames that are being received or handled.", |s| {
         s.server.inflight_bytes
     })),
+];
+
+/// A distribution of times, with one line of buckets for each kind.
+struct Timing {
+    name: &'static str,
+    help: &'static str,
+    label: Option<&'static str>,
+    kinds: fn(&LatencyCounts) -> Vec<(&'static str, HistogramCounts)>,
+}
+
+static TIMINGS: &[Timing] = &[
+    Timing {
+        name: "write",
+        help: "How long writes took, from a whole request to its acknowledgement.",
+        label: Some("durability"),
+        kinds: |l| vec![("process", l.write_process), ("power", l.write_power)],
+    },
+    Timing {
+        name: "read",
+        help: "How long reads took, from a whole request to its answer; the wait for data is in it.",
+        label: None,
+        kinds: |l| vec![("", l.read)],
+    },
 ];
 
 static STREAM_METRICS: &[Family<StreamNumbers>] = &[
@@ -289,18 +327,18 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Numbers that `snapshot` reads at every scrape, all but those of applications.
+    /// Numbers that `snapshot` reads at every scrape.
     pub fn new(snapshot: impl Fn() -> Snapshot + Send + Sync + 'static) -> Metrics {
         Metrics { snapshot: Box::new(snapshot) }
     }
 
-    /// All numbers in the OpenMetrics text format, with those of the applications that the caller has asked for.
+    /// All numbers in the OpenMetrics text format.
     ///
     /// # Errors
     /// Text cannot be written; that is a defect.
-    pub fn text(&self, applications: Vec<ApplicationNumbers>) -> Result<String, fmt::Error> {
+    pub fn text(&self) -> Result<String, fmt::Error> {
         let mut registry = Registry::with_prefix("kera");
-        registry.register_collector(Box::new(Source(Snapshot { applications, ..(self.snapshot)() })));
+        registry.register_collector(Box::new(Source((self.snapshot)())));
         let mut text = String::with_capacity(16 << 10);
         encode(&mut text, &registry)?;
         Ok(text)
@@ -316,6 +354,7 @@ impl Sort {
         match self {
             Sort::Counter => MetricType::Counter,
             Sort::Gauge => MetricType::Gauge,
+            Sort::Histogram => MetricType::Histogram,
         }
     }
 
@@ -323,6 +362,7 @@ impl Sort {
         match self {
             Sort::Counter => "counter",
             Sort::Gauge => "gauge",
+            Sort::Histogram => "histogram",
         }
     }
 }
@@ -341,14 +381,35 @@ impl Collector for Source {
             let into = encoder.encode_descriptor(metric.name, metric.help, unit.as_ref(), metric.sort.metric_type())?;
             match metric.sort {
                 Sort::Counter => ConstCounter::new(value).encode(into)?,
-                Sort::Gauge => ConstGauge::new(value).encode(into)?,
+                Sort::Gauge | Sort::Histogram => ConstGauge::new(value).encode(into)?,
             }
         }
+        timings(&mut encoder, &snapshot.latencies)?;
         families(&mut encoder, STREAM_METRICS, &snapshot.streams, |s| vec![("stream", s.name.clone())])?;
         families(&mut encoder, APPLICATION_METRICS, &snapshot.applications, |a| {
             vec![("stream", a.stream.clone()), ("application", a.name.clone())]
         })
     }
+}
+
+fn timings(encoder: &mut DescriptorEncoder<'_>, latencies: &LatencyCounts) -> fmt::Result {
+    for timing in TIMINGS {
+        let unit = Some(Unit::Seconds);
+        let mut into = encoder.encode_descriptor(timing.name, timing.help, unit.as_ref(), MetricType::Histogram)?;
+        for (kind, counts) in (timing.kinds)(latencies) {
+            let bounds = BOUNDS_US.iter().map(|bound| *bound as f64 / 1e6).chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(counts.buckets).collect();
+            let (sum, count) = (counts.sum_us as f64 / 1e6, counts.buckets.iter().sum());
+            match timing.label {
+                Some(label) => {
+                    let labels = [(label, kind)];
+                    into.encode_family(&labels)?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+                }
+                None => into.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?,
+            }
+        }
+    }
+    Ok(())
 }
 
 fn families<T>(
@@ -378,6 +439,10 @@ pub fn page_text() -> String {
     };
     for m in METRICS {
         line(m.name, m.unit, m.sort, "", m.help);
+    }
+    for timing in TIMINGS {
+        let label = timing.label.map_or(String::new(), |label| format!(" `{{{label}}}`"));
+        line(timing.name, Some("seconds"), Sort::Histogram, &label, timing.help);
     }
     for m in STREAM_METRICS {
         line(m.name, m.unit, m.sort, " `{stream}`", m.help);
@@ -412,12 +477,13 @@ mod tests {
     fn sample() -> Snapshot {
         let mut snapshot = Snapshot { ready: true, epoch: 3, ..Snapshot::default() };
         snapshot.broker.records_appended = 17;
+        snapshot.latencies.write_power.buckets[2] = 4;
+        snapshot.latencies.write_power.buckets[12] = 1;
+        snapshot.latencies.write_power.sum_us = 1_500_000;
         snapshot.streams.push(StreamNumbers { name: "flights".into(), records: 5, bytes: 6 });
+        let (name, stream) = ("a".into(), "flights".into());
+        snapshot.applications.push(ApplicationNumbers { name, stream, members: 1, lag: 2 });
         snapshot
-    }
-
-    fn applications() -> Vec<ApplicationNumbers> {
-        vec![ApplicationNumbers { name: "a".into(), stream: "flights".into(), members: 1, lag: 2 }]
     }
 
     #[test]
@@ -427,10 +493,12 @@ mod tests {
 
     #[test]
     fn every_documented_metric_is_scraped_and_every_scraped_one_documented() {
-        let text = Metrics::new(sample).text(applications()).unwrap();
-        let scraped: Vec<&str> = (text.lines().filter(|line| !line.starts_with('#')))
+        let text = Metrics::new(sample).text().unwrap();
+        let mut scraped: Vec<&str> = (text.lines().filter(|line| !line.starts_with('#')))
             .map(|line| line.split(['{', ' ']).next().unwrap_or_default())
+            .map(|name| ["_sum", "_count", "_bucket"].iter().fold(name, |n, end| n.strip_suffix(end).unwrap_or(n)))
             .collect();
+        scraped.dedup();
         let page = page_text();
         let documented: Vec<&str> = page.lines().filter_map(|l| l.strip_prefix("| `")?.split('`').next()).collect();
         assert_eq!(scraped, documented);
@@ -438,13 +506,20 @@ mod tests {
 
     #[test]
     fn values_and_labels_are_written() {
-        let text = Metrics::new(sample).text(applications()).unwrap();
+        let text = Metrics::new(sample).text().unwrap();
         for line in [
             "kera_records_appended_total 17",
             "kera_node_epoch 3",
             "kera_stream_bytes{stream=\"flights\"} 6",
             "kera_application_lag_records{stream=\"flights\",application=\"a\"} 2",
             "# UNIT kera_arena_bytes bytes",
+            "kera_write_seconds_bucket{le=\"0.00025\",durability=\"power\"} 0",
+            "kera_write_seconds_bucket{le=\"0.0005\",durability=\"power\"} 4",
+            "kera_write_seconds_bucket{le=\"10.0\",durability=\"power\"} 4",
+            "kera_write_seconds_bucket{le=\"+Inf\",durability=\"power\"} 5",
+            "kera_write_seconds_count{durability=\"power\"} 5",
+            "kera_write_seconds_sum{durability=\"power\"} 1.5",
+            "kera_read_seconds_count 0",
         ] {
             assert!(text.contains(line), "{line} in\n{text}");
         }

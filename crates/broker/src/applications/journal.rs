@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 use kera_format::applications::{Entry, RECORD_BYTES_MAX};
 use kera_format::chunk::ChunkTarget;
+use kera_format::limits::SEGMENT_BYTES_MIN;
+use kera_format::segment::SEGMENT_HEADER_BYTES;
 use kera_format::{ChunkBuilder, ChunkView, Compression, Cursor, LaneId, StreamId, StreamletId};
 use kera_log::{Lane, Stream, Ticket};
 use kera_protocol::Status;
@@ -15,8 +17,9 @@ use parking_lot::Mutex;
 use crate::acks::Answer;
 use crate::failure::{Failure, append_status};
 
-/// Bytes of one chunk of records, about.
-const CHUNK_BYTES: usize = 64 << 10;
+/// The most bytes of one chunk of records: it fits into the smallest segment, which a full arena has longest.
+const CHUNK_BYTES: usize = 32 << 10;
+const _: () = assert!(CHUNK_BYTES + SEGMENT_HEADER_BYTES <= SEGMENT_BYTES_MIN);
 
 /// The system stream, once it is open.
 #[derive(Default)]

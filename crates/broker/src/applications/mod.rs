@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use kera_format::applications::{Entry, LaneKey};
 use kera_format::{ApplicationId, Durability, StreamId, StreamOptions};
 use kera_log::{Lane, Observer, Stream};
-use kera_protocol::Status;
+use kera_protocol::{ApplicationSummary, Status};
 use parking_lot::RwLock;
 
 pub use replay::ReplayReport;
@@ -101,6 +101,7 @@ impl Applications {
     /// Reads everything from the system stream, then takes requests.
     pub(crate) fn open(&self, broker: &Broker, stream: &Stream) -> Result<ReplayReport, Failure> {
         self.system_stream.store(stream.id().0, Ordering::Relaxed);
+        stream.keep_room();
         let replay = Replay::read(&*journal::lane(stream)?)?;
         let mut report = replay.report;
         for ((name, of), replayed) in replay.applications {
@@ -243,6 +244,13 @@ impl Applications {
         registry.orphaned.insert(meta.stream);
         application.delete();
         Ok(())
+    }
+
+    /// The first of all applications, by name, at most so many.
+    pub(crate) fn summaries(&self, limit: usize) -> Vec<ApplicationSummary> {
+        let mut found = self.all();
+        found.sort_unstable_by(|a, b| (&a.meta.name, a.meta.stream).cmp(&(&b.meta.name, b.meta.stream)));
+        found.iter().take(limit).map(|found| found.summary()).collect()
     }
 
     /// A lane has got its first chunk ever.

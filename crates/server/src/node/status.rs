@@ -1,13 +1,15 @@
 //! How the node is: for `kera status`, and the numbers of `/metrics`. Reads every part once; may wait for a disk, so never
 //! on an I/O thread.
 
+use std::collections::HashMap;
+
 use kera_log::store::DiskState;
 use kera_protocol::{DiskStatus, NodeStatusResponse, Role};
 use kera_vlog::VirtualLogStats;
 
 use super::Parts;
 use crate::machine;
-use crate::metrics::{LABELLED_MAX, Snapshot, Storage, StreamNumbers};
+use crate::metrics::{ApplicationNumbers, LABELLED_MAX, LatencyCounts, Snapshot, Storage, StreamNumbers};
 
 impl Parts {
     /// The answer to `NodeStatus`.
@@ -31,7 +33,7 @@ impl Parts {
             segments: 0,
             stored_bytes: 0,
             connections: self.server_stats().connections,
-            subscriptions: 0,
+            subscriptions: counts.subscriptions,
             applications: self.broker.application_counts().applications,
             appended_records: log.records_appended,
             appended_bytes: log.bytes_appended,
@@ -101,6 +103,7 @@ impl Parts {
     pub(crate) fn snapshot(&self) -> Snapshot {
         Snapshot {
             broker: self.broker.metrics().read(),
+            latencies: self.latencies(),
             log: self.log.stats(),
             virtual_logs: self.virtual_log_stats(),
             storage: self.storage(),
@@ -109,8 +112,27 @@ impl Parts {
             epoch: self.identity.epoch,
             ready: self.readiness.not_ready().is_none(),
             streams: self.stream_numbers(),
-            applications: Vec::new(),
+            applications: self.application_numbers(),
         }
+    }
+
+    fn latencies(&self) -> LatencyCounts {
+        let of = self.broker.latencies();
+        LatencyCounts {
+            write_process: of.write_process.read(),
+            write_power: of.write_power.read(),
+            read: of.read.read(),
+        }
+    }
+
+    fn application_numbers(&self) -> Vec<ApplicationNumbers> {
+        let names: HashMap<_, _> = self.coordinator.streams().into_iter().map(|info| (info.id, info.name)).collect();
+        let numbers = |one: kera_protocol::ApplicationSummary| {
+            // A stream that was deleted a moment ago takes its applications with it.
+            let stream = names.get(&one.stream)?.clone();
+            Some(ApplicationNumbers { name: one.name, stream, members: one.members.into(), lag: one.lag })
+        };
+        self.broker.application_summaries(LABELLED_MAX).into_iter().filter_map(numbers).collect()
     }
 
     fn storage(&self) -> Storage {
