@@ -3,9 +3,12 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-use kera_format::StreamOptions;
-use kera_protocol::{CreateStream, GetStream, NodeStatus, Status};
+use kera_format::chunk::ChunkTarget;
+use kera_format::{ChunkBuilder, Compression, Durability, Record, StreamOptions};
+use kera_protocol::{CreateStream, GetStream, NodeStatus, Status, WriteChunks};
 use kera_rpc::{ClientConfig, Connection, RpcError};
 use kera_server::Node;
 use kera_server::config::Config;
@@ -122,4 +125,91 @@ fn a_stop_removes_the_arena_and_a_start_begins_the_next_epoch() {
         node.stop();
         assert_eq!(arena_files(), 0);
     }
+}
+
+/// A small file system that can be filled, unmounted when dropped.
+struct SmallDisk(tempfile::TempDir);
+
+impl SmallDisk {
+    /// `None` without the right to mount.
+    fn mount() -> Option<SmallDisk> {
+        let dir = tempfile::tempdir().unwrap();
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=64m", "kera-test"]).arg(dir.path());
+        let done = mount.output().is_ok_and(|output| output.status.success());
+        done.then(|| SmallDisk(dir))
+    }
+
+    fn fill(&self) {
+        let mut file = std::fs::File::options().create(true).append(true).open(self.0.path().join("filler")).unwrap();
+        let piece = vec![7; 64 << 10];
+        while file.write(&piece).is_ok() {}
+    }
+
+    fn free(&self) {
+        std::fs::remove_file(self.0.path().join("filler")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).output();
+    }
+}
+
+#[test]
+fn a_node_with_a_full_disk_is_alive_and_not_ready_until_there_is_room() {
+    let Some(disk) = SmallDisk::mount() else {
+        eprintln!("no right to mount: nothing to test");
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = config(dir.path());
+    config.node.data = disk.0.path().join("data");
+    config.virtual_logs.file_bytes = 4 << 20;
+    config.virtual_logs.keep_bytes = 16 << 20;
+    config.storage.container_bytes = 16 << 20;
+    let node = Node::start(&config).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let address = node.address().to_string();
+    let (client, stream) = runtime.block_on(async {
+        let client = Connection::connect(&address, ClientConfig::default()).await.unwrap();
+        let options = StreamOptions { durability: Durability::Power, ..StreamOptions::default() };
+        let made = client.call(&CreateStream { name: "a".into(), options, if_not_exists: false }).await.unwrap();
+        (client, made.id)
+    });
+    assert_eq!(http(&node, "GET", "/readyz", "").0, 200);
+    let write = || {
+        let mut chunk = ChunkBuilder::default();
+        chunk.push(&Record::value(&[1; 200 << 10]));
+        let target = ChunkTarget { stream, ..ChunkTarget::default() };
+        let chunks = chunk.seal(&target, Compression::None).unwrap().into();
+        let _ = runtime.block_on(client.call(&WriteChunks { timeout_ms: 50, chunk_count: 1, chunks }));
+    };
+    // Files that are allocated ahead take some more.
+    let (mut code, mut said) = (200, Value::Null);
+    for _ in 0..2_000 {
+        disk.fill();
+        write();
+        (code, said) = http(&node, "GET", "/readyz", "");
+        if code != 200 {
+            break;
+        }
+        // The node looks at its disks once a second.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(code == 503 && said["error"].as_str().unwrap().contains("full"), "{code} {said}");
+    assert_eq!(http(&node, "GET", "/healthz", "").0, 200);
+    disk.free();
+    for _ in 0..600 {
+        write();
+        code = http(&node, "GET", "/readyz", "").0;
+        if code == 200 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(code, 200);
+    drop(client);
+    node.stop();
 }

@@ -43,6 +43,17 @@ impl HttpError {
         HttpError { code: StatusCode::SERVICE_UNAVAILABLE, body }
     }
 
+    /// The request did not come, or could not be answered, in time.
+    pub(super) fn too_slow(limit: std::time::Duration) -> HttpError {
+        let body = ErrorJson {
+            error: "the request was not sent and answered in time".into(),
+            limit: Some(format!("{} s", limit.as_secs_f64())),
+            next_step: "send the whole request at once; try again".into(),
+            ..ErrorJson::default()
+        };
+        HttpError { code: StatusCode::REQUEST_TIMEOUT, body }
+    }
+
     /// Nothing is at this path.
     pub(super) fn no_such_path(path: &str) -> HttpError {
         let body = ErrorJson {

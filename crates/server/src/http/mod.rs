@@ -4,6 +4,7 @@
 //! begins, so that `/readyz` can say what the node waits for, and goes last.
 
 mod admin;
+mod connections;
 mod error;
 mod health;
 mod inside;
@@ -11,7 +12,6 @@ mod routes;
 #[cfg(test)]
 mod tests;
 
-use std::future::IntoFuture;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, OnceLock};
@@ -23,6 +23,7 @@ use tokio::sync::oneshot;
 
 use crate::metrics::Metrics;
 use crate::readiness::Readiness;
+use connections::Limits;
 
 pub use routes::openapi_text;
 
@@ -58,6 +59,10 @@ impl HttpServer {
     /// # Errors
     /// The address cannot be used, or there is no thread.
     pub fn start(address: &str, state: Arc<HttpState>) -> io::Result<HttpServer> {
+        HttpServer::with_limits(address, state, Limits::default())
+    }
+
+    fn with_limits(address: &str, state: Arc<HttpState>, limits: Limits) -> io::Result<HttpServer> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
@@ -66,7 +71,7 @@ impl HttpServer {
         let thread = std::thread::Builder::new().name("kera-http".into()).stack_size(1 << 20).spawn(move || {
             let local = tokio::task::LocalSet::new();
             local.block_on(&runtime, async move {
-                if let Err(error) = serve(listener, state, stopped).await {
+                if let Err(error) = serve(listener, state, limits, stopped).await {
                     tracing::error!(%error, "HTTP ended; health, metrics and the admin API are gone");
                 }
             });
@@ -83,14 +88,19 @@ impl HttpServer {
     }
 }
 
-async fn serve(listener: TcpListener, state: Arc<HttpState>, stopped: oneshot::Receiver<()>) -> io::Result<()> {
+async fn serve(
+    listener: TcpListener,
+    state: Arc<HttpState>,
+    limits: Limits,
+    stopped: oneshot::Receiver<()>,
+) -> io::Result<()> {
     let listener = tokio::net::TcpListener::from_std(listener)?;
     let (inside, asking) = inside::Inside::new(state.clone());
     tokio::task::spawn_local(asking);
     let router = routes::router(routes::Door::new(state, inside));
-    let served = axum::serve(listener, router);
     tokio::select! {
-        result = served.into_future() => result,
-        _ = stopped => Ok(()),
+        () = connections::serve(listener, router, limits) => {}
+        _ = stopped => {}
     }
+    Ok(())
 }

@@ -2,6 +2,7 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use super::routes::ROUTES;
 use super::*;
@@ -33,10 +34,14 @@ fn every_operation_says_what_it_does_and_what_it_answers() {
 
 /// A server of a node that never gets beyond its start.
 fn starting() -> (HttpServer, Arc<Readiness>) {
+    limited(Limits::default())
+}
+
+fn limited(limits: Limits) -> (HttpServer, Arc<Readiness>) {
     let readiness = Arc::new(Readiness::default());
     readiness.enter(Phase::Starting("attaching the arena"));
     let state = Arc::new(HttpState { readiness: readiness.clone(), node: OnceLock::new() });
-    (HttpServer::start("127.0.0.1:0", state).unwrap(), readiness)
+    (HttpServer::with_limits("127.0.0.1:0", state, limits).unwrap(), readiness)
 }
 
 fn request(address: SocketAddr, head: &str) -> String {
@@ -70,5 +75,97 @@ fn wrong_paths_and_methods_get_json_that_helps() {
     let answer = request(server.address, "DELETE /healthz");
     assert!(answer.starts_with("HTTP/1.1 405") && answer.contains("\"error\""), "{answer}");
     assert!(request(server.address, "GET /openapi.json").contains("\"openapi\""));
+    server.stop();
+}
+
+/// Writes `piece` again and again, slowly, until the other side has ended the connection; what it said before.
+fn drip(mut stream: TcpStream, piece: &[u8]) -> String {
+    stream.set_nonblocking(true).unwrap();
+    let mut said = Vec::new();
+    let mut buffer = [0; 1024];
+    loop {
+        match stream.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(read) => said.extend_from_slice(&buffer[..read]),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(_) => break,
+        }
+        if stream.write_all(piece).is_err() {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    String::from_utf8_lossy(&said).into_owned()
+}
+
+#[test]
+fn who_sends_headers_byte_by_byte_is_cut_off_and_nobody_else_notices() {
+    let (server, _) = limited(Limits { headers: Duration::from_millis(300), ..Limits::default() });
+    let slow: Vec<_> = (0..20)
+        .map(|_| {
+            let mut stream = TcpStream::connect(server.address).unwrap();
+            write!(stream, "GET /healthz HTTP/1.1\r\nHost: x\r\nX-Slow: ").unwrap();
+            std::thread::spawn(move || drip(stream, b"a"))
+        })
+        .collect();
+    assert!(request(server.address, "GET /healthz").starts_with("HTTP/1.1 200"));
+    for thread in slow {
+        let said = thread.join().unwrap();
+        assert!(!said.contains("200 OK"), "{said}");
+    }
+    server.stop();
+}
+
+#[test]
+fn who_sends_a_body_byte_by_byte_is_cut_off() {
+    let (server, readiness) = limited(Limits { request: Duration::from_millis(300), ..Limits::default() });
+    readiness.enter(Phase::Serving);
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    write!(stream, "POST /v1/streams HTTP/1.1\r\nHost: x\r\nContent-Length: 60000\r\n\r\n{{").unwrap();
+    let said = drip(stream, b" ");
+    assert!(said.starts_with("HTTP/1.1 408") && said.contains("\"limit\":\"0.3 s\""), "{said}");
+    server.stop();
+}
+
+#[test]
+fn who_sends_nothing_is_cut_off() {
+    let (server, _) = limited(Limits { headers: Duration::from_millis(100), ..Limits::default() });
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let mut said = Vec::new();
+    let _ = stream.read_to_end(&mut said);
+    assert!(!String::from_utf8_lossy(&said).contains("200 OK"));
+    server.stop();
+}
+
+#[test]
+fn more_connections_than_allowed_wait_for_their_turn() {
+    let (server, _) = limited(Limits { connections: 2, headers: Duration::from_secs(3600), ..Limits::default() });
+    // Both have been accepted when the second has been answered and is kept open.
+    let first = TcpStream::connect(server.address).unwrap();
+    let mut second = TcpStream::connect(server.address).unwrap();
+    write!(second, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    let mut answer = [0; 12];
+    second.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    let mut third = TcpStream::connect(server.address).unwrap();
+    write!(third, "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
+    third.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    assert!(third.read(&mut answer).is_err(), "there are two already");
+    drop(first);
+    third.set_read_timeout(None).unwrap();
+    third.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 200");
+    server.stop();
+}
+
+#[test]
+fn headers_without_end_are_refused() {
+    let (server, _) = starting();
+    let mut stream = TcpStream::connect(server.address).unwrap();
+    let _ = write!(stream, "GET /healthz HTTP/1.1\r\nHost: x\r\nX-Long: {}", "a".repeat(100 << 10));
+    let mut said = Vec::new();
+    let _ = stream.read_to_end(&mut said);
+    assert!(!String::from_utf8_lossy(&said).contains("200 OK"));
+    assert!(request(server.address, "GET /healthz").starts_with("HTTP/1.1 200"));
     server.stop();
 }
