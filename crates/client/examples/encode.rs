@@ -5,10 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use kera_client::Delivered;
-use kera_client::measure::{Buffer, BufferSettings, Pushed};
-use kera_client::{Compression, LaneId, Record, Routing, StreamId, StreamletId};
-use kera_format::{ProducerEpoch, ProducerId};
+use kera_client::measure::{BufferSettings, Front};
+use kera_client::{Compression, Record, Routing, StreamId};
 
 const REQUEST_BYTES: usize = 1 << 20;
 const ROUND: Duration = Duration::from_secs(1);
@@ -31,7 +29,7 @@ fn main() {
         compression: Compression::None,
         routing: Routing::Key,
     };
-    let buffer = std::sync::Mutex::new(Buffer::new(settings, ProducerId(1), ProducerEpoch(0)));
+    let mut front = Front::alone(settings);
     let value = vec![7; record_bytes];
     let mut key = vec![0; key_bytes];
     let mut records = 0_u64;
@@ -52,28 +50,13 @@ fn main() {
                 let keys = [&key[..]];
                 let record =
                     Record { keys: if key_bytes > 0 { &keys } else { &[] }, value: Some(&value), ..Record::default() };
-                record.check().expect("a small record");
-                let size = record.encoded_bytes();
-                let pushed = buffer.lock().expect("one thread").push(&record, size, None, &mut None);
-                assert!(matches!(pushed, Pushed::Taken { .. }), "the buffer is emptied below");
+                assert!(front.push(&record, None).expect("a small record"), "the buffer is emptied below");
                 records += 1;
             }
-            // What the background task does: takes a request's chunks, and settles them.
-            let mut buffer = buffer.lock().expect("one thread");
-            while buffer.has_sealed() {
-                let now = tokio::time::Instant::now();
-                for chunk in buffer.take(now, REQUEST_BYTES).chunks {
-                    chunks += 1;
-                    bytes += chunk.bytes.len() as u64;
-                    let delivered = Delivered {
-                        streamlet: StreamletId(chunk.streamlet),
-                        lane: LaneId(0),
-                        base_ordinal: Some(0),
-                        duplicate: false,
-                    };
-                    buffer.settle(chunk, Ok(delivered), now, true);
-                }
-            }
+            // What the background task does: takes requests' chunks, and settles them.
+            let acknowledged = front.acknowledge_all(REQUEST_BYTES);
+            chunks += acknowledged.0;
+            bytes += acknowledged.1;
         }
         let rate = (records - before) as f64 / start.elapsed().as_secs_f64();
         println!(

@@ -11,7 +11,7 @@
 //! # async fn produce() -> Result<(), ClientError> {
 //! let client = Client::connect("127.0.0.1:7070").await?;
 //! client.admin().ensure_stream("flights", StreamOptions { streamlets: 4, ..Default::default() }).await?;
-//! let producer = client.producer("flights").build().await?;
+//! let mut producer = client.producer("flights").build().await?;
 //! for (carrier, flight) in [("AA", "one"), ("UA", "two")] {
 //!     let keys = [carrier.as_bytes()];
 //!     let record = Record { keys: &keys, value: Some(flight.as_bytes()), ..Default::default() };
@@ -73,8 +73,8 @@ pub use kera_protocol::{Start, Status, StreamChanges, StreamInfo};
 pub use producer::{Delivered, DeliveryReport, Producer, ProducerBuilder, ProducerStats};
 pub use routing::Routing;
 
-/// The producer's buffer without a producer, to measure how fast it takes records. Not part of the API.
+/// The front of a producer alone, to measure how fast it takes records. Not part of the API.
 #[doc(hidden)]
 pub mod measure {
-    pub use crate::producer::{Buffer, BufferSettings, Pushed, Taken};
+    pub use crate::producer::{BufferSettings, Front};
 }

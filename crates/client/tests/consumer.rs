@@ -130,7 +130,7 @@ fn a_consumer_reads_only_the_lanes_it_is_told_to() {
 fn records_come_one_by_one_with_everything_they_have() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let producer = client(&server).await.producer(STREAM).compression(Compression::Zstd).build().await.unwrap();
+        let mut producer = client(&server).await.producer(STREAM).compression(Compression::Zstd).build().await.unwrap();
         for i in 0..100_u64 {
             let text = format!("a value that compresses, number {i}");
             let keys: [&[u8]; 2] = [b"first", b"second"];

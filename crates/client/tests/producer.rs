@@ -17,7 +17,7 @@ async fn client(server: &FakeServer) -> Client {
     server.client().connect().await.unwrap()
 }
 
-async fn send_all(producer: &Producer, values: &[String]) {
+async fn send_all(producer: &mut Producer, values: &[String]) {
     for value in values {
         producer.send(&Record::value(value.as_bytes())).await.unwrap();
     }
@@ -39,9 +39,9 @@ async fn small_chunks(
 fn records_arrive_in_order_and_are_reported() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let (producer, reports) = small_chunks(&server, |b| b).await;
+        let (mut producer, reports) = small_chunks(&server, |b| b).await;
         let values = numbered(0..1_000);
-        send_all(&producer, &values).await;
+        send_all(&mut producer, &values).await;
         producer.flush().await.unwrap();
         assert_eq!(server.fake.values(0, 0), values);
         let mut next = 0;
@@ -64,9 +64,9 @@ fn records_arrive_in_order_and_are_reported() {
 fn a_request_has_chunks_of_all_streamlets_in_turn() {
     let server = FakeServer::start(3, 2);
     run(async {
-        let (producer, _) = small_chunks(&server, |b| b.routing(Routing::RoundRobin).request_bytes(10_000)).await;
+        let (mut producer, _) = small_chunks(&server, |b| b.routing(Routing::RoundRobin).request_bytes(10_000)).await;
         server.fake.state().hold_writes = true;
-        send_all(&producer, &numbered(0..300)).await;
+        send_all(&mut producer, &numbered(0..300)).await;
         tokio::task::yield_now().await;
         server.fake.state().hold_writes = false;
         server.fake.wake_all();
@@ -87,10 +87,10 @@ fn a_request_has_chunks_of_all_streamlets_in_turn() {
 fn a_lost_acknowledgement_is_retried_and_appended_once() {
     let server = FakeServer::start(2, 1);
     run(async {
-        let (producer, reports) = small_chunks(&server, |b| b).await;
+        let (mut producer, reports) = small_chunks(&server, |b| b).await;
         server.fake.fail([Fault::Pass, Fault::AppendAndBreak, Fault::Pass, Fault::Break, Fault::AppendAndBreak]);
         let values = numbered(0..500);
-        send_all(&producer, &values).await;
+        send_all(&mut producer, &values).await;
         producer.flush().await.unwrap();
         let mut all = server.fake.values(0, 0);
         all.extend(server.fake.values(1, 0));
@@ -112,10 +112,10 @@ fn a_lost_acknowledgement_is_retried_and_appended_once() {
 fn an_answer_that_does_not_come_breaks_the_connection_and_is_retried() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let (producer, _) = small_chunks(&server, |b| b.request_timeout(Duration::from_millis(100))).await;
+        let (mut producer, _) = small_chunks(&server, |b| b.request_timeout(Duration::from_millis(100))).await;
         server.fake.fail([Fault::Pass, Fault::AppendAndStall, Fault::Pass, Fault::Stall]);
         let values = numbered(0..200);
-        send_all(&producer, &values).await;
+        send_all(&mut producer, &values).await;
         producer.flush().await.unwrap();
         assert_eq!(server.fake.values(0, 0), values);
     });
@@ -126,10 +126,10 @@ fn a_chunk_that_fails_for_now_is_sent_again_before_those_behind_it() {
     for status in [Status::ArenaFull, Status::ChunkChecksum, Status::Timeout, Status::DiskFull] {
         let server = FakeServer::start(1, 1);
         run(async {
-            let (producer, _) = small_chunks(&server, |b| b).await;
+            let (mut producer, _) = small_chunks(&server, |b| b).await;
             server.fake.fail([Fault::Pass, Fault::FirstChunk(status), Fault::Pass, Fault::FirstChunk(status)]);
             let values = numbered(0..300);
-            send_all(&producer, &values).await;
+            send_all(&mut producer, &values).await;
             producer.flush().await.unwrap();
             assert_eq!(server.fake.values(0, 0), values, "{status}");
             assert!(producer.stats().retried_chunks > 0);
@@ -142,10 +142,10 @@ fn a_chunk_that_fails_for_now_is_sent_again_before_those_behind_it() {
 fn a_request_that_fails_as_a_whole_for_now_is_sent_again() {
     let server = FakeServer::start(2, 1);
     run(async {
-        let (producer, _) = small_chunks(&server, |b| b).await;
+        let (mut producer, _) = small_chunks(&server, |b| b).await;
         server.fake.fail([Fault::Request(Status::Overloaded), Fault::Request(Status::NotReady)]);
         let values = numbered(0..100);
-        send_all(&producer, &values).await;
+        send_all(&mut producer, &values).await;
         producer.flush().await.unwrap();
         assert_eq!(producer.stats().acknowledged_records, 100);
     });
@@ -155,10 +155,10 @@ fn a_request_that_fails_as_a_whole_for_now_is_sent_again() {
 fn a_refused_chunk_is_reported_and_those_behind_it_go_on_in_order() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let (producer, reports) = small_chunks(&server, |b| b).await;
+        let (mut producer, reports) = small_chunks(&server, |b| b).await;
         server.fake.fail([Fault::Pass, Fault::FirstChunk(Status::ChunkTooLarge)]);
         let values = numbered(0..300);
-        send_all(&producer, &values).await;
+        send_all(&mut producer, &values).await;
         let error = producer.flush().await.unwrap_err();
         assert!(matches!(error, ClientError::Refused { status: Status::ChunkTooLarge, .. }), "{error}");
         assert!(!error.retryable() && !error.could_duplicate());
@@ -179,12 +179,12 @@ fn a_refused_chunk_is_reported_and_those_behind_it_go_on_in_order() {
 fn a_server_that_forgot_acknowledged_chunks_gets_the_next_epoch() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let (producer, _) = small_chunks(&server, |b| b).await;
+        let (mut producer, _) = small_chunks(&server, |b| b).await;
         let values = numbered(0..100);
-        send_all(&producer, &values[..50]).await;
+        send_all(&mut producer, &values[..50]).await;
         producer.flush().await.unwrap();
         server.fake.fail([Fault::Forget]);
-        send_all(&producer, &values[50..]).await;
+        send_all(&mut producer, &values[50..]).await;
         producer.flush().await.unwrap();
         assert_eq!(server.fake.values(0, 0), values);
         assert_eq!(server.fake.state().epochs[&1], 1);
@@ -195,10 +195,10 @@ fn a_server_that_forgot_acknowledged_chunks_gets_the_next_epoch() {
 fn a_producer_whose_id_is_not_known_any_more_gets_another() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let (producer, _) = small_chunks(&server, |b| b).await;
+        let (mut producer, _) = small_chunks(&server, |b| b).await;
         server.fake.fail([Fault::FirstChunk(Status::UnknownProducer)]);
         let values = numbered(0..100);
-        send_all(&producer, &values).await;
+        send_all(&mut producer, &values).await;
         producer.flush().await.unwrap();
         assert_eq!(server.fake.values(0, 0), values);
         assert_eq!(server.fake.state().epochs.len(), 2);
@@ -209,9 +209,9 @@ fn a_producer_whose_id_is_not_known_any_more_gets_another() {
 fn a_fenced_producer_says_so_and_takes_nothing_more() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let (producer, _) = small_chunks(&server, |b| b).await;
+        let (mut producer, _) = small_chunks(&server, |b| b).await;
         server.fake.fail([Fault::FirstChunk(Status::StaleEpoch)]);
-        send_all(&producer, &numbered(0..1)).await;
+        send_all(&mut producer, &numbered(0..1)).await;
         let error = producer.flush().await.unwrap_err();
         assert!(matches!(error, ClientError::Fenced { .. }), "{error}");
         let error = producer.send(&Record::value(b"more")).await.unwrap_err();
@@ -223,11 +223,11 @@ fn a_fenced_producer_says_so_and_takes_nothing_more() {
 fn records_that_cannot_be_delivered_in_time_are_given_up() {
     let mut server = FakeServer::start(1, 1);
     run(async {
-        let (producer, reports) = small_chunks(&server, |b| b.delivery_timeout(Duration::from_millis(300))).await;
-        send_all(&producer, &numbered(0..10)).await;
+        let (mut producer, reports) = small_chunks(&server, |b| b.delivery_timeout(Duration::from_millis(300))).await;
+        send_all(&mut producer, &numbered(0..10)).await;
         producer.flush().await.unwrap();
         server.crash();
-        send_all(&producer, &numbered(10..100)).await;
+        send_all(&mut producer, &numbered(10..100)).await;
         let error = producer.flush().await.unwrap_err();
         assert!(matches!(error, ClientError::DeliveryTimeout { .. }), "{error}");
         assert!(error.could_duplicate() && error.to_string().contains("300 ms"), "{error}");
@@ -238,7 +238,7 @@ fn records_that_cannot_be_delivered_in_time_are_given_up() {
         // Once the server is back, so is the producer.
         server.restart();
         let later = numbered(100..200);
-        send_all(&producer, &later).await;
+        send_all(&mut producer, &later).await;
         producer.flush().await.unwrap();
         assert_eq!(server.fake.values(0, 0)[10..], later);
     });
@@ -248,16 +248,16 @@ fn records_that_cannot_be_delivered_in_time_are_given_up() {
 fn a_chunk_given_up_after_it_was_sent_makes_the_next_ones_another_epoch() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let (producer, _) = small_chunks(&server, |b| {
+        let (mut producer, _) = small_chunks(&server, |b| {
             b.delivery_timeout(Duration::from_millis(200)).request_timeout(Duration::from_millis(150)).in_flight(1)
         })
         .await;
         server.fake.fail([Fault::Stall, Fault::Stall, Fault::Stall]);
-        send_all(&producer, &numbered(0..1)).await;
+        send_all(&mut producer, &numbered(0..1)).await;
         assert!(producer.flush().await.is_err());
         let later = numbered(1..50);
         server.fake.state().faults.clear();
-        send_all(&producer, &later).await;
+        send_all(&mut producer, &later).await;
         producer.flush().await.unwrap();
         assert_eq!(server.fake.values(0, 0), later);
         assert_eq!(server.fake.state().epochs[&1], 1);
@@ -268,18 +268,15 @@ fn a_chunk_given_up_after_it_was_sent_makes_the_next_ones_another_epoch() {
 fn a_server_that_is_killed_and_restarted_under_load_loses_and_doubles_nothing() {
     let mut server = FakeServer::start(3, 1);
     run(async {
-        let (producer, _) = small_chunks(&server, |b| b.routing(Routing::RoundRobin)).await;
-        let producer = Arc::new(producer);
-        let sender = {
-            let producer = Arc::clone(&producer);
-            tokio::spawn(async move {
-                for value in numbered(0..20_000) {
-                    producer.send(&Record::value(value.as_bytes())).await.unwrap();
-                    tokio::task::yield_now().await;
-                }
-                producer.flush().await.unwrap();
-            })
-        };
+        let (mut producer, _) = small_chunks(&server, |b| b.routing(Routing::RoundRobin)).await;
+        let sender = tokio::spawn(async move {
+            for value in numbered(0..20_000) {
+                producer.send(&Record::value(value.as_bytes())).await.unwrap();
+                tokio::task::yield_now().await;
+            }
+            producer.flush().await.unwrap();
+            producer
+        });
         let mut reached = 0;
         while !sender.is_finished() {
             let chunks = server.fake.chunk_count();
@@ -289,7 +286,7 @@ fn a_server_that_is_killed_and_restarted_under_load_loses_and_doubles_nothing() 
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        sender.await.unwrap();
+        let producer = sender.await.unwrap();
         let mut all = Vec::new();
         for streamlet in 0..3 {
             let values = server.fake.values(streamlet, 0);
@@ -306,7 +303,8 @@ fn a_server_that_is_killed_and_restarted_under_load_loses_and_doubles_nothing() 
 fn send_waits_while_the_buffer_is_full_and_goes_on_when_there_is_room() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let (producer, _) = small_chunks(&server, |b| b.buffer_bytes(1_000).linger(Duration::from_secs(3_600))).await;
+        let (mut producer, _) =
+            small_chunks(&server, |b| b.buffer_bytes(1_000).linger(Duration::from_secs(3_600))).await;
         server.fake.state().hold_writes = true;
         let mut taken = 0;
         while producer.try_send(&Record::value(b"0123456789")).unwrap() {
@@ -330,7 +328,7 @@ fn linger_lets_a_chunk_fill_and_flush_does_not_wait_for_it() {
     let server = FakeServer::start(1, 1);
     run(async {
         let builder = client(&server).await.producer(STREAM).linger(Duration::from_secs(3_600));
-        let producer = builder.build().await.unwrap();
+        let mut producer = builder.build().await.unwrap();
         for value in numbered(0..100) {
             producer.send(&Record::value(value.as_bytes())).await.unwrap();
             tokio::task::yield_now().await;
@@ -339,7 +337,7 @@ fn linger_lets_a_chunk_fill_and_flush_does_not_wait_for_it() {
         producer.flush().await.unwrap();
         assert_eq!(server.fake.chunk_count(), 1);
         let builder = client(&server).await.producer(STREAM).linger(Duration::from_millis(20));
-        let producer = builder.build().await.unwrap();
+        let mut producer = builder.build().await.unwrap();
         producer.send(&Record::value(b"leaves by itself")).await.unwrap();
         server.until("it left", |state| state.logs[&(0, 0)].chunks.len() == 2).await;
     });
@@ -349,7 +347,7 @@ fn linger_lets_a_chunk_fill_and_flush_does_not_wait_for_it() {
 fn without_linger_a_record_leaves_at_once() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let producer = client(&server).await.producer(STREAM).build().await.unwrap();
+        let mut producer = client(&server).await.producer(STREAM).build().await.unwrap();
         for i in 1..20 {
             producer.send(&Record::value(b"now")).await.unwrap();
             server.until("it left", |state| state.logs.get(&(0, 0)).is_some_and(|log| log.chunks.len() == i)).await;
@@ -361,7 +359,7 @@ fn without_linger_a_record_leaves_at_once() {
 fn deliver_tells_where_the_record_is() {
     let server = FakeServer::start(4, 1);
     run(async {
-        let producer = client(&server).await.producer(STREAM).build().await.unwrap();
+        let mut producer = client(&server).await.producer(STREAM).build().await.unwrap();
         let record = Record { keys: &[b"key"], value: Some(b"value"), ..Record::default() };
         for ordinal in 0..5 {
             let delivered = producer.deliver(&record).await.unwrap();
@@ -376,7 +374,7 @@ fn deliver_tells_where_the_record_is() {
 fn send_all_and_send_to_take_what_send_takes() {
     let server = FakeServer::start(2, 1);
     run(async {
-        let producer = client(&server).await.producer(STREAM).buffer_bytes(70_000).build().await.unwrap();
+        let mut producer = client(&server).await.producer(STREAM).buffer_bytes(70_000).build().await.unwrap();
         let values = numbered(0..20_000);
         let builder = values.iter().map(|value| Record { keys: &[b"k"], ..Record::value(value.as_bytes()) });
         assert_eq!(producer.send_all(builder).await.unwrap(), 20_000);
@@ -397,9 +395,9 @@ fn compressed_chunks_are_stored_compressed() {
         let server = FakeServer::start(1, 1);
         run(async {
             let builder = client(&server).await.producer(STREAM).compression(compression);
-            let producer = builder.linger(Duration::from_millis(5)).build().await.unwrap();
+            let mut producer = builder.linger(Duration::from_millis(5)).build().await.unwrap();
             let values = numbered(0..5_000);
-            send_all(&producer, &values).await;
+            send_all(&mut producer, &values).await;
             producer.flush().await.unwrap();
             assert_eq!(server.fake.values(0, 0), values);
             let stored: usize = server.fake.state().logs[&(0, 0)].chunks.iter().map(|chunk| chunk.bytes.len()).sum();
@@ -412,7 +410,7 @@ fn compressed_chunks_are_stored_compressed() {
 fn a_record_that_is_too_large_is_refused_alone() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let producer = client(&server).await.producer(STREAM).buffer_bytes(1 << 20).build().await.unwrap();
+        let mut producer = client(&server).await.producer(STREAM).buffer_bytes(1 << 20).build().await.unwrap();
         producer.send(&Record::value(b"before")).await.unwrap();
         let error = producer.send(&Record::value(&vec![0; 4 << 20])).await.unwrap_err();
         assert!(matches!(error, ClientError::Record(_)), "{error}");
@@ -450,7 +448,7 @@ fn settings_outside_their_limits_are_named() {
 fn many_streamlets_do_not_take_more_memory_than_allowed() {
     let server = FakeServer::start(10_000, 1);
     run(async {
-        let producer = client(&server).await.producer(STREAM).buffer_bytes(1 << 20).build().await.unwrap();
+        let mut producer = client(&server).await.producer(STREAM).buffer_bytes(1 << 20).build().await.unwrap();
         for i in 0..30_000_u32 {
             let key = i.to_le_bytes();
             let record = Record { keys: &[&key], value: Some(b"value"), ..Record::default() };
@@ -466,9 +464,9 @@ fn many_streamlets_do_not_take_more_memory_than_allowed() {
 fn dropping_a_producer_gives_up_what_is_not_acknowledged() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let (producer, reports) = small_chunks(&server, |b| b.linger(Duration::from_secs(3_600))).await;
+        let (mut producer, reports) = small_chunks(&server, |b| b.linger(Duration::from_secs(3_600))).await;
         server.fake.state().hold_writes = true;
-        send_all(&producer, &numbered(0..10)).await;
+        send_all(&mut producer, &numbered(0..10)).await;
         drop(producer);
         while reports.lock().unwrap().iter().map(|report| report.records).sum::<u32>() < 10 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -482,7 +480,7 @@ fn dropping_a_producer_gives_up_what_is_not_acknowledged() {
 fn without_an_id_chunks_are_not_deduplicated() {
     let server = FakeServer::start(1, 1);
     run(async {
-        let (producer, _) = small_chunks(&server, |b| b.idempotent(false)).await;
+        let (mut producer, _) = small_chunks(&server, |b| b.idempotent(false)).await;
         server.fake.fail([Fault::AppendAndBreak]);
         producer.send(&Record::value(b"twice")).await.unwrap();
         producer.flush().await.unwrap();

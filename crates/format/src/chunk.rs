@@ -23,14 +23,15 @@
 //!     60      4  streamlet
 //!     64      8  stream
 //!     72      8  producer_id        zero: not deduplicated
-//!     80      8  sequence           of this chunk among those of (producer, epoch, streamlet), from 0
+//!     80      8  sequence           of this chunk among those of (producer, epoch, streamlet), from 0; of a Kafka batch
+//!                                   that of its last record
 //!     88      8  max_timestamp_ms   the largest record timestamp, or i64::MIN if no record has one
 //!     96      …  payload, then zeros up to a multiple of 8 (not covered by a checksum)
 //! ```
 //! The broker's checksum covers the producer's, so header and payload cannot be mixed between chunks. What a broker
 //! writes (40 bytes) and what a producer writes are apart, so that appending does not touch the producer's checksum.
 
-use crate::checksum::crc32c;
+use crate::checksum::{crc32c, crc32c_combine};
 use crate::record::RECORD_HEADER_BYTES;
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
 use crate::{
@@ -344,6 +345,15 @@ impl ChunkBuilder {
         ChunkBuilder { buffer, record_count: 0, max_timestamp_ms: NO_TIMESTAMP }
     }
 
+    /// A chunk whose records are in `buffer` already, behind [`CHUNK_HEADER_BYTES`] of room for the header.
+    ///
+    /// # Panics
+    /// If there is no room for the header.
+    pub fn filled(buffer: Vec<u8>, record_count: u32, max_timestamp_ms: i64) -> ChunkBuilder {
+        assert!(buffer.len() >= CHUNK_HEADER_BYTES, "room for a chunk's header");
+        ChunkBuilder { buffer, record_count, max_timestamp_ms }
+    }
+
     /// Appends a record that was [`check`](Record::check)ed; the caller keeps the chunk within its size with
     /// [`bytes`](ChunkBuilder::bytes) and [`Record::encoded_bytes`].
     #[inline]
@@ -415,6 +425,44 @@ pub fn seal_in_place(
     record_count: u32,
     max_timestamp_ms: i64,
 ) -> Result<(), FormatError> {
+    let crc = |buffer: &[u8]| crc32c(&buffer[PRODUCER_PART_AT + 4..]);
+    seal(buffer, target, kind, compression, record_count, max_timestamp_ms, crc)
+}
+
+/// Turns `buffer`, 96 bytes of room and then a record batch of Kafka's, into a sealed chunk with its padding, without a look
+/// at the batch's bytes from `known_from` on: their CRC-32C is `known_crc`, or so the batch says. The chunk's checksum is
+/// right if and only if that is true, and is verified when the chunk is appended, like every chunk's.
+///
+/// # Errors
+/// As [`seal_in_place`].
+///
+/// # Panics
+/// If `buffer` is shorter than [`CHUNK_HEADER_BYTES`] and `known_from`.
+pub fn seal_kafka_batch(
+    buffer: &mut Vec<u8>,
+    target: &ChunkTarget,
+    record_count: u32,
+    max_timestamp_ms: i64,
+    known_from: usize,
+    known_crc: u32,
+) -> Result<(), FormatError> {
+    let crc = |buffer: &[u8]| {
+        let (seen, known) =
+            buffer[PRODUCER_PART_AT + 4..].split_at(CHUNK_HEADER_BYTES - PRODUCER_PART_AT - 4 + known_from);
+        crc32c_combine(crc32c(seen), known_crc, known.len() as u64)
+    };
+    seal(buffer, target, PayloadKind::KafkaBatch, Compression::None, record_count, max_timestamp_ms, crc)
+}
+
+fn seal(
+    buffer: &mut Vec<u8>,
+    target: &ChunkTarget,
+    kind: PayloadKind,
+    compression: Compression,
+    record_count: u32,
+    max_timestamp_ms: i64,
+    checksum: impl Fn(&[u8]) -> u32,
+) -> Result<(), FormatError> {
     let unpadded = buffer.len();
     let payload_bytes = unpadded - CHUNK_HEADER_BYTES;
     if align8(unpadded) > limits::CHUNK_BYTES_MAX {
@@ -450,7 +498,7 @@ pub fn seal_in_place(
     put(header, 72, &target.producer_id.0.to_le_bytes());
     put(header, 80, &target.sequence.to_le_bytes());
     put(header, 88, &max_timestamp_ms.to_le_bytes());
-    let crc = crc32c(&buffer[PRODUCER_PART_AT + 4..]);
+    let crc = checksum(buffer);
     put(buffer, PRODUCER_PART_AT, &crc.to_le_bytes());
     buffer.resize(align8(unpadded), 0);
     Ok(())

@@ -91,46 +91,76 @@ impl<'a> Record<'a> {
         Ok(())
     }
 
+    /// Whether it is a value and nothing else. Then it takes [`RECORD_HEADER_BYTES`] more than its value.
+    #[inline]
+    pub fn is_plain(&self) -> bool {
+        self.keys.is_empty()
+            && self.value.is_some()
+            && self.version.is_none()
+            && self.timestamp_ms.is_none()
+            && !self.checksum
+    }
+
     /// Appends the encoded record to `out`. The caller has [`check`](Record::check)ed it.
     #[inline]
     pub fn encode(&self, out: &mut Vec<u8>) {
-        debug_assert_eq!(self.check(), Ok(()), "a record is checked before it is encoded");
         let start = out.len();
+        out.resize(start + self.encoded_bytes(), 0);
+        self.encode_to(&mut out[start..]);
+    }
+
+    /// Writes the encoded record over all of `out`. The caller has [`check`](Record::check)ed it.
+    ///
+    /// # Panics
+    /// If `out` has not [`encoded_bytes`](Record::encoded_bytes) bytes.
+    #[inline]
+    pub fn encode_to(&self, out: &mut [u8]) {
+        debug_assert_eq!(self.check(), Ok(()), "a record is checked before it is encoded");
+        if !self.is_plain() {
+            return self.encode_all(out);
+        }
+        let head = out.len() as u64 | (RECORD_HEADER_BYTES as u64) << 48;
+        let (place, value) = out.split_at_mut(RECORD_HEADER_BYTES);
+        place.copy_from_slice(&head.to_le_bytes());
+        value.copy_from_slice(self.value.unwrap_or_default());
+    }
+
+    /// A record that has more than a value.
+    fn encode_all(&self, out: &mut [u8]) {
         let value = self.value.unwrap_or_default();
-        let value_offset = self.value_offset();
-        let length = value_offset + value.len();
         let flags = if self.version.is_some() { FLAG_VERSION } else { 0 }
             | if self.timestamp_ms.is_some() { FLAG_TIMESTAMP } else { 0 }
             | if self.checksum { FLAG_CHECKSUM } else { 0 }
             | if self.value.is_none() { FLAG_NO_VALUE } else { 0 };
-        let head = length as u64 | (flags as u64) << 32 | (self.keys.len() as u64) << 40 | (value_offset as u64) << 48;
-        out.reserve(length);
-        out.extend_from_slice(&head.to_le_bytes());
-        if flags & !FLAG_NO_VALUE != 0 || !self.keys.is_empty() {
-            self.encode_optional(out);
-        }
-        out.extend_from_slice(value);
+        let value_offset = out.len() - value.len();
+        let head =
+            out.len() as u64 | (flags as u64) << 32 | (self.keys.len() as u64) << 40 | (value_offset as u64) << 48;
+        let mut at = 0;
+        let mut add = |bytes: &[u8]| {
+            out[at..at + bytes.len()].copy_from_slice(bytes);
+            at += bytes.len();
+        };
+        add(&head.to_le_bytes());
         if self.checksum {
-            let crc = record_checksum(&out[start..]);
-            put(&mut out[start..], RECORD_HEADER_BYTES, &crc.to_le_bytes());
-        }
-    }
-
-    fn encode_optional(&self, out: &mut Vec<u8>) {
-        if self.checksum {
-            out.extend_from_slice(&[0; 4]);
+            add(&[0; 4]);
         }
         if let Some(version) = self.version {
-            out.extend_from_slice(&version.to_le_bytes());
+            add(&version.to_le_bytes());
         }
         if let Some(timestamp) = self.timestamp_ms {
-            out.extend_from_slice(&timestamp.to_le_bytes());
+            add(&timestamp.to_le_bytes());
         }
         for key in self.keys {
-            out.extend_from_slice(&(key.len() as u16).to_le_bytes());
+            add(&(key.len() as u16).to_le_bytes());
         }
         for key in self.keys {
-            out.extend_from_slice(key);
+            add(key);
+        }
+        add(value);
+        assert_eq!(at, out.len(), "the place is as large as the record");
+        if self.checksum {
+            let crc = record_checksum(out);
+            put(out, RECORD_HEADER_BYTES, &crc.to_le_bytes());
         }
     }
 }

@@ -55,10 +55,10 @@ pub(super) fn run(shared: &Arc<Shared>, number: u32, start: &super::StartLine) -
     runtime.block_on(async {
         let built = build(shared).await;
         start.ready_and_wait(built.is_ok());
-        let (producers, stamps) = built?;
+        let (mut producers, stamps) = built?;
         let outcome = match shared.config.rate {
-            None => flat_out(shared, number, &producers).await,
-            Some(rate) => at_rate(shared, number, &producers, &stamps, rate).await,
+            None => flat_out(shared, number, &mut producers).await,
+            Some(rate) => at_rate(shared, number, &mut producers, &stamps, rate).await,
         };
         for producer in producers {
             if let Err(error) = producer.close().await {
@@ -100,7 +100,7 @@ async fn build(shared: &Arc<Shared>) -> Result<(Vec<Producer>, Stamps), BenchErr
             .compression(config.compression)
             .idempotent(config.idempotent)
             .routing(if config.key_distribution == KeyDistribution::None { Routing::RoundRobin } else { Routing::Key })
-            .on_report(move |report| reported(&for_report, &pending_of_report, report))
+            .on_reports(move |reports| reported(&for_report, &pending_of_report, reports))
             .build()
             .await
             .map_err(failed)?;
@@ -110,28 +110,30 @@ async fn build(shared: &Arc<Shared>) -> Result<(Vec<Producer>, Stamps), BenchErr
     Ok((producers, stamps))
 }
 
-fn reported(shared: &Shared, pending: &Mutex<Vec<StreamletStamps>>, report: &DeliveryReport) {
-    let records = u64::from(report.records);
-    if let Err(error) = &report.result {
-        shared.meter.fail(records, || error.to_string());
-    }
+fn reported(shared: &Shared, pending: &Mutex<Vec<StreamletStamps>>, reports: &[DeliveryReport]) {
     let now = now_ns();
     if shared.config.rate.is_some() {
-        take_stamps(shared, pending, report, now);
-    }
-    if report.result.is_ok() {
-        if shared.config.rate.is_none()
-            && let Some(mut latencies) = shared.meter.latencies()
-        {
+        let mut pending = pending.lock();
+        reports.iter().for_each(|report| take_stamps(shared, &mut pending, report, now));
+    } else if let Some(mut latencies) = shared.meter.latencies() {
+        for report in reports.iter().filter(|report| report.result.is_ok()) {
             latencies.record_ns(report.latency.as_nanos() as u64);
         }
-        shared.meter.add(records, now);
+    }
+    let mut acknowledged = 0;
+    for report in reports {
+        match &report.result {
+            Ok(_) => acknowledged += u64::from(report.records),
+            Err(error) => shared.meter.fail(report.records.into(), || error.to_string()),
+        }
+    }
+    if acknowledged > 0 {
+        shared.meter.add(acknowledged, now);
     }
 }
 
 /// Moves on in the streamlet's records and counts the latencies of those that are measured.
-fn take_stamps(shared: &Shared, pending: &Mutex<Vec<StreamletStamps>>, report: &DeliveryReport, now: u64) {
-    let mut pending = pending.lock();
+fn take_stamps(shared: &Shared, pending: &mut [StreamletStamps], report: &DeliveryReport, now: u64) {
     let Some(streamlet) = pending.get_mut(report.streamlet.0 as usize) else { return };
     streamlet.reported += u64::from(report.records);
     let mut latencies = shared.meter.latencies();
@@ -146,7 +148,7 @@ fn take_stamps(shared: &Shared, pending: &Mutex<Vec<StreamletStamps>>, report: &
     }
 }
 
-async fn flat_out(shared: &Shared, number: u32, producers: &[Producer]) -> Result<(), BenchError> {
+async fn flat_out(shared: &Shared, number: u32, producers: &mut [Producer]) -> Result<(), BenchError> {
     let config = &shared.config;
     let mut source = RecordSource::new(&config.shape(), seed(number));
     let turn = (TURN_BYTES / (config.record_bytes + 8)).max(1) as u64;
@@ -157,7 +159,8 @@ async fn flat_out(shared: &Shared, number: u32, producers: &[Producer]) -> Resul
             break;
         }
         // One stream gets a turn's records, then the next one does.
-        let producer = &producers[next_stream % producers.len()];
+        let count = producers.len();
+        let producer = &mut producers[next_stream % count];
         next_stream += 1;
         source.prepare(records as usize, config.sample as usize, now_ns());
         let keys = source.key_refs();
@@ -175,7 +178,7 @@ async fn flat_out(shared: &Shared, number: u32, producers: &[Producer]) -> Resul
 async fn at_rate(
     shared: &Shared,
     number: u32,
-    producers: &[Producer],
+    producers: &mut [Producer],
     stamps: &Stamps,
     rate: f64,
 ) -> Result<(), BenchError> {

@@ -181,7 +181,7 @@ fn one_producer(run: &Arc<Run>, number: u32) -> Result<(), BenchError> {
         let reported = Mutex::new(vec![0u64; run.streamlets as usize]);
         let of_reports = run.clone();
         let config = &run.config;
-        let producer = patient_client(&run.address)
+        let mut producer = patient_client(&run.address)
             .await?
             .producer(&config.stream)
             .chunk_bytes(config.chunk_bytes)
@@ -196,7 +196,7 @@ fn one_producer(run: &Arc<Run>, number: u32) -> Result<(), BenchError> {
             .await
             .map_err(failed)?;
         let (sent, flushed) = tokio::select! {
-            outcome = async { (send(run, source, &producer).await, producer.flush().await) } => outcome,
+            outcome = async { (send(run, source, &mut producer).await, producer.flush().await) } => outcome,
             () = super::until_set(&run.progress.abandon) => (Ok(()), Ok(())),
         };
         let stats = producer.stats();
@@ -215,7 +215,7 @@ fn one_producer(run: &Arc<Run>, number: u32) -> Result<(), BenchError> {
     })
 }
 
-async fn send(run: &Run, source: Source, producer: &Producer) -> Result<(), BenchError> {
+async fn send(run: &Run, source: Source, producer: &mut Producer) -> Result<(), BenchError> {
     let mut random = SmallRng::seed_from_u64(run.config.seed ^ u64::from(source.producer) << 32);
     let mut numbers = vec![0u64; run.streamlets as usize];
     let mut value = Vec::new();

@@ -1,28 +1,29 @@
-//! What a producer has taken and not had acknowledged: open chunks that records are encoded into, and sealed chunks that
-//! wait to be sent.
+//! What a producer has taken and not had acknowledged: [open chunks](super::open) that records are encoded into, and sealed
+//! chunks that wait to be sent.
 //!
-//! All of it is under the producer's one lock, which [`Producer::send`](crate::Producer::send) takes once per record and
-//! the background task once per request. A record is encoded straight into the open chunk of its streamlet; a chunk is
-//! sealed by whoever fills it, so that compression and checksum are paid by the sender's thread. Buffers of acknowledged
-//! chunks are used again. Nothing here does I/O.
+//! All of it is under the producer's one lock. The [`Front`](super::front::Front) takes it to open and to seal a chunk, the
+//! background task once or twice for a request. A full chunk is sealed by whoever fills it, so that compression and
+//! checksum are paid by the sender's thread; the task copies out of an open chunk that has to leave. Memory of acknowledged
+//! chunks is used again. Nothing here does I/O.
 //!
-//! Chunks have two numbers. The *serial* counts chunks of the producer as they are opened: a flush waits for all serials up
+//! Chunks have two numbers. The *serial* counts chunks of the producer as they are sealed: a flush waits for all serials up
 //! to one. The *sequence* counts sealed chunks of a streamlet: by it the server recognises retries.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use kera_format::chunk::{ChunkTarget, seal_in_place};
 use kera_format::{
-    CHUNK_HEADER_BYTES, ChunkBuilder, ChunkHeader, Compression, ProducerEpoch, ProducerId, Record, StreamId,
-    StreamletId, align8,
+    CHUNK_HEADER_BYTES, ChunkBuilder, ChunkHeader, Compression, ProducerEpoch, ProducerId, StreamId, StreamletId,
+    align8,
 };
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::open::{LOOK_AGAIN, OpenChunk, Part, Pen, Slot};
 use super::report::{Delivered, DeliveryReport, ProducerStats};
-use crate::routing::streamlet_of_key;
 use crate::{ClientError, Routing};
 
 /// Free buffers that are kept.
@@ -55,49 +56,66 @@ pub struct BufferSettings {
     pub routing: Routing,
 }
 
-/// What became of a record that was given to [`Buffer::push`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pushed {
-    /// There is no room for it.
-    Full {
-        /// Whether to wake the background task.
-        wake: bool,
-    },
-    /// It was taken.
-    Taken {
-        /// Whether to wake the background task.
-        wake: bool,
-    },
-}
-
 /// Who waits for one record of a chunk.
 pub(super) type Waiter = oneshot::Sender<Result<Delivered, ClientError>>;
 
+/// The bytes of a sealed chunk. Those of a small one are copied when they are sent; those of a large one are shared with
+/// the connection.
 #[derive(Debug)]
-struct Open {
-    builder: ChunkBuilder,
-    serial: u64,
-    opened_at: Instant,
-    /// Bytes of the buffer's bound that it takes.
-    charged: usize,
-    waiters: Vec<(u32, Waiter)>,
+pub(super) enum ChunkBytes {
+    /// Nobody else has them.
+    Own(Vec<u8>),
+    /// The connection may have them as well.
+    Shared(Bytes),
+}
+
+impl std::ops::Deref for ChunkBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            ChunkBytes::Own(bytes) => bytes,
+            ChunkBytes::Shared(bytes) => bytes,
+        }
+    }
+}
+
+impl ChunkBytes {
+    /// Bytes for the connection, not copied.
+    pub(super) fn share(&mut self) -> Bytes {
+        if let ChunkBytes::Own(bytes) = self {
+            *self = ChunkBytes::Shared(std::mem::take(bytes).into());
+        }
+        match self {
+            ChunkBytes::Own(_) => unreachable!("it was shared above"),
+            ChunkBytes::Shared(bytes) => bytes.clone(),
+        }
+    }
+
+    /// The memory, if nobody else has it.
+    fn into_memory(self) -> Result<Vec<u8>, Bytes> {
+        match self {
+            ChunkBytes::Own(bytes) => Ok(bytes),
+            ChunkBytes::Shared(bytes) => bytes.try_into_mut().map(Vec::from),
+        }
+    }
 }
 
 /// A chunk that waits to be sent or acknowledged.
 #[derive(Debug)]
-pub struct Sealed {
+pub(super) struct Sealed {
     /// The streamlet.
-    pub streamlet: u32,
+    pub(super) streamlet: u32,
     /// Its number among those of the producer's epoch and the streamlet.
-    pub sequence: u64,
+    pub(super) sequence: u64,
     /// The chunk.
-    pub bytes: Bytes,
+    pub(super) bytes: ChunkBytes,
     /// Records in it.
-    pub records: u32,
+    pub(super) records: u32,
     /// When its first record was taken.
-    pub opened_at: Instant,
+    pub(super) opened_at: Instant,
     /// How often it was sent.
-    pub attempts: u32,
+    pub(super) attempts: u32,
     serial: u64,
     charged: usize,
     waiters: Vec<(u32, Waiter)>,
@@ -105,7 +123,7 @@ pub struct Sealed {
 
 #[derive(Debug, Default)]
 struct Streamlet {
-    open: Option<Open>,
+    open: Option<OpenChunk>,
     /// In the order of their sequences.
     sealed: VecDeque<Sealed>,
     next_sequence: u64,
@@ -114,184 +132,253 @@ struct Streamlet {
     is_ready: bool,
 }
 
+impl Streamlet {
+    /// Whether this chunk is still open.
+    fn is_open(&self, opening: u64) -> bool {
+        self.open.as_ref().is_some_and(|open| open.opening == opening)
+    }
+}
+
 /// What [`Buffer::take`] found.
 #[derive(Debug, Default)]
-pub struct Taken {
+pub(super) struct Taken {
     /// Chunks for one request.
-    pub chunks: Vec<Sealed>,
+    pub(super) chunks: Vec<Sealed>,
     /// Their bytes.
-    pub bytes: usize,
+    pub(super) bytes: usize,
     /// Chunks whose time is up.
-    pub expired: Vec<Sealed>,
+    pub(super) expired: Vec<Sealed>,
     /// When the next open chunk is due, if nothing else happens.
-    pub due_at: Option<Instant>,
+    pub(super) due_at: Option<Instant>,
 }
 
 /// See the module.
 #[derive(Debug)]
-pub struct Buffer {
+pub(super) struct Buffer {
     settings: BufferSettings,
     producer_id: ProducerId,
     producer_epoch: ProducerEpoch,
+    slots: Arc<[Slot]>,
     streamlets: Vec<Streamlet>,
     /// Streamlets with sealed chunks, the one whose turn it is first.
     ready: VecDeque<u32>,
-    /// Open chunks in the order they were opened: serial and streamlet. Some may have been sealed since.
+    /// Open chunks that the task has not taken from, in the order they were opened: opening and streamlet. Some may have
+    /// been sealed since.
     opened: VecDeque<(u64, u32)>,
-    free: Vec<Vec<u8>>,
-    first_bytes: usize,
+    /// Open chunks that it has taken from and looks at once more: when, opening and streamlet.
+    again: VecDeque<(Instant, u64, u32)>,
+    openings: u64,
+    free: Free,
     /// Whether there is room for a whole buffer for each streamlet.
     whole: bool,
-    /// Somebody waits for room: chunks do not get any fuller by waiting.
-    pressed: bool,
-    /// The streamlet that records without a key go to at the moment.
-    robin: u32,
     next_serial: u64,
     /// Chunks from `settled_serial` on: whether they are settled. The first one is not.
     settled: VecDeque<bool>,
     settled_serial: u64,
-    /// Open chunks with lower serials are sealed as soon as possible.
-    flush_serial: u64,
     /// The background task has nothing to do and waits to be woken.
-    pub hungry: bool,
+    pub(super) hungry: bool,
     /// Why nothing is taken any more.
-    pub fatal: Option<ClientError>,
+    pub(super) fatal: Option<ClientError>,
+    /// The background task is gone: nobody settles what is still taken.
+    pub(super) ended: bool,
     /// The first failure since the last flush.
-    pub failed: Option<ClientError>,
-    /// What has happened so far.
-    pub stats: ProducerStats,
+    pub(super) failed: Option<ClientError>,
+    /// What has happened so far. The front counts the records that it takes.
+    pub(super) stats: ProducerStats,
+}
+
+/// Memory that is used again, of one size.
+#[derive(Debug)]
+struct Free {
+    buffers: Vec<Vec<u8>>,
+    /// Bytes of a buffer.
+    bytes: usize,
+}
+
+impl Free {
+    /// Memory of at least so many bytes, all of it initialised.
+    fn open(&mut self, bytes: usize) -> Vec<u8> {
+        let bytes = align8(bytes);
+        if bytes <= self.bytes
+            && let Some(mut memory) = self.buffers.pop()
+        {
+            memory.resize(self.bytes, 0);
+            return memory;
+        }
+        vec![0; bytes.max(self.bytes)]
+    }
+
+    /// Memory to copy so many bytes to. What leaves early is often small: that does not keep a large buffer.
+    fn copy(&mut self, bytes: usize) -> Vec<u8> {
+        if bytes >= self.bytes / 2
+            && bytes <= self.bytes
+            && let Some(memory) = self.buffers.pop()
+        {
+            return memory;
+        }
+        Vec::with_capacity(align8(bytes))
+    }
+
+    fn give_back(&mut self, memory: Vec<u8>) {
+        if self.buffers.len() < FREE_BUFFERS_MAX && (self.bytes..=2 * self.bytes).contains(&memory.capacity()) {
+            self.buffers.push(memory);
+        }
+    }
 }
 
 impl Buffer {
     /// An empty one, of a producer with this id and epoch; id zero: its chunks are not deduplicated.
-    pub fn new(settings: BufferSettings, producer_id: ProducerId, producer_epoch: ProducerEpoch) -> Buffer {
+    pub(super) fn new(settings: BufferSettings, producer_id: ProducerId, producer_epoch: ProducerEpoch) -> Buffer {
         let streamlets = settings.streamlets.max(1) as usize;
         // Sealed chunks are padded.
         let chunk_bytes = align8(settings.chunk_bytes);
         let whole = streamlets.saturating_mul(settings.chunk_bytes) <= settings.buffer_bytes;
         let share = settings.buffer_bytes / (2 * streamlets);
+        let bytes = if whole { chunk_bytes } else { share.clamp(FIRST_BYTES_MIN.min(chunk_bytes), chunk_bytes) };
         Buffer {
-            first_bytes: if whole { chunk_bytes } else { share.clamp(FIRST_BYTES_MIN.min(chunk_bytes), chunk_bytes) },
-            whole,
             settings,
             producer_id,
             producer_epoch,
+            slots: (0..streamlets).map(|_| Slot::default()).collect(),
             streamlets: (0..streamlets).map(|_| Streamlet::default()).collect(),
             ready: VecDeque::new(),
             opened: VecDeque::new(),
-            free: Vec::new(),
-            pressed: false,
-            robin: 0,
+            again: VecDeque::new(),
+            openings: 0,
+            free: Free { buffers: Vec::new(), bytes: align8(bytes) },
+            whole,
             next_serial: 0,
             settled: VecDeque::new(),
             settled_serial: 0,
-            flush_serial: 0,
             hungry: false,
             fatal: None,
+            ended: false,
             failed: None,
             stats: ProducerStats::default(),
         }
     }
 
-    #[inline]
-    fn route(&self, record: &Record<'_>) -> u32 {
-        match (self.settings.routing, record.keys) {
-            (Routing::Key, [key, ..]) => streamlet_of_key(key, self.settings.streamlets, self.settings.lanes),
-            (Routing::Streamlet(streamlet), _) => streamlet,
-            _ => self.robin,
-        }
+    /// What the producer sees of open chunks without the lock.
+    pub(super) fn slots(&self) -> Arc<[Slot]> {
+        Arc::clone(&self.slots)
     }
 
-    /// Takes a record that was [checked](Record::check) and encodes to `bytes` bytes, for `streamlet` if one is given;
-    /// the caller has checked that it exists. The `waiter` is told
-    /// what becomes of it.
-    #[inline]
-    pub fn push(
-        &mut self,
-        record: &Record<'_>,
-        bytes: usize,
-        streamlet: Option<u32>,
-        waiter: &mut Option<Waiter>,
-    ) -> Pushed {
-        let buffered = self.stats.buffered_bytes as usize;
-        if buffered + bytes > self.settings.buffer_bytes && buffered > 0 {
-            self.pressed = true;
-            return Pushed::Full { wake: std::mem::take(&mut self.hungry) };
-        }
-        let number = streamlet.unwrap_or_else(|| self.route(record));
-        let chunk_bytes = self.settings.chunk_bytes;
-        let mut wake = self.settings.linger.is_zero();
-        if self.streamlets[number as usize].open.as_ref().is_some_and(|open| open.builder.bytes() + bytes > chunk_bytes)
-        {
-            self.seal(number);
-            wake = true;
-        }
+    /// What it was made with.
+    pub(super) fn settings(&self) -> &BufferSettings {
+        &self.settings
+    }
+
+    /// Lets `pen` write a record of `bytes` bytes more to the open chunk of a streamlet, which is opened if it is not. The
+    /// caller has seen that a chunk may be so large. Whether there is room within the buffer's bound.
+    pub(super) fn make_room(&mut self, number: u32, pen: &mut Pen, bytes: usize) -> bool {
         let streamlet = &mut self.streamlets[number as usize];
+        let charged = streamlet.open.as_ref().map_or(0, |open| open.charged);
+        let buffered = self.stats.buffered_bytes as usize;
+        let left = self.settings.buffer_bytes.saturating_sub(buffered - charged);
+        let needed = pen.filled().bytes as usize + bytes;
+        if needed > left && buffered > 0 {
+            return false;
+        }
+        let wanted = match self.whole {
+            true => self.settings.chunk_bytes - CHUNK_HEADER_BYTES,
+            false => (2 * needed).max(self.free.bytes - CHUNK_HEADER_BYTES),
+        };
+        let room = wanted.min(self.settings.chunk_bytes - CHUNK_HEADER_BYTES).min(left).max(needed);
         let open = match &mut streamlet.open {
             Some(open) => open,
             None => {
-                wake = true;
-                let buffer = match self.free.pop() {
-                    Some(buffer) => buffer,
-                    None => Vec::with_capacity(self.first_bytes.max(bytes + CHUNK_HEADER_BYTES)),
-                };
-                let serial = self.next_serial;
-                self.next_serial += 1;
-                self.settled.push_back(false);
-                self.opened.push_back((serial, number));
-                streamlet.open.insert(Open {
-                    builder: ChunkBuilder::with_buffer(buffer),
-                    serial,
-                    opened_at: Instant::now(),
-                    charged: 0,
-                    waiters: Vec::new(),
-                })
+                let memory = self.free.open(room + CHUNK_HEADER_BYTES);
+                let open = streamlet.open.insert(OpenChunk::new(memory, self.openings, Instant::now()));
+                self.slots[number as usize].open();
+                *pen = open.pen(room);
+                self.opened.push_back((self.openings, number));
+                self.openings += 1;
+                open
             }
         };
-        if let Some(waiter) = waiter.take() {
-            open.waiters.push((open.builder.record_count(), waiter));
+        if let Some(memory) = open.grow(pen, room, || self.free.open(room + CHUNK_HEADER_BYTES)) {
+            self.free.give_back(memory);
         }
-        open.builder.push(record);
-        open.charged += bytes;
-        self.stats.buffered_bytes += bytes as u64;
-        self.stats.records += 1;
-        // A chunk that has no room for another record like this one would only wait.
-        if open.builder.bytes() + bytes > chunk_bytes {
-            self.seal(number);
-            wake = true;
-        }
-        Pushed::Taken { wake: wake && std::mem::take(&mut self.hungry) }
+        self.stats.buffered_bytes = (buffered - charged + room) as u64;
+        open.charged = room;
+        self.forget_sealed();
+        true
     }
 
-    /// Seals the open chunk of a streamlet, if there is one.
-    fn seal(&mut self, number: u32) {
-        let target = self.target(number, self.streamlets[number as usize].next_sequence);
+    /// Keeps the list of open chunks as long as there are streamlets, about: chunks that were sealed since are not on it.
+    fn forget_sealed(&mut self) {
+        if self.opened.len() > 64 + 4 * self.streamlets.len() {
+            let streamlets = &self.streamlets;
+            self.opened.retain(|&(opening, number)| streamlets[number as usize].is_open(opening));
+        }
+    }
+
+    /// Has `waiter` told what becomes of the record that is written to a streamlet next.
+    pub(super) fn wait_for(&mut self, number: u32, pen: &Pen, waiter: Waiter) {
+        if let Some(open) = &mut self.streamlets[number as usize].open {
+            open.waiters.push((pen.filled().records, waiter));
+        }
+    }
+
+    /// Seals the open chunk of a streamlet, if there is one: the producer's side, whose pen it is.
+    pub(super) fn seal(&mut self, number: u32, pen: &mut Pen) {
+        let Some(open) = self.streamlets[number as usize].open.take() else { return };
+        let (opened_at, charged) = (open.opened_at, open.charged);
+        let (memory, part) = open.finish(pen);
+        self.stats.buffered_bytes -= charged as u64;
+        if part.records == 0 {
+            // All of it was stolen.
+            self.free.give_back(memory);
+        } else {
+            self.add_sealed(number, memory, part, opened_at);
+        }
+    }
+
+    /// Seals a copy of what is new in the open chunk of a streamlet: the task's side. Whether there was anything.
+    fn steal(&mut self, number: u32, now: Instant) -> bool {
+        let Some(open) = &mut self.streamlets[number as usize].open else { return false };
+        let free = &mut self.free;
+        let Some((copy, part)) = open.steal(&self.slots[number as usize], |bytes| free.copy(bytes)) else {
+            return false;
+        };
+        let (opening, opened_at) = (open.opening, open.opened_at);
+        // The producer opens another chunk before it takes more than one record.
+        self.stats.buffered_bytes -= std::mem::take(&mut open.charged) as u64;
+        self.again.push_back((now + LOOK_AGAIN, opening, number));
+        self.add_sealed(number, copy, part, opened_at);
+        true
+    }
+
+    fn add_sealed(&mut self, number: u32, memory: Vec<u8>, part: Part, opened_at: Instant) {
         let streamlet = &mut self.streamlets[number as usize];
-        let Some(open) = streamlet.open.take() else { return };
-        let records = open.builder.record_count();
-        let bytes = open.builder.seal(&target, self.settings.compression);
-        // Records are checked against the largest chunk before they are taken, and an open chunk has at least one.
+        let sequence = streamlet.next_sequence;
+        streamlet.next_sequence += 1;
+        let charged = memory.len() - CHUNK_HEADER_BYTES;
+        let builder = ChunkBuilder::filled(memory, part.records, part.max_timestamp_ms);
+        let bytes = builder.seal(&self.target(number, sequence), self.settings.compression);
+        // Records are checked against the largest chunk before they are taken, and there is at least one.
         let bytes = bytes.expect("an open chunk is within its limits");
+        let serial = self.next_serial;
+        self.next_serial += 1;
+        self.settled.push_back(false);
+        let streamlet = &mut self.streamlets[number as usize];
         streamlet.sealed.push_back(Sealed {
             streamlet: number,
-            sequence: target.sequence,
-            bytes: bytes.into(),
-            records,
-            opened_at: open.opened_at,
+            sequence,
+            bytes: ChunkBytes::Own(bytes),
+            records: part.records,
+            opened_at,
             attempts: 0,
-            serial: open.serial,
-            charged: open.charged,
-            waiters: open.waiters,
+            serial,
+            charged,
+            waiters: part.waiters,
         });
-        streamlet.next_sequence += 1;
         if !streamlet.is_ready {
             streamlet.is_ready = true;
             self.ready.push_back(number);
         }
         self.stats.chunks += 1;
-        if number == self.robin {
-            self.robin = (self.robin + 1) % self.streamlets.len() as u32;
-        }
+        self.stats.buffered_bytes += charged as u64;
     }
 
     fn target(&self, streamlet: u32, sequence: u64) -> ChunkTarget {
@@ -305,9 +392,9 @@ impl Buffer {
     }
 
     /// Chunks for a request of about `request_bytes`: one of each streamlet in turn, until it is full. Open chunks are
-    /// sealed when they are due and there is room for them.
-    pub fn take(&mut self, now: Instant, request_bytes: usize) -> Taken {
-        let mut taken = Taken::default();
+    /// stolen from when they are due and there is room for them. The chunks come in `chunks`, which is empty.
+    pub(super) fn take(&mut self, now: Instant, request_bytes: usize, chunks: Vec<Sealed>) -> Taken {
+        let mut taken = Taken { chunks, ..Taken::default() };
         loop {
             if let Some(&number) = self.ready.front() {
                 let streamlet = &mut self.streamlets[number as usize];
@@ -321,7 +408,8 @@ impl Buffer {
                     return taken;
                 }
                 let chunk = streamlet.sealed.pop_front().expect("it is there");
-                self.ready.rotate_left(1);
+                self.ready.pop_front();
+                self.ready.push_back(number);
                 if expired {
                     taken.expired.push(chunk);
                 } else {
@@ -330,9 +418,9 @@ impl Buffer {
                 }
                 continue;
             }
-            match self.next_due(now) {
-                Ok(Some(number)) => self.seal(number),
-                Ok(None) => return taken,
+            match self.steal_due(now) {
+                Ok(true) => {}
+                Ok(false) => return taken,
                 Err(due_at) => {
                     taken.due_at = Some(due_at);
                     return taken;
@@ -341,24 +429,37 @@ impl Buffer {
         }
     }
 
-    /// The first open chunk that is due, or when it will be.
-    fn next_due(&mut self, now: Instant) -> Result<Option<u32>, Instant> {
-        while let Some(&(serial, number)) = self.opened.front() {
-            if let Some(open) = self.streamlets[number as usize].open.as_ref().filter(|open| open.serial == serial) {
-                let due_at = open.opened_at + self.settings.linger;
-                if due_at > now && !self.pressed && serial >= self.flush_serial {
-                    return Err(due_at);
-                }
-                return Ok(Some(number));
+    /// Steals from an open chunk that is due. `Ok(false)`: there is none; `Err`: when the next one will be due.
+    fn steal_due(&mut self, now: Instant) -> Result<bool, Instant> {
+        let mut due = None;
+        while let Some(&(opening, number)) = self.opened.front() {
+            let open = self.streamlets[number as usize].open.as_ref();
+            let due_at = open.filter(|open| open.opening == opening).map(|open| open.opened_at + self.settings.linger);
+            if due_at.is_some_and(|due_at| due_at > now) {
+                due = due_at;
+                break;
             }
             self.opened.pop_front();
+            if due_at.is_some() && self.steal(number, now) {
+                return Ok(true);
+            }
         }
-        self.pressed = false;
-        Ok(None)
+        while let Some(&(at, opening, number)) = self.again.front() {
+            let is_open = self.streamlets[number as usize].is_open(opening);
+            if is_open && at > now {
+                due = Some(due.map_or(at, |due: Instant| due.min(at)));
+                break;
+            }
+            self.again.pop_front();
+            if is_open && self.steal(number, now) {
+                return Ok(true);
+            }
+        }
+        due.map_or(Ok(false), Err)
     }
 
     /// Puts chunks back that have to be sent again, where they belong by their sequences.
-    pub fn put_back(&mut self, chunks: impl IntoIterator<Item = Sealed>) {
+    pub(super) fn put_back(&mut self, chunks: impl IntoIterator<Item = Sealed>) {
         for chunk in chunks {
             let number = chunk.streamlet;
             let streamlet = &mut self.streamlets[number as usize];
@@ -372,7 +473,7 @@ impl Buffer {
     }
 
     /// Chunks whose time is up, out of everything that waits to be sent.
-    pub fn take_expired(&mut self, now: Instant) -> Vec<Sealed> {
+    pub(super) fn take_expired(&mut self, now: Instant) -> Vec<Sealed> {
         let mut expired = Vec::new();
         for number in &self.ready {
             let sealed = &mut self.streamlets[*number as usize].sealed;
@@ -386,20 +487,15 @@ impl Buffer {
     }
 
     /// When the first of the chunks that wait to be sent has its time up.
-    pub fn expires_at(&self) -> Option<Instant> {
+    pub(super) fn expires_at(&self) -> Option<Instant> {
         let fronts = self.ready.iter().filter_map(|number| self.streamlets[*number as usize].sealed.front());
         fronts.map(|chunk| chunk.opened_at + self.settings.delivery_timeout).min()
     }
 
-    /// Whether sealed chunks wait.
-    pub fn has_sealed(&self) -> bool {
-        self.ready.iter().any(|number| !self.streamlets[*number as usize].sealed.is_empty())
-    }
-
-    /// Seals everything and takes all of it: nothing of it will be sent.
-    pub fn take_all(&mut self) -> Vec<Sealed> {
+    /// Takes everything: nothing of it will be sent. Open chunks are stolen from.
+    pub(super) fn take_all(&mut self, now: Instant) -> Vec<Sealed> {
         for number in 0..self.streamlets.len() as u32 {
-            self.seal(number);
+            self.steal(number, now);
         }
         self.ready.clear();
         let mut all = Vec::new();
@@ -412,7 +508,7 @@ impl Buffer {
 
     /// Gives the waiting chunks sequences without a gap, after a chunk was given up. With an `identity` they count from 0
     /// in it; otherwise from after the last one that was acknowledged. Nothing may be in flight.
-    pub fn renumber(&mut self, identity: Option<(ProducerId, ProducerEpoch)>) {
+    pub(super) fn renumber(&mut self, identity: Option<(ProducerId, ProducerEpoch)>) {
         if let Some((id, epoch)) = identity {
             (self.producer_id, self.producer_epoch) = (id, epoch);
         }
@@ -424,7 +520,8 @@ impl Buffer {
             let mut sealed = std::mem::take(&mut self.streamlets[number as usize].sealed);
             for chunk in &mut sealed {
                 let target = self.target(number, sequence);
-                chunk.bytes = reseal(std::mem::take(&mut chunk.bytes), &target);
+                let bytes = std::mem::replace(&mut chunk.bytes, ChunkBytes::Own(Vec::new()));
+                chunk.bytes = ChunkBytes::Own(reseal(bytes, &target));
                 chunk.sequence = sequence;
                 sequence += 1;
             }
@@ -435,12 +532,12 @@ impl Buffer {
     }
 
     /// The lowest sequence of a streamlet that is still to be acknowledged and waits to be sent again.
-    pub fn first_waiting_sequence(&self, streamlet: u32) -> Option<u64> {
+    pub(super) fn first_waiting_sequence(&self, streamlet: u32) -> Option<u64> {
         self.streamlets[streamlet as usize].sealed.front().map(|chunk| chunk.sequence)
     }
 
     /// A chunk is acknowledged or given up: its bytes are free, whoever waits for it is told. Returns what to report.
-    pub fn settle(
+    pub(super) fn settle(
         &mut self,
         chunk: Sealed,
         result: Result<Delivered, ClientError>,
@@ -493,42 +590,32 @@ impl Buffer {
     }
 
     /// Uses the chunk's memory again, if nobody else has it and chunks have buffers of one size.
-    fn recycle(&mut self, bytes: Bytes) {
-        if !self.whole || self.free.len() >= FREE_BUFFERS_MAX {
-            return;
-        }
-        if let Ok(mut bytes) = bytes.try_into_mut() {
-            bytes.clear();
-            let buffer = Vec::from(bytes);
-            if buffer.capacity() >= self.first_bytes && buffer.capacity() <= 2 * self.first_bytes {
-                self.free.push(buffer);
-            }
+    fn recycle(&mut self, bytes: ChunkBytes) {
+        if self.whole
+            && let Ok(memory) = bytes.into_memory()
+        {
+            self.free.give_back(memory);
         }
     }
 
-    /// Everything taken so far is to be sent without waiting for linger. Returns the serial up to which chunks have to be
-    /// [settled](Buffer::is_settled).
-    pub fn flush(&mut self) -> u64 {
-        self.flush_serial = self.next_serial;
+    /// The serial up to which chunks have to be [settled](Buffer::is_settled) so that all that are sealed now are.
+    pub(super) fn sealed_serial(&self) -> u64 {
         self.next_serial
     }
 
     /// Whether all chunks with serials below are acknowledged or given up.
-    pub fn is_settled(&self, serial: u64) -> bool {
+    pub(super) fn is_settled(&self, serial: u64) -> bool {
         self.settled_serial >= serial
     }
 }
 
 /// The same chunk for another target. Copies it if its memory is shared.
-fn reseal(chunk: Bytes, target: &ChunkTarget) -> Bytes {
+fn reseal(chunk: ChunkBytes, target: &ChunkTarget) -> Vec<u8> {
     let header = ChunkHeader::parse(&chunk).expect("a chunk that was sealed here");
-    let mut buffer = match chunk.try_into_mut() {
-        Ok(bytes) => Vec::from(bytes),
-        Err(chunk) => chunk.to_vec(),
-    };
+    let mut buffer = chunk.into_memory().unwrap_or_else(|shared| shared.to_vec());
     buffer.truncate(header.unpadded_bytes());
     let (records, timestamp_ms) = (header.record_count, header.max_timestamp_ms);
     seal_in_place(&mut buffer, target, header.kind, header.compression, records, timestamp_ms)
         .expect("a chunk that was sealed before");
-    buffer.into()
+    buffer
 }

@@ -1,6 +1,8 @@
 //! The producer: records in, acknowledged chunks out.
 
 mod buffer;
+mod front;
+mod open;
 mod report;
 mod sender;
 
@@ -9,22 +11,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_format::segment::SEGMENT_HEADER_BYTES;
-use kera_format::{
-    CHUNK_HEADER_BYTES, Compression, FormatError, ProducerEpoch, ProducerId, Record, StreamId, StreamletId, align8,
-    limits,
-};
+use kera_format::{CHUNK_HEADER_BYTES, Compression, ProducerEpoch, ProducerId, Record, StreamId, StreamletId, limits};
 use kera_protocol::{AllocateProducer, FRAME_HEADER_BYTES, GetStream, HelloResponse, StreamInfo, StreamRef};
 use tokio::sync::oneshot;
 
-pub use buffer::{Buffer, BufferSettings, Pushed, Taken};
+pub use buffer::BufferSettings;
+pub use front::Front;
 pub use report::{Delivered, DeliveryReport, ProducerStats};
 
 use crate::{Client, ClientError, Routing};
-use buffer::Waiter;
+use buffer::{Buffer, Waiter};
 use sender::{ReportFn, Sender, SenderSettings, Shared};
-
-/// Records that [`Producer::send_all`] takes before others get at the buffer.
-const SEND_ALL_TURN: usize = 256;
 
 /// Settings of a producer. Made by [`Client::producer`]; the defaults work.
 #[derive(Clone)]
@@ -41,7 +38,7 @@ pub struct ProducerBuilder {
     idempotent: bool,
     delivery_timeout: Duration,
     request_timeout: Duration,
-    on_report: Option<ReportFn>,
+    on_reports: Option<ReportFn>,
 }
 
 impl fmt::Debug for ProducerBuilder {
@@ -65,7 +62,7 @@ impl ProducerBuilder {
             idempotent: true,
             delivery_timeout: Duration::from_secs(120),
             request_timeout: Duration::from_secs(30),
-            on_report: None,
+            on_reports: None,
         }
     }
 
@@ -134,8 +131,14 @@ impl ProducerBuilder {
 
     /// Has `report` called once for each chunk, when it is acknowledged or given up. It runs on the producer's background
     /// task: it must be quick and must not block.
-    pub fn on_report(mut self, report: impl Fn(&DeliveryReport) + Send + Sync + 'static) -> Self {
-        self.on_report = Some(Arc::new(report));
+    pub fn on_report(self, report: impl Fn(&DeliveryReport) + Send + Sync + 'static) -> Self {
+        self.on_reports(move |reports| reports.iter().for_each(&report))
+    }
+
+    /// As [`on_report`](ProducerBuilder::on_report), with all chunks at once that an answer of the server settles. Of the
+    /// two the one that is set last counts.
+    pub fn on_reports(mut self, reports: impl Fn(&[DeliveryReport]) + Send + Sync + 'static) -> Self {
+        self.on_reports = Some(Arc::new(reports));
         self
     }
 
@@ -159,16 +162,12 @@ impl ProducerBuilder {
             request_timeout: self.request_timeout,
             delivery_timeout: self.delivery_timeout,
             producer_id: self.idempotent.then_some(producer_id),
-            on_report: self.on_report,
         };
-        let limits = RecordLimits {
-            streamlets: settings.streamlets,
-            chunk_bytes: settings.chunk_bytes,
-            chunk_bytes_max: settings.chunk_bytes_max,
-        };
-        let shared = Arc::new(Shared::new(Buffer::new(settings, producer_id, producer_epoch)));
+        let buffer = Buffer::new(settings, producer_id, producer_epoch);
+        let shared = Arc::new(Shared::new(buffer, self.on_reports));
+        let front = Front::new(Arc::clone(&shared));
         tokio::spawn(Sender::new(Arc::clone(&shared), self.client, connection, sender).run());
-        Ok(Producer { shared, limits, stream: info })
+        Ok(Producer { shared, front, stream: info })
     }
 
     /// Checks the settings against their limits, the stream's and the server's.
@@ -215,28 +214,29 @@ impl ProducerBuilder {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-struct RecordLimits {
-    streamlets: u32,
-    chunk_bytes: usize,
-    chunk_bytes_max: usize,
-}
-
-/// Sends records to a stream. Shared by reference or in an `Arc`; all methods may be called from many tasks, then the
-/// order between tasks is that of their calls.
+/// Sends records to a stream. Sending takes `&mut self`, so that taking a record costs no lock: one task sends. Several
+/// tasks have a producer each, which may be of the same [`Client`]; or they share one in a mutex of their own, then the
+/// order between them is that in which they get it.
 ///
 /// A background task on the runtime that built it sends the chunks. Dropped without [`close`](Producer::close), it gives up
 /// what is not acknowledged.
 #[derive(Debug)]
 pub struct Producer {
     shared: Arc<Shared>,
-    limits: RecordLimits,
+    front: Front,
     stream: StreamInfo,
 }
 
 impl Drop for Producer {
     fn drop(&mut self) {
-        self.shared.buffer().fatal.get_or_insert(ClientError::Closed);
+        let mut buffer = self.shared.buffer();
+        buffer.fatal.get_or_insert(ClientError::Closed);
+        let ended = buffer.ended;
+        drop(buffer);
+        if ended {
+            // What its task missed is given up now.
+            self.front.flush();
+        }
         self.shared.work.notify_one();
     }
 }
@@ -258,16 +258,16 @@ impl Producer {
     ///
     /// Errors: the record is too large ([`ClientError::Record`]), the producer is fenced or closed.
     #[inline]
-    pub async fn send(&self, record: &Record<'_>) -> Result<(), ClientError> {
+    pub async fn send(&mut self, record: &Record<'_>) -> Result<(), ClientError> {
         if self.try_send(record)? { Ok(()) } else { self.wait_and_push(record, None, &mut None).await }
     }
 
     /// Takes a record for a streamlet that the caller has chosen, otherwise as [`send`](Producer::send).
     #[inline]
-    pub async fn send_to(&self, streamlet: StreamletId, record: &Record<'_>) -> Result<(), ClientError> {
+    pub async fn send_to(&mut self, streamlet: StreamletId, record: &Record<'_>) -> Result<(), ClientError> {
         self.check_streamlet(streamlet)?;
         let streamlet = Some(streamlet.0);
-        if self.push(record, streamlet, &mut None)? {
+        if self.front.push(record, streamlet)? {
             return Ok(());
         }
         self.wait_and_push(record, streamlet, &mut None).await
@@ -275,41 +275,47 @@ impl Producer {
 
     /// Takes a record if there is room: `Ok(false)` if there is not, and nothing was taken. Never waits.
     #[inline]
-    pub fn try_send(&self, record: &Record<'_>) -> Result<bool, ClientError> {
-        self.push(record, None, &mut None)
+    pub fn try_send(&mut self, record: &Record<'_>) -> Result<bool, ClientError> {
+        self.front.push(record, None)
     }
 
-    /// Takes many records, cheaper than one by one, and waits while there is no room. Returns how many; on an error the
-    /// ones before it were taken.
-    pub async fn send_all<'r>(&self, records: impl IntoIterator<Item = Record<'r>>) -> Result<u64, ClientError> {
-        let mut records = records.into_iter().peekable();
+    /// Takes many records and waits while there is no room. Returns how many; on an error the ones before it were taken.
+    pub async fn send_all<'r>(&mut self, records: impl IntoIterator<Item = Record<'r>>) -> Result<u64, ClientError> {
+        let mut records = records.into_iter();
         let mut taken = 0;
-        loop {
-            let full = self.push_turn(&mut records, &mut taken)?;
-            let Some(record) = records.peek() else { return Ok(taken) };
-            if full {
-                self.wait_and_push(record, None, &mut None).await?;
-                records.next();
-                taken += 1;
-            }
+        while let Some(record) = self.push_until_full(&mut records, &mut taken)? {
+            self.wait_and_push(&record, None, &mut None).await?;
+            taken += 1;
         }
+        Ok(taken)
+    }
+
+    /// Takes records until there is no room for one, which is returned.
+    fn push_until_full<'r>(
+        &mut self,
+        records: &mut impl Iterator<Item = Record<'r>>,
+        taken: &mut u64,
+    ) -> Result<Option<Record<'r>>, ClientError> {
+        for record in records {
+            if !self.front.push(&record, None)? {
+                return Ok(Some(record));
+            }
+            *taken += 1;
+        }
+        Ok(None)
     }
 
     /// Takes a record and waits until it is acknowledged. Dropping the future does not take it back.
-    pub async fn deliver(&self, record: &Record<'_>) -> Result<Delivered, ClientError> {
+    pub async fn deliver(&mut self, record: &Record<'_>) -> Result<Delivered, ClientError> {
         let (waiter, delivered) = oneshot::channel();
-        let mut waiter = Some(waiter);
-        if !self.push(record, None, &mut waiter)? {
-            self.wait_and_push(record, None, &mut waiter).await?;
-        }
+        self.wait_and_push(record, None, &mut Some(waiter)).await?;
         delivered.await.unwrap_or(Err(ClientError::Closed))
     }
 
     /// Sends everything that was taken, without waiting for linger, and waits until all of it is acknowledged. The error
     /// is the first failure since the last flush; what else there is was tried nevertheless.
-    pub async fn flush(&self) -> Result<(), ClientError> {
-        let serial = self.shared.buffer().flush();
-        self.shared.work.notify_one();
+    pub async fn flush(&mut self) -> Result<(), ClientError> {
+        let serial = self.front.flush();
         loop {
             let progress = self.shared.progress.notified();
             let mut progress = std::pin::pin!(progress);
@@ -325,78 +331,18 @@ impl Producer {
     }
 
     /// Flushes, then closes the connection.
-    pub async fn close(self) -> Result<(), ClientError> {
+    pub async fn close(mut self) -> Result<(), ClientError> {
         self.flush().await
     }
 
     /// What it has done so far.
     pub fn stats(&self) -> ProducerStats {
-        self.shared.buffer().stats
+        ProducerStats { records: self.front.records(), ..self.shared.buffer().stats }
     }
 
-    /// Whether the record was taken; `false`: there is no room.
-    #[inline]
-    fn push(
-        &self,
-        record: &Record<'_>,
-        streamlet: Option<u32>,
-        waiter: &mut Option<Waiter>,
-    ) -> Result<bool, ClientError> {
-        let bytes = self.check(record)?;
-        let pushed = {
-            let mut buffer = self.shared.buffer();
-            if let Some(error) = &buffer.fatal {
-                return Err(error.clone());
-            }
-            buffer.push(record, bytes, streamlet, waiter)
-        };
-        let (taken, wake) = match pushed {
-            Pushed::Taken { wake } => (true, wake),
-            Pushed::Full { wake } => (false, wake),
-        };
-        if wake {
-            self.shared.work.notify_one();
-        }
-        Ok(taken)
-    }
-
-    /// Takes records under one lock until a turn is over, they end, or there is no room, which is returned.
-    fn push_turn<'r>(
-        &self,
-        records: &mut std::iter::Peekable<impl Iterator<Item = Record<'r>>>,
-        taken: &mut u64,
-    ) -> Result<bool, ClientError> {
-        let mut wake_task = false;
-        let mut full = false;
-        let mut buffer = self.shared.buffer();
-        let mut result = buffer.fatal.clone().map_or(Ok(()), Err);
-        for _ in 0..SEND_ALL_TURN {
-            let Some(record) = records.peek().filter(|_| result.is_ok() && !full) else { break };
-            match self.check(record) {
-                Ok(bytes) => match buffer.push(record, bytes, None, &mut None) {
-                    Pushed::Taken { wake } => {
-                        wake_task |= wake;
-                        *taken += 1;
-                        records.next();
-                    }
-                    Pushed::Full { wake } => {
-                        wake_task |= wake;
-                        full = true;
-                    }
-                },
-                Err(e) => result = Err(e),
-            }
-        }
-        drop(buffer);
-        if wake_task {
-            self.shared.work.notify_one();
-        }
-        result.map(|()| full)
-    }
-
-    /// Waits for room.
+    /// Takes a record when there is room.
     async fn wait_and_push(
-        &self,
+        &mut self,
         record: &Record<'_>,
         streamlet: Option<u32>,
         waiter: &mut Option<Waiter>,
@@ -405,35 +351,17 @@ impl Producer {
             let mut progress = std::pin::pin!(self.shared.progress.notified());
             // Listening before looking, so that nothing is missed in between.
             progress.as_mut().enable();
-            if self.push(record, streamlet, waiter)? {
+            if self.front.push_locked(record, streamlet, waiter)? {
                 return Ok(());
             }
             progress.await;
         }
     }
 
-    /// The record's encoded bytes, if it can be sent.
-    #[inline]
-    fn check(&self, record: &Record<'_>) -> Result<usize, ClientError> {
-        record.check().map_err(ClientError::Record)?;
-        let bytes = record.encoded_bytes();
-        if bytes + CHUNK_HEADER_BYTES > self.limits.chunk_bytes {
-            let chunk = align8(bytes + CHUNK_HEADER_BYTES);
-            if chunk > self.limits.chunk_bytes_max {
-                return Err(ClientError::Record(FormatError::OverLimit {
-                    field: "record bytes (in a chunk of its own)",
-                    value: chunk as u64,
-                    limit: self.limits.chunk_bytes_max as u64,
-                }));
-            }
-        }
-        Ok(bytes)
-    }
-
     fn check_streamlet(&self, streamlet: StreamletId) -> Result<(), ClientError> {
-        if streamlet.0 < self.limits.streamlets {
+        if streamlet.0 < self.front.streamlets() {
             return Ok(());
         }
-        Err(ClientError::invalid("streamlet", streamlet, format!("below {}", self.limits.streamlets)))
+        Err(ClientError::invalid("streamlet", streamlet, format!("below {}", self.front.streamlets())))
     }
 }

@@ -9,12 +9,13 @@
 //! chunk's.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use kera_format::{LaneId, ProducerId, StreamletId};
-use kera_protocol::write::{parse_results, write_head};
+use kera_protocol::write::{WRITE_HEAD_BYTES, parse_results, write_head};
 use kera_protocol::{AllocateProducer, ChunkResult, Op, Status};
 use kera_rpc::{Call, Connection, Frame, RpcError};
 use tokio::sync::Notify;
@@ -31,9 +32,9 @@ const COPY_BYTES_MAX: usize = 4 << 10;
 const CHECKSUM_TRIES: u32 = 5;
 
 /// What a producer's handle and its task share.
-#[derive(Debug)]
 pub(super) struct Shared {
     buffer: Mutex<Buffer>,
+    on_reports: Option<ReportFn>,
     /// There is something to do for the task.
     pub(super) work: Notify,
     /// Chunks were settled: whoever waits for room or a flush looks again.
@@ -41,8 +42,16 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(buffer: Buffer) -> Shared {
-        Shared { buffer: Mutex::new(buffer), work: Notify::new(), progress: Notify::new() }
+    pub(super) fn new(buffer: Buffer, on_reports: Option<ReportFn>) -> Shared {
+        Shared { buffer: Mutex::new(buffer), on_reports, work: Notify::new(), progress: Notify::new() }
+    }
+
+    /// Tells about settled chunks. Without holding the lock.
+    pub(super) fn tell(&self, reports: &[DeliveryReport]) {
+        if let Some(on_reports) = self.on_reports.as_ref().filter(|_| !reports.is_empty()) {
+            on_reports(reports);
+        }
+        self.progress.notify_waiters();
     }
 
     #[inline]
@@ -51,7 +60,13 @@ impl Shared {
     }
 }
 
-pub(super) type ReportFn = Arc<dyn Fn(&DeliveryReport) + Send + Sync>;
+impl fmt::Debug for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").field("buffer", &self.buffer).finish_non_exhaustive()
+    }
+}
+
+pub(super) type ReportFn = Arc<dyn Fn(&[DeliveryReport]) + Send + Sync>;
 
 /// The task's part of the producer's settings.
 pub(super) struct SenderSettings {
@@ -61,7 +76,6 @@ pub(super) struct SenderSettings {
     pub(super) delivery_timeout: Duration,
     /// `None`: chunks are not deduplicated.
     pub(super) producer_id: Option<ProducerId>,
-    pub(super) on_report: Option<ReportFn>,
 }
 
 /// What has to be done to the sequences before anything else is sent.
@@ -79,6 +93,8 @@ enum Repair {
 struct InFlight {
     call: Call,
     chunks: Vec<Sealed>,
+    /// The memory that small chunks were copied to.
+    copied: Bytes,
     sent_at: Instant,
 }
 
@@ -94,6 +110,15 @@ pub(super) struct Sender {
     repair: Repair,
     /// What went wrong last, for errors of chunks that are given up.
     last_error: String,
+    spare: Spare,
+}
+
+/// What requests leave behind for those after them, so that there is nothing to allocate.
+#[derive(Default)]
+struct Spare {
+    chunks: Vec<Vec<Sealed>>,
+    copied: Vec<Vec<u8>>,
+    reports: Vec<DeliveryReport>,
 }
 
 /// What is done with one chunk after its answer.
@@ -116,6 +141,7 @@ impl Sender {
             not_before: None,
             repair: Repair::None,
             last_error: "it was not sent yet".into(),
+            spare: Spare::default(),
         }
     }
 
@@ -180,7 +206,8 @@ impl Sender {
             }
             let taken = {
                 let mut buffer = self.shared.buffer();
-                let taken = buffer.take(now, self.settings.request_bytes);
+                let chunks = self.spare.chunks.pop().unwrap_or_default();
+                let taken = buffer.take(now, self.settings.request_bytes, chunks);
                 if taken.chunks.is_empty() {
                     buffer.hungry = true;
                 } else {
@@ -194,6 +221,7 @@ impl Sender {
             let Taken { mut chunks, expired, due_at, .. } = taken;
             self.expire(expired, now);
             if chunks.is_empty() {
+                self.spare.chunks.push(chunks);
                 return due_at;
             }
             if self.repair != Repair::None {
@@ -203,8 +231,9 @@ impl Sender {
             }
             chunks.iter_mut().for_each(|chunk| chunk.attempts += 1);
             let timeout_ms = self.settings.request_timeout.as_millis() as u32 / 2;
-            let call = connection.send(Op::WriteChunks, parts(&chunks, timeout_ms));
-            self.in_flight.push_back(InFlight { call, chunks, sent_at: now });
+            let (parts, copied) = parts(&mut chunks, timeout_ms, self.spare.copied.pop().unwrap_or_default());
+            let call = connection.send(Op::WriteChunks, parts);
+            self.in_flight.push_back(InFlight { call, chunks, copied, sent_at: now });
         }
         None
     }
@@ -258,10 +287,7 @@ impl Sender {
         let Some(request) = self.in_flight.pop_front() else { return };
         match answer {
             Ok(frame) => match parse_results(&frame.body) {
-                Ok(results) if results.len() == request.chunks.len() => {
-                    let verdicts = results.collect::<Vec<_>>();
-                    self.judge(request.chunks, |i| verdicts[i]);
-                }
+                Ok(results) if results.len() == request.chunks.len() => self.judge(request, results),
                 Ok(_) => self.broken(request, "an answer with another number of results than chunks".into()),
                 Err(e) => self.broken(request, e.to_string()),
             },
@@ -270,11 +296,11 @@ impl Sender {
                 if status.retryable() {
                     self.back_off(retry_after);
                 }
-                self.judge(request.chunks, |_| ChunkResult::failed(status, 0));
+                self.judge(request, std::iter::repeat(ChunkResult::failed(status, 0)));
             }
             Err(RpcError::OverLimit { field, value, limit }) => {
                 self.last_error = format!("{field} is {value}, the limit is {limit}");
-                self.judge(request.chunks, |_| ChunkResult::failed(Status::FrameTooLarge, 0));
+                self.judge(request, std::iter::repeat(ChunkResult::failed(Status::FrameTooLarge, 0)));
             }
             Err(error) => self.broken(request, error.to_string()),
         }
@@ -322,15 +348,16 @@ impl Sender {
     }
 
     /// Goes through a request's chunks and what the server said to each.
-    fn judge(&mut self, chunks: Vec<Sealed>, result: impl Fn(usize) -> ChunkResult) {
+    fn judge(&mut self, request: InFlight, results: impl Iterator<Item = ChunkResult>) {
+        let InFlight { mut chunks, copied, .. } = request;
         let now = Instant::now();
-        let mut reports = Vec::new();
+        let mut reports = std::mem::take(&mut self.spare.reports);
         let mut fenced = None;
         let mut delivered = false;
         let shared = Arc::clone(&self.shared);
         let mut buffer = shared.buffer();
-        for (i, chunk) in chunks.into_iter().enumerate() {
-            let outcome = match self.verdict(&chunk, &result(i), &buffer) {
+        for (chunk, result) in chunks.drain(..).zip(results) {
+            let outcome = match self.verdict(&chunk, &result, &buffer) {
                 Verdict::Done(done) => {
                     delivered = true;
                     Ok(done)
@@ -353,7 +380,7 @@ impl Sender {
                 }
             };
             let report = buffer.settle(chunk, outcome, now, true);
-            if self.settings.on_report.is_some() {
+            if shared.on_reports.is_some() {
                 reports.push(report);
             }
         }
@@ -364,7 +391,14 @@ impl Sender {
         if delivered && self.not_before.is_none() {
             self.backoff.reset();
         }
-        self.tell(&reports);
+        self.shared.tell(&reports);
+        reports.clear();
+        self.spare.reports = reports;
+        self.spare.chunks.push(chunks);
+        // Nobody else has it, unless the answer came before all of the request had left.
+        if let Ok(copied) = copied.try_into_mut() {
+            self.spare.copied.push(copied.into());
+        }
     }
 
     fn verdict(&mut self, chunk: &Sealed, result: &ChunkResult, buffer: &Buffer) -> Verdict {
@@ -433,7 +467,7 @@ impl Sender {
             reports.push(buffer.settle(chunk, Err(error), now, false));
         }
         drop(buffer);
-        self.tell(&reports);
+        self.shared.tell(&reports);
     }
 
     fn require(&mut self, repair: Repair) {
@@ -470,14 +504,6 @@ impl Sender {
         }
     }
 
-    /// Tells about settled chunks, without holding the lock.
-    fn tell(&self, reports: &[DeliveryReport]) {
-        if let Some(on_report) = &self.settings.on_report {
-            reports.iter().for_each(|report| on_report(report));
-        }
-        self.shared.progress.notify_waiters();
-    }
-
     /// Gives everything up.
     fn end(mut self, error: ClientError) {
         if let Some(connection) = self.connection.take() {
@@ -488,31 +514,42 @@ impl Sender {
         {
             let mut buffer = self.shared.buffer();
             let mut chunks: Vec<Sealed> = self.in_flight.drain(..).flat_map(|request| request.chunks).collect();
-            chunks.extend(buffer.take_all());
+            chunks.extend(buffer.take_all(now));
+            buffer.ended = true;
             for chunk in chunks {
                 reports.push(buffer.settle(chunk, Err(error.clone()), now, false));
             }
         }
-        self.tell(&reports);
+        self.shared.tell(&reports);
     }
 }
 
-/// The body of a request: its head and small chunks copied together, large ones as they are.
-fn parts(chunks: &[Sealed], timeout_ms: u32) -> Vec<Bytes> {
-    let mut parts = Vec::with_capacity(chunks.len() + 1);
-    let mut small = write_head(chunks.len() as u32, timeout_ms).to_vec();
+/// The body of a request: its head and small chunks copied together, large ones as they are. The first copies go to
+/// `memory`, which comes back as well.
+fn parts(chunks: &mut [Sealed], timeout_ms: u32, mut memory: Vec<u8>) -> (Vec<Bytes>, Bytes) {
+    let is_small = |chunk: &Sealed| chunk.bytes.len() < COPY_BYTES_MAX;
+    let small_bytes: usize = chunks.iter().filter(|c| is_small(c)).map(|c| c.bytes.len()).sum();
+    let mut parts = Vec::with_capacity(2 + chunks.len() - chunks.iter().filter(|c| is_small(c)).count());
+    memory.clear();
+    memory.reserve(WRITE_HEAD_BYTES + small_bytes);
+    memory.extend_from_slice(&write_head(chunks.len() as u32, timeout_ms));
+    let mut start = 0;
+    chunks.iter().filter(|c| is_small(c)).for_each(|c| memory.extend_from_slice(&c.bytes));
+    let copied = Bytes::from(memory);
+    let mut end = WRITE_HEAD_BYTES;
     for chunk in chunks {
-        if chunk.bytes.len() < COPY_BYTES_MAX {
-            small.extend_from_slice(&chunk.bytes);
+        if is_small(chunk) {
+            end += chunk.bytes.len();
             continue;
         }
-        if !small.is_empty() {
-            parts.push(std::mem::take(&mut small).into());
+        if start < end {
+            parts.push(copied.slice(start..end));
+            start = end;
         }
-        parts.push(chunk.bytes.clone());
+        parts.push(chunk.bytes.share());
     }
-    if !small.is_empty() {
-        parts.push(small.into());
+    if start < end {
+        parts.push(copied.slice(start..end));
     }
-    parts
+    (parts, copied)
 }

@@ -150,7 +150,7 @@ async fn join(handles: Vec<JoinHandle<Result<(), CliError>>>) -> Result<(), CliE
 
 /// Writes the flights at the rate.
 async fn write(client: Client, board: Shared, goal: u64, rate: u64) -> Result<(), CliError> {
-    let producer = client.producer(STREAM).build().await?;
+    let mut producer = client.producer(STREAM).build().await?;
     let (mut source, mut row, started) = (flights()?, Row::default(), Instant::now());
     let mut sent = 0u64;
     while sent < goal {
