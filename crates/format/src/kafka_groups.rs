@@ -17,11 +17,11 @@
 //!      1      1  kind           0 offsets only,    1      1  flags         1 expires
 //!                               1 classic,         2      2  zero
 //!                               2 consumer         4      4  leader_epoch  signed; -1: unknown
-//!      2      2  zero                              8      8  offset        signed, not below -1
-//!      4      4  epoch          generation        16      8  committed_ms
-//!      8      8  changed_ms                       24      8  expires_ms    zero without the flag
-//!     16      …  protocol_type  UTF-8             32     16  topic_id      zero: unknown
-//!                                                 48      …  metadata      UTF-8
+//!      2      1  flags          1 has members      8      8  offset        signed, not below -1
+//!      3      1  zero                             16      8  committed_ms
+//!      4      4  epoch          generation        24      8  expires_ms    zero without the flag
+//!      8      8  changed_ms                       32     16  topic_id      zero: unknown
+//!     16      …  protocol_type  UTF-8             48      …  metadata      UTF-8
 //! ```
 
 use crate::wire::{i64_at, put, u16_at, u32_at};
@@ -42,6 +42,7 @@ const GROUP_BYTES: usize = 16;
 /// Bytes of an offset's value before its metadata.
 const OFFSET_BYTES: usize = 48;
 const FLAG_EXPIRES: u8 = 1;
+const FLAG_MEMBERS: u8 = 1;
 
 /// How a group's members come together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -60,6 +61,8 @@ pub enum GroupKind {
 pub struct GroupState {
     /// How its members come together.
     pub kind: GroupKind,
+    /// Whether it had members then. After a restart it has none.
+    pub members: bool,
     /// The last generation, or the group's epoch.
     pub epoch: u32,
     /// When it changed to this, milliseconds since 1970.
@@ -198,6 +201,7 @@ impl GroupState {
             GroupKind::Classic => 1,
             GroupKind::Consumer => 2,
         };
+        value[2] = if self.members { FLAG_MEMBERS } else { 0 };
         put(&mut value, 4, &self.epoch.to_le_bytes());
         put(&mut value, 8, &self.changed_ms.to_le_bytes());
         value.extend_from_slice(self.protocol_type.as_bytes());
@@ -213,16 +217,24 @@ impl GroupState {
             2 => GroupKind::Consumer,
             other => return Err(bad("group.kind", other.into(), "0 to 2")),
         };
-        let zero = u16_at(value, 2);
-        if zero != 0 {
-            return Err(bad("group.zero", zero.into(), "0"));
+        if value[2] & !FLAG_MEMBERS != 0 {
+            return Err(bad("group.flags", value[2].into(), "bit 0"));
+        }
+        if value[3] != 0 {
+            return Err(bad("group.zero", value[3].into(), "0"));
         }
         let epoch = u32_at(value, 4);
         if epoch > i32::MAX as u32 {
             return Err(bad("group.epoch", epoch.into(), "31 bits"));
         }
         let protocol_type = text("group.protocol_type", &value[GROUP_BYTES..])?;
-        Ok(GroupState { kind, epoch, changed_ms: i64_at(value, 8), protocol_type })
+        Ok(GroupState {
+            kind,
+            members: value[2] & FLAG_MEMBERS != 0,
+            epoch,
+            changed_ms: i64_at(value, 8),
+            protocol_type,
+        })
     }
 }
 
@@ -288,8 +300,15 @@ mod tests {
 
     fn entries() -> impl Strategy<Value = Entry> {
         let kind = prop_oneof![Just(GroupKind::OffsetsOnly), Just(GroupKind::Classic), Just(GroupKind::Consumer)];
-        let state = (kind, 0..=i32::MAX as u32, any::<i64>(), ".{0,20}")
-            .prop_map(|(kind, epoch, changed_ms, protocol_type)| GroupState { kind, epoch, changed_ms, protocol_type });
+        let state = (kind, any::<bool>(), 0..=i32::MAX as u32, any::<i64>(), ".{0,20}").prop_map(
+            |(kind, members, epoch, changed_ms, protocol_type)| GroupState {
+                kind,
+                members,
+                epoch,
+                changed_ms,
+                protocol_type,
+            },
+        );
         let key = ("[a-zA-Z0-9._-]{3,249}", 0..=i32::MAX).prop_map(|(topic, partition)| OffsetKey { topic, partition });
         let offset = (-1..=i64::MAX, any::<i32>(), any::<i64>(), any::<Option<i64>>(), any::<u128>(), ".{0,40}")
             .prop_map(|(offset, leader_epoch, committed_ms, expires_ms, topic_id, metadata)| CommittedOffset {

@@ -16,8 +16,13 @@ const NOW_MS: i64 = 1_700_000_000_000;
 fn entries() -> Vec<(&'static str, &'static str, Entry)> {
     let entry = |fact| Entry { group: "report/a".into(), fact };
     let of = OffsetKey { topic: "orders".into(), partition: 3 };
-    let state =
-        GroupState { kind: GroupKind::Classic, epoch: 17, changed_ms: NOW_MS, protocol_type: "consumer".into() };
+    let state = GroupState {
+        kind: GroupKind::Classic,
+        members: true,
+        epoch: 17,
+        changed_ms: NOW_MS,
+        protocol_type: "consumer".into(),
+    };
     let offset = CommittedOffset {
         offset: 1_000_000,
         leader_epoch: 5,
@@ -116,6 +121,7 @@ fn refused() -> Vec<Refused> {
         ("a group that is cut", record("group/report", Some(&group[..15]))),
         ("a group of an unknown version", record("group/report", Some(&changed(&group, 0, 2)))),
         ("an unknown kind of group", record("group/report", Some(&changed(&group, 1, 3)))),
+        ("unknown flags of a group", record("group/report", Some(&changed(&group, 2, 2)))),
         ("a group that is not zero", record("group/report", Some(&changed(&group, 3, 1)))),
         ("an epoch over 31 bits", record("group/report", Some(&changed(&group, 7, 0x80)))),
         ("a protocol type that is not UTF-8", record("group/report", Some(&changed(&group, 16, 0xff)))),

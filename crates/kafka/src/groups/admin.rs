@@ -1,0 +1,131 @@
+//! What administrators ask: which groups there are, how they are, and to delete them.
+
+use kafka_protocol::error::ResponseError as Code;
+use kafka_protocol::messages::delete_groups_response::DeletableGroupResult;
+use kafka_protocol::messages::describe_groups_response::DescribedGroup;
+use kafka_protocol::messages::list_groups_response::ListedGroup;
+use kafka_protocol::messages::{
+    ConsumerGroupDescribeRequest, ConsumerGroupDescribeResponse, DeleteGroupsRequest, DeleteGroupsResponse,
+    DescribeGroupsRequest, DescribeGroupsResponse, GroupId, ListGroupsRequest, ListGroupsResponse,
+    consumer_group_describe_response,
+};
+use kera_format::kafka_groups::{Entry, Fact};
+
+use super::api::{Answer, Caller, Done, Mark, Now};
+use super::coordinator::Coordinator;
+use super::group::{Group, Kind, text};
+
+/// Groups that one request may name.
+const GROUPS_MAX: usize = 10_000;
+/// From here on DescribeGroups says that a group is not there; before, that it is dead.
+const VERSION_DESCRIBE_NOT_FOUND: i16 = 6;
+
+impl Coordinator {
+    /// ListGroups.
+    pub fn list(&mut self, _now: Now, token: u64, _caller: &Caller, request: &ListGroupsRequest) {
+        let mut response = ListGroupsResponse::default();
+        match self.check_loaded() {
+            Err(code) => response.error_code = code.code(),
+            Ok(()) => {
+                let among = |filter: &[kafka_protocol::protocol::StrBytes], value: &str| {
+                    filter.is_empty() || filter.iter().any(|wanted| wanted.eq_ignore_ascii_case(value))
+                };
+                let listed = self.groups().map(listed).filter(|group| {
+                    among(&request.states_filter, &group.group_state) && among(&request.types_filter, &group.group_type)
+                });
+                response.groups = listed.collect();
+            }
+        }
+        self.finish(Done { token, after: None, answer: Answer::List(response) });
+    }
+
+    /// DescribeGroups: of classic groups.
+    pub fn describe(&mut self, _now: Now, token: u64, caller: &Caller, request: &DescribeGroupsRequest) {
+        let describe = |id: &GroupId| match self.find(id) {
+            Err(code) if code != Code::GroupIdNotFound => {
+                DescribedGroup::default().with_group_id(id.clone()).with_error_code(code.code())
+            }
+            Ok(Group { kind: Kind::Classic(classic), .. }) => classic.describe().with_group_id(id.clone()),
+            other => {
+                let dead = DescribedGroup::default().with_group_id(id.clone()).with_group_state(text("Dead"));
+                let what = if other.is_ok() { "is not a classic group" } else { "not found" };
+                if caller.version < VERSION_DESCRIBE_NOT_FOUND {
+                    dead
+                } else {
+                    dead.with_error_code(Code::GroupIdNotFound.code())
+                        .with_error_message(Some(text(&format!("Group {} {what}.", &**id))))
+                }
+            }
+        };
+        let groups = request.groups.iter().take(GROUPS_MAX).map(describe).collect();
+        let response = DescribeGroupsResponse::default().with_groups(groups);
+        self.finish(Done { token, after: None, answer: Answer::Describe(response) });
+    }
+
+    /// ConsumerGroupDescribe: of groups whose coordinator assigns.
+    pub fn consumer_describe(
+        &mut self,
+        _now: Now,
+        token: u64,
+        _caller: &Caller,
+        request: &ConsumerGroupDescribeRequest,
+    ) {
+        let refused = |id: &GroupId, code: Code, message: String| {
+            consumer_group_describe_response::DescribedGroup::default()
+                .with_group_id(id.clone())
+                .with_error_code(code.code())
+                .with_error_message(Some(text(&message)))
+                .with_authorized_operations(i32::MIN)
+        };
+        let describe = |id: &GroupId| match self.find(id) {
+            Ok(Group { kind: Kind::Consumer(consumer), .. }) => {
+                consumer.describe(self.topics()).with_group_id(id.clone())
+            }
+            Ok(_) => refused(id, Code::GroupIdNotFound, format!("Group {} is not a consumer group.", &**id)),
+            Err(code) => refused(id, code, format!("Group {} not found.", &**id)),
+        };
+        let groups = request.group_ids.iter().take(GROUPS_MAX).map(describe).collect();
+        let response = ConsumerGroupDescribeResponse::default().with_groups(groups);
+        self.finish(Done { token, after: None, answer: Answer::ConsumerDescribe(response) });
+    }
+
+    /// DeleteGroups: of groups without members, with all of their offsets.
+    pub fn delete(&mut self, _now: Now, token: u64, _caller: &Caller, request: &DeleteGroupsRequest) {
+        let mut after = None;
+        let mut results = Vec::new();
+        for id in request.groups_names.iter().take(GROUPS_MAX) {
+            let code = match self.delete_group(id) {
+                Ok(mark) => {
+                    after = after.max(mark);
+                    0
+                }
+                Err(code) => code.code(),
+            };
+            results.push(DeletableGroupResult::default().with_group_id(id.clone()).with_error_code(code));
+        }
+        let response = DeleteGroupsResponse::default().with_results(results);
+        self.finish(Done { token, after, answer: Answer::Delete(response) });
+    }
+
+    fn delete_group(&mut self, id: &str) -> Result<Option<Mark>, Code> {
+        if !self.find(id)?.is_empty() {
+            return Err(Code::NonEmptyGroup);
+        }
+        let gone = Entry { group: id.to_owned(), fact: Fact::Group(None) };
+        let mark = self.journal().append(&[gone]).map_err(|_| Code::CoordinatorNotAvailable)?;
+        self.remove(id);
+        Ok(Some(mark))
+    }
+}
+
+fn listed(group: &Group) -> ListedGroup {
+    let (protocol_type, state, kind) = match &group.kind {
+        Kind::Classic(classic) => (classic.protocol_type().unwrap_or_default(), classic.state_name(), "Classic"),
+        Kind::Consumer(consumer) => ("consumer", consumer.state_name(), "Consumer"),
+    };
+    ListedGroup::default()
+        .with_group_id(GroupId(text(&group.head.id)))
+        .with_protocol_type(text(protocol_type))
+        .with_group_state(text(state))
+        .with_group_type(text(kind))
+}

@@ -1,0 +1,128 @@
+//! A member of a classic group, with the requests of it that wait.
+
+use bytes::Bytes;
+use kafka_protocol::error::ResponseError as Code;
+use kafka_protocol::messages::{JoinGroupResponse, SyncGroupResponse};
+
+use super::super::api::Answer;
+use super::super::group::{Turn, text};
+
+/// A join that waits for its generation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ParkedJoin {
+    pub(super) token: u64,
+    pub(super) version: i16,
+}
+
+#[derive(Debug)]
+pub(super) struct Member {
+    /// The name that outlives it, if it has one.
+    pub(super) instance: Option<String>,
+    pub(super) client_id: String,
+    pub(super) host: String,
+    pub(super) session_ms: u64,
+    pub(super) rebalance_ms: u64,
+    /// What it can do, what it likes most first, each with what the leader should know.
+    pub(super) protocols: Vec<(String, Bytes)>,
+    pub(super) assignment: Bytes,
+    pub(super) join: Option<ParkedJoin>,
+    pub(super) sync: Option<u64>,
+    /// It must be heard of before; never while one of its requests waits, unless it has never been in a generation.
+    pub(super) deadline_ms: u64,
+    /// Has never been in a generation.
+    pub(super) is_new: bool,
+}
+
+impl Member {
+    /// What it tells the leader under this protocol.
+    pub(super) fn metadata(&self, protocol: &str) -> Bytes {
+        self.protocols.iter().find(|(name, _)| name == protocol).map(|(_, bytes)| bytes.clone()).unwrap_or_default()
+    }
+
+    /// Bytes that it gave.
+    pub(super) fn bytes(&self) -> usize {
+        protocol_bytes(&self.protocols) + self.assignment.len()
+    }
+
+    /// Answers a parked join with an error. Whether there was one.
+    pub(super) fn answer_join_error(&mut self, turn: &mut Turn<'_>, member_id: &str, code: Code) -> bool {
+        let Some(parked) = self.join.take() else { return false };
+        turn.answer(parked.token, join_error(parked.version, member_id, code));
+        true
+    }
+
+    /// Answers a parked sync with an error.
+    pub(super) fn answer_sync_error(&mut self, turn: &mut Turn<'_>, code: Code) {
+        if let Some(token) = self.sync.take() {
+            turn.answer(token, sync_error(code));
+        }
+    }
+}
+
+pub(super) fn protocol_bytes(protocols: &[(String, Bytes)]) -> usize {
+    protocols.iter().map(|(name, bytes)| name.len() + bytes.len()).sum()
+}
+
+/// The refusal of a join.
+pub(in crate::groups) fn join_error(version: i16, member_id: &str, code: Code) -> Answer {
+    let response = JoinGroupResponse::default()
+        .with_error_code(code.code())
+        .with_generation_id(-1)
+        .with_member_id(text(member_id))
+        .with_protocol_type(None)
+        // The field cannot be absent in old versions.
+        .with_protocol_name((version < 7).then(|| text("")));
+    Answer::Join(response)
+}
+
+/// The refusal of a sync.
+pub(in crate::groups) fn sync_error(code: Code) -> Answer {
+    Answer::Sync(SyncGroupResponse::default().with_error_code(code.code()))
+}
+
+/// The topics of a consumer's subscription: version (i16), count (i32), names (i16 length each); then things that do not
+/// matter here. None if it is not one.
+pub(super) fn subscription(metadata: Bytes) -> Option<Vec<String>> {
+    let rest = metadata.get(2..)?;
+    let (count, mut rest) = rest.split_first_chunk::<4>()?;
+    let count = usize::try_from(i32::from_be_bytes(*count)).ok()?;
+    // Each name takes two bytes at least: a count that lies ends here.
+    let mut topics = Vec::with_capacity(count.min(rest.len() / 2));
+    for _ in 0..count {
+        let (length, after) = rest.split_first_chunk::<2>()?;
+        let length = usize::try_from(i16::from_be_bytes(*length)).ok()?;
+        topics.push(std::str::from_utf8(after.get(..length)?).ok()?.to_owned());
+        rest = &after[length..];
+    }
+    Some(topics)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kafka_protocol::messages::ConsumerProtocolSubscription;
+    use kafka_protocol::protocol::Encodable;
+
+    #[test]
+    fn topics_of_a_subscription_are_found_in_each_version() {
+        for version in 0..=3 {
+            let mut bytes = Vec::from((version as i16).to_be_bytes());
+            let subscription = ConsumerProtocolSubscription::default().with_topics(vec![text("a"), text("orders")]);
+            subscription.encode(&mut bytes, version).expect("encodes");
+            assert_eq!(super::subscription(bytes.into()), Some(vec!["a".into(), "orders".into()]));
+        }
+    }
+
+    #[test]
+    fn a_subscription_that_lies_is_none() {
+        for bytes in [
+            &b""[..],
+            b"\0\0\x7f\xff\xff\xff",
+            b"\0\0\xff\xff\xff\xff",
+            b"\0\0\0\0\0\x01\xff\xff",
+            b"\0\0\0\0\0\x01\0\x05ab",
+        ] {
+            assert_eq!(subscription(Bytes::copy_from_slice(bytes)), None);
+        }
+    }
+}

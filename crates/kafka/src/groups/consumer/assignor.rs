@@ -1,0 +1,279 @@
+//! Who should get which partition: `uniform` and `range`.
+//!
+//! Both are functions of the members' subscriptions and, for `uniform`, of what they have. Every partition of a topic that
+//! somebody subscribes to goes to exactly one of its subscribers.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use uuid::Uuid;
+
+/// Partitions by topic.
+pub(super) type Assignment = BTreeMap<Uuid, BTreeSet<i32>>;
+
+/// The names of the assignors, the default first.
+pub(super) const NAMES: [&str; 2] = ["uniform", "range"];
+/// Passes over all partitions in search of a better balance. Each but the last improves it.
+const PASSES_MAX: usize = 64;
+
+/// One subscriber.
+#[derive(Clone, Debug)]
+pub(super) struct Subscriber<'a> {
+    pub(super) id: &'a str,
+    /// What it is ordered by: the name that outlives it, or else its id.
+    pub(super) order: &'a str,
+    /// Topics that exist.
+    pub(super) topics: BTreeSet<Uuid>,
+    /// What it should have had until now.
+    pub(super) has: Option<&'a Assignment>,
+}
+
+/// Assigns with the assignor of this name; by default with the first.
+pub(super) fn assign(
+    name: &str,
+    subscribers: &[Subscriber<'_>],
+    partitions: &BTreeMap<Uuid, u32>,
+) -> BTreeMap<String, Assignment> {
+    if name == "range" { range(subscribers, partitions) } else { uniform(subscribers, partitions) }
+}
+
+/// Each topic is cut into consecutive pieces, one for each of its subscribers in their order; the first ones get one
+/// more where it does not come out even.
+fn range(subscribers: &[Subscriber<'_>], partitions: &BTreeMap<Uuid, u32>) -> BTreeMap<String, Assignment> {
+    let mut result = nothing(subscribers);
+    let mut ordered: Vec<&Subscriber<'_>> = subscribers.iter().collect();
+    ordered.sort_by_key(|subscriber| (subscriber.order, subscriber.id));
+    for (topic, &count) in partitions {
+        let of_topic: Vec<_> = ordered.iter().filter(|subscriber| subscriber.topics.contains(topic)).collect();
+        let Ok(subscribers) = u32::try_from(of_topic.len()) else { continue };
+        let Some(least) = count.checked_div(subscribers) else { continue };
+        let mut next = 0;
+        for (at, subscriber) in (0..).zip(of_topic) {
+            let end = next + least + u32::from(at < count % subscribers);
+            if next < end {
+                give(&mut result, subscriber.id, *topic, (next..end).map(|partition| partition as i32));
+            }
+            next = end;
+        }
+    }
+    result
+}
+
+/// Everybody gets as many as the others as far as subscriptions allow, and keeps what it has as far as that allows.
+fn uniform(subscribers: &[Subscriber<'_>], partitions: &BTreeMap<Uuid, u32>) -> BTreeMap<String, Assignment> {
+    let mut balance = Balance::new(subscribers, partitions);
+    balance.keep();
+    balance.give_the_rest();
+    balance.improve();
+    let mut result = nothing(subscribers);
+    for (&(topic, partition), owner) in &balance.owners {
+        if let Some(owner) = owner {
+            give(&mut result, subscribers[*owner].id, topic, [partition]);
+        }
+    }
+    result
+}
+
+struct Balance<'a> {
+    subscribers: &'a [Subscriber<'a>],
+    /// For each topic those that want it.
+    wanted: BTreeMap<Uuid, Vec<usize>>,
+    owners: BTreeMap<(Uuid, i32), Option<usize>>,
+    loads: Vec<usize>,
+    /// Nobody keeps more than this at first: what everybody would get at most if all wanted the same.
+    keep_max: Vec<usize>,
+}
+
+impl<'a> Balance<'a> {
+    fn new(subscribers: &'a [Subscriber<'a>], partitions: &BTreeMap<Uuid, u32>) -> Balance<'a> {
+        let mut wanted: BTreeMap<Uuid, Vec<usize>> = BTreeMap::new();
+        for (at, subscriber) in subscribers.iter().enumerate() {
+            for topic in subscriber.topics.iter().filter(|topic| partitions.contains_key(topic)) {
+                wanted.entry(*topic).or_default().push(at);
+            }
+        }
+        let all = wanted.keys().flat_map(|topic| (0..partitions[topic]).map(|partition| (*topic, partition as i32)));
+        let owners: BTreeMap<_, _> = all.map(|of| (of, None)).collect();
+        // If all want the same, as many as the remainder may keep one more: then nothing has to move afterwards.
+        let same = subscribers.windows(2).all(|pair| pair[0].topics == pair[1].topics);
+        let members = subscribers.len().max(1);
+        let (least, more) = (owners.len() / members, owners.len() % members);
+        let mut keep_max = vec![if same { least } else { usize::MAX }; subscribers.len()];
+        let mut fullest: Vec<usize> = (0..subscribers.len()).collect();
+        let has = |at: &usize| subscribers[*at].has.map_or(0, |has| has.values().map(BTreeSet::len).sum::<usize>());
+        fullest.sort_by_key(|at| std::cmp::Reverse(has(at)));
+        for at in fullest.into_iter().take(if same { more } else { 0 }) {
+            keep_max[at] += 1;
+        }
+        Balance { subscribers, wanted, owners, loads: vec![0; subscribers.len()], keep_max }
+    }
+
+    fn keep(&mut self) {
+        for (at, subscriber) in self.subscribers.iter().enumerate() {
+            let has = subscriber.has.into_iter().flatten();
+            for (topic, partition) in has.flat_map(|(topic, partitions)| partitions.iter().map(move |of| (topic, of))) {
+                if self.loads[at] >= self.keep_max[at] || !subscriber.topics.contains(topic) {
+                    continue;
+                }
+                if let Some(owner @ None) = self.owners.get_mut(&(*topic, *partition)) {
+                    *owner = Some(at);
+                    self.loads[at] += 1;
+                }
+            }
+        }
+    }
+
+    /// Of those that want the topic, who has least; of equals the first.
+    fn least_loaded(&self, topic: &Uuid) -> Option<usize> {
+        self.wanted.get(topic)?.iter().copied().min_by_key(|at| (self.loads[*at], *at))
+    }
+
+    fn give_the_rest(&mut self) {
+        let mut free: Vec<(Uuid, i32)> =
+            self.owners.iter().filter(|(_, owner)| owner.is_none()).map(|(of, _)| *of).collect();
+        // Topics that few want first: for those there is no choice.
+        free.sort_by_key(|(topic, partition)| (self.wanted[topic].len(), *topic, *partition));
+        for of in free {
+            if let Some(at) = self.least_loaded(&of.0) {
+                self.owners.insert(of, Some(at));
+                self.loads[at] += 1;
+            }
+        }
+    }
+
+    /// Moves single partitions from those that have at least two more than another who wants them.
+    fn improve(&mut self) {
+        for _ in 0..PASSES_MAX {
+            let mut moves = Vec::new();
+            for (of, owner) in &self.owners {
+                let (Some(owner), Some(least)) = (*owner, self.least_loaded(&of.0)) else { continue };
+                if self.loads[owner] >= self.loads[least] + 2 {
+                    self.loads[owner] -= 1;
+                    self.loads[least] += 1;
+                    moves.push((*of, least));
+                }
+            }
+            if moves.is_empty() {
+                return;
+            }
+            for (of, to) in moves {
+                self.owners.insert(of, Some(to));
+            }
+        }
+    }
+}
+
+fn nothing(subscribers: &[Subscriber<'_>]) -> BTreeMap<String, Assignment> {
+    subscribers.iter().map(|subscriber| (subscriber.id.to_owned(), Assignment::new())).collect()
+}
+
+fn give(result: &mut BTreeMap<String, Assignment>, id: &str, topic: Uuid, partitions: impl IntoIterator<Item = i32>) {
+    if let Some(assignment) = result.get_mut(id) {
+        assignment.entry(topic).or_default().extend(partitions);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn topic(number: u128) -> Uuid {
+        Uuid::from_u128(number)
+    }
+
+    fn loads(result: &BTreeMap<String, Assignment>) -> Vec<usize> {
+        result.values().map(|assignment| assignment.values().map(BTreeSet::len).sum()).collect()
+    }
+
+    fn ids(count: usize) -> Vec<String> {
+        (0..count).map(|at| format!("member-{at:03}")).collect()
+    }
+
+    fn subscribers<'a>(
+        ids: &'a [String],
+        topics: impl Fn(usize) -> BTreeSet<Uuid>,
+        has: Option<&'a BTreeMap<String, Assignment>>,
+    ) -> Vec<Subscriber<'a>> {
+        let one = |(at, id): (usize, &'a String)| Subscriber {
+            id,
+            order: id,
+            topics: topics(at),
+            has: has.and_then(|has| has.get(id)),
+        };
+        ids.iter().enumerate().map(one).collect()
+    }
+
+    #[test]
+    fn range_gives_consecutive_partitions_and_the_first_one_more() {
+        let ids = ids(3);
+        let all = |_| BTreeSet::from([topic(1)]);
+        let result = assign("range", &subscribers(&ids, all, None), &BTreeMap::from([(topic(1), 7)]));
+        let of = |at: usize| result[&ids[at]][&topic(1)].iter().copied().collect::<Vec<_>>();
+        assert_eq!((of(0), of(1), of(2)), (vec![0, 1, 2], vec![3, 4], vec![5, 6]));
+    }
+
+    #[test]
+    fn uniform_moves_only_what_a_fourth_member_needs() {
+        let all = |_| BTreeSet::from([topic(1)]);
+        let partitions = BTreeMap::from([(topic(1), 12)]);
+        let four = ids(4);
+        let before = assign("uniform", &subscribers(&four[..3], all, None), &partitions);
+        assert_eq!(loads(&before), [4, 4, 4]);
+        let after = assign("uniform", &subscribers(&four, all, Some(&before)), &partitions);
+        assert_eq!(loads(&after), [3, 3, 3, 3]);
+        for id in &four[..3] {
+            assert!(after[id][&topic(1)].is_subset(&before[id][&topic(1)]), "{id} got what another had");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn each_partition_goes_to_one_subscriber(
+            wants in proptest::collection::vec(proptest::collection::btree_set(0..5u128, 0..5), 1..8),
+            before in proptest::collection::vec(proptest::collection::btree_set(0..5u128, 0..5), 1..8),
+            counts in proptest::collection::btree_map(0..5u128, 0..9u32, 0..5),
+        ) {
+            let partitions: BTreeMap<Uuid, u32> = counts.iter().map(|(id, count)| (topic(*id), *count)).collect();
+            let topics = |wants: &Vec<BTreeSet<u128>>, at: usize| wants[at].iter().map(|id| topic(*id)).collect();
+            let (old_ids, ids) = (ids(before.len()), ids(wants.len()));
+            for name in NAMES {
+                let old = subscribers(&old_ids, |at| topics(&before, at), None);
+                let has = assign(name, &old, &partitions);
+                let members = subscribers(&ids, |at| topics(&wants, at), Some(&has));
+                let result = assign(name, &members, &partitions);
+                for (topic, count) in &partitions {
+                    let wanted = members.iter().filter(|member| member.topics.contains(topic)).count();
+                    for partition in 0..*count as i32 {
+                        let owners: Vec<_> = members.iter().filter(|member| {
+                            result[member.id].get(topic).is_some_and(|of| of.contains(&partition))
+                        }).collect();
+                        prop_assert_eq!(owners.len(), wanted.min(1));
+                        prop_assert!(owners.iter().all(|owner| owner.topics.contains(topic)));
+                    }
+                }
+                let total: usize = loads(&result).iter().sum();
+                let wanted = |topic: &Uuid| members.iter().any(|member| member.topics.contains(topic));
+                let expected: u32 = partitions.iter().filter(|(topic, _)| wanted(topic)).map(|(_, count)| count).sum();
+                prop_assert_eq!(total, expected as usize);
+            }
+        }
+
+        #[test]
+        fn uniform_is_even_and_keeps_what_it_can(members in 1..9usize, joined in 0..4usize, count in 0..40u32) {
+            let all = |_| BTreeSet::from([topic(1), topic(2)]);
+            let partitions = BTreeMap::from([(topic(1), count), (topic(2), 7)]);
+            let ids = ids(members + joined);
+            let before = assign("uniform", &subscribers(&ids[..members], all, None), &partitions);
+            let after = assign("uniform", &subscribers(&ids, all, Some(&before)), &partitions);
+            for result in [&before, &after] {
+                let loads = loads(result);
+                prop_assert!(loads.iter().max().unwrap() - loads.iter().min().unwrap() <= 1);
+            }
+            // Whoever was there gets nothing that it did not have.
+            for id in &ids[..members] {
+                let had = |topic: &Uuid, of: &BTreeSet<i32>| before[id].get(topic).is_some_and(|had| of.is_subset(had));
+                prop_assert!(after[id].iter().all(|(topic, of)| had(topic, of)));
+            }
+        }
+    }
+}

@@ -1,0 +1,371 @@
+//! The heartbeat of a member of a consumer group: the one request by which it joins, subscribes, gives back, takes and leaves.
+
+use std::collections::BTreeSet;
+
+use kafka_protocol::error::ResponseError as Code;
+use kafka_protocol::messages::consumer_group_heartbeat_response::{Assignment as Assigned, TopicPartitions};
+use kafka_protocol::messages::{ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse};
+
+use super::super::api::{Answer, Caller, Done, Now};
+use super::super::coordinator::Coordinator;
+use super::super::group::{Kind, Turn, text};
+use super::assignor::{self, Assignment};
+use super::{AWAY, ConsumerGroup, Member, Step};
+
+/// A member leaves for good.
+const LEAVE: i32 = -1;
+/// From here on members choose their ids themselves.
+const VERSION_OWN_ID: i16 = 1;
+/// Bytes of the names of a member, an instance, a rack.
+const NAME_BYTES_MAX: usize = 1_024;
+/// Bytes of a pattern.
+const PATTERN_BYTES_MAX: usize = 4_096;
+
+/// Why a heartbeat is refused: the error, and in words.
+type Refusal = (Code, String);
+
+impl Coordinator {
+    /// ConsumerGroupHeartbeat.
+    pub fn consumer_heartbeat(
+        &mut self,
+        now: Now,
+        token: u64,
+        caller: &Caller,
+        request: &ConsumerGroupHeartbeatRequest,
+    ) {
+        let beaten = check(caller, request).and_then(|()| self.beat(now, caller, request));
+        let (after, response) = match beaten {
+            Ok((after, response)) => (after, response),
+            Err((code, message)) => {
+                let refused = ConsumerGroupHeartbeatResponse::default();
+                (None, refused.with_error_code(code.code()).with_error_message(Some(text(&message))))
+            }
+        };
+        self.finish(Done { token, after, answer: Answer::ConsumerHeartbeat(response) });
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn beat(
+        &mut self,
+        now: Now,
+        caller: &Caller,
+        request: &ConsumerGroupHeartbeatRequest,
+    ) -> Result<(Option<super::super::api::Mark>, ConsumerGroupHeartbeatResponse), Refusal> {
+        let id = &**request.group_id;
+        self.check_loaded().map_err(|code| (code, "groups are being read".to_owned()))?;
+        if request.member_epoch == 0 {
+            self.create(now, id).map_err(|code| (code, format!("group {id} cannot be made")))?;
+        }
+        let beaten = self.turn(now, id, |kind, _, turn| {
+            if let Kind::Classic(classic) = kind
+                && classic.is_empty()
+                && !classic.expects_members()
+                && request.member_epoch == 0
+            {
+                // Nobody is there who could mind: the group goes on as one whose coordinator assigns.
+                *kind = Kind::Consumer(ConsumerGroup::new(classic.generation()));
+            }
+            let Kind::Consumer(group) = kind else {
+                return Err((Code::GroupIdNotFound, format!("Group {id} is not a consumer group.")));
+            };
+            let response = match request.member_epoch {
+                LEAVE | AWAY => group.leave(turn, request)?,
+                _ => group.beat(turn, caller, request)?,
+            };
+            Ok((turn.head.mark, response))
+        });
+        beaten.unwrap_or_else(|| Err((Code::GroupIdNotFound, format!("Consumer group {id} not found."))))
+    }
+}
+
+/// Whether a request makes sense by itself.
+fn check(caller: &Caller, request: &ConsumerGroupHeartbeatRequest) -> Result<(), Refusal> {
+    let invalid = |what: &str| Err((Code::InvalidRequest, what.to_owned()));
+    if request.group_id.is_empty() {
+        return invalid("GroupId can't be empty.");
+    }
+    let given = [Some(&request.member_id), request.instance_id.as_ref(), request.rack_id.as_ref()];
+    if given.into_iter().flatten().any(|name| name.len() > NAME_BYTES_MAX) {
+        return invalid("MemberId, InstanceId and RackId can't have more than 1024 bytes.");
+    }
+    if request.instance_id.as_deref() == Some("") {
+        return invalid("InstanceId can't be empty.");
+    }
+    if request.rack_id.as_deref() == Some("") {
+        return invalid("RackId can't be empty.");
+    }
+    let needs_id = caller.version >= VERSION_OWN_ID || request.member_epoch != 0;
+    if needs_id && request.member_id.is_empty() {
+        return invalid("MemberId can't be empty.");
+    }
+    match request.member_epoch {
+        0 => {
+            if request.rebalance_timeout_ms == -1 {
+                return invalid("RebalanceTimeoutMs must be provided in first request.");
+            }
+            if request.topic_partitions.as_ref().is_none_or(|owned| !owned.is_empty()) {
+                return invalid("TopicPartitions must be empty when (re-)joining.");
+            }
+            let by_name = request.subscribed_topic_names.as_ref().is_some_and(|names| !names.is_empty());
+            let by_pattern = request.subscribed_topic_regex.as_ref().is_some_and(|pattern| !pattern.is_empty());
+            if !by_name && !by_pattern {
+                return invalid(
+                    "Either SubscribedTopicNames or SubscribedTopicRegex must be non-empty in first request.",
+                );
+            }
+        }
+        AWAY if request.instance_id.is_none() => return invalid("InstanceId can't be null."),
+        epoch if epoch < AWAY => return invalid("MemberEpoch is invalid."),
+        _ => {}
+    }
+    match request.server_assignor.as_deref() {
+        Some(name) if !assignor::NAMES.contains(&name) => {
+            let known = assignor::NAMES.join(", ");
+            let message = format!("ServerAssignor {name} is not supported. Supported assignors: {known}.");
+            Err((Code::UnsupportedAssignor, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+impl ConsumerGroup {
+    fn leave(
+        &mut self,
+        turn: &mut Turn<'_>,
+        request: &ConsumerGroupHeartbeatRequest,
+    ) -> Result<ConsumerGroupHeartbeatResponse, Refusal> {
+        let (id, instance) = (&*request.member_id, request.instance_id.as_deref());
+        if request.member_epoch == AWAY {
+            self.check_instance(id, instance.unwrap_or_default())?;
+            if let Some(member) = self.members.get_mut(id) {
+                // It will come back under this name before its session ends. Nobody else gets what it had until then.
+                for of in super::member::partitions(&member.revoking) {
+                    self.held.remove(&of);
+                }
+                member.revoking.clear();
+                member.revoke_deadline_ms = None;
+                member.step = Step::Stable;
+                member.epoch = AWAY;
+            }
+        } else {
+            self.remove(turn, id, instance).map_err(|code| (code, format!("Member {id} is not in the group.")))?;
+        }
+        Ok(ConsumerGroupHeartbeatResponse::default()
+            .with_member_id(Some(request.member_id.clone()))
+            .with_member_epoch(request.member_epoch))
+    }
+
+    fn check_instance(&self, id: &str, instance: &str) -> Result<(), Refusal> {
+        match self.instances.get(instance) {
+            None => Err((Code::UnknownMemberId, format!("Instance id {instance} is unknown."))),
+            Some(owner) if owner != id => {
+                let message = format!("Static member {id} with instance id {instance} was fenced by member {owner}.");
+                Err((Code::FencedInstanceId, message))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn beat(
+        &mut self,
+        turn: &mut Turn<'_>,
+        caller: &Caller,
+        request: &ConsumerGroupHeartbeatRequest,
+    ) -> Result<ConsumerGroupHeartbeatResponse, Refusal> {
+        let owned = owned(request);
+        let id = if request.member_id.is_empty() { turn.fresh_id("consumer") } else { request.member_id.to_string() };
+        let candidate = self.candidate(turn, &id, request, owned.as_ref())?;
+        let member = self.update(turn, candidate, caller, request)?;
+        let changed =
+            self.members.get(&id).is_none_or(|known| known.names != member.names || known.pattern != member.pattern);
+        self.admit(turn, &id, member);
+        if changed || self.topics_version != Some(turn.topics.version()) {
+            let topics_changed = self.look_up(turn.topics);
+            if changed || topics_changed {
+                self.epoch = self.epoch.saturating_add(1);
+            }
+        }
+        // Whoever joins again after this is there already, and nobody has heard of the epoch: a retry does no harm.
+        self.store(turn).map_err(|error| (Code::CoordinatorNotAvailable, error.to_string()))?;
+        if self.epoch > self.target_epoch {
+            self.assign();
+        }
+        let assigned_before = self.members.get(&id).map(|member| member.assigned.clone());
+        self.reconcile(turn, &id, owned.as_ref());
+        let Some(member) = self.members.get(&id) else {
+            return Err((Code::UnknownMemberId, format!("Member {id} is not in the group.")));
+        };
+        let subscribes = request.subscribed_topic_names.is_some() || request.subscribed_topic_regex.is_some();
+        let is_full = request.member_epoch == 0
+            || (request.rebalance_timeout_ms != -1 && subscribes && request.topic_partitions.is_some());
+        let tells = is_full || assigned_before.as_ref() != Some(&member.assigned);
+        Ok(ConsumerGroupHeartbeatResponse::default()
+            .with_member_id(Some(text(&id)))
+            .with_member_epoch(member.epoch)
+            .with_heartbeat_interval_ms(i32::try_from(turn.config.consumer_heartbeat_ms).unwrap_or(i32::MAX))
+            .with_assignment(tells.then(|| assigned(&member.assigned))))
+    }
+
+    /// The member that a heartbeat comes from, as it was.
+    fn candidate(
+        &mut self,
+        turn: &Turn<'_>,
+        id: &str,
+        request: &ConsumerGroupHeartbeatRequest,
+        owned: Option<&Assignment>,
+    ) -> Result<Member, Refusal> {
+        let epoch = request.member_epoch;
+        let fenced = |code: Code| (code, format!("Member {id} with epoch {epoch} is fenced: it must join again."));
+        let instance = request.instance_id.as_deref();
+        let away = instance.and_then(|instance| self.instances.get(instance)).filter(|owner| *owner != id).cloned();
+        if let (0, Some(owner)) = (epoch, away) {
+            return self.take_over(id, &owner);
+        }
+        if epoch != 0
+            && let Some(instance) = instance
+        {
+            self.check_instance(id, instance)?;
+        }
+        match self.members.get(id) {
+            None if epoch != 0 => Err((Code::UnknownMemberId, format!("Member {id} is not in the group."))),
+            None if self.members.len() >= turn.config.members_max => {
+                let most = turn.config.members_max;
+                Err((Code::GroupMaxSizeReached, format!("The group has its most members: {most}.")))
+            }
+            None => Ok(Member::new(instance)),
+            Some(known) if known.instance.as_deref() != instance => {
+                Err((Code::FencedInstanceId, format!("Member {id} joined under another instance id.")))
+            }
+            // The answer to its join was lost.
+            Some(known) if epoch == 0 && known.previous_epoch == 0 && known.epoch != AWAY => Ok(known.clone()),
+            // It begins anew and says that it has nothing.
+            Some(known) if epoch == 0 => {
+                let mut member = known.clone();
+                (member.epoch, member.previous_epoch, member.step) = (0, 0, Step::Stable);
+                (member.assigned, member.revoking) = (Assignment::new(), Assignment::new());
+                Ok(member)
+            }
+            Some(known) => known.check_epoch(epoch, owned).map(|()| known.clone()).map_err(fenced),
+        }
+    }
+
+    /// Somebody comes back under the name that outlives it: it gets the place of whoever had the name, if that one is away.
+    fn take_over(&mut self, id: &str, owner: &str) -> Result<Member, Refusal> {
+        let is_away = self.members.get(owner).is_some_and(|member| member.epoch == AWAY);
+        if !is_away || self.members.contains_key(id) {
+            let message = format!("Static member {id} cannot join: its instance id is owned by member {owner}.");
+            return Err((Code::UnreleasedInstanceId, message));
+        }
+        if let Some(target) = self.target.remove(owner) {
+            self.target.insert(id.to_owned(), target);
+        }
+        let mut member = self.members.remove(owner).unwrap_or_else(|| Member::new(None));
+        (member.epoch, member.previous_epoch) = (0, 0);
+        if let Some(instance) = &member.instance {
+            self.instances.insert(instance.clone(), id.to_owned());
+        }
+        self.members.insert(id.to_owned(), member.clone());
+        Ok(member)
+    }
+
+    /// The member with what the request says about it.
+    fn update(
+        &mut self,
+        turn: &Turn<'_>,
+        mut member: Member,
+        caller: &Caller,
+        request: &ConsumerGroupHeartbeatRequest,
+    ) -> Result<Member, Refusal> {
+        if let Some(names) = &request.subscribed_topic_names {
+            if names.len() > turn.config.member_topics_max {
+                let most = turn.config.member_topics_max;
+                return Err((Code::InvalidRequest, format!("A member may subscribe to {most} topics by name.")));
+            }
+            member.names = names.iter().map(|name| name.to_string()).collect::<BTreeSet<_>>();
+        }
+        if let Some(pattern) = request.subscribed_topic_regex.as_deref() {
+            if pattern.len() > PATTERN_BYTES_MAX {
+                let message = format!("A pattern can't have more than {PATTERN_BYTES_MAX} bytes.");
+                return Err((Code::InvalidRegularExpression, message));
+            }
+            member.pattern = (!pattern.is_empty()).then(|| pattern.to_owned());
+        }
+        if member.bytes() > turn.config.member_bytes_max.min(turn.bytes_left) {
+            return Err((Code::PolicyViolation, "No memory is left for subscriptions.".to_owned()));
+        }
+        if let Some(pattern) = &member.pattern {
+            self.compile(pattern).map_err(|code| {
+                (code, format!("SubscribedTopicRegex `{pattern}` is not a valid regular expression."))
+            })?;
+        }
+        if request.rebalance_timeout_ms >= 0 {
+            member.rebalance_ms = request.rebalance_timeout_ms as u64;
+        }
+        if let Some(rack) = &request.rack_id {
+            member.rack = Some(rack.to_string());
+        }
+        if let Some(assignor) = &request.server_assignor {
+            member.assignor = Some(assignor.to_string());
+        }
+        member.client_id.clone_from(&caller.client_id);
+        member.host.clone_from(&caller.host);
+        Ok(member)
+    }
+
+    /// Takes the member as it is now, and expects to hear of it again.
+    fn admit(&mut self, turn: &mut Turn<'_>, id: &str, mut member: Member) {
+        member.deadline_ms = turn.now.mono_ms.saturating_add(turn.config.consumer_session_ms);
+        turn.wake(member.deadline_ms);
+        turn.head.member_bytes += member.bytes();
+        self.held.extend(member.held());
+        if let Some(instance) = &member.instance {
+            self.instances.insert(instance.clone(), id.to_owned());
+        }
+        if let Some(known) = self.members.insert(id.to_owned(), member) {
+            turn.head.member_bytes -= known.bytes();
+            let gone: Vec<_> = known.held().collect();
+            for of in gone {
+                self.held.remove(&of);
+            }
+            if let Some(member) = self.members.get(id) {
+                self.held.extend(member.held());
+            }
+        }
+    }
+
+    fn reconcile(&mut self, turn: &mut Turn<'_>, id: &str, owned: Option<&Assignment>) {
+        let nothing = Assignment::new();
+        let target = self.target.get(id).unwrap_or(&nothing);
+        let Some(member) = self.members.get_mut(id) else { return };
+        let before: Vec<_> = member.held().collect();
+        let (epoch, step) = (member.epoch, member.step);
+        member.reconcile(self.target_epoch, target, owned, &self.held);
+        for of in before {
+            self.held.remove(&of);
+        }
+        self.held.extend(member.held());
+        if member.step != Step::Revoking {
+            member.revoke_deadline_ms = None;
+        } else if step != Step::Revoking || epoch != member.epoch {
+            let deadline_ms = turn.now.mono_ms.saturating_add(member.rebalance_ms);
+            member.revoke_deadline_ms = Some(deadline_ms);
+            turn.wake(deadline_ms);
+        }
+    }
+}
+
+/// What a member says it has, if it says so.
+fn owned(request: &ConsumerGroupHeartbeatRequest) -> Option<Assignment> {
+    let mut owned = Assignment::new();
+    for topic in request.topic_partitions.as_ref()? {
+        owned.entry(topic.topic_id).or_default().extend(&topic.partitions);
+    }
+    Some(owned)
+}
+
+fn assigned(assignment: &Assignment) -> Assigned {
+    let topics = assignment.iter().map(|(topic, partitions)| {
+        TopicPartitions::default().with_topic_id(*topic).with_partitions(partitions.iter().copied().collect())
+    });
+    Assigned::default().with_topic_partitions(topics.collect())
+}

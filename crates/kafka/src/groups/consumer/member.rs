@@ -1,0 +1,164 @@
+//! A member of a consumer group, and its way from what it has to what it should have.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use kafka_protocol::error::ResponseError as Code;
+use uuid::Uuid;
+
+use super::assignor::Assignment;
+
+/// A static member that is away for a while.
+pub(super) const AWAY: i32 = -2;
+
+/// Where a member is on its way.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// It has what its epoch gives it.
+    Stable,
+    /// It was told to give partitions back and has not said that it did.
+    Revoking,
+    /// It should have partitions that others have not given back.
+    Lacking,
+}
+
+#[derive(Clone, PartialEq, Debug)]
+pub(super) struct Member {
+    pub(super) epoch: i32,
+    pub(super) previous_epoch: i32,
+    pub(super) step: Step,
+    pub(super) instance: Option<String>,
+    pub(super) rack: Option<String>,
+    pub(super) client_id: String,
+    pub(super) host: String,
+    pub(super) rebalance_ms: u64,
+    /// Topics by name, and by pattern.
+    pub(super) names: BTreeSet<String>,
+    pub(super) pattern: Option<String>,
+    pub(super) assignor: Option<String>,
+    pub(super) assigned: Assignment,
+    pub(super) revoking: Assignment,
+    /// It must be heard of before.
+    pub(super) deadline_ms: u64,
+    /// It must have given back before.
+    pub(super) revoke_deadline_ms: Option<u64>,
+}
+
+impl Member {
+    /// Somebody who has nothing yet.
+    pub(super) fn new(instance: Option<&str>) -> Member {
+        Member {
+            epoch: 0,
+            previous_epoch: 0,
+            step: Step::Stable,
+            instance: instance.map(str::to_owned),
+            rack: None,
+            client_id: String::new(),
+            host: String::new(),
+            rebalance_ms: 0,
+            names: BTreeSet::new(),
+            pattern: None,
+            assignor: None,
+            assigned: Assignment::new(),
+            revoking: Assignment::new(),
+            deadline_ms: u64::MAX,
+            revoke_deadline_ms: None,
+        }
+    }
+
+    /// Bytes that it gave.
+    pub(super) fn bytes(&self) -> usize {
+        self.names.iter().map(String::len).sum::<usize>() + self.pattern.as_ref().map_or(0, String::len)
+    }
+
+    /// Whether it comes from where we think it is. It may be one step behind, if it did not get our last answer.
+    pub(super) fn check_epoch(&self, epoch: i32, owned: Option<&Assignment>) -> Result<(), Code> {
+        let is_behind = || {
+            let is_ours = |(topic, partitions): (&Uuid, &BTreeSet<i32>)| {
+                self.assigned.get(topic).is_some_and(|assigned| partitions.is_subset(assigned))
+            };
+            epoch == self.previous_epoch && owned.is_some_and(|owned| owned.iter().all(is_ours))
+        };
+        if epoch == self.epoch || (epoch < self.epoch && is_behind()) { Ok(()) } else { Err(Code::FencedMemberEpoch) }
+    }
+
+    /// All that nobody else may have.
+    pub(super) fn held(&self) -> impl Iterator<Item = (Uuid, i32)> {
+        partitions(&self.assigned).chain(partitions(&self.revoking))
+    }
+
+    fn enter(&mut self, epoch: i32) {
+        if epoch != self.epoch {
+            self.previous_epoch = self.epoch;
+            self.epoch = epoch;
+        }
+    }
+
+    /// Takes the member on its way to `target`, the assignment of `target_epoch`. `owned` is what it says it has, if it
+    /// says so. `held`: what anybody has.
+    ///
+    /// A partition is given only if nobody holds it, and is held until whoever had it said that it gave it back, or was
+    /// thrown out. So it is never with two members at a time.
+    pub(super) fn reconcile(
+        &mut self,
+        target_epoch: i32,
+        target: &Assignment,
+        owned: Option<&Assignment>,
+        held: &HashSet<(Uuid, i32)>,
+    ) {
+        match self.step {
+            Step::Stable if self.epoch == target_epoch => {}
+            Step::Stable | Step::Lacking => self.advance(self.epoch, target_epoch, target, owned, held),
+            Step::Revoking if still_owns(owned, &self.revoking) => {}
+            // What it gave back is free when this is over: `held` still has it.
+            Step::Revoking => {
+                self.advance(self.epoch.saturating_add(1).min(target_epoch), target_epoch, target, owned, held)
+            }
+        }
+    }
+
+    fn advance(
+        &mut self,
+        epoch: i32,
+        target_epoch: i32,
+        target: &Assignment,
+        owned: Option<&Assignment>,
+        held: &HashSet<(Uuid, i32)>,
+    ) {
+        let target: BTreeSet<(Uuid, i32)> = partitions(target).collect();
+        let assigned: BTreeSet<(Uuid, i32)> = partitions(&self.assigned).collect();
+        let mut keep: BTreeSet<_> = assigned.intersection(&target).copied().collect();
+        let revoking = by_topic(assigned.difference(&keep).copied());
+        if !revoking.is_empty() && still_owns(owned, &revoking) {
+            self.enter(epoch);
+            self.step = Step::Revoking;
+            self.assigned = by_topic(keep);
+            self.revoking = revoking;
+            return;
+        }
+        let lacking: BTreeSet<_> = target.difference(&keep).copied().collect();
+        let free: Vec<_> = lacking.iter().filter(|of| !held.contains(of)).copied().collect();
+        self.step = if free.len() < lacking.len() { Step::Lacking } else { Step::Stable };
+        keep.extend(free);
+        self.enter(target_epoch);
+        self.assigned = by_topic(keep);
+        self.revoking = Assignment::new();
+    }
+}
+
+/// Whether a member still has any of these. If it does not say what it has, it may have anything.
+fn still_owns(owned: Option<&Assignment>, revoking: &Assignment) -> bool {
+    let Some(owned) = owned else { return true };
+    partitions(owned).any(|(topic, partition)| revoking.get(&topic).is_some_and(|of| of.contains(&partition)))
+}
+
+pub(super) fn partitions(assignment: &Assignment) -> impl Iterator<Item = (Uuid, i32)> {
+    assignment.iter().flat_map(|(topic, partitions)| partitions.iter().map(|partition| (*topic, *partition)))
+}
+
+fn by_topic(partitions: impl IntoIterator<Item = (Uuid, i32)>) -> Assignment {
+    let mut assignment: Assignment = BTreeMap::new();
+    for (topic, partition) in partitions {
+        assignment.entry(topic).or_default().insert(partition);
+    }
+    assignment
+}

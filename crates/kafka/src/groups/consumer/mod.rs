@@ -1,0 +1,270 @@
+//! A consumer group: the coordinator assigns partitions, and each member comes to its assignment on its own way.
+//!
+//! ```text
+//! somebody joins, leaves, dies, or subscribes anew; topics change ─▶ the group's epoch rises
+//! the next heartbeat of anybody ─▶ a target for that epoch: who should have what
+//! each member's heartbeats ─▶ give back what is no longer its own, then the epoch, then take what others gave back
+//! ```
+//! Nobody stops: who keeps its partitions goes on reading them all the time. Members live in memory; the epoch is
+//! recorded before anybody hears of it.
+
+mod assignor;
+mod describe;
+mod heartbeat;
+mod member;
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use kafka_protocol::error::ResponseError as Code;
+use kera_format::kafka_groups::GroupKind;
+use regex::{Regex, RegexBuilder};
+use uuid::Uuid;
+
+use super::api::{AppendFailed, Topic, Topics};
+use super::group::Turn;
+use assignor::{Assignment, Subscriber};
+use member::{AWAY, Member, Step};
+
+/// Bytes that a compiled pattern may take.
+const PATTERN_COMPILED_BYTES_MAX: usize = 1 << 20;
+/// From here on members of consumer groups may commit.
+const VERSION_COMMIT: i16 = 9;
+
+/// A group whose coordinator assigns.
+#[derive(Debug)]
+pub(super) struct ConsumerGroup {
+    epoch: i32,
+    /// The epoch that the target was made for.
+    target_epoch: i32,
+    members: BTreeMap<String, Member>,
+    /// Members by the name that outlives them.
+    instances: BTreeMap<String, String>,
+    /// Who should have what.
+    target: BTreeMap<String, Assignment>,
+    /// All partitions that some member has or has not given back.
+    held: HashSet<(Uuid, i32)>,
+    /// The topics that somebody subscribes to and that exist, as they were when this was looked up.
+    topics: BTreeMap<String, Topic>,
+    topics_version: Option<u64>,
+    /// Patterns of the members, and the topics that match.
+    patterns: BTreeMap<String, (Regex, BTreeSet<String>)>,
+}
+
+impl ConsumerGroup {
+    /// A group without members.
+    pub(super) fn new(epoch: i32) -> ConsumerGroup {
+        ConsumerGroup {
+            epoch,
+            target_epoch: epoch,
+            members: BTreeMap::new(),
+            instances: BTreeMap::new(),
+            target: BTreeMap::new(),
+            held: HashSet::new(),
+            topics: BTreeMap::new(),
+            topics_version: None,
+            patterns: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn epoch(&self) -> i32 {
+        self.epoch
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(super) fn is_subscribed(&self, topic: &str) -> bool {
+        !self.is_empty() && self.topics.contains_key(topic)
+    }
+
+    /// Whether a commit of offsets is the member's.
+    pub(super) fn check_commit(&self, member_id: &str, epoch: i32, version: i16) -> Result<(), Code> {
+        if epoch < 0 && self.is_empty() {
+            return Ok(());
+        }
+        let member = self.members.get(member_id).ok_or(Code::UnknownMemberId)?;
+        if version < VERSION_COMMIT {
+            return Err(Code::UnsupportedVersion);
+        }
+        if epoch == member.epoch { Ok(()) } else { Err(Code::StaleMemberEpoch) }
+    }
+
+    /// The same for a commit in a transaction.
+    pub(super) fn check_transactional_commit(&self, member_id: &str, epoch: i32) -> Result<(), Code> {
+        match self.check_commit(member_id, epoch, i16::MAX) {
+            Err(Code::StaleMemberEpoch) => Err(Code::IllegalGeneration),
+            other => other,
+        }
+    }
+
+    /// Whether somebody who says who it is may see offsets.
+    pub(super) fn check_fetch(&self, member_id: Option<&str>, epoch: i32) -> Result<(), Code> {
+        if member_id.is_none() && epoch < 0 {
+            return Ok(());
+        }
+        let member = member_id.and_then(|id| self.members.get(id)).ok_or(Code::UnknownMemberId)?;
+        if epoch == member.epoch { Ok(()) } else { Err(Code::StaleMemberEpoch) }
+    }
+
+    /// Removes a member, by its id or by the name that outlives it.
+    pub(super) fn remove(&mut self, turn: &mut Turn<'_>, member_id: &str, instance: Option<&str>) -> Result<(), Code> {
+        let owner = instance.map(|instance| self.instances.get(instance).ok_or(Code::UnknownMemberId)).transpose()?;
+        let id = match owner {
+            Some(owner) if member_id.is_empty() || owner == member_id => owner.clone(),
+            Some(_) => return Err(Code::FencedInstanceId),
+            None => member_id.to_owned(),
+        };
+        if !self.members.contains_key(&id) {
+            return Err(Code::UnknownMemberId);
+        }
+        self.remove_member(turn, &id);
+        Ok(())
+    }
+
+    /// A member is gone: what it had is free, and others should get it.
+    fn remove_member(&mut self, turn: &mut Turn<'_>, id: &str) {
+        let Some(member) = self.members.remove(id) else { return };
+        turn.head.member_bytes -= member.bytes();
+        for of in member.held() {
+            self.held.remove(&of);
+        }
+        if let Some(instance) = &member.instance {
+            self.instances.remove(instance);
+        }
+        self.target.remove(id);
+        self.epoch = self.epoch.saturating_add(1);
+        if self.is_empty() {
+            self.target_epoch = self.epoch;
+            self.topics.clear();
+            self.patterns.clear();
+            self.topics_version = None;
+        }
+        // If that fails it is done before the next answer: nobody has heard of the epoch.
+        let _ = self.store(turn);
+    }
+
+    /// Records the epoch, unless that is done.
+    fn store(&self, turn: &mut Turn<'_>) -> Result<(), AppendFailed> {
+        let is_done = turn.head.stored.as_ref().is_some_and(|stored| {
+            stored.kind == GroupKind::Consumer
+                && stored.epoch == self.epoch.max(0) as u32
+                && stored.members != self.is_empty()
+        });
+        if is_done { Ok(()) } else { turn.store(GroupKind::Consumer, !self.is_empty(), self.epoch, "consumer") }
+    }
+
+    /// Throws out whoever is silent, or does not give back, for too long.
+    pub(super) fn tick(&mut self, turn: &mut Turn<'_>) {
+        let now_ms = turn.now.mono_ms;
+        let is_over = |(id, member): (&String, &Member)| {
+            let revoke_ms = member.revoke_deadline_ms.unwrap_or(u64::MAX);
+            (member.deadline_ms.min(revoke_ms) <= now_ms).then(|| id.clone())
+        };
+        let lost: Vec<String> = self.members.iter().filter_map(is_over).collect();
+        for id in lost {
+            self.remove_member(turn, &id);
+        }
+        let deadlines = self.members.values().flat_map(|member| [Some(member.deadline_ms), member.revoke_deadline_ms]);
+        turn.wake(deadlines.flatten().min().unwrap_or(u64::MAX));
+    }
+
+    /// Looks up the topics that members subscribe to. Whether they are others than before.
+    fn look_up(&mut self, topics: &dyn Topics) -> bool {
+        self.topics_version = Some(topics.version());
+        let used: BTreeSet<String> = self.members.values().filter_map(|member| member.pattern.clone()).collect();
+        self.patterns.retain(|pattern, _| used.contains(pattern));
+        if !self.patterns.is_empty() {
+            let names = topics.names();
+            for (regex, matches) in self.patterns.values_mut() {
+                *matches = names.iter().filter(|name| regex.is_match(name)).cloned().collect();
+            }
+        }
+        let by_name = self.members.values().flat_map(|member| &member.names);
+        let by_pattern = self.patterns.values().flat_map(|(_, matches)| matches);
+        let wanted: BTreeSet<&String> = by_name.chain(by_pattern).collect();
+        let found = wanted.into_iter().filter_map(|name| Some((name.clone(), topics.topic(name)?))).collect();
+        let changed = self.topics != found;
+        self.topics = found;
+        changed
+    }
+
+    /// Makes sure that a pattern can be matched.
+    fn compile(&mut self, pattern: &str) -> Result<(), Code> {
+        if !self.patterns.contains_key(pattern) {
+            // The whole name must match.
+            let whole = format!("^(?:{pattern})$");
+            let regex = RegexBuilder::new(&whole)
+                .size_limit(PATTERN_COMPILED_BYTES_MAX)
+                .dfa_size_limit(PATTERN_COMPILED_BYTES_MAX)
+                .build()
+                .map_err(|_| Code::InvalidRegularExpression)?;
+            self.patterns.insert(pattern.to_owned(), (regex, BTreeSet::new()));
+        }
+        Ok(())
+    }
+
+    /// Makes the target of the group's epoch.
+    fn assign(&mut self) {
+        let mut votes: BTreeMap<&str, usize> = BTreeMap::new();
+        for assignor in self.members.values().filter_map(|member| member.assignor.as_deref()) {
+            *votes.entry(assignor).or_default() += 1;
+        }
+        let assignor = votes.iter().rev().max_by_key(|(_, votes)| **votes).map_or(assignor::NAMES[0], |(name, _)| name);
+        let subscribers: Vec<Subscriber<'_>> = self
+            .members
+            .iter()
+            .map(|(id, member)| Subscriber {
+                id,
+                order: member.instance.as_deref().unwrap_or(id),
+                topics: self.topics_of(member),
+                has: self.target.get(id),
+            })
+            .collect();
+        let partitions = self.topics.values().map(|topic| (topic.id, topic.partitions)).collect();
+        self.target = assignor::assign(assignor, &subscribers, &partitions);
+        self.target_epoch = self.epoch;
+    }
+
+    /// The topics that a member subscribes to and that exist.
+    fn topics_of(&self, member: &Member) -> BTreeSet<Uuid> {
+        let matches = member.pattern.as_ref().and_then(|pattern| self.patterns.get(pattern));
+        let by_pattern = matches.into_iter().flat_map(|(_, matches)| matches);
+        member.names.iter().chain(by_pattern).filter_map(|name| Some(self.topics.get(name)?.id)).collect()
+    }
+
+    /// Kafka's name of its state.
+    pub(super) fn state_name(&self) -> &'static str {
+        let is_there = |member: &Member| member.step == Step::Stable && member.epoch == self.target_epoch;
+        if self.is_empty() {
+            "Empty"
+        } else if self.epoch > self.target_epoch {
+            "Assigning"
+        } else if self.members.values().all(is_there) {
+            "Stable"
+        } else {
+            "Reconciling"
+        }
+    }
+
+    /// What holds between any two requests.
+    #[cfg(test)]
+    pub(super) fn check(&self) {
+        let mut held = HashSet::new();
+        for (id, member) in &self.members {
+            for of in member.held() {
+                assert!(held.insert(of), "{of:?} is with {id} and another");
+            }
+            assert!(member.epoch <= self.epoch);
+        }
+        assert_eq!(held, self.held);
+        assert!(self.target_epoch <= self.epoch);
+        let mut targets = HashSet::new();
+        for of in self.target.values().flat_map(member::partitions) {
+            assert!(targets.insert(of), "{of:?} is meant for two");
+        }
+        for (instance, id) in &self.instances {
+            assert_eq!(self.members[id].instance.as_ref(), Some(instance));
+        }
+    }
+}

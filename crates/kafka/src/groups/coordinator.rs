@@ -1,0 +1,332 @@
+//! All groups of a node: finds the group that a request is about, gives it its turn, keeps its time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use kafka_protocol::error::ResponseError as Code;
+use kera_env::Random;
+use kera_format::kafka_groups::{Entry, Fact, GROUP_NAME_BYTES_MAX, GroupKind, GroupState};
+
+use super::api::{Done, GroupConfig, Journal, Now, Topics};
+use super::group::{Group, Kind, Turn};
+use super::offsets::Offsets;
+
+/// Groups that are looked through for expired offsets in one tick.
+const SWEEP_GROUPS: usize = 256;
+
+/// The groups of a node. See the module for how it is driven.
+pub struct Coordinator {
+    config: GroupConfig,
+    journal: Box<dyn Journal + Send>,
+    topics: Arc<dyn Topics + Send + Sync>,
+    random: Arc<dyn Random>,
+    groups: BTreeMap<String, Group>,
+    /// When something happens to a group by itself.
+    wakes: BTreeSet<(u64, String)>,
+    done: Vec<Done>,
+    /// Bytes that the members of all groups gave.
+    member_bytes: usize,
+    /// Whether everything in the journal has been taken.
+    loaded: bool,
+    sweep: Sweep,
+}
+
+/// The search for expired offsets.
+#[derive(Debug)]
+struct Sweep {
+    /// When the next one begins.
+    next_ms: u64,
+    /// The one that runs goes on behind this group.
+    behind: Option<String>,
+}
+
+impl fmt::Debug for Coordinator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Coordinator { groups, loaded, member_bytes, .. } = self;
+        f.debug_struct("Coordinator")
+            .field("groups", &groups.len())
+            .field("loaded", loaded)
+            .field("member_bytes", member_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Coordinator {
+    /// A coordinator that answers `COORDINATOR_LOAD_IN_PROGRESS` until it is [started](Coordinator::start).
+    pub fn new(
+        config: GroupConfig,
+        journal: Box<dyn Journal + Send>,
+        topics: Arc<dyn Topics + Send + Sync>,
+        random: Arc<dyn Random>,
+    ) -> Coordinator {
+        Coordinator {
+            config,
+            journal,
+            topics,
+            random,
+            groups: BTreeMap::new(),
+            wakes: BTreeSet::new(),
+            done: Vec::new(),
+            member_bytes: 0,
+            loaded: false,
+            sweep: Sweep { next_ms: u64::MAX, behind: None },
+        }
+    }
+
+    /// Takes one record of the journal, in their order.
+    pub fn replay(&mut self, entry: Entry) {
+        let Entry { group: id, fact } = entry;
+        match fact {
+            Fact::Group(None) => {
+                self.groups.remove(&id);
+            }
+            Fact::Group(Some(state)) => {
+                let mut group = Group::of_state(&id, &state);
+                if let Some(known) = self.groups.remove(&id) {
+                    group.offsets = known.offsets;
+                }
+                self.groups.insert(id, group);
+            }
+            fact => {
+                let group = self.groups.entry(id).or_insert_with_key(|id| Group::new(id, Now::default()));
+                group.offsets.replay(fact);
+            }
+        }
+    }
+
+    /// Everything in the journal has been taken: requests are served from now on.
+    ///
+    /// Members are gone with the process that knew them. A group that had some is empty from now on, not since its last
+    /// record, so that its offsets do not expire in the moment of a restart.
+    pub fn start(&mut self, now: Now) {
+        for group in self.groups.values_mut() {
+            if group.head.stored.as_ref().is_some_and(|state| state.members) {
+                group.head.changed_ms = now.wall_ms;
+            }
+        }
+        self.groups.retain(|_, group| !group.is_nothing());
+        self.loaded = true;
+        self.sweep.next_ms = now.mono_ms.saturating_add(self.config.offsets_check_ms);
+    }
+
+    /// The answers that are ready since the last call.
+    pub fn take_done(&mut self) -> Vec<Done> {
+        std::mem::take(&mut self.done)
+    }
+
+    /// When [`tick`](Coordinator::tick) has something to do; None: when nobody asks, never.
+    pub fn next_deadline_ms(&self) -> Option<u64> {
+        let wake = self.wakes.first().map_or(u64::MAX, |(at_ms, _)| *at_ms);
+        let next = wake.min(if self.sweep.behind.is_some() { 0 } else { self.sweep.next_ms });
+        (next != u64::MAX).then_some(next)
+    }
+
+    /// Ends what is due. Looks at each group once: if something is due again at once, the next deadline says so.
+    pub fn tick(&mut self, now: Now) {
+        if !self.loaded {
+            return;
+        }
+        let later = self.wakes.split_off(&(now.mono_ms.saturating_add(1), String::new()));
+        let due = std::mem::replace(&mut self.wakes, later);
+        for (_, id) in due {
+            if let Some(group) = self.groups.get_mut(&id) {
+                group.head.wake_ms = u64::MAX;
+            }
+            self.turn(now, &id, |kind, _, turn| match kind {
+                Kind::Classic(classic) => classic.tick(turn),
+                Kind::Consumer(consumer) => consumer.tick(turn),
+            });
+        }
+        self.sweep(now);
+    }
+
+    /// A topic is gone: what was committed for it is forgotten.
+    pub fn topic_deleted(&mut self, now: Now, topic: &str) {
+        let ids: Vec<String> = self.groups.keys().cloned().collect();
+        for id in ids {
+            // If it cannot be recorded, the topic's id tells another topic of the same name apart.
+            self.turn(now, &id, |_, offsets, turn| offsets.delete_topic(turn, topic).is_ok());
+        }
+    }
+
+    /// Everything there is, to be written again so that what stands before can go: groups behind `behind`, until about
+    /// `bytes_max` bytes are reached. The second is what to go on behind; None when that was all.
+    ///
+    /// Each group is taken whole, and what is recorded of it later stands behind the copy: so the copy and what follows
+    /// say the same as the whole journal.
+    pub fn snapshot(&self, behind: Option<&str>, bytes_max: usize) -> (Vec<Entry>, Option<String>) {
+        let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        for (id, group) in self.groups.range::<str, _>((from, Bound::Unbounded)) {
+            if bytes >= bytes_max && !entries.is_empty() {
+                let last = entries.last().map(|entry: &Entry| entry.group.clone());
+                return (entries, last);
+            }
+            let state = group.head.stored.is_some().then(|| Fact::Group(Some(group.state())));
+            for fact in state.into_iter().chain(group.offsets.facts()) {
+                bytes += 128 + id.len();
+                entries.push(Entry { group: id.clone(), fact });
+            }
+        }
+        (entries, None)
+    }
+
+    /// How many groups there are.
+    pub fn group_count(&self) -> usize {
+        self.groups.len()
+    }
+
+    pub(super) fn groups(&self) -> impl Iterator<Item = &Group> {
+        self.groups.values()
+    }
+
+    pub(super) fn config(&self) -> &GroupConfig {
+        &self.config
+    }
+
+    pub(super) fn topics(&self) -> &dyn Topics {
+        &*self.topics
+    }
+
+    pub(super) fn journal(&mut self) -> &mut dyn Journal {
+        &mut *self.journal
+    }
+
+    pub(super) fn finish(&mut self, done: Done) {
+        self.done.push(done);
+    }
+
+    pub(super) fn check_loaded(&self) -> Result<(), Code> {
+        if self.loaded { Ok(()) } else { Err(Code::CoordinatorLoadInProgress) }
+    }
+
+    pub(super) fn find(&self, id: &str) -> Result<&Group, Code> {
+        self.check_loaded()?;
+        self.groups.get(id).ok_or(Code::GroupIdNotFound)
+    }
+
+    /// The group is there afterwards, or may not be.
+    pub(super) fn create(&mut self, now: Now, id: &str) -> Result<(), Code> {
+        self.check_loaded()?;
+        if self.groups.contains_key(id) {
+            return Ok(());
+        }
+        if id.len() > GROUP_NAME_BYTES_MAX {
+            return Err(Code::InvalidGroupId);
+        }
+        if self.groups.len() >= self.config.groups_max {
+            return Err(Code::PolicyViolation);
+        }
+        self.groups.insert(id.to_owned(), Group::new(id, now));
+        Ok(())
+    }
+
+    pub(super) fn remove(&mut self, id: &str) {
+        if let Some(group) = self.groups.remove(id) {
+            self.member_bytes -= group.head.member_bytes;
+            self.wakes.remove(&(group.head.wake_ms, id.to_owned()));
+        }
+    }
+
+    /// Something happens to a group. A group that is nothing afterwards is forgotten.
+    pub(super) fn turn<R>(
+        &mut self,
+        now: Now,
+        id: &str,
+        act: impl FnOnce(&mut Kind, &mut Offsets, &mut Turn<'_>) -> R,
+    ) -> Option<R> {
+        let group = self.groups.get_mut(id)?;
+        let Group { head, kind, offsets } = group;
+        let (wake_before_ms, bytes_before) = (head.wake_ms, head.member_bytes);
+        let mut turn = Turn {
+            now,
+            config: &self.config,
+            topics: &*self.topics,
+            random: &*self.random,
+            journal: &mut *self.journal,
+            done: &mut self.done,
+            head,
+            bytes_left: self.config.members_bytes_max.saturating_sub(self.member_bytes),
+        };
+        let result = act(kind, offsets, &mut turn);
+        let wake_ms = group.head.wake_ms;
+        self.member_bytes = self.member_bytes + group.head.member_bytes - bytes_before;
+        if wake_ms != wake_before_ms {
+            self.wakes.remove(&(wake_before_ms, id.to_owned()));
+            if wake_ms != u64::MAX {
+                self.wakes.insert((wake_ms, id.to_owned()));
+            }
+        }
+        if group.is_nothing() {
+            self.remove(id);
+        }
+        Some(result)
+    }
+
+    /// Looks for offsets whose time is up, some groups at a time.
+    fn sweep(&mut self, now: Now) {
+        if self.sweep.behind.is_none() && now.mono_ms < self.sweep.next_ms {
+            return;
+        }
+        let from = self.sweep.behind.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+        let ids = self.groups.range::<str, _>((from, Bound::Unbounded)).map(|(id, _)| id.clone());
+        let ids: Vec<String> = ids.take(SWEEP_GROUPS).collect();
+        for id in &ids {
+            self.expire(now, id);
+        }
+        if ids.len() < SWEEP_GROUPS {
+            self.sweep = Sweep { next_ms: now.mono_ms.saturating_add(self.config.offsets_check_ms), behind: None };
+        } else {
+            self.sweep.behind = ids.last().cloned();
+        }
+    }
+
+    /// Forgets expired offsets of a group, and the group itself if nothing is left of it.
+    fn expire(&mut self, now: Now, id: &str) {
+        let left = self.turn(now, id, |kind, offsets, turn| {
+            let changed_ms = turn.head.changed_ms;
+            let result = match kind {
+                Kind::Classic(classic) if classic.protocol_type().is_none() => offsets.expire(turn, None, |_| false),
+                Kind::Classic(classic) if classic.is_empty() => offsets.expire(turn, Some(changed_ms), |_| false),
+                Kind::Classic(classic) if classic.knows_topics() => {
+                    offsets.expire(turn, None, |topic| classic.is_subscribed(topic))
+                }
+                Kind::Classic(_) => Ok(()),
+                Kind::Consumer(consumer) if consumer.is_empty() => offsets.expire(turn, Some(changed_ms), |_| false),
+                Kind::Consumer(consumer) => offsets.expire(turn, None, |topic| consumer.is_subscribed(topic)),
+            };
+            // After a failure of the journal the next sweep tries again.
+            result.is_ok() && offsets.is_empty()
+        });
+        let is_over = |group: &Group| {
+            let idle_ms = now.wall_ms.saturating_sub(group.head.changed_ms);
+            group.is_empty() && !group.waits() && idle_ms >= self.config.offsets_retention_ms
+        };
+        if left == Some(true) && self.groups.get(id).is_some_and(is_over) {
+            let gone = Entry { group: id.to_owned(), fact: Fact::Group(None) };
+            if self.journal.append(&[gone]).is_ok() {
+                self.remove(id);
+            }
+            return;
+        }
+        self.store_emptiness(now, id);
+    }
+
+    /// The journal hears that a group has no members since a restart, so that the next one does not begin its time anew.
+    fn store_emptiness(&mut self, now: Now, id: &str) {
+        let Some(group) = self.groups.get_mut(id) else { return };
+        let state: GroupState = group.state();
+        let stale = group.head.stored.as_ref().is_some_and(|stored| stored.members && !state.members);
+        if stale && state.kind != GroupKind::OffsetsOnly {
+            let entry = Entry { group: id.to_owned(), fact: Fact::Group(Some(state.clone())) };
+            self.turn(now, id, |_, _, turn| {
+                if let Ok(mark) = turn.journal.append(&[entry]) {
+                    turn.head.mark = Some(mark);
+                    turn.head.stored = Some(state);
+                }
+            });
+        }
+    }
+}

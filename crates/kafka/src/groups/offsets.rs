@@ -1,0 +1,222 @@
+//! The offsets of one group: committed, pending in a transaction, expired.
+//!
+//! A commit is recorded before it counts, and whatever is answered from here waits until everything recorded of the group
+//! is durable: nobody is told an offset that a crash could take back, and none that was acknowledged is missing after one.
+//! The order is kept by the caller's lock: record, then change, then answer with the group's last mark.
+
+use std::collections::BTreeMap;
+
+use kafka_protocol::error::ResponseError as Code;
+use kera_format::kafka_groups::{CommittedOffset, Fact, METADATA_BYTES_MAX, OffsetKey};
+
+use super::api::AppendFailed;
+use super::group::Turn;
+
+/// Offsets that one group may have pending, over all transactions.
+const PENDING_MAX: usize = 1_000_000;
+
+/// The offsets of a group.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Offsets {
+    committed: BTreeMap<OffsetKey, CommittedOffset>,
+    /// By the producer whose transaction they belong to.
+    pending: BTreeMap<i64, BTreeMap<OffsetKey, CommittedOffset>>,
+}
+
+/// What a request wants to commit for one partition.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Commit<'a> {
+    pub(super) topic: &'a str,
+    pub(super) partition: i32,
+    pub(super) offset: i64,
+    pub(super) leader_epoch: i32,
+    pub(super) metadata: Option<&'a str>,
+    /// How long it is kept, if the request says so.
+    pub(super) retention_ms: Option<i64>,
+}
+
+impl Commit<'_> {
+    /// What would be kept of it, if it may be.
+    fn checked(&self, turn: &Turn<'_>) -> Result<(OffsetKey, CommittedOffset), Code> {
+        let topic = turn.topics.topic(self.topic).ok_or(Code::UnknownTopicOrPartition)?;
+        if u32::try_from(self.partition).map_or(true, |partition| partition >= topic.partitions) {
+            return Err(Code::UnknownTopicOrPartition);
+        }
+        let metadata = self.metadata.unwrap_or_default();
+        if metadata.len() > turn.config.metadata_bytes_max.min(METADATA_BYTES_MAX) {
+            return Err(Code::OffsetMetadataTooLarge);
+        }
+        if self.offset < -1 {
+            return Err(Code::InvalidRequest);
+        }
+        let committed = CommittedOffset {
+            offset: self.offset,
+            leader_epoch: self.leader_epoch,
+            committed_ms: turn.now.wall_ms,
+            expires_ms: self.retention_ms.map(|ms| turn.now.wall_ms.saturating_add(ms)),
+            topic_id: topic.id.as_u128(),
+            metadata: metadata.to_owned(),
+        };
+        Ok((OffsetKey { topic: self.topic.to_owned(), partition: self.partition }, committed))
+    }
+}
+
+impl Offsets {
+    pub(super) fn is_empty(&self) -> bool {
+        self.committed.is_empty() && self.pending.is_empty()
+    }
+
+    /// Takes what the journal says.
+    pub(super) fn replay(&mut self, fact: Fact) {
+        match fact {
+            Fact::Group(_) => {}
+            Fact::Offset(of, Some(offset)) => {
+                self.committed.insert(of, offset);
+            }
+            Fact::Offset(of, None) => {
+                self.committed.remove(&of);
+            }
+            Fact::Pending(producer, of, Some(offset)) => {
+                self.pending.entry(producer).or_default().insert(of, offset);
+            }
+            Fact::Pending(producer, of, None) => {
+                if let Some(pending) = self.pending.get_mut(&producer) {
+                    pending.remove(&of);
+                    if pending.is_empty() {
+                        self.pending.remove(&producer);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Everything, as the journal would tell it.
+    pub(super) fn facts(&self) -> impl Iterator<Item = Fact> {
+        let committed = self.committed.iter().map(|(of, offset)| Fact::Offset(of.clone(), Some(offset.clone())));
+        let pending = self.pending.iter().flat_map(|(producer, offsets)| {
+            offsets.iter().map(|(of, offset)| Fact::Pending(*producer, of.clone(), Some(offset.clone())))
+        });
+        committed.chain(pending)
+    }
+
+    fn record(&mut self, turn: &mut Turn<'_>, facts: Vec<Fact>) -> Result<(), AppendFailed> {
+        turn.append(facts.iter().cloned())?;
+        facts.into_iter().for_each(|fact| self.replay(fact));
+        Ok(())
+    }
+
+    /// Commits offsets; one result for each, in their order. With a producer they wait for the end of its transaction.
+    pub(super) fn commit(
+        &mut self,
+        turn: &mut Turn<'_>,
+        producer: Option<i64>,
+        commits: &[Commit<'_>],
+    ) -> Vec<Result<(), Code>> {
+        let mut facts = Vec::with_capacity(commits.len());
+        let mut results: Vec<Result<(), Code>> = Vec::with_capacity(commits.len());
+        for commit in commits {
+            let fact = commit.checked(turn).map(|(of, offset)| match producer {
+                None => Fact::Offset(of, Some(offset)),
+                Some(producer) => Fact::Pending(producer, of, Some(offset)),
+            });
+            results.push(fact.map(|fact| facts.push(fact)));
+        }
+        let pending: usize = self.pending.values().map(BTreeMap::len).sum();
+        let refusal = if producer.is_some() && pending + facts.len() > PENDING_MAX {
+            Some(Code::PolicyViolation)
+        } else {
+            self.record(turn, facts).err().map(|_| Code::CoordinatorNotAvailable)
+        };
+        if let Some(code) = refusal {
+            results.iter_mut().filter(|result| result.is_ok()).for_each(|result| *result = Err(code));
+        }
+        results
+    }
+
+    /// The producer's transaction has ended: what it committed counts now, or never did.
+    pub(super) fn end_transaction(
+        &mut self,
+        turn: &mut Turn<'_>,
+        producer: i64,
+        commit: bool,
+    ) -> Result<(), AppendFailed> {
+        let Some(pending) = self.pending.get(&producer) else { return Ok(()) };
+        let mut facts = Vec::with_capacity(2 * pending.len());
+        for (of, offset) in pending {
+            if commit {
+                facts.push(Fact::Offset(of.clone(), Some(offset.clone())));
+            }
+            facts.push(Fact::Pending(producer, of.clone(), None));
+        }
+        self.record(turn, facts)
+    }
+
+    /// Whether a transaction that has not ended may still change the offset.
+    pub(super) fn is_unstable(&self, of: &OffsetKey) -> bool {
+        self.pending.values().any(|offsets| offsets.contains_key(of))
+    }
+
+    /// The committed offset, if the topic is still the one that it was committed for.
+    pub(super) fn get(&self, turn: &Turn<'_>, of: &OffsetKey) -> Option<&CommittedOffset> {
+        let offset = self.committed.get(of)?;
+        let another = |id: u128| offset.topic_id != 0 && id != offset.topic_id;
+        let replaced = turn.topics.topic(&of.topic).is_some_and(|topic| another(topic.id.as_u128()));
+        (!replaced).then_some(offset)
+    }
+
+    /// All partitions that have an offset, in order.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &OffsetKey> {
+        self.committed.keys()
+    }
+
+    /// How many partitions have an offset.
+    pub(super) fn len(&self) -> usize {
+        self.committed.len()
+    }
+
+    /// Forgets offsets.
+    pub(super) fn delete(&mut self, turn: &mut Turn<'_>, of: &[OffsetKey]) -> Result<(), Code> {
+        let mut facts = Vec::new();
+        for key in of {
+            if self.committed.contains_key(key) {
+                facts.push(Fact::Offset(key.clone(), None));
+            }
+            let producers = self.pending.iter().filter(|(_, offsets)| offsets.contains_key(key));
+            facts.extend(producers.map(|(producer, _)| Fact::Pending(*producer, key.clone(), None)));
+        }
+        self.record(turn, facts).map_err(|_| Code::CoordinatorNotAvailable)
+    }
+
+    /// Forgets everything about a topic that is gone.
+    pub(super) fn delete_topic(&mut self, turn: &mut Turn<'_>, topic: &str) -> Result<(), Code> {
+        let pending = self.pending.values().flat_map(BTreeMap::keys);
+        let mut gone: Vec<OffsetKey> =
+            self.committed.keys().chain(pending).filter(|of| of.topic == topic).cloned().collect();
+        gone.sort_unstable();
+        gone.dedup();
+        self.delete(turn, &gone)
+    }
+
+    /// Forgets offsets whose time is up. `since_ms`: an offset is not older than this, if given. `is_read`: topics that are
+    /// read now keep theirs.
+    pub(super) fn expire(
+        &mut self,
+        turn: &mut Turn<'_>,
+        since_ms: Option<i64>,
+        is_read: impl Fn(&str) -> bool,
+    ) -> Result<(), Code> {
+        let (now_ms, retention_ms) = (turn.now.wall_ms, turn.config.offsets_retention_ms);
+        let is_over = |offset: &CommittedOffset| match offset.expires_ms {
+            Some(expires_ms) => now_ms >= expires_ms,
+            None => {
+                let from_ms = offset.committed_ms.max(since_ms.unwrap_or(i64::MIN));
+                now_ms.saturating_sub(from_ms) >= retention_ms
+            }
+        };
+        let expired = |(of, offset): (&OffsetKey, &CommittedOffset)| {
+            (is_over(offset) && !is_read(&of.topic) && !self.is_unstable(of)).then(|| of.clone())
+        };
+        let gone: Vec<OffsetKey> = self.committed.iter().filter_map(expired).collect();
+        self.delete(turn, &gone)
+    }
+}

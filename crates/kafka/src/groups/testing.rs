@@ -1,0 +1,1 @@
+//! A coordinator with everything that tests drive it by.
