@@ -28,7 +28,7 @@ trap 'end_node; rm -rf "$dir" "$shm"' EXIT
 # Starts the node on $dir/data with an arena of $1 and waits until it serves; sets `took` and `address`.
 start_node() {
   : >"$dir/log"
-  "$kera" serve --data "$dir/data" --arena-dir "$shm" --arena-bytes "$1" --listen 127.0.0.1:0 --http-listen none \
+  "$kera" serve --data "$dir/data" --arena-dir "$shm" --arena-bytes "$1" --listen 127.0.0.1:0 --http-listen none --kafka-listen none \
     --log-format json >>"$dir/log" 2>&1 &
   node=$!
   until grep -q '"message":"ready"' "$dir/log"; do

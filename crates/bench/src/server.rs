@@ -93,7 +93,7 @@ impl Server {
         let log = log.map_err(|e| BenchError::io_at("opening the server's log", &config.log, e))?;
         let mut command = Command::new(&config.program);
         command.arg("serve").arg("--data").arg(&config.data).arg("--listen").arg(self.address.to_string());
-        command.args(["--http-listen", "none", "--log-format", "json"]);
+        command.args(["--http-listen", "none", "--kafka-listen", "none", "--log-format", "json"]);
         if let Some(bytes) = config.arena_bytes {
             command.arg("--arena-bytes").arg(bytes.to_string());
         }

@@ -1,4 +1,35 @@
-//! The Kafka door: serves Kafka's protocol in the same process, straight onto the log. A topic is a stream, partition p is
-//! lane p mod Q of streamlet p / Q, an offset is an ordinal.
+//! The Kafka door: serves Kafka's protocol in the same process, straight onto the log.
+//!
+//! A topic is a stream, partition p is lane p mod Q of streamlet p / Q, an offset is an ordinal. A record batch is kept verbatim
+//! as a chunk's payload ([`kera_format::chunk::PayloadKind::KafkaBatch`]); native chunks become batches on the way to a Kafka
+//! reader. One node leads every partition.
+//!
+//! | part | does |
+//! | --- | --- |
+//! | `apis`, `shape`, `wire` | which requests are served, and that nothing in them lies about its size |
+//! | `session` | one connection: requests in, answers out, in order |
+//! | `produce`, `batch` | record batches into lanes |
+//! | `fetch`, `offsets` | lanes as record batches; times to offsets |
+//! | `admin`, `metadata`, `configs` | topics and what the node says about itself |
+//! | [`groups`] | the group coordinator |
+//!
+//! Sessions run on the I/O threads of a [`kera_rpc::Server`] with [`kera_rpc::Framing::Prefixed`] and never wait; commands that
+//! wait for a disk have a thread of their own. Nothing from the network is believed: requests are walked along their shape
+//! before memory is taken for them.
 
+mod admin;
+mod apis;
+mod batch;
+mod configs;
+mod door;
+mod fetch;
 pub mod groups;
+mod metadata;
+mod offsets;
+mod produce;
+mod session;
+mod shape;
+mod wire;
+
+pub use door::{Door, DoorConfig, DoorThread, KafkaSessions};
+pub use wire::Malformed;

@@ -13,16 +13,60 @@
 //! whose retry would then pass for a duplicate. The exception is a lane that has forgotten producers, because there were too
 //! many or because it came back from disk without its oldest segments: there an unknown producer may be a forgotten one,
 //! and goes on at any number.
+//!
+//! # Producers of Kafka batches
+//!
+//! They number records, not chunks: from 0 to 2³¹ − 1 and then from 0 again. The sequence of such a chunk is that of its last
+//! record, its first is known from its count, and the rules above hold for the first. What comes next is one more than the
+//! last in both cases, so what the lane knows, and what is stored of it, is the same. A number is behind the next one if it
+//! is nearer in that direction.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use kera_format::chunk::Chunks;
-use kera_format::{ChunkHeader, Cursor, ProducerEpoch, ProducerId};
+use kera_format::chunk::{Chunks, PayloadKind};
+use kera_format::{ChunkHeader, Cursor, GroupId, ProducerEpoch, ProducerId, SegmentIndex};
 
 /// Chunks of each producer whose places are remembered: as many as an idempotent Kafka producer may have in flight.
 const PLACES: usize = 5;
 const NONE: u32 = u32::MAX;
+/// Producers of a lane that are looked through when one of its segments is closed.
+const MARKED_MAX: usize = 256;
+/// Kafka's sequences are counted modulo this.
+const KAFKA_SEQUENCES: u64 = 1 << 31;
+
+/// What a chunk says about its place among its producer's.
+#[derive(Clone, Copy)]
+struct Numbers {
+    first: u64,
+    /// What comes after the sequence that a lane remembers.
+    next: fn(u64) -> u64,
+    /// Whether the first number lies behind the one that is expected.
+    behind: fn(u64, u64) -> bool,
+}
+
+impl Numbers {
+    #[inline]
+    fn of(header: &ChunkHeader) -> Numbers {
+        match header.kind {
+            PayloadKind::KafkaBatch => {
+                let before = u64::from(header.record_count - 1) % KAFKA_SEQUENCES;
+                Numbers {
+                    first: (header.sequence % KAFKA_SEQUENCES + KAFKA_SEQUENCES - before) % KAFKA_SEQUENCES,
+                    next: |last| (last + 1) % KAFKA_SEQUENCES,
+                    behind: |first, expected| {
+                        (expected + KAFKA_SEQUENCES - first) % KAFKA_SEQUENCES < KAFKA_SEQUENCES / 2
+                    },
+                }
+            }
+            _ => Numbers {
+                first: header.sequence,
+                next: |last| last.wrapping_add(1),
+                behind: |first, expected| first < expected,
+            },
+        }
+    }
+}
 
 /// One chunk of a producer, as deduplication remembers it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -134,14 +178,25 @@ struct Producer {
     id: u64,
     /// Sequence of its last chunk.
     sequence: u64,
-    /// The last places: that of chunk `sequence` is at `sequence % PLACES`.
-    places: [Place; PLACES],
+    /// The last sequences and their places, a ring: the newest is in front of `next`.
+    places: [(u64, Place); PLACES],
+    next: u8,
     /// How many of them are known.
     known: u8,
     epoch: u16,
     /// Neighbours in the order of last use; `newer` of the newest and `older` of the oldest are `NONE`.
     newer: u32,
     older: u32,
+}
+
+impl Producer {
+    /// Where the chunk of this sequence went, if it is one of the last.
+    fn place_of(&self, sequence: u64) -> Option<Place> {
+        (1..=usize::from(self.known)).find_map(|back| {
+            let (known, place) = self.places[(usize::from(self.next) + PLACES - back) % PLACES];
+            (known == sequence).then_some(place)
+        })
+    }
 }
 
 /// The producers of a lane, the one silent for longest thrown out first when there are too many.
@@ -163,26 +218,26 @@ impl Producers {
         if id == 0 {
             return Admission::Next;
         }
+        let numbers = Numbers::of(header);
         let Some(at) = self.find(id) else {
-            return if header.sequence == 0 || self.forgot { Admission::Next } else { Admission::Gap { expected: 0 } };
+            return if numbers.first == 0 || self.forgot { Admission::Next } else { Admission::Gap { expected: 0 } };
         };
         let producer = &self.all[at as usize];
         let epoch = header.producer_epoch.0;
         if epoch == producer.epoch {
-            if header.sequence == producer.sequence.wrapping_add(1) {
+            let expected = (numbers.next)(producer.sequence);
+            if numbers.first == expected {
                 return Admission::Next;
             }
-            if header.sequence > producer.sequence {
-                return Admission::Gap { expected: producer.sequence + 1 };
+            if !(numbers.behind)(numbers.first, expected) {
+                return Admission::Gap { expected };
             }
-            let back = producer.sequence - header.sequence;
-            let place = producer.places[header.sequence as usize % PLACES];
-            return Admission::Duplicate((back < producer.known.into()).then_some(place));
+            return Admission::Duplicate(producer.place_of(header.sequence));
         }
         if epoch < producer.epoch {
             return Admission::Stale { current: producer.epoch };
         }
-        if header.sequence == 0 { Admission::Next } else { Admission::Gap { expected: 0 } }
+        if numbers.first == 0 { Admission::Next } else { Admission::Gap { expected: 0 } }
     }
 
     /// Notes a chunk that was admitted as [`Admission::Next`] and appended, or that a restart found.
@@ -196,11 +251,39 @@ impl Producers {
             None => self.add(id.0, epoch.0, place, limit),
         };
         let producer = &mut self.all[at as usize];
-        let follows = producer.epoch == epoch.0 && sequence == producer.sequence.wrapping_add(1);
-        producer.known = if follows { (producer.known + 1).min(PLACES as u8) } else { 1 };
+        if producer.epoch != epoch.0 {
+            producer.known = 0;
+        }
+        producer.known = (producer.known + 1).min(PLACES as u8);
         producer.epoch = epoch.0;
         producer.sequence = sequence;
-        producer.places[sequence as usize % PLACES] = place;
+        producer.places[usize::from(producer.next)] = (sequence, place);
+        producer.next = (producer.next + 1) % PLACES as u8;
+    }
+
+    /// What [`marks_of`] finds in a segment of the lane, without reading it; `None` if there is no telling: the lane may have
+    /// known producers that it does not know now, or there are so many that looking at all of them takes as long.
+    ///
+    /// Marks of a producer's earlier epochs are missing. Those of a later one say all that the earlier could.
+    pub(crate) fn marks_in(&self, group: GroupId, segment: SegmentIndex) -> Option<Vec<ProducerMark>> {
+        if self.forgot || self.all.len() > MARKED_MAX {
+            return None;
+        }
+        let here = |place: &Place| place.cursor.group == group && place.cursor.segment == segment;
+        let mut marks = Vec::new();
+        for producer in &self.all {
+            let known = producer.places.iter().cycle().skip(usize::from(producer.next) + PLACES - usize::from(producer.known));
+            let places = known.take(producer.known.into()).filter(|(_, place)| here(place));
+            marks.extend(places.map(|(sequence, place)| ProducerMark {
+                producer_id: ProducerId(producer.id),
+                producer_epoch: ProducerEpoch(producer.epoch),
+                sequence: *sequence,
+                base_ordinal: place.base_ordinal,
+                position: place.cursor.position,
+            }));
+        }
+        marks.sort_unstable_by_key(|mark| mark.position);
+        Some(marks)
     }
 
     /// The lane has lost chunks whose producers it may not know.
@@ -224,7 +307,8 @@ impl Producers {
 
     #[cold]
     fn add(&mut self, id: u64, epoch: u16, place: Place, limit: usize) -> u32 {
-        let fresh = Producer { id, sequence: 0, places: [place; PLACES], known: 0, epoch, newer: NONE, older: NONE };
+        let places = [(0, place); PLACES];
+        let fresh = Producer { id, sequence: 0, places, next: 0, known: 0, epoch, newer: NONE, older: NONE };
         let at = if self.all.len() < limit.max(1) {
             if self.all.is_empty() {
                 (self.newest, self.oldest) = (NONE, NONE);
@@ -293,7 +377,7 @@ impl Hasher for IdHasher {
 mod tests {
     use super::*;
     use kera_format::chunk::{NO_TIMESTAMP, PayloadKind};
-    use kera_format::{Compression, GroupId, SegmentIndex, StreamId, StreamletId};
+    use kera_format::{Compression, StreamId, StreamletId};
 
     fn header(id: u64, epoch: u16, sequence: u64) -> ChunkHeader {
         ChunkHeader {
@@ -363,6 +447,55 @@ mod tests {
         assert_eq!(producers.all.len(), 3);
         assert_eq!(append(&mut producers, 1, 0, 1, 3), Admission::Duplicate(Some(place(1))), "1 was used last");
         assert_eq!(append(&mut producers, 2, 0, 5, 3), Admission::Next, "2 was forgotten");
+    }
+
+    #[test]
+    fn kafka_batches_number_their_records() {
+        let mut producers = Producers::default();
+        let batch = |first: u64, count: u32, last: u64| ChunkHeader {
+            kind: PayloadKind::KafkaBatch,
+            record_count: count,
+            ..header(7, 0, if count == 1 { first } else { last })
+        };
+        let mut append = |header: ChunkHeader| {
+            let admission = producers.admit(&header);
+            if admission == Admission::Next {
+                producers.note(header.producer_id, header.producer_epoch, header.sequence, place(header.sequence), 9);
+            }
+            admission
+        };
+        assert_eq!(append(batch(1, 3, 3)), Admission::Gap { expected: 0 });
+        assert_eq!(append(batch(0, 10, 9)), Admission::Next);
+        assert_eq!(append(batch(10, 1, 10)), Admission::Next);
+        assert_eq!(append(batch(12, 2, 13)), Admission::Gap { expected: 11 });
+        assert_eq!(append(batch(0, 10, 9)), Admission::Duplicate(Some(place(9))));
+        assert_eq!(append(batch(11, 5, 15)), Admission::Next);
+        assert_eq!(append(batch(12, 4, 15)), Admission::Duplicate(Some(place(15))), "known by its last record");
+        assert_eq!(append(batch(10, 1, 10)), Admission::Duplicate(Some(place(10))));
+        assert_eq!(
+            append(batch(3, 2, 4)),
+            Admission::Duplicate(None),
+            "it never was a batch, but its records are there"
+        );
+    }
+
+    #[test]
+    fn sequences_of_kafka_batches_start_again_at_zero() {
+        let mut producers = Producers::default();
+        let batch = |last: u64, count: u32| ChunkHeader {
+            kind: PayloadKind::KafkaBatch,
+            record_count: count,
+            ..header(7, 0, last)
+        };
+        let last = KAFKA_SEQUENCES - 3;
+        producers.note(ProducerId(7), ProducerEpoch(0), last, place(1), 9);
+        // Its records have the numbers 2³¹ − 2, 2³¹ − 1 and 0.
+        assert_eq!(producers.admit(&batch(0, 3)), Admission::Next);
+        assert_eq!(producers.admit(&batch(1, 3)), Admission::Gap { expected: KAFKA_SEQUENCES - 2 });
+        producers.note(ProducerId(7), ProducerEpoch(0), 0, place(2), 9);
+        assert_eq!(producers.admit(&batch(0, 3)), Admission::Duplicate(Some(place(2))));
+        assert_eq!(producers.admit(&batch(last, 1)), Admission::Duplicate(Some(place(1))));
+        assert_eq!(producers.admit(&batch(1, 1)), Admission::Next);
     }
 
     #[test]

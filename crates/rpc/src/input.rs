@@ -16,6 +16,10 @@ use kera_protocol::{FRAME_HEADER_BYTES, ProtocolError};
 use tokio::net::TcpStream;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::Framing;
+
+/// Bytes in front of a [`Framing::Prefixed`] frame.
+pub(crate) const PREFIX_BYTES: usize = 4;
 /// Bytes of a shared buffer: a few large frames, and it fits into a core's own cache.
 pub(crate) const POOL_BUFFER_BYTES: usize = 256 << 10;
 /// Bytes of a buffer that is not counted: for control traffic when memory is short, and for the start of a frame whose
@@ -115,6 +119,19 @@ impl BufferPool {
     }
 }
 
+/// The first prefixed frame: a header that only says how long it is, and everything behind the prefix.
+fn prefixed(bytes: &[u8], frame_bytes_max: usize) -> Result<Option<(FrameHeader, &[u8])>, ProtocolError> {
+    let Some(length) = bytes.first_chunk::<PREFIX_BYTES>() else { return Ok(None) };
+    let length = i32::from_be_bytes(*length);
+    let max = frame_bytes_max.saturating_sub(PREFIX_BYTES);
+    let Some(length) = usize::try_from(length).ok().filter(|length| *length <= max) else {
+        return Err(ProtocolError::FrameSize { bytes: u64::from(length.cast_unsigned()), min: 0, max: max as u64 });
+    };
+    let frame_bytes = PREFIX_BYTES + length;
+    let header = FrameHeader { frame_bytes: frame_bytes as u32, ..FrameHeader::default() };
+    Ok(bytes.get(PREFIX_BYTES..frame_bytes).map(|body| (header, body)))
+}
+
 /// What a read brought.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Read {
@@ -136,6 +153,7 @@ pub(crate) struct Input {
     /// Where the first byte is that is not handled.
     at: usize,
     permit: Option<OwnedSemaphorePermit>,
+    framing: Framing,
 }
 
 impl Drop for Input {
@@ -145,8 +163,8 @@ impl Drop for Input {
 }
 
 impl Input {
-    pub(crate) fn new(pool: Rc<BufferPool>) -> Input {
-        Input { pool, buffer: Vec::new(), at: 0, permit: None }
+    pub(crate) fn new(pool: Rc<BufferPool>, framing: Framing) -> Input {
+        Input { pool, buffer: Vec::new(), at: 0, permit: None, framing }
     }
 
     /// What is not handled yet.
@@ -159,6 +177,9 @@ impl Input {
     #[inline]
     pub(crate) fn frame(&self, frame_bytes_max: usize) -> Result<Option<(FrameHeader, &[u8])>, ProtocolError> {
         let bytes = self.bytes();
+        if self.framing == Framing::Prefixed {
+            return prefixed(bytes, frame_bytes_max);
+        }
         if bytes.len() < FRAME_HEADER_BYTES {
             if bytes.len() >= 4 {
                 FrameHeader::parse_length(bytes, frame_bytes_max)?;
@@ -183,6 +204,9 @@ impl Input {
     /// How large the frame is that has started, as far as is known; it has been checked by [`frame`](Input::frame).
     fn wanted_bytes(&self) -> usize {
         match self.bytes().first_chunk::<4>() {
+            Some(length) if self.framing == Framing::Prefixed => {
+                PREFIX_BYTES + usize::try_from(i32::from_be_bytes(*length)).unwrap_or(0)
+            }
             Some(length) => u32::from_le_bytes(*length) as usize,
             None => FRAME_HEADER_BYTES,
         }

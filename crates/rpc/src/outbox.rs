@@ -11,6 +11,9 @@ use bytes::Bytes;
 use kera_protocol::frame::{FLAG_PUSH, FLAG_RESPONSE};
 use kera_protocol::{Body, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, Status};
 
+use crate::Framing;
+use crate::input::PREFIX_BYTES;
+
 /// Slices of one vectored write.
 pub(crate) const SLICES_MAX: usize = 64;
 /// A small buffer above this is given back when it is empty.
@@ -87,7 +90,17 @@ impl Outbox {
         let undo =
             Undo { parts: self.parts.len(), small_covered: self.small_covered, shared_queued: self.shared_queued };
         self.small.extend_from_slice(&header.to_bytes());
-        FrameWriter { outbox: self, start, undo, finished: false }
+        FrameWriter { outbox: self, start, undo, framing: Framing::Native, finished: false }
+    }
+
+    /// Starts a frame of a [`Framing::Prefixed`] connection; its length is filled in by [`FrameWriter::finish`].
+    #[inline]
+    pub fn begin_prefixed(&mut self) -> FrameWriter<'_> {
+        let start = self.small.len();
+        let undo =
+            Undo { parts: self.parts.len(), small_covered: self.small_covered, shared_queued: self.shared_queued };
+        self.small.extend_from_slice(&[0; PREFIX_BYTES]);
+        FrameWriter { outbox: self, start, undo, framing: Framing::Prefixed, finished: false }
     }
 
     /// Answers `request` with `body`.
@@ -230,6 +243,7 @@ pub struct FrameWriter<'a> {
     outbox: &'a mut Outbox,
     start: usize,
     undo: Undo,
+    framing: Framing,
     finished: bool,
 }
 
@@ -253,14 +267,19 @@ impl FrameWriter<'_> {
     /// Bytes of the body so far.
     pub fn body_bytes(&self) -> usize {
         let shared = self.outbox.shared_queued - self.undo.shared_queued;
-        self.outbox.small.len() - self.start - FRAME_HEADER_BYTES + shared
+        let head = if self.framing == Framing::Native { FRAME_HEADER_BYTES } else { PREFIX_BYTES };
+        self.outbox.small.len() - self.start - head + shared
     }
 
     /// Completes the frame: it will be sent.
     #[inline]
     pub fn finish(mut self) {
-        let frame_bytes = (FRAME_HEADER_BYTES + self.body_bytes()) as u32;
-        self.outbox.small[self.start..self.start + 4].copy_from_slice(&frame_bytes.to_le_bytes());
+        let body_bytes = self.body_bytes();
+        let length = match self.framing {
+            Framing::Native => ((FRAME_HEADER_BYTES + body_bytes) as u32).to_le_bytes(),
+            Framing::Prefixed => (body_bytes as u32).to_be_bytes(),
+        };
+        self.outbox.small[self.start..self.start + 4].copy_from_slice(&length);
         self.finished = true;
     }
 }

@@ -24,7 +24,7 @@ use tokio::task::LocalSet;
 
 use crate::input::{Budget, BufferPool};
 use crate::serving::{Serving, linger};
-use crate::{Peer, SessionFactory, SessionWaker};
+use crate::{Framing, Peer, SessionFactory, SessionWaker};
 
 /// Connections that the system completes before they are accepted here.
 const BACKLOG: i32 = 1024;
@@ -54,6 +54,8 @@ pub struct ServerConfig {
     pub stall_timeout: Duration,
     /// What the handshake answers. The server itself obeys `frame_bytes_max` and `idle_timeout_ms`.
     pub hello: HelloResponse,
+    /// How frames are told apart.
+    pub framing: Framing,
     /// The clock of [`Session::deadline_us`](crate::Session::deadline_us).
     pub clock: Arc<dyn Clock>,
 }
@@ -70,6 +72,7 @@ impl ServerConfig {
             handshake_timeout: Duration::from_secs(10),
             stall_timeout: Duration::from_secs(60),
             hello,
+            framing: Framing::Native,
             clock,
         }
     }
@@ -291,7 +294,9 @@ async fn accept(shared: Arc<Shared>, listener: std::net::TcpListener, mailboxes:
         let connections_max = shared.config.connections_max;
         if shared.connections.load(Ordering::Relaxed) >= connections_max {
             shared.refused.fetch_add(1, Ordering::Relaxed);
-            if let Ok(permit) = Arc::clone(&refusing).try_acquire_owned() {
+            if shared.config.framing == Framing::Native
+                && let Ok(permit) = Arc::clone(&refusing).try_acquire_owned()
+            {
                 tokio::task::spawn_local(refuse(stream, connections_max, permit));
             }
             continue;

@@ -22,7 +22,7 @@ use tokio::time::{Instant, Sleep};
 use crate::input::{BufferPool, Input, Read};
 use crate::outbox::{Outbox, SLICES_MAX};
 use crate::server::Shared;
-use crate::{Flow, Peer, Session, SessionFactory, SessionWaker};
+use crate::{Flow, Framing, Peer, Session, SessionFactory, SessionWaker};
 
 /// Bytes read and written in one turn before other connections have theirs.
 const TURN_BYTES: usize = 512 << 10;
@@ -96,6 +96,7 @@ pub(crate) struct Serving {
     input: Input,
     out: Outbox,
     greeted: bool,
+    framing: Framing,
     /// The first frame of the input was [`Flow::Blocked`] and nothing has happened since.
     blocked: bool,
     /// The first frame of the input has been offered before: also while stopping it is brought to its end.
@@ -131,6 +132,7 @@ impl Serving {
         pool: Rc<BufferPool>,
     ) -> Serving {
         let now = Instant::now();
+        let framing = shared.config.framing;
         Serving {
             session: factory.open(peer, waker.clone()),
             out: Outbox::new(shared.config.outbox_bytes_max),
@@ -138,8 +140,9 @@ impl Serving {
             stream,
             peer,
             waker,
-            input: Input::new(pool),
-            greeted: false,
+            input: Input::new(pool, framing),
+            greeted: framing == Framing::Prefixed,
+            framing,
             blocked: false,
             begun: false,
             waits_for_memory: false,
@@ -279,7 +282,7 @@ impl Serving {
                     continue;
                 }
             };
-            let flow = if self.greeted && is_spoken(&header) {
+            let flow = if self.framing == Framing::Prefixed || self.greeted && is_spoken(&header) {
                 self.session.on_frame(&header, body, &mut self.out)
             } else {
                 unusual_frame(&self.shared, &mut self.greeted, &header, body, &mut self.out)
@@ -293,7 +296,7 @@ impl Serving {
                     return Stopped::Blocked;
                 }
                 Flow::Close(reason) => {
-                    let rejected = !self.greeted || header.is_response();
+                    let rejected = self.framing == Framing::Prefixed || !self.greeted || header.is_response();
                     self.closing = Some(Closing { reason, rejected });
                 }
             }
@@ -305,6 +308,10 @@ impl Serving {
 
     /// Tells the peer what is wrong with its frame, whose header may be all there is, and closes.
     fn reject(&mut self, error: &ProtocolError) {
+        if self.framing == Framing::Prefixed {
+            self.closing = Some(Closing { reason: error.to_string(), rejected: true });
+            return;
+        }
         let mut header = FrameHeader::default();
         if let Some(bytes) = self.input.bytes().first_chunk::<16>() {
             header.op = u16::from_le_bytes([bytes[4], bytes[5]]);

@@ -23,6 +23,18 @@ pub struct Peer {
     pub io_thread: usize,
 }
 
+/// How frames are told apart on the connections of a server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Framing {
+    /// KerA's own protocol: a [`FrameHeader`] in front of every frame, and a handshake first.
+    #[default]
+    Native,
+    /// Four bytes, big-endian, say how many follow; no handshake. The session gets a header that says nothing but the length,
+    /// everything behind the prefix as body, and answers with [`Outbox::begin_prefixed`]. A peer whose frame is wrong is told
+    /// nothing before it is cut, since only the session knows how to.
+    Prefixed,
+}
+
 /// What became of a frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Flow {

@@ -111,7 +111,7 @@ impl Fatal {
                 "check owner, mode and free space, or choose another directory with --data".into()
             }
             Fatal::PortInUse { .. } => {
-                "stop what listens there, or choose another port with --listen or --http-listen".into()
+                "stop what listens there, or choose another port with --listen, --http-listen or --kafka-listen".into()
             }
             Fatal::Address { error, .. } if error.kind() == io::ErrorKind::PermissionDenied => {
                 "ports below 1024 need privileges; choose a higher one".into()

@@ -90,6 +90,8 @@ impl Place {
             "127.0.0.1:0",
             "--http-listen",
             "127.0.0.1:0",
+            "--kafka-listen",
+            "127.0.0.1:0",
             "--log-format",
             "json",
         ]

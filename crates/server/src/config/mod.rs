@@ -151,6 +151,19 @@ settings! {
         listen: Option<String> = Kind::OptionalAddress, "127.0.0.1:7071", "http-listen";
     }
 
+    /// The Kafka door: where Kafka clients connect. Connections, frames and timeouts are bounded as those of `[network]`.
+    kafka: KafkaSettings {
+        /// Where Kafka clients connect; `none` turns it off.
+        listen: Option<String> = Kind::OptionalAddress, "127.0.0.1:9092", "kafka-listen";
+        /// The address that Kafka clients are told to connect to, where it is not the one that is listened on; `none` is
+        /// that one.
+        advertised: Option<String> = Kind::OptionalAddress, "none", "kafka-advertised";
+        /// Whether a topic that a client names is made when it is not there.
+        auto_create: bool = Kind::Switch, "true", "kafka-auto-create";
+        /// Partitions of a topic that is made without saying how many.
+        partitions: u64 = Kind::Count(range(1, 131_072)), "1", "kafka-partitions";
+    }
+
     /// The arena: the shared memory that every append goes to first.
     arena: ArenaSettings {
         /// Its size, taken from the machine as it is used. `auto` is the least of 2 GiB, a quarter of the memory and
@@ -257,6 +270,15 @@ impl Config {
                 vec!["network.listen", "http.listen"],
                 format!("both are {http}; give one of them another port"),
             ));
+        }
+        if let Some(kafka) = &self.kafka.listen
+            && !kafka.ends_with(":0")
+        {
+            let others = [("network.listen", Some(&self.network.listen)), ("http.listen", self.http.listen.as_ref())];
+            for (name, _) in others.into_iter().filter(|(_, other)| *other == Some(kafka)) {
+                let message = format!("both are {kafka}; give one of them another port");
+                wrong.push((vec![name, "kafka.listen"], message));
+            }
         }
         let mut seen = vec![&self.node.data];
         for disk in &self.node.disks {

@@ -1,9 +1,10 @@
-//! What time brings: retention, leases that run out, quiet segments, warm memory, and a look at the disks. One thread, one
-//! turn a second.
+//! What time brings: retention, leases that run out, quiet segments, and a look at the disks: one thread, one turn a second.
+//! Beside it a thread that touches memory ahead of writers, when the processor has nothing better to do.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -15,47 +16,73 @@ use crate::units::MIB;
 
 /// Time between two turns.
 const TURN: Duration = Duration::from_secs(1);
-/// Arena memory that is touched ahead of writers in one turn.
-const WARM_BYTES: u64 = 64 * MIB;
+/// Arena memory that is touched at a time; afterwards the thread looks whether the node still runs.
+const WARM_BYTES: u64 = 2 * MIB;
+/// Time between two looks whether memory has been used up, while the node is written to.
+const WARM_PAUSE: Duration = Duration::from_millis(20);
+/// The thread that touches memory gets a processor only when nobody else wants it.
+const WARM_NICE: i32 = 19;
 
 /// The thread.
 pub(super) struct Maintenance {
-    stop: SyncSender<()>,
-    thread: JoinHandle<()>,
+    stops: [SyncSender<()>; 2],
+    threads: [JoinHandle<()>; 2],
 }
 
 impl Maintenance {
     pub(super) fn start(parts: Arc<Parts>) -> io::Result<Maintenance> {
+        let (stop_warming, warming_stopped) = sync_channel(1);
+        let warmed = Arc::clone(&parts);
+        let warming = std::thread::Builder::new()
+            .name("kera-warm".into())
+            .stack_size(512 << 10)
+            .spawn(move || warm(&warmed, &warming_stopped))?;
         let (stop, stopped) = sync_channel(1);
         let thread =
             std::thread::Builder::new().name("kera-maintain".into()).stack_size(512 << 10).spawn(move || {
-                let mut appended_before = 0;
                 while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
-                    turn(&parts, &mut appended_before);
+                    turn(&parts);
                 }
             })?;
-        Ok(Maintenance { stop, thread })
+        Ok(Maintenance { stops: [stop, stop_warming], threads: [thread, warming] })
     }
 
     pub(super) fn stop(self) {
-        drop(self.stop);
-        if self.thread.join().is_err() {
-            tracing::error!("maintenance ended with a panic");
+        drop(self.stops);
+        for thread in self.threads {
+            if thread.join().is_err() {
+                tracing::error!("maintenance ended with a panic");
+            }
         }
     }
 }
 
-fn turn(parts: &Parts, appended_before: &mut u64) {
+/// Touches memory ahead of writers, so that appends do not pay for page faults. An idle node keeps the machine's memory
+/// free: nothing is touched until something is appended.
+fn warm(parts: &Parts, stopped: &Receiver<()>) {
+    let this = rustix::thread::gettid();
+    if let Err(error) = rustix::process::setpriority_process(Some(this), WARM_NICE) {
+        tracing::debug!(%error, "memory is touched ahead at ordinary priority");
+    }
+    let mut appended_before = 0;
+    let mut pause = TURN;
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
+        let appended = parts.broker.metrics().bytes_appended.load(Ordering::Relaxed);
+        let is_written_to = std::mem::replace(&mut appended_before, appended) != appended;
+        let touched = if is_written_to { parts.log.arena().warm(WARM_BYTES) } else { 0 };
+        pause = match (is_written_to, touched) {
+            (false, _) => TURN,
+            (true, 0) => WARM_PAUSE,
+            (true, _) => Duration::ZERO,
+        };
+    }
+}
+
+fn turn(parts: &Parts) {
     let now_ms = parts.clock.now_ms();
     parts.broker.tick();
     parts.log.retain(now_ms);
     parts.log.close_idle(now_ms, i64::try_from(parts.config.writes.idle_close).unwrap_or(i64::MAX));
-    // An idle node keeps the machine's memory free; one that is written to should not pay for page faults.
-    let appended = parts.log.stats().bytes_appended;
-    if appended != *appended_before {
-        *appended_before = appended;
-        parts.log.arena().warm(WARM_BYTES);
-    }
     parts.readiness.set_problems(problems(parts));
 }
 

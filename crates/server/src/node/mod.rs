@@ -3,6 +3,7 @@
 //! Started by `kera serve` and, inside its own process, by `kera demo`. Owns all threads but the caller's. `start.rs`
 //! says what happens in which order at a start and why, `stop.rs` the same for a graceful stop.
 
+mod kafka;
 mod maintenance;
 mod start;
 mod status;
@@ -55,6 +56,7 @@ pub struct Node {
     parts: Arc<Parts>,
     address: SocketAddr,
     http: Option<HttpServer>,
+    kafka: Option<kafka::Kafka>,
     commands: (Arc<Commands>, JoinHandle<()>),
     maintenance: Maintenance,
     writers: Vec<JoinHandle<()>>,
@@ -79,6 +81,11 @@ impl Node {
     /// Where HTTP listens, if it does.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().map(|http| http.address)
+    }
+
+    /// Where Kafka clients connect, if they may.
+    pub fn kafka_address(&self) -> Option<SocketAddr> {
+        self.kafka.as_ref().map(kafka::Kafka::address)
     }
 
     /// Stops gracefully: requests under way are answered, everything is on disk, the arena's file is gone. Blocks; takes

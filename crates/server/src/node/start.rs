@@ -14,7 +14,7 @@
 //! | log: finish | appends may begin, in groups of this epoch |
 //! | virtual log writers | what was not durable yet becomes so |
 //! | applications | read from a stream, so the log must be whole |
-//! | listen | last: whoever connects is served |
+//! | listen, for Kafka clients too | last: whoever connects is served |
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -33,6 +33,7 @@ use kera_rpc::{RunningServer, Server, ServerConfig, SessionFactory};
 use kera_vlog::{ReplayError, SegmentCloser, VirtualLog, VirtualLogConfig};
 use parking_lot::Mutex;
 
+use super::kafka::Kafka;
 use super::maintenance::Maintenance;
 use super::{Node, Parts};
 use crate::config::Config;
@@ -111,6 +112,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         Arc::new(NodeSessions { broker, coordinator, commands: commands.0.clone() });
     let server = listen(config, &parts, sessions.clone())?;
     let address = server.local_addr();
+    let kafka = Kafka::start(config, &parts)?;
     *parts.server.lock() = Some(server);
     let maintenance = Maintenance::start(parts.clone()).map_err(|error| no_thread("maintenance", error))?;
     let metrics = {
@@ -119,7 +121,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     };
     let _ = http_state.node.set(HttpNode { sessions, clock, metrics: Arc::new(metrics) });
     readiness.enter(Phase::Serving);
-    let node = Node { parts, address, http, commands, maintenance, writers, store_threads, lock };
+    let node = Node { parts, address, http, kafka, commands, maintenance, writers, store_threads, lock };
     tell(&node, &summary);
     Ok(node)
 }
@@ -130,6 +132,7 @@ fn tell(node: &Node, summary: &Summary) {
     tracing::info!(
         listen = %node.address,
         http,
+        kafka = node.kafka_address().map_or_else(|| "none".to_owned(), |address| address.to_string()),
         data = %parts.config.node.data.display(),
         node = parts.identity.node_text(),
         epoch = parts.identity.epoch,
@@ -154,7 +157,7 @@ fn lock(data: &Path) -> Result<DirLock, Fatal> {
     })
 }
 
-fn no_thread(what: &'static str, error: std::io::Error) -> Fatal {
+pub(super) fn no_thread(what: &'static str, error: std::io::Error) -> Fatal {
     Fatal::Resources { what, error }
 }
 
@@ -275,6 +278,7 @@ fn recover(
     log.set_sinks(Arc::new(sinks));
     for virtual_log in &virtual_logs {
         virtual_log.set_closer(Arc::new(Close(log.clone())));
+        virtual_log.set_write_through(store.clone());
     }
     let broker = Broker::new(broker_config(config, identity), log.clone(), clock.clone());
     for stream in coordinator.streams() {
@@ -290,6 +294,7 @@ fn recover(
     for virtual_log in &virtual_logs {
         replay(virtual_log, &log, summary)?;
     }
+    store.replayed();
     Ok(Recovered { log, store, store_threads, virtual_logs, broker })
 }
 
@@ -456,7 +461,7 @@ fn listen(config: &Config, parts: &Parts, sessions: Arc<dyn SessionFactory>) -> 
     Server::start(server, sessions).map_err(|error| Fatal::listen("the node", address, error))
 }
 
-fn resolve(address: &str) -> std::io::Result<SocketAddr> {
+pub(super) fn resolve(address: &str) -> std::io::Result<SocketAddr> {
     let found = address.to_socket_addrs()?.next();
     found.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::NotFound, "the host has no address"))
 }

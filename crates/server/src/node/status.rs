@@ -70,6 +70,7 @@ impl Parts {
             all.chunks += one.chunks;
             all.chunk_bytes += one.chunk_bytes;
             all.block_bytes += one.block_bytes;
+            all.through_bytes += one.through_bytes;
             all.failures += one.failures;
             all.disk_us += one.disk_us;
             all.disk_us_max = all.disk_us_max.max(one.disk_us_max);

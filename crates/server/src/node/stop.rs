@@ -20,12 +20,15 @@ use crate::readiness::Phase;
 pub(super) fn stop(node: Node) {
     let started = Instant::now();
     let timeout = node.stop_timeout();
-    let Node { parts, http, commands, maintenance, writers, store_threads, lock, .. } = node;
+    let Node { parts, http, kafka, commands, maintenance, writers, store_threads, lock, .. } = node;
     parts.readiness.enter(Phase::Draining);
     parts.broker.stop();
     let server = parts.server.lock().take();
     if let Some(server) = server {
         server.stop(timeout);
+    }
+    if let Some(kafka) = kafka {
+        kafka.stop(timeout);
     }
     maintenance.stop();
     parts.log.close_all();

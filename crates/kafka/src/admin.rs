@@ -1,0 +1,423 @@
+//! Requests about the node and its topics: what is answered from memory, and what is a command that waits for a disk.
+//!
+//! [`answer`] runs on the I/O thread of the connection; what [`command`] makes runs on the door's thread for commands.
+
+use kafka_protocol::ResponseError;
+use kafka_protocol::messages::alter_configs_response::AlterConfigsResourceResponse as Altered;
+use kafka_protocol::messages::create_partitions_response::CreatePartitionsTopicResult;
+use kafka_protocol::messages::create_topics_request::CreatableTopic;
+use kafka_protocol::messages::create_topics_response::{CreatableTopicConfigs, CreatableTopicResult};
+use kafka_protocol::messages::delete_topics_response::DeletableTopicResult;
+use kafka_protocol::messages::describe_cluster_response::DescribeClusterBroker;
+use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
+use kafka_protocol::messages::describe_configs_response::{DescribeConfigsResourceResult, DescribeConfigsResult};
+use kafka_protocol::messages::incremental_alter_configs_response::AlterConfigsResourceResponse as AlteredOne;
+use kafka_protocol::messages::*;
+use kafka_protocol::protocol::{Encodable, StrBytes};
+use kera_coordinator::CoordinatorError;
+use kera_format::limits::name_is_valid;
+use kera_format::{ProducerId as LogProducerId, StreamOptions};
+use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, StreamInfo, StreamRef};
+
+use crate::configs::{self, Type};
+use crate::door::{Command, Door, NODE_ID, partitions_of};
+use crate::session::{Request, decode, encode};
+use crate::wire::Malformed;
+
+/// Kinds of resources that have configurations.
+const TOPIC: i8 = 2;
+const BROKER: i8 = 4;
+/// Where a setting comes from: set on the topic, the node's own, the default.
+const SOURCE_TOPIC: i8 = 1;
+const SOURCE_NODE: i8 = 4;
+const SOURCE_DEFAULT: i8 = 5;
+/// What IncrementalAlterConfigs can do with a setting.
+const SET: i8 = 0;
+const DELETE: i8 = 1;
+
+type Refusal = (ResponseError, String);
+
+fn text(text: impl Into<String>) -> StrBytes {
+    StrBytes::from_string(text.into())
+}
+
+/// Answers a request from memory.
+pub(crate) fn answer(door: &Door, request: &Request, body: &[u8]) -> Result<Vec<u8>, Malformed> {
+    match request.api.key {
+        ApiKey::Metadata => encode(request, &crate::metadata::answer(door, request.version, decode(request, body)?)),
+        ApiKey::DescribeCluster => encode(request, &describe_cluster(door, &decode(request, body)?)),
+        ApiKey::DescribeConfigs => encode(request, &describe_configs(door, decode(request, body)?)),
+        key => Err(Malformed::Decode(format!("{key:?} is advertised and not served"))),
+    }
+}
+
+/// The command that a request is, if it may have to wait for a disk.
+pub(crate) fn command(door: &Door, request: &Request, body: &[u8]) -> Result<Option<Command>, Malformed> {
+    let request = *request;
+    Ok(Some(match request.api.key {
+        ApiKey::Metadata => {
+            let asked = decode(&request, body)?;
+            if !crate::metadata::creates(door, request.version, &asked) {
+                return Ok(None);
+            }
+            run(request, move |door| {
+                crate::metadata::create(door, &asked);
+                crate::metadata::answer(door, request.version, asked)
+            })
+        }
+        ApiKey::CreateTopics => {
+            let asked: CreateTopicsRequest = decode(&request, body)?;
+            run(request, move |door| create_topics(door, &asked))
+        }
+        ApiKey::DeleteTopics => {
+            let asked: DeleteTopicsRequest = decode(&request, body)?;
+            run(request, move |door| delete_topics(door, request.version, &asked))
+        }
+        ApiKey::CreatePartitions => {
+            let asked: CreatePartitionsRequest = decode(&request, body)?;
+            run(request, move |door| create_partitions(door, &asked))
+        }
+        ApiKey::AlterConfigs => {
+            let asked: AlterConfigsRequest = decode(&request, body)?;
+            run(request, move |door| alter_configs(door, asked))
+        }
+        ApiKey::IncrementalAlterConfigs => {
+            let asked: IncrementalAlterConfigsRequest = decode(&request, body)?;
+            run(request, move |door| incremental_alter_configs(door, asked))
+        }
+        ApiKey::InitProducerId => {
+            let asked: InitProducerIdRequest = decode(&request, body)?;
+            run(request, move |door| init_producer(door, &asked))
+        }
+        _ => return Ok(None),
+    }))
+}
+
+fn run<R: Encodable + 'static>(request: Request, work: impl FnOnce(&Door) -> R + Send + 'static) -> Command {
+    Box::new(move |door| {
+        encode(&request, &work(door)).unwrap_or_else(|error| {
+            tracing::error!(key = ?request.api.key, version = request.version, %error, "an answer cannot be encoded");
+            Vec::new()
+        })
+    })
+}
+
+fn refusal(error: &CoordinatorError) -> Refusal {
+    let code = match error {
+        CoordinatorError::StreamExists { .. } => ResponseError::TopicAlreadyExists,
+        CoordinatorError::NoSuchStream { .. } => ResponseError::UnknownTopicOrPartition,
+        CoordinatorError::BadName { .. } => ResponseError::InvalidTopicException,
+        CoordinatorError::BadOptions { .. } => ResponseError::InvalidConfig,
+        CoordinatorError::Limit { .. } => ResponseError::PolicyViolation,
+        CoordinatorError::NoSuchProducer(_) => ResponseError::UnknownProducerId,
+        CoordinatorError::Disk(_) => ResponseError::KafkaStorageError,
+        CoordinatorError::Protocol(_) => ResponseError::InvalidRequest,
+    };
+    (code, error.to_string())
+}
+
+fn describe_cluster(door: &Door, asked: &DescribeClusterRequest) -> DescribeClusterResponse {
+    let (host, port) = door.advertised();
+    let broker =
+        DescribeClusterBroker::default().with_broker_id(BrokerId(NODE_ID)).with_host(text(host)).with_port(port);
+    DescribeClusterResponse::default()
+        .with_endpoint_type(asked.endpoint_type)
+        .with_cluster_id(text(door.cluster_id()))
+        .with_controller_id(BrokerId(NODE_ID))
+        .with_brokers(vec![broker])
+        .with_cluster_authorized_operations(i32::MIN)
+}
+
+/// The options of a topic that is to be made.
+fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refusal> {
+    let refuse = |error, why: &str| Err((error, why.to_owned()));
+    if !matches!(topic.replication_factor, -1 | 1) {
+        return refuse(ResponseError::InvalidReplicationFactor, "there is one node: the replication factor is 1, or -1");
+    }
+    let mut partitions = topic.num_partitions;
+    if !topic.assignments.is_empty() {
+        if topic.assignments.iter().any(|assigned| assigned.broker_ids != [BrokerId(NODE_ID)]) {
+            return refuse(ResponseError::InvalidReplicaAssignment, "there is one node: every partition is on 1");
+        }
+        let mut seen: Vec<i32> = topic.assignments.iter().map(|assigned| assigned.partition_index).collect();
+        seen.sort_unstable();
+        if seen.iter().enumerate().any(|(at, index)| usize::try_from(*index) != Ok(at)) {
+            return refuse(ResponseError::InvalidReplicaAssignment, "partitions are numbered from 0 on");
+        }
+        partitions = seen.len() as i32;
+    }
+    let mut options = StreamOptions { streamlets: door.config.partitions_default, ..StreamOptions::default() };
+    if partitions != -1 {
+        match u32::try_from(partitions) {
+            Ok(count @ 1..=kera_format::limits::STREAMLETS_MAX) => options.streamlets = count,
+            _ => return refuse(ResponseError::InvalidPartitions, "a topic has 1 to 131072 partitions"),
+        }
+    }
+    for config in &topic.configs {
+        let value = config.value.as_ref().map(|value| &**value);
+        configs::set(&mut options, &config.name, value).map_err(|why| (ResponseError::InvalidConfig, why))?;
+    }
+    Ok(options)
+}
+
+/// Makes a stream for a topic, or only looks whether it could be made.
+pub(crate) fn create_topic(
+    door: &Door,
+    name: &str,
+    options: StreamOptions,
+    validate_only: bool,
+) -> Result<Option<StreamInfo>, Refusal> {
+    if !name_is_valid(name) || name.starts_with("_kera.") {
+        let why = "a topic's name has 1 to 249 of a-z A-Z 0-9 . _ - and does not start with `_kera.`";
+        return Err((ResponseError::InvalidTopicException, why.to_owned()));
+    }
+    if validate_only {
+        let wrong = options.check();
+        if door.info(name).is_some() {
+            return Err((ResponseError::TopicAlreadyExists, format!("topic `{name}` exists")));
+        }
+        let sentences: Vec<String> = wrong.iter().map(ToString::to_string).collect();
+        return if wrong.is_empty() { Ok(None) } else { Err((ResponseError::InvalidConfig, sentences.join("; "))) };
+    }
+    let create = CreateStream { name: name.to_owned(), options, if_not_exists: false };
+    door.coordinator.create_stream(&create).map(Some).map_err(|error| refusal(&error))
+}
+
+fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsResponse {
+    let one = |topic: &CreatableTopic| -> Result<CreatableTopicResult, Refusal> {
+        if asked.topics.iter().filter(|other| other.name == topic.name).count() > 1 {
+            return Err((ResponseError::InvalidRequest, "the topic is named twice".to_owned()));
+        }
+        let options = options_of(door, topic)?;
+        let made = create_topic(door, &topic.name, options.clone(), asked.validate_only)?;
+        let configs = configs::describe(&options).into_iter().map(|one| {
+            CreatableTopicConfigs::default()
+                .with_name(text(one.name))
+                .with_value(Some(text(one.value)))
+                .with_read_only(one.read_only)
+                .with_config_source(if one.is_default { SOURCE_DEFAULT } else { SOURCE_TOPIC })
+        });
+        Ok(CreatableTopicResult::default()
+            .with_topic_id(made.map(|info| door.topic_id(info.id)).unwrap_or_default())
+            .with_num_partitions(partitions_of(&options) as i32)
+            .with_replication_factor(1)
+            .with_configs(Some(configs.collect())))
+    };
+    let topics = asked.topics.iter().map(|topic| {
+        let result = one(topic).unwrap_or_else(|(error, why)| {
+            CreatableTopicResult::default()
+                .with_error_code(error.code())
+                .with_error_message(Some(text(why)))
+                .with_num_partitions(-1)
+                .with_replication_factor(-1)
+                .with_configs(None)
+        });
+        result.with_name(topic.name.clone())
+    });
+    CreateTopicsResponse::default().with_topics(topics.collect())
+}
+
+fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> DeleteTopicsResponse {
+    let delete = |info: Option<StreamInfo>, unknown: ResponseError| {
+        let answer = DeletableTopicResult::default();
+        let Some(info) = info else {
+            return answer.with_error_code(unknown.code()).with_error_message(Some(text("there is no such topic")));
+        };
+        let name = TopicName(text(info.name.clone()));
+        let answer = answer.with_name(Some(name)).with_topic_id(door.topic_id(info.id));
+        match door.coordinator.delete_stream(&StreamRef::Id(info.id)) {
+            Ok(_) => answer,
+            Err(error) => {
+                let (code, why) = refusal(&error);
+                answer.with_error_code(code.code()).with_error_message(Some(text(why)))
+            }
+        }
+    };
+    let by_name = |name: &TopicName| {
+        delete(door.info(name), ResponseError::UnknownTopicOrPartition).with_name(Some(name.clone()))
+    };
+    let responses = if version >= 6 {
+        asked.topics.iter().map(|topic| match &topic.name {
+            Some(name) => by_name(name),
+            None => {
+                delete(door.info_of(topic.topic_id), ResponseError::UnknownTopicId).with_topic_id(topic.topic_id)
+            }
+        })
+        .collect()
+    } else {
+        asked.topic_names.iter().map(by_name).collect()
+    };
+    DeleteTopicsResponse::default().with_responses(responses)
+}
+
+fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePartitionsResponse {
+    let grow = |name: &str, count: i32| -> Result<(), Refusal> {
+        let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
+        let info = door.info(name).ok_or_else(unknown)?;
+        let has = partitions_of(&info.options);
+        let refuse = |why: String| Err((ResponseError::InvalidPartitions, why));
+        let Some(count) = u32::try_from(count).ok().filter(|count| *count > has) else {
+            return refuse(format!("the topic has {has} partitions, and can only get more"));
+        };
+        if !count.is_multiple_of(info.options.lanes) {
+            return refuse(format!("the topic's partitions are a multiple of its {} lanes", info.options.lanes));
+        }
+        if asked.validate_only {
+            return Ok(());
+        }
+        let changes = StreamChanges { streamlets: Some(count / info.options.lanes), ..StreamChanges::default() };
+        match door.coordinator.alter_stream(&StreamRef::Id(info.id), &changes) {
+            Ok(_) => Ok(()),
+            Err(CoordinatorError::BadOptions { mistakes }) => refuse(mistakes.join("; ")),
+            Err(error) => Err(refusal(&error)),
+        }
+    };
+    let results = asked.topics.iter().map(|topic| {
+        let answer = CreatePartitionsTopicResult::default().with_name(topic.name.clone());
+        match grow(&topic.name, topic.count) {
+            Ok(()) => answer,
+            Err((error, why)) => answer.with_error_code(error.code()).with_error_message(Some(text(why))),
+        }
+    });
+    CreatePartitionsResponse::default().with_results(results.collect())
+}
+
+fn describe_configs(door: &Door, asked: DescribeConfigsRequest) -> DescribeConfigsResponse {
+    let results = asked.resources.into_iter().map(|resource| {
+        let answer = DescribeConfigsResult::default()
+            .with_resource_type(resource.resource_type)
+            .with_resource_name(resource.resource_name.clone());
+        match described(door, &resource) {
+            Ok(configs) => answer.with_configs(configs),
+            Err((error, why)) => answer.with_error_code(error.code()).with_error_message(Some(text(why))),
+        }
+    });
+    DescribeConfigsResponse::default().with_results(results.collect())
+}
+
+fn described(door: &Door, resource: &DescribeConfigsResource) -> Result<Vec<DescribeConfigsResourceResult>, Refusal> {
+    let entry = |name: &'static str, value: String, source: i8, read_only: bool, kind: Type| {
+        DescribeConfigsResourceResult::default()
+            .with_name(text(name))
+            .with_value(Some(text(value)))
+            .with_config_source(source)
+            .with_read_only(read_only)
+            .with_config_type(kind as i8)
+    };
+    let mut entries = match resource.resource_type {
+        TOPIC => {
+            let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
+            let info = door.info(&resource.resource_name).ok_or_else(unknown)?;
+            let all = configs::describe(&info.options).into_iter();
+            let source = |is_default| if is_default { SOURCE_DEFAULT } else { SOURCE_TOPIC };
+            all.map(|one| entry(one.name, one.value, source(one.is_default), one.read_only, one.kind)).collect()
+        }
+        BROKER => {
+            let config = &door.config;
+            vec![
+                entry("auto.create.topics.enable", config.auto_create.to_string(), SOURCE_NODE, true, Type::String),
+                entry("num.partitions", config.partitions_default.to_string(), SOURCE_NODE, true, Type::Int),
+                entry("default.replication.factor", "1".to_owned(), SOURCE_NODE, true, Type::Int),
+            ]
+        }
+        _ => return Err((ResponseError::InvalidRequest, "topics (2) and brokers (4) have configurations".to_owned())),
+    };
+    if let Some(keys) = &resource.configuration_keys {
+        entries.retain(|entry: &DescribeConfigsResourceResult| keys.contains(&entry.name));
+    }
+    Ok(entries)
+}
+
+/// Changes the options of a topic.
+fn alter(
+    door: &Door,
+    kind: i8,
+    name: &str,
+    validate_only: bool,
+    change: impl FnOnce(&mut StreamOptions) -> Result<(), String>,
+) -> Result<(), Refusal> {
+    if kind != TOPIC {
+        let why = "only the settings of topics can be changed; those of the node are in its configuration";
+        return Err((ResponseError::InvalidRequest, why.to_owned()));
+    }
+    let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
+    let info = door.info(name).ok_or_else(unknown)?;
+    let mut options = info.options.clone();
+    change(&mut options).map_err(|why| (ResponseError::InvalidConfig, why))?;
+    let changes = configs::changes(&info.options, &options);
+    if validate_only || changes.is_empty() {
+        return Ok(());
+    }
+    let altered = door.coordinator.alter_stream(&StreamRef::Id(info.id), &changes);
+    altered.map(drop).map_err(|error| refusal(&error))
+}
+
+fn alter_configs(door: &Door, asked: AlterConfigsRequest) -> AlterConfigsResponse {
+    let validate_only = asked.validate_only;
+    let responses = asked.resources.into_iter().map(|resource| {
+        let done = alter(door, resource.resource_type, &resource.resource_name, validate_only, |options| {
+            // What is not named goes back to its default.
+            for one in configs::describe(&options.clone()) {
+                configs::set(options, one.name, None)?;
+            }
+            let mut all = resource.configs.iter();
+            all.try_for_each(|one| configs::set(options, &one.name, one.value.as_ref().map(|value| &**value)))
+        });
+        let answer = Altered::default()
+            .with_resource_type(resource.resource_type)
+            .with_resource_name(resource.resource_name.clone());
+        match done {
+            Ok(()) => answer,
+            Err((error, why)) => answer.with_error_code(error.code()).with_error_message(Some(text(why))),
+        }
+    });
+    AlterConfigsResponse::default().with_responses(responses.collect())
+}
+
+fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse {
+    let validate_only = asked.validate_only;
+    let responses = asked.resources.into_iter().map(|resource| {
+        let done = alter(door, resource.resource_type, &resource.resource_name, validate_only, |options| {
+            resource.configs.iter().try_for_each(|one| match one.config_operation {
+                SET => configs::set(options, &one.name, one.value.as_ref().map(|value| &**value)),
+                DELETE => configs::set(options, &one.name, None),
+                _ => Err(format!("{}: lists are set as a whole", &*one.name)),
+            })
+        });
+        let answer = AlteredOne::default()
+            .with_resource_type(resource.resource_type)
+            .with_resource_name(resource.resource_name.clone());
+        match done {
+            Ok(()) => answer,
+            Err((error, why)) => answer.with_error_code(error.code()).with_error_message(Some(text(why))),
+        }
+    });
+    IncrementalAlterConfigsResponse::default().with_responses(responses.collect())
+}
+
+/// An id for a producer, or the next epoch of one that has an id.
+fn init_producer(door: &Door, asked: &InitProducerIdRequest) -> InitProducerIdResponse {
+    let failed = |error: ResponseError| {
+        InitProducerIdResponse::default()
+            .with_error_code(error.code())
+            .with_producer_id(ProducerId(-1))
+            .with_producer_epoch(-1)
+    };
+    if asked.transactional_id.is_some() {
+        return failed(ResponseError::UnsupportedVersion);
+    }
+    let known = (asked.producer_id.0 > 0).then(|| LogProducerId(asked.producer_id.0.cast_unsigned()));
+    let mut allocated = door.coordinator.allocate_producer(known);
+    if matches!(&allocated, Ok(one) if i16::try_from(one.producer_epoch.0).is_err())
+        || matches!(&allocated, Err(CoordinatorError::NoSuchProducer(_)))
+    {
+        // Kafka's epochs are signed, so half of them are there; and an id of another cluster is replaced.
+        allocated = door.coordinator.allocate_producer(None);
+    }
+    match allocated {
+        Ok(AllocatedProducer { producer_id, producer_epoch }) => InitProducerIdResponse::default()
+            .with_producer_id(ProducerId(producer_id.0.cast_signed()))
+            .with_producer_epoch(producer_epoch.0.cast_signed()),
+        Err(error) => failed(refusal(&error).0),
+    }
+}

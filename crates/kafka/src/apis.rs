@@ -1,0 +1,82 @@
+//! Which requests are served, in which versions, and what each looks like on the wire.
+//!
+//! One table, [`APIS`], is what `ApiVersions` tells clients and what every request is walked along before it is decoded
+//! ([`crate::shape`]). Clients choose their features by this table, so a request is in it only if it is served whole.
+//!
+//! # How a shape is written
+//!
+//! `b` a byte, `h` `i` `l` integers of 2, 4, 8 bytes, `u` an id of 16, `s` a string, `y` bytes, `[…]` an array, `(…)` a
+//! structure in an array (which in flexible versions ends with tagged fields); `3+{…}` and `2-4{…}` are there in those
+//! versions only. A request as a whole is a structure too.
+
+use kafka_protocol::messages::ApiKey;
+
+/// A request that is served.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Api {
+    pub(crate) key: ApiKey,
+    /// The versions that are advertised.
+    pub(crate) min: i16,
+    pub(crate) max: i16,
+    /// From this version on lengths are varints and structures end with tagged fields.
+    pub(crate) flexible: i16,
+    pub(crate) shape: &'static str,
+}
+
+const fn api(key: ApiKey, min: i16, max: i16, flexible: i16, shape: &'static str) -> Api {
+    Api { key, min, max, flexible, shape }
+}
+
+/// All of them. Produce says 0, since clients of the librdkafka family probe for it; versions below 3 carry record formats
+/// that are not kept, and are answered with an error per partition.
+pub(crate) const APIS: &[Api] = &[
+    api(ApiKey::Produce, 0, 13, 9, "3+{s}hi[(0-12{s}13+{u}[(iy)])]"),
+    api(
+        ApiKey::Fetch,
+        4,
+        17,
+        12,
+        "4-14{i}iiib7+{ii}[(0-12{s}13+{u}[(i9+{i}l12+{i}5+{l}i)])]7+{[(7-12{s}13+{u}[i])]}11+{s}",
+    ),
+    api(ApiKey::ListOffsets, 1, 10, 6, "i2+{b}[(s[(i4+{i}l)])]10+{i}"),
+    api(ApiKey::Metadata, 0, 13, 9, "[(10+{u}s)]4+{b}8-10{b}8+{b}"),
+    api(ApiKey::ApiVersions, 0, 4, 3, "3+{ss}"),
+    api(ApiKey::CreateTopics, 2, 7, 5, "[(sih[(i[i])][(ss)])]ib"),
+    api(ApiKey::DeleteTopics, 1, 6, 4, "6+{[(su)]}1-5{[s]}i"),
+    api(ApiKey::InitProducerId, 0, 5, 2, "si3+{lh}"),
+    api(ApiKey::OffsetForLeaderEpoch, 2, 4, 4, "3+{i}[(s[(iii)])]"),
+    api(ApiKey::DescribeConfigs, 1, 4, 4, "[(bs[s])]b3+{b}"),
+    api(ApiKey::AlterConfigs, 0, 2, 2, "[(bs[(ss)])]b"),
+    api(ApiKey::CreatePartitions, 0, 3, 2, "[(si[([i])])]ib"),
+    api(ApiKey::IncrementalAlterConfigs, 0, 1, 1, "[(bs[(sbs)])]b"),
+    api(ApiKey::DescribeCluster, 0, 2, 0, "b1+{b}2+{b}"),
+];
+
+/// The entry of a request, if it is served in any version.
+pub(crate) fn find(key: i16) -> Option<&'static Api> {
+    APIS.iter().find(|api| api.key as i16 == key)
+}
+
+impl Api {
+    pub(crate) fn is_flexible(&self, version: i16) -> bool {
+        version >= self.flexible
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_fits_the_schemas() {
+        for api in APIS {
+            let known = api.key.valid_versions();
+            assert!(api.max <= known.max, "{:?}", api.key);
+            assert!(api.min >= known.min || api.key == ApiKey::Produce, "{:?}", api.key);
+            for version in api.min.max(known.min)..=api.max {
+                let flexible = api.key.request_header_version(version) >= 2;
+                assert_eq!(api.is_flexible(version), flexible, "{:?} v{version}", api.key);
+            }
+        }
+    }
+}

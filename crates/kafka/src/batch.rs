@@ -1,0 +1,378 @@
+//! Record batches: what is checked of one that a producer sends, and how native records become one for a Kafka reader.
+//!
+//! ```text
+//! offset  bytes  field
+//!      0      8  base_offset       patched on the way out: the ordinal of the first record
+//!      8      4  batch_length      of what follows
+//!     12      4  leader_epoch      patched on the way out
+//!     16      1  magic             2
+//!     17      4  crc               CRC-32C of everything from 21 on: of nothing that is patched
+//!     21      2  attributes        bits 0-2 compression, 3 timestamp type, 4 transactional, 5 control
+//!     23      4  last_offset_delta
+//!     27      8  base_timestamp
+//!     35      8  max_timestamp
+//!     43      8  producer_id
+//!     51      2  producer_epoch
+//!     53      4  base_sequence
+//!     57      4  records_count
+//!     61      …  records
+//! ```
+//! Pure. Records are not looked into on the way in: what is checked is the header, whose count moves the offsets, and, while the
+//! chunk is copied, the checksum.
+
+use kafka_protocol::ResponseError;
+use kera_format::checksum::crc32c;
+use kera_format::chunk::NO_TIMESTAMP;
+use kera_format::{ChunkView, FormatError, RecordView, Records};
+
+/// Bytes of a batch before its records.
+pub(crate) const BATCH_HEADER_BYTES: usize = 61;
+/// What is patched on the way out: base offset, length, leader epoch.
+pub(crate) const PATCHED_BYTES: usize = 16;
+/// From here on the batch is covered by its checksum.
+pub(crate) const CHECKED_FROM: usize = 21;
+/// The leader epoch of every partition: a partition does not move while there is one node.
+pub(crate) const LEADER_EPOCH: i32 = 0;
+/// The least that a record takes: its length, attributes, two deltas, two lengths and a count, a byte each.
+const RECORD_BYTES_MIN: usize = 7;
+
+const COMPRESSION: i16 = 7;
+const LOG_APPEND_TIME: i16 = 8;
+const TRANSACTIONAL: i16 = 16;
+const CONTROL: i16 = 32;
+
+/// What the broker has to know of a batch that a producer sends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BatchHeader {
+    pub(crate) crc: u32,
+    pub(crate) record_count: u32,
+    /// [`NO_TIMESTAMP`] if there is none.
+    pub(crate) max_timestamp_ms: i64,
+    /// -1: not deduplicated.
+    pub(crate) producer_id: i64,
+    pub(crate) producer_epoch: i16,
+    pub(crate) base_sequence: i32,
+}
+
+/// Why a batch is refused: Kafka's error and a sentence.
+pub(crate) type Refused = (ResponseError, &'static str);
+
+fn be<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    let mut field = [0; N];
+    field.copy_from_slice(&bytes[at..at + N]);
+    field
+}
+
+fn i16_at(bytes: &[u8], at: usize) -> i16 {
+    i16::from_be_bytes(be(bytes, at))
+}
+fn i32_at(bytes: &[u8], at: usize) -> i32 {
+    i32::from_be_bytes(be(bytes, at))
+}
+fn i64_at(bytes: &[u8], at: usize) -> i64 {
+    i64::from_be_bytes(be(bytes, at))
+}
+
+impl BatchHeader {
+    /// Checks the header of the one batch that `bytes` must be; the checksum is not verified here.
+    pub(crate) fn check(bytes: &[u8]) -> Result<BatchHeader, Refused> {
+        let refuse = |why| Err((ResponseError::InvalidRecord, why));
+        // The magic is at the same place in all formats that there were.
+        if bytes.len() > 16 && bytes[16] != 2 {
+            return Err((ResponseError::UnsupportedForMessageFormat, "only record batches of magic 2 are kept"));
+        }
+        if bytes.len() < BATCH_HEADER_BYTES {
+            return Err((ResponseError::CorruptMessage, "the batch is shorter than its header"));
+        }
+        match usize::try_from(i32_at(bytes, 8)) {
+            Ok(length) if length + 12 == bytes.len() => {}
+            Ok(length) if (BATCH_HEADER_BYTES - 12..bytes.len() - 12).contains(&length) => {
+                return refuse("a request carries one batch per partition");
+            }
+            _ => return Err((ResponseError::CorruptMessage, "the batch's length is not that of what was sent")),
+        }
+        let attributes = i16_at(bytes, 21);
+        if attributes & CONTROL != 0 {
+            return refuse("clients write no control batches");
+        }
+        if attributes & TRANSACTIONAL != 0 {
+            return Err((ResponseError::InvalidTxnState, "transactions are not served"));
+        }
+        if attributes & COMPRESSION > 4 {
+            return Err((ResponseError::UnsupportedCompressionType, "compression is 0 to 4"));
+        }
+        if attributes & LOG_APPEND_TIME != 0 {
+            return Err((ResponseError::InvalidTimestamp, "producers set the time of creation"));
+        }
+        let count = i32_at(bytes, 57);
+        let delta = i32_at(bytes, 23);
+        if count < 1 || delta != count - 1 {
+            return refuse("the last offset delta is not one less than the count of records");
+        }
+        let record_count = count.cast_unsigned();
+        let room = (bytes.len() - BATCH_HEADER_BYTES) / RECORD_BYTES_MIN;
+        if attributes & COMPRESSION == 0 && record_count as usize > room {
+            return refuse("the batch is too small for the records that it counts");
+        }
+        let max_timestamp = i64_at(bytes, 35);
+        let (producer_id, producer_epoch, base_sequence) = (i64_at(bytes, 43), i16_at(bytes, 51), i32_at(bytes, 53));
+        if producer_id < -1 || producer_id >= 0 && (producer_epoch < 0 || base_sequence < 0) {
+            return refuse("producer id, epoch and sequence do not fit");
+        }
+        if producer_id == 0 {
+            return Err((ResponseError::UnknownProducerId, "producer id 0 is never given out"));
+        }
+        Ok(BatchHeader {
+            crc: u32::from_be_bytes(be(bytes, 17)),
+            record_count,
+            max_timestamp_ms: if max_timestamp < 0 { NO_TIMESTAMP } else { max_timestamp },
+            producer_id,
+            producer_epoch,
+            base_sequence,
+        })
+    }
+
+    /// The sequence of the batch's last record, which is what its chunk's header says.
+    pub(crate) fn last_sequence(&self) -> u64 {
+        (u64::from(self.base_sequence.max(0).cast_unsigned()) + u64::from(self.record_count - 1)) % (1 << 31)
+    }
+}
+
+/// The bytes of a stored batch that are patched on the way out.
+pub(crate) fn patched_head(batch: &[u8], base_ordinal: u64) -> [u8; PATCHED_BYTES] {
+    let mut head = [0; PATCHED_BYTES];
+    head[..8].copy_from_slice(&base_ordinal.to_be_bytes());
+    head[8..12].copy_from_slice(&batch[8..12]);
+    head[12..].copy_from_slice(&LEADER_EPOCH.to_be_bytes());
+    head
+}
+
+/// A native chunk's records as one batch, uncompressed. Secondary keys become headers named `key`, a version one named
+/// `version` (eight bytes, big-endian). A record without a timestamp has that of its chunk's append.
+pub(crate) fn from_native(
+    chunk: &ChunkView<'_>,
+    base_ordinal: u64,
+    append_time_ms: i64,
+) -> Result<Vec<u8>, FormatError> {
+    let payload = chunk.uncompressed()?;
+    let count = chunk.header().record_count;
+    let mut batch = Vec::with_capacity(BATCH_HEADER_BYTES + payload.len() + count as usize * 4);
+    batch.resize(BATCH_HEADER_BYTES, 0);
+    let (mut base_timestamp, mut max_timestamp) = (None, i64::MIN);
+    let mut delta = 0;
+    let mut scratch = Vec::new();
+    for record in Records::new(&payload) {
+        let record = record?;
+        let timestamp = record.timestamp_ms().unwrap_or(append_time_ms);
+        let base = *base_timestamp.get_or_insert(timestamp);
+        max_timestamp = max_timestamp.max(timestamp);
+        scratch.clear();
+        encode_record(&record, timestamp.wrapping_sub(base), delta, &mut scratch);
+        put_varint(scratch.len() as i64, &mut batch);
+        batch.extend_from_slice(&scratch);
+        delta += 1;
+    }
+    let length = (batch.len() - 12) as i32;
+    let mut put = |at: usize, field: &[u8]| batch[at..at + field.len()].copy_from_slice(field);
+    put(0, &base_ordinal.to_be_bytes());
+    put(8, &length.to_be_bytes());
+    put(12, &LEADER_EPOCH.to_be_bytes());
+    put(16, &[2]);
+    put(23, &(count as i32 - 1).to_be_bytes());
+    put(27, &base_timestamp.unwrap_or(append_time_ms).to_be_bytes());
+    put(35, &max_timestamp.max(base_timestamp.unwrap_or(append_time_ms)).to_be_bytes());
+    put(43, &(-1_i64).to_be_bytes());
+    put(51, &(-1_i16).to_be_bytes());
+    put(53, &(-1_i32).to_be_bytes());
+    put(57, &(delta as i32).to_be_bytes());
+    let crc = crc32c(&batch[CHECKED_FROM..]);
+    batch[17..21].copy_from_slice(&crc.to_be_bytes());
+    Ok(batch)
+}
+
+fn encode_record(record: &RecordView<'_>, timestamp_delta: i64, offset_delta: i64, out: &mut Vec<u8>) {
+    out.push(0);
+    put_varint(timestamp_delta, out);
+    put_varint(offset_delta, out);
+    let mut keys = record.keys();
+    put_bytes(keys.next(), out);
+    put_bytes(record.value(), out);
+    let headers = record.key_count().saturating_sub(1) + usize::from(record.version().is_some());
+    put_varint(headers as i64, out);
+    for key in keys {
+        put_header("key", key, out);
+    }
+    if let Some(version) = record.version() {
+        put_header("version", &version.to_be_bytes(), out);
+    }
+}
+
+fn put_header(name: &str, value: &[u8], out: &mut Vec<u8>) {
+    put_bytes(Some(name.as_bytes()), out);
+    put_bytes(Some(value), out);
+}
+
+fn put_bytes(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
+    match bytes {
+        Some(bytes) => {
+            put_varint(bytes.len() as i64, out);
+            out.extend_from_slice(bytes);
+        }
+        None => put_varint(-1, out),
+    }
+}
+
+/// A signed varint, its sign in the lowest bit.
+fn put_varint(value: i64, out: &mut Vec<u8>) {
+    let mut left = (value << 1 ^ value >> 63).cast_unsigned();
+    while left >= 0x80 {
+        out.push(left as u8 | 0x80);
+        left >>= 7;
+    }
+    out.push(left as u8);
+}
+
+/// Reads a signed varint at the front of `bytes`.
+fn take_varint(bytes: &mut &[u8]) -> Option<i64> {
+    let mut value = 0_u64;
+    for shift in (0..64).step_by(7) {
+        let (&byte, rest) = bytes.split_first()?;
+        *bytes = rest;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Some((value >> 1).cast_signed() ^ -((value & 1).cast_signed()));
+        }
+    }
+    None
+}
+
+/// The first record of an uncompressed batch whose timestamp is `wanted` or later: its offset delta and timestamp. `None` if
+/// the batch is compressed or there is none.
+pub(crate) fn first_at(batch: &[u8], wanted: i64) -> Option<(u32, i64)> {
+    if batch.len() < BATCH_HEADER_BYTES || i16_at(batch, 21) & COMPRESSION != 0 {
+        return None;
+    }
+    let base = i64_at(batch, 27);
+    let mut rest = &batch[BATCH_HEADER_BYTES..];
+    while !rest.is_empty() {
+        let length = usize::try_from(take_varint(&mut rest)?).ok()?;
+        let (record, after) = rest.split_at_checked(length)?;
+        rest = after;
+        let mut fields = record.get(1..)?;
+        let timestamp = base.wrapping_add(take_varint(&mut fields)?);
+        let delta = u32::try_from(take_varint(&mut fields)?).ok()?;
+        if timestamp >= wanted {
+            return Some((delta, timestamp));
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use kera_format::chunk::{ChunkBuilder, ChunkTarget};
+    use kera_format::{Compression, Record};
+    use proptest::prelude::*;
+
+    /// A batch of `values`, as a client makes it.
+    pub(crate) fn batch(values: &[&[u8]], producer: (i64, i16, i32)) -> Vec<u8> {
+        let mut builder = ChunkBuilder::default();
+        for (n, value) in values.iter().enumerate() {
+            builder.push(&Record { timestamp_ms: Some(1000 + n as i64), ..Record::value(value) });
+        }
+        let chunk = builder.seal(&ChunkTarget::default(), Compression::None).unwrap();
+        let mut batch = from_native(&ChunkView::parse(&chunk).unwrap(), 0, 7).unwrap();
+        batch[43..51].copy_from_slice(&producer.0.to_be_bytes());
+        batch[51..53].copy_from_slice(&producer.1.to_be_bytes());
+        batch[53..57].copy_from_slice(&producer.2.to_be_bytes());
+        let crc = crc32c(&batch[CHECKED_FROM..]);
+        batch[17..21].copy_from_slice(&crc.to_be_bytes());
+        batch
+    }
+
+    #[test]
+    fn a_batch_as_clients_send_it_is_taken() {
+        let good = batch(&[b"a", b"bb", b""], (9, 2, i32::MAX - 1));
+        let header = BatchHeader::check(&good).unwrap();
+        assert_eq!((header.record_count, header.producer_id, header.producer_epoch), (3, 9, 2));
+        assert_eq!(header.max_timestamp_ms, 1002);
+        assert_eq!(header.last_sequence(), 0, "sequences start again behind the largest");
+    }
+
+    #[test]
+    fn headers_that_lie_are_refused() {
+        let good = batch(&[b"a", b"bb"], (-1, -1, -1));
+        let with = |at: usize, bytes: &[u8]| {
+            let mut bad = good.clone();
+            bad[at..at + bytes.len()].copy_from_slice(bytes);
+            BatchHeader::check(&bad).map_err(|(error, _)| error)
+        };
+        assert!(with(0, &[1]).is_ok(), "the base offset is the broker's");
+        assert_eq!(with(16, &[1]), Err(ResponseError::UnsupportedForMessageFormat));
+        assert_eq!(with(8, &[0, 0, 0, 60]), Err(ResponseError::InvalidRecord), "two batches");
+        assert_eq!(with(8, &[0x7f, 0xff, 0xff, 0xff]), Err(ResponseError::CorruptMessage));
+        assert_eq!(with(8, &[0xff, 0xff, 0xff, 0xff]), Err(ResponseError::CorruptMessage));
+        assert_eq!(with(57, &[0, 0, 0, 3]), Err(ResponseError::InvalidRecord), "count and delta");
+        assert_eq!(with(23, &[0, 0, 0, 0, 0, 0, 0, 0, 0]), Err(ResponseError::InvalidRecord));
+        assert_eq!(with(21, &[0, 32]), Err(ResponseError::InvalidRecord), "control");
+        assert_eq!(with(21, &[0, 5]), Err(ResponseError::UnsupportedCompressionType));
+        assert_eq!(with(43, &[0; 8]), Err(ResponseError::InvalidRecord), "an id with sequence -1");
+        assert!(BatchHeader::check(&good[..60]).is_err());
+        let mut many = good.clone();
+        many[57..61].copy_from_slice(&1_000_i32.to_be_bytes());
+        many[23..27].copy_from_slice(&999_i32.to_be_bytes());
+        assert_eq!(BatchHeader::check(&many).map_err(|(error, _)| error), Err(ResponseError::InvalidRecord));
+    }
+
+    #[test]
+    fn the_first_record_from_a_time_on_is_found() {
+        let batch = batch(&[b"a", b"bb", b"c"], (-1, -1, -1));
+        assert_eq!(first_at(&batch, 0), Some((0, 1000)));
+        assert_eq!(first_at(&batch, 1001), Some((1, 1001)));
+        assert_eq!(first_at(&batch, 1003), None);
+    }
+
+    #[test]
+    fn secondary_keys_and_versions_become_headers() {
+        let mut builder = ChunkBuilder::default();
+        builder.push(&Record {
+            keys: &[b"first", b"second"],
+            value: None,
+            version: Some(5),
+            ..Record::default()
+        });
+        let chunk = builder.seal(&ChunkTarget::default(), Compression::Lz4).unwrap();
+        let batch = from_native(&ChunkView::parse(&chunk).unwrap(), 40, 7).unwrap();
+        assert_eq!(batch[..8], 40_u64.to_be_bytes());
+        let mut expected = vec![0, 0, 0, 10];
+        expected.extend_from_slice(b"first");
+        expected.extend_from_slice(&[1, 4, 6]);
+        expected.extend_from_slice(b"key");
+        expected.push(12);
+        expected.extend_from_slice(b"second");
+        expected.push(14);
+        expected.extend_from_slice(b"version");
+        expected.push(16);
+        expected.extend_from_slice(&5_u64.to_be_bytes());
+        assert_eq!(batch[BATCH_HEADER_BYTES + 1..], expected);
+        assert!(BatchHeader::check(&batch).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn varints_survive(value: i64) {
+            let mut bytes = Vec::new();
+            put_varint(value, &mut bytes);
+            let mut rest = bytes.as_slice();
+            prop_assert_eq!(take_varint(&mut rest), Some(value));
+            prop_assert!(rest.is_empty());
+        }
+
+        #[test]
+        fn any_bytes_are_checked(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+            let _ = BatchHeader::check(&bytes);
+            let _ = first_at(&bytes, 5);
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! What all Kafka connections of a node share: the topics, the thread for commands that wait for a disk, what clients are told
+//! about the node.
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+
+use kera_broker::Broker;
+use kera_coordinator::Coordinator;
+use kera_env::Clock;
+use kera_format::limits::name_is_valid;
+use kera_format::{LaneId, StreamId, StreamOptions, StreamletId};
+use kera_log::{Lane, Stream};
+use kera_protocol::admin::{StreamInfo, StreamRef};
+use kera_rpc::{Peer, Session, SessionFactory, SessionWaker};
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::session::KafkaSession;
+
+/// The one broker's id in the eyes of Kafka clients.
+pub(crate) const NODE_ID: i32 = 1;
+/// Streams of the system, which are no topics.
+const SYSTEM_PREFIX: &str = "_kera.";
+
+/// Limits and defaults of the door. [`Default`] works; `node` is the node's id.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DoorConfig {
+    /// The node's id: the cluster's id and the ids of topics are made of it.
+    pub node: [u8; 16],
+    /// The name that clients are told to connect to; `None`: the address that is listened on.
+    pub advertised: Option<String>,
+    /// Whether a topic that a producer or consumer names is made when it is not there.
+    pub auto_create: bool,
+    /// Partitions of a topic that is made without saying how many.
+    pub partitions_default: u32,
+    /// Data bytes of one fetch answer; a request that asks for more gets this.
+    pub fetch_bytes_max: usize,
+    /// Longest that a fetch waits, in milliseconds.
+    pub fetch_wait_ms_max: u32,
+    /// Longest that a produce request waits for room or for its disk, in milliseconds.
+    pub produce_wait_ms_max: u32,
+    /// Produce requests of one connection that may wait for the disk.
+    pub in_flight_requests_max: usize,
+    /// The largest request that is not Produce, in bytes.
+    pub control_bytes_max: usize,
+}
+
+impl Default for DoorConfig {
+    fn default() -> DoorConfig {
+        DoorConfig {
+            node: [0; 16],
+            advertised: None,
+            auto_create: true,
+            partitions_default: 1,
+            fetch_bytes_max: 16 << 20,
+            fetch_wait_ms_max: 60_000,
+            produce_wait_ms_max: 60_000,
+            in_flight_requests_max: 256,
+            control_bytes_max: 4 << 20,
+        }
+    }
+}
+
+/// A topic, looked up once per connection.
+pub(crate) struct Topic {
+    pub(crate) stream: Arc<Stream>,
+    lanes: u32,
+    pub(crate) partitions: u32,
+}
+
+impl Topic {
+    /// The lane that is partition `partition`.
+    pub(crate) fn lane(&self, partition: i32) -> Option<&Arc<Lane>> {
+        let partition = u32::try_from(partition).ok().filter(|partition| *partition < self.partitions)?;
+        let (streamlet, lane) = (StreamletId(partition / self.lanes), LaneId(partition % self.lanes));
+        self.stream.streamlet(streamlet)?.lane(lane)
+    }
+}
+
+/// How many partitions a stream has.
+pub(crate) fn partitions_of(options: &StreamOptions) -> u32 {
+    options.streamlets.saturating_mul(options.lanes)
+}
+
+/// What a command leaves for its connection.
+pub(crate) type Reply = Arc<ReplySlot>;
+
+/// An answer on its way from another thread to a session.
+pub(crate) struct ReplySlot {
+    body: Mutex<Option<Vec<u8>>>,
+    waker: SessionWaker,
+}
+
+impl ReplySlot {
+    pub(crate) fn new(waker: SessionWaker) -> Reply {
+        Arc::new(ReplySlot { body: Mutex::new(None), waker })
+    }
+    pub(crate) fn put(&self, body: Vec<u8>) {
+        *self.body.lock() = Some(body);
+        self.waker.wake();
+    }
+    pub(crate) fn take(&self) -> Option<Vec<u8>> {
+        self.body.lock().take()
+    }
+}
+
+/// Something that waits for a disk, done on the commands thread: makes the body of an answer.
+pub(crate) type Command = Box<dyn FnOnce(&Door) -> Vec<u8> + Send>;
+
+/// The Kafka door of a node.
+pub struct Door {
+    pub(crate) config: DoorConfig,
+    pub(crate) broker: Arc<Broker>,
+    pub(crate) coordinator: Arc<Coordinator>,
+    pub(crate) clock: Arc<dyn Clock>,
+    commands: Sender<(Command, Reply)>,
+    address: OnceLock<SocketAddr>,
+}
+
+/// The thread that runs commands. It ends when the door and its sessions are gone.
+pub struct DoorThread(JoinHandle<()>);
+
+impl DoorThread {
+    /// Waits until the thread has ended. The door is to be dropped before.
+    pub fn join(self) {
+        if self.0.join().is_err() {
+            tracing::error!("the Kafka commands thread ended with a panic");
+        }
+    }
+}
+
+impl Door {
+    /// A door onto a broker's log and the catalog.
+    ///
+    /// # Errors
+    /// The operating system gives no thread.
+    pub fn start(
+        config: DoorConfig,
+        broker: Arc<Broker>,
+        coordinator: Arc<Coordinator>,
+        clock: Arc<dyn Clock>,
+    ) -> io::Result<(Arc<Door>, DoorThread)> {
+        let (commands, receiver) = channel();
+        let door = Door { config, broker, coordinator, clock, commands, address: OnceLock::new() };
+        let door = Arc::new(door);
+        let weak = Arc::downgrade(&door);
+        let thread = std::thread::Builder::new()
+            .name("kera-kafka".into())
+            .stack_size(1 << 20)
+            .spawn(move || work(&weak, &receiver))?;
+        Ok((door, DoorThread(thread)))
+    }
+
+    /// Says where it listens, once that is known: what clients are told to connect to.
+    pub fn listens_on(&self, address: SocketAddr) {
+        let _ = self.address.set(address);
+    }
+
+    /// The host and port that clients are told.
+    pub(crate) fn advertised(&self) -> (String, i32) {
+        let address = self.address.get();
+        let port = address.map_or(9092, |address| i32::from(address.port()));
+        if let Some(advertised) = &self.config.advertised {
+            return match advertised.rsplit_once(':') {
+                Some((host, text)) => (host.to_owned(), text.parse().unwrap_or(port)),
+                None => (advertised.clone(), port),
+            };
+        }
+        (address.map_or_else(|| "127.0.0.1".to_owned(), |address| address.ip().to_string()), port)
+    }
+
+    /// Runs a command on the thread for it.
+    pub(crate) fn command(&self, reply: &Reply, command: Command) -> bool {
+        self.commands.send((command, Arc::clone(reply))).is_ok()
+    }
+
+    /// The cluster's id: the node's, in hexadecimal.
+    pub(crate) fn cluster_id(&self) -> String {
+        self.config.node.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// A topic's id: half of it is the node's, half the stream's, so it is stable and no other topic ever has it.
+    pub(crate) fn topic_id(&self, stream: StreamId) -> Uuid {
+        let node = u128::from_be_bytes(self.config.node) >> 64 << 64;
+        Uuid::from_u128(node | u128::from(stream.0))
+    }
+
+    /// The stream behind a topic's id.
+    pub(crate) fn stream_of(&self, id: Uuid) -> Option<StreamId> {
+        let stream = StreamId(id.as_u128() as u64);
+        (self.topic_id(stream) == id).then_some(stream)
+    }
+
+    /// The stream behind a topic's name, unless it is the system's.
+    pub(crate) fn info(&self, name: &str) -> Option<StreamInfo> {
+        if name.starts_with(SYSTEM_PREFIX) || !name_is_valid(name) {
+            return None;
+        }
+        self.coordinator.stream(&StreamRef::Name(name.to_owned())).ok()
+    }
+
+    /// The stream behind a topic's id, unless it is the system's.
+    pub(crate) fn info_of(&self, id: Uuid) -> Option<StreamInfo> {
+        let info = self.coordinator.stream(&StreamRef::Id(self.stream_of(id)?)).ok()?;
+        (!info.name.starts_with(SYSTEM_PREFIX)).then_some(info)
+    }
+
+    /// All topics.
+    pub(crate) fn infos(&self) -> Vec<StreamInfo> {
+        let mut infos = self.coordinator.streams();
+        infos.retain(|info| !info.name.starts_with(SYSTEM_PREFIX));
+        infos
+    }
+
+    /// The lanes of a topic.
+    pub(crate) fn topic(&self, info: &StreamInfo) -> Option<Arc<Topic>> {
+        let stream = self.broker.log().stream(info.id)?;
+        let (lanes, partitions) = (info.options.lanes.max(1), partitions_of(&info.options));
+        Some(Arc::new(Topic { stream, lanes, partitions }))
+    }
+}
+
+fn work(door: &std::sync::Weak<Door>, receiver: &Receiver<(Command, Reply)>) {
+    while let Ok((command, reply)) = receiver.recv() {
+        let Some(door) = door.upgrade() else { return };
+        reply.put(command(&door));
+    }
+}
+
+/// Makes the sessions of a door.
+pub struct KafkaSessions(pub Arc<Door>);
+
+impl SessionFactory for KafkaSessions {
+    fn open(&self, peer: Peer, waker: SessionWaker) -> Box<dyn Session> {
+        Box::new(KafkaSession::new(Arc::clone(&self.0), peer, waker))
+    }
+}

@@ -1,0 +1,306 @@
+//! Fetch: chunks of lanes as record batches, from the segments' own memory.
+//!
+//! A Kafka batch leaves as it came in, but for the sixteen bytes in front of its checksum: base offset and leader epoch are
+//! the broker's to say, go out of a small buffer, and the rest of the batch follows from the segment (docs/read-path.md). Native
+//! chunks are converted. A fetch that finds less than it asks for waits at its lanes, and looks again when one has moved.
+//!
+//! There are no fetch sessions: every answer says session 0, which tells clients to name all partitions each time (KIP-227).
+//! Nothing is transactional, so the last stable offset is the high watermark, which is the durable end.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kafka_protocol::ResponseError;
+use kafka_protocol::messages::FetchRequest;
+use kafka_protocol::messages::fetch_request::FetchPartition;
+use kera_format::chunk::{Chunks, PayloadKind};
+use kera_format::{CHUNK_HEADER_BYTES, Cursor};
+use kera_log::{Lane, LaneVersion, Lookup, ReadError};
+use kera_rpc::{FrameWriter, Outbox};
+
+use crate::batch::{self, PATCHED_BYTES};
+use crate::session::{Core, Request};
+use crate::wire::Writer;
+
+/// From this version on topics are named by their ids.
+const VERSION_TOPIC_IDS: i16 = 13;
+/// Smaller batches are copied: a slice of their own costs more.
+const COPY_BYTES_MAX: usize = 512;
+
+/// A batch on its way out.
+enum Part {
+    /// A stored batch and its base offset.
+    Stored(Bytes, u64),
+    /// A batch that was made of native records.
+    Made(Bytes),
+}
+
+impl Part {
+    fn bytes(&self) -> usize {
+        match self {
+            Part::Stored(bytes, _) | Part::Made(bytes) => bytes.len(),
+        }
+    }
+}
+
+/// What one partition has to say.
+#[derive(Default)]
+struct Found {
+    error: i16,
+    high_watermark: i64,
+    log_start: i64,
+    parts: Vec<Part>,
+    bytes: usize,
+    /// Where it waits for more.
+    waits: Option<(Arc<Lane>, LaneVersion)>,
+}
+
+impl Found {
+    fn refused(error: ResponseError) -> Found {
+        Found { error: error.code(), high_watermark: -1, log_start: -1, ..Found::default() }
+    }
+}
+
+/// A fetch that is not answered yet.
+pub(crate) struct Fetching {
+    request: Request,
+    asked: FetchRequest,
+    deadline_us: u64,
+}
+
+impl Fetching {
+    pub(crate) fn new(core: &Core, request: Request, asked: FetchRequest) -> Fetching {
+        let wait_ms = u64::try_from(asked.max_wait_ms).unwrap_or(0).min(core.door.config.fetch_wait_ms_max.into());
+        Fetching { request, asked, deadline_us: core.door.clock.monotonic_us() + wait_ms * 1000 }
+    }
+
+    pub(crate) fn deadline_us(&self) -> u64 {
+        self.deadline_us
+    }
+
+    /// Is to be answered with what there is.
+    pub(crate) fn give_up(&mut self) {
+        self.deadline_us = 0;
+    }
+
+    /// Answers if there is enough or it is time. True if it is done with.
+    pub(crate) fn complete(&mut self, core: &mut Core, now_us: u64, out: &mut Outbox) -> bool {
+        if self.asked.session_id != 0 && self.asked.session_epoch > 0 {
+            self.send(ResponseError::FetchSessionIdNotFound.code(), &[], out);
+            return true;
+        }
+        loop {
+            let found = self.gather(core);
+            let bytes: usize = found.iter().map(|one| one.bytes).sum();
+            let enough = bytes >= usize::try_from(self.asked.min_bytes).unwrap_or(0)
+                || found.iter().any(|one| one.error != 0)
+                || now_us >= self.deadline_us;
+            if enough {
+                self.send(0, &found, out);
+                return true;
+            }
+            let waits = found.iter().filter_map(|one| one.waits.as_ref());
+            // If a lane has moved since it was looked at, it is looked at again at once.
+            if waits.fold(true, |all, (lane, seen)| all & lane.wait(*seen, &core.observer, 0)) {
+                return false;
+            }
+        }
+    }
+
+    /// What every partition has, in the order of the request.
+    fn gather(&self, core: &mut Core) -> Vec<Found> {
+        let asked = usize::try_from(self.asked.max_bytes).unwrap_or(0);
+        let mut left = asked.min(core.door.config.fetch_bytes_max);
+        let mut all = Vec::new();
+        for topic in &self.asked.topics {
+            let by_id = self.request.version >= VERSION_TOPIC_IDS;
+            let known = if by_id { core.topic_of(topic.topic_id) } else { core.topic(&topic.topic) };
+            for partition in &topic.partitions {
+                let found = match &known {
+                    None if by_id => Found::refused(ResponseError::UnknownTopicId),
+                    None => Found::refused(ResponseError::UnknownTopicOrPartition),
+                    Some(topic) => match topic.lane(partition.partition) {
+                        None => Found::refused(ResponseError::UnknownTopicOrPartition),
+                        Some(lane) => read(core, lane, partition, left),
+                    },
+                };
+                left = left.saturating_sub(found.bytes);
+                all.push(found);
+            }
+        }
+        all
+    }
+
+    fn send(&self, error: i16, found: &[Found], out: &mut Outbox) {
+        let (version, flexible) = (self.request.version, self.request.is_flexible());
+        let mut frame = out.begin_prefixed();
+        self.request.put_header(frame.body());
+        let mut writer = Writer { out: frame.body(), flexible };
+        writer.i32(0);
+        if version >= 7 {
+            writer.i16(error);
+            writer.i32(0);
+        }
+        let topics: &[_] = if error == 0 { &self.asked.topics } else { &[] };
+        writer.count(topics.len());
+        let mut found = found.iter();
+        for topic in topics {
+            let mut writer = Writer { out: frame.body(), flexible };
+            if version >= VERSION_TOPIC_IDS {
+                writer.id(topic.topic_id.as_u128());
+            } else {
+                writer.string(&topic.topic);
+            }
+            writer.count(topic.partitions.len());
+            for (partition, found) in topic.partitions.iter().zip(&mut found) {
+                self.put_partition(partition.partition, found, &mut frame);
+            }
+            Writer { out: frame.body(), flexible }.tags();
+        }
+        Writer { out: frame.body(), flexible }.tags();
+        frame.finish();
+    }
+
+    fn put_partition(&self, index: i32, found: &Found, frame: &mut FrameWriter<'_>) {
+        let (version, flexible) = (self.request.version, self.request.is_flexible());
+        let mut writer = Writer { out: frame.body(), flexible };
+        writer.i32(index);
+        writer.i16(found.error);
+        writer.i64(found.high_watermark);
+        writer.i64(found.high_watermark);
+        if version >= 5 {
+            writer.i64(found.log_start);
+        }
+        // Aborted transactions: there are none.
+        writer.count(0);
+        if version >= 11 {
+            writer.i32(-1);
+        }
+        writer.count(found.bytes);
+        for part in &found.parts {
+            put_part(part, frame);
+        }
+        Writer { out: frame.body(), flexible }.tags();
+    }
+}
+
+fn put_part(part: &Part, frame: &mut FrameWriter<'_>) {
+    match part {
+        Part::Stored(batch, base_ordinal) => {
+            frame.body().extend_from_slice(&batch::patched_head(batch, *base_ordinal));
+            if batch.len() <= COPY_BYTES_MAX {
+                frame.body().extend_from_slice(&batch[PATCHED_BYTES..]);
+            } else {
+                frame.attach(batch.slice(PATCHED_BYTES..));
+            }
+        }
+        Part::Made(batch) if batch.len() <= COPY_BYTES_MAX => frame.body().extend_from_slice(batch),
+        Part::Made(batch) => frame.attach(batch.clone()),
+    }
+}
+
+/// Reads a partition from the offset that is asked for, up to `left` bytes.
+fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, left: usize) -> Found {
+    if asked.current_leader_epoch > batch::LEADER_EPOCH {
+        return Found::refused(ResponseError::UnknownLeaderEpoch);
+    }
+    // The version first: what moves after this makes waiting for it return at once.
+    let version = lane.version();
+    let durable = lane.durable_ordinal();
+    let log_start = lane.earliest().1.min(durable);
+    let mut found = Found {
+        high_watermark: durable.cast_signed(),
+        log_start: log_start.cast_signed(),
+        ..Found::default()
+    };
+    let Some(offset) = u64::try_from(asked.fetch_offset).ok().filter(|at| (log_start..=durable).contains(at)) else {
+        found.error = ResponseError::OffsetOutOfRange.code();
+        return found;
+    };
+    if offset == durable {
+        found.waits = Some((Arc::clone(lane), version));
+        return found;
+    }
+    let budget = left.min(usize::try_from(asked.partition_max_bytes).unwrap_or(0));
+    if budget == 0 {
+        return found;
+    }
+    let (stream, partition) = (lane.stream_id().0, asked.partition);
+    let cursor = match core.places.get(&(stream, partition)) {
+        Some((at, cursor)) if *at == offset => *cursor,
+        _ => match lane.lookup_ordinal(offset) {
+            Ok(Lookup::Found { cursor, .. }) => cursor,
+            Ok(Lookup::Loading(version)) => {
+                found.waits = Some((Arc::clone(lane), version));
+                return found;
+            }
+            Err(error) => {
+                found.error = read_error(&error);
+                return found;
+            }
+        },
+    };
+    match take(lane, cursor, offset, budget, &mut found) {
+        Ok(Some((next_offset, next))) => core.remember(stream, partition, next_offset, next),
+        Ok(None) => {}
+        Err(error) => {
+            core.places.remove(&(stream, partition));
+            found.error = read_error(&error);
+        }
+    }
+    found
+}
+
+fn read_error(error: &ReadError) -> i16 {
+    match error {
+        ReadError::Gone { .. } | ReadError::Unknown(_) | ReadError::NotAChunkBoundary(_) => {
+            ResponseError::OffsetOutOfRange
+        }
+        ReadError::LoadFailed(_) => ResponseError::KafkaStorageError,
+        ReadError::Deleted => ResponseError::UnknownTopicOrPartition,
+    }
+    .code()
+}
+
+/// Reads chunks from a cursor on. The offset and cursor behind them, if there are any.
+fn take(
+    lane: &Arc<Lane>,
+    cursor: Cursor,
+    offset: u64,
+    budget: usize,
+    found: &mut Found,
+) -> Result<Option<(u64, Cursor)>, ReadError> {
+    let outcome = lane.read(cursor, budget, true)?;
+    if outcome.data.is_empty() {
+        found.waits = Some((Arc::clone(lane), outcome.version));
+        return Ok(None);
+    }
+    let mut next_offset = offset;
+    for data in &outcome.data {
+        let mut at = 0;
+        for chunk in Chunks::new(data) {
+            let (Ok(chunk), start) = (chunk, at) else { return Err(ReadError::LoadFailed("a chunk is damaged".into())) };
+            at += chunk.as_bytes().len();
+            let Ok(place) = chunk.broker() else { return Err(ReadError::LoadFailed("a chunk is damaged".into())) };
+            let header = chunk.header();
+            let next = place.base_ordinal + u64::from(header.record_count);
+            if next <= offset {
+                continue;
+            }
+            let part = match header.kind {
+                PayloadKind::KafkaBatch => {
+                    let from = start + CHUNK_HEADER_BYTES;
+                    Part::Stored(data.slice(from..from + header.payload_bytes as usize), place.base_ordinal)
+                }
+                _ => match batch::from_native(&chunk, place.base_ordinal, place.append_time_ms) {
+                    Ok(batch) => Part::Made(Bytes::from(batch)),
+                    Err(error) => return Err(ReadError::LoadFailed(error.to_string())),
+                },
+            };
+            found.bytes += part.bytes();
+            found.parts.push(part);
+            next_offset = next;
+        }
+    }
+    Ok(Some((next_offset, outcome.next)))
+}

@@ -1,0 +1,100 @@
+//! Metadata: which topics there are, with which partitions, and where. One node leads them all.
+
+use kafka_protocol::ResponseError;
+use kafka_protocol::messages::metadata_response::{
+    MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
+};
+use kafka_protocol::messages::{BrokerId, MetadataRequest, MetadataResponse, TopicName};
+use kafka_protocol::protocol::StrBytes;
+use kera_format::StreamOptions;
+use kera_format::limits::name_is_valid;
+use kera_protocol::admin::StreamInfo;
+use uuid::Uuid;
+
+use crate::batch::LEADER_EPOCH;
+use crate::door::{Door, NODE_ID, partitions_of};
+
+/// From this version on a topic that is named by its id need not have a name in the answer.
+const VERSION_NO_NAME: i16 = 12;
+
+/// The topics that are asked for: none, or in version 0 an empty list, means all.
+fn names_all(version: i16, asked: &MetadataRequest) -> bool {
+    asked.topics.as_ref().is_none_or(|topics| version == 0 && topics.is_empty())
+}
+
+/// The names that are asked for, are not there, and could be made.
+fn missing<'a>(door: &'a Door, asked: &'a MetadataRequest) -> impl Iterator<Item = &'a str> {
+    let named = asked.topics.iter().flatten().filter_map(|topic| topic.name.as_ref()).map(|name| &***name);
+    named.filter(|name| name_is_valid(name) && !name.starts_with("_kera.") && door.info(name).is_none())
+}
+
+/// Whether answering makes a topic.
+pub(crate) fn creates(door: &Door, version: i16, asked: &MetadataRequest) -> bool {
+    let wanted = door.config.auto_create && (version < 4 || asked.allow_auto_topic_creation);
+    wanted && missing(door, asked).next().is_some()
+}
+
+/// Makes the topics that are asked for and not there. Waits for the disk.
+pub(crate) fn create(door: &Door, asked: &MetadataRequest) {
+    let options = StreamOptions { streamlets: door.config.partitions_default, ..StreamOptions::default() };
+    for name in missing(door, asked) {
+        // Somebody else may have been quicker; what is there in the end is told.
+        if let Err((error, why)) = crate::admin::create_topic(door, name, options.clone(), false) {
+            tracing::debug!(topic = name, ?error, why, "a topic was not made on request");
+        }
+    }
+}
+
+/// The answer.
+pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> MetadataResponse {
+    let (host, port) = door.advertised();
+    let broker = MetadataResponseBroker::default()
+        .with_node_id(BrokerId(NODE_ID))
+        .with_host(StrBytes::from_string(host))
+        .with_port(port);
+    let topics = if names_all(version, &asked) {
+        door.infos().iter().map(|info| topic(door, info)).collect()
+    } else {
+        let named = asked.topics.unwrap_or_default().into_iter();
+        named.map(|wanted| asked_for(door, version, wanted.name, wanted.topic_id)).collect()
+    };
+    MetadataResponse::default()
+        .with_brokers(vec![broker])
+        .with_cluster_id(Some(StrBytes::from_string(door.cluster_id())))
+        .with_controller_id(BrokerId(NODE_ID))
+        .with_topics(topics)
+}
+
+fn asked_for(door: &Door, version: i16, name: Option<TopicName>, id: Uuid) -> MetadataResponseTopic {
+    let refuse = |error: ResponseError| MetadataResponseTopic::default().with_error_code(error.code());
+    match name {
+        Some(name) => match door.info(&name) {
+            Some(info) => topic(door, &info),
+            None if name_is_valid(&name) => refuse(ResponseError::UnknownTopicOrPartition).with_name(Some(name)),
+            None => refuse(ResponseError::InvalidTopicException).with_name(Some(name)),
+        },
+        None => match door.info_of(id) {
+            Some(info) => topic(door, &info),
+            None => {
+                let name = (version < VERSION_NO_NAME).then(TopicName::default);
+                refuse(ResponseError::UnknownTopicId).with_topic_id(id).with_name(name)
+            }
+        },
+    }
+}
+
+fn topic(door: &Door, info: &StreamInfo) -> MetadataResponseTopic {
+    let node = || vec![BrokerId(NODE_ID)];
+    let partitions = (0..partitions_of(&info.options) as i32).map(|index| {
+        MetadataResponsePartition::default()
+            .with_partition_index(index)
+            .with_leader_id(BrokerId(NODE_ID))
+            .with_leader_epoch(LEADER_EPOCH)
+            .with_replica_nodes(node())
+            .with_isr_nodes(node())
+    });
+    MetadataResponseTopic::default()
+        .with_name(Some(TopicName(StrBytes::from_string(info.name.clone()))))
+        .with_topic_id(door.topic_id(info.id))
+        .with_partitions(partitions.collect())
+}

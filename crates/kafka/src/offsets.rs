@@ -1,0 +1,285 @@
+//! From times to offsets: ListOffsets, and what it costs; the end of a leader's epoch.
+//!
+//! A lane knows when its chunks were appended, and a chunk's header the largest timestamp of its records. A lookup by time starts at
+//! the first chunk that was appended at or after that time (no earlier one holds such a record, unless the producer's clock is
+//! ahead) and walks chunk headers from there. In a batch that is compressed the record is not looked for: its first one is told.
+
+use std::sync::Arc;
+
+use kafka_protocol::ResponseError;
+use kafka_protocol::messages::list_offsets_request::ListOffsetsPartition;
+use kafka_protocol::messages::list_offsets_response::{ListOffsetsPartitionResponse, ListOffsetsTopicResponse};
+use kafka_protocol::messages::offset_for_leader_epoch_response::{EpochEndOffset, OffsetForLeaderTopicResult};
+use kafka_protocol::messages::{
+    ListOffsetsRequest, ListOffsetsResponse, OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse,
+};
+use kera_format::chunk::{Chunks, NO_TIMESTAMP, PayloadKind};
+use kera_format::{ChunkView, Cursor};
+use kera_log::{Lane, LaneVersion, Lookup, ReadError};
+use kera_rpc::Outbox;
+
+use crate::batch;
+use crate::session::{Core, Request, encode};
+
+const LATEST: i64 = -1;
+const EARLIEST: i64 = -2;
+const MAX_TIMESTAMP: i64 = -3;
+const EARLIEST_LOCAL: i64 = -4;
+const LATEST_TIERED: i64 = -5;
+/// How long a lookup waits for segments from disk.
+const WAIT_US: u64 = 30_000_000;
+/// Bytes of chunks that a lookup by time walks; then it answers with the offset that it has come to.
+const WALK_BYTES_MAX: usize = 64 << 20;
+const STEP_BYTES: usize = 1 << 20;
+
+/// A request for offsets that is not answered yet.
+pub(crate) struct Listing {
+    request: Request,
+    asked: ListOffsetsRequest,
+    deadline_us: u64,
+}
+
+/// What a lookup came to.
+enum Told {
+    At {
+        timestamp: i64,
+        offset: i64,
+    },
+    Error(ResponseError),
+    /// A segment is on its way.
+    Wait(LaneVersion),
+}
+
+impl Listing {
+    pub(crate) fn new(core: &Core, request: Request, asked: ListOffsetsRequest) -> Listing {
+        Listing { request, asked, deadline_us: core.door.clock.monotonic_us() + WAIT_US }
+    }
+
+    pub(crate) fn deadline_us(&self) -> u64 {
+        self.deadline_us
+    }
+
+    /// Answers if nothing has to come from disk first. True if it is done with.
+    pub(crate) fn complete(&mut self, core: &mut Core, now_us: u64, out: &mut Outbox) -> bool {
+        let Some(answer) = self.answer(core, now_us) else { return false };
+        match encode(&self.request, &answer) {
+            Ok(body) => {
+                let mut frame = out.begin_prefixed();
+                frame.body().extend_from_slice(&body);
+                frame.finish();
+            }
+            Err(error) => tracing::error!(%error, "an answer to ListOffsets cannot be encoded"),
+        }
+        true
+    }
+
+    fn answer(&self, core: &mut Core, now_us: u64) -> Option<ListOffsetsResponse> {
+        let mut topics = Vec::with_capacity(self.asked.topics.len());
+        for topic in &self.asked.topics {
+            let known = core.topic(&topic.name);
+            let mut partitions = Vec::with_capacity(topic.partitions.len());
+            for partition in &topic.partitions {
+                let lane = known.as_ref().and_then(|topic| topic.lane(partition.partition_index));
+                let told = loop {
+                    let Some(lane) = lane else { break Told::Error(ResponseError::UnknownTopicOrPartition) };
+                    match look(lane, partition) {
+                        Told::Wait(_) if now_us >= self.deadline_us => {
+                            break Told::Error(ResponseError::RequestTimedOut);
+                        }
+                        Told::Wait(version) => {
+                            if lane.wait(version, &core.observer, 0) {
+                                return None;
+                            }
+                        }
+                        told => break told,
+                    }
+                };
+                partitions.push(told_partition(partition.partition_index, &told));
+            }
+            topics.push(ListOffsetsTopicResponse::default().with_name(topic.name.clone()).with_partitions(partitions));
+        }
+        Some(ListOffsetsResponse::default().with_topics(topics))
+    }
+}
+
+fn told_partition(index: i32, told: &Told) -> ListOffsetsPartitionResponse {
+    let answer = ListOffsetsPartitionResponse::default().with_partition_index(index);
+    match told {
+        Told::At { timestamp, offset } => {
+            let answer = answer.with_timestamp(*timestamp).with_offset(*offset);
+            if *offset >= 0 { answer.with_leader_epoch(batch::LEADER_EPOCH) } else { answer }
+        }
+        Told::Error(error) => answer.with_error_code(error.code()).with_timestamp(-1).with_offset(-1),
+        Told::Wait(_) => answer.with_error_code(ResponseError::RequestTimedOut.code()),
+    }
+}
+
+fn look(lane: &Arc<Lane>, asked: &ListOffsetsPartition) -> Told {
+    let plain = |offset: u64| Told::At { timestamp: -1, offset: offset.cast_signed() };
+    if asked.current_leader_epoch > batch::LEADER_EPOCH {
+        return Told::Error(ResponseError::UnknownLeaderEpoch);
+    }
+    match asked.timestamp {
+        LATEST => plain(lane.durable_ordinal()),
+        EARLIEST | EARLIEST_LOCAL => plain(lane.earliest().1.min(lane.durable_ordinal())),
+        LATEST_TIERED => Told::At { timestamp: -1, offset: -1 },
+        MAX_TIMESTAMP => largest_time(lane),
+        time if time >= 0 => by_time(lane, time),
+        _ => Told::Error(ResponseError::InvalidRequest),
+    }
+}
+
+fn failed(error: &ReadError) -> Told {
+    Told::Error(match error {
+        ReadError::Deleted => ResponseError::UnknownTopicOrPartition,
+        ReadError::LoadFailed(_) => ResponseError::KafkaStorageError,
+        _ => ResponseError::OffsetNotAvailable,
+    })
+}
+
+/// The first record with `time` or later.
+fn by_time(lane: &Arc<Lane>, time: i64) -> Told {
+    let cursor = match lane.lookup_time(time) {
+        Ok(Lookup::Found { cursor, .. }) => cursor,
+        Ok(Lookup::Loading(version)) => return Told::Wait(version),
+        Err(error) => return failed(&error),
+    };
+    let mut last = None;
+    let walked = walk(lane, cursor, |chunk, base, append_ms| {
+        last = Some((base, append_ms));
+        let newest = newest(chunk, append_ms);
+        (newest >= time).then(|| first_at(chunk, base, append_ms, time))
+    });
+    match walked {
+        Walked::Found(told) => told,
+        Walked::Wait(version) => Told::Wait(version),
+        Walked::End => Told::At { timestamp: -1, offset: -1 },
+        Walked::Enough => match last {
+            Some((base, append_ms)) => Told::At { timestamp: append_ms, offset: base.cast_signed() },
+            None => Told::At { timestamp: -1, offset: -1 },
+        },
+        Walked::Error(error) => failed(&error),
+    }
+}
+
+/// The record with the largest timestamp, or the last batch that was walked if there are too many.
+fn largest_time(lane: &Arc<Lane>) -> Told {
+    let mut best: Option<(i64, u64)> = None;
+    let walked = walk(lane, lane.earliest().0, |chunk, base, append_ms| {
+        let newest = newest(chunk, append_ms);
+        if best.is_none_or(|(largest, _)| newest > largest) {
+            let offset = match first_at(chunk, base, append_ms, newest) {
+                Told::At { offset, .. } => offset.cast_unsigned(),
+                _ => base,
+            };
+            best = Some((newest, offset));
+        }
+        None
+    });
+    match (walked, best) {
+        (Walked::Wait(version), _) => Told::Wait(version),
+        (Walked::Error(error), _) => failed(&error),
+        (Walked::Found(told), _) => told,
+        (Walked::End | Walked::Enough, Some((timestamp, offset))) => {
+            Told::At { timestamp, offset: offset.cast_signed() }
+        }
+        (Walked::End | Walked::Enough, None) => Told::At { timestamp: -1, offset: -1 },
+    }
+}
+
+/// The largest timestamp of a chunk's records.
+fn newest(chunk: &ChunkView<'_>, append_ms: i64) -> i64 {
+    match chunk.header().max_timestamp_ms {
+        NO_TIMESTAMP => append_ms,
+        // Native records without a timestamp of their own have that of the append.
+        newest if chunk.header().kind == PayloadKind::Records => newest.max(append_ms),
+        newest => newest,
+    }
+}
+
+/// The first record of a chunk with `time` or later; its first record if it cannot be looked into.
+fn first_at(chunk: &ChunkView<'_>, base: u64, append_ms: i64, time: i64) -> Told {
+    let told = |delta: u32, timestamp: i64| Told::At { timestamp, offset: (base + u64::from(delta)).cast_signed() };
+    let made;
+    let batch = match chunk.header().kind {
+        PayloadKind::KafkaBatch => chunk.payload(),
+        _ => match batch::from_native(chunk, base, append_ms) {
+            Ok(batch) => {
+                made = batch;
+                &made
+            }
+            Err(_) => return told(0, newest(chunk, append_ms)),
+        },
+    };
+    match batch::first_at(batch, time) {
+        Some((delta, timestamp)) => told(delta, timestamp),
+        None => told(0, newest(chunk, append_ms)),
+    }
+}
+
+enum Walked {
+    Found(Told),
+    /// The durable end.
+    End,
+    /// As many bytes as are walked at a time.
+    Enough,
+    Wait(LaneVersion),
+    Error(ReadError),
+}
+
+/// Calls `each` with every chunk from a cursor on, its base ordinal and its time, until it has found something.
+fn walk(
+    lane: &Arc<Lane>,
+    mut cursor: Cursor,
+    mut each: impl FnMut(&ChunkView<'_>, u64, i64) -> Option<Told>,
+) -> Walked {
+    let mut walked = 0;
+    while walked < WALK_BYTES_MAX {
+        let outcome = match lane.read(cursor, STEP_BYTES, true) {
+            Ok(outcome) => outcome,
+            Err(error) => return Walked::Error(error),
+        };
+        if outcome.data.is_empty() && outcome.loading {
+            return Walked::Wait(outcome.version);
+        }
+        for chunk in outcome.data.iter().flat_map(|data| Chunks::new(data)) {
+            let Ok((chunk, place)) = chunk.and_then(|chunk| Ok((chunk, chunk.broker()?))) else {
+                return Walked::Error(ReadError::LoadFailed("a chunk is damaged".into()));
+            };
+            if let Some(told) = each(&chunk, place.base_ordinal, place.append_time_ms) {
+                return Walked::Found(told);
+            }
+        }
+        if outcome.data.is_empty() || outcome.at_durable_end {
+            return Walked::End;
+        }
+        walked += outcome.data_bytes;
+        cursor = outcome.next;
+    }
+    Walked::Enough
+}
+
+/// There has been one leader's epoch: it ends where the log does.
+pub(crate) fn end_of_epoch(core: &mut Core, asked: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse {
+    let mut topics = Vec::with_capacity(asked.topics.len());
+    for topic in asked.topics {
+        let known = core.topic(&topic.topic);
+        let partitions = topic.partitions.iter().map(|partition| {
+            let answer = EpochEndOffset::default().with_partition(partition.partition);
+            let lane = known.as_ref().and_then(|topic| topic.lane(partition.partition));
+            match lane {
+                None => answer.with_error_code(ResponseError::UnknownTopicOrPartition.code()),
+                Some(_) if partition.current_leader_epoch > batch::LEADER_EPOCH => {
+                    answer.with_error_code(ResponseError::UnknownLeaderEpoch.code())
+                }
+                Some(_) if partition.leader_epoch > batch::LEADER_EPOCH => answer,
+                Some(lane) => answer
+                    .with_leader_epoch(batch::LEADER_EPOCH)
+                    .with_end_offset(lane.durable_ordinal().cast_signed()),
+            }
+        });
+        let partitions = partitions.collect();
+        topics.push(OffsetForLeaderTopicResult::default().with_topic(topic.topic.clone()).with_partitions(partitions));
+    }
+    OffsetForLeaderEpochResponse::default().with_topics(topics)
+}

@@ -1,0 +1,454 @@
+//! Produce: record batches from a request into lanes, one chunk each, verbatim.
+//!
+//! The request is read in place; a batch is copied behind a chunk's header and then appended like every chunk
+//! (docs/write-path.md). Its checksum is verified by the append: the chunk's is computed from the one that the batch carries
+//! ([`seal_kafka_batch`]), so a wrong one does not fit. When the arena is full the request stops where it is and goes on when there
+//! is room. An answer waits until everything that it acknowledges is as durable as its stream asks, also with acks = 1.
+
+use std::sync::Arc;
+
+use kafka_protocol::ResponseError;
+use kera_format::chunk::{ChunkTarget, seal_kafka_batch};
+use kera_format::{CHUNK_HEADER_BYTES, ChunkView, FormatError, ProducerEpoch, ProducerId};
+use kera_log::{AppendError, Appended, DurabilitySink, Lane, Observer, SinkErrorKind, Ticket};
+use kera_rpc::Outbox;
+use uuid::Uuid;
+
+use crate::batch::{BatchHeader, CHECKED_FROM};
+use crate::door::Topic;
+use crate::session::{Core, Request};
+use crate::wire::{Malformed, Reader, Writer};
+
+/// Versions below carry older record formats.
+const VERSION_MIN: i16 = 3;
+/// From this version on topics are named by their ids.
+const VERSION_TOPIC_IDS: i16 = 13;
+/// The scratch buffer above this is given back.
+const SCRATCH_BYTES_KEPT: usize = 2 << 20;
+/// Tries of one batch before the session gives other connections a turn, when blocks come back but not to it.
+const SPACE_TRIES: usize = 4;
+
+/// What became of a request.
+pub(crate) enum Outcome {
+    /// There is no room: to be offered again when the session is woken.
+    Blocked,
+    /// The producer wants no answer.
+    Silent,
+    Answer(Waiting),
+}
+
+/// An answer that is complete but for the disk.
+pub(crate) struct Waiting {
+    body: Vec<u8>,
+    /// Where in the body the error codes are that say that a batch is there.
+    good: Vec<usize>,
+    tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
+    deadline_us: u64,
+}
+
+impl Waiting {
+    pub(crate) fn deadline_us(&self) -> u64 {
+        self.deadline_us
+    }
+
+    /// Sends the answer if it is its turn. True if it is done with.
+    pub(crate) fn complete(&mut self, now_us: u64, observer: &Arc<dyn Observer>, out: &mut Outbox) -> bool {
+        while let Some((sink, ticket)) = self.tickets.last() {
+            if sink.durable_through() >= *ticket {
+                self.tickets.pop();
+            } else if now_us >= self.deadline_us {
+                // What was appended may yet become durable. A producer with an id that sends it again gets its place.
+                let code = ResponseError::RequestTimedOut.code().to_be_bytes();
+                for at in &self.good {
+                    self.body[*at..at + 2].copy_from_slice(&code);
+                }
+                break;
+            } else if sink.wait(*ticket, observer, 0) {
+                return false;
+            }
+        }
+        let mut frame = out.begin_prefixed();
+        frame.body().extend_from_slice(&self.body);
+        frame.finish();
+        true
+    }
+}
+
+/// What became of one partition's batch.
+#[derive(Clone, Copy)]
+struct Written {
+    error: i16,
+    message: Option<&'static str>,
+    base_offset: i64,
+    log_start: i64,
+}
+
+impl Written {
+    fn refused(error: ResponseError, message: &'static str) -> Written {
+        Written { error: error.code(), message: Some(message), base_offset: -1, log_start: -1 }
+    }
+}
+
+/// A request that is under way.
+struct Partial {
+    written: Vec<Written>,
+    tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
+    deadline_us: u64,
+}
+
+/// The produce side of a session.
+#[derive(Default)]
+pub(crate) struct Producing {
+    partial: Option<Partial>,
+    scratch: Vec<u8>,
+}
+
+/// A request's fields in front of its topics.
+struct Head {
+    transactional: bool,
+    acks: i16,
+    timeout_ms: i32,
+    topics: usize,
+}
+
+fn head(request: &Request, reader: &mut Reader<'_>) -> Result<Head, Malformed> {
+    let transactional = request.version >= VERSION_MIN && reader.nullable_string()?.is_some();
+    let (acks, timeout_ms) = (reader.i16()?, reader.i32()?);
+    let topics = reader.array()?.unwrap_or(0);
+    Ok(Head { transactional, acks, timeout_ms, topics })
+}
+
+/// A topic of a request: by name, or by id.
+#[derive(Clone, Copy)]
+enum Named<'a> {
+    Name(&'a str),
+    Id(u128),
+}
+
+fn named<'a>(request: &Request, reader: &mut Reader<'a>) -> Result<Named<'a>, Malformed> {
+    if request.version >= VERSION_TOPIC_IDS { reader.u128().map(Named::Id) } else { reader.string().map(Named::Name) }
+}
+
+/// Walks a request, and calls back for each topic and each partition's batch.
+fn walk<'a, T>(
+    request: &Request,
+    body: &'a [u8],
+    each: &mut T,
+    topic: impl Fn(&mut T, Named<'a>, usize),
+    partition: impl Fn(&mut T, i32, Option<&'a [u8]>) -> bool,
+    topic_end: impl Fn(&mut T),
+) -> Result<bool, Malformed> {
+    let mut reader = Reader::new(body, request.is_flexible());
+    let topics = head(request, &mut reader)?.topics;
+    for _ in 0..topics {
+        let name = named(request, &mut reader)?;
+        let partitions = reader.array()?.unwrap_or(0);
+        topic(each, name, partitions);
+        for _ in 0..partitions {
+            let index = reader.i32()?;
+            let records = reader.nullable_bytes()?;
+            reader.tags()?;
+            if !partition(each, index, records) {
+                return Ok(false);
+            }
+        }
+        reader.tags()?;
+        topic_end(each);
+    }
+    reader.tags()?;
+    Ok(true)
+}
+
+/// What the walk that appends carries along.
+struct Appending<'a> {
+    core: &'a mut Core,
+    scratch: &'a mut Vec<u8>,
+    partial: &'a mut Partial,
+    refuse: Option<Written>,
+    by_id: bool,
+    topic: Option<Arc<Topic>>,
+    /// Partitions seen, and so done if it is less than what is written.
+    index: usize,
+    now_ms: i64,
+    out_of_time: bool,
+}
+
+impl Producing {
+    pub(crate) fn deadline_us(&self) -> Option<u64> {
+        self.partial.as_ref().map(|partial| partial.deadline_us)
+    }
+
+    pub(crate) fn is_busy(&self) -> bool {
+        self.partial.is_some()
+    }
+
+    /// Takes a request, or goes on with the one that was blocked: the same is offered again.
+    pub(crate) fn handle(
+        &mut self,
+        core: &mut Core,
+        request: &Request,
+        body: &[u8],
+        now_us: u64,
+    ) -> Result<Outcome, Malformed> {
+        let mut reader = Reader::new(body, request.is_flexible());
+        let Head { transactional, acks, timeout_ms, .. } = head(request, &mut reader)?;
+        if self.partial.is_none() {
+            // Its layout is wrong in whole or not at all.
+            walk(request, body, &mut (), |_, _, _| {}, |_, _, _| true, |_| {})?;
+        }
+        let wait_ms = u64::try_from(timeout_ms).unwrap_or(0).min(core.door.config.produce_wait_ms_max.into());
+        let fresh = || Partial { written: Vec::new(), tickets: Vec::new(), deadline_us: now_us + wait_ms * 1000 };
+        let mut partial = self.partial.take().unwrap_or_else(fresh);
+        let refuse = if request.version < VERSION_MIN {
+            let why = "records of this version are not kept; use Produce version 3 or later";
+            Some(Written::refused(ResponseError::UnsupportedForMessageFormat, why))
+        } else if !matches!(acks, -1..=1) {
+            Some(Written::refused(ResponseError::InvalidRequiredAcks, "acks is -1, 0 or 1"))
+        } else if transactional {
+            Some(Written::refused(ResponseError::InvalidTxnState, "transactions are not served"))
+        } else {
+            None
+        };
+        let now_ms = core.door.clock.now_ms();
+        let out_of_time = now_us >= partial.deadline_us;
+        let mut appending = Appending {
+            core,
+            scratch: &mut self.scratch,
+            partial: &mut partial,
+            refuse,
+            by_id: request.version >= VERSION_TOPIC_IDS,
+            topic: None,
+            index: 0,
+            now_ms,
+            out_of_time,
+        };
+        let whole = walk(
+            request,
+            body,
+            &mut appending,
+            |all, name, _| all.topic(name),
+            |all, index, records| all.partition(index, records),
+            |_| {},
+        )?;
+        if self.scratch.capacity() > SCRATCH_BYTES_KEPT {
+            self.scratch = Vec::new();
+        }
+        if !whole {
+            self.partial = Some(partial);
+            return Ok(Outcome::Blocked);
+        }
+        if acks == 0 {
+            return Ok(Outcome::Silent);
+        }
+        answer(request, body, partial).map(Outcome::Answer)
+    }
+}
+
+impl Appending<'_> {
+    fn topic(&mut self, name: Named<'_>) {
+        self.topic = match name {
+            _ if self.refuse.is_some() => None,
+            Named::Name(name) => self.core.topic(name),
+            Named::Id(id) => self.core.topic_of(Uuid::from_u128(id)),
+        };
+    }
+
+    /// Deals with a partition's batch. False if there is no room for it now.
+    fn partition(&mut self, partition: i32, records: Option<&[u8]>) -> bool {
+        self.index += 1;
+        if self.index <= self.partial.written.len() {
+            return true;
+        }
+        match self.append(partition, records) {
+            Some(written) => {
+                self.partial.written.push(written);
+                true
+            }
+            None if self.out_of_time => {
+                let why = "there was no room in time; nothing of the batch was appended";
+                self.partial.written.push(Written::refused(ResponseError::RequestTimedOut, why));
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Appends a batch, or says why not; `None` if there is no room.
+    fn append(&mut self, partition: i32, records: Option<&[u8]>) -> Option<Written> {
+        if let Some(refused) = self.refuse {
+            return Some(refused);
+        }
+        let Some(topic) = &self.topic else {
+            let error = if self.by_id { ResponseError::UnknownTopicId } else { ResponseError::UnknownTopicOrPartition };
+            return Some(Written::refused(error, "there is no such topic"));
+        };
+        let topic = Arc::clone(topic);
+        let Some(lane) = topic.lane(partition) else {
+            return Some(Written::refused(ResponseError::UnknownTopicOrPartition, "there is no such partition"));
+        };
+        let batch = records.unwrap_or_default();
+        let header = match BatchHeader::check(batch) {
+            Ok(header) => header,
+            Err((error, why)) => return Some(Written::refused(error, why)),
+        };
+        let mut scratch = std::mem::take(self.scratch);
+        scratch.clear();
+        scratch.resize(CHUNK_HEADER_BYTES, 0);
+        scratch.extend_from_slice(batch);
+        let known = header.producer_id > 0;
+        let target = ChunkTarget {
+            stream: lane.stream_id(),
+            streamlet: lane.streamlet_id(),
+            producer_id: ProducerId(if known { header.producer_id.cast_unsigned() } else { 0 }),
+            producer_epoch: ProducerEpoch(if known { header.producer_epoch.cast_unsigned() } else { 0 }),
+            sequence: if known { header.last_sequence() } else { 0 },
+        };
+        let (count, max_timestamp_ms) = (header.record_count, header.max_timestamp_ms);
+        let sealed = seal_kafka_batch(&mut scratch, &target, count, max_timestamp_ms, CHECKED_FROM, header.crc);
+        let written = match sealed.and_then(|()| ChunkView::parse(&scratch)) {
+            Ok(chunk) => self.append_chunk(lane, &chunk),
+            Err(error) => Some(refusal(&AppendError::Format(error))),
+        };
+        *self.scratch = scratch;
+        written
+    }
+
+    fn append_chunk(&mut self, lane: &Arc<Lane>, chunk: &ChunkView<'_>) -> Option<Written> {
+        let log = self.core.door.broker.log();
+        for _ in 0..SPACE_TRIES {
+            match lane.append(chunk, self.now_ms) {
+                Ok(appended) => return Some(self.appended(lane, &appended)),
+                Err(AppendError::ArenaFull(full)) => {
+                    if log.wait_for_space(full.seen, &self.core.observer, 0) {
+                        return None;
+                    }
+                }
+                Err(AppendError::SinkUnhealthy(error)) if error.kind == SinkErrorKind::Behind => {
+                    let Some(sink) = lane.sink() else { break };
+                    let waits = sink.wait(sink.durable_through() + 1, &self.core.observer, 0);
+                    // Asked once more after registering: while it is behind something is pending, and will call.
+                    if waits && sink.healthy().is_err() {
+                        return None;
+                    }
+                }
+                Err(error) => return Some(refusal(&error)),
+            }
+        }
+        // Blocks come back, but others are quicker: let them run and try again.
+        self.core.observer.advanced(0);
+        None
+    }
+
+    fn appended(&mut self, lane: &Arc<Lane>, appended: &Appended) -> Written {
+        if appended.base_ordinal == 0 && !appended.duplicate {
+            self.core.door.broker.lane_started(lane);
+        }
+        if let (Some(ticket), Some(sink)) = (appended.ticket, lane.sink()) {
+            match self.partial.tickets.iter_mut().find(|(known, _)| Arc::ptr_eq(known, sink)) {
+                Some((_, highest)) => *highest = ticket.max(*highest),
+                None => self.partial.tickets.push((Arc::clone(sink), ticket)),
+            }
+        }
+        if appended.base_ordinal == Appended::UNKNOWN_ORDINAL {
+            // Producers take this for done: it is there, only where is not known any more.
+            return Written::refused(ResponseError::DuplicateSequenceNumber, "the batch was appended long ago");
+        }
+        let base_offset = appended.base_ordinal.cast_signed();
+        Written { error: 0, message: None, base_offset, log_start: lane.earliest().1.cast_signed() }
+    }
+}
+
+/// Kafka's error for a batch that was not appended.
+fn refusal(error: &AppendError) -> Written {
+    let (error, message) = match error {
+        AppendError::ChunkTooLarge { .. } | AppendError::Format(FormatError::OverLimit { .. }) => {
+            (ResponseError::MessageTooLarge, "the batch does not fit into a segment of the stream")
+        }
+        AppendError::Format(_) => (ResponseError::CorruptMessage, "the batch does not have the checksum that it says"),
+        AppendError::SequenceGap { .. } => {
+            (ResponseError::OutOfOrderSequenceNumber, "batches before this one are missing")
+        }
+        AppendError::StaleEpoch { .. } => (ResponseError::InvalidProducerEpoch, "the producer is fenced by a later one"),
+        AppendError::SinkUnhealthy(_) => (ResponseError::KafkaStorageError, "the disk takes nothing at the moment"),
+        AppendError::Closed => (ResponseError::UnknownTopicOrPartition, "the topic was deleted"),
+        AppendError::ArenaFull(_) => (ResponseError::RequestTimedOut, "the arena is full"),
+    };
+    Written::refused(error, message)
+}
+
+/// What the walk that answers carries along.
+struct Answering<'a> {
+    writer: Writer<'a>,
+    request: Request,
+    written: std::vec::IntoIter<Written>,
+    good: Vec<usize>,
+}
+
+/// The answer to a request all of whose batches are dealt with.
+fn answer(request: &Request, body: &[u8], partial: Partial) -> Result<Waiting, Malformed> {
+    let Partial { written, tickets, deadline_us } = partial;
+    let mut answer = Vec::with_capacity(64 + written.len() * 64);
+    request.put_header(&mut answer);
+    let mut reader = Reader::new(body, request.is_flexible());
+    let topics = head(request, &mut reader)?.topics;
+    let flexible = request.is_flexible();
+    let mut answering = Answering {
+        writer: Writer { out: &mut answer, flexible },
+        request: *request,
+        written: written.into_iter(),
+        good: Vec::new(),
+    };
+    answering.writer.count(topics);
+    walk(
+        request,
+        body,
+        &mut answering,
+        |all, name, partitions| all.topic(name, partitions),
+        |all, index, _| {
+            all.partition(index);
+            true
+        },
+        |all| all.writer.tags(),
+    )?;
+    if request.version >= 1 {
+        answering.writer.i32(0);
+    }
+    answering.writer.tags();
+    let good = answering.good;
+    Ok(Waiting { body: answer, good, tickets, deadline_us })
+}
+
+impl Answering<'_> {
+    fn topic(&mut self, name: Named<'_>, partitions: usize) {
+        match name {
+            Named::Name(name) => self.writer.string(name),
+            Named::Id(id) => self.writer.id(id),
+        }
+        self.writer.count(partitions);
+    }
+
+    fn partition(&mut self, index: i32) {
+        let late = Written::refused(ResponseError::UnknownServerError, "the batch was not looked at");
+        let Written { error, message, base_offset, log_start } = self.written.next().unwrap_or(late);
+        let version = self.request.version;
+        let out = &mut self.writer;
+        out.i32(index);
+        if error == 0 {
+            self.good.push(out.out.len());
+        }
+        out.i16(error);
+        out.i64(base_offset);
+        if version >= 2 {
+            // The time of append, which is only told if it is the records' time.
+            out.i64(-1);
+        }
+        if version >= 5 {
+            out.i64(log_start);
+        }
+        if version >= 8 {
+            out.count(0);
+            out.nullable_string(message);
+        }
+        out.tags();
+    }
+}

@@ -1,0 +1,344 @@
+//! One Kafka connection: takes requests off it, one after the other, and answers them in that order.
+//!
+//! Lives on the I/O thread of its connection. A request that cannot be answered at once (a fetch that waits for data, a
+//! command that waits for a disk) stands in line, and nothing more is read from the connection but produce requests
+//! behind produce requests: so the order of answers is that of requests, and a connection never holds more than it may.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kafka_protocol::messages::{ApiKey, ApiVersionsResponse, api_versions_response::ApiVersion};
+use kafka_protocol::protocol::{Decodable, Encodable};
+use kafka_protocol::ResponseError;
+use kera_format::Cursor;
+use kera_log::Observer;
+use kera_protocol::FrameHeader;
+use kera_rpc::{Flow, Outbox, Peer, Session, SessionWaker};
+use uuid::Uuid;
+
+use crate::apis::{self, APIS, Api};
+use crate::door::{Door, Reply, ReplySlot, Topic};
+use crate::fetch::Fetching;
+use crate::offsets::Listing;
+use crate::produce::{Producing, Waiting};
+use crate::shape;
+use crate::wire::{Malformed, Reader};
+
+/// Topics and places that a connection remembers; when there are more it starts over.
+const REMEMBERED_MAX: usize = 16_384;
+/// How many bytes a name of a client may have in the log.
+const CLIENT_ID_BYTES: usize = 64;
+
+/// A request's header.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Request {
+    pub(crate) api: &'static Api,
+    pub(crate) version: i16,
+    pub(crate) correlation: i32,
+}
+
+impl Request {
+    /// Whether lengths in its answer are varints.
+    pub(crate) fn is_flexible(&self) -> bool {
+        self.api.is_flexible(self.version)
+    }
+
+    /// The header of its answer.
+    pub(crate) fn put_header(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.correlation.to_be_bytes());
+        // An old client must be able to read which versions there are: the header of that answer never changed.
+        if self.is_flexible() && self.api.key != ApiKey::ApiVersions {
+            out.push(0);
+        }
+    }
+}
+
+/// An answer that is not out yet.
+pub(crate) enum Pending {
+    Produce(Waiting),
+    Fetch(Box<Fetching>),
+    List(Box<Listing>),
+    /// A command is under way on another thread.
+    Command,
+}
+
+/// Wakes the session, whatever has moved: it looks at the first in line then.
+struct Wake(SessionWaker);
+
+impl Observer for Wake {
+    fn advanced(&self, _: u64) {
+        self.0.wake();
+    }
+}
+
+/// What the parts of a session share.
+pub(crate) struct Core {
+    pub(crate) door: Arc<Door>,
+    pub(crate) observer: Arc<dyn Observer>,
+    topics: HashMap<String, Arc<Topic>>,
+    by_id: HashMap<Uuid, Arc<Topic>>,
+    /// Where the next fetch of a partition goes on: stream and partition, offset, cursor.
+    pub(crate) places: HashMap<(u64, i32), (u64, Cursor)>,
+}
+
+impl Core {
+    /// A topic by name, from the connection's own memory if it is there and was not deleted since.
+    pub(crate) fn topic(&mut self, name: &str) -> Option<Arc<Topic>> {
+        if let Some(topic) = self.topics.get(name).filter(|topic| !topic.stream.is_deleted()) {
+            return Some(Arc::clone(topic));
+        }
+        self.topics.remove(name);
+        let topic = self.door.topic(&self.door.info(name)?)?;
+        if self.topics.len() >= REMEMBERED_MAX {
+            self.topics.clear();
+        }
+        self.topics.insert(name.to_owned(), Arc::clone(&topic));
+        Some(topic)
+    }
+
+    /// A topic by id.
+    pub(crate) fn topic_of(&mut self, id: Uuid) -> Option<Arc<Topic>> {
+        if let Some(topic) = self.by_id.get(&id).filter(|topic| !topic.stream.is_deleted()) {
+            return Some(Arc::clone(topic));
+        }
+        self.by_id.remove(&id);
+        let topic = self.door.topic(&self.door.info_of(id)?)?;
+        if self.by_id.len() >= REMEMBERED_MAX {
+            self.by_id.clear();
+        }
+        self.by_id.insert(id, Arc::clone(&topic));
+        Some(topic)
+    }
+
+    /// Remembers where a partition's reader goes on.
+    pub(crate) fn remember(&mut self, stream: u64, partition: i32, offset: u64, cursor: Cursor) {
+        if self.places.len() >= REMEMBERED_MAX {
+            self.places.clear();
+        }
+        self.places.insert((stream, partition), (offset, cursor));
+    }
+}
+
+pub(crate) struct KafkaSession {
+    pub(crate) core: Core,
+    peer: Peer,
+    /// Answers that are not out yet, in the order of their requests. More than one only if all are to produce requests.
+    queue: VecDeque<Pending>,
+    producing: Producing,
+    reply: Reply,
+    client_id: String,
+}
+
+impl KafkaSession {
+    pub(crate) fn new(door: Arc<Door>, peer: Peer, waker: SessionWaker) -> KafkaSession {
+        let observer: Arc<dyn Observer> = Arc::new(Wake(waker.clone()));
+        let core =
+            Core { door, observer, topics: HashMap::new(), by_id: HashMap::new(), places: HashMap::new() };
+        let reply = ReplySlot::new(waker);
+        let producing = Producing::default();
+        KafkaSession { core, peer, queue: VecDeque::new(), producing, reply, client_id: String::new() }
+    }
+
+    fn now_us(&self) -> u64 {
+        self.core.door.clock.monotonic_us()
+    }
+
+    /// Whether a request has to wait for those before it.
+    fn must_wait(&self, key: i16) -> bool {
+        let Some(last) = self.queue.back() else { return false };
+        let behind_produce = key == ApiKey::Produce as i16 && matches!(last, Pending::Produce(_));
+        !behind_produce || self.queue.len() >= self.core.door.config.in_flight_requests_max
+    }
+
+    fn request(&mut self, frame: &[u8], out: &mut Outbox) -> Result<Flow, Malformed> {
+        let mut reader = Reader::new(frame, false);
+        let (key, version, correlation) = (reader.i16()?, reader.i16()?, reader.i32()?);
+        if self.must_wait(key) {
+            return Ok(Flow::Blocked);
+        }
+        let Some(api) = apis::find(key) else {
+            return Err(Malformed::Value { what: "the request's key", value: key.into() });
+        };
+        let request = Request { api, version, correlation };
+        if !(api.min..=api.max).contains(&version) {
+            if api.key == ApiKey::ApiVersions {
+                self.versions(&request, true, out);
+                return Ok(Flow::Done);
+            }
+            return Err(Malformed::Value { what: "the request's version", value: version.into() });
+        }
+        let client_id = reader.nullable_string()?.unwrap_or_default();
+        if request.is_flexible() {
+            reader.skip_tags()?;
+        }
+        if self.client_id != client_id {
+            let end = client_id.floor_char_boundary(CLIENT_ID_BYTES);
+            self.client_id = client_id[..end].to_owned();
+        }
+        let body = reader.rest();
+        if api.key == ApiKey::Produce {
+            return self.produce(&request, body, out);
+        }
+        let limit = self.core.door.config.control_bytes_max;
+        if body.len() > limit {
+            return Err(Malformed::Value { what: "the bytes of a request that is not Produce", value: body.len() as i64 });
+        }
+        shape::check(api.shape, version, request.is_flexible(), body)?;
+        self.dispatch(&request, body, out)?;
+        Ok(Flow::Done)
+    }
+
+    fn dispatch(&mut self, request: &Request, body: &[u8], out: &mut Outbox) -> Result<(), Malformed> {
+        match request.api.key {
+            ApiKey::ApiVersions => self.versions(request, false, out),
+            ApiKey::Fetch => {
+                let fetching = Fetching::new(&self.core, *request, decode(request, body)?);
+                self.queue.push_back(Pending::Fetch(Box::new(fetching)));
+                self.complete(out);
+            }
+            ApiKey::ListOffsets => {
+                let listing = Listing::new(&self.core, *request, decode(request, body)?);
+                self.queue.push_back(Pending::List(Box::new(listing)));
+                self.complete(out);
+            }
+            ApiKey::OffsetForLeaderEpoch => {
+                let answer = crate::offsets::end_of_epoch(&mut self.core, decode(request, body)?);
+                self.respond(request, &answer, out)?;
+            }
+            _ => {
+                let Some(command) = crate::admin::command(&self.core.door, request, body)? else {
+                    let answer = crate::admin::answer(&self.core.door, request, body)?;
+                    send(answer, out);
+                    return Ok(());
+                };
+                if self.core.door.command(&self.reply, command) {
+                    self.queue.push_back(Pending::Command);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn produce(&mut self, request: &Request, body: &[u8], out: &mut Outbox) -> Result<Flow, Malformed> {
+        let now_us = self.now_us();
+        match self.producing.handle(&mut self.core, request, body, now_us)? {
+            crate::produce::Outcome::Blocked => Ok(Flow::Blocked),
+            crate::produce::Outcome::Silent => Ok(Flow::Done),
+            crate::produce::Outcome::Answer(waiting) => {
+                self.queue.push_back(Pending::Produce(waiting));
+                self.complete(out);
+                Ok(Flow::Done)
+            }
+        }
+    }
+
+    /// Which requests are served in which versions. For a version of the request that is not known the answer is that of
+    /// version 0, with an error that says so (KIP-511).
+    fn versions(&self, request: &Request, unsupported: bool, out: &mut Outbox) {
+        let version = if unsupported { 0 } else { request.version };
+        let keys = APIS.iter().map(|api| {
+            let entry = ApiVersion::default().with_api_key(api.key as i16);
+            entry.with_min_version(api.min).with_max_version(api.max)
+        });
+        let mut answer = ApiVersionsResponse::default().with_api_keys(keys.collect());
+        if unsupported {
+            answer = answer.with_error_code(ResponseError::UnsupportedVersion.code());
+        }
+        let mut body = request.correlation.to_be_bytes().to_vec();
+        if let Err(error) = answer.encode(&mut body, version) {
+            tracing::error!(%error, "the answer to ApiVersions cannot be encoded");
+            return;
+        }
+        send(body, out);
+    }
+
+    fn respond<R: Encodable>(&self, request: &Request, answer: &R, out: &mut Outbox) -> Result<(), Malformed> {
+        send(encode(request, answer)?, out);
+        Ok(())
+    }
+
+    /// Sends the answers whose turn it is.
+    fn complete(&mut self, out: &mut Outbox) {
+        let now_us = self.now_us();
+        while let Some(first) = self.queue.front_mut() {
+            let done = match first {
+                Pending::Produce(waiting) => waiting.complete(now_us, &self.core.observer, out),
+                Pending::Fetch(fetching) => fetching.complete(&mut self.core, now_us, out),
+                Pending::List(listing) => listing.complete(&mut self.core, now_us, out),
+                Pending::Command => match self.reply.take() {
+                    Some(body) => {
+                        send(body, out);
+                        true
+                    }
+                    None => false,
+                },
+            };
+            if !done {
+                break;
+            }
+            self.queue.pop_front();
+        }
+    }
+}
+
+/// Decodes a request whose shape was checked.
+pub(crate) fn decode<M: Decodable>(request: &Request, body: &[u8]) -> Result<M, Malformed> {
+    let mut bytes = Bytes::copy_from_slice(body);
+    M::decode(&mut bytes, request.version).map_err(|error| Malformed::Decode(error.to_string()))
+}
+
+/// Header and body of an answer.
+pub(crate) fn encode<R: Encodable>(request: &Request, answer: &R) -> Result<Vec<u8>, Malformed> {
+    let mut body = Vec::with_capacity(256);
+    request.put_header(&mut body);
+    answer.encode(&mut body, request.version).map_err(|error| Malformed::Decode(error.to_string()))?;
+    Ok(body)
+}
+
+fn send(body: Vec<u8>, out: &mut Outbox) {
+    let mut frame = out.begin_prefixed();
+    if body.len() < 64 << 10 {
+        frame.body().extend_from_slice(&body);
+    } else {
+        frame.attach(Bytes::from(body));
+    }
+    frame.finish();
+}
+
+impl Session for KafkaSession {
+    fn on_frame(&mut self, _: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        match self.request(body, out) {
+            Ok(flow) => flow,
+            Err(error) => {
+                let client = if self.client_id.is_empty() { "unknown" } else { &self.client_id };
+                Flow::Close(format!("Kafka client {client:?} at {}: {error}", self.peer.address))
+            }
+        }
+    }
+
+    fn on_wake(&mut self, out: &mut Outbox) {
+        self.complete(out);
+    }
+
+    fn deadline_us(&self) -> Option<u64> {
+        let first = match self.queue.front() {
+            Some(Pending::Produce(waiting)) => Some(waiting.deadline_us()),
+            Some(Pending::Fetch(fetching)) => Some(fetching.deadline_us()),
+            Some(Pending::List(listing)) => Some(listing.deadline_us()),
+            Some(Pending::Command) | None => None,
+        };
+        first.into_iter().chain(self.producing.deadline_us()).min()
+    }
+
+    fn is_busy(&self) -> bool {
+        !self.queue.is_empty() || self.producing.is_busy()
+    }
+
+    fn on_stop(&mut self, out: &mut Outbox) {
+        if let Some(Pending::Fetch(fetching)) = self.queue.front_mut() {
+            fetching.give_up();
+        }
+        self.complete(out);
+    }
+}

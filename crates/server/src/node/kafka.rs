@@ -1,0 +1,82 @@
+//! The Kafka door of a node: a server of its own on I/O threads of its own, over the same broker and catalog.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kera_kafka::{Door, DoorConfig, DoorThread, KafkaSessions};
+use kera_protocol::HelloResponse;
+use kera_rpc::{Framing, RunningServer, Server, ServerConfig};
+
+use super::Parts;
+use super::start::{no_thread, resolve};
+use crate::config::Config;
+use crate::fatal::Fatal;
+use crate::machine;
+
+/// A connection of a Kafka client that is silent for so long is closed, when the configuration does not say: as in Kafka,
+/// whose clients expect it and come back.
+const IDLE_TIMEOUT_MS: u32 = 600_000;
+
+/// The door, listening.
+pub(super) struct Kafka {
+    server: RunningServer,
+    door: Arc<Door>,
+    thread: DoorThread,
+}
+
+impl Kafka {
+    /// Listens, unless it is turned off.
+    pub(super) fn start(config: &Config, parts: &Parts) -> Result<Option<Kafka>, Fatal> {
+        let Some(address) = &config.kafka.listen else { return Ok(None) };
+        let failed = |error| Fatal::listen("Kafka clients", address, error);
+        let door = DoorConfig {
+            node: parts.identity.node,
+            advertised: config.kafka.advertised.clone(),
+            auto_create: config.kafka.auto_create,
+            partitions_default: config.kafka.partitions as u32,
+            ..DoorConfig::default()
+        };
+        let (door, thread) = Door::start(door, parts.broker.clone(), parts.coordinator.clone(), parts.clock.clone())
+            .map_err(|error| no_thread("the Kafka commands thread", error))?;
+        let network = &config.network;
+        // Nobody says hello here, but the limits of a server are in it.
+        let limits = HelloResponse {
+            server_name: "kera".into(),
+            server_version: env!("CARGO_PKG_VERSION").into(),
+            node_id: parts.identity.node,
+            node_epoch: parts.identity.epoch,
+            ops: Vec::new(),
+            frame_bytes_max: network.frame_bytes_max as u32,
+            chunk_bytes_max: 0,
+            in_flight_bytes_max: 0,
+            in_flight_requests_max: 0,
+            subscriptions_max: 0,
+            idle_timeout_ms: network.idle_timeout.map_or(IDLE_TIMEOUT_MS, |ms| u32::try_from(ms).unwrap_or(u32::MAX)),
+        };
+        let server = ServerConfig {
+            framing: Framing::Prefixed,
+            io_threads: config.node.io_threads.map_or_else(machine::cores, |n| n as usize),
+            connections_max: network.connections_max as usize,
+            inflight_bytes_max: network.receive_bytes_max as usize,
+            outbox_bytes_max: network.unsent_bytes_max as usize,
+            stall_timeout: Duration::from_millis(network.stall_timeout),
+            ..ServerConfig::new(resolve(address).map_err(failed)?, limits, parts.clock.clone())
+        };
+        let server = Server::start(server, Arc::new(KafkaSessions(door.clone()))).map_err(failed)?;
+        door.listens_on(server.local_addr());
+        Ok(Some(Kafka { server, door, thread }))
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.server.local_addr()
+    }
+
+    /// Answers what is under way, for at most `timeout`, and closes all connections. Blocks.
+    pub(super) fn stop(self, timeout: Duration) {
+        self.server.stop(timeout);
+        drop(self.door);
+        self.thread.join();
+    }
+}
