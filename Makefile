@@ -35,9 +35,9 @@ lint: ## clippy, warnings are errors
 tidy: ## only the rules of the house: dependencies, lengths, side doors, quoted paths
 	$(CARGO) xtask tidy
 
-deny: ## licences, advisories, sources of dependencies, if cargo-deny is installed
+deny: ## licences, sources and doubles of dependencies, offline, if cargo-deny is installed (advisories: cargo deny check advisories)
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny --offline check bans licenses sources; \
-	else echo "cargo-deny is not installed: dependencies are not checked (cargo install cargo-deny)"; fi
+	else echo "cargo-deny is not installed: dependencies are not checked (cargo install cargo-deny --locked)"; fi
 
 demo: build ## a node, real data streamed through it, shown live
 	./target/release/kera demo $(ARGS)
