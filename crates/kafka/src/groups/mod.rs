@@ -22,6 +22,8 @@ mod offsets;
 mod requests;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 
 pub use api::{Answer, AppendFailed, Caller, Done, GroupConfig, Journal, Mark, Now, Topic, Topics};
 pub use coordinator::Coordinator;

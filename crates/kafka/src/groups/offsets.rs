@@ -12,6 +12,8 @@ use kera_format::kafka_groups::{CommittedOffset, Fact, METADATA_BYTES_MAX, Offse
 use super::api::AppendFailed;
 use super::group::Turn;
 
+/// Facts that are recorded in one go: with their names and metadata they fit into a chunk.
+const FACTS_AT_ONCE: usize = 512;
 /// Offsets that one group may have pending, over all transactions.
 const PENDING_MAX: usize = 1_000_000;
 
@@ -99,9 +101,12 @@ impl Offsets {
         committed.chain(pending)
     }
 
-    fn record(&mut self, turn: &mut Turn<'_>, facts: Vec<Fact>) -> Result<(), AppendFailed> {
-        turn.append(facts.iter().cloned())?;
-        facts.into_iter().for_each(|fact| self.replay(fact));
+    /// Records facts, and takes them, a piece at a time. If not all can be recorded: how many were.
+    fn record(&mut self, turn: &mut Turn<'_>, facts: Vec<Fact>) -> Result<(), usize> {
+        for (at, piece) in facts.chunks(FACTS_AT_ONCE).enumerate() {
+            turn.append(piece.iter().cloned()).map_err(|_| at * FACTS_AT_ONCE)?;
+            piece.iter().for_each(|fact| self.replay(fact.clone()));
+        }
         Ok(())
     }
 
@@ -122,14 +127,12 @@ impl Offsets {
             results.push(fact.map(|fact| facts.push(fact)));
         }
         let pending: usize = self.pending.values().map(BTreeMap::len).sum();
-        let refusal = if producer.is_some() && pending + facts.len() > PENDING_MAX {
-            Some(Code::PolicyViolation)
+        let (recorded, code) = if producer.is_some() && pending + facts.len() > PENDING_MAX {
+            (0, Code::PolicyViolation)
         } else {
-            self.record(turn, facts).err().map(|_| Code::CoordinatorNotAvailable)
+            (self.record(turn, facts).err().unwrap_or(usize::MAX), Code::CoordinatorNotAvailable)
         };
-        if let Some(code) = refusal {
-            results.iter_mut().filter(|result| result.is_ok()).for_each(|result| *result = Err(code));
-        }
+        results.iter_mut().filter(|result| result.is_ok()).skip(recorded).for_each(|result| *result = Err(code));
         results
     }
 
@@ -148,7 +151,7 @@ impl Offsets {
             }
             facts.push(Fact::Pending(producer, of.clone(), None));
         }
-        self.record(turn, facts)
+        self.record(turn, facts).map_err(|_| AppendFailed)
     }
 
     /// Whether a transaction that has not ended may still change the offset.

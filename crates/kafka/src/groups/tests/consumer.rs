@@ -1,0 +1,341 @@
+//! Consumer groups: the coordinator assigns, members come to it one heartbeat after the other.
+
+use kafka_protocol::error::ResponseError as Code;
+use kafka_protocol::messages::{
+    ConsumerGroupDescribeRequest, ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse, GroupId,
+};
+use uuid::Uuid;
+
+use crate::groups::group::text;
+use crate::groups::testing::{World, beat, caller, commit, group, join};
+use crate::groups::{Answer, GroupConfig, Topics};
+
+/// A client: sends what it has, takes what it is told.
+#[derive(Debug)]
+struct Client {
+    id: String,
+    epoch: i32,
+    owned: Vec<(Uuid, Vec<i32>)>,
+    topics: Vec<&'static str>,
+}
+
+impl Client {
+    fn join(world: &mut World, id: &str, topics: &[&'static str]) -> Client {
+        let mut client = Client { id: id.into(), epoch: 0, owned: Vec::new(), topics: topics.to_vec() };
+        client.beat(world);
+        client
+    }
+
+    fn beat(&mut self, world: &mut World) -> ConsumerGroupHeartbeatResponse {
+        let response = world.beat(&beat(&self.id, self.epoch, &self.topics, &self.owned));
+        assert_eq!(response.error_code, 0, "{:?}", response.error_message);
+        self.take(&response);
+        response
+    }
+
+    fn take(&mut self, response: &ConsumerGroupHeartbeatResponse) {
+        self.epoch = response.member_epoch;
+        if let Some(assignment) = &response.assignment {
+            self.owned =
+                assignment.topic_partitions.iter().map(|topic| (topic.topic_id, topic.partitions.clone())).collect();
+        }
+    }
+
+    fn count(&self) -> usize {
+        self.owned.iter().map(|(_, partitions)| partitions.len()).sum()
+    }
+}
+
+fn refused(world: &mut World, request: &ConsumerGroupHeartbeatRequest) -> Code {
+    let response = world.beat(request);
+    assert!(response.error_message.is_some());
+    kafka_protocol::error::ResponseError::try_from_code(response.error_code).expect("an error")
+}
+
+fn state(world: &mut World) -> String {
+    let request = ConsumerGroupDescribeRequest::default().with_group_ids(vec![group()]);
+    let done = world.ask(|coordinator, now, token| coordinator.consumer_describe(now, token, &caller(1), &request));
+    let Answer::ConsumerDescribe(response) = done.answer else { panic!("{:?}", done.answer) };
+    response.groups[0].group_state.to_string()
+}
+
+#[test]
+fn a_second_member_gets_what_the_first_gives_back() {
+    let mut world = World::new();
+    let mut one = Client::join(&mut world, "one", &["orders", "items"]);
+    assert_eq!((one.epoch, one.count()), (1, 6));
+    let mut two = Client::join(&mut world, "two", &["orders", "items"]);
+    assert_eq!((two.epoch, two.count()), (2, 0), "nothing is free yet");
+    assert_eq!(state(&mut world), "Reconciling");
+    // The first is told what to keep, says so, and only then the second has the rest.
+    one.beat(&mut world);
+    assert_eq!((one.epoch, one.count()), (1, 3));
+    two.beat(&mut world);
+    assert_eq!(two.count(), 0);
+    one.beat(&mut world);
+    assert_eq!((one.epoch, one.count()), (2, 3));
+    two.beat(&mut world);
+    assert_eq!((two.epoch, two.count()), (2, 3));
+    assert_eq!(state(&mut world), "Stable");
+    // Nothing changes any more.
+    assert_eq!((one.beat(&mut world).member_epoch, two.beat(&mut world).member_epoch), (2, 2));
+}
+
+#[test]
+fn a_heartbeat_that_says_nothing_is_told_only_what_changed() {
+    let mut world = World::new();
+    let one = Client::join(&mut world, "one", &["orders"]);
+    let short = |epoch| {
+        ConsumerGroupHeartbeatRequest::default()
+            .with_group_id(group())
+            .with_member_id(text("one"))
+            .with_member_epoch(epoch)
+            .with_rebalance_timeout_ms(-1)
+            .with_subscribed_topic_names(None)
+            .with_topic_partitions(None)
+    };
+    let response = world.beat(&short(one.epoch));
+    assert_eq!((response.error_code, response.assignment), (0, None));
+    assert_eq!(response.heartbeat_interval_ms, 5_000);
+    world.topics.set("orders", 5);
+    let response = world.beat(&short(one.epoch));
+    assert_eq!(response.member_epoch, one.epoch + 1);
+    assert_eq!(response.assignment.expect("changed").topic_partitions[0].partitions, [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn a_member_that_is_lost_or_leaves_frees_what_it_had() {
+    let mut world = World::new();
+    let mut one = Client::join(&mut world, "one", &["orders"]);
+    let mut two = Client::join(&mut world, "two", &["orders"]);
+    for _ in 0..2 {
+        one.beat(&mut world);
+        two.beat(&mut world);
+    }
+    assert_eq!((one.count(), two.count()), (2, 2));
+    world.pass(40_000);
+    one.beat(&mut world);
+    world.pass(10_000);
+    one.beat(&mut world);
+    assert_eq!((one.epoch, one.count()), (3, 4));
+    assert_eq!(refused(&mut world, &beat("two", two.epoch, &["orders"], &[])), Code::UnknownMemberId);
+    two = Client::join(&mut world, "two", &["orders"]);
+    one.beat(&mut world);
+    one.beat(&mut world);
+    two.beat(&mut world);
+    assert_eq!(two.count(), 2);
+    let left = world.beat(&beat("two", -1, &[], &[]));
+    assert_eq!((left.error_code, left.member_epoch), (0, -1));
+    one.beat(&mut world);
+    assert_eq!(one.count(), 4);
+    world.beat(&beat("one", -1, &[], &[]));
+    assert_eq!(state(&mut world), "Empty");
+}
+
+#[test]
+fn who_does_not_give_back_in_time_is_thrown_out() {
+    let mut world = World::new();
+    let mut one = Client::join(&mut world, "one", &["orders"]);
+    let mut two = Client::join(&mut world, "two", &["orders"]);
+    let had = one.owned.clone();
+    one.beat(&mut world);
+    for _ in 0..6 {
+        world.pass(10_000);
+        // It is alive, and still has everything.
+        let response = world.beat(&beat("one", one.epoch, &["orders"], &had));
+        if response.error_code != 0 {
+            break;
+        }
+        two.beat(&mut world);
+    }
+    assert_eq!(refused(&mut world, &beat("one", one.epoch, &["orders"], &had)), Code::UnknownMemberId);
+    two.beat(&mut world);
+    assert_eq!(two.count(), 4);
+}
+
+#[test]
+fn epochs_fence_who_is_behind() {
+    let mut world = World::new();
+    let one = Client::join(&mut world, "one", &["orders"]);
+    assert_eq!(refused(&mut world, &beat("one", one.epoch + 1, &["orders"], &[])), Code::FencedMemberEpoch);
+    // Its last answer was lost: it may say the epoch before, if it has nothing that is not its own.
+    let mut two = Client::join(&mut world, "two", &["orders"]);
+    let mut again = Client { id: "one".into(), epoch: one.epoch, owned: one.owned.clone(), topics: vec!["orders"] };
+    again.beat(&mut world);
+    let before = again.epoch;
+    again.beat(&mut world);
+    assert!(again.epoch > before);
+    two.beat(&mut world);
+    assert_eq!(two.count(), 2);
+    let kept = again.owned.clone();
+    assert_eq!(world.beat(&beat("one", before, &["orders"], &kept)).error_code, 0);
+    assert_eq!(refused(&mut world, &beat("one", before, &["orders"], &one.owned)), Code::FencedMemberEpoch);
+    // It begins anew, and has nothing at first.
+    let mut anew = Client::join(&mut world, "one", &["orders"]);
+    anew.beat(&mut world);
+    assert_eq!(anew.count(), 2);
+}
+
+#[test]
+fn a_pattern_takes_topics_as_they_come() {
+    let mut world = World::new();
+    world.topics.set("ordersX", 1);
+    let by_pattern = |epoch: i32, pattern: &str| {
+        beat("one", epoch, &[], &[])
+            .with_subscribed_topic_names(None)
+            .with_subscribed_topic_regex(Some(text(pattern)))
+            .with_topic_partitions(Some(Vec::new()))
+    };
+    let told = |response: ConsumerGroupHeartbeatResponse| -> usize {
+        response.assignment.expect("told").topic_partitions.iter().map(|topic| topic.partitions.len()).sum()
+    };
+    let joined = world.beat(&by_pattern(0, "orders|it.*"));
+    assert_eq!((joined.error_code, joined.member_epoch), (0, 1));
+    assert_eq!(told(joined), 6, "the whole name must match");
+    world.topics.set("iterations", 3);
+    assert_eq!(told(world.beat(&by_pattern(1, "orders|it.*"))), 9);
+    let invalid = by_pattern(2, "orders(");
+    assert_eq!(refused(&mut world, &invalid), Code::InvalidRegularExpression);
+    let huge = by_pattern(2, "(a{1000}){1000}");
+    assert_eq!(refused(&mut world, &huge), Code::InvalidRegularExpression);
+    assert_eq!(told(world.beat(&by_pattern(2, "nothing"))), 0);
+}
+
+#[test]
+fn the_assignor_is_what_most_members_want() {
+    let mut world = World::new();
+    world.topics.set("items", 4);
+    let join = |id: &str| beat(id, 0, &["orders", "items"], &[]).with_server_assignor(Some(text("range")));
+    world.beat(&join("a"));
+    let response = world.beat(&join("b"));
+    assert_eq!(response.error_code, 0);
+    let other = join("c").with_server_assignor(Some(text("sticky")));
+    assert_eq!(refused(&mut world, &other), Code::UnsupportedAssignor);
+    // `a` keeps the first half of each topic.
+    let all: Vec<(Uuid, Vec<i32>)> =
+        ["orders", "items"].map(|name| (world.topics.topic(name).expect("there").id, vec![0, 1, 2, 3])).to_vec();
+    let kept = world.beat(&beat("a", 1, &["orders", "items"], &all)).assignment.expect("told");
+    assert!(kept.topic_partitions.iter().all(|topic| topic.partitions == [0, 1]));
+}
+
+#[test]
+fn a_member_with_a_name_comes_back_to_its_place() {
+    let mut world = World::new();
+    let named = |id: &str, epoch: i32, owned: &[(Uuid, Vec<i32>)]| {
+        beat(id, epoch, &["orders"], owned).with_instance_id(Some(text("a")))
+    };
+    let joined = world.beat(&named("one", 0, &[]));
+    assert_eq!(joined.member_epoch, 1);
+    let mut other = Client::join(&mut world, "other", &["orders"]);
+    assert_eq!(refused(&mut world, &named("two", 0, &[])), Code::UnreleasedInstanceId);
+    let away = world.beat(&named("one", -2, &[]));
+    assert_eq!((away.error_code, away.member_epoch), (0, -2));
+    other.beat(&mut world);
+    assert_eq!(other.count(), 0, "what it had is kept for it");
+    let back = world.beat(&named("two", 0, &[]));
+    assert_eq!((back.error_code, back.member_epoch), (0, 2));
+    assert_eq!(refused(&mut world, &named("one", 1, &[])), Code::FencedInstanceId);
+    other.beat(&mut world);
+    assert_eq!(other.count(), 2);
+    world.beat(&named("two", -2, &[]));
+    world.pass(30_000);
+    other.beat(&mut world);
+    world.pass(20_000);
+    other.beat(&mut world);
+    assert_eq!(other.count(), 4, "it did not come back in time");
+}
+
+#[test]
+fn only_members_with_their_epoch_commit_and_fetch() {
+    let mut world = World::new();
+    let one = Client::join(&mut world, "one", &["orders"]);
+    let code = |world: &mut World, id: &str, epoch| world.commit(&commit(id, epoch, &[("orders", 0, 1)])).0[0];
+    assert_eq!(code(&mut world, "one", one.epoch), 0);
+    assert_eq!(code(&mut world, "one", one.epoch - 1), Code::StaleMemberEpoch.code());
+    assert_eq!(code(&mut world, "two", one.epoch), Code::UnknownMemberId.code());
+    assert_eq!(code(&mut world, "", -1), Code::UnknownMemberId.code());
+    let old = commit("one", one.epoch, &[("orders", 0, 1)]);
+    let done = world.ask(|coordinator, now, token| coordinator.commit(now, token, &caller(8), &old));
+    let Answer::Commit(response) = done.answer else { panic!("{:?}", done.answer) };
+    assert_eq!(response.topics[0].partitions[0].error_code, Code::UnsupportedVersion.code());
+    let mut fetch = crate::groups::testing::fetch_all(false);
+    assert_eq!(world.fetch(&fetch).0.groups[0].error_code, 0);
+    fetch.groups[0].member_id = Some(text("one"));
+    assert_eq!(world.fetch(&fetch).0.groups[0].error_code, Code::StaleMemberEpoch.code());
+    fetch.groups[0].member_epoch = one.epoch;
+    assert_eq!(world.fetch(&fetch).0.groups[0].error_code, 0);
+}
+
+#[test]
+fn groups_change_their_kind_while_they_are_empty() {
+    let mut world = World::new();
+    let (members, generation) = world.stable(1);
+    assert_eq!(refused(&mut world, &beat("one", 0, &["orders"], &[])), Code::GroupIdNotFound);
+    world.commit(&commit(&members[0], generation, &[("orders", 0, 7)]));
+    world.leave(&[(&members[0], None)]);
+    let one = Client::join(&mut world, "one", &["orders"]);
+    assert!(one.epoch > generation, "epochs go on where generations were");
+    assert_eq!(world.offsets(), [("orders".into(), 0, 7)]);
+    let refused = world.join(9, &join(""));
+    let refused = world.take_join(refused).expect("refused");
+    assert_eq!(refused.error_code, Code::InconsistentGroupProtocol.code());
+    world.beat(&beat("one", -1, &[], &[]));
+    let (_, next) = world.stable(1);
+    assert!(next > one.epoch);
+    assert_eq!(world.offsets(), [("orders".into(), 0, 7)]);
+}
+
+#[test]
+fn epochs_go_on_after_a_restart_and_members_do_not() {
+    let mut world = World::new();
+    let one = Client::join(&mut world, "one", &["orders"]);
+    world.commit(&commit("one", one.epoch, &[("orders", 0, 7)]));
+    world.restart();
+    assert_eq!(refused(&mut world, &beat("one", one.epoch, &["orders"], &one.owned)), Code::UnknownMemberId);
+    let stale = world.commit(&commit("one", one.epoch, &[("orders", 0, 8)])).0;
+    assert_eq!(stale, [Code::UnknownMemberId.code()]);
+    let again = Client::join(&mut world, "one", &["orders"]);
+    assert!(again.epoch > one.epoch);
+    assert_eq!(world.offsets(), [("orders".into(), 0, 7)]);
+}
+
+#[test]
+fn an_epoch_that_cannot_be_recorded_is_told_to_nobody() {
+    let mut world = World::new();
+    world.journal.0.lock().is_full = true;
+    let request = beat("one", 0, &["orders"], &[]);
+    assert_eq!(refused(&mut world, &request), Code::CoordinatorNotAvailable);
+    world.journal.0.lock().is_full = false;
+    let joined = world.beat(&request);
+    assert_eq!((joined.error_code, joined.member_epoch), (0, 1));
+    assert_eq!(world.journal.0.lock().entries.len(), 1);
+}
+
+#[test]
+fn requests_that_make_no_sense_are_refused_with_a_reason() {
+    let mut world = World::with(GroupConfig { members_max: 1, member_topics_max: 2, ..GroupConfig::default() });
+    let first = || beat("one", 0, &["orders"], &[]);
+    let some = [(Uuid::from_u128(1), vec![0])];
+    for request in [
+        first().with_group_id(GroupId(text(""))),
+        first().with_member_id(text("")),
+        first().with_member_id(text(&"m".repeat(1_025))),
+        first().with_instance_id(Some(text(""))),
+        first().with_rack_id(Some(text(""))),
+        first().with_rebalance_timeout_ms(-1),
+        first().with_subscribed_topic_names(None),
+        first().with_subscribed_topic_names(Some(Vec::new())),
+        first().with_topic_partitions(None),
+        first().with_member_epoch(-3),
+        first().with_member_epoch(-2),
+        beat("one", 0, &["orders"], &some),
+        beat("one", 0, &["a", "b", "c"], &[]),
+    ] {
+        assert_eq!(refused(&mut world, &request), Code::InvalidRequest, "{request:?}");
+    }
+    assert_eq!(world.coordinator.group_count(), 0);
+    assert_eq!(refused(&mut world, &first().with_member_epoch(1)), Code::GroupIdNotFound);
+    world.beat(&first());
+    assert_eq!(refused(&mut world, &beat("two", 0, &["orders"], &[])), Code::GroupMaxSizeReached);
+    assert_eq!(refused(&mut world, &beat("two", 1, &["orders"], &[])), Code::UnknownMemberId);
+}

@@ -1,0 +1,7 @@
+//! Groups as clients see them, request by request.
+
+mod classic;
+mod consumer;
+mod offsets;
+mod random;
+mod statics;

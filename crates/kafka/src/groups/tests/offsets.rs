@@ -1,0 +1,405 @@
+//! Offsets: committing, fetching, deleting, expiring, surviving a restart; and what administrators see.
+
+use kafka_protocol::error::ResponseError as Code;
+use kafka_protocol::messages::offset_delete_request::{OffsetDeleteRequestPartition, OffsetDeleteRequestTopic};
+use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestTopic;
+use kafka_protocol::messages::txn_offset_commit_request::{
+    TxnOffsetCommitRequestPartition, TxnOffsetCommitRequestTopic,
+};
+use kafka_protocol::messages::{
+    DeleteGroupsRequest, DescribeGroupsRequest, DescribeGroupsResponse, GroupId, ListGroupsRequest,
+    OffsetDeleteRequest, OffsetDeleteResponse, OffsetFetchRequest, ProducerId, TopicName, TxnOffsetCommitRequest,
+};
+use kera_format::kafka_groups::{Entry, Fact};
+
+use crate::groups::group::text;
+use crate::groups::testing::{GROUP, World, beat, caller, commit, fetch, fetch_all, group, join};
+use crate::groups::{Answer, GroupConfig, Mark};
+
+const DAY_MS: u64 = 24 * 3_600_000;
+
+fn simple(offsets: &[(&str, i32, i64)]) -> kafka_protocol::messages::OffsetCommitRequest {
+    commit("", -1, offsets)
+}
+
+fn delete_offsets(world: &mut World, offsets: &[(&str, i32)]) -> OffsetDeleteResponse {
+    let topics = offsets.iter().map(|(topic, partition)| {
+        let partition = OffsetDeleteRequestPartition::default().with_partition_index(*partition);
+        OffsetDeleteRequestTopic::default().with_name(TopicName(text(topic))).with_partitions(vec![partition])
+    });
+    let request = OffsetDeleteRequest::default().with_group_id(group()).with_topics(topics.collect());
+    let done = world.ask(|coordinator, now, token| coordinator.delete_offsets(now, token, &caller(0), &request));
+    match done.answer {
+        Answer::DeleteOffsets(response) => response,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn describe(world: &mut World, version: i16, id: &str) -> DescribeGroupsResponse {
+    let request = DescribeGroupsRequest::default().with_groups(vec![GroupId(text(id))]);
+    let done = world.ask(|coordinator, now, token| coordinator.describe(now, token, &caller(version), &request));
+    match done.answer {
+        Answer::Describe(response) => response,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Name, state and type of the groups that are listed.
+fn list(world: &mut World, states: &[&str], types: &[&str]) -> Vec<(String, String, String)> {
+    let request = ListGroupsRequest::default()
+        .with_states_filter(states.iter().map(|state| text(state)).collect())
+        .with_types_filter(types.iter().map(|kind| text(kind)).collect());
+    let done = world.ask(|coordinator, now, token| coordinator.list(now, token, &caller(5), &request));
+    let Answer::List(response) = done.answer else { panic!("{:?}", done.answer) };
+    let groups = response.groups.into_iter();
+    groups.map(|of| (of.group_id.to_string(), of.group_state.to_string(), of.group_type.to_string())).collect()
+}
+
+fn delete(world: &mut World, id: &str) -> (i16, Option<Mark>) {
+    let request = DeleteGroupsRequest::default().with_groups_names(vec![GroupId(text(id))]);
+    let done = world.ask(|coordinator, now, token| coordinator.delete(now, token, &caller(2), &request));
+    let Answer::Delete(response) = done.answer else { panic!("{:?}", done.answer) };
+    (response.results[0].error_code, done.after)
+}
+
+fn txn_commit(world: &mut World, producer: i64, offsets: &[(&str, i32, i64)]) -> Vec<i16> {
+    let topics = offsets.iter().map(|(topic, partition, offset)| {
+        let partition =
+            TxnOffsetCommitRequestPartition::default().with_partition_index(*partition).with_committed_offset(*offset);
+        TxnOffsetCommitRequestTopic::default().with_name(TopicName(text(topic))).with_partitions(vec![partition])
+    });
+    let request = TxnOffsetCommitRequest::default()
+        .with_group_id(group())
+        .with_producer_id(ProducerId(producer))
+        .with_generation_id(-1)
+        .with_topics(topics.collect());
+    let done = world.ask(|coordinator, now, token| coordinator.txn_commit(now, token, &caller(3), &request));
+    let Answer::TxnCommit(response) = done.answer else { panic!("{:?}", done.answer) };
+    response.topics.iter().flat_map(|topic| &topic.partitions).map(|of| of.error_code).collect()
+}
+
+#[test]
+fn a_commit_is_answered_after_its_record_and_seen_after_a_restart() {
+    let mut world = World::new();
+    let (codes, after) = world.commit(&simple(&[("orders", 0, 7), ("items", 1, 9)]));
+    assert_eq!((codes, after), (vec![0, 0], Some(Mark(2))));
+    for _ in 0..2 {
+        let (response, after) = world.fetch(&fetch(&[("orders", 0), ("orders", 1)], false));
+        let orders = &response.groups[0].topics[0].partitions;
+        assert_eq!((orders[0].committed_offset, orders[0].metadata.as_deref()), (7, Some("about")));
+        assert_eq!(
+            (orders[1].committed_offset, orders[1].metadata.as_deref(), orders[1].error_code),
+            (-1, Some(""), 0)
+        );
+        assert!(after.is_none_or(|mark| mark == Mark(2)));
+        assert_eq!(world.offsets(), [("items".into(), 1, 9), ("orders".into(), 0, 7)]);
+        world.restart();
+    }
+}
+
+#[test]
+fn what_is_told_waits_for_everything_that_was_recorded() {
+    let mut world = World::new();
+    world.commit(&simple(&[("orders", 0, 7)]));
+    assert_eq!(world.fetch(&fetch_all(false)).1, Some(Mark(1)));
+    // The same again: what it repeats may not be durable yet.
+    assert_eq!(world.commit(&simple(&[("unknown", 0, 7)])).1, Some(Mark(1)));
+}
+
+#[test]
+fn old_clients_fetch_one_group() {
+    let mut world = World::new();
+    world.commit(&simple(&[("orders", 0, 7), ("items", 1, 9)]));
+    let topic =
+        OffsetFetchRequestTopic::default().with_name(TopicName(text("orders"))).with_partition_indexes(vec![0, 2]);
+    for (topics, expected) in [(Some(vec![topic]), vec![7, -1]), (None, vec![9, 7])] {
+        let request = OffsetFetchRequest::default().with_group_id(group()).with_topics(topics);
+        let done = world.ask(|coordinator, now, token| coordinator.fetch(now, token, &caller(5), &request));
+        let Answer::Fetch(response) = done.answer else { panic!("{:?}", done.answer) };
+        let offsets: Vec<i64> =
+            response.topics.iter().flat_map(|topic| &topic.partitions).map(|of| of.committed_offset).collect();
+        assert_eq!((offsets, response.groups.len()), (expected, 0));
+    }
+}
+
+#[test]
+fn a_commit_that_cannot_be_recorded_changes_nothing() {
+    let mut world = World::new();
+    world.commit(&simple(&[("orders", 0, 7)]));
+    world.journal.0.lock().is_full = true;
+    let (codes, _) = world.commit(&simple(&[("orders", 0, 8), ("unknown", 0, 1)]));
+    assert_eq!(codes, [Code::CoordinatorNotAvailable.code(), Code::UnknownTopicOrPartition.code()]);
+    assert_eq!(world.offsets(), [("orders".into(), 0, 7)]);
+}
+
+#[test]
+fn each_partition_of_a_commit_has_its_own_error() {
+    let mut world = World::new();
+    let mut request = simple(&[("orders", 0, 7), ("orders", 4, 7), ("orders", -1, 7), ("no", 0, 7), ("orders", 1, -2)]);
+    request.topics.push(request.topics[0].clone());
+    request.topics[5].partitions[0].committed_metadata = Some(text(&"m".repeat(4_097)));
+    let (codes, _) = world.commit(&request);
+    let unknown = Code::UnknownTopicOrPartition.code();
+    let (invalid, large) = (Code::InvalidRequest.code(), Code::OffsetMetadataTooLarge.code());
+    assert_eq!(codes, [0, unknown, unknown, unknown, invalid, large]);
+}
+
+#[test]
+fn only_members_of_the_generation_commit_while_there_are_some() {
+    let mut world = World::new();
+    let (members, generation) = world.stable(1);
+    let code = |world: &mut World, member: &str, generation| {
+        world.commit(&commit(member, generation, &[("orders", 0, 1)])).0[0]
+    };
+    assert_eq!(code(&mut world, &members[0], generation), 0);
+    assert_eq!(code(&mut world, &members[0], generation - 1), Code::IllegalGeneration.code());
+    assert_eq!(code(&mut world, "nobody", generation), Code::UnknownMemberId.code());
+    assert_eq!(code(&mut world, "", -1), Code::UnknownMemberId.code());
+    let named = commit(&members[0], generation, &[("orders", 0, 1)]).with_group_instance_id(Some(text("a")));
+    assert_eq!(world.commit(&named).0, [Code::UnknownMemberId.code()]);
+    // While the members agree, who has been in the generation may still commit; when the next one is there, not before sync.
+    let (_, token) = world.join_new();
+    assert_eq!(code(&mut world, &members[0], generation), 0);
+    world.join(9, &join(&members[0]));
+    assert!(world.take_join(token).is_some());
+    assert_eq!(code(&mut world, &members[0], generation + 1), Code::RebalanceInProgress.code());
+}
+
+#[test]
+fn a_commit_keeps_its_member_alive() {
+    let mut world = World::new();
+    let (members, generation) = world.stable(1);
+    for _ in 0..3 {
+        world.pass(9_000);
+        assert_eq!(world.commit(&commit(&members[0], generation, &[("orders", 0, 1)])).0, [0]);
+    }
+    world.pass(10_000);
+    let unknown = world.commit(&commit(&members[0], generation, &[("orders", 0, 1)])).0;
+    assert_eq!(unknown, [Code::UnknownMemberId.code()]);
+}
+
+#[test]
+fn a_commit_for_a_group_that_is_not_there() {
+    let mut world = World::new();
+    let request = commit("nobody", 1, &[("orders", 0, 1)]);
+    for (version, code) in [(8, Code::IllegalGeneration), (9, Code::GroupIdNotFound)] {
+        let done = world.ask(|coordinator, now, token| coordinator.commit(now, token, &caller(version), &request));
+        let Answer::Commit(response) = done.answer else { panic!("{:?}", done.answer) };
+        assert_eq!(response.topics[0].partitions[0].error_code, code.code());
+    }
+    assert_eq!(world.offsets(), []);
+}
+
+#[test]
+fn a_topic_that_is_made_again_has_not_been_read() {
+    let mut world = World::new();
+    world.commit(&simple(&[("orders", 0, 7), ("items", 0, 1)]));
+    world.topics.set("orders", 0);
+    world.topics.set("orders", 4);
+    assert_eq!(world.offsets(), [("items".into(), 0, 1)]);
+    world.coordinator.topic_deleted(world.now, "orders");
+    world.coordinator.topic_deleted(world.now, "items");
+    world.restart();
+    assert_eq!(world.offsets(), []);
+    assert_eq!(world.coordinator.group_count(), 0);
+}
+
+#[test]
+fn offsets_of_a_transaction_count_when_it_commits() {
+    let mut world = World::new();
+    world.commit(&simple(&[("orders", 0, 1)]));
+    for (producer, commits) in [(11, true), (12, false)] {
+        assert_eq!(txn_commit(&mut world, producer, &[("orders", 0, producer), ("no", 0, 1)]), [0, 3]);
+        world.restart();
+        let (response, _) = world.fetch(&fetch(&[("orders", 0), ("orders", 1)], true));
+        let orders = &response.groups[0].topics[0].partitions;
+        assert_eq!((orders[0].error_code, orders[0].committed_offset), (Code::UnstableOffsetCommit.code(), -1));
+        assert_eq!(orders[1].error_code, 0);
+        let before = if commits { 1 } else { 11 };
+        assert_eq!(world.offsets(), [("orders".into(), 0, before)]);
+        for _ in 0..2 {
+            world.coordinator.end_transaction(world.now, GROUP, producer, commits).expect("recorded");
+        }
+        world.restart();
+        assert_eq!(world.offsets(), [("orders".into(), 0, 11)]);
+        assert_eq!(world.fetch(&fetch(&[("orders", 0)], true)).0.groups[0].topics[0].partitions[0].error_code, 0);
+    }
+}
+
+#[test]
+fn offsets_of_topics_that_are_read_are_not_deleted() {
+    let mut world = World::new();
+    assert_eq!(delete_offsets(&mut world, &[("orders", 0)]).error_code, Code::GroupIdNotFound.code());
+    let (members, generation) = world.stable(1);
+    world.commit(&commit(&members[0], generation, &[("orders", 0, 1), ("items", 0, 1)]));
+    let response = delete_offsets(&mut world, &[("orders", 0), ("items", 0), ("items", 7)]);
+    let codes: Vec<i16> = response.topics.iter().map(|topic| topic.partitions[0].error_code).collect();
+    assert_eq!(codes, [Code::GroupSubscribedToTopic.code(), 0, Code::UnknownTopicOrPartition.code()]);
+    assert_eq!(world.offsets(), [("orders".into(), 0, 1)]);
+    world.restart();
+    assert_eq!(world.offsets(), [("orders".into(), 0, 1)]);
+    let response = delete_offsets(&mut world, &[("orders", 0)]);
+    assert_eq!(response.topics[0].partitions[0].error_code, 0);
+    assert_eq!(world.offsets(), []);
+}
+
+#[test]
+fn members_that_are_no_consumers_keep_their_offsets() {
+    let mut world = World::new();
+    let token = world.join(3, &join("").with_protocol_type(text("connect")));
+    world.pass(3_000);
+    assert_eq!(world.take_join(token).map(|joined| joined.error_code), Some(0));
+    assert_eq!(delete_offsets(&mut world, &[("orders", 0)]).error_code, Code::NonEmptyGroup.code());
+}
+
+#[test]
+fn offsets_expire_when_nobody_needs_them_for_long() {
+    let mut world = World::new();
+    let (members, generation) = world.stable(1);
+    world.commit(&commit(&members[0], generation, &[("orders", 0, 1), ("items", 0, 1)]));
+    // A member reads `orders`; `items` is of the past.
+    for _ in 0..(8 * DAY_MS / 9_000) {
+        world.pass(9_000);
+        assert_eq!(world.heartbeat(&members[0], generation), 0);
+    }
+    assert_eq!(world.offsets(), [("orders".into(), 0, 1)]);
+    // Now it is gone: the time begins when the group becomes empty, not with the commit.
+    world.leave(&[(&members[0], None)]);
+    world.pass(6 * DAY_MS);
+    assert_eq!(world.offsets(), [("orders".into(), 0, 1)]);
+    world.pass(2 * DAY_MS);
+    assert_eq!(world.offsets(), []);
+    assert_eq!(world.coordinator.group_count(), 0);
+    world.restart();
+    assert_eq!(world.coordinator.group_count(), 0);
+}
+
+#[test]
+fn a_restart_neither_ends_nor_stops_the_time_of_offsets() {
+    let mut world = World::new();
+    let (members, generation) = world.stable(1);
+    world.commit(&commit(&members[0], generation, &[("orders", 0, 1)]));
+    for _ in 0..(8 * DAY_MS / 9_000) {
+        world.pass(9_000);
+        assert_eq!(world.heartbeat(&members[0], generation), 0);
+    }
+    // Its members are lost with the node; it is empty since then, however often the node is restarted.
+    world.restart();
+    for days in 1..=8 {
+        world.pass(DAY_MS);
+        assert_eq!(world.offsets().len(), usize::from(days < 7), "after {days} days");
+        world.restart();
+    }
+}
+
+#[test]
+fn an_offset_with_a_time_of_its_own_expires_then() {
+    let mut world = World::new();
+    world.commit(&simple(&[("orders", 0, 1)]).with_retention_time_ms(3_600_000));
+    world.commit(&simple(&[("orders", 1, 1)]));
+    world.pass(3_000_000);
+    assert_eq!(world.offsets().len(), 2);
+    world.pass(1_200_000);
+    assert_eq!(world.offsets(), [("orders".into(), 1, 1)]);
+}
+
+#[test]
+fn groups_are_listed_and_described() {
+    let mut world = World::new();
+    let (members, _) = world.stable(2);
+    world.commit(&simple(&[("orders", 0, 1)]).with_group_id(GroupId(text("offsets"))));
+    world.beat(&beat("m", 0, &["orders"], &[]).with_group_id(GroupId(text("modern"))));
+    let named = |name: &str, state: &str, kind: &str| (name.to_owned(), state.to_owned(), kind.to_owned());
+    let all = [
+        named("group", "Stable", "Classic"),
+        named("modern", "Stable", "Consumer"),
+        named("offsets", "Empty", "Classic"),
+    ];
+    assert_eq!(list(&mut world, &[], &[]), all);
+    assert_eq!(list(&mut world, &["stable"], &["CLASSIC"]), all[..1]);
+    assert_eq!(list(&mut world, &["Empty", "Dead"], &[]), all[2..]);
+    assert_eq!(list(&mut world, &[], &["share"]), []);
+
+    let described = &describe(&mut world, 5, GROUP).groups[0];
+    assert_eq!((&*described.group_state, &*described.protocol_data, described.error_code), ("Stable", "range", 0));
+    assert_eq!(described.members.len(), 2);
+    let leader = described.members.iter().find(|member| *member.member_id == *members[0]).expect("there");
+    assert_eq!((&*leader.client_id, &*leader.client_host), ("client", "/127.0.0.1"));
+    assert_eq!(leader.member_assignment, members[0].as_bytes()[..4]);
+    for (version, code) in [(5, 0), (6, Code::GroupIdNotFound.code())] {
+        for id in ["nobody", "modern"] {
+            let described = &describe(&mut world, version, id).groups[0];
+            assert_eq!((&*described.group_state, described.error_code), ("Dead", code), "{id} in {version}");
+        }
+    }
+}
+
+#[test]
+fn a_group_without_members_is_deleted_with_its_offsets() {
+    let mut world = World::new();
+    let (members, generation) = world.stable(1);
+    world.commit(&commit(&members[0], generation, &[("orders", 0, 1)]));
+    assert_eq!(delete(&mut world, GROUP), (Code::NonEmptyGroup.code(), None));
+    assert_eq!(delete(&mut world, "nobody"), (Code::GroupIdNotFound.code(), None));
+    world.leave(&[(&members[0], None)]);
+    world.journal.0.lock().is_full = true;
+    assert_eq!(delete(&mut world, GROUP).0, Code::CoordinatorNotAvailable.code());
+    assert_eq!(world.offsets().len(), 1);
+    world.journal.0.lock().is_full = false;
+    let kept = world.journal.0.lock().entries.len() as u64;
+    assert_eq!(delete(&mut world, GROUP), (0, Some(Mark(kept + 1))));
+    assert_eq!(world.offsets(), []);
+    world.commit(&simple(&[("items", 0, 3)]));
+    world.restart();
+    assert_eq!(world.offsets(), [("items".into(), 0, 3)]);
+}
+
+#[test]
+fn a_copy_says_the_same_as_the_journal() {
+    let mut world = World::with(GroupConfig { initial_delay_ms: 10, ..GroupConfig::default() });
+    let (members, generation) = world.stable(1);
+    world.commit(&commit(&members[0], generation, &[("orders", 0, 1), ("items", 0, 2)]));
+    world.leave(&[(&members[0], None)]);
+    txn_commit(&mut world, 5, &[("orders", 1, 5)]);
+    for number in 0..20 {
+        let id = GroupId(text(&format!("other-{number}")));
+        world.commit(&simple(&[("orders", number % 4, 1)]).with_group_id(id));
+    }
+    let (mut copy, mut behind, mut steps) = (Vec::new(), None::<String>, 0);
+    loop {
+        let (entries, next) = world.coordinator.snapshot(behind.as_deref(), 500);
+        copy.extend(entries);
+        steps += 1;
+        match next {
+            Some(next) => behind = Some(next),
+            None => break,
+        }
+        if steps == 2 {
+            // What happens meanwhile stands behind the copy, or is in it.
+            world.journal.0.lock().entries.clear();
+            world.commit(&simple(&[("orders", 3, 99)]));
+            world.commit(&simple(&[("orders", 3, 98)]).with_group_id(GroupId(text("other-9"))));
+        }
+    }
+    assert!(steps > 3);
+    copy.append(&mut world.journal.0.lock().entries);
+    let facts = |world: &World| -> Vec<(String, Vec<Fact>)> {
+        world.coordinator.groups().map(|group| (group.head.id.clone(), group.offsets.facts().collect())).collect()
+    };
+    let before = (facts(&world), list(&mut world, &[], &[]));
+    world.journal.0.lock().entries = copy;
+    world.restart();
+    assert_eq!((facts(&world), list(&mut world, &[], &[])), before);
+    let next = world.stable(1).1;
+    assert!(next > generation);
+}
+
+#[test]
+fn entries_are_as_large_as_the_format_allows_and_no_larger() {
+    let mut world = World::new();
+    let id = "g".repeat(kera_format::kafka_groups::GROUP_NAME_BYTES_MAX + 1);
+    let (codes, _) = world.commit(&simple(&[("orders", 0, 1)]).with_group_id(GroupId(text(&id))));
+    assert_eq!(codes, [Code::InvalidGroupId.code()]);
+    let entries: Vec<Entry> = world.journal.0.lock().entries.clone();
+    assert_eq!(entries, []);
+}

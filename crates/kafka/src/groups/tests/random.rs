@@ -1,0 +1,321 @@
+//! Random members that join, sync, commit, leave and die, a disk that is full now and then, and nodes that die with what
+//! was not durable. After each request [`World::settle`] checks what must hold inside; here is what clients are promised:
+//!
+//! * an acknowledged commit is there after any number of crashes;
+//! * a generation that somebody heard of never comes again, and has one leader;
+//! * every request is answered, once.
+
+use std::collections::BTreeMap;
+
+use kafka_protocol::error::ResponseError as Code;
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use crate::groups::testing::{World, beat, commit, join_with, sync};
+use crate::groups::{Answer, GroupConfig};
+
+/// What happens next; numbers choose a member or a partition.
+#[derive(Clone, Debug)]
+enum Event {
+    Join(usize),
+    Rejoin(usize),
+    Sync(usize),
+    Heartbeat(usize),
+    Leave(usize),
+    Commit(usize, i32),
+    /// A commit of somebody who is no member.
+    Foreign(i32),
+    Pass(u64),
+    /// Everything that was appended becomes durable.
+    Durable,
+    /// The journal is full, or no longer.
+    Full(bool),
+    Crash,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let member = 0..5usize;
+    let event = prop_oneof![
+        3 => member.clone().prop_map(Event::Join),
+        4 => member.clone().prop_map(Event::Rejoin),
+        4 => member.clone().prop_map(Event::Sync),
+        2 => member.clone().prop_map(Event::Heartbeat),
+        1 => member.clone().prop_map(Event::Leave),
+        3 => (member, 0..4i32).prop_map(|(member, partition)| Event::Commit(member, partition)),
+        1 => (0..4i32).prop_map(Event::Foreign),
+        3 => (0..4_000u64).prop_map(Event::Pass),
+        1 => (5_000..40_000u64).prop_map(Event::Pass),
+        2 => Just(Event::Durable),
+        1 => any::<bool>().prop_map(Event::Full),
+        1 => Just(Event::Crash),
+    ];
+    proptest::collection::vec(event, 1..120)
+}
+
+#[derive(Default)]
+struct Client {
+    id: String,
+    generation: i32,
+    leads: bool,
+    members: Vec<String>,
+    /// For members of consumer groups.
+    owned: Vec<(Uuid, Vec<i32>)>,
+}
+
+struct Story {
+    world: World,
+    clients: Vec<Client>,
+    /// Whether members have names that outlive them.
+    named: bool,
+    /// Requests without an answer that arrived: whose, and for commits of what.
+    open: BTreeMap<u64, (usize, Option<(i32, i64)>)>,
+    durable: u64,
+    next_offset: i64,
+    /// What was acknowledged for each partition.
+    acknowledged: BTreeMap<i32, i64>,
+    /// Leaders of the generations that somebody heard of.
+    leaders: BTreeMap<i32, String>,
+    /// The last generation of which a process that has died was heard.
+    before_crash: i32,
+}
+
+impl Story {
+    fn new(named: bool) -> Story {
+        let config = GroupConfig { members_max: 4, ..GroupConfig::default() };
+        Story {
+            world: World::with(config),
+            clients: (0..5).map(|_| Client::default()).collect(),
+            named,
+            open: BTreeMap::new(),
+            durable: 0,
+            next_offset: 0,
+            acknowledged: BTreeMap::new(),
+            leaders: BTreeMap::new(),
+            before_crash: 0,
+        }
+    }
+
+    fn name(&self, at: usize) -> Option<String> {
+        (self.named && at % 2 == 0).then(|| format!("name-{at}"))
+    }
+
+    fn appended(&self) -> u64 {
+        self.world.journal.0.lock().entries.len() as u64
+    }
+
+    fn happen(&mut self, event: &Event) {
+        match event {
+            Event::Join(at) => self.join(*at, String::new()),
+            Event::Rejoin(at) => self.join(*at, self.clients[*at].id.clone()),
+            Event::Sync(at) => {
+                let client = &self.clients[*at];
+                let assignments: Vec<_> = client.members.iter().map(|id| (&id[..], id.as_bytes())).collect();
+                let given = if client.leads { &assignments[..] } else { &[] };
+                let token = self.world.sync(&sync(&client.id, client.generation, given));
+                self.open.insert(token, (*at, None));
+            }
+            Event::Heartbeat(at) => {
+                let client = &self.clients[*at];
+                self.world.heartbeat(&client.id, client.generation);
+            }
+            Event::Leave(at) => {
+                let id = self.clients[*at].id.clone();
+                self.world.leave(&[(&id, None)]);
+            }
+            Event::Commit(at, partition) => {
+                let (id, generation) = (self.clients[*at].id.clone(), self.clients[*at].generation);
+                self.commit(*at, &id, generation, *partition);
+            }
+            Event::Foreign(partition) => self.commit(0, "", -1, *partition),
+            Event::Pass(ms) => self.world.pass(*ms),
+            Event::Durable => self.durable = self.appended(),
+            Event::Full(is_full) => self.world.journal.0.lock().is_full = *is_full,
+            Event::Crash => self.crash(),
+        }
+        self.deliver();
+    }
+
+    fn join(&mut self, at: usize, id: String) {
+        let name = self.name(at);
+        let token = self.world.join(9, &join_with(&id, name.as_deref(), &["range"]));
+        self.open.insert(token, (at, None));
+    }
+
+    fn commit(&mut self, at: usize, id: &str, generation: i32, partition: i32) {
+        self.next_offset += 1;
+        let (token, offset) = (self.world.token, self.next_offset);
+        self.world.token += 1;
+        let request = commit(id, generation, &[("orders", partition, offset)]);
+        let caller = crate::groups::testing::caller(9);
+        self.world.coordinator.commit(self.world.now, token, &caller, &request);
+        self.world.settle();
+        self.open.insert(token, (at, Some((partition, offset))));
+    }
+
+    /// Answers arrive, if what they rest on is durable.
+    fn deliver(&mut self) {
+        let durable = self.durable;
+        let ready = self.world.done.iter().filter(|(_, done)| done.after.is_none_or(|mark| mark.0 <= durable));
+        let ready: Vec<u64> = ready.map(|(token, _)| *token).collect();
+        for token in ready {
+            let done = self.world.take(token).expect("there");
+            let (at, committed) = self.open.remove(&token).expect("somebody asked");
+            match done.answer {
+                Answer::Join(response) => {
+                    let client = &mut self.clients[at];
+                    client.id = response.member_id.to_string();
+                    if response.error_code != 0 {
+                        continue;
+                    }
+                    client.generation = response.generation_id;
+                    client.leads = response.leader == response.member_id;
+                    client.members = response.members.iter().map(|member| member.member_id.to_string()).collect();
+                    assert!(response.generation_id > self.before_crash, "a generation came again");
+                    let leader = response.leader.to_string();
+                    let known = self.leaders.entry(response.generation_id).or_insert_with(|| leader.clone());
+                    assert!(self.named || *known == leader, "two leaders");
+                }
+                Answer::Commit(response) => {
+                    let (partition, offset) = committed.expect("a commit");
+                    if response.topics[0].partitions[0].error_code == 0 {
+                        let known = self.acknowledged.entry(partition).or_default();
+                        *known = (*known).max(offset);
+                    }
+                }
+                Answer::Sync(response) if response.error_code == 0 => {
+                    // In generations of the past a leader may have told of members that are no more.
+                    let client = &self.clients[at];
+                    let given = String::from_utf8_lossy(&response.assignment);
+                    assert!(given.is_empty() || self.named || *given == *client.id);
+                }
+                Answer::Sync(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    fn crash(&mut self) {
+        self.world.journal.0.lock().entries.truncate(self.durable as usize);
+        self.world.restart();
+        self.open.clear();
+        self.before_crash = self.leaders.keys().last().copied().unwrap_or(0);
+        self.check_offsets();
+    }
+
+    fn check_offsets(&mut self) {
+        let offsets: BTreeMap<i32, i64> =
+            self.world.offsets().into_iter().map(|(_, partition, offset)| (partition, offset)).collect();
+        for (partition, acknowledged) in &self.acknowledged {
+            let offset = offsets.get(partition).copied().unwrap_or(-1);
+            assert!(offset >= *acknowledged, "partition {partition} lost {acknowledged}, it has {offset}");
+        }
+    }
+
+    /// The disk takes everything again, and nobody asks for anything: whoever waits has its answer in the end.
+    fn end(mut self) {
+        self.check_offsets();
+        self.world.journal.0.lock().is_full = false;
+        self.world.pass(700_000);
+        self.durable = self.appended();
+        self.deliver();
+        assert_eq!(self.open.len(), 0, "requests that nobody answered");
+        assert!(self.world.coordinator.groups().all(|group| group.is_empty() && group.head.member_bytes == 0));
+        self.check_offsets();
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn promises_to_members_are_kept(events in events(), named in any::<bool>()) {
+        let mut story = Story::new(named);
+        for event in &events {
+            story.happen(event);
+        }
+        story.end();
+    }
+
+    #[test]
+    fn partitions_of_a_consumer_group_are_with_one_member_at_a_time(events in events()) {
+        let mut story = Story::new(true);
+        let mut heard = BTreeMap::new();
+        for event in &events {
+            consume(&mut story, event, &mut heard);
+        }
+        // Those who do not know that they are members are silent, and lost. The others have everything in the end.
+        story.world.journal.0.lock().is_full = false;
+        for _ in 0..20 {
+            for at in 0..5 {
+                beat_of(&mut story, at, false, &mut heard);
+            }
+            story.world.pass(5_000);
+        }
+        let total: usize = story.clients.iter().flat_map(|client| &client.owned).map(|(_, of)| of.len()).sum();
+        let members = story.clients.iter().filter(|client| client.generation > 0).count();
+        prop_assert_eq!(total, if members == 0 { 0 } else { 4 });
+    }
+}
+
+/// Lets something happen to a consumer group.
+fn consume(story: &mut Story, event: &Event, heard: &mut BTreeMap<usize, i32>) {
+    match event {
+        Event::Join(at) => {
+            story.clients[*at].generation = 0;
+            beat_of(story, *at, true, heard);
+        }
+        Event::Rejoin(at) | Event::Sync(at) | Event::Heartbeat(at) => beat_of(story, *at, false, heard),
+        Event::Leave(at) => {
+            let away = story.name(*at).filter(|_| story.next_offset % 2 == 0);
+            let mut request = beat(&format!("member-{at}"), -1, &[], &[]);
+            request.instance_id = story.name(*at).map(|name| crate::groups::group::text(&name));
+            if away.is_some() {
+                request.member_epoch = -2;
+            }
+            story.next_offset += 1;
+            story.world.beat(&request);
+            story.clients[*at].generation = 0;
+            story.clients[*at].owned.clear();
+        }
+        Event::Commit(at, partition) => {
+            let (id, epoch) = (format!("member-{at}"), story.clients[*at].generation);
+            story.world.commit(&commit(&id, epoch, &[("orders", *partition, 1)]));
+        }
+        Event::Crash => {
+            story.world.restart();
+            heard.clear();
+        }
+        Event::Foreign(_) | Event::Durable => {}
+        Event::Pass(ms) => story.world.pass(*ms),
+        Event::Full(is_full) => story.world.journal.0.lock().is_full = *is_full,
+    }
+}
+
+/// A heartbeat of one client: it joins if it is told to, or is a member.
+fn beat_of(story: &mut Story, at: usize, joins: bool, heard: &mut BTreeMap<usize, i32>) {
+    let client = &story.clients[at];
+    if client.generation == 0 && !joins {
+        return;
+    }
+    let owned = if client.generation == 0 { Vec::new() } else { client.owned.clone() };
+    let mut request = beat(&format!("member-{at}"), client.generation, &["orders"], &owned);
+    request.instance_id = story.name(at).map(|name| crate::groups::group::text(&name));
+    let response = story.world.beat(&request);
+    let client = &mut story.clients[at];
+    if response.error_code == Code::CoordinatorNotAvailable.code() {
+        return;
+    }
+    if response.error_code != 0 {
+        client.generation = 0;
+        client.owned.clear();
+        heard.remove(&at);
+        return;
+    }
+    let before = heard.insert(at, response.member_epoch).unwrap_or(0);
+    assert!(joins || response.member_epoch >= before, "an epoch went back");
+    client.generation = response.member_epoch;
+    if let Some(assignment) = response.assignment {
+        client.owned =
+            assignment.topic_partitions.iter().map(|topic| (topic.topic_id, topic.partitions.clone())).collect();
+    }
+}
