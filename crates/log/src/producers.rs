@@ -272,7 +272,8 @@ impl Producers {
         let here = |place: &Place| place.cursor.group == group && place.cursor.segment == segment;
         let mut marks = Vec::new();
         for producer in &self.all {
-            let known = producer.places.iter().cycle().skip(usize::from(producer.next) + PLACES - usize::from(producer.known));
+            let known =
+                producer.places.iter().cycle().skip(usize::from(producer.next) + PLACES - usize::from(producer.known));
             let places = known.take(producer.known.into()).filter(|(_, place)| here(place));
             marks.extend(places.map(|(sequence, place)| ProducerMark {
                 producer_id: ProducerId(producer.id),

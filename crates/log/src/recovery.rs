@@ -321,6 +321,7 @@ impl Lane {
         end: u32,
     ) -> Result<Arc<Segment>, ArenaFull> {
         if u64::from(end) <= segment.block_bytes() {
+            segment.get_memory(end)?;
             return Ok(segment);
         }
         let block = self.log().arena.allocate((end as usize).next_power_of_two(), Purpose::Write)?;

@@ -15,23 +15,25 @@
 //! that is not final, and a process killed between any two instructions leaves whole chunks below the head: a kill stops a
 //! thread at a point of its program order, and what it has stored until then is in the shared memory.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use kera_format::checksum::{Crc32c, crc32c};
 use kera_format::chunk::PRODUCER_PART_AT;
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress, SegmentState, at, closed_checksum};
 use kera_format::{BrokerPart, ChunkView, FormatError, SegmentId};
 
-use crate::arena::Block;
+use crate::arena::{ArenaFull, Block};
+use crate::copy::{copy_past_caches, prepare_to_write};
 use crate::producers::{ProducerMark, marks_of};
 
 /// Where the first chunk is.
 pub(crate) const FIRST_CHUNK: u32 = SEGMENT_HEADER_BYTES as u32;
 
-/// What is copied and checked at a time: it stays in the first-level cache in between.
-const PIECE_BYTES: usize = 16 << 10;
+/// Chunks from this size on are copied past the caches (see [`crate::copy`]).
+const LARGE_CHUNK_BYTES: usize = 8 << 10;
+/// How far behind a small chunk the caches are told that more will be written. Lanes get chunks of about the same size.
+const PREPARED_BYTES_MAX: usize = 2 << 10;
 
 /// A segment in memory. Positions and heads are bytes from the start of the segment; the first chunk is at 128.
 pub struct Segment {
@@ -40,6 +42,7 @@ pub struct Segment {
     was_read: AtomicBool,
     /// It was given to the store.
     handed_over: AtomicBool,
+    marks: OnceLock<Vec<ProducerMark>>,
 }
 
 impl Segment {
@@ -58,7 +61,7 @@ impl Segment {
     /// A segment over a block whose header is already there and was verified.
     pub(crate) fn over(block: Block, header: SegmentHeader) -> Arc<Segment> {
         let (was_read, handed_over) = (AtomicBool::new(false), AtomicBool::new(false));
-        Arc::new(Segment { block, header, was_read, handed_over })
+        Arc::new(Segment { block, header, was_read, handed_over, marks: OnceLock::new() })
     }
 
     /// An open segment in a larger block, with the chunks of a smaller one that nobody reads or writes meanwhile.
@@ -211,16 +214,27 @@ impl Segment {
     }
 
     /// The last chunks of each producer in this segment, in append order: what a restart needs to go on with
-    /// deduplication, without reading the segment. The store keeps them with the segment. Walks all chunk headers.
+    /// deduplication, without reading the segment. The store keeps them with the segment. Walks all chunk headers, unless the
+    /// lane knew them when it closed the segment.
     pub fn producer_marks(&self) -> Vec<ProducerMark> {
-        marks_of(self.bytes(FIRST_CHUNK, self.head()))
+        self.marks.get().cloned().unwrap_or_else(|| marks_of(self.bytes(FIRST_CHUNK, self.head())))
     }
 
-    /// Copies a chunk to `position`, verifies its checksum on the way, and stamps it. On an error what lies behind the head
-    /// is anything, which it always may be.
+    #[cfg(test)]
+    pub(crate) fn has_marks(&self) -> bool {
+        self.marks.get().is_some()
+    }
+
+    /// Notes what [`producer_marks`](Segment::producer_marks) will be asked for. Before it is closed.
+    pub(crate) fn set_marks(&self, marks: Vec<ProducerMark>) {
+        let _ = self.marks.set(marks);
+    }
+
+    /// Verifies a chunk's checksum, copies it to `position` and stamps it. On an error nothing is changed; what lies behind
+    /// the head is anything, which it always may be.
     ///
     /// Only for the lane that the segment is the open one of, under its lock, with `position` at the head or (replay) where
-    /// the caller knows that nobody reads; the chunk must fit.
+    /// the caller knows that nobody reads; the chunk must fit, into [memory](Segment::has_memory) too.
     #[inline]
     pub(crate) fn put_chunk(&self, position: u32, chunk: &ChunkView<'_>, part: &BrokerPart) -> Result<(), FormatError> {
         let (source, unpadded) = (chunk.as_bytes(), chunk.header().unpadded_bytes());
@@ -228,28 +242,41 @@ impl Segment {
         assert!(position >= SEGMENT_HEADER_BYTES && position + source.len() <= self.block.bytes(), "the chunk fits");
         // SAFETY: behind the head, which only the caller writes (see above), and within the block, asserted.
         let target = unsafe { std::slice::from_raw_parts_mut(self.base().add(position), source.len()) };
-        let from = PRODUCER_PART_AT + 4;
-        let computed = if unpadded <= PIECE_BYTES {
-            target[PRODUCER_PART_AT..unpadded].copy_from_slice(&source[PRODUCER_PART_AT..unpadded]);
-            crc32c(&target[from..unpadded])
+        // The source is in a buffer that nobody else has, so what is verified is what is copied; and it is in a near cache,
+        // while the target usually is not: verified there, the checksum would wait for memory.
+        chunk.verify()?;
+        let (target_part, source_part) = (&mut target[PRODUCER_PART_AT..unpadded], &source[PRODUCER_PART_AT..unpadded]);
+        if unpadded >= LARGE_CHUNK_BYTES {
+            copy_past_caches(target_part, source_part);
         } else {
-            target[PRODUCER_PART_AT..from].copy_from_slice(&source[PRODUCER_PART_AT..from]);
-            let mut crc = Crc32c::new();
-            for (to, piece) in
-                target[from..unpadded].chunks_mut(PIECE_BYTES).zip(source[from..unpadded].chunks(PIECE_BYTES))
-            {
-                crc.update(piece);
-                to.copy_from_slice(piece);
-            }
-            crc.finish()
-        };
-        let found = chunk.header().producer_checksum;
-        if found != computed {
-            return Err(FormatError::Checksum { what: "chunk.producer_checksum", found, computed });
+            target_part.copy_from_slice(source_part);
         }
         target[unpadded..].fill(0);
         part.stamp(target);
         Ok(())
+    }
+
+    /// Tells the caches that a chunk as large as the one that ended at `position` will be written there: its lines come from
+    /// memory while other chunks are dealt with.
+    #[inline]
+    pub(crate) fn prepare(&self, position: u32, bytes: u32) {
+        let (position, bytes) = (position as usize, bytes as usize);
+        if bytes < LARGE_CHUNK_BYTES && position < self.block.bytes() {
+            // SAFETY: within the block, just checked.
+            let at = unsafe { self.base().add(position) };
+            prepare_to_write(at, bytes.min(PREPARED_BYTES_MAX).min(self.block.bytes() - position));
+        }
+    }
+
+    /// Whether there is memory behind the bytes below `end`, so that they can be written.
+    #[inline]
+    pub(crate) fn has_memory(&self, end: u32) -> bool {
+        self.block.touched() >= end as usize
+    }
+
+    /// Gets memory for the bytes below `end`. Under the lane's lock.
+    pub(crate) fn get_memory(&self, end: u32) -> Result<(), ArenaFull> {
+        self.block.touch(self.head() as usize, end as usize)
     }
 
     /// Moves the head over a chunk that [`put_chunk`](Segment::put_chunk) put there. Under the lane's lock.

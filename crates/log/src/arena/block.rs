@@ -2,30 +2,62 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use kera_format::arena::{ARENA_BLOCK_BYTES, TableEntry};
 
-use super::{Arena, Purpose, order_of};
+use super::{Arena, ArenaFull, Purpose, TOUCH_BYTES, order_of};
 
 /// A block in use. Its bytes are shared memory: a [`crate::Segment`] says who may touch which of them.
 pub(crate) struct Block {
     arena: Arc<Arena>,
+    base: Base,
     block: u32,
     order: AtomicU8,
     purpose: Purpose,
+    /// Bytes from its start that are known to have memory.
+    touched: AtomicUsize,
 }
 
+/// Where a block is: a place in the arena's mapping, which lives as long as the block's handle of the arena.
+struct Base(NonNull<u8>);
+
+// SAFETY: an address. Who may touch the bytes behind it is the matter of whoever has the block.
+unsafe impl Send for Base {}
+// SAFETY: as above.
+unsafe impl Sync for Base {}
+
 impl Block {
-    pub(super) fn new(arena: Arc<Arena>, block: u32, order: u8, purpose: Purpose) -> Block {
-        Block { arena, block, order: AtomicU8::new(order), purpose }
+    /// A handle of a block that the arena has put into use; all of it `warm`, or nothing known to be.
+    pub(super) fn new(arena: Arc<Arena>, block: u32, order: u8, purpose: Purpose, warm: bool) -> Block {
+        // SAFETY: the arena hands this block out, so it lies within the mapping.
+        let base = Base(unsafe { arena.memory.base().add(arena.offset(block)) });
+        let touched = AtomicUsize::new(if warm { ARENA_BLOCK_BYTES << order } else { 0 });
+        Block { arena, base, block, order: AtomicU8::new(order), purpose, touched }
     }
 
     /// Its first byte, at a multiple of 64 KiB.
     #[inline]
     pub(crate) fn base(&self) -> NonNull<u8> {
-        // SAFETY: the arena handed this block out, so it lies within the mapping, which lives as long as the arena.
-        unsafe { self.arena.memory.base().add(self.arena.offset(self.block)) }
+        self.base.0
+    }
+
+    /// Bytes from its start that may be written without a signal.
+    #[inline]
+    pub(crate) fn touched(&self) -> usize {
+        self.touched.load(Ordering::Relaxed)
+    }
+
+    /// Sees to it that bytes `from..to` may be written, given that those below `from` were. Not by two threads at once (the
+    /// lane's lock sees to it). An error means that the machine has no memory for it now.
+    pub(crate) fn touch(&self, from: usize, to: usize) -> Result<(), ArenaFull> {
+        let from = self.touched().max(from) / ARENA_BLOCK_BYTES * ARENA_BLOCK_BYTES;
+        let to = to.next_multiple_of(TOUCH_BYTES).min(self.bytes());
+        if from < to {
+            self.arena.touch(self.block, from, to)?;
+            self.touched.store(to, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// Its size.

@@ -65,9 +65,12 @@ impl Buddy {
         (0..ORDERS).rev().find(|&k| self.lists[k].front != NONE).map(|k| k as u8)
     }
 
-    /// Takes a block of `order`: the smallest that is large enough, split.
+    /// Takes a block of `order`: the smallest warm one that is large enough, or else the smallest, split. Memory that was
+    /// never touched costs more than everything else that happens to the bytes that go there, so it comes last.
     pub(super) fn allocate(&mut self, order: u8) -> Option<u32> {
-        let from = (order..=ARENA_ORDER_MAX).find(|&k| self.lists[k as usize].front != NONE)?;
+        let front = |k: &u8| self.lists[*k as usize].front;
+        let mut fitting = (order..=ARENA_ORDER_MAX).filter(|k| front(k) != NONE);
+        let from = fitting.clone().find(|k| self.is_warm(front(k))).or_else(|| fitting.next())?;
         let mut block = self.lists[from as usize].front;
         self.unlink(block, from);
         for k in (order..from).rev() {

@@ -39,6 +39,10 @@ const SYSTEM_BYTES_MAX: u64 = 4 << 20;
 /// Free memory that [`Arena::warm`] keeps touched: this share of the arena, and at most so many bytes.
 const WARM_SHARE: u64 = 8;
 const WARM_BYTES_MAX: u64 = 512 << 20;
+/// What is touched at a time of a block that is filled from its start: it takes a tenth of a millisecond, a whole block of
+/// 16 MiB would take eight. Lanes that fill at the same pace need their next blocks at the same time, and one thread would
+/// stand still for all of them.
+const TOUCH_BYTES: usize = 256 << 10;
 /// What [`Arena::warm`] touches at a time: 2 MiB.
 const WARM_ORDER: u8 = 5;
 
@@ -322,6 +326,14 @@ impl Arena {
 
     /// A block of at least `bytes` (at most 16 MiB). Its memory is there: writing to it raises no signal.
     pub(crate) fn allocate(self: &Arc<Self>, bytes: usize, purpose: Purpose) -> Result<Block, ArenaFull> {
+        let block = self.allocate_to_fill(bytes, purpose)?;
+        block.touch(0, block.bytes())?;
+        Ok(block)
+    }
+
+    /// A block of at least `bytes` of which only the start is sure to have memory: before more is written,
+    /// [`Block::touch`] has to say that it is there.
+    pub(crate) fn allocate_to_fill(self: &Arc<Self>, bytes: usize, purpose: Purpose) -> Result<Block, ArenaFull> {
         debug_assert!(bytes <= limits::SEGMENT_BYTES_MAX);
         let order = order_of(bytes);
         let mut state = self.state.lock();
@@ -334,17 +346,33 @@ impl Arena {
         let cold = !state.buddy.all_warm(block, order);
         self.table(block).store(TableEntry::Reserved(order).to_byte(), Ordering::Release);
         drop(state);
-        let handle = Block::new(Arc::clone(self), block, order, purpose);
+        let handle = Block::new(Arc::clone(self), block, order, purpose, !cold);
         if cold {
             self.cold_allocations.fetch_add(1, Ordering::Relaxed);
-            if let Err(error) = self.populate(block, order) {
-                self.unbacked_allocations.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(%error, bytes, "no memory behind an arena block: the arena's file system is full");
-                return Err(full);
-            }
-            self.state.lock().buddy.set_warm(block, order);
+            handle.touch(0, 1)?;
         }
         Ok(handle)
+    }
+
+    /// Has memory put behind a part of a block that is in use: whole small blocks, counted in bytes from its start.
+    fn touch(&self, block: u32, from: usize, to: usize) -> Result<(), ArenaFull> {
+        let (first, count) = (block + (from / ARENA_BLOCK_BYTES) as u32, ((to - from) / ARENA_BLOCK_BYTES) as u32);
+        let populated = self.memory.populate(self.offset(first), to - from);
+        let mut state = self.state.lock();
+        let full = ArenaFull { bytes: (to - from) as u64, seen: SpaceVersion(state.version) };
+        match populated {
+            Ok(()) => {
+                (first..first + count).for_each(|small| state.buddy.set_warm(small, 0));
+                Ok(())
+            }
+            Err(error) => {
+                drop(state);
+                self.unbacked_allocations.fetch_add(1, Ordering::Relaxed);
+                let bytes = to - from;
+                tracing::warn!(%error, bytes, "no memory behind an arena block: the arena's file system is full");
+                Err(full)
+            }
+        }
     }
 
     /// Blocks that have to stay free for others when so many are taken. The system's streams leave nothing to others as
@@ -471,7 +499,7 @@ impl Arena {
         let arena = Arc::new(self);
         arena.state.lock().write_blocks = found.iter().map(|&(_, order)| 1u32 << order).sum();
         let handles =
-            found.iter().map(|&(b, order)| Block::new(Arc::clone(&arena), b, order, Purpose::Write)).collect();
+            found.iter().map(|&(b, order)| Block::new(Arc::clone(&arena), b, order, Purpose::Write, false)).collect();
         let (segments, failed) = attach::verify_blocks(handles, !same_boot);
         for (block, id, reason) in failed {
             set_aside.push(SetAside { offset: block.offset() as u64, bytes: block.bytes() as u64, id, reason });

@@ -104,6 +104,9 @@ impl Lane {
         if guard.open.as_ref().is_none_or(|open| open.room() < bytes) {
             guard = self.make_room(guard, bytes, now_ms)?;
         }
+        if guard.open.as_ref().is_some_and(|open| !open.segment.has_memory(open.head + bytes)) {
+            guard = self.get_memory(guard, bytes)?;
+        }
         let (appended, wake) = self.put(&mut guard, chunk, now_ms)?;
         drop(guard);
         wake.call();
@@ -140,6 +143,7 @@ impl Lane {
         open.head += bytes;
         open.chunk_count += 1;
         open.segment.advance(open.head, next_ordinal, open.chunk_count, append_ms, header.max_timestamp_ms);
+        open.segment.prepare(open.head, bytes);
         state.next_ordinal = next_ordinal;
         state.last_append_ms = append_ms;
         state.counts.chunks += 1;
@@ -228,6 +232,24 @@ impl Lane {
         }
     }
 
+    /// Gets the next piece of memory for the open segment; on failure the lock is given up before anybody is told.
+    #[cold]
+    fn get_memory<'a>(
+        &self,
+        state: MutexGuard<'a, LaneState>,
+        bytes: u32,
+    ) -> Result<MutexGuard<'a, LaneState>, AppendError> {
+        let got = state.open.as_ref().map_or(Ok(()), |open| open.segment.get_memory(open.head + bytes));
+        match got {
+            Ok(()) => Ok(state),
+            Err(full) => {
+                drop(state);
+                self.log().want_space(&full);
+                Err(AppendError::ArenaFull(full))
+            }
+        }
+    }
+
     /// Closes the open segment, if there is one, and opens the next: in the same group or, when that is full or closed, in
     /// the next. The old one is closed even if there is no block for the next: a full arena needs segments to write out.
     fn open_segment(self: &Arc<Self>, state: &mut LaneState, bytes: u32, now_ms: i64) -> Result<(), AppendError> {
@@ -297,6 +319,10 @@ impl Lane {
         let group = state.chain.groups.back_mut().expect("the open segment's group");
         group.slots.back_mut().expect("the open segment's slot").seal();
         group.closed |= group.next_index() >= group.limit;
+        let id = open.segment.id();
+        if let Some(marks) = state.producers.marks_in(id.group, id.index) {
+            open.segment.set_marks(marks);
+        }
         open.segment.close(if group.closed { SegmentState::ClosedGroup } else { SegmentState::Closed });
         if state.unsettled.is_empty() && open.segment.is_settled() {
             self.log().hand_over(&open.segment);
@@ -328,7 +354,7 @@ impl Lane {
         let purpose = if is_system { Purpose::System } else { Purpose::Write };
         let mut bytes = class;
         loop {
-            match self.log().arena.allocate(bytes, purpose) {
+            match self.log().arena.allocate_to_fill(bytes, purpose) {
                 Err(_) if bytes / 2 >= needed.max(SEGMENT_BYTES_MIN) => bytes /= 2,
                 other => return other,
             }

@@ -3,6 +3,8 @@
 use kera_format::{FormatError, GroupId, SegmentIndex};
 
 use super::*;
+use crate::producers::{ProducerMark, marks_of};
+use crate::segment::FIRST_CHUNK;
 use crate::waiters::tests::Counter;
 
 #[test]
@@ -45,6 +47,51 @@ fn a_chunk_of_a_megabyte_opens_a_segment_that_holds_it() {
     assert_eq!(node.log.segment(id).unwrap().capacity_bytes(), 2 << 20);
     let read = node.lane().read(start(), 10, true).unwrap();
     assert_eq!(read.data_bytes, (1 << 20) + 96, "at least one chunk, however large");
+}
+
+#[test]
+fn nothing_is_written_where_there_may_be_no_memory() {
+    let node = node_with(StreamOptions { segment_bytes_max: 2 << 20, ..options() }, 64 << 20);
+    let lane = node.lane();
+    // The segment is larger than what is touched of it when it is opened, and than what is touched of it now.
+    append(&lane, &chunk(0, 600_000), 0).unwrap();
+    append(&lane, &chunk(1, 100_000), 0).unwrap();
+    let state = lane.state.lock();
+    let open = state.open.as_ref().unwrap();
+    assert!(open.segment.has_memory(open.head));
+    assert!(!open.segment.has_memory(open.capacity));
+}
+
+#[test]
+fn a_closed_segment_knows_its_producers_last_chunks_without_being_read() {
+    let (node, store) = node().with_store();
+    let lane = node.lane();
+    // Producer 7 writes to every segment, 8 to the first only; 9 comes back with another epoch.
+    let mut sequences = [0; 3];
+    for round in 0..40 {
+        for producer in 7..10 {
+            let epoch = u16::from(producer == 9 && round >= 8);
+            if producer == 8 && round >= 3 {
+                continue;
+            }
+            let sequence = &mut sequences[producer as usize - 7];
+            *sequence *= u64::from(round != 8 || producer != 9);
+            append(&lane, &chunk_of(producer, epoch, *sequence, 4000), 0).unwrap();
+            *sequence += 1;
+        }
+    }
+    let closed = store.closed.lock();
+    assert!(closed.len() >= 3);
+    for segment in closed.iter() {
+        let walked = marks_of(segment.bytes(FIRST_CHUNK, segment.head()));
+        let newest = |of: &ProducerMark| {
+            walked.iter().filter(|mark| mark.producer_id == of.producer_id).map(|mark| mark.producer_epoch).max()
+        };
+        let expected: Vec<_> =
+            walked.iter().filter(|mark| Some(mark.producer_epoch) == newest(mark)).copied().collect();
+        assert_eq!(segment.producer_marks(), expected, "{segment:?}");
+        assert!(segment.has_marks());
+    }
 }
 
 #[test]
