@@ -12,6 +12,7 @@ pub mod chunk;
 pub mod compression;
 pub mod container;
 mod error;
+pub mod extent;
 pub mod ids;
 pub mod kafka_groups;
 pub mod limits;

@@ -50,7 +50,7 @@ pub use read::{ReadError, ReadOutcome};
 pub use recovery::{RecoveryReport, RestoreError, Restored};
 pub use segment::Segment;
 pub use sink::{ChunkReference, DurabilitySink, SinkDirectory, SinkError, SinkErrorKind, Ticket, made_durable};
-pub use storage::{Location, SegmentStore, StoredSegment};
+pub use storage::{Extent, Location, ReplayExtentError, SegmentStore, StoredSegment, WriteThrough};
 pub use stream::Stream;
 pub use streamlet::Streamlet;
 pub use waiters::{LaneVersion, Observer, SpaceVersion};

@@ -92,8 +92,10 @@ impl Shared {
     /// A segment is gone for good. Not under a lock.
     pub(crate) fn release(&self, id: SegmentId, at: Option<Location>) {
         self.segment_safe(id);
-        if let (Some(store), Some(at)) = (self.store.get(), at) {
-            store.release(id, at);
+        let Some(store) = self.store.get() else { return };
+        match at {
+            Some(at) => store.release(id, at),
+            None => store.dropped(id),
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Where closed segments go: the seam to the persistence manager (thesis 7.2.1), which is in [`crate::store`].
 
+use std::io;
 use std::sync::Arc;
 
 use kera_format::SegmentId;
 use kera_format::segment::{SegmentHeader, SegmentProgress};
 
 use crate::producers::ProducerMark;
+use crate::recovery::{RestoreError, Restored};
 use crate::segment::Segment;
 
 /// Where a segment's image is on disk.
@@ -35,6 +37,53 @@ pub struct StoredSegment {
     pub producers: Vec<ProducerMark>,
 }
 
+/// Takes the bytes of large segments while they are open, so that they go to disk once (decision 0009).
+pub trait WriteThrough: Send + Sync {
+    /// Room for a whole segment of which nothing is durable yet. `None`: not for this one, it is too small, too many others
+    /// are written so, or no disk has room. Called by the writer of a virtual log, without locks; blocks on the disk.
+    fn begin(&self, segment: &Segment) -> Option<Box<dyn Extent>>;
+
+    /// A start has met the first chunk of a segment in a virtual log, and `restored` is what became of it: gives the chunks
+    /// that an extent has of this segment to `restore`, if there is one and they are needed. Returns how many it gave.
+    fn replay(
+        &self,
+        id: SegmentId,
+        restored: Restored,
+        restore: &mut dyn FnMut(&[u8]) -> Result<Restored, RestoreError>,
+    ) -> Result<u64, ReplayExtentError>;
+}
+
+/// Why what an extent has of a segment could not be put back.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayExtentError {
+    /// It cannot be read.
+    #[error("segment {id} was written straight to {place}, and cannot be read there: {error}")]
+    Unreadable {
+        /// The segment.
+        id: SegmentId,
+        /// The container and where in it.
+        place: String,
+        /// What the disk said, or what is wrong with the bytes.
+        error: String,
+    },
+    /// The log did not take it.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+}
+
+/// Room on disk for one segment: its bytes go there in order, or it is given up and the rest goes elsewhere.
+pub trait Extent: Send {
+    /// Writes what has not been written yet of the segment's bytes up to `to`, at most its head. After an error the extent
+    /// must be given up.
+    fn write(&mut self, segment: &Segment, to: u32) -> io::Result<()>;
+
+    /// Makes what was written survive a power cut. After an error the extent must be given up.
+    fn sync(&mut self) -> io::Result<()>;
+
+    /// Nothing more comes. What was synced stays until the segment is stored elsewhere.
+    fn give_up(self: Box<Self>);
+}
+
 /// Keeps closed segments on disk. Calls come from any thread.
 pub trait SegmentStore: Send + Sync {
     /// A segment is closed and fully durable: it may be written, then [`crate::Log::persisted`] is called. Called once for
@@ -51,6 +100,11 @@ pub trait SegmentStore: Send + Sync {
 
     /// The stream no longer has this segment: give the disk space back. Called without locks.
     fn release(&self, id: SegmentId, at: Location);
+
+    /// The stream no longer has this segment, and it was never stored. Called without locks.
+    fn dropped(&self, id: SegmentId) {
+        let _ = id;
+    }
 
     /// A reader has begun this closed segment: where it is now, and that it will want what follows. A hint for eviction and
     /// read-ahead, given once for each reader and segment. Called without locks, often: must be quick.

@@ -20,6 +20,7 @@ mod backlog;
 mod files;
 mod replay;
 mod stats;
+mod through;
 mod virtual_log;
 mod writer;
 

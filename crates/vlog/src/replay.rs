@@ -11,9 +11,10 @@ use std::sync::Arc;
 
 use kera_env::{AlignedBuffer, DiskFile, OpenMode};
 use kera_format::chunk::Chunks;
+use kera_format::segment::SEGMENT_HEADER_BYTES;
 use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileHeader, FileMark, PAGE_BYTES};
 use kera_format::{ChunkView, FormatError, SegmentId};
-use kera_log::{RestoreError, Restored};
+use kera_log::{ReplayExtentError, RestoreError, Restored, WriteThrough};
 
 use crate::files::{Files, KeptFile};
 
@@ -88,6 +89,7 @@ type Restore<'a> = dyn FnMut(&[u8]) -> Result<Restored, RestoreError> + 'a;
 /// Reads everything back. Returns what it found and the sequence of the block that comes next.
 pub(crate) fn replay(
     files: &mut Files,
+    through: Option<Arc<dyn WriteThrough>>,
     accept_damage: bool,
     restore: &mut Restore<'_>,
 ) -> Result<(ReplayReport, u64), ReplayError> {
@@ -95,6 +97,7 @@ pub(crate) fn replay(
     let found = files.find().map_err(|error| ReplayError::Disk { path: directory, error })?;
     let mut replay = Replay {
         accept_damage,
+        through,
         restore,
         expected: None,
         stopped: None,
@@ -122,6 +125,8 @@ pub(crate) fn replay(
 
 struct Replay<'a, 'b> {
     accept_damage: bool,
+    /// Has the segments of which the blocks have only the first chunk.
+    through: Option<Arc<dyn WriteThrough>>,
     restore: &'a mut Restore<'b>,
     /// The sequence of the block that must come next; `None` before the first file.
     expected: Option<u64>,
@@ -238,14 +243,16 @@ impl Replay<'_, '_> {
         let chunks = &source.buffer[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + header.chunk_bytes as usize];
         let mut last = None;
         for chunk in Chunks::new(chunks) {
-            let restored = chunk.map_err(RestoreError::Format).and_then(|chunk| self.chunk(&chunk));
+            let restored = chunk.map_err(|e| RestoreError::Format(e).into()).and_then(|chunk| self.chunk(&chunk));
             match restored {
                 Ok(Some(id)) if last != Some(id) => {
                     pinned_by.insert(id);
                     last = Some(id);
                 }
                 Ok(_) => {}
-                Err(error @ RestoreError::ArenaFull(_)) => return Err(ReplayError::NoRoom(error)),
+                Err(ReplayExtentError::Restore(error @ RestoreError::ArenaFull(_))) => {
+                    return Err(ReplayError::NoRoom(error));
+                }
                 Err(error) => self.damaged(&source.path, offset, error.to_string())?,
             }
         }
@@ -253,9 +260,9 @@ impl Replay<'_, '_> {
     }
 
     /// Gives a chunk back to its lane. The segment that it is in, if the file must be kept for it.
-    fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<Option<SegmentId>, RestoreError> {
+    fn chunk(&mut self, chunk: &ChunkView<'_>) -> Result<Option<SegmentId>, ReplayExtentError> {
         let header = chunk.header();
-        let broker = chunk.broker()?;
+        let broker = chunk.broker().map_err(RestoreError::Format)?;
         self.report.chunks += 1;
         let id = SegmentId {
             stream: header.stream,
@@ -264,7 +271,11 @@ impl Replay<'_, '_> {
             group: broker.group,
             index: broker.segment,
         };
-        match (self.restore)(chunk.as_bytes())? {
+        let restored = (self.restore)(chunk.as_bytes())?;
+        if broker.position as usize == SEGMENT_HEADER_BYTES {
+            self.extent(id, restored)?;
+        }
+        match restored {
             Restored::Restored => {
                 self.report.restored += 1;
                 Ok(Some(id))
@@ -276,6 +287,19 @@ impl Replay<'_, '_> {
                 Ok(None)
             }
         }
+    }
+
+    /// A segment begins: what it has in an extent comes before what follows of it in blocks.
+    fn extent(&mut self, id: SegmentId, restored: Restored) -> Result<(), ReplayExtentError> {
+        let Some(through) = &self.through else { return Ok(()) };
+        let (restore, report) = (&mut self.restore, &mut self.report);
+        let given = through.replay(id, restored, &mut |chunk| {
+            let restored = restore(chunk)?;
+            report.restored += u64::from(restored == Restored::Restored);
+            Ok(restored)
+        });
+        self.report.chunks += given?;
+        Ok(())
     }
 
     /// The blocks from `expected` to before `found`, which is at `offset`, are not there: they were where the file before

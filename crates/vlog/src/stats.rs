@@ -2,10 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::writer::Written;
+
 /// What a virtual log has done since it was opened, and what it holds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct VirtualLogStats {
-    /// Blocks made durable: group commits.
+    /// Group commits: all that had arrived, made durable together.
     pub blocks: u64,
     /// Chunks made durable.
     pub chunks: u64,
@@ -13,6 +15,8 @@ pub struct VirtualLogStats {
     pub chunk_bytes: u64,
     /// Bytes of blocks made durable, padding included.
     pub block_bytes: u64,
+    /// Of the bytes of chunks, those that went straight to their segments' containers.
+    pub through_bytes: u64,
     /// Writes and syncs that failed.
     pub failures: u64,
     /// Microseconds spent in writes and syncs of blocks.
@@ -37,6 +41,7 @@ pub(crate) struct Counters {
     pub(crate) chunks: AtomicU64,
     pub(crate) chunk_bytes: AtomicU64,
     pub(crate) block_bytes: AtomicU64,
+    pub(crate) through_bytes: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) disk_us: AtomicU64,
     pub(crate) disk_us_max: AtomicU64,
@@ -46,13 +51,14 @@ pub(crate) struct Counters {
 
 impl Counters {
     /// Only the writer adds, so plain loads and stores would do; `fetch_add` costs nothing at this rate.
-    pub(crate) fn wrote(&self, chunks: u64, chunk_bytes: u64, block_bytes: u64, disk_us: u64) {
+    pub(crate) fn wrote(&self, written: &Written) {
         self.blocks.fetch_add(1, Relaxed);
-        self.chunks.fetch_add(chunks, Relaxed);
-        self.chunk_bytes.fetch_add(chunk_bytes, Relaxed);
-        self.block_bytes.fetch_add(block_bytes, Relaxed);
-        self.disk_us.fetch_add(disk_us, Relaxed);
-        self.disk_us_max.fetch_max(disk_us, Relaxed);
+        self.chunks.fetch_add(written.chunks, Relaxed);
+        self.chunk_bytes.fetch_add(written.chunk_bytes, Relaxed);
+        self.block_bytes.fetch_add(written.block_bytes, Relaxed);
+        self.through_bytes.fetch_add(written.through_bytes, Relaxed);
+        self.disk_us.fetch_add(written.disk_us, Relaxed);
+        self.disk_us_max.fetch_max(written.disk_us, Relaxed);
     }
 
     pub(crate) fn snapshot(&self) -> VirtualLogStats {
@@ -61,6 +67,7 @@ impl Counters {
             chunks: self.chunks.load(Relaxed),
             chunk_bytes: self.chunk_bytes.load(Relaxed),
             block_bytes: self.block_bytes.load(Relaxed),
+            through_bytes: self.through_bytes.load(Relaxed),
             failures: self.failures.load(Relaxed),
             disk_us: self.disk_us.load(Relaxed),
             disk_us_max: self.disk_us_max.load(Relaxed),

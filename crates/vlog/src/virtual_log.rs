@@ -9,6 +9,7 @@ use kera_env::{Clock, Disk, Random};
 use kera_format::SegmentId;
 use kera_log::{
     ChunkReference, DurabilitySink, Log, Observer, RestoreError, Restored, SinkError, SinkErrorKind, Ticket,
+    WriteThrough,
 };
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -98,11 +99,11 @@ impl SegmentCloser for Log {
 /// What one turn of the writer did.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ran {
-    /// One block is durable; there may be more to do.
+    /// One commit is durable; there may be more to do.
     Wrote {
         /// Chunks in it.
         chunks: u64,
-        /// Bytes written, padding included.
+        /// Bytes written, padding of blocks included.
         bytes: u64,
     },
     /// Nothing waits.
@@ -200,7 +201,8 @@ impl VirtualLog {
         restore: &mut dyn FnMut(&[u8]) -> Result<Restored, RestoreError>,
     ) -> Result<ReplayReport, ReplayError> {
         let mut writer = self.writer.lock();
-        let (report, next_block) = replay::replay(&mut writer.files, self.config.accept_damage, restore)?;
+        let through = writer.through.target();
+        let (report, next_block) = replay::replay(&mut writer.files, through, self.config.accept_damage, restore)?;
         writer.next_block = next_block;
         self.replayed.store(true, Ordering::Release);
         self.count_files(&writer);
@@ -224,6 +226,12 @@ impl VirtualLog {
                 }
             }
         })
+    }
+
+    /// Where large segments are written through to from now on (decision 0009), and where a replay finds them: call it
+    /// before the replay. Without it all go into blocks.
+    pub fn set_write_through(&self, through: Arc<dyn WriteThrough>) {
+        self.writer.lock().through.set_target(through);
     }
 
     /// Who is asked to close segments when old files are kept by them for too long.
@@ -280,14 +288,14 @@ impl VirtualLog {
             Ok(written) => {
                 writer.finish_batch(&self.backlog);
                 writer.retry_at_us = None;
-                self.counters.wrote(written.chunks, written.chunk_bytes, written.block_bytes, written.disk_us);
+                self.counters.wrote(&written);
                 self.recovered(&writer);
                 writer.files.fill_spare();
                 self.count_files(&writer);
                 let pressing = self.pressing(&writer);
                 drop(writer);
                 self.ask_closer(&pressing);
-                Ran::Wrote { chunks: written.chunks, bytes: written.block_bytes }
+                Ran::Wrote { chunks: written.chunks, bytes: written.block_bytes + written.through_bytes }
             }
             Err(error) => {
                 let retry_at_us = self.clock.monotonic_us() + u64::from(self.config.retry_ms) * 1000;

@@ -1,29 +1,37 @@
-//! The writer: gathers what waits into a block, writes it, syncs it, and only then says that it is durable.
+//! The writer: gathers what waits into a commit, writes it, syncs it, and only then says that it is durable.
 //!
-//! State of one thread, the writer's; [`VirtualLog::run_once`](crate::VirtualLog::run_once) drives it. One block is on
-//! its way at a time: while the disk is busy, the next one gathers. So the more there is to do, the larger blocks get,
-//! and one sync serves everything that arrived during the one before.
+//! State of one thread, the writer's; [`VirtualLog::run_once`](crate::VirtualLog::run_once) drives it. One commit is on
+//! its way at a time: while the disk is busy, the next one gathers. So the more there is to do, the larger commits get,
+//! and one sync serves everything that arrived during the one before. A commit is a block, but for large segments, whose
+//! chunks go straight to their containers ([`crate::through`]).
 
 use std::io;
 
 use kera_env::{AlignedBuffer, Clock};
 use kera_format::checksum::crc32c;
+use kera_format::limits::SEGMENT_BYTES_MAX;
 use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader};
 use kera_log::{ChunkReference, Ticket};
 
 use crate::backlog::{Backlog, Pending};
 use crate::files::Files;
+use crate::through::{Piece, Through};
 
 /// A buffer that has grown beyond this for one large chunk is given back.
 const BUFFER_BYTES_KEPT: usize = 8 << 20;
+/// Bytes that a commit writes through at most: so many that the sync behind them does not matter.
+const THROUGH_BYTES_MAX: usize = 8 << 20;
+/// A block is ended here if there is more for it than usual, after an extent has failed.
+const BLOCK_BYTES_MAX: usize = SEGMENT_BYTES_MAX;
 
 pub(crate) struct Writer {
     pub(crate) files: Files,
+    pub(crate) through: Through,
     /// Taken from the backlog, in order, not in the batch yet.
     taken: Vec<Pending>,
-    /// What goes into the next block, or did not get there yet.
+    /// What goes into the next commit, or did not get there yet, and how many chunks each reference has.
     batch: Vec<ChunkReference>,
-    batch_chunks: u64,
+    counts: Vec<u32>,
     buffer: AlignedBuffer,
     /// The sequence of the next block.
     pub(crate) next_block: u64,
@@ -33,11 +41,14 @@ pub(crate) struct Writer {
     pub(crate) retry_at_us: Option<u64>,
 }
 
-/// A block that is on disk, synced.
+/// A commit that is on disk, synced.
+#[derive(Default)]
 pub(crate) struct Written {
     pub(crate) chunks: u64,
     pub(crate) chunk_bytes: u64,
+    /// With padding.
     pub(crate) block_bytes: u64,
+    pub(crate) through_bytes: u64,
     pub(crate) disk_us: u64,
 }
 
@@ -45,9 +56,10 @@ impl Writer {
     pub(crate) fn new(files: Files) -> Writer {
         Writer {
             files,
+            through: Through::default(),
             taken: Vec::new(),
             batch: Vec::new(),
-            batch_chunks: 0,
+            counts: Vec::new(),
             buffer: AlignedBuffer::new(),
             next_block: 1,
             durable: 0,
@@ -55,7 +67,7 @@ impl Writer {
         }
     }
 
-    /// Fills the batch with what waits, up to `bytes_max` and at least one reference. False if nothing waits.
+    /// Fills the batch with what waits, up to `bytes_max` for a block and at least one reference. False if nothing waits.
     pub(crate) fn fill_batch(&mut self, backlog: &Backlog, bytes_max: usize) -> bool {
         if !self.batch.is_empty() {
             // It failed before. It goes as it is, so that nothing of it can come twice in an order of its own.
@@ -64,32 +76,64 @@ impl Writer {
         if self.taken.is_empty() {
             backlog.take(&mut self.taken);
         }
-        let mut bytes = 0;
-        let fits = |pending: &Pending| {
-            let first = bytes == 0;
-            bytes += pending.reference.bytes as usize;
-            first || bytes <= bytes_max
-        };
-        let count = self.taken.iter().map(fits).take_while(|fits| *fits).count();
+        let (mut block_bytes, mut through_bytes) = (0, 0);
+        let mut count = 0;
+        for pending in &self.taken {
+            let (bytes, most) = match self.through.admit(&pending.reference) {
+                true => (&mut through_bytes, THROUGH_BYTES_MAX),
+                false => (&mut block_bytes, bytes_max),
+            };
+            *bytes += pending.reference.bytes as usize;
+            if *bytes > most && count > 0 {
+                break;
+            }
+            count += 1;
+        }
         for pending in self.taken.drain(..count) {
-            self.batch_chunks += u64::from(pending.chunks);
+            self.counts.push(pending.chunks);
             self.batch.push(pending.reference);
         }
         !self.batch.is_empty()
     }
 
-    /// Writes the batch as one block and syncs it. After an error the batch is still to be written, and the file it was
-    /// to go to is never used again: after a failed sync nobody knows what is on the disk, and a later sync that
-    /// succeeds says nothing about it.
+    /// Makes the batch durable: first what is written through, then the rest as a block. After an error the batch is still
+    /// to be written, and the file that the block was to go to is never used again: after a failed sync nobody knows what is
+    /// on the disk, and a later sync that succeeds says nothing about it.
     pub(crate) fn write_batch(&mut self, vlog: u32, clock: &dyn Clock) -> io::Result<Written> {
-        let chunk_bytes = self.gather();
+        let started_us = clock.monotonic_us();
+        let mut written = Written {
+            chunks: self.counts.iter().map(|count| u64::from(*count)).sum(),
+            chunk_bytes: self.batch.iter().map(|reference| u64::from(reference.bytes)).sum(),
+            through_bytes: self.through.write(&self.batch),
+            ..Written::default()
+        };
+        let pieces = self.through.pieces(&self.batch, &self.counts);
+        let mut rest = &pieces[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |piece: &&Piece| {
+                bytes += piece.reference.bytes as usize;
+                bytes <= BLOCK_BYTES_MAX
+            };
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (block, behind) = rest.split_at(count);
+            written.block_bytes += self.write_block(vlog, clock.now_ms(), block)?;
+            rest = behind;
+        }
+        written.disk_us = clock.monotonic_us().saturating_sub(started_us);
+        Ok(written)
+    }
+
+    /// Writes some pieces as the next block and syncs it. Returns its bytes.
+    fn write_block(&mut self, vlog: u32, written_ms: i64, pieces: &[Piece]) -> io::Result<u64> {
+        let chunk_bytes = self.gather(pieces);
         let mut header = BlockHeader {
             vlog,
-            chunk_count: self.batch_chunks as u32,
+            chunk_count: pieces.iter().map(|piece| piece.chunks).sum(),
             block: self.next_block,
             file: 0,
             key: 0,
-            written_ms: clock.now_ms(),
+            written_ms,
             chunk_bytes: chunk_bytes as u32,
             chunks_checksum: crc32c(&self.buffer[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + chunk_bytes]),
         };
@@ -97,29 +141,24 @@ impl Writer {
         let written = self.files.place(block_bytes, self.next_block).and_then(|current| {
             (header.file, header.key) = (current.sequence, current.key);
             header.write(&mut self.buffer);
-            let started_us = clock.monotonic_us();
-            current.append(&self.buffer)?;
-            Ok(clock.monotonic_us().saturating_sub(started_us))
+            current.append(&self.buffer)
         });
-        match written {
-            Ok(disk_us) => {
-                self.next_block += 1;
-                self.files.pin(self.batch.iter().map(|reference| reference.segment.id()));
-                Ok(Written { chunks: self.batch_chunks, chunk_bytes: chunk_bytes as u64, block_bytes, disk_us })
-            }
-            Err(error) => {
-                self.files.abandon_current();
-                Err(error)
-            }
+        if let Err(error) = written {
+            self.files.abandon_current();
+            return Err(error);
         }
+        self.next_block += 1;
+        self.files.pin(pieces.iter().map(|piece| piece.reference.segment.id()));
+        Ok(block_bytes)
     }
 
-    /// Copies the batch behind the room for a header and pads it to whole pages. Returns the bytes of the chunks.
+    /// Copies what goes into a block behind the room for its header and pads it to whole pages. Returns the bytes of the
+    /// chunks.
     ///
     /// The copy is what makes one write of many small chunks, at an address and of a length that direct I/O takes. It
     /// also freezes what is written: a segment's page goes on changing behind its head.
-    fn gather(&mut self) -> usize {
-        let chunk_bytes: usize = self.batch.iter().map(|reference| reference.bytes as usize).sum();
+    fn gather(&mut self, pieces: &[Piece]) -> usize {
+        let chunk_bytes: usize = pieces.iter().map(|piece| piece.reference.bytes as usize).sum();
         let block_bytes = kera_format::vlog::pages(BLOCK_HEADER_BYTES + chunk_bytes);
         if self.buffer.capacity() > BUFFER_BYTES_KEPT.max(block_bytes) {
             self.buffer = AlignedBuffer::new();
@@ -127,8 +166,8 @@ impl Writer {
         self.buffer.clear();
         self.buffer.reserve(block_bytes);
         self.buffer.extend_from_slice(&[0; BLOCK_HEADER_BYTES]);
-        for reference in &self.batch {
-            self.buffer.extend_from_slice(reference.chunk());
+        for piece in pieces {
+            self.buffer.extend_from_slice(piece.reference.chunk());
         }
         debug_assert_eq!(self.buffer.len(), BLOCK_HEADER_BYTES + chunk_bytes);
         self.buffer.resize(block_bytes);
@@ -140,8 +179,9 @@ impl Writer {
     /// at once finds what was acknowledged.
     pub(crate) fn finish_batch(&mut self, backlog: &Backlog) {
         kera_log::made_durable(&self.batch);
-        self.durable += std::mem::take(&mut self.batch_chunks);
+        self.durable += self.counts.drain(..).map(u64::from).sum::<u64>();
         backlog.advance(self.durable);
+        self.through.settle(&self.batch);
         // The last references to segments that closed meanwhile: their arena blocks may go back here.
         self.batch.clear();
     }

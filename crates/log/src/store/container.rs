@@ -277,7 +277,7 @@ pub(crate) fn write_footer(
 }
 
 /// Takes disk space ahead: `most` bytes, or less while the disk has less, down to `least`.
-fn allocate(file: &dyn DiskFile, most: u64, least: u64) -> io::Result<u64> {
+pub(crate) fn allocate(file: &dyn DiskFile, most: u64, least: u64) -> io::Result<u64> {
     let mut bytes = most;
     loop {
         match file.allocate(0, bytes) {
@@ -341,6 +341,11 @@ impl DiskContainers {
         Ok(file)
     }
 
+    /// Reads what there is of a file from a place on, up to the length of the buffer.
+    pub(crate) fn read_prefix(&self, container: u64, at: u64, buffer: &mut [u8]) -> io::Result<usize> {
+        self.file(container)?.read_at(at, buffer)
+    }
+
     /// Reads images that lie next to each other, each into its own buffer of whole pages.
     pub(crate) fn read(&self, container: u64, at: u64, parts: &mut [IoSliceMut<'_>]) -> io::Result<()> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
@@ -361,14 +366,23 @@ impl DiskContainers {
         }
     }
 
-    fn closed(&self, container: u64) {
+    pub(crate) fn closed(&self, container: u64) {
         if let Some(known) = self.containers.lock().get_mut(&container) {
             known.is_open = false;
         }
     }
 
+    /// A segment that room was kept for turned out to be so long.
+    pub(crate) fn set_image_bytes(&self, at: Location) {
+        let mut containers = self.containers.lock();
+        let Some(known) = containers.get_mut(&at.container) else { return };
+        let Ok(found) = known.slots.binary_search_by_key(&at.offset, |slot| slot.at) else { return };
+        let was_bytes = std::mem::replace(&mut known.slots[found].image_bytes, at.bytes);
+        known.live_bytes = (known.live_bytes + pages(at.bytes)).saturating_sub(pages(was_bytes));
+    }
+
     /// Removes the file of a container without a live segment that is not written to any more.
-    fn remove_if_empty(&self, container: u64) -> bool {
+    pub(crate) fn remove_if_empty(&self, container: u64) -> bool {
         let is_empty = |known: &Container| known.live_segments == 0 && !known.is_open;
         if !self.containers.lock().get(&container).is_some_and(is_empty) {
             return false;

@@ -14,12 +14,13 @@ use parking_lot::Mutex;
 
 use super::container::{DiskContainers, Writer};
 use super::evict::Clean;
-use super::host::Host;
+use super::host::{Host, Image};
 use super::queue::{Dirty, Queue};
 use super::readers::{Bounds, MoreAhead, Readers};
 use super::recover::{StoreRecovery, recover};
 use super::signal::{Signal, Step};
 use super::status::{Counters, DiskState, DiskStatus, StoreStatus};
+use super::through::Through;
 use super::{StoreConfig, StoreError};
 use crate::storage::Location;
 
@@ -129,6 +130,7 @@ pub(crate) struct Core<H: Host> {
     pub(crate) readers: Mutex<Readers>,
     pub(crate) container_next: AtomicU64,
     pub(crate) keeper: Keeper,
+    pub(crate) through: Through,
 }
 
 impl<H: Host> Core<H> {
@@ -179,6 +181,7 @@ impl<H: Host> Core<H> {
             readers: Mutex::default(),
             container_next: AtomicU64::new(found.container_next),
             keeper,
+            through: Through::new(found.extents),
         };
         Ok((core, found.recovery))
     }
@@ -200,7 +203,9 @@ impl<H: Host> Core<H> {
     }
 
     pub(crate) fn closed(&self, image: Arc<H::Image>) {
-        let was_empty = self.queue.lock().push(Dirty { image, closed_us: self.now_us() });
+        // What is on disk but for its index need not wait for others.
+        let closed_us = if self.through.is_whole(image.id()) { 0 } else { self.now_us() };
+        let was_empty = self.queue.lock().push(Dirty { image, closed_us });
         if was_empty {
             self.notify_writers();
         }
@@ -228,6 +233,10 @@ impl<H: Host> Core<H> {
 
     pub(crate) fn release(&self, id: SegmentId, at: Location) {
         self.clean.lock().remove(id);
+        self.release_at(at);
+    }
+
+    pub(crate) fn release_at(&self, at: Location) {
         let Some(part) = self.disks.get(usize::from(at.disk)) else { return };
         let mut releases = part.releases.lock();
         if releases.waiting.is_empty() {

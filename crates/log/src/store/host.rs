@@ -6,7 +6,7 @@
 use std::sync::{Arc, Weak};
 
 use kera_format::SegmentId;
-use kera_format::segment::{SegmentHeader, SegmentProgress};
+use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
 
 use crate::Log;
 use crate::arena::LoadBuffer;
@@ -51,6 +51,8 @@ pub(crate) trait Host: Send + Sync + 'static {
 
     fn memory(&self) -> Memory;
     fn segment(&self, id: SegmentId) -> Option<Arc<Self::Image>>;
+    /// Whether all there is of a segment is in memory: it is closed.
+    fn has_whole(&self, id: SegmentId) -> bool;
     fn persisted(&self, id: SegmentId, at: Location);
     fn evict(&self, id: SegmentId) -> bool;
     fn allocate_for_load(&self, bytes: u64) -> Option<Self::Buffer>;
@@ -104,6 +106,10 @@ impl Host for Weak<Log> {
     }
     fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
         self.upgrade()?.segment(id)
+    }
+    fn has_whole(&self, id: SegmentId) -> bool {
+        let segment = self.upgrade().and_then(|log| log.segment(id));
+        segment.is_some_and(|segment| segment.state() != SegmentState::Open)
     }
     fn persisted(&self, id: SegmentId, at: Location) {
         if let Some(log) = self.upgrade() {

@@ -3,6 +3,7 @@
 //! | does | where | on which thread |
 //! | --- | --- | --- |
 //! | write-behind of closed segments in large batches, one sync each | `persist` | one writer per disk |
+//! | large segments of virtual logs, while they are open | `through` | the virtual log's writer |
 //! | reading back what readers wait for, and what comes next | `load` | loaders of each disk |
 //! | eviction by what readers need next, back-pressure on open segments | `keep`, `evict` | one keeper |
 //! | giving back what retention drops | `persist`, `container` | the writer of the disk |
@@ -32,6 +33,7 @@ mod status;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod through;
 
 use std::io;
 use std::path::PathBuf;
@@ -48,8 +50,9 @@ pub use threads::StoreThreads;
 
 use self::core::Core;
 use crate::Log;
+use crate::recovery::{RestoreError, Restored};
 use crate::segment::Segment;
-use crate::storage::{Location, SegmentStore};
+use crate::storage::{Extent, Location, ReplayExtentError, SegmentStore, WriteThrough};
 
 /// Settings of the store. The defaults work; only `node` has to be set.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,6 +78,10 @@ pub struct StoreConfig {
     pub retry_ms: u64,
     /// Threads that read from a disk.
     pub loaders_per_disk: usize,
+    /// Segments of durability `power` are written through from this size class on.
+    pub through_segment_bytes_min: u64,
+    /// Lanes that are written through at a time at most; zero: none.
+    pub through_lanes_max: usize,
 }
 
 impl Default for StoreConfig {
@@ -90,6 +97,8 @@ impl Default for StoreConfig {
             release_delay_ms: 500,
             retry_ms: 1_000,
             loaders_per_disk: 2,
+            through_segment_bytes_min: 4 << 20,
+            through_lanes_max: 4,
         }
     }
 }
@@ -218,6 +227,12 @@ impl DiskStore {
         self.core.flush_all()
     }
 
+    /// All virtual logs were replayed: what is left of segments that were being written through is of nobody. Its space is
+    /// given back.
+    pub fn replayed(&self) {
+        self.core.end_replay();
+    }
+
     /// What it is doing, and how its disks are.
     pub fn status(&self) -> StoreStatus {
         self.core.status()
@@ -237,7 +252,24 @@ impl SegmentStore for DiskStore {
     fn release(&self, id: SegmentId, at: Location) {
         self.core.release(id, at);
     }
+    fn dropped(&self, id: SegmentId) {
+        self.core.release_through(id);
+    }
     fn reading(&self, id: SegmentId) {
         self.core.reading(id);
+    }
+}
+
+impl WriteThrough for DiskStore {
+    fn begin(&self, segment: &Segment) -> Option<Box<dyn Extent>> {
+        self.core.begin_through(segment)
+    }
+    fn replay(
+        &self,
+        id: SegmentId,
+        restored: Restored,
+        restore: &mut dyn FnMut(&[u8]) -> Result<Restored, RestoreError>,
+    ) -> Result<u64, ReplayExtentError> {
+        self.core.replay_through(id, restored, restore)
     }
 }

@@ -15,6 +15,7 @@ use super::host::{Host, Image};
 use super::queue::{Ask, BatchLimits, Dirty, Work};
 use super::signal::Step;
 use super::status::{DiskState, count};
+use crate::producers::ProducerMark;
 use crate::storage::Location;
 
 /// Segments of a batch at most: one vectored write takes them all.
@@ -80,11 +81,13 @@ impl<H: Host> Core<H> {
         // What the log has dropped meanwhile is not worth writing.
         let wanted =
             |dirty: &&Dirty<H::Image>| self.host().is_some_and(|host| host.segment(dirty.image.id()).is_some());
-        let mut dirty: Vec<&Dirty<H::Image>> = dirty.iter().filter(wanted).collect();
+        let (dirty, gone): (Vec<&Dirty<H::Image>>, Vec<_>) = dirty.iter().partition(wanted);
+        gone.iter().for_each(|gone| self.release_through(gone.image.id()));
+        let (mut written, mut dirty, behind) = self.finish_through(dirty);
         let entries = entries_of(&dirty);
-        let later: Vec<Dirty<H::Image>> = dirty.split_off(entries.len()).into_iter().cloned().collect();
+        let later = dirty.split_off(entries.len()).into_iter().chain(behind).cloned().collect();
         if dirty.is_empty() {
-            return (Vec::new(), later);
+            return (written, later);
         }
         let images = dirty.iter().map(|dirty| dirty.image.padded()).collect();
         let mut batch = Batch { entries, images };
@@ -97,17 +100,17 @@ impl<H: Host> Core<H> {
                     offset: entry.at,
                     bytes: entry.image_bytes(),
                 });
-                let written = dirty.iter().map(|dirty| Arc::clone(&dirty.image)).zip(places).collect();
+                written.extend(dirty.iter().map(|dirty| Arc::clone(&dirty.image)).zip(places));
                 (written, later)
             }
             Err(error) => {
                 self.has_failed(disk, &error);
-                (Vec::new(), dirty.into_iter().cloned().chain(later).collect())
+                (written, dirty.into_iter().cloned().chain(later).collect())
             }
         }
     }
 
-    fn new_container(&self) -> NewContainer {
+    pub(crate) fn new_container(&self) -> NewContainer {
         let header = ContainerHeader {
             node: self.config.node,
             container: self.container_next.fetch_add(1, Ordering::Relaxed),
@@ -122,6 +125,8 @@ impl<H: Host> Core<H> {
         let Some(host) = self.host() else { return };
         for (image, at) in written {
             host.persisted(image.id(), *at);
+            // What had some of it until now.
+            self.release_through(image.id());
         }
         let mut clean = self.clean.lock();
         for (image, _) in written {
@@ -244,6 +249,7 @@ impl<H: Host> Core<H> {
                 std::thread::yield_now();
             }
         }
+        self.end_through();
         for part in &self.disks {
             let mut writer = part.writer.lock();
             let _ = self.step_release(part, self.now_us());
@@ -280,8 +286,7 @@ fn entries_of<S: Image>(dirty: &[&Dirty<S>]) -> Vec<ContainerEntry> {
     let mut marks_so_far = 0;
     for dirty in dirty {
         let image = &dirty.image;
-        let marks = image.marks();
-        let marks = &marks[marks.len().saturating_sub(BATCH_MARKS_MAX)..];
+        let marks = marks_of(&**image, BATCH_MARKS_MAX);
         if marks_so_far + marks.len() > BATCH_MARKS_MAX {
             break;
         }
@@ -291,17 +296,22 @@ fn entries_of<S: Image>(dirty: &[&Dirty<S>]) -> Vec<ContainerEntry> {
             header: image.header(),
             progress: SegmentProgress { durable_head: progress.head, ..progress },
             at: 0,
-            marks: marks
-                .iter()
-                .map(|mark| container::ProducerMark {
-                    producer_id: mark.producer_id,
-                    producer_epoch: mark.producer_epoch,
-                    sequence: mark.sequence,
-                    base_ordinal: mark.base_ordinal,
-                    position: mark.position,
-                })
-                .collect(),
+            marks,
         });
     }
     entries
+}
+
+/// The last marks of a segment, `most` of them at most.
+pub(crate) fn marks_of(image: &impl Image, most: usize) -> Vec<container::ProducerMark> {
+    let marks = image.marks();
+    let last = &marks[marks.len().saturating_sub(most)..];
+    let mark = |mark: &ProducerMark| container::ProducerMark {
+        producer_id: mark.producer_id,
+        producer_epoch: mark.producer_epoch,
+        sequence: mark.sequence,
+        base_ordinal: mark.base_ordinal,
+        position: mark.position,
+    };
+    last.iter().map(mark).collect()
 }

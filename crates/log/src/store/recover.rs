@@ -13,6 +13,8 @@ use kera_format::container::{
     BatchHeader, CONTAINER_BYTES_MAX, CONTAINER_HEADER_BYTES, ContainerEntry, ContainerHeader, PAGE_BYTES, ReleasedMap,
     Trailer, pages, verify_image,
 };
+use kera_format::extent::ExtentMarker;
+use kera_format::segment::{SegmentHeader, SegmentProgress};
 use kera_format::{FormatError, SegmentId};
 
 use super::StoreError;
@@ -20,6 +22,7 @@ use super::container::{
     CONTAINER_DIR, Container, DiskContainers, Slot, container_number, container_path, write_footer,
 };
 use super::queue::lane_of;
+use super::through::location;
 use crate::producers::ProducerMark;
 use crate::storage::{Location, StoredSegment};
 
@@ -41,13 +44,20 @@ pub(crate) struct Found {
     pub(crate) recovery: StoreRecovery,
     /// Copies of segments that are there twice: their space is given back.
     pub(crate) duplicates: Vec<Location>,
+    /// Segments that were being written through, and where.
+    pub(crate) extents: HashMap<SegmentId, Location>,
     /// The next container's number.
     pub(crate) container_next: u64,
 }
 
 /// Reads what is on `disks`, in their order, and fills in their containers.
 pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers]) -> Result<Found, StoreError> {
-    let mut found = Found { recovery: StoreRecovery::default(), duplicates: Vec::new(), container_next: 1 };
+    let mut found = Found {
+        recovery: StoreRecovery::default(),
+        duplicates: Vec::new(),
+        extents: HashMap::new(),
+        container_next: 1,
+    };
     let mut by_id: HashMap<SegmentId, usize> = HashMap::new();
     for (number, disk) in disks.iter().enumerate() {
         let failed = |action, error| StoreError::Disk { path: disk.disk.root().to_owned(), action, error };
@@ -71,6 +81,9 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers]) -> Result<Found
             }
             found.recovery.containers += 1;
             found.recovery.unfinished += u64::from(!scan.has_footer);
+            for (id, marker) in &scan.open {
+                found.add_extent(*id, location(number as u16, marker));
+            }
             let (known, entries) = scan.finish(&*disk.disk, container, &mut found.recovery.problems);
             for entry in entries {
                 found.add(&mut by_id, number as u16, container, entry);
@@ -82,6 +95,15 @@ pub(crate) fn recover(node: [u8; 16], disks: &[&DiskContainers]) -> Result<Found
 }
 
 impl Found {
+    /// Adds a segment that was being written through. There is one for a segment; of two, which only bytes that have rotted
+    /// could pretend, the second is of nobody.
+    fn add_extent(&mut self, id: SegmentId, at: Location) {
+        match self.extents.entry(id) {
+            std::collections::hash_map::Entry::Vacant(vacant) => drop(vacant.insert(at)),
+            std::collections::hash_map::Entry::Occupied(_) => self.duplicates.push(at),
+        }
+    }
+
     /// Adds a segment; of two copies the longer stays, then the one written later, then the one on the first disk.
     fn add(&mut self, by_id: &mut HashMap<SegmentId, usize>, disk: u16, container: u64, entry: ContainerEntry) {
         let at = Location { disk, container, offset: entry.at, bytes: entry.image_bytes() };
@@ -120,6 +142,8 @@ struct Scan {
     released: ReleasedMap,
     /// With their numbers; none are left out but those of batches that cannot be read.
     entries: Vec<(u32, ContainerEntry)>,
+    /// Segments that were being written through: not finished, whether closed or open.
+    open: Vec<(SegmentId, ExtentMarker)>,
     /// Numbers of segments whose images did not reach the disk, or that follow one of those in their lane.
     torn: Vec<u32>,
     has_footer: bool,
@@ -163,6 +187,7 @@ impl Scan {
             file,
             released,
             entries: Vec::new(),
+            open: Vec::new(),
             torn: Vec::new(),
             has_footer: false,
             has_gap: false,
@@ -207,6 +232,10 @@ impl Scan {
         let mut last = 0..0;
         loop {
             let mut batch = self.read_batch(self.end, file_bytes)?;
+            if batch.is_none() && self.read_extent(file_bytes)? {
+                last = 0..0;
+                continue;
+            }
             if batch.is_none() {
                 batch = self.find_batch(file_bytes)?;
                 if let Some((header, _)) = &batch {
@@ -233,6 +262,40 @@ impl Scan {
             }
         }
         Ok(())
+    }
+
+    /// Reads the extent that starts at the end so far, if one does: a segment that was finished, or one that a virtual log's
+    /// replay asks for, or room that was never written to.
+    ///
+    /// Finishing a segment writes its index and its first page, after all its chunks were synced. A power cut may leave one
+    /// of the two, so both are looked at; the chunks need not be.
+    fn read_extent(&mut self, file_bytes: u64) -> io::Result<bool> {
+        let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+        let read = self.file.read_at(self.end, &mut page)?;
+        let Ok(marker) = ExtentMarker::parse(&page[..read]) else { return Ok(false) };
+        if (marker.container, marker.key, marker.at) != (self.header.container, self.header.key, self.end) {
+            return Ok(false);
+        }
+        self.end = marker.end();
+        let read = self.file.read_at(marker.image_at(), &mut page)?;
+        let first_page = &page[..read];
+        if let Some((header, entries)) = self.read_batch(marker.index_at(), file_bytes)?
+            && entries.len() == 1
+            && header.first == marker.number
+            && is_first_page(&entries[0], first_page)
+        {
+            self.entries.extend((header.first..).zip(entries));
+            return Ok(true);
+        }
+        // A number is missing among the entries, so the container gets no footer.
+        self.has_gap = true;
+        if !self.released.get(marker.number) {
+            match SegmentHeader::parse(first_page) {
+                Ok(header) => self.open.push((header.id, marker)),
+                Err(_) => self.torn.push(marker.number),
+            }
+        }
+        Ok(true)
     }
 
     /// The batch that starts at a place, if one does.
@@ -285,6 +348,11 @@ impl Scan {
             let is_released = self.released.get(*number);
             known.add(Slot { number: *number, at: entry.at, image_bytes: entry.image_bytes(), is_released });
         }
+        for (_, marker) in &self.open {
+            let (number, at, image_bytes) = (marker.number, marker.image_at(), marker.image_bytes.into());
+            known.add(Slot { number, at, image_bytes, is_released: false });
+        }
+        known.slots.sort_unstable_by_key(|slot| slot.at);
         if self.released != ReleasedMap::default() {
             known.released = Some(self.released.clone());
         }
@@ -310,4 +378,12 @@ impl Scan {
         write_footer(&*self.file, &self.header, self.end, &entries)?;
         self.file.sync_data()
     }
+}
+
+/// Whether the first page of an image is that of the closed segment that its entry tells of.
+fn is_first_page(entry: &ContainerEntry, page: &[u8]) -> bool {
+    let header = SegmentHeader::parse(page);
+    let progress = SegmentProgress::parse(page, entry.header.capacity_bytes);
+    header == Ok(entry.header)
+        && progress.is_ok_and(|progress| progress.state == entry.progress.state && progress.head == entry.progress.head)
 }

@@ -144,6 +144,9 @@ impl Host for Arc<FakeLog> {
     fn segment(&self, id: SegmentId) -> Option<Arc<FakeSegment>> {
         self.segments.lock().get(&id)?.memory.clone()
     }
+    fn has_whole(&self, id: SegmentId) -> bool {
+        self.segment(id).is_some()
+    }
     fn persisted(&self, id: SegmentId, at: Location) {
         if let Some(known) = self.segments.lock().get_mut(&id) {
             assert_eq!(known.at, None, "{id} is persisted twice");
