@@ -7,7 +7,7 @@ TARGET ?=
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help build test check-fmt fmt lint unit tidy deny demo bench fuzz docs clean
+.PHONY: help build test check-fmt fmt lint unit tidy deny demo bench kafka-compat fuzz docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ demo: build ## a node, real data streamed through it, shown live
 
 bench: build ## measures this machine: limit first, then KerA
 	./target/release/kera bench $(ARGS)
+
+kafka-compat: build ## Kafka clients from PyPI against a node; the table in docs/kafka-compatibility.md
+	peers/kafka-clients/check.sh ./target/release/kera
 
 fuzz: ## broken bytes for everything that parses them: TARGET=name SECONDS=60 (needs cargo-fuzz, nightly)
 	@if [ -z "$(TARGET)" ]; then $(CARGO) +nightly fuzz list; echo "choose one: make fuzz TARGET=name SECONDS=60"; \

@@ -46,6 +46,10 @@ pub(crate) fn answer(door: &Door, request: &Request, body: &[u8]) -> Result<Vec<
     match request.api.key {
         ApiKey::Metadata => encode(request, &crate::metadata::answer(door, request.version, decode(request, body)?)),
         ApiKey::DescribeCluster => encode(request, &describe_cluster(door, &decode(request, body)?)),
+        ApiKey::FindCoordinator => {
+            let asked = decode(request, body)?;
+            encode(request, &crate::group_door::find_coordinator(door, request.version, asked))
+        }
         ApiKey::DescribeConfigs => encode(request, &describe_configs(door, decode(request, body)?)),
         key => Err(Malformed::Decode(format!("{key:?} is advertised and not served"))),
     }
@@ -132,7 +136,10 @@ fn describe_cluster(door: &Door, asked: &DescribeClusterRequest) -> DescribeClus
 fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refusal> {
     let refuse = |error, why: &str| Err((error, why.to_owned()));
     if !matches!(topic.replication_factor, -1 | 1) {
-        return refuse(ResponseError::InvalidReplicationFactor, "there is one node: the replication factor is 1, or -1");
+        return refuse(
+            ResponseError::InvalidReplicationFactor,
+            "there is one node: the replication factor is 1, or -1",
+        );
     }
     let mut partitions = topic.num_partitions;
     if !topic.assignments.is_empty() {
@@ -226,7 +233,10 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
         let name = TopicName(text(info.name.clone()));
         let answer = answer.with_name(Some(name)).with_topic_id(door.topic_id(info.id));
         match door.coordinator.delete_stream(&StreamRef::Id(info.id)) {
-            Ok(_) => answer,
+            Ok(_) => {
+                door.groups.topic_deleted(&info.name);
+                answer
+            }
             Err(error) => {
                 let (code, why) = refusal(&error);
                 answer.with_error_code(code.code()).with_error_message(Some(text(why)))
@@ -237,13 +247,16 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
         delete(door.info(name), ResponseError::UnknownTopicOrPartition).with_name(Some(name.clone()))
     };
     let responses = if version >= 6 {
-        asked.topics.iter().map(|topic| match &topic.name {
-            Some(name) => by_name(name),
-            None => {
-                delete(door.info_of(topic.topic_id), ResponseError::UnknownTopicId).with_topic_id(topic.topic_id)
-            }
-        })
-        .collect()
+        asked
+            .topics
+            .iter()
+            .map(|topic| match &topic.name {
+                Some(name) => by_name(name),
+                None => {
+                    delete(door.info_of(topic.topic_id), ResponseError::UnknownTopicId).with_topic_id(topic.topic_id)
+                }
+            })
+            .collect()
     } else {
         asked.topic_names.iter().map(by_name).collect()
     };

@@ -27,6 +27,9 @@ const fn api(key: ApiKey, min: i16, max: i16, flexible: i16, shape: &'static str
     Api { key, min, max, flexible, shape }
 }
 
+/// No version of the request is flexible.
+const NEVER: i16 = i16::MAX;
+
 /// All of them. Produce says 0, since clients of the librdkafka family probe for it; versions below 3 carry record formats
 /// that are not kept, and are answered with an error per partition.
 pub(crate) const APIS: &[Api] = &[
@@ -49,6 +52,19 @@ pub(crate) const APIS: &[Api] = &[
     api(ApiKey::AlterConfigs, 0, 2, 2, "[(bs[(ss)])]b"),
     api(ApiKey::CreatePartitions, 0, 3, 2, "[(si[([i])])]ib"),
     api(ApiKey::IncrementalAlterConfigs, 0, 1, 1, "[(bs[(sbs)])]b"),
+    api(ApiKey::OffsetCommit, 2, 9, 8, "sis7+{s}2-4{l}[(s[(il6+{i}s)])]"),
+    api(ApiKey::OffsetFetch, 1, 9, 6, "1-7{s}1-7{[(s[i])]}8+{[(s9+{si}[(s[i])])]}7+{b}"),
+    api(ApiKey::FindCoordinator, 0, 6, 3, "0-3{s}1+{b}4+{[s]}"),
+    api(ApiKey::JoinGroup, 0, 9, 6, "si1+{i}s5+{s}s[(sy)]8+{s}"),
+    api(ApiKey::Heartbeat, 0, 4, 4, "sis3+{s}"),
+    api(ApiKey::LeaveGroup, 0, 5, 4, "s0-2{s}3+{[(ss5+{s})]}"),
+    api(ApiKey::SyncGroup, 0, 5, 4, "sis3+{s}5+{ss}[(sy)]"),
+    api(ApiKey::DescribeGroups, 0, 6, 5, "[s]3+{b}"),
+    api(ApiKey::ListGroups, 0, 5, 3, "4+{[s]}5+{[s]}"),
+    api(ApiKey::DeleteGroups, 0, 2, 2, "[s]"),
+    api(ApiKey::OffsetDelete, 0, 0, NEVER, "s[(s[(i)])]"),
+    api(ApiKey::ConsumerGroupHeartbeat, 0, 1, 0, "ssissi[s]1+{s}s[(u[i])]"),
+    api(ApiKey::ConsumerGroupDescribe, 0, 1, 0, "[s]b"),
     api(ApiKey::DescribeCluster, 0, 2, 0, "b1+{b}2+{b}"),
 ];
 

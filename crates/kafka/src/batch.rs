@@ -336,12 +336,7 @@ pub(crate) mod tests {
     #[test]
     fn secondary_keys_and_versions_become_headers() {
         let mut builder = ChunkBuilder::default();
-        builder.push(&Record {
-            keys: &[b"first", b"second"],
-            value: None,
-            version: Some(5),
-            ..Record::default()
-        });
+        builder.push(&Record { keys: &[b"first", b"second"], value: None, version: Some(5), ..Record::default() });
         let chunk = builder.seal(&ChunkTarget::default(), Compression::Lz4).unwrap();
         let batch = from_native(&ChunkView::parse(&chunk).unwrap(), 40, 7).unwrap();
         assert_eq!(batch[..8], 40_u64.to_be_bytes());

@@ -118,13 +118,8 @@ pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
     let default = StreamOptions::default();
     let number = |limit: Option<u64>| limit.map_or_else(|| "-1".to_owned(), |limit| limit.to_string());
     let entry = |name, value: String, is_default, kind| Described { name, value, is_default, read_only: false, kind };
-    let fixed = |name, value: &str, kind| Described {
-        name,
-        value: value.to_owned(),
-        is_default: true,
-        read_only: true,
-        kind,
-    };
+    let fixed =
+        |name, value: &str, kind| Described { name, value: value.to_owned(), is_default: true, read_only: true, kind };
     vec![
         entry("cleanup.policy", options.cleanup.to_string(), options.cleanup == default.cleanup, Type::List),
         fixed("compression.type", "producer", Type::String),

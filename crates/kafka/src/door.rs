@@ -3,27 +3,32 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use kera_broker::Broker;
 use kera_coordinator::Coordinator;
-use kera_env::Clock;
+use kera_env::{Clock, Random};
 use kera_format::limits::name_is_valid;
 use kera_format::{LaneId, StreamId, StreamOptions, StreamletId};
-use kera_log::{Lane, Stream};
+use kera_log::{Lane, Stream, Ticket};
 use kera_protocol::admin::{StreamInfo, StreamRef};
 use kera_rpc::{Peer, Session, SessionFactory, SessionWaker};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use crate::group_door::GroupDoor;
 use crate::session::KafkaSession;
 
 /// The one broker's id in the eyes of Kafka clients.
 pub(crate) const NODE_ID: i32 = 1;
 /// Streams of the system, which are no topics.
 const SYSTEM_PREFIX: &str = "_kera.";
+
+/// How often groups are looked at: how late a session ends, or a generation begins.
+const TICK: Duration = Duration::from_millis(50);
 
 /// Limits and defaults of the door. [`Default`] works; `node` is the node's id.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -90,7 +95,7 @@ pub(crate) type Reply = Arc<ReplySlot>;
 
 /// An answer on its way from another thread to a session.
 pub(crate) struct ReplySlot {
-    body: Mutex<Option<Vec<u8>>>,
+    body: Mutex<Option<(Vec<u8>, Option<Ticket>)>>,
     waker: SessionWaker,
 }
 
@@ -99,10 +104,14 @@ impl ReplySlot {
         Arc::new(ReplySlot { body: Mutex::new(None), waker })
     }
     pub(crate) fn put(&self, body: Vec<u8>) {
-        *self.body.lock() = Some(body);
+        self.put_after(body, None);
+    }
+    /// It may leave when the sink of groups has made a ticket durable.
+    pub(crate) fn put_after(&self, body: Vec<u8>, after: Option<Ticket>) {
+        *self.body.lock() = Some((body, after));
         self.waker.wake();
     }
-    pub(crate) fn take(&self) -> Option<Vec<u8>> {
+    pub(crate) fn take(&self) -> Option<(Vec<u8>, Option<Ticket>)> {
         self.body.lock().take()
     }
 }
@@ -110,17 +119,25 @@ impl ReplySlot {
 /// Something that waits for a disk, done on the commands thread: makes the body of an answer.
 pub(crate) type Command = Box<dyn FnOnce(&Door) -> Vec<u8> + Send>;
 
+/// The topics of a node: its streams but for those of the system.
+pub(crate) struct Catalog {
+    node: [u8; 16],
+    pub(crate) coordinator: Arc<Coordinator>,
+}
+
 /// The Kafka door of a node.
 pub struct Door {
     pub(crate) config: DoorConfig,
     pub(crate) broker: Arc<Broker>,
     pub(crate) coordinator: Arc<Coordinator>,
+    pub(crate) catalog: Arc<Catalog>,
+    pub(crate) groups: GroupDoor,
     pub(crate) clock: Arc<dyn Clock>,
     commands: Sender<(Command, Reply)>,
     address: OnceLock<SocketAddr>,
 }
 
-/// The thread that runs commands. It ends when the door and its sessions are gone.
+/// The thread that runs commands and keeps time for groups. It ends when the door and its sessions are gone.
 pub struct DoorThread(JoinHandle<()>);
 
 impl DoorThread {
@@ -133,18 +150,23 @@ impl DoorThread {
 }
 
 impl Door {
-    /// A door onto a broker's log and the catalog.
+    /// A door onto a broker's log and the catalog. Blocks while the groups are read from their stream, so the log must be whole
+    /// and its store running.
     ///
     /// # Errors
-    /// The operating system gives no thread.
+    /// The stream of groups cannot be made or read, or the operating system gives no thread.
     pub fn start(
         config: DoorConfig,
         broker: Arc<Broker>,
         coordinator: Arc<Coordinator>,
         clock: Arc<dyn Clock>,
+        random: Arc<dyn Random>,
     ) -> io::Result<(Arc<Door>, DoorThread)> {
         let (commands, receiver) = channel();
-        let door = Door { config, broker, coordinator, clock, commands, address: OnceLock::new() };
+        let catalog = Arc::new(Catalog { node: config.node, coordinator: Arc::clone(&coordinator) });
+        let groups = GroupDoor::open(&catalog, &broker, &clock, random)?;
+        let address = OnceLock::new();
+        let door = Door { config, broker, coordinator, catalog, groups, clock, commands, address };
         let door = Arc::new(door);
         let weak = Arc::downgrade(&door);
         let thread = std::thread::Builder::new()
@@ -182,9 +204,33 @@ impl Door {
         self.config.node.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 
+    /// A topic's id.
+    pub(crate) fn topic_id(&self, stream: StreamId) -> Uuid {
+        self.catalog.topic_id(stream)
+    }
+
+    /// The stream behind a topic's name, unless it is the system's.
+    pub(crate) fn info(&self, name: &str) -> Option<StreamInfo> {
+        self.catalog.info(name)
+    }
+
+    /// The stream behind a topic's id, unless it is the system's.
+    pub(crate) fn info_of(&self, id: Uuid) -> Option<StreamInfo> {
+        self.catalog.info_of(id)
+    }
+
+    /// The lanes of a topic.
+    pub(crate) fn topic(&self, info: &StreamInfo) -> Option<Arc<Topic>> {
+        let stream = self.broker.log().stream(info.id)?;
+        let (lanes, partitions) = (info.options.lanes.max(1), partitions_of(&info.options));
+        Some(Arc::new(Topic { stream, lanes, partitions }))
+    }
+}
+
+impl Catalog {
     /// A topic's id: half of it is the node's, half the stream's, so it is stable and no other topic ever has it.
     pub(crate) fn topic_id(&self, stream: StreamId) -> Uuid {
-        let node = u128::from_be_bytes(self.config.node) >> 64 << 64;
+        let node = u128::from_be_bytes(self.node) >> 64 << 64;
         Uuid::from_u128(node | u128::from(stream.0))
     }
 
@@ -214,19 +260,18 @@ impl Door {
         infos.retain(|info| !info.name.starts_with(SYSTEM_PREFIX));
         infos
     }
-
-    /// The lanes of a topic.
-    pub(crate) fn topic(&self, info: &StreamInfo) -> Option<Arc<Topic>> {
-        let stream = self.broker.log().stream(info.id)?;
-        let (lanes, partitions) = (info.options.lanes.max(1), partitions_of(&info.options));
-        Some(Arc::new(Topic { stream, lanes, partitions }))
-    }
 }
 
 fn work(door: &std::sync::Weak<Door>, receiver: &Receiver<(Command, Reply)>) {
-    while let Ok((command, reply)) = receiver.recv() {
+    loop {
+        let received = receiver.recv_timeout(TICK);
         let Some(door) = door.upgrade() else { return };
-        reply.put(command(&door));
+        match received {
+            Ok((command, reply)) => reply.put(command(&door)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        door.groups.tick();
     }
 }
 

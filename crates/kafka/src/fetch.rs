@@ -208,11 +208,8 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, left: usize) 
     let version = lane.version();
     let durable = lane.durable_ordinal();
     let log_start = lane.earliest().1.min(durable);
-    let mut found = Found {
-        high_watermark: durable.cast_signed(),
-        log_start: log_start.cast_signed(),
-        ..Found::default()
-    };
+    let mut found =
+        Found { high_watermark: durable.cast_signed(), log_start: log_start.cast_signed(), ..Found::default() };
     let Some(offset) = u64::try_from(asked.fetch_offset).ok().filter(|at| (log_start..=durable).contains(at)) else {
         found.error = ResponseError::OffsetOutOfRange.code();
         return found;
@@ -279,7 +276,9 @@ fn take(
     for data in &outcome.data {
         let mut at = 0;
         for chunk in Chunks::new(data) {
-            let (Ok(chunk), start) = (chunk, at) else { return Err(ReadError::LoadFailed("a chunk is damaged".into())) };
+            let (Ok(chunk), start) = (chunk, at) else {
+                return Err(ReadError::LoadFailed("a chunk is damaged".into()));
+            };
             at += chunk.as_bytes().len();
             let Ok(place) = chunk.broker() else { return Err(ReadError::LoadFailed("a chunk is damaged".into())) };
             let header = chunk.header();

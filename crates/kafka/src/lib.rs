@@ -11,7 +11,7 @@
 //! | `produce`, `batch` | record batches into lanes |
 //! | `fetch`, `offsets` | lanes as record batches; times to offsets |
 //! | `admin`, `metadata`, `configs` | topics and what the node says about itself |
-//! | [`groups`] | the group coordinator |
+//! | [`groups`], `group_door`, `group_log` | the group coordinator, its connections and its stream |
 //!
 //! Sessions run on the I/O threads of a [`kera_rpc::Server`] with [`kera_rpc::Framing::Prefixed`] and never wait; commands that
 //! wait for a disk have a thread of their own. Nothing from the network is believed: requests are walked along their shape
@@ -23,13 +23,19 @@ mod batch;
 mod configs;
 mod door;
 mod fetch;
+mod group_door;
+mod group_log;
 pub mod groups;
 mod metadata;
 mod offsets;
 mod produce;
+mod request;
 mod session;
 mod shape;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 pub use door::{Door, DoorConfig, DoorThread, KafkaSessions};
+pub use request::read_request;
 pub use wire::Malformed;

@@ -53,7 +53,7 @@ pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> Metad
         .with_host(StrBytes::from_string(host))
         .with_port(port);
     let topics = if names_all(version, &asked) {
-        door.infos().iter().map(|info| topic(door, info)).collect()
+        door.catalog.infos().iter().map(|info| topic(door, info)).collect()
     } else {
         let named = asked.topics.unwrap_or_default().into_iter();
         named.map(|wanted| asked_for(door, version, wanted.name, wanted.topic_id)).collect()

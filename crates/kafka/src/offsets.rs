@@ -26,6 +26,8 @@ const EARLIEST: i64 = -2;
 const MAX_TIMESTAMP: i64 = -3;
 const EARLIEST_LOCAL: i64 = -4;
 const LATEST_TIERED: i64 = -5;
+/// From this version on an answer says in which leader's epoch an offset is.
+const VERSION_EPOCHS: i16 = 4;
 /// How long a lookup waits for segments from disk.
 const WAIT_US: u64 = 30_000_000;
 /// Bytes of chunks that a lookup by time walks; then it answers with the offset that it has come to.
@@ -94,7 +96,7 @@ impl Listing {
                         told => break told,
                     }
                 };
-                partitions.push(told_partition(partition.partition_index, &told));
+                partitions.push(told_partition(partition.partition_index, &told, self.request.version));
             }
             topics.push(ListOffsetsTopicResponse::default().with_name(topic.name.clone()).with_partitions(partitions));
         }
@@ -102,12 +104,16 @@ impl Listing {
     }
 }
 
-fn told_partition(index: i32, told: &Told) -> ListOffsetsPartitionResponse {
+fn told_partition(index: i32, told: &Told, version: i16) -> ListOffsetsPartitionResponse {
     let answer = ListOffsetsPartitionResponse::default().with_partition_index(index);
     match told {
         Told::At { timestamp, offset } => {
             let answer = answer.with_timestamp(*timestamp).with_offset(*offset);
-            if *offset >= 0 { answer.with_leader_epoch(batch::LEADER_EPOCH) } else { answer }
+            if *offset >= 0 && version >= VERSION_EPOCHS {
+                answer.with_leader_epoch(batch::LEADER_EPOCH)
+            } else {
+                answer
+            }
         }
         Told::Error(error) => answer.with_error_code(error.code()).with_timestamp(-1).with_offset(-1),
         Told::Wait(_) => answer.with_error_code(ResponseError::RequestTimedOut.code()),
@@ -273,9 +279,9 @@ pub(crate) fn end_of_epoch(core: &mut Core, asked: OffsetForLeaderEpochRequest) 
                     answer.with_error_code(ResponseError::UnknownLeaderEpoch.code())
                 }
                 Some(_) if partition.leader_epoch > batch::LEADER_EPOCH => answer,
-                Some(lane) => answer
-                    .with_leader_epoch(batch::LEADER_EPOCH)
-                    .with_end_offset(lane.durable_ordinal().cast_signed()),
+                Some(lane) => {
+                    answer.with_leader_epoch(batch::LEADER_EPOCH).with_end_offset(lane.durable_ordinal().cast_signed())
+                }
             }
         });
         let partitions = partitions.collect();

@@ -159,6 +159,19 @@ fn walk<'a, T>(
     Ok(true)
 }
 
+/// Calls `each` with the batches of a request.
+pub(crate) fn each_batch<'a>(
+    request: &Request,
+    body: &'a [u8],
+    mut each: impl FnMut(&'a [u8]),
+) -> Result<(), Malformed> {
+    let partition = |each: &mut dyn FnMut(&'a [u8]), batch: Option<&'a [u8]>| {
+        each(batch.unwrap_or_default());
+        true
+    };
+    walk(request, body, &mut each, |_, _, _| {}, |each, _, batch| partition(each, batch), |_| {}).map(drop)
+}
+
 /// What the walk that appends carries along.
 struct Appending<'a> {
     core: &'a mut Core,
@@ -368,7 +381,9 @@ fn refusal(error: &AppendError) -> Written {
         AppendError::SequenceGap { .. } => {
             (ResponseError::OutOfOrderSequenceNumber, "batches before this one are missing")
         }
-        AppendError::StaleEpoch { .. } => (ResponseError::InvalidProducerEpoch, "the producer is fenced by a later one"),
+        AppendError::StaleEpoch { .. } => {
+            (ResponseError::InvalidProducerEpoch, "the producer is fenced by a later one")
+        }
         AppendError::SinkUnhealthy(_) => (ResponseError::KafkaStorageError, "the disk takes nothing at the moment"),
         AppendError::Closed => (ResponseError::UnknownTopicOrPartition, "the topic was deleted"),
         AppendError::ArenaFull(_) => (ResponseError::RequestTimedOut, "the arena is full"),

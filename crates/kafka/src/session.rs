@@ -8,11 +8,11 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
+use kafka_protocol::ResponseError;
 use kafka_protocol::messages::{ApiKey, ApiVersionsResponse, api_versions_response::ApiVersion};
 use kafka_protocol::protocol::{Decodable, Encodable};
-use kafka_protocol::ResponseError;
 use kera_format::Cursor;
-use kera_log::Observer;
+use kera_log::{Observer, Ticket};
 use kera_protocol::FrameHeader;
 use kera_rpc::{Flow, Outbox, Peer, Session, SessionWaker};
 use uuid::Uuid;
@@ -59,8 +59,10 @@ pub(crate) enum Pending {
     Produce(Waiting),
     Fetch(Box<Fetching>),
     List(Box<Listing>),
-    /// A command is under way on another thread.
-    Command,
+    /// A command is under way on another thread, or a group's coordinator answers later.
+    Reply,
+    /// An answer that waits until what it rests on is durable.
+    Durable(Vec<u8>, Ticket),
 }
 
 /// Wakes the session, whatever has moved: it looks at the first in line then.
@@ -128,16 +130,16 @@ pub(crate) struct KafkaSession {
     producing: Producing,
     reply: Reply,
     client_id: String,
+    stopping: bool,
 }
 
 impl KafkaSession {
     pub(crate) fn new(door: Arc<Door>, peer: Peer, waker: SessionWaker) -> KafkaSession {
         let observer: Arc<dyn Observer> = Arc::new(Wake(waker.clone()));
-        let core =
-            Core { door, observer, topics: HashMap::new(), by_id: HashMap::new(), places: HashMap::new() };
+        let core = Core { door, observer, topics: HashMap::new(), by_id: HashMap::new(), places: HashMap::new() };
         let reply = ReplySlot::new(waker);
         let producing = Producing::default();
-        KafkaSession { core, peer, queue: VecDeque::new(), producing, reply, client_id: String::new() }
+        KafkaSession { core, peer, queue: VecDeque::new(), producing, reply, client_id: String::new(), stopping: false }
     }
 
     fn now_us(&self) -> u64 {
@@ -182,7 +184,10 @@ impl KafkaSession {
         }
         let limit = self.core.door.config.control_bytes_max;
         if body.len() > limit {
-            return Err(Malformed::Value { what: "the bytes of a request that is not Produce", value: body.len() as i64 });
+            return Err(Malformed::Value {
+                what: "the bytes of a request that is not Produce",
+                value: body.len() as i64,
+            });
         }
         shape::check(api.shape, version, request.is_flexible(), body)?;
         self.dispatch(&request, body, out)?;
@@ -206,6 +211,12 @@ impl KafkaSession {
                 let answer = crate::offsets::end_of_epoch(&mut self.core, decode(request, body)?);
                 self.respond(request, &answer, out)?;
             }
+            key if crate::group_door::serves(key) => {
+                let host = format!("/{}", self.peer.address.ip());
+                self.queue.push_back(Pending::Reply);
+                self.core.door.groups.handle(request, &self.client_id, host, body, &self.reply)?;
+                self.complete(out);
+            }
             _ => {
                 let Some(command) = crate::admin::command(&self.core.door, request, body)? else {
                     let answer = crate::admin::answer(&self.core.door, request, body)?;
@@ -213,7 +224,7 @@ impl KafkaSession {
                     return Ok(());
                 };
                 if self.core.door.command(&self.reply, command) {
-                    self.queue.push_back(Pending::Command);
+                    self.queue.push_back(Pending::Reply);
                 }
             }
         }
@@ -266,13 +277,26 @@ impl KafkaSession {
                 Pending::Produce(waiting) => waiting.complete(now_us, &self.core.observer, out),
                 Pending::Fetch(fetching) => fetching.complete(&mut self.core, now_us, out),
                 Pending::List(listing) => listing.complete(&mut self.core, now_us, out),
-                Pending::Command => match self.reply.take() {
-                    Some(body) => {
+                Pending::Reply => match self.reply.take() {
+                    Some((body, Some(ticket))) => {
+                        *first = Pending::Durable(body, ticket);
+                        continue;
+                    }
+                    Some((body, None)) => {
                         send(body, out);
                         true
                     }
                     None => false,
                 },
+                Pending::Durable(body, ticket) => {
+                    let sink = self.core.door.groups.sink();
+                    if sink.is_some_and(|sink| sink.wait(*ticket, &self.core.observer, 0)) {
+                        false
+                    } else {
+                        send(std::mem::take(body), out);
+                        true
+                    }
+                }
             };
             if !done {
                 break;
@@ -326,16 +350,19 @@ impl Session for KafkaSession {
             Some(Pending::Produce(waiting)) => Some(waiting.deadline_us()),
             Some(Pending::Fetch(fetching)) => Some(fetching.deadline_us()),
             Some(Pending::List(listing)) => Some(listing.deadline_us()),
-            Some(Pending::Command) | None => None,
+            Some(Pending::Reply | Pending::Durable(..)) | None => None,
         };
         first.into_iter().chain(self.producing.deadline_us()).min()
     }
 
     fn is_busy(&self) -> bool {
-        !self.queue.is_empty() || self.producing.is_busy()
+        // A member of a group may wait for others for minutes: a node that stops does not wait for that.
+        let waits = |pending: &Pending| !(self.stopping && matches!(pending, Pending::Reply));
+        self.producing.is_busy() || self.queue.iter().any(waits)
     }
 
     fn on_stop(&mut self, out: &mut Outbox) {
+        self.stopping = true;
         if let Some(Pending::Fetch(fetching)) = self.queue.front_mut() {
             fetching.give_up();
         }

@@ -4,12 +4,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kera_env::SystemRandom;
 use kera_kafka::{Door, DoorConfig, DoorThread, KafkaSessions};
 use kera_protocol::HelloResponse;
 use kera_rpc::{Framing, RunningServer, Server, ServerConfig};
 
 use super::Parts;
-use super::start::{no_thread, resolve};
+use super::start::resolve;
 use crate::config::Config;
 use crate::fatal::Fatal;
 use crate::machine;
@@ -37,8 +38,9 @@ impl Kafka {
             partitions_default: config.kafka.partitions as u32,
             ..DoorConfig::default()
         };
-        let (door, thread) = Door::start(door, parts.broker.clone(), parts.coordinator.clone(), parts.clock.clone())
-            .map_err(|error| no_thread("the Kafka commands thread", error))?;
+        let (broker, coordinator) = (parts.broker.clone(), parts.coordinator.clone());
+        let (door, thread) = Door::start(door, broker, coordinator, parts.clock.clone(), Arc::new(SystemRandom))
+            .map_err(|error| Fatal::Data { message: format!("the groups of Kafka clients: {error}") })?;
         let network = &config.network;
         // Nobody says hello here, but the limits of a server are in it.
         let limits = HelloResponse {

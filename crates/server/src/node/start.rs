@@ -157,7 +157,7 @@ fn lock(data: &Path) -> Result<DirLock, Fatal> {
     })
 }
 
-pub(super) fn no_thread(what: &'static str, error: std::io::Error) -> Fatal {
+fn no_thread(what: &'static str, error: std::io::Error) -> Fatal {
     Fatal::Resources { what, error }
 }
 

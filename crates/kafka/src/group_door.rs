@@ -1,0 +1,277 @@
+//! The group coordinator behind the door: its lock, its clock, its answers on their way back to the connections that wait.
+//!
+//! Requests come in on I/O threads, time passes on the door's own thread. Whoever has called the coordinator takes what is
+//! answered and hands it to the connections it is for; an answer that rests on what was recorded waits there until that is
+//! durable.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kafka_protocol::ResponseError;
+use kafka_protocol::messages::find_coordinator_response::Coordinator as Found;
+use kafka_protocol::messages::{ApiKey, BrokerId, FindCoordinatorRequest, FindCoordinatorResponse};
+use kafka_protocol::protocol::StrBytes;
+use kera_env::{Clock, Random};
+use kera_log::DurabilitySink;
+use parking_lot::Mutex;
+use uuid::Uuid;
+
+use crate::door::{Catalog, Door, NODE_ID, Reply, partitions_of};
+use crate::group_log::{GROUPS_STREAM, GroupLog, Handle, groups_stream_options};
+use crate::groups::{Answer, Caller, Coordinator, Done, GroupConfig, Now, Topic, Topics};
+use crate::session::{Request, decode, encode};
+use crate::wire::Malformed;
+
+/// The log of groups is written anew when this much was added since the last time, and at least what that took.
+const COPY_BYTES_MIN: u64 = 4 << 20;
+/// Bytes of one append of a copy.
+const COPY_STEP_BYTES: usize = 256 << 10;
+/// How long what the coordinator knows of topics may be old.
+const TOPICS_MS: i64 = 1_000;
+/// From this version on several keys are asked for.
+const VERSION_KEYS: i16 = 4;
+/// Kinds of keys that have a coordinator.
+const GROUP: i8 = 0;
+const TRANSACTION: i8 = 1;
+
+/// Whether requests with this key are the coordinator's.
+pub(crate) fn serves(key: ApiKey) -> bool {
+    matches!(
+        key,
+        ApiKey::JoinGroup
+            | ApiKey::SyncGroup
+            | ApiKey::Heartbeat
+            | ApiKey::LeaveGroup
+            | ApiKey::OffsetCommit
+            | ApiKey::OffsetFetch
+            | ApiKey::OffsetDelete
+            | ApiKey::ListGroups
+            | ApiKey::DescribeGroups
+            | ApiKey::DeleteGroups
+            | ApiKey::ConsumerGroupHeartbeat
+            | ApiKey::ConsumerGroupDescribe
+    )
+}
+
+/// The groups of a node.
+pub(crate) struct GroupDoor {
+    coordinator: Mutex<Coordinator>,
+    /// Who waits for which answer, by token.
+    waiting: Mutex<HashMap<u64, (Request, Reply)>>,
+    tokens: AtomicU64,
+    log: Arc<GroupLog>,
+    clock: Arc<dyn Clock>,
+}
+
+/// What topics there are, as the coordinator sees them.
+struct KnownTopics {
+    catalog: Arc<Catalog>,
+    clock: Arc<dyn Clock>,
+    /// When the version was last looked at, and what the topics were then, in one number.
+    seen: Mutex<(i64, u64)>,
+}
+
+impl Topics for KnownTopics {
+    fn topic(&self, name: &str) -> Option<Topic> {
+        let info = self.catalog.info(name)?;
+        Some(Topic { id: self.catalog.topic_id(info.id), partitions: partitions_of(&info.options) })
+    }
+    fn name(&self, id: Uuid) -> Option<String> {
+        self.catalog.info_of(id).map(|info| info.name)
+    }
+    fn names(&self) -> Vec<String> {
+        self.catalog.infos().into_iter().map(|info| info.name).collect()
+    }
+    fn version(&self) -> u64 {
+        let mut seen = self.seen.lock();
+        let now_ms = self.clock.now_ms();
+        if (now_ms - seen.0).unsigned_abs() >= TOPICS_MS.unsigned_abs() {
+            // Ids are never reused and partitions only grow: their sum tells states apart well enough, since a change that it
+            // misses is one of two topics at once within a second.
+            let mix = |sum: u64, id: u64, count: u32| {
+                (sum ^ id.wrapping_mul(0x9e37_79b9_7f4a_7c15)).rotate_left(7).wrapping_add(count.into())
+            };
+            let infos = self.catalog.infos();
+            let version = infos.iter().fold(1, |sum, info| mix(sum, info.id.0, partitions_of(&info.options)));
+            *seen = (now_ms, version);
+        }
+        seen.1
+    }
+}
+
+impl GroupDoor {
+    /// Opens the stream of groups and reads what is in it. Blocks the thread while segments come from disk.
+    pub(crate) fn open(
+        catalog: &Arc<Catalog>,
+        broker: &kera_broker::Broker,
+        clock: &Arc<dyn Clock>,
+        random: Arc<dyn Random>,
+    ) -> io::Result<GroupDoor> {
+        let other = |error: String| io::Error::other(error);
+        let options = groups_stream_options();
+        let info = catalog.coordinator.system_stream(GROUPS_STREAM, &options).map_err(|e| other(e.to_string()))?;
+        let stream = broker.log().stream(info.id).ok_or_else(|| other(format!("{GROUPS_STREAM} is not in the log")))?;
+        let log = GroupLog::new(&stream, Arc::clone(clock)).ok_or_else(|| other("a stream without a lane".into()))?;
+        let topics =
+            KnownTopics { catalog: Arc::clone(catalog), clock: Arc::clone(clock), seen: Mutex::new((i64::MIN / 2, 0)) };
+        let journal = Box::new(Handle(Arc::clone(&log)));
+        let mut coordinator = Coordinator::new(GroupConfig::default(), journal, Arc::new(topics), random);
+        let (records, passed_over) =
+            log.replay(|entry| coordinator.replay(entry)).map_err(|error| other(error.to_string()))?;
+        coordinator.start(now(clock.as_ref()));
+        let groups = coordinator.group_count();
+        tracing::info!(groups, records, passed_over, "Kafka groups are open");
+        Ok(GroupDoor {
+            coordinator: Mutex::new(coordinator),
+            waiting: Mutex::default(),
+            tokens: AtomicU64::new(1),
+            log,
+            clock: Arc::clone(clock),
+        })
+    }
+
+    /// What makes its answers durable.
+    pub(crate) fn sink(&self) -> Option<&Arc<dyn DurabilitySink>> {
+        self.log.sink()
+    }
+
+    /// Gives a request to the coordinator. Its answer comes through `reply`.
+    pub(crate) fn handle(
+        &self,
+        request: &Request,
+        client_id: &str,
+        host: String,
+        body: &[u8],
+        reply: &Reply,
+    ) -> Result<(), Malformed> {
+        let caller = Caller { version: request.version, client_id: client_id.to_owned(), host };
+        let token = self.tokens.fetch_add(1, Ordering::Relaxed);
+        let now = now(self.clock.as_ref());
+        macro_rules! call {
+            ($method:ident) => {{
+                let asked = decode(request, body)?;
+                self.waiting.lock().insert(token, (*request, Arc::clone(reply)));
+                let mut coordinator = self.coordinator.lock();
+                coordinator.$method(now, token, &caller, &asked);
+                coordinator.take_done()
+            }};
+        }
+        let done = match request.api.key {
+            ApiKey::JoinGroup => call!(join),
+            ApiKey::SyncGroup => call!(sync),
+            ApiKey::Heartbeat => call!(heartbeat),
+            ApiKey::LeaveGroup => call!(leave),
+            ApiKey::OffsetCommit => call!(commit),
+            ApiKey::OffsetFetch => call!(fetch),
+            ApiKey::OffsetDelete => call!(delete_offsets),
+            ApiKey::ListGroups => call!(list),
+            ApiKey::DescribeGroups => call!(describe),
+            ApiKey::DeleteGroups => call!(delete),
+            ApiKey::ConsumerGroupHeartbeat => call!(consumer_heartbeat),
+            ApiKey::ConsumerGroupDescribe => call!(consumer_describe),
+            key => return Err(Malformed::Decode(format!("{key:?} is not the group coordinator's"))),
+        };
+        self.deliver(done);
+        Ok(())
+    }
+
+    /// What time brings: sessions that end, generations that begin, a copy of the log when it has grown.
+    pub(crate) fn tick(&self) {
+        let now = now(self.clock.as_ref());
+        let done = {
+            let mut coordinator = self.coordinator.lock();
+            if coordinator.next_deadline_ms().is_some_and(|at| at <= now.mono_ms) {
+                coordinator.tick(now);
+            }
+            self.copy(&coordinator);
+            coordinator.take_done()
+        };
+        self.log.trim();
+        self.deliver(done);
+    }
+
+    /// A topic is gone, and with it what groups have committed of it.
+    pub(crate) fn topic_deleted(&self, name: &str) {
+        let done = {
+            let mut coordinator = self.coordinator.lock();
+            coordinator.topic_deleted(now(self.clock.as_ref()), name);
+            coordinator.take_done()
+        };
+        self.deliver(done);
+    }
+
+    /// Writes everything anew if the log has grown. Under the coordinator's lock, so that nothing comes between; if it breaks
+    /// off, what is there stays and counts.
+    fn copy(&self, coordinator: &Coordinator) {
+        let Some((from, added)) = self.log.begin_copy(COPY_BYTES_MIN) else { return };
+        let mut behind = None;
+        loop {
+            let (entries, next) = coordinator.snapshot(behind.as_deref(), COPY_STEP_BYTES);
+            if !self.log.append_copy(&entries) {
+                return;
+            }
+            behind = next;
+            if behind.is_none() {
+                break;
+            }
+        }
+        self.log.end_copy(from, added);
+    }
+
+    fn deliver(&self, all: Vec<Done>) {
+        for Done { token, after, answer } in all {
+            let Some((request, reply)) = self.waiting.lock().remove(&token) else { continue };
+            let body = encode_answer(&request, &answer).unwrap_or_else(|error| {
+                let key = request.api.key;
+                tracing::error!(?key, version = request.version, %error, "an answer of a group cannot be encoded");
+                Vec::new()
+            });
+            reply.put_after(body, after.map(|mark| mark.0));
+        }
+    }
+}
+
+fn encode_answer(request: &Request, answer: &Answer) -> Result<Vec<u8>, Malformed> {
+    match answer {
+        Answer::Join(answer) => encode(request, answer),
+        Answer::Sync(answer) => encode(request, answer),
+        Answer::Heartbeat(answer) => encode(request, answer),
+        Answer::Leave(answer) => encode(request, answer),
+        Answer::Commit(answer) => encode(request, answer),
+        Answer::Fetch(answer) => encode(request, answer),
+        Answer::DeleteOffsets(answer) => encode(request, answer),
+        Answer::TxnCommit(answer) => encode(request, answer),
+        Answer::List(answer) => encode(request, answer),
+        Answer::Describe(answer) => encode(request, answer),
+        Answer::Delete(answer) => encode(request, answer),
+        Answer::ConsumerHeartbeat(answer) => encode(request, answer),
+        Answer::ConsumerDescribe(answer) => encode(request, answer),
+    }
+}
+
+fn now(clock: &dyn Clock) -> Now {
+    Now { mono_ms: clock.monotonic_us() / 1000, wall_ms: clock.now_ms() }
+}
+
+/// Every group and every transactional id is coordinated here.
+pub(crate) fn find_coordinator(door: &Door, version: i16, asked: FindCoordinatorRequest) -> FindCoordinatorResponse {
+    let (host, port) = door.advertised();
+    let host = StrBytes::from_string(host);
+    let wrong = !matches!(asked.key_type, GROUP | TRANSACTION);
+    let error = if wrong { ResponseError::InvalidRequest.code() } else { 0 };
+    let node = BrokerId(if wrong { -1 } else { NODE_ID });
+    if version < VERSION_KEYS {
+        return FindCoordinatorResponse::default()
+            .with_error_code(error)
+            .with_node_id(node)
+            .with_host(host)
+            .with_port(port);
+    }
+    let found = asked.coordinator_keys.into_iter().map(|key| {
+        let found = Found::default().with_key(key).with_node_id(node).with_host(host.clone()).with_port(port);
+        found.with_error_code(error)
+    });
+    FindCoordinatorResponse::default().with_coordinators(found.collect())
+}

@@ -1,0 +1,385 @@
+//! A connection as its client sees it: requests as bytes, a real log behind.
+
+use std::sync::Arc;
+
+use kafka_protocol::messages::*;
+use kafka_protocol::protocol::{Encodable, StrBytes};
+use kera_broker::{Broker, BrokerConfig};
+use kera_coordinator::{Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
+use kera_env::{Clock, MemoryDisk, SystemClock, SystemRandom};
+use kera_log::{Arena, ArenaConfig, DurabilitySink, Log, LogConfig, Observer, SinkError, Ticket};
+use kera_protocol::FrameHeader;
+use kera_rpc::{Flow, Outbox, Peer, Session, SessionFactory, SessionWaker};
+
+use crate::batch::tests::batch;
+use crate::{Door, DoorConfig, DoorThread, KafkaSessions};
+
+/// Says that everything is durable at once.
+struct Instant;
+
+impl DurabilitySink for Instant {
+    fn appended(&self, reference: kera_log::ChunkReference) -> Ticket {
+        // Durable heads move behind the append, which holds the lane's lock.
+        std::thread::spawn(move || kera_log::made_durable(&[reference]));
+        1
+    }
+    fn durable_through(&self) -> Ticket {
+        1
+    }
+    fn wait(&self, _: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
+        false
+    }
+    fn healthy(&self) -> Result<(), SinkError> {
+        Ok(())
+    }
+    fn segment_safe(&self, _: kera_format::SegmentId) {}
+}
+
+struct Follow(Arc<Broker>);
+
+impl StreamObserver for Follow {
+    fn stream_changed(&self, event: &StreamEvent) {
+        match event {
+            StreamEvent::Created(info) => self.0.stream_created(info.id, info.options.clone()).unwrap(),
+            StreamEvent::Altered { after, .. } => self.0.stream_altered(after.id, after.options.clone()).unwrap(),
+            StreamEvent::Deleted(info) => self.0.stream_deleted(info.id).unwrap(),
+        }
+    }
+}
+
+struct Client {
+    session: Option<Box<dyn Session>>,
+    waker: SessionWaker,
+    door: Option<(Arc<Door>, DoorThread)>,
+    out: Outbox,
+    taken: usize,
+    _dir: tempfile::TempDir,
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        self.session = None;
+        let (door, thread) = self.door.take().unwrap();
+        drop(door);
+        thread.join();
+    }
+}
+
+impl Client {
+    fn new() -> Client {
+        let dir = tempfile::tempdir().unwrap();
+        let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
+        let path = dir.path().join("unit.arena");
+        let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 16 << 20, node: [3; 16] }).unwrap();
+        let log = Log::new(LogConfig::default(), arena);
+        log.set_sinks(Arc::new(vec![Arc::new(Instant) as Arc<dyn DurabilitySink>]));
+        let broker = Broker::new(BrokerConfig::default(), log, clock.clone());
+        let config = CoordinatorConfig::single([3; 16]);
+        let coordinator = Coordinator::open(&config, Arc::new(MemoryDisk::default()), clock.clone()).unwrap();
+        let coordinator = Arc::new(coordinator);
+        coordinator.set_observer(Arc::new(Follow(broker.clone())));
+        let config = DoorConfig { node: [3; 16], ..DoorConfig::default() };
+        let door = Door::start(config, broker, coordinator, clock, Arc::new(SystemRandom)).unwrap();
+        let waker = SessionWaker::detached();
+        let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 1, io_thread: 0 };
+        let session = KafkaSessions(door.0.clone()).open(peer, waker.clone());
+        Client { session: Some(session), waker, door: Some(door), out: Outbox::new(1 << 20), taken: 0, _dir: dir }
+    }
+
+    fn session(&mut self) -> &mut Box<dyn Session> {
+        self.session.as_mut().unwrap()
+    }
+
+    /// Gives a frame's bytes to the session.
+    fn frame(&mut self, body: &[u8]) -> Flow {
+        let header = FrameHeader::default();
+        let session = self.session.as_mut().unwrap();
+        session.on_frame(&header, body, &mut self.out)
+    }
+
+    /// What has been answered since the last time, if there is a whole frame: its body.
+    fn answer(&mut self) -> Option<Vec<u8>> {
+        let all = self.out.to_vec();
+        let frame = &all[self.taken..];
+        let length = u32::from_be_bytes(*frame.first_chunk()?) as usize;
+        self.taken += 4 + length;
+        Some(frame[4..4 + length].to_vec())
+    }
+
+    /// Waits for an answer that another thread makes.
+    fn wait(&mut self) -> Vec<u8> {
+        loop {
+            if let Some(answer) = self.answer() {
+                return answer;
+            }
+            if self.waker.take() {
+                let session = self.session.as_mut().unwrap();
+                session.on_wake(&mut self.out);
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    fn ask<R: Encodable>(&mut self, key: ApiKey, version: i16, request: &R) -> Vec<u8> {
+        let bytes = frame(key, version, 7, request);
+        assert_eq!(self.frame(&bytes), Flow::Done);
+        let answer = self.wait();
+        assert_eq!(answer[..4], 7_i32.to_be_bytes());
+        answer[4..].to_vec()
+    }
+
+    fn create(&mut self, name: &'static str, partitions: i32) {
+        let topic = create_topics_request::CreatableTopic::default()
+            .with_name(TopicName(StrBytes::from_static_str(name)))
+            .with_num_partitions(partitions)
+            .with_replication_factor(1);
+        let request = CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(1000);
+        let answer = self.ask(ApiKey::CreateTopics, 2, &request);
+        // Throttle time, one topic, its name, no error.
+        assert_eq!(answer[4..8], 1_i32.to_be_bytes());
+        assert_eq!(answer[10 + name.len()..12 + name.len()], [0, 0], "{answer:?}");
+    }
+
+    /// Produces a batch with version 3: the error and the base offset.
+    fn produce(&mut self, topic: &str, partition: i32, batch: &[u8]) -> (i16, i64) {
+        let bytes = produce_frame(topic, partition, -1, batch);
+        assert_eq!(self.frame(&bytes), Flow::Done);
+        let answer = self.wait();
+        // Correlation, one topic, its name, one partition, its index.
+        let at = 4 + 4 + 2 + topic.len() + 4 + 4;
+        let error = i16::from_be_bytes([answer[at], answer[at + 1]]);
+        (error, i64::from_be_bytes(answer[at + 2..at + 10].try_into().unwrap()))
+    }
+
+    /// Fetches with version 4: the error, the high watermark, the records.
+    fn fetch(&mut self, topic: &'static str, partition: i32, offset: i64) -> (i16, i64, Vec<u8>) {
+        let answer = self.ask(ApiKey::Fetch, 4, &fetch_request(topic, partition, offset, 0));
+        // Throttle time, one topic, its name, one partition, its index.
+        let at = 4 + 4 + 2 + topic.len() + 4 + 4;
+        let error = i16::from_be_bytes([answer[at], answer[at + 1]]);
+        let high = i64::from_be_bytes(answer[at + 2..at + 10].try_into().unwrap());
+        // Last stable offset, no aborted transactions, length.
+        (error, high, answer[at + 26..].to_vec())
+    }
+}
+
+fn frame<R: Encodable>(key: ApiKey, version: i16, correlation: i32, request: &R) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let header = RequestHeader::default()
+        .with_request_api_key(key as i16)
+        .with_request_api_version(version)
+        .with_correlation_id(correlation)
+        .with_client_id(Some(StrBytes::from_static_str("test")));
+    // Requests are only decoded by this build of the schemas: the header is written here.
+    bytes.extend_from_slice(&header.request_api_key.to_be_bytes());
+    bytes.extend_from_slice(&version.to_be_bytes());
+    bytes.extend_from_slice(&correlation.to_be_bytes());
+    bytes.extend_from_slice(&[0, 4]);
+    bytes.extend_from_slice(b"test");
+    if key.request_header_version(version) >= 2 {
+        bytes.push(0);
+    }
+    request.encode(&mut bytes, version).unwrap();
+    bytes
+}
+
+fn produce_frame(topic: &str, partition: i32, acks: i16, batch: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0, 0, 0, 3, 0, 0, 0, 9, 0xff, 0xff, 0xff, 0xff];
+    bytes.extend_from_slice(&acks.to_be_bytes());
+    bytes.extend_from_slice(&1_000_i32.to_be_bytes());
+    bytes.extend_from_slice(&1_i32.to_be_bytes());
+    bytes.extend_from_slice(&(topic.len() as i16).to_be_bytes());
+    bytes.extend_from_slice(topic.as_bytes());
+    bytes.extend_from_slice(&1_i32.to_be_bytes());
+    bytes.extend_from_slice(&partition.to_be_bytes());
+    bytes.extend_from_slice(&(batch.len() as i32).to_be_bytes());
+    bytes.extend_from_slice(batch);
+    bytes
+}
+
+fn fetch_request(topic: &'static str, partition: i32, offset: i64, max_wait_ms: i32) -> FetchRequest {
+    let partition = fetch_request::FetchPartition::default()
+        .with_partition(partition)
+        .with_fetch_offset(offset)
+        .with_partition_max_bytes(1 << 20);
+    let topic = fetch_request::FetchTopic::default()
+        .with_topic(TopicName(StrBytes::from_static_str(topic)))
+        .with_partitions(vec![partition]);
+    FetchRequest::default()
+        .with_max_wait_ms(max_wait_ms)
+        .with_min_bytes(1)
+        .with_max_bytes(1 << 20)
+        .with_topics(vec![topic])
+}
+
+#[test]
+fn versions_are_told_even_to_whom_asks_in_an_unknown_one() {
+    let mut client = Client::new();
+    // Version 99 of ApiVersions, with a body that nobody knows.
+    assert_eq!(client.frame(&[0, 18, 0, 99, 0, 0, 0, 5, 1, 2, 3]), Flow::Done);
+    let answer = client.wait();
+    assert_eq!(answer[..6], [0, 0, 0, 5, 0, 35]);
+    let produce = [0, 0, 0, 0, 0, 13];
+    assert_eq!(answer[10..16], produce, "produce is told from version 0 on");
+}
+
+#[test]
+fn a_batch_goes_through_unchanged_but_for_its_offset() {
+    let mut client = Client::new();
+    client.create("t", 2);
+    let first = batch(&[b"a", b"b", b"c"], (-1, -1, -1));
+    let second = batch(&[b"d"], (-1, -1, -1));
+    assert_eq!(client.produce("t", 1, &first), (0, 0));
+    assert_eq!(client.produce("t", 1, &second), (0, 3));
+    let (error, high, records) = client.fetch("t", 1, 0);
+    assert_eq!((error, high), (0, 4));
+    assert_eq!(records[..8], 0_i64.to_be_bytes());
+    assert_eq!(records[16..first.len()], first[16..]);
+    assert_eq!(records[first.len()..first.len() + 8], 3_i64.to_be_bytes());
+    assert_eq!(records[first.len() + 16..], second[16..]);
+    let (_, _, from_the_second) = client.fetch("t", 1, 3);
+    assert_eq!(from_the_second[..8], 3_i64.to_be_bytes());
+    assert_eq!(client.fetch("t", 1, 5).0, 1, "past the end");
+    assert_eq!(client.fetch("t", 2, 0).0, 3, "no such partition");
+    assert_eq!(client.fetch("t", 0, 0), (0, 0, Vec::new()));
+}
+
+#[test]
+fn what_changed_on_the_way_is_refused_and_leaves_no_trace() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    let mut bad = batch(&[b"a", b"b"], (-1, -1, -1));
+    *bad.last_mut().unwrap() ^= 1;
+    assert_eq!(client.produce("t", 0, &bad), (2, -1));
+    let mut bad = batch(&[b"a", b"b"], (-1, -1, -1));
+    bad[30] ^= 1;
+    assert_eq!(client.produce("t", 0, &bad), (2, -1), "a timestamp is covered too");
+    assert_eq!(client.produce("nowhere", 0, &bad).0, 3);
+    assert_eq!(client.fetch("t", 0, 0), (0, 0, Vec::new()));
+}
+
+#[test]
+fn a_repeated_batch_is_appended_once() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    let one = batch(&[b"a", b"b"], (5, 0, 0));
+    let two = batch(&[b"c"], (5, 0, 2));
+    assert_eq!(client.produce("t", 0, &two), (45, -1), "the batch before is missing");
+    assert_eq!(client.produce("t", 0, &one), (0, 0));
+    assert_eq!(client.produce("t", 0, &two), (0, 2));
+    assert_eq!(client.produce("t", 0, &one), (0, 0));
+    assert_eq!(client.produce("t", 0, &two), (0, 2));
+    assert_eq!(client.fetch("t", 0, 0).1, 3);
+    assert_eq!(client.produce("t", 0, &batch(&[b"n"], (5, 1, 0))), (0, 3));
+    assert_eq!(client.produce("t", 0, &batch(&[b"o"], (5, 0, 3))).0, 47, "a later epoch has fenced it");
+}
+
+#[test]
+fn a_fetch_waits_for_data_and_holds_back_what_comes_behind_it() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    let waits = frame(ApiKey::Fetch, 4, 1, &fetch_request("t", 0, 0, 60_000));
+    assert_eq!(client.frame(&waits), Flow::Done);
+    assert!(client.answer().is_none());
+    assert!(client.session().is_busy() && client.session().deadline_us().is_some());
+    let produce = produce_frame("t", 0, -1, &batch(&[b"a"], (-1, -1, -1)));
+    assert_eq!(client.frame(&produce), Flow::Blocked, "answers come in the order of requests");
+    // Somebody else produces.
+    let door = client.door.as_ref().unwrap().0.clone();
+    let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 2, io_thread: 0 };
+    let mut other = KafkaSessions(door).open(peer, SessionWaker::detached());
+    let mut out = Outbox::new(1 << 20);
+    assert_eq!(other.on_frame(&FrameHeader::default(), &produce, &mut out), Flow::Done);
+    let answer = client.wait();
+    assert_eq!(answer[..4], 1_i32.to_be_bytes());
+    assert_eq!(client.frame(&produce), Flow::Done);
+    assert_eq!(client.wait()[..4], 9_i32.to_be_bytes());
+}
+
+#[test]
+fn without_acks_there_is_no_answer() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    assert_eq!(client.frame(&produce_frame("t", 0, 0, &batch(&[b"a"], (-1, -1, -1)))), Flow::Done);
+    assert!(client.answer().is_none());
+    assert_eq!(client.fetch("t", 0, 0).1, 1);
+}
+
+#[test]
+fn requests_that_lie_or_are_unknown_close_the_connection() {
+    for body in [
+        &[0, 3][..],
+        &[0, 99, 0, 0, 0, 0, 0, 1, 0xff, 0xff],
+        &[0, 3, 0, 99, 0, 0, 0, 1, 0xff, 0xff],
+        &[0, 3, 0, 1, 0, 0, 0, 1, 0xff, 0xff, 0x7f, 0xff, 0xff, 0xff],
+        &[0, 0, 0, 3, 0, 0, 0, 1, 0xff, 0xff, 0xff, 0xff, 0, 1, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff],
+    ] {
+        let mut client = Client::new();
+        assert!(matches!(client.frame(body), Flow::Close(_)), "{body:?}");
+    }
+}
+
+/// Every answer can be encoded in every version that is told.
+#[test]
+fn every_request_is_answered_in_every_version() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    for api in crate::apis::APIS.iter().filter(|api| api.key != ApiKey::Produce) {
+        for version in api.min..=api.max {
+            let name = StrBytes::from_static_str("t");
+            let topic = TopicName(name.clone());
+            match api.key {
+                ApiKey::Metadata => {
+                    let one = metadata_request::MetadataRequestTopic::default().with_name(Some(topic));
+                    client.ask(api.key, version, &MetadataRequest::default().with_topics(Some(vec![one])))
+                }
+                ApiKey::DescribeConfigs => {
+                    let one = describe_configs_request::DescribeConfigsResource::default()
+                        .with_resource_type(2)
+                        .with_resource_name(name)
+                        .with_configuration_keys(None);
+                    client.ask(api.key, version, &DescribeConfigsRequest::default().with_resources(vec![one]))
+                }
+                ApiKey::InitProducerId => client.ask(api.key, version, &InitProducerIdRequest::default()),
+                ApiKey::DescribeCluster => client.ask(api.key, version, &DescribeClusterRequest::default()),
+                ApiKey::FindCoordinator => client.ask(api.key, version, &FindCoordinatorRequest::default()),
+                ApiKey::ListOffsets => {
+                    let one = list_offsets_request::ListOffsetsPartition::default().with_timestamp(-1);
+                    let one =
+                        list_offsets_request::ListOffsetsTopic::default().with_name(topic).with_partitions(vec![one]);
+                    client.ask(api.key, version, &ListOffsetsRequest::default().with_topics(vec![one]))
+                }
+                ApiKey::CreatePartitions => client.ask(api.key, version, &CreatePartitionsRequest::default()),
+                ApiKey::DeleteTopics => client.ask(api.key, version, &DeleteTopicsRequest::default()),
+                _ => continue,
+            };
+        }
+    }
+}
+
+mod hostile {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        /// Whatever comes in, the session takes it or closes, and never panics.
+        #[test]
+        fn any_bytes_are_survived(
+            key in 0_i16..70,
+            version in 0_i16..18,
+            body in prop::collection::vec(any::<u8>(), 0..300),
+        ) {
+            let mut client = Client::new();
+            let mut frame = Vec::new();
+            frame.extend_from_slice(&key.to_be_bytes());
+            frame.extend_from_slice(&version.to_be_bytes());
+            frame.extend_from_slice(&[0, 0, 0, 1, 0xff, 0xff, 0]);
+            frame.extend_from_slice(&body);
+            let _ = client.frame(&frame);
+            let _ = client.frame(&body);
+        }
+    }
+}

@@ -1,0 +1,321 @@
+"""What Kafka clients can do with a node: each check is a function, its outcome a row of the table in the document.
+
+usage: check.py ADDRESS DOCUMENT
+"""
+
+import asyncio
+import sys
+import threading
+import time
+from importlib.metadata import version
+
+ADDRESS, DOCUMENT = sys.argv[1], sys.argv[2]
+BEGIN, END = "<!-- begin: made by peers/kafka-clients/check.sh -->", "<!-- end -->"
+CHECKS = []
+
+
+def check(client, what):
+    def note(function):
+        CHECKS.append((client, what, function))
+        return function
+
+    return note
+
+
+def expect(found, wanted, what):
+    if found != wanted:
+        raise AssertionError(f"{what}: {found!r} instead of {wanted!r}")
+
+
+# confluent-kafka (librdkafka)
+
+
+ADMIN = []
+
+
+def rd_admin():
+    from confluent_kafka.admin import AdminClient
+
+    # It must outlive the futures that it gives.
+    if not ADMIN:
+        ADMIN.append(AdminClient({"bootstrap.servers": ADDRESS}))
+    return ADMIN[0]
+
+
+def rd_create(name, partitions):
+    from confluent_kafka.admin import NewTopic
+
+    for future in rd_admin().create_topics([NewTopic(name, partitions, 1)]).values():
+        future.result(10)
+
+
+def rd_produce(topic, count, partitions, **conf):
+    from confluent_kafka import Producer
+
+    failed, done = [], []
+    producer = Producer({"bootstrap.servers": ADDRESS, **conf})
+    for i in range(count):
+        producer.produce(
+            topic,
+            key=f"k{i}",
+            value=f"value {i} " * 5,
+            partition=i % partitions,
+            headers={"h": b"x"},
+            on_delivery=lambda error, m: (failed if error else done).append(error or m.offset()),
+        )
+    expect(producer.flush(30), 0, "undelivered")
+    expect(failed, [], "failed deliveries")
+
+
+def rd_read(topic, partitions, wanted, offset=0):
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": ADDRESS, "group.id": "none", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, p, offset) for p in range(partitions)])
+    following, count, until = {}, 0, time.time() + 20
+    while count < wanted and time.time() < until:
+        for message in consumer.consume(500, 0.5):
+            if message.error():
+                raise AssertionError(str(message.error()))
+            expect(message.offset(), following.get(message.partition(), offset), "offset")
+            following[message.partition()] = message.offset() + 1
+            count += 1
+    consumer.close()
+    expect(count, wanted, "records read")
+
+
+@check("confluent-kafka", "topics: create, list, describe and alter configurations, delete")
+def _():
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
+
+    rd_create("rd-admin", 3)
+    admin = rd_admin()
+    expect(len(admin.list_topics(timeout=10).topics["rd-admin"].partitions), 3, "partitions")
+    entry = ConfigEntry("retention.ms", "60000", incremental_operation=AlterConfigOpType.SET)
+    for future in admin.incremental_alter_configs([ConfigResource(2, "rd-admin", incremental_configs=[entry])]).values():
+        future.result(10)
+    for future in admin.describe_configs([ConfigResource(2, "rd-admin")]).values():
+        expect(future.result(10)["retention.ms"].value, "60000", "retention.ms")
+    for future in admin.delete_topics(["rd-admin"]).values():
+        future.result(10)
+    expect("rd-admin" in admin.list_topics(timeout=10).topics, False, "still there")
+
+
+for kind in ["none", "gzip", "snappy", "lz4", "zstd"]:
+
+    @check("confluent-kafka", f"produce and consume, compression {kind}, acks all, then idempotent")
+    def _(kind=kind):
+        topic = f"rd-{kind}"
+        rd_create(topic, 3)
+        rd_produce(topic, 3000, 3, **{"compression.type": kind})
+        rd_produce(topic, 3000, 3, **{"compression.type": kind, "enable.idempotence": True})
+        rd_read(topic, 3, 6000)
+
+
+@check("confluent-kafka", "acks 0 and 1, seek, offsets by time, watermarks")
+def _():
+    from confluent_kafka import Consumer, TopicPartition
+
+    rd_create("rd-seek", 1)
+    rd_produce("rd-seek", 500, 1, acks=1)
+    rd_produce("rd-seek", 500, 1, acks=0)
+    rd_read("rd-seek", 1, 1000)
+    rd_read("rd-seek", 1, 400, offset=600)
+    consumer = Consumer({"bootstrap.servers": ADDRESS, "group.id": "none"})
+    expect(consumer.get_watermark_offsets(TopicPartition("rd-seek", 0), timeout=10), (0, 1000), "watermarks")
+    hour_ms, now_ms = 3_600_000, int(time.time() * 1000)
+    found = consumer.offsets_for_times([TopicPartition("rd-seek", 0, now_ms - hour_ms)], timeout=10)
+    expect(found[0].offset, 0, "offset an hour ago")
+    found = consumer.offsets_for_times([TopicPartition("rd-seek", 0, now_ms + hour_ms)], timeout=10)
+    expect(found[0].offset, -1, "offset in an hour")
+    consumer.close()
+
+
+def rd_group(protocol):
+    from confluent_kafka import Consumer, TopicPartition
+
+    topic, group = f"rd-group-{protocol}", f"rd-{protocol}"
+    rd_create(topic, 6)
+    rd_produce(topic, 3000, 6)
+    seen, stop, lock, assigned = [], threading.Event(), threading.Lock(), {}
+
+    def member(number, own_stop):
+        conf = {
+            "bootstrap.servers": ADDRESS,
+            "group.id": group,
+            "group.protocol": protocol,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+        consumer = Consumer(conf)
+        consumer.subscribe([topic])
+        while not (stop.is_set() or own_stop.is_set()):
+            message = consumer.poll(0.1)
+            assigned[number] = {p.partition for p in consumer.assignment()}
+            if message is None:
+                continue
+            if message.error():
+                raise AssertionError(str(message.error()))
+            with lock:
+                seen.append((message.partition(), message.offset()))
+            consumer.commit(message, asynchronous=True)
+        if assigned[number]:
+            consumer.commit(asynchronous=False)
+        consumer.close()
+        assigned[number] = set()
+
+    def until(condition, what, seconds=30):
+        limit = time.time() + seconds
+        while not condition():
+            if time.time() > limit:
+                raise AssertionError(f"{what}: not in {seconds} s; assigned {assigned}")
+            time.sleep(0.05)
+
+    def shared(*numbers):
+        parts = [assigned.get(number, set()) for number in numbers]
+        return all(parts) and sum(len(part) for part in parts) == 6 and set().union(*parts) == set(range(6))
+
+    ends = [threading.Event() for _ in range(3)]
+    threads = [threading.Thread(target=member, args=(n, ends[n]), daemon=True) for n in range(3)]
+    try:
+        threads[0].start()
+        threads[1].start()
+        until(lambda: shared(0, 1), "two members share the partitions")
+        until(lambda: len(set(seen)) == 3000, "every record is read")
+        threads[2].start()
+        until(lambda: shared(0, 1, 2), "a third member gets its part")
+        ends[0].set()
+        until(lambda: shared(1, 2), "a member that leaves gives its part back")
+    finally:
+        stop.set()
+        for thread in threads:
+            if thread.ident:
+                thread.join(20)
+    consumer = Consumer({"bootstrap.servers": ADDRESS, "group.id": group})
+    committed = consumer.committed([TopicPartition(topic, p) for p in range(6)], timeout=10)
+    consumer.close()
+    expect([p.offset for p in committed], [500] * 6, "committed")
+    for future in rd_admin().delete_consumer_groups([group]).values():
+        future.result(10)
+
+
+@check("confluent-kafka", "group, classic protocol: members join and leave, commit, delete the group")
+def _():
+    rd_group("classic")
+
+
+@check("confluent-kafka", "group, consumer protocol (KIP-848): the same")
+def _():
+    rd_group("consumer")
+
+
+@check("confluent-kafka", "transactions")
+def _():
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": ADDRESS, "transactional.id": "t"})
+    producer.init_transactions(5)
+
+
+# kafka-python
+
+
+@check("kafka-python", "produce, consume by hand, seek, end offsets")
+def _():
+    from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+    producer = KafkaProducer(bootstrap_servers=ADDRESS, acks="all", compression_type="gzip")
+    for i in range(1000):
+        producer.send("py-plain", f"value {i}".encode(), key=b"k", headers=[("h", b"x")])
+    producer.flush(20)
+    producer.close()
+    consumer = KafkaConsumer(bootstrap_servers=ADDRESS, auto_offset_reset="earliest", consumer_timeout_ms=3000)
+    partition = TopicPartition("py-plain", 0)
+    consumer.assign([partition])
+    consumer.seek(partition, 400)
+    expect(consumer.end_offsets([partition])[partition], 1000, "end offset")
+    expect([m.offset for m in consumer], list(range(400, 1000)), "offsets")
+    consumer.close()
+
+
+@check("kafka-python", "group: subscribe, commit, go on where it stopped")
+def _():
+    from kafka import KafkaConsumer, KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=ADDRESS)
+    for i in range(200):
+        producer.send("py-group", f"value {i}".encode())
+    producer.flush(20)
+
+    def read(count):
+        conf = {"auto_offset_reset": "earliest", "enable_auto_commit": False, "consumer_timeout_ms": 12000}
+        consumer = KafkaConsumer("py-group", bootstrap_servers=ADDRESS, group_id="py", **conf)
+        offsets = []
+        for message in consumer:
+            offsets.append(message.offset)
+            if len(offsets) == count:
+                break
+        consumer.commit()
+        consumer.close()
+        return offsets
+
+    expect(read(100)[0], 0, "first offset")
+    for i in range(200):
+        producer.send("py-group", f"value {i}".encode())
+    producer.flush(20)
+    offsets = read(300)
+    expect((offsets[0], offsets[-1]), (100, 399), "offsets of the second")
+    producer.close()
+
+
+# aiokafka
+
+
+@check("aiokafka", "produce, idempotent, and consume in a group")
+def _():
+    import aiokafka
+
+    async def run():
+        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=ADDRESS, enable_idempotence=True)
+        await producer.start()
+        for i in range(300):
+            await producer.send("aio", f"value {i}".encode())
+        await producer.flush()
+        await producer.stop()
+        consumer = aiokafka.AIOKafkaConsumer(
+            "aio", bootstrap_servers=ADDRESS, group_id="aio", auto_offset_reset="earliest"
+        )
+        await consumer.start()
+        offsets = [(await asyncio.wait_for(consumer.getone(), 20)).offset for _ in range(300)]
+        await consumer.stop()
+        expect(offsets, list(range(300)), "offsets")
+
+    asyncio.run(run())
+
+
+def main():
+    rows = []
+    only = sys.argv[3] if len(sys.argv) > 3 else ""
+    for client, what, function in CHECKS:
+        if only not in f"{client} {what}":
+            continue
+        start = time.time()
+        try:
+            function()
+            result = "works"
+        except BaseException as error:  # noqa: BLE001 - whatever it is goes into the table
+            result = f"fails: {type(error).__name__}: {error}".replace("\n", " ").replace("|", "/")[:200]
+        print(f"{client} · {what} · {result} · {time.time() - start:.1f} s", flush=True)
+        rows.append(f"| {client} {version(client)} | {what} | {result} |")
+    if only:
+        return
+    table = "\n".join([BEGIN, "| client | what | result |", "| --- | --- | --- |", *rows, END])
+    with open(DOCUMENT, encoding="utf-8") as file:
+        text = file.read()
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    with open(DOCUMENT, "w", encoding="utf-8") as file:
+        file.write(before + table + after)
+
+
+main()
