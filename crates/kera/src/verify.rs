@@ -159,27 +159,28 @@ pub struct ChaosArgs {
     /// Members of the application; with more than one, now and then one goes away without a word.
     #[arg(long, value_name = "N", default_value_t = 2)]
     consumers: u32,
-    /// Records per second of all producers together; 0 is as fast as it goes.
-    #[arg(long, value_name = "N", default_value_t = 20_000.0)]
-    rate: f64,
-    /// Bytes of a chunk.
-    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "2KiB")]
-    chunk_bytes: usize,
-    /// The node's arena.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "256MiB")]
-    arena_bytes: u64,
+    /// Records per second of all producers together; 0 is as fast as it goes. [default: 20000; 100000 with full-disk]
+    #[arg(long, value_name = "N")]
+    rate: Option<f64>,
+    /// Bytes of a chunk. [default: 2KiB; 16KiB with full-disk]
+    #[arg(long, value_name = "BYTES", value_parser = bytes)]
+    chunk_bytes: Option<usize>,
+    /// The node's arena. [default: 256MiB; 32MiB with full-disk]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    arena_bytes: Option<u64>,
     /// Least and most time between two faults, in milliseconds.
     #[arg(long, value_name = "MS,MS", value_delimiter = ',', num_args = 1..=2, default_value = "200,2000")]
     between_ms: Vec<u64>,
-    /// How long a frozen node stays frozen, or a full disk full.
+    /// How long a frozen node stays frozen, or a disk full after acknowledgements have stopped.
     #[arg(long, value_name = "S", default_value_t = 5)]
     hold_seconds: u64,
-    /// How long it may take after a fault until records are acknowledged again.
+    /// How long it may take after a fault until records are acknowledged again, or with a full disk until they are not
+    /// any more.
     #[arg(long, value_name = "S", default_value_t = 60)]
     recovery_seconds: u64,
-    /// The file system that is made for full-disk.
-    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, default_value = "512MiB")]
-    disk_bytes: u64,
+    /// The file system in memory that is made for full-disk. [default: as much as all rounds need, about 120 MiB each]
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    disk_bytes: Option<u64>,
     /// Keep log and data although all went well.
     #[arg(long)]
     keep: bool,
@@ -298,7 +299,6 @@ fn run_chaos(args: &ChaosArgs, json: bool) -> Result<(), CliError> {
         |at: usize| Duration::from_millis(args.between_ms.get(at).or(args.between_ms.last()).copied().unwrap_or(0));
     let mut config = ChaosConfig {
         rounds: args.rounds,
-        faults: args.faults.clone(),
         seed: args.seed,
         durability: args.durability,
         order: args.order,
@@ -306,16 +306,18 @@ fn run_chaos(args: &ChaosArgs, json: bool) -> Result<(), CliError> {
         lanes: args.lanes,
         producers: args.producers,
         consumers: args.consumers,
-        rate: (args.rate > 0.0).then_some(args.rate),
-        chunk_bytes: args.chunk_bytes,
-        arena_bytes: args.arena_bytes,
         between: (ms(0), ms(1)),
         hold: Duration::from_secs(args.hold_seconds),
         recovery: Duration::from_secs(args.recovery_seconds),
         disk_bytes: args.disk_bytes,
         keep: args.keep,
-        ..ChaosConfig::new(program)
+        ..ChaosConfig::for_faults(program, args.faults.clone())
     };
+    if let Some(rate) = args.rate {
+        config.rate = (rate > 0.0).then_some(rate);
+    }
+    config.chunk_bytes = args.chunk_bytes.unwrap_or(config.chunk_bytes);
+    config.arena_bytes = args.arena_bytes.unwrap_or(config.arena_bytes);
     if let Some(dir) = &args.dir {
         config.dir.clone_from(dir);
     }

@@ -76,6 +76,36 @@ fn a_frozen_and_a_stopped_node_lose_nothing() {
     must_hold("--rounds 3 --faults freeze,stop --hold-seconds 1 --seed 9");
 }
 
+/// Mounting the small disk takes root: `None` without.
+fn full_disk(flags: &str) -> Option<Output> {
+    let place = Place::new();
+    let line =
+        format!("verify chaos --dir {} --quiet --json --rounds 1 --faults full-disk {flags}", place.file("").display());
+    let output = run(line.split_whitespace());
+    if stderr(&output).contains("needs root") {
+        eprintln!("not root: nothing to test");
+        return None;
+    }
+    Some(output)
+}
+
+#[test]
+fn a_full_disk_stops_acknowledgements_and_loses_nothing() {
+    let Some(output) = full_disk("--hold-seconds 1 --arena-bytes 16MiB --seed 10") else { return };
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert!(output.status.success() && report["holds"] == true, "{report:#}\n{}", stderr(&output));
+    assert!(report["stood_still_ms"][0].as_f64().unwrap() >= 1000.0, "{report:#}");
+}
+
+#[test]
+fn a_full_disk_that_nobody_felt_proves_nothing_and_fails() {
+    let Some(output) = full_disk("--rate 2000 --recovery-seconds 5 --seed 11") else { return };
+    assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(report["holds"], false);
+    assert!(report["problems"].to_string().contains("never bit"), "{report:#}");
+}
+
 #[test]
 fn promises_that_nobody_made_are_refused() {
     let output = chaos("--faults power --durability process");

@@ -12,7 +12,8 @@
 //! - `power`: kill -9, and the arena is deleted: what was only in memory is gone, as after a loss of power. Only
 //!   `durability = power` survives it. (What the disk itself loses is shown by tests with a disk that forgets.)
 //! - `freeze`: SIGSTOP for a while, then SIGCONT: clients wait or reconnect.
-//! - `full-disk`: the file system of the data directory is filled to the last byte, later space is given back.
+//! - `full-disk`: the file system of the data directory is filled to the last byte and kept full. Acknowledgements have
+//!   to stop, or the fault has proved nothing and the run fails; a while later space is given back, and they go on.
 //! - `stop`: SIGTERM, a graceful stop, then a start.
 
 mod disk;
@@ -105,12 +106,12 @@ pub struct ChaosConfig {
     pub arena_bytes: u64,
     /// Time between two faults, at least and at most.
     pub between: (Duration, Duration),
-    /// How long a frozen server stays frozen, or a full disk full.
+    /// How long a frozen server stays frozen, or a disk full after acknowledgements have stopped.
     pub hold: Duration,
-    /// How long it may take after a fault until records are acknowledged again.
+    /// How long it may take until records are acknowledged again after a fault, or are not any more with a full disk.
     pub recovery: Duration,
-    /// Bytes of the file system that is made for `full-disk`.
-    pub disk_bytes: u64,
+    /// Bytes of the file system that is made for `full-disk`; `None`: as many as all rounds need.
+    pub disk_bytes: Option<u64>,
     /// Whether the directory stays although all went well.
     pub keep: bool,
 }
@@ -137,9 +138,37 @@ impl ChaosConfig {
             between: (Duration::from_millis(200), Duration::from_millis(2000)),
             hold: Duration::from_secs(5),
             recovery: Duration::from_secs(60),
-            disk_bytes: 512 << 20,
+            disk_bytes: None,
             keep: false,
         }
+    }
+
+    /// The same for a full disk, if that is among the `faults`: so many records that arena and disk are full soon.
+    pub fn for_faults(program: PathBuf, faults: Vec<Fault>) -> ChaosConfig {
+        let mut config = ChaosConfig { faults, ..ChaosConfig::new(program) };
+        if config.faults.contains(&Fault::FullDisk) {
+            (config.rate, config.chunk_bytes, config.arena_bytes) = (Some(100_000.0), 16 << 10, 32 << 20);
+        }
+        config
+    }
+
+    /// More flags of the server. What it allocates ahead on the disk it can still write to when the disk is full.
+    fn server_flags(&self) -> Vec<String> {
+        if !self.faults.contains(&Fault::FullDisk) {
+            return Vec::new();
+        }
+        let small = ["--container-bytes", "16MiB", "--virtual-log-file-bytes", "4MiB", "--virtual-log-keep-bytes"];
+        small.into_iter().chain(["16MiB"]).map(String::from).collect()
+    }
+
+    /// Bytes of the small file system. In each round the records of the time between two faults go to it, and then what
+    /// waits in the arena and has room in files that are allocated ahead.
+    fn disk_bytes(&self) -> u64 {
+        const FILES: u64 = 64 << 20;
+        let record_bytes = 2 * self.record_bytes as u64;
+        let between = self.rate.unwrap_or(0.0) * self.between.1.as_secs_f64() * record_bytes as f64;
+        let round = between as u64 + self.arena_bytes + FILES;
+        self.disk_bytes.unwrap_or(4 * FILES + u64::from(self.rounds) * round)
     }
 
     fn check(&self) -> Result<(), BenchError> {
@@ -195,6 +224,10 @@ pub struct ChaosReport {
     /// From the end of a fault (the start of a server, SIGCONT, space given back) until the next acknowledgement, in
     /// milliseconds.
     pub recovery_ms: Vec<f64>,
+    /// From a full disk until nothing was acknowledged any more, in milliseconds.
+    pub stopped_ms: Vec<f64>,
+    /// For how long nothing was acknowledged while the disk was full, in milliseconds.
+    pub stood_still_ms: Vec<f64>,
     /// What the application was given.
     pub application: String,
     /// What is in the stream.
@@ -225,6 +258,8 @@ impl std::fmt::Display for ChaosReport {
             }
         };
         f.write_str(&line("start of the server", &self.start_ms))?;
+        f.write_str(&line("full disk: acknowledgements stopped after", &self.stopped_ms))?;
+        f.write_str(&line("full disk: they stood still for", &self.stood_still_ms))?;
         f.write_str(&line("acknowledging again after", &self.recovery_ms))?;
         writeln!(f, "application: {}", self.application)?;
         writeln!(f, "stream: {}", self.stream)?;
@@ -257,6 +292,18 @@ mod tests {
         assert!(config.faults.iter().all(|fault| plan.iter().any(|(_, planned)| planned == fault)));
         config.seed += 1;
         assert_ne!(plan, config.plan());
+    }
+
+    #[test]
+    fn a_full_disk_gets_a_load_and_files_that_fill_it_and_has_room_for_all_rounds() {
+        let config = ChaosConfig::for_faults("kera".into(), vec![Fault::Kill, Fault::FullDisk]);
+        config.check().unwrap();
+        assert!(config.rate > ChaosConfig::new("kera".into()).rate);
+        assert!(config.server_flags().join(" ").contains("--container-bytes 16MiB"));
+        let more = ChaosConfig { rounds: 2 * config.rounds, ..config.clone() };
+        assert!(more.disk_bytes() > config.disk_bytes());
+        assert_eq!(ChaosConfig { disk_bytes: Some(5), ..more }.disk_bytes(), 5);
+        assert!(ChaosConfig::for_faults("kera".into(), vec![Fault::Kill]).server_flags().is_empty());
     }
 
     #[test]

@@ -20,6 +20,12 @@ use crate::verify::{
 const STREAM: &str = "chaos";
 const APPLICATION: &str = "witness";
 const LOOK: Duration = Duration::from_millis(2);
+/// Time between two looks at a disk that is to stay full.
+const LOOK_AT_DISK: Duration = Duration::from_millis(20);
+/// Nothing acknowledged for so long, under a steady load: acknowledgements have stopped.
+const STOPPED: Duration = Duration::from_secs(1);
+/// A disk that has less than this to give back would be full of records right after.
+const ROOM_BYTES_MIN: u64 = 8 << 20;
 /// A server that is asked to stop has to do so within this.
 const STOP: Duration = Duration::from_secs(60);
 /// How long the application may take for what is left when producers are done.
@@ -68,7 +74,7 @@ impl Workplace {
         }
         let mut place = Workplace { dir, arena_dir, disk: None };
         if config.faults.contains(&Fault::FullDisk) {
-            match SmallDisk::mount(&place.dir.join("data"), config.disk_bytes) {
+            match SmallDisk::mount(&place.dir.join("data"), config.disk_bytes()) {
                 Ok(disk) => place.disk = Some(disk),
                 Err(error) => {
                     place.leave(false);
@@ -103,6 +109,7 @@ fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&st
     let server_config = ServerConfig {
         arena_bytes: Some(config.arena_bytes),
         arena_dir: Some(place.arena_dir.clone()),
+        flags: config.server_flags(),
         ..ServerConfig::in_dir(&config.program, &place.dir)
     };
     let (mut server, took) = Server::start(server_config)?;
@@ -219,7 +226,7 @@ fn carry_out(
                 None
             }
             Fault::FullDisk => {
-                full_disk(config, place)?;
+                full_disk(config, place, written, report)?;
                 None
             }
             Fault::Stop => {
@@ -242,14 +249,73 @@ fn carry_out(
     Ok(())
 }
 
-fn full_disk(config: &ChaosConfig, place: &Workplace) -> Result<(), BenchError> {
+/// Fills the disk, keeps it full until acknowledgements have stopped and for a while longer, and gives space back.
+fn full_disk(
+    config: &ChaosConfig,
+    place: &Workplace,
+    written: &ProduceProgress,
+    report: &mut ChaosReport,
+) -> Result<(), BenchError> {
     let Some(disk) = &place.disk else { return Ok(()) };
-    let until = Instant::now() + config.hold;
-    while Instant::now() < until {
-        disk.fill()?;
-        std::thread::sleep(Duration::from_millis(20));
+    let acknowledged = || written.acknowledged.load(Relaxed);
+    let mut filled = disk.fill()?;
+    let full = Instant::now();
+    let mut still = Standstill::new(acknowledged(), full);
+    let mut stopped = None;
+    loop {
+        filled += disk.fill()?;
+        std::thread::sleep(LOOK_AT_DISK);
+        let now = Instant::now();
+        still.look(acknowledged(), now);
+        if stopped.is_none() && still.lasts(now) >= STOPPED {
+            stopped = Some(now);
+            report.stopped_ms.push(still.since.saturating_duration_since(full).as_secs_f64() * 1e3);
+        }
+        if stopped.is_some_and(|stopped| now >= stopped + config.hold) {
+            break;
+        }
+        if stopped.is_none() && full.elapsed() > config.recovery {
+            report.problems.push(format!(
+                "the disk was full for {:.0} s and acknowledgements went on: the fault never bit and nothing is proved; \
+                 give a higher --rate or a smaller --arena-bytes",
+                full.elapsed().as_secs_f64()
+            ));
+            break;
+        }
+    }
+    report.stood_still_ms.push(still.longest.as_secs_f64() * 1e3);
+    if filled < ROOM_BYTES_MIN {
+        let message = format!(
+            "the records have filled all but {filled} bytes of its {}; give more --disk-bytes or fewer --rounds",
+            config.disk_bytes()
+        );
+        return Err(BenchError::setting("disk-bytes", message));
     }
     disk.free()
+}
+
+/// For how long a count has not moved.
+struct Standstill {
+    count: u64,
+    since: Instant,
+    longest: Duration,
+}
+
+impl Standstill {
+    fn new(count: u64, now: Instant) -> Standstill {
+        Standstill { count, since: now, longest: Duration::ZERO }
+    }
+
+    fn look(&mut self, count: u64, now: Instant) {
+        if count != self.count {
+            (self.count, self.since) = (count, now);
+        }
+        self.longest = self.longest.max(self.lasts(now));
+    }
+
+    fn lasts(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
+    }
 }
 
 /// Waits until more than `before` records are acknowledged. Gives how long that took.
@@ -342,4 +408,23 @@ fn judge(
     }
     report.holds &= report.problems.is_empty();
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_standstill_ends_with_every_step_and_the_longest_counts() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let mut still = Standstill::new(5, start);
+        still.look(5, at(300));
+        assert_eq!(still.lasts(at(300)), Duration::from_millis(300));
+        still.look(6, at(400));
+        still.look(6, at(450));
+        assert_eq!((still.lasts(at(450)), still.longest), (Duration::from_millis(50), Duration::from_millis(300)));
+        still.look(6, at(1500));
+        assert_eq!(still.longest, Duration::from_millis(1100));
+    }
 }
