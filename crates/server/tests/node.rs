@@ -117,10 +117,12 @@ fn metrics_are_scraped_from_a_running_node() {
 #[test]
 fn a_stop_removes_the_arena_and_a_start_begins_the_next_epoch() {
     let dir = tempfile::tempdir().unwrap();
-    let arena_files = || std::fs::read_dir(dir.path().join("arena")).unwrap().count();
+    let files = || std::fs::read_dir(dir.path().join("arena")).unwrap().flatten().map(|file| file.path());
+    // The arena, and the link to its data directory.
+    let arena_files = || files().inspect(|file| assert!(file.exists(), "{}", file.display())).count();
     for epoch in 1..4 {
         let node = Node::start(&config(dir.path())).unwrap();
-        assert_eq!(arena_files(), 1);
+        assert_eq!(arena_files(), 2);
         assert_eq!(http(&node, "GET", "/v1/status", "").1["epoch"], json!(epoch));
         node.stop();
         assert_eq!(arena_files(), 0);

@@ -72,7 +72,8 @@ impl Place {
     /// Arena files that are there.
     pub fn arena_files(&self) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(self.arena()) else { return Vec::new() };
-        entries.filter_map(|entry| Some(entry.ok()?.path())).collect()
+        let files = entries.filter_map(|entry| Some(entry.ok()?.path()));
+        files.filter(|path| path.extension().is_some_and(|end| end == "arena")).collect()
     }
 
     /// Flags of a node that lives here.

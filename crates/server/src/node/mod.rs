@@ -5,6 +5,7 @@
 
 mod kafka;
 mod maintenance;
+mod orphans;
 mod start;
 mod status;
 mod stop;

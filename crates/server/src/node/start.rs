@@ -35,7 +35,7 @@ use parking_lot::Mutex;
 
 use super::kafka::Kafka;
 use super::maintenance::Maintenance;
-use super::{Node, Parts};
+use super::{Node, Parts, orphans};
 use crate::config::Config;
 use crate::fatal::Fatal;
 use crate::http::{HttpNode, HttpServer, HttpState};
@@ -339,6 +339,24 @@ fn arena_path(config: &Config, identity: &Identity) -> PathBuf {
     arena_dir(config).join(format!("kera-{}.arena", identity.node_text()))
 }
 
+/// Names arenas whose data directories are gone: they take memory that nobody will ask for again.
+fn tell_orphans(dir: &Path) {
+    for orphan in orphans::find(dir) {
+        let (arena, link) = (orphan.arena.display(), orphan.link.display());
+        tracing::warn!(
+            arena = %arena,
+            memory = human_bytes(orphan.bytes),
+            data = %orphan.data.display(),
+            "an arena is left whose data directory is gone; if that does not come back: rm {arena} {link}"
+        );
+    }
+}
+
+/// Takes the link to the data directory away from beside an arena whose file is gone.
+pub(super) fn arena_removed(config: &Config, identity: &Identity) {
+    orphans::unmark(&arena_path(config, identity));
+}
+
 /// Gives the memory of a node back that was killed and is not to be started again: its arena's file. Nothing happens if
 /// there is no such node. The caller makes sure that it does not run.
 pub fn forget_arena(config: &Config) {
@@ -347,6 +365,7 @@ pub fn forget_arena(config: &Config) {
     if let Some(identity) = known {
         // It may have been stopped in good order, or never have had one.
         let _ = std::fs::remove_file(arena_path(config, &identity));
+        arena_removed(config, &identity);
     }
 }
 
@@ -356,7 +375,9 @@ fn open_arena(config: &Config, identity: &Identity) -> Result<(Arc<Arena>, Attac
         tracing::warn!("there is no /dev/shm; the arena lies in the data directory, which is slower; see --arena-dir");
     }
     std::fs::create_dir_all(&dir).map_err(|error| Fatal::directory(&dir, error))?;
+    tell_orphans(&dir);
     let path = arena_path(config, identity);
+    orphans::mark(&path, &config.node.data);
     let bytes = config.arena.bytes.unwrap_or_else(|| machine::arena_bytes_auto(&dir));
     Arena::create_or_attach(ArenaConfig { path, bytes, node: identity.node }).map_err(|error| {
         let next_step = match &error {

@@ -14,7 +14,7 @@
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-use super::Node;
+use super::{Node, start};
 use crate::readiness::Phase;
 
 pub(super) fn stop(node: Node) {
@@ -43,8 +43,10 @@ pub(super) fn stop(node: Node) {
     let flushed = flush(&parts, timeout);
     store_threads.stop();
     let arena = if flushed { parts.log.arena().remove() } else { Ok(()) };
-    if let Err(error) = arena {
-        tracing::warn!(%error, "the arena's file stays; the next start attaches it");
+    match arena {
+        Ok(()) if flushed => start::arena_removed(&parts.config, &parts.identity),
+        Ok(()) => {}
+        Err(error) => tracing::warn!(%error, "the arena's file stays; the next start attaches it"),
     }
     if let Some(http) = http {
         http.stop();
