@@ -86,10 +86,16 @@ impl Front {
     #[inline]
     fn route(&self, record: &Record<'_>) -> u32 {
         match (self.routing, record.keys) {
-            (Routing::Key, [key, ..]) => streamlet_of_key(key, self.streamlets(), self.lanes),
+            (Routing::Key, [key, ..]) => self.route_key(key),
             (Routing::Streamlet(streamlet), _) => streamlet,
             _ => self.robin,
         }
+    }
+
+    // Out of line: it would take the registers of the loop over records without keys.
+    #[inline(never)]
+    fn route_key(&self, key: &[u8]) -> u32 {
+        streamlet_of_key(key, self.streamlets(), self.lanes)
     }
 
     /// Takes a record, for `streamlet` if one is given; the caller has checked that it exists. `Ok(false)`: there is no
@@ -115,6 +121,21 @@ impl Front {
             return Ok(true);
         }
         self.push_locked(record, streamlet, &mut None)
+    }
+
+    /// Takes records until they end or there is no room for one, which is returned with those behind it. They come and go
+    /// by value, so that they stay in registers meanwhile.
+    #[inline]
+    pub fn push_all<'r, R: Iterator<Item = Record<'r>>>(
+        &mut self,
+        mut records: R,
+    ) -> Result<(R, Option<Record<'r>>), ClientError> {
+        while let Some(record) = records.next() {
+            if !self.push(&record, None)? {
+                return Ok((records, Some(record)));
+            }
+        }
+        Ok((records, None))
     }
 
     /// As [`push`](Front::push), for records that open or fill a chunk, and those that a `waiter` waits for.
@@ -171,6 +192,13 @@ impl Front {
             shared.work.notify_one();
         }
         Ok(taken)
+    }
+
+    /// Writes a record as a producer does that looked at its slot before a theft.
+    #[cfg(test)]
+    pub(super) fn push_unseen(&mut self, record: &Record<'_>) {
+        let number = self.route(record) as usize;
+        self.pens[number].write(&self.slots[number], record, record.encoded_bytes());
     }
 
     /// Whether the open chunk of a streamlet takes a record of so many bytes.

@@ -5,6 +5,8 @@ mod front;
 mod open;
 mod report;
 mod sender;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::Arc;
@@ -282,27 +284,13 @@ impl Producer {
     /// Takes many records and waits while there is no room. Returns how many; on an error the ones before it were taken.
     pub async fn send_all<'r>(&mut self, records: impl IntoIterator<Item = Record<'r>>) -> Result<u64, ClientError> {
         let mut records = records.into_iter();
-        let mut taken = 0;
-        while let Some(record) = self.push_until_full(&mut records, &mut taken)? {
+        let before = self.front.records();
+        loop {
+            let full;
+            (records, full) = self.front.push_all(records)?;
+            let Some(record) = full else { return Ok(self.front.records() - before) };
             self.wait_and_push(&record, None, &mut None).await?;
-            taken += 1;
         }
-        Ok(taken)
-    }
-
-    /// Takes records until there is no room for one, which is returned.
-    fn push_until_full<'r>(
-        &mut self,
-        records: &mut impl Iterator<Item = Record<'r>>,
-        taken: &mut u64,
-    ) -> Result<Option<Record<'r>>, ClientError> {
-        for record in records {
-            if !self.front.push(&record, None)? {
-                return Ok(Some(record));
-            }
-            *taken += 1;
-        }
-        Ok(None)
     }
 
     /// Takes a record and waits until it is acknowledged. Dropping the future does not take it back.

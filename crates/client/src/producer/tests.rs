@@ -1,0 +1,250 @@
+//! The front and a thief: what the argument in [`open`](super::open) claims.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use kera_format::chunk::NO_TIMESTAMP;
+use kera_format::{ChunkView, Compression, LaneId, ProducerEpoch, ProducerId, Record, StreamId, StreamletId};
+use tokio::time::Instant;
+
+use super::buffer::{Buffer, BufferSettings};
+use super::front::Front;
+use super::open::LOOK_AGAIN;
+use super::report::Delivered;
+use super::sender::Shared;
+use crate::{ClientError, Routing};
+
+fn settings() -> BufferSettings {
+    BufferSettings {
+        stream: StreamId(1),
+        streamlets: 1,
+        lanes: 1,
+        chunk_bytes: 400,
+        chunk_bytes_max: 1 << 20,
+        buffer_bytes: 1 << 20,
+        linger: Duration::ZERO,
+        delivery_timeout: Duration::from_secs(600),
+        compression: Compression::None,
+        routing: Routing::RoundRobin,
+    }
+}
+
+fn front(settings: BufferSettings) -> (Front, Arc<Shared>) {
+    let shared = Arc::new(Shared::new(Buffer::new(settings, ProducerId(1), ProducerEpoch(0)), None));
+    (Front::new(Arc::clone(&shared)), shared)
+}
+
+fn push(front: &mut Front, number: u64) -> bool {
+    front.push(&Record::value(&number.to_le_bytes()), None).unwrap()
+}
+
+/// The task's side: takes what is due at `now`, checks it and acknowledges it. The records, by streamlet.
+fn take(shared: &Shared, now: Instant, next_sequence: &mut [u64]) -> Vec<(u32, u64)> {
+    let mut buffer = shared.buffer();
+    let taken = buffer.take(now, 4_000, Vec::new());
+    assert!(taken.expired.is_empty());
+    let mut records = Vec::new();
+    for chunk in taken.chunks {
+        let view = ChunkView::parse(&chunk.bytes).unwrap();
+        view.verify().unwrap();
+        assert_eq!(view.header().record_count, chunk.records);
+        assert_eq!(view.header().sequence, next_sequence[chunk.streamlet as usize], "sequences have no gap");
+        next_sequence[chunk.streamlet as usize] += 1;
+        let before = records.len();
+        for record in view.records() {
+            let value = record.unwrap().value().unwrap();
+            records.push((chunk.streamlet, u64::from_le_bytes(value.try_into().unwrap())));
+        }
+        assert_eq!(records.len() - before, chunk.records as usize);
+        let delivered = Delivered {
+            streamlet: StreamletId(chunk.streamlet),
+            lane: LaneId(0),
+            base_ordinal: Some(0),
+            duplicate: false,
+        };
+        buffer.settle(chunk, Ok(delivered), now, true);
+    }
+    records
+}
+
+#[test]
+fn a_thief_at_any_moment_loses_and_doubles_nothing() {
+    const RECORDS: u64 = 300_000;
+    for (streamlets, buffer_bytes, pause) in [(1, 1 << 20, 7), (3, 1 << 20, 1_000), (3, 2_000, 50)] {
+        let (front, shared) = front(BufferSettings { streamlets, buffer_bytes, ..settings() });
+        let done = AtomicBool::new(false);
+        let mut all = Vec::new();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut front = front;
+                for number in 0..RECORDS {
+                    while !push(&mut front, number) {
+                        std::thread::yield_now();
+                    }
+                    // Also a producer that stops for a while, so that the thief gets the last word.
+                    if number % pause == 0 {
+                        std::thread::yield_now();
+                    }
+                }
+                done.store(true, Ordering::Release);
+                // No flush: what is open leaves by itself. The front stays until then.
+                while done.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+            });
+            let mut next_sequence = vec![0; streamlets as usize];
+            let mut looks = 0;
+            while (all.len() as u64) < RECORDS {
+                let records = take(&shared, Instant::now(), &mut next_sequence);
+                if records.is_empty() && done.load(Ordering::Acquire) {
+                    std::thread::sleep(LOOK_AGAIN);
+                    looks += 1;
+                }
+                all.extend(records);
+                if looks > 10_000 {
+                    break;
+                }
+            }
+            done.store(false, Ordering::Release);
+        });
+        for streamlet in 0..streamlets {
+            let mine = all.iter().filter(|(s, _)| *s == streamlet).map(|(_, number)| *number);
+            assert!(mine.clone().is_sorted(), "records of a streamlet stay in order");
+        }
+        let mut numbers: Vec<u64> = all.iter().map(|(_, number)| *number).collect();
+        numbers.sort_unstable();
+        assert!(numbers.iter().copied().eq(0..RECORDS), "{} of {RECORDS} records, or some twice", numbers.len());
+    }
+}
+
+#[test]
+fn a_record_after_a_theft_opens_a_chunk() {
+    let (mut front, shared) = front(settings());
+    let mut next_sequence = [0];
+    for number in 0..100 {
+        push(&mut front, number);
+        // Nothing has to become due, and no time passes.
+        let now = Instant::now();
+        assert_eq!(take(&shared, now, &mut next_sequence), [(0, number)]);
+        assert_eq!(take(&shared, now, &mut next_sequence), []);
+    }
+    front.flush();
+    assert_eq!(shared.buffer().stats.buffered_bytes, 0);
+    assert_eq!(shared.buffer().stats.chunks, 100);
+}
+
+#[test]
+fn a_record_that_the_thief_missed_is_found_when_it_looks_again() {
+    let (mut front, shared) = front(settings());
+    let mut next_sequence = [0];
+    let now = Instant::now() + Duration::from_secs(1);
+    push(&mut front, 0);
+    assert_eq!(take(&shared, now, &mut next_sequence), [(0, 0)]);
+    // Written by a producer that had looked before the theft.
+    front.push_unseen(&Record::value(&1_u64.to_le_bytes()));
+    let mut buffer = shared.buffer();
+    let taken = buffer.take(now, 4_000, Vec::new());
+    assert!(taken.chunks.is_empty());
+    assert_eq!(taken.due_at, Some(now + LOOK_AGAIN), "it is going to look again");
+    drop(buffer);
+    let later = now + LOOK_AGAIN;
+    assert_eq!(take(&shared, later, &mut next_sequence), [(0, 1)]);
+    // It looks once more, because it has found something; after that there is nothing to wait for.
+    assert_eq!(shared.buffer().take(later, 4_000, Vec::new()).due_at, Some(later + LOOK_AGAIN));
+    assert_eq!(shared.buffer().take(later + LOOK_AGAIN, 4_000, Vec::new()).due_at, None);
+    push(&mut front, 2);
+    front.flush();
+    assert_eq!(take(&shared, later, &mut next_sequence), [(0, 2)]);
+    assert_eq!(shared.buffer().stats.buffered_bytes, 0);
+}
+
+#[test]
+fn what_the_thief_left_is_sealed_by_the_producer() {
+    for flush in [false, true] {
+        let (mut front, shared) = front(settings());
+        let mut next_sequence = [0];
+        let now = Instant::now() + Duration::from_secs(1);
+        (0..3).for_each(|number| assert!(push(&mut front, number)));
+        assert_eq!(take(&shared, now, &mut next_sequence).len(), 3);
+        front.push_unseen(&Record::value(&3_u64.to_le_bytes()));
+        front.push_unseen(&Record::value(&4_u64.to_le_bytes()));
+        let rest = if flush {
+            front.flush();
+            vec![(0, 3), (0, 4)]
+        } else {
+            push(&mut front, 5);
+            vec![(0, 3), (0, 4), (0, 5)]
+        };
+        assert_eq!(take(&shared, now, &mut next_sequence), rest);
+        front.flush();
+        assert_eq!(shared.buffer().stats.buffered_bytes, 0);
+    }
+}
+
+#[test]
+fn stolen_and_left_parts_have_their_own_timestamps() {
+    let (mut front, shared) = front(settings());
+    let stamped = |timestamp_ms| Record { timestamp_ms, ..Record::value(b"value") };
+    let now = Instant::now() + Duration::from_secs(1);
+    let max = |shared: &Shared| {
+        let taken = shared.buffer().take(now, 4_000, Vec::new());
+        let stamps: Vec<i64> =
+            taken.chunks.iter().map(|c| ChunkView::parse(&c.bytes).unwrap().header().max_timestamp_ms).collect();
+        stamps
+    };
+    front.push(&stamped(Some(90)), None).unwrap();
+    front.push(&stamped(Some(70)), None).unwrap();
+    assert_eq!(max(&shared), [90]);
+    front.push_unseen(&stamped(Some(-5)));
+    front.push_unseen(&stamped(None));
+    front.flush();
+    assert_eq!(max(&shared), [-5]);
+    front.push(&stamped(None), None).unwrap();
+    front.flush();
+    assert_eq!(max(&shared), [NO_TIMESTAMP]);
+}
+
+#[test]
+fn a_record_that_comes_after_the_task_is_gone_is_given_up() {
+    let (mut front, shared) = front(settings());
+    push(&mut front, 0);
+    let now = Instant::now();
+    {
+        let mut buffer = shared.buffer();
+        buffer.fatal = Some(ClientError::Closed);
+        for chunk in buffer.take_all(now) {
+            buffer.settle(chunk, Err(ClientError::Closed), now, false);
+        }
+        buffer.ended = true;
+    }
+    front.push_unseen(&Record::value(&1_u64.to_le_bytes()));
+    let serial = front.flush();
+    let buffer = shared.buffer();
+    assert!(buffer.is_settled(serial));
+    assert_eq!((buffer.stats.failed_records, buffer.stats.buffered_bytes), (2, 0));
+    drop(buffer);
+    assert!(matches!(front.push(&Record::value(b"more"), None), Err(ClientError::Closed)));
+}
+
+#[test]
+fn a_chunk_that_grows_keeps_its_records() {
+    // Too many streamlets for a whole buffer each: chunks start small.
+    let settings = BufferSettings { streamlets: 100, chunk_bytes: 16 << 10, buffer_bytes: 120_000, ..settings() };
+    let (mut front, shared) = front(BufferSettings { routing: Routing::Streamlet(7), ..settings });
+    let mut next_sequence = [0; 100];
+    let mut all = Vec::new();
+    for number in 0..20_000 {
+        while !push(&mut front, number) {
+            all.extend(take(&shared, Instant::now(), &mut next_sequence));
+        }
+        assert!(shared.buffer().stats.buffered_bytes <= 120_000);
+    }
+    front.flush();
+    let serial = shared.buffer().sealed_serial();
+    while !shared.buffer().is_settled(serial) {
+        all.extend(take(&shared, Instant::now(), &mut next_sequence));
+    }
+    assert!(all.iter().copied().eq((0..20_000).map(|number| (7, number))));
+    assert!(next_sequence[7] < 40, "chunks of {} records", 20_000 / next_sequence[7]);
+}
