@@ -236,7 +236,9 @@ impl ClassicGroup {
         member.answer_sync_error(turn, Code::FencedInstanceId);
         member.client_id.clone_from(&joining.client_id);
         member.host.clone_from(&joining.host);
-        self.unsynced.remove(old_id);
+        if self.unsynced.remove(old_id) {
+            self.unsynced.insert(fresh_id.clone());
+        }
         let old_leader = self.leader.clone();
         if self.is_leader(old_id) {
             self.leader = Some(fresh_id.clone());

@@ -105,8 +105,8 @@ mod tests {
 
     #[test]
     fn topics_of_a_subscription_are_found_in_each_version() {
-        for version in 0..=3 {
-            let mut bytes = Vec::from((version as i16).to_be_bytes());
+        for version in 0..=3_i16 {
+            let mut bytes = Vec::from(version.to_be_bytes());
             let subscription = ConsumerProtocolSubscription::default().with_topics(vec![text("a"), text("orders")]);
             subscription.encode(&mut bytes, version).expect("encodes");
             assert_eq!(super::subscription(bytes.into()), Some(vec!["a".into(), "orders".into()]));

@@ -96,7 +96,7 @@ impl Story {
     }
 
     fn name(&self, at: usize) -> Option<String> {
-        (self.named && at % 2 == 0).then(|| format!("name-{at}"))
+        (self.named && at.is_multiple_of(2)).then(|| format!("name-{at}"))
     }
 
     fn appended(&self) -> u64 {
@@ -262,6 +262,7 @@ fn consume(story: &mut Story, event: &Event, heard: &mut BTreeMap<usize, i32>) {
     match event {
         Event::Join(at) => {
             story.clients[*at].generation = 0;
+            story.clients[*at].owned.clear();
             beat_of(story, *at, true, heard);
         }
         Event::Rejoin(at) | Event::Sync(at) | Event::Heartbeat(at) => beat_of(story, *at, false, heard),

@@ -122,3 +122,22 @@ fn a_member_leaves_by_its_name() {
     let token = world.join(9, &join_with(&members[0].0, Some(members[0].1), &["range"]));
     assert_eq!(world.take_join(token).expect("alone").members.len(), 1);
 }
+
+#[test]
+fn a_member_that_comes_back_before_it_has_its_assignment_still_has_to_ask_for_it() {
+    let mut world = World::new();
+    let tokens = ["a", "b"].map(|name| world.join(9, &join_with("", Some(name), &["range"])));
+    world.pass(6_000);
+    let [one, two] = tokens.map(|token| world.take_join(token).expect("joined").member_id.to_string());
+    let (leader, name) = if one < two { (one, "b") } else { (two, "a") };
+    let token = world.sync(&sync(&leader, 1, &[]));
+    assert_eq!(world.take_sync(token).map(|synced| synced.error_code), Some(0));
+    let token = world.join(9, &join_with("", Some(name), &["range"]));
+    let back = world.take_join(token).expect("joined at once").member_id.to_string();
+    for _ in 0..7 {
+        world.pass(9_000);
+        world.heartbeat(&back, 1);
+        world.heartbeat(&leader, 1);
+    }
+    assert_eq!(world.heartbeat(&back, 1), Code::UnknownMemberId.code());
+}
