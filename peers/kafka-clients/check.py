@@ -4,6 +4,8 @@ usage: check.py ADDRESS DOCUMENT
 """
 
 import asyncio
+import os
+import subprocess
 import sys
 import threading
 import time
@@ -293,6 +295,62 @@ def _():
     asyncio.run(run())
 
 
+# Kafka's own tools, if peers/kafka/kafka.sh has fetched them
+
+TOOLS = os.path.expanduser(
+    os.path.join(os.environ.get("KERA_PEERS", os.environ.get("XDG_CACHE_HOME", "~/.cache") + "/kera-peers"), "kafka/lib")
+)
+TOOLS_NAME = "kafka-clients and tools"
+
+
+def tool(name, *arguments, seconds=60):
+    full = name if name.startswith("kafka.") else f"org.apache.kafka.{name}"
+    command = ["java", "-Xmx256m", "-cp", f"{TOOLS}/*", full, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    if done.returncode != 0:
+        raise AssertionError(f"exit {done.returncode}: {(done.stderr or done.stdout)[-150:]}")
+    return done.stdout
+
+
+def tools_version():
+    found = [name for name in os.listdir(TOOLS) if name.startswith("kafka-tools-4")]
+    return found[0].removeprefix("kafka-tools-").removesuffix(".jar")
+
+
+if os.path.isdir(TOOLS):
+
+    @check(TOOLS_NAME, "kafka-topics: create, describe, list; kafka-configs: alter, describe")
+    def _():
+        server = ["--bootstrap-server", ADDRESS]
+        tool("tools.TopicCommand", *server, "--create", "--topic", "java-t", "--partitions", "2")
+        expect("PartitionCount: 2" in tool("tools.TopicCommand", *server, "--describe", "--topic", "java-t"), True, "two")
+        expect("java-t" in tool("tools.TopicCommand", *server, "--list"), True, "listed")
+        entity = ["--entity-type", "topics", "--entity-name", "java-t"]
+        tool("kafka.admin.ConfigCommand", *server, "--alter", *entity, "--add-config", "retention.ms=77777")
+        expect("77777" in tool("kafka.admin.ConfigCommand", *server, "--describe", *entity), True, "altered")
+
+    @check(TOOLS_NAME, "kafka-producer-perf-test (idempotent), kafka-get-offsets, kafka-consumer-perf-test (group)")
+    def _():
+        server = ["--bootstrap-server", ADDRESS]
+        count = ["--num-records", "20000", "--record-size", "100", "--throughput", "-1"]
+        tool("tools.ProducerPerformance", "--topic", "java-p", *count, "--producer-props", f"bootstrap.servers={ADDRESS}")
+        expect(tool("tools.GetOffsetShell", *server, "--topic", "java-p").strip(), "java-p:0:20000", "offsets")
+        out = tool("tools.ConsumerPerformance", *server, "--topic", "java-p", "--messages", "20000", "--timeout", "20000")
+        expect(", 20000, " in out, True, f"consumed: {out[-200:]}")
+
+    @check(TOOLS_NAME, "kafka-verifiable-producer, kafka-verifiable-consumer, kafka-consumer-groups")
+    def _():
+        server = ["--bootstrap-server", ADDRESS]
+        out = tool("tools.VerifiableProducer", *server, "--topic", "java-v", "--max-messages", "1000", "--acks", "-1")
+        expect('"acked":1000' in out, True, f"acknowledged: {out[-200:]}")
+        group = ["--group-id", "java-g", "--max-messages", "1000"]
+        out = tool("tools.VerifiableConsumer", *server, "--topic", "java-v", *group)
+        expect("offsets_committed" in out, True, f"committed: {out[-200:]}")
+        out = tool("tools.consumer.group.ConsumerGroupCommand", *server, "--describe", "--group", "java-g")
+        expect("java-v" in out and "1000" in out, True, f"described: {out[-200:]}")
+        tool("tools.consumer.group.ConsumerGroupCommand", *server, "--delete", "--group", "java-g")
+
+
 def main():
     rows = []
     only = sys.argv[3] if len(sys.argv) > 3 else ""
@@ -306,7 +364,8 @@ def main():
         except BaseException as error:  # noqa: BLE001 - whatever it is goes into the table
             result = f"fails: {type(error).__name__}: {error}".replace("\n", " ").replace("|", "/")[:200]
         print(f"{client} · {what} · {result} · {time.time() - start:.1f} s", flush=True)
-        rows.append(f"| {client} {version(client)} | {what} | {result} |")
+        release = tools_version() if client == TOOLS_NAME else version(client)
+        rows.append(f"| {client} {release} | {what} | {result} |")
     if only:
         return
     table = "\n".join([BEGIN, "| client | what | result |", "| --- | --- | --- |", *rows, END])
