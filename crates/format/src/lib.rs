@@ -15,6 +15,7 @@ mod error;
 pub mod extent;
 pub mod ids;
 pub mod kafka_groups;
+pub mod kafka_transactions;
 pub mod limits;
 pub mod options;
 pub mod record;

@@ -34,6 +34,7 @@ mod session;
 mod shape;
 #[cfg(test)]
 mod tests;
+pub mod transactions;
 mod wire;
 
 pub use door::{Door, DoorConfig, DoorThread, KafkaSessions};

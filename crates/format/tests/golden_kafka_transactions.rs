@@ -1,0 +1,153 @@
+//! Records of the system stream `_kera.transactions` against `spec/kafka_transactions.json`.
+
+#[path = "support/documents.rs"]
+#[allow(unreachable_pub)]
+mod documents;
+#[path = "support/golden.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod golden;
+
+use golden::{Case, Golden, Layout, Refused};
+use kera_format::kafka_groups::OffsetKey;
+use kera_format::kafka_transactions::{Entry, Transaction, TransactionState};
+use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, FormatError, Record, RecordView};
+
+const NOW_MS: i64 = 1_700_000_000_000;
+
+fn entries() -> Vec<(&'static str, &'static str, Entry)> {
+    let entry = |transaction| Entry { id: "copy/1".into(), transaction };
+    let of = |partition| OffsetKey { topic: "orders".into(), partition };
+    let committing = Transaction {
+        state: TransactionState::Committing,
+        producer_id: 4_711,
+        epoch: 7,
+        last_epoch: 6,
+        previous_producer_id: -1,
+        timeout_ms: 60_000,
+        started_ms: NOW_MS - 500,
+        changed_ms: NOW_MS,
+        partitions: [of(3), of(258)].into(),
+        groups: ["report/a".to_owned()].into(),
+    };
+    let empty = Transaction {
+        state: TransactionState::Empty,
+        last_epoch: -1,
+        started_ms: -1,
+        partitions: Default::default(),
+        groups: Default::default(),
+        ..committing.clone()
+    };
+    vec![
+        ("transaction", "that will be committed", entry(Some(committing))),
+        ("producer", "that has just begun", entry(Some(empty))),
+        ("forgotten", "a record without a value", entry(None)),
+    ]
+}
+
+fn encode(entry: &Entry) -> Vec<u8> {
+    let mut chunk = ChunkBuilder::default();
+    entry.encode(&mut chunk);
+    let sealed = chunk.seal(&Default::default(), Default::default()).expect("a chunk");
+    let end = CHUNK_HEADER_BYTES + u32::from_le_bytes(sealed[52..56].try_into().expect("four bytes")) as usize;
+    sealed[CHUNK_HEADER_BYTES..end].to_vec()
+}
+
+fn case(name: &str, about: &str, entry: &Entry) -> Case {
+    let bytes = encode(entry);
+    let key_bytes = usize::from(bytes[8]);
+    let mut layout = Layout::of(&bytes)
+        .u32("length")
+        .u8("flags")
+        .u8("key_count")
+        .u16("value_offset")
+        .u16("key length")
+        .text("key", key_bytes);
+    if let Some(transaction) = &entry.transaction {
+        layout = layout
+            .u8("version")
+            .u8("state")
+            .u16("epoch")
+            .u32("timeout_ms")
+            .i64("producer_id")
+            .i64("previous_producer_id")
+            .i64("started_ms")
+            .i64("changed_ms")
+            .bytes("last_epoch", 2)
+            .u16("zero")
+            .u32("partitions")
+            .u32("groups");
+        for of in &transaction.partitions {
+            layout = layout.u16("topic length").text("topic", of.topic.len()).u32("partition");
+        }
+        for group in &transaction.groups {
+            layout = layout.u16("group length").text("group", group.len());
+        }
+    }
+    layout.case(name, about)
+}
+
+fn decode(bytes: &[u8]) -> Result<Entry, FormatError> {
+    Entry::decode(&RecordView::parse(bytes)?)
+}
+
+fn record(key: &str, value: Option<&[u8]>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Record { keys: &[key.as_bytes()], value, ..Record::default() }.encode(&mut bytes);
+    bytes
+}
+
+fn refused() -> Vec<Refused> {
+    let bytes = encode(&entries()[0].2);
+    let value = RecordView::parse(&bytes).expect("a record").value().expect("a value").to_vec();
+    let changed = |at: usize, byte: u8| {
+        let mut value = value.clone();
+        value[at] = byte;
+        record("transaction/copy", Some(&value))
+    };
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("no key", record("", None)),
+        ("another kind of key", record("group/copy", None)),
+        ("a transaction that is cut", record("transaction/copy", Some(&value[..51]))),
+        ("lists that are cut", record("transaction/copy", Some(&value[..value.len() - 1]))),
+        ("bytes behind its lists", record("transaction/copy", Some(&[&value[..], &[0]].concat()))),
+        ("an unknown version", changed(0, 2)),
+        ("an unknown state", changed(1, 6)),
+        ("not zero", changed(42, 1)),
+        ("too many partitions", changed(46, 1)),
+        ("too many groups", changed(50, 1)),
+        ("a topic that is longer than the record", changed(52, 255)),
+        ("a topic that is not allowed", changed(54, b'/')),
+    ];
+    let refuse = |(name, bytes): (&str, Vec<u8>)| {
+        let error = decode(&bytes).err().unwrap_or_else(|| panic!("`{name}` is not refused")).to_string();
+        Refused { name: name.into(), bytes, error }
+    };
+    cases.into_iter().map(refuse).collect()
+}
+
+#[test]
+fn records_of_kafka_transactions_are_the_golden_bytes() {
+    let code = Golden {
+        structure: "record of Kafka transactions".into(),
+        document: "docs/formats/kafka-transactions.md".into(),
+        cases: entries().iter().map(|(name, about, entry)| case(name, about, entry)).collect(),
+        refused: refused(),
+    };
+    let golden = golden::check("kafka_transactions.json", &code);
+    for (name, _, entry) in entries() {
+        assert_eq!(decode(&golden.case(name).bytes()), Ok(entry), "{name}");
+    }
+    for refused in &golden.refused {
+        assert_eq!(
+            decode(&refused.bytes).err().map(|e| e.to_string()),
+            Some(refused.error.clone()),
+            "{}",
+            refused.name
+        );
+    }
+}
+
+#[test]
+fn the_document_shows_the_golden_bytes() {
+    documents::check("formats/kafka-transactions.md", |_| None);
+}

@@ -1,0 +1,496 @@
+//! All transactional ids of a node: finds the one that a request is about, records what becomes of it, keeps its time.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::ops::Bound;
+use std::sync::Arc;
+
+use kafka_protocol::error::ResponseError as Code;
+use kafka_protocol::messages::add_partitions_to_txn_response::{
+    AddPartitionsToTxnPartitionResult, AddPartitionsToTxnTopicResult,
+};
+use kafka_protocol::messages::describe_transactions_response::{TopicData, TransactionState as Described};
+use kafka_protocol::messages::list_transactions_response::TransactionState as Listed;
+use kafka_protocol::messages::{
+    AddOffsetsToTxnRequest, AddOffsetsToTxnResponse, AddPartitionsToTxnRequest, AddPartitionsToTxnResponse,
+    DescribeTransactionsRequest, DescribeTransactionsResponse, EndTxnRequest, EndTxnResponse, InitProducerIdRequest,
+    InitProducerIdResponse, ListTransactionsRequest, ListTransactionsResponse, ProducerId, TopicName, TransactionalId,
+};
+use kafka_protocol::protocol::StrBytes;
+use kera_format::kafka_groups::{GROUP_NAME_BYTES_MAX, OffsetKey};
+use kera_format::kafka_transactions::{
+    Entry, GROUPS_MAX, PARTITIONS_MAX, TRANSACTIONAL_ID_BYTES_MAX, Transaction, TransactionState as State,
+};
+
+use super::producer::{self, Begun};
+use super::{Ending, ProducerIds, Reply, TransactionConfig, TransactionJournal};
+use crate::groups::{AppendFailed, Mark, Now, Topics};
+
+/// Ids that one request may ask about.
+const DESCRIBED_MAX: usize = 10_000;
+/// From here on a fenced producer is told so by its own error.
+const VERSION_INIT_FENCED: i16 = 4;
+const VERSION_TXN_FENCED: i16 = 2;
+
+/// The transactions of a node. See the module for how it is driven.
+pub struct Transactions {
+    config: TransactionConfig,
+    journal: Box<dyn TransactionJournal + Send>,
+    ids: Box<dyn ProducerIds + Send>,
+    topics: Arc<dyn Topics + Send + Sync>,
+    transactions: BTreeMap<String, Held>,
+    /// When something happens to a transaction by itself.
+    wakes: BTreeSet<(u64, String)>,
+    endings: Vec<Ending>,
+    loaded: bool,
+}
+
+/// A transactional id.
+#[derive(Debug)]
+struct Held {
+    is: Transaction,
+    /// Of its last record. What rests on it may be told when it is durable.
+    mark: Option<Mark>,
+    wake_ms: u64,
+}
+
+impl fmt::Debug for Transactions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transactions").field("ids", &self.transactions.len()).finish_non_exhaustive()
+    }
+}
+
+impl Transactions {
+    /// A coordinator that answers `COORDINATOR_LOAD_IN_PROGRESS` until it is [started](Transactions::start).
+    pub fn new(
+        config: TransactionConfig,
+        journal: Box<dyn TransactionJournal + Send>,
+        ids: Box<dyn ProducerIds + Send>,
+        topics: Arc<dyn Topics + Send + Sync>,
+    ) -> Transactions {
+        Transactions {
+            config,
+            journal,
+            ids,
+            topics,
+            transactions: BTreeMap::new(),
+            wakes: BTreeSet::new(),
+            endings: Vec::new(),
+            loaded: false,
+        }
+    }
+
+    /// Takes one record of the journal, in their order.
+    pub fn replay(&mut self, entry: Entry) {
+        match entry.transaction {
+            None => self.transactions.remove(&entry.id),
+            Some(is) => self.transactions.insert(entry.id, Held { is, mark: None, wake_ms: u64::MAX }),
+        };
+    }
+
+    /// Everything in the journal has been taken. What was decided is ended now; what ran has its whole time again.
+    pub fn start(&mut self, now: Now) {
+        self.loaded = true;
+        let ids: Vec<String> = self.transactions.keys().cloned().collect();
+        for id in ids {
+            self.end_if_decided(&id);
+            self.set_wake(now, &id);
+        }
+    }
+
+    /// Transactions whose outcome is decided since the last call.
+    pub fn take_endings(&mut self) -> Vec<Ending> {
+        std::mem::take(&mut self.endings)
+    }
+
+    /// When [`tick`](Transactions::tick) has something to do.
+    pub fn next_deadline_ms(&self) -> Option<u64> {
+        self.wakes.first().map(|(at_ms, _)| *at_ms)
+    }
+
+    /// Aborts what runs for too long, and forgets ids that nobody uses.
+    pub fn tick(&mut self, now: Now) {
+        let later = self.wakes.split_off(&(now.mono_ms.saturating_add(1), String::new()));
+        for (_, id) in std::mem::replace(&mut self.wakes, later) {
+            let Some(held) = self.transactions.get_mut(&id) else { continue };
+            held.wake_ms = u64::MAX;
+            match held.is.state {
+                State::Ongoing => {
+                    let aborting = producer::time_out(&held.is, now.wall_ms);
+                    if self.record(now, &id, aborting).is_ok() {
+                        self.end_if_decided(&id);
+                    }
+                }
+                State::Committing | State::Aborting => {}
+                State::Empty | State::Committed | State::Aborted => {
+                    let idle_ms = now.wall_ms.saturating_sub(held.is.changed_ms);
+                    let is_over = idle_ms >= self.config.expiration_ms;
+                    if is_over && self.journal.append(&Entry { id: id.clone(), transaction: None }).is_ok() {
+                        self.transactions.remove(&id);
+                        continue;
+                    }
+                }
+            }
+            self.retry_later(now, &id);
+        }
+    }
+
+    /// Everything there is, to be written again: ids behind `behind`, until about `bytes_max` bytes are reached. The second
+    /// is what to go on behind; None when that was all.
+    pub fn snapshot(&self, behind: Option<&str>, bytes_max: usize) -> (Vec<Entry>, Option<String>) {
+        let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        for (id, held) in self.transactions.range::<str, _>((from, Bound::Unbounded)) {
+            if bytes >= bytes_max && !entries.is_empty() {
+                let last = entries.last().map(|entry: &Entry| entry.id.clone());
+                return (entries, last);
+            }
+            bytes += 64 + id.len() + held.is.partitions.iter().map(|of| of.topic.len() + 8).sum::<usize>();
+            entries.push(Entry { id: id.clone(), transaction: Some(held.is.clone()) });
+        }
+        (entries, None)
+    }
+
+    /// InitProducerId with a transactional id: a producer begins, and everybody who had the id before is fenced.
+    pub fn init(&mut self, now: Now, version: i16, request: &InitProducerIdRequest) -> Reply<InitProducerIdResponse> {
+        let id = request.transactional_id.as_ref().map(|id| id.to_string()).unwrap_or_default();
+        let begun = self.try_init(now, &id, request);
+        let (after, response) = match begun {
+            Ok((after, producer_id, epoch)) => {
+                let response = InitProducerIdResponse::default().with_producer_id(ProducerId(producer_id));
+                (after, response.with_producer_epoch(epoch))
+            }
+            Err((after, code)) => {
+                let code = if version < VERSION_INIT_FENCED { unfenced(code) } else { code };
+                let response = InitProducerIdResponse::default().with_error_code(code.code());
+                (after, response.with_producer_id(ProducerId(-1)).with_producer_epoch(-1))
+            }
+        };
+        Reply { after, response }
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn try_init(
+        &mut self,
+        now: Now,
+        id: &str,
+        request: &InitProducerIdRequest,
+    ) -> Result<(Option<Mark>, i64, i16), (Option<Mark>, Code)> {
+        let at_once = |code: Code| (None, code);
+        self.check_id(id).map_err(at_once)?;
+        let timeout_ms = request.transaction_timeout_ms;
+        if timeout_ms <= 0 || timeout_ms > self.config.timeout_ms_max {
+            return Err(at_once(Code::InvalidTransactionTimeout));
+        }
+        let named = request.producer_id.0 >= 0 && request.producer_epoch >= 0;
+        let expected = named.then_some((request.producer_id.0, request.producer_epoch));
+        let Some(held) = self.transactions.get(id) else {
+            if self.transactions.len() >= self.config.ids_max {
+                return Err(at_once(Code::PolicyViolation));
+            }
+            let producer_id = self.ids.next().ok_or(at_once(Code::CoordinatorNotAvailable))?;
+            let mark = self.record(now, id, producer::begin(producer_id, timeout_ms, now.wall_ms)).map_err(at_once)?;
+            return Ok((Some(mark), producer_id, 0));
+        };
+        match producer::init(&held.is, expected, timeout_ms, now.wall_ms, &mut *self.ids).map_err(at_once)? {
+            Begun::Retry => Ok((held.mark, held.is.producer_id, held.is.epoch)),
+            Begun::Changed(next) => {
+                let (producer_id, epoch) = (next.producer_id, next.epoch);
+                let mark = self.record(now, id, next).map_err(at_once)?;
+                Ok((Some(mark), producer_id, epoch))
+            }
+            Begun::Abort(aborting) => {
+                let mark = self.record(now, id, aborting).map_err(at_once)?;
+                self.end_if_decided(id);
+                // The transaction is over soon: the producer asks again.
+                Err((Some(mark), Code::ConcurrentTransactions))
+            }
+        }
+    }
+
+    /// AddPartitionsToTxn, as clients send it (versions 0 to 3).
+    pub fn add_partitions(
+        &mut self,
+        now: Now,
+        version: i16,
+        request: &AddPartitionsToTxnRequest,
+    ) -> Reply<AddPartitionsToTxnResponse> {
+        let asked = request.v3_and_below_topics.iter();
+        let asked = asked.flat_map(|topic| topic.partitions.iter().map(move |of| (&**topic.name, *of)));
+        let all: Vec<(&str, i32)> = asked.collect();
+        let is_unknown = |(name, partition): &(&str, i32)| {
+            let partitions = self.topics.topic(name).map_or(0, |topic| topic.partitions);
+            u32::try_from(*partition).map_or(true, |partition| partition >= partitions)
+        };
+        let unknown: BTreeSet<(&str, i32)> = all.iter().filter(|of| is_unknown(of)).copied().collect();
+        let (after, result) = if unknown.is_empty() {
+            let producer = (request.v3_and_below_producer_id.0, request.v3_and_below_producer_epoch);
+            self.extend(now, &request.v3_and_below_transactional_id, producer, |transaction| {
+                let of =
+                    |(topic, partition): &(&str, i32)| OffsetKey { topic: (*topic).to_owned(), partition: *partition };
+                transaction.partitions.extend(all.iter().map(of));
+            })
+        } else {
+            (None, Err(Code::OperationNotAttempted))
+        };
+        let result = result.map_err(|code| if version < VERSION_TXN_FENCED { unfenced(code) } else { code });
+        let topics = request.v3_and_below_topics.iter().map(|topic| {
+            let answered = topic.partitions.iter().map(|partition| {
+                let missing = unknown.contains(&(&**topic.name, *partition));
+                let result = if missing { Err(Code::UnknownTopicOrPartition) } else { result };
+                AddPartitionsToTxnPartitionResult::default()
+                    .with_partition_index(*partition)
+                    .with_partition_error_code(number(result))
+            });
+            AddPartitionsToTxnTopicResult::default()
+                .with_name(topic.name.clone())
+                .with_results_by_partition(answered.collect())
+        });
+        let response = AddPartitionsToTxnResponse::default().with_results_by_topic_v3_and_below(topics.collect());
+        Reply { after, response }
+    }
+
+    /// AddOffsetsToTxn: the transaction will commit offsets of a group.
+    pub fn add_offsets(
+        &mut self,
+        now: Now,
+        version: i16,
+        request: &AddOffsetsToTxnRequest,
+    ) -> Reply<AddOffsetsToTxnResponse> {
+        let group = &**request.group_id;
+        let (after, result) = if group.is_empty() || group.len() > GROUP_NAME_BYTES_MAX {
+            (None, Err(Code::InvalidGroupId))
+        } else {
+            let producer = (request.producer_id.0, request.producer_epoch);
+            self.extend(now, &request.transactional_id, producer, |transaction| {
+                transaction.groups.insert(group.to_owned());
+            })
+        };
+        let result = result.map_err(|code| if version < VERSION_TXN_FENCED { unfenced(code) } else { code });
+        Reply { after, response: AddOffsetsToTxnResponse::default().with_error_code(number(result)) }
+    }
+
+    /// Puts more into a transaction, and records it unless it is in it already.
+    fn extend(
+        &mut self,
+        now: Now,
+        id: &str,
+        (producer_id, epoch): (i64, i16),
+        add: impl FnOnce(&mut Transaction),
+    ) -> (Option<Mark>, Result<(), Code>) {
+        let extended = || -> Result<Option<Mark>, Code> {
+            self.check_id(id)?;
+            let held = self.transactions.get(id).ok_or(Code::InvalidProducerIdMapping)?;
+            producer::check(&held.is, producer_id, epoch)?;
+            let mut next = producer::running(&held.is, now.wall_ms)?;
+            add(&mut next);
+            if next.partitions.len() > PARTITIONS_MAX || next.groups.len() > GROUPS_MAX {
+                return Err(Code::PolicyViolation);
+            }
+            let is_known = held.is.state == State::Ongoing
+                && held.is.partitions == next.partitions
+                && held.is.groups == next.groups;
+            if is_known { Ok(held.mark) } else { self.record(now, id, next).map(Some) }
+        };
+        match extended() {
+            Ok(mark) => (mark, Ok(())),
+            Err(code) => (None, Err(code)),
+        }
+    }
+
+    /// EndTxn: decides the outcome. The answer may leave when the decision is durable; the markers follow.
+    pub fn end(&mut self, now: Now, version: i16, request: &EndTxnRequest) -> Reply<EndTxnResponse> {
+        let id = &**request.transactional_id;
+        let mut ended = || -> Result<Option<Mark>, Code> {
+            self.check_id(id)?;
+            let held = self.transactions.get(id).ok_or(Code::InvalidProducerIdMapping)?;
+            producer::check(&held.is, request.producer_id.0, request.producer_epoch)?;
+            match producer::ending(&held.is, request.committed, now.wall_ms)? {
+                None => Ok(held.mark),
+                Some(next) => {
+                    let mark = self.record(now, id, next)?;
+                    self.end_if_decided(id);
+                    Ok(Some(mark))
+                }
+            }
+        };
+        let ended = ended();
+        let after = ended.ok().flatten();
+        let result = ended.map(|_| ());
+        let result = result.map_err(|code| if version < VERSION_TXN_FENCED { unfenced(code) } else { code });
+        Reply { after, response: EndTxnResponse::default().with_error_code(number(result)) }
+    }
+
+    /// The markers of a transaction are durable, and its groups know: it is over. Returns false if that is not the
+    /// transaction that is being ended, or cannot be recorded now; the second is tried again at the next start.
+    pub fn ended(&mut self, now: Now, ending: &Ending) -> bool {
+        let Some(held) = self.transactions.get(&ending.id) else { return false };
+        if held.is.producer_id != ending.producer_id || held.is.epoch != ending.epoch {
+            return false;
+        }
+        let Some(next) = producer::ended(&held.is, now.wall_ms) else { return false };
+        if self.record(now, &ending.id, next).is_err() {
+            // All of it again, a little later: markers may be written twice.
+            self.end_if_decided(&ending.id);
+            return false;
+        }
+        true
+    }
+
+    /// Whether a producer may write to a partition in its transaction, as Produce asks.
+    pub fn check_produce(&self, id: &str, producer_id: i64, epoch: i16, of: &OffsetKey) -> Result<(), Code> {
+        let transaction = self.running(id, producer_id, epoch)?;
+        if transaction.partitions.contains(of) { Ok(()) } else { Err(Code::InvalidTxnState) }
+    }
+
+    /// Whether a producer may commit offsets of a group in its transaction, as TxnOffsetCommit asks.
+    pub fn check_group(&self, id: &str, producer_id: i64, epoch: i16, group: &str) -> Result<(), Code> {
+        let transaction = self.running(id, producer_id, epoch)?;
+        if transaction.groups.contains(group) { Ok(()) } else { Err(Code::InvalidTxnState) }
+    }
+
+    fn running(&self, id: &str, producer_id: i64, epoch: i16) -> Result<&Transaction, Code> {
+        self.check_id(id)?;
+        let held = self.transactions.get(id).ok_or(Code::InvalidProducerIdMapping)?;
+        producer::check(&held.is, producer_id, epoch)?;
+        match held.is.state {
+            State::Ongoing => Ok(&held.is),
+            State::Committing | State::Aborting => Err(Code::ConcurrentTransactions),
+            State::Empty | State::Committed | State::Aborted => Err(Code::InvalidTxnState),
+        }
+    }
+
+    /// DescribeTransactions.
+    pub fn describe(&self, request: &DescribeTransactionsRequest) -> DescribeTransactionsResponse {
+        let describe = |id: &TransactionalId| {
+            let described = Described::default().with_transactional_id(id.clone());
+            let found =
+                self.check_id(id).and_then(|()| self.transactions.get(&***id).ok_or(Code::TransactionalIdNotFound));
+            match found {
+                Err(code) => described.with_error_code(code.code()),
+                Ok(Held { is, .. }) => {
+                    let mut topics: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
+                    for of in &is.partitions {
+                        topics.entry(&of.topic).or_default().push(of.partition);
+                    }
+                    let topics = topics.into_iter().map(|(topic, partitions)| {
+                        let topic = TopicName(StrBytes::from_string(topic.to_owned()));
+                        TopicData::default().with_topic(topic).with_partitions(partitions)
+                    });
+                    described
+                        .with_transaction_state(StrBytes::from_static_str(producer::name(is.state)))
+                        .with_transaction_timeout_ms(is.timeout_ms)
+                        .with_transaction_start_time_ms(is.started_ms)
+                        .with_producer_id(ProducerId(is.producer_id))
+                        .with_producer_epoch(is.epoch)
+                        .with_topics(topics.collect())
+                }
+            }
+        };
+        let states = request.transactional_ids.iter().take(DESCRIBED_MAX).map(describe);
+        DescribeTransactionsResponse::default().with_transaction_states(states.collect())
+    }
+
+    /// ListTransactions: by state, producer and how long they run. Patterns (version 2) are not matched.
+    pub fn list(&self, now: Now, request: &ListTransactionsRequest) -> ListTransactionsResponse {
+        const STATES: [State; 6] =
+            [State::Empty, State::Ongoing, State::Committing, State::Aborting, State::Committed, State::Aborted];
+        if !self.loaded {
+            return ListTransactionsResponse::default().with_error_code(Code::CoordinatorLoadInProgress.code());
+        }
+        let is_unknown = |name: &&StrBytes| !STATES.iter().any(|state| producer::name(*state) == &***name);
+        let unknown = request.state_filters.iter().filter(is_unknown).cloned().collect();
+        let matches = |is: &Transaction| {
+            let by_state = &request.state_filters;
+            let by_producer = &request.producer_id_filters;
+            let runs_ms = now.wall_ms.saturating_sub(is.started_ms);
+            (by_state.is_empty() || by_state.iter().any(|name| &**name == producer::name(is.state)))
+                && (by_producer.is_empty() || by_producer.iter().any(|of| of.0 == is.producer_id))
+                && (request.duration_filter < 0 || (is.started_ms >= 0 && runs_ms > request.duration_filter))
+        };
+        let listed = self.transactions.iter().filter(|(_, held)| matches(&held.is)).map(|(id, held)| {
+            Listed::default()
+                .with_transactional_id(TransactionalId(StrBytes::from_string(id.clone())))
+                .with_producer_id(ProducerId(held.is.producer_id))
+                .with_transaction_state(StrBytes::from_static_str(producer::name(held.is.state)))
+        });
+        ListTransactionsResponse::default()
+            .with_unknown_state_filters(unknown)
+            .with_transaction_states(listed.collect())
+    }
+
+    fn check_id(&self, id: &str) -> Result<(), Code> {
+        if !self.loaded {
+            return Err(Code::CoordinatorLoadInProgress);
+        }
+        if id.is_empty() || id.len() > TRANSACTIONAL_ID_BYTES_MAX { Err(Code::InvalidRequest) } else { Ok(()) }
+    }
+
+    /// Records what becomes of an id, then lets it be so.
+    fn record(&mut self, now: Now, id: &str, next: Transaction) -> Result<Mark, Code> {
+        let entry = Entry { id: id.to_owned(), transaction: Some(next) };
+        let mark = self.journal.append(&entry).map_err(|AppendFailed| Code::CoordinatorNotAvailable)?;
+        let Entry { transaction: Some(is), .. } = entry else { return Ok(mark) };
+        let wake_ms = self.transactions.get(id).map_or(u64::MAX, |held| held.wake_ms);
+        let begins =
+            is.state == State::Ongoing && self.transactions.get(id).is_none_or(|held| held.is.state != State::Ongoing);
+        let goes_on = is.state == State::Ongoing && !begins;
+        self.transactions.insert(id.to_owned(), Held { is, mark: Some(mark), wake_ms });
+        if !goes_on {
+            self.set_wake(now, id);
+        }
+        Ok(mark)
+    }
+
+    /// From now on: when a transaction has run for too long, or an id has not been used for too long.
+    fn set_wake(&mut self, now: Now, id: &str) {
+        let Some(held) = self.transactions.get_mut(id) else { return };
+        self.wakes.remove(&(held.wake_ms, id.to_owned()));
+        let in_ms = match held.is.state {
+            State::Ongoing => i64::from(held.is.timeout_ms),
+            State::Committing | State::Aborting => {
+                held.wake_ms = u64::MAX;
+                return;
+            }
+            _ => self.config.expiration_ms.saturating_sub(now.wall_ms.saturating_sub(held.is.changed_ms)),
+        };
+        held.wake_ms = now.mono_ms.saturating_add(in_ms.max(1) as u64);
+        self.wakes.insert((held.wake_ms, id.to_owned()));
+    }
+
+    /// What was due could not be done, or it was too early: it is due again a little later.
+    fn retry_later(&mut self, now: Now, id: &str) {
+        if let Some(held) = self.transactions.get_mut(id)
+            && held.wake_ms == u64::MAX
+            && !matches!(held.is.state, State::Committing | State::Aborting)
+        {
+            held.wake_ms = now.mono_ms.saturating_add(1_000);
+            self.wakes.insert((held.wake_ms, id.to_owned()));
+        }
+    }
+
+    /// Hands a transaction whose outcome is decided to the door.
+    fn end_if_decided(&mut self, id: &str) {
+        let Some(Held { is, mark, .. }) = self.transactions.get(id) else { return };
+        if matches!(is.state, State::Committing | State::Aborting) {
+            self.endings.push(Ending {
+                id: id.to_owned(),
+                producer_id: is.producer_id,
+                epoch: is.epoch,
+                commit: is.state == State::Committing,
+                partitions: is.partitions.clone(),
+                groups: is.groups.clone(),
+                after: *mark,
+            });
+        }
+    }
+}
+
+/// What old clients call a fenced producer.
+fn unfenced(code: Code) -> Code {
+    if code == Code::ProducerFenced { Code::InvalidProducerEpoch } else { code }
+}
+
+fn number(result: Result<(), Code>) -> i16 {
+    result.err().map_or(0, |code| code.code())
+}

@@ -1,0 +1,152 @@
+//! One transactional id: what may happen to it next.
+
+use kafka_protocol::error::ResponseError as Code;
+use kera_format::kafka_transactions::{Transaction, TransactionState as State};
+
+use super::ProducerIds;
+
+/// The last epoch that a producer gets; one more is kept for fencing it.
+const EPOCH_LAST: i16 = i16::MAX - 1;
+
+/// A producer that has just got its id.
+pub(super) fn begin(producer_id: i64, timeout_ms: i32, now_ms: i64) -> Transaction {
+    Transaction {
+        state: State::Empty,
+        producer_id,
+        epoch: 0,
+        last_epoch: -1,
+        previous_producer_id: -1,
+        timeout_ms,
+        started_ms: -1,
+        changed_ms: now_ms,
+        partitions: Default::default(),
+        groups: Default::default(),
+    }
+}
+
+/// Whether a request is this producer's: (id, epoch).
+pub(super) fn check(transaction: &Transaction, producer_id: i64, epoch: i16) -> Result<(), Code> {
+    if transaction.producer_id != producer_id {
+        return Err(Code::InvalidProducerIdMapping);
+    }
+    if transaction.epoch == epoch { Ok(()) } else { Err(Code::ProducerFenced) }
+}
+
+/// What a producer's initialization leads to.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Begun {
+    /// It goes on under this.
+    Changed(Transaction),
+    /// It did so already, and did not get the answer.
+    Retry,
+    /// The transaction that ran is aborted first.
+    Abort(Transaction),
+}
+
+/// A producer begins, or begins anew; `expected` is what it thinks it is.
+pub(super) fn init(
+    known: &Transaction,
+    expected: Option<(i64, i16)>,
+    timeout_ms: i32,
+    now_ms: i64,
+    ids: &mut dyn ProducerIds,
+) -> Result<Begun, Code> {
+    let is_current = |(id, epoch)| id == known.producer_id && epoch == known.epoch;
+    let is_last = |(id, epoch): (i64, i16)| {
+        let same = id == known.producer_id && known.last_epoch >= 0 && epoch == known.last_epoch;
+        same || (id == known.previous_producer_id && epoch >= EPOCH_LAST && known.epoch == 0)
+    };
+    if !expected.is_none_or(|expected| is_current(expected) || is_last(expected)) {
+        return Err(Code::ProducerFenced);
+    }
+    match known.state {
+        State::Committing | State::Aborting => Err(Code::ConcurrentTransactions),
+        State::Ongoing => {
+            // Whoever has it now is fenced by the epoch, and its transaction is aborted under that.
+            let epoch = known.epoch.checked_add(1).ok_or(Code::ProducerFenced)?;
+            Ok(Begun::Abort(Transaction { epoch, last_epoch: -1, ..end(known, false, now_ms) }))
+        }
+        State::Empty | State::Committed | State::Aborted => {
+            if expected.is_some_and(|expected| !is_current(expected) && is_last(expected)) {
+                return Ok(Begun::Retry);
+            }
+            let mut next = begin(known.producer_id, timeout_ms, now_ms);
+            if known.epoch >= EPOCH_LAST {
+                next.producer_id = ids.next().ok_or(Code::CoordinatorNotAvailable)?;
+                next.previous_producer_id = known.producer_id;
+            } else {
+                next.epoch = known.epoch + 1;
+                next.last_epoch = if expected.is_some() { known.epoch } else { -1 };
+                next.previous_producer_id = known.previous_producer_id;
+            }
+            Ok(Begun::Changed(next))
+        }
+    }
+}
+
+/// The transaction with more in it, from now on if none runs. It may not be in the middle of its end.
+pub(super) fn running(known: &Transaction, now_ms: i64) -> Result<Transaction, Code> {
+    match known.state {
+        State::Committing | State::Aborting => Err(Code::ConcurrentTransactions),
+        State::Ongoing => Ok(Transaction { changed_ms: now_ms, ..known.clone() }),
+        State::Empty | State::Committed | State::Aborted => Ok(Transaction {
+            state: State::Ongoing,
+            started_ms: now_ms,
+            changed_ms: now_ms,
+            partitions: Default::default(),
+            groups: Default::default(),
+            ..known.clone()
+        }),
+    }
+}
+
+/// What a producer's wish to end its transaction leads to; none: that has happened.
+pub(super) fn ending(known: &Transaction, commit: bool, now_ms: i64) -> Result<Option<Transaction>, Code> {
+    match (known.state, commit) {
+        (State::Ongoing, _) => Ok(Some(end(known, commit, now_ms))),
+        (State::Committed, true) | (State::Aborted, false) => Ok(None),
+        (State::Committing, true) | (State::Aborting, false) => Err(Code::ConcurrentTransactions),
+        _ => Err(Code::InvalidTxnState),
+    }
+}
+
+/// The outcome is decided.
+fn end(known: &Transaction, commit: bool, now_ms: i64) -> Transaction {
+    let state = if commit { State::Committing } else { State::Aborting };
+    Transaction { state, changed_ms: now_ms, ..known.clone() }
+}
+
+/// Time is up: the transaction is aborted, and its producer fenced.
+pub(super) fn time_out(known: &Transaction, now_ms: i64) -> Transaction {
+    let epoch = known.epoch.saturating_add(1);
+    Transaction { epoch, last_epoch: -1, ..end(known, false, now_ms) }
+}
+
+/// All markers are written.
+pub(super) fn ended(known: &Transaction, now_ms: i64) -> Option<Transaction> {
+    let state = match known.state {
+        State::Committing => State::Committed,
+        State::Aborting => State::Aborted,
+        _ => return None,
+    };
+    Some(Transaction {
+        state,
+        started_ms: -1,
+        changed_ms: now_ms,
+        partitions: Default::default(),
+        groups: Default::default(),
+        ..known.clone()
+    })
+}
+
+/// Kafka's name of a state.
+pub(super) fn name(state: State) -> &'static str {
+    match state {
+        State::Empty => "Empty",
+        State::Ongoing => "Ongoing",
+        State::Committing => "PrepareCommit",
+        State::Aborting => "PrepareAbort",
+        State::Committed => "CompleteCommit",
+        State::Aborted => "CompleteAbort",
+    }
+}

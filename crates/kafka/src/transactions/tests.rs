@@ -1,0 +1,504 @@
+//! Transactions as producers see them, and by chance: producers that begin, write, end, are fenced and forgotten, and nodes
+//! that die with what was not durable.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use kafka_protocol::error::ResponseError as Code;
+use kafka_protocol::messages::add_partitions_to_txn_request::AddPartitionsToTxnTopic;
+use kafka_protocol::messages::{
+    AddOffsetsToTxnRequest, AddPartitionsToTxnRequest, DescribeTransactionsRequest, EndTxnRequest, GroupId,
+    InitProducerIdRequest, ListTransactionsRequest, ProducerId, TopicName, TransactionalId,
+};
+use kafka_protocol::protocol::StrBytes;
+use kera_format::kafka_groups::OffsetKey;
+use kera_format::kafka_transactions::Entry;
+use parking_lot::Mutex;
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::{Ending, ProducerIds, Reply, TransactionConfig, TransactionJournal, Transactions};
+use crate::groups::{AppendFailed, Mark, Now, Topic, Topics};
+
+#[derive(Default)]
+struct Kept {
+    entries: Vec<Entry>,
+    is_full: bool,
+}
+
+#[derive(Clone, Default)]
+struct MemoryJournal(Arc<Mutex<Kept>>);
+
+impl TransactionJournal for MemoryJournal {
+    fn append(&mut self, entry: &Entry) -> Result<Mark, AppendFailed> {
+        let mut kept = self.0.lock();
+        if kept.is_full {
+            return Err(AppendFailed);
+        }
+        kept.entries.push(entry.clone());
+        Ok(Mark(kept.entries.len() as u64))
+    }
+}
+
+#[derive(Clone)]
+struct Ids(Arc<Mutex<i64>>);
+
+impl ProducerIds for Ids {
+    fn next(&mut self) -> Option<i64> {
+        let mut last = self.0.lock();
+        *last += 1;
+        Some(*last)
+    }
+}
+
+struct TwoTopics;
+
+impl Topics for TwoTopics {
+    fn topic(&self, name: &str) -> Option<Topic> {
+        ["orders", "items"].contains(&name).then_some(Topic { id: Uuid::from_u128(1), partitions: 4 })
+    }
+    fn name(&self, _: Uuid) -> Option<String> {
+        None
+    }
+    fn names(&self) -> Vec<String> {
+        vec!["items".into(), "orders".into()]
+    }
+    fn version(&self) -> u64 {
+        1
+    }
+}
+
+struct World {
+    transactions: Transactions,
+    journal: MemoryJournal,
+    ids: Ids,
+    now: Now,
+}
+
+fn text(text: &str) -> StrBytes {
+    StrBytes::from_string(text.to_owned())
+}
+
+fn id(id: &str) -> TransactionalId {
+    TransactionalId(text(id))
+}
+
+impl World {
+    fn new() -> World {
+        let (journal, ids) = (MemoryJournal::default(), Ids(Arc::new(Mutex::new(100))));
+        let transactions = World::open(&journal, &ids);
+        let mut world = World { transactions, journal, ids, now: Now { mono_ms: 1_000, wall_ms: 1_700_000_000_000 } };
+        world.transactions.start(world.now);
+        world
+    }
+
+    fn open(journal: &MemoryJournal, ids: &Ids) -> Transactions {
+        let config = TransactionConfig { ids_max: 3, ..TransactionConfig::default() };
+        Transactions::new(config, Box::new(journal.clone()), Box::new(ids.clone()), Arc::new(TwoTopics))
+    }
+
+    fn restart(&mut self) {
+        self.transactions = World::open(&self.journal, &self.ids);
+        for entry in self.journal.0.lock().entries.clone() {
+            self.transactions.replay(entry);
+        }
+        self.transactions.start(self.now);
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now.mono_ms += ms;
+        self.now.wall_ms += ms as i64;
+        while self.transactions.next_deadline_ms().is_some_and(|at_ms| at_ms <= self.now.mono_ms) {
+            self.transactions.tick(self.now);
+        }
+    }
+
+    fn init_as(&mut self, name: &str, producer: i64, epoch: i16) -> Result<(i64, i16), Code> {
+        let request = InitProducerIdRequest::default()
+            .with_transactional_id(Some(id(name)))
+            .with_transaction_timeout_ms(60_000)
+            .with_producer_id(ProducerId(producer))
+            .with_producer_epoch(epoch);
+        let Reply { after, response } = self.transactions.init(self.now, 4, &request);
+        self.check(after);
+        match Code::try_from_code(response.error_code) {
+            Some(code) => Err(code),
+            None => Ok((response.producer_id.0, response.producer_epoch)),
+        }
+    }
+
+    fn init(&mut self, name: &str) -> Result<(i64, i16), Code> {
+        self.init_as(name, -1, -1)
+    }
+
+    fn add(&mut self, name: &str, (producer, epoch): (i64, i16), topic: &str, partition: i32) -> i16 {
+        let topic =
+            AddPartitionsToTxnTopic::default().with_name(TopicName(text(topic))).with_partitions(vec![partition]);
+        let request = AddPartitionsToTxnRequest::default()
+            .with_v3_and_below_transactional_id(id(name))
+            .with_v3_and_below_producer_id(ProducerId(producer))
+            .with_v3_and_below_producer_epoch(epoch)
+            .with_v3_and_below_topics(vec![topic]);
+        let Reply { after, response } = self.transactions.add_partitions(self.now, 3, &request);
+        self.check(after);
+        response.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code
+    }
+
+    fn add_group(&mut self, name: &str, (producer, epoch): (i64, i16), group: &str) -> i16 {
+        let request = AddOffsetsToTxnRequest::default()
+            .with_transactional_id(id(name))
+            .with_producer_id(ProducerId(producer))
+            .with_producer_epoch(epoch)
+            .with_group_id(GroupId(text(group)));
+        self.transactions.add_offsets(self.now, 3, &request).response.error_code
+    }
+
+    fn end(&mut self, name: &str, (producer, epoch): (i64, i16), commit: bool) -> i16 {
+        self.end_reply(name, (producer, epoch), commit).1
+    }
+
+    fn end_reply(&mut self, name: &str, (producer, epoch): (i64, i16), commit: bool) -> (Option<Mark>, i16) {
+        let request = EndTxnRequest::default()
+            .with_transactional_id(id(name))
+            .with_producer_id(ProducerId(producer))
+            .with_producer_epoch(epoch)
+            .with_committed(commit);
+        let Reply { after, response } = self.transactions.end(self.now, 3, &request);
+        self.check(after);
+        (after, response.error_code)
+    }
+
+    fn check(&self, after: Option<Mark>) {
+        assert!(after.is_none_or(|mark| mark.0 <= self.journal.0.lock().entries.len() as u64));
+    }
+
+    /// The one transaction that is to be ended, and that is done.
+    fn finish(&mut self) -> Ending {
+        let mut endings = self.transactions.take_endings();
+        assert_eq!(endings.len(), 1);
+        let ending = endings.remove(0);
+        assert!(self.transactions.ended(self.now, &ending));
+        ending
+    }
+
+    fn state(&self, name: &str) -> String {
+        let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![id(name)]);
+        self.transactions.describe(&request).transaction_states[0].transaction_state.to_string()
+    }
+}
+
+fn orders(partition: i32) -> OffsetKey {
+    OffsetKey { topic: "orders".into(), partition }
+}
+
+#[test]
+fn a_transaction_runs_from_its_first_partition_to_its_markers() {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    assert_eq!((producer, world.state("a").as_str()), ((101, 0), "Empty"));
+    assert_eq!(world.transactions.check_produce("a", 101, 0, &orders(1)), Err(Code::InvalidTxnState));
+    assert_eq!(world.add("a", producer, "orders", 1), 0);
+    assert_eq!(world.add_group("a", producer, "readers"), 0);
+    assert_eq!(world.transactions.check_produce("a", 101, 0, &orders(1)), Ok(()));
+    assert_eq!(world.transactions.check_produce("a", 101, 0, &orders(2)), Err(Code::InvalidTxnState));
+    assert_eq!(world.transactions.check_group("a", 101, 0, "readers"), Ok(()));
+    assert_eq!(world.transactions.check_group("a", 101, 0, "others"), Err(Code::InvalidTxnState));
+    // What it has already is not recorded again.
+    let kept = world.journal.0.lock().entries.len();
+    assert_eq!((world.add("a", producer, "orders", 1), world.journal.0.lock().entries.len()), (0, kept));
+    let (after, code) = world.end_reply("a", producer, true);
+    assert_eq!((after, code), (Some(Mark(kept as u64 + 1)), 0));
+    assert_eq!(world.state("a"), "PrepareCommit");
+    // Until the markers are there nothing else happens.
+    assert_eq!(world.add("a", producer, "orders", 2), Code::ConcurrentTransactions.code());
+    assert_eq!(world.init("a"), Err(Code::ConcurrentTransactions));
+    assert_eq!(world.end("a", producer, true), Code::ConcurrentTransactions.code());
+    assert_eq!(world.end("a", producer, false), Code::InvalidTxnState.code());
+    let ending = world.finish();
+    assert_eq!((ending.producer_id, ending.epoch, ending.commit, ending.after), (101, 0, true, after));
+    assert_eq!(ending.partitions, BTreeSet::from([orders(1)]));
+    assert_eq!(ending.groups, BTreeSet::from(["readers".to_owned()]));
+    assert_eq!(world.state("a"), "CompleteCommit");
+    assert!(!world.transactions.ended(world.now, &ending));
+    // A retry hears what was decided.
+    assert_eq!((world.end("a", producer, true), world.end("a", producer, false)), (0, Code::InvalidTxnState.code()));
+    assert_eq!(world.add("a", producer, "orders", 2), 0);
+    assert_eq!(world.end("a", producer, false), 0);
+    assert_eq!(world.finish().partitions, BTreeSet::from([orders(2)]));
+}
+
+#[test]
+fn who_begins_anew_fences_whoever_had_the_id_and_aborts_its_transaction() {
+    let mut world = World::new();
+    let old = world.init("a").expect("begun");
+    world.add("a", old, "orders", 1);
+    assert_eq!(world.init("a"), Err(Code::ConcurrentTransactions));
+    // From this moment on the old one is fenced, whatever it tries.
+    assert_eq!(world.add("a", old, "orders", 2), Code::ProducerFenced.code());
+    assert_eq!(world.end("a", old, true), Code::ProducerFenced.code());
+    let ending = world.finish();
+    assert_eq!((ending.commit, ending.epoch), (false, 1));
+    let new = world.init("a").expect("begun");
+    assert_eq!(new, (101, 2));
+    assert_eq!(world.init_as("a", 101, 0), Err(Code::ProducerFenced));
+    assert_eq!(world.init_as("a", 7, 2), Err(Code::ProducerFenced));
+    // One that knows who it is goes on, and may ask twice.
+    assert_eq!(world.init_as("a", 101, 2), Ok((101, 3)));
+    assert_eq!(world.init_as("a", 101, 2), Ok((101, 3)));
+    assert_eq!(world.init_as("a", 101, 3), Ok((101, 4)));
+}
+
+#[test]
+fn old_clients_hear_of_fencing_by_the_older_error() {
+    let mut world = World::new();
+    let old = world.init("a").expect("begun");
+    world.init("a").expect("begun anew");
+    let request = EndTxnRequest::default()
+        .with_transactional_id(id("a"))
+        .with_producer_id(ProducerId(old.0))
+        .with_producer_epoch(old.1);
+    let code = world.transactions.end(world.now, 1, &request).response.error_code;
+    assert_eq!(code, Code::InvalidProducerEpoch.code());
+}
+
+#[test]
+fn epochs_that_are_used_up_bring_another_producer_id() {
+    let mut world = World::new();
+    let mut producer = world.init("a").expect("begun");
+    for _ in 0..i16::MAX - 1 {
+        producer = world.init_as("a", producer.0, producer.1).expect("goes on");
+    }
+    assert_eq!(producer, (101, i16::MAX - 1));
+    // The last epoch can still be fenced.
+    world.add("a", producer, "orders", 0);
+    assert_eq!(world.init("a"), Err(Code::ConcurrentTransactions));
+    assert_eq!(world.finish().epoch, i16::MAX);
+    assert_eq!(world.init("a"), Ok((102, 0)));
+}
+
+#[test]
+fn what_runs_too_long_is_aborted_and_its_producer_fenced() {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    world.add("a", producer, "orders", 1);
+    world.pass(59_999);
+    // More in it does not give it more time.
+    world.add("a", producer, "orders", 2);
+    world.pass(1);
+    assert_eq!(world.state("a"), "PrepareAbort");
+    let ending = world.finish();
+    assert_eq!((ending.commit, ending.epoch, ending.partitions.len()), (false, 1, 2));
+    assert_eq!(world.end("a", producer, true), Code::ProducerFenced.code());
+    assert_eq!(world.init("a"), Ok((101, 2)));
+}
+
+#[test]
+fn a_full_journal_decides_nothing() {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    world.add("a", producer, "orders", 1);
+    world.journal.0.lock().is_full = true;
+    let unavailable = Code::CoordinatorNotAvailable;
+    assert_eq!(world.end("a", producer, true), unavailable.code());
+    assert_eq!(world.init("a"), Err(unavailable));
+    assert_eq!(world.init("b"), Err(unavailable));
+    assert_eq!(world.add("a", producer, "orders", 2), unavailable.code());
+    world.pass(60_000);
+    assert_eq!((world.transactions.take_endings(), world.state("a").as_str()), (vec![], "Ongoing"));
+    world.journal.0.lock().is_full = false;
+    world.pass(1_000);
+    assert_eq!(world.finish().partitions, BTreeSet::from([orders(1)]));
+}
+
+#[test]
+fn what_was_decided_is_ended_after_a_restart() {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    world.add("a", producer, "orders", 1);
+    world.end("a", producer, true);
+    let before = world.transactions.take_endings();
+    world.restart();
+    let after = world.finish();
+    assert_eq!(Ending { after: before[0].after, ..after }, before[0]);
+    world.restart();
+    assert_eq!((world.transactions.take_endings(), world.state("a").as_str()), (vec![], "CompleteCommit"));
+    // What only ran still runs, for its whole time.
+    world.add("a", producer, "orders", 3);
+    world.restart();
+    assert_eq!(world.transactions.check_produce("a", 101, 0, &orders(3)), Ok(()));
+    world.pass(60_000);
+    assert!(!world.finish().commit);
+}
+
+#[test]
+fn requests_that_make_no_sense_get_kafkas_errors() {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    assert_eq!(world.init(""), Err(Code::InvalidRequest));
+    assert_eq!(world.init(&"i".repeat(1_025)), Err(Code::InvalidRequest));
+    let late =
+        InitProducerIdRequest::default().with_transactional_id(Some(id("a"))).with_transaction_timeout_ms(900_001);
+    let code = world.transactions.init(world.now, 4, &late).response.error_code;
+    assert_eq!(code, Code::InvalidTransactionTimeout.code());
+    assert_eq!(world.add("b", producer, "orders", 0), Code::InvalidProducerIdMapping.code());
+    assert_eq!(world.add("a", (7, 0), "orders", 0), Code::InvalidProducerIdMapping.code());
+    assert_eq!(world.add("a", (101, 1), "orders", 0), Code::ProducerFenced.code());
+    for (topic, partition) in [("no", 0), ("orders", 4), ("orders", -1)] {
+        assert_eq!(world.add("a", producer, topic, partition), Code::UnknownTopicOrPartition.code());
+    }
+    assert_eq!(world.add_group("a", producer, ""), Code::InvalidGroupId.code());
+    assert_eq!(world.end("a", producer, true), Code::InvalidTxnState.code());
+    assert_eq!((world.init("b"), world.init("c")), (Ok((102, 0)), Ok((103, 0))));
+    assert_eq!(world.init("d"), Err(Code::PolicyViolation));
+}
+
+#[test]
+fn ids_that_nobody_uses_are_forgotten() {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    world.pass(6 * 24 * 3_600_000);
+    world.add("a", producer, "orders", 0);
+    world.end("a", producer, true);
+    world.finish();
+    world.pass(6 * 24 * 3_600_000);
+    world.restart();
+    assert_eq!(world.state("a"), "CompleteCommit");
+    world.pass(24 * 3_600_000);
+    for _ in 0..2 {
+        let request = DescribeTransactionsRequest::default().with_transactional_ids(vec![id("a")]);
+        let described = world.transactions.describe(&request);
+        assert_eq!(described.transaction_states[0].error_code, Code::TransactionalIdNotFound.code());
+        world.restart();
+    }
+    assert_eq!(world.transactions.next_deadline_ms(), None);
+}
+
+#[test]
+fn transactions_are_listed_and_copied() {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    world.init("b").expect("begun");
+    world.add("a", producer, "orders", 0);
+    world.pass(5_000);
+    let names = |world: &World, request: ListTransactionsRequest| -> Vec<String> {
+        let listed = world.transactions.list(world.now, &request).transaction_states;
+        listed.iter().map(|of| of.transactional_id.to_string()).collect()
+    };
+    let all = || ListTransactionsRequest::default().with_duration_filter(-1);
+    assert_eq!(names(&world, all()), ["a", "b"]);
+    assert_eq!(names(&world, all().with_state_filters(vec![text("Empty"), text("Other")])), ["b"]);
+    assert_eq!(names(&world, all().with_producer_id_filters(vec![ProducerId(101)])), ["a"]);
+    assert_eq!(names(&world, all().with_duration_filter(4_000)), ["a"]);
+    assert_eq!(names(&world, all().with_duration_filter(6_000)), [""; 0]);
+    let (mut copy, next) = world.transactions.snapshot(None, 1);
+    assert_eq!(next.as_deref(), Some("a"));
+    let (rest, next) = world.transactions.snapshot(Some("a"), 1);
+    assert_eq!(next, None);
+    copy.extend(rest);
+    world.journal.0.lock().entries = copy;
+    world.restart();
+    assert_eq!((world.state("a"), world.state("b")), ("Ongoing".into(), "Empty".into()));
+}
+
+/// What happens next.
+#[derive(Clone, Debug)]
+enum Event {
+    Init(usize),
+    Add(usize, i32),
+    End(usize, bool),
+    /// The door ends a transaction whose decision is durable.
+    Finish,
+    Pass(u64),
+    Durable,
+    Full(bool),
+    Crash,
+}
+
+fn events() -> impl Strategy<Value = Vec<Event>> {
+    let client = 0..3usize;
+    let event = prop_oneof![
+        2 => client.clone().prop_map(Event::Init),
+        4 => (client.clone(), 0..4i32).prop_map(|(at, partition)| Event::Add(at, partition)),
+        3 => (client, any::<bool>()).prop_map(|(at, commit)| Event::End(at, commit)),
+        3 => Just(Event::Finish),
+        1 => (0..70_000u64).prop_map(Event::Pass),
+        3 => Just(Event::Durable),
+        1 => any::<bool>().prop_map(Event::Full),
+        1 => Just(Event::Crash),
+    ];
+    proptest::collection::vec(event, 1..100)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Three producers fight for one id. A commit that was acknowledged gets its commit markers, once its decision is
+    /// durable, and never those of an abort; nobody commits what another producer of the id has begun; epochs never go back.
+    #[test]
+    fn an_outcome_is_decided_once(events in events()) {
+        let mut world = World::new();
+        let mut clients = [(-1i64, -1i16); 3];
+        let (mut durable, mut epoch_heard) = (0, -1);
+        // What was acknowledged of the transaction of an epoch that runs, by what the answers rest on.
+        let mut promised: Vec<(u64, i16)> = Vec::new();
+        let mut ready: Vec<Ending> = Vec::new();
+        let mut finished: BTreeMap<i16, Vec<bool>> = BTreeMap::new();
+        for event in &events {
+            match event {
+                Event::Init(at) => if let Ok(producer) = world.init("id") {
+                    prop_assert!(producer.1 > epoch_heard, "an epoch came again");
+                    durable = world.journal.0.lock().entries.len() as u64;
+                    epoch_heard = producer.1;
+                    clients[*at] = producer;
+                },
+                Event::Add(at, partition) => {
+                    let code = world.add("id", clients[*at], "orders", *partition);
+                    prop_assert!(code != 0 || clients[*at].1 == epoch_heard, "a fenced producer goes on");
+                }
+                Event::End(at, commit) => {
+                    let (after, code) = world.end_reply("id", clients[*at], *commit);
+                    if code == 0 && *commit {
+                        promised.push((after.map_or(0, |mark| mark.0), clients[*at].1));
+                    }
+                }
+                Event::Finish => {
+                    ready.extend(world.transactions.take_endings());
+                    let (now, rest) = ready.drain(..).partition(|of| of.after.is_none_or(|mark| mark.0 <= durable));
+                    ready = rest;
+                    let now: Vec<Ending> = now;
+                    for ending in now {
+                        if world.transactions.ended(world.now, &ending) {
+                            finished.entry(ending.epoch).or_default().push(ending.commit);
+                        }
+                    }
+                }
+                Event::Pass(ms) => world.pass(*ms),
+                Event::Durable => durable = world.journal.0.lock().entries.len() as u64,
+                Event::Full(is_full) => world.journal.0.lock().is_full = *is_full,
+                Event::Crash => {
+                    world.journal.0.lock().entries.truncate(durable as usize);
+                    promised.retain(|(mark, _)| *mark <= durable);
+                    ready.clear();
+                    world.restart();
+                }
+            }
+        }
+        // In the end everything that was promised has its markers.
+        world.journal.0.lock().is_full = false;
+        ready.extend(world.transactions.take_endings());
+        for _ in 0..3 {
+            for ending in std::mem::take(&mut ready) {
+                if world.transactions.ended(world.now, &ending) {
+                    finished.entry(ending.epoch).or_default().push(ending.commit);
+                }
+            }
+            ready.extend(world.transactions.take_endings());
+        }
+        for (_, epoch) in promised {
+            let outcomes = finished.get(&epoch).cloned().unwrap_or_default();
+            prop_assert!(outcomes.contains(&true), "a commit of epoch {epoch} was lost");
+        }
+        let states = ["Empty", "Ongoing", "CompleteCommit", "CompleteAbort", ""];
+        prop_assert!(states.contains(&world.state("id").as_str()), "{}", world.state("id"));
+    }
+}
