@@ -12,6 +12,7 @@
 //! | `fetch`, `offsets` | lanes as record batches; times to offsets |
 //! | `admin`, `metadata`, `configs` | topics and what the node says about itself |
 //! | [`groups`], `group_door`, `group_log` | the group coordinator, its connections and its stream |
+//! | [`transactions`] | the transaction coordinator, which the door does not serve yet |
 //!
 //! Sessions run on the I/O threads of a [`kera_rpc::Server`] with [`kera_rpc::Framing::Prefixed`] and never wait; commands that
 //! wait for a disk have a thread of their own. Nothing from the network is believed: requests are walked along their shape
