@@ -21,6 +21,14 @@ use crate::{ClientError, Routing};
 #[derive(Debug)]
 pub struct Front {
     shared: Arc<Shared>,
+    desk: Desk,
+    chunk_bytes_max: usize,
+    records: u64,
+}
+
+/// What is not shared with the task, or only word by word.
+#[derive(Debug)]
+struct Desk {
     slots: Arc<[Slot]>,
     /// One for each streamlet.
     pens: Vec<Pen>,
@@ -29,10 +37,8 @@ pub struct Front {
     routing: Routing,
     lanes: u32,
     chunk_bytes: usize,
-    chunk_bytes_max: usize,
     /// The streamlet that records without a key go to at the moment.
     robin: u32,
-    records: u64,
 }
 
 impl Front {
@@ -43,7 +49,8 @@ impl Front {
         let BufferSettings { routing, lanes, chunk_bytes, chunk_bytes_max, .. } = settings;
         let pens = slots.iter().map(|_| Pen::default()).collect();
         let open = Vec::new();
-        Front { shared, slots, pens, open, routing, lanes, chunk_bytes, chunk_bytes_max, robin: 0, records: 0 }
+        let desk = Desk { slots, pens, open, routing, lanes, chunk_bytes, robin: 0 };
+        Front { shared, desk, chunk_bytes_max, records: 0 }
     }
 
     /// One without a producer, to measure how fast it takes records.
@@ -80,22 +87,7 @@ impl Front {
     }
 
     pub(super) fn streamlets(&self) -> u32 {
-        self.pens.len() as u32
-    }
-
-    #[inline]
-    fn route(&self, record: &Record<'_>) -> u32 {
-        match (self.routing, record.keys) {
-            (Routing::Key, [key, ..]) => self.route_key(key),
-            (Routing::Streamlet(streamlet), _) => streamlet,
-            _ => self.robin,
-        }
-    }
-
-    // Out of line: it would take the registers of the loop over records without keys.
-    #[inline(never)]
-    fn route_key(&self, key: &[u8]) -> u32 {
-        streamlet_of_key(key, self.streamlets(), self.lanes)
+        self.desk.streamlets()
     }
 
     /// Takes a record, for `streamlet` if one is given; the caller has checked that it exists. `Ok(false)`: there is no
@@ -104,7 +96,7 @@ impl Front {
     pub fn push(&mut self, record: &Record<'_>, streamlet: Option<u32>) -> Result<bool, ClientError> {
         let number = match streamlet {
             Some(number) => number,
-            None => self.route(record),
+            None => self.desk.route(record),
         };
         let bytes = match record.value {
             Some(value) if record.is_plain() => RECORD_HEADER_BYTES + value.len(),
@@ -113,7 +105,7 @@ impl Front {
                 record.encoded_bytes()
             }
         };
-        let (pen, slot) = (&mut self.pens[number as usize], &self.slots[number as usize]);
+        let (pen, slot) = (&mut self.desk.pens[number as usize], &self.desk.slots[number as usize]);
         // After this record there is room for another like it: the chunk is not full.
         if 2 * bytes <= pen.left() && !slot.is_stolen() {
             pen.write(slot, record, bytes);
@@ -148,48 +140,48 @@ impl Front {
         waiter: &mut Option<Waiter>,
     ) -> Result<bool, ClientError> {
         let bytes = self.check(record)?;
-        let shared = Arc::clone(&self.shared);
-        let mut buffer = shared.buffer();
+        let desk = &mut self.desk;
+        let mut buffer = self.shared.buffer();
         if let Some(error) = &buffer.fatal {
             return Err(error.clone());
         }
-        let mut number = streamlet.unwrap_or_else(|| self.route(record));
+        let mut number = streamlet.unwrap_or_else(|| desk.route(record));
         let mut wake = false;
         // A chunk that was stolen from, or has no room, makes way. Records without a key then go to the next streamlet,
         // where there may be another one.
-        while self.pens[number as usize].is_open() && !self.takes(number, bytes) {
-            self.seal(&mut buffer, number);
+        while desk.pens[number as usize].is_open() && !desk.takes(number, bytes) {
+            desk.seal(&mut buffer, number);
             wake = true;
-            number = streamlet.unwrap_or_else(|| self.route(record));
+            number = streamlet.unwrap_or_else(|| desk.route(record));
         }
-        let pen = &mut self.pens[number as usize];
+        let pen = &mut desk.pens[number as usize];
         let was_open = pen.is_open();
         wake |= !was_open;
         let taken = bytes <= pen.left() || buffer.make_room(number, pen, bytes);
         if taken {
             if !was_open {
-                pen.listed = self.open.len() as u32;
-                self.open.push(number);
+                pen.listed = desk.open.len() as u32;
+                desk.open.push(number);
             }
             if let Some(waiter) = waiter.take() {
                 buffer.wait_for(number, pen, waiter);
             }
-            pen.write(&self.slots[number as usize], record, bytes);
+            pen.write(&desk.slots[number as usize], record, bytes);
             self.records += 1;
             // A chunk that has no room for another record like this one would only wait.
-            if !self.takes(number, bytes) {
-                self.seal(&mut buffer, number);
+            if !desk.takes(number, bytes) {
+                desk.seal(&mut buffer, number);
                 wake = true;
             }
         } else if buffer.is_settled(buffer.sealed_serial()) {
             // All that there is is in open chunks, which do not get any fuller by waiting.
-            self.seal_all(&mut buffer);
+            desk.seal_all(&mut buffer);
             wake = true;
         }
         let wake = wake && std::mem::take(&mut buffer.hungry);
         drop(buffer);
         if wake {
-            shared.work.notify_one();
+            self.shared.work.notify_one();
         }
         Ok(taken)
     }
@@ -197,8 +189,64 @@ impl Front {
     /// Writes a record as a producer does that looked at its slot before a theft.
     #[cfg(test)]
     pub(super) fn push_unseen(&mut self, record: &Record<'_>) {
-        let number = self.route(record) as usize;
-        self.pens[number].write(&self.slots[number], record, record.encoded_bytes());
+        let number = self.desk.route(record) as usize;
+        self.desk.pens[number].write(&self.desk.slots[number], record, record.encoded_bytes());
+    }
+
+    /// Seals everything that is open. Returns the serial up to which chunks have to be settled then.
+    pub(super) fn flush(&mut self) -> u64 {
+        let mut buffer = self.shared.buffer();
+        self.desk.seal_all(&mut buffer);
+        let serial = buffer.sealed_serial();
+        if !buffer.ended {
+            drop(buffer);
+            self.shared.work.notify_one();
+            return serial;
+        }
+        // The task is gone. A record that it missed is given up here.
+        let error = buffer.fatal.clone().unwrap_or(ClientError::Closed);
+        let now = Instant::now();
+        let reports: Vec<_> =
+            buffer.take_all(now).into_iter().map(|c| buffer.settle(c, Err(error.clone()), now, false)).collect();
+        drop(buffer);
+        self.shared.tell(&reports);
+        serial
+    }
+
+    /// The record's encoded bytes, if it can be sent.
+    fn check(&self, record: &Record<'_>) -> Result<usize, ClientError> {
+        record.check().map_err(ClientError::Record)?;
+        let bytes = record.encoded_bytes();
+        let chunk = align8(bytes + CHUNK_HEADER_BYTES);
+        if bytes + CHUNK_HEADER_BYTES > self.desk.chunk_bytes && chunk > self.chunk_bytes_max {
+            return Err(ClientError::Record(FormatError::OverLimit {
+                field: "record bytes (in a chunk of its own)",
+                value: chunk as u64,
+                limit: self.chunk_bytes_max as u64,
+            }));
+        }
+        Ok(bytes)
+    }
+}
+
+impl Desk {
+    fn streamlets(&self) -> u32 {
+        self.pens.len() as u32
+    }
+
+    #[inline]
+    fn route(&self, record: &Record<'_>) -> u32 {
+        match (self.routing, record.keys) {
+            (Routing::Key, [key, ..]) => self.route_key(key),
+            (Routing::Streamlet(streamlet), _) => streamlet,
+            _ => self.robin,
+        }
+    }
+
+    // Out of line: it would take the registers of the loop over records without keys.
+    #[inline(never)]
+    fn route_key(&self, key: &[u8]) -> u32 {
+        streamlet_of_key(key, self.streamlets(), self.lanes)
     }
 
     /// Whether the open chunk of a streamlet takes a record of so many bytes.
@@ -224,41 +272,5 @@ impl Front {
         while let Some(number) = self.open.last() {
             self.seal(buffer, *number);
         }
-    }
-
-    /// Seals everything that is open. Returns the serial up to which chunks have to be settled then.
-    pub(super) fn flush(&mut self) -> u64 {
-        let shared = Arc::clone(&self.shared);
-        let mut buffer = shared.buffer();
-        self.seal_all(&mut buffer);
-        let serial = buffer.sealed_serial();
-        if !buffer.ended {
-            drop(buffer);
-            shared.work.notify_one();
-            return serial;
-        }
-        // The task is gone. A record that it missed is given up here.
-        let error = buffer.fatal.clone().unwrap_or(ClientError::Closed);
-        let now = Instant::now();
-        let reports: Vec<_> =
-            buffer.take_all(now).into_iter().map(|c| buffer.settle(c, Err(error.clone()), now, false)).collect();
-        drop(buffer);
-        shared.tell(&reports);
-        serial
-    }
-
-    /// The record's encoded bytes, if it can be sent.
-    fn check(&self, record: &Record<'_>) -> Result<usize, ClientError> {
-        record.check().map_err(ClientError::Record)?;
-        let bytes = record.encoded_bytes();
-        let chunk = align8(bytes + CHUNK_HEADER_BYTES);
-        if bytes + CHUNK_HEADER_BYTES > self.chunk_bytes && chunk > self.chunk_bytes_max {
-            return Err(ClientError::Record(FormatError::OverLimit {
-                field: "record bytes (in a chunk of its own)",
-                value: chunk as u64,
-                limit: self.chunk_bytes_max as u64,
-            }));
-        }
-        Ok(bytes)
     }
 }

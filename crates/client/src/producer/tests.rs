@@ -73,7 +73,7 @@ fn a_thief_at_any_moment_loses_and_doubles_nothing() {
     const RECORDS: u64 = 300_000;
     for (streamlets, buffer_bytes, pause) in [(1, 1 << 20, 7), (3, 1 << 20, 1_000), (3, 2_000, 50)] {
         let (front, shared) = front(BufferSettings { streamlets, buffer_bytes, ..settings() });
-        let done = AtomicBool::new(false);
+        let (done, release) = (AtomicBool::new(false), AtomicBool::new(false));
         let mut all = Vec::new();
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -89,13 +89,13 @@ fn a_thief_at_any_moment_loses_and_doubles_nothing() {
                 }
                 done.store(true, Ordering::Release);
                 // No flush: what is open leaves by itself. The front stays until then.
-                while done.load(Ordering::Acquire) {
+                while !release.load(Ordering::Acquire) {
                     std::thread::yield_now();
                 }
             });
             let mut next_sequence = vec![0; streamlets as usize];
             let mut looks = 0;
-            while (all.len() as u64) < RECORDS {
+            while !done.load(Ordering::Acquire) || (all.len() as u64) < RECORDS {
                 let records = take(&shared, Instant::now(), &mut next_sequence);
                 if records.is_empty() && done.load(Ordering::Acquire) {
                     std::thread::sleep(LOOK_AGAIN);
@@ -106,7 +106,7 @@ fn a_thief_at_any_moment_loses_and_doubles_nothing() {
                     break;
                 }
             }
-            done.store(false, Ordering::Release);
+            release.store(true, Ordering::Release);
         });
         for streamlet in 0..streamlets {
             let mine = all.iter().filter(|(s, _)| *s == streamlet).map(|(_, number)| *number);
