@@ -9,7 +9,7 @@ use kera_protocol::{ErrorBody, ProtocolError, Status};
 #[derive(Debug, thiserror::Error)]
 pub enum CoordinatorError {
     /// A stream of that name is there already.
-    #[error("stream `{name}` exists; choose another name, or ask for it with if_not_exists")]
+    #[error("stream `{name}` exists")]
     StreamExists {
         /// The name.
         name: String,

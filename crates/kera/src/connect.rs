@@ -46,10 +46,22 @@ pub fn explain(error: &ClientError) -> CliError {
     let prefix = error.status().map_or(String::new(), |status| format!("{status:?}: "));
     let failure = CliError::failure(text.strip_prefix(&prefix).unwrap_or(&text));
     match (error, error.status()) {
-        (_, Some(status)) => failure.next(status.hint()),
+        (_, Some(status)) => failure.next(next_step(status)),
         (ClientError::Rpc(_), None) => failure
             .next("start a node with `kera serve`, or name a running one with --connect HOST:PORT or KERA_CONNECT"),
         _ => failure,
+    }
+}
+
+/// What to do next, in the words of the command line where it has its own.
+fn next_step(status: Status) -> &'static str {
+    match status {
+        Status::StreamExists => "choose another name, or pass --if-not-exists",
+        Status::UnknownApplication => {
+            "`kera application list` shows all; `kera consume STREAM --application` makes one"
+        }
+        Status::UnknownStream => "`kera stream list` shows all; `kera stream create` makes one",
+        other => other.hint(),
     }
 }
 

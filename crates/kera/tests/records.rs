@@ -185,6 +185,11 @@ fn an_application_goes_on_where_it_stopped() {
     node.ok("application delete other");
     let (_, said) = node.fails("application describe ohter");
     assert!(said.contains("there is no application `ohter`"), "{said}");
+    // Advice is in the words of the command line.
+    let (_, said) = node.fails("application describe ohter --stream flights");
+    assert!(said.contains("`kera application list`"), "{said}");
+    let (_, said) = node.fails("stream create flights");
+    assert!(said.contains("--if-not-exists"), "{said}");
 }
 
 #[test]

@@ -172,6 +172,9 @@ impl ChaosConfig {
     }
 
     fn check(&self) -> Result<(), BenchError> {
+        if self.rounds == 0 {
+            return Err(BenchError::setting("rounds", "0 faults prove nothing; give 1 or more"));
+        }
         if self.faults.is_empty() {
             return Err(BenchError::setting("faults", "name at least one"));
         }
@@ -318,6 +321,8 @@ mod tests {
         assert!(config.check().unwrap_err().to_string().contains("rate"));
         config.faults.clear();
         assert!(config.check().is_err());
+        let none = ChaosConfig { rounds: 0, ..ChaosConfig::new("kera".into()) };
+        assert!(none.check().unwrap_err().to_string().contains("rounds"));
         for fault in [Fault::Kill, Fault::Power, Fault::Freeze, Fault::FullDisk, Fault::Stop] {
             assert_eq!(fault.name().parse::<Fault>(), Ok(fault));
         }

@@ -31,7 +31,7 @@ fn status_text(s: &NodeStatusResponse, address: &str) -> String {
         (
             "streams",
             format!(
-                "{}, with {} lanes, {} groups and {} segments",
+                "{} (lanes: {}, groups: {}, segments: {})",
                 human_count(s.streams),
                 human_count(s.lanes),
                 human_count(s.groups),
@@ -42,7 +42,7 @@ fn status_text(s: &NodeStatusResponse, address: &str) -> String {
         (
             "clients",
             format!(
-                "{} connections, {} subscriptions, {} applications",
+                "connections: {}, subscriptions: {}, applications: {}",
                 s.connections, s.subscriptions, s.applications
             ),
         ),
