@@ -195,7 +195,12 @@ impl Sending {
     }
 
     /// Waits for every acknowledgement, and tells how it went.
-    async fn finish(mut self, outcome: Result<(), CliError>, started: Instant, globals: &Globals) -> Result<(), CliError> {
+    async fn finish(
+        mut self,
+        outcome: Result<(), CliError>,
+        started: Instant,
+        globals: &Globals,
+    ) -> Result<(), CliError> {
         let flushed = self.producer.flush().await;
         let stats = self.producer.stats();
         self.progress.end();

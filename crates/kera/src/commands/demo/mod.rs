@@ -88,7 +88,12 @@ fn prepare(config: &Config) -> Result<(), CliError> {
 fn demo_config(data: &str) -> Result<Config, CliError> {
     let flag = |name: &str, value: &str| (name.to_owned(), value.to_owned());
     let sources = Sources {
-        flags: vec![flag("data", data), flag("listen", "127.0.0.1:0"), flag("http-listen", "127.0.0.1:0"), flag("kafka-listen", "127.0.0.1:0")],
+        flags: vec![
+            flag("data", data),
+            flag("listen", "127.0.0.1:0"),
+            flag("http-listen", "127.0.0.1:0"),
+            flag("kafka-listen", "127.0.0.1:0"),
+        ],
         ..Sources::default()
     };
     let mut config = load(&sources).map_err(|mistakes| CliError::failure(mistakes.to_string()))?.config;
