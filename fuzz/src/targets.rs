@@ -2,6 +2,7 @@
 //! read must hold together.
 
 use kera_format::chunk::{ChunkView, Chunks};
+use kera_format::extent::{ExtentMarker, walk_image};
 use kera_format::container::{BatchHeader, ContainerHeader, ReleasedMap, Trailer, verify_image};
 use kera_format::segment::{SegmentHeader, SegmentProgress, closed_checksum};
 use kera_format::{Compression, Records, arena, catalog, limits, vlog};
@@ -223,6 +224,12 @@ pub fn container(data: &[u8]) {
     both(data, put_right, |data| {
         let _ = ContainerHeader::parse(data);
         let _ = ReleasedMap::parse(data);
+        if let Ok(marker) = ExtentMarker::parse(data) {
+            assert!(marker.image_at() > marker.index_at() && marker.end() > marker.image_at());
+        }
+        if let Ok((header, progress)) = walk_image(data) {
+            assert!(progress.head <= data.len() as u64 && progress.head <= header.capacity_bytes.into());
+        }
         if let Ok(batch) = BatchHeader::parse(data)
             && let Ok(entries) = batch.entries(data)
         {

@@ -13,6 +13,7 @@ use kera_format::container::{
     BatchHeader, CONTAINER_HEADER_BYTES, ContainerEntry, ContainerHeader, ENTRY_BYTES, MARK_BYTES, ProducerMark,
     ReleasedMap, TRAILER_BYTES, Trailer, footer_bytes, index_bytes,
 };
+use kera_format::extent::ExtentMarker;
 use kera_format::ids::*;
 use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
 
@@ -25,6 +26,7 @@ const CONTAINER: ContainerHeader = ContainerHeader {
 /// Where the batch starts in the file, and what it takes there: its index and one image.
 const BATCH: (u64, u64) = (0x5000, 0x1000 + 0x2000);
 const FOOTER_AT: u64 = 0x8000;
+const EXTENT: (u64, u64, u32, u32) = (0x5000, 0x2000, 65_536, 3);
 
 fn entry() -> ContainerEntry {
     ContainerEntry {
@@ -81,6 +83,33 @@ fn footer() -> Vec<u8> {
     let mut bytes = vec![0xff; footer_bytes(1, 1) as usize];
     Trailer::write(&CONTAINER, FOOTER_AT, &[entry()], &mut bytes);
     bytes
+}
+
+fn extent() -> ExtentMarker {
+    let (at, index_bytes, capacity_bytes, number) = EXTENT;
+    ExtentMarker::new(&CONTAINER, at, index_bytes, capacity_bytes, number)
+}
+
+fn extent_bytes() -> Vec<u8> {
+    let mut bytes = vec![0xff; 64];
+    extent().write(&mut bytes);
+    bytes
+}
+
+fn extent_case(bytes: &[u8]) -> Case {
+    Layout::of(bytes)
+        .text("magic", 4)
+        .u16("version")
+        .u16("header_bytes")
+        .u64("container")
+        .u64("key")
+        .u64("at")
+        .u64("extent_bytes")
+        .u32("index_bytes")
+        .u32("number")
+        .bytes("zero", 12)
+        .u32("checksum")
+        .case("extent", "the first 64 bytes of an extent for a segment of 64 KiB")
 }
 
 fn header_case(bytes: &[u8]) -> Case {
@@ -188,6 +217,10 @@ fn refused() -> Vec<Refused> {
         let refuse = |bytes: &[u8]| Trailer::parse(bytes, FOOTER_AT + 4096).err().map(|e| e.to_string());
         resealed(name, bytes, changes, None, refuse)
     };
+    let extent = |name: &str, changes: &[(usize, u8)]| {
+        let refuse = |bytes: &[u8]| ExtentMarker::parse(bytes).err().map(|e| e.to_string());
+        resealed(name, extent_bytes(), changes, None, refuse)
+    };
     let as_it_is = |name: &str, at: usize| {
         let mut bytes = self::index()[..entries_end].to_vec();
         bytes[at] ^= 1;
@@ -212,6 +245,12 @@ fn refused() -> Vec<Refused> {
         trailer("trailer: wrong magic", &[(3, b'F')]),
         trailer("trailer: not where the footer of this file must end", &[(25, 0x70)]),
         trailer("trailer: more segments than a container has", &[(34, 1)]),
+        extent("extent: wrong magic", &[(3, b'Y')]),
+        extent("extent: unknown version", &[(4, 2)]),
+        extent("extent: does not start at a page", &[(24, 8)]),
+        extent("extent: no room for a segment", &[(34, 0)]),
+        extent("extent: an index that does not end at a page", &[(40, 8)]),
+        extent("extent: more segments than a container has", &[(46, 1)]),
     ]
 }
 
@@ -231,6 +270,7 @@ fn containers_are_as_the_golden_bytes_say() {
             sector,
             index_case(&index[..entries_end]),
             trailer_case(&footer[footer.len() - TRAILER_BYTES..]),
+            extent_case(&extent_bytes()),
         ],
         refused: refused(),
     };
@@ -255,6 +295,8 @@ fn containers_are_as_the_golden_bytes_say() {
     assert_eq!((trailer.at, trailer.count()), (FOOTER_AT, 1));
     assert_eq!(trailer.entries(&index[64..]), Ok(vec![entry()]), "the same entries as in the index");
     assert_eq!(index[64..], footer[..ENTRY_BYTES + MARK_BYTES]);
+
+    assert_eq!(ExtentMarker::parse(&golden.case("extent").bytes()), Ok(extent()));
 }
 
 #[test]

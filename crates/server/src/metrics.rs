@@ -225,6 +225,9 @@ static METRICS: &[Metric] = &[
     bytes(counter("vlog_written", "Bytes of blocks written by virtual logs, padding included.", |s| {
         s.virtual_logs.block_bytes
     })),
+    bytes(counter("vlog_through", "Bytes of large segments that virtual logs wrote straight to containers.", |s| {
+        s.virtual_logs.through_bytes
+    })),
     counter("vlog_disk_microseconds", "Microseconds that virtual logs spent writing and syncing.", |s| {
         s.virtual_logs.disk_us
     }),

@@ -31,10 +31,23 @@ use kera_log::{ChunkReference, Extent, Segment, WriteThrough};
 const EXTENTS_MAX: usize = 16;
 const FIRST_CHUNK: u32 = SEGMENT_HEADER_BYTES as u32;
 
-/// What of a batch goes into a block.
-pub(crate) struct Piece {
-    pub(crate) reference: ChunkReference,
+/// What of a batch goes into a block: chunks that follow one another in a segment.
+pub(crate) struct Piece<'a> {
+    pub(crate) segment: &'a Segment,
+    pub(crate) position: u32,
+    pub(crate) bytes: u32,
     pub(crate) chunks: u32,
+}
+
+impl<'a> Piece<'a> {
+    fn of(reference: &'a ChunkReference, chunks: u32) -> Piece<'a> {
+        let ChunkReference { segment, position, bytes, .. } = reference;
+        Piece { segment, position: *position, bytes: *bytes, chunks }
+    }
+
+    pub(crate) fn chunk(&self) -> &'a [u8] {
+        self.segment.bytes(self.position, self.position + self.bytes)
+    }
 }
 
 #[derive(Default)]
@@ -111,21 +124,21 @@ impl Through {
     }
 
     /// What of a batch goes into a block, in its order, once the rest is written through: see the module.
-    pub(crate) fn pieces(&self, batch: &[ChunkReference], counts: &[u32]) -> Vec<Piece> {
+    pub(crate) fn pieces<'a>(&self, batch: &'a [ChunkReference], counts: &[u32]) -> Vec<Piece<'a>> {
         let mut pieces = Vec::with_capacity(batch.len());
         let mut again = self.failed.clone();
         for (reference, &chunks) in batch.iter().zip(counts) {
             if self.has(&reference.segment) {
                 if reference.position == FIRST_CHUNK {
                     let bytes = chunk_bytes(reference.chunk()).unwrap_or(reference.bytes);
-                    pieces.push(Piece { reference: ChunkReference { bytes, ..reference.clone() }, chunks: 1 });
+                    pieces.push(Piece { bytes, ..Piece::of(reference, 1) });
                 }
                 continue;
             }
             if !again.is_empty() && again.remove(&reference.segment.id()) {
                 pieces.extend(written_again(reference));
             }
-            pieces.push(Piece { reference: reference.clone(), chunks });
+            pieces.push(Piece::of(reference, chunks));
         }
         pieces
     }
@@ -158,7 +171,7 @@ fn chunk_bytes(bytes: &[u8]) -> Option<u32> {
 }
 
 /// The chunks in front of a reference from the one on that reaches into the page in which they end.
-fn written_again(reference: &ChunkReference) -> Option<Piece> {
+fn written_again(reference: &ChunkReference) -> Option<Piece<'_>> {
     let page = reference.position / DISK_ALIGNMENT as u32 * DISK_ALIGNMENT as u32;
     let (mut from, mut chunks) = (FIRST_CHUNK, 0);
     let mut at = FIRST_CHUNK;
@@ -172,6 +185,5 @@ fn written_again(reference: &ChunkReference) -> Option<Piece> {
         }
     }
     let bytes = reference.position - from;
-    let reference = ChunkReference { position: from, bytes, ..reference.clone() };
-    (bytes > 0).then_some(Piece { reference, chunks })
+    (bytes > 0).then_some(Piece { position: from, bytes, ..Piece::of(reference, chunks) })
 }

@@ -107,25 +107,34 @@ impl Writer {
             through_bytes: self.through.write(&self.batch),
             ..Written::default()
         };
-        let pieces = self.through.pieces(&self.batch, &self.counts);
-        let mut rest = &pieces[..];
-        while !rest.is_empty() {
-            let mut bytes = 0;
-            let fits = |piece: &&Piece| {
-                bytes += piece.reference.bytes as usize;
-                bytes <= BLOCK_BYTES_MAX
-            };
-            let count = rest.iter().take_while(fits).count().max(1);
-            let (block, behind) = rest.split_at(count);
-            written.block_bytes += self.write_block(vlog, clock.now_ms(), block)?;
-            rest = behind;
-        }
+        let batch = std::mem::take(&mut self.batch);
+        let blocks = self.write_blocks(vlog, clock, &batch);
+        self.batch = batch;
+        written.block_bytes = blocks?;
         written.disk_us = clock.monotonic_us().saturating_sub(started_us);
         Ok(written)
     }
 
+    /// Writes what of a batch goes into blocks: one, but for a lot of large chunks that could not be written through.
+    fn write_blocks(&mut self, vlog: u32, clock: &dyn Clock, batch: &[ChunkReference]) -> io::Result<u64> {
+        let pieces = self.through.pieces(batch, &self.counts);
+        let (mut rest, mut block_bytes) = (&pieces[..], 0);
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |piece: &&Piece<'_>| {
+                bytes += piece.bytes as usize;
+                bytes <= BLOCK_BYTES_MAX
+            };
+            let count = rest.iter().take_while(fits).count().max(1);
+            let (block, behind) = rest.split_at(count);
+            block_bytes += self.write_block(vlog, clock.now_ms(), block)?;
+            rest = behind;
+        }
+        Ok(block_bytes)
+    }
+
     /// Writes some pieces as the next block and syncs it. Returns its bytes.
-    fn write_block(&mut self, vlog: u32, written_ms: i64, pieces: &[Piece]) -> io::Result<u64> {
+    fn write_block(&mut self, vlog: u32, written_ms: i64, pieces: &[Piece<'_>]) -> io::Result<u64> {
         let chunk_bytes = self.gather(pieces);
         let mut header = BlockHeader {
             vlog,
@@ -148,7 +157,7 @@ impl Writer {
             return Err(error);
         }
         self.next_block += 1;
-        self.files.pin(pieces.iter().map(|piece| piece.reference.segment.id()));
+        self.files.pin(pieces.iter().map(|piece| piece.segment.id()));
         Ok(block_bytes)
     }
 
@@ -157,8 +166,8 @@ impl Writer {
     ///
     /// The copy is what makes one write of many small chunks, at an address and of a length that direct I/O takes. It
     /// also freezes what is written: a segment's page goes on changing behind its head.
-    fn gather(&mut self, pieces: &[Piece]) -> usize {
-        let chunk_bytes: usize = pieces.iter().map(|piece| piece.reference.bytes as usize).sum();
+    fn gather(&mut self, pieces: &[Piece<'_>]) -> usize {
+        let chunk_bytes: usize = pieces.iter().map(|piece| piece.bytes as usize).sum();
         let block_bytes = kera_format::vlog::pages(BLOCK_HEADER_BYTES + chunk_bytes);
         if self.buffer.capacity() > BUFFER_BYTES_KEPT.max(block_bytes) {
             self.buffer = AlignedBuffer::new();
@@ -167,7 +176,7 @@ impl Writer {
         self.buffer.reserve(block_bytes);
         self.buffer.extend_from_slice(&[0; BLOCK_HEADER_BYTES]);
         for piece in pieces {
-            self.buffer.extend_from_slice(piece.reference.chunk());
+            self.buffer.extend_from_slice(piece.chunk());
         }
         debug_assert_eq!(self.buffer.len(), BLOCK_HEADER_BYTES + chunk_bytes);
         self.buffer.resize(block_bytes);
