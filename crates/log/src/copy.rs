@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn every_byte_is_copied_whatever_the_alignment() {
-        let source: Vec<u8> = (0..1200_u32).map(|n| (n * 7 >> 2) as u8).collect();
+        let source: Vec<u8> = (0..1200_u32).map(|n| ((n * 7) >> 2) as u8).collect();
         for bytes in [0, 1, 15, 63, 64, 65, 127, 128, 129, 1000] {
             for (from, to) in [(0, 0), (1, 0), (0, 1), (3, 61), (63, 64), (40, 8)] {
                 let mut target = vec![0xee; 1200];

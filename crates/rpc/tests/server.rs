@@ -177,6 +177,25 @@ fn a_blocked_frame_is_offered_again_after_a_wake_and_order_is_kept() {
 }
 
 #[test]
+fn a_blocked_connection_leaves_others_of_its_thread_alone() {
+    let (server, script) = start(|_| {});
+    let mut other = Raw::greeted(server.local_addr());
+    let mut raw = Raw::greeted(server.local_addr());
+    raw.write(&frame(Op::Lookup, 1, b""));
+    script.until("offered", |s| s.offered.load(SeqCst) == 1);
+    // Bytes of more frames wait in the socket, and do not wake anybody.
+    raw.write(&frame(Op::NodeStatus, 2, &[7; 100_000]));
+    for _ in 0..100 {
+        other.echo(b"goes on");
+    }
+    assert_eq!(script.offered.load(SeqCst), 101, "the blocked frame was not tried again in vain");
+    script.let_go.store(true, SeqCst);
+    script.wake_all();
+    assert_eq!(raw.read().0.correlation, 1);
+    assert_eq!(raw.read().0.correlation, 2);
+}
+
+#[test]
 fn a_blocked_frame_is_offered_again_after_the_deadline() {
     let (server, script) = start(|_| {});
     let mut raw = Raw::greeted(server.local_addr());

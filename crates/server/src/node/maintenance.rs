@@ -16,6 +16,10 @@ use crate::units::MIB;
 
 /// Time between two turns.
 const TURN: Duration = Duration::from_secs(1);
+/// Time between two looks at what is not kept any more, while the node is written to: at least this, and so many times
+/// what a look takes, which grows with the number of lanes.
+const RETAIN_PAUSE: Duration = Duration::from_millis(100);
+const RETAIN_SHARE: u32 = 20;
 /// Arena memory that is touched at a time; afterwards the thread looks whether the node still runs.
 const WARM_BYTES: u64 = 2 * MIB;
 /// Time between two looks whether memory has been used up, while the node is written to.
@@ -40,9 +44,7 @@ impl Maintenance {
         let (stop, stopped) = sync_channel(1);
         let thread =
             std::thread::Builder::new().name("kera-maintain".into()).stack_size(512 << 10).spawn(move || {
-                while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
-                    turn(&parts);
-                }
+                run(&parts, &stopped);
             })?;
         Ok(Maintenance { stops: [stop, stop_warming], threads: [thread, warming] })
     }
@@ -54,6 +56,25 @@ impl Maintenance {
                 tracing::error!("maintenance ended with a panic");
             }
         }
+    }
+}
+
+/// Takes turns. While the node is written to, what is not kept any more goes more often: at a gigabyte a second, memory for
+/// a second of it would be in use for nothing, and would have to be touched first.
+fn run(parts: &Parts, stopped: &Receiver<()>) {
+    let (mut appended_before, mut turn_us, mut pause) = (0, 0, TURN);
+    while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
+        let started_us = parts.clock.monotonic_us();
+        if started_us >= turn_us {
+            turn_us = started_us + TURN.as_micros() as u64;
+            turn(parts);
+        } else {
+            parts.log.retain(parts.clock.now_ms());
+        }
+        let took = Duration::from_micros(parts.clock.monotonic_us().saturating_sub(started_us));
+        let appended = parts.broker.metrics().bytes_appended.load(Ordering::Relaxed);
+        let is_written_to = std::mem::replace(&mut appended_before, appended) != appended;
+        pause = if is_written_to { (took * RETAIN_SHARE).clamp(RETAIN_PAUSE, TURN) } else { TURN };
     }
 }
 
