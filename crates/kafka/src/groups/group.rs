@@ -155,8 +155,8 @@ impl Turn<'_> {
             changed_ms,
             protocol_type: protocol_type.to_owned(),
         };
-        self.append([Fact::Group(Some(state.clone()))])?;
         self.head.changed_ms = changed_ms;
+        self.append([Fact::Group(Some(state.clone()))])?;
         self.head.stored = Some(state);
         Ok(())
     }

@@ -10,6 +10,9 @@ use super::assignor::Assignment;
 /// A static member that is away for a while.
 pub(super) const AWAY: i32 = -2;
 
+/// Bytes that a pattern is counted for beside its own: it is compiled. Members that share one are counted each.
+const PATTERN_BYTES: usize = 32 << 10;
+
 /// Where a member is on its way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Step {
@@ -65,9 +68,10 @@ impl Member {
         }
     }
 
-    /// Bytes that it gave.
+    /// Bytes that it gave, or that what it gave takes.
     pub(super) fn bytes(&self) -> usize {
-        self.names.iter().map(String::len).sum::<usize>() + self.pattern.as_ref().map_or(0, String::len)
+        let pattern = self.pattern.as_ref().map_or(0, |pattern| pattern.len() + PATTERN_BYTES);
+        self.names.iter().map(String::len).sum::<usize>() + pattern
     }
 
     /// Whether it comes from where we think it is. It may be one step behind, if it did not get our last answer.

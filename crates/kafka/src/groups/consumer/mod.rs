@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use kafka_protocol::error::ResponseError as Code;
 use kera_format::kafka_groups::GroupKind;
-use regex::{Regex, RegexBuilder};
+use regex::bytes::{Regex, RegexBuilder};
 use uuid::Uuid;
 
 use super::api::{AppendFailed, Topic, Topics};
@@ -25,8 +25,8 @@ use super::group::Turn;
 use assignor::{Assignment, Subscriber};
 use member::{AWAY, Member, Step};
 
-/// Bytes that a compiled pattern may take.
-const PATTERN_COMPILED_BYTES_MAX: usize = 1 << 20;
+/// Bytes that a compiled pattern may take, and what matching may keep beside it.
+const PATTERN_COMPILED_BYTES_MAX: usize = 64 << 10;
 /// From here on members of consumer groups may commit.
 const VERSION_COMMIT: i16 = 9;
 
@@ -177,7 +177,7 @@ impl ConsumerGroup {
         if !self.patterns.is_empty() {
             let names = topics.names();
             for (regex, matches) in self.patterns.values_mut() {
-                *matches = names.iter().filter(|name| regex.is_match(name)).cloned().collect();
+                *matches = names.iter().filter(|name| regex.is_match(name.as_bytes())).cloned().collect();
             }
         }
         let by_name = self.members.values().flat_map(|member| &member.names);
@@ -192,9 +192,10 @@ impl ConsumerGroup {
     /// Makes sure that a pattern can be matched.
     fn compile(&mut self, pattern: &str) -> Result<(), Code> {
         if !self.patterns.contains_key(pattern) {
-            // The whole name must match.
+            // The whole name must match. Names of topics are ASCII, so classes may be, and stay small.
             let whole = format!("^(?:{pattern})$");
             let regex = RegexBuilder::new(&whole)
+                .unicode(false)
                 .size_limit(PATTERN_COMPILED_BYTES_MAX)
                 .dfa_size_limit(PATTERN_COMPILED_BYTES_MAX)
                 .build()
