@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn checksums_of_two_runs_make_that_of_both() {
-        let bytes: Vec<u8> = (0..70_000_u32).map(|n| (n * 31 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..70_000_u32).map(|n| ((n * 31) >> 3) as u8).collect();
         for all in [0, 1, 2, 21, 96, 4097, 70_000] {
             for first in [0, 1, all / 3, all].into_iter().filter(|first| *first <= all) {
                 let (a, b) = bytes[..all].split_at(first);
