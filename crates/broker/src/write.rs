@@ -172,6 +172,9 @@ impl Writer {
         let Some(stream) = streams.get(&broker.log, header.stream) else {
             return refused(counts, Status::UnknownStream, 0);
         };
+        if stream.is_system() {
+            return refused(counts, Status::InvalidArgument, 0);
+        }
         let Some(streamlet) = stream.streamlet(header.streamlet) else {
             return refused(counts, Status::UnknownStreamlet, 0);
         };

@@ -161,7 +161,7 @@ fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refu
         }
     }
     for config in &topic.configs {
-        let value = config.value.as_ref().map(|value| &**value);
+        let value = config.value.as_deref();
         configs::set(&mut options, &config.name, value).map_err(|why| (ResponseError::InvalidConfig, why))?;
     }
     Ok(options)
@@ -374,7 +374,7 @@ fn alter_configs(door: &Door, asked: AlterConfigsRequest) -> AlterConfigsRespons
                 configs::set(options, one.name, None)?;
             }
             let mut all = resource.configs.iter();
-            all.try_for_each(|one| configs::set(options, &one.name, one.value.as_ref().map(|value| &**value)))
+            all.try_for_each(|one| configs::set(options, &one.name, one.value.as_deref()))
         });
         let answer = Altered::default()
             .with_resource_type(resource.resource_type)
@@ -392,7 +392,7 @@ fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest)
     let responses = asked.resources.into_iter().map(|resource| {
         let done = alter(door, resource.resource_type, &resource.resource_name, validate_only, |options| {
             resource.configs.iter().try_for_each(|one| match one.config_operation {
-                SET => configs::set(options, &one.name, one.value.as_ref().map(|value| &**value)),
+                SET => configs::set(options, &one.name, one.value.as_deref()),
                 DELETE => configs::set(options, &one.name, None),
                 _ => Err(format!("{}: lists are set as a whole", &*one.name)),
             })

@@ -18,7 +18,7 @@ use kera_format::{CHUNK_HEADER_BYTES, Cursor};
 use kera_log::{Lane, LaneVersion, Lookup, ReadError};
 use kera_rpc::{FrameWriter, Outbox};
 
-use crate::batch::{self, PATCHED_BYTES};
+use crate::batch::{self, BATCH_HEADER_BYTES, PATCHED_BYTES};
 use crate::session::{Core, Request};
 use crate::wire::Writer;
 
@@ -287,6 +287,9 @@ fn take(
                 continue;
             }
             let part = match header.kind {
+                PayloadKind::KafkaBatch if (header.payload_bytes as usize) < BATCH_HEADER_BYTES => {
+                    return Err(ReadError::LoadFailed("a batch is shorter than its header".into()));
+                }
                 PayloadKind::KafkaBatch => {
                     let from = start + CHUNK_HEADER_BYTES;
                     Part::Stored(data.slice(from..from + header.payload_bytes as usize), place.base_ordinal)

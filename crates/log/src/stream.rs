@@ -69,6 +69,10 @@ impl Stream {
     pub fn keep_room(&self) {
         self.shared.is_system.store(true, Ordering::Relaxed);
     }
+    /// Whether it is one of the system's own, as [`keep_room`](Stream::keep_room) said.
+    pub fn is_system(&self) -> bool {
+        self.shared.is_system.load(Ordering::Relaxed)
+    }
     /// Whether it was deleted since this handle was taken.
     pub fn is_deleted(&self) -> bool {
         self.shared.deleted.load(Ordering::Acquire)
