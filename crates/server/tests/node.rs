@@ -20,6 +20,8 @@ fn config(dir: &Path) -> Config {
     config.node.io_threads = Some(1);
     config.network.listen = "127.0.0.1:0".into();
     config.http.listen = Some("127.0.0.1:0".into());
+    // Tests run side by side, and on machines where something listens on Kafka's port.
+    config.kafka.listen = None;
     config.arena.bytes = Some(32 << 20);
     config.arena.dir = Some(dir.join("arena"));
     config
