@@ -110,9 +110,25 @@ impl Front {
         if 2 * bytes <= pen.left() && !slot.is_stolen() {
             pen.write(slot, record, bytes);
             self.records += 1;
+            if slot.is_stolen_since() {
+                self.came_late(number);
+            }
             return Ok(true);
         }
         self.push_locked(record, streamlet, &mut None)
+    }
+
+    /// The task stole from a chunk while a record was written to it, and may look at the chunk no more.
+    #[cold]
+    #[inline(never)]
+    fn came_late(&mut self, number: u32) {
+        let mut buffer = self.shared.buffer();
+        self.desk.seal(&mut buffer, number);
+        let wake = std::mem::take(&mut buffer.hungry);
+        drop(buffer);
+        if wake {
+            self.shared.work.notify_one();
+        }
     }
 
     /// Takes records until they end or there is no room for one, which is returned with those behind it. They come and go
@@ -186,7 +202,20 @@ impl Front {
         Ok(taken)
     }
 
-    /// Writes a record as a producer does that looked at its slot before a theft.
+    /// What a producer does that is interrupted after it has looked at its slot, and goes on when `meanwhile` is over.
+    #[cfg(test)]
+    pub(super) fn push_interrupted(&mut self, record: &Record<'_>, meanwhile: impl FnOnce()) {
+        let number = self.desk.route(record);
+        let (pen, slot) = (&mut self.desk.pens[number as usize], &self.desk.slots[number as usize]);
+        assert!(!slot.is_stolen());
+        meanwhile();
+        pen.write(slot, record, record.encoded_bytes());
+        if slot.is_stolen_since() {
+            self.came_late(number);
+        }
+    }
+
+    /// Writes a record whose store was on its way while the task stole, so that neither saw the other's.
     #[cfg(test)]
     pub(super) fn push_unseen(&mut self, record: &Record<'_>) {
         let number = self.desk.route(record) as usize;

@@ -21,19 +21,21 @@
 //!
 //! A record that opens a chunk puts it on the list that the task works through, under the lock. Records after it need
 //! nothing: the chunk is on the list. When the task has stolen from a chunk, that is over; so it says `stolen`, which the
-//! producer looks at before each record: then it seals what is left, and the record opens a chunk again.
+//! producer looks at before each record: then it seals what is left, and the record opens a chunk again. It looks once more
+//! after it has published the record, since it may have been interrupted for any time in between: then it seals the chunk.
 //!
-//! One record can fall in between: its producer looked before `stolen` was set, and publishes after the task looked at
-//! `published`. Ruling that out takes a full fence for each record, which costs more than the record itself. Instead the
-//! task looks again, [`LOOK_AGAIN`] after it stole: a store is on its way for nanoseconds, so by then either the task sees
-//! the record, or it was not sent before the producer could see `stolen`. What it finds is stolen likewise, and it looks
-//! once more. `a_record_that_the_thief_missed_is_found_when_it_looks_again` fails without this step,
-//! `a_record_after_a_theft_opens_a_chunk` without the look at `stolen`, and `a_thief_at_any_moment_loses_and_doubles_nothing`
-//! without `taken`.
+//! What is left is that the two stores cross: the producer's is on its way when the task looks at `published`, and the task's is
+//! when the producer looks at `stolen`. Ruling that out takes a full fence for each record, which costs more than the
+//! record itself. Instead the task looks again, [`LOOK_AGAIN`] after it stole: a store is on its way for nanoseconds, and is
+//! not when a thread is interrupted, so by then the task sees the record. What it finds is stolen likewise, and it looks once more.
+//! `a_record_that_the_thief_missed_is_found_when_it_looks_again` fails without this step,
+//! `a_record_that_comes_late_is_not_left_behind` without the look after, `a_record_after_a_theft_opens_a_chunk` without
+//! the look before, and `a_thief_at_any_moment_loses_and_doubles_nothing` without `taken`.
 
 use std::sync::atomic::{
     AtomicBool, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
+    Ordering::{Acquire, Relaxed, Release, SeqCst},
+    compiler_fence,
 };
 use std::time::Duration;
 
@@ -88,6 +90,14 @@ impl Slot {
     #[inline]
     pub(super) fn is_stolen(&self) -> bool {
         self.stolen.load(Relaxed)
+    }
+
+    /// The producer's look after it has published a record: not before, in the order of the program.
+    #[inline]
+    pub(super) fn is_stolen_since(&self) -> bool {
+        // Keeps the compiler from looking first. The processor may, and then the two stores cross (see the module).
+        compiler_fence(SeqCst);
+        self.is_stolen()
     }
 }
 

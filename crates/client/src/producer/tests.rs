@@ -160,6 +160,25 @@ fn a_record_that_the_thief_missed_is_found_when_it_looks_again() {
 }
 
 #[test]
+fn a_record_that_comes_late_is_not_left_behind() {
+    let (mut front, shared) = front(settings());
+    let mut next_sequence = [0];
+    let mut now = Instant::now() + Duration::from_secs(1);
+    push(&mut front, 0);
+    front.push_interrupted(&Record::value(&1_u64.to_le_bytes()), || {
+        assert_eq!(take(&shared, now, &mut next_sequence), [(0, 0)]);
+        now += 2 * LOOK_AGAIN;
+        assert_eq!(take(&shared, now, &mut next_sequence), []);
+        assert_eq!(shared.buffer().take(now, 4_000, Vec::new()).due_at, None, "nobody will look at the chunk again");
+    });
+    assert_eq!(take(&shared, now, &mut next_sequence), [(0, 1)]);
+    push(&mut front, 2);
+    assert_eq!(take(&shared, now, &mut next_sequence), [(0, 2)]);
+    front.flush();
+    assert_eq!(shared.buffer().stats.buffered_bytes, 0);
+}
+
+#[test]
 fn what_the_thief_left_is_sealed_by_the_producer() {
     for flush in [false, true] {
         let (mut front, shared) = front(settings());
