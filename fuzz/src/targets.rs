@@ -2,8 +2,8 @@
 //! read must hold together.
 
 use kera_format::chunk::{ChunkView, Chunks};
-use kera_format::extent::{ExtentMarker, walk_image};
 use kera_format::container::{BatchHeader, ContainerHeader, ReleasedMap, Trailer, verify_image};
+use kera_format::extent::{ExtentMarker, walk_image};
 use kera_format::segment::{SegmentHeader, SegmentProgress, closed_checksum};
 use kera_format::{Compression, Records, arena, catalog, limits, vlog};
 use kera_protocol::frame::FRAME_BYTES_MAX;
