@@ -133,12 +133,9 @@ impl ExtentMarker {
                 return bad("container_extent.extent_bytes", extent_bytes, allowed);
             }
         };
-        if (image_bytes as usize) < limits::SEGMENT_BYTES_MIN || !whole(index_bytes.into()) {
-            return bad(
-                "container_extent.index_bytes",
-                index_bytes.into(),
-                "whole pages that leave room for the image",
-            );
+        if (image_bytes as usize) < limits::SEGMENT_BYTES_MIN || index_bytes == 0 || !whole(index_bytes.into()) {
+            let allowed = "one whole page or more, with room left for the image";
+            return bad("container_extent.index_bytes", index_bytes.into(), allowed);
         }
         if at.saturating_add(extent_bytes) > CONTAINER_BYTES_MAX || !whole(at) {
             return bad("container_extent.at", at, "a multiple of 4096 in a file of at most 1 TiB");
@@ -222,7 +219,8 @@ mod tests {
 
     #[test]
     fn sizes_that_lie_are_refused() {
-        for (index_bytes, image_bytes) in [(4096, 32 << 10), (100, 1 << 20), (4096, 32 << 20), (4096, (1 << 20) + 100)]
+        for (index_bytes, image_bytes) in
+            [(0, 1 << 20), (4096, 32 << 10), (100, 1 << 20), (4096, 32 << 20), (4096, (1 << 20) + 100)]
         {
             let mut page = [0; PAGE_BYTES];
             ExtentMarker { index_bytes, image_bytes, ..marker() }.write(&mut page);

@@ -17,7 +17,12 @@ const ROUNDS: u64 = 60_000;
 const BYTES_MAX: usize = 4_096 * 5;
 
 /// Bytes that made a target fail once: target and hex.
-const REGRESSIONS: &[(&str, &str)] = &[];
+const REGRESSIONS: &[(&str, &str)] = &[(
+    // An extent without room for its index.
+    "container",
+    "4b43455801004000070000000000000088776655443322110050000000000000003001000000000000000000401f0000000008200000030000004500\
+     0000000000000000000075fdaf43",
+)];
 
 /// Small, and the same everywhere.
 struct Random(u64);
