@@ -202,6 +202,14 @@ impl<H: Host> Core<H> {
         self.clock.monotonic_us()
     }
 
+    /// The log has dropped a segment that is not on disk.
+    pub(crate) fn dropped(&self, id: SegmentId) {
+        let forgotten = self.queue.lock().forget(id);
+        // Its memory comes back here, and whoever waits for memory is told: not under the queue's lock.
+        drop(forgotten);
+        self.release_through(id);
+    }
+
     pub(crate) fn closed(&self, image: Arc<H::Image>) {
         // What is on disk but for its index need not wait for others.
         let closed_us = if self.through.is_whole(image.id()) { 0 } else { self.now_us() };

@@ -253,7 +253,7 @@ impl SegmentStore for DiskStore {
         self.core.release(id, at);
     }
     fn dropped(&self, id: SegmentId) {
-        self.core.release_through(id);
+        self.core.dropped(id);
     }
     fn reading(&self, id: SegmentId) {
         self.core.reading(id);

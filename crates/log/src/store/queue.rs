@@ -77,6 +77,9 @@ pub(crate) struct Queue<S> {
     turns: Vec<Turn>,
 }
 
+/// Waiting segments that are looked through for one that was dropped.
+const FORGET_SCAN_MAX: usize = 1024;
+
 /// Bytes written to a disk with one mebibyte free count for this much of its pass.
 const PASS_SCALE: u64 = 1 << 10;
 
@@ -99,6 +102,15 @@ impl<S: Image> Queue<S> {
         self.waiting_bytes += dirty.image.block_bytes();
         self.waiting.push_back(dirty);
         was_empty
+    }
+
+    /// The log has dropped a segment: its memory is not to wait until a disk would have its turn. It is looked for among the
+    /// oldest, which retention drops first; any other is left out when it is to be written.
+    pub(crate) fn forget(&mut self, id: SegmentId) -> Option<Dirty<S>> {
+        let at = self.waiting.iter().take(FORGET_SCAN_MAX).position(|dirty| dirty.image.id() == id)?;
+        let dirty = self.waiting.remove(at)?;
+        self.waiting_bytes = self.waiting_bytes.saturating_sub(dirty.image.block_bytes());
+        Some(dirty)
     }
 
     /// Segments and their bytes of memory that are not on disk yet: waiting and being written.

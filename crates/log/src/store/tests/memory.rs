@@ -45,6 +45,25 @@ fn segments_wait_for_others_before_they_are_written_unless_memory_is_short() {
 }
 
 #[test]
+fn memory_of_what_is_dropped_does_not_wait_for_the_disk() {
+    let (_, disks) = disk();
+    let (mut bench, _) = Bench::open(StoreConfig { write_delay_ms: 2_000, ..config() }, disks).unwrap();
+    (0..4).for_each(|n| bench.close(id(0, n), 16_000));
+    let free = |bench: &Bench| (&bench.log).clone().memory().free_bytes;
+    let before = free(&bench);
+    for n in 0..3 {
+        bench.log.segments.lock().remove(&id(0, n));
+        bench.core.dropped(id(0, n));
+    }
+    assert_eq!(free(&bench), before + 3 * 16_384, "nothing else keeps them");
+    assert_eq!(bench.core.queue.lock().dirty(), (1, 16_384));
+    bench.clock.advance_ms(2_000);
+    bench.settle();
+    assert_eq!(bench.persisted(), [id(0, 3)]);
+    assert!(bench.core.queue.lock().is_clean());
+}
+
+#[test]
 fn batches_keep_neighbours_of_a_lane_together_and_in_order() {
     let (_, disks) = disk();
     let mut bench = Bench::fresh(disks);
