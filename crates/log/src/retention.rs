@@ -8,6 +8,11 @@
 //! Ordinals go on after a restart from the last segment that there is, and after a loss of power from the last one on disk. So
 //! a segment only goes once a later one is on disk. When even the last one is due, an empty closed segment is put behind it
 //! first: a lane that lost all its records still knows their number, for one page of disk.
+//!
+//! A lane of which nothing is on disk, and which never had durability `power`, has no number that a loss of power could take
+//! back: all of it would be gone anyway (decision 0007). Its segments go without waiting for the disk, so that what is kept for
+//! less time than the store waits before it writes is never written. Was any of it ever on disk, then the last of that still
+//! is, by the rule above.
 
 use kera_format::limits::SEGMENT_BYTES_MIN;
 use kera_format::{Cursor, SegmentId, SegmentIndex, StreamOptions};
@@ -93,7 +98,12 @@ impl Lane {
 
     /// Whether ordinals survive a restart without what is before this segment.
     fn keeps_ordinals(&self, state: &LaneState, from: At) -> bool {
-        self.log().store.get().is_none() || state.chain.from(Some(from)).any(|at| state.chain.slot(at).at.is_some())
+        if self.log().store.get().is_none() || state.chain.from(Some(from)).any(|at| state.chain.slot(at).at.is_some())
+        {
+            return true;
+        }
+        let nothing_stored = !state.chain.from(state.chain.first()).any(|at| state.chain.slot(at).at.is_some());
+        nothing_stored && self.sink().is_none()
     }
 
     /// Whether all of the oldest group may go.

@@ -13,9 +13,12 @@ fn retention(ms: Option<u64>, bytes: Option<u64>, consumed: bool) -> StreamOptio
 fn what_is_too_old_goes_and_waiting_readers_are_told() {
     let (node, store) = node_with(retention(Some(1000), None, false), 8 << 20).with_store();
     let lane = node.lane();
-    (0..7).for_each(|n| _ = append(&lane, &chunk(n, 30_000), n as i64 * 1000).unwrap());
+    let mut ids: Vec<SegmentId> = Vec::new();
+    (0..3).for_each(|n| _ = append(&lane, &chunk(n, 30_000), n as i64 * 1000).unwrap());
+    ids.extend(store.persist_all(&node.log).iter().map(|s| s.0.header.id));
+    (3..7).for_each(|n| _ = append(&lane, &chunk(n, 30_000), n as i64 * 1000).unwrap());
     assert_eq!(node.log.retain(6_000), 0, "nothing behind is on disk yet");
-    let ids: Vec<SegmentId> = store.persist_all(&node.log).iter().map(|s| s.0.header.id).collect();
+    ids.extend(store.persist_all(&node.log).iter().map(|s| s.0.header.id));
     let version = lane.version();
     let (counter, observer) = Counter::pair();
     assert!(lane.wait(version, &observer, 1));
@@ -27,15 +30,34 @@ fn what_is_too_old_goes_and_waiting_readers_are_told() {
 }
 
 #[test]
+fn what_never_was_on_disk_goes_without_it_unless_power_must_not_take_it() {
+    let (node, store) = node_with(retention(Some(1000), None, false), 8 << 20).with_store();
+    let lane = node.lane();
+    (0..7).for_each(|n| _ = append(&lane, &chunk(n, 30_000), n as i64 * 1000).unwrap());
+    assert_eq!(node.log.retain(5_500), 2);
+    assert_eq!((lane.earliest().1, lane.latest().1), (4, 7));
+    assert!(store.released.lock().is_empty(), "there is nothing to give back");
+    let (node, sink) = power_node();
+    let (node, _store) = node.with_store();
+    node.log
+        .alter_stream(STREAM, StreamOptions { durability: Durability::Power, ..retention(Some(1000), None, false) })
+        .unwrap();
+    let lane = node.lane();
+    (0..7).for_each(|n| _ = append(&lane, &chunk(n, 30_000), n as i64 * 1000).unwrap());
+    sink.sync();
+    assert_eq!(node.log.retain(5_500), 0, "its numbers are promised");
+}
+
+#[test]
 fn a_lane_that_loses_everything_keeps_counting() {
     let (node, store) = node_with(retention(Some(1000), None, false), 8 << 20).with_store();
     let lane = node.lane();
     fill(&lane, 0..3, 100);
     let read = lane.read(start(), 1 << 20, true).unwrap();
     node.log.close_idle(5_000, 100);
+    assert_eq!(store.persist_all(&node.log).len(), 1);
     assert_eq!(node.log.retain(10_000), 0);
-    let stored = store.persist_all(&node.log);
-    assert_eq!(stored.len(), 2, "the segment, and an empty one behind it");
+    assert_eq!(store.persist_all(&node.log).len(), 1, "an empty one behind it");
     assert_eq!(node.log.retain(10_000), 1);
     assert_eq!((lane.earliest().1, lane.latest().1, lane.stats().segments), (3, 3, 1));
     assert_eq!(node.log.retain(20_000), 0, "what keeps the number stays");

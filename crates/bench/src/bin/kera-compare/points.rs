@@ -109,7 +109,7 @@ pub(crate) fn all(scale: &Scale) -> Vec<Point> {
 }
 
 /// What streamlets keep in all while a run goes on: the same for every point, well within the arena.
-const KEPT_BYTES: u64 = 1 << 30;
+const KEPT_BYTES: u64 = 512 << 20;
 
 fn kera_flags(scale: &Scale, command: &str, streamlets: u64, chunk_bytes: u64, more: &str) -> Vec<String> {
     let kept = (KEPT_BYTES / streamlets).max(1 << 20);
