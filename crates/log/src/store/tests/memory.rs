@@ -49,7 +49,7 @@ fn memory_of_what_is_dropped_does_not_wait_for_the_disk() {
     let (_, disks) = disk();
     let (mut bench, _) = Bench::open(StoreConfig { write_delay_ms: 2_000, ..config() }, disks).unwrap();
     (0..4).for_each(|n| bench.close(id(0, n), 16_000));
-    let free = |bench: &Bench| (&bench.log).clone().memory().free_bytes;
+    let free = |bench: &Bench| bench.log.memory().free_bytes;
     let before = free(&bench);
     for n in 0..3 {
         bench.log.segments.lock().remove(&id(0, n));
