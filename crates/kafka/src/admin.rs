@@ -50,6 +50,9 @@ pub(crate) fn answer(door: &Door, request: &Request, body: &[u8]) -> Result<Vec<
             let asked = decode(request, body)?;
             encode(request, &crate::group_door::find_coordinator(door, request.version, asked))
         }
+        ApiKey::DescribeTopicPartitions => {
+            encode(request, &crate::metadata::describe_partitions(door, decode(request, body)?))
+        }
         ApiKey::DescribeConfigs => encode(request, &describe_configs(door, decode(request, body)?)),
         key => Err(Malformed::Decode(format!("{key:?} is advertised and not served"))),
     }
@@ -89,6 +92,10 @@ pub(crate) fn command(door: &Door, request: &Request, body: &[u8]) -> Result<Opt
             let asked: IncrementalAlterConfigsRequest = decode(&request, body)?;
             run(request, move |door| incremental_alter_configs(door, asked))
         }
+        ApiKey::DescribeLogDirs => {
+            let asked: DescribeLogDirsRequest = decode(&request, body)?;
+            run(request, move |door| crate::partitions::describe_log_dirs(door, asked))
+        }
         ApiKey::InitProducerId => {
             let asked: InitProducerIdRequest = decode(&request, body)?;
             run(request, move |door| init_producer(door, &asked))
@@ -118,6 +125,14 @@ fn refusal(error: &CoordinatorError) -> Refusal {
         CoordinatorError::Protocol(_) => ResponseError::InvalidRequest,
     };
     (code, error.to_string())
+}
+
+/// What was done as answers tell it: the error's code, 0 for none, and a sentence.
+fn told(done: Result<(), Refusal>) -> (i16, Option<StrBytes>) {
+    match done {
+        Ok(()) => (0, None),
+        Err((error, why)) => (error.code(), Some(text(why))),
+    }
 }
 
 fn describe_cluster(door: &Door, asked: &DescribeClusterRequest) -> DescribeClusterResponse {
@@ -286,11 +301,9 @@ fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePart
         }
     };
     let results = asked.topics.iter().map(|topic| {
+        let (error, why) = told(grow(&topic.name, topic.count));
         let answer = CreatePartitionsTopicResult::default().with_name(topic.name.clone());
-        match grow(&topic.name, topic.count) {
-            Ok(()) => answer,
-            Err((error, why)) => answer.with_error_code(error.code()).with_error_message(Some(text(why))),
-        }
+        answer.with_error_code(error).with_error_message(why)
     });
     CreatePartitionsResponse::default().with_results(results.collect())
 }
@@ -376,13 +389,12 @@ fn alter_configs(door: &Door, asked: AlterConfigsRequest) -> AlterConfigsRespons
             let mut all = resource.configs.iter();
             all.try_for_each(|one| configs::set(options, &one.name, one.value.as_deref()))
         });
-        let answer = Altered::default()
+        let (error, why) = told(done);
+        Altered::default()
             .with_resource_type(resource.resource_type)
-            .with_resource_name(resource.resource_name.clone());
-        match done {
-            Ok(()) => answer,
-            Err((error, why)) => answer.with_error_code(error.code()).with_error_message(Some(text(why))),
-        }
+            .with_resource_name(resource.resource_name.clone())
+            .with_error_code(error)
+            .with_error_message(why)
     });
     AlterConfigsResponse::default().with_responses(responses.collect())
 }
@@ -397,13 +409,12 @@ fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest)
                 _ => Err(format!("{}: lists are set as a whole", &*one.name)),
             })
         });
-        let answer = AlteredOne::default()
+        let (error, why) = told(done);
+        AlteredOne::default()
             .with_resource_type(resource.resource_type)
-            .with_resource_name(resource.resource_name.clone());
-        match done {
-            Ok(()) => answer,
-            Err((error, why)) => answer.with_error_code(error.code()).with_error_message(Some(text(why))),
-        }
+            .with_resource_name(resource.resource_name.clone())
+            .with_error_code(error)
+            .with_error_message(why)
     });
     IncrementalAlterConfigsResponse::default().with_responses(responses.collect())
 }

@@ -6,7 +6,8 @@
 //! # How a shape is written
 //!
 //! `b` a byte, `h` `i` `l` integers of 2, 4, 8 bytes, `u` an id of 16, `s` a string, `y` bytes, `[…]` an array, `(…)` a
-//! structure in an array (which in flexible versions ends with tagged fields); `3+{…}` and `2-4{…}` are there in those
+//! structure in an array (which in flexible versions ends with tagged fields), `?(…)` one that may be absent, which a byte in
+//! front of it says; `3+{…}` and `2-4{…}` are there in those
 //! versions only. A request as a whole is a structure too.
 
 use kafka_protocol::messages::ApiKey;
@@ -51,6 +52,8 @@ pub(crate) const APIS: &[Api] = &[
     api(ApiKey::DescribeConfigs, 1, 4, 4, "[(bs[s])]b3+{b}"),
     api(ApiKey::AlterConfigs, 0, 2, 2, "[(bs[(ss)])]b"),
     api(ApiKey::CreatePartitions, 0, 3, 2, "[(si[([i])])]ib"),
+    api(ApiKey::DescribeLogDirs, 1, 4, 2, "[(s[i])]"),
+    api(ApiKey::DescribeTopicPartitions, 0, 0, 0, "[(s)]i?(si)"),
     api(ApiKey::IncrementalAlterConfigs, 0, 1, 1, "[(bs[(sbs)])]b"),
     api(ApiKey::OffsetCommit, 2, 9, 8, "sis7+{s}2-4{l}[(s[(il6+{i}s)])]"),
     api(ApiKey::OffsetFetch, 1, 9, 6, "1-7{s}1-7{[(s[i])]}8+{[(s9+{si}[(s[i])])]}7+{b}"),

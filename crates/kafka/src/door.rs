@@ -35,6 +35,8 @@ const TICK: Duration = Duration::from_millis(50);
 pub struct DoorConfig {
     /// The node's id: the cluster's id and the ids of topics are made of it.
     pub node: [u8; 16],
+    /// What DescribeLogDirs calls the place of all partitions: the directory of the node's data.
+    pub data_dir: String,
     /// The name that clients are told to connect to; `None`: the address that is listened on.
     pub advertised: Option<String>,
     /// Whether a topic that a producer or consumer names is made when it is not there.
@@ -57,6 +59,7 @@ impl Default for DoorConfig {
     fn default() -> DoorConfig {
         DoorConfig {
             node: [0; 16],
+            data_dir: "data".into(),
             advertised: None,
             auto_create: true,
             partitions_default: 1,

@@ -11,6 +11,7 @@
 //! | `produce`, `batch` | record batches into lanes |
 //! | `fetch`, `offsets` | lanes as record batches; times to offsets |
 //! | `admin`, `metadata`, `configs` | topics and what the node says about itself |
+//! | `partitions` | what partitions take up |
 //! | [`groups`], `group_door`, `group_log` | the group coordinator, its connections and its stream |
 //! | [`transactions`] | the transaction coordinator, which the door does not serve yet |
 //!
@@ -29,6 +30,7 @@ mod group_log;
 pub mod groups;
 mod metadata;
 mod offsets;
+mod partitions;
 mod produce;
 mod request;
 mod session;

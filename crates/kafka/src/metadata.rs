@@ -1,10 +1,16 @@
 //! Metadata: which topics there are, with which partitions, and where. One node leads them all.
 
 use kafka_protocol::ResponseError;
+use kafka_protocol::messages::describe_topic_partitions_response::{
+    Cursor, DescribeTopicPartitionsResponsePartition, DescribeTopicPartitionsResponseTopic,
+};
 use kafka_protocol::messages::metadata_response::{
     MetadataResponseBroker, MetadataResponsePartition, MetadataResponseTopic,
 };
-use kafka_protocol::messages::{BrokerId, MetadataRequest, MetadataResponse, TopicName};
+use kafka_protocol::messages::{
+    BrokerId, DescribeTopicPartitionsRequest, DescribeTopicPartitionsResponse, MetadataRequest, MetadataResponse,
+    TopicName,
+};
 use kafka_protocol::protocol::StrBytes;
 use kera_format::StreamOptions;
 use kera_format::limits::name_is_valid;
@@ -16,6 +22,8 @@ use crate::door::{Door, NODE_ID, partitions_of};
 
 /// From this version on a topic that is named by its id need not have a name in the answer.
 const VERSION_NO_NAME: i16 = 12;
+/// Partitions in one answer to DescribeTopicPartitions, whatever the client allows: as in Kafka.
+const DESCRIBED_MAX: usize = 2000;
 
 /// The topics that are asked for: none, or in version 0 an empty list, means all.
 fn names_all(version: i16, asked: &MetadataRequest) -> bool {
@@ -97,4 +105,63 @@ fn topic(door: &Door, info: &StreamInfo) -> MetadataResponseTopic {
         .with_name(Some(TopicName(StrBytes::from_string(info.name.clone()))))
         .with_topic_id(door.topic_id(info.id))
         .with_partitions(partitions.collect())
+}
+
+/// DescribeTopicPartitions (KIP-966): topics in the order of their names, from the cursor on, a bounded number of partitions.
+pub(crate) fn describe_partitions(
+    door: &Door,
+    asked: DescribeTopicPartitionsRequest,
+) -> DescribeTopicPartitionsResponse {
+    let (after, first) = asked.cursor.map_or((String::new(), 0), |at| (at.topic_name.to_string(), at.partition_index));
+    let limit = usize::try_from(asked.response_partition_limit).map_or(DESCRIBED_MAX, |most| most.min(DESCRIBED_MAX));
+    let mut names: Vec<String> = if asked.topics.is_empty() {
+        door.catalog.infos().into_iter().map(|info| info.name).collect()
+    } else {
+        asked.topics.iter().map(|topic| topic.name.to_string()).collect()
+    };
+    names.sort_unstable();
+    names.dedup();
+    names.retain(|name| *name >= after);
+    let mut answer = DescribeTopicPartitionsResponse::default();
+    let mut left = limit.max(1);
+    for name in names {
+        let wire_name = TopicName(StrBytes::from_string(name.clone()));
+        let Some(info) = door.info(&name) else {
+            let error = if name_is_valid(&name) {
+                ResponseError::UnknownTopicOrPartition
+            } else {
+                ResponseError::InvalidTopicException
+            };
+            let topic = DescribeTopicPartitionsResponseTopic::default().with_name(Some(wire_name));
+            answer.topics.push(topic.with_error_code(error.code()));
+            continue;
+        };
+        let from = if name == after { first.max(0) } else { 0 };
+        let partitions = partitions_of(&info.options) as i32;
+        if left == 0 {
+            let cursor = Cursor::default().with_topic_name(wire_name).with_partition_index(from);
+            return answer.with_next_cursor(Some(cursor));
+        }
+        let until = partitions.min(from.saturating_add(left as i32));
+        let described = (from..until).map(|index| {
+            DescribeTopicPartitionsResponsePartition::default()
+                .with_partition_index(index)
+                .with_leader_id(BrokerId(NODE_ID))
+                .with_leader_epoch(LEADER_EPOCH)
+                .with_replica_nodes(vec![BrokerId(NODE_ID)])
+                .with_isr_nodes(vec![BrokerId(NODE_ID)])
+        });
+        let described: Vec<_> = described.collect();
+        left -= described.len();
+        let topic = DescribeTopicPartitionsResponseTopic::default()
+            .with_name(Some(wire_name.clone()))
+            .with_topic_id(door.topic_id(info.id))
+            .with_partitions(described);
+        answer.topics.push(topic);
+        if until < partitions {
+            return answer
+                .with_next_cursor(Some(Cursor::default().with_topic_name(wire_name).with_partition_index(until)));
+        }
+    }
+    answer
 }

@@ -66,6 +66,8 @@ fn message(request: &Request, body: &[u8]) -> Result<(), Malformed> {
         ApiKey::IncrementalAlterConfigs => one::<IncrementalAlterConfigsRequest>(request, body),
         ApiKey::OffsetDelete => one::<OffsetDeleteRequest>(request, body),
         ApiKey::DescribeCluster => one::<DescribeClusterRequest>(request, body),
+        ApiKey::DescribeLogDirs => one::<DescribeLogDirsRequest>(request, body),
+        ApiKey::DescribeTopicPartitions => one::<DescribeTopicPartitionsRequest>(request, body),
         ApiKey::ConsumerGroupHeartbeat => one::<ConsumerGroupHeartbeatRequest>(request, body),
         ApiKey::ConsumerGroupDescribe => one::<ConsumerGroupDescribeRequest>(request, body),
         key => Err(Malformed::Decode(format!("{key:?} is advertised and not read"))),

@@ -41,6 +41,16 @@ impl Walk<'_> {
                         self.fields(inner)?;
                     }
                 }
+                b'?' => {
+                    let (inner, rest) = split(shape.get(1..).unwrap_or_default(), b'(', b')');
+                    shape = rest;
+                    if self.reader.bytes(1)? == [1] {
+                        self.fields(inner)?;
+                        if self.flexible {
+                            self.reader.skip_tags()?;
+                        }
+                    }
+                }
                 b'(' => {
                     let (inner, rest) = split(shape, b'(', b')');
                     shape = rest;
@@ -107,6 +117,9 @@ mod tests {
         assert!(check("[(s)]", 1, false, &[0, 0, 0, 1, 0, 2, b'a']).is_err());
         assert!(check("[(s)]", 1, false, &[0, 0, 0, 1, 0, 1, b'a', 0]).is_ok(), "bytes behind the request");
         assert!(check("[(s)]", 9, true, &[2, 2, b'a', 0, 0]).is_ok());
+        assert!(check("?(i)b", 0, true, &[1, 0, 0, 0, 7, 0, 5, 0]).is_ok());
+        assert!(check("?(i)b", 0, true, &[0xff, 5, 0]).is_ok());
+        assert!(check("?(i)b", 0, true, &[1, 5, 0]).is_err());
         assert!(check("2-4{i}5+{l}", 3, false, &[0; 4]).is_ok());
         assert!(check("2-4{i}5+{l}", 5, false, &[0; 8]).is_ok());
         assert!(check("2-4{i}5+{l}", 1, false, &[]).is_ok());

@@ -351,12 +351,20 @@ fn every_request_is_answered_in_every_version() {
                     client.ask(api.key, version, &ListOffsetsRequest::default().with_topics(vec![one]))
                 }
                 ApiKey::CreatePartitions => client.ask(api.key, version, &CreatePartitionsRequest::default()),
+                ApiKey::DescribeLogDirs => {
+                    client.ask(api.key, version, &DescribeLogDirsRequest::default().with_topics(None))
+                }
+                ApiKey::DescribeTopicPartitions => {
+                    client.ask(api.key, version, &DescribeTopicPartitionsRequest::default())
+                }
                 ApiKey::DeleteTopics => client.ask(api.key, version, &DeleteTopicsRequest::default()),
                 _ => continue,
             };
         }
     }
 }
+
+mod partitions;
 
 mod hostile {
     use super::*;

@@ -40,6 +40,15 @@ struct Fetch<'a> {
     stable: bool,
 }
 
+/// What must be durable first, and what became of each commit.
+type Committed = (Option<Mark>, Vec<Result<(), Code>>);
+
+/// What became of each of `count` commits, and what must be durable first: refused as a whole means refused one by one.
+fn each_of(committed: Result<Committed, Code>, count: usize) -> (Option<Mark>, std::vec::IntoIter<Result<(), Code>>) {
+    let (after, results) = committed.unwrap_or_else(|code| (None, vec![Err(code); count]));
+    (after, results.into_iter())
+}
+
 impl Coordinator {
     /// OffsetCommit: answered when the offsets are durable.
     pub fn commit(&mut self, now: Now, token: u64, caller: &Caller, request: &OffsetCommitRequest) {
@@ -69,11 +78,7 @@ impl Coordinator {
                 Kind::Consumer(consumer) => consumer.check_commit(member_id, generation, caller.version),
             })
         });
-        let (after, results) = match committed {
-            Ok(committed) => committed,
-            Err(code) => (None, vec![Err(code); commits.len()]),
-        };
-        let mut results = results.into_iter();
+        let (after, mut results) = each_of(committed, commits.len());
         let topics = request.topics.iter().map(|topic| {
             let answered = topic.partitions.iter().zip(results.by_ref()).map(|(of, result)| {
                 OffsetCommitResponsePartition::default()
@@ -110,11 +115,7 @@ impl Coordinator {
                 Kind::Consumer(consumer) => consumer.check_transactional_commit(member_id, generation),
             })
         });
-        let (after, results) = match committed {
-            Ok(committed) => committed,
-            Err(code) => (None, vec![Err(code); commits.len()]),
-        };
-        let mut results = results.into_iter();
+        let (after, mut results) = each_of(committed, commits.len());
         let topics = request.topics.iter().map(|topic| {
             let answered = topic.partitions.iter().zip(results.by_ref()).map(|(of, result)| {
                 TxnOffsetCommitResponsePartition::default()
@@ -164,7 +165,7 @@ impl Coordinator {
         producer: Option<i64>,
         commits: &[Commit<'_>],
         check: impl FnOnce(&mut Kind, &mut Turn<'_>) -> Result<(), Code>,
-    ) -> Result<(Option<Mark>, Vec<Result<(), Code>>), Code> {
+    ) -> Result<Committed, Code> {
         let committed = self.turn(now, id, |kind, offsets, turn| {
             check(kind, turn)?;
             let results = offsets.commit(turn, producer, commits);

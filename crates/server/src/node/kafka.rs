@@ -33,6 +33,7 @@ impl Kafka {
         let failed = |error| Fatal::listen("Kafka clients", address, error);
         let door = DoorConfig {
             node: parts.identity.node,
+            data_dir: config.node.data.display().to_string(),
             advertised: config.kafka.advertised.clone(),
             auto_create: config.kafka.auto_create,
             partitions_default: config.kafka.partitions as u32,

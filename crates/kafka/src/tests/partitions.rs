@@ -1,0 +1,79 @@
+//! What is told of partitions.
+
+use kafka_protocol::messages::describe_topic_partitions_request::{Cursor, TopicRequest};
+use kafka_protocol::protocol::Decodable;
+
+use super::*;
+
+fn name(name: &'static str) -> TopicName {
+    TopicName(StrBytes::from_static_str(name))
+}
+
+/// The answer to a request in a flexible version: behind the tagged fields of its header.
+pub(super) fn flexible<R: Decodable>(answer: &[u8], version: i16) -> R {
+    R::decode(&mut bytes::Bytes::copy_from_slice(&answer[1..]), version).unwrap()
+}
+
+#[test]
+fn partitions_are_described_page_by_page() {
+    let mut client = Client::new();
+    client.create("b", 3);
+    client.create("a", 2);
+    client.create("c", 1);
+    let mut cursor = None;
+    let mut pages = Vec::new();
+    loop {
+        let asked =
+            DescribeTopicPartitionsRequest::default().with_response_partition_limit(2).with_cursor(cursor.take());
+        let answer = client.ask(ApiKey::DescribeTopicPartitions, 0, &asked);
+        let answer: DescribeTopicPartitionsResponse = flexible(&answer, 0);
+        pages.push(
+            answer
+                .topics
+                .iter()
+                .map(|topic| {
+                    assert_eq!((topic.error_code, topic.topic_id.is_nil()), (0, false));
+                    let partitions: Vec<i32> = topic.partitions.iter().map(|one| one.partition_index).collect();
+                    (topic.name.as_ref().unwrap().to_string(), partitions)
+                })
+                .collect::<Vec<_>>(),
+        );
+        match answer.next_cursor {
+            Some(next) => {
+                cursor =
+                    Some(Cursor::default().with_topic_name(next.topic_name).with_partition_index(next.partition_index));
+            }
+            None => break,
+        }
+    }
+    let (a, b, c) = ("a".to_owned(), "b".to_owned(), "c".to_owned());
+    assert_eq!(pages, [vec![(a, vec![0, 1])], vec![(b.clone(), vec![0, 1])], vec![(b, vec![2]), (c, vec![0])]]);
+    let topics = ["nowhere", "a", "a"].map(|topic| TopicRequest::default().with_name(name(topic))).to_vec();
+    let asked = DescribeTopicPartitionsRequest::default().with_topics(topics).with_response_partition_limit(100);
+    let answer = client.ask(ApiKey::DescribeTopicPartitions, 0, &asked);
+    let answer: DescribeTopicPartitionsResponse = flexible(&answer, 0);
+    let errors: Vec<(i16, usize)> = answer.topics.iter().map(|one| (one.error_code, one.partitions.len())).collect();
+    assert_eq!(errors, [(0, 2), (3, 0)]);
+}
+
+#[test]
+fn the_size_of_partitions_is_told() {
+    let mut client = Client::new();
+    client.create("t", 2);
+    let large = vec![7; 10_000];
+    assert_eq!(client.produce("t", 1, &batch(&[&large], (-1, -1, -1))), (0, 0));
+    let some = describe_log_dirs_request::DescribableLogDirTopic::default()
+        .with_topic(name("t"))
+        .with_partitions(vec![1, 0, 1, 9]);
+    let unknown = describe_log_dirs_request::DescribableLogDirTopic::default().with_topic(name("nowhere"));
+    for topics in [None, Some(vec![some, unknown])] {
+        let asked = DescribeLogDirsRequest::default().with_topics(topics);
+        let answer = client.ask(ApiKey::DescribeLogDirs, 4, &asked);
+        let answer: DescribeLogDirsResponse = flexible(&answer, 4);
+        let [dir] = &answer.results[..] else { panic!("{answer:?}") };
+        let [topic] = &dir.topics[..] else { panic!("{answer:?}") };
+        let sizes: Vec<_> = topic.partitions.iter().map(|one| (one.partition_index, one.partition_size)).collect();
+        assert_eq!(sizes.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [0, 1]);
+        assert!(sizes[0].1 == 0 && (10_000..20_000).contains(&sizes[1].1), "{sizes:?}");
+    }
+}
