@@ -1,9 +1,15 @@
 //! The records that keep the transactions of Kafka producers, in the system stream `_kera.transactions`.
 //!
-//! Ordinary KerA records in ordinary chunks. The primary key is `transaction/ID`, where `ID` is the transactional id and
-//! may hold any character. The last record of a key counts; one without a value says that the id is forgotten. The value:
+//! Ordinary KerA records in ordinary chunks. The primary key says in text what is told about; the last record of a key counts:
 //!
 //! ```text
+//! transaction/ID                                a transactional id, which may hold any character; without a value: forgotten
+//! aborted/STREAM/PARTITION/PRODUCER/FIRST       records of an aborted transaction in a partition, from offset FIRST on
+//! ```
+//! `STREAM`, `PARTITION`, `PRODUCER` and `FIRST` are decimal. Values:
+//!
+//! ```text
+//! transaction
 //! offset  bytes  field
 //!      0      1  version               1
 //!      1      1  state                 0 empty, 1 ongoing, 2 committing, 3 aborting, 4 committed, 5 aborted
@@ -17,16 +23,25 @@
 //!     42      2  zero
 //!     44      4  partitions
 //!     48      4  groups
-//!     52      …  for each partition: topic's length (2), topic, partition (4); then for each group: length (2), name
+//!     52      …  for each partition: topic's length (2), topic, partition (4), stream (8), from_offset (8); then for each
+//!                group: length (2), name
+//!
+//! aborted
+//!      0      1  version               1
+//!      1      1  zero
+//!      2      2  epoch                 of the marker
+//!      4      4  zero
+//!      8      8  marker_offset         of the marker that ends it
+//!     16      8  stable_offset         up to where no transaction ran when it was written
 //! ```
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::kafka_groups::{GROUP_NAME_BYTES_MAX, OffsetKey};
-use crate::wire::{i64_at, put, u16_at, u32_at};
-use crate::{ChunkBuilder, FormatError, Record, RecordView, limits};
+use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
+use crate::{ChunkBuilder, FormatError, Record, RecordView, StreamId, limits};
 
-/// The version of the value's layout.
+/// The version of the layouts of values.
 pub const KAFKA_TRANSACTIONS_VERSION: u8 = 1;
 /// The most bytes that a transactional id may have.
 pub const TRANSACTIONAL_ID_BYTES_MAX: usize = 1_024;
@@ -36,6 +51,8 @@ pub const PARTITIONS_MAX: usize = 10_000;
 pub const GROUPS_MAX: usize = 1_000;
 /// Bytes of a value before its lists.
 const HEAD_BYTES: usize = 52;
+/// Bytes of the value of an aborted range.
+const ABORTED_BYTES: usize = 24;
 
 /// How far a producer's transaction is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -75,35 +92,120 @@ pub struct Transaction {
     /// When it changed to this, milliseconds since 1970.
     pub changed_ms: i64,
     /// What it has written to.
-    pub partitions: BTreeSet<OffsetKey>,
+    pub partitions: BTreeMap<OffsetKey, Touched>,
     /// The groups that it commits offsets for.
     pub groups: BTreeSet<String>,
 }
 
-/// One record: an id, and what is known of it; `None`: it is forgotten.
+/// Where a transaction writes to a partition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Touched {
+    /// The stream behind the topic's name: another topic of the same name has another.
+    pub stream: StreamId,
+    /// The transaction has written nothing before this offset, and its producer's earlier transactions nothing from it on.
+    pub from_offset: u64,
+}
+
+/// Records of an aborted transaction in one partition: those of the producer's transactional batches between two offsets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AbortedRange {
+    /// The stream.
+    pub stream: StreamId,
+    /// The partition.
+    pub partition: u32,
+    /// The producer.
+    pub producer_id: i64,
+    /// The transaction has written nothing before this offset; it names the range among those of the producer.
+    pub first_offset: u64,
+    /// The offset of the marker that ends it.
+    pub marker_offset: u64,
+    /// Transactions that ended later have written nothing before this offset.
+    pub stable_offset: u64,
+    /// The epoch of the marker.
+    pub epoch: i16,
+}
+
+/// One record.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Entry {
-    /// The transactional id.
-    pub id: String,
-    /// What is known of it.
-    pub transaction: Option<Transaction>,
+pub enum Entry {
+    /// A transactional id, and what is known of it; `None`: it is forgotten.
+    Transaction(String, Option<Transaction>),
+    /// Records that an aborted transaction has left.
+    Aborted(AbortedRange),
 }
 
 impl Entry {
     /// Appends the record of this entry to a chunk. The caller has checked the limits.
     pub fn encode(&self, into: &mut ChunkBuilder) {
-        let key = format!("transaction/{}", self.id);
-        let value = self.transaction.as_ref().map(Transaction::to_bytes);
+        let (key, value) = match self {
+            Entry::Transaction(id, transaction) => {
+                (format!("transaction/{id}"), transaction.as_ref().map(Transaction::to_bytes))
+            }
+            Entry::Aborted(range) => {
+                let AbortedRange { stream, partition, producer_id, first_offset, .. } = range;
+                let key = format!("aborted/{}/{partition}/{producer_id}/{first_offset}", stream.0);
+                (key, Some(range.to_bytes()))
+            }
+        };
         into.push(&Record { keys: &[key.as_bytes()], value: value.as_deref(), ..Record::default() });
     }
 
     /// What a record tells.
     pub fn decode(record: &RecordView<'_>) -> Result<Entry, FormatError> {
         let bytes = record.key().unwrap_or_default();
-        let key = std::str::from_utf8(bytes).ok().and_then(|key| key.strip_prefix("transaction/"));
-        let id = key.ok_or_else(|| bad("transactions.key", bytes.len() as u64, "transaction/…"))?;
-        at_most("transactions.key", id.len(), TRANSACTIONAL_ID_BYTES_MAX)?;
-        Ok(Entry { id: id.to_owned(), transaction: record.value().map(Transaction::parse).transpose()? })
+        let key = std::str::from_utf8(bytes).unwrap_or_default();
+        let unknown = || bad("transactions.key", bytes.len() as u64, "transaction/… or aborted/…");
+        if let Some(id) = key.strip_prefix("transaction/") {
+            at_most("transactions.key", id.len(), TRANSACTIONAL_ID_BYTES_MAX)?;
+            return Ok(Entry::Transaction(id.to_owned(), record.value().map(Transaction::parse).transpose()?));
+        }
+        let name = key.strip_prefix("aborted/").ok_or_else(unknown)?;
+        AbortedRange::parse(name, record.value().unwrap_or_default()).map(Entry::Aborted)
+    }
+}
+
+impl AbortedRange {
+    /// The value of its record.
+    fn to_bytes(self) -> Vec<u8> {
+        let mut value = vec![0; ABORTED_BYTES];
+        value[0] = KAFKA_TRANSACTIONS_VERSION;
+        put(&mut value, 2, &self.epoch.to_le_bytes());
+        put(&mut value, 8, &self.marker_offset.to_le_bytes());
+        put(&mut value, 16, &self.stable_offset.to_le_bytes());
+        value
+    }
+
+    /// Reads what its record's key says behind `aborted/`, and its value.
+    fn parse(name: &str, value: &[u8]) -> Result<AbortedRange, FormatError> {
+        const ALLOWED: &str = "aborted/STREAM/PARTITION/PRODUCER/FIRST";
+        let wrong = || bad("aborted.key", name.len() as u64, ALLOWED);
+        let mut parts = name.split('/');
+        let mut next = || parts.next().ok_or_else(wrong);
+        let stream = next()?.parse().map_err(|_| wrong())?;
+        let partition = next()?.parse().map_err(|_| wrong())?;
+        let producer_id = next()?.parse().map_err(|_| wrong())?;
+        let first_offset = next()?.parse().map_err(|_| wrong())?;
+        if parts.next().is_some() {
+            return Err(wrong());
+        }
+        FormatError::need("aborted range", ABORTED_BYTES, value.len())?;
+        if value.len() > ABORTED_BYTES {
+            return Err(bad("aborted range (bytes behind it)", (value.len() - ABORTED_BYTES) as u64, "0"));
+        }
+        if value[0] != KAFKA_TRANSACTIONS_VERSION {
+            return Err(bad("aborted.version", value[0].into(), "1"));
+        }
+        let zero = u64::from(value[1]) | u64::from(u32_at(value, 4));
+        if zero != 0 {
+            return Err(bad("aborted.zero", zero, "0"));
+        }
+        let (marker_offset, epoch) = (u64_at(value, 8), u16_at(value, 2) as i16);
+        if marker_offset < first_offset {
+            return Err(bad("aborted.marker_offset", marker_offset, "not before FIRST"));
+        }
+        let stable_offset = u64_at(value, 16);
+        let stream = StreamId(stream);
+        Ok(AbortedRange { stream, partition, producer_id, first_offset, marker_offset, stable_offset, epoch })
     }
 }
 
@@ -141,9 +243,11 @@ impl Transaction {
             value.extend_from_slice(&(name.len() as u16).to_le_bytes());
             value.extend_from_slice(name.as_bytes());
         };
-        for of in &self.partitions {
+        for (of, touched) in &self.partitions {
             push(&mut value, &of.topic);
             value.extend_from_slice(&of.partition.to_le_bytes());
+            value.extend_from_slice(&touched.stream.0.to_le_bytes());
+            value.extend_from_slice(&touched.from_offset.to_le_bytes());
         }
         for group in &self.groups {
             push(&mut value, group);
@@ -182,7 +286,7 @@ impl Transaction {
             timeout_ms: u32_at(value, 4) as i32,
             started_ms: i64_at(value, 24),
             changed_ms: i64_at(value, 32),
-            partitions: BTreeSet::new(),
+            partitions: BTreeMap::new(),
             groups: BTreeSet::new(),
         };
         for _ in 0..partitions {
@@ -191,7 +295,9 @@ impl Transaction {
                 return Err(bad("transaction.topic", topic.len() as u64, "a name of a stream"));
             }
             let partition = i32::from_le_bytes(*take::<4>(&mut rest)?);
-            transaction.partitions.insert(OffsetKey { topic: topic.to_owned(), partition });
+            let stream = StreamId(u64::from_le_bytes(*take::<8>(&mut rest)?));
+            let touched = Touched { stream, from_offset: u64::from_le_bytes(*take::<8>(&mut rest)?) };
+            transaction.partitions.insert(OffsetKey { topic: topic.to_owned(), partition }, touched);
         }
         for _ in 0..groups {
             let group = take_name(&mut rest)?;
@@ -233,7 +339,9 @@ mod tests {
             [Empty, Ongoing, Committing, Aborting, Committed, Aborted][at]
         });
         let key = ("[a-z]{3,9}", any::<i32>()).prop_map(|(topic, partition)| OffsetKey { topic, partition });
-        let partitions = proptest::collection::btree_set(key, 0..6);
+        let touched =
+            any::<(u64, u64)>().prop_map(|(stream, from_offset)| Touched { stream: StreamId(stream), from_offset });
+        let partitions = proptest::collection::btree_map(key, touched, 0..6);
         let groups = proptest::collection::btree_set("(.|/){0,9}", 0..4);
         let ids = (any::<i64>(), any::<i64>(), any::<i16>(), any::<i16>(), any::<i32>(), any::<i64>(), any::<i64>());
         (state, ids, partitions, groups).prop_map(|(state, ids, partitions, groups)| Transaction {
@@ -250,10 +358,27 @@ mod tests {
         })
     }
 
+    fn entries() -> impl Strategy<Value = Entry> {
+        let transaction = ("(.|/){0,60}", proptest::option::of(transactions()))
+            .prop_map(|(id, transaction)| Entry::Transaction(id, transaction));
+        let offsets = (any::<u64>(), any::<u64>(), any::<u64>());
+        let aborted = (any::<(u64, u32, i64, i16)>(), offsets).prop_map(|(ids, (first, marker, stable))| {
+            Entry::Aborted(AbortedRange {
+                stream: StreamId(ids.0),
+                partition: ids.1,
+                producer_id: ids.2,
+                first_offset: first.min(marker),
+                marker_offset: first.max(marker),
+                stable_offset: stable,
+                epoch: ids.3,
+            })
+        });
+        prop_oneof![transaction, aborted]
+    }
+
     proptest! {
         #[test]
-        fn what_is_written_is_read(id in "(.|/){0,60}", transaction in proptest::option::of(transactions())) {
-            let entry = Entry { id, transaction };
+        fn what_is_written_is_read(entry in entries()) {
             let mut chunk = ChunkBuilder::default();
             entry.encode(&mut chunk);
             let sealed = chunk.seal(&Default::default(), Default::default()).expect("it fits");
@@ -274,6 +399,7 @@ mod tests {
             bytes[at] = byte;
             let _ = Transaction::parse(&bytes);
             prop_assert!(Transaction::parse(&transaction.to_bytes()[..end.index(bytes.len())]).is_err());
+            let _ = AbortedRange::parse("1/2/3/4", &bytes[..end.index(bytes.len())]);
         }
     }
 }

@@ -9,14 +9,26 @@ mod golden;
 
 use golden::{Case, Golden, Layout, Refused};
 use kera_format::kafka_groups::OffsetKey;
-use kera_format::kafka_transactions::{Entry, Transaction, TransactionState};
-use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, FormatError, Record, RecordView};
+use kera_format::kafka_transactions::{AbortedRange, Entry, Touched, Transaction, TransactionState};
+use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, FormatError, Record, RecordView, StreamId};
 
 const NOW_MS: i64 = 1_700_000_000_000;
 
 fn entries() -> Vec<(&'static str, &'static str, Entry)> {
-    let entry = |transaction| Entry { id: "copy/1".into(), transaction };
-    let of = |partition| OffsetKey { topic: "orders".into(), partition };
+    let entry = |transaction| Entry::Transaction("copy/1".into(), transaction);
+    let of = |partition| {
+        let touched = Touched { stream: StreamId(19), from_offset: 1_000 + partition as u64 };
+        (OffsetKey { topic: "orders".into(), partition }, touched)
+    };
+    let aborted = AbortedRange {
+        stream: StreamId(19),
+        partition: 258,
+        producer_id: 4_711,
+        first_offset: 1_258,
+        marker_offset: 1_300,
+        stable_offset: 1_290,
+        epoch: 8,
+    };
     let committing = Transaction {
         state: TransactionState::Committing,
         producer_id: 4_711,
@@ -41,6 +53,7 @@ fn entries() -> Vec<(&'static str, &'static str, Entry)> {
         ("transaction", "that will be committed", entry(Some(committing))),
         ("producer", "that has just begun", entry(Some(empty))),
         ("forgotten", "a record without a value", entry(None)),
+        ("aborted", "what an aborted transaction has left in a partition", Entry::Aborted(aborted)),
     ]
 }
 
@@ -62,7 +75,10 @@ fn case(name: &str, about: &str, entry: &Entry) -> Case {
         .u16("value_offset")
         .u16("key length")
         .text("key", key_bytes);
-    if let Some(transaction) = &entry.transaction {
+    if let Entry::Aborted(_) = entry {
+        layout = layout.u8("version").u8("zero").u16("epoch").u32("zero").u64("marker_offset").u64("stable_offset");
+    }
+    if let Entry::Transaction(_, Some(transaction)) = entry {
         layout = layout
             .u8("version")
             .u8("state")
@@ -76,8 +92,13 @@ fn case(name: &str, about: &str, entry: &Entry) -> Case {
             .u16("zero")
             .u32("partitions")
             .u32("groups");
-        for of in &transaction.partitions {
-            layout = layout.u16("topic length").text("topic", of.topic.len()).u32("partition");
+        for of in transaction.partitions.keys() {
+            layout = layout
+                .u16("topic length")
+                .text("topic", of.topic.len())
+                .u32("partition")
+                .u64("stream")
+                .u64("from_offset");
         }
         for group in &transaction.groups {
             layout = layout.u16("group length").text("group", group.len());
@@ -94,6 +115,12 @@ fn record(key: &str, value: Option<&[u8]>) -> Vec<u8> {
     let mut bytes = Vec::new();
     Record { keys: &[key.as_bytes()], value, ..Record::default() }.encode(&mut bytes);
     bytes
+}
+
+/// The value of an aborted range.
+fn range() -> Vec<u8> {
+    let bytes = encode(&entries()[3].2);
+    RecordView::parse(&bytes).expect("a record").value().expect("a value").to_vec()
 }
 
 fn refused() -> Vec<Refused> {
@@ -117,6 +144,15 @@ fn refused() -> Vec<Refused> {
         ("too many groups", changed(50, 1)),
         ("a topic that is longer than the record", changed(52, 255)),
         ("a topic that is not allowed", changed(54, b'/')),
+        ("an aborted range without a partition", record("aborted/19", Some(&[1; 24]))),
+        ("an aborted range with more in its key", record("aborted/19/258/4711/1258/0", Some(&range()))),
+        ("an aborted range of no stream", record("aborted/x/258/4711/1258", Some(&range()))),
+        ("an aborted range that is forgotten", record("aborted/19/258/4711/1258", None)),
+        ("an aborted range that is cut", record("aborted/19/258/4711/1258", Some(&range()[..23]))),
+        ("bytes behind an aborted range", record("aborted/19/258/4711/1258", Some(&[&range()[..], &[0]].concat()))),
+        ("an unknown version of an aborted range", record("aborted/19/258/4711/1258", Some(&[2; 24]))),
+        ("an aborted range that is not zero", record("aborted/19/258/4711/1258", Some(&[1; 24]))),
+        ("an aborted range that ends before it begins", record("aborted/19/258/4711/1301", Some(&range()))),
     ];
     let refuse = |(name, bytes): (&str, Vec<u8>)| {
         let error = decode(&bytes).err().unwrap_or_else(|| panic!("`{name}` is not refused")).to_string();

@@ -14,16 +14,19 @@ use kafka_protocol::messages::find_coordinator_response::Coordinator as Found;
 use kafka_protocol::messages::{ApiKey, BrokerId, FindCoordinatorRequest, FindCoordinatorResponse};
 use kafka_protocol::protocol::StrBytes;
 use kera_env::{Clock, Random};
+use kera_format::kafka_groups::Entry;
 use kera_log::DurabilitySink;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::door::{Catalog, Door, NODE_ID, Reply, partitions_of};
-use crate::group_log::{GROUPS_STREAM, GroupLog, Handle, groups_stream_options};
-use crate::groups::{Answer, Caller, Coordinator, Done, GroupConfig, Now, Topic, Topics};
+use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, GroupConfig, Journal, Mark, Now, Topic, Topics};
 use crate::session::{Request, decode, encode};
+use crate::state_log::{StateLog, state_stream_options};
 use crate::wire::Malformed;
 
+/// Where groups and their offsets are kept.
+const GROUPS_STREAM: &str = "_kera.groups";
 /// The log of groups is written anew when this much was added since the last time, and at least what that took.
 const COPY_BYTES_MIN: u64 = 4 << 20;
 /// Bytes of one append of a copy.
@@ -61,8 +64,17 @@ pub(crate) struct GroupDoor {
     /// Who waits for which answer, by token.
     waiting: Mutex<HashMap<u64, (Request, Reply)>>,
     tokens: AtomicU64,
-    log: Arc<GroupLog>,
+    log: Arc<StateLog<Entry>>,
     clock: Arc<dyn Clock>,
+}
+
+/// The coordinator's handle on its log.
+struct Handle(Arc<StateLog<Entry>>);
+
+impl Journal for Handle {
+    fn append(&mut self, entries: &[Entry]) -> Result<Mark, AppendFailed> {
+        self.0.append(entries)
+    }
 }
 
 /// What topics there are, as the coordinator sees them.
@@ -110,10 +122,11 @@ impl GroupDoor {
         random: Arc<dyn Random>,
     ) -> io::Result<GroupDoor> {
         let other = |error: String| io::Error::other(error);
-        let options = groups_stream_options();
+        let options = state_stream_options();
         let info = catalog.coordinator.system_stream(GROUPS_STREAM, &options).map_err(|e| other(e.to_string()))?;
         let stream = broker.log().stream(info.id).ok_or_else(|| other(format!("{GROUPS_STREAM} is not in the log")))?;
-        let log = GroupLog::new(&stream, Arc::clone(clock)).ok_or_else(|| other("a stream without a lane".into()))?;
+        let log = StateLog::new(GROUPS_STREAM, &stream, Arc::clone(clock))
+            .ok_or_else(|| other("a stream without a lane".into()))?;
         let topics =
             KnownTopics { catalog: Arc::clone(catalog), clock: Arc::clone(clock), seen: Mutex::new((i64::MIN / 2, 0)) };
         let journal = Box::new(Handle(Arc::clone(&log)));
@@ -209,7 +222,7 @@ impl GroupDoor {
         let mut behind = None;
         loop {
             let (entries, next) = coordinator.snapshot(behind.as_deref(), COPY_STEP_BYTES);
-            if !self.log.append_copy(&entries) {
+            if self.log.append(&entries).is_err() {
                 return;
             }
             behind = next;

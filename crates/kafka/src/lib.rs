@@ -12,7 +12,8 @@
 //! | `fetch`, `offsets` | lanes as record batches; times to offsets |
 //! | `admin`, `metadata`, `configs` | topics and what the node says about itself |
 //! | `partitions` | what partitions take up |
-//! | [`groups`], `group_door`, `group_log` | the group coordinator, its connections and its stream |
+//! | [`groups`], `group_door` | the group coordinator and its connections |
+//! | `state_log` | the streams of the coordinators |
 //! | [`transactions`] | the transaction coordinator, which the door does not serve yet |
 //!
 //! Sessions run on the I/O threads of a [`kera_rpc::Server`] with [`kera_rpc::Framing::Prefixed`] and never wait; commands that
@@ -26,7 +27,6 @@ mod configs;
 mod door;
 mod fetch;
 mod group_door;
-mod group_log;
 pub mod groups;
 mod metadata;
 mod offsets;
@@ -35,6 +35,7 @@ mod produce;
 mod request;
 mod session;
 mod shape;
+mod state_log;
 #[cfg(test)]
 mod tests;
 pub mod transactions;

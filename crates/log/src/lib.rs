@@ -29,6 +29,7 @@ mod lookup;
 mod producers;
 mod read;
 mod recovery;
+mod replay;
 mod retention;
 mod segment;
 mod shared;

@@ -17,14 +17,16 @@ use kafka_protocol::messages::{
     InitProducerIdResponse, ListTransactionsRequest, ListTransactionsResponse, ProducerId, TopicName, TransactionalId,
 };
 use kafka_protocol::protocol::StrBytes;
+use kera_format::StreamId;
 use kera_format::kafka_groups::{GROUP_NAME_BYTES_MAX, OffsetKey};
 use kera_format::kafka_transactions::{
-    Entry, GROUPS_MAX, PARTITIONS_MAX, TRANSACTIONAL_ID_BYTES_MAX, Transaction, TransactionState as State,
+    AbortedRange, Entry, GROUPS_MAX, PARTITIONS_MAX, TRANSACTIONAL_ID_BYTES_MAX, Touched, Transaction,
+    TransactionState as State,
 };
 
 use super::producer::{self, Begun};
-use super::{Ending, ProducerIds, Reply, TransactionConfig, TransactionJournal};
-use crate::groups::{AppendFailed, Mark, Now, Topics};
+use super::{Ending, Places, ProducerIds, Reply, TransactionConfig, TransactionJournal};
+use crate::groups::{AppendFailed, Mark, Now};
 
 /// Ids that one request may ask about.
 const DESCRIBED_MAX: usize = 10_000;
@@ -37,7 +39,7 @@ pub struct Transactions {
     config: TransactionConfig,
     journal: Box<dyn TransactionJournal + Send>,
     ids: Box<dyn ProducerIds + Send>,
-    topics: Arc<dyn Topics + Send + Sync>,
+    places: Arc<dyn Places + Send + Sync>,
     transactions: BTreeMap<String, Held>,
     /// When something happens to a transaction by itself.
     wakes: BTreeSet<(u64, String)>,
@@ -66,13 +68,13 @@ impl Transactions {
         config: TransactionConfig,
         journal: Box<dyn TransactionJournal + Send>,
         ids: Box<dyn ProducerIds + Send>,
-        topics: Arc<dyn Topics + Send + Sync>,
+        places: Arc<dyn Places + Send + Sync>,
     ) -> Transactions {
         Transactions {
             config,
             journal,
             ids,
-            topics,
+            places,
             transactions: BTreeMap::new(),
             wakes: BTreeSet::new(),
             endings: Vec::new(),
@@ -80,12 +82,42 @@ impl Transactions {
         }
     }
 
-    /// Takes one record of the journal, in their order.
-    pub fn replay(&mut self, entry: Entry) {
-        match entry.transaction {
-            None => self.transactions.remove(&entry.id),
-            Some(is) => self.transactions.insert(entry.id, Held { is, mark: None, wake_ms: u64::MAX }),
+    /// Takes what the journal says of a transactional id, in the order of its records.
+    pub fn replay(&mut self, id: String, transaction: Option<Transaction>) {
+        match transaction {
+            None => self.transactions.remove(&id),
+            Some(is) => self.transactions.insert(id, Held { is, mark: None, wake_ms: u64::MAX }),
         };
+    }
+
+    /// Where transactions write that have not ended: the producer, the partition, and what was known of it. Between replay
+    /// and start.
+    pub fn unfinished(&self) -> impl Iterator<Item = (i64, &OffsetKey, &Touched)> {
+        let all = self.transactions.values().map(|held| &held.is);
+        let unfinished = all.filter(|is| matches!(is.state, State::Ongoing | State::Committing | State::Aborting));
+        unfinished.flat_map(|is| is.partitions.iter().map(|(of, touched)| (is.producer_id, of, touched)))
+    }
+
+    /// A partition that ends before the place that is recorded of it has lost its end with the machine's power: its end now
+    /// counts, and is recorded. `end_of` says where a partition ends, or that it is gone. Between replay and start.
+    ///
+    /// # Errors
+    /// The journal does not take it: transactions must not be served.
+    pub fn lower(&mut self, end_of: impl Fn(&OffsetKey, &Touched) -> Option<u64>) -> Result<(), AppendFailed> {
+        for (id, held) in &mut self.transactions {
+            let mut lowered = false;
+            for (of, touched) in &mut held.is.partitions {
+                if let Some(end) = end_of(of, touched).filter(|end| *end < touched.from_offset) {
+                    touched.from_offset = end;
+                    lowered = true;
+                }
+            }
+            if lowered {
+                let mark = self.journal.append(&[Entry::Transaction(id.clone(), Some(held.is.clone()))])?;
+                held.mark = Some(mark);
+            }
+        }
+        Ok(())
     }
 
     /// Everything in the journal has been taken. What was decided is ended now; what ran has its whole time again.
@@ -125,7 +157,7 @@ impl Transactions {
                 State::Empty | State::Committed | State::Aborted => {
                     let idle_ms = now.wall_ms.saturating_sub(held.is.changed_ms);
                     let is_over = idle_ms >= self.config.expiration_ms;
-                    if is_over && self.journal.append(&Entry { id: id.clone(), transaction: None }).is_ok() {
+                    if is_over && self.journal.append(&[Entry::Transaction(id.clone(), None)]).is_ok() {
                         self.transactions.remove(&id);
                         continue;
                     }
@@ -139,14 +171,14 @@ impl Transactions {
     /// is what to go on behind; None when that was all.
     pub fn snapshot(&self, behind: Option<&str>, bytes_max: usize) -> (Vec<Entry>, Option<String>) {
         let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
-        let (mut entries, mut bytes) = (Vec::new(), 0);
+        let (mut entries, mut bytes, mut last) = (Vec::new(), 0, None);
         for (id, held) in self.transactions.range::<str, _>((from, Bound::Unbounded)) {
             if bytes >= bytes_max && !entries.is_empty() {
-                let last = entries.last().map(|entry: &Entry| entry.id.clone());
                 return (entries, last);
             }
-            bytes += 64 + id.len() + held.is.partitions.iter().map(|of| of.topic.len() + 8).sum::<usize>();
-            entries.push(Entry { id: id.clone(), transaction: Some(held.is.clone()) });
+            bytes += 64 + id.len() + held.is.partitions.keys().map(|of| of.topic.len() + 24).sum::<usize>();
+            entries.push(Entry::Transaction(id.clone(), Some(held.is.clone())));
+            last = Some(id.clone());
         }
         (entries, None)
     }
@@ -218,17 +250,22 @@ impl Transactions {
         let asked = request.v3_and_below_topics.iter();
         let asked = asked.flat_map(|topic| topic.partitions.iter().map(move |of| (&**topic.name, *of)));
         let all: Vec<(&str, i32)> = asked.collect();
-        let is_unknown = |(name, partition): &(&str, i32)| {
-            let partitions = self.topics.topic(name).map_or(0, |topic| topic.partitions);
-            u32::try_from(*partition).map_or(true, |partition| partition >= partitions)
-        };
-        let unknown: BTreeSet<(&str, i32)> = all.iter().filter(|of| is_unknown(of)).copied().collect();
+        let (mut places, mut unknown) = (Vec::with_capacity(all.len()), BTreeSet::new());
+        for (name, partition) in &all {
+            match self.places.place(name, *partition) {
+                Some(touched) => {
+                    places.push((OffsetKey { topic: (*name).to_owned(), partition: *partition }, touched));
+                }
+                None => drop(unknown.insert((*name, *partition))),
+            }
+        }
         let (after, result) = if unknown.is_empty() {
             let producer = (request.v3_and_below_producer_id.0, request.v3_and_below_producer_epoch);
             self.extend(now, &request.v3_and_below_transactional_id, producer, |transaction| {
-                let of =
-                    |(topic, partition): &(&str, i32)| OffsetKey { topic: (*topic).to_owned(), partition: *partition };
-                transaction.partitions.extend(all.iter().map(of));
+                for (of, touched) in places {
+                    // Where it ended when it was first added counts.
+                    transaction.partitions.entry(of).or_insert(touched);
+                }
             })
         } else {
             (None, Err(Code::OperationNotAttempted))
@@ -321,15 +358,16 @@ impl Transactions {
         Reply { after, response: EndTxnResponse::default().with_error_code(number(result)) }
     }
 
-    /// The markers of a transaction are durable, and its groups know: it is over. Returns false if that is not the
-    /// transaction that is being ended, or cannot be recorded now; the second is tried again at the next start.
-    pub fn ended(&mut self, now: Now, ending: &Ending) -> bool {
+    /// The markers of a transaction are durable, and its groups know: it is over, and has left `aborted`, which is recorded
+    /// with its end. Returns false if that is not the transaction that is being ended, or cannot be recorded now; then it is
+    /// among the [endings](Transactions::take_endings) again.
+    pub fn ended(&mut self, now: Now, ending: &Ending, aborted: &[AbortedRange]) -> bool {
         let Some(held) = self.transactions.get(&ending.id) else { return false };
         if held.is.producer_id != ending.producer_id || held.is.epoch != ending.epoch {
             return false;
         }
         let Some(next) = producer::ended(&held.is, now.wall_ms) else { return false };
-        if self.record(now, &ending.id, next).is_err() {
+        if self.record_with(now, &ending.id, next, aborted).is_err() {
             // All of it again, a little later: markers may be written twice.
             self.end_if_decided(&ending.id);
             return false;
@@ -337,24 +375,33 @@ impl Transactions {
         true
     }
 
-    /// Whether a producer may write to a partition in its transaction, as Produce asks.
-    pub fn check_produce(&self, id: &str, producer_id: i64, epoch: i16, of: &OffsetKey) -> Result<(), Code> {
-        let transaction = self.running(id, producer_id, epoch)?;
-        if transaction.partitions.contains(of) { Ok(()) } else { Err(Code::InvalidTxnState) }
+    /// Whether a producer may write to a partition of `topic` in its transaction, as Produce asks. What is returned must be
+    /// durable before it writes: otherwise a crash could forget the transaction and keep the record.
+    pub fn check_produce(
+        &self,
+        id: &str,
+        (producer_id, epoch): (i64, i16),
+        of: &OffsetKey,
+        stream: StreamId,
+    ) -> Result<Option<Mark>, Code> {
+        let (transaction, mark) = self.running(id, producer_id, epoch)?;
+        let is_in = transaction.partitions.get(of).is_some_and(|touched| touched.stream == stream);
+        if is_in { Ok(mark) } else { Err(Code::InvalidTxnState) }
     }
 
-    /// Whether a producer may commit offsets of a group in its transaction, as TxnOffsetCommit asks.
-    pub fn check_group(&self, id: &str, producer_id: i64, epoch: i16, group: &str) -> Result<(), Code> {
-        let transaction = self.running(id, producer_id, epoch)?;
-        if transaction.groups.contains(group) { Ok(()) } else { Err(Code::InvalidTxnState) }
+    /// Whether a producer may commit offsets of a group in its transaction, as TxnOffsetCommit asks. What is returned must be
+    /// durable before.
+    pub fn check_group(&self, id: &str, (producer_id, epoch): (i64, i16), group: &str) -> Result<Option<Mark>, Code> {
+        let (transaction, mark) = self.running(id, producer_id, epoch)?;
+        if transaction.groups.contains(group) { Ok(mark) } else { Err(Code::InvalidTxnState) }
     }
 
-    fn running(&self, id: &str, producer_id: i64, epoch: i16) -> Result<&Transaction, Code> {
+    fn running(&self, id: &str, producer_id: i64, epoch: i16) -> Result<(&Transaction, Option<Mark>), Code> {
         self.check_id(id)?;
         let held = self.transactions.get(id).ok_or(Code::InvalidProducerIdMapping)?;
         producer::check(&held.is, producer_id, epoch)?;
         match held.is.state {
-            State::Ongoing => Ok(&held.is),
+            State::Ongoing => Ok((&held.is, held.mark)),
             State::Committing | State::Aborting => Err(Code::ConcurrentTransactions),
             State::Empty | State::Committed | State::Aborted => Err(Code::InvalidTxnState),
         }
@@ -370,7 +417,7 @@ impl Transactions {
                 Err(code) => described.with_error_code(code.code()),
                 Ok(Held { is, .. }) => {
                     let mut topics: BTreeMap<&str, Vec<i32>> = BTreeMap::new();
-                    for of in &is.partitions {
+                    for of in is.partitions.keys() {
                         topics.entry(&of.topic).or_default().push(of.partition);
                     }
                     let topics = topics.into_iter().map(|(topic, partitions)| {
@@ -428,9 +475,14 @@ impl Transactions {
 
     /// Records what becomes of an id, then lets it be so.
     fn record(&mut self, now: Now, id: &str, next: Transaction) -> Result<Mark, Code> {
-        let entry = Entry { id: id.to_owned(), transaction: Some(next) };
-        let mark = self.journal.append(&entry).map_err(|AppendFailed| Code::CoordinatorNotAvailable)?;
-        let Entry { transaction: Some(is), .. } = entry else { return Ok(mark) };
+        self.record_with(now, id, next, &[])
+    }
+
+    /// The same, and with it what an aborted transaction has left.
+    fn record_with(&mut self, now: Now, id: &str, is: Transaction, aborted: &[AbortedRange]) -> Result<Mark, Code> {
+        let mut entries: Vec<Entry> = aborted.iter().copied().map(Entry::Aborted).collect();
+        entries.push(Entry::Transaction(id.to_owned(), Some(is.clone())));
+        let mark = self.journal.append(&entries).map_err(|AppendFailed| Code::CoordinatorNotAvailable)?;
         let wake_ms = self.transactions.get(id).map_or(u64::MAX, |held| held.wake_ms);
         let begins =
             is.state == State::Ongoing && self.transactions.get(id).is_none_or(|held| held.is.state != State::Ongoing);

@@ -1,8 +1,7 @@
 //! The transaction coordinator of the Kafka door: which producer has a transactional id, and what its transaction has touched.
 //!
 //! Logic only, as the [groups](crate::groups): the door calls one method per request and gets what to answer, and after
-//! which record; it takes out the transactions that are to be ended, writes their markers, and says when that is done. The
-//! door does not do so yet: it refuses transactional ids.
+//! which record; it takes out the transactions that are to be ended, writes their markers, and says when that is done.
 //!
 //! ```text
 //!           add partitions, groups           end, or time is up          markers are written
@@ -11,26 +10,37 @@
 //!     └── the producer begins anew ────┴──────────────── add partitions, groups ──────────────────┘
 //! ```
 //! That a transaction will commit is decided by one record: before it is durable no marker is written, and after it nothing
-//! aborts the transaction, whatever dies. Markers may be written twice; then they say the same.
+//! aborts the transaction, whatever dies. Markers may be written twice; then they say the same. The argument as a whole is
+//! docs/decisions/0012-kafka-transactions.md.
 
 mod coordinator;
+mod partition;
 mod producer;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kera_format::kafka_groups::OffsetKey;
-use kera_format::kafka_transactions::Entry;
+use kera_format::kafka_transactions::{Entry, Touched};
 
 use crate::groups::{AppendFailed, Mark};
 
 pub use coordinator::Transactions;
+pub use partition::PartitionTransactions;
 
 /// Where changes are kept.
 pub trait TransactionJournal {
-    /// Appends an entry behind all earlier ones. Does not wait until it is durable.
-    fn append(&mut self, entry: &Entry) -> Result<Mark, AppendFailed>;
+    /// Appends entries in this order, behind all earlier ones: after a crash all of them are there or none. Does not wait
+    /// until they are durable.
+    fn append(&mut self, entries: &[Entry]) -> Result<Mark, AppendFailed>;
+}
+
+/// Where partitions are.
+pub trait Places {
+    /// What a transaction is to know of a partition that is added to it: its stream, and where it ends now. `None` if there
+    /// is no such partition.
+    fn place(&self, topic: &str, partition: i32) -> Option<Touched>;
 }
 
 /// Where ids of producers come from.
@@ -61,7 +71,7 @@ pub struct Ending {
     /// Whether it commits.
     pub commit: bool,
     /// Where markers go.
-    pub partitions: BTreeSet<OffsetKey>,
+    pub partitions: BTreeMap<OffsetKey, Touched>,
     /// The groups whose pending offsets count now, or never do.
     pub groups: BTreeSet<String>,
     /// What must be durable.

@@ -11,14 +11,14 @@ use kafka_protocol::messages::{
     InitProducerIdRequest, ListTransactionsRequest, ProducerId, TopicName, TransactionalId,
 };
 use kafka_protocol::protocol::StrBytes;
+use kera_format::StreamId;
 use kera_format::kafka_groups::OffsetKey;
-use kera_format::kafka_transactions::Entry;
+use kera_format::kafka_transactions::{AbortedRange, Entry, Touched};
 use parking_lot::Mutex;
 use proptest::prelude::*;
-use uuid::Uuid;
 
-use super::{Ending, ProducerIds, Reply, TransactionConfig, TransactionJournal, Transactions};
-use crate::groups::{AppendFailed, Mark, Now, Topic, Topics};
+use super::{Ending, Places, ProducerIds, Reply, TransactionConfig, TransactionJournal, Transactions};
+use crate::groups::{AppendFailed, Mark, Now};
 
 #[derive(Default)]
 struct Kept {
@@ -30,12 +30,12 @@ struct Kept {
 struct MemoryJournal(Arc<Mutex<Kept>>);
 
 impl TransactionJournal for MemoryJournal {
-    fn append(&mut self, entry: &Entry) -> Result<Mark, AppendFailed> {
+    fn append(&mut self, entries: &[Entry]) -> Result<Mark, AppendFailed> {
         let mut kept = self.0.lock();
         if kept.is_full {
             return Err(AppendFailed);
         }
-        kept.entries.push(entry.clone());
+        kept.entries.extend_from_slice(entries);
         Ok(Mark(kept.entries.len() as u64))
     }
 }
@@ -51,20 +51,16 @@ impl ProducerIds for Ids {
     }
 }
 
-struct TwoTopics;
+/// Topics `orders` and `items` of four partitions each, every one of which ends at this offset.
+#[derive(Clone)]
+struct TwoTopics(Arc<Mutex<u64>>);
 
-impl Topics for TwoTopics {
-    fn topic(&self, name: &str) -> Option<Topic> {
-        ["orders", "items"].contains(&name).then_some(Topic { id: Uuid::from_u128(1), partitions: 4 })
-    }
-    fn name(&self, _: Uuid) -> Option<String> {
-        None
-    }
-    fn names(&self) -> Vec<String> {
-        vec!["items".into(), "orders".into()]
-    }
-    fn version(&self) -> u64 {
-        1
+const ORDERS: StreamId = StreamId(6);
+
+impl Places for TwoTopics {
+    fn place(&self, topic: &str, partition: i32) -> Option<Touched> {
+        let is_there = ["orders", "items"].contains(&topic) && (0..4).contains(&partition);
+        is_there.then(|| Touched { stream: StreamId(topic.len() as u64), from_offset: *self.0.lock() })
     }
 }
 
@@ -72,6 +68,7 @@ struct World {
     transactions: Transactions,
     journal: MemoryJournal,
     ids: Ids,
+    topics: TwoTopics,
     now: Now,
 }
 
@@ -86,23 +83,36 @@ fn id(id: &str) -> TransactionalId {
 impl World {
     fn new() -> World {
         let (journal, ids) = (MemoryJournal::default(), Ids(Arc::new(Mutex::new(100))));
-        let transactions = World::open(&journal, &ids);
-        let mut world = World { transactions, journal, ids, now: Now { mono_ms: 1_000, wall_ms: 1_700_000_000_000 } };
+        let topics = TwoTopics(Arc::new(Mutex::new(10)));
+        let transactions = World::open(&journal, &ids, &topics);
+        let now = Now { mono_ms: 1_000, wall_ms: 1_700_000_000_000 };
+        let mut world = World { transactions, journal, ids, topics, now };
         world.transactions.start(world.now);
         world
     }
 
-    fn open(journal: &MemoryJournal, ids: &Ids) -> Transactions {
+    fn open(journal: &MemoryJournal, ids: &Ids, topics: &TwoTopics) -> Transactions {
         let config = TransactionConfig { ids_max: 3, ..TransactionConfig::default() };
-        Transactions::new(config, Box::new(journal.clone()), Box::new(ids.clone()), Arc::new(TwoTopics))
+        Transactions::new(config, Box::new(journal.clone()), Box::new(ids.clone()), Arc::new(topics.clone()))
+    }
+
+    /// A node that has read the journal.
+    fn load(&mut self) {
+        self.transactions = World::open(&self.journal, &self.ids, &self.topics);
+        for entry in self.journal.0.lock().entries.clone() {
+            if let Entry::Transaction(id, transaction) = entry {
+                self.transactions.replay(id, transaction);
+            }
+        }
     }
 
     fn restart(&mut self) {
-        self.transactions = World::open(&self.journal, &self.ids);
-        for entry in self.journal.0.lock().entries.clone() {
-            self.transactions.replay(entry);
-        }
+        self.load();
         self.transactions.start(self.now);
+    }
+
+    fn check_produce(&self, name: &str, producer: (i64, i16), of: &OffsetKey) -> Result<(), Code> {
+        self.transactions.check_produce(name, producer, of, ORDERS).map(drop)
     }
 
     fn pass(&mut self, ms: u64) {
@@ -177,7 +187,7 @@ impl World {
         let mut endings = self.transactions.take_endings();
         assert_eq!(endings.len(), 1);
         let ending = endings.remove(0);
-        assert!(self.transactions.ended(self.now, &ending));
+        assert!(self.transactions.ended(self.now, &ending, &[]));
         ending
     }
 
@@ -196,13 +206,13 @@ fn a_transaction_runs_from_its_first_partition_to_its_markers() {
     let mut world = World::new();
     let producer = world.init("a").expect("begun");
     assert_eq!((producer, world.state("a").as_str()), ((101, 0), "Empty"));
-    assert_eq!(world.transactions.check_produce("a", 101, 0, &orders(1)), Err(Code::InvalidTxnState));
+    assert_eq!(world.check_produce("a", (101, 0), &orders(1)), Err(Code::InvalidTxnState));
     assert_eq!(world.add("a", producer, "orders", 1), 0);
     assert_eq!(world.add_group("a", producer, "readers"), 0);
-    assert_eq!(world.transactions.check_produce("a", 101, 0, &orders(1)), Ok(()));
-    assert_eq!(world.transactions.check_produce("a", 101, 0, &orders(2)), Err(Code::InvalidTxnState));
-    assert_eq!(world.transactions.check_group("a", 101, 0, "readers"), Ok(()));
-    assert_eq!(world.transactions.check_group("a", 101, 0, "others"), Err(Code::InvalidTxnState));
+    assert_eq!(world.check_produce("a", (101, 0), &orders(1)), Ok(()));
+    assert_eq!(world.check_produce("a", (101, 0), &orders(2)), Err(Code::InvalidTxnState));
+    assert_eq!(world.transactions.check_group("a", (101, 0), "readers").map(drop), Ok(()));
+    assert_eq!(world.transactions.check_group("a", (101, 0), "others"), Err(Code::InvalidTxnState));
     // What it has already is not recorded again.
     let kept = world.journal.0.lock().entries.len();
     assert_eq!((world.add("a", producer, "orders", 1), world.journal.0.lock().entries.len()), (0, kept));
@@ -216,15 +226,15 @@ fn a_transaction_runs_from_its_first_partition_to_its_markers() {
     assert_eq!(world.end("a", producer, false), Code::InvalidTxnState.code());
     let ending = world.finish();
     assert_eq!((ending.producer_id, ending.epoch, ending.commit, ending.after), (101, 0, true, after));
-    assert_eq!(ending.partitions, BTreeSet::from([orders(1)]));
+    assert!(ending.partitions.keys().eq([&orders(1)]));
     assert_eq!(ending.groups, BTreeSet::from(["readers".to_owned()]));
     assert_eq!(world.state("a"), "CompleteCommit");
-    assert!(!world.transactions.ended(world.now, &ending));
+    assert!(!world.transactions.ended(world.now, &ending, &[]));
     // A retry hears what was decided.
     assert_eq!((world.end("a", producer, true), world.end("a", producer, false)), (0, Code::InvalidTxnState.code()));
     assert_eq!(world.add("a", producer, "orders", 2), 0);
     assert_eq!(world.end("a", producer, false), 0);
-    assert_eq!(world.finish().partitions, BTreeSet::from([orders(2)]));
+    assert!(world.finish().partitions.keys().eq([&orders(2)]));
 }
 
 #[test]
@@ -307,7 +317,7 @@ fn a_full_journal_decides_nothing() {
     assert_eq!((world.transactions.take_endings(), world.state("a").as_str()), (vec![], "Ongoing"));
     world.journal.0.lock().is_full = false;
     world.pass(1_000);
-    assert_eq!(world.finish().partitions, BTreeSet::from([orders(1)]));
+    assert!(world.finish().partitions.keys().eq([&orders(1)]));
 }
 
 #[test]
@@ -325,7 +335,7 @@ fn what_was_decided_is_ended_after_a_restart() {
     // What only ran still runs, for its whole time.
     world.add("a", producer, "orders", 3);
     world.restart();
-    assert_eq!(world.transactions.check_produce("a", 101, 0, &orders(3)), Ok(()));
+    assert_eq!(world.check_produce("a", (101, 0), &orders(3)), Ok(()));
     world.pass(60_000);
     assert!(!world.finish().commit);
 }
@@ -400,6 +410,66 @@ fn transactions_are_listed_and_copied() {
     assert_eq!((world.state("a"), world.state("b")), ("Ongoing".into(), "Empty".into()));
 }
 
+#[test]
+fn where_a_partition_ended_when_it_was_added_is_kept() {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    world.add("a", producer, "orders", 1);
+    *world.topics.0.lock() = 20;
+    world.add("a", producer, "orders", 1);
+    world.add("a", producer, "items", 2);
+    let unfinished = |world: &World| -> Vec<(i64, String, u64)> {
+        let all = world.transactions.unfinished();
+        all.map(|(producer, of, touched)| (producer, of.topic.clone(), touched.from_offset)).collect()
+    };
+    let expected = vec![(101, "items".to_owned(), 20), (101, "orders".to_owned(), 10)];
+    assert_eq!(unfinished(&world), expected);
+    // A topic of the same name is another.
+    let another = world.transactions.check_produce("a", producer, &orders(1), StreamId(7));
+    assert_eq!(another, Err(Code::InvalidTxnState));
+    // What is recorded must be durable before a record of it is.
+    let kept = world.journal.0.lock().entries.len() as u64;
+    assert_eq!(world.transactions.check_produce("a", producer, &orders(1), ORDERS), Ok(Some(Mark(kept))));
+    // Partitions that have lost their end count from there, also after the next restart.
+    for _ in 0..2 {
+        world.load();
+        world.transactions.lower(|of, _| Some(if of.topic == "orders" { 30 } else { 15 })).expect("recorded");
+        assert_eq!(unfinished(&world)[0], (101, "items".to_owned(), 15));
+        assert_eq!(unfinished(&world)[1], expected[1]);
+    }
+    assert_eq!(world.journal.0.lock().entries.len() as u64, kept + 1, "what is not changed is not recorded");
+    world.restart();
+    world.end("a", producer, true);
+    world.finish();
+    assert_eq!(unfinished(&world), []);
+}
+
+#[test]
+fn what_an_aborted_transaction_leaves_is_recorded_with_its_end() {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    world.add("a", producer, "orders", 1);
+    world.end("a", producer, false);
+    let ending = world.transactions.take_endings().remove(0);
+    let range = AbortedRange {
+        stream: ORDERS,
+        partition: 1,
+        producer_id: 101,
+        first_offset: 12,
+        marker_offset: 14,
+        stable_offset: 15,
+        epoch: 0,
+    };
+    world.journal.0.lock().is_full = true;
+    assert!(!world.transactions.ended(world.now, &ending, &[range]));
+    world.journal.0.lock().is_full = false;
+    assert_eq!(world.transactions.take_endings(), std::slice::from_ref(&ending), "it is ended again");
+    assert!(world.transactions.ended(world.now, &ending, &[range]));
+    let entries = world.journal.0.lock().entries.clone();
+    let [.., aborted, Entry::Transaction(..)] = &entries[..] else { panic!("{entries:?}") };
+    assert_eq!(*aborted, Entry::Aborted(range));
+}
+
 /// What happens next.
 #[derive(Clone, Debug)]
 enum Event {
@@ -467,7 +537,7 @@ proptest! {
                     ready = rest;
                     let now: Vec<Ending> = now;
                     for ending in now {
-                        if world.transactions.ended(world.now, &ending) {
+                        if world.transactions.ended(world.now, &ending, &[]) {
                             finished.entry(ending.epoch).or_default().push(ending.commit);
                         }
                     }
@@ -488,7 +558,7 @@ proptest! {
         ready.extend(world.transactions.take_endings());
         for _ in 0..3 {
             for ending in std::mem::take(&mut ready) {
-                if world.transactions.ended(world.now, &ending) {
+                if world.transactions.ended(world.now, &ending, &[]) {
                     finished.entry(ending.epoch).or_default().push(ending.commit);
                 }
             }

@@ -1,35 +1,60 @@
-//! Where groups and their offsets are kept: the system stream `_kera.groups`, one lane, durable before anything that rests on
-//! it is answered. Read once at start; from then on only appended to, under the coordinator's lock.
+//! What a coordinator keeps: a system stream of one lane, durable before anything that rests on it is answered. Read once at
+//! start; from then on only appended to, and written anew when it has grown, so that what stands before can go.
 
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 use kera_broker::applications_stream_options;
 use kera_env::Clock;
 use kera_format::chunk::{ChunkTarget, Chunks};
-use kera_format::kafka_groups::Entry;
-use kera_format::{ChunkBuilder, ChunkView, Compression, Cursor, LaneId, StreamId, StreamOptions, StreamletId};
-use kera_log::{DurabilitySink, Lane, Observer, ReadError, Stream, Ticket};
-use parking_lot::{Condvar, Mutex};
+use kera_format::{
+    ChunkBuilder, ChunkView, Compression, Cursor, FormatError, LaneId, RecordView, StreamId, StreamOptions, StreamletId,
+};
+use kera_log::{DurabilitySink, Lane, ReadError, Stream, Ticket};
+use parking_lot::Mutex;
 
-use crate::groups::{AppendFailed, Journal, Mark};
+use crate::groups::{AppendFailed, Mark};
 
-/// The stream's name.
-pub(crate) const GROUPS_STREAM: &str = "_kera.groups";
 /// Bytes of records in one chunk: what is recorded in one go is there as a whole or not at all.
 const CHUNK_BYTES_MAX: usize = 4 << 20;
-const READ_BYTES: usize = 1 << 20;
 
-/// The options of [`GROUPS_STREAM`]: as those of the stream of applications, with room for larger chunks.
-pub(crate) fn groups_stream_options() -> StreamOptions {
+/// The options of such a stream: as those of the stream of applications, with room for larger chunks.
+pub(crate) fn state_stream_options() -> StreamOptions {
     StreamOptions { segment_bytes_max: 8 << 20, ..applications_stream_options() }
 }
 
+/// What is kept, a record each.
+pub(crate) trait Kept: Sized {
+    fn encode(&self, into: &mut ChunkBuilder);
+    fn decode(record: &RecordView<'_>) -> Result<Self, FormatError>;
+}
+
+impl Kept for kera_format::kafka_groups::Entry {
+    fn encode(&self, into: &mut ChunkBuilder) {
+        self.encode(into);
+    }
+    fn decode(record: &RecordView<'_>) -> Result<Self, FormatError> {
+        Self::decode(record)
+    }
+}
+
+impl Kept for kera_format::kafka_transactions::Entry {
+    fn encode(&self, into: &mut ChunkBuilder) {
+        self.encode(into);
+    }
+    fn decode(record: &RecordView<'_>) -> Result<Self, FormatError> {
+        Self::decode(record)
+    }
+}
+
 /// The stream, open for appends.
-pub(crate) struct GroupLog {
+pub(crate) struct StateLog<E> {
+    name: &'static str,
     stream: StreamId,
     lane: Arc<Lane>,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
+    entries: PhantomData<fn(E)>,
 }
 
 #[derive(Default)]
@@ -43,49 +68,39 @@ struct State {
     copied: Option<(Cursor, Ticket)>,
 }
 
-impl GroupLog {
-    /// The log of groups in its stream.
-    pub(crate) fn new(stream: &Stream, clock: Arc<dyn Clock>) -> Option<Arc<GroupLog>> {
+impl<E: Kept> StateLog<E> {
+    /// The log in its stream.
+    pub(crate) fn new(name: &'static str, stream: &Stream, clock: Arc<dyn Clock>) -> Option<Arc<StateLog<E>>> {
         stream.keep_room();
         let lane = Arc::clone(stream.streamlet(StreamletId(0))?.lane(LaneId(0))?);
-        Some(Arc::new(GroupLog { stream: stream.id(), lane, clock, state: Mutex::default() }))
+        let (stream, state) = (stream.id(), Mutex::default());
+        Some(Arc::new(StateLog { name, stream, lane, clock, state, entries: PhantomData }))
     }
 
     /// Gives out what is in the stream, oldest first. Blocks the thread while segments come from disk. How many records were
     /// read, and how many of them are not understood and were passed over.
-    pub(crate) fn replay(&self, mut each: impl FnMut(Entry)) -> Result<(u64, u64), ReadError> {
-        let arrived = Arc::new(Arrived::default());
-        let observer: Arc<dyn Observer> = Arc::clone(&arrived) as _;
+    pub(crate) fn replay(&self, mut each: impl FnMut(E)) -> Result<(u64, u64), ReadError> {
         let (mut records, mut passed_over) = (0, 0);
-        let mut cursor = Cursor::default();
-        loop {
-            let outcome = self.lane.read(cursor, READ_BYTES, true)?;
-            self.state.lock().added_bytes += outcome.data_bytes as u64;
-            for chunk in outcome.data.iter().flat_map(|data| Chunks::new(data)) {
+        self.lane.replay(|data| {
+            self.state.lock().added_bytes += data.len() as u64;
+            for chunk in Chunks::new(data) {
                 let Ok(chunk) = chunk else {
                     passed_over += 1;
                     continue;
                 };
                 for record in chunk.records() {
                     records += 1;
-                    match record.and_then(|record| Entry::decode(&record)) {
+                    match record.and_then(|record| E::decode(&record)) {
                         Ok(entry) => each(entry),
                         Err(error) => {
                             passed_over += 1;
-                            tracing::warn!(%error, "a record of Kafka groups is passed over");
+                            tracing::warn!(stream = self.name, %error, "a record is passed over");
                         }
                     }
                 }
             }
-            cursor = outcome.next;
-            if outcome.loading {
-                if self.lane.wait(outcome.version, &observer, 0) {
-                    arrived.wait();
-                }
-            } else if outcome.at_durable_end {
-                return Ok((records, passed_over));
-            }
-        }
+        })?;
+        Ok((records, passed_over))
     }
 
     /// What makes its records durable.
@@ -93,13 +108,20 @@ impl GroupLog {
         self.lane.sink()
     }
 
-    fn append(&self, entries: &[Entry]) -> Result<Mark, AppendFailed> {
+    /// Whether it is durable up to a mark.
+    pub(crate) fn is_durable(&self, mark: Mark) -> bool {
+        self.sink().is_none_or(|sink| sink.durable_through() >= mark.0)
+    }
+
+    /// Appends entries, in one chunk.
+    pub(crate) fn append(&self, entries: &[E]) -> Result<Mark, AppendFailed> {
         let mut state = self.state.lock();
         let mut chunk = ChunkBuilder::with_buffer(std::mem::take(&mut state.buffer));
         for entry in entries {
             entry.encode(&mut chunk);
             if chunk.bytes() > CHUNK_BYTES_MAX {
-                tracing::warn!(entries = entries.len(), limit = CHUNK_BYTES_MAX, "too much of one group at a time");
+                let (stream, entries) = (self.name, entries.len());
+                tracing::warn!(stream, entries, limit = CHUNK_BYTES_MAX, "too much to record at a time");
                 return Err(AppendFailed);
             }
         }
@@ -119,14 +141,14 @@ impl GroupLog {
                 Ok(Mark(state.last_ticket))
             }
             Err(error) => {
-                tracing::warn!(%error, "the offsets of Kafka groups cannot be written");
+                tracing::warn!(stream = self.name, %error, "nothing can be recorded");
                 Err(AppendFailed)
             }
         }
     }
 
     /// Whether it is time to write everything anew, since `bytes_min` and at least as much as a copy takes were added: where
-    /// the copy will start, and what was added until then. Under the coordinator's lock, until [`end_copy`](Self::end_copy).
+    /// the copy will start, and what was added until then. Under the coordinator's lock.
     pub(crate) fn begin_copy(&self, bytes_min: u64) -> Option<(Cursor, u64)> {
         let state = self.state.lock();
         let due = state.copied.is_none() && state.added_bytes > bytes_min.max(state.copy_bytes);
@@ -145,49 +167,9 @@ impl GroupLog {
     pub(crate) fn trim(&self) {
         let mut state = self.state.lock();
         let Some((from, ticket)) = state.copied else { return };
-        if self.sink().is_none_or(|sink| sink.durable_through() >= ticket) {
+        if self.is_durable(Mark(ticket)) {
             self.lane.set_consumed_floor(Some(from));
             state.copied = None;
         }
-    }
-}
-
-/// The coordinator's handle.
-pub(crate) struct Handle(pub(crate) Arc<GroupLog>);
-
-impl Journal for Handle {
-    fn append(&mut self, entries: &[Entry]) -> Result<Mark, AppendFailed> {
-        self.0.append(entries)
-    }
-}
-
-impl GroupLog {
-    /// Appends entries of a copy.
-    pub(crate) fn append_copy(&self, entries: &[Entry]) -> bool {
-        self.append(entries).is_ok()
-    }
-}
-
-/// Lets the starting thread wait for a segment.
-#[derive(Default)]
-struct Arrived {
-    arrived: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Arrived {
-    fn wait(&self) {
-        let mut arrived = self.arrived.lock();
-        while !*arrived {
-            self.changed.wait(&mut arrived);
-        }
-        *arrived = false;
-    }
-}
-
-impl Observer for Arrived {
-    fn advanced(&self, _: u64) {
-        *self.arrived.lock() = true;
-        self.changed.notify_all();
     }
 }

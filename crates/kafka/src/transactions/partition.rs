@@ -1,0 +1,307 @@
+//! The transactions of one partition: which run, so up to where readers of committed records may read, and which were
+//! aborted, so what they pass over.
+//!
+//! Pure, under a lock of the partition that also covers the append it is about: a transaction is known to run before anybody
+//! can have read its first record, and to have ended before anybody can have read beyond its marker. Readers take the
+//! partition's durable end first, and then look here.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kera_format::StreamId;
+use kera_format::kafka_transactions::AbortedRange;
+
+/// What is known of the transactions of a partition. Offsets are ordinals of its lane.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PartitionTransactions {
+    stream: StreamId,
+    partition: u32,
+    /// The first offset of what each producer has written in a transaction that has not ended.
+    open: BTreeMap<i64, u64>,
+    /// The same, by offset.
+    firsts: BTreeSet<(u64, i64)>,
+    /// Ended, by a marker that may not be durable: first offset and marker's offset.
+    ending: Vec<(u64, u64)>,
+    /// By marker's offset.
+    aborted: Vec<AbortedRange>,
+}
+
+impl PartitionTransactions {
+    /// No transaction has written to the partition.
+    pub fn new(stream: StreamId, partition: u32) -> PartitionTransactions {
+        let (open, firsts) = (BTreeMap::new(), BTreeSet::new());
+        PartitionTransactions { stream, partition, open, firsts, ending: Vec::new(), aborted: Vec::new() }
+    }
+
+    /// A producer's transaction has records from `offset` on, if it is not known to have some already.
+    pub fn wrote(&mut self, producer_id: i64, offset: u64) {
+        if let std::collections::btree_map::Entry::Vacant(vacant) = self.open.entry(producer_id) {
+            vacant.insert(offset);
+            self.firsts.insert((offset, producer_id));
+        }
+    }
+
+    /// Where the producer's transaction that runs has begun.
+    pub fn begun(&self, producer_id: i64) -> Option<u64> {
+        self.open.get(&producer_id).copied()
+    }
+
+    /// The producers whose transactions run.
+    pub fn producers(&self) -> impl Iterator<Item = (i64, u64)> {
+        self.open.iter().map(|(producer, first)| (*producer, *first))
+    }
+
+    /// The marker of a producer's transaction was appended. What it has left if it was aborted, which the journal must know
+    /// before the transaction is over.
+    pub fn ended(
+        &mut self,
+        (producer_id, epoch): (i64, i16),
+        commit: bool,
+        marker_offset: u64,
+    ) -> Option<AbortedRange> {
+        let first_offset = self.open.remove(&producer_id)?;
+        self.firsts.remove(&(first_offset, producer_id));
+        self.ending.push((first_offset, marker_offset));
+        if commit {
+            return None;
+        }
+        let stable_offset = self.firsts.first().map_or(marker_offset + 1, |(first, _)| *first);
+        let range = AbortedRange {
+            stream: self.stream,
+            partition: self.partition,
+            producer_id,
+            first_offset,
+            marker_offset,
+            stable_offset,
+            epoch,
+        };
+        self.aborted.push(range);
+        Some(range)
+    }
+
+    /// Takes a range that the journal knows. Of one producer and first offset the later counts. Before anything else.
+    pub fn restore(&mut self, range: AbortedRange) {
+        let is_same =
+            |known: &AbortedRange| (known.producer_id, known.first_offset) == (range.producer_id, range.first_offset);
+        self.aborted.retain(|known| !is_same(known));
+        let at = self.aborted.partition_point(|known| known.marker_offset <= range.marker_offset);
+        self.aborted.insert(at, range);
+    }
+
+    /// Takes out the ranges whose marker is not before `end`, where the partition has lost its end with the machine's power.
+    /// What is left of their records needs another marker.
+    pub fn take_cut(&mut self, end: u64) -> Vec<AbortedRange> {
+        let at = self.aborted.partition_point(|known| known.marker_offset < end);
+        let mut cut = self.aborted.split_off(at);
+        cut.retain(|range| range.first_offset < end);
+        cut
+    }
+
+    /// Up to where every transaction has ended: readers of committed records stop there. `durable` is the partition's durable
+    /// end, from before this call.
+    pub fn stable(&mut self, durable: u64) -> u64 {
+        self.ending.retain(|(_, marker)| *marker >= durable);
+        let open = self.firsts.first().map(|(first, _)| *first);
+        let ending = self.ending.iter().map(|(first, _)| *first);
+        ending.chain(open).fold(durable, u64::min)
+    }
+
+    /// The transactions whose records in `from..to` a reader passes over: producer and first offset. It does so until the
+    /// producer's marker.
+    pub fn aborted(&self, from: u64, to: u64) -> Vec<(i64, u64)> {
+        let at = self.aborted.partition_point(|range| range.marker_offset < from);
+        let mut found = Vec::new();
+        for range in &self.aborted[at..] {
+            if range.first_offset < to {
+                found.push((range.producer_id, range.first_offset));
+            }
+            // Whatever ended later begins behind it.
+            if range.stable_offset >= to {
+                break;
+            }
+        }
+        found
+    }
+
+    /// All that is to be written again when the journal is.
+    pub fn ranges(&self) -> &[AbortedRange] {
+        &self.aborted
+    }
+
+    /// The partition starts at `start` now.
+    pub fn trim(&mut self, start: u64) {
+        let gone = self.aborted.partition_point(|range| range.marker_offset < start);
+        self.aborted.drain(..gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn none() -> PartitionTransactions {
+        PartitionTransactions::new(StreamId(6), 1)
+    }
+
+    #[test]
+    fn readers_stop_where_the_first_open_transaction_begins() {
+        let mut of = none();
+        assert_eq!(of.stable(5), 5);
+        of.wrote(1, 5);
+        of.wrote(2, 7);
+        of.wrote(1, 8);
+        assert_eq!((of.stable(9), of.stable(4), of.begun(1)), (5, 4, Some(5)));
+        // The marker is at 9, but not durable yet.
+        assert_eq!(of.ended((1, 0), true, 9), None);
+        assert_eq!(of.stable(9), 5);
+        assert_eq!(of.stable(10), 7);
+        assert_eq!(of.ended((1, 0), true, 10), None, "it has nothing here any more");
+        let range = of.ended((2, 3), false, 10).unwrap();
+        assert_eq!((range.first_offset, range.marker_offset, range.stable_offset, range.epoch), (7, 10, 11, 3));
+        assert_eq!(of.stable(11), 11);
+        assert_eq!((of.aborted(0, 7), of.aborted(0, 8), of.aborted(10, 11)), (vec![], vec![(2, 7)], vec![(2, 7)]));
+        assert_eq!(of.aborted(11, 20), []);
+        of.trim(10);
+        assert_eq!(of.ranges(), [range]);
+        of.trim(11);
+        assert_eq!(of.ranges(), []);
+    }
+
+    #[test]
+    fn what_lost_its_marker_is_taken_out() {
+        let range = |first_offset, marker_offset| AbortedRange {
+            stream: StreamId(6),
+            partition: 1,
+            producer_id: 4,
+            first_offset,
+            marker_offset,
+            stable_offset: marker_offset + 1,
+            epoch: 0,
+        };
+        let mut of = none();
+        for (first, marker) in [(20, 24), (1, 3), (10, 13), (16, 18), (10, 15)] {
+            of.restore(range(first, marker));
+        }
+        assert_eq!(of.ranges(), [range(1, 3), range(10, 15), range(16, 18), range(20, 24)]);
+        assert_eq!(of.take_cut(17), [range(16, 18)]);
+        assert_eq!(of.ranges(), [range(1, 3), range(10, 15)]);
+    }
+
+    /// A record of the log, and what a reader of committed records makes of it.
+    #[derive(Clone, Copy, PartialEq, Debug)]
+    enum Logged {
+        Plain,
+        /// Of a producer, in its how-manieth transaction.
+        In(i64, usize),
+        Marker(i64),
+    }
+
+    #[derive(Clone, Debug)]
+    enum Event {
+        Plain,
+        Write(i64),
+        End(i64, bool),
+        Durable,
+        Restart,
+        Read(prop::sample::Index, usize),
+    }
+
+    fn events() -> impl Strategy<Value = Vec<Event>> {
+        let producer = 1..4i64;
+        let event = prop_oneof![
+            2 => Just(Event::Plain),
+            6 => producer.clone().prop_map(Event::Write),
+            3 => (producer, any::<bool>()).prop_map(|(producer, commit)| Event::End(producer, commit)),
+            3 => Just(Event::Durable),
+            1 => Just(Event::Restart),
+            4 => (any::<prop::sample::Index>(), 1..9usize).prop_map(|(from, count)| Event::Read(from, count)),
+        ];
+        prop::collection::vec(event, 1..120)
+    }
+
+    /// What a client's consumer gives out of `from..to`: it follows the list and the markers.
+    fn consumed(log: &[Logged], of: &PartitionTransactions, from: usize, to: usize) -> Vec<usize> {
+        let mut list = of.aborted(from as u64, to as u64);
+        list.sort_unstable_by_key(|(_, first)| *first);
+        let (mut list, mut passed_over) = (list.into_iter().peekable(), BTreeSet::new());
+        let mut given = Vec::new();
+        for (at, logged) in log.iter().enumerate().take(to).skip(from) {
+            while let Some((producer, _)) = list.next_if(|(_, first)| *first <= at as u64) {
+                passed_over.insert(producer);
+            }
+            match logged {
+                Logged::Plain => given.push(at),
+                Logged::In(producer, _) if passed_over.contains(producer) => {}
+                Logged::In(..) => given.push(at),
+                Logged::Marker(producer) => drop(passed_over.remove(producer)),
+            }
+        }
+        given
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(512))]
+
+        /// Whatever ends how and when, also over restarts that only know where transactions may have begun: a reader gets what
+        /// was committed, never what was aborted, and never stops at what has ended for good.
+        #[test]
+        fn readers_get_what_is_committed(events in events()) {
+            let mut of = none();
+            let (mut log, mut durable, mut stable) = (Vec::new(), 0, 0);
+            // Of each producer's transaction that runs: its number, where it was added, and whether it has written.
+            let mut running: BTreeMap<i64, (usize, u64)> = BTreeMap::new();
+            let mut outcomes: Vec<Option<bool>> = Vec::new();
+            for event in &events {
+                let end = log.len() as u64;
+                match event {
+                    Event::Plain => log.push(Logged::Plain),
+                    Event::Write(producer) => {
+                        let (number, _) = *running.entry(*producer).or_insert_with(|| {
+                            outcomes.push(None);
+                            (outcomes.len() - 1, end)
+                        });
+                        log.push(Logged::In(*producer, number));
+                        of.wrote(*producer, end);
+                    }
+                    Event::End(producer, commit) => {
+                        let Some((number, _)) = running.remove(producer) else { continue };
+                        outcomes[number] = Some(*commit);
+                        log.push(Logged::Marker(*producer));
+                        of.ended((*producer, 0), *commit, end);
+                        // It is over when the marker is durable.
+                        durable = log.len();
+                    }
+                    Event::Durable => durable = log.len(),
+                    Event::Restart => {
+                        let mut again = none();
+                        of.ranges().iter().rev().for_each(|range| again.restore(*range));
+                        running.iter().for_each(|(producer, (_, added))| again.wrote(*producer, *added));
+                        of = again;
+                        stable = 0;
+                    }
+                    Event::Read(from, count) => {
+                        let now_stable = of.stable(durable as u64) as usize;
+                        prop_assert!(now_stable >= stable, "readers were sent back");
+                        stable = now_stable;
+                        let first_open = log.iter().position(|logged| {
+                            matches!(logged, Logged::In(_, number) if outcomes[*number].is_none())
+                        });
+                        prop_assert!(first_open.is_none_or(|first| stable <= first), "an open transaction is read");
+                        if running.is_empty() {
+                            prop_assert_eq!(stable, durable);
+                        }
+                        let from = from.index(stable + 1);
+                        let to = (from + count).min(stable);
+                        let is_committed = |at: &usize| match log[*at] {
+                            Logged::Plain => true,
+                            Logged::In(_, number) => outcomes[number] == Some(true),
+                            Logged::Marker(_) => false,
+                        };
+                        let expected: Vec<usize> = (from..to).filter(is_committed).collect();
+                        prop_assert_eq!(consumed(&log, &of, from, to), expected);
+                    }
+                }
+            }
+        }
+    }
+}
