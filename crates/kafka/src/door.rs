@@ -19,6 +19,7 @@ use kera_rpc::{Peer, Session, SessionFactory, SessionWaker};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use crate::fetch_sessions::FetchSessions;
 use crate::group_door::GroupDoor;
 use crate::session::KafkaSession;
 
@@ -47,6 +48,10 @@ pub struct DoorConfig {
     pub fetch_bytes_max: usize,
     /// Longest that a fetch waits, in milliseconds.
     pub fetch_wait_ms_max: u32,
+    /// Fetch sessions of all connections; who gets none names all partitions each time.
+    pub fetch_sessions_max: usize,
+    /// Partitions in all fetch sessions together, about a hundred bytes each.
+    pub fetch_session_partitions_max: usize,
     /// Longest that a produce request waits for room or for its disk, in milliseconds.
     pub produce_wait_ms_max: u32,
     /// Produce requests of one connection that may wait for the disk.
@@ -65,6 +70,8 @@ impl Default for DoorConfig {
             partitions_default: 1,
             fetch_bytes_max: 16 << 20,
             fetch_wait_ms_max: 60_000,
+            fetch_sessions_max: 1_000,
+            fetch_session_partitions_max: 250_000,
             produce_wait_ms_max: 60_000,
             in_flight_requests_max: 256,
             control_bytes_max: 4 << 20,
@@ -135,6 +142,7 @@ pub struct Door {
     pub(crate) coordinator: Arc<Coordinator>,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) groups: GroupDoor,
+    pub(crate) fetch_sessions: FetchSessions,
     pub(crate) clock: Arc<dyn Clock>,
     commands: Sender<(Command, Reply)>,
     address: OnceLock<SocketAddr>,
@@ -167,9 +175,11 @@ impl Door {
     ) -> io::Result<(Arc<Door>, DoorThread)> {
         let (commands, receiver) = channel();
         let catalog = Arc::new(Catalog { node: config.node, coordinator: Arc::clone(&coordinator) });
+        let (sessions, partitions) = (config.fetch_sessions_max, config.fetch_session_partitions_max);
+        let fetch_sessions = FetchSessions::new(sessions, partitions, Arc::clone(&random));
         let groups = GroupDoor::open(&catalog, &broker, &clock, random)?;
         let address = OnceLock::new();
-        let door = Door { config, broker, coordinator, catalog, groups, clock, commands, address };
+        let door = Door { config, broker, coordinator, catalog, groups, fetch_sessions, clock, commands, address };
         let door = Arc::new(door);
         let weak = Arc::downgrade(&door);
         let thread = std::thread::Builder::new()

@@ -4,7 +4,8 @@
 //! the broker's to say, go out of a small buffer, and the rest of the batch follows from the segment (docs/read-path.md). Native
 //! chunks are converted. A fetch that finds less than it asks for waits at its lanes, and looks again when one has moved.
 //!
-//! There are no fetch sessions: every answer says session 0, which tells clients to name all partitions each time (KIP-227).
+//! A fetch of a session ([`crate::fetch_sessions`]) has all partitions of it put in, and is answered with those of which there
+//! is something to tell.
 //! Nothing is transactional, so the last stable offset is the high watermark, which is the durable end.
 
 use std::sync::Arc;
@@ -19,6 +20,7 @@ use kera_log::{Lane, LaneVersion, Lookup, ReadError};
 use kera_rpc::{FrameWriter, Outbox};
 
 use crate::batch::{self, BATCH_HEADER_BYTES, PATCHED_BYTES};
+use crate::fetch_sessions::{Mode, NO_SESSION, Told};
 use crate::session::{Core, Request};
 use crate::wire::Writer;
 
@@ -59,19 +61,31 @@ impl Found {
     fn refused(error: ResponseError) -> Found {
         Found { error: error.code(), high_watermark: -1, log_start: -1, ..Found::default() }
     }
+
+    fn told(&self) -> Told {
+        let Found { error, high_watermark, log_start, .. } = *self;
+        Told { error, high_watermark, log_start, has_records: self.bytes > 0 }
+    }
 }
 
 /// A fetch that is not answered yet.
 pub(crate) struct Fetching {
     request: Request,
     asked: FetchRequest,
+    /// Its session, or why it is refused as a whole.
+    mode: Result<Mode, ResponseError>,
     deadline_us: u64,
 }
 
 impl Fetching {
-    pub(crate) fn new(core: &Core, request: Request, asked: FetchRequest) -> Fetching {
+    pub(crate) fn new(core: &mut Core, request: Request, mut asked: FetchRequest) -> Fetching {
+        let now_us = core.door.clock.monotonic_us();
+        let mode = core.door.fetch_sessions.begin(&mut asked, request.version, now_us);
+        if let Ok(Mode::GoesOn(_)) = mode {
+            core.fetch_session = asked.session_id;
+        }
         let wait_ms = u64::try_from(asked.max_wait_ms).unwrap_or(0).min(core.door.config.fetch_wait_ms_max.into());
-        Fetching { request, asked, deadline_us: core.door.clock.monotonic_us() + wait_ms * 1000 }
+        Fetching { request, asked, mode, deadline_us: now_us + wait_ms * 1000 }
     }
 
     pub(crate) fn deadline_us(&self) -> u64 {
@@ -85,8 +99,9 @@ impl Fetching {
 
     /// Answers if there is enough or it is time. True if it is done with.
     pub(crate) fn complete(&mut self, core: &mut Core, now_us: u64, out: &mut Outbox) -> bool {
-        if self.asked.session_id != 0 && self.asked.session_epoch > 0 {
-            self.send(ResponseError::FetchSessionIdNotFound.code(), &[], out);
+        if let Err(error) = self.mode {
+            self.asked.topics.clear();
+            self.send(error.code(), NO_SESSION, &[], None, out);
             return true;
         }
         loop {
@@ -94,9 +109,11 @@ impl Fetching {
             let bytes: usize = found.iter().map(|one| one.bytes).sum();
             let enough = bytes >= usize::try_from(self.asked.min_bytes).unwrap_or(0)
                 || found.iter().any(|one| one.error != 0)
+                || found.is_empty()
                 || now_us >= self.deadline_us;
             if enough {
-                self.send(0, &found, out);
+                let (session, shown) = self.tell_session(core, &found, now_us);
+                self.send(0, session, &found, shown.as_deref(), out);
                 return true;
             }
             let waits = found.iter().filter_map(|one| one.waits.as_ref());
@@ -131,7 +148,27 @@ impl Fetching {
         all
     }
 
-    fn send(&self, error: i16, found: &[Found], out: &mut Outbox) {
+    /// Notes in the fetch's session what it is told: the session's id, and of which partitions its client has to hear; `None`
+    /// is all.
+    fn tell_session(&self, core: &mut Core, found: &[Found], now_us: u64) -> (i32, Option<Vec<bool>>) {
+        let told = || -> Vec<Told> { found.iter().map(Found::told).collect() };
+        match &self.mode {
+            Ok(Mode::Begins) => {
+                let id = core.door.fetch_sessions.create(&self.asked, self.request.version, &told(), now_us);
+                core.fetch_session = id;
+                (id, None)
+            }
+            Ok(Mode::GoesOn(session)) => {
+                let mut shown = Vec::with_capacity(found.len());
+                session.lock().tell_all(&self.asked.topics, &told(), |is_shown| shown.push(is_shown));
+                (self.asked.session_id, Some(shown))
+            }
+            Ok(Mode::Without) | Err(_) => (NO_SESSION, None),
+        }
+    }
+
+    /// Answers with the partitions that are shown; `None`: all.
+    fn send(&self, error: i16, session: i32, found: &[Found], shown: Option<&[bool]>, out: &mut Outbox) {
         let (version, flexible) = (self.request.version, self.request.is_flexible());
         let mut frame = out.begin_prefixed();
         self.request.put_header(frame.body());
@@ -139,21 +176,27 @@ impl Fetching {
         writer.i32(0);
         if version >= 7 {
             writer.i16(error);
-            writer.i32(0);
+            writer.i32(session);
         }
-        let topics: &[_] = if error == 0 { &self.asked.topics } else { &[] };
+        let is_shown = |at: usize| shown.is_none_or(|shown| shown.get(at).copied().unwrap_or(true));
+        let mut next = 0;
+        let places = self.asked.topics.iter().map(|topic| {
+            let from = next;
+            next += topic.partitions.len();
+            (topic, from, (from..next).filter(|at| is_shown(*at)).count())
+        });
+        let topics: Vec<_> = places.filter(|(_, _, count)| shown.is_none() || *count > 0).collect();
         writer.count(topics.len());
-        let mut found = found.iter();
-        for topic in topics {
+        for (topic, from, count) in topics {
             let mut writer = Writer { out: frame.body(), flexible };
             if version >= VERSION_TOPIC_IDS {
                 writer.id(topic.topic_id.as_u128());
             } else {
                 writer.string(&topic.topic);
             }
-            writer.count(topic.partitions.len());
-            for (partition, found) in topic.partitions.iter().zip(&mut found) {
-                self.put_partition(partition.partition, found, &mut frame);
+            writer.count(count);
+            for (at, partition) in topic.partitions.iter().enumerate().filter(|(at, _)| is_shown(from + at)) {
+                self.put_partition(partition.partition, &found[from + at], &mut frame);
             }
             Writer { out: frame.body(), flexible }.tags();
         }

@@ -9,7 +9,7 @@
 //! | `apis`, `shape`, `wire` | which requests are served, and that nothing in them lies about its size |
 //! | `session` | one connection: requests in, answers out, in order |
 //! | `produce`, `batch` | record batches into lanes |
-//! | `fetch`, `offsets` | lanes as record batches; times to offsets |
+//! | `fetch`, `fetch_sessions`, `offsets` | lanes as record batches; what a client goes on fetching; times to offsets |
 //! | `admin`, `metadata`, `configs` | topics and what the node says about itself |
 //! | `partitions` | what partitions take up |
 //! | [`groups`], `group_door` | the group coordinator and its connections |
@@ -26,6 +26,7 @@ mod batch;
 mod configs;
 mod door;
 mod fetch;
+mod fetch_sessions;
 mod group_door;
 pub mod groups;
 mod metadata;

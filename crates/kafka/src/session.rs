@@ -20,6 +20,7 @@ use uuid::Uuid;
 use crate::apis::{self, APIS, Api};
 use crate::door::{Door, Reply, ReplySlot, Topic};
 use crate::fetch::Fetching;
+use crate::fetch_sessions::NO_SESSION;
 use crate::offsets::Listing;
 use crate::produce::{Producing, Waiting};
 use crate::shape;
@@ -82,6 +83,16 @@ pub(crate) struct Core {
     by_id: HashMap<Uuid, Arc<Topic>>,
     /// Where the next fetch of a partition goes on: stream and partition, offset, cursor.
     pub(crate) places: HashMap<(u64, i32), (u64, Cursor)>,
+    /// The fetch session that was used last, 0 if there was none.
+    pub(crate) fetch_session: i32,
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        if self.fetch_session != NO_SESSION {
+            self.door.fetch_sessions.remove(self.fetch_session);
+        }
+    }
 }
 
 impl Core {
@@ -136,7 +147,8 @@ pub(crate) struct KafkaSession {
 impl KafkaSession {
     pub(crate) fn new(door: Arc<Door>, peer: Peer, waker: SessionWaker) -> KafkaSession {
         let observer: Arc<dyn Observer> = Arc::new(Wake(waker.clone()));
-        let core = Core { door, observer, topics: HashMap::new(), by_id: HashMap::new(), places: HashMap::new() };
+        let (topics, by_id, places) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let core = Core { door, observer, topics, by_id, places, fetch_session: NO_SESSION };
         let reply = ReplySlot::new(waker);
         let producing = Producing::default();
         KafkaSession { core, peer, queue: VecDeque::new(), producing, reply, client_id: String::new(), stopping: false }
@@ -198,7 +210,7 @@ impl KafkaSession {
         match request.api.key {
             ApiKey::ApiVersions => self.versions(request, false, out),
             ApiKey::Fetch => {
-                let fetching = Fetching::new(&self.core, *request, decode(request, body)?);
+                let fetching = Fetching::new(&mut self.core, *request, decode(request, body)?);
                 self.queue.push_back(Pending::Fetch(Box::new(fetching)));
                 self.complete(out);
             }

@@ -265,14 +265,26 @@ fn a_repeated_batch_is_appended_once() {
     client.create("t", 1);
     let one = batch(&[b"a", b"b"], (5, 0, 0));
     let two = batch(&[b"c"], (5, 0, 2));
-    assert_eq!(client.produce("t", 0, &two), (45, -1), "the batch before is missing");
     assert_eq!(client.produce("t", 0, &one), (0, 0));
+    assert_eq!(client.produce("t", 0, &batch(&[b"d"], (5, 0, 3))), (45, -1), "the batch before is missing");
     assert_eq!(client.produce("t", 0, &two), (0, 2));
     assert_eq!(client.produce("t", 0, &one), (0, 0));
     assert_eq!(client.produce("t", 0, &two), (0, 2));
     assert_eq!(client.fetch("t", 0, 0).1, 3);
     assert_eq!(client.produce("t", 0, &batch(&[b"n"], (5, 1, 0))), (0, 3));
     assert_eq!(client.produce("t", 0, &batch(&[b"o"], (5, 0, 3))).0, 47, "a later epoch has fenced it");
+}
+
+#[test]
+fn a_producer_goes_on_where_its_partition_is_new() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    // As after the topic was deleted and made again.
+    assert_eq!(client.produce("t", 0, &batch(&[b"c"], (5, 0, 20))), (0, 0));
+    assert_eq!(client.produce("t", 0, &batch(&[b"c"], (5, 0, 20))), (0, 0), "again");
+    assert_eq!(client.produce("t", 0, &batch(&[b"b"], (5, 0, 19))), (45, -1), "it is not there and not acknowledged");
+    assert_eq!(client.produce("t", 0, &batch(&[b"d"], (5, 0, 21))), (0, 1));
+    assert_eq!(client.fetch("t", 0, 0).1, 2);
 }
 
 #[test]
@@ -364,6 +376,7 @@ fn every_request_is_answered_in_every_version() {
     }
 }
 
+mod fetch_sessions;
 mod partitions;
 
 mod hostile {

@@ -20,6 +20,11 @@
 //! record, its first is known from its count, and the rules above hold for the first. What comes next is one more than the
 //! last in both cases, so what the lane knows, and what is stored of it, is the same. A number is behind the next one if it
 //! is nearer in that direction.
+//!
+//! A producer of Kafka batches that the lane does not know goes on at any number, as at a Kafka broker: it does so when its
+//! topic was deleted and made again, or when it was forgotten. So what came before its first number may never have been
+//! here, and of its earlier batches only those whose places are remembered pass for duplicates; others are refused. No
+//! retry is lost by that: as many places are remembered as such a producer has batches under way.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -43,6 +48,8 @@ struct Numbers {
     next: fn(u64) -> u64,
     /// Whether the first number lies behind the one that is expected.
     behind: fn(u64, u64) -> bool,
+    /// Whether an unknown producer may begin here with any number.
+    anywhere: bool,
 }
 
 impl Numbers {
@@ -57,12 +64,14 @@ impl Numbers {
                     behind: |first, expected| {
                         (expected + KAFKA_SEQUENCES - first) % KAFKA_SEQUENCES < KAFKA_SEQUENCES / 2
                     },
+                    anywhere: true,
                 }
             }
             _ => Numbers {
                 first: header.sequence,
                 next: |last| last.wrapping_add(1),
                 behind: |first, expected| first < expected,
+                anywhere: false,
             },
         }
     }
@@ -220,7 +229,8 @@ impl Producers {
         }
         let numbers = Numbers::of(header);
         let Some(at) = self.find(id) else {
-            return if numbers.first == 0 || self.forgot { Admission::Next } else { Admission::Gap { expected: 0 } };
+            let may_begin = numbers.first == 0 || numbers.anywhere || self.forgot;
+            return if may_begin { Admission::Next } else { Admission::Gap { expected: 0 } };
         };
         let producer = &self.all[at as usize];
         let epoch = header.producer_epoch.0;
@@ -232,7 +242,10 @@ impl Producers {
             if !(numbers.behind)(numbers.first, expected) {
                 return Admission::Gap { expected };
             }
-            return Admission::Duplicate(producer.place_of(header.sequence));
+            return match producer.place_of(header.sequence) {
+                None if numbers.anywhere => Admission::Gap { expected },
+                place => Admission::Duplicate(place),
+            };
         }
         if epoch < producer.epoch {
             return Admission::Stale { current: producer.epoch };
@@ -465,7 +478,6 @@ mod tests {
             }
             admission
         };
-        assert_eq!(append(batch(1, 3, 3)), Admission::Gap { expected: 0 });
         assert_eq!(append(batch(0, 10, 9)), Admission::Next);
         assert_eq!(append(batch(10, 1, 10)), Admission::Next);
         assert_eq!(append(batch(12, 2, 13)), Admission::Gap { expected: 11 });
@@ -473,11 +485,32 @@ mod tests {
         assert_eq!(append(batch(11, 5, 15)), Admission::Next);
         assert_eq!(append(batch(12, 4, 15)), Admission::Duplicate(Some(place(15))), "known by its last record");
         assert_eq!(append(batch(10, 1, 10)), Admission::Duplicate(Some(place(10))));
-        assert_eq!(
-            append(batch(3, 2, 4)),
-            Admission::Duplicate(None),
-            "it never was a batch, but its records are there"
-        );
+        assert_eq!(append(batch(3, 2, 4)), Admission::Gap { expected: 16 }, "it never was a batch");
+    }
+
+    #[test]
+    fn an_unknown_producer_of_kafka_batches_goes_on_anywhere_and_nothing_before_that_passes_for_a_duplicate() {
+        let mut producers = Producers::default();
+        let batch = |epoch: u16, last: u64| ChunkHeader {
+            kind: PayloadKind::KafkaBatch,
+            record_count: 10,
+            ..header(7, epoch, last)
+        };
+        let mut append = |header: ChunkHeader| {
+            let admission = producers.admit(&header);
+            if admission == Admission::Next {
+                producers.note(header.producer_id, header.producer_epoch, header.sequence, place(header.sequence), 9);
+            }
+            admission
+        };
+        assert_eq!(append(batch(3, 39)), Admission::Next);
+        assert_eq!(append(batch(3, 39)), Admission::Duplicate(Some(place(39))));
+        assert_eq!(append(batch(3, 29)), Admission::Gap { expected: 40 }, "it is not here, so it is no duplicate");
+        assert_eq!(append(batch(3, 59)), Admission::Gap { expected: 40 });
+        assert_eq!(append(batch(3, 49)), Admission::Next);
+        assert_eq!(append(batch(4, 59)), Admission::Gap { expected: 0 }, "a known producer begins its epoch at 0");
+        assert_eq!(append(batch(4, 9)), Admission::Next);
+        assert_eq!(append(batch(3, 59)), Admission::Stale { current: 4 });
     }
 
     #[test]
