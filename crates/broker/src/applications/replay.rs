@@ -4,18 +4,13 @@
 //! everything: so positions may come before the record of their application, never without it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use kera_format::applications::{Application, Entry, LaneKey, Position};
 use kera_format::chunk::Chunks;
-use kera_format::{Cursor, GroupId, StreamId};
-use kera_log::{Lane, Observer};
-use parking_lot::{Condvar, Mutex};
+use kera_format::{GroupId, StreamId};
+use kera_log::Lane;
 
 use crate::failure::Failure;
-
-/// Bytes read at a time.
-const READ_BYTES: usize = 1 << 20;
 
 /// What a replay has found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -60,23 +55,8 @@ impl Replay {
     /// Reads a lane from its first chunk to its durable end. Blocks the thread while segments come from disk.
     pub(super) fn read(lane: &Lane) -> Result<Replay, Failure> {
         let mut replay = Replay::default();
-        let arrived = Arc::new(Arrived::default());
-        let observer: Arc<dyn Observer> = Arc::clone(&arrived) as _;
-        let mut cursor = Cursor::default();
-        loop {
-            let outcome = lane.read(cursor, READ_BYTES, true)?;
-            for data in &outcome.data {
-                replay.chunks(data);
-            }
-            cursor = outcome.next;
-            if outcome.loading {
-                if lane.wait(outcome.version, &observer, 0) {
-                    arrived.wait();
-                }
-            } else if outcome.at_durable_end {
-                return Ok(replay);
-            }
-        }
+        lane.replay(|data| replay.chunks(data))?;
+        Ok(replay)
     }
 
     fn chunks(&mut self, data: &[u8]) {
@@ -114,29 +94,5 @@ impl Replay {
                 known.ahead.insert(position.cursor.group, position);
             }
         }
-    }
-}
-
-/// Lets the starting thread wait for a segment.
-#[derive(Default)]
-struct Arrived {
-    arrived: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Arrived {
-    fn wait(&self) {
-        let mut arrived = self.arrived.lock();
-        while !*arrived {
-            self.changed.wait(&mut arrived);
-        }
-        *arrived = false;
-    }
-}
-
-impl Observer for Arrived {
-    fn advanced(&self, _token: u64) {
-        *self.arrived.lock() = true;
-        self.changed.notify_all();
     }
 }
