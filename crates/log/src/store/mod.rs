@@ -91,7 +91,7 @@ impl Default for StoreConfig {
             container_bytes: 256 << 20,
             batch_bytes: 64 << 20,
             write_delay_ms: 2_000,
-            dirty_percent_max: 25,
+            dirty_percent_max: 50,
             free_percent_min: 10,
             read_ahead_segments_max: 64,
             release_delay_ms: 500,

@@ -7,6 +7,7 @@ use std::time::Duration;
 use kera_bench::BenchError;
 use kera_bench::server::{Server, ServerConfig};
 use serde_json::Value;
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::points::Point;
 
@@ -99,6 +100,7 @@ impl Kafka {
             );
             return Err(BenchError::Setting { flag: "rdkafka-bench", message });
         }
+        stop_when_interrupted(script)?;
         let started = script_output(script, &["start", "log.segment.delete.delay.ms=1000"])?;
         let mut kafka =
             Kafka { script: script.to_owned(), load: load.to_owned(), bootstrap: started, pid: String::new() };
@@ -133,6 +135,29 @@ impl Drop for Kafka {
     fn drop(&mut self) {
         let _ = Command::new(&self.script).arg("stop").output();
     }
+}
+
+/// The broker is in a session of its own: whoever interrupts or ends this program would leave it behind.
+fn stop_when_interrupted(script: &Path) -> Result<(), BenchError> {
+    let script = script.to_owned();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
+    let runtime = runtime.map_err(|e| BenchError::io("listening for signals", e))?;
+    let mut term = {
+        let _inside = runtime.enter();
+        signal(SignalKind::terminate()).map_err(|e| BenchError::io("listening for signals", e))?
+    };
+    std::thread::spawn(move || {
+        runtime.block_on(async {
+            tokio::select! {
+                _ = tokio::signal::ctrl_c() => {}
+                _ = term.recv() => {}
+            }
+        });
+        eprintln!("kera-compare: interrupted, stopping Kafka");
+        let _ = Command::new(&script).arg("stop").output();
+        std::process::exit(130);
+    });
+    Ok(())
 }
 
 fn script_output(script: &Path, words: &[&str]) -> Result<String, BenchError> {
