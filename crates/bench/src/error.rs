@@ -1,7 +1,7 @@
 //! What goes wrong while measuring or verifying.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// An error of a run. The message says what was being done and what to do next where there is something.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +32,14 @@ pub enum BenchError {
         what: String,
         /// What came back.
         message: String,
+    },
+    /// The same, and what there is to see is kept.
+    #[error("{error}")]
+    Kept {
+        /// What went wrong.
+        error: Box<BenchError>,
+        /// The directory with the server's log and data.
+        dir: PathBuf,
     },
     /// A thread ended without a result: a bug in this program.
     #[error("{what} panicked")]

@@ -27,6 +27,8 @@ pub struct ServerConfig {
     pub arena_bytes: Option<u64>,
     /// Where the arena file is; `None` is the server's own choice.
     pub arena_dir: Option<PathBuf>,
+    /// Whether it serves HTTP, at a free port of loopback, the same one at every start.
+    pub http: bool,
     /// More flags of `kera serve`.
     pub flags: Vec<String>,
     /// Where its log goes; appended to.
@@ -44,6 +46,7 @@ impl ServerConfig {
             listen: None,
             arena_bytes: None,
             arena_dir: None,
+            http: false,
             flags: Vec::new(),
             log: dir.join("server.log"),
             start_timeout: Duration::from_secs(60),
@@ -56,17 +59,18 @@ impl ServerConfig {
 pub struct Server {
     config: ServerConfig,
     address: SocketAddr,
+    http_address: Option<SocketAddr>,
     child: Option<Child>,
 }
 
 impl Server {
     /// Starts it and waits until it serves. Gives how long that took.
     pub fn start(config: ServerConfig) -> Result<(Server, Duration), BenchError> {
-        let address = match config.listen {
-            Some(address) => address,
-            None => SocketAddr::from((Ipv4Addr::LOCALHOST, free_port()?)),
-        };
-        let mut server = Server { config, address, child: None };
+        let (listen, http) = (config.listen, config.http);
+        // Both are looked for at once: a port that nobody holds would be found twice.
+        let [one, other] = free_addresses()?;
+        let (address, http_address) = (listen.unwrap_or(one), http.then_some(other));
+        let mut server = Server { config, address, http_address, child: None };
         let took = server.start_again()?;
         Ok((server, took))
     }
@@ -74,6 +78,11 @@ impl Server {
     /// Where it listens.
     pub fn address(&self) -> String {
         self.address.to_string()
+    }
+
+    /// Where it serves HTTP, if it does.
+    pub fn http_address(&self) -> Option<SocketAddr> {
+        self.http_address
     }
 
     /// Its process, if it runs.
@@ -93,7 +102,8 @@ impl Server {
         let log = log.map_err(|e| BenchError::io_at("opening the server's log", &config.log, e))?;
         let mut command = Command::new(&config.program);
         command.arg("serve").arg("--data").arg(&config.data).arg("--listen").arg(self.address.to_string());
-        command.args(["--http-listen", "none", "--kafka-listen", "none", "--log-format", "json"]);
+        let http = self.http_address.map_or("none".into(), |address| address.to_string());
+        command.args(["--http-listen", &http, "--kafka-listen", "none", "--log-format", "json"]);
         if let Some(bytes) = config.arena_bytes {
             command.arg("--arena-bytes").arg(bytes.to_string());
         }
@@ -239,11 +249,13 @@ fn is_ready(line: &str) -> bool {
         && serde_json::from_str::<serde_json::Value>(line).is_ok_and(|line| line["message"] == "ready")
 }
 
-/// A port of loopback that is free right now.
-fn free_port() -> Result<u16, BenchError> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0));
-    let address = listener.and_then(|listener| listener.local_addr());
-    address.map(|address| address.port()).map_err(|e| BenchError::io("looking for a free port", e))
+/// Addresses of loopback whose ports are free right now.
+fn free_addresses() -> Result<[SocketAddr; 2], BenchError> {
+    let listeners = || -> std::io::Result<[SocketAddr; 2]> {
+        let (one, other) = (TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?, TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
+        Ok([one.local_addr()?, other.local_addr()?])
+    };
+    listeners().map_err(|e| BenchError::io("looking for a free port", e))
 }
 
 /// The process of this host that listens on a TCP port of IPv4, if it may be seen.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use kera_bench::BenchError;
 use kera_bench::chaos::{self, ChaosConfig, Fault};
 use kera_bench::verify::{self, ConsumeConfig, ProduceConfig, ProduceProgress, Verdict};
 use kera_format::{Durability, Order, StreamOptions};
@@ -40,6 +41,8 @@ Examples:
   kera verify chaos --rounds 50                             50 times kill -9 at random moments
   kera verify chaos --rounds 50 --durability power --order none --faults kill,power
   kera verify chaos --rounds 1 --faults freeze --hold-seconds 60
+  kera verify chaos --rounds 20 --faults kill,power --durability power --segment-bytes 8MiB --chunk-bytes 256KiB \
+                    --rate 300000 --arena-bytes 1GiB        large segments, written straight to their containers
   kera verify chaos --rounds 5 --faults full-disk           as root: it mounts a small file system")]
     Chaos(ChaosArgs),
 }
@@ -90,7 +93,7 @@ pub struct ProduceArgs {
     #[arg(long, value_name = "S")]
     seconds: Option<u64>,
     /// Records per second of all producers together, at most.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = rate, allow_negative_numbers = true)]
     rate: Option<f64>,
     /// How long the node may be away before records are given up.
     #[arg(long, value_name = "S", default_value_t = 600)]
@@ -160,11 +163,18 @@ pub struct ChaosArgs {
     #[arg(long, value_name = "N", default_value_t = 2)]
     consumers: u32,
     /// Records per second of all producers together; 0 is as fast as it goes. [default: 20000; 100000 with full-disk]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = rate, allow_negative_numbers = true)]
     rate: Option<f64>,
+    /// Bytes of a record's value, 32 or more.
+    #[arg(long, value_name = "BYTES", default_value_t = 100)]
+    record_bytes: usize,
     /// Bytes of a chunk. [default: 2KiB; 16KiB with full-disk]
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     chunk_bytes: Option<usize>,
+    /// Bytes of the largest segments, a power of two. With 4MiB or more and --durability power those of busy lanes are
+    /// written straight to their containers. [default: 128KiB, or what holds four chunks]
+    #[arg(long, value_name = "BYTES", value_parser = segment_bytes)]
+    segment_bytes: Option<u32>,
     /// The node's arena. [default: 256MiB; 32MiB with full-disk]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     arena_bytes: Option<u64>,
@@ -195,6 +205,20 @@ fn parse<T: std::str::FromStr<Err = String>>(text: &str) -> Result<T, String> {
 
 fn bytes(text: &str) -> Result<usize, String> {
     usize::try_from(parse_bytes(text)?).map_err(|_| format!("{text} is too large"))
+}
+
+fn segment_bytes(text: &str) -> Result<u32, String> {
+    u32::try_from(parse_bytes(text)?).map_err(|_| format!("{text} is more than 16MiB"))
+}
+
+/// Records per second.
+fn rate(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| format!("`{text}` is not a number; give records per second"))?;
+    if number.is_finite() && number >= 0.0 {
+        Ok(number)
+    } else {
+        Err(format!("{text} is not a rate; give 0, as fast as it goes, or more"))
+    }
 }
 
 /// Runs a command.
@@ -267,6 +291,11 @@ fn run_consume(args: &ConsumeArgs, connect: &str, json: bool) -> Result<(), CliE
         crash_every: args.crash_every_seconds.map(Duration::from_secs),
         ..ConsumeConfig::default()
     };
+    config.check().map_err(failed)?;
+    if !args.log.exists() {
+        let message = format!("there is no log of acknowledgements at {}", args.log.display());
+        return Err(CliError::failure(message).next("`kera verify produce` writes one: give both the same --log"));
+    }
     let verdict = verify::consume(&config, connect).map_err(failed)?;
     if json {
         output::print_json(&verdict_json(&verdict))?
@@ -290,6 +319,18 @@ fn verdict_json(verdict: &Verdict) -> serde_json::Value {
     })
 }
 
+/// The node was of this command's own making: there is none to look for, but there may be a log to read.
+fn chaos_failed(error: BenchError) -> CliError {
+    match error {
+        BenchError::Setting { .. } => failed(error),
+        BenchError::Kept { error, dir } => CliError::failure(error.to_string()).next(format!(
+            "{} says what the server did; its data is beside it, remove the directory when you are done",
+            dir.join("server.log").display()
+        )),
+        other => CliError::failure(other.to_string()),
+    }
+}
+
 fn run_chaos(args: &ChaosArgs, json: bool) -> Result<(), CliError> {
     let program = match &args.program {
         Some(program) => program.clone(),
@@ -306,6 +347,7 @@ fn run_chaos(args: &ChaosArgs, json: bool) -> Result<(), CliError> {
         lanes: args.lanes,
         producers: args.producers,
         consumers: args.consumers,
+        record_bytes: args.record_bytes,
         between: (ms(0), ms(1)),
         hold: Duration::from_secs(args.hold_seconds),
         recovery: Duration::from_secs(args.recovery_seconds),
@@ -317,6 +359,7 @@ fn run_chaos(args: &ChaosArgs, json: bool) -> Result<(), CliError> {
         config.rate = (rate > 0.0).then_some(rate);
     }
     config.chunk_bytes = args.chunk_bytes.unwrap_or(config.chunk_bytes);
+    config.segment_bytes = args.segment_bytes;
     config.arena_bytes = args.arena_bytes.unwrap_or(config.arena_bytes);
     if let Some(dir) = &args.dir {
         config.dir.clone_from(dir);
@@ -326,9 +369,9 @@ fn run_chaos(args: &ChaosArgs, json: bool) -> Result<(), CliError> {
         if !args.quiet {
             line.show(what)
         }
-    })
-    .map_err(failed)?;
+    });
     line.clear();
+    let report = report.map_err(chaos_failed)?;
     if json {
         output::print_json(&report)?
     } else {

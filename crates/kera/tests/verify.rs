@@ -46,12 +46,15 @@ fn a_record_that_is_missing_is_found_and_the_exit_status_says_so() {
 fn chaos(flags: &str) -> Output {
     let place = Place::new();
     let dir = place.file("");
-    let fixed = "--quiet --json --arena-bytes 32MiB --rate 5000 --between-ms 100,400";
-    let line = format!("verify chaos --dir {} {fixed} {flags}", dir.display());
+    let line = format!("verify chaos --dir {} --quiet --json {flags}", dir.display());
     run(line.split_whitespace())
 }
 
 fn must_hold(flags: &str) -> Value {
+    must_hold_with(&format!("--arena-bytes 32MiB --rate 5000 --between-ms 100,400 {flags}"))
+}
+
+fn must_hold_with(flags: &str) -> Value {
     let output = chaos(flags);
     let report: Value = serde_json::from_str(&stdout(&output))
         .unwrap_or_else(|e| panic!("{e}: {}{}", stdout(&output), stderr(&output)));
@@ -104,6 +107,76 @@ fn a_full_disk_that_nobody_felt_proves_nothing_and_fails() {
     let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(report["holds"], false);
     assert!(report["problems"].to_string().contains("never bit"), "{report:#}");
+}
+
+/// Chunks of more than 64 KiB in segments of 4 MiB: what is written straight to containers is killed in the middle, too.
+#[test]
+fn large_segments_lose_nothing() {
+    let report = must_hold_with(
+        "--rounds 3 --faults kill,power --durability power --seed 12 --streamlets 1 --lanes 1 --producers 2 --rate 5000 \
+         --record-bytes 2000 --chunk-bytes 96KiB --segment-bytes 4MiB --arena-bytes 256MiB --between-ms 800,1200",
+    );
+    assert!(report["through_bytes"].as_u64().unwrap() > 0, "{report:#}");
+}
+
+/// Refused before a node starts, with the flag, the limit and the next step.
+#[test]
+fn settings_of_chaos_that_cannot_work_are_refused() {
+    for (flags, says) in [
+        ("--segment-bytes 64KiB --chunk-bytes 64KiB", "--chunk-bytes: a chunk of 65536 bytes"),
+        ("--segment-bytes 100000B", "--segment-bytes: 100000"),
+        ("--record-bytes 10", "--record-bytes: 10 is less than 32"),
+        ("--rate -5", "0, as fast as it goes, or more"),
+        ("--rate fast", "give records per second"),
+        ("--producers 0", "--producers: 0"),
+        ("--disk-bytes 1GiB", "--faults full-disk"),
+        ("--between-ms 2,1", "swap them"),
+        ("--hold-seconds 99999", "--hold-seconds: "),
+        ("--program /no/such/kera", "--program: /no/such/kera"),
+    ] {
+        let output = run(format!("verify chaos --quiet {flags}").split_whitespace());
+        assert_eq!(output.status.code(), Some(2), "{flags}: {}{}", stdout(&output), stderr(&output));
+        assert!(stderr(&output).contains(says), "{flags}: {}", stderr(&output));
+    }
+}
+
+#[test]
+fn settings_of_produce_and_consume_that_cannot_work_are_refused() {
+    for (line, says) in [
+        ("produce --producers 0", "--producers: 0"),
+        ("produce --rate 0", "--rate: 0 "),
+        ("produce --rate nan", "0, as fast as it goes, or more"),
+        ("produce --in-flight 0", "--in-flight: 0"),
+        ("produce --chunk-bytes 16B", "--chunk-bytes: 16"),
+        ("produce --records 0", "--records: 0"),
+        ("produce --seconds 0", "--seconds: 0"),
+        ("produce --patience-seconds 0", "--patience-seconds: 0"),
+        ("consume --consumers 0", "--consumers: 0"),
+        ("consume --patience-seconds 0", "--patience-seconds: 0"),
+        ("consume --application a --crash-every-seconds 0", "--crash-every-seconds: 0"),
+    ] {
+        let output = run(format!("verify {line}").split_whitespace());
+        assert_eq!(output.status.code(), Some(2), "{line}: {}{}", stdout(&output), stderr(&output));
+        assert!(stderr(&output).contains(says), "{line}: {}", stderr(&output));
+    }
+    let output = run(["verify", "consume", "--log", "/no/such/log"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        stderr(&output).contains("/no/such/log") && stderr(&output).contains("verify produce"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+/// A program that is no node: its last words are in the error, and the next step says where its log is.
+#[test]
+fn a_node_that_does_not_start_is_reported_with_its_log() {
+    let place = Place::new();
+    let dir = place.file("");
+    let output = run(["verify", "chaos", "--quiet", "--program", "/bin/false", "--dir", dir.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(1));
+    let says = stderr(&output);
+    assert!(says.contains("starting a server: it ended with exit status: 1") && says.contains("server.log"), "{says}");
 }
 
 #[test]

@@ -1,10 +1,15 @@
 //! A file system of a known size that can be filled to the last byte and emptied again: a tmpfs that is mounted over
 //! the data directory. Mounting takes root; without it `full-disk` is refused with the reason.
+//!
+//! The mount is seen by the thread that makes it and by what that starts, and by nobody else, where the system lets a thread
+//! have a view of its own: so it is gone with this process, however that ends, Ctrl-C and kill -9 included.
 
 use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 use crate::BenchError;
 
@@ -20,6 +25,7 @@ pub(super) struct SmallDisk {
 impl SmallDisk {
     /// Mounts one of `bytes` at `dir`, which exists and is empty.
     pub(super) fn mount(dir: &Path, bytes: u64) -> Result<SmallDisk, BenchError> {
+        have_own_mounts();
         let size = format!("size={bytes}");
         let output = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "kera-verify"]).arg(dir).output();
         let output = output.map_err(|e| BenchError::io("running mount", e))?;
@@ -69,7 +75,17 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let _ = Command::new("umount").arg(&self.dir).output();
+        // Also while something still looks into it: then it goes when that does.
+        let _ = Command::new("umount").arg("--lazy").arg(&self.dir).output();
+    }
+}
+
+/// From here on what this thread mounts is its own. Where that is refused, a mount is there for all, as ever.
+fn have_own_mounts() {
+    // SAFETY: descriptors stay shared; only the view of the file system becomes this thread's own.
+    if unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.is_ok() {
+        // Without this, what is mounted here is passed on to where the view comes from.
+        let _ = Command::new("mount").args(["--make-rprivate", "/"]).output();
     }
 }
 
@@ -92,5 +108,20 @@ mod tests {
         disk.free().unwrap();
         disk.free().unwrap();
         write().unwrap();
+    }
+
+    #[test]
+    fn a_small_disk_is_gone_although_a_file_in_it_is_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let Ok(disk) = SmallDisk::mount(dir.path(), 1 << 20) else {
+            eprintln!("not root: nothing to test");
+            return;
+        };
+        let open = File::create(dir.path().join("x")).unwrap();
+        let seen = || std::fs::exists(dir.path().join("x")).unwrap();
+        assert!(seen());
+        drop(disk);
+        assert!(!seen());
+        drop(open);
     }
 }

@@ -10,6 +10,7 @@ use kera_format::{Order, StreamOptions};
 use parking_lot::Mutex;
 
 use super::disk::SmallDisk;
+use super::large::WrittenThrough;
 use super::{ChaosConfig, ChaosReport, Fault};
 use crate::BenchError;
 use crate::server::{Server, ServerConfig};
@@ -41,11 +42,10 @@ pub fn run(config: &ChaosConfig, mut progress: impl FnMut(&str)) -> Result<Chaos
     let mut report = match outcome {
         Ok(report) => report,
         Err(error) => {
-            let dir = place.leave(true);
-            return Err(match dir {
-                Some(dir) => {
-                    BenchError::server(error.to_string(), format!("log and data are kept in {}", dir.display()))
-                }
+            // A setting that turned out to be wrong is put right without a look at what is there.
+            let keep = !matches!(error, BenchError::Setting { .. });
+            return Err(match place.leave(keep) {
+                Some(dir) => BenchError::Kept { error: Box::new(error), dir },
                 None => error,
             });
         }
@@ -109,35 +109,47 @@ fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&st
     let server_config = ServerConfig {
         arena_bytes: Some(config.arena_bytes),
         arena_dir: Some(place.arena_dir.clone()),
+        http: true,
         flags: config.server_flags(),
         ..ServerConfig::in_dir(&config.program, &place.dir)
     };
     let (mut server, took) = Server::start(server_config)?;
-    progress(&format!("the server listens on {} after {:.0} ms", server.address(), took.as_secs_f64() * 1e3));
-    let address = server.address();
+    let (address, took_ms, dir) = (server.address(), took.as_secs_f64() * 1e3, place.dir.display());
+    progress(&format!("the server listens on {address} after {took_ms:.0} ms, with everything it has in {dir}"));
     let (writing, reading) = (produce_config(config, place), consume_config(config, place));
     let written = Arc::new(ProduceProgress::default());
     let checker = Mutex::new(Checker::new(config.order == Order::Lane));
     let enough = AtomicBool::new(false);
-    let mut report = ChaosReport { holds: true, ..ChaosReport::default() };
+    let mut report = ChaosReport { holds: true, large_segments: config.has_large_segments(), ..ChaosReport::default() };
     std::thread::scope(|scope| {
         let producers = scope.spawn(|| produce(&writing, &address, &written));
         let mut application = None;
         let outcome = wait_for_ack(&written, 0, config.recovery, &mut server, &mut || producers.is_finished())
             .and_then(|_| {
                 application = Some(scope.spawn(|| collect(&reading, &address, &checker, &enough)));
-                let mut ended = || producers.is_finished();
-                carry_out(config, place, &mut server, &written, &mut report, progress, &mut ended)
+                let mut torment = Torment {
+                    config,
+                    place,
+                    server: &mut server,
+                    written: &written,
+                    report: &mut report,
+                    through: WrittenThrough::default(),
+                    progress,
+                    ended: &mut || producers.is_finished(),
+                };
+                torment.carry_out()
             });
+        // Read before they are told to end.
+        let ended_on_their_own = producers.is_finished();
         written.stop.store(true, Relaxed);
-        progress("waiting for the last acknowledgements");
-        if outcome.is_err() {
+        if let Err(error) = outcome {
             // Nobody waits for a server that is gone.
             enough.store(true, Relaxed);
             written.abandon.store(true, Relaxed);
             let _ = server.kill();
-            return outcome;
+            return Err(if ended_on_their_own { why_ended(producers.join()) } else { error });
         }
+        progress("waiting for the last acknowledgements");
         let waiting = Instant::now();
         while !producers.is_finished() {
             if waiting.elapsed() > config.recovery && !written.abandon.swap(true, Relaxed) {
@@ -162,15 +174,28 @@ fn torment(config: &ChaosConfig, place: &Workplace, progress: &mut dyn FnMut(&st
     Ok(report)
 }
 
+/// Why producers have ended that nobody told to: their own error says more than what was missed because of it.
+fn why_ended(outcome: std::thread::Result<Result<ProduceReport, BenchError>>) -> BenchError {
+    match outcome {
+        Err(_) => BenchError::Thread { what: "the producers" },
+        Ok(Err(error @ BenchError::Setting { .. })) => error,
+        Ok(Err(error)) => BenchError::server("the producers have ended", error),
+        Ok(Ok(report)) => {
+            let why = report.first_error.unwrap_or_else(|| "without an error".into());
+            BenchError::server("the producers have ended", why)
+        }
+    }
+}
+
 fn produce_config(config: &ChaosConfig, place: &Workplace) -> ProduceConfig {
     ProduceConfig {
         stream: STREAM.into(),
         options: StreamOptions {
             streamlets: config.streamlets,
             lanes: config.lanes,
-            // Small segments and groups: there is always one about to be closed, opened, stored.
+            // Small groups: there is always one about to be closed and opened.
             segments_per_group: 4,
-            segment_bytes_max: 128 << 10,
+            segment_bytes_max: config.segment_bytes(),
             durability: config.durability,
             order: config.order,
             retention_ms: None,
@@ -199,99 +224,127 @@ fn consume_config(config: &ChaosConfig, place: &Workplace) -> ConsumeConfig {
     }
 }
 
-/// Does the faults, each followed by the proof that acknowledgements go on.
-fn carry_out(
-    config: &ChaosConfig,
-    place: &Workplace,
-    server: &mut Server,
-    written: &ProduceProgress,
-    report: &mut ChaosReport,
-    progress: &mut dyn FnMut(&str),
-    ended: &mut dyn FnMut() -> bool,
-) -> Result<(), BenchError> {
-    for (round, (wait, fault)) in config.plan().into_iter().enumerate() {
-        std::thread::sleep(wait);
-        if let Some(status) = server.ended()? {
-            let message = format!("it ended with {status}{}", server.log_tail());
+/// Doing the faults.
+struct Torment<'a> {
+    config: &'a ChaosConfig,
+    place: &'a Workplace,
+    server: &'a mut Server,
+    written: &'a ProduceProgress,
+    report: &'a mut ChaosReport,
+    through: WrittenThrough,
+    progress: &'a mut dyn FnMut(&str),
+    /// Whether the producers have ended, which nobody told them to.
+    ended: &'a mut dyn FnMut() -> bool,
+}
+
+impl Torment<'_> {
+    /// Does the faults, each followed by the proof that acknowledgements go on.
+    fn carry_out(&mut self) -> Result<(), BenchError> {
+        for (round, (wait, fault)) in self.config.plan().into_iter().enumerate() {
+            std::thread::sleep(wait);
+            let round = format!("round {} of {}, {}", round + 1, self.config.rounds, fault.name());
+            self.one_round(&round, fault).map_err(|error| match error {
+                BenchError::Setting { .. } => error,
+                error => BenchError::server(&round, error),
+            })?;
+        }
+        self.through.look(self.server.http_address());
+        (self.report.through_bytes, self.report.through_lives) = (self.through.bytes(), self.through.lives());
+        Ok(())
+    }
+
+    fn one_round(&mut self, round: &str, fault: Fault) -> Result<(), BenchError> {
+        if let Some(status) = self.server.ended()? {
+            let message = format!("it ended with {status}{}", self.server.log_tail());
             return Err(BenchError::server("the server ended on its own", message));
         }
-        let before = written.acknowledged.load(Relaxed);
-        progress(&format!("{:>3}/{}: {}, {before} acknowledged", round + 1, config.rounds, fault.name()));
-        *report.faults.entry(fault.name()).or_default() += 1;
+        self.through.look(self.server.http_address());
+        *self.report.faults.entry(fault.name()).or_default() += 1;
         let took = match fault {
             Fault::Freeze => {
-                server.freeze()?;
-                std::thread::sleep(config.hold);
-                server.thaw()?;
+                self.say(&format!("{round} for {} s", self.config.hold.as_secs()));
+                self.server.freeze()?;
+                std::thread::sleep(self.config.hold);
+                self.server.thaw()?;
                 None
             }
             Fault::FullDisk => {
-                full_disk(config, place, written, report)?;
+                self.full_disk(round)?;
                 None
             }
             Fault::Stop => {
-                server.stop(STOP)?;
-                Some(server.start_again()?)
+                self.say(round);
+                self.server.stop(STOP)?;
+                Some(self.server.start_again()?)
             }
             Fault::Kill | Fault::Power => {
-                server.kill()?;
+                self.say(round);
+                self.server.kill()?;
                 if fault == Fault::Power {
-                    place.delete_arena()?;
+                    self.place.delete_arena()?;
                 }
-                Some(server.start_again()?)
+                Some(self.server.start_again()?)
             }
         };
-        report.start_ms.extend(took.map(|took| took.as_secs_f64() * 1e3));
-        let at_end = written.acknowledged.load(Relaxed);
-        let again = wait_for_ack(written, at_end, config.recovery, server, ended)?;
-        report.recovery_ms.push(again.as_secs_f64() * 1e3);
+        if let Some(took) = took {
+            self.report.start_ms.push(took.as_secs_f64() * 1e3);
+            self.through.end_life();
+        }
+        let at_end = self.acknowledged();
+        let again = wait_for_ack(self.written, at_end, self.config.recovery, self.server, self.ended)?;
+        self.report.recovery_ms.push(again.as_secs_f64() * 1e3);
+        Ok(())
     }
-    Ok(())
-}
 
-/// Fills the disk, keeps it full until acknowledgements have stopped and for a while longer, and gives space back.
-fn full_disk(
-    config: &ChaosConfig,
-    place: &Workplace,
-    written: &ProduceProgress,
-    report: &mut ChaosReport,
-) -> Result<(), BenchError> {
-    let Some(disk) = &place.disk else { return Ok(()) };
-    let acknowledged = || written.acknowledged.load(Relaxed);
-    let mut filled = disk.fill()?;
-    let full = Instant::now();
-    let mut still = Standstill::new(acknowledged(), full);
-    let mut stopped = None;
-    loop {
-        filled += disk.fill()?;
-        std::thread::sleep(LOOK_AT_DISK);
-        let now = Instant::now();
-        still.look(acknowledged(), now);
-        if stopped.is_none() && still.lasts(now) >= STOPPED {
-            stopped = Some(now);
-            report.stopped_ms.push(still.since.saturating_duration_since(full).as_secs_f64() * 1e3);
-        }
-        if stopped.is_some_and(|stopped| now >= stopped + config.hold) {
-            break;
-        }
-        if stopped.is_none() && full.elapsed() > config.recovery {
-            report.problems.push(format!(
-                "the disk was full for {:.0} s and acknowledgements went on: the fault never bit and nothing is proved; \
-                 give a higher --rate or a smaller --arena-bytes",
-                full.elapsed().as_secs_f64()
-            ));
-            break;
-        }
+    fn acknowledged(&self) -> u64 {
+        self.written.acknowledged.load(Relaxed)
     }
-    report.stood_still_ms.push(still.longest.as_secs_f64() * 1e3);
-    if filled < ROOM_BYTES_MIN {
-        let message = format!(
-            "the records have filled all but {filled} bytes of its {}; give more --disk-bytes or fewer --rounds",
-            config.disk_bytes()
-        );
-        return Err(BenchError::setting("disk-bytes", message));
+
+    fn say(&mut self, what: &str) {
+        let acknowledged = self.acknowledged();
+        (self.progress)(&format!("{what}: {acknowledged} records acknowledged so far"));
     }
-    disk.free()
+
+    /// Fills the disk, keeps it full until acknowledgements have stopped and for a while longer, and gives space back.
+    fn full_disk(&mut self, round: &str) -> Result<(), BenchError> {
+        let (config, Some(disk)) = (self.config, &self.place.disk) else { return Ok(()) };
+        self.say(&format!("{round}, until the arena is full too"));
+        let mut filled = disk.fill()?;
+        let full = Instant::now();
+        let mut still = Standstill::new(self.acknowledged(), full);
+        let mut stopped = None;
+        loop {
+            filled += disk.fill()?;
+            std::thread::sleep(LOOK_AT_DISK);
+            let now = Instant::now();
+            still.look(self.acknowledged(), now);
+            if stopped.is_none() && still.lasts(now) >= STOPPED {
+                stopped = Some(now);
+                self.report.stopped_ms.push(still.since.saturating_duration_since(full).as_secs_f64() * 1e3);
+                self.say(&format!("{round} for {} s more, nothing is acknowledged", config.hold.as_secs()));
+            }
+            if stopped.is_some_and(|stopped| now >= stopped + config.hold) {
+                break;
+            }
+            if stopped.is_none() && full.elapsed() > config.recovery {
+                self.report.problems.push(format!(
+                    "the disk was full for {:.0} s and acknowledgements went on: the fault never bit and nothing is \
+                     proved; give a higher --rate or a smaller --arena-bytes",
+                    full.elapsed().as_secs_f64()
+                ));
+                break;
+            }
+        }
+        self.report.stood_still_ms.push(still.longest.as_secs_f64() * 1e3);
+        if filled < ROOM_BYTES_MIN {
+            let message = format!(
+                "the records have filled all but {filled} bytes of its {}; give more --disk-bytes or fewer --rounds",
+                config.disk_bytes()
+            );
+            return Err(BenchError::setting("disk-bytes", message));
+        }
+        disk.free()
+    }
 }
 
 /// For how long a count has not moved.

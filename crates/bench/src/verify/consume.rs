@@ -12,7 +12,7 @@ use rand::{Rng, SeedableRng};
 
 use super::acklog;
 use super::checker::{Checker, Place, Verdict};
-use super::produce::patient_client;
+use super::produce::{SECONDS_MAX, THREADS_MAX, patient_client, whole_seconds};
 use crate::BenchError;
 
 /// How often a reader without data looks whether it is to end.
@@ -53,11 +53,29 @@ impl Default for ConsumeConfig {
     }
 }
 
+impl ConsumeConfig {
+    /// Refuses what cannot work, before anything is asked of a server.
+    pub fn check(&self) -> Result<(), BenchError> {
+        let ranges = [
+            ("consumers", u64::from(self.consumers), THREADS_MAX.into()),
+            ("patience-seconds", whole_seconds(self.patience), SECONDS_MAX),
+            ("crash-every-seconds", self.crash_every.map_or(1, whole_seconds), SECONDS_MAX),
+        ];
+        match ranges.into_iter().find(|(_, value, most)| !(1..=*most).contains(value)) {
+            Some((flag, value, most)) => {
+                Err(BenchError::setting(flag, format!("{value} is out of range; give 1 to {most}")))
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 /// Reads what is in the stream and compares it with the log of acknowledgements.
 ///
 /// A free reader ends where the stream ends; an application ends when it has had everything that was acknowledged, or
 /// nothing for a while. Must not be called from within an async runtime.
 pub fn consume(config: &ConsumeConfig, address: &str) -> Result<Verdict, BenchError> {
+    config.check()?;
     let acked = acklog::read(&config.log)?;
     let ordered = config.application.is_none() || order_of(config, address)? == Order::Lane;
     let checker = Mutex::new(Checker::new(ordered));

@@ -10,6 +10,7 @@ pub mod record;
 
 pub use checker::{Checker, Finding, Verdict};
 pub use consume::{ConsumeConfig, collect, consume};
+pub(crate) use produce::{CHUNK_BYTES_MIN, THREADS_MAX, check_record_bytes};
 pub use produce::{ProduceConfig, ProduceProgress, ProduceReport, produce};
 
 /// Waits until a flag is set, for at most a few hundredths of a second longer.

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kera_client::{Client, ClientError, DeliveryReport, Producer, Record, StreamOptions, StreamletId};
+use kera_format::CHUNK_HEADER_BYTES;
+use kera_format::limits::CHUNK_BYTES_MAX;
 use parking_lot::Mutex;
 use rand::rngs::SmallRng;
 use rand::{Rng, SeedableRng};
@@ -17,6 +19,13 @@ use rand::{Rng, SeedableRng};
 use super::acklog::{AckLog, AckPlace};
 use super::record::{Identity, Source, VALUE_BYTES_MIN, encode};
 use crate::BenchError;
+
+/// The least chunk that a producer takes: a header and a little.
+pub(crate) const CHUNK_BYTES_MIN: usize = CHUNK_HEADER_BYTES + 32;
+/// Producers and members are threads of this process.
+pub(crate) const THREADS_MAX: u32 = 1000;
+/// Ten years: what a clock can take.
+pub(super) const SECONDS_MAX: u64 = 10 * 365 * 86_400;
 
 /// How the records are written.
 #[derive(Clone, Debug)]
@@ -67,6 +76,50 @@ impl Default for ProduceConfig {
             seed: 1,
         }
     }
+}
+
+impl ProduceConfig {
+    /// Refuses what cannot work, before anything is asked of a server: names the flag, the limit and what to do.
+    fn check(&self) -> Result<(), BenchError> {
+        let ranges = [
+            ("producers", self.producers.into(), 1, THREADS_MAX.into()),
+            ("in-flight", self.in_flight as u64, 1, 1000),
+            ("chunk-bytes", self.chunk_bytes as u64, CHUNK_BYTES_MIN as u64, CHUNK_BYTES_MAX as u64),
+            ("records", self.records.unwrap_or(1), 1, u64::MAX),
+            ("seconds", self.time.map_or(1, whole_seconds), 1, SECONDS_MAX),
+            ("patience-seconds", whole_seconds(self.delivery_timeout), 1, SECONDS_MAX),
+            ("linger-ms", self.linger.as_millis() as u64, 0, 60_000),
+        ];
+        if let Some((flag, value, least, most)) =
+            ranges.into_iter().find(|(_, value, least, most)| !(least..=most).contains(&value))
+        {
+            return Err(BenchError::setting(flag, format!("{value} is out of range; give {least} to {most}")));
+        }
+        check_record_bytes(self.record_bytes)?;
+        match self.rate {
+            Some(rate) if !rate.is_finite() || rate <= 0.0 => {
+                let message = format!("{rate} records per second are none; give more, or leave it out for no limit");
+                Err(BenchError::setting("rate", message))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Seconds, the one that has begun included.
+pub(super) fn whole_seconds(time: Duration) -> u64 {
+    time.as_secs().saturating_add(u64::from(time.subsec_nanos() > 0))
+}
+
+/// Refuses values that are too small to describe themselves, or fit into no chunk.
+pub(crate) fn check_record_bytes(bytes: usize) -> Result<(), BenchError> {
+    let most = CHUNK_BYTES_MAX - CHUNK_BYTES_MIN;
+    let message = match bytes {
+        0..VALUE_BYTES_MIN => format!("{bytes} is less than {VALUE_BYTES_MIN}, what a record needs to describe itself"),
+        bytes if bytes > most => format!("{bytes} is more than {most}, what fits into the largest chunk"),
+        _ => return Ok(()),
+    };
+    Err(BenchError::setting("record-bytes", message))
 }
 
 /// What was written.
@@ -125,11 +178,7 @@ pub fn produce(
     address: &str,
     progress: &Arc<ProduceProgress>,
 ) -> Result<ProduceReport, BenchError> {
-    if config.record_bytes < VALUE_BYTES_MIN {
-        let message =
-            format!("{} is less than {VALUE_BYTES_MIN}, what a record needs to describe itself", config.record_bytes);
-        return Err(BenchError::setting("record-bytes", message));
-    }
+    config.check()?;
     let info = crate::runtime()?.block_on(async {
         let client = patient_client(address).await?;
         let made = client.admin().ensure_stream(&config.stream, config.options.clone()).await;
@@ -173,6 +222,12 @@ pub(super) async fn patient_client(address: &str) -> Result<Client, BenchError> 
     client.connect().await.map_err(|error| BenchError::server(format!("connecting to {address}"), error))
 }
 
+fn buffer_bytes(config: &ProduceConfig) -> usize {
+    let wanted = config.chunk_bytes.saturating_mul(config.in_flight).saturating_mul(4);
+    // However large chunks are, one is filled while another is on its way.
+    wanted.clamp(256 << 10, 8 << 20).max(config.chunk_bytes.saturating_mul(2))
+}
+
 fn one_producer(run: &Arc<Run>, number: u32) -> Result<(), BenchError> {
     crate::runtime()?.block_on(async {
         let failed = |error: ClientError| BenchError::server("starting a producer", error);
@@ -188,7 +243,7 @@ fn one_producer(run: &Arc<Run>, number: u32) -> Result<(), BenchError> {
             .linger(config.linger)
             .in_flight(config.in_flight)
             // Little enough that a stopped server is felt at once.
-            .buffer_bytes((config.chunk_bytes * config.in_flight * 4).clamp(256 << 10, 8 << 20))
+            .buffer_bytes(buffer_bytes(config))
             .delivery_timeout(config.delivery_timeout)
             .request_timeout(Duration::from_secs(10))
             .on_report(move |report| note(&of_reports, source, &reported, report))
