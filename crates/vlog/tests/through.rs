@@ -463,3 +463,61 @@ fn a_page_that_a_failed_write_has_damaged_takes_nothing_acknowledged_with_it() {
     let (node, _arena) = restart(ALL, &memory, 2);
     assert_eq!(node.readable(0), expected);
 }
+
+fn is_within(few: &[String], many: &[String]) -> bool {
+    let mut rest = many.iter();
+    few.iter().all(|one| rest.any(|other| other == one))
+}
+
+#[test]
+fn a_stream_that_turns_to_durability_process_and_back_keeps_what_was_acknowledged_with_power() {
+    for (seed, kind) in [(1, ALL), (2, ALL), (3, SOME)] {
+        for step in 1..60 {
+            let memory = MemoryDisk::new();
+            let (node, arena) = restart(kind, &memory, 1);
+            let random = SeededRandom::new(seed);
+            let (mut sent, mut acknowledged, mut waiting) = (Vec::new(), Vec::new(), Vec::new());
+            for (turn, durability) in
+                [Durability::Power, Durability::Process, Durability::Power].into_iter().enumerate()
+            {
+                // The segment that is being written ends here, with chunks of it on their way.
+                node.log.alter_stream(STREAM, StreamOptions { durability, ..options() }).expect("altered");
+                if turn == 1 {
+                    memory.cut_power_at(step);
+                }
+                for n in 0..8 {
+                    let text = format!("{turn}/{n} {}", "x".repeat(random.below(15_000) as usize));
+                    if durability == Durability::Power && node.vlog.healthy().is_err() {
+                        continue;
+                    }
+                    let bytes = chunk(0, &text);
+                    let view = ChunkView::parse(&bytes).expect("chunk");
+                    let appended = node.lane(0).append(&view, node.clock.now_ms()).expect("appended");
+                    assert_eq!(appended.ticket.is_some(), durability == Durability::Power, "{turn}/{n}");
+                    waiting.extend(appended.ticket.map(|ticket| (ticket, text.clone())));
+                    sent.push(text);
+                    if n % 3 == 2 {
+                        node.vlog.run_once();
+                        node.clock.advance_ms(700);
+                        node.store.step();
+                    }
+                }
+            }
+            while matches!(node.vlog.run_once(), Ran::Wrote { .. }) {}
+            let durable = node.vlog.durable_through();
+            acknowledged.extend(waiting.into_iter().filter(|(ticket, _)| *ticket <= durable).map(|(_, text)| text));
+            drop((node, arena));
+            memory.crash(seed * 1000 + step);
+            let (node, _arena) = restart(kind, &memory, 2);
+            let back = node.readable(0);
+            let what = format!("seed {seed}, step {step}");
+            assert!(is_within(&back, &sent), "{what}: in their order, none twice");
+            assert!(
+                is_within(&acknowledged, &back),
+                "{what}: {} acknowledged, {} back",
+                acknowledged.len(),
+                back.len()
+            );
+        }
+    }
+}

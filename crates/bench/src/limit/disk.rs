@@ -1,4 +1,9 @@
-//! The disk: sequential writes and reads past the page cache, and what a sync costs.
+//! The disk: sequential writes and reads past the page cache, appending as a log does, and what a sync costs.
+//!
+//! A sequential write here goes over space that was written before, from one piece of memory, with one sync at the end: the
+//! most that can be asked of the disk. A log cannot have that. Its bytes are new each time, so they come out of memory and not
+//! out of the processor's caches; it goes into space that was never written, which costs the file system a change of its own
+//! records for each write; and it syncs all the while. What is left of the disk then is measured as well.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -14,6 +19,10 @@ use crate::latency::Latencies;
 pub(super) const BYTES_MIN: u64 = 16 << 20;
 
 const PIECE_BYTES: usize = 1 << 20;
+/// Bytes that are appended with one sync.
+const COMMIT_BYTES: usize = 8 << 20;
+/// Bytes of memory that appends come from: more than the processor's caches hold.
+const SOURCE_BYTES: usize = 256 << 20;
 const SYNC_BYTES: usize = 4 << 10;
 const SYNCS_MAX: u32 = 500;
 const SYNC_TIME_MAX: Duration = Duration::from_secs(2);
@@ -27,7 +36,46 @@ pub(super) fn measure(dir: &Path, bytes: u64) -> Result<DiskRate, BenchError> {
     let measured = on_file(&file, bytes / PIECE_BYTES as u64).map_err(io("writing and reading"));
     drop(file);
     disk.remove(&name).map_err(io("removing the file"))?;
-    Ok(DiskRate { dir: dir.to_owned(), direct: disk.direct_io() == DirectIo::Direct, ..measured? })
+    let mut rate = measured?;
+    for is_overlapped in [false, true] {
+        let file = disk.open(&name, OpenMode::Create, true).map_err(io("creating a file"))?;
+        let took = appends(&*file, bytes, is_overlapped).map_err(io("appending"));
+        drop(file);
+        disk.remove(&name).map_err(io("removing the file"))?;
+        rate.append_bytes_per_s = rate.append_bytes_per_s.max(took?);
+    }
+    Ok(DiskRate { dir: dir.to_owned(), direct: disk.direct_io() == DirectIo::Direct, ..rate })
+}
+
+/// Bytes per second that are appended to an empty file whose space is allocated, a commit at a time, each with a sync: one
+/// after the other, or the next one written while the one before it is synced.
+fn appends(file: &dyn DiskFile, bytes: u64, is_overlapped: bool) -> std::io::Result<f64> {
+    let commits = (bytes / COMMIT_BYTES as u64).max(1);
+    file.allocate(0, commits * COMMIT_BYTES as u64)?;
+    file.sync_data()?;
+    let source = AlignedBuffer::zeroed(SOURCE_BYTES.min(commits as usize * COMMIT_BYTES));
+    let write = |n: u64| {
+        let from = n as usize * COMMIT_BYTES % source.len();
+        file.write_at(n * COMMIT_BYTES as u64, &source[from..from + COMMIT_BYTES])
+    };
+    let started = Instant::now();
+    write(0)?;
+    for n in 1..commits {
+        if is_overlapped {
+            std::thread::scope(|scope| {
+                let synced = scope.spawn(|| file.sync_data());
+                write(n)?;
+                synced
+                    .join()
+                    .unwrap_or_else(|_| Err(std::io::Error::other("a thread of the disk measurement panicked")))
+            })?;
+        } else {
+            file.sync_data()?;
+            write(n)?;
+        }
+    }
+    file.sync_data()?;
+    Ok(commits as f64 * COMMIT_BYTES as f64 / started.elapsed().as_secs_f64())
 }
 
 fn on_file(file: &Arc<dyn DiskFile>, pieces: u64) -> std::io::Result<DiskRate> {

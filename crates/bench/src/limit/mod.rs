@@ -89,8 +89,13 @@ pub struct DiskRate {
     pub dir: PathBuf,
     /// Whether the page cache was out of the way.
     pub direct: bool,
-    /// Sequential writes with a sync at the end, by one thread or by four, whichever was faster.
+    /// Sequential writes over space that was written before, from one piece of memory, with a sync at the end, by one thread
+    /// or by four, whichever was faster.
     pub write_bytes_per_s: f64,
+    /// Appends of new bytes to space that was never written, with a sync every 8 MiB, before the next write or during it,
+    /// whichever was faster: what a log could reach.
+    #[serde(default)]
+    pub append_bytes_per_s: f64,
     /// Sequential reads, likewise.
     pub read_bytes_per_s: f64,
     /// Microseconds of a write of 4 KiB with fdatasync: the median.
@@ -176,6 +181,7 @@ impl LimitReport {
         if let Some(disk) = &self.disk {
             let how = if disk.direct { "O_DIRECT" } else { "through the page cache: no O_DIRECT here" };
             row("disk, sequential write", gb(disk.write_bytes_per_s), how.into());
+            row("disk, append", gb(disk.append_bytes_per_s), "never written space, a sync every 8 MiB".into());
             row("disk, sequential read", gb(disk.read_bytes_per_s), how.into());
             let note = format!("99 of 100 within {:.0} us", disk.sync_us_p99);
             row("disk, 4 KiB with fdatasync", format!("{:.0} us", disk.sync_us_p50), note);
@@ -219,6 +225,7 @@ mod tests {
             report.generator.encode_ns,
             report.generator.scan_ns,
             disk.write_bytes_per_s,
+            disk.append_bytes_per_s,
             disk.read_bytes_per_s,
             disk.sync_us_p50,
         ] {
