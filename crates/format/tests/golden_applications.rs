@@ -7,7 +7,7 @@ mod documents;
 #[allow(dead_code, unreachable_pub)]
 mod golden;
 
-use golden::{Case, Golden, Layout, Refused};
+use golden::{Case, Golden, Layout, Refused, refused_by};
 use kera_format::applications::{Application, Entry, LaneKey, Position, StartAt};
 use kera_format::ids::*;
 use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, FormatError, Record, RecordView};
@@ -96,7 +96,7 @@ fn refused() -> Vec<Refused> {
         value[at] = byte;
         value
     };
-    let cases: Vec<(&str, Vec<u8>)> = vec![
+    let cases = vec![
         ("no key", record("", Some(value))),
         ("a name that is not allowed", record("a b/17", None)),
         ("no stream", record("report", None)),
@@ -115,11 +115,7 @@ fn refused() -> Vec<Refused> {
         ("an unknown start", record("report/17", Some(&changed(application, 1, 4)))),
         ("an application that is not zero", record("report/17", Some(&changed(application, 7, 1)))),
     ];
-    let refuse = |(name, bytes): (&str, Vec<u8>)| {
-        let error = decode(&bytes).err().unwrap_or_else(|| panic!("`{name}` is not refused")).to_string();
-        Refused { name: name.into(), bytes, error }
-    };
-    cases.into_iter().map(refuse).collect()
+    refused_by(cases, decode)
 }
 
 #[test]
@@ -135,14 +131,7 @@ fn records_of_applications_are_the_golden_bytes() {
         let expected = ("report".to_owned(), StreamId(17), entry);
         assert_eq!(decode(&golden.case(name).bytes()), Ok(expected), "{name}");
     }
-    for refused in &golden.refused {
-        assert_eq!(
-            decode(&refused.bytes).err().map(|e| e.to_string()),
-            Some(refused.error.clone()),
-            "{}",
-            refused.name
-        );
-    }
+    golden.check_refused(decode);
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod documents;
 #[allow(dead_code, unreachable_pub)]
 mod golden;
 
-use golden::{Case, Golden, Layout, Refused};
+use golden::{Case, Golden, Layout, Refused, refused_by};
 use kera_format::kafka_groups::{CommittedOffset, Entry, Fact, GroupKind, GroupState, OffsetKey};
 use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, FormatError, Record, RecordView};
 
@@ -110,7 +110,7 @@ fn refused() -> Vec<Refused> {
         value[at] = byte;
         value
     };
-    let cases: Vec<(&str, Vec<u8>)> = vec![
+    let cases = vec![
         ("no key", record("", None)),
         ("an unknown kind of key", record("members/a", None)),
         ("no group", record("offset/orders/3", None)),
@@ -133,11 +133,7 @@ fn refused() -> Vec<Refused> {
         ("a time without its flag", record("offset/orders/3/report", Some(&changed(&offset, 24, 1)))),
         ("metadata that is not UTF-8", record("offset/orders/3/report", Some(&changed(&offset, 48, 0xff)))),
     ];
-    let refuse = |(name, bytes): (&str, Vec<u8>)| {
-        let error = decode(&bytes).err().unwrap_or_else(|| panic!("`{name}` is not refused")).to_string();
-        Refused { name: name.into(), bytes, error }
-    };
-    cases.into_iter().map(refuse).collect()
+    refused_by(cases, decode)
 }
 
 #[test]
@@ -152,14 +148,7 @@ fn records_of_kafka_groups_are_the_golden_bytes() {
     for (name, _, entry) in entries() {
         assert_eq!(decode(&golden.case(name).bytes()), Ok(entry), "{name}");
     }
-    for refused in &golden.refused {
-        assert_eq!(
-            decode(&refused.bytes).err().map(|e| e.to_string()),
-            Some(refused.error.clone()),
-            "{}",
-            refused.name
-        );
-    }
+    golden.check_refused(decode);
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod documents;
 #[allow(dead_code, unreachable_pub)]
 mod golden;
 
-use golden::{Case, Golden, Layout, Refused};
+use golden::{Case, Golden, Layout, Refused, refused_by};
 use kera_format::kafka_groups::OffsetKey;
 use kera_format::kafka_transactions::{AbortedRange, Entry, Touched, Transaction, TransactionState};
 use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, FormatError, Record, RecordView, StreamId};
@@ -131,7 +131,7 @@ fn refused() -> Vec<Refused> {
         value[at] = byte;
         record("transaction/copy", Some(&value))
     };
-    let cases: Vec<(&str, Vec<u8>)> = vec![
+    let cases = vec![
         ("no key", record("", None)),
         ("another kind of key", record("group/copy", None)),
         ("a transaction that is cut", record("transaction/copy", Some(&value[..51]))),
@@ -154,11 +154,7 @@ fn refused() -> Vec<Refused> {
         ("an aborted range that is not zero", record("aborted/19/258/4711/1258", Some(&[1; 24]))),
         ("an aborted range that ends before it begins", record("aborted/19/258/4711/1301", Some(&range()))),
     ];
-    let refuse = |(name, bytes): (&str, Vec<u8>)| {
-        let error = decode(&bytes).err().unwrap_or_else(|| panic!("`{name}` is not refused")).to_string();
-        Refused { name: name.into(), bytes, error }
-    };
-    cases.into_iter().map(refuse).collect()
+    refused_by(cases, decode)
 }
 
 #[test]
@@ -173,14 +169,7 @@ fn records_of_kafka_transactions_are_the_golden_bytes() {
     for (name, _, entry) in entries() {
         assert_eq!(decode(&golden.case(name).bytes()), Ok(entry), "{name}");
     }
-    for refused in &golden.refused {
-        assert_eq!(
-            decode(&refused.bytes).err().map(|e| e.to_string()),
-            Some(refused.error.clone()),
-            "{}",
-            refused.name
-        );
-    }
+    golden.check_refused(decode);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 //! A test builds the cases of a file from code and demands that the file says the same, then decodes the file's bytes.
 //! `KERA_UPDATE_GOLDEN=1` writes the files from the code instead: only for a structure that nobody stores or sends yet.
 
+use kera_format::FormatError;
 use serde_json::Value;
 use std::path::PathBuf;
 
@@ -62,6 +63,23 @@ impl Golden {
         let found = self.cases.iter().find(|case| case.name == name);
         found.unwrap_or_else(|| panic!("{} has no case `{name}`", self.structure))
     }
+
+    /// Whether a reader refuses with the message of the file whatever the file says is refused.
+    pub fn check_refused<T>(&self, decode: impl Fn(&[u8]) -> Result<T, FormatError>) {
+        for refused in &self.refused {
+            let error = decode(&refused.bytes).err().map(|error| error.to_string());
+            assert_eq!(error.as_ref(), Some(&refused.error), "{}", refused.name);
+        }
+    }
+}
+
+/// Bytes by name with the message that a reader refuses each with.
+pub fn refused_by<T>(cases: Vec<(&str, Vec<u8>)>, decode: impl Fn(&[u8]) -> Result<T, FormatError>) -> Vec<Refused> {
+    let refuse = |(name, bytes): (&str, Vec<u8>)| {
+        let error = decode(&bytes).err().unwrap_or_else(|| panic!("`{name}` is not refused")).to_string();
+        Refused { name: name.into(), bytes, error }
+    };
+    cases.into_iter().map(refuse).collect()
 }
 
 /// Takes encoded bytes apart by a list of names and sizes, independently of the code that wrote them.
