@@ -40,8 +40,10 @@ impl Metric {
 pub(crate) enum Limit {
     /// The bare server with frames of this size.
     BareServer(usize),
-    /// Sequential writes.
+    /// Sequential writes over what was written before.
     DiskWrite,
+    /// Writes behind what was written before, synced as they come.
+    DiskAppend,
     /// Sequential reads.
     DiskRead,
 }
@@ -56,10 +58,14 @@ impl Limit {
                 let config = LimitConfig { frame_bytes: vec![bytes], time: Duration::from_secs(2), ..none };
                 Ok(limit::run(&config, |_| ())?.server[0].bytes_per_s)
             }
-            Limit::DiskWrite | Limit::DiskRead => {
+            Limit::DiskWrite | Limit::DiskAppend | Limit::DiskRead => {
                 let config = LimitConfig { disk_dir: Some(dir.to_owned()), ..none };
                 let disk = limit::run(&config, |_| ())?.disk.unwrap_or_default();
-                Ok(if self == Limit::DiskWrite { disk.write_bytes_per_s } else { disk.read_bytes_per_s })
+                Ok(match self {
+                    Limit::DiskWrite => disk.write_bytes_per_s,
+                    Limit::DiskAppend => disk.append_bytes_per_s,
+                    _ => disk.read_bytes_per_s,
+                })
             }
         }
     }
@@ -69,6 +75,7 @@ impl Limit {
         match self {
             Limit::BareServer(_) => "bare server",
             Limit::DiskWrite => "disk, writing",
+            Limit::DiskAppend => "disk, appending",
             Limit::DiskRead => "disk, reading",
         }
     }
@@ -242,6 +249,19 @@ fn consume(scale: &Scale) -> Vec<Point> {
 
 fn power(scale: &Scale) -> Vec<Point> {
     let seconds = scale.seconds;
+    let large = |name, against: &str, limit| Point {
+        name,
+        title: format!("one stream of large chunks, durability power, against what the disk {against}"),
+        kera: words(&format!(
+            "produce --streamlets 1 --chunk-bytes 1048576 --request-bytes 4194304 --segment-bytes 16777216 \
+             --durability power --seconds {seconds} --retention-bytes 4294967296"
+        )),
+        own_node_arena: None,
+        kafka: vec![],
+        metric: Metric::Bytes,
+        limit: Some(limit),
+        target: 0.8,
+    };
     vec![
         Point {
             name: "power-512",
@@ -259,19 +279,8 @@ fn power(scale: &Scale) -> Vec<Point> {
             limit: None,
             target: 20.0,
         },
-        Point {
-            name: "power-large",
-            title: "one stream of large chunks, durability power, against what the disk writes".into(),
-            kera: words(&format!(
-                "produce --streamlets 1 --chunk-bytes 1048576 --request-bytes 4194304 --segment-bytes 16777216 \
-                 --durability power --seconds {seconds} --retention-bytes 4294967296"
-            )),
-            own_node_arena: None,
-            kafka: vec![],
-            metric: Metric::Bytes,
-            limit: Some(Limit::DiskWrite),
-            target: 0.8,
-        },
+        large("power-large", "writes", Limit::DiskWrite),
+        large("power-large-append", "appends", Limit::DiskAppend),
     ]
 }
 
