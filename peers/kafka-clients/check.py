@@ -214,12 +214,85 @@ def _():
     rd_group("consumer")
 
 
-@check("confluent-kafka", "transactions")
-def _():
-    from confluent_kafka import Producer
+def rd_values(topic, partitions, isolation):
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-    producer = Producer({"bootstrap.servers": ADDRESS, "transactional.id": "t"})
-    producer.init_transactions(5)
+    conf = {"bootstrap.servers": ADDRESS, "group.id": "none", "enable.auto.commit": False, "enable.partition.eof": True}
+    consumer = Consumer({**conf, "isolation.level": isolation})
+    consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
+    values, ended, until = [], set(), time.time() + 20
+    while len(ended) < partitions and time.time() < until:
+        for message in consumer.consume(500, 0.5):
+            if message.error() is None:
+                values.append(message.value().decode())
+            elif message.error().code() == KafkaError._PARTITION_EOF:
+                ended.add(message.partition())
+            else:
+                raise AssertionError(str(message.error()))
+    consumer.close()
+    expect(len(ended), partitions, "partitions read to their end")
+    return sorted(values)
+
+
+@check("confluent-kafka", "transactions: commit, abort, offsets of a group, fencing, read_committed")
+def _():
+    from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+    rd_create("rd-txn-in", 1)
+    rd_create("rd-txn", 3)
+    rd_produce("rd-txn-in", 100, 1)
+    conf = {"bootstrap.servers": ADDRESS, "transactional.id": "rd"}
+    producer = Producer(conf)
+    producer.init_transactions(10)
+    consumer = Consumer({"bootstrap.servers": ADDRESS, "group.id": "rd-txn", "auto.offset.reset": "earliest"})
+    consumer.subscribe(["rd-txn-in"])
+    until = time.time() + 20
+    while consumer.poll(0.5) is None and time.time() < until:
+        pass
+
+    def run(name, commit, offset=None):
+        producer.begin_transaction()
+        for i in range(300):
+            producer.produce("rd-txn", value=f"{name} {i}", partition=i % 3)
+        if offset is not None:
+            offsets = [TopicPartition("rd-txn-in", 0, offset)]
+            producer.send_offsets_to_transaction(offsets, consumer.consumer_group_metadata(), 10)
+        if commit:
+            producer.commit_transaction(10)
+        else:
+            producer.flush(10)
+            producer.abort_transaction(10)
+
+    committed = lambda: consumer.committed([TopicPartition("rd-txn-in", 0)], timeout=10)[0].offset  # noqa: E731
+    run("a", True, 40)
+    expect(committed(), 40, "the committed offset")
+    run("b", False, 60)
+    expect(committed(), 40, "the committed offset after an abort")
+    run("c", True)
+    run("d", False)
+    run("e", True, 100)
+    expect(committed(), 100, "the committed offset in the end")
+    consumer.close()
+    wanted = sorted(f"{name} {i}" for name in "ace" for i in range(300))
+    expect(rd_values("rd-txn", 3, "read_committed") == wanted, True, "what was committed is read")
+    uncommitted = rd_values("rd-txn", 3, "read_uncommitted")
+    expect(len(uncommitted) - len(set(uncommitted)), 0, "records twice")
+    expect(set(uncommitted) > set(wanted), True, "what was aborted is read by others")
+    producer.begin_transaction()
+    producer.produce("rd-txn", value="f", partition=0)
+    producer.flush(10)
+    expect(rd_values("rd-txn", 3, "read_committed") == wanted, True, "an open transaction is not read")
+    another = Producer(conf)
+    another.init_transactions(20)
+    try:
+        producer.commit_transaction(10)
+        raise AssertionError("a fenced producer commits")
+    except KafkaException as error:
+        expect(error.args[0].name(), "_FENCED", "the error of a fenced producer")
+    another.begin_transaction()
+    another.produce("rd-txn", value="g", partition=0)
+    another.commit_transaction(10)
+    expect(rd_values("rd-txn", 3, "read_committed") == sorted([*wanted, "g"]), True, "what the other has committed is read")
 
 
 # kafka-python
@@ -273,6 +346,28 @@ def _():
     producer.close()
 
 
+@check("kafka-python", "transactions: commit and abort, read_committed")
+def _():
+    from kafka import KafkaConsumer, KafkaProducer
+
+    producer = KafkaProducer(bootstrap_servers=ADDRESS, transactional_id="py")
+    producer.init_transactions()
+    for name, commit in [("a", True), ("b", False), ("c", True)]:
+        producer.begin_transaction()
+        for i in range(100):
+            producer.send("py-txn", f"{name} {i}".encode())
+        if commit:
+            producer.commit_transaction()
+        else:
+            producer.flush(10)
+            producer.abort_transaction()
+    producer.close()
+    conf = {"auto_offset_reset": "earliest", "consumer_timeout_ms": 4000, "isolation_level": "read_committed"}
+    consumer = KafkaConsumer("py-txn", bootstrap_servers=ADDRESS, **conf)
+    expect([m.value.decode() for m in consumer], [f"{name} {i}" for name in "ac" for i in range(100)], "committed records")
+    consumer.close()
+
+
 # aiokafka
 
 
@@ -294,6 +389,29 @@ def _():
         offsets = [(await asyncio.wait_for(consumer.getone(), 20)).offset for _ in range(300)]
         await consumer.stop()
         expect(offsets, list(range(300)), "offsets")
+
+    asyncio.run(run())
+
+
+@check("aiokafka", "transactions: commit and abort, read_committed")
+def _():
+    import aiokafka
+
+    async def run():
+        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=ADDRESS, transactional_id="aio")
+        await producer.start()
+        for name, commit in [("a", True), ("b", False), ("c", True)]:
+            await producer.begin_transaction()
+            for i in range(100):
+                await producer.send_and_wait("aio-txn", f"{name} {i}".encode())
+            await (producer.commit_transaction() if commit else producer.abort_transaction())
+        await producer.stop()
+        conf = {"auto_offset_reset": "earliest", "isolation_level": "read_committed"}
+        consumer = aiokafka.AIOKafkaConsumer("aio-txn", bootstrap_servers=ADDRESS, **conf)
+        await consumer.start()
+        values = [(await asyncio.wait_for(consumer.getone(), 20)).value.decode() for _ in range(200)]
+        await consumer.stop()
+        expect(values, [f"{name} {i}" for name in "ac" for i in range(100)], "committed records")
 
     asyncio.run(run())
 
@@ -352,6 +470,21 @@ if os.path.isdir(TOOLS):
         out = tool("tools.consumer.group.ConsumerGroupCommand", *server, "--describe", "--group", "java-g")
         expect("java-v" in out and "1000" in out, True, f"described: {out[-200:]}")
         tool("tools.consumer.group.ConsumerGroupCommand", *server, "--delete", "--group", "java-g")
+
+    @check(TOOLS_NAME, "kafka-producer-perf-test (transactions), kafka-transactions, kafka-console-consumer (read_committed)")
+    def _():
+        server = ["--bootstrap-server", ADDRESS]
+        count = ["--num-records", "5000", "--record-size", "100", "--throughput", "5000"]
+        transactions = ["--transactional-id", "java", "--transaction-duration-ms", "100"]
+        props = ["--producer-props", f"bootstrap.servers={ADDRESS}"]
+        tool("tools.ProducerPerformance", "--topic", "java-x", *count, *transactions, *props)
+        listed = tool("tools.TransactionsCommand", *server, "list")
+        expect("java" in listed and "CompleteCommit" in listed, True, f"listed: {listed[-200:]}")
+        described = tool("tools.TransactionsCommand", *server, "describe", "--transactional-id", "java")
+        expect("CompleteCommit" in described, True, f"described: {described[-200:]}")
+        conf = ["--topic", "java-x", "--from-beginning", "--max-messages", "5000", "--timeout-ms", "20000"]
+        out = tool("tools.consumer.ConsoleConsumer", *server, *conf, "--isolation-level", "read_committed")
+        expect(len(out.splitlines()), 5000, "records read")
 
 
 def main():

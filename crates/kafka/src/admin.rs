@@ -20,7 +20,7 @@ use kera_format::{ProducerId as LogProducerId, StreamOptions};
 use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, StreamInfo, StreamRef};
 
 use crate::configs::{self, Type};
-use crate::door::{Command, Door, NODE_ID, partitions_of};
+use crate::door::{After, Command, Door, NODE_ID, partitions_of};
 use crate::session::{Request, decode, encode};
 use crate::wire::Malformed;
 
@@ -98,18 +98,27 @@ pub(crate) fn command(door: &Door, request: &Request, body: &[u8]) -> Result<Opt
         }
         ApiKey::InitProducerId => {
             let asked: InitProducerIdRequest = decode(&request, body)?;
-            run(request, move |door| init_producer(door, &asked))
+            run_after(request, move |door| init_producer(door, request.version, &asked))
         }
         _ => return Ok(None),
     }))
 }
 
 fn run<R: Encodable + 'static>(request: Request, work: impl FnOnce(&Door) -> R + Send + 'static) -> Command {
+    run_after(request, move |door| (work(door), None))
+}
+
+fn run_after<R: Encodable + 'static>(
+    request: Request,
+    work: impl FnOnce(&Door) -> (R, Option<After>) + Send + 'static,
+) -> Command {
     Box::new(move |door| {
-        encode(&request, &work(door)).unwrap_or_else(|error| {
+        let (answer, after) = work(door);
+        let body = encode(&request, &answer).unwrap_or_else(|error| {
             tracing::error!(key = ?request.api.key, version = request.version, %error, "an answer cannot be encoded");
             Vec::new()
-        })
+        });
+        (body, after)
     })
 }
 
@@ -420,16 +429,16 @@ fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest)
 }
 
 /// An id for a producer, or the next epoch of one that has an id.
-fn init_producer(door: &Door, asked: &InitProducerIdRequest) -> InitProducerIdResponse {
+fn init_producer(door: &Door, version: i16, asked: &InitProducerIdRequest) -> (InitProducerIdResponse, Option<After>) {
+    if asked.transactional_id.is_some() {
+        return door.transactions.init(version, asked);
+    }
     let failed = |error: ResponseError| {
         InitProducerIdResponse::default()
             .with_error_code(error.code())
             .with_producer_id(ProducerId(-1))
             .with_producer_epoch(-1)
     };
-    if asked.transactional_id.is_some() {
-        return failed(ResponseError::UnsupportedVersion);
-    }
     let known = (asked.producer_id.0 > 0).then(|| LogProducerId(asked.producer_id.0.cast_unsigned()));
     let mut allocated = door.coordinator.allocate_producer(known);
     if matches!(&allocated, Ok(one) if i16::try_from(one.producer_epoch.0).is_err())
@@ -438,10 +447,11 @@ fn init_producer(door: &Door, asked: &InitProducerIdRequest) -> InitProducerIdRe
         // Kafka's epochs are signed, so half of them are there; and an id of another cluster is replaced.
         allocated = door.coordinator.allocate_producer(None);
     }
-    match allocated {
+    let answer = match allocated {
         Ok(AllocatedProducer { producer_id, producer_epoch }) => InitProducerIdResponse::default()
             .with_producer_id(ProducerId(producer_id.0.cast_signed()))
             .with_producer_epoch(producer_epoch.0.cast_signed()),
         Err(error) => failed(refusal(&error).0),
-    }
+    };
+    (answer, None)
 }

@@ -52,6 +52,7 @@ pub(crate) struct BatchHeader {
     pub(crate) producer_id: i64,
     pub(crate) producer_epoch: i16,
     pub(crate) base_sequence: i32,
+    pub(crate) transactional: bool,
 }
 
 /// Why a batch is refused: Kafka's error and a sentence.
@@ -95,9 +96,6 @@ impl BatchHeader {
         if attributes & CONTROL != 0 {
             return refuse("clients write no control batches");
         }
-        if attributes & TRANSACTIONAL != 0 {
-            return Err((ResponseError::InvalidTxnState, "transactions are not served"));
-        }
         if attributes & COMPRESSION > 4 {
             return Err((ResponseError::UnsupportedCompressionType, "compression is 0 to 4"));
         }
@@ -119,6 +117,10 @@ impl BatchHeader {
         if producer_id < -1 || producer_id >= 0 && (producer_epoch < 0 || base_sequence < 0) {
             return refuse("producer id, epoch and sequence do not fit");
         }
+        let transactional = attributes & TRANSACTIONAL != 0;
+        if transactional && producer_id < 0 {
+            return refuse("a transactional batch has a producer id");
+        }
         if producer_id == 0 {
             return Err((ResponseError::UnknownProducerId, "producer id 0 is never given out"));
         }
@@ -129,6 +131,7 @@ impl BatchHeader {
             producer_id,
             producer_epoch,
             base_sequence,
+            transactional,
         })
     }
 
@@ -136,6 +139,41 @@ impl BatchHeader {
     pub(crate) fn last_sequence(&self) -> u64 {
         (u64::from(self.base_sequence.max(0).cast_unsigned()) + u64::from(self.record_count - 1)) % (1 << 31)
     }
+}
+
+/// The marker that ends a transaction in a partition: a control batch of one record, whose key says how it ended.
+pub(crate) fn marker((producer_id, epoch): (i64, i16), commit: bool, now_ms: i64) -> Vec<u8> {
+    let mut batch = vec![0; BATCH_HEADER_BYTES];
+    let mut record = vec![0];
+    put_varint(0, &mut record);
+    put_varint(0, &mut record);
+    // Version 0; 0 aborts, 1 commits.
+    put_bytes(Some(&[0, 0, 0, u8::from(commit)]), &mut record);
+    // Version 0, and the epoch of the coordinator, of which there is one.
+    put_bytes(Some(&[0; 6]), &mut record);
+    put_varint(0, &mut record);
+    put_varint(record.len() as i64, &mut batch);
+    batch.extend_from_slice(&record);
+    let length = (batch.len() - 12) as i32;
+    let mut put = |at: usize, field: &[u8]| batch[at..at + field.len()].copy_from_slice(field);
+    put(8, &length.to_be_bytes());
+    put(12, &LEADER_EPOCH.to_be_bytes());
+    put(16, &[2]);
+    put(21, &(TRANSACTIONAL | CONTROL).to_be_bytes());
+    put(27, &now_ms.to_be_bytes());
+    put(35, &now_ms.to_be_bytes());
+    put(43, &producer_id.to_be_bytes());
+    put(51, &epoch.to_be_bytes());
+    put(53, &(-1_i32).to_be_bytes());
+    put(57, &1_i32.to_be_bytes());
+    let crc = crc32c(&batch[CHECKED_FROM..]);
+    batch[17..21].copy_from_slice(&crc.to_be_bytes());
+    batch
+}
+
+/// The checksum that a batch carries.
+pub(crate) fn crc_of(batch: &[u8]) -> u32 {
+    u32::from_be_bytes(be(batch, 17))
 }
 
 /// The bytes of a stored batch that are patched on the way out.
@@ -291,6 +329,15 @@ pub(crate) mod tests {
         batch
     }
 
+    /// A batch of a transaction.
+    pub(crate) fn transactional(values: &[&[u8]], producer: (i64, i16, i32)) -> Vec<u8> {
+        let mut batch = batch(values, producer);
+        batch[22] |= TRANSACTIONAL as u8;
+        let crc = crc32c(&batch[CHECKED_FROM..]);
+        batch[17..21].copy_from_slice(&crc.to_be_bytes());
+        batch
+    }
+
     #[test]
     fn a_batch_as_clients_send_it_is_taken() {
         let good = batch(&[b"a", b"bb", b""], (9, 2, i32::MAX - 1));
@@ -316,6 +363,7 @@ pub(crate) mod tests {
         assert_eq!(with(57, &[0, 0, 0, 3]), Err(ResponseError::InvalidRecord), "count and delta");
         assert_eq!(with(23, &[0, 0, 0, 0, 0, 0, 0, 0, 0]), Err(ResponseError::InvalidRecord));
         assert_eq!(with(21, &[0, 32]), Err(ResponseError::InvalidRecord), "control");
+        assert_eq!(with(21, &[0, 16]), Err(ResponseError::InvalidRecord), "a transaction of nobody");
         assert_eq!(with(21, &[0, 5]), Err(ResponseError::UnsupportedCompressionType));
         assert_eq!(with(43, &[0; 8]), Err(ResponseError::InvalidRecord), "an id with sequence -1");
         assert!(BatchHeader::check(&good[..60]).is_err());
@@ -323,6 +371,24 @@ pub(crate) mod tests {
         many[57..61].copy_from_slice(&1_000_i32.to_be_bytes());
         many[23..27].copy_from_slice(&999_i32.to_be_bytes());
         assert_eq!(BatchHeader::check(&many).map_err(|(error, _)| error), Err(ResponseError::InvalidRecord));
+    }
+
+    #[test]
+    fn a_marker_is_what_kafka_writes() {
+        let expected = [
+            &[0; 8][..],
+            &[0, 0, 0, 66, 0, 0, 0, 0, 2],
+            &marker((0x0102, 3), true, 0x0405)[17..21],
+            &[0, 0x30, 0, 0, 0, 0],
+            &[0, 0, 0, 0, 0, 0, 4, 5, 0, 0, 0, 0, 0, 0, 4, 5],
+            &[0, 0, 0, 0, 0, 0, 1, 2, 0, 3, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 1],
+            // Length 16; no attributes, no deltas; key and value with their lengths; no headers.
+            &[32, 0, 0, 0, 8, 0, 0, 0, 1, 12, 0, 0, 0, 0, 0, 0, 0],
+        ]
+        .concat();
+        assert_eq!(marker((0x0102, 3), true, 0x0405), expected);
+        assert_eq!(crc_of(&expected), crc32c(&expected[CHECKED_FROM..]));
+        assert_eq!(marker((0x0102, 3), false, 0x0405)[BATCH_HEADER_BYTES + 8], 0);
     }
 
     #[test]

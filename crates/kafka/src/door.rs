@@ -13,15 +13,17 @@ use kera_coordinator::Coordinator;
 use kera_env::{Clock, Random};
 use kera_format::limits::name_is_valid;
 use kera_format::{LaneId, StreamId, StreamOptions, StreamletId};
-use kera_log::{Lane, Stream, Ticket};
+use kera_log::{DurabilitySink, Lane, Stream, Ticket};
 use kera_protocol::admin::{StreamInfo, StreamRef};
 use kera_rpc::{Peer, Session, SessionFactory, SessionWaker};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use crate::endings::{self, Endings, Event};
 use crate::fetch_sessions::FetchSessions;
 use crate::group_door::GroupDoor;
 use crate::session::KafkaSession;
+use crate::transaction_door::TransactionDoor;
 
 /// The one broker's id in the eyes of Kafka clients.
 pub(crate) const NODE_ID: i32 = 1;
@@ -81,6 +83,7 @@ impl Default for DoorConfig {
 
 /// A topic, looked up once per connection.
 pub(crate) struct Topic {
+    pub(crate) name: String,
     pub(crate) stream: Arc<Stream>,
     lanes: u32,
     pub(crate) partitions: u32,
@@ -100,12 +103,32 @@ pub(crate) fn partitions_of(options: &StreamOptions) -> u32 {
     options.streamlets.saturating_mul(options.lanes)
 }
 
+/// The lanes of a stream.
+pub(crate) fn topic_of(broker: &Broker, info: &StreamInfo) -> Option<Topic> {
+    let stream = broker.log().stream(info.id)?;
+    let (name, lanes, partitions) = (info.name.clone(), info.options.lanes.max(1), partitions_of(&info.options));
+    Some(Topic { name, stream, lanes, partitions })
+}
+
+/// Something that is to become durable.
+#[derive(Clone)]
+pub(crate) struct After {
+    pub(crate) sink: Arc<dyn DurabilitySink>,
+    pub(crate) ticket: Ticket,
+}
+
+impl After {
+    pub(crate) fn is_durable(&self) -> bool {
+        self.sink.durable_through() >= self.ticket
+    }
+}
+
 /// What a command leaves for its connection.
 pub(crate) type Reply = Arc<ReplySlot>;
 
 /// An answer on its way from another thread to a session.
 pub(crate) struct ReplySlot {
-    body: Mutex<Option<(Vec<u8>, Option<Ticket>)>>,
+    body: Mutex<Option<(Vec<u8>, Option<After>)>>,
     waker: SessionWaker,
 }
 
@@ -116,18 +139,18 @@ impl ReplySlot {
     pub(crate) fn put(&self, body: Vec<u8>) {
         self.put_after(body, None);
     }
-    /// It may leave when the sink of groups has made a ticket durable.
-    pub(crate) fn put_after(&self, body: Vec<u8>, after: Option<Ticket>) {
+    /// It may leave when what it rests on is durable.
+    pub(crate) fn put_after(&self, body: Vec<u8>, after: Option<After>) {
         *self.body.lock() = Some((body, after));
         self.waker.wake();
     }
-    pub(crate) fn take(&self) -> Option<(Vec<u8>, Option<Ticket>)> {
+    pub(crate) fn take(&self) -> Option<(Vec<u8>, Option<After>)> {
         self.body.lock().take()
     }
 }
 
-/// Something that waits for a disk, done on the commands thread: makes the body of an answer.
-pub(crate) type Command = Box<dyn FnOnce(&Door) -> Vec<u8> + Send>;
+/// Something that waits for a disk, done on the commands thread: makes the body of an answer, and says what it waits for.
+pub(crate) type Command = Box<dyn FnOnce(&Door) -> (Vec<u8>, Option<After>) + Send>;
 
 /// The topics of a node: its streams but for those of the system.
 pub(crate) struct Catalog {
@@ -142,30 +165,42 @@ pub struct Door {
     pub(crate) coordinator: Arc<Coordinator>,
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) groups: GroupDoor,
+    pub(crate) transactions: TransactionDoor,
     pub(crate) fetch_sessions: FetchSessions,
     pub(crate) clock: Arc<dyn Clock>,
     commands: Sender<(Command, Reply)>,
     address: OnceLock<SocketAddr>,
 }
 
-/// The thread that runs commands and keeps time for groups. It ends when the door and its sessions are gone.
-pub struct DoorThread(JoinHandle<()>);
+/// The threads of a door: one runs commands and keeps time for groups, one ends transactions. They end when the door and its
+/// sessions are gone.
+pub struct DoorThread(Vec<JoinHandle<()>>);
+
+/// What the threads of a door wait for.
+pub(crate) struct Waiting {
+    pub(crate) commands: Receiver<(Command, Reply)>,
+    pub(crate) events: Receiver<Event>,
+    pub(crate) endings: Endings,
+}
 
 impl DoorThread {
-    /// Waits until the thread has ended. The door is to be dropped before.
+    /// Waits until the threads have ended. The door is to be dropped before.
     pub fn join(self) {
-        if self.0.join().is_err() {
-            tracing::error!("the Kafka commands thread ended with a panic");
+        for thread in self.0 {
+            let name = thread.thread().name().unwrap_or_default().to_owned();
+            if thread.join().is_err() {
+                tracing::error!(name, "a thread of the Kafka door ended with a panic");
+            }
         }
     }
 }
 
 impl Door {
-    /// A door onto a broker's log and the catalog. Blocks while the groups are read from their stream, so the log must be whole
-    /// and its store running.
+    /// A door onto a broker's log and the catalog. Blocks while groups and transactions are read from their streams, so the log
+    /// must be whole and its store running.
     ///
     /// # Errors
-    /// The stream of groups cannot be made or read, or the operating system gives no thread.
+    /// Their streams cannot be made or read, or the operating system gives no thread.
     pub fn start(
         config: DoorConfig,
         broker: Arc<Broker>,
@@ -173,20 +208,44 @@ impl Door {
         clock: Arc<dyn Clock>,
         random: Arc<dyn Random>,
     ) -> io::Result<(Arc<Door>, DoorThread)> {
+        let (door, Waiting { commands, events, endings }) = Door::open(config, broker, coordinator, clock, random)?;
+        let (weak, weak_too) = (Arc::downgrade(&door), Arc::downgrade(&door));
+        let named = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(1 << 20);
+        let commands = named("kera-kafka").spawn(move || work(&weak, &commands))?;
+        let ends = named("kera-kafka-ends").spawn(move || endings::work(&weak_too, &events, endings))?;
+        Ok((door, DoorThread(vec![commands, ends])))
+    }
+
+    /// A door, and what its threads do.
+    pub(crate) fn open(
+        config: DoorConfig,
+        broker: Arc<Broker>,
+        coordinator: Arc<Coordinator>,
+        clock: Arc<dyn Clock>,
+        random: Arc<dyn Random>,
+    ) -> io::Result<(Arc<Door>, Waiting)> {
         let (commands, receiver) = channel();
+        let (events, event_receiver) = channel();
         let catalog = Arc::new(Catalog { node: config.node, coordinator: Arc::clone(&coordinator) });
         let (sessions, partitions) = (config.fetch_sessions_max, config.fetch_session_partitions_max);
         let fetch_sessions = FetchSessions::new(sessions, partitions, Arc::clone(&random));
         let groups = GroupDoor::open(&catalog, &broker, &clock, random)?;
+        let endings = Endings::new(events.clone());
+        let transactions = TransactionDoor::open(&catalog, &broker, &clock, events)?;
         let address = OnceLock::new();
-        let door = Door { config, broker, coordinator, catalog, groups, fetch_sessions, clock, commands, address };
-        let door = Arc::new(door);
-        let weak = Arc::downgrade(&door);
-        let thread = std::thread::Builder::new()
-            .name("kera-kafka".into())
-            .stack_size(1 << 20)
-            .spawn(move || work(&weak, &receiver))?;
-        Ok((door, DoorThread(thread)))
+        let door = Door {
+            config,
+            broker,
+            coordinator,
+            catalog,
+            groups,
+            transactions,
+            fetch_sessions,
+            clock,
+            commands,
+            address,
+        };
+        Ok((Arc::new(door), Waiting { commands: receiver, events: event_receiver, endings }))
     }
 
     /// Says where it listens, once that is known: what clients are told to connect to.
@@ -234,9 +293,7 @@ impl Door {
 
     /// The lanes of a topic.
     pub(crate) fn topic(&self, info: &StreamInfo) -> Option<Arc<Topic>> {
-        let stream = self.broker.log().stream(info.id)?;
-        let (lanes, partitions) = (info.options.lanes.max(1), partitions_of(&info.options));
-        Some(Arc::new(Topic { stream, lanes, partitions }))
+        topic_of(&self.broker, info).map(Arc::new)
     }
 }
 
@@ -280,7 +337,10 @@ fn work(door: &std::sync::Weak<Door>, receiver: &Receiver<(Command, Reply)>) {
         let received = receiver.recv_timeout(TICK);
         let Some(door) = door.upgrade() else { return };
         match received {
-            Ok((command, reply)) => reply.put(command(&door)),
+            Ok((command, reply)) => {
+                let (body, after) = command(&door);
+                reply.put_after(body, after);
+            }
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }

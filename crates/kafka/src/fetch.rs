@@ -6,8 +6,11 @@
 //!
 //! A fetch of a session ([`crate::fetch_sessions`]) has all partitions of it put in, and is answered with those of which there
 //! is something to tell.
-//! Nothing is transactional, so the last stable offset is the high watermark, which is the durable end.
+//!
+//! The high watermark is the durable end, the last stable offset where the first transaction begins that runs. Readers of
+//! committed records get nothing from there on, and with the rest a list of the aborted transactions that are in it.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -26,6 +29,8 @@ use crate::wire::Writer;
 
 /// From this version on topics are named by their ids.
 const VERSION_TOPIC_IDS: i16 = 13;
+/// Readers of committed records.
+const READ_COMMITTED: i8 = 1;
 /// Smaller batches are copied: a slice of their own costs more.
 const COPY_BYTES_MAX: usize = 512;
 
@@ -50,7 +55,10 @@ impl Part {
 struct Found {
     error: i16,
     high_watermark: i64,
+    last_stable: i64,
     log_start: i64,
+    /// Transactions that the reader passes over: producer and first offset.
+    aborted: Vec<(i64, u64)>,
     parts: Vec<Part>,
     bytes: usize,
     /// Where it waits for more.
@@ -59,7 +67,7 @@ struct Found {
 
 impl Found {
     fn refused(error: ResponseError) -> Found {
-        Found { error: error.code(), high_watermark: -1, log_start: -1, ..Found::default() }
+        Found { error: error.code(), high_watermark: -1, last_stable: -1, log_start: -1, ..Found::default() }
     }
 
     fn told(&self) -> Told {
@@ -128,6 +136,7 @@ impl Fetching {
     fn gather(&self, core: &mut Core) -> Vec<Found> {
         let asked = usize::try_from(self.asked.max_bytes).unwrap_or(0);
         let mut left = asked.min(core.door.config.fetch_bytes_max);
+        let committed = self.asked.isolation_level == READ_COMMITTED;
         let mut all = Vec::new();
         for topic in &self.asked.topics {
             let by_id = self.request.version >= VERSION_TOPIC_IDS;
@@ -138,7 +147,7 @@ impl Fetching {
                     None => Found::refused(ResponseError::UnknownTopicOrPartition),
                     Some(topic) => match topic.lane(partition.partition) {
                         None => Found::refused(ResponseError::UnknownTopicOrPartition),
-                        Some(lane) => read(core, lane, partition, left),
+                        Some(lane) => read(core, lane, partition, committed, left),
                     },
                 };
                 left = left.saturating_sub(found.bytes);
@@ -210,12 +219,16 @@ impl Fetching {
         writer.i32(index);
         writer.i16(found.error);
         writer.i64(found.high_watermark);
-        writer.i64(found.high_watermark);
+        writer.i64(found.last_stable);
         if version >= 5 {
             writer.i64(found.log_start);
         }
-        // Aborted transactions: there are none.
-        writer.count(0);
+        writer.count(found.aborted.len());
+        for (producer_id, first_offset) in &found.aborted {
+            writer.i64(*producer_id);
+            writer.i64(first_offset.cast_signed());
+            writer.tags();
+        }
         if version >= 11 {
             writer.i32(-1);
         }
@@ -242,22 +255,30 @@ fn put_part(part: &Part, frame: &mut FrameWriter<'_>) {
     }
 }
 
-/// Reads a partition from the offset that is asked for, up to `left` bytes.
-fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, left: usize) -> Found {
+/// Reads a partition from the offset that is asked for, up to `left` bytes; `committed`: only what is committed.
+fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bool, left: usize) -> Found {
     if asked.current_leader_epoch > batch::LEADER_EPOCH {
         return Found::refused(ResponseError::UnknownLeaderEpoch);
     }
-    // The version first: what moves after this makes waiting for it return at once.
+    // The version first: what moves after this makes waiting for it return at once. The end next, so that a transaction that
+    // is not known after it has nothing before it.
     let version = lane.version();
     let durable = lane.durable_ordinal();
+    let transactions = core.door.transactions.partitions.get(lane.stream_id(), asked.partition);
+    let stable = transactions.as_ref().map_or(durable, |of| of.lock().stable(durable));
+    let end = if committed { stable } else { durable };
     let log_start = lane.earliest().1.min(durable);
-    let mut found =
-        Found { high_watermark: durable.cast_signed(), log_start: log_start.cast_signed(), ..Found::default() };
+    let mut found = Found {
+        high_watermark: durable.cast_signed(),
+        last_stable: stable.cast_signed(),
+        log_start: log_start.cast_signed(),
+        ..Found::default()
+    };
     let Some(offset) = u64::try_from(asked.fetch_offset).ok().filter(|at| (log_start..=durable).contains(at)) else {
         found.error = ResponseError::OffsetOutOfRange.code();
         return found;
     };
-    if offset == durable {
+    if offset >= end {
         found.waits = Some((Arc::clone(lane), version));
         return found;
     }
@@ -280,8 +301,13 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, left: usize) 
             }
         },
     };
-    match take(lane, cursor, offset, budget, &mut found) {
-        Ok(Some((next_offset, next))) => core.remember(stream, partition, next_offset, next),
+    match take(lane, cursor, offset..end, budget, &mut found) {
+        Ok(Some((next_offset, next))) => {
+            if let Some(of) = transactions.filter(|_| committed) {
+                found.aborted = of.lock().aborted(offset, next_offset);
+            }
+            core.remember(stream, partition, next_offset, next);
+        }
         Ok(None) => {}
         Err(error) => {
             core.places.remove(&(stream, partition));
@@ -302,11 +328,11 @@ fn read_error(error: &ReadError) -> i16 {
     .code()
 }
 
-/// Reads chunks from a cursor on. The offset and cursor behind them, if there are any.
+/// Reads chunks of offsets in `range` from a cursor on. The offset and cursor behind them, if there are any.
 fn take(
     lane: &Arc<Lane>,
     cursor: Cursor,
-    offset: u64,
+    range: Range<u64>,
     budget: usize,
     found: &mut Found,
 ) -> Result<Option<(u64, Cursor)>, ReadError> {
@@ -315,8 +341,8 @@ fn take(
         found.waits = Some((Arc::clone(lane), outcome.version));
         return Ok(None);
     }
-    let mut next_offset = offset;
-    for data in &outcome.data {
+    let (mut next_offset, mut next_cursor) = (range.start, outcome.next);
+    'data: for data in &outcome.data {
         let mut at = 0;
         for chunk in Chunks::new(data) {
             let (Ok(chunk), start) = (chunk, at) else {
@@ -326,8 +352,12 @@ fn take(
             let Ok(place) = chunk.broker() else { return Err(ReadError::LoadFailed("a chunk is damaged".into())) };
             let header = chunk.header();
             let next = place.base_ordinal + u64::from(header.record_count);
-            if next <= offset {
+            if next <= range.start {
                 continue;
+            }
+            if place.base_ordinal >= range.end {
+                next_cursor = Cursor { group: place.group, segment: place.segment, position: place.position };
+                break 'data;
             }
             let part = match header.kind {
                 PayloadKind::KafkaBatch if (header.payload_bytes as usize) < BATCH_HEADER_BYTES => {
@@ -347,5 +377,5 @@ fn take(
             next_offset = next;
         }
     }
-    Ok(Some((next_offset, outcome.next)))
+    Ok(Some((next_offset, next_cursor)))
 }

@@ -11,18 +11,23 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::find_coordinator_response::Coordinator as Found;
-use kafka_protocol::messages::{ApiKey, BrokerId, FindCoordinatorRequest, FindCoordinatorResponse};
+use kafka_protocol::messages::txn_offset_commit_response::{
+    TxnOffsetCommitResponsePartition, TxnOffsetCommitResponseTopic,
+};
+use kafka_protocol::messages::{
+    ApiKey, BrokerId, FindCoordinatorRequest, FindCoordinatorResponse, TxnOffsetCommitRequest, TxnOffsetCommitResponse,
+};
 use kafka_protocol::protocol::StrBytes;
 use kera_env::{Clock, Random};
 use kera_format::kafka_groups::Entry;
-use kera_log::DurabilitySink;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use crate::door::{Catalog, Door, NODE_ID, Reply, partitions_of};
+use crate::door::{After, Catalog, Door, NODE_ID, Reply, partitions_of};
 use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, GroupConfig, Journal, Mark, Now, Topic, Topics};
 use crate::session::{Request, decode, encode};
 use crate::state_log::{StateLog, state_stream_options};
+use crate::transaction_door::TransactionDoor;
 use crate::wire::Malformed;
 
 /// Where groups and their offsets are kept.
@@ -145,11 +150,6 @@ impl GroupDoor {
         })
     }
 
-    /// What makes its answers durable.
-    pub(crate) fn sink(&self) -> Option<&Arc<dyn DurabilitySink>> {
-        self.log.sink()
-    }
-
     /// Gives a request to the coordinator. Its answer comes through `reply`.
     pub(crate) fn handle(
         &self,
@@ -241,9 +241,72 @@ impl GroupDoor {
                 tracing::error!(?key, version = request.version, %error, "an answer of a group cannot be encoded");
                 Vec::new()
             });
-            reply.put_after(body, after.map(|mark| mark.0));
+            reply.put_after(body, self.after(after));
         }
     }
+
+    /// What an answer that rests on `mark` waits for.
+    fn after(&self, mark: Option<Mark>) -> Option<After> {
+        let (mark, sink) = (mark?, self.log.sink()?);
+        Some(After { sink: Arc::clone(sink), ticket: mark.0 })
+    }
+
+    /// TxnOffsetCommit: under the coordinator's lock from the question whether the transaction runs until the offsets are there,
+    /// so that they are not forgotten by its end.
+    pub(crate) fn txn_commit(
+        &self,
+        transactions: &TransactionDoor,
+        request: &Request,
+        client_id: &str,
+        host: String,
+        body: &[u8],
+        reply: &Reply,
+    ) -> Result<(), Malformed> {
+        let caller = Caller { version: request.version, client_id: client_id.to_owned(), host };
+        let asked: TxnOffsetCommitRequest = decode(request, body)?;
+        let mut coordinator = self.coordinator.lock();
+        if let Err(code) = transactions.check_group(&asked) {
+            drop(coordinator);
+            reply.put(encode(request, &refused(&asked, code))?);
+            return Ok(());
+        }
+        let token = self.tokens.fetch_add(1, Ordering::Relaxed);
+        self.waiting.lock().insert(token, (*request, Arc::clone(reply)));
+        coordinator.txn_commit(now(self.clock.as_ref()), token, &caller, &asked);
+        let done = coordinator.take_done();
+        drop(coordinator);
+        self.deliver(done);
+        Ok(())
+    }
+
+    /// A transaction has ended: what its producer committed for a group counts, or never did. What is returned must be durable
+    /// before the transaction is over.
+    pub(crate) fn end_transaction(
+        &self,
+        group: &str,
+        producer_id: i64,
+        commit: bool,
+    ) -> Result<Option<After>, AppendFailed> {
+        let mut coordinator = self.coordinator.lock();
+        let ended = coordinator.end_transaction(now(self.clock.as_ref()), group, producer_id, commit);
+        let done = coordinator.take_done();
+        drop(coordinator);
+        self.deliver(done);
+        ended.map(|mark| self.after(mark))
+    }
+}
+
+/// The answer to TxnOffsetCommit outside of a transaction.
+fn refused(asked: &TxnOffsetCommitRequest, code: ResponseError) -> TxnOffsetCommitResponse {
+    let topics = asked.topics.iter().map(|topic| {
+        let partitions = topic.partitions.iter().map(|of| {
+            TxnOffsetCommitResponsePartition::default()
+                .with_partition_index(of.partition_index)
+                .with_error_code(code.code())
+        });
+        TxnOffsetCommitResponseTopic::default().with_name(topic.name.clone()).with_partitions(partitions.collect())
+    });
+    TxnOffsetCommitResponse::default().with_topics(topics.collect())
 }
 
 fn encode_answer(request: &Request, answer: &Answer) -> Result<Vec<u8>, Malformed> {

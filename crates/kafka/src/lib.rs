@@ -14,7 +14,7 @@
 //! | `partitions` | what partitions take up |
 //! | [`groups`], `group_door` | the group coordinator and its connections |
 //! | `state_log` | the streams of the coordinators |
-//! | [`transactions`] | the transaction coordinator, which the door does not serve yet |
+//! | [`transactions`], `transaction_door`, `endings` | the transaction coordinator, its connections, its markers |
 //!
 //! Sessions run on the I/O threads of a [`kera_rpc::Server`] with [`kera_rpc::Framing::Prefixed`] and never wait; commands that
 //! wait for a disk have a thread of their own. Nothing from the network is believed: requests are walked along their shape
@@ -25,6 +25,7 @@ mod apis;
 mod batch;
 mod configs;
 mod door;
+mod endings;
 mod fetch;
 mod fetch_sessions;
 mod group_door;
@@ -39,6 +40,7 @@ mod shape;
 mod state_log;
 #[cfg(test)]
 mod tests;
+mod transaction_door;
 pub mod transactions;
 mod wire;
 

@@ -26,6 +26,8 @@ const EARLIEST: i64 = -2;
 const MAX_TIMESTAMP: i64 = -3;
 const EARLIEST_LOCAL: i64 = -4;
 const LATEST_TIERED: i64 = -5;
+/// Readers of committed records are told of nothing behind the first transaction that runs.
+const READ_COMMITTED: i8 = 1;
 /// From this version on an answer says in which leader's epoch an offset is.
 const VERSION_EPOCHS: i16 = 4;
 /// How long a lookup waits for segments from disk.
@@ -84,7 +86,14 @@ impl Listing {
                 let lane = known.as_ref().and_then(|topic| topic.lane(partition.partition_index));
                 let told = loop {
                     let Some(lane) = lane else { break Told::Error(ResponseError::UnknownTopicOrPartition) };
-                    match look(lane, partition) {
+                    // Where partitions end is looked at before what is known of their transactions.
+                    let durable = lane.durable_ordinal();
+                    let end = if self.asked.isolation_level == READ_COMMITTED {
+                        core.door.transactions.partitions.stable(lane.stream_id(), partition.partition_index, durable)
+                    } else {
+                        durable
+                    };
+                    match look(lane, partition, end) {
                         Told::Wait(_) if now_us >= self.deadline_us => {
                             break Told::Error(ResponseError::RequestTimedOut);
                         }
@@ -120,18 +129,23 @@ fn told_partition(index: i32, told: &Told, version: i16) -> ListOffsetsPartition
     }
 }
 
-fn look(lane: &Arc<Lane>, asked: &ListOffsetsPartition) -> Told {
+/// `end`: up to where the reader may read.
+fn look(lane: &Arc<Lane>, asked: &ListOffsetsPartition, end: u64) -> Told {
     let plain = |offset: u64| Told::At { timestamp: -1, offset: offset.cast_signed() };
     if asked.current_leader_epoch > batch::LEADER_EPOCH {
         return Told::Error(ResponseError::UnknownLeaderEpoch);
     }
-    match asked.timestamp {
-        LATEST => plain(lane.durable_ordinal()),
+    let told = match asked.timestamp {
+        LATEST => plain(end),
         EARLIEST | EARLIEST_LOCAL => plain(lane.earliest().1.min(lane.durable_ordinal())),
         LATEST_TIERED => Told::At { timestamp: -1, offset: -1 },
         MAX_TIMESTAMP => largest_time(lane),
         time if time >= 0 => by_time(lane, time),
         _ => Told::Error(ResponseError::InvalidRequest),
+    };
+    match told {
+        Told::At { timestamp: 0.., offset } if offset >= end.cast_signed() => Told::At { timestamp: -1, offset: -1 },
+        told => told,
     }
 }
 

@@ -104,18 +104,18 @@ pub(crate) struct Producing {
 }
 
 /// A request's fields in front of its topics.
-struct Head {
-    transactional: bool,
+struct Head<'a> {
+    transactional_id: Option<&'a str>,
     acks: i16,
     timeout_ms: i32,
     topics: usize,
 }
 
-fn head(request: &Request, reader: &mut Reader<'_>) -> Result<Head, Malformed> {
-    let transactional = request.version >= VERSION_MIN && reader.nullable_string()?.is_some();
+fn head<'a>(request: &Request, reader: &mut Reader<'a>) -> Result<Head<'a>, Malformed> {
+    let transactional_id = if request.version >= VERSION_MIN { reader.nullable_string()? } else { None };
     let (acks, timeout_ms) = (reader.i16()?, reader.i32()?);
     let topics = reader.array()?.unwrap_or(0);
-    Ok(Head { transactional, acks, timeout_ms, topics })
+    Ok(Head { transactional_id, acks, timeout_ms, topics })
 }
 
 /// A topic of a request: by name, or by id.
@@ -178,6 +178,7 @@ struct Appending<'a> {
     scratch: &'a mut Vec<u8>,
     partial: &'a mut Partial,
     refuse: Option<Written>,
+    transactional_id: Option<&'a str>,
     by_id: bool,
     topic: Option<Arc<Topic>>,
     /// Partitions seen, and so done if it is less than what is written.
@@ -204,7 +205,7 @@ impl Producing {
         now_us: u64,
     ) -> Result<Outcome, Malformed> {
         let mut reader = Reader::new(body, request.is_flexible());
-        let Head { transactional, acks, timeout_ms, .. } = head(request, &mut reader)?;
+        let Head { transactional_id, acks, timeout_ms, .. } = head(request, &mut reader)?;
         if self.partial.is_none() {
             // Its layout is wrong in whole or not at all.
             walk(request, body, &mut (), |_, _, _| {}, |_, _, _| true, |_| {})?;
@@ -217,8 +218,6 @@ impl Producing {
             Some(Written::refused(ResponseError::UnsupportedForMessageFormat, why))
         } else if !matches!(acks, -1..=1) {
             Some(Written::refused(ResponseError::InvalidRequiredAcks, "acks is -1, 0 or 1"))
-        } else if transactional {
-            Some(Written::refused(ResponseError::InvalidTxnState, "transactions are not served"))
         } else {
             None
         };
@@ -229,6 +228,7 @@ impl Producing {
             scratch: &mut self.scratch,
             partial: &mut partial,
             refuse,
+            transactional_id,
             by_id: request.version >= VERSION_TOPIC_IDS,
             topic: None,
             index: 0,
@@ -304,6 +304,10 @@ impl Appending<'_> {
             Ok(header) => header,
             Err((error, why)) => return Some(Written::refused(error, why)),
         };
+        if header.transactional != self.transactional_id.is_some() {
+            let why = "a transactional id and transactional batches come together";
+            return Some(Written::refused(ResponseError::InvalidTxnState, why));
+        }
         let mut scratch = std::mem::take(self.scratch);
         scratch.clear();
         scratch.resize(CHUNK_HEADER_BYTES, 0);
@@ -319,18 +323,47 @@ impl Appending<'_> {
         let (count, max_timestamp_ms) = (header.record_count, header.max_timestamp_ms);
         let sealed = seal_kafka_batch(&mut scratch, &target, count, max_timestamp_ms, CHECKED_FROM, header.crc);
         let written = match sealed.and_then(|()| ChunkView::parse(&scratch)) {
-            Ok(chunk) => self.append_chunk(lane, &chunk),
+            Ok(chunk) => match self.transactional_id {
+                Some(id) => self.append_in_transaction(lane, &chunk, id, (&topic.name, partition), &header),
+                None => self.append_chunk(lane, &chunk).map(|appended| self.appended(lane, appended)),
+            },
             Err(error) => Some(refusal(&AppendError::Format(error))),
         };
         *self.scratch = scratch;
         written
     }
 
-    fn append_chunk(&mut self, lane: &Arc<Lane>, chunk: &ChunkView<'_>) -> Option<Written> {
+    /// Appends a batch if it belongs to the producer's transaction. Under the partition's lock from the question to the answer:
+    /// the transaction does not end in between, and nobody reads the batch for one that is committed.
+    fn append_in_transaction(
+        &mut self,
+        lane: &Arc<Lane>,
+        chunk: &ChunkView<'_>,
+        id: &str,
+        (topic, partition): (&str, i32),
+        header: &BatchHeader,
+    ) -> Option<Written> {
+        let door = Arc::clone(&self.core.door);
+        let transactions = &door.transactions;
+        let producer = (header.producer_id, header.producer_epoch);
+        let of = transactions.partitions.get_or_make(lane.stream_id(), partition.cast_unsigned());
+        let mut of = of.lock();
+        if let Err(error) = transactions.check_produce(id, producer, (topic, partition), lane.stream_id()) {
+            return Some(Written::refused(error, "the batch is not part of a transaction that runs"));
+        }
+        let appended = self.append_chunk(lane, chunk)?;
+        if let Ok(Appended { base_ordinal, duplicate: false, .. }) = appended {
+            of.wrote(header.producer_id, base_ordinal);
+        }
+        drop(of);
+        Some(self.appended(lane, appended))
+    }
+
+    /// Appends a chunk, or says why not; `None` if there is no room.
+    fn append_chunk(&mut self, lane: &Arc<Lane>, chunk: &ChunkView<'_>) -> Option<Result<Appended, AppendError>> {
         let log = self.core.door.broker.log();
         for _ in 0..SPACE_TRIES {
             match lane.append(chunk, self.now_ms) {
-                Ok(appended) => return Some(self.appended(lane, &appended)),
                 Err(AppendError::ArenaFull(full)) => {
                     if log.wait_for_space(full.seen, &self.core.observer, 0) {
                         return None;
@@ -344,7 +377,7 @@ impl Appending<'_> {
                         return None;
                     }
                 }
-                Err(error) => return Some(refusal(&error)),
+                done => return Some(done),
             }
         }
         // Blocks come back, but others are quicker: let them run and try again.
@@ -352,7 +385,11 @@ impl Appending<'_> {
         None
     }
 
-    fn appended(&mut self, lane: &Arc<Lane>, appended: &Appended) -> Written {
+    fn appended(&mut self, lane: &Arc<Lane>, appended: Result<Appended, AppendError>) -> Written {
+        let appended = match appended {
+            Ok(appended) => appended,
+            Err(error) => return refusal(&error),
+        };
         if appended.base_ordinal == 0 && !appended.duplicate {
             self.core.door.broker.lane_started(lane);
         }

@@ -12,13 +12,13 @@ use kafka_protocol::ResponseError;
 use kafka_protocol::messages::{ApiKey, ApiVersionsResponse, api_versions_response::ApiVersion};
 use kafka_protocol::protocol::{Decodable, Encodable};
 use kera_format::Cursor;
-use kera_log::{Observer, Ticket};
+use kera_log::Observer;
 use kera_protocol::FrameHeader;
 use kera_rpc::{Flow, Outbox, Peer, Session, SessionWaker};
 use uuid::Uuid;
 
 use crate::apis::{self, APIS, Api};
-use crate::door::{Door, Reply, ReplySlot, Topic};
+use crate::door::{After, Door, Reply, ReplySlot, Topic};
 use crate::fetch::Fetching;
 use crate::fetch_sessions::NO_SESSION;
 use crate::offsets::Listing;
@@ -63,7 +63,7 @@ pub(crate) enum Pending {
     /// A command is under way on another thread, or a group's coordinator answers later.
     Reply,
     /// An answer that waits until what it rests on is durable.
-    Durable(Vec<u8>, Ticket),
+    Durable(Vec<u8>, After),
 }
 
 /// Wakes the session, whatever has moved: it looks at the first in line then.
@@ -229,6 +229,18 @@ impl KafkaSession {
                 self.core.door.groups.handle(request, &self.client_id, host, body, &self.reply)?;
                 self.complete(out);
             }
+            ApiKey::TxnOffsetCommit => {
+                let host = format!("/{}", self.peer.address.ip());
+                self.queue.push_back(Pending::Reply);
+                let door = &self.core.door;
+                door.groups.txn_commit(&door.transactions, request, &self.client_id, host, body, &self.reply)?;
+                self.complete(out);
+            }
+            key if crate::transaction_door::serves(key) => {
+                self.queue.push_back(Pending::Reply);
+                self.core.door.transactions.handle(request, body, &self.reply)?;
+                self.complete(out);
+            }
             _ => {
                 let Some(command) = crate::admin::command(&self.core.door, request, body)? else {
                     let answer = crate::admin::answer(&self.core.door, request, body)?;
@@ -290,8 +302,8 @@ impl KafkaSession {
                 Pending::Fetch(fetching) => fetching.complete(&mut self.core, now_us, out),
                 Pending::List(listing) => listing.complete(&mut self.core, now_us, out),
                 Pending::Reply => match self.reply.take() {
-                    Some((body, Some(ticket))) => {
-                        *first = Pending::Durable(body, ticket);
+                    Some((body, Some(after))) => {
+                        *first = Pending::Durable(body, after);
                         continue;
                     }
                     Some((body, None)) => {
@@ -300,9 +312,8 @@ impl KafkaSession {
                     }
                     None => false,
                 },
-                Pending::Durable(body, ticket) => {
-                    let sink = self.core.door.groups.sink();
-                    if sink.is_some_and(|sink| sink.wait(*ticket, &self.core.observer, 0)) {
+                Pending::Durable(body, After { sink, ticket }) => {
+                    if sink.wait(*ticket, &self.core.observer, 0) {
                         false
                     } else {
                         send(std::mem::take(body), out);

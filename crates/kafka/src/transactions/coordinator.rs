@@ -359,20 +359,17 @@ impl Transactions {
     }
 
     /// The markers of a transaction are durable, and its groups know: it is over, and has left `aborted`, which is recorded
-    /// with its end. Returns false if that is not the transaction that is being ended, or cannot be recorded now; then it is
-    /// among the [endings](Transactions::take_endings) again.
-    pub fn ended(&mut self, now: Now, ending: &Ending, aborted: &[AbortedRange]) -> bool {
-        let Some(held) = self.transactions.get(&ending.id) else { return false };
+    /// with its end. False if that is not the transaction that is being ended.
+    ///
+    /// # Errors
+    /// It cannot be recorded now, and is to be said again.
+    pub fn ended(&mut self, now: Now, ending: &Ending, aborted: &[AbortedRange]) -> Result<bool, AppendFailed> {
+        let Some(held) = self.transactions.get(&ending.id) else { return Ok(false) };
         if held.is.producer_id != ending.producer_id || held.is.epoch != ending.epoch {
-            return false;
+            return Ok(false);
         }
-        let Some(next) = producer::ended(&held.is, now.wall_ms) else { return false };
-        if self.record_with(now, &ending.id, next, aborted).is_err() {
-            // All of it again, a little later: markers may be written twice.
-            self.end_if_decided(&ending.id);
-            return false;
-        }
-        true
+        let Some(next) = producer::ended(&held.is, now.wall_ms) else { return Ok(false) };
+        self.record_with(now, &ending.id, next, aborted).map(|_| true).map_err(|_| AppendFailed)
     }
 
     /// Whether a producer may write to a partition of `topic` in its transaction, as Produce asks. What is returned must be

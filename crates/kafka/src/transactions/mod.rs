@@ -11,7 +11,7 @@
 //! ```
 //! That a transaction will commit is decided by one record: before it is durable no marker is written, and after it nothing
 //! aborts the transaction, whatever dies. Markers may be written twice; then they say the same. The argument as a whole is
-//! docs/decisions/0012-kafka-transactions.md.
+//! docs/decisions/0013-kafka-transactions.md.
 
 mod coordinator;
 mod partition;

@@ -187,7 +187,7 @@ impl World {
         let mut endings = self.transactions.take_endings();
         assert_eq!(endings.len(), 1);
         let ending = endings.remove(0);
-        assert!(self.transactions.ended(self.now, &ending, &[]));
+        assert_eq!(self.transactions.ended(self.now, &ending, &[]), Ok(true));
         ending
     }
 
@@ -229,7 +229,7 @@ fn a_transaction_runs_from_its_first_partition_to_its_markers() {
     assert!(ending.partitions.keys().eq([&orders(1)]));
     assert_eq!(ending.groups, BTreeSet::from(["readers".to_owned()]));
     assert_eq!(world.state("a"), "CompleteCommit");
-    assert!(!world.transactions.ended(world.now, &ending, &[]));
+    assert_eq!(world.transactions.ended(world.now, &ending, &[]), Ok(false));
     // A retry hears what was decided.
     assert_eq!((world.end("a", producer, true), world.end("a", producer, false)), (0, Code::InvalidTxnState.code()));
     assert_eq!(world.add("a", producer, "orders", 2), 0);
@@ -461,10 +461,9 @@ fn what_an_aborted_transaction_leaves_is_recorded_with_its_end() {
         epoch: 0,
     };
     world.journal.0.lock().is_full = true;
-    assert!(!world.transactions.ended(world.now, &ending, &[range]));
+    assert_eq!(world.transactions.ended(world.now, &ending, &[range]), Err(AppendFailed));
     world.journal.0.lock().is_full = false;
-    assert_eq!(world.transactions.take_endings(), std::slice::from_ref(&ending), "it is ended again");
-    assert!(world.transactions.ended(world.now, &ending, &[range]));
+    assert_eq!(world.transactions.ended(world.now, &ending, &[range]), Ok(true));
     let entries = world.journal.0.lock().entries.clone();
     let [.., aborted, Entry::Transaction(..)] = &entries[..] else { panic!("{entries:?}") };
     assert_eq!(*aborted, Entry::Aborted(range));
@@ -537,8 +536,10 @@ proptest! {
                     ready = rest;
                     let now: Vec<Ending> = now;
                     for ending in now {
-                        if world.transactions.ended(world.now, &ending, &[]) {
-                            finished.entry(ending.epoch).or_default().push(ending.commit);
+                        match world.transactions.ended(world.now, &ending, &[]) {
+                            Ok(true) => finished.entry(ending.epoch).or_default().push(ending.commit),
+                            Ok(false) => {}
+                            Err(AppendFailed) => ready.push(ending),
                         }
                     }
                 }
@@ -558,7 +559,7 @@ proptest! {
         ready.extend(world.transactions.take_endings());
         for _ in 0..3 {
             for ending in std::mem::take(&mut ready) {
-                if world.transactions.ended(world.now, &ending, &[]) {
+                if world.transactions.ended(world.now, &ending, &[]) == Ok(true) {
                     finished.entry(ending.epoch).or_default().push(ending.commit);
                 }
             }

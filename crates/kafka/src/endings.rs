@@ -1,0 +1,224 @@
+//! Carrying out what is decided of transactions: markers into partitions, groups told, then the end recorded.
+//!
+//! On a thread of its own, which waits for nothing but its events: whatever has to become durable first calls it. Each step
+//! begins when the one before is durable (docs/decisions/0013-kafka-transactions.md): decision, markers and groups, end.
+//! What cannot be done now is tried again at the next tick.
+
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use kera_format::chunk::{ChunkTarget, seal_kafka_batch};
+use kera_format::kafka_groups::OffsetKey;
+use kera_format::kafka_transactions::{AbortedRange, Touched};
+use kera_format::{CHUNK_HEADER_BYTES, ChunkView};
+use kera_log::{AppendError, Appended, Lane, Observer};
+
+use crate::batch::{self, CHECKED_FROM};
+use crate::door::{After, Door};
+use crate::groups::AppendFailed;
+use crate::transactions::Ending;
+
+/// How late a transaction times out, and what could not be done is tried again.
+const TICK: Duration = Duration::from_millis(50);
+/// How often partitions are looked at for what retention has taken, in ticks.
+const TRIM_TICKS: u32 = 200;
+
+/// What the thread is woken by.
+pub(crate) enum Event {
+    /// An outcome is decided.
+    Ending(Box<Ending>),
+    /// Something is durable now that was not, or there is room.
+    Look,
+}
+
+/// Wakes the thread.
+struct Wake(Sender<Event>);
+
+impl Observer for Wake {
+    fn advanced(&self, _: u64) {
+        // If nobody listens the node stops.
+        let _ = self.0.send(Event::Look);
+    }
+}
+
+/// The endings that are under way.
+pub(crate) struct Endings {
+    under_way: Vec<UnderWay>,
+    observer: Arc<dyn Observer>,
+}
+
+/// A transaction whose outcome is decided.
+struct UnderWay {
+    ending: Ending,
+    /// The decision is durable.
+    decided: bool,
+    partitions: Vec<(OffsetKey, Touched)>,
+    groups: Vec<String>,
+    /// What was written for it and may not be durable.
+    written: Vec<After>,
+    aborted: Vec<AbortedRange>,
+}
+
+/// What could not be done now.
+struct Later;
+
+impl Endings {
+    /// None. `events` is what its thread listens to.
+    pub(crate) fn new(events: Sender<Event>) -> Endings {
+        Endings { under_way: Vec::new(), observer: Arc::new(Wake(events)) }
+    }
+
+    /// Takes what is decided.
+    pub(crate) fn hear(&mut self, event: Event) {
+        let Event::Ending(ending) = event else { return };
+        let ending = *ending;
+        let partitions = ending.partitions.iter().map(|(of, touched)| (of.clone(), *touched)).collect();
+        let groups = ending.groups.iter().cloned().collect();
+        let (written, aborted) = (Vec::new(), Vec::new());
+        self.under_way.push(UnderWay { ending, decided: false, partitions, groups, written, aborted });
+    }
+
+    /// Goes on with all of them as far as it can.
+    pub(crate) fn go_on(&mut self, door: &Door) {
+        // The sinks that are waited for, each with the ticket that comes first.
+        let mut waits: Vec<After> = Vec::new();
+        let observer = &self.observer;
+        self.under_way.retain_mut(|one| {
+            let is_over = one.go_on(door, observer);
+            for after in &one.written {
+                match waits.iter_mut().find(|known| Arc::ptr_eq(&known.sink, &after.sink)) {
+                    Some(known) => known.ticket = known.ticket.min(after.ticket),
+                    None => waits.push(after.clone()),
+                }
+            }
+            !is_over
+        });
+        for After { sink, ticket } in waits {
+            if !sink.wait(ticket, &self.observer, 0) {
+                self.observer.advanced(0);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.under_way.len()
+    }
+}
+
+impl UnderWay {
+    /// True if it is over.
+    fn go_on(&mut self, door: &Door, observer: &Arc<dyn Observer>) -> bool {
+        if !self.decided {
+            match door.transactions.after(self.ending.after).filter(|after| !after.is_durable()) {
+                Some(decision) => {
+                    self.written = vec![decision];
+                    return false;
+                }
+                None => self.decided = true,
+            }
+        }
+        while let Some((of, touched)) = self.partitions.pop() {
+            if let Err(Later) = self.write_marker(door, &of, touched, observer) {
+                self.partitions.push((of, touched));
+                break;
+            }
+        }
+        while let Some(group) = self.groups.pop() {
+            let (producer_id, commit) = (self.ending.producer_id, self.ending.commit);
+            match door.groups.end_transaction(&group, producer_id, commit) {
+                Ok(after) => self.written.extend(after),
+                Err(AppendFailed) => {
+                    self.groups.push(group);
+                    break;
+                }
+            }
+        }
+        self.written.retain(|after| !after.is_durable());
+        if !(self.partitions.is_empty() && self.groups.is_empty() && self.written.is_empty()) {
+            return false;
+        }
+        door.transactions.ended(&self.ending, &self.aborted).is_ok()
+    }
+
+    /// Ends the transaction in one partition, if it has written there and the topic is still the same.
+    fn write_marker(
+        &mut self,
+        door: &Door,
+        of: &OffsetKey,
+        touched: Touched,
+        observer: &Arc<dyn Observer>,
+    ) -> Result<(), Later> {
+        let Ending { producer_id, epoch, commit, .. } = self.ending;
+        let Some(lane) = door.transactions.lane(touched.stream, of.partition) else { return Ok(()) };
+        let Some(partition) = door.transactions.partitions.get(touched.stream, of.partition) else { return Ok(()) };
+        let mut partition = partition.lock();
+        if partition.begun(producer_id).is_none() {
+            return Ok(());
+        }
+        match append_marker(&lane, (producer_id, epoch), commit, door.clock.now_ms()) {
+            Ok(appended) => {
+                self.aborted.extend(partition.ended((producer_id, epoch), commit, appended.base_ordinal));
+                if let (Some(ticket), Some(sink)) = (appended.ticket, lane.sink()) {
+                    self.written.push(After { sink: Arc::clone(sink), ticket });
+                }
+                Ok(())
+            }
+            Err(AppendError::Closed) => Ok(()),
+            Err(AppendError::ArenaFull(full)) => {
+                drop(partition);
+                if !door.broker.log().wait_for_space(full.seen, observer, 0) {
+                    observer.advanced(0);
+                }
+                Err(Later)
+            }
+            Err(error) => {
+                tracing::debug!(topic = of.topic, partition = of.partition, %error, "a marker has to wait");
+                Err(Later)
+            }
+        }
+    }
+}
+
+/// Appends the marker of a transaction's end to a lane. It is no chunk of the producer's in the eyes of deduplication: the
+/// producer's numbers go on behind it.
+pub(crate) fn append_marker(
+    lane: &Arc<Lane>,
+    producer: (i64, i16),
+    commit: bool,
+    now_ms: i64,
+) -> Result<Appended, AppendError> {
+    let marker = batch::marker(producer, commit, now_ms);
+    let crc = batch::crc_of(&marker);
+    let mut chunk = vec![0; CHUNK_HEADER_BYTES];
+    chunk.extend_from_slice(&marker);
+    let target = ChunkTarget { stream: lane.stream_id(), streamlet: lane.streamlet_id(), ..ChunkTarget::default() };
+    seal_kafka_batch(&mut chunk, &target, 1, now_ms, CHECKED_FROM, crc)?;
+    lane.append(&ChunkView::parse(&chunk)?, now_ms)
+}
+
+/// The thread. It ends when the door is gone.
+pub(crate) fn work(door: &Weak<Door>, receiver: &Receiver<Event>, mut endings: Endings) {
+    let (mut next_tick_ms, mut ticks) = (0, 0_u32);
+    loop {
+        let received = receiver.recv_timeout(TICK);
+        let Some(door) = door.upgrade() else { return };
+        match received {
+            Ok(event) => endings.hear(event),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        receiver.try_iter().for_each(|event| endings.hear(event));
+        endings.go_on(&door);
+        let now_ms = door.transactions.now().mono_ms;
+        if now_ms >= next_tick_ms {
+            next_tick_ms = now_ms + TICK.as_millis() as u64;
+            door.transactions.tick();
+            ticks = ticks.wrapping_add(1);
+            if ticks.is_multiple_of(TRIM_TICKS) {
+                door.transactions.trim_partitions();
+            }
+        }
+    }
+}
