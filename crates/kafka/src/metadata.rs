@@ -150,6 +150,9 @@ pub(crate) fn describe_partitions(
                 .with_leader_epoch(LEADER_EPOCH)
                 .with_replica_nodes(vec![BrokerId(NODE_ID)])
                 .with_isr_nodes(vec![BrokerId(NODE_ID)])
+                // Java's client takes them for lists.
+                .with_eligible_leader_replicas(Some(Vec::new()))
+                .with_last_known_elr(Some(Vec::new()))
         });
         let described: Vec<_> = described.collect();
         left -= described.len();
