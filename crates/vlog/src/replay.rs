@@ -115,6 +115,13 @@ pub(crate) fn replay(
     for file in &mut kept {
         file.damaged = replay.damaged.contains(&files.path(file.sequence));
     }
+    // A process that was killed may have written blocks and not synced them: the last one, and those that it was writing again
+    // elsewhere. From here on they count, and the next file will say that all before it is there.
+    for file in &kept {
+        let path = files.path(file.sequence);
+        let synced = files.disk().open(&path, OpenMode::Read, true).and_then(|file| file.sync_data());
+        synced.map_err(|error| ReplayError::Disk { path, error })?;
+    }
     // Only now, when nothing can be wrong any more, does anything change on the disk.
     for sequence in empty {
         files.remove_file(sequence);

@@ -368,12 +368,13 @@ impl Scan {
         (known, live.map(|(_, entry)| entry).collect())
     }
 
-    /// First what is torn is marked as released, synced; then the footer names everything.
+    /// First what is torn is marked as released, and what is not is synced: a process that was killed may have written it and
+    /// not done so. Then the footer, which is believed, names everything.
     fn write_end(&self, known: &Container) -> io::Result<()> {
         if !self.torn.is_empty() {
             self.file.write_at(0, &known.first_page())?;
-            self.file.sync_data()?;
         }
+        self.file.sync_data()?;
         let entries: Vec<ContainerEntry> = self.entries.iter().map(|(_, entry)| entry.clone()).collect();
         write_footer(&*self.file, &self.header, self.end, &entries)?;
         self.file.sync_data()
