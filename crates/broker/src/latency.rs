@@ -26,7 +26,7 @@ pub struct HistogramCounts {
 impl LatencyHistogram {
     /// Counts a request that took so long.
     #[inline]
-    pub(crate) fn observe(&self, took_us: u64) {
+    pub fn observe(&self, took_us: u64) {
         let bucket = BOUNDS_US.iter().position(|bound| took_us <= *bound).unwrap_or(BOUNDS_US.len());
         self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
         self.sum_us.fetch_add(took_us, Ordering::Relaxed);

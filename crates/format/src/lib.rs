@@ -14,6 +14,7 @@ pub mod container;
 mod error;
 pub mod extent;
 pub mod ids;
+pub mod kafka_floors;
 pub mod kafka_groups;
 pub mod kafka_transactions;
 pub mod limits;

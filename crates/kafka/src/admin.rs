@@ -92,6 +92,10 @@ pub(crate) fn command(door: &Door, request: &Request, body: &[u8]) -> Result<Opt
             let asked: IncrementalAlterConfigsRequest = decode(&request, body)?;
             run(request, move |door| incremental_alter_configs(door, asked))
         }
+        ApiKey::DeleteRecords => {
+            let asked: DeleteRecordsRequest = decode(&request, body)?;
+            run_after(request, move |door| crate::partitions::delete_records(door, &asked))
+        }
         ApiKey::DescribeLogDirs => {
             let asked: DescribeLogDirsRequest = decode(&request, body)?;
             run(request, move |door| crate::partitions::describe_log_dirs(door, asked))

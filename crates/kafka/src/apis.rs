@@ -58,6 +58,7 @@ pub(crate) const APIS: &[Api] = &[
     api(ApiKey::DescribeConfigs, 1, 4, 4, "[(bs[s])]b3+{b}"),
     api(ApiKey::AlterConfigs, 0, 2, 2, "[(bs[(ss)])]b"),
     api(ApiKey::CreatePartitions, 0, 3, 2, "[(si[([i])])]ib"),
+    api(ApiKey::DeleteRecords, 0, 2, 2, "[(s[(il)])]i"),
     api(ApiKey::DescribeLogDirs, 1, 4, 2, "[(s[i])]"),
     api(ApiKey::DescribeTopicPartitions, 0, 0, 0, "[(s)]i?(si)"),
     api(ApiKey::IncrementalAlterConfigs, 0, 1, 1, "[(bs[(sbs)])]b"),

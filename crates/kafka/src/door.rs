@@ -19,8 +19,10 @@ use kera_rpc::{Peer, Session, SessionFactory, SessionWaker};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
+use crate::counts::Counts;
 use crate::endings::{self, Endings, Event};
 use crate::fetch_sessions::FetchSessions;
+use crate::floors::Floors;
 use crate::group_door::GroupDoor;
 use crate::session::KafkaSession;
 use crate::transaction_door::TransactionDoor;
@@ -167,6 +169,8 @@ pub struct Door {
     pub(crate) groups: GroupDoor,
     pub(crate) transactions: TransactionDoor,
     pub(crate) fetch_sessions: FetchSessions,
+    pub(crate) floors: Floors,
+    pub(crate) counts: Counts,
     pub(crate) clock: Arc<dyn Clock>,
     commands: Sender<(Command, Reply)>,
     address: OnceLock<SocketAddr>,
@@ -230,6 +234,7 @@ impl Door {
         let (sessions, partitions) = (config.fetch_sessions_max, config.fetch_session_partitions_max);
         let fetch_sessions = FetchSessions::new(sessions, partitions, Arc::clone(&random));
         let groups = GroupDoor::open(&catalog, &broker, &clock, random)?;
+        let floors = Floors::open(&catalog, &broker, &clock)?;
         let endings = Endings::new(events.clone());
         let transactions = TransactionDoor::open(&catalog, &broker, &clock, events)?;
         let address = OnceLock::new();
@@ -241,6 +246,8 @@ impl Door {
             groups,
             transactions,
             fetch_sessions,
+            floors,
+            counts: Counts::default(),
             clock,
             commands,
             address,
@@ -345,6 +352,7 @@ fn work(door: &std::sync::Weak<Door>, receiver: &Receiver<(Command, Reply)>) {
             Err(RecvTimeoutError::Disconnected) => return,
         }
         door.groups.tick();
+        door.floors.tick();
     }
 }
 

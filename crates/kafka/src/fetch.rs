@@ -24,6 +24,7 @@ use kera_rpc::{FrameWriter, Outbox};
 
 use crate::batch::{self, BATCH_HEADER_BYTES, PATCHED_BYTES};
 use crate::fetch_sessions::{Mode, NO_SESSION, Told};
+use crate::floors::first_offset;
 use crate::session::{Core, Request};
 use crate::wire::Writer;
 
@@ -82,6 +83,7 @@ pub(crate) struct Fetching {
     asked: FetchRequest,
     /// Its session, or why it is refused as a whole.
     mode: Result<Mode, ResponseError>,
+    started_us: u64,
     deadline_us: u64,
 }
 
@@ -93,7 +95,11 @@ impl Fetching {
             core.fetch_session = asked.session_id;
         }
         let wait_ms = u64::try_from(asked.max_wait_ms).unwrap_or(0).min(core.door.config.fetch_wait_ms_max.into());
-        Fetching { request, asked, mode, deadline_us: now_us + wait_ms * 1000 }
+        Fetching { request, asked, mode, started_us: now_us, deadline_us: now_us + wait_ms * 1000 }
+    }
+
+    pub(crate) fn started_us(&self) -> u64 {
+        self.started_us
     }
 
     pub(crate) fn deadline_us(&self) -> u64 {
@@ -120,6 +126,10 @@ impl Fetching {
                 || found.is_empty()
                 || now_us >= self.deadline_us;
             if enough {
+                let errors = found.iter().filter(|one| one.error != 0).count();
+                if errors > 0 {
+                    core.door.counts.fetch_errors(errors as u64);
+                }
                 let (session, shown) = self.tell_session(core, &found, now_us);
                 self.send(0, session, &found, shown.as_deref(), out);
                 return true;
@@ -267,7 +277,7 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     let transactions = core.door.transactions.partitions.get(lane.stream_id(), asked.partition);
     let stable = transactions.as_ref().map_or(durable, |of| of.lock().stable(durable));
     let end = if committed { stable } else { durable };
-    let log_start = lane.earliest().1.min(durable);
+    let log_start = first_offset(lane).min(durable);
     let mut found = Found {
         high_watermark: durable.cast_signed(),
         last_stable: stable.cast_signed(),

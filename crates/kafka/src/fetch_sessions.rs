@@ -228,7 +228,6 @@ impl FetchSessions {
         self.state.lock().remove(id);
     }
 
-    #[cfg(test)]
     /// How many sessions there are, and how many partitions are in them.
     pub(crate) fn counts(&self) -> (usize, usize) {
         let state = self.state.lock();

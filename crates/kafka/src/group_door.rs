@@ -190,6 +190,11 @@ impl GroupDoor {
         Ok(())
     }
 
+    /// How many groups there are.
+    pub(crate) fn count(&self) -> usize {
+        self.coordinator.lock().group_count()
+    }
+
     /// What time brings: sessions that end, generations that begin, a copy of the log when it has grown.
     pub(crate) fn tick(&self) {
         let now = now(self.clock.as_ref());

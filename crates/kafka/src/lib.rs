@@ -11,7 +11,8 @@
 //! | `produce`, `batch` | record batches into lanes |
 //! | `fetch`, `fetch_sessions`, `offsets` | lanes as record batches; what a client goes on fetching; times to offsets |
 //! | `admin`, `metadata`, `configs` | topics and what the node says about itself |
-//! | `partitions` | what partitions take up |
+//! | `counts` | numbers for metrics |
+//! | `partitions`, `floors` | what partitions take up; where they begin once records were deleted |
 //! | [`groups`], `group_door` | the group coordinator and its connections |
 //! | `state_log` | the streams of the coordinators |
 //! | [`transactions`], `transaction_door`, `endings` | the transaction coordinator, its connections, its markers |
@@ -24,10 +25,12 @@ mod admin;
 mod apis;
 mod batch;
 mod configs;
+mod counts;
 mod door;
 mod endings;
 mod fetch;
 mod fetch_sessions;
+mod floors;
 mod group_door;
 pub mod groups;
 mod metadata;
@@ -44,6 +47,7 @@ mod transaction_door;
 pub mod transactions;
 mod wire;
 
+pub use counts::DoorStats;
 pub use door::{Door, DoorConfig, DoorThread, KafkaSessions};
 pub use request::read_request;
 pub use wire::Malformed;

@@ -19,6 +19,7 @@ use kera_log::{Lane, LaneVersion, Lookup, ReadError};
 use kera_rpc::Outbox;
 
 use crate::batch;
+use crate::floors::first_offset;
 use crate::session::{Core, Request, encode};
 
 const LATEST: i64 = -1;
@@ -137,7 +138,7 @@ fn look(lane: &Arc<Lane>, asked: &ListOffsetsPartition, end: u64) -> Told {
     }
     let told = match asked.timestamp {
         LATEST => plain(end),
-        EARLIEST | EARLIEST_LOCAL => plain(lane.earliest().1.min(lane.durable_ordinal())),
+        EARLIEST | EARLIEST_LOCAL => plain(first_offset(lane)),
         LATEST_TIERED => Told::At { timestamp: -1, offset: -1 },
         MAX_TIMESTAMP => largest_time(lane),
         time if time >= 0 => by_time(lane, time),
@@ -145,6 +146,10 @@ fn look(lane: &Arc<Lane>, asked: &ListOffsetsPartition, end: u64) -> Told {
     };
     match told {
         Told::At { timestamp: 0.., offset } if offset >= end.cast_signed() => Told::At { timestamp: -1, offset: -1 },
+        // It is in a batch of which the first records were deleted.
+        Told::At { timestamp: timestamp @ 0.., offset } => {
+            Told::At { timestamp, offset: offset.max(lane.floor_ordinal().cast_signed()) }
+        }
         told => told,
     }
 }
@@ -266,6 +271,9 @@ fn walk(
             let Ok((chunk, place)) = chunk.and_then(|chunk| Ok((chunk, chunk.broker()?))) else {
                 return Walked::Error(ReadError::LoadFailed("a chunk is damaged".into()));
             };
+            if place.base_ordinal + u64::from(chunk.header().record_count) <= lane.floor_ordinal() {
+                continue;
+            }
             if let Some(told) = each(&chunk, place.base_ordinal, place.append_time_ms) {
                 return Walked::Found(told);
             }

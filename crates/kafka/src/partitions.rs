@@ -1,18 +1,25 @@
-//! Requests about what partitions take up: DescribeLogDirs.
+//! Requests about what partitions hold: DescribeLogDirs, DeleteRecords.
 //!
 //! On the door's thread for commands: every lane's lock is taken, one after the other.
 
 use std::collections::BTreeMap;
 
+use kafka_protocol::ResponseError;
+use kafka_protocol::messages::delete_records_response::{DeleteRecordsPartitionResult, DeleteRecordsTopicResult};
 use kafka_protocol::messages::describe_log_dirs_request::DescribableLogDirTopic;
 use kafka_protocol::messages::describe_log_dirs_response::{
     DescribeLogDirsPartition, DescribeLogDirsResult, DescribeLogDirsTopic,
 };
-use kafka_protocol::messages::{DescribeLogDirsRequest, DescribeLogDirsResponse, TopicName};
+use kafka_protocol::messages::{
+    DeleteRecordsRequest, DeleteRecordsResponse, DescribeLogDirsRequest, DescribeLogDirsResponse, TopicName,
+};
 use kafka_protocol::protocol::StrBytes;
 
-use crate::door::Door;
+use crate::door::{After, Door};
+use crate::floors::first_offset;
 
+/// The offset that means a partition's end.
+const END: i64 = -1;
 /// A number of bytes that is not told.
 const UNKNOWN_BYTES: i64 = -1;
 
@@ -52,4 +59,38 @@ pub(crate) fn describe_log_dirs(door: &Door, asked: DescribeLogDirsRequest) -> D
         .with_total_bytes(UNKNOWN_BYTES)
         .with_usable_bytes(UNKNOWN_BYTES);
     DescribeLogDirsResponse::default().with_results(vec![result])
+}
+
+/// DeleteRecords: partitions begin at the offsets that are asked for, once that is durable. What is below the beginning already
+/// changes nothing.
+pub(crate) fn delete_records(door: &Door, asked: &DeleteRecordsRequest) -> (DeleteRecordsResponse, Option<After>) {
+    let mut lanes = Vec::new();
+    let mut topics = Vec::with_capacity(asked.topics.len());
+    for topic in &asked.topics {
+        let known = door.info(&topic.name).and_then(|info| door.topic(&info));
+        let partitions = topic.partitions.iter().map(|partition| {
+            let answer = DeleteRecordsPartitionResult::default().with_partition_index(partition.partition_index);
+            let refused = |error: ResponseError| answer.clone().with_error_code(error.code()).with_low_watermark(-1);
+            let Some(lane) = known.as_ref().and_then(|topic| topic.lane(partition.partition_index)) else {
+                return refused(ResponseError::UnknownTopicOrPartition);
+            };
+            let end = lane.durable_ordinal();
+            let wanted = if partition.offset == END { Some(end) } else { u64::try_from(partition.offset).ok() };
+            let Some(wanted) = wanted.filter(|wanted| *wanted <= end) else {
+                return refused(ResponseError::OffsetOutOfRange);
+            };
+            lanes.push((lane.clone(), wanted));
+            answer.with_low_watermark(wanted.max(first_offset(lane)).cast_signed())
+        });
+        let partitions = partitions.collect();
+        topics.push(DeleteRecordsTopicResult::default().with_name(topic.name.clone()).with_partitions(partitions));
+    }
+    let raised = door.floors.raise(&lanes);
+    if raised.is_err() {
+        for partition in topics.iter_mut().flat_map(|topic| &mut topic.partitions).filter(|one| one.error_code == 0) {
+            partition.error_code = ResponseError::KafkaStorageError.code();
+            partition.low_watermark = -1;
+        }
+    }
+    (DeleteRecordsResponse::default().with_topics(topics), raised.ok().flatten())
 }

@@ -16,6 +16,7 @@ use uuid::Uuid;
 
 use crate::batch::{BatchHeader, CHECKED_FROM};
 use crate::door::Topic;
+use crate::floors::first_offset;
 use crate::session::{Core, Request};
 use crate::wire::{Malformed, Reader, Writer};
 
@@ -43,10 +44,15 @@ pub(crate) struct Waiting {
     /// Where in the body the error codes are that say that a batch is there.
     good: Vec<usize>,
     tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
+    started_us: u64,
     deadline_us: u64,
 }
 
 impl Waiting {
+    pub(crate) fn started_us(&self) -> u64 {
+        self.started_us
+    }
+
     pub(crate) fn deadline_us(&self) -> u64 {
         self.deadline_us
     }
@@ -93,6 +99,7 @@ impl Written {
 struct Partial {
     written: Vec<Written>,
     tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
+    started_us: u64,
     deadline_us: u64,
 }
 
@@ -211,7 +218,8 @@ impl Producing {
             walk(request, body, &mut (), |_, _, _| {}, |_, _, _| true, |_| {})?;
         }
         let wait_ms = u64::try_from(timeout_ms).unwrap_or(0).min(core.door.config.produce_wait_ms_max.into());
-        let fresh = || Partial { written: Vec::new(), tickets: Vec::new(), deadline_us: now_us + wait_ms * 1000 };
+        let deadline_us = now_us + wait_ms * 1000;
+        let fresh = || Partial { written: Vec::new(), tickets: Vec::new(), started_us: now_us, deadline_us };
         let mut partial = self.partial.take().unwrap_or_else(fresh);
         let refuse = if request.version < VERSION_MIN {
             let why = "records of this version are not kept; use Produce version 3 or later";
@@ -274,16 +282,23 @@ impl Appending<'_> {
         }
         match self.append(partition, records) {
             Some(written) => {
-                self.partial.written.push(written);
+                self.push(written);
                 true
             }
             None if self.out_of_time => {
                 let why = "there was no room in time; nothing of the batch was appended";
-                self.partial.written.push(Written::refused(ResponseError::RequestTimedOut, why));
+                self.push(Written::refused(ResponseError::RequestTimedOut, why));
                 true
             }
             None => false,
         }
+    }
+
+    fn push(&mut self, written: Written) {
+        if written.error != 0 {
+            self.core.door.counts.batch_refused();
+        }
+        self.partial.written.push(written);
     }
 
     /// Appends a batch, or says why not; `None` if there is no room.
@@ -404,7 +419,7 @@ impl Appending<'_> {
             return Written::refused(ResponseError::DuplicateSequenceNumber, "the batch was appended long ago");
         }
         let base_offset = appended.base_ordinal.cast_signed();
-        Written { error: 0, message: None, base_offset, log_start: lane.earliest().1.cast_signed() }
+        Written { error: 0, message: None, base_offset, log_start: first_offset(lane).cast_signed() }
     }
 }
 
@@ -438,7 +453,7 @@ struct Answering<'a> {
 
 /// The answer to a request all of whose batches are dealt with.
 fn answer(request: &Request, body: &[u8], partial: Partial) -> Result<Waiting, Malformed> {
-    let Partial { written, tickets, deadline_us } = partial;
+    let Partial { written, tickets, started_us, deadline_us } = partial;
     let mut answer = Vec::with_capacity(64 + written.len() * 64);
     request.put_header(&mut answer);
     let mut reader = Reader::new(body, request.is_flexible());
@@ -467,7 +482,7 @@ fn answer(request: &Request, body: &[u8], partial: Partial) -> Result<Waiting, M
     }
     answering.writer.tags();
     let good = answering.good;
-    Ok(Waiting { body: answer, good, tickets, deadline_us })
+    Ok(Waiting { body: answer, good, tickets, started_us, deadline_us })
 }
 
 impl Answering<'_> {

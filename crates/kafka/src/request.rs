@@ -72,6 +72,7 @@ fn message(request: &Request, body: &[u8]) -> Result<(), Malformed> {
         ApiKey::ListTransactions => one::<ListTransactionsRequest>(request, body),
         ApiKey::OffsetDelete => one::<OffsetDeleteRequest>(request, body),
         ApiKey::DescribeCluster => one::<DescribeClusterRequest>(request, body),
+        ApiKey::DeleteRecords => one::<DeleteRecordsRequest>(request, body),
         ApiKey::DescribeLogDirs => one::<DescribeLogDirsRequest>(request, body),
         ApiKey::DescribeTopicPartitions => one::<DescribeTopicPartitionsRequest>(request, body),
         ApiKey::ConsumerGroupHeartbeat => one::<ConsumerGroupHeartbeatRequest>(request, body),

@@ -22,7 +22,7 @@ use crate::door::{After, Door, Reply, ReplySlot, Topic};
 use crate::fetch::Fetching;
 use crate::fetch_sessions::NO_SESSION;
 use crate::offsets::Listing;
-use crate::produce::{Producing, Waiting};
+use crate::produce::{Outcome, Producing, Waiting};
 use crate::shape;
 use crate::wire::{Malformed, Reader};
 
@@ -202,6 +202,7 @@ impl KafkaSession {
             });
         }
         shape::check(api.shape, version, request.is_flexible(), body)?;
+        self.core.door.counts.request(api.key);
         self.dispatch(&request, body, out)?;
         Ok(Flow::Done)
     }
@@ -257,10 +258,14 @@ impl KafkaSession {
 
     fn produce(&mut self, request: &Request, body: &[u8], out: &mut Outbox) -> Result<Flow, Malformed> {
         let now_us = self.now_us();
-        match self.producing.handle(&mut self.core, request, body, now_us)? {
-            crate::produce::Outcome::Blocked => Ok(Flow::Blocked),
-            crate::produce::Outcome::Silent => Ok(Flow::Done),
-            crate::produce::Outcome::Answer(waiting) => {
+        let outcome = self.producing.handle(&mut self.core, request, body, now_us)?;
+        if !matches!(outcome, Outcome::Blocked) {
+            self.core.door.counts.request(ApiKey::Produce);
+        }
+        match outcome {
+            Outcome::Blocked => Ok(Flow::Blocked),
+            Outcome::Silent => Ok(Flow::Done),
+            Outcome::Answer(waiting) => {
                 self.queue.push_back(Pending::Produce(waiting));
                 self.complete(out);
                 Ok(Flow::Done)
@@ -323,6 +328,15 @@ impl KafkaSession {
             };
             if !done {
                 break;
+            }
+            match first {
+                Pending::Produce(waiting) => {
+                    self.core.door.counts.produce.observe(now_us.saturating_sub(waiting.started_us()))
+                }
+                Pending::Fetch(fetching) => {
+                    self.core.door.counts.fetch.observe(now_us.saturating_sub(fetching.started_us()))
+                }
+                Pending::List(_) | Pending::Reply | Pending::Durable(..) => {}
             }
             self.queue.pop_front();
         }

@@ -363,6 +363,7 @@ fn every_request_is_answered_in_every_version() {
                     client.ask(api.key, version, &ListOffsetsRequest::default().with_topics(vec![one]))
                 }
                 ApiKey::CreatePartitions => client.ask(api.key, version, &CreatePartitionsRequest::default()),
+                ApiKey::DeleteRecords => client.ask(api.key, version, &DeleteRecordsRequest::default()),
                 ApiKey::DescribeLogDirs => {
                     client.ask(api.key, version, &DescribeLogDirsRequest::default().with_topics(None))
                 }

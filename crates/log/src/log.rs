@@ -301,7 +301,7 @@ impl Log {
         for stream in self.streams() {
             let options = stream.options();
             for streamlet in stream.streamlets() {
-                if options.retention_ms.is_some() || options.retention_consumed {
+                if options.retention_ms.is_some() || options.retention_consumed || stream.has_floors() {
                     dropped += streamlet.lanes().map(|lane| lane.retain(&options, now_ms)).sum::<u64>();
                 }
                 if let Some(bytes) = options.retention_bytes {

@@ -1,4 +1,5 @@
-//! What leaves a lane, and when: by age, by size, because everybody has read it; and closing what lies idle.
+//! What leaves a lane, and when: by age, by size, because everybody has read it, because it was deleted; and closing what lies
+//! idle.
 //!
 //! On the maintenance thread, one lane's lock at a time. Only whole closed segments go, from the oldest on; by "everybody has
 //! read it" only whole closed groups.
@@ -37,7 +38,7 @@ struct Front {
 }
 
 impl Lane {
-    /// Drops what is too old, and what everybody has read. Returns the number of segments dropped.
+    /// Drops what is too old, what everybody has read, and what was deleted. Returns the number of segments dropped.
     pub(crate) fn retain(&self, options: &StreamOptions, now_ms: i64) -> u64 {
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
@@ -63,6 +64,14 @@ impl Lane {
                 for _ in 0..state.chain.groups[0].slots.len() {
                     self.drop_front(&mut state, &mut dropped);
                 }
+            }
+        }
+        let floor = self.floor_ordinal();
+        if floor > 0 {
+            let below = |state: &LaneState, at| state.chain.slot(at).summary().next_ordinal <= floor;
+            self.make_way(&mut state, |state, last| below(state, last), now_ms);
+            while self.front(&state).is_some() && state.chain.first().is_some_and(|first| below(&state, first)) {
+                self.drop_front(&mut state, &mut dropped);
             }
         }
         self.finish(state, version, dropped)

@@ -16,6 +16,8 @@ pub(crate) struct StreamShared {
     pub(crate) deleted: AtomicBool,
     /// See [`Stream::keep_room`].
     pub(crate) is_system: AtomicBool,
+    /// Records of some lane were deleted: see [`Lane::raise_floor`](crate::Lane::raise_floor).
+    pub(crate) has_floors: AtomicBool,
     pub(crate) log: Arc<Shared>,
     /// Lanes that were ever used.
     pub(crate) lanes: AtomicU64,
@@ -50,6 +52,7 @@ impl Stream {
             options,
             deleted: AtomicBool::new(false),
             is_system: AtomicBool::new(false),
+            has_floors: AtomicBool::new(false),
             log,
             lanes: AtomicU64::new(0),
         };
@@ -72,6 +75,10 @@ impl Stream {
     /// Whether it is one of the system's own, as [`keep_room`](Stream::keep_room) said.
     pub fn is_system(&self) -> bool {
         self.shared.is_system.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn has_floors(&self) -> bool {
+        self.shared.has_floors.load(Ordering::Acquire)
     }
     /// Whether it was deleted since this handle was taken.
     pub fn is_deleted(&self) -> bool {

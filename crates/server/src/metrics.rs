@@ -6,6 +6,7 @@
 use std::fmt::{self, Write};
 
 use kera_broker::{BOUNDS_US, BrokerCounts, HistogramCounts};
+use kera_kafka::DoorStats;
 use kera_log::LogStats;
 use kera_rpc::ServerStats;
 use kera_vlog::VirtualLogStats;
@@ -35,6 +36,10 @@ pub struct Snapshot {
     pub storage: Storage,
     /// The server of the native protocol.
     pub server: ServerStats,
+    /// What the door for Kafka clients counts.
+    pub kafka: DoorStats,
+    /// Its server.
+    pub kafka_server: ServerStats,
     /// For how long the node has been up, in milliseconds.
     pub uptime_ms: u64,
     /// The node's incarnation.
@@ -56,6 +61,10 @@ pub struct LatencyCounts {
     pub write_power: HistogramCounts,
     /// Reads.
     pub read: HistogramCounts,
+    /// Produce requests of Kafka clients.
+    pub kafka_produce: HistogramCounts,
+    /// Their fetches.
+    pub kafka_fetch: HistogramCounts,
 }
 
 /// The store and its disks, all together.
@@ -265,6 +274,27 @@ static METRICS: &[Metric] = &[
     bytes(gauge("network_receiving", "Bytes of frames that are being received or handled.", |s| {
         s.server.inflight_bytes
     })),
+    gauge("kafka_connections", "Open connections of Kafka clients.", |s| s.kafka_server.connections),
+    counter("kafka_connections_accepted", "Connections of Kafka clients accepted.", |s| s.kafka_server.accepted),
+    counter("kafka_connections_refused", "Connections of Kafka clients refused because there were too many.", |s| {
+        s.kafka_server.refused
+    }),
+    counter("kafka_connections_rejected", "Connections of Kafka clients closed for what they sent.", |s| {
+        s.kafka_server.rejected
+    }),
+    bytes(counter("kafka_received", "Bytes received from Kafka clients.", |s| s.kafka_server.bytes_in)),
+    bytes(counter("kafka_sent", "Bytes sent to Kafka clients.", |s| s.kafka_server.bytes_out)),
+    counter("kafka_batches_refused", "Batches of Kafka producers refused, whatever the reason.", |s| {
+        s.kafka.batches_refused
+    }),
+    counter("kafka_fetch_errors", "Partitions in answers to fetches of Kafka clients that have an error.", |s| {
+        s.kafka.fetch_errors
+    }),
+    gauge("kafka_groups", "Consumer groups of Kafka clients.", |s| s.kafka.groups),
+    gauge("kafka_fetch_sessions", "Fetch sessions of Kafka clients.", |s| s.kafka.fetch_sessions),
+    gauge("kafka_fetch_session_partitions", "Partitions in the fetch sessions of Kafka clients.", |s| {
+        s.kafka.fetch_session_partitions
+    }),
 ];
 
 /// A distribution of times, with one line of buckets for each kind.
@@ -288,7 +318,21 @@ static TIMINGS: &[Timing] = &[
         label: None,
         kinds: |l| vec![("", l.read)],
     },
+    Timing {
+        name: "kafka_request",
+        help: "How long requests of Kafka clients took to their answer; a fetch's wait for data is in it.",
+        label: Some("request"),
+        kinds: |l| vec![("Produce", l.kafka_produce), ("Fetch", l.kafka_fetch)],
+    },
 ];
+
+static KAFKA_METRICS: &[Family<(String, u64)>] = &[Family {
+    name: "kafka_requests",
+    sort: Sort::Counter,
+    unit: None,
+    help: "Requests of Kafka clients, by Kafka's name of their kind.",
+    read: |(_, requests)| *requests,
+}];
 
 static STREAM_METRICS: &[Family<StreamNumbers>] = &[
     Family {
@@ -388,6 +432,7 @@ impl Collector for Source {
             }
         }
         timings(&mut encoder, &snapshot.latencies)?;
+        families(&mut encoder, KAFKA_METRICS, &snapshot.kafka.requests, |(name, _)| vec![("request", name.clone())])?;
         families(&mut encoder, STREAM_METRICS, &snapshot.streams, |s| vec![("stream", s.name.clone())])?;
         families(&mut encoder, APPLICATION_METRICS, &snapshot.applications, |a| {
             vec![("stream", a.stream.clone()), ("application", a.name.clone())]
@@ -426,7 +471,11 @@ fn families<T>(
         let mut into = encoder.encode_descriptor(family.name, family.help, unit.as_ref(), family.sort.metric_type())?;
         for one in all.iter().take(LABELLED_MAX) {
             let labels = labels(one);
-            ConstGauge::new((family.read)(one)).encode(into.encode_family(&labels)?)?;
+            let (value, into) = ((family.read)(one), into.encode_family(&labels)?);
+            match family.sort {
+                Sort::Counter => ConstCounter::new(value).encode(into)?,
+                Sort::Gauge | Sort::Histogram => ConstGauge::new(value).encode(into)?,
+            }
         }
     }
     Ok(())
@@ -446,6 +495,9 @@ pub fn page_text() -> String {
     for timing in TIMINGS {
         let label = timing.label.map_or(String::new(), |label| format!(" `{{{label}}}`"));
         line(timing.name, Some("seconds"), Sort::Histogram, &label, timing.help);
+    }
+    for m in KAFKA_METRICS {
+        line(m.name, m.unit, m.sort, " `{request}`", m.help);
     }
     for m in STREAM_METRICS {
         line(m.name, m.unit, m.sort, " `{stream}`", m.help);
@@ -484,6 +536,7 @@ mod tests {
         snapshot.latencies.write_power.buckets[12] = 1;
         snapshot.latencies.write_power.sum_us = 1_500_000;
         snapshot.streams.push(StreamNumbers { name: "flights".into(), records: 5, bytes: 6 });
+        snapshot.kafka.requests = vec![("Produce".into(), 9), ("Fetch".into(), 0)];
         let (name, stream) = ("a".into(), "flights".into());
         snapshot.applications.push(ApplicationNumbers { name, stream, members: 1, lag: 2 });
         snapshot
@@ -513,6 +566,7 @@ mod tests {
         for line in [
             "kera_records_appended_total 17",
             "kera_node_epoch 3",
+            "kera_kafka_requests_total{request=\"Produce\"} 9",
             "kera_stream_bytes{stream=\"flights\"} 6",
             "kera_application_lag_records{stream=\"flights\",application=\"a\"} 2",
             "# UNIT kera_arena_bytes bytes",

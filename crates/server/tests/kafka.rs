@@ -121,3 +121,48 @@ fn topics_and_groups_are_there_after_a_restart() {
         node.stop();
     }
 }
+
+#[test]
+fn what_was_deleted_stays_deleted_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let topic = [&[0, 0, 0, 1, 0, 4][..], b"kept"].concat();
+    let partition = [0, 0, 0, 1, 0, 0, 0, 0];
+    // Three records, uncompressed: "a", "b", "c", as a client sends them, with the checksum of what follows it.
+    let mut batch = vec![0; 61];
+    for n in 0..3_u8 {
+        batch.extend_from_slice(&[14, 0, 0, n * 2, 1, 2, b'a' + n, 0]);
+    }
+    let length = batch.len() as i32 - 12;
+    batch[8..12].copy_from_slice(&length.to_be_bytes());
+    batch[16] = 2;
+    batch[23..27].copy_from_slice(&2_i32.to_be_bytes());
+    batch[43..57].fill(0xff);
+    batch[57..61].copy_from_slice(&3_i32.to_be_bytes());
+    let checksum = kera_format::checksum::crc32c(&batch[21..]);
+    batch[17..21].copy_from_slice(&checksum.to_be_bytes());
+    // Produce version 3: no transactional id, acks, timeout, a topic, a partition, the batch.
+    let mut produce = [&[0xff, 0xff, 0xff, 0xff, 0, 0, 0x10, 0][..], &topic, &partition].concat();
+    produce.extend_from_slice(&(batch.len() as i32).to_be_bytes());
+    produce.extend_from_slice(&batch);
+    let delete = [&topic[..], &partition, &2_i64.to_be_bytes(), &[0, 0, 0x10, 0]].concat();
+    // ListOffsets version 1: no replica, the earliest.
+    let earliest = [&[0xff; 4][..], &topic, &partition, &(-2_i64).to_be_bytes()].concat();
+    for round in 0..2 {
+        let node = Node::start(&config(dir.path())).unwrap();
+        let mut stream = connect(&node);
+        if round == 0 {
+            stream.write_all(&request(3, 1, 1, &topic)).unwrap();
+            assert!(!answer(&mut stream).is_empty());
+            stream.write_all(&request(0, 3, 2, &produce)).unwrap();
+            let produced = answer(&mut stream);
+            assert_eq!(produced[4 + 4 + 6 + 8..][..10], [0; 10], "{produced:?}");
+            stream.write_all(&request(21, 0, 3, &delete)).unwrap();
+            let deleted = answer(&mut stream);
+            assert_eq!(deleted[deleted.len() - 10..], [0, 0, 0, 0, 0, 0, 0, 2, 0, 0], "{deleted:?}");
+        }
+        stream.write_all(&request(2, 1, 4, &earliest)).unwrap();
+        let told = answer(&mut stream);
+        assert_eq!(told[told.len() - 8..], 2_i64.to_be_bytes(), "round {round}: {told:?}");
+        node.stop();
+    }
+}

@@ -77,3 +77,51 @@ fn the_size_of_partitions_is_told() {
         assert!(sizes[0].1 == 0 && (10_000..20_000).contains(&sizes[1].1), "{sizes:?}");
     }
 }
+
+/// What deleting records of "t" below offsets is answered: of each partition its error and its beginning.
+fn delete(client: &mut Client, topic: &'static str, offsets: &[(i32, i64)]) -> Vec<(i16, i64)> {
+    let partitions = offsets.iter().map(|(index, offset)| {
+        delete_records_request::DeleteRecordsPartition::default().with_partition_index(*index).with_offset(*offset)
+    });
+    let topic = delete_records_request::DeleteRecordsTopic::default()
+        .with_name(name(topic))
+        .with_partitions(partitions.collect());
+    let answer = client.ask(ApiKey::DeleteRecords, 2, &DeleteRecordsRequest::default().with_topics(vec![topic]));
+    let answer: DeleteRecordsResponse = flexible(&answer, 2);
+    answer.topics[0].partitions.iter().map(|one| (one.error_code, one.low_watermark)).collect()
+}
+
+/// The offset that a time, or one of the names for it, stands for.
+fn offset_of(client: &mut Client, time: i64) -> i64 {
+    let one = list_offsets_request::ListOffsetsPartition::default().with_timestamp(time);
+    let topic = list_offsets_request::ListOffsetsTopic::default().with_name(name("t")).with_partitions(vec![one]);
+    let answer = client.ask(ApiKey::ListOffsets, 7, &ListOffsetsRequest::default().with_topics(vec![topic]));
+    let answer: ListOffsetsResponse = flexible(&answer, 7);
+    assert_eq!(answer.topics[0].partitions[0].error_code, 0);
+    answer.topics[0].partitions[0].offset
+}
+
+#[test]
+fn a_partition_begins_where_its_records_were_deleted_up_to() {
+    let mut client = Client::new();
+    client.create("t", 2);
+    // Their times are 1000, 1001, 1002.
+    let three = batch(&[b"a", b"b", b"c"], (-1, -1, -1));
+    assert_eq!(client.produce("t", 0, &three), (0, 0));
+    assert_eq!(client.produce("t", 0, &three), (0, 3));
+    assert_eq!(delete(&mut client, "t", &[(0, 4), (1, 0), (2, 0)]), [(0, 4), (0, 0), (3, -1)]);
+    assert_eq!(offset_of(&mut client, -2), 4);
+    assert_eq!(offset_of(&mut client, 0), 4, "the first batch is gone, and one record of the second");
+    assert_eq!(offset_of(&mut client, 1002), 5);
+    assert_eq!(client.fetch("t", 0, 3).0, 1, "deleted");
+    let (error, high, records) = client.fetch("t", 0, 4);
+    assert_eq!((error, high, records.len()), (0, 6, three.len()), "the batch with it comes whole");
+    assert_eq!(delete(&mut client, "t", &[(0, 2)]), [(0, 4)], "it does not go back");
+    assert_eq!(delete(&mut client, "t", &[(0, 7)]), [(1, -1)], "behind the end");
+    assert_eq!(delete(&mut client, "t", &[(0, -2)]), [(1, -1)]);
+    assert_eq!(delete(&mut client, "nowhere", &[(0, 0)]), [(3, -1)]);
+    assert_eq!(delete(&mut client, "t", &[(0, -1)]), [(0, 6)], "everything");
+    assert_eq!((offset_of(&mut client, -2), offset_of(&mut client, 0)), (6, -1));
+    assert_eq!(client.produce("t", 0, &three), (0, 6));
+    assert_eq!(offset_of(&mut client, 0), 6);
+}

@@ -108,6 +108,8 @@ pub struct Lane {
     pub(crate) home: Arc<StreamletShared>,
     pub(crate) state: Mutex<LaneState>,
     pub(crate) durable_ordinal: AtomicU64,
+    /// Closed segments whose records are all below may go.
+    floor_ordinal: AtomicU64,
     /// On the list of lanes that [`crate::made_durable`] is about to wake.
     pub(crate) settling: AtomicBool,
     pub(crate) duplicates: AtomicU64,
@@ -122,6 +124,7 @@ impl Lane {
             home,
             state: Mutex::new(state),
             durable_ordinal: AtomicU64::new(0),
+            floor_ordinal: AtomicU64::new(0),
             settling: AtomicBool::new(false),
             duplicates: AtomicU64::new(0),
         })
@@ -175,6 +178,19 @@ impl Lane {
     #[inline]
     pub fn durable_ordinal(&self) -> u64 {
         self.durable_ordinal.load(Ordering::Acquire)
+    }
+
+    /// Records below this are deleted. What is left of a segment can still be read: who shows the lane to others sees to it.
+    #[inline]
+    pub fn floor_ordinal(&self) -> u64 {
+        self.floor_ordinal.load(Ordering::Acquire)
+    }
+
+    /// Deletes records below `ordinal`: retention lets go of the segments that have no others. It never falls; it is not
+    /// stored, and 0 after a start.
+    pub fn raise_floor(&self, ordinal: u64) {
+        self.floor_ordinal.fetch_max(ordinal, Ordering::AcqRel);
+        self.home.stream.has_floors.store(true, Ordering::Release);
     }
 
     /// Calls `observer` once when a reader could see something else than in state `seen` (data, a loaded segment, retention,

@@ -109,6 +109,28 @@ fn groups_that_everybody_has_read_go_whole() {
 }
 
 #[test]
+fn segments_whose_records_were_all_deleted_go_and_others_stay() {
+    let (node, store) = node().with_store();
+    let lane = node.lane();
+    fill(&lane, 0..7, 30_000);
+    store.persist_all(&node.log);
+    assert_eq!(node.log.retain(0), 0);
+    let segments = lane.stats().segments;
+    lane.raise_floor(3);
+    let dropped = node.log.retain(0);
+    assert!(dropped > 0 && lane.earliest().1 <= 3 && lane.stats().segments == segments - dropped);
+    lane.raise_floor(1);
+    assert_eq!((lane.floor_ordinal(), node.log.retain(0)), (3, 0), "it never falls");
+    lane.raise_floor(7);
+    node.log.close_idle(1_000, 100);
+    store.persist_all(&node.log);
+    node.log.retain(1_000);
+    store.persist_all(&node.log);
+    node.log.retain(1_000);
+    assert_eq!((lane.earliest().1, lane.latest().1), (7, 7), "an empty segment keeps the count");
+}
+
+#[test]
 fn what_is_not_durable_does_not_go() {
     let (node, sink) = power_node();
     let lane = node.lane();

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_env::SystemRandom;
-use kera_kafka::{Door, DoorConfig, DoorThread, KafkaSessions};
+use kera_kafka::{Door, DoorConfig, DoorStats, DoorThread, KafkaSessions};
 use kera_protocol::HelloResponse;
-use kera_rpc::{Framing, RunningServer, Server, ServerConfig};
+use kera_rpc::{Framing, RunningServer, Server, ServerConfig, ServerStats};
 
 use super::Parts;
 use super::start::resolve;
@@ -19,10 +19,22 @@ use crate::machine;
 /// whose clients expect it and come back.
 const IDLE_TIMEOUT_MS: u32 = 600_000;
 
-/// The door, listening.
-pub(super) struct Kafka {
+/// The door and its server.
+pub(crate) struct Listening {
     server: RunningServer,
     door: Arc<Door>,
+}
+
+impl Listening {
+    /// What both count.
+    pub(super) fn stats(&self) -> (DoorStats, ServerStats) {
+        (self.door.stats(), self.server.stats())
+    }
+}
+
+/// The door of a node, once it listens.
+pub(super) struct Kafka {
+    address: SocketAddr,
     thread: DoorThread,
 }
 
@@ -68,18 +80,23 @@ impl Kafka {
         };
         let server = Server::start(server, Arc::new(KafkaSessions(door.clone()))).map_err(failed)?;
         door.listens_on(server.local_addr());
-        Ok(Some(Kafka { server, door, thread }))
+        let address = server.local_addr();
+        *parts.kafka.lock() = Some(Listening { server, door });
+        Ok(Some(Kafka { address, thread }))
     }
 
     /// Where it listens.
     pub(super) fn address(&self) -> SocketAddr {
-        self.server.local_addr()
+        self.address
     }
 
     /// Answers what is under way, for at most `timeout`, and closes all connections. Blocks.
-    pub(super) fn stop(self, timeout: Duration) {
-        self.server.stop(timeout);
-        drop(self.door);
+    pub(super) fn stop(self, parts: &Parts, timeout: Duration) {
+        let listening = parts.kafka.lock().take();
+        if let Some(Listening { server, door }) = listening {
+            server.stop(timeout);
+            drop(door);
+        }
         self.thread.join();
     }
 }

@@ -49,6 +49,8 @@ pub(crate) struct Parts {
     pub(crate) broker: Arc<Broker>,
     /// There once it listens, until it stops.
     pub(crate) server: Mutex<Option<RunningServer>>,
+    /// The same for Kafka clients, if they may connect.
+    pub(crate) kafka: Mutex<Option<kafka::Listening>>,
 }
 
 /// A node that serves. Dropping it without [`stop`](Node::stop) leaves everything as a kill would: nothing that was

@@ -100,6 +100,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         virtual_logs,
         broker: broker.clone(),
         server: Mutex::new(None),
+        kafka: Mutex::new(None),
     });
     coordinator.set_observer(Arc::new(Follow(broker.clone())));
     let status: StatusSource = {

@@ -8,6 +8,7 @@ use kera_protocol::{DiskStatus, NodeStatusResponse, Role};
 use kera_vlog::VirtualLogStats;
 
 use super::Parts;
+use super::kafka::Listening;
 use crate::machine;
 use crate::metrics::{ApplicationNumbers, LABELLED_MAX, LatencyCounts, Snapshot, Storage, StreamNumbers};
 
@@ -102,9 +103,12 @@ impl Parts {
 
     /// Everything that a scrape shows.
     pub(crate) fn snapshot(&self) -> Snapshot {
+        let (kafka, kafka_server) = self.kafka.lock().as_ref().map(Listening::stats).unwrap_or_default();
         Snapshot {
             broker: self.broker.metrics().read(),
-            latencies: self.latencies(),
+            latencies: LatencyCounts { kafka_produce: kafka.produce, kafka_fetch: kafka.fetch, ..self.latencies() },
+            kafka,
+            kafka_server,
             log: self.log.stats(),
             virtual_logs: self.virtual_log_stats(),
             storage: self.storage(),
@@ -123,6 +127,7 @@ impl Parts {
             write_process: of.write_process.read(),
             write_power: of.write_power.read(),
             read: of.read.read(),
+            ..LatencyCounts::default()
         }
     }
 

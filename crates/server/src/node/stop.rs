@@ -28,7 +28,7 @@ pub(super) fn stop(node: Node) {
         server.stop(timeout);
     }
     if let Some(kafka) = kafka {
-        kafka.stop(timeout);
+        kafka.stop(&parts, timeout);
     }
     maintenance.stop();
     parts.log.close_all();

@@ -1,0 +1,95 @@
+//! Records of the system stream `_kera.floors` against `spec/kafka_floors.json`.
+
+#[path = "support/documents.rs"]
+#[allow(unreachable_pub)]
+mod documents;
+#[path = "support/golden.rs"]
+#[allow(dead_code, unreachable_pub)]
+mod golden;
+
+use golden::{Case, Golden, Layout, Refused, refused_by};
+use kera_format::kafka_floors::Entry;
+use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, FormatError, LaneId, Record, RecordView, StreamId, StreamletId};
+
+fn entries() -> Vec<(&'static str, &'static str, Entry)> {
+    let entry = |ordinal| Entry { stream: StreamId(19), streamlet: StreamletId(258), lane: LaneId(3), ordinal };
+    vec![
+        ("floor", "records below were deleted", entry(Some(72_623_859_790_382_856))),
+        ("none", "a record without a value", entry(None)),
+    ]
+}
+
+fn encode(entry: &Entry) -> Vec<u8> {
+    let mut chunk = ChunkBuilder::default();
+    entry.encode(&mut chunk);
+    let sealed = chunk.seal(&Default::default(), Default::default()).expect("a chunk");
+    let end = CHUNK_HEADER_BYTES + u32::from_le_bytes(sealed[52..56].try_into().expect("four bytes")) as usize;
+    sealed[CHUNK_HEADER_BYTES..end].to_vec()
+}
+
+fn case(name: &str, about: &str, entry: &Entry) -> Case {
+    let bytes = encode(entry);
+    let key_bytes = usize::from(bytes[8]);
+    let mut layout = Layout::of(&bytes)
+        .u32("length")
+        .u8("flags")
+        .u8("key_count")
+        .u16("value_offset")
+        .u16("key length")
+        .text("key", key_bytes);
+    if entry.ordinal.is_some() {
+        layout = layout.u8("version").bytes("zero", 7).u64("ordinal");
+    }
+    layout.case(name, about)
+}
+
+fn decode(bytes: &[u8]) -> Result<Entry, FormatError> {
+    Entry::decode(&RecordView::parse(bytes)?)
+}
+
+fn record(key: &str, value: Option<&[u8]>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    Record { keys: &[key.as_bytes()], value, ..Record::default() }.encode(&mut bytes);
+    bytes
+}
+
+fn refused() -> Vec<Refused> {
+    let value = [1, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0];
+    let changed = |at: usize, byte: u8| {
+        let mut value = value;
+        value[at] = byte;
+        record("floor/19/258/3", Some(&value))
+    };
+    let cases = vec![
+        ("no key", record("", None)),
+        ("another kind of key", record("group/copy", None)),
+        ("a key that is cut", record("floor/19/258", None)),
+        ("a key with more", record("floor/19/258/3/4", None)),
+        ("a streamlet that cannot be", record("floor/19/4294967296/3", None)),
+        ("a value that is cut", record("floor/19/258/3", Some(&value[..15]))),
+        ("bytes behind the value", record("floor/19/258/3", Some(&[0; 17]))),
+        ("an unknown version", changed(0, 2)),
+        ("bytes that are not zero", changed(7, 1)),
+    ];
+    refused_by(cases, decode)
+}
+
+#[test]
+fn records_of_kafka_floors_are_the_golden_bytes() {
+    let code = Golden {
+        structure: "record of where Kafka partitions begin".into(),
+        document: "docs/formats/kafka-floors.md".into(),
+        cases: entries().iter().map(|(name, about, entry)| case(name, about, entry)).collect(),
+        refused: refused(),
+    };
+    let golden = golden::check("kafka_floors.json", &code);
+    for (name, _, entry) in entries() {
+        assert_eq!(decode(&golden.case(name).bytes()), Ok(entry), "{name}");
+    }
+    golden.check_refused(decode);
+}
+
+#[test]
+fn the_document_shows_the_golden_bytes() {
+    documents::check("formats/kafka-floors.md", |_| None);
+}
