@@ -107,12 +107,12 @@ impl Lane {
 
     /// Whether ordinals survive a restart without what is before this segment.
     fn keeps_ordinals(&self, state: &LaneState, from: At) -> bool {
-        if self.log().store.get().is_none() || state.chain.from(Some(from)).any(|at| state.chain.slot(at).at.is_some())
-        {
+        let is_stored = |at: &At| state.chain.slot(*at).at.is_some();
+        if self.log().store.get().is_none() || state.chain.from(Some(from)).any(|at| is_stored(&at)) {
             return true;
         }
-        let nothing_stored = !state.chain.from(state.chain.first()).any(|at| state.chain.slot(at).at.is_some());
-        nothing_stored && self.sink().is_none()
+        let mut before = state.chain.from(state.chain.first()).take_while(|at| *at != from);
+        !before.any(|at| is_stored(&at)) && self.sink().is_none()
     }
 
     /// Whether all of the oldest group may go.
