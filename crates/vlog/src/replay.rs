@@ -155,8 +155,16 @@ struct Source {
     key: Option<u64>,
     /// No block reaches beyond: the file's mark says so, or it ends there.
     blocks_end: u64,
+    /// What was asked for.
     buffer: AlignedBuffer,
+    /// What was read from the disk last: many blocks.
+    ahead: AlignedBuffer,
+    ahead_at: u64,
 }
+
+/// Bytes read at a time. Blocks are a few pages each where producers wait for every one of them, and a disk takes as long for a
+/// page as for many.
+const AHEAD_BYTES: u64 = 1 << 20;
 
 impl Replay<'_, '_> {
     /// One file. `None` if it has no block and never had one.
@@ -165,10 +173,7 @@ impl Replay<'_, '_> {
         let disk_error = |error| ReplayError::Disk { path: path.clone(), error };
         let file = files.disk().open(&path, OpenMode::Read, true).map_err(disk_error)?;
         let bytes = file.len().map_err(disk_error)?;
-        let vlog = files.config().vlog;
-        let buffer = AlignedBuffer::new();
-        let mut source =
-            Source { file, path: path.clone(), bytes, vlog, sequence, key: None, blocks_end: bytes, buffer };
+        let mut source = Source::new(file, path.clone(), bytes, files.config().vlog, sequence);
         let Some(start) = self.file_header(files, &mut source)? else { return Ok(None) };
         let mut pinned_by = HashSet::new();
         let mut offset = start;
@@ -341,22 +346,43 @@ impl Replay<'_, '_> {
 }
 
 impl Source {
-    /// Reads `bytes` at `offset` into the buffer; it is shorter where the file ends.
+    fn new(file: Arc<dyn DiskFile>, path: String, bytes: u64, vlog: u32, sequence: u64) -> Source {
+        let (buffer, ahead) = (AlignedBuffer::new(), AlignedBuffer::new());
+        Source { file, path, bytes, vlog, sequence, key: None, blocks_end: bytes, buffer, ahead, ahead_at: 0 }
+    }
+
+    /// Gets `bytes` at `offset` into the buffer, with what follows read ahead; it is shorter where the file ends.
     fn read(&mut self, offset: u64, bytes: usize) -> Result<(), ReplayError> {
+        let ahead_end = self.ahead_at + self.ahead.len() as u64;
+        if offset < self.ahead_at || offset + bytes as u64 > ahead_end {
+            // Nothing is read twice: what is there of the bytes moves to the front.
+            let there = if offset < self.ahead_at { 0 } else { ahead_end.saturating_sub(offset) as usize };
+            let len = self.ahead.len();
+            self.ahead.copy_within(len - there.., 0);
+            let more = self.blocks_end.saturating_sub(offset + there as u64).min(AHEAD_BYTES) as usize;
+            self.ahead.resize(there);
+            self.ahead.resize((there + more).max(bytes));
+            let read = self.file.read_at(offset + there as u64, &mut self.ahead[there..]);
+            let read = read.map_err(|error| ReplayError::Disk { path: self.path.clone(), error })?;
+            self.ahead.resize(there + read);
+            self.ahead_at = offset;
+        }
+        let from = (offset - self.ahead_at) as usize;
+        let to = (from + bytes).min(self.ahead.len());
         self.buffer.clear();
-        self.buffer.resize(bytes);
-        let read = self
-            .file
-            .read_at(offset, &mut self.buffer)
-            .map_err(|error| ReplayError::Disk { path: self.path.clone(), error })?;
-        self.buffer.resize(read);
+        self.buffer.extend_from_slice(&self.ahead[from..to]);
         Ok(())
     }
 
     /// Reads how far the file's blocks reach. Without a mark that reads back they may be anywhere.
     fn read_mark(&mut self, key: u64) -> Result<(), ReplayError> {
         let Some(at) = self.bytes.checked_sub(PAGE_BYTES as u64) else { return Ok(()) };
-        self.read(at, PAGE_BYTES)?;
+        // Not by way of what is read ahead: the first blocks are there.
+        self.buffer.clear();
+        self.buffer.resize(PAGE_BYTES);
+        let read = self.file.read_at(at, &mut self.buffer);
+        let read = read.map_err(|error| ReplayError::Disk { path: self.path.clone(), error })?;
+        self.buffer.resize(read);
         if let Ok(mark) = FileMark::parse(&self.buffer)
             && (mark.vlog, mark.file, mark.key) == (self.vlog, self.sequence, key)
         {

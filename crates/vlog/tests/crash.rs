@@ -376,3 +376,20 @@ fn what_was_never_written_is_not_searched_unless_the_mark_is_damaged() {
     memory.flip_bit(&path, bytes - 4096 + 34, 1).expect("flip");
     assert!(reads() >= bytes / STEP);
 }
+
+#[test]
+fn small_blocks_are_read_back_many_at_a_time() {
+    const BLOCKS: u32 = 500;
+    let memory = MemoryDisk::new();
+    let rig = Rig::with(Arc::new(memory.clone()), large(), 1).expect("open");
+    for n in 0..BLOCKS {
+        rig.append(n % STREAMLETS, "a");
+        rig.vlog.run_once();
+    }
+    let disk = FaultyDisk::new(Arc::new(memory));
+    let counted: Arc<dyn Disk> = Arc::new(disk.clone());
+    let report = replay(&counted, large()).expect("replay").1;
+    assert_eq!(report.blocks, BLOCKS.into());
+    // Two megabytes of blocks, and the four that the mark is ahead of them.
+    assert!(disk.counts().2 < 20, "{} reads", disk.counts().2);
+}
