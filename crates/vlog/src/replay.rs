@@ -283,7 +283,12 @@ impl Replay<'_, '_> {
             group: broker.group,
             index: broker.segment,
         };
-        let restored = (self.restore)(chunk.as_bytes())?;
+        let restored = match (self.restore)(chunk.as_bytes()) {
+            // Nothing is there of its segment, and no block is missing: so the file with the segment's first chunk was let go
+            // of, as its segments were safe, and this one was not stored but dropped, by retention for one.
+            Err(RestoreError::Hole { head: 0, .. }) if self.damaged.is_empty() => return Ok(None),
+            restored => restored?,
+        };
         if broker.position as usize == SEGMENT_HEADER_BYTES {
             self.extent(id, restored)?;
         }

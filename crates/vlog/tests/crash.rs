@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kera_env::{Disk, FaultyDisk, MemoryDisk, Random, SeededRandom};
+use kera_format::{LaneId, SegmentId, StreamletId};
 use kera_log::DurabilitySink;
 use kera_vlog::{Ran, ReplayError, VirtualLogConfig};
 use support::{Rig, STREAMLETS, config, replay};
@@ -67,6 +68,30 @@ fn work(rig: &Rig, random: &SeededRandom, turns: u64, sent: &mut Sent, off: impl
 
 fn readable(rig: &Rig) -> BTreeMap<u32, Vec<String>> {
     (0..STREAMLETS).map(|streamlet| (streamlet, rig.readable(streamlet))).collect()
+}
+
+/// The file with a segment's first chunk goes when the segment is dropped. One with chunks behind it may have to stay for others.
+#[test]
+fn the_rest_of_a_segment_that_was_dropped_keeps_no_node_from_starting() {
+    let memory = MemoryDisk::new();
+    let rig = Rig::new(Arc::new(memory.clone()));
+    let files = || memory.list("vlog").expect("list").into_iter().filter(|name| name.ends_with(".vlog")).count();
+    let first = rig.append(0, "the first").cursor;
+    let mut last = first;
+    while files() < 2 {
+        last = rig.append(0, &"x".repeat(500)).cursor;
+        assert!(matches!(rig.vlog.run_once(), Ran::Wrote { .. }));
+    }
+    assert_eq!((first.group, first.segment), (last.group, last.segment), "a segment over two files");
+    rig.append(1, "of another lane");
+    assert!(matches!(rig.vlog.run_once(), Ran::Wrote { .. }));
+    let (stream, streamlet, lane) = (support::STREAM, StreamletId(0), LaneId(0));
+    rig.vlog.segment_safe(SegmentId { stream, streamlet, lane, group: first.group, index: first.segment });
+    rig.vlog.run_once();
+    assert_eq!(files(), 1);
+    drop(rig);
+    let rig = Rig::with(Arc::new(memory), config(), 2).expect("a start");
+    assert_eq!((rig.readable(0), rig.readable(1)), (Vec::new(), vec!["of another lane".to_owned()]));
 }
 
 /// What a process wrote and did not sync is there for the next one, which counts on from it. Then the power goes.

@@ -3,12 +3,14 @@
 //! Appends (with retries, gaps, stale epochs, changed bits), reads from any cursor with any limit, lookups by ordinal and
 //! time, syncs of the virtual log, writing out, evicting and loading segments, retention, idle closing, altering and deleting
 //! streams, kill -9 and loss of power, on an arena that is too small. `KERA_MODEL_OPS` sets the number of operations per
-//! seed, `KERA_MODEL_SEED` runs one seed only.
+//! seed, `KERA_MODEL_SEED` runs one seed only. Large segments, with the real store and virtual log, are in `large`.
 
 #![allow(unreachable_pub)]
 
 mod check;
 mod fakes;
+mod large;
+mod liar;
 mod model;
 mod stress;
 mod world;
