@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use kera_protocol::{HelloResponse, Message};
+use kera_protocol::{HelloResponse, Message, Op};
 use kera_rpc::{Connection, RpcError};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -40,7 +40,7 @@ impl ClientBuilder {
 
     /// For how long short calls (admin, opening producers and consumers) are tried again while the server cannot be
     /// reached or asks to come back later; zero, the default: not at all. A call that may have been carried out is not
-    /// tried again.
+    /// tried again, unless it does no more the second time.
     pub fn retry_timeout(mut self, timeout: Duration) -> Self {
         self.retry_timeout = timeout;
         self
@@ -84,7 +84,8 @@ impl Client {
 
     /// What the server said about itself when it was last connected to.
     pub async fn server(&self) -> Result<HelloResponse, ClientError> {
-        self.retrying(self.inner.config.retry_timeout, async || Ok(self.shared().await?.hello().clone())).await
+        let retry_for = self.inner.config.retry_timeout;
+        self.retrying(retry_for, true, async || Ok(self.shared().await?.hello().clone())).await
     }
 
     /// Streams, applications, statistics.
@@ -113,7 +114,12 @@ impl Client {
         message: &M,
         retry_for: Duration,
     ) -> Result<M::Response, ClientError> {
-        self.retrying(retry_for, async || self.shared().await?.call(message).await).await
+        self.retrying(retry_for, is_repeatable(M::OP), async || self.shared().await?.call(message).await).await
+    }
+
+    /// How long what fails is tried again.
+    pub(crate) fn retry_timeout(&self) -> Duration {
+        self.inner.config.retry_timeout
     }
 
     /// A connection of its own, one try.
@@ -131,10 +137,12 @@ impl Client {
         Ok(connection)
     }
 
-    /// Tries until it works, the error is for good or could have had an effect, or the time is up.
+    /// Tries until it works, the error is for good, or the time is up; or until it could have had an effect, unless that may
+    /// be had twice.
     async fn retrying<T>(
         &self,
         retry_for: Duration,
+        repeatable: bool,
         mut attempt: impl AsyncFnMut() -> Result<T, RpcError>,
     ) -> Result<T, ClientError> {
         let until = Instant::now() + retry_for;
@@ -145,10 +153,29 @@ impl Client {
                 Err(error) => error,
             };
             let wait = backoff.next(error.retry_after());
-            if !error.retryable() || error.could_duplicate() || Instant::now() + wait > until {
+            let is_final = !error.retryable() || (error.could_duplicate() && !repeatable);
+            if is_final || Instant::now() + wait > until {
                 return Err(error.into());
             }
             tokio::time::sleep(wait).await;
         }
     }
+}
+
+/// Whether asking twice does no more than asking once: what only looks, and a producer's id, of which there are enough.
+fn is_repeatable(op: Op) -> bool {
+    matches!(
+        op,
+        Op::GetStream
+            | Op::ListStreams
+            | Op::StreamStats
+            | Op::Lookup
+            | Op::AvailableGroups
+            | Op::AvailableSegments
+            | Op::ListApplications
+            | Op::DescribeApplication
+            | Op::FetchOffsets
+            | Op::NodeStatus
+            | Op::AllocateProducer
+    )
 }

@@ -10,6 +10,7 @@ use kera_client::{
     Batch, Client, ClientError, CommitMode, Compression, Consumer, ConsumerBuilder, GapPolicy, LaneId, Record, Start,
     StreamletId,
 };
+use kera_protocol::Op;
 
 async fn client(server: &FakeServer) -> Client {
     server.client().connect().await.unwrap()
@@ -48,6 +49,34 @@ async fn read(consumer: &mut Consumer, records: usize) -> BTreeMap<(u32, u32), V
 fn fill(server: &FakeServer, streamlet: u32, lane: u64, range: std::ops::Range<usize>) {
     for chunk in numbered(range).chunks(10) {
         server.append(streamlet, lane, chunk);
+    }
+}
+
+#[test]
+fn a_consumer_starts_although_its_first_connections_break() {
+    for application in [false, true] {
+        let server = FakeServer::start(2, 2);
+        run(async {
+            fill(&server, 0, 0, 0..50);
+            fill(&server, 1, 1, 0..30);
+            let faults = [Op::GetStream, if application { Op::JoinApplication } else { Op::Lookup }];
+            let start = |client: &Client| match application {
+                true => client.consumer(STREAM).application("report"),
+                false => client.consumer(STREAM).from(Start::Earliest),
+            };
+            for fault in faults {
+                server.fake.state().breaks = vec![fault];
+                let error =
+                    start(&client(&server).await).build().await.expect_err("nothing is tried again unless asked");
+                assert!(matches!(&error, ClientError::Rpc(e) if e.could_duplicate()), "{fault:?}: {error}");
+            }
+            server.fake.state().breaks = faults.to_vec();
+            let patient = server.client().retry_timeout(Duration::from_secs(30)).connect().await.unwrap();
+            let mut consumer = start(&patient).build().await.unwrap();
+            assert!(server.fake.state().breaks.is_empty(), "both have happened");
+            let all = read(&mut consumer, 80).await;
+            assert_eq!((all[&(0, 0)].len(), all[&(1, 1)].len()), (50, 30));
+        });
     }
 }
 

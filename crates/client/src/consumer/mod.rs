@@ -205,9 +205,21 @@ impl ConsumerBuilder {
             stats: ConsumerStats::default(),
         };
         consumer.check_streamlets()?;
-        consumer.link_once().await?;
-        consumer.find_start().await?;
-        Ok(consumer)
+        let until = now + consumer.client().retry_timeout();
+        loop {
+            let error = match consumer.begin().await {
+                Ok(()) => return Ok(consumer),
+                Err(error) => error,
+            };
+            let wait = consumer.back_off.next(None);
+            if !error.retryable() || Instant::now() + wait > until {
+                return Err(error);
+            }
+            // A member whose answer was lost is gone when its lease has run out, as after any lost connection.
+            consumer.unlink();
+            consumer.tracks.clear();
+            tokio::time::sleep(wait).await;
+        }
     }
 
     fn check(&self) -> Result<(), ClientError> {
@@ -475,6 +487,12 @@ impl Consumer {
         }
         self.leave().await;
         result
+    }
+
+    /// Connects, becomes a member of the application, finds where to start.
+    async fn begin(&mut self) -> Result<(), ClientError> {
+        self.link_once().await?;
+        self.find_start().await
     }
 
     fn client(&self) -> &Client {

@@ -18,7 +18,7 @@ use kera_client::{Client, ClientBuilder};
 use kera_format::{
     BrokerPart, ChunkView, Cursor, GroupId, LaneId, Records, SegmentIndex, StreamId, StreamOptions, StreamletId,
 };
-use kera_protocol::{ChunkResult, HelloResponse, Start, Status, StreamInfo};
+use kera_protocol::{ChunkResult, HelloResponse, Op, Start, Status, StreamInfo};
 use kera_rpc::{Peer, RunningServer, Server, ServerConfig, Session, SessionWaker};
 
 pub use members::Members;
@@ -121,6 +121,8 @@ pub struct State {
     pub info: StreamInfo,
     pub logs: BTreeMap<(u32, u32), Log>,
     pub faults: VecDeque<Fault>,
+    /// Requests at which the connection breaks without an answer, once for each.
+    pub breaks: Vec<Op>,
     /// Chunks of each write request that came in, as streamlet and sequence.
     pub requests: Vec<Vec<(u32, u64)>>,
     pub epochs: HashMap<u64, u16>,
@@ -256,6 +258,7 @@ impl FakeServer {
             info,
             logs: BTreeMap::new(),
             faults: VecDeque::new(),
+            breaks: Vec::new(),
             requests: Vec::new(),
             epochs: HashMap::new(),
             wakers: Vec::new(),

@@ -238,6 +238,10 @@ impl Session for FakeSession {
         }
         let fake = Arc::clone(&self.fake);
         let mut state = fake.state();
+        if let Some(at) = state.breaks.iter().position(|breaks| *breaks == op) {
+            state.breaks.remove(at);
+            return Flow::Close("a fault".into());
+        }
         let flow = match op {
             Op::GetStream => {
                 let found = match GetStream::decode(1, body).unwrap().stream {
