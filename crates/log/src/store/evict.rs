@@ -82,8 +82,12 @@ enum Rank {
     Ahead(std::cmp::Reverse<u64>),
 }
 
-/// Puts candidates in the order in which they leave memory. `places` gives the places of a lane's readers, in order.
-pub(crate) fn eviction_order(mut candidates: Vec<Candidate>, places: impl Fn(LaneKey) -> Vec<Place>) -> Vec<Candidate> {
+/// Puts candidates in the order in which they leave memory, and counts those in front that no reader is on its way to.
+/// `places` gives the places of a lane's readers, in order.
+pub(crate) fn eviction_order(
+    mut candidates: Vec<Candidate>,
+    places: impl Fn(LaneKey) -> Vec<Place>,
+) -> (Vec<Candidate>, usize) {
     candidates.sort_unstable_by_key(|candidate| candidate.id);
     let mut ranked: Vec<(Rank, Candidate)> = Vec::with_capacity(candidates.len());
     for lane in candidates.chunk_by(|a, b| lane_of(a.id) == lane_of(b.id)) {
@@ -106,7 +110,8 @@ pub(crate) fn eviction_order(mut candidates: Vec<Candidate>, places: impl Fn(Lan
         }
     }
     ranked.sort_unstable_by_key(|(rank, candidate)| (*rank, candidate.order));
-    ranked.into_iter().map(|(_, candidate)| candidate).collect()
+    let unwanted = ranked.partition_point(|(rank, _)| !matches!(rank, Rank::Ahead(_)));
+    (ranked.into_iter().map(|(_, candidate)| candidate).collect(), unwanted)
 }
 
 #[cfg(test)]
@@ -133,7 +138,7 @@ mod tests {
             let mine = readers.iter().filter(|(of, _)| *of == lane.2.0);
             mine.map(|(of, index)| place_of(id(*of, *index))).collect()
         };
-        eviction_order(candidates, places).into_iter().map(|c| (c.id.lane.0, c.id.index.0)).collect()
+        eviction_order(candidates, places).0.into_iter().map(|c| (c.id.lane.0, c.id.index.0)).collect()
     }
 
     #[test]

@@ -37,6 +37,8 @@ pub(crate) struct Memory {
     pub(crate) bytes: u64,
     /// What writers can still take: free, and not kept for loads.
     pub(crate) free_bytes: u64,
+    /// What loads can still take: free, and not kept for writers.
+    pub(crate) load_free_bytes: u64,
     /// The largest piece that can be handed out.
     pub(crate) largest_free_bytes: u64,
     /// What is kept for loads.
@@ -96,9 +98,13 @@ impl Host for Weak<Log> {
             let arena = log.arena().stats();
             let load_bytes = arena.bytes / LOAD_SHARE;
             let kept_bytes = load_bytes.saturating_sub(arena.loaded_bytes);
+            // As much is kept for writers as for loads.
+            let written_bytes = arena.used_bytes.saturating_sub(arena.loaded_bytes + arena.set_aside_bytes);
+            let kept_for_writers_bytes = load_bytes.saturating_sub(written_bytes);
             Memory {
                 bytes: arena.bytes,
                 free_bytes: arena.free_bytes.saturating_sub(kept_bytes),
+                load_free_bytes: arena.free_bytes.saturating_sub(kept_for_writers_bytes),
                 largest_free_bytes: arena.largest_free_bytes,
                 load_bytes,
             }

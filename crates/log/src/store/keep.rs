@@ -24,7 +24,9 @@ impl<H: Host> Core<H> {
         let memory = host.memory();
         let (_, dirty_bytes) = self.queue.lock().dirty();
         let wanted_bytes = self.wanted_bytes(&memory);
-        let evicted_bytes = if wanted_bytes > 0 { self.evict(host, wanted_bytes) } else { 0 };
+        let spare_bytes = self.spare_bytes(&memory);
+        let is_wanted = wanted_bytes > 0 || spare_bytes > 0;
+        let evicted_bytes = if is_wanted { self.evict(host, wanted_bytes, spare_bytes) } else { 0 };
         let short_bytes = wanted_bytes.saturating_sub(evicted_bytes);
         let is_dirty = dirty_bytes.saturating_mul(100) > memory.bytes.saturating_mul(self.config.dirty_percent_max);
         let is_pressed = short_bytes > 0 || is_dirty;
@@ -66,16 +68,26 @@ impl<H: Host> Core<H> {
         for_writers.max(for_loads).max(missing)
     }
 
-    fn evict(&self, host: &H, wanted_bytes: u64) -> u64 {
+    /// Bytes to evict ahead of loads while readers catch up, unless a reader is on its way to them: a load that has to ask
+    /// lets the disk wait. Half of what is kept for loads, made good when half of that is left: to look through all
+    /// segments for each load would be much work.
+    fn spare_bytes(&self, memory: &Memory) -> u64 {
+        let spare_bytes = memory.load_bytes / 2;
+        let is_short = memory.load_free_bytes < spare_bytes / 2 && self.readers.lock().is_reading_ahead();
+        if is_short { spare_bytes - memory.load_free_bytes } else { 0 }
+    }
+
+    /// Evicts `wanted_bytes`, and of what no reader is on its way to up to `spare_bytes`.
+    fn evict(&self, host: &H, wanted_bytes: u64, spare_bytes: u64) -> u64 {
         let now_us = self.now_us();
         let candidates = self.clean.lock().candidates();
-        let order = {
+        let (order, unwanted) = {
             let readers = self.readers.lock();
             eviction_order(candidates, |lane| readers.places(lane, now_us))
         };
         let (mut evicted_bytes, mut evicted) = (0, 0);
-        for candidate in order {
-            if evicted_bytes >= wanted_bytes {
+        for (n, candidate) in order.into_iter().enumerate() {
+            if evicted_bytes >= if n < unwanted { wanted_bytes.max(spare_bytes) } else { wanted_bytes } {
                 break;
             }
             if host.evict(candidate.id) {

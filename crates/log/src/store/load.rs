@@ -14,8 +14,9 @@ use super::signal::Step;
 use super::status::count;
 use crate::storage::Location;
 
-/// Segments that are read with one read take at most so many bytes, or are a single one.
-const READ_BYTES_MAX: u64 = 8 << 20;
+/// Segments that are read with one read take at most so many bytes, or are a single one. Large enough for a disk's full speed;
+/// small enough that what is ahead of a single reader takes several, and one loader reads while another verifies.
+pub(crate) const READ_BYTES_MAX: u64 = 4 << 20;
 /// Segments of one read at most.
 const READ_SEGMENTS_MAX: usize = 256;
 /// Waiting loads that are looked through for neighbours.

@@ -7,6 +7,7 @@ use std::collections::{HashMap, VecDeque};
 
 use kera_format::{GroupId, SegmentId, SegmentIndex};
 
+use super::load::READ_BYTES_MAX;
 use super::queue::{LaneKey, lane_of};
 
 /// A place in a lane, ordered as the lane is.
@@ -100,11 +101,12 @@ impl Readers {
         while ahead.segments.pop_front().is_some_and(|begun| begun != id) {}
         ahead.at_us = now_us;
         ahead.window = (ahead.window * 2).min(bounds.window(aheads, ahead.segment_bytes));
-        // Half a window at a time keeps the reads large and the reader supplied.
-        if ahead.segments.len() * 2 > ahead.window {
-            return None;
-        }
-        Some(MoreAhead { after: ahead.tail, count: ahead.window - ahead.segments.len() })
+        let missing = ahead.window.saturating_sub(ahead.segments.len());
+        // A whole read at a time, or half a window if that is less, keeps the reads large. To wait for half a window of large
+        // segments would let the disk run out of work: the rest of them may have come already.
+        let is_whole_read = missing as u64 * ahead.segment_bytes >= READ_BYTES_MAX;
+        let is_worth_it = missing > 0 && (is_whole_read || missing * 2 >= ahead.window);
+        is_worth_it.then_some(MoreAhead { after: ahead.tail, count: missing })
     }
 
     /// A reader waits for a segment that is on disk only. The answer is what to read behind it.
@@ -164,6 +166,11 @@ impl Readers {
             marks.iter().filter(|mark| mark.at_us + READER_SILENT_US > now_us).map(|mark| mark.place).collect();
         places.sort_unstable();
         places
+    }
+
+    /// Whether something is read ahead of somebody.
+    pub(crate) fn is_reading_ahead(&self) -> bool {
+        self.aheads > 0
     }
 
     /// Forgets readers that were not heard of for long. Does nothing if it has been done lately.
@@ -263,6 +270,23 @@ mod tests {
             more = readers.reading(id(1, n), 0, most(8));
         }
         assert_eq!(ahead_max, 8);
+    }
+
+    #[test]
+    fn a_reader_of_large_segments_has_all_of_its_window_on_the_way() {
+        let bounds = Bounds { segments: 64, bytes: 4 * READ_BYTES_MAX };
+        let mut readers = Readers::default();
+        let (mut more, mut next) = (Some(readers.demanded(id(1, 0), READ_BYTES_MAX, 0, bounds)), 1);
+        for n in 1..20 {
+            if let Some(more) = more.take() {
+                readers.reads_ahead(more, (next..next + more.count as u32).map(|n| id(1, n)));
+                next += more.count as u32;
+            }
+            if n > 5 {
+                assert_eq!(next - n, 4, "the disk has less to do at {n}");
+            }
+            more = readers.reading(id(1, n), 0, bounds);
+        }
     }
 
     #[test]

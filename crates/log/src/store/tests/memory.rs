@@ -183,6 +183,56 @@ fn catch_up_reads_ahead_with_few_large_reads_and_never_runs_dry() {
 }
 
 #[test]
+fn a_read_leaves_something_for_the_next_loader() {
+    let (_, disks) = disk();
+    let config = StoreConfig { container_bytes: 16 << 20, batch_bytes: 16 << 20, ..config() };
+    let (mut bench, _) = Bench::open(config, disks).unwrap();
+    (0..8).for_each(|n| bench.close(id(0, n), 1_000_000));
+    bench.settle();
+    bench.evict_all();
+    (0..8).for_each(|n| bench.demand(id(0, n)));
+    bench.core.step_load(0);
+    assert_eq!(in_memory(&bench, 0, 0..8), [0, 1, 2, 3]);
+    bench.core.step_load(0);
+    assert_eq!(in_memory(&bench, 0, 0..8).len(), 8);
+    assert_eq!(bench.core.status().disks[0].counters.reads, 2);
+}
+
+#[test]
+fn a_reader_that_catches_up_finds_memory_without_asking() {
+    const BLOCK: u64 = 16_384;
+    let (_, disks) = disk();
+    let mut bench = Bench::fresh(disks);
+    (0..150).for_each(|n| bench.close(id(0, n), 16_000));
+    bench.settle();
+    bench.evict_all();
+    // Loads are to have four blocks ahead of them, and two at least.
+    bench.log.bytes.store(64 * BLOCK, Ordering::Relaxed);
+    bench.core.keeper.load_bytes.store(8 * BLOCK, Ordering::Relaxed);
+    bench.demand(id(0, 0));
+    for n in 0..150 {
+        bench.settle();
+        assert!(bench.log.memory().load_free_bytes >= 2 * BLOCK, "a load has to wait at {n}");
+        bench.core.reading(id(0, n));
+        bench.log.segment(id(0, n)).unwrap().set_read();
+    }
+}
+
+#[test]
+fn memory_for_loads_is_not_made_of_what_readers_come_to() {
+    let (_, disks) = disk();
+    let mut bench = Bench::fresh(disks);
+    (0..20).for_each(|n| bench.close(id(0, n), 16_000));
+    bench.settle();
+    bench.log.evict(id(0, 19));
+    bench.log.bytes.store(20 * 16_384, Ordering::Relaxed);
+    bench.core.reading(id(0, 1));
+    bench.demand(id(0, 19));
+    bench.settle();
+    assert_eq!(in_memory(&bench, 0, 0..20), (1..20).collect::<Vec<u32>>());
+}
+
+#[test]
 fn loads_that_find_no_memory_wait_for_eviction() {
     let (_, disks) = disk();
     let mut bench = Bench::fresh(disks);

@@ -139,7 +139,8 @@ impl Host for Arc<FakeLog> {
     fn memory(&self) -> Memory {
         let bytes = self.bytes.load(Ordering::Relaxed);
         let free_bytes = bytes.saturating_sub(self.used.load(Ordering::Relaxed));
-        Memory { bytes, free_bytes, largest_free_bytes: free_bytes, load_bytes: bytes / 8 }
+        let (largest_free_bytes, load_free_bytes) = (free_bytes, free_bytes);
+        Memory { bytes, free_bytes, load_free_bytes, largest_free_bytes, load_bytes: bytes / 8 }
     }
     fn segment(&self, id: SegmentId) -> Option<Arc<FakeSegment>> {
         self.segments.lock().get(&id)?.memory.clone()
