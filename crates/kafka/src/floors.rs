@@ -9,8 +9,8 @@ use kera_broker::Broker;
 use kera_env::Clock;
 use kera_format::kafka_floors::Entry;
 use kera_format::{ChunkBuilder, FormatError, LaneId, RecordView, StreamId, StreamletId};
-use kera_log::{Lane, Observer};
-use parking_lot::{Condvar, Mutex};
+use kera_log::{Arrived, Lane, Observer};
+use parking_lot::Mutex;
 
 use crate::door::{After, Catalog};
 use crate::groups::{AppendFailed, Mark};
@@ -143,29 +143,5 @@ impl Floors {
                 arrived.wait();
             }
         }
-    }
-}
-
-/// Lets the starting thread wait for the disk.
-#[derive(Default)]
-struct Arrived {
-    arrived: Mutex<bool>,
-    changed: Condvar,
-}
-
-impl Arrived {
-    fn wait(&self) {
-        let mut arrived = self.arrived.lock();
-        while !*arrived {
-            self.changed.wait(&mut arrived);
-        }
-        *arrived = false;
-    }
-}
-
-impl Observer for Arrived {
-    fn advanced(&self, _: u64) {
-        *self.arrived.lock() = true;
-        self.changed.notify_all();
     }
 }

@@ -49,6 +49,7 @@ pub use lookup::Lookup;
 pub use producers::{ProducerMark, marks_of};
 pub use read::{ReadError, ReadOutcome};
 pub use recovery::{RecoveryReport, RestoreError, Restored};
+pub use replay::Arrived;
 pub use segment::Segment;
 pub use sink::{ChunkReference, DurabilitySink, SinkDirectory, SinkError, SinkErrorKind, Ticket, made_durable};
 pub use storage::{Extent, Location, ReplayExtentError, SegmentStore, StoredSegment, WriteThrough};

@@ -34,15 +34,16 @@ impl Lane {
     }
 }
 
-/// Lets the starting thread wait for a segment.
+/// Lets a thread wait for what an [`Observer`] is told: one that may block, such as the starting one.
 #[derive(Default)]
-struct Arrived {
+pub struct Arrived {
     arrived: Mutex<bool>,
     changed: Condvar,
 }
 
 impl Arrived {
-    fn wait(&self) {
+    /// Blocks until it has been told since the last wait.
+    pub fn wait(&self) {
         let mut arrived = self.arrived.lock();
         while !*arrived {
             self.changed.wait(&mut arrived);
