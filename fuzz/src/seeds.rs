@@ -3,6 +3,8 @@
 use kera_format::chunk::ChunkTarget;
 use kera_format::container::{self, BatchHeader, ContainerEntry, ContainerHeader, ProducerMark, Trailer};
 use kera_format::ids::*;
+use kera_format::kafka_batch::{KAFKA_BATCH_HEADER_BYTES, KafkaBatchView, KafkaRecords};
+use kera_format::kafka_codec::KafkaCodec;
 use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
 use kera_format::{BrokerPart, ChunkBuilder, Compression, Record};
 use kera_protocol::Op;
@@ -13,6 +15,7 @@ pub fn all(spec: &Path) -> Vec<(&'static str, Vec<Vec<u8>>)> {
     vec![
         ("record", golden(&spec.join("record.json"))),
         ("compression", compressed()),
+        ("kafka_batch", kafka_batches()),
         ("segment", [golden(&spec.join("segment.json")), vec![image().2]].concat()),
         ("frame", golden(&spec.join("frame.json"))),
         ("message", messages(spec)),
@@ -50,6 +53,26 @@ fn compressed() -> Vec<Vec<u8>> {
     let payload: Vec<u8> = (0..2_000u32).map(|i| (i % 7 * (i / 90)) as u8).collect();
     let with = |(number, compression): (u8, Compression)| [&[number][..], &compression.compress(&payload)].concat();
     [(1, Compression::Lz4), (2, Compression::Zstd)].map(with).to_vec()
+}
+
+/// A batch of two records, one with a header, in every compression.
+fn kafka_batches() -> Vec<Vec<u8>> {
+    // Length, attributes, deltas, key, value, headers.
+    let records = b"\x10\x00\x00\x00\x02k\x02v\x00\x14\x00\x14\x02\x01\x01\x02\x02h\x02x";
+    let batch = |codec: KafkaCodec| {
+        let mut batch = vec![0; KAFKA_BATCH_HEADER_BYTES];
+        batch.extend_from_slice(&codec.compress(records));
+        let length = batch.len() as u32 - 12;
+        batch[8..12].copy_from_slice(&length.to_be_bytes());
+        (batch[16], batch[22], batch[26], batch[60]) = (2, codec as u8, 1, 2);
+        let crc = kera_format::checksum::crc32c(&batch[21..]);
+        batch[17..21].copy_from_slice(&crc.to_be_bytes());
+        let view = KafkaBatchView::parse(&batch).expect("a batch");
+        let plain = view.uncompressed(100).expect("it decompresses");
+        assert_eq!(KafkaRecords::new(&view, &plain).filter(Result::is_ok).count(), 2);
+        batch
+    };
+    [KafkaCodec::None, KafkaCodec::Gzip, KafkaCodec::Snappy, KafkaCodec::Lz4, KafkaCodec::Zstd].map(batch).to_vec()
 }
 
 /// A closed segment with two chunks.

@@ -4,6 +4,7 @@
 use kera_format::chunk::{ChunkView, Chunks};
 use kera_format::container::{BatchHeader, ContainerHeader, ReleasedMap, Trailer, verify_image};
 use kera_format::extent::{ExtentMarker, walk_image};
+use kera_format::kafka_batch::{KAFKA_BATCH_HEADER_BYTES, KafkaBatchView, KafkaRecords};
 use kera_format::segment::{SegmentHeader, SegmentProgress, closed_checksum};
 use kera_format::{Compression, Records, arena, catalog, limits, vlog};
 use kera_protocol::frame::FRAME_BYTES_MAX;
@@ -17,11 +18,12 @@ use std::fmt::Debug;
 pub type Target = (&'static str, fn(&[u8]));
 
 /// All targets.
-pub const ALL: [Target; 10] = [
+pub const ALL: [Target; 11] = [
     ("record", record),
     ("chunk", chunk),
     ("segment", segment),
     ("compression", compression),
+    ("kafka_batch", kafka_batch),
     ("frame", frame),
     ("message", message),
     ("container", container),
@@ -138,6 +140,34 @@ pub fn segment(data: &[u8]) {
             assert_eq!(verified, (header, progress));
         }
     });
+}
+
+/// A Kafka batch and the records in it.
+pub fn kafka_batch(data: &[u8]) {
+    both(data, repair_kafka_batch, |data| {
+        let Ok(batch) = KafkaBatchView::parse(data) else { return };
+        let Ok(records) = batch.uncompressed(1 << 20) else { return };
+        assert!(records.len() <= 1 << 20);
+        let mut at = 0;
+        for record in KafkaRecords::new(&batch, &records) {
+            let Ok(record) = record else { return };
+            assert_eq!(record.bytes, &records[at..at + record.bytes.len()]);
+            at += record.bytes.len();
+            assert!(record.offset_delta < batch.offsets());
+            assert_eq!(record.headers().count(), record.headers().len(), "headers were checked with their record");
+        }
+        assert_eq!(at, records.len());
+    });
+}
+
+/// Length and checksum; the latter is the only big-endian one.
+fn repair_kafka_batch(bytes: &mut [u8]) {
+    if bytes.len() >= KAFKA_BATCH_HEADER_BYTES {
+        let length = bytes.len() as u32 - 12;
+        bytes[8..12].copy_from_slice(&length.to_be_bytes());
+        let crc = kera_format::checksum::crc32c(&bytes[21..]);
+        bytes[17..21].copy_from_slice(&crc.to_be_bytes());
+    }
 }
 
 /// A compressed payload, behind the number of its compression.

@@ -14,6 +14,8 @@ pub mod container;
 mod error;
 pub mod extent;
 pub mod ids;
+pub mod kafka_batch;
+pub mod kafka_codec;
 pub mod kafka_floors;
 pub mod kafka_groups;
 pub mod kafka_transactions;

@@ -23,6 +23,8 @@
 use kafka_protocol::ResponseError;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::NO_TIMESTAMP;
+use kera_format::kafka_batch::{KafkaBatchView, KafkaRecords, put_varint};
+use kera_format::limits::CHUNK_UNCOMPRESSED_BYTES_MAX;
 use kera_format::{ChunkView, FormatError, RecordView, Records};
 
 /// Bytes of a batch before its records.
@@ -260,47 +262,16 @@ fn put_bytes(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
     }
 }
 
-/// A signed varint, its sign in the lowest bit.
-fn put_varint(value: i64, out: &mut Vec<u8>) {
-    let mut left = (value << 1 ^ value >> 63).cast_unsigned();
-    while left >= 0x80 {
-        out.push(left as u8 | 0x80);
-        left >>= 7;
-    }
-    out.push(left as u8);
-}
-
-/// Reads a signed varint at the front of `bytes`.
-fn take_varint(bytes: &mut &[u8]) -> Option<i64> {
-    let mut value = 0_u64;
-    for shift in (0..64).step_by(7) {
-        let (&byte, rest) = bytes.split_first()?;
-        *bytes = rest;
-        value |= u64::from(byte & 0x7f) << shift;
-        if byte & 0x80 == 0 {
-            return Some((value >> 1).cast_signed() ^ -((value & 1).cast_signed()));
-        }
-    }
-    None
-}
-
-/// The first record of an uncompressed batch whose timestamp is `wanted` or later: its offset delta and timestamp. `None` if
-/// the batch is compressed or there is none.
+/// The first record of a batch whose timestamp is `wanted` or later: its offset delta and timestamp. `None` if there is none, or
+/// the batch cannot be read.
 pub(crate) fn first_at(batch: &[u8], wanted: i64) -> Option<(u32, i64)> {
-    if batch.len() < BATCH_HEADER_BYTES || i16_at(batch, 21) & COMPRESSION != 0 {
-        return None;
-    }
-    let base = i64_at(batch, 27);
-    let mut rest = &batch[BATCH_HEADER_BYTES..];
-    while !rest.is_empty() {
-        let length = usize::try_from(take_varint(&mut rest)?).ok()?;
-        let (record, after) = rest.split_at_checked(length)?;
-        rest = after;
-        let mut fields = record.get(1..)?;
-        let timestamp = base.wrapping_add(take_varint(&mut fields)?);
-        let delta = u32::try_from(take_varint(&mut fields)?).ok()?;
+    let view = KafkaBatchView::parse(batch).ok()?;
+    let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).ok()?;
+    for record in KafkaRecords::new(&view, &records) {
+        let record = record.ok()?;
+        let timestamp = view.base_timestamp_ms().wrapping_add(record.timestamp_delta);
         if timestamp >= wanted {
-            return Some((delta, timestamp));
+            return Some((record.offset_delta, timestamp));
         }
     }
     None
@@ -310,6 +281,7 @@ pub(crate) fn first_at(batch: &[u8], wanted: i64) -> Option<(u32, i64)> {
 pub(crate) mod tests {
     use super::*;
     use kera_format::chunk::{ChunkBuilder, ChunkTarget};
+    use kera_format::kafka_codec::KafkaCodec;
     use kera_format::{Compression, Record};
     use proptest::prelude::*;
 
@@ -397,6 +369,12 @@ pub(crate) mod tests {
         assert_eq!(first_at(&batch, 0), Some((0, 1000)));
         assert_eq!(first_at(&batch, 1001), Some((1, 1001)));
         assert_eq!(first_at(&batch, 1003), None);
+        let mut compressed = batch[..BATCH_HEADER_BYTES].to_vec();
+        compressed.extend_from_slice(&KafkaCodec::Zstd.compress(&batch[BATCH_HEADER_BYTES..]));
+        let length = compressed.len() as u32 - 12;
+        compressed[8..12].copy_from_slice(&length.to_be_bytes());
+        compressed[22] |= KafkaCodec::Zstd as u8;
+        assert_eq!(first_at(&compressed, 1001), Some((1, 1001)));
     }
 
     #[test]
@@ -421,15 +399,6 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        #[test]
-        fn varints_survive(value: i64) {
-            let mut bytes = Vec::new();
-            put_varint(value, &mut bytes);
-            let mut rest = bytes.as_slice();
-            prop_assert_eq!(take_varint(&mut rest), Some(value));
-            prop_assert!(rest.is_empty());
-        }
-
         #[test]
         fn any_bytes_are_checked(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
             let _ = BatchHeader::check(&bytes);
