@@ -150,10 +150,23 @@ impl<'a> KafkaRecord<'a> {
 }
 
 /// Headers of a record, one by one; their layout was checked with the record's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct KafkaHeaders<'a> {
     rest: &'a [u8],
     left: u32,
+}
+
+impl<'a> KafkaHeaders<'a> {
+    /// The `count` headers that `bytes` starts with: those of a record that was read before, see
+    /// [`as_bytes`](KafkaHeaders::as_bytes).
+    pub fn new(bytes: &'a [u8], count: u32) -> KafkaHeaders<'a> {
+        KafkaHeaders { rest: bytes, left: count }
+    }
+
+    /// The bytes of those that are left.
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.rest
+    }
 }
 
 impl<'a> Iterator for KafkaHeaders<'a> {

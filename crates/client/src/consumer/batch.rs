@@ -3,8 +3,13 @@
 //! Everything here shares the memory that frames were received into, on whatever thread the program uses it. Nothing
 //! is copied, except for payloads that were compressed.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
+use kera_format::kafka_batch::KafkaHeaders;
 use kera_format::{Cursor, GroupId, LaneId, RecordView, Records, StreamletId};
+
+use super::kafka::KafkaPart;
 
 /// Consecutive records of one lane, as they came in one read. Holds on to the memory they came in.
 #[derive(Clone, Debug)]
@@ -19,10 +24,32 @@ pub(super) struct BatchChunk {
     pub(super) cursor: Cursor,
     pub(super) base_ordinal: u64,
     pub(super) append_time_ms: i64,
+    /// Ordinals that the chunk covers: more than it has records if compaction has taken some.
+    pub(super) ordinals: u32,
     pub(super) record_count: u32,
     /// Records of the chunk that come before where the consumer is.
     pub(super) skip: u32,
+    /// KerA records, back to back.
     pub(super) payload: Bytes,
+    /// What the chunk of a Kafka producer has besides.
+    pub(super) kafka: Option<Arc<KafkaPart>>,
+}
+
+impl BatchChunk {
+    /// Ordinal of a record, by its number in the chunk.
+    fn ordinal(&self, index: u32) -> u64 {
+        self.base_ordinal + u64::from(self.kafka.as_ref().map_or(index, |kafka| kafka.delta(index)))
+    }
+
+    /// How many of its records come before an ordinal.
+    pub(super) fn records_before(&self, ordinal: u64) -> u32 {
+        let delta = u32::try_from(ordinal.saturating_sub(self.base_ordinal)).unwrap_or(u32::MAX);
+        self.kafka.as_ref().map_or(delta.min(self.record_count), |kafka| kafka.records_before(delta))
+    }
+
+    fn headers(&self, index: u32) -> KafkaHeaders<'_> {
+        self.kafka.as_ref().map_or_else(KafkaHeaders::default, |kafka| kafka.headers(index))
+    }
 }
 
 impl Batch {
@@ -48,12 +75,12 @@ impl Batch {
 
     /// Ordinal of the first record.
     pub fn base_ordinal(&self) -> u64 {
-        self.chunks.first().map_or(0, |chunk| chunk.base_ordinal + u64::from(chunk.skip))
+        self.chunks.first().map_or(0, |chunk| chunk.ordinal(chunk.skip))
     }
 
-    /// Ordinal of the record after the last one.
+    /// Where the ordinals of the batch end.
     pub fn end_ordinal(&self) -> u64 {
-        self.chunks.last().map_or(0, |chunk| chunk.base_ordinal + u64::from(chunk.record_count))
+        self.chunks.last().map_or(0, |chunk| chunk.base_ordinal + u64::from(chunk.ordinals))
     }
 
     /// The records in place, in order.
@@ -62,10 +89,11 @@ impl Batch {
     pub fn records(&self) -> impl Iterator<Item = BatchRecord<'_>> {
         self.chunks.iter().flat_map(|chunk| {
             let records = Records::new(&chunk.payload).flatten().take(chunk.record_count as usize);
-            records.enumerate().skip(chunk.skip as usize).map(|(i, view)| BatchRecord {
-                ordinal: chunk.base_ordinal + i as u64,
+            records.enumerate().skip(chunk.skip as usize).map(|(index, view)| BatchRecord {
+                ordinal: chunk.ordinal(index as u32),
                 append_time_ms: chunk.append_time_ms,
                 view,
+                headers: chunk.headers(index as u32),
             })
         })
     }
@@ -80,6 +108,14 @@ pub struct BatchRecord<'a> {
     pub append_time_ms: i64,
     /// Its keys, value and the rest.
     pub view: RecordView<'a>,
+    headers: KafkaHeaders<'a>,
+}
+
+impl<'a> BatchRecord<'a> {
+    /// Headers: names and values, which records of Kafka producers may have. Names are UTF-8 by Kafka's rules, not checked for it.
+    pub fn headers(&self) -> impl ExactSizeIterator<Item = (&'a [u8], Option<&'a [u8]>)> + use<'a> {
+        self.headers
+    }
 }
 
 /// A record on its own, sharing the memory it came in.
@@ -96,12 +132,19 @@ pub struct ConsumedRecord {
     /// When its chunk was appended, milliseconds since 1970.
     pub append_time_ms: i64,
     bytes: Bytes,
+    /// Where its headers are, and its number there.
+    kafka: Option<(Arc<KafkaPart>, u32)>,
 }
 
 impl ConsumedRecord {
     /// Its keys, value and the rest.
     pub fn view(&self) -> RecordView<'_> {
         RecordView::parse(&self.bytes).expect("the record was parsed when it was cut out of its chunk")
+    }
+
+    /// Headers: names and values, which records of Kafka producers may have. Names are UTF-8 by Kafka's rules, not checked for it.
+    pub fn headers(&self) -> impl ExactSizeIterator<Item = (&[u8], Option<&[u8]>)> {
+        self.kafka.as_ref().map_or_else(KafkaHeaders::default, |(kafka, index)| kafka.headers(*index))
     }
 }
 
@@ -141,9 +184,10 @@ impl Unpacked {
                 streamlet: self.batch.streamlet,
                 lane: self.batch.lane,
                 group: chunk.cursor.group,
-                ordinal: chunk.base_ordinal + u64::from(self.index) - 1,
+                ordinal: chunk.ordinal(self.index - 1),
                 append_time_ms: chunk.append_time_ms,
                 bytes: chunk.payload.slice(start..self.offset),
+                kafka: chunk.kafka.as_ref().map(|kafka| (Arc::clone(kafka), self.index - 1)),
             });
         }
     }
@@ -155,7 +199,7 @@ impl Unpacked {
         loop {
             let chunk = self.batch.chunks.get(at)?;
             if index < chunk.record_count {
-                return Some((chunk.cursor, chunk.base_ordinal + u64::from(index.max(chunk.skip))));
+                return Some((chunk.cursor, chunk.ordinal(index.max(chunk.skip))));
             }
             (at, index) = (at + 1, 0);
         }

@@ -2,6 +2,7 @@
 
 mod batch;
 mod feeding;
+mod kafka;
 mod link;
 mod membership;
 mod track;

@@ -8,7 +8,7 @@ use kera_format::chunk::{Chunks, PayloadKind};
 use kera_format::{ChunkView, Compression, Cursor, FormatError, GroupId, LaneId, Records, StreamletId};
 
 use super::batch::{Batch, BatchChunk};
-use super::{GapPolicy, Position};
+use super::{GapPolicy, Position, kafka};
 use crate::ClientError;
 
 /// A lease on a group, as its holder sees it.
@@ -141,7 +141,7 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
             }
         };
         let expected = track.delivered.1;
-        let behind = decoded.base_ordinal + u64::from(decoded.record_count);
+        let behind = decoded.base_ordinal + u64::from(decoded.ordinals);
         if decoded.base_ordinal < expected && track.sent_on {
             // The lane goes on with numbers that were given before: what had them then is lost.
             let (streamlet, lane, found) = (track.streamlet, track.lane, decoded.base_ordinal);
@@ -165,11 +165,10 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
             Cursor { position: decoded.cursor.position + chunk.as_bytes().len() as u32, ..decoded.cursor },
             behind.max(expected),
         );
-        if behind <= expected {
-            continue;
+        decoded.skip = decoded.records_before(expected);
+        if decoded.skip < decoded.record_count {
+            out.batch.chunks.push(decoded);
         }
-        decoded.skip = expected.saturating_sub(decoded.base_ordinal) as u32;
-        out.batch.chunks.push(decoded);
     }
     piece.data = piece.data.slice(offset..);
     if out.error.is_none() {
@@ -196,11 +195,16 @@ fn decode_chunk(chunk: &ChunkView<'_>, data: &Bytes, verify: bool) -> Result<Bat
     if verify {
         chunk.verify()?;
     }
-    if header.kind != PayloadKind::Records {
-        let (value, allowed) = (header.kind as u64, "0 (KerA records): this client reads no other kind");
-        return Err(FormatError::BadField { field: "chunk.kind", value, allowed });
-    }
     let broker = chunk.broker()?;
+    match header.kind {
+        PayloadKind::Records => {}
+        PayloadKind::KafkaBatch => return kafka::decode_chunk(chunk, &broker, data),
+        kind => {
+            let (value, allowed) =
+                (kind as u64, "0 (KerA records) or 1 (a Kafka batch): this client reads no other kind");
+            return Err(FormatError::BadField { field: "chunk.kind", value, allowed });
+        }
+    }
     let payload = match header.compression {
         Compression::None => data.slice_ref(chunk.payload()),
         compression => compression.decompress(chunk.payload())?.into(),
@@ -218,9 +222,11 @@ fn decode_chunk(chunk: &ChunkView<'_>, data: &Bytes, verify: bool) -> Result<Bat
         cursor: Cursor { group: broker.group, segment: broker.segment, position: broker.position },
         base_ordinal: broker.base_ordinal,
         append_time_ms: broker.append_time_ms,
+        ordinals: records,
         record_count: records,
         skip: 0,
         payload,
+        kafka: None,
     })
 }
 

@@ -171,6 +171,12 @@ fn record_json(record: &ConsumedRecord) -> Value {
         1 => json["key"] = keys.into_iter().next().unwrap_or_default(),
         _ => json["keys"] = Value::Array(keys),
     }
+    if record.headers().len() > 0 {
+        let header = |(name, value): (&[u8], Option<&[u8]>)| {
+            json!([String::from_utf8_lossy(name), value.map(|value| bytes_json(value).1)])
+        };
+        json["headers"] = record.headers().map(header).collect();
+    }
     if let Some(version) = view.version() {
         json["version"] = version.into();
     }
