@@ -233,7 +233,8 @@ impl ConsumerGroup {
                 Err((Code::GroupMaxSizeReached, format!("The group has its most members: {most}.")))
             }
             None => Ok(Member::new(instance)),
-            Some(known) if known.instance.as_deref() != instance => {
+            // Without one the member still has the one that it told when it joined.
+            Some(known) if instance.is_some() && known.instance.as_deref() != instance => {
                 Err((Code::FencedInstanceId, format!("Member {id} joined under another instance id.")))
             }
             // The answer to its join was lost.

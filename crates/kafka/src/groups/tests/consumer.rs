@@ -246,6 +246,16 @@ fn a_member_with_a_name_comes_back_to_its_place() {
 }
 
 #[test]
+fn a_name_that_has_not_changed_need_not_be_told_again() {
+    let mut world = World::new();
+    let named = |id: &str| beat(id, 0, &["orders"], &[]).with_instance_id(Some(text("a")));
+    assert_eq!(world.beat(&named("one")).member_epoch, 1);
+    let kept = world.beat(&beat("one", 1, &["orders"], &[]));
+    assert_eq!((kept.error_code, kept.member_epoch), (0, 1));
+    assert_eq!(refused(&mut world, &named("two")), Code::UnreleasedInstanceId, "it is still the first one's");
+}
+
+#[test]
 fn only_members_with_their_epoch_commit_and_fetch() {
     let mut world = World::new();
     let one = Client::join(&mut world, "one", &["orders"]);
