@@ -10,12 +10,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kera_format::Cursor;
 use kera_log::{Lane, LaneVersion, ReadError, ReadOutcome};
-use kera_protocol::read::{ANSWER_END_OF_GROUP, ANSWER_MORE, ENTRY_FOLLOW_GROUPS, write_answers};
+use kera_protocol::read::{
+    ANSWER_COMMITTED, ANSWER_END_OF_GROUP, ANSWER_HOLES, ANSWER_MORE, ENTRY_FOLLOW_GROUPS, write_answers,
+};
 use kera_protocol::{FrameHeader, ReadAnswer, ReadEntry, Status};
 use kera_rpc::Outbox;
 
 use crate::failure::{Failure, read_status};
 use crate::session::Core;
+use crate::visible::{self, Shown};
 
 /// One lane of a request.
 pub(crate) struct Entry {
@@ -146,7 +149,11 @@ impl Entries {
             let Some(number) = self.line.pop_front() else { break };
             let entry = &mut self.list[number as usize];
             let room = budget - into.data_bytes;
-            let outcome = entry.lane.read(entry.cursor, room.min(entry.max_bytes), entry.follow);
+            let mut outcome = entry.lane.read(entry.cursor, room.min(entry.max_bytes), entry.follow);
+            let shown = match &mut outcome {
+                Ok(outcome) => visible::narrow(&entry.lane, outcome),
+                Err(_) => Shown::default(),
+            };
             let fits = outcome.as_ref().map_or(true, |outcome| {
                 // A first chunk may be larger than the budget, not than the frame.
                 outcome.data_bytes <= room || (into.data_bytes == 0 && outcome.data_bytes <= frame_data_max)
@@ -156,7 +163,7 @@ impl Entries {
                 break;
             }
             let more = match outcome {
-                Ok(outcome) if fits => entry.answer(outcome, number, advance, into),
+                Ok(outcome) if fits => entry.answer(outcome, shown, number, advance, into),
                 Ok(outcome) => entry.fail(Status::FrameTooLarge, outcome.start, advance, into),
                 Err(error) => {
                     let next = if let ReadError::Gone { earliest, .. } = &error { *earliest } else { entry.cursor };
@@ -175,15 +182,19 @@ impl Entries {
 
 impl Entry {
     /// Adds what a read has found. Whether there is more to read at once.
-    fn answer(&mut self, outcome: ReadOutcome, number: u32, advance: bool, into: &mut Gathered) -> bool {
+    fn answer(&mut self, outcome: ReadOutcome, shown: Shown, number: u32, advance: bool, into: &mut Gathered) -> bool {
         let ReadOutcome { start, data, data_bytes, next, end_of_group, at_durable_end, loading, .. } = outcome;
         let ends = end_of_group && !self.follow;
         let more = !(ends || at_durable_end || loading);
-        if data_bytes > 0 || ends {
+        if data_bytes > 0 || ends || shown.holes {
+            let flag = |is_set: bool, flag: u16| if is_set { flag } else { 0 };
             into.answers.push(ReadAnswer {
                 index: self.index,
                 status: Status::Ok as u16,
-                flags: if ends { ANSWER_END_OF_GROUP } else { 0 } | if more { ANSWER_MORE } else { 0 },
+                flags: flag(ends, ANSWER_END_OF_GROUP)
+                    | flag(more, ANSWER_MORE)
+                    | flag(shown.committed, ANSWER_COMMITTED)
+                    | flag(shown.holes, ANSWER_HOLES),
                 start,
                 next,
                 durable_ordinal: outcome.durable_ordinal,
@@ -193,7 +204,8 @@ impl Entry {
             into.found.push(number);
             into.data_bytes += data_bytes;
         }
-        into.event |= ends;
+        // If all was left out there are no bytes to wait for: where to go on is told at once.
+        into.event |= ends || (shown.holes && data_bytes == 0);
         if advance {
             self.cursor = next;
             self.ended = ends;

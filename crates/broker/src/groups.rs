@@ -19,6 +19,7 @@ use kera_rpc::Outbox;
 
 use crate::failure::Failure;
 use crate::session::{Attempt, Core, Request};
+use crate::visible;
 
 /// Groups fetched from a lane at a time while the lanes of a streamlet are merged.
 const GROUPS_WINDOW: usize = 32;
@@ -174,22 +175,29 @@ pub(crate) enum Place {
     Loading(LaneVersion),
 }
 
-/// Finds a start in a lane.
+/// Finds a start in a lane: never in front of what was deleted, and the end is where transactions begin that have not ended.
 pub(crate) fn find(lane: &Lane, at: Start) -> Result<Place, Failure> {
+    let floor = lane.floor_ordinal();
     let found = match at {
-        Start::Earliest => {
-            let (cursor, ordinal) = lane.earliest();
-            return Ok(Place::Here(cursor, ordinal));
-        }
+        Start::Earliest => match lane.earliest() {
+            (_, ordinal) if ordinal < floor => lane.lookup_ordinal(floor)?,
+            (cursor, ordinal) => return Ok(Place::Here(cursor, ordinal)),
+        },
         Start::Latest => {
             let (cursor, ordinal) = lane.latest();
-            return Ok(Place::Here(cursor, ordinal));
+            match visible::end(lane, ordinal) {
+                end if end < ordinal => lane.lookup_ordinal(end)?,
+                _ => return Ok(Place::Here(cursor, ordinal)),
+            }
         }
-        Start::Ordinal(ordinal) => lane.lookup_ordinal(ordinal)?,
-        Start::TimeMs(time_ms) => lane.lookup_time(time_ms)?,
+        Start::Ordinal(ordinal) => lane.lookup_ordinal(ordinal.max(floor))?,
+        Start::TimeMs(time_ms) => match lane.lookup_time(time_ms)? {
+            Found::Found { ordinal, .. } if ordinal < floor => lane.lookup_ordinal(floor)?,
+            found => found,
+        },
     };
     Ok(match found {
-        Found::Found { cursor, ordinal } => Place::Here(cursor, ordinal),
+        Found::Found { cursor, ordinal } => Place::Here(cursor, ordinal.max(floor)),
         Found::Loading(seen) => Place::Loading(seen),
     })
 }
@@ -200,7 +208,8 @@ fn lookup(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Att
     match find(lane, message.at)? {
         Place::Here(cursor, ordinal) => {
             let stats = lane.stats();
-            let (first_ordinal, durable_ordinal) = (stats.first_ordinal, stats.durable_ordinal);
+            let first_ordinal = stats.first_ordinal;
+            let durable_ordinal = visible::end(lane, stats.durable_ordinal);
             out.respond(request.header, &LookupResult { cursor, ordinal, first_ordinal, durable_ordinal });
             Ok(Attempt::Answered)
         }

@@ -28,6 +28,7 @@ mod session;
 mod signals;
 mod streams;
 mod subscribe;
+mod visible;
 mod waiters;
 mod write;
 

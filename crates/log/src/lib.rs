@@ -38,6 +38,7 @@ mod storage;
 pub mod store;
 mod stream;
 mod streamlet;
+mod visibility;
 mod waiters;
 
 pub use arena::{Arena, ArenaConfig, ArenaError, ArenaFull, ArenaStats, Attach, LoadBuffer};
@@ -46,7 +47,7 @@ pub use group::{GroupInfo, SegmentInfo};
 pub use lane::{AppendError, Appended, Lane, LaneStats};
 pub use log::{Log, LogConfig, LogStats, StreamError};
 pub use lookup::Lookup;
-pub use producers::{ProducerMark, marks_of};
+pub use producers::{LaneProducer, ProducerMark, marks_of};
 pub use read::{ReadError, ReadOutcome};
 pub use recovery::{RecoveryReport, RestoreError, Restored};
 pub use replay::Arrived;
@@ -55,6 +56,7 @@ pub use sink::{ChunkReference, DurabilitySink, SinkDirectory, SinkError, SinkErr
 pub use storage::{Extent, Location, ReplayExtentError, SegmentStore, StoredSegment, WriteThrough};
 pub use stream::Stream;
 pub use streamlet::Streamlet;
+pub use visibility::Visibility;
 pub use waiters::{LaneVersion, Observer, SpaceVersion};
 
 #[cfg(test)]

@@ -13,14 +13,16 @@
 //! offset  bytes  field
 //!      0      4  index            of the request's entry it answers
 //!      4      2  status
-//!      6      2  flags            1 end of group, 2 more can be read at once
+//!      6      2  flags            1 end of group, 2 more can be read at once, 4 only what is committed, 8 chunks were left out
 //!      8     16  start            cursor of the data's first byte: group, segment, position
 //!     24     16  next             cursor to go on from
 //!     40      8  durable_ordinal  of the record after the last one that can be read in the lane
 //!     48      4  data_bytes       whole chunks, a multiple of 8
 //!     52      4  zero
 //! ```
-//! Entries with nothing to tell are left out. With status `CursorGone`, `next` is the earliest cursor there is.
+//! Entries with nothing to tell are left out. Of a lane that transactions have written to, records of those that were aborted are
+//! left out (flag 8: ordinals may jump, up to the first chunk behind), and records from the first transaction on that has not
+//! ended; that both is so is what flag 4 says. With status `CursorGone`, `next` is the earliest cursor there is.
 
 use crate::codec::{Reader, Wire, bytes_of, wire_struct};
 use crate::message::{messages, responses};
@@ -45,6 +47,11 @@ pub const ENTRY_FOLLOW_GROUPS: u32 = 1;
 pub const ANSWER_END_OF_GROUP: u16 = 1;
 /// Answer flag: there was more to read than the limits allowed.
 pub const ANSWER_MORE: u16 = 2;
+/// Answer flag: records of transactions are here only if they are committed, and `durable_ordinal` is where the first begins that
+/// has not ended.
+pub const ANSWER_COMMITTED: u16 = 4;
+/// Answer flag: chunks were left out of the data or behind it, and their ordinals with them.
+pub const ANSWER_HOLES: u16 = 8;
 
 /// Where in a lane to start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -199,7 +206,7 @@ pub struct ReadAnswer {
     pub index: u32,
     /// How it went, as a number: a server that is ahead may send some that are unknown here.
     pub status: u16,
-    /// [`ANSWER_END_OF_GROUP`], [`ANSWER_MORE`].
+    /// [`ANSWER_END_OF_GROUP`], [`ANSWER_MORE`], [`ANSWER_COMMITTED`], [`ANSWER_HOLES`].
     pub flags: u16,
     /// Cursor of the data's first byte; the entry's own when there is no data.
     pub start: Cursor,
@@ -230,6 +237,16 @@ impl ReadAnswer {
     /// Whether there was more to read.
     pub fn more(&self) -> bool {
         self.flags & ANSWER_MORE != 0
+    }
+
+    /// Whether records of transactions are there only if they are committed.
+    pub fn committed(&self) -> bool {
+        self.flags & ANSWER_COMMITTED != 0
+    }
+
+    /// Whether chunks were left out.
+    pub fn holes(&self) -> bool {
+        self.flags & ANSWER_HOLES != 0
     }
 
     /// The 56 bytes.

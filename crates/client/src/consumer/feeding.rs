@@ -313,7 +313,8 @@ impl Consumer {
                 // With a lease the entry ends with its group; it stays fed, for there is no more to come.
                 let end_of_group = answer.end_of_group() && track.lease.is_some();
                 self.queued_bytes += data.len();
-                self.queue.push_back(Piece { track: id, data, next: answer.next, end_of_group, credit });
+                let (next, committed, holes) = (answer.next, answer.committed(), answer.holes());
+                self.queue.push_back(Piece { track: id, data, next, end_of_group, committed, holes, credit });
             }
             Some(Status::CursorGone) => {
                 (track.received, track.fed) = (answer.next, false);

@@ -38,11 +38,13 @@ impl KafkaPart {
     }
 }
 
-/// The records of a chunk that is a Kafka batch. Its checksums have been verified by who wants them verified.
+/// The records of a chunk that is a Kafka batch. Its checksums have been verified by who wants them verified. Those of a
+/// transaction are taken only if the server has said that they are `committed`.
 pub(super) fn decode_chunk(
     chunk: &ChunkView<'_>,
     broker: &BrokerPart,
     data: &Bytes,
+    committed: bool,
 ) -> Result<BatchChunk, FormatError> {
     let header = chunk.header();
     if header.compression != Compression::None {
@@ -67,8 +69,8 @@ pub(super) fn decode_chunk(
     if batch.is_control() {
         return Ok(decoded);
     }
-    if batch.is_transactional() {
-        let allowed = "a batch outside of transactions: read this stream with a Kafka consumer";
+    if batch.is_transactional() && !committed {
+        let allowed = "0 from a server that does not know how transactions ended: its door for Kafka clients is closed";
         return Err(FormatError::BadField { field: "kafka batch.transactional", value: 1, allowed });
     }
     let records = match batch.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX)? {
@@ -166,9 +168,14 @@ mod tests {
     }
 
     fn read(from: u64, chunks: &[Vec<u8>]) -> Result<(Batch, u64), String> {
+        read_from(from, chunks, false)
+    }
+
+    fn read_from(from: u64, chunks: &[Vec<u8>], committed: bool) -> Result<(Batch, u64), String> {
         let mut track = Track::new(StreamletId(0), LaneId(0), Cursor::default(), from);
         let data = chunks.concat().into();
-        let mut piece = Piece { track: 0, data, next: Cursor::default(), end_of_group: false, credit: None };
+        let next = Cursor::default();
+        let mut piece = Piece { track: 0, data, next, end_of_group: false, committed, holes: false, credit: None };
         let how = Decoding { verify: true, gaps: GapPolicy::Error, holes: false };
         let decoded = decode(&mut track, &mut piece, how);
         decoded.error.map_or(Ok((decoded.batch, track.delivered.1)), |error| Err(error.to_string()))
@@ -245,8 +252,10 @@ mod tests {
     fn what_cannot_be_read_is_refused() {
         let good = record(0, None, Some(b"a"), 0);
         let refused = |chunk: Vec<u8>| read(0, &[chunk]).map(|_| ()).unwrap_err();
-        let open = refused(chunk(0, 1, KafkaCodec::None, 0x10, std::slice::from_ref(&good)));
+        let in_transaction = chunk(0, 1, KafkaCodec::None, 0x10, std::slice::from_ref(&good));
+        let open = refused(in_transaction.clone());
         assert!(open.contains("transactional"), "{open}");
+        assert_eq!(ordinals(&read_from(0, &[in_transaction], true).unwrap().0), [0]);
         let long = vec![b'k'; 70_000];
         let long = refused(chunk(0, 1, KafkaCodec::Zstd, 0, &[record(0, Some(&long), None, 0)]));
         assert!(long.contains("record.keys"), "{long}");

@@ -352,7 +352,7 @@ impl Consumer {
         let how = Decoding {
             verify: self.settings.verify,
             gaps: self.settings.gaps,
-            holes: self.stream.options.cleanup == Cleanup::Compact,
+            holes: self.stream.options.cleanup.compacts(),
         };
         while let Some(mut piece) = self.queue.pop_front() {
             let before = piece.data.len();

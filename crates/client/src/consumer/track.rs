@@ -43,6 +43,8 @@ pub(super) struct Track {
     pub(super) sent_on: bool,
     /// `received` points at nothing: it has to be looked up again.
     pub(super) astray: bool,
+    /// Records in front of what comes next were left out by the server.
+    pub(super) holes: bool,
     /// Delivered to the end of its group.
     pub(super) ended: bool,
     pub(super) lease: Option<Lease>,
@@ -62,6 +64,7 @@ impl Track {
             may_have_gap: false,
             sent_on: false,
             astray: false,
+            holes: false,
             ended: false,
             lease: None,
         }
@@ -96,6 +99,10 @@ pub(super) struct Piece {
     /// Where reading goes on behind the data.
     pub(super) next: Cursor,
     pub(super) end_of_group: bool,
+    /// Records of transactions are there only if they are committed.
+    pub(super) committed: bool,
+    /// Records were left out.
+    pub(super) holes: bool,
     /// The subscription that it came by, and how many bytes of credit go back with it.
     pub(super) credit: Option<(u64, u64)>,
 }
@@ -129,8 +136,10 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
         error: None,
     };
     let mut offset = 0;
+    track.holes |= piece.holes;
     for chunk in Chunks::new(&piece.data) {
-        let decoded = chunk.and_then(|chunk| Ok((chunk, decode_chunk(&chunk, &piece.data, how.verify)?)));
+        let decode = |chunk: ChunkView<'_>| decode_chunk(&chunk, &piece.data, how.verify, piece.committed);
+        let decoded = chunk.and_then(|chunk| Ok((chunk, decode(chunk)?)));
         let (chunk, mut decoded) = match decoded {
             Ok(decoded) => decoded,
             Err(source) => {
@@ -149,7 +158,7 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
             (track.delivered, track.sent_on) = ((decoded.cursor, found), false);
             break;
         }
-        if decoded.base_ordinal > expected && !how.holes {
+        if decoded.base_ordinal > expected && !how.holes && !track.holes {
             let missing = decoded.base_ordinal - expected;
             if let Some(error) = gap(track, how.gaps, decoded.base_ordinal) {
                 track.delivered.1 = decoded.base_ordinal;
@@ -172,6 +181,8 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
     }
     piece.data = piece.data.slice(offset..);
     if out.error.is_none() {
+        // Of a piece with holes the last one may be behind its last chunk.
+        track.holes = piece.holes || (track.holes && out.bytes == 0);
         track.delivered.0 = piece.next;
         track.ended |= piece.end_of_group && track.lease.is_some();
     }
@@ -190,7 +201,7 @@ fn gap(track: &Track, policy: GapPolicy, found: u64) -> Option<ClientError> {
     }
 }
 
-fn decode_chunk(chunk: &ChunkView<'_>, data: &Bytes, verify: bool) -> Result<BatchChunk, FormatError> {
+fn decode_chunk(chunk: &ChunkView<'_>, data: &Bytes, verify: bool, committed: bool) -> Result<BatchChunk, FormatError> {
     let header = chunk.header();
     if verify {
         chunk.verify()?;
@@ -198,7 +209,7 @@ fn decode_chunk(chunk: &ChunkView<'_>, data: &Bytes, verify: bool) -> Result<Bat
     let broker = chunk.broker()?;
     match header.kind {
         PayloadKind::Records => {}
-        PayloadKind::KafkaBatch => return kafka::decode_chunk(chunk, &broker, data),
+        PayloadKind::KafkaBatch => return kafka::decode_chunk(chunk, &broker, data, committed),
         kind => {
             let (value, allowed) =
                 (kind as u64, "0 (KerA records) or 1 (a Kafka batch): this client reads no other kind");
@@ -248,7 +259,8 @@ mod tests {
 
     fn piece(chunks: &[Vec<u8>]) -> Piece {
         let next = Cursor { group: GroupId::new(1, 1), position: 9_000, ..Cursor::default() };
-        Piece { track: 0, data: chunks.concat().into(), next, end_of_group: false, credit: None }
+        let data = chunks.concat().into();
+        Piece { track: 0, data, next, end_of_group: false, committed: false, holes: false, credit: None }
     }
 
     fn how(gaps: GapPolicy) -> Decoding {
@@ -281,6 +293,21 @@ mod tests {
         let decoded = decode(&mut track, &mut piece, how(GapPolicy::Count));
         assert!(decoded.error.is_none());
         assert_eq!(decoded.batch.base_ordinal(), 7);
+    }
+
+    #[test]
+    fn what_the_server_left_out_is_no_gap_up_to_the_chunk_behind_it() {
+        let mut track = track(0);
+        let mut left_out = piece(&[chunk(3, 2, Compression::None, 128)]);
+        left_out.holes = true;
+        let decoded = decode(&mut track, &mut left_out, how(GapPolicy::Error));
+        assert_eq!((decoded.error.is_none(), decoded.removed, track.delivered.1), (true, 0, 5));
+        let mut nothing = piece(&[]);
+        assert!(decode(&mut track, &mut nothing, how(GapPolicy::Error)).error.is_none());
+        let decoded = decode(&mut track, &mut piece(&[chunk(9, 1, Compression::None, 700)]), how(GapPolicy::Error));
+        assert_eq!((decoded.error.is_none(), track.delivered.1), (true, 10), "it was left out behind the piece before");
+        let decoded = decode(&mut track, &mut piece(&[chunk(12, 1, Compression::None, 900)]), how(GapPolicy::Error));
+        assert!(matches!(decoded.error, Some(ClientError::Gap { expected: 10, found: 12, .. })));
     }
 
     #[test]

@@ -7,18 +7,21 @@
 mod append;
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
-use kera_format::{Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamletId};
+use kera_format::{
+    Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId, SegmentIndex, StreamId, StreamletId,
+};
 use parking_lot::Mutex;
 
 use crate::group::{Chain, GroupInfo, SegmentInfo, Slot};
-use crate::producers::Producers;
+use crate::producers::{LaneProducer, Producers};
 use crate::segment::Segment;
 use crate::shared::Shared;
 use crate::sink::{DurabilitySink, Ticket};
 use crate::streamlet::StreamletShared;
+use crate::visibility::Visibility;
 use crate::waiters::{LaneVersion, Observer, Waiters};
 
 pub use append::{AppendError, Appended};
@@ -113,6 +116,7 @@ pub struct Lane {
     /// On the list of lanes that [`crate::made_durable`] is about to wake.
     pub(crate) settling: AtomicBool,
     pub(crate) duplicates: AtomicU64,
+    pub(crate) visibility: OnceLock<Arc<dyn Visibility>>,
 }
 
 impl Lane {
@@ -127,6 +131,7 @@ impl Lane {
             floor_ordinal: AtomicU64::new(0),
             settling: AtomicBool::new(false),
             duplicates: AtomicU64::new(0),
+            visibility: OnceLock::new(),
         })
     }
 
@@ -308,6 +313,17 @@ impl Lane {
     /// The lane's state as of now, for [`Lane::wait`] without a read.
     pub fn version(&self) -> LaneVersion {
         LaneVersion(self.state.lock().version)
+    }
+
+    /// A producer goes on with this epoch, from number 0: see [`crate::producers`]. In memory only: after a restart the lane
+    /// knows what chunks say.
+    pub fn raise_producer_epoch(&self, id: ProducerId, epoch: ProducerEpoch) {
+        self.state.lock().producers.raise_epoch(id, epoch);
+    }
+
+    /// The producers that wrote last, the latest first, so many at most.
+    pub fn producers(&self, limit: usize) -> Vec<LaneProducer> {
+        self.state.lock().producers.latest(limit)
     }
 
     /// How much is in it.

@@ -1,0 +1,258 @@
+//! What native readers see of a lane that transactions have written to: what is committed.
+//!
+//! Chunks of aborted transactions are left out, and nothing is read from the first transaction on that has not ended. Markers stay:
+//! they are what a reader's ordinals go on with behind what was left out. Lanes without transactions, which is nearly all, pay a
+//! load for it.
+//!
+//! Who reads first and asks then misses nothing: a lane's [`Visibility`](kera_log::Visibility) is set before the first record is appended that it is
+//! about, so a reader that has found such a record finds it, too. And the transaction of that record is known to run, or to have
+//! ended, before it can be read (docs/decisions/0013-kafka-transactions.md).
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kera_format::chunk::{Chunks, PayloadKind};
+use kera_format::kafka_batch::KafkaBatchView;
+use kera_format::{ChunkView, Cursor};
+use kera_log::{Lane, ReadOutcome, Visibility};
+
+/// What was done to what a read has found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Shown {
+    /// Records of transactions are left in it only if they are committed.
+    pub(crate) committed: bool,
+    /// Some were left out.
+    pub(crate) holes: bool,
+}
+
+/// Where readers of a lane come to its end; `durable` is its durable end, from before the call.
+pub(crate) fn end(lane: &Lane, durable: u64) -> u64 {
+    lane.visibility().map_or(durable, |by| by.end(durable).min(durable))
+}
+
+/// Takes out of a read what nobody may see.
+pub(crate) fn narrow(lane: &Lane, outcome: &mut ReadOutcome) -> Shown {
+    let Some(by) = lane.visibility() else { return Shown::default() };
+    let end = end(lane, outcome.durable_ordinal);
+    outcome.durable_ordinal = end;
+    let mut passing = Passing { by, end, hidden: None, aborted: HashSet::new() };
+    let (mut shown, mut holes) = (Vec::with_capacity(outcome.data.len()), false);
+    let mut stop = None;
+    for data in std::mem::take(&mut outcome.data) {
+        let (kept, skipped, stopped) = passing.pass(&data);
+        shown.extend(kept.into_iter().map(|(from, to)| data.slice(from..to)));
+        holes |= skipped;
+        stop = stopped;
+        if stop.is_some() {
+            break;
+        }
+    }
+    outcome.data_bytes = shown.iter().map(Bytes::len).sum();
+    outcome.data = shown;
+    if let Some(cursor) = stop {
+        // What comes next becomes readable with the marker of a transaction, whose append moves the lane.
+        (outcome.next, outcome.at_durable_end) = (cursor, true);
+        (outcome.end_of_group, outcome.loading) = (false, false);
+    }
+    Shown { committed: true, holes }
+}
+
+/// A walk over the chunks of one read.
+struct Passing<'a> {
+    by: &'a Arc<dyn Visibility>,
+    end: u64,
+    /// Aborted transactions that begin ahead, the next one last.
+    hidden: Option<Vec<(i64, u64)>>,
+    /// Producers whose aborted transaction the walk is in.
+    aborted: HashSet<i64>,
+}
+
+impl Passing<'_> {
+    /// The ranges of `data` that are shown, whether some are not, and the chunk where readers have to wait.
+    fn pass(&mut self, data: &Bytes) -> (Vec<(usize, usize)>, bool, Option<Cursor>) {
+        let mut kept: Vec<(usize, usize)> = Vec::new();
+        let (mut at, mut skipped) = (0, false);
+        for chunk in Chunks::new(data) {
+            // What is damaged goes on as it is: its reader says so.
+            let Some((chunk, place)) = chunk.ok().and_then(|chunk| Some((chunk, chunk.broker().ok()?))) else {
+                kept.push((at, data.len()));
+                break;
+            };
+            if place.base_ordinal >= self.end {
+                let cursor = Cursor { group: place.group, segment: place.segment, position: place.position };
+                return (kept, skipped, Some(cursor));
+            }
+            let to = at + chunk.as_bytes().len();
+            if self.is_hidden(&chunk, place.base_ordinal) {
+                skipped = true;
+            } else {
+                match kept.last_mut() {
+                    Some((_, end)) if *end == at => *end = to,
+                    _ => kept.push((at, to)),
+                }
+            }
+            at = to;
+        }
+        (kept, skipped, None)
+    }
+
+    fn is_hidden(&mut self, chunk: &ChunkView<'_>, ordinal: u64) -> bool {
+        if chunk.header().kind != PayloadKind::KafkaBatch {
+            return false;
+        }
+        let Ok(batch) = KafkaBatchView::parse(chunk.payload()) else { return false };
+        if !batch.is_transactional() {
+            return false;
+        }
+        let hidden = self.hidden.get_or_insert_with(|| {
+            let mut hidden = self.by.hidden(ordinal, self.end);
+            hidden.sort_unstable_by_key(|(_, first)| std::cmp::Reverse(*first));
+            hidden
+        });
+        while let Some((producer, _)) = hidden.pop_if(|(_, first)| *first <= ordinal) {
+            self.aborted.insert(producer);
+        }
+        if batch.is_control() {
+            self.aborted.remove(&batch.producer_id());
+            return false;
+        }
+        self.aborted.contains(&batch.producer_id())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_format::chunk::{ChunkTarget, seal_in_place};
+    use kera_format::kafka_batch::KAFKA_BATCH_HEADER_BYTES;
+    use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, Compression, GroupId};
+    use proptest::prelude::*;
+
+    const TRANSACTIONAL: u8 = 0x10;
+    const MARKER: u8 = 0x30;
+
+    #[derive(Debug)]
+    struct Fixed {
+        end: u64,
+        hidden: Vec<(i64, u64, u64)>,
+    }
+
+    impl Visibility for Fixed {
+        fn end(&self, durable: u64) -> u64 {
+            self.end.min(durable)
+        }
+        fn hidden(&self, from: u64, to: u64) -> Vec<(i64, u64)> {
+            let touches = |(_, first, marker): &&(i64, u64, u64)| *first < to && *marker >= from;
+            self.hidden.iter().filter(touches).map(|(producer, first, _)| (*producer, *first)).collect()
+        }
+    }
+
+    /// A chunk of one record at each ordinal: producer and attributes.
+    fn data(first: u64, chunks: &[(i64, u8)]) -> Bytes {
+        let mut data = Vec::new();
+        for (n, (producer, attributes)) in chunks.iter().enumerate() {
+            let mut batch = vec![0; KAFKA_BATCH_HEADER_BYTES];
+            batch[8..12].copy_from_slice(&(KAFKA_BATCH_HEADER_BYTES as u32 - 12).to_be_bytes());
+            (batch[16], batch[22]) = (2, *attributes);
+            batch[43..51].copy_from_slice(&producer.to_be_bytes());
+            let mut chunk = vec![0; CHUNK_HEADER_BYTES];
+            chunk.extend_from_slice(&batch);
+            let target = ChunkTarget::default();
+            seal_in_place(&mut chunk, &target, PayloadKind::KafkaBatch, Compression::None, 1, 0).unwrap();
+            let (base_ordinal, position) = (first + n as u64, data.len() as u32);
+            BrokerPart { group: GroupId::new(1, 1), base_ordinal, position, ..BrokerPart::default() }.stamp(&mut chunk);
+            data.extend_from_slice(&chunk);
+        }
+        data.into()
+    }
+
+    /// The ordinals that are shown, and where readers have to wait.
+    fn shown(by: Fixed, pieces: &[Bytes]) -> (Vec<u64>, Option<u32>) {
+        let end = by.end;
+        let by: Arc<dyn Visibility> = Arc::new(by);
+        let mut passing = Passing { by: &by, end, hidden: None, aborted: HashSet::new() };
+        let mut ordinals = Vec::new();
+        for piece in pieces {
+            let (kept, skipped, stop) = passing.pass(piece);
+            let whole: usize = kept.iter().map(|(from, to)| to - from).sum();
+            assert!(skipped || stop.is_some() || whole == piece.len());
+            for (from, to) in kept {
+                ordinals
+                    .extend(Chunks::new(&piece[from..to]).map(|chunk| chunk.unwrap().broker().unwrap().base_ordinal));
+            }
+            if let Some(cursor) = stop {
+                return (ordinals, Some(cursor.position));
+            }
+        }
+        (ordinals, None)
+    }
+
+    #[test]
+    fn aborted_records_are_left_out_up_to_their_marker() {
+        let chunks = [
+            (7, TRANSACTIONAL),
+            (8, TRANSACTIONAL),
+            (-1, 0),
+            (7, TRANSACTIONAL),
+            (8, MARKER),
+            (7, MARKER),
+            (7, TRANSACTIONAL),
+            (7, MARKER),
+        ];
+        let all = data(10, &chunks);
+        let by = || Fixed { end: 18, hidden: vec![(7, 10, 15)] };
+        assert_eq!(shown(by(), std::slice::from_ref(&all)), (vec![11, 12, 14, 15, 16, 17], None));
+        // From the middle of it on, and over the boundary of two segments.
+        assert_eq!(shown(by(), &[data(13, &chunks[3..])]).0, [14, 15, 16, 17]);
+        assert_eq!(shown(by(), &[data(10, &chunks[..2]), data(12, &chunks[2..])]).0, [11, 12, 14, 15, 16, 17]);
+    }
+
+    #[test]
+    fn readers_wait_where_a_transaction_runs() {
+        let all = data(0, &[(-1, 0), (7, TRANSACTIONAL), (-1, 0)]);
+        let chunk_bytes = (all.len() / 3) as u32;
+        assert_eq!(shown(Fixed { end: 1, hidden: vec![] }, &[all]), (vec![0], Some(chunk_bytes)));
+    }
+
+    proptest! {
+        /// Producers take turns; whatever order their transactions have, what is shown is what was committed.
+        #[test]
+        fn what_is_shown_is_what_was_committed(
+            steps in prop::collection::vec((1..4_i64, 0..4_u8), 1..60),
+            from in 0..60_usize,
+            cut in 0..60_usize,
+        ) {
+            let mut chunks = Vec::new();
+            let mut open: std::collections::BTreeMap<i64, u64> = Default::default();
+            let (mut hidden, mut dead) = (Vec::new(), HashSet::new());
+            let mut of: std::collections::BTreeMap<i64, Vec<u64>> = Default::default();
+            for (producer, step) in steps {
+                let at = chunks.len() as u64;
+                match step {
+                    0 => chunks.push((-1, 0)),
+                    1 | 2 if open.contains_key(&producer) => {
+                        chunks.push((producer, MARKER));
+                        let (first, records) = (open.remove(&producer).unwrap(), of.remove(&producer).unwrap());
+                        if step == 2 {
+                            hidden.push((producer, first, at));
+                            dead.extend(records);
+                        }
+                    }
+                    _ => {
+                        chunks.push((producer, TRANSACTIONAL));
+                        open.entry(producer).or_insert(at);
+                        of.entry(producer).or_default().push(at);
+                    }
+                }
+            }
+            let end = open.values().min().copied().unwrap_or(chunks.len() as u64);
+            let from = from.min(chunks.len());
+            let cut = cut.clamp(from, chunks.len());
+            let pieces = [data(from as u64, &chunks[from..cut]), data(cut as u64, &chunks[cut..])];
+            let expected: Vec<u64> =
+                (from as u64..end.max(from as u64)).filter(|at| !dead.contains(at)).collect();
+            prop_assert_eq!(shown(Fixed { end, hidden }, &pieces).0, expected);
+        }
+    }
+}

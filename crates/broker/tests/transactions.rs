@@ -1,0 +1,133 @@
+//! Native readers of lanes that transactions have written to.
+
+mod common;
+
+use std::sync::Arc;
+
+use common::*;
+use kera_format::chunk::{ChunkTarget, PayloadKind, seal_in_place};
+use kera_format::kafka_batch::KAFKA_BATCH_HEADER_BYTES;
+use kera_format::{CHUNK_HEADER_BYTES, ChunkView, Compression, Cursor, LaneId, StreamletId};
+use kera_log::{Lane, Visibility};
+use kera_protocol::{Lookup, ReadAnswer, ReadChunksResponse, Start, Subscribe};
+use parking_lot::Mutex;
+
+const TRANSACTIONAL: u8 = 0x10;
+const MARKER: u8 = 0x30;
+
+/// What the Kafka door would know.
+#[derive(Debug, Default)]
+struct Known {
+    open: Option<u64>,
+    aborted: Vec<(i64, u64)>,
+}
+
+#[derive(Debug, Default)]
+struct Shared(Mutex<Known>);
+
+impl Visibility for Shared {
+    fn end(&self, durable: u64) -> u64 {
+        self.0.lock().open.map_or(durable, |open| open.min(durable))
+    }
+    fn hidden(&self, _: u64, _: u64) -> Vec<(i64, u64)> {
+        self.0.lock().aborted.clone()
+    }
+}
+
+fn lane(house: &House) -> Arc<Lane> {
+    house.stream(STREAM, options(1, 1));
+    let stream = house.log.stream(STREAM).unwrap();
+    Arc::clone(stream.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap())
+}
+
+/// Appends a batch of one record; its ordinal.
+fn append(lane: &Arc<Lane>, attributes: u8) -> u64 {
+    let mut chunk = vec![0; CHUNK_HEADER_BYTES + KAFKA_BATCH_HEADER_BYTES];
+    let batch = &mut chunk[CHUNK_HEADER_BYTES..];
+    batch[11] = KAFKA_BATCH_HEADER_BYTES as u8 - 12;
+    (batch[16], batch[22], batch[50], batch[60]) = (2, attributes, 9, 1);
+    let target = ChunkTarget { stream: STREAM, ..ChunkTarget::default() };
+    seal_in_place(&mut chunk, &target, PayloadKind::KafkaBatch, Compression::None, 1, 0).unwrap();
+    lane.append(&ChunkView::parse(&chunk).unwrap(), 1).unwrap().base_ordinal
+}
+
+fn subscribe(peer: &mut Peer) {
+    let entries = vec![entry(STREAM, 0, 0, Cursor::default())];
+    peer.send(&Subscribe { credit_bytes: 1 << 20, push_bytes_max: 0, entries });
+    assert_eq!(peer.frames().len(), 2, "that it stands, and what can be read");
+}
+
+fn told(response: &ReadChunksResponse) -> (&ReadAnswer, Vec<u64>) {
+    let (answer, data) = &response.answers[0];
+    (answer, ordinals(data))
+}
+
+#[test]
+fn readers_wait_for_the_end_of_a_transaction_and_pass_over_an_aborted_one() {
+    let house = House::new();
+    let lane = lane(&house);
+    let known = Arc::new(Shared::default());
+    lane.set_visibility(|| Arc::clone(&known) as Arc<dyn Visibility>);
+    known.0.lock().open = Some(1);
+    append(&lane, 0);
+    append(&lane, TRANSACTIONAL);
+    append(&lane, 0);
+
+    let (mut pushed, mut polled) = (house.peer(), house.peer());
+    subscribe(&mut pushed);
+    let first: ReadChunksResponse = polled.read(STREAM, Cursor::default());
+    let (answer, found) = told(&first);
+    assert_eq!((found, answer.durable_ordinal, answer.committed(), answer.holes()), (vec![0], 1, true, false));
+    polled.send(&read_request(&[entry(STREAM, 0, 0, answer.next)], 5_000));
+    assert!(polled.frames().is_empty(), "it waits");
+    let looked = polled.call(&Lookup { stream: STREAM, streamlet: StreamletId(0), lane: LaneId(0), at: Start::Latest });
+    assert_eq!((looked.ordinal, looked.durable_ordinal, looked.cursor), (1, 1, answer.next));
+
+    // It aborts: nobody may see ordinal 1.
+    {
+        let mut known = known.0.lock();
+        append(&lane, MARKER);
+        (known.open, known.aborted) = (None, vec![(9, 1)]);
+    }
+    for peer in [&mut pushed, &mut polled] {
+        peer.run(&house);
+        let answer: ReadChunksResponse = peer.frame().decode();
+        let (answer, found) = told(&answer);
+        assert_eq!((found, answer.durable_ordinal, answer.committed(), answer.holes()), (vec![2, 3], 4, true, true));
+    }
+}
+
+#[test]
+fn a_read_that_finds_only_aborted_records_says_where_to_go_on() {
+    let house = House::new();
+    let lane = lane(&house);
+    append(&lane, TRANSACTIONAL);
+    append(&lane, MARKER);
+    let known = Shared(Mutex::new(Known { open: None, aborted: vec![(9, 0)] }));
+    lane.set_visibility(|| Arc::new(known));
+    let mut peer = house.peer();
+    let mut request = read_request(&[entry(STREAM, 0, 0, Cursor::default())], 5_000);
+    (request.max_bytes, request.min_bytes) = (100, 1_000);
+    peer.send(&request);
+    let first: ReadChunksResponse = peer.frame().decode();
+    let (answer, found) = told(&first);
+    assert_eq!((found, answer.holes(), answer.more()), (vec![], true, true));
+    let second = peer.read(STREAM, answer.next);
+    assert_eq!(told(&second).1, [1]);
+}
+
+#[test]
+fn deleted_records_are_in_front_of_every_start() {
+    let house = House::new();
+    let lane = lane(&house);
+    for _ in 0..4 {
+        append(&lane, 0);
+    }
+    lane.raise_floor(2);
+    let mut peer = house.peer();
+    for at in [Start::Earliest, Start::Ordinal(1), Start::TimeMs(0)] {
+        let looked = peer.call(&Lookup { stream: STREAM, streamlet: StreamletId(0), lane: LaneId(0), at });
+        assert_eq!(looked.ordinal, 2, "{at:?}");
+        assert_eq!(ordinals(&peer.read(STREAM, looked.cursor).answers[0].1), [2, 3]);
+    }
+}
