@@ -278,8 +278,8 @@ fn check_options(options: &StreamOptions, limits: &Limits) -> Result<(), Coordin
         let there = if nodes == 1 { "there is 1 node".to_owned() } else { format!("there are {nodes} nodes") };
         mistakes.push(format!("replication is {wanted}, but {there} to hold copies; ask for {nodes} at most"));
     }
-    if options.cleanup == Cleanup::Compact {
-        mistakes.push("cleanup is compact, which is not built yet; use delete".into());
+    if options.cleanup != Cleanup::Delete {
+        mistakes.push(format!("cleanup is {}, which is not built yet; use delete", options.cleanup));
     }
     if options.virtual_logs > 0 {
         let wanted = options.virtual_logs;

@@ -353,7 +353,7 @@ fn parse_options(bytes: &[u8]) -> Result<StreamOptions, FormatError> {
             .ok_or_else(|| choice("catalog_entry.options.durability", bytes[24], "0 or 1"))?,
         order: Order::from_u8(bytes[25]).ok_or_else(|| choice("catalog_entry.options.order", bytes[25], "0 or 1"))?,
         cleanup: Cleanup::from_u8(bytes[26])
-            .ok_or_else(|| choice("catalog_entry.options.cleanup", bytes[26], "0 or 1"))?,
+            .ok_or_else(|| choice("catalog_entry.options.cleanup", bytes[26], "0, 1 or 2"))?,
         retention_ms: (flags & 1 != 0).then(|| u64_at(bytes, 32)),
         retention_bytes: (flags & 2 != 0).then(|| u64_at(bytes, 40)),
         retention_consumed: flags & 4 != 0,

@@ -562,13 +562,20 @@ pub fn verify_image(bytes: &[u8]) -> Result<(SegmentHeader, SegmentProgress), Fo
     let head = progress.head as usize;
     FormatError::need("segment image", head, bytes.len())?;
     let (mut at, mut chunks, mut ordinal) = (SEGMENT_HEADER_BYTES, 0u32, header.base_ordinal);
+    let mut position = SEGMENT_HEADER_BYTES as u32;
     while at < head {
         let chunk = ChunkView::parse(&bytes[at..head])?;
         let broker = chunk.broker()?;
         chunk.verify()?;
         let id = header.id;
+        // Chunks of a compacted segment say where they were appended.
+        if !header.is_compacted() {
+            position = at as u32;
+        } else if (position..header.capacity_bytes).contains(&broker.position) {
+            position = broker.position;
+        }
         let fields = [
-            ("chunk.position", u64::from(broker.position), at as u64),
+            ("chunk.position", u64::from(broker.position), position.into()),
             ("chunk.segment", broker.segment.0.into(), id.index.0.into()),
             ("chunk.group", broker.group.0, id.group.0),
             ("chunk.lane", broker.lane.0.into(), id.lane.0.into()),
@@ -584,6 +591,7 @@ pub fn verify_image(bytes: &[u8]) -> Result<(SegmentHeader, SegmentProgress), Fo
         }
         ordinal = broker.base_ordinal.saturating_add(chunk.header().record_count.into());
         at += chunk.as_bytes().len();
+        position += chunk.as_bytes().len() as u32;
         chunks += 1;
     }
     if chunks != progress.chunk_count {

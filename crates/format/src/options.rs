@@ -31,8 +31,22 @@ pub enum Cleanup {
     /// By the retention limits.
     #[default]
     Delete = 0,
-    /// The last record of each key is kept.
+    /// The last record of each key is kept; the retention limits of time and size do not count.
     Compact = 1,
+    /// The last record of each key is kept, within the retention limits.
+    CompactDelete = 2,
+}
+
+impl Cleanup {
+    /// Whether the last record of each key is kept.
+    pub fn compacts(self) -> bool {
+        self != Cleanup::Delete
+    }
+
+    /// Whether the retention limits of time and size count.
+    pub fn deletes(self) -> bool {
+        self != Cleanup::Compact
+    }
 }
 
 macro_rules! named {
@@ -65,7 +79,7 @@ macro_rules! named {
 }
 named!(Durability { Process = 0 => "process", Power = 1 => "power" });
 named!(Order { Lane = 0 => "lane", None = 1 => "none" });
-named!(Cleanup { Delete = 0 => "delete", Compact = 1 => "compact" });
+named!(Cleanup { Delete = 0 => "delete", Compact = 1 => "compact", CompactDelete = 2 => "compact,delete" });
 
 /// The options of a stream. [`Default`] is what `kera stream create NAME` gives.
 #[derive(Clone, PartialEq, Eq, Debug)]

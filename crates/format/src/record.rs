@@ -4,7 +4,7 @@
 //! ```text
 //! offset  bytes  field
 //!      0      4  length         of the whole record
-//!      4      1  flags          1 version, 2 timestamp, 4 checksum, 8 no value (a tombstone); the rest zero
+//!      4      1  flags          1 version, 2 timestamp, 4 checksum, 8 no value (a tombstone), 16 removed; the rest zero
 //!      5      1  key_count
 //!      6      2  value_offset   where the value starts; the value ends with the record
 //!   then      4  checksum       if flagged: CRC-32C of the record without this field
@@ -26,7 +26,11 @@ const FLAG_VERSION: u8 = 1;
 const FLAG_TIMESTAMP: u8 = 2;
 const FLAG_CHECKSUM: u8 = 4;
 const FLAG_NO_VALUE: u8 = 8;
-const FLAGS_KNOWN: u8 = FLAG_VERSION | FLAG_TIMESTAMP | FLAG_CHECKSUM | FLAG_NO_VALUE;
+const FLAG_REMOVED: u8 = 16;
+const FLAGS_KNOWN: u8 = FLAG_VERSION | FLAG_TIMESTAMP | FLAG_CHECKSUM | FLAG_NO_VALUE | FLAG_REMOVED;
+
+/// What stands in place of a record that compaction has removed: it is counted, and is none.
+pub const REMOVED_RECORD: [u8; RECORD_HEADER_BYTES] = [8, 0, 0, 0, FLAG_REMOVED, 0, 8, 0];
 
 /// A record to be written. Borrows everything; `encode` copies it once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,7 +195,11 @@ impl<'a> RecordView<'a> {
         }
         FormatError::need("record", length, bytes.len())?;
         if flags & !FLAGS_KNOWN != 0 {
-            return Err(FormatError::BadField { field: "record.flags", value: flags.into(), allowed: "bits 0 to 3" });
+            return Err(FormatError::BadField { field: "record.flags", value: flags.into(), allowed: "bits 0 to 4" });
+        }
+        if flags & FLAG_REMOVED != 0 && bytes[..RECORD_HEADER_BYTES] != REMOVED_RECORD {
+            let allowed = "16 alone, in a record of 8 bytes";
+            return Err(FormatError::BadField { field: "record.flags", value: flags.into(), allowed });
         }
         let view = RecordView { bytes: &bytes[..length] };
         if flags == 0 && key_count == 0 && value_offset == RECORD_HEADER_BYTES {
@@ -253,10 +261,20 @@ impl<'a> RecordView<'a> {
         self.bytes
     }
 
+    /// Whether compaction has removed it: it has its number and nothing else, and is not shown.
+    #[inline]
+    pub fn is_removed(&self) -> bool {
+        self.bytes[4] & FLAG_REMOVED != 0
+    }
+
     /// The value; `None` is a tombstone.
     #[inline]
     pub fn value(&self) -> Option<&'a [u8]> {
-        if self.bytes[4] & FLAG_NO_VALUE != 0 { None } else { Some(&self.bytes[u16_at(self.bytes, 6) as usize..]) }
+        if self.bytes[4] & (FLAG_NO_VALUE | FLAG_REMOVED) != 0 {
+            None
+        } else {
+            Some(&self.bytes[u16_at(self.bytes, 6) as usize..])
+        }
     }
 
     /// How many keys it has.

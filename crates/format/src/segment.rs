@@ -13,8 +13,10 @@
 //!     32      4  index             in its group
 //!     36      4  capacity_bytes    of the buffer, header included; a power of two from 64 KiB to 16 MiB
 //!     40      8  base_ordinal      of the first record
-//!     48      8  created_ms
+//!     48      8  created_ms        of a compacted segment: when it was compacted first, i64::MAX if that was in part only
 //!     56      4  flags             bit 0: lane state before this segment does not matter (first of its lane's epoch)
+//!                                  bit 1: compacted, see SegmentHeader::is_compacted
+//!                                  bits 8 to 31: how often it was rewritten
 //!     60      4  checksum          CRC-32C of bytes 0..60
 //!   ---- above never changes; below changes in place while the segment is open, each field one aligned store ----
 //!     64      8  head              where the next append goes; everything below is whole chunks
@@ -63,6 +65,15 @@ pub mod at {
     /// `closed_checksum`, 4 bytes.
     pub const CLOSED_CHECKSUM: usize = 124;
 }
+
+/// Bit 1 of a header's flags: see [`SegmentHeader::is_compacted`].
+pub const FLAG_COMPACTED: u32 = 2;
+/// Where the count of rewrites starts in the flags.
+const REWRITES_SHIFT: u32 = 8;
+/// The most often that a segment can be rewritten.
+pub const REWRITES_MAX: u32 = u32::MAX >> REWRITES_SHIFT;
+/// `created_ms` of a segment that was compacted in part only.
+pub const COMPACTED_IN_PART: i64 = i64::MAX;
 
 /// Whether a segment takes appends. The numbers never change; zero is no state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -125,6 +136,32 @@ pub struct SegmentProgress {
 }
 
 impl SegmentHeader {
+    /// Whether records were removed from it. Then the positions in its chunks are those that they had when they were appended
+    /// and rise from chunk to chunk, but are not where the chunks lie; ordinals have holes. The last chunk is always there.
+    pub fn is_compacted(&self) -> bool {
+        self.flags & FLAG_COMPACTED != 0
+    }
+
+    /// How often it was rewritten: of two images of one segment the one with more counts.
+    pub fn rewrites(&self) -> u32 {
+        self.flags >> REWRITES_SHIFT
+    }
+
+    /// When it was compacted first; `None` if it was not, or in part only.
+    pub fn compacted_ms(&self) -> Option<i64> {
+        (self.is_compacted() && self.created_ms != COMPACTED_IN_PART).then_some(self.created_ms)
+    }
+
+    /// The header of the segment as it is rewritten at `now_ms`, `None` if it cannot be any more. `whole`: everything that it
+    /// hides in front of it has gone.
+    pub fn rewritten(&self, now_ms: i64, whole: bool) -> Option<SegmentHeader> {
+        let rewrites = self.rewrites() + 1;
+        let created_ms = self.compacted_ms().unwrap_or(if whole { now_ms } else { COMPACTED_IN_PART });
+        let low = self.flags & ((1 << REWRITES_SHIFT) - 1);
+        let flags = low | FLAG_COMPACTED | rewrites << REWRITES_SHIFT;
+        (rewrites <= REWRITES_MAX).then_some(SegmentHeader { created_ms, flags, ..*self })
+    }
+
     /// Writes the first 64 bytes of the segment.
     pub fn write(&self, segment: &mut [u8]) {
         put(segment, 0, &SEGMENT_MAGIC.to_le_bytes());

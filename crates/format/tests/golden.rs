@@ -10,6 +10,7 @@ mod golden;
 use golden::{Case, Golden, Layout, Refused};
 use kera_format::chunk::{ChunkTarget, PayloadKind, seal_in_place};
 use kera_format::ids::*;
+use kera_format::record::REMOVED_RECORD;
 use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
 use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Compression, Record, RecordView, Records};
 
@@ -50,8 +51,12 @@ fn records() -> Vec<(&'static str, &'static str, Record<'static>)> {
     ]
 }
 
+fn record_head(bytes: &[u8]) -> Layout<'_> {
+    Layout::of(bytes).u32("length").u8("flags").u8("key_count").u16("value_offset")
+}
+
 fn record_case(name: &str, about: &str, record: &Record<'_>, bytes: &[u8]) -> Case {
-    let mut layout = Layout::of(bytes).u32("length").u8("flags").u8("key_count").u16("value_offset");
+    let mut layout = record_head(bytes);
     if record.checksum {
         layout = layout.u32("checksum");
     }
@@ -73,6 +78,12 @@ fn record_case(name: &str, about: &str, record: &Record<'_>, bytes: &[u8]) -> Ca
     layout.case(name, about)
 }
 
+/// No encoder but compaction writes it.
+fn removed_record() -> Case {
+    let case = record_head(&REMOVED_RECORD).case("removed", "what compaction leaves of a record: it is counted only");
+    Case { encoders: false, ..case }
+}
+
 fn refused_record(name: &str, bytes: Vec<u8>) -> Refused {
     let error = RecordView::parse(&bytes).and_then(|view| view.verify()).expect_err(name).to_string();
     Refused { name: name.into(), bytes, error }
@@ -89,7 +100,10 @@ fn refused_records() -> Vec<Refused> {
         refused_record("shorter than its header", vec![8, 0, 0, 0, 0, 0, 8]),
         refused_record("length below 8", with("value", 0, 7)),
         refused_record("length beyond the bytes that are there", with("value", 0, 14)),
-        refused_record("unknown flag", with("value", 4, 16)),
+        refused_record("unknown flag", with("value", 4, 32)),
+        refused_record("removed, and more than 8 bytes long", with("value", 4, 16)),
+        refused_record("removed, with another flag", vec![8, 0, 0, 0, 17, 0, 8, 0]),
+        refused_record("removed, with a key", vec![8, 0, 0, 0, 16, 1, 8, 0]),
         refused_record("value offset before the header's end", with("value", 6, 7)),
         refused_record("value offset behind the header's end without keys", with("value", 6, 9)),
         refused_record("value offset behind the record", with("key and value", 6, 200)),
@@ -107,10 +121,11 @@ fn records_are_the_golden_bytes() {
     let code = Golden {
         structure: "record".into(),
         document: "docs/formats/record.md".into(),
-        cases: records().iter().map(case).collect(),
+        cases: records().iter().map(case).chain([removed_record()]).collect(),
         refused: refused_records(),
     };
     let file = golden::check("record.json", &code);
+    assert!(RecordView::parse(&file.case("removed").bytes()).expect("removed").is_removed());
     for (name, _, record) in records() {
         let bytes = file.case(name).bytes();
         let view = RecordView::parse(&bytes).expect(name);
@@ -340,12 +355,27 @@ fn segments() -> Vec<(&'static str, &'static str, SegmentProgress)> {
             "the last segment of its group",
             SegmentProgress { state: SegmentState::ClosedGroup, durable_head: 1_048_000, ..closed },
         ),
+        (
+            "compacted",
+            "compacted a second time: created_ms is of the first, the head is where its bytes end now",
+            SegmentProgress { head: 4_000, durable_head: 4_000, chunk_count: 5, ..closed },
+        ),
     ]
 }
 
+/// The half that never changes, of the case with this name.
+fn header_of(name: &str) -> SegmentHeader {
+    let twice = || SEGMENT.rewritten(1_700_000_100_000, true)?.rewritten(1_700_000_200_000, true);
+    if name == "compacted" { twice().expect("it was rewritten less than 2^24 times") } else { SEGMENT }
+}
+
 fn segment_bytes(progress: &SegmentProgress) -> Vec<u8> {
+    bytes_of("", progress)
+}
+
+fn bytes_of(name: &str, progress: &SegmentProgress) -> Vec<u8> {
     let mut bytes = vec![0; 128];
-    SEGMENT.write(&mut bytes);
+    header_of(name).write(&mut bytes);
     progress.write(&mut bytes);
     bytes
 }
@@ -423,7 +453,7 @@ fn refused_segments() -> Vec<Refused> {
 #[test]
 fn segment_headers_are_the_golden_bytes() {
     let case =
-        |(name, about, progress): &(&str, &str, SegmentProgress)| segment_case(name, about, &segment_bytes(progress));
+        |(name, about, progress): &(&str, &str, SegmentProgress)| segment_case(name, about, &bytes_of(name, progress));
     let code = Golden {
         structure: "segment header".into(),
         document: "docs/formats/segment.md".into(),
@@ -434,9 +464,12 @@ fn segment_headers_are_the_golden_bytes() {
     for (name, _, progress) in segments() {
         let bytes = file.case(name).bytes();
         let header = SegmentHeader::parse(&bytes).expect(name);
-        assert_eq!(header, SEGMENT, "{name}");
+        assert_eq!(header, header_of(name), "{name}");
         assert_eq!(SegmentProgress::parse(&bytes, header.capacity_bytes), Ok(progress), "{name}");
     }
+    let compacted = header_of("compacted");
+    assert_eq!((compacted.flags, compacted.rewrites()), (0x203, 2));
+    assert_eq!((SEGMENT.compacted_ms(), compacted.compacted_ms()), (None, Some(1_700_000_100_000)));
     for refused in &file.refused {
         assert_eq!(refuse_segment(&refused.bytes), Some(refused.error.clone()), "{}", refused.name);
     }

@@ -277,7 +277,7 @@ fn refused_catalog() -> Vec<Refused> {
         of_entry("entry: name against the rules", &[(92, b'/')], right()),
         of_entry("entry: unknown durability", &[(64, 2)], right()),
         of_entry("entry: unknown order", &[(65, 2)], right()),
-        of_entry("entry: unknown cleanup", &[(66, 2)], right()),
+        of_entry("entry: unknown cleanup", &[(66, 3)], right()),
         of_entry("entry: unknown flag", &[(67, 8)], right()),
         refused("entry: padding cut", &created[..created.len() - 1], &[], None, catalog::Entry::parse),
     ]

@@ -192,6 +192,8 @@ fn choices_have_names_and_numbers_that_stay() {
     }
     assert_eq!((Order::from_u8(0), Order::from_u8(1)), (Some(Order::Lane), Some(Order::None)));
     assert_eq!((Cleanup::from_u8(0), Cleanup::from_u8(1)), (Some(Cleanup::Delete), Some(Cleanup::Compact)));
-    assert_eq!((Durability::from_u8(2), Order::from_u8(2), Cleanup::from_u8(2)), (None, None, None));
+    assert_eq!(Cleanup::from_u8(2), Some(Cleanup::CompactDelete));
+    assert_eq!("compact,delete".parse(), Ok(Cleanup::CompactDelete));
+    assert_eq!((Durability::from_u8(2), Order::from_u8(2), Cleanup::from_u8(3)), (None, None, None));
     assert_eq!("disk".parse::<Durability>(), Err("`disk` is none of: process, power".to_owned()));
 }

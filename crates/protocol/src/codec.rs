@@ -196,7 +196,7 @@ macro_rules! choices_of_options {
 choices_of_options!(
     Durability: "0 (process) or 1 (power)",
     Order: "0 (lane) or 1 (none)",
-    Cleanup: "0 (delete) or 1 (compact)",
+    Cleanup: "0 (delete), 1 (compact) or 2 (compact,delete)",
 );
 
 impl Wire for bool {

@@ -10,7 +10,7 @@ mod track;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-use kera_format::{Cleanup, Cursor, LaneId, StreamId, StreamletId};
+use kera_format::{Cursor, LaneId, StreamId, StreamletId};
 use kera_protocol::{GetStream, Start, StreamInfo, StreamRef};
 use tokio::time::Instant;
 

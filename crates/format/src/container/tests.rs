@@ -189,6 +189,41 @@ fn image_of_another_place_is_refused() {
     assert!(matches!(verify_image(&bytes), Err(FormatError::BadField { field: "chunk.segment", .. })));
 }
 
+/// An image of eight chunks with those of these numbers left out.
+fn compacted(gone: &[usize]) -> Vec<u8> {
+    let whole = image(0, 8, 100);
+    let header = SegmentHeader::parse(&whole).unwrap().rewritten(9, true).unwrap();
+    let mut progress = SegmentProgress::parse(&whole, header.capacity_bytes).unwrap();
+    let chunk_bytes = (whole.len() - SEGMENT_HEADER_BYTES) / 8;
+    let mut bytes = whole[..SEGMENT_HEADER_BYTES].to_vec();
+    for (n, chunk) in whole[SEGMENT_HEADER_BYTES..].chunks(chunk_bytes).enumerate() {
+        if !gone.contains(&n) {
+            bytes.extend_from_slice(chunk);
+        }
+    }
+    (progress.head, progress.durable_head) = (bytes.len() as u64, bytes.len() as u64);
+    progress.chunk_count -= gone.len() as u32;
+    header.write(&mut bytes);
+    progress.write(&mut bytes);
+    bytes
+}
+
+#[test]
+fn image_of_a_compacted_segment_has_holes_and_keeps_its_order() {
+    let mut bytes = compacted(&[0, 3, 4]);
+    assert!(verify_image(&bytes).is_ok());
+    let header = SegmentHeader::parse(&bytes).unwrap();
+    SegmentHeader { flags: 0, ..header }.write(&mut bytes);
+    let refused = verify_image(&bytes);
+    assert!(matches!(refused, Err(FormatError::BadField { field: "chunk.position", .. })), "{refused:?}");
+    // Two chunks that change places.
+    let mut bytes = compacted(&[0]);
+    let chunk_bytes = (bytes.len() - SEGMENT_HEADER_BYTES) / 7;
+    bytes[SEGMENT_HEADER_BYTES..SEGMENT_HEADER_BYTES + 2 * chunk_bytes].rotate_left(chunk_bytes);
+    let refused = verify_image(&bytes);
+    assert!(matches!(refused, Err(FormatError::BadField { field: "chunk.position", .. })), "{refused:?}");
+}
+
 #[test]
 fn image_with_a_hole_is_refused() {
     let whole = image(0, 8, 2000);
