@@ -45,7 +45,7 @@ demo: build ## a node, real data streamed through it, shown live
 bench: build ## measures this machine: limit first, then KerA
 	./target/release/kera bench $(ARGS)
 
-kafka-compat: build ## Kafka clients from PyPI against a node; the table in docs/kafka-compatibility.md
+kafka-compat: build ## Kafka clients of all languages against a node; the table in docs/kafka-compatibility.md
 	peers/kafka-clients/check.sh ./target/release/kera
 
 fuzz: ## broken bytes for everything that parses them: TARGET=name SECONDS=60 (needs cargo-fuzz, nightly)

@@ -424,10 +424,14 @@ TOOLS = os.path.expanduser(
 TOOLS_NAME = "kafka-clients and tools"
 
 
-def tool(name, *arguments, seconds=60):
+def tool_command(name, *arguments):
     full = name if name.startswith("kafka.") else f"org.apache.kafka.{name}"
-    command = ["java", "-Xmx256m", "-cp", f"{TOOLS}/*", full, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+    return ["java", "-Xmx256m", "-cp", f"{TOOLS}/*", full, *arguments]
+
+
+def tool(name, *arguments, seconds=60, stdin=None):
+    command = tool_command(name, *arguments)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False, input=stdin)
     if done.returncode != 0:
         raise AssertionError(f"exit {done.returncode}: {(done.stderr or done.stdout)[-150:]}")
     return done.stdout
@@ -486,6 +490,69 @@ if os.path.isdir(TOOLS):
         out = tool("tools.consumer.ConsoleConsumer", *server, *conf, "--isolation-level", "read_committed")
         expect(len(out.splitlines()), 5000, "records read")
 
+    @check(TOOLS_NAME, "kafka-console-producer, kafka-console-consumer (keys, group), compression none, gzip, snappy, lz4, zstd")
+    def _():
+        server = ["--bootstrap-server", ADDRESS]
+        for kind in ["none", "gzip", "snappy", "lz4", "zstd"]:
+            lines = [f"k{i}:{kind} {i}" for i in range(1000)]
+            topic = ["--topic", f"java-{kind}"]
+            keyed = ["--property", "parse.key=true", "--property", "key.separator=:"]
+            tool("tools.ConsoleProducer", *server, *topic, *keyed, "--compression-codec", kind, stdin="\n".join(lines) + "\n")
+            conf = ["--group", f"java-{kind}", "--from-beginning", "--max-messages", "1000", "--timeout-ms", "20000"]
+            keyed = ["--property", "print.key=true", "--property", "key.separator=:"]
+            expect(tool("tools.consumer.ConsoleConsumer", *server, *topic, *conf, *keyed).splitlines(), lines, "records read")
+
+    for protocol in ["classic", "consumer"]:
+
+        @check(TOOLS_NAME, f"kafka-verifiable-consumer: one of two members is killed, group protocol {protocol}")
+        def _(protocol=protocol):
+            server, topic = ["--bootstrap-server", ADDRESS], f"java-group-{protocol}"
+            tool("tools.TopicCommand", *server, "--create", "--topic", topic, "--partitions", "6")
+            timeout = ["--session-timeout", "6000"] if protocol == "classic" else []
+            group = ["--topic", topic, "--group-id", topic, "--group-protocol", protocol, *timeout]
+            command = tool_command("tools.VerifiableConsumer", *server, *group)
+            members = [subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2)]
+            describe = ["tools.consumer.group.ConsumerGroupCommand", *server, "--describe", "--group", topic]
+
+            def until(condition, what, seconds=70):
+                limit = time.time() + seconds
+                while not condition():
+                    if time.time() > limit:
+                        raise AssertionError(f"{what}: not in {seconds} s")
+
+            def owners():
+                return {line.split()[6] for line in tool(*describe).splitlines() if topic in line and len(line.split()) > 6} - {"-"}
+
+            def written():
+                return sum(int(line.split()[3]) for line in tool(*describe).splitlines() if line.startswith(topic) and "-" != line.split()[3])
+
+            try:
+                producer = ["tools.VerifiableProducer", *server, "--topic", topic, "--acks", "-1", "--max-messages"]
+                tool(*producer, "600")
+                until(lambda: len(owners()) == 2, "two members share the partitions")
+                members[0].kill()
+                until(lambda: len(owners()) == 1, "one has all of them")
+                tool(*producer, "600")
+                until(lambda: written() == 1200, "everything is committed")
+            finally:
+                for member in members:
+                    member.kill()
+                    member.wait()
+
+
+def programs():
+    """Clients of other languages: each a program that prints its rows, as KERA_CLIENTS says, one command a line."""
+    for command in filter(None, os.environ.get("KERA_CLIENTS", "").splitlines()):
+        child = subprocess.Popen([*command.split(), ADDRESS], stdout=subprocess.PIPE, text=True)
+        for line in child.stdout:
+            row = line.rstrip("\n").replace("|", "/").split("\t")
+            if len(row) == 3:
+                yield row
+            else:
+                print(line, end="", flush=True)
+        if child.wait() != 0:
+            yield command.split()[-1], "the program", f"fails: exit {child.returncode}"
+
 
 def main():
     rows = []
@@ -502,6 +569,10 @@ def main():
         print(f"{client} · {what} · {result} · {time.time() - start:.1f} s", flush=True)
         release = tools_version() if client == TOOLS_NAME else version(client)
         rows.append(f"| {client} {release} | {what} | {result} |")
+    for client, what, result in programs():
+        if only in f"{client} {what}":
+            print(f"{client} · {what} · {result}", flush=True)
+            rows.append(f"| {client} | {what} | {result[:200]} |")
     if only:
         return
     table = "\n".join([BEGIN, "| client | what | result |", "| --- | --- | --- |", *rows, END])

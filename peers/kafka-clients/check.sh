@@ -1,15 +1,47 @@
 #!/usr/bin/env bash
-# Runs Kafka clients from PyPI against a node of its own and writes what came of it into docs/kafka-compatibility.md.
-# usage: peers/kafka-clients/check.sh [path of the kera binary]
+# Runs Kafka clients against a node of its own and writes what came of it into docs/kafka-compatibility.md.
+# usage: peers/kafka-clients/check.sh [path of the kera binary] [words of the checks that are wanted: nothing is written then]
+#
+# Clients of Python are always run. Those of other languages are built and run if their tools are on the machine, kcat and
+# Kafka's tools (peers/kafka/kafka.sh fetch) if they are. What is fetched is named in lock files. KERA_CLIENTS_DIR (default
+# target/kafka-clients) holds what is fetched and built.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
 kera=${1:-$root/target/release/kera}
-venv=${KERA_CLIENTS_VENV:-$root/target/kafka-clients}
-if [ ! -x "$venv/bin/python" ]; then
-  python3 -m venv "$venv"
-  "$venv/bin/pip" install -q -r "$here/requirements.txt"
+built=${KERA_CLIENTS_DIR:-$root/target/kafka-clients}
+mkdir -p "$built"
+
+if [ ! -x "$built/python/bin/python" ]; then
+  python3 -m venv "$built/python"
+  "$built/python/bin/pip" install -q -r "$here/requirements.txt"
 fi
+
+KERA_CLIENTS=
+client() { KERA_CLIENTS+="$*"$'\n'; }
+has() {
+  if command -v "$1" >/dev/null; then return; fi
+  echo "$1 is not installed: $2 is not tried"
+  return 1
+}
+if has kcat kcat; then client "$here/kcat.sh"; fi
+if has go franz-go; then
+  (cd "$here/franz-go" && go build -o "$built/franz-go" .)
+  client "$built/franz-go"
+fi
+if has npm KafkaJS; then
+  mkdir -p "$built/kafkajs"
+  cp "$here"/kafkajs/* "$built/kafkajs/"
+  (cd "$built/kafkajs" && npm ci --silent --ignore-scripts --no-audit --no-fund)
+  client node "$built/kafkajs/check.js"
+fi
+if has cargo rdkafka && has make rdkafka; then
+  cargo build -q --locked --manifest-path "$here/rdkafka/Cargo.toml" --target-dir "$built/rdkafka"
+  client "$built/rdkafka/debug/rdkafka-check"
+fi
+has java "Kafka's own tools" || true
+export KERA_CLIENTS
+
 dir=$(mktemp -d)
 shm=$(mktemp -d -p /dev/shm)
 node=
@@ -26,4 +58,4 @@ for _ in $(seq 100); do
   sleep 0.1
 done
 address=$(sed -n 's/.*"message":"ready".*"kafka":"\([^"]*\)".*/\1/p' "$dir/log" | head -1)
-"$venv/bin/python" "$here/check.py" "$address" "$root/docs/kafka-compatibility.md"
+"$built/python/bin/python" "$here/check.py" "$address" "$root/docs/kafka-compatibility.md" "${2:-}"

@@ -1,0 +1,130 @@
+"""Kafka Streams counts words exactly once in a node, while both are killed; then the counts are compared with the right ones.
+
+usage: wordcount.py KERA
+
+Needs java 17, javac and Maven, which fetches the jars into KERA_PEERS (default ~/.cache/kera-peers)/streams. The state is
+RocksDB's; at the last turn it is deleted and restored from the changelog.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PEERS = os.environ.get("KERA_PEERS", os.path.join(os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache")), "kera-peers"))
+LIB = os.path.join(PEERS, "streams", "lib")
+KERA = sys.argv[1]
+# Lines and seed of each turn: whole, the application is killed, the node is killed, the application is killed and its state lost.
+TURNS = [(2000, 1), (6000, 2), (6000, 3), (6000, 4)]
+
+
+def build(classes):
+    if not os.path.isdir(LIB):
+        part = LIB + ".part"
+        shutil.rmtree(part, ignore_errors=True)
+        pom = ["--file", os.path.join(HERE, "pom.xml"), "dependency:copy-dependencies", f"-DoutputDirectory={part}"]
+        subprocess.run(["mvn", "--quiet", "--batch-mode", *pom], check=True)
+        os.rename(part, LIB)
+    subprocess.run(["javac", "-cp", f"{LIB}/*", "-d", classes, os.path.join(HERE, "WordCount.java")], check=True)
+
+
+class Node:
+    def __init__(self, place):
+        self.place = place
+        self.memory = tempfile.mkdtemp(dir="/dev/shm")
+        self.port = "0"
+        self.start()
+
+    def start(self):
+        log = os.path.join(self.place, "log")
+        begun = os.path.getsize(log) if os.path.exists(log) else 0
+        command = [KERA, "serve", "--data", os.path.join(self.place, "data"), "--arena-dir", self.memory, "--arena-bytes", "256MiB"]
+        command += ["--listen", "127.0.0.1:0", "--http-listen", "none", "--log-format", "json"]
+        with open(log, "ab") as out:
+            self.process = subprocess.Popen([*command, "--kafka-listen", f"127.0.0.1:{self.port}"], stdout=out, stderr=out)
+        for _ in range(300):
+            with open(log, encoding="utf-8", errors="replace") as file:
+                file.seek(begun)
+                ready = re.search(r'"message":"ready".*"kafka":"([^"]*)"', file.read())
+            if ready:
+                self.address = ready[1]
+                self.port = self.address.rsplit(":", 1)[1]
+                return
+            time.sleep(0.1)
+        sys.exit("the node does not start")
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+    def end(self):
+        self.process.terminate()
+        self.process.wait()
+        shutil.rmtree(self.memory, ignore_errors=True)
+
+
+def main():
+    with tempfile.TemporaryDirectory() as place:
+        build(os.path.join(place, "classes"))
+        java = ["java", "-Xmx512m", "-Dorg.slf4j.simpleLogger.defaultLogLevel=error"]
+        java += ["-cp", f"{LIB}/*:{place}/classes", "WordCount"]
+        node = Node(place)
+        output = os.path.join(place, "streams.log")
+        app = []
+
+        def words(*arguments):
+            return subprocess.run([*java, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
+
+        def start():
+            with open(output, "ab") as out:
+                app.append(subprocess.Popen([*java, "run", node.address, f"{place}/state", cleanup], stdout=out, stderr=out))
+
+        def kill():
+            app[-1].send_signal(signal.SIGKILL)
+            app[-1].wait()
+
+        def told(pattern):
+            with open(output, encoding="utf-8", errors="replace") as file:
+                return re.findall(pattern, file.read())
+
+        try:
+            topics = words("topics", node.address).strip()
+            cleanup = topics.split()[0]
+            print(f"changelog with cleanup.policy={topics}", flush=True)
+            start()
+            for number, (lines, seed) in enumerate(TURNS):
+                writer = threading.Thread(target=words, args=("write", node.address, lines, seed, 100 if number else 0))
+                writer.start()
+                time.sleep(4 if number else 0)
+                if number in (1, 3):
+                    kill()
+                    if number == 3:
+                        shutil.rmtree(f"{place}/state")
+                    start()
+                elif number == 2:
+                    node.kill()
+                    node.start()
+                writer.join()
+            pairs = [str(value) for turn in TURNS for value in turn]
+            done = subprocess.run([*java, "check", node.address, *pairs], capture_output=True, text=True, check=False)
+            restored = sum(int(count) for count in told(r"restored \S+ (\d+)"))
+            killed = "the application killed twice, the node once"
+            print(f"{killed}; {restored} records restored from the changelog; {done.stdout.strip()}{done.stderr[-500:]}")
+            for error in told(r"error (.*)")[:5]:
+                print(f"told by a thread that was replaced: {error}")
+            sys.exit(0 if done.returncode == 0 and restored > 0 else 1)
+        finally:
+            if app:
+                kill()
+            node.end()
+            if os.environ.get("KEEP"):
+                shutil.copytree(place, os.environ["KEEP"], dirs_exist_ok=True)
+
+
+main()
