@@ -92,6 +92,17 @@ pub struct ProducerMark {
     pub position: u32,
 }
 
+/// A producer as a lane knows it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LaneProducer {
+    /// Who it is.
+    pub producer_id: ProducerId,
+    /// Its epoch; earlier ones are refused.
+    pub producer_epoch: ProducerEpoch,
+    /// The number of its last chunk; none of this epoch is there if there is none.
+    pub sequence: Option<u64>,
+}
+
 /// The last chunks of each producer in `chunks`, a segment's stamped chunks from its first one on, in append order. Ends at
 /// the first malformed chunk.
 pub fn marks_of(chunks: &[u8]) -> Vec<ProducerMark> {
@@ -300,6 +311,36 @@ impl Producers {
         Some(marks)
     }
 
+    /// A producer of Kafka batches goes on with this epoch, from number 0: whatever it sent in earlier ones is refused from now
+    /// on. Nothing if it has the epoch already, or is not known here.
+    pub(crate) fn raise_epoch(&mut self, id: ProducerId, epoch: ProducerEpoch) {
+        if let Some(at) = self.find(id.0) {
+            let producer = &mut self.all[at as usize];
+            if producer.epoch < epoch.0 {
+                (producer.epoch, producer.sequence, producer.known) = (epoch.0, KAFKA_SEQUENCES - 1, 0);
+            }
+        }
+    }
+
+    /// Whether the lane remembers anything of a producer.
+    pub(crate) fn knows(&self, id: ProducerId) -> bool {
+        self.index.contains_key(&id.0)
+    }
+
+    /// The producers that wrote last, the latest first.
+    pub(crate) fn latest(&self, limit: usize) -> Vec<LaneProducer> {
+        let mut latest = Vec::new();
+        let mut at = if self.all.is_empty() { NONE } else { self.newest };
+        while at != NONE && latest.len() < limit {
+            let Producer { id, epoch, sequence, known, older, .. } = self.all[at as usize];
+            let (producer_id, producer_epoch) = (ProducerId(id), ProducerEpoch(epoch));
+            let sequence = (known > 0).then_some(sequence);
+            latest.push(LaneProducer { producer_id, producer_epoch, sequence });
+            at = older;
+        }
+        latest
+    }
+
     /// The lane has lost chunks whose producers it may not know.
     pub(crate) fn set_forgot(&mut self) {
         self.forgot = true;
@@ -412,6 +453,25 @@ mod tests {
     fn place(n: u64) -> Place {
         let cursor = Cursor { group: GroupId(1), segment: SegmentIndex(0), position: n as u32 };
         Place { cursor, base_ordinal: n }
+    }
+
+    #[test]
+    fn a_raised_epoch_fences_those_before_and_begins_at_number_0() {
+        let kafka = |epoch, sequence| ChunkHeader { kind: PayloadKind::KafkaBatch, ..header(7, epoch, sequence) };
+        let mut producers = Producers::default();
+        producers.raise_epoch(ProducerId(7), ProducerEpoch(4));
+        assert_eq!((producers.latest(9), producers.knows(ProducerId(7))), (vec![], false), "who is not known stays so");
+        producers.note(ProducerId(7), ProducerEpoch(1), 30, place(1), 9);
+        producers.note(ProducerId(8), ProducerEpoch(0), 2, place(2), 9);
+        producers.raise_epoch(ProducerId(7), ProducerEpoch(1));
+        assert_eq!(producers.admit(&kafka(1, 31)), Admission::Next, "it is the same epoch");
+        producers.raise_epoch(ProducerId(7), ProducerEpoch(2));
+        assert_eq!(producers.admit(&kafka(1, 31)), Admission::Stale { current: 2 });
+        assert_eq!(producers.admit(&kafka(2, 31)), Admission::Gap { expected: 0 });
+        assert_eq!(producers.admit(&kafka(2, 0)), Admission::Next);
+        let known = producers.latest(9).iter().map(|one| (one.producer_id.0, one.sequence)).collect::<Vec<_>>();
+        assert_eq!(known, [(7, None), (8, Some(2))]);
+        assert_eq!((producers.latest(1).len(), producers.knows(ProducerId(7))), (1, true));
     }
 
     fn append(producers: &mut Producers, id: u64, epoch: u16, sequence: u64, limit: usize) -> Admission {

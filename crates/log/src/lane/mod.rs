@@ -10,9 +10,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use kera_format::{
-    Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId, SegmentIndex, StreamId, StreamletId,
-};
+use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId, SegmentIndex, StreamId, StreamletId};
 use parking_lot::Mutex;
 
 use crate::group::{Chain, GroupInfo, SegmentInfo, Slot};
@@ -319,6 +317,11 @@ impl Lane {
     /// knows what chunks say.
     pub fn raise_producer_epoch(&self, id: ProducerId, epoch: ProducerEpoch) {
         self.state.lock().producers.raise_epoch(id, epoch);
+    }
+
+    /// Whether the lane remembers anything of a producer.
+    pub fn knows_producer(&self, id: ProducerId) -> bool {
+        self.state.lock().producers.knows(id)
     }
 
     /// The producers that wrote last, the latest first, so many at most.
