@@ -53,6 +53,25 @@ fn fill(server: &FakeServer, streamlet: u32, lane: u64, range: std::ops::Range<u
 }
 
 #[test]
+fn streamlets_that_a_stream_gets_are_read_from_their_beginning() {
+    for long_poll in [false, true] {
+        let server = FakeServer::start(1, 2);
+        run(async {
+            fill(&server, 0, 0, 0..20);
+            let mut consumer =
+                build(&server, |c| c.from(Start::Latest).long_poll(long_poll).refresh(Duration::from_millis(5))).await;
+            server.grow(3);
+            fill(&server, 2, 1, 0..30);
+            fill(&server, 0, 1, 0..10);
+            let all = read(&mut consumer, 40).await;
+            assert_eq!((all[&(2, 1)].len(), all[&(0, 1)].len()), (30, 10));
+            fill(&server, 1, 0, 0..10);
+            assert_eq!(read(&mut consumer, 10).await[&(1, 0)].len(), 10);
+        });
+    }
+}
+
+#[test]
 fn a_consumer_starts_although_its_first_connections_break() {
     for application in [false, true] {
         let server = FakeServer::start(2, 2);

@@ -116,16 +116,21 @@ fn options_change_all_or_none() {
 
     let changes = StreamChanges {
         retention_bytes: Some(Some(6)),
-        streamlets: Some(2),
+        streamlets: Some(0),
         lanes: Some(3),
         replication: Some(2),
         ..StreamChanges::default()
     };
     let message = message_of(coordinator.alter_stream(&name, &changes));
-    for part in ["streamlets is 1; growing", "lanes is 1 and cannot change", "replication is 2, but there is 1 node"] {
+    for part in ["streamlets is 1 and cannot shrink to 0", "lanes is 1 and cannot change", "replication is 2, but there is 1 node"] {
         assert!(message.contains(part), "`{part}` is not in: {message}");
     }
     assert_eq!(coordinator.stream(&name).expect("there"), after);
+
+    let changes = StreamChanges { streamlets: Some(9), ..StreamChanges::default() };
+    assert_eq!(coordinator.alter_stream(&name, &changes).expect("it grows").options.streamlets, 9);
+    let changes = StreamChanges { streamlets: Some(8), ..StreamChanges::default() };
+    assert!(message_of(coordinator.alter_stream(&name, &changes)).contains("streamlets is 9 and cannot shrink to 8"));
 }
 
 #[test]

@@ -88,15 +88,19 @@ pub(crate) struct Topic {
     pub(crate) name: String,
     pub(crate) stream: Arc<Stream>,
     lanes: u32,
-    pub(crate) partitions: u32,
 }
 
 impl Topic {
     /// The lane that is partition `partition`.
     pub(crate) fn lane(&self, partition: i32) -> Option<&Arc<Lane>> {
-        let partition = u32::try_from(partition).ok().filter(|partition| *partition < self.partitions)?;
+        let partition = u32::try_from(partition).ok()?;
         let (streamlet, lane) = (StreamletId(partition / self.lanes), LaneId(partition % self.lanes));
         self.stream.streamlet(streamlet)?.lane(lane)
+    }
+
+    /// How many partitions it has now; never less than before.
+    pub(crate) fn partitions(&self) -> u32 {
+        self.stream.streamlet_count().saturating_mul(self.lanes)
     }
 }
 
@@ -108,8 +112,7 @@ pub(crate) fn partitions_of(options: &StreamOptions) -> u32 {
 /// The lanes of a stream.
 pub(crate) fn topic_of(broker: &Broker, info: &StreamInfo) -> Option<Topic> {
     let stream = broker.log().stream(info.id)?;
-    let (name, lanes, partitions) = (info.name.clone(), info.options.lanes.max(1), partitions_of(&info.options));
-    Some(Topic { name, stream, lanes, partitions })
+    Some(Topic { name: info.name.clone(), stream, lanes: info.options.lanes.max(1) })
 }
 
 /// Something that is to become durable.

@@ -35,7 +35,7 @@ pub(crate) fn describe_log_dirs(door: &Door, asked: DescribeLogDirsRequest) -> D
     };
     let topics = wanted.into_iter().filter_map(|(name, partitions)| {
         let topic = door.topic(&door.info(&name)?)?;
-        let mut partitions = partitions.unwrap_or_else(|| (0..topic.partitions as i32).collect());
+        let mut partitions = partitions.unwrap_or_else(|| (0..topic.partitions() as i32).collect());
         partitions.sort_unstable();
         partitions.dedup();
         let described = partitions.into_iter().filter_map(|index| {

@@ -179,7 +179,8 @@ consumers work on one streamlet side by side, and give up the order between prod
         lanes: bool,
     },
     /// Change options of a stream; the others stay.
-    #[command(after_help = "Example:\n  kera stream alter flights --retention-time 30d --retention-bytes none")]
+    #[command(after_help = "Examples:\n  kera stream alter flights --retention-time 30d --retention-bytes none\n  \
+                        kera stream alter flights --streamlets 8      # more only; most keys move to another streamlet")]
     Alter {
         /// Its name.
         name: String,

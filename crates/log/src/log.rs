@@ -131,14 +131,17 @@ impl Log {
         Ok(stream)
     }
 
-    /// Changes a stream's options. `streamlets`, `lanes`, `replication` and `virtual_logs` stay as they are. A change of
+    /// Changes a stream's options. `streamlets` only grows; `lanes`, `replication` and `virtual_logs` stay as they are. A change of
     /// durability closes open groups: what is in a group is safe in one way.
     pub fn alter_stream(&self, id: StreamId, options: StreamOptions) -> Result<(), StreamError> {
         check(&options)?;
         let stream = self.stream(id).ok_or(StreamError::Unknown(id))?;
         let old = stream.options();
+        if options.streamlets < old.streamlets {
+            let (has, wanted) = (old.streamlets, options.streamlets);
+            return Err(StreamError::Options(format!("streamlets is {has} and cannot shrink to {wanted}")));
+        }
         for (name, old, new) in [
-            ("streamlets", old.streamlets, options.streamlets),
             ("lanes", old.lanes, options.lanes),
             ("replication", old.replication, options.replication),
             ("virtual_logs", old.virtual_logs, options.virtual_logs),

@@ -1,6 +1,6 @@
-//! A stream: M streamlets that are made when they are first used, and the options they share.
+//! A stream: M streamlets that are made when they are first used, and the options they share. M grows, it never shrinks.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use kera_format::{StreamId, StreamOptions, StreamletId};
@@ -37,15 +37,42 @@ impl StreamShared {
     }
 }
 
+/// Places of streamlets.
+type Places = Box<[OnceLock<Arc<Streamlet>>]>;
+
+fn places(count: u32) -> Places {
+    (0..count).map(|_| OnceLock::new()).collect()
+}
+
+/// The streamlets beyond those that a stream had when its handle was made. Bucket b has 2^b places, so that a streamlet is found
+/// without a lock and stays where it is however often the stream grows.
+#[derive(Default)]
+struct Grown {
+    buckets: [OnceLock<Places>; u32::BITS as usize],
+}
+
+impl Grown {
+    /// The place of the `at`th of them.
+    fn place(&self, at: u32) -> Option<&OnceLock<Arc<Streamlet>>> {
+        let number = at.checked_add(1)?;
+        let bucket = number.ilog2();
+        let places = self.buckets[bucket as usize].get_or_init(|| places(1 << bucket));
+        places.get((number - (1 << bucket)) as usize)
+    }
+}
+
 /// A stream of this node.
 pub struct Stream {
     shared: Arc<StreamShared>,
-    streamlets: Box<[OnceLock<Arc<Streamlet>>]>,
+    first: Places,
+    grown: OnceLock<Box<Grown>>,
+    /// How many streamlets it has now.
+    count: AtomicU32,
 }
 
 impl Stream {
     pub(crate) fn new(id: StreamId, options: StreamOptions, log: Arc<Shared>) -> Arc<Stream> {
-        let streamlets = (0..options.streamlets).map(|_| OnceLock::new()).collect();
+        let (first, count) = (places(options.streamlets), AtomicU32::new(options.streamlets));
         let options = RwLock::new(Arc::new(options));
         let shared = StreamShared {
             id,
@@ -56,7 +83,7 @@ impl Stream {
             log,
             lanes: AtomicU64::new(0),
         };
-        Arc::new(Stream { shared: Arc::new(shared), streamlets })
+        Arc::new(Stream { shared: Arc::new(shared), first, grown: OnceLock::new(), count })
     }
 
     /// Its id.
@@ -87,16 +114,35 @@ impl Stream {
     /// A streamlet, made if it was never used; `None` if the stream has no such streamlet.
     #[inline]
     pub fn streamlet(&self, id: StreamletId) -> Option<&Arc<Streamlet>> {
-        let streamlet = self.streamlets.get(id.0 as usize)?;
-        Some(streamlet.get_or_init(|| Arc::new(Streamlet::new(id, Arc::clone(&self.shared)))))
+        let place = match self.first.get(id.0 as usize) {
+            Some(place) => place,
+            None => self.grown_place(id)?,
+        };
+        Some(place.get_or_init(|| Arc::new(Streamlet::new(id, Arc::clone(&self.shared)))))
     }
-    /// The streamlets that were ever used.
+
+    fn grown_place(&self, id: StreamletId) -> Option<&OnceLock<Arc<Streamlet>>> {
+        if id.0 >= self.streamlet_count() {
+            return None;
+        }
+        self.grown.get_or_init(Box::default).place(id.0 - self.first.len() as u32)
+    }
+
+    /// How many streamlets it has, used or not.
+    pub fn streamlet_count(&self) -> u32 {
+        self.count.load(Ordering::Acquire)
+    }
+
+    /// The streamlets that were ever used, by their numbers.
     pub fn streamlets(&self) -> impl Iterator<Item = &Arc<Streamlet>> {
-        self.streamlets.iter().filter_map(OnceLock::get)
+        let grown = self.grown.get().into_iter().flat_map(|grown| grown.buckets.iter().filter_map(OnceLock::get));
+        self.first.iter().chain(grown.flatten()).filter_map(OnceLock::get)
     }
 
     pub(crate) fn set_options(&self, options: StreamOptions) {
+        let count = options.streamlets;
         *self.shared.options.write() = Arc::new(options);
+        self.count.fetch_max(count, Ordering::AcqRel);
     }
 
     /// Ends all appends and reads, and drops all segments.

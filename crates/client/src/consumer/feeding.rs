@@ -1,11 +1,14 @@
 //! How a consumer gets its data: connecting, finding where to start, keeping every track fed, and taking what comes.
 
+use std::collections::HashSet;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
-use kera_format::{LaneId, StreamletId};
-use kera_protocol::{Body, Lookup, LookupResult, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, limits};
+use kera_format::{Cursor, LaneId, StreamletId};
+use kera_protocol::{
+    Body, GetStream, Lookup, LookupResult, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, limits,
+};
 use kera_rpc::RpcError;
 use tokio::time::Instant;
 
@@ -18,6 +21,8 @@ use crate::ClientError;
 const LOOKUPS_AT_ONCE: usize = 256;
 /// How long a lookup is tried again while a consumer is under way.
 const LOOKUP_RETRY: Duration = Duration::from_secs(60);
+/// How long that the stream has grown is tried to be found out.
+const REFRESH_RETRY: Duration = Duration::from_secs(1);
 /// With more subscriptions than this, all tracks get one together: groups come one by one.
 const FEEDS_MAX: usize = 16;
 /// Least credit of a subscription.
@@ -94,6 +99,36 @@ impl Consumer {
         self.add_track(track);
     }
 
+    /// Whether it is to read streamlets that the stream will get.
+    fn follows_growth(&self) -> bool {
+        let settings = &self.settings;
+        settings.application.is_none() && settings.streamlets.is_none() && !settings.until_end
+    }
+
+    /// Looks now and then whether the stream has grown, and reads what it has got from the beginning. What cannot be found out
+    /// now is found out the next time.
+    pub(super) async fn find_new_streamlets(&mut self) {
+        if !self.follows_growth() || Instant::now() < self.refresh_at {
+            return;
+        }
+        self.refresh_at = Instant::now() + self.settings.refresh;
+        let found = self.client().call_for(&GetStream { stream: self.stream.id.into() }, REFRESH_RETRY).await;
+        let Ok(info) = found else { return };
+        let before: HashSet<_> = self.lanes().into_iter().collect();
+        self.stream = info;
+        if self.settings.long_poll && self.lanes().len() > before.len() {
+            // A poll that waits does not know of them.
+            self.unfeed();
+        }
+        for (streamlet, lane) in self.lanes().into_iter().filter(|lane| !before.contains(lane)) {
+            tracing::debug!(stream = self.stream.name, %streamlet, %lane, "the stream has grown");
+            let mut track = Track::new(streamlet, lane, Cursor::default(), 0);
+            // Retention may have been there since.
+            track.may_have_gap = true;
+            self.add_track(track);
+        }
+    }
+
     pub(super) fn add_track(&mut self, track: Track) {
         self.tracks.insert(self.next_track, track);
         self.next_track += 1;
@@ -167,6 +202,9 @@ impl Consumer {
         let mut until = now + Duration::from_secs(3600);
         let waiting = |at: Instant| if at > now { at } else { now + Duration::from_secs(3600) };
         until = until.min(waiting(self.feed_at)).min(waiting(self.groups_at));
+        if self.follows_growth() {
+            until = until.min(self.refresh_at.max(now));
+        }
         if self.membership.is_some() && self.tracks.values().any(Track::has_to_commit) {
             until = until.min(waiting(self.commit_at));
         }

@@ -75,6 +75,7 @@ pub struct ConsumerBuilder {
     verify: bool,
     gaps: GapPolicy,
     until_end: bool,
+    refresh: Duration,
 }
 
 impl ConsumerBuilder {
@@ -95,6 +96,7 @@ impl ConsumerBuilder {
             verify: true,
             gaps: GapPolicy::default(),
             until_end: false,
+            refresh: Duration::from_secs(10),
         }
     }
 
@@ -178,6 +180,13 @@ impl ConsumerBuilder {
         self
     }
 
+    /// How often a consumer of all streamlets looks whether the stream has got more, which it then reads from their first record
+    /// on; every ten seconds unless set. Members of an application are given them without that.
+    pub fn refresh(mut self, every: Duration) -> Self {
+        self.refresh = every;
+        self
+    }
+
     /// Finds the stream, joins the application, finds where to start. Errors: no such stream, settings outside their
     /// limits, no server.
     pub async fn build(self) -> Result<Consumer, ClientError> {
@@ -203,8 +212,10 @@ impl ConsumerBuilder {
             feed_at: now,
             commit_at: now,
             groups_at: now,
+            refresh_at: now,
             stats: ConsumerStats::default(),
         };
+        consumer.refresh_at += consumer.settings.refresh;
         consumer.check_streamlets()?;
         let until = now + consumer.client().retry_timeout();
         loop {
@@ -267,6 +278,7 @@ pub struct Consumer {
     feed_at: Instant,
     commit_at: Instant,
     groups_at: Instant,
+    refresh_at: Instant,
     stats: ConsumerStats,
 }
 
@@ -308,6 +320,7 @@ impl Consumer {
         self.settle();
         loop {
             self.look();
+            self.find_new_streamlets().await;
             if let Some(error) = &self.failed {
                 return Err(error.clone());
             }

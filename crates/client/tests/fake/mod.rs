@@ -318,6 +318,11 @@ impl FakeServer {
         Client::builder(self.address.to_string())
     }
 
+    /// The stream has so many streamlets from now on.
+    pub fn grow(&self, streamlets: u32) {
+        self.fake.state().info.options.streamlets = streamlets;
+    }
+
     /// Appends records of its own, as a producer with this id would, in one chunk.
     pub fn append(&self, streamlet: u32, producer: u64, values: &[String]) {
         let mut builder = kera_format::ChunkBuilder::default();

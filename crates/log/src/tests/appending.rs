@@ -268,3 +268,25 @@ fn a_deleted_stream_gives_its_memory_back_when_the_last_reader_is_done() {
     assert_eq!(node.log.stats().arena.used_bytes, 0);
     assert_eq!(node.log.stats().chunks_appended, 5, "counters do not fall");
 }
+
+#[test]
+fn a_stream_grows_and_never_shrinks() {
+    let node = node_with(StreamOptions { streamlets: 3, ..options() }, 64 << 20);
+    let stream = node.log.stream(STREAM).unwrap();
+    let first = std::sync::Arc::clone(stream.streamlet(StreamletId(1)).unwrap());
+    assert!(stream.streamlet(StreamletId(3)).is_none());
+    for count in [4, 5, 200] {
+        node.log.alter_stream(STREAM, StreamOptions { streamlets: count, ..options() }).unwrap();
+        assert_eq!((stream.streamlet_count(), stream.options().streamlets), (count, count));
+        assert!(stream.streamlet(StreamletId(count)).is_none());
+        assert_eq!(stream.streamlet(StreamletId(count - 1)).unwrap().id(), StreamletId(count - 1));
+    }
+    assert!(std::sync::Arc::ptr_eq(&first, stream.streamlet(StreamletId(1)).unwrap()), "they stay where they are");
+    for id in 0..200 {
+        assert_eq!(stream.streamlet(StreamletId(id)).unwrap().id(), StreamletId(id));
+    }
+    let found: Vec<u32> = stream.streamlets().map(|streamlet| streamlet.id().0).collect();
+    assert_eq!(found, (0..200).collect::<Vec<_>>());
+    let error = node.log.alter_stream(STREAM, StreamOptions { streamlets: 199, ..options() }).unwrap_err();
+    assert!(error.to_string().contains("streamlets is 200 and cannot shrink to 199"), "{error}");
+}
