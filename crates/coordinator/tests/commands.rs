@@ -122,7 +122,11 @@ fn options_change_all_or_none() {
         ..StreamChanges::default()
     };
     let message = message_of(coordinator.alter_stream(&name, &changes));
-    for part in ["streamlets is 1 and cannot shrink to 0", "lanes is 1 and cannot change", "replication is 2, but there is 1 node"] {
+    for part in [
+        "streamlets is 1 and cannot shrink to 0",
+        "lanes is 1 and cannot change",
+        "replication is 2, but there is 1 node",
+    ] {
         assert!(message.contains(part), "`{part}` is not in: {message}");
     }
     assert_eq!(coordinator.stream(&name).expect("there"), after);
