@@ -111,9 +111,10 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         Commands::start(coordinator.clone(), status).map_err(|error| no_thread("the commands thread", error))?;
     let sessions: Arc<dyn SessionFactory> =
         Arc::new(NodeSessions { broker, coordinator, commands: commands.0.clone() });
+    // First, because it knows which records of transactions native readers may see.
+    let kafka = Kafka::start(config, &parts)?;
     let server = listen(config, &parts, sessions.clone())?;
     let address = server.local_addr();
-    let kafka = Kafka::start(config, &parts)?;
     *parts.server.lock() = Some(server);
     let maintenance = Maintenance::start(parts.clone()).map_err(|error| no_thread("maintenance", error))?;
     let metrics = {
