@@ -42,20 +42,7 @@ fi
 has java "Kafka's own tools" || true
 export KERA_CLIENTS
 
-dir=$(mktemp -d)
-shm=$(mktemp -d -p /dev/shm)
-node=
-end() {
-  if [ -n "$node" ]; then kill "$node" 2>/dev/null || true; wait "$node" 2>/dev/null || true; fi
-  rm -rf "$dir" "$shm"
-}
-trap end EXIT
-"$kera" serve --data "$dir/data" --arena-dir "$shm" --arena-bytes 256MiB --listen 127.0.0.1:0 --http-listen none \
-  --kafka-listen 127.0.0.1:0 --log-format json >"$dir/log" 2>&1 &
-node=$!
-for _ in $(seq 100); do
-  grep -q '"message":"ready"' "$dir/log" && break
-  sleep 0.1
-done
-address=$(sed -n 's/.*"message":"ready".*"kafka":"\([^"]*\)".*/\1/p' "$dir/log" | head -1)
+# shellcheck source=/dev/null
+. "$here/node.sh"
+start_node "$kera"
 "$built/python/bin/python" "$here/check.py" "$address" "$root/docs/kafka-compatibility.md" "${2:-}"

@@ -82,8 +82,14 @@ def main():
             return subprocess.run([*java, *map(str, arguments)], check=True, capture_output=True, text=True).stdout
 
         def start():
+            # One that was killed before holds its partitions until its session ends.
             with open(output, "ab") as out:
                 app.append(subprocess.Popen([*java, "run", node.address, f"{place}/state", cleanup], stdout=out, stderr=out))
+            for _ in range(600):
+                if len(told("state RUNNING")) >= len(app):
+                    return
+                time.sleep(0.1)
+            sys.exit("the application does not run")
 
         def kill():
             app[-1].send_signal(signal.SIGKILL)
@@ -101,7 +107,7 @@ def main():
             for number, (lines, seed) in enumerate(TURNS):
                 writer = threading.Thread(target=words, args=("write", node.address, lines, seed, 100 if number else 0))
                 writer.start()
-                time.sleep(4 if number else 0)
+                time.sleep(3 if number else 0)
                 if number in (1, 3):
                     kill()
                     if number == 3:
