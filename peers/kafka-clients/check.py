@@ -7,6 +7,7 @@ import asyncio
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from importlib.metadata import version
@@ -501,6 +502,30 @@ if os.path.isdir(TOOLS):
             conf = ["--group", f"java-{kind}", "--from-beginning", "--max-messages", "1000", "--timeout-ms", "20000"]
             keyed = ["--property", "print.key=true", "--property", "key.separator=:"]
             expect(tool("tools.consumer.ConsoleConsumer", *server, *topic, *conf, *keyed).splitlines(), lines, "records read")
+
+    @check(TOOLS_NAME, "kafka-log-dirs, kafka-leader-election, kafka-metadata-quorum, kafka-reassign-partitions, kafka-delete-records")
+    def _():
+        server = ["--bootstrap-server", ADDRESS]
+        tool("tools.VerifiableProducer", *server, "--topic", "java-n", "--max-messages", "100", "--acks", "-1")
+        out = tool("tools.LogDirsCommand", *server, "--describe", "--topic-list", "java-n")
+        expect('"partition":"java-n-0"' in out, True, f"directories: {out[-200:]}")
+        election = ["--election-type", "preferred", "--topic", "java-n", "--partition", "0"]
+        out = tool("tools.LeaderElectionCommand", *server, *election)
+        expect("Valid replica already elected" in out, True, f"elected: {out[-200:]}")
+        out = tool("tools.MetadataQuorumCommand", *server, "describe", "--status")
+        expect("LeaderId:" in out and "CurrentVoters:" in out, True, f"quorum: {out[-200:]}")
+        with tempfile.TemporaryDirectory() as place:
+            moves, ends = os.path.join(place, "moves"), os.path.join(place, "ends")
+            with open(moves, "w", encoding="utf-8") as file:
+                file.write('{"version":1,"partitions":[{"topic":"java-n","partition":0,"replicas":[1]}]}')
+            out = tool("tools.reassign.ReassignPartitionsCommand", *server, "--execute", "--reassignment-json-file", moves)
+            expect("Successfully started partition reassignment" in out, True, f"moved: {out[-200:]}")
+            out = tool("tools.reassign.ReassignPartitionsCommand", *server, "--list")
+            expect("No partition reassignments found" in out, True, f"listed: {out[-200:]}")
+            with open(ends, "w", encoding="utf-8") as file:
+                file.write('{"version":1,"partitions":[{"topic":"java-n","partition":0,"offset":40}]}')
+            out = tool("tools.DeleteRecordsCommand", *server, "--offset-json-file", ends)
+            expect("low_watermark: 40" in out, True, f"deleted: {out[-200:]}")
 
     for protocol in ["classic", "consumer"]:
 

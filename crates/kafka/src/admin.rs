@@ -19,6 +19,7 @@ use kera_format::limits::name_is_valid;
 use kera_format::{ProducerId as LogProducerId, StreamOptions};
 use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, StreamInfo, StreamRef};
 
+use crate::cluster;
 use crate::configs::{self, Type};
 use crate::door::{After, Command, Door, NODE_ID, partitions_of};
 use crate::session::{Request, decode, encode};
@@ -54,6 +55,16 @@ pub(crate) fn answer(door: &Door, request: &Request, body: &[u8]) -> Result<Vec<
             encode(request, &crate::metadata::describe_partitions(door, decode(request, body)?))
         }
         ApiKey::DescribeConfigs => encode(request, &describe_configs(door, decode(request, body)?)),
+        ApiKey::ElectLeaders => encode(request, &cluster::elect_leaders(door, decode(request, body)?)),
+        ApiKey::AlterReplicaLogDirs => encode(request, &cluster::alter_replica_log_dirs(door, decode(request, body)?)),
+        ApiKey::DescribeQuorum => encode(request, &cluster::describe_quorum(door, decode(request, body)?)),
+        ApiKey::AlterPartitionReassignments => {
+            encode(request, &cluster::alter_reassignments(door, decode(request, body)?))
+        }
+        ApiKey::ListPartitionReassignments => encode(request, &cluster::list_reassignments(decode(request, body)?)),
+        ApiKey::ListConfigResources => {
+            encode(request, &cluster::list_config_resources(door, request.version, decode(request, body)?))
+        }
         key => Err(Malformed::Decode(format!("{key:?} is advertised and not served"))),
     }
 }
@@ -353,7 +364,10 @@ fn described(door: &Door, resource: &DescribeConfigsResource) -> Result<Vec<Desc
         }
         BROKER => {
             let config = &door.config;
+            let (host, port) = door.advertised();
+            let advertised = format!("PLAINTEXT://{host}:{port}");
             vec![
+                entry("advertised.listeners", advertised, SOURCE_NODE, true, Type::String),
                 entry("auto.create.topics.enable", config.auto_create.to_string(), SOURCE_NODE, true, Type::String),
                 entry("num.partitions", config.partitions_default.to_string(), SOURCE_NODE, true, Type::Int),
                 entry("default.replication.factor", "1".to_owned(), SOURCE_NODE, true, Type::Int),

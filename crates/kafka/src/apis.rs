@@ -76,6 +76,12 @@ pub(crate) const APIS: &[Api] = &[
     api(ApiKey::ConsumerGroupHeartbeat, 0, 1, 0, "ssissi[s]1+{s}s[(u[i])]"),
     api(ApiKey::ConsumerGroupDescribe, 0, 1, 0, "[s]b"),
     api(ApiKey::DescribeCluster, 0, 2, 0, "b1+{b}2+{b}"),
+    api(ApiKey::ElectLeaders, 0, 2, 2, "1+{b}[(s[i])]i"),
+    api(ApiKey::AlterReplicaLogDirs, 1, 2, 2, "[(s[(s[i])])]"),
+    api(ApiKey::DescribeQuorum, 0, 2, 0, "[(s[(i)])]"),
+    api(ApiKey::AlterPartitionReassignments, 0, 1, 0, "i1+{b}[(s[(i[i])])]"),
+    api(ApiKey::ListPartitionReassignments, 0, 0, 0, "i[(s[i])]"),
+    api(ApiKey::ListConfigResources, 0, 1, 0, "1+{[b]}"),
 ];
 
 /// The entry of a request, if it is served in any version.

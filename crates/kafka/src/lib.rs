@@ -24,6 +24,7 @@
 mod admin;
 mod apis;
 mod batch;
+mod cluster;
 mod configs;
 mod counts;
 mod door;

@@ -377,6 +377,7 @@ fn every_request_is_answered_in_every_version() {
     }
 }
 
+mod cluster;
 mod fetch_sessions;
 mod partitions;
 mod transactions;

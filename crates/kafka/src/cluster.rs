@@ -1,0 +1,163 @@
+//! Requests about a cluster of one node: who leads, who votes, what moves. Tools and consoles ask; there is little to tell.
+//!
+//! Answered from memory, on the I/O thread of the connection.
+
+use kafka_protocol::ResponseError;
+use kafka_protocol::messages::alter_partition_reassignments_request::ReassignablePartition;
+use kafka_protocol::messages::alter_partition_reassignments_response::{
+    ReassignablePartitionResponse, ReassignableTopicResponse,
+};
+use kafka_protocol::messages::alter_replica_log_dirs_response::{
+    AlterReplicaLogDirPartitionResult, AlterReplicaLogDirTopicResult,
+};
+use kafka_protocol::messages::describe_quorum_response::{
+    Listener, Node, PartitionData, ReplicaState, TopicData as QuorumTopic,
+};
+use kafka_protocol::messages::elect_leaders_response::{PartitionResult, ReplicaElectionResult};
+use kafka_protocol::messages::list_config_resources_response::ConfigResource;
+use kafka_protocol::messages::*;
+use kafka_protocol::protocol::StrBytes;
+
+use crate::door::{Door, NODE_ID, partitions_of};
+
+/// Kinds of resources that have configurations here.
+const TOPIC: i8 = 2;
+const BROKER: i8 = 4;
+/// Kinds that have none here, but may be asked for: loggers of a broker, metrics of clients, groups.
+const WITHOUT_CONFIGS: [i8; 3] = [8, 16, 32];
+/// What Kafka calls the log of its controllers, the only topic of DescribeQuorum.
+const METADATA_TOPIC: &str = "__cluster_metadata";
+
+/// Whether a topic has such a partition.
+fn exists(door: &Door, topic: &str, partition: i32) -> bool {
+    let partitions = door.info(topic).map_or(0, |info| partitions_of(&info.options));
+    u32::try_from(partition).is_ok_and(|partition| partition < partitions)
+}
+
+/// ElectLeaders: the node leads every partition that there is, so no election is ever needed. Without a list of partitions,
+/// those that need none are not told, as in Kafka.
+pub(crate) fn elect_leaders(door: &Door, asked: ElectLeadersRequest) -> ElectLeadersResponse {
+    let topics = asked.topic_partitions.unwrap_or_default().into_iter().map(|one| {
+        let results = one.partitions.iter().map(|partition| {
+            let (error, why) = if exists(door, &one.topic, *partition) {
+                (ResponseError::ElectionNotNeeded, "Leader election not needed for topic partition.")
+            } else {
+                (ResponseError::UnknownTopicOrPartition, "The topic or partition does not exist.")
+            };
+            PartitionResult::default()
+                .with_partition_id(*partition)
+                .with_error_code(error.code())
+                .with_error_message(Some(StrBytes::from_static_str(why)))
+        });
+        let results = results.collect();
+        ReplicaElectionResult::default().with_topic(one.topic).with_partition_result(results)
+    });
+    ElectLeadersResponse::default().with_replica_election_results(topics.collect())
+}
+
+/// AlterReplicaLogDirs: all partitions are in the one directory that DescribeLogDirs tells, and stay there.
+pub(crate) fn alter_replica_log_dirs(door: &Door, asked: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse {
+    let topics = asked.dirs.into_iter().flat_map(|dir| {
+        let is_known = *dir.path == *door.config.data_dir;
+        dir.topics.into_iter().map(move |topic| {
+            let partitions = topic.partitions.iter().map(|partition| {
+                let error = match (is_known, exists(door, &topic.name, *partition)) {
+                    (false, _) => ResponseError::LogDirNotFound.code(),
+                    (true, false) => ResponseError::UnknownTopicOrPartition.code(),
+                    (true, true) => 0,
+                };
+                AlterReplicaLogDirPartitionResult::default().with_partition_index(*partition).with_error_code(error)
+            });
+            let partitions = partitions.collect();
+            AlterReplicaLogDirTopicResult::default().with_topic_name(topic.name).with_partitions(partitions)
+        })
+    });
+    AlterReplicaLogDirsResponse::default().with_results(topics.collect())
+}
+
+/// DescribeQuorum: the node is its own controller. What it knows is no log that others could follow, so its offsets are 0.
+pub(crate) fn describe_quorum(door: &Door, asked: DescribeQuorumRequest) -> DescribeQuorumResponse {
+    let topics = asked.topics.into_iter().map(|topic| {
+        let is_known = &*topic.topic_name.0 == METADATA_TOPIC;
+        let partitions = topic.partitions.iter().map(|partition| {
+            let answer = PartitionData::default().with_partition_index(partition.partition_index);
+            if !is_known || partition.partition_index != 0 {
+                return answer.with_error_code(ResponseError::UnknownTopicOrPartition.code());
+            }
+            let voter = ReplicaState::default().with_replica_id(BrokerId(NODE_ID));
+            answer.with_leader_id(BrokerId(NODE_ID)).with_current_voters(vec![voter])
+        });
+        let partitions = partitions.collect();
+        QuorumTopic::default().with_topic_name(topic.topic_name).with_partitions(partitions)
+    });
+    let (host, port) = door.advertised();
+    let listener = Listener::default()
+        .with_name(StrBytes::from_static_str("PLAINTEXT"))
+        .with_host(StrBytes::from_string(host))
+        .with_port(u16::try_from(port).unwrap_or_default());
+    let node = Node::default().with_node_id(BrokerId(NODE_ID)).with_listeners(vec![listener]);
+    DescribeQuorumResponse::default().with_topics(topics.collect()).with_nodes(vec![node])
+}
+
+/// AlterPartitionReassignments: every partition may be moved to where it is.
+pub(crate) fn alter_reassignments(
+    door: &Door,
+    asked: AlterPartitionReassignmentsRequest,
+) -> AlterPartitionReassignmentsResponse {
+    let refused = |name: &str, partition: &ReassignablePartition| {
+        if !exists(door, name, partition.partition_index) {
+            return Some((ResponseError::UnknownTopicOrPartition, "there is no such partition"));
+        }
+        match partition.replicas.as_deref() {
+            None => Some((ResponseError::NoReassignmentInProgress, "nothing is being moved")),
+            Some([BrokerId(NODE_ID)]) => None,
+            Some(_) => Some((ResponseError::InvalidReplicaAssignment, "there is one node: the replicas are [1]")),
+        }
+    };
+    let topics = asked.topics.into_iter().map(|topic| {
+        let partitions = topic.partitions.iter().map(|partition| {
+            let answer = ReassignablePartitionResponse::default().with_partition_index(partition.partition_index);
+            match refused(&topic.name, partition) {
+                None => answer.with_error_message(None),
+                Some((error, why)) => {
+                    answer.with_error_code(error.code()).with_error_message(Some(StrBytes::from_static_str(why)))
+                }
+            }
+        });
+        let partitions = partitions.collect();
+        ReassignableTopicResponse::default().with_name(topic.name).with_partitions(partitions)
+    });
+    let answer = AlterPartitionReassignmentsResponse::default().with_responses(topics.collect());
+    answer.with_allow_replication_factor_change(asked.allow_replication_factor_change).with_error_message(None)
+}
+
+/// ListPartitionReassignments: nothing ever moves.
+pub(crate) fn list_reassignments(_: ListPartitionReassignmentsRequest) -> ListPartitionReassignmentsResponse {
+    ListPartitionReassignmentsResponse::default().with_error_message(None)
+}
+
+/// ListConfigResources: topics, and the node. Version 0 asks for metrics of clients only, and there are none.
+pub(crate) fn list_config_resources(
+    door: &Door,
+    version: i16,
+    asked: ListConfigResourcesRequest,
+) -> ListConfigResourcesResponse {
+    if version == 0 {
+        return ListConfigResourcesResponse::default();
+    }
+    let is_known = |kind: &i8| [TOPIC, BROKER].contains(kind) || WITHOUT_CONFIGS.contains(kind);
+    if !asked.resource_types.iter().all(is_known) {
+        return ListConfigResourcesResponse::default().with_error_code(ResponseError::UnsupportedVersion.code());
+    }
+    let wants = |kind| asked.resource_types.is_empty() || asked.resource_types.contains(&kind);
+    let resource = |kind, name| ConfigResource::default().with_resource_type(kind).with_resource_name(name);
+    let mut resources = Vec::new();
+    if wants(TOPIC) {
+        let topics = door.catalog.infos().into_iter();
+        resources.extend(topics.map(|info| resource(TOPIC, StrBytes::from_string(info.name))));
+    }
+    if wants(BROKER) {
+        resources.push(resource(BROKER, StrBytes::from_string(NODE_ID.to_string())));
+    }
+    ListConfigResourcesResponse::default().with_config_resources(resources)
+}
