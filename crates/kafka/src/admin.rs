@@ -19,6 +19,7 @@ use kera_format::limits::name_is_valid;
 use kera_format::{ProducerId as LogProducerId, StreamOptions};
 use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, StreamInfo, StreamRef};
 
+use crate::access::{CLUSTER_OPERATIONS, told_if};
 use crate::cluster;
 use crate::configs::{self, Type};
 use crate::door::{After, Command, Door, NODE_ID, partitions_of};
@@ -35,6 +36,9 @@ const SOURCE_DEFAULT: i8 = 5;
 /// What IncrementalAlterConfigs can do with a setting.
 const SET: i8 = 0;
 const DELETE: i8 = 1;
+
+/// The id, and the epoch, of who is no producer yet.
+const NO_PRODUCER: i64 = -1;
 
 type Refusal = (ResponseError, String);
 
@@ -65,6 +69,10 @@ pub(crate) fn answer(door: &Door, request: &Request, body: &[u8]) -> Result<Vec<
         ApiKey::ListConfigResources => {
             encode(request, &cluster::list_config_resources(door, request.version, decode(request, body)?))
         }
+        ApiKey::DescribeClientQuotas => encode(request, &crate::access::quotas(&decode(request, body)?)),
+        ApiKey::DescribeAcls => encode(request, &crate::access::describe_acls(&decode(request, body)?)),
+        ApiKey::CreateAcls => encode(request, &crate::access::create_acls(&decode(request, body)?)),
+        ApiKey::DeleteAcls => encode(request, &crate::access::delete_acls(&decode(request, body)?)),
         key => Err(Malformed::Decode(format!("{key:?} is advertised and not served"))),
     }
 }
@@ -106,6 +114,10 @@ pub(crate) fn command(door: &Door, request: &Request, body: &[u8]) -> Result<Opt
         ApiKey::DeleteRecords => {
             let asked: DeleteRecordsRequest = decode(&request, body)?;
             run_after(request, move |door| crate::partitions::delete_records(door, &asked))
+        }
+        ApiKey::DescribeProducers => {
+            let asked: DescribeProducersRequest = decode(&request, body)?;
+            run(request, move |door| crate::partitions::describe_producers(door, &asked))
         }
         ApiKey::DescribeLogDirs => {
             let asked: DescribeLogDirsRequest = decode(&request, body)?;
@@ -168,7 +180,7 @@ fn describe_cluster(door: &Door, asked: &DescribeClusterRequest) -> DescribeClus
         .with_cluster_id(text(door.cluster_id()))
         .with_controller_id(BrokerId(NODE_ID))
         .with_brokers(vec![broker])
-        .with_cluster_authorized_operations(i32::MIN)
+        .with_cluster_authorized_operations(told_if(asked.include_cluster_authorized_operations, CLUSTER_OPERATIONS))
 }
 
 /// The options of a topic that is to be made.
@@ -206,6 +218,11 @@ fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refu
     Ok(options)
 }
 
+fn bad_name() -> Refusal {
+    let why = "a topic's name has 1 to 249 of a-z A-Z 0-9 . _ - and does not start with `_kera.`";
+    (ResponseError::InvalidTopicException, why.to_owned())
+}
+
 /// Makes a stream for a topic, or only looks whether it could be made.
 pub(crate) fn create_topic(
     door: &Door,
@@ -214,8 +231,7 @@ pub(crate) fn create_topic(
     validate_only: bool,
 ) -> Result<Option<StreamInfo>, Refusal> {
     if !name_is_valid(name) || name.starts_with("_kera.") {
-        let why = "a topic's name has 1 to 249 of a-z A-Z 0-9 . _ - and does not start with `_kera.`";
-        return Err((ResponseError::InvalidTopicException, why.to_owned()));
+        return Err(bad_name());
     }
     if validate_only {
         let wrong = options.check();
@@ -234,6 +250,12 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
         if asked.topics.iter().filter(|other| other.name == topic.name).count() > 1 {
             return Err((ResponseError::InvalidRequest, "the topic is named twice".to_owned()));
         }
+        if !name_is_valid(&topic.name) {
+            return Err(bad_name());
+        }
+        if door.info(&topic.name).is_some() {
+            return Err((ResponseError::TopicAlreadyExists, format!("topic `{}` exists", &**topic.name)));
+        }
         let options = options_of(door, topic)?;
         let made = create_topic(door, &topic.name, options.clone(), asked.validate_only)?;
         let configs = configs::describe(&options).into_iter().map(|one| {
@@ -249,7 +271,10 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
             .with_replication_factor(1)
             .with_configs(Some(configs.collect())))
     };
-    let topics = asked.topics.iter().map(|topic| {
+    // A topic that is named twice is told about once.
+    let is_first =
+        |(at, topic): &(usize, &CreatableTopic)| asked.topics[..*at].iter().all(|other| other.name != topic.name);
+    let topics = asked.topics.iter().enumerate().filter(is_first).map(|(_, topic)| {
         let result = one(topic).unwrap_or_else(|(error, why)| {
             CreatableTopicResult::default()
                 .with_error_code(error.code())
@@ -448,15 +473,18 @@ fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest)
 
 /// An id for a producer, or the next epoch of one that has an id.
 fn init_producer(door: &Door, version: i16, asked: &InitProducerIdRequest) -> (InitProducerIdResponse, Option<After>) {
-    if asked.transactional_id.is_some() {
-        return door.transactions.init(version, asked);
-    }
     let failed = |error: ResponseError| {
         InitProducerIdResponse::default()
             .with_error_code(error.code())
             .with_producer_id(ProducerId(-1))
             .with_producer_epoch(-1)
     };
+    if (asked.producer_id.0 == NO_PRODUCER) != (i64::from(asked.producer_epoch) == NO_PRODUCER) {
+        return (failed(ResponseError::InvalidRequest), None);
+    }
+    if asked.transactional_id.is_some() {
+        return door.transactions.init(version, asked);
+    }
     let known = (asked.producer_id.0 > 0).then(|| LogProducerId(asked.producer_id.0.cast_unsigned()));
     let mut allocated = door.coordinator.allocate_producer(known);
     if matches!(&allocated, Ok(one) if i16::try_from(one.producer_epoch.0).is_err())

@@ -50,8 +50,8 @@ pub(crate) const APIS: &[Api] = &[
     api(ApiKey::InitProducerId, 0, 5, 2, "si3+{lh}"),
     api(ApiKey::AddPartitionsToTxn, 0, 3, 3, "slh[(s[i])]"),
     api(ApiKey::AddOffsetsToTxn, 0, 4, 3, "slhs"),
-    api(ApiKey::EndTxn, 0, 4, 3, "slhb"),
-    api(ApiKey::TxnOffsetCommit, 0, 4, 3, "sslh3+{iss}[(s[(il2+{i}s)])]"),
+    api(ApiKey::EndTxn, 0, 5, 3, "slhb"),
+    api(ApiKey::TxnOffsetCommit, 0, 5, 3, "sslh3+{iss}[(s[(il2+{i}s)])]"),
     api(ApiKey::DescribeTransactions, 0, 0, 0, "[s]"),
     api(ApiKey::ListTransactions, 0, 1, 0, "[s][l]1+{l}"),
     api(ApiKey::OffsetForLeaderEpoch, 2, 4, 4, "3+{i}[(s[(iii)])]"),
@@ -82,6 +82,11 @@ pub(crate) const APIS: &[Api] = &[
     api(ApiKey::AlterPartitionReassignments, 0, 1, 0, "i1+{b}[(s[(i[i])])]"),
     api(ApiKey::ListPartitionReassignments, 0, 0, 0, "i[(s[i])]"),
     api(ApiKey::ListConfigResources, 0, 1, 0, "1+{[b]}"),
+    api(ApiKey::DescribeProducers, 0, 0, 0, "[(s[i])]"),
+    api(ApiKey::DescribeClientQuotas, 0, 1, 1, "[(sbs)]b"),
+    api(ApiKey::DescribeAcls, 1, 3, 2, "bsbssbb"),
+    api(ApiKey::CreateAcls, 1, 3, 2, "[(bsbssbb)]"),
+    api(ApiKey::DeleteAcls, 1, 3, 2, "[(bsbssbb)]"),
 ];
 
 /// The entry of a request, if it is served in any version.

@@ -82,17 +82,21 @@ impl BatchHeader {
         let refuse = |why| Err((ResponseError::InvalidRecord, why));
         // The magic is at the same place in all formats that there were.
         if bytes.len() > 16 && bytes[16] != 2 {
-            return Err((ResponseError::UnsupportedForMessageFormat, "only record batches of magic 2 are kept"));
+            return refuse("only record batches of magic 2 are kept");
+        }
+        if bytes.is_empty() {
+            return refuse("a request carries one batch per partition");
         }
         if bytes.len() < BATCH_HEADER_BYTES {
-            return Err((ResponseError::CorruptMessage, "the batch is shorter than its header"));
+            return refuse("the batch is shorter than its header");
         }
         match usize::try_from(i32_at(bytes, 8)) {
             Ok(length) if length + 12 == bytes.len() => {}
             Ok(length) if (BATCH_HEADER_BYTES - 12..bytes.len() - 12).contains(&length) => {
                 return refuse("a request carries one batch per partition");
             }
-            _ => return Err((ResponseError::CorruptMessage, "the batch's length is not that of what was sent")),
+            Ok(length) if length + 12 > bytes.len() => return refuse("the batch is longer than what was sent"),
+            _ => return Err((ResponseError::CorruptMessage, "the batch's length is none")),
         }
         let attributes = i16_at(bytes, 21);
         if attributes & CONTROL != 0 {
@@ -262,15 +266,15 @@ fn put_bytes(bytes: Option<&[u8]>, out: &mut Vec<u8>) {
     }
 }
 
-/// The first record of a batch whose timestamp is `wanted` or later: its offset delta and timestamp. `None` if there is none, or
+/// The first record of a batch, from the one with that number on, whose timestamp is `wanted` or later: its number and timestamp. `None` if there is none, or
 /// the batch cannot be read.
-pub(crate) fn first_at(batch: &[u8], wanted: i64) -> Option<(u32, i64)> {
+pub(crate) fn first_at(batch: &[u8], wanted: i64, from: u32) -> Option<(u32, i64)> {
     let view = KafkaBatchView::parse(batch).ok()?;
     let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).ok()?;
     for record in KafkaRecords::new(&view, &records) {
         let record = record.ok()?;
         let timestamp = view.base_timestamp_ms().wrapping_add(record.timestamp_delta);
-        if timestamp >= wanted {
+        if timestamp >= wanted && record.offset_delta >= from {
             return Some((record.offset_delta, timestamp));
         }
     }
@@ -328,9 +332,11 @@ pub(crate) mod tests {
             BatchHeader::check(&bad).map_err(|(error, _)| error)
         };
         assert!(with(0, &[1]).is_ok(), "the base offset is the broker's");
-        assert_eq!(with(16, &[1]), Err(ResponseError::UnsupportedForMessageFormat));
+        assert_eq!(with(16, &[1]), Err(ResponseError::InvalidRecord));
+        assert_eq!(BatchHeader::check(&[]).map_err(|(error, _)| error), Err(ResponseError::InvalidRecord));
         assert_eq!(with(8, &[0, 0, 0, 60]), Err(ResponseError::InvalidRecord), "two batches");
-        assert_eq!(with(8, &[0x7f, 0xff, 0xff, 0xff]), Err(ResponseError::CorruptMessage));
+        assert_eq!(with(8, &[0x7f, 0xff, 0xff, 0xff]), Err(ResponseError::InvalidRecord), "more than there is");
+        assert_eq!(with(8, &[0, 0, 0, 9]), Err(ResponseError::CorruptMessage), "less than a header");
         assert_eq!(with(8, &[0xff, 0xff, 0xff, 0xff]), Err(ResponseError::CorruptMessage));
         assert_eq!(with(57, &[0, 0, 0, 3]), Err(ResponseError::InvalidRecord), "count and delta");
         assert_eq!(with(23, &[0, 0, 0, 0, 0, 0, 0, 0, 0]), Err(ResponseError::InvalidRecord));
@@ -366,15 +372,15 @@ pub(crate) mod tests {
     #[test]
     fn the_first_record_from_a_time_on_is_found() {
         let batch = batch(&[b"a", b"bb", b"c"], (-1, -1, -1));
-        assert_eq!(first_at(&batch, 0), Some((0, 1000)));
-        assert_eq!(first_at(&batch, 1001), Some((1, 1001)));
-        assert_eq!(first_at(&batch, 1003), None);
+        assert_eq!(first_at(&batch, 0, 0), Some((0, 1000)));
+        assert_eq!(first_at(&batch, 1001, 0), Some((1, 1001)));
+        assert_eq!(first_at(&batch, 1003, 0), None);
         let mut compressed = batch[..BATCH_HEADER_BYTES].to_vec();
         compressed.extend_from_slice(&KafkaCodec::Zstd.compress(&batch[BATCH_HEADER_BYTES..]));
         let length = compressed.len() as u32 - 12;
         compressed[8..12].copy_from_slice(&length.to_be_bytes());
         compressed[22] |= KafkaCodec::Zstd as u8;
-        assert_eq!(first_at(&compressed, 1001), Some((1, 1001)));
+        assert_eq!(first_at(&compressed, 1001, 0), Some((1, 1001)));
     }
 
     #[test]
@@ -402,7 +408,7 @@ pub(crate) mod tests {
         #[test]
         fn any_bytes_are_checked(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
             let _ = BatchHeader::check(&bytes);
-            let _ = first_at(&bytes, 5);
+            let _ = first_at(&bytes, 5, 0);
         }
     }
 }

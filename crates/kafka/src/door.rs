@@ -141,9 +141,6 @@ impl ReplySlot {
     pub(crate) fn new(waker: SessionWaker) -> Reply {
         Arc::new(ReplySlot { body: Mutex::new(None), waker })
     }
-    pub(crate) fn put(&self, body: Vec<u8>) {
-        self.put_after(body, None);
-    }
     /// It may leave when what it rests on is durable.
     pub(crate) fn put_after(&self, body: Vec<u8>, after: Option<After>) {
         *self.body.lock() = Some((body, after));

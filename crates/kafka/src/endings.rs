@@ -11,7 +11,7 @@ use std::time::Duration;
 use kera_format::chunk::{ChunkTarget, seal_kafka_batch};
 use kera_format::kafka_groups::OffsetKey;
 use kera_format::kafka_transactions::{AbortedRange, Touched};
-use kera_format::{CHUNK_HEADER_BYTES, ChunkView};
+use kera_format::{CHUNK_HEADER_BYTES, ChunkView, ProducerEpoch, ProducerId};
 use kera_log::{AppendError, Appended, Lane, Observer};
 
 use crate::batch::{self, CHECKED_FROM};
@@ -142,7 +142,7 @@ impl UnderWay {
         door.transactions.ended(&self.ending, &self.aborted).is_ok()
     }
 
-    /// Ends the transaction in one partition, if it has written there and the topic is still the same.
+    /// Ends the transaction in one partition, if the topic is still the same.
     fn write_marker(
         &mut self,
         door: &Door,
@@ -152,14 +152,16 @@ impl UnderWay {
     ) -> Result<(), Later> {
         let Ending { producer_id, epoch, commit, .. } = self.ending;
         let Some(lane) = door.transactions.lane(touched.stream, of.partition) else { return Ok(()) };
-        let Some(partition) = door.transactions.partitions.get(touched.stream, of.partition) else { return Ok(()) };
+        // Also where it has written nothing, as in Kafka: whatever it sent and comes late is fenced there, too.
+        let Ok(index) = u32::try_from(of.partition) else { return Ok(()) };
+        let partition = door.transactions.partitions.get_or_make(touched.stream, index);
         let mut partition = partition.lock();
-        if partition.begun(producer_id).is_none() {
-            return Ok(());
-        }
         match append_marker(&lane, (producer_id, epoch), commit, door.clock.now_ms()) {
             Ok(appended) => {
                 self.aborted.extend(partition.ended((producer_id, epoch), commit, appended.base_ordinal));
+                // What its producer sent before and comes late belongs to no transaction any more.
+                let known = (ProducerId(producer_id.cast_unsigned()), ProducerEpoch(epoch.cast_unsigned()));
+                lane.raise_producer_epoch(known.0, known.1);
                 if let (Some(ticket), Some(sink)) = (appended.ticket, lane.sink()) {
                     self.written.push(After { sink: Arc::clone(sink), ticket });
                 }

@@ -16,13 +16,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::FetchRequest;
-use kafka_protocol::messages::fetch_request::FetchPartition;
+use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kera_format::chunk::{Chunks, PayloadKind};
 use kera_format::{CHUNK_HEADER_BYTES, Cursor};
-use kera_log::{Lane, LaneVersion, Lookup, ReadError};
+use kera_log::{Lane, LaneVersion, Lookup, Observer, ReadError};
 use kera_rpc::{FrameWriter, Outbox};
+use parking_lot::Mutex;
 
 use crate::batch::{self, BATCH_HEADER_BYTES, PATCHED_BYTES};
+use crate::door::Topic;
 use crate::fetch_sessions::{Mode, NO_SESSION, Told};
 use crate::floors::first_offset;
 use crate::session::{Core, Request};
@@ -58,8 +60,8 @@ struct Found {
     high_watermark: i64,
     last_stable: i64,
     log_start: i64,
-    /// Transactions that the reader passes over: producer and first offset.
-    aborted: Vec<(i64, u64)>,
+    /// Transactions that the reader passes over: producer and first offset. Nothing is told to whom reads everything.
+    aborted: Option<Vec<(i64, u64)>>,
     parts: Vec<Part>,
     bytes: usize,
     /// Where it waits for more.
@@ -69,6 +71,11 @@ struct Found {
 impl Found {
     fn refused(error: ResponseError) -> Found {
         Found { error: error.code(), high_watermark: -1, last_stable: -1, log_start: -1, ..Found::default() }
+    }
+
+    /// Of a partition that is not there an empty list is told, of one that cannot be read none: as Kafka does.
+    fn unknown(error: ResponseError) -> Found {
+        Found { aborted: Some(Vec::new()), ..Found::refused(error) }
     }
 
     fn told(&self) -> Told {
@@ -85,6 +92,28 @@ pub(crate) struct Fetching {
     mode: Result<Mode, ResponseError>,
     started_us: u64,
     deadline_us: u64,
+    seen: Option<Seen>,
+}
+
+/// What a fetch that waits has found: only partitions that have moved are looked at again, and those that have something, whose
+/// memory is not held on to.
+struct Seen {
+    found: Vec<Found>,
+    moved: Arc<Moved>,
+    observer: Arc<dyn Observer>,
+}
+
+/// Notes which partitions of a fetch have moved, by their place in the request, and wakes the session.
+struct Moved {
+    places: Mutex<Vec<u64>>,
+    session: Arc<dyn Observer>,
+}
+
+impl Observer for Moved {
+    fn advanced(&self, place: u64) {
+        self.places.lock().push(place);
+        self.session.advanced(0);
+    }
 }
 
 impl Fetching {
@@ -95,7 +124,8 @@ impl Fetching {
             core.fetch_session = asked.session_id;
         }
         let wait_ms = u64::try_from(asked.max_wait_ms).unwrap_or(0).min(core.door.config.fetch_wait_ms_max.into());
-        Fetching { request, asked, mode, started_us: now_us, deadline_us: now_us + wait_ms * 1000 }
+        let deadline_us = now_us + wait_ms * 1000;
+        Fetching { request, asked, mode, started_us: now_us, deadline_us, seen: None }
     }
 
     pub(crate) fn started_us(&self) -> u64 {
@@ -119,7 +149,7 @@ impl Fetching {
             return true;
         }
         loop {
-            let found = self.gather(core);
+            let (found, fresh) = self.look(core);
             let bytes: usize = found.iter().map(|one| one.bytes).sum();
             let enough = bytes >= usize::try_from(self.asked.min_bytes).unwrap_or(0)
                 || found.iter().any(|one| one.error != 0)
@@ -134,32 +164,86 @@ impl Fetching {
                 self.send(0, session, &found, shown.as_deref(), out);
                 return true;
             }
-            let waits = found.iter().filter_map(|one| one.waits.as_ref());
+            let seen = self.seen.get_or_insert_with(|| {
+                let moved = Arc::new(Moved { places: Mutex::default(), session: Arc::clone(&core.observer) });
+                Seen { found: Vec::new(), observer: Arc::clone(&moved) as _, moved }
+            });
+            // Where nothing has moved since, it is still registered.
+            let mut all = true;
+            for place in fresh {
+                if let Some((lane, version)) = &found[place].waits {
+                    all &= lane.wait(*version, &seen.observer, place as u64);
+                }
+            }
+            seen.found = found;
+            seen.found.iter_mut().filter(|one| one.bytes > 0).for_each(|one| one.parts.clear());
             // If a lane has moved since it was looked at, it is looked at again at once.
-            if waits.fold(true, |all, (lane, seen)| all & lane.wait(*seen, &core.observer, 0)) {
+            if all {
                 return false;
             }
+            self.seen = None;
+        }
+    }
+
+    /// What every partition has now, and the places of those that were looked at.
+    fn look(&mut self, core: &mut Core) -> (Vec<Found>, Vec<usize>) {
+        let Some(seen) = &mut self.seen else {
+            let found = self.gather(core);
+            let all = (0..found.len()).collect();
+            return (found, all);
+        };
+        let mut found = std::mem::take(&mut seen.found);
+        let mut again: Vec<usize> = seen.moved.places.lock().drain(..).map(|place| place as usize).collect();
+        again.extend(found.iter().enumerate().filter(|(_, one)| one.bytes > 0).map(|(place, _)| place));
+        again.sort_unstable();
+        again.dedup();
+        let mut first = 0;
+        let mut places = again.iter().copied().peekable();
+        for topic in &self.asked.topics {
+            let end = first + topic.partitions.len();
+            let mut known = None;
+            while let Some(place) = places.next_if(|place| *place < end) {
+                let known = known.get_or_insert_with(|| self.topic(core, topic)).as_ref();
+                found[place] = Found::default();
+                let taken: usize = found.iter().map(|one| one.bytes).sum();
+                let left = self.budget(core).saturating_sub(taken);
+                found[place] = self.look_at(core, known, &topic.partitions[place - first], left);
+            }
+            first = end;
+        }
+        (found, again)
+    }
+
+    /// Data bytes of the whole answer.
+    fn budget(&self, core: &Core) -> usize {
+        usize::try_from(self.asked.max_bytes).unwrap_or(0).min(core.door.config.fetch_bytes_max)
+    }
+
+    fn topic(&self, core: &mut Core, topic: &FetchTopic) -> Option<Arc<Topic>> {
+        if self.request.version >= VERSION_TOPIC_IDS { core.topic_of(topic.topic_id) } else { core.topic(&topic.topic) }
+    }
+
+    /// What one partition has, up to `left` bytes.
+    fn look_at(&self, core: &mut Core, known: Option<&Arc<Topic>>, asked: &FetchPartition, left: usize) -> Found {
+        let committed = self.asked.isolation_level == READ_COMMITTED;
+        match known {
+            None if self.request.version >= VERSION_TOPIC_IDS => Found::unknown(ResponseError::UnknownTopicId),
+            None => Found::unknown(ResponseError::UnknownTopicOrPartition),
+            Some(topic) => match topic.lane(asked.partition) {
+                None => Found::unknown(ResponseError::UnknownTopicOrPartition),
+                Some(lane) => read(core, lane, asked, committed, left),
+            },
         }
     }
 
     /// What every partition has, in the order of the request.
     fn gather(&self, core: &mut Core) -> Vec<Found> {
-        let asked = usize::try_from(self.asked.max_bytes).unwrap_or(0);
-        let mut left = asked.min(core.door.config.fetch_bytes_max);
-        let committed = self.asked.isolation_level == READ_COMMITTED;
+        let mut left = self.budget(core);
         let mut all = Vec::new();
         for topic in &self.asked.topics {
-            let by_id = self.request.version >= VERSION_TOPIC_IDS;
-            let known = if by_id { core.topic_of(topic.topic_id) } else { core.topic(&topic.topic) };
+            let known = self.topic(core, topic);
             for partition in &topic.partitions {
-                let found = match &known {
-                    None if by_id => Found::refused(ResponseError::UnknownTopicId),
-                    None => Found::refused(ResponseError::UnknownTopicOrPartition),
-                    Some(topic) => match topic.lane(partition.partition) {
-                        None => Found::refused(ResponseError::UnknownTopicOrPartition),
-                        Some(lane) => read(core, lane, partition, committed, left),
-                    },
-                };
+                let found = self.look_at(core, known.as_ref(), partition, left);
                 left = left.saturating_sub(found.bytes);
                 all.push(found);
             }
@@ -233,8 +317,8 @@ impl Fetching {
         if version >= 5 {
             writer.i64(found.log_start);
         }
-        writer.count(found.aborted.len());
-        for (producer_id, first_offset) in &found.aborted {
+        writer.nullable_count(found.aborted.as_ref().map(Vec::len));
+        for (producer_id, first_offset) in found.aborted.iter().flatten() {
             writer.i64(*producer_id);
             writer.i64(first_offset.cast_signed());
             writer.tags();
@@ -285,9 +369,9 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
         ..Found::default()
     };
     let Some(offset) = u64::try_from(asked.fetch_offset).ok().filter(|at| (log_start..=durable).contains(at)) else {
-        found.error = ResponseError::OffsetOutOfRange.code();
-        return found;
+        return Found::refused(ResponseError::OffsetOutOfRange);
     };
+    found.aborted = committed.then(Vec::new);
     if offset >= end {
         found.waits = Some((Arc::clone(lane), version));
         return found;
@@ -314,7 +398,7 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     match take(lane, cursor, offset..end, budget, &mut found) {
         Ok(Some((next_offset, next))) => {
             if let Some(of) = transactions.filter(|_| committed) {
-                found.aborted = of.lock().aborted(offset, next_offset);
+                found.aborted = Some(of.lock().aborted(offset, next_offset));
             }
             core.remember(stream, partition, next_offset, next);
         }

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 
 use crate::door::{After, Catalog};
 use crate::groups::{AppendFailed, Mark};
-use crate::state_log::{Kept, StateLog, state_stream_options};
+use crate::state_log::{Kept, StateLog};
 
 /// The stream's name.
 const FLOORS_STREAM: &str = "_kera.floors";
@@ -62,11 +62,7 @@ impl Floors {
     /// The stream cannot be made, read, or written to.
     pub(crate) fn open(catalog: &Catalog, broker: &Arc<Broker>, clock: &Arc<dyn Clock>) -> io::Result<Floors> {
         let other = |error: String| io::Error::other(error);
-        let options = state_stream_options();
-        let info = catalog.coordinator.system_stream(FLOORS_STREAM, &options).map_err(|e| other(e.to_string()))?;
-        let stream = broker.log().stream(info.id).ok_or_else(|| other(format!("{FLOORS_STREAM} is not in the log")))?;
-        let log = StateLog::new(FLOORS_STREAM, &stream, Arc::clone(clock));
-        let log = log.ok_or_else(|| other("a stream without a lane".into()))?;
+        let log = StateLog::open(FLOORS_STREAM, catalog, broker, clock)?;
         let mut all = BTreeMap::new();
         let each = |entry: Entry| {
             let key = (entry.stream, entry.streamlet, entry.lane);

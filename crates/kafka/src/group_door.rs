@@ -6,16 +6,14 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::find_coordinator_response::Coordinator as Found;
-use kafka_protocol::messages::txn_offset_commit_response::{
-    TxnOffsetCommitResponsePartition, TxnOffsetCommitResponseTopic,
-};
 use kafka_protocol::messages::{
-    ApiKey, BrokerId, FindCoordinatorRequest, FindCoordinatorResponse, TxnOffsetCommitRequest, TxnOffsetCommitResponse,
+    ApiKey, BrokerId, FindCoordinatorRequest, FindCoordinatorResponse, TxnOffsetCommitRequest,
 };
 use kafka_protocol::protocol::StrBytes;
 use kera_env::{Clock, Random};
@@ -26,8 +24,8 @@ use uuid::Uuid;
 use crate::door::{After, Catalog, Door, NODE_ID, Reply, partitions_of};
 use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, GroupConfig, Journal, Mark, Now, Topic, Topics};
 use crate::session::{Request, decode, encode};
-use crate::state_log::{StateLog, state_stream_options};
-use crate::transaction_door::TransactionDoor;
+use crate::state_log::StateLog;
+use crate::transaction_door::{MayWrite, TransactionDoor};
 use crate::wire::Malformed;
 
 /// Where groups and their offsets are kept.
@@ -38,6 +36,10 @@ const COPY_BYTES_MIN: u64 = 4 << 20;
 const COPY_STEP_BYTES: usize = 256 << 10;
 /// How long what the coordinator knows of topics may be old.
 const TOPICS_MS: i64 = 1_000;
+/// From this version on clients know the error that says that their transaction has to be aborted.
+const VERSION_TELLS_ABORTABLE: i16 = 4;
+/// From this version on a group is added to the producer's transaction by what is committed for it (KIP-890).
+const VERSION_ADDS_GROUPS: i16 = 5;
 /// From this version on several keys are asked for.
 const VERSION_KEYS: i16 = 4;
 /// Kinds of keys that have a coordinator.
@@ -61,6 +63,15 @@ pub(crate) fn serves(key: ApiKey) -> bool {
             | ApiKey::ConsumerGroupHeartbeat
             | ApiKey::ConsumerGroupDescribe
     )
+}
+
+/// Who asks, and where the answer goes.
+#[derive(Clone, Copy)]
+pub(crate) struct Asking<'a> {
+    pub(crate) request: &'a Request,
+    pub(crate) client_id: &'a str,
+    pub(crate) host: IpAddr,
+    pub(crate) reply: &'a Reply,
 }
 
 /// The groups of a node.
@@ -126,18 +137,13 @@ impl GroupDoor {
         clock: &Arc<dyn Clock>,
         random: Arc<dyn Random>,
     ) -> io::Result<GroupDoor> {
-        let other = |error: String| io::Error::other(error);
-        let options = state_stream_options();
-        let info = catalog.coordinator.system_stream(GROUPS_STREAM, &options).map_err(|e| other(e.to_string()))?;
-        let stream = broker.log().stream(info.id).ok_or_else(|| other(format!("{GROUPS_STREAM} is not in the log")))?;
-        let log = StateLog::new(GROUPS_STREAM, &stream, Arc::clone(clock))
-            .ok_or_else(|| other("a stream without a lane".into()))?;
+        let log = StateLog::open(GROUPS_STREAM, catalog, broker, clock)?;
         let topics =
             KnownTopics { catalog: Arc::clone(catalog), clock: Arc::clone(clock), seen: Mutex::new((i64::MIN / 2, 0)) };
         let journal = Box::new(Handle(Arc::clone(&log)));
         let mut coordinator = Coordinator::new(GroupConfig::default(), journal, Arc::new(topics), random);
         let (records, passed_over) =
-            log.replay(|entry| coordinator.replay(entry)).map_err(|error| other(error.to_string()))?;
+            log.replay(|entry| coordinator.replay(entry)).map_err(|error| io::Error::other(error.to_string()))?;
         coordinator.start(now(clock.as_ref()));
         let groups = coordinator.group_count();
         tracing::info!(groups, records, passed_over, "Kafka groups are open");
@@ -150,28 +156,31 @@ impl GroupDoor {
         })
     }
 
-    /// Gives a request to the coordinator. Its answer comes through `reply`.
-    pub(crate) fn handle(
-        &self,
-        request: &Request,
-        client_id: &str,
-        host: String,
-        body: &[u8],
-        reply: &Reply,
-    ) -> Result<(), Malformed> {
-        let caller = Caller { version: request.version, client_id: client_id.to_owned(), host };
+    /// Calls the coordinator for a request, whose answer comes through its reply.
+    fn call<T>(&self, asking: &Asking<'_>, act: impl FnOnce(&mut Coordinator, Now, u64, &Caller) -> T) -> T {
+        let Asking { request, client_id, host, reply } = *asking;
+        let caller = Caller { version: request.version, client_id: client_id.to_owned(), host: format!("/{host}") };
         let token = self.tokens.fetch_add(1, Ordering::Relaxed);
         let now = now(self.clock.as_ref());
+        self.waiting.lock().insert(token, (*request, Arc::clone(reply)));
+        let mut coordinator = self.coordinator.lock();
+        let acted = act(&mut coordinator, now, token, &caller);
+        let done = coordinator.take_done();
+        drop(coordinator);
+        self.deliver(done);
+        acted
+    }
+
+    /// Gives a request to the coordinator. Its answer comes through its reply.
+    pub(crate) fn handle(&self, asking: &Asking<'_>, body: &[u8]) -> Result<(), Malformed> {
+        let request = asking.request;
         macro_rules! call {
             ($method:ident) => {{
                 let asked = decode(request, body)?;
-                self.waiting.lock().insert(token, (*request, Arc::clone(reply)));
-                let mut coordinator = self.coordinator.lock();
-                coordinator.$method(now, token, &caller, &asked);
-                coordinator.take_done()
+                self.call(asking, |all, now, token, caller| all.$method(now, token, caller, &asked));
             }};
         }
-        let done = match request.api.key {
+        match request.api.key {
             ApiKey::JoinGroup => call!(join),
             ApiKey::SyncGroup => call!(sync),
             ApiKey::Heartbeat => call!(heartbeat),
@@ -185,8 +194,7 @@ impl GroupDoor {
             ApiKey::ConsumerGroupHeartbeat => call!(consumer_heartbeat),
             ApiKey::ConsumerGroupDescribe => call!(consumer_describe),
             key => return Err(Malformed::Decode(format!("{key:?} is not the group coordinator's"))),
-        };
-        self.deliver(done);
+        }
         Ok(())
     }
 
@@ -257,31 +265,34 @@ impl GroupDoor {
     }
 
     /// TxnOffsetCommit: under the coordinator's lock from the question whether the transaction runs until the offsets are there,
-    /// so that they are not forgotten by its end.
+    /// so that they are not forgotten by its end. What is returned must be durable before: then it is to be called again.
     pub(crate) fn txn_commit(
         &self,
         transactions: &TransactionDoor,
-        request: &Request,
-        client_id: &str,
-        host: String,
+        asking: &Asking<'_>,
         body: &[u8],
-        reply: &Reply,
-    ) -> Result<(), Malformed> {
-        let caller = Caller { version: request.version, client_id: client_id.to_owned(), host };
+    ) -> Result<Option<After>, Malformed> {
+        let request = asking.request;
         let asked: TxnOffsetCommitRequest = decode(request, body)?;
-        let mut coordinator = self.coordinator.lock();
-        if let Err(code) = transactions.check_group(&asked) {
-            drop(coordinator);
-            reply.put(encode(request, &refused(&asked, code))?);
-            return Ok(());
-        }
-        let token = self.tokens.fetch_add(1, Ordering::Relaxed);
-        self.waiting.lock().insert(token, (*request, Arc::clone(reply)));
-        coordinator.txn_commit(now(self.clock.as_ref()), token, &caller, &asked);
-        let done = coordinator.take_done();
-        drop(coordinator);
-        self.deliver(done);
-        Ok(())
+        let adds = request.version >= VERSION_ADDS_GROUPS;
+        let outcome = self.call(asking, |all, now, token, caller| {
+            if !all.names_partitions(&asked) {
+                // Nothing is there to commit for: every partition is told so.
+                all.txn_commit(now, token, caller, &asked);
+                return MayWrite::Yes;
+            }
+            let may = transactions.may_commit(&asked, adds);
+            match may {
+                MayWrite::Yes => all.txn_commit(now, token, caller, &asked),
+                MayWrite::Later(_) => drop(self.waiting.lock().remove(&token)),
+                MayWrite::No(ResponseError::InvalidTxnState) if request.version >= VERSION_TELLS_ABORTABLE => {
+                    all.refuse_txn_commit(token, &asked, ResponseError::TransactionAbortable);
+                }
+                MayWrite::No(code) => all.refuse_txn_commit(token, &asked, code),
+            }
+            may
+        });
+        Ok(if let MayWrite::Later(after) = outcome { after } else { None })
     }
 
     /// A transaction has ended: what its producer committed for a group counts, or never did. What is returned must be durable
@@ -299,19 +310,6 @@ impl GroupDoor {
         self.deliver(done);
         ended.map(|mark| self.after(mark))
     }
-}
-
-/// The answer to TxnOffsetCommit outside of a transaction.
-fn refused(asked: &TxnOffsetCommitRequest, code: ResponseError) -> TxnOffsetCommitResponse {
-    let topics = asked.topics.iter().map(|topic| {
-        let partitions = topic.partitions.iter().map(|of| {
-            TxnOffsetCommitResponsePartition::default()
-                .with_partition_index(of.partition_index)
-                .with_error_code(code.code())
-        });
-        TxnOffsetCommitResponseTopic::default().with_name(topic.name.clone()).with_partitions(partitions.collect())
-    });
-    TxnOffsetCommitResponse::default().with_topics(topics.collect())
 }
 
 fn encode_answer(request: &Request, answer: &Answer) -> Result<Vec<u8>, Malformed> {

@@ -10,7 +10,7 @@
 //! | `session` | one connection: requests in, answers out, in order |
 //! | `produce`, `batch` | record batches into lanes |
 //! | `fetch`, `fetch_sessions`, `offsets` | lanes as record batches; what a client goes on fetching; times to offsets |
-//! | `admin`, `metadata`, `configs` | topics and what the node says about itself |
+//! | `admin`, `metadata`, `configs`, `access` | topics and what the node says about itself |
 //! | `counts` | numbers for metrics |
 //! | `partitions`, `floors` | what partitions take up; where they begin once records were deleted |
 //! | [`groups`], `group_door` | the group coordinator and its connections |
@@ -21,6 +21,7 @@
 //! wait for a disk have a thread of their own. Nothing from the network is believed: requests are walked along their shape
 //! before memory is taken for them.
 
+mod access;
 mod admin;
 mod apis;
 mod batch;
@@ -46,6 +47,7 @@ mod state_log;
 mod tests;
 mod transaction_door;
 pub mod transactions;
+mod visibility;
 mod wire;
 
 pub use counts::DoorStats;

@@ -17,6 +17,7 @@ use kera_format::limits::name_is_valid;
 use kera_protocol::admin::StreamInfo;
 use uuid::Uuid;
 
+use crate::access::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS, told_if};
 use crate::batch::LEADER_EPOCH;
 use crate::door::{Door, NODE_ID, partitions_of};
 
@@ -60,13 +61,19 @@ pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> Metad
         .with_node_id(BrokerId(NODE_ID))
         .with_host(StrBytes::from_string(host))
         .with_port(port);
-    let topics = if names_all(version, &asked) {
+    let (tells_topics, tells_cluster) =
+        (asked.include_topic_authorized_operations, asked.include_cluster_authorized_operations);
+    let mut topics: Vec<MetadataResponseTopic> = if names_all(version, &asked) {
         door.catalog.infos().iter().map(|info| topic(door, info)).collect()
     } else {
         let named = asked.topics.unwrap_or_default().into_iter();
         named.map(|wanted| asked_for(door, version, wanted.name, wanted.topic_id)).collect()
     };
+    for topic in topics.iter_mut().filter(|topic| tells_topics && topic.error_code == 0) {
+        topic.topic_authorized_operations = TOPIC_OPERATIONS;
+    }
     MetadataResponse::default()
+        .with_cluster_authorized_operations(told_if(tells_cluster, CLUSTER_OPERATIONS))
         .with_brokers(vec![broker])
         .with_cluster_id(Some(StrBytes::from_string(door.cluster_id())))
         .with_controller_id(BrokerId(NODE_ID))
@@ -133,6 +140,7 @@ pub(crate) fn describe_partitions(
                 ResponseError::InvalidTopicException
             };
             let topic = DescribeTopicPartitionsResponseTopic::default().with_name(Some(wire_name));
+            let topic = topic.with_topic_authorized_operations(TOPIC_OPERATIONS);
             answer.topics.push(topic.with_error_code(error.code()));
             continue;
         };
@@ -159,6 +167,7 @@ pub(crate) fn describe_partitions(
         let topic = DescribeTopicPartitionsResponseTopic::default()
             .with_name(Some(wire_name.clone()))
             .with_topic_id(door.topic_id(info.id))
+            .with_topic_authorized_operations(TOPIC_OPERATIONS)
             .with_partitions(described);
         answer.topics.push(topic);
         if until < partitions {

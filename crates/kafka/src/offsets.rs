@@ -170,10 +170,13 @@ fn by_time(lane: &Arc<Lane>, time: i64) -> Told {
         Err(error) => return failed(&error),
     };
     let mut last = None;
+    let floor = lane.floor_ordinal();
     let walked = walk(lane, cursor, |chunk, base, append_ms| {
         last = Some((base, append_ms));
-        let newest = newest(chunk, append_ms);
-        (newest >= time).then(|| first_at(chunk, base, append_ms, time))
+        let is_there = base + u64::from(chunk.header().record_count) > floor;
+        // What was deleted in front of a batch's other records is not told.
+        let from = u32::try_from(floor.saturating_sub(base)).unwrap_or(u32::MAX);
+        if is_there && newest(chunk, append_ms) >= time { first_at(chunk, base, append_ms, time, from) } else { None }
     });
     match walked {
         Walked::Found(told) => told,
@@ -193,8 +196,8 @@ fn largest_time(lane: &Arc<Lane>) -> Told {
     let walked = walk(lane, lane.earliest().0, |chunk, base, append_ms| {
         let newest = newest(chunk, append_ms);
         if best.is_none_or(|(largest, _)| newest > largest) {
-            let offset = match first_at(chunk, base, append_ms, newest) {
-                Told::At { offset, .. } => offset.cast_unsigned(),
+            let offset = match first_at(chunk, base, append_ms, newest, 0) {
+                Some(Told::At { offset, .. }) => offset.cast_unsigned(),
                 _ => base,
             };
             best = Some((newest, offset));
@@ -222,8 +225,9 @@ fn newest(chunk: &ChunkView<'_>, append_ms: i64) -> i64 {
     }
 }
 
-/// The first record of a chunk with `time` or later; its first record if it cannot be looked into.
-fn first_at(chunk: &ChunkView<'_>, base: u64, append_ms: i64, time: i64) -> Told {
+/// The first record of a chunk with `time` or later, of those from the record number `from` on if that is not the first; its first
+/// record if it cannot be looked into.
+fn first_at(chunk: &ChunkView<'_>, base: u64, append_ms: i64, time: i64, from: u32) -> Option<Told> {
     let told = |delta: u32, timestamp: i64| Told::At { timestamp, offset: (base + u64::from(delta)).cast_signed() };
     let made;
     let batch = match chunk.header().kind {
@@ -233,12 +237,13 @@ fn first_at(chunk: &ChunkView<'_>, base: u64, append_ms: i64, time: i64) -> Told
                 made = batch;
                 &made
             }
-            Err(_) => return told(0, newest(chunk, append_ms)),
+            Err(_) => return Some(told(0, newest(chunk, append_ms))),
         },
     };
-    match batch::first_at(batch, time) {
-        Some((delta, timestamp)) => told(delta, timestamp),
-        None => told(0, newest(chunk, append_ms)),
+    match batch::first_at(batch, time, from) {
+        Some((delta, timestamp)) => Some(told(delta, timestamp)),
+        None if from > 0 => None,
+        None => Some(told(0, newest(chunk, append_ms))),
     }
 }
 
@@ -300,7 +305,7 @@ pub(crate) fn end_of_epoch(core: &mut Core, asked: OffsetForLeaderEpochRequest) 
                 Some(_) if partition.current_leader_epoch > batch::LEADER_EPOCH => {
                     answer.with_error_code(ResponseError::UnknownLeaderEpoch.code())
                 }
-                Some(_) if partition.leader_epoch > batch::LEADER_EPOCH => answer,
+                Some(_) if partition.leader_epoch != batch::LEADER_EPOCH => answer,
                 Some(lane) => {
                     answer.with_leader_epoch(batch::LEADER_EPOCH).with_end_offset(lane.durable_ordinal().cast_signed())
                 }

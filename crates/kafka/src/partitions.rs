@@ -1,4 +1,4 @@
-//! Requests about what partitions hold: DescribeLogDirs, DeleteRecords.
+//! Requests about what partitions hold: DescribeLogDirs, DescribeProducers, DeleteRecords.
 //!
 //! On the door's thread for commands: every lane's lock is taken, one after the other.
 
@@ -10,8 +10,10 @@ use kafka_protocol::messages::describe_log_dirs_request::DescribableLogDirTopic;
 use kafka_protocol::messages::describe_log_dirs_response::{
     DescribeLogDirsPartition, DescribeLogDirsResult, DescribeLogDirsTopic,
 };
+use kafka_protocol::messages::describe_producers_response::{PartitionResponse, ProducerState, TopicResponse};
 use kafka_protocol::messages::{
-    DeleteRecordsRequest, DeleteRecordsResponse, DescribeLogDirsRequest, DescribeLogDirsResponse, TopicName,
+    DeleteRecordsRequest, DeleteRecordsResponse, DescribeLogDirsRequest, DescribeLogDirsResponse,
+    DescribeProducersRequest, DescribeProducersResponse, ProducerId, TopicName,
 };
 use kafka_protocol::protocol::StrBytes;
 
@@ -20,6 +22,8 @@ use crate::floors::first_offset;
 
 /// The offset that means a partition's end.
 const END: i64 = -1;
+/// Producers of one partition that are told.
+const PRODUCERS_MAX: usize = 10_000;
 /// A number of bytes that is not told.
 const UNKNOWN_BYTES: i64 = -1;
 
@@ -59,6 +63,34 @@ pub(crate) fn describe_log_dirs(door: &Door, asked: DescribeLogDirsRequest) -> D
         .with_total_bytes(UNKNOWN_BYTES)
         .with_usable_bytes(UNKNOWN_BYTES);
     DescribeLogDirsResponse::default().with_results(vec![result])
+}
+
+/// DescribeProducers: who has written to partitions lately, and where the transactions begin that run.
+pub(crate) fn describe_producers(door: &Door, asked: &DescribeProducersRequest) -> DescribeProducersResponse {
+    let topics = asked.topics.iter().map(|asked| {
+        let topic = door.info(&asked.name).and_then(|info| door.topic(&info));
+        let partitions = asked.partition_indexes.iter().map(|index| {
+            let answer = PartitionResponse::default().with_partition_index(*index);
+            let Some(lane) = topic.as_ref().and_then(|topic| topic.lane(*index)) else {
+                return answer.with_error_code(ResponseError::UnknownTopicOrPartition.code());
+            };
+            let of = door.transactions.partitions.get(lane.stream_id(), *index);
+            let open: BTreeMap<i64, u64> = of.map(|of| of.lock().producers().collect()).unwrap_or_default();
+            let producers = lane.producers(PRODUCERS_MAX).into_iter().map(|known| {
+                let id = known.producer_id.0.cast_signed();
+                ProducerState::default()
+                    .with_producer_id(ProducerId(id))
+                    .with_producer_epoch(known.producer_epoch.0.into())
+                    .with_last_sequence(known.sequence.and_then(|last| i32::try_from(last).ok()).unwrap_or(-1))
+                    .with_current_txn_start_offset(open.get(&id).map_or(-1, |first| first.cast_signed()))
+                    .with_last_timestamp(-1)
+                    .with_coordinator_epoch(-1)
+            });
+            answer.with_active_producers(producers.collect())
+        });
+        TopicResponse::default().with_name(asked.name.clone()).with_partitions(partitions.collect())
+    });
+    DescribeProducersResponse::default().with_topics(topics.collect())
 }
 
 /// DeleteRecords: partitions begin at the offsets that are asked for, once that is durable. What is below the beginning already

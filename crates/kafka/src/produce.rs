@@ -15,13 +15,19 @@ use kera_rpc::Outbox;
 use uuid::Uuid;
 
 use crate::batch::{BatchHeader, CHECKED_FROM};
-use crate::door::Topic;
+use crate::door::{After, Topic};
 use crate::floors::first_offset;
 use crate::session::{Core, Request};
+use crate::transaction_door::MayWrite;
+use crate::visibility::only_committed;
 use crate::wire::{Malformed, Reader, Writer};
 
 /// Versions below carry older record formats.
 const VERSION_MIN: i16 = 3;
+/// From this version on clients know the error that says that their transaction has to be aborted.
+const VERSION_TELLS_ABORTABLE: i16 = 11;
+/// From this version on a partition is added to the producer's transaction by what is written to it (KIP-890).
+const VERSION_ADDS_PARTITIONS: i16 = 12;
 /// From this version on topics are named by their ids.
 const VERSION_TOPIC_IDS: i16 = 13;
 /// The scratch buffer above this is given back.
@@ -186,6 +192,8 @@ struct Appending<'a> {
     partial: &'a mut Partial,
     refuse: Option<Written>,
     transactional_id: Option<&'a str>,
+    adds_partitions: bool,
+    tells_abortable: bool,
     by_id: bool,
     topic: Option<Arc<Topic>>,
     /// Partitions seen, and so done if it is less than what is written.
@@ -237,6 +245,8 @@ impl Producing {
             partial: &mut partial,
             refuse,
             transactional_id,
+            tells_abortable: request.version >= VERSION_TELLS_ABORTABLE,
+            adds_partitions: request.version >= VERSION_ADDS_PARTITIONS,
             by_id: request.version >= VERSION_TOPIC_IDS,
             topic: None,
             index: 0,
@@ -319,6 +329,10 @@ impl Appending<'_> {
             Ok(header) => header,
             Err((error, why)) => return Some(Written::refused(error, why)),
         };
+        if header.transactional && self.transactional_id.is_none() {
+            let why = "a transactional batch comes with a transactional id";
+            return Some(Written::refused(ResponseError::TransactionalIdAuthorizationFailed, why));
+        }
         if header.transactional != self.transactional_id.is_some() {
             let why = "a transactional id and transactional batches come together";
             return Some(Written::refused(ResponseError::InvalidTxnState, why));
@@ -362,9 +376,29 @@ impl Appending<'_> {
         let transactions = &door.transactions;
         let producer = (header.producer_id, header.producer_epoch);
         let of = transactions.partitions.get_or_make(lane.stream_id(), partition.cast_unsigned());
+        only_committed(lane, &of);
         let mut of = of.lock();
-        if let Err(error) = transactions.check_produce(id, producer, (topic, partition), lane.stream_id()) {
-            return Some(Written::refused(error, "the batch is not part of a transaction that runs"));
+        let observer = &self.core.observer;
+        match transactions.may_write(id, producer, (topic, partition), lane, self.adds_partitions, observer) {
+            MayWrite::Yes => {}
+            MayWrite::No(error) => {
+                let not_running = error == ResponseError::InvalidTxnState && self.tells_abortable;
+                let error = if not_running { ResponseError::TransactionAbortable } else { error };
+                return Some(Written::refused(error, "the batch is not part of a transaction that runs"));
+            }
+            MayWrite::Later(None) => return None,
+            MayWrite::Later(Some(After { sink, ticket })) => {
+                if !sink.wait(ticket, observer, 0) {
+                    observer.advanced(0);
+                }
+                return None;
+            }
+        }
+        let begins = self.adds_partitions && of.begun(header.producer_id).is_none();
+        if begins && header.base_sequence != 0 && !lane.knows_producer(chunk.header().producer_id) {
+            // An epoch counts from 0, so what comes first is missing, or the batch is of an earlier one.
+            let why = "batches of the transaction before this one are missing";
+            return Some(Written::refused(ResponseError::OutOfOrderSequenceNumber, why));
         }
         let appended = self.append_chunk(lane, chunk)?;
         if let Ok(Appended { base_ordinal, duplicate: false, .. }) = appended {

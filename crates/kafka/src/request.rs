@@ -29,7 +29,7 @@ pub fn read_request(frame: &[u8]) -> Result<(), Malformed> {
     if api.key == ApiKey::Produce {
         return crate::produce::each_batch(&request, body, |batch| {
             let _ = BatchHeader::check(batch);
-            let _ = batch::first_at(batch, 0);
+            let _ = batch::first_at(batch, 0, 0);
         });
     }
     shape::check(api.shape, version, request.is_flexible(), body)?;
@@ -77,6 +77,17 @@ fn message(request: &Request, body: &[u8]) -> Result<(), Malformed> {
         ApiKey::DescribeTopicPartitions => one::<DescribeTopicPartitionsRequest>(request, body),
         ApiKey::ConsumerGroupHeartbeat => one::<ConsumerGroupHeartbeatRequest>(request, body),
         ApiKey::ConsumerGroupDescribe => one::<ConsumerGroupDescribeRequest>(request, body),
+        ApiKey::ElectLeaders => one::<ElectLeadersRequest>(request, body),
+        ApiKey::AlterReplicaLogDirs => one::<AlterReplicaLogDirsRequest>(request, body),
+        ApiKey::DescribeQuorum => one::<DescribeQuorumRequest>(request, body),
+        ApiKey::AlterPartitionReassignments => one::<AlterPartitionReassignmentsRequest>(request, body),
+        ApiKey::ListPartitionReassignments => one::<ListPartitionReassignmentsRequest>(request, body),
+        ApiKey::DescribeProducers => one::<DescribeProducersRequest>(request, body),
+        ApiKey::ListConfigResources => one::<ListConfigResourcesRequest>(request, body),
+        ApiKey::DescribeClientQuotas => one::<DescribeClientQuotasRequest>(request, body),
+        ApiKey::DescribeAcls => one::<DescribeAclsRequest>(request, body),
+        ApiKey::CreateAcls => one::<CreateAclsRequest>(request, body),
+        ApiKey::DeleteAcls => one::<DeleteAclsRequest>(request, body),
         key => Err(Malformed::Decode(format!("{key:?} is advertised and not read"))),
     }
 }

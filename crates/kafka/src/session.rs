@@ -9,8 +9,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kafka_protocol::ResponseError;
-use kafka_protocol::messages::{ApiKey, ApiVersionsResponse, api_versions_response::ApiVersion};
-use kafka_protocol::protocol::{Decodable, Encodable};
+use kafka_protocol::messages::api_versions_response::{ApiVersion, FinalizedFeatureKey, SupportedFeatureKey};
+use kafka_protocol::messages::{ApiKey, ApiVersionsResponse};
+use kafka_protocol::protocol::{Decodable, Encodable, StrBytes};
 use kera_format::Cursor;
 use kera_log::Observer;
 use kera_protocol::FrameHeader;
@@ -21,6 +22,7 @@ use crate::apis::{self, APIS, Api};
 use crate::door::{After, Door, Reply, ReplySlot, Topic};
 use crate::fetch::Fetching;
 use crate::fetch_sessions::NO_SESSION;
+use crate::group_door::Asking;
 use crate::offsets::Listing;
 use crate::produce::{Outcome, Producing, Waiting};
 use crate::shape;
@@ -30,6 +32,13 @@ use crate::wire::{Malformed, Reader};
 const REMEMBERED_MAX: usize = 16_384;
 /// How many bytes a name of a client may have in the log.
 const CLIENT_ID_BYTES: usize = 64;
+
+/// What the whole cluster can do, which clients look at beside the versions: transactions whose ends count epochs (KIP-890),
+/// and the consumer protocol (KIP-848).
+const FEATURES: [(&str, i16); 2] = [("group.version", 1), ("transaction.version", 2)];
+/// From these versions on ApiVersions tells features.
+const VERSION_FEATURES: i16 = 3;
+const VERSION_FEATURES_FROM_ZERO: i16 = 4;
 
 /// A request's header.
 #[derive(Clone, Copy, Debug)]
@@ -64,6 +73,8 @@ pub(crate) enum Pending {
     Reply,
     /// An answer that waits until what it rests on is durable.
     Durable(Vec<u8>, After),
+    /// Offsets that are committed once it is durable that their transaction has begun: the request and its body.
+    TxnCommit(Box<(Request, Vec<u8>)>, After),
 }
 
 /// Wakes the session, whatever has moved: it looks at the first in line then.
@@ -225,16 +236,20 @@ impl KafkaSession {
                 self.respond(request, &answer, out)?;
             }
             key if crate::group_door::serves(key) => {
-                let host = format!("/{}", self.peer.address.ip());
+                let (client_id, host, reply) = (&*self.client_id, self.peer.address.ip(), &self.reply);
                 self.queue.push_back(Pending::Reply);
-                self.core.door.groups.handle(request, &self.client_id, host, body, &self.reply)?;
+                self.core.door.groups.handle(&Asking { request, client_id, host, reply }, body)?;
                 self.complete(out);
             }
             ApiKey::TxnOffsetCommit => {
-                let host = format!("/{}", self.peer.address.ip());
-                self.queue.push_back(Pending::Reply);
+                let (client_id, host, reply) = (&*self.client_id, self.peer.address.ip(), &self.reply);
                 let door = &self.core.door;
-                door.groups.txn_commit(&door.transactions, request, &self.client_id, host, body, &self.reply)?;
+                let asking = Asking { request, client_id, host, reply };
+                let pending = match door.groups.txn_commit(&door.transactions, &asking, body)? {
+                    None => Pending::Reply,
+                    Some(after) => Pending::TxnCommit(Box::new((*request, body.to_vec())), after),
+                };
+                self.queue.push_back(pending);
                 self.complete(out);
             }
             key if crate::transaction_door::serves(key) => {
@@ -282,6 +297,21 @@ impl KafkaSession {
             entry.with_min_version(api.min).with_max_version(api.max)
         });
         let mut answer = ApiVersionsResponse::default().with_api_keys(keys.collect());
+        if version >= VERSION_FEATURES {
+            let finalized = FEATURES.iter().map(|(name, level)| {
+                let feature = FinalizedFeatureKey::default().with_name(StrBytes::from_static_str(name));
+                feature.with_min_version_level(*level).with_max_version_level(*level)
+            });
+            answer = answer.with_finalized_features_epoch(0).with_finalized_features(finalized.collect());
+        }
+        // Before that a feature that may be off could not be told.
+        if version >= VERSION_FEATURES_FROM_ZERO {
+            let supported = FEATURES.iter().map(|(name, level)| {
+                let feature = SupportedFeatureKey::default().with_name(StrBytes::from_static_str(name));
+                feature.with_min_version(0).with_max_version(*level)
+            });
+            answer = answer.with_supported_features(supported.collect());
+        }
         if unsupported {
             answer = answer.with_error_code(ResponseError::UnsupportedVersion.code());
         }
@@ -317,6 +347,26 @@ impl KafkaSession {
                     }
                     None => false,
                 },
+                Pending::TxnCommit(asked, After { sink, ticket }) => {
+                    if sink.wait(*ticket, &self.core.observer, 0) {
+                        false
+                    } else {
+                        let (request, body) = (asked.0, std::mem::take(&mut asked.1));
+                        let (client_id, host, reply) = (&*self.client_id, self.peer.address.ip(), &self.reply);
+                        let asking = Asking { request: &request, client_id, host, reply };
+                        let door = &self.core.door;
+                        match door.groups.txn_commit(&door.transactions, &asking, &body) {
+                            Ok(Some(after)) => *first = Pending::TxnCommit(Box::new((request, body)), after),
+                            Ok(None) => *first = Pending::Reply,
+                            Err(error) => {
+                                tracing::error!(%error, "a request that was understood is not any more");
+                                *first =
+                                    Pending::Durable(Vec::new(), After { sink: Arc::clone(sink), ticket: *ticket });
+                            }
+                        }
+                        continue;
+                    }
+                }
                 Pending::Durable(body, After { sink, ticket }) => {
                     if sink.wait(*ticket, &self.core.observer, 0) {
                         false
@@ -336,7 +386,7 @@ impl KafkaSession {
                 Pending::Fetch(fetching) => {
                     self.core.door.counts.fetch.observe(now_us.saturating_sub(fetching.started_us()))
                 }
-                Pending::List(_) | Pending::Reply | Pending::Durable(..) => {}
+                Pending::List(_) | Pending::Reply | Pending::Durable(..) | Pending::TxnCommit(..) => {}
             }
             self.queue.pop_front();
         }
@@ -387,7 +437,7 @@ impl Session for KafkaSession {
             Some(Pending::Produce(waiting)) => Some(waiting.deadline_us()),
             Some(Pending::Fetch(fetching)) => Some(fetching.deadline_us()),
             Some(Pending::List(listing)) => Some(listing.deadline_us()),
-            Some(Pending::Reply | Pending::Durable(..)) | None => None,
+            Some(Pending::Reply | Pending::Durable(..) | Pending::TxnCommit(..)) | None => None,
         };
         first.into_iter().chain(self.producing.deadline_us()).min()
     }

@@ -1,25 +1,27 @@
 //! What a coordinator keeps: a system stream of one lane, durable before anything that rests on it is answered. Read once at
 //! start; from then on only appended to, and written anew when it has grown, so that what stands before can go.
 
+use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use kera_broker::applications_stream_options;
+use kera_broker::{Broker, applications_stream_options};
 use kera_env::Clock;
 use kera_format::chunk::{ChunkTarget, Chunks};
 use kera_format::{
     ChunkBuilder, ChunkView, Compression, Cursor, FormatError, LaneId, RecordView, StreamId, StreamOptions, StreamletId,
 };
-use kera_log::{DurabilitySink, Lane, ReadError, Stream, Ticket};
+use kera_log::{DurabilitySink, Lane, ReadError, Ticket};
 use parking_lot::Mutex;
 
+use crate::door::Catalog;
 use crate::groups::{AppendFailed, Mark};
 
 /// Bytes of records in one chunk: what is recorded in one go is there as a whole or not at all.
 const CHUNK_BYTES_MAX: usize = 4 << 20;
 
 /// The options of such a stream: as those of the stream of applications, with room for larger chunks.
-pub(crate) fn state_stream_options() -> StreamOptions {
+fn state_stream_options() -> StreamOptions {
     StreamOptions { segment_bytes_max: 8 << 20, ..applications_stream_options() }
 }
 
@@ -69,12 +71,25 @@ struct State {
 }
 
 impl<E: Kept> StateLog<E> {
-    /// The log in its stream.
-    pub(crate) fn new(name: &'static str, stream: &Stream, clock: Arc<dyn Clock>) -> Option<Arc<StateLog<E>>> {
+    /// The log in the system stream of that name, which is made if it is not there.
+    ///
+    /// # Errors
+    /// The stream cannot be made.
+    pub(crate) fn open(
+        name: &'static str,
+        catalog: &Catalog,
+        broker: &Broker,
+        clock: &Arc<dyn Clock>,
+    ) -> io::Result<Arc<StateLog<E>>> {
+        let made = catalog.coordinator.system_stream(name, &state_stream_options());
+        let info = made.map_err(|error| io::Error::other(error.to_string()))?;
+        let stream = broker.log().stream(info.id);
+        let stream = stream.ok_or_else(|| io::Error::other(format!("{name} is not in the log")))?;
         stream.keep_room();
-        let lane = Arc::clone(stream.streamlet(StreamletId(0))?.lane(LaneId(0))?);
-        let (stream, state) = (stream.id(), Mutex::default());
-        Some(Arc::new(StateLog { name, stream, lane, clock, state, entries: PhantomData }))
+        let lane = stream.streamlet(StreamletId(0)).and_then(|streamlet| streamlet.lane(LaneId(0)).cloned());
+        let lane = lane.ok_or_else(|| io::Error::other(format!("{name} has no lane")))?;
+        let (stream, clock) = (stream.id(), Arc::clone(clock));
+        Ok(Arc::new(StateLog { name, stream, lane, clock, state: Mutex::default(), entries: PhantomData }))
     }
 
     /// Gives out what is in the stream, oldest first. Blocks the thread while segments come from disk. How many records were

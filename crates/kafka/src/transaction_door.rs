@@ -17,7 +17,7 @@ use kera_env::Clock;
 use kera_format::StreamId;
 use kera_format::kafka_groups::OffsetKey;
 use kera_format::kafka_transactions::{AbortedRange, Entry, Touched};
-use kera_log::Lane;
+use kera_log::{Lane, Observer};
 use kera_protocol::admin::StreamRef;
 use parking_lot::{Mutex, RwLock};
 
@@ -25,11 +25,12 @@ use crate::door::{After, Catalog, Reply, topic_of};
 use crate::endings::{Event, append_marker};
 use crate::groups::{AppendFailed, Mark, Now};
 use crate::session::{Request, decode, encode};
-use crate::state_log::{StateLog, state_stream_options};
+use crate::state_log::StateLog;
 use crate::transactions::{
     Ending, PartitionTransactions, Places, ProducerIds, Reply as Replied, TransactionConfig, TransactionJournal,
     Transactions,
 };
+use crate::visibility::only_committed;
 use crate::wire::Malformed;
 
 /// Where transactional ids and aborted ranges are kept.
@@ -52,11 +53,30 @@ pub(crate) fn serves(key: ApiKey) -> bool {
     )
 }
 
+/// Whether a producer may write now.
+pub(crate) enum MayWrite {
+    Yes,
+    /// When this is durable, which says that its transaction has begun; or, if there is none, when the transaction before has
+    /// ended: the observer is called then.
+    Later(Option<After>),
+    No(ResponseError),
+}
+
+/// Ids that the catalog has given and no producer has.
+#[derive(Default)]
+struct StockedIds {
+    ids: Vec<i64>,
+    /// Somebody has found none.
+    wanted: bool,
+}
+
 /// The transactions of a node.
 pub(crate) struct TransactionDoor {
     coordinator: Mutex<Transactions>,
     pub(crate) partitions: Partitions,
-    ids: Arc<Mutex<Vec<i64>>>,
+    ids: Arc<Mutex<StockedIds>>,
+    /// Who waits for the end of a transaction.
+    waiting: Mutex<Vec<Arc<dyn Observer>>>,
     log: Arc<StateLog<Entry>>,
     catalog: Arc<Catalog>,
     broker: Arc<Broker>,
@@ -108,12 +128,14 @@ impl TransactionJournal for Handle {
     }
 }
 
-/// Ids that the catalog has given and no producer has.
-struct Ids(Arc<Mutex<Vec<i64>>>);
+/// The coordinator's handle on the ids.
+struct Ids(Arc<Mutex<StockedIds>>);
 
 impl ProducerIds for Ids {
     fn next(&mut self) -> Option<i64> {
-        self.0.lock().pop()
+        let mut stock = self.0.lock();
+        stock.wanted |= stock.ids.is_empty();
+        stock.ids.pop()
     }
 }
 
@@ -141,15 +163,8 @@ impl TransactionDoor {
         clock: &Arc<dyn Clock>,
         events: Sender<Event>,
     ) -> io::Result<TransactionDoor> {
-        let other = |error: String| io::Error::other(error);
-        let options = state_stream_options();
-        let info =
-            catalog.coordinator.system_stream(TRANSACTIONS_STREAM, &options).map_err(|e| other(e.to_string()))?;
-        let stream =
-            broker.log().stream(info.id).ok_or_else(|| other(format!("{TRANSACTIONS_STREAM} is not in the log")))?;
-        let log = StateLog::new(TRANSACTIONS_STREAM, &stream, Arc::clone(clock));
-        let log = log.ok_or_else(|| other("a stream without a lane".into()))?;
-        let ids = Arc::new(Mutex::new(Vec::new()));
+        let log = StateLog::open(TRANSACTIONS_STREAM, catalog, broker, clock)?;
+        let ids = Arc::new(Mutex::new(StockedIds::default()));
         let places = Arc::new(KnownPlaces { catalog: Arc::clone(catalog), broker: Arc::clone(broker) });
         let journal = Box::new(Handle(Arc::clone(&log)));
         let config = TransactionConfig::default();
@@ -162,11 +177,12 @@ impl TransactionDoor {
                 aborted.insert((stream, partition, producer_id, first_offset), range);
             }
         });
-        let (records, passed_over) = replayed.map_err(|error| other(error.to_string()))?;
+        let (records, passed_over) = replayed.map_err(|error| io::Error::other(error.to_string()))?;
         let transactions = TransactionDoor {
             coordinator: Mutex::new(coordinator),
             partitions: Partitions::default(),
             ids,
+            waiting: Mutex::default(),
             log,
             catalog: Arc::clone(catalog),
             broker: Arc::clone(broker),
@@ -175,7 +191,9 @@ impl TransactionDoor {
         };
         let ranges = aborted.len();
         aborted.into_values().for_each(|range| transactions.partitions.restore(range));
-        transactions.start().map_err(|AppendFailed| other(format!("{TRANSACTIONS_STREAM} takes no records")))?;
+        transactions.coordinator.lock().count_aborted(ranges);
+        let refused = |AppendFailed| io::Error::other(format!("{TRANSACTIONS_STREAM} takes no records"));
+        transactions.start().map_err(refused)?;
         tracing::info!(records, passed_over, ranges, "Kafka transactions are open");
         Ok(transactions)
     }
@@ -207,6 +225,12 @@ impl TransactionDoor {
         coordinator.start(self.now());
         let endings = coordinator.take_endings();
         drop(coordinator);
+        // Before anybody is served.
+        for ((stream, partition), of) in self.partitions.all() {
+            if let Some(lane) = self.lane(stream, partition as i32) {
+                only_committed(&lane, &of);
+            }
+        }
         self.carry_out(endings);
         Ok(())
     }
@@ -288,52 +312,88 @@ impl TransactionDoor {
 
     /// InitProducerId with a transactional id. Blocks while another id comes from the catalog.
     pub(crate) fn init(&self, version: i16, asked: &InitProducerIdRequest) -> (InitProducerIdResponse, Option<After>) {
-        let is_empty = self.ids.lock().is_empty();
-        if is_empty {
-            match self.catalog.coordinator.allocate_producer(None) {
-                Ok(allocated) => self.ids.lock().push(allocated.producer_id.0.cast_signed()),
-                Err(error) => tracing::warn!(%error, "there is no id for a transactional producer"),
-            }
-        }
+        self.stock_ids();
         let Replied { after, response } = self.call(|all, now| all.init(now, version, asked));
         (response, self.after(after))
     }
 
+    /// Has an id for a producer ready. Blocks while it comes from the catalog.
+    fn stock_ids(&self) {
+        if !self.ids.lock().ids.is_empty() {
+            return;
+        }
+        match self.catalog.coordinator.allocate_producer(None) {
+            Ok(allocated) => {
+                let mut stock = self.ids.lock();
+                stock.ids.push(allocated.producer_id.0.cast_signed());
+                stock.wanted = false;
+            }
+            Err(error) => tracing::warn!(%error, "there is no id for a transactional producer"),
+        }
+    }
+
     /// Whether a producer may write to a partition in its transaction now; under the partition's lock, so that the answer
-    /// holds until the batch is there.
-    pub(crate) fn check_produce(
+    /// holds until the batch is there. `adds`: the partition is added to the transaction if it is not in it.
+    pub(crate) fn may_write(
         &self,
         id: &str,
         producer: (i64, i16),
         (topic, partition): (&str, i32),
-        stream: StreamId,
-    ) -> Result<(), ResponseError> {
+        lane: &Lane,
+        adds: bool,
+        observer: &Arc<dyn Observer>,
+    ) -> MayWrite {
         let of = OffsetKey { topic: topic.to_owned(), partition };
-        match self.coordinator.lock().check_produce(id, producer, &of, stream) {
-            Ok(mark) if self.is_durable(mark) => Ok(()),
-            Ok(_) => Err(ResponseError::NotEnoughReplicas),
-            Err(code) => Err(produce_error(code)),
+        let stream = lane.stream_id();
+        let mut coordinator = self.coordinator.lock();
+        let mut checked = coordinator.check_produce(id, producer, &of, stream);
+        if adds && checked == Err(ResponseError::InvalidTxnState) {
+            let touched = Touched { stream, from_offset: lane.durable_ordinal() };
+            let added = coordinator.add_partition(self.now(), id, producer, of.clone(), touched);
+            // A topic that was made again under its name is not the one that is in it.
+            checked = added.and_then(|_| coordinator.check_produce(id, producer, &of, stream));
+        }
+        match checked {
+            Ok(mark) => self
+                .after(mark)
+                .filter(|after| !after.is_durable())
+                .map_or(MayWrite::Yes, |after| MayWrite::Later(Some(after))),
+            Err(ResponseError::ConcurrentTransactions) if adds => {
+                // Under the coordinator's lock: whoever ends the transaction looks at this behind it.
+                self.waiting.lock().push(Arc::clone(observer));
+                MayWrite::Later(None)
+            }
+            Err(code) => MayWrite::No(produce_error(code)),
         }
     }
 
-    /// Whether a producer may commit offsets of a group in its transaction now; under the groups' lock.
-    pub(crate) fn check_group(&self, asked: &TxnOffsetCommitRequest) -> Result<(), ResponseError> {
+    /// Whether a producer may commit offsets of a group in its transaction now; under the groups' lock. `adds`: the group is
+    /// added to the transaction if it is not in it.
+    pub(crate) fn may_commit(&self, asked: &TxnOffsetCommitRequest, adds: bool) -> MayWrite {
         let producer = (asked.producer_id.0, asked.producer_epoch);
-        match self.coordinator.lock().check_group(&asked.transactional_id, producer, &asked.group_id) {
-            Ok(mark) if self.is_durable(mark) => Ok(()),
-            Ok(_) => Err(ResponseError::ConcurrentTransactions),
-            Err(ResponseError::ProducerFenced) => Err(ResponseError::InvalidProducerEpoch),
-            Err(code) => Err(code),
+        let id = &**asked.transactional_id;
+        let mut coordinator = self.coordinator.lock();
+        let mut checked = coordinator.check_group(id, producer, &asked.group_id);
+        if adds && checked == Err(ResponseError::InvalidTxnState) {
+            checked = coordinator.add_group(self.now(), id, producer, &asked.group_id);
         }
-    }
-
-    fn is_durable(&self, mark: Option<Mark>) -> bool {
-        mark.is_none_or(|mark| self.log.is_durable(mark))
+        match checked {
+            Ok(mark) => self
+                .after(mark)
+                .filter(|after| !after.is_durable())
+                .map_or(MayWrite::Yes, |after| MayWrite::Later(Some(after))),
+            Err(ResponseError::ProducerFenced) => MayWrite::No(ResponseError::InvalidProducerEpoch),
+            Err(code) => MayWrite::No(code),
+        }
     }
 
     /// A transaction's markers are durable and its groups know.
     pub(crate) fn ended(&self, ending: &Ending, aborted: &[AbortedRange]) -> Result<(), AppendFailed> {
-        self.call(|all, now| all.ended(now, ending, aborted)).map(drop)
+        let ended = self.call(|all, now| all.ended(now, ending, aborted)).map(drop);
+        for waiting in std::mem::take(&mut *self.waiting.lock()) {
+            waiting.advanced(0);
+        }
+        ended
     }
 
     /// What time brings: transactions that ran too long, ids that nobody uses, a copy of the log when it has grown.
@@ -346,6 +406,10 @@ impl TransactionDoor {
         });
         self.copy(COPY_BYTES_MIN);
         self.log.trim();
+        let wanted = self.ids.lock().wanted;
+        if wanted {
+            self.stock_ids();
+        }
     }
 
     /// Writes everything anew if the log has grown by `bytes_min`. If it breaks off, what is there stays and counts. Whether it
@@ -380,14 +444,20 @@ impl TransactionDoor {
         (true, copied)
     }
 
-    /// Forgets what partitions no longer have.
+    /// Forgets what partitions no longer have, and counts what they still remember.
     pub(crate) fn trim_partitions(&self) {
+        let mut ranges = 0;
         for ((stream, partition), of) in self.partitions.all() {
             match self.lane(stream, partition as i32) {
-                Some(lane) => of.lock().trim(lane.earliest().1),
+                Some(lane) => {
+                    let mut of = of.lock();
+                    of.trim(lane.earliest().1);
+                    ranges += of.ranges().len();
+                }
                 None => drop(self.partitions.0.write().remove(&(stream, partition))),
             }
         }
+        self.coordinator.lock().count_aborted(ranges);
     }
 
     #[cfg(test)]

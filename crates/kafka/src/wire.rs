@@ -179,6 +179,14 @@ impl Writer<'_> {
             self.i32(count as i32);
         }
     }
+    /// The count of an array that may not be there at all.
+    pub(crate) fn nullable_count(&mut self, count: Option<usize>) {
+        match (count, self.flexible) {
+            (Some(count), _) => self.count(count),
+            (None, true) => self.varint(0),
+            (None, false) => self.i32(-1),
+        }
+    }
     pub(crate) fn string(&mut self, text: &str) {
         self.nullable_string(Some(text));
     }

@@ -14,6 +14,7 @@ use kera_format::kafka_groups::{Entry, Fact};
 use super::api::{Answer, Caller, Done, Mark, Now};
 use super::coordinator::Coordinator;
 use super::group::{Group, Kind, text};
+use crate::access::{GROUP_OPERATIONS, told_if};
 
 /// Groups that one request may name.
 const GROUPS_MAX: usize = 10_000;
@@ -57,7 +58,13 @@ impl Coordinator {
                 }
             }
         };
-        let groups = request.groups.iter().take(GROUPS_MAX).map(describe).collect();
+        let operations = told_if(request.include_authorized_operations, GROUP_OPERATIONS);
+        let told = |id| {
+            let group: DescribedGroup = describe(id);
+            let is_known = group.error_code == 0;
+            if is_known { group.with_authorized_operations(operations) } else { group }
+        };
+        let groups = request.groups.iter().take(GROUPS_MAX).map(told).collect();
         let response = DescribeGroupsResponse::default().with_groups(groups);
         self.finish(Done { token, after: None, answer: Answer::Describe(response) });
     }
@@ -84,7 +91,13 @@ impl Coordinator {
             Ok(_) => refused(id, Code::GroupIdNotFound, format!("Group {} is not a consumer group.", &**id)),
             Err(code) => refused(id, code, format!("Group {} not found.", &**id)),
         };
-        let groups = request.group_ids.iter().take(GROUPS_MAX).map(describe).collect();
+        let operations = told_if(request.include_authorized_operations, GROUP_OPERATIONS);
+        let told = |id| {
+            let group: consumer_group_describe_response::DescribedGroup = describe(id);
+            let is_known = group.error_code == 0;
+            if is_known { group.with_authorized_operations(operations) } else { group }
+        };
+        let groups = request.group_ids.iter().take(GROUPS_MAX).map(told).collect();
         let response = ConsumerGroupDescribeResponse::default().with_groups(groups);
         self.finish(Done { token, after: None, answer: Answer::ConsumerDescribe(response) });
     }

@@ -18,7 +18,7 @@ use kafka_protocol::messages::{
 };
 use kera_format::kafka_groups::{GROUP_NAME_BYTES_MAX, OffsetKey};
 
-use super::api::{Answer, AppendFailed, Caller, Done, Mark, Now};
+use super::api::{Answer, AppendFailed, Caller, Done, Mark, Now, Topics};
 use super::coordinator::Coordinator;
 use super::group::{Group, Kind, Turn, code, text};
 use super::offsets::{Commit, Offsets};
@@ -43,13 +43,41 @@ struct Fetch<'a> {
 /// What must be durable first, and what became of each commit.
 type Committed = (Option<Mark>, Vec<Result<(), Code>>);
 
-/// What became of each of `count` commits, and what must be durable first: refused as a whole means refused one by one.
-fn each_of(committed: Result<Committed, Code>, count: usize) -> (Option<Mark>, std::vec::IntoIter<Result<(), Code>>) {
-    let (after, results) = committed.unwrap_or_else(|code| (None, vec![Err(code); count]));
+/// What became of each commit, and what must be durable first: refused as a whole means refused one by one, but for those of
+/// partitions that are not there, which are told so whatever else is wrong.
+fn each_of(
+    committed: Result<Committed, Code>,
+    commits: &[Commit<'_>],
+    topics: &dyn Topics,
+) -> (Option<Mark>, std::vec::IntoIter<Result<(), Code>>) {
+    let (after, results) = committed.unwrap_or_else(|code| {
+        let refused = commits.iter().map(|of| {
+            let is_there = is_partition(topics, of.topic, of.partition);
+            Err(if is_there { code } else { Code::UnknownTopicOrPartition })
+        });
+        (None, refused.collect())
+    });
     (after, results.into_iter())
 }
 
+fn is_partition(topics: &dyn Topics, topic: &str, partition: i32) -> bool {
+    let count = topics.topic(topic).map_or(0, |topic| topic.partitions);
+    u32::try_from(partition).is_ok_and(|partition| partition < count)
+}
+
 impl Coordinator {
+    /// Whether any partition that offsets are committed for is there.
+    pub fn names_partitions(&self, request: &TxnOffsetCommitRequest) -> bool {
+        let mut named = request.topics.iter().flat_map(|topic| topic.partitions.iter().map(move |of| (topic, of)));
+        named.any(|(topic, of)| is_partition(self.topics(), &topic.name, of.partition_index))
+    }
+
+    /// TxnOffsetCommit outside of a transaction: answered with why.
+    pub fn refuse_txn_commit(&mut self, token: u64, request: &TxnOffsetCommitRequest, code: Code) {
+        let response = self.txn_committed(request, Err(code));
+        self.finish(Done { token, after: None, answer: Answer::TxnCommit(response.1) });
+    }
+
     /// OffsetCommit: answered when the offsets are durable.
     pub fn commit(&mut self, now: Now, token: u64, caller: &Caller, request: &OffsetCommitRequest) {
         let retention_ms = (request.retention_time_ms >= 0).then_some(request.retention_time_ms);
@@ -78,7 +106,7 @@ impl Coordinator {
                 Kind::Consumer(consumer) => consumer.check_commit(member_id, generation, caller.version),
             })
         });
-        let (after, mut results) = each_of(committed, commits.len());
+        let (after, mut results) = each_of(committed, &commits, self.topics());
         let topics = request.topics.iter().map(|topic| {
             let answered = topic.partitions.iter().zip(results.by_ref()).map(|(of, result)| {
                 OffsetCommitResponsePartition::default()
@@ -94,17 +122,7 @@ impl Coordinator {
     /// TxnOffsetCommit: the offsets count when the producer's transaction commits. That the transaction is there and is the
     /// producer's is for the caller to know.
     pub fn txn_commit(&mut self, now: Now, token: u64, _caller: &Caller, request: &TxnOffsetCommitRequest) {
-        let partitions = request.topics.iter().flat_map(|topic| topic.partitions.iter().map(move |of| (topic, of)));
-        let commits: Vec<Commit<'_>> = partitions
-            .map(|(topic, of)| Commit {
-                topic: &topic.name,
-                partition: of.partition_index,
-                offset: of.committed_offset,
-                leader_epoch: of.committed_leader_epoch,
-                metadata: of.committed_metadata.as_deref(),
-                retention_ms: None,
-            })
-            .collect();
+        let commits = txn_commits(request);
         let generation = request.generation_id;
         let opened = self.open(now, &request.group_id, generation, Code::IllegalGeneration);
         let committed = opened.and_then(|()| {
@@ -115,7 +133,17 @@ impl Coordinator {
                 Kind::Consumer(consumer) => consumer.check_transactional_commit(member_id, generation),
             })
         });
-        let (after, mut results) = each_of(committed, commits.len());
+        let (after, response) = self.txn_committed(request, committed);
+        self.finish(Done { token, after, answer: Answer::TxnCommit(response) });
+    }
+
+    fn txn_committed(
+        &self,
+        request: &TxnOffsetCommitRequest,
+        committed: Result<Committed, Code>,
+    ) -> (Option<Mark>, TxnOffsetCommitResponse) {
+        let commits = txn_commits(request);
+        let (after, mut results) = each_of(committed, &commits, self.topics());
         let topics = request.topics.iter().map(|topic| {
             let answered = topic.partitions.iter().zip(results.by_ref()).map(|(of, result)| {
                 TxnOffsetCommitResponsePartition::default()
@@ -124,8 +152,7 @@ impl Coordinator {
             });
             TxnOffsetCommitResponseTopic::default().with_name(topic.name.clone()).with_partitions(answered.collect())
         });
-        let response = TxnOffsetCommitResponse::default().with_topics(topics.collect());
-        self.finish(Done { token, after, answer: Answer::TxnCommit(response) });
+        (after, TxnOffsetCommitResponse::default().with_topics(topics.collect()))
     }
 
     /// A producer's transaction has ended: the offsets that it committed for the group count, or never did. What is returned
@@ -259,6 +286,19 @@ impl Coordinator {
         }
         self.finish(Done { token, after, answer: Answer::DeleteOffsets(response) });
     }
+}
+
+fn txn_commits(request: &TxnOffsetCommitRequest) -> Vec<Commit<'_>> {
+    let partitions = request.topics.iter().flat_map(|topic| topic.partitions.iter().map(move |of| (topic, of)));
+    let commits = partitions.map(|(topic, of)| Commit {
+        topic: &topic.name,
+        partition: of.partition_index,
+        offset: of.committed_offset,
+        leader_epoch: of.committed_leader_epoch,
+        metadata: of.committed_metadata.as_deref(),
+        retention_ms: None,
+    });
+    commits.collect()
 }
 
 /// Members that are no consumers read who knows what: their offsets stay.

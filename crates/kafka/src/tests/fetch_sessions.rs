@@ -64,9 +64,32 @@ fn an_error_is_told_until_it_is_gone() {
     let mut first = request(&[0], 0, 0);
     first.topics[0].partitions[0].fetch_offset = 1;
     let (error, id, told) = fetch(&mut client, &first);
-    assert_eq!((error, told), (0, vec![(0, 0, false)]), "behind the end");
-    assert_eq!(fetch(&mut client, &request(&[], id, 1)).2, [(0, 0, false)]);
+    assert_eq!((error, told), (0, vec![(0, -1, false)]), "behind the end");
+    assert_eq!(fetch(&mut client, &request(&[], id, 1)).2, [(0, -1, false)]);
     assert_eq!(client.produce("t", 0, &batch(&[b"a"], (-1, -1, -1))), (0, 0));
     assert_eq!(fetch(&mut client, &request(&[], id, 2)).2, [(0, 1, false)], "it is the end now");
     assert_eq!(fetch(&mut client, &request(&[], id, 3)).2, []);
+}
+
+#[test]
+fn of_many_partitions_only_those_that_have_moved_are_looked_at_again() {
+    let mut client = Client::new();
+    client.create("t", 64);
+    let all: Vec<i32> = (0..64).collect();
+    let (error, id, _) = fetch(&mut client, &request(&all, 0, 0));
+    assert_eq!(error, 0);
+    let mut waits = request(&[], id, 1);
+    (waits.max_wait_ms, waits.min_bytes) = (60_000, 1);
+    assert_eq!(client.frame(&frame(ApiKey::Fetch, 12, 7, &waits)), Flow::Done);
+    assert!(client.answer().is_none());
+    let door = client.door.as_ref().unwrap().0.clone();
+    let peer = Peer { address: "127.0.0.1:9".parse().unwrap(), connection: 2, io_thread: 0 };
+    let mut other = KafkaSessions(door).open(peer, SessionWaker::detached());
+    let mut out = Outbox::new(1 << 20);
+    let produce = produce_frame("t", 41, -1, &batch(&[b"a"], (-1, -1, -1)));
+    assert_eq!(other.on_frame(&FrameHeader::default(), &produce, &mut out), Flow::Done);
+    let answer: FetchResponse = flexible(&client.wait()[4..], VERSION);
+    let told: Vec<_> = answer.responses.iter().flat_map(|topic| &topic.partitions).collect();
+    assert_eq!(told.iter().map(|one| (one.partition_index, one.high_watermark)).collect::<Vec<_>>(), [(41, 1)]);
+    assert!(told[0].records.as_ref().is_some_and(|records| !records.is_empty()));
 }

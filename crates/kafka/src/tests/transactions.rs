@@ -22,6 +22,7 @@ use super::*;
 use crate::batch::tests::transactional;
 use crate::door::Waiting;
 use crate::endings::Endings;
+use crate::transaction_door::MayWrite;
 
 /// Makes durable what it is told to.
 #[derive(Default)]
@@ -439,7 +440,8 @@ fn only_what_belongs_to_a_transaction_is_taken() {
         let answer = world.call(9, &World::produce_request(id, "t", 1, batch));
         answer.responses[0].partition_responses[0].error_code
     };
-    assert_eq!(code(&mut world, None, transactional(&[b"x"], (one.0, 0, 0))), not_in, "nobody's transaction");
+    let nobody = Code::TransactionalIdAuthorizationFailed.code();
+    assert_eq!(code(&mut world, None, transactional(&[b"x"], (one.0, 0, 0))), nobody, "nobody's transaction");
     assert_eq!(code(&mut world, Some("a"), batch(&[b"x"], (one.0, 0, 0))), not_in, "no transactional batch");
     assert_eq!(world.write("a", one, "t", 1, 0), (0, 0));
     assert_eq!(world.write("a", one, "t", 1, 0), (0, 0), "a repetition");
@@ -458,11 +460,15 @@ fn nothing_is_written_before_its_transaction_is_durable() {
     let one = world.init("a").unwrap();
     world.send(3, &World::add_request("a", one, "t", 0));
     assert!(world.answer::<AddPartitionsToTxnRequest>(3).is_none());
-    let transactions = &world.running().door.transactions;
-    let stream = transactions.stream_of("t");
-    let checked = transactions.check_produce("a", one, ("t", 0), stream);
-    assert_eq!(checked, Err(Code::NotEnoughReplicas));
+    let may_write = |world: &World| {
+        let door = &world.running.as_ref().unwrap().door;
+        let observer: Arc<dyn Observer> = Arc::new(kera_log::Arrived::default());
+        let lane = door.transactions.lane(door.transactions.stream_of("t"), 0).unwrap();
+        door.transactions.may_write("a", one, ("t", 0), &lane, false, &observer)
+    };
+    assert!(matches!(may_write(&world), MayWrite::Later(Some(_))));
     world.sink.release();
+    assert!(matches!(may_write(&world), MayWrite::Yes));
     assert!(world.answer::<AddPartitionsToTxnRequest>(3).is_some());
     assert_eq!(world.write("a", one, "t", 0, 0), (0, 0));
 }
@@ -721,4 +727,173 @@ fn transactions_are_listed() {
         found.extend(listed.iter().map(|of| (of.transactional_id.to_string(), of.transaction_state.to_string())));
     }
     assert_eq!(found, BTreeMap::from([("a".into(), "Ongoing".into()), ("b".into(), "Empty".into())]));
+}
+
+/// Version 2 of transactions (KIP-890): what is written adds its partition, and every end counts an epoch.
+mod counted {
+    use super::*;
+
+    impl World {
+        /// One record, which adds its partition to the transaction.
+        fn write_and_add(&mut self, id: &str, of: (i64, i16), name: &str, partition: i32, sequence: i32) -> (i16, i64) {
+            let batch = transactional(&[b"x"], (of.0, of.1, sequence));
+            let request = World::produce_request(Some(id), name, partition, batch);
+            let bytes = frame(ApiKey::Produce, 12, 7, &request);
+            for _ in 0..9 {
+                let running = self.running();
+                if running.session.on_frame(&FrameHeader::default(), &bytes, &mut running.out) == Flow::Done {
+                    break;
+                }
+                self.sink.release();
+                self.go_on();
+            }
+            let answer = loop {
+                if let Some(answer) = self.answer::<ProduceRequest>(12) {
+                    break answer;
+                }
+                self.sink.release();
+            };
+            let one = &answer.responses[0].partition_responses[0];
+            (one.error_code, one.base_offset)
+        }
+
+        fn end_and_count(&mut self, id: &str, of: (i64, i16), commit: bool) -> Result<(i64, i16), Code> {
+            let answer = self.call(5, &World::end_request(id, of, commit));
+            match Code::try_from_code(answer.error_code) {
+                Some(code) => Err(code),
+                None => Ok((answer.producer_id.0, answer.producer_epoch)),
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_written_adds_its_partition_and_is_there_only_when_that_is_durable() {
+        let mut world = World::new();
+        let one = world.init("a").unwrap();
+        let batch = transactional(&[b"x"], (one.0, one.1, 0));
+        let bytes = frame(ApiKey::Produce, 12, 7, &World::produce_request(Some("a"), "t", 0, batch));
+        let running = world.running();
+        let flow = running.session.on_frame(&FrameHeader::default(), &bytes, &mut running.out);
+        assert_eq!(flow, Flow::Blocked, "a crash could forget the transaction and keep the record");
+        assert_eq!(
+            world
+                .broker
+                .log()
+                .stream(world.running.as_ref().unwrap().door.transactions.stream_of("t"))
+                .unwrap()
+                .streamlet(kera_format::StreamletId(0))
+                .unwrap()
+                .lane(kera_format::LaneId(0))
+                .unwrap()
+                .stats()
+                .next_ordinal,
+            0
+        );
+        assert_eq!(world.write_and_add("a", one, "t", 0, 0), (0, 0));
+        assert_eq!(world.state("a"), "Ongoing");
+        assert_eq!(world.write_and_add("a", one, "t", 9, 0).0, Code::UnknownTopicOrPartition.code());
+        assert_eq!(world.committed("t", 0), [0_i64; 0]);
+        let next = world.end_and_count("a", one, true).unwrap();
+        assert_eq!(next, (one.0, one.1 + 1));
+        // The transaction before is still being ended: the next one waits for that and no longer.
+        assert_eq!(world.write_and_add("a", next, "t", 0, 0), (0, 2));
+        assert_eq!(world.committed("t", 0), [0]);
+        assert_eq!(world.markers("t", 0), [(1, Kind::Marker(true, next.1))]);
+        assert_eq!(world.end_and_count("a", next, false).map(|of| of.1), Ok(next.1 + 1));
+        world.finish();
+        assert_eq!(world.committed("t", 0), [0]);
+    }
+
+    #[test]
+    fn a_late_batch_is_in_no_later_transaction() {
+        let mut world = World::new();
+        let one = world.init("a").unwrap();
+        assert_eq!(world.write_and_add("a", one, "t", 0, 0), (0, 0));
+        let next = world.end_and_count("a", one, true).unwrap();
+        world.finish();
+        let fenced = Code::InvalidProducerEpoch.code();
+        assert_eq!(world.write_and_add("a", one, "t", 0, 1).0, fenced);
+        let missing = Code::OutOfOrderSequenceNumber.code();
+        assert_eq!(world.write_and_add("a", next, "t", 0, 1).0, missing, "its first is on its way");
+        assert_eq!(world.write_and_add("a", next, "t", 0, 0), (0, 2));
+        assert_eq!(world.write_and_add("a", next, "t", 0, 1), (0, 3));
+        assert_eq!(world.write_and_add("a", one, "t", 0, 1).0, fenced, "also while one runs");
+        // Outside of transactions, where nobody asks the coordinator, the lane knows it from the marker.
+        let late = World::produce_request(None, "t", 0, batch(&[b"z"], (one.0, one.1, 1)));
+        assert_eq!(world.call(9, &late).responses[0].partition_responses[0].error_code, fenced);
+        assert_eq!(world.end_and_count("a", next, true).map(|of| of.1), Ok(2));
+    }
+
+    #[test]
+    fn an_end_is_told_again_and_is_no_other_end() {
+        let mut world = World::new();
+        let one = world.init("a").unwrap();
+        assert_eq!(world.end_and_count("a", one, true), Err(Code::InvalidTxnState), "nothing to commit");
+        let two = world.end_and_count("a", one, false).unwrap();
+        assert_eq!((two.0, two.1), (one.0, one.1 + 1), "an abort of nothing counts, too");
+        assert_eq!(world.end_and_count("a", one, false), Ok(two));
+        assert_eq!(world.write_and_add("a", two, "t", 0, 0), (0, 0));
+        assert_eq!(world.end_and_count("a", one, false), Err(Code::ProducerFenced), "one runs already");
+        let three = world.end_and_count("a", two, true).unwrap();
+        assert_eq!(world.end_and_count("a", two, true), Err(Code::ConcurrentTransactions));
+        assert_eq!(world.end_and_count("a", two, false), Err(Code::InvalidTxnState));
+        world.finish();
+        assert_eq!(world.end_and_count("a", two, true), Ok(three));
+        world.restart();
+        assert_eq!(world.end_and_count("a", two, true), Ok(three), "also by another node");
+        assert_eq!(world.end_and_count("a", two, false), Err(Code::InvalidTxnState));
+        assert_eq!(world.end_and_count("a", (9, 9), false), Err(Code::InvalidProducerIdMapping));
+    }
+
+    #[test]
+    fn a_producer_without_epochs_left_gets_another_id() {
+        let mut world = World::new();
+        let (id, _) = world.init("a").unwrap();
+        let mut of = (id, 0);
+        while of.1 < i16::MAX - 1 {
+            of = world.end_and_count("a", of, false).unwrap();
+        }
+        assert_eq!(of, (id, i16::MAX - 1));
+        assert_eq!(world.write_and_add("a", of, "t", 0, 0), (0, 0));
+        assert_eq!(world.init("z").map(|of| of.1), Ok(0), "an id is in stock, or will be");
+        let next = loop {
+            match world.end_and_count("a", of, true) {
+                Ok(next) => break next,
+                Err(code) => assert_eq!(code, Code::CoordinatorNotAvailable),
+            }
+            world.running().door.transactions.tick();
+        };
+        assert_eq!((next.0 != id, next.1), (true, 0));
+        assert_eq!(world.end_and_count("a", of, true), Err(Code::ConcurrentTransactions));
+        // A node that dies now ends it under the old id.
+        world.restart();
+        world.finish();
+        assert_eq!(world.markers("t", 0), [(1, Kind::Marker(true, i16::MAX))]);
+        assert_eq!(world.committed("t", 0), [0]);
+        assert_eq!(world.end_and_count("a", of, true), Ok(next));
+        assert_eq!(world.write_and_add("a", next, "t", 0, 0), (0, 2));
+        assert_eq!(world.end_and_count("a", next, true), Ok((next.0, 1)));
+        world.finish();
+        assert_eq!(world.committed("t", 0), [0, 2]);
+    }
+
+    #[test]
+    fn offsets_add_their_group() {
+        let mut world = World::new();
+        let one = world.init("a").unwrap();
+        let of = TxnOffsetCommitRequestPartition::default().with_partition_index(0).with_committed_offset(7);
+        let of = TxnOffsetCommitRequestTopic::default().with_name(topic("t")).with_partitions(vec![of]);
+        let request = TxnOffsetCommitRequest::default()
+            .with_transactional_id(TransactionalId(text("a")))
+            .with_group_id(GroupId(text("g")))
+            .with_producer_id(ProducerId(one.0))
+            .with_topics(vec![of]);
+        assert_eq!(world.call(3, &request).topics[0].partitions[0].error_code, Code::InvalidTxnState.code());
+        assert_eq!(world.call(4, &request).topics[0].partitions[0].error_code, Code::TransactionAbortable.code());
+        assert_eq!(world.call(5, &request).topics[0].partitions[0].error_code, 0);
+        assert_eq!(world.offset("g"), Err(Code::UnstableOffsetCommit));
+        assert!(world.end_and_count("a", one, true).is_ok());
+        world.finish();
+        assert_eq!(world.offset("g"), Ok(7));
+    }
 }

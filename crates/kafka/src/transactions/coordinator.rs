@@ -33,6 +33,8 @@ const DESCRIBED_MAX: usize = 10_000;
 /// From here on a fenced producer is told so by its own error.
 const VERSION_INIT_FENCED: i16 = 4;
 const VERSION_TXN_FENCED: i16 = 2;
+/// From here on the end of a transaction gives its producer the next epoch.
+const VERSION_END_EPOCH: i16 = 5;
 
 /// The transactions of a node. See the module for how it is driven.
 pub struct Transactions {
@@ -44,6 +46,8 @@ pub struct Transactions {
     /// When something happens to a transaction by itself.
     wakes: BTreeSet<(u64, String)>,
     endings: Vec<Ending>,
+    /// Ranges of aborted records that partitions remember, those of transactions that have gone since last counted included.
+    aborted: usize,
     loaded: bool,
 }
 
@@ -78,6 +82,7 @@ impl Transactions {
             transactions: BTreeMap::new(),
             wakes: BTreeSet::new(),
             endings: Vec::new(),
+            aborted: 0,
             loaded: false,
         }
     }
@@ -95,7 +100,7 @@ impl Transactions {
     pub fn unfinished(&self) -> impl Iterator<Item = (i64, &OffsetKey, &Touched)> {
         let all = self.transactions.values().map(|held| &held.is);
         let unfinished = all.filter(|is| matches!(is.state, State::Ongoing | State::Committing | State::Aborting));
-        unfinished.flat_map(|is| is.partitions.iter().map(|(of, touched)| (is.producer_id, of, touched)))
+        unfinished.flat_map(|is| is.partitions.iter().map(|(of, touched)| (producer::marked(is).0, of, touched)))
     }
 
     /// A partition that ends before the place that is recorded of it has lost its end with the machine's power: its end now
@@ -133,6 +138,11 @@ impl Transactions {
     /// Transactions whose outcome is decided since the last call.
     pub fn take_endings(&mut self) -> Vec<Ending> {
         std::mem::take(&mut self.endings)
+    }
+
+    /// So many ranges of aborted records are remembered, as counted now.
+    pub fn count_aborted(&mut self, ranges: usize) {
+        self.aborted = ranges;
     }
 
     /// When [`tick`](Transactions::tick) has something to do.
@@ -307,6 +317,30 @@ impl Transactions {
         Reply { after, response: AddOffsetsToTxnResponse::default().with_error_code(number(result)) }
     }
 
+    /// Produce of the second version of transactions: a partition that is written to is added with that. What is returned must
+    /// be durable before.
+    pub fn add_partition(
+        &mut self,
+        now: Now,
+        id: &str,
+        producer: (i64, i16),
+        of: OffsetKey,
+        touched: Touched,
+    ) -> Result<Option<Mark>, Code> {
+        let (mark, result) = self.extend(now, id, producer, |transaction| {
+            transaction.partitions.entry(of).or_insert(touched);
+        });
+        result.map(|()| mark)
+    }
+
+    /// TxnOffsetCommit of the second version: the group is added with that. What is returned must be durable before.
+    pub fn add_group(&mut self, now: Now, id: &str, producer: (i64, i16), group: &str) -> Result<Option<Mark>, Code> {
+        let (mark, result) = self.extend(now, id, producer, |transaction| {
+            transaction.groups.insert(group.to_owned());
+        });
+        result.map(|()| mark)
+    }
+
     /// Puts more into a transaction, and records it unless it is in it already.
     fn extend(
         &mut self,
@@ -321,7 +355,11 @@ impl Transactions {
             producer::check(&held.is, producer_id, epoch)?;
             let mut next = producer::running(&held.is, now.wall_ms)?;
             add(&mut next);
-            if next.partitions.len() > PARTITIONS_MAX || next.groups.len() > GROUPS_MAX {
+            // Memory is bounded by what may begin: every partition of a transaction may be left with a range. What runs
+            // can end, whatever there is.
+            let begins = held.is.state != State::Ongoing;
+            let is_full = begins && self.aborted >= self.config.aborted_max;
+            if is_full || next.partitions.len() > PARTITIONS_MAX || next.groups.len() > GROUPS_MAX {
                 return Err(Code::PolicyViolation);
             }
             let is_known = held.is.state == State::Ongoing
@@ -338,24 +376,41 @@ impl Transactions {
     /// EndTxn: decides the outcome. The answer may leave when the decision is durable; the markers follow.
     pub fn end(&mut self, now: Now, version: i16, request: &EndTxnRequest) -> Reply<EndTxnResponse> {
         let id = &**request.transactional_id;
-        let mut ended = || -> Result<Option<Mark>, Code> {
-            self.check_id(id)?;
-            let held = self.transactions.get(id).ok_or(Code::InvalidProducerIdMapping)?;
-            producer::check(&held.is, request.producer_id.0, request.producer_epoch)?;
-            match producer::ending(&held.is, request.committed, now.wall_ms)? {
-                None => Ok(held.mark),
-                Some(next) => {
-                    let mark = self.record(now, id, next)?;
-                    self.end_if_decided(id);
-                    Ok(Some(mark))
-                }
-            }
+        let producer = (request.producer_id.0, request.producer_epoch);
+        let ended = if version >= VERSION_END_EPOCH {
+            self.try_end(now, id, |is, ids| producer::ending_epoch(is, producer, request.committed, now.wall_ms, ids))
+        } else {
+            self.try_end(now, id, |is, _| {
+                producer::check(is, producer.0, producer.1)?;
+                producer::ending(is, request.committed, now.wall_ms)
+            })
         };
-        let ended = ended();
         let after = ended.ok().flatten();
         let result = ended.map(|_| ());
         let result = result.map_err(|code| if version < VERSION_TXN_FENCED { unfenced(code) } else { code });
-        Reply { after, response: EndTxnResponse::default().with_error_code(number(result)) }
+        let mut response = EndTxnResponse::default().with_error_code(number(result));
+        if let Some(held) = self.transactions.get(id).filter(|_| version >= VERSION_END_EPOCH && result.is_ok()) {
+            response = response.with_producer_id(ProducerId(held.is.producer_id)).with_producer_epoch(held.is.epoch);
+        }
+        Reply { after, response }
+    }
+
+    fn try_end(
+        &mut self,
+        now: Now,
+        id: &str,
+        decide: impl FnOnce(&Transaction, &mut dyn ProducerIds) -> Result<Option<Transaction>, Code>,
+    ) -> Result<Option<Mark>, Code> {
+        self.check_id(id)?;
+        let held = self.transactions.get(id).ok_or(Code::InvalidProducerIdMapping)?;
+        match decide(&held.is, &mut *self.ids)? {
+            None => Ok(held.mark),
+            Some(next) => {
+                let mark = self.record(now, id, next)?;
+                self.end_if_decided(id);
+                Ok(Some(mark))
+            }
+        }
     }
 
     /// The markers of a transaction are durable, and its groups know: it is over, and has left `aborted`, which is recorded
@@ -365,11 +420,13 @@ impl Transactions {
     /// It cannot be recorded now, and is to be said again.
     pub fn ended(&mut self, now: Now, ending: &Ending, aborted: &[AbortedRange]) -> Result<bool, AppendFailed> {
         let Some(held) = self.transactions.get(&ending.id) else { return Ok(false) };
-        if held.is.producer_id != ending.producer_id || held.is.epoch != ending.epoch {
+        if producer::marked(&held.is) != (ending.producer_id, ending.epoch) {
             return Ok(false);
         }
         let Some(next) = producer::ended(&held.is, now.wall_ms) else { return Ok(false) };
-        self.record_with(now, &ending.id, next, aborted).map(|_| true).map_err(|_| AppendFailed)
+        self.record_with(now, &ending.id, next, aborted).map_err(|_| AppendFailed)?;
+        self.aborted += aborted.len();
+        Ok(true)
     }
 
     /// Whether a producer may write to a partition of `topic` in its transaction, as Produce asks. What is returned must be
@@ -522,10 +579,11 @@ impl Transactions {
     fn end_if_decided(&mut self, id: &str) {
         let Some(Held { is, mark, .. }) = self.transactions.get(id) else { return };
         if matches!(is.state, State::Committing | State::Aborting) {
+            let (producer_id, epoch) = producer::marked(is);
             self.endings.push(Ending {
                 id: id.to_owned(),
-                producer_id: is.producer_id,
-                epoch: is.epoch,
+                producer_id,
+                epoch,
                 commit: is.state == State::Committing,
                 partitions: is.partitions.clone(),
                 groups: is.groups.clone(),

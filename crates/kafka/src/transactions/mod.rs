@@ -87,10 +87,17 @@ pub struct TransactionConfig {
     pub expiration_ms: i64,
     /// Ids at most.
     pub ids_max: usize,
+    /// Ranges of aborted records that are remembered at most, 64 bytes each: what is more must not begin.
+    pub aborted_max: usize,
 }
 
 impl Default for TransactionConfig {
     fn default() -> TransactionConfig {
-        TransactionConfig { timeout_ms_max: 900_000, expiration_ms: 7 * 24 * 3_600_000, ids_max: 100_000 }
+        TransactionConfig {
+            timeout_ms_max: 900_000,
+            expiration_ms: 7 * 24 * 3_600_000,
+            ids_max: 100_000,
+            aborted_max: 2 << 20,
+        }
     }
 }

@@ -64,7 +64,9 @@ pub(super) fn init(
         State::Ongoing => {
             // Whoever has it now is fenced by the epoch, and its transaction is aborted under that.
             let epoch = known.epoch.checked_add(1).ok_or(Code::ProducerFenced)?;
-            Ok(Begun::Abort(Transaction { epoch, last_epoch: -1, ..end(known, false, now_ms) }))
+            // If it is the producer itself it asks again, as who it was.
+            let last_epoch = if expected.is_some() { known.epoch } else { -1 };
+            Ok(Begun::Abort(Transaction { epoch, last_epoch, ..end(known, false, now_ms) }))
         }
         State::Empty | State::Committed | State::Aborted => {
             if expected.is_some_and(|expected| !is_current(expected) && is_last(expected)) {
@@ -97,6 +99,69 @@ pub(super) fn running(known: &Transaction, now_ms: i64) -> Result<Transaction, C
             groups: Default::default(),
             ..known.clone()
         }),
+    }
+}
+
+/// What a producer of the second version of transactions wishes to end, which gives it the next epoch: none if that has
+/// happened, and the producer did not get the answer.
+///
+/// The epoch tells a repetition from the next wish: a transaction that is over was ended under the epoch before. There may be
+/// nothing to abort, since such a producer does not know whether a record of it has arrived; that counts an epoch, too.
+pub(super) fn ending_epoch(
+    known: &Transaction,
+    (producer_id, epoch): (i64, i16),
+    commit: bool,
+    now_ms: i64,
+    ids: &mut dyn ProducerIds,
+) -> Result<Option<Transaction>, Code> {
+    let is_current = (known.producer_id, known.epoch) == (producer_id, epoch);
+    let before = if is_rotated(known) { known.previous_producer_id } else { known.producer_id };
+    let is_again = known.last_epoch >= 0 && (before, known.last_epoch) == (producer_id, epoch);
+    if producer_id != known.producer_id && !is_again {
+        return Err(Code::InvalidProducerIdMapping);
+    }
+    match known.state {
+        State::Committing | State::Aborting if !is_again => return Err(Code::ProducerFenced),
+        State::Committing if commit => return Err(Code::ConcurrentTransactions),
+        State::Aborting if !commit => return Err(Code::ConcurrentTransactions),
+        State::Committing | State::Aborting => return Err(Code::InvalidTxnState),
+        State::Committed | State::Aborted if is_again => {
+            return if commit == (known.state == State::Committed) { Ok(None) } else { Err(Code::InvalidTxnState) };
+        }
+        _ if !is_current => return Err(Code::ProducerFenced),
+        State::Ongoing => {}
+        State::Empty | State::Committed | State::Aborted if commit => return Err(Code::InvalidTxnState),
+        State::Empty | State::Committed | State::Aborted => {}
+    }
+    let mut next = end(known, commit, now_ms);
+    if known.state != State::Ongoing {
+        next = Transaction { state: State::Aborted, started_ms: -1, ..next };
+        (next.partitions, next.groups) = Default::default();
+    }
+    next.last_epoch = known.epoch;
+    if known.epoch >= EPOCH_LAST {
+        // Its markers have the one epoch that is left; what comes next is another producer's.
+        next.previous_producer_id = known.producer_id;
+        next.producer_id = ids.next().ok_or(Code::CoordinatorNotAvailable)?;
+        next.epoch = 0;
+    } else {
+        next.epoch += 1;
+    }
+    Ok(Some(next))
+}
+
+/// Whether the producer's id is another one since its last transaction was ended.
+fn is_rotated(known: &Transaction) -> bool {
+    known.epoch == 0 && known.last_epoch >= EPOCH_LAST
+}
+
+/// Whose markers a transaction that is being ended has, and under which epoch.
+pub(super) fn marked(known: &Transaction) -> (i64, i16) {
+    let is_ending = matches!(known.state, State::Committing | State::Aborting);
+    if is_ending && is_rotated(known) {
+        (known.previous_producer_id, i16::MAX)
+    } else {
+        (known.producer_id, known.epoch)
     }
 }
 

@@ -202,6 +202,19 @@ fn orders(partition: i32) -> OffsetKey {
 }
 
 #[test]
+fn nothing_begins_while_too_much_is_remembered_of_what_was_aborted() {
+    let mut world = World::new();
+    let (one, two) = (world.init("a").unwrap(), world.init("b").unwrap());
+    assert_eq!(world.add("a", one, "orders", 1), 0);
+    world.transactions.count_aborted(2 << 20);
+    assert_eq!(world.add("b", two, "orders", 1), Code::PolicyViolation.code());
+    assert_eq!(world.add("a", one, "orders", 2), 0, "what runs goes on");
+    assert_eq!(world.end("a", one, false), 0);
+    world.transactions.count_aborted((2 << 20) - 1);
+    assert_eq!(world.add("b", two, "orders", 1), 0);
+}
+
+#[test]
 fn a_transaction_runs_from_its_first_partition_to_its_markers() {
     let mut world = World::new();
     let producer = world.init("a").expect("begun");

@@ -26,7 +26,7 @@ impl ConsumerGroup {
                 .with_client_id(text(&member.client_id))
                 .with_client_host(text(&member.host))
                 .with_subscribed_topic_names(names)
-                .with_subscribed_topic_regex(member.pattern.as_deref().map(text))
+                .with_subscribed_topic_regex(Some(text(member.pattern.as_deref().unwrap_or_default())))
                 .with_assignment(described(topics, &member.assigned))
                 .with_target_assignment(self.target.get(id).map(|of| described(topics, of)).unwrap_or_default())
                 .with_member_type(MEMBER_TYPE_CONSUMER)
