@@ -2,3 +2,4 @@
 
 pub mod seeds;
 pub mod targets;
+pub mod kafka_session;

@@ -81,7 +81,7 @@ start() {
   rm -rf "$run_dir"
   mkdir -p "$run_dir"
   broker_settings "$@" > "$run_dir/server.properties"
-  java_class 256m kafka.tools.StorageTool format --cluster-id "$(head -c 16 /dev/urandom | base64 | tr '+/' '-_' | cut -c1-22)" \
+  java_class 256m kafka.tools.StorageTool format --cluster-id "$(head -c 16 /dev/urandom | base64 | tr '+/' 'ab' | cut -c1-22)" \
     --config "$run_dir/server.properties" > "$run_dir/format.log" 2>&1 || fail "cannot format $run_dir/data, see $run_dir/format.log"
   local heap=${KAFKA_HEAP:-1500m}
   setsid java "-Xms$heap" "-Xmx$heap" -XX:+UseG1GC -XX:MaxGCPauseMillis=20 "$logging" -cp "$root/lib/*" \

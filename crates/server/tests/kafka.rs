@@ -166,3 +166,244 @@ fn what_was_deleted_stays_deleted_after_a_restart() {
         node.stop();
     }
 }
+
+/// Transactions of clients, with a node that is killed in between: kafka-protocol's own codecs write the requests.
+mod transactions {
+    use super::*;
+    use std::process::{Child, Command};
+    use std::time::Instant;
+
+    use bytes::{Buf, Bytes, BytesMut};
+    use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+    use kafka_protocol::messages::*;
+    use kafka_protocol::protocol::{Decodable, Encodable, Request, StrBytes};
+
+    /// The one topic, and where the node that is killed is told to keep its things.
+    const TOPIC: &str = "moved";
+    const DIR: &str = "KERA_TEST_KAFKA_DIR";
+    /// Producers that add partitions by writing to them, and get an epoch with every end.
+    const PRODUCE: i16 = 12;
+    const END: i16 = 5;
+
+    fn text(text: &str) -> StrBytes {
+        StrBytes::from_string(text.to_owned())
+    }
+
+    fn topic() -> TopicName {
+        TopicName(text(TOPIC))
+    }
+
+    struct Client(TcpStream);
+
+    impl Client {
+        fn connect(address: std::net::SocketAddr) -> Client {
+            let stream = TcpStream::connect(address).unwrap();
+            stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+            Client(stream)
+        }
+
+        fn call<R: Request>(&mut self, version: i16, asked: &R) -> R::Response {
+            let key = ApiKey::try_from(R::KEY).unwrap();
+            let mut body = BytesMut::new();
+            let header = RequestHeader::default().with_request_api_key(R::KEY).with_request_api_version(version);
+            header.encode(&mut body, key.request_header_version(version)).unwrap();
+            asked.encode(&mut body, version).unwrap();
+            self.0.write_all(&(body.len() as i32).to_be_bytes()).unwrap();
+            self.0.write_all(&body).unwrap();
+            let mut answered = Bytes::from(answer(&mut self.0));
+            answered.advance(if key.response_header_version(version) > 0 { 5 } else { 4 });
+            R::Response::decode(&mut answered, version).unwrap()
+        }
+
+        fn make_topic(&mut self) {
+            let one = MetadataRequestTopic::default().with_name(Some(topic()));
+            let asked = MetadataRequest::default().with_topics(Some(vec![one])).with_allow_auto_topic_creation(true);
+            assert_eq!(self.call(8, &asked).topics[0].error_code, 0);
+        }
+
+        fn init(&mut self, id: &str) -> (i64, i16) {
+            let asked = InitProducerIdRequest::default()
+                .with_transactional_id(Some(TransactionalId(text(id))))
+                .with_transaction_timeout_ms(600_000);
+            loop {
+                let begun = self.call(4, &asked);
+                // A transaction that ran is aborted first.
+                if begun.error_code != 51 {
+                    assert_eq!(begun.error_code, 0);
+                    return (begun.producer_id.0, begun.producer_epoch);
+                }
+            }
+        }
+
+        /// Writes one record in a transaction: the error.
+        fn write(&mut self, id: &str, producer: (i64, i16), sequence: i32) -> i16 {
+            let one = produce_request::PartitionProduceData::default().with_records(Some(record(producer, sequence)));
+            let one = produce_request::TopicProduceData::default().with_name(topic()).with_partition_data(vec![one]);
+            let asked = ProduceRequest::default()
+                .with_transactional_id(Some(TransactionalId(text(id))))
+                .with_acks(-1)
+                .with_timeout_ms(30_000)
+                .with_topic_data(vec![one]);
+            self.call(PRODUCE, &asked).responses[0].partition_responses[0].error_code
+        }
+
+        /// Ends a transaction: who the producer is from now on, or the error.
+        fn end(&mut self, id: &str, (producer, epoch): (i64, i16), commit: bool) -> Result<(i64, i16), i16> {
+            let asked = EndTxnRequest::default()
+                .with_transactional_id(TransactionalId(text(id)))
+                .with_producer_id(ProducerId(producer))
+                .with_producer_epoch(epoch)
+                .with_committed(commit);
+            let ended = self.call(END, &asked);
+            if ended.error_code == 0 { Ok((ended.producer_id.0, ended.producer_epoch)) } else { Err(ended.error_code) }
+        }
+
+        /// The producers of the records that a reader of committed ones gives out, once `count` of them are there.
+        fn committed(&mut self, count: usize) -> Vec<(i64, i16)> {
+            let one = fetch_request::FetchPartition::default().with_partition_max_bytes(1 << 20);
+            let one = fetch_request::FetchTopic::default().with_topic(topic()).with_partitions(vec![one]);
+            let asked = FetchRequest::default()
+                .with_max_wait_ms(50)
+                .with_min_bytes(1 << 20)
+                .with_max_bytes(1 << 20)
+                .with_isolation_level(1)
+                .with_topics(vec![one]);
+            let until = Instant::now() + Duration::from_secs(30);
+            loop {
+                let fetched = self.call(11, &asked);
+                let one = &fetched.responses[0].partitions[0];
+                let aborted = one.aborted_transactions.iter().flatten().map(|of| (of.producer_id.0, of.first_offset));
+                let given = given(one.records.as_deref().unwrap_or_default(), aborted.collect());
+                if given.len() >= count || Instant::now() > until {
+                    return given;
+                }
+            }
+        }
+    }
+
+    /// A batch of one record, "x".
+    fn record((producer, epoch): (i64, i16), sequence: i32) -> Bytes {
+        let mut batch = vec![0; 61];
+        batch.extend_from_slice(&[14, 0, 0, 0, 1, 2, b'x', 0]);
+        let length = batch.len() as i32 - 12;
+        batch[8..12].copy_from_slice(&length.to_be_bytes());
+        batch[16] = 2;
+        batch[22] = 16;
+        batch[43..51].copy_from_slice(&producer.to_be_bytes());
+        batch[51..53].copy_from_slice(&epoch.to_be_bytes());
+        batch[53..57].copy_from_slice(&sequence.to_be_bytes());
+        batch[57..61].copy_from_slice(&1_i32.to_be_bytes());
+        let checksum = kera_format::checksum::crc32c(&batch[21..]);
+        batch[17..21].copy_from_slice(&checksum.to_be_bytes());
+        batch.into()
+    }
+
+    /// What a consumer makes of batches and the list of aborted transactions.
+    fn given(mut records: &[u8], mut aborted: Vec<(i64, i64)>) -> Vec<(i64, i16)> {
+        let mut passed_over = Vec::new();
+        let mut given = Vec::new();
+        while records.len() >= 61 {
+            let field = |at: usize| i64::from_be_bytes(records[at..at + 8].try_into().unwrap());
+            let (offset, producer) = (field(0), field(43));
+            let epoch = i16::from_be_bytes([records[51], records[52]]);
+            aborted.retain(|(id, first)| {
+                let begins = *first <= offset;
+                passed_over.extend(begins.then_some(*id));
+                !begins
+            });
+            if records[22] & 32 != 0 {
+                passed_over.retain(|id| *id != producer);
+            } else if !passed_over.contains(&producer) {
+                given.push((producer, epoch));
+            }
+            records = &records[12 + i32::from_be_bytes(records[8..12].try_into().unwrap()) as usize..];
+        }
+        given
+    }
+
+    #[test]
+    fn what_is_committed_is_read_what_is_aborted_is_not_and_who_comes_late_is_fenced() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = Node::start(&config(dir.path())).unwrap();
+        let mut client = Client::connect(node.kafka_address().unwrap());
+        client.make_topic();
+        let first = client.init("a");
+        assert_eq!((client.write("a", first, 0), client.write("a", first, 1)), (0, 0));
+        assert_eq!(client.committed(0), []);
+        let second = client.end("a", first, true).unwrap();
+        assert_eq!(client.write("a", second, 0), 0, "also while the one before is being ended");
+        let third = client.end("a", second, false).unwrap();
+        assert_eq!(client.committed(2), [first, first]);
+        assert_eq!(client.write("a", first, 2), 47, "of an earlier epoch");
+        assert_eq!(client.write("a", third, 0), 0);
+        let another = client.init("a");
+        assert_eq!(client.write("a", third, 1), 47, "somebody else has the id");
+        assert_eq!(client.end("a", third, true), Err(90));
+        assert_eq!(client.write("a", another, 0), 0);
+        client.end("a", another, true).unwrap();
+        assert_eq!(client.committed(3), [first, first, another]);
+        node.stop();
+    }
+
+    /// Not a test of its own: the node that the one below kills.
+    #[test]
+    #[ignore = "a node for another test, until it is killed"]
+    fn serves_until_it_is_killed() {
+        let dir = std::path::PathBuf::from(std::env::var_os(DIR).unwrap());
+        let node = Node::start(&config(&dir)).unwrap();
+        std::fs::write(dir.join("address.part"), node.kafka_address().unwrap().to_string()).unwrap();
+        std::fs::rename(dir.join("address.part"), dir.join("address")).unwrap();
+        loop {
+            std::thread::park();
+        }
+    }
+
+    /// Kills its node when it goes.
+    struct Process(Child);
+
+    impl Drop for Process {
+        fn drop(&mut self) {
+            self.0.kill().unwrap();
+            self.0.wait().unwrap();
+        }
+    }
+
+    fn start(dir: &Path) -> (Process, Client) {
+        let _ = std::fs::remove_file(dir.join("address"));
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--ignored", "--exact", "transactions::serves_until_it_is_killed"]).env(DIR, dir);
+        let process = Process(command.stdout(std::process::Stdio::null()).spawn().unwrap());
+        let until = Instant::now() + Duration::from_secs(60);
+        let address = loop {
+            match std::fs::read_to_string(dir.join("address")) {
+                Ok(address) => break address,
+                Err(_) => assert!(Instant::now() < until, "the node does not start"),
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        (process, Client::connect(address.parse().unwrap()))
+    }
+
+    #[test]
+    fn a_node_that_is_killed_comes_back_with_what_was_decided_and_what_runs() {
+        let dir = tempfile::tempdir().unwrap();
+        let (process, mut client) = start(dir.path());
+        client.make_topic();
+        let (runs, ends) = (client.init("runs"), client.init("ends"));
+        assert_eq!((client.write("runs", runs, 0), client.write("ends", ends, 0)), (0, 0));
+        let next = client.end("ends", ends, true).unwrap();
+        // Its markers may be written, or not.
+        drop(process);
+        let (process, mut client) = start(dir.path());
+        assert_eq!(client.end("ends", ends, true), Ok(next), "the answer could have been lost");
+        assert_eq!(client.write("runs", runs, 1), 0, "it goes on where it was");
+        let decided = client.end("runs", runs, true).unwrap();
+        drop(process);
+        let (_process, mut client) = start(dir.path());
+        assert_eq!(client.committed(3), [runs, ends, runs]);
+        assert_eq!((client.write("runs", decided, 0), client.write("ends", next, 0)), (0, 0));
+        client.end("runs", decided, false).unwrap();
+        client.end("ends", next, true).unwrap();
+        assert_eq!(client.committed(4), [runs, ends, runs, next]);
+    }
+}

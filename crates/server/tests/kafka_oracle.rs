@@ -1,0 +1,46 @@
+//! What Kafka 4.1 has answered to a random sequence of requests, asked of a node: `spec/kafka/oracle.txt`, which
+//! `peers/kafka/oracle.sh record` writes. Its first line is the seed and the number of steps, each further one an answer.
+
+#[path = "../examples/kafka-oracle/answer.rs"]
+mod answer;
+#[path = "../examples/kafka-oracle/batches.rs"]
+mod batches;
+#[path = "../examples/kafka-oracle/requests.rs"]
+mod requests;
+#[path = "../examples/kafka-oracle/side.rs"]
+mod side;
+#[path = "../examples/kafka-oracle/steps.rs"]
+mod steps;
+
+use kera_server::Node;
+use kera_server::config::Config;
+
+const RECORDED: &str = include_str!("../../../spec/kafka/oracle.txt");
+
+#[test]
+fn a_node_answers_as_kafka_has_answered() {
+    let mut lines = RECORDED.lines();
+    let head: Vec<u64> = lines.next().unwrap().split(' ').map(|number| number.parse().unwrap()).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = Config::default();
+    config.node.data = dir.path().join("data");
+    config.network.listen = "127.0.0.1:0".into();
+    config.http.listen = None;
+    config.kafka.listen = Some("127.0.0.1:0".into());
+    config.kafka.auto_create = false;
+    config.arena.bytes = Some(64 << 20);
+    config.arena.dir = Some(dir.path().join("arena"));
+    let node = Node::start(&config).unwrap();
+    let mut side = side::Side::new(node.kafka_address().unwrap());
+    let count = steps::prologue().len() as u64 + head[1];
+    let mut compared = 0;
+    for (number, recorded) in (0..count).zip(lines) {
+        let asked = steps::nth(head[0], number, &side.memory);
+        let shown = asked.shown();
+        let answered = side.ask(&asked).unwrap_or_else(|error| panic!("{number}: {shown}: {error}"));
+        assert_eq!(answered, recorded, "{number}: {shown}");
+        compared += 1;
+    }
+    assert_eq!(compared, count, "an answer for each request");
+    node.stop();
+}
