@@ -29,7 +29,7 @@ pub struct ServerConfig {
     pub arena_dir: Option<PathBuf>,
     /// Whether it serves HTTP, at a free port of loopback, the same one at every start.
     pub http: bool,
-    /// More flags of `kera serve`.
+    /// More flags of `kera serve`. Kafka clients are served only if they say so.
     pub flags: Vec<String>,
     /// Where its log goes; appended to.
     pub log: PathBuf,
@@ -103,7 +103,10 @@ impl Server {
         let mut command = Command::new(&config.program);
         command.arg("serve").arg("--data").arg(&config.data).arg("--listen").arg(self.address.to_string());
         let http = self.http_address.map_or("none".into(), |address| address.to_string());
-        command.args(["--http-listen", &http, "--kafka-listen", "none", "--log-format", "json"]);
+        command.args(["--http-listen", &http, "--log-format", "json"]);
+        if !config.flags.iter().any(|flag| flag == "--kafka-listen") {
+            command.args(["--kafka-listen", "none"]);
+        }
         if let Some(bytes) = config.arena_bytes {
             command.arg("--arena-bytes").arg(bytes.to_string());
         }

@@ -4,6 +4,7 @@
 //! Both sides run as they are used: the server in a process of its own, the load generator in another (`kera bench`
 //! and `peers/rdkafka-bench`), over loopback. Nothing here is measured in this process, except for the yardstick.
 
+mod door;
 mod node;
 mod peers;
 mod points;
@@ -27,6 +28,7 @@ Examples:
   cargo run --release -p kera-bench --bin kera-compare -- --quick
   cargo run --release -p kera-bench --bin kera-compare -- --out results/full
   cargo run --release -p kera-bench --bin kera-compare -- --only produce-16k,latency --rounds 5
+  cargo run --release -p kera-bench --bin kera-compare -- --door --arena-bytes 268435456 --seconds 3 --rounds 1
   cargo run --release -p kera-bench --bin kera-compare -- --list")]
 struct Args {
     /// The `kera` program. [default: beside this one]
@@ -53,6 +55,9 @@ struct Args {
     /// Only points whose names start with one of these.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     only: Vec<String>,
+    /// Compare the Kafka door: the same librdkafka clients against Kafka and against KerA, at points of their own.
+    #[arg(long)]
+    door: bool,
     /// List the points and end.
     #[arg(long)]
     list: bool,
@@ -78,6 +83,9 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), BenchError> {
+    if args.door {
+        return door::run(args);
+    }
     let scale = Scale { seconds: args.seconds.unwrap_or(if args.quick { 2.0 } else { 10.0 }), quick: args.quick };
     let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|prefix| name.starts_with(prefix.as_str()));
     let points: Vec<Point> = points::all(&scale).into_iter().filter(|point| wanted(point.name)).collect();

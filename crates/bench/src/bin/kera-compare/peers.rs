@@ -82,12 +82,45 @@ impl Drop for Kera {
     }
 }
 
+/// The librdkafka load generator, and the server that it loads: whatever speaks Kafka's protocol.
+pub(crate) struct Load {
+    program: PathBuf,
+    bootstrap: String,
+    pid: String,
+}
+
+impl Load {
+    pub(crate) fn new(program: &Path, bootstrap: String, pid: String) -> Load {
+        Load { program: program.to_owned(), bootstrap, pid }
+    }
+
+    /// One run.
+    pub(crate) fn run(&self, words: &[String]) -> Result<Value, BenchError> {
+        let value = if words.first().is_some_and(|word| word == "produce-and-consume") {
+            // A topic is filled, and then read: the reading counts.
+            self.command("produce", &words[1..], &["--keep"])?;
+            let consumed = self.command("consume", &words[1..], &[]);
+            let mut delete = Command::new(&self.program);
+            let _ = delete.args(["delete", "--bootstrap", &self.bootstrap]).output();
+            consumed
+        } else {
+            self.command(&words[0], &words[1..], &[])
+        };
+        settle();
+        value
+    }
+
+    fn command(&self, command: &str, words: &[String], more: &[&str]) -> Result<Value, BenchError> {
+        let mut run = Command::new(&self.program);
+        run.arg(command).args(words).args(more);
+        json_of(run.args(["--bootstrap", &self.bootstrap, "--server-pid", &self.pid]))
+    }
+}
+
 /// Kafka.
 pub(crate) struct Kafka {
     script: PathBuf,
-    load: PathBuf,
-    bootstrap: String,
-    pid: String,
+    load: Load,
 }
 
 impl Kafka {
@@ -102,32 +135,14 @@ impl Kafka {
         }
         stop_when_interrupted(script)?;
         let started = script_output(script, &["start", "log.segment.delete.delay.ms=1000"])?;
-        let mut kafka =
-            Kafka { script: script.to_owned(), load: load.to_owned(), bootstrap: started, pid: String::new() };
-        kafka.pid = script_output(script, &["pid"])?;
+        let mut kafka = Kafka { script: script.to_owned(), load: Load::new(load, started, String::new()) };
+        kafka.load.pid = script_output(script, &["pid"])?;
         Ok(kafka)
     }
 
     /// One run of the load generator.
-    pub(crate) fn run(&mut self, words: &[String]) -> Result<Value, BenchError> {
-        let value = if words.first().is_some_and(|word| word == "produce-and-consume") {
-            // A topic is filled, and then read: the reading counts.
-            self.load("produce", &words[1..], &["--keep"])?;
-            let consumed = self.load("consume", &words[1..], &[]);
-            let mut delete = Command::new(&self.load);
-            let _ = delete.args(["delete", "--bootstrap", &self.bootstrap]).output();
-            consumed
-        } else {
-            self.load(&words[0], &words[1..], &[])
-        };
-        settle();
-        value
-    }
-
-    fn load(&self, command: &str, words: &[String], more: &[&str]) -> Result<Value, BenchError> {
-        let mut run = Command::new(&self.load);
-        run.arg(command).args(words).args(more);
-        json_of(run.args(["--bootstrap", &self.bootstrap, "--server-pid", &self.pid]))
+    pub(crate) fn run(&self, words: &[String]) -> Result<Value, BenchError> {
+        self.load.run(words)
     }
 }
 
