@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use kera_server::Node;
@@ -238,8 +239,23 @@ impl Numbers {
     }
 }
 
+/// Counts the panics of the node's own threads from now on.
+fn count_panics() -> &'static AtomicUsize {
+    static PANICS: AtomicUsize = AtomicUsize::new(0);
+    let before = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        if std::thread::current().name().is_some_and(|name| name.starts_with("kera")) {
+            PANICS.fetch_add(1, Ordering::Relaxed);
+        }
+        before(info);
+    }));
+    &PANICS
+}
+
 #[test]
 fn nonsense_closes_its_connection_at_most() {
+    // A panic would end the process of a real node.
+    let panics = count_panics();
     let dir = tempfile::tempdir().unwrap();
     let node = Node::start(&config(dir.path())).unwrap();
     let mut good = connect(&node);
@@ -292,4 +308,5 @@ fn nonsense_closes_its_connection_at_most() {
     assert!(fetched.windows(10).any(|value| value == b"xxxxxxxxxx"));
     assert!(metric(&node, "kera_kafka_connections_rejected_total") > 1_000);
     node.stop();
+    assert_eq!(panics.load(Ordering::Relaxed), 0);
 }
