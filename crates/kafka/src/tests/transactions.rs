@@ -813,14 +813,14 @@ mod counted {
         world.finish();
         let fenced = Code::InvalidProducerEpoch.code();
         assert_eq!(world.write_and_add("a", one, "t", 0, 1).0, fenced);
+        // Outside of transactions, where nobody asks the coordinator, the lane knows it from the marker.
+        let late = World::produce_request(None, "t", 0, batch(&[b"z"], (one.0, one.1, 1)));
+        assert_eq!(world.call(9, &late).responses[0].partition_responses[0].error_code, fenced);
         let missing = Code::OutOfOrderSequenceNumber.code();
         assert_eq!(world.write_and_add("a", next, "t", 0, 1).0, missing, "its first is on its way");
         assert_eq!(world.write_and_add("a", next, "t", 0, 0), (0, 2));
         assert_eq!(world.write_and_add("a", next, "t", 0, 1), (0, 3));
         assert_eq!(world.write_and_add("a", one, "t", 0, 1).0, fenced, "also while one runs");
-        // Outside of transactions, where nobody asks the coordinator, the lane knows it from the marker.
-        let late = World::produce_request(None, "t", 0, batch(&[b"z"], (one.0, one.1, 1)));
-        assert_eq!(world.call(9, &late).responses[0].partition_responses[0].error_code, fenced);
         assert_eq!(world.end_and_count("a", next, true).map(|of| of.1), Ok(2));
     }
 
