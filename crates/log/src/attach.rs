@@ -161,6 +161,8 @@ pub(crate) fn verify_loaded(buffer: LoadBuffer, id: SegmentId) -> Result<Arc<Seg
 /// What the chunks of a segment say, up to the first that is not as it should be.
 struct Walk {
     end: u32,
+    /// The least position that the next chunk may have.
+    position: u32,
     wrong: Option<String>,
     next_ordinal: u64,
     chunk_count: u32,
@@ -175,6 +177,7 @@ impl Walk {
     fn of(segment: &[u8], header: &SegmentHeader, head: u32, payloads: bool) -> Walk {
         let mut walk = Walk {
             end: FIRST_CHUNK,
+            position: FIRST_CHUNK,
             wrong: None,
             next_ordinal: header.base_ordinal,
             chunk_count: 0,
@@ -198,11 +201,15 @@ impl Walk {
         let chunk = ChunkView::parse(bytes).map_err(|e| e.to_string())?;
         let part = chunk.broker().map_err(|e| e.to_string())?;
         let (id, fields) = (&header.id, chunk.header());
-        let named = (fields.stream, fields.streamlet, part.lane, part.group, part.segment, part.position);
-        if named != (id.stream, id.streamlet, id.lane, id.group, id.index, self.end) {
+        let named = (fields.stream, fields.streamlet, part.lane, part.group, part.segment);
+        let is_placed = part.position == self.position
+            || header.is_compacted() && (self.position..header.capacity_bytes).contains(&part.position);
+        if named != (id.stream, id.streamlet, id.lane, id.group, id.index) || !is_placed {
             return Err("it belongs to another place".to_owned());
         }
-        if part.base_ordinal != self.next_ordinal {
+        let is_next =
+            part.base_ordinal == self.next_ordinal || header.is_compacted() && part.base_ordinal > self.next_ordinal;
+        if !is_next {
             return Err(format!("its ordinal is {}, not {}", part.base_ordinal, self.next_ordinal));
         }
         if payloads {
@@ -215,8 +222,9 @@ impl Walk {
         self.last_append_ms = part.append_time_ms;
         self.max_timestamp_ms = self.max_timestamp_ms.max(fields.max_timestamp_ms);
         self.chunk_count += 1;
-        self.next_ordinal += u64::from(fields.record_count);
+        self.next_ordinal = part.base_ordinal.saturating_add(fields.record_count.into());
         self.end += chunk.as_bytes().len() as u32;
+        self.position = part.position + chunk.as_bytes().len() as u32;
         Ok(())
     }
 }

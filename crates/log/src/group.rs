@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use kera_format::segment::{SegmentHeader, SegmentProgress};
 use kera_format::{Cursor, GroupId, SegmentIndex};
 
 use crate::segment::{FIRST_CHUNK, Segment};
@@ -69,6 +70,11 @@ pub(crate) struct Summary {
     pub(crate) next_ordinal: u64,
     pub(crate) first_append_ms: i64,
     pub(crate) last_append_ms: i64,
+    /// It was compacted: where its readers stop is its capacity, since positions in it are not places.
+    pub(crate) is_compacted: bool,
+    /// When it was compacted first and whole.
+    pub(crate) compacted_ms: Option<i64>,
+    pub(crate) rewrites: u32,
 }
 
 /// A segment's place in its group.
@@ -84,6 +90,8 @@ pub(crate) struct Slot {
     pub(crate) loading: bool,
     /// Why it did not come.
     pub(crate) failed: Option<Box<str>>,
+    /// What is on its way is from here, where the segment was before it was compacted: not taken, and given back then.
+    pub(crate) stale: Option<Location>,
 }
 
 impl Slot {
@@ -91,16 +99,19 @@ impl Slot {
     pub(crate) fn resident(segment: Arc<Segment>, open: bool) -> Slot {
         let closed = Summary::of(&segment);
         let index = segment.id().index.0;
-        Slot { index, open, closed, memory: Some(segment), at: None, loading: false, failed: None }
+        Slot { index, open, closed, memory: Some(segment), at: None, loading: false, failed: None, stale: None }
     }
 
     /// A closed segment on disk.
     pub(crate) fn stored(index: u32, closed: Summary, at: Location) -> Slot {
-        Slot { index, open: false, closed, memory: None, at: Some(at), loading: false, failed: None }
+        Slot { index, open: false, closed, memory: None, at: Some(at), loading: false, failed: None, stale: None }
     }
 
     /// Where readers of it stop for now.
     pub(crate) fn end(&self) -> u32 {
+        if self.closed.is_compacted {
+            return self.closed.capacity;
+        }
         self.memory.as_ref().map_or(self.closed.head, |segment| segment.durable_head())
     }
 
@@ -134,6 +145,23 @@ impl Slot {
         self.open = false;
     }
 
+    /// The segment was rewritten and is here now. Where it was, and what was in memory of it.
+    pub(crate) fn replace(&mut self, closed: Summary, at: Location) -> (Option<Location>, Option<Arc<Segment>>) {
+        (self.closed, self.failed) = (closed, None);
+        let (was, memory) = (self.at.replace(at), self.memory.take());
+        if self.loading && self.stale.is_none() {
+            self.stale = was;
+            return (None, memory);
+        }
+        (was, memory)
+    }
+
+    /// What was on its way has come, or will not. True if it counts.
+    pub(crate) fn has_come(&mut self) -> Result<(), Location> {
+        self.loading = false;
+        self.stale.take().map_or(Ok(()), Err)
+    }
+
     /// The segment was changed while the lane was rebuilt.
     pub(crate) fn refresh(&mut self) {
         if let Some(segment) = &self.memory {
@@ -151,6 +179,24 @@ impl Summary {
             next_ordinal: segment.next_ordinal(),
             first_append_ms: segment.first_append_ms(),
             last_append_ms: segment.last_append_ms(),
+            is_compacted: segment.header().is_compacted(),
+            compacted_ms: segment.header().compacted_ms(),
+            rewrites: segment.header().rewrites(),
+        }
+    }
+
+    /// Of a closed segment that is on disk.
+    pub(crate) fn stored(header: &SegmentHeader, progress: &SegmentProgress) -> Summary {
+        Summary {
+            capacity: header.capacity_bytes,
+            head: progress.head as u32,
+            base_ordinal: header.base_ordinal,
+            next_ordinal: progress.next_ordinal,
+            first_append_ms: progress.first_append_ms,
+            last_append_ms: progress.last_append_ms,
+            is_compacted: header.is_compacted(),
+            compacted_ms: header.compacted_ms(),
+            rewrites: header.rewrites(),
         }
     }
 }
@@ -327,8 +373,9 @@ impl Chain {
     pub(crate) fn pop_front(&mut self) -> Option<(GroupId, Slot)> {
         let group = self.groups.front_mut()?;
         let slot = group.slots.pop_front()?;
-        let (id, head) = (group.id, slot.summary().head);
-        self.dropped_to = Some(Cursor { group: id, segment: SegmentIndex(slot.index), position: head });
+        let id = group.id;
+        let end = if slot.summary().is_compacted { slot.end() } else { slot.summary().head };
+        self.dropped_to = Some(Cursor { group: id, segment: SegmentIndex(slot.index), position: end });
         if group.slots.is_empty() {
             self.groups.pop_front();
         }
@@ -349,6 +396,9 @@ mod tests {
             next_ordinal: next,
             first_append_ms,
             last_append_ms,
+            is_compacted: false,
+            compacted_ms: None,
+            rewrites: 0,
         };
         Slot::stored(index, closed, Location { disk: 0, container: 1, offset: 0, bytes: 1000 })
     }

@@ -21,6 +21,7 @@ compile_error!("segments are little-endian in shared memory: this machine would 
 
 mod arena;
 mod attach;
+pub mod compact;
 mod copy;
 mod group;
 mod lane;

@@ -9,6 +9,7 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::arena::{Arena, ArenaFull, ArenaStats, LoadBuffer, Purpose};
 use crate::attach;
+use crate::group::Summary;
 use crate::lane::{Counts, Lane};
 use crate::recovery::Recovery;
 use crate::retention;
@@ -237,12 +238,14 @@ impl Log {
         };
         let Some(lane) = self.lane_of(id) else { return Ok(()) };
         let taken = lane.with_slot(id, |slot| {
-            slot.loading = false;
+            if let Err(stale) = slot.has_come() {
+                return Err(Ok(stale));
+            }
             let summary = slot.summary();
             if (summary.head, summary.base_ordinal) != (segment.head(), segment.base_ordinal()) {
                 let reason = format!("segment {id} on disk is not the one that was written");
                 slot.failed = Some(reason.clone().into());
-                return Err(reason);
+                return Err(Err(reason));
             }
             slot.failed = None;
             if slot.memory.is_none() {
@@ -251,17 +254,49 @@ impl Log {
             }
             Ok(())
         });
-        taken.unwrap_or(Ok(()))
+        match taken {
+            Some(Err(Err(reason))) => Err(reason),
+            Some(Err(Ok(stale))) => {
+                self.shared.release(id, Some(stale));
+                Ok(())
+            }
+            Some(Ok(())) | None => Ok(()),
+        }
+    }
+
+    /// A segment was rewritten: what is on disk at `at`, synced, takes the place of what is at `was`, which is given back. If the
+    /// lane has no such segment any more, `at` is.
+    pub(crate) fn replace(&self, id: SegmentId, was: Location, closed: Summary, at: Location) -> bool {
+        let replaced = self.lane_of(id).and_then(|lane| {
+            lane.with_slot(id, |slot| (slot.at == Some(was) && !slot.open).then(|| slot.replace(closed, at)))
+        });
+        let Some(Some((old, memory))) = replaced else {
+            self.shared.release(id, Some(at));
+            return false;
+        };
+        if let Some(segment) = memory {
+            segment.disown();
+        }
+        if let Some(old) = old {
+            self.shared.release(id, Some(old));
+        }
+        true
     }
 
     /// The store could not read a segment: the next read of it gets [`crate::ReadError::LoadFailed`], the one after that
     /// tries again.
     pub fn load_failed(&self, id: SegmentId, error: String) {
-        if let Some(lane) = self.lane_of(id) {
+        let stale = self.lane_of(id).and_then(|lane| {
             lane.with_slot(id, |slot| {
-                slot.loading = false;
-                slot.failed = Some(error.into());
-            });
+                let stale = slot.has_come().err();
+                if stale.is_none() {
+                    slot.failed = Some(error.into());
+                }
+                stale
+            })
+        });
+        if let Some(stale) = stale.flatten() {
+            self.shared.release(id, Some(stale));
         }
     }
 
@@ -307,7 +342,7 @@ impl Log {
                 if options.retention_ms.is_some() || options.retention_consumed || stream.has_floors() {
                     dropped += streamlet.lanes().map(|lane| lane.retain(&options, now_ms)).sum::<u64>();
                 }
-                if let Some(bytes) = options.retention_bytes {
+                if let Some(bytes) = options.retention_bytes.filter(|_| options.cleanup.deletes()) {
                     dropped += retention::retain_bytes(streamlet, bytes);
                 }
             }

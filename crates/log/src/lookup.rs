@@ -132,7 +132,7 @@ fn walk(segment: &Arc<Segment>, wanted: impl Fn(&ChunkHeader, u64, i64) -> bool)
         let header = ChunkHeader::parse(&bytes[at..]).ok()?;
         let part = BrokerPart::parse(&bytes[at..]).ok()?;
         if wanted(&header, part.base_ordinal, part.append_time_ms) {
-            return Some((FIRST_CHUNK + at as u32, part.base_ordinal));
+            return Some((part.position, part.base_ordinal));
         }
         at += header.total_bytes();
     }

@@ -26,11 +26,11 @@
 //! here, and of its earlier batches only those whose places are remembered pass for duplicates; others are refused. No
 //! retry is lost by that: as many places are remembered as such a producer has batches under way.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
 use kera_format::chunk::{Chunks, PayloadKind};
-use kera_format::{ChunkHeader, Cursor, GroupId, ProducerEpoch, ProducerId, SegmentIndex};
+use kera_format::{ChunkHeader, Cursor, GroupId, ProducerEpoch, ProducerId, SegmentIndex, container};
 
 /// Chunks of each producer whose places are remembered: as many as an idempotent Kafka producer may have in flight.
 const PLACES: usize = 5;
@@ -101,6 +101,18 @@ pub struct LaneProducer {
     pub producer_epoch: ProducerEpoch,
     /// The number of its last chunk; none of this epoch is there if there is none.
     pub sequence: Option<u64>,
+}
+
+impl From<&ProducerMark> for container::ProducerMark {
+    fn from(mark: &ProducerMark) -> container::ProducerMark {
+        container::ProducerMark {
+            producer_id: mark.producer_id,
+            producer_epoch: mark.producer_epoch,
+            sequence: mark.sequence,
+            base_ordinal: mark.base_ordinal,
+            position: mark.position,
+        }
+    }
 }
 
 /// The last chunks of each producer in `chunks`, a segment's stamped chunks from its first one on, in append order. Ends at
@@ -339,6 +351,16 @@ impl Producers {
             at = older;
         }
         latest
+    }
+
+    /// The base ordinals of all chunks whose places are remembered: compaction leaves them, so that a restart remembers the same.
+    pub(crate) fn remembered(&self) -> HashSet<u64> {
+        let of = |producer: &Producer| {
+            let (next, known) = (usize::from(producer.next), usize::from(producer.known));
+            let places = producer.places;
+            (1..=known).map(move |back| places[(next + PLACES - back) % PLACES].1.base_ordinal)
+        };
+        self.all.iter().flat_map(of).collect()
     }
 
     /// The lane has lost chunks whose producers it may not know.

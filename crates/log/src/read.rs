@@ -68,8 +68,8 @@ pub enum ReadError {
 /// A read in progress.
 struct Reading {
     outcome: ReadOutcome,
-    /// The segment that holds more than was asked for, and how much of it may be taken from `outcome.next` on.
-    cut: Option<(Arc<Segment>, usize)>,
+    /// The segment that holds more than was asked for, where in it the reader is, and how much of it may be taken.
+    cut: Option<(Arc<Segment>, u32, usize)>,
     /// A segment that must come from disk.
     load: Option<(SegmentId, Location)>,
     /// The last closed segment whose first chunk is read.
@@ -92,13 +92,12 @@ impl Lane {
                 store.reading(id);
             }
         }
-        if let Some((segment, budget)) = cut {
-            let from = outcome.next.position;
+        if let Some((segment, from, budget)) = cut {
             let to = chunk_boundary(&segment, from, budget, outcome.data.is_empty());
             if to > from {
                 outcome.data.push(segment.into_bytes(from, to));
                 outcome.data_bytes += (to - from) as usize;
-                outcome.next.position = to;
+                outcome.next.position = segment.position_of(to);
             }
         }
         Ok(outcome)
@@ -167,7 +166,7 @@ impl Lane {
         let slot = state.chain.slot_mut(at);
         let outcome = &mut reading.outcome;
         let Some(segment) = &slot.memory else {
-            if slot.summary().head == from {
+            if slot.end() == from {
                 return Ok(Some(from));
             }
             if outcome.data.is_empty() {
@@ -186,24 +185,26 @@ impl Lane {
         let closed = segment.state() != SegmentState::Open;
         let durable = segment.durable_head();
         let budget = max_bytes.saturating_sub(outcome.data_bytes);
-        let available = durable.saturating_sub(from) as usize;
+        let here = segment.place_of(from);
+        let end = if segment.header().is_compacted() { segment.capacity_bytes() } else { durable };
+        let available = durable.saturating_sub(here) as usize;
         if closed && from == FIRST_CHUNK && available > 0 && (budget > 0 || outcome.data.is_empty()) {
             reading.begun = Some(segment.id());
         }
         if available > budget {
             if budget > 0 || outcome.data.is_empty() {
-                reading.cut = Some((Arc::clone(segment), budget));
+                reading.cut = Some((Arc::clone(segment), here, budget));
             }
             return Ok(None);
         }
         if available > 0 {
-            outcome.data.push(segment.into_bytes(from, durable));
+            outcome.data.push(segment.into_bytes(here, durable));
             outcome.data_bytes += available;
-            outcome.next.position = durable;
+            outcome.next.position = end;
         }
         if closed && durable == segment.head() {
             segment.mark_read();
-            return Ok(Some(durable));
+            return Ok(Some(end));
         }
         outcome.at_durable_end = true;
         Ok(None)
@@ -230,7 +231,8 @@ impl Lane {
 /// broker's part of the chunk header must name the place, under its checksum.
 fn check_position(state: &LaneState, at: At, cursor: Cursor) -> Result<(), ReadError> {
     let slot = state.chain.slot(at);
-    if cursor.position == FIRST_CHUNK {
+    // In a compacted segment a cursor is at the first chunk behind it, wherever it points.
+    if cursor.position == FIRST_CHUNK || slot.summary().is_compacted {
         return Ok(());
     }
     let Some(segment) = &slot.memory else {

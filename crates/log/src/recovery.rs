@@ -120,14 +120,7 @@ impl Log {
             report.problems.push(format!("segment {} on disk: its header makes no sense; left where it is", header.id));
             return;
         }
-        let closed = Summary {
-            capacity: header.capacity_bytes,
-            head: progress.head as u32,
-            base_ordinal: header.base_ordinal,
-            next_ordinal: progress.next_ordinal,
-            first_append_ms: progress.first_append_ms,
-            last_append_ms: progress.last_append_ms,
-        };
+        let closed = Summary::stored(&header, &progress);
         let mut state = lane.state.lock();
         let slot = Slot::stored(header.id.index.0, closed, at);
         if state.chain.insert(header.id.group, u32::MAX, slot).is_none() {
@@ -154,6 +147,10 @@ impl Log {
                 if slot.summary().head < segment.head() {
                     *slot = Slot::resident(segment, true);
                 }
+                return;
+            }
+            if slot.summary().rewrites > segment.header().rewrites() {
+                // Killed after it was compacted, before its memory was given back.
                 return;
             }
             let same = (slot.summary().head, slot.summary().next_ordinal) == (segment.head(), segment.next_ordinal());
@@ -256,6 +253,10 @@ impl Lane {
         };
         let slot = state.chain.slot(at);
         let (stored, head) = (slot.at.is_some(), slot.summary().head);
+        if slot.summary().is_compacted {
+            // Only what is stored is compacted. The chunk may have gone since.
+            return Ok(Restored::Stored);
+        }
         let there = if stored { Restored::Stored } else { Restored::AlreadyThere };
         let Some(segment) = slot.memory.clone() else {
             return if end <= head { Ok(there) } else { Err(RestoreError::Conflict(cursor)) };

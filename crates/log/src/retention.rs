@@ -43,7 +43,7 @@ impl Lane {
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
         let version = state.version;
-        if let Some(ms) = options.retention_ms {
+        if let Some(ms) = options.retention_ms.filter(|_| options.cleanup.deletes()) {
             let before_ms = now_ms.saturating_sub_unsigned(ms);
             if state.open.as_ref().is_some_and(|open| open.opened_ms < before_ms) {
                 self.close_open(&mut state, now_ms);
@@ -129,6 +129,7 @@ impl Lane {
             if let Some(segment) = &slot.memory {
                 segment.disown();
             }
+            dropped.extend(slot.stale.map(|stale| (self.segment_id(group, slot.index), Some(stale))));
             dropped.push((self.segment_id(group, slot.index), slot.at));
         }
     }

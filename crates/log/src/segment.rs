@@ -21,7 +21,7 @@ use std::sync::{Arc, OnceLock};
 use bytes::Bytes;
 use kera_format::chunk::PRODUCER_PART_AT;
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress, SegmentState, at, closed_checksum};
-use kera_format::{BrokerPart, ChunkView, FormatError, SegmentId};
+use kera_format::{BrokerPart, ChunkHeader, ChunkView, FormatError, SegmentId};
 
 use crate::arena::{ArenaFull, Block};
 use crate::copy::{copy_past_caches, prepare_to_write};
@@ -179,6 +179,35 @@ impl Segment {
     }
     pub(crate) fn mark_read(&self) {
         self.was_read.store(true, Ordering::Relaxed);
+    }
+
+    /// Where the bytes of a reader's position are: of a compacted segment, where the first chunk lies that was appended there or
+    /// behind it ([`SegmentHeader::is_compacted`]). Walks chunk headers of compacted segments.
+    pub(crate) fn place_of(&self, position: u32) -> u32 {
+        if !self.header.is_compacted() || position <= FIRST_CHUNK {
+            return position;
+        }
+        let bytes = self.bytes(FIRST_CHUNK, self.head());
+        let mut at = 0;
+        while at < bytes.len() {
+            let (Ok(header), Ok(part)) = (ChunkHeader::parse(&bytes[at..]), BrokerPart::parse(&bytes[at..])) else {
+                break;
+            };
+            if part.position >= position {
+                break;
+            }
+            at += header.total_bytes();
+        }
+        FIRST_CHUNK + at as u32
+    }
+
+    /// The position of readers at a place that is the start of a chunk or the durable head.
+    pub(crate) fn position_of(&self, place: u32) -> u32 {
+        if !self.header.is_compacted() {
+            return place;
+        }
+        let part = BrokerPart::parse(self.bytes(place, self.head()));
+        part.map_or(self.header.capacity_bytes, |part| part.position)
     }
 
     /// The bytes from `from` up to `to`, which is at most the head.

@@ -96,6 +96,8 @@ pub(crate) struct LaneState {
     pub(crate) unsettled: VecDeque<Arc<Segment>>,
     pub(crate) last_ticket: Option<Ticket>,
     pub(crate) consumed_floor: Option<Cursor>,
+    /// Records below have been compared with all that came after them up to here, since the start.
+    pub(crate) compacted_to: u64,
     /// Size class of the last segment, and the lane's rate while it was open.
     pub(crate) class_bytes: u64,
     pub(crate) bytes_per_s: u64,
@@ -283,6 +285,9 @@ impl Lane {
                 }
                 self.log().release(id, slot.at);
             }
+                if slot.stale.is_some() {
+                    self.log().release(id, slot.stale);
+                }
         }
     }
 

@@ -8,6 +8,7 @@
 //! | eviction by what readers need next, back-pressure on open segments | `keep`, `evict` | one keeper |
 //! | giving back what retention drops | `persist`, `container` | the writer of the disk |
 //! | finding everything again | `recover` | whoever opens the store |
+//! | what compaction has rewritten | `rewrite` | the compactor |
 //!
 //! Every one of these is a step function over shared state; the threads are a shell around them (`threads`), and a
 //! simulator may call [`DiskStore::step`] instead. Nothing here runs on a thread that serves connections but the queueing
@@ -28,6 +29,7 @@ mod persist;
 mod queue;
 mod readers;
 mod recover;
+mod rewrite;
 mod signal;
 mod status;
 #[cfg(test)]

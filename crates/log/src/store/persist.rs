@@ -15,7 +15,6 @@ use super::host::{Host, Image};
 use super::queue::{Ask, BatchLimits, Dirty, Work};
 use super::signal::Step;
 use super::status::{DiskState, count};
-use crate::producers::ProducerMark;
 use crate::storage::Location;
 
 /// Segments of a batch at most: one vectored write takes them all.
@@ -306,12 +305,5 @@ fn entries_of<S: Image>(dirty: &[&Dirty<S>]) -> Vec<ContainerEntry> {
 pub(crate) fn marks_of(image: &impl Image, most: usize) -> Vec<container::ProducerMark> {
     let marks = image.marks();
     let last = &marks[marks.len().saturating_sub(most)..];
-    let mark = |mark: &ProducerMark| container::ProducerMark {
-        producer_id: mark.producer_id,
-        producer_epoch: mark.producer_epoch,
-        sequence: mark.sequence,
-        base_ordinal: mark.base_ordinal,
-        position: mark.position,
-    };
-    last.iter().map(mark).collect()
+    last.iter().map(Into::into).collect()
 }

@@ -104,7 +104,8 @@ impl Found {
         }
     }
 
-    /// Adds a segment; of two copies the longer stays, then the one written later, then the one on the first disk.
+    /// Adds a segment; of two copies the one rewritten more often stays. Of those that never were the longer stays, of others
+    /// the one written later, whatever a write that failed has left of it before; then the one on the first disk.
     fn add(&mut self, by_id: &mut HashMap<SegmentId, usize>, disk: u16, container: u64, entry: ContainerEntry) {
         let at = Location { disk, container, offset: entry.at, bytes: entry.image_bytes() };
         let marks = entry.marks.iter().map(|mark| ProducerMark {
@@ -123,7 +124,11 @@ impl Found {
             }
             std::collections::hash_map::Entry::Occupied(occupied) => {
                 let kept = &mut segments[*occupied.get()];
-                let rank = |s: &StoredSegment| (s.at.bytes, s.at.container, u16::MAX - s.at.disk);
+                let rank = |s: &StoredSegment| {
+                    let rewrites = u32::MAX - s.header.rewrites();
+                    let bytes = if rewrites == 0 { s.at.bytes } else { 0 };
+                    (rewrites, bytes, s.at.container, u16::MAX - s.at.disk)
+                };
                 if rank(&segment) > rank(kept) {
                     self.duplicates.push(kept.at);
                     *kept = segment;

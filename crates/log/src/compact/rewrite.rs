@@ -1,0 +1,422 @@
+//! A segment without the records that compaction takes. Pure: bytes in, bytes out.
+//!
+//! Why what comes out can stand in the place of what went in is in `docs/decisions/0014-compaction.md`.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use kera_format::checksum::crc32c;
+use kera_format::chunk::{ChunkTarget, Chunks, PayloadKind, seal_in_place};
+use kera_format::kafka_batch::{KAFKA_BATCH_HEADER_BYTES, KafkaBatchView, KafkaRecords};
+use kera_format::kafka_codec::KafkaCodec;
+use kera_format::limits::CHUNK_UNCOMPRESSED_BYTES_MAX;
+use kera_format::record::REMOVED_RECORD;
+use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress};
+use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, ChunkView, Compression, FormatError, Records};
+
+use super::map::OrdinalMap;
+use crate::visibility::Visibility;
+
+/// Why a segment cannot be compacted now.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RewriteError {
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    #[error("it has records of transactions, and nobody here knows which were committed")]
+    Transactions,
+    #[error("it was rewritten as often as can be counted")]
+    TooOften,
+}
+
+/// A chunk's records as they are without compression.
+enum Opened<'a> {
+    Native(Cow<'a, [u8]>),
+    Kafka(KafkaBatchView<'a>, Cow<'a, [u8]>),
+    /// A batch of an aborted transaction.
+    Aborted(KafkaBatchView<'a>),
+    /// A batch that ends a transaction. True if nobody needs it any more.
+    Marker(bool),
+}
+
+/// A record as compaction sees it.
+struct Seen<'a> {
+    ordinal: u64,
+    key: Option<&'a [u8]>,
+    is_tombstone: bool,
+    bytes: &'a [u8],
+}
+
+fn open<'a>(chunk: &ChunkView<'a>, base: u64, visibility: Option<&dyn Visibility>) -> Result<Opened<'a>, RewriteError> {
+    if chunk.header().kind != PayloadKind::KafkaBatch {
+        return Ok(Opened::Native(chunk.uncompressed()?));
+    }
+    let batch = KafkaBatchView::parse(chunk.payload())?;
+    if batch.is_control() || batch.is_transactional() {
+        let Some(visibility) = visibility else { return Err(RewriteError::Transactions) };
+        let end = base + u64::from(chunk.header().record_count);
+        let hidden = visibility.hidden(base, end);
+        let is_hidden = hidden.iter().any(|(producer, from)| *producer == batch.producer_id() && *from <= base);
+        if batch.is_control() {
+            return Ok(Opened::Marker(!is_hidden));
+        }
+        if is_hidden {
+            return Ok(Opened::Aborted(batch));
+        }
+    }
+    Ok(Opened::Kafka(batch, batch.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX)?))
+}
+
+/// Calls `each` with the records of a chunk that are there.
+fn each_record<'a>(opened: &'a Opened<'_>, base: u64, mut each: impl FnMut(Seen<'a>)) -> Result<(), FormatError> {
+    match opened {
+        Opened::Native(payload) => {
+            for (ordinal, record) in (base..).zip(Records::new(payload)) {
+                let record = record?;
+                if !record.is_removed() {
+                    let (key, is_tombstone) = (record.key(), record.value().is_none());
+                    each(Seen { ordinal, key, is_tombstone, bytes: record.as_bytes() });
+                }
+            }
+        }
+        Opened::Kafka(batch, records) => {
+            for record in KafkaRecords::new(batch, records) {
+                let record = record?;
+                let (ordinal, is_tombstone) = (base + u64::from(record.offset_delta), record.value.is_none());
+                each(Seen { ordinal, key: record.key, is_tombstone, bytes: record.bytes });
+            }
+        }
+        Opened::Aborted(_) | Opened::Marker(_) => {}
+    }
+    Ok(())
+}
+
+/// Notes the keys of a segment's records from `from` on. The ordinal up to which all are noted: the segment's end, or less if the
+/// table is full.
+pub(crate) fn note_keys(
+    image: &[u8],
+    progress: &SegmentProgress,
+    from: u64,
+    visibility: Option<&dyn Visibility>,
+    map: &mut OrdinalMap,
+) -> Result<u64, RewriteError> {
+    for chunk in Chunks::new(&image[SEGMENT_HEADER_BYTES..progress.head as usize]) {
+        let chunk = chunk?;
+        let base = chunk.broker()?.base_ordinal;
+        if base + u64::from(chunk.header().record_count) <= from {
+            continue;
+        }
+        let mut full_at = None;
+        let opened = open(&chunk, base, visibility)?;
+        each_record(&opened, base, |seen| {
+            if let (None, Some(key)) = (full_at, seen.key.filter(|_| seen.ordinal >= from))
+                && !map.note(key, seen.ordinal)
+            {
+                full_at = Some(seen.ordinal);
+            }
+        })?;
+        if let Some(ordinal) = full_at {
+            return Ok(ordinal);
+        }
+    }
+    Ok(progress.next_ordinal)
+}
+
+/// What goes.
+pub(crate) struct Rules<'a> {
+    pub(crate) map: &'a OrdinalMap,
+    /// Records from here on were not noted: they stay.
+    pub(crate) map_end: u64,
+    pub(crate) visibility: Option<&'a dyn Visibility>,
+    /// Chunks that stay, if only as empty ones: by their first ordinals.
+    pub(crate) remembered: &'a HashSet<u64>,
+    pub(crate) now_ms: i64,
+    /// Tombstones of segments that were compacted so long ago go.
+    pub(crate) tombstone_ms: i64,
+    /// Something in front could not be removed: what hides it stays.
+    pub(crate) is_blocked: bool,
+}
+
+/// A segment as it is without what goes.
+pub(crate) struct Rewritten {
+    /// Header and chunks.
+    pub(crate) image: Vec<u8>,
+    pub(crate) header: SegmentHeader,
+    pub(crate) progress: SegmentProgress,
+    pub(crate) records_removed: u64,
+}
+
+/// What becomes of a chunk.
+enum Fate {
+    Stays,
+    Goes,
+    Becomes(Vec<u8>),
+    /// It would grow, so it stays as it is with what should go.
+    Sticks,
+}
+
+impl Rules<'_> {
+    fn tombstones_go(&self, header: &SegmentHeader) -> bool {
+        let since = header.compacted_ms().map(|ms| ms.saturating_add(self.tombstone_ms));
+        !self.is_blocked && since.is_some_and(|due_ms| due_ms <= self.now_ms)
+    }
+
+    fn removes(&self, seen: &Seen<'_>, tombstones_go: bool) -> bool {
+        let Some(key) = seen.key.filter(|_| seen.ordinal < self.map_end) else { return false };
+        self.map.has_later(key, seen.ordinal) || seen.is_tombstone && tombstones_go
+    }
+}
+
+/// The segment without what goes; `None` if it is as it should be already. `rules.is_blocked` is set if something stays that
+/// should go.
+pub(crate) fn rewrite(image: &[u8], rules: &mut Rules<'_>) -> Result<Option<Rewritten>, RewriteError> {
+    let header = SegmentHeader::parse(image)?;
+    let progress = SegmentProgress::parse(image, header.capacity_bytes)?;
+    let tombstones_go = rules.tombstones_go(&header);
+    let head = progress.head as usize;
+    let mut out = image[..SEGMENT_HEADER_BYTES].to_vec();
+    let (mut at, mut chunks, mut is_changed, mut has_tombstones, mut records_removed) =
+        (SEGMENT_HEADER_BYTES, 0, false, false, 0);
+    for chunk in Chunks::new(&image[SEGMENT_HEADER_BYTES..head]) {
+        let chunk = chunk?;
+        let part = chunk.broker()?;
+        at += chunk.as_bytes().len();
+        let must_stay = at == head || rules.remembered.contains(&part.base_ordinal);
+        let opened = open(&chunk, part.base_ordinal, rules.visibility)?;
+        let mut kept = Vec::new();
+        let mut removed = 0;
+        each_record(&opened, part.base_ordinal, |seen| {
+            let goes = rules.removes(&seen, tombstones_go);
+            removed += u64::from(goes);
+            has_tombstones |= seen.is_tombstone && !goes;
+            if !goes {
+                kept.push(((seen.ordinal - part.base_ordinal) as u32, seen.bytes));
+            }
+        })?;
+        match fate(&chunk, &part, &opened, &kept, removed > 0, must_stay)? {
+            Fate::Stays => out.extend_from_slice(chunk.as_bytes()),
+            Fate::Sticks => {
+                out.extend_from_slice(chunk.as_bytes());
+                rules.is_blocked = true;
+            }
+            Fate::Becomes(chunk) => {
+                out.extend_from_slice(&chunk);
+                (is_changed, records_removed) = (true, records_removed + removed);
+            }
+            Fate::Goes => {
+                (is_changed, records_removed) = (true, records_removed + removed);
+                continue;
+            }
+        }
+        chunks += 1;
+    }
+    // From when on its tombstones are waited for has to be written down once.
+    let whole = progress.next_ordinal <= rules.map_end && !rules.is_blocked;
+    let is_due = has_tombstones && whole && header.compacted_ms().is_none();
+    if !is_changed && !is_due {
+        return Ok(None);
+    }
+    let header = header.rewritten(rules.now_ms, whole).ok_or(RewriteError::TooOften)?;
+    let head = out.len() as u64;
+    let progress = SegmentProgress { head, durable_head: head, chunk_count: chunks, ..progress };
+    header.write(&mut out);
+    progress.write(&mut out);
+    Ok(Some(Rewritten { image: out, header, progress, records_removed }))
+}
+
+fn fate(
+    chunk: &ChunkView<'_>,
+    part: &BrokerPart,
+    opened: &Opened<'_>,
+    kept: &[(u32, &[u8])],
+    has_removed: bool,
+    must_stay: bool,
+) -> Result<Fate, RewriteError> {
+    let (compression, payload) = match opened {
+        Opened::Marker(true) if !must_stay => return Ok(Fate::Goes),
+        Opened::Marker(_) => return Ok(Fate::Stays),
+        Opened::Aborted(_) | Opened::Native(_) | Opened::Kafka(..) if kept.is_empty() && !must_stay => {
+            return Ok(Fate::Goes);
+        }
+        Opened::Aborted(batch) if batch.records_count() == 0 => return Ok(Fate::Stays),
+        Opened::Native(_) | Opened::Kafka(..) if !has_removed => return Ok(Fate::Stays),
+        Opened::Aborted(batch) | Opened::Kafka(batch, _) => (Compression::None, kafka_payload(batch, kept)),
+        Opened::Native(_) => native_payload(chunk, kept),
+    };
+    let header = chunk.header();
+    let target = ChunkTarget {
+        stream: header.stream,
+        streamlet: header.streamlet,
+        producer_id: header.producer_id,
+        producer_epoch: header.producer_epoch,
+        sequence: header.sequence,
+    };
+    let mut bytes = vec![0; CHUNK_HEADER_BYTES];
+    bytes.extend_from_slice(&payload);
+    if kera_format::align8(bytes.len()) > chunk.as_bytes().len() {
+        return Ok(Fate::Sticks);
+    }
+    seal_in_place(&mut bytes, &target, header.kind, compression, header.record_count, header.max_timestamp_ms)?;
+    part.stamp(&mut bytes);
+    Ok(Fate::Becomes(bytes))
+}
+
+/// A chunk's records, with eight bytes in place of each that is not kept.
+fn native_payload(chunk: &ChunkView<'_>, kept: &[(u32, &[u8])]) -> (Compression, Vec<u8>) {
+    let mut payload = Vec::new();
+    let mut kept = kept.iter().peekable();
+    for n in 0..chunk.header().record_count {
+        payload.extend_from_slice(kept.next_if(|(at, _)| *at == n).map_or(&REMOVED_RECORD[..], |(_, bytes)| bytes));
+    }
+    let mut best = (Compression::None, payload.clone());
+    for compression in [chunk.header().compression, Compression::Zstd] {
+        if chunk.header().compression != Compression::None && payload.len() <= CHUNK_UNCOMPRESSED_BYTES_MAX {
+            let compressed = compression.compress(&payload);
+            if compressed.len() < best.1.len() {
+                best = (compression, compressed);
+            }
+        }
+    }
+    best
+}
+
+/// A batch with the same offsets and fewer records.
+fn kafka_payload(batch: &KafkaBatchView<'_>, kept: &[(u32, &[u8])]) -> Vec<u8> {
+    let records: Vec<u8> = kept.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect();
+    let compressed = batch.codec().compress(&records);
+    let (codec, body) =
+        if compressed.len() < records.len() { (batch.codec(), compressed) } else { (KafkaCodec::None, records) };
+    let mut bytes = batch.as_bytes()[..KAFKA_BATCH_HEADER_BYTES].to_vec();
+    bytes.extend_from_slice(&body);
+    let length = (bytes.len() - 12) as u32;
+    bytes[8..12].copy_from_slice(&length.to_be_bytes());
+    bytes[22] = bytes[22] & !7 | codec as u8;
+    bytes[57..61].copy_from_slice(&(kept.len() as u32).to_be_bytes());
+    let crc = crc32c(&bytes[21..]);
+    bytes[17..21].copy_from_slice(&crc.to_be_bytes());
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_format::container::verify_image;
+    use kera_format::segment::SegmentState;
+    use kera_format::{ChunkBuilder, GroupId, LaneId, Record, SegmentId, SegmentIndex, StreamId, StreamletId};
+
+    use super::*;
+
+    const NOW_MS: i64 = 1_000_000;
+
+    /// A closed segment of chunks, each with the keys and values of its records.
+    fn image(chunks: &[&[(&str, Option<&str>)]]) -> Vec<u8> {
+        let (stream, streamlet, lane) = (StreamId(1), StreamletId(0), LaneId(0));
+        let id = SegmentId { stream, streamlet, lane, group: GroupId::new(1, 1), index: SegmentIndex(0) };
+        let header = SegmentHeader { id, capacity_bytes: 1 << 20, base_ordinal: 10, created_ms: 1, flags: 0 };
+        let mut image = vec![0; SEGMENT_HEADER_BYTES];
+        let mut ordinal = 10;
+        for records in chunks {
+            let mut builder = ChunkBuilder::default();
+            for (key, value) in *records {
+                let value = value.map(str::as_bytes);
+                builder.push(&Record { keys: &[key.as_bytes()], value, ..Record::default() });
+            }
+            let target = ChunkTarget { stream: id.stream, streamlet: id.streamlet, ..ChunkTarget::default() };
+            let mut chunk = builder.seal(&target, Compression::None).unwrap();
+            let position = image.len() as u32;
+            let (group, segment, lane) = (id.group, id.index, id.lane);
+            BrokerPart { group, segment, base_ordinal: ordinal, append_time_ms: 5, lane, position }.stamp(&mut chunk);
+            image.extend_from_slice(&chunk);
+            ordinal += records.len() as u64;
+        }
+        let head = image.len() as u64;
+        let progress = SegmentProgress {
+            head,
+            durable_head: head,
+            next_ordinal: ordinal,
+            state: SegmentState::Closed,
+            chunk_count: chunks.len() as u32,
+            first_append_ms: 5,
+            last_append_ms: 5,
+            max_timestamp_ms: kera_format::chunk::NO_TIMESTAMP,
+        };
+        header.write(&mut image);
+        progress.write(&mut image);
+        image
+    }
+
+    fn noted(image: &[u8]) -> (OrdinalMap, u64) {
+        let mut map = OrdinalMap::new(1 << 20, 5);
+        let progress = SegmentProgress::parse(image, 1 << 20).unwrap();
+        let end = note_keys(image, &progress, 0, None, &mut map).unwrap();
+        (map, end)
+    }
+
+    fn keys(image: &[u8]) -> Vec<(u64, String)> {
+        let (_, progress) = verify_image(image).unwrap();
+        let mut keys = Vec::new();
+        for chunk in Chunks::new(&image[SEGMENT_HEADER_BYTES..progress.head as usize]) {
+            let chunk = chunk.unwrap();
+            let base = chunk.broker().unwrap().base_ordinal;
+            let opened = open(&chunk, base, None).unwrap();
+            let text = |key: Option<&[u8]>| String::from_utf8(key.unwrap().to_vec()).unwrap();
+            each_record(&opened, base, |seen| keys.push((seen.ordinal, text(seen.key)))).unwrap();
+        }
+        keys
+    }
+
+    fn compacted(image: &[u8], map: &OrdinalMap, map_end: u64, blocked: bool, now_ms: i64) -> Option<Rewritten> {
+        let remembered = HashSet::new();
+        let mut rules = Rules {
+            map,
+            map_end,
+            visibility: None,
+            remembered: &remembered,
+            now_ms,
+            tombstone_ms: 100,
+            is_blocked: blocked,
+        };
+        rewrite(image, &mut rules).unwrap()
+    }
+
+    #[test]
+    fn the_last_chunk_stays_and_the_others_go_when_nothing_is_left_of_them() {
+        let image = image(&[&[("a", Some("1"))], &[("a", Some("2")), ("b", Some("1"))], &[("c", Some("1"))]]);
+        let (mut map, end) = noted(&image);
+        assert_eq!(end, 14);
+        assert!(map.note(b"c", 90));
+        let left = compacted(&image, &map, end, false, NOW_MS).unwrap();
+        assert_eq!(keys(&left.image), [(11, "a".to_owned()), (12, "b".to_owned())]);
+        assert_eq!((left.progress.chunk_count, left.progress.next_ordinal), (2, 14));
+        assert_eq!((left.header.rewrites(), left.header.compacted_ms()), (1, Some(NOW_MS)));
+        assert!(compacted(&left.image, &map, end, false, NOW_MS + 1).is_none(), "it is as it should be");
+    }
+
+    #[test]
+    fn tombstones_go_a_while_after_their_segment_was_compacted_whole() {
+        let image = image(&[&[("a", Some("1"))], &[("a", None)], &[("b", Some("1"))]]);
+        let (map, end) = noted(&image);
+        let in_part = compacted(&image, &map, end - 1, false, NOW_MS).unwrap();
+        assert_eq!((keys(&in_part.image).len(), in_part.header.compacted_ms()), (2, None));
+        let blocked = compacted(&in_part.image, &map, end, true, NOW_MS + 500);
+        assert!(blocked.is_none(), "what it hides may still be there");
+        let whole = compacted(&in_part.image, &map, end, false, NOW_MS + 500).unwrap();
+        assert_eq!((whole.header.compacted_ms(), whole.header.rewrites()), (Some(NOW_MS + 500), 2));
+        assert!(compacted(&whole.image, &map, end, false, NOW_MS + 599).is_none());
+        assert!(compacted(&whole.image, &map, end, true, NOW_MS + 600).is_none());
+        let gone = compacted(&whole.image, &map, end, false, NOW_MS + 600).unwrap();
+        assert_eq!(keys(&gone.image), [(12, "b".to_owned())]);
+        assert_eq!(gone.header.compacted_ms(), Some(NOW_MS + 500));
+    }
+
+    #[test]
+    fn a_full_table_ends_at_the_key_that_did_not_fit() {
+        let names: Vec<String> = (0..300).map(|n| format!("key {n}")).collect();
+        let records: Vec<_> = names.iter().map(|name| (name.as_str(), Some("1"))).collect();
+        let image = image(&[&records[..100], &records[100..]]);
+        let mut map = OrdinalMap::new(0, 5);
+        let progress = SegmentProgress::parse(&image, 1 << 20).unwrap();
+        let end = note_keys(&image, &progress, 0, None, &mut map).unwrap();
+        assert_eq!(end, 10 + 192);
+        map.clear();
+        assert_eq!(note_keys(&image, &progress, end, None, &mut map).unwrap(), 310);
+    }
+}

@@ -1,0 +1,56 @@
+//! Segments that compaction has rewritten: reading what is there, and writing what takes its place.
+//!
+//! On the compactor's thread. A rewritten segment is a batch of its own: what a power cut leaves of it takes no other segment
+//! along ([`super::recover`]).
+
+use std::io::{self, IoSliceMut};
+
+use kera_env::AlignedBuffer;
+use kera_format::container::{ContainerEntry, pages};
+
+use super::DiskStore;
+use super::container::Batch;
+use super::core::Core;
+use super::host::Host;
+use super::status::{DiskState, count};
+use crate::storage::Location;
+
+impl<H: Host> Core<H> {
+    /// A segment's image, in whole pages, not verified.
+    pub(crate) fn read_image(&self, at: Location) -> io::Result<AlignedBuffer> {
+        let part = self.disks.get(usize::from(at.disk)).ok_or_else(|| io::Error::other("there is no such disk"))?;
+        let mut image = AlignedBuffer::zeroed(pages(at.bytes) as usize);
+        part.containers.read(at.container, at.offset, &mut [IoSliceMut::new(&mut image)])?;
+        Ok(image)
+    }
+
+    /// Writes an image, in whole pages, to a disk and syncs it: after `Ok` it survives a power cut. The log is not told.
+    pub(crate) fn write_image(&self, disk: u16, entry: ContainerEntry, image: &AlignedBuffer) -> io::Result<Location> {
+        let part = self.disks.get(usize::from(disk)).ok_or_else(|| io::Error::other("there is no such disk"))?;
+        let mut writer = part.writer.lock();
+        if part.health.lock().state != DiskState::Working {
+            return Err(io::Error::other("the disk is not written to now"));
+        }
+        let mut batch = Batch { entries: vec![entry], images: vec![image] };
+        let container = writer
+            .write(&part.containers, &mut batch, || self.new_container())
+            .inspect_err(|_| count(&part.counters.write_errors, 1))?;
+        let entry = &batch.entries[0];
+        count(&part.counters.batches, 1);
+        count(&part.counters.written_segments, 1);
+        count(&part.counters.written_bytes, entry.image_bytes());
+        Ok(Location { disk, container, offset: entry.at, bytes: entry.image_bytes() })
+    }
+}
+
+impl DiskStore {
+    /// See [`Core::read_image`].
+    pub(crate) fn read_image(&self, at: Location) -> io::Result<AlignedBuffer> {
+        self.core.read_image(at)
+    }
+
+    /// See [`Core::write_image`].
+    pub(crate) fn write_image(&self, disk: u16, entry: ContainerEntry, image: &AlignedBuffer) -> io::Result<Location> {
+        self.core.write_image(disk, entry, image)
+    }
+}
