@@ -125,7 +125,7 @@ impl Found {
             std::collections::hash_map::Entry::Occupied(occupied) => {
                 let kept = &mut segments[*occupied.get()];
                 let rank = |s: &StoredSegment| {
-                    let rewrites = u32::MAX - s.header.rewrites();
+                    let rewrites = s.header.rewrites();
                     let bytes = if rewrites == 0 { s.at.bytes } else { 0 };
                     (rewrites, bytes, s.at.container, u16::MAX - s.at.disk)
                 };
