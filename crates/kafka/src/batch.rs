@@ -205,8 +205,14 @@ pub(crate) fn from_native(
     let (mut base_timestamp, mut max_timestamp) = (None, i64::MIN);
     let mut delta = 0;
     let mut scratch = Vec::new();
+    let mut left = 0;
     for record in Records::new(&payload) {
         let record = record?;
+        if record.is_removed() {
+            delta += 1;
+            continue;
+        }
+        left += 1;
         let timestamp = record.timestamp_ms().unwrap_or(append_time_ms);
         let base = *base_timestamp.get_or_insert(timestamp);
         max_timestamp = max_timestamp.max(timestamp);
@@ -228,7 +234,7 @@ pub(crate) fn from_native(
     put(43, &(-1_i64).to_be_bytes());
     put(51, &(-1_i16).to_be_bytes());
     put(53, &(-1_i32).to_be_bytes());
-    put(57, &(delta as i32).to_be_bytes());
+    put(57, &i32::to_be_bytes(left));
     let crc = crc32c(&batch[CHECKED_FROM..]);
     batch[17..21].copy_from_slice(&crc.to_be_bytes());
     Ok(batch)
@@ -286,6 +292,7 @@ pub(crate) mod tests {
     use super::*;
     use kera_format::chunk::{ChunkBuilder, ChunkTarget};
     use kera_format::kafka_codec::KafkaCodec;
+    use kera_format::record::REMOVED_RECORD;
     use kera_format::{Compression, Record};
     use proptest::prelude::*;
 
@@ -381,6 +388,23 @@ pub(crate) mod tests {
         compressed[8..12].copy_from_slice(&length.to_be_bytes());
         compressed[22] |= KafkaCodec::Zstd as u8;
         assert_eq!(first_at(&compressed, 1001, 0), Some((1, 1001)));
+    }
+
+    #[test]
+    fn offsets_of_removed_records_stay_free() {
+        let mut bytes = vec![0; kera_format::CHUNK_HEADER_BYTES];
+        bytes.extend_from_slice(&REMOVED_RECORD);
+        Record::value(b"second").encode(&mut bytes);
+        bytes.extend_from_slice(&REMOVED_RECORD);
+        let chunk = ChunkBuilder::filled(bytes, 3, NO_TIMESTAMP);
+        let chunk = chunk.seal(&ChunkTarget::default(), Compression::None).unwrap();
+        let made = from_native(&ChunkView::parse(&chunk).unwrap(), 5, 7).unwrap();
+        let view = KafkaBatchView::parse(&made).unwrap();
+        view.verify().unwrap();
+        assert_eq!((view.offsets(), view.records_count()), (3, 1));
+        let records = view.uncompressed(100).unwrap();
+        let left: Vec<_> = KafkaRecords::new(&view, &records).map(|one| one.map(|one| one.offset_delta)).collect();
+        assert_eq!(left, [Ok(1)]);
     }
 
     #[test]

@@ -6,11 +6,11 @@
 use bytes::Bytes;
 use kera_format::kafka_batch::{KafkaBatchView, KafkaHeaders, KafkaRecord, KafkaRecords};
 use kera_format::limits::CHUNK_UNCOMPRESSED_BYTES_MAX;
-use kera_format::{BrokerPart, ChunkView, Compression, Cursor, FormatError, Record};
+use kera_format::{BrokerPart, ChunkView, Compression, Cursor, FormatError, Record, Records};
 
 use super::batch::BatchChunk;
 
-/// What the records of a Kafka batch have beside what KerA records have.
+/// What the records of a Kafka batch have beside what KerA records have, and those of a compacted chunk.
 #[derive(Debug)]
 pub(super) struct KafkaPart {
     /// Ordinals of the records, from the chunk's first.
@@ -97,6 +97,23 @@ pub(super) fn decode_chunk(
     decoded.payload = payload.into();
     decoded.kafka = Some(KafkaPart { deltas, records, headers: places }.into());
     Ok(decoded)
+}
+
+/// Leaves out of a chunk of KerA records those that compaction has removed: what is left keeps its ordinals, which are not dense
+/// then either.
+pub(super) fn leave_out_removed(chunk: &mut BatchChunk) -> Result<(), FormatError> {
+    let (mut deltas, mut payload) = (Vec::new(), Vec::new());
+    for (delta, record) in (0..).zip(Records::new(&chunk.payload)) {
+        let record = record?;
+        if !record.is_removed() {
+            deltas.push(delta);
+            payload.extend_from_slice(record.as_bytes());
+        }
+    }
+    chunk.record_count = deltas.len() as u32;
+    chunk.payload = payload.into();
+    chunk.kafka = Some(KafkaPart { deltas, records: Bytes::new(), headers: Vec::new() }.into());
+    Ok(())
 }
 
 /// A record as KerA writes it. Refused if its key is longer than KerA's can be.

@@ -220,16 +220,16 @@ fn decode_chunk(chunk: &ChunkView<'_>, data: &Bytes, verify: bool, committed: bo
         Compression::None => data.slice_ref(chunk.payload()),
         compression => compression.decompress(chunk.payload())?.into(),
     };
-    let mut records = 0u32;
+    let (mut records, mut removed) = (0u32, false);
     for record in Records::new(&payload) {
-        record?;
+        removed |= record?.is_removed();
         records += 1;
     }
     if records != header.record_count {
         let allowed = "the number of records in the payload";
         return Err(FormatError::BadField { field: "chunk.record_count", value: header.record_count.into(), allowed });
     }
-    Ok(BatchChunk {
+    let mut decoded = BatchChunk {
         cursor: Cursor { group: broker.group, segment: broker.segment, position: broker.position },
         base_ordinal: broker.base_ordinal,
         append_time_ms: broker.append_time_ms,
@@ -238,14 +238,19 @@ fn decode_chunk(chunk: &ChunkView<'_>, data: &Bytes, verify: bool, committed: bo
         skip: 0,
         payload,
         kafka: None,
-    })
+    };
+    if removed {
+        kafka::leave_out_removed(&mut decoded)?;
+    }
+    Ok(decoded)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use kera_format::chunk::ChunkTarget;
-    use kera_format::{BrokerPart, ChunkBuilder, Record};
+    use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP};
+    use kera_format::record::REMOVED_RECORD;
+    use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, ChunkBuilder, Record};
 
     fn chunk(base_ordinal: u64, records: u32, compression: Compression, position: u32) -> Vec<u8> {
         let mut builder = ChunkBuilder::default();
@@ -308,6 +313,26 @@ mod tests {
         assert_eq!((decoded.error.is_none(), track.delivered.1), (true, 10), "it was left out behind the piece before");
         let decoded = decode(&mut track, &mut piece(&[chunk(12, 1, Compression::None, 900)]), how(GapPolicy::Error));
         assert!(matches!(decoded.error, Some(ClientError::Gap { expected: 10, found: 12, .. })));
+    }
+
+    #[test]
+    fn records_that_compaction_removed_are_counted_and_not_shown() {
+        let mut bytes = vec![0; CHUNK_HEADER_BYTES];
+        Record::value(b"first").encode(&mut bytes);
+        bytes.extend_from_slice(&[REMOVED_RECORD, REMOVED_RECORD].concat());
+        Record::value(b"fourth").encode(&mut bytes);
+        let builder = ChunkBuilder::filled(bytes, 4, NO_TIMESTAMP);
+        let mut bytes = builder.seal(&ChunkTarget::default(), Compression::None).expect("it is small");
+        BrokerPart { group: GroupId::new(1, 1), base_ordinal: 10, position: 128, ..BrokerPart::default() }
+            .stamp(&mut bytes);
+        for (from, expected) in [(10, &[10, 13][..]), (11, &[13]), (14, &[])] {
+            let mut track = track(from);
+            let batch = decode(&mut track, &mut piece(&[bytes.clone()]), how(GapPolicy::Error)).batch;
+            assert_eq!(batch.records().map(|record| record.ordinal).collect::<Vec<_>>(), expected);
+            assert_eq!(track.delivered.1, 14);
+            let last = batch.records().last().and_then(|record| record.view.value().map(<[u8]>::to_vec));
+            assert!(expected.is_empty() || last.as_deref() == Some(b"fourth"));
+        }
     }
 
     #[test]
