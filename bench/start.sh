@@ -65,12 +65,13 @@ fresh; start_node 1GiB
   --seconds 3 >&2
 restarts "little data, durability power" 1GiB
 
-fresh; start_node 512MiB
+fresh; start_node auto
 began=$(date +%s%N)
 "$kera" bench produce --connect "$address" --stream lanes --keep --streams 100 --streamlets 1000 --chunk-bytes 1KiB \
   --records 1000000 --warmup-seconds 0 --linger-ms 50 >&2
-say "100,000 lanes, 10 chunks each, arena 512MiB: time to write" $((($(date +%s%N) - began) / 1000000)) ms
-sleep 5
-say "100,000 lanes, idle: resident" "$(mib VmRSS)" MiB
+say "100,000 lanes, 10 chunks each, default arena: time to write" $((($(date +%s%N) - began) / 1000000)) ms
+say "100,000 lanes, right after that: resident" "$(mib VmRSS)" MiB
+sleep 60
+say "100,000 lanes, idle for a minute: resident" "$(mib VmRSS)" MiB
 say "of it beside the arena" "$(mib RssAnon)" MiB
-restarts "100,000 lanes" 512MiB
+restarts "100,000 lanes" auto

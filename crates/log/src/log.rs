@@ -358,6 +358,11 @@ impl Log {
         self.lanes().iter().map(|lane| u64::from(lane.close_if_idle(before_ms, now_ms))).sum()
     }
 
+    /// Whether anything was appended, read or asked for from disk since the last call. For one caller.
+    pub fn take_used(&self) -> bool {
+        self.shared.used.swap(false, Ordering::Relaxed)
+    }
+
     /// If writers found the arena full since the last call, and there is little in closed segments that the store could
     /// write out: closes open segments, those without an append for the longest time first, until what the writers lacked
     /// is in closed ones. Cheap when there was room: for the maintenance thread, every few ten milliseconds. Returns the

@@ -84,6 +84,9 @@ impl Lane {
         let reading = self.plan(&mut state, cursor, max_bytes, follow_groups);
         drop(state);
         let Reading { mut outcome, cut, load, begun } = reading?;
+        if cut.is_some() || outcome.loading || !outcome.data.is_empty() {
+            self.log().mark_used();
+        }
         if let Some(store) = self.log().store.get() {
             if let Some((id, at)) = load {
                 store.load(id, at);

@@ -1,6 +1,6 @@
 //! What all lanes of a log share: the arena, the seams, the counters.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kera_format::SegmentId;
@@ -23,6 +23,8 @@ pub(crate) struct Shared {
     pub(crate) epoch: AtomicU32,
     /// Bytes that writers lacked since the last look of [`crate::Log::close_coldest`].
     pub(crate) lacked_bytes: AtomicU64,
+    /// Something was appended or read since the last [`crate::Log::take_used`].
+    pub(crate) used: AtomicBool,
     /// What was appended to lanes that are deleted; the last is duplicates.
     pub(crate) retired: Mutex<(Counts, u64)>,
     pub(crate) arena_full: AtomicU64,
@@ -44,6 +46,7 @@ impl Shared {
             sinks: OnceLock::new(),
             epoch: AtomicU32::new(0),
             lacked_bytes: zero(),
+            used: AtomicBool::new(false),
             retired: Mutex::default(),
             arena_full: zero(),
             segments_open: zero(),
@@ -52,6 +55,14 @@ impl Shared {
             segments_evicted: zero(),
             segments_loaded: zero(),
             segments_dropped: zero(),
+        }
+    }
+
+    /// Something was appended or read. Usually nothing is stored, so that threads do not get in each other's way.
+    #[inline]
+    pub(crate) fn mark_used(&self) {
+        if !self.used.load(Ordering::Relaxed) {
+            self.used.store(true, Ordering::Relaxed);
         }
     }
 

@@ -219,6 +219,28 @@ fn more_than_memory_holds_is_written_and_read_back() {
 }
 
 #[test]
+fn what_nobody_uses_leaves_memory_and_can_still_be_read() {
+    let dir = dir();
+    let mut node = open(dir.path(), 1);
+    for _ in 0..20 {
+        (0..LANES).for_each(|lane| node.append(lane));
+    }
+    node.log.close_idle(i64::MAX, 0);
+    while node.store.status().dirty_bytes > 0 {
+        std::thread::yield_now();
+    }
+    assert!(node.arena.stats().used_bytes > 0, "what is on disk stays in memory while it is used");
+    assert!(node.log.take_used() && !node.log.take_used());
+    node.store.evict_unused();
+    while node.arena.stats().used_bytes > 0 {
+        std::thread::yield_now();
+    }
+    (0..LANES).for_each(|lane| assert_eq!(node.check(lane), 20));
+    assert!(node.log.take_used(), "reading is use");
+    node.stop();
+}
+
+#[test]
 fn a_graceful_stop_keeps_everything_without_the_arena() {
     let dir = dir();
     let mut node = open(dir.path(), 1);

@@ -221,6 +221,12 @@ static METRICS: &[Metric] = &[
     bytes(gauge("arena_resident", "Of the arena, what the machine really gives memory for.", |s| {
         s.log.arena.resident_bytes
     })),
+    bytes(gauge("arena_spare", "Of the arena, free blocks that may have memory behind them.", |s| {
+        s.log.arena.held_free_bytes
+    })),
+    bytes(counter("arena_given_back", "Free blocks of the arena whose memory was given back to the system.", |s| {
+        s.log.arena.given_back_bytes
+    })),
     counter("arena_full", "Appends that found the arena full.", |s| s.log.arena_full),
     gauge("streams", "Streams, those of the system included.", |s| s.log.streams),
     gauge("lanes", "Lanes that were ever written to.", |s| s.log.lanes),

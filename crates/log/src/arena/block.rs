@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use kera_format::arena::{ARENA_BLOCK_BYTES, TableEntry};
 
-use super::{Arena, ArenaFull, Purpose, TOUCH_BYTES, order_of};
+use super::{Arena, ArenaFull, Purpose, TOUCH_BYTES, TOUCH_BYTES_SMALL, order_of};
 
 /// A block in use. Its bytes are shared memory: a [`crate::Segment`] says who may touch which of them.
 pub(crate) struct Block {
@@ -51,8 +51,9 @@ impl Block {
     /// Sees to it that bytes `from..to` may be written, given that those below `from` were. Not by two threads at once (the
     /// lane's lock sees to it). An error means that the machine has no memory for it now.
     pub(crate) fn touch(&self, from: usize, to: usize) -> Result<(), ArenaFull> {
-        let from = self.touched().max(from) / ARENA_BLOCK_BYTES * ARENA_BLOCK_BYTES;
-        let to = to.next_multiple_of(TOUCH_BYTES).min(self.bytes());
+        let at_a_time = if self.bytes() == ARENA_BLOCK_BYTES { TOUCH_BYTES_SMALL } else { TOUCH_BYTES };
+        let from = self.touched().max(from) / TOUCH_BYTES_SMALL * TOUCH_BYTES_SMALL;
+        let to = to.next_multiple_of(at_a_time).min(self.bytes());
         if from < to {
             self.arena.touch(self.block, from, to)?;
             self.touched.store(to, Ordering::Relaxed);
@@ -116,7 +117,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.arena.give_back(self.block, self.order.load(Ordering::Relaxed), self.purpose);
+        self.arena.give_back_block(self.block, self.order.load(Ordering::Relaxed), self.purpose);
     }
 }
 

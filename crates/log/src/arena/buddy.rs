@@ -30,11 +30,17 @@ pub(super) struct Buddy {
     links: Vec<Link>,
     /// The order of a free block, at its first small block.
     order: Vec<u8>,
-    /// A bit per small block: its memory was touched.
+    /// A bit per small block: all of its memory was touched.
     warm: Vec<u64>,
+    /// A bit per small block: there may be memory behind some of it. Set wherever `warm` is.
+    held: Vec<u64>,
     free_blocks: u32,
     warm_free_blocks: u32,
+    held_free_blocks: u32,
 }
+
+/// Small blocks that [`Buddy::take_held`] looks at in one call.
+const HELD_LOOKS: u32 = 4096;
 
 impl Buddy {
     /// `blocks` small blocks, all in use; [`free`](Buddy::free) those that are not.
@@ -45,8 +51,10 @@ impl Buddy {
             links: vec![Link { previous: NONE, next: NONE }; blocks as usize],
             order: vec![NOT_FREE; blocks as usize],
             warm: vec![0; (blocks as usize).div_ceil(64)],
+            held: vec![0; (blocks as usize).div_ceil(64)],
             free_blocks: 0,
             warm_free_blocks: 0,
+            held_free_blocks: 0,
         }
     }
 
@@ -58,6 +66,11 @@ impl Buddy {
     /// Small blocks that are free and warm.
     pub(super) fn warm_free_blocks(&self) -> u32 {
         self.warm_free_blocks
+    }
+
+    /// Small blocks that are free and may have memory behind them.
+    pub(super) fn held_free_blocks(&self) -> u32 {
+        self.held_free_blocks
     }
 
     /// The largest order of which there is a free block.
@@ -85,11 +98,59 @@ impl Buddy {
         Some(block)
     }
 
-    /// Takes a free block of `order` at most whose memory was not all touched, so that it can be; and its order.
-    pub(super) fn allocate_cold(&mut self, order: u8) -> Option<(u32, u8)> {
-        let (cold, free, from) = self.find_cold()?;
-        let order = order.min(from);
+    /// Takes a block of `order` for somebody who will fill little of it, or slowly: a cold part of the smallest free block
+    /// that has one, so that memory that was touched stays for those who need all of it. If there is none, a warm one.
+    pub(super) fn allocate_sparse(&mut self, order: u8) -> Option<u32> {
+        let cold = (order..=ARENA_ORDER_MAX).find_map(|k| {
+            let List { front, back } = self.lists[k as usize];
+            let ends = [back, front].into_iter().filter(|&end| end != NONE);
+            ends.filter_map(|free| Some((free, k, self.first_cold(free, k)?))).next()
+        });
+        let Some((free, from, cold)) = cold else { return self.allocate(order) };
         let part = cold & !((1 << order) - 1);
+        self.take_part(free, from, part, order);
+        Some(part)
+    }
+
+    /// The first cold small block of a block.
+    fn first_cold(&self, block: u32, order: u8) -> Option<u32> {
+        let end = block + (1 << order);
+        let mut at = block;
+        while at < end {
+            let cold = !self.warm[at as usize / 64] >> (at % 64);
+            if cold != 0 {
+                return Some(at + cold.trailing_zeros()).filter(|&cold| cold < end);
+            }
+            at = (at / 64 + 1) * 64;
+        }
+        None
+    }
+
+    /// Takes a free block of `order` at most that may have memory behind it, from small block `below` downwards, and moves
+    /// `below` to where to go on; with its order. `None`: none was found as far as this call has looked.
+    pub(super) fn take_held(&mut self, below: &mut u32, order: u8) -> Option<(u32, u8)> {
+        for _ in 0..HELD_LOOKS {
+            let Some(at) = below.checked_sub(1) else { break };
+            let upto = self.held[at as usize / 64] << (63 - at % 64);
+            if upto == 0 {
+                *below = at / 64 * 64;
+                continue;
+            }
+            let held = at - upto.leading_zeros();
+            *below = held;
+            if let Some((free, from)) = self.free_block_of(held) {
+                let order = order.min(from);
+                let part = held & !((1 << order) - 1);
+                *below = part;
+                self.take_part(free, from, part, order);
+                return Some((part, order));
+            }
+        }
+        None
+    }
+
+    /// Takes the block of `order` that starts at `part` out of a free one of order `from`; the rest of that stays free.
+    fn take_part(&mut self, free: u32, from: u8, part: u32, order: u8) {
         self.unlink(free, from);
         let mut block = free;
         for k in (order..from).rev() {
@@ -99,7 +160,21 @@ impl Buddy {
             block = used;
         }
         self.account(block, order, false);
-        Some((block, order))
+    }
+
+    /// The free block that a small block is part of, and its order.
+    fn free_block_of(&self, block: u32) -> Option<(u32, u8)> {
+        let order = (0..=ARENA_ORDER_MAX).find(|&k| self.order[(block & !((1 << k) - 1)) as usize] == k)?;
+        Some((block & !((1 << order) - 1), order))
+    }
+
+    /// Takes a free block of `order` at most whose memory was not all touched, so that it can be; and its order.
+    pub(super) fn allocate_cold(&mut self, order: u8) -> Option<(u32, u8)> {
+        let (cold, free, from) = self.find_cold()?;
+        let order = order.min(from);
+        let part = cold & !((1 << order) - 1);
+        self.take_part(free, from, part, order);
+        Some((part, order))
     }
 
     /// The first small block that is free and cold, with the free block that it is in.
@@ -111,9 +186,8 @@ impl Buddy {
                 if block >= self.blocks {
                     return None;
                 }
-                let within = (0..=ARENA_ORDER_MAX).find(|&k| self.order[(block & !((1 << k) - 1)) as usize] == k);
-                if let Some(k) = within {
-                    return Some((block, block & !((1 << k) - 1), k));
+                if let Some((free, order)) = self.free_block_of(block) {
+                    return Some((block, free, order));
                 }
                 cold &= cold - 1;
             }
@@ -146,11 +220,31 @@ impl Buddy {
         }
     }
 
-    /// Notes that a block's memory was touched.
-    pub(super) fn set_warm(&mut self, block: u32, order: u8) {
-        for b in block..block + (1 << order) {
+    /// Notes that all memory of these small blocks was touched. Only of blocks that are in use, as all that changes what
+    /// is behind them.
+    pub(super) fn set_warm(&mut self, block: u32, count: u32) {
+        for b in block..block + count {
             self.warm[b as usize / 64] |= 1 << (b % 64);
+            self.held[b as usize / 64] |= 1 << (b % 64);
         }
+    }
+
+    /// Notes that there may be memory behind these small blocks.
+    pub(super) fn set_held(&mut self, block: u32, count: u32) {
+        for b in block..block + count {
+            self.held[b as usize / 64] |= 1 << (b % 64);
+        }
+    }
+
+    /// Notes that there is no memory behind these small blocks any more. Returns how many may have had some.
+    pub(super) fn set_empty(&mut self, block: u32, count: u32) -> u32 {
+        let mut held = 0;
+        for b in block..block + count {
+            held += (self.held[b as usize / 64] >> (b % 64) & 1) as u32;
+            self.warm[b as usize / 64] &= !(1 << (b % 64));
+            self.held[b as usize / 64] &= !(1 << (b % 64));
+        }
+        held
     }
 
     /// Whether all of a block's memory was touched.
@@ -165,12 +259,15 @@ impl Buddy {
     fn account(&mut self, block: u32, order: u8, free: bool) {
         let all = 1 << order;
         let warm = (block..block + all).filter(|&b| self.is_warm(b)).count() as u32;
+        let held = (block..block + all).filter(|&b| self.held[b as usize / 64] >> (b % 64) & 1 == 1).count() as u32;
         if free {
             self.free_blocks += all;
             self.warm_free_blocks += warm;
+            self.held_free_blocks += held;
         } else {
             self.free_blocks -= all;
             self.warm_free_blocks -= warm;
+            self.held_free_blocks -= held;
         }
     }
 
@@ -258,7 +355,7 @@ mod tests {
     fn the_block_given_back_last_is_handed_out_first() {
         let mut buddy = all_free(64);
         let blocks: Vec<u32> = (0..64).map(|_| buddy.allocate(0).unwrap()).collect();
-        blocks.iter().for_each(|&b| buddy.set_warm(b, 0));
+        blocks.iter().for_each(|&b| buddy.set_warm(b, 1));
         // Apart from each other, so that they do not join.
         for &b in &[3, 17, 42] {
             buddy.free(b, 0);
@@ -273,13 +370,45 @@ mod tests {
         let mut rounds = 0;
         while let Some((block, order)) = buddy.allocate_cold(5) {
             assert!(!buddy.all_warm(block, order));
-            buddy.set_warm(block, order);
+            buddy.set_warm(block, 1 << order);
             buddy.free(block, order);
             rounds += 1;
         }
         assert!(rounds < 30, "{rounds}");
         assert_eq!(buddy.warm_free_blocks(), 292);
         assert!(!buddy.all_warm(used, 3));
+    }
+
+    #[test]
+    fn what_has_memory_is_found_from_the_top_down() {
+        let mut buddy = all_free(512);
+        let all = [buddy.allocate(8).unwrap(), buddy.allocate(8).unwrap()];
+        for (block, count) in [(3, 1), (130, 2), (300, 40)] {
+            buddy.set_held(block, count);
+        }
+        all.iter().for_each(|&block| buddy.free(block, 8));
+        assert_eq!(buddy.held_free_blocks(), 43);
+        let (mut below, mut found) = (512, Vec::new());
+        while below > 0 {
+            if let Some((block, order)) = buddy.take_held(&mut below, 4) {
+                found.push((block, buddy.set_empty(block, 1 << order)));
+                buddy.free(block, order);
+            }
+        }
+        assert_eq!(found, [(336, 4), (320, 16), (304, 16), (288, 4), (128, 2), (0, 1)]);
+        assert_eq!((buddy.held_free_blocks(), buddy.free_blocks()), (0, 512));
+    }
+
+    #[test]
+    fn who_fills_little_gets_cold_blocks_while_there_are_any() {
+        let mut buddy = all_free(32);
+        let warm = buddy.allocate(4).unwrap();
+        buddy.set_warm(warm, 16);
+        buddy.free(warm, 4);
+        let sparse: Vec<u32> = (0..16).map(|_| buddy.allocate_sparse(0).unwrap()).collect();
+        assert_eq!((buddy.warm_free_blocks(), buddy.free_blocks()), (16, 16), "{sparse:?}");
+        assert!(buddy.allocate_sparse(0).is_some());
+        assert_eq!(buddy.warm_free_blocks(), 15);
     }
 
     #[test]
@@ -293,8 +422,17 @@ mod tests {
             let pick = random.next_u64();
             if pick.is_multiple_of(2) {
                 let order = (pick >> 8) as u8 % 9;
-                if let Some(block) = buddy.allocate(order) {
+                let mut below = (pick >> 16) as u32 % blocks + 1;
+                let taken = match pick >> 60 {
+                    0..6 => buddy.allocate_sparse(order).map(|block| (block, order)),
+                    6..8 => buddy.take_held(&mut below, order),
+                    _ => buddy.allocate(order).map(|block| (block, order)),
+                };
+                if let Some((block, order)) = taken {
                     assert_eq!(block % (1 << order), 0);
+                    if pick >> 60 == 7 {
+                        buddy.set_empty(block, 1 << order);
+                    }
                     for b in block..block + (1 << order) {
                         assert_eq!(owner[b as usize], 0, "block {b} handed out twice");
                         owner[b as usize] = step;
@@ -313,7 +451,7 @@ mod tests {
                     buddy.shrink(block, order, to);
                     held[at] = (block, to);
                 } else {
-                    buddy.set_warm(block, order);
+                    buddy.set_warm(block, 1 << order);
                     buddy.free(block, order);
                     held.swap_remove(at);
                 }

@@ -112,6 +112,14 @@ impl SharedMemory {
         }
     }
 
+    /// Gives the memory behind a part of the file back to the system: it reads as zeros from here on, and has to be
+    /// [populated](SharedMemory::populate) before it is written. Whole pages.
+    pub(super) fn give_back(&self, offset: usize, bytes: usize) -> io::Result<()> {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "give back within the mapping");
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.file, flags, offset as u64, bytes as u64)?)
+    }
+
     /// Bytes of the machine's memory that the file takes.
     pub(super) fn resident_bytes(&self) -> u64 {
         self.file.metadata().map(|m| m.blocks() * 512).unwrap_or(0)

@@ -10,6 +10,7 @@
 
 mod block;
 mod buddy;
+mod give_back;
 mod memory;
 
 use std::io;
@@ -26,6 +27,7 @@ use crate::waiters::{Observer, SpaceVersion, Waiters};
 pub(crate) use block::Block;
 pub use block::LoadBuffer;
 use buddy::Buddy;
+use give_back::Lows;
 use memory::SharedMemory;
 
 /// The least and the most segment memory that can be configured.
@@ -43,6 +45,9 @@ const WARM_BYTES_MAX: u64 = 512 << 20;
 /// 16 MiB would take eight. Lanes that fill at the same pace need their next blocks at the same time, and one thread would
 /// stand still for all of them.
 const TOUCH_BYTES: usize = 256 << 10;
+/// The same of a block of 64 KiB, which most quiet lanes never fill: a hundred thousand of them would have 5 GiB touched
+/// for nothing.
+const TOUCH_BYTES_SMALL: usize = 16 << 10;
 /// What [`Arena::warm`] touches at a time: 2 MiB.
 const WARM_ORDER: u8 = 5;
 
@@ -141,14 +146,27 @@ pub struct ArenaStats {
     pub free_bytes: u64,
     /// Of those, touched before: handed out without a page fault.
     pub warm_free_bytes: u64,
+    /// Of the free bytes, those that may have memory behind them, or part of it.
+    pub held_free_bytes: u64,
     /// The largest block that could be handed out now.
     pub largest_free_bytes: u64,
     /// Backed by memory of the machine, free or not: what the arena really takes.
     pub resident_bytes: u64,
     /// Blocks that had to be touched when they were handed out, since the arena was opened.
     pub cold_allocations: u64,
+    /// Free blocks whose memory was given back to the system, in bytes, since the arena was opened.
+    pub given_back_bytes: u64,
     /// Times that the machine had no memory for a block: the shared memory's file system is full.
     pub unbacked_allocations: u64,
+}
+
+/// How a block will be filled.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Filling {
+    /// Soon, most of it: memory that was touched before is worth having.
+    Whole,
+    /// Slowly, or not far: memory that was touched before is left to others.
+    Sparse,
 }
 
 /// Who takes a block.
@@ -172,6 +190,7 @@ struct State {
     set_aside_blocks: u32,
     version: u64,
     waiters: Waiters,
+    lows: Lows,
 }
 
 /// All segment memory of the node.
@@ -181,7 +200,12 @@ pub struct Arena {
     path: PathBuf,
     state: Mutex<State>,
     frozen: AtomicBool,
+    /// The file system does not take memory back.
+    keeps_memory: AtomicBool,
+    asked: AtomicU64,
+    asked_whole: AtomicU64,
     cold_allocations: AtomicU64,
+    given_back_bytes: AtomicU64,
     unbacked_allocations: AtomicU64,
 }
 
@@ -215,11 +239,14 @@ impl Arena {
             file.set_len(0).and_then(|()| file.set_len(file_bytes)).map_err(io("set its size"))?;
         }
         let memory = SharedMemory::map(file, file_bytes as usize).map_err(io("map it"))?;
-        memory.populate(0, header.blocks_offset() as usize).map_err(io("get memory for its block table"))?;
+        let table_end = ARENA_TABLE_OFFSET + header.bytes / ARENA_BLOCK_BYTES as u64;
+        memory
+            .populate(0, (table_end as usize).next_multiple_of(4096))
+            .map_err(io("get memory for its block table"))?;
         let arena = Arena::over(memory, header, config.path);
         if found.is_none() {
             arena.write_header();
-            arena.free_all_but(&[]);
+            arena.free_all_but(&[], false);
             return Ok((Arc::new(arena), Attach::Created));
         }
         Ok(arena.attach(header.boot_id == boot_id, (header.bytes != bytes).then_some(header.bytes)))
@@ -234,6 +261,7 @@ impl Arena {
             set_aside_blocks: 0,
             version: 0,
             waiters: Waiters::default(),
+            lows: Lows::default(),
         };
         Arena {
             memory,
@@ -241,7 +269,11 @@ impl Arena {
             path,
             state: Mutex::new(state),
             frozen: AtomicBool::new(false),
+            keeps_memory: AtomicBool::new(false),
+            asked: AtomicU64::new(0),
+            asked_whole: AtomicU64::new(0),
             cold_allocations: AtomicU64::new(0),
+            given_back_bytes: AtomicU64::new(0),
             unbacked_allocations: AtomicU64::new(0),
         }
     }
@@ -258,9 +290,11 @@ impl Arena {
             set_aside_bytes: u64::from(state.set_aside_blocks) * block,
             free_bytes: u64::from(state.buddy.free_blocks()) * block,
             warm_free_bytes: u64::from(state.buddy.warm_free_blocks()) * block,
+            held_free_bytes: u64::from(state.buddy.held_free_blocks()) * block,
             largest_free_bytes: state.buddy.largest_free().map_or(0, |k| block << k),
             resident_bytes,
             cold_allocations: self.cold_allocations.load(Ordering::Relaxed),
+            given_back_bytes: self.given_back_bytes.load(Ordering::Relaxed),
             unbacked_allocations: self.unbacked_allocations.load(Ordering::Relaxed),
         }
     }
@@ -270,15 +304,25 @@ impl Arena {
         self.header.bytes
     }
 
+    /// How often a block was asked for since the arena was opened: while it grows the node needs memory, whoever for.
+    pub fn asked(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Of those, how often by somebody who fills it: while it grows, memory is worth touching ahead.
+    pub fn asked_whole(&self) -> u64 {
+        self.asked_whole.load(Ordering::Relaxed)
+    }
+
     /// Touches up to `budget_bytes` of free blocks ahead of time, so that appends do not pay for page faults. Returns the
     /// bytes touched, zero when enough is warm. For the maintenance thread.
     pub fn warm(&self, budget_bytes: u64) -> u64 {
-        let enough = (self.header.bytes / WARM_SHARE).min(WARM_BYTES_MAX) / ARENA_BLOCK_BYTES as u64;
+        let enough = self.warm_blocks();
         let mut touched = 0;
         while touched < budget_bytes {
             let cold = {
                 let mut state = self.state.lock();
-                if u64::from(state.buddy.warm_free_blocks()) >= enough {
+                if state.buddy.warm_free_blocks() >= enough {
                     break;
                 }
                 state.buddy.allocate_cold(WARM_ORDER)
@@ -287,7 +331,7 @@ impl Arena {
             let populated = self.populate(block, order);
             let mut state = self.state.lock();
             if populated.is_ok() {
-                state.buddy.set_warm(block, order);
+                state.buddy.set_warm(block, 1 << order);
             }
             state.buddy.free(block, order);
             state.version += 1;
@@ -300,6 +344,11 @@ impl Arena {
             touched += (ARENA_BLOCK_BYTES as u64) << order;
         }
         touched
+    }
+
+    /// Free blocks that [`warm`](Arena::warm) keeps touched.
+    fn warm_blocks(&self) -> u32 {
+        ((self.header.bytes / WARM_SHARE).min(WARM_BYTES_MAX) / ARENA_BLOCK_BYTES as u64) as u32
     }
 
     /// Calls `observer` once when a block is given back. False, and no call, if one was since `seen`: try again instead.
@@ -326,24 +375,39 @@ impl Arena {
 
     /// A block of at least `bytes` (at most 16 MiB). Its memory is there: writing to it raises no signal.
     pub(crate) fn allocate(self: &Arc<Self>, bytes: usize, purpose: Purpose) -> Result<Block, ArenaFull> {
-        let block = self.allocate_to_fill(bytes, purpose)?;
+        let block = self.allocate_to_fill(bytes, purpose, Filling::Whole)?;
         block.touch(0, block.bytes())?;
         Ok(block)
     }
 
     /// A block of at least `bytes` of which only the start is sure to have memory: before more is written,
     /// [`Block::touch`] has to say that it is there.
-    pub(crate) fn allocate_to_fill(self: &Arc<Self>, bytes: usize, purpose: Purpose) -> Result<Block, ArenaFull> {
+    pub(crate) fn allocate_to_fill(
+        self: &Arc<Self>,
+        bytes: usize,
+        purpose: Purpose,
+        filling: Filling,
+    ) -> Result<Block, ArenaFull> {
         debug_assert!(bytes <= limits::SEGMENT_BYTES_MAX);
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if filling == Filling::Whole {
+            self.asked_whole.fetch_add(1, Ordering::Relaxed);
+        }
         let order = order_of(bytes);
         let mut state = self.state.lock();
         let full = ArenaFull { bytes: bytes as u64, seen: SpaceVersion(state.version) };
         if state.buddy.free_blocks() < (1 << order) + self.kept_blocks(&state, purpose, 1 << order) {
             return Err(full);
         }
-        let block = state.buddy.allocate(order).ok_or(full)?;
+        let block = match filling {
+            Filling::Whole => state.buddy.allocate(order),
+            Filling::Sparse => state.buddy.allocate_sparse(order),
+        };
+        let block = block.ok_or(full)?;
         state.count(purpose, 1 << order, true);
         let cold = !state.buddy.all_warm(block, order);
+        let held = state.buddy.held_free_blocks();
+        state.lows.note(if cold && filling == Filling::Whole { 0 } else { held });
         self.table(block).store(TableEntry::Reserved(order).to_byte(), Ordering::Release);
         drop(state);
         let handle = Block::new(Arc::clone(self), block, order, purpose, !cold);
@@ -354,15 +418,18 @@ impl Arena {
         Ok(handle)
     }
 
-    /// Has memory put behind a part of a block that is in use: whole small blocks, counted in bytes from its start.
+    /// Has memory put behind a part of a block that is in use, whole pages counted in bytes from its start, behind what was
+    /// touched or written before.
     fn touch(&self, block: u32, from: usize, to: usize) -> Result<(), ArenaFull> {
-        let (first, count) = (block + (from / ARENA_BLOCK_BYTES) as u32, ((to - from) / ARENA_BLOCK_BYTES) as u32);
-        let populated = self.memory.populate(self.offset(first), to - from);
+        let first = block + (from / ARENA_BLOCK_BYTES) as u32;
+        let (whole, some) = (block + (to / ARENA_BLOCK_BYTES) as u32, block + to.div_ceil(ARENA_BLOCK_BYTES) as u32);
+        let populated = self.memory.populate(self.offset(block) + from, to - from);
         let mut state = self.state.lock();
         let full = ArenaFull { bytes: (to - from) as u64, seen: SpaceVersion(state.version) };
         match populated {
             Ok(()) => {
-                (first..first + count).for_each(|small| state.buddy.set_warm(small, 0));
+                state.buddy.set_warm(first, whole - first);
+                state.buddy.set_held(whole, some - whole);
                 Ok(())
             }
             Err(error) => {
@@ -391,7 +458,7 @@ impl Arena {
     }
 
     /// Gives a block back, unless the arena is frozen.
-    fn give_back(&self, block: u32, order: u8, purpose: Purpose) {
+    fn give_back_block(&self, block: u32, order: u8, purpose: Purpose) {
         if purpose == Purpose::SetAside || self.frozen.load(Ordering::Acquire) {
             return;
         }
@@ -447,10 +514,14 @@ impl Arena {
         }
     }
 
-    /// Puts every block on the free list that is not in one of `used`, given as (first, blocks) in order.
-    fn free_all_but(&self, used: &[(u32, u32)]) {
+    /// Puts every block on the free list that is not in one of `used`, given as (first, blocks) in order. `held`: there may
+    /// be memory behind any of them.
+    fn free_all_but(&self, used: &[(u32, u32)], held: bool) {
         let mut state = self.state.lock();
         let blocks = (self.header.bytes / ARENA_BLOCK_BYTES as u64) as u32;
+        if held {
+            state.buddy.set_held(0, blocks);
+        }
         let mut next = 0;
         for &(first, count) in used.iter().chain(&[(blocks, 0)]) {
             while next < first {
@@ -495,7 +566,7 @@ impl Arena {
                 }
             }
         }
-        self.free_all_but(&used);
+        self.free_all_but(&used, true);
         let arena = Arc::new(self);
         arena.state.lock().write_blocks = found.iter().map(|&(_, order)| 1u32 << order).sum();
         let handles =

@@ -252,3 +252,138 @@ fn sizes_that_make_no_sense_are_refused() {
         assert!(error.contains("arena_bytes"), "{error}");
     }
 }
+
+/// Where files take memory page by page, as they do in use.
+fn shared_memory_dir() -> tempfile::TempDir {
+    tempfile::tempdir_in("/dev/shm").expect("shared memory")
+}
+
+/// Calls for as many turns as memory has to be free, and one more. The bytes given back.
+fn wait_out(arena: &Arena, is_quiet: bool) -> u64 {
+    (0..11).map(|_| arena.give_back(is_quiet)).sum()
+}
+
+#[test]
+fn free_memory_goes_back_but_for_a_reserve_and_what_is_in_use_stays() {
+    let dir = shared_memory_dir();
+    let arena = open(&dir, 64 * MIB);
+    let mut blocks: Vec<Block> = (0..52).map(|_| arena.allocate(1 << 20, Purpose::Write).unwrap()).collect();
+    for (n, block) in blocks.iter().enumerate() {
+        // SAFETY: this is the block's only handle.
+        unsafe { block.base().as_ptr().write_bytes(n as u8 + 1, block.bytes()) };
+    }
+    let kept: Vec<Block> = (0..13).rev().map(|n| blocks.remove(n * 4)).collect();
+    drop(blocks);
+    assert_eq!(wait_out(&arena, false), (39 - 8) * MIB, "an eighth stays for writers");
+    assert_eq!(wait_out(&arena, true), 7 * MIB, "a 64th stays for those who come");
+    let stats = arena.stats();
+    assert_eq!((stats.held_free_bytes, stats.given_back_bytes), (MIB, 38 * MIB));
+    assert!(stats.resident_bytes <= (13 + 1) * MIB + MIB / 8, "{}", stats.resident_bytes);
+    for (n, block) in (0..13).rev().zip(&kept) {
+        // SAFETY: nobody writes to it.
+        let bytes = unsafe { block.as_slice(block.bytes()) };
+        assert!(bytes.iter().all(|&byte| byte == n * 4 + 1), "block {n}");
+    }
+    let cold = stats.cold_allocations;
+    let again: Vec<Block> = (0..8).map(|_| arena.allocate(1 << 20, Purpose::Write).unwrap()).collect();
+    assert!(arena.stats().cold_allocations >= cold + 7, "what was given back is touched before it is used");
+    drop(again);
+}
+
+#[test]
+fn what_was_needed_lately_stays() {
+    let dir = shared_memory_dir();
+    let arena = open(&dir, 64 * MIB);
+    let take = || (0..3).map(|_| arena.allocate(16 << 20, Purpose::Write).unwrap()).collect::<Vec<_>>();
+    drop(take());
+    let mut given = 0;
+    for turn in 0..40 {
+        given += arena.give_back(true);
+        if turn % 8 == 0 {
+            drop(take());
+        }
+    }
+    assert_eq!(given, 0);
+    assert!(wait_out(&arena, true) > 40 * MIB);
+}
+
+#[test]
+fn the_next_process_gives_back_what_the_one_before_had_touched() {
+    let dir = shared_memory_dir();
+    let arena = open(&dir, 16 * MIB);
+    let (kept, dropped) = (segment(&arena, 4 << 20, 1), arena.allocate(8 << 20, Purpose::Write).unwrap());
+    drop(dropped);
+    arena.freeze();
+    drop((kept, arena));
+    let (arena, attach) = Arena::create_or_attach(config(&dir, 16 * MIB)).unwrap();
+    let (segments, set_aside) = found(attach);
+    assert_eq!((segments.len(), set_aside.len()), (1, 0));
+    assert!(arena.stats().resident_bytes > 12 * MIB);
+    let given = wait_out(&arena, true);
+    let resident = arena.stats().resident_bytes;
+    assert!(resident < 5 * MIB, "{resident} {given} {:?}", arena.stats());
+    arena.freeze();
+    drop((segments, arena));
+    let (_arena, attach) = Arena::create_or_attach(config(&dir, 16 * MIB)).unwrap();
+    assert_eq!(found(attach).0.len(), 1);
+}
+
+#[test]
+fn quiet_lanes_have_little_memory_and_leave_what_was_touched_to_others() {
+    let dir = shared_memory_dir();
+    let arena = open(&dir, 64 * MIB);
+    while arena.warm(4 * MIB) > 0 {}
+    let before = arena.stats();
+    let blocks: Vec<Block> =
+        (0..400).map(|_| arena.allocate_to_fill(SMALL, Purpose::Write, Filling::Sparse).unwrap()).collect();
+    let after = arena.stats();
+    assert_eq!(after.warm_free_bytes, before.warm_free_bytes);
+    assert_eq!(after.resident_bytes - before.resident_bytes, 400 * (16 << 10));
+    assert!(blocks[0].touch(0, 20 << 10).is_ok() && blocks[0].touched() == 32 << 10);
+    assert!(blocks[0].touch(0, SMALL).is_ok() && blocks[0].touched() == SMALL);
+}
+
+/// Threads that take, fill, verify and drop blocks, while another gives back all that is free: nobody may find his bytes
+/// gone.
+#[test]
+fn nothing_that_is_in_use_is_given_back() {
+    let dir = shared_memory_dir();
+    let arena = open(&dir, 16 * MIB);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let writers: Vec<_> = (0..2u8)
+            .map(|n| {
+                let arena = &arena;
+                scope.spawn(move || {
+                    let mut blocks: std::collections::VecDeque<(Block, u8)> = Default::default();
+                    for round in 0..3000u32 {
+                        let fill = (round % 120) as u8 * 2 + n + 1;
+                        if let Ok(block) = arena.allocate(SMALL << (round % 4), Purpose::Write) {
+                            // SAFETY: this is the block's only handle.
+                            unsafe { block.base().as_ptr().write_bytes(fill, block.bytes()) };
+                            blocks.push_back((block, fill));
+                        }
+                        if blocks.len() > 4 {
+                            let (block, fill) = blocks.pop_front().unwrap();
+                            // SAFETY: nobody writes to it.
+                            let bytes = unsafe { block.as_slice(block.bytes()) };
+                            assert!(bytes.iter().all(|&byte| byte == fill), "bytes of a block in use are gone");
+                        }
+                    }
+                })
+            })
+            .collect();
+        let giving = scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                // As if nobody had needed anything for long.
+                arena.state.lock().lows = Lows::plenty();
+                arena.give_back(true);
+            }
+        });
+        let results: Vec<_> = writers.into_iter().map(|writer| writer.join()).collect();
+        stop.store(true, Ordering::Relaxed);
+        giving.join().unwrap();
+        assert!(results.iter().all(Result::is_ok));
+    });
+    assert!(arena.stats().given_back_bytes > 64 * MIB, "{:?}", arena.stats());
+}

@@ -11,7 +11,7 @@ use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, Durability, Format
 use parking_lot::MutexGuard;
 
 use super::{Lane, LaneState, Open};
-use crate::arena::{ArenaFull, Block, Purpose};
+use crate::arena::{ArenaFull, Block, Filling, Purpose};
 use crate::group::{Group, Slot};
 use crate::producers::{Admission, Place};
 use crate::segment::{FIRST_CHUNK, Segment};
@@ -109,6 +109,7 @@ impl Lane {
         }
         let (appended, wake) = self.put(&mut guard, chunk, now_ms)?;
         drop(guard);
+        self.log().mark_used();
         wake.call();
         Ok(appended)
     }
@@ -271,7 +272,8 @@ impl Lane {
         self.close_open(state, now_ms);
         let needed = (bytes + FIRST_CHUNK) as usize;
         let class = self.segment_class(state, needed, &options);
-        let block = self.allocate(class, needed).map_err(AppendError::ArenaFull)?;
+        let filling = if state.fills { Filling::Whole } else { Filling::Sparse };
+        let block = self.allocate(class, needed, filling).map_err(AppendError::ArenaFull)?;
         let segment = self.start_segment(state, block, options.segments_per_group, now_ms);
         state.class_bytes = class as u64;
         let (head, capacity) = (FIRST_CHUNK, segment.block_bytes() as u32);
@@ -312,6 +314,7 @@ impl Lane {
         let Some(open) = self.take_open(state) else { return };
         let ms = now_ms.saturating_sub(open.opened_ms).max(1) as u64;
         state.bytes_per_s = u64::from(open.head - FIRST_CHUNK) * 1000 / ms;
+        state.fills = open.head > open.capacity / 2;
         if open.chunk_count == 0 {
             // Times of segments never fall along a lane: lookups by time rely on it.
             open.segment.set_times(state.last_append_ms);
@@ -349,12 +352,12 @@ impl Lane {
     }
 
     /// A block of the class, or of the largest smaller one that there is and that is enough.
-    fn allocate(&self, class: usize, needed: usize) -> Result<Block, ArenaFull> {
+    fn allocate(&self, class: usize, needed: usize, filling: Filling) -> Result<Block, ArenaFull> {
         let is_system = self.home.stream.is_system.load(Ordering::Relaxed);
         let purpose = if is_system { Purpose::System } else { Purpose::Write };
         let mut bytes = class;
         loop {
-            match self.log().arena.allocate_to_fill(bytes, purpose) {
+            match self.log().arena.allocate_to_fill(bytes, purpose, filling) {
                 Err(_) if bytes / 2 >= needed.max(SEGMENT_BYTES_MIN) => bytes /= 2,
                 other => return other,
             }

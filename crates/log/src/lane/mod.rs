@@ -101,6 +101,8 @@ pub(crate) struct LaneState {
     /// Size class of the last segment, and the lane's rate while it was open.
     pub(crate) class_bytes: u64,
     pub(crate) bytes_per_s: u64,
+    /// It filled its last segment, for the most part: it is worth having memory touched ahead.
+    pub(crate) fills: bool,
     pub(crate) deleted: bool,
     pub(crate) counts: Counts,
 }
@@ -283,11 +285,11 @@ impl Lane {
                 if let Some(segment) = slot.memory {
                     segment.disown();
                 }
-                self.log().release(id, slot.at);
-            }
                 if slot.stale.is_some() {
                     self.log().release(id, slot.stale);
                 }
+                self.log().release(id, slot.at);
+            }
         }
     }
 

@@ -102,6 +102,8 @@ pub(crate) struct Keeper {
     pub(crate) wanted_bytes: AtomicU64,
     /// The same of loads.
     pub(crate) load_wanted_bytes: AtomicU64,
+    /// Nobody has used the log for long: what nobody is on his way to leaves memory.
+    pub(crate) is_unused: AtomicBool,
     /// All memory for segments.
     pub(crate) memory_bytes: AtomicU64,
     /// Memory that is kept for loads.
@@ -161,6 +163,7 @@ impl<H: Host> Core<H> {
             memory_bytes: AtomicU64::new(0),
             load_bytes: AtomicU64::new(0),
             load_wanted_bytes: AtomicU64::new(0),
+            is_unused: AtomicBool::new(false),
             is_pressed: AtomicBool::new(false),
             is_flushing: AtomicBool::new(false),
             more_ahead: Mutex::default(),

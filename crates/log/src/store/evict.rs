@@ -51,6 +51,11 @@ impl<S: Image> Clean<S> {
         self.segments.remove(&id);
     }
 
+    /// Whether there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.segments.is_empty()
+    }
+
     /// Segments and their bytes of memory, those that have gone since they were added included.
     pub(crate) fn totals(&self) -> (u64, u64) {
         (self.segments.len() as u64, self.segments.values().map(|entry| entry.bytes).sum())

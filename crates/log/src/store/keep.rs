@@ -12,6 +12,14 @@ use super::signal::Step;
 const CLOSE_AGAIN_US: u64 = 20_000;
 
 impl<H: Host> Core<H> {
+    /// Has everything evicted that nobody is on the way to.
+    pub(crate) fn evict_unused(&self) {
+        if !self.clean.lock().is_empty() {
+            self.keeper.is_unused.store(true, Ordering::Relaxed);
+            self.keeper.signal.notify();
+        }
+    }
+
     /// Evicts as much as writers and loads want, if it is there to evict.
     pub(crate) fn step_keep(&self) -> Step {
         let Some(host) = self.host() else { return Step::Idle };
@@ -71,7 +79,12 @@ impl<H: Host> Core<H> {
     /// Bytes to evict ahead of loads while readers catch up, unless a reader is on its way to them: a load that has to ask
     /// lets the disk wait. Half of what is kept for loads, made good when half of that is left: to look through all
     /// segments for each load would be much work.
+    ///
+    /// When nobody has used the log for long it is all of them.
     fn spare_bytes(&self, memory: &Memory) -> u64 {
+        if self.keeper.is_unused.swap(false, Ordering::Relaxed) {
+            return u64::MAX;
+        }
         let spare_bytes = memory.load_bytes / 2;
         let is_short = memory.load_free_bytes < spare_bytes / 2 && self.readers.lock().is_reading_ahead();
         if is_short { spare_bytes - memory.load_free_bytes } else { 0 }

@@ -229,6 +229,12 @@ impl DiskStore {
         self.core.flush_all()
     }
 
+    /// Nobody has written or read for long: segments that are on disk, and that no reader was on its way to in the last
+    /// seconds, leave memory. On the keeper's thread.
+    pub fn evict_unused(&self) {
+        self.core.evict_unused();
+    }
+
     /// All virtual logs were replayed: what is left of segments that were being written through is of nobody. Its space is
     /// given back.
     pub fn replayed(&self) {

@@ -182,7 +182,9 @@ settings! {
         in_flight_bytes_max: u64 = Kind::Bytes(range(MIB, 4 * GIB)), "64MiB", "in-flight-bytes-max";
         /// How long a write waits for room in the arena or for the disk when its request does not say.
         timeout: u64 = Kind::Duration(range(10, HOUR_MS)), "30s", "write-timeout";
-        /// Open segments without a write for so long are closed and leave the arena, so that quiet lanes take no memory.
+        /// Open segments without a write for so long are closed and go to disk, so that quiet lanes take little memory.
+        /// When nobody has written to the node or read from it for so long, segments that are on disk leave the arena,
+        /// which gives its memory back.
         idle_close: u64 = Kind::Duration(range(SECOND_MS, DAY_MS)), "30s", "idle-close";
     }
 

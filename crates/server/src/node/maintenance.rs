@@ -1,9 +1,9 @@
 //! What time brings: retention, leases that run out, quiet segments, and a look at the disks: one thread, one turn a second.
-//! Beside it a thread that touches memory ahead of writers, when the processor has nothing better to do.
+//! Beside it a thread that touches memory ahead of writers, and gives back what they no longer need, when the processor has
+//! nothing better to do.
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -62,36 +62,56 @@ impl Maintenance {
 /// Takes turns. While the node is written to, what is not kept any more goes more often: at a gigabyte a second, memory for
 /// a second of it would be in use for nothing, and would have to be touched first.
 fn run(parts: &Parts, stopped: &Receiver<()>) {
-    let (mut appended_before, mut turn_us, mut pause) = (0, 0, TURN);
+    let (mut asked_before, mut asked_us, mut turn_us, mut pause) = (0, None, 0, TURN);
+    let mut used_us = parts.clock.monotonic_us();
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
         let started_us = parts.clock.monotonic_us();
         if started_us >= turn_us {
             turn_us = started_us + TURN.as_micros() as u64;
             turn(parts);
+            if parts.log.take_used() {
+                used_us = started_us;
+            } else if started_us.saturating_sub(used_us) / 1000 >= parts.config.writes.idle_close {
+                parts.store.evict_unused();
+            }
         } else {
             parts.log.retain(parts.clock.now_ms());
         }
         let took = Duration::from_micros(parts.clock.monotonic_us().saturating_sub(started_us));
-        let appended = parts.broker.metrics().bytes_appended.load(Ordering::Relaxed);
-        let is_written_to = std::mem::replace(&mut appended_before, appended) != appended;
+        let asked = parts.log.arena().asked();
+        if std::mem::replace(&mut asked_before, asked) != asked {
+            asked_us = Some(started_us);
+        }
+        let is_written_to = asked_us.is_some_and(|at_us| started_us < at_us + TURN.as_micros() as u64);
         pause = if is_written_to { (took * RETAIN_SHARE).clamp(RETAIN_PAUSE, TURN) } else { TURN };
     }
 }
 
-/// Touches memory ahead of writers, so that appends do not pay for page faults. An idle node keeps the machine's memory
-/// free: nothing is touched until something is appended.
+/// Touches memory ahead of writers, so that appends do not pay for page faults, and gives free memory back that nobody has
+/// needed for a while. An idle node, and one with many lanes that are hardly written to, keeps the machine's memory free:
+/// nothing is touched until somebody fills segments.
 fn warm(parts: &Parts, stopped: &Receiver<()>) {
     let this = rustix::thread::gettid();
     if let Err(error) = rustix::process::setpriority_process(Some(this), WARM_NICE) {
         tracing::debug!(%error, "memory is touched ahead at ordinary priority");
     }
-    let mut appended_before = 0;
+    let arena = parts.log.arena();
+    let (mut asked_before, mut filled_us, mut turn_us) = (0, None, 0);
     let mut pause = TURN;
     while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(pause) {
-        let appended = parts.broker.metrics().bytes_appended.load(Ordering::Relaxed);
-        let is_written_to = std::mem::replace(&mut appended_before, appended) != appended;
-        let touched = if is_written_to { parts.log.arena().warm(WARM_BYTES) } else { 0 };
-        pause = match (is_written_to, touched) {
+        let asked = arena.asked_whole();
+        let now_us = parts.clock.monotonic_us();
+        if std::mem::replace(&mut asked_before, asked) != asked {
+            filled_us = Some(now_us);
+        }
+        // Large segments are asked for a few times in a second only.
+        let is_filled = filled_us.is_some_and(|at_us| now_us < at_us + TURN.as_micros() as u64);
+        if now_us >= turn_us {
+            turn_us = now_us + TURN.as_micros() as u64;
+            arena.give_back(!is_filled);
+        }
+        let touched = if is_filled { arena.warm(WARM_BYTES) } else { 0 };
+        pause = match (is_filled, touched) {
             (false, _) => TURN,
             (true, 0) => WARM_PAUSE,
             (true, _) => Duration::ZERO,
