@@ -148,8 +148,7 @@ fn native_consumers_read_what_both_doors_have_taken_and_of_transactions_what_is_
     let producer_id = i64::from_be_bytes(answer[6..14].try_into().unwrap());
     let producer = (producer_id, i16::from_be_bytes(answer[14..16].try_into().unwrap()), 0x10);
     let who = [id, &producer.0.to_be_bytes(), &producer.1.to_be_bytes()].concat();
-    let mut sequence = 0;
-    for commit in [0, 1] {
+    for (sequence, commit) in [(0, 0), (1, 1)] {
         let added = [&who[..], &[0, 0, 0, 1, 0, 5], b"mixed", &[0, 0, 0, 1, 0, 0, 0, 0]].concat();
         let mut answer = kafka.call(ADD_PARTITIONS_TO_TXN, 0, &added);
         // The transaction before is being ended.
@@ -160,7 +159,6 @@ fn native_consumers_read_what_both_doors_have_taken_and_of_transactions_what_is_
         assert!(answer.ends_with(&[0, 0]), "{answer:?}");
         let value = if commit == 1 { "committed" } else { "aborted" };
         let offset = kafka.produce(id, &batch(KafkaCodec::Zstd, producer, sequence, &[("t", value)]));
-        sequence += 1;
         assert_eq!(runtime.block_on(read_all(&client)), expected, "it has not ended");
         assert!(kafka.call(END_TXN, 0, &[&who[..], &[commit]].concat()).ends_with(&[0, 0]));
         if commit == 1 {
