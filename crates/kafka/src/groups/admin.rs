@@ -133,8 +133,8 @@ impl Coordinator {
 
 fn listed(group: &Group) -> ListedGroup {
     let (protocol_type, state, kind) = match &group.kind {
-        Kind::Classic(classic) => (classic.protocol_type().unwrap_or_default(), classic.state_name(), "Classic"),
-        Kind::Consumer(consumer) => ("consumer", consumer.state_name(), "Consumer"),
+        Kind::Classic(classic) => (classic.protocol_type().unwrap_or_default(), classic.state_name(), "classic"),
+        Kind::Consumer(consumer) => ("consumer", consumer.state_name(), "consumer"),
     };
     ListedGroup::default()
         .with_group_id(GroupId(text(&group.head.id)))

@@ -311,9 +311,9 @@ fn groups_are_listed_and_described() {
     world.beat(&beat("m", 0, &["orders"], &[]).with_group_id(GroupId(text("modern"))));
     let named = |name: &str, state: &str, kind: &str| (name.to_owned(), state.to_owned(), kind.to_owned());
     let all = [
-        named("group", "Stable", "Classic"),
-        named("modern", "Stable", "Consumer"),
-        named("offsets", "Empty", "Classic"),
+        named("group", "Stable", "classic"),
+        named("modern", "Stable", "consumer"),
+        named("offsets", "Empty", "classic"),
     ];
     assert_eq!(list(&mut world, &[], &[]), all);
     assert_eq!(list(&mut world, &["stable"], &["CLASSIC"]), all[..1]);
