@@ -31,9 +31,23 @@ use crate::kafka_codec::KafkaCodec;
 /// Bytes of a batch before its records.
 pub const KAFKA_BATCH_HEADER_BYTES: usize = 61;
 
-const TRANSACTIONAL: i16 = 16;
-const CONTROL: i16 = 32;
-const CHECKED_FROM: usize = 21;
+/// Bit of the attributes: the batch belongs to a transaction.
+pub const TRANSACTIONAL: i16 = 16;
+/// Bit of the attributes: the batch ends a transaction.
+pub const CONTROL: i16 = 32;
+/// From here on a batch is covered by its checksum.
+pub const CHECKED_FROM: usize = 21;
+
+/// Writes length and checksum into the header of a batch that is otherwise done.
+///
+/// # Panics
+/// If `batch` is shorter than its header.
+pub fn seal(batch: &mut [u8]) {
+    let length = (batch.len() - 12) as u32;
+    batch[8..12].copy_from_slice(&length.to_be_bytes());
+    let crc = crc32c(&batch[CHECKED_FROM..]);
+    batch[17..CHECKED_FROM].copy_from_slice(&crc.to_be_bytes());
+}
 
 /// A whole batch in place; nothing is decompressed yet.
 #[derive(Clone, Copy, Debug)]

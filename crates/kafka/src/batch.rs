@@ -1,38 +1,20 @@
 //! Record batches: what is checked of one that a producer sends, and how native records become one for a Kafka reader.
 //!
-//! ```text
-//! offset  bytes  field
-//!      0      8  base_offset       patched on the way out: the ordinal of the first record
-//!      8      4  batch_length      of what follows
-//!     12      4  leader_epoch      patched on the way out
-//!     16      1  magic             2
-//!     17      4  crc               CRC-32C of everything from 21 on: of nothing that is patched
-//!     21      2  attributes        bits 0-2 compression, 3 timestamp type, 4 transactional, 5 control
-//!     23      4  last_offset_delta
-//!     27      8  base_timestamp
-//!     35      8  max_timestamp
-//!     43      8  producer_id
-//!     51      2  producer_epoch
-//!     53      4  base_sequence
-//!     57      4  records_count
-//!     61      …  records
-//! ```
+//! The layout is [`kera_format::kafka_batch`]'s; base offset and leader epoch are patched on the way out, and covered by no checksum.
+//!
 //! Pure. Records are not looked into on the way in: what is checked is the header, whose count moves the offsets, and, while the
 //! chunk is copied, the checksum.
 
 use kafka_protocol::ResponseError;
-use kera_format::checksum::crc32c;
 use kera_format::chunk::NO_TIMESTAMP;
-use kera_format::kafka_batch::{KafkaBatchView, KafkaRecords, put_varint};
+use kera_format::kafka_batch::{self, CONTROL, KafkaBatchView, KafkaRecords, TRANSACTIONAL, put_varint};
 use kera_format::limits::CHUNK_UNCOMPRESSED_BYTES_MAX;
 use kera_format::{ChunkView, FormatError, RecordView, Records};
 
-/// Bytes of a batch before its records.
-pub(crate) const BATCH_HEADER_BYTES: usize = 61;
+pub(crate) use kera_format::kafka_batch::{CHECKED_FROM, KAFKA_BATCH_HEADER_BYTES as BATCH_HEADER_BYTES};
+
 /// What is patched on the way out: base offset, length, leader epoch.
 pub(crate) const PATCHED_BYTES: usize = 16;
-/// From here on the batch is covered by its checksum.
-pub(crate) const CHECKED_FROM: usize = 21;
 /// The leader epoch of every partition: a partition does not move while there is one node.
 pub(crate) const LEADER_EPOCH: i32 = 0;
 /// The least that a record takes: its length, attributes, two deltas, two lengths and a count, a byte each.
@@ -40,8 +22,6 @@ const RECORD_BYTES_MIN: usize = 7;
 
 const COMPRESSION: i16 = 7;
 const LOG_APPEND_TIME: i16 = 8;
-const TRANSACTIONAL: i16 = 16;
-const CONTROL: i16 = 32;
 
 /// What the broker has to know of a batch that a producer sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -160,9 +140,7 @@ pub(crate) fn marker((producer_id, epoch): (i64, i16), commit: bool, now_ms: i64
     put_varint(0, &mut record);
     put_varint(record.len() as i64, &mut batch);
     batch.extend_from_slice(&record);
-    let length = (batch.len() - 12) as i32;
     let mut put = |at: usize, field: &[u8]| batch[at..at + field.len()].copy_from_slice(field);
-    put(8, &length.to_be_bytes());
     put(12, &LEADER_EPOCH.to_be_bytes());
     put(16, &[2]);
     put(21, &(TRANSACTIONAL | CONTROL).to_be_bytes());
@@ -172,8 +150,7 @@ pub(crate) fn marker((producer_id, epoch): (i64, i16), commit: bool, now_ms: i64
     put(51, &epoch.to_be_bytes());
     put(53, &(-1_i32).to_be_bytes());
     put(57, &1_i32.to_be_bytes());
-    let crc = crc32c(&batch[CHECKED_FROM..]);
-    batch[17..21].copy_from_slice(&crc.to_be_bytes());
+    kafka_batch::seal(&mut batch);
     batch
 }
 
@@ -222,10 +199,8 @@ pub(crate) fn from_native(
         batch.extend_from_slice(&scratch);
         delta += 1;
     }
-    let length = (batch.len() - 12) as i32;
     let mut put = |at: usize, field: &[u8]| batch[at..at + field.len()].copy_from_slice(field);
     put(0, &base_ordinal.to_be_bytes());
-    put(8, &length.to_be_bytes());
     put(12, &LEADER_EPOCH.to_be_bytes());
     put(16, &[2]);
     put(23, &(count as i32 - 1).to_be_bytes());
@@ -235,8 +210,7 @@ pub(crate) fn from_native(
     put(51, &(-1_i16).to_be_bytes());
     put(53, &(-1_i32).to_be_bytes());
     put(57, &i32::to_be_bytes(left));
-    let crc = crc32c(&batch[CHECKED_FROM..]);
-    batch[17..21].copy_from_slice(&crc.to_be_bytes());
+    kafka_batch::seal(&mut batch);
     Ok(batch)
 }
 
@@ -290,6 +264,7 @@ pub(crate) fn first_at(batch: &[u8], wanted: i64, from: u32) -> Option<(u32, i64
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use kera_format::checksum::crc32c;
     use kera_format::chunk::{ChunkBuilder, ChunkTarget};
     use kera_format::kafka_codec::KafkaCodec;
     use kera_format::record::REMOVED_RECORD;

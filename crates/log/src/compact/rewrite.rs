@@ -5,9 +5,8 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 
-use kera_format::checksum::crc32c;
 use kera_format::chunk::{ChunkTarget, Chunks, PayloadKind, seal_in_place};
-use kera_format::kafka_batch::{KAFKA_BATCH_HEADER_BYTES, KafkaBatchView, KafkaRecords};
+use kera_format::kafka_batch::{self, KAFKA_BATCH_HEADER_BYTES, KafkaBatchView, KafkaRecords};
 use kera_format::kafka_codec::KafkaCodec;
 use kera_format::limits::CHUNK_UNCOMPRESSED_BYTES_MAX;
 use kera_format::record::REMOVED_RECORD;
@@ -287,12 +286,9 @@ fn kafka_payload(batch: &KafkaBatchView<'_>, kept: &[(u32, &[u8])]) -> Vec<u8> {
         if compressed.len() < records.len() { (batch.codec(), compressed) } else { (KafkaCodec::None, records) };
     let mut bytes = batch.as_bytes()[..KAFKA_BATCH_HEADER_BYTES].to_vec();
     bytes.extend_from_slice(&body);
-    let length = (bytes.len() - 12) as u32;
-    bytes[8..12].copy_from_slice(&length.to_be_bytes());
     bytes[22] = bytes[22] & !7 | codec as u8;
     bytes[57..61].copy_from_slice(&(kept.len() as u32).to_be_bytes());
-    let crc = crc32c(&bytes[21..]);
-    bytes[17..21].copy_from_slice(&crc.to_be_bytes());
+    kafka_batch::seal(&mut bytes);
     bytes
 }
 
