@@ -7,9 +7,9 @@ mod documents;
 #[allow(dead_code, unreachable_pub)]
 mod golden;
 
-use golden::{Case, Golden, Layout, Refused, refused_by};
+use golden::{Case, Golden, Layout, Refused, pushed, record, refused_by};
 use kera_format::kafka_floors::Entry;
-use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, FormatError, LaneId, Record, RecordView, StreamId, StreamletId};
+use kera_format::{FormatError, LaneId, RecordView, StreamId, StreamletId};
 
 fn entries() -> Vec<(&'static str, &'static str, Entry)> {
     let entry = |ordinal| Entry { stream: StreamId(19), streamlet: StreamletId(258), lane: LaneId(3), ordinal };
@@ -20,11 +20,7 @@ fn entries() -> Vec<(&'static str, &'static str, Entry)> {
 }
 
 fn encode(entry: &Entry) -> Vec<u8> {
-    let mut chunk = ChunkBuilder::default();
-    entry.encode(&mut chunk);
-    let sealed = chunk.seal(&Default::default(), Default::default()).expect("a chunk");
-    let end = CHUNK_HEADER_BYTES + u32::from_le_bytes(sealed[52..56].try_into().expect("four bytes")) as usize;
-    sealed[CHUNK_HEADER_BYTES..end].to_vec()
+    pushed(|chunk| entry.encode(chunk))
 }
 
 fn case(name: &str, about: &str, entry: &Entry) -> Case {
@@ -45,12 +41,6 @@ fn case(name: &str, about: &str, entry: &Entry) -> Case {
 
 fn decode(bytes: &[u8]) -> Result<Entry, FormatError> {
     Entry::decode(&RecordView::parse(bytes)?)
-}
-
-fn record(key: &str, value: Option<&[u8]>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    Record { keys: &[key.as_bytes()], value, ..Record::default() }.encode(&mut bytes);
-    bytes
 }
 
 fn refused() -> Vec<Refused> {

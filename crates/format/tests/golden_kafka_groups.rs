@@ -7,9 +7,9 @@ mod documents;
 #[allow(dead_code, unreachable_pub)]
 mod golden;
 
-use golden::{Case, Golden, Layout, Refused, refused_by};
+use golden::{Case, Golden, Layout, Refused, pushed, record, refused_by};
 use kera_format::kafka_groups::{CommittedOffset, Entry, Fact, GroupKind, GroupState, OffsetKey};
-use kera_format::{CHUNK_HEADER_BYTES, ChunkBuilder, FormatError, Record, RecordView};
+use kera_format::{FormatError, RecordView};
 
 const NOW_MS: i64 = 1_700_000_000_000;
 
@@ -50,11 +50,7 @@ fn entries() -> Vec<(&'static str, &'static str, Entry)> {
 }
 
 fn encode(entry: &Entry) -> Vec<u8> {
-    let mut chunk = ChunkBuilder::default();
-    entry.encode(&mut chunk);
-    let sealed = chunk.seal(&Default::default(), Default::default()).expect("a chunk");
-    let end = CHUNK_HEADER_BYTES + u32::from_le_bytes(sealed[52..56].try_into().expect("four bytes")) as usize;
-    sealed[CHUNK_HEADER_BYTES..end].to_vec()
+    pushed(|chunk| entry.encode(chunk))
 }
 
 fn case(name: &str, about: &str, entry: &Entry) -> Case {
@@ -89,12 +85,6 @@ fn case(name: &str, about: &str, entry: &Entry) -> Case {
 
 fn decode(bytes: &[u8]) -> Result<Entry, FormatError> {
     Entry::decode(&RecordView::parse(bytes)?)
-}
-
-fn record(key: &str, value: Option<&[u8]>) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    Record { keys: &[key.as_bytes()], value, ..Record::default() }.encode(&mut bytes);
-    bytes
 }
 
 /// The value of the golden entry at this place.

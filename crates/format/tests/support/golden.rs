@@ -285,3 +285,18 @@ pub fn difference(in_file: &Case, in_code: &Case) -> Option<String> {
     let (f, c) = (in_file.fields.len(), in_code.fields.len());
     (f != c).then(|| format!("the file has {f} fields, the code {c}"))
 }
+
+/// A record with one key, as the system's own streams have them.
+pub fn record(key: &str, value: Option<&[u8]>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    kera_format::Record { keys: &[key.as_bytes()], value, ..Default::default() }.encode(&mut bytes);
+    bytes
+}
+
+/// The bytes of the records that `push` puts into a chunk.
+pub fn pushed(push: impl FnOnce(&mut kera_format::ChunkBuilder)) -> Vec<u8> {
+    let mut chunk = kera_format::ChunkBuilder::default();
+    push(&mut chunk);
+    let sealed = chunk.seal(&Default::default(), Default::default()).expect("a chunk");
+    kera_format::ChunkView::parse(&sealed).expect("a chunk").payload().to_vec()
+}
