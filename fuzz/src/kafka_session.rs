@@ -82,7 +82,16 @@ impl Connection {
 
     /// Gives a frame to the connection, and lets it do what it does with it. Whether it went on: it is a new one otherwise.
     pub fn frame(&mut self, frame: &[u8]) -> bool {
-        for _ in 0..TRIES {
+        self.offer(frame, TRIES, std::thread::yield_now)
+    }
+
+    /// The same for a frame that must be answered: the door's thread may be kept from its work for long.
+    pub fn patient_frame(&mut self, frame: &[u8]) -> bool {
+        self.offer(frame, 30_000, || std::thread::sleep(std::time::Duration::from_millis(1)))
+    }
+
+    fn offer(&mut self, frame: &[u8], tries: usize, wait: fn()) -> bool {
+        for _ in 0..tries {
             let session = self.session.as_mut().expect("it is open");
             let flow = session.on_frame(&FrameHeader::default(), frame, &mut self.out);
             if self.waker.take() {
@@ -96,7 +105,7 @@ impl Connection {
                     self.open();
                     return false;
                 }
-                Flow::Blocked => std::thread::yield_now(),
+                Flow::Blocked => wait(),
                 _ => {
                     if sent > 16 * ANSWER_BYTES_MAX {
                         self.open();
