@@ -32,6 +32,7 @@ pub mod limits;
 mod message;
 pub mod node;
 mod op;
+pub mod placement;
 pub mod read;
 pub mod spec;
 pub mod stats;
@@ -58,6 +59,7 @@ pub use hello::{Hello, HelloResponse, OpRange};
 pub use message::{Body, Empty, Message, encode_error, encode_push, encode_request, encode_response};
 pub use node::{DiskStatus, NodeStatus, NodeStatusResponse, Role};
 pub use op::Op;
+pub use placement::{FindOwners, NodeInfo, OlderGroups, Owner, OwnerRun, Owners, StreamOwners, StreamletState};
 pub use read::{
     Credit, ReadAnswer, ReadChunks, ReadChunksResponse, ReadChunksView, ReadEntry, Start, Subscribe, Subscribed,
     Unsubscribe,

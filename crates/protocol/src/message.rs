@@ -124,8 +124,8 @@ pub fn encode_push(request: &FrameHeader, status: Status, out: &mut Vec<u8>) -> 
 macro_rules! for_each_message {
     ($call:ident) => {
         $call! {
-            Hello, CreateStream, GetStream, ListStreams, AlterStream, DeleteStream, AllocateProducer, WriteChunks,
-            ReadChunks, Subscribe, Credit, Unsubscribe, NextGroups, NextSegments, AvailableGroups, AvailableSegments,
+            Hello, CreateStream, GetStream, ListStreams, AlterStream, DeleteStream, AllocateProducer, FindOwners,
+            WriteChunks, ReadChunks, Subscribe, Credit, Unsubscribe, NextGroups, NextSegments, AvailableGroups, AvailableSegments,
             Lookup, StreamStats, JoinApplication, Heartbeat, CommitOffsets, FetchOffsets, LeaveApplication,
             ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus,
         }

@@ -53,6 +53,8 @@ ops! {
     DeleteStream = 14, 1..=1;
     /// Gives a producer its id, or the next epoch of an id it has.
     AllocateProducer = 15, 1..=1;
+    /// Tells who owns which streamlet, and where the nodes are.
+    FindOwners = 16, 1..=1;
     /// Appends chunks of any streams and streamlets.
     WriteChunks = 30, 1..=1;
     /// Reads chunks of any lanes; waits for some if there are none.

@@ -78,6 +78,8 @@ statuses! {
     NotSupported = 12, false, false, "do without, or configure the server for it";
     /// A limit on how many of something there may be is reached.
     LimitReached = 13, false, false, "remove some, or raise the limit that the message names";
+    /// The cluster has declared this incarnation of the node lost. It joins again with the next.
+    Fenced = 14, true, true, "ask FindOwners at another node who owns what, and go there";
 
     /// No such stream.
     UnknownStream = 100, false, false, "create it with `kera stream create`, or look for its name with `kera stream list`";
@@ -93,6 +95,8 @@ statuses! {
     UnknownLane = 105, false, false, "use a lane below the number that the stream has";
     /// No such producer id was ever given.
     UnknownProducer = 106, false, false, "ask for an id with AllocateProducer";
+    /// Another node owns the streamlet, or has the group. A chunk's result and a read's answer tell which if it is known.
+    NotOwner = 107, true, false, "ask FindOwners who owns the streamlet, and send it there";
 
     /// The arena is full, and nothing could leave it in the time that the request gave.
     ArenaFull = 200, true, false, "try again later; readers or disks are behind, or the arena is too small for the load";
@@ -129,6 +133,8 @@ statuses! {
     UnknownSubscription = 305, false, false, "subscribe again if it was not ended on purpose";
     /// Memory to load old data into is short.
     LoadPressure = 306, true, false, "try again; many readers are catching up at once";
+    /// The group's owner was lost, and the group is being rebuilt from its copies.
+    Rebuilding = 307, true, false, "try again; `kera status` says how far it is";
 
     /// No such application.
     UnknownApplication = 400, false, false, "join it, or look for its name with ListApplications";

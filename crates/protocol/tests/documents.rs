@@ -9,6 +9,7 @@ mod golden;
 
 use kera_format::{Cursor, StreamOptions};
 use kera_protocol::groups::LeasedGroup;
+use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, ProducerState};
 use kera_protocol::spec::{Documented, FieldDoc};
 use kera_protocol::*;
 
@@ -17,6 +18,7 @@ fn prose(doc: &str) -> String {
     let doc = doc.replace("[`crate::limits::PAGE_ITEMS_MAX`]", &limits::PAGE_ITEMS_MAX.to_string());
     let doc = doc.replace("[`crate::limits::WAIT_MS_MAX`]", &limits::WAIT_MS_MAX.to_string());
     let doc = doc.replace("[`crate::limits::READ_ENTRIES_MAX`]", &limits::READ_ENTRIES_MAX.to_string());
+    let doc = doc.replace("[`crate::limits::OWNER_STREAMS_MAX`]", &limits::OWNER_STREAMS_MAX.to_string());
     let doc = doc.replace("[`crate::limits::COMMIT_ENTRIES_MAX`]", &limits::COMMIT_ENTRIES_MAX.to_string());
     let doc = doc.replace("[`GroupId::NONE`]", "zero").replace("[`ENTRY_FOLLOW_GROUPS`]", "1: follow groups");
     let doc = doc.replace(", see [`kera_format::limits::name_is_valid`]", ": 1 to 249 of `a-z A-Z 0-9 . _ -`");
@@ -73,22 +75,31 @@ fn parts() -> String {
     }
     let parts = structs!(
         ApplicationSummary,
+        ChunkMark,
         CommitEntry,
         CommittedOffset,
         Cursor,
         DiskStatus,
         GroupInfo,
+        KeptGroup,
         LaneProgress,
+        LaneState,
         LaneStats,
         LeaseInfo,
         LeasedGroup,
         MemberInfo,
+        NodeInfo,
+        OlderGroups,
         OpRange,
+        OwnerRun,
+        ProducerState,
         ReadEntry,
         SegmentInfo,
         StreamChanges,
         StreamInfo,
-        StreamOptions
+        StreamOptions,
+        StreamOwners,
+        StreamletState
     );
     let section =
         |(name, doc, fields): &(&str, String, Vec<FieldDoc>)| format!("#### {name}\n\n{doc}\n\n{}\n", table(fields));

@@ -78,6 +78,18 @@ macro_rules! check_all {
 }
 for_each_message!(check_all);
 
+/// What goes from one owner of a streamlet to the next, inside messages and logs of the cluster.
+#[test]
+fn the_state_of_a_streamlet_is_the_golden_bytes() {
+    let code = Golden {
+        structure: "StreamletState, version 1".into(),
+        document: "docs/protocol.md".into(),
+        cases: body_cases::<StreamletState>("state"),
+        refused: Vec::new(),
+    };
+    check_body::<StreamletState>(&golden::check("messages/StreamletState.json", &code), "state");
+}
+
 fn header(flags: u8, status: u16, body: usize) -> FrameHeader {
     let frame_bytes = (FRAME_HEADER_BYTES + body) as u32;
     FrameHeader { frame_bytes, op: Op::Hello as u16, version: 1, flags, correlation: 0x0102_0304, status }

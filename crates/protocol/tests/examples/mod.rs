@@ -5,6 +5,7 @@ use kera_format::chunk::ChunkTarget;
 use kera_format::ids::*;
 use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, StreamOptions};
 use kera_protocol::groups::{LeasedGroup, SegmentPlace};
+use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
 use kera_protocol::read::{ANSWER_MORE, ENTRY_FOLLOW_GROUPS};
 use kera_protocol::*;
 
@@ -269,6 +270,9 @@ examples! {
             first_segment: SegmentIndex(0),
             last_segment: SegmentIndex(1),
             first_ordinal: 0,
+    FindOwners => FindOwners { streams: vec![STREAM.into()], after: Some((STREAM, StreamletId(1))), limit: 100 };
+    Owners => owners();
+    StreamletState => streamlet_state();
             durable_ordinal: 45,
             bytes: 66_000,
             closed: false,
