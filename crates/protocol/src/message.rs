@@ -125,9 +125,9 @@ macro_rules! for_each_message {
     ($call:ident) => {
         $call! {
             Hello, CreateStream, GetStream, ListStreams, AlterStream, DeleteStream, AllocateProducer, FindOwners,
-            WriteChunks, ReadChunks, Subscribe, Credit, Unsubscribe, NextGroups, NextSegments, AvailableGroups, AvailableSegments,
-            Lookup, StreamStats, JoinApplication, Heartbeat, CommitOffsets, FetchOffsets, LeaveApplication,
-            ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus,
+            WriteChunks, ReadChunks, Subscribe, Credit, Unsubscribe, NextGroups, NextSegments, AvailableGroups,
+            AvailableSegments, Lookup, StreamStats, JoinApplication, Heartbeat, CommitOffsets, FetchOffsets,
+            LeaveApplication, ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus,
         }
     };
 }

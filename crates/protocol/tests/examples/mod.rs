@@ -190,6 +190,51 @@ fn node_status() -> NodeStatusResponse {
     }
 }
 
+fn owners() -> Owners {
+    let node = |node: u32, rack: &str| NodeInfo {
+        node,
+        node_epoch: 3,
+        address: format!("127.0.0.1:{}", 7_069 + node),
+        kafka_address: format!("127.0.0.1:{}", 9_091 + node),
+        http_address: String::new(),
+        rack: rack.into(),
+        roles: vec![Role::Broker, Role::Backup],
+    };
+    let older = vec![OlderGroups { first_epoch: 3, node: 1 }];
+    let run = |first, count, step, node, epoch, older| OwnerRun { first, count, step, node, epoch, older };
+    Owners {
+        cluster: *b"cluster-16-bytes",
+        version: 42,
+        node: 1,
+        nodes: vec![node(1, "a"), node(2, "b")],
+        streams: vec![StreamOwners {
+            stream: STREAM,
+            streamlets: 8,
+            runs: vec![run(StreamletId(2), 3, 2, 1, 3, vec![]), run(StreamletId(3), 1, 1, 2, 5, older)],
+        }],
+        more: false,
+    }
+}
+
+fn streamlet_state() -> StreamletState {
+    let mark = ChunkMark { sequence: 0, base_ordinal: 42, cursor: cursor(0, 128) };
+    let producer = ProducerState {
+        producer_id: ProducerId(1_000),
+        producer_epoch: ProducerEpoch(0),
+        sequence: 0,
+        chunks: vec![mark],
+    };
+    let lane = LaneState {
+        lane: LaneId(0),
+        next_ordinal: 43,
+        last_append_ms: NOW_MS,
+        memory: Memory::Whole,
+        producers: vec![producer],
+        groups: vec![KeptGroup { group: GROUP, first_ordinal: 0, next_ordinal: 43 }],
+    };
+    StreamletState { stream: STREAM, streamlet: StreamletId(2), epoch: 3, lanes: vec![lane] }
+}
+
 examples! {
     Empty => Empty;
     Hello => Hello { client_name: "example".into(), client_version: "0.1.0".into() };
@@ -225,6 +270,9 @@ examples! {
     DeleteStream => DeleteStream { stream: STREAM.into() };
     AllocateProducer => AllocateProducer { producer_id: None };
     AllocatedProducer => AllocatedProducer { producer_id: ProducerId(1_000), producer_epoch: ProducerEpoch(0) };
+    FindOwners => FindOwners { streams: vec![STREAM.into()], after: Some((STREAM, StreamletId(1))), limit: 100 };
+    Owners => owners();
+    StreamletState => streamlet_state();
     WriteChunks => WriteChunks { timeout_ms: 30_000, chunk_count: 1, chunks: Bytes::from(sent_chunk()) };
     WriteChunksResponse => WriteChunksResponse { results: vec![ChunkResult {
         status: 0,
@@ -270,9 +318,6 @@ examples! {
             first_segment: SegmentIndex(0),
             last_segment: SegmentIndex(1),
             first_ordinal: 0,
-    FindOwners => FindOwners { streams: vec![STREAM.into()], after: Some((STREAM, StreamletId(1))), limit: 100 };
-    Owners => owners();
-    StreamletState => streamlet_state();
             durable_ordinal: 45,
             bytes: 66_000,
             closed: false,
