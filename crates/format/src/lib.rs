@@ -24,6 +24,7 @@ pub mod options;
 pub mod record;
 pub mod segment;
 pub mod vlog;
+pub mod vlog_replica;
 mod wire;
 
 pub use chunk::{BrokerPart, CHUNK_HEADER_BYTES, ChunkBuilder, ChunkHeader, ChunkView};

@@ -34,6 +34,7 @@ pub mod node;
 mod op;
 pub mod placement;
 pub mod read;
+pub mod replication;
 pub mod spec;
 pub mod stats;
 mod status;
@@ -63,6 +64,11 @@ pub use placement::{FindOwners, NodeInfo, OlderGroups, Owner, OwnerRun, Owners, 
 pub use read::{
     Credit, ReadAnswer, ReadChunks, ReadChunksResponse, ReadChunksView, ReadEntry, Start, Subscribe, Subscribed,
     Unsubscribe,
+};
+pub use replication::{
+    BlockHead, BlockRange, BlockStored, BlocksRead, BlocksReleased, FenceNode, LaneStateList, LaneStates, ListReplicas,
+    LogEnd, LogView, NodeFenced, ProducerPlace, ReadBlocks, ReleaseBlocks, ReplicaInfo, ReplicaList, ReplicatedLane,
+    SegmentPart, StoreBlock, StoreHead, StoreOutcome, StreamletRef,
 };
 pub use stats::{LaneStats, Lookup, LookupResult, StreamStats, StreamStatsResponse};
 pub use status::Status;

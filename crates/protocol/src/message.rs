@@ -127,7 +127,8 @@ macro_rules! for_each_message {
             Hello, CreateStream, GetStream, ListStreams, AlterStream, DeleteStream, AllocateProducer, FindOwners,
             WriteChunks, ReadChunks, Subscribe, Credit, Unsubscribe, NextGroups, NextSegments, AvailableGroups,
             AvailableSegments, Lookup, StreamStats, JoinApplication, Heartbeat, CommitOffsets, FetchOffsets,
-            LeaveApplication, ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus,
+            LeaveApplication, ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus, StoreBlock,
+            FenceNode, ListReplicas, LaneStates, ReadBlocks, ReleaseBlocks,
         }
     };
 }

@@ -97,6 +97,18 @@ ops! {
     ResetOffsets = 58, 1..=1;
     /// Tells how the node is.
     NodeStatus = 70, 1..=1;
+    /// Stores a block of a virtual log at a backup.
+    StoreBlock = 90, 1..=1;
+    /// Has a backup take nothing from a node and epoch any more, and tell how far its logs are.
+    FenceNode = 91, 1..=1;
+    /// Lists the copies of virtual logs that a backup has.
+    ListReplicas = 92, 1..=1;
+    /// Tells the state of lanes as a copy of a virtual log has it.
+    LaneStates = 93, 1..=1;
+    /// Reads blocks of a copy of a virtual log.
+    ReadBlocks = 94, 1..=1;
+    /// Gives files of a copy of a virtual log back.
+    ReleaseBlocks = 95, 1..=1;
 }
 
 impl Op {

@@ -170,7 +170,7 @@ impl<T: Wire + Body> Specified for T {
 }
 
 /// A few sealed chunks, back to back, and how many.
-fn any_chunks(source: &mut Source<'_>) -> (u32, Vec<u8>) {
+pub(crate) fn any_chunks(source: &mut Source<'_>) -> (u32, Vec<u8>) {
     let (count, mut chunks) = (source.below(4), Vec::new());
     for _ in 0..count {
         let mut builder = ChunkBuilder::default();

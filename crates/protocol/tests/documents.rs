@@ -7,6 +7,7 @@ mod documents;
 #[allow(dead_code, unreachable_pub)]
 mod golden;
 
+use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, StreamOptions};
 use kera_protocol::groups::LeasedGroup;
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, ProducerState};
@@ -75,6 +76,8 @@ fn parts() -> String {
     }
     let parts = structs!(
         ApplicationSummary,
+        BlockHead,
+        BlockRange,
         ChunkMark,
         CommitEntry,
         CommittedOffset,
@@ -87,10 +90,18 @@ fn parts() -> String {
         LaneStats,
         LeaseInfo,
         LeasedGroup,
+        LogEnd,
+        LogId,
+        LogView,
         MemberInfo,
         NodeInfo,
         OlderGroups,
         OpRange,
+        ProducerPlace,
+        ReplicaInfo,
+        ReplicatedLane,
+        SegmentPart,
+        StreamletRef,
         OwnerRun,
         ProducerState,
         ReadEntry,

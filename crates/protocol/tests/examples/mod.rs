@@ -1,8 +1,10 @@
 //! One example of every body: what `spec/messages/` and the documents show.
 
 use bytes::Bytes;
+use kera_format::checksum::crc32c;
 use kera_format::chunk::ChunkTarget;
 use kera_format::ids::*;
+use kera_format::vlog_replica::LogId;
 use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, StreamOptions};
 use kera_protocol::groups::{LeasedGroup, SegmentPlace};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
@@ -67,6 +69,59 @@ fn stored_chunk() -> Vec<u8> {
     };
     place.stamp(&mut chunk);
     chunk
+}
+
+const LOG: LogId = LogId { node: 3, epoch: 7, vlog: 2 };
+
+fn streamlet() -> StreamletRef {
+    StreamletRef { stream: STREAM, streamlet: StreamletId(2) }
+}
+
+fn store_block() -> StoreBlock {
+    let chunks = stored_chunk();
+    let head = StoreHead {
+        cluster: *b"cluster-16-bytes",
+        log: LOG,
+        view: 2,
+        view_first: 40,
+        block: 41,
+        written_ms: NOW_MS,
+        chunk_count: 1,
+        chunk_bytes: chunks.len() as u32,
+        chunks_checksum: crc32c(&chunks),
+        flags: 0,
+    };
+    StoreBlock { head, chunks: chunks.into() }
+}
+
+fn blocks_read() -> BlocksRead {
+    let StoreBlock { head, chunks } = store_block();
+    let StoreHead { block, written_ms, chunk_count, chunk_bytes, chunks_checksum, .. } = head;
+    let head = BlockHead { block, written_ms, chunk_count, chunk_bytes, chunks_checksum, zero: 0 };
+    BlocksRead { next_block: 42, blocks: vec![(head, chunks)] }
+}
+
+fn lane_states() -> LaneStateList {
+    let part = SegmentPart {
+        group: GROUP,
+        segment: SegmentIndex(0),
+        position: 128,
+        end: 240,
+        base_ordinal: 42,
+        next_ordinal: 43,
+    };
+    let place = ProducerPlace {
+        producer_id: ProducerId(1_000),
+        producer_epoch: ProducerEpoch(0),
+        sequence: 0,
+        base_ordinal: 42,
+        at: cursor(0, 128),
+    };
+    let (lane, next_ordinal) = (LaneId(0), 43);
+    let streamlet = streamlet();
+    LaneStateList {
+        lanes: vec![ReplicatedLane { streamlet, lane, next_ordinal, parts: vec![part], producers: vec![place] }],
+    }
 }
 
 fn read_entry() -> ReadEntry {
@@ -411,4 +466,31 @@ examples! {
     };
     NodeStatus => NodeStatus;
     NodeStatusResponse => node_status();
+    StoreBlock => store_block();
+    BlockStored => BlockStored { outcome: StoreOutcome::Stored, block: 41 };
+    FenceNode => FenceNode { node: 3, epoch: 7, logs: vec![LogView { vlog: 2, first_block: 40 }] };
+    NodeFenced => NodeFenced { ends: vec![LogEnd { vlog: 2, through: 41 }] };
+    ListReplicas => ListReplicas { after: None, limit: 100 };
+    ReplicaList => ReplicaList {
+        replicas: vec![ReplicaInfo {
+            log: LOG,
+            blocks: vec![BlockRange { first: 40, last: 41 }],
+            files: 1,
+            bytes: 32 << 20,
+            fenced: false,
+        }],
+        more: false,
+    };
+    LaneStates => LaneStates { log: LOG, from_block: 40, through_block: 41, streamlets: vec![streamlet()] };
+    LaneStateList => lane_states();
+    ReadBlocks => ReadBlocks {
+        log: LOG,
+        from_block: 40,
+        through_block: 41,
+        streamlets: vec![streamlet()],
+        max_bytes: 1 << 20,
+    };
+    BlocksRead => blocks_read();
+    ReleaseBlocks => ReleaseBlocks { log: LOG, through_block: 39 };
+    BlocksReleased => BlocksReleased { files: 1, bytes: 32 << 20 };
 }
