@@ -2,6 +2,7 @@
 
 use std::io;
 
+use crate::cluster::Refused;
 use kera_format::{FormatError, ProducerId};
 use kera_protocol::{ErrorBody, ProtocolError, Status};
 
@@ -51,6 +52,12 @@ pub enum CoordinatorError {
     /// turn out to have been done. Worth a retry once the disk is well.
     #[error("the catalog could not be written ({0}); check the disk of the data directory and try again")]
     Disk(#[source] io::Error),
+    /// The rules of the cluster do not allow it.
+    #[error("{0}")]
+    Refused(#[source] Refused),
+    /// There is no leader of the coordinators, or it does not answer. The command may have been done all the same.
+    #[error("{0}; the data path goes on, try again in a moment")]
+    NoLeader(String),
     /// The request itself does not follow the protocol.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
@@ -68,13 +75,19 @@ impl CoordinatorError {
             CoordinatorError::NoSuchProducer(_) => Status::UnknownProducer,
             CoordinatorError::Disk(error) if error.kind() == io::ErrorKind::StorageFull => Status::DiskFull,
             CoordinatorError::Disk(_) => Status::DiskFailed,
+            CoordinatorError::Refused(_) => Status::InvalidArgument,
+            CoordinatorError::NoLeader(_) => Status::NotReady,
             CoordinatorError::Protocol(error) => error.status(),
         }
     }
 
     /// The body of the response that reports it.
     pub fn body(&self) -> ErrorBody {
-        let retry_after_ms = if matches!(self, CoordinatorError::Disk(_)) { 1000 } else { 0 };
+        let retry_after_ms = match self {
+            CoordinatorError::Disk(_) => 1000,
+            CoordinatorError::NoLeader(_) => 200,
+            _ => 0,
+        };
         ErrorBody { message: self.to_string(), retry_after_ms }
     }
 }

@@ -10,6 +10,7 @@
 //! of several coordinators would carry.
 
 pub mod catalog;
+pub mod cluster;
 mod coordinator;
 mod error;
 pub mod journal;

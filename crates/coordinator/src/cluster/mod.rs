@@ -1,0 +1,16 @@
+//! What a cluster agrees on beyond its streams: nodes, owners, views of virtual logs, moves. The rules of
+//! `docs/replication.md`.
+//!
+//! Plain data like [`Catalog`](crate::catalog::Catalog): no lock, no disk, no time of its own. `rules.rs` says when an
+//! entry may become true, `plan.rs` which entries do what somebody asked for. Every node of the cluster applies the same
+//! entries in the same order, so all checks look at nothing but the state and the entry.
+
+mod owners;
+mod plan;
+mod rules;
+mod state;
+
+pub use owners::{Held, Owner, Run, StreamOwners};
+pub use plan::{Join, LogView, OWNER_RUNS_MAX};
+pub use rules::Refused;
+pub use state::{ClusterState, LogState, Move, NodeState, View};

@@ -1,0 +1,408 @@
+//! From what somebody asks for to the entries that do it. Nothing here changes the state; an empty list says that it is done
+//! already: asking twice is answered like asking once.
+
+use std::collections::BTreeMap;
+
+use kera_format::catalog::Entry;
+use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
+use kera_format::{StreamId, StreamOptions};
+use kera_protocol::{CreateStream, StreamChanges, StreamRef};
+
+use super::rules::Refused;
+use super::{ClusterState, NodeState, Run};
+use crate::CoordinatorError;
+use crate::catalog::Limits;
+
+/// Most ranges of streamlets that get new owners in one step of a recovery.
+pub const OWNER_RUNS_MAX: usize = 1000;
+
+/// Who wants to join, and with what.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Join {
+    /// The number that it has, or wants.
+    pub node: NodeNumber,
+    /// Its uuid.
+    pub uuid: [u8; 16],
+    /// What it does.
+    pub roles: Roles,
+    /// Its rack; empty: none.
+    pub rack: String,
+    /// Where it is reached.
+    pub doors: Doors,
+    /// The settings that all nodes share, as it has them.
+    pub settings: Vec<(String, String)>,
+    /// An epoch that it has not used: what it is given is this or more.
+    pub epoch_min: u32,
+    /// Whether it has all that it acknowledged before, so that it can go on with its streamlets.
+    pub has_all: bool,
+}
+
+/// What a broker asks for its log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LogView {
+    /// Which log.
+    pub log: LogName,
+    /// Number of the view, from 1.
+    pub view: u32,
+    /// The first block in it.
+    pub first: u64,
+    /// Who is to have it.
+    pub backups: Vec<NodeNumber>,
+}
+
+type Planned = Result<Vec<ClusterEntry>, CoordinatorError>;
+
+impl ClusterState {
+    /// The founding of a cluster by its first node, which owns all streams that are there.
+    pub fn plan_found(&self, cluster: [u8; 16], join: &Join, now_ms: i64) -> Planned {
+        let owner_epoch = join.epoch_min.max(1).saturating_add(1);
+        let mut entries = vec![
+            ClusterEntry::Founded { cluster, owner_epoch, settings: join.settings.clone() },
+            joined(join, join.epoch_min.max(1), now_ms),
+        ];
+        if join.roles.has(Roles::BROKER) {
+            entries.extend(self.catalog.streams().map(|info| ClusterEntry::OwnerChanged {
+                stream: info.id,
+                first: 0,
+                count: info.options.streamlets,
+                node: join.node,
+                epoch: join.epoch_min.max(1),
+                owner_epoch,
+                reason: OwnerReason::First,
+                number: 0,
+            }));
+        }
+        Ok(entries)
+    }
+
+    /// The joining of a node, for the first time or again: its epoch, and what of its streamlets it gets back.
+    pub fn plan_join(&self, join: &Join, now_ms: i64) -> Planned {
+        let differ: Vec<String> = (self.settings.iter())
+            .filter_map(|(name, value)| {
+                let has = join.settings.iter().find(|(its, _)| its == name).map_or("nothing", |(_, has)| has);
+                (has != value).then(|| format!("{name} is {value} in the cluster and {has} on this node"))
+            })
+            .collect();
+        if !differ.is_empty() {
+            let reason = format!("{}; all nodes share these settings", differ.join(", "));
+            return Err(CoordinatorError::Refused(Refused(reason)));
+        }
+        let before = self.nodes.get(&join.node).map_or(0, |known| known.epoch);
+        let epoch = join.epoch_min.max(before.saturating_add(1));
+        let mut entries = vec![joined(join, epoch, now_ms)];
+        self.check(&entries[0]).map_err(CoordinatorError::Refused)?;
+        if join.roles.has(Roles::BROKER) && before != 0 {
+            let is_decided = self.logs.iter().any(|(log, state)| log.node == join.node && state.end.is_some());
+            let owner_epoch = self.next_owner_epoch.max(1);
+            let all = join.has_all && !is_decided;
+            entries.push(ClusterEntry::OwnerReturned { node: join.node, epoch, owner_epoch, all });
+        }
+        Ok(entries)
+    }
+
+    /// The fencing of an incarnation.
+    pub fn plan_fence(&self, node: NodeNumber, epoch: u32) -> Planned {
+        let is_over =
+            self.nodes.get(&node).is_some_and(|known| known.epoch > epoch || (known.epoch == epoch && known.fenced));
+        if is_over { Ok(Vec::new()) } else { self.one(ClusterEntry::NodeFenced { node, epoch }) }
+    }
+
+    /// The end of a node that is lost for good.
+    pub fn plan_remove(&self, node: NodeNumber) -> Planned {
+        self.one(ClusterEntry::NodeRemoved { node })
+    }
+
+    /// What the nodes that there are can give: a broker's own copy and one on each other live backup.
+    pub fn limits(&self, streams: usize) -> Limits {
+        let backups = self.nodes.values().filter(|node| node.is_live(Roles::BACKUP)).count() as u32;
+        // A broker that is a backup too is none for itself.
+        let is_both = |node: &NodeState| node.is_live(Roles::BROKER) && node.roles.has(Roles::BACKUP);
+        let nodes = backups + u32::from(!self.nodes.values().any(is_both));
+        Limits { streams, nodes: nodes.max(1) }
+    }
+
+    /// The making of a stream, its streamlets spread over the live brokers.
+    pub fn plan_create_stream(&self, request: &CreateStream, streams_max: usize, now_ms: i64, system: bool) -> Planned {
+        let created = self.catalog.plan_create(request, &self.limits(streams_max), now_ms, system)?;
+        let Entry::StreamCreated { stream, .. } = &created else {
+            return Err(CoordinatorError::Refused(Refused("a stream is made by the entry that makes one".into())));
+        };
+        let mut entries = self.plan_spread(*stream, &[(0, request.options.streamlets)], &[])?;
+        entries.insert(0, ClusterEntry::Catalog(created));
+        Ok(entries)
+    }
+
+    /// Changes to a stream; streamlets that it gets are spread.
+    pub fn plan_alter_stream(
+        &self,
+        stream: &StreamRef,
+        changes: &StreamChanges,
+        streams_max: usize,
+        now_ms: i64,
+    ) -> Planned {
+        let info = self.catalog.find(stream)?;
+        let planned = self.catalog.plan_alter(stream, changes, &self.limits(streams_max), now_ms, false)?;
+        let Some(entry) = planned else { return Ok(Vec::new()) };
+        let (id, has) = (info.id, info.options.streamlets);
+        let wanted = changes.apply(&info.options).streamlets;
+        let mut entries = vec![ClusterEntry::Catalog(entry)];
+        if wanted > has {
+            entries.extend(self.plan_spread(id, &[(has, wanted - has)], &[])?);
+        }
+        Ok(entries)
+    }
+
+    /// The deletion of a stream.
+    pub fn plan_delete_stream(&self, stream: &StreamRef, now_ms: i64) -> Planned {
+        Ok(vec![ClusterEntry::Catalog(self.catalog.plan_delete(stream, now_ms, false)?)])
+    }
+
+    /// Owners for streamlets that have none, because there was no broker when their stream was made.
+    pub fn plan_adopt(&self) -> Planned {
+        let mut entries = Vec::new();
+        for info in self.catalog.streams() {
+            let gaps = match self.owners.get(&info.id) {
+                Some(owners) => owners.unowned(info.options.streamlets),
+                None => vec![(0, info.options.streamlets)],
+            };
+            if !gaps.is_empty() && entries.len() < OWNER_RUNS_MAX {
+                entries.extend(self.plan_spread(info.id, &gaps, &entries)?);
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Gives ranges of a stream's streamlets to the live brokers that have least, `planned` counted: neighbours together, so
+    /// that each broker takes one range of each gap. Nothing if there is no broker.
+    fn plan_spread(&self, stream: StreamId, ranges: &[(u32, u32)], planned: &[ClusterEntry]) -> Planned {
+        let owner_epoch = self.next_owner_epoch.max(self.first_owner_epoch).max(1);
+        let mut load = self.loads(planned);
+        let mut entries = Vec::new();
+        for &(first, count) in ranges {
+            let mut at = first;
+            for (node, share) in shares(&mut load, count) {
+                let epoch = self.nodes[&node].epoch;
+                let reason = OwnerReason::First;
+                entries.push(ClusterEntry::OwnerChanged {
+                    stream,
+                    first: at,
+                    count: share,
+                    node,
+                    epoch,
+                    owner_epoch,
+                    reason,
+                    number: 0,
+                });
+                at += share;
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Streamlets of each live broker, with what is planned.
+    fn loads(&self, planned: &[ClusterEntry]) -> BTreeMap<NodeNumber, u64> {
+        let live = self.nodes.iter().filter(|(_, node)| node.is_live(Roles::BROKER));
+        let mut load: BTreeMap<_, _> = live.map(|(number, node)| (*number, node.streamlets)).collect();
+        for entry in planned {
+            if let ClusterEntry::OwnerChanged { node, count, .. } = entry
+                && let Some(has) = load.get_mut(node)
+            {
+                *has += u64::from(*count);
+            }
+        }
+        load
+    }
+
+    /// A view of a log: its first, or the next.
+    pub fn plan_view(&self, asked: &LogView) -> Planned {
+        let LogView { log, view, first, backups } = asked;
+        let newest = self.logs.get(log).and_then(|state| state.views.last().map(|last| (state.views.len(), last)));
+        if let Some((number, last)) = newest
+            && number == *view as usize
+            && last.first == *first
+            && last.backups == *backups
+        {
+            return Ok(Vec::new());
+        }
+        self.one(ClusterEntry::ViewAgreed { log: *log, view: *view, first: *first, backups: backups.clone() })
+    }
+
+    /// A backup that has got the blocks of an older view.
+    pub fn plan_add_backup(&self, log: LogName, view: u32, backup: NodeNumber) -> Planned {
+        let of_view = self.logs.get(&log).and_then(|state| state.views.get((view as usize).wrapping_sub(1)));
+        if of_view.is_some_and(|of| of.backups.contains(&backup)) {
+            return Ok(Vec::new());
+        }
+        self.one(ClusterEntry::BackupAdded { log, view, backup })
+    }
+
+    /// The end of a log of a fenced broker. The first answer counts: a later one is answered as done.
+    pub fn plan_end_log(&self, log: LogName, end: u64) -> Planned {
+        if self.logs.get(&log).is_some_and(|state| state.end.is_some()) {
+            return Ok(Vec::new());
+        }
+        self.one(ClusterEntry::LogEnded { log, end })
+    }
+
+    /// A log that nobody needs any more.
+    pub fn plan_give_up_log(&self, log: LogName) -> Planned {
+        if self.logs.contains_key(&log) { self.one(ClusterEntry::LogGivenUp { log }) } else { Ok(Vec::new()) }
+    }
+
+    /// New owners for streamlets of a lost broker whose logs have ended: up to [`OWNER_RUNS_MAX`] ranges at a time. Streams with
+    /// one copy wait for their node. Empty: there are none, or there is no broker to take them.
+    pub fn plan_recover(&self, node: NodeNumber, epoch: u32) -> Planned {
+        let owner_epoch = self.next_owner_epoch.max(1);
+        let mut load = self.loads(&[]);
+        let mut entries = Vec::new();
+        for (stream, run) in self.to_recover(node, epoch) {
+            let mut at = run.first;
+            for (to, share) in shares(&mut load, run.count) {
+                let epoch = self.nodes[&to].epoch;
+                let reason = OwnerReason::Recovered;
+                let entry = ClusterEntry::OwnerChanged {
+                    stream,
+                    first: at,
+                    count: share,
+                    node: to,
+                    epoch,
+                    owner_epoch,
+                    reason,
+                    number: 0,
+                };
+                self.check(&entry).map_err(CoordinatorError::Refused)?;
+                entries.push(entry);
+                at += share;
+            }
+            if entries.len() >= OWNER_RUNS_MAX {
+                break;
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Streamlets with several copies whose owner is this incarnation.
+    pub fn to_recover(&self, node: NodeNumber, epoch: u32) -> impl Iterator<Item = (StreamId, Run)> {
+        let copies = |options: &StreamOptions| options.replication > 1;
+        let streams = self.catalog.streams().filter(move |info| copies(&info.options));
+        let runs = streams.filter_map(|info| self.owners.get(&info.id).map(|owners| (info.id, owners)));
+        let runs = runs.flat_map(|(stream, owners)| owners.runs().iter().map(move |run| (stream, *run)));
+        runs.filter(move |(_, run)| run.owner.node == node && run.owner.epoch == epoch)
+    }
+
+    /// Incarnations that are over and still own what others could serve, with those of their logs that have no end yet.
+    pub fn lost(&self) -> Vec<(NodeNumber, u32)> {
+        let mut lost = Vec::new();
+        for owners in self.owners.values() {
+            for owner in owners.runs().iter().map(|run| run.owner) {
+                if !self.is_live(owner.node, owner.epoch) && !lost.contains(&(owner.node, owner.epoch)) {
+                    lost.push((owner.node, owner.epoch));
+                }
+            }
+        }
+        for log in self.logs.iter().filter(|(_, state)| state.end.is_none()).map(|(log, _)| log) {
+            if !self.is_live(log.node, log.epoch) && !lost.contains(&(log.node, log.epoch)) {
+                lost.push((log.node, log.epoch));
+            }
+        }
+        lost.sort_unstable();
+        lost
+    }
+
+    /// A move of a streamlet.
+    pub fn plan_move(&self, stream: StreamId, streamlet: u32, to: NodeNumber) -> Planned {
+        if let Some(number) = self.moving.get(&(stream, streamlet))
+            && self.moves[number].to == to
+        {
+            return Ok(Vec::new());
+        }
+        let from = self.owner(stream, streamlet).map_or(0, |owner| owner.node);
+        self.one(ClusterEntry::MoveNoted { number: self.next_move.max(1), stream, streamlet, from, to })
+    }
+
+    /// The end of a move: the node that it goes to has what it needs in its own log. The node before keeps the old groups.
+    pub fn plan_finish_move(&self, number: u64, node: NodeNumber, epoch: u32) -> Planned {
+        let Some(noted) = self.moves.get(&number) else {
+            return Err(CoordinatorError::Refused(Refused(format!("move {number} is not noted; it was called off"))));
+        };
+        let (stream, first, count) = (noted.stream, noted.streamlet, 1);
+        let owner_epoch = self.next_owner_epoch.max(1);
+        let reason = OwnerReason::Moved;
+        let mut entries =
+            self.one(ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number })?;
+        if let Some(before) = self.owner(stream, first) {
+            let owner_epoch = before.owner_epoch;
+            entries.push(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node: before.node });
+        }
+        Ok(entries)
+    }
+
+    /// The calling off of a move.
+    pub fn plan_call_off(&self, number: u64) -> Planned {
+        if self.moves.contains_key(&number) { self.one(ClusterEntry::MoveCalledOff { number }) } else { Ok(Vec::new()) }
+    }
+
+    /// Groups that have gone: nobody holds them any more.
+    pub fn plan_groups_gone(&self, stream: StreamId, first: u32, count: u32, owner_epoch: u32) -> Planned {
+        self.one(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node: 0 })
+    }
+
+    fn one(&self, entry: ClusterEntry) -> Planned {
+        self.check(&entry).map_err(CoordinatorError::Refused)?;
+        Ok(vec![entry])
+    }
+}
+
+fn joined(join: &Join, epoch: u32, at_ms: i64) -> ClusterEntry {
+    let Join { node, uuid, roles, rack, doors, .. } = join.clone();
+    ClusterEntry::NodeJoined { node, epoch, uuid, roles, at_ms, rack, doors }
+}
+
+/// Shares `count` out so that all end up as even as can be, and adds them to `load`. By node number, without empty shares.
+fn shares(load: &mut BTreeMap<NodeNumber, u64>, count: u32) -> Vec<(NodeNumber, u32)> {
+    if load.is_empty() {
+        return Vec::new();
+    }
+    let mut by_load: Vec<(u64, NodeNumber)> = load.iter().map(|(node, has)| (*has, *node)).collect();
+    by_load.sort_unstable();
+    // The lowest are filled up to a common level; whoever is above it gets nothing.
+    let (mut sum, mut filled) = (0u64, 0u64);
+    for (has, _) in &by_load {
+        if filled > 0 && *has * filled >= sum + u64::from(count) {
+            break;
+        }
+        (sum, filled) = (sum + has, filled + 1);
+    }
+    let total = sum + u64::from(count);
+    let (level, over) = (total / filled, total % filled);
+    let mut shares = Vec::new();
+    for (place, (has, node)) in by_load.iter().take(filled as usize).enumerate() {
+        let share = level + u64::from((place as u64) < over) - has;
+        if share > 0 {
+            shares.push((*node, share as u32));
+            load.insert(*node, has + share);
+        }
+    }
+    shares.sort_unstable();
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn shares_are_all_and_as_even_as_can_be(
+            has in proptest::collection::vec(0u64..50, 1..8), count in 0u32..200,
+        ) {
+            let mut load: BTreeMap<_, _> = (1..).zip(has.iter().copied()).collect();
+            let given = shares(&mut load, count);
+            prop_assert_eq!(given.iter().map(|(_, share)| *share).sum::<u32>(), count);
+            let most = given.iter().map(|(node, _)| load[node]).max();
+            let least = load.values().min().copied();
+            prop_assert!(most.is_none_or(|most| most <= least.unwrap_or(0) + 1), "{load:?}");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! Which entries are allowed. Each rule is one that the argument of `docs/replication.md` needs; the models of `kera-sim` show
+//! for most of them which loss they prevent.
+
+use std::collections::BTreeSet;
+
+use kera_format::StreamId;
+use kera_format::cluster::{BACKUPS_MAX, ClusterEntry, LogName, NodeNumber, OwnerReason, Roles};
+
+use super::ClusterState;
+
+/// Most nodes of a cluster.
+const NODES_MAX: usize = 1000;
+
+/// Why an entry is not allowed, in words.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+fn refuse(reason: String) -> Result<(), Refused> {
+    Err(Refused(reason))
+}
+
+fn must(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Refused> {
+    if holds { Ok(()) } else { refuse(otherwise()) }
+}
+
+impl ClusterState {
+    /// Whether an entry may become true now.
+    pub fn check(&self, entry: &ClusterEntry) -> Result<(), Refused> {
+        match entry {
+            // The catalog checks its own while it applies them, before it changes anything.
+            ClusterEntry::Catalog(_) | ClusterEntry::Applied { .. } | ClusterEntry::Membership { .. } => Ok(()),
+            ClusterEntry::ClusterCounters { .. } => refuse("counters are for snapshots".into()),
+            ClusterEntry::Founded { .. } => {
+                must(self.cluster == [0; 16], || "the cluster has been founded already".into())
+            }
+            ClusterEntry::NodeJoined { node, epoch, uuid, .. } => self.check_joined(*node, *epoch, uuid),
+            ClusterEntry::NodeFenced { node, epoch } => self.check_live(*node, *epoch),
+            ClusterEntry::NodeRemoved { node } => self.check_removed(*node),
+            ClusterEntry::OwnerChanged { .. } => self.check_owner(entry),
+            ClusterEntry::OwnerReturned { node, epoch, owner_epoch, all } => {
+                self.check_returned(*node, *epoch, *owner_epoch, *all)
+            }
+            ClusterEntry::GroupsHeld { stream, first, count, node, .. } => {
+                self.check_range(*stream, *first, *count)?;
+                must(*node == 0 || self.nodes.contains_key(node), || no_such_node(*node))
+            }
+            ClusterEntry::ViewAgreed { log, view, first, backups } => self.check_view(*log, *view, *first, backups),
+            ClusterEntry::BackupAdded { log, view, backup } => self.check_added(*log, *view, *backup),
+            ClusterEntry::LogEnded { log, end } => self.check_end(*log, *end),
+            ClusterEntry::LogGivenUp { log } => self.check_given_up(*log),
+            ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {
+                self.check_move(*number, (*stream, *streamlet), *from, *to)
+            }
+            ClusterEntry::MoveCalledOff { number } => {
+                must(self.moves.contains_key(number), || format!("move {number} is not noted"))
+            }
+        }
+    }
+
+    fn check_joined(&self, node: NodeNumber, epoch: u32, uuid: &[u8; 16]) -> Result<(), Refused> {
+        must(node != 0, || "a node has a number from 1 on".into())?;
+        let namesake = self.nodes.iter().find(|(number, known)| known.uuid == *uuid && **number != node);
+        if let Some((number, _)) = namesake {
+            return refuse(format!("this node is number {number} of the cluster, it cannot be number {node} as well"));
+        }
+        match self.nodes.get(&node) {
+            Some(known) if known.uuid != *uuid => refuse(format!(
+                "another node is number {node} of the cluster; give this one a number of its own with --node"
+            )),
+            Some(known) if known.epoch >= epoch => {
+                let has = known.epoch;
+                refuse(format!("node {node} has had epoch {has}, so {epoch} is too low"))
+            }
+            None if self.nodes.len() >= NODES_MAX => refuse(format!("the cluster has {NODES_MAX} nodes, the most")),
+            _ => Ok(()),
+        }
+    }
+
+    /// An incarnation that is fenced, or was before the present one, decides nothing any more.
+    fn check_live(&self, node: NodeNumber, epoch: u32) -> Result<(), Refused> {
+        let Some(known) = self.nodes.get(&node) else { return refuse(no_such_node(node)) };
+        must(known.epoch == epoch, || {
+            format!("node {node} epoch {epoch} is over; the node has epoch {} now", known.epoch)
+        })?;
+        must(!known.fenced, || format!("node {node} epoch {epoch} is fenced"))
+    }
+
+    fn check_removed(&self, node: NodeNumber) -> Result<(), Refused> {
+        let Some(known) = self.nodes.get(&node) else { return refuse(no_such_node(node)) };
+        must(known.fenced, || format!("node {node} is not lost; stop it first"))?;
+        must(known.streamlets == 0, || format!("node {node} still owns {} streamlets", known.streamlets))?;
+        let has_logs = self.logs.keys().any(|log| log.node == node);
+        must(!has_logs, || format!("node {node} has virtual logs that are still needed"))?;
+        let holds = self.owners.values().any(|of| of.held().iter().any(|held| held.node == node));
+        must(!holds, || format!("node {node} holds groups of streamlets that have moved"))
+    }
+
+    fn check_range(&self, stream: StreamId, first: u32, count: u32) -> Result<(), Refused> {
+        let Ok(info) = self.catalog.find(&stream.into()) else {
+            return refuse(format!("there is no stream {stream}"));
+        };
+        let has = info.options.streamlets;
+        let fits = count > 0 && first.checked_add(count).is_some_and(|end| end <= has);
+        must(fits, || format!("stream {stream} has {has} streamlets, not {count} from {first} on"))
+    }
+
+    fn check_owner(&self, entry: &ClusterEntry) -> Result<(), Refused> {
+        let ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number } = *entry
+        else {
+            return refuse("not a change of owner".into());
+        };
+        self.check_range(stream, first, count)?;
+        self.check_live(node, epoch)?;
+        must(self.nodes[&node].roles.has(Roles::BROKER), || format!("node {node} is no broker"))?;
+        let low = owner_epoch < self.first_owner_epoch;
+        must(!low, || format!("owner epoch {owner_epoch} may be in ids of groups already"))?;
+        let runs: Vec<_> = self.owners.get(&stream).into_iter().flat_map(|of| of.within(first, count)).collect();
+        for run in &runs {
+            let before = run.owner;
+            must(before.owner_epoch < owner_epoch, || {
+                format!("owner epoch {owner_epoch} is not above {} of the owner before", before.owner_epoch)
+            })?;
+            match reason {
+                OwnerReason::First => return refuse(format!("node {} owns streamlet {}", before.node, run.first)),
+                OwnerReason::Recovered => self.check_over(before.node, before.epoch)?,
+                OwnerReason::Moved => {}
+            }
+        }
+        match (reason, self.moves.get(&number)) {
+            (OwnerReason::Moved, Some(noted)) => {
+                let is_it = noted.stream == stream && noted.streamlet == first && count == 1 && noted.to == node;
+                must(is_it, || format!("move {number} is of another streamlet, or to another node"))?;
+                let has = runs.first().map(|run| run.owner.node);
+                must(has == Some(noted.from), || format!("node {} has not what move {number} moves", noted.from))
+            }
+            (OwnerReason::Moved, None) => refuse(format!("move {number} is not noted; it was called off")),
+            (OwnerReason::First | OwnerReason::Recovered, _) => must(number == 0, || "only a move has a number".into()),
+        }
+    }
+
+    /// Whether an incarnation of a broker can acknowledge nothing more that is not known: it is fenced, and the ends of all
+    /// of its logs are decided.
+    fn check_over(&self, node: NodeNumber, epoch: u32) -> Result<(), Refused> {
+        must(!self.is_live(node, epoch), || format!("node {node} epoch {epoch} is not fenced"))?;
+        match self.logs_of(node, epoch).find(|(_, log)| log.end.is_none()) {
+            Some((name, _)) => refuse(format!("the end of {name} is not decided")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_returned(&self, node: NodeNumber, epoch: u32, owner_epoch: u32, all: bool) -> Result<(), Refused> {
+        self.check_live(node, epoch)?;
+        let next = self.next_owner_epoch.max(self.first_owner_epoch);
+        must(owner_epoch >= next, || format!("owner epoch {owner_epoch} is not above those given out"))?;
+        let before = self.logs.iter().filter(|(log, _)| log.node == node && log.epoch < epoch);
+        match before.clone().find(|(_, state)| state.end.is_some()) {
+            // What the node has behind that end was cut; somebody else may have appended there.
+            Some((log, _)) if all => refuse(format!("the end of {log} is decided, so its streamlets are recovered")),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_view(&self, log: LogName, view: u32, first: u64, backups: &[NodeNumber]) -> Result<(), Refused> {
+        self.check_live(log.node, log.epoch)?;
+        let views = self.logs.get(&log).map_or(&[][..], |state| &state.views);
+        let newest = views.len() as u32;
+        must(view == newest + 1, || format!("{log} has view {newest}, so {view} is not its next"))?;
+        let from = views.last().map_or(1, |view| view.first);
+        let begins = if views.is_empty() { first == 1 } else { first >= from };
+        must(begins, || {
+            format!("view {view} of {log} cannot begin with block {first}, the one before begins with {from}")
+        })?;
+        must(!backups.is_empty() && backups.len() <= BACKUPS_MAX, || {
+            format!("a view has 1 to {BACKUPS_MAX} backups, not {}", backups.len())
+        })?;
+        let different: BTreeSet<_> = backups.iter().collect();
+        must(different.len() == backups.len(), || "a backup is named twice".into())?;
+        backups.iter().try_for_each(|backup| self.check_backup(log, *backup))
+    }
+
+    fn check_backup(&self, log: LogName, backup: NodeNumber) -> Result<(), Refused> {
+        must(backup != log.node, || format!("node {backup} cannot be a backup of its own {log}"))?;
+        let is_live = self.nodes.get(&backup).is_some_and(|node| node.is_live(Roles::BACKUP));
+        must(is_live, || format!("node {backup} is no backup, or it is lost"))
+    }
+
+    fn check_added(&self, log: LogName, view: u32, backup: NodeNumber) -> Result<(), Refused> {
+        self.check_live(log.node, log.epoch)?;
+        self.check_backup(log, backup)?;
+        let views = self.logs.get(&log).map_or(&[][..], |state| &state.views);
+        // In the newest view "every backup" decides what is acknowledged, so it changes by another view only.
+        must((view as usize) < views.len() && view > 0, || format!("view {view} of {log} is none of its older ones"))?;
+        let has = views[view as usize - 1].backups.contains(&backup);
+        must(!has, || format!("node {backup} is in view {view} of {log} already"))
+    }
+
+    fn check_end(&self, log: LogName, end: u64) -> Result<(), Refused> {
+        must(!self.is_live(log.node, log.epoch), || format!("node {} epoch {} is not fenced", log.node, log.epoch))?;
+        let Some(state) = self.logs.get(&log) else { return refuse(format!("there is no {log}")) };
+        must(state.end.is_none(), || format!("the end of {log} is decided"))?;
+        let first = state.views.last().map_or(1, |view| view.first);
+        must(end + 1 >= first, || format!("{log} cannot end at {end}: what is before block {first} was acknowledged"))
+    }
+
+    fn check_given_up(&self, log: LogName) -> Result<(), Refused> {
+        must(self.logs.contains_key(&log), || format!("there is no {log}"))?;
+        if self.is_live(log.node, log.epoch) {
+            return Ok(());
+        }
+        let is_its = |owner: &super::Owner| owner.node == log.node && owner.epoch == log.epoch;
+        let needed = self.owners.values().any(|of| of.runs().iter().any(|run| is_its(&run.owner)));
+        must(!needed, || format!("streamlets of node {} epoch {} are recovered from {log}", log.node, log.epoch))
+    }
+
+    fn check_move(&self, number: u64, what: (StreamId, u32), from: NodeNumber, to: NodeNumber) -> Result<(), Refused> {
+        let next = self.next_move.max(1);
+        must(number == next, || format!("the next move has number {next}, not {number}"))?;
+        let Some(owner) = self.owner(what.0, what.1) else {
+            return refuse(format!("nobody owns streamlet {} of stream {}", what.1, what.0));
+        };
+        must(owner.node == from, || format!("node {} owns it, not node {from}", owner.node))?;
+        self.check_live(owner.node, owner.epoch)?;
+        must(from != to, || format!("node {from} has it already"))?;
+        let is_live = self.nodes.get(&to).is_some_and(|node| node.is_live(Roles::BROKER));
+        must(is_live, || format!("node {to} is no broker, or it is lost"))?;
+        match self.moving.get(&what) {
+            Some(noted) => refuse(format!("it moves already, by move {noted}")),
+            None => Ok(()),
+        }
+    }
+}
+
+fn no_such_node(node: NodeNumber) -> String {
+    format!("there is no node {node} in the cluster")
+}

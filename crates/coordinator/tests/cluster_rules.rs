@@ -1,0 +1,404 @@
+//! The rules of `docs/replication.md` that the coordinator keeps, each with an entry that breaks it.
+
+use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
+use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
+use kera_format::{StreamId, StreamOptions};
+use kera_protocol::{CreateStream, StreamChanges};
+
+fn join(node: NodeNumber) -> Join {
+    Join {
+        node,
+        uuid: [node as u8; 16],
+        roles: Roles::ALL,
+        rack: String::new(),
+        doors: Doors { cluster: format!("10.0.0.{node}:7072"), ..Doors::default() },
+        settings: vec![("streams.streams_max".into(), "100000".into())],
+        epoch_min: 1,
+        has_all: true,
+    }
+}
+
+struct Cluster(ClusterState);
+
+impl Cluster {
+    /// Three nodes in epoch 1 and no stream.
+    fn new() -> Cluster {
+        let mut cluster = Cluster(ClusterState::default());
+        let founded = cluster.0.plan_found([9; 16], &join(1), 0).unwrap();
+        cluster.apply(&founded);
+        for node in [2, 3] {
+            let joined = cluster.0.plan_join(&join(node), 0).unwrap();
+            cluster.apply(&joined);
+        }
+        cluster
+    }
+
+    fn apply(&mut self, entries: &[ClusterEntry]) {
+        for entry in entries {
+            self.0.apply(entry).unwrap_or_else(|refused| panic!("{entry:?}: {refused}"));
+        }
+    }
+
+    /// Refused, for a reason with these words, and without a change.
+    fn refuses(&mut self, entry: ClusterEntry, words: &str) {
+        let before = self.0.snapshot();
+        let refused = self.0.apply(&entry).expect_err("it breaks a rule").to_string();
+        assert!(refused.contains(words), "{refused}");
+        assert_eq!(self.0.snapshot(), before);
+    }
+
+    fn stream(&mut self, name: &str, streamlets: u32, replication: u32) -> StreamId {
+        let options = StreamOptions { streamlets, replication, ..StreamOptions::default() };
+        let request = CreateStream { name: name.into(), options, if_not_exists: false };
+        let created = self.0.plan_create_stream(&request, 100, 0, false).unwrap();
+        self.apply(&created);
+        self.0.catalog.find(&name.into()).unwrap().id
+    }
+
+    fn fence(&mut self, node: NodeNumber) {
+        let fenced = self.0.plan_fence(node, self.0.node(node).unwrap().epoch).unwrap();
+        self.apply(&fenced);
+    }
+
+    fn rejoin(&mut self, node: NodeNumber, has_all: bool) {
+        let joined = self.0.plan_join(&Join { has_all, ..join(node) }, 0).unwrap();
+        self.apply(&joined);
+    }
+
+    fn view(&mut self, log: LogName, view: u32, first: u64, backups: &[NodeNumber]) {
+        let agreed = self.0.plan_view(&LogView { log, view, first, backups: backups.to_vec() }).unwrap();
+        self.apply(&agreed);
+    }
+
+    fn owner(&self, stream: StreamId, streamlet: u32) -> Owner {
+        self.0.owner(stream, streamlet).expect("an owner")
+    }
+}
+
+const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
+
+fn agreed(view: u32, first: u64, backups: &[NodeNumber]) -> ClusterEntry {
+    ClusterEntry::ViewAgreed { log: LOG, view, first, backups: backups.to_vec() }
+}
+
+fn recovered(stream: StreamId, node: NodeNumber, owner_epoch: u32) -> ClusterEntry {
+    let (first, count, epoch, reason) = (0, 1, 1, OwnerReason::Recovered);
+    ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number: 0 }
+}
+
+#[test]
+fn a_node_comes_back_with_a_higher_epoch_and_under_its_own_number_only() {
+    let mut cluster = Cluster::new();
+    assert_eq!(cluster.0.node(2).unwrap().epoch, 1);
+    cluster.rejoin(2, true);
+    assert_eq!(cluster.0.node(2).unwrap().epoch, 2);
+    let joined = |node, epoch, uuid| ClusterEntry::NodeJoined {
+        node,
+        epoch,
+        uuid: [uuid; 16],
+        roles: Roles::ALL,
+        at_ms: 0,
+        rack: String::new(),
+        doors: Doors::default(),
+    };
+    cluster.refuses(joined(2, 2, 2), "has had epoch 2");
+    cluster.refuses(joined(2, 3, 7), "another node is number 2");
+    cluster.refuses(joined(4, 1, 2), "is number 2 of the cluster");
+    cluster.refuses(joined(0, 1, 7), "from 1 on");
+}
+
+#[test]
+fn a_node_whose_shared_settings_differ_is_refused_with_both_values() {
+    let cluster = Cluster::new();
+    let settings = vec![("streams.streams_max".to_owned(), "7".to_owned())];
+    let refused = cluster.0.plan_join(&Join { settings, ..join(4) }, 0).unwrap_err().to_string();
+    assert!(refused.contains("streams.streams_max is 100000 in the cluster and 7 on this node"), "{refused}");
+}
+
+#[test]
+fn streamlets_are_spread_evenly_in_few_runs() {
+    let mut cluster = Cluster::new();
+    let stream = cluster.stream("wide", 100_000, 1);
+    let owners = cluster.0.owners(stream).unwrap();
+    assert_eq!(owners.runs().len(), 3);
+    let counts: Vec<u64> = cluster.0.nodes().values().map(|node| node.streamlets).collect();
+    assert!(counts.iter().all(|count| (33_333..=33_334).contains(count)), "{counts:?}");
+    // Streams with one streamlet go where least is, not all to the first.
+    let small: Vec<StreamId> = (0..6).map(|number| cluster.stream(&format!("s{number}"), 1, 1)).collect();
+    let mut nodes: Vec<NodeNumber> = small.iter().map(|stream| cluster.owner(*stream, 0).node).collect();
+    nodes.sort_unstable();
+    assert_eq!(nodes.len() - nodes.iter().filter(|node| **node == 1).count(), 4);
+    // A lost broker gets none.
+    cluster.fence(2);
+    let more = cluster.stream("more", 10, 1);
+    assert!(cluster.0.owners(more).unwrap().runs().iter().all(|run| run.owner.node != 2));
+    // Streamlets that are added are spread as well.
+    let changes = StreamChanges { streamlets: Some(20), ..StreamChanges::default() };
+    let altered = cluster.0.plan_alter_stream(&"more".into(), &changes, 100, 0).unwrap();
+    cluster.apply(&altered);
+    assert_eq!(cluster.0.owners(more).unwrap().unowned(20), []);
+}
+
+#[test]
+fn no_stream_asks_for_more_copies_than_there_are_live_backups() {
+    let mut cluster = Cluster::new();
+    cluster.stream("three", 1, 3);
+    cluster.fence(3);
+    let options = StreamOptions { replication: 3, ..StreamOptions::default() };
+    let request = CreateStream { name: "four".into(), options, if_not_exists: false };
+    let refused = cluster.0.plan_create_stream(&request, 100, 0, false).unwrap_err().to_string();
+    assert!(refused.contains("there are 2 nodes to hold copies"), "{refused}");
+}
+
+#[test]
+fn streamlets_without_a_broker_wait_for_one() {
+    let mut cluster = Cluster::new();
+    (1..=3).for_each(|node| cluster.fence(node));
+    let stream = cluster.stream("early", 4, 1);
+    assert!(cluster.0.owner(stream, 0).is_none());
+    assert_eq!(cluster.0.plan_adopt().unwrap(), []);
+    cluster.rejoin(2, true);
+    let adopted = cluster.0.plan_adopt().unwrap();
+    cluster.apply(&adopted);
+    assert_eq!(cluster.owner(stream, 3).node, 2);
+    assert_eq!(cluster.0.plan_adopt().unwrap(), []);
+}
+
+#[test]
+fn the_first_views_of_a_cluster_bring_the_epochs_of_the_single_node_along() {
+    let mut state = ClusterState::default();
+    let options = StreamOptions::default();
+    let request = CreateStream { name: "old".into(), options, if_not_exists: false };
+    let limits = kera_coordinator::catalog::Limits { streams: 10, nodes: 1 };
+    let created = state.catalog.plan_create(&request, &limits, 0, false).unwrap();
+    state.apply(&ClusterEntry::Catalog(created)).unwrap();
+    let founded = state.plan_found([9; 16], &Join { epoch_min: 41, ..join(1) }, 0).unwrap();
+    founded.iter().for_each(|entry| state.apply(entry).unwrap());
+    let owner = state.owner(StreamId(1), 0).unwrap();
+    assert_eq!((owner.node, owner.epoch), (1, 41));
+    assert!(owner.owner_epoch > 41, "ids of groups up to epoch 41 are in use");
+}
+
+#[test]
+fn a_view_follows_the_newest_one_and_is_agreed_once() {
+    let mut cluster = Cluster::new();
+    cluster.refuses(agreed(1, 2, &[2]), "cannot begin with block 2");
+    cluster.view(LOG, 1, 1, &[2, 3]);
+    cluster.view(LOG, 2, 100, &[3]);
+    let again = LogView { log: LOG, view: 2, first: 100, backups: vec![3] };
+    assert_eq!(cluster.0.plan_view(&again).unwrap(), [], "asking twice is answered like asking once");
+    cluster.refuses(agreed(2, 120, &[2]), "so 2 is not its next");
+    cluster.refuses(agreed(4, 120, &[2]), "so 4 is not its next");
+    cluster.refuses(agreed(3, 99, &[2]), "cannot begin with block 99");
+    cluster.refuses(agreed(3, 120, &[]), "1 to 16 backups");
+    cluster.refuses(agreed(3, 120, &[2, 2]), "named twice");
+    cluster.refuses(agreed(3, 120, &[1]), "backup of its own");
+    cluster.fence(3);
+    cluster.refuses(agreed(3, 120, &[3]), "it is lost");
+}
+
+#[test]
+fn a_fenced_broker_changes_no_view_and_an_old_incarnation_neither() {
+    let mut cluster = Cluster::new();
+    cluster.view(LOG, 1, 1, &[2, 3]);
+    cluster.fence(1);
+    cluster.refuses(agreed(2, 5, &[2]), "node 1 epoch 1 is fenced");
+    cluster.refuses(ClusterEntry::BackupAdded { log: LOG, view: 1, backup: 2 }, "fenced");
+    cluster.rejoin(1, true);
+    cluster.refuses(agreed(2, 5, &[2]), "epoch 1 is over");
+    cluster.refuses(ClusterEntry::NodeFenced { node: 1, epoch: 1 }, "epoch 1 is over");
+}
+
+#[test]
+fn copies_are_added_to_older_views_only() {
+    let mut cluster = Cluster::new();
+    cluster.view(LOG, 1, 1, &[2]);
+    cluster.refuses(ClusterEntry::BackupAdded { log: LOG, view: 1, backup: 3 }, "none of its older ones");
+    cluster.view(LOG, 2, 50, &[3]);
+    cluster.apply(&[ClusterEntry::BackupAdded { log: LOG, view: 1, backup: 3 }]);
+    assert_eq!(cluster.0.logs()[&LOG].views[0].backups, [2, 3]);
+    cluster.refuses(ClusterEntry::BackupAdded { log: LOG, view: 1, backup: 3 }, "already");
+    cluster.refuses(ClusterEntry::BackupAdded { log: LOG, view: 0, backup: 3 }, "none of its older ones");
+}
+
+#[test]
+fn a_log_ends_once_after_the_fence_and_not_before_what_was_acknowledged() {
+    let mut cluster = Cluster::new();
+    cluster.view(LOG, 1, 1, &[2]);
+    cluster.view(LOG, 2, 50, &[3]);
+    cluster.refuses(ClusterEntry::LogEnded { log: LOG, end: 60 }, "is not fenced");
+    cluster.fence(1);
+    cluster.refuses(ClusterEntry::LogEnded { log: LOG, end: 48 }, "before block 50 was acknowledged");
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 49 }]);
+    cluster.refuses(ClusterEntry::LogEnded { log: LOG, end: 60 }, "is decided");
+    assert_eq!(cluster.0.plan_end_log(LOG, 60).unwrap(), []);
+    let other = LogName { log: 9, ..LOG };
+    cluster.refuses(ClusterEntry::LogEnded { log: other, end: 1 }, "there is no log 9");
+}
+
+#[test]
+fn the_next_owner_is_named_after_the_ends_of_all_logs_of_the_last_one() {
+    let mut cluster = Cluster::new();
+    let stream = cluster.stream("copied", 1, 2);
+    assert_eq!(cluster.owner(stream, 0).node, 1);
+    cluster.view(LOG, 1, 1, &[2]);
+    let second = LogName { log: 1, ..LOG };
+    cluster.view(second, 1, 1, &[3]);
+    let next = cluster.0.next_owner_epoch();
+    cluster.refuses(recovered(stream, 2, next), "is not fenced");
+    cluster.fence(1);
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 7 }]);
+    cluster.refuses(recovered(stream, 2, next), "the end of log 1 of node 1 epoch 1 is not decided");
+    assert!(cluster.0.plan_recover(1, 1).is_err());
+    cluster.apply(&[ClusterEntry::LogEnded { log: second, end: 0 }]);
+    cluster.refuses(recovered(stream, 2, next - 1), "owner epoch");
+    cluster.refuses(recovered(stream, 1, next), "node 1 epoch 1 is fenced");
+    let entries = cluster.0.plan_recover(1, 1).unwrap();
+    cluster.apply(&entries);
+    let owner = cluster.owner(stream, 0);
+    assert!(owner.node != 1 && owner.owner_epoch >= next, "{owner:?}");
+    assert_eq!(cluster.0.plan_recover(1, 1).unwrap(), []);
+}
+
+#[test]
+fn a_log_is_kept_while_streamlets_are_recovered_from_it() {
+    let mut cluster = Cluster::new();
+    cluster.stream("copied", 1, 2);
+    cluster.view(LOG, 1, 1, &[2]);
+    cluster.fence(1);
+    cluster.refuses(ClusterEntry::LogGivenUp { log: LOG }, "are recovered from");
+    cluster.refuses(ClusterEntry::NodeRemoved { node: 1 }, "still owns 1 streamlets");
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 7 }]);
+    let entries = cluster.0.plan_recover(1, 1).unwrap();
+    cluster.apply(&entries);
+    cluster.refuses(ClusterEntry::NodeRemoved { node: 1 }, "virtual logs");
+    cluster.apply(&[ClusterEntry::LogGivenUp { log: LOG }, ClusterEntry::NodeRemoved { node: 1 }]);
+    assert_eq!(cluster.0.plan_give_up_log(LOG).unwrap(), []);
+}
+
+#[test]
+fn streams_with_one_copy_wait_for_their_node() {
+    let mut cluster = Cluster::new();
+    let stream = cluster.stream("single", 1, 1);
+    let before = cluster.owner(stream, 0);
+    cluster.fence(1);
+    assert_eq!(cluster.0.plan_recover(1, 1).unwrap(), []);
+    assert_eq!(cluster.owner(stream, 0), before);
+    cluster.rejoin(1, false);
+    let after = cluster.owner(stream, 0);
+    assert_eq!((after.node, after.epoch), (1, 2));
+    assert!(after.owner_epoch > before.owner_epoch);
+}
+
+#[test]
+fn a_node_that_returns_gets_copied_streams_back_if_it_has_all_and_no_end_is_decided() {
+    let lost = |decide: bool, has_all: bool| {
+        let mut cluster = Cluster::new();
+        let stream = cluster.stream("copied", 1, 2);
+        cluster.view(LOG, 1, 1, &[2]);
+        cluster.fence(1);
+        if decide {
+            cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 7 }]);
+        }
+        cluster.rejoin(1, has_all);
+        let all = ClusterEntry::OwnerReturned { node: 1, epoch: 2, owner_epoch: 1000, all: true };
+        if decide {
+            cluster.refuses(all, "is decided, so its streamlets are recovered");
+        }
+        cluster.owner(stream, 0).epoch
+    };
+    assert_eq!(lost(false, true), 2);
+    assert_eq!(lost(false, false), 1, "it has not all: recovered from the backups");
+    assert_eq!(lost(true, true), 1, "an end is decided: somebody else may have appended behind it");
+}
+
+#[test]
+fn a_streamlet_moves_by_the_number_of_its_move() {
+    let mut cluster = Cluster::new();
+    let stream = cluster.stream("moving", 1, 1);
+    let before = cluster.owner(stream, 0);
+    let noted = cluster.0.plan_move(stream, 0, 2).unwrap();
+    cluster.apply(&noted);
+    assert_eq!(cluster.0.plan_move(stream, 0, 2).unwrap(), [], "asking twice is answered like asking once");
+    assert!(cluster.0.plan_move(stream, 0, 3).unwrap_err().to_string().contains("it moves already, by move 1"));
+    cluster.apply(&[ClusterEntry::MoveCalledOff { number: 1 }]);
+    let noted = cluster.0.plan_move(stream, 0, 3).unwrap();
+    cluster.apply(&noted);
+    // What node 2 was told in the move that was called off does not count in this one.
+    assert!(cluster.0.plan_finish_move(1, 2, 1).unwrap_err().to_string().contains("called off"));
+    assert!(cluster.0.plan_finish_move(2, 2, 1).unwrap_err().to_string().contains("to another node"));
+    let finished = cluster.0.plan_finish_move(2, 3, 1).unwrap();
+    cluster.apply(&finished);
+    let after = cluster.owner(stream, 0);
+    assert_eq!(after.node, 3);
+    assert!(after.owner_epoch > before.owner_epoch);
+    let held = cluster.0.owners(stream).unwrap().held();
+    assert_eq!((held[0].node, held[0].owner_epoch), (1, before.owner_epoch), "the old groups stay where they are");
+    assert!(cluster.0.moves().is_empty());
+}
+
+#[test]
+fn a_move_is_over_when_one_of_its_nodes_comes_back_in_another_epoch() {
+    for back in [1, 2] {
+        let mut cluster = Cluster::new();
+        let stream = cluster.stream("moving", 1, 1);
+        let noted = cluster.0.plan_move(stream, 0, 2).unwrap();
+        cluster.apply(&noted);
+        cluster.rejoin(back, true);
+        let epoch = cluster.0.node(2).unwrap().epoch;
+        assert!(cluster.0.plan_finish_move(1, 2, epoch).unwrap_err().to_string().contains("called off"), "{back}");
+    }
+}
+
+#[test]
+fn a_recovery_ends_the_move_of_what_it_gives_away() {
+    let mut cluster = Cluster::new();
+    let stream = cluster.stream("moving", 1, 2);
+    let noted = cluster.0.plan_move(stream, 0, 2).unwrap();
+    cluster.apply(&noted);
+    cluster.fence(1);
+    let entries = cluster.0.plan_recover(1, 1).unwrap();
+    cluster.apply(&entries);
+    assert!(cluster.0.moves().is_empty());
+}
+
+#[test]
+fn a_stream_that_is_deleted_leaves_nothing_behind() {
+    let mut cluster = Cluster::new();
+    let empty = cluster.0.snapshot();
+    let stream = cluster.stream("gone", 9, 1);
+    let noted = cluster.0.plan_move(stream, 0, 2).unwrap();
+    cluster.apply(&noted);
+    let deleted = cluster.0.plan_delete_stream(&"gone".into(), 0).unwrap();
+    cluster.apply(&deleted);
+    assert!(cluster.0.moves().is_empty() && cluster.0.owners(stream).is_none());
+    assert!(cluster.0.nodes().values().all(|node| node.streamlets == 0));
+    // All but counters that only rise, in the first entry and the last.
+    assert_eq!(cluster.0.snapshot()[2..empty.len() - 1], empty[2..empty.len() - 1]);
+}
+
+#[test]
+fn a_snapshot_gives_the_same_state_and_the_same_answers() {
+    let mut cluster = Cluster::new();
+    let stream = cluster.stream("copied", 10, 2);
+    cluster.stream("single", 3, 1);
+    cluster.view(LOG, 1, 1, &[2]);
+    cluster.view(LOG, 2, 50, &[3]);
+    let noted = cluster.0.plan_move(stream, 9, 2).unwrap();
+    cluster.apply(&noted);
+    let finished = cluster.0.plan_finish_move(1, 2, 1).unwrap();
+    cluster.apply(&finished);
+    let noted = cluster.0.plan_move(stream, 8, 2).unwrap();
+    cluster.apply(&noted);
+    cluster.fence(1);
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 70 }]);
+    let mut copy = ClusterState::default();
+    for entry in cluster.0.snapshot() {
+        copy.restore(&entry).unwrap();
+    }
+    assert_eq!(copy.snapshot(), cluster.0.snapshot());
+    assert_eq!(copy.plan_recover(1, 1).unwrap(), cluster.0.plan_recover(1, 1).unwrap());
+    let stale = recovered(stream, 2, 1);
+    assert_eq!(copy.check(&stale), cluster.0.check(&stale));
+    assert_eq!(copy.lost(), cluster.0.lost());
+}

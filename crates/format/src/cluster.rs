@@ -1,0 +1,691 @@
+//! What the coordinators of a cluster agree on beyond the [catalog](crate::catalog): nodes, owners of streamlets, views of
+//! virtual logs, moves. `docs/replication.md` says what they mean and `docs/formats/cluster.md` lays them out.
+//!
+//! They are framed as the entries of the catalog are, with kinds from 20 on, so that one log and one snapshot hold
+//! both: [`ClusterEntry::Catalog`] is such an entry of the catalog.
+
+use crate::checksum::crc32c;
+use crate::wire::{put, u16_at, u32_at, u64_at};
+use crate::{FormatError, StreamId, align8, catalog};
+
+/// The version of the bodies.
+pub const CLUSTER_VERSION: u16 = 1;
+/// The longest address or name of a rack.
+pub const TEXT_BYTES_MAX: usize = 255;
+/// Most backups of a view.
+pub const BACKUPS_MAX: usize = 16;
+/// Most settings that nodes must share.
+pub const SETTINGS_MAX: usize = 16;
+/// Most nodes of a membership.
+pub const MEMBERS_MAX: usize = 4096;
+/// The largest entry: a membership of so many nodes.
+pub const CLUSTER_ENTRY_BYTES_MAX: usize = 2 << 20;
+
+/// Number of a node in its cluster, from 1; 0 is no node.
+pub type NodeNumber = u32;
+
+/// A virtual log: of which incarnation of which broker, and which of its logs.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct LogName {
+    /// The broker.
+    pub node: NodeNumber,
+    /// Its epoch.
+    pub epoch: u32,
+    /// Which of its virtual logs.
+    pub log: u32,
+}
+
+impl std::fmt::Display for LogName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "log {} of node {} epoch {}", self.log, self.node, self.epoch)
+    }
+}
+
+/// A place in the coordinators' own log.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct RaftPlace {
+    /// Term of the leader that wrote it.
+    pub term: u64,
+    /// That leader.
+    pub leader: u64,
+    /// Number of the entry.
+    pub index: u64,
+}
+
+/// Roles of a node, one bit each.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Roles(pub u8);
+
+impl Roles {
+    /// Keeps the catalog and votes.
+    pub const COORDINATOR: Roles = Roles(1);
+    /// Serves streams.
+    pub const BROKER: Roles = Roles(2);
+    /// Keeps copies.
+    pub const BACKUP: Roles = Roles(4);
+    /// All three.
+    pub const ALL: Roles = Roles(7);
+
+    /// Whether all of `other` are among them.
+    pub fn has(self, other: Roles) -> bool {
+        self.0 & other.0 == other.0
+    }
+}
+
+/// Where a node is reached; empty: not at all.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Doors {
+    /// By other nodes.
+    pub cluster: String,
+    /// By clients of the native protocol.
+    pub native: String,
+    /// By Kafka clients.
+    pub kafka: String,
+    /// By HTTP.
+    pub http: String,
+}
+
+/// Why a streamlet has another owner: each reason has its own condition.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum OwnerReason {
+    /// It had none.
+    First = 0,
+    /// Its owner is lost, and where that one's logs end is decided.
+    Recovered = 1,
+    /// It moves, by the move of this entry's number.
+    Moved = 2,
+}
+
+/// What an entry says.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ClusterEntry {
+    /// An entry of the catalog.
+    Catalog(catalog::Entry),
+    /// The cluster has come into being.
+    Founded {
+        /// Its uuid.
+        cluster: [u8; 16],
+        /// The first owner epoch: above every epoch in ids of groups that its first node has.
+        owner_epoch: u32,
+        /// Settings that all nodes share, with their values.
+        settings: Vec<(String, String)>,
+    },
+    /// A node has started, or come back.
+    NodeJoined {
+        /// Its number.
+        node: NodeNumber,
+        /// The epoch that it was given.
+        epoch: u32,
+        /// Its uuid.
+        uuid: [u8; 16],
+        /// What it does.
+        roles: Roles,
+        /// When, milliseconds since 1970.
+        at_ms: i64,
+        /// Its rack; empty: none.
+        rack: String,
+        /// Where it is reached.
+        doors: Doors,
+    },
+    /// A node is lost as far as the others are concerned.
+    NodeFenced {
+        /// Which.
+        node: NodeNumber,
+        /// Which incarnation.
+        epoch: u32,
+    },
+    /// A node that was fenced is gone for good.
+    NodeRemoved {
+        /// Which.
+        node: NodeNumber,
+    },
+    /// A range of streamlets has another owner.
+    OwnerChanged {
+        /// Of which stream.
+        stream: StreamId,
+        /// The first streamlet.
+        first: u32,
+        /// How many.
+        count: u32,
+        /// The owner.
+        node: NodeNumber,
+        /// Its epoch.
+        epoch: u32,
+        /// The owner epoch.
+        owner_epoch: u32,
+        /// Why.
+        reason: OwnerReason,
+        /// The move, if that is why.
+        number: u64,
+    },
+    /// A node that came back gets the streamlets that it had, with a higher owner epoch.
+    OwnerReturned {
+        /// The node.
+        node: NodeNumber,
+        /// The epoch in which it has come back.
+        epoch: u32,
+        /// Their owner epoch from now on.
+        owner_epoch: u32,
+        /// Those of streams with several copies too; otherwise only of those with one.
+        all: bool,
+    },
+    /// Who has the groups of an owner epoch that are not with the owner.
+    GroupsHeld {
+        /// Of which stream.
+        stream: StreamId,
+        /// The first streamlet.
+        first: u32,
+        /// How many.
+        count: u32,
+        /// In whose ids the groups have this owner epoch.
+        owner_epoch: u32,
+        /// Who has them; 0: nobody any more.
+        node: NodeNumber,
+    },
+    /// A virtual log has a view: its first, or another one.
+    ViewAgreed {
+        /// Which log.
+        log: LogName,
+        /// Number of the view, from 1.
+        view: u32,
+        /// The first block in it, from 1.
+        first: u64,
+        /// Who has the log from there on.
+        backups: Vec<NodeNumber>,
+    },
+    /// A backup has got the blocks of a view that is not the newest.
+    BackupAdded {
+        /// Which log.
+        log: LogName,
+        /// Which view.
+        view: u32,
+        /// The backup.
+        backup: NodeNumber,
+    },
+    /// A log of a fenced broker ends.
+    LogEnded {
+        /// Which log.
+        log: LogName,
+        /// Its last block; 0: it has none.
+        end: u64,
+    },
+    /// A log is not needed any more.
+    LogGivenUp {
+        /// Which.
+        log: LogName,
+    },
+    /// A streamlet is to move.
+    MoveNoted {
+        /// Number of the move.
+        number: u64,
+        /// Of which stream.
+        stream: StreamId,
+        /// Which streamlet.
+        streamlet: u32,
+        /// Who has it.
+        from: NodeNumber,
+        /// Who gets it.
+        to: NodeNumber,
+    },
+    /// A move was called off.
+    MoveCalledOff {
+        /// Which.
+        number: u64,
+    },
+    /// In a snapshot: what the other entries do not tell.
+    ClusterCounters {
+        /// The number of the next move.
+        next_move: u64,
+        /// The next owner epoch.
+        next_owner_epoch: u32,
+    },
+    /// In a snapshot: up to where of the coordinators' log it goes.
+    Applied {
+        /// There.
+        place: RaftPlace,
+    },
+    /// Who votes, and who is told.
+    Membership {
+        /// Where in the log it was written; nothing if it is an entry of the log itself.
+        place: Option<RaftPlace>,
+        /// Voters; two lists while one gives way to another.
+        voters: Vec<Vec<u64>>,
+        /// Everybody, with the address for other nodes.
+        nodes: Vec<(u64, String)>,
+    },
+}
+
+struct Writer<'a>(&'a mut Vec<u8>);
+
+impl Writer<'_> {
+    fn u8(&mut self, value: u8) -> &mut Self {
+        self.0.push(value);
+        self
+    }
+    fn u32(&mut self, value: u32) -> &mut Self {
+        self.0.extend_from_slice(&value.to_le_bytes());
+        self
+    }
+    fn u64(&mut self, value: u64) -> &mut Self {
+        self.0.extend_from_slice(&value.to_le_bytes());
+        self
+    }
+    fn bytes(&mut self, value: &[u8]) -> &mut Self {
+        self.0.extend_from_slice(value);
+        self
+    }
+    fn text(&mut self, value: &str) -> &mut Self {
+        self.u32(value.len() as u32).bytes(value.as_bytes())
+    }
+    fn log(&mut self, log: &LogName) -> &mut Self {
+        self.u32(log.node).u32(log.epoch).u32(log.log)
+    }
+    fn place(&mut self, place: &RaftPlace) -> &mut Self {
+        self.u64(place.term).u64(place.leader).u64(place.index)
+    }
+}
+
+struct Fields<'a>(&'a [u8]);
+
+impl<'a> Fields<'a> {
+    fn take(&mut self, bytes: usize) -> Result<&'a [u8], FormatError> {
+        FormatError::need("cluster entry body", bytes, self.0.len())?;
+        let (taken, rest) = self.0.split_at(bytes);
+        self.0 = rest;
+        Ok(taken)
+    }
+    fn u8(&mut self) -> Result<u8, FormatError> {
+        Ok(self.take(1)?[0])
+    }
+    fn u32(&mut self) -> Result<u32, FormatError> {
+        Ok(u32_at(self.take(4)?, 0))
+    }
+    fn u64(&mut self) -> Result<u64, FormatError> {
+        Ok(u64_at(self.take(8)?, 0))
+    }
+    fn uuid(&mut self) -> Result<[u8; 16], FormatError> {
+        let mut uuid = [0; 16];
+        uuid.copy_from_slice(self.take(16)?);
+        Ok(uuid)
+    }
+    fn count(&mut self, field: &'static str, most: usize) -> Result<usize, FormatError> {
+        let count = self.u32()? as usize;
+        if count > most {
+            return Err(FormatError::OverLimit { field, value: count as u64, limit: most as u64 });
+        }
+        Ok(count)
+    }
+    fn text(&mut self, field: &'static str) -> Result<String, FormatError> {
+        let bytes = self.count(field, TEXT_BYTES_MAX)?;
+        let bytes = self.take(bytes)?;
+        std::str::from_utf8(bytes).map(str::to_owned).map_err(|_| FormatError::BadField {
+            field,
+            value: bytes.len() as u64,
+            allowed: "UTF-8",
+        })
+    }
+    fn log(&mut self) -> Result<LogName, FormatError> {
+        Ok(LogName { node: self.u32()?, epoch: self.u32()?, log: self.u32()? })
+    }
+    fn place(&mut self) -> Result<RaftPlace, FormatError> {
+        Ok(RaftPlace { term: self.u64()?, leader: self.u64()?, index: self.u64()? })
+    }
+    fn switch(&mut self, field: &'static str) -> Result<bool, FormatError> {
+        match self.u8()? {
+            0 => Ok(false),
+            1 => Ok(true),
+            other => Err(FormatError::BadField { field, value: other.into(), allowed: "0 or 1" }),
+        }
+    }
+}
+
+impl ClusterEntry {
+    fn kind(&self) -> u16 {
+        match self {
+            ClusterEntry::Catalog(_) => 0,
+            ClusterEntry::Founded { .. } => 20,
+            ClusterEntry::NodeJoined { .. } => 21,
+            ClusterEntry::NodeFenced { .. } => 22,
+            ClusterEntry::NodeRemoved { .. } => 23,
+            ClusterEntry::OwnerChanged { .. } => 24,
+            ClusterEntry::OwnerReturned { .. } => 25,
+            ClusterEntry::GroupsHeld { .. } => 26,
+            ClusterEntry::ViewAgreed { .. } => 27,
+            ClusterEntry::BackupAdded { .. } => 28,
+            ClusterEntry::LogEnded { .. } => 29,
+            ClusterEntry::LogGivenUp { .. } => 30,
+            ClusterEntry::MoveNoted { .. } => 31,
+            ClusterEntry::MoveCalledOff { .. } => 32,
+            ClusterEntry::ClusterCounters { .. } => 33,
+            ClusterEntry::Applied { .. } => 34,
+            ClusterEntry::Membership { .. } => 35,
+        }
+    }
+
+    /// Appends the entry with its header and padding to `out`.
+    pub fn encode(&self, index: u64, out: &mut Vec<u8>) {
+        if let ClusterEntry::Catalog(entry) = self {
+            return entry.encode(index, out);
+        }
+        let start = out.len();
+        out.extend_from_slice(&[0; catalog::ENTRY_HEADER_BYTES]);
+        self.encode_body(&mut Writer(out));
+        let entry = &mut out[start..];
+        let entry_bytes = entry.len();
+        put(entry, 4, &(entry_bytes as u32).to_le_bytes());
+        put(entry, 8, &index.to_le_bytes());
+        put(entry, 16, &self.kind().to_le_bytes());
+        put(entry, 18, &CLUSTER_VERSION.to_le_bytes());
+        let crc = crc32c(&entry[4..]);
+        put(entry, 0, &crc.to_le_bytes());
+        out.resize(start + align8(entry_bytes), 0);
+    }
+
+    fn encode_body(&self, out: &mut Writer<'_>) {
+        match self {
+            ClusterEntry::Catalog(_) => unreachable!("encoded as an entry of the catalog"),
+            ClusterEntry::Founded { cluster, owner_epoch, settings } => {
+                out.bytes(cluster).u32(*owner_epoch).u32(settings.len() as u32);
+                for (name, value) in settings {
+                    out.text(name).text(value);
+                }
+            }
+            ClusterEntry::NodeJoined { node, epoch, uuid, roles, at_ms, rack, doors } => {
+                out.u32(*node).u32(*epoch).bytes(uuid).u64(*at_ms as u64).u32(roles.0.into()).text(rack);
+                out.text(&doors.cluster).text(&doors.native).text(&doors.kafka).text(&doors.http);
+            }
+            ClusterEntry::NodeFenced { node, epoch } => {
+                out.u32(*node).u32(*epoch);
+            }
+            ClusterEntry::NodeRemoved { node } => {
+                out.u32(*node);
+            }
+            ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number } => {
+                out.u64(stream.0).u64(*number).u32(*first).u32(*count).u32(*node).u32(*epoch).u32(*owner_epoch);
+                out.u32(*reason as u32);
+            }
+            ClusterEntry::OwnerReturned { node, epoch, owner_epoch, all } => {
+                out.u32(*node).u32(*epoch).u32(*owner_epoch).u8((*all).into());
+            }
+            other => other.encode_log_or_move(out),
+        }
+    }
+
+    fn encode_log_or_move(&self, out: &mut Writer<'_>) {
+        match self {
+            ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node } => {
+                out.u64(stream.0).u32(*first).u32(*count).u32(*owner_epoch).u32(*node);
+            }
+            ClusterEntry::ViewAgreed { log, view, first, backups } => {
+                out.log(log).u32(*view).u64(*first).u32(backups.len() as u32);
+                for backup in backups {
+                    out.u32(*backup);
+                }
+            }
+            ClusterEntry::BackupAdded { log, view, backup } => {
+                out.log(log).u32(*view).u32(*backup);
+            }
+            ClusterEntry::LogEnded { log, end } => {
+                out.log(log).u64(*end);
+            }
+            ClusterEntry::LogGivenUp { log } => {
+                out.log(log);
+            }
+            ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {
+                out.u64(*number).u64(stream.0).u32(*streamlet).u32(*from).u32(*to);
+            }
+            ClusterEntry::MoveCalledOff { number } => {
+                out.u64(*number);
+            }
+            ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
+                out.u64(*next_move).u32(*next_owner_epoch);
+            }
+            ClusterEntry::Applied { place } => {
+                out.place(place);
+            }
+            ClusterEntry::Membership { place, voters, nodes } => {
+                out.u8(place.is_some().into()).place(&place.unwrap_or_default()).u32(voters.len() as u32);
+                for list in voters {
+                    out.u32(list.len() as u32);
+                    for voter in list {
+                        out.u64(*voter);
+                    }
+                }
+                out.u32(nodes.len() as u32);
+                for (node, address) in nodes {
+                    out.u64(*node).text(address);
+                }
+            }
+            other => unreachable!("{other:?} is encoded before"),
+        }
+    }
+
+    /// Reads and verifies the entry at the start of `bytes`: its index, itself, and the bytes it takes with padding.
+    pub fn parse(bytes: &[u8]) -> Result<(u64, ClusterEntry, usize), FormatError> {
+        FormatError::need("cluster entry header", catalog::ENTRY_HEADER_BYTES, bytes.len())?;
+        if u16_at(bytes, 16) < 20 {
+            let (index, entry, size) = catalog::Entry::parse(bytes)?;
+            return Ok((index, ClusterEntry::Catalog(entry), size));
+        }
+        let entry_bytes = u32_at(bytes, 4) as usize;
+        let limit = CLUSTER_ENTRY_BYTES_MAX;
+        if !(catalog::ENTRY_HEADER_BYTES..=limit).contains(&entry_bytes) {
+            return Err(FormatError::BadField {
+                field: "cluster_entry.entry_bytes",
+                value: entry_bytes as u64,
+                allowed: "24 to 2 MiB",
+            });
+        }
+        FormatError::need("cluster entry", align8(entry_bytes), bytes.len())?;
+        let (found, computed) = (u32_at(bytes, 0), crc32c(&bytes[4..entry_bytes]));
+        if found != computed {
+            return Err(FormatError::Checksum { what: "cluster_entry.checksum", found, computed });
+        }
+        if u16_at(bytes, 18) != CLUSTER_VERSION {
+            let value = u16_at(bytes, 18).into();
+            return Err(FormatError::BadField { field: "cluster_entry.version", value, allowed: "1" });
+        }
+        let mut body = Fields(&bytes[catalog::ENTRY_HEADER_BYTES..entry_bytes]);
+        let entry = ClusterEntry::parse_body(u16_at(bytes, 16), &mut body)?;
+        if !body.0.is_empty() {
+            let value = body.0.len() as u64;
+            return Err(FormatError::BadField { field: "cluster_entry.rest", value, allowed: "no byte behind it" });
+        }
+        Ok((u64_at(bytes, 8), entry, align8(entry_bytes)))
+    }
+
+    fn parse_body(kind: u16, body: &mut Fields<'_>) -> Result<ClusterEntry, FormatError> {
+        Ok(match kind {
+            20 => {
+                let (cluster, owner_epoch) = (body.uuid()?, body.u32()?);
+                let count = body.count("cluster_entry.settings", SETTINGS_MAX)?;
+                let setting = |body: &mut Fields<'_>| Ok((body.text("cluster_entry.setting")?, body.text("value")?));
+                let settings = (0..count).map(|_| setting(body)).collect::<Result<_, FormatError>>()?;
+                ClusterEntry::Founded { cluster, owner_epoch, settings }
+            }
+            21 => {
+                let (node, epoch, uuid, at_ms) = (body.u32()?, body.u32()?, body.uuid()?, body.u64()? as i64);
+                let roles = match body.u32()? {
+                    roles @ 1..=7 => Roles(roles as u8),
+                    other => {
+                        let (field, allowed) = ("cluster_entry.roles", "1 to 7");
+                        return Err(FormatError::BadField { field, value: other.into(), allowed });
+                    }
+                };
+                let rack = body.text("cluster_entry.rack")?;
+                let mut door = || body.text("cluster_entry.door");
+                let doors = Doors { cluster: door()?, native: door()?, kafka: door()?, http: door()? };
+                ClusterEntry::NodeJoined { node, epoch, uuid, roles, at_ms, rack, doors }
+            }
+            22 => ClusterEntry::NodeFenced { node: body.u32()?, epoch: body.u32()? },
+            23 => ClusterEntry::NodeRemoved { node: body.u32()? },
+            24 => {
+                let (stream, number, first, count) = (StreamId(body.u64()?), body.u64()?, body.u32()?, body.u32()?);
+                let (node, epoch, owner_epoch) = (body.u32()?, body.u32()?, body.u32()?);
+                let reason = match body.u32()? {
+                    0 => OwnerReason::First,
+                    1 => OwnerReason::Recovered,
+                    2 => OwnerReason::Moved,
+                    other => {
+                        let (field, allowed) = ("cluster_entry.reason", "0 to 2");
+                        return Err(FormatError::BadField { field, value: other.into(), allowed });
+                    }
+                };
+                ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number }
+            }
+            25 => {
+                let (node, epoch, owner_epoch) = (body.u32()?, body.u32()?, body.u32()?);
+                ClusterEntry::OwnerReturned { node, epoch, owner_epoch, all: body.switch("cluster_entry.all")? }
+            }
+            _ => return ClusterEntry::parse_log_or_move(kind, body),
+        })
+    }
+
+    fn parse_log_or_move(kind: u16, body: &mut Fields<'_>) -> Result<ClusterEntry, FormatError> {
+        Ok(match kind {
+            26 => ClusterEntry::GroupsHeld {
+                stream: StreamId(body.u64()?),
+                first: body.u32()?,
+                count: body.u32()?,
+                owner_epoch: body.u32()?,
+                node: body.u32()?,
+            },
+            27 => {
+                let (log, view, first) = (body.log()?, body.u32()?, body.u64()?);
+                let count = body.count("cluster_entry.backups", BACKUPS_MAX)?;
+                let backups = (0..count).map(|_| body.u32()).collect::<Result<_, _>>()?;
+                ClusterEntry::ViewAgreed { log, view, first, backups }
+            }
+            28 => ClusterEntry::BackupAdded { log: body.log()?, view: body.u32()?, backup: body.u32()? },
+            29 => ClusterEntry::LogEnded { log: body.log()?, end: body.u64()? },
+            30 => ClusterEntry::LogGivenUp { log: body.log()? },
+            31 => ClusterEntry::MoveNoted {
+                number: body.u64()?,
+                stream: StreamId(body.u64()?),
+                streamlet: body.u32()?,
+                from: body.u32()?,
+                to: body.u32()?,
+            },
+            32 => ClusterEntry::MoveCalledOff { number: body.u64()? },
+            33 => ClusterEntry::ClusterCounters { next_move: body.u64()?, next_owner_epoch: body.u32()? },
+            34 => ClusterEntry::Applied { place: body.place()? },
+            35 => {
+                let has_place = body.switch("cluster_entry.has_place")?;
+                let place = Some(body.place()?).filter(|_| has_place);
+                let mut voters = Vec::new();
+                for _ in 0..body.count("cluster_entry.voter_lists", 2)? {
+                    let count = body.count("cluster_entry.voters", MEMBERS_MAX)?;
+                    voters.push((0..count).map(|_| body.u64()).collect::<Result<_, _>>()?);
+                }
+                let count = body.count("cluster_entry.nodes", MEMBERS_MAX)?;
+                let node = |body: &mut Fields<'_>| Ok((body.u64()?, body.text("cluster_entry.address")?));
+                let nodes = (0..count).map(|_| node(body)).collect::<Result<_, FormatError>>()?;
+                ClusterEntry::Membership { place, voters, nodes }
+            }
+            _ => {
+                let (field, value) = ("cluster_entry.kind", kind.into());
+                return Err(FormatError::BadField { field, value, allowed: "20 to 35" });
+            }
+        })
+    }
+}
+
+/// One of each kind, for tests and documents.
+pub fn examples() -> Vec<(&'static str, ClusterEntry)> {
+    let log = LogName { node: 2, epoch: 7, log: 1 };
+    let stream = StreamId(17);
+    let doors = Doors {
+        cluster: "10.0.0.2:7072".into(),
+        native: "10.0.0.2:7070".into(),
+        kafka: "10.0.0.2:9092".into(),
+        http: String::new(),
+    };
+    let place = RaftPlace { term: 3, leader: 1, index: 12 };
+    vec![
+        (
+            "cluster founded",
+            ClusterEntry::Founded {
+                cluster: *b"0123456789abcdef",
+                owner_epoch: 5,
+                settings: vec![("network.frame_bytes_max".into(), "32MiB".into())],
+            },
+        ),
+        (
+            "node joined",
+            ClusterEntry::NodeJoined {
+                node: 2,
+                epoch: 7,
+                uuid: *b"fedcba9876543210",
+                roles: Roles::ALL,
+                at_ms: 1_700_000_000_000,
+                rack: "b".into(),
+                doors,
+            },
+        ),
+        ("node fenced", ClusterEntry::NodeFenced { node: 2, epoch: 7 }),
+        ("node removed", ClusterEntry::NodeRemoved { node: 2 }),
+        (
+            "owner changed",
+            ClusterEntry::OwnerChanged {
+                stream,
+                first: 1,
+                count: 3,
+                node: 2,
+                epoch: 7,
+                owner_epoch: 9,
+                reason: OwnerReason::Moved,
+                number: 4,
+            },
+        ),
+        ("owner returned", ClusterEntry::OwnerReturned { node: 2, epoch: 8, owner_epoch: 10, all: true }),
+        ("groups held", ClusterEntry::GroupsHeld { stream, first: 1, count: 3, owner_epoch: 8, node: 1 }),
+        ("view agreed", ClusterEntry::ViewAgreed { log, view: 2, first: 100, backups: vec![1, 3] }),
+        ("backup added", ClusterEntry::BackupAdded { log, view: 1, backup: 3 }),
+        ("log ended", ClusterEntry::LogEnded { log, end: 120 }),
+        ("log given up", ClusterEntry::LogGivenUp { log }),
+        ("move noted", ClusterEntry::MoveNoted { number: 4, stream, streamlet: 1, from: 1, to: 2 }),
+        ("move called off", ClusterEntry::MoveCalledOff { number: 4 }),
+        ("cluster counters", ClusterEntry::ClusterCounters { next_move: 5, next_owner_epoch: 11 }),
+        ("applied", ClusterEntry::Applied { place }),
+        (
+            "membership",
+            ClusterEntry::Membership {
+                place: Some(place),
+                voters: vec![vec![1, 2]],
+                nodes: vec![(1, "10.0.0.1:7072".into()), (2, "10.0.0.2:7072".into())],
+            },
+        ),
+    ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn each_kind_comes_back_and_a_flipped_bit_or_a_missing_end_is_noticed() {
+        for (name, entry) in examples() {
+            let mut bytes = Vec::new();
+            entry.encode(9, &mut bytes);
+            assert_eq!(ClusterEntry::parse(&bytes), Ok((9, entry, bytes.len())), "{name}");
+            let unpadded = u32_at(&bytes, 4) as usize;
+            for end in 0..bytes.len() {
+                assert!(ClusterEntry::parse(&bytes[..end]).is_err(), "{name} cut at {end}");
+            }
+            for bit in 0..unpadded * 8 {
+                bytes[bit / 8] ^= 1 << (bit % 8);
+                assert!(ClusterEntry::parse(&bytes).is_err(), "{name}, bit {bit}");
+                bytes[bit / 8] ^= 1 << (bit % 8);
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_bodies_never_panic(kind in 20u16..40, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let _ = ClusterEntry::parse_body(kind, &mut Fields(&body));
+        }
+    }
+}
