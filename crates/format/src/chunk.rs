@@ -31,7 +31,7 @@
 //! The broker's checksum covers the producer's, so header and payload cannot be mixed between chunks. What a broker
 //! writes (40 bytes) and what a producer writes are apart, so that appending does not touch the producer's checksum.
 
-use crate::checksum::{crc32c, crc32c_combine};
+use crate::checksum::{Crc32c, crc32c, crc32c_combine};
 use crate::record::RECORD_HEADER_BYTES;
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
 use crate::{
@@ -425,33 +425,7 @@ pub fn seal_in_place(
     record_count: u32,
     max_timestamp_ms: i64,
 ) -> Result<(), FormatError> {
-    let crc = |buffer: &[u8]| crc32c(&buffer[PRODUCER_PART_AT + 4..]);
-    seal(buffer, target, kind, compression, record_count, max_timestamp_ms, crc)
-}
-
-/// Turns `buffer`, 96 bytes of room and then a record batch of Kafka's, into a sealed chunk with its padding, without a look
-/// at the batch's bytes from `known_from` on: their CRC-32C is `known_crc`, or so the batch says. The chunk's checksum is
-/// right if and only if that is true, and is verified when the chunk is appended, like every chunk's.
-///
-/// # Errors
-/// As [`seal_in_place`].
-///
-/// # Panics
-/// If `buffer` is shorter than [`CHUNK_HEADER_BYTES`] and `known_from`.
-pub fn seal_kafka_batch(
-    buffer: &mut Vec<u8>,
-    target: &ChunkTarget,
-    record_count: u32,
-    max_timestamp_ms: i64,
-    known_from: usize,
-    known_crc: u32,
-) -> Result<(), FormatError> {
-    let crc = |buffer: &[u8]| {
-        let (seen, known) =
-            buffer[PRODUCER_PART_AT + 4..].split_at(CHUNK_HEADER_BYTES - PRODUCER_PART_AT - 4 + known_from);
-        crc32c_combine(crc32c(seen), known_crc, known.len() as u64)
-    };
-    seal(buffer, target, PayloadKind::KafkaBatch, Compression::None, record_count, max_timestamp_ms, crc)
+    seal(buffer, target, kind, compression, record_count, max_timestamp_ms)
 }
 
 fn seal(
@@ -461,10 +435,27 @@ fn seal(
     compression: Compression,
     record_count: u32,
     max_timestamp_ms: i64,
-    checksum: impl Fn(&[u8]) -> u32,
 ) -> Result<(), FormatError> {
     let unpadded = buffer.len();
-    let payload_bytes = unpadded - CHUNK_HEADER_BYTES;
+    let (header, payload) = buffer.split_at_mut(CHUNK_HEADER_BYTES);
+    write_header(header, payload.len(), target, kind, compression, record_count, max_timestamp_ms)?;
+    let crc = crc32c(&buffer[PRODUCER_PART_AT + 4..]);
+    put(buffer, PRODUCER_PART_AT, &crc.to_le_bytes());
+    buffer.resize(align8(unpadded), 0);
+    Ok(())
+}
+
+/// Writes everything but the checksum into `header`, of 96 bytes.
+fn write_header(
+    header: &mut [u8],
+    payload_bytes: usize,
+    target: &ChunkTarget,
+    kind: PayloadKind,
+    compression: Compression,
+    record_count: u32,
+    max_timestamp_ms: i64,
+) -> Result<(), FormatError> {
+    let unpadded = CHUNK_HEADER_BYTES + payload_bytes;
     if align8(unpadded) > limits::CHUNK_BYTES_MAX {
         return Err(FormatError::OverLimit {
             field: "chunk bytes",
@@ -483,7 +474,6 @@ fn seal(
             limit: records_max.into(),
         });
     }
-    let header = &mut buffer[..CHUNK_HEADER_BYTES];
     header[..PRODUCER_PART_AT].fill(0);
     put(header, 44, &CHUNK_MAGIC.to_le_bytes());
     header[46] = CHUNK_VERSION;
@@ -498,10 +488,100 @@ fn seal(
     put(header, 72, &target.producer_id.0.to_le_bytes());
     put(header, 80, &target.sequence.to_le_bytes());
     put(header, 88, &max_timestamp_ms.to_le_bytes());
-    let crc = checksum(buffer);
-    put(buffer, PRODUCER_PART_AT, &crc.to_le_bytes());
-    buffer.resize(align8(unpadded), 0);
     Ok(())
+}
+
+/// A chunk that can be appended: in one piece ([`ChunkView`]), or with its payload elsewhere than its header ([`KafkaChunk`]).
+pub trait Chunk {
+    /// The producer's fields.
+    fn header(&self) -> &ChunkHeader;
+
+    /// Verifies the producer's checksum: nothing that the producer wrote has changed.
+    ///
+    /// # Errors
+    /// [`FormatError::Checksum`].
+    fn verify(&self) -> Result<(), FormatError>;
+
+    /// The bytes from [`PRODUCER_PART_AT`] up to the end of the payload, in two runs of which the second may be empty.
+    fn parts(&self) -> (&[u8], &[u8]);
+}
+
+impl Chunk for ChunkView<'_> {
+    #[inline]
+    fn header(&self) -> &ChunkHeader {
+        &self.header
+    }
+    #[inline]
+    fn verify(&self) -> Result<(), FormatError> {
+        ChunkView::verify(self)
+    }
+    #[inline]
+    fn parts(&self) -> (&[u8], &[u8]) {
+        (&self.bytes[PRODUCER_PART_AT..self.header.unpadded_bytes()], &[])
+    }
+}
+
+/// A record batch of Kafka's where it came in, and the header of the chunk that it is to be.
+///
+/// The batch's bytes from `known_from` on are not looked at to make the header: their CRC-32C is `known_crc`, or so the batch
+/// says. The chunk's checksum is right if and only if that is true, so verifying one verifies the other, in one pass.
+#[derive(Clone, Copy, Debug)]
+pub struct KafkaChunk<'a> {
+    fields: ChunkHeader,
+    header: [u8; CHUNK_HEADER_BYTES],
+    batch: &'a [u8],
+    known_from: usize,
+    known_crc: u32,
+}
+
+impl<'a> KafkaChunk<'a> {
+    /// The chunk that has the batch as its payload.
+    ///
+    /// # Errors
+    /// As [`seal_in_place`].
+    ///
+    /// # Panics
+    /// If the batch is shorter than `known_from`.
+    pub fn new(
+        batch: &'a [u8],
+        target: &ChunkTarget,
+        record_count: u32,
+        max_timestamp_ms: i64,
+        known_from: usize,
+        known_crc: u32,
+    ) -> Result<KafkaChunk<'a>, FormatError> {
+        let mut header = [0; CHUNK_HEADER_BYTES];
+        let (kind, compression) = (PayloadKind::KafkaBatch, Compression::None);
+        write_header(&mut header, batch.len(), target, kind, compression, record_count, max_timestamp_ms)?;
+        let (seen, known) = batch.split_at(known_from);
+        let mut crc = Crc32c::new();
+        crc.update(&header[PRODUCER_PART_AT + 4..]);
+        crc.update(seen);
+        let crc = crc32c_combine(crc.finish(), known_crc, known.len() as u64);
+        put(&mut header, PRODUCER_PART_AT, &crc.to_le_bytes());
+        let fields = ChunkHeader::parse(&header)?;
+        Ok(KafkaChunk { fields, header, batch, known_from, known_crc })
+    }
+}
+
+impl Chunk for KafkaChunk<'_> {
+    #[inline]
+    fn header(&self) -> &ChunkHeader {
+        &self.fields
+    }
+    #[inline]
+    fn verify(&self) -> Result<(), FormatError> {
+        let (found, computed) = (self.known_crc, crc32c(&self.batch[self.known_from..]));
+        if found == computed {
+            Ok(())
+        } else {
+            Err(FormatError::Checksum { what: "the batch's checksum", found, computed })
+        }
+    }
+    #[inline]
+    fn parts(&self) -> (&[u8], &[u8]) {
+        (&self.header[PRODUCER_PART_AT..], self.batch)
+    }
 }
 
 /// The chunks of a contiguous run, in order: a read's data, a segment's bytes. Ends after the first error.

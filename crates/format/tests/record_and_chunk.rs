@@ -1,6 +1,7 @@
 //! Records and chunks: limits, every way to be wrong, and properties over any of them.
 
-use kera_format::chunk::{ChunkTarget, Chunks, NO_TIMESTAMP, PayloadKind, seal_in_place};
+use kera_format::checksum::crc32c;
+use kera_format::chunk::{Chunk, ChunkTarget, Chunks, KafkaChunk, NO_TIMESTAMP, PayloadKind, seal_in_place};
 use kera_format::ids::*;
 use kera_format::{
     BrokerPart, CHUNK_HEADER_BYTES, ChunkBuilder, ChunkHeader, ChunkView, Compression, FormatError, Record, RecordView,
@@ -172,6 +173,32 @@ proptest! {
         let read: Vec<_> = Records::new(&payload).collect::<Result<_, _>>().unwrap();
         prop_assert_eq!(read.len(), records.len());
         records.iter().zip(&read).for_each(|(record, view)| record.is(view));
+    }
+
+    /// A batch beside its header is the chunk that the same bytes in one piece are, checksum included, and is verified by the
+    /// batch's own checksum.
+    #[test]
+    fn a_batch_beside_its_header_is_the_chunk_that_it_is_in_one_piece(
+        batch in proptest::collection::vec(any::<u8>(), 21..600),
+        target in any_target(),
+        changed in any::<prop::sample::Index>(),
+    ) {
+        let crc = crc32c(&batch[21..]);
+        let beside = KafkaChunk::new(&batch, &target, 1, 5, 21, crc).unwrap();
+        let mut whole = vec![0; CHUNK_HEADER_BYTES];
+        whole.extend_from_slice(&batch);
+        seal_in_place(&mut whole, &target, PayloadKind::KafkaBatch, Compression::None, 1, 5).unwrap();
+        let view = ChunkView::parse(&whole).unwrap();
+        prop_assert_eq!(Chunk::header(&beside), view.header());
+        prop_assert_eq!((beside.verify(), view.verify()), (Ok(()), Ok(())));
+        let parts = |chunk: &dyn Chunk| [chunk.parts().0, chunk.parts().1].concat();
+        prop_assert_eq!(parts(&beside), parts(&view));
+        // What the batch says of itself is not true: it cannot be verified.
+        let mut damaged = batch.clone();
+        let at = changed.index(batch.len());
+        damaged[at] ^= 4;
+        let beside = KafkaChunk::new(&damaged, &target, 1, 5, 21, crc).unwrap();
+        prop_assert_eq!(beside.verify().is_err(), at >= 21, "the first bytes are the broker's to change");
     }
 
     #[test]

@@ -8,10 +8,10 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kera_format::chunk::{ChunkTarget, seal_kafka_batch};
+use kera_format::chunk::{ChunkTarget, KafkaChunk};
 use kera_format::kafka_groups::OffsetKey;
 use kera_format::kafka_transactions::{AbortedRange, Touched};
-use kera_format::{CHUNK_HEADER_BYTES, ChunkView, ProducerEpoch, ProducerId};
+use kera_format::{ProducerEpoch, ProducerId};
 use kera_log::{AppendError, Appended, Lane, Observer};
 
 use crate::batch::{self, CHECKED_FROM};
@@ -193,11 +193,8 @@ pub(crate) fn append_marker(
 ) -> Result<Appended, AppendError> {
     let marker = batch::marker(producer, commit, now_ms);
     let crc = batch::crc_of(&marker);
-    let mut chunk = vec![0; CHUNK_HEADER_BYTES];
-    chunk.extend_from_slice(&marker);
     let target = ChunkTarget { stream: lane.stream_id(), streamlet: lane.streamlet_id(), ..ChunkTarget::default() };
-    seal_kafka_batch(&mut chunk, &target, 1, now_ms, CHECKED_FROM, crc)?;
-    lane.append(&ChunkView::parse(&chunk)?, now_ms)
+    lane.append(&KafkaChunk::new(&marker, &target, 1, now_ms, CHECKED_FROM, crc)?, now_ms)
 }
 
 /// The thread. It ends when the door is gone.

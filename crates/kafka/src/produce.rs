@@ -1,15 +1,15 @@
 //! Produce: record batches from a request into lanes, one chunk each, verbatim.
 //!
-//! The request is read in place; a batch is copied behind a chunk's header and then appended like every chunk
+//! The request is read in place, and a batch is appended from where it lies, behind the header of its chunk
 //! (docs/write-path.md). Its checksum is verified by the append: the chunk's is computed from the one that the batch carries
-//! ([`seal_kafka_batch`]), so a wrong one does not fit. When the arena is full the request stops where it is and goes on when there
-//! is room. An answer waits until everything that it acknowledges is as durable as its stream asks, also with acks = 1.
+//! ([`KafkaChunk`]), so that the bytes are gone through once. When the arena is full the request stops where it is and goes on
+//! when there is room. An answer waits until everything that it acknowledges is as durable as its stream asks, also with acks = 1.
 
 use std::sync::Arc;
 
 use kafka_protocol::ResponseError;
-use kera_format::chunk::{ChunkTarget, seal_kafka_batch};
-use kera_format::{CHUNK_HEADER_BYTES, ChunkView, FormatError, ProducerEpoch, ProducerId};
+use kera_format::chunk::{Chunk, ChunkTarget, KafkaChunk};
+use kera_format::{FormatError, ProducerEpoch, ProducerId};
 use kera_log::{AppendError, Appended, DurabilitySink, Lane, Observer, SinkErrorKind, Ticket};
 use kera_rpc::Outbox;
 use uuid::Uuid;
@@ -30,8 +30,6 @@ const VERSION_TELLS_ABORTABLE: i16 = 11;
 const VERSION_ADDS_PARTITIONS: i16 = 12;
 /// From this version on topics are named by their ids.
 const VERSION_TOPIC_IDS: i16 = 13;
-/// The scratch buffer above this is given back.
-const SCRATCH_BYTES_KEPT: usize = 2 << 20;
 /// Tries of one batch before the session gives other connections a turn, when blocks come back but not to it.
 const SPACE_TRIES: usize = 4;
 
@@ -113,7 +111,6 @@ struct Partial {
 #[derive(Default)]
 pub(crate) struct Producing {
     partial: Option<Partial>,
-    scratch: Vec<u8>,
 }
 
 /// A request's fields in front of its topics.
@@ -188,7 +185,6 @@ pub(crate) fn each_batch<'a>(
 /// What the walk that appends carries along.
 struct Appending<'a> {
     core: &'a mut Core,
-    scratch: &'a mut Vec<u8>,
     partial: &'a mut Partial,
     refuse: Option<Written>,
     transactional_id: Option<&'a str>,
@@ -241,7 +237,6 @@ impl Producing {
         let out_of_time = now_us >= partial.deadline_us;
         let mut appending = Appending {
             core,
-            scratch: &mut self.scratch,
             partial: &mut partial,
             refuse,
             transactional_id,
@@ -261,9 +256,6 @@ impl Producing {
             |all, index, records| all.partition(index, records),
             |_| {},
         )?;
-        if self.scratch.capacity() > SCRATCH_BYTES_KEPT {
-            self.scratch = Vec::new();
-        }
         if !whole {
             self.partial = Some(partial);
             return Ok(Outcome::Blocked);
@@ -337,10 +329,6 @@ impl Appending<'_> {
             let why = "a transactional id and transactional batches come together";
             return Some(Written::refused(ResponseError::InvalidTxnState, why));
         }
-        let mut scratch = std::mem::take(self.scratch);
-        scratch.clear();
-        scratch.resize(CHUNK_HEADER_BYTES, 0);
-        scratch.extend_from_slice(batch);
         let known = header.producer_id > 0;
         let target = ChunkTarget {
             stream: lane.stream_id(),
@@ -350,16 +338,13 @@ impl Appending<'_> {
             sequence: if known { header.last_sequence() } else { 0 },
         };
         let (count, max_timestamp_ms) = (header.record_count, header.max_timestamp_ms);
-        let sealed = seal_kafka_batch(&mut scratch, &target, count, max_timestamp_ms, CHECKED_FROM, header.crc);
-        let written = match sealed.and_then(|()| ChunkView::parse(&scratch)) {
+        match KafkaChunk::new(batch, &target, count, max_timestamp_ms, CHECKED_FROM, header.crc) {
             Ok(chunk) => match self.transactional_id {
                 Some(id) => self.append_in_transaction(lane, &chunk, id, (&topic.name, partition), &header),
                 None => self.append_chunk(lane, &chunk).map(|appended| self.appended(lane, appended)),
             },
             Err(error) => Some(refusal(&AppendError::Format(error))),
-        };
-        *self.scratch = scratch;
-        written
+        }
     }
 
     /// Appends a batch if it belongs to the producer's transaction. Under the partition's lock from the question to the answer:
@@ -367,7 +352,7 @@ impl Appending<'_> {
     fn append_in_transaction(
         &mut self,
         lane: &Arc<Lane>,
-        chunk: &ChunkView<'_>,
+        chunk: &KafkaChunk<'_>,
         id: &str,
         (topic, partition): (&str, i32),
         header: &BatchHeader,
@@ -409,7 +394,7 @@ impl Appending<'_> {
     }
 
     /// Appends a chunk, or says why not; `None` if there is no room.
-    fn append_chunk(&mut self, lane: &Arc<Lane>, chunk: &ChunkView<'_>) -> Option<Result<Appended, AppendError>> {
+    fn append_chunk(&mut self, lane: &Arc<Lane>, chunk: &KafkaChunk<'_>) -> Option<Result<Appended, AppendError>> {
         let log = self.core.door.broker.log();
         for _ in 0..SPACE_TRIES {
             match lane.append(chunk, self.now_ms) {

@@ -19,9 +19,9 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
-use kera_format::chunk::PRODUCER_PART_AT;
+use kera_format::chunk::{Chunk, PRODUCER_PART_AT};
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress, SegmentState, at, closed_checksum};
-use kera_format::{BrokerPart, ChunkHeader, ChunkView, FormatError, SegmentId};
+use kera_format::{BrokerPart, ChunkHeader, FormatError, SegmentId};
 
 use crate::arena::{ArenaFull, Block};
 use crate::copy::{copy_past_caches, prepare_to_write};
@@ -265,20 +265,23 @@ impl Segment {
     /// Only for the lane that the segment is the open one of, under its lock, with `position` at the head or (replay) where
     /// the caller knows that nobody reads; the chunk must fit, into [memory](Segment::has_memory) too.
     #[inline]
-    pub(crate) fn put_chunk(&self, position: u32, chunk: &ChunkView<'_>, part: &BrokerPart) -> Result<(), FormatError> {
-        let (source, unpadded) = (chunk.as_bytes(), chunk.header().unpadded_bytes());
+    pub(crate) fn put_chunk(&self, position: u32, chunk: &impl Chunk, part: &BrokerPart) -> Result<(), FormatError> {
+        let (total, unpadded) = (chunk.header().total_bytes(), chunk.header().unpadded_bytes());
         let position = position as usize;
-        assert!(position >= SEGMENT_HEADER_BYTES && position + source.len() <= self.block.bytes(), "the chunk fits");
+        assert!(position >= SEGMENT_HEADER_BYTES && position + total <= self.block.bytes(), "the chunk fits");
         // SAFETY: behind the head, which only the caller writes (see above), and within the block, asserted.
-        let target = unsafe { std::slice::from_raw_parts_mut(self.base().add(position), source.len()) };
+        let target = unsafe { std::slice::from_raw_parts_mut(self.base().add(position), total) };
         // The source is in a buffer that nobody else has, so what is verified is what is copied; and it is in a near cache,
         // while the target usually is not: verified there, the checksum would wait for memory.
         chunk.verify()?;
-        let (target_part, source_part) = (&mut target[PRODUCER_PART_AT..unpadded], &source[PRODUCER_PART_AT..unpadded]);
-        if unpadded >= LARGE_CHUNK_BYTES {
-            copy_past_caches(target_part, source_part);
-        } else {
-            target_part.copy_from_slice(source_part);
+        let (first, second) = chunk.parts();
+        let (first_target, second_target) = target[PRODUCER_PART_AT..unpadded].split_at_mut(first.len());
+        for (target, source) in [(first_target, first), (second_target, second)] {
+            if source.len() >= LARGE_CHUNK_BYTES {
+                copy_past_caches(target, source);
+            } else {
+                target.copy_from_slice(source);
+            }
         }
         target[unpadded..].fill(0);
         part.stamp(target);

@@ -5,9 +5,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use kera_format::chunk::Chunk;
 use kera_format::limits::SEGMENT_BYTES_MIN;
 use kera_format::segment::{SegmentHeader, SegmentState};
-use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, Durability, FormatError, StreamOptions};
+use kera_format::{BrokerPart, ChunkHeader, Cursor, Durability, FormatError, StreamOptions};
 use parking_lot::MutexGuard;
 
 use super::{Lane, LaneState, Open};
@@ -92,7 +93,7 @@ impl Lane {
     ///
     /// With durability `process` it is readable, and may be acknowledged, on return. With `power` it is appended, and
     /// readable and acknowledged when its ticket is durable. An error leaves no trace.
-    pub fn append(self: &Arc<Self>, chunk: &ChunkView<'_>, now_ms: i64) -> Result<Appended, AppendError> {
+    pub fn append(self: &Arc<Self>, chunk: &impl Chunk, now_ms: i64) -> Result<Appended, AppendError> {
         let header = chunk.header();
         self.check_target(header)?;
         let mut guard = self.state.lock();
@@ -100,7 +101,7 @@ impl Lane {
         if admission != Admission::Next || guard.deleted {
             return self.not_appended(&guard, chunk, admission);
         }
-        let bytes = chunk.as_bytes().len() as u32;
+        let bytes = chunk.header().total_bytes() as u32;
         if guard.open.as_ref().is_none_or(|open| open.room() < bytes) {
             guard = self.make_room(guard, bytes, now_ms)?;
         }
@@ -119,10 +120,10 @@ impl Lane {
     fn put(
         self: &Arc<Self>,
         state: &mut LaneState,
-        chunk: &ChunkView<'_>,
+        chunk: &impl Chunk,
         now_ms: i64,
     ) -> Result<(Appended, Wake), AppendError> {
-        let (header, bytes) = (chunk.header(), chunk.as_bytes().len() as u32);
+        let (header, bytes) = (chunk.header(), chunk.header().total_bytes() as u32);
         let open = state.open.as_mut().expect("room was made in the open segment");
         if let Some(sink) = &open.sink {
             sink.healthy()?;
@@ -188,7 +189,7 @@ impl Lane {
     fn not_appended(
         &self,
         state: &LaneState,
-        chunk: &ChunkView<'_>,
+        chunk: &impl Chunk,
         admission: Admission,
     ) -> Result<Appended, AppendError> {
         if state.deleted {

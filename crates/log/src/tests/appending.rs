@@ -1,5 +1,7 @@
 //! Appending: what is refused, what rolls, what is durable when.
 
+use kera_format::checksum::crc32c;
+use kera_format::chunk::KafkaChunk;
 use kera_format::{FormatError, GroupId, SegmentIndex};
 
 use super::*;
@@ -14,6 +16,38 @@ fn the_first_chunk_opens_the_first_group() {
     let cursor = Cursor { group: GroupId::new(0, 1), segment: SegmentIndex(0), position: 128 };
     assert_eq!(appended, Appended { cursor, base_ordinal: 0, duplicate: false, ticket: None });
     assert_eq!(node.lane().durable_ordinal(), 1);
+}
+
+/// Small ones and those that are copied past the caches.
+#[test]
+fn a_batch_beside_its_header_is_stored_in_one_piece() {
+    let node = node();
+    let lane = node.lane();
+    let batches: Vec<Vec<u8>> = [61_u32, 1000, 8191, 8193, 30_011]
+        .iter()
+        .map(|bytes| (0..*bytes).map(|n| ((n * 7) >> 2) as u8).collect())
+        .collect();
+    let chunk = |batch: &[u8], crc| {
+        let target = ChunkTarget { stream: STREAM, ..ChunkTarget::default() };
+        lane.append(&KafkaChunk::new(batch, &target, 1, 3, 21, crc).unwrap(), 5)
+    };
+    for batch in &batches {
+        let crc = crc32c(&batch[21..]);
+        let refused = chunk(batch, crc ^ 1);
+        assert!(matches!(refused, Err(AppendError::Format(FormatError::Checksum { .. }))), "{refused:?}");
+        chunk(batch, crc).unwrap();
+    }
+    let read = lane.read(start(), 1 << 20, true).unwrap();
+    let stored = read.data.iter().flat_map(|bytes| kera_format::chunk::Chunks::new(bytes)).map(Result::unwrap);
+    let stored: Vec<_> = stored.collect();
+    assert_eq!(stored.len(), batches.len());
+    for (chunk, batch) in stored.iter().zip(&batches) {
+        assert_eq!(
+            (chunk.payload(), chunk.verify(), chunk.header().kind),
+            (&batch[..], Ok(()), PayloadKind::KafkaBatch)
+        );
+        assert!(chunk.broker().is_ok());
+    }
 }
 
 #[test]
