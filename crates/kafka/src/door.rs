@@ -58,9 +58,9 @@ pub struct DoorConfig {
     pub fetch_session_partitions_max: usize,
     /// Longest that a produce request waits for room or for its disk, in milliseconds.
     pub produce_wait_ms_max: u32,
-    /// Produce requests of one connection that may wait for the disk.
+    /// Produce requests of one connection that may wait for the disk, or answers to commits of offsets.
     pub in_flight_requests_max: usize,
-    /// The largest request that is not Produce, in bytes.
+    /// The largest request that is not Produce, in bytes, and the most that answers which wait for the disk may have.
     pub control_bytes_max: usize,
 }
 

@@ -90,6 +90,8 @@ pub(crate) struct Fetching {
     asked: FetchRequest,
     /// Its session, or why it is refused as a whole.
     mode: Result<Mode, ResponseError>,
+    /// Data bytes of the whole answer.
+    bytes_max: usize,
     started_us: u64,
     deadline_us: u64,
     seen: Option<Seen>,
@@ -125,7 +127,10 @@ impl Fetching {
         }
         let wait_ms = u64::try_from(asked.max_wait_ms).unwrap_or(0).min(core.door.config.fetch_wait_ms_max.into());
         let deadline_us = now_us + wait_ms * 1000;
-        Fetching { request, asked, mode, started_us: now_us, deadline_us, seen: None }
+        let most = usize::try_from(asked.max_bytes).unwrap_or(0).min(core.door.config.fetch_bytes_max);
+        let least = usize::try_from(asked.min_bytes).unwrap_or(0).min(most);
+        let bytes_max = core.pace.asked(now_us, most).max(least);
+        Fetching { request, asked, mode, bytes_max, started_us: now_us, deadline_us, seen: None }
     }
 
     pub(crate) fn started_us(&self) -> u64 {
@@ -162,6 +167,7 @@ impl Fetching {
                 }
                 let (session, shown) = self.tell_session(core, &found, now_us);
                 self.send(0, session, &found, shown.as_deref(), out);
+                core.pace.answered(now_us, bytes);
                 return true;
             }
             let seen = self.seen.get_or_insert_with(|| {
@@ -206,17 +212,12 @@ impl Fetching {
                 let known = known.get_or_insert_with(|| self.topic(core, topic)).as_ref();
                 found[place] = Found::default();
                 let taken: usize = found.iter().map(|one| one.bytes).sum();
-                let left = self.budget(core).saturating_sub(taken);
+                let left = self.bytes_max.saturating_sub(taken);
                 found[place] = self.look_at(core, known, &topic.partitions[place - first], left);
             }
             first = end;
         }
         (found, again)
-    }
-
-    /// Data bytes of the whole answer.
-    fn budget(&self, core: &Core) -> usize {
-        usize::try_from(self.asked.max_bytes).unwrap_or(0).min(core.door.config.fetch_bytes_max)
     }
 
     fn topic(&self, core: &mut Core, topic: &FetchTopic) -> Option<Arc<Topic>> {
@@ -238,7 +239,7 @@ impl Fetching {
 
     /// What every partition has, in the order of the request.
     fn gather(&self, core: &mut Core) -> Vec<Found> {
-        let mut left = self.budget(core);
+        let mut left = self.bytes_max;
         let mut all = Vec::new();
         for topic in &self.asked.topics {
             let known = self.topic(core, topic);

@@ -37,6 +37,7 @@ mod group_door;
 pub mod groups;
 mod metadata;
 mod offsets;
+mod pace;
 mod partitions;
 mod produce;
 mod request;

@@ -2,7 +2,9 @@
 //!
 //! Lives on the I/O thread of its connection. A request that cannot be answered at once (a fetch that waits for data, a
 //! command that waits for a disk) stands in line, and nothing more is read from the connection but produce requests
-//! behind produce requests: so the order of answers is that of requests, and a connection never holds more than it may.
+//! behind produce requests, and requests to the group coordinator behind such that only wait for the disk: many commits
+//! become durable with one sync, and a heartbeat behind them counts when it comes, not when they are done. So the order of
+//! answers is that of requests, and a connection never holds more than it may.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -24,6 +26,7 @@ use crate::fetch::Fetching;
 use crate::fetch_sessions::NO_SESSION;
 use crate::group_door::Asking;
 use crate::offsets::Listing;
+use crate::pace::Pace;
 use crate::produce::{Outcome, Producing, Waiting};
 use crate::shape;
 use crate::wire::{Malformed, Reader};
@@ -71,8 +74,8 @@ pub(crate) enum Pending {
     List(Box<Listing>),
     /// A command is under way on another thread, or a group's coordinator answers later.
     Reply,
-    /// An answer that waits until what it rests on is durable.
-    Durable(Vec<u8>, After),
+    /// An answer that waits until what it rests on is durable, if it rests on anything, and for its turn.
+    Durable(Vec<u8>, Option<After>),
     /// Offsets that are committed once it is durable that their transaction has begun: the request and its body.
     TxnCommit(Box<(Request, Vec<u8>)>, After),
 }
@@ -96,6 +99,7 @@ pub(crate) struct Core {
     pub(crate) places: HashMap<(u64, i32), (u64, Cursor)>,
     /// The fetch session that was used last, 0 if there was none.
     pub(crate) fetch_session: i32,
+    pub(crate) pace: Pace,
 }
 
 impl Drop for Core {
@@ -147,8 +151,11 @@ impl Core {
 pub(crate) struct KafkaSession {
     pub(crate) core: Core,
     peer: Peer,
-    /// Answers that are not out yet, in the order of their requests. More than one only if all are to produce requests.
+    /// Answers that are not out yet, in the order of their requests. More than one only if all are to produce requests, or
+    /// all but the last are whole and to requests to the group coordinator.
     queue: VecDeque<Pending>,
+    /// Bytes of the whole answers in the queue.
+    held_bytes: usize,
     producing: Producing,
     reply: Reply,
     client_id: String,
@@ -159,10 +166,11 @@ impl KafkaSession {
     pub(crate) fn new(door: Arc<Door>, peer: Peer, waker: SessionWaker) -> KafkaSession {
         let observer: Arc<dyn Observer> = Arc::new(Wake(waker.clone()));
         let (topics, by_id, places) = (HashMap::new(), HashMap::new(), HashMap::new());
-        let core = Core { door, observer, topics, by_id, places, fetch_session: NO_SESSION };
+        let core = Core { door, observer, topics, by_id, places, fetch_session: NO_SESSION, pace: Pace::default() };
         let reply = ReplySlot::new(waker);
         let producing = Producing::default();
-        KafkaSession { core, peer, queue: VecDeque::new(), producing, reply, client_id: String::new(), stopping: false }
+        let (queue, client_id) = (VecDeque::new(), String::new());
+        KafkaSession { core, peer, queue, held_bytes: 0, producing, reply, client_id, stopping: false }
     }
 
     fn now_us(&self) -> u64 {
@@ -171,9 +179,17 @@ impl KafkaSession {
 
     /// Whether a request has to wait for those before it.
     fn must_wait(&self, key: i16) -> bool {
-        let Some(last) = self.queue.back() else { return false };
-        let behind_produce = key == ApiKey::Produce as i16 && matches!(last, Pending::Produce(_));
-        !behind_produce || self.queue.len() >= self.core.door.config.in_flight_requests_max
+        let config = &self.core.door.config;
+        let goes_behind = match self.queue.back() {
+            None => return false,
+            Some(Pending::Produce(_)) => key == ApiKey::Produce as i16,
+            Some(Pending::Durable(..)) => {
+                let of_groups = ApiKey::try_from(key).is_ok_and(crate::group_door::serves);
+                of_groups && self.held_bytes < config.control_bytes_max
+            }
+            Some(_) => false,
+        };
+        !goes_behind || self.queue.len() >= config.in_flight_requests_max
     }
 
     fn request(&mut self, frame: &[u8], out: &mut Outbox) -> Result<Flow, Malformed> {
@@ -237,8 +253,15 @@ impl KafkaSession {
             }
             key if crate::group_door::serves(key) => {
                 let (client_id, host, reply) = (&*self.client_id, self.peer.address.ip(), &self.reply);
-                self.queue.push_back(Pending::Reply);
                 self.core.door.groups.handle(&Asking { request, client_id, host, reply }, body)?;
+                // Most are answered by now: then others may come behind, whatever the answer waits for.
+                self.queue.push_back(match self.reply.take() {
+                    Some((body, after)) => {
+                        self.held_bytes += body.len();
+                        Pending::Durable(body, after)
+                    }
+                    None => Pending::Reply,
+                });
                 self.complete(out);
             }
             ApiKey::TxnOffsetCommit => {
@@ -337,13 +360,10 @@ impl KafkaSession {
                 Pending::Fetch(fetching) => fetching.complete(&mut self.core, now_us, out),
                 Pending::List(listing) => listing.complete(&mut self.core, now_us, out),
                 Pending::Reply => match self.reply.take() {
-                    Some((body, Some(after))) => {
+                    Some((body, after)) => {
+                        self.held_bytes += body.len();
                         *first = Pending::Durable(body, after);
                         continue;
-                    }
-                    Some((body, None)) => {
-                        send(body, out);
-                        true
                     }
                     None => false,
                 },
@@ -360,20 +380,20 @@ impl KafkaSession {
                             Ok(None) => *first = Pending::Reply,
                             Err(error) => {
                                 tracing::error!(%error, "a request that was understood is not any more");
-                                *first =
-                                    Pending::Durable(Vec::new(), After { sink: Arc::clone(sink), ticket: *ticket });
+                                *first = Pending::Durable(Vec::new(), None);
                             }
                         }
                         continue;
                     }
                 }
-                Pending::Durable(body, After { sink, ticket }) => {
-                    if sink.wait(*ticket, &self.core.observer, 0) {
-                        false
-                    } else {
+                Pending::Durable(body, after) => {
+                    let waits =
+                        after.as_ref().is_some_and(|After { sink, ticket }| sink.wait(*ticket, &self.core.observer, 0));
+                    if !waits {
+                        self.held_bytes -= body.len();
                         send(std::mem::take(body), out);
-                        true
                     }
+                    !waits
                 }
             };
             if !done {

@@ -26,7 +26,7 @@ use crate::transaction_door::MayWrite;
 
 /// Makes durable what it is told to.
 #[derive(Default)]
-struct Held {
+pub(super) struct Held {
     state: Mutex<HeldState>,
 }
 
@@ -39,7 +39,7 @@ struct HeldState {
 }
 
 impl Held {
-    fn release(&self) {
+    pub(super) fn release(&self) {
         let (pending, last) = {
             let mut state = self.state.lock();
             (std::mem::take(&mut state.pending), state.last)
@@ -79,37 +79,37 @@ impl DurabilitySink for Held {
 }
 
 /// A node whose threads do what the test says.
-struct World {
+pub(super) struct World {
     broker: Arc<Broker>,
     coordinator: Arc<Coordinator>,
-    clock: Arc<ManualClock>,
-    sink: Arc<Held>,
+    pub(super) clock: Arc<ManualClock>,
+    pub(super) sink: Arc<Held>,
     running: Option<Running>,
     _dir: tempfile::TempDir,
 }
 
-struct Running {
-    door: Arc<Door>,
+pub(super) struct Running {
+    pub(super) door: Arc<Door>,
     waiting: Waiting,
-    session: Box<dyn Session>,
+    pub(super) session: Box<dyn Session>,
     waker: SessionWaker,
-    out: Outbox,
+    pub(super) out: Outbox,
     taken: usize,
 }
 
 const NOW_MS: i64 = 1_700_000_000_000;
 const TIMEOUT_MS: i32 = 60_000;
 
-fn text(text: &str) -> StrBytes {
+pub(super) fn text(text: &str) -> StrBytes {
     StrBytes::from_string(text.to_owned())
 }
 
-fn topic(name: &str) -> TopicName {
+pub(super) fn topic(name: &str) -> TopicName {
     TopicName(text(name))
 }
 
 impl World {
-    fn new() -> World {
+    pub(super) fn new() -> World {
         let dir = tempfile::tempdir().unwrap();
         let clock = Arc::new(ManualClock::new(NOW_MS));
         let path = dir.path().join("unit.arena");
@@ -150,12 +150,12 @@ impl World {
         self.running = Some(Running { door, waiting, session, waker, out: Outbox::new(1 << 20), taken: 0 });
     }
 
-    fn running(&mut self) -> &mut Running {
+    pub(super) fn running(&mut self) -> &mut Running {
         self.running.as_mut().unwrap()
     }
 
     /// Asks, and makes durable whatever the answer waits for.
-    fn call<R: Request>(&mut self, version: i16, request: &R) -> R::Response {
+    pub(super) fn call<R: Request>(&mut self, version: i16, request: &R) -> R::Response {
         self.send(version, request);
         loop {
             if let Some(answer) = self.answer::<R>(version) {
@@ -165,7 +165,7 @@ impl World {
         }
     }
 
-    fn send<R: Request>(&mut self, version: i16, request: &R) {
+    pub(super) fn send<R: Request>(&mut self, version: i16, request: &R) {
         let key = ApiKey::try_from(R::KEY).unwrap();
         let running = self.running();
         let frame = frame(key, version, 7, request);
@@ -173,7 +173,7 @@ impl World {
     }
 
     /// The answer, if it needs nothing more to become durable.
-    fn answer<R: Request>(&mut self, version: i16) -> Option<R::Response> {
+    pub(super) fn answer<R: Request>(&mut self, version: i16) -> Option<R::Response> {
         let running = self.running();
         while let Ok((command, reply)) = running.waiting.commands.try_recv() {
             let (body, after) = command(&running.door);
