@@ -3,8 +3,8 @@
 //! written.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use kera_env::Clock;
 use kera_format::{StreamId, StreamOptions};
@@ -17,7 +17,11 @@ use crate::config::BrokerConfig;
 use crate::failure::Failure;
 use crate::latency::Latencies;
 use crate::metrics::BrokerMetrics;
+use crate::ownership::Ownership;
 use crate::session::BrokerSession;
+
+/// Finds the id of a stream by its name.
+type StreamNames = dyn Fn(&str) -> Option<StreamId> + Send + Sync;
 
 /// The broker of a node.
 pub struct Broker {
@@ -27,6 +31,8 @@ pub struct Broker {
     pub(crate) metrics: BrokerMetrics,
     pub(crate) latencies: Latencies,
     pub(crate) applications: Applications,
+    pub(crate) ownership: Ownership,
+    named: OnceLock<Box<StreamNames>>,
     stopping: AtomicBool,
 }
 
@@ -40,8 +46,19 @@ impl Broker {
             metrics: BrokerMetrics::default(),
             latencies: Latencies::default(),
             applications: Applications::default(),
+            ownership: Ownership::default(),
+            named: OnceLock::new(),
             stopping: AtomicBool::new(false),
         })
+    }
+
+    /// How `FindOwners` finds streams by their names; without it only by their ids. Once, a second call does nothing.
+    pub fn set_names(&self, named: impl Fn(&str) -> Option<StreamId> + Send + Sync + 'static) {
+        let _ = self.named.set(Box::new(named));
+    }
+
+    pub(crate) fn stream_named(&self, name: &str) -> Option<StreamId> {
+        self.named.get()?(name)
     }
 
     /// Rebuilds applications and their offsets from the system stream [`APPLICATIONS_STREAM`](crate::APPLICATIONS_STREAM),
@@ -73,6 +90,7 @@ impl Broker {
     /// with `UnknownStream`.
     pub fn stream_deleted(&self, id: StreamId) -> Result<(), StreamError> {
         self.log.delete_stream(id)?;
+        self.displace_stream(0, id);
         self.applications.stream_deleted(self, id);
         Ok(())
     }

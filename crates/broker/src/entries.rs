@@ -17,6 +17,8 @@ use kera_protocol::{FrameHeader, ReadAnswer, ReadEntry, Status};
 use kera_rpc::Outbox;
 
 use crate::failure::{Failure, read_status};
+use crate::moved::{self, Reading};
+use crate::ownership::Ownership;
 use crate::session::Core;
 use crate::visible::{self, Shown};
 
@@ -141,7 +143,14 @@ impl Entries {
 
     /// Reads from the entries in line until `budget` bytes are there. At most one round: an entry that has more stands
     /// at the back of the line for the next time. With `advance` cursors move, and ended entries end.
-    pub(crate) fn gather(&mut self, budget: usize, frame_data_max: usize, advance: bool, into: &mut Gathered) {
+    pub(crate) fn gather(
+        &mut self,
+        ownership: &Ownership,
+        budget: usize,
+        frame_data_max: usize,
+        advance: bool,
+        into: &mut Gathered,
+    ) {
         for _ in 0..self.line.len() {
             if into.data_bytes >= budget {
                 break;
@@ -149,7 +158,17 @@ impl Entries {
             let Some(number) = self.line.pop_front() else { break };
             let entry = &mut self.list[number as usize];
             let room = budget - into.data_bytes;
-            let mut outcome = entry.lane.read(entry.cursor, room.min(entry.max_bytes), entry.follow);
+            let mut outcome = match entry.read(ownership, room) {
+                Ok(Reading::Here(outcome)) => Ok(outcome),
+                Ok(Reading::Elsewhere(next)) => {
+                    let hint = ownership.hint(entry.lane.stream_id(), entry.lane.streamlet_id());
+                    entry.send_on(next, hint, advance, into);
+                    entry.in_line = false;
+                    self.open -= usize::from(entry.ended);
+                    continue;
+                }
+                Err(error) => Err(error),
+            };
             let shown = match &mut outcome {
                 Ok(outcome) => visible::narrow(&entry.lane, outcome),
                 Err(_) => Shown::default(),
@@ -181,6 +200,23 @@ impl Entries {
 }
 
 impl Entry {
+    #[inline]
+    fn read(&self, ownership: &Ownership, room: usize) -> Result<Reading, ReadError> {
+        let max_bytes = room.min(self.max_bytes);
+        if self.lane.is_plain() {
+            return self.lane.read(self.cursor, max_bytes, self.follow).map(Reading::Here);
+        }
+        moved::read(ownership, &self.lane, self.cursor, max_bytes, self.follow)
+    }
+
+    /// Tells that another node has what comes next.
+    fn send_on(&mut self, next: Cursor, hint: u64, advance: bool, into: &mut Gathered) {
+        self.fail(Status::NotOwner, next, advance, into);
+        if let Some(answer) = into.answers.last_mut() {
+            answer.durable_ordinal = hint;
+        }
+    }
+
     /// Adds what a read has found. Whether there is more to read at once.
     fn answer(&mut self, outcome: ReadOutcome, shown: Shown, number: u32, advance: bool, into: &mut Gathered) -> bool {
         let ReadOutcome { start, data, data_bytes, next, end_of_group, at_durable_end, loading, .. } = outcome;

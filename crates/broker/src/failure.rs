@@ -39,6 +39,16 @@ impl Failure {
         Failure::new(Status::UnknownStreamlet, message)
     }
 
+    /// Another node owns a streamlet, or has what is asked for. `hint`: the owner's number over its epoch, if it is known.
+    pub(crate) fn not_owner(stream: StreamId, streamlet: StreamletId, hint: u64) -> Failure {
+        let owner = match hint >> 32 {
+            0 => "and does not know who does".to_owned(),
+            node => format!("node {node} does since owner epoch {}", hint as u32),
+        };
+        let message = format!("this node does not own streamlet {streamlet} of stream {stream}, {owner}");
+        Failure::new(Status::NotOwner, message)
+    }
+
     /// A count over its limit.
     pub(crate) fn limit(field: &str, value: usize, limit: usize) -> Failure {
         Failure::new(Status::LimitReached, format!("{field} is {value}, the limit is {limit}"))
@@ -96,5 +106,6 @@ pub(crate) fn append_status(error: &AppendError) -> (Status, u64) {
             SinkErrorKind::Behind => (Status::Overloaded, 0),
         },
         AppendError::Closed => (Status::UnknownStream, 0),
+        AppendError::Elsewhere { .. } => (Status::NotOwner, 0),
     }
 }

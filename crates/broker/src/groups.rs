@@ -7,8 +7,10 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::sync::Arc;
 
-use kera_format::{GroupId, LaneId, SegmentId, StreamId, StreamletId};
-use kera_log::{GroupInfo as LogGroup, Lane, LaneVersion, Log, Lookup as Found, SegmentInfo as LogSegment, Streamlet};
+use kera_format::{Cursor, GroupId, LaneId, SegmentId, StreamId, StreamletId};
+use kera_log::{
+    GroupInfo as LogGroup, Lane, LaneVersion, Log, Lookup as Found, SegmentInfo as LogSegment, Streamlet, Tenure,
+};
 use kera_protocol::groups::SegmentPlace;
 use kera_protocol::limits::{PAGE_ITEMS_MAX, WAIT_MS_MAX};
 use kera_protocol::{
@@ -18,6 +20,7 @@ use kera_protocol::{
 use kera_rpc::Outbox;
 
 use crate::failure::Failure;
+use crate::ownership::{Ownership, first_of};
 use crate::session::{Attempt, Core, Request};
 use crate::visible;
 
@@ -206,7 +209,10 @@ fn lookup(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Att
     let message: Lookup = request.message()?;
     let lane = core.streams.lane(&core.broker.log, message.stream, message.streamlet, message.lane)?;
     match find(lane, message.at)? {
-        Place::Here(cursor, ordinal) => {
+        Place::Here(mut cursor, ordinal) => {
+            if !lane.is_plain() {
+                cursor = placed(core.broker.ownership(), lane, message.at, cursor, ordinal)?;
+            }
             let stats = lane.stats();
             let first_ordinal = stats.first_ordinal;
             let durable_ordinal = visible::end(lane, stats.durable_ordinal);
@@ -215,6 +221,27 @@ fn lookup(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Att
         }
         Place::Loading(seen) => Ok(Attempt::Wait { lanes: vec![(Arc::clone(lane), seen)], wait_ms: LOAD_WAIT_MS }),
     }
+}
+
+/// A place that was found in a lane of which other nodes have groups. Refused if another node may have the right one: then the reader's
+/// look at the owners is too old.
+fn placed(ownership: &Ownership, lane: &Lane, at: Start, found: Cursor, ordinal: u64) -> Result<Cursor, Failure> {
+    let (stream, streamlet) = (lane.stream_id(), lane.streamlet_id());
+    let Some(owner) = ownership.owner(stream, streamlet) else { return Ok(found) };
+    let is_owner = owner.node == ownership.node() && lane.tenure() != Tenure::Elsewhere;
+    // Before the first chunk of its epoch an owner has no group yet.
+    let at_end = ordinal >= lane.durable_ordinal();
+    let latest = is_owner && at_end;
+    let allowed = match at {
+        Start::Latest => is_owner,
+        Start::Earliest => is_owner && owner.older.is_empty(),
+        Start::Ordinal(wanted) => latest || (!at_end && ordinal <= wanted),
+        Start::TimeMs(_) => latest || !at_end,
+    };
+    if !allowed {
+        return Err(Failure::not_owner(stream, streamlet, ownership.hint(stream, streamlet)));
+    }
+    Ok(if latest && found.group < first_of(owner.epoch).group { first_of(owner.epoch) } else { found })
 }
 
 fn stream_stats(core: &mut Core, message: &StreamStats) -> Result<StreamStatsResponse, Failure> {

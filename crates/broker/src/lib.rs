@@ -6,6 +6,9 @@
 //! | start | [`Broker::new`], [`Broker::stream_created`] for every stream of the catalog, then (after the log's recovery) [`Broker::open_applications`] |
 //! | serve a connection | [`Broker::session`], and what [`BrokerSession`] says |
 //! | follow the catalog | [`Broker::stream_created`], [`Broker::stream_altered`], [`Broker::stream_deleted`] |
+//! | be one of several nodes | [`Broker::join_cluster`], [`Broker::set_nodes`], [`Broker::place_stream`], [`Broker::set_owner`], as the coordinator says |
+//! | give a streamlet to another node | [`Broker::let_go`], [`Broker::handed_over`], then [`Broker::set_owner`] or [`Broker::keep_streamlet`] |
+//! | take one | [`Broker::set_owner`], [`Broker::open_streamlet`] |
 //! | keep time | [`Broker::tick`], about once a second, from the maintenance thread |
 //! | look inside | [`Broker::metrics`], [`Broker::latencies`] |
 //!
@@ -20,9 +23,12 @@ mod config;
 mod entries;
 mod failure;
 mod groups;
+mod handover;
 mod lanes;
 mod latency;
 mod metrics;
+mod moved;
+mod ownership;
 mod read;
 mod session;
 mod signals;
@@ -38,4 +44,5 @@ pub use config::BrokerConfig;
 pub use failure::Failure;
 pub use latency::{BOUNDS_US, HistogramCounts, Latencies, LatencyHistogram};
 pub use metrics::{BrokerCounts, BrokerMetrics};
+pub use ownership::Ownership;
 pub use session::BrokerSession;

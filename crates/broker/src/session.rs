@@ -10,7 +10,9 @@ use std::sync::atomic::Ordering;
 
 use kera_env::Clock;
 use kera_log::{Lane, LaneVersion, Observer};
-use kera_protocol::{Body, Credit, Empty, FrameHeader, Op, ReadChunks, Status, Subscribe, Subscribed, Unsubscribe};
+use kera_protocol::{
+    Body, Credit, Empty, FindOwners, FrameHeader, Op, ReadChunks, Status, Subscribe, Subscribed, Unsubscribe,
+};
 use kera_rpc::{Flow, Outbox, SessionWaker};
 
 use crate::acks::Answer;
@@ -121,7 +123,7 @@ impl BrokerSession {
         let members = matches!(op, NextGroups | JoinApplication | Heartbeat | CommitOffsets | LeaveApplication);
         let applications =
             matches!(op, FetchOffsets | ListApplications | DescribeApplication | DeleteApplication | ResetOffsets);
-        data || members || applications || crate::groups::serves(op)
+        data || members || applications || op == Op::FindOwners || crate::groups::serves(op)
     }
 
     /// Takes one request. A frame that is [`Flow::Blocked`] must be offered again, the same, before any other.
@@ -155,6 +157,7 @@ impl BrokerSession {
             Op::Subscribe => self.subscribe(header, body, out),
             Op::Credit => self.credit(header, body, out),
             Op::Unsubscribe => self.unsubscribe(header, body, out),
+            Op::FindOwners => self.find_owners(header, body, out),
             _ => self.try_first(op, header, body, out),
         }
     }
@@ -262,6 +265,15 @@ impl BrokerSession {
         } else {
             Err(Failure::limit("requests that wait on this connection", waiting, limit))
         }
+    }
+
+    fn find_owners(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Result<(), Failure> {
+        let message = FindOwners::decode(header.version, body)?;
+        let broker = &self.core.broker;
+        let owners = broker.find_owners(&message, |name| broker.stream_named(name))?;
+        self.core.counts.other_requests += 1;
+        out.respond(header, &owners);
+        Ok(())
     }
 
     fn read(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Result<(), Failure> {

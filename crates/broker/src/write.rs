@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kera_format::ChunkView;
 use kera_format::chunk::PayloadKind;
-use kera_log::{AppendError, Appended, Lane, SinkError, SinkErrorKind};
+use kera_log::{AppendError, Appended, Lane, SinkError, SinkErrorKind, Tenure};
 use kera_protocol::write::{ChunkResult, RESULT_BYTES, RESULTS_HEAD_BYTES};
 use kera_protocol::{FrameHeader, ProtocolError, Status, WriteChunksView};
 use kera_rpc::{Flow, Outbox};
@@ -208,6 +208,17 @@ impl Writer {
                         return Append::Full(Status::Overloaded);
                     }
                 }
+                Err(AppendError::Elsewhere { letting_go: true }) => {
+                    broker.ownership.wait(observer, Token::Space.to_u64());
+                    // Asked once more after registering: whoever ends the letting go sets the word first.
+                    if lane.tenure() == Tenure::LettingGo {
+                        return Append::Full(Status::NotOwner);
+                    }
+                }
+                Err(AppendError::Elsewhere { .. }) => {
+                    let hint = broker.ownership.hint(header.stream, header.streamlet);
+                    return refused(counts, Status::NotOwner, hint);
+                }
                 Err(error) => {
                     let (status, detail) = append_status(&error);
                     if let AppendError::SinkUnhealthy(error) = error {
@@ -248,8 +259,12 @@ impl Writer {
         core.counts.chunks_no_room += u64::from(left);
         if left > 0 && index == 0 {
             self.acks.recycle(answer);
-            let full = if blocked == Status::ArenaFull { "the arena is full" } else { "the disk is too far behind" };
-            let message = format!("{full}, and there was no room in time; nothing was appended");
+            let why = match blocked {
+                Status::ArenaFull => "the arena is full, and there was no room in time",
+                Status::NotOwner => "the streamlet is being moved to another node, and that took too long",
+                _ => "the disk is too far behind, and there was no room in time",
+            };
+            let message = format!("{why}; nothing was appended");
             self.refuse(core, request, &Failure::later(blocked, message), out);
             return;
         }

@@ -457,6 +457,7 @@ fn refusal(error: &AppendError) -> Written {
         }
         AppendError::SinkUnhealthy(_) => (ResponseError::KafkaStorageError, "the disk takes nothing at the moment"),
         AppendError::Closed => (ResponseError::UnknownTopicOrPartition, "the topic was deleted"),
+        AppendError::Elsewhere { .. } => (ResponseError::NotLeaderOrFollower, "another node leads the partition"),
         AppendError::ArenaFull(_) => (ResponseError::RequestTimedOut, "the arena is full"),
     };
     Written::refused(error, message)

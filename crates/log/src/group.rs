@@ -324,6 +324,9 @@ impl Chain {
     /// is not there was lost with the memory that it was in.
     pub(crate) fn locate(&self, cursor: Cursor, epoch: u32) -> Place {
         let lost = cursor.group.epoch() < epoch;
+        if cursor.group != GroupId::NONE && cursor.group.number() == 0 {
+            return self.first_of(cursor.group, lost);
+        }
         let (Some(first), Some(last)) = (self.first(), self.last()) else {
             return match cursor.group {
                 GroupId::NONE => Place::Empty,
@@ -351,6 +354,19 @@ impl Chain {
                 Err(_) if self.groups[group].closed => end,
                 Err(_) => Place::Unknown,
             },
+        }
+    }
+
+    /// A cursor to the first group of an epoch, whichever that is: what a reader has that comes from the owner before. `group` is not
+    /// the name of a group.
+    fn first_of(&self, group: GroupId, lost: bool) -> Place {
+        let dropped = self.dropped_to.is_some_and(|to| to.group > group);
+        let at = self.groups.partition_point(|other| other.id < group);
+        match (at < self.groups.len()).then_some((At { group: at, slot: 0 }, FIRST_CHUNK)) {
+            Some(at) if dropped => Place::Gone(Some(at)),
+            Some((at, position)) => Place::Here(at, position),
+            None if lost || dropped => Place::Gone(self.last().map(|last| (last, self.slot(last).end()))),
+            None => Place::Empty,
         }
     }
 

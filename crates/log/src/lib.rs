@@ -10,6 +10,7 @@
 //! | read | [`Lane::read`], and [`Lane::wait`] when there is nothing |
 //! | find a place | [`Lane::lookup_ordinal`], [`Lane::lookup_time`], [`Lane::earliest`], [`Lane::latest`] |
 //! | keep it small | [`Log::retain`], [`Log::close_idle`], [`Log::close_coldest`] from the maintenance thread |
+//! | move a streamlet between nodes | [`Streamlet::let_go`], [`Streamlet::hand_over`], [`Streamlet::receive`], [`Streamlet::open`] |
 //! | start | [`Arena::create_or_attach`], [`Log::recover`], [`Log::restore_chunk`], [`Log::finish_recovery`] |
 //!
 //! Everything here may be called from any thread. Nothing here waits: what cannot be done now is an outcome with a way to
@@ -39,6 +40,7 @@ mod storage;
 pub mod store;
 mod stream;
 mod streamlet;
+mod tenure;
 mod visibility;
 mod waiters;
 
@@ -57,6 +59,7 @@ pub use sink::{ChunkReference, DurabilitySink, SinkDirectory, SinkError, SinkErr
 pub use storage::{Extent, Location, ReplayExtentError, SegmentStore, StoredSegment, WriteThrough};
 pub use stream::Stream;
 pub use streamlet::Streamlet;
+pub use tenure::{ChunkPlace, LaneHandover, ProducerHandover, Tenure, TenureError};
 pub use visibility::Visibility;
 pub use waiters::{LaneVersion, Observer, SpaceVersion};
 

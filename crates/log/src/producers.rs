@@ -32,6 +32,8 @@ use std::hash::{BuildHasherDefault, Hasher};
 use kera_format::chunk::{Chunks, PayloadKind};
 use kera_format::{ChunkHeader, Cursor, GroupId, ProducerEpoch, ProducerId, SegmentIndex, container};
 
+use crate::tenure::{ChunkPlace, ProducerHandover};
+
 /// Chunks of each producer whose places are remembered: as many as an idempotent Kafka producer may have in flight.
 const PLACES: usize = 5;
 const NONE: u32 = u32::MAX;
@@ -361,6 +363,57 @@ impl Producers {
             (1..=known).map(move |back| places[(next + PLACES - back) % PLACES].1.base_ordinal)
         };
         self.all.iter().flat_map(of).collect()
+    }
+
+    /// All producers, the one that was silent longest first, and whether some may be forgotten.
+    pub(crate) fn hand_over(&self) -> (Vec<ProducerHandover>, bool) {
+        let mut all = Vec::with_capacity(self.all.len());
+        let mut at = if self.all.is_empty() { NONE } else { self.oldest };
+        while at != NONE {
+            let producer = &self.all[at as usize];
+            let known = usize::from(producer.known);
+            let of = |back: usize| producer.places[(usize::from(producer.next) + PLACES - back) % PLACES];
+            let chunks = (1..=known).rev().map(of).map(|(sequence, Place { cursor, base_ordinal })| ChunkPlace {
+                sequence,
+                base_ordinal,
+                cursor,
+            });
+            all.push(ProducerHandover {
+                producer_id: ProducerId(producer.id),
+                producer_epoch: ProducerEpoch(producer.epoch),
+                sequence: producer.sequence,
+                chunks: chunks.collect(),
+            });
+            at = producer.newer;
+        }
+        (all, self.forgot)
+    }
+
+    /// Learns what the lane's last owner knew. `later`: that comes after everything that is known here; otherwise what is known of the
+    /// same epoch or a later one came after that, or is the same.
+    pub(crate) fn receive(&mut self, handed: &[ProducerHandover], forgot: bool, later: bool, limit: usize) {
+        self.forgot |= forgot;
+        for one in handed {
+            let id = one.producer_id.0;
+            let known = self.find(id).map(|at| self.all[at as usize].epoch);
+            if id == 0 || (!later && known.is_some_and(|epoch| epoch >= one.producer_epoch.0)) {
+                continue;
+            }
+            let nowhere = Place { cursor: Cursor::default(), base_ordinal: 0 };
+            let at = match self.find(id) {
+                Some(at) => at,
+                None => self.add(id, one.producer_epoch.0, nowhere, limit),
+            };
+            let producer = &mut self.all[at as usize];
+            (producer.epoch, producer.sequence) = (one.producer_epoch.0, one.sequence);
+            (producer.next, producer.known) = (0, 0);
+            for chunk in &one.chunks[one.chunks.len().saturating_sub(PLACES)..] {
+                let place = Place { cursor: chunk.cursor, base_ordinal: chunk.base_ordinal };
+                producer.places[usize::from(producer.next)] = (chunk.sequence, place);
+                producer.next = (producer.next + 1) % PLACES as u8;
+                producer.known += 1;
+            }
+        }
     }
 
     /// The lane has lost chunks whose producers it may not know.

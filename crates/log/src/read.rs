@@ -4,7 +4,6 @@
 //! they are; only where `max_bytes` ends inside of one are chunk headers walked to find the boundary, after the lock.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use kera_format::segment::SegmentState;
@@ -218,7 +217,7 @@ impl Lane {
         if state.deleted {
             return Err(ReadError::Deleted);
         }
-        match state.chain.locate(cursor, self.log().epoch.load(Ordering::Relaxed)) {
+        match state.chain.locate(cursor, self.home.epoch()) {
             Place::Here(at, position) => Ok(Some((at, position))),
             Place::Empty => Ok(None),
             Place::Gone(at) => {

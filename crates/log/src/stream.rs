@@ -18,6 +18,8 @@ pub(crate) struct StreamShared {
     pub(crate) is_system: AtomicBool,
     /// Records of some lane were deleted: see [`Lane::raise_floor`](crate::Lane::raise_floor).
     pub(crate) has_floors: AtomicBool,
+    /// See [`Stream::place_elsewhere`].
+    elsewhere: AtomicBool,
     pub(crate) log: Arc<Shared>,
     /// Lanes that were ever used.
     pub(crate) lanes: AtomicU64,
@@ -26,6 +28,11 @@ pub(crate) struct StreamShared {
 impl StreamShared {
     pub(crate) fn options(&self) -> Arc<StreamOptions> {
         Arc::clone(&self.options.read())
+    }
+
+    /// Whether streamlets that are made now are another node's.
+    pub(crate) fn is_elsewhere(&self) -> bool {
+        self.elsewhere.load(Ordering::Acquire)
     }
 
     /// Whether the stream is deleted, for whoever is about to put a segment into one of its lanes. A lane that is made while
@@ -80,6 +87,7 @@ impl Stream {
             deleted: AtomicBool::new(false),
             is_system: AtomicBool::new(false),
             has_floors: AtomicBool::new(false),
+            elsewhere: AtomicBool::new(false),
             log,
             lanes: AtomicU64::new(0),
         };
@@ -102,6 +110,13 @@ impl Stream {
     /// Whether it is one of the system's own, as [`keep_room`](Stream::keep_room) said.
     pub fn is_system(&self) -> bool {
         self.shared.is_system.load(Ordering::Relaxed)
+    }
+
+    /// Its streamlets belong to nodes of a cluster: those that this node was not told to [open](Streamlet::open) are elsewhere. Before anything
+    /// is written to it.
+    pub fn place_elsewhere(&self) {
+        self.shared.elsewhere.store(true, Ordering::Release);
+        self.streamlets().filter(|streamlet| streamlet.owner_epoch() == 0).for_each(|streamlet| streamlet.leave());
     }
 
     pub(crate) fn has_floors(&self) -> bool {

@@ -8,6 +8,7 @@ use kera_format::{GroupId, LaneId, ProducerId, StreamletId};
 use crate::lane::Lane;
 use crate::sink::{DurabilitySink, SinkError, SinkErrorKind};
 use crate::stream::StreamShared;
+use crate::tenure::{Tenure, TenureWord};
 
 /// What the lanes of a streamlet share.
 pub(crate) struct StreamletShared {
@@ -16,13 +17,22 @@ pub(crate) struct StreamletShared {
     /// Groups that were opened in this epoch.
     groups: AtomicU32,
     sink: OnceLock<Arc<dyn DurabilitySink>>,
+    pub(crate) tenure: TenureWord,
 }
 
 impl StreamletShared {
+    /// The epoch of groups that are opened now: that of the owner if one was told, else the node's.
+    #[inline]
+    pub(crate) fn epoch(&self) -> u32 {
+        match self.tenure.epoch() {
+            0 => self.stream.log.epoch.load(Ordering::Relaxed),
+            epoch => epoch,
+        }
+    }
+
     /// A name for a group that is opened now.
     pub(crate) fn next_group(&self) -> GroupId {
-        let epoch = self.stream.log.epoch.load(Ordering::Relaxed);
-        GroupId::new(epoch, self.groups.fetch_add(1, Ordering::Relaxed) + 1)
+        GroupId::new(self.epoch(), self.groups.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
     /// What makes the streamlet's chunks durable, chosen once.
@@ -52,10 +62,13 @@ pub struct Streamlet {
 impl Streamlet {
     pub(crate) fn new(id: StreamletId, stream: Arc<StreamShared>) -> Streamlet {
         let lanes = (0..stream.options().lanes).map(|_| OnceLock::new()).collect();
-        Streamlet {
-            shared: Arc::new(StreamletShared { id, stream, groups: AtomicU32::new(0), sink: OnceLock::new() }),
-            lanes,
-        }
+        let tenure = if stream.is_elsewhere() { Tenure::Elsewhere } else { Tenure::Here };
+        let (groups, sink, tenure) = (AtomicU32::new(0), OnceLock::new(), TenureWord::new(tenure));
+        Streamlet { shared: Arc::new(StreamletShared { id, stream, groups, sink, tenure }), lanes }
+    }
+
+    pub(crate) fn word(&self) -> &TenureWord {
+        &self.shared.tenure
     }
 
     /// Its number in the stream.

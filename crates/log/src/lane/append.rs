@@ -17,6 +17,7 @@ use crate::group::{Group, Slot};
 use crate::producers::{Admission, Place};
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::sink::{ChunkReference, SinkError, Ticket};
+use crate::tenure::Tenure;
 use crate::waiters::Wake;
 
 /// A chunk's place, once it is appended. Appended is not durable: see [`Appended::ticket`].
@@ -81,6 +82,12 @@ pub enum AppendError {
     /// The stream was deleted.
     #[error("the stream was deleted")]
     Closed,
+    /// Another node owns the streamlet, or will in a moment: send it there.
+    #[error("the streamlet is not owned by this node")]
+    Elsewhere {
+        /// It is being given to another node. Perhaps it stays.
+        letting_go: bool,
+    },
 }
 
 /// One part in this many of the arena is for open segments, as far as their sizes can see to it.
@@ -98,7 +105,7 @@ impl Lane {
         self.check_target(header)?;
         let mut guard = self.state.lock();
         let admission = guard.producers.admit(header);
-        if admission != Admission::Next || guard.deleted {
+        if admission != Admission::Next || guard.deleted || !self.home.tenure.is_here() {
             return self.not_appended(&guard, chunk, admission);
         }
         let bytes = chunk.header().total_bytes() as u32;
@@ -183,6 +190,14 @@ impl Lane {
         Ok(())
     }
 
+    /// Whether the streamlet takes appends on this node.
+    fn check_here(&self) -> Result<(), AppendError> {
+        match self.tenure() {
+            Tenure::Here => Ok(()),
+            tenure => Err(AppendError::Elsewhere { letting_go: tenure == Tenure::LettingGo }),
+        }
+    }
+
     /// A chunk that is there already or may not come now. Its header is only believed once its checksum is verified: a
     /// changed bit in a sequence must not pass for a duplicate.
     #[cold]
@@ -195,6 +210,7 @@ impl Lane {
         if state.deleted {
             return Err(AppendError::Closed);
         }
+        self.check_here()?;
         chunk.verify()?;
         let (producer, epoch, sequence) =
             (chunk.header().producer_id.0, chunk.header().producer_epoch.0, chunk.header().sequence);
@@ -258,6 +274,7 @@ impl Lane {
         if self.home.stream.is_deleted_for_writers() {
             return Err(AppendError::Closed);
         }
+        self.check_here()?;
         let options = self.home.stream.options();
         let limit = u64::from(options.segment_bytes_max - FIRST_CHUNK);
         if u64::from(bytes) > limit {

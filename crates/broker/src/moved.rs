@@ -1,0 +1,103 @@
+//! Reading lanes whose streamlet has moved: groups of several owners, each where it was written. A reader goes through them by
+//! owner epoch, and is sent on where another node has what comes next.
+
+use kera_format::{Cursor, GroupId};
+use kera_log::{Lane, ReadError, ReadOutcome};
+use kera_protocol::Owner;
+
+use crate::ownership::{Ownership, first_of};
+
+/// What a read has come to.
+pub(crate) enum Reading {
+    /// What is here.
+    Here(ReadOutcome),
+    /// Another node has what is there.
+    Elsewhere(Cursor),
+}
+
+/// The owner epochs of a streamlet in turn: where each run of them begins, and the node that has its groups.
+struct Epochs {
+    runs: Vec<(u32, u32)>,
+}
+
+impl Epochs {
+    fn new(owner: &Owner) -> Epochs {
+        let older = owner.older.iter().map(|older| (older.first_epoch, older.node));
+        Epochs { runs: older.chain([(owner.epoch, owner.node)]).collect() }
+    }
+
+    /// The node that has a group, the first epoch of its run, and that of the next run.
+    fn of(&self, group: GroupId) -> (u32, u32, Option<u32>) {
+        let behind = self.runs.partition_point(|(first, _)| group != GroupId::NONE && *first <= group.epoch());
+        let at = behind.saturating_sub(1);
+        let (first, node) = self.runs[at];
+        (node, first, self.runs.get(at + 1).map(|(next, _)| *next))
+    }
+}
+
+/// The first of a lane's groups here from `from` on, if it is of an epoch below `end`.
+fn group_from(lane: &Lane, from: GroupId, end: Option<u32>) -> Option<GroupId> {
+    let group = lane.groups(GroupId(from.0.saturating_sub(1)), 1).first()?.id;
+    end.is_none_or(|end| group.epoch() < end).then_some(group)
+}
+
+/// As [`Lane::read`], for a lane of which others may have groups.
+pub(crate) fn read(
+    ownership: &Ownership,
+    lane: &Lane,
+    cursor: Cursor,
+    max_bytes: usize,
+    follow: bool,
+) -> Result<Reading, ReadError> {
+    let Some(owner) = ownership.owner(lane.stream_id(), lane.streamlet_id()) else {
+        return lane.read(cursor, max_bytes, follow).map(Reading::Here);
+    };
+    let (me, epochs) = (ownership.node(), Epochs::new(&owner));
+    let mut cursor = cursor;
+    // Each turn goes on to a later run.
+    for _ in 0..=epochs.runs.len() {
+        let (node, first, end) = epochs.of(cursor.group);
+        if node != me {
+            return Ok(Reading::Elsewhere(cursor));
+        }
+        let from_the_first = cursor.group == GroupId::NONE;
+        if from_the_first {
+            cursor = first_of(first);
+        }
+        let Some(end) = end else {
+            // The last run: its owner's. At its end a reader waits for more.
+            return lane.read(cursor, max_bytes, follow).map(Reading::Here);
+        };
+        match group_from(lane, cursor.group, Some(end)) {
+            Some(group) if from_the_first => cursor = Cursor { group, ..Cursor::default() },
+            Some(_) => {}
+            None if cursor.group.number() != 0 => {
+                return Err(ReadError::Gone { asked: cursor, earliest: first_of(end) });
+            }
+            None => {
+                cursor = first_of(end);
+                continue;
+            }
+        }
+        let mut outcome = match lane.read(cursor, max_bytes, false) {
+            Err(ReadError::Gone { asked, earliest }) if earliest.group.epoch() >= end => {
+                return Err(ReadError::Gone { asked, earliest: first_of(end) });
+            }
+            outcome => outcome?,
+        };
+        if !outcome.end_of_group || !follow {
+            return Ok(Reading::Here(outcome));
+        }
+        let next = group_from(lane, GroupId(outcome.next.group.0 + 1), Some(end));
+        cursor = next.map_or(first_of(end), |group| Cursor { group, ..Cursor::default() });
+        if outcome.data_bytes > 0 {
+            (outcome.next, outcome.end_of_group, outcome.at_durable_end) = (cursor, false, false);
+            return Ok(Reading::Here(outcome));
+        }
+        if next.is_some() {
+            // Nothing was left of its group: on with the next one of the same run.
+            return read(ownership, lane, cursor, max_bytes, follow);
+        }
+    }
+    Ok(Reading::Elsewhere(cursor))
+}

@@ -1,0 +1,310 @@
+//! Who owns which streamlet, as far as this node has been told, and the steps by which a streamlet leaves it or comes to it
+//! (`docs/replication.md`, "A streamlet moves").
+//!
+//! Whoever follows the coordinator feeds the table; the broker only reads it, and only where it must: writes look at their
+//! streamlet's own word under the lane's lock ([`kera_log::Streamlet::let_go`]), reads ask the table only for streamlets of which another node has groups.
+//! A node that is in no cluster owns everything, and nothing here costs it more than that word.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kera_format::{GroupId, StreamId, StreamletId};
+use kera_log::{Observer, Streamlet, Tenure, TenureError};
+use kera_protocol::limits::{OWNER_STREAMS_MAX, PAGE_ITEMS_MAX};
+use kera_protocol::placement::runs_of;
+use kera_protocol::{FindOwners, NodeInfo, Owner, Owners, Role, Status, StreamOwners, StreamRef, StreamletState};
+use parking_lot::{Mutex, RwLock};
+
+use crate::broker::Broker;
+use crate::failure::Failure;
+use crate::handover;
+
+/// What this node knows of its cluster. Shared by all sessions; fed by one thread.
+#[derive(Default)]
+pub struct Ownership {
+    table: RwLock<Table>,
+    /// Sessions whose writes wait for streamlets that are being let go.
+    waiting: Mutex<Vec<(Arc<dyn Observer>, u64)>>,
+}
+
+#[derive(Default)]
+struct Table {
+    cluster: [u8; 16],
+    version: u64,
+    /// This node's number; zero: it is in no cluster.
+    me: u32,
+    nodes: BTreeMap<u32, NodeInfo>,
+    streams: BTreeMap<StreamId, Vec<Owner>>,
+}
+
+impl Ownership {
+    /// This node's number in its cluster; zero: it is in none, and owns everything.
+    pub fn node(&self) -> u32 {
+        self.table.read().me
+    }
+
+    /// The cluster's id, all zeros if there is none.
+    pub fn cluster(&self) -> [u8; 16] {
+        self.table.read().cluster
+    }
+
+    /// Which state of the cluster it has been told last; rises with each change.
+    pub fn version(&self) -> u64 {
+        self.table.read().version
+    }
+
+    /// All nodes, by their numbers.
+    pub fn nodes(&self) -> Vec<NodeInfo> {
+        self.table.read().nodes.values().cloned().collect()
+    }
+
+    /// Who owns a streamlet; `None`: the node is in no cluster, or has not heard of the streamlet.
+    pub fn owner(&self, stream: StreamId, streamlet: StreamletId) -> Option<Owner> {
+        self.table.read().streams.get(&stream)?.get(streamlet.0 as usize).cloned()
+    }
+
+    /// Who owns each streamlet of a stream, from 0 on; `None` as with [`owner`](Ownership::owner).
+    pub fn owners(&self, stream: StreamId) -> Option<Vec<Owner>> {
+        self.table.read().streams.get(&stream).cloned()
+    }
+
+    /// The hint that goes with [`Status::NotOwner`]: the owner's number over its epoch; zero if nobody is known.
+    pub(crate) fn hint(&self, stream: StreamId, streamlet: StreamletId) -> u64 {
+        let owner = self.owner(stream, streamlet).filter(|owner| owner.node != 0);
+        owner.map_or(0, |owner| u64::from(owner.node) << 32 | u64::from(owner.epoch))
+    }
+
+    /// Has a session called when a streamlet that is being let go has gone, or stays.
+    pub(crate) fn wait(&self, observer: &Arc<dyn Observer>, token: u64) {
+        let mut waiting = self.waiting.lock();
+        if !waiting.iter().any(|(known, number)| *number == token && Arc::ptr_eq(known, observer)) {
+            waiting.push((Arc::clone(observer), token));
+        }
+    }
+
+    fn wake(&self) {
+        for (observer, token) in std::mem::take(&mut *self.waiting.lock()) {
+            observer.advanced(token);
+        }
+    }
+
+    fn with<T>(&self, version: u64, change: impl FnOnce(&mut Table) -> T) -> T {
+        let mut table = self.table.write();
+        table.version = table.version.max(version);
+        change(&mut table)
+    }
+}
+
+impl Broker {
+    /// Who owns what.
+    pub fn ownership(&self) -> &Ownership {
+        &self.ownership
+    }
+
+    /// This node is number `node` of a cluster, before anybody is served. Streams that are [placed](Broker::place_stream) belong to those
+    /// that are named; all others, such as those of the system that each node has for itself, stay this node's.
+    pub fn join_cluster(&self, cluster: [u8; 16], node: u32) {
+        self.ownership.with(0, |table| (table.cluster, table.me) = (cluster, node));
+    }
+
+    /// The nodes of the cluster are these, as of state `version`.
+    pub fn set_nodes(&self, version: u64, nodes: Vec<NodeInfo>) {
+        let nodes = nodes.into_iter().map(|node| (node.node, node)).collect();
+        self.ownership.with(version, |table| table.nodes = nodes);
+    }
+
+    /// The owners of a stream's streamlets are these, from 0 on, as of state `version`: when the stream is made, grows, or the node starts.
+    /// Streamlets of this node take writes when they are [opened](Broker::open_streamlet).
+    pub fn place_stream(&self, version: u64, stream: StreamId, owners: Vec<Owner>) -> Result<(), Failure> {
+        let found = self.log.stream(stream).ok_or_else(|| Failure::unknown_stream(stream))?;
+        found.place_elsewhere();
+        let before = self.ownership.owners(stream).unwrap_or_default();
+        for (streamlet, owner) in (0..).map(StreamletId).zip(owners) {
+            if before.get(streamlet.0 as usize) != Some(&owner) {
+                self.set_owner(version, stream, streamlet, owner)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A streamlet has another owner, or its older groups are elsewhere, as of state `version`. If it was this node's and is not any
+    /// more, writes are refused from here on, whatever this node had to say about it.
+    pub fn set_owner(
+        &self,
+        version: u64,
+        stream: StreamId,
+        streamlet: StreamletId,
+        owner: Owner,
+    ) -> Result<(), Failure> {
+        let place = self.streamlet_to_move(stream, streamlet)?;
+        let (is_mine, epoch, shared) = (owner.node == self.ownership.node(), owner.epoch, !owner.older.is_empty());
+        self.ownership.with(version, |table| {
+            let owners = table.streams.entry(stream).or_default();
+            if owners.len() <= streamlet.0 as usize {
+                owners.resize(streamlet.0 as usize + 1, Owner::default());
+            }
+            owners[streamlet.0 as usize] = owner;
+        });
+        if !is_mine || (place.tenure() != Tenure::Elsewhere && place.owner_epoch() != epoch) {
+            // Called also when it has left before: readers at the end learn only now where the lane goes on.
+            place.leave();
+        } else {
+            place.set_shared(shared);
+        }
+        self.ownership.wake();
+        Ok(())
+    }
+
+    /// A stream is gone from the cluster.
+    pub fn displace_stream(&self, version: u64, stream: StreamId) {
+        self.ownership.with(version, |table| table.streams.remove(&stream));
+    }
+
+    /// This node takes writes of a streamlet from here on, in groups of `epoch`. `state`: what the last owner handed over, or what was
+    /// found of it in the backups' answers; `None` for a streamlet that nobody has ever owned. Durable before it is called, by
+    /// the caller: after a restart it is called again, with the same state and a later epoch.
+    pub fn open_streamlet(
+        &self,
+        stream: StreamId,
+        streamlet: StreamletId,
+        epoch: u32,
+        state: Option<&StreamletState>,
+    ) -> Result<(), Failure> {
+        let place = self.streamlet_to_move(stream, streamlet)?;
+        if let Some(state) = state {
+            if (state.stream, state.streamlet) != (stream, streamlet) {
+                let message = format!("state is that of streamlet {} of stream {}", state.streamlet, state.stream);
+                return Err(Failure::argument(message));
+            }
+            place.receive(&handover::from_state(state)).map_err(refused)?;
+        }
+        let older = self.ownership.owner(stream, streamlet).is_some_and(|owner| !owner.older.is_empty());
+        place.open(epoch, older || state.is_some()).map_err(refused)?;
+        for lane in place.lanes() {
+            self.lane_started(lane);
+        }
+        self.ownership.wake();
+        Ok(())
+    }
+
+    /// This node is asked to let go of a streamlet: writes wait from here on, open groups are closed.
+    pub fn let_go(&self, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
+        self.streamlet_to_move(stream, streamlet)?.let_go().map_err(refused)
+    }
+
+    /// What the next owner must know, once everything that was appended is acknowledged; `None` before that: ask again. Final until
+    /// the streamlet leaves or the move is [called off](Broker::keep_streamlet).
+    pub fn handed_over(&self, stream: StreamId, streamlet: StreamletId) -> Result<Option<StreamletState>, Failure> {
+        let place = self.streamlet_to_move(stream, streamlet)?;
+        if place.tenure() != Tenure::LettingGo {
+            let message = format!("streamlet {streamlet} of stream {stream} is not being let go");
+            return Err(Failure::argument(message));
+        }
+        if !place.is_settled() {
+            return Ok(None);
+        }
+        Ok(Some(handover::to_state(stream, &place)))
+    }
+
+    /// A move is called off: this node keeps the streamlet that it was letting go, and writes that wait go on.
+    pub fn keep_streamlet(&self, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
+        let place = self.streamlet_to_move(stream, streamlet)?;
+        let older = self.ownership.owner(stream, streamlet).is_some_and(|owner| !owner.older.is_empty());
+        place.resume(older).map_err(refused)?;
+        self.ownership.wake();
+        Ok(())
+    }
+
+    fn streamlet_to_move(&self, stream: StreamId, streamlet: StreamletId) -> Result<Arc<Streamlet>, Failure> {
+        let found = self.log.stream(stream).ok_or_else(|| Failure::unknown_stream(stream))?;
+        found.streamlet(streamlet).cloned().ok_or_else(|| {
+            let streamlets = found.options().streamlets;
+            Failure::unknown_streamlet(stream, streamlet, streamlets)
+        })
+    }
+
+    /// Answers who owns what. `named` finds a stream by its name.
+    pub fn find_owners(&self, asked: &FindOwners, named: impl Fn(&str) -> Option<StreamId>) -> Result<Owners, Failure> {
+        if asked.streams.len() > OWNER_STREAMS_MAX {
+            return Err(Failure::limit("streams", asked.streams.len(), OWNER_STREAMS_MAX));
+        }
+        let mut wanted = Vec::with_capacity(asked.streams.len());
+        for stream in &asked.streams {
+            let id = match stream {
+                StreamRef::Id(id) => Some(*id),
+                StreamRef::Name(name) => named(name),
+            };
+            let id = id.filter(|id| self.log.stream(*id).is_some());
+            wanted
+                .push(id.ok_or_else(|| Failure::new(Status::UnknownStream, format!("there is no stream {stream:?}")))?);
+        }
+        if asked.streams.is_empty() {
+            wanted = self.log.streams().iter().filter(|stream| !stream.is_system()).map(|stream| stream.id()).collect();
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        Ok(self.owners_page(&wanted, asked))
+    }
+
+    fn owners_page(&self, wanted: &[StreamId], asked: &FindOwners) -> Owners {
+        let limit = if asked.limit == 0 { PAGE_ITEMS_MAX } else { (asked.limit as usize).min(PAGE_ITEMS_MAX) };
+        let table = self.ownership.table.read();
+        let mut page = Owners {
+            cluster: table.cluster,
+            version: table.version,
+            node: table.me,
+            nodes: table.nodes.values().cloned().collect(),
+            streams: Vec::new(),
+            more: false,
+        };
+        if table.me == 0 {
+            page.nodes = vec![alone(self.config.epoch)];
+        }
+        let mut left = limit;
+        for &stream in wanted {
+            if asked.after.is_some_and(|(after, _)| stream < after) {
+                continue;
+            }
+            let Some(streamlets) = self.log.stream(stream).map(|stream| stream.streamlet_count()) else { continue };
+            let mut runs = match table.streams.get(&stream) {
+                Some(owners) => runs_of(owners),
+                None => runs_of(&vec![Owner { node: table.me, ..Owner::default() }; streamlets as usize]),
+            };
+            runs.retain(|run| asked.after.is_none_or(|after| (stream, run.first) > after));
+            if runs.is_empty() {
+                continue;
+            }
+            if left == 0 {
+                page.more = true;
+                break;
+            }
+            page.more = runs.len() > left;
+            runs.truncate(left);
+            left -= runs.len();
+            page.streams.push(StreamOwners { stream, streamlets, runs });
+            if page.more {
+                break;
+            }
+        }
+        page
+    }
+}
+
+/// A node that is in no cluster, as it is told.
+fn alone(node_epoch: u32) -> NodeInfo {
+    let roles = vec![Role::Coordinator, Role::Broker];
+    let (address, kafka_address, http_address, rack) = Default::default();
+    NodeInfo { node: 0, node_epoch, address, kafka_address, http_address, rack, roles }
+}
+
+fn refused(error: TenureError) -> Failure {
+    match error {
+        TenureError::Wrong { .. } => Failure::later(Status::NotReady, error.to_string()),
+        _ => Failure::argument(error.to_string()),
+    }
+}
+
+/// A cursor to the lane's first group of an owner epoch.
+pub(crate) fn first_of(epoch: u32) -> kera_format::Cursor {
+    kera_format::Cursor { group: GroupId::new(epoch, 0), ..Default::default() }
+}

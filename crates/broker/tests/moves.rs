@@ -1,0 +1,384 @@
+//! Streamlets that move between brokers: who takes writes, who is sent on, and what a reader sees of it.
+
+mod common;
+
+use common::*;
+use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
+use kera_protocol::limits::OWNER_STREAMS_MAX;
+use kera_protocol::{FindOwners, Lookup, NodeInfo, OlderGroups, Owner, Role, Start, Status, StreamRef, StreamletState};
+use kera_rpc::Flow;
+use proptest::prelude::*;
+
+const CLUSTER: [u8; 16] = *b"cluster-16-bytes";
+const X: StreamletId = StreamletId(0);
+
+fn owner(node: u32, epoch: u32, older: &[(u32, u32)]) -> Owner {
+    let older =
+        older.iter().map(|(first_epoch, node)| OlderGroups { first_epoch: *first_epoch, node: *node }).collect();
+    Owner { node, epoch, older }
+}
+
+/// Two brokers that know of each other; the first one owns the stream's only streamlet since epoch 2.
+struct Pair {
+    houses: [House; 2],
+    version: u64,
+    epoch: u32,
+    owner: Owner,
+}
+
+impl Pair {
+    fn new(options: kera_format::StreamOptions) -> Pair {
+        let houses = [House::new(), House::new()];
+        for (number, house) in (1..).zip(&houses) {
+            house.stream(STREAM, options.clone());
+            house.broker.join_cluster(CLUSTER, number);
+            house.broker.place_stream(1, STREAM, vec![owner(1, 2, &[])]).unwrap();
+        }
+        houses[0].broker.open_streamlet(STREAM, X, 2, None).unwrap();
+        Pair { houses, version: 1, epoch: 2, owner: owner(1, 2, &[]) }
+    }
+
+    fn house(&self, node: u32) -> &House {
+        &self.houses[node as usize - 1]
+    }
+
+    /// Steps 2 to 5 of a move, with the state sent as bytes.
+    fn move_to(&mut self, to: u32) {
+        let from = self.owner.node;
+        self.house(from).broker.let_go(STREAM, X).unwrap();
+        self.finish_move(to);
+    }
+
+    fn finish_move(&mut self, to: u32) {
+        let from = self.owner.node;
+        let state = self.house(from).broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+        let bytes = kera_protocol::codec::bytes_of(&state);
+        let state = <StreamletState as kera_protocol::Body>::decode(1, &bytes).unwrap();
+        (self.version, self.epoch) = (self.version + 1, self.epoch + 1);
+        let mut older = self.owner.older.clone();
+        older.push(OlderGroups { first_epoch: self.owner.epoch, node: from });
+        self.owner = Owner { node: to, epoch: self.epoch, older };
+        for house in &self.houses {
+            house.broker.set_owner(self.version, STREAM, X, self.owner.clone()).unwrap();
+        }
+        self.house(to).broker.open_streamlet(STREAM, X, self.epoch, Some(&state)).unwrap();
+    }
+
+    /// Reads everything from a cursor on, at whichever node has it: ordinals, and the nodes in turn.
+    fn read_all(&self, from: Cursor) -> (Vec<u64>, Vec<u32>) {
+        let (mut cursor, mut all, mut nodes) = (from, Vec::new(), Vec::new());
+        let mut node = self.owner.holder(cursor.group);
+        for _ in 0..1_000 {
+            if nodes.last() != Some(&node) {
+                nodes.push(node);
+            }
+            let mut answers = self.house(node).peer().read(STREAM, cursor).answers;
+            let Some((answer, data)) = answers.pop() else { return (all, nodes) };
+            all.extend(ordinals(&data));
+            cursor = answer.next;
+            match answer.status() {
+                Some(Status::Ok) => {}
+                Some(Status::NotOwner) => {
+                    let next = self.owner.holder(cursor.group);
+                    assert_ne!(next, node, "sent on to itself");
+                    node = next;
+                }
+                status => panic!("{status:?} at node {node}, next {cursor:?}"),
+            }
+        }
+        panic!("the reader never comes to the end");
+    }
+}
+
+fn write(house: &House, sequence: u64) -> (Status, u64, bool) {
+    let written = house.peer().write(&[chunk_of(target(STREAM, 0, 7, sequence), 1, 40)]);
+    let result = written.results[0];
+    (result.status().unwrap(), result.base_ordinal, result.duplicate)
+}
+
+#[test]
+fn only_the_owner_takes_writes_and_others_say_who_it_is() {
+    let pair = Pair::new(options(1, 1));
+    assert_eq!(write(pair.house(1), 0), (Status::Ok, 0, false));
+    assert_eq!(write(pair.house(2), 1), (Status::NotOwner, 1 << 32 | 2, false));
+    // What nobody has placed stays the node's own.
+    pair.house(2).stream(StreamId(9), options(1, 1));
+    let own = pair.house(2).peer().write(&[chunk_of(target(StreamId(9), 0, 7, 0), 1, 40)]);
+    assert_eq!(statuses(&own), [Status::Ok]);
+}
+
+#[test]
+fn writes_wait_while_a_streamlet_is_let_go_and_go_on_if_it_stays() {
+    let pair = Pair::new(options(1, 1));
+    let house = pair.house(1);
+    assert_eq!(write(house, 0).0, Status::Ok);
+    house.broker.let_go(STREAM, X).unwrap();
+    let mut peer = house.peer();
+    let next = write_request(&[chunk_of(target(STREAM, 0, 7, 1), 1, 40)], 1_000);
+    assert_eq!(peer.send(&next), Flow::Blocked);
+    peer.run(house);
+    assert!(peer.is_blocked());
+    house.broker.keep_streamlet(STREAM, X).unwrap();
+    peer.run(house);
+    assert_eq!(statuses(&peer.frame().decode()), [Status::Ok]);
+    assert_eq!(write(house, 1), (Status::Ok, 1, true));
+}
+
+#[test]
+fn writes_that_waited_are_sent_to_the_next_owner() {
+    let mut pair = Pair::new(options(1, 1));
+    assert_eq!(write(pair.house(1), 0).0, Status::Ok);
+    pair.house(1).broker.let_go(STREAM, X).unwrap();
+    let mut peer = pair.house(1).peer();
+    let request = write_request(&[chunk_of(target(STREAM, 0, 7, 1), 1, 40)], 1_000);
+    assert_eq!(peer.send(&request), Flow::Blocked);
+    pair.finish_move(2);
+    peer.run(pair.house(1));
+    let answer: kera_protocol::WriteChunksResponse = peer.frame().decode();
+    assert_eq!((statuses(&answer), answer.results[0].base_ordinal), (vec![Status::NotOwner], 2 << 32 | 3));
+    // A retry of what was acknowledged, and what was not appended.
+    assert_eq!(write(pair.house(2), 0), (Status::Ok, 0, true));
+    assert_eq!(write(pair.house(2), 1), (Status::Ok, 1, false));
+}
+
+#[test]
+fn writes_do_not_wait_for_ever_for_a_move() {
+    let pair = Pair::new(options(1, 1));
+    let house = pair.house(1);
+    house.broker.let_go(STREAM, X).unwrap();
+    let mut peer = house.peer();
+    assert_eq!(peer.send(&write_request(&[chunk_of(target(STREAM, 0, 7, 0), 1, 40)], 50)), Flow::Blocked);
+    house.clock.advance_ms(60);
+    peer.run(house);
+    let frame = peer.frame();
+    assert_eq!(frame.status(), Status::NotOwner);
+    assert!(frame.error().message.contains("being moved"), "{:?}", frame.error());
+}
+
+#[test]
+fn nothing_is_handed_over_before_it_is_durable() {
+    let mut pair = Pair::new(power(options(1, 1)));
+    let mut peer = pair.house(1).peer();
+    peer.send(&write_request(&[chunk_of(target(STREAM, 0, 7, 0), 1, 40)], 0));
+    pair.house(1).broker.let_go(STREAM, X).unwrap();
+    assert_eq!(pair.house(1).broker.handed_over(STREAM, X).unwrap(), None);
+    pair.house(1).sink.sync();
+    pair.finish_move(2);
+    peer.run(pair.house(1));
+    assert_eq!(statuses(&peer.frame().decode()), [Status::Ok], "what was appended before is acknowledged");
+    assert!(pair.house(2).sink.pending() == 0);
+}
+
+#[test]
+fn a_reader_goes_from_owner_to_owner_in_the_lanes_order() {
+    let mut pair = Pair::new(options(1, 1));
+    let mut sequence = 0;
+    for to in [2, 1, 2, 2] {
+        for _ in 0..3 {
+            assert_eq!(write(pair.house(pair.owner.node), sequence), (Status::Ok, sequence, false));
+            sequence += 1;
+        }
+        if to != pair.owner.node {
+            pair.move_to(to);
+        }
+    }
+    let (all, nodes) = pair.read_all(Cursor::default());
+    assert_eq!(all, (0..sequence).collect::<Vec<_>>());
+    assert_eq!(nodes, [1, 2, 1, 2]);
+    // A move in which nothing was written.
+    pair.move_to(1);
+    pair.move_to(2);
+    assert_eq!(write(pair.house(2), sequence).0, Status::Ok);
+    assert_eq!(pair.read_all(Cursor::default()).0, (0..=sequence).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_reader_that_waits_at_the_end_is_sent_on() {
+    let mut pair = Pair::new(options(1, 1));
+    assert_eq!(write(pair.house(1), 0).0, Status::Ok);
+    let mut peer = pair.house(1).peer();
+    let end = peer.read(STREAM, Cursor::default()).answers[0].0.next;
+    peer.send(&read_request(&[entry(STREAM, 0, 0, end)], 60_000));
+    pair.house(1).broker.let_go(STREAM, X).unwrap();
+    peer.run(pair.house(1));
+    assert!(peer.frames().is_empty(), "the move may be called off");
+    pair.finish_move(2);
+    peer.run(pair.house(1));
+    let answer: kera_protocol::ReadChunksResponse = peer.frame().decode();
+    let answer = answer.answers[0].0;
+    assert_eq!((answer.status(), answer.next.group), (Some(Status::NotOwner), GroupId::new(3, 0)));
+    assert_eq!(answer.durable_ordinal, 2 << 32 | 3, "who owns it now");
+    // The wrong node for a group says so, and where to ask stays with the cursor.
+    let old = Cursor { group: GroupId::new(2, 1), ..Cursor::default() };
+    let sent = pair.house(2).peer().read(STREAM, old).answers[0].0;
+    assert_eq!((sent.status(), sent.next), (Some(Status::NotOwner), old));
+}
+
+#[test]
+fn groups_that_are_gone_are_passed_over() {
+    let mut pair = Pair::new(options(1, 1));
+    let first = pair.read_all(Cursor::default());
+    assert!(first.0.is_empty());
+    assert_eq!(write(pair.house(1), 0).0, Status::Ok);
+    pair.move_to(2);
+    assert_eq!(write(pair.house(2), 1).0, Status::Ok);
+    let stream = pair.house(1).log.stream(STREAM).unwrap();
+    stream.streamlet(X).unwrap().lane(LaneId(0)).unwrap().raise_floor(1);
+    assert_eq!(pair.house(1).log.retain(10), 1);
+    // From the first there is, and from what was there.
+    assert_eq!(pair.read_all(Cursor::default()), (vec![1], vec![1, 2]));
+    let old = Cursor { group: GroupId::new(2, 1), ..Cursor::default() };
+    let gone = pair.house(1).peer().read(STREAM, old).answers[0].0;
+    assert_eq!((gone.status(), gone.next.group.epoch()), (Some(Status::CursorGone), 2));
+    assert_eq!(pair.read_all(gone.next), (vec![1], vec![1, 2]));
+}
+
+#[test]
+fn places_are_told_by_the_node_that_has_them() {
+    let mut pair = Pair::new(options(1, 1));
+    let look = |pair: &Pair, node: u32, at: Start| {
+        let lookup = Lookup { stream: STREAM, streamlet: X, lane: LaneId(0), at };
+        let mut peer = pair.house(node).peer();
+        peer.send(&lookup);
+        let frame = peer.frame();
+        match frame.status() {
+            Status::Ok => Ok(frame.decode::<kera_protocol::LookupResult>()),
+            status => Err(status),
+        }
+    };
+    (0..3).for_each(|sequence| assert_eq!(write(pair.house(1), sequence).0, Status::Ok));
+    pair.move_to(2);
+    let latest = look(&pair, 2, Start::Latest).unwrap();
+    assert_eq!((latest.cursor.group, latest.ordinal, latest.durable_ordinal), (GroupId::new(3, 0), 3, 3));
+    (3..6).for_each(|sequence| assert_eq!(write(pair.house(2), sequence).0, Status::Ok));
+    pair.move_to(1);
+    (6..9).for_each(|sequence| assert_eq!(write(pair.house(1), sequence).0, Status::Ok));
+    assert_eq!(look(&pair, 1, Start::Ordinal(1)).unwrap().cursor.group.epoch(), 2);
+    assert_eq!(look(&pair, 2, Start::Ordinal(4)).unwrap().ordinal, 4);
+    assert_eq!(look(&pair, 1, Start::Ordinal(4)), Err(Status::NotOwner), "the next one it has would be ordinal 6");
+    assert_eq!(look(&pair, 2, Start::Ordinal(1)), Err(Status::NotOwner));
+    assert_eq!(look(&pair, 2, Start::Ordinal(8)), Err(Status::NotOwner));
+    assert_eq!(look(&pair, 1, Start::Ordinal(99)).unwrap().ordinal, 9);
+    assert_eq!(look(&pair, 1, Start::Earliest), Err(Status::NotOwner), "with several holders their groups tell");
+    assert_eq!(look(&pair, 2, Start::Latest), Err(Status::NotOwner));
+}
+
+fn find(house: &House, streams: Vec<StreamRef>, after: Option<(StreamId, StreamletId)>, limit: u32) -> FindOwners {
+    let _ = house;
+    FindOwners { streams, after, limit }
+}
+
+#[test]
+fn a_node_alone_owns_everything() {
+    let house = House::new();
+    house.stream(STREAM, options(4, 1));
+    let owners = house.peer().call(&find(&house, vec![], None, 0));
+    assert_eq!((owners.node, owners.cluster, owners.nodes.len()), (0, [0; 16], 1));
+    assert_eq!((owners.nodes[0].node, owners.nodes[0].address.as_str()), (0, ""));
+    let stream = owners.streams.iter().find(|stream| stream.stream == STREAM).unwrap();
+    assert_eq!((stream.streamlets, stream.runs.len(), stream.runs[0].count, stream.runs[0].epoch), (4, 1, 4, 0));
+    assert!(owners.streams.iter().all(|stream| stream.stream != SYSTEM));
+}
+
+#[test]
+fn owners_come_in_pages_and_by_name() {
+    let house = House::new();
+    house.stream(STREAM, options(30, 1));
+    house.stream(StreamId(8), options(1, 1));
+    house.broker.join_cluster(CLUSTER, 2);
+    let node = |node: u32| NodeInfo {
+        node,
+        node_epoch: 1,
+        address: format!("127.0.0.1:{node}"),
+        kafka_address: String::new(),
+        http_address: String::new(),
+        rack: String::new(),
+        roles: vec![Role::Broker],
+    };
+    house.broker.set_nodes(5, vec![node(1), node(2)]);
+    let all: Vec<Owner> = (0..30_u32).map(|at| owner(1 + at * at % 3, 5 + at % 4, &[])).collect();
+    house.broker.place_stream(7, STREAM, all.clone()).unwrap();
+    house.broker.set_names(|name| (name == "there").then_some(STREAM));
+    let mut peer = house.peer();
+    let (mut after, mut found, mut pages) = (None, vec![Owner::default(); 30], 0);
+    loop {
+        let page = peer.call(&find(&house, vec!["there".into()], after, 3));
+        assert_eq!((page.version, page.node, page.nodes.len()), (7, 2, 2));
+        assert!(page.streams.iter().map(|stream| stream.runs.len()).sum::<usize>() <= 3);
+        for run in page.streams.iter().flat_map(|stream| &stream.runs) {
+            after = Some((STREAM, run.first));
+            run.streamlets().for_each(|at| found[at.0 as usize] = owner(run.node, run.epoch, &[]));
+        }
+        pages += 1;
+        if !page.more {
+            break;
+        }
+    }
+    assert_eq!(found, all);
+    assert!(pages > 2);
+    let all = peer.call(&find(&house, vec![], None, 0));
+    assert_eq!(all.streams.iter().map(|stream| stream.stream).collect::<Vec<_>>(), [STREAM, StreamId(8)]);
+    assert_eq!(peer.refused(&find(&house, vec!["nobody".into()], None, 0)), Status::UnknownStream);
+    assert_eq!(peer.refused(&find(&house, vec![StreamId(99).into()], None, 0)), Status::UnknownStream);
+    let many = vec![StreamRef::Id(STREAM); OWNER_STREAMS_MAX + 1];
+    assert_eq!(peer.refused(&find(&house, many, None, 0)), Status::LimitReached);
+}
+
+#[test]
+fn wrong_steps_are_refused_and_change_nothing() {
+    let mut pair = Pair::new(options(1, 1));
+    let broker = &pair.houses[0].broker;
+    assert_eq!(broker.handed_over(STREAM, X).unwrap_err().status, Status::InvalidArgument);
+    assert_eq!(broker.keep_streamlet(STREAM, X).unwrap_err().status, Status::NotReady);
+    assert_eq!(broker.let_go(STREAM, StreamletId(1)).unwrap_err().status, Status::UnknownStreamlet);
+    assert_eq!(broker.let_go(StreamId(77), X).unwrap_err().status, Status::UnknownStream);
+    assert_eq!(broker.open_streamlet(STREAM, X, 9, None).unwrap_err().status, Status::NotReady, "it is open");
+    let state = StreamletState { stream: STREAM, streamlet: StreamletId(3), epoch: 1, lanes: vec![] };
+    let refused = pair.houses[1].broker.open_streamlet(STREAM, X, 9, Some(&state)).unwrap_err();
+    assert_eq!(refused.status, Status::InvalidArgument);
+    assert_eq!(write(pair.house(1), 0).0, Status::Ok);
+    pair.move_to(2);
+    assert_eq!(write(pair.house(2), 1).0, Status::Ok);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Several producers, retries at any node, moves and moves that are called off: each chunk is there once, in its producer's order.
+    #[test]
+    fn chunks_are_there_once_and_in_order(steps in prop::collection::vec((0..10_u8, 1..4_u64), 1..120)) {
+        let mut pair = Pair::new(options(1, 2));
+        let mut next = [0_u64; 4];
+        let mut places = std::collections::HashMap::new();
+        for (step, producer) in steps {
+            match step {
+                0 => pair.move_to(3 - pair.owner.node),
+                1 => {
+                    let house = pair.house(pair.owner.node);
+                    house.broker.let_go(STREAM, X).unwrap();
+                    house.broker.keep_streamlet(STREAM, X).unwrap();
+                }
+                _ => {
+                    // The last acknowledged one again, or the next; at the owner or not.
+                    let last = next[producer as usize];
+                    let sequence = if step < 4 { last.saturating_sub(1) } else { last };
+                    let node = if step == 9 { 3 - pair.owner.node } else { pair.owner.node };
+                    let written = pair.house(node).peer().write(&[chunk_of(target(STREAM, 0, producer, sequence), 1, 20)]);
+                    let result = written.results[0];
+                    if node != pair.owner.node {
+                        prop_assert_eq!(result.status(), Some(Status::NotOwner));
+                        continue;
+                    }
+                    prop_assert_eq!(result.status(), Some(Status::Ok));
+                    prop_assert_eq!(result.duplicate, sequence < last);
+                    let place = *places.entry((producer, sequence)).or_insert(result.base_ordinal);
+                    prop_assert_eq!(place, result.base_ordinal);
+                    next[producer as usize] = last.max(sequence + 1);
+                }
+            }
+        }
+        let even = places.keys().filter(|(producer, _)| producer % 2 == 0).count() as u64;
+        let (all, _) = pair.read_all(Cursor::default());
+        prop_assert_eq!(all, (0..even).collect::<Vec<_>>());
+    }
+}

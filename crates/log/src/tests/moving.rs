@@ -1,0 +1,128 @@
+//! A streamlet that goes from one log to another and back.
+
+use kera_format::GroupId;
+
+use super::*;
+
+/// A log whose streamlets are another node's until it is told otherwise.
+fn elsewhere() -> Node {
+    let node = node();
+    node.log.stream(STREAM).unwrap().place_elsewhere();
+    node
+}
+
+fn streamlet(node: &Node) -> Arc<Streamlet> {
+    Arc::clone(node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap())
+}
+
+fn append(node: &Node, chunk: &[u8]) -> Result<Appended, AppendError> {
+    node.lane().append(&ChunkView::parse(chunk).unwrap(), 5)
+}
+
+/// Moves the streamlet, as the broker does.
+fn move_to(from: &Node, to: &Node, epoch: u32) {
+    streamlet(from).let_go().unwrap();
+    assert!(streamlet(from).is_settled());
+    let state = streamlet(from).hand_over();
+    streamlet(to).receive(&state).unwrap();
+    streamlet(to).open(epoch, true).unwrap();
+    streamlet(from).leave();
+}
+
+#[test]
+fn an_owner_epoch_is_the_upper_half_of_its_groups() {
+    let node = elsewhere();
+    assert_eq!(append(&node, &chunk(0, 100)), Err(AppendError::Elsewhere { letting_go: false }));
+    assert!(!node.lane().is_plain());
+    streamlet(&node).open(9, false).unwrap();
+    assert!(node.lane().is_plain());
+    assert_eq!(append(&node, &chunk(0, 100)).unwrap().cursor.group, GroupId::new(9, 1));
+}
+
+#[test]
+fn a_retry_at_the_next_owner_is_recognised_and_ordinals_go_on() {
+    let (a, b) = (node(), elsewhere());
+    for sequence in 0..7 {
+        append(&a, &chunk(sequence, 100)).unwrap();
+    }
+    let seen = a.lane().version();
+    move_to(&a, &b, 5);
+    assert_ne!(a.lane().version(), seen, "readers at the end look again");
+    assert_eq!(append(&a, &chunk(7, 100)), Err(AppendError::Elsewhere { letting_go: false }));
+    let again = append(&b, &chunk(6, 100)).unwrap();
+    assert_eq!((again.duplicate, again.base_ordinal), (true, 6));
+    assert_eq!(
+        append(&b, &chunk(0, 100)).unwrap().base_ordinal,
+        Appended::UNKNOWN_ORDINAL,
+        "it is too old for its place"
+    );
+    assert!(matches!(append(&b, &chunk(8, 100)), Err(AppendError::SequenceGap { expected: 7, .. })));
+    let next = append(&b, &chunk(7, 100)).unwrap();
+    assert_eq!((next.base_ordinal, next.cursor.group), (7, GroupId::new(5, 1)));
+    // And back, with what the other has taken meanwhile.
+    move_to(&b, &a, 6);
+    assert!(append(&a, &chunk(7, 100)).unwrap().duplicate);
+    let back = append(&a, &chunk(8, 100)).unwrap();
+    assert_eq!((back.base_ordinal, back.cursor.group.epoch()), (8, 6));
+    assert!(matches!(append(&a, &chunk_of(8, 0, 1, 100)), Err(AppendError::SequenceGap { expected: 0, .. })));
+}
+
+#[test]
+fn while_it_is_let_go_nothing_is_appended_and_a_move_can_be_called_off() {
+    let node = node();
+    append(&node, &chunk(0, 100)).unwrap();
+    streamlet(&node).let_go().unwrap();
+    assert_eq!(append(&node, &chunk(0, 100)), Err(AppendError::Elsewhere { letting_go: true }), "not even a duplicate");
+    // A lane that is made now sees it as well.
+    let other = node.lane_number(1).append(&ChunkView::parse(&chunk_of(1, 0, 0, 100)).unwrap(), 5);
+    assert_eq!(other, Err(AppendError::Elsewhere { letting_go: true }));
+    assert!(matches!(streamlet(&node).let_go(), Err(TenureError::Wrong { is: Tenure::LettingGo, .. })));
+    streamlet(&node).resume(false).unwrap();
+    let next = append(&node, &chunk(1, 100)).unwrap();
+    assert_eq!((next.base_ordinal, next.cursor.group.number()), (1, 2), "the group before was closed");
+}
+
+#[test]
+fn an_epoch_that_groups_have_already_is_refused() {
+    let (a, b) = (elsewhere(), elsewhere());
+    streamlet(&a).open(4, false).unwrap();
+    append(&a, &chunk(0, 100)).unwrap();
+    move_to(&a, &b, 5);
+    let refused = streamlet(&a).open(4, true);
+    assert_eq!(refused, Err(TenureError::StaleEpoch { epoch: 4, lane: LaneId(0), highest: 4 }));
+    assert_eq!(streamlet(&a).tenure(), Tenure::Elsewhere);
+}
+
+#[test]
+fn a_state_that_comes_again_after_more_was_written_changes_nothing() {
+    let (a, b) = (node(), elsewhere());
+    append(&a, &chunk(0, 100)).unwrap();
+    streamlet(&a).let_go().unwrap();
+    let state = streamlet(&a).hand_over();
+    streamlet(&b).receive(&state).unwrap();
+    streamlet(&b).open(5, true).unwrap();
+    append(&b, &chunk(1, 100)).unwrap();
+    streamlet(&b).leave();
+    streamlet(&b).receive(&state).unwrap();
+    streamlet(&b).open(6, true).unwrap();
+    assert_eq!(append(&b, &chunk(1, 100)).unwrap().base_ordinal, 1);
+    assert_eq!(append(&b, &chunk(2, 100)).unwrap().base_ordinal, 2);
+    let lane = LaneHandover { lane: LaneId(2), ..state[0].clone() };
+    streamlet(&b).leave();
+    assert_eq!(streamlet(&b).receive(&[lane]), Err(TenureError::UnknownLane(LaneId(2))));
+}
+
+#[test]
+fn the_first_group_of_an_epoch_is_found_without_its_number() {
+    let (a, b) = (node(), elsewhere());
+    append(&a, &chunk(0, 100)).unwrap();
+    move_to(&a, &b, 5);
+    let start = Cursor { group: GroupId::new(5, 0), ..Cursor::default() };
+    let nothing = b.lane().read(start, 1 << 20, true).unwrap();
+    assert!(nothing.at_durable_end && nothing.data_bytes == 0);
+    append(&b, &chunk(1, 100)).unwrap();
+    let found = b.lane().read(start, 1 << 20, true).unwrap();
+    assert_eq!((found.start.group, found.data_bytes > 0), (GroupId::new(5, 1), true));
+    let lost = Cursor { group: GroupId::new(3, 1), ..Cursor::default() };
+    assert!(matches!(b.lane().read(lost, 1 << 20, true), Err(ReadError::Gone { .. })));
+}
