@@ -115,6 +115,93 @@ for kind in ["none", "gzip", "snappy", "lz4", "zstd"]:
         rd_read(topic, 3, 6000)
 
 
+def compacted_fill(topic, versions, keys):
+    """A compacted topic with many versions of few keys: what each offset holds."""
+    from confluent_kafka import Producer
+    from confluent_kafka.admin import NewTopic
+
+    config = {"cleanup.policy": "compact", "max.message.bytes": "60000", "min.cleanable.dirty.ratio": "0.01"}
+    for future in rd_admin().create_topics([NewTopic(topic, 1, 1, config=config)]).values():
+        future.result(10)
+    written, failed = {}, []
+
+    def told(error, message):
+        if error:
+            failed.append(error)
+        else:
+            written[message.offset()] = (message.key(), message.value())
+
+    for n, kind in enumerate(["none", "gzip", "snappy", "lz4", "zstd"]):
+        conf = {"compression.type": kind, "enable.idempotence": n % 2 == 0, "batch.num.messages": 100}
+        producer = Producer({"bootstrap.servers": ADDRESS, **conf})
+        for version in range(versions):
+            for key in range(keys):
+                value = None if (version + key) % 11 == 10 else f"{kind} {version} {key} " + os.urandom(60).hex()
+                producer.produce(topic, key=f"key {key}", value=value, on_delivery=told)
+            producer.poll(0)
+        expect(producer.flush(30), 0, "undelivered")
+    # A compacted topic takes no record without a key.
+    refused = []
+    producer.produce(topic, value="x", on_delivery=lambda error, _: refused.append(error and error.code()))
+    producer.flush(30)
+    expect((refused, failed), ([87], []), "refused without a key, and others")
+    return written
+
+
+def compacted_check(found, written, keys):
+    """What is left is what was written there, in order, with the last of each key."""
+    expect([offset for offset, _ in found], sorted(offset for offset, _ in found), "order")
+    for offset, pair in found:
+        expect(pair, written[offset], f"offset {offset}")
+    last, left = {}, {}
+    for offset in sorted(written):
+        last[written[offset][0]] = offset
+    for offset, (key, _) in found:
+        left[key] = offset
+    expect(len(last), keys, "keys")
+    expect(left, last, "last offset of each key")
+
+
+def rd_read_to_end(topic):
+    """All that is there, up to the end as it is at the start."""
+    from confluent_kafka import Consumer, TopicPartition
+
+    consumer = Consumer({"bootstrap.servers": ADDRESS, "group.id": "none", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    end, found, until = consumer.get_watermark_offsets(TopicPartition(topic, 0), 10)[1], [], time.time() + 30
+    while not found or found[-1][0] < end - 1:
+        expect(time.time() < until, True, "in time")
+        for message in consumer.consume(500, 0.5):
+            if message.error():
+                raise AssertionError(str(message.error()))
+            found.append((message.offset(), (message.key(), message.value())))
+    consumer.close()
+    return found
+
+
+COMPACTED = {}
+
+
+def compacted(topic="compacted", keys=40):
+    """A topic that is compacted, and what was written to it."""
+    if topic not in COMPACTED:
+        written = compacted_fill(topic, 100, keys)
+        found, until = rd_read_to_end(topic), time.time() + 60
+        while len(found) > len(written) / 4:
+            compacted_check(found, written, keys)
+            expect(time.time() < until, True, f"compacted: {len(found)} of {len(written)} are left")
+            time.sleep(0.5)
+            found = rd_read_to_end(topic)
+        COMPACTED[topic] = (written, keys)
+    return (topic, *COMPACTED[topic])
+
+
+@check("confluent-kafka", "a compacted topic: many versions of few keys, read while and after it is compacted")
+def _():
+    topic, written, keys = compacted()
+    compacted_check(rd_read_to_end(topic), written, keys)
+
+
 @check("confluent-kafka", "acks 0 and 1, seek, offsets by time, watermarks")
 def _():
     from confluent_kafka import Consumer, TopicPartition
@@ -347,6 +434,18 @@ def _():
     producer.close()
 
 
+@check("kafka-python", "a compacted topic, read from the start")
+def _():
+    from kafka import KafkaConsumer, TopicPartition
+
+    topic, written, keys = compacted()
+    consumer = KafkaConsumer(bootstrap_servers=ADDRESS, auto_offset_reset="earliest", consumer_timeout_ms=3000)
+    consumer.assign([TopicPartition(topic, 0)])
+    consumer.seek(TopicPartition(topic, 0), 0)
+    compacted_check([(m.offset, (m.key, m.value)) for m in consumer], written, keys)
+    consumer.close()
+
+
 @check("kafka-python", "transactions: commit and abort, read_committed")
 def _():
     from kafka import KafkaConsumer, KafkaProducer
@@ -390,6 +489,28 @@ def _():
         offsets = [(await asyncio.wait_for(consumer.getone(), 20)).offset for _ in range(300)]
         await consumer.stop()
         expect(offsets, list(range(300)), "offsets")
+
+    asyncio.run(run())
+
+
+@check("aiokafka", "a compacted topic, read from the start")
+def _():
+    import aiokafka
+
+    topic, written, keys = compacted()
+
+    async def run():
+        partition = aiokafka.TopicPartition(topic, 0)
+        consumer = aiokafka.AIOKafkaConsumer(bootstrap_servers=ADDRESS)
+        await consumer.start()
+        consumer.assign([partition])
+        consumer.seek(partition, 0)
+        found = []
+        while not found or found[-1][0] < max(written):
+            m = await asyncio.wait_for(consumer.getone(), 20)
+            found.append((m.offset, (m.key, m.value)))
+        await consumer.stop()
+        compacted_check(found, written, keys)
 
     asyncio.run(run())
 
@@ -502,6 +623,20 @@ if os.path.isdir(TOOLS):
             conf = ["--group", f"java-{kind}", "--from-beginning", "--max-messages", "1000", "--timeout-ms", "20000"]
             keyed = ["--property", "print.key=true", "--property", "key.separator=:"]
             expect(tool("tools.consumer.ConsoleConsumer", *server, *topic, *conf, *keyed).splitlines(), lines, "records read")
+
+    @check(TOOLS_NAME, "kafka-configs and kafka-console-consumer: a compacted topic, described and read from the start")
+    def _():
+        topic, written, keys = compacted()
+        server, entity = ["--bootstrap-server", ADDRESS], ["--entity-type", "topics", "--entity-name", topic]
+        described = tool("kafka.admin.ConfigCommand", *server, "--describe", *entity)
+        expect("cleanup.policy=compact" in described, True, f"described: {described[-300:]}")
+        shown = [["--property", f"print.{what}=true"] for what in ["offset", "key"]]
+        conf = ["--topic", topic, "--from-beginning", "--timeout-ms", "5000", "--property", "key.separator=|"]
+        out = tool("tools.consumer.ConsoleConsumer", *server, *conf, *sum(shown, []))
+        rows = [line.split("|", 2) for line in out.splitlines()]
+        text = {"null": None}
+        found = [(int(at[7:]), (key.encode(), text.get(value, value.encode()))) for at, key, value in rows]
+        compacted_check(found, written, keys)
 
     @check(TOOLS_NAME, "kafka-log-dirs, kafka-leader-election, kafka-metadata-quorum, kafka-reassign-partitions, kafka-delete-records")
     def _():

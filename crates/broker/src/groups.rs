@@ -285,6 +285,8 @@ fn stream_stats(core: &mut Core, message: &StreamStats) -> Result<StreamStatsRes
             groups: stats.groups.try_into().unwrap_or(u32::MAX),
             segments: stats.segments.try_into().unwrap_or(u32::MAX),
             last_append_ms: stats.last_append_ms,
+            compacted_ordinal: stats.compacted_ordinal,
+            uncompacted_bytes: stats.uncompacted_bytes,
         });
     }
     Ok(StreamStatsResponse { lanes, more })

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use kera_format::catalog::Entry;
-use kera_format::{Cleanup, ProducerEpoch, ProducerId, StreamId, StreamOptions, limits};
+use kera_format::{ProducerEpoch, ProducerId, StreamId, StreamOptions, limits};
 use kera_protocol::{CreateStream, ListStreams, StreamChanges, StreamInfo, StreamList, StreamRef};
 
 use crate::CoordinatorError;
@@ -277,9 +277,6 @@ fn check_options(options: &StreamOptions, limits: &Limits) -> Result<(), Coordin
         let (wanted, nodes) = (options.replication, limits.nodes);
         let there = if nodes == 1 { "there is 1 node".to_owned() } else { format!("there are {nodes} nodes") };
         mistakes.push(format!("replication is {wanted}, but {there} to hold copies; ask for {nodes} at most"));
-    }
-    if options.cleanup != Cleanup::Delete {
-        mistakes.push(format!("cleanup is {}, which is not built yet; use delete", options.cleanup));
     }
     if options.virtual_logs > 0 {
         let wanted = options.virtual_logs;

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use kera_coordinator::{Coordinator, CoordinatorConfig, CoordinatorError, StreamEvent, StreamObserver};
 use kera_env::{ManualClock, MemoryDisk};
-use kera_format::{Cleanup, Durability, ProducerEpoch, ProducerId, StreamId, StreamOptions};
+use kera_format::{Durability, ProducerEpoch, ProducerId, StreamId, StreamOptions};
 use kera_protocol::{
     AllocateProducer, AllocatedProducer, Body, CreateStream, ErrorBody, FrameHeader, ListStreams, Message, Op, Status,
     StreamChanges, StreamInfo, StreamRef, encode_request, frame,
@@ -62,7 +62,7 @@ fn all_mistakes_of_options_are_told_at_once() {
         streamlets: 0,
         segment_bytes_max: 1000,
         replication: 3,
-        cleanup: Cleanup::Compact,
+        compact_dirty_percent: 101,
         virtual_logs: 2,
         ..StreamOptions::default()
     };
@@ -74,7 +74,7 @@ fn all_mistakes_of_options_are_told_at_once() {
         "streamlets is 0, allowed is 1 to 131072",
         "segment_bytes_max is 1000, allowed is a power of two",
         "replication is 3, but there is 1 node to hold copies; ask for 1 at most",
-        "cleanup is compact, which is not built yet; use delete",
+        "compact_dirty_percent is 101, the limit is 100",
         "virtual_logs is 2, but dedicated virtual logs are not built yet; use 0 (shared)",
     ] {
         assert!(message.contains(part), "`{part}` is not in: {message}");

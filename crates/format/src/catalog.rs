@@ -21,15 +21,15 @@
 //!      4      4  entry_bytes       this header and the body, without the padding
 //!      8      8  index             journal: counts every change ever made; snapshot: from 1
 //!     16      2  kind              what happened, see the bodies
-//!     18      2  version           of the body, 1
+//!     18      2  version           of the body: 2 of streams created and altered, 1 of the others
 //!     20      4  zero
 //!     24      …  body
 //! ```
 //! Bodies by kind:
 //!
 //! ```text
-//! 1 stream created     stream u64, at_ms i64, options (48 bytes), name_bytes u32, name
-//! 2 stream altered     stream u64, at_ms i64, options (48 bytes)
+//! 1 stream created     stream u64, at_ms i64, options (80 bytes), name_bytes u32, name
+//! 2 stream altered     stream u64, at_ms i64, options (80 bytes)
 //! 3 stream deleted     stream u64, at_ms i64
 //! 4 producers reserved below u64            every id below it may have been given out
 //! 5 producer's epoch   producer u64, epoch u16, zero u16, zero u32
@@ -38,8 +38,12 @@
 //!
 //! options: streamlets u32, lanes u32, segments_per_group u32, segment_bytes_max u32, replication u32,
 //!          virtual_logs u32, durability u8, order u8, cleanup u8, flags u8 (1 retention_ms is set,
-//!          2 retention_bytes is set, 4 retention_consumed), zero u32, retention_ms u64, retention_bytes u64
+//!          2 retention_bytes is set, 4 retention_consumed, 8 compact_within_ms is set), compact_dirty_percent u32,
+//!          retention_ms u64, retention_bytes u64, segment_ms u64, compact_after_ms u64, compact_within_ms u64,
+//!          tombstone_ms u64
 //! ```
+//! Bodies 1 and 2 of version 1 have the first 48 bytes of the options, zeros instead of `compact_dirty_percent`, and no
+//! flag 8; what is missing has its default. They are read and not written.
 
 use crate::checksum::crc32c;
 use crate::options::{Cleanup, Durability, Order, StreamOptions};
@@ -51,13 +55,17 @@ pub const FILE_HEADER_BYTES: usize = 64;
 /// Bytes of an entry before its body.
 pub const ENTRY_HEADER_BYTES: usize = 24;
 /// Bytes of a stream's options in a body.
-pub const OPTIONS_BYTES: usize = 48;
+pub const OPTIONS_BYTES: usize = 80;
+/// The same in a body of version 1.
+const OPTIONS_BYTES_V1: usize = 48;
 /// The largest entry: a stream with the longest name.
 pub const ENTRY_BYTES_MAX: usize = ENTRY_HEADER_BYTES + 16 + OPTIONS_BYTES + 4 + limits::STREAM_NAME_BYTES_MAX;
 /// The first four bytes of a file: "KCAT".
 pub const CATALOG_MAGIC: u32 = u32::from_le_bytes(*b"KCAT");
 /// The version of these layouts.
 pub const CATALOG_VERSION: u16 = 1;
+/// The version of bodies with options.
+const OPTIONS_VERSION: u16 = 2;
 
 /// What a catalog file is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -192,6 +200,13 @@ impl Entry {
         }
     }
 
+    fn version(&self) -> u16 {
+        match self {
+            Entry::StreamCreated { .. } | Entry::StreamAltered { .. } => OPTIONS_VERSION,
+            _ => CATALOG_VERSION,
+        }
+    }
+
     /// Appends the entry with its header and padding to `out`.
     pub fn encode(&self, index: u64, out: &mut Vec<u8>) {
         let start = out.len();
@@ -229,7 +244,7 @@ impl Entry {
         put(entry, 4, &(entry_bytes as u32).to_le_bytes());
         put(entry, 8, &index.to_le_bytes());
         put(entry, 16, &self.kind().to_le_bytes());
-        put(entry, 18, &CATALOG_VERSION.to_le_bytes());
+        put(entry, 18, &self.version().to_le_bytes());
         let crc = crc32c(&entry[4..]);
         put(entry, 0, &crc.to_le_bytes());
         out.resize(start + align8(entry_bytes), 0);
@@ -258,38 +273,43 @@ impl Entry {
         if found != computed {
             return Err(FormatError::Checksum { what: "catalog_entry.checksum", found, computed });
         }
-        if u16_at(bytes, 18) != CATALOG_VERSION {
-            return Err(FormatError::BadField {
-                field: "catalog_entry.version",
-                value: u16_at(bytes, 18).into(),
-                allowed: "1",
-            });
-        }
-        let entry = Entry::parse_body(u16_at(bytes, 16), &bytes[ENTRY_HEADER_BYTES..entry_bytes])?;
+        let (kind, version) = (u16_at(bytes, 16), u16_at(bytes, 18));
+        let options_bytes = match (kind, version) {
+            (_, CATALOG_VERSION) => OPTIONS_BYTES_V1,
+            (1 | 2, OPTIONS_VERSION) => OPTIONS_BYTES,
+            _ => {
+                return Err(FormatError::BadField {
+                    field: "catalog_entry.version",
+                    value: version.into(),
+                    allowed: "1, of streams 2 as well",
+                });
+            }
+        };
+        let entry = Entry::parse_body(kind, &bytes[ENTRY_HEADER_BYTES..entry_bytes], options_bytes)?;
         Ok((u64_at(bytes, 8), entry, align8(entry_bytes)))
     }
 
-    fn parse_body(kind: u16, body: &[u8]) -> Result<Entry, FormatError> {
+    fn parse_body(kind: u16, body: &[u8], options_bytes: usize) -> Result<Entry, FormatError> {
         let need = |bytes| FormatError::need("catalog entry body", bytes, body.len());
         match kind {
             1 => {
-                need(16 + OPTIONS_BYTES + 4)?;
-                let name_bytes = u32_at(body, 16 + OPTIONS_BYTES) as usize;
-                let name_at = 16 + OPTIONS_BYTES + 4;
+                need(16 + options_bytes + 4)?;
+                let name_bytes = u32_at(body, 16 + options_bytes) as usize;
+                let name_at = 16 + options_bytes + 4;
                 need(name_at.saturating_add(name_bytes))?;
                 Ok(Entry::StreamCreated {
                     stream: StreamId(u64_at(body, 0)),
                     at_ms: i64_at(body, 8),
-                    options: parse_options(&body[16..16 + OPTIONS_BYTES])?,
+                    options: parse_options(&body[16..16 + options_bytes])?,
                     name: parse_name(&body[name_at..name_at + name_bytes])?,
                 })
             }
             2 => {
-                need(16 + OPTIONS_BYTES)?;
+                need(16 + options_bytes)?;
                 Ok(Entry::StreamAltered {
                     stream: StreamId(u64_at(body, 0)),
                     at_ms: i64_at(body, 8),
-                    options: parse_options(&body[16..])?,
+                    options: parse_options(&body[16..16 + options_bytes])?,
                 })
             }
             3 => need(16).map(|()| Entry::StreamDeleted { stream: StreamId(u64_at(body, 0)), at_ms: i64_at(body, 8) }),
@@ -330,18 +350,27 @@ fn encode_options(options: &StreamOptions) -> [u8; OPTIONS_BYTES] {
     bytes[26] = options.cleanup as u8;
     bytes[27] = u8::from(options.retention_ms.is_some())
         | u8::from(options.retention_bytes.is_some()) << 1
-        | u8::from(options.retention_consumed) << 2;
+        | u8::from(options.retention_consumed) << 2
+        | u8::from(options.compact_within_ms.is_some()) << 3;
+    put(&mut bytes, 28, &options.compact_dirty_percent.to_le_bytes());
     put(&mut bytes, 32, &options.retention_ms.unwrap_or(0).to_le_bytes());
     put(&mut bytes, 40, &options.retention_bytes.unwrap_or(0).to_le_bytes());
+    put(&mut bytes, 48, &options.segment_ms.to_le_bytes());
+    put(&mut bytes, 56, &options.compact_after_ms.to_le_bytes());
+    put(&mut bytes, 64, &options.compact_within_ms.unwrap_or(0).to_le_bytes());
+    put(&mut bytes, 72, &options.tombstone_ms.to_le_bytes());
     bytes
 }
 
 fn parse_options(bytes: &[u8]) -> Result<StreamOptions, FormatError> {
     let choice = |field, value: u8, allowed| FormatError::BadField { field, value: value.into(), allowed };
-    let flags = bytes[27];
-    if flags > 7 {
-        return Err(choice("catalog_entry.options.flags", flags, "0 to 7"));
+    let (flags, default) = (bytes[27], StreamOptions::default());
+    if flags > 15 {
+        return Err(choice("catalog_entry.options.flags", flags, "0 to 15"));
     }
+    // Of version 1 without: what came with version 2.
+    let more = (bytes.len() >= OPTIONS_BYTES).then_some(bytes);
+    let more_or = |at, default| more.map_or(default, |bytes| u64_at(bytes, at));
     Ok(StreamOptions {
         streamlets: u32_at(bytes, 0),
         lanes: u32_at(bytes, 4),
@@ -357,6 +386,11 @@ fn parse_options(bytes: &[u8]) -> Result<StreamOptions, FormatError> {
         retention_ms: (flags & 1 != 0).then(|| u64_at(bytes, 32)),
         retention_bytes: (flags & 2 != 0).then(|| u64_at(bytes, 40)),
         retention_consumed: flags & 4 != 0,
+        segment_ms: more_or(48, default.segment_ms),
+        compact_dirty_percent: more.map_or(default.compact_dirty_percent, |bytes| u32_at(bytes, 28)),
+        compact_after_ms: more_or(56, default.compact_after_ms),
+        compact_within_ms: more.filter(|_| flags & 8 != 0).map(|bytes| u64_at(bytes, 64)),
+        tombstone_ms: more_or(72, default.tombstone_ms),
     })
 }
 
@@ -366,8 +400,10 @@ mod tests {
     use proptest::prelude::*;
 
     fn options() -> impl Strategy<Value = StreamOptions> {
-        (any::<[u32; 6]>(), 0u8..2, 0u8..2, 0u8..2, any::<(Option<u64>, Option<u64>, bool)>()).prop_map(
-            |(numbers, durability, order, cleanup, (retention_ms, retention_bytes, retention_consumed))| {
+        let limits = any::<(Option<u64>, Option<u64>, bool, Option<u64>)>();
+        (any::<[u32; 7]>(), any::<[u64; 3]>(), 0u8..2, 0u8..2, 0u8..3, limits).prop_map(
+            |(numbers, times, durability, order, cleanup, limits)| {
+                let (retention_ms, retention_bytes, retention_consumed, compact_within_ms) = limits;
                 StreamOptions {
                     streamlets: numbers[0],
                     lanes: numbers[1],
@@ -377,10 +413,15 @@ mod tests {
                     virtual_logs: numbers[5],
                     durability: Durability::from_u8(durability).expect("0 or 1"),
                     order: Order::from_u8(order).expect("0 or 1"),
-                    cleanup: Cleanup::from_u8(cleanup).expect("0 or 1"),
+                    cleanup: Cleanup::from_u8(cleanup).expect("0, 1 or 2"),
                     retention_ms,
                     retention_bytes,
                     retention_consumed,
+                    segment_ms: times[0],
+                    compact_dirty_percent: numbers[6],
+                    compact_after_ms: times[1],
+                    compact_within_ms,
+                    tombstone_ms: times[2],
                 }
             },
         )

@@ -108,6 +108,16 @@ pub struct StreamOptions {
     pub cleanup: Cleanup,
     /// Virtual logs of its own; zero shares the broker's pool.
     pub virtual_logs: u32,
+    /// A segment takes no more appends when it was opened so many milliseconds ago.
+    pub segment_ms: u64,
+    /// A lane is compacted when so many percent of its bytes came after the last pass.
+    pub compact_dirty_percent: u32,
+    /// Compaction leaves a record alone for so many milliseconds after its append.
+    pub compact_after_ms: u64,
+    /// A lane is compacted at the latest so many milliseconds after an append; `None`: when it is worth it.
+    pub compact_within_ms: Option<u64>,
+    /// Tombstones are kept for so many milliseconds after what they hide has gone.
+    pub tombstone_ms: u64,
 }
 
 impl Default for StreamOptions {
@@ -125,6 +135,11 @@ impl Default for StreamOptions {
             retention_consumed: false,
             cleanup: Cleanup::Delete,
             virtual_logs: 0,
+            segment_ms: 7 * 24 * 3600 * 1000,
+            compact_dirty_percent: 50,
+            compact_after_ms: 0,
+            compact_within_ms: None,
+            tombstone_ms: 24 * 3600 * 1000,
         }
     }
 }
@@ -151,6 +166,18 @@ impl StreamOptions {
         range("retention_bytes", self.retention_bytes.unwrap_or(1), i64::MAX as u64, "1 or more, or none");
         let virtual_logs = self.virtual_logs.max(1).into();
         range("virtual_logs", virtual_logs, limits::VIRTUAL_LOGS_MAX.into(), "0 (shared) to 256");
+        range("segment_time", self.segment_ms, i64::MAX as u64, "1 ms or more");
+        range("compact_dirty_percent", u64::from(self.compact_dirty_percent).max(1), 100, "0 to 100");
+        range("compact_after", self.compact_after_ms.max(1), i64::MAX as u64, "0 ms or more");
+        range("compact_within", self.compact_within_ms.unwrap_or(1), i64::MAX as u64, "1 ms or more, or none");
+        range("tombstone_time", self.tombstone_ms.max(1), i64::MAX as u64, "0 ms or more");
+        if self.compact_within_ms.is_some_and(|within| within < self.compact_after_ms) {
+            wrong.push(FormatError::BadField {
+                field: "compact_within",
+                value: self.compact_within_ms.unwrap_or(0),
+                allowed: "not less than compact_after",
+            });
+        }
         let bytes = self.segment_bytes_max as usize;
         if !bytes.is_power_of_two() || !(limits::SEGMENT_BYTES_MIN..=limits::SEGMENT_BYTES_MAX).contains(&bytes) {
             wrong.push(FormatError::BadField {

@@ -198,8 +198,13 @@ fn options() -> StreamOptions {
         retention_ms: None,
         retention_bytes: Some(1 << 30),
         retention_consumed: true,
-        cleanup: Cleanup::Delete,
+        cleanup: Cleanup::CompactDelete,
         virtual_logs: 0,
+        segment_ms: 3_600_000,
+        compact_dirty_percent: 30,
+        compact_after_ms: 60_000,
+        compact_within_ms: Some(7_200_000),
+        tombstone_ms: 43_200_000,
     }
 }
 
@@ -229,9 +234,13 @@ fn layout_of_options(layout: Layout<'_>) -> Layout<'_> {
         .u8("options.order")
         .u8("options.cleanup")
         .u8("options.flags")
-        .u32("zero")
+        .u32("options.compact_dirty_percent")
         .u64("options.retention_ms")
         .u64("options.retention_bytes")
+        .u64("options.segment_ms")
+        .u64("options.compact_after_ms")
+        .u64("options.compact_within_ms")
+        .u64("options.tombstone_ms")
 }
 
 fn entry_case(name: &str, index: u64, entry: &catalog::Entry) -> Case {
@@ -272,13 +281,13 @@ fn refused_catalog() -> Vec<Refused> {
         of_entry("entry: over the limit", &[(5, 9)], None),
         of_entry("entry: a byte changed", &[(24, 18)], None),
         of_entry("entry: unknown kind", &[(16, 8)], right()),
-        of_entry("entry: unknown version", &[(18, 2)], right()),
-        of_entry("entry: name beyond the body", &[(88, 200)], right()),
-        of_entry("entry: name against the rules", &[(92, b'/')], right()),
+        of_entry("entry: unknown version", &[(18, 3)], right()),
+        of_entry("entry: name beyond the body", &[(120, 200)], right()),
+        of_entry("entry: name against the rules", &[(124, b'/')], right()),
         of_entry("entry: unknown durability", &[(64, 2)], right()),
         of_entry("entry: unknown order", &[(65, 2)], right()),
         of_entry("entry: unknown cleanup", &[(66, 3)], right()),
-        of_entry("entry: unknown flag", &[(67, 8)], right()),
+        of_entry("entry: unknown flag", &[(67, 16)], right()),
         refused("entry: padding cut", &created[..created.len() - 1], &[], None, catalog::Entry::parse),
     ]
 }
@@ -312,6 +321,28 @@ fn files_of_the_catalog_are_the_golden_bytes() {
     }
     check_refused(&golden, "file", catalog::FileHeader::parse);
     check_refused(&golden, "entry", catalog::Entry::parse);
+}
+
+#[test]
+fn what_was_written_with_shorter_options_is_read_with_defaults() {
+    let altered = "58202bac580000000900000000000000020001000000000011000000000000000068e5cf8b010000040000000200000010000000\
+                   000010000100000000000000010100060000000000000000000000000000004000000000";
+    let bytes: Vec<u8> = (0..altered.len())
+        .step_by(2)
+        .map(|at| u8::from_str_radix(&altered[at..at + 2], 16).expect("two digits"))
+        .collect();
+    let default = StreamOptions::default();
+    let known = StreamOptions {
+        cleanup: Cleanup::Delete,
+        segment_ms: default.segment_ms,
+        compact_dirty_percent: default.compact_dirty_percent,
+        compact_after_ms: default.compact_after_ms,
+        compact_within_ms: default.compact_within_ms,
+        tombstone_ms: default.tombstone_ms,
+        ..options()
+    };
+    let entry = catalog::Entry::StreamAltered { stream: StreamId(17), at_ms: NOW_MS, options: known };
+    assert_eq!(catalog::Entry::parse(&bytes), Ok((9, entry, bytes.len())));
 }
 
 #[test]

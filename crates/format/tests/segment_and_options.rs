@@ -164,6 +164,11 @@ fn all_mistakes_in_options_are_told_at_once() {
         retention_ms: Some(0),
         retention_bytes: Some(u64::MAX),
         virtual_logs: limits::VIRTUAL_LOGS_MAX + 1,
+        segment_ms: 0,
+        compact_dirty_percent: 101,
+        compact_after_ms: u64::MAX,
+        compact_within_ms: Some(1),
+        tombstone_ms: u64::MAX,
         ..StreamOptions::default()
     };
     assert_eq!(
@@ -176,6 +181,11 @@ fn all_mistakes_in_options_are_told_at_once() {
             "retention_time",
             "retention_bytes",
             "virtual_logs",
+            "segment_time",
+            "compact_dirty_percent",
+            "compact_after",
+            "tombstone_time",
+            "compact_within",
             "segment_bytes_max"
         ]
     );

@@ -36,6 +36,8 @@ const SOURCE_DEFAULT: i8 = 5;
 /// What IncrementalAlterConfigs can do with a setting.
 const SET: i8 = 0;
 const DELETE: i8 = 1;
+const APPEND: i8 = 2;
+const SUBTRACT: i8 = 3;
 
 /// The id, and the epoch, of who is no producer yet.
 const NO_PRODUCER: i64 = -1;
@@ -159,6 +161,8 @@ fn refusal(error: &CoordinatorError) -> Refusal {
         CoordinatorError::NoSuchProducer(_) => ResponseError::UnknownProducerId,
         CoordinatorError::Disk(_) => ResponseError::KafkaStorageError,
         CoordinatorError::Protocol(_) => ResponseError::InvalidRequest,
+        CoordinatorError::Refused(_) => ResponseError::PolicyViolation,
+        CoordinatorError::NoLeader(_) => ResponseError::CoordinatorNotAvailable,
     };
     (code, error.to_string())
 }
@@ -458,7 +462,9 @@ fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest)
             resource.configs.iter().try_for_each(|one| match one.config_operation {
                 SET => configs::set(options, &one.name, one.value.as_deref()),
                 DELETE => configs::set(options, &one.name, None),
-                _ => Err(format!("{}: lists are set as a whole", &*one.name)),
+                APPEND => configs::add(options, &one.name, one.value.as_deref()),
+                SUBTRACT => configs::take_away(options, &one.name, one.value.as_deref()),
+                other => Err(format!("{}: {other} is no operation", &*one.name)),
             })
         });
         let (error, why) = told(done);

@@ -127,6 +127,27 @@ impl BatchHeader {
     }
 }
 
+/// The numbers of those records of a batch that have no key, `most` of them at most: a compacted topic has no use for them. A
+/// batch that cannot be taken apart is refused, for compaction could not do so either.
+pub(crate) fn without_key(batch: &[u8], most: usize) -> Result<Vec<u32>, Refused> {
+    let changed = (ResponseError::CorruptMessage, "the batch does not have the checksum that it says");
+    let view = KafkaBatchView::parse(batch).and_then(|view| view.verify().map(|()| view)).map_err(|_| changed)?;
+    let unreadable = (ResponseError::InvalidRecord, "the batch's records cannot be read");
+    let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).map_err(|_| unreadable)?;
+    let (mut found, mut count) = (Vec::new(), 0);
+    for record in KafkaRecords::new(&view, &records) {
+        let record = record.map_err(|_| unreadable)?;
+        if record.offset_delta != count {
+            return Err(unreadable);
+        }
+        if record.key.is_none() && found.len() < most {
+            found.push(count);
+        }
+        count += 1;
+    }
+    Ok(found)
+}
+
 /// The marker that ends a transaction in a partition: a control batch of one record, whose key says how it ended.
 pub(crate) fn marker((producer_id, epoch): (i64, i16), commit: bool, now_ms: i64) -> Vec<u8> {
     let mut batch = vec![0; BATCH_HEADER_BYTES];

@@ -18,6 +18,7 @@ pub(crate) enum Type {
     String = 2,
     Int = 3,
     Long = 5,
+    Double = 6,
     List = 7,
 }
 
@@ -31,11 +32,9 @@ pub(crate) struct Described {
     pub(crate) kind: Type,
 }
 
-/// Settings of Kafka's storage that nothing here corresponds to: how files are cut, flushed and indexed, and how compaction is
-/// paced. Accepted, since programs set them without relying on them.
+/// Settings of Kafka's storage that nothing here corresponds to: how files are cut, flushed and indexed. Accepted, since programs set them without relying on them.
 pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "segment.bytes",
-    "segment.ms",
     "segment.jitter.ms",
     "segment.index.bytes",
     "index.interval.bytes",
@@ -43,20 +42,52 @@ pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "flush.ms",
     "file.delete.delay.ms",
     "preallocate",
-    "delete.retention.ms",
-    "min.compaction.lag.ms",
-    "max.compaction.lag.ms",
-    "min.cleanable.dirty.ratio",
     "unclean.leader.election.enable",
     "message.timestamp.before.max.ms",
     "message.timestamp.after.max.ms",
 ];
+
+/// Kafka's word for no limit of `max.compaction.lag.ms`.
+const MS_MAX: u64 = i64::MAX as u64;
 
 fn limit(value: &str) -> Result<Option<u64>, String> {
     match value.trim().parse::<i64>() {
         Ok(-1) => Ok(None),
         Ok(value) if value > 0 => Ok(Some(value.cast_unsigned())),
         _ => Err("is -1 for no limit, or a number from 1 on".to_owned()),
+    }
+}
+
+/// A time from `least` milliseconds on.
+fn time(value: &str, least: u64) -> Result<u64, String> {
+    match value.trim().parse::<i64>() {
+        Ok(ms) if ms >= 0 && ms.cast_unsigned() >= least => Ok(ms.cast_unsigned()),
+        _ => Err(format!("is a number of milliseconds from {least} on")),
+    }
+}
+
+/// A list of `delete` and `compact`, in any order.
+fn cleanup(value: &str) -> Result<Cleanup, String> {
+    let (mut compacts, mut deletes) = (false, false);
+    for policy in value.split(',').map(str::trim) {
+        match policy {
+            "compact" => compacts = true,
+            "delete" => deletes = true,
+            _ => return Err("is `delete`, `compact` or both".to_owned()),
+        }
+    }
+    Ok(match (compacts, deletes) {
+        (true, true) => Cleanup::CompactDelete,
+        (true, false) => Cleanup::Compact,
+        (false, _) => Cleanup::Delete,
+    })
+}
+
+/// A part of one as whole percent.
+fn percent(value: &str) -> Result<u32, String> {
+    match value.trim().parse::<f64>() {
+        Ok(ratio) if (0.0..=1.0).contains(&ratio) => Ok((ratio * 100.0).round() as u32),
+        _ => Err("is a number from 0 to 1".to_owned()),
     }
 }
 
@@ -79,6 +110,11 @@ pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) 
             "cleanup.policy" => options.cleanup = default.cleanup,
             "max.message.bytes" => options.segment_bytes_max = default.segment_bytes_max,
             "kera.durability" => options.durability = default.durability,
+            "segment.ms" => options.segment_ms = default.segment_ms,
+            "min.cleanable.dirty.ratio" => options.compact_dirty_percent = default.compact_dirty_percent,
+            "min.compaction.lag.ms" => options.compact_after_ms = default.compact_after_ms,
+            "max.compaction.lag.ms" => options.compact_within_ms = default.compact_within_ms,
+            "delete.retention.ms" => options.tombstone_ms = default.tombstone_ms,
             "compression.type" | "min.insync.replicas" | "message.timestamp.type" => {}
             _ if WITHOUT_EFFECT.contains(&name) => {}
             _ => return Err(format!("{name}: there is no such topic setting")),
@@ -88,13 +124,14 @@ pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) 
     let done = match name {
         "retention.ms" => limit(value).map(|limit| options.retention_ms = limit),
         "retention.bytes" => limit(value).map(|limit| options.retention_bytes = limit),
-        "cleanup.policy" => match value.trim() {
-            "delete" => {
-                options.cleanup = Cleanup::Delete;
-                Ok(())
-            }
-            _ => Err("can only be `delete`: logs are not compacted".to_owned()),
-        },
+        "cleanup.policy" => cleanup(value).map(|cleanup| options.cleanup = cleanup),
+        "segment.ms" => time(value, 1).map(|ms| options.segment_ms = ms),
+        "min.cleanable.dirty.ratio" => percent(value).map(|percent| options.compact_dirty_percent = percent),
+        "min.compaction.lag.ms" => time(value, 0).map(|ms| options.compact_after_ms = ms),
+        "max.compaction.lag.ms" => {
+            time(value, 1).map(|ms| options.compact_within_ms = Some(ms).filter(|ms| *ms < MS_MAX))
+        }
+        "delete.retention.ms" => time(value, 0).map(|ms| options.tombstone_ms = ms),
         "max.message.bytes" => match value.trim().parse::<u64>() {
             Ok(bytes) if bytes > 0 && bytes <= SEGMENT_BYTES_MAX as u64 - OVERHEAD => {
                 let segment = (bytes + OVERHEAD).next_power_of_two().max(SEGMENT_BYTES_MIN as u64);
@@ -113,6 +150,24 @@ pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) 
     done.map_err(|why| format!("{name} {why}"))
 }
 
+/// Adds to the one setting that is a list.
+pub(crate) fn add(options: &mut StreamOptions, name: &str, value: Option<&str>) -> Result<(), String> {
+    let known = list(options, name)?;
+    set(options, name, Some(&value.into_iter().chain(known.split(',')).collect::<Vec<_>>().join(",")))
+}
+
+/// Takes away from the one setting that is a list.
+pub(crate) fn take_away(options: &mut StreamOptions, name: &str, value: Option<&str>) -> Result<(), String> {
+    let known = list(options, name)?;
+    let goes = |one: &&str| value.unwrap_or_default().split(',').any(|gone| gone.trim() == *one);
+    let left: Vec<&str> = known.split(',').filter(|one| !goes(one)).collect();
+    set(options, name, Some(&left.join(",")))
+}
+
+fn list(options: &StreamOptions, name: &str) -> Result<String, String> {
+    if name == "cleanup.policy" { Ok(options.cleanup.to_string()) } else { Err(format!("{name} is no list")) }
+}
+
 /// All settings that have a counterpart, and those whose value is fixed.
 pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
     let default = StreamOptions::default();
@@ -124,10 +179,22 @@ pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
         entry("cleanup.policy", options.cleanup.to_string(), options.cleanup == default.cleanup, Type::List),
         fixed("compression.type", "producer", Type::String),
         entry(
+            "delete.retention.ms",
+            options.tombstone_ms.to_string(),
+            options.tombstone_ms == default.tombstone_ms,
+            Type::Long,
+        ),
+        entry(
             "kera.durability",
             options.durability.to_string(),
             options.durability == default.durability,
             Type::String,
+        ),
+        entry(
+            "max.compaction.lag.ms",
+            options.compact_within_ms.unwrap_or(MS_MAX).to_string(),
+            options.compact_within_ms == default.compact_within_ms,
+            Type::Long,
         ),
         entry(
             "max.message.bytes",
@@ -136,6 +203,18 @@ pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
             Type::Int,
         ),
         fixed("message.timestamp.type", "CreateTime", Type::String),
+        entry(
+            "min.cleanable.dirty.ratio",
+            (f64::from(options.compact_dirty_percent) / 100.0).to_string(),
+            options.compact_dirty_percent == default.compact_dirty_percent,
+            Type::Double,
+        ),
+        entry(
+            "min.compaction.lag.ms",
+            options.compact_after_ms.to_string(),
+            options.compact_after_ms == default.compact_after_ms,
+            Type::Long,
+        ),
         fixed("min.insync.replicas", "1", Type::Int),
         entry(
             "retention.bytes",
@@ -144,6 +223,7 @@ pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
             Type::Long,
         ),
         entry("retention.ms", number(options.retention_ms), options.retention_ms == default.retention_ms, Type::Long),
+        entry("segment.ms", options.segment_ms.to_string(), options.segment_ms == default.segment_ms, Type::Long),
     ]
 }
 
@@ -155,6 +235,12 @@ pub(crate) fn changes(before: &StreamOptions, after: &StreamOptions) -> StreamCh
         cleanup: (before.cleanup != after.cleanup).then_some(after.cleanup),
         segment_bytes_max: (before.segment_bytes_max != after.segment_bytes_max).then_some(after.segment_bytes_max),
         durability: (before.durability != after.durability).then_some(after.durability),
+        segment_ms: (before.segment_ms != after.segment_ms).then_some(after.segment_ms),
+        compact_dirty_percent: (before.compact_dirty_percent != after.compact_dirty_percent)
+            .then_some(after.compact_dirty_percent),
+        compact_after_ms: (before.compact_after_ms != after.compact_after_ms).then_some(after.compact_after_ms),
+        compact_within_ms: (before.compact_within_ms != after.compact_within_ms).then_some(after.compact_within_ms),
+        tombstone_ms: (before.tombstone_ms != after.tombstone_ms).then_some(after.tombstone_ms),
         ..StreamChanges::default()
     }
 }
@@ -172,6 +258,12 @@ mod tests {
             ("max.message.bytes", "1000000"),
             ("kera.durability", "power"),
             ("segment.bytes", "14"),
+            ("cleanup.policy", " delete, compact"),
+            ("segment.ms", "100"),
+            ("min.cleanable.dirty.ratio", "0.01"),
+            ("min.compaction.lag.ms", "5"),
+            ("max.compaction.lag.ms", "6000"),
+            ("delete.retention.ms", "0"),
             ("min.insync.replicas", "1"),
         ] {
             assert_eq!(set(&mut options, name, Some(value)), Ok(()), "{name}");
@@ -183,7 +275,12 @@ mod tests {
         let value = |name| told.iter().find(|one| one.name == name).map(|one| (one.value.as_str(), one.is_default));
         assert_eq!(value("retention.ms"), Some(("60000", false)));
         assert_eq!(value("kera.durability"), Some(("power", false)));
-        assert_eq!(value("cleanup.policy"), Some(("delete", true)));
+        assert_eq!(value("cleanup.policy"), Some(("compact,delete", false)));
+        assert_eq!(value("segment.ms"), Some(("100", false)));
+        assert_eq!(value("min.cleanable.dirty.ratio"), Some(("0.01", false)));
+        assert_eq!(value("min.compaction.lag.ms"), Some(("5", false)));
+        assert_eq!(value("max.compaction.lag.ms"), Some(("6000", false)));
+        assert_eq!(value("delete.retention.ms"), Some(("0", false)));
         for described in &told {
             assert_eq!(set(&mut options.clone(), described.name, Some(&described.value)), Ok(()), "{}", described.name);
             assert_eq!(set(&mut options, described.name, None), Ok(()), "{}", described.name);
@@ -195,7 +292,13 @@ mod tests {
     fn what_does_not_map_is_refused_by_name() {
         let mut options = StreamOptions::default();
         for (name, value) in [
-            ("cleanup.policy", "compact"),
+            ("cleanup.policy", "squeeze"),
+            ("cleanup.policy", "compact,"),
+            ("min.cleanable.dirty.ratio", "1.5"),
+            ("min.cleanable.dirty.ratio", "NaN"),
+            ("min.compaction.lag.ms", "-1"),
+            ("max.compaction.lag.ms", "0"),
+            ("segment.ms", "0"),
             ("min.insync.replicas", "2"),
             ("compression.type", "zstd"),
             ("retention.ms", "soon"),
@@ -206,6 +309,44 @@ mod tests {
             assert!(refused.starts_with(name), "{refused}");
         }
         assert_eq!(options, StreamOptions::default());
+    }
+
+    #[test]
+    fn what_kafka_describes_by_default_is_the_default() {
+        let mut options = StreamOptions::default();
+        for (name, value) in [
+            ("cleanup.policy", "delete"),
+            ("min.cleanable.dirty.ratio", "0.5"),
+            ("min.compaction.lag.ms", "0"),
+            ("max.compaction.lag.ms", "9223372036854775807"),
+            ("delete.retention.ms", "86400000"),
+            ("segment.ms", "604800000"),
+        ] {
+            assert_eq!(set(&mut options, name, Some(value)), Ok(()), "{name}");
+            let told = describe(&options).into_iter().find(|one| one.name == name).unwrap();
+            assert_eq!((told.value.as_str(), told.is_default), (value, true), "{name}");
+        }
+        assert_eq!(options, StreamOptions::default());
+    }
+
+    #[test]
+    fn policies_are_added_and_taken_away() {
+        let mut options = StreamOptions::default();
+        for (change, value, becomes) in [
+            (
+                add as fn(&mut StreamOptions, &str, Option<&str>) -> Result<(), String>,
+                "compact",
+                Cleanup::CompactDelete,
+            ),
+            (add, "delete", Cleanup::CompactDelete),
+            (take_away, "delete", Cleanup::Compact),
+            (take_away, "delete", Cleanup::Compact),
+        ] {
+            assert_eq!(change(&mut options, "cleanup.policy", Some(value)), Ok(()));
+            assert_eq!(options.cleanup, becomes);
+        }
+        assert!(take_away(&mut options, "cleanup.policy", Some("compact")).is_err(), "nothing would be left");
+        assert!(add(&mut options, "retention.ms", Some("5")).is_err());
     }
 
     #[test]

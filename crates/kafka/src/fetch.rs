@@ -19,7 +19,7 @@ use kafka_protocol::messages::FetchRequest;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kera_format::chunk::{Chunks, PayloadKind};
 use kera_format::{CHUNK_HEADER_BYTES, Cursor};
-use kera_log::{Lane, LaneVersion, Lookup, Observer, ReadError};
+use kera_log::{Lane, LaneVersion, Lookup, Observer, ReadError, ReadOutcome};
 use kera_rpc::{FrameWriter, Outbox};
 use parking_lot::Mutex;
 
@@ -396,7 +396,7 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
             }
         },
     };
-    match take(lane, cursor, offset..end, budget, &mut found) {
+    match take(lane, version, cursor, offset..end, budget, &mut found) {
         Ok(Some((next_offset, next))) => {
             if let Some(of) = transactions.filter(|_| committed) {
                 found.aborted = Some(of.lock().aborted(offset, next_offset));
@@ -423,20 +423,38 @@ fn read_error(error: &ReadError) -> i16 {
     .code()
 }
 
-/// Reads chunks of offsets in `range` from a cursor on. The offset and cursor behind them, if there are any.
+/// Reads chunks of offsets in `range` from a cursor on. The offset and cursor behind them; if there are none, it waits at the
+/// lane. That is so also where all that is left lies beyond the range, as behind a hole that compaction has made: `version` is
+/// the lane's from before the range was known.
 fn take(
     lane: &Arc<Lane>,
-    cursor: Cursor,
+    version: LaneVersion,
+    mut cursor: Cursor,
     range: Range<u64>,
     budget: usize,
     found: &mut Found,
 ) -> Result<Option<(u64, Cursor)>, ReadError> {
-    let outcome = lane.read(cursor, budget, true)?;
-    if outcome.data.is_empty() {
-        found.waits = Some((Arc::clone(lane), outcome.version));
-        return Ok(None);
+    loop {
+        let outcome = lane.read(cursor, budget, true)?;
+        if outcome.data.is_empty() {
+            found.waits = Some((Arc::clone(lane), outcome.version));
+            return Ok(None);
+        }
+        let (next_offset, next_cursor) = take_from(&outcome, &range, found)?;
+        if !found.parts.is_empty() {
+            return Ok(Some((next_offset, next_cursor.unwrap_or(outcome.next))));
+        }
+        if next_cursor.is_some() {
+            found.waits = Some((Arc::clone(lane), version));
+            return Ok(None);
+        }
+        cursor = outcome.next;
     }
-    let (mut next_offset, mut next_cursor) = (range.start, outcome.next);
+}
+
+/// Takes what is in the range out of what was read. The offset behind it, and the chunk where the range ends, if that was read.
+fn take_from(outcome: &ReadOutcome, range: &Range<u64>, found: &mut Found) -> Result<(u64, Option<Cursor>), ReadError> {
+    let (mut next_offset, mut next_cursor) = (range.start, None);
     'data: for data in &outcome.data {
         let mut at = 0;
         for chunk in Chunks::new(data) {
@@ -451,7 +469,7 @@ fn take(
                 continue;
             }
             if place.base_ordinal >= range.end {
-                next_cursor = Cursor { group: place.group, segment: place.segment, position: place.position };
+                next_cursor = Some(Cursor { group: place.group, segment: place.segment, position: place.position });
                 break 'data;
             }
             let part = match header.kind {
@@ -472,5 +490,68 @@ fn take(
             next_offset = next;
         }
     }
-    Ok(Some((next_offset, next_cursor)))
+    Ok((next_offset, next_cursor))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use kera_format::chunk::ChunkTarget;
+    use kera_format::{ChunkBuilder, ChunkView, Compression, LaneId, Record, StreamId, StreamOptions, StreamletId};
+    use kera_log::{Arena, ArenaConfig, Log, LogConfig};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Calls(AtomicU64);
+
+    impl Observer for Calls {
+        fn advanced(&self, _: u64) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    fn append(lane: &Arc<Lane>) {
+        let mut builder = ChunkBuilder::default();
+        builder.push(&Record::value(b"x"));
+        let target = ChunkTarget { stream: lane.stream_id(), ..ChunkTarget::default() };
+        let chunk = builder.seal(&target, Compression::None).unwrap();
+        lane.append(&ChunkView::parse(&chunk).unwrap(), 1).unwrap();
+    }
+
+    fn place(lane: &Lane, ordinal: u64) -> Cursor {
+        let Ok(Lookup::Found { cursor, .. }) = lane.lookup_ordinal(ordinal) else { panic!("{ordinal} is not there") };
+        cursor
+    }
+
+    /// Whoever may read up to a place, and finds that the next batch lies behind it, waits until the lane moves: that is where a
+    /// transaction ends.
+    #[test]
+    fn a_reader_that_finds_only_what_lies_beyond_its_end_waits_at_the_lane() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("unit.arena");
+        let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 16 << 20, node: [3; 16] }).unwrap();
+        let log = Log::new(LogConfig::default(), arena);
+        let stream = log.create_stream(StreamId(7), StreamOptions::default()).unwrap();
+        let lane = Arc::clone(stream.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap());
+        (0..3).for_each(|_| append(&lane));
+        // As behind a hole that ends where the reader may read to.
+        let (version, mut found) = (lane.version(), Found::default());
+        let taken = take(&lane, version, place(&lane, 2), 1..2, 1 << 20, &mut found).unwrap();
+        assert!(taken.is_none() && found.parts.is_empty());
+        let (at, seen) = found.waits.unwrap();
+        assert!(Arc::ptr_eq(&at, &lane));
+        let calls = Arc::new(Calls::default());
+        let observer: Arc<dyn Observer> = Arc::clone(&calls) as _;
+        assert!(lane.wait(seen, &observer, 0));
+        append(&lane);
+        assert_eq!(calls.0.load(Ordering::Relaxed), 1);
+        assert!(!lane.wait(seen, &observer, 0), "what has moved since is not waited for");
+        // What lies in front is passed over, a chunk at a time.
+        let mut found = Found::default();
+        let taken = take(&lane, lane.version(), place(&lane, 0), 2..4, 1, &mut found).unwrap();
+        assert_eq!((taken.map(|(next, _)| next), found.parts.len()), (Some(3), 1));
+        assert!(found.waits.is_none());
+    }
 }

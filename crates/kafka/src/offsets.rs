@@ -14,6 +14,7 @@ use kafka_protocol::messages::{
     ListOffsetsRequest, ListOffsetsResponse, OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse,
 };
 use kera_format::chunk::{Chunks, NO_TIMESTAMP, PayloadKind};
+use kera_format::kafka_batch::KafkaBatchView;
 use kera_format::{ChunkView, Cursor};
 use kera_log::{Lane, LaneVersion, Lookup, ReadError};
 use kera_rpc::Outbox;
@@ -242,9 +243,14 @@ fn first_at(chunk: &ChunkView<'_>, base: u64, append_ms: i64, time: i64, from: u
     };
     match batch::first_at(batch, time, from) {
         Some((delta, timestamp)) => Some(told(delta, timestamp)),
-        None if from > 0 => None,
+        None if from > 0 || is_thinned(batch) => None,
         None => Some(told(0, newest(chunk, append_ms))),
     }
+}
+
+/// Whether compaction has taken records out of a batch: the one whose timestamp its header has may be among them.
+fn is_thinned(batch: &[u8]) -> bool {
+    KafkaBatchView::parse(batch).is_ok_and(|view| view.records_count() < view.offsets())
 }
 
 enum Walked {

@@ -14,7 +14,7 @@ use kera_log::{AppendError, Appended, DurabilitySink, Lane, Observer, SinkErrorK
 use kera_rpc::Outbox;
 use uuid::Uuid;
 
-use crate::batch::{BatchHeader, CHECKED_FROM};
+use crate::batch::{BatchHeader, CHECKED_FROM, without_key};
 use crate::door::{After, Topic};
 use crate::floors::first_offset;
 use crate::session::{Core, Request};
@@ -32,6 +32,11 @@ const VERSION_ADDS_PARTITIONS: i16 = 12;
 const VERSION_TOPIC_IDS: i16 = 13;
 /// Tries of one batch before the session gives other connections a turn, when blocks come back but not to it.
 const SPACE_TRIES: usize = 4;
+/// From this version on a partition's answer says which of its records are wrong.
+const VERSION_TELLS_RECORDS: i16 = 8;
+/// Records of a batch that are named when they are wrong.
+const RECORDS_TOLD_MAX: usize = 100;
+const NO_KEY: &str = "a record of a compacted topic needs a key";
 
 /// What became of a request.
 pub(crate) enum Outcome {
@@ -102,6 +107,8 @@ impl Written {
 /// A request that is under way.
 struct Partial {
     written: Vec<Written>,
+    /// Records that are wrong, by their numbers in the batch, and where in `written` that is said.
+    wrong: Vec<(usize, Vec<u32>)>,
     tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
     started_us: u64,
     deadline_us: u64,
@@ -223,7 +230,8 @@ impl Producing {
         }
         let wait_ms = u64::try_from(timeout_ms).unwrap_or(0).min(core.door.config.produce_wait_ms_max.into());
         let deadline_us = now_us + wait_ms * 1000;
-        let fresh = || Partial { written: Vec::new(), tickets: Vec::new(), started_us: now_us, deadline_us };
+        let fresh =
+            || Partial { written: Vec::new(), wrong: Vec::new(), tickets: Vec::new(), started_us: now_us, deadline_us };
         let mut partial = self.partial.take().unwrap_or_else(fresh);
         let refuse = if request.version < VERSION_MIN {
             let why = "records of this version are not kept; use Produce version 3 or later";
@@ -329,6 +337,11 @@ impl Appending<'_> {
             let why = "a transactional id and transactional batches come together";
             return Some(Written::refused(ResponseError::InvalidTxnState, why));
         }
+        if topic.stream.compacts()
+            && let Some(refused) = self.refuse_without_key(batch)
+        {
+            return Some(refused);
+        }
         let known = header.producer_id > 0;
         let target = ChunkTarget {
             stream: lane.stream_id(),
@@ -344,6 +357,18 @@ impl Appending<'_> {
                 None => self.append_chunk(lane, &chunk).map(|appended| self.appended(lane, appended)),
             },
             Err(error) => Some(refusal(&AppendError::Format(error))),
+        }
+    }
+
+    /// Refuses a batch that a compacted topic cannot take.
+    fn refuse_without_key(&mut self, batch: &[u8]) -> Option<Written> {
+        match without_key(batch, RECORDS_TOLD_MAX) {
+            Ok(wrong) if wrong.is_empty() => None,
+            Ok(wrong) => {
+                self.partial.wrong.push((self.partial.written.len(), wrong));
+                Some(Written::refused(ResponseError::InvalidRecord, NO_KEY))
+            }
+            Err((error, why)) => Some(Written::refused(error, why)),
         }
     }
 
@@ -467,13 +492,14 @@ fn refusal(error: &AppendError) -> Written {
 struct Answering<'a> {
     writer: Writer<'a>,
     request: Request,
-    written: std::vec::IntoIter<Written>,
+    written: std::iter::Enumerate<std::vec::IntoIter<Written>>,
+    wrong: Vec<(usize, Vec<u32>)>,
     good: Vec<usize>,
 }
 
 /// The answer to a request all of whose batches are dealt with.
 fn answer(request: &Request, body: &[u8], partial: Partial) -> Result<Waiting, Malformed> {
-    let Partial { written, tickets, started_us, deadline_us } = partial;
+    let Partial { written, wrong, tickets, started_us, deadline_us } = partial;
     let mut answer = Vec::with_capacity(64 + written.len() * 64);
     request.put_header(&mut answer);
     let mut reader = Reader::new(body, request.is_flexible());
@@ -482,7 +508,8 @@ fn answer(request: &Request, body: &[u8], partial: Partial) -> Result<Waiting, M
     let mut answering = Answering {
         writer: Writer { out: &mut answer, flexible },
         request: *request,
-        written: written.into_iter(),
+        written: written.into_iter().enumerate(),
+        wrong,
         good: Vec::new(),
     };
     answering.writer.count(topics);
@@ -516,7 +543,8 @@ impl Answering<'_> {
 
     fn partition(&mut self, index: i32) {
         let late = Written::refused(ResponseError::UnknownServerError, "the batch was not looked at");
-        let Written { error, message, base_offset, log_start } = self.written.next().unwrap_or(late);
+        let (place, written) = self.written.next().unwrap_or((usize::MAX, late));
+        let Written { error, message, base_offset, log_start } = written;
         let version = self.request.version;
         let out = &mut self.writer;
         out.i32(index);
@@ -532,8 +560,14 @@ impl Answering<'_> {
         if version >= 5 {
             out.i64(log_start);
         }
-        if version >= 8 {
-            out.count(0);
+        if version >= VERSION_TELLS_RECORDS {
+            let wrong = self.wrong.iter().find(|(of, _)| *of == place).map_or(&[][..], |(_, wrong)| wrong);
+            out.count(wrong.len());
+            for number in wrong {
+                out.i32(number.cast_signed());
+                out.nullable_string(Some(NO_KEY));
+                out.tags();
+            }
             out.nullable_string(message);
         }
         out.tags();

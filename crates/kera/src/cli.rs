@@ -234,12 +234,28 @@ pub struct OptionArgs {
     /// Whether records go as soon as every application has read them [default: false]
     #[arg(long, value_name = "true|false")]
     pub retention_consumed: Option<bool>,
-    /// Whether old records are deleted, or the last one of each key is kept [default: delete]
-    #[arg(long, value_name = "delete|compact", value_parser = cleanup)]
+    /// Whether old records are deleted, or the last one of each key is kept, or that within the retention limits
+    /// [default: delete]
+    #[arg(long, value_name = "delete|compact|compact,delete", value_parser = cleanup)]
     pub cleanup: Option<Cleanup>,
     /// Virtual logs of its own; 0 shares the broker's [default: 0]
     #[arg(long, value_name = "N")]
     pub virtual_logs: Option<u32>,
+    /// A segment takes no more appends when it was opened so long ago [default: 7d]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration_ms)]
+    pub segment_time: Option<u64>,
+    /// A lane is compacted when so many percent of its bytes came after the last pass [default: 50]
+    #[arg(long, value_name = "PERCENT")]
+    pub compact_dirty_percent: Option<u32>,
+    /// Compaction leaves a record alone for so long after it was written [default: 0s]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration_ms)]
+    pub compact_after: Option<u64>,
+    /// A lane is compacted so long after a write at the latest; or none [default: none]
+    #[arg(long, value_name = "TIME", value_parser = time_or_none)]
+    pub compact_within: Option<Limit>,
+    /// How long records without a value are kept after what they hide has gone [default: 1d]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration_ms)]
+    pub tombstone_time: Option<u64>,
 }
 
 /// A limit, or none.

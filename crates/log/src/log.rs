@@ -22,6 +22,10 @@ use crate::waiters::{Observer, SpaceVersion};
 
 /// Of a full arena, this share in closed segments is for the store to write out before lanes are made to close theirs.
 const CLOSED_SHARE: u64 = 8;
+/// How often open segments of a stream are looked at whether they are old: each second for so many milliseconds that they may be, and
+/// at least once in so many seconds.
+const CLOSE_OLD_SHARE_MS: u64 = 10_000;
+const CLOSE_OLD_SECONDS_MAX: i64 = 600;
 /// What [`Log::close_coldest`] closes at least: this share of the arena.
 const CLOSE_SHARE: u64 = 64;
 
@@ -318,6 +322,14 @@ impl Log {
         ahead
     }
 
+    /// Where on disk a segment is.
+    pub(crate) fn location(&self, id: SegmentId) -> Option<Location> {
+        let lane = self.lane_of(id)?;
+        let state = lane.state.lock();
+        let at = state.chain.find(id.group, id.index)?;
+        state.chain.slot(at).at
+    }
+
     /// A segment that is in memory.
     pub fn segment(&self, id: SegmentId) -> Option<Arc<Segment>> {
         let lane = self.lane_of(id)?;
@@ -356,6 +368,29 @@ impl Log {
     pub fn close_idle(&self, now_ms: i64, idle_ms: i64) -> u64 {
         let before_ms = now_ms.saturating_sub(idle_ms);
         self.lanes().iter().map(|lane| u64::from(lane.close_if_idle(before_ms, now_ms))).sum()
+    }
+
+    /// Closes open segments that have taken appends for as long as their streams want, so that retention and compaction come to
+    /// what is in them. Their groups stay open. For the maintenance thread, about once a second. Returns the number of segments
+    /// closed.
+    pub fn close_old(&self, now_ms: i64) -> u64 {
+        let mut closed = 0;
+        for stream in self.streams() {
+            let options = stream.options();
+            let within_ms = options.compact_within_ms.filter(|_| options.cleanup.compacts());
+            let old_ms = options.segment_ms.min(within_ms.unwrap_or(u64::MAX));
+            // There may be a hundred thousand lanes: those of streams that are in no hurry are looked at more seldom.
+            let seconds =
+                i64::try_from(old_ms / CLOSE_OLD_SHARE_MS).unwrap_or(i64::MAX).clamp(1, CLOSE_OLD_SECONDS_MAX);
+            if now_ms / 1000 % seconds != 0 {
+                continue;
+            }
+            let before_ms = now_ms.saturating_sub_unsigned(old_ms);
+            for lane in stream.streamlets().flat_map(|streamlet| streamlet.lanes()) {
+                closed += u64::from(lane.close_if_old(before_ms, now_ms));
+            }
+        }
+        closed
     }
 
     /// Whether anything was appended, read or asked for from disk since the last call. For one caller.

@@ -185,6 +185,19 @@ impl Lane {
         idle
     }
 
+    /// Closes the open segment if it has records and was opened before `before_ms`.
+    pub(crate) fn close_if_old(&self, before_ms: i64, now_ms: i64) -> bool {
+        let mut state = self.state.lock();
+        let old = state.open.as_ref().is_some_and(|open| open.chunk_count > 0 && open.opened_ms < before_ms);
+        if old {
+            self.close_open(&mut state, now_ms);
+            let wake = state.waiters.take();
+            drop(state);
+            wake.call();
+        }
+        old
+    }
+
     /// Closes the open segment if it is this one.
     pub(crate) fn close_segment(&self, id: SegmentId) {
         let mut state = self.state.lock();

@@ -13,6 +13,8 @@ use crate::streamlet::Streamlet;
 pub(crate) struct StreamShared {
     pub(crate) id: StreamId,
     options: RwLock<Arc<StreamOptions>>,
+    /// What they say about keys.
+    compacts: AtomicBool,
     pub(crate) deleted: AtomicBool,
     /// See [`Stream::keep_room`].
     pub(crate) is_system: AtomicBool,
@@ -80,10 +82,12 @@ pub struct Stream {
 impl Stream {
     pub(crate) fn new(id: StreamId, options: StreamOptions, log: Arc<Shared>) -> Arc<Stream> {
         let (first, count) = (places(options.streamlets), AtomicU32::new(options.streamlets));
+        let compacts = AtomicBool::new(options.cleanup.compacts());
         let options = RwLock::new(Arc::new(options));
         let shared = StreamShared {
             id,
             options,
+            compacts,
             deleted: AtomicBool::new(false),
             is_system: AtomicBool::new(false),
             has_floors: AtomicBool::new(false),
@@ -101,6 +105,11 @@ impl Stream {
     /// Its options as of now.
     pub fn options(&self) -> Arc<StreamOptions> {
         self.shared.options()
+    }
+    /// Whether the last record of each key is kept, as of now. Cheaper than its options.
+    #[inline]
+    pub fn compacts(&self) -> bool {
+        self.shared.compacts.load(Ordering::Relaxed)
     }
     /// From here on its segments come from the share of the arena that is kept for the system's own streams: a few
     /// records of little size that the node needs in order to go on.
@@ -156,6 +165,7 @@ impl Stream {
 
     pub(crate) fn set_options(&self, options: StreamOptions) {
         let count = options.streamlets;
+        self.shared.compacts.store(options.cleanup.compacts(), Ordering::Relaxed);
         *self.shared.options.write() = Arc::new(options);
         self.count.fetch_max(count, Ordering::AcqRel);
     }

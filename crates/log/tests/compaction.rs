@@ -18,13 +18,15 @@ use kera_format::{
     CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Cleanup, Compression, Cursor, LaneId, ProducerId, Record, Records,
     StreamId, StreamOptions, StreamletId,
 };
-use kera_log::compact::{CompactionConfig, Compactor};
+use kera_log::compact::{CompactionConfig, Compactor, Stepped};
 use kera_log::store::{DiskStore, Step, StoreConfig};
-use kera_log::{Appended, Arena, ArenaConfig, Attach, Lane, Log, LogConfig, Lookup, Visibility};
+use kera_log::{Appended, Arena, ArenaConfig, Attach, Lane, Log, LogConfig, Lookup, Restored, Visibility};
 
 const NODE: [u8; 16] = *b"a node for tests";
 const STREAM: StreamId = StreamId(1);
 const TOMBSTONE_MS: i64 = 60_000;
+/// A lane whose pass failed is tried again after so long.
+const RETRY_MS: u64 = 100;
 const SEEDS: u64 = 6;
 const OPERATIONS: u32 = 8_000;
 const PRODUCERS: u64 = 4;
@@ -77,6 +79,8 @@ struct World {
     sequences: BTreeMap<u64, u64>,
     last_sent: BTreeMap<u64, (Vec<u8>, u64)>,
     bookmarks: Vec<(Cursor, u64)>,
+    /// Chunks that a virtual log has, too: a start offers them.
+    in_virtual_log: Vec<Vec<u8>>,
     counts: BTreeMap<&'static str, u64>,
 }
 
@@ -132,6 +136,7 @@ impl World {
             sequences: BTreeMap::new(),
             last_sent: BTreeMap::new(),
             bookmarks: Vec::new(),
+            in_virtual_log: Vec::new(),
             counts: BTreeMap::new(),
         };
         world.start();
@@ -174,15 +179,19 @@ impl World {
             segments_per_group: 3,
             segment_bytes_max: 64 << 10,
             cleanup: Cleanup::Compact,
+            compact_dirty_percent: 20,
+            tombstone_ms: TOMBSTONE_MS as u64,
             ..StreamOptions::default()
         };
         log.create_stream(STREAM, options).unwrap();
         let report = log.recover(recovery.segments, attached);
         assert_eq!(report.problems, Vec::<String>::new());
+        for chunk in &self.in_virtual_log {
+            assert_eq!(log.restore_chunk(chunk), Ok(Restored::Stored));
+        }
         assert_eq!(log.finish_recovery(self.epoch), Vec::<String>::new());
         // Keys do not all fit into the table of one pass.
-        let (keys_bytes, tombstone_ms) = (24 * 300, TOMBSTONE_MS);
-        let config = CompactionConfig { keys_bytes, dirty_percent_min: 20, tombstone_ms, knows_transactions: false };
+        let config = CompactionConfig { keys_bytes: 24 * 300, retry_ms: RETRY_MS, knows_transactions: false };
         self.compactor = Some(Compactor::new(Arc::clone(&log), Arc::clone(&store), clock, &*random, config));
         (self.log, self.store) = (Some(log), Some(store));
         let transactions = Arc::clone(&self.transactions);
@@ -322,7 +331,11 @@ impl World {
             left = left.saturating_sub(1);
             left > 0
         });
-        self.count(if done { "pass" } else { "no pass" });
+        self.count(match done {
+            Stepped::Passed => "pass",
+            Stepped::Rested => "no pass",
+            Stepped::Failed | Stepped::DiskFailed => "failed pass",
+        });
     }
 
     /// The process ends at once. What is in memory stays.
@@ -499,15 +512,17 @@ impl World {
                 self.compact();
                 self.count("fault");
             }
-            _ => {
-                let log = self.log.as_ref().unwrap();
-                for group in self.lane().groups(kera_format::GroupId::NONE, usize::MAX) {
-                    for segment in self.lane().segments(group.id, None, usize::MAX).unwrap() {
-                        let (stream, streamlet, lane) = (STREAM, StreamletId(0), LaneId(0));
-                        let (group, index) = (group.id, segment.index);
-                        log.evict(kera_format::SegmentId { stream, streamlet, lane, group, index });
-                    }
-                }
+            _ => self.evict_all(),
+        }
+    }
+
+    fn evict_all(&self) {
+        let log = self.log.as_ref().unwrap();
+        for group in self.lane().groups(kera_format::GroupId::NONE, usize::MAX) {
+            for segment in self.lane().segments(group.id, None, usize::MAX).unwrap() {
+                let (stream, streamlet, lane) = (STREAM, StreamletId(0), LaneId(0));
+                let (group, index) = (group.id, segment.index);
+                log.evict(kera_format::SegmentId { stream, streamlet, lane, group, index });
             }
         }
     }
@@ -584,7 +599,8 @@ fn prepared() -> World {
 }
 
 fn compact_all(world: &World) -> u64 {
-    (0..20).map(|_| u64::from(world.compactor.as_ref().unwrap().step(&mut || true))).sum()
+    let step = || world.compactor.as_ref().unwrap().step(&mut || true);
+    (0..20).map(|_| u64::from(step() == Stepped::Passed)).sum()
 }
 
 #[test]
@@ -610,4 +626,119 @@ fn a_power_cut_at_any_step_of_a_pass_loses_nothing() {
         world.kill();
         world.check();
     }
+}
+
+#[test]
+fn what_a_virtual_log_still_has_of_compacted_segments_is_known_to_be_stored() {
+    let mut world = prepared();
+    let mut chunks = Vec::new();
+    let mut cursor = Cursor::default();
+    loop {
+        let outcome = world.lane().read(cursor, 1 << 20, true).unwrap();
+        chunks
+            .extend(outcome.data.iter().flat_map(|data| Chunks::new(data)).map(|one| one.unwrap().as_bytes().to_vec()));
+        cursor = outcome.next;
+        if outcome.loading {
+            world.settle();
+        } else if outcome.at_durable_end {
+            break;
+        }
+    }
+    compact_all(&world);
+    assert!(world.compactor.as_ref().unwrap().stats().removed_records > 500);
+    world.in_virtual_log = chunks;
+    world.kill();
+    world.check();
+    world.power_cut();
+    world.check();
+}
+
+#[test]
+fn a_segment_that_was_on_its_way_from_disk_when_it_was_compacted_is_asked_for_again() {
+    let mut world = prepared();
+    world.evict_all();
+    // Asked for, and not read yet.
+    assert!(world.lane().read(Cursor::default(), 1 << 20, true).unwrap().loading);
+    compact_all(&world);
+    let removed = world.compactor.as_ref().unwrap().stats().removed_records;
+    assert!(removed > 500, "{removed}");
+    let after = world.read(Cursor::default());
+    assert!(after.len() as u64 <= world.written.len() as u64 - removed, "{} are left", after.len());
+    world.check();
+    // What was released is given back on disk, and nothing else is: a start finds all of it.
+    world.settle();
+    world.power_cut();
+    assert_eq!(world.read(Cursor::default()), after);
+}
+
+#[test]
+fn records_are_left_alone_for_as_long_as_the_stream_wants() {
+    let world = prepared();
+    let log = world.log.as_ref().unwrap();
+    let options = StreamOptions { compact_after_ms: 10_000_000, ..(*log.stream(STREAM).unwrap().options()).clone() };
+    log.alter_stream(STREAM, options.clone()).unwrap();
+    assert_eq!(compact_all(&world), 0);
+    world.clock.advance_ms(10_000_000);
+    assert!(compact_all(&world) > 0);
+    // Half of it is not new, but what is has waited for long enough.
+    let lane = world.lane();
+    let strict = StreamOptions { compact_dirty_percent: 100, compact_after_ms: 0, ..options.clone() };
+    log.alter_stream(STREAM, strict.clone()).unwrap();
+    let mut world = world;
+    (0..60).for_each(|_| world.append());
+    let log = world.log.as_ref().unwrap();
+    world.settle();
+    assert_eq!((compact_all(&world), log.close_old(world.clock.now_ms())), (0, 0));
+    log.alter_stream(STREAM, StreamOptions { compact_within_ms: Some(5_000), ..strict }).unwrap();
+    assert!(compact_all(&world) > 0, "what was the last segment before is late");
+    let compacted = lane.stats().compacted_ordinal;
+    world.clock.advance_ms(5_001);
+    assert_eq!(log.close_old(world.clock.now_ms()), 1);
+    (0..60).for_each(|_| world.append());
+    world.settle();
+    assert!(compact_all(&world) > 0);
+    assert!(world.lane().stats().compacted_ordinal > compacted);
+    world.check();
+}
+
+#[test]
+fn a_lane_that_cannot_be_compacted_is_in_nobodys_way() {
+    let mut world = prepared();
+    let log = world.log.as_ref().unwrap();
+    let other = StreamId(2);
+    log.create_stream(other, (*log.stream(STREAM).unwrap().options()).clone()).unwrap();
+    // Of the other lane nobody knows how its transactions ended.
+    let stream = log.stream(other).unwrap();
+    let lane = Arc::clone(stream.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap());
+    let record = Written { key: Some(b"k".to_vec()), value: Some(vec![7; 9_000]), aborted: false, at_ms: 0 };
+    for _ in 0..12 {
+        let mut chunk = vec![0; CHUNK_HEADER_BYTES];
+        chunk.extend_from_slice(&batch(std::slice::from_ref(&record), KafkaCodec::None, 16, (5, -1)));
+        let target = ChunkTarget { stream: other, ..ChunkTarget::default() };
+        seal_in_place(&mut chunk, &target, PayloadKind::KafkaBatch, Compression::None, 1, NO_TIMESTAMP).unwrap();
+        lane.append(&ChunkView::parse(&chunk).unwrap(), world.clock.now_ms()).unwrap();
+    }
+    world.settle();
+    let compactor = world.compactor.as_ref().unwrap();
+    let mut steps = Vec::new();
+    while steps.last() != Some(&Stepped::Rested) {
+        steps.push(compactor.step(&mut || true));
+    }
+    let failed = steps.iter().filter(|step| **step == Stepped::Failed).count();
+    assert_eq!((failed, compactor.stats().failing_lanes), (1, 1), "{steps:?}");
+    assert!(steps.contains(&Stepped::Passed), "{steps:?}");
+    world.clock.advance_ms(RETRY_MS);
+    assert_eq!(world.compactor.as_ref().unwrap().step(&mut || true), Stepped::Failed, "it is tried again");
+    world.check();
+}
+
+#[test]
+fn a_disk_that_takes_nothing_is_told_from_a_lane_that_cannot_be_compacted() {
+    let mut world = prepared();
+    world.disk.fail_write(1);
+    let step = |world: &World| world.compactor.as_ref().unwrap().step(&mut || true);
+    assert_eq!(step(&world), Stepped::DiskFailed);
+    assert_eq!(world.compactor.as_ref().unwrap().stats().failing_lanes, 0);
+    assert_eq!(step(&world), Stepped::Passed);
+    world.check();
 }

@@ -167,6 +167,16 @@ wire_struct! {
         pub cleanup: Option<Cleanup>,
         /// Virtual logs of its own.
         pub virtual_logs: Option<u32>,
+        /// How long segments that are opened from now on take appends.
+        pub segment_ms: Option<u64>,
+        /// When a lane is compacted: so many percent of its bytes came after the last pass.
+        pub compact_dirty_percent: Option<u32>,
+        /// For how long after its append compaction leaves a record alone.
+        pub compact_after_ms: Option<u64>,
+        /// When a lane is compacted at the latest; `Some(None)` removes it.
+        pub compact_within_ms: Option<Option<u64>>,
+        /// How long tombstones are kept.
+        pub tombstone_ms: Option<u64>,
     }
 }
 
@@ -191,6 +201,11 @@ impl StreamChanges {
             retention_consumed: self.retention_consumed.unwrap_or(options.retention_consumed),
             cleanup: self.cleanup.unwrap_or(options.cleanup),
             virtual_logs: self.virtual_logs.unwrap_or(options.virtual_logs),
+            segment_ms: self.segment_ms.unwrap_or(options.segment_ms),
+            compact_dirty_percent: self.compact_dirty_percent.unwrap_or(options.compact_dirty_percent),
+            compact_after_ms: self.compact_after_ms.unwrap_or(options.compact_after_ms),
+            compact_within_ms: self.compact_within_ms.unwrap_or(options.compact_within_ms),
+            tombstone_ms: self.tombstone_ms.unwrap_or(options.tombstone_ms),
         }
     }
 }

@@ -405,6 +405,11 @@ wire_fields!(StreamOptions, ["The options of a stream."], {
     retention_consumed: bool, ["Whether closed groups go as soon as every application has read them."];
     cleanup: Cleanup, ["How old data leaves."];
     virtual_logs: u32, ["Virtual logs of its own; zero: it shares the broker's."];
+    segment_ms: u64, ["A segment takes no more appends when it was opened so many milliseconds ago."];
+    compact_dirty_percent: u32, ["A lane is compacted when so many percent of its bytes came after the last pass."];
+    compact_after_ms: u64, ["Compaction leaves a record alone for so many milliseconds after its append."];
+    compact_within_ms: Option<u64>, ["A lane is compacted so many milliseconds after an append; absent: when it is worth it."];
+    tombstone_ms: u64, ["Tombstones are kept for so many milliseconds after what they hide has gone."];
 });
 
 /// Declares a struct whose fields are written in their order.

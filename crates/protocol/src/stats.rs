@@ -74,6 +74,10 @@ wire_struct! {
         pub segments: u32,
         /// When its last chunk was appended, milliseconds since 1970.
         pub last_append_ms: i64,
+        /// Compaction has compared records below with all that came after them up to here.
+        pub compacted_ordinal: u64,
+        /// Bytes of segments behind, the open one included.
+        pub uncompacted_bytes: u64,
     }
 }
 

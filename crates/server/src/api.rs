@@ -59,12 +59,28 @@ pub struct OptionsJson {
     /// Whether records go once every application has read them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub retention_consumed: Option<bool>,
-    /// `delete` or `compact`.
+    /// `delete`, `compact` or `compact,delete`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cleanup: Option<String>,
     /// Virtual logs of its own; zero shares the broker's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub virtual_logs: Option<u32>,
+    /// A segment takes no more appends when it was opened so many milliseconds ago.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub segment_ms: Option<u64>,
+    /// A lane is compacted when so many percent of its bytes came after the last pass.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compact_dirty_percent: Option<u32>,
+    /// Compaction leaves a record alone for so many milliseconds after its append.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compact_after_ms: Option<u64>,
+    /// A lane is compacted so many milliseconds after an append at the latest; null: when it is worth it.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "given")]
+    #[schema(value_type = Option<u64>)]
+    pub compact_within_ms: Option<Option<u64>>,
+    /// Tombstones are kept for so many milliseconds after what they hide has gone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tombstone_ms: Option<u64>,
 }
 
 /// Tells a field that is null from one that is not there.
@@ -87,6 +103,11 @@ impl From<&StreamOptions> for OptionsJson {
             retention_consumed: Some(o.retention_consumed),
             cleanup: Some(o.cleanup.name().into()),
             virtual_logs: Some(o.virtual_logs),
+            segment_ms: Some(o.segment_ms),
+            compact_dirty_percent: Some(o.compact_dirty_percent),
+            compact_after_ms: Some(o.compact_after_ms),
+            compact_within_ms: Some(o.compact_within_ms),
+            tombstone_ms: Some(o.tombstone_ms),
         }
     }
 }
@@ -116,6 +137,11 @@ impl OptionsJson {
             retention_consumed: self.retention_consumed,
             cleanup: word("cleanup", self.cleanup.as_ref())?,
             virtual_logs: self.virtual_logs,
+            segment_ms: self.segment_ms,
+            compact_dirty_percent: self.compact_dirty_percent,
+            compact_after_ms: self.compact_after_ms,
+            compact_within_ms: self.compact_within_ms,
+            tombstone_ms: self.tombstone_ms,
         })
     }
 }
@@ -198,6 +224,10 @@ pub struct LaneJson {
     pub segments: u32,
     /// When it was last written to, milliseconds since 1970.
     pub last_append_ms: i64,
+    /// Compaction has compared records below with all that came after them up to here.
+    pub compacted_ordinal: u64,
+    /// Bytes of segments behind, the open one included.
+    pub uncompacted_bytes: u64,
 }
 
 impl From<&LaneStats> for LaneJson {
@@ -214,6 +244,8 @@ impl From<&LaneStats> for LaneJson {
             groups: l.groups,
             segments: l.segments,
             last_append_ms: l.last_append_ms,
+            compacted_ordinal: l.compacted_ordinal,
+            uncompacted_bytes: l.uncompacted_bytes,
         }
     }
 }

@@ -8,6 +8,7 @@ use std::fmt::{self, Write};
 use kera_broker::{BOUNDS_US, BrokerCounts, HistogramCounts};
 use kera_kafka::DoorStats;
 use kera_log::LogStats;
+use kera_log::compact::CompactionStats;
 use kera_rpc::ServerStats;
 use kera_vlog::VirtualLogStats;
 use prometheus_client::collector::Collector;
@@ -34,6 +35,10 @@ pub struct Snapshot {
     pub virtual_logs: VirtualLogStats,
     /// The store and its disks.
     pub storage: Storage,
+    /// What compaction has done.
+    pub compaction: CompactionStats,
+    /// What its thread has taken of a processor, in microseconds.
+    pub compaction_us: u64,
     /// The server of the native protocol.
     pub server: ServerStats,
     /// What the door for Kafka clients counts.
@@ -267,6 +272,25 @@ static METRICS: &[Metric] = &[
         s.storage.corrupt_segments
     }),
     gauge("store_disks_down", "Disks that are full or failed.", |s| s.storage.disks_down),
+    counter("compaction_passes", "Passes of compaction over a lane that came to their end.", |s| s.compaction.passes),
+    counter("compaction_failures", "Passes of compaction that did not; the log says why.", |s| s.compaction.failures),
+    gauge("compaction_failing_lanes", "Lanes that compaction leaves alone for a while, since a pass failed.", |s| {
+        s.compaction.failing_lanes
+    }),
+    bytes(counter("compaction_read", "Bytes of segments that compaction has looked at.", |s| s.compaction.read_bytes)),
+    counter("compaction_segments", "Segments that compaction has rewritten.", |s| s.compaction.segments),
+    bytes(counter("compaction_rewritten", "Bytes of those segments, before.", |s| s.compaction.segment_bytes)),
+    bytes(counter("compaction_removed", "Bytes that they have lost.", |s| s.compaction.removed_bytes)),
+    counter("compaction_removed_records", "Records that they have lost.", |s| s.compaction.removed_records),
+    bytes(gauge("compaction_backlog", "Bytes of compacted streams that no pass has looked at, and one could.", |s| {
+        s.compaction.backlog_bytes
+    })),
+    gauge("compaction_last_pass_seconds", "When the last pass ended, seconds since 1970; 0: there was none.", |s| {
+        (s.compaction.last_pass_ms / 1000).cast_unsigned()
+    }),
+    counter("compaction_cpu_microseconds", "Microseconds of a processor that compaction has taken.", |s| {
+        s.compaction_us
+    }),
     gauge("subscriptions", "Open subscriptions.", |s| s.broker.subscriptions),
     gauge("connections", "Open client connections.", |s| s.server.connections),
     counter("connections_accepted", "Connections accepted.", |s| s.server.accepted),

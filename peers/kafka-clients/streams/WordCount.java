@@ -37,12 +37,14 @@ import org.apache.kafka.streams.state.KeyValueStore;
  * topics ADDRESS                 makes the topics; says whether a compacted one can be made
  * run ADDRESS STATE CLEANUP      counts until it is killed; CLEANUP is the cleanup.policy of its changelog
  * write ADDRESS LINES SEED MS    writes so many lines of ten words, with a pause after each hundred
+ * left ADDRESS                   how many records compaction has left in the changelog, of how many offsets
  * check ADDRESS LINES SEED...    waits until all is counted, then compares; several pairs of LINES and SEED may be given
  * </pre>
  */
 public final class WordCount {
   private static final String IN = "words-in";
   private static final String OUT = "words-out";
+  private static final String CHANGELOG = "words-counts-changelog";
   private static final int PARTITIONS = 4;
   private static final int WORDS = 500;
 
@@ -51,6 +53,7 @@ public final class WordCount {
       case "topics" -> topics(args[1]);
       case "run" -> run(args[1], args[2], args[3]);
       case "write" -> write(args[1], Integer.parseInt(args[2]), Long.parseLong(args[3]), Long.parseLong(args[4]));
+      case "left" -> left(args[1]);
       case "check" -> check(args[1], List.of(args).subList(2, args.length));
       default -> throw new IllegalArgumentException(args[0]);
     }
@@ -105,7 +108,7 @@ public final class WordCount {
         .flatMapValues(line -> List.of(line.split(" ")))
         .groupBy((key, word) -> word, Grouped.with(Serdes.String(), Serdes.String()))
         .count(Materialized.<String, Long, KeyValueStore<Bytes, byte[]>>as("counts")
-            .withLoggingEnabled(Map.of("cleanup.policy", cleanup)))
+            .withLoggingEnabled(changelog(cleanup)))
         .toStream()
         .to(OUT, Produced.with(Serdes.String(), Serdes.Long()));
     KafkaStreams streams = new KafkaStreams(builder.build(), conf);
@@ -128,6 +131,30 @@ public final class WordCount {
     });
     streams.start();
     Thread.currentThread().join();
+  }
+
+  /** Compacted as soon as there is something to compact: a run takes a minute, not a week. */
+  private static Map<String, String> changelog(String cleanup) {
+    return Map.of("cleanup.policy", cleanup, "min.cleanable.dirty.ratio", "0.01", "max.compaction.lag.ms", "1000");
+  }
+
+  private static void left(String address) throws Exception {
+    Map<String, Object> conf = Map.of("bootstrap.servers", address, "isolation.level", "read_committed");
+    var bytes = new org.apache.kafka.common.serialization.ByteArrayDeserializer();
+    try (var consumer = new KafkaConsumer<>(new HashMap<>(conf), bytes, bytes)) {
+      List<TopicPartition> all = new ArrayList<>();
+      for (int i = 0; i < PARTITIONS; i++) {
+        all.add(new TopicPartition(CHANGELOG, i));
+      }
+      consumer.assign(all);
+      consumer.seekToBeginning(all);
+      Map<TopicPartition, Long> ends = consumer.endOffsets(all);
+      long found = 0;
+      while (all.stream().anyMatch(of -> consumer.position(of) < ends.get(of))) {
+        found += consumer.poll(Duration.ofMillis(500)).count();
+      }
+      System.out.println(found + " of " + ends.values().stream().mapToLong(Long::longValue).sum());
+    }
   }
 
   private static void write(String address, int count, long seed, long pauseMs) throws Exception {

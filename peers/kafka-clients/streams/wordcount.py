@@ -122,9 +122,16 @@ def main():
             restored = sum(int(count) for count in told(r"restored \S+ (\d+)"))
             killed = "the application killed twice, the node once"
             print(f"{killed}; {restored} records restored from the changelog; {done.stdout.strip()}{done.stderr[-500:]}")
+            left, offsets = map(int, words("left", node.address).split(" of "))
+            until = time.time() + 60
+            while cleanup == "compact" and left > offsets / 4 and time.time() < until:
+                time.sleep(2)
+                left, offsets = map(int, words("left", node.address).split(" of "))
+            print(f"changelog: {left} records left of {offsets} offsets", flush=True)
             for error in told(r"error (.*)")[:5]:
                 print(f"told by a thread that was replaced: {error}")
-            sys.exit(0 if done.returncode == 0 and restored > 0 else 1)
+            is_compacted = cleanup != "compact" or left <= offsets / 4
+            sys.exit(0 if done.returncode == 0 and restored > 0 and is_compacted else 1)
         finally:
             if app:
                 kill()

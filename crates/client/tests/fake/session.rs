@@ -214,6 +214,8 @@ fn stats(state: &State) -> StreamStatsResponse {
         groups: 1,
         segments: 1,
         last_append_ms: 0,
+        compacted_ordinal: 0,
+        uncompacted_bytes: 0,
     });
     StreamStatsResponse { lanes: lanes.collect(), more: false }
 }

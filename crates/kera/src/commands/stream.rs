@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 
 use kera_client::{Client, Status, StreamChanges, StreamInfo, StreamOptions};
+use kera_format::Cleanup;
 use kera_protocol::{ApplicationSummary, LaneStats};
 use kera_server::api::{StreamDetailsJson, StreamJson};
 use kera_server::units::{exact_bytes, human_bytes, human_count, human_duration};
@@ -44,6 +45,11 @@ impl OptionArgs {
             retention_consumed: self.retention_consumed,
             cleanup: self.cleanup,
             virtual_logs: self.virtual_logs,
+            segment_ms: self.segment_time,
+            compact_dirty_percent: self.compact_dirty_percent,
+            compact_after_ms: self.compact_after,
+            compact_within_ms: self.compact_within.map(|Limit(ms)| ms),
+            tombstone_ms: self.tombstone_time,
         }
     }
 }
@@ -119,7 +125,6 @@ async fn describe(name: &str, lanes: bool, globals: &Globals) -> Result<(), CliE
 
 fn describe_text(info: &StreamInfo, stats: &[LaneStats], applications: &[ApplicationSummary], lanes: bool) -> String {
     let sum = |of: fn(&LaneStats) -> u64| stats.iter().map(of).sum::<u64>();
-    let records = sum(|l| l.durable_ordinal - l.first_ordinal);
     let last = stats.iter().map(|l| l.last_append_ms).max().filter(|ms| *ms > 0);
     let o = &info.options;
     let mut text = facts(&[
@@ -139,10 +144,7 @@ fn describe_text(info: &StreamInfo, stats: &[LaneStats], applications: &[Applica
         ),
         ("order", o.order.to_string()),
         ("retention", format!("{}, cleanup {}", retention(o), o.cleanup)),
-        (
-            "records",
-            format!("{} that can be read, {} ever written", human_count(records), human_count(sum(|l| l.next_ordinal))),
-        ),
+        ("records", records(o, stats)),
         (
             "bytes",
             format!(
@@ -154,6 +156,9 @@ fn describe_text(info: &StreamInfo, stats: &[LaneStats], applications: &[Applica
         ),
         ("last write", last.map_or("never".into(), show_instant)),
     ]);
+    if o.cleanup.compacts() {
+        text.push_str(&facts(&[("compaction", compaction(o, sum(|l| l.uncompacted_bytes), sum(|l| l.bytes)))]));
+    }
     if lanes && !stats.is_empty() {
         let mut table = Table::new(&["STREAMLET", "LANE", "FIRST", "END", "BYTES", "GROUPS", "SEGMENTS", "LAST WRITE"]);
         for l in stats {
@@ -232,10 +237,38 @@ fn shape(o: &StreamOptions) -> String {
     format!("{} of {}", plural(o.streamlets, "streamlet"), plural(o.lanes, "lane"))
 }
 
+/// How many records there are: of a compacted stream nobody has counted them.
+fn records(o: &StreamOptions, stats: &[LaneStats]) -> String {
+    let written = human_count(stats.iter().map(|l| l.next_ordinal).sum());
+    let there = human_count(stats.iter().map(|l| l.durable_ordinal - l.first_ordinal).sum());
+    if o.cleanup.compacts() {
+        format!("{written} ever written, of {there} the last of each key")
+    } else {
+        format!("{there} that can be read, {written} ever written")
+    }
+}
+
+/// How far compaction is, and what it goes by.
+fn compaction(o: &StreamOptions, behind: u64, bytes: u64) -> String {
+    let mut rules = format!("begins at {} %", o.compact_dirty_percent);
+    if let Some(ms) = o.compact_within_ms {
+        rules.push_str(&format!(" or after {}", human_duration(ms)));
+    }
+    if o.compact_after_ms > 0 {
+        rules.push_str(&format!(", never in the first {}", human_duration(o.compact_after_ms)));
+    }
+    let (behind, bytes, tombstones) = (human_bytes(behind), human_bytes(bytes), human_duration(o.tombstone_ms));
+    format!("{behind} of {bytes} came after the last pass; the next {rules}; tombstones stay for {tombstones}")
+}
+
 fn retention(o: &StreamOptions) -> String {
+    if o.cleanup == Cleanup::Compact {
+        return "the last of each key".into();
+    }
     let mut parts = Vec::new();
     parts.extend(o.retention_ms.map(human_duration));
     parts.extend(o.retention_bytes.map(|bytes| format!("{} per streamlet", exact_bytes(bytes))));
     parts.extend(o.retention_consumed.then(|| "until consumed".to_owned()));
-    if parts.is_empty() { "for ever".into() } else { parts.join(" or ") }
+    let limits = if parts.is_empty() { "for ever".into() } else { parts.join(" or ") };
+    if o.cleanup.compacts() { format!("the last of each key, {limits}") } else { limits }
 }

@@ -21,6 +21,8 @@ pub(crate) struct OrdinalMap {
     entries: Vec<Entry>,
     keys: usize,
     keys_max: usize,
+    /// Keys that there will be at most, if somebody knows.
+    expected: usize,
     seed: u64,
 }
 
@@ -28,12 +30,17 @@ impl OrdinalMap {
     /// A table of about so many bytes, at least of some hundred keys. It takes no memory before the first key.
     pub(crate) fn new(bytes: u64, seed: u64) -> OrdinalMap {
         let places = (bytes / ENTRY_BYTES).max(256) as usize;
-        OrdinalMap { entries: Vec::new(), keys: 0, keys_max: places / 4 * 3, seed }
+        OrdinalMap { entries: Vec::new(), keys: 0, keys_max: places / 4 * 3, expected: usize::MAX, seed }
     }
 
     /// Forgets all keys and gives the memory back.
     pub(crate) fn clear(&mut self) {
-        (self.entries, self.keys) = (Vec::new(), 0);
+        (self.entries, self.keys, self.expected) = (Vec::new(), 0, usize::MAX);
+    }
+
+    /// There will be so many keys at most: the table takes no more memory than they need. Before the first one.
+    pub(crate) fn expect(&mut self, keys: u64) {
+        self.expected = usize::try_from(keys).unwrap_or(usize::MAX);
     }
 
     fn hash(&self, key: &[u8]) -> (u64, u64) {
@@ -59,12 +66,13 @@ impl OrdinalMap {
     /// Notes that `key` has a record with this ordinal, which is higher than all before. False if there is no room.
     pub(crate) fn note(&mut self, key: &[u8], ordinal: u64) -> bool {
         if self.entries.is_empty() {
-            self.entries = vec![Entry { hash: (0, 0), ordinal: NONE }; self.keys_max / 3 * 4 + 1];
+            let keys = self.keys_max.min(self.expected);
+            self.entries = vec![Entry { hash: (0, 0), ordinal: NONE }; keys / 3 * 4 + 4];
         }
         let hash = self.hash(key);
         let at = self.place(hash);
         if self.entries[at].ordinal == NONE {
-            if self.keys == self.keys_max {
+            if self.keys == self.keys_max.min(self.expected) {
                 return false;
             }
             self.keys += 1;
@@ -112,5 +120,13 @@ mod tests {
         assert!(map.note(&0_u64.to_be_bytes(), 9_001), "a key that is there needs no room");
         map.clear();
         assert!(!map.has_later(&0_u64.to_be_bytes(), 0));
+        // A table for as many as there are, each of which finds a place.
+        for keys in [1, 2, 3, 100] {
+            map.expect(keys);
+            assert!((0..keys).all(|n| map.note(&n.to_be_bytes(), 1)));
+            assert!(map.entries.len() as u64 <= keys / 3 * 4 + 4);
+            assert!((0..keys).all(|n| map.has_later(&n.to_be_bytes(), 0)) && !map.has_later(b"another", 0));
+            map.clear();
+        }
     }
 }

@@ -14,13 +14,14 @@
 mod map;
 mod rewrite;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use kera_env::{AlignedBuffer, Clock, Random};
-use kera_format::SegmentId;
 use kera_format::container::{ContainerEntry, pages, verify_image};
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentProgress};
+use kera_format::{LaneId, SegmentId, StreamId, StreamOptions, StreamletId};
 use parking_lot::Mutex;
 
 use self::map::OrdinalMap;
@@ -39,10 +40,8 @@ use crate::visibility::Visibility;
 pub struct CompactionConfig {
     /// Memory for the keys of one pass; it is taken while a pass runs. 24 bytes a key, three quarters full.
     pub keys_bytes: u64,
-    /// A lane is compacted when so many percent of its bytes came after the last pass.
-    pub dirty_percent_min: u64,
-    /// Milliseconds that tombstones are kept after what they hide has gone.
-    pub tombstone_ms: i64,
+    /// A lane whose last pass failed is left alone for so many milliseconds.
+    pub retry_ms: u64,
     /// Of a lane without a [`Visibility`] every transaction was committed. Where that is not known, such a lane is not compacted
     /// once it has records of transactions.
     pub knows_transactions: bool,
@@ -50,12 +49,7 @@ pub struct CompactionConfig {
 
 impl Default for CompactionConfig {
     fn default() -> CompactionConfig {
-        CompactionConfig {
-            keys_bytes: 64 << 20,
-            dirty_percent_min: 50,
-            tombstone_ms: 24 * 3600 * 1000,
-            knows_transactions: false,
-        }
+        CompactionConfig { keys_bytes: 64 << 20, retry_ms: 60_000, knows_transactions: false }
     }
 }
 
@@ -80,8 +74,23 @@ pub struct CompactionStats {
     pub last_pass_ms: i64,
     /// Bytes of compacted streams that no pass has looked at, as of the last look.
     pub backlog_bytes: u64,
+    /// Lanes that are left alone for a while, since their last pass failed.
+    pub failing_lanes: u64,
     /// Why the last pass that failed did.
     pub last_error: Option<String>,
+}
+
+/// What [`Compactor::step`] did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stepped {
+    /// A pass came to its end: there may be more to do.
+    Passed,
+    /// There is nothing to do for now, or its thread was told to end.
+    Rested,
+    /// A lane could not be compacted; it is left alone for a while, and others may be worth it.
+    Failed,
+    /// A disk takes nothing at the moment: to be tried again after a while.
+    DiskFailed,
 }
 
 #[derive(Default)]
@@ -115,12 +124,29 @@ pub(crate) struct Compactable {
     clean_to: u64,
     bytes: u64,
     dirty_bytes: u64,
+    /// When the oldest record was appended that no pass has looked at.
+    dirty_since_ms: Option<i64>,
+}
+
+impl Compactable {
+    fn percent(&self) -> u64 {
+        self.dirty_bytes * 100 / self.bytes.max(1)
+    }
+
+    /// How much a pass is worth: percent, and more than that if it is late; `None` if none is due.
+    fn worth(&self, options: &StreamOptions, now_ms: i64) -> Option<u64> {
+        let since_ms = self.dirty_since_ms?;
+        let is_late = options.compact_within_ms.is_some_and(|ms| since_ms.saturating_add_unsigned(ms) <= now_ms);
+        let is_due = is_late || self.percent() >= options.compact_dirty_percent.into();
+        is_due.then(|| self.percent() + if is_late { 100 } else { 0 })
+    }
 }
 
 impl Lane {
-    /// Its segments with records that are closed and stored and in which every transaction has ended, without the last
-    /// segment that has records: a reader that follows ordinals finds one behind every hole.
-    pub(crate) fn compactable(&self) -> Compactable {
+    /// Its segments with records that are closed, stored and old enough, and in which every transaction has ended, without the
+    /// last segment that has records: a reader that follows ordinals finds one behind every hole.
+    pub(crate) fn compactable(&self, options: &StreamOptions, now_ms: i64) -> Compactable {
+        let before_ms = now_ms.saturating_sub_unsigned(options.compact_after_ms);
         let durable = self.durable_ordinal();
         let limit = self.visibility().map_or(durable, |visibility| visibility.end(durable));
         let state = self.state.lock();
@@ -131,7 +157,8 @@ impl Lane {
         for here in state.chain.from(state.chain.first()).take_while(|here| Some(*here) != last) {
             let slot = state.chain.slot(here);
             let Summary { head, base_ordinal, next_ordinal, compacted_ms, .. } = slot.summary();
-            let Some(at) = slot.at.filter(|_| !slot.open && next_ordinal <= limit) else { break };
+            let is_old = slot.summary().last_append_ms <= before_ms;
+            let Some(at) = slot.at.filter(|_| !slot.open && is_old && next_ordinal <= limit) else { break };
             if head == FIRST_CHUNK {
                 continue;
             }
@@ -140,7 +167,10 @@ impl Lane {
                 found.clean_to = found.clean_to.max(next_ordinal);
             }
             found.bytes += u64::from(head);
-            found.dirty_bytes += if next_ordinal > found.clean_to { head.into() } else { 0 };
+            if next_ordinal > found.clean_to {
+                found.dirty_bytes += u64::from(head);
+                found.dirty_since_ms.get_or_insert(slot.summary().first_append_ms);
+            }
             let id = self.segment_id(state.chain.groups[here.group].id, slot.index);
             found.pieces.push(Piece { id, at, base_ordinal, next_ordinal });
         }
@@ -180,7 +210,35 @@ impl Visibility for AllCommitted {
 enum Ended {
     /// Its thread is to stop.
     Told,
+    /// Retention or the stream's end came in between.
+    Overtaken,
     Failed(String),
+    DiskFailed(String),
+}
+
+type LaneName = (StreamId, StreamletId, LaneId);
+
+/// Lanes whose last pass failed.
+#[derive(Default)]
+struct Failing {
+    /// When each is tried again, and why it failed.
+    lanes: HashMap<LaneName, (i64, String)>,
+}
+
+impl Failing {
+    fn is_left_alone(&self, lane: &Lane, now_ms: i64) -> bool {
+        self.lanes.get(&name(lane)).is_some_and(|(until_ms, _)| *until_ms > now_ms)
+    }
+
+    /// True if that is news.
+    fn failed(&mut self, lane: &Lane, until_ms: i64, error: &str) -> bool {
+        let before = self.lanes.insert(name(lane), (until_ms, error.to_owned()));
+        before.is_none_or(|(_, known)| known != error)
+    }
+}
+
+fn name(lane: &Lane) -> LaneName {
+    (lane.stream_id(), lane.streamlet_id(), lane.id())
 }
 
 /// Compacts the lanes of streams that ask for it, one after the other.
@@ -190,6 +248,7 @@ pub struct Compactor {
     clock: Arc<dyn Clock>,
     config: CompactionConfig,
     map: Mutex<OrdinalMap>,
+    failing: Mutex<Failing>,
     counters: Counters,
 }
 
@@ -203,44 +262,67 @@ impl Compactor {
         config: CompactionConfig,
     ) -> Compactor {
         let map = Mutex::new(OrdinalMap::new(config.keys_bytes, random.next_u64()));
-        Compactor { log, store, clock, config, map, counters: Counters::default() }
+        Compactor { log, store, clock, config, map, failing: Mutex::default(), counters: Counters::default() }
     }
 
-    /// One pass over the lane that is worth it most. `pace` is called after every segment that was read, and ends the pass
-    /// by returning false. True if there was a lane; false also after a failure, so that the caller waits.
-    pub fn step(&self, pace: &mut dyn FnMut() -> bool) -> bool {
+    /// One pass over the lane that is worth it most. `pace` is called after every segment that was read, while nothing is held
+    /// on to, and ends the pass by returning false.
+    pub fn step(&self, pace: &mut dyn FnMut() -> bool) -> Stepped {
+        let Some((lane, options, work)) = self.most_worth() else { return Stepped::Rested };
+        let mut map = self.map.lock();
+        let ended = self.pass(&lane, &options, &work, &mut map, pace);
+        map.clear();
+        drop(map);
+        match ended {
+            Ok(()) => {
+                self.failing.lock().lanes.remove(&name(&lane));
+                self.counters.passes.fetch_add(1, Ordering::Relaxed);
+                self.counters.last_pass_ms.store(self.clock.now_ms(), Ordering::Relaxed);
+                Stepped::Passed
+            }
+            Err(Ended::Told) => Stepped::Rested,
+            Err(Ended::Overtaken) => Stepped::Passed,
+            Err(Ended::Failed(error)) => {
+                self.counters.failures.fetch_add(1, Ordering::Relaxed);
+                let until_ms = self.clock.now_ms().saturating_add_unsigned(self.config.retry_ms);
+                if self.failing.lock().failed(&lane, until_ms, &error) {
+                    tracing::warn!(?lane, error, "a lane is not compacted any further; it is tried again");
+                }
+                *self.counters.last_error.lock() = Some(error);
+                Stepped::Failed
+            }
+            Err(Ended::DiskFailed(error)) => {
+                self.counters.failures.fetch_add(1, Ordering::Relaxed);
+                *self.counters.last_error.lock() = Some(error);
+                Stepped::DiskFailed
+            }
+        }
+    }
+
+    /// The lane that is worth a pass most.
+    fn most_worth(&self) -> Option<(Arc<Lane>, StreamOptions, Compactable)> {
+        let now_ms = self.clock.now_ms();
         let mut backlog_bytes = 0;
-        let mut best: Option<(u64, Arc<Lane>, Compactable)> = None;
+        let mut best: Option<(u64, Arc<Lane>, StreamOptions, Compactable)> = None;
+        let mut failing = self.failing.lock();
+        // Without those of streams that are deleted meanwhile, or not compacted any more.
+        failing.lanes.retain(|(stream, ..), _| self.log.stream(*stream).is_some_and(|stream| stream.compacts()));
         for stream in self.log.streams().iter().filter(|stream| stream.options().cleanup.compacts()) {
+            let options = stream.options();
             for lane in stream.streamlets().flat_map(|streamlet| streamlet.lanes()) {
-                let work = lane.compactable();
+                let work = lane.compactable(&options, now_ms);
                 backlog_bytes += work.dirty_bytes;
-                let percent = work.dirty_bytes * 100 / work.bytes.max(1);
-                let is_better = best.as_ref().is_none_or(|(most, ..)| percent > *most);
-                if work.dirty_bytes > 0 && percent >= self.config.dirty_percent_min && is_better {
-                    best = Some((percent, Arc::clone(lane), work));
+                if failing.is_left_alone(lane, now_ms) {
+                    continue;
+                }
+                let Some(worth) = work.worth(&options, now_ms) else { continue };
+                if best.as_ref().is_none_or(|(most, ..)| worth > *most) {
+                    best = Some((worth, Arc::clone(lane), StreamOptions::clone(&options), work));
                 }
             }
         }
         self.counters.backlog_bytes.store(backlog_bytes, Ordering::Relaxed);
-        let Some((_, lane, work)) = best else { return false };
-        let mut map = self.map.lock();
-        let ended = self.pass(&lane, &work, &mut map, pace);
-        map.clear();
-        match ended {
-            Ok(()) => {
-                self.counters.passes.fetch_add(1, Ordering::Relaxed);
-                self.counters.last_pass_ms.store(self.clock.now_ms(), Ordering::Relaxed);
-                true
-            }
-            Err(Ended::Told) => false,
-            Err(Ended::Failed(error)) => {
-                self.counters.failures.fetch_add(1, Ordering::Relaxed);
-                tracing::warn!(?lane, error, "a lane is not compacted any further; it is tried again");
-                *self.counters.last_error.lock() = Some(error);
-                false
-            }
-        }
+        best.map(|(_, lane, options, work)| (lane, options, work))
     }
 
     /// What it has done.
@@ -257,6 +339,7 @@ impl Compactor {
             removed_records: of(&counters.removed_records),
             last_pass_ms: counters.last_pass_ms.load(Ordering::Relaxed),
             backlog_bytes: of(&counters.backlog_bytes),
+            failing_lanes: self.failing.lock().lanes.len() as u64,
             last_error: counters.last_error.lock().clone(),
         }
     }
@@ -264,6 +347,7 @@ impl Compactor {
     fn pass(
         &self,
         lane: &Arc<Lane>,
+        options: &StreamOptions,
         work: &Compactable,
         map: &mut OrdinalMap,
         pace: &mut dyn FnMut() -> bool,
@@ -272,11 +356,13 @@ impl Compactor {
             if self.config.knows_transactions { Some(&AllCommitted) } else { None };
         let visibility = lane.visibility().map(|visibility| &**visibility).or(nothing_else);
         let mut map_end = work.clean_to;
+        map.expect(work.pieces.iter().map(|piece| piece.next_ordinal).max().unwrap_or(0).saturating_sub(work.clean_to));
         for piece in work.pieces.iter().filter(|piece| piece.next_ordinal > work.clean_to) {
-            let image = self.read(piece)?;
-            let progress = piece.verify(&image)?;
-            map_end = note_keys(image.bytes(), &progress, work.clean_to, visibility, map)
-                .map_err(|error| piece.failed(&error))?;
+            self.with_image(piece, |image, progress| {
+                let noted = note_keys(image, &progress, work.clean_to, visibility, map);
+                map_end = noted.map_err(|error| piece.failed(&error))?;
+                Ok(())
+            })?;
             go_on(pace)?;
             if map_end < piece.next_ordinal {
                 break;
@@ -290,21 +376,38 @@ impl Compactor {
             visibility,
             remembered: &remembered,
             now_ms: self.clock.now_ms(),
-            tombstone_ms: self.config.tombstone_ms,
+            tombstone_ms: i64::try_from(options.tombstone_ms).unwrap_or(i64::MAX),
             is_blocked: false,
         };
         for piece in work.pieces.iter().take_while(|piece| piece.base_ordinal < map_end) {
-            let image = self.read(piece)?;
-            piece.verify(&image)?;
-            let rewritten = rewrite(image.bytes(), &mut rules).map_err(|error| piece.failed(&error))?;
-            if let Some(rewritten) = rewritten {
-                self.replace(piece, rewritten)?;
-            }
+            self.with_image(piece, |image, _| {
+                let rewritten = rewrite(image, &mut rules).map_err(|error| piece.failed(&error))?;
+                rewritten.map_or(Ok(()), |rewritten| self.replace(piece, rewritten))
+            })?;
             go_on(pace)?;
         }
         let mut state = lane.state.lock();
         state.compacted_to = state.compacted_to.max(map_end);
         Ok(())
+    }
+
+    /// Looks at a segment, wherever it is. Its memory is let go afterwards.
+    fn with_image(
+        &self,
+        piece: &Piece,
+        look: impl FnOnce(&[u8], SegmentProgress) -> Result<(), Ended>,
+    ) -> Result<(), Ended> {
+        let verified = self.read(piece).and_then(|image| Ok((piece.verify(&image)?, image)));
+        let (progress, image) = match verified {
+            Err(Ended::Failed(_)) if !self.is_there(piece) => return Err(Ended::Overtaken),
+            other => other?,
+        };
+        look(image.bytes(), progress)
+    }
+
+    /// Whether the segment is still where it was found.
+    fn is_there(&self, piece: &Piece) -> bool {
+        self.log.location(piece.id) == Some(piece.at)
     }
 
     fn read(&self, piece: &Piece) -> Result<Image, Ended> {
@@ -324,11 +427,12 @@ impl Compactor {
         // What is written is what a start must be able to read.
         verify_image(&buffer).map_err(|error| piece.failed(&error))?;
         let entry = ContainerEntry { header, progress, at: 0, marks };
-        let at = self.store.write_image(piece.at.disk, entry, &buffer).map_err(|error| piece.failed(&error))?;
+        let at = self.store.write_image(piece.at.disk, entry, &buffer);
+        let at = at.map_err(|error| Ended::DiskFailed(format!("segment {}: {error}", piece.id)))?;
         if self.log.replace(piece.id, piece.at, Summary::stored(&header, &progress), at) {
             self.counters.segments.fetch_add(1, Ordering::Relaxed);
             self.counters.segment_bytes.fetch_add(piece.at.bytes, Ordering::Relaxed);
-            self.counters.removed_bytes.fetch_add(piece.at.bytes - at.bytes, Ordering::Relaxed);
+            self.counters.removed_bytes.fetch_add(piece.at.bytes.saturating_sub(at.bytes), Ordering::Relaxed);
             self.counters.removed_records.fetch_add(records_removed, Ordering::Relaxed);
         }
         Ok(())

@@ -35,6 +35,8 @@ enum Opened<'a> {
     Aborted(KafkaBatchView<'a>),
     /// A batch that ends a transaction. True if nobody needs it any more.
     Marker(bool),
+    /// Its producer wrote what cannot be taken apart: it stays, and so does what it may hide.
+    Unreadable,
 }
 
 /// A record as compaction sees it.
@@ -47,9 +49,9 @@ struct Seen<'a> {
 
 fn open<'a>(chunk: &ChunkView<'a>, base: u64, visibility: Option<&dyn Visibility>) -> Result<Opened<'a>, RewriteError> {
     if chunk.header().kind != PayloadKind::KafkaBatch {
-        return Ok(Opened::Native(chunk.uncompressed()?));
+        return Ok(readable(chunk.uncompressed().map(Opened::Native)));
     }
-    let batch = KafkaBatchView::parse(chunk.payload())?;
+    let Ok(batch) = KafkaBatchView::parse(chunk.payload()) else { return Ok(Opened::Unreadable) };
     if batch.is_control() || batch.is_transactional() {
         let Some(visibility) = visibility else { return Err(RewriteError::Transactions) };
         let end = base + u64::from(chunk.header().record_count);
@@ -62,7 +64,14 @@ fn open<'a>(chunk: &ChunkView<'a>, base: u64, visibility: Option<&dyn Visibility
             return Ok(Opened::Aborted(batch));
         }
     }
-    Ok(Opened::Kafka(batch, batch.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX)?))
+    let records = batch.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX);
+    Ok(readable(records.map(|records| Opened::Kafka(batch, records))))
+}
+
+/// What was opened, if all of its records can be read. The chunk's checksums were verified: it is as its producer made it.
+fn readable(opened: Result<Opened<'_>, FormatError>) -> Opened<'_> {
+    let is_readable = |opened: &Opened<'_>| each_record(opened, 0, |_| {}).is_ok();
+    opened.ok().filter(is_readable).unwrap_or(Opened::Unreadable)
 }
 
 /// Calls `each` with the records of a chunk that are there.
@@ -84,7 +93,7 @@ fn each_record<'a>(opened: &'a Opened<'_>, base: u64, mut each: impl FnMut(Seen<
                 each(Seen { ordinal, key: record.key, is_tombstone, bytes: record.bytes });
             }
         }
-        Opened::Aborted(_) | Opened::Marker(_) => {}
+        Opened::Aborted(_) | Opened::Marker(_) | Opened::Unreadable => {}
     }
     Ok(())
 }
@@ -231,6 +240,7 @@ fn fate(
     must_stay: bool,
 ) -> Result<Fate, RewriteError> {
     let (compression, payload) = match opened {
+        Opened::Unreadable => return Ok(Fate::Sticks),
         Opened::Marker(true) if !must_stay => return Ok(Fate::Goes),
         Opened::Marker(_) => return Ok(Fate::Stays),
         Opened::Aborted(_) | Opened::Native(_) | Opened::Kafka(..) if kept.is_empty() && !must_stay => {

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId, SegmentIndex, StreamId, StreamletId};
 use parking_lot::Mutex;
 
-use crate::group::{Chain, GroupInfo, SegmentInfo, Slot};
+use crate::group::{Chain, GroupInfo, SegmentInfo, Slot, Summary};
 use crate::producers::{LaneProducer, Producers};
 use crate::segment::Segment;
 use crate::shared::Shared;
@@ -45,6 +45,10 @@ pub struct LaneStats {
     pub groups: u64,
     /// Segments.
     pub segments: u64,
+    /// Records below have been compared with all that came after them up to here.
+    pub compacted_ordinal: u64,
+    /// Bytes of segments behind, the open one included.
+    pub uncompacted_bytes: u64,
 }
 
 /// The segment that takes appends, with what is needed for the next one at hand.
@@ -348,10 +352,16 @@ impl Lane {
         };
         stats.first_ordinal =
             state.chain.first().map_or(state.next_ordinal, |at| state.chain.slot(at).summary().base_ordinal);
+        let is_compacted = |at: &_| state.chain.slot(*at).summary().compacted_ms.is_some();
+        let compacted = state.chain.from(state.chain.first()).take_while(is_compacted).last();
+        let compacted = compacted.map_or(0, |at| state.chain.slot(at).summary().next_ordinal);
+        stats.compacted_ordinal = state.compacted_to.max(compacted);
         for at in state.chain.from(state.chain.first()) {
             let slot = state.chain.slot(at);
+            let Summary { head, next_ordinal, .. } = slot.summary();
             stats.segments += 1;
-            stats.bytes += u64::from(slot.summary().head);
+            stats.bytes += u64::from(head);
+            stats.uncompacted_bytes += if next_ordinal > stats.compacted_ordinal { head.into() } else { 0 };
             stats.disk_bytes += slot.at.map_or(0, |at| at.bytes);
             stats.memory_bytes += slot.memory.as_ref().map_or(0, |segment| segment.block_bytes());
         }

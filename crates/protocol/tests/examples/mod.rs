@@ -409,6 +409,8 @@ examples! {
             groups: 1,
             segments: 2,
             last_append_ms: NOW_MS + 20,
+            compacted_ordinal: 30,
+            uncompacted_bytes: 4_096,
         }],
         more: false,
     };

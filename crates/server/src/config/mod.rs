@@ -242,6 +242,14 @@ settings! {
         loaders_per_disk: u64 = Kind::Count(range(1, 64)), "2", "loaders-per-disk";
     }
 
+    /// Compaction: of each key the last record is kept, in streams that ask for it.
+    compaction: CompactionSettings {
+        /// Percent of one processor core that it takes at most; `off` leaves all streams as they are.
+        cpu_percent: Option<u64> = Kind::Count(range_or("off", 1, 100)), "10", "compaction-cpu-percent";
+        /// Memory for the keys of one pass, taken while it runs: 24 bytes a key. A pass over more keys takes several turns.
+        keys_bytes: u64 = Kind::Bytes(range(64 * KIB, 64 * GIB)), "64MiB", "compaction-keys-bytes";
+    }
+
     /// What the node says about itself.
     logs: LogSettings {
         /// How log lines look: for people or for programs. They go to standard error.

@@ -123,6 +123,7 @@ fn turn(parts: &Parts) {
     let now_ms = parts.clock.now_ms();
     parts.broker.tick();
     parts.log.retain(now_ms);
+    parts.log.close_old(now_ms);
     parts.log.close_idle(now_ms, i64::try_from(parts.config.writes.idle_close).unwrap_or(i64::MAX));
     parts.readiness.set_problems(problems(parts));
 }

@@ -3,6 +3,7 @@
 //! Started by `kera serve` and, inside its own process, by `kera demo`. Owns all threads but the caller's. `start.rs`
 //! says what happens in which order at a start and why, `stop.rs` the same for a graceful stop.
 
+mod compaction;
 mod kafka;
 mod maintenance;
 mod orphans;
@@ -12,6 +13,7 @@ mod stop;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -19,6 +21,7 @@ use kera_broker::Broker;
 use kera_coordinator::Coordinator;
 use kera_env::{Clock, DirLock};
 use kera_log::Log;
+use kera_log::compact::Compactor;
 use kera_log::store::{DiskStore, StoreThreads};
 use kera_rpc::RunningServer;
 use kera_vlog::VirtualLog;
@@ -30,6 +33,7 @@ use crate::http::HttpServer;
 use crate::identity::Identity;
 use crate::readiness::Readiness;
 use crate::session::Commands;
+use compaction::Compaction;
 use maintenance::Maintenance;
 pub(crate) use start::arena_dir;
 pub use start::forget_arena;
@@ -47,6 +51,9 @@ pub(crate) struct Parts {
     pub(crate) store: Arc<DiskStore>,
     pub(crate) virtual_logs: Vec<Arc<VirtualLog>>,
     pub(crate) broker: Arc<Broker>,
+    pub(crate) compactor: Arc<Compactor>,
+    /// What its thread has taken of a processor, in microseconds.
+    pub(crate) compaction_us: Arc<AtomicU64>,
     /// There once it listens, until it stops.
     pub(crate) server: Mutex<Option<RunningServer>>,
     /// The same for Kafka clients, if they may connect.
@@ -62,6 +69,7 @@ pub struct Node {
     kafka: Option<kafka::Kafka>,
     commands: (Arc<Commands>, JoinHandle<()>),
     maintenance: Maintenance,
+    compaction: Option<Compaction>,
     writers: Vec<JoinHandle<()>>,
     store_threads: StoreThreads,
     lock: DirLock,

@@ -14,10 +14,13 @@
 //! | log: finish | appends may begin, in groups of this epoch |
 //! | virtual log writers | what was not durable yet becomes so |
 //! | applications | read from a stream, so the log must be whole |
+//! | Kafka's transactions | they say what is committed: native readers and compaction ask |
+//! | compaction | once that is known |
 //! | listen, for Kafka clients too | last: whoever connects is served |
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -26,6 +29,7 @@ use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, applications_stream
 use kera_coordinator::{Coordinator, CoordinatorConfig, OpenError, StreamEvent, StreamObserver};
 use kera_env::{Clock, DirLock, DirectIo, Disk, LockError, RealDisk, SystemClock, SystemRandom};
 use kera_format::SegmentId;
+use kera_log::compact::{CompactionConfig, Compactor};
 use kera_log::store::{DiskStore, StoreConfig, StoreError, StoreThreads};
 use kera_log::{Arena, ArenaConfig, ArenaError, Attach, DurabilitySink, Log, LogConfig};
 use kera_protocol::HelloResponse;
@@ -33,6 +37,7 @@ use kera_rpc::{RunningServer, Server, ServerConfig, SessionFactory};
 use kera_vlog::{ReplayError, SegmentCloser, VirtualLog, VirtualLogConfig};
 use parking_lot::Mutex;
 
+use super::compaction::Compaction;
 use super::kafka::Kafka;
 use super::maintenance::Maintenance;
 use super::{Node, Parts, orphans};
@@ -87,6 +92,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let replayed = broker.open_applications(applications_stream);
     replayed.map_err(|failure| Fatal::Data { message: format!("the offsets of applications: {failure}") })?;
 
+    let compactor = Arc::new(compactor(config, &log, &store, &clock));
     let parts = Arc::new(Parts {
         config: config.clone(),
         identity,
@@ -99,6 +105,8 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         store,
         virtual_logs,
         broker: broker.clone(),
+        compactor,
+        compaction_us: Arc::new(AtomicU64::new(0)),
         server: Mutex::new(None),
         kafka: Mutex::new(None),
     });
@@ -113,19 +121,21 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         Arc::new(NodeSessions { broker, coordinator, commands: commands.0.clone() });
     // First, because it knows which records of transactions native readers may see.
     let kafka = Kafka::start(config, &parts)?;
+    let compaction = Compaction::start(&parts).map_err(|error| no_thread("compaction", error))?;
     let server = listen(config, &parts, sessions.clone())?;
     let address = server.local_addr();
     *parts.server.lock() = Some(server);
     let maintenance = Maintenance::start(parts.clone()).map_err(|error| no_thread("maintenance", error))?;
-    let metrics = {
-        let parts = Arc::downgrade(&parts);
-        Metrics::new(move || parts.upgrade().map_or_else(Default::default, |parts| parts.snapshot()))
-    };
-    let _ = http_state.node.set(HttpNode { sessions, clock, metrics: Arc::new(metrics) });
+    let _ = http_state.node.set(HttpNode { sessions, clock, metrics: Arc::new(metrics(&parts)) });
     readiness.enter(Phase::Serving);
-    let node = Node { parts, address, http, kafka, commands, maintenance, writers, store_threads, lock };
+    let node = Node { parts, address, http, kafka, commands, maintenance, compaction, writers, store_threads, lock };
     tell(&node, &summary);
     Ok(node)
+}
+
+fn metrics(parts: &Arc<Parts>) -> Metrics {
+    let parts = Arc::downgrade(parts);
+    Metrics::new(move || parts.upgrade().map_or_else(Default::default, |parts| parts.snapshot()))
 }
 
 fn tell(node: &Node, summary: &Summary) {
@@ -436,6 +446,16 @@ fn start_writer(virtual_log: &Arc<VirtualLog>) -> Result<JoinHandle<()>, Fatal> 
     let thread =
         std::thread::Builder::new().name("kera-vlog".into()).stack_size(512 << 10).spawn(move || virtual_log.run());
     thread.map_err(|error| no_thread("a virtual log's writer", error))
+}
+
+/// Without the Kafka door nobody knows how transactions ended: what they wrote is left as it is.
+fn compactor(config: &Config, log: &Arc<Log>, store: &Arc<DiskStore>, clock: &Arc<dyn Clock>) -> Compactor {
+    let settings = CompactionConfig {
+        keys_bytes: config.compaction.keys_bytes,
+        knows_transactions: config.kafka.listen.is_some(),
+        ..CompactionConfig::default()
+    };
+    Compactor::new(log.clone(), store.clone(), clock.clone(), &SystemRandom, settings)
 }
 
 fn broker_config(config: &Config, identity: &Identity) -> BrokerConfig {

@@ -2,6 +2,7 @@
 //! on an I/O thread.
 
 use std::collections::HashMap;
+use std::sync::atomic::Ordering;
 
 use kera_log::store::DiskState;
 use kera_protocol::{DiskStatus, NodeStatusResponse, Role};
@@ -114,6 +115,8 @@ impl Parts {
             storage: self.storage(),
             server: self.server_stats(),
             uptime_ms: self.uptime_ms(),
+            compaction: self.compactor.stats(),
+            compaction_us: self.compaction_us.load(Ordering::Relaxed),
             epoch: self.identity.epoch,
             ready: self.readiness.not_ready().is_none(),
             streams: self.stream_numbers(),

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | not ready | load balancers look elsewhere while connections drain |
 //! | connections | requests under way are answered, others refused with "stopping" |
-//! | maintenance, commands | nobody changes anything any more |
+//! | compaction, maintenance, commands | nobody changes anything any more |
 //! | close all groups | what is open goes to the virtual logs and to the store |
 //! | virtual logs | what was appended becomes durable, which segments must be before they are stored |
 //! | store | everything is on disk |
@@ -20,7 +20,7 @@ use crate::readiness::Phase;
 pub(super) fn stop(node: Node) {
     let started = Instant::now();
     let timeout = node.stop_timeout();
-    let Node { parts, http, kafka, commands, maintenance, writers, store_threads, lock, .. } = node;
+    let Node { parts, http, kafka, commands, maintenance, compaction, writers, store_threads, lock, .. } = node;
     parts.readiness.enter(Phase::Draining);
     parts.broker.stop();
     let server = parts.server.lock().take();
@@ -29,6 +29,9 @@ pub(super) fn stop(node: Node) {
     }
     if let Some(kafka) = kafka {
         kafka.stop(&parts, timeout);
+    }
+    if let Some(compaction) = compaction {
+        compaction.stop();
     }
     maintenance.stop();
     parts.log.close_all();

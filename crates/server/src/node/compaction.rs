@@ -1,0 +1,123 @@
+//! The thread that compacts: of low priority, and with a share of one processor core that it does not go beyond.
+//!
+//! After each segment it sleeps for as long as it has to, so that what it has taken of a processor stays within the share. It
+//! may wait for the disk; it holds a lane's lock for a look only. Whatever fails is tried again: nothing is lost by that, a lane
+//! just stays larger.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kera_log::compact::Stepped;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::Parts;
+
+/// Others who want the processor get about ten times as much of it. Not less for this thread: it takes locks that writers want.
+const NICE: i32 = 10;
+/// Between two looks whether a lane is worth a pass.
+const REST: Duration = Duration::from_secs(1);
+/// After a disk has refused a segment.
+const DISK_REST: Duration = Duration::from_secs(30);
+
+/// The thread.
+pub(super) struct Compaction {
+    stop: SyncSender<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Compaction {
+    /// Starts it, unless it is turned off. Transactions of Kafka clients must be known.
+    pub(super) fn start(parts: &Arc<Parts>) -> io::Result<Option<Compaction>> {
+        let Some(percent) = parts.config.compaction.cpu_percent else { return Ok(None) };
+        let (stop, stopped) = sync_channel(1);
+        let parts = Arc::clone(parts);
+        let thread = std::thread::Builder::new()
+            .name("kera-compact".into())
+            .stack_size(1 << 20)
+            .spawn(move || run(&parts, percent, &stopped))?;
+        Ok(Some(Compaction { stop, thread }))
+    }
+
+    /// Ends it, after the segment that it is at.
+    pub(super) fn stop(self) {
+        drop(self.stop);
+        if self.thread.join().is_err() {
+            tracing::error!("compaction ended with a panic");
+        }
+    }
+}
+
+fn run(parts: &Parts, percent: u64, stopped: &Receiver<()>) {
+    let this = rustix::thread::gettid();
+    if let Err(error) = rustix::process::setpriority_process(Some(this), NICE) {
+        tracing::debug!(%error, "compaction runs at ordinary priority");
+    }
+    let mut taken_before_us = taken_us();
+    // Sleeps for what was taken since the last time. False: it is time to end.
+    let mut pace = || {
+        let now_us = taken_us();
+        let more_us = now_us - std::mem::replace(&mut taken_before_us, now_us);
+        parts.compaction_us.fetch_add(more_us, Ordering::Relaxed);
+        let rest = Duration::from_micros(rest_us(more_us, percent));
+        stopped.recv_timeout(rest) == Err(RecvTimeoutError::Timeout)
+    };
+    let mut is_refused = false;
+    loop {
+        let stepped = parts.compactor.step(&mut pace);
+        let was_refused = std::mem::replace(&mut is_refused, stepped == Stepped::DiskFailed);
+        if is_refused && !was_refused {
+            let error = parts.compactor.stats().last_error.unwrap_or_default();
+            tracing::warn!(error, "compaction waits for a disk that takes nothing at the moment");
+        } else if was_refused && stepped == Stepped::Passed {
+            tracing::info!("compaction goes on");
+        }
+        let rest = match stepped {
+            Stepped::Passed => Duration::ZERO,
+            Stepped::Rested | Stepped::Failed => REST,
+            Stepped::DiskFailed => DISK_REST,
+        };
+        if !pace() || stopped.recv_timeout(rest) != Err(RecvTimeoutError::Timeout) {
+            return;
+        }
+    }
+}
+
+/// How long to sleep after so much of a processor.
+fn rest_us(taken_us: u64, percent: u64) -> u64 {
+    taken_us * (100 - percent.min(100)) / percent.max(1)
+}
+
+/// What this thread has taken of a processor.
+fn taken_us() -> u64 {
+    let taken = clock_gettime(ClockId::ThreadCPUTime);
+    taken.tv_sec.cast_unsigned() * 1_000_000 + taken.tv_nsec.cast_unsigned() / 1000
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_share_is_kept() {
+        for percent in [1, 10, 33, 50, 99] {
+            let taken_us = 12_345;
+            let share = taken_us * 100 / (taken_us + rest_us(taken_us, percent));
+            assert!(share.abs_diff(percent) <= 1, "{share} instead of {percent}");
+        }
+        assert_eq!((rest_us(5_000, 100), rest_us(0, 10)), (0, 0));
+    }
+
+    #[test]
+    fn the_thread_knows_what_it_takes() {
+        let before_us = taken_us();
+        let mut sum = 1_u64;
+        while taken_us() < before_us + 2_000 {
+            sum = sum.wrapping_mul(31).wrapping_add(7);
+        }
+        assert_ne!(sum, 0);
+    }
+}
