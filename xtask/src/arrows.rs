@@ -36,7 +36,19 @@ const ARROWS: [(&str, &[&str]); 15] = [
         ],
     ),
     ("kera", &["kera-format", "kera-protocol", "kera-env", "kera-rpc", "kera-client", "kera-bench", "kera-server"]),
-    ("kera-sim", &[]),
+    (
+        "kera-sim",
+        &[
+            "kera-format",
+            "kera-protocol",
+            "kera-env",
+            "kera-rpc",
+            "kera-log",
+            "kera-vlog",
+            "kera-coordinator",
+            "kera-broker",
+        ],
+    ),
     ("xtask", &[]),
 ];
 

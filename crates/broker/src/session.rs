@@ -468,9 +468,10 @@ fn touch(waiters: &mut Waiters, watch: Watch, touched: &mut Vec<u32>) {
     touched.push(watch.waiter);
 }
 
-/// Whether an operation is answered when what it has recorded is durable.
+/// Whether an operation is answered when what was recorded so far, by it or before it, is durable.
 fn is_recorded(op: Op) -> bool {
-    matches!(op, Op::JoinApplication | Op::CommitOffsets | Op::DeleteApplication | Op::ResetOffsets)
+    let changes = matches!(op, Op::JoinApplication | Op::CommitOffsets | Op::DeleteApplication | Op::ResetOffsets);
+    changes || matches!(op, Op::NextGroups | Op::FetchOffsets)
 }
 
 fn shutting_down() -> Failure {

@@ -91,6 +91,32 @@ fn a_commit_is_answered_when_it_is_durable() {
     assert_eq!(peer.frames().len(), 2);
 }
 
+/// What a loss of power could take back is told to nobody: neither to who asks how far the application is, nor to the member
+/// that goes on where another one has stopped.
+#[test]
+fn a_position_is_told_when_it_is_durable() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    let (mut peer, mut other) = (house.peer(), house.peer());
+    peer.write(&[chunk(10)]);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let second = other.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    let next = peer.read(STREAM, group.start).answers[0].0.next;
+    let entries = vec![commit_entry(&group, next, 1, Release)];
+    peer.send(&CommitOffsets { application: joined.application, member: joined.member, entries });
+    let JoinedApplication { application, member, .. } = second;
+    other.send(&NextGroups { application, member, max_groups: 1, max_wait_ms: 0 });
+    other.send(&FetchOffsets { application: "report".into(), stream: STREAM, streamlets: vec![] });
+    other.run(&house);
+    assert!(other.frames().is_empty(), "told before it was durable");
+    house.sink.sync();
+    other.run(&house);
+    let frames = other.frames();
+    assert_eq!(frames[0].decode::<LeasedGroups>().groups[0].start_ordinal, 1);
+    assert_eq!(frames[1].decode::<CommittedOffsets>().offsets[0].ordinal, 1);
+}
+
 #[test]
 fn with_order_lane_the_next_group_comes_after_the_one_before_is_done() {
     let house = House::new();

@@ -47,37 +47,36 @@ impl Clock for SystemClock {
 /// A clock that stands still until it is moved. For tests and the simulator.
 #[derive(Debug, Default)]
 pub struct ManualClock {
-    wall_ms: AtomicI64,
+    wall_us: AtomicI64,
     monotonic_us: AtomicU64,
 }
 
 impl ManualClock {
     /// Stands at `now_ms` since 1970; its monotonic time starts at zero.
     pub fn new(now_ms: i64) -> ManualClock {
-        ManualClock { wall_ms: AtomicI64::new(now_ms), monotonic_us: AtomicU64::new(0) }
+        ManualClock { wall_us: AtomicI64::new(now_ms * 1000), monotonic_us: AtomicU64::new(0) }
     }
 
     /// Moves both times forward.
     pub fn advance_ms(&self, by: u64) {
-        self.wall_ms.fetch_add(by as i64, Ordering::SeqCst);
-        self.monotonic_us.fetch_add(by * 1000, Ordering::SeqCst);
+        self.advance_us(by * 1000);
     }
 
-    /// Moves both times forward. The wall clock counts whole milliseconds of `by`.
+    /// Moves both times forward.
     pub fn advance_us(&self, by: u64) {
-        self.wall_ms.fetch_add((by / 1000) as i64, Ordering::SeqCst);
+        self.wall_us.fetch_add(by as i64, Ordering::SeqCst);
         self.monotonic_us.fetch_add(by, Ordering::SeqCst);
     }
 
     /// Sets the wall clock, as a user or a time server does; monotonic time is not touched.
     pub fn set_now_ms(&self, now_ms: i64) {
-        self.wall_ms.store(now_ms, Ordering::SeqCst);
+        self.wall_us.store(now_ms * 1000, Ordering::SeqCst);
     }
 }
 
 impl Clock for ManualClock {
     fn now_ms(&self) -> i64 {
-        self.wall_ms.load(Ordering::SeqCst)
+        self.wall_us.load(Ordering::SeqCst).div_euclid(1000)
     }
 
     fn monotonic_us(&self) -> u64 {

@@ -90,6 +90,13 @@ impl FaultyDisk {
         self.plan().flips.clear();
     }
 
+    /// Everything that was planned and has not happened will not, and what was broken works.
+    pub fn heal(&self) {
+        let mut plan = self.plan();
+        let (writes, syncs, reads) = (plan.writes, plan.syncs, plan.reads);
+        *plan = Plan { writes, syncs, reads, ..Plan::default() };
+    }
+
     /// Every read, write and sync takes this much longer.
     pub fn set_slow(&self, by: Option<Duration>) {
         self.plan().slow = by;

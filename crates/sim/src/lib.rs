@@ -1,8 +1,10 @@
-//! Models of KerA's protocols, small enough to walk through every state that can be reached.
+//! Doubting KerA without a machine to break: models of its protocols, small enough to walk through every state that can be
+//! reached, and a simulator that puts the real logic through years of trouble in minutes.
 //!
 //! For tests only: nothing of a node depends on it. [`explore`] walks; [`replication`] and [`ownership`] are the core of
-//! `docs/replication.md`.
+//! `docs/replication.md`. [`cluster`] simulates; the binary `kera-sim` runs it for as long as one likes.
 
+pub mod cluster;
 pub mod explore;
 pub mod ownership;
 pub mod replication;

@@ -24,14 +24,14 @@ use crate::signals::Token;
 /// Tries one of the operations on applications.
 pub(crate) fn attempt(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     match request.op {
-        Op::NextGroups => next_groups(core, request, out),
+        Op::NextGroups => next_groups(core, request),
         Op::JoinApplication => join(core, request, out),
         Op::Heartbeat => heartbeat(core, request, out),
         Op::CommitOffsets => commit(core, request),
         Op::LeaveApplication => leave(core, request, out),
         Op::DeleteApplication => delete(core, request),
         Op::ResetOffsets => reset(core, request, out),
-        Op::FetchOffsets => fetch(core, request, out),
+        Op::FetchOffsets => fetch(core, request),
         Op::ListApplications => list(core, request, out),
         Op::DescribeApplication => describe(core, request, out),
         other => Err(Failure::new(Status::UnknownOperation, format!("{other} is not the broker's"))),
@@ -109,7 +109,7 @@ fn heartbeat(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<
     Ok(Attempt::Answered)
 }
 
-fn next_groups(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: NextGroups = request.message()?;
     let application = core.broker.applications.by_id(message.application)?;
     let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
@@ -139,8 +139,8 @@ fn next_groups(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Resul
     if let Some(waiter) = request.waiter {
         application.unregister(&core.observer, Token::Waiter(waiter).to_u64());
     }
-    out.respond(request.header, &LeasedGroups { groups: given.groups });
-    Ok(Attempt::Answered)
+    // Where a lease begins may have been committed just now: it is told when nothing can take it back any more.
+    Ok(durable(core, request, &LeasedGroups { groups: given.groups }))
 }
 
 fn commit(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
@@ -240,7 +240,7 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
     Ok(durable(core, request, &answer))
 }
 
-fn fetch(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
+fn fetch(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: FetchOffsets = request.message()?;
     let application = core.broker.applications.by_name(&message.application, message.stream)?;
     let answer = application.committed(wanted(&message.streamlets));
@@ -250,8 +250,8 @@ fn fetch(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
             format!("{} offsets do not fit into a frame ({limit} do): ask for fewer streamlets", answer.offsets.len());
         return Err(Failure::new(Status::LimitReached, message));
     }
-    out.respond(request.header, &answer);
-    Ok(Attempt::Answered)
+    // What is committed and not durable yet could be taken back by a loss of power, and must not be told before.
+    Ok(durable(core, request, &answer))
 }
 
 fn list(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {

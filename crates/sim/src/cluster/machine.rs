@@ -1,0 +1,499 @@
+//! A machine: a disk, memory that outlives a process, a clock of its own; and the process of a node on it, put together from
+//! the same parts as a real one but for sockets and threads.
+//!
+//! What a thread of a node would do is a turn here, taken when the world says so. What a kill leaves, and what a power cut
+//! leaves, is what the operating system would leave: the first one everything that was written and the arena's file, the
+//! second one what was synced and some of the rest.
+
+use std::collections::BTreeMap;
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+use bytes::Bytes;
+use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, BrokerSession, applications_stream_options};
+use kera_coordinator::{Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
+use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
+use kera_format::{Cursor, LaneId, SegmentId, StreamId, StreamOptions, StreamletId};
+use kera_log::store::{DiskStore, Step, StoreConfig};
+use kera_log::{
+    Arena, ArenaConfig, Attach, ChunkReference, DurabilitySink, Log, LogConfig, Observer, SinkDirectory, SinkError,
+    Ticket,
+};
+use kera_protocol::{FrameHeader, Op};
+use kera_rpc::{Flow, Outbox, SessionWaker};
+use kera_vlog::{Ran, SegmentCloser, VirtualLog, VirtualLogConfig};
+
+use super::world::{Plan, Planted};
+
+/// Bytes of an arena: small, so that it is full now and then.
+const ARENA_BYTES: u64 = 4 << 20;
+const OUTBOX_BYTES: usize = 4 << 20;
+const VIRTUAL_LOGS: u32 = 2;
+/// A lane without writes for so long has its segment closed, in milliseconds.
+const IDLE_CLOSE_MS: i64 = 3_000;
+/// Turns of one session in a row, before it counts as one that never comes to rest.
+const WAKES_MAX: u32 = 100_000;
+
+/// What is left when a process has ended.
+pub(super) struct Machine {
+    pub(super) memory: MemoryDisk,
+    pub(super) disk: FaultyDisk,
+    pub(super) clock: Arc<ManualClock>,
+    pub(super) process: Option<Process>,
+    /// Counts starts: what was planned for an earlier process is not for this one.
+    pub(super) life: u32,
+    /// The node's incarnation, as its identity file has it.
+    epoch: u32,
+    id: [u8; 16],
+    arena: PathBuf,
+    seed: u64,
+    planted: Option<Planted>,
+    /// Its disk was made to fail since the process before ended.
+    pub(super) is_troubled: bool,
+}
+
+/// A node's process.
+pub(super) struct Process {
+    clock: Arc<ManualClock>,
+    log: Arc<Log>,
+    store: Arc<DiskStore>,
+    virtual_logs: Vec<Arc<VirtualLog>>,
+    broker: Arc<Broker>,
+    coordinator: Arc<Coordinator>,
+    connections: BTreeMap<u64, Connection>,
+}
+
+struct Connection {
+    session: BrokerSession,
+    waker: SessionWaker,
+    out: Outbox,
+    /// Bytes of `out` that have left.
+    sent: usize,
+    /// Requests that have come and are not taken.
+    waiting: VecDeque<(FrameHeader, Bytes)>,
+}
+
+/// What a connection did.
+pub(super) enum Said {
+    /// It sent a frame.
+    Frame(u64, FrameHeader, Bytes),
+    /// It was closed by the node.
+    Closed(u64),
+}
+
+/// Segments and references lead back to the log: it must not keep those alive that keep it.
+struct Sinks(Vec<Arc<dyn DurabilitySink>>);
+
+struct WeakSink {
+    virtual_log: Weak<VirtualLog>,
+    /// Says that everything is durable before it is.
+    lies: bool,
+}
+
+impl WeakSink {
+    fn get(&self) -> Arc<VirtualLog> {
+        self.virtual_log.upgrade().expect("a process that runs has its virtual logs")
+    }
+}
+
+impl DurabilitySink for WeakSink {
+    fn appended(&self, reference: ChunkReference) -> Ticket {
+        self.get().appended(reference)
+    }
+    fn durable_through(&self) -> Ticket {
+        if self.lies {
+            return Ticket::MAX;
+        }
+        self.get().durable_through()
+    }
+    fn wait(&self, ticket: Ticket, observer: &Arc<dyn Observer>, token: u64) -> bool {
+        !self.lies && self.get().wait(ticket, observer, token)
+    }
+    fn healthy(&self) -> Result<(), SinkError> {
+        self.get().healthy()
+    }
+    fn segment_safe(&self, id: SegmentId) {
+        if let Some(virtual_log) = self.virtual_log.upgrade() {
+            virtual_log.segment_safe(id);
+        }
+    }
+}
+
+impl SinkDirectory for Sinks {
+    fn sink(&self, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<dyn DurabilitySink> {
+        SinkDirectory::sink(&self.0, stream, streamlet, options)
+    }
+    fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>> {
+        self.0.clone()
+    }
+}
+
+struct Close(Weak<Log>);
+
+impl SegmentCloser for Close {
+    fn close_segments(&self, ids: &[SegmentId]) {
+        if let Some(log) = self.0.upgrade() {
+            log.close_segments(ids);
+        }
+    }
+}
+
+struct Follow(Arc<Broker>);
+
+impl StreamObserver for Follow {
+    fn stream_changed(&self, event: &StreamEvent) {
+        let followed = match event {
+            StreamEvent::Created(info) => self.0.stream_created(info.id, info.options.clone()),
+            StreamEvent::Altered { after, .. } => self.0.stream_altered(after.id, after.options.clone()),
+            StreamEvent::Deleted(info) => self.0.stream_deleted(info.id),
+        };
+        followed.expect("the log takes what the catalog took");
+    }
+}
+
+impl Machine {
+    /// A machine that was never switched on. `dir` is where the file of its arena goes.
+    pub(super) fn new(number: u32, plan: &Plan, dir: &std::path::Path) -> Machine {
+        let memory = MemoryDisk::new();
+        let mut id = *b"simulated node  ";
+        id[15] = number as u8;
+        Machine {
+            disk: FaultyDisk::new(Arc::new(memory.clone())),
+            memory,
+            clock: Arc::new(ManualClock::new(1_700_000_000_000)),
+            process: None,
+            life: 0,
+            epoch: 0,
+            id,
+            arena: dir.join(format!("{number}.arena")),
+            seed: plan.seed,
+            planted: plan.planted,
+            is_troubled: false,
+        }
+    }
+
+    /// Starts a process.
+    ///
+    /// # Errors
+    /// A disk that fails or is full: as a real one, the process ends, and whoever looks after it starts it again.
+    /// Damage that a start finds is a reason, too; a simulated machine must not have any, so it ends the run.
+    pub(super) fn start(&mut self) -> Result<(), StartError> {
+        assert!(self.process.is_none(), "two processes on one directory");
+        self.life += 1;
+        self.epoch += 1;
+        let process = self.open()?;
+        self.process = Some(process);
+        Ok(())
+    }
+
+    fn open(&self) -> Result<Process, StartError> {
+        let clock: Arc<dyn Clock> = self.clock.clone();
+        let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
+        let random: Arc<dyn Random> = Arc::new(SeededRandom::new(self.seed ^ u64::from(self.epoch)));
+        let config = CoordinatorConfig::single(self.id);
+        let coordinator = Coordinator::open(&config, Arc::clone(&disk), Arc::clone(&clock)).map_err(|e| self.why(e))?;
+        let applications = coordinator.system_stream(APPLICATIONS_STREAM, &applications_stream_options());
+        let applications = applications.map_err(|e| self.why(e))?.id;
+
+        let opened = DiskStore::open(self.store_config(), vec![disk.clone()], clock.clone(), random.clone());
+        let (store, stored) = opened.map_err(|e| self.why(e))?;
+        self.sound(&stored.problems)?;
+        let arena = ArenaConfig { path: self.arena.clone(), bytes: ARENA_BYTES, node: self.id };
+        let (arena, attach) = Arena::create_or_attach(arena).map_err(|e| self.why(e))?;
+        let attached = match attach {
+            Attach::Created => Vec::new(),
+            Attach::Attached { segments, .. } => segments,
+        };
+        let log = Log::new(LogConfig { segment_arena_share: 16, ..LogConfig::default() }, arena);
+        log.set_store(store.clone());
+        store.attach(&log);
+        let virtual_logs = (0..VIRTUAL_LOGS).map(|number| self.virtual_log(number, &disk, &clock, &random));
+        let virtual_logs = virtual_logs.collect::<Result<Vec<_>, _>>()?;
+        let lies = self.planted == Some(Planted::AcknowledgedTooSoon);
+        let weak = |one| Arc::new(WeakSink { virtual_log: Arc::downgrade(one), lies }) as Arc<dyn DurabilitySink>;
+        log.set_sinks(Arc::new(Sinks(virtual_logs.iter().map(weak).collect())));
+        for virtual_log in &virtual_logs {
+            virtual_log.set_closer(Arc::new(Close(Arc::downgrade(&log))));
+            virtual_log.set_write_through(store.clone());
+        }
+        let config = BrokerConfig { epoch: self.epoch, ..BrokerConfig::default() };
+        let broker = Broker::new(config, log.clone(), clock);
+        for stream in coordinator.streams() {
+            broker.stream_created(stream.id, stream.options).map_err(|e| self.why(e))?;
+        }
+        let report = log.recover(stored.segments, attached);
+        self.sound(&report.problems)?;
+        self.replay(&log, &store, &virtual_logs)?;
+        store.replayed();
+        self.sound(&log.finish_recovery(self.epoch))?;
+        self.bring(&log, &store, applications)?;
+        broker.open_applications(applications).map_err(|e| self.why(e))?;
+        coordinator.set_observer(Arc::new(Follow(broker.clone())));
+        let coordinator = Arc::new(coordinator);
+        Ok(Process {
+            clock: self.clock.clone(),
+            log,
+            store,
+            virtual_logs,
+            broker,
+            coordinator,
+            connections: BTreeMap::new(),
+        })
+    }
+
+    fn store_config(&self) -> StoreConfig {
+        StoreConfig {
+            node: self.id,
+            container_bytes: 512 << 10,
+            batch_bytes: 128 << 10,
+            write_delay_ms: 100,
+            release_delay_ms: 50,
+            retry_ms: 100,
+            through_segment_bytes_min: 256 << 10,
+            ..StoreConfig::default()
+        }
+    }
+
+    fn replay(&self, log: &Log, store: &DiskStore, virtual_logs: &[Arc<VirtualLog>]) -> Result<(), StartError> {
+        for virtual_log in virtual_logs {
+            // No threads make room meanwhile: the store steps in between.
+            let replayed = virtual_log.replay(&mut |chunk| {
+                for _ in 0..10_000 {
+                    match log.restore_chunk(chunk) {
+                        Err(kera_log::RestoreError::ArenaFull(_)) => {
+                            log.close_coldest();
+                            self.clock.advance_ms(10);
+                            store.step();
+                        }
+                        other => return other,
+                    }
+                }
+                log.restore_chunk(chunk)
+            });
+            let report = replayed.map_err(|e| self.why(e))?;
+            self.sound(&report.damage.iter().map(|damage| damage.reason.to_string()).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// Has everything of a stream in memory, so that a start that reads it need not wait for the store's threads, which are
+    /// not there.
+    fn bring(&self, log: &Log, store: &DiskStore, stream: StreamId) -> Result<(), StartError> {
+        let stream = log.stream(stream).expect("it was made just now");
+        let lane = stream.streamlet(StreamletId(0)).and_then(|streamlet| streamlet.lane(LaneId(0)).cloned());
+        let lane = lane.expect("every stream has a first lane");
+        let mut cursor = Cursor::default();
+        for _ in 0..100_000 {
+            let outcome = lane.read(cursor, 1 << 20, true).map_err(|e| self.why(e))?;
+            cursor = outcome.next;
+            if outcome.loading {
+                self.clock.advance_ms(1);
+                store.step();
+            } else if outcome.at_durable_end {
+                return Ok(());
+            }
+        }
+        Err(self.why("segments of the system do not come back from the disk"))
+    }
+
+    fn virtual_log(
+        &self,
+        number: u32,
+        disk: &Arc<dyn Disk>,
+        clock: &Arc<dyn Clock>,
+        random: &Arc<dyn Random>,
+    ) -> Result<Arc<VirtualLog>, StartError> {
+        let config = VirtualLogConfig {
+            file_bytes: 256 << 10,
+            block_bytes_max: 64 << 10,
+            keep_bytes: 1 << 20,
+            spares: 1,
+            retry_ms: 50,
+            ..VirtualLogConfig::new(number, self.id)
+        };
+        let opened = VirtualLog::open(config, Arc::clone(disk), Arc::clone(clock), Arc::clone(random));
+        opened.map_err(|e| self.why(e))
+    }
+
+    fn why(&self, error: impl std::fmt::Display) -> StartError {
+        match self.memory.is_off() || self.is_troubled {
+            true => StartError::Disk,
+            false => StartError::Unsound(format!("a start fails on a sound disk: {error}")),
+        }
+    }
+
+    fn sound(&self, problems: &[String]) -> Result<(), StartError> {
+        match problems {
+            [] => Ok(()),
+            _ if self.memory.is_off() || self.is_troubled => Err(StartError::Disk),
+            [problem, ..] => Err(StartError::Unsound(format!("a start finds: {problem}"))),
+        }
+    }
+
+    /// kill -9: what was written stays, synced or not, and so does the arena.
+    pub(super) fn kill(&mut self) {
+        self.process = None;
+        self.life += 1;
+        self.disk = FaultyDisk::new(Arc::new(self.memory.clone()));
+        self.is_troubled = false;
+        if self.planted == Some(Planted::KillsTakeTheArena) {
+            self.forget_arena();
+        }
+    }
+
+    /// The file of the arena goes, as it would with the machine's memory.
+    fn forget_arena(&self) {
+        if let Err(error) = std::fs::remove_file(&self.arena)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            panic!("the file of the simulated arena: {error}");
+        }
+    }
+
+    /// The machine loses power: memory is gone, and of the disk what was not synced is lost, kept or torn.
+    pub(super) fn cut_power(&mut self, seed: u64) {
+        self.kill();
+        self.forget_arena();
+        self.memory.crash(seed);
+    }
+}
+
+/// Why a process did not start.
+pub(super) enum StartError {
+    /// The disk is in trouble, as a fault has it.
+    Disk,
+    /// There is no fault that could explain it.
+    Unsound(String),
+}
+
+impl Process {
+    /// A client has connected.
+    pub(super) fn connect(&mut self, wire: u64) {
+        let waker = SessionWaker::detached();
+        let session = self.broker.session(([127, 0, 0, 1], wire as u16).into(), waker.clone());
+        let out = Outbox::new(OUTBOX_BYTES);
+        self.connections.insert(wire, Connection { session, waker, out, sent: 0, waiting: VecDeque::new() });
+    }
+
+    /// A command to the coordinator, from somebody who is on the machine.
+    pub(super) fn command<M: kera_protocol::Message>(&self, message: &M) -> (FrameHeader, Bytes) {
+        let mut body = Vec::new();
+        message.encode(M::OP.version_max(), &mut body);
+        let header = FrameHeader { op: M::OP as u16, version: M::OP.version_max(), ..FrameHeader::default() };
+        let mut frame = Vec::new();
+        self.coordinator.handle(M::OP, &header, &body, &mut frame);
+        let answer = FrameHeader::parse(&frame, frame.len()).expect("whole frames");
+        (answer, Bytes::copy_from_slice(&frame[kera_protocol::FRAME_HEADER_BYTES..]))
+    }
+
+    /// A connection is gone.
+    pub(super) fn lost(&mut self, wire: u64) {
+        if let Some(mut connection) = self.connections.remove(&wire) {
+            connection.session.on_close();
+        }
+    }
+
+    /// A request has come in.
+    pub(super) fn request(&mut self, wire: u64, header: FrameHeader, body: Bytes, said: &mut Vec<Said>) {
+        let Some(connection) = self.connections.get_mut(&wire) else { return };
+        connection.waiting.push_back((header, body));
+        serve(connection, &self.coordinator, wire, said);
+        self.settle(said);
+    }
+
+    /// Sessions that were woken, or whose deadline has passed, do what they have to, until nobody has anything to do.
+    pub(super) fn settle(&mut self, said: &mut Vec<Said>) {
+        let now_us = self.clock.monotonic_us();
+        for _ in 0..WAKES_MAX {
+            let mut is_quiet = true;
+            let wires: Vec<u64> = self.connections.keys().copied().collect();
+            for wire in wires {
+                let Some(connection) = self.connections.get_mut(&wire) else { continue };
+                let is_due = connection.session.deadline_us().is_some_and(|at_us| at_us <= now_us);
+                if is_due {
+                    connection.session.on_deadline(&mut connection.out);
+                } else if connection.waker.take() {
+                    connection.session.on_wake(&mut connection.out);
+                } else {
+                    continue;
+                }
+                is_quiet = false;
+                serve(connection, &self.coordinator, wire, said);
+            }
+            for gone in said.iter().filter_map(|one| if let Said::Closed(wire) = one { Some(*wire) } else { None }) {
+                self.connections.remove(&gone);
+            }
+            if is_quiet {
+                return;
+            }
+        }
+        panic!("sessions never come to rest");
+    }
+
+    /// When the next session has something to do by itself.
+    pub(super) fn deadline_us(&self) -> Option<u64> {
+        self.connections.values().filter_map(|connection| connection.session.deadline_us()).min()
+    }
+
+    /// A turn of a virtual log's writer. Whether there may be more to do at once.
+    pub(super) fn write_virtual_log(&self, number: usize) -> bool {
+        matches!(self.virtual_logs[number].run_once(), Ran::Wrote { .. })
+    }
+
+    /// A turn of the store's threads. Whether there may be more to do at once.
+    pub(super) fn step_store(&self) -> bool {
+        self.store.step() == Step::Again
+    }
+
+    /// A turn of maintenance.
+    pub(super) fn tick(&self, now_ms: i64) {
+        self.broker.tick();
+        self.log.retain(now_ms);
+        self.log.close_idle(now_ms, IDLE_CLOSE_MS);
+    }
+
+    /// How many virtual logs there are.
+    pub(super) fn virtual_logs(&self) -> usize {
+        self.virtual_logs.len()
+    }
+}
+
+/// Gives a connection the requests that wait, until one is held back, and takes what it has to say.
+fn serve(connection: &mut Connection, coordinator: &Coordinator, wire: u64, said: &mut Vec<Said>) {
+    let mut is_closed = false;
+    while let Some((header, body)) = connection.waiting.front() {
+        let op = Op::from_u16(header.op).expect("clients here send known operations");
+        if Coordinator::serves(op) {
+            let mut frame = Vec::new();
+            coordinator.handle(op, header, body, &mut frame);
+            let answer = FrameHeader::parse(&frame, frame.len()).expect("whole frames");
+            let body = Bytes::copy_from_slice(&frame[kera_protocol::FRAME_HEADER_BYTES..]);
+            said.push(Said::Frame(wire, answer, body));
+            connection.waiting.pop_front();
+            continue;
+        }
+        match connection.session.handle(op, header, body, &mut connection.out) {
+            Flow::Done => drop(connection.waiting.pop_front()),
+            Flow::Blocked => break,
+            Flow::Close(_) => {
+                is_closed = true;
+                break;
+            }
+        }
+    }
+    let bytes = Bytes::from(connection.out.to_vec());
+    while connection.sent < bytes.len() {
+        let rest = &bytes[connection.sent..];
+        let header = FrameHeader::parse(rest, OUTBOX_BYTES * 2).expect("a node sends whole frames");
+        let (from, to) =
+            (connection.sent + kera_protocol::FRAME_HEADER_BYTES, connection.sent + header.frame_bytes as usize);
+        said.push(Said::Frame(wire, header, bytes.slice(from..to)));
+        connection.sent = to;
+    }
+    // Everything has left: the socket of a simulated node takes all.
+    (connection.out, connection.sent) = (Outbox::new(OUTBOX_BYTES), 0);
+    if is_closed {
+        said.push(Said::Closed(wire));
+    }
+}

@@ -1,0 +1,343 @@
+//! What every client has seen, put together, and what must hold of it.
+//!
+//! A record says who wrote it, where to, and its number there; so each one tells by itself where it may be. The truth of a
+//! lane is what was found under each ordinal, by whoever was told of it first: a producer by its acknowledgement, a reader by
+//! reading. From then on nothing else may ever be found there.
+//!
+//! | checked | when |
+//! | --- | --- |
+//! | one content for an ordinal | at every acknowledgement and every read |
+//! | a producer's records of a streamlet: in the order sent, each once | the same |
+//! | a reader gets the records of a lane without a gap, from wherever it starts | at every read |
+//! | what was acknowledged is there, and what anybody has read is still there | when everything is healed, and after one more restart |
+//! | how far an application has committed never moves back by itself | whenever it is asked |
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A lane of a stream.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Place {
+    /// The stream's number.
+    pub stream: u64,
+    /// The streamlet.
+    pub streamlet: u32,
+    /// The lane.
+    pub lane: u32,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "lane {} of streamlet {} of stream {}", self.lane, self.streamlet, self.stream)
+    }
+}
+
+/// A record, as its value tells it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Written {
+    /// The producer's number in the run.
+    pub producer: u32,
+    /// The streamlet that it was written to.
+    pub streamlet: u32,
+    /// How many this producer had written there before.
+    pub number: u64,
+}
+
+/// Bytes of a value before its filling.
+const VALUE_HEAD: usize = 24;
+
+impl Written {
+    /// The value that a record carries: who it is, and `filling` bytes that follow from that.
+    pub fn value(self, filling: usize) -> Vec<u8> {
+        let mut value = Vec::with_capacity(VALUE_HEAD + filling);
+        value.extend_from_slice(&u64::from(self.producer).to_le_bytes());
+        value.extend_from_slice(&u64::from(self.streamlet).to_le_bytes());
+        value.extend_from_slice(&self.number.to_le_bytes());
+        value.extend((0..filling).map(|at| self.filling(at)));
+        value
+    }
+
+    fn filling(self, at: usize) -> u8 {
+        (self.number as u8).wrapping_mul(31).wrapping_add(self.producer as u8).wrapping_add(at as u8)
+    }
+
+    /// Reads a value back; the error says what is wrong with it.
+    pub fn parse(value: &[u8]) -> Result<Written, String> {
+        let word = |at: usize| value.get(at..at + 8).map(|bytes| u64::from_le_bytes(bytes.try_into().expect("eight")));
+        let (Some(producer), Some(streamlet), Some(number)) = (word(0), word(8), word(16)) else {
+            return Err(format!("a value of {} bytes, which nobody wrote", value.len()));
+        };
+        let written = Written { producer: producer as u32, streamlet: streamlet as u32, number };
+        let filling = &value[VALUE_HEAD..];
+        match filling.iter().enumerate().find(|(at, byte)| **byte != written.filling(*at)) {
+            Some((at, _)) => Err(format!("byte {} of {written:?} is another than was written", VALUE_HEAD + at)),
+            None => Ok(written),
+        }
+    }
+}
+
+/// Something that must never happen, and did.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Violation(pub String);
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+fn violation<T>(message: String) -> Result<T, Violation> {
+    Err(Violation(message))
+}
+
+#[derive(Default, Debug)]
+struct LaneTruth {
+    at: BTreeMap<u64, Written>,
+    of: BTreeMap<u32, BTreeMap<u64, u64>>,
+    /// Told to a producer.
+    acknowledged: u64,
+}
+
+/// See the module.
+#[derive(Default, Debug)]
+pub struct Truth {
+    lanes: BTreeMap<Place, LaneTruth>,
+    committed: BTreeMap<(String, Place), (u64, &'static str)>,
+    processed: BTreeMap<(String, Place), u64>,
+    checks: u64,
+}
+
+impl Truth {
+    /// How often something was compared with what must hold.
+    pub fn checks(&self) -> u64 {
+        self.checks
+    }
+
+    /// Records that producers were told of.
+    pub fn acknowledged(&self) -> u64 {
+        self.lanes.values().map(|lane| lane.acknowledged).sum()
+    }
+
+    /// A producer was told that its records are at `base` and behind.
+    pub fn acknowledged_at(&mut self, place: Place, base: u64, records: &[Written]) -> Result<(), Violation> {
+        for (ordinal, written) in (base..).zip(records) {
+            self.found(place, ordinal, *written, "acknowledged")?;
+        }
+        self.lanes.entry(place).or_default().acknowledged += records.len() as u64;
+        Ok(())
+    }
+
+    /// Somebody has read a record.
+    pub fn read_at(&mut self, place: Place, ordinal: u64, value: &[u8]) -> Result<(), Violation> {
+        match Written::parse(value) {
+            Ok(written) => self.found(place, ordinal, written, "read"),
+            Err(problem) => violation(format!("{place}, ordinal {ordinal}: {problem}")),
+        }
+    }
+
+    fn found(&mut self, place: Place, ordinal: u64, written: Written, how: &str) -> Result<(), Violation> {
+        self.checks += 1;
+        if written.streamlet != place.streamlet {
+            return violation(format!("{place}, ordinal {ordinal}: {written:?} was {how} in a streamlet of others"));
+        }
+        let lane = self.lanes.entry(place).or_default();
+        match lane.at.get(&ordinal) {
+            Some(known) if *known == written => return Ok(()),
+            Some(known) => {
+                return violation(format!("{place}, ordinal {ordinal}: {written:?} was {how} where {known:?} was"));
+            }
+            None => {}
+        }
+        let own = lane.of.entry(written.producer).or_default();
+        if let Some(other) = own.get(&written.number) {
+            return violation(format!("{place}: {written:?} was {how} at {ordinal} and is at {other}, too"));
+        }
+        let before = own.range(..written.number).next_back().filter(|(_, at)| **at > ordinal);
+        let behind = own.range(written.number..).next().filter(|(_, at)| **at < ordinal);
+        if let Some((number, at)) = before.or(behind) {
+            return violation(format!("{place}: {written:?} was {how} at {ordinal}, and number {number} is at {at}"));
+        }
+        own.insert(written.number, ordinal);
+        lane.at.insert(ordinal, written);
+        Ok(())
+    }
+
+    /// Everything of a lane was read, from its beginning to `end`: nothing that anybody was told of may be missing.
+    pub fn read_whole(&mut self, place: Place, end: u64) -> Result<(), Violation> {
+        self.checks += 1;
+        let Some(lane) = self.lanes.get(&place) else {
+            return if end == 0 { Ok(()) } else { violation(format!("{place} has records that nobody has read")) };
+        };
+        if let Some((ordinal, written)) = lane.at.range(end..).next() {
+            return violation(format!("{place} ends at {end}; {written:?} was at {ordinal}"));
+        }
+        // Up to `end` each was read now, so each ordinal is known.
+        let mut missing = (0..end).filter(|ordinal| !lane.at.contains_key(ordinal));
+        match missing.next() {
+            Some(ordinal) => violation(format!("{place}: nobody has seen what is at {ordinal}")),
+            None => Ok(()),
+        }
+    }
+
+    /// A producer has sent all its records and been told of all: `count` of them to a streamlet. They are all in its lanes.
+    pub fn wrote_all(&mut self, stream: u64, streamlet: u32, producer: u32, count: u64) -> Result<(), Violation> {
+        self.checks += 1;
+        let lanes = self.lanes.iter().filter(|(place, _)| (place.stream, place.streamlet) == (stream, streamlet));
+        let found: u64 = lanes.filter_map(|(_, lane)| lane.of.get(&producer)).map(|own| own.len() as u64).sum();
+        if found == count {
+            return Ok(());
+        }
+        violation(format!("producer {producer} wrote {count} records to streamlet {streamlet}; there are {found}"))
+    }
+
+    /// A member was given a lease that begins at `start`. What lies before it was processed by somebody, or the application
+    /// would never see it; and what the application was told to have committed stays committed.
+    pub fn leased_from(&mut self, asked: &Asked, place: Place, start: u64) -> Result<(), Violation> {
+        let application = &asked.application;
+        let processed = self.processed.get(&(application.clone(), place)).copied().unwrap_or(0);
+        if start > processed {
+            return violation(format!("{place}: application {application} goes on at {start}, after {processed}"));
+        }
+        self.committed_to(asked, place, start, "a lease")
+    }
+
+    /// What is known of an application when something is asked of it: the answer may be on its way for long, and must not be
+    /// compared with what came to be meanwhile.
+    pub fn asking(&self, application: &str) -> Asked {
+        let own = self.committed.iter().filter(|((name, _), _)| name == application);
+        let known = own.map(|((_, place), known)| (*place, *known)).collect();
+        Asked { application: application.to_owned(), known }
+    }
+
+    /// A member has processed a lane's records from `from` to `to`, and says so in a commit that is about to leave.
+    pub fn processed(&mut self, application: &str, place: Place, to: u64) {
+        let known = self.processed.entry((application.to_owned(), place)).or_default();
+        *known = to.max(*known);
+    }
+
+    /// The end of what anybody has found in a lane.
+    pub fn end(&self, place: Place) -> u64 {
+        let last = self.lanes.get(&place).and_then(|lane| lane.at.last_key_value());
+        last.map_or(0, |(ordinal, _)| ordinal + 1)
+    }
+
+    /// A commit was acknowledged.
+    pub fn committed_at_least(&mut self, application: &str, place: Place, ordinal: u64) {
+        let known = self.committed.entry((application.to_owned(), place)).or_default();
+        if ordinal > known.0 {
+            *known = (ordinal, "an acknowledged commit");
+        }
+    }
+
+    /// Lanes that records were found in.
+    pub fn places(&self) -> Vec<Place> {
+        self.lanes.keys().copied().collect()
+    }
+
+    /// An application was told its position in a lane, by what `how` says.
+    pub fn committed_to(
+        &mut self,
+        asked: &Asked,
+        place: Place,
+        ordinal: u64,
+        how: &'static str,
+    ) -> Result<(), Violation> {
+        self.checks += 1;
+        let application = &asked.application;
+        if let Some((before, told)) = asked.known.get(&place)
+            && ordinal < *before
+        {
+            let what = format!("{place}: application {application} was told {before} by {told}");
+            return violation(format!("{what}, and now {ordinal} by {how}"));
+        }
+        let known = self.committed.entry((application.clone(), place)).or_default();
+        if ordinal > known.0 {
+            *known = (ordinal, how);
+        }
+        Ok(())
+    }
+}
+
+/// See [`Truth::asking`].
+#[derive(Clone, Default, Debug)]
+pub struct Asked {
+    application: String,
+    known: BTreeMap<Place, (u64, &'static str)>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLACE: Place = Place { stream: 7, streamlet: 2, lane: 0 };
+
+    fn of(producer: u32, number: u64) -> Written {
+        Written { producer, streamlet: 2, number }
+    }
+
+    fn truth() -> Truth {
+        let mut truth = Truth::default();
+        truth.acknowledged_at(PLACE, 0, &[of(1, 0), of(1, 1)]).expect("nothing was there");
+        truth.acknowledged_at(PLACE, 3, &[of(2, 0)]).expect("nothing was there");
+        truth
+    }
+
+    #[test]
+    fn what_was_written_reads_back_and_a_wrong_byte_is_seen() {
+        let mut value = of(3, 9).value(40);
+        assert_eq!(Written::parse(&value), Ok(of(3, 9)));
+        value[30] ^= 4;
+        assert!(Written::parse(&value).unwrap_err().contains("byte 30"));
+        assert!(Written::parse(&value[..20]).is_err());
+    }
+
+    #[test]
+    fn each_rule_finds_what_breaks_it() {
+        let broken = |result: Result<(), Violation>, words: &str| {
+            let message = result.unwrap_err().0;
+            assert!(message.contains(words), "{message}");
+        };
+        assert_eq!(truth().read_at(PLACE, 0, &of(1, 0).value(5)), Ok(()));
+        broken(truth().read_at(PLACE, 0, &of(1, 1).value(5)), "was");
+        broken(truth().read_at(PLACE, 2, &of(1, 1).value(5)), "is at 1, too");
+        broken(truth().acknowledged_at(PLACE, 9, &[of(1, 7), of(1, 6)]), "number 7 is at 9");
+        broken(truth().read_at(Place { streamlet: 1, ..PLACE }, 0, &of(1, 0).value(5)), "of others");
+        broken(truth().read_whole(PLACE, 3), "ends at 3");
+        broken(truth().read_whole(PLACE, 4), "nobody has seen what is at 2");
+        let mut filled = truth();
+        filled.read_at(PLACE, 2, &of(1, 2).value(0)).expect("it follows");
+        assert_eq!(filled.read_whole(PLACE, 4), Ok(()));
+        assert_eq!(filled.wrote_all(7, 2, 1, 3), Ok(()));
+        broken(filled.wrote_all(7, 2, 1, 4), "there are 3");
+        broken(
+            {
+                let asked = filled.asking("a");
+                filled.leased_from(&asked, PLACE, 1)
+            },
+            "goes on at 1, after 0",
+        );
+        filled.processed("a", PLACE, 4);
+        assert_eq!(
+            {
+                let asked = filled.asking("a");
+                filled.leased_from(&asked, PLACE, 3)
+            },
+            Ok(())
+        );
+        assert_eq!(
+            {
+                let asked = filled.asking("a");
+                filled.committed_to(&asked, PLACE, 4, "an answer")
+            },
+            Ok(())
+        );
+        assert_eq!(filled.end(PLACE), 4);
+        broken(
+            {
+                let asked = filled.asking("a");
+                filled.committed_to(&asked, PLACE, 3, "an answer")
+            },
+            "was told 4 by an answer",
+        );
+    }
+}

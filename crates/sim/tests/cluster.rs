@@ -1,0 +1,95 @@
+//! The simulator itself: it repeats, it finds what is planted, and it finds nothing else.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kera_sim::cluster::{Fault, Plan, Planted, run};
+
+/// Short runs for many seeds, and long ones, in which segments go to the disk and come back, for some.
+const SHORT: u64 = 1_000;
+const LONG: u64 = 40;
+
+fn short(seed: u64) -> Plan {
+    Plan { trouble_ms: 15_000, records: 150, ..Plan::new(seed) }
+}
+
+fn long(seed: u64) -> Plan {
+    Plan { records: 4_000, ..Plan::new(seed) }
+}
+
+/// Runs seeds on two threads; what went wrong, by seed.
+fn all(seeds: std::ops::Range<u64>, plan: impl Fn(u64) -> Plan + Sync) -> Vec<String> {
+    let next = AtomicU64::new(seeds.start);
+    let work = || {
+        let mut wrong = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                return wrong;
+            }
+            if let Some(violation) = run(&plan(seed)).violation {
+                wrong.push(format!("seed {seed}: {violation}"));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers = [scope.spawn(work), scope.spawn(work)];
+        workers.into_iter().flat_map(|worker| worker.join().expect("a run panicked")).collect()
+    })
+}
+
+#[test]
+fn a_seed_repeats_itself() {
+    let mut traces = Vec::new();
+    for seed in 1..7 {
+        let first = run(&long(seed));
+        assert_eq!(first, run(&long(seed)), "two runs of seed {seed}");
+        assert!(first.acknowledged > 0 && !first.faults.is_empty(), "{first:?}");
+        traces.push(first.trace);
+    }
+    traces.dedup();
+    assert_eq!(traces.len(), 6, "seeds that do the same");
+}
+
+#[test]
+fn many_seeds_keep_every_promise() {
+    assert_eq!(all(1..1 + SHORT, short), Vec::<String>::new());
+}
+
+#[test]
+fn long_runs_keep_every_promise() {
+    assert_eq!(all(10_001..10_001 + LONG, long), Vec::<String>::new());
+}
+
+#[test]
+fn every_fault_happens() {
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 1..20 {
+        seen.extend(run(&long(seed)).faults.into_keys());
+    }
+    let missing: Vec<&str> = Fault::ALL.iter().map(|fault| fault.name()).filter(|name| !seen.contains(name)).collect();
+    assert_eq!(missing, Vec::<&str>::new());
+}
+
+fn found(planted: Planted) -> String {
+    let with = |seed| run(&Plan { planted: Some(planted), ..short(seed) }).violation;
+    (1..100).find_map(with).unwrap_or_else(|| panic!("{planted:?} was not found with a hundred seeds"))
+}
+
+#[test]
+fn an_acknowledgement_that_comes_too_soon_is_found() {
+    let what = found(Planted::AcknowledgedTooSoon);
+    assert!(["ends at", "was", "not done"].iter().any(|words| what.contains(words)), "{what}");
+}
+
+#[test]
+fn a_kill_that_loses_memory_is_found() {
+    // What is lost is missing where it was read before, or an application waits for it in vain.
+    let what = found(Planted::KillsTakeTheArena);
+    assert!(["ends at", "was", "not done"].iter().any(|words| what.contains(words)), "{what}");
+}
+
+#[test]
+fn a_retry_that_is_not_recognised_is_found() {
+    let what = found(Planted::RetriesAreNew);
+    assert!(what.contains("too"), "{what}");
+}
