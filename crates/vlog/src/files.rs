@@ -42,6 +42,10 @@ pub(crate) struct Files {
     /// Filling failed: not tried again before the next file starts.
     filling_failed: bool,
     next_sequence: u64,
+    /// A file was given back, and that it is gone is not synced.
+    names_changed: bool,
+    /// The last try to give a file back failed, which was told.
+    is_stuck: bool,
 }
 
 /// A file that is being filled with zeros.
@@ -144,6 +148,8 @@ impl Files {
             filling: None,
             filling_failed: false,
             next_sequence: 1,
+            names_changed: false,
+            is_stuck: false,
         }
     }
 
@@ -358,34 +364,50 @@ impl Files {
         (self.kept.iter().map(|kept| kept.bytes).sum::<u64>() > limit).then_some(&oldest.pinned_by)
     }
 
-    /// Gives back what is not needed, oldest first, never the current one.
+    /// Gives back what is not needed, oldest first, never the current one. One at a time, and none before the one that went last is
+    /// gone for good: a file that is still there when later ones are not would be a hole at the next start. So a disk that
+    /// does not let go of one keeps those behind it, too, until it does.
     fn drop_unneeded(&mut self) {
         let current = usize::from(self.current.is_some());
         while self.kept.len() > current && self.kept.front().is_some_and(|oldest| oldest.pinned_by.is_empty()) {
-            let Some(oldest) = self.kept.pop_front() else { return };
-            let path = self.path(oldest.sequence);
-            if oldest.damaged {
-                self.set_aside(&path);
-                continue;
-            }
-            let reused = self.spares.len() < self.config.spares && oldest.bytes == self.config.file_bytes;
-            if reused && self.disk.rename(&path, &self.spare_path(oldest.sequence)).is_ok() {
-                self.spares.push(Spare { sequence: oldest.sequence, bytes: oldest.bytes });
-            } else {
-                self.remove(&path);
-            }
-            // One at a time: after a power cut, too, only the oldest are missing.
-            if let Err(error) = self.disk.sync_dir(&self.config.directory) {
-                tracing::warn!(%error, "the virtual log's directory cannot be synced");
+            let gone = self.sync_names().and_then(|()| self.drop_oldest());
+            if let Err(error) = gone {
+                if !std::mem::replace(&mut self.is_stuck, true) {
+                    tracing::warn!(%error, "files of the virtual log that are not needed cannot be given back; they wait");
+                }
                 return;
             }
+            self.is_stuck = false;
         }
     }
 
-    fn set_aside(&self, path: &str) {
-        if let Err(error) = self.disk.rename(path, &format!("{path}.damaged")) {
-            tracing::warn!(path, %error, "a damaged file cannot be set aside");
+    fn drop_oldest(&mut self) -> io::Result<()> {
+        let Some(oldest) = self.kept.front() else { return Ok(()) };
+        let path = self.path(oldest.sequence);
+        let spare = Spare { sequence: oldest.sequence, bytes: oldest.bytes };
+        let reused = self.spares.len() < self.config.spares && oldest.bytes == self.config.file_bytes;
+        if oldest.damaged {
+            self.disk.rename(&path, &format!("{path}.damaged"))?;
+        } else if reused && self.disk.rename(&path, &self.spare_path(oldest.sequence)).is_ok() {
+            self.spares.push(spare);
+        } else {
+            match self.disk.remove(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
         }
+        self.kept.pop_front();
+        self.names_changed = true;
+        self.sync_names()
+    }
+
+    /// Makes it durable that a file is gone.
+    fn sync_names(&mut self) -> io::Result<()> {
+        if self.names_changed {
+            self.disk.sync_dir(&self.config.directory)?;
+            self.names_changed = false;
+        }
+        Ok(())
     }
 
     /// Removes a file that never had a block.

@@ -269,6 +269,29 @@ fn files_go_from_the_oldest_on_and_one_segment_keeps_all_behind_it() {
 }
 
 #[test]
+fn a_file_that_a_sick_disk_does_not_let_go_of_keeps_those_behind_it() {
+    let faulty = FaultyDisk::new(memory());
+    let disk: Arc<dyn Disk> = Arc::new(faulty.clone());
+    let rig = Rig::new(Arc::clone(&disk));
+    let segments = fill(&rig, &disk);
+    let before = rig.vlog.stats().files;
+    faulty.set_broken(true);
+    for id in &segments {
+        rig.vlog.segment_safe(*id);
+    }
+    rig.vlog.run_once();
+    faulty.set_broken(false);
+    assert_eq!(rig.vlog.stats().files, before, "none is forgotten that is still there");
+    for _ in 0..30 {
+        rig.append(0, &"y".repeat(3000));
+        rig.vlog.run_once();
+    }
+    // They go with the next file that is begun, and a start finds no hole whenever it comes.
+    assert!(rig.vlog.stats().files < before);
+    replay(&disk, config()).expect("no holes");
+}
+
+#[test]
 fn a_segment_that_is_safe_while_its_chunks_still_wait_keeps_no_file() {
     let disk = memory();
     let rig = Rig::new(Arc::clone(&disk));
