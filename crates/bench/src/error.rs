@@ -41,6 +41,9 @@ pub enum BenchError {
         /// The directory with the server's log and data.
         dir: PathBuf,
     },
+    /// The user has had enough.
+    #[error("interrupted; what was measured so far is kept")]
+    Interrupted,
     /// A thread ended without a result: a bug in this program.
     #[error("{what} panicked")]
     Thread {

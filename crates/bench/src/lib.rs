@@ -7,6 +7,7 @@
 pub mod chaos;
 pub mod clock;
 mod error;
+pub mod experiment;
 pub mod keys;
 pub mod latency;
 pub mod limit;

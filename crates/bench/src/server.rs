@@ -235,7 +235,7 @@ impl Drop for Server {
 }
 
 /// Has the server asked to stop when the thread that starts it is gone, however that came: nothing is left running.
-fn end_with_parent(command: &mut Command) {
+pub(crate) fn end_with_parent(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     // SAFETY: the closure runs between fork and exec and makes one system call: no memory is taken, no lock.
     unsafe {

@@ -207,11 +207,11 @@ fn measure(
         let mut threads = Vec::new();
         for number in 0..consumers {
             let (shared, line) = (&consuming, &line);
-            threads.push((false, scope.spawn(move || consume::run(shared, number, line))));
+            threads.push((false, spawn(scope, "consumer", number, move || consume::run(shared, number, line))));
         }
         for number in 0..producers {
             let (shared, line) = (&producing, &line);
-            threads.push((true, scope.spawn(move || produce::run(shared, number, line))));
+            threads.push((true, spawn(scope, "producer", number, move || produce::run(shared, number, line))));
         }
         line.go(|| {
             producing.meter.ready();
@@ -228,6 +228,17 @@ fn measure(
     });
     outcome?;
     Ok(summed_up(mode, config, &producing.meter, &consuming.meter, usage))
+}
+
+/// A thread with a name, by which whoever looks on tells one side from the other.
+fn spawn<'scope>(
+    scope: &'scope std::thread::Scope<'scope, '_>,
+    name: &str,
+    number: u32,
+    work: impl FnOnce() -> Result<(), BenchError> + Send + 'scope,
+) -> std::thread::ScopedJoinHandle<'scope, Result<(), BenchError>> {
+    let thread = std::thread::Builder::new().name(format!("{name}-{number}"));
+    thread.spawn_scoped(scope, work).expect("the system has a thread to spare")
 }
 
 fn summed_up(

@@ -1,0 +1,130 @@
+//! `kera-bench run`.
+
+use std::io::IsTerminal;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use kera_bench::BenchError;
+use kera_bench::experiment::definition::{Experiment, load_all};
+use kera_bench::experiment::results::{Line, Writer};
+use kera_bench::experiment::run::{self, Options, Size, Step};
+use kera_bench::experiment::stop::Stop;
+use kera_bench::experiment::systems::{self, Opened, Places};
+
+use crate::RunArgs;
+use crate::list::choose;
+
+pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, BenchError> {
+    let mut experiments = choose(load_all(&args.experiments)?, &args.names)?;
+    only_values(&mut experiments, &args.values)?;
+    let stop = Stop::new();
+    stop.on_signals()?;
+    let size = if args.quick { Size::Quick } else { Size::Full };
+    let places = places(args)?;
+    let Opened { mut systems, missing } = systems::open(&peers(&args.peers)?, &places)?;
+    for peer in &missing {
+        eprintln!("{} is left out: {}", peer.system, peer.why);
+    }
+    let header = run::header(std::env::args().skip(1).collect(), size);
+    let out = args.out.clone().unwrap_or_else(|| {
+        let when: String = header.started.chars().filter(|c| c.is_ascii_digit() || *c == ' ').collect();
+        PathBuf::from("results").join(format!("{}-{}", args.names.join("-"), when.replace(' ', "-")))
+    });
+    let mut writer = Writer::create(&out, header)?;
+    let mut failed = false;
+    let bar = bar();
+    let outcome = run::run(
+        &experiments,
+        &mut systems,
+        &missing,
+        &Options { dir: places.dir.clone(), size, rounds: args.rounds, seconds: args.seconds, profile: args.profile },
+        &stop,
+        &mut |line| {
+            if let Line::Skipped(skipped) = &line {
+                failed |= skipped.why.starts_with("failed");
+            }
+            if args.json {
+                println!("{}", serde_json::to_string(&line).map_err(|e| BenchError::server("writing JSON", e))?);
+            }
+            writer.write(&line)
+        },
+        &mut |step| show(&bar, step),
+    );
+    bar.finish_and_clear();
+    drop(systems);
+    let _ = std::fs::remove_dir(&args.dir);
+    outcome?;
+    eprintln!("written to {}", out.display());
+    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// Keeps only the values that were asked for. One that no experiment has is a mistake.
+fn only_values(experiments: &mut [Experiment], values: &[f64]) -> Result<(), BenchError> {
+    for value in values {
+        if !experiments.iter().any(|experiment| experiment.sweep.values.contains(value)) {
+            let message = format!("{value} is on no axis of these experiments; `kera-bench list NAME` shows what is");
+            return Err(BenchError::setting("values", message));
+        }
+    }
+    if !values.is_empty() {
+        for experiment in experiments {
+            experiment.sweep.values.retain(|value| values.contains(value));
+            experiment.sweep.quick.clear();
+        }
+    }
+    Ok(())
+}
+
+fn peers(names: &[String]) -> Result<Vec<String>, BenchError> {
+    if names.iter().any(|name| name == "all") {
+        return Ok(systems::NAMES.map(str::to_owned).to_vec());
+    }
+    match names.iter().find(|name| !systems::NAMES.contains(&name.as_str())) {
+        None => Ok(names.to_vec()),
+        Some(name) => {
+            let message = format!("`{name}` is none of: all, {}", systems::NAMES.join(", "));
+            Err(BenchError::setting("peer", message))
+        }
+    }
+}
+
+fn places(args: &RunArgs) -> Result<Places, BenchError> {
+    std::fs::create_dir_all(&args.dir).map_err(|e| BenchError::io(format!("creating {}", args.dir.display()), e))?;
+    let whole =
+        |path: &Path| path.canonicalize().map_err(|e| BenchError::io(format!("looking at {}", path.display()), e));
+    Ok(Places {
+        kera: match &args.kera {
+            Some(program) => program.clone(),
+            None => {
+                let this = std::env::current_exe().map_err(|e| BenchError::io("finding this program", e))?;
+                this.with_file_name("kera")
+            }
+        },
+        peers: args.peers_dir.clone(),
+        dir: whole(&args.dir)?,
+        quick: args.quick,
+    })
+}
+
+fn bar() -> ProgressBar {
+    let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {pos}/{len} {wide_msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn show(bar: &ProgressBar, step: &Step) {
+    bar.set_length(step.total as u64);
+    bar.set_position(step.done as u64);
+    let lasting = step.text.contains("left out");
+    if bar.is_hidden() {
+        eprintln!("{}/{} {}", step.done, step.total, step.text);
+    } else if lasting {
+        bar.println(&step.text);
+    } else {
+        bar.set_message(step.text.clone());
+    }
+}

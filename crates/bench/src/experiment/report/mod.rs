@@ -1,0 +1,371 @@
+//! Reports of results: one HTML file with everything in it, and Markdown with the plots beside it. Only raw results go in, so a
+//! report can be made again whenever it is to look better.
+
+mod html;
+mod markdown;
+mod plot;
+
+use std::path::{Path, PathBuf};
+
+use super::definition::Experiment;
+use super::metric::{Metric, axis_value, bytes, micros};
+use super::profile::{Phase, Profile};
+use super::ratios::{self, Ratio};
+use super::results::{Results, Skipped};
+use super::sample::Bound;
+use super::workload::Workload;
+use crate::BenchError;
+use plot::{LimitLine, LineOf, Plot};
+
+/// The share of a rate that counts as having kept it.
+const KEPT: f64 = 0.95;
+
+/// What was written.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Written {
+    /// For people with a browser.
+    pub html: PathBuf,
+    /// For documents.
+    pub markdown: PathBuf,
+}
+
+/// Writes `report.html`, `report.md` and `plots/` into a folder.
+pub fn write(results: &Results, dir: &Path) -> Result<Written, BenchError> {
+    let report = Report::new(results);
+    let plots = dir.join("plots");
+    std::fs::create_dir_all(&plots).map_err(|e| BenchError::io_at("creating", &plots, e))?;
+    let put = |path: PathBuf, text: &str| {
+        std::fs::write(&path, text).map_err(|e| BenchError::io_at("writing", &path, e)).map(|()| path)
+    };
+    for picture in report.sections.iter().flat_map(|section| section.pictures.iter().chain(&section.profile_pictures)) {
+        put(plots.join(format!("{}.svg", picture.name)), &picture.svg)?;
+    }
+    let html = put(dir.join("report.html"), &html::page(&report))?;
+    let markdown = put(dir.join("report.md"), &markdown::page(&report))?;
+    Ok(Written { html, markdown })
+}
+
+/// What both kinds of report say.
+struct Report<'a> {
+    results: &'a Results,
+    sections: Vec<Section<'a>>,
+    /// Experiments that were not run at all, and peers that were left out everywhere.
+    skipped: Vec<&'a Skipped>,
+}
+
+struct Section<'a> {
+    experiment: &'a Experiment,
+    /// The result in a sentence.
+    headline: String,
+    pictures: Vec<Picture>,
+    table: Table,
+    /// System and what its acknowledgements mean.
+    guarantees: Vec<(String, String)>,
+    skipped: Vec<&'a Skipped>,
+    /// One command of each system, to do it again.
+    commands: Vec<(String, String)>,
+    profile_pictures: Vec<Picture>,
+    waits: Vec<[String; 6]>,
+}
+
+struct Picture {
+    name: String,
+    about: String,
+    svg: String,
+}
+
+struct Table {
+    head: Vec<String>,
+    rows: Vec<Vec<String>>,
+}
+
+/// What a system is called.
+fn name_of(system: &str) -> &str {
+    match system {
+        "kera" => "KerA",
+        "kafka" => "Kafka",
+        "nats" => "NATS JetStream",
+        "redis" => "Redis Streams",
+        other => other,
+    }
+}
+
+impl<'a> Report<'a> {
+    fn new(results: &'a Results) -> Report<'a> {
+        let ratios = ratios::of(results).ratios;
+        let ran = |experiment: &&Experiment| results.runs.iter().any(|run| run.experiment == experiment.name);
+        let sections = results.experiments.iter().filter(ran).map(|experiment| section(results, experiment, &ratios));
+        let sections: Vec<Section<'_>> = sections.collect();
+        let elsewhere =
+            |skipped: &&Skipped| !sections.iter().any(|section| section.experiment.name == skipped.experiment);
+        let skipped = results.skipped.iter().filter(elsewhere).collect();
+        Report { results, sections, skipped }
+    }
+
+    /// Systems, versions and settings.
+    fn systems(&self) -> impl Iterator<Item = (&str, &str, &str)> {
+        let systems = self.results.systems.iter();
+        systems.map(|(name, (version, settings))| (name_of(name), version.as_str(), settings.as_str()))
+    }
+
+    fn machine(&self) -> String {
+        let machine = &self.results.header.machine;
+        let memory = bytes(machine.memory_bytes as f64);
+        format!("{}, {} cores, {memory}, Linux {}", machine.processor, machine.cores, machine.kernel)
+    }
+}
+
+fn section<'a>(results: &'a Results, experiment: &'a Experiment, ratios: &[Ratio]) -> Section<'a> {
+    let name = &experiment.name;
+    let mut section = Section {
+        experiment,
+        headline: headline(results, experiment, ratios),
+        pictures: experiment.plots.iter().filter_map(|&metric| picture(results, experiment, metric)).collect(),
+        table: table(results, experiment, ratios),
+        guarantees: vec![],
+        skipped: results.skipped.iter().filter(|skipped| skipped.experiment == *name).collect(),
+        commands: vec![],
+        profile_pictures: vec![],
+        waits: vec![],
+    };
+    for run in results.runs.iter().filter(|run| run.experiment == *name) {
+        let guarantee = (name_of(&run.system).to_owned(), run.guarantees.clone());
+        if !section.guarantees.contains(&guarantee) {
+            section.guarantees.push(guarantee);
+        }
+        let system = name_of(&run.system);
+        if !run.command.is_empty() && !section.commands.iter().any(|(of, _)| of == system) {
+            section.commands.push((system.to_owned(), run.command.join(" ")));
+        }
+    }
+    for (n, profile) in results.profiles.iter().filter(|profile| profile.experiment == *name).enumerate() {
+        profile_pictures(&mut section.profile_pictures, experiment, profile, n);
+        let at = point_name(experiment, &profile.series, profile.x);
+        section.waits.extend(profile.waits.iter().map(|wait| {
+            [
+                format!("{} {at}", name_of(&profile.system)),
+                wait.phase.label().to_owned(),
+                format!("{:.0} %", wait.active * 100.0),
+                format!("{:.0}", wait.mib_per_s),
+                format!("{:.2}", wait.cores),
+                wait.waits_for.clone(),
+            ]
+        }));
+    }
+    section
+}
+
+fn point_name(experiment: &Experiment, series: &str, x: f64) -> String {
+    let value = format!("{} {}", experiment.sweep.label, axis_value(&experiment.sweep.knob, x));
+    if series.is_empty() { value } else { format!("{series}, {value}") }
+}
+
+/// KerA against each peer and limit, over all points; where there is neither, what it did.
+fn headline(results: &Results, experiment: &Experiment, ratios: &[Ratio]) -> String {
+    let here: Vec<&Ratio> = ratios.iter().filter(|ratio| ratio.experiment == experiment.name).collect();
+    let mut names: Vec<&str> = Vec::new();
+    here.iter().for_each(|ratio| {
+        if !names.contains(&ratio.against.as_str()) {
+            names.push(&ratio.against);
+        }
+    });
+    let says = names.iter().map(|name| {
+        let of = here.iter().filter(|ratio| ratio.against == *name).map(|ratio| ratio.ratio);
+        let (least, most) = of.fold((f64::MAX, 0.0f64), |(least, most), ratio| (least.min(ratio), most.max(ratio)));
+        if let Some(limit) = name.strip_prefix("limit: ") {
+            let (least, most) = (percent(least), percent(most));
+            if least == most { format!("{least} of {limit}") } else { format!("{least} to {most} of {limit}") }
+        } else {
+            let (least, most) = (times(least), times(most));
+            let range = if least == most { least } else { format!("{least} to {most}") };
+            format!("{range} × {}", name_of(name))
+        }
+    });
+    let says: Vec<String> = says.collect();
+    let metric = experiment.plots[0];
+    if !says.is_empty() {
+        return format!("KerA: {} ({})", says.join("; "), metric.label());
+    }
+    let points = results.points(experiment);
+    let figures = points.iter().filter_map(|(series, x, _)| results.figure(experiment, series, *x, "kera", metric));
+    let (least, most) = figures.fold((f64::MAX, 0.0f64), |(least, most), s| (least.min(s.median), most.max(s.median)));
+    let (least, most) = (metric.show(least), metric.show(most));
+    if least == most {
+        format!("KerA: {least} ({})", metric.label())
+    } else {
+        format!("KerA: {least} to {most} ({})", metric.label())
+    }
+}
+
+fn times(ratio: f64) -> String {
+    match ratio {
+        r if r >= 100.0 => format!("{r:.0}"),
+        r if r >= 10.0 => format!("{r:.1}"),
+        r => format!("{r:.2}"),
+    }
+}
+
+fn percent(ratio: f64) -> String {
+    if ratio < 0.02 { format!("{:.1} %", ratio * 100.0) } else { format!("{:.0} %", ratio * 100.0) }
+}
+
+/// Values of the axis that were measured, in order.
+fn axis(points: &[(String, f64, Workload)]) -> Vec<f64> {
+    let mut values: Vec<f64> = points.iter().map(|(_, x, _)| *x).collect();
+    values.sort_by(f64::total_cmp);
+    values.dedup();
+    values
+}
+
+fn picture(results: &Results, experiment: &Experiment, metric: Metric) -> Option<Picture> {
+    let points = results.points(experiment);
+    let values = axis(&points);
+    let place = |x: f64| values.iter().position(|value| *value == x).unwrap_or(0);
+    let mut series: Vec<&str> = Vec::new();
+    points.iter().for_each(|(name, _, _)| {
+        if !series.contains(&name.as_str()) {
+            series.push(name);
+        }
+    });
+    let (mut lines, mut limits) = (Vec::new(), Vec::new());
+    for system in results.systems_of(&experiment.name) {
+        for (nth, name) in series.iter().enumerate() {
+            let of_line = points.iter().filter(|(series, _, _)| series == name);
+            let figures = of_line.filter_map(|(_, x, workload)| {
+                let spread = results.figure(experiment, name, *x, &system, metric)?;
+                let client =
+                    workload.rate.is_none() && bound(results, experiment, name, *x, &system) == Some(Bound::Client);
+                Some((place(*x), spread, client && !metric.is_cost()))
+            });
+            let figures: Vec<_> = figures.collect();
+            if !figures.is_empty() {
+                let label =
+                    if name.is_empty() { name_of(&system).to_owned() } else { format!("{}: {name}", name_of(&system)) };
+                lines.push(LineOf { label, colour: plot::colour(&system, nth), points: figures });
+            }
+        }
+    }
+    for &limit in &experiment.limits {
+        let mut found: Vec<(usize, f64)> = Vec::new();
+        for (_, x, workload) in &points {
+            if let Some(value) = results.limit(&experiment.name, workload, limit, metric)
+                && found.iter().all(|(n, _)| *n != place(*x))
+            {
+                found.push((place(*x), value));
+            }
+        }
+        found.sort_by_key(|(n, _)| *n);
+        if !found.is_empty() {
+            limits.push(LimitLine { label: limit.label().into(), points: found });
+        }
+    }
+    let ticks = values.iter().map(|x| axis_value(&experiment.sweep.knob, *x)).collect();
+    let svg = plot::draw(&Plot {
+        title: metric.label().to_owned(),
+        axis: experiment.sweep.label.clone(),
+        ticks,
+        lines,
+        limits,
+        show: &|value| metric.show(value),
+    })?;
+    let name = serde_json::to_value(metric).ok()?.as_str()?.to_owned();
+    let about = format!("{}: {}", experiment.title, metric.label());
+    Some(Picture { name: format!("{}-{name}", experiment.name), about, svg })
+}
+
+/// What held most runs of a point back.
+fn bound(results: &Results, experiment: &Experiment, series: &str, x: f64, system: &str) -> Option<Bound> {
+    let main = *experiment.plots.first()?;
+    let runs = results.runs_at(&experiment.name, series, x, system, main);
+    let times = |bound: Bound| runs.iter().filter(|run| run.bound == bound).count();
+    runs.iter().map(|run| run.bound).max_by_key(|bound| times(*bound))
+}
+
+fn table(results: &Results, experiment: &Experiment, ratios: &[Ratio]) -> Table {
+    let systems = results.systems_of(&experiment.name);
+    let Some(&metric) = experiment.plots.first() else { return Table { head: vec![], rows: vec![] } };
+    let mut head = vec![experiment.sweep.label.clone()];
+    head.extend(systems.iter().map(|system| format!("{}: {}", name_of(system), metric.label())));
+    head.extend(["KerA ÷ peers and limits", "server cores", "server MiB", "held back by"].map(str::to_owned));
+    let mut rows = Vec::new();
+    for (series, x, workload) in results.points(experiment) {
+        let mut row = vec![point_name(experiment, &series, x)];
+        for system in &systems {
+            let figure = results.figure(experiment, &series, x, system, metric);
+            row.push(figure.map_or("-".into(), |spread| {
+                let around = match spread.count {
+                    1 => String::new(),
+                    _ => format!(" ({} to {})", metric.show(spread.least), metric.show(spread.most)),
+                };
+                format!("{}{around}", metric.show(spread.median))
+            }));
+        }
+        let here = ratios.iter().filter(|r| r.experiment == experiment.name && r.series == series && r.x == x);
+        let against = here.map(|ratio| match ratio.against.strip_prefix("limit: ") {
+            Some(limit) => format!("{} of {limit}", percent(ratio.ratio)),
+            None => format!("{} × {}", times(ratio.ratio), name_of(&ratio.against)),
+        });
+        row.push(against.collect::<Vec<_>>().join(", "));
+        let of_each = |read: &dyn Fn(&super::results::Run) -> f64, show: &dyn Fn(f64) -> String| {
+            let cells = systems.iter().map(|system| {
+                let runs = results.runs_at(&experiment.name, &series, x, system, metric);
+                super::results::Spread::of(runs.iter().map(|run| read(run))).map_or("-".into(), |s| show(s.median))
+            });
+            cells.collect::<Vec<_>>().join(" / ")
+        };
+        let is_load = workload.mode.is_load();
+        row.push(if is_load {
+            of_each(&|run| run.usage.server_cores, &|cores| format!("{cores:.2}"))
+        } else {
+            "-".into()
+        });
+        row.push(of_each(&|run| run.usage.server_bytes as f64 / 1048576.0, &|mib| format!("{mib:.0}")));
+        let held = systems.iter().map(|system| {
+            let reached = || results.figure(experiment, &series, x, system, Metric::RecordsPerS);
+            match workload.rate {
+                Some(rate) if reached().is_some_and(|s| s.median < rate * KEPT) => "falls behind the rate",
+                Some(_) => "the rate asked for",
+                None => bound(results, experiment, &series, x, system).map_or("-", Bound::label),
+            }
+        });
+        row.push(if is_load { held.collect::<Vec<_>>().join(" / ") } else { "-".into() });
+        rows.push(row);
+    }
+    Table { head, rows }
+}
+
+fn profile_pictures(pictures: &mut Vec<Picture>, experiment: &Experiment, profile: &Profile, n: usize) {
+    let at = point_name(experiment, &profile.series, profile.x);
+    let who = name_of(&profile.system);
+    let mut add = |name: &str, title: String, series: Vec<(String, &[f64])>, show: &dyn Fn(f64) -> String| {
+        if let Some(svg) = plot::over_time(&title, &profile.at_s, &series, show) {
+            pictures.push(Picture { name: format!("{}-profile-{n}-{name}", experiment.name), about: title, svg });
+        }
+    };
+    let mib = |value: f64| format!("{value:.0} MiB/s");
+    // Producer and network move the same bytes: one line says both.
+    let phases = Phase::ALL.iter().filter(|phase| **phase != Phase::Producer);
+    let phases = phases.filter_map(|phase| Some((phase.label().to_owned(), profile.phases.get(phase)?.as_slice())));
+    add("phases", format!("{who}, {at}: bytes of each phase"), phases.collect(), &mib);
+    let busy = |values: &[f64]| values.iter().sum::<f64>() > 0.02 * values.len() as f64;
+    let threads = profile.threads.iter().filter(|(_, values)| busy(values));
+    let threads = threads.map(|(name, values)| (name.clone(), values.as_slice()));
+    add("cpu", "cores, by group of threads".into(), threads.collect(), &|value| format!("{value:.1}"));
+    let disk =
+        [("disk, written", &profile.disk_written), ("disk, read", &profile.disk_read), ("loopback", &profile.loopback)];
+    let disk = disk.map(|(name, values)| (name.to_owned(), values.as_slice())).to_vec();
+    add("disk", "disk and network".into(), disk, &mib);
+    let shares = [("all cores busy", &profile.machine_busy), ("disk busy", &profile.disk_busy)];
+    let shares = shares.map(|(name, values)| (name.to_owned(), values.as_slice())).to_vec();
+    add("busy", "shares of the time".into(), shares, &|value| format!("{:.0} %", value * 100.0));
+    let memory = [("server", &profile.server_mib), ("load generator", &profile.client_mib)];
+    let memory = memory.map(|(name, values)| (name.to_owned(), values.as_slice())).to_vec();
+    add("memory", "resident memory".into(), memory, &|value| format!("{value:.0} MiB"));
+}
+
+/// Latencies of the main side, for the details.
+fn latency_of(figures: &serde_json::Value) -> Option<String> {
+    let at = |pointer: &str| figures.pointer(pointer).and_then(serde_json::Value::as_f64).filter(|value| *value > 0.0);
+    let (p50, p99) = (at("/latency_us/p50")?, at("/latency_us/p99")?);
+    Some(format!("{} / {}", micros(p50), micros(p99)))
+}

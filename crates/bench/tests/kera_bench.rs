@@ -1,0 +1,85 @@
+//! The command line of `kera-bench`: what it lists, how it refuses, and that Ctrl-C leaves nothing behind.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+fn kera_bench() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kera-bench"));
+    command.current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")).stdin(Stdio::null());
+    command
+}
+
+fn run(words: &[&str]) -> Output {
+    kera_bench().args(words).output().expect("the binary runs")
+}
+
+fn refused(words: &[&str]) -> String {
+    let output = run(words);
+    assert!(!output.status.success(), "{words:?} should have been refused");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn list_says_what_each_shows_and_what_is_not_there_yet() {
+    let output = run(&["list"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for words in ["icdcs-fig4", "ICDCS 2018, figure 7", "thesis, figure 8.17", "not yet: it needs a cluster"] {
+        assert!(text.contains(words), "{words} is missing in:\n{text}");
+    }
+    let about = String::from_utf8(run(&["list", "icdcs-fig7"]).stdout).unwrap();
+    assert!(about.contains("64 streamlets of 16 lanes") && about.contains("differs"), "{about}");
+    let json: serde_json::Value = serde_json::from_slice(&run(&["list", "--json"]).stdout).unwrap();
+    assert!(json.as_array().is_some_and(|all| all.len() > 15));
+}
+
+#[test]
+fn mistakes_come_back_with_what_there_is() {
+    assert!(refused(&["run", "icdcs-fig99"]).contains("icdcs-fig4"));
+    assert!(refused(&["run", "icdcs-fig4", "--peer", "pulsar"]).contains("kafka"));
+    assert!(refused(&["run", "icdcs-fig4", "--values", "5"]).contains("kera-bench list"));
+    assert!(refused(&["run", "icdcs-fig4", "--kera", "/nowhere/kera"]).contains("cargo build"));
+    assert!(refused(&["list", "--experiments", "/nowhere"]).contains("repository's root"));
+    assert!(refused(&["report", "/nowhere"]).contains("kera-bench run"));
+    assert!(refused(&["diff", "/nowhere", "/nowhere"]).contains("kera-bench record"));
+}
+
+#[test]
+fn ctrl_c_ends_what_was_started_and_removes_its_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    let place = |name: &str| dir.path().join(name);
+    let program = place("kera");
+    // A node that writes down its process, and a load that never ends.
+    let script = format!(
+        "#!/bin/sh\ncase $1 in\n--version) echo kera 0;;\n\
+         serve) echo $$ >> {0}; trap 'exit 0' TERM INT; echo '{{\"message\":\"ready\"}}' >&2; while true; do sleep 0.02; done;;\n\
+         bench) echo $$ >> {0}; touch {1}; exec sleep 60;;\nesac\n",
+        place("pids").display(),
+        place("loading").display()
+    );
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let (data, out) = (place("data"), place("out"));
+    let mut command = kera_bench();
+    command.args(["run", "thesis-fig8-4", "--quick", "--seconds", "60"]);
+    command.arg("--kera").arg(&program).arg("--dir").arg(&data).arg("--out").arg(&out).stderr(Stdio::null());
+    let mut running = command.spawn().unwrap();
+    let started = Instant::now();
+    while !place("loading").exists() {
+        assert!(
+            started.elapsed() < Duration::from_secs(60) && running.try_wait().unwrap().is_none(),
+            "it never got there"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    kill_process(Pid::from_child(&running), Signal::INT).unwrap();
+    assert_eq!(running.wait().unwrap().code(), Some(130));
+    assert!(!data.exists(), "the node's directory is gone");
+    assert!(out.join("results.jsonl").is_file(), "what was measured stays");
+    for pid in std::fs::read_to_string(place("pids")).unwrap().lines() {
+        assert!(!Path::new("/proc").join(pid).exists(), "process {pid} is still there");
+    }
+}

@@ -1,0 +1,118 @@
+//! Every experiment in a tiny mode, with the real binary and no peers: so that none of them rots.
+
+use std::path::{Path, PathBuf};
+
+use kera_bench::experiment::definition::{Experiment, load_all};
+use kera_bench::experiment::ratios;
+use kera_bench::experiment::report;
+use kera_bench::experiment::results::{Line, Results, Writer};
+use kera_bench::experiment::run::{Options, Size, header, run};
+use kera_bench::experiment::stop::Stop;
+use kera_bench::experiment::systems::{self, Opened, Places};
+
+fn all() -> Vec<Experiment> {
+    load_all(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments")).expect("every file can be read")
+}
+
+fn places(dir: &Path) -> Places {
+    let kera = PathBuf::from(env!("CARGO_BIN_EXE_kera"));
+    Places { kera, peers: dir.join("none"), dir: dir.to_owned(), quick: true }
+}
+
+/// Runs experiments as small as they get and reads what was written.
+fn tiny(experiments: &[Experiment], dir: &Path, profile: bool) -> Results {
+    let Opened { systems: mut kera, missing } = systems::open(&[], &places(dir)).expect("the binary runs");
+    let mut writer = Writer::create(&dir.join("results"), header(vec![], Size::Tiny)).unwrap();
+    let options = Options { dir: dir.to_owned(), size: Size::Tiny, profile, ..Options::default() };
+    let mut sink = |line: Line| writer.write(&line);
+    run(experiments, &mut kera, &missing, &options, &Stop::new(), &mut sink, &mut |_| ()).expect("nobody interrupts");
+    drop(kera);
+    assert!(!dir.join("kera").exists(), "what the node had is gone");
+    Results::read(&dir.join("results")).expect("what was written can be read")
+}
+
+/// Half of them each, so that they run side by side.
+fn every_nth_runs(n: usize) {
+    let chosen: Vec<Experiment> = all().into_iter().enumerate().filter(|(i, _)| i % 2 == n).map(|(_, e)| e).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let results = tiny(&chosen, dir.path(), false);
+    assert_eq!(results.experiments.len(), chosen.len());
+    for experiment in &chosen {
+        let name = &experiment.name;
+        let skipped: Vec<_> = results.skipped.iter().filter(|skipped| skipped.experiment == *name).collect();
+        let points = results.points(experiment);
+        if experiment.needs.is_some() {
+            assert!(points.is_empty() && skipped.len() == 1 && skipped[0].why.contains("needs"), "{name}: {skipped:?}");
+            continue;
+        }
+        assert!(skipped.is_empty() && !points.is_empty(), "{name}: {skipped:?}");
+        for (series, x, workload) in points {
+            for &metric in &experiment.plots {
+                let figure = results.figure(experiment, &series, x, "kera", metric);
+                assert!(figure.is_some_and(|figure| figure.median > 0.0), "{name} {series} {x} {metric:?}: {figure:?}");
+            }
+            for &limit in &experiment.limits {
+                let found = experiment.plots.iter().any(|m| results.limit(name, &workload, limit, *m).is_some());
+                let safe = workload.durability == kera_bench::experiment::workload::Safety::Power;
+                assert!(
+                    found || (limit == kera_bench::experiment::metric::Limit::DiskSync && !safe),
+                    "{name}: {limit:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn one_half_of_the_experiments_runs() {
+    every_nth_runs(0);
+}
+
+#[test]
+fn the_other_half_runs() {
+    every_nth_runs(1);
+}
+
+#[test]
+fn the_figures_of_the_papers_are_all_listed() {
+    let all = all();
+    let follows: Vec<&str> = all.iter().map(|experiment| experiment.follows.as_str()).collect();
+    let figures = [4, 5, 6, 7].map(|n| format!("ICDCS 2018, figure {n}"));
+    let more = [3, 4, 5, 6, 11, 12, 13, 14, 15, 16, 17].map(|n| format!("figure 8.{n}"));
+    for figure in figures.iter().chain(&more) {
+        assert!(
+            follows.iter().any(|follows| follows.contains(figure.as_str())),
+            "{figure} is followed by no experiment"
+        );
+    }
+    assert!(all.iter().any(|experiment| experiment.tour));
+}
+
+#[test]
+fn a_report_has_every_plot_every_profile_and_everything_that_was_left_out() {
+    let wanted = ["thesis-fig8-4", "icdcs-fig6", "durability"];
+    let chosen: Vec<Experiment> = all().into_iter().filter(|e| wanted.contains(&e.name.as_str())).collect();
+    let dir = tempfile::tempdir().unwrap();
+    let results = tiny(&chosen, dir.path(), true);
+    assert!(!results.profiles.is_empty());
+    let written = report::write(&results, dir.path()).unwrap();
+    let html = std::fs::read_to_string(&written.html).unwrap();
+    let markdown = std::fs::read_to_string(&written.markdown).unwrap();
+    for experiment in chosen.iter().filter(|experiment| experiment.needs.is_none()) {
+        assert!(html.contains(&experiment.title) && markdown.contains(&experiment.title));
+    }
+    let plots: usize = chosen.iter().filter(|e| e.needs.is_none()).map(|e| e.plots.len()).sum();
+    assert!(html.matches("<svg").count() > plots, "a plot for each metric, and the profiles");
+    for text in ["icdcs-fig6", "a cluster", "Where the time goes", "survives loss of power"] {
+        assert!(html.contains(text), "{text} is missing");
+    }
+    assert!(!html.contains("http://") || !html.contains("<script"), "nothing is fetched");
+    for line in markdown.lines().filter(|line| line.starts_with("![")) {
+        let path = line.split(['(', ')']).nth(1).unwrap();
+        assert!(dir.path().join(path).is_file(), "{path} is not there");
+    }
+    let recorded = ratios::of(&results);
+    assert!(recorded.ratios.iter().all(|ratio| ratio.against.starts_with("limit")) && !recorded.ratios.is_empty());
+    let same = ratios::compare(&recorded, &recorded);
+    assert!(same.iter().all(|change| change.verdict == ratios::Verdict::Same));
+}
