@@ -1,16 +1,18 @@
 # What there is to do with this repository. `make` alone lists it.
 
 CARGO ?= cargo
-# `make bench ARGS="produce --streamlets 4"`, `make demo ARGS=…`, `make fuzz TARGET=frame SECONDS=60`
+# `make bench PEERS=kafka`, `make bench ARGS="--rounds 3"`, `make demo ARGS=…`, `make fuzz TARGET=frame SECONDS=60`
 ARGS ?=
+# What `make bench` measures beside KerA: any of kafka, nats, redis; `all`; or nothing.
+PEERS ?= all
 TARGET ?=
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help build test check-fmt fmt lint unit tidy deny demo bench kafka-compat fuzz docs clean
+.PHONY: help build test check-fmt fmt lint unit tidy deny demo bench bench-peers kafka-compat fuzz docs clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 build: ## the kera binary, optimised: target/release/kera
 	$(CARGO) build --release --locked -p kera
@@ -42,8 +44,18 @@ deny: ## licences, sources and doubles of dependencies, offline, if cargo-deny i
 demo: build ## a node, real data streamed through it, shown live
 	./target/release/kera demo $(ARGS)
 
-bench: build ## measures this machine: limit first, then KerA
-	./target/release/kera bench $(ARGS)
+bench: build ## the papers' experiments, KerA and its peers in turns, about ten minutes: a report with plots
+	$(CARGO) build --release --locked -p kera-bench --bin kera-bench
+	rm -rf results/quick-tour
+	./target/release/kera-bench run tour --quick $(if $(PEERS),--peer $(PEERS)) --out results/quick-tour $(ARGS)
+	./target/release/kera-bench report results/quick-tour
+
+bench-peers: ## fetches and builds what `make bench` measures beside KerA, from package registries only
+	-peers/kafka/kafka.sh fetch
+	-$(CARGO) build --release --manifest-path peers/rdkafka-bench/Cargo.toml
+	-peers/redis/redis.sh fetch
+	-peers/redis/redis.sh build
+	-peers/nats/nats.sh fetch
 
 kafka-compat: build ## Kafka clients of all languages against a node; the table in docs/kafka-compatibility.md
 	peers/kafka-clients/check.sh ./target/release/kera
