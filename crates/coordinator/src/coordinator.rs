@@ -5,7 +5,10 @@ use std::sync::Arc;
 use kera_env::{Clock, Disk};
 use kera_format::catalog::Entry;
 use kera_format::{ProducerEpoch, ProducerId, StreamOptions};
-use kera_protocol::{AllocatedProducer, CreateStream, ListStreams, StreamChanges, StreamInfo, StreamList, StreamRef};
+use kera_protocol::{
+    AllocateProducer, AllocatedProducer, AlterStream, Body, CreateStream, DeleteStream, ListStreams, Message, Op,
+    StreamChanges, StreamInfo, StreamList, StreamRef,
+};
 use parking_lot::{Mutex, RwLock};
 
 use crate::catalog::{Catalog, Limits};
@@ -53,13 +56,27 @@ pub trait StreamObserver: Send + Sync {
     fn stream_changed(&self, event: &StreamEvent);
 }
 
+/// The log of a cluster, as a node's coordinator uses it instead of a journal of its own.
+pub trait ClusterLog: Send + Sync {
+    /// Has the leader do a request; the body of the answer. Blocks until it is done and this node knows of it.
+    fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError>;
+    /// Reads the streams that this node knows of.
+    fn read(&self, read: &mut dyn FnMut(&Catalog));
+    /// Says who is told of streams from now on. Whatever is different from `known` by then is told first.
+    fn observe(&self, observer: Arc<dyn StreamObserver>, known: Vec<StreamInfo>);
+}
+
 /// See the crate. Any thread may call any method.
 ///
 /// Two locks keep readers away from the disk: `commands` is held for a whole command, disk and observer included;
 /// `catalog` only to read it, and for an instant to apply an entry that is on the disk already.
 pub struct Coordinator {
-    commands: Mutex<Commands>,
+    commands: Mutex<Option<Commands>>,
     catalog: RwLock<Catalog>,
+    /// In a cluster: where commands go and what is known comes from; then the two above are empty.
+    cluster: Option<Arc<dyn ClusterLog>>,
+    /// The streams that were told last, in a cluster, before there was an observer.
+    known: Mutex<Vec<StreamInfo>>,
     observer: RwLock<Option<Arc<dyn StreamObserver>>>,
     clock: Arc<dyn Clock>,
     limits: Limits,
@@ -84,33 +101,74 @@ impl Coordinator {
         // What is left of the last block may have been given out: it is skipped.
         let next_producer = catalog.producers_reserved();
         Ok(Coordinator {
-            commands: Mutex::new(Commands { journal, next_producer }),
+            commands: Mutex::new(Some(Commands { journal, next_producer })),
             catalog: RwLock::new(catalog),
+            cluster: None,
+            known: Mutex::default(),
             observer: RwLock::new(None),
             clock,
             limits: Limits { streams: config.streams_max, nodes: config.nodes },
         })
     }
 
+    /// The coordinator of a node of a cluster. It has no files of its own.
+    pub fn of_cluster(log: Arc<dyn ClusterLog>, clock: Arc<dyn Clock>) -> Coordinator {
+        Coordinator {
+            commands: Mutex::new(None),
+            catalog: RwLock::new(Catalog::default()),
+            cluster: Some(log),
+            known: Mutex::default(),
+            observer: RwLock::new(None),
+            clock,
+            limits: Limits { streams: 0, nodes: 0 },
+        }
+    }
+
+    /// Reads the catalog of a single node, so that it can come along to the cluster that the node founds. Changes nothing.
+    pub fn catalog(&self) -> Catalog {
+        self.with(Catalog::clone)
+    }
+
+    fn with<T>(&self, read: impl FnOnce(&Catalog) -> T) -> T {
+        let Some(cluster) = &self.cluster else { return read(&self.catalog.read()) };
+        let (mut read, mut answer) = (Some(read), None);
+        cluster.read(&mut |catalog| answer = read.take().map(|read| read(catalog)));
+        answer.expect("the log reads once")
+    }
+
+    /// Has the leader do what a message asks for, in a cluster.
+    fn ask<M: Message>(cluster: &dyn ClusterLog, message: &M, system: bool) -> Result<M::Response, CoordinatorError> {
+        let (version, mut body) = (M::OP.version_max(), Vec::new());
+        message.encode(version, &mut body);
+        Ok(M::Response::decode(version, &cluster.request(M::OP, version, &body, system)?)?)
+    }
+
     /// Says who learns of changes from now on. Streams that are there already are not told of; see
     /// [`streams`](Coordinator::streams).
     pub fn set_observer(&self, observer: Arc<dyn StreamObserver>) {
-        *self.observer.write() = Some(observer);
+        match &self.cluster {
+            Some(cluster) => cluster.observe(observer, std::mem::take(&mut *self.known.lock())),
+            None => *self.observer.write() = Some(observer),
+        }
     }
 
     /// All streams, the system's included, in the order of their names.
     pub fn streams(&self) -> Vec<StreamInfo> {
-        self.catalog.read().streams().cloned().collect()
+        let streams: Vec<StreamInfo> = self.with(|catalog| catalog.streams().cloned().collect());
+        if self.cluster.is_some() {
+            *self.known.lock() = streams.clone();
+        }
+        streams
     }
 
     /// A stream by name or id.
     pub fn stream(&self, stream: &StreamRef) -> Result<StreamInfo, CoordinatorError> {
-        self.catalog.read().find(stream).cloned()
+        self.with(|catalog| catalog.find(stream).cloned())
     }
 
     /// A page of streams in the order of their names.
     pub fn list_streams(&self, request: &ListStreams) -> StreamList {
-        self.catalog.read().list(request)
+        self.with(|catalog| catalog.list(request))
     }
 
     /// Makes a stream, or finds the one that is there if `if_not_exists` is set. Blocks until it is on the disk.
@@ -125,6 +183,9 @@ impl Coordinator {
     }
 
     fn create(&self, request: &CreateStream, system: bool) -> Result<StreamInfo, CoordinatorError> {
+        if let Some(cluster) = &self.cluster {
+            return Coordinator::ask(&**cluster, request, system);
+        }
         let mut commands = self.commands.lock();
         let name = StreamRef::Name(request.name.clone());
         let planned = self.catalog.read().plan_create(request, &self.limits, self.clock.now_ms(), system);
@@ -141,6 +202,10 @@ impl Coordinator {
 
     /// Changes options of a stream; all or none. Blocks until it is on the disk.
     pub fn alter_stream(&self, stream: &StreamRef, changes: &StreamChanges) -> Result<StreamInfo, CoordinatorError> {
+        if let Some(cluster) = &self.cluster {
+            let message = AlterStream { stream: stream.clone(), changes: changes.clone() };
+            return Coordinator::ask(&**cluster, &message, false);
+        }
         let mut commands = self.commands.lock();
         let before = self.stream(stream)?;
         let now_ms = self.clock.now_ms();
@@ -155,8 +220,13 @@ impl Coordinator {
 
     /// Deletes a stream. Blocks until that is on the disk; the observer drops the data.
     pub fn delete_stream(&self, stream: &StreamRef) -> Result<StreamInfo, CoordinatorError> {
-        let mut commands = self.commands.lock();
         let info = self.stream(stream)?;
+        if let Some(cluster) = &self.cluster {
+            Coordinator::ask(&**cluster, &DeleteStream { stream: stream.clone() }, false)?;
+            return Ok(info);
+        }
+        let mut commands = self.commands.lock();
+        let info = self.stream(&info.id.into())?;
         let entry = self.catalog.read().plan_delete(stream, self.clock.now_ms(), false)?;
         self.commit(&mut commands, &entry)?;
         tracing::info!(stream = %info.name, id = %info.id, "stream deleted");
@@ -168,26 +238,33 @@ impl Coordinator {
     /// incarnation before it. A producer that has used up its epochs gets another id. Blocks on the disk for every
     /// epoch and for one id in a thousand.
     pub fn allocate_producer(&self, producer: Option<ProducerId>) -> Result<AllocatedProducer, CoordinatorError> {
+        if let Some(cluster) = &self.cluster {
+            return Coordinator::ask(&**cluster, &AllocateProducer { producer_id: producer }, false);
+        }
         let mut commands = self.commands.lock();
+        let next_producer = commands.as_ref().map_or(ProducerId(0), |commands| commands.next_producer);
         if let Some(producer_id) = producer {
-            let planned = self.catalog.read().plan_raise(producer_id, commands.next_producer)?;
+            let planned = self.catalog.read().plan_raise(producer_id, next_producer)?;
             if let Some(entry) = planned {
                 self.commit(&mut commands, &entry)?;
                 let producer_epoch = self.catalog.read().epoch(producer_id);
                 return Ok(AllocatedProducer { producer_id, producer_epoch });
             }
         }
-        if commands.next_producer >= self.catalog.read().producers_reserved() {
+        if next_producer >= self.catalog.read().producers_reserved() {
             let entry = self.catalog.read().plan_reserve();
             self.commit(&mut commands, &entry)?;
         }
-        let producer_id = commands.next_producer;
-        commands.next_producer = ProducerId(producer_id.0 + 1);
+        let producer_id = next_producer;
+        if let Some(commands) = commands.as_mut() {
+            commands.next_producer = ProducerId(producer_id.0 + 1);
+        }
         Ok(AllocatedProducer { producer_id, producer_epoch: ProducerEpoch(0) })
     }
 
     /// Journals a planned entry, then makes it true.
-    fn commit(&self, commands: &mut Commands, entry: &Entry) -> Result<(), CoordinatorError> {
+    fn commit(&self, commands: &mut Option<Commands>, entry: &Entry) -> Result<(), CoordinatorError> {
+        let Some(commands) = commands else { unreachable!("a node of a cluster has no journal") };
         // Nobody else applies entries: the command lock is held. Readers go on while the disk is at work.
         let written = commands.journal.append(entry, &self.catalog.read());
         if let Err(error) = written {

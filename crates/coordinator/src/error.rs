@@ -58,6 +58,14 @@ pub enum CoordinatorError {
     /// There is no leader of the coordinators, or it does not answer. The command may have been done all the same.
     #[error("{0}; the data path goes on, try again in a moment")]
     NoLeader(String),
+    /// The leader of the coordinators refused it.
+    #[error("{}", .body.message)]
+    Leader {
+        /// With which status.
+        status: Status,
+        /// In which words.
+        body: ErrorBody,
+    },
     /// The request itself does not follow the protocol.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
@@ -77,6 +85,7 @@ impl CoordinatorError {
             CoordinatorError::Disk(_) => Status::DiskFailed,
             CoordinatorError::Refused(_) => Status::InvalidArgument,
             CoordinatorError::NoLeader(_) => Status::NotReady,
+            CoordinatorError::Leader { status, .. } => *status,
             CoordinatorError::Protocol(error) => error.status(),
         }
     }
@@ -84,6 +93,7 @@ impl CoordinatorError {
     /// The body of the response that reports it.
     pub fn body(&self) -> ErrorBody {
         let retry_after_ms = match self {
+            CoordinatorError::Leader { body, .. } => body.retry_after_ms,
             CoordinatorError::Disk(_) => 1000,
             CoordinatorError::NoLeader(_) => 200,
             _ => 0,

@@ -12,9 +12,10 @@
 pub mod catalog;
 pub mod cluster;
 mod coordinator;
+pub mod detector;
 mod error;
 pub mod journal;
 mod requests;
 
-pub use coordinator::{Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
+pub use coordinator::{ClusterLog, Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
 pub use error::{CoordinatorError, OpenError};

@@ -1,5 +1,6 @@
 //! The rules of `docs/replication.md` that the coordinator keeps, each with an entry that breaks it.
 
+use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{StreamId, StreamOptions};
@@ -50,7 +51,7 @@ impl Cluster {
     fn stream(&mut self, name: &str, streamlets: u32, replication: u32) -> StreamId {
         let options = StreamOptions { streamlets, replication, ..StreamOptions::default() };
         let request = CreateStream { name: name.into(), options, if_not_exists: false };
-        let created = self.0.plan_create_stream(&request, 100, 0, false).unwrap();
+        let created = self.0.plan_create_stream(&request, &MOST, 0, false).unwrap();
         self.apply(&created);
         self.0.catalog.find(&name.into()).unwrap().id
     }
@@ -75,6 +76,7 @@ impl Cluster {
     }
 }
 
+const MOST: Limits = Limits { streams: 100, nodes: 16 };
 const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
 
 fn agreed(view: u32, first: u64, backups: &[NodeNumber]) -> ClusterEntry {
@@ -134,7 +136,7 @@ fn streamlets_are_spread_evenly_in_few_runs() {
     assert!(cluster.0.owners(more).unwrap().runs().iter().all(|run| run.owner.node != 2));
     // Streamlets that are added are spread as well.
     let changes = StreamChanges { streamlets: Some(20), ..StreamChanges::default() };
-    let altered = cluster.0.plan_alter_stream(&"more".into(), &changes, 100, 0).unwrap();
+    let altered = cluster.0.plan_alter_stream(&"more".into(), &changes, &MOST, 0).unwrap();
     cluster.apply(&altered);
     assert_eq!(cluster.0.owners(more).unwrap().unowned(20), []);
 }
@@ -146,7 +148,7 @@ fn no_stream_asks_for_more_copies_than_there_are_live_backups() {
     cluster.fence(3);
     let options = StreamOptions { replication: 3, ..StreamOptions::default() };
     let request = CreateStream { name: "four".into(), options, if_not_exists: false };
-    let refused = cluster.0.plan_create_stream(&request, 100, 0, false).unwrap_err().to_string();
+    let refused = cluster.0.plan_create_stream(&request, &MOST, 0, false).unwrap_err().to_string();
     assert!(refused.contains("there are 2 nodes to hold copies"), "{refused}");
 }
 
@@ -169,7 +171,7 @@ fn the_first_views_of_a_cluster_bring_the_epochs_of_the_single_node_along() {
     let mut state = ClusterState::default();
     let options = StreamOptions::default();
     let request = CreateStream { name: "old".into(), options, if_not_exists: false };
-    let limits = kera_coordinator::catalog::Limits { streams: 10, nodes: 1 };
+    let limits = Limits { streams: 10, nodes: 1 };
     let created = state.catalog.plan_create(&request, &limits, 0, false).unwrap();
     state.apply(&ClusterEntry::Catalog(created)).unwrap();
     let founded = state.plan_found([9; 16], &Join { epoch_min: 41, ..join(1) }, 0).unwrap();
@@ -401,4 +403,23 @@ fn a_snapshot_gives_the_same_state_and_the_same_answers() {
     let stale = recovered(stream, 2, 1);
     assert_eq!(copy.check(&stale), cluster.0.check(&stale));
     assert_eq!(copy.lost(), cluster.0.lost());
+}
+
+#[test]
+fn streams_of_the_system_have_no_owner() {
+    let mut cluster = Cluster::new();
+    let request = CreateStream { name: "_kera.own".into(), options: StreamOptions::default(), if_not_exists: false };
+    let created = cluster.0.plan_create_stream(&request, &MOST, 0, true).unwrap();
+    cluster.apply(&created);
+    assert_eq!(cluster.0.plan_adopt().unwrap(), []);
+    assert!(cluster.0.nodes().values().all(|node| node.streamlets == 0));
+}
+
+#[test]
+fn the_counters_of_a_single_node_come_along_at_the_founding_only() {
+    let counters = kera_format::catalog::Entry::Counters { next_stream: StreamId(9), next_index: 3 };
+    let mut state = ClusterState::default();
+    state.apply(&ClusterEntry::Catalog(counters.clone())).unwrap();
+    state.apply(&state.plan_found([9; 16], &join(1), 0).unwrap()[0]).unwrap();
+    assert!(state.apply(&ClusterEntry::Catalog(counters)).unwrap_err().to_string().contains("for snapshots"));
 }

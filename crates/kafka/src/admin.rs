@@ -17,6 +17,7 @@ use kafka_protocol::protocol::{Encodable, StrBytes};
 use kera_coordinator::CoordinatorError;
 use kera_format::limits::name_is_valid;
 use kera_format::{ProducerId as LogProducerId, StreamOptions};
+use kera_protocol::Status;
 use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, StreamInfo, StreamRef};
 
 use crate::access::{CLUSTER_OPERATIONS, told_if};
@@ -163,6 +164,14 @@ fn refusal(error: &CoordinatorError) -> Refusal {
         CoordinatorError::Protocol(_) => ResponseError::InvalidRequest,
         CoordinatorError::Refused(_) => ResponseError::PolicyViolation,
         CoordinatorError::NoLeader(_) => ResponseError::CoordinatorNotAvailable,
+        CoordinatorError::Leader { status, .. } => match status {
+            Status::StreamExists => ResponseError::TopicAlreadyExists,
+            Status::UnknownStream => ResponseError::UnknownTopicOrPartition,
+            Status::InvalidName => ResponseError::InvalidTopicException,
+            Status::InvalidOptions => ResponseError::InvalidConfig,
+            Status::UnknownProducer => ResponseError::UnknownProducerId,
+            _ => ResponseError::PolicyViolation,
+        },
     };
     (code, error.to_string())
 }

@@ -23,6 +23,7 @@
 
 pub mod admin;
 pub mod application;
+pub mod cluster;
 pub mod codec;
 mod error;
 pub mod frame;
@@ -49,6 +50,11 @@ pub use application::{
     CommitOffsets, CommitResult, CommittedOffset, CommittedOffsets, DeleteApplication, DescribeApplication,
     FetchOffsets, Heartbeat, HeartbeatResponse, JoinApplication, JoinedApplication, LaneProgress, LeaseInfo,
     LeaveApplication, ListApplications, MemberInfo, ResetOffsets,
+};
+pub use cluster::{
+    ChangeLog, ClusterDescription, DescribeCluster, ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster,
+    LogChange, MemberNode, NodeAlive, NodeHeard, RaftAppend, RaftAppended, RaftBallot, RaftOutcome, RaftSnapshot,
+    RaftSnapshotTaken, RaftVote, RaftVoted, SharedSetting,
 };
 pub use error::{ErrorBody, ProtocolError};
 pub use frame::{FRAME_HEADER_BYTES, FrameHeader};

@@ -127,7 +127,8 @@ macro_rules! for_each_message {
             Hello, CreateStream, GetStream, ListStreams, AlterStream, DeleteStream, AllocateProducer, FindOwners,
             WriteChunks, ReadChunks, Subscribe, Credit, Unsubscribe, NextGroups, NextSegments, AvailableGroups,
             AvailableSegments, Lookup, StreamStats, JoinApplication, Heartbeat, CommitOffsets, FetchOffsets,
-            LeaveApplication, ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus, StoreBlock,
+            LeaveApplication, ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus, RaftVote, RaftAppend,
+            RaftSnapshot, ForwardCommand, JoinCluster, NodeAlive, DescribeCluster, ChangeLog, StoreBlock,
             FenceNode, ListReplicas, LaneStates, ReadBlocks, ReleaseBlocks,
         }
     };

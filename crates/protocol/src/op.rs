@@ -97,6 +97,22 @@ ops! {
     ResetOffsets = 58, 1..=1;
     /// Tells how the node is.
     NodeStatus = 70, 1..=1;
+    /// Asks a coordinator for its vote.
+    RaftVote = 80, 1..=1;
+    /// Gives entries of the coordinators' log to a node that follows.
+    RaftAppend = 81, 1..=1;
+    /// Gives a part of a snapshot to a node that is far behind.
+    RaftSnapshot = 82, 1..=1;
+    /// Hands a request on to the leader of the coordinators.
+    ForwardCommand = 83, 1..=1;
+    /// Makes a node part of the cluster.
+    JoinCluster = 84, 1..=1;
+    /// Tells the leader of the coordinators that a node lives.
+    NodeAlive = 85, 1..=1;
+    /// Tells how the cluster is.
+    DescribeCluster = 86, 1..=1;
+    /// Asks for another view of a virtual log, or gives it up.
+    ChangeLog = 87, 1..=1;
     /// Stores a block of a virtual log at a backup.
     StoreBlock = 90, 1..=1;
     /// Has a backup take nothing from a node and epoch any more, and tell how far its logs are.

@@ -4,7 +4,10 @@
 
 use crate::codec::Wire;
 use crate::write::RESULT_DUPLICATE;
-use crate::{Body, ChunkResult, Empty, NodeStatus, ReadAnswer, ReadChunksResponse, WriteChunks, WriteChunksResponse};
+use crate::{
+    Body, ChunkResult, DescribeCluster, Empty, NodeStatus, ReadAnswer, ReadChunksResponse, WriteChunks,
+    WriteChunksResponse,
+};
 use bytes::Bytes;
 use kera_format::chunk::{ChunkTarget, Chunks};
 use kera_format::{ChunkBuilder, Compression, Cursor, LaneId, Record, StreamId, StreamletId};
@@ -44,7 +47,7 @@ macro_rules! described_by_their_module {
         }
     )+ };
 }
-described_by_their_module!(Empty, NodeStatus, WriteChunks, WriteChunksResponse, ReadChunksResponse);
+described_by_their_module!(DescribeCluster, Empty, NodeStatus, WriteChunks, WriteChunksResponse, ReadChunksResponse);
 
 /// Joins the lines of a doc comment.
 pub fn join_doc(lines: &[&str]) -> String {

@@ -7,6 +7,7 @@ mod documents;
 #[allow(dead_code, unreachable_pub)]
 mod golden;
 
+use kera_format::cluster::RaftPlace;
 use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, StreamOptions};
 use kera_protocol::groups::LeasedGroup;
@@ -94,6 +95,7 @@ fn parts() -> String {
         LogId,
         LogView,
         MemberInfo,
+        MemberNode,
         NodeInfo,
         OlderGroups,
         OpRange,
@@ -101,9 +103,12 @@ fn parts() -> String {
         ReplicaInfo,
         ReplicatedLane,
         SegmentPart,
+        SharedSetting,
         StreamletRef,
         OwnerRun,
         ProducerState,
+        RaftBallot,
+        RaftPlace,
         ReadEntry,
         SegmentInfo,
         StreamChanges,

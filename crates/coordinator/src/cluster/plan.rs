@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use kera_format::catalog::Entry;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{StreamId, StreamOptions};
-use kera_protocol::{CreateStream, StreamChanges, StreamRef};
+use kera_protocol::{CreateStream, StreamChanges, StreamInfo, StreamRef};
 
 use super::rules::Refused;
 use super::{ClusterState, NodeState, Run};
 use crate::CoordinatorError;
-use crate::catalog::Limits;
+use crate::catalog::{Limits, SYSTEM_PREFIX};
 
 /// Most ranges of streamlets that get new owners in one step of a recovery.
 pub const OWNER_RUNS_MAX: usize = 1000;
@@ -61,7 +61,7 @@ impl ClusterState {
             joined(join, join.epoch_min.max(1), now_ms),
         ];
         if join.roles.has(Roles::BROKER) {
-            entries.extend(self.catalog.streams().map(|info| ClusterEntry::OwnerChanged {
+            entries.extend(self.catalog.streams().filter(is_owned).map(|info| ClusterEntry::OwnerChanged {
                 stream: info.id,
                 first: 0,
                 count: info.options.streamlets,
@@ -77,6 +77,9 @@ impl ClusterState {
 
     /// The joining of a node, for the first time or again: its epoch, and what of its streamlets it gets back.
     pub fn plan_join(&self, join: &Join, now_ms: i64) -> Planned {
+        if self.cluster == [0; 16] {
+            return Err(CoordinatorError::NoLeader("the cluster is not founded yet".into()));
+        }
         let differ: Vec<String> = (self.settings.iter())
             .filter_map(|(name, value)| {
                 let has = join.settings.iter().find(|(its, _)| its == name).map_or("nothing", |(_, has)| has);
@@ -113,21 +116,24 @@ impl ClusterState {
     }
 
     /// What the nodes that there are can give: a broker's own copy and one on each other live backup.
-    pub fn limits(&self, streams: usize) -> Limits {
+    /// `most`: what they may be asked for at all.
+    pub fn limits(&self, most: &Limits) -> Limits {
         let backups = self.nodes.values().filter(|node| node.is_live(Roles::BACKUP)).count() as u32;
         // A broker that is a backup too is none for itself.
         let is_both = |node: &NodeState| node.is_live(Roles::BROKER) && node.roles.has(Roles::BACKUP);
         let nodes = backups + u32::from(!self.nodes.values().any(is_both));
-        Limits { streams, nodes: nodes.max(1) }
+        Limits { streams: most.streams, nodes: nodes.clamp(1, most.nodes.max(1)) }
     }
 
-    /// The making of a stream, its streamlets spread over the live brokers.
-    pub fn plan_create_stream(&self, request: &CreateStream, streams_max: usize, now_ms: i64, system: bool) -> Planned {
-        let created = self.catalog.plan_create(request, &self.limits(streams_max), now_ms, system)?;
+    /// The making of a stream, its streamlets spread over the live brokers. Those of the system have no owner: each node has
+    /// its own.
+    pub fn plan_create_stream(&self, request: &CreateStream, most: &Limits, now_ms: i64, system: bool) -> Planned {
+        let created = self.catalog.plan_create(request, &self.limits(most), now_ms, system)?;
         let Entry::StreamCreated { stream, .. } = &created else {
             return Err(CoordinatorError::Refused(Refused("a stream is made by the entry that makes one".into())));
         };
-        let mut entries = self.plan_spread(*stream, &[(0, request.options.streamlets)], &[])?;
+        let ranges: &[_] = if system { &[] } else { &[(0, request.options.streamlets)] };
+        let mut entries = self.plan_spread(*stream, ranges, &[])?;
         entries.insert(0, ClusterEntry::Catalog(created));
         Ok(entries)
     }
@@ -137,11 +143,11 @@ impl ClusterState {
         &self,
         stream: &StreamRef,
         changes: &StreamChanges,
-        streams_max: usize,
+        most: &Limits,
         now_ms: i64,
     ) -> Planned {
         let info = self.catalog.find(stream)?;
-        let planned = self.catalog.plan_alter(stream, changes, &self.limits(streams_max), now_ms, false)?;
+        let planned = self.catalog.plan_alter(stream, changes, &self.limits(most), now_ms, false)?;
         let Some(entry) = planned else { return Ok(Vec::new()) };
         let (id, has) = (info.id, info.options.streamlets);
         let wanted = changes.apply(&info.options).streamlets;
@@ -160,7 +166,7 @@ impl ClusterState {
     /// Owners for streamlets that have none, because there was no broker when their stream was made.
     pub fn plan_adopt(&self) -> Planned {
         let mut entries = Vec::new();
-        for info in self.catalog.streams() {
+        for info in self.catalog.streams().filter(is_owned) {
             let gaps = match self.owners.get(&info.id) {
                 Some(owners) => owners.unowned(info.options.streamlets),
                 None => vec![(0, info.options.streamlets)],
@@ -351,6 +357,11 @@ impl ClusterState {
         self.check(&entry).map_err(CoordinatorError::Refused)?;
         Ok(vec![entry])
     }
+}
+
+/// Streams of the system belong to nobody: each node has its own.
+fn is_owned(info: &&StreamInfo) -> bool {
+    !info.name.starts_with(SYSTEM_PREFIX)
 }
 
 fn joined(join: &Join, epoch: u32, at_ms: i64) -> ClusterEntry {

@@ -28,6 +28,9 @@ impl ClusterState {
     /// Whether an entry may become true now.
     pub fn check(&self, entry: &ClusterEntry) -> Result<(), Refused> {
         match entry {
+            ClusterEntry::Catalog(kera_format::catalog::Entry::Counters { .. }) => {
+                must(self.cluster == [0; 16], || "counters are for snapshots".into())
+            }
             // The catalog checks its own while it applies them, before it changes anything.
             ClusterEntry::Catalog(_) | ClusterEntry::Applied { .. } | ClusterEntry::Membership { .. } => Ok(()),
             ClusterEntry::ClusterCounters { .. } => refuse("counters are for snapshots".into()),

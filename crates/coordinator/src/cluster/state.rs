@@ -166,7 +166,12 @@ impl ClusterState {
     fn set(&mut self, entry: &ClusterEntry) -> Result<(), Refused> {
         match entry {
             ClusterEntry::Catalog(entry) => {
-                self.catalog.apply(entry).map_err(Refused)?;
+                match entry {
+                    // How the streams of a single node come along.
+                    kera_format::catalog::Entry::Counters { .. } => self.catalog.restore(entry),
+                    entry => self.catalog.apply(entry),
+                }
+                .map_err(Refused)?;
                 if let kera_format::catalog::Entry::StreamDeleted { stream, .. } = entry {
                     self.forget_stream(*stream);
                 }

@@ -3,7 +3,9 @@
 use bytes::Bytes;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::ChunkTarget;
+use kera_format::cluster::RaftPlace;
 use kera_format::ids::*;
+use kera_format::raft::{LogEntry, Payload};
 use kera_format::vlog_replica::LogId;
 use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, StreamOptions};
 use kera_protocol::groups::{LeasedGroup, SegmentPlace};
@@ -32,6 +34,15 @@ const APPLICATION: ApplicationId = ApplicationId(5);
 const MEMBER: u64 = 1_001;
 const GROUP: GroupId = GroupId::new(3, 8);
 const NOW_MS: i64 = 1_700_000_000_000;
+
+const BALLOT: RaftBallot = RaftBallot { term: 3, node: 1, committed: true };
+const PLACE: RaftPlace = RaftPlace { term: 3, leader: 1, index: 12 };
+
+fn raft_entry() -> Vec<u8> {
+    let mut bytes = Vec::new();
+    LogEntry { place: RaftPlace { index: 13, ..PLACE }, payload: Payload::Blank }.encode(&mut bytes);
+    bytes
+}
 
 fn cursor(segment: u32, position: u32) -> Cursor {
     Cursor { group: GROUP, segment: SegmentIndex(segment), position }
@@ -468,6 +479,52 @@ examples! {
     };
     NodeStatus => NodeStatus;
     NodeStatusResponse => node_status();
+    RaftVote => RaftVote { ballot: BALLOT, last: Some(PLACE) };
+    RaftVoted => RaftVoted { ballot: BALLOT, granted: true, last: Some(PLACE) };
+    RaftAppend => RaftAppend { ballot: BALLOT, before: Some(PLACE), entries: vec![raft_entry()], decided: Some(PLACE) };
+    RaftAppended => RaftAppended { outcome: RaftOutcome::NewerLeader, through: None, ballot: Some(BALLOT) };
+    RaftSnapshot => RaftSnapshot { ballot: BALLOT, place: PLACE, offset: 8, part: b"part".to_vec(), last: true };
+    RaftSnapshotTaken => RaftSnapshotTaken { ballot: BALLOT };
+    ForwardCommand => ForwardCommand { op: Op::DeleteStream as u16, version: 1, system: false, body: vec![1, 0, 0, 0, 0] };
+    ForwardedCommand => ForwardedCommand { status: Status::Ok as u16, body: vec![], index: 12 };
+    JoinCluster => JoinCluster {
+        node: 2,
+        uuid: *b"fedcba9876543210",
+        roles: vec![Role::Broker, Role::Backup],
+        rack: "b".into(),
+        cluster_address: "10.0.0.2:7072".into(),
+        native_address: "10.0.0.2:7070".into(),
+        kafka_address: "10.0.0.2:9092".into(),
+        http_address: String::new(),
+        settings: vec![SharedSetting { name: "streams.streams_max".into(), value: "100000".into() }],
+        epoch_min: 7,
+        has_all: true,
+    };
+    JoinedCluster => JoinedCluster { cluster: *b"0123456789abcdef", epoch: 7, index: 12 };
+    NodeAlive => NodeAlive { node: 2, epoch: 7 };
+    NodeHeard => NodeHeard { leader: 1, live: true };
+    DescribeCluster => DescribeCluster;
+    ClusterDescription => ClusterDescription {
+        cluster: *b"0123456789abcdef",
+        leader: 1,
+        term: 3,
+        applied: 12,
+        nodes: vec![MemberNode {
+            node: 2,
+            epoch: 7,
+            uuid: *b"fedcba9876543210",
+            fenced: false,
+            votes: true,
+            roles: vec![Role::Coordinator, Role::Broker],
+            rack: "b".into(),
+            cluster_address: "10.0.0.2:7072".into(),
+            native_address: "10.0.0.2:7070".into(),
+            streamlets: 9,
+        }],
+        logs: 1,
+        waiting_streamlets: 0,
+    };
+    ChangeLog => ChangeLog { log: LOG, change: LogChange::View, view: 2, first_block: 100, backups: vec![1, 4] };
     StoreBlock => store_block();
     BlockStored => BlockStored { outcome: StoreOutcome::Stored, block: 41 };
     FenceNode => FenceNode { node: 3, epoch: 7, logs: vec![LogView { vlog: 2, first_block: 40 }] };

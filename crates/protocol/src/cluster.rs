@@ -1,0 +1,323 @@
+//! What nodes of a cluster say to each other about who is there: the coordinators' log, commands on their way to the leader, joining,
+//! heartbeats, and how the cluster is (`docs/replication.md`). Spoken on the cluster's own address.
+
+use kera_format::cluster::RaftPlace;
+use kera_format::vlog_replica::LogId;
+
+use crate::codec::{Reader, Wire, wire_enum, wire_fields, wire_struct};
+use crate::message::{messages, responses};
+use crate::spec::{Source, Trace};
+use crate::{ProtocolError, Role};
+
+wire_fields!(RaftPlace, ["A place in the coordinators' log."], {
+    term: u64, ["Term of the leader that wrote it."];
+    leader: u64, ["That leader."];
+    index: u64, ["Number of the entry."];
+});
+
+wire_struct! {
+    /// For whom a node votes, or whom it follows.
+    #[derive(Copy)]
+    pub struct RaftBallot {
+        /// The term.
+        pub term: u64,
+        /// The candidate, or the leader.
+        pub node: u64,
+        /// Whether it is the leader.
+        pub committed: bool,
+    }
+}
+
+wire_struct! {
+    /// Asks a coordinator for its vote.
+    #[derive(Copy)]
+    pub struct RaftVote {
+        /// For whom.
+        pub ballot: RaftBallot,
+        /// The last entry that the candidate has.
+        pub last: Option<RaftPlace>,
+    }
+}
+
+wire_struct! {
+    /// The vote of a coordinator.
+    #[derive(Copy)]
+    pub struct RaftVoted {
+        /// For whom it votes, or whom it follows.
+        pub ballot: RaftBallot,
+        /// Whether that is who has asked.
+        pub granted: bool,
+        /// The last entry that it has.
+        pub last: Option<RaftPlace>,
+    }
+}
+
+wire_struct! {
+    /// Entries of the coordinators' log for one that follows; none: a sign of life.
+    pub struct RaftAppend {
+        /// The leader.
+        pub ballot: RaftBallot,
+        /// The entry before the first one.
+        pub before: Option<RaftPlace>,
+        /// Entries as `docs/formats/raft.md` lays them out.
+        pub entries: Vec<Vec<u8>>,
+        /// Up to where entries are decided.
+        pub decided: Option<RaftPlace>,
+    }
+}
+
+wire_enum! {
+    /// What became of entries.
+    pub enum RaftOutcome, "0 (all), 1 (part), 2 (conflict) or 3 (newer leader)" {
+        /// All are on disk.
+        All = 0 => "all",
+        /// Those up to a place are.
+        Part = 1 => "part",
+        /// The entry before the first one is not there.
+        Conflict = 2 => "conflict",
+        /// The node follows a newer leader.
+        NewerLeader = 3 => "newer leader",
+    }
+}
+
+wire_struct! {
+    /// What became of entries at a node that follows.
+    #[derive(Copy)]
+    pub struct RaftAppended {
+        /// How it went.
+        pub outcome: RaftOutcome,
+        /// Part: up to where.
+        pub through: Option<RaftPlace>,
+        /// Newer leader: which.
+        pub ballot: Option<RaftBallot>,
+    }
+}
+
+wire_struct! {
+    /// A part of a snapshot for a node that is too far behind.
+    pub struct RaftSnapshot {
+        /// The leader.
+        pub ballot: RaftBallot,
+        /// Up to where the snapshot goes.
+        pub place: RaftPlace,
+        /// Where in it this part begins.
+        pub offset: u64,
+        /// The part.
+        pub part: Vec<u8>,
+        /// Whether it is the last one.
+        pub last: bool,
+    }
+}
+
+wire_struct! {
+    /// The part is there; the last one is answered when the snapshot is the node's state.
+    #[derive(Copy)]
+    pub struct RaftSnapshotTaken {
+        /// Whom the node follows.
+        pub ballot: RaftBallot,
+    }
+}
+
+wire_struct! {
+    /// A request of somebody else for the leader of the coordinators.
+    pub struct ForwardCommand {
+        /// The operation.
+        pub op: u16,
+        /// Its version.
+        pub version: u8,
+        /// Whether it makes a stream of the system.
+        pub system: bool,
+        /// Its body.
+        pub body: Vec<u8>,
+    }
+}
+
+wire_struct! {
+    /// What came of it.
+    pub struct ForwardedCommand {
+        /// The status of the answer.
+        pub status: u16,
+        /// The body of the answer.
+        pub body: Vec<u8>,
+        /// The entry of the coordinators' log that must be applied before the answer is true at a node.
+        pub index: u64,
+    }
+}
+
+wire_struct! {
+    /// A setting that all nodes share.
+    pub struct SharedSetting {
+        /// Its name.
+        pub name: String,
+        /// Its value.
+        pub value: String,
+    }
+}
+
+wire_struct! {
+    /// A node wants to be part of the cluster: for the first time, or again.
+    pub struct JoinCluster {
+        /// Its number, from 1.
+        pub node: u32,
+        /// Its uuid.
+        pub uuid: [u8; 16],
+        /// What it does.
+        pub roles: Vec<Role>,
+        /// Its rack; empty: none.
+        pub rack: String,
+        /// Where other nodes reach it.
+        pub cluster_address: String,
+        /// Where clients reach it; empty: not at all.
+        pub native_address: String,
+        /// Where Kafka clients reach it; empty: not at all.
+        pub kafka_address: String,
+        /// Where its HTTP is; empty: nowhere.
+        pub http_address: String,
+        /// Settings that all nodes share, as it has them.
+        pub settings: Vec<SharedSetting>,
+        /// An epoch that it has not used.
+        pub epoch_min: u32,
+        /// Whether it has all that it acknowledged before.
+        pub has_all: bool,
+    }
+}
+
+wire_struct! {
+    /// The node is part of the cluster.
+    #[derive(Copy)]
+    pub struct JoinedCluster {
+        /// Uuid of the cluster.
+        pub cluster: [u8; 16],
+        /// The node's epoch.
+        pub epoch: u32,
+        /// The entry of the coordinators' log that says so.
+        pub index: u64,
+    }
+}
+
+wire_struct! {
+    /// A sign of life for the leader of the coordinators.
+    #[derive(Copy)]
+    pub struct NodeAlive {
+        /// The node.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+    }
+}
+
+wire_struct! {
+    /// Who is the leader, and what it thinks of the node.
+    #[derive(Copy)]
+    pub struct NodeHeard {
+        /// Number of the leader; 0: there is none.
+        pub leader: u32,
+        /// Whether that incarnation of the node is part of the cluster and not fenced, as far as the asked node knows.
+        pub live: bool,
+    }
+}
+
+/// Asks how the cluster is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DescribeCluster;
+
+impl Wire for DescribeCluster {
+    const BYTES_MIN: usize = 0;
+    fn put(&self, _out: &mut Vec<u8>) {}
+    fn get(_from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        Ok(DescribeCluster)
+    }
+    fn kind() -> String {
+        "DescribeCluster".to_owned()
+    }
+    fn trace(&self, _trace: &mut Trace) {}
+    fn sample(_source: &mut Source<'_>) -> Self {
+        DescribeCluster
+    }
+}
+
+wire_struct! {
+    /// A node as the coordinators know it.
+    pub struct MemberNode {
+        /// Its number.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// Its uuid.
+        pub uuid: [u8; 16],
+        /// Whether it is lost.
+        pub fenced: bool,
+        /// Whether it votes.
+        pub votes: bool,
+        /// What it does.
+        pub roles: Vec<Role>,
+        /// Its rack; empty: none.
+        pub rack: String,
+        /// Where other nodes reach it.
+        pub cluster_address: String,
+        /// Where clients reach it; empty: not at all.
+        pub native_address: String,
+        /// Streamlets that it owns.
+        pub streamlets: u64,
+    }
+}
+
+wire_struct! {
+    /// How the cluster is, as one node knows it.
+    pub struct ClusterDescription {
+        /// Uuid of the cluster; zeros: the node is alone.
+        pub cluster: [u8; 16],
+        /// Number of the leader; 0: there is none that the node knows of.
+        pub leader: u32,
+        /// Its term.
+        pub term: u64,
+        /// The entry of the coordinators' log up to which the node is.
+        pub applied: u64,
+        /// All nodes.
+        pub nodes: Vec<MemberNode>,
+        /// Virtual logs that are kept.
+        pub logs: u64,
+        /// Streamlets that wait for a node that is lost.
+        pub waiting_streamlets: u64,
+    }
+}
+
+wire_enum! {
+    /// What a broker asks for one of its virtual logs.
+    pub enum LogChange, "0 (view), 1 (add backup) or 2 (give up)" {
+        /// The next view: its first block and its backups.
+        View = 0 => "view",
+        /// A backup has got the blocks of an older view.
+        AddBackup = 1 => "add backup",
+        /// Nobody needs the log any more.
+        GiveUp = 2 => "give up",
+    }
+}
+
+wire_struct! {
+    /// A broker asks the coordinators for another view of a virtual log. Asking twice is answered like asking once.
+    pub struct ChangeLog {
+        /// The log.
+        pub log: LogId,
+        /// What is asked for.
+        pub change: LogChange,
+        /// Number of the view, from 1.
+        pub view: u32,
+        /// View: its first block.
+        pub first_block: u64,
+        /// View: its backups. Add backup: the one.
+        pub backups: Vec<u32>,
+    }
+}
+
+messages! {
+    RaftVote => RaftVoted;
+    RaftAppend => RaftAppended;
+    RaftSnapshot => RaftSnapshotTaken;
+    ForwardCommand => ForwardedCommand;
+    JoinCluster => JoinedCluster;
+    NodeAlive => NodeHeard;
+    DescribeCluster => ClusterDescription;
+    ChangeLog => crate::Empty;
+}
+responses!(RaftVoted, RaftAppended, RaftSnapshotTaken, ForwardedCommand, JoinedCluster, NodeHeard, ClusterDescription,);
