@@ -202,6 +202,52 @@ def _():
     compacted_check(rd_read_to_end(topic), written, keys)
 
 
+@check("confluent-kafka", "topics that set the time of append and a compression")
+def _():
+    """What the producer says of time and compression is not what is kept, and readers see what is."""
+    from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Consumer, Producer, TopicPartition
+    from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic
+
+    admin, topic, kinds = rd_admin(), "rd-stamped", ["none", "gzip", "snappy", "lz4", "zstd"]
+    settings = {"message.timestamp.type": "LogAppendTime", "compression.type": "zstd"}
+    admin.create_topics([NewTopic(topic, 1, 1, config=settings)])[topic].result(10)
+    for future in admin.describe_configs([ConfigResource(2, topic)]).values():
+        described = future.result(10)
+        expect({name: described[name].value for name in settings}, settings, "settings")
+    began = int(time.time() * 1000)
+
+    def produce(values, **conf):
+        told = []
+        producer = Producer({"bootstrap.servers": ADDRESS, "enable.idempotence": True, **conf})
+        for value in values:
+            producer.produce(topic, value, timestamp=1000, on_delivery=lambda error, m: told.append((error, m.timestamp())))
+        expect(producer.flush(20), 0, "undelivered")
+        return told
+
+    def is_stamped(told):
+        return told[0] == TIMESTAMP_LOG_APPEND_TIME and told[1] >= began - 1000
+
+    written = []
+    for kind in kinds:
+        values = [f"{kind} {number} ".encode() * 20 for number in range(50)]
+        written += values
+        told = produce(values, **{"compression.type": kind})
+        expect([one for one in told if one[0] or not is_stamped(one[1])], [], "told to the producer")
+    entry = ConfigEntry("message.timestamp.type", "CreateTime", incremental_operation=AlterConfigOpType.SET)
+    for future in admin.incremental_alter_configs([ConfigResource(2, topic, incremental_configs=[entry])]).values():
+        future.result(10)
+    produce([b"last"])
+    consumer = Consumer({"bootstrap.servers": ADDRESS, "group.id": "none", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    messages, until = [], time.time() + 20
+    while len(messages) < len(written) + 1 and time.time() < until:
+        messages += consumer.consume(500, 0.5)
+    consumer.close()
+    expect([message.value() for message in messages], [*written, b"last"], "values")
+    expect([m.timestamp() for m in messages[:-1] if not is_stamped(m.timestamp())], [], "told to the reader")
+    expect(messages[-1].timestamp(), (TIMESTAMP_CREATE_TIME, 1000), "the time of a record after the setting was taken back")
+
+
 @check("confluent-kafka", "acks 0 and 1, seek, offsets by time, watermarks")
 def _():
     from confluent_kafka import Consumer, TopicPartition

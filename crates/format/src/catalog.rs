@@ -28,8 +28,8 @@
 //! Bodies by kind:
 //!
 //! ```text
-//! 1 stream created     stream u64, at_ms i64, options (80 bytes), name_bytes u32, name
-//! 2 stream altered     stream u64, at_ms i64, options (80 bytes)
+//! 1 stream created     stream u64, at_ms i64, options (88 bytes), name_bytes u32, name
+//! 2 stream altered     stream u64, at_ms i64, options (88 bytes)
 //! 3 stream deleted     stream u64, at_ms i64
 //! 4 producers reserved below u64            every id below it may have been given out
 //! 5 producer's epoch   producer u64, epoch u16, zero u16, zero u32
@@ -40,13 +40,13 @@
 //!          virtual_logs u32, durability u8, order u8, cleanup u8, flags u8 (1 retention_ms is set,
 //!          2 retention_bytes is set, 4 retention_consumed, 8 compact_within_ms is set), compact_dirty_percent u32,
 //!          retention_ms u64, retention_bytes u64, segment_ms u64, compact_after_ms u64, compact_within_ms u64,
-//!          tombstone_ms u64
+//!          tombstone_ms u64, timestamps u8, batch_compression u8, zero u16, zero u32
 //! ```
 //! Bodies 1 and 2 of version 1 have the first 48 bytes of the options, zeros instead of `compact_dirty_percent`, and no
 //! flag 8; what is missing has its default. They are read and not written.
 
 use crate::checksum::crc32c;
-use crate::options::{Cleanup, Durability, Order, StreamOptions};
+use crate::options::{BatchCompression, Cleanup, Durability, Order, StreamOptions, Timestamps};
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
 use crate::{FormatError, ProducerEpoch, ProducerId, StreamId, align8, limits};
 
@@ -55,7 +55,7 @@ pub const FILE_HEADER_BYTES: usize = 64;
 /// Bytes of an entry before its body.
 pub const ENTRY_HEADER_BYTES: usize = 24;
 /// Bytes of a stream's options in a body.
-pub const OPTIONS_BYTES: usize = 80;
+pub const OPTIONS_BYTES: usize = 88;
 /// The same in a body of version 1.
 const OPTIONS_BYTES_V1: usize = 48;
 /// The largest entry: a stream with the longest name.
@@ -359,6 +359,8 @@ fn encode_options(options: &StreamOptions) -> [u8; OPTIONS_BYTES] {
     put(&mut bytes, 56, &options.compact_after_ms.to_le_bytes());
     put(&mut bytes, 64, &options.compact_within_ms.unwrap_or(0).to_le_bytes());
     put(&mut bytes, 72, &options.tombstone_ms.to_le_bytes());
+    bytes[80] = options.timestamps as u8;
+    bytes[81] = options.batch_compression as u8;
     bytes
 }
 
@@ -391,6 +393,16 @@ fn parse_options(bytes: &[u8]) -> Result<StreamOptions, FormatError> {
         compact_after_ms: more_or(56, default.compact_after_ms),
         compact_within_ms: more.filter(|_| flags & 8 != 0).map(|bytes| u64_at(bytes, 64)),
         tombstone_ms: more_or(72, default.tombstone_ms),
+        timestamps: match more.map(|bytes| bytes[80]) {
+            None => default.timestamps,
+            Some(value) => Timestamps::from_u8(value)
+                .ok_or_else(|| choice("catalog_entry.options.timestamps", value, "0 (create) or 1 (append)"))?,
+        },
+        batch_compression: match more.map(|bytes| bytes[81]) {
+            None => default.batch_compression,
+            Some(value) => BatchCompression::from_u8(value)
+                .ok_or_else(|| choice("catalog_entry.options.batch_compression", value, "0 (producer) to 5 (zstd)"))?,
+        },
     })
 }
 
@@ -401,8 +413,9 @@ mod tests {
 
     fn options() -> impl Strategy<Value = StreamOptions> {
         let limits = any::<(Option<u64>, Option<u64>, bool, Option<u64>)>();
-        (any::<[u32; 7]>(), any::<[u64; 3]>(), 0u8..2, 0u8..2, 0u8..3, limits).prop_map(
-            |(numbers, times, durability, order, cleanup, limits)| {
+        let kafka = (0u8..2, 0u8..6);
+        (any::<[u32; 7]>(), any::<[u64; 3]>(), 0u8..2, 0u8..2, 0u8..3, limits, kafka).prop_map(
+            |(numbers, times, durability, order, cleanup, limits, (timestamps, batch_compression))| {
                 let (retention_ms, retention_bytes, retention_consumed, compact_within_ms) = limits;
                 StreamOptions {
                     streamlets: numbers[0],
@@ -422,6 +435,8 @@ mod tests {
                     compact_after_ms: times[1],
                     compact_within_ms,
                     tombstone_ms: times[2],
+                    timestamps: Timestamps::from_u8(timestamps).expect("0 or 1"),
+                    batch_compression: BatchCompression::from_u8(batch_compression).expect("0 to 5"),
                 }
             },
         )

@@ -38,6 +38,9 @@ pub const CONTROL: i16 = 32;
 /// From here on a batch is covered by its checksum.
 pub const CHECKED_FROM: usize = 21;
 
+/// Attribute: the time of all records is the batch's largest timestamp, which the broker has written when it appended it.
+pub const APPEND_TIME: i16 = 8;
+
 /// Writes length and checksum into the header of a batch that is otherwise done.
 ///
 /// # Panics
@@ -127,6 +130,14 @@ impl<'a> KafkaBatchView<'a> {
     /// Timestamps of records are relative to it, in milliseconds since 1970.
     pub fn base_timestamp_ms(&self) -> i64 {
         i64::from_be_bytes(be(self.bytes, 27))
+    }
+
+    /// The time of one of its records, milliseconds since 1970: when its batch was appended, if the batch says so.
+    pub fn timestamp_ms(&self, record: &KafkaRecord<'_>) -> i64 {
+        match self.attributes() & APPEND_TIME {
+            0 => self.base_timestamp_ms().wrapping_add(record.timestamp_delta),
+            _ => i64::from_be_bytes(be(self.bytes, 35)),
+        }
     }
 
     /// Id of its producer; -1 if it is neither idempotent nor transactional.

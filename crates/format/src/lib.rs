@@ -35,7 +35,7 @@ pub use error::FormatError;
 pub use ids::{
     ApplicationId, Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId, SegmentIndex, StreamId, StreamletId,
 };
-pub use options::{Cleanup, Durability, Order, StreamOptions};
+pub use options::{BatchCompression, Cleanup, Durability, Order, StreamOptions, Timestamps};
 pub use record::{Record, RecordView, Records};
 
 /// Rounds up to the alignment of chunks, on the wire, in memory and on disk: 8 bytes.

@@ -1,5 +1,6 @@
 //! What a stream is asked to be: its shape, its safety, how long it keeps what.
 
+use crate::kafka_codec::KafkaCodec;
 use crate::{FormatError, limits};
 
 /// How safe bytes are before they are acknowledged. The numbers never change.
@@ -35,6 +36,50 @@ pub enum Cleanup {
     Compact = 1,
     /// The last record of each key is kept, within the retention limits.
     CompactDelete = 2,
+}
+
+/// The time of records that Kafka clients write. The numbers never change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Timestamps {
+    /// What the producer says.
+    #[default]
+    Create = 0,
+    /// When the batch was appended.
+    Append = 1,
+}
+
+/// How batches that Kafka clients write are kept. The numbers never change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum BatchCompression {
+    /// As they come.
+    #[default]
+    Producer = 0,
+    /// Not compressed.
+    None = 1,
+    /// With gzip.
+    Gzip = 2,
+    /// With snappy.
+    Snappy = 3,
+    /// With LZ4.
+    Lz4 = 4,
+    /// With zstd.
+    Zstd = 5,
+}
+
+impl BatchCompression {
+    /// The codec that batches must have; `None`: any.
+    pub fn codec(self) -> Option<KafkaCodec> {
+        match self {
+            BatchCompression::Producer => None,
+            BatchCompression::None => Some(KafkaCodec::None),
+            BatchCompression::Gzip => Some(KafkaCodec::Gzip),
+            BatchCompression::Snappy => Some(KafkaCodec::Snappy),
+            BatchCompression::Lz4 => Some(KafkaCodec::Lz4),
+            BatchCompression::Zstd => Some(KafkaCodec::Zstd),
+        }
+    }
 }
 
 impl Cleanup {
@@ -79,6 +124,15 @@ macro_rules! named {
 }
 named!(Durability { Process = 0 => "process", Power = 1 => "power" });
 named!(Order { Lane = 0 => "lane", None = 1 => "none" });
+named!(Timestamps { Create = 0 => "create", Append = 1 => "append" });
+named!(BatchCompression {
+    Producer = 0 => "producer",
+    None = 1 => "none",
+    Gzip = 2 => "gzip",
+    Snappy = 3 => "snappy",
+    Lz4 = 4 => "lz4",
+    Zstd = 5 => "zstd"
+});
 named!(Cleanup { Delete = 0 => "delete", Compact = 1 => "compact", CompactDelete = 2 => "compact,delete" });
 
 /// The options of a stream. [`Default`] is what `kera stream create NAME` gives.
@@ -118,6 +172,10 @@ pub struct StreamOptions {
     pub compact_within_ms: Option<u64>,
     /// Tombstones are kept for so many milliseconds after what they hide has gone.
     pub tombstone_ms: u64,
+    /// The time of records that Kafka clients write.
+    pub timestamps: Timestamps,
+    /// How batches that Kafka clients write are kept.
+    pub batch_compression: BatchCompression,
 }
 
 impl Default for StreamOptions {
@@ -140,6 +198,8 @@ impl Default for StreamOptions {
             compact_after_ms: 0,
             compact_within_ms: None,
             tombstone_ms: 24 * 3600 * 1000,
+            timestamps: Timestamps::Create,
+            batch_compression: BatchCompression::Producer,
         }
     }
 }

@@ -12,8 +12,8 @@ use kera_format::checksum::crc32c;
 use kera_format::chunk::ChunkTarget;
 use kera_format::ids::*;
 use kera_format::{
-    BrokerPart, ChunkBuilder, Cleanup, Compression, Durability, FormatError, Order, Record, StreamOptions, arena,
-    catalog, vlog,
+    BatchCompression, BrokerPart, ChunkBuilder, Cleanup, Compression, Durability, FormatError, Order, Record,
+    StreamOptions, Timestamps, arena, catalog, vlog,
 };
 
 const NODE: [u8; 16] = *b"0123456789abcdef";
@@ -205,6 +205,8 @@ fn options() -> StreamOptions {
         compact_after_ms: 60_000,
         compact_within_ms: Some(7_200_000),
         tombstone_ms: 43_200_000,
+        timestamps: Timestamps::Append,
+        batch_compression: BatchCompression::Zstd,
     }
 }
 
@@ -241,6 +243,10 @@ fn layout_of_options(layout: Layout<'_>) -> Layout<'_> {
         .u64("options.compact_after_ms")
         .u64("options.compact_within_ms")
         .u64("options.tombstone_ms")
+        .u8("options.timestamps")
+        .u8("options.batch_compression")
+        .u16("options.zero")
+        .u32("options.zero")
 }
 
 fn entry_case(name: &str, index: u64, entry: &catalog::Entry) -> Case {
@@ -282,12 +288,14 @@ fn refused_catalog() -> Vec<Refused> {
         of_entry("entry: a byte changed", &[(24, 18)], None),
         of_entry("entry: unknown kind", &[(16, 8)], right()),
         of_entry("entry: unknown version", &[(18, 3)], right()),
-        of_entry("entry: name beyond the body", &[(120, 200)], right()),
-        of_entry("entry: name against the rules", &[(124, b'/')], right()),
+        of_entry("entry: name beyond the body", &[(128, 200)], right()),
+        of_entry("entry: name against the rules", &[(132, b'/')], right()),
         of_entry("entry: unknown durability", &[(64, 2)], right()),
         of_entry("entry: unknown order", &[(65, 2)], right()),
         of_entry("entry: unknown cleanup", &[(66, 3)], right()),
         of_entry("entry: unknown flag", &[(67, 16)], right()),
+        of_entry("entry: unknown timestamps", &[(120, 2)], right()),
+        of_entry("entry: unknown compression", &[(121, 6)], right()),
         refused("entry: padding cut", &created[..created.len() - 1], &[], None, catalog::Entry::parse),
     ]
 }
@@ -339,6 +347,8 @@ fn what_was_written_with_shorter_options_is_read_with_defaults() {
         compact_after_ms: default.compact_after_ms,
         compact_within_ms: default.compact_within_ms,
         tombstone_ms: default.tombstone_ms,
+        timestamps: default.timestamps,
+        batch_compression: default.batch_compression,
         ..options()
     };
     let entry = catalog::Entry::StreamAltered { stream: StreamId(17), at_ms: NOW_MS, options: known };

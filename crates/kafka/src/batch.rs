@@ -7,7 +7,7 @@
 
 use kafka_protocol::ResponseError;
 use kera_format::chunk::NO_TIMESTAMP;
-use kera_format::kafka_batch::{self, CONTROL, KafkaBatchView, KafkaRecords, TRANSACTIONAL, put_varint};
+use kera_format::kafka_batch::{self, APPEND_TIME, CONTROL, KafkaBatchView, KafkaRecords, TRANSACTIONAL, put_varint};
 use kera_format::limits::CHUNK_UNCOMPRESSED_BYTES_MAX;
 use kera_format::{ChunkView, FormatError, RecordView, Records};
 
@@ -21,7 +21,6 @@ pub(crate) const LEADER_EPOCH: i32 = 0;
 const RECORD_BYTES_MIN: usize = 7;
 
 const COMPRESSION: i16 = 7;
-const LOG_APPEND_TIME: i16 = 8;
 
 /// What the broker has to know of a batch that a producer sends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -85,7 +84,7 @@ impl BatchHeader {
         if attributes & COMPRESSION > 4 {
             return Err((ResponseError::UnsupportedCompressionType, "compression is 0 to 4"));
         }
-        if attributes & LOG_APPEND_TIME != 0 {
+        if attributes & APPEND_TIME != 0 {
             return Err((ResponseError::InvalidTimestamp, "producers set the time of creation"));
         }
         let count = i32_at(bytes, 57);
@@ -119,6 +118,16 @@ impl BatchHeader {
             base_sequence,
             transactional,
         })
+    }
+
+    /// The same of the batch as it is kept, with another compression or time.
+    pub(crate) fn of_kept(self, kept: &[u8]) -> BatchHeader {
+        let max_timestamp = i64_at(kept, 35);
+        BatchHeader {
+            crc: u32::from_be_bytes(be(kept, 17)),
+            max_timestamp_ms: if max_timestamp < 0 { NO_TIMESTAMP } else { max_timestamp },
+            ..self
+        }
     }
 
     /// The sequence of the batch's last record, which is what its chunk's header says.
@@ -274,7 +283,7 @@ pub(crate) fn first_at(batch: &[u8], wanted: i64, from: u32) -> Option<(u32, i64
     let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).ok()?;
     for record in KafkaRecords::new(&view, &records) {
         let record = record.ok()?;
-        let timestamp = view.base_timestamp_ms().wrapping_add(record.timestamp_delta);
+        let timestamp = view.timestamp_ms(&record);
         if timestamp >= wanted && record.offset_delta >= from {
             return Some((record.offset_delta, timestamp));
         }

@@ -5,7 +5,7 @@
 
 use kera_format::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use kera_format::segment::SEGMENT_HEADER_BYTES;
-use kera_format::{CHUNK_HEADER_BYTES, Cleanup, Durability, StreamOptions};
+use kera_format::{BatchCompression, CHUNK_HEADER_BYTES, Cleanup, Durability, StreamOptions, Timestamps};
 use kera_protocol::admin::StreamChanges;
 
 /// What a segment has beyond the one batch that fills it.
@@ -91,6 +91,28 @@ fn percent(value: &str) -> Result<u32, String> {
     }
 }
 
+/// What Kafka calls it.
+fn compression_name(kept: BatchCompression) -> &'static str {
+    if kept == BatchCompression::None { "uncompressed" } else { kept.name() }
+}
+
+fn compression(value: &str) -> Result<BatchCompression, String> {
+    let known = (0..).map_while(BatchCompression::from_u8).find(|kept| compression_name(*kept) == value.trim());
+    known.ok_or_else(|| "is producer, uncompressed, gzip, snappy, lz4 or zstd".to_owned())
+}
+
+fn timestamps_name(timestamps: Timestamps) -> &'static str {
+    match timestamps {
+        Timestamps::Create => "CreateTime",
+        Timestamps::Append => "LogAppendTime",
+    }
+}
+
+fn timestamps(value: &str) -> Result<Timestamps, String> {
+    let found = [Timestamps::Create, Timestamps::Append].into_iter().find(|one| timestamps_name(*one) == value.trim());
+    found.ok_or_else(|| "is CreateTime or LogAppendTime".to_owned())
+}
+
 fn only(value: &str, allowed: &str) -> Result<(), String> {
     if value.trim().eq_ignore_ascii_case(allowed) { Ok(()) } else { Err(format!("can only be `{allowed}`")) }
 }
@@ -115,7 +137,9 @@ pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) 
             "min.compaction.lag.ms" => options.compact_after_ms = default.compact_after_ms,
             "max.compaction.lag.ms" => options.compact_within_ms = default.compact_within_ms,
             "delete.retention.ms" => options.tombstone_ms = default.tombstone_ms,
-            "compression.type" | "min.insync.replicas" | "message.timestamp.type" => {}
+            "compression.type" => options.batch_compression = default.batch_compression,
+            "message.timestamp.type" => options.timestamps = default.timestamps,
+            "min.insync.replicas" => {}
             _ if WITHOUT_EFFECT.contains(&name) => {}
             _ => return Err(format!("{name}: there is no such topic setting")),
         }
@@ -141,9 +165,9 @@ pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) 
             _ => Err(format!("is 1 to {}", SEGMENT_BYTES_MAX as u64 - OVERHEAD)),
         },
         "kera.durability" => value.trim().parse::<Durability>().map(|durability| options.durability = durability),
-        "compression.type" => only(value, "producer"),
+        "compression.type" => compression(value).map(|kept| options.batch_compression = kept),
         "min.insync.replicas" => only(value, "1"),
-        "message.timestamp.type" => only(value, "CreateTime"),
+        "message.timestamp.type" => timestamps(value).map(|timestamps| options.timestamps = timestamps),
         _ if WITHOUT_EFFECT.contains(&name) => Ok(()),
         _ => return Err(format!("{name}: there is no such topic setting")),
     };
@@ -177,7 +201,12 @@ pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
         |name, value: &str, kind| Described { name, value: value.to_owned(), is_default: true, read_only: true, kind };
     vec![
         entry("cleanup.policy", options.cleanup.to_string(), options.cleanup == default.cleanup, Type::List),
-        fixed("compression.type", "producer", Type::String),
+        entry(
+            "compression.type",
+            compression_name(options.batch_compression).to_owned(),
+            options.batch_compression == default.batch_compression,
+            Type::String,
+        ),
         entry(
             "delete.retention.ms",
             options.tombstone_ms.to_string(),
@@ -202,7 +231,12 @@ pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
             options.segment_bytes_max == default.segment_bytes_max,
             Type::Int,
         ),
-        fixed("message.timestamp.type", "CreateTime", Type::String),
+        entry(
+            "message.timestamp.type",
+            timestamps_name(options.timestamps).to_owned(),
+            options.timestamps == default.timestamps,
+            Type::String,
+        ),
         entry(
             "min.cleanable.dirty.ratio",
             (f64::from(options.compact_dirty_percent) / 100.0).to_string(),
@@ -241,6 +275,8 @@ pub(crate) fn changes(before: &StreamOptions, after: &StreamOptions) -> StreamCh
         compact_after_ms: (before.compact_after_ms != after.compact_after_ms).then_some(after.compact_after_ms),
         compact_within_ms: (before.compact_within_ms != after.compact_within_ms).then_some(after.compact_within_ms),
         tombstone_ms: (before.tombstone_ms != after.tombstone_ms).then_some(after.tombstone_ms),
+        timestamps: (before.timestamps != after.timestamps).then_some(after.timestamps),
+        batch_compression: (before.batch_compression != after.batch_compression).then_some(after.batch_compression),
         ..StreamChanges::default()
     }
 }
@@ -265,6 +301,8 @@ mod tests {
             ("max.compaction.lag.ms", "6000"),
             ("delete.retention.ms", "0"),
             ("min.insync.replicas", "1"),
+            ("compression.type", "uncompressed"),
+            ("message.timestamp.type", "LogAppendTime"),
         ] {
             assert_eq!(set(&mut options, name, Some(value)), Ok(()), "{name}");
         }
@@ -276,6 +314,8 @@ mod tests {
         assert_eq!(value("retention.ms"), Some(("60000", false)));
         assert_eq!(value("kera.durability"), Some(("power", false)));
         assert_eq!(value("cleanup.policy"), Some(("compact,delete", false)));
+        assert_eq!(value("compression.type"), Some(("uncompressed", false)));
+        assert_eq!(value("message.timestamp.type"), Some(("LogAppendTime", false)));
         assert_eq!(value("segment.ms"), Some(("100", false)));
         assert_eq!(value("min.cleanable.dirty.ratio"), Some(("0.01", false)));
         assert_eq!(value("min.compaction.lag.ms"), Some(("5", false)));
@@ -300,7 +340,8 @@ mod tests {
             ("max.compaction.lag.ms", "0"),
             ("segment.ms", "0"),
             ("min.insync.replicas", "2"),
-            ("compression.type", "zstd"),
+            ("compression.type", "none"),
+            ("message.timestamp.type", "append"),
             ("retention.ms", "soon"),
             ("max.message.bytes", "17000000"),
             ("no.such.setting", "1"),

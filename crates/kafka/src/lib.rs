@@ -27,6 +27,7 @@ mod apis;
 mod batch;
 mod cluster;
 mod configs;
+mod convert;
 mod counts;
 mod door;
 mod endings;

@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use kafka_protocol::ResponseError;
 use kera_format::chunk::{Chunk, ChunkTarget, KafkaChunk};
-use kera_format::{FormatError, ProducerEpoch, ProducerId};
+use kera_format::{FormatError, ProducerEpoch, ProducerId, Timestamps};
 use kera_log::{AppendError, Appended, DurabilitySink, Lane, Observer, SinkErrorKind, Ticket};
 use kera_rpc::Outbox;
 use uuid::Uuid;
 
 use crate::batch::{BatchHeader, CHECKED_FROM, without_key};
+use crate::convert::as_kept;
 use crate::door::{After, Topic};
 use crate::floors::first_offset;
 use crate::session::{Core, Request};
@@ -95,12 +96,14 @@ struct Written {
     error: i16,
     message: Option<&'static str>,
     base_offset: i64,
+    /// The time of append if that is the records' time; -1 otherwise.
+    append_ms: i64,
     log_start: i64,
 }
 
 impl Written {
     fn refused(error: ResponseError, message: &'static str) -> Written {
-        Written { error: error.code(), message: Some(message), base_offset: -1, log_start: -1 }
+        Written { error: error.code(), message: Some(message), base_offset: -1, append_ms: -1, log_start: -1 }
     }
 }
 
@@ -325,7 +328,7 @@ impl Appending<'_> {
             return Some(Written::refused(ResponseError::UnknownTopicOrPartition, "there is no such partition"));
         };
         let batch = records.unwrap_or_default();
-        let header = match BatchHeader::check(batch) {
+        let mut header = match BatchHeader::check(batch) {
             Ok(header) => header,
             Err((error, why)) => return Some(Written::refused(error, why)),
         };
@@ -342,6 +345,20 @@ impl Appending<'_> {
         {
             return Some(refused);
         }
+        let (kept, stamped_ms);
+        let batch = if topic.stream.changes_batches() {
+            let options = topic.stream.options();
+            kept = match as_kept(batch, &options, self.now_ms) {
+                Ok(kept) => kept,
+                Err((error, why)) => return Some(Written::refused(error, why)),
+            };
+            header = header.of_kept(&kept);
+            stamped_ms = if options.timestamps == Timestamps::Append { self.now_ms } else { -1 };
+            &kept[..]
+        } else {
+            stamped_ms = -1;
+            batch
+        };
         let known = header.producer_id > 0;
         let target = ChunkTarget {
             stream: lane.stream_id(),
@@ -355,7 +372,8 @@ impl Appending<'_> {
             Ok(chunk) => match self.transactional_id {
                 Some(id) => self.append_in_transaction(lane, &chunk, id, (&topic.name, partition), &header),
                 None => self.append_chunk(lane, &chunk).map(|appended| self.appended(lane, appended)),
-            },
+            }
+            .map(|written| Written { append_ms: if written.error == 0 { stamped_ms } else { -1 }, ..written }),
             Err(error) => Some(refusal(&AppendError::Format(error))),
         }
     }
@@ -463,7 +481,8 @@ impl Appending<'_> {
             return Written::refused(ResponseError::DuplicateSequenceNumber, "the batch was appended long ago");
         }
         let base_offset = appended.base_ordinal.cast_signed();
-        Written { error: 0, message: None, base_offset, log_start: first_offset(lane).cast_signed() }
+        let log_start = first_offset(lane).cast_signed();
+        Written { error: 0, message: None, base_offset, append_ms: -1, log_start }
     }
 }
 
@@ -544,7 +563,7 @@ impl Answering<'_> {
     fn partition(&mut self, index: i32) {
         let late = Written::refused(ResponseError::UnknownServerError, "the batch was not looked at");
         let (place, written) = self.written.next().unwrap_or((usize::MAX, late));
-        let Written { error, message, base_offset, log_start } = written;
+        let Written { error, message, base_offset, append_ms, log_start } = written;
         let version = self.request.version;
         let out = &mut self.writer;
         out.i32(index);
@@ -554,8 +573,7 @@ impl Answering<'_> {
         out.i16(error);
         out.i64(base_offset);
         if version >= 2 {
-            // The time of append, which is only told if it is the records' time.
-            out.i64(-1);
+            out.i64(append_ms);
         }
         if version >= 5 {
             out.i64(log_start);

@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kera_client::Compression;
-use kera_format::{Cleanup, Durability, Order};
+use kera_format::{BatchCompression, Cleanup, Durability, Order, Timestamps};
 use kera_server::units::{parse_bytes, parse_duration_ms};
 
 use crate::rows::Format;
@@ -256,6 +256,12 @@ pub struct OptionArgs {
     /// How long records without a value are kept after what they hide has gone [default: 1d]
     #[arg(long, value_name = "TIME", value_parser = parse_duration_ms)]
     pub tombstone_time: Option<u64>,
+    /// The time of records that Kafka clients write: what they say, or when they were appended [default: create]
+    #[arg(long, value_name = "create|append", value_parser = timestamps)]
+    pub timestamps: Option<Timestamps>,
+    /// How batches that Kafka clients write are kept: as they come, or compressed so [default: producer]
+    #[arg(long, value_name = "producer|none|gzip|snappy|lz4|zstd", value_parser = batch_compression)]
+    pub batch_compression: Option<BatchCompression>,
 }
 
 /// A limit, or none.
@@ -279,6 +285,14 @@ fn durability(text: &str) -> Result<Durability, String> {
 }
 
 fn order(text: &str) -> Result<Order, String> {
+    text.parse()
+}
+
+fn timestamps(text: &str) -> Result<Timestamps, String> {
+    text.parse()
+}
+
+fn batch_compression(text: &str) -> Result<BatchCompression, String> {
     text.parse()
 }
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use kera_format::{StreamId, StreamOptions, StreamletId};
+use kera_format::{StreamId, StreamOptions, StreamletId, Timestamps};
 use parking_lot::RwLock;
 
 use crate::shared::Shared;
@@ -15,6 +15,8 @@ pub(crate) struct StreamShared {
     options: RwLock<Arc<StreamOptions>>,
     /// What they say about keys.
     compacts: AtomicBool,
+    /// What they say about batches of Kafka clients: whether these are kept as they come.
+    changes_batches: AtomicBool,
     pub(crate) deleted: AtomicBool,
     /// See [`Stream::keep_room`].
     pub(crate) is_system: AtomicBool,
@@ -83,11 +85,13 @@ impl Stream {
     pub(crate) fn new(id: StreamId, options: StreamOptions, log: Arc<Shared>) -> Arc<Stream> {
         let (first, count) = (places(options.streamlets), AtomicU32::new(options.streamlets));
         let compacts = AtomicBool::new(options.cleanup.compacts());
+        let changes_batches = AtomicBool::new(changes_batches(&options));
         let options = RwLock::new(Arc::new(options));
         let shared = StreamShared {
             id,
             options,
             compacts,
+            changes_batches,
             deleted: AtomicBool::new(false),
             is_system: AtomicBool::new(false),
             has_floors: AtomicBool::new(false),
@@ -110,6 +114,12 @@ impl Stream {
     #[inline]
     pub fn compacts(&self) -> bool {
         self.shared.compacts.load(Ordering::Relaxed)
+    }
+    /// Whether batches of Kafka clients get another time or compression than they come with, as of now. Cheaper than its
+    /// options.
+    #[inline]
+    pub fn changes_batches(&self) -> bool {
+        self.shared.changes_batches.load(Ordering::Relaxed)
     }
     /// From here on its segments come from the share of the arena that is kept for the system's own streams: a few
     /// records of little size that the node needs in order to go on.
@@ -166,6 +176,7 @@ impl Stream {
     pub(crate) fn set_options(&self, options: StreamOptions) {
         let count = options.streamlets;
         self.shared.compacts.store(options.cleanup.compacts(), Ordering::Relaxed);
+        self.shared.changes_batches.store(changes_batches(&options), Ordering::Relaxed);
         *self.shared.options.write() = Arc::new(options);
         self.count.fetch_max(count, Ordering::AcqRel);
     }
@@ -178,6 +189,10 @@ impl Stream {
             streamlet.lanes().for_each(|lane| lane.delete());
         }
     }
+}
+
+fn changes_batches(options: &StreamOptions) -> bool {
+    options.timestamps == Timestamps::Append || options.batch_compression.codec().is_some()
 }
 
 impl std::fmt::Debug for Stream {

@@ -4,7 +4,9 @@ use crate::codec::{Reader, Wire, wire_struct};
 use crate::message::{messages, responses};
 use crate::spec::{Source, Trace};
 use crate::{Empty, ProtocolError};
-use kera_format::{Cleanup, Durability, Order, ProducerEpoch, ProducerId, StreamId, StreamOptions};
+use kera_format::{
+    BatchCompression, Cleanup, Durability, Order, ProducerEpoch, ProducerId, StreamId, StreamOptions, Timestamps,
+};
 
 /// A stream, by what the caller knows of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -177,6 +179,10 @@ wire_struct! {
         pub compact_within_ms: Option<Option<u64>>,
         /// How long tombstones are kept.
         pub tombstone_ms: Option<u64>,
+        /// The time of records that Kafka clients write.
+        pub timestamps: Option<Timestamps>,
+        /// How batches that Kafka clients write are kept.
+        pub batch_compression: Option<BatchCompression>,
     }
 }
 
@@ -206,6 +212,8 @@ impl StreamChanges {
             compact_after_ms: self.compact_after_ms.unwrap_or(options.compact_after_ms),
             compact_within_ms: self.compact_within_ms.unwrap_or(options.compact_within_ms),
             tombstone_ms: self.tombstone_ms.unwrap_or(options.tombstone_ms),
+            timestamps: self.timestamps.unwrap_or(options.timestamps),
+            batch_compression: self.batch_compression.unwrap_or(options.batch_compression),
         }
     }
 }

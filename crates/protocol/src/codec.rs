@@ -16,8 +16,8 @@
 use crate::ProtocolError;
 use crate::spec::{Source, Trace, json_string};
 use kera_format::{
-    ApplicationId, Cleanup, Cursor, Durability, GroupId, LaneId, Order, ProducerEpoch, ProducerId, SegmentIndex,
-    StreamId, StreamOptions, StreamletId,
+    ApplicationId, BatchCompression, Cleanup, Cursor, Durability, GroupId, LaneId, Order, ProducerEpoch, ProducerId,
+    SegmentIndex, StreamId, StreamOptions, StreamletId, Timestamps,
 };
 
 /// Takes fields from a body, front to back. Remembers which field it is at, for errors.
@@ -197,6 +197,8 @@ choices_of_options!(
     Durability: "0 (process) or 1 (power)",
     Order: "0 (lane) or 1 (none)",
     Cleanup: "0 (delete), 1 (compact) or 2 (compact,delete)",
+    Timestamps: "0 (create) or 1 (append)",
+    BatchCompression: "0 (producer), 1 (none), 2 (gzip), 3 (snappy), 4 (lz4) or 5 (zstd)",
 );
 
 impl Wire for bool {
@@ -410,6 +412,8 @@ wire_fields!(StreamOptions, ["The options of a stream."], {
     compact_after_ms: u64, ["Compaction leaves a record alone for so many milliseconds after its append."];
     compact_within_ms: Option<u64>, ["A lane is compacted so many milliseconds after an append; absent: when it is worth it."];
     tombstone_ms: u64, ["Tombstones are kept for so many milliseconds after what they hide has gone."];
+    timestamps: Timestamps, ["The time of records that Kafka clients write."];
+    batch_compression: BatchCompression, ["How batches that Kafka clients write are kept."];
 });
 
 /// Declares a struct whose fields are written in their order.

@@ -81,6 +81,12 @@ pub struct OptionsJson {
     /// Tombstones are kept for so many milliseconds after what they hide has gone.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tombstone_ms: Option<u64>,
+    /// The time of records that Kafka clients write: `create` or `append`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub timestamps: Option<String>,
+    /// How batches that Kafka clients write are kept: `producer`, `none`, `gzip`, `snappy`, `lz4` or `zstd`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_compression: Option<String>,
 }
 
 /// Tells a field that is null from one that is not there.
@@ -108,6 +114,8 @@ impl From<&StreamOptions> for OptionsJson {
             compact_after_ms: Some(o.compact_after_ms),
             compact_within_ms: Some(o.compact_within_ms),
             tombstone_ms: Some(o.tombstone_ms),
+            timestamps: Some(o.timestamps.name().into()),
+            batch_compression: Some(o.batch_compression.name().into()),
         }
     }
 }
@@ -142,6 +150,8 @@ impl OptionsJson {
             compact_after_ms: self.compact_after_ms,
             compact_within_ms: self.compact_within_ms,
             tombstone_ms: self.tombstone_ms,
+            timestamps: word("timestamps", self.timestamps.as_ref())?,
+            batch_compression: word("batch_compression", self.batch_compression.as_ref())?,
         })
     }
 }

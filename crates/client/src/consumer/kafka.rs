@@ -118,7 +118,7 @@ pub(super) fn leave_out_removed(chunk: &mut BatchChunk) -> Result<(), FormatErro
 
 /// A record as KerA writes it. Refused if its key is longer than KerA's can be.
 fn put_record(batch: &KafkaBatchView<'_>, from: &KafkaRecord<'_>, out: &mut Vec<u8>) -> Result<(), FormatError> {
-    let timestamp_ms = batch.base_timestamp_ms().wrapping_add(from.timestamp_delta);
+    let timestamp_ms = batch.timestamp_ms(from);
     let record = Record {
         keys: from.key.as_slice(),
         value: from.value,

@@ -50,6 +50,8 @@ impl OptionArgs {
             compact_after_ms: self.compact_after,
             compact_within_ms: self.compact_within.map(|Limit(ms)| ms),
             tombstone_ms: self.tombstone_time,
+            timestamps: self.timestamps,
+            batch_compression: self.batch_compression,
         }
     }
 }
