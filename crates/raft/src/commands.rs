@@ -1,0 +1,245 @@
+//! Commands: planned by the leader against the state, one at a time, and handed on to it by everybody else.
+
+use std::time::Duration;
+
+use kera_coordinator::CoordinatorError;
+use kera_coordinator::catalog::Limits;
+use kera_coordinator::cluster::{Join, LogView, Refused};
+use kera_format::cluster::{ClusterEntry, Doors, LogName, Roles};
+use kera_format::{ProducerEpoch, ProducerId};
+use kera_protocol::{
+    AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, CreateStream, DeleteStream, Empty, ErrorBody,
+    ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster, LogChange, Message, Op, Role, Status, StreamRef,
+};
+use openraft::{BasicNode, ChangeMembers};
+
+use crate::group::{Group, encoded, no_leader};
+use crate::network::ask;
+
+/// Time between two tries to find a leader.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// What a leader knows beside the state. Whoever holds it gives commands, and nobody else does.
+#[derive(Debug, Default)]
+pub(crate) struct Leading {
+    /// The term in which the next field was filled.
+    term: u64,
+    /// The next producer id to give out; the state has reserved all below.
+    next_producer: ProducerId,
+}
+
+impl Group {
+    /// Has the leader do what a request asks for; the answer's body. Returns when this node knows of it, observers included.
+    /// Waits for a leader, and tries the next one if one is lost, for as long as [`Timing`](crate::Timing) says.
+    pub async fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
+        let command = ForwardCommand { op: op as u16, version, system, body: body.to_vec() };
+        let deadline = tokio::time::Instant::now() + Duration::from_millis(self.config.timing.command_ms);
+        let mut last = "there is none".to_owned();
+        while tokio::time::Instant::now() < deadline {
+            let forwarded = match self.leader() {
+                Some((leader, _)) if leader == self.config.node => self.execute_forwarded(&command).await,
+                Some((leader, address)) => match ask(&*self.transport, leader.into(), &address, &command).await {
+                    Ok(forwarded) => forwarded,
+                    Err(reason) => {
+                        last = reason;
+                        tokio::time::sleep(RETRY).await;
+                        continue;
+                    }
+                },
+                None => {
+                    tokio::time::sleep(RETRY).await;
+                    continue;
+                }
+            };
+            match Status::from_u16(forwarded.status) {
+                Some(Status::Ok) => {
+                    self.wait_followed(forwarded.index).await?;
+                    return Ok(forwarded.body);
+                }
+                Some(Status::NotReady) => {
+                    last =
+                        ErrorBody::decode(&forwarded.body).map_or_else(|error| error.to_string(), |body| body.message);
+                    tokio::time::sleep(RETRY).await;
+                }
+                status => {
+                    let status = status.unwrap_or(Status::Internal);
+                    let body = ErrorBody::decode(&forwarded.body)?;
+                    return Err(CoordinatorError::Leader { status, body });
+                }
+            }
+        }
+        Err(CoordinatorError::NoLeader(format!("the coordinators have no leader that answers ({last})")))
+    }
+
+    /// The same for a message.
+    pub async fn ask<M: Message>(&self, message: &M) -> Result<M::Response, CoordinatorError> {
+        let (op, version, body) = crate::group::packed(message);
+        let answer = self.request(op, version, &body, false).await?;
+        Ok(M::Response::decode(version, &answer)?)
+    }
+
+    pub(crate) async fn execute_forwarded(&self, command: &ForwardCommand) -> ForwardedCommand {
+        match self.execute(command).await {
+            Ok((body, index)) => ForwardedCommand { status: Status::Ok as u16, body, index },
+            Err(error) => {
+                let mut body = Vec::new();
+                error.body().encode(&mut body);
+                ForwardedCommand { status: error.status() as u16, body, index: 0 }
+            }
+        }
+    }
+
+    async fn execute(&self, command: &ForwardCommand) -> Result<(Vec<u8>, u64), CoordinatorError> {
+        let ForwardCommand { version, system, body, .. } = command;
+        let (version, now_ms) = (*version, self.clock.now_ms());
+        let most = Limits { streams: self.config.streams_max, nodes: self.config.copies_max };
+        let Some(op) = Op::from_u16(command.op) else {
+            return Err(CoordinatorError::Refused(Refused("the operation is not known here".into())));
+        };
+        op.check_version(version)?;
+        let mut leading = self.leading.lock().await;
+        match op {
+            Op::CreateStream => {
+                let request = CreateStream::decode(version, body)?;
+                let name = StreamRef::Name(request.name.clone());
+                let index = self.commit(&mut leading, |state| {
+                    match state.plan_create_stream(&request, &most, now_ms, *system) {
+                        Err(CoordinatorError::StreamExists { .. }) if request.if_not_exists => Ok(Vec::new()),
+                        planned => planned,
+                    }
+                });
+                let index = index.await?;
+                self.stream_answer(&name, version, index)
+            }
+            Op::AlterStream => {
+                let AlterStream { stream, changes } = AlterStream::decode(version, body)?;
+                let plan = self.commit(&mut leading, |state| state.plan_alter_stream(&stream, &changes, &most, now_ms));
+                let index = plan.await?;
+                self.stream_answer(&stream, version, index)
+            }
+            Op::DeleteStream => {
+                let DeleteStream { stream } = DeleteStream::decode(version, body)?;
+                let index = self.commit(&mut leading, |state| state.plan_delete_stream(&stream, now_ms)).await?;
+                Ok((encoded(&Empty, version), index))
+            }
+            Op::AllocateProducer => {
+                let request = AllocateProducer::decode(version, body)?;
+                let (answer, index) = self.allocate(&mut leading, request.producer_id).await?;
+                Ok((encoded(&answer, version), index))
+            }
+            Op::JoinCluster => {
+                let request = JoinCluster::decode(version, body)?;
+                let answer = self.admit(&mut leading, &request, now_ms).await?;
+                Ok((encoded(&answer, version), answer.index))
+            }
+            Op::ChangeLog => {
+                let request = ChangeLog::decode(version, body)?;
+                let index = self.change_log(&mut leading, &request).await?;
+                Ok((encoded(&Empty, version), index))
+            }
+            other => Err(CoordinatorError::Refused(Refused(format!("{other} is no command")))),
+        }
+    }
+
+    fn stream_answer(&self, stream: &StreamRef, version: u8, index: u64) -> Result<(Vec<u8>, u64), CoordinatorError> {
+        let info = self.read(|state| state.catalog.find(stream).cloned())?;
+        Ok((encoded(&info, version), index))
+    }
+
+    async fn allocate(
+        &self,
+        leading: &mut Leading,
+        producer: Option<ProducerId>,
+    ) -> Result<(AllocatedProducer, u64), CoordinatorError> {
+        // A leader skips what the one before it had left of its block.
+        let term = self.raft.metrics().borrow().current_term;
+        if leading.term != term {
+            self.commit(leading, |_| Ok(Vec::new())).await?;
+            *leading = Leading { term, next_producer: self.read(|state| state.catalog.producers_reserved()) };
+        }
+        let catalog = |entry| vec![ClusterEntry::Catalog(entry)];
+        if let Some(producer_id) = producer {
+            let below = leading.next_producer;
+            let raised = self.read(|state| state.catalog.plan_raise(producer_id, below))?.is_some();
+            if raised {
+                let plan = |state: &kera_coordinator::cluster::ClusterState| {
+                    Ok(state.catalog.plan_raise(producer_id, below)?.map_or(Vec::new(), catalog))
+                };
+                let index = self.commit(leading, plan).await?;
+                let producer_epoch = self.read(|state| state.catalog.epoch(producer_id));
+                return Ok((AllocatedProducer { producer_id, producer_epoch }, index));
+            }
+        }
+        let mut index = 0;
+        if leading.next_producer >= self.read(|state| state.catalog.producers_reserved()) {
+            index = self.commit(leading, |state| Ok(catalog(state.catalog.plan_reserve()))).await?;
+        }
+        let producer_id = leading.next_producer;
+        leading.next_producer = ProducerId(producer_id.0 + 1);
+        Ok((AllocatedProducer { producer_id, producer_epoch: ProducerEpoch(0) }, index))
+    }
+
+    /// Lets a node join: it is told of the log first, so that it learns of itself what it has become.
+    async fn admit(
+        &self,
+        leading: &mut Leading,
+        request: &JoinCluster,
+        now_ms: i64,
+    ) -> Result<JoinedCluster, CoordinatorError> {
+        let join = join_of(request);
+        // Refused before anything changes.
+        self.commit(leading, |state| state.plan_join(&join, now_ms).map(|_| Vec::new())).await?;
+        let (id, node) = (u64::from(join.node), BasicNode::new(&join.doors.cluster));
+        let known = self.shared.current.read().members.membership().get_node(&id).cloned();
+        let changed = match known {
+            Some(known) if known == node => Ok(None),
+            Some(_) => {
+                let nodes = [(id, node)].into_iter().collect();
+                self.raft.change_membership(ChangeMembers::SetNodes(nodes), true).await.map(Some)
+            }
+            None => self.raft.add_learner(id, node, false).await.map(Some),
+        };
+        changed.map_err(|error| no_leader(&error))?;
+        let index = self.commit(leading, |state| state.plan_join(&join, now_ms)).await?;
+        self.heard.lock().remove(&join.node);
+        let epoch = self.read(|state| state.node(join.node).map_or(0, |node| node.epoch));
+        tracing::info!(node = join.node, epoch, address = join.doors.cluster, "a node has joined the cluster");
+        Ok(JoinedCluster { cluster: self.read(|state| state.cluster()), epoch, index })
+    }
+
+    async fn change_log(&self, leading: &mut Leading, request: &ChangeLog) -> Result<u64, CoordinatorError> {
+        let ChangeLog { log, change, view, first_block, backups } = request.clone();
+        let log = LogName { node: log.node, epoch: log.epoch, log: log.vlog };
+        let asked = LogView { log, view, first: first_block, backups };
+        self.commit(leading, |state| match change {
+            LogChange::View => state.plan_view(&asked),
+            LogChange::AddBackup => state.plan_add_backup(log, view, asked.backups.first().copied().unwrap_or(0)),
+            LogChange::GiveUp => state.plan_give_up_log(log),
+        })
+        .await
+    }
+}
+
+/// A join as the rules know it.
+fn join_of(request: &JoinCluster) -> Join {
+    let bit = |role: &Role| match role {
+        Role::Coordinator => Roles::COORDINATOR.0,
+        Role::Broker => Roles::BROKER.0,
+        Role::Backup => Roles::BACKUP.0,
+    };
+    Join {
+        node: request.node,
+        uuid: request.uuid,
+        roles: Roles(request.roles.iter().fold(0, |roles, role| roles | bit(role))),
+        rack: request.rack.clone(),
+        doors: Doors {
+            cluster: request.cluster_address.clone(),
+            native: request.native_address.clone(),
+            kafka: request.kafka_address.clone(),
+            http: request.http_address.clone(),
+        },
+        settings: request.settings.iter().map(|setting| (setting.name.clone(), setting.value.clone())).collect(),
+        epoch_min: request.epoch_min,
+        has_all: request.has_all,
+    }
+}

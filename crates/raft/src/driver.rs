@@ -1,0 +1,150 @@
+//! What the leader does by itself: who is silent is fenced, logs of fenced brokers end, streamlets without owner get one,
+//! coordinators get votes. Steps 1 to 4 of "A broker is lost" in `docs/replication.md`; each is in the log before the next begins,
+//! so whoever leads next goes on where this one stopped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kera_coordinator::CoordinatorError;
+use kera_coordinator::cluster::ClusterState;
+use kera_coordinator::detector::Detector;
+use kera_format::cluster::{LogName, NodeNumber, Roles};
+use openraft::ChangeMembers;
+use tokio::sync::watch;
+
+use crate::group::Group;
+use crate::network::Pending;
+
+/// Most coordinators that vote.
+const VOTERS_MAX: usize = 5;
+/// A coordinator that is so many entries behind gets no vote yet.
+const VOTER_LAG_MAX: u64 = 100;
+
+/// Has backups fence. Whoever knows how to reach them does it.
+pub trait Backups: Send + Sync + 'static {
+    /// Asks a backup to fence (node, epoch) and to tell how far it has logs of it, each given with the first block of its newest
+    /// view: the last block without a hole, in the order asked. The fence is on its disk when it answers.
+    fn fence(
+        &self,
+        backup: NodeNumber,
+        address: &str,
+        node: NodeNumber,
+        epoch: u32,
+        logs: Vec<(LogName, u64)>,
+    ) -> Pending<Vec<(LogName, u64)>>;
+}
+
+impl Group {
+    /// Does the leader's work while this node is the leader, until `stop` says so. To be run once.
+    pub async fn drive(self: Arc<Self>, backups: Arc<dyn Backups>, mut stop: watch::Receiver<bool>) {
+        let timing = self.config.timing;
+        let mut detector = Detector::new(timing.lost_after_ms);
+        let mut turn = tokio::time::interval(Duration::from_millis(timing.heartbeat_ms / 2));
+        turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => return,
+                _ = turn.tick() => {}
+            }
+            if !self.is_leader() {
+                detector = Detector::new(timing.lost_after_ms);
+                self.heard.lock().clear();
+                continue;
+            }
+            if let Err(error) = self.lead(&mut detector, &*backups).await {
+                tracing::debug!(%error, "the leader's work waits");
+            }
+        }
+    }
+
+    async fn lead(&self, detector: &mut Detector, backups: &dyn Backups) -> Result<(), CoordinatorError> {
+        let now_us = self.clock.monotonic_us();
+        self.heard.lock().iter().for_each(|(node, (epoch, at_us))| detector.heard(*node, *epoch, *at_us));
+        let live = self.read(live_nodes);
+        live.iter()
+            .filter(|(node, _)| *node == self.config.node)
+            .for_each(|(node, epoch)| detector.heard(*node, *epoch, now_us));
+        for (node, epoch) in detector.lost(&live, now_us) {
+            tracing::warn!(node, epoch, "the node is silent; it is fenced");
+            self.commit(&mut *self.leading.lock().await, |state| state.plan_fence(node, epoch)).await?;
+        }
+        for (node, epoch) in self.read(ClusterState::lost) {
+            self.end_logs(node, epoch, backups).await?;
+            let is_over = |state: &ClusterState| state.logs_of(node, epoch).all(|(_, log)| log.end.is_some());
+            if self.read(|state| is_over(state) && state.to_recover(node, epoch).next().is_some()) {
+                self.commit(&mut *self.leading.lock().await, |state| state.plan_recover(node, epoch)).await?;
+            }
+        }
+        if self.read(|state| state.plan_adopt().is_ok_and(|entries| !entries.is_empty())) {
+            self.commit(&mut *self.leading.lock().await, ClusterState::plan_adopt).await?;
+        }
+        self.give_votes().await
+    }
+
+    /// Asks the backups of the newest views until each log of a fenced broker has one answer.
+    async fn end_logs(&self, node: NodeNumber, epoch: u32, backups: &dyn Backups) -> Result<(), CoordinatorError> {
+        for (backup, address, logs) in self.read(|state| to_ask(state, node, epoch)) {
+            let wait = Duration::from_millis(self.config.timing.lost_after_ms);
+            let asked = tokio::time::timeout(wait, backups.fence(backup, &address, node, epoch, logs.clone())).await;
+            let ends = match asked.unwrap_or_else(|_| Err("it does not answer".into())) {
+                Ok(ends) => ends,
+                Err(reason) => {
+                    tracing::info!(backup, node, epoch, reason, "a backup does not fence yet");
+                    continue;
+                }
+            };
+            for (log, end) in ends.into_iter().filter(|(log, _)| logs.iter().any(|(asked, _)| asked == log)) {
+                self.commit(&mut *self.leading.lock().await, |state| state.plan_end_log(log, end)).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives votes to coordinators that follow closely, two at a time, so that their number stays odd: one, three or five.
+    async fn give_votes(&self) -> Result<(), CoordinatorError> {
+        let metrics = self.raft.metrics().borrow().clone();
+        let Some(replication) = &metrics.replication else { return Ok(()) };
+        let members = metrics.membership_config.membership();
+        let voters: Vec<u64> = members.voter_ids().collect();
+        let last = metrics.last_log_index.unwrap_or(0);
+        let is_close = |node: &u64| {
+            replication.get(node).is_some_and(|at| at.is_some_and(|place| place.index + VOTER_LAG_MAX >= last))
+        };
+        let coordinators = self.read(|state| {
+            let live = state.nodes().iter().filter(|(_, node)| node.is_live(Roles::COORDINATOR));
+            live.map(|(number, _)| u64::from(*number)).collect::<Vec<_>>()
+        });
+        let ready: Vec<u64> =
+            coordinators.into_iter().filter(|node| !voters.contains(node) && is_close(node)).collect();
+        if ready.len() < 2 || voters.len() + 2 > VOTERS_MAX || members.get_joint_config().len() > 1 {
+            return Ok(());
+        }
+        let _alone = self.leading.lock().await;
+        let two = ready[..2].iter().copied().collect();
+        tracing::info!(voters = ?ready[..2], "coordinators get votes");
+        let changed = self.raft.change_membership(ChangeMembers::AddVoterIds(two), true).await;
+        changed.map(drop).map_err(|error| crate::group::no_leader(&error))
+    }
+}
+
+fn live_nodes(state: &ClusterState) -> Vec<(NodeNumber, u32)> {
+    state.nodes().iter().filter(|(_, node)| !node.fenced).map(|(number, node)| (*number, node.epoch)).collect()
+}
+
+type Asked = (NodeNumber, String, Vec<(LogName, u64)>);
+
+/// Which backup to ask for which logs that have no end yet: all of a newest view, so that one of them answers.
+fn to_ask(state: &ClusterState, node: NodeNumber, epoch: u32) -> Vec<Asked> {
+    let mut asked: Vec<Asked> = Vec::new();
+    for (log, known) in state.logs_of(node, epoch).filter(|(_, log)| log.end.is_none()) {
+        let Some(view) = known.views.last() else { continue };
+        for backup in &view.backups {
+            let Some(address) = state.node(*backup).map(|node| node.doors.cluster.clone()) else { continue };
+            match asked.iter_mut().find(|(number, ..)| number == backup) {
+                Some((.., logs)) => logs.push((log, view.first)),
+                None => asked.push((*backup, address, vec![(log, view.first)])),
+            }
+        }
+    }
+    asked
+}

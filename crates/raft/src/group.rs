@@ -1,0 +1,399 @@
+//! One node's part of the coordinators' group.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kera_coordinator::CoordinatorError;
+use kera_coordinator::cluster::{ClusterState, Join, Refused};
+use kera_env::{Clock, Disk};
+use kera_format::cluster::{ClusterEntry, NodeNumber, Roles};
+use kera_protocol::{
+    Body, ClusterDescription, DescribeCluster, ErrorBody, ForwardCommand, MemberNode, Message, NodeAlive, NodeHeard,
+    Op, ProtocolError, RaftAppend, RaftBallot, RaftSnapshot, RaftSnapshotTaken, RaftVote, Role, Status,
+};
+use openraft::{BasicNode, Config, Raft, ServerState, Snapshot, SnapshotPolicy};
+use parking_lot::Mutex;
+
+use crate::commands::Leading;
+use crate::file::{self, LogFile, OpenError};
+use crate::machine::{Machine, Observer, Shared};
+use crate::network::{Links, Transport, append_answer, append_request, ask, vote_answer, vote_request};
+use crate::snapshot;
+use crate::store::LogStore;
+use crate::types::{Batch, TypeConfig, ballot_of, vote};
+
+/// The largest snapshot that is taken from a leader.
+const SNAPSHOT_BYTES_MAX: usize = 1 << 30;
+
+/// How fast a group is. All nodes have the same.
+#[derive(Clone, Copy, Debug)]
+pub struct Timing {
+    /// Time between two signs of life, of the leader and of nodes, in milliseconds.
+    pub heartbeat_ms: u64,
+    /// A leader is lost after a time between this and twice as much.
+    pub election_ms: u64,
+    /// A node is lost after this.
+    pub lost_after_ms: u64,
+    /// How long a command waits for a leader and for its answer.
+    pub command_ms: u64,
+}
+
+impl Default for Timing {
+    fn default() -> Timing {
+        use kera_coordinator::detector::{HEARTBEAT_MS, LOST_AFTER_MS};
+        Timing { heartbeat_ms: HEARTBEAT_MS, election_ms: 500, lost_after_ms: LOST_AFTER_MS, command_ms: 10_000 }
+    }
+}
+
+/// What a group is told about its node.
+#[derive(Clone, Debug)]
+pub struct GroupConfig {
+    /// The node's number.
+    pub node: NodeNumber,
+    /// Its uuid.
+    pub uuid: [u8; 16],
+    /// Where other nodes reach it.
+    pub address: String,
+    /// Most streams of the cluster.
+    pub streams_max: usize,
+    /// Most copies that a stream may ask for, however many nodes there are.
+    pub copies_max: u32,
+    /// Entries after which the next snapshot is made.
+    pub snapshot_entries: u64,
+    /// How fast.
+    pub timing: Timing,
+}
+
+/// A snapshot that comes in parts.
+struct Incoming {
+    ballot: RaftBallot,
+    index: u64,
+    bytes: Vec<u8>,
+}
+
+/// See the crate. Any task may call any method.
+pub struct Group {
+    pub(crate) config: GroupConfig,
+    pub(crate) raft: Raft<TypeConfig>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) leading: tokio::sync::Mutex<Leading>,
+    pub(crate) heard: Mutex<BTreeMap<NodeNumber, (u32, u64)>>,
+    incoming: Mutex<Option<Incoming>>,
+}
+
+impl Group {
+    /// Goes on with what is on the disk, or waits to be told of a cluster by [`found`](Group::found) or by a leader. Must be called
+    /// on a `tokio` runtime, and blocks while it reads.
+    pub async fn start(
+        config: GroupConfig,
+        disk: Arc<dyn Disk>,
+        transport: Arc<dyn Transport>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Arc<Group>, OpenError> {
+        file::check_number(&*disk, config.node)?;
+        let log = LogFile::open(disk.clone(), config.uuid)?;
+        let machine = Machine::open(disk, config.uuid)?;
+        let shared = machine.shared.clone();
+        let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
+        let store = LogStore::start(log).map_err(failed)?;
+        let timing = config.timing;
+        let settings = Config {
+            cluster_name: "kera".into(),
+            heartbeat_interval: timing.heartbeat_ms,
+            election_timeout_min: timing.election_ms,
+            election_timeout_max: timing.election_ms * 2,
+            // A part of a snapshot may be written to a slow disk.
+            install_snapshot_timeout: 60_000,
+            snapshot_policy: SnapshotPolicy::LogsSinceLast(config.snapshot_entries),
+            max_in_snapshot_log_to_keep: config.snapshot_entries / 5,
+            replication_lag_threshold: config.snapshot_entries,
+            ..Config::default()
+        };
+        let settings = Arc::new(settings.validate().map_err(|error| failed(std::io::Error::other(error)))?);
+        let links = Links(transport.clone());
+        let raft = Raft::new(config.node.into(), settings, links, store, machine).await;
+        let raft = raft.map_err(|error| failed(std::io::Error::other(error)))?;
+        Ok(Arc::new(Group {
+            config,
+            raft,
+            shared,
+            transport,
+            clock,
+            leading: tokio::sync::Mutex::default(),
+            heard: Mutex::default(),
+            incoming: Mutex::default(),
+        }))
+    }
+
+    /// Whether the node has been told of a cluster, so that it needs nobody's address to go on.
+    pub async fn is_member(&self) -> bool {
+        self.raft.is_initialized().await.unwrap_or(false)
+    }
+
+    /// Makes this node the first of a cluster, with the streams that `catalog` has. Doing it again after a crash is fine.
+    pub async fn found(
+        &self,
+        catalog: &kera_coordinator::catalog::Catalog,
+        cluster: [u8; 16],
+        join: &Join,
+    ) -> Result<(), CoordinatorError> {
+        if !self.is_member().await {
+            let first = BTreeMap::from([(u64::from(self.config.node), BasicNode::new(&self.config.address))]);
+            self.raft.initialize(first).await.map_err(|error| no_leader(&error))?;
+        }
+        self.wait_for_leader().await?;
+        let catalog = catalog.clone();
+        let (join, now_ms) = (join.clone(), self.clock.now_ms());
+        self.commit(&mut *self.leading.lock().await, |state| {
+            if state.cluster() != [0; 16] {
+                return Ok(Vec::new());
+            }
+            let mut entries = snapshot::of_catalog(&catalog);
+            entries.extend(ClusterState::with_catalog(catalog.clone()).plan_found(cluster, &join, now_ms)?);
+            Ok(entries)
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Reads the state. Keep it short: nothing becomes true meanwhile.
+    pub fn read<T>(&self, read: impl FnOnce(&ClusterState) -> T) -> T {
+        read(&self.shared.current.read().state)
+    }
+
+    /// Says who is told of changes from now on.
+    pub fn observe(&self, observer: Arc<dyn Observer>) {
+        self.shared.observe(observer);
+    }
+
+    /// Up to which entry the state is.
+    pub fn applied(&self) -> u64 {
+        self.shared.current.read().applied.map_or(0, |place| place.index)
+    }
+
+    /// The leader that the node knows of, with its address for other nodes.
+    pub fn leader(&self) -> Option<(NodeNumber, String)> {
+        let metrics = self.raft.metrics().borrow().clone();
+        let leader = metrics.current_leader?;
+        let address = metrics.membership_config.membership().get_node(&leader)?.addr.clone();
+        Some((leader as NodeNumber, address))
+    }
+
+    /// Whether this node is the leader, as far as it knows.
+    pub fn is_leader(&self) -> bool {
+        self.raft.metrics().borrow().state == ServerState::Leader
+    }
+
+    /// Everybody that the log knows: number and address for other nodes.
+    pub fn peers(&self) -> Vec<(u64, String)> {
+        let current = self.shared.current.read();
+        current.members.membership().nodes().map(|(node, at)| (*node, at.addr.clone())).collect()
+    }
+
+    /// Waits until the node knows a leader.
+    pub(crate) async fn wait_for_leader(&self) -> Result<(), CoordinatorError> {
+        let timeout = Duration::from_millis(self.config.timing.command_ms);
+        let waited =
+            self.raft.wait(Some(timeout)).metrics(|metrics| metrics.current_leader.is_some(), "a leader").await;
+        waited.map(drop).map_err(|error| no_leader(&error))
+    }
+
+    /// Waits until this node's observers have been told of everything up to an entry.
+    pub async fn wait_followed(&self, index: u64) -> Result<(), CoordinatorError> {
+        let mut followed = self.shared.followed.clone();
+        let timeout = Duration::from_millis(self.config.timing.command_ms);
+        match tokio::time::timeout(timeout, followed.wait_for(|told| *told >= index)).await {
+            Ok(Ok(_)) => Ok(()),
+            _ => Err(CoordinatorError::NoLeader(format!(
+                "it is done, but node {} does not know it yet",
+                self.config.node
+            ))),
+        }
+    }
+
+    /// Proposes what `plan` makes of the state, and waits until it is true: tells up to which entry. Only the leader can; the
+    /// caller holds what makes commands go one at a time, so nothing changes between plan and entry unless the leader does.
+    pub(crate) async fn commit(
+        &self,
+        _alone: &mut Leading,
+        plan: impl Fn(&ClusterState) -> Result<Vec<ClusterEntry>, CoordinatorError>,
+    ) -> Result<u64, CoordinatorError> {
+        for _ in 0..3 {
+            let timeout = Duration::from_millis(self.config.timing.command_ms);
+            let reached = tokio::time::timeout(timeout, self.raft.ensure_linearizable()).await;
+            let reached =
+                reached.map_err(|_| CoordinatorError::NoLeader("a majority of the coordinators is silent".into()))?;
+            let place = reached.map_err(|error| no_leader(&error))?;
+            let entries = self.read(&plan)?;
+            if entries.is_empty() {
+                return Ok(place.map_or(0, |place| place.index));
+            }
+            let written = tokio::time::timeout(timeout, self.raft.client_write(Batch(entries))).await;
+            let written =
+                written.map_err(|_| CoordinatorError::NoLeader("a majority of the coordinators is silent".into()))?;
+            let written = written.map_err(|error| no_leader(&error))?;
+            match written.data.refused {
+                None => return Ok(written.log_id.index),
+                // Another leader was quicker; look again.
+                Some(reason) => tracing::info!(reason, "a command is planned again"),
+            }
+        }
+        Err(CoordinatorError::Refused(Refused("the cluster changes too fast; try again".into())))
+    }
+
+    /// Answers a request of another node.
+    pub async fn handle(&self, op: Op, version: u8, body: &[u8]) -> Result<Vec<u8>, (Status, ErrorBody)> {
+        let answer = self.answer(op, version, body).await;
+        answer.map_err(|error| (error.status(), error.body()))
+    }
+
+    async fn answer(&self, op: Op, version: u8, body: &[u8]) -> Result<Vec<u8>, CoordinatorError> {
+        op.check_version(version)?;
+        let gone =
+            |error: &dyn std::fmt::Display| CoordinatorError::NoLeader(format!("the coordinator has stopped: {error}"));
+        match op {
+            Op::RaftVote => {
+                let message = RaftVote::decode(version, body)?;
+                let answer = self.raft.vote(vote_request(&message)).await.map_err(|error| gone(&error))?;
+                Ok(encoded(&vote_answer(&answer), version))
+            }
+            Op::RaftAppend => {
+                let request = append_request(RaftAppend::decode(version, body)?).map_err(malformed)?;
+                let answer = self.raft.append_entries(request).await.map_err(|error| gone(&error))?;
+                Ok(encoded(&append_answer(answer), version))
+            }
+            Op::RaftSnapshot => {
+                let ballot = self.take_part(RaftSnapshot::decode(version, body)?).await?;
+                Ok(encoded(&RaftSnapshotTaken { ballot }, version))
+            }
+            Op::ForwardCommand => {
+                let command = ForwardCommand::decode(version, body)?;
+                Ok(encoded(&self.execute_forwarded(&command).await, version))
+            }
+            Op::NodeAlive => Ok(encoded(&self.hear(NodeAlive::decode(version, body)?), version)),
+            Op::DescribeCluster => {
+                DescribeCluster::decode(version, body)?;
+                Ok(encoded(&self.describe(), version))
+            }
+            Op::JoinCluster | Op::ChangeLog => self.request(op, version, body, false).await,
+            other => Err(CoordinatorError::Refused(Refused(format!("{other} is not for this address")))),
+        }
+    }
+
+    async fn take_part(&self, message: RaftSnapshot) -> Result<RaftBallot, CoordinatorError> {
+        let RaftSnapshot { ballot, place, offset, part, last } = message;
+        let whole = {
+            let mut incoming = self.incoming.lock();
+            if offset == 0 {
+                *incoming = Some(Incoming { ballot, index: place.index, bytes: Vec::new() });
+            }
+            let follows =
+                |one: &Incoming| one.ballot == ballot && one.index == place.index && one.bytes.len() as u64 == offset;
+            let Some(one) = incoming.as_mut().filter(|one| follows(one)) else {
+                return Err(malformed(format!("part {offset} of the snapshot does not follow")));
+            };
+            if one.bytes.len() + part.len() > SNAPSHOT_BYTES_MAX {
+                *incoming = None;
+                return Err(malformed("the snapshot is too large".into()));
+            }
+            one.bytes.extend_from_slice(&part);
+            if last { incoming.take().map(|one| one.bytes) } else { None }
+        };
+        let Some(bytes) = whole else { return Ok(ballot) };
+        let meta = snapshot::decode(&bytes).map_err(malformed)?.meta();
+        let taken = self.raft.install_full_snapshot(vote(&ballot), Snapshot { meta, snapshot: Box::new(bytes) }).await;
+        let taken = taken.map_err(|error| CoordinatorError::NoLeader(error.to_string()))?;
+        Ok(ballot_of(&taken.vote))
+    }
+
+    fn hear(&self, alive: NodeAlive) -> NodeHeard {
+        if self.is_leader() {
+            self.heard.lock().insert(alive.node, (alive.epoch, self.clock.monotonic_us()));
+        }
+        let leader = self.leader().map_or(0, |(node, _)| node);
+        NodeHeard { leader, live: self.read(|state| state.is_live(alive.node, alive.epoch)) }
+    }
+
+    /// Sends a sign of life to the leader; the answer says whether the node is still part of the cluster.
+    pub async fn beat(&self, epoch: u32) -> Result<NodeHeard, String> {
+        let alive = NodeAlive { node: self.config.node, epoch };
+        let Some((leader, address)) = self.leader() else { return Err("there is no leader".into()) };
+        if leader == self.config.node {
+            return Ok(self.hear(alive));
+        }
+        let wait = Duration::from_millis(self.config.timing.lost_after_ms);
+        let asked = tokio::time::timeout(wait, ask(&*self.transport, leader.into(), &address, &alive)).await;
+        asked.unwrap_or_else(|_| Err("the leader does not answer".into()))
+    }
+
+    /// How the cluster is, as this node knows it.
+    pub fn describe(&self) -> ClusterDescription {
+        let metrics = self.raft.metrics().borrow().clone();
+        let current = self.shared.current.read();
+        let voters: BTreeSet<u64> = current.members.membership().voter_ids().collect();
+        let state = &current.state;
+        let nodes = state.nodes().iter().map(|(number, node)| MemberNode {
+            node: *number,
+            epoch: node.epoch,
+            uuid: node.uuid,
+            fenced: node.fenced,
+            votes: voters.contains(&u64::from(*number)),
+            roles: roles_of(node.roles),
+            rack: node.rack.clone(),
+            cluster_address: node.doors.cluster.clone(),
+            native_address: node.doors.native.clone(),
+            streamlets: node.streamlets,
+        });
+        let lost = state.nodes().values().filter(|node| node.fenced);
+        ClusterDescription {
+            cluster: state.cluster(),
+            leader: metrics.current_leader.unwrap_or(0) as u32,
+            term: metrics.current_term,
+            applied: current.applied.map_or(0, |place| place.index),
+            nodes: nodes.collect(),
+            logs: state.logs().len() as u64,
+            waiting_streamlets: lost.map(|node| node.streamlets).sum(),
+        }
+    }
+
+    /// Stops taking part. What was answered stays.
+    pub async fn stop(&self) {
+        if let Err(error) = self.raft.shutdown().await {
+            tracing::error!(%error, "the coordinator ended with a panic");
+        }
+    }
+}
+
+/// Roles as messages name them.
+fn roles_of(roles: Roles) -> Vec<Role> {
+    let all = [(Roles::COORDINATOR, Role::Coordinator), (Roles::BROKER, Role::Broker), (Roles::BACKUP, Role::Backup)];
+    all.into_iter().filter(|(bit, _)| roles.has(*bit)).map(|(_, role)| role).collect()
+}
+
+pub(crate) fn encoded<B: Body>(body: &B, version: u8) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    body.encode(version, &mut bytes);
+    bytes
+}
+
+pub(crate) fn no_leader(error: &dyn std::fmt::Display) -> CoordinatorError {
+    CoordinatorError::NoLeader(format!("the coordinators have no leader that can be asked ({error})"))
+}
+
+pub(crate) fn malformed(reason: String) -> CoordinatorError {
+    tracing::warn!(reason, "a message of another node is refused");
+    CoordinatorError::Protocol(ProtocolError::BadField {
+        field: "cluster message",
+        value: 0,
+        allowed: "one that is whole",
+    })
+}
+
+/// A message as operation, version and body.
+pub(crate) fn packed<M: Message>(message: &M) -> (Op, u8, Vec<u8>) {
+    let version = M::OP.version_max();
+    (M::OP, version, encoded(message, version))
+}

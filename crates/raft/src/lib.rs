@@ -1,0 +1,22 @@
+//! The coordinators of a cluster as one: what they agree on is a log (Raft, by `openraft`), and every node of the cluster has the
+//! state that it makes. Coordinators vote, all others are told.
+//!
+//! [`Group`] is one node's part of it. It runs on a `tokio` runtime that it is started on; threads of its own write the log
+//! ([`mod@file`]) and tell observers. Messages come in through [`Group::handle`] and go out through a [`Transport`]; so tests
+//! run whole groups in one process, over a network that loses, delays and parts them. Nothing per chunk or per segment ever
+//! comes here, and what a node knows it answers from its own memory.
+
+mod commands;
+mod driver;
+pub mod file;
+mod group;
+mod machine;
+mod network;
+mod snapshot;
+mod store;
+mod types;
+
+pub use driver::Backups;
+pub use group::{Group, GroupConfig, Timing};
+pub use machine::{Change, Observer};
+pub use network::{Pending, Transport};

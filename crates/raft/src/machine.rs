@@ -1,0 +1,254 @@
+//! The state that all nodes have: entries of the log make it, snapshots carry it, observers follow it.
+//!
+//! Observers are called on a thread of their own, one entry after the other in the order of the log: they may wait for disks, and
+//! the log does not wait for them.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use kera_coordinator::StreamEvent;
+use kera_coordinator::cluster::ClusterState;
+use kera_env::Disk;
+use kera_format::catalog::Entry as CatalogEntry;
+use kera_format::cluster::ClusterEntry;
+use kera_protocol::{StreamInfo, StreamRef};
+use openraft::storage::RaftStateMachine;
+use openraft::{
+    EntryPayload, ErrorSubject, ErrorVerb, OptionalSend, RaftSnapshotBuilder, Snapshot, SnapshotMeta, StorageError,
+};
+use parking_lot::{Mutex, RwLock};
+use tokio::sync::watch;
+
+use crate::file::OpenError;
+use crate::snapshot;
+use crate::types::{Applied, Entry, Place, StoredMembers, TypeConfig};
+
+/// What has become true.
+#[derive(Clone, Debug)]
+pub enum Change {
+    /// A stream was made, altered or deleted.
+    Stream(StreamEvent),
+    /// Anything else.
+    Cluster(ClusterEntry),
+    /// A snapshot has replaced the state. Changes of streams have been told before; everything else may be different.
+    Replaced,
+}
+
+/// Who wants to know of all changes of the state.
+pub trait Observer: Send + Sync {
+    /// Called on a thread of its own, one change at a time and in order. `index` is that of the entry of the log.
+    fn changed(&self, index: u64, change: &Change);
+}
+
+pub(crate) struct Current {
+    pub(crate) state: ClusterState,
+    pub(crate) applied: Option<Place>,
+    pub(crate) members: StoredMembers,
+}
+
+/// What is shared by all who read the state.
+pub(crate) struct Shared {
+    pub(crate) current: RwLock<Current>,
+    changes: Mutex<Sender<(u64, Vec<Change>)>>,
+    observers: Arc<Mutex<Vec<Arc<dyn Observer>>>>,
+    /// Up to which entry observers have been told.
+    pub(crate) followed: watch::Receiver<u64>,
+}
+
+impl Shared {
+    pub(crate) fn observe(&self, observer: Arc<dyn Observer>) {
+        self.observers.lock().push(observer);
+    }
+}
+
+/// The state machine. Clones are the same one.
+#[derive(Clone)]
+pub(crate) struct Machine {
+    pub(crate) shared: Arc<Shared>,
+    disk: Arc<dyn Disk>,
+    node: [u8; 16],
+}
+
+impl Machine {
+    /// Begins with the newest snapshot, if there is one. Blocks.
+    pub(crate) fn open(disk: Arc<dyn Disk>, node: [u8; 16]) -> Result<Machine, OpenError> {
+        let loaded = snapshot::newest(&*disk)?;
+        let current = match loaded {
+            Some(loaded) => Current { state: loaded.state, applied: Some(loaded.applied), members: loaded.members },
+            None => Current { state: ClusterState::default(), applied: None, members: StoredMembers::default() },
+        };
+        let index = current.applied.map_or(0, |place| place.index);
+        let (told, followed) = watch::channel(index);
+        let (changes, receiver) = channel();
+        let observers = Arc::new(Mutex::new(Vec::new()));
+        let (disk_error, followers) =
+            (|error| OpenError::Disk { path: snapshot::DIR.to_owned(), error }, observers.clone());
+        let spawn = std::thread::Builder::new().name("kera-follow".into()).stack_size(512 << 10);
+        spawn.spawn(move || follow(&receiver, &followers, &told)).map_err(disk_error)?;
+        let shared = Shared { current: RwLock::new(current), changes: Mutex::new(changes), observers, followed };
+        Ok(Machine { shared: Arc::new(shared), disk, node })
+    }
+
+    fn tell(&self, index: u64, changes: Vec<Change>) {
+        // Nobody follows any more only when the process ends.
+        let _ = self.shared.changes.lock().send((index, changes));
+    }
+
+    fn failed(error: io::Error) -> StorageError<u64> {
+        StorageError::from_io_error(ErrorSubject::StateMachine, ErrorVerb::Write, error)
+    }
+}
+
+fn follow(
+    changes: &Receiver<(u64, Vec<Change>)>,
+    observers: &Mutex<Vec<Arc<dyn Observer>>>,
+    told: &watch::Sender<u64>,
+) {
+    while let Ok((index, changes)) = changes.recv() {
+        let observers = observers.lock().clone();
+        for change in &changes {
+            observers.iter().for_each(|observer| observer.changed(index, change));
+        }
+        told.send_replace(index);
+    }
+}
+
+/// Applies one entry; what observers are told of it.
+fn apply_one(state: &mut ClusterState, entry: &ClusterEntry) -> Result<Option<Change>, String> {
+    let find = |state: &ClusterState, stream: StreamRef| state.catalog.find(&stream).ok().cloned();
+    let before = match entry {
+        ClusterEntry::Catalog(
+            CatalogEntry::StreamAltered { stream, .. } | CatalogEntry::StreamDeleted { stream, .. },
+        ) => find(state, (*stream).into()),
+        _ => None,
+    };
+    state.apply(entry).map_err(|refused| refused.0)?;
+    let event = match entry {
+        ClusterEntry::Catalog(CatalogEntry::StreamCreated { stream, .. }) => {
+            find(state, (*stream).into()).map(StreamEvent::Created)
+        }
+        ClusterEntry::Catalog(CatalogEntry::StreamAltered { stream, .. }) => {
+            let after = find(state, (*stream).into());
+            before.zip(after).map(|(before, after)| StreamEvent::Altered { before, after })
+        }
+        ClusterEntry::Catalog(CatalogEntry::StreamDeleted { .. }) => before.map(StreamEvent::Deleted),
+        ClusterEntry::Catalog(_) => None,
+        other => return Ok(Some(Change::Cluster(other.clone()))),
+    };
+    Ok(event.map(Change::Stream))
+}
+
+/// What happened to streams between two states.
+fn differences(before: &ClusterState, after: &ClusterState) -> Vec<Change> {
+    let mut changes = Vec::new();
+    let of = |state: &ClusterState, info: &StreamInfo| state.catalog.find(&info.id.into()).ok().cloned();
+    for info in before.catalog.streams().filter(|info| of(after, info).is_none()) {
+        changes.push(StreamEvent::Deleted(info.clone()));
+    }
+    for info in after.catalog.streams() {
+        match of(before, info) {
+            None => changes.push(StreamEvent::Created(info.clone())),
+            Some(before) if before.options != info.options => {
+                changes.push(StreamEvent::Altered { before, after: info.clone() });
+            }
+            Some(_) => {}
+        }
+    }
+    changes.into_iter().map(Change::Stream).chain([Change::Replaced]).collect()
+}
+
+impl RaftStateMachine<TypeConfig> for Machine {
+    type SnapshotBuilder = Machine;
+
+    async fn applied_state(&mut self) -> Result<(Option<Place>, StoredMembers), StorageError<u64>> {
+        let current = self.shared.current.read();
+        Ok((current.applied, current.members.clone()))
+    }
+
+    async fn apply<I>(&mut self, entries: I) -> Result<Vec<Applied>, StorageError<u64>>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let mut answers = Vec::new();
+        for entry in entries {
+            let (mut answer, mut changes) = (Applied::default(), Vec::new());
+            {
+                let current = &mut *self.shared.current.write();
+                match entry.payload {
+                    EntryPayload::Blank => {}
+                    EntryPayload::Membership(members) => {
+                        current.members = StoredMembers::new(Some(entry.log_id), members);
+                    }
+                    EntryPayload::Normal(batch) => {
+                        for one in &batch.0 {
+                            match apply_one(&mut current.state, one) {
+                                Ok(change) => changes.extend(change),
+                                Err(refused) => {
+                                    answer.refused = Some(refused);
+                                    break;
+                                }
+                            }
+                        }
+                    }
+                }
+                current.applied = Some(entry.log_id);
+            }
+            self.tell(entry.log_id.index, changes);
+            answers.push(answer);
+        }
+        Ok(answers)
+    }
+
+    async fn get_snapshot_builder(&mut self) -> Machine {
+        self.clone()
+    }
+
+    async fn begin_receiving_snapshot(&mut self) -> Result<Box<Vec<u8>>, StorageError<u64>> {
+        Ok(Box::default())
+    }
+
+    async fn install_snapshot(
+        &mut self,
+        _meta: &SnapshotMeta<u64, crate::types::Node>,
+        bytes: Box<Vec<u8>>,
+    ) -> Result<(), StorageError<u64>> {
+        let loaded = snapshot::decode(&bytes).map_err(|reason| Machine::failed(io::Error::other(reason)))?;
+        let (disk, index) = (self.disk.clone(), loaded.applied.index);
+        let written = tokio::task::spawn_blocking(move || snapshot::write(&*disk, index, &bytes)).await;
+        written.map_err(io::Error::other).flatten().map_err(Machine::failed)?;
+        let changes = {
+            let mut current = self.shared.current.write();
+            let changes = differences(&current.state, &loaded.state);
+            *current = Current { state: loaded.state, applied: Some(loaded.applied), members: loaded.members };
+            changes
+        };
+        self.tell(index, changes);
+        Ok(())
+    }
+
+    async fn get_current_snapshot(&mut self) -> Result<Option<Snapshot<TypeConfig>>, StorageError<u64>> {
+        let found = snapshot::read_newest(&*self.disk).map_err(Machine::failed)?;
+        let Some(bytes) = found else { return Ok(None) };
+        let loaded = snapshot::decode(&bytes).map_err(|reason| Machine::failed(io::Error::other(reason)))?;
+        Ok(Some(Snapshot { meta: loaded.meta(), snapshot: Box::new(bytes) }))
+    }
+}
+
+impl RaftSnapshotBuilder<TypeConfig> for Machine {
+    async fn build_snapshot(&mut self) -> Result<Snapshot<TypeConfig>, StorageError<u64>> {
+        let (bytes, meta, index) = {
+            let current = self.shared.current.read();
+            let Some(applied) = current.applied else {
+                return Err(Machine::failed(io::Error::other("nothing is applied, so there is nothing to keep")));
+            };
+            let bytes = snapshot::encode(self.node, &current.state, applied, &current.members);
+            (bytes, snapshot::meta(applied, current.members.clone()), applied.index)
+        };
+        let (disk, copy) = (self.disk.clone(), bytes.clone());
+        let written = tokio::task::spawn_blocking(move || snapshot::write(&*disk, index, &copy)).await;
+        written.map_err(io::Error::other).flatten().map_err(Machine::failed)?;
+        Ok(Snapshot { meta, snapshot: Box::new(bytes) })
+    }
+}

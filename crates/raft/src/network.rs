@@ -1,0 +1,179 @@
+//! Messages of the log from and to other nodes, over whatever carries them.
+
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kera_protocol::{Body, Message, Op, RaftAppend, RaftAppended, RaftOutcome, RaftSnapshot, RaftVote, RaftVoted};
+use openraft::Snapshot;
+use openraft::error::{RPCError, RaftError, ReplicationClosed, StreamingError, Unreachable};
+use openraft::network::{Backoff, RPCOption, RaftNetwork, RaftNetworkFactory};
+use openraft::raft::{AppendEntriesRequest, AppendEntriesResponse, SnapshotResponse, VoteRequest, VoteResponse};
+
+use crate::types::{Ballot, Node, Place, TypeConfig, ballot_of, from_format, log_id, place_of, to_format, vote};
+
+/// Bytes of a part of a snapshot.
+const PART_BYTES: usize = 4 << 20;
+/// Time between two tries to reach a node that cannot be reached.
+const RETRY: Duration = Duration::from_millis(200);
+
+/// An answer on its way.
+pub type Pending<T> = Pin<Box<dyn Future<Output = Result<T, String>> + Send>>;
+
+/// Carries requests to other nodes. May lose, delay and double them; must not change them.
+pub trait Transport: Send + Sync + 'static {
+    /// Sends a request's body to a node and waits for the answer's. The error says why there is none: the request may have
+    /// been done all the same.
+    fn call(&self, to: u64, address: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>>;
+}
+
+/// Sends a message and waits for its answer.
+pub(crate) async fn ask<M: Message>(
+    transport: &dyn Transport,
+    to: u64,
+    address: &str,
+    message: &M,
+) -> Result<M::Response, String> {
+    let (version, mut body) = (M::OP.version_max(), Vec::new());
+    message.encode(version, &mut body);
+    let answer = transport.call(to, address, M::OP, body).await?;
+    M::Response::decode(version, &answer).map_err(|error| error.to_string())
+}
+
+/// Makes links to other nodes.
+pub(crate) struct Links(pub(crate) Arc<dyn Transport>);
+
+impl RaftNetworkFactory<TypeConfig> for Links {
+    type Network = Link;
+
+    async fn new_client(&mut self, target: u64, node: &Node) -> Link {
+        Link { transport: self.0.clone(), to: target, address: node.addr.clone() }
+    }
+}
+
+/// A way to one node.
+pub(crate) struct Link {
+    transport: Arc<dyn Transport>,
+    to: u64,
+    address: String,
+}
+
+fn unreachable(reason: String) -> Unreachable {
+    Unreachable::new(&io::Error::other(reason))
+}
+
+impl Link {
+    async fn ask<M: Message>(&self, message: &M) -> Result<M::Response, Unreachable> {
+        ask(&*self.transport, self.to, &self.address, message).await.map_err(unreachable)
+    }
+}
+
+type Failed = RPCError<u64, Node, RaftError<u64>>;
+
+impl RaftNetwork<TypeConfig> for Link {
+    async fn append_entries(
+        &mut self,
+        request: AppendEntriesRequest<TypeConfig>,
+        _option: RPCOption,
+    ) -> Result<AppendEntriesResponse<u64>, Failed> {
+        Ok(appended(&self.ask(&append_message(&request)).await?))
+    }
+
+    async fn vote(&mut self, request: VoteRequest<u64>, _option: RPCOption) -> Result<VoteResponse<u64>, Failed> {
+        let last = request.last_log_id.as_ref().map(place_of);
+        let voted = self.ask(&RaftVote { ballot: ballot_of(&request.vote), last }).await?;
+        let last = voted.last.as_ref().map(log_id);
+        Ok(VoteResponse::new(vote(&voted.ballot), last, voted.granted))
+    }
+
+    async fn full_snapshot(
+        &mut self,
+        ballot: Ballot,
+        snapshot: Snapshot<TypeConfig>,
+        cancel: impl Future<Output = ReplicationClosed> + Send + 'static,
+        _option: RPCOption,
+    ) -> Result<SnapshotResponse<u64>, StreamingError<TypeConfig, openraft::error::Fatal<u64>>> {
+        let Some(place) = snapshot.meta.last_log_id.as_ref().map(place_of) else {
+            return Err(unreachable("the snapshot is empty".into()).into());
+        };
+        let send = async {
+            let bytes = &snapshot.snapshot;
+            let mut offset = 0;
+            loop {
+                let end = bytes.len().min(offset + PART_BYTES);
+                let (part, last) = (bytes[offset..end].to_vec(), end == bytes.len());
+                let message = RaftSnapshot { ballot: ballot_of(&ballot), place, offset: offset as u64, part, last };
+                let taken = self.ask(&message).await?;
+                let follows = vote(&taken.ballot);
+                if last || follows > ballot {
+                    return Ok(SnapshotResponse { vote: follows });
+                }
+                offset = end;
+            }
+        };
+        tokio::select! {
+            closed = cancel => Err(closed.into()),
+            sent = send => sent.map_err(|error: Unreachable| error.into()),
+        }
+    }
+
+    fn backoff(&self) -> Backoff {
+        Backoff::new(std::iter::repeat(RETRY))
+    }
+}
+
+fn append_message(request: &AppendEntriesRequest<TypeConfig>) -> RaftAppend {
+    let encode = |entry| {
+        let mut bytes = Vec::new();
+        to_format(entry).encode(&mut bytes);
+        bytes
+    };
+    RaftAppend {
+        ballot: ballot_of(&request.vote),
+        before: request.prev_log_id.as_ref().map(place_of),
+        entries: request.entries.iter().map(encode).collect(),
+        decided: request.leader_commit.as_ref().map(place_of),
+    }
+}
+
+fn appended(answer: &RaftAppended) -> AppendEntriesResponse<u64> {
+    let through: Option<Place> = answer.through.as_ref().map(log_id);
+    match (answer.outcome, answer.ballot) {
+        (RaftOutcome::All, _) => AppendEntriesResponse::Success,
+        (RaftOutcome::Part, _) => AppendEntriesResponse::PartialSuccess(through),
+        (RaftOutcome::NewerLeader, Some(ballot)) => AppendEntriesResponse::HigherVote(vote(&ballot)),
+        (RaftOutcome::Conflict | RaftOutcome::NewerLeader, _) => AppendEntriesResponse::Conflict,
+    }
+}
+
+pub(crate) fn append_request(message: RaftAppend) -> Result<AppendEntriesRequest<TypeConfig>, String> {
+    let parse = |bytes: &Vec<u8>| kera_format::raft::LogEntry::parse(bytes).map(from_format);
+    let entries = message.entries.iter().map(parse).collect::<Result<_, _>>();
+    Ok(AppendEntriesRequest {
+        vote: vote(&message.ballot),
+        prev_log_id: message.before.as_ref().map(log_id),
+        entries: entries.map_err(|error| error.to_string())?,
+        leader_commit: message.decided.as_ref().map(log_id),
+    })
+}
+
+pub(crate) fn append_answer(answer: AppendEntriesResponse<u64>) -> RaftAppended {
+    let (outcome, through, ballot) = match answer {
+        AppendEntriesResponse::Success => (RaftOutcome::All, None, None),
+        AppendEntriesResponse::PartialSuccess(through) => (RaftOutcome::Part, through.as_ref().map(place_of), None),
+        AppendEntriesResponse::Conflict => (RaftOutcome::Conflict, None, None),
+        AppendEntriesResponse::HigherVote(newer) => (RaftOutcome::NewerLeader, None, Some(ballot_of(&newer))),
+    };
+    RaftAppended { outcome, through, ballot }
+}
+
+pub(crate) fn vote_request(message: &RaftVote) -> VoteRequest<u64> {
+    VoteRequest::new(vote(&message.ballot), message.last.as_ref().map(log_id))
+}
+
+pub(crate) fn vote_answer(answer: &VoteResponse<u64>) -> RaftVoted {
+    let last = answer.last_log_id.as_ref().map(place_of);
+    RaftVoted { ballot: ballot_of(&answer.vote), granted: answer.vote_granted, last }
+}

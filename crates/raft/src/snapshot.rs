@@ -1,0 +1,117 @@
+//! Snapshots: the whole state in a file of the catalog's format, with how far it goes and who votes.
+
+use std::io;
+
+use kera_coordinator::cluster::ClusterState;
+use kera_env::Disk;
+use kera_format::catalog::{self, Entry as CatalogEntry, FILE_HEADER_BYTES, FileHeader, FileKind};
+use kera_format::cluster::ClusterEntry;
+use openraft::SnapshotMeta;
+
+pub(crate) use crate::file::DIR;
+use crate::file::{OpenError, number_of, remove_before};
+use crate::types::{Node, Place, StoredMembers, log_id, members, membership_entry, place_of};
+
+/// The largest snapshot that is read.
+const BYTES_MAX: usize = 1 << 30;
+const SUFFIX: &str = ".snapshot";
+
+/// A snapshot that was read.
+pub(crate) struct Loaded {
+    pub(crate) state: ClusterState,
+    pub(crate) applied: Place,
+    pub(crate) members: StoredMembers,
+}
+
+impl Loaded {
+    pub(crate) fn meta(&self) -> SnapshotMeta<u64, Node> {
+        meta(self.applied, self.members.clone())
+    }
+}
+
+pub(crate) fn meta(applied: Place, members: StoredMembers) -> SnapshotMeta<u64, Node> {
+    let snapshot_id = format!("{}-{}", applied.leader_id.term, applied.index);
+    SnapshotMeta { last_log_id: Some(applied), last_membership: members, snapshot_id }
+}
+
+pub(crate) fn encode(node: [u8; 16], state: &ClusterState, applied: Place, members: &StoredMembers) -> Vec<u8> {
+    let header = FileHeader { node, generation: applied.index, kind: FileKind::Snapshot };
+    let mut bytes = header.encode().to_vec();
+    let mut entries = state.snapshot();
+    entries.insert(1, ClusterEntry::Applied { place: place_of(&applied) });
+    entries.insert(2, membership_entry(members.log_id().as_ref(), members.membership()));
+    for (entry, index) in entries.iter().zip(1..) {
+        entry.encode(index, &mut bytes);
+    }
+    let count = entries.len() as u64;
+    CatalogEntry::End { entries: count }.encode(count + 1, &mut bytes);
+    bytes
+}
+
+/// Reads all of a snapshot; the error says what is wrong where.
+pub(crate) fn decode(bytes: &[u8]) -> Result<Loaded, String> {
+    let header = FileHeader::parse(bytes).map_err(|error| format!("byte 0: {error}"))?;
+    if header.kind != FileKind::Snapshot {
+        return Err("byte 32: it is no snapshot".into());
+    }
+    let (mut state, mut applied, mut stored) = (ClusterState::default(), None, StoredMembers::default());
+    let mut at = FILE_HEADER_BYTES;
+    for expected in 1.. {
+        let parsed = ClusterEntry::parse(&bytes[at..]).map_err(|error| format!("byte {at}: {error}"))?;
+        let (index, entry, size) = parsed;
+        if index != expected {
+            return Err(format!("byte {at}: entry {expected} has index {index}"));
+        }
+        match entry {
+            ClusterEntry::Catalog(CatalogEntry::End { entries }) => {
+                if entries + 1 != expected || at + size != bytes.len() {
+                    return Err(format!("byte {at}: the end tells of {entries} entries and no more bytes"));
+                }
+                break;
+            }
+            ClusterEntry::Applied { place } => applied = Some(log_id(&place)),
+            ClusterEntry::Membership { place, voters, nodes } => {
+                stored = StoredMembers::new(place.as_ref().map(log_id), members(&voters, &nodes));
+            }
+            other => state.restore(&other).map_err(|refused| format!("byte {at}: {refused}"))?,
+        }
+        at += size;
+    }
+    let applied = applied.ok_or("it does not say how far it goes")?;
+    if applied.index != header.generation {
+        return Err(format!("it goes to {}, its header says {}", applied.index, header.generation));
+    }
+    Ok(Loaded { state, applied, members: stored })
+}
+
+/// Writes a snapshot and removes older ones. Blocks.
+pub(crate) fn write(disk: &dyn Disk, index: u64, bytes: &[u8]) -> io::Result<()> {
+    disk.replace(&format!("{DIR}/{index:016}{SUFFIX}"), bytes)?;
+    remove_before(disk, SUFFIX, index);
+    Ok(())
+}
+
+fn newest_path(disk: &dyn Disk) -> io::Result<Option<String>> {
+    disk.create_dir_all(DIR)?;
+    let numbers = disk.list(DIR)?;
+    let newest = numbers.iter().filter_map(|name| number_of(name, SUFFIX)).max();
+    Ok(newest.map(|index| format!("{DIR}/{index:016}{SUFFIX}")))
+}
+
+pub(crate) fn read_newest(disk: &dyn Disk) -> io::Result<Option<Vec<u8>>> {
+    newest_path(disk)?.map(|path| disk.read_all(&path, BYTES_MAX)).transpose()
+}
+
+pub(crate) fn newest(disk: &dyn Disk) -> Result<Option<Loaded>, OpenError> {
+    let at = |path: &str, error| OpenError::Disk { path: path.to_owned(), error };
+    let Some(path) = newest_path(disk).map_err(|error| at(DIR, error))? else { return Ok(None) };
+    let bytes = disk.read_all(&path, BYTES_MAX).map_err(|error| at(&path, error))?;
+    let damaged = |reason| OpenError::Damaged { path: path.clone(), offset: 0, reason };
+    decode(&bytes).map(Some).map_err(damaged)
+}
+
+/// Entries that make an empty state the one that a single node's catalog holds.
+pub(crate) fn of_catalog(catalog: &kera_coordinator::catalog::Catalog) -> Vec<ClusterEntry> {
+    let entries: Vec<catalog::Entry> = catalog.snapshot();
+    entries.into_iter().map(ClusterEntry::Catalog).collect()
+}

@@ -1,0 +1,166 @@
+//! The log as `openraft` wants it: entries in memory for whoever reads, and a thread that makes them durable, many with one
+//! sync. `openraft` hears of an entry's durability when it is synced, and not before.
+
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::io;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use kera_format::raft::Record;
+use openraft::storage::{LogFlushed, RaftLogStorage};
+use openraft::{ErrorSubject, ErrorVerb, LogState, OptionalSend, RaftLogReader, StorageError};
+use parking_lot::RwLock;
+use tokio::sync::oneshot;
+
+use crate::file::LogFile;
+use crate::types::{Ballot, Entry, Place, TypeConfig, ballot_of, from_format, log_id, place_of, to_format, vote};
+
+/// Most records that one sync makes durable.
+const RECORDS_MAX: usize = 4096;
+
+type Failed = StorageError<u64>;
+
+/// Who is told that records are durable.
+enum Done {
+    Flushed(LogFlushed<TypeConfig>),
+    Waiting(oneshot::Sender<io::Result<()>>),
+}
+
+struct Job {
+    records: Vec<Record>,
+    done: Done,
+}
+
+/// The log of one node. Clones are the same log.
+#[derive(Clone)]
+pub(crate) struct LogStore {
+    entries: Arc<RwLock<BTreeMap<u64, Entry>>>,
+    purged: Option<Place>,
+    vote: Option<Ballot>,
+    jobs: Sender<Job>,
+}
+
+impl LogStore {
+    /// Starts the thread, which ends with the last clone.
+    pub(crate) fn start(file: LogFile) -> io::Result<LogStore> {
+        let contents = file.contents().clone();
+        let entries = contents.entries.into_iter().map(|(index, entry)| (index, from_format(entry))).collect();
+        let (jobs, receiver) = channel();
+        let spawn = std::thread::Builder::new().name("kera-raft-disk".into()).stack_size(512 << 10);
+        spawn.spawn(move || write(file, &receiver))?;
+        let ballot = |(term, node, committed)| vote(&kera_protocol::RaftBallot { term, node, committed });
+        Ok(LogStore {
+            entries: Arc::new(RwLock::new(entries)),
+            purged: contents.purged.as_ref().map(log_id),
+            vote: contents.vote.map(ballot),
+            jobs,
+        })
+    }
+
+    async fn wait(&self, record: Record) -> Result<(), Failed> {
+        let (sender, done) = oneshot::channel();
+        let gone = || io::Error::other("the thread that writes the coordinators' log is gone");
+        let sent = self.jobs.send(Job { records: vec![record], done: Done::Waiting(sender) });
+        let result = match sent {
+            Ok(()) => done.await.unwrap_or_else(|_| Err(gone())),
+            Err(_) => Err(gone()),
+        };
+        result.map_err(|error| StorageError::from_io_error(ErrorSubject::Logs, ErrorVerb::Write, error))
+    }
+}
+
+fn write(mut file: LogFile, jobs: &Receiver<Job>) {
+    while let Ok(first) = jobs.recv() {
+        let (mut records, mut done) = (first.records, vec![first.done]);
+        while records.len() < RECORDS_MAX
+            && let Ok(next) = jobs.try_recv()
+        {
+            records.extend(next.records);
+            done.push(next.done);
+        }
+        let result = file.write(records);
+        if let Err(error) = &result {
+            tracing::error!(%error, "the coordinators' log cannot be written");
+        }
+        for one in done {
+            let copy = match &result {
+                Ok(()) => Ok(()),
+                Err(error) => Err(io::Error::new(error.kind(), error.to_string())),
+            };
+            match one {
+                Done::Flushed(callback) => callback.log_io_completed(copy),
+                Done::Waiting(sender) => drop(sender.send(copy)),
+            }
+        }
+    }
+}
+
+impl RaftLogReader<TypeConfig> for LogStore {
+    async fn try_get_log_entries<RB: RangeBounds<u64> + Clone + Debug + OptionalSend>(
+        &mut self,
+        range: RB,
+    ) -> Result<Vec<Entry>, Failed> {
+        Ok(self.entries.read().range(range).map(|(_, entry)| entry.clone()).collect())
+    }
+}
+
+impl RaftLogStorage<TypeConfig> for LogStore {
+    type LogReader = LogStore;
+
+    async fn get_log_state(&mut self) -> Result<LogState<TypeConfig>, Failed> {
+        let last = self.entries.read().last_key_value().map(|(_, entry)| entry.log_id);
+        Ok(LogState { last_purged_log_id: self.purged, last_log_id: last.or(self.purged) })
+    }
+
+    async fn get_log_reader(&mut self) -> LogStore {
+        self.clone()
+    }
+
+    async fn save_vote(&mut self, vote: &Ballot) -> Result<(), Failed> {
+        let ballot = ballot_of(vote);
+        self.wait(Record::Vote { term: ballot.term, node: ballot.node, committed: ballot.committed }).await?;
+        self.vote = Some(*vote);
+        Ok(())
+    }
+
+    async fn read_vote(&mut self) -> Result<Option<Ballot>, Failed> {
+        Ok(self.vote)
+    }
+
+    async fn append<I>(&mut self, entries: I, callback: LogFlushed<TypeConfig>) -> Result<(), Failed>
+    where
+        I: IntoIterator<Item = Entry> + OptionalSend,
+        I::IntoIter: OptionalSend,
+    {
+        let mut records = Vec::new();
+        {
+            let mut kept = self.entries.write();
+            for entry in entries {
+                records.push(Record::Appended(to_format(&entry)));
+                kept.insert(entry.log_id.index, entry);
+            }
+        }
+        if let Err(sent) = self.jobs.send(Job { records, done: Done::Flushed(callback) })
+            && let Done::Flushed(callback) = sent.0.done
+        {
+            callback.log_io_completed(Err(io::Error::other("the thread that writes the log is gone")));
+        }
+        Ok(())
+    }
+
+    async fn truncate(&mut self, from: Place) -> Result<(), Failed> {
+        self.entries.write().split_off(&from.index);
+        self.wait(Record::Truncated { from: from.index }).await
+    }
+
+    async fn purge(&mut self, through: Place) -> Result<(), Failed> {
+        {
+            let mut entries = self.entries.write();
+            *entries = entries.split_off(&(through.index + 1));
+        }
+        self.purged = Some(through);
+        self.wait(Record::Purged { place: place_of(&through) }).await
+    }
+}

@@ -1,0 +1,101 @@
+//! Groups under faults. What they must survive: any message lost, late, doubled or without its answer; any minority cut off or
+//! killed, with its disk's unsynced bytes gone; all killed at once. Then: what was answered is there on every node, and no two
+//! nodes were ever told different things at the same place of the log.
+
+#[allow(dead_code, unreachable_pub)]
+mod support;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use support::{World, create};
+
+async fn torment(seed: u64, voters: u32, others: u32) {
+    let mut world = World::cluster(seed, voters, others).await;
+    world.snapshot_entries = 60;
+    let mut rng = StdRng::seed_from_u64(seed);
+    let acknowledged: Arc<Mutex<Vec<String>>> = Arc::default();
+    let minority = (voters - 1) / 2;
+    for round in 0..6 {
+        {
+            let faults = &mut *world.net.faults.lock();
+            (faults.lose, faults.double) = (rng.random_range(0..15), rng.random_range(0..20));
+            faults.delay_ms_max = rng.random_range(0..12);
+        }
+        let mut busy = Vec::new();
+        for at in world.nodes.keys().copied().collect::<Vec<_>>() {
+            let (group, acknowledged) = (world.nodes[&at].group.clone(), acknowledged.clone());
+            busy.push(tokio::spawn(async move {
+                for number in 0..8 {
+                    let name = format!("s-{round}-{at}-{number}");
+                    if create(&group, &name, 1).await.is_ok() {
+                        acknowledged.lock().push(name);
+                    }
+                }
+            }));
+        }
+        let all: Vec<u64> = (1..=u64::from(voters + others)).collect();
+        let mut unlucky: Vec<u64> = Vec::new();
+        while unlucky.len() < minority as usize {
+            let node = rng.random_range(1..=u64::from(voters));
+            if !unlucky.contains(&node) {
+                unlucky.push(node);
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(rng.random_range(10..200))).await;
+        match rng.random_range(0..3) {
+            0 => {
+                let rest: Vec<u64> = all.iter().copied().filter(|node| !unlucky.contains(node)).collect();
+                world.part(&unlucky, &rest);
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
+            1 => {
+                for node in &unlucky {
+                    world.kill(*node as u32, Some(rng.random())).await;
+                }
+                tokio::time::sleep(Duration::from_millis(300)).await;
+                for node in &unlucky {
+                    world.start(*node as u32).await;
+                }
+            }
+            _ => {
+                for node in &all {
+                    world.kill(*node as u32, Some(rng.random())).await;
+                }
+                for node in &all {
+                    world.start(*node as u32).await;
+                }
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        busy.iter().for_each(tokio::task::JoinHandle::abort);
+        world.net.faults.lock().parted.clear();
+    }
+    world.heal();
+    world.agree().await;
+    let acknowledged = acknowledged.lock().clone();
+    assert!(acknowledged.len() > 10, "hardly anything was acknowledged: {}", acknowledged.len());
+    for (number, node) in &world.nodes {
+        let missing = acknowledged
+            .iter()
+            .find(|name| node.group.read(|state| state.catalog.find(&name.as_str().into()).is_err()));
+        assert_eq!(missing, None, "seed {seed}: node {number} has not what was acknowledged");
+    }
+}
+
+#[tokio::test]
+async fn three_coordinators_and_a_node_that_is_told() {
+    for seed in [11, 12, 13] {
+        torment(seed, 3, 1).await;
+    }
+}
+
+#[tokio::test]
+async fn five_coordinators() {
+    for seed in [21, 22] {
+        torment(seed, 5, 0).await;
+    }
+}

@@ -1,0 +1,203 @@
+//! A group of coordinators, step by step.
+
+#[allow(dead_code, unreachable_pub)]
+mod support;
+
+use kera_coordinator::catalog::{Catalog, Limits};
+use kera_format::StreamOptions;
+use kera_format::vlog_replica::LogId;
+use kera_protocol::{AllocateProducer, ChangeLog, CreateStream, LogChange};
+use support::{World, create};
+
+fn has(world: &World, at: u32, name: &str) -> bool {
+    world.nodes[&at].group.read(|state| state.catalog.find(&name.into()).is_ok())
+}
+
+#[tokio::test]
+async fn a_stream_that_is_made_on_any_node_is_known_on_all_and_at_once_where_it_was_asked_for() {
+    let world = World::cluster(1, 3, 1).await;
+    for at in 1..=4 {
+        let name = format!("from-{at}");
+        world.create(at, &name).await.unwrap();
+        assert!(has(&world, at, &name), "the node that answered knows it");
+    }
+    world.agree().await;
+    assert!((1..=4).all(|at| (1..=4).all(|of| has(&world, at, &format!("from-{of}")))));
+    let votes: Vec<u32> =
+        world.nodes[&4].group.describe().nodes.iter().filter(|node| node.votes).map(|node| node.node).collect();
+    assert_eq!(votes, [1, 2, 3]);
+}
+
+#[tokio::test]
+async fn another_leads_when_the_leader_is_killed_and_it_comes_back_with_a_higher_epoch() {
+    let mut world = World::cluster(2, 3, 0).await;
+    world.create(2, "before").await.unwrap();
+    let first = world.leader().unwrap();
+    let epoch = world.nodes[&first].epoch;
+    world.kill(first, Some(2)).await;
+    let other = if first == 1 { 2 } else { 1 };
+    world.create(other, "between").await.unwrap();
+    assert_ne!(world.leader(), Some(first));
+    world
+        .until("it is fenced", |world| world.nodes[&other].group.read(|state| state.node(first).unwrap().fenced))
+        .await;
+    world.start(first).await;
+    assert!(world.nodes[&first].group.is_member().await);
+    let joined = world.join(first, 3).await;
+    assert_eq!(joined.epoch, epoch + 1);
+    world.agree().await;
+    assert!(has(&world, first, "before") && has(&world, first, "between"));
+}
+
+#[tokio::test]
+async fn a_leader_that_is_cut_off_decides_nothing_and_forgets_what_it_had_begun() {
+    let world = World::cluster(3, 3, 0).await;
+    let old = world.leader().unwrap();
+    let others: Vec<u64> = (1..=3).filter(|node| *node != u64::from(old)).collect();
+    world.part(&[old.into()], &others);
+    let group = world.nodes[&old].group.clone();
+    let lonely = tokio::spawn(async move { create(&group, "lonely", 1).await });
+    world
+        .until("another leads", |world| others.iter().any(|node| world.nodes[&(*node as u32)].group.is_leader()))
+        .await;
+    world.create(others[0] as u32, "majority").await.unwrap();
+    assert!(!has(&world, old, "majority"));
+    let refused = lonely.await.unwrap();
+    assert!(refused.is_err(), "one of three has decided something: {refused:?}");
+    world.heal();
+    world.agree().await;
+    assert!(has(&world, old, "majority"));
+}
+
+#[tokio::test]
+async fn all_lose_power_and_come_back_with_all_that_was_answered() {
+    let mut world = World::cluster(4, 3, 1).await;
+    for number in 0..20 {
+        world.create(1 + number % 4, &format!("s{number}")).await.unwrap();
+    }
+    for node in 1..=4 {
+        world.kill(node, Some(node.into())).await;
+    }
+    for node in 1..=4 {
+        world.start(node).await;
+    }
+    world.until("there is a leader", |world| world.leader().is_some()).await;
+    for node in 1..=4 {
+        assert_eq!(world.join(node, 3).await.epoch, 2);
+    }
+    world.agree().await;
+    assert!((0..20).all(|number| has(&world, 4, &format!("s{number}"))));
+}
+
+#[tokio::test]
+async fn a_node_that_is_far_behind_gets_a_snapshot() {
+    let mut world = World::cluster(5, 1, 0).await;
+    world.kill(1, None).await;
+    world.snapshot_entries = 40;
+    world.start(1).await;
+    world.until("it leads", |world| world.leader() == Some(1)).await;
+    world.start(2).await;
+    world.join(2, 1).await;
+    world.create(2, "first").await.unwrap();
+    world.kill(2, None).await;
+    for number in 0..150 {
+        world.create(1, &format!("s{number}")).await.unwrap();
+    }
+    world.start(2).await;
+    world.agree().await;
+    assert!(has(&world, 2, "s149") && has(&world, 2, "first"));
+    assert!(*world.nodes[&2].replaced.0.lock() > 0, "it was told by entries");
+    // And it finds it again on its disk.
+    world.kill(2, Some(5)).await;
+    world.start(2).await;
+    assert!(has(&world, 2, "first"), "of the snapshot, before it hears from anybody");
+    world.agree().await;
+}
+
+#[tokio::test]
+async fn the_first_node_brings_its_catalog_along() {
+    let mut catalog = Catalog::default();
+    for name in ["old", "gone"] {
+        let request = CreateStream { name: name.into(), options: StreamOptions::default(), if_not_exists: false };
+        let entry = catalog.plan_create(&request, &Limits { streams: 9, nodes: 1 }, 5, false).unwrap();
+        catalog.apply(&entry).unwrap();
+    }
+    let entry = catalog.plan_delete(&"gone".into(), 6, false).unwrap();
+    catalog.apply(&entry).unwrap();
+    catalog.apply(&catalog.plan_reserve()).unwrap();
+    let mut world = World::new(6);
+    world.found(catalog).await;
+    world.start(2).await;
+    world.join(2, 1).await;
+    let made = world.create(2, "new").await.unwrap();
+    assert_eq!(made.id.0, 3, "the number of a deleted stream is not given again");
+    let producer = world.nodes[&2].group.ask(&AllocateProducer { producer_id: None }).await.unwrap();
+    assert_eq!(producer.producer_id.0, 1001, "ids that were reserved are skipped");
+    world.agree().await;
+    assert!(has(&world, 2, "old") && !has(&world, 2, "gone"));
+}
+
+#[tokio::test]
+async fn producer_ids_are_given_once_whoever_leads() {
+    let mut world = World::cluster(7, 3, 0).await;
+    let mut given = Vec::new();
+    for round in 0..3 {
+        for at in world.nodes.keys().copied().collect::<Vec<_>>() {
+            let answer = world.nodes[&at].group.ask(&AllocateProducer { producer_id: None }).await.unwrap();
+            given.push(answer.producer_id.0);
+        }
+        let leader = world.leader().unwrap();
+        let known = kera_format::ProducerId(given[0]);
+        let raised = world.nodes[&leader].group.ask(&AllocateProducer { producer_id: Some(known) }).await.unwrap();
+        assert_eq!((raised.producer_id, raised.producer_epoch.0), (known, round + 1));
+        world.kill(leader, None).await;
+        world.start(leader).await;
+        world.until("another leads", |world| world.leader().is_some()).await;
+    }
+    let count = given.len();
+    given.sort_unstable();
+    given.dedup();
+    assert_eq!(given.len(), count);
+}
+
+#[tokio::test]
+async fn a_broker_that_is_lost_is_fenced_its_logs_end_and_its_streamlets_get_other_owners() {
+    let mut world = World::cluster(8, 3, 1).await;
+    // Node 4 owns something with two copies, and has a log at node 1.
+    let mut made = 0;
+    while world.nodes[&1].group.read(|state| state.node(4).unwrap().streamlets) == 0 {
+        made += 1;
+        create(&world.nodes[&1].group, &format!("copied-{made}"), 2).await.unwrap();
+    }
+    let epoch = world.nodes[&4].epoch;
+    let log = LogId { node: 4, epoch, vlog: 0 };
+    let view = ChangeLog { log, change: LogChange::View, view: 1, first_block: 1, backups: vec![1, 2] };
+    world.nodes[&4].group.ask(&view).await.unwrap();
+    world.nodes[&4].group.ask(&view).await.unwrap();
+    world.kill(4, None).await;
+    let leader = world.leader().unwrap();
+    world
+        .until("its streamlets have other owners", |world| {
+            world.nodes[&leader].group.read(|state| state.node(4).unwrap().streamlets) == 0
+        })
+        .await;
+    assert!(world.backups.fenced.lock().iter().all(|(_, node, of)| (*node, *of) == (4, epoch)));
+    let end = world.nodes[&leader].group.read(|state| state.logs_of(4, epoch).next().unwrap().1.end);
+    assert_eq!(end, Some(7));
+    let next = ChangeLog { view: 2, first_block: 3, ..view };
+    let refused = world.nodes[&leader].group.ask(&next).await.unwrap_err().to_string();
+    assert!(refused.contains("is fenced"), "{refused}");
+    world.agree().await;
+}
+
+#[tokio::test]
+async fn a_node_whose_settings_differ_is_refused_and_changes_nothing() {
+    let mut world = World::cluster(9, 1, 0).await;
+    world.start(2).await;
+    let before = world.nodes[&1].group.describe();
+    let message = kera_protocol::JoinCluster { uuid: [1; 16], ..world.join_message(2, 1) };
+    let refused = world.nodes[&1].group.ask(&message).await.unwrap_err().to_string();
+    assert!(refused.contains("is number 1 of the cluster"), "{refused}");
+    let after = world.nodes[&1].group.describe();
+    assert_eq!((after.nodes, world.nodes[&1].group.peers().len()), (before.nodes, 1));
+}

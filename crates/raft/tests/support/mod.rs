@@ -1,0 +1,372 @@
+//! Groups in one process: nodes on disks in memory, over a network that loses, delays, doubles and parts. Faults come from a seed;
+//! who is quicker when is up to the machine, so a seed gives the same faults and not the same run.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use kera_coordinator::CoordinatorError;
+use kera_coordinator::catalog::Catalog;
+use kera_coordinator::cluster::Join;
+use kera_env::{MemoryDisk, SystemClock};
+use kera_format::StreamOptions;
+use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
+use kera_protocol::{Body, CreateStream, JoinCluster, JoinedCluster, Message, Op, Role, StreamInfo};
+use kera_raft::{Backups, Change, Group, GroupConfig, Observer, Pending, Timing, Transport};
+use parking_lot::Mutex;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use tokio::sync::watch;
+
+pub const TIMING: Timing = Timing { heartbeat_ms: 30, election_ms: 150, lost_after_ms: 400, command_ms: 3000 };
+
+/// What the network does to messages.
+pub struct Faults {
+    pub rng: StdRng,
+    /// Of a hundred messages so many are lost, doubled, or lose their answer.
+    pub lose: u32,
+    pub double: u32,
+    pub delay_ms_max: u64,
+    /// Pairs that do not reach each other.
+    pub parted: BTreeSet<(u64, u64)>,
+}
+
+pub struct Net {
+    pub faults: Mutex<Faults>,
+    groups: Mutex<BTreeMap<u64, Arc<Group>>>,
+}
+
+impl Net {
+    fn roll(&self, percent: u32) -> bool {
+        percent > 0 && self.faults.lock().rng.random_range(0..100) < percent
+    }
+
+    fn is_parted(&self, from: u64, to: u64) -> bool {
+        let parted = &self.faults.lock().parted;
+        parted.contains(&(from, to)) || parted.contains(&(to, from))
+    }
+
+    async fn delay(&self) {
+        let ms = {
+            let mut faults = self.faults.lock();
+            let most = faults.delay_ms_max;
+            if most == 0 { 0 } else { faults.rng.random_range(0..=most) }
+        };
+        if ms > 0 {
+            tokio::time::sleep(Duration::from_millis(ms)).await;
+        }
+    }
+}
+
+struct Wire {
+    net: Arc<Net>,
+    from: u64,
+}
+
+impl Transport for Wire {
+    fn call(&self, to: u64, _address: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>> {
+        let (net, from) = (self.net.clone(), self.from);
+        Box::pin(async move {
+            let lose = net.faults.lock().lose;
+            net.delay().await;
+            let reached = net.groups.lock().get(&to).cloned();
+            let Some(group) = reached.filter(|_| !net.is_parted(from, to) && !net.roll(lose)) else {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                return Err("lost".into());
+            };
+            let double = net.faults.lock().double;
+            if net.roll(double) {
+                let (net, group, body) = (net.clone(), group.clone(), body.clone());
+                tokio::spawn(async move {
+                    // Late: other messages overtake it.
+                    net.delay().await;
+                    net.delay().await;
+                    let _ = group.handle(op, op.version_max(), &body).await;
+                });
+            }
+            let answer =
+                group.handle(op, op.version_max(), &body).await.map_err(|(status, _)| status.name().to_owned());
+            net.delay().await;
+            if net.is_parted(from, to) || net.roll(lose) { Err("the answer is lost".into()) } else { answer }
+        })
+    }
+}
+
+/// What each node's observers were told, by the index of the entry.
+#[derive(Default)]
+pub struct Told(pub Mutex<BTreeMap<u64, Vec<String>>>);
+
+impl Observer for Told {
+    fn changed(&self, index: u64, change: &Change) {
+        if !matches!(change, Change::Replaced) {
+            self.0.lock().entry(index).or_default().push(format!("{change:?}"));
+        }
+    }
+}
+
+/// Whether a snapshot has replaced the state.
+#[derive(Default)]
+pub struct Replaced(pub Mutex<u32>);
+
+impl Observer for Replaced {
+    fn changed(&self, _index: u64, change: &Change) {
+        *self.0.lock() += u32::from(matches!(change, Change::Replaced));
+    }
+}
+
+/// Backups that answer with a fixed end, and remember whom they have fenced.
+#[derive(Default)]
+pub struct FakeBackups {
+    pub fenced: Mutex<Vec<(NodeNumber, NodeNumber, u32)>>,
+    pub end: u64,
+}
+
+impl Backups for FakeBackups {
+    fn fence(
+        &self,
+        backup: NodeNumber,
+        _address: &str,
+        node: NodeNumber,
+        epoch: u32,
+        logs: Vec<(LogName, u64)>,
+    ) -> Pending<Vec<(LogName, u64)>> {
+        self.fenced.lock().push((backup, node, epoch));
+        let end = self.end;
+        Box::pin(async move { Ok(logs.into_iter().map(|(log, first)| (log, end.max(first - 1))).collect()) })
+    }
+}
+
+pub struct Node {
+    pub group: Arc<Group>,
+    pub told: Arc<Told>,
+    pub replaced: Arc<Replaced>,
+    pub epoch: u32,
+    stop: watch::Sender<bool>,
+}
+
+pub struct World {
+    pub net: Arc<Net>,
+    pub nodes: BTreeMap<NodeNumber, Node>,
+    pub disks: BTreeMap<NodeNumber, Arc<MemoryDisk>>,
+    pub backups: Arc<FakeBackups>,
+    /// What nodes that are gone were told.
+    pub past: Vec<Arc<Told>>,
+    pub snapshot_entries: u64,
+}
+
+fn roles(node: NodeNumber, voters: NodeNumber) -> Vec<Role> {
+    let mut roles = vec![Role::Broker, Role::Backup];
+    if node <= voters {
+        roles.insert(0, Role::Coordinator);
+    }
+    roles
+}
+
+impl World {
+    pub fn new(seed: u64) -> World {
+        let rng = StdRng::seed_from_u64(seed);
+        let faults = Faults { rng, lose: 0, double: 0, delay_ms_max: 0, parted: BTreeSet::new() };
+        World {
+            net: Arc::new(Net { faults: Mutex::new(faults), groups: Mutex::default() }),
+            nodes: BTreeMap::new(),
+            disks: BTreeMap::new(),
+            backups: Arc::new(FakeBackups { end: 7, ..FakeBackups::default() }),
+            past: Vec::new(),
+            snapshot_entries: 1000,
+        }
+    }
+
+    /// A cluster of `voters` coordinators, all of them voting, and `others`.
+    pub async fn cluster(seed: u64, voters: NodeNumber, others: NodeNumber) -> World {
+        let mut world = World::new(seed);
+        world.found(Catalog::default()).await;
+        for node in 2..=voters + others {
+            world.start(node).await;
+            world.join(node, voters).await;
+        }
+        let want = voters as usize;
+        world
+            .until("all coordinators vote", |world| {
+                world
+                    .nodes
+                    .values()
+                    .all(|node| node.group.describe().nodes.iter().filter(|node| node.votes).count() == want)
+            })
+            .await;
+        world
+    }
+
+    pub async fn found(&mut self, catalog: Catalog) {
+        self.start(1).await;
+        let join = Join {
+            node: 1,
+            uuid: [1; 16],
+            roles: Roles::ALL,
+            rack: String::new(),
+            doors: Doors { cluster: "1".into(), ..Doors::default() },
+            settings: Vec::new(),
+            epoch_min: 1,
+            has_all: true,
+        };
+        self.nodes[&1].group.found(&catalog, [9; 16], &join).await.unwrap();
+        self.nodes.get_mut(&1).unwrap().epoch = 1;
+        self.beat(1);
+    }
+
+    /// Starts a node on its disk.
+    pub async fn start(&mut self, node: NodeNumber) {
+        let disk = self.disks.entry(node).or_insert_with(|| Arc::new(MemoryDisk::new())).clone();
+        let config = GroupConfig {
+            node,
+            uuid: [node as u8; 16],
+            address: node.to_string(),
+            streams_max: 100_000,
+            copies_max: 16,
+            snapshot_entries: self.snapshot_entries,
+            timing: TIMING,
+        };
+        let transport = Arc::new(Wire { net: self.net.clone(), from: node.into() });
+        let group = Group::start(config, disk, transport, Arc::new(SystemClock::new())).await.unwrap();
+        let (told, replaced) = (Arc::new(Told::default()), Arc::new(Replaced::default()));
+        group.observe(told.clone());
+        group.observe(replaced.clone());
+        let (stop, stopped) = watch::channel(false);
+        tokio::spawn(group.clone().drive(self.backups.clone(), stopped));
+        self.net.groups.lock().insert(node.into(), group.clone());
+        self.nodes.insert(node, Node { group, told, replaced, epoch: 0, stop });
+    }
+
+    /// Lets signs of life of a node go, until it is stopped.
+    fn beat(&self, node: NodeNumber) {
+        let Node { group, epoch, stop, .. } = &self.nodes[&node];
+        let (group, epoch, mut stopped) = (group.clone(), *epoch, stop.subscribe());
+        tokio::spawn(async move {
+            loop {
+                tokio::select! {
+                    _ = stopped.wait_for(|stop| *stop) => return,
+                    () = tokio::time::sleep(Duration::from_millis(TIMING.heartbeat_ms)) => {}
+                }
+                let _ = group.beat(epoch).await;
+            }
+        });
+    }
+
+    pub fn join_message(&self, node: NodeNumber, voters: NodeNumber) -> JoinCluster {
+        JoinCluster {
+            node,
+            uuid: [node as u8; 16],
+            roles: roles(node, voters),
+            rack: String::new(),
+            cluster_address: node.to_string(),
+            native_address: String::new(),
+            kafka_address: String::new(),
+            http_address: String::new(),
+            settings: Vec::new(),
+            epoch_min: 1,
+            has_all: true,
+        }
+    }
+
+    /// Has a node join through any other.
+    pub async fn join(&mut self, node: NodeNumber, voters: NodeNumber) -> JoinedCluster {
+        let message = self.join_message(node, voters);
+        let mut body = Vec::new();
+        message.encode(1, &mut body);
+        let others: Vec<u64> = self.nodes.keys().filter(|other| **other != node).map(|other| (*other).into()).collect();
+        let wire = Wire { net: self.net.clone(), from: node.into() };
+        for _ in 0..20 {
+            for other in &others {
+                if let Ok(answer) = wire.call(*other, "", Op::JoinCluster, body.clone()).await {
+                    let joined = <JoinCluster as Message>::Response::decode(1, &answer).unwrap();
+                    self.nodes.get_mut(&node).unwrap().epoch = joined.epoch;
+                    self.beat(node);
+                    return joined;
+                }
+            }
+        }
+        panic!("node {node} cannot join");
+    }
+
+    /// Ends a node; with `crash` its disk loses what was not synced.
+    pub async fn kill(&mut self, node: NodeNumber, crash: Option<u64>) {
+        let disk = self.disks[&node].clone();
+        if crash.is_some() {
+            disk.cut_power_at(disk.steps());
+        }
+        self.net.groups.lock().remove(&node.into());
+        if let Some(ended) = self.nodes.remove(&node) {
+            ended.stop.send_replace(true);
+            ended.group.stop().await;
+            // A snapshot tells what is different, not what has happened.
+            if *ended.replaced.0.lock() == 0 {
+                self.past.push(ended.told);
+            }
+        }
+        if let Some(seed) = crash {
+            // The thread that writes has had its errors.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+            disk.crash(seed);
+        }
+    }
+
+    pub fn part(&self, one: &[u64], others: &[u64]) {
+        let pairs = one.iter().flat_map(|a| others.iter().map(move |b| (*a, *b)));
+        self.net.faults.lock().parted = pairs.collect();
+    }
+
+    pub fn heal(&self) {
+        let faults = &mut *self.net.faults.lock();
+        faults.parted.clear();
+        (faults.lose, faults.double, faults.delay_ms_max) = (0, 0, 0);
+    }
+
+    pub async fn create(&self, at: NodeNumber, name: &str) -> Result<StreamInfo, CoordinatorError> {
+        create(&self.nodes[&at].group, name, 1).await
+    }
+
+    pub fn leader(&self) -> Option<NodeNumber> {
+        self.nodes.iter().find(|(_, node)| node.group.is_leader()).map(|(number, _)| *number)
+    }
+
+    /// Waits for something, and tells what when it does not come.
+    pub async fn until(&self, what: &str, is: impl Fn(&World) -> bool) {
+        for _ in 0..1000 {
+            if is(self) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        let states: Vec<_> = self.nodes.values().map(|node| node.group.describe()).collect();
+        panic!("{what}: not in 20 s. {states:#?}");
+    }
+
+    /// Waits until all nodes have the same state, and checks that nobody was ever told anything else at the same place.
+    pub async fn agree(&self) {
+        let snapshot = |node: &Node| (node.group.applied(), node.group.read(|state| state.snapshot()));
+        self.until("all nodes have the same state", |world| {
+            let mut all = world.nodes.values().map(snapshot);
+            let first: Option<(u64, Vec<ClusterEntry>)> = all.next();
+            world.leader().is_some() && all.all(|other| Some(&other) == first.as_ref())
+        })
+        .await;
+        let mut of_all: BTreeMap<u64, Vec<String>> = BTreeMap::new();
+        for told in
+            self.nodes.values().filter(|node| *node.replaced.0.lock() == 0).map(|node| &node.told).chain(&self.past)
+        {
+            for (index, changes) in told.0.lock().iter() {
+                // One that was killed between two changes of an entry was told the first of them.
+                let known = of_all.entry(*index).or_insert_with(|| changes.clone());
+                let both = known.len().min(changes.len());
+                assert_eq!(known[..both], changes[..both], "entry {index}");
+                if changes.len() > known.len() {
+                    *known = changes.clone();
+                }
+            }
+        }
+    }
+}
+
+pub async fn create(group: &Group, name: &str, replication: u32) -> Result<StreamInfo, CoordinatorError> {
+    let options = StreamOptions { replication, ..StreamOptions::default() };
+    group.ask(&CreateStream { name: name.into(), options, if_not_exists: true }).await
+}
