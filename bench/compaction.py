@@ -57,7 +57,7 @@ class Node:
 
 def rate(node, *arguments):
     told = json.loads(node.run("bench", *arguments, "--json"))
-    return find(told, "bytes_per_second") / 1e6, find(told, "records_per_second")
+    return find(told, "mib_per_s") * 1.048576, find(told, "records_per_s")
 
 
 def find(told, name):
@@ -76,7 +76,7 @@ def find(told, name):
 
 def fill(node):
     keyed = ["--key-distribution", "uniform", "--keys", str(KEYS), "--record-bytes", "1000", "--chunk-bytes", "64KiB"]
-    node.run("bench", "produce", "--stream", "states", "--keep", *keyed, "--records", str(RECORDS))
+    node.run("bench", "produce", "--stream", "states", "--streamlets", "1", "--keep", *keyed, "--records", str(RECORDS))
 
 
 def compact(node):
@@ -106,7 +106,7 @@ def shares(place, full):
 
 
 def producers(place, full):
-    for turn in range(3):
+    for turn in range(2):
         for percent in ("off", 10):
             shutil.rmtree(f"{place}/data")
             shutil.copytree(full, f"{place}/data")
@@ -127,7 +127,7 @@ def main():
         node.stop()
         shutil.copytree(f"{place}/data", full)
         node = Node(place, "off")
-        told = rate(node, "consume", "--stream", "states", "--records", str(RECORDS))
+        told = rate(node, "consume", "--stream", "states", "--streamlets", "1", "--record-bytes", "1000", "--records", str(RECORDS))
         print(f"read from disk by a consumer: {told[0]:.0f} MB/s", flush=True)
         node.stop()
         shares(place, full)

@@ -184,6 +184,11 @@ pub(crate) fn marker((producer_id, epoch): (i64, i16), commit: bool, now_ms: i64
     batch
 }
 
+/// Whether nothing is left of a batch but its place.
+pub(crate) fn is_empty(batch: &[u8]) -> bool {
+    batch.len() >= BATCH_HEADER_BYTES && i32_at(batch, 57) == 0
+}
+
 /// The checksum that a batch carries.
 pub(crate) fn crc_of(batch: &[u8]) -> u32 {
     u32::from_be_bytes(be(batch, 17))

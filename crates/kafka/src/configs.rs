@@ -32,7 +32,8 @@ pub(crate) struct Described {
     pub(crate) kind: Type,
 }
 
-/// Settings of Kafka's storage that nothing here corresponds to: how files are cut, flushed and indexed. Accepted, since programs set them without relying on them.
+/// Settings of Kafka's storage that nothing here corresponds to: how files are cut, flushed and indexed. Accepted, since programs
+/// set them without relying on them.
 pub(crate) const WITHOUT_EFFECT: &[&str] = &[
     "segment.bytes",
     "segment.jitter.ms",

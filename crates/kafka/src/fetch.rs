@@ -452,7 +452,9 @@ fn take(
     }
 }
 
-/// Takes what is in the range out of what was read. The offset behind it, and the chunk where the range ends, if that was read.
+/// Takes what is in the range out of what was read. Batches of which compaction has left nothing but their place are not sent:
+/// librdkafka does not go on behind an answer that has no others. The offset behind it, and the chunk where the range ends, if
+/// that was read.
 fn take_from(outcome: &ReadOutcome, range: &Range<u64>, found: &mut Found) -> Result<(u64, Option<Cursor>), ReadError> {
     let (mut next_offset, mut next_cursor) = (range.start, None);
     'data: for data in &outcome.data {
@@ -476,11 +478,13 @@ fn take_from(outcome: &ReadOutcome, range: &Range<u64>, found: &mut Found) -> Re
                 PayloadKind::KafkaBatch if (header.payload_bytes as usize) < BATCH_HEADER_BYTES => {
                     return Err(ReadError::LoadFailed("a batch is shorter than its header".into()));
                 }
+                PayloadKind::KafkaBatch if batch::is_empty(chunk.payload()) => continue,
                 PayloadKind::KafkaBatch => {
                     let from = start + CHUNK_HEADER_BYTES;
                     Part::Stored(data.slice(from..from + header.payload_bytes as usize), place.base_ordinal)
                 }
                 _ => match batch::from_native(&chunk, place.base_ordinal, place.append_time_ms) {
+                    Ok(batch) if batch::is_empty(&batch) => continue,
                     Ok(batch) => Part::Made(Bytes::from(batch)),
                     Err(error) => return Err(ReadError::LoadFailed(error.to_string())),
                 },

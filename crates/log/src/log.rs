@@ -22,8 +22,8 @@ use crate::waiters::{Observer, SpaceVersion};
 
 /// Of a full arena, this share in closed segments is for the store to write out before lanes are made to close theirs.
 const CLOSED_SHARE: u64 = 8;
-/// How often open segments of a stream are looked at whether they are old: each second for so many milliseconds that they may be, and
-/// at least once in so many seconds.
+/// How often open segments of a stream are looked at whether they are old: each second for so many milliseconds that they may be,
+/// and at least once in so many seconds.
 const CLOSE_OLD_SHARE_MS: u64 = 10_000;
 const CLOSE_OLD_SECONDS_MAX: i64 = 600;
 /// What [`Log::close_coldest`] closes at least: this share of the arena.
