@@ -6,13 +6,14 @@ use crate::tree::{Problem, Tree};
 
 /// A crate and those of ours that its product code may use. Roles meet only through the protocol; what users link
 /// against never depends on a role.
-const ARROWS: [(&str, &[&str]); 16] = [
+const ARROWS: [(&str, &[&str]); 17] = [
     ("kera-format", &[]),
     ("kera-protocol", &["kera-format"]),
     ("kera-env", &["kera-format"]),
     ("kera-rpc", &["kera-format", "kera-protocol", "kera-env"]),
     ("kera-log", &["kera-format", "kera-env"]),
     ("kera-vlog", &["kera-format", "kera-env", "kera-log"]),
+    ("kera-backup", &["kera-format", "kera-protocol", "kera-env", "kera-rpc"]),
     ("kera-coordinator", &["kera-format", "kera-protocol", "kera-env", "kera-rpc"]),
     ("kera-raft", &["kera-format", "kera-protocol", "kera-env", "kera-coordinator"]),
     ("kera-broker", &["kera-format", "kera-protocol", "kera-env", "kera-rpc", "kera-log", "kera-vlog"]),
@@ -54,8 +55,16 @@ const ARROWS: [(&str, &[&str]); 16] = [
 ];
 
 /// Crates that do without an event loop, sockets and HTTP: their logic is driven from outside.
-const WITHOUT_SOCKETS: [&str; 7] =
-    ["kera-format", "kera-protocol", "kera-env", "kera-log", "kera-vlog", "kera-coordinator", "kera-broker"];
+const WITHOUT_SOCKETS: [&str; 8] = [
+    "kera-format",
+    "kera-protocol",
+    "kera-env",
+    "kera-log",
+    "kera-vlog",
+    "kera-backup",
+    "kera-coordinator",
+    "kera-broker",
+];
 const SOCKETS: [&str; 4] = ["tokio", "socket2", "axum", "hyper"];
 
 pub(crate) fn check(tree: &Tree) -> Vec<Problem> {

@@ -6,7 +6,7 @@ use crate::source::Source;
 use crate::tree::{Problem, Tree};
 
 /// Crates whose logic must run the same from the same seed.
-const LOGIC: [&str; 6] = ["format", "protocol", "log", "vlog", "broker", "coordinator"];
+const LOGIC: [&str; 7] = ["format", "protocol", "log", "vlog", "backup", "broker", "coordinator"];
 
 /// What logic must not say, and what it says instead.
 const SIDE_DOORS: [(&[&str], &str); 12] = [

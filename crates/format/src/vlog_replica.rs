@@ -16,7 +16,8 @@
 //!     40      8  file              sequence of the file at the backup, from 1, never reused
 //!     48      8  key               random; every block of the file repeats it
 //!     56      8  first_block       sequence of its first block in the virtual log
-//!     64     28  zero
+//!     64      8  run_first         first block of the row of files without a hole that it goes on
+//!     72     20  zero
 //!     92      4  checksum          CRC-32C of bytes 0..92
 //! ```
 //! Blocks follow as in a virtual log's own file: `file` and `key` are this file's, everything else and the chunks are the
@@ -123,6 +124,8 @@ pub struct ReplicaHeader {
     pub key: u64,
     /// Sequence of its first block in the virtual log.
     pub first_block: u64,
+    /// First block of the row of files without a hole that it goes on: what is missing of it was given back.
+    pub run_first: u64,
 }
 
 impl ReplicaHeader {
@@ -140,6 +143,7 @@ impl ReplicaHeader {
         put(page, 40, &self.file.to_le_bytes());
         put(page, 48, &self.key.to_le_bytes());
         put(page, 56, &self.first_block.to_le_bytes());
+        put(page, 64, &self.run_first.to_le_bytes());
         let crc = crc32c(&page[..92]);
         put(page, 92, &crc.to_le_bytes());
     }
@@ -157,6 +161,7 @@ impl ReplicaHeader {
             file: u64_at(page, 40),
             key: u64_at(page, 48),
             first_block: u64_at(page, 56),
+            run_first: u64_at(page, 64),
         })
     }
 }

@@ -20,6 +20,7 @@ const FILE: ReplicaHeader = ReplicaHeader {
     file: 5,
     key: 0x1122_3344_5566_7788,
     first_block: 40,
+    run_first: 12,
 };
 
 fn footer() -> Footer {
@@ -78,7 +79,8 @@ fn cases() -> Vec<Case> {
         .u64("file")
         .u64("key")
         .u64("first_block")
-        .bytes("zero", 28)
+        .u64("run_first")
+        .bytes("zero", 20)
         .u32("checksum");
     let footer = Layout::of(&footer)
         .text("magic", 4)

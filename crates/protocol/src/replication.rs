@@ -167,6 +167,9 @@ wire_struct! {
         pub vlog: u32,
         /// The last block from the view's first one on, without a hole; the one before the first if there is none.
         pub through: u64,
+        /// Whether it was never further. False: blocks behind it do not read back, torn or changed by the disk; another backup of
+        /// the view is to be asked.
+        pub certain: bool,
     }
 }
 

@@ -528,7 +528,7 @@ examples! {
     StoreBlock => store_block();
     BlockStored => BlockStored { outcome: StoreOutcome::Stored, block: 41 };
     FenceNode => FenceNode { node: 3, epoch: 7, logs: vec![LogView { vlog: 2, first_block: 40 }] };
-    NodeFenced => NodeFenced { ends: vec![LogEnd { vlog: 2, through: 41 }] };
+    NodeFenced => NodeFenced { ends: vec![LogEnd { vlog: 2, through: 41, certain: true }] };
     ListReplicas => ListReplicas { after: None, limit: 100 };
     ReplicaList => ReplicaList {
         replicas: vec![ReplicaInfo {

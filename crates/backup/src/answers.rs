@@ -1,0 +1,334 @@
+//! What recoveries and brokers ask a backup beside storing: what it has, lanes' states, blocks; and giving files back. On
+//! threads that may wait for disks.
+
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::io;
+
+use bytes::Bytes;
+use kera_format::checksum::crc32c;
+use kera_format::chunk::Chunks;
+use kera_format::vlog_replica::{Footer, LogId, ReplicaMark, SegmentRun};
+use kera_protocol::limits::PAGE_ITEMS_MAX;
+use kera_protocol::{
+    BlockHead, BlocksRead, BlocksReleased, LaneStateList, LaneStates, ListReplicas, ProducerPlace, ReadBlocks,
+    ReleaseBlocks, ReplicaInfo, ReplicaList, ReplicatedLane, SegmentPart, Status, StreamletRef,
+};
+use parking_lot::Mutex;
+
+use crate::backup::Backup;
+use crate::error::BackupError;
+use crate::index::{FileIndex, LaneKey, MARKS};
+use crate::replica::FilePart;
+use crate::scan::Source;
+
+/// Bytes of chunks in one answer at most, but for a single block that is larger.
+const READ_BYTES_MAX: usize = 16 << 20;
+
+/// Where recent reads ended, so that the next one need not look for its block from the file's start on.
+#[derive(Default)]
+pub(crate) struct Positions(Mutex<VecDeque<(LogId, u64, u64, u64)>>);
+
+/// Reads that are remembered: each takes 40 bytes.
+const POSITIONS_MAX: usize = 1024;
+
+impl Positions {
+    /// Where to begin to look for `block` in a part of a file: an offset, and the block that is there.
+    fn find(&self, log: LogId, part: &FilePart, block: u64) -> (u64, u64) {
+        let mut positions = self.0.lock();
+        let known = positions.iter().position(|known| (known.0, known.1, known.2) == (log, part.sequence, block));
+        match known.and_then(|known| positions.remove(known)) {
+            Some((.., at)) => (at, block),
+            None => (part.start, part.first),
+        }
+    }
+
+    fn note(&self, log: LogId, part: &FilePart, block: u64, at: u64) {
+        let mut positions = self.0.lock();
+        if positions.len() == POSITIONS_MAX {
+            positions.pop_front();
+        }
+        positions.push_back((log, part.sequence, block, at));
+    }
+}
+
+impl Backup {
+    /// What it has, a page at a time: what a backup announces when it has joined.
+    pub fn list(&self, asked: &ListReplicas) -> ReplicaList {
+        let limit = match asked.limit as usize {
+            0 => PAGE_ITEMS_MAX,
+            limit => limit.min(PAGE_ITEMS_MAX),
+        };
+        let state = self.state.lock();
+        let behind = state.logs.iter().filter(|(log, _)| asked.after.is_none_or(|after| **log > after));
+        let info = |(log, replica): (&LogId, &crate::replica::Replica)| {
+            let parts = replica.runs.iter().flat_map(|run| &run.files);
+            ReplicaInfo {
+                log: *log,
+                blocks: replica.ranges(),
+                files: parts.clone().count() as u32,
+                bytes: parts.map(|part| part.bytes).sum(),
+                fenced: state.fenced(*log).is_some(),
+            }
+        };
+        let mut replicas: Vec<ReplicaInfo> = behind.take(limit + 1).map(info).collect();
+        let more = replicas.len() > limit;
+        replicas.truncate(limit);
+        ReplicaList { replicas, more }
+    }
+
+    /// The parts of files with these blocks, without what is there twice.
+    fn parts(&self, log: LogId, from: u64, through: u64) -> Vec<FilePart> {
+        let state = self.state.lock();
+        state.logs.get(&log).map_or_else(Vec::new, |replica| replica.parts(from, through))
+    }
+
+    fn source(&self, log: LogId, part: &FilePart) -> Result<Source, BackupError> {
+        let disk = &*self.disks[part.disk].disk;
+        Source::open(disk, part.sequence, part.key, log.vlog).map_err(|error| self.unreadable(part, &error))
+    }
+
+    fn unreadable(&self, part: &FilePart, error: &io::Error) -> BackupError {
+        BackupError::disk(
+            &format!("{}/{}", self.disks[part.disk].disk.root().display(), crate::files::path(part.sequence)),
+            error,
+        )
+    }
+
+    /// The state of lanes in blocks of a log, from what is in memory about the open files and from the footers of the others.
+    /// Blocks are read only of files that the range asked for cuts. An error names the file that does not read back.
+    pub fn lane_states(&self, asked: &LaneStates) -> Result<LaneStateList, BackupError> {
+        let wanted: HashSet<StreamletRef> = asked.streamlets.iter().copied().collect();
+        let mut lanes: BTreeMap<LaneKey, Lane> = BTreeMap::new();
+        for part in self.parts(asked.log, asked.from_block, asked.through_block) {
+            let footer = self.footer(asked.log, &part, asked.from_block, asked.through_block)?;
+            let is_wanted =
+                |stream, streamlet| wanted.is_empty() || wanted.contains(&StreamletRef { stream, streamlet });
+            for run in footer.segments.into_iter().filter(|run| is_wanted(run.stream, run.streamlet)) {
+                let key = LaneKey { stream: run.stream, streamlet: run.streamlet, lane: run.lane };
+                lanes.entry(key).or_default().runs.push(run);
+            }
+            for mark in footer.producers.into_iter().filter(|mark| is_wanted(mark.stream, mark.streamlet)) {
+                let key = LaneKey { stream: mark.stream, streamlet: mark.streamlet, lane: mark.lane };
+                lanes.entry(key).or_default().marks.push(mark);
+            }
+        }
+        Ok(LaneStateList { lanes: lanes.into_iter().map(|(key, lane)| lane.finish(key)).collect() })
+    }
+
+    /// What a file holds, as far as it is in a range of blocks.
+    fn footer(&self, log: LogId, part: &FilePart, from: u64, through: u64) -> Result<Footer, BackupError> {
+        let whole = from <= part.first && part.last <= through;
+        if whole && part.open {
+            let writer = self.disks[part.disk].writer.lock();
+            let mut open = writer.open.values();
+            // It may have got more blocks since, or a footer.
+            if let Some(open) = open.find(|open| open.sequence == part.sequence && open.last <= through) {
+                return Ok(open.index.footer(log.vlog, part.sequence, part.key, open.last));
+            }
+        }
+        let mut source = self.source(log, part)?;
+        if whole && part.footer.is_some() {
+            match source.footer() {
+                Ok(Some((_, footer))) => return Ok(footer),
+                Ok(None) => tracing::warn!(file = part.sequence, "a footer does not read back; its blocks are read"),
+                Err(error) => return Err(self.unreadable(part, &error)),
+            }
+        }
+        let mut index = FileIndex::default();
+        let mut at = part.start;
+        for block in part.first..=part.last.min(through) {
+            let header = match source.block(at) {
+                Ok(Ok(header)) if header.block == block => header,
+                Ok(Ok(header)) => return Err(damaged(&source, at, &format!("block {} is there", header.block))),
+                Ok(Err(reason)) => return Err(damaged(&source, at, &reason)),
+                Err(error) => return Err(self.unreadable(part, &error)),
+            };
+            at += header.total_bytes() as u64;
+            if block >= from {
+                index.note_block(source.chunks());
+            }
+        }
+        Ok(index.footer(log.vlog, part.sequence, part.key, part.last))
+    }
+
+    /// Reads blocks, whole or only the chunks of some streamlets, each verified. A block that does not read back is an error
+    /// which names it; what is behind it can be asked for.
+    pub fn read_blocks(&self, asked: &ReadBlocks) -> Result<BlocksRead, BackupError> {
+        let most = (asked.max_bytes as usize).min(READ_BYTES_MAX);
+        let wanted: HashSet<StreamletRef> = asked.streamlets.iter().copied().collect();
+        let mut read = BlocksRead { next_block: asked.from_block, blocks: Vec::new() };
+        let mut bytes = 0;
+        for part in self.parts(asked.log, asked.from_block, asked.through_block) {
+            if part.last < read.next_block || part.first > read.next_block {
+                if part.first > read.next_block {
+                    break;
+                }
+                continue;
+            }
+            let mut source = self.source(asked.log, &part)?;
+            let (mut at, mut block) = self.positions.find(asked.log, &part, read.next_block);
+            while block <= part.last.min(asked.through_block) {
+                let skipped = block < read.next_block;
+                let found = if skipped { source.header(at) } else { source.block(at) };
+                let header = match found {
+                    Ok(Ok(header)) if header.block == block => header,
+                    Ok(Ok(header)) => return Err(damaged(&source, at, &format!("block {} is there", header.block))),
+                    Ok(Err(reason)) => return Err(damaged(&source, at, &reason)),
+                    Err(error) => return Err(self.unreadable(&part, &error)),
+                };
+                if !skipped {
+                    if bytes > 0 && bytes + header.chunk_bytes as usize > most {
+                        self.positions.note(asked.log, &part, block, at);
+                        return Ok(read);
+                    }
+                    read.next_block = block + 1;
+                    let (head, chunks) = answered(&header, source.chunks(), &wanted);
+                    if head.chunk_count > 0 || wanted.is_empty() {
+                        bytes += chunks.len();
+                        read.blocks.push((head, chunks));
+                    }
+                }
+                at += header.total_bytes() as u64;
+                block += 1;
+            }
+        }
+        Ok(read)
+    }
+
+    /// Gives files back whose blocks nobody needs any more. With the highest number the log is forgotten; its fence stays.
+    pub fn release(&self, asked: &ReleaseBlocks) -> BlocksReleased {
+        let mut released = BlocksReleased { files: 0, bytes: 0 };
+        let mut gone: Vec<FilePart> = Vec::new();
+        let mut state = self.state.lock();
+        let state_now = &mut *state;
+        if asked.through_block == u64::MAX {
+            let Some(replica) = state_now.logs.remove(&asked.log) else { return released };
+            for run in replica.runs {
+                state_now.runs[run.disk] = state_now.runs[run.disk].saturating_sub(1);
+                gone.extend(run.files);
+            }
+        } else {
+            let Some(replica) = state_now.logs.get_mut(&asked.log) else { return released };
+            for run in &mut replica.runs {
+                // The last file stays: it is what a restart knows the row by.
+                while run.files.len() > 1
+                    && let Some(part) = run.files.front().filter(|part| !part.open && part.last <= asked.through_block)
+                {
+                    gone.push(*part);
+                    run.files.pop_front();
+                    run.first = run.files.front().map_or(run.first, |part| part.first);
+                }
+            }
+            let kept: HashSet<(usize, u64)> =
+                replica.runs.iter().flat_map(|run| &run.files).map(|part| (part.disk, part.sequence)).collect();
+            gone.retain(|part| !kept.contains(&(part.disk, part.sequence)));
+        }
+        drop(state);
+        gone.sort_by_key(|part| (part.disk, part.sequence));
+        gone.dedup_by_key(|part| (part.disk, part.sequence));
+        for part in gone {
+            let mut writer = self.disks[part.disk].writer.lock();
+            writer.open.retain(|_, open| open.sequence != part.sequence);
+            writer.remove(part.sequence);
+            released.files += 1;
+            released.bytes += part.bytes;
+        }
+        released
+    }
+}
+
+/// The error of a block that does not read back: nothing of it is given out.
+fn damaged(source: &Source, at: u64, reason: &str) -> BackupError {
+    let reason = format!("{} is damaged at byte {at}: {reason}; another backup of the view has the block", source.path);
+    BackupError::new(Status::SegmentUnreadable, reason)
+}
+
+/// A block as it is answered: as it is, or with the chunks of some streamlets only.
+fn answered(
+    header: &kera_format::vlog::BlockHeader,
+    chunks: &[u8],
+    wanted: &HashSet<StreamletRef>,
+) -> (BlockHead, Bytes) {
+    let head = BlockHead {
+        block: header.block,
+        written_ms: header.written_ms,
+        chunk_count: header.chunk_count,
+        chunk_bytes: header.chunk_bytes,
+        chunks_checksum: header.chunks_checksum,
+        zero: 0,
+    };
+    if wanted.is_empty() {
+        return (head, Bytes::copy_from_slice(chunks));
+    }
+    let (mut kept, mut chunk_count) = (Vec::new(), 0);
+    for chunk in Chunks::new(chunks).map_while(Result::ok) {
+        let (stream, streamlet) = (chunk.header().stream, chunk.header().streamlet);
+        if wanted.contains(&StreamletRef { stream, streamlet }) {
+            kept.extend_from_slice(chunk.as_bytes());
+            chunk_count += 1;
+        }
+    }
+    let (chunk_bytes, chunks_checksum) = (kept.len() as u32, crc32c(&kept));
+    (BlockHead { chunk_count, chunk_bytes, chunks_checksum, ..head }, kept.into())
+}
+
+/// A lane, from the footers of several files.
+#[derive(Default)]
+struct Lane {
+    runs: Vec<SegmentRun>,
+    marks: Vec<ReplicaMark>,
+}
+
+impl Lane {
+    fn finish(mut self, key: LaneKey) -> ReplicatedLane {
+        self.runs.sort_by_key(|run| (run.group, run.segment, run.position, run.end));
+        let mut parts: Vec<SegmentPart> = Vec::with_capacity(self.runs.len());
+        for run in &self.runs {
+            let part = SegmentPart {
+                group: run.group,
+                segment: run.segment,
+                position: run.position,
+                end: run.end,
+                base_ordinal: run.base_ordinal,
+                next_ordinal: run.next_ordinal,
+            };
+            match parts.last_mut() {
+                // What follows, or is there twice because it was written to another file again.
+                Some(last) if (last.group, last.segment) == (part.group, part.segment) && part.position <= last.end => {
+                    if part.end > last.end {
+                        (last.end, last.next_ordinal) = (part.end, part.next_ordinal);
+                    }
+                }
+                _ => parts.push(part),
+            }
+        }
+        let next_ordinal = parts.iter().map(|part| part.next_ordinal).max().unwrap_or(0);
+        let streamlet = StreamletRef { stream: key.stream, streamlet: key.streamlet };
+        ReplicatedLane { streamlet, lane: key.lane, next_ordinal, parts, producers: last_marks(self.marks) }
+    }
+}
+
+/// Of each producer the last chunks of its highest epoch.
+fn last_marks(marks: Vec<ReplicaMark>) -> Vec<ProducerPlace> {
+    let mut by_producer: BTreeMap<u64, Vec<ReplicaMark>> = BTreeMap::new();
+    for mark in marks {
+        by_producer.entry(mark.producer_id.0).or_default().push(mark);
+    }
+    let mut places = Vec::new();
+    for mut marks in by_producer.into_values() {
+        let epoch = marks.iter().map(|mark| mark.producer_epoch).max().unwrap_or_default();
+        marks.retain(|mark| mark.producer_epoch == epoch);
+        marks.sort_by_key(|mark| mark.base_ordinal);
+        marks.dedup();
+        let last = &marks[marks.len().saturating_sub(MARKS)..];
+        places.extend(last.iter().map(|mark| ProducerPlace {
+            producer_id: mark.producer_id,
+            producer_epoch: mark.producer_epoch,
+            sequence: mark.sequence,
+            base_ordinal: mark.base_ordinal,
+            at: mark.at,
+        }));
+    }
+    places.sort_by_key(|place| (place.base_ordinal, place.producer_id.0));
+    places
+}

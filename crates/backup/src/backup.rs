@@ -1,0 +1,675 @@
+//! What a backup takes, when it counts as stored, and what a fence does to it.
+//!
+//! I/O threads call [`Backup::store`]; a writer per disk calls [`Backup::run`]. The order of locks is: a disk's writer, then
+//! the state, then a disk's queue; nobody is called back under any of them.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use kera_env::{AlignedBuffer, Clock, Disk, Random};
+use kera_format::checksum::crc32c;
+use kera_format::vlog::{BLOCK_HEADER_BYTES, pages};
+use kera_format::vlog_replica::{Fences, LogId};
+use kera_protocol::{BlockStored, LogEnd, LogView, Status, StoreHead, StoreOutcome};
+use parking_lot::Mutex;
+
+use crate::answers::Positions;
+use crate::disks::{BackupDisk, FOLDER, choose};
+use crate::error::{BackupError, OpenError};
+use crate::files::{DiskWriter, RunKey};
+use crate::open::{self, OpenReport};
+use crate::queue::Job;
+use crate::replica::{FilePart, Fit, Replica, Run};
+use crate::stats::BackupStats;
+
+/// How long an idle writer sleeps at most.
+const IDLE: Duration = Duration::from_millis(500);
+/// Buffers that are kept for the next blocks.
+const SPARE_BUFFER_BYTES: usize = 16 << 20;
+/// A disk that failed is left alone for so long.
+const RETRY_US: u64 = 500_000;
+
+/// Settings of a backup. [`BackupConfig::new`] has defaults that work.
+#[derive(Clone, Debug)]
+pub struct BackupConfig {
+    /// Uuid of the cluster: blocks and files of another one are refused.
+    pub cluster: [u8; 16],
+    /// Number of the node in it.
+    pub node: u32,
+    /// Bytes of a file, reserved when it begins. A block that is larger gets a file of its own.
+    pub file_bytes: u64,
+    /// Files of a disk that are kept to be used again.
+    pub spares: usize,
+    /// Bytes of blocks that are taken and not written yet. Beyond it brokers wait.
+    pub queue_bytes_max: usize,
+    /// Bytes of memory for what is known about chunks in files that are not full. Beyond it the file with the most is closed.
+    pub index_bytes_max: usize,
+}
+
+impl BackupConfig {
+    /// Files of 32 MiB, 256 MiB of blocks on their way, 256 MiB of what is known about chunks.
+    pub fn new(cluster: [u8; 16], node: u32) -> BackupConfig {
+        BackupConfig {
+            cluster,
+            node,
+            file_bytes: 32 << 20,
+            spares: 4,
+            queue_bytes_max: 256 << 20,
+            index_bytes_max: 256 << 20,
+        }
+    }
+}
+
+/// Told what became of a block.
+pub trait StoreDone: Send + Sync {
+    /// The block that was queued with this token is stored, or not. Called once for each, on a writer's thread, without locks.
+    fn stored(&self, token: u64, result: Result<BlockStored, BackupError>);
+    /// There is room again, after [`Taken::Full`]. May come more often.
+    fn room(&self);
+}
+
+/// What [`Backup::store`] did with a block.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Taken {
+    /// This is the answer.
+    Answered(BlockStored),
+    /// The answer comes through [`StoreDone`].
+    Queued,
+    /// Too much waits for the disks. [`StoreDone::room`] is called when the same block may be offered again.
+    Full,
+    /// It is refused.
+    Refused(BackupError),
+}
+
+/// What a turn of a writer did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ran {
+    /// So many requests were answered.
+    Answered(usize),
+    /// Nothing waits.
+    Idle,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    /// Of each node the highest epoch that is fenced.
+    pub(crate) fences: BTreeMap<u32, u32>,
+    pub(crate) logs: BTreeMap<LogId, Replica>,
+    /// Runs of each disk.
+    pub(crate) runs: Vec<usize>,
+    pub(crate) next_run: u64,
+    waiting: Vec<Arc<dyn StoreDone>>,
+}
+
+impl State {
+    pub(crate) fn fenced(&self, log: LogId) -> Option<u32> {
+        self.fences.get(&log.node).copied().filter(|fenced| log.epoch <= *fenced)
+    }
+}
+
+/// See the crate.
+pub struct Backup {
+    pub(crate) config: BackupConfig,
+    pub(crate) clock: Arc<dyn Clock>,
+    pub(crate) disks: Vec<BackupDisk>,
+    pub(crate) state: Mutex<State>,
+    next_file: AtomicU64,
+    queued_bytes: AtomicUsize,
+    buffers: Mutex<(Vec<AlignedBuffer>, usize)>,
+    pub(crate) positions: Positions,
+    /// Held while the fences are written: a file has all of those before it.
+    fencing: Mutex<()>,
+    counts: Counts,
+}
+
+#[derive(Default)]
+struct Counts {
+    blocks: AtomicU64,
+    block_bytes: AtomicU64,
+    failures: AtomicU64,
+    fenced_blocks: AtomicU64,
+}
+
+impl Backup {
+    /// Reads what the disks have: fences, files with a footer, and the blocks of those without. What a loss of power has torn is
+    /// cut; what was changed by a disk is left out, and reported. The report has what is there.
+    pub fn open(
+        config: BackupConfig,
+        disks: Vec<Arc<dyn Disk>>,
+        clock: Arc<dyn Clock>,
+        random: Arc<dyn Random>,
+    ) -> Result<(Arc<Backup>, OpenReport), OpenError> {
+        let opened = open::open(&config, &disks, &random)?;
+        let mut state = State { fences: opened.fences, logs: opened.logs, ..State::default() };
+        state.runs = vec![0; disks.len()];
+        for run in state.logs.values().flat_map(|replica| &replica.runs) {
+            state.runs[run.disk] += 1;
+        }
+        state.next_run = state.logs.values().map(|replica| replica.runs.len() as u64).sum::<u64>() + 1;
+        let writers = opened.writers.into_iter();
+        let disks = disks.into_iter().zip(writers).map(|(disk, writer)| BackupDisk::new(disk, writer)).collect();
+        let backup = Backup {
+            config,
+            clock,
+            disks,
+            state: Mutex::new(state),
+            next_file: AtomicU64::new(opened.next_file),
+            queued_bytes: AtomicUsize::new(0),
+            buffers: Mutex::default(),
+            positions: Positions::default(),
+            fencing: Mutex::new(()),
+            counts: Counts::default(),
+        };
+        Ok((Arc::new(backup), opened.report))
+    }
+
+    /// Takes a block, if it is one that it may take. Copies the chunks; never blocks. `token` comes back through `done`.
+    pub fn store(&self, head: &StoreHead, chunks: &[u8], done: &Arc<dyn StoreDone>, token: u64) -> Taken {
+        if let Err(error) = self.check(head, chunks) {
+            return Taken::Refused(error);
+        }
+        if let Some(taken) = self.without_data(head, done, token) {
+            return taken;
+        }
+        let bytes = pages(BLOCK_HEADER_BYTES + chunks.len());
+        let queued = self.queued_bytes.load(Ordering::Acquire);
+        if queued > 0 && queued + bytes > self.config.queue_bytes_max {
+            let mut state = self.state.lock();
+            if !state.waiting.iter().any(|waiting| Arc::ptr_eq(waiting, done)) {
+                state.waiting.push(Arc::clone(done));
+            }
+            drop(state);
+            // The last writer may have been done in between: then nobody would be told.
+            if self.queued_bytes.load(Ordering::Acquire) == 0 {
+                self.tell_room();
+            }
+            return Taken::Full;
+        }
+        // Copied before the lock is taken, which all connections share.
+        let mut data = self.buffer(bytes);
+        data.extend_from_slice(&[0; BLOCK_HEADER_BYTES]);
+        data.extend_from_slice(chunks);
+        data.resize(bytes);
+        self.take(head, data, done, token)
+    }
+
+    fn check(&self, head: &StoreHead, chunks: &[u8]) -> Result<(), BackupError> {
+        let bad = |reason: String| Err(BackupError::new(Status::Malformed, reason));
+        if head.cluster != self.config.cluster {
+            return bad("StoreHead.cluster is another cluster's; look at the addresses of its nodes".into());
+        }
+        if head.block == 0 || head.view_first == 0 || head.view_first > head.block {
+            return bad(format!("StoreHead.block is {}, in a view that begins at {}", head.block, head.view_first));
+        }
+        if head.chunk_bytes as usize != chunks.len() {
+            return bad(format!("StoreHead.chunk_bytes is {}, {} are there", head.chunk_bytes, chunks.len()));
+        }
+        let computed = crc32c(chunks);
+        if computed != head.chunks_checksum {
+            let reason = format!(
+                "block {}: checksum is {:#010x}, the bytes give {computed:#010x}",
+                head.block, head.chunks_checksum
+            );
+            return Err(BackupError::new(Status::ChunkChecksum, reason));
+        }
+        Ok(())
+    }
+
+    /// Answers what needs no room: blocks that are there, and those that cannot be taken.
+    fn without_data(&self, head: &StoreHead, done: &Arc<dyn StoreDone>, token: u64) -> Option<Taken> {
+        let state = self.state.lock();
+        if let Some(fenced) = state.fenced(head.log) {
+            self.counts.fenced_blocks.fetch_add(1, Ordering::Relaxed);
+            return Some(Taken::Answered(BlockStored { outcome: StoreOutcome::Fenced, block: fenced.into() }));
+        }
+        let unknown = Replica::default();
+        let replica = state.logs.get(&head.log).unwrap_or(&unknown);
+        match replica.fit(head.block, head.view_first, head.synced()) {
+            Fit::Stored => Some(Taken::Answered(stored(replica, head))),
+            Fit::OnItsWay(run) => {
+                let run = &replica.runs[run];
+                let job = Job { head: *head, run: run.id, data: None, done: Arc::clone(done), token };
+                self.disks[run.disk].queue.push(job);
+                Some(Taken::Queued)
+            }
+            Fit::Hole(next) => Some(Taken::Answered(BlockStored { outcome: StoreOutcome::Next, block: next })),
+            Fit::Follows(_) | Fit::Begins => None,
+        }
+    }
+
+    fn take(&self, head: &StoreHead, data: AlignedBuffer, done: &Arc<dyn StoreDone>, token: u64) -> Taken {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let fit =
+            state.logs.get(&head.log).map_or(Fit::Begins, |log| log.fit(head.block, head.view_first, head.synced()));
+        let begins = matches!(fit, Fit::Begins) && head.block == head.view_first;
+        if state.fenced(head.log).is_some() || !(begins || matches!(fit, Fit::Follows(_))) {
+            // Another connection was here in between.
+            drop(guard);
+            self.give_buffer(data);
+            let again = || BackupError::new(Status::Overloaded, "the log has just been given back; send it again");
+            return self.without_data(head, done, token).unwrap_or_else(|| Taken::Refused(again()));
+        }
+        let now_us = self.clock.monotonic_us();
+        let replica = state.logs.entry(head.log).or_default();
+        let at = match fit {
+            Fit::Follows(run) => run,
+            _ => {
+                let disk = match choose(&self.disks, &state.runs, now_us) {
+                    Ok(disk) => disk,
+                    Err(error) => return Taken::Refused(error),
+                };
+                state.runs[disk] += 1;
+                state.next_run += 1;
+                let (before, id) = (head.block - 1, state.next_run);
+                replica.insert(Run {
+                    first: head.block,
+                    origin: head.block,
+                    doubtful: false,
+                    taken: before,
+                    written: before,
+                    synced: before,
+                    answered: before,
+                    disk,
+                    id,
+                    files: VecDeque::new(),
+                })
+            }
+        };
+        let run = &mut replica.runs[at];
+        let is_idle = run.taken == run.written && run.files.back().is_none_or(|part| !part.open);
+        if is_idle {
+            // Nothing of it is on its way, so its blocks stay in order on whichever disk.
+            state.runs[run.disk] -= 1;
+            run.disk = choose(&self.disks, &state.runs, now_us).unwrap_or(run.disk);
+            state.runs[run.disk] += 1;
+        }
+        if !self.disks[run.disk].is_well(now_us) {
+            return Taken::Refused(self.disks[run.disk].trouble());
+        }
+        run.taken = head.block;
+        self.queued_bytes.fetch_add(data.len(), Ordering::AcqRel);
+        let (disk, run) = (run.disk, run.id);
+        self.disks[disk].queue.push(Job { head: *head, run, data: Some(data), done: Arc::clone(done), token });
+        Taken::Queued
+    }
+
+    /// Writes what is taken for a disk until [`stop`](Backup::stop), then what is left: a writer thread's main function.
+    pub fn run(&self, disk: usize) {
+        loop {
+            if self.run_once(disk) == Ran::Idle && !self.disks[disk].queue.sleep(IDLE) {
+                return;
+            }
+        }
+    }
+
+    /// Disks, and so writers.
+    pub fn disk_count(&self) -> usize {
+        self.disks.len()
+    }
+
+    /// One turn of a disk's writer: writes everything that waits, answers those that asked for no sync, syncs each file once
+    /// for all others, answers them.
+    pub fn run_once(&self, disk: usize) -> Ran {
+        let jobs = self.disks[disk].queue.take();
+        if jobs.is_empty() {
+            return Ran::Idle;
+        }
+        let mut writer = self.disks[disk].writer.lock();
+        let mut groups: BTreeMap<RunKey, Vec<Job>> = BTreeMap::new();
+        for job in jobs {
+            groups.entry((job.head.log, job.run)).or_default().push(job);
+        }
+        let mut answers = Vec::new();
+        let mut to_sync: Vec<(RunKey, Vec<Job>)> = Vec::new();
+        for (run, jobs) in groups {
+            let jobs = self.write_group(&mut writer, disk, run, jobs, &mut answers);
+            let (synced, written): (Vec<Job>, Vec<Job>) = jobs.into_iter().partition(|job| job.head.synced());
+            self.settle(run, written, false, &mut answers);
+            if !synced.is_empty() {
+                to_sync.push((run, synced));
+            }
+        }
+        // Those that only must survive a kill need not wait for the disk.
+        let mut count = tell(&mut answers);
+        for (run, jobs) in to_sync {
+            self.sync_group(&mut writer, disk, run, jobs, &mut answers);
+        }
+        self.bound_index(&mut writer, disk);
+        drop(writer);
+        count += tell(&mut answers);
+        self.tell_room();
+        Ran::Answered(count)
+    }
+
+    /// Writes the blocks of a run, file by file. Gives those jobs back that are written; the others have been answered.
+    fn write_group(
+        &self,
+        writer: &mut DiskWriter,
+        disk: usize,
+        run: RunKey,
+        jobs: Vec<Job>,
+        answers: &mut Vec<Answer>,
+    ) -> Vec<Job> {
+        let mut done = Vec::with_capacity(jobs.len());
+        let mut blocks = Vec::new();
+        let mut failed: Option<BackupError> = None;
+        let mut next =
+            self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map(|run| run.written + 1);
+        for mut job in jobs {
+            let Some(data) = job.data.take() else {
+                done.push(job);
+                continue;
+            };
+            self.queued_bytes.fetch_sub(data.len(), Ordering::AcqRel);
+            let follows = next == Some(job.head.block);
+            if failed.is_some() || !follows {
+                // What came before it was not written: whoever sent it sends that again first.
+                self.give_buffer(data);
+                let gone = || BackupError::new(Status::Overloaded, "a block before it was not written; send it again");
+                answers.push(Answer::of(job, Err(failed.clone().unwrap_or_else(gone))));
+                continue;
+            }
+            let bytes = data.len() as u64;
+            let pending: u64 = blocks.iter().map(|(_, data): &(StoreHead, AlignedBuffer)| data.len() as u64).sum();
+            if !writer.has_room(run, pending + bytes) {
+                let written = self.write_blocks(writer, disk, run, &mut blocks).and_then(|()| {
+                    self.close_file(writer, disk, run);
+                    self.begin_file(writer, disk, run, &job.head)
+                });
+                if let Err(error) = written {
+                    self.give_buffer(data);
+                    answers.push(Answer::of(job, Err(error.clone())));
+                    failed = Some(error);
+                    continue;
+                }
+            }
+            next = Some(job.head.block + 1);
+            blocks.push((job.head, data));
+            done.push(job);
+        }
+        if let Err(error) = self.write_blocks(writer, disk, run, &mut blocks) {
+            failed = Some(error);
+        }
+        let Some(error) = failed else { return done };
+        self.roll_back(writer, run);
+        let written =
+            self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map_or(0, |run| run.written);
+        let (done, lost): (Vec<Job>, Vec<Job>) = done.into_iter().partition(|job| job.head.block <= written);
+        answers.extend(lost.into_iter().map(|job| Answer::of(job, Err(error.clone()))));
+        done
+    }
+
+    fn begin_file(
+        &self,
+        writer: &mut DiskWriter,
+        disk: usize,
+        run: RunKey,
+        head: &StoreHead,
+    ) -> Result<(), BackupError> {
+        let sequence = self.next_file.fetch_add(1, Ordering::Relaxed);
+        let run_first = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map(|run| run.origin);
+        let open = match writer.begin(run, head, sequence, run_first.unwrap_or(head.block)) {
+            Ok(open) => open,
+            Err(error) => return Err(self.disk_failed(disk, &error, sequence)),
+        };
+        let part = FilePart {
+            disk,
+            sequence,
+            key: open.key,
+            start: open.end,
+            first: head.block,
+            last: head.block - 1,
+            bytes: self.config.file_bytes,
+            footer: None,
+            open: true,
+        };
+        if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+            run.files.push_back(part);
+        }
+        Ok(())
+    }
+
+    fn close_file(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) {
+        let Some(closed) = writer.close(run) else { return };
+        let mut state = self.state.lock();
+        let part = state.logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).and_then(|run| run.files.back_mut());
+        let Some(part) = part else { return };
+        part.open = false;
+        match closed {
+            Ok(closed) => (part.footer, part.bytes) = (Some(closed.footer), closed.bytes),
+            Err(error) => {
+                let sequence = part.sequence;
+                drop(state);
+                self.disk_failed(disk, &error, sequence);
+            }
+        }
+    }
+
+    fn write_blocks(
+        &self,
+        writer: &mut DiskWriter,
+        disk: usize,
+        run: RunKey,
+        blocks: &mut Vec<(StoreHead, AlignedBuffer)>,
+    ) -> Result<(), BackupError> {
+        let Some((last, _)) = blocks.last() else { return Ok(()) };
+        let last = last.block;
+        let written = writer.append(run, blocks);
+        let (count, bytes) = (blocks.len() as u64, blocks.iter().map(|(_, data)| data.len() as u64).sum());
+        blocks.drain(..).for_each(|(_, data)| self.give_buffer(data));
+        if let Err(error) = written {
+            let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
+            return Err(self.disk_failed(disk, &error, sequence));
+        }
+        self.counts.blocks.fetch_add(count, Ordering::Relaxed);
+        self.counts.block_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+            run.written = last;
+            if let Some(part) = run.files.back_mut() {
+                part.last = last;
+            }
+        }
+        Ok(())
+    }
+
+    /// A write failed: blocks that were taken behind what is written are not on their way any more, and the next one begins a
+    /// file.
+    fn roll_back(&self, writer: &mut DiskWriter, run: RunKey) {
+        writer.abandon(run);
+        if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+            run.taken = run.written;
+            if let Some(part) = run.files.back_mut() {
+                part.open = false;
+            }
+            while run.files.back().is_some_and(|part| part.last < part.first) {
+                run.files.pop_back();
+            }
+        }
+    }
+
+    /// Syncs a run and answers who waits for that. After a failed sync nobody knows what is on the disk: what was not synced
+    /// before, and was not answered as written, is taken back and must be sent again, to another file.
+    fn sync_group(&self, writer: &mut DiskWriter, disk: usize, run: RunKey, jobs: Vec<Job>, answers: &mut Vec<Answer>) {
+        match writer.sync(run) {
+            Ok(()) => {
+                if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+                    run.synced = run.written;
+                }
+                self.settle(run, jobs, true, answers);
+            }
+            Err(error) => {
+                let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
+                let error = self.disk_failed(disk, &error, sequence);
+                if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+                    run.written = run.synced.max(run.answered);
+                    let written = run.written;
+                    run.files.iter_mut().for_each(|part| part.last = part.last.min(written));
+                }
+                self.roll_back(writer, run);
+                answers.extend(jobs.into_iter().map(|job| Answer::of(job, Err(error.clone()))));
+            }
+        }
+    }
+
+    /// Answers jobs whose blocks are as durable as they asked for. A fence that came meanwhile counts: whoever asked how far the
+    /// log is was told before.
+    fn settle(&self, run: RunKey, jobs: Vec<Job>, synced: bool, answers: &mut Vec<Answer>) {
+        if jobs.is_empty() {
+            return;
+        }
+        let mut state = self.state.lock();
+        let fenced = state.fenced(run.0);
+        let Some(log) = state.logs.get_mut(&run.0) else {
+            let gone = BackupError::new(Status::Overloaded, "the log has just been given back");
+            answers.extend(jobs.into_iter().map(|job| Answer::of(job, Err(gone.clone()))));
+            return;
+        };
+        for job in jobs {
+            let is_there = log.fit(job.head.block, job.head.view_first, synced) == Fit::Stored;
+            let answer = match fenced {
+                Some(epoch) => Ok(BlockStored { outcome: StoreOutcome::Fenced, block: epoch.into() }),
+                None if is_there => Ok(stored(log, &job.head)),
+                None => Err(BackupError::new(Status::Overloaded, "the block was not written; send it again")),
+            };
+            if answer.as_ref().is_ok_and(|answer| answer.outcome == StoreOutcome::Stored)
+                && let Some(run) = log.run_mut(run.1).filter(|_| !synced)
+            {
+                run.answered = run.answered.max(job.head.block);
+            }
+            answers.push(Answer::of(job, answer));
+        }
+    }
+
+    /// Closes files until what is known about chunks takes no more than its share of memory.
+    fn bound_index(&self, writer: &mut DiskWriter, disk: usize) {
+        let share = self.config.index_bytes_max / self.disks.len();
+        while let (bytes, Some(largest)) = writer.index_bytes() {
+            if bytes <= share {
+                return;
+            }
+            self.close_file(writer, disk, largest);
+        }
+    }
+
+    fn disk_failed(&self, disk: usize, error: &io::Error, sequence: u64) -> BackupError {
+        self.counts.failures.fetch_add(1, Ordering::Relaxed);
+        let retry_at_us = self.clock.monotonic_us() + RETRY_US;
+        self.disks[disk].failed(error, &crate::files::path(sequence), retry_at_us)
+    }
+
+    /// Takes nothing from `node` in `epoch` and before any more, and tells how far its logs of that epoch are here. When it
+    /// returns the fence is on every disk; after an error it holds as long as the process lives, and no end is told.
+    ///
+    /// The ends hold for good: a block that is written later is answered as fenced, so nobody counts it.
+    pub fn fence(&self, node: u32, epoch: u32, logs: &[LogView]) -> Result<Vec<LogEnd>, BackupError> {
+        let _fencing = self.fencing.lock();
+        let mut state = self.state.lock();
+        let known = state.fences.get(&node).copied();
+        let highest = known.map_or(epoch, |known| known.max(epoch));
+        state.fences.insert(node, highest);
+        let fences = Fences { entries: state.fences.iter().map(|(node, epoch)| (*node, *epoch)).collect() };
+        drop(state);
+        let bytes = fences.encode();
+        for (disk, number) in self.disks.iter().zip(0..) {
+            let path = format!("{FOLDER}/fences");
+            if let Err(error) = disk.disk.replace(&path, &bytes) {
+                self.counts.failures.fetch_add(1, Ordering::Relaxed);
+                let retry_at_us = self.clock.monotonic_us() + RETRY_US;
+                return Err(self.disks[number as usize].failed(&error, &path, retry_at_us));
+            }
+        }
+        let state = self.state.lock();
+        let unknown = Replica::default();
+        let end = |view: &LogView| {
+            let replica = state.logs.get(&LogId { node, epoch, vlog: view.vlog }).unwrap_or(&unknown);
+            let through = replica.through(view.first_block, |run| (run.origin, run.written));
+            LogEnd { vlog: view.vlog, through, certain: replica.is_certain(through) }
+        };
+        Ok(logs.iter().map(end).collect())
+    }
+
+    /// Tells the writers to write what is left and return from [`run`](Backup::run).
+    pub fn stop(&self) {
+        self.disks.iter().for_each(|disk| disk.queue.stop());
+    }
+
+    /// Counters and sizes. Waits for writes that are on their way.
+    pub fn stats(&self) -> BackupStats {
+        let mut stats = BackupStats {
+            blocks: self.counts.blocks.load(Ordering::Relaxed),
+            block_bytes: self.counts.block_bytes.load(Ordering::Relaxed),
+            failures: self.counts.failures.load(Ordering::Relaxed),
+            fenced_blocks: self.counts.fenced_blocks.load(Ordering::Relaxed),
+            queued_bytes: (self.queued_bytes.load(Ordering::Relaxed) + self.buffers.lock().1) as u64,
+            ..BackupStats::default()
+        };
+        for disk in &self.disks {
+            let writer = disk.writer.lock();
+            stats.index_bytes += writer.index_bytes().0 as u64;
+            stats.writes += writer.writes;
+            stats.syncs += writer.syncs;
+        }
+        let state = self.state.lock();
+        (stats.logs, stats.fences) = (state.logs.len() as u64, state.fences.len() as u64);
+        for part in state.logs.values().flat_map(|log| &log.runs).flat_map(|run| &run.files) {
+            stats.files += 1;
+            stats.file_bytes += part.bytes;
+        }
+        stats
+    }
+
+    fn buffer(&self, bytes: usize) -> AlignedBuffer {
+        let mut kept = self.buffers.lock();
+        let fits = |buffer: &AlignedBuffer| (bytes..=4 * bytes).contains(&buffer.capacity());
+        let Some(at) = kept.0.iter().rposition(fits) else { return AlignedBuffer::with_capacity(bytes) };
+        let mut buffer = kept.0.swap_remove(at);
+        kept.1 -= buffer.capacity();
+        buffer.clear();
+        buffer
+    }
+
+    fn give_buffer(&self, buffer: AlignedBuffer) {
+        let mut kept = self.buffers.lock();
+        if kept.1 + buffer.capacity() <= SPARE_BUFFER_BYTES {
+            kept.1 += buffer.capacity();
+            kept.0.push(buffer);
+        }
+    }
+
+    fn tell_room(&self) {
+        if self.queued_bytes.load(Ordering::Acquire) > self.config.queue_bytes_max / 2 {
+            return;
+        }
+        let waiting = std::mem::take(&mut self.state.lock().waiting);
+        waiting.iter().for_each(|done| done.room());
+    }
+}
+
+fn stored(replica: &Replica, head: &StoreHead) -> BlockStored {
+    let through = |run: &Run| (run.origin, if head.synced() { run.synced } else { run.written });
+    BlockStored { outcome: StoreOutcome::Stored, block: replica.through(head.view_first, through) }
+}
+
+/// An answer that goes out when no lock is held.
+struct Answer {
+    done: Arc<dyn StoreDone>,
+    token: u64,
+    result: Result<BlockStored, BackupError>,
+}
+
+impl Answer {
+    fn of(job: Job, result: Result<BlockStored, BackupError>) -> Answer {
+        Answer { done: job.done, token: job.token, result }
+    }
+}
+
+/// Tells everybody, and how many they were.
+fn tell(answers: &mut Vec<Answer>) -> usize {
+    let count = answers.len();
+    answers.drain(..).for_each(|answer| answer.done.stored(answer.token, answer.result));
+    count
+}

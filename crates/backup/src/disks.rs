@@ -1,0 +1,59 @@
+//! The disks of a backup: which one takes the next file, and which ones are left alone for a while.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kera_env::Disk;
+use kera_protocol::Status;
+use parking_lot::Mutex;
+
+use crate::error::BackupError;
+use crate::files::DiskWriter;
+use crate::queue::Queue;
+
+/// The folder of copies on every disk.
+pub(crate) const FOLDER: &str = "replicas";
+
+/// A disk, what waits for it, and the state of its writer.
+pub(crate) struct BackupDisk {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) queue: Queue,
+    pub(crate) writer: Mutex<DiskWriter>,
+    /// No file is begun on it before this moment on the monotonic clock.
+    retry_at_us: AtomicU64,
+    trouble: Mutex<Option<BackupError>>,
+}
+
+impl BackupDisk {
+    pub(crate) fn new(disk: Arc<dyn Disk>, writer: DiskWriter) -> BackupDisk {
+        let (queue, retry_at_us, trouble) = (Queue::default(), AtomicU64::new(0), Mutex::new(None));
+        BackupDisk { disk, queue, writer: Mutex::new(writer), retry_at_us, trouble }
+    }
+
+    pub(crate) fn is_well(&self, now_us: u64) -> bool {
+        self.retry_at_us.load(Ordering::Acquire) <= now_us
+    }
+
+    /// Something failed: nothing is begun on it for a while.
+    pub(crate) fn failed(&self, error: &io::Error, what: &str, retry_at_us: u64) -> BackupError {
+        let error = BackupError::disk(&format!("{}/{what}", self.disk.root().display()), error);
+        if self.retry_at_us.swap(retry_at_us, Ordering::AcqRel) < retry_at_us {
+            tracing::warn!("{error}");
+        }
+        *self.trouble.lock() = Some(error.clone());
+        error
+    }
+
+    /// What was wrong with it last.
+    pub(crate) fn trouble(&self) -> BackupError {
+        let unknown = || BackupError::new(Status::DiskFailed, "the backup's disk fails");
+        self.trouble.lock().clone().unwrap_or_else(unknown)
+    }
+}
+
+/// Where a run of blocks goes: of the disks that are well, the one with the fewest. `Err`: none is, and why.
+pub(crate) fn choose(disks: &[BackupDisk], runs: &[usize], now_us: u64) -> Result<usize, BackupError> {
+    let well = (0..disks.len()).filter(|&disk| disks[disk].is_well(now_us));
+    well.min_by_key(|&disk| runs[disk]).ok_or_else(|| disks[0].trouble())
+}

@@ -1,0 +1,254 @@
+//! Writing files of copies: one open file for each run of blocks, closed with a footer when it is full.
+//!
+//! Owned by the writer of a disk, under its lock. Files are preallocated, so that a full disk is found when a file begins and
+//! not in the middle of one. Those that are given back are used again: writing where was written before needs no change of the
+//! file system's own records.
+
+use std::collections::HashMap;
+use std::io::{self, IoSlice};
+use std::sync::Arc;
+
+use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, Random};
+use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileMark, PAGE_BYTES};
+use kera_format::vlog_replica::{FOOTER_ENTRIES_MAX, LogId, ReplicaHeader};
+use kera_protocol::StoreHead;
+
+use crate::disks::FOLDER;
+use crate::index::FileIndex;
+
+/// A run of a log: whose files are written one after the other.
+pub(crate) type RunKey = (LogId, u64);
+
+/// Blocks of one write.
+pub(crate) const SLICES_MAX: usize = 512;
+/// Files of a run that are full and not synced yet, if nobody asks for syncs.
+const UNSYNCED_MAX: usize = 4;
+
+/// The part of the settings that files need.
+#[derive(Clone, Debug)]
+pub(crate) struct FilesConfig {
+    pub(crate) cluster: [u8; 16],
+    pub(crate) node: u32,
+    pub(crate) file_bytes: u64,
+    pub(crate) spares: usize,
+}
+
+/// A file that takes blocks.
+pub(crate) struct OpenFile {
+    pub(crate) file: Arc<dyn DiskFile>,
+    pub(crate) sequence: u64,
+    pub(crate) key: u64,
+    pub(crate) last: u64,
+    /// Where the next block goes.
+    pub(crate) end: u64,
+    pub(crate) index: FileIndex,
+    dirty: bool,
+}
+
+/// See the module.
+pub(crate) struct DiskWriter {
+    config: FilesConfig,
+    disk: Arc<dyn Disk>,
+    random: Arc<dyn Random>,
+    pub(crate) open: HashMap<RunKey, OpenFile>,
+    /// Full files that nobody has synced.
+    unsynced: HashMap<RunKey, Vec<Arc<dyn DiskFile>>>,
+    spares: Vec<u64>,
+    /// Names were made since the folder was synced.
+    names_changed: bool,
+    pub(crate) writes: u64,
+    pub(crate) syncs: u64,
+}
+
+/// A file that takes no more blocks.
+pub(crate) struct Closed {
+    pub(crate) footer: u64,
+    pub(crate) bytes: u64,
+}
+
+pub(crate) fn path(sequence: u64) -> String {
+    format!("{FOLDER}/{sequence:010}.replica")
+}
+
+fn spare_path(sequence: u64) -> String {
+    format!("{FOLDER}/{sequence:010}.spare")
+}
+
+impl DiskWriter {
+    pub(crate) fn new(
+        config: FilesConfig,
+        disk: Arc<dyn Disk>,
+        random: Arc<dyn Random>,
+        spares: Vec<u64>,
+    ) -> DiskWriter {
+        let (open, unsynced) = (HashMap::new(), HashMap::new());
+        DiskWriter { config, disk, random, open, unsynced, spares, names_changed: false, writes: 0, syncs: 0 }
+    }
+
+    /// Begins a file whose first block is `head`'s. What was open for the run must have been closed.
+    pub(crate) fn begin(
+        &mut self,
+        run: RunKey,
+        head: &StoreHead,
+        sequence: u64,
+        run_first: u64,
+    ) -> io::Result<&mut OpenFile> {
+        let file = self.make(sequence)?;
+        let key = self.random.next_u64();
+        let header = ReplicaHeader {
+            cluster: self.config.cluster,
+            log: head.log,
+            backup: self.config.node,
+            file: sequence,
+            key,
+            first_block: head.block,
+            run_first,
+        };
+        let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
+        header.write(&mut page);
+        let started = file.allocate(0, self.config.file_bytes).and_then(|()| file.write_at(0, &page));
+        if let Err(error) = started {
+            drop(file);
+            // It has no block. If it stays it is removed at the next start.
+            let _ = self.disk.remove(&path(sequence));
+            return Err(error);
+        }
+        let (end, index, last) = (PAGE_BYTES as u64, FileIndex::default(), head.block - 1);
+        let open = OpenFile { file, sequence, key, last, end, index, dirty: true };
+        self.names_changed = true;
+        Ok(self.open.entry(run).insert_entry(open).into_mut())
+    }
+
+    fn make(&mut self, sequence: u64) -> io::Result<Arc<dyn DiskFile>> {
+        if let Some(spare) = self.spares.pop() {
+            let renamed = self.disk.rename(&spare_path(spare), &path(sequence));
+            if renamed.is_ok() {
+                return self.disk.open(&path(sequence), OpenMode::ReadWrite, false);
+            }
+        }
+        self.disk.open(&path(sequence), OpenMode::Create, false)
+    }
+
+    /// Whether a block of so many bytes goes to the file that is open for its run.
+    pub(crate) fn has_room(&self, run: RunKey, bytes: u64) -> bool {
+        self.open.get(&run).is_some_and(|open| {
+            open.end + bytes <= self.config.file_bytes && open.index.entries() < FOOTER_ENTRIES_MAX / 2
+        })
+    }
+
+    /// Writes blocks that follow one another to the open file of a run. After an error nothing of them counts.
+    pub(crate) fn append(&mut self, run: RunKey, blocks: &mut [(StoreHead, AlignedBuffer)]) -> io::Result<()> {
+        let Some(open) = self.open.get_mut(&run) else { return Err(io::Error::other("no file is open")) };
+        for (head, data) in &mut *blocks {
+            block_header(head, open).write(data);
+        }
+        for group in blocks.chunks(SLICES_MAX) {
+            let slices: Vec<IoSlice<'_>> = group.iter().map(|(_, data)| IoSlice::new(data)).collect();
+            open.file.write_vectored_at(open.end, &slices)?;
+            self.writes += 1;
+            open.dirty = true;
+            for (head, data) in group {
+                open.end += data.len() as u64;
+                open.last = head.block;
+                open.index.note_block(&data[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + head.chunk_bytes as usize]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the footer of a run's open file, which takes no more. `None` if none is open. An error says that it has no footer:
+    /// its blocks are as good as before.
+    pub(crate) fn close(&mut self, run: RunKey) -> Option<io::Result<Closed>> {
+        let open = self.open.remove(&run)?;
+        let unsynced = self.unsynced.entry(run).or_default();
+        unsynced.push(Arc::clone(&open.file));
+        if unsynced.len() > UNSYNCED_MAX {
+            let oldest = unsynced.remove(0);
+            if let Err(error) = oldest.sync_data() {
+                tracing::warn!(%error, "a full file of copies cannot be synced");
+            }
+        }
+        Some(write_footer(&*open.file, run.0, open.sequence, open.key, open.last, open.end, &open.index))
+    }
+
+    /// Something failed in the run's open file: nothing goes there any more.
+    pub(crate) fn abandon(&mut self, run: RunKey) {
+        self.open.remove(&run);
+        self.unsynced.remove(&run);
+    }
+
+    /// Makes everything that was written of a run survive a loss of power.
+    pub(crate) fn sync(&mut self, run: RunKey) -> io::Result<()> {
+        if self.names_changed {
+            self.disk.sync_dir(FOLDER)?;
+            self.names_changed = false;
+        }
+        for file in self.unsynced.remove(&run).unwrap_or_default() {
+            file.sync_data()?;
+            self.syncs += 1;
+        }
+        if let Some(open) = self.open.get_mut(&run).filter(|open| open.dirty) {
+            open.file.sync_data()?;
+            open.dirty = false;
+            self.syncs += 1;
+        }
+        Ok(())
+    }
+
+    /// Gives a file back that nobody has open.
+    pub(crate) fn remove(&mut self, sequence: u64) {
+        let kept =
+            self.spares.len() < self.config.spares && self.disk.rename(&path(sequence), &spare_path(sequence)).is_ok();
+        if kept {
+            self.spares.push(sequence);
+            return;
+        }
+        match self.disk.remove(&path(sequence)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(sequence, %error, "a file of copies cannot be removed");
+            }
+            _ => {}
+        }
+    }
+
+    /// Bytes of memory of what is known about chunks in open files, and the run of the largest.
+    pub(crate) fn index_bytes(&self) -> (usize, Option<RunKey>) {
+        let largest = self.open.iter().max_by_key(|(_, open)| open.index.bytes()).map(|(run, _)| *run);
+        (self.open.values().map(|open| open.index.bytes()).sum(), largest)
+    }
+}
+
+/// The header of a block in the file of a backup.
+fn block_header(head: &StoreHead, open: &OpenFile) -> BlockHeader {
+    BlockHeader {
+        vlog: head.log.vlog,
+        chunk_count: head.chunk_count,
+        block: head.block,
+        file: open.sequence,
+        key: open.key,
+        written_ms: head.written_ms,
+        chunk_bytes: head.chunk_bytes,
+        chunks_checksum: head.chunks_checksum,
+    }
+}
+
+/// Writes a footer at `end` and the mark behind it. Nothing is synced: a file without a footer is read block by block.
+pub(crate) fn write_footer(
+    file: &dyn DiskFile,
+    log: LogId,
+    sequence: u64,
+    key: u64,
+    last: u64,
+    end: u64,
+    index: &FileIndex,
+) -> io::Result<Closed> {
+    let footer = index.footer(log.vlog, sequence, key, last).encode();
+    let mut bytes = AlignedBuffer::with_capacity(footer.len() + PAGE_BYTES);
+    bytes.extend_from_slice(&footer);
+    bytes.resize(footer.len() + PAGE_BYTES);
+    FileMark { vlog: log.vlog, file: sequence, key, end }.write(&mut bytes[footer.len()..]);
+    file.write_at(end, &bytes)?;
+    let length = end + bytes.len() as u64;
+    file.set_len(length)?;
+    Ok(Closed { footer: end, bytes: length })
+}

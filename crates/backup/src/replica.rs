@@ -1,0 +1,214 @@
+//! A copy of a virtual log as the backup knows it: which blocks it has, in which files. Plain state, under the backup's lock.
+
+use std::collections::VecDeque;
+
+use kera_protocol::BlockRange;
+
+/// A file, or a part of one without a hole, of blocks that follow one another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct FilePart {
+    pub(crate) disk: usize,
+    pub(crate) sequence: u64,
+    /// The file's key: every block in it repeats it.
+    pub(crate) key: u64,
+    /// Where its first block is in the file.
+    pub(crate) start: u64,
+    pub(crate) first: u64,
+    /// Up to which block it has been stored; one less than `first` if it has none yet.
+    pub(crate) last: u64,
+    /// What the file takes on its disk.
+    pub(crate) bytes: u64,
+    /// Where the footer is, once there is one.
+    pub(crate) footer: Option<u64>,
+    /// Whether blocks are still written to it.
+    pub(crate) open: bool,
+}
+
+/// Blocks without a hole, from the first one on.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) first: u64,
+    /// Where it began: what was before `first` was given back, and is not needed again.
+    pub(crate) origin: u64,
+    /// The blocks before it do not read back: a loss of power has torn them before they were answered, or the disk has changed
+    /// them since. So nobody knows whether the log ends before this run or not.
+    pub(crate) doubtful: bool,
+    /// Up to here blocks were taken: they are written, or will be.
+    pub(crate) taken: u64,
+    /// Up to here they are written: they survive a kill.
+    pub(crate) written: u64,
+    /// Up to here they are synced as well.
+    pub(crate) synced: u64,
+    /// Up to here it was answered that they are written: what a failed sync cannot take back.
+    pub(crate) answered: u64,
+    /// The disk whose writer has this run.
+    pub(crate) disk: usize,
+    /// Names the run: its first block changes when files are given back.
+    pub(crate) id: u64,
+    pub(crate) files: VecDeque<FilePart>,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Replica {
+    /// By their first blocks.
+    pub(crate) runs: Vec<Run>,
+}
+
+/// What is to be done with a block.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Fit {
+    /// It is stored, as durable as was asked for.
+    Stored,
+    /// It was taken and is on its way to the disk: whoever asks waits behind it, in this run.
+    OnItsWay(usize),
+    /// It follows the last one of this run.
+    Follows(usize),
+    /// It is its view's first, and begins a run.
+    Begins,
+    /// It is behind a hole: this one is next.
+    Hole(u64),
+}
+
+impl Replica {
+    /// The run that has been given `block`, and up to where it goes.
+    fn run_of(&self, block: u64, through: impl Fn(&Run) -> u64) -> Option<usize> {
+        self.runs.iter().position(|run| run.origin <= block && block <= through(run))
+    }
+
+    /// Decides about a block: rule 2 of `docs/replication.md`, Writing. A block is taken if the one before it is there or if it
+    /// is the first of the view that it is sent in, which is when a backup that joins a log has nothing before it.
+    pub(crate) fn fit(&self, block: u64, view_first: u64, synced: bool) -> Fit {
+        let stored = |run: &Run| if synced { run.synced } else { run.written };
+        if self.run_of(block, stored).is_some() {
+            return Fit::Stored;
+        }
+        if let Some(run) = self.run_of(block, |run| run.taken) {
+            return Fit::OnItsWay(run);
+        }
+        if let Some(run) = self.runs.iter().position(|run| run.taken + 1 == block) {
+            return Fit::Follows(run);
+        }
+        if block == view_first {
+            return Fit::Begins;
+        }
+        Fit::Hole(self.through(view_first, |run| (run.origin, run.taken)) + 1)
+    }
+
+    /// The last block from `first` on without a hole, as far as `extent` says that runs go; `first - 1` if there is none.
+    pub(crate) fn through(&self, first: u64, extent: impl Fn(&Run) -> (u64, u64)) -> u64 {
+        let mut last = first.saturating_sub(1);
+        let goes_on = |run: &&Run, last: u64| {
+            let (from, through) = extent(run);
+            from <= last + 1 && last < through
+        };
+        while let Some(run) = self.runs.iter().find(|run| goes_on(run, last)) {
+            last = extent(run).1;
+        }
+        last
+    }
+
+    /// Whether a log that ends here at `end` ends there for sure.
+    pub(crate) fn is_certain(&self, end: u64) -> bool {
+        !self.runs.iter().any(|run| run.doubtful && run.first > end)
+    }
+
+    /// The blocks that are written, in ranges without a hole.
+    pub(crate) fn ranges(&self) -> Vec<BlockRange> {
+        let mut ranges: Vec<BlockRange> = Vec::new();
+        for run in self.runs.iter().filter(|run| run.first <= run.written) {
+            match ranges.last_mut() {
+                Some(last) if run.first <= last.last + 1 => last.last = last.last.max(run.written),
+                _ => ranges.push(BlockRange { first: run.first, last: run.written }),
+            }
+        }
+        ranges
+    }
+
+    pub(crate) fn insert(&mut self, run: Run) -> usize {
+        let at = self.runs.partition_point(|other| other.first < run.first);
+        self.runs.insert(at, run);
+        at
+    }
+
+    pub(crate) fn run_mut(&mut self, id: u64) -> Option<&mut Run> {
+        self.runs.iter_mut().find(|run| run.id == id)
+    }
+
+    /// The parts of files that have blocks from `from` to `through`, by their first blocks.
+    pub(crate) fn parts(&self, from: u64, through: u64) -> Vec<FilePart> {
+        let all = self.runs.iter().flat_map(|run| run.files.iter());
+        let mut parts: Vec<FilePart> =
+            all.filter(|part| part.first <= part.last && part.first <= through && from <= part.last).copied().collect();
+        parts.sort_by_key(|part| part.first);
+        parts
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(id: u64, first: u64, written: u64, taken: u64) -> Run {
+        Run {
+            first,
+            origin: first,
+            doubtful: false,
+            taken,
+            written,
+            synced: written,
+            answered: 0,
+            disk: 0,
+            id,
+            files: VecDeque::new(),
+        }
+    }
+
+    #[test]
+    fn a_block_is_taken_behind_the_one_before_it_or_as_its_views_first() {
+        let mut replica = Replica::default();
+        assert_eq!(replica.fit(1, 1, false), Fit::Begins);
+        assert_eq!(replica.fit(2, 1, false), Fit::Hole(1));
+        replica.insert(run(1, 1, 3, 5));
+        assert_eq!(replica.fit(3, 1, false), Fit::Stored);
+        assert_eq!(replica.fit(4, 1, false), Fit::OnItsWay(0));
+        assert_eq!(replica.fit(6, 1, false), Fit::Follows(0));
+        assert_eq!(replica.fit(7, 1, false), Fit::Hole(6));
+        // A later view begins behind a hole, an earlier one says what is missing of it.
+        assert_eq!(replica.fit(10, 10, false), Fit::Begins);
+        replica.insert(run(2, 10, 12, 12));
+        assert_eq!(replica.fit(14, 10, false), Fit::Hole(13));
+        assert_eq!(replica.fit(8, 1, false), Fit::Hole(6));
+        assert_eq!(replica.through(1, |run| (run.origin, run.written)), 3);
+        assert_eq!(replica.through(10, |run| (run.origin, run.written)), 12);
+        assert_eq!(replica.through(13, |run| (run.origin, run.written)), 12);
+        assert_eq!(replica.ranges(), [BlockRange { first: 1, last: 3 }, BlockRange { first: 10, last: 12 }]);
+    }
+
+    #[test]
+    fn a_hole_that_was_filled_is_none() {
+        let mut replica = Replica::default();
+        replica.insert(run(1, 10, 12, 12));
+        assert_eq!(replica.fit(1, 1, false), Fit::Begins);
+        replica.insert(run(2, 1, 9, 9));
+        assert_eq!(replica.through(1, |run| (run.origin, run.written)), 12);
+        assert_eq!(replica.ranges(), [BlockRange { first: 1, last: 12 }]);
+        assert_eq!(replica.fit(13, 1, false), Fit::Follows(1));
+    }
+
+    #[test]
+    fn what_was_given_back_is_not_asked_for_again_and_what_was_damaged_is() {
+        let mut replica = Replica::default();
+        replica.insert(Run { origin: 1, ..run(1, 41, 50, 50) });
+        assert_eq!(replica.fit(1, 1, true), Fit::Stored);
+        assert_eq!(replica.fit(40, 1, true), Fit::Stored);
+        assert_eq!(replica.fit(51, 1, true), Fit::Follows(0));
+        assert_eq!(replica.through(20, |run| (run.origin, run.written)), 50);
+        assert_eq!(replica.ranges(), [BlockRange { first: 41, last: 50 }]);
+        // Blocks 51 and 52 were changed by the disk.
+        replica.insert(Run { doubtful: true, ..run(2, 53, 60, 60) });
+        assert_eq!(replica.fit(51, 1, true), Fit::Follows(0));
+        assert_eq!(replica.through(1, |run| (run.origin, run.written)), 50);
+        assert!(!replica.is_certain(50) && replica.is_certain(60));
+    }
+}

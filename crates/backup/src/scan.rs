@@ -1,0 +1,112 @@
+//! Reading blocks of a file back, each verified by its checksums before anybody sees a byte of it.
+
+use std::io;
+use std::sync::Arc;
+
+use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode};
+use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileMark, PAGE_BYTES};
+use kera_format::vlog_replica::{FOOTER_ENTRIES_MAX, FOOTER_ENTRY_BYTES, Footer};
+
+use crate::files::path;
+
+/// Bytes looked at together when a block is searched for.
+const SEARCH_BYTES: usize = 1 << 20;
+
+/// An open file and what its blocks must say.
+pub(crate) struct Source {
+    file: Arc<dyn DiskFile>,
+    pub(crate) path: String,
+    sequence: u64,
+    key: u64,
+    vlog: u32,
+    pub(crate) bytes: u64,
+    buffer: AlignedBuffer,
+    chunk_bytes: usize,
+}
+
+impl Source {
+    pub(crate) fn open(disk: &dyn Disk, sequence: u64, key: u64, vlog: u32) -> io::Result<Source> {
+        let path = path(sequence);
+        let file = disk.open(&path, OpenMode::Read, false)?;
+        let bytes = file.len()?;
+        Ok(Source { file, path, sequence, key, vlog, bytes, buffer: AlignedBuffer::new(), chunk_bytes: 0 })
+    }
+
+    fn read(&mut self, at: u64, bytes: usize) -> io::Result<()> {
+        let bytes = (bytes as u64).min(self.bytes.saturating_sub(at)) as usize;
+        self.buffer.resize(bytes);
+        let read = self.file.read_at(at, &mut self.buffer[..bytes])?;
+        self.buffer.resize(read);
+        Ok(())
+    }
+
+    /// The header of a block that is this file's, its chunks not looked at.
+    pub(crate) fn header(&mut self, at: u64) -> io::Result<Result<BlockHeader, String>> {
+        self.read(at, BLOCK_HEADER_BYTES)?;
+        Ok(self.check_header(0))
+    }
+
+    fn check_header(&self, at: usize) -> Result<BlockHeader, String> {
+        let header = BlockHeader::parse(&self.buffer[at..]).map_err(|error| error.to_string())?;
+        if (header.file, header.key, header.vlog) != (self.sequence, self.key, self.vlog) {
+            return Err(format!("a block of file {} is there", header.file));
+        }
+        Ok(header)
+    }
+
+    /// A whole block whose checksums match: its chunks are in [`chunks`](Source::chunks).
+    pub(crate) fn block(&mut self, at: u64) -> io::Result<Result<BlockHeader, String>> {
+        let header = match self.header(at)? {
+            Ok(header) => header,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        self.read(at, BLOCK_HEADER_BYTES + header.chunk_bytes as usize)?;
+        let Some(chunks) = self.buffer.get(BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + header.chunk_bytes as usize) else {
+            return Ok(Err(format!("block {} goes beyond the end of the file", header.block)));
+        };
+        if let Err(error) = header.verify_chunks(chunks) {
+            return Ok(Err(format!("block {}: {error}", header.block)));
+        }
+        self.chunk_bytes = header.chunk_bytes as usize;
+        Ok(Ok(header))
+    }
+
+    pub(crate) fn chunks(&self) -> &[u8] {
+        &self.buffer[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + self.chunk_bytes]
+    }
+
+    /// The first whole block from `at` on, and where it is.
+    pub(crate) fn search(&mut self, mut at: u64) -> io::Result<Option<(u64, BlockHeader)>> {
+        while at < self.bytes {
+            self.read(at, SEARCH_BYTES)?;
+            let headers = (0..self.buffer.len()).step_by(PAGE_BYTES).filter(|&page| self.check_header(page).is_ok());
+            let candidates: Vec<u64> = headers.map(|page| at + page as u64).collect();
+            for candidate in candidates {
+                if let Ok(header) = self.block(candidate)? {
+                    return Ok(Some((candidate, header)));
+                }
+            }
+            at += SEARCH_BYTES as u64;
+        }
+        Ok(None)
+    }
+
+    /// The footer, and where it is, if the file was closed.
+    pub(crate) fn footer(&mut self) -> io::Result<Option<(u64, Footer)>> {
+        let Some(page) = self.bytes.checked_sub(PAGE_BYTES as u64).filter(|_| self.bytes.is_multiple_of(4096)) else {
+            return Ok(None);
+        };
+        self.read(page, PAGE_BYTES)?;
+        let Ok(mark) = FileMark::parse(&self.buffer) else { return Ok(None) };
+        let bytes = page.saturating_sub(mark.end) as usize;
+        let is_ours = (mark.file, mark.key, mark.vlog) == (self.sequence, self.key, self.vlog);
+        if !is_ours || mark.end >= page || bytes > (FOOTER_ENTRIES_MAX + 1) * FOOTER_ENTRY_BYTES + PAGE_BYTES {
+            return Ok(None);
+        }
+        self.read(mark.end, bytes)?;
+        let footer = Footer::parse(&self.buffer)
+            .ok()
+            .filter(|footer| (footer.file, footer.key, footer.vlog) == (self.sequence, self.key, self.vlog));
+        Ok(footer.map(|footer| (mark.end, footer)))
+    }
+}

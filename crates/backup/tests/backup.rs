@@ -1,0 +1,522 @@
+//! A backup on simulated disks: what it takes, what survives, what a recovery gets from it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex};
+
+use kera_backup::{Backup, BackupConfig, BackupError, OpenReport, Ran, StoreDone, Taken};
+use kera_env::{Disk, FaultyDisk, ManualClock, MemoryDisk, SeededRandom};
+use kera_format::checksum::crc32c;
+use kera_format::chunk::ChunkTarget;
+use kera_format::vlog_replica::LogId;
+use kera_format::{
+    BrokerPart, ChunkBuilder, Compression, GroupId, LaneId, ProducerId, Record, SegmentIndex, StreamId, StreamletId,
+};
+use kera_protocol::replication::STORE_SYNCED;
+use kera_protocol::{
+    BlockRange, BlockStored, LaneStates, ListReplicas, LogView, ReadBlocks, ReleaseBlocks, Status, StoreHead,
+    StoreOutcome, StreamletRef,
+};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+const CLUSTER: [u8; 16] = *b"cluster-16-bytes";
+const LOG: LogId = LogId { node: 1, epoch: 7, vlog: 0 };
+
+fn config() -> BackupConfig {
+    BackupConfig { file_bytes: 64 << 10, spares: 2, queue_bytes_max: 1 << 20, ..BackupConfig::new(CLUSTER, 9) }
+}
+
+fn open(disks: &[Arc<dyn Disk>], seed: u64) -> (Arc<Backup>, OpenReport) {
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    Backup::open(config(), disks.to_vec(), clock, Arc::new(SeededRandom::new(seed))).expect("open")
+}
+
+/// What was answered, by token.
+#[derive(Default)]
+struct Answers {
+    all: Mutex<HashMap<u64, Result<BlockStored, BackupError>>>,
+    rooms: Mutex<usize>,
+}
+
+impl StoreDone for Answers {
+    fn stored(&self, token: u64, result: Result<BlockStored, BackupError>) {
+        let before = self.all.lock().expect("no panic").insert(token, result);
+        assert!(before.is_none(), "token {token} is answered twice");
+    }
+    fn room(&self) {
+        *self.rooms.lock().expect("no panic") += 1;
+    }
+}
+
+/// The chunks of a block: one or more of some streamlets, told by their numbers, at the places that a broker would give them.
+fn chunks(log: LogId, block: u64) -> (u32, Vec<u8>) {
+    let count = 1 + block % 3;
+    let mut bytes = Vec::new();
+    for n in 0..count {
+        let ordinal = block * 3 + n;
+        let mut builder = ChunkBuilder::default();
+        builder
+            .push(&Record::value(format!("{log} {block} {n} {}", "x".repeat((block * 37 % 900) as usize)).as_bytes()));
+        let streamlet = StreamletId((n % 2) as u32);
+        let target = ChunkTarget {
+            stream: StreamId(u64::from(log.vlog) + 1),
+            streamlet,
+            producer_id: ProducerId(5),
+            sequence: ordinal,
+            ..ChunkTarget::default()
+        };
+        let mut chunk = builder.seal(&target, Compression::None).expect("a chunk");
+        BrokerPart {
+            group: GroupId::new(3, 1),
+            segment: SegmentIndex((block / 10) as u32),
+            base_ordinal: ordinal,
+            append_time_ms: 5,
+            lane: LaneId(0),
+            position: 128 + (block % 10) as u32 * 8192 + n as u32 * 1024,
+        }
+        .stamp(&mut chunk);
+        bytes.extend(chunk);
+    }
+    (count as u32, bytes)
+}
+
+fn head(log: LogId, block: u64, view_first: u64, synced: bool, chunk_count: u32, chunks: &[u8]) -> StoreHead {
+    StoreHead {
+        cluster: CLUSTER,
+        log,
+        view: 1,
+        view_first,
+        block,
+        written_ms: 77,
+        chunk_count,
+        chunk_bytes: chunks.len() as u32,
+        chunks_checksum: crc32c(chunks),
+        flags: if synced { STORE_SYNCED } else { 0 },
+    }
+}
+
+/// A backup and who sends to it.
+struct Rig {
+    backup: Arc<Backup>,
+    answers: Arc<Answers>,
+    token: u64,
+    sent: HashMap<u64, (LogId, u64)>,
+}
+
+impl Rig {
+    fn over(backup: Arc<Backup>) -> Rig {
+        Rig { backup, answers: Arc::default(), token: 0, sent: HashMap::new() }
+    }
+
+    fn send(&mut self, log: LogId, block: u64, view_first: u64, synced: bool) -> Taken {
+        let (count, bytes) = chunks(log, block);
+        self.token += 1;
+        let done = Arc::clone(&self.answers) as Arc<dyn StoreDone>;
+        let head = head(log, block, view_first, synced, count, &bytes);
+        let taken = self.backup.store(&head, &bytes, &done, self.token);
+        self.sent.insert(self.token, (log, block));
+        taken
+    }
+
+    fn write(&self) {
+        for disk in 0..self.backup.disk_count() {
+            while self.backup.run_once(disk) != Ran::Idle {}
+        }
+    }
+
+    /// Sends a block, writes, and gives the answer.
+    fn store(&mut self, log: LogId, block: u64, view_first: u64, synced: bool) -> Result<BlockStored, BackupError> {
+        match self.send(log, block, view_first, synced) {
+            Taken::Answered(answer) => Ok(answer),
+            Taken::Refused(error) => Err(error),
+            Taken::Queued => {
+                self.write();
+                self.answers.all.lock().expect("no panic")[&self.token].clone()
+            }
+            Taken::Full => panic!("block {block} finds no room"),
+        }
+    }
+
+    fn ranges(&self, log: LogId) -> Vec<BlockRange> {
+        let list = self.backup.list(&ListReplicas { after: None, limit: 0 });
+        list.replicas.iter().find(|replica| replica.log == log).map_or_else(Vec::new, |replica| replica.blocks.clone())
+    }
+
+    fn read(&self, log: LogId, from_block: u64, through_block: u64) -> Result<Vec<u64>, BackupError> {
+        let (mut blocks, mut next) = (Vec::new(), from_block);
+        while next <= through_block {
+            let asked = ReadBlocks { log, from_block: next, through_block, streamlets: Vec::new(), max_bytes: 3000 };
+            let read = self.backup.read_blocks(&asked)?;
+            for (head, bytes) in &read.blocks {
+                assert_eq!(&bytes[..], chunks(log, head.block).1, "block {} has another content", head.block);
+                assert_eq!(crc32c(bytes), head.chunks_checksum);
+                blocks.push(head.block);
+            }
+            if read.next_block == next {
+                break;
+            }
+            next = read.next_block;
+        }
+        Ok(blocks)
+    }
+}
+
+fn memory() -> (MemoryDisk, Vec<Arc<dyn Disk>>) {
+    let disk = MemoryDisk::new();
+    let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(disk.clone())];
+    (disk, disks)
+}
+
+fn stored(block: u64) -> BlockStored {
+    BlockStored { outcome: StoreOutcome::Stored, block }
+}
+
+#[test]
+fn blocks_are_taken_in_their_order_and_a_hole_says_what_is_next() {
+    let mut rig = Rig::over(open(&memory().1, 1).0);
+    assert_eq!(rig.store(LOG, 2, 1, false), Ok(BlockStored { outcome: StoreOutcome::Next, block: 1 }));
+    for block in 1..=5 {
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+    assert_eq!(rig.store(LOG, 3, 1, false), Ok(stored(5)), "what is there is answered as stored");
+    assert_eq!(rig.store(LOG, 8, 1, false), Ok(BlockStored { outcome: StoreOutcome::Next, block: 6 }));
+    // The next view begins behind a hole; what is missing of the first can still come.
+    assert_eq!(rig.store(LOG, 8, 8, false), Ok(stored(8)));
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 5 }, BlockRange { first: 8, last: 8 }]);
+    assert_eq!(rig.store(LOG, 6, 1, false), Ok(stored(6)));
+    assert_eq!(rig.store(LOG, 7, 1, false), Ok(stored(8)));
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 8 }]);
+    assert_eq!(rig.read(LOG, 1, 8), Ok((1..=8).collect()));
+}
+
+#[test]
+fn one_sync_for_each_file_serves_all_that_wait() {
+    let faulty = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+    let mut rig = Rig::over(open(&[Arc::new(faulty.clone()) as Arc<dyn Disk>], 1).0);
+    let logs: Vec<LogId> = (0..4).map(|vlog| LogId { vlog, ..LOG }).collect();
+    for log in &logs {
+        assert_eq!(rig.store(*log, 1, 1, true), Ok(stored(1)));
+    }
+    let (writes, syncs, _) = faulty.counts();
+    for block in 2..=11 {
+        for log in &logs {
+            assert_eq!(rig.send(*log, block, 1, true), Taken::Queued);
+        }
+    }
+    rig.write();
+    assert_eq!(rig.answers.all.lock().expect("no panic").len(), 44);
+    let (writes_after, syncs_after, _) = faulty.counts();
+    assert_eq!((writes_after - writes, syncs_after - syncs), (4, 4));
+}
+
+#[test]
+fn a_full_disk_refuses_by_name_and_another_one_goes_on() {
+    let faulty = FaultyDisk::new(Arc::new(MemoryDisk::with_capacity(256 << 10)));
+    let disks = [Arc::new(faulty.clone()) as Arc<dyn Disk>];
+    let mut rig = Rig::over(open(&disks, 1).0);
+    let refused = (1..1000).find_map(|block| rig.store(LOG, block, 1, false).err()).expect("the disk is full at last");
+    assert_eq!(refused.status, Status::DiskFull, "{refused}");
+    assert!(refused.reason.contains("/memory-disk/replicas/") && refused.reason.contains("free space"), "{refused}");
+    let [BlockRange { first: 1, last }] = rig.ranges(LOG)[..] else { panic!("one row of blocks") };
+    assert_eq!(rig.read(LOG, 1, last), Ok((1..=last).collect()), "what was stored is there");
+
+    let small = Arc::new(MemoryDisk::with_capacity(16 << 10)) as Arc<dyn Disk>;
+    let (_, mut large) = memory();
+    large.insert(0, small);
+    let mut rig = Rig::over(open(&large, 1).0);
+    assert!(rig.store(LOG, 1, 1, false).is_err(), "nothing is known of the disk yet");
+    for block in 1..=300 {
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+}
+
+#[test]
+fn after_a_failed_sync_blocks_are_sent_again_and_go_elsewhere() {
+    let faulty = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let disks = vec![Arc::new(faulty.clone()) as Arc<dyn Disk>];
+    let random = Arc::new(SeededRandom::new(3));
+    let (backup, _) = Backup::open(config(), disks, Arc::clone(&clock) as _, random).expect("open");
+    let mut rig = Rig::over(backup);
+    for block in 1..=3 {
+        assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)));
+    }
+    faulty.fail_sync(1);
+    let error = rig.store(LOG, 4, 1, true).expect_err("not synced");
+    assert_eq!(error.status, Status::DiskFailed);
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 3 }]);
+    assert!(rig.store(LOG, 4, 1, true).is_err(), "the disk is left alone for a while");
+    clock.advance_ms(1000);
+    assert_eq!(rig.store(LOG, 4, 1, true), Ok(stored(4)));
+    assert_eq!(rig.store(LOG, 5, 1, true), Ok(stored(5)));
+    assert_eq!(rig.backup.stats().files, 2);
+    assert_eq!(rig.read(LOG, 1, 5), Ok((1..=5).collect()));
+}
+
+#[test]
+fn brokers_wait_when_too_much_waits_for_the_disk() {
+    let mut rig = Rig::over(open(&memory().1, 1).0);
+    let full = (1..10_000).find(|&block| rig.send(LOG, block, 1, false) == Taken::Full).expect("it fills up");
+    assert_eq!(*rig.answers.rooms.lock().expect("no panic"), 0);
+    assert!(rig.backup.stats().queued_bytes <= 1 << 20);
+    rig.write();
+    assert!(*rig.answers.rooms.lock().expect("no panic") > 0);
+    assert_eq!(rig.store(LOG, full, 1, false), Ok(stored(full)));
+}
+
+#[test]
+fn a_flipped_bit_is_never_given_out() {
+    let (disk, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    for block in 1..=60 {
+        assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)));
+    }
+    let files: Vec<String> =
+        disk.list("replicas").expect("list").into_iter().filter(|n| n.ends_with(".replica")).collect();
+    assert!(files.len() > 2, "{files:?}");
+    // In a full file: found when it is read.
+    disk.flip_bit(&format!("replicas/{}", files[0]), 4096 + 200, 3).expect("there");
+    let error = rig.read(LOG, 1, 60).expect_err("damaged");
+    assert_eq!(error.status, Status::SegmentUnreadable);
+    assert!(error.reason.contains(&files[0]) && error.reason.contains("block 1"), "{error}");
+    assert_eq!(rig.read(LOG, 2, 60), Ok((2..=60).collect()), "what is behind it can be read");
+    // In the open file: found at the next start, which says what is missing.
+    let open_file = format!("replicas/{}", files[files.len() - 1]);
+    disk.flip_bit(&open_file, 4096 + 200, 3).expect("there");
+    drop(rig);
+    let (backup, report) = open(&disks, 2);
+    assert_eq!(report.damage.len(), 1, "{report:?}");
+    let mut rig = Rig::over(backup);
+    let ranges = rig.ranges(LOG);
+    assert_eq!((ranges.len(), ranges[0].first, ranges[1].last), (2, 1, 60), "{ranges:?}");
+    assert!(ranges[1].first == ranges[0].last + 2, "one block does not read back");
+    // Whether the log ends there it does not know and says so; what is missing is taken again.
+    let views = [LogView { vlog: 0, first_block: 1 }];
+    let missing = ranges[0].last + 1;
+    let end = open(&disks, 3).0.fence(1, 6, &views).expect("fenced")[0];
+    assert_eq!((end.through, end.certain), (0, true), "of epoch 6 there is nothing");
+    assert_eq!(rig.store(LOG, missing, 1, true).expect("taken").outcome, StoreOutcome::Stored);
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 60 }]);
+    let end = rig.backup.fence(1, 7, &views).expect("fenced")[0];
+    assert_eq!((end.through, end.certain), (60, true));
+}
+
+/// What a recovery asks for is the same from memory, from footers and from blocks.
+#[test]
+fn lanes_states_come_from_memory_footers_and_blocks_alike() {
+    let (_, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    for block in 1..=100 {
+        rig.store(LOG, block, 1, false).expect("stored");
+    }
+    let asked = |from_block, through_block| LaneStates { log: LOG, from_block, through_block, streamlets: Vec::new() };
+    let whole = rig.backup.lane_states(&asked(1, 100)).expect("states");
+    assert_eq!(whole.lanes.len(), 2);
+    assert_eq!(whole.lanes[0].next_ordinal, 301);
+    assert_eq!(whole.lanes[0].producers.len(), 5);
+    let last = whole.lanes[1].producers.iter().map(|place| place.sequence).max();
+    assert_eq!(last, Some(301), "of streamlet 1, block 100 has chunk 1");
+    // After a restart all is in footers; a range that cuts files is read from blocks.
+    let cut = rig.backup.lane_states(&asked(1, 99)).expect("states");
+    assert_eq!(cut.lanes[0].next_ordinal, 298);
+    drop(rig);
+    let (backup, report) = open(&disks, 2);
+    assert_eq!((report.scanned, report.blocks), (1, 100));
+    assert_eq!(backup.lane_states(&asked(1, 100)).expect("states"), whole);
+    assert_eq!(backup.lane_states(&asked(1, 99)).expect("states"), cut);
+    let streamlets = vec![StreamletRef { stream: StreamId(1), streamlet: StreamletId(1) }];
+    let one = backup.lane_states(&LaneStates { streamlets: streamlets.clone(), ..asked(1, 100) }).expect("states");
+    assert_eq!(one.lanes, whole.lanes[1..]);
+    // The same streamlet's chunks, and no others.
+    let read = ReadBlocks { log: LOG, from_block: 1, through_block: 100, streamlets, max_bytes: 1 << 20 };
+    let read = backup.read_blocks(&read).expect("read");
+    assert_eq!(read.next_block, 101);
+    assert!(read.blocks.iter().all(|(head, bytes)| head.chunk_count == 1 && crc32c(bytes) == head.chunks_checksum));
+    assert_eq!(read.blocks.len(), (1..=100).filter(|block| block % 3 > 0).count());
+}
+
+#[test]
+fn files_are_given_back_and_the_logs_end_stays_known() {
+    let (disk, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    for block in 41..=140 {
+        rig.store(LOG, block, 41, false).expect("stored");
+    }
+    let before = rig.backup.stats().files;
+    let released = rig.backup.release(&ReleaseBlocks { log: LOG, through_block: 100 });
+    assert!(released.files > 1 && u64::from(released.files) < before, "{released:?}");
+    let first = rig.ranges(LOG)[0].first;
+    assert!(first > 41 && first <= 101);
+    assert_eq!(rig.store(LOG, 50, 41, false), Ok(stored(140)), "nobody needs it any more");
+    drop(rig);
+    let mut rig = Rig::over(open(&disks, 2).0);
+    let views = [LogView { vlog: 0, first_block: 41 }];
+    assert_eq!(rig.store(LOG, 141, 41, false), Ok(stored(141)));
+    assert_eq!(rig.backup.fence(1, 6, &views).expect("fenced")[0].through, 40, "epoch 6 has no log");
+    assert_eq!(rig.backup.fence(1, 7, &views).expect("fenced")[0].through, 141);
+    let all = rig.backup.release(&ReleaseBlocks { log: LOG, through_block: u64::MAX });
+    assert!(all.files > 0);
+    assert!(rig.backup.list(&ListReplicas { after: None, limit: 0 }).replicas.is_empty());
+    let left = disk.list("replicas").expect("list");
+    assert!(left.iter().all(|name| !name.ends_with(".replica")), "{left:?}");
+    assert!(left.iter().filter(|name| name.ends_with(".spare")).count() <= 2, "{left:?}");
+    assert_eq!(rig.store(LOG, 142, 41, false), Ok(BlockStored { outcome: StoreOutcome::Fenced, block: 7 }));
+    // Space that was used before is used again, and what it held does not come back.
+    let other = LogId { node: 2, ..LOG };
+    rig.store(other, 1, 1, true).expect("stored");
+    drop(rig);
+    let rig = Rig::over(open(&disks, 3).0);
+    assert_eq!(rig.ranges(other), [BlockRange { first: 1, last: 1 }]);
+    assert_eq!(rig.ranges(LOG), []);
+}
+
+#[test]
+fn blocks_of_another_cluster_and_changed_ones_are_refused() {
+    let backup = open(&memory().1, 1).0;
+    let (count, bytes) = chunks(LOG, 1);
+    let done = Arc::new(Answers::default()) as Arc<dyn StoreDone>;
+    let right = head(LOG, 1, 1, false, count, &bytes);
+    let foreign = StoreHead { cluster: [0; 16], ..right };
+    assert!(
+        matches!(backup.store(&foreign, &bytes, &done, 1), Taken::Refused(error) if error.status == Status::Malformed)
+    );
+    let changed = StoreHead { chunks_checksum: 1, ..right };
+    let Taken::Refused(error) = backup.store(&changed, &bytes, &done, 1) else { panic!("taken") };
+    assert_eq!(error.status, Status::ChunkChecksum);
+    for wrong in [StoreHead { block: 0, ..right }, StoreHead { view_first: 2, ..right }] {
+        assert!(matches!(backup.store(&wrong, &bytes, &done, 1), Taken::Refused(_)));
+    }
+}
+
+/// What must hold after anything: `acknowledged` was answered as stored.
+struct Promised {
+    acknowledged: BTreeMap<LogId, u64>,
+    fenced: Option<u32>,
+    end: BTreeMap<LogId, u64>,
+}
+
+/// Sends blocks of three logs with loss, duplication and reordering; kills the process or cuts the power at any change of the
+/// disk; fences; and demands after every start that what was answered is there.
+fn torment(seed: u64) {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let (disk, disks) = memory();
+    let synced = rng.random();
+    let mut rig = Rig::over(open(&disks, seed).0);
+    let mut promised = Promised { acknowledged: BTreeMap::new(), fenced: None, end: BTreeMap::new() };
+    let logs: Vec<LogId> = (0..3).map(|vlog| LogId { vlog, ..LOG }).collect();
+    let mut sent: BTreeMap<LogId, u64> = BTreeMap::new();
+    for _ in 0..rng.random_range(20..120) {
+        match rng.random_range(0..20) {
+            0..=11 => {
+                let log = logs[rng.random_range(0..3)];
+                let highest = sent.entry(log).or_default();
+                let block = match rng.random_range(0..10) {
+                    0 => rng.random_range(1..*highest + 4),
+                    _ => *highest + 1,
+                };
+                let taken = rig.send(log, block, 1, synced);
+                match taken {
+                    Taken::Answered(answer) => answered(&mut promised, log, answer),
+                    Taken::Queued => *highest = block.max(*highest),
+                    // The disk is off.
+                    Taken::Refused(_) | Taken::Full => {}
+                }
+                if let Taken::Answered(BlockStored { outcome: StoreOutcome::Next, block }) = taken {
+                    *highest = block - 1;
+                }
+            }
+            12..=16 => rig.write(),
+            17 if synced && rng.random_ratio(1, 2) => disk.cut_power_at(rng.random_range(1..12)),
+            18 if promised.fenced.is_none() && rng.random_ratio(1, 4) => {
+                let views: Vec<LogView> = logs.iter().map(|log| LogView { vlog: log.vlog, first_block: 1 }).collect();
+                collect(&mut rig, &mut promised);
+                if let Ok(ends) = rig.backup.fence(1, 7, &views) {
+                    promised.fenced = Some(7);
+                    promised.end = logs.iter().zip(ends).map(|(log, end)| (*log, end.through)).collect();
+                }
+            }
+            _ if rng.random_ratio(1, 3) => {
+                collect(&mut rig, &mut promised);
+                rig = restart(rig, &mut rng, &disk, &disks, synced);
+                sent = logs.iter().map(|log| (*log, rig.ranges(*log).first().map_or(0, |range| range.last))).collect();
+                check(&mut rig, &promised, seed, synced);
+            }
+            _ => {}
+        }
+        collect(&mut rig, &mut promised);
+    }
+    rig = restart(rig, &mut rng, &disk, &disks, synced);
+    check(&mut rig, &promised, seed, synced);
+}
+
+fn answered(promised: &mut Promised, log: LogId, answer: BlockStored) {
+    match answer.outcome {
+        StoreOutcome::Stored => {
+            assert!(promised.fenced.is_none(), "{log}: stored through {} after the fence", answer.block);
+            let highest = promised.acknowledged.entry(log).or_default();
+            *highest = answer.block.max(*highest);
+        }
+        StoreOutcome::Fenced => {}
+        StoreOutcome::Next => assert!(promised.fenced.is_none(), "{log}: asks for a block after the fence"),
+    }
+}
+
+fn collect(rig: &mut Rig, promised: &mut Promised) {
+    let answers: Vec<_> = rig.answers.all.lock().expect("no panic").drain().collect();
+    for (token, result) in answers {
+        if let Ok(answer) = result {
+            answered(promised, rig.sent[&token].0, answer);
+        }
+    }
+}
+
+/// A kill keeps what was written. The power takes what was not synced, and is cut only where syncs are asked for.
+fn restart(rig: Rig, rng: &mut StdRng, disk: &MemoryDisk, disks: &[Arc<dyn Disk>], synced: bool) -> Rig {
+    drop(rig);
+    if disk.is_off() || (synced && rng.random()) {
+        disk.crash(rng.random());
+    }
+    loop {
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        let random = Arc::new(SeededRandom::new(rng.random()));
+        match Backup::open(config(), disks.to_vec(), clock, random) {
+            Ok((backup, _)) => return Rig::over(backup),
+            Err(error) => {
+                // It may go again while a start looks through the disk.
+                assert!(disk.is_off(), "{error}");
+                disk.crash(rng.random());
+            }
+        }
+    }
+}
+
+fn check(rig: &mut Rig, promised: &Promised, seed: u64, synced: bool) {
+    for (log, acknowledged) in &promised.acknowledged {
+        let ranges = rig.ranges(*log);
+        // Behind what was answered a torn block may have whole ones behind it.
+        assert!(ranges.iter().skip(1).all(|range| range.first > *acknowledged + 1), "seed {seed}: {log}: {ranges:?}");
+        let last = ranges.first().map_or(0, |range| range.last);
+        assert_eq!(rig.read(*log, 1, last), Ok((1..=last).collect()), "seed {seed}: {log}");
+        assert!(last >= *acknowledged, "seed {seed}: {log} has {last} blocks, {acknowledged} were answered as stored");
+    }
+    if let Some(epoch) = promised.fenced {
+        for (log, end) in &promised.end {
+            let acknowledged = promised.acknowledged.get(log).copied().unwrap_or(0);
+            assert!(acknowledged <= *end, "seed {seed}: {log} ends at {end}, {acknowledged} were answered as stored");
+            let next = rig.ranges(*log).first().map_or(0, |range| range.last) + 1;
+            let fenced = BlockStored { outcome: StoreOutcome::Fenced, block: epoch.into() };
+            assert_eq!(
+                rig.send(*log, next, 1, synced),
+                Taken::Answered(fenced),
+                "seed {seed}: the fence of {log} is gone"
+            );
+        }
+    }
+}
+
+#[test]
+fn what_was_answered_survives_anything_and_a_fence_holds() {
+    for seed in 0..400 {
+        torment(seed);
+    }
+}
