@@ -6,7 +6,7 @@ use crate::tree::{Problem, Tree};
 
 /// A crate and those of ours that its product code may use. Roles meet only through the protocol; what users link
 /// against never depends on a role.
-const ARROWS: [(&str, &[&str]); 17] = [
+const ARROWS: [(&str, &[&str]); 18] = [
     ("kera-format", &[]),
     ("kera-protocol", &["kera-format"]),
     ("kera-env", &["kera-format"]),
@@ -14,6 +14,7 @@ const ARROWS: [(&str, &[&str]); 17] = [
     ("kera-log", &["kera-format", "kera-env"]),
     ("kera-vlog", &["kera-format", "kera-env", "kera-log"]),
     ("kera-backup", &["kera-format", "kera-protocol", "kera-env", "kera-rpc"]),
+    ("kera-link", &["kera-format", "kera-protocol", "kera-rpc", "kera-vlog"]),
     ("kera-coordinator", &["kera-format", "kera-protocol", "kera-env", "kera-rpc"]),
     ("kera-raft", &["kera-format", "kera-protocol", "kera-env", "kera-coordinator"]),
     ("kera-broker", &["kera-format", "kera-protocol", "kera-env", "kera-rpc", "kera-log", "kera-vlog"]),

@@ -104,6 +104,7 @@ pub(crate) fn append_status(error: &AppendError) -> (Status, u64) {
             SinkErrorKind::Full => (Status::DiskFull, 0),
             SinkErrorKind::Failed => (Status::DiskFailed, 0),
             SinkErrorKind::Behind => (Status::Overloaded, 0),
+            SinkErrorKind::Fenced => (Status::NotOwner, 0),
         },
         AppendError::Closed => (Status::UnknownStream, 0),
         AppendError::Elsewhere { .. } => (Status::NotOwner, 0),

@@ -100,9 +100,19 @@ impl Shared {
         retired.1 += duplicates;
     }
 
+    /// No sink need keep this segment's chunks, nor copies of them.
+    pub(crate) fn segment_gone(&self, id: SegmentId) {
+        if let Some(sinks) = self.sinks.get() {
+            for sink in sinks.sinks() {
+                sink.segment_safe(id);
+                sink.segment_gone(id);
+            }
+        }
+    }
+
     /// A segment is gone for good. Not under a lock.
     pub(crate) fn release(&self, id: SegmentId, at: Option<Location>) {
-        self.segment_safe(id);
+        self.segment_gone(id);
         let Some(store) = self.store.get() else { return };
         match at {
             Some(at) => store.release(id, at),

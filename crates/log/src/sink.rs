@@ -45,6 +45,8 @@ pub enum SinkErrorKind {
     Failed,
     /// Too much waits to be written: back-pressure, as when the arena is full.
     Behind,
+    /// The node was declared lost: nothing it takes can be acknowledged any more.
+    Fenced,
 }
 
 /// Why nothing can be made durable now. The log refuses appends with it instead of taking what it cannot keep.
@@ -77,6 +79,13 @@ pub trait DurabilitySink: Send + Sync {
     /// The sink need not keep the chunks of this segment any more: the segment is stored elsewhere, or gone. May be
     /// called for segments that it never saw, and more than once. May be called under the lane's lock.
     fn segment_safe(&self, id: SegmentId);
+
+    /// The segment is gone for good, by retention or with its stream: copies of its chunks elsewhere may go too. May be called for
+    /// segments that it never saw, and more than once; always after or together with
+    /// [`segment_safe`](DurabilitySink::segment_safe). May be called under the lane's lock.
+    fn segment_gone(&self, id: SegmentId) {
+        let _ = id;
+    }
 }
 
 /// Which sink serves a streamlet's lanes: a pool shared by all, or some of the stream's own
@@ -115,7 +124,7 @@ pub fn made_durable(references: &[ChunkReference]) {
     // Chunks of a stream that was deleted while they waited: nobody will say later that they are not needed.
     for reference in references {
         if reference.lane.home.stream.deleted.load(Ordering::Acquire) {
-            reference.lane.log().segment_safe(reference.segment.id());
+            reference.lane.log().segment_gone(reference.segment.id());
         }
     }
 }

@@ -38,6 +38,8 @@ struct Queue {
     /// Segments that need not be kept, with the last ticket at that moment.
     safe: Vec<(SegmentId, Ticket)>,
     writer_sleeps: bool,
+    /// The writer has something to do that is not in here.
+    nudged: bool,
     stopping: bool,
 }
 
@@ -67,6 +69,7 @@ impl Backlog {
             last_ticket: 0,
             safe: Vec::new(),
             writer_sleeps: false,
+            nudged: false,
             stopping: false,
         };
         Backlog {
@@ -126,6 +129,12 @@ impl Backlog {
         }
     }
 
+    /// Wakes the writer, or has its next sleep end at once: something has happened that is not in here.
+    pub(crate) fn nudge(&self) {
+        self.queue.lock().nudged = true;
+        self.arrived.notify_one();
+    }
+
     /// Everything that waits goes to `taken`, which is empty, and whose memory is used for what comes next.
     pub(crate) fn take(&self, taken: &mut Vec<Pending>) {
         let mut queue = self.queue.lock();
@@ -155,12 +164,12 @@ impl Backlog {
     /// already does not count: the disk is not ready for it.
     pub(crate) fn sleep(&self, timeout: Duration, for_more: bool) {
         let mut queue = self.queue.lock();
-        if queue.stopping || (!for_more && !queue.pending.is_empty()) {
+        if queue.stopping || std::mem::take(&mut queue.nudged) || (!for_more && !queue.pending.is_empty()) {
             return;
         }
         queue.writer_sleeps = !for_more;
         self.arrived.wait_for(&mut queue, timeout);
-        queue.writer_sleeps = false;
+        (queue.writer_sleeps, queue.nudged) = (false, false);
     }
 
     pub(crate) fn durable_through(&self) -> Ticket {
@@ -189,6 +198,18 @@ impl Backlog {
     pub(crate) fn advance(&self, through: Ticket) {
         self.durable.store(through, Ordering::Release);
         let woken = self.waiters.lock().take_through(through);
+        for (observer, token) in woken.into_values().flatten() {
+            if let Some(observer) = observer.upgrade() {
+                observer.advanced(token);
+            }
+        }
+    }
+}
+
+impl Backlog {
+    /// Calls all who wait: what they wait for never comes.
+    pub(crate) fn wake_waiters(&self) {
+        let woken = self.waiters.lock().take_through(Ticket::MAX - 1);
         for (observer, token) in woken.into_values().flatten() {
             if let Some(observer) = observer.upgrade() {
                 observer.advanced(token);

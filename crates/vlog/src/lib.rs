@@ -13,17 +13,25 @@
 //! | give space back | [`DurabilitySink::segment_safe`](kera_log::DurabilitySink::segment_safe) | any thread |
 //! | stop | [`VirtualLog::stop`], then join the writer | the stopping thread |
 //!
+//! [`ReplicatedLog`] is that other sink: the same backlog, whose blocks go to backups of a view that the coordinator has agreed
+//! to, through [`BackupLink`] and [`Views`]. Which of the two serves a stream is its `replication`.
+//!
 //! What it must never do: move [`durable_through`](kera_log::DurabilitySink::durable_through) past a chunk that is not
 //! synced; trust a file whose sync failed; remove a file while a segment with chunks in it is neither stored nor gone.
 
 mod backlog;
 mod files;
 mod replay;
+mod replicated;
 mod stats;
 mod through;
 mod virtual_log;
 mod writer;
 
 pub use replay::{Damage, ReplayError, ReplayReport};
+pub use replicated::{
+    Answer, BackupId, BackupLink, Block, Missing, ReplicatedConfig, ReplicatedLog, ReplicatedStats, Turn, View,
+    ViewAnswer, Views,
+};
 pub use stats::VirtualLogStats;
 pub use virtual_log::{OpenError, Ran, SegmentCloser, VirtualLog, VirtualLogConfig};

@@ -1,0 +1,503 @@
+//! A virtual log that is replicated: the same sink and the same blocks as the one on disk, but they go to backups
+//! (thesis 5.3.3, 6.3; `docs/replication.md` is the protocol).
+//!
+//! I/O threads append under a lane's lock; one thread, the log's, makes blocks, sends them and acknowledges. Answers come
+//! from any thread into an inbox and wake it. How backups are reached and who is asked for views is behind two traits, so that
+//! a simulator drives all of it step by step: [`ReplicatedLog::run_once`] does what can be done and never waits.
+//!
+//! What it must never do: acknowledge a block that a backup of the current view has not answered, or any block between asking for
+//! a view and its answer; send a block with a content that its number has not always had; acknowledge anything after it learned
+//! that it is fenced.
+
+mod block;
+mod kept;
+mod state;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use kera_env::Clock;
+use kera_format::SegmentId;
+use kera_format::vlog_replica::LogId;
+use kera_log::{ChunkReference, DurabilitySink, Observer, SinkError, SinkErrorKind, Ticket, made_durable};
+use parking_lot::Mutex;
+
+use crate::backlog::{Backlog, Pending};
+pub use block::Block;
+use state::{Core, Effect};
+
+/// Number of a node that keeps copies.
+pub type BackupId = u32;
+
+/// Which backups have a log from which block on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct View {
+    /// Its number in the log, from 1.
+    pub number: u32,
+    /// Its first block.
+    pub first: u64,
+    /// Who has it from there on.
+    pub backups: Vec<BackupId>,
+}
+
+/// Settings of a replicated log. [`ReplicatedConfig::new`] has defaults that work.
+#[derive(Clone, Copy, Debug)]
+pub struct ReplicatedConfig {
+    /// Its name in the cluster.
+    pub log: LogId,
+    /// Copies, the broker's own included.
+    pub copies: u32,
+    /// The fewest copies with which writes are acknowledged.
+    pub copies_min: u32,
+    /// Durable heads move as soon as a block is made, without the backups: what the last milliseconds wrote may be lost with a
+    /// node, and a reader may have seen it.
+    pub asynchronous: bool,
+    /// Whether somebody tells with [`ReplicatedLog::own_stored`] how far the broker's own copy is. Without it the arena is the
+    /// copy, which is as durable as `process` asks.
+    pub own_copy: bool,
+    /// A block holds about this many bytes of chunks, and always at least one reference.
+    pub block_bytes_max: usize,
+    /// Blocks that are under way at a time.
+    pub blocks_under_way_max: usize,
+    /// Bytes of them above which none is made.
+    pub bytes_under_way_max: u64,
+    /// References that may wait before appends are refused for a while. Each takes about 60 bytes.
+    pub references_max: usize,
+    /// Blocks are given back to backups in stretches of about so many bytes.
+    pub stretch_bytes: u64,
+    /// A backup that has stored nothing for so long, with something to store, is replaced.
+    pub late_us: u64,
+    /// A block that was sent and not answered for so long is sent again.
+    pub resend_us: u64,
+    /// A backup that is busy is left alone for so long.
+    pub busy_us: u64,
+    /// A view that was asked for is asked for again after so long; backups are looked for as often.
+    pub ask_again_us: u64,
+    /// A backup that was replaced is not chosen again for so long.
+    pub suspect_us: u64,
+}
+
+impl ReplicatedConfig {
+    /// Blocks of up to 1 MiB, four under way; a backup is late after half a second. A majority of the copies is the least.
+    pub fn new(log: LogId, copies: u32) -> ReplicatedConfig {
+        ReplicatedConfig {
+            log,
+            copies,
+            copies_min: copies / 2 + 1,
+            asynchronous: false,
+            own_copy: false,
+            block_bytes_max: 1 << 20,
+            blocks_under_way_max: 4,
+            bytes_under_way_max: 16 << 20,
+            references_max: 1 << 20,
+            stretch_bytes: 32 << 20,
+            late_us: 500_000,
+            resend_us: 100_000,
+            busy_us: 10_000,
+            ask_again_us: 100_000,
+            suspect_us: 5_000_000,
+        }
+    }
+}
+
+/// How blocks reach backups.
+pub trait BackupLink: Send + Sync {
+    /// Sends a block in a view. What becomes of it is told by [`ReplicatedLog::answered`], that the connection is gone by
+    /// [`ReplicatedLog::broken`]. Must not block; may lose, double and reorder.
+    fn send(&self, to: BackupId, view: &View, block: &Arc<Block>);
+
+    /// Nobody needs the log's blocks up to `through` any more. May be lost.
+    fn release(&self, to: BackupId, log: LogId, through: u64);
+}
+
+/// Who agrees to views: the coordinator.
+pub trait Views: Send + Sync {
+    /// Backups that may be chosen, best first: on other racks, with room. Must not block.
+    fn candidates(&self, log: LogId) -> Vec<BackupId>;
+
+    /// Asks for a view: the coordinator agrees if the one before it is the newest and the node is not fenced. Answered by
+    /// [`ReplicatedLog::view_answered`]; must not block; may be asked more than once.
+    fn ask(&self, log: LogId, view: &View);
+
+    /// A backup or the coordinator has fenced this node: it was declared lost and must join again.
+    fn fenced(&self, log: LogId);
+}
+
+/// What a backup says about a block.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Answer {
+    /// It has it, and all before it from the view's first one on; up to which, it says itself.
+    Stored(u64),
+    /// It takes nothing from this node and epoch.
+    Fenced(u32),
+    /// It can take this one.
+    Next(u64),
+    /// It has no room now, or could not write it: it may be sent again soon.
+    Busy(String),
+    /// It cannot take it: full disk, failed disk.
+    Refused(String),
+}
+
+/// What the coordinator says about a view.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum ViewAnswer {
+    /// The view of this number is agreed to.
+    Agreed(u32),
+    /// It is not, and this one is the newest.
+    Refused {
+        /// Number of the newest view.
+        newest: u32,
+    },
+    /// This node and epoch are fenced.
+    Fenced,
+}
+
+/// Blocks that have fewer copies than they should, because a backup of their view was replaced.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Missing {
+    /// The first block.
+    pub first: u64,
+    /// The last block.
+    pub last: u64,
+    /// Who had copies and is not counted any more.
+    pub lost: Vec<BackupId>,
+}
+
+/// Something that happened.
+pub(crate) enum Event {
+    Answered(BackupId, u64, Answer),
+    Broken(BackupId, String),
+    View(ViewAnswer),
+    Own(u64),
+}
+
+/// What a turn did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Turn {
+    /// Something; there may be more to do.
+    Worked,
+    /// Nothing.
+    Idle,
+    /// Nothing is taken any more: it is fenced.
+    Fenced,
+}
+
+/// What a replicated log has done since it was opened, and what it holds.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ReplicatedStats {
+    /// Blocks acknowledged.
+    pub blocks: u64,
+    /// Chunks in them.
+    pub chunks: u64,
+    /// Bytes of the chunks.
+    pub chunk_bytes: u64,
+    /// Blocks under way.
+    pub under_way: u64,
+    /// Bytes of them.
+    pub bytes_under_way: u64,
+    /// References that wait for a block.
+    pub pending_references: u64,
+    /// Bytes of them.
+    pub pending_bytes: u64,
+    /// Number of the view.
+    pub view: u32,
+    /// Copies that the newest blocks get, the broker's own included.
+    pub copies: u64,
+    /// View changes.
+    pub views_changed: u64,
+    /// Times that blocks were sent again.
+    pub resent: u64,
+    /// Blocks that have fewer copies than they should.
+    pub under_replicated: u64,
+    /// Whether it is fenced.
+    pub fenced: bool,
+}
+
+/// See the module.
+pub struct ReplicatedLog {
+    config: ReplicatedConfig,
+    clock: Arc<dyn Clock>,
+    links: Arc<dyn BackupLink>,
+    views: Arc<dyn Views>,
+    backlog: Backlog,
+    inbox: Mutex<Vec<Event>>,
+    writer: Mutex<Writer>,
+    gone: Mutex<Vec<SegmentId>>,
+    healthy: AtomicBool,
+    trouble: Mutex<Option<SinkError>>,
+    blocks: AtomicU64,
+    chunks: AtomicU64,
+    chunk_bytes: AtomicU64,
+}
+
+/// What only the log's thread touches.
+struct Writer {
+    core: Core,
+    taken: Vec<Pending>,
+    events: Vec<Event>,
+    /// The last ticket that is in a block.
+    ticket: Ticket,
+}
+
+impl ReplicatedLog {
+    /// A log whose first view the coordinator has agreed to.
+    pub fn new(
+        config: ReplicatedConfig,
+        view: View,
+        clock: Arc<dyn Clock>,
+        links: Arc<dyn BackupLink>,
+        views: Arc<dyn Views>,
+    ) -> Arc<ReplicatedLog> {
+        let core = Core::new(config, view, clock.monotonic_us());
+        Arc::new(ReplicatedLog {
+            backlog: Backlog::new(config.block_bytes_max.min(1 << 20) as u32),
+            writer: Mutex::new(Writer { core, taken: Vec::new(), events: Vec::new(), ticket: 0 }),
+            inbox: Mutex::default(),
+            gone: Mutex::default(),
+            healthy: AtomicBool::new(true),
+            trouble: Mutex::new(None),
+            blocks: AtomicU64::new(0),
+            chunks: AtomicU64::new(0),
+            chunk_bytes: AtomicU64::new(0),
+            config,
+            clock,
+            links,
+            views,
+        })
+    }
+
+    /// A backup has answered to a block. Any thread.
+    pub fn answered(&self, backup: BackupId, block: u64, answer: Answer) {
+        self.happened(Event::Answered(backup, block, answer));
+    }
+
+    /// The connection to a backup is gone, or cannot be made. Any thread.
+    pub fn broken(&self, backup: BackupId, why: String) {
+        self.happened(Event::Broken(backup, why));
+    }
+
+    /// The coordinator has answered. Any thread.
+    pub fn view_answered(&self, answer: ViewAnswer) {
+        self.happened(Event::View(answer));
+    }
+
+    /// The broker's own copy has all blocks up to this one. Any thread.
+    pub fn own_stored(&self, through: u64) {
+        self.happened(Event::Own(through));
+    }
+
+    fn happened(&self, event: Event) {
+        let mut inbox = self.inbox.lock();
+        inbox.push(event);
+        let first = inbox.len() == 1;
+        drop(inbox);
+        if first {
+            self.backlog.nudge();
+        }
+    }
+
+    /// Works until [`stop`](ReplicatedLog::stop): the log's thread's main function. What is not acknowledged then stays so.
+    pub fn run(&self) {
+        while !self.backlog.is_stopping() {
+            if self.run_once() == Turn::Worked {
+                continue;
+            }
+            let (wait_us, full) = {
+                let writer = self.writer.lock();
+                (writer.core.wait_us(), !writer.core.has_room())
+            };
+            self.backlog.sleep(Duration::from_micros(wait_us), full);
+        }
+    }
+
+    /// Does all that can be done now: takes what happened, acknowledges, makes blocks, sends.
+    pub fn run_once(&self) -> Turn {
+        let now_us = self.clock.monotonic_us();
+        let mut guard = self.writer.lock();
+        let writer = &mut *guard;
+        std::mem::swap(&mut writer.events, &mut self.inbox.lock());
+        let mut worked = !writer.events.is_empty();
+        for event in writer.events.drain(..) {
+            writer.core.event(event, now_us);
+        }
+        let gone = std::mem::take(&mut *self.gone.lock());
+        writer.core.kept.gone(&gone);
+        worked |= self.acknowledge(&mut writer.core);
+        worked |= self.make_blocks(writer);
+        let log = self.config.log;
+        writer.core.turn(now_us, &|| self.views.candidates(log));
+        writer.core.release();
+        let was_fenced = writer.core.fenced;
+        let view = writer.core.view.clone();
+        for effect in std::mem::take(&mut writer.core.effects) {
+            match effect {
+                Effect::Send(to, block) => self.links.send(to, &view, &block),
+                Effect::Ask(view) => self.views.ask(log, &view),
+                Effect::Release(to, through) => self.links.release(to, log, through),
+                Effect::Fenced => {
+                    writer.taken.clear();
+                    self.now_fenced();
+                }
+            }
+            worked = true;
+        }
+        self.look_after(&writer.core);
+        match (was_fenced, worked) {
+            (true, _) => Turn::Fenced,
+            (false, true) => Turn::Worked,
+            (false, false) => Turn::Idle,
+        }
+    }
+
+    /// Moves durable heads in the order of the appends, then tells who waits.
+    fn acknowledge(&self, core: &mut Core) -> bool {
+        let acknowledged = core.acknowledge();
+        for block in &acknowledged {
+            if !self.config.asynchronous {
+                made_durable(&block.references);
+                self.backlog.advance(block.last_ticket);
+            }
+            self.blocks.fetch_add(1, Ordering::Relaxed);
+            self.chunks.fetch_add(block.chunk_count.into(), Ordering::Relaxed);
+            self.chunk_bytes.fetch_add(block.chunk_bytes.into(), Ordering::Relaxed);
+        }
+        !acknowledged.is_empty()
+    }
+
+    fn make_blocks(&self, writer: &mut Writer) -> bool {
+        let mut made = false;
+        while writer.core.has_room() {
+            if writer.taken.is_empty() {
+                self.backlog.take(&mut writer.taken);
+            }
+            let mut bytes = 0;
+            let fits = |pending: &&Pending| {
+                bytes += pending.reference.bytes as usize;
+                bytes <= self.config.block_bytes_max
+            };
+            let count = writer.taken.iter().take_while(fits).count().max(1).min(writer.taken.len());
+            if count == 0 {
+                break;
+            }
+            let taken = writer.taken.drain(..count).collect();
+            let number = writer.core.next_block();
+            let block = Arc::new(Block::new(self.config.log, number, self.clock.now_ms(), taken, writer.ticket));
+            writer.ticket = block.last_ticket;
+            if self.config.asynchronous {
+                made_durable(&block.references);
+                self.backlog.advance(block.last_ticket);
+            }
+            writer.core.push(block);
+            if !self.config.own_copy {
+                writer.core.event(Event::Own(number), 0);
+            }
+            made = true;
+        }
+        made
+    }
+
+    /// Whether appends make sense.
+    fn look_after(&self, core: &Core) {
+        if core.fenced {
+            return;
+        }
+        let waiting = self.backlog.depth().references;
+        let trouble = core.too_few().or_else(|| {
+            let limit = match self.healthy.load(Ordering::Relaxed) {
+                true => self.config.references_max,
+                false => self.config.references_max / 2,
+            };
+            (waiting > limit).then(|| format!("{waiting} chunks wait for the backups of {}", self.config.log))
+        });
+        let is_well = trouble.is_none();
+        *self.trouble.lock() =
+            trouble.map(|reason| SinkError { kind: SinkErrorKind::Behind, reason, retry_after_ms: 20 });
+        self.healthy.store(is_well, Ordering::Release);
+    }
+
+    /// What waits never becomes durable: whoever waits is told to look again, and everybody that this node is out.
+    fn now_fenced(&self) {
+        let reason =
+            format!("{}: this node was declared lost and owns nothing until it has joined again", self.config.log);
+        tracing::error!("{reason}");
+        *self.trouble.lock() = Some(SinkError { kind: SinkErrorKind::Fenced, reason, retry_after_ms: 0 });
+        self.healthy.store(false, Ordering::Release);
+        let mut dropped = Vec::new();
+        self.backlog.take(&mut dropped);
+        drop(dropped);
+        self.views.fenced(self.config.log);
+        self.backlog.wake_waiters();
+    }
+
+    /// Has [`run`](ReplicatedLog::run) return.
+    pub fn stop(&self) {
+        self.backlog.stop();
+    }
+
+    /// Blocks with fewer copies than they should have, by view.
+    pub fn missing(&self) -> Vec<Missing> {
+        self.writer.lock().core.missing.clone()
+    }
+
+    /// The last block that is acknowledged, and the view that holds.
+    pub fn state(&self) -> (u64, View) {
+        let writer = self.writer.lock();
+        (writer.core.acknowledged, writer.core.view.clone())
+    }
+
+    /// Counters and sizes.
+    pub fn stats(&self) -> ReplicatedStats {
+        let writer = self.writer.lock();
+        let ((under_way, bytes_under_way), core) = (writer.core.under_way(), &writer.core);
+        let depth = self.backlog.depth();
+        ReplicatedStats {
+            blocks: self.blocks.load(Ordering::Relaxed),
+            chunks: self.chunks.load(Ordering::Relaxed),
+            chunk_bytes: self.chunk_bytes.load(Ordering::Relaxed),
+            under_way: under_way as u64,
+            bytes_under_way,
+            pending_references: (depth.references + writer.taken.len()) as u64,
+            pending_bytes: depth.bytes,
+            view: core.view.number,
+            copies: 1 + core.view.backups.len() as u64,
+            views_changed: core.views_changed,
+            resent: core.resent,
+            under_replicated: core.missing.iter().map(|missing| missing.last + 1 - missing.first).sum(),
+            fenced: core.fenced,
+        }
+    }
+}
+
+impl DurabilitySink for ReplicatedLog {
+    fn appended(&self, reference: ChunkReference) -> Ticket {
+        let (ticket, depth) = self.backlog.push(reference);
+        if depth.references > self.config.references_max && self.healthy.swap(false, Ordering::AcqRel) {
+            let reason = format!("{} chunks wait for the backups of {}", depth.references, self.config.log);
+            *self.trouble.lock() = Some(SinkError { kind: SinkErrorKind::Behind, reason, retry_after_ms: 20 });
+        }
+        ticket
+    }
+
+    fn durable_through(&self) -> Ticket {
+        self.backlog.durable_through()
+    }
+
+    fn wait(&self, ticket: Ticket, observer: &Arc<dyn Observer>, token: u64) -> bool {
+        self.backlog.wait(ticket, observer, token)
+    }
+
+    fn healthy(&self) -> Result<(), SinkError> {
+        if self.healthy.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.trouble.lock().clone().map_or(Ok(()), Err)
+    }
+
+    /// That a segment is stored on this node's disk says nothing about copies: only what is gone need not be kept.
+    fn segment_safe(&self, _id: SegmentId) {}
+
+    fn segment_gone(&self, id: SegmentId) {
+        self.gone.lock().push(id);
+    }
+}

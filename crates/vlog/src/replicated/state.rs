@@ -1,0 +1,396 @@
+//! The state of a replicated log: what is on its way to whom, which view holds, what is acknowledged.
+//!
+//! State of one thread, the log's. Nothing here waits, and nothing here knows sockets or clocks: it is told what happened
+//! and when, and it says what is to be sent. The rules are those of `docs/replication.md`; the two that everything stands on
+//! are [`Core::acknowledge`] and [`Core::begin_change`].
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+
+use kera_format::vlog_replica::LogId;
+
+use super::kept::KeptBlocks;
+use super::{Answer, BackupId, Block, Event, Missing, ReplicatedConfig, View, ViewAnswer};
+
+/// A backup of the current view.
+#[derive(Clone, Debug)]
+pub(crate) struct Peer {
+    /// It has all blocks of the view up to here.
+    stored: u64,
+    /// The next block to send.
+    next: u64,
+    /// The highest block that was sent.
+    sent: u64,
+    /// When it last stored something, or was sent something while it had nothing to do.
+    progress_us: u64,
+    /// When something was sent last.
+    sent_us: u64,
+    /// Nothing is sent before.
+    hold_until_us: u64,
+    /// Why it is to be replaced.
+    trouble: Option<String>,
+}
+
+impl Peer {
+    fn new(first: u64, now_us: u64) -> Peer {
+        let (stored, next) = (first - 1, first);
+        Peer { stored, next, sent: stored, progress_us: now_us, sent_us: now_us, hold_until_us: 0, trouble: None }
+    }
+}
+
+/// A view that the coordinator was asked for and has not agreed to yet.
+struct Change {
+    view: View,
+    asked_us: u64,
+}
+
+/// What is to be done outside, in this order.
+pub(crate) enum Effect {
+    Send(BackupId, Arc<Block>),
+    Ask(View),
+    Release(BackupId, u64),
+    Fenced,
+}
+
+/// See the module.
+pub(crate) struct Core {
+    config: ReplicatedConfig,
+    log: LogId,
+    pub(crate) view: View,
+    peers: BTreeMap<BackupId, Peer>,
+    change: Option<Change>,
+    /// Backups that were replaced, and until when they are not chosen again.
+    suspects: BTreeMap<BackupId, u64>,
+    /// All that ever had blocks and may have to give them back.
+    holders: BTreeMap<BackupId, u64>,
+    next_block: u64,
+    pub(crate) acknowledged: u64,
+    /// The broker's own copy is as durable as it must be up to here.
+    own: u64,
+    /// From `acknowledged + 1` on.
+    blocks: VecDeque<Arc<Block>>,
+    bytes_under_way: u64,
+    pub(crate) kept: KeptBlocks,
+    pub(crate) missing: Vec<Missing>,
+    pub(crate) fenced: bool,
+    pub(crate) effects: Vec<Effect>,
+    pub(crate) views_changed: u64,
+    pub(crate) resent: u64,
+    /// No view is asked for before: the last one was refused, or there was nobody to choose.
+    choose_after_us: u64,
+}
+
+impl Core {
+    pub(crate) fn new(config: ReplicatedConfig, view: View, now_us: u64) -> Core {
+        let peers = view.backups.iter().map(|backup| (*backup, Peer::new(view.first, now_us))).collect();
+        let holders = view.backups.iter().map(|backup| (*backup, 0)).collect();
+        Core {
+            log: config.log,
+            kept: KeptBlocks::new(config.stretch_bytes),
+            config,
+            next_block: view.first,
+            acknowledged: view.first - 1,
+            own: view.first - 1,
+            view,
+            peers,
+            change: None,
+            suspects: BTreeMap::new(),
+            holders,
+            blocks: VecDeque::new(),
+            bytes_under_way: 0,
+            missing: Vec::new(),
+            fenced: false,
+            effects: Vec::new(),
+            views_changed: 0,
+            resent: 0,
+            choose_after_us: 0,
+        }
+    }
+
+    pub(crate) fn next_block(&self) -> u64 {
+        self.next_block
+    }
+
+    pub(crate) fn under_way(&self) -> (usize, u64) {
+        (self.blocks.len(), self.bytes_under_way)
+    }
+
+    /// Whether another block may be made now.
+    pub(crate) fn has_room(&self) -> bool {
+        !self.fenced
+            && self.blocks.len() < self.config.blocks_under_way_max
+            && self.bytes_under_way < self.config.bytes_under_way_max
+    }
+
+    /// Why nothing can be acknowledged for the moment, if the stream's least number of copies cannot be had.
+    pub(crate) fn too_few(&self) -> Option<String> {
+        let copies = 1 + self.peers.values().filter(|peer| peer.trouble.is_none()).count() as u32;
+        (copies < self.config.copies_min).then(|| {
+            let why = self.peers.values().filter_map(|peer| peer.trouble.clone()).next().unwrap_or_default();
+            let least = self.config.copies_min;
+            format!("{} has {copies} copies, writes wait for {least} ({why}); start backups", self.log)
+        })
+    }
+
+    /// A block was made: it goes to everybody.
+    pub(crate) fn push(&mut self, block: Arc<Block>) {
+        debug_assert_eq!(block.number, self.next_block);
+        self.next_block += 1;
+        self.bytes_under_way += u64::from(block.chunk_bytes);
+        self.kept.note(block.number, block.chunk_bytes.into(), &block.references);
+        self.blocks.push_back(block);
+    }
+
+    pub(crate) fn event(&mut self, event: Event, now_us: u64) {
+        if self.fenced {
+            return;
+        }
+        match event {
+            Event::Answered(backup, number, answer) => self.answered(backup, number, answer, now_us),
+            Event::Broken(backup, why) => self.trouble(backup, why),
+            Event::View(answer) => self.view_answered(answer, now_us),
+            Event::Own(through) => self.own = through.max(self.own),
+        }
+    }
+
+    fn answered(&mut self, backup: BackupId, number: u64, answer: Answer, now_us: u64) {
+        let Some(peer) = self.peers.get_mut(&backup) else {
+            if let Answer::Fenced(_) = answer {
+                self.fence();
+            }
+            return;
+        };
+        match answer {
+            // It has the block, and so all before it from the first one of the view in which this was sent; that view began no
+            // later than the current one, or this backup is new in the current one.
+            Answer::Stored(_) if number < self.next_block => {
+                if number > peer.stored {
+                    (peer.stored, peer.progress_us) = (number, now_us);
+                }
+            }
+            Answer::Stored(_) => {}
+            Answer::Fenced(_) => self.fence(),
+            Answer::Next(next) if next <= peer.stored && next >= self.view.first => {
+                let why = format!("backup {backup} has lost block {next}, which it had");
+                self.trouble(backup, why);
+            }
+            Answer::Next(next) => {
+                // Late answers of an older try ask for what is there already.
+                if next > peer.stored && next < peer.next {
+                    peer.next = next.max(self.view.first);
+                    self.resent += 1;
+                }
+            }
+            Answer::Busy(_) => {
+                peer.next = peer.stored + 1;
+                peer.hold_until_us = now_us + self.config.busy_us;
+            }
+            Answer::Refused(why) => self.trouble(backup, why),
+        }
+    }
+
+    fn trouble(&mut self, backup: BackupId, why: String) {
+        if let Some(peer) = self.peers.get_mut(&backup)
+            && peer.trouble.is_none()
+        {
+            tracing::warn!(log = %self.log, backup, why, "a backup is to be replaced");
+            peer.trouble = Some(why);
+        }
+    }
+
+    /// Blocks of this log are not taken any more: this node was declared lost. What is not acknowledged never will be.
+    fn fence(&mut self) {
+        if !self.fenced {
+            self.fenced = true;
+            self.blocks.clear();
+            self.bytes_under_way = 0;
+            self.effects.push(Effect::Fenced);
+        }
+    }
+
+    /// Takes the blocks that are acknowledged now: those that the own copy and **every** backup of the current view have, in
+    /// their order, and none while a view change is under way.
+    ///
+    /// Why none: recovery believes any backup of the newest view. Once the coordinator was asked for a view it may be the newest
+    /// one at any moment, and its backups need have nothing before its first block *c* + 1. As *c* was fixed when it was asked
+    /// for, everything that is acknowledged later must be at the backups of that view, and so waits for the answer.
+    pub(crate) fn acknowledge(&mut self) -> Vec<Arc<Block>> {
+        let mut acknowledged = Vec::new();
+        if self.change.is_some() || self.fenced || (self.view.backups.len() as u32) + 1 < self.config.copies_min {
+            return acknowledged;
+        }
+        let through = self.peers.values().map(|peer| peer.stored).min().unwrap_or(u64::MAX).min(self.own);
+        while self.blocks.front().is_some_and(|block| block.number <= through) {
+            let Some(block) = self.blocks.pop_front() else { break };
+            self.acknowledged = block.number;
+            self.bytes_under_way -= u64::from(block.chunk_bytes);
+            acknowledged.push(block);
+        }
+        acknowledged
+    }
+
+    /// Notes who is late, asks for another view if somebody is to be replaced, sends what is to be sent. `candidates` is called
+    /// when backups are to be chosen.
+    pub(crate) fn turn(&mut self, now_us: u64, candidates: &dyn Fn() -> Vec<BackupId>) {
+        if self.fenced {
+            return;
+        }
+        self.note_late(now_us);
+        match &mut self.change {
+            Some(change) if now_us >= change.asked_us + self.config.ask_again_us => {
+                // Asking twice is answered like asking once.
+                change.asked_us = now_us;
+                self.effects.push(Effect::Ask(change.view.clone()));
+            }
+            Some(_) => {}
+            None => self.begin_change(now_us, candidates),
+        }
+        self.send(now_us);
+    }
+
+    fn note_late(&mut self, now_us: u64) {
+        let late: Vec<BackupId> = self
+            .peers
+            .iter()
+            .filter(|(_, peer)| peer.stored < peer.sent && peer.trouble.is_none())
+            .filter(|(_, peer)| now_us.saturating_sub(peer.progress_us) > self.config.late_us)
+            .map(|(backup, _)| *backup)
+            .collect();
+        for backup in late {
+            self.trouble(backup, format!("backup {backup} has stored nothing for {} ms", self.config.late_us / 1000));
+        }
+    }
+
+    /// Chooses backups in place of those that are to be replaced, and asks for the view. Its first block is fixed here, as the
+    /// one behind the last that was acknowledged, and from here on nothing is acknowledged until the coordinator has answered.
+    fn begin_change(&mut self, now_us: u64, candidates: &dyn Fn() -> Vec<BackupId>) {
+        let wanted = self.config.copies.saturating_sub(1) as usize;
+        let healthy: Vec<BackupId> =
+            self.peers.iter().filter(|(_, peer)| peer.trouble.is_none()).map(|(backup, _)| *backup).collect();
+        if healthy.len() >= wanted || now_us < self.choose_after_us {
+            return;
+        }
+        let lost: Vec<BackupId> =
+            self.peers.iter().filter(|(_, peer)| peer.trouble.is_some()).map(|(backup, _)| *backup).collect();
+        self.suspects.retain(|_, until| *until > now_us);
+        for backup in lost {
+            self.suspects.insert(backup, now_us + self.config.suspect_us);
+        }
+        let mut backups = healthy.clone();
+        for backup in candidates() {
+            if backups.len() < wanted && !backups.contains(&backup) && !self.suspects.contains_key(&backup) {
+                backups.push(backup);
+            }
+        }
+        backups.sort_unstable();
+        self.choose_after_us = now_us + self.config.ask_again_us;
+        if (backups.len() as u32) + 1 < self.config.copies_min || backups == self.view.backups {
+            // The ones there are may come back: they are sent to again, and counted if they answer.
+            for peer in self.peers.values_mut().filter(|peer| peer.trouble.is_some()) {
+                (peer.trouble, peer.progress_us, peer.next) = (None, now_us, peer.stored + 1);
+            }
+            return;
+        }
+        let view = View { number: self.view.number + 1, first: self.acknowledged + 1, backups };
+        self.effects.push(Effect::Ask(view.clone()));
+        self.change = Some(Change { view, asked_us: now_us });
+    }
+
+    fn view_answered(&mut self, answer: ViewAnswer, now_us: u64) {
+        let Some(change) = &self.change else {
+            if answer == ViewAnswer::Fenced {
+                self.fence();
+            }
+            return;
+        };
+        match answer {
+            ViewAnswer::Fenced => self.fence(),
+            ViewAnswer::Agreed(number) if number == change.view.number => self.use_view(now_us),
+            // A late answer to an older question.
+            ViewAnswer::Agreed(_) => {}
+            ViewAnswer::Refused { newest } if newest == self.view.number => {
+                tracing::warn!(log = %self.log, view = change.view.number, "a view was refused; others are chosen");
+                let new: Vec<BackupId> =
+                    change.view.backups.iter().copied().filter(|backup| !self.peers.contains_key(backup)).collect();
+                self.change = None;
+                for backup in new {
+                    self.suspects.insert(backup, now_us + self.config.suspect_us);
+                }
+                self.choose_after_us = now_us + self.config.ask_again_us;
+            }
+            ViewAnswer::Refused { newest } if newest < change.view.number => {}
+            ViewAnswer::Refused { newest } => {
+                // Only this log asks for its views: somebody else is this node.
+                tracing::error!(log = %self.log, newest, "the coordinator knows a view that was never asked for");
+                self.fence();
+            }
+        }
+    }
+
+    /// The coordinator has agreed. Blocks from the view's first one on go to those that are new; those that stay have most of
+    /// them.
+    fn use_view(&mut self, now_us: u64) {
+        let Some(Change { view, .. }) = self.change.take() else { return };
+        let before = std::mem::replace(&mut self.view, view);
+        let lost: Vec<BackupId> =
+            before.backups.iter().copied().filter(|backup| !self.view.backups.contains(backup)).collect();
+        if before.first < self.view.first && !lost.is_empty() && self.kept.released() + 1 < self.view.first {
+            self.missing.push(Missing { first: before.first, last: self.view.first - 1, lost });
+        }
+        let mut peers = BTreeMap::new();
+        for backup in &self.view.backups {
+            let peer = match self.peers.remove(backup) {
+                Some(peer) => Peer { progress_us: now_us, ..peer },
+                None => Peer::new(self.view.first, now_us),
+            };
+            peers.insert(*backup, peer);
+            self.holders.entry(*backup).or_default();
+        }
+        self.peers = peers;
+        self.views_changed += 1;
+        tracing::info!(log = %self.log, view = self.view.number, first = self.view.first, backups = ?self.view.backups,
+            "the log has another view");
+    }
+
+    fn send(&mut self, now_us: u64) {
+        let last = self.next_block - 1;
+        let first_here = self.acknowledged + 1;
+        for (backup, peer) in &mut self.peers {
+            if peer.trouble.is_some() || now_us < peer.hold_until_us {
+                continue;
+            }
+            let silent = now_us.saturating_sub(peer.sent_us.max(peer.progress_us)) > self.config.resend_us;
+            if peer.stored < last && peer.next > last && silent {
+                peer.next = peer.stored + 1;
+                self.resent += 1;
+            }
+            peer.next = peer.next.max(first_here);
+            if peer.next > last {
+                continue;
+            }
+            if peer.stored >= peer.sent {
+                // It had nothing to do.
+                peer.progress_us = now_us;
+            }
+            for block in self.blocks.iter().skip((peer.next - first_here) as usize) {
+                self.effects.push(Effect::Send(*backup, Arc::clone(block)));
+            }
+            (peer.next, peer.sent, peer.sent_us) = (last + 1, last, now_us);
+        }
+    }
+
+    /// Files that nobody needs go, at every backup that has ever had blocks.
+    pub(crate) fn release(&mut self) {
+        let Some(through) = self.kept.release(self.acknowledged) else { return };
+        for (backup, released) in &mut self.holders {
+            *released = through;
+            self.effects.push(Effect::Release(*backup, through));
+        }
+        self.missing.retain(|missing| missing.last > through);
+    }
+
+    /// When a turn is due although nothing happens.
+    pub(crate) fn wait_us(&self) -> u64 {
+        self.config.resend_us.min(self.config.ask_again_us).min(self.config.late_us) / 2
+    }
+}

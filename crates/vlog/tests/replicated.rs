@@ -1,0 +1,669 @@
+//! A replicated log with real backups on simulated disks, a coordinator that keeps to its rules, and a network that loses,
+//! doubles, delays and reorders: whatever happens, what is acknowledged is at every backup of its view, and nothing is
+//! acknowledged after the fence that recovery does not find.
+//!
+//! The faults that it must survive: any message lost, doubled, late or overtaken by others; a backup killed and started again
+//! at any moment, or gone for good while there are others; the broker declared lost at any moment, rightly or not.
+
+mod support;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
+use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, SeededRandom};
+use kera_format::chunk::Chunks;
+use kera_format::vlog_replica::LogId;
+use kera_format::{ChunkView, LaneId, StreamletId};
+use kera_log::{Arena, ArenaConfig, DurabilitySink, Log, LogConfig, Observer, SinkErrorKind, Ticket};
+use kera_protocol::{BlockStored, ListReplicas, LogView, ReadBlocks, ReleaseBlocks, Status, StoreHead, StoreOutcome};
+use kera_vlog::{Answer, BackupId, BackupLink, Block, ReplicatedConfig, ReplicatedLog, Turn, View, ViewAnswer, Views};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use support::{Calls, NODE, STREAM, STREAMLETS, chunk, options, text_of};
+
+const CLUSTER: [u8; 16] = *b"cluster-16-bytes";
+const LOG: LogId = LogId { node: 1, epoch: 7, vlog: 0 };
+const BACKUPS: u32 = 5;
+
+/// What the log has said and nobody has heard yet.
+#[derive(Default)]
+struct Said {
+    blocks: Vec<(BackupId, StoreHead, Vec<u8>)>,
+    asked: Vec<View>,
+    released: Vec<(BackupId, u64)>,
+    fenced: u32,
+    candidates: Vec<BackupId>,
+    /// The content that each block was sent with first.
+    contents: BTreeMap<u64, Vec<u8>>,
+}
+
+#[derive(Default)]
+struct Net(Mutex<Said>);
+
+impl Net {
+    fn said(&self) -> MutexGuard<'_, Said> {
+        self.0.lock().expect("no panic")
+    }
+}
+
+impl BackupLink for Net {
+    fn send(&self, to: BackupId, view: &View, block: &Arc<Block>) {
+        assert!(view.backups.contains(&to), "block {} goes to {to}, which is not in {view:?}", block.number);
+        let bytes: Vec<u8> = block.parts.iter().flat_map(|part| part.iter().copied()).collect();
+        assert_eq!(bytes.len(), block.chunk_bytes as usize);
+        let mut said = self.said();
+        let first = said.contents.entry(block.number).or_insert_with(|| bytes.clone());
+        assert_eq!(*first, bytes, "block {} has two contents", block.number);
+        let head = StoreHead {
+            cluster: CLUSTER,
+            log: block.log,
+            view: view.number,
+            view_first: view.first,
+            block: block.number,
+            written_ms: block.written_ms,
+            chunk_count: block.chunk_count,
+            chunk_bytes: block.chunk_bytes,
+            chunks_checksum: block.chunks_checksum,
+            flags: 0,
+        };
+        said.blocks.push((to, head, bytes));
+    }
+
+    fn release(&self, to: BackupId, _: LogId, through: u64) {
+        self.said().released.push((to, through));
+    }
+}
+
+impl Views for Net {
+    fn candidates(&self, _: LogId) -> Vec<BackupId> {
+        self.said().candidates.clone()
+    }
+    fn ask(&self, _: LogId, view: &View) {
+        self.said().asked.push(view.clone());
+    }
+    fn fenced(&self, _: LogId) {
+        self.said().fenced += 1;
+    }
+}
+
+/// What backups answer, by the block's number.
+#[derive(Default)]
+struct Heard(Mutex<Vec<(u64, Result<BlockStored, BackupError>)>>);
+
+impl StoreDone for Heard {
+    fn stored(&self, token: u64, result: Result<BlockStored, BackupError>) {
+        self.0.lock().expect("no panic").push((token, result));
+    }
+    fn room(&self) {}
+}
+
+struct Node {
+    disk: FaultyDisk,
+    backup: Option<Arc<Backup>>,
+    heard: Arc<Heard>,
+}
+
+impl Node {
+    fn new() -> Node {
+        let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+        let mut node = Node { disk, backup: None, heard: Arc::default() };
+        node.start(1);
+        node
+    }
+
+    fn start(&mut self, seed: u64) {
+        let config = BackupConfig { file_bytes: 32 << 10, ..BackupConfig::new(CLUSTER, 2) };
+        let disks = vec![Arc::new(self.disk.clone()) as Arc<dyn Disk>];
+        let clock = Arc::new(ManualClock::new(5));
+        let (backup, report) = Backup::open(config, disks, clock, Arc::new(SeededRandom::new(seed))).expect("open");
+        assert_eq!(report.damage, [""; 0]);
+        self.backup = Some(backup);
+    }
+
+    fn has(&self, block: u64) -> bool {
+        let Some(backup) = &self.backup else { return false };
+        let list = backup.list(&ListReplicas { after: None, limit: 0 });
+        let mut ranges = list.replicas.iter().filter(|replica| replica.log == LOG).flat_map(|replica| &replica.blocks);
+        ranges.any(|range| range.first <= block && block <= range.last)
+    }
+
+    fn content(&self, block: u64) -> Vec<u8> {
+        let backup = self.backup.as_ref().expect("started");
+        let asked =
+            ReadBlocks { log: LOG, from_block: block, through_block: block, streamlets: Vec::new(), max_bytes: 1 };
+        let read = backup.read_blocks(&asked).expect("read");
+        assert_eq!(read.blocks.len(), 1, "block {block}");
+        read.blocks[0].1.to_vec()
+    }
+}
+
+/// The coordinator's part: views, the fence, the end.
+struct Coordinator {
+    views: Vec<View>,
+    fenced: bool,
+    end: Option<u64>,
+}
+
+impl Coordinator {
+    fn answer(&mut self, asked: &View) -> ViewAnswer {
+        let newest = self.views.last().expect("a first view");
+        if asked == newest {
+            return ViewAnswer::Agreed(asked.number);
+        }
+        if self.fenced {
+            return ViewAnswer::Fenced;
+        }
+        if asked.number != newest.number + 1 {
+            return ViewAnswer::Refused { newest: newest.number };
+        }
+        self.views.push(asked.clone());
+        ViewAnswer::Agreed(asked.number)
+    }
+
+    fn view_of(&self, block: u64) -> &View {
+        self.views.iter().rfind(|view| view.first <= block).expect("a view")
+    }
+}
+
+struct World {
+    rng: StdRng,
+    log: Arc<Log>,
+    replicated: Arc<ReplicatedLog>,
+    clock: Arc<ManualClock>,
+    net: Arc<Net>,
+    nodes: BTreeMap<BackupId, Node>,
+    coordinator: Coordinator,
+    /// On their way: to backups, from them, to the coordinator, from it.
+    to_backups: Vec<(BackupId, StoreHead, Vec<u8>)>,
+    from_backups: Vec<(BackupId, u64, Answer)>,
+    to_coordinator: Vec<View>,
+    from_coordinator: Vec<ViewAnswer>,
+    tickets: Vec<(Ticket, u32, String)>,
+    checked: u64,
+    gone: BTreeSet<BackupId>,
+    loses: bool,
+    _arena: tempfile::TempDir,
+}
+
+fn config() -> ReplicatedConfig {
+    ReplicatedConfig {
+        block_bytes_max: 600,
+        blocks_under_way_max: 3,
+        stretch_bytes: 2000,
+        ..ReplicatedConfig::new(LOG, 3)
+    }
+}
+
+impl World {
+    fn new(seed: u64, config: ReplicatedConfig) -> World {
+        let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
+        let arena = ArenaConfig { path: folder.path().join("arena"), bytes: 16 << 20, node: NODE };
+        let (arena, _) = Arena::create_or_attach(arena).expect("arena");
+        let log = Log::new(LogConfig::default(), arena);
+        let net = Arc::new(Net::default());
+        net.said().candidates = (1..=BACKUPS).collect();
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        let first = View { number: 1, first: 1, backups: vec![1, 2] };
+        let replicated = ReplicatedLog::new(
+            config,
+            first.clone(),
+            Arc::clone(&clock) as Arc<dyn Clock>,
+            Arc::clone(&net) as Arc<dyn BackupLink>,
+            Arc::clone(&net) as Arc<dyn Views>,
+        );
+        log.set_sinks(Arc::new(vec![Arc::clone(&replicated) as Arc<dyn DurabilitySink>]));
+        log.create_stream(STREAM, options()).expect("stream");
+        log.recover(Vec::new(), Vec::new());
+        log.finish_recovery(1);
+        World {
+            rng: StdRng::seed_from_u64(seed),
+            log,
+            replicated,
+            clock,
+            net,
+            nodes: (1..=BACKUPS).map(|id| (id, Node::new())).collect(),
+            coordinator: Coordinator { views: vec![first], fenced: false, end: None },
+            to_backups: Vec::new(),
+            from_backups: Vec::new(),
+            to_coordinator: Vec::new(),
+            from_coordinator: Vec::new(),
+            tickets: Vec::new(),
+            checked: 0,
+            gone: BTreeSet::new(),
+            loses: true,
+            _arena: folder,
+        }
+    }
+
+    fn append(&mut self) -> bool {
+        let streamlet = self.rng.random_range(0..STREAMLETS);
+        let text = format!("{} {}", self.tickets.len(), "x".repeat(self.rng.random_range(0..300)));
+        let bytes = chunk(streamlet, &text);
+        let view = ChunkView::parse(&bytes).expect("chunk");
+        let stream = self.log.stream(STREAM).expect("stream");
+        let lane =
+            Arc::clone(stream.streamlet(StreamletId(streamlet)).expect("streamlet").lane(LaneId(0)).expect("lane"));
+        match lane.append(&view, self.clock.now_ms()) {
+            Ok(appended) => {
+                self.tickets.push((appended.ticket.expect("not durable yet"), streamlet, text));
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// The log does what it can, and what it says goes on its way.
+    fn turn(&mut self) -> Turn {
+        let turn = self.replicated.run_once();
+        let mut said = self.net.said();
+        self.to_backups.append(&mut said.blocks);
+        self.to_coordinator.append(&mut said.asked);
+        drop(said);
+        self.check();
+        turn
+    }
+
+    /// One of the messages: the oldest mostly; sometimes it stays as well, or is lost.
+    fn pick<T: Clone>(rng: &mut StdRng, loses: bool, from: &mut Vec<T>) -> Option<T> {
+        if from.is_empty() {
+            return None;
+        }
+        let at = if loses && rng.random_ratio(1, 4) { rng.random_range(0..from.len()) } else { 0 };
+        match rng.random_range(0..20) {
+            0 if loses => {
+                from.remove(at);
+                None
+            }
+            1 if loses => Some(from[at].clone()),
+            _ => Some(from.remove(at)),
+        }
+    }
+
+    fn deliver_block(&mut self) {
+        let Some((to, head, bytes)) = Self::pick(&mut self.rng, self.loses, &mut self.to_backups) else { return };
+        let Some(Node { backup: Some(backup), heard, .. }) = self.nodes.get(&to) else {
+            // Nobody is there: a connection that cannot be made tells so, sometimes.
+            if self.rng.random_ratio(1, 3) {
+                self.replicated.broken(to, "nobody listens".into());
+            }
+            return;
+        };
+        let done = Arc::clone(heard) as Arc<dyn StoreDone>;
+        match backup.store(&head, &bytes, &done, head.block) {
+            Taken::Answered(answer) => self.from_backups.push((to, head.block, answer_of(Ok(answer)))),
+            Taken::Refused(error) => self.from_backups.push((to, head.block, answer_of(Err(error)))),
+            Taken::Queued => {}
+            Taken::Full => panic!("so much does not fit into a test"),
+        }
+    }
+
+    /// A backup writes what it has taken, and answers.
+    fn write(&mut self, id: BackupId) {
+        let Some(Node { backup: Some(backup), heard, .. }) = self.nodes.get(&id) else { return };
+        backup.run_once(0);
+        for (block, result) in heard.0.lock().expect("no panic").drain(..) {
+            self.from_backups.push((id, block, answer_of(result)));
+        }
+    }
+
+    fn step(&mut self) {
+        match self.rng.random_range(0..100) {
+            0..=14 => {
+                self.append();
+            }
+            15..=39 => {
+                self.turn();
+            }
+            40..=59 => self.deliver_block(),
+            60..=74 => {
+                let id = self.rng.random_range(1..=BACKUPS);
+                self.write(id);
+            }
+            75..=87 => {
+                if let Some((from, block, answer)) = Self::pick(&mut self.rng, self.loses, &mut self.from_backups) {
+                    self.replicated.answered(from, block, answer);
+                }
+            }
+            88..=90 => {
+                if let Some(asked) = Self::pick(&mut self.rng, self.loses, &mut self.to_coordinator) {
+                    let answer = self.coordinator.answer(&asked);
+                    self.from_coordinator.push(answer);
+                }
+            }
+            91..=93 => {
+                if let Some(answer) = Self::pick(&mut self.rng, self.loses, &mut self.from_coordinator) {
+                    self.replicated.view_answered(answer);
+                }
+            }
+            94..=96 => self.clock.advance_ms(self.rng.random_range(1..120)),
+            97 => self.kill(),
+            98 => self.start(),
+            _ => {
+                if self.rng.random_ratio(1, 8) {
+                    let id = self.rng.random_range(1..=BACKUPS);
+                    self.replicated.broken(id, "cut".into());
+                }
+            }
+        }
+    }
+
+    /// A process dies: what it had not written is gone, what it had written is not.
+    fn kill(&mut self) {
+        let id = self.rng.random_range(1..=BACKUPS);
+        if let Some(node) = self.nodes.get_mut(&id) {
+            node.backup = None;
+            node.heard = Arc::default();
+        }
+        if self.rng.random() {
+            self.replicated.broken(id, "killed".into());
+        }
+    }
+
+    fn start(&mut self) {
+        let id = self.rng.random_range(1..=BACKUPS);
+        let seed = self.rng.random();
+        if self.gone.contains(&id) {
+            return;
+        }
+        if let Some(node) = self.nodes.get_mut(&id).filter(|node| node.backup.is_none()) {
+            node.start(seed);
+        }
+    }
+
+    /// The broker is declared lost: by the coordinator first, then at a backup of the newest view, which is asked how far it is.
+    fn fence(&mut self) {
+        self.coordinator.fenced = true;
+        for id in 1..=BACKUPS {
+            let seed = self.rng.random();
+            if let Some(node) = self.nodes.get_mut(&id).filter(|node| node.backup.is_none()) {
+                node.start(seed);
+            }
+        }
+        let newest = self.coordinator.views.last().expect("a view").clone();
+        let asked = newest.backups[self.rng.random_range(0..newest.backups.len())];
+        let views = [LogView { vlog: LOG.vlog, first_block: newest.first }];
+        let node = self.nodes.get_mut(&asked).expect("a node");
+        let end = node.backup.as_ref().expect("started").fence(LOG.node, LOG.epoch, &views).expect("fenced")[0].through;
+        self.coordinator.end = Some(end);
+        self.check();
+    }
+
+    /// Everything that is acknowledged is at every backup of its view, with the content that it was sent with.
+    fn check(&mut self) {
+        let (acknowledged, _) = self.replicated.state();
+        if let Some(end) = self.coordinator.end {
+            assert!(acknowledged <= end, "block {acknowledged} is acknowledged, the log ends at {end}");
+        }
+        for block in self.checked + 1..=acknowledged {
+            self.check_block(block);
+        }
+        self.checked = self.checked.max(acknowledged);
+        let durable = self.replicated.durable_through();
+        let tickets: u64 = (1..=acknowledged).map(|block| chunks_in(&self.net.said().contents[&block])).sum();
+        assert_eq!(durable, tickets, "tickets are durable as far as blocks are acknowledged");
+    }
+
+    fn check_block(&self, block: u64) {
+        let view = self.coordinator.view_of(block);
+        let content = self.net.said().contents[&block].clone();
+        for id in &view.backups {
+            let node = &self.nodes[id];
+            // A process that is down has what it had.
+            if node.backup.is_some() {
+                assert!(node.has(block), "block {block} is acknowledged, backup {id} of {view:?} has it not");
+                assert_eq!(node.content(block), content, "block {block} at backup {id}");
+            }
+        }
+    }
+
+    /// Everybody is there and nothing is lost any more: all that was appended becomes durable.
+    fn heal(&mut self) {
+        self.loses = false;
+        for id in 1..=BACKUPS {
+            let seed = self.rng.random();
+            if let Some(node) = self.nodes.get_mut(&id).filter(|node| node.backup.is_none() && !self.gone.contains(&id))
+            {
+                node.start(seed);
+            }
+        }
+        let last = self.tickets.last().map_or(0, |(ticket, ..)| *ticket);
+        for _ in 0..5000 {
+            if self.replicated.durable_through() >= last && self.to_coordinator.is_empty() {
+                return;
+            }
+            self.turn();
+            while !self.to_backups.is_empty() {
+                self.deliver_block();
+            }
+            (1..=BACKUPS).for_each(|id| self.write(id));
+            for (from, block, answer) in std::mem::take(&mut self.from_backups) {
+                self.replicated.answered(from, block, answer);
+            }
+            for asked in std::mem::take(&mut self.to_coordinator) {
+                let answer = self.coordinator.answer(&asked);
+                self.replicated.view_answered(answer);
+            }
+            for answer in std::mem::take(&mut self.from_coordinator) {
+                self.replicated.view_answered(answer);
+            }
+            self.clock.advance_ms(50);
+        }
+        panic!("{last} tickets, {:?}, {:?}", self.replicated.stats(), self.replicated.state());
+    }
+
+    /// Readers see what is acknowledged, in its order.
+    fn check_readers(&self) {
+        for streamlet in 0..STREAMLETS {
+            let durable = self.replicated.durable_through();
+            let expected: Vec<&String> = self
+                .tickets
+                .iter()
+                .filter(|(ticket, of, _)| *of == streamlet && *ticket <= durable)
+                .map(|(.., text)| text)
+                .collect();
+            let stream = self.log.stream(STREAM).expect("stream");
+            let lane =
+                Arc::clone(stream.streamlet(StreamletId(streamlet)).expect("streamlet").lane(LaneId(0)).expect("lane"));
+            let (mut cursor, mut texts) = (lane.earliest().0, Vec::new());
+            loop {
+                let read = lane.read(cursor, 1 << 20, true).expect("read");
+                for data in &read.data {
+                    texts.extend(Chunks::new(data).map(|chunk| text_of(&chunk.expect("chunk"))));
+                }
+                if read.at_durable_end {
+                    break;
+                }
+                cursor = read.next;
+            }
+            assert_eq!(texts.iter().collect::<Vec<_>>(), expected, "streamlet {streamlet}");
+        }
+    }
+}
+
+fn chunks_in(content: &[u8]) -> u64 {
+    Chunks::new(content).map(|chunk| u64::from(chunk.is_ok())).sum()
+}
+
+fn answer_of(result: Result<BlockStored, BackupError>) -> Answer {
+    match result {
+        Ok(BlockStored { outcome: StoreOutcome::Stored, block }) => Answer::Stored(block),
+        Ok(BlockStored { outcome: StoreOutcome::Fenced, block }) => Answer::Fenced(block as u32),
+        Ok(BlockStored { outcome: StoreOutcome::Next, block }) => Answer::Next(block),
+        Err(error) if error.status == Status::Overloaded => Answer::Busy(error.reason),
+        Err(error) => Answer::Refused(error.reason),
+    }
+}
+
+#[test]
+fn what_is_acknowledged_is_at_every_backup_of_its_view() {
+    for seed in 0..150 {
+        let mut world = World::new(seed, config());
+        for _ in 0..world.rng.random_range(100..1200) {
+            world.step();
+        }
+        world.heal();
+        world.check_readers();
+        (1..=world.checked).for_each(|block| world.check_block(block));
+    }
+}
+
+#[test]
+fn nothing_is_acknowledged_that_the_fence_has_not_found() {
+    for seed in 1000..1250 {
+        let mut world = World::new(seed, config());
+        for _ in 0..world.rng.random_range(50..800) {
+            world.step();
+        }
+        world.fence();
+        let asked_after = world.rng.random_range(50..600);
+        for _ in 0..asked_after {
+            world.step();
+        }
+        // Recovery can read all of it at the backups of each view.
+        world.loses = false;
+        let end = world.coordinator.end.expect("decided");
+        let (acknowledged, _) = world.replicated.state();
+        assert!(acknowledged <= end, "seed {seed}");
+        world.check_readers();
+    }
+}
+
+#[test]
+fn a_fenced_log_says_so_to_all_who_wait_and_takes_nothing() {
+    let mut world = World::new(1, config());
+    for _ in 0..10 {
+        world.append();
+    }
+    let calls = Arc::new(Calls::default());
+    let observer = Arc::clone(&calls) as Arc<dyn Observer>;
+    let last = world.tickets[9].0;
+    assert!(world.replicated.wait(last, &observer, 5));
+    world.turn();
+    world.replicated.answered(2, 1, Answer::Fenced(7));
+    assert_eq!(world.turn(), Turn::Fenced);
+    assert_eq!(calls.tokens(), [5]);
+    assert_eq!(world.net.said().fenced, 1);
+    let error = world.replicated.healthy().expect_err("fenced");
+    assert_eq!(error.kind, SinkErrorKind::Fenced);
+    assert!(!world.append(), "nothing is taken");
+    // Answers that come late change nothing.
+    for block in 1..=10 {
+        world.replicated.answered(1, block, Answer::Stored(block));
+        world.replicated.answered(2, block, Answer::Stored(block));
+    }
+    assert_eq!(world.turn(), Turn::Fenced);
+    assert_eq!(world.replicated.durable_through(), 0);
+    assert_eq!(world.net.said().fenced, 1);
+}
+
+#[test]
+fn a_backup_that_is_gone_is_replaced_from_the_last_acknowledged_block_on() {
+    let mut world = World::new(2, config());
+    world.loses = false;
+    for _ in 0..6 {
+        world.append();
+    }
+    world.heal();
+    let (acknowledged, before) = world.replicated.state();
+    assert!(acknowledged > 0);
+    world.nodes.get_mut(&2).expect("a node").backup = None;
+    world.gone.insert(2);
+    for _ in 0..6 {
+        world.append();
+    }
+    world.heal();
+    let (after, view) = world.replicated.state();
+    assert_eq!((view.number, view.first), (before.number + 1, acknowledged + 1));
+    assert!(!view.backups.contains(&2) && view.backups.len() == 2 && after > acknowledged, "{view:?}");
+    let stats = world.replicated.stats();
+    assert_eq!((stats.under_replicated, stats.views_changed), (acknowledged, 1));
+    assert_eq!(world.replicated.missing()[0].lost, [2]);
+    world.check_readers();
+}
+
+#[test]
+fn writes_wait_when_there_are_too_few_copies_and_say_so() {
+    let mut world = World::new(3, config());
+    world.loses = false;
+    world.net.said().candidates = vec![1, 2];
+    for id in [1, 2] {
+        world.nodes.get_mut(&id).expect("a node").backup = None;
+    }
+    world.append();
+    world.turn();
+    for id in [1, 2] {
+        world.replicated.broken(id, format!("node {id} does not answer"));
+    }
+    world.clock.advance_ms(1);
+    world.replicated.run_once();
+    world.clock.advance_ms(1);
+    assert_eq!(world.replicated.durable_through(), 0);
+    // They come back: nobody was asked for a view with fewer copies than the least, and nothing was lost.
+    world.heal();
+    assert_eq!(world.coordinator.views.len(), 1);
+    assert_eq!(world.replicated.durable_through(), 1);
+    assert!(world.replicated.healthy().is_ok());
+}
+
+#[test]
+fn with_one_backup_left_the_view_is_smaller_and_grows_again() {
+    let mut world = World::new(4, config());
+    world.loses = false;
+    world.net.said().candidates = vec![1, 2];
+    world.append();
+    world.heal();
+    world.nodes.get_mut(&1).expect("a node").backup = None;
+    world.gone.insert(1);
+    world.append();
+    world.heal();
+    assert_eq!(world.replicated.state().1.backups, [2]);
+    assert_eq!(world.replicated.stats().copies, 2);
+    world.net.said().candidates = vec![2, 3];
+    world.clock.advance_ms(1000);
+    for _ in 0..4 {
+        world.append();
+        world.heal();
+        world.clock.advance_ms(200);
+    }
+    assert_eq!(world.replicated.state().1.backups, [2, 3]);
+}
+
+#[test]
+fn asynchronous_heads_move_at_once_and_blocks_go_all_the_same() {
+    let mut world = World::new(5, ReplicatedConfig { asynchronous: true, ..config() });
+    for _ in 0..3 {
+        world.append();
+    }
+    world.replicated.run_once();
+    assert_eq!(world.replicated.durable_through(), 3);
+    assert_eq!(world.replicated.state().0, 0, "no backup has answered");
+    assert!(!world.net.said().blocks.is_empty());
+}
+
+#[test]
+fn blocks_are_given_back_when_their_segments_are_gone() {
+    let mut world = World::new(6, config());
+    world.loses = false;
+    for _ in 0..40 {
+        world.append();
+    }
+    world.heal();
+    assert!(world.net.said().released.is_empty());
+    let (acknowledged, view) = world.replicated.state();
+    world.log.delete_stream(STREAM).expect("it was there");
+    for _ in 0..20 {
+        world.turn();
+        world.clock.advance_ms(100);
+    }
+    let released = world.net.said().released.clone();
+    let through = released.iter().map(|(_, through)| *through).max().expect("something");
+    assert!(through > 1 && through <= acknowledged, "{through} of {acknowledged}");
+    for (backup, through) in released {
+        assert!(view.backups.contains(&backup));
+        let node = &world.nodes[&backup];
+        node.backup.as_ref().expect("started").release(&ReleaseBlocks { log: LOG, through_block: through });
+    }
+    let files: u64 = world.nodes.values().map(|node| node.backup.as_ref().expect("started").stats().files).sum();
+    assert!(files <= 2 * view.backups.len() as u64, "{files} files are left");
+}
