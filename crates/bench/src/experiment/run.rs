@@ -15,6 +15,9 @@ use super::systems::{Job, Outcome, System};
 use crate::BenchError;
 use crate::limit::{self, DiskRate, LimitConfig};
 
+/// Records of a run that is as small as it gets.
+const TINY_RECORDS: u64 = 1000;
+
 /// How much time is spent on an experiment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Size {
@@ -56,7 +59,8 @@ impl Options {
         let usual = match self.size {
             Size::Full => experiment.seconds,
             Size::Quick => experiment.seconds.min(1.0),
-            Size::Tiny => 0.1,
+            // Only for what cannot go by records: a server that is killed under load, which has to have begun by then.
+            Size::Tiny => 2.0,
         };
         self.seconds.unwrap_or(usual)
     }
@@ -257,6 +261,7 @@ impl Runner<'_> {
             let job = Job {
                 workload: &point.workload,
                 way,
+                records: (self.options.size == Size::Tiny).then_some(TINY_RECORDS),
                 seconds: self.options.seconds(experiment),
                 warmup_seconds: self.options.warmup_seconds(),
                 look_every: self.options.look_every(),

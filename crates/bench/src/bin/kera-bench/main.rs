@@ -63,7 +63,7 @@ Examples:
   kera-bench diff docs/performance/ratios.json results/B    against what was recorded last
 
 Only what both have is compared. A ratio counts as slower when it is off by more than single runs of either side were apart,
-and by at least 40 % (times: by a factor of 2.5). Ends with status 3 if something is.")]
+and by at least a factor of 1.4 (times: 2.5). Ends with status 3 if something is.")]
     Diff(DiffArgs),
     /// Keeps the ratios of results in a small file, for later runs to be compared with.
     #[command(after_help = "\

@@ -265,6 +265,8 @@ fn flags(job: &Job<'_>) -> Vec<String> {
     let mut flag = |name: &str, value: String| words.extend([name.to_owned(), value]);
     if workload.mode == Mode::Consume {
         flag("--records", workload.records.to_string());
+    } else if let Some(records) = job.records.filter(|_| workload.mode != Mode::Outage) {
+        flag("--records", records.to_string());
     } else {
         flag("--seconds", job.seconds.to_string());
         flag("--warmup-seconds", job.warmup_seconds.to_string());

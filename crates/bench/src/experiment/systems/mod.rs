@@ -53,6 +53,8 @@ pub struct Job<'a> {
     pub workload: &'a Workload,
     /// Which of the system's ways.
     pub way: &'a str,
+    /// Records that are sent instead of sending for a time; for tests, in which nothing may depend on time.
+    pub records: Option<u64>,
     /// Seconds that are measured.
     pub seconds: f64,
     /// Seconds before.
