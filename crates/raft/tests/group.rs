@@ -191,7 +191,7 @@ async fn a_broker_that_is_lost_is_fenced_its_logs_end_and_its_streamlets_get_oth
 }
 
 #[tokio::test]
-async fn a_node_whose_settings_differ_is_refused_and_changes_nothing() {
+async fn a_node_that_is_refused_changes_nothing() {
     let mut world = World::cluster(9, 1, 0).await;
     world.start(2).await;
     let before = world.nodes[&1].group.describe();
