@@ -192,6 +192,7 @@ impl Workload {
             rate: self.rate.map(|rate| rate.min(2000.0)),
             arena_bytes: 128 << 20,
             kept_bytes: 48 << 20,
+            chunk_bytes: self.chunk_bytes.min(128 << 10),
             segment_bytes: Some(256 << 10),
             records: self.records.min(5000),
             fill_mib: self.fill_mib.min(2),
