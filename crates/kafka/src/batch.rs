@@ -136,18 +136,25 @@ impl BatchHeader {
     }
 }
 
+/// Why a batch is refused whose records do not come apart.
+pub(crate) const UNREADABLE: Refused = (ResponseError::InvalidRecord, "the batch's records cannot be read");
+
+/// A batch that has the checksum that it says, for whoever opens it before it is appended.
+pub(crate) fn verified(batch: &[u8]) -> Result<KafkaBatchView<'_>, Refused> {
+    let changed = (ResponseError::CorruptMessage, "the batch does not have the checksum that it says");
+    KafkaBatchView::parse(batch).and_then(|view| view.verify().map(|()| view)).map_err(|_| changed)
+}
+
 /// The numbers of those records of a batch that have no key, `most` of them at most: a compacted topic has no use for them. A
 /// batch that cannot be taken apart is refused, for compaction could not do so either.
 pub(crate) fn without_key(batch: &[u8], most: usize) -> Result<Vec<u32>, Refused> {
-    let changed = (ResponseError::CorruptMessage, "the batch does not have the checksum that it says");
-    let view = KafkaBatchView::parse(batch).and_then(|view| view.verify().map(|()| view)).map_err(|_| changed)?;
-    let unreadable = (ResponseError::InvalidRecord, "the batch's records cannot be read");
-    let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).map_err(|_| unreadable)?;
+    let view = verified(batch)?;
+    let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).map_err(|_| UNREADABLE)?;
     let (mut found, mut count) = (Vec::new(), 0);
     for record in KafkaRecords::new(&view, &records) {
-        let record = record.map_err(|_| unreadable)?;
+        let record = record.map_err(|_| UNREADABLE)?;
         if record.offset_delta != count {
-            return Err(unreadable);
+            return Err(UNREADABLE);
         }
         if record.key.is_none() && found.len() < most {
             found.push(count);

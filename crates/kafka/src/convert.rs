@@ -2,13 +2,12 @@
 
 use std::borrow::Cow;
 
-use kafka_protocol::ResponseError;
 use kera_format::StreamOptions;
 use kera_format::Timestamps;
-use kera_format::kafka_batch::{self, APPEND_TIME, KAFKA_BATCH_HEADER_BYTES, KafkaBatchView, KafkaRecords};
+use kera_format::kafka_batch::{self, APPEND_TIME, KAFKA_BATCH_HEADER_BYTES, KafkaRecords};
 use kera_format::limits::CHUNK_UNCOMPRESSED_BYTES_MAX;
 
-use crate::batch::Refused;
+use crate::batch::{Refused, UNREADABLE, verified};
 
 /// The batch as the stream keeps it. The producer's checksum is verified first: the one that is written anew would hide that
 /// something has changed on the way. Records are only opened if their compression changes, and then each is read once, so
@@ -17,8 +16,7 @@ use crate::batch::Refused;
 /// # Errors
 /// CORRUPT_MESSAGE and INVALID_RECORD.
 pub(crate) fn as_kept<'a>(batch: &'a [u8], options: &StreamOptions, now_ms: i64) -> Result<Cow<'a, [u8]>, Refused> {
-    let changed = (ResponseError::CorruptMessage, "the batch does not have the checksum that it says");
-    let view = KafkaBatchView::parse(batch).and_then(|view| view.verify().map(|()| view)).map_err(|_| changed)?;
+    let view = verified(batch)?;
     let codec = options.batch_compression.codec().filter(|codec| *codec != view.codec());
     let stamp = options.timestamps == Timestamps::Append;
     if codec.is_none() && !stamp {
@@ -26,11 +24,10 @@ pub(crate) fn as_kept<'a>(batch: &'a [u8], options: &StreamOptions, now_ms: i64)
     }
     let mut kept = batch.to_vec();
     if let Some(codec) = codec {
-        let unreadable = (ResponseError::InvalidRecord, "the batch's records cannot be read");
-        let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).map_err(|_| unreadable)?;
+        let records = view.uncompressed(CHUNK_UNCOMPRESSED_BYTES_MAX).map_err(|_| UNREADABLE)?;
         let whole = KafkaRecords::new(&view, &records).try_fold(0, |count, record| record.map(|_| count + 1));
         if whole != Ok(view.records_count()) {
-            return Err(unreadable);
+            return Err(UNREADABLE);
         }
         kept.truncate(KAFKA_BATCH_HEADER_BYTES);
         kept.extend_from_slice(&codec.compress(&records));
@@ -53,7 +50,9 @@ fn set_attributes(batch: &mut [u8], change: impl FnOnce(i16) -> i16) {
 mod tests {
     use super::*;
     use crate::batch::tests::batch;
+    use kafka_protocol::ResponseError;
     use kera_format::BatchCompression;
+    use kera_format::kafka_batch::KafkaBatchView;
     use kera_format::kafka_codec::KafkaCodec;
 
     fn options(batch_compression: BatchCompression, timestamps: Timestamps) -> StreamOptions {

@@ -14,11 +14,10 @@ use bytes::Bytes;
 use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, BrokerSession, applications_stream_options};
 use kera_coordinator::{Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
-use kera_format::{Cursor, LaneId, SegmentId, StreamId, StreamOptions, StreamletId};
+use kera_format::{Cursor, LaneId, SegmentId, StreamId, StreamletId};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{
-    Arena, ArenaConfig, Attach, ChunkReference, DurabilitySink, Log, LogConfig, Observer, SinkDirectory, SinkError,
-    Ticket,
+    Arena, ArenaConfig, Attach, ChunkReference, DurabilitySink, Log, LogConfig, Observer, SinkError, Ticket,
 };
 use kera_protocol::{FrameHeader, Op};
 use kera_rpc::{Flow, Outbox, SessionWaker};
@@ -68,8 +67,6 @@ struct Connection {
     session: BrokerSession,
     waker: SessionWaker,
     out: Outbox,
-    /// Bytes of `out` that have left.
-    sent: usize,
     /// Requests that have come and are not taken.
     waiting: VecDeque<(FrameHeader, Bytes)>,
 }
@@ -83,8 +80,6 @@ pub(super) enum Said {
 }
 
 /// Segments and references lead back to the log: it must not keep those alive that keep it.
-struct Sinks(Vec<Arc<dyn DurabilitySink>>);
-
 struct WeakSink {
     virtual_log: Weak<VirtualLog>,
     /// Says that everything is durable before it is.
@@ -117,15 +112,6 @@ impl DurabilitySink for WeakSink {
         if let Some(virtual_log) = self.virtual_log.upgrade() {
             virtual_log.segment_safe(id);
         }
-    }
-}
-
-impl SinkDirectory for Sinks {
-    fn sink(&self, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<dyn DurabilitySink> {
-        SinkDirectory::sink(&self.0, stream, streamlet, options)
-    }
-    fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>> {
-        self.0.clone()
     }
 }
 
@@ -212,7 +198,7 @@ impl Machine {
         let virtual_logs = virtual_logs.collect::<Result<Vec<_>, _>>()?;
         let lies = self.planted == Some(Planted::AcknowledgedTooSoon);
         let weak = |one| Arc::new(WeakSink { virtual_log: Arc::downgrade(one), lies }) as Arc<dyn DurabilitySink>;
-        log.set_sinks(Arc::new(Sinks(virtual_logs.iter().map(weak).collect())));
+        log.set_sinks(Arc::new(virtual_logs.iter().map(weak).collect::<Vec<_>>()));
         for virtual_log in &virtual_logs {
             virtual_log.set_closer(Arc::new(Close(Arc::downgrade(&log))));
             virtual_log.set_write_through(store.clone());
@@ -373,7 +359,7 @@ impl Process {
         let waker = SessionWaker::detached();
         let session = self.broker.session(([127, 0, 0, 1], wire as u16).into(), waker.clone());
         let out = Outbox::new(OUTBOX_BYTES);
-        self.connections.insert(wire, Connection { session, waker, out, sent: 0, waiting: VecDeque::new() });
+        self.connections.insert(wire, Connection { session, waker, out, waiting: VecDeque::new() });
     }
 
     /// A command to the coordinator, from somebody who is on the machine.
@@ -483,16 +469,15 @@ fn serve(connection: &mut Connection, coordinator: &Coordinator, wire: u64, said
         }
     }
     let bytes = Bytes::from(connection.out.to_vec());
-    while connection.sent < bytes.len() {
-        let rest = &bytes[connection.sent..];
-        let header = FrameHeader::parse(rest, OUTBOX_BYTES * 2).expect("a node sends whole frames");
-        let (from, to) =
-            (connection.sent + kera_protocol::FRAME_HEADER_BYTES, connection.sent + header.frame_bytes as usize);
-        said.push(Said::Frame(wire, header, bytes.slice(from..to)));
-        connection.sent = to;
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let header = FrameHeader::parse(&bytes[sent..], OUTBOX_BYTES * 2).expect("a node sends whole frames");
+        let end = sent + header.frame_bytes as usize;
+        said.push(Said::Frame(wire, header, bytes.slice(sent + kera_protocol::FRAME_HEADER_BYTES..end)));
+        sent = end;
     }
     // Everything has left: the socket of a simulated node takes all.
-    (connection.out, connection.sent) = (Outbox::new(OUTBOX_BYTES), 0);
+    connection.out = Outbox::new(OUTBOX_BYTES);
     if is_closed {
         said.push(Said::Closed(wire));
     }
