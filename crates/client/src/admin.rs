@@ -2,10 +2,10 @@
 
 use kera_format::{GroupId, LaneId, StreamId, StreamOptions, StreamletId};
 use kera_protocol::{
-    AlterStream, ApplicationDescription, ApplicationSummary, AvailableGroups, AvailableSegments, CommittedOffsets,
-    CreateStream, DeleteApplication, DeleteStream, DescribeApplication, FetchOffsets, GetStream, GroupInfo, LaneStats,
-    ListApplications, ListStreams, Lookup, LookupResult, NodeStatus, NodeStatusResponse, ResetOffsets, SegmentInfo,
-    Start, StreamChanges, StreamInfo, StreamRef, StreamStats,
+    AlterStream, ApplicationDescription, ApplicationSummary, AvailableGroups, AvailableSegments, ClusterDescription,
+    CommittedOffsets, CreateStream, DeleteApplication, DeleteStream, DescribeApplication, DescribeCluster,
+    FetchOffsets, GetStream, GroupInfo, LaneStats, ListApplications, ListStreams, Lookup, LookupResult, NodeStatus,
+    NodeStatusResponse, ResetOffsets, SegmentInfo, Start, StreamChanges, StreamInfo, StreamRef, StreamStats,
 };
 
 use crate::{Client, ClientError};
@@ -153,6 +153,11 @@ impl Admin {
     /// Forgets an application and what it has read; it must have no members.
     pub async fn delete_application(&self, stream: StreamId, name: &str) -> Result<(), ClientError> {
         self.client.call(&DeleteApplication { application: name.into(), stream }).await.map(drop)
+    }
+
+    /// How the cluster is, as the node knows it; one that is alone answers without nodes.
+    pub async fn describe_cluster(&self) -> Result<ClusterDescription, ClientError> {
+        self.client.call(&DescribeCluster).await
     }
 
     /// How the node is.

@@ -4,6 +4,7 @@
 //! own none.
 
 pub mod api;
+mod cluster;
 pub mod config;
 #[cfg(test)]
 mod docs;

@@ -20,7 +20,10 @@ pub fn are_json() -> bool {
 /// # Errors
 /// The level is none.
 pub fn start(config: &Config) -> Result<(), Mistakes> {
-    let filter = EnvFilter::try_new(&config.logs.level).map_err(|error| {
+    // What Raft says to itself is for those who ask for it by name.
+    let level = &config.logs.level;
+    let level = if level.contains("openraft") { level.clone() } else { format!("{level},openraft=off") };
+    let filter = EnvFilter::try_new(level).map_err(|error| {
         let message = format!("`{}` is no level: {error}; it is error, warn, info, debug or trace", config.logs.level);
         Mistakes(vec![Mistake { place: String::new(), setting: "logs.level".into(), message }])
     })?;

@@ -12,9 +12,13 @@ use std::thread::JoinHandle;
 use kera_broker::{Broker, BrokerSession};
 use kera_coordinator::Coordinator;
 use kera_protocol::frame::FRAME_HEADER_BYTES;
-use kera_protocol::{ErrorBody, FrameHeader, NodeStatusResponse, Op, Status, encode_error, encode_response};
+use kera_protocol::{
+    ClusterDescription, ErrorBody, FrameHeader, NodeStatusResponse, Op, Status, encode_error, encode_response,
+};
 use kera_rpc::{Flow, Outbox, Peer, Session, SessionFactory, SessionWaker};
 use parking_lot::Mutex;
+
+use crate::cluster::Cluster;
 
 /// Commands of one connection that may be unanswered before it is read no further.
 const COMMANDS_PENDING_MAX: usize = 32;
@@ -80,6 +84,8 @@ pub struct NodeSessions {
     pub broker: Arc<Broker>,
     /// Who keeps the catalog.
     pub coordinator: Arc<Coordinator>,
+    /// The node's part of its cluster, if it has one.
+    pub(crate) cluster: Option<Arc<Cluster>>,
     /// The thread for commands.
     pub commands: Arc<Commands>,
 }
@@ -89,6 +95,7 @@ impl SessionFactory for NodeSessions {
         Box::new(NodeSession {
             broker: self.broker.session(peer.address, waker.clone()),
             coordinator: self.coordinator.clone(),
+            cluster: self.cluster.clone(),
             commands: self.commands.clone(),
             replies: Arc::new(Replies { frames: Mutex::new(Vec::new()), waker }),
             pending: 0,
@@ -99,6 +106,7 @@ impl SessionFactory for NodeSessions {
 struct NodeSession {
     broker: BrokerSession,
     coordinator: Arc<Coordinator>,
+    cluster: Option<Arc<Cluster>>,
     commands: Arc<Commands>,
     replies: Arc<Replies>,
     /// Commands whose answers are not in the outbox yet.
@@ -160,6 +168,19 @@ impl Session for NodeSession {
         match Op::from_u16(header.op) {
             Some(op) if BrokerSession::serves(op) => self.broker.handle(op, header, body, out),
             Some(op) if Coordinator::serves(op) || op == Op::NodeStatus => self.command(op, header, body, out),
+            Some(Op::DescribeCluster) => {
+                let alone = || ClusterDescription {
+                    cluster: [0; 16],
+                    leader: 0,
+                    term: 0,
+                    applied: 0,
+                    nodes: Vec::new(),
+                    logs: 0,
+                    waiting_streamlets: 0,
+                };
+                out.respond(header, &self.cluster.as_ref().map_or_else(alone, |cluster| cluster.describe()));
+                Flow::Done
+            }
             // The server answers Hello itself and refuses operations that nobody knows.
             _ => {
                 let error = ErrorBody::new("the operation is not served by this node");

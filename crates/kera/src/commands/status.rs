@@ -1,6 +1,6 @@
-//! `kera status`: how the node is.
+//! `kera status`: how the node is, and its cluster as it knows it.
 
-use kera_protocol::NodeStatusResponse;
+use kera_protocol::{ClusterDescription, MemberNode, NodeStatusResponse};
 use kera_server::api::NodeJson;
 use kera_server::identity::uuid_text;
 use kera_server::units::{human_bytes, human_count, human_duration};
@@ -8,15 +8,116 @@ use kera_server::units::{human_bytes, human_count, human_duration};
 use crate::cli::Globals;
 use crate::connect::connect;
 use crate::error::CliError;
-use crate::output::{facts, print, print_json};
+use crate::output::{Table, facts, print, print_json};
+use serde::Serialize;
 
 /// Runs the command.
 ///
 /// # Errors
 /// The node cannot be reached.
 pub async fn run(globals: &Globals) -> Result<(), CliError> {
-    let status = connect(globals).await?.admin().node_status().await?;
-    if globals.json { print_json(&NodeJson::from(&status)) } else { print(&status_text(&status, &globals.connect)) }
+    let client = connect(globals).await?;
+    let status = client.admin().node_status().await?;
+    let cluster = client.admin().describe_cluster().await?;
+    let cluster = Some(cluster).filter(|cluster| !cluster.nodes.is_empty());
+    if globals.json {
+        let cluster = cluster.as_ref().map(ClusterJson::from);
+        return print_json(&StatusJson { node: NodeJson::from(&status), cluster });
+    }
+    let text = status_text(&status, &globals.connect);
+    print(&cluster.map_or(text.clone(), |cluster| text + "\n" + &cluster_text(&cluster)))
+}
+
+#[derive(Serialize)]
+struct StatusJson {
+    #[serde(flatten)]
+    node: NodeJson,
+    /// Nothing if the node is alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cluster: Option<ClusterJson>,
+}
+
+#[derive(Serialize)]
+struct ClusterJson {
+    cluster: String,
+    leader: u32,
+    term: u64,
+    applied: u64,
+    logs: u64,
+    waiting_streamlets: u64,
+    nodes: Vec<MemberJson>,
+}
+
+#[derive(Serialize)]
+struct MemberJson {
+    node: u32,
+    uuid: String,
+    epoch: u32,
+    state: &'static str,
+    roles: Vec<&'static str>,
+    votes: bool,
+    rack: String,
+    cluster_address: String,
+    address: String,
+    streamlets: u64,
+}
+
+impl From<&ClusterDescription> for ClusterJson {
+    fn from(of: &ClusterDescription) -> ClusterJson {
+        let member = |node: &MemberNode| MemberJson {
+            node: node.node,
+            uuid: uuid_text(&node.uuid),
+            epoch: node.epoch,
+            state: state(node),
+            roles: node.roles.iter().map(|role| role.name()).collect(),
+            votes: node.votes,
+            rack: node.rack.clone(),
+            cluster_address: node.cluster_address.clone(),
+            address: node.native_address.clone(),
+            streamlets: node.streamlets,
+        };
+        ClusterJson {
+            cluster: uuid_text(&of.cluster),
+            leader: of.leader,
+            term: of.term,
+            applied: of.applied,
+            logs: of.logs,
+            waiting_streamlets: of.waiting_streamlets,
+            nodes: of.nodes.iter().map(member).collect(),
+        }
+    }
+}
+
+fn state(node: &MemberNode) -> &'static str {
+    if node.fenced { "lost" } else { "live" }
+}
+
+fn cluster_text(cluster: &ClusterDescription) -> String {
+    let leader = match cluster.leader {
+        0 => "none is known".to_owned(),
+        node => format!("node {node}, term {}", cluster.term),
+    };
+    let mut text = facts(&[("cluster", uuid_text(&cluster.cluster)), ("leader", leader)]);
+    let mut table = Table::new(&["NODE", "STATE", "EPOCH", "ROLES", "VOTES", "RACK", "ADDRESS", "STREAMLETS"]);
+    for node in &cluster.nodes {
+        let roles: Vec<&str> = node.roles.iter().map(|role| role.name()).collect();
+        table.row([
+            node.node.to_string(),
+            state(node).to_owned(),
+            node.epoch.to_string(),
+            roles.join(","),
+            if node.votes { "yes" } else { "no" }.to_owned(),
+            node.rack.clone(),
+            node.native_address.clone(),
+            node.streamlets.to_string(),
+        ]);
+    }
+    text.push_str(&table.text());
+    if cluster.waiting_streamlets > 0 {
+        let waiting = cluster.waiting_streamlets;
+        text.push_str(&format!("PROBLEM  {waiting} streamlets wait for a node that is lost\n"));
+    }
+    text
 }
 
 fn status_text(s: &NodeStatusResponse, address: &str) -> String {

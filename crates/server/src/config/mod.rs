@@ -145,6 +145,23 @@ settings! {
         idle_timeout: Option<u64> = Kind::Duration(range_or("none", SECOND_MS, 30 * DAY_MS)), "none", "idle-timeout";
     }
 
+    /// The cluster, if the node is part of one: it is, if it has a number.
+    cluster: ClusterSettings {
+        /// The node's number in its cluster, which it keeps for ever; `none`: the node is alone. The first node of a cluster
+        /// is one that is given a number and nobody to join; it brings its streams along.
+        node: Option<u64> = Kind::Count(range_or("none", 1, 1_000_000)), "none", "node";
+        /// Where other nodes reach this one; the address is told to them as it is written here. Not for clients: whoever
+        /// reaches it may command the cluster.
+        listen: String = Kind::Address, "127.0.0.1:7072", "cluster-listen";
+        /// The cluster's address of any node of the cluster to join. Not looked at once the node knows its cluster.
+        join: Option<String> = Kind::OptionalAddress, "none", "join";
+        /// What the node does, separated by commas: `coordinator` keeps the catalog and votes if it is one of the first one,
+        /// three or five; `broker` serves streams; `backup` keeps copies.
+        roles: String = Kind::Text, "coordinator,broker,backup", "roles";
+        /// The rack that the node stands in: copies are kept on different ones. `none`: not told.
+        rack: String = Kind::Text, "none", "rack";
+    }
+
     /// Health, metrics and the admin API.
     http: HttpSettings {
         /// Where the HTTP server listens; `none` turns it off.
@@ -269,6 +286,35 @@ impl Config {
         (SETTINGS[index].set)(self, value);
     }
 
+    /// What of the cluster's settings cannot be.
+    fn wrong_in_cluster(&self) -> Vec<(Vec<&'static str>, String)> {
+        let mut wrong = Vec::new();
+        let words: Vec<&str> = self.cluster.roles.split(',').map(str::trim).collect();
+        for word in words.iter().filter(|word| !["coordinator", "broker", "backup"].contains(word)) {
+            let message = format!("`{word}` is no role; roles are coordinator, broker and backup");
+            wrong.push((vec!["cluster.roles"], message));
+        }
+        if self.cluster.node.is_none() {
+            if self.cluster.join.is_some() {
+                let message = "a node that joins a cluster has a number; give it one with --node".to_owned();
+                wrong.push((vec!["cluster.join", "cluster.node"], message));
+            }
+            return wrong;
+        }
+        let addresses = [("network.listen", &self.network.listen), ("cluster.listen", &self.cluster.listen)];
+        for (name, _) in addresses.iter().filter(|(_, address)| address.ends_with(":0")) {
+            wrong.push((vec![name], "other nodes must know the port before it is taken; 0 is none".to_owned()));
+        }
+        if self.network.listen == self.cluster.listen {
+            let message = format!("both are {}; give one of them another port", self.network.listen);
+            wrong.push((vec!["network.listen", "cluster.listen"], message));
+        }
+        if self.cluster.rack.len() > 255 {
+            wrong.push((vec!["cluster.rack"], "the name of a rack has at most 255 bytes".to_owned()));
+        }
+        wrong
+    }
+
     /// Values that are allowed one by one and wrong together: the settings by name, and the sentence.
     fn contradictions(&self) -> Vec<(Vec<&'static str>, String)> {
         let mut wrong = Vec::new();
@@ -290,6 +336,7 @@ impl Config {
                 wrong.push((vec![name, "kafka.listen"], message));
             }
         }
+        wrong.extend(self.wrong_in_cluster());
         let mut seen = vec![&self.node.data];
         for disk in &self.node.disks {
             if seen.contains(&disk) {

@@ -27,6 +27,7 @@ use kera_rpc::RunningServer;
 use kera_vlog::VirtualLog;
 use parking_lot::Mutex;
 
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::fatal::Fatal;
 use crate::http::HttpServer;
@@ -35,8 +36,8 @@ use crate::readiness::Readiness;
 use crate::session::Commands;
 use compaction::Compaction;
 use maintenance::Maintenance;
-pub(crate) use start::arena_dir;
 pub use start::forget_arena;
+pub(crate) use start::{arena_dir, resolve};
 
 /// What the parts share, and what answers questions about the node.
 pub(crate) struct Parts {
@@ -47,6 +48,8 @@ pub(crate) struct Parts {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) readiness: Arc<Readiness>,
     pub(crate) coordinator: Arc<Coordinator>,
+    /// The node's part of its cluster, if it has one.
+    pub(crate) cluster: Option<Arc<Cluster>>,
     pub(crate) log: Arc<Log>,
     pub(crate) store: Arc<DiskStore>,
     pub(crate) virtual_logs: Vec<Arc<VirtualLog>>,

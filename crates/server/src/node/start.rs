@@ -41,6 +41,7 @@ use super::compaction::Compaction;
 use super::kafka::Kafka;
 use super::maintenance::Maintenance;
 use super::{Node, Parts, orphans};
+use crate::cluster::Cluster;
 use crate::config::Config;
 use crate::fatal::Fatal;
 use crate::http::{HttpNode, HttpServer, HttpState};
@@ -75,8 +76,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
 
     let disks = open_disks(config)?;
     readiness.enter(Phase::Starting("reading the catalog"));
-    let (identity, persisting) = begin(&disks[0])?;
-    let coordinator = open_catalog(config, &identity, &disks[0], &clock)?;
+    let (identity, persisting, cluster, coordinator) = open_coordinator(config, &disks[0], &clock, &readiness)?;
     let applications_stream = coordinator
         .system_stream(APPLICATIONS_STREAM, &applications_stream_options())
         .map_err(|error| Fatal::Data { message: format!("the catalog: {error}") })?
@@ -101,6 +101,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         clock: clock.clone(),
         readiness: readiness.clone(),
         coordinator: coordinator.clone(),
+        cluster: cluster.clone(),
         log,
         store,
         virtual_logs,
@@ -110,7 +111,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         server: Mutex::new(None),
         kafka: Mutex::new(None),
     });
-    coordinator.set_observer(Arc::new(Follow(broker.clone())));
+    follow(&coordinator, cluster.as_deref(), &broker);
     let status: StatusSource = {
         let parts = Arc::downgrade(&parts);
         Arc::new(move || parts.upgrade().map(|parts| parts.status()))
@@ -118,7 +119,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let commands =
         Commands::start(coordinator.clone(), status).map_err(|error| no_thread("the commands thread", error))?;
     let sessions: Arc<dyn SessionFactory> =
-        Arc::new(NodeSessions { broker, coordinator, commands: commands.0.clone() });
+        Arc::new(NodeSessions { broker, coordinator, cluster, commands: commands.0.clone() });
     // First, because it knows which records of transactions native readers may see.
     let kafka = Kafka::start(config, &parts)?;
     let compaction = Compaction::start(&parts).map_err(|error| no_thread("compaction", error))?;
@@ -190,6 +191,53 @@ fn open_disks(config: &Config) -> Result<Vec<Arc<dyn Disk>>, Fatal> {
         Ok(Arc::new(disk))
     };
     roots.map(open).collect()
+}
+
+type OpenCoordinator = (Identity, Persisting, Option<Arc<Cluster>>, Arc<Coordinator>);
+
+/// Who the node is, and who knows its streams: its own catalog, or the cluster that it has a number in, which gives the epoch too.
+fn open_coordinator(
+    config: &Config,
+    disk: &Arc<dyn Disk>,
+    clock: &Arc<dyn Clock>,
+    readiness: &Readiness,
+) -> Result<OpenCoordinator, Fatal> {
+    let (mut identity, mut persisting) = begin(disk)?;
+    if config.cluster.node.is_some() {
+        // The epoch that the cluster gives is written after this one.
+        std::mem::replace(&mut persisting, Persisting(None)).finish()?;
+    }
+    let cluster = join_cluster(config, &mut identity, disk, clock, readiness)?;
+    let coordinator = match &cluster {
+        Some(cluster) => cluster.coordinator(clock),
+        None => open_catalog(config, &identity, disk, clock)?,
+    };
+    Ok((identity, persisting, cluster, coordinator))
+}
+
+/// Becomes part of the cluster that the node has a number in; nothing of it otherwise. Before anything else: the cluster gives the
+/// epoch, and knows the streams.
+fn join_cluster(
+    config: &Config,
+    identity: &mut Identity,
+    disk: &Arc<dyn Disk>,
+    clock: &Arc<dyn Clock>,
+    readiness: &Readiness,
+) -> Result<Option<Arc<Cluster>>, Fatal> {
+    if config.cluster.node.is_none() {
+        // Its journal does not know what the cluster has done since, and what nobody knows is thrown away.
+        return match disk.list(kera_raft::file::DIR) {
+            Ok(files) if !files.is_empty() => {
+                let message = "this node is part of a cluster; start it with its number, --node".to_owned();
+                Err(Fatal::Data { message })
+            }
+            _ => Ok(None),
+        };
+    }
+    readiness.enter(Phase::Starting("waiting for the cluster"));
+    let alone = *identity;
+    let single = || Ok(open_catalog(config, &alone, disk, clock)?.catalog());
+    Cluster::start(config, identity, disk, clock, single).map(Some)
 }
 
 fn open_catalog(
@@ -504,9 +552,17 @@ fn listen(config: &Config, parts: &Parts, sessions: Arc<dyn SessionFactory>) -> 
     Server::start(server, sessions).map_err(|error| Fatal::listen("the node", address, error))
 }
 
-pub(super) fn resolve(address: &str) -> std::io::Result<SocketAddr> {
+pub(crate) fn resolve(address: &str) -> std::io::Result<SocketAddr> {
     let found = address.to_socket_addrs()?.next();
     found.ok_or_else(|| std::io::Error::new(std::io::ErrorKind::NotFound, "the host has no address"))
+}
+
+/// From here on the broker is told of streams, and in a cluster of owners.
+fn follow(coordinator: &Coordinator, cluster: Option<&Cluster>, broker: &Arc<Broker>) {
+    coordinator.set_observer(Arc::new(Follow(broker.clone())));
+    if let Some(cluster) = cluster {
+        cluster.feed(broker);
+    }
 }
 
 /// Tells the broker what happens in the catalog.

@@ -22,7 +22,10 @@ impl Parts {
             node_id: self.identity.node,
             node_epoch: self.identity.epoch,
             version: env!("CARGO_PKG_VERSION").into(),
-            roles: vec![Role::Coordinator, Role::Broker],
+            roles: match &self.cluster {
+                Some(_) => crate::cluster::roles(&self.config),
+                None => vec![Role::Coordinator, Role::Broker],
+            },
             started_ms: self.started_ms,
             uptime_ms: self.uptime_ms(),
             ready: self.readiness.not_ready().is_none(),

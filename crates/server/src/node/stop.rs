@@ -60,6 +60,9 @@ pub(super) fn stop(node: Node) {
     if thread.join().is_err() {
         tracing::error!("the commands thread ended with a panic");
     }
+    if let Some(cluster) = &parts.cluster {
+        cluster.stop();
+    }
     tracing::info!(took_ms = started.elapsed().as_millis() as u64, on_disk = flushed, "stopped");
     drop(lock);
 }

@@ -1,0 +1,127 @@
+//! Three nodes in three processes on this machine: they form a cluster, agree on streams, and survive the loss of their leader.
+
+mod common;
+
+use std::net::TcpListener;
+
+use common::{Node, Place, eventually};
+use serde_json::Value;
+
+/// Ports that were free a moment ago.
+fn free_ports(count: usize) -> Vec<u16> {
+    let listeners: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
+    listeners.iter().map(|listener| listener.local_addr().expect("its address").port()).collect()
+}
+
+struct Member {
+    place: Place,
+    flags: Vec<String>,
+}
+
+impl Member {
+    fn new(number: usize, native: u16, cluster: u16, join: Option<u16>, more: &[&str]) -> Member {
+        let place = Place::new();
+        let mut flags = place.flags();
+        let listen = flags.iter().position(|flag| flag == "--listen").expect("it is there") + 1;
+        flags[listen] = format!("127.0.0.1:{native}");
+        flags.extend(["--node".into(), number.to_string()]);
+        flags.extend(["--cluster-listen".into(), format!("127.0.0.1:{cluster}")]);
+        if let Some(join) = join {
+            flags.extend(["--join".into(), format!("127.0.0.1:{join}")]);
+        }
+        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
+        Member { place, flags }
+    }
+
+    fn start(&self) -> Node {
+        let mut node = Node::start_flags(&self.flags);
+        for words in ["is silent", "joins again", "cannot join yet", "cannot join again", "waits for the"] {
+            node.expect_warning(words);
+        }
+        node
+    }
+}
+
+fn cluster(node: &Node) -> Value {
+    node.json("status")["cluster"].clone()
+}
+
+fn voters(node: &Node) -> usize {
+    let nodes = cluster(node)["nodes"].as_array().cloned().unwrap_or_default();
+    nodes.iter().filter(|node| node["votes"] == true).count()
+}
+
+#[test]
+fn three_nodes_agree_on_streams_and_another_leads_when_the_leader_is_killed() {
+    let ports = free_ports(6);
+    let racks = ["a", "b", "c"];
+    let members: Vec<Member> = (0..3)
+        .map(|at| Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), &["--rack", racks[at]]))
+        .collect();
+    let mut nodes: Vec<Option<Node>> = members.iter().map(|member| Some(member.start())).collect();
+    let at = |nodes: &[Option<Node>], at: usize| -> Value { cluster(nodes[at].as_ref().expect("it runs")) };
+    eventually("three coordinators that vote", || nodes.iter().flatten().all(|node| voters(node) == 3));
+
+    for (number, node) in nodes.iter().flatten().enumerate() {
+        node.ok(&format!("stream create made-{number} --streamlets 3"));
+    }
+    eventually("all streams on all nodes", || {
+        nodes.iter().flatten().all(|node| (0..3).all(|of| node.ok("stream list").contains(&format!("made-{of}"))))
+    });
+    let status = at(&nodes, 0);
+    assert_eq!(status["nodes"].as_array().map(Vec::len), Some(3));
+    assert!(status["nodes"].as_array().unwrap().iter().all(|node| node["streamlets"] == 3), "{status}");
+    assert_eq!(status["nodes"][1]["rack"], "b");
+
+    let leader = status["leader"].as_u64().expect("a leader") as usize - 1;
+    nodes[leader].take().expect("it runs").kill();
+    let other = (leader + 1) % 3;
+    eventually("another leader that has seen the loss", || {
+        let status = at(&nodes, other);
+        let leads = status["leader"].as_u64().unwrap_or(0) as usize;
+        leads != 0 && leads != leader + 1 && status["nodes"][leader]["state"] == "lost"
+    });
+    assert_eq!(at(&nodes, other)["waiting_streamlets"], 3);
+    nodes[other].as_ref().expect("it runs").ok("stream create after-the-loss");
+
+    let back = members[leader].start();
+    assert!(back.ok("stream list").contains("after-the-loss"));
+    let status = cluster(&back);
+    assert_eq!(status["nodes"][leader]["epoch"], 2);
+    assert_eq!(status["nodes"][leader]["state"], "live");
+    assert_eq!(status["waiting_streamlets"], 0);
+    drop(members[leader].place.data());
+}
+
+#[test]
+fn a_node_that_was_alone_brings_its_streams_along_and_one_that_differs_is_refused() {
+    let ports = free_ports(4);
+    let first = Member::new(1, ports[0], ports[2], None, &[]);
+    let alone = first.place.start();
+    alone.ok("stream create from-before");
+    assert_eq!(alone.json("status")["cluster"], Value::Null);
+    assert_eq!(alone.stop(), 0);
+    let node = first.start();
+    assert!(node.ok("stream list").contains("from-before"));
+    assert_eq!(cluster(&node)["nodes"][0]["streamlets"], 1);
+
+    let other = Member::new(2, ports[1], ports[3], Some(ports[2]), &["--streams-max", "7"]);
+    let output = common::run(&other.flags);
+    assert!(!output.status.success());
+    let said = common::stderr(&output);
+    assert!(said.contains("streams.streams_max is 100000 in the cluster and 7 on this node"), "{said}");
+    assert_eq!(cluster(&node)["nodes"].as_array().map(Vec::len), Some(1));
+
+    // One with streams of its own would lose them, and the first one without its number what the cluster has done since.
+    let busy = Place::new();
+    assert_eq!(busy.start().stop(), 0);
+    let refused = Member { flags: other.flags.clone(), place: busy };
+    let mut flags = refused.flags.clone();
+    let data = flags.iter().position(|flag| flag == "--data").expect("it is there") + 1;
+    flags[data] = refused.place.data().to_string_lossy().into_owned();
+    let said = common::stderr(&common::run(&flags));
+    assert!(said.contains("streams of its own"), "{said}");
+    assert_eq!(node.stop(), 0);
+    let said = common::stderr(&common::run(first.place.flags()));
+    assert!(said.contains("part of a cluster"), "{said}");
+}

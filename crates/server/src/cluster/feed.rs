@@ -1,0 +1,141 @@
+//! What the broker is told of nodes and owners: which streamlets are this node's, in which owner epoch, and who has the others.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use kera_broker::Broker;
+use kera_coordinator::StreamEvent;
+use kera_coordinator::catalog::SYSTEM_PREFIX;
+use kera_coordinator::cluster::{ClusterState, StreamOwners};
+use kera_format::cluster::{ClusterEntry, NodeNumber, Roles};
+use kera_format::{StreamId, StreamletId};
+use kera_protocol::placement::OlderGroups;
+use kera_protocol::{NodeInfo, Owner, Role};
+use kera_raft::{Change, Group, Observer};
+use parking_lot::Mutex;
+
+/// Feeds one broker. Called by the thread that follows the log, and once at the start.
+pub(super) struct Feed {
+    node: NodeNumber,
+    broker: Arc<Broker>,
+    group: Weak<Group>,
+    /// Owner epochs in which streamlets were opened here.
+    opened: Mutex<HashMap<(StreamId, u32), u32>>,
+}
+
+/// A stream as the broker is told of it.
+struct Placed {
+    stream: StreamId,
+    owners: Vec<Owner>,
+    /// Streamlets that this incarnation of this node owns.
+    mine: Vec<u32>,
+}
+
+impl Feed {
+    pub(super) fn new(node: NodeNumber, broker: Arc<Broker>, group: Weak<Group>) -> Feed {
+        Feed { node, broker, group, opened: Mutex::default() }
+    }
+
+    /// Tells all that is known.
+    pub(super) fn begin(&self) {
+        let Some(group) = self.group.upgrade() else { return };
+        self.broker.join_cluster(group.read(ClusterState::cluster), self.node);
+        self.everything(&group);
+    }
+
+    fn everything(&self, group: &Group) {
+        self.nodes(group);
+        let streams: Vec<StreamId> = group.read(|state| state.catalog.streams().map(|info| info.id).collect());
+        streams.into_iter().for_each(|stream| self.place(group, stream));
+    }
+
+    fn nodes(&self, group: &Group) {
+        let nodes = group.read(|state| state.nodes().iter().map(|(number, node)| node_info(*number, node)).collect());
+        self.broker.set_nodes(group.applied(), nodes);
+    }
+
+    fn place(&self, group: &Group, stream: StreamId) {
+        let mut opened = self.opened.lock();
+        let (version, placed) = (group.applied(), group.read(|state| placed(state, self.node, stream)));
+        let Some(placed) = placed else { return };
+        if let Err(failure) = self.broker.place_stream(version, stream, placed.owners.clone()) {
+            tracing::error!(%stream, error = %failure, "the broker does not follow the cluster; restart the node");
+            return;
+        }
+        for streamlet in placed.mine {
+            let epoch = placed.owners[streamlet as usize].epoch;
+            if opened.get(&(placed.stream, streamlet)) == Some(&epoch) {
+                continue;
+            }
+            match self.broker.open_streamlet(stream, StreamletId(streamlet), epoch, None) {
+                Ok(()) => drop(opened.insert((stream, streamlet), epoch)),
+                Err(failure) => {
+                    tracing::error!(%stream, streamlet, error = %failure, "a streamlet cannot be opened; restart the node");
+                }
+            }
+        }
+    }
+}
+
+impl Observer for Feed {
+    fn changed(&self, index: u64, change: &Change) {
+        let Some(group) = self.group.upgrade() else { return };
+        match change {
+            Change::Replaced => self.everything(&group),
+            Change::Stream(StreamEvent::Deleted(info)) => {
+                self.opened.lock().retain(|(stream, _), _| *stream != info.id);
+                self.broker.displace_stream(index, info.id);
+            }
+            Change::Stream(StreamEvent::Altered { after: info, .. } | StreamEvent::Created(info)) => {
+                self.place(&group, info.id);
+            }
+            Change::Cluster(ClusterEntry::OwnerChanged { stream, .. } | ClusterEntry::GroupsHeld { stream, .. }) => {
+                self.place(&group, *stream);
+            }
+            Change::Cluster(ClusterEntry::OwnerReturned { .. }) => self.everything(&group),
+            Change::Cluster(
+                ClusterEntry::NodeJoined { .. } | ClusterEntry::NodeFenced { .. } | ClusterEntry::NodeRemoved { .. },
+            ) => self.nodes(&group),
+            Change::Cluster(_) => {}
+        }
+    }
+}
+
+fn node_info(number: NodeNumber, node: &kera_coordinator::cluster::NodeState) -> NodeInfo {
+    let all = [(Roles::COORDINATOR, Role::Coordinator), (Roles::BROKER, Role::Broker), (Roles::BACKUP, Role::Backup)];
+    NodeInfo {
+        node: number,
+        node_epoch: node.epoch,
+        address: node.doors.native.clone(),
+        kafka_address: node.doors.kafka.clone(),
+        http_address: node.doors.http.clone(),
+        rack: node.rack.clone(),
+        roles: all.into_iter().filter(|(bit, _)| node.roles.has(*bit)).map(|(_, role)| role).collect(),
+    }
+}
+
+/// A stream's owners, one for each streamlet; nothing for streams of the system, which each node has for itself.
+fn placed(state: &ClusterState, node: NodeNumber, stream: StreamId) -> Option<Placed> {
+    let info = state.catalog.find(&stream.into()).ok().filter(|info| !info.name.starts_with(SYSTEM_PREFIX))?;
+    let nobody = StreamOwners::default();
+    let known = state.owners(stream).unwrap_or(&nobody);
+    let mut owners = vec![Owner::default(); info.options.streamlets as usize];
+    let mut mine = Vec::new();
+    for run in known.runs() {
+        for streamlet in run.first..run.end().min(info.options.streamlets) {
+            let owner = Owner { node: run.owner.node, epoch: run.owner.owner_epoch, older: Vec::new() };
+            owners[streamlet as usize] = owner;
+            if run.owner.node == node && state.is_live(node, run.owner.epoch) {
+                mine.push(streamlet);
+            }
+        }
+    }
+    for held in known.held() {
+        for streamlet in held.first..(held.first + held.count).min(info.options.streamlets) {
+            let older = OlderGroups { first_epoch: held.owner_epoch, node: held.node };
+            owners[streamlet as usize].older.push(older);
+        }
+    }
+    owners.iter_mut().for_each(|owner| owner.older.sort_unstable_by_key(|older| older.first_epoch));
+    Some(Placed { stream, owners, mine })
+}

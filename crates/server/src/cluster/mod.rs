@@ -1,0 +1,387 @@
+//! A node's part of a cluster: the coordinators' log with a runtime and an address of its own, joining, signs of life, and what the
+//! broker is told of owners. A node without a number (`cluster.node`) has none of it.
+//!
+//! One thread runs the log's runtime and another the connections of other nodes, so that neither waits for clients.
+
+mod backups;
+mod feed;
+mod follow;
+mod sessions;
+mod transport;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kera_broker::Broker;
+use kera_coordinator::catalog::Catalog;
+use kera_coordinator::cluster::Join;
+use kera_coordinator::{ClusterLog, Coordinator, CoordinatorError, StreamObserver};
+use kera_env::{Clock, Disk, Random, SystemRandom};
+use kera_format::cluster::{Doors, Roles};
+use kera_protocol::{
+    Body, ClusterDescription, HelloResponse, JoinCluster, JoinedCluster, Op, Role, SharedSetting, Status, StreamInfo,
+};
+use kera_raft::{Group, GroupConfig, Timing, Transport};
+use kera_rpc::{RunningServer, Server, ServerConfig};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use crate::config::{Config, SETTINGS};
+use crate::fatal::Fatal;
+use crate::identity::Identity;
+use backups::NoBackups;
+use feed::Feed;
+use sessions::ClusterSessions;
+use transport::RpcTransport;
+
+/// Time between two tries to join.
+const RETRY: Duration = Duration::from_millis(200);
+/// Entries of the log after which the next snapshot is made.
+const SNAPSHOT_ENTRIES: u64 = 5000;
+/// Copies across nodes are not written yet: streams have the one of their owner.
+const COPIES_MAX: u32 = 1;
+/// Settings that all nodes of a cluster share.
+const SHARED: [&str; 2] = ["streams.streams_max", "network.frame_bytes_max"];
+
+/// See the module.
+pub(crate) struct Cluster {
+    node: u32,
+    group: Arc<Group>,
+    runtime: Handle,
+    epoch: Arc<AtomicU32>,
+    stop: watch::Sender<bool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    server: Mutex<Option<RunningServer>>,
+}
+
+/// What joining needs to know.
+struct Joining<'a> {
+    config: &'a Config,
+    identity: &'a Identity,
+    transport: Arc<dyn Transport>,
+}
+
+impl Cluster {
+    /// Starts the node's part and returns when the cluster has given it an epoch, which is in `identity` then. Blocks for as long
+    /// as there is no majority of coordinators. `single` reads the catalog of a node that was alone so far.
+    pub(crate) fn start(
+        config: &Config,
+        identity: &mut Identity,
+        disk: &Arc<dyn Disk>,
+        clock: &Arc<dyn Clock>,
+        single: impl FnOnce() -> Result<Catalog, Fatal>,
+    ) -> Result<Arc<Cluster>, Fatal> {
+        let Some(node) = config.cluster.node else {
+            return Err(Fatal::Data { message: "a node of a cluster has a number".into() });
+        };
+        let (runtime, thread, stop) = start_runtime()?;
+        let transport: Arc<dyn Transport> = Arc::new(RpcTransport::new(runtime.clone()));
+        let settings = GroupConfig {
+            node: node as u32,
+            uuid: identity.node,
+            address: config.cluster.listen.clone(),
+            streams_max: config.streams.streams_max as usize,
+            copies_max: COPIES_MAX,
+            snapshot_entries: SNAPSHOT_ENTRIES,
+            timing: Timing::default(),
+        };
+        let started = Group::start(settings, disk.clone(), transport.clone(), clock.clone());
+        let group = wait(&runtime, started).map_err(|error| Fatal::Data { message: error.to_string() })?;
+        let server = listen(config, identity, &group, &runtime, clock)?;
+        runtime.spawn(group.clone().drive(Arc::new(NoBackups), stop.subscribe()));
+        let cluster = Arc::new(Cluster {
+            node: node as u32,
+            group,
+            runtime,
+            epoch: Arc::new(AtomicU32::new(0)),
+            stop,
+            thread: Mutex::new(Some(thread)),
+            server: Mutex::new(Some(server)),
+        });
+        let joining = Joining { config, identity, transport };
+        let epoch = cluster.join(&joining, single)?;
+        cluster.epoch.store(epoch, Ordering::Relaxed);
+        if identity.epoch != epoch {
+            identity.epoch = epoch;
+            identity.persist(&**disk)?;
+        }
+        cluster.beat(config, *identity);
+        Ok(cluster)
+    }
+
+    /// The node's coordinator.
+    pub(crate) fn coordinator(self: &Arc<Self>, clock: &Arc<dyn Clock>) -> Arc<Coordinator> {
+        Arc::new(Coordinator::of_cluster(self.clone(), clock.clone()))
+    }
+
+    /// Tells the broker who owns what, now and whenever it changes. To be called when its log is whole.
+    pub(crate) fn feed(&self, broker: &Arc<Broker>) {
+        let feed = Arc::new(Feed::new(self.node, broker.clone(), Arc::downgrade(&self.group)));
+        feed.begin();
+        self.group.observe(feed);
+    }
+
+    /// How the cluster is, as this node knows it.
+    pub(crate) fn describe(&self) -> ClusterDescription {
+        self.group.describe()
+    }
+
+    /// Stops taking part; the others find out by themselves. Blocks.
+    pub(crate) fn stop(&self) {
+        if let Some(server) = self.server.lock().take() {
+            server.stop(Duration::from_secs(1));
+        }
+        let group = self.group.clone();
+        wait(&self.runtime, async move { group.stop().await });
+        self.stop.send_replace(true);
+        if let Some(thread) = self.thread.lock().take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of the coordinators' log ended with a panic");
+        }
+    }
+
+    /// Founds a cluster, joins one, or comes back to one: the epoch.
+    fn join(&self, joining: &Joining<'_>, single: impl FnOnce() -> Result<Catalog, Fatal>) -> Result<u32, Fatal> {
+        let (seed, group) = (joining.config.cluster.join.clone(), self.group.clone());
+        let is_member = wait(&self.runtime, async move { group.is_member().await });
+        if seed.is_none() && self.group.read(|state| state.cluster()) == [0; 16] {
+            let mut cluster = [0; 16];
+            SystemRandom.fill(&mut cluster);
+            let (group, catalog, first) = (self.group.clone(), single()?, first_join(joining));
+            let founding = async move { found_until(&group, &catalog, cluster, &first).await };
+            let epoch = wait(&self.runtime, founding).map_err(|error| Fatal::Data { message: error.to_string() })?;
+            // Otherwise the cluster was founded at an earlier start, whose epoch is over.
+            if epoch == Some(joining.identity.epoch) {
+                return Ok(joining.identity.epoch);
+            }
+        } else if seed.is_some() && !is_member {
+            let has = single()?.stream_count();
+            if has > 0 {
+                let message = format!(
+                    "this node has {has} streams of its own, and only the first node of a cluster brings its streams along; \
+                     join with an empty data directory"
+                );
+                return Err(Fatal::Data { message });
+            }
+        }
+        let message = join_message(joining.config, joining.identity);
+        let (group, transport) = (self.group.clone(), joining.transport.clone());
+        let joined = wait(&self.runtime, async move { join_until(&group, &*transport, seed, &message).await });
+        joined.map(|joined| joined.epoch).map_err(|message| Fatal::Data { message })
+    }
+
+    /// Sends signs of life; one that was fenced meanwhile joins again.
+    fn beat(&self, config: &Config, identity: Identity) {
+        let (group, epoch, mut stopped) = (self.group.clone(), self.epoch.clone(), self.stop.subscribe());
+        let message = JoinCluster { has_all: true, ..join_message(config, &identity) };
+        self.runtime.spawn(async move {
+            let pause = Duration::from_millis(Timing::default().heartbeat_ms);
+            loop {
+                tokio::select! {
+                    _ = stopped.wait_for(|stop| *stop) => return,
+                    () = tokio::time::sleep(pause) => {}
+                }
+                let has = epoch.load(Ordering::Relaxed);
+                let is_lost = group.beat(has).await.is_ok_and(|heard| !heard.live);
+                if !is_lost || group.read(|state| state.is_live(message.node, has)) {
+                    continue;
+                }
+                tracing::warn!(epoch = has, "the cluster took this node for lost; it joins again");
+                match group.ask(&JoinCluster { epoch_min: has.saturating_add(1), ..message.clone() }).await {
+                    Ok(joined) => epoch.store(joined.epoch, Ordering::Relaxed),
+                    Err(error) => tracing::warn!(%error, "the node cannot join again yet"),
+                }
+            }
+        });
+    }
+}
+
+/// Founds a cluster unless the node is told of one that was founded before; the node's epoch in it, if it has one. Goes on for as long
+/// as there is no leader: a node that has lost its power while it founded a cluster, or has been in one for long.
+async fn found_until(
+    group: &Group,
+    catalog: &Catalog,
+    cluster: [u8; 16],
+    first: &Join,
+) -> Result<Option<u32>, CoordinatorError> {
+    while group.read(|state| state.cluster()) == [0; 16] {
+        match group.found(catalog, cluster, first).await {
+            Ok(()) => break,
+            Err(CoordinatorError::NoLeader(reason)) => {
+                tracing::info!(reason, "the node waits for the coordinators");
+                tokio::time::sleep(RETRY).await;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(group.read(|state| state.node(first.node).map(|node| node.epoch)))
+}
+
+/// Tries until it is in, or is refused. The answer is that of the leader, and this node knows all that led to it.
+async fn join_until(
+    group: &Group,
+    transport: &dyn Transport,
+    seed: Option<String>,
+    message: &JoinCluster,
+) -> Result<JoinedCluster, String> {
+    let (mut tries, mut body) = (0u64, Vec::new());
+    message.encode(Op::JoinCluster.version_max(), &mut body);
+    loop {
+        let answer = match &seed {
+            // A node that was told of nobody yet has only the address.
+            Some(seed) if group.leader().is_none() => transport.call(0, seed, Op::JoinCluster, body.clone()).await,
+            _ => match group.request(Op::JoinCluster, Op::JoinCluster.version_max(), &body, false).await {
+                Ok(answer) => Ok(answer),
+                Err(error) if error.status() != Status::NotReady => return Err(error.to_string()),
+                Err(error) => Err(error.to_string()),
+            },
+        };
+        match answer {
+            Ok(answer) => {
+                let joined =
+                    JoinedCluster::decode(Op::JoinCluster.version_max(), &answer).map_err(|e| e.to_string())?;
+                while group.wait_followed(joined.index).await.is_err() {
+                    tracing::info!("the node waits for the coordinators' log");
+                }
+                return Ok(joined);
+            }
+            Err(reason) if reason.starts_with(transport::REFUSED) => {
+                return Err(reason[transport::REFUSED.len()..].to_owned());
+            }
+            Err(reason) => {
+                if tries.is_multiple_of(25) {
+                    tracing::warn!(reason, "the node cannot join yet; it goes on trying");
+                }
+                tries += 1;
+                tokio::time::sleep(RETRY).await;
+            }
+        }
+    }
+}
+
+impl ClusterLog for Cluster {
+    fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
+        let (group, body) = (self.group.clone(), body.to_vec());
+        wait(&self.runtime, async move { group.request(op, version, &body, system).await })
+    }
+
+    fn read(&self, read: &mut dyn FnMut(&Catalog)) {
+        self.group.read(|state| read(&state.catalog));
+    }
+
+    fn observe(&self, observer: Arc<dyn StreamObserver>, known: Vec<StreamInfo>) {
+        follow::observe(&self.group, observer, known);
+    }
+}
+
+/// Waits on an ordinary thread for what runs on the log's runtime.
+fn wait<T: Send + 'static>(runtime: &Handle, future: impl Future<Output = T> + Send + 'static) -> T {
+    let (sender, done) = sync_channel(1);
+    runtime.spawn(async move {
+        let _ = sender.send(future.await);
+    });
+    done.recv().expect("the runtime ends after everybody who uses it")
+}
+
+type Runtime = (Handle, JoinHandle<()>, watch::Sender<bool>);
+
+fn start_runtime() -> Result<Runtime, Fatal> {
+    let cannot = |error| Fatal::Resources { what: "the coordinators' log", error };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
+    let handle = runtime.handle().clone();
+    let (stop, mut stopped) = watch::channel(false);
+    let spawn = std::thread::Builder::new().name("kera-cluster".into());
+    let run = move || {
+        runtime.block_on(async move {
+            let _ = stopped.wait_for(|stop| *stop).await;
+        });
+    };
+    Ok((handle, spawn.spawn(run).map_err(cannot)?, stop))
+}
+
+fn listen(
+    config: &Config,
+    identity: &Identity,
+    group: &Arc<Group>,
+    runtime: &Handle,
+    clock: &Arc<dyn Clock>,
+) -> Result<RunningServer, Fatal> {
+    let address = &config.cluster.listen;
+    let failed = |error| Fatal::listen("other nodes", address, error);
+    let hello = HelloResponse {
+        server_name: "kera".into(),
+        server_version: env!("CARGO_PKG_VERSION").into(),
+        node_id: identity.node,
+        node_epoch: identity.epoch,
+        ops: HelloResponse::ops_spoken(),
+        frame_bytes_max: config.network.frame_bytes_max as u32,
+        chunk_bytes_max: 0,
+        in_flight_bytes_max: 0,
+        in_flight_requests_max: 0,
+        subscriptions_max: 0,
+        idle_timeout_ms: 0,
+    };
+    let server = ServerConfig {
+        io_threads: 1,
+        connections_max: config.network.connections_max as usize,
+        stall_timeout: Duration::from_millis(config.network.stall_timeout),
+        ..ServerConfig::new(crate::node::resolve(address).map_err(failed)?, hello, clock.clone())
+    };
+    let sessions = ClusterSessions { group: group.clone(), runtime: runtime.clone() };
+    Server::start(server, Arc::new(sessions)).map_err(failed)
+}
+
+/// The roles that the configuration names; which words are allowed was checked with it.
+pub(crate) fn roles(config: &Config) -> Vec<Role> {
+    let all = [Role::Coordinator, Role::Broker, Role::Backup];
+    let is_named = |role: &Role| config.cluster.roles.split(',').any(|word| word.trim() == role.name());
+    all.into_iter().filter(is_named).collect()
+}
+
+fn join_message(config: &Config, identity: &Identity) -> JoinCluster {
+    let shared = SETTINGS.iter().filter(|setting| SHARED.contains(&setting.name().as_str()));
+    JoinCluster {
+        node: config.cluster.node.unwrap_or(0) as u32,
+        uuid: identity.node,
+        roles: roles(config),
+        rack: Some(&config.cluster.rack).filter(|rack| *rack != "none").cloned().unwrap_or_default(),
+        cluster_address: config.cluster.listen.clone(),
+        native_address: config.network.listen.clone(),
+        kafka_address: config.kafka.advertised.clone().or(config.kafka.listen.clone()).unwrap_or_default(),
+        http_address: config.http.listen.clone().unwrap_or_default(),
+        settings: shared.map(|one| SharedSetting { name: one.name(), value: one.shown(config) }).collect(),
+        epoch_min: identity.epoch,
+        // Only streams with one copy can be made, and what a node has of them is all there is.
+        has_all: true,
+    }
+}
+
+fn first_join(joining: &Joining<'_>) -> Join {
+    let message = join_message(joining.config, joining.identity);
+    let bit = |role: &Role| match role {
+        Role::Coordinator => Roles::COORDINATOR.0,
+        Role::Broker => Roles::BROKER.0,
+        Role::Backup => Roles::BACKUP.0,
+    };
+    Join {
+        node: message.node,
+        uuid: message.uuid,
+        roles: Roles(message.roles.iter().fold(0, |roles, role| roles | bit(role))),
+        rack: message.rack,
+        doors: Doors {
+            cluster: message.cluster_address,
+            native: message.native_address,
+            kafka: message.kafka_address,
+            http: message.http_address,
+        },
+        settings: message.settings.into_iter().map(|one| (one.name, one.value)).collect(),
+        epoch_min: message.epoch_min,
+        has_all: true,
+    }
+}

@@ -1,0 +1,87 @@
+//! Connections of other nodes. Frames are handed to the log's runtime, and answers come back through a wake.
+
+use std::sync::Arc;
+
+use kera_protocol::frame::{FRAME_HEADER_BYTES, begin_frame, finish_frame};
+use kera_protocol::{ErrorBody, FrameHeader, Op, Status, encode_error};
+use kera_raft::Group;
+use kera_rpc::{Flow, Outbox, Peer, Session, SessionFactory, SessionWaker};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+
+/// Requests of one connection that may be unanswered before it is read no further.
+const PENDING_MAX: usize = 1024;
+
+/// Makes the sessions.
+pub(super) struct ClusterSessions {
+    pub(super) group: Arc<Group>,
+    pub(super) runtime: Handle,
+}
+
+struct Replies {
+    frames: Mutex<Vec<Vec<u8>>>,
+    waker: SessionWaker,
+}
+
+impl SessionFactory for ClusterSessions {
+    fn open(&self, _peer: Peer, waker: SessionWaker) -> Box<dyn Session> {
+        let replies = Arc::new(Replies { frames: Mutex::default(), waker });
+        Box::new(ClusterSession { group: self.group.clone(), runtime: self.runtime.clone(), replies, pending: 0 })
+    }
+}
+
+struct ClusterSession {
+    group: Arc<Group>,
+    runtime: Handle,
+    replies: Arc<Replies>,
+    /// Requests whose answers are not in the outbox yet.
+    pending: usize,
+}
+
+impl ClusterSession {
+    fn collect(&mut self, out: &mut Outbox) {
+        for frame in std::mem::take(&mut *self.replies.frames.lock()) {
+            self.pending -= 1;
+            let header = FrameHeader::parse(&frame, frame.len()).expect("a frame that was encoded here");
+            let mut writer = out.begin(&header);
+            writer.body().extend_from_slice(&frame[FRAME_HEADER_BYTES..]);
+            writer.finish();
+        }
+    }
+}
+
+impl Session for ClusterSession {
+    fn on_frame(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        let Some(op) = Op::from_u16(header.op).filter(|op| (80..90).contains(&(*op as u16))) else {
+            out.error(header, Status::NotSupported, &ErrorBody::new("this address is for nodes of the cluster"));
+            return Flow::Done;
+        };
+        if self.pending >= PENDING_MAX {
+            return Flow::Blocked;
+        }
+        self.pending += 1;
+        let (group, replies, header, body) = (self.group.clone(), self.replies.clone(), *header, body.to_vec());
+        self.runtime.spawn(async move {
+            let mut frame = Vec::new();
+            match group.handle(op, header.version, &body).await {
+                Ok(answer) => {
+                    let start = begin_frame(&header.response(Status::Ok as u16), &mut frame);
+                    frame.extend_from_slice(&answer);
+                    finish_frame(&mut frame, start, 0);
+                }
+                Err((status, error)) => encode_error(&header, status, &error, &mut frame),
+            }
+            replies.frames.lock().push(frame);
+            replies.waker.wake();
+        });
+        Flow::Done
+    }
+
+    fn on_wake(&mut self, out: &mut Outbox) {
+        self.collect(out);
+    }
+
+    fn is_busy(&self) -> bool {
+        self.pending > 0
+    }
+}
