@@ -345,16 +345,19 @@ impl World {
         self.call(3, &request).error_code
     }
 
-    fn commit_offset(&mut self, id: &str, (producer, epoch): (i64, i16), group: &str, offset: i64) -> i16 {
+    fn offset_request(id: &str, (producer, epoch): (i64, i16), group: &str, offset: i64) -> TxnOffsetCommitRequest {
         let one = TxnOffsetCommitRequestPartition::default().with_partition_index(0).with_committed_offset(offset);
         let one = TxnOffsetCommitRequestTopic::default().with_name(topic("t")).with_partitions(vec![one]);
-        let request = TxnOffsetCommitRequest::default()
+        TxnOffsetCommitRequest::default()
             .with_transactional_id(TransactionalId(text(id)))
             .with_group_id(GroupId(text(group)))
             .with_producer_id(ProducerId(producer))
             .with_producer_epoch(epoch)
-            .with_topics(vec![one]);
-        self.call(3, &request).topics[0].partitions[0].error_code
+            .with_topics(vec![one])
+    }
+
+    fn commit_offset(&mut self, id: &str, of: (i64, i16), group: &str, offset: i64) -> i16 {
+        self.call(3, &World::offset_request(id, of, group, offset)).topics[0].partitions[0].error_code
     }
 
     /// The committed offset of a group, or why it is not told to who wants a stable one.
@@ -757,6 +760,11 @@ mod counted {
             (one.error_code, one.base_offset)
         }
 
+        /// Offsets of a group, which adds it to the transaction.
+        fn commit_offset_and_add(&mut self, id: &str, of: (i64, i16), group: &str, offset: i64) -> i16 {
+            self.call(5, &World::offset_request(id, of, group, offset)).topics[0].partitions[0].error_code
+        }
+
         fn end_and_count(&mut self, id: &str, of: (i64, i16), commit: bool) -> Result<(i64, i16), Code> {
             let answer = self.call(5, &World::end_request(id, of, commit));
             match Code::try_from_code(answer.error_code) {
@@ -836,13 +844,53 @@ mod counted {
         assert_eq!(world.end_and_count("a", one, false), Err(Code::ProducerFenced), "one runs already");
         let three = world.end_and_count("a", two, true).unwrap();
         assert_eq!(world.end_and_count("a", two, true), Err(Code::ConcurrentTransactions));
-        assert_eq!(world.end_and_count("a", two, false), Err(Code::InvalidTxnState));
+        assert_eq!(world.end_and_count("a", two, false), Err(Code::ConcurrentTransactions));
         world.finish();
         assert_eq!(world.end_and_count("a", two, true), Ok(three));
         world.restart();
         assert_eq!(world.end_and_count("a", two, true), Ok(three), "also by another node");
         assert_eq!(world.end_and_count("a", two, false), Err(Code::InvalidTxnState));
         assert_eq!(world.end_and_count("a", (9, 9), false), Err(Code::InvalidProducerIdMapping));
+    }
+
+    /// A producer that commits, begins again at once and gives up: its markers may be late.
+    #[test]
+    fn a_transaction_can_be_given_up_while_the_one_before_is_ended() {
+        let mut world = World::new();
+        let one = world.init("a").unwrap();
+        assert_eq!(world.write_and_add("a", one, "t", 0, 0), (0, 0));
+        let two = world.end_and_count("a", one, true).unwrap();
+        assert_eq!(world.commit_offset_and_add("a", two, "g", 7), Code::ConcurrentTransactions.code());
+        assert_eq!(world.end_and_count("a", two, false), Err(Code::ConcurrentTransactions), "it is no stranger");
+        world.finish();
+        let three = world.end_and_count("a", two, false).unwrap();
+        assert_eq!((three.0, three.1), (two.0, two.1 + 1));
+        assert_eq!(world.write_and_add("a", three, "t", 0, 0), (0, 2));
+        assert!(world.end_and_count("a", three, true).is_ok());
+        world.finish();
+        assert_eq!(world.committed("t", 0), [0, 2]);
+    }
+
+    #[test]
+    fn a_producer_whose_time_was_up_aborts_and_goes_on() {
+        let mut world = World::new();
+        let one = world.init("a").unwrap();
+        assert_eq!(world.write_and_add("a", one, "t", 0, 0), (0, 0));
+        world.clock.advance_ms(TIMEOUT_MS as u64);
+        world.running().door.transactions.tick();
+        assert_eq!(world.end_and_count("a", one, true), Err(Code::ConcurrentTransactions));
+        world.finish();
+        assert_eq!(world.end_and_count("a", one, true), Err(Code::ProducerFenced), "it was aborted");
+        assert_eq!(world.write_and_add("a", one, "t", 0, 1).0, Code::InvalidProducerEpoch.code());
+        let two = world.end_and_count("a", one, false).unwrap();
+        assert_eq!((two.0, two.1), (one.0, one.1 + 1));
+        assert_eq!(world.write_and_add("a", two, "t", 0, 0), (0, 2));
+        // Somebody else has begun: then it is out.
+        while world.init("a").is_err() {
+            world.finish();
+        }
+        assert_eq!(world.end_and_count("a", two, false), Err(Code::ProducerFenced));
+        assert_eq!(world.committed("t", 0), [0_i64; 0]);
     }
 
     #[test]
@@ -881,16 +929,10 @@ mod counted {
     fn offsets_add_their_group() {
         let mut world = World::new();
         let one = world.init("a").unwrap();
-        let of = TxnOffsetCommitRequestPartition::default().with_partition_index(0).with_committed_offset(7);
-        let of = TxnOffsetCommitRequestTopic::default().with_name(topic("t")).with_partitions(vec![of]);
-        let request = TxnOffsetCommitRequest::default()
-            .with_transactional_id(TransactionalId(text("a")))
-            .with_group_id(GroupId(text("g")))
-            .with_producer_id(ProducerId(one.0))
-            .with_topics(vec![of]);
-        assert_eq!(world.call(3, &request).topics[0].partitions[0].error_code, Code::InvalidTxnState.code());
+        assert_eq!(world.commit_offset("a", one, "g", 7), Code::InvalidTxnState.code());
+        let request = World::offset_request("a", one, "g", 7);
         assert_eq!(world.call(4, &request).topics[0].partitions[0].error_code, Code::TransactionAbortable.code());
-        assert_eq!(world.call(5, &request).topics[0].partitions[0].error_code, 0);
+        assert_eq!(world.commit_offset_and_add("a", one, "g", 7), 0);
         assert_eq!(world.offset("g"), Err(Code::UnstableOffsetCommit));
         assert!(world.end_and_count("a", one, true).is_ok());
         world.finish();

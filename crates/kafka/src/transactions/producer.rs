@@ -107,6 +107,9 @@ pub(super) fn running(known: &Transaction, now_ms: i64) -> Result<Transaction, C
 ///
 /// The epoch tells a repetition from the next wish: a transaction that is over was ended under the epoch before. There may be
 /// nothing to abort, since such a producer does not know whether a record of it has arrived; that counts an epoch, too.
+///
+/// While a transaction is being ended everybody has to ask again, whatever the epoch: the producer has heard of the decision, and
+/// may have begun and given up the next transaction before the markers of this one are written. Whoever is fenced learns it then.
 pub(super) fn ending_epoch(
     known: &Transaction,
     (producer_id, epoch): (i64, i16),
@@ -121,13 +124,10 @@ pub(super) fn ending_epoch(
         return Err(Code::InvalidProducerIdMapping);
     }
     match known.state {
-        State::Committing | State::Aborting if !is_again => return Err(Code::ProducerFenced),
-        State::Committing if commit => return Err(Code::ConcurrentTransactions),
-        State::Aborting if !commit => return Err(Code::ConcurrentTransactions),
-        State::Committing | State::Aborting => return Err(Code::InvalidTxnState),
-        State::Committed | State::Aborted if is_again => {
-            return if commit == (known.state == State::Committed) { Ok(None) } else { Err(Code::InvalidTxnState) };
-        }
+        State::Committing | State::Aborting => return Err(Code::ConcurrentTransactions),
+        State::Committed if is_again => return if commit { Ok(None) } else { Err(Code::InvalidTxnState) },
+        // Time was up before the producer could commit: nobody asks twice for different ends.
+        State::Aborted if is_again => return if commit { Err(Code::ProducerFenced) } else { Ok(None) },
         _ if !is_current => return Err(Code::ProducerFenced),
         State::Ongoing => {}
         State::Empty | State::Committed | State::Aborted if commit => return Err(Code::InvalidTxnState),
@@ -181,10 +181,11 @@ fn end(known: &Transaction, commit: bool, now_ms: i64) -> Transaction {
     Transaction { state, changed_ms: now_ms, ..known.clone() }
 }
 
-/// Time is up: the transaction is aborted, and its producer fenced.
+/// Time is up: the transaction is aborted, and its producer fenced. Nobody has the next epoch yet: if the producer wishes to
+/// abort, or begins anew as who it was, it goes on under that.
 pub(super) fn time_out(known: &Transaction, now_ms: i64) -> Transaction {
     let epoch = known.epoch.saturating_add(1);
-    Transaction { epoch, last_epoch: -1, ..end(known, false, now_ms) }
+    Transaction { epoch, last_epoch: known.epoch, ..end(known, false, now_ms) }
 }
 
 /// All markers are written.

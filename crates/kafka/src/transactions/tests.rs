@@ -586,3 +586,136 @@ proptest! {
         prop_assert!(states.contains(&world.state("id").as_str()), "{}", world.state("id"));
     }
 }
+
+/// What happens to one producer of the second version, whose requests are carried out and answered in turn.
+#[derive(Clone, Debug)]
+enum Counted {
+    /// It writes to a partition.
+    Write(i32),
+    /// It commits offsets.
+    Offsets,
+    /// It ends its transaction; whether the answer arrives.
+    End(bool, bool),
+    /// It does not know what became of its last request, and begins anew as who it was.
+    Init,
+    Finish,
+    Durable,
+    Crash,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// A producer that is alone and asks again until it is answered is never told that it is fenced, whatever is late, lost or
+    /// killed; and every transaction ends once, as it was answered.
+    #[test]
+    fn a_producer_that_is_alone_is_never_fenced(
+        events in proptest::collection::vec(prop_oneof![
+            4 => (0..4i32).prop_map(Counted::Write),
+            2 => Just(Counted::Offsets),
+            6 => (any::<bool>(), any::<bool>()).prop_map(|(commit, arrives)| Counted::End(commit, arrives)),
+            1 => Just(Counted::Init),
+            4 => Just(Counted::Finish),
+            4 => Just(Counted::Durable),
+            1 => Just(Counted::Crash),
+        ], 1..120)
+    ) {
+        let mut world = World::new();
+        let mut producer = world.init("id").expect("nobody else is there");
+        let mut durable = world.journal.0.lock().entries.len() as u64;
+        // What it has asked and not heard of; how much is in its transaction; how those ended that are over.
+        let (mut asked, mut is_in, mut ready) = (None, false, Vec::<Ending>::new());
+        let (mut told, mut ended) = (Vec::new(), Vec::new());
+        for event in &events {
+            match event {
+                Counted::Write(_) | Counted::Offsets if asked.is_some() => {}
+                Counted::Write(_) | Counted::Offsets => {
+                    let added = if let Counted::Write(partition) = event {
+                        let touched = Touched { stream: ORDERS, from_offset: 10 };
+                        world.transactions.add_partition(world.now, "id", producer, orders(*partition), touched)
+                    } else {
+                        world.transactions.add_group(world.now, "id", producer, "g")
+                    };
+                    match added {
+                        // It waits until that is durable, or asks again.
+                        Ok(mark) => {
+                            is_in = true;
+                            durable = durable.max(mark.map_or(0, |mark| mark.0));
+                        }
+                        Err(code) => prop_assert_eq!(code, Code::ConcurrentTransactions),
+                    }
+                }
+                Counted::End(commit, arrives) => {
+                    // It asks for the same again, and commits nothing that is empty.
+                    let commit = *asked.get_or_insert(*commit && is_in);
+                    let request = EndTxnRequest::default()
+                        .with_transactional_id(id("id"))
+                        .with_producer_id(ProducerId(producer.0))
+                        .with_producer_epoch(producer.1)
+                        .with_committed(commit);
+                    let Reply { after, response } = world.transactions.end(world.now, 5, &request);
+                    match Code::try_from_code(response.error_code) {
+                        Some(code) => prop_assert_eq!(code, Code::ConcurrentTransactions),
+                        None if *arrives => {
+                            durable = durable.max(after.map_or(0, |mark| mark.0));
+                            told.push((producer.1, commit, is_in));
+                            producer = (response.producer_id.0, response.producer_epoch);
+                            (asked, is_in) = (None, false);
+                        }
+                        None => {}
+                    }
+                }
+                Counted::Init => match world.init_as("id", producer.0, producer.1) {
+                    Ok(next) => {
+                        durable = world.journal.0.lock().entries.len() as u64;
+                        producer = next;
+                        (asked, is_in) = (None, false);
+                    }
+                    Err(code) => {
+                        prop_assert_eq!(code, Code::ConcurrentTransactions);
+                        // It goes on asking until it may.
+                        ready.extend(world.transactions.take_endings());
+                        for ending in ready.drain(..) {
+                            if world.transactions.ended(world.now, &ending, &[]) == Ok(true) {
+                                ended.push((ending.epoch, ending.commit));
+                            }
+                        }
+                        let next = world.init_as("id", producer.0, producer.1);
+                        prop_assert!(next.is_ok(), "{next:?}");
+                        durable = world.journal.0.lock().entries.len() as u64;
+                        producer = next.expect("looked at");
+                        (asked, is_in) = (None, false);
+                    }
+                },
+                Counted::Finish => {
+                    ready.extend(world.transactions.take_endings());
+                    for ending in std::mem::take(&mut ready) {
+                        if ending.after.is_some_and(|mark| mark.0 > durable) {
+                            ready.push(ending);
+                        } else if world.transactions.ended(world.now, &ending, &[]) == Ok(true) {
+                            ended.push((ending.epoch, ending.commit));
+                        }
+                    }
+                }
+                Counted::Durable => durable = world.journal.0.lock().entries.len() as u64,
+                Counted::Crash => {
+                    world.journal.0.lock().entries.truncate(durable as usize);
+                    ready.clear();
+                    world.restart();
+                }
+            }
+        }
+        ready.extend(world.transactions.take_endings());
+        for ending in ready {
+            if world.transactions.ended(world.now, &ending, &[]) == Ok(true) {
+                ended.push((ending.epoch, ending.commit));
+            }
+        }
+        for (epoch, commit, was_in) in told {
+            // Its markers have the next epoch. Written twice after a crash they say the same.
+            let outcomes: BTreeSet<bool> =
+                ended.iter().filter(|(of, _)| *of == epoch + 1).map(|(_, commit)| *commit).collect();
+            prop_assert_eq!(outcomes, was_in.then_some(commit).into_iter().collect::<BTreeSet<bool>>());
+        }
+    }
+}
