@@ -3,13 +3,13 @@
 CARGO ?= cargo
 # `make bench PEERS=kafka`, `make bench ARGS="--rounds 3"`, `make demo ARGS=…`, `make fuzz TARGET=frame SECONDS=60`
 ARGS ?=
-# What `make bench` measures beside KerA: any of kafka, nats, redis; `all`; or nothing.
+# What `make bench` measures beside KerA: any of kafka, kafka-java, nats, redis; `all`; or nothing.
 PEERS ?= all
 TARGET ?=
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help build test check-fmt fmt lint unit tidy deny demo bench bench-peers kafka-compat fuzz docs clean
+.PHONY: help build test check-fmt fmt lint unit tidy deny demo bench bench-diff bench-peers kafka-compat fuzz docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,8 +50,12 @@ bench: build ## the papers' experiments, KerA and its peers in turns, about ten 
 	./target/release/kera-bench run tour --quick $(if $(PEERS),--peer $(PEERS)) --out results/quick-tour $(ARGS)
 	./target/release/kera-bench report results/quick-tour
 
+bench-diff: ## did the last `make bench` lose ground against docs/performance/ratios.json? (status 3 if so)
+	./target/release/kera-bench diff results/quick-tour
+
 bench-peers: ## fetches and builds what `make bench` measures beside KerA, from package registries only
 	-peers/kafka/kafka.sh fetch
+	-peers/kafka/kafka.sh load-build
 	-$(CARGO) build --release --manifest-path peers/rdkafka-bench/Cargo.toml
 	-peers/redis/redis.sh fetch
 	-peers/redis/redis.sh build

@@ -6,8 +6,8 @@
 #   kafka.sh pid | bootstrap            of the broker that start started
 #   kafka.sh stop                       stop it and delete its data
 #   kafka.sh topic NAME PARTITIONS      create a topic
-#   kafka.sh java-produce TOPIC RECORDS RECORD_BYTES BATCH_BYTES [name=value ...]
-#   kafka.sh java-consume TOPIC RECORDS
+#   kafka.sh load-build                 compile Load.java, a load generator with Kafka's own clients
+#   kafka.sh load produce|consume|both|delete [--flag value ...]      the flags and the output of rdkafka-bench
 #   kafka.sh tool CLASS [ARGUMENT ...]  any class of Kafka's tools
 #
 # Environment: KERA_PEERS (default ~/.cache/kera-peers) holds everything and is safe to delete after stop;
@@ -113,6 +113,12 @@ stop() {
   rm -rf "$run_dir"
 }
 
+load_build() {
+  [ "$root/load/Load.class" -nt "$script_dir/Load.java" ] && return
+  command -v javac > /dev/null || fail "javac is missing; it compiles Load.java (Debian: apt-get install openjdk-17-jdk-headless)"
+  javac -cp "$root/lib/*" -d "$root/load" "$script_dir/Load.java"
+}
+
 command=${1:-help}
 [ $# -eq 0 ] || shift
 case $command in
@@ -124,15 +130,9 @@ case $command in
   topic)
     java_class 256m org.apache.kafka.tools.TopicCommand --bootstrap-server "$bootstrap" --create --topic "$1" \
       --partitions "$2" --replication-factor 1 ;;
-  java-produce)
-    topic=$1 records=$2 record_bytes=$3 batch_bytes=$4
-    shift 4
-    java_class 1g org.apache.kafka.tools.ProducerPerformance --topic "$topic" --num-records "$records" --record-size "$record_bytes" \
-      --throughput -1 --producer-props "bootstrap.servers=$bootstrap" acks=1 "batch.size=$batch_bytes" linger.ms=1 \
-      buffer.memory=134217728 "$@" ;;
-  java-consume)
-    java_class 1g org.apache.kafka.tools.ConsumerPerformance --bootstrap-server "$bootstrap" --topic "$1" --messages "$2" \
-      --fetch-size 1048576 ;;
+  load-build) load_build ;;
+  load)
+    exec java -Xms1g -Xmx1g -XX:+UseG1GC "$logging" -cp "$root/load:$root/lib/*" Load "$@" ;;
   tool) java_class 1g "$@" ;;
   *) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; [ "$command" = help ] || exit 2 ;;
 esac

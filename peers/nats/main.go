@@ -136,7 +136,8 @@ func (l *load) produce(number int, produced *side) error {
 	publish := func(partition int, stampNs int64, sampled bool) error {
 		value := make([]byte, l.recordBytes)
 		binary.LittleEndian.PutUint64(value, uint64(stampNs))
-		future, err := js.PublishAsync(name(partition%l.partitions), value)
+		// A server that syncs everything makes a publisher wait for longer than the client's usual 200 ms.
+		future, err := js.PublishAsync(name(partition%l.partitions), value, jetstream.WithStallWait(30*time.Second))
 		if err != nil {
 			return err
 		}

@@ -17,9 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(30);
 const BATCH: usize = 4096;
 const BEGINNING: i64 = -2;
 
-/// Reads every record of the load's topics from the beginning until `records` (and the warm-up's) have come.
-pub(crate) fn consume(load: &Load) -> Result<Report, String> {
-    let wanted = load.records + load.warmup_records;
+/// Reads every record of the load's topics from the beginning until `wanted` have come, which may become less meanwhile.
+pub(crate) fn consume(load: &Load, wanted: &AtomicU64) -> Result<Report, String> {
     let got = AtomicU64::new(0);
     let consumers = load.consumers.max(1);
     let cpu_before = report::cpu_seconds(load.server_pid);
@@ -102,7 +101,12 @@ fn assign(client: &Client, load: &Load, number: usize) -> Result<(), String> {
 }
 
 /// One consumer. Gives latencies, errors, and when its first and last record came.
-fn one(load: &Load, number: usize, wanted: u64, got: &AtomicU64) -> Result<(Histogram<u64>, u64, u64, u64), String> {
+fn one(
+    load: &Load,
+    number: usize,
+    wanted: &AtomicU64,
+    got: &AtomicU64,
+) -> Result<(Histogram<u64>, u64, u64, u64), String> {
     let client = Client::consumer(&properties(load)?)?;
     assign(&client, load, number)?;
     // SAFETY: the handle is live; the queue is destroyed below, before the client.
@@ -110,17 +114,15 @@ fn one(load: &Load, number: usize, wanted: u64, got: &AtomicU64) -> Result<(Hist
     let (mut nanos, mut errors, mut first, mut last) = (report::latencies(), 0, 0, 0);
     let mut messages = vec![std::ptr::null_mut(); BATCH];
     let mut heard = Instant::now();
-    while got.load(Ordering::Relaxed) < wanted {
+    while got.load(Ordering::Relaxed) < wanted.load(Ordering::Relaxed) {
         // A batch call returns when the batch is full or its time is over, so at a low rate one message is asked for.
         let (batch, timeout_ms): (usize, c_int) = if load.rate > 0.0 { (1, 100) } else { (BATCH, 20) };
         // SAFETY: `messages` has room for `batch` pointers; the queue is live.
         let count = unsafe { raw::rd_kafka_consume_batch_queue(queue, timeout_ms, messages.as_mut_ptr(), batch) };
         if count <= 0 {
             if heard.elapsed() > PATIENCE {
-                return Err(format!(
-                    "{} of {wanted} records came, then nothing for {PATIENCE:?}",
-                    got.load(Ordering::Relaxed)
-                ));
+                let (got, wanted) = (got.load(Ordering::Relaxed), wanted.load(Ordering::Relaxed));
+                return Err(format!("{got} of {wanted} records came, then nothing for {PATIENCE:?}"));
             }
             continue;
         }

@@ -10,6 +10,7 @@ mod produce;
 mod report;
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use clap::{Args, Parser, Subcommand};
 use serde::Serialize;
@@ -56,6 +57,9 @@ pub(crate) struct Load {
     /// batch.size
     #[arg(long, default_value_t = 16 << 10)]
     pub(crate) batch_bytes: usize,
+    /// What a producer holds that is not acknowledged
+    #[arg(long, default_value_t = 1 << 30)]
+    pub(crate) buffer_bytes: u64,
     /// linger.ms
     #[arg(long, default_value_t = 1.0)]
     pub(crate) linger_ms: f64,
@@ -109,12 +113,19 @@ impl Load {
 fn run(command: Command) -> Result<Option<Report>, String> {
     match command {
         Command::Delete(load) => client::delete_topics(&load).map(|()| None),
-        Command::Consume(load) => consume::consume(&load).map(Some),
+        Command::Consume(load) => consume::consume(&load, &AtomicU64::new(load.records + load.warmup_records)).map(Some),
         Command::Produce(load) => with_topics(&load, |load| produce::produce(load)).map(Some),
         Command::Both(load) => with_topics(&load, |load| {
+            let wanted = AtomicU64::new(load.records + load.warmup_records);
             std::thread::scope(|scope| {
-                let consumer = scope.spawn(|| consume::consume(load));
-                let produced = produce::produce(load)?;
+                let consumer = scope.spawn(|| consume::consume(load, &wanted));
+                let produced = produce::produce(load);
+                // How many there are is known once the producers' time is over; without producers there are none to wait for.
+                let sent = produced.as_ref().map_or(0, |report| report.records);
+                if produced.is_err() || load.seconds > 0.0 {
+                    wanted.store(sent + load.warmup_records, Ordering::Relaxed);
+                }
+                let produced = produced?;
                 let consumed = consumer.join().map_err(|_| "the consuming thread panicked")??;
                 Ok(produced.with_consumed(consumed))
             })

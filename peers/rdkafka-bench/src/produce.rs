@@ -74,7 +74,7 @@ fn properties(load: &Load) -> Result<client::Properties, String> {
         // Only batch.size bounds a batch, and memory bounds the queue.
         ("batch.num.messages".to_owned(), "1000000".to_owned()),
         ("queue.buffering.max.messages".to_owned(), "2000000".to_owned()),
-        ("queue.buffering.max.kbytes".to_owned(), "1048576".to_owned()),
+        ("queue.buffering.max.kbytes".to_owned(), (load.buffer_bytes >> 10).max(1).to_string()),
         ("socket.nagle.disable".to_owned(), "true".to_owned()),
     ];
     properties.extend(client::pairs(&load.properties)?);

@@ -105,7 +105,7 @@ pub enum Limit {
     Loopback,
     /// One thread that copies memory.
     MemoryCopy,
-    /// The load generator of KerA with nothing behind it, one thread for each producer.
+    /// The load generator of KerA with nothing behind it, one thread for each producer, no more than there are cores.
     Generator,
     /// New bytes to disk, synced as a log does.
     DiskAppend,
@@ -147,7 +147,10 @@ impl Limit {
             Limit::BareServer => report.server.first()?.bytes_per_s / record_bytes,
             Limit::Loopback => report.loopback_bytes_per_s / record_bytes,
             Limit::MemoryCopy => report.copy_bytes_per_s / record_bytes,
-            Limit::Generator => f64::from(workload.producers) * 1e9 / report.generator.encode_ns,
+            Limit::Generator => {
+                let cores = if report.cores == 0 { u32::MAX } else { u32::try_from(report.cores).unwrap_or(u32::MAX) };
+                f64::from(workload.producers.min(cores)) * 1e9 / report.generator.encode_ns
+            }
             Limit::DiskAppend => disk?.append_bytes_per_s / record_bytes,
             Limit::DiskRead => disk?.read_bytes_per_s / record_bytes,
             Limit::DiskSync => return None,
@@ -236,6 +239,11 @@ mod tests {
         assert_eq!(Limit::MemoryCopy.of(Metric::RecordsPerSPerClient, &workload, &report), Some(5e6));
         assert_eq!(Limit::MemoryCopy.of(Metric::AckP99, &workload, &report), None);
         assert_eq!(Limit::DiskAppend.of(Metric::RecordsPerS, &workload, &report), None, "no disk was measured");
+        report.generator.encode_ns = 100.0;
+        assert_eq!(Limit::Generator.of(Metric::RecordsPerS, &workload, &report), Some(2e7));
+        report.cores = 1;
+        let capped = Limit::Generator.of(Metric::RecordsPerS, &workload, &report);
+        assert_eq!(capped, Some(1e7), "two producers share one core");
         report.disk = Some(crate::limit::DiskRate { sync_us_p50: 70.0, ..Default::default() });
         let safe = Workload { durability: Safety::Power, ..workload.clone() };
         assert_eq!(Limit::DiskSync.of(Metric::AckP99, &safe, &report), Some(70.0));

@@ -56,6 +56,9 @@ pub struct LimitReport {
     pub checksum_bytes_per_s: f64,
     /// The load generator without anything behind it.
     pub generator: GeneratorCost,
+    /// Cores that there are; 0 if that was not looked for.
+    #[serde(default)]
+    pub cores: usize,
     /// The disk, if it was asked for.
     pub disk: Option<DiskRate>,
 }
@@ -124,6 +127,7 @@ pub fn run(config: &LimitConfig, mut progress: impl FnMut(&str)) -> Result<Limit
     report.checksum_bytes_per_s = memory::checksum(config.time / 2);
     progress("load generator");
     report.generator = memory::generator(config.time / 2)?;
+    report.cores = std::thread::available_parallelism().map_or(0, usize::from);
     if let Some(dir) = &config.disk_dir {
         progress("disk");
         report.disk = Some(disk::measure(dir, config.disk_bytes)?);

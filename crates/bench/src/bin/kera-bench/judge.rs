@@ -26,7 +26,12 @@ pub(crate) fn report(args: &ReportArgs) -> Result<ExitCode, BenchError> {
 }
 
 pub(crate) fn diff(args: &DiffArgs) -> Result<ExitCode, BenchError> {
-    let changes = ratios::compare(&ratios::read(&args.before)?, &ratios::read(&args.after)?);
+    let (before, after) = match args.results.as_slice() {
+        [after] => (&args.recorded, after),
+        [before, after, ..] => (before, after),
+        [] => return Err(BenchError::setting("results", "say which")),
+    };
+    let changes = ratios::compare(&ratios::read(before)?, &ratios::read(after)?);
     if changes.is_empty() {
         let message =
             "the two have no ratio in common: give the same experiments, with the same --quick, and a peer or a limit";

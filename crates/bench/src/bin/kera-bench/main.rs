@@ -12,6 +12,9 @@ use std::process::ExitCode;
 use clap::{Args, Parser, Subcommand};
 use kera_bench::BenchError;
 
+/// Where ratios are recorded.
+const RECORDED: &str = "docs/performance/ratios.json";
+
 /// The experiments of KerA's papers, and some of our own, on this machine: KerA and its peers in turns.
 #[derive(Parser)]
 #[command(name = "kera-bench", version, arg_required_else_help = true)]
@@ -21,7 +24,7 @@ Begin with:
   kera-bench run tour --quick                      KerA alone, minutes
   kera-bench run icdcs-fig4 --peer kafka           one experiment, KerA and Kafka in turns in the same run
   kera-bench report results/NAME-DATE              plots and tables, one HTML file
-  kera-bench diff results/A results/B              did something get slower?
+  kera-bench diff results/NAME-DATE                did something get slower since ratios were recorded last?
 
 An experiment is a file in `experiments`: write one, and `run` knows it.")]
 struct Cli {
@@ -59,8 +62,9 @@ Examples:
     /// Did something get slower? Compares KerA ÷ peer and KerA ÷ limit of two runs, never times.
     #[command(after_help = "\
 Examples:
+  kera-bench diff results/B                        against what was recorded last
   kera-bench diff results/A results/B
-  kera-bench diff docs/performance/ratios.json results/B    against what was recorded last
+  kera-bench diff elsewhere.json results/B
 
 Only what both have is compared. A ratio counts as slower when it is off by more than single runs of either side were apart,
 and by at least a factor of 1.4 (times: 2.5). Ends with status 3 if something is.")]
@@ -68,7 +72,7 @@ and by at least a factor of 1.4 (times: 2.5). Ends with status 3 if something is
     /// Keeps the ratios of results in a small file, for later runs to be compared with.
     #[command(after_help = "\
 Example:
-  kera-bench record results/tour-20260131-120000 --out docs/performance/ratios.json")]
+  kera-bench record results/quick-tour             into docs/performance/ratios.json")]
     Record(RecordArgs),
 }
 
@@ -87,10 +91,12 @@ struct ReportArgs {
 
 #[derive(Args)]
 struct DiffArgs {
-    /// The earlier run: a folder of results, or recorded ratios.
-    before: PathBuf,
-    /// The later one.
-    after: PathBuf,
+    /// The later run; or the earlier one and the later one. Folders of results, or recorded ratios.
+    #[arg(required = true, num_args = 1..=2)]
+    results: Vec<PathBuf>,
+    /// What one run alone is compared with.
+    #[arg(long, value_name = "FILE", default_value = RECORDED)]
+    recorded: PathBuf,
     /// JSON for programs instead of text for people.
     #[arg(long)]
     json: bool,
@@ -102,7 +108,7 @@ struct RecordArgs {
     #[arg(required = true)]
     results: Vec<PathBuf>,
     /// The file; what it had is gone.
-    #[arg(long, value_name = "FILE", default_value = "docs/performance/ratios.json")]
+    #[arg(long, value_name = "FILE", default_value = RECORDED)]
     out: PathBuf,
 }
 

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, BenchError> {
     for peer in &missing {
         eprintln!("{} is left out: {}", peer.system, peer.why);
     }
-    let header = run::header(std::env::args().skip(1).collect(), size);
+    let header = run::header(words_to_repeat(), size);
     let out = args.out.clone().unwrap_or_else(|| {
         let when: String = header.started.chars().filter(|c| c.is_ascii_digit() || *c == ' ').collect();
         PathBuf::from("results").join(format!("{}-{}", args.names.join("-"), when.replace(' ', "-")))
@@ -58,6 +58,21 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, BenchError> {
     outcome?;
     eprintln!("written to {}", out.display());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// What it was called with, but for where things are, which is nobody else's business.
+fn words_to_repeat() -> Vec<String> {
+    let mut words = std::env::args().skip(1);
+    let mut kept = Vec::new();
+    while let Some(word) = words.next() {
+        let is_place = |flag: &str| ["--out", "--kera", "--dir", "--peers-dir", "--experiments"].contains(&flag);
+        match word.split_once('=') {
+            Some((flag, _)) if is_place(flag) => {}
+            None if is_place(&word) => drop(words.next()),
+            _ => kept.push(word),
+        }
+    }
+    kept
 }
 
 /// Keeps only the values that were asked for. One that no experiment has is a mistake.

@@ -100,6 +100,8 @@ fn section_of(report: &Report<'_>, section: &Section<'_>) -> String {
     section.pictures.iter().for_each(|picture| text += &picture.svg);
     text += "</div>";
     text += &table(&section.table);
+    text += "<h3>What it cost</h3>";
+    text += &table(&section.costs);
     if !section.waits.is_empty() {
         text += "<h3>Where the time goes</h3><div class=plots>";
         section.profile_pictures.iter().for_each(|picture| text += &picture.svg);

@@ -52,6 +52,8 @@ fn section_of(section: &Section<'_>) -> String {
     }
     text.push('\n');
     text += &table(&section.table);
+    text.push('\n');
+    text += &table(&section.costs);
     if !section.waits.is_empty() {
         let head = ["run", "phase", "works", "MiB/s", "cores", "waits for"].map(str::to_owned).to_vec();
         text.push('\n');

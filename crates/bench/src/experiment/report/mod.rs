@@ -15,7 +15,7 @@ use super::results::{Results, Skipped};
 use super::sample::Bound;
 use super::workload::Workload;
 use crate::BenchError;
-use plot::{LimitLine, LineOf, Plot};
+use plot::{LimitLine, LineOf, Panel, Plot};
 
 /// The share of a rate that counts as having kept it.
 const KEPT: f64 = 0.95;
@@ -59,6 +59,7 @@ struct Section<'a> {
     headline: String,
     pictures: Vec<Picture>,
     table: Table,
+    costs: Table,
     /// System and what its acknowledgements mean.
     guarantees: Vec<(String, String)>,
     skipped: Vec<&'a Skipped>,
@@ -84,6 +85,7 @@ fn name_of(system: &str) -> &str {
     match system {
         "kera" => "KerA",
         "kafka" => "Kafka",
+        "kafka-java" => "Kafka (Java clients)",
         "nats" => "NATS JetStream",
         "redis" => "Redis Streams",
         other => other,
@@ -122,6 +124,7 @@ fn section<'a>(results: &'a Results, experiment: &'a Experiment, ratios: &[Ratio
         headline: headline(results, experiment, ratios),
         pictures: experiment.plots.iter().filter_map(|&metric| picture(results, experiment, metric)).collect(),
         table: table(results, experiment, ratios),
+        costs: costs(results, experiment),
         guarantees: vec![],
         skipped: results.skipped.iter().filter(|skipped| skipped.experiment == *name).collect(),
         commands: vec![],
@@ -139,7 +142,7 @@ fn section<'a>(results: &'a Results, experiment: &'a Experiment, ratios: &[Ratio
         }
     }
     for (n, profile) in results.profiles.iter().filter(|profile| profile.experiment == *name).enumerate() {
-        profile_pictures(&mut section.profile_pictures, experiment, profile, n);
+        section.profile_pictures.extend(profile_picture(experiment, profile, n));
         let at = point_name(experiment, &profile.series, profile.x);
         section.waits.extend(profile.waits.iter().map(|wait| {
             [
@@ -158,6 +161,12 @@ fn section<'a>(results: &'a Results, experiment: &'a Experiment, ratios: &[Ratio
 fn point_name(experiment: &Experiment, series: &str, x: f64) -> String {
     let value = format!("{} {}", experiment.sweep.label, axis_value(&experiment.sweep.knob, x));
     if series.is_empty() { value } else { format!("{series}, {value}") }
+}
+
+/// The same below the axis' name.
+fn place_name(experiment: &Experiment, series: &str, x: f64) -> String {
+    let value = axis_value(&experiment.sweep.knob, x);
+    if series.is_empty() { value } else { format!("{value}, {series}") }
 }
 
 /// KerA against each peer and limit, over all points; where there is neither, what it did.
@@ -286,10 +295,10 @@ fn table(results: &Results, experiment: &Experiment, ratios: &[Ratio]) -> Table 
     let Some(&metric) = experiment.plots.first() else { return Table { head: vec![], rows: vec![] } };
     let mut head = vec![experiment.sweep.label.clone()];
     head.extend(systems.iter().map(|system| format!("{}: {}", name_of(system), metric.label())));
-    head.extend(["KerA ÷ peers and limits", "server cores", "server MiB", "held back by"].map(str::to_owned));
+    head.push("KerA ÷ peers and limits".to_owned());
     let mut rows = Vec::new();
-    for (series, x, workload) in results.points(experiment) {
-        let mut row = vec![point_name(experiment, &series, x)];
+    for (series, x, _) in results.points(experiment) {
+        let mut row = vec![place_name(experiment, &series, x)];
         for system in &systems {
             let figure = results.figure(experiment, &series, x, system, metric);
             row.push(figure.map_or("-".into(), |spread| {
@@ -306,61 +315,89 @@ fn table(results: &Results, experiment: &Experiment, ratios: &[Ratio]) -> Table 
             None => format!("{} × {}", times(ratio.ratio), name_of(&ratio.against)),
         });
         row.push(against.collect::<Vec<_>>().join(", "));
-        let of_each = |read: &dyn Fn(&super::results::Run) -> f64, show: &dyn Fn(f64) -> String| {
-            let cells = systems.iter().map(|system| {
-                let runs = results.runs_at(&experiment.name, &series, x, system, metric);
-                super::results::Spread::of(runs.iter().map(|run| read(run))).map_or("-".into(), |s| show(s.median))
-            });
-            cells.collect::<Vec<_>>().join(" / ")
-        };
-        let is_load = workload.mode.is_load();
-        row.push(if is_load {
-            of_each(&|run| run.usage.server_cores, &|cores| format!("{cores:.2}"))
-        } else {
-            "-".into()
-        });
-        row.push(of_each(&|run| run.usage.server_bytes as f64 / 1048576.0, &|mib| format!("{mib:.0}")));
-        let held = systems.iter().map(|system| {
-            let reached = || results.figure(experiment, &series, x, system, Metric::RecordsPerS);
-            match workload.rate {
-                Some(rate) if reached().is_some_and(|s| s.median < rate * KEPT) => "falls behind the rate",
-                Some(_) => "the rate asked for",
-                None => bound(results, experiment, &series, x, system).map_or("-", Bound::label),
-            }
-        });
-        row.push(if is_load { held.collect::<Vec<_>>().join(" / ") } else { "-".into() });
         rows.push(row);
     }
     Table { head, rows }
 }
 
-fn profile_pictures(pictures: &mut Vec<Picture>, experiment: &Experiment, profile: &Profile, n: usize) {
-    let at = point_name(experiment, &profile.series, profile.x);
-    let who = name_of(&profile.system);
-    let mut add = |name: &str, title: String, series: Vec<(String, &[f64])>, show: &dyn Fn(f64) -> String| {
-        if let Some(svg) = plot::over_time(&title, &profile.at_s, &series, show) {
-            pictures.push(Picture { name: format!("{}-profile-{n}-{name}", experiment.name), about: title, svg });
+/// What each system's runs cost on both sides, medians, and what held them back.
+fn costs(results: &Results, experiment: &Experiment) -> Table {
+    let Some(&metric) = experiment.plots.first() else { return Table { head: vec![], rows: vec![] } };
+    let mut head = vec![experiment.sweep.label.clone()];
+    head.extend(
+        ["system", "server cores", "client cores", "server MiB", "client MiB", "held back by"].map(str::to_owned),
+    );
+    let mut rows = Vec::new();
+    for (series, x, workload) in results.points(experiment) {
+        for system in results.systems_of(&experiment.name) {
+            let runs = results.runs_at(&experiment.name, &series, x, &system, metric);
+            let of = |read: &dyn Fn(&super::sample::Usage) -> f64| {
+                super::results::Spread::of(runs.iter().map(|run| read(&run.usage))).map(|spread| spread.median)
+            };
+            if runs.is_empty() {
+                continue;
+            }
+            let is_load = workload.mode.is_load();
+            let cores = |cores: Option<f64>| cores.filter(|_| is_load).map_or("-".into(), |c| format!("{c:.2}"));
+            let mib = |bytes: Option<f64>| {
+                bytes.filter(|bytes| *bytes > 0.0).map_or("-".into(), |b| format!("{:.0}", b / 1048576.0))
+            };
+            let reached = || results.figure(experiment, &series, x, &system, Metric::RecordsPerS);
+            let held = match workload.rate {
+                _ if !is_load => "-",
+                Some(rate) if reached().is_some_and(|s| s.median < rate * KEPT) => "falls behind the rate",
+                Some(_) => "the rate asked for",
+                None => bound(results, experiment, &series, x, &system).map_or("-", Bound::label),
+            };
+            rows.push(vec![
+                place_name(experiment, &series, x),
+                name_of(&system).to_owned(),
+                cores(of(&|usage| usage.server_cores)),
+                cores(of(&|usage| usage.client_cores)),
+                mib(of(&|usage| usage.server_bytes as f64)),
+                mib(of(&|usage| usage.client_bytes as f64)),
+                held.to_owned(),
+            ]);
         }
+    }
+    Table { head, rows }
+}
+
+fn profile_picture(experiment: &Experiment, profile: &Profile, n: usize) -> Option<Picture> {
+    let mib: fn(f64) -> String = |value| format!("{value:.0} MiB/s");
+    let named = |lines: &[(&str, &Vec<f64>)]| -> plot::Lines {
+        lines.iter().map(|(name, values)| ((*name).to_owned(), values.to_vec())).collect()
     };
-    let mib = |value: f64| format!("{value:.0} MiB/s");
     // Producer and network move the same bytes: one line says both.
     let phases = Phase::ALL.iter().filter(|phase| **phase != Phase::Producer);
-    let phases = phases.filter_map(|phase| Some((phase.label().to_owned(), profile.phases.get(phase)?.as_slice())));
-    add("phases", format!("{who}, {at}: bytes of each phase"), phases.collect(), &mib);
+    let phases = phases.filter_map(|phase| Some((phase.label().to_owned(), profile.phases.get(phase)?.clone())));
     let busy = |values: &[f64]| values.iter().sum::<f64>() > 0.02 * values.len() as f64;
     let threads = profile.threads.iter().filter(|(_, values)| busy(values));
-    let threads = threads.map(|(name, values)| (name.clone(), values.as_slice()));
-    add("cpu", "cores, by group of threads".into(), threads.collect(), &|value| format!("{value:.1}"));
     let disk =
         [("disk, written", &profile.disk_written), ("disk, read", &profile.disk_read), ("loopback", &profile.loopback)];
-    let disk = disk.map(|(name, values)| (name.to_owned(), values.as_slice())).to_vec();
-    add("disk", "disk and network".into(), disk, &mib);
-    let shares = [("all cores busy", &profile.machine_busy), ("disk busy", &profile.disk_busy)];
-    let shares = shares.map(|(name, values)| (name.to_owned(), values.as_slice())).to_vec();
-    add("busy", "shares of the time".into(), shares, &|value| format!("{:.0} %", value * 100.0));
-    let memory = [("server", &profile.server_mib), ("load generator", &profile.client_mib)];
-    let memory = memory.map(|(name, values)| (name.to_owned(), values.as_slice())).to_vec();
-    add("memory", "resident memory".into(), memory, &|value| format!("{value:.0} MiB"));
+    let panels = vec![
+        Panel { title: "bytes of each phase", lines: phases.collect(), show: mib },
+        Panel {
+            title: "cores, by group of threads",
+            lines: threads.map(|(name, values)| (name.clone(), values.clone())).collect(),
+            show: |value| format!("{value:.1}"),
+        },
+        Panel { title: "disk and network", lines: named(&disk), show: mib },
+        Panel {
+            title: "share of the time in which they were busy",
+            lines: named(&[("all cores", &profile.machine_busy), ("the disk", &profile.disk_busy)]),
+            show: |value| format!("{:.0} %", value * 100.0),
+        },
+        Panel {
+            title: "resident memory",
+            lines: named(&[("server", &profile.server_mib), ("load generator", &profile.client_mib)]),
+            show: |value| format!("{value:.0} MiB"),
+        },
+    ];
+    let at = point_name(experiment, &profile.series, profile.x);
+    let about = format!("Where the time goes: {}, {at}", name_of(&profile.system));
+    let svg = plot::over_time(&about, &profile.at_s, panels)?;
+    Some(Picture { name: format!("{}-profile-{n}", experiment.name), about, svg })
 }
 
 /// Latencies of the main side, for the details.

@@ -17,6 +17,8 @@ const ROW: u32 = 22;
 const LINEAR_MAX: f64 = 25.0;
 const INK: RGBColor = RGBColor(31, 41, 55);
 const FAINT: RGBColor = RGBColor(229, 231, 235);
+/// How limits are told apart: pixels of a dash, and between two.
+const DASHES: [(u32, u32); 4] = [(9, 5), (2, 5), (16, 5), (5, 9)];
 const GREY: RGBColor = RGBColor(120, 128, 140);
 
 /// A line: its name, its colour, and for each value of the axis what was measured there.
@@ -54,6 +56,9 @@ pub(super) fn colour(system: &str, nth: usize) -> RGBColor {
     let shades: [RGBColor; 4] = match system {
         "kera" => [RGBColor(29, 78, 216), RGBColor(14, 165, 233), RGBColor(99, 102, 241), RGBColor(30, 58, 138)],
         "kafka" => [RGBColor(220, 38, 38), RGBColor(251, 113, 133), RGBColor(153, 27, 27), RGBColor(244, 63, 94)],
+        "kafka-java" => {
+            [RGBColor(219, 39, 119), RGBColor(244, 114, 182), RGBColor(131, 24, 67), RGBColor(236, 72, 153)]
+        }
         "nats" => [RGBColor(5, 150, 105), RGBColor(74, 222, 128), RGBColor(6, 95, 70), RGBColor(16, 185, 129)],
         "redis" => [RGBColor(217, 119, 6), RGBColor(251, 191, 36), RGBColor(146, 64, 14), RGBColor(245, 158, 11)],
         _ => [RGBColor(124, 58, 237), RGBColor(192, 132, 252), RGBColor(91, 33, 182), RGBColor(168, 85, 247)],
@@ -139,9 +144,9 @@ where
         let (x, y) = chart.backend_coord(&(n as f64, bottom));
         area.draw(&Text::new(tick.as_str(), (x, y + 7), centred.clone()))?;
     }
-    for limit in &plot.limits {
+    for (limit, (dash, gap)) in plot.limits.iter().zip(DASHES.iter().cycle()) {
         let points = limit.points.iter().map(|(n, value)| (*n as f64, *value));
-        chart.draw_series(DashedLineSeries::new(points, 7, 5, GREY.stroke_width(2)))?;
+        chart.draw_series(DashedLineSeries::new(points, *dash, *gap, GREY.stroke_width(2)))?;
     }
     for line in &plot.lines {
         let style = line.colour.stroke_width(3);
@@ -164,13 +169,13 @@ where
 fn legend(area: &Area<'_>, plot: &Plot<'_>, any_client: bool) -> Drawn<()> {
     let column = (WIDTH as i32 - 60) / 2;
     let place = |n: usize| (40 + (n as i32 % 2) * column, 8 + (n as i32 / 2) * ROW as i32);
-    let names = plot.lines.iter().map(|line| (line.label.as_str(), line.colour, false));
-    let limits = plot.limits.iter().map(|limit| (limit.label.as_str(), GREY, true));
+    let names = plot.lines.iter().map(|line| (line.label.as_str(), line.colour, (28, 0)));
+    let limits = plot.limits.iter().zip(DASHES.iter().cycle()).map(|(limit, dash)| (limit.label.as_str(), GREY, *dash));
     let mut count = 0;
-    for (n, (label, colour, dashed)) in names.chain(limits).enumerate() {
+    for (n, (label, colour, (dash, gap))) in names.chain(limits).enumerate() {
         let (x, y) = place(n);
-        let stretches: &[(i32, i32)] = if dashed { &[(0, 7), (11, 18), (22, 28)] } else { &[(0, 28)] };
-        for (from, to) in stretches {
+        for from in (0..28).step_by((dash + gap) as usize) {
+            let to = (from + dash as i32).min(28);
             area.draw(&PathElement::new(vec![(x + from, y + 7), (x + to, y + 7)], colour.stroke_width(3)))?;
         }
         area.draw(&Text::new(shortened(label, 46), (x + 36, y), text(13)))?;
@@ -241,31 +246,57 @@ fn bars(svg: &mut String, plot: &Plot<'_>) -> Drawn<()> {
     root.present()
 }
 
-/// Several lines over time, stacked or not, with a legend below.
-pub(super) fn over_time(
-    title: &str,
-    at_s: &[f64],
-    series: &[(String, &[f64])],
-    show: &dyn Fn(f64) -> String,
-) -> Option<String> {
+/// Values over time, by name.
+pub(super) type Lines = Vec<(String, Vec<f64>)>;
+
+/// Lines over time that share their unit, with a legend below.
+pub(super) struct Panel {
+    pub(super) title: &'static str,
+    pub(super) lines: Lines,
+    pub(super) show: fn(f64) -> String,
+}
+
+impl Panel {
+    const PLOT_HEIGHT: u32 = 170;
+
+    fn most(&self) -> f64 {
+        self.lines.iter().flat_map(|(_, values)| values.iter().copied()).fold(0.0, f64::max)
+    }
+
+    fn height(&self) -> u32 {
+        Panel::PLOT_HEIGHT + self.lines.len().div_ceil(3) as u32 * ROW + 14
+    }
+}
+
+/// Panels one below the other over the same time, so that what happens at the same moment stands in one line. Those of which nothing was
+/// seen are left out; `None` if that is all of them.
+pub(super) fn over_time(title: &str, at_s: &[f64], mut panels: Vec<Panel>) -> Option<String> {
+    panels.retain(|panel| panel.most() > 0.0);
     let end = *at_s.last()?;
-    let most = series.iter().flat_map(|(_, values)| values.iter().copied()).fold(0.0, f64::max);
-    if series.is_empty() || most <= 0.0 {
+    if panels.is_empty() {
         return None;
     }
     let mut svg = String::new();
-    time_lines(&mut svg, title, at_s, series, show, (end, most)).ok()?;
+    time_panels(&mut svg, title, at_s, &panels, end).ok()?;
     Some(svg)
 }
 
-fn time_lines(
-    svg: &mut String,
-    title: &str,
-    at_s: &[f64],
-    series: &[(String, &[f64])],
-    show: &dyn Fn(f64) -> String,
-    (end, most): (f64, f64),
-) -> Drawn<()> {
+fn time_panels(svg: &mut String, title: &str, at_s: &[f64], panels: &[Panel], end: f64) -> Drawn<()> {
+    const TOP: u32 = 40;
+    let height = TOP + panels.iter().map(Panel::height).sum::<u32>();
+    let root = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let (head, mut rest) = root.split_vertically(TOP);
+    head.draw(&Text::new(shortened(title, 100), (16, 14), text(17)))?;
+    for panel in panels {
+        let (here, below) = rest.split_vertically(panel.height());
+        time_panel(&here, at_s, panel, end)?;
+        rest = below;
+    }
+    root.present()
+}
+
+fn time_panel(area: &Area<'_>, at_s: &[f64], panel: &Panel, end: f64) -> Drawn<()> {
     const COLOURS: [RGBColor; 10] = [
         RGBColor(29, 78, 216),
         RGBColor(220, 38, 38),
@@ -278,18 +309,14 @@ fn time_lines(
         RGBColor(120, 128, 140),
         RGBColor(146, 64, 14),
     ];
-    let upper_height = 210;
-    let height = upper_height + series.len().div_ceil(3) as u32 * ROW + 12;
-    let root = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
-    root.fill(&WHITE)?;
-    let (upper, lower) = root.split_vertically(upper_height);
+    let (upper, lower) = area.split_vertically(Panel::PLOT_HEIGHT);
     let mut chart = ChartBuilder::on(&upper)
-        .caption(title, text(15))
-        .margin(8)
-        .margin_right(20)
-        .x_label_area_size(24)
+        .caption(panel.title, text(14))
+        .margin(6)
+        .margin_right(28)
+        .x_label_area_size(22)
         .y_label_area_size(84)
-        .build_cartesian_2d(0.0..end, 0.0..most * 1.08)?;
+        .build_cartesian_2d(0.0..end, 0.0..panel.most() * 1.08)?;
     chart
         .configure_mesh()
         .light_line_style(TRANSPARENT)
@@ -297,18 +324,18 @@ fn time_lines(
         .axis_style(GREY)
         .label_style(text(12))
         .x_label_formatter(&|x| format!("{x:.1} s"))
-        .y_label_formatter(&|value| show(*value))
+        .y_label_formatter(&|value| (panel.show)(*value))
         .y_labels(5)
         .draw()?;
-    for (n, (label, values)) in series.iter().enumerate() {
+    for (n, (label, values)) in panel.lines.iter().enumerate() {
         let colour = COLOURS[n % COLOURS.len()];
         let points = at_s.iter().copied().zip(values.iter().copied());
         chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?;
-        let (x, y) = (40 + (n as i32 % 3) * 235, 6 + (n as i32 / 3) * ROW as i32);
+        let (x, y) = (40 + (n as i32 % 3) * 235, 4 + (n as i32 / 3) * ROW as i32);
         lower.draw(&PathElement::new(vec![(x, y + 7), (x + 22, y + 7)], colour.stroke_width(3)))?;
         lower.draw(&Text::new(shortened(label, 30), (x + 28, y), text(12)))?;
     }
-    root.present()
+    Ok(())
 }
 
 fn shortened(text: &str, characters: usize) -> String {
@@ -346,6 +373,21 @@ mod tests {
         assert!(!svg.contains("t < u"), "text is escaped");
         let log = plot(&[(0, 1e3, false), (1, 2e6, false)], &|value| format!("{value}")).unwrap();
         assert!(!log.contains("hollow"));
+    }
+
+    #[test]
+    fn panels_of_one_time_share_a_picture_and_empty_ones_are_left_out() {
+        let panel = |title, values: &[f64]| {
+            let lines = vec![("one".into(), values.to_vec())];
+            Panel { title, lines, show: |v| format!("{v}") }
+        };
+        let svg =
+            over_time("where", &[0.1, 0.2], vec![panel("full", &[1.0, 2.0]), panel("empty", &[0.0, 0.0])]).unwrap();
+        assert!(
+            svg.contains("where") && svg.contains("full") && svg.contains("0.1 s") && !svg.contains("empty"),
+            "{svg}"
+        );
+        assert!(over_time("where", &[0.1], vec![panel("empty", &[0.0])]).is_none());
     }
 
     #[test]

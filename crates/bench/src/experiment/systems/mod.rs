@@ -3,16 +3,17 @@
 //!
 //! Everything that is started here ends with the adapter, by its process id.
 
-pub mod kafka;
+mod kafka;
 pub mod kera;
-pub mod nats;
+mod nats;
 mod peer;
-pub mod redis;
+mod redis;
 
 use std::io::Read;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -211,7 +212,7 @@ pub struct Places {
 }
 
 /// What can be asked for, KerA first.
-pub const NAMES: [&str; 4] = ["kera", "kafka", "nats", "redis"];
+pub const NAMES: [&str; 5] = ["kera", "kafka", "kafka-java", "nats", "redis"];
 
 /// Systems that were asked for.
 pub struct Opened {
@@ -224,9 +225,9 @@ pub struct Opened {
 /// Adapters for systems by name. Peers that are not there come back with the reason; without KerA there is nothing to compare.
 pub fn open(names: &[String], places: &Places) -> Result<Opened, BenchError> {
     let mut systems: Vec<Box<dyn System>> = vec![Box::new(kera::Kera::new(places)?)];
-    let mut missing = Vec::new();
+    let (mut missing, mut broker) = (Vec::new(), None);
     for name in names.iter().filter(|name| *name != "kera") {
-        match open_peer(name, places) {
+        match open_peer(name, places, &mut broker) {
             Ok(system) => systems.push(system),
             Err(error) => missing.push(Missing { system: name.clone(), why: error.to_string() }),
         }
@@ -234,11 +235,21 @@ pub fn open(names: &[String], places: &Places) -> Result<Opened, BenchError> {
     Ok(Opened { systems, missing })
 }
 
-fn open_peer(name: &str, places: &Places) -> Result<Box<dyn System>, BenchError> {
+/// `broker`: Kafka's, which its two clients share.
+fn open_peer(
+    name: &str,
+    places: &Places,
+    broker: &mut Option<Arc<kafka::Broker>>,
+) -> Result<Box<dyn System>, BenchError> {
+    let mut kafka = || match broker {
+        Some(broker) => Ok(broker.clone()),
+        None => kafka::Broker::start(places).map(|started| broker.insert(Arc::new(started)).clone()),
+    };
     match name {
-        "kafka" => Ok(Box::new(kafka::Kafka::new(places)?)),
-        "nats" => Ok(Box::new(nats::Nats::new(places)?)),
-        "redis" => Ok(Box::new(redis::Redis::new(places)?)),
+        "kafka" => Ok(Box::new(kafka::Kafka::librdkafka(kafka()?, places)?)),
+        "kafka-java" => Ok(Box::new(kafka::Kafka::java(kafka()?, places)?)),
+        "nats" => Ok(Box::new(nats::open(places)?)),
+        "redis" => Ok(Box::new(redis::open(places)?)),
         _ => Err(BenchError::setting("peer", format!("`{name}` is none of: {}", NAMES.join(", ")))),
     }
 }

@@ -1,4 +1,5 @@
-//! What adapters of peers have in common: servers as child processes, free ports, flags that load generators share.
+//! Peers whose server is one program with a load generator beside it (NATS, Redis): they differ in a command and in words. And what all
+//! adapters of peers have in common: servers as child processes, free ports, flags that load generators share.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -7,10 +8,114 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::Job;
+use super::kera::without_load;
+use super::{Job, Load, Outcome, System, drive, read_json, remake};
 use crate::BenchError;
-use crate::experiment::workload::{Mode, Workload};
+use crate::experiment::workload::{Mode, Safety, Workload};
+use crate::process::ProcessUsage;
 use crate::server::end_with_parent;
+
+/// What is particular about a peer.
+#[derive(Debug)]
+pub(super) struct About {
+    pub(super) name: &'static str,
+    /// What loads it, for people.
+    pub(super) loaded_by: &'static str,
+    pub(super) settings: &'static str,
+    /// What an acknowledgement means.
+    pub(super) guarantees: fn(Safety) -> &'static str,
+    /// Partitions that it is asked for at most, and why.
+    pub(super) partitions_max: Option<(u64, &'static str)>,
+    /// Adds what its server needs to the program's command: an address, and an empty folder for its data.
+    pub(super) serve: fn(&mut Command, SocketAddr, &Path, Safety) -> Result<(), BenchError>,
+}
+
+/// A peer. Its server is kept from one run to the next as long as both want the same safety.
+#[derive(Debug)]
+pub(super) struct Peer {
+    pub(super) about: &'static About,
+    pub(super) program: PathBuf,
+    pub(super) load: PathBuf,
+    pub(super) dir: PathBuf,
+    pub(super) version: String,
+    pub(super) server: Option<(Safety, PeerServer)>,
+}
+
+impl Peer {
+    fn start(&mut self, safety: Safety) -> Result<&PeerServer, BenchError> {
+        if self.server.as_ref().is_none_or(|(with, _)| *with != safety) {
+            self.stop();
+            remake(&self.dir)?;
+            let address = free_address()?;
+            let mut command = Command::new(&self.program);
+            (self.about.serve)(&mut command, address, &self.dir, safety)?;
+            self.server = Some((safety, PeerServer::start(command, address, &self.dir)?));
+        }
+        Ok(&self.server.as_ref().expect("it was just started").1)
+    }
+
+    fn measure_start(&mut self, job: &Job<'_>) -> Result<Outcome, BenchError> {
+        self.stop();
+        let server = self.start(Safety::Process)?;
+        let (took, pid) = (server.took, server.pid());
+        std::thread::sleep(Duration::from_secs_f64(job.warmup_seconds));
+        let resident = ProcessUsage::of(pid).map_or(0, |usage| usage.resident_bytes);
+        self.stop();
+        Ok(without_load(took, resident))
+    }
+}
+
+impl System for Peer {
+    fn name(&self) -> &'static str {
+        self.about.name
+    }
+
+    fn version(&self) -> String {
+        format!("{}, loaded by {}", self.version, self.about.loaded_by)
+    }
+
+    fn settings(&self) -> String {
+        self.about.settings.to_owned()
+    }
+
+    fn guarantees(&self, workload: &Workload) -> String {
+        (self.about.guarantees)(workload.durability).to_owned()
+    }
+
+    fn leaves_out(&self, workload: &Workload) -> Option<String> {
+        if let Some((most, why)) = self.about.partitions_max
+            && workload.partitions() > most
+        {
+            return Some(format!("more than {most} partitions: {why}"));
+        }
+        if workload.mode == Mode::Consume {
+            return Some("its load generator has no run that only consumes".into());
+        }
+        only_kera(workload)
+    }
+
+    fn measure(&mut self, job: &Job<'_>) -> Result<Outcome, BenchError> {
+        if job.workload.mode == Mode::Start {
+            return self.measure_start(job);
+        }
+        let server = self.start(job.workload.durability)?;
+        let (address, pid) = (server.address, server.pid());
+        let mut command = Command::new(&self.load);
+        common_flags(&mut command, job, address, pid);
+        drive(Load { command, server: Some(pid), dir: &self.dir, metrics: None, read: read_json }, job, |_| Ok(()))
+    }
+
+    fn stop(&mut self) {
+        self.server = None;
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
 
 /// The longest that a server may take to start or to stop.
 const PATIENCE: Duration = Duration::from_secs(30);
