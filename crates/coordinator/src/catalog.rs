@@ -278,10 +278,11 @@ fn check_options(options: &StreamOptions, limits: &Limits) -> Result<(), Coordin
         let there = if nodes == 1 { "there is 1 node".to_owned() } else { format!("there are {nodes} nodes") };
         mistakes.push(format!("replication is {wanted}, but {there} to hold copies; ask for {nodes} at most"));
     }
-    if options.virtual_logs > 0 {
+    if options.virtual_logs > 0 && options.replication == 1 {
         let wanted = options.virtual_logs;
-        mistakes
-            .push(format!("virtual_logs is {wanted}, but dedicated virtual logs are not built yet; use 0 (shared)"));
+        mistakes.push(format!(
+            "virtual_logs is {wanted}, but streams with one copy share those of their node; use 0 (shared)"
+        ));
     }
     if mistakes.is_empty() { Ok(()) } else { Err(CoordinatorError::BadOptions { mistakes }) }
 }
@@ -297,6 +298,18 @@ fn live_changes(before: &StreamOptions, after: &StreamOptions) -> Vec<String> {
         // A producer would move to another lane, away from what says which of its chunks are there already.
         let has = before.lanes;
         mistakes.push(format!("lanes is {has} and cannot change on a live stream, make another stream"));
+    }
+    for (name, has, wanted) in [
+        ("replication", before.replication, after.replication),
+        ("virtual_logs", before.virtual_logs, after.virtual_logs),
+    ] {
+        if has != wanted {
+            mistakes.push(format!("{name} is {has} and cannot change on a live stream, make another stream"));
+        }
+    }
+    if after.durability != before.durability && before.replication > 1 {
+        // Its chunks are on their way through a log of one durability; in another one they could overtake them.
+        mistakes.push("durability of a stream with copies cannot change, make another stream".to_owned());
     }
     mistakes
 }

@@ -75,10 +75,12 @@ fn all_mistakes_of_options_are_told_at_once() {
         "segment_bytes_max is 1000, allowed is a power of two",
         "replication is 3, but there is 1 node to hold copies; ask for 1 at most",
         "compact_dirty_percent is 101, the limit is 100",
-        "virtual_logs is 2, but dedicated virtual logs are not built yet; use 0 (shared)",
     ] {
         assert!(message.contains(part), "`{part}` is not in: {message}");
     }
+    let options = StreamOptions { virtual_logs: 2, ..StreamOptions::default() };
+    let message = message_of(coordinator.create_stream(&CreateStream { options, ..create("a") }));
+    assert!(message.contains("virtual_logs is 2, but streams with one copy share those of their node"), "{message}");
     assert!(coordinator.streams().is_empty());
 }
 

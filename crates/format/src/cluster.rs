@@ -233,6 +233,19 @@ pub enum ClusterEntry {
         /// Which.
         number: u64,
     },
+    /// What a lost broker had of a range of streamlets is rebuilt at their owner, with all its copies.
+    StreamletsRebuilt {
+        /// Of which stream.
+        stream: StreamId,
+        /// The first streamlet.
+        first: u32,
+        /// How many.
+        count: u32,
+        /// The owner that has rebuilt them.
+        node: NodeNumber,
+        /// Its epoch.
+        epoch: u32,
+    },
     /// In a snapshot: what the other entries do not tell.
     ClusterCounters {
         /// The number of the next move.
@@ -360,6 +373,7 @@ impl ClusterEntry {
             ClusterEntry::ClusterCounters { .. } => 33,
             ClusterEntry::Applied { .. } => 34,
             ClusterEntry::Membership { .. } => 35,
+            ClusterEntry::StreamletsRebuilt { .. } => 36,
         }
     }
 
@@ -437,6 +451,9 @@ impl ClusterEntry {
             }
             ClusterEntry::MoveCalledOff { number } => {
                 out.u64(*number);
+            }
+            ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch } => {
+                out.u64(stream.0).u32(*first).u32(*count).u32(*node).u32(*epoch);
             }
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 out.u64(*next_move).u32(*next_owner_epoch);
@@ -583,9 +600,16 @@ impl ClusterEntry {
                 let nodes = (0..count).map(|_| node(body)).collect::<Result<_, FormatError>>()?;
                 ClusterEntry::Membership { place, voters, nodes }
             }
+            36 => ClusterEntry::StreamletsRebuilt {
+                stream: StreamId(body.u64()?),
+                first: body.u32()?,
+                count: body.u32()?,
+                node: body.u32()?,
+                epoch: body.u32()?,
+            },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 35" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 36" });
             }
         })
     }
@@ -646,6 +670,7 @@ pub fn examples() -> Vec<(&'static str, ClusterEntry)> {
         ("log given up", ClusterEntry::LogGivenUp { log }),
         ("move noted", ClusterEntry::MoveNoted { number: 4, stream, streamlet: 1, from: 1, to: 2 }),
         ("move called off", ClusterEntry::MoveCalledOff { number: 4 }),
+        ("streamlets rebuilt", ClusterEntry::StreamletsRebuilt { stream, first: 1, count: 3, node: 2, epoch: 7 }),
         ("cluster counters", ClusterEntry::ClusterCounters { next_move: 5, next_owner_epoch: 11 }),
         ("applied", ClusterEntry::Applied { place }),
         (

@@ -205,6 +205,11 @@ impl Default for StreamOptions {
 }
 
 impl StreamOptions {
+    /// Whether chunks go through a virtual log before they are acknowledged: to disk, to other nodes, or both.
+    pub fn is_logged(&self) -> bool {
+        self.durability == Durability::Power || self.replication > 1
+    }
+
     /// Checks every option against its limit; all mistakes at once. An empty list means that they are fine.
     pub fn check(&self) -> Vec<FormatError> {
         let mut wrong = Vec::new();

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 
 use kera_format::limits::SEGMENT_BYTES_MAX;
 use kera_format::segment::{SegmentHeader, SegmentState};
-use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, Durability, FormatError, SegmentId};
+use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, FormatError, SegmentId};
 
 use crate::arena::{ArenaFull, Purpose};
 use crate::attach::AttachedSegment;
@@ -377,7 +377,7 @@ impl Lane {
             expected = Some(summary.next_ordinal);
             state.last_append_ms = state.last_append_ms.max(summary.last_append_ms);
             self.recover_producers(state, here, id, recovery);
-            match self.recover_segment(state, here, resumes && here == last, options.durability) {
+            match self.recover_segment(state, here, resumes && here == last, options.is_logged()) {
                 Ok(ordinal) => not_durable = not_durable.or(ordinal),
                 Err(error) => problems.push(format!("segment {id} cannot be made durable: {error}")),
             }
@@ -421,18 +421,18 @@ impl Lane {
         state: &mut LaneState,
         at: At,
         resume: bool,
-        durability: Durability,
+        is_logged: bool,
     ) -> Result<Option<u64>, crate::SinkError> {
         let slot = state.chain.slot_mut(at);
         let Some(segment) = slot.memory.clone() else { return Ok(None) };
         slot.refresh();
         let stored = slot.at.is_some();
-        if durability == Durability::Process {
+        if !is_logged {
             // Killed between the store of the head and that of the durable head.
             segment.advance_durable(segment.head());
         }
         let pending = segment.durable_head() < segment.head();
-        let sink = (durability == Durability::Power).then(|| self.home.sink().cloned());
+        let sink = is_logged.then(|| self.home.sink().cloned());
         if resume {
             let sink = sink.clone().transpose()?;
             state.class_bytes = segment.block_bytes();

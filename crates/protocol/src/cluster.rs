@@ -1,6 +1,7 @@
 //! What nodes of a cluster say to each other about who is there: the coordinators' log, commands on their way to the leader, joining,
 //! heartbeats, and how the cluster is (`docs/replication.md`). Spoken on the cluster's own address.
 
+use kera_format::StreamId;
 use kera_format::cluster::RaftPlace;
 use kera_format::vlog_replica::LogId;
 
@@ -310,6 +311,31 @@ wire_struct! {
     }
 }
 
+wire_struct! {
+    /// Neighbouring streamlets of a stream.
+    #[derive(Copy)]
+    pub struct StreamletRange {
+        /// The stream.
+        pub stream: StreamId,
+        /// The first streamlet.
+        pub first: u32,
+        /// How many.
+        pub count: u32,
+    }
+}
+
+wire_struct! {
+    /// A broker has rebuilt what lost brokers had of streamlets that it owns, and it has all its copies again.
+    pub struct StreamletsRebuilt {
+        /// The broker.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// Which streamlets.
+        pub streamlets: Vec<StreamletRange>,
+    }
+}
+
 messages! {
     RaftVote => RaftVoted;
     RaftAppend => RaftAppended;
@@ -319,5 +345,6 @@ messages! {
     NodeAlive => NodeHeard;
     DescribeCluster => ClusterDescription;
     ChangeLog => crate::Empty;
+    StreamletsRebuilt => crate::Empty;
 }
 responses!(RaftVoted, RaftAppended, RaftSnapshotTaken, ForwardedCommand, JoinedCluster, NodeHeard, ClusterDescription,);

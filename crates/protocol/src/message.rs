@@ -128,7 +128,7 @@ macro_rules! for_each_message {
             WriteChunks, ReadChunks, Subscribe, Credit, Unsubscribe, NextGroups, NextSegments, AvailableGroups,
             AvailableSegments, Lookup, StreamStats, JoinApplication, Heartbeat, CommitOffsets, FetchOffsets,
             LeaveApplication, ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus, RaftVote, RaftAppend,
-            RaftSnapshot, ForwardCommand, JoinCluster, NodeAlive, DescribeCluster, ChangeLog, StoreBlock,
+            RaftSnapshot, ForwardCommand, JoinCluster, NodeAlive, DescribeCluster, ChangeLog, StreamletsRebuilt, StoreBlock,
             FenceNode, ListReplicas, LaneStates, ReadBlocks, ReleaseBlocks,
         }
     };

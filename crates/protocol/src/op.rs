@@ -113,6 +113,8 @@ ops! {
     DescribeCluster = 86, 1..=1;
     /// Asks for another view of a virtual log, or gives it up.
     ChangeLog = 87, 1..=1;
+    /// Tells that a broker has rebuilt what lost brokers had.
+    StreamletsRebuilt = 88, 1..=1;
     /// Stores a block of a virtual log at a backup.
     StoreBlock = 90, 1..=1;
     /// Has a backup take nothing from a node and epoch any more, and tell how far its logs are.

@@ -10,6 +10,7 @@ use kera_format::{ProducerEpoch, ProducerId};
 use kera_protocol::{
     AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, CreateStream, DeleteStream, Empty, ErrorBody,
     ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster, LogChange, Message, Op, Role, Status, StreamRef,
+    StreamletsRebuilt,
 };
 use openraft::{BasicNode, ChangeMembers};
 
@@ -135,6 +136,11 @@ impl Group {
             Op::ChangeLog => {
                 let request = ChangeLog::decode(version, body)?;
                 let index = self.change_log(&mut leading, &request).await?;
+                Ok((encoded(&Empty, version), index))
+            }
+            Op::StreamletsRebuilt => {
+                let request = StreamletsRebuilt::decode(version, body)?;
+                let index = self.commit(&mut leading, |state| state.plan_rebuilt(&request)).await?;
                 Ok((encoded(&Empty, version), index))
             }
             other => Err(CoordinatorError::Refused(Refused(format!("{other} is no command")))),

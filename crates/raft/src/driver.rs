@@ -75,6 +75,9 @@ impl Group {
                 self.commit(&mut *self.leading.lock().await, |state| state.plan_recover(node, epoch)).await?;
             }
         }
+        if self.read(|state| state.plan_give_up_lost().is_ok_and(|entries| !entries.is_empty())) {
+            self.commit(&mut *self.leading.lock().await, ClusterState::plan_give_up_lost).await?;
+        }
         if self.read(|state| state.plan_adopt().is_ok_and(|entries| !entries.is_empty())) {
             self.commit(&mut *self.leading.lock().await, ClusterState::plan_adopt).await?;
         }

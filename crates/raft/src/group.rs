@@ -278,7 +278,7 @@ impl Group {
                 DescribeCluster::decode(version, body)?;
                 Ok(encoded(&self.describe(), version))
             }
-            Op::JoinCluster | Op::ChangeLog => self.request(op, version, body, false).await,
+            Op::JoinCluster | Op::ChangeLog | Op::StreamletsRebuilt => self.request(op, version, body, false).await,
             other => Err(CoordinatorError::Refused(Refused(format!("{other} is not for this address")))),
         }
     }

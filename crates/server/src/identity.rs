@@ -27,6 +27,8 @@ pub struct Identity {
     pub epoch: u32,
     /// Whether there was no identity before: the data directory is a new one.
     pub first_start: bool,
+    /// Whether the incarnation before was stopped with everything on disk.
+    pub stopped: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -35,6 +37,9 @@ struct File {
     version: u32,
     node: String,
     epoch: u32,
+    /// Absent in the files of nodes that were never stopped.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    stopped: bool,
 }
 
 impl Identity {
@@ -51,7 +56,7 @@ impl Identity {
                 // Marks of a random uuid, so that other tools take it for one.
                 node[6] = node[6] & 0x0f | 0x40;
                 node[8] = node[8] & 0x3f | 0x80;
-                Identity { node, epoch: 0, first_start: true }
+                Identity { node, epoch: 0, first_start: true, stopped: false }
             }
             Err(error) => return Err(Fatal::directory(disk.root(), error)),
         };
@@ -66,7 +71,19 @@ impl Identity {
     /// # Errors
     /// The file cannot be replaced.
     pub fn persist(&self, disk: &dyn Disk) -> Result<(), Fatal> {
-        let file = File { version: VERSION, node: uuid_text(&self.node), epoch: self.epoch };
+        self.write(disk, false)
+    }
+
+    /// Puts on disk that this incarnation has stopped and that everything it had is on disk.
+    ///
+    /// # Errors
+    /// The file cannot be replaced.
+    pub fn persist_stopped(&self, disk: &dyn Disk) -> Result<(), Fatal> {
+        self.write(disk, true)
+    }
+
+    fn write(&self, disk: &dyn Disk, stopped: bool) -> Result<(), Fatal> {
+        let file = File { version: VERSION, node: uuid_text(&self.node), epoch: self.epoch, stopped };
         let text = serde_json::to_vec_pretty(&file).map_err(|error| damaged(disk, &error.to_string()))?;
         disk.replace(FILE, &text).map_err(|error| Fatal::directory(disk.root(), error))
     }
@@ -79,7 +96,7 @@ impl Identity {
         let Some(node) = parse_uuid(&file.node) else {
             return Err(format!("`{}` is no uuid", file.node));
         };
-        Ok(Identity { node, epoch: file.epoch, first_start: false })
+        Ok(Identity { node, epoch: file.epoch, first_start: false, stopped: file.stopped })
     }
 
     /// The node's uuid as text.
@@ -133,7 +150,10 @@ mod tests {
         assert!(first.first_start);
         assert_eq!(first.epoch, 1);
         let second = start();
-        assert_eq!(second, Identity { node: first.node, epoch: 2, first_start: false });
+        assert_eq!(second, Identity { node: first.node, epoch: 2, first_start: false, stopped: false });
+        second.persist_stopped(&disk).unwrap();
+        assert_eq!(start(), Identity { epoch: 3, stopped: true, ..second });
+        assert!(!start().stopped, "it may have been killed since");
         assert_eq!(parse_uuid(&first.node_text()), Some(first.node));
     }
 

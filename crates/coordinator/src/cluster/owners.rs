@@ -12,6 +12,8 @@ pub struct Owner {
     pub epoch: u32,
     /// The owner epoch: the upper half of the ids of groups that it opens.
     pub owner_epoch: u32,
+    /// What a lost broker had of it is not rebuilt yet: the logs of lost brokers are still needed.
+    pub rebuilding: bool,
 }
 
 /// Neighbouring streamlets with one owner.
@@ -116,6 +118,12 @@ impl StreamOwners {
         self.runs = joined(std::mem::take(&mut self.runs));
     }
 
+    /// Changes the owners of a range, run by run; what nobody owns stays so.
+    pub(super) fn update_within(&mut self, first: u32, count: u32, change: impl Fn(Owner) -> Owner) {
+        let inside: Vec<Run> = self.within(first, count).collect();
+        inside.into_iter().for_each(|run| self.set(run.first, run.count, change(run.owner)));
+    }
+
     /// Notes who has groups; node 0: nobody any more.
     pub(super) fn hold(&mut self, held: Held) {
         let end = held.first + held.count;
@@ -158,7 +166,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn owner(node: u32) -> Owner {
-        Owner { node, epoch: 1, owner_epoch: node }
+        Owner { node, epoch: 1, owner_epoch: node, rebuilding: false }
     }
 
     proptest! {

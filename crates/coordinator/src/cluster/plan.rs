@@ -1,15 +1,15 @@
 //! From what somebody asks for to the entries that do it. Nothing here changes the state; an empty list says that it is done
 //! already: asking twice is answered like asking once.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kera_format::catalog::Entry;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{StreamId, StreamOptions};
-use kera_protocol::{CreateStream, StreamChanges, StreamInfo, StreamRef};
+use kera_protocol::{CreateStream, StreamChanges, StreamInfo, StreamRef, StreamletsRebuilt};
 
 use super::rules::Refused;
-use super::{ClusterState, NodeState, Run};
+use super::{ClusterState, LogState, NodeState, Run};
 use crate::CoordinatorError;
 use crate::catalog::{Limits, SYSTEM_PREFIX};
 
@@ -285,6 +285,44 @@ impl ClusterState {
             }
         }
         Ok(entries)
+    }
+
+    /// What an owner has rebuilt; of what is not its any more nothing is noted.
+    pub fn plan_rebuilt(&self, rebuilt: &StreamletsRebuilt) -> Planned {
+        let (node, epoch) = (rebuilt.node, rebuilt.epoch);
+        let mut entries = Vec::new();
+        for range in &rebuilt.streamlets {
+            let Some(owners) = self.owners.get(&range.stream) else { continue };
+            let is_its = |run: &Run| (run.owner.node, run.owner.epoch) == (node, epoch) && run.owner.rebuilding;
+            for run in owners.within(range.first, range.count).filter(is_its) {
+                let (stream, first, count) = (range.stream, run.first, run.count);
+                entries.extend(self.one(ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch })?);
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Logs of incarnations that are over which nobody needs any more. All of them wait until nothing is being rebuilt: whoever
+    /// takes over from an owner that dies while it rebuilds asks them again. Then those of a node that owns nothing with copies
+    /// go, and the others when that node says so: it may have come back with what is in them, and be the only other one
+    /// that has it.
+    pub fn plan_give_up_lost(&self) -> Planned {
+        let runs = || self.owners.values().flat_map(|owners| owners.runs());
+        if runs().any(|run| run.owner.rebuilding) || self.lost_logs().any(|(_, state)| state.end.is_none()) {
+            return Ok(Vec::new());
+        }
+        let owning: BTreeSet<NodeNumber> = (self.catalog.streams())
+            .filter(|info| info.options.replication > 1)
+            .filter_map(|info| self.owners.get(&info.id))
+            .flat_map(|owners| owners.runs().iter().map(|run| run.owner.node))
+            .collect();
+        let over = self.lost_logs().filter(|(log, _)| !owning.contains(&log.node));
+        over.take(OWNER_RUNS_MAX).map(|(log, _)| Ok(ClusterEntry::LogGivenUp { log })).collect()
+    }
+
+    /// Logs of incarnations that are over.
+    pub fn lost_logs(&self) -> impl Iterator<Item = (LogName, &LogState)> {
+        self.logs.iter().filter(|(log, _)| !self.is_live(log.node, log.epoch)).map(|(log, state)| (*log, state))
     }
 
     /// Streamlets with several copies whose owner is this incarnation.

@@ -55,6 +55,10 @@ impl ClusterState {
             ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {
                 self.check_move(*number, (*stream, *streamlet), *from, *to)
             }
+            ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch } => {
+                self.check_range(*stream, *first, *count)?;
+                self.check_live(*node, *epoch)
+            }
             ClusterEntry::MoveCalledOff { number } => {
                 must(self.moves.contains_key(number), || format!("move {number} is not noted"))
             }

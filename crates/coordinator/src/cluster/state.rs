@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use kera_format::StreamId;
-use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
+use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 
 use super::owners::{Held, Owner, StreamOwners};
 use super::rules::Refused;
@@ -204,14 +204,23 @@ impl ClusterState {
                 }
             }
             ClusterEntry::NodeRemoved { node } => drop(self.nodes.remove(node)),
-            ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, .. } => {
-                let owner = Owner { node: *node, epoch: *epoch, owner_epoch: *owner_epoch };
+            ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, .. } => {
+                let rebuilding = *reason == OwnerReason::Recovered;
+                let owner = Owner { node: *node, epoch: *epoch, owner_epoch: *owner_epoch, rebuilding };
                 self.give(*stream, *first, *count, owner);
                 let range = *first..first + count;
                 self.end_moves(|of| of.stream == *stream && range.contains(&of.streamlet));
             }
             ClusterEntry::OwnerReturned { node, epoch, owner_epoch, all } => {
                 self.give_back(*node, *epoch, *owner_epoch, *all);
+            }
+            ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch } => {
+                if let Some(owners) = self.owners.get_mut(stream) {
+                    owners.update_within(*first, *count, |owner| {
+                        let is_its = (owner.node, owner.epoch) == (*node, *epoch);
+                        Owner { rebuilding: owner.rebuilding && !is_its, ..owner }
+                    });
+                }
             }
             other => return self.set_log_or_move(other),
         }
@@ -292,7 +301,7 @@ impl ClusterState {
             }
             let is_its = |owner: &Owner| owner.node == node && owner.epoch < epoch;
             if owners.runs().iter().any(|run| is_its(&run.owner)) {
-                owners.update(|owner| if is_its(&owner) { Owner { node, epoch, owner_epoch } } else { owner });
+                owners.update(|owner| if is_its(&owner) { Owner { epoch, owner_epoch, ..owner } } else { owner });
             }
         }
         self.next_owner_epoch = self.next_owner_epoch.max(owner_epoch.saturating_add(1));
@@ -351,7 +360,7 @@ fn owner_entries(stream: StreamId, owners: &StreamOwners) -> impl Iterator<Item 
         node: run.owner.node,
         epoch: run.owner.epoch,
         owner_epoch: run.owner.owner_epoch,
-        reason: kera_format::cluster::OwnerReason::First,
+        reason: if run.owner.rebuilding { OwnerReason::Recovered } else { OwnerReason::First },
         number: 0,
     });
     let held = owners.held().iter().map(move |held| ClusterEntry::GroupsHeld {

@@ -14,7 +14,7 @@ mod give_back;
 mod memory;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
@@ -250,6 +250,13 @@ impl Arena {
             return Ok((Arc::new(arena), Attach::Created));
         }
         Ok(arena.attach(header.boot_id == boot_id, (header.bytes != bytes).then_some(header.bytes)))
+    }
+
+    /// Whether there is an arena of this node that has outlived its process: the machine has not been started since.
+    pub fn has_survived(path: &Path, node: [u8; 16]) -> bool {
+        let config = ArenaConfig { path: path.to_owned(), bytes: 0, node };
+        let header = std::fs::File::open(path).ok().and_then(|file| existing_header(&file, &config).ok().flatten());
+        header.is_some_and(|header| header.boot_id == memory::boot_id())
     }
 
     fn over(memory: SharedMemory, header: ArenaHeader, path: PathBuf) -> Arena {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use kera_format::chunk::Chunk;
 use kera_format::limits::SEGMENT_BYTES_MIN;
 use kera_format::segment::{SegmentHeader, SegmentState};
-use kera_format::{BrokerPart, ChunkHeader, Cursor, Durability, FormatError, StreamOptions};
+use kera_format::{BrokerPart, ChunkHeader, Cursor, FormatError, StreamOptions};
 use parking_lot::MutexGuard;
 
 use super::{Lane, LaneState, Open};
@@ -280,10 +280,7 @@ impl Lane {
         if u64::from(bytes) > limit {
             return Err(AppendError::ChunkTooLarge { bytes: bytes.into(), limit });
         }
-        let sink = match options.durability {
-            Durability::Process => None,
-            Durability::Power => Some(Arc::clone(self.home.sink()?)),
-        };
+        let sink = if options.is_logged() { Some(Arc::clone(self.home.sink()?)) } else { None };
         if let Some(sink) = &sink {
             sink.healthy()?;
         }

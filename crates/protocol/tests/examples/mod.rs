@@ -525,6 +525,11 @@ examples! {
         waiting_streamlets: 0,
     };
     ChangeLog => ChangeLog { log: LOG, change: LogChange::View, view: 2, first_block: 100, backups: vec![1, 4] };
+    StreamletsRebuilt => StreamletsRebuilt {
+        node: 3,
+        epoch: 7,
+        streamlets: vec![StreamletRange { stream: StreamId(17), first: 1, count: 3 }],
+    };
     StoreBlock => store_block();
     BlockStored => BlockStored { outcome: StoreOutcome::Stored, block: 41 };
     FenceNode => FenceNode { node: 3, epoch: 7, logs: vec![LogView { vlog: 2, first_block: 40 }] };

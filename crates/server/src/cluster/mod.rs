@@ -4,6 +4,7 @@
 //! One thread runs the log's runtime and another the connections of other nodes, so that neither waits for clients.
 
 mod backups;
+mod copies;
 mod feed;
 mod follow;
 mod sessions;
@@ -11,7 +12,6 @@ mod transport;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -22,6 +22,7 @@ use kera_coordinator::cluster::Join;
 use kera_coordinator::{ClusterLog, Coordinator, CoordinatorError, StreamObserver};
 use kera_env::{Clock, Disk, Random, SystemRandom};
 use kera_format::cluster::{Doors, Roles};
+use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::{
     Body, ClusterDescription, HelloResponse, JoinCluster, JoinedCluster, Op, Role, SharedSetting, Status, StreamInfo,
 };
@@ -34,7 +35,8 @@ use tokio::sync::watch;
 use crate::config::{Config, SETTINGS};
 use crate::fatal::Fatal;
 use crate::identity::Identity;
-use backups::NoBackups;
+use backups::{BackupRole, RpcBackups};
+pub(crate) use copies::{Copies, NodeSinks};
 use feed::Feed;
 use sessions::ClusterSessions;
 use transport::RpcTransport;
@@ -43,8 +45,10 @@ use transport::RpcTransport;
 const RETRY: Duration = Duration::from_millis(200);
 /// Entries of the log after which the next snapshot is made.
 const SNAPSHOT_ENTRIES: u64 = 5000;
-/// Copies across nodes are not written yet: streams have the one of their owner.
-const COPIES_MAX: u32 = 1;
+/// Most copies that a stream may ask for, its owner's included.
+const COPIES_MAX: u32 = 16;
+/// Threads for the connections of other nodes.
+const IO_THREADS: usize = 2;
 /// Settings that all nodes of a cluster share.
 const SHARED: [&str; 2] = ["streams.streams_max", "network.frame_bytes_max"];
 
@@ -53,10 +57,12 @@ pub(crate) struct Cluster {
     node: u32,
     group: Arc<Group>,
     runtime: Handle,
-    epoch: Arc<AtomicU32>,
+    epoch: u32,
     stop: watch::Sender<bool>,
     thread: Mutex<Option<JoinHandle<()>>>,
     server: Mutex<Option<RunningServer>>,
+    copies: Arc<Copies>,
+    backup: Arc<BackupRole>,
 }
 
 /// What joining needs to know.
@@ -64,22 +70,25 @@ struct Joining<'a> {
     config: &'a Config,
     identity: &'a Identity,
     transport: Arc<dyn Transport>,
+    has_all: bool,
 }
 
 impl Cluster {
     /// Starts the node's part and returns when the cluster has given it an epoch, which is in `identity` then. Blocks for as long
-    /// as there is no majority of coordinators. `single` reads the catalog of a node that was alone so far.
+    /// as there is no majority of coordinators. `has_all`: the node still has all that it has acknowledged; `single` reads the
+    /// catalog of a node that was alone so far.
     pub(crate) fn start(
         config: &Config,
         identity: &mut Identity,
-        disk: &Arc<dyn Disk>,
+        disks: &[Arc<dyn Disk>],
         clock: &Arc<dyn Clock>,
+        has_all: bool,
         single: impl FnOnce() -> Result<Catalog, Fatal>,
     ) -> Result<Arc<Cluster>, Fatal> {
         let Some(node) = config.cluster.node else {
             return Err(Fatal::Data { message: "a node of a cluster has a number".into() });
         };
-        let (runtime, thread, stop) = start_runtime()?;
+        let (runtime, thread, stop) = start_runtime("kera-cluster")?;
         let transport: Arc<dyn Transport> = Arc::new(RpcTransport::new(runtime.clone()));
         let settings = GroupConfig {
             node: node as u32,
@@ -90,28 +99,41 @@ impl Cluster {
             snapshot_entries: SNAPSHOT_ENTRIES,
             timing: Timing::default(),
         };
-        let started = Group::start(settings, disk.clone(), transport.clone(), clock.clone());
+        let started = Group::start(settings, disks[0].clone(), transport.clone(), clock.clone());
         let group = wait(&runtime, started).map_err(|error| Fatal::Data { message: error.to_string() })?;
-        let server = listen(config, identity, &group, &runtime, clock)?;
-        runtime.spawn(group.clone().drive(Arc::new(NoBackups), stop.subscribe()));
+        let backup = Arc::new(BackupRole::default());
+        let server = listen(config, identity, &group, &backup, &runtime, clock)?;
+        runtime.spawn(group.clone().drive(Arc::new(RpcBackups(transport.clone())), stop.subscribe()));
+        let joining = Joining { config, identity, transport, has_all };
+        let epoch = join(&group, &runtime, &joining, single)?;
+        if identity.epoch != epoch {
+            identity.epoch = epoch;
+            identity.persist(&*disks[0])?;
+        }
+        if roles(config).contains(&Role::Backup) {
+            backup.start(&group, node as u32, disks, clock, &runtime)?;
+        }
+        let lost = Arc::new(|| restart("a backup or the coordinators have fenced it"));
+        let me = (node as u32, epoch);
+        let copies = Copies::start(&group, &runtime, me, config.virtual_logs.count as u32, clock, lost)?;
         let cluster = Arc::new(Cluster {
             node: node as u32,
             group,
             runtime,
-            epoch: Arc::new(AtomicU32::new(0)),
+            epoch,
             stop,
             thread: Mutex::new(Some(thread)),
             server: Mutex::new(Some(server)),
+            copies,
+            backup,
         });
-        let joining = Joining { config, identity, transport };
-        let epoch = cluster.join(&joining, single)?;
-        cluster.epoch.store(epoch, Ordering::Relaxed);
-        if identity.epoch != epoch {
-            identity.epoch = epoch;
-            identity.persist(&**disk)?;
-        }
-        cluster.beat(config, *identity);
+        cluster.beat();
         Ok(cluster)
+    }
+
+    /// The virtual logs that have copies on other nodes.
+    pub(crate) fn copies(&self) -> &Arc<Copies> {
+        &self.copies
     }
 
     /// The node's coordinator.
@@ -133,9 +155,11 @@ impl Cluster {
 
     /// Stops taking part; the others find out by themselves. Blocks.
     pub(crate) fn stop(&self) {
+        self.copies.stop();
         if let Some(server) = self.server.lock().take() {
             server.stop(Duration::from_secs(1));
         }
+        self.backup.stop();
         let group = self.group.clone();
         wait(&self.runtime, async move { group.stop().await });
         self.stop.send_replace(true);
@@ -146,40 +170,9 @@ impl Cluster {
         }
     }
 
-    /// Founds a cluster, joins one, or comes back to one: the epoch.
-    fn join(&self, joining: &Joining<'_>, single: impl FnOnce() -> Result<Catalog, Fatal>) -> Result<u32, Fatal> {
-        let (seed, group) = (joining.config.cluster.join.clone(), self.group.clone());
-        let is_member = wait(&self.runtime, async move { group.is_member().await });
-        if seed.is_none() && self.group.read(|state| state.cluster()) == [0; 16] {
-            let mut cluster = [0; 16];
-            SystemRandom.fill(&mut cluster);
-            let (group, catalog, first) = (self.group.clone(), single()?, first_join(joining));
-            let founding = async move { found_until(&group, &catalog, cluster, &first).await };
-            let epoch = wait(&self.runtime, founding).map_err(|error| Fatal::Data { message: error.to_string() })?;
-            // Otherwise the cluster was founded at an earlier start, whose epoch is over.
-            if epoch == Some(joining.identity.epoch) {
-                return Ok(joining.identity.epoch);
-            }
-        } else if seed.is_some() && !is_member {
-            let has = single()?.stream_count();
-            if has > 0 {
-                let message = format!(
-                    "this node has {has} streams of its own, and only the first node of a cluster brings its streams along; \
-                     join with an empty data directory"
-                );
-                return Err(Fatal::Data { message });
-            }
-        }
-        let message = join_message(joining.config, joining.identity);
-        let (group, transport) = (self.group.clone(), joining.transport.clone());
-        let joined = wait(&self.runtime, async move { join_until(&group, &*transport, seed, &message).await });
-        joined.map(|joined| joined.epoch).map_err(|message| Fatal::Data { message })
-    }
-
-    /// Sends signs of life; one that was fenced meanwhile joins again.
-    fn beat(&self, config: &Config, identity: Identity) {
-        let (group, epoch, mut stopped) = (self.group.clone(), self.epoch.clone(), self.stop.subscribe());
-        let message = JoinCluster { has_all: true, ..join_message(config, &identity) };
+    /// Sends signs of life. A node that was fenced meanwhile starts again.
+    fn beat(&self) {
+        let (node, epoch, group, mut stopped) = (self.node, self.epoch, self.group.clone(), self.stop.subscribe());
         self.runtime.spawn(async move {
             let pause = Duration::from_millis(Timing::default().heartbeat_ms);
             loop {
@@ -187,19 +180,61 @@ impl Cluster {
                     _ = stopped.wait_for(|stop| *stop) => return,
                     () = tokio::time::sleep(pause) => {}
                 }
-                let has = epoch.load(Ordering::Relaxed);
-                let is_lost = group.beat(has).await.is_ok_and(|heard| !heard.live);
-                if !is_lost || group.read(|state| state.is_live(message.node, has)) {
-                    continue;
-                }
-                tracing::warn!(epoch = has, "the cluster took this node for lost; it joins again");
-                match group.ask(&JoinCluster { epoch_min: has.saturating_add(1), ..message.clone() }).await {
-                    Ok(joined) => epoch.store(joined.epoch, Ordering::Relaxed),
-                    Err(error) => tracing::warn!(%error, "the node cannot join again yet"),
+                let is_lost = group.beat(epoch).await.is_ok_and(|heard| !heard.live);
+                if is_lost && !group.read(|state| state.is_live(node, epoch)) {
+                    restart("the coordinators took it for lost");
                 }
             }
         });
     }
+}
+
+/// Ends this incarnation of the node, which others take for lost, and begins the next one: the program is executed again in this very
+/// process, with the same words. What its arena and its disks have stays, exactly as after a kill, which is what all that it
+/// owns, has promised and has under way is made for; nothing has to be taken back piece by piece while sessions and threads still use it
+/// (`docs/decisions/0018-a-fenced-node-starts-again.md`).
+fn restart(why: &str) {
+    use std::os::unix::process::CommandExt;
+    tracing::warn!(why, "this node was declared lost; it starts again as its next incarnation");
+    let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
+    let error = std::process::Command::new(program).args(std::env::args_os().skip(1)).exec();
+    tracing::error!(%error, "the node cannot start again by itself; start it");
+    std::process::abort();
+}
+
+/// Founds a cluster, joins one, or comes back to one: the epoch.
+fn join(
+    group: &Arc<Group>,
+    runtime: &Handle,
+    joining: &Joining<'_>,
+    single: impl FnOnce() -> Result<Catalog, Fatal>,
+) -> Result<u32, Fatal> {
+    let (seed, asked) = (joining.config.cluster.join.clone(), group.clone());
+    let is_member = wait(runtime, async move { asked.is_member().await });
+    if seed.is_none() && group.read(|state| state.cluster()) == [0; 16] {
+        let mut cluster = [0; 16];
+        SystemRandom.fill(&mut cluster);
+        let (asked, catalog, first) = (group.clone(), single()?, first_join(joining));
+        let founding = async move { found_until(&asked, &catalog, cluster, &first).await };
+        let epoch = wait(runtime, founding).map_err(|error| Fatal::Data { message: error.to_string() })?;
+        // Otherwise the cluster was founded at an earlier start, whose epoch is over.
+        if epoch == Some(joining.identity.epoch) {
+            return Ok(joining.identity.epoch);
+        }
+    } else if seed.is_some() && !is_member {
+        let has = single()?.stream_count();
+        if has > 0 {
+            let message = format!(
+                "this node has {has} streams of its own, and only the first node of a cluster brings its streams along; \
+                 join with an empty data directory"
+            );
+            return Err(Fatal::Data { message });
+        }
+    }
+    let message = join_message(joining);
+    let (asked, transport) = (group.clone(), joining.transport.clone());
+    let joined = wait(runtime, async move { join_until(&asked, &*transport, seed, &message).await });
+    joined.map(|joined| joined.epoch).map_err(|message| Fatal::Data { message })
 }
 
 /// Founds a cluster unless the node is told of one that was founded before; the node's epoch in it, if it has one. Goes on for as long
@@ -291,12 +326,12 @@ fn wait<T: Send + 'static>(runtime: &Handle, future: impl Future<Output = T> + S
 
 type Runtime = (Handle, JoinHandle<()>, watch::Sender<bool>);
 
-fn start_runtime() -> Result<Runtime, Fatal> {
+fn start_runtime(name: &str) -> Result<Runtime, Fatal> {
     let cannot = |error| Fatal::Resources { what: "the coordinators' log", error };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(cannot)?;
     let handle = runtime.handle().clone();
     let (stop, mut stopped) = watch::channel(false);
-    let spawn = std::thread::Builder::new().name("kera-cluster".into());
+    let spawn = std::thread::Builder::new().name(name.into());
     let run = move || {
         runtime.block_on(async move {
             let _ = stopped.wait_for(|stop| *stop).await;
@@ -309,6 +344,7 @@ fn listen(
     config: &Config,
     identity: &Identity,
     group: &Arc<Group>,
+    backup: &Arc<BackupRole>,
     runtime: &Handle,
     clock: &Arc<dyn Clock>,
 ) -> Result<RunningServer, Fatal> {
@@ -320,7 +356,7 @@ fn listen(
         node_id: identity.node,
         node_epoch: identity.epoch,
         ops: HelloResponse::ops_spoken(),
-        frame_bytes_max: config.network.frame_bytes_max as u32,
+        frame_bytes_max: FRAME_BYTES_MAX as u32,
         chunk_bytes_max: 0,
         in_flight_bytes_max: 0,
         in_flight_requests_max: 0,
@@ -328,12 +364,12 @@ fn listen(
         idle_timeout_ms: 0,
     };
     let server = ServerConfig {
-        io_threads: 1,
+        io_threads: IO_THREADS,
         connections_max: config.network.connections_max as usize,
         stall_timeout: Duration::from_millis(config.network.stall_timeout),
         ..ServerConfig::new(crate::node::resolve(address).map_err(failed)?, hello, clock.clone())
     };
-    let sessions = ClusterSessions { group: group.clone(), runtime: runtime.clone() };
+    let sessions = ClusterSessions { group: group.clone(), backup: backup.clone(), runtime: runtime.clone() };
     Server::start(server, Arc::new(sessions)).map_err(failed)
 }
 
@@ -344,7 +380,8 @@ pub(crate) fn roles(config: &Config) -> Vec<Role> {
     all.into_iter().filter(is_named).collect()
 }
 
-fn join_message(config: &Config, identity: &Identity) -> JoinCluster {
+fn join_message(joining: &Joining<'_>) -> JoinCluster {
+    let (config, identity) = (joining.config, joining.identity);
     let shared = SETTINGS.iter().filter(|setting| SHARED.contains(&setting.name().as_str()));
     JoinCluster {
         node: config.cluster.node.unwrap_or(0) as u32,
@@ -357,13 +394,12 @@ fn join_message(config: &Config, identity: &Identity) -> JoinCluster {
         http_address: config.http.listen.clone().unwrap_or_default(),
         settings: shared.map(|one| SharedSetting { name: one.name(), value: one.shown(config) }).collect(),
         epoch_min: identity.epoch,
-        // Only streams with one copy can be made, and what a node has of them is all there is.
-        has_all: true,
+        has_all: joining.has_all,
     }
 }
 
 fn first_join(joining: &Joining<'_>) -> Join {
-    let message = join_message(joining.config, joining.identity);
+    let message = join_message(joining);
     let bit = |role: &Role| match role {
         Role::Coordinator => Roles::COORDINATOR.0,
         Role::Broker => Roles::BROKER.0,
@@ -382,6 +418,6 @@ fn first_join(joining: &Joining<'_>) -> Join {
         },
         settings: message.settings.into_iter().map(|one| (one.name, one.value)).collect(),
         epoch_min: message.epoch_min,
-        has_all: true,
+        has_all: message.has_all,
     }
 }

@@ -1,7 +1,9 @@
-//! Connections of other nodes. Frames are handed to the log's runtime, and answers come back through a wake.
+//! Connections of other nodes. Frames for the coordinators are handed to their log's runtime, and answers come back through a
+//! wake; those for the backup are its own session's.
 
 use std::sync::Arc;
 
+use kera_backup::BackupSession;
 use kera_protocol::frame::{FRAME_HEADER_BYTES, begin_frame, finish_frame};
 use kera_protocol::{ErrorBody, FrameHeader, Op, Status, encode_error};
 use kera_raft::Group;
@@ -9,12 +11,15 @@ use kera_rpc::{Flow, Outbox, Peer, Session, SessionFactory, SessionWaker};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
+use super::backups::BackupRole;
+
 /// Requests of one connection that may be unanswered before it is read no further.
 const PENDING_MAX: usize = 1024;
 
 /// Makes the sessions.
 pub(super) struct ClusterSessions {
     pub(super) group: Arc<Group>,
+    pub(super) backup: Arc<BackupRole>,
     pub(super) runtime: Handle,
 }
 
@@ -26,12 +31,22 @@ struct Replies {
 impl SessionFactory for ClusterSessions {
     fn open(&self, _peer: Peer, waker: SessionWaker) -> Box<dyn Session> {
         let replies = Arc::new(Replies { frames: Mutex::default(), waker });
-        Box::new(ClusterSession { group: self.group.clone(), runtime: self.runtime.clone(), replies, pending: 0 })
+        Box::new(ClusterSession {
+            group: self.group.clone(),
+            role: self.backup.clone(),
+            backup: None,
+            runtime: self.runtime.clone(),
+            replies,
+            pending: 0,
+        })
     }
 }
 
 struct ClusterSession {
     group: Arc<Group>,
+    role: Arc<BackupRole>,
+    /// There from the first request for it on.
+    backup: Option<BackupSession>,
     runtime: Handle,
     replies: Arc<Replies>,
     /// Requests whose answers are not in the outbox yet.
@@ -50,8 +65,27 @@ impl ClusterSession {
     }
 }
 
+impl ClusterSession {
+    fn for_backup(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        if self.backup.is_none() {
+            self.backup = self.role.session(self.replies.waker.clone());
+        }
+        match &mut self.backup {
+            Some(backup) => backup.on_frame(header, body, out),
+            None => {
+                // Its files are being read, or it is none.
+                out.error(header, Status::Overloaded, &ErrorBody::new("this node keeps no copies yet"));
+                Flow::Done
+            }
+        }
+    }
+}
+
 impl Session for ClusterSession {
     fn on_frame(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        if Op::from_u16(header.op).is_some_and(BackupSession::serves) {
+            return self.for_backup(header, body, out);
+        }
         let Some(op) = Op::from_u16(header.op).filter(|op| (80..90).contains(&(*op as u16))) else {
             out.error(header, Status::NotSupported, &ErrorBody::new("this address is for nodes of the cluster"));
             return Flow::Done;
@@ -79,9 +113,12 @@ impl Session for ClusterSession {
 
     fn on_wake(&mut self, out: &mut Outbox) {
         self.collect(out);
+        if let Some(backup) = &mut self.backup {
+            backup.on_wake(out);
+        }
     }
 
     fn is_busy(&self) -> bool {
-        self.pending > 0
+        self.pending > 0 || self.backup.as_ref().is_some_and(|backup| backup.is_busy())
     }
 }

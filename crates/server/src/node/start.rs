@@ -41,7 +41,7 @@ use super::compaction::Compaction;
 use super::kafka::Kafka;
 use super::maintenance::Maintenance;
 use super::{Node, Parts, orphans};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, NodeSinks};
 use crate::config::Config;
 use crate::fatal::Fatal;
 use crate::http::{HttpNode, HttpServer, HttpState};
@@ -76,14 +76,15 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
 
     let disks = open_disks(config)?;
     readiness.enter(Phase::Starting("reading the catalog"));
-    let (identity, persisting, cluster, coordinator) = open_coordinator(config, &disks[0], &clock, &readiness)?;
+    let (identity, persisting, cluster, coordinator) = open_coordinator(config, &disks, &clock, &readiness)?;
     let applications_stream = coordinator
         .system_stream(APPLICATIONS_STREAM, &applications_stream_options())
         .map_err(|error| Fatal::Data { message: format!("the catalog: {error}") })?
         .id;
 
     let mut summary = Summary::default();
-    let recovered = recover(config, &identity, &disks, &clock, &coordinator, &readiness, &mut summary)?;
+    let recovered =
+        recover(config, &identity, &disks, &clock, (&coordinator, cluster.as_deref()), &readiness, &mut summary)?;
     persisting.finish()?;
     warn_all(&recovered.log.finish_recovery(identity.epoch), &mut summary);
     let Recovered { log, store, store_threads, virtual_logs, broker } = recovered;
@@ -198,16 +199,17 @@ type OpenCoordinator = (Identity, Persisting, Option<Arc<Cluster>>, Arc<Coordina
 /// Who the node is, and who knows its streams: its own catalog, or the cluster that it has a number in, which gives the epoch too.
 fn open_coordinator(
     config: &Config,
-    disk: &Arc<dyn Disk>,
+    disks: &[Arc<dyn Disk>],
     clock: &Arc<dyn Clock>,
     readiness: &Readiness,
 ) -> Result<OpenCoordinator, Fatal> {
+    let disk = &disks[0];
     let (mut identity, mut persisting) = begin(disk)?;
     if config.cluster.node.is_some() {
         // The epoch that the cluster gives is written after this one.
         std::mem::replace(&mut persisting, Persisting(None)).finish()?;
     }
-    let cluster = join_cluster(config, &mut identity, disk, clock, readiness)?;
+    let cluster = join_cluster(config, &mut identity, disks, clock, readiness)?;
     let coordinator = match &cluster {
         Some(cluster) => cluster.coordinator(clock),
         None => open_catalog(config, &identity, disk, clock)?,
@@ -220,10 +222,11 @@ fn open_coordinator(
 fn join_cluster(
     config: &Config,
     identity: &mut Identity,
-    disk: &Arc<dyn Disk>,
+    disks: &[Arc<dyn Disk>],
     clock: &Arc<dyn Clock>,
     readiness: &Readiness,
 ) -> Result<Option<Arc<Cluster>>, Fatal> {
+    let disk = &disks[0];
     if config.cluster.node.is_none() {
         // Its journal does not know what the cluster has done since, and what nobody knows is thrown away.
         return match disk.list(kera_raft::file::DIR) {
@@ -237,7 +240,10 @@ fn join_cluster(
     readiness.enter(Phase::Starting("waiting for the cluster"));
     let alone = *identity;
     let single = || Ok(open_catalog(config, &alone, disk, clock)?.catalog());
-    Cluster::start(config, identity, disk, clock, single).map(Some)
+    // With the arena, after a kill, or with everything on disk, after a stop. Otherwise the power was lost, and the others know better.
+    let has_all =
+        alone.first_start || alone.stopped || kera_log::Arena::has_survived(&arena_path(config, &alone), alone.node);
+    Cluster::start(config, identity, disks, clock, has_all, single).map(Some)
 }
 
 fn open_catalog(
@@ -292,7 +298,7 @@ fn recover(
     identity: &Identity,
     disks: &[Arc<dyn Disk>],
     clock: &Arc<dyn Clock>,
-    coordinator: &Coordinator,
+    (coordinator, cluster): (&Coordinator, Option<&Cluster>),
     readiness: &Readiness,
     summary: &mut Summary,
 ) -> Result<Recovered, Fatal> {
@@ -334,8 +340,8 @@ fn recover(
     log.set_store(store.clone());
     store.attach(&log);
     let virtual_logs = open_virtual_logs(config, identity, &disks[0], clock)?;
-    let sinks: Vec<Arc<dyn DurabilitySink>> = virtual_logs.iter().map(|v| v.clone() as _).collect();
-    log.set_sinks(Arc::new(sinks));
+    let own: Vec<Arc<dyn DurabilitySink>> = virtual_logs.iter().map(|v| v.clone() as _).collect();
+    log.set_sinks(Arc::new(NodeSinks { own, copies: cluster.map(|cluster| cluster.copies().clone()) }));
     for virtual_log in &virtual_logs {
         virtual_log.set_closer(Arc::new(Close(log.clone())));
         virtual_log.set_write_through(store.clone());
@@ -410,6 +416,13 @@ fn tell_orphans(dir: &Path) {
             "an arena is left whose data directory is gone; if that does not come back: rm {arena} {link}"
         );
     }
+}
+
+/// Notes that the node was stopped with everything on disk.
+pub(super) fn stopped(config: &Config, identity: &Identity) -> Result<(), Fatal> {
+    let disk =
+        RealDisk::open_buffered(&config.node.data).map_err(|error| Fatal::directory(&config.node.data, error))?;
+    identity.persist_stopped(&disk)
 }
 
 /// Takes the link to the data directory away from beside an arena whose file is gone.

@@ -63,6 +63,9 @@ pub(super) fn stop(node: Node) {
     if let Some(cluster) = &parts.cluster {
         cluster.stop();
     }
+    if flushed && let Err(error) = start::stopped(&parts.config, &parts.identity) {
+        tracing::warn!(%error, "the next start does not know that everything is on disk");
+    }
     tracing::info!(took_ms = started.elapsed().as_millis() as u64, on_disk = flushed, "stopped");
     drop(lock);
 }

@@ -1,0 +1,273 @@
+//! Virtual logs with copies on other nodes (thesis 5.3.3, 7.3; `docs/replication.md`): which of them serves a stream, how they reach
+//! backups, and how the coordinators are asked for views.
+//!
+//! Logs are made when the first stream needs them: one pool for all streams with the same number of copies and the same durability, and
+//! some of its own for a stream that asks for them. Each has a thread; all share one connection to each backup and one thread for all
+//! connections.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kera_coordinator::CoordinatorError;
+use kera_coordinator::cluster::{ClusterState, NodeState};
+use kera_env::Clock;
+use kera_format::cluster::{LogName, Roles};
+use kera_format::vlog_replica::LogId;
+use kera_format::{Durability, StreamId, StreamOptions, StreamletId};
+use kera_link::{LinkConfig, RpcLinks};
+use kera_log::{DurabilitySink, SinkDirectory};
+use kera_protocol::{ChangeLog, LogChange};
+use kera_raft::Group;
+use kera_vlog::{BackupId, ReplicatedConfig, ReplicatedLog, ReplicatedStats, View, ViewAnswer, Views};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::Runtime;
+use crate::fatal::Fatal;
+
+/// How long connecting to a backup may take.
+const CONNECT: Duration = Duration::from_millis(500);
+
+/// Which logs serve a stream.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Pool {
+    copies: u32,
+    synced: bool,
+    /// Whose alone, if it has logs of its own.
+    stream: Option<StreamId>,
+}
+
+#[derive(Default)]
+struct Logs {
+    pools: HashMap<Pool, Vec<Arc<ReplicatedLog>>>,
+    all: Vec<(LogId, Arc<ReplicatedLog>)>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// See the module.
+pub(crate) struct Copies {
+    /// The node, its epoch, and 0.
+    me: LogId,
+    shared_logs: u32,
+    clock: Arc<dyn Clock>,
+    views: Arc<GroupViews>,
+    /// Blocks that count when they survive a kill, and those that count when they are synced.
+    links: [Arc<RpcLinks>; 2],
+    logs: Mutex<Logs>,
+    stop: watch::Sender<bool>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Copies {
+    /// The logs of node `me.0` in its epoch `me.1`. `fenced` is told once when a backup or the coordinators say that it is fenced.
+    pub(super) fn start(
+        group: &Arc<Group>,
+        cluster_runtime: &Handle,
+        me: (u32, u32),
+        shared_logs: u32,
+        clock: &Arc<dyn Clock>,
+        fenced: Arc<dyn Fn() + Send + Sync>,
+    ) -> Result<Arc<Copies>, Fatal> {
+        let (runtime, thread, stop): Runtime = super::start_runtime("kera-links")?;
+        let cluster = group.read(ClusterState::cluster);
+        let link = |synced| {
+            let group = Arc::downgrade(group);
+            let address = move |backup: BackupId| {
+                let group = group.upgrade()?;
+                group.read(|state| state.node(backup).map(|node| node.doors.cluster.clone()))
+            };
+            let config = LinkConfig { cluster, synced, connect_timeout: CONNECT };
+            RpcLinks::new(config, runtime.clone(), Arc::new(address))
+        };
+        let views = GroupViews {
+            node: me.0,
+            epoch: me.1,
+            group: Arc::downgrade(group),
+            runtime: cluster_runtime.clone(),
+            logs: Mutex::default(),
+            asking: Arc::default(),
+            fenced,
+        };
+        Ok(Arc::new(Copies {
+            me: LogId { node: me.0, epoch: me.1, vlog: 0 },
+            shared_logs: shared_logs.max(1),
+            clock: clock.clone(),
+            views: Arc::new(views),
+            links: [link(false), link(true)],
+            logs: Mutex::default(),
+            stop,
+            thread: Mutex::new(Some(thread)),
+        }))
+    }
+
+    /// The log of a streamlet, made if it is the first of its kind.
+    fn log(self: &Arc<Self>, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<ReplicatedLog> {
+        let own = (options.virtual_logs > 0).then_some(stream);
+        let synced = options.durability == Durability::Power;
+        let pool = Pool { copies: options.replication, synced, stream: own };
+        let wanted = own.map_or(self.shared_logs, |_| options.virtual_logs.min(options.streamlets));
+        let at = match own {
+            Some(_) => u64::from(streamlet.0),
+            None => stream.0.wrapping_add(streamlet.0.into()),
+        };
+        let mut logs = self.logs.lock();
+        if !logs.pools.contains_key(&pool) {
+            let made: Vec<_> = (0..wanted).map(|_| self.open(&mut logs, pool)).collect();
+            logs.pools.insert(pool, made);
+        }
+        let pool = &logs.pools[&pool];
+        Arc::clone(&pool[(at % pool.len() as u64) as usize])
+    }
+
+    /// Makes a log. It has no view yet: it asks for its first one by itself, and takes nothing before.
+    fn open(&self, logs: &mut Logs, pool: Pool) -> Arc<ReplicatedLog> {
+        let id = LogId { vlog: logs.all.len() as u32, ..self.me };
+        let nobody = View { number: 0, first: 1, backups: Vec::new() };
+        let links = &self.links[usize::from(pool.synced)];
+        let config = ReplicatedConfig::new(id, pool.copies);
+        let log = ReplicatedLog::new(config, nobody, self.clock.clone(), links.clone(), self.views.clone());
+        links.attach(id, &log);
+        self.views.logs.lock().insert(id, Arc::downgrade(&log));
+        logs.all.push((id, log.clone()));
+        let running = log.clone();
+        let spawned = std::thread::Builder::new().name("kera-copies".into()).stack_size(512 << 10);
+        match spawned.spawn(move || running.run()) {
+            Ok(thread) => logs.threads.push(thread),
+            // Nothing is ever acknowledged by it then, and its streams say so.
+            Err(error) => tracing::error!(%error, log = %id, "no thread for a virtual log; restart the node"),
+        }
+        log
+    }
+
+    /// All logs there are.
+    pub(crate) fn all(&self) -> Vec<(LogId, Arc<ReplicatedLog>)> {
+        self.logs.lock().all.clone()
+    }
+
+    /// What they have done, together.
+    pub(crate) fn stats(&self) -> Vec<ReplicatedStats> {
+        self.all().iter().map(|(_, log)| log.stats()).collect()
+    }
+
+    /// Stops all logs: what is not acknowledged stays so. Blocks.
+    pub(super) fn stop(&self) {
+        let (all, threads) = {
+            let mut logs = self.logs.lock();
+            (logs.all.clone(), std::mem::take(&mut logs.threads))
+        };
+        all.iter().for_each(|(_, log)| log.stop());
+        self.stop.send_replace(true);
+        for thread in threads.into_iter().chain(self.thread.lock().take()) {
+            if thread.join().is_err() {
+                tracing::error!("a thread of the virtual logs with copies ended with a panic");
+            }
+        }
+    }
+}
+
+/// The coordinators, as the logs know them.
+struct GroupViews {
+    node: u32,
+    epoch: u32,
+    group: Weak<Group>,
+    runtime: Handle,
+    logs: Mutex<HashMap<LogId, Weak<ReplicatedLog>>>,
+    /// Logs that wait for an answer: asking again is of no use before.
+    asking: Arc<Mutex<HashSet<LogId>>>,
+    fenced: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl Views for GroupViews {
+    /// Live backups: those on other racks first, then those that have the fewest logs.
+    fn candidates(&self, log: LogId) -> Vec<BackupId> {
+        let Some(group) = self.group.upgrade() else { return Vec::new() };
+        group.read(|state| {
+            let rack = state.node(self.node).map(|node| node.rack.clone()).unwrap_or_default();
+            let mut loads: HashMap<BackupId, usize> = HashMap::new();
+            for view in state.logs().values().filter_map(|log| log.views.last()) {
+                view.backups.iter().for_each(|backup| *loads.entry(*backup).or_default() += 1);
+            }
+            let is_one = |(number, node): &(&u32, &NodeState)| **number != self.node && node.is_live(Roles::BACKUP);
+            let mut found: Vec<_> = (state.nodes().iter().filter(is_one))
+                .map(|(number, node)| {
+                    let is_near = !rack.is_empty() && node.rack == rack;
+                    let turn = number.wrapping_sub(self.node).wrapping_add(log.vlog) % 1024;
+                    (is_near, loads.get(number).copied().unwrap_or(0), turn, *number)
+                })
+                .collect();
+            found.sort_unstable();
+            found.into_iter().map(|(.., number)| number).collect()
+        })
+    }
+
+    fn ask(&self, log: LogId, view: &View) {
+        let (Some(group), Some(replicated)) =
+            (self.group.upgrade(), self.logs.lock().get(&log).and_then(Weak::upgrade))
+        else {
+            return;
+        };
+        if !self.asking.lock().insert(log) {
+            return;
+        }
+        let (view, asking, me) = (view.clone(), self.asking.clone(), (self.node, self.epoch));
+        self.runtime.spawn(async move {
+            let message = ChangeLog {
+                log,
+                change: LogChange::View,
+                view: view.number,
+                first_block: view.first,
+                backups: view.backups.clone(),
+            };
+            let answer = match group.ask(&message).await {
+                Ok(_) => Some(ViewAnswer::Agreed(view.number)),
+                // Nobody has decided; it is asked again.
+                Err(CoordinatorError::NoLeader(_)) => None,
+                Err(error) => {
+                    tracing::warn!(%log, view = view.number, %error, "the coordinators refuse a view");
+                    Some(group.read(|state| refusal(state, me, log)))
+                }
+            };
+            asking.lock().remove(&log);
+            if let Some(answer) = answer {
+                replicated.view_answered(answer);
+            }
+        });
+    }
+
+    fn fenced(&self, log: LogId) {
+        tracing::error!(%log, "this node was declared lost");
+        (self.fenced)();
+    }
+}
+
+/// What a refusal means, by what this node knows: that may be a little old, and then it asks once more.
+fn refusal(state: &ClusterState, me: (u32, u32), log: LogId) -> ViewAnswer {
+    if !state.is_live(me.0, me.1) {
+        return ViewAnswer::Fenced;
+    }
+    let name = LogName { node: log.node, epoch: log.epoch, log: log.vlog };
+    ViewAnswer::Refused { newest: state.logs().get(&name).map_or(0, |known| known.views.len() as u32) }
+}
+
+/// Which sink serves a streamlet of this node: streams with one copy go to the virtual logs on its own disk, all others to backups.
+pub(crate) struct NodeSinks {
+    pub(crate) own: Vec<Arc<dyn DurabilitySink>>,
+    pub(crate) copies: Option<Arc<Copies>>,
+}
+
+impl SinkDirectory for NodeSinks {
+    fn sink(&self, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<dyn DurabilitySink> {
+        match &self.copies {
+            Some(copies) if options.replication > 1 => copies.log(stream, streamlet, options),
+            _ => self.own.sink(stream, streamlet, options),
+        }
+    }
+
+    fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>> {
+        let copies = self.copies.iter().flat_map(|copies| copies.all()).map(|(_, log)| log as Arc<dyn DurabilitySink>);
+        self.own.iter().cloned().chain(copies).collect()
+    }
+}
