@@ -16,6 +16,8 @@ pub(super) struct Counters {
     pub(super) appended: f64,
     /// Made durable by virtual logs, straight to containers included.
     pub(super) replicated: f64,
+    /// Seconds that virtual logs spent writing and syncing, all of them together; not bytes.
+    pub(super) replication_disk_s: f64,
     /// Of closed segments written to disk.
     pub(super) persisted: f64,
     /// Of chunks sent to consumers, pushed or asked for.
@@ -43,6 +45,7 @@ fn parse(text: &str) -> Counters {
         received: of(&["kera_network_received_bytes_total"]),
         appended: of(&["kera_appended_bytes_total"]),
         replicated: of(&["kera_vlog_written_bytes_total", "kera_vlog_through_bytes_total"]),
+        replication_disk_s: of(&["kera_vlog_disk_microseconds_total"]) / 1e6,
         persisted: of(&["kera_store_written_bytes_total"]),
         consumed: of(&["kera_pushed_bytes_total", "kera_read_bytes_total"]),
     }
@@ -55,8 +58,9 @@ mod tests {
     #[test]
     fn counters_are_found_by_their_whole_name() {
         let text = "HTTP/1.1 200 OK\r\n\r\n# TYPE kera_appended_bytes counter\nkera_appended_bytes_total 7\n\
-                    kera_pushed_bytes_total 3\nkera_read_bytes_total 2\nkera_appended_bytes_total_not 99\n";
+                    kera_pushed_bytes_total 3\nkera_read_bytes_total 2\nkera_vlog_disk_microseconds_total 500000\nkera_appended_bytes_total_not 99\n";
         let counters = parse(text);
         assert_eq!((counters.appended, counters.consumed, counters.persisted), (7.0, 5.0, 0.0));
+        assert_eq!(counters.replication_disk_s, 0.5);
     }
 }

@@ -14,6 +14,8 @@ use super::sample::{BUSY, ProcessSnapshot, Snapshot, thread_seconds};
 
 /// A phase works where it moves more than this share of its own most.
 const ACTIVE: f64 = 0.05;
+/// Virtual logs that are in the disk at any time, on average, from which on replication counts as waiting for it.
+const IN_DISK: f64 = 0.5;
 const MIB: f64 = 1024.0 * 1024.0;
 
 /// A profiled run. Every series has one value for each interval; an interval ends at `at_s`.
@@ -47,6 +49,9 @@ pub struct Profile {
     pub disk_written: Vec<f64>,
     /// Share of the time in which it had something to do.
     pub disk_busy: Vec<f64>,
+    /// Virtual logs that were writing or syncing, on average: above 1 if several did at once.
+    #[serde(default)]
+    pub replication_in_disk: Vec<f64>,
     /// MiB per second over loopback, of everybody.
     pub loopback: Vec<f64>,
     /// What each phase waits for.
@@ -152,6 +157,8 @@ impl Profile {
             profile.disk_written.push((after.disk.1 - before.disk.1) as f64 / took / MIB);
             profile.disk_busy.push(((after.disk.2 - before.disk.2) / took).clamp(0.0, 1.0));
             profile.loopback.push((after.loopback_bytes - before.loopback_bytes) as f64 / took / MIB);
+            let in_disk = |one: &Snapshot| one.counters.as_ref().map_or(0.0, |counters| counters.replication_disk_s);
+            profile.replication_in_disk.push(((in_disk(after) - in_disk(before)) / took).max(0.0));
             for phase in Phase::ALL {
                 let moved = |one: &Snapshot| one.counters.as_ref().map(|counters| phase.counted(counters));
                 if let (Some(then), Some(now)) = (moved(before), moved(after)) {
@@ -205,15 +212,21 @@ impl Profile {
         };
         let busiest = group.iter().map(|name| of(&self.busiest, name)).fold(0.0, f64::max);
         let (disk, machine) = (mean(&self.disk_busy), mean(&self.machine_busy));
+        let in_disk = mean(&self.replication_in_disk);
         let waits_for = if busiest >= BUSY {
             let what = if in_kernel > outside { "mostly in the kernel" } else { "mostly its own code" };
             format!("its own thread: busy for {:.0} % of the time, {what}", busiest * 100.0)
         } else if phase.uses_disk() && disk >= BUSY {
             format!("the disk: busy for {:.0} % of the time", disk * 100.0)
+        } else if phase == Phase::Replication && in_disk >= IN_DISK {
+            format!("the disk: {in_disk:.1} virtual logs were writing or syncing at any time")
         } else if machine >= 0.95 {
-            format!("a core: all were busy for {:.0} % of the time", machine * 100.0)
+            let most = self.threads.iter().map(|(name, cores)| (name, mean(cores))).max_by(|a, b| a.1.total_cmp(&b.1));
+            let who = most.map_or(String::new(), |(name, cores)| format!(", {cores:.2} of them by {name}"));
+            format!("a core: all were busy for {:.0} % of the time{who}", machine * 100.0)
         } else {
-            format!("nothing of its own (its busiest thread ran for {:.0} %): the phase before it", busiest * 100.0)
+            let before = if phase == Phase::Producer { "acknowledgements" } else { "the phase before it" };
+            format!("{before}: its busiest thread ran for {:.0} % of the time", busiest * 100.0)
         };
         let active_share = active.len() as f64 / rates.len() as f64;
         Some(Wait { phase, active: active_share, mib_per_s: mean(rates), cores, waits_for })
@@ -262,6 +275,7 @@ mod tests {
                     received: t * 100.0 * MIB,
                     appended: t * 100.0 * MIB,
                     replicated: t * 90.0 * MIB,
+                    replication_disk_s: 0.7 * t,
                     ..Counters::default()
                 }),
             }
@@ -283,7 +297,9 @@ mod tests {
         assert!(!profile.waits.iter().any(|wait| wait.phase == Phase::Consumer), "nobody consumed");
         let profile = Profile::new(&seconds(4, 0.3, 0.3, 0.97));
         assert!(waits_for(&profile, Phase::Replication).contains("the disk"));
-        assert!(waits_for(&profile, Phase::Producer).contains("the phase before it"));
+        assert!(waits_for(&profile, Phase::Producer).contains("acknowledgements"));
+        let profile = Profile::new(&seconds(4, 0.3, 0.3, 0.2));
+        assert!(waits_for(&profile, Phase::Replication).contains("0.7 virtual logs were writing or syncing"));
         let append = profile.waits.iter().find(|wait| wait.phase == Phase::Append).unwrap();
         let network = profile.waits.iter().find(|wait| wait.phase == Phase::Network).unwrap();
         assert!(

@@ -366,11 +366,13 @@ fn costs(results: &Results, experiment: &Experiment) -> Table {
 fn profile_picture(experiment: &Experiment, profile: &Profile, n: usize) -> Option<Picture> {
     let mib: fn(f64) -> String = |value| format!("{value:.0} MiB/s");
     let named = |lines: &[(&str, &Vec<f64>)]| -> plot::Lines {
-        lines.iter().map(|(name, values)| ((*name).to_owned(), values.to_vec())).collect()
+        let seen = lines.iter().filter(|(_, values)| values.iter().any(|value| *value > 0.0));
+        seen.map(|(name, values)| ((*name).to_owned(), values.to_vec())).collect()
     };
     // Producer and network move the same bytes: one line says both.
     let phases = Phase::ALL.iter().filter(|phase| **phase != Phase::Producer);
     let phases = phases.filter_map(|phase| Some((phase.label().to_owned(), profile.phases.get(phase)?.clone())));
+    let phases = phases.filter(|(_, values)| values.iter().any(|value| *value > 0.0));
     let busy = |values: &[f64]| values.iter().sum::<f64>() > 0.02 * values.len() as f64;
     let threads = profile.threads.iter().filter(|(_, values)| busy(values));
     let disk =
@@ -385,7 +387,11 @@ fn profile_picture(experiment: &Experiment, profile: &Profile, n: usize) -> Opti
         Panel { title: "disk and network", lines: named(&disk), show: mib },
         Panel {
             title: "share of the time in which they were busy",
-            lines: named(&[("all cores", &profile.machine_busy), ("the disk", &profile.disk_busy)]),
+            lines: named(&[
+                ("all cores", &profile.machine_busy),
+                ("the disk", &profile.disk_busy),
+                ("virtual logs in the disk", &profile.replication_in_disk),
+            ]),
             show: |value| format!("{:.0} %", value * 100.0),
         },
         Panel {
