@@ -46,25 +46,30 @@ impl Group {
                 _ = stop.wait_for(|stop| *stop) => return,
                 _ = turn.tick() => {}
             }
+            // Every coordinator hears all nodes, so that whoever leads next knows at once who is silent.
+            let lost = self.listen(&mut detector);
             if !self.is_leader() {
-                detector = Detector::new(timing.lost_after_ms);
-                self.heard.lock().clear();
                 continue;
             }
-            if let Err(error) = self.lead(&mut detector, &*backups).await {
+            if let Err(error) = self.lead(lost, &*backups).await {
                 tracing::debug!(%error, "the leader's work waits");
             }
         }
     }
 
-    async fn lead(&self, detector: &mut Detector, backups: &dyn Backups) -> Result<(), CoordinatorError> {
+    /// Who has been silent for too long, as far as this node has heard.
+    fn listen(&self, detector: &mut Detector) -> Vec<(NodeNumber, u32)> {
         let now_us = self.clock.monotonic_us();
         self.heard.lock().iter().for_each(|(node, (epoch, at_us))| detector.heard(*node, *epoch, *at_us));
         let live = self.read(live_nodes);
         live.iter()
             .filter(|(node, _)| *node == self.config.node)
             .for_each(|(node, epoch)| detector.heard(*node, *epoch, now_us));
-        for (node, epoch) in detector.lost(&live, now_us) {
+        detector.lost(&live, now_us)
+    }
+
+    async fn lead(&self, lost: Vec<(NodeNumber, u32)>, backups: &dyn Backups) -> Result<(), CoordinatorError> {
+        for (node, epoch) in lost {
             tracing::warn!(node, epoch, "the node is silent; it is fenced");
             self.commit(&mut *self.leading.lock().await, |state| state.plan_fence(node, epoch)).await?;
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::{ClusterState, Join, Refused};
+use kera_coordinator::cluster::{ClusterState, Join, NodeState, Refused};
 use kera_env::{Clock, Disk};
 use kera_format::cluster::{ClusterEntry, NodeNumber, Roles};
 use kera_protocol::{
@@ -42,7 +42,7 @@ pub struct Timing {
 impl Default for Timing {
     fn default() -> Timing {
         use kera_coordinator::detector::{HEARTBEAT_MS, LOST_AFTER_MS};
-        Timing { heartbeat_ms: HEARTBEAT_MS, election_ms: 500, lost_after_ms: LOST_AFTER_MS, command_ms: 10_000 }
+        Timing { heartbeat_ms: HEARTBEAT_MS, election_ms: 300, lost_after_ms: LOST_AFTER_MS, command_ms: 10_000 }
     }
 }
 
@@ -310,16 +310,31 @@ impl Group {
     }
 
     fn hear(&self, alive: NodeAlive) -> NodeHeard {
-        if self.is_leader() {
+        if self.read(|state| state.node(alive.node).is_some()) {
             self.heard.lock().insert(alive.node, (alive.epoch, self.clock.monotonic_us()));
         }
         let leader = self.leader().map_or(0, |(node, _)| node);
         NodeHeard { leader, live: self.read(|state| state.is_live(alive.node, alive.epoch)) }
     }
 
-    /// Sends a sign of life to the leader; the answer says whether the node is still part of the cluster.
+    /// Sends a sign of life to all coordinators; the answer, the leader's, says whether the node is still part of the cluster.
     pub async fn beat(&self, epoch: u32) -> Result<NodeHeard, String> {
         let alive = NodeAlive { node: self.config.node, epoch };
+        let leading = self.leader().map(|(leader, _)| leader);
+        let is_other = |(number, node): &(&NodeNumber, &NodeState)| {
+            node.is_live(Roles::COORDINATOR) && **number != self.config.node && Some(**number) != leading
+        };
+        let others: Vec<(NodeNumber, String)> = self.read(|state| {
+            let found = state.nodes().iter().filter(is_other);
+            found.map(|(number, node)| (*number, node.doors.cluster.clone())).collect()
+        });
+        for (other, address) in others {
+            let transport = self.transport.clone();
+            tokio::spawn(async move {
+                // One that does not hear it is not the leader, or not for long.
+                let _ = ask(&*transport, other.into(), &address, &alive).await;
+            });
+        }
         let Some((leader, address)) = self.leader() else { return Err("there is no leader".into()) };
         if leader == self.config.node {
             return Ok(self.hear(alive));
