@@ -306,6 +306,12 @@ impl Arena {
         }
     }
 
+    /// Whether more than half of it is taken: time to be thrifty, for what is freed by then has to go through a disk first.
+    pub(crate) fn is_short(&self) -> bool {
+        let free = u64::from(self.state.lock().buddy.free_blocks()) * ARENA_BLOCK_BYTES as u64;
+        free < self.header.bytes / 2
+    }
+
     /// Bytes of all segment memory.
     pub fn bytes(&self) -> u64 {
         self.header.bytes

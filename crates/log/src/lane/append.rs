@@ -116,6 +116,9 @@ impl Lane {
             guard = self.get_memory(guard, bytes)?;
         }
         let (appended, wake) = self.put(&mut guard, chunk, now_ms)?;
+        if guard.open.as_ref().is_some_and(|open| open.is_spent(bytes)) && self.log().arena.is_short() {
+            self.close_open(&mut guard, now_ms);
+        }
         drop(guard);
         self.log().mark_used();
         wake.call();

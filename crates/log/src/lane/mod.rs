@@ -51,6 +51,10 @@ pub struct LaneStats {
     pub uncompacted_bytes: u64,
 }
 
+/// A segment that has room for fewer chunks than this, of the size of its last, is closed early when memory is short: of larger
+/// ones what is lost if smaller chunks follow would be worth more than what is gained.
+const SPENT_CHUNKS: u32 = 4;
+
 /// The segment that takes appends, with what is needed for the next one at hand.
 pub(crate) struct Open {
     pub(crate) segment: Arc<Segment>,
@@ -66,6 +70,13 @@ impl Open {
     #[inline]
     pub(crate) fn room(&self) -> u32 {
         self.capacity - self.head
+    }
+
+    /// Whether it is small for chunks of so many bytes and has no room for another one: kept open it would only hold memory
+    /// until the lane's next chunk closes it.
+    #[inline]
+    pub(crate) fn is_spent(&self, bytes: u32) -> bool {
+        self.room() < bytes && self.capacity / SPENT_CHUNKS < bytes
     }
 }
 

@@ -174,3 +174,27 @@ fn a_full_arena_closes_what_is_coldest() {
     assert!(node.log.evict(closed));
     append(&node.lane_number(lanes), &chunk_of(9, 0, 0, 10), 99).unwrap();
 }
+
+/// Chunks of which a segment has room for one: of many lanes, more than the arena has room for segments.
+#[test]
+fn a_segment_without_room_for_another_chunk_is_closed_when_memory_is_short() {
+    let options = StreamOptions { lanes: 64, ..options() };
+    let (node, store) = node_with(options, 1 << 20).with_store();
+    for lane in 0..14 {
+        append(&node.lane_number(lane), &chunk_of(9, 0, 0, 60_000), 1).unwrap();
+    }
+    let open = node.log.stats().segments_open;
+    assert_eq!((open, store.closed.lock().len()), (8, 6), "while half of the arena was free nothing was hurried");
+    let write_out = || {
+        let written = store.persist_all(&node.log);
+        written.iter().for_each(|(stored, _)| assert!(node.log.evict(stored.header.id)));
+    };
+    write_out();
+    for lane in 14..20 {
+        append(&node.lane_number(lane), &chunk_of(9, 0, 0, 60_000), 1).unwrap();
+    }
+    assert_eq!(ordinals(&node.lane_number(19).read(start(), 1 << 20, true).unwrap()), [0]);
+    write_out();
+    let lane = node.lane_number(13);
+    assert_eq!(append(&lane, &chunk_of(9, 0, 1, 10), 2).map(|next| next.base_ordinal), Ok(1), "the lane goes on");
+}

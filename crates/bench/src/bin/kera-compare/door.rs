@@ -104,6 +104,12 @@ pub(crate) fn run(args: &Args) -> Result<(), BenchError> {
         None => crate::beside_this_one()?,
     };
     let kafka = if args.no_kafka { None } else { Some(Kafka::new(&args.kafka, &args.rdkafka_bench)?) };
+    if let Some(kafka) = &kafka {
+        // Until its code is compiled, and its heap has been used as far as it will be.
+        eprintln!("Kafka warms up");
+        let words = "produce-and-consume --partitions 16 --spread batch --records 6000000 --warmup-records 100000";
+        kafka.run(&words.split_whitespace().map(str::to_owned).collect::<Vec<_>>())?;
+    }
     let mut table = format!(
         "Medians of {rounds} rounds of about {seconds} s, both sides in turns; KerA's arena has {} MiB.\n\n\
          | partitions, batch | MiB/s: KerA | Kafka | ratio | server CPU ms/MiB: KerA | Kafka | share | resident MiB: KerA \
