@@ -111,7 +111,7 @@ impl Phase {
             Phase::Producer => &["client producer"],
             Phase::Network | Phase::Append => &["server kera-io"],
             Phase::Replication => &["server kera-vlog"],
-            Phase::Persistence => &["server kera-persist", "server kera-load"],
+            Phase::Persistence => &["server kera-write"],
             Phase::Consumer => &["client consumer"],
         }
     }
