@@ -3,6 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicUsize;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
@@ -171,6 +172,8 @@ pub struct Door {
     pub(crate) fetch_sessions: FetchSessions,
     pub(crate) floors: Floors,
     pub(crate) counts: Counts,
+    /// Bytes that fetches wait for from disk: see [`crate::fetch`].
+    pub(crate) loads_awaited: AtomicUsize,
     pub(crate) clock: Arc<dyn Clock>,
     commands: Sender<(Command, Reply)>,
     address: OnceLock<SocketAddr>,
@@ -248,6 +251,7 @@ impl Door {
             fetch_sessions,
             floors,
             counts: Counts::default(),
+            loads_awaited: AtomicUsize::new(0),
             clock,
             commands,
             address,

@@ -4,6 +4,11 @@
 //! the broker's to say, go out of a small buffer, and the rest of the batch follows from the segment (docs/read-path.md). Native
 //! chunks are converted. A fetch that finds less than it asks for waits at its lanes, and looks again when one has moved.
 //!
+//! What is not in memory comes from disk, a segment at a time. An answer with the first of them alone would cost the client as
+//! much as a full one, and a fetch of a thousand partitions names all of them in each: while segments are on their way, a fetch
+//! waits until half of what it may have is there, or its time is up. It holds no memory meanwhile. And it has no more brought
+//! back than it may have: what came for a later answer would push out what this one waits for.
+//!
 //! A fetch of a session ([`crate::fetch_sessions`]) has all partitions of it put in, and is answered with those of which there
 //! is something to tell.
 //!
@@ -12,6 +17,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use kafka_protocol::ResponseError;
@@ -24,7 +30,7 @@ use kera_rpc::{FrameWriter, Outbox};
 use parking_lot::Mutex;
 
 use crate::batch::{self, BATCH_HEADER_BYTES, PATCHED_BYTES};
-use crate::door::Topic;
+use crate::door::{Door, Topic};
 use crate::fetch_sessions::{Mode, NO_SESSION, Told};
 use crate::floors::first_offset;
 use crate::session::{Core, Request};
@@ -34,6 +40,12 @@ use crate::wire::Writer;
 const VERSION_TOPIC_IDS: i16 = 13;
 /// Readers of committed records.
 const READ_COMMITTED: i8 = 1;
+/// One part in this many of the arena may be on its way from disk for one fetch.
+const LOADED_SHARE: u64 = 16;
+/// One part in this many of the arena is awaited from disk by all fetches together. For loads there is an eighth.
+const AWAITED_SHARE: u64 = 32;
+/// What a segment counts for that comes from disk because an offset is looked for in it.
+const LOOKUP_LOAD_BYTES: usize = 64 << 10;
 /// Smaller batches are copied: a slice of their own costs more.
 const COPY_BYTES_MAX: usize = 512;
 
@@ -66,6 +78,8 @@ struct Found {
     bytes: usize,
     /// Where it waits for more.
     waits: Option<(Arc<Lane>, LaneVersion)>,
+    /// Bytes that it waits for from disk.
+    loads: usize,
 }
 
 impl Found {
@@ -103,6 +117,43 @@ struct Seen {
     found: Vec<Found>,
     moved: Arc<Moved>,
     observer: Arc<dyn Observer>,
+    /// What has to come from disk before it is worth looking again.
+    awaited: Awaited,
+}
+
+/// Bytes that a fetch waits for from disk before it is answered. Those of all fetches together are little beside the memory that is
+/// kept for loads: what has come and is not taken must not push out what others wait for. A fetch that gets none takes what comes.
+struct Awaited {
+    door: Arc<Door>,
+    bytes: usize,
+}
+
+impl Awaited {
+    fn new(door: &Arc<Door>, wanted: usize) -> Awaited {
+        let most = usize::try_from(door.broker.log().arena().bytes() / AWAITED_SHARE).unwrap_or(usize::MAX);
+        let bytes = wanted.min(most.saturating_sub(door.loads_awaited.load(Ordering::Relaxed)));
+        door.loads_awaited.fetch_add(bytes, Ordering::Relaxed);
+        Awaited { door: Arc::clone(door), bytes }
+    }
+
+    fn release(&mut self) {
+        self.door.loads_awaited.fetch_sub(std::mem::take(&mut self.bytes), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+impl Seen {
+    /// Whether all that has happened is that some of the segments have come, and others are still on their way.
+    fn is_too_early(&self) -> bool {
+        let places = self.moved.places.lock();
+        let came: usize = places.iter().map(|place| self.found[*place as usize].loads).sum();
+        came < self.awaited.bytes && places.iter().all(|place| self.found[*place as usize].loads > 0)
+    }
 }
 
 /// Notes which partitions of a fetch have moved, by their place in the request, and wakes the session.
@@ -129,7 +180,8 @@ impl Fetching {
         let deadline_us = now_us + wait_ms * 1000;
         let most = usize::try_from(asked.max_bytes).unwrap_or(0).min(core.door.config.fetch_bytes_max);
         let least = usize::try_from(asked.min_bytes).unwrap_or(0).min(most);
-        let bytes_max = core.pace.asked(now_us, most).max(least);
+        let partitions = asked.topics.iter().map(|topic| topic.partitions.len()).sum();
+        let bytes_max = core.pace.asked(now_us, partitions, most).max(least);
         Fetching { request, asked, mode, bytes_max, started_us: now_us, deadline_us, seen: None }
     }
 
@@ -153,10 +205,18 @@ impl Fetching {
             self.send(error.code(), NO_SESSION, &[], None, out);
             return true;
         }
+        if now_us < self.deadline_us && self.seen.as_ref().is_some_and(Seen::is_too_early) {
+            return false;
+        }
+        if let Some(seen) = &mut self.seen {
+            seen.awaited.release();
+        }
         loop {
             let (found, fresh) = self.look(core);
             let bytes: usize = found.iter().map(|one| one.bytes).sum();
-            let enough = bytes >= usize::try_from(self.asked.min_bytes).unwrap_or(0)
+            let loads: usize = found.iter().map(|one| one.loads).sum();
+            let awaited = Awaited::new(&core.door, (self.bytes_max / 2).saturating_sub(bytes).min(loads));
+            let enough = (bytes >= usize::try_from(self.asked.min_bytes).unwrap_or(0) && awaited.bytes == 0)
                 || found.iter().any(|one| one.error != 0)
                 || found.is_empty()
                 || now_us >= self.deadline_us;
@@ -170,10 +230,14 @@ impl Fetching {
                 core.pace.answered(now_us, bytes);
                 return true;
             }
-            let seen = self.seen.get_or_insert_with(|| {
-                let moved = Arc::new(Moved { places: Mutex::default(), session: Arc::clone(&core.observer) });
-                Seen { found: Vec::new(), observer: Arc::clone(&moved) as _, moved }
-            });
+            let (moved, observer) = match self.seen.take() {
+                Some(Seen { moved, observer, .. }) => (moved, observer),
+                None => {
+                    let moved = Arc::new(Moved { places: Mutex::default(), session: Arc::clone(&core.observer) });
+                    (Arc::clone(&moved), moved as _)
+                }
+            };
+            let seen = self.seen.insert(Seen { found: Vec::new(), moved, observer, awaited });
             // Where nothing has moved since, it is still registered.
             let mut all = true;
             for place in fresh {
@@ -212,7 +276,7 @@ impl Fetching {
                 let known = known.get_or_insert_with(|| self.topic(core, topic)).as_ref();
                 found[place] = Found::default();
                 let taken: usize = found.iter().map(|one| one.bytes).sum();
-                let left = self.bytes_max.saturating_sub(taken);
+                let left = Left { bytes: self.bytes_max.saturating_sub(taken), may_load: true };
                 found[place] = self.look_at(core, known, &topic.partitions[place - first], left);
             }
             first = end;
@@ -225,7 +289,7 @@ impl Fetching {
     }
 
     /// What one partition has, up to `left` bytes.
-    fn look_at(&self, core: &mut Core, known: Option<&Arc<Topic>>, asked: &FetchPartition, left: usize) -> Found {
+    fn look_at(&self, core: &mut Core, known: Option<&Arc<Topic>>, asked: &FetchPartition, left: Left) -> Found {
         let committed = self.asked.isolation_level == READ_COMMITTED;
         match known {
             None if self.request.version >= VERSION_TOPIC_IDS => Found::unknown(ResponseError::UnknownTopicId),
@@ -239,13 +303,16 @@ impl Fetching {
 
     /// What every partition has, in the order of the request.
     fn gather(&self, core: &mut Core) -> Vec<Found> {
-        let mut left = self.bytes_max;
+        let loads_max = usize::try_from(core.door.broker.log().arena().bytes() / LOADED_SHARE).unwrap_or(usize::MAX);
+        let (mut left, mut loads_left) = (self.bytes_max, self.bytes_max.min(loads_max));
         let mut all = Vec::new();
         for topic in &self.asked.topics {
             let known = self.topic(core, topic);
             for partition in &topic.partitions {
-                let found = self.look_at(core, known.as_ref(), partition, left);
+                let left_now = Left { bytes: left, may_load: loads_left > 0 };
+                let found = self.look_at(core, known.as_ref(), partition, left_now);
                 left = left.saturating_sub(found.bytes);
+                loads_left = loads_left.saturating_sub(found.loads);
                 all.push(found);
             }
         }
@@ -350,8 +417,16 @@ fn put_part(part: &Part, frame: &mut FrameWriter<'_>) {
     }
 }
 
-/// Reads a partition from the offset that is asked for, up to `left` bytes; `committed`: only what is committed.
-fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bool, left: usize) -> Found {
+/// What a fetch may still have.
+#[derive(Clone, Copy)]
+struct Left {
+    bytes: usize,
+    /// Whether it may have more brought back from disk.
+    may_load: bool,
+}
+
+/// Reads a partition from the offset that is asked for, as far as there is something `left`; `committed`: only what is committed.
+fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bool, left: Left) -> Found {
     if asked.current_leader_epoch > batch::LEADER_EPOCH {
         return Found::refused(ResponseError::UnknownLeaderEpoch);
     }
@@ -377,7 +452,7 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
         found.waits = Some((Arc::clone(lane), version));
         return found;
     }
-    let budget = left.min(usize::try_from(asked.partition_max_bytes).unwrap_or(0));
+    let budget = left.bytes.min(usize::try_from(asked.partition_max_bytes).unwrap_or(0));
     if budget == 0 {
         return found;
     }
@@ -388,6 +463,7 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
             Ok(Lookup::Found { cursor, .. }) => cursor,
             Ok(Lookup::Loading(version)) => {
                 found.waits = Some((Arc::clone(lane), version));
+                found.loads = LOOKUP_LOAD_BYTES;
                 return found;
             }
             Err(error) => {
@@ -396,7 +472,8 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
             }
         },
     };
-    match take(lane, version, cursor, offset..end, budget, &mut found) {
+    let left = Left { bytes: budget, ..left };
+    match take(lane, version, cursor, offset..end, left, &mut found) {
         Ok(Some((next_offset, next))) => {
             if let Some(of) = transactions.filter(|_| committed) {
                 found.aborted = Some(of.lock().aborted(offset, next_offset));
@@ -431,13 +508,14 @@ fn take(
     version: LaneVersion,
     mut cursor: Cursor,
     range: Range<u64>,
-    budget: usize,
+    left: Left,
     found: &mut Found,
 ) -> Result<Option<(u64, Cursor)>, ReadError> {
     loop {
-        let outcome = lane.read(cursor, budget, true)?;
+        let (outcome, loading_bytes) = lane.read_and_load(cursor, left.bytes, true, left.may_load)?;
         if outcome.data.is_empty() {
             found.waits = Some((Arc::clone(lane), outcome.version));
+            found.loads = usize::try_from(loading_bytes).unwrap_or(usize::MAX).min(left.bytes);
             return Ok(None);
         }
         let (next_offset, next_cursor) = take_from(&outcome, &range, found)?;
@@ -499,7 +577,7 @@ fn take_from(outcome: &ReadOutcome, range: &Range<u64>, found: &mut Found) -> Re
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::AtomicU64;
 
     use kera_format::chunk::ChunkTarget;
     use kera_format::{ChunkBuilder, ChunkView, Compression, LaneId, Record, StreamId, StreamOptions, StreamletId};
@@ -542,7 +620,8 @@ mod tests {
         (0..3).for_each(|_| append(&lane));
         // As behind a hole that ends where the reader may read to.
         let (version, mut found) = (lane.version(), Found::default());
-        let taken = take(&lane, version, place(&lane, 2), 1..2, 1 << 20, &mut found).unwrap();
+        let left = Left { bytes: 1 << 20, may_load: true };
+        let taken = take(&lane, version, place(&lane, 2), 1..2, left, &mut found).unwrap();
         assert!(taken.is_none() && found.parts.is_empty());
         let (at, seen) = found.waits.unwrap();
         assert!(Arc::ptr_eq(&at, &lane));
@@ -554,7 +633,8 @@ mod tests {
         assert!(!lane.wait(seen, &observer, 0), "what has moved since is not waited for");
         // What lies in front is passed over, a chunk at a time.
         let mut found = Found::default();
-        let taken = take(&lane, lane.version(), place(&lane, 0), 2..4, 1, &mut found).unwrap();
+        let left = Left { bytes: 1, may_load: true };
+        let taken = take(&lane, lane.version(), place(&lane, 0), 2..4, left, &mut found).unwrap();
         assert_eq!((taken.map(|(next, _)| next), found.parts.len()), (Some(3), 1));
         assert!(found.waits.is_none());
     }

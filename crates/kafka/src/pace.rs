@@ -6,8 +6,11 @@
 //! getting more at a time.
 
 const MIB: u64 = 1 << 20;
-/// The least. A third of a core's own cache: smaller ones cost more in requests than they save.
+/// The least. It fits into a core's own cache; smaller ones cost more in requests than they save.
 const BYTES_MIN: usize = 1 << 20;
+/// The least is so much more for each partition of the fetch: all of them are named in it and in its answer, and looked at by both
+/// sides, which costs more than to lose a cache.
+const PARTITION_BYTES: usize = 8 << 10;
 /// A client that takes longer for a MiB than this gets twice as much next time: less than 64 MiB/s.
 const SLOW_US: u64 = 16_000;
 /// A client that takes less time than this gets half as much: more than 200 MiB/s. Far from the other, so that a client that
@@ -29,8 +32,8 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// A fetch has come: how many data bytes its answer may have, `most` at most.
-    pub(crate) fn asked(&mut self, now_us: u64, most: usize) -> usize {
+    /// A fetch of so many partitions has come: how many data bytes its answer may have, `most` at most.
+    pub(crate) fn asked(&mut self, now_us: u64, partitions: usize, most: usize) -> usize {
         // An answer that was not full says nothing: there was no more, and its client did not ask for want of anything.
         if let Some((at_us, bytes)) = self.last.take().filter(|(_, bytes)| *bytes >= self.bytes / 2) {
             let us_per_mib = now_us.saturating_sub(at_us).saturating_mul(MIB) / bytes.max(1) as u64;
@@ -39,8 +42,8 @@ impl Pace {
             } else if us_per_mib < FAST_US {
                 self.bytes /= 2;
             }
-            self.bytes = self.bytes.max(BYTES_MIN);
         }
+        self.bytes = self.bytes.max(BYTES_MIN + partitions * PARTITION_BYTES);
         self.bytes.min(most)
     }
 
@@ -61,7 +64,7 @@ mod tests {
         let mut pace = Pace { bytes: from, last: None };
         let (mut now_us, mut bytes) = (0, 0);
         for _ in 0..20 {
-            bytes = pace.asked(now_us, MOST);
+            bytes = pace.asked(now_us, 0, MOST);
             pace.answered(now_us, bytes);
             now_us += trip_us + mib_us * bytes as u64 / MIB;
         }
@@ -83,9 +86,10 @@ mod tests {
     fn what_was_not_full_says_nothing() {
         let mut pace = Pace::default();
         for second in 0..20 {
-            assert_eq!(pace.asked(second * 1_000_000, MOST), BYTES_MIN);
+            assert_eq!(pace.asked(second * 1_000_000, 0, MOST), BYTES_MIN);
             pace.answered(second * 1_000_000, 100);
         }
-        assert_eq!(pace.asked(30_000_000, 1000), 1000, "never more than may be");
+        assert_eq!(pace.asked(30_000_000, 1024, MOST), 9 << 20, "more where there are many partitions");
+        assert_eq!(pace.asked(30_000_000, 1024, 1000), 1000, "never more than may be");
     }
 }

@@ -380,6 +380,7 @@ fn every_request_is_answered_in_every_version() {
 mod cluster;
 mod commits;
 mod fetch_sessions;
+mod loading;
 mod partitions;
 mod transactions;
 

@@ -67,6 +67,9 @@ pub enum ReadError {
 /// A read in progress.
 struct Reading {
     outcome: ReadOutcome,
+    may_load: bool,
+    /// Of the segment that is waited for.
+    loading_bytes: u64,
     /// The segment that holds more than was asked for, where in it the reader is, and how much of it may be taken.
     cut: Option<(Arc<Segment>, u32, usize)>,
     /// A segment that must come from disk.
@@ -79,10 +82,22 @@ impl Lane {
     /// Reads whole chunks from `cursor` on: up to `max_bytes`, but at least one chunk if there is one. With `follow_groups`
     /// it goes on in the next group of the lane, else it ends with its group.
     pub fn read(&self, cursor: Cursor, max_bytes: usize, follow_groups: bool) -> Result<ReadOutcome, ReadError> {
+        self.read_and_load(cursor, max_bytes, follow_groups, true).map(|(outcome, _)| outcome)
+    }
+
+    /// The same, but unless it `may_load` it brings nothing back from disk: what is not in memory and not on its way is neither
+    /// read nor waited for, and `loading` is false. Also gives the bytes of the segment that is waited for.
+    pub fn read_and_load(
+        &self,
+        cursor: Cursor,
+        max_bytes: usize,
+        follow_groups: bool,
+        may_load: bool,
+    ) -> Result<(ReadOutcome, u64), ReadError> {
         let mut state = self.state.lock();
-        let reading = self.plan(&mut state, cursor, max_bytes, follow_groups);
+        let reading = self.plan(&mut state, cursor, max_bytes, follow_groups, may_load);
         drop(state);
-        let Reading { mut outcome, cut, load, begun } = reading?;
+        let Reading { mut outcome, cut, load, begun, loading_bytes, .. } = reading?;
         if cut.is_some() || outcome.loading || !outcome.data.is_empty() {
             self.log().mark_used();
         }
@@ -102,7 +117,7 @@ impl Lane {
                 outcome.next.position = segment.position_of(to);
             }
         }
-        Ok(outcome)
+        Ok((outcome, loading_bytes))
     }
 
     /// Everything of a read that needs the lock: which segments, from where to where.
@@ -112,6 +127,7 @@ impl Lane {
         cursor: Cursor,
         max_bytes: usize,
         follow: bool,
+        may_load: bool,
     ) -> Result<Reading, ReadError> {
         let outcome = ReadOutcome {
             start: cursor,
@@ -124,7 +140,7 @@ impl Lane {
             durable_ordinal: self.durable_ordinal(),
             version: LaneVersion(state.version),
         };
-        let mut reading = Reading { outcome, cut: None, load: None, begun: None };
+        let mut reading = Reading { outcome, may_load, loading_bytes: 0, cut: None, load: None, begun: None };
         let Some((mut at, mut from)) = self.locate(state, cursor)? else {
             reading.outcome.at_durable_end = true;
             return Ok(reading);
@@ -171,11 +187,15 @@ impl Lane {
             if slot.end() == from {
                 return Ok(Some(from));
             }
+            if !reading.may_load && !slot.loading && slot.failed.is_none() {
+                return Ok(None);
+            }
             if outcome.data.is_empty() {
                 if let Some(reason) = slot.failed.take() {
                     return Err(ReadError::LoadFailed(reason.into()));
                 }
                 outcome.loading = true;
+                reading.loading_bytes = slot.at.map_or(0, |at| at.bytes);
             }
             if let (Some(location), false) = (slot.at, slot.loading) {
                 slot.loading = true;
