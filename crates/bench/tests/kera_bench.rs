@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use kera_bench::experiment::definition::load_all;
 use rustix::process::{Pid, Signal, kill_process};
 
 fn kera_bench() -> Command {
@@ -45,6 +46,35 @@ fn mistakes_come_back_with_what_there_is() {
     assert!(refused(&["list", "--experiments", "/nowhere"]).contains("repository's root"));
     assert!(refused(&["report", "/nowhere"]).contains("kera-bench run"));
     assert!(refused(&["diff", "/nowhere", "/nowhere"]).contains("kera-bench record"));
+}
+
+#[test]
+fn a_run_is_compared_with_the_ratios_that_were_recorded_last() {
+    let recorded = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/performance/ratios.json");
+    let text = std::fs::read_to_string(&recorded).expect("ratios are recorded");
+    let mut ratios: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let all = ratios["ratios"].as_array_mut().unwrap();
+    let known = load_all(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments")).unwrap();
+    let is_known = |ratio: &serde_json::Value| known.iter().any(|one| ratio["experiment"] == one.name.as_str());
+    assert!(all.iter().all(is_known), "ratios of an experiment that is gone; record a tour again");
+    for against in ["kafka", "kafka-java", "nats", "redis", "limit: a bare server", "limit: appending to disk"] {
+        assert!(all.iter().any(|ratio| ratio["against"] == against), "nothing is recorded against {against}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let same = dir.path().join("same.json");
+    std::fs::write(&same, &text).unwrap();
+    let output = run(&["diff", same.to_str().unwrap()]);
+    assert!(output.status.success() && String::from_utf8_lossy(&output.stdout).starts_with("0 slower"), "{output:?}");
+    // The first that single runs did not differ by as much anyhow.
+    let steady = all.iter_mut().find(|ratio| ratio["width"].as_f64().unwrap() < 1.0).unwrap();
+    steady["ratio"] = (steady["ratio"].as_f64().unwrap() / 10.0).into();
+    let name = steady["experiment"].as_str().unwrap().to_owned();
+    let slower = dir.path().join("slower.json");
+    std::fs::write(&slower, ratios.to_string()).unwrap();
+    let output = run(&["diff", slower.to_str().unwrap()]);
+    let told = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{told}");
+    assert!(told.contains("SLOWER") && told.contains(&name) && told.contains("1 slower"), "{told}");
 }
 
 #[test]
