@@ -194,7 +194,7 @@ fn legend(area: &Area<'_>, plot: &Plot<'_>, any_client: bool) -> Drawn<()> {
 fn bars(svg: &mut String, plot: &Plot<'_>) -> Drawn<()> {
     const TOP: i32 = 46;
     const BAR: i32 = 34;
-    const LEFT: i32 = 250;
+    const LEFT: i32 = 320;
     let entries = plot.lines.len() + plot.limits.len();
     let any_client = plot.lines.iter().any(|line| line.points.iter().any(|point| point.2));
     let height = TOP + BAR * entries as i32 + if any_client { 46 } else { 16 };
@@ -213,7 +213,7 @@ fn bars(svg: &mut String, plot: &Plot<'_>) -> Drawn<()> {
     let mut y = TOP;
     for line in &plot.lines {
         let Some((_, spread, client)) = line.points.first() else { continue };
-        root.draw(&Text::new(shortened(&line.label, 34), (16, y + 6), text(13)))?;
+        root.draw(&Text::new(shortened(&line.label, 46), (16, y + 6), text(13)))?;
         let end = LEFT + length(spread.median);
         let fill = if *client { line.colour.mix(0.35).filled() } else { line.colour.filled() };
         root.draw(&Rectangle::new([(LEFT, y), (end, y + 22)], fill))?;
@@ -228,7 +228,7 @@ fn bars(svg: &mut String, plot: &Plot<'_>) -> Drawn<()> {
     for limit in &plot.limits {
         let Some((_, value)) = limit.points.first() else { continue };
         let end = LEFT + length(*value);
-        root.draw(&Text::new(shortened(&limit.label, 34), (16, y + 6), text(13)))?;
+        root.draw(&Text::new(shortened(&limit.label, 46), (16, y + 6), text(13)))?;
         root.draw(&Rectangle::new([(LEFT, y + 8), (end, y + 14)], GREY.mix(0.6).filled()))?;
         root.draw(&Text::new((plot.show)(*value), (end + 8, y + 4), text(13)))?;
         y += BAR;
