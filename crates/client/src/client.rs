@@ -1,17 +1,32 @@
-//! The client: where the server is, one shared connection for short calls, and the start of everything else.
+//! The client: where the servers are, shared connections for short calls, who owns what, and the start of everything else.
 
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kera_protocol::{HelloResponse, Message, Op};
+use kera_format::StreamId;
+use kera_protocol::{HelloResponse, Message, Op, Status};
 use kera_rpc::{Connection, RpcError};
+use rand::seq::SliceRandom;
 use tokio::sync::Mutex;
+use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
+use crate::placement::{HOME, Placement, Placements};
 use crate::{Admin, ClientError, ConsumerBuilder, ProducerBuilder};
 
-/// How to reach a server. Made by [`Client::builder`].
+/// How long a node may take before the next one is tried beside it.
+const HEDGE: Duration = Duration::from_millis(300);
+/// How long a node may take to say who owns what, if there are others to ask.
+const ASK_TIMEOUT: Duration = Duration::from_secs(2);
+/// So many others are asked for owners at one time.
+const ASKED_MAX: usize = 3;
+/// For how long, at least, short calls are tried at other nodes, if there are any.
+const OTHERS_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How to reach a server or a cluster. Made by [`Client::builder`].
 #[derive(Clone, Debug)]
 pub struct ClientBuilder {
     address: String,
@@ -39,8 +54,8 @@ impl ClientBuilder {
     }
 
     /// For how long short calls (admin, opening producers and consumers) are tried again while the server cannot be
-    /// reached or asks to come back later; zero, the default: not at all. A call that may have been carried out is not
-    /// tried again, unless it does no more the second time.
+    /// reached or asks to come back later; zero, the default: not at all, or 3 s if there are several nodes, since another one may do it.
+    /// A call that may have been carried out is not tried again, unless it does no more the second time.
     pub fn retry_timeout(mut self, timeout: Duration) -> Self {
         self.retry_timeout = timeout;
         self
@@ -48,13 +63,32 @@ impl ClientBuilder {
 
     /// Connects, so that a wrong address is found at once.
     pub async fn connect(self) -> Result<Client, ClientError> {
-        let client = Client { inner: Arc::new(ClientInner { config: self, connection: Mutex::new(None) }) };
+        let mut addresses: Vec<String> = self.address.split(',').map(|one| one.trim().to_owned()).collect();
+        addresses.retain(|address| !address.is_empty());
+        if addresses.is_empty() {
+            return Err(ClientError::invalid(
+                "client.address",
+                &self.address,
+                "host:port, several with commas between",
+            ));
+        }
+        let inner = ClientInner {
+            config: self,
+            addresses,
+            turn: AtomicUsize::new(0),
+            connection: Mutex::new(None),
+            nodes: Mutex::default(),
+            placements: std::sync::Mutex::default(),
+            asking: Mutex::new(()),
+        };
+        let client = Client { inner: Arc::new(inner) };
         client.server().await?;
         Ok(client)
     }
 }
 
-/// A server, as a program sees it. Clones share one connection for short calls; each producer and consumer has its own.
+/// A server or a cluster, as a program sees it. Clones share a connection to each node for short calls; each producer and
+/// consumer has its own.
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: Arc<ClientInner>,
@@ -63,29 +97,45 @@ pub struct Client {
 #[derive(Debug)]
 struct ClientInner {
     config: ClientBuilder,
+    /// Where the client was told to connect to.
+    addresses: Vec<String>,
+    /// Which of them is tried first, modulo their number.
+    turn: AtomicUsize,
+    /// A connection to one of them.
     connection: Mutex<Option<Connection>>,
+    /// Connections to nodes of a cluster, by address.
+    nodes: Mutex<HashMap<String, Connection>>,
+    placements: std::sync::Mutex<Placements>,
+    /// Held by whoever asks for owners, so that those who come meanwhile take what it finds.
+    asking: Mutex<()>,
 }
 
 impl Client {
-    /// Connects to `address` (`host:port`) with default settings.
+    /// Connects to `address` with default settings: `host:port`, or several nodes of a cluster with commas between, of which one must
+    /// answer.
     pub async fn connect(address: impl Into<String>) -> Result<Client, ClientError> {
         Client::builder(address).connect().await
     }
 
-    /// Settings for a connection to `address` (`host:port`).
+    /// Settings for a connection to `address`: `host:port`, or several with commas between.
     pub fn builder(address: impl Into<String>) -> ClientBuilder {
         ClientBuilder { address: address.into(), rpc: kera_rpc::ClientConfig::default(), retry_timeout: Duration::ZERO }
     }
 
-    /// Where the server is.
+    /// Where the server is, as the client was told.
     pub fn address(&self) -> &str {
         &self.inner.config.address
     }
 
     /// What the server said about itself when it was last connected to.
     pub async fn server(&self) -> Result<HelloResponse, ClientError> {
-        let retry_for = self.inner.config.retry_timeout;
-        self.retrying(retry_for, true, async || Ok(self.shared().await?.hello().clone())).await
+        let mut tries = Tries::new(self.inner.config.retry_timeout);
+        loop {
+            match self.shared().await {
+                Ok(connection) => return Ok(connection.hello().clone()),
+                Err(error) => tries.again(error, true).await?,
+            }
+        }
     }
 
     /// Streams, applications, statistics.
@@ -114,7 +164,25 @@ impl Client {
         message: &M,
         retry_for: Duration,
     ) -> Result<M::Response, ClientError> {
-        self.retrying(retry_for, is_repeatable(M::OP), async || self.shared().await?.call(message).await).await
+        let repeatable = is_repeatable(M::OP);
+        let has_others = self.inner.addresses.len() > 1 || self.placements().addresses().nth(1).is_some();
+        let retry_for = if has_others { retry_for.max(OTHERS_TIMEOUT) } else { retry_for };
+        let mut tries = Tries::new(retry_for);
+        loop {
+            let error = match self.shared().await {
+                Ok(connection) => match connection.call(message).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => {
+                        if has_others && is_for_others(&error) {
+                            self.turn_from(&connection).await;
+                        }
+                        error
+                    }
+                },
+                Err(error) => error,
+            };
+            tries.again(error, repeatable).await?;
+        }
     }
 
     /// How long what fails is tried again.
@@ -122,9 +190,33 @@ impl Client {
         self.inner.config.retry_timeout
     }
 
-    /// A connection of its own, one try.
+    /// Where to connect to: what the client was told, from the one that answered last on, then what nodes have told since.
+    fn addresses(&self) -> Vec<String> {
+        let told = &self.inner.addresses;
+        let turn = self.inner.turn.load(Ordering::Relaxed) % told.len();
+        let mut all: Vec<String> = told[turn..].iter().chain(&told[..turn]).cloned().collect();
+        let known: Vec<String> = self.placements().addresses().filter(|one| !told.contains(one)).cloned().collect();
+        all.extend(known);
+        all
+    }
+
+    /// A connection of its own to whichever node of all that are known answers first; one try each.
     pub(crate) async fn dedicated(&self) -> Result<Connection, RpcError> {
-        Connection::connect(&self.inner.config.address, self.inner.config.rpc.clone()).await
+        let addresses = self.addresses();
+        let connection = connect_any(&addresses, &self.inner.config.rpc).await?;
+        if let Some(at) = self.inner.addresses.iter().position(|told| *told == connection.address()) {
+            self.inner.turn.store(at, Ordering::Relaxed);
+        }
+        Ok(connection)
+    }
+
+    /// A connection of its own to a node, one try.
+    pub(crate) async fn dedicated_to(&self, placement: &Placement, node: u32) -> Result<Connection, RpcError> {
+        match placement.address(node) {
+            Some(address) => Connection::connect(address, self.inner.config.rpc.clone()).await,
+            None if node == HOME => self.dedicated().await,
+            None => Err(no_owner()),
+        }
     }
 
     async fn shared(&self) -> Result<Connection, RpcError> {
@@ -137,28 +229,211 @@ impl Client {
         Ok(connection)
     }
 
-    /// Tries until it works, the error is for good, or the time is up; or until it could have had an effect, unless that may
-    /// be had twice.
-    async fn retrying<T>(
-        &self,
-        retry_for: Duration,
-        repeatable: bool,
-        mut attempt: impl AsyncFnMut() -> Result<T, RpcError>,
-    ) -> Result<T, ClientError> {
-        let until = Instant::now() + retry_for;
-        let mut backoff = Backoff::default();
-        loop {
-            let error = match attempt().await {
-                Ok(value) => return Ok(value),
-                Err(error) => error,
-            };
-            let wait = backoff.next(error.retry_after());
-            let is_final = !error.retryable() || (error.could_duplicate() && !repeatable);
-            if is_final || Instant::now() + wait > until {
-                return Err(error.into());
-            }
-            tokio::time::sleep(wait).await;
+    /// The node that short calls go to could not be asked, or cannot do what others perhaps can: the next one has its turn.
+    async fn turn_from(&self, failed: &Connection) {
+        let mut shared = self.inner.connection.lock().await;
+        if shared.as_ref().is_some_and(|connection| connection.address() == failed.address()) {
+            *shared = None;
+            self.inner.turn.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// The shared connection to a node.
+    async fn shared_to(&self, placement: &Placement, node: u32) -> Result<Connection, RpcError> {
+        let Some(address) = placement.address(node) else {
+            return if node == HOME { self.shared().await } else { Err(no_owner()) };
+        };
+        if let Some(connection) = self.inner.nodes.lock().await.get(address).filter(|known| !known.is_closed()) {
+            return Ok(connection.clone());
+        }
+        let connection = Connection::connect(address, self.inner.config.rpc.clone()).await?;
+        let mut nodes = self.inner.nodes.lock().await;
+        nodes.retain(|_, known| !known.is_closed());
+        nodes.insert(address.to_owned(), connection.clone());
+        Ok(connection)
+    }
+
+    /// Asks one node, once.
+    pub(crate) async fn call_node<M: Message>(
+        &self,
+        placement: &Placement,
+        node: u32,
+        message: &M,
+    ) -> Result<M::Response, RpcError> {
+        let connection = self.shared_to(placement, node).await?;
+        let answer = connection.call(message).await;
+        if matches!(answer, Err(RpcError::Timeout { .. })) {
+            // It may only seem to be there: the next call makes another one.
+            connection.close();
+        }
+        answer
+    }
+
+    fn placements(&self) -> std::sync::MutexGuard<'_, Placements> {
+        self.inner.placements.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+
+    /// Who owns the streamlets of a stream, as far as is known; asks if nothing is.
+    pub(crate) async fn placement(&self, stream: StreamId) -> Result<Arc<Placement>, RpcError> {
+        let known = self.placements().get(stream);
+        match known {
+            Some(known) => Ok(known),
+            None => self.ask_placement(stream, None).await,
+        }
+    }
+
+    /// Who owns the streamlets of a stream, asked again unless something else than `seen` is known already.
+    pub(crate) async fn refresh(&self, stream: StreamId, seen: &Arc<Placement>) -> Result<Arc<Placement>, RpcError> {
+        self.ask_placement(stream, Some(seen)).await
+    }
+
+    /// Asks until somebody knows something later than what is known: the node that short calls go to, and then others, each when the one
+    /// before it has failed, knows nothing new or takes long.
+    async fn ask_placement(&self, stream: StreamId, seen: Option<&Arc<Placement>>) -> Result<Arc<Placement>, RpcError> {
+        let _asking = self.inner.asking.lock().await;
+        let known = self.placements().get(stream);
+        if let Some(known) = known.as_ref().filter(|known| seen.is_none_or(|seen| !Arc::ptr_eq(known, seen))) {
+            return Ok(Arc::clone(known));
+        }
+        let mut others = self.addresses();
+        if others.len() == 1 {
+            others.clear();
+        }
+        others.shuffle(&mut rand::rng());
+        others.truncate(ASKED_MAX);
+        let mut others = others.into_iter();
+        let (mut best, mut asked) = (None, JoinSet::new());
+        let timeout = if others.len() == 0 { self.inner.config.rpc.call_timeout } else { ASK_TIMEOUT };
+        asked.spawn(self.clone().ask_at(None, stream, known.clone(), timeout));
+        loop {
+            let found = match asked.is_empty() {
+                true => None,
+                false if others.len() == 0 => asked.join_next().await,
+                false => tokio::time::timeout(HEDGE, asked.join_next()).await.ok().flatten(),
+            };
+            match found.map(|found| found.unwrap_or_else(|error| Err(ended(&error)))) {
+                Some(Ok(found)) if found.is_news(known.as_ref()) => {
+                    best = Some(Ok(found));
+                    break;
+                }
+                Some(Err(_)) if best.is_some() => {}
+                Some(found) => best = Some(found),
+                None => {}
+            }
+            match others.next() {
+                Some(address) => {
+                    asked.spawn(self.clone().ask_at(Some(address), stream, known.clone(), timeout));
+                }
+                None if asked.is_empty() => break,
+                None => {}
+            }
+        }
+        let best = best.unwrap_or_else(|| Err(no_owner()));
+        best.map(|found| self.placements().put(stream, found))
+    }
+
+    /// Asks one node, that for short calls unless another is named.
+    async fn ask_at(
+        self,
+        address: Option<String>,
+        stream: StreamId,
+        known: Option<Arc<Placement>>,
+        timeout: Duration,
+    ) -> Result<Placement, RpcError> {
+        let Some(address) = address else {
+            let connection = self.shared().await?;
+            let found = Placement::ask(&connection, stream, known.as_ref(), timeout).await;
+            if found.as_ref().is_err_and(|error| matches!(error, RpcError::Timeout { .. })) {
+                connection.close();
+                self.turn_from(&connection).await;
+            }
+            return found;
+        };
+        let rpc = self.inner.config.rpc.clone();
+        let connecting = Connection::connect(&address, rpc);
+        let Ok(connection) = tokio::time::timeout(timeout, connecting).await else {
+            return Err(RpcError::Timeout { address, after: timeout });
+        };
+        let connection = connection?;
+        let found = Placement::ask(&connection, stream, known.as_ref(), timeout).await;
+        connection.close();
+        found
+    }
+}
+
+/// How long something is tried.
+struct Tries {
+    until: Instant,
+    backoff: Backoff,
+}
+
+impl Tries {
+    fn new(retry_for: Duration) -> Tries {
+        Tries { until: Instant::now() + retry_for, backoff: Backoff::default() }
+    }
+
+    /// Waits until it may be tried again; the error if it is for good, the time is up, or it could have had an effect that may not be
+    /// had twice.
+    async fn again(&mut self, error: RpcError, repeatable: bool) -> Result<(), ClientError> {
+        let wait = self.backoff.next(error.retry_after());
+        let is_final = !error.retryable() || (error.could_duplicate() && !repeatable);
+        if is_final || Instant::now() + wait > self.until {
+            return Err(error.into());
+        }
+        tokio::time::sleep(wait).await;
+        Ok(())
+    }
+}
+
+/// A connection to whichever of several addresses answers first: each is tried when the one before it has failed or takes long.
+async fn connect_any(addresses: &[String], rpc: &kera_rpc::ClientConfig) -> Result<Connection, RpcError> {
+    if let [address] = addresses {
+        return Connection::connect(address, rpc.clone()).await;
+    }
+    let (mut waiting, mut trying, mut failed) = (addresses.iter(), JoinSet::new(), Vec::new());
+    loop {
+        match waiting.next() {
+            Some(address) => {
+                let (address, rpc) = (address.clone(), rpc.clone());
+                trying.spawn(async move { Connection::connect(&address, rpc).await.map_err(|error| (address, error)) });
+            }
+            None if trying.is_empty() => break,
+            None => {}
+        }
+        let tried = match waiting.len() {
+            0 => trying.join_next().await,
+            _ => tokio::time::timeout(HEDGE, trying.join_next()).await.ok().flatten(),
+        };
+        match tried {
+            Some(Ok(Ok(connection))) => return Ok(connection),
+            Some(Ok(Err((address, error)))) => failed.push(match error {
+                RpcError::Connect { address, reason } => format!("{address}: {reason}"),
+                error => format!("{address}: {error}"),
+            }),
+            Some(Err(error)) => failed.push(error.to_string()),
+            None => {}
+        }
+    }
+    Err(RpcError::Connect { address: addresses.join(", "), reason: failed.join("; ") })
+}
+
+/// A task of the client ended without an answer.
+pub(crate) fn ended(error: &JoinError) -> RpcError {
+    RpcError::Closed { address: String::new(), reason: error.to_string(), sent: false }
+}
+
+/// A streamlet has no owner at the moment.
+fn no_owner() -> RpcError {
+    let message = "no node owns the streamlet at the moment".to_owned();
+    RpcError::Status { status: Status::NotOwner, message, retry_after: None }
+}
+
+/// Whether another node may do what one could not.
+fn is_for_others(error: &RpcError) -> bool {
+    match error {
+        RpcError::Status { status, .. } => matches!(status, Status::NotReady | Status::ShuttingDown | Status::Fenced),
+        RpcError::Timeout { .. } | RpcError::Closed { .. } => true,
+        _ => false,
     }
 }
 
@@ -177,5 +452,6 @@ fn is_repeatable(op: Op) -> bool {
             | Op::FetchOffsets
             | Op::NodeStatus
             | Op::AllocateProducer
+            | Op::FindOwners
     )
 }

@@ -59,6 +59,8 @@ mod backoff;
 mod client;
 mod consumer;
 mod error;
+mod placement;
+mod places;
 mod producer;
 pub mod routing;
 

@@ -35,7 +35,7 @@ pub struct Cli {
 /// Flags of every command.
 #[derive(Args, Clone, Debug)]
 pub struct Globals {
-    /// The node to talk to.
+    /// The node to talk to; in a cluster any, or several with commas between, of which one must answer.
     #[arg(long, global = true, value_name = "HOST:PORT", env = "KERA_CONNECT", default_value = "127.0.0.1:7070")]
     #[arg(hide_env_values = true, help_heading = "Everywhere")]
     pub connect: String,

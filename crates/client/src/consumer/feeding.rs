@@ -1,6 +1,7 @@
 //! How a consumer gets its data: connecting, finding where to start, keeping every track fed, and taking what comes.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -10,12 +11,15 @@ use kera_protocol::{
     Body, GetStream, Lookup, LookupResult, ReadAnswer, ReadChunksView, ReadEntry, Start, Status, limits,
 };
 use kera_rpc::RpcError;
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::Consumer;
+use super::holders::{Happening, Holders};
 use super::link::{Event, Link};
 use super::track::{Piece, Track};
 use crate::ClientError;
+use crate::placement::HOME;
 
 /// Lookups under way at one time when a consumer finds where to start.
 const LOOKUPS_AT_ONCE: usize = 256;
@@ -25,6 +29,8 @@ const LOOKUP_RETRY: Duration = Duration::from_secs(60);
 const REFRESH_RETRY: Duration = Duration::from_secs(1);
 /// With more subscriptions than this, all tracks get one together: groups come one by one.
 const FEEDS_MAX: usize = 16;
+/// For how long nodes may say that they do not have what comes next before that is an error.
+const SENT_AROUND_MAX: Duration = Duration::from_secs(60);
 /// Least credit of a subscription.
 const CREDIT_BYTES_MIN: usize = 64 << 10;
 
@@ -65,6 +71,9 @@ impl Consumer {
             return Ok(());
         }
         let from = if application { Start::Latest } else { self.settings.from };
+        if !self.is_alone() {
+            return self.find_start_in_cluster(from).await;
+        }
         let Some(link) = &self.link else { return Ok(()) };
         let connection = link.connection.clone();
         for lanes in self.lanes().chunks(LOOKUPS_AT_ONCE) {
@@ -78,6 +87,22 @@ impl Consumer {
                 let at = LookupResult::decode(frame.header.version, &frame.body)
                     .map_err(|source| RpcError::Protocol { address: connection.address().into(), source })?;
                 self.start_lane(streamlet, lane, from, &at);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the lanes' places at the nodes that have them.
+    async fn find_start_in_cluster(&mut self, from: Start) -> Result<(), ClientError> {
+        for lanes in self.lanes().chunks(LOOKUPS_AT_ONCE) {
+            let mut finding = JoinSet::new();
+            for (streamlet, lane) in lanes.iter().copied() {
+                let (client, lookup) = (self.client().clone(), self.lookup(streamlet, lane, from));
+                finding.spawn(async move { (streamlet, lane, client.find_place(&lookup, Duration::ZERO).await) });
+            }
+            while let Some(found) = finding.join_next().await {
+                let Ok((streamlet, lane, at)) = found else { return Err(ClientError::Closed) };
+                self.start_lane(streamlet, lane, from, &at?);
             }
         }
         Ok(())
@@ -147,7 +172,7 @@ impl Consumer {
 
     /// Waits for something to happen, and deals with it; connects again first if that is needed.
     pub(super) async fn work_once(&mut self) -> Result<(), ClientError> {
-        if self.link.as_ref().is_none_or(|link| link.connection.is_closed()) {
+        if self.is_alone() && self.link.as_ref().is_none_or(|link| link.connection.is_closed()) {
             self.unlink();
             match self.link_once().await {
                 Ok(()) => self.stats.reconnects += 1,
@@ -160,15 +185,16 @@ impl Consumer {
         }
         self.start_what_is_due();
         let until = self.next_timer();
-        let event = {
-            let Some(link) = &mut self.link else { return Ok(()) };
+        let happening = {
+            let (link, holders) = (&mut self.link, &mut self.holders);
             tokio::select! {
-                event = std::future::poll_fn(|context| link.poll_event(context)) => Some(event),
+                biased;
+                happening = std::future::poll_fn(|context| poll_links(link, holders, context)) => Some(happening),
                 () = tokio::time::sleep_until(until) => None,
             }
         };
-        if let Some(event) = event {
-            self.handle(event);
+        if let Some(happening) = happening {
+            self.happened(happening);
         }
         Ok(())
     }
@@ -178,17 +204,21 @@ impl Consumer {
         let mut context = Context::from_waker(Waker::noop());
         // Bounded, so that a fast server does not keep the program from its records.
         for _ in 0..16 {
-            let Some(link) = &mut self.link else { return };
-            let Poll::Ready(event) = link.poll_event(&mut context) else { break };
-            self.handle(event);
+            if self.is_alone() && self.link.is_none() {
+                return;
+            }
+            let polled = poll_links(&mut self.link, &mut self.holders, &mut context);
+            let Poll::Ready(happening) = polled else { break };
+            self.happened(happening);
         }
         self.start_what_is_due();
     }
 
     fn start_what_is_due(&mut self) {
-        if self.link.is_none() {
+        if self.is_alone() && self.link.is_none() {
             return;
         }
+        self.look_after_holders();
         let now = Instant::now();
         self.commit_if_due(now);
         self.ask_for_groups_if_due(now);
@@ -202,6 +232,9 @@ impl Consumer {
         let mut until = now + Duration::from_secs(3600);
         let waiting = |at: Instant| if at > now { at } else { now + Duration::from_secs(3600) };
         until = until.min(waiting(self.feed_at)).min(waiting(self.groups_at));
+        if let Some(at) = self.holders.next_timer(now) {
+            until = until.min(at);
+        }
         if self.follows_growth() {
             until = until.min(self.refresh_at.max(now));
         }
@@ -211,14 +244,39 @@ impl Consumer {
         until
     }
 
-    /// Feeds the tracks that are not fed.
+    /// Feeds the tracks that are not fed, each by the node that has what comes next.
     fn feed(&mut self, now: Instant) {
-        if self.link.as_ref().is_some_and(|link| link.feeds_count() >= FEEDS_MAX) {
+        let feeds = self.link.iter().chain(self.holders.links()).map(Link::feeds_count).max();
+        if feeds.is_some_and(|count| count >= FEEDS_MAX) {
             self.unfeed();
         }
         self.feed_at = now + Duration::from_secs(3600);
+        if self.is_alone() {
+            return self.feed_by(HOME);
+        }
+        let mut nodes: Vec<u32> = self.tracks.values().filter_map(|track| self.to_feed(track)).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        for node in nodes {
+            if self.holders.link(node).is_some() {
+                self.feed_by(node);
+            } else if let Some(at) = self.reach(node, now) {
+                self.feed_at = self.feed_at.min(at);
+            }
+        }
+    }
+
+    /// Feeds the tracks that a node has to feed.
+    fn feed_by(&mut self, node: u32) {
         let follow = if self.settings.application.is_some() { 0 } else { kera_protocol::read::ENTRY_FOLLOW_GROUPS };
-        let Some(link) = &mut self.link else { return };
+        let placement = Arc::clone(&self.holders.placement);
+        let link = if node == HOME { self.link.as_mut() } else { self.holders.link(node) };
+        let Some(link) = link else { return };
+        if self.settings.long_poll && link.is_polling() && node != HOME {
+            // A poll that waits there does not know of tracks that have come from another node.
+            link.drop_feeds();
+            self.tracks.values_mut().filter(|track| track.node == node).for_each(|track| track.fed = false);
+        }
         if self.settings.long_poll && (link.is_polling() || self.queued_bytes >= self.settings.credit_bytes) {
             return;
         }
@@ -228,7 +286,10 @@ impl Consumer {
             if track.fed || track.astray || finished || entries.len() == limits::READ_ENTRIES_MAX {
                 continue;
             }
-            track.fed = true;
+            if placement.holder(track.streamlet, track.received.group) != node {
+                continue;
+            }
+            (track.fed, track.node) = (true, node);
             let (streamlet, lane, cursor) = (track.streamlet, track.lane, track.received);
             entries.push(ReadEntry { stream: self.stream.id, streamlet, lane, cursor, max_bytes: 0, flags: follow });
             ids.push(*id);
@@ -244,7 +305,7 @@ impl Consumer {
         let share = credit as u128 * entries.len() as u128 / self.tracks.len().max(1) as u128;
         let credit = (share as usize).max(CREDIT_BYTES_MIN);
         if let Err(error) = link.subscribe(entries, ids, credit as u64) {
-            self.handle(Event::Broken(error));
+            self.handle(node, Event::Broken(error));
         }
     }
 
@@ -255,7 +316,7 @@ impl Consumer {
         let Some((id, track)) = astray.map(|(id, track)| (*id, track)) else { return Ok(()) };
         let (streamlet, lane, expected) = (track.streamlet, track.lane, track.delivered.1);
         let lookup = self.lookup(streamlet, lane, Start::Ordinal(expected));
-        let at = self.client().call_for(&lookup, LOOKUP_RETRY).await?;
+        let at = self.client().find_place(&lookup, LOOKUP_RETRY).await?;
         let Some(track) = self.tracks.get_mut(&id) else { return Ok(()) };
         tracing::debug!(%streamlet, %lane, expected, found = at.ordinal, "a cursor that points at nothing is replaced");
         (track.astray, track.received, track.may_have_gap) = (false, at.cursor, at.first_ordinal > expected);
@@ -273,9 +334,9 @@ impl Consumer {
         Ok(())
     }
 
-    pub(super) fn handle(&mut self, event: Event) {
+    pub(super) fn handle(&mut self, node: u32, event: Event) {
         match event {
-            Event::Data { tracks, body, subscription } => self.take_data(&tracks, &body, subscription),
+            Event::Data { tracks, body, subscription } => self.take_data(node, &tracks, &body, subscription),
             Event::Unfed { tracks, error } => self.take_unfed(&tracks, error),
             Event::Groups(groups) => self.take_groups(groups),
             Event::Committed { entries, statuses } => self.take_committed(&entries, &statuses),
@@ -292,8 +353,11 @@ impl Consumer {
                 if error.status().is_some() && !error.retryable() {
                     self.failed = Some(error.into());
                 }
-                tracing::debug!(stream = self.stream.name, "the consumer's connection is given up");
-                self.unlink();
+                tracing::debug!(stream = self.stream.name, node, "the consumer's connection is given up");
+                match node {
+                    HOME => self.unlink(),
+                    node => self.unlink_holder(node),
+                }
             }
         }
     }
@@ -312,7 +376,7 @@ impl Consumer {
         }
     }
 
-    fn take_data(&mut self, tracks: &[u64], body: &Bytes, subscription: Option<u64>) {
+    fn take_data(&mut self, node: u32, tracks: &[u64], body: &Bytes, subscription: Option<u64>) {
         let view = match ReadChunksView::parse(body) {
             Ok(view) => view,
             Err(source) => {
@@ -322,6 +386,7 @@ impl Consumer {
             }
         };
         self.back_off.reset();
+        self.heard_from(node);
         if subscription.is_none() {
             // One answer per poll: whatever it told, all are asked for again.
             for id in tracks {
@@ -332,7 +397,7 @@ impl Consumer {
             self.feed_at = Instant::now();
         }
         for (answer, data) in view.answers() {
-            let credit = subscription.map(|id| (id, data.len() as u64));
+            let credit = subscription.map(|id| (node, id, data.len() as u64));
             let id = tracks.get(answer.index as usize).copied();
             let known = id.is_some_and(|id| self.tracks.contains_key(&id));
             match (id, known) {
@@ -342,11 +407,11 @@ impl Consumer {
         }
     }
 
-    fn take_answer(&mut self, id: u64, answer: &ReadAnswer, data: Bytes, credit: Option<(u64, u64)>) {
+    fn take_answer(&mut self, id: u64, answer: &ReadAnswer, data: Bytes, credit: Option<(u32, u64, u64)>) {
         let Some(track) = self.tracks.get_mut(&id) else { return };
         match answer.status() {
             Some(Status::Ok) => {
-                track.received = answer.next;
+                (track.received, track.sent_around) = (answer.next, None);
                 track.durable = track.durable.max(answer.durable_ordinal);
                 // With a lease the entry ends with its group; it stays fed, for there is no more to come.
                 let end_of_group = answer.end_of_group() && track.lease.is_some();
@@ -363,6 +428,24 @@ impl Consumer {
             Some(Status::CursorUnknown | Status::NotAChunkBoundary | Status::UnknownGroup) => {
                 (track.fed, track.astray) = (false, true);
             }
+            Some(Status::NotOwner) => {
+                // A node that sends back to where the reader comes from knows as little as the one there.
+                let forward = answer.next.group > track.received.group;
+                (track.received, track.fed) = (answer.next, false);
+                let (streamlet, node, now) = (track.streamlet, track.node, Instant::now());
+                if track.sent_elsewhere(now) > SENT_AROUND_MAX {
+                    let status = Status::NotOwner;
+                    let message =
+                        format!("nobody has what comes next of streamlet {streamlet}; node {node} said so last");
+                    self.failed = Some(RpcError::Status { status, message, retry_after: None }.into());
+                } else if !forward || self.holders.placement.holder(streamlet, answer.next.group) == node {
+                    // What is known of the owners is too old.
+                    let again = self.holders.want_owners(now);
+                    self.feed_at = self.feed_at.min(again);
+                } else {
+                    self.feed_at = now;
+                }
+            }
             Some(status) if status.retryable() => {
                 track.fed = false;
                 self.feed_at = Instant::now() + self.back_off.next(None);
@@ -376,15 +459,17 @@ impl Consumer {
         }
     }
 
-    pub(super) fn credit(&mut self, credit: Option<(u64, u64)>) {
-        if let (Some(link), Some((id, bytes))) = (&mut self.link, credit) {
+    pub(super) fn credit(&mut self, credit: Option<(u32, u64, u64)>) {
+        let Some((node, id, bytes)) = credit else { return };
+        let link = if node == HOME { self.link.as_mut() } else { self.holders.link(node) };
+        if let Some(link) = link {
             link.give_credit(id, bytes, false);
         }
     }
 
     /// Nothing is in line: whatever credit is owed goes back at once.
     pub(super) fn credit_all(&mut self) {
-        if let Some(link) = &mut self.link {
+        for link in self.link.iter_mut().chain(self.holders.links_mut()) {
             link.give_credit(0, 0, true);
         }
         if self.settings.long_poll {
@@ -394,7 +479,7 @@ impl Consumer {
 
     /// Stops feeding all tracks; they are fed again from where they are.
     pub(super) fn unfeed(&mut self) {
-        if let Some(link) = &mut self.link {
+        for link in self.link.iter_mut().chain(self.holders.links_mut()) {
             link.drop_feeds();
         }
         for track in self.tracks.values_mut() {
@@ -403,10 +488,10 @@ impl Consumer {
         self.feed_at = Instant::now();
     }
 
-    /// Gives the connection up. Tracks go on from where they are when there is another one.
+    /// Gives the connections up. Tracks go on from where they are when there are others.
     pub(super) fn unlink(&mut self) {
         self.unfeed();
-        if let Some(link) = self.link.take() {
+        for link in self.link.take().into_iter().chain(self.holders.give_up()) {
             link.connection.close();
         }
         // What is in line came by subscriptions that are gone.
@@ -414,4 +499,14 @@ impl Consumer {
             piece.credit = None;
         }
     }
+}
+
+/// The next thing that happens on any connection.
+fn poll_links(link: &mut Option<Link>, holders: &mut Holders, context: &mut Context<'_>) -> Poll<Happening> {
+    if let Some(link) = link
+        && let Poll::Ready(event) = link.poll_event(context)
+    {
+        return Poll::Ready(Happening::Link(HOME, event));
+    }
+    holders.poll(context)
 }

@@ -2,6 +2,7 @@
 
 mod batch;
 mod feeding;
+mod holders;
 mod kafka;
 mod link;
 mod membership;
@@ -19,6 +20,7 @@ pub use batch::{Batch, BatchRecord, ConsumedRecord};
 use crate::backoff::Backoff;
 use crate::{Client, ClientError};
 use batch::Unpacked;
+use holders::Holders;
 use link::Link;
 use membership::Membership;
 use track::{Decoding, Piece, Track};
@@ -203,6 +205,7 @@ impl ConsumerBuilder {
             returned: None,
             unpacked: None,
             link: None,
+            holders: Holders::default(),
             membership: None,
             carried: HashMap::new(),
             targets: HashMap::new(),
@@ -266,7 +269,10 @@ pub struct Consumer {
     /// The track of the batch that was returned last; it counts as processed when the program comes back.
     returned: Option<u64>,
     unpacked: Option<(u64, Unpacked)>,
+    /// To where the client was told, if one node owns everything: the membership, and what is read there.
     link: Option<Link>,
+    /// The nodes of a cluster that have what is read.
+    holders: Holders,
     membership: Option<Membership>,
     /// How far groups had been processed whose leases ended with a membership: where to go on if they come back.
     carried: HashMap<(StreamletId, LaneId, kera_format::GroupId), (Cursor, u64)>,
@@ -427,7 +433,7 @@ impl Consumer {
             let what = format!("streamlet {streamlet} lane {lane}");
             return Err(ClientError::invalid("seek", what, "a lane that this consumer reads, and no application's"));
         };
-        let at = self.client().call(&self.lookup(streamlet, lane, to)).await?;
+        let at = self.client().find_place(&self.lookup(streamlet, lane, to), self.client().retry_timeout()).await?;
         let ordinal = match to {
             Start::Ordinal(ordinal) => ordinal.clamp(at.ordinal, at.durable_ordinal.max(at.ordinal)),
             _ => at.ordinal,
@@ -505,8 +511,21 @@ impl Consumer {
 
     /// Connects, becomes a member of the application, finds where to start.
     async fn begin(&mut self) -> Result<(), ClientError> {
-        self.link_once().await?;
+        self.holders.placement = self.client().placement(self.stream.id).await?;
+        if !self.is_alone() && self.settings.application.is_some() {
+            let allowed =
+                "left out in a cluster of several nodes: what applications have read is kept by one node so far";
+            return Err(ClientError::invalid("consumer.application", "set", allowed));
+        }
+        if self.is_alone() {
+            self.link_once().await?;
+        }
         self.find_start().await
+    }
+
+    /// Whether one node owns everything.
+    fn is_alone(&self) -> bool {
+        self.holders.placement.is_alone()
     }
 
     fn client(&self) -> &Client {

@@ -3,13 +3,20 @@
 //! Owned by the consumer, on its task. Positions move in three steps: *received* (asked for no more), *delivered*
 //! (returned to the program) and *processed* (the program has come back for more); only the last is committed.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use kera_format::chunk::{Chunks, PayloadKind};
 use kera_format::{ChunkView, Compression, Cursor, FormatError, GroupId, LaneId, Records, StreamletId};
+use tokio::time::Instant;
 
 use super::batch::{Batch, BatchChunk};
 use super::{GapPolicy, Position, kafka};
 use crate::ClientError;
+use crate::placement::HOME;
+
+/// Nodes that send a reader on do so again within this.
+const SENT_AROUND_PAUSE: Duration = Duration::from_secs(5);
 
 /// A lease on a group, as its holder sees it.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +44,10 @@ pub(super) struct Track {
     pub(super) target: Option<u64>,
     /// Part of a live subscription or poll.
     pub(super) fed: bool,
+    /// The node that feeds it, or did last.
+    pub(super) node: u32,
+    /// Since when nodes have only said that they do not have what comes next, and when one said so last.
+    pub(super) sent_around: Option<(Instant, Instant)>,
     /// The server said that retention went past `received`.
     pub(super) may_have_gap: bool,
     /// What `received` pointed at was gone, and the server said where to go on: perhaps before it, if it lost its end.
@@ -61,6 +72,8 @@ impl Track {
             durable: ordinal,
             target: None,
             fed: false,
+            node: HOME,
+            sent_around: None,
             may_have_gap: false,
             sent_on: false,
             astray: false,
@@ -68,6 +81,17 @@ impl Track {
             ended: false,
             lease: None,
         }
+    }
+
+    /// A node has said that it does not have what comes next: for how long nodes have done nothing else. One that is read from
+    /// for a while in between has it, even if there is nothing to read.
+    pub(super) fn sent_elsewhere(&mut self, now: Instant) -> Duration {
+        let since = match self.sent_around {
+            Some((since, last)) if now.saturating_duration_since(last) <= SENT_AROUND_PAUSE => since,
+            _ => now,
+        };
+        self.sent_around = Some((since, now));
+        now.saturating_duration_since(since)
     }
 
     pub(super) fn position(&self) -> Position {
@@ -103,8 +127,8 @@ pub(super) struct Piece {
     pub(super) committed: bool,
     /// Records were left out.
     pub(super) holes: bool,
-    /// The subscription that it came by, and how many bytes of credit go back with it.
-    pub(super) credit: Option<(u64, u64)>,
+    /// The node and the subscription that it came by, and how many bytes of credit go back with it.
+    pub(super) credit: Option<(u32, u64, u64)>,
 }
 
 /// What decoding needs to know.
@@ -286,6 +310,17 @@ mod tests {
         assert_eq!(ordinals, [12, 13, 14]);
         assert_eq!(decoded.batch.base_ordinal(), 12);
         assert_eq!((track.delivered.1, track.delivered.0.position), (15, 9_000));
+    }
+
+    #[test]
+    fn a_quiet_streamlet_that_moves_now_and_then_is_not_sent_around() {
+        let mut track = track(0);
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        let around = [0, 1, 4, 8].map(|seconds| track.sent_elsewhere(at(seconds)));
+        assert_eq!(around.map(|time| time.as_secs()), [0, 1, 4, 8]);
+        assert_eq!(track.sent_elsewhere(at(70)), Duration::ZERO, "a node had it for a minute");
+        assert_eq!(track.sent_elsewhere(at(72)), Duration::from_secs(2));
     }
 
     #[test]

@@ -116,6 +116,8 @@ pub(super) struct Sealed {
     pub(super) opened_at: Instant,
     /// How often it was sent.
     pub(super) attempts: u32,
+    /// It was taken to be sent, and is not put back or settled yet.
+    is_under_way: bool,
     serial: u64,
     charged: usize,
     waiters: Vec<(u32, Waiter)>,
@@ -129,7 +131,15 @@ struct Streamlet {
     next_sequence: u64,
     /// The sequence after the last one that was acknowledged.
     settled_sequence: u64,
+    /// It is in the line of its route.
     is_ready: bool,
+    /// Which connection its chunks leave by.
+    route: u32,
+    /// Which they are to leave by as soon as nothing of it is under way: order and sequences are those of one connection after
+    /// the other.
+    wanted: u32,
+    /// Chunks that were taken and not put back or settled.
+    under_way: u32,
 }
 
 impl Streamlet {
@@ -137,6 +147,18 @@ impl Streamlet {
     fn is_open(&self, opening: u64) -> bool {
         self.open.as_ref().is_some_and(|open| open.opening == opening)
     }
+}
+
+/// What waits to leave by one connection.
+#[derive(Debug, Default)]
+struct Route {
+    /// Streamlets with sealed chunks, the one whose turn it is first. Some may have another route by now.
+    ready: VecDeque<u32>,
+    /// Open chunks that the task has not taken from, in the order they were opened: opening and streamlet. Some may have
+    /// been sealed since.
+    opened: VecDeque<(u64, u32)>,
+    /// Open chunks that it has taken from and looks at once more: when, opening and streamlet.
+    again: VecDeque<(Instant, u64, u32)>,
 }
 
 /// What [`Buffer::take`] found.
@@ -160,13 +182,8 @@ pub(super) struct Buffer {
     producer_epoch: ProducerEpoch,
     slots: Arc<[Slot]>,
     streamlets: Vec<Streamlet>,
-    /// Streamlets with sealed chunks, the one whose turn it is first.
-    ready: VecDeque<u32>,
-    /// Open chunks that the task has not taken from, in the order they were opened: opening and streamlet. Some may have
-    /// been sealed since.
-    opened: VecDeque<(u64, u32)>,
-    /// Open chunks that it has taken from and looks at once more: when, opening and streamlet.
-    again: VecDeque<(Instant, u64, u32)>,
+    /// One for each connection.
+    routes: Vec<Route>,
     openings: u64,
     free: Free,
     /// Whether there is room for a whole buffer for each streamlet.
@@ -241,9 +258,7 @@ impl Buffer {
             producer_epoch,
             slots: (0..streamlets).map(|_| Slot::default()).collect(),
             streamlets: (0..streamlets).map(|_| Streamlet::default()).collect(),
-            ready: VecDeque::new(),
-            opened: VecDeque::new(),
-            again: VecDeque::new(),
+            routes: vec![Route::default()],
             openings: 0,
             free: Free { buffers: Vec::new(), bytes: align8(bytes) },
             whole,
@@ -291,7 +306,7 @@ impl Buffer {
                 let open = streamlet.open.insert(OpenChunk::new(memory, self.openings, Instant::now()));
                 self.slots[number as usize].open();
                 *pen = open.pen(room);
-                self.opened.push_back((self.openings, number));
+                self.routes[streamlet.wanted as usize].opened.push_back((self.openings, number));
                 self.openings += 1;
                 open
             }
@@ -307,9 +322,11 @@ impl Buffer {
 
     /// Keeps the list of open chunks as long as there are streamlets, about: chunks that were sealed since are not on it.
     fn forget_sealed(&mut self) {
-        if self.opened.len() > 64 + 4 * self.streamlets.len() {
-            let streamlets = &self.streamlets;
-            self.opened.retain(|&(opening, number)| streamlets[number as usize].is_open(opening));
+        let streamlets = &self.streamlets;
+        for route in &mut self.routes {
+            if route.opened.len() > 64 + 4 * streamlets.len() {
+                route.opened.retain(|&(opening, number)| streamlets[number as usize].is_open(opening));
+            }
         }
     }
 
@@ -344,7 +361,8 @@ impl Buffer {
         let (opening, opened_at) = (open.opening, open.opened_at);
         // The producer opens another chunk before it takes more than one record.
         self.stats.buffered_bytes -= std::mem::take(&mut open.charged) as u64;
-        self.again.push_back((now + LOOK_AGAIN, opening, number));
+        let route = self.streamlets[number as usize].wanted;
+        self.routes[route as usize].again.push_back((now + LOOK_AGAIN, opening, number));
         self.add_sealed(number, copy, part, opened_at);
         true
     }
@@ -369,16 +387,69 @@ impl Buffer {
             records: part.records,
             opened_at,
             attempts: 0,
+            is_under_way: false,
             serial,
             charged,
             waiters: part.waiters,
         });
-        if !streamlet.is_ready {
-            streamlet.is_ready = true;
-            self.ready.push_back(number);
-        }
+        self.line_up(number);
         self.stats.chunks += 1;
         self.stats.buffered_bytes += charged as u64;
+    }
+
+    /// Puts a streamlet that has sealed chunks in the line of its route, unless it is about to get another.
+    fn line_up(&mut self, number: u32) {
+        let streamlet = &mut self.streamlets[number as usize];
+        if !streamlet.is_ready && streamlet.route == streamlet.wanted && !streamlet.sealed.is_empty() {
+            streamlet.is_ready = true;
+            self.routes[streamlet.route as usize].ready.push_back(number);
+        }
+    }
+
+    /// Has the chunks of a streamlet leave by another connection, as soon as none is under way by the one before.
+    pub(super) fn set_route(&mut self, number: u32, route: u32) {
+        if self.routes.len() <= route as usize {
+            self.routes.resize_with(route as usize + 1, Route::default);
+        }
+        let streamlet = &mut self.streamlets[number as usize];
+        if streamlet.wanted == route {
+            return;
+        }
+        (streamlet.wanted, streamlet.is_ready) = (route, false);
+        if let Some(open) = &streamlet.open {
+            // Whoever sends by the old one may not look at it any more.
+            self.routes[route as usize].opened.push_back((open.opening, number));
+        }
+        self.reroute(number);
+    }
+
+    /// Which connection the chunks of a streamlet are to leave by.
+    pub(super) fn route(&self, number: u32) -> u32 {
+        self.streamlets[number as usize].wanted
+    }
+
+    /// Lets a streamlet go its new way if nothing of it is under way by the old one.
+    fn reroute(&mut self, number: u32) {
+        let streamlet = &mut self.streamlets[number as usize];
+        if streamlet.under_way == 0 {
+            streamlet.route = streamlet.wanted;
+        }
+        // Also if it has come back to the way that it was to leave.
+        self.line_up(number);
+    }
+
+    /// A chunk that was taken is back, or settled.
+    fn returned(&mut self, number: u32) {
+        let streamlet = &mut self.streamlets[number as usize];
+        streamlet.under_way -= 1;
+        if streamlet.under_way == 0 && streamlet.route != streamlet.wanted {
+            self.reroute(number);
+        }
+    }
+
+    /// Whether there may be something that leaves by this connection.
+    pub(super) fn wants(&self, route: usize) -> bool {
+        self.routes.get(route).is_some_and(|route| !route.ready.is_empty() || !route.opened.is_empty())
     }
 
     fn target(&self, streamlet: u32, sequence: u64) -> ChunkTarget {
@@ -391,25 +462,36 @@ impl Buffer {
         }
     }
 
-    /// Chunks for a request of about `request_bytes`: one of each streamlet in turn, until it is full. Open chunks are
+    /// Chunks for a request of about `request_bytes` by one connection: one of each streamlet in turn, until it is full. Open chunks are
     /// stolen from when they are due and there is room for them. The chunks come in `chunks`, which is empty.
-    pub(super) fn take(&mut self, now: Instant, request_bytes: usize, chunks: Vec<Sealed>) -> Taken {
+    pub(super) fn take(&mut self, route: usize, now: Instant, request_bytes: usize, chunks: Vec<Sealed>) -> Taken {
         let mut taken = Taken { chunks, ..Taken::default() };
+        if self.routes.len() <= route {
+            return taken;
+        }
         loop {
-            if let Some(&number) = self.ready.front() {
+            let ready = &mut self.routes[route].ready;
+            if let Some(&number) = ready.front() {
                 let streamlet = &mut self.streamlets[number as usize];
+                if !streamlet.is_ready || streamlet.route as usize != route {
+                    // It has another route by now.
+                    ready.pop_front();
+                    continue;
+                }
                 let Some(front) = streamlet.sealed.front() else {
                     streamlet.is_ready = false;
-                    self.ready.pop_front();
+                    ready.pop_front();
                     continue;
                 };
                 let expired = front.opened_at + self.settings.delivery_timeout <= now;
                 if !expired && !taken.chunks.is_empty() && taken.bytes + front.bytes.len() > request_bytes {
                     return taken;
                 }
-                let chunk = streamlet.sealed.pop_front().expect("it is there");
-                self.ready.pop_front();
-                self.ready.push_back(number);
+                let mut chunk = streamlet.sealed.pop_front().expect("it is there");
+                ready.pop_front();
+                ready.push_back(number);
+                chunk.is_under_way = !expired;
+                streamlet.under_way += u32::from(!expired);
                 if expired {
                     taken.expired.push(chunk);
                 } else {
@@ -418,7 +500,7 @@ impl Buffer {
                 }
                 continue;
             }
-            match self.steal_due(now) {
+            match self.steal_due(route, now) {
                 Ok(true) => {}
                 Ok(false) => return taken,
                 Err(due_at) => {
@@ -430,27 +512,33 @@ impl Buffer {
     }
 
     /// Steals from an open chunk that is due. `Ok(false)`: there is none; `Err`: when the next one will be due.
-    fn steal_due(&mut self, now: Instant) -> Result<bool, Instant> {
+    fn steal_due(&mut self, route: usize, now: Instant) -> Result<bool, Instant> {
         let mut due = None;
-        while let Some(&(opening, number)) = self.opened.front() {
+        while let Some(&(opening, number)) = self.routes[route].opened.front() {
+            let wanted = self.streamlets[number as usize].wanted as usize;
+            if wanted != route {
+                // It stands in the other line since it was sent there.
+                self.routes[route].opened.pop_front();
+                continue;
+            }
             let open = self.streamlets[number as usize].open.as_ref();
             let due_at = open.filter(|open| open.opening == opening).map(|open| open.opened_at + self.settings.linger);
             if due_at.is_some_and(|due_at| due_at > now) {
                 due = due_at;
                 break;
             }
-            self.opened.pop_front();
+            self.routes[route].opened.pop_front();
             if due_at.is_some() && self.steal(number, now) {
                 return Ok(true);
             }
         }
-        while let Some(&(at, opening, number)) = self.again.front() {
+        while let Some(&(at, opening, number)) = self.routes[route].again.front() {
             let is_open = self.streamlets[number as usize].is_open(opening);
             if is_open && at > now {
                 due = Some(due.map_or(at, |due: Instant| due.min(at)));
                 break;
             }
-            self.again.pop_front();
+            self.routes[route].again.pop_front();
             if is_open && self.steal(number, now) {
                 return Ok(true);
             }
@@ -460,22 +548,23 @@ impl Buffer {
 
     /// Puts chunks back that have to be sent again, where they belong by their sequences.
     pub(super) fn put_back(&mut self, chunks: impl IntoIterator<Item = Sealed>) {
-        for chunk in chunks {
+        for mut chunk in chunks {
             let number = chunk.streamlet;
+            let was_under_way = std::mem::take(&mut chunk.is_under_way);
             let streamlet = &mut self.streamlets[number as usize];
             let at = streamlet.sealed.partition_point(|other| other.sequence < chunk.sequence);
             streamlet.sealed.insert(at, chunk);
-            if !streamlet.is_ready {
-                streamlet.is_ready = true;
-                self.ready.push_back(number);
+            if was_under_way {
+                self.returned(number);
             }
+            self.line_up(number);
         }
     }
 
     /// Chunks whose time is up, out of everything that waits to be sent.
     pub(super) fn take_expired(&mut self, now: Instant) -> Vec<Sealed> {
         let mut expired = Vec::new();
-        for number in &self.ready {
+        for number in self.routes.iter().flat_map(|route| &route.ready) {
             let sealed = &mut self.streamlets[*number as usize].sealed;
             while let Some(front) = sealed.front()
                 && front.opened_at + self.settings.delivery_timeout <= now
@@ -488,7 +577,8 @@ impl Buffer {
 
     /// When the first of the chunks that wait to be sent has its time up.
     pub(super) fn expires_at(&self) -> Option<Instant> {
-        let fronts = self.ready.iter().filter_map(|number| self.streamlets[*number as usize].sealed.front());
+        let ready = self.routes.iter().flat_map(|route| &route.ready);
+        let fronts = ready.filter_map(|number| self.streamlets[*number as usize].sealed.front());
         fronts.map(|chunk| chunk.opened_at + self.settings.delivery_timeout).min()
     }
 
@@ -497,7 +587,7 @@ impl Buffer {
         for number in 0..self.streamlets.len() as u32 {
             self.steal(number, now);
         }
-        self.ready.clear();
+        self.routes.iter_mut().for_each(|route| route.ready.clear());
         let mut all = Vec::new();
         for streamlet in &mut self.streamlets {
             streamlet.is_ready = false;
@@ -545,6 +635,9 @@ impl Buffer {
         recycle: bool,
     ) -> DeliveryReport {
         let records = u64::from(chunk.records);
+        if chunk.is_under_way {
+            self.returned(chunk.streamlet);
+        }
         match &result {
             Ok(delivered) => {
                 self.stats.acknowledged_records += records;

@@ -66,7 +66,7 @@ impl Front {
         let mut buffer = self.shared.buffer();
         let mut chunks = Vec::new();
         loop {
-            chunks = buffer.take(now, request_bytes, chunks).chunks;
+            chunks = buffer.take(0, now, request_bytes, chunks).chunks;
             if chunks.is_empty() {
                 return (count, bytes);
             }

@@ -165,10 +165,11 @@ impl ProducerBuilder {
             delivery_timeout: self.delivery_timeout,
             producer_id: self.idempotent.then_some(producer_id),
         };
+        let placement = self.client.placement(info.id).await?;
         let buffer = Buffer::new(settings, producer_id, producer_epoch);
         let shared = Arc::new(Shared::new(buffer, self.on_reports));
         let front = Front::new(Arc::clone(&shared));
-        tokio::spawn(Sender::new(Arc::clone(&shared), self.client, connection, sender).run());
+        tokio::spawn(Sender::new(Arc::clone(&shared), self.client, connection, placement, sender).run());
         Ok(Producer { shared, front, stream: info })
     }
 

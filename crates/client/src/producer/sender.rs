@@ -1,16 +1,21 @@
 //! The producer's background task: sends what is sealed, keeps several requests under way, and sees every chunk through
 //! until it is acknowledged or given up.
 //!
-//! Requests are answered in the order they were sent. What fails goes back to where it belongs by its sequence and is sent
+//! There is a connection to each node that owns streamlets of the stream: a *link*, by which the chunks of those streamlets leave.
+//! When a streamlet gets another owner its chunks change their link once nothing of it is under way by the old one.
+//!
+//! Requests of a connection are answered in the order they were sent. What fails goes back to where it belongs by its sequence and is sent
 //! again with the same sequence, so that the server recognises it: after a lost connection that is everything that was
 //! under way, in order. A chunk that is given up leaves a hole in the sequences of its streamlet. Then nothing is sent until
 //! everything under way is answered, and the chunks behind the hole get other sequences: the next ones, if the lost chunk is
 //! certainly not in the stream; otherwise those of the producer's next epoch, because the server might yet have the lost
 //! chunk's.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -19,17 +24,24 @@ use kera_protocol::write::{WRITE_HEAD_BYTES, parse_results, write_head};
 use kera_protocol::{AllocateProducer, ChunkResult, Op, Status};
 use kera_rpc::{Call, Connection, Frame, RpcError};
 use tokio::sync::Notify;
+use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::buffer::{Buffer, Sealed, Taken};
 use super::report::{Delivered, DeliveryReport};
 use crate::backoff::Backoff;
+use crate::client::ended;
+use crate::placement::{HOME, NOBODY, Placement};
 use crate::{Client, ClientError};
 
 /// Chunks smaller than this are copied together, larger ones are written from where they are.
 const COPY_BYTES_MAX: usize = 4 << 10;
 /// A chunk whose bytes arrive damaged this often is given up.
 const CHECKSUM_TRIES: u32 = 5;
+/// In a cluster, an answer that takes longer makes doubt who owns what.
+const LATE: Duration = Duration::from_secs(1);
+/// After so long without a question for owners the next one is not held back by those before.
+const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
 
 /// What a producer's handle and its task share.
 pub(super) struct Shared {
@@ -98,16 +110,73 @@ struct InFlight {
     sent_at: Instant,
 }
 
-pub(super) struct Sender {
-    shared: Arc<Shared>,
-    client: Client,
-    settings: SenderSettings,
+/// A node that owns streamlets, and what is under way to it.
+struct Link {
+    node: u32,
+    /// The incarnation of the node that the connection is to, as far as was known when it was made.
+    node_epoch: u32,
     connection: Option<Connection>,
+    /// A connection that is being made.
+    connecting: Option<JoinHandle<Result<Connection, RpcError>>>,
     in_flight: VecDeque<InFlight>,
     backoff: Backoff,
     /// Nothing is sent before.
     not_before: Option<Instant>,
+}
+
+impl Link {
+    fn new(node: u32, connection: Option<Connection>) -> Link {
+        Link {
+            node,
+            node_epoch: 0,
+            connection,
+            connecting: None,
+            in_flight: VecDeque::new(),
+            backoff: Backoff::default(),
+            not_before: None,
+        }
+    }
+
+    /// Whether an answer takes long.
+    fn is_late(&self, now: Instant) -> bool {
+        self.in_flight.front().is_some_and(|front| front.sent_at + LATE <= now)
+    }
+
+    fn back_off(&mut self, asked: Option<Duration>) {
+        self.not_before = Some(Instant::now() + self.backoff.next(asked));
+    }
+}
+
+/// The owners of the stream's streamlets, and finding out about others.
+struct Owners {
+    placement: Arc<Placement>,
+    /// Owner epochs of streamlets whose last owner said who the next one is.
+    hinted: HashMap<u32, u32>,
+    /// They are to be asked for, not before this.
+    ask_at: Option<Instant>,
+    asked_at: Option<Instant>,
+    asking: Option<JoinHandle<Result<Arc<Placement>, RpcError>>>,
+    backoff: Backoff,
+}
+
+/// What the task wakes up for.
+enum Event {
+    Answer(usize, Result<Frame, RpcError>),
+    Connected(usize, Result<Connection, RpcError>),
+    Owners(Result<Arc<Placement>, RpcError>),
+}
+
+pub(super) struct Sender {
+    shared: Arc<Shared>,
+    client: Client,
+    settings: SenderSettings,
+    /// Routes of the buffer, by number. The first one is to where the client was told.
+    links: Vec<Link>,
+    owners: Owners,
     repair: Repair,
+    /// Nothing is repaired before.
+    repair_at: Option<Instant>,
+    repair_backoff: Backoff,
     /// What went wrong last, for errors of chunks that are given up.
     last_error: String,
     spare: Spare,
@@ -125,24 +194,44 @@ struct Spare {
 enum Verdict {
     Done(Delivered),
     Again,
+    /// Another node owns its streamlet: perhaps this one, since this epoch.
+    Elsewhere(u32, u32),
     Refused(Status),
     Fenced(u64),
 }
 
 impl Sender {
-    pub(super) fn new(shared: Arc<Shared>, client: Client, connection: Connection, settings: SenderSettings) -> Sender {
-        Sender {
+    /// A task for what is in `shared`. `connection` is to where the client was told.
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        client: Client,
+        connection: Connection,
+        placement: Arc<Placement>,
+        settings: SenderSettings,
+    ) -> Sender {
+        let home = if placement.is_alone() { Some(connection) } else { None };
+        let owners = Owners {
+            placement,
+            hinted: HashMap::new(),
+            ask_at: None,
+            asked_at: None,
+            asking: None,
+            backoff: Backoff::default(),
+        };
+        let mut sender = Sender {
             shared,
             client,
             settings,
-            connection: Some(connection),
-            in_flight: VecDeque::new(),
-            backoff: Backoff::default(),
-            not_before: None,
+            links: vec![Link::new(HOME, home)],
+            owners,
             repair: Repair::None,
+            repair_at: None,
+            repair_backoff: Backoff::default(),
             last_error: "it was not sent yet".into(),
             spare: Spare::default(),
-        }
+        };
+        sender.apply_owners();
+        sender
     }
 
     /// Runs until the producer is closed or fenced.
@@ -153,53 +242,59 @@ impl Sender {
                 return self.end(error);
             }
             let now = Instant::now();
-            self.not_before = self.not_before.filter(|at| *at > now);
-            let mut until = self.not_before;
-            if self.not_before.is_none() {
-                if self.repair != Repair::None && self.in_flight.is_empty() {
-                    self.repair(now).await;
-                    continue;
-                }
-                if self.repair == Repair::None {
-                    if self.connection.is_none() && self.wants_to_send() {
-                        self.connect().await;
+            let until = match self.repair {
+                Repair::None => self.fill(now),
+                _ if !self.links.iter().all(|link| link.in_flight.is_empty()) => None,
+                _ => match self.repair_at.filter(|at| *at > now) {
+                    Some(at) => Some(at),
+                    None => {
+                        self.repair(now).await;
                         continue;
                     }
-                    until = self.fill(now);
-                    if self.shared.buffer().fatal.is_some() {
-                        continue;
-                    }
-                }
+                },
+            };
+            if self.shared.buffer().fatal.is_some() {
+                continue;
             }
+            self.doubt_owners(now);
+            let until = [until, self.ask_owners(now)].into_iter().flatten().min();
             self.wait(until).await;
         }
     }
 
-    /// Whether there is something that needs a connection.
-    fn wants_to_send(&self) -> bool {
-        let buffer = self.shared.buffer();
-        buffer.stats.buffered_bytes > 0
+    /// Sends requests until there is nothing to send or enough is under way. Returns when the next chunk is due, or a link may be used
+    /// again.
+    fn fill(&mut self, now: Instant) -> Option<Instant> {
+        let mut until: Option<Instant> = None;
+        for at in 0..self.links.len() {
+            let link = &mut self.links[at];
+            link.not_before = link.not_before.filter(|at| *at > now);
+            let due = match link.not_before {
+                Some(at) => Some(at),
+                None => self.fill_link(at, now),
+            };
+            until = [until, due].into_iter().flatten().min();
+            if self.repair != Repair::None {
+                break;
+            }
+        }
+        until
     }
 
-    /// Sends requests until there is nothing to send or enough is under way. Returns when the next chunk is due.
-    fn fill(&mut self, now: Instant) -> Option<Instant> {
+    fn fill_link(&mut self, at: usize, now: Instant) -> Option<Instant> {
         while self.repair == Repair::None {
-            if self.in_flight.len() >= self.settings.in_flight {
+            if self.links[at].in_flight.len() >= self.settings.in_flight {
                 return None;
             }
-            let Some(connection) = self.connection.clone() else {
-                let mut buffer = self.shared.buffer();
-                buffer.hungry = true;
-                if buffer.stats.buffered_bytes > 0 {
-                    self.shared.work.notify_one();
-                }
+            let Some(connection) = self.links[at].connection.clone() else {
+                self.connect_if_wanted(at);
                 return None;
             };
             if connection.is_closed() {
                 // What is under way learns of it first; after that the next turn connects.
-                if self.in_flight.is_empty() {
-                    self.disconnected("the connection was closed while nothing was under way".into());
-                    self.not_before = None;
+                if self.links[at].in_flight.is_empty() {
+                    self.disconnected(at, "the connection was closed while nothing was under way".into());
+                    self.links[at].not_before = None;
                     self.shared.work.notify_one();
                 }
                 return None;
@@ -207,7 +302,7 @@ impl Sender {
             let taken = {
                 let mut buffer = self.shared.buffer();
                 let chunks = self.spare.chunks.pop().unwrap_or_default();
-                let taken = buffer.take(now, self.settings.request_bytes, chunks);
+                let taken = buffer.take(at, now, self.settings.request_bytes, chunks);
                 if taken.chunks.is_empty() {
                     buffer.hungry = true;
                 } else {
@@ -233,29 +328,156 @@ impl Sender {
             let timeout_ms = self.settings.request_timeout.as_millis() as u32 / 2;
             let (parts, copied) = parts(&mut chunks, timeout_ms, self.spare.copied.pop().unwrap_or_default());
             let call = connection.send(Op::WriteChunks, parts);
-            self.in_flight.push_back(InFlight { call, chunks, copied, sent_at: now });
+            self.links[at].in_flight.push_back(InFlight { call, chunks, copied, sent_at: now });
         }
         None
     }
 
+    /// Connects to a node in the background, if there is something for it. What nobody owns waits until it is known who does.
+    fn connect_if_wanted(&mut self, at: usize) {
+        let mut buffer = self.shared.buffer();
+        buffer.hungry = true;
+        if self.links[at].connecting.is_some() || !buffer.wants(at) || buffer.stats.buffered_bytes == 0 {
+            return;
+        }
+        drop(buffer);
+        if self.links[at].node != NOBODY {
+            return self.connect(at);
+        }
+        self.links[at].back_off(None);
+        self.want_owners();
+        let now = Instant::now();
+        let expired = self.shared.buffer().take_expired(now);
+        self.expire(expired, now);
+    }
+
+    fn connect(&mut self, at: usize) {
+        let node = self.links[at].node;
+        let (client, placement) = (self.client.clone(), Arc::clone(&self.owners.placement));
+        self.links[at].node_epoch = placement.node_epoch(node);
+        let connecting = tokio::spawn(async move { client.dedicated_to(&placement, node).await });
+        self.links[at].connecting = Some(connecting);
+    }
+
+    /// Asks who owns what, if that is due; else when it will be.
+    fn ask_owners(&mut self, now: Instant) -> Option<Instant> {
+        if self.owners.asking.is_some() {
+            return None;
+        }
+        let at = self.owners.ask_at?;
+        if at > now {
+            return Some(at);
+        }
+        (self.owners.ask_at, self.owners.asked_at) = (None, Some(now));
+        let (client, seen) = (self.client.clone(), Arc::clone(&self.owners.placement));
+        let stream = self.shared.buffer().settings().stream;
+        self.owners.asking = Some(tokio::spawn(async move { client.refresh(stream, &seen).await }));
+        None
+    }
+
+    /// Owners may have changed.
+    fn want_owners(&mut self) {
+        let owners = &mut self.owners;
+        if owners.ask_at.is_some() || owners.asking.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        if owners.asked_at.is_none_or(|at| at + BACKOFF_FORGOTTEN < now) {
+            owners.backoff.reset();
+        }
+        owners.ask_at = Some(now + owners.backoff.next(None));
+    }
+
+    /// A node that takes long to answer may be gone, and the cluster may have noticed: a machine that is gone closes no connection.
+    fn doubt_owners(&mut self, now: Instant) {
+        if !self.owners.placement.is_alone() && self.links.iter().any(|link| link.is_late(now)) {
+            self.want_owners();
+        }
+    }
+
+    /// Nodes that do not answer and do not own any more what they were sent, or were started again since, are not waited for.
+    fn leave_late_nodes(&mut self, now: Instant) {
+        for at in 0..self.links.len() {
+            let link = &self.links[at];
+            if !link.is_late(now) {
+                continue;
+            }
+            let placement = &self.owners.placement;
+            let mut chunks = link.in_flight.iter().flat_map(|request| &request.chunks);
+            let lost = chunks.any(|chunk| placement.owner(chunk.streamlet).0 != link.node);
+            if lost || placement.node_epoch(link.node) > link.node_epoch {
+                self.disconnected(at, "the node does not answer, and another one has taken over".into());
+            }
+        }
+    }
+
+    /// Sends each streamlet's chunks to its owner.
+    fn apply_owners(&mut self) {
+        let placement = Arc::clone(&self.owners.placement);
+        let streamlets = self.shared.buffer().settings().streamlets;
+        let mut links: HashMap<u32, u32> = (0u32..).zip(&self.links).map(|(at, link)| (link.node, at)).collect();
+        let shared = Arc::clone(&self.shared);
+        let mut buffer = shared.buffer();
+        for streamlet in 0..streamlets {
+            let (node, epoch) = placement.owner(streamlet);
+            if self.owners.hinted.get(&streamlet).is_some_and(|hinted| *hinted > epoch) {
+                continue;
+            }
+            self.owners.hinted.remove(&streamlet);
+            let route = *links.entry(node).or_insert_with(|| {
+                self.links.push(Link::new(node, None));
+                self.links.len() as u32 - 1
+            });
+            buffer.set_route(streamlet, route);
+        }
+    }
+
+    /// A node does not own a streamlet. Its chunks wait until it is known who does; `node` is what it has heard.
+    fn not_owner(&mut self, streamlet: u32, node: u32, epoch: u32, buffer: &mut Buffer) {
+        let known = self.owners.placement.owner(streamlet).1;
+        let newest = self.owners.hinted.get(&streamlet).copied().unwrap_or(known);
+        let hint = (node != HOME && epoch > newest).then(|| self.links.iter().position(|link| link.node == node));
+        let route = match hint.flatten() {
+            Some(route) => {
+                self.owners.hinted.insert(streamlet, epoch);
+                route
+            }
+            None => match self.links.iter().position(|link| link.node == NOBODY) {
+                Some(route) => route,
+                None => {
+                    self.links.push(Link::new(NOBODY, None));
+                    self.links.len() - 1
+                }
+            },
+        };
+        buffer.set_route(streamlet, route as u32);
+        self.want_owners();
+    }
+
     /// Waits for an answer, for work, or until a time.
     async fn wait(&mut self, until: Option<Instant>) {
-        let request_timeout = self.settings.request_timeout;
+        let (request_timeout, is_alone) = (self.settings.request_timeout, self.owners.placement.is_alone());
         let mut until = until;
         let mut by = |at: Instant| until = Some(until.map_or(at, |until: Instant| until.min(at)));
-        if let Some(front) = self.in_flight.front() {
-            by(front.sent_at + request_timeout);
-        } else if self.not_before.is_some()
+        let mut is_idle = true;
+        let now = Instant::now();
+        for link in &self.links {
+            if let Some(front) = link.in_flight.front() {
+                by(front.sent_at + request_timeout);
+                is_idle = false;
+                // Then it is doubted; after that owners are asked for again and again.
+                if !is_alone && !link.is_late(now) {
+                    by(front.sent_at + LATE);
+                }
+            }
+        }
+        if is_idle
+            && self.links.iter().any(|link| link.not_before.is_some())
             && let Some(at) = self.shared.buffer().expires_at()
         {
             by(at);
         }
-        let answer = async {
-            match self.in_flight.front_mut() {
-                Some(front) => (&mut front.call).await,
-                None => std::future::pending().await,
-            }
-        };
+        let shared = Arc::clone(&self.shared);
         let timer = async {
             match until {
                 Some(at) => tokio::time::sleep_until(at).await,
@@ -264,91 +486,132 @@ impl Sender {
         };
         tokio::select! {
             biased;
-            answer = answer => self.answered(answer),
-            () = self.shared.work.notified() => {}
+            event = std::future::poll_fn(|context| self.poll_event(context)) => self.handle(event),
+            () = shared.work.notified() => {}
             () = timer => self.late(Instant::now()),
+        }
+    }
+
+    fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Event> {
+        for (at, link) in self.links.iter_mut().enumerate() {
+            if let Some(front) = link.in_flight.front_mut()
+                && let Poll::Ready(answer) = Pin::new(&mut front.call).poll(context)
+            {
+                return Poll::Ready(Event::Answer(at, answer));
+            }
+            if let Some(task) = &mut link.connecting
+                && let Poll::Ready(connected) = Pin::new(task).poll(context)
+            {
+                link.connecting = None;
+                return Poll::Ready(Event::Connected(at, connected.unwrap_or_else(|error| Err(ended(&error)))));
+            }
+        }
+        if let Some(task) = &mut self.owners.asking
+            && let Poll::Ready(found) = Pin::new(task).poll(context)
+        {
+            self.owners.asking = None;
+            return Poll::Ready(Event::Owners(found.unwrap_or_else(|error| Err(ended(&error)))));
+        }
+        Poll::Pending
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Answer(at, answer) => self.answered(at, answer),
+            Event::Connected(at, Ok(connection)) => {
+                self.links[at].connection = Some(connection);
+                self.shared.buffer().stats.reconnects += 1;
+            }
+            Event::Connected(at, Err(error)) => {
+                self.last_error = error.to_string();
+                self.links[at].back_off(error.retry_after());
+                if !self.owners.placement.is_alone() {
+                    self.want_owners();
+                }
+                let expired = self.shared.buffer().take_expired(Instant::now());
+                self.expire(expired, Instant::now());
+            }
+            Event::Owners(Ok(placement)) => {
+                if placement.version() > self.owners.placement.version() {
+                    self.owners.backoff.reset();
+                }
+                self.owners.placement = placement;
+                self.apply_owners();
+                self.leave_late_nodes(Instant::now());
+            }
+            Event::Owners(Err(error)) => {
+                self.last_error = error.to_string();
+                self.want_owners();
+            }
         }
     }
 
     /// A time has come: is an answer overdue, is anything to be given up?
     fn late(&mut self, now: Instant) {
-        if self.in_flight.front().is_some_and(|front| front.sent_at + self.settings.request_timeout <= now) {
-            let timeout_ms = self.settings.request_timeout.as_millis();
-            self.disconnected(format!("no answer within {timeout_ms} ms"));
+        for at in 0..self.links.len() {
+            let front = self.links[at].in_flight.front();
+            if front.is_some_and(|front| front.sent_at + self.settings.request_timeout <= now) {
+                let timeout_ms = self.settings.request_timeout.as_millis();
+                self.disconnected(at, format!("no answer within {timeout_ms} ms"));
+            }
         }
-        if self.in_flight.is_empty() {
+        if self.links.iter().all(|link| link.in_flight.is_empty()) {
             let expired = self.shared.buffer().take_expired(now);
             self.expire(expired, now);
         }
     }
 
-    /// The oldest request is answered, or will never be.
-    fn answered(&mut self, answer: Result<Frame, RpcError>) {
-        let Some(request) = self.in_flight.pop_front() else { return };
+    /// The oldest request of a link is answered, or will never be.
+    fn answered(&mut self, at: usize, answer: Result<Frame, RpcError>) {
+        let Some(request) = self.links[at].in_flight.pop_front() else { return };
         match answer {
             Ok(frame) => match parse_results(&frame.body) {
-                Ok(results) if results.len() == request.chunks.len() => self.judge(request, results),
-                Ok(_) => self.broken(request, "an answer with another number of results than chunks".into()),
-                Err(e) => self.broken(request, e.to_string()),
+                Ok(results) if results.len() == request.chunks.len() => self.judge(at, request, results),
+                Ok(_) => self.broken(at, request, "an answer with another number of results than chunks".into()),
+                Err(e) => self.broken(at, request, e.to_string()),
             },
             Err(RpcError::Status { status, message, retry_after }) => {
                 self.last_error = format!("{status}: {message}");
-                if status.retryable() {
-                    self.back_off(retry_after);
+                if status.retryable() && status != Status::NotOwner {
+                    self.links[at].back_off(retry_after);
                 }
-                self.judge(request, std::iter::repeat(ChunkResult::failed(status, 0)));
+                self.judge(at, request, std::iter::repeat(ChunkResult::failed(status, 0)));
             }
             Err(RpcError::OverLimit { field, value, limit }) => {
                 self.last_error = format!("{field} is {value}, the limit is {limit}");
-                self.judge(request, std::iter::repeat(ChunkResult::failed(Status::FrameTooLarge, 0)));
+                self.judge(at, request, std::iter::repeat(ChunkResult::failed(Status::FrameTooLarge, 0)));
             }
-            Err(error) => self.broken(request, error.to_string()),
+            Err(error) => self.broken(at, request, error.to_string()),
         }
     }
 
     /// The connection cannot be used any more; the request was under way.
-    fn broken(&mut self, request: InFlight, reason: String) {
-        self.in_flight.push_front(request);
-        self.disconnected(reason);
+    fn broken(&mut self, at: usize, request: InFlight, reason: String) {
+        self.links[at].in_flight.push_front(request);
+        self.disconnected(at, reason);
     }
 
-    /// Puts everything that was under way back in order.
-    fn disconnected(&mut self, reason: String) {
-        tracing::debug!(reason, "producer lost its connection");
+    /// Puts everything that was under way to a node back in order.
+    fn disconnected(&mut self, at: usize, reason: String) {
+        tracing::debug!(reason, node = self.links[at].node, "producer lost its connection");
         self.last_error = reason;
-        if let Some(connection) = self.connection.take() {
+        let link = &mut self.links[at];
+        if let Some(connection) = link.connection.take() {
             connection.close();
         }
         let mut buffer = self.shared.buffer();
-        for request in self.in_flight.drain(..) {
+        for request in link.in_flight.drain(..) {
             buffer.put_back(request.chunks);
         }
         drop(buffer);
-        self.back_off(None);
-    }
-
-    fn back_off(&mut self, asked: Option<Duration>) {
-        self.not_before = Some(Instant::now() + self.backoff.next(asked));
-    }
-
-    async fn connect(&mut self) {
-        match self.client.dedicated().await {
-            Ok(connection) => {
-                self.connection = Some(connection);
-                self.shared.buffer().stats.reconnects += 1;
-            }
-            Err(error) => {
-                self.last_error = error.to_string();
-                self.back_off(error.retry_after());
-                let now = Instant::now();
-                let expired = self.shared.buffer().take_expired(now);
-                self.expire(expired, now);
-            }
+        link.back_off(None);
+        if !self.owners.placement.is_alone() {
+            self.want_owners();
         }
     }
 
     /// Goes through a request's chunks and what the server said to each.
-    fn judge(&mut self, request: InFlight, results: impl Iterator<Item = ChunkResult>) {
+    fn judge(&mut self, at: usize, request: InFlight, results: impl Iterator<Item = ChunkResult>) {
         let InFlight { mut chunks, copied, .. } = request;
         let now = Instant::now();
         let mut reports = std::mem::take(&mut self.spare.reports);
@@ -357,13 +620,22 @@ impl Sender {
         let shared = Arc::clone(&self.shared);
         let mut buffer = shared.buffer();
         for (chunk, result) in chunks.drain(..).zip(results) {
-            let outcome = match self.verdict(&chunk, &result, &buffer) {
+            let outcome = match self.verdict(at, &chunk, &result, &buffer) {
                 Verdict::Done(done) => {
                     delivered = true;
                     Ok(done)
                 }
                 Verdict::Again => {
                     buffer.put_back([chunk]);
+                    continue;
+                }
+                Verdict::Elsewhere(node, epoch) => {
+                    let streamlet = chunk.streamlet;
+                    buffer.put_back([chunk]);
+                    // Others of the streamlet that were under way say the same.
+                    if buffer.route(streamlet) as usize == at {
+                        self.not_owner(streamlet, node, epoch, &mut buffer);
+                    }
                     continue;
                 }
                 Verdict::Refused(status) => {
@@ -388,8 +660,8 @@ impl Sender {
             buffer.fatal = Some(ClientError::Fenced { current });
         }
         drop(buffer);
-        if delivered && self.not_before.is_none() {
-            self.backoff.reset();
+        if delivered && self.links[at].not_before.is_none() {
+            self.links[at].backoff.reset();
         }
         self.shared.tell(&reports);
         reports.clear();
@@ -401,7 +673,7 @@ impl Sender {
         }
     }
 
-    fn verdict(&mut self, chunk: &Sealed, result: &ChunkResult, buffer: &Buffer) -> Verdict {
+    fn verdict(&mut self, at: usize, chunk: &Sealed, result: &ChunkResult, buffer: &Buffer) -> Verdict {
         let Some(status) = result.status() else {
             self.last_error = format!("status {}, which this client does not know", result.status);
             return Verdict::Refused(Status::Internal);
@@ -436,11 +708,16 @@ impl Sender {
                 self.require(Repair::Identity);
                 Verdict::Again
             }
+            Status::NotOwner => {
+                let (node, epoch) = ((result.base_ordinal >> 32) as u32, result.base_ordinal as u32);
+                self.last_error = format!("{status}: node {} does not own the streamlet", self.links[at].node);
+                Verdict::Elsewhere(node, epoch)
+            }
             Status::ChunkChecksum if chunk.attempts >= CHECKSUM_TRIES => Verdict::Refused(status),
             status if status.retryable() => {
                 self.last_error = format!("{status}: {}", status.hint());
-                if self.not_before.is_none() {
-                    self.back_off(None);
+                if self.links[at].not_before.is_none() {
+                    self.links[at].back_off(None);
                 }
                 Verdict::Again
             }
@@ -485,35 +762,51 @@ impl Sender {
             self.repair = Repair::None;
             return;
         }
-        let Some(connection) = self.connection.clone() else {
-            return self.connect().await;
-        };
         let producer_id = self.settings.producer_id.filter(|_| self.repair == Repair::Epoch);
-        match connection.call(&AllocateProducer { producer_id }).await {
+        let connected = self.links.iter().find_map(|link| link.connection.clone().filter(|known| !known.is_closed()));
+        let connection = match connected {
+            Some(connection) => Ok(connection),
+            None => self.client.dedicated().await,
+        };
+        let allocated = match &connection {
+            Ok(connection) => connection.call(&AllocateProducer { producer_id }).await,
+            Err(error) => Err(error.clone()),
+        };
+        if let (Ok(connection), true) = (connection, self.links[0].connection.is_none()) {
+            self.links[0].connection = self.owners.placement.is_alone().then_some(connection);
+        }
+        match allocated {
             Ok(allocated) => {
                 self.settings.producer_id = Some(allocated.producer_id);
                 self.shared.buffer().renumber(Some((allocated.producer_id, allocated.producer_epoch)));
                 self.repair = Repair::None;
+                self.repair_backoff.reset();
             }
             Err(RpcError::Status { status: Status::UnknownProducer, .. }) => self.repair = Repair::Identity,
-            Err(RpcError::Status { status, message, retry_after }) => {
-                self.last_error = format!("{status}: {message}");
-                self.back_off(retry_after);
+            Err(error) => {
+                self.last_error = error.to_string();
+                self.repair_at = Some(Instant::now() + self.repair_backoff.next(error.retry_after()));
             }
-            Err(error) => self.disconnected(error.to_string()),
         }
     }
 
     /// Gives everything up.
     fn end(mut self, error: ClientError) {
-        if let Some(connection) = self.connection.take() {
-            connection.close();
+        let mut requests = Vec::new();
+        for link in &mut self.links {
+            if let Some(connection) = link.connection.take() {
+                connection.close();
+            }
+            if let Some(connecting) = link.connecting.take() {
+                connecting.abort();
+            }
+            requests.extend(link.in_flight.drain(..));
         }
         let now = Instant::now();
         let mut reports = Vec::new();
         {
             let mut buffer = self.shared.buffer();
-            let mut chunks: Vec<Sealed> = self.in_flight.drain(..).flat_map(|request| request.chunks).collect();
+            let mut chunks: Vec<Sealed> = requests.into_iter().flat_map(|request| request.chunks).collect();
             chunks.extend(buffer.take_all(now));
             buffer.ended = true;
             for chunk in chunks {

@@ -42,7 +42,7 @@ fn push(front: &mut Front, number: u64) -> bool {
 /// The task's side: takes what is due at `now`, checks it and acknowledges it. The records, by streamlet.
 fn take(shared: &Shared, now: Instant, next_sequence: &mut [u64]) -> Vec<(u32, u64)> {
     let mut buffer = shared.buffer();
-    let taken = buffer.take(now, 4_000, Vec::new());
+    let taken = buffer.take(0, now, 4_000, Vec::new());
     assert!(taken.expired.is_empty());
     let mut records = Vec::new();
     for chunk in taken.chunks {
@@ -144,15 +144,15 @@ fn a_record_that_the_thief_missed_is_found_when_it_looks_again() {
     // Written by a producer that had looked before the theft.
     front.push_unseen(&Record::value(&1_u64.to_le_bytes()));
     let mut buffer = shared.buffer();
-    let taken = buffer.take(now, 4_000, Vec::new());
+    let taken = buffer.take(0, now, 4_000, Vec::new());
     assert!(taken.chunks.is_empty());
     assert_eq!(taken.due_at, Some(now + LOOK_AGAIN), "it is going to look again");
     drop(buffer);
     let later = now + LOOK_AGAIN;
     assert_eq!(take(&shared, later, &mut next_sequence), [(0, 1)]);
     // It looks once more, because it has found something; after that there is nothing to wait for.
-    assert_eq!(shared.buffer().take(later, 4_000, Vec::new()).due_at, Some(later + LOOK_AGAIN));
-    assert_eq!(shared.buffer().take(later + LOOK_AGAIN, 4_000, Vec::new()).due_at, None);
+    assert_eq!(shared.buffer().take(0, later, 4_000, Vec::new()).due_at, Some(later + LOOK_AGAIN));
+    assert_eq!(shared.buffer().take(0, later + LOOK_AGAIN, 4_000, Vec::new()).due_at, None);
     push(&mut front, 2);
     front.flush();
     assert_eq!(take(&shared, later, &mut next_sequence), [(0, 2)]);
@@ -169,7 +169,7 @@ fn a_record_that_comes_late_is_not_left_behind() {
         assert_eq!(take(&shared, now, &mut next_sequence), [(0, 0)]);
         now += 2 * LOOK_AGAIN;
         assert_eq!(take(&shared, now, &mut next_sequence), []);
-        assert_eq!(shared.buffer().take(now, 4_000, Vec::new()).due_at, None, "nobody will look at the chunk again");
+        assert_eq!(shared.buffer().take(0, now, 4_000, Vec::new()).due_at, None, "nobody will look at the chunk again");
     });
     assert_eq!(take(&shared, now, &mut next_sequence), [(0, 1)]);
     push(&mut front, 2);
@@ -207,7 +207,7 @@ fn stolen_and_left_parts_have_their_own_timestamps() {
     let stamped = |timestamp_ms| Record { timestamp_ms, ..Record::value(b"value") };
     let now = Instant::now() + Duration::from_secs(1);
     let max = |shared: &Shared| {
-        let taken = shared.buffer().take(now, 4_000, Vec::new());
+        let taken = shared.buffer().take(0, now, 4_000, Vec::new());
         let stamps: Vec<i64> =
             taken.chunks.iter().map(|c| ChunkView::parse(&c.bytes).unwrap().header().max_timestamp_ms).collect();
         stamps
@@ -266,4 +266,35 @@ fn a_chunk_that_grows_keeps_its_records() {
     }
     assert!(all.iter().copied().eq((0..20_000).map(|number| (7, number))));
     assert!(next_sequence[7] < 40, "chunks of {} records", 20_000 / next_sequence[7]);
+}
+
+#[test]
+fn chunks_change_their_way_when_nothing_is_under_way_and_can_come_back() {
+    let (mut front, shared) = front(settings());
+    let now = Instant::now() + Duration::from_secs(1);
+    let done = |buffer: &mut Buffer, chunk| {
+        let (streamlet, lane) = (StreamletId(0), LaneId(0));
+        buffer.settle(chunk, Ok(Delivered { streamlet, lane, base_ordinal: Some(0), duplicate: false }), now, true)
+    };
+    push(&mut front, 0);
+    front.flush();
+    let mut first = shared.buffer().take(0, now, 4_000, Vec::new()).chunks;
+    push(&mut front, 1);
+    front.flush();
+    let mut buffer = shared.buffer();
+    buffer.set_route(0, 1);
+    for route in [0, 1] {
+        assert!(buffer.take(route, now, 4_000, Vec::new()).chunks.is_empty(), "one is still under way by the old one");
+    }
+    // It comes back before that, and nothing happens any more that would put it in line.
+    buffer.set_route(0, 0);
+    done(&mut buffer, first.remove(0));
+    let mut second = buffer.take(0, now, 4_000, Vec::new()).chunks;
+    assert_eq!(second.len(), 1);
+    buffer.set_route(0, 1);
+    buffer.put_back(second.drain(..));
+    assert!(buffer.take(0, now, 4_000, Vec::new()).chunks.is_empty());
+    let mut second = buffer.take(1, now, 4_000, Vec::new()).chunks;
+    assert_eq!(second.iter().map(|chunk| chunk.sequence).collect::<Vec<_>>(), [1]);
+    done(&mut buffer, second.remove(0));
 }

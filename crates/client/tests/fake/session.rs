@@ -7,8 +7,8 @@ use kera_format::Cursor;
 use kera_protocol::read::{ANSWER_END_OF_GROUP, ENTRY_FOLLOW_GROUPS, write_answers};
 use kera_protocol::{
     AllocateProducer, AllocatedProducer, Body, ChunkResult, ChunkResults, Credit, Empty, ErrorBody, FrameHeader,
-    GetStream, LaneStats, LeasedGroups, Lookup, LookupResult, Op, ReadAnswer, ReadChunks, ReadEntry, Status, StreamRef,
-    StreamStats, StreamStatsResponse, Subscribe, Subscribed, Unsubscribe, WriteChunksView,
+    GetStream, LaneStats, LeasedGroups, Lookup, LookupResult, NodeInfo, Op, Owners, ReadAnswer, ReadChunks, ReadEntry,
+    Status, StreamRef, StreamStats, StreamStatsResponse, Subscribe, Subscribed, Unsubscribe, WriteChunksView,
 };
 use kera_rpc::{Flow, Outbox, Session};
 
@@ -259,6 +259,20 @@ impl Session for FakeSession {
                 let producer_epoch = kera_format::ProducerEpoch(*epoch);
                 let producer_id = kera_format::ProducerId(id);
                 self.answer(header, out, Ok(AllocatedProducer { producer_id, producer_epoch }))
+            }
+            Op::FindOwners => {
+                let node = NodeInfo {
+                    node: 0,
+                    node_epoch: 1,
+                    address: String::new(),
+                    kafka_address: String::new(),
+                    http_address: String::new(),
+                    rack: String::new(),
+                    roles: Vec::new(),
+                };
+                let nodes = vec![node];
+                let alone = Owners { cluster: [0; 16], version: 0, node: 0, nodes, streams: Vec::new(), more: false };
+                self.answer(header, out, Ok(alone))
             }
             Op::StreamStats => {
                 StreamStats::decode(1, body).unwrap();

@@ -1,0 +1,330 @@
+//! A consumer in a cluster: a link to each node that has what is read, made in the background, looked after while it is quiet, and
+//! given up alone when its node does not answer. Who has what is asked for again with every failure, as often as the back-off allows.
+
+use std::collections::HashMap;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use kera_format::StreamId;
+use kera_protocol::{Body, FindOwners, Owners};
+use kera_rpc::{Call, Connection, RpcError};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::Consumer;
+use super::link::{Event, Link};
+use super::track::Track;
+use crate::backoff::Backoff;
+use crate::client::ended;
+use crate::placement::{NOBODY, Placement};
+
+/// A node that has said nothing for so long is asked whether it is there: a machine that is gone closes no connection.
+const QUIET_MAX: Duration = Duration::from_secs(2);
+/// A node that does not say within this that it is there is given up.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+/// A probe that is looked at so long after its time was not answered because nobody looked: it gets its time once more.
+const LATE: Duration = Duration::from_millis(500);
+/// After so long without a question for owners the next one is not held back by those before.
+const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
+
+/// The nodes of a cluster that a consumer reads from.
+#[derive(Debug, Default)]
+pub(super) struct Holders {
+    pub(super) placement: Arc<Placement>,
+    linked: Vec<Holder>,
+    /// Nodes that are being connected to, or could not be reached.
+    away: HashMap<u32, Away>,
+    /// The owners are to be asked for, not before this.
+    ask_at: Option<Instant>,
+    asked_at: Option<Instant>,
+    asking: Option<Task<Arc<Placement>>>,
+    backoff: Backoff,
+}
+
+#[derive(Debug)]
+struct Holder {
+    node: u32,
+    link: Link,
+    heard_at: Instant,
+    /// It was asked whether it is there, and has until then.
+    probe: Option<(Call, Instant)>,
+}
+
+#[derive(Debug)]
+struct Away {
+    /// There was a connection, and it broke.
+    lost: bool,
+    not_before: Instant,
+    backoff: Backoff,
+    connecting: Option<Task<Connection>>,
+}
+
+/// Work in the background that ends with its owner.
+#[derive(Debug)]
+struct Task<T>(JoinHandle<Result<T, RpcError>>);
+
+impl<T> Drop for Task<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl<T> Task<T> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<T, RpcError>> {
+        Pin::new(&mut self.0).poll(context).map(|done| done.unwrap_or_else(|error| Err(ended(&error))))
+    }
+}
+
+/// What a consumer wakes up for.
+#[derive(Debug)]
+pub(super) enum Happening {
+    /// Something on the link to a node.
+    Link(u32, Event),
+    /// A node was connected to, or could not be.
+    Reached(u32, Result<Connection, RpcError>),
+    /// Who has what.
+    Owners(Result<Arc<Placement>, RpcError>),
+    /// A node knows of later owners: they are asked for, not before this.
+    Doubt(Instant),
+}
+
+impl Holders {
+    pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
+        self.linked.iter().map(|holder| &holder.link)
+    }
+
+    pub(super) fn links_mut(&mut self) -> impl Iterator<Item = &mut Link> {
+        self.linked.iter_mut().map(|holder| &mut holder.link)
+    }
+
+    /// The link to a node.
+    pub(super) fn link(&mut self, node: u32) -> Option<&mut Link> {
+        self.linked.iter_mut().find(|holder| holder.node == node).map(|holder| &mut holder.link)
+    }
+
+    /// Gives all links up.
+    pub(super) fn give_up(&mut self) -> impl Iterator<Item = Link> {
+        self.away.clear();
+        self.linked.drain(..).map(|holder| holder.link)
+    }
+
+    fn remove(&mut self, node: u32) -> Option<Link> {
+        let at = self.linked.iter().position(|holder| holder.node == node)?;
+        Some(self.linked.swap_remove(at).link)
+    }
+
+    /// The owners may have changed. When to look again.
+    pub(super) fn want_owners(&mut self, now: Instant) -> Instant {
+        if let Some(at) = self.ask_at {
+            return at;
+        }
+        if self.asked_at.is_none_or(|at| at + BACKOFF_FORGOTTEN < now) {
+            self.backoff.reset();
+        }
+        let at = now + self.backoff.next(None);
+        if self.asking.is_none() {
+            self.ask_at = Some(at);
+        }
+        at
+    }
+
+    /// When there is something to look after, at the latest.
+    pub(super) fn next_timer(&self, now: Instant) -> Option<Instant> {
+        let quiet = self.linked.iter().map(|holder| match &holder.probe {
+            Some((_, until)) => *until,
+            None => holder.heard_at + QUIET_MAX,
+        });
+        quiet.chain(self.ask_at).min().map(|at| at.max(now))
+    }
+
+    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Happening> {
+        let mut newer = false;
+        for holder in &mut self.linked {
+            if let Poll::Ready(event) = holder.link.poll_event(context) {
+                (holder.heard_at, holder.probe) = (Instant::now(), None);
+                return Poll::Ready(Happening::Link(holder.node, event));
+            }
+            if let Some((call, _)) = &mut holder.probe
+                && let Poll::Ready(answer) = Pin::new(call).poll(context)
+            {
+                (holder.heard_at, holder.probe) = (Instant::now(), None);
+                newer |= match answer {
+                    Ok(frame) => Owners::decode(frame.header.version, &frame.body)
+                        .is_ok_and(|found| found.version > self.placement.version()),
+                    Err(error) => return Poll::Ready(Happening::Link(holder.node, Event::Broken(error))),
+                };
+            }
+        }
+        if newer {
+            let at = self.want_owners(Instant::now());
+            return Poll::Ready(Happening::Doubt(at));
+        }
+        for (node, away) in &mut self.away {
+            if let Some(task) = &mut away.connecting
+                && let Poll::Ready(reached) = task.poll(context)
+            {
+                away.connecting = None;
+                return Poll::Ready(Happening::Reached(*node, reached));
+            }
+        }
+        if let Some(task) = &mut self.asking
+            && let Poll::Ready(found) = task.poll(context)
+        {
+            self.asking = None;
+            return Poll::Ready(Happening::Owners(found));
+        }
+        Poll::Pending
+    }
+
+    /// Asks quiet nodes whether they are there. One that has not answered in time, if there is one.
+    fn probe(&mut self, stream: StreamId, now: Instant) -> Option<u32> {
+        for holder in &mut self.linked {
+            match &mut holder.probe {
+                Some((_, until)) if *until + LATE < now => *until = now + PROBE_TIMEOUT,
+                Some((_, until)) if *until <= now => return Some(holder.node),
+                Some(_) => {}
+                None if holder.heard_at + QUIET_MAX <= now => {
+                    let asked = FindOwners { streams: vec![stream.into()], after: None, limit: 1 };
+                    holder.probe = Some((holder.link.connection.request(&asked), now + PROBE_TIMEOUT));
+                }
+                None => {}
+            }
+        }
+        None
+    }
+}
+
+impl Consumer {
+    pub(super) fn happened(&mut self, happening: Happening) {
+        let now = Instant::now();
+        match happening {
+            Happening::Link(node, event) => self.handle(node, event),
+            Happening::Reached(node, Ok(connection)) => {
+                let lost = self.holders.away.get_mut(&node).is_some_and(|away| std::mem::take(&mut away.lost));
+                self.stats.reconnects += u64::from(lost);
+                let link = Link::new(connection);
+                self.holders.linked.push(Holder { node, link, heard_at: now, probe: None });
+                self.feed_at = now;
+            }
+            Happening::Reached(node, Err(error)) => {
+                tracing::debug!(stream = self.stream.name, node, %error, "a node cannot be reached");
+                self.back_off_from(node, now);
+                self.holders.want_owners(now);
+                self.feed_at = now;
+            }
+            Happening::Owners(Ok(placement)) => self.take_owners(placement, now),
+            Happening::Owners(Err(_)) => {
+                self.holders.want_owners(now);
+            }
+            Happening::Doubt(at) => self.feed_at = self.feed_at.min(at),
+        }
+    }
+
+    /// Asks who has what if that is due, and whether quiet nodes are still there.
+    pub(super) fn look_after_holders(&mut self) {
+        let now = Instant::now();
+        while let Some(node) = self.holders.probe(self.stream.id, now) {
+            tracing::debug!(stream = self.stream.name, node, "a node does not answer");
+            self.unlink_holder(node);
+        }
+        let holders = &mut self.holders;
+        if holders.asking.is_none() && holders.ask_at.is_some_and(|at| at <= now) {
+            (holders.ask_at, holders.asked_at) = (None, Some(now));
+            let (seen, stream) = (Arc::clone(&holders.placement), self.stream.id);
+            let client = self.client().clone();
+            let asking = tokio::spawn(async move { client.refresh(stream, &seen).await });
+            self.holders.asking = Some(Task(asking));
+        }
+    }
+
+    /// Connects to a node in the background. When to look again, unless something happens when it is done.
+    pub(super) fn reach(&mut self, node: u32, now: Instant) -> Option<Instant> {
+        if node == NOBODY {
+            return Some(self.holders.want_owners(now));
+        }
+        let client = self.client().clone();
+        let placement = Arc::clone(&self.holders.placement);
+        let away = self.holders.away.entry(node).or_insert_with(|| Away {
+            lost: false,
+            not_before: now,
+            backoff: Backoff::default(),
+            connecting: None,
+        });
+        if away.connecting.is_some() {
+            return None;
+        }
+        if away.not_before > now {
+            return Some(away.not_before);
+        }
+        let connecting = tokio::spawn(async move { client.dedicated_to(&placement, node).await });
+        away.connecting = Some(Task(connecting));
+        None
+    }
+
+    /// The node that is to feed a track, if it has to be fed.
+    pub(super) fn to_feed(&self, track: &Track) -> Option<u32> {
+        let finished = track.ended || track.lease.is_some_and(|lease| lease.releasing);
+        let wanted = !(track.fed || track.astray || finished);
+        wanted.then(|| self.holders.placement.holder(track.streamlet, track.received.group))
+    }
+
+    /// Gives the link to a node up. What it fed goes on from where it is, there or elsewhere.
+    pub(super) fn unlink_holder(&mut self, node: u32) {
+        let Some(link) = self.holders.remove(node) else { return };
+        link.connection.close();
+        let now = Instant::now();
+        self.tracks.values_mut().filter(|track| track.node == node).for_each(|track| track.fed = false);
+        for piece in &mut self.queue {
+            // What is in line came by subscriptions that are gone.
+            piece.credit = piece.credit.filter(|(of, ..)| *of != node);
+        }
+        self.back_off_from(node, now);
+        if let Some(away) = self.holders.away.get_mut(&node) {
+            away.lost = true;
+        }
+        self.holders.want_owners(now);
+        self.feed_at = now;
+    }
+
+    fn back_off_from(&mut self, node: u32, now: Instant) {
+        let away = self.holders.away.entry(node).or_insert_with(|| Away {
+            lost: false,
+            not_before: now,
+            backoff: Backoff::default(),
+            connecting: None,
+        });
+        away.not_before = now + away.backoff.next(None);
+    }
+
+    /// Data came from a node: it is there.
+    pub(super) fn heard_from(&mut self, node: u32) {
+        if let Some(away) = self.holders.away.get_mut(&node) {
+            away.backoff.reset();
+        }
+    }
+
+    fn take_owners(&mut self, placement: Arc<Placement>, now: Instant) {
+        self.holders.placement = placement;
+        self.feed_at = now;
+        if self.link.is_some() && !self.is_alone() {
+            // The node has joined a cluster since.
+            self.unlink();
+        }
+        // A node that is read from may have lost what it had to another. The other tracks that it feeds go on at once.
+        let placement = &self.holders.placement;
+        let stray = |track: &&Track| track.fed && placement.holder(track.streamlet, track.received.group) != track.node;
+        let mut nodes: Vec<u32> = self.tracks.values().filter(stray).map(|track| track.node).collect();
+        nodes.sort_unstable();
+        nodes.dedup();
+        for node in nodes {
+            self.unlink_holder(node);
+            if let Some(away) = self.holders.away.get_mut(&node) {
+                (away.not_before, away.lost) = (now, false);
+            }
+        }
+        let placement = &self.holders.placement;
+        self.holders.away.retain(|node, _| placement.address(*node).is_some());
+    }
+}

@@ -1,0 +1,311 @@
+//! Who owns which streamlet, as the client has been told: asked for when it is needed first, and again when a node says that it is not
+//! the owner or cannot be reached. Kept for each stream, shared by all producers and consumers of a [`Client`].
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use kera_format::limits::STREAMLETS_MAX;
+use kera_format::{GroupId, StreamId, StreamletId};
+use kera_protocol::{FindOwners, Op, Owner, Owners, Status};
+use kera_rpc::{Connection, RpcError};
+
+/// The node that a client was told to connect to, whichever that is: what it asks when there is only one.
+pub(crate) const HOME: u32 = 0;
+/// Nobody, at the moment.
+pub(crate) const NOBODY: u32 = u32::MAX;
+/// How often pages are asked for again because the cluster changed between them.
+const PAGES_TRIES: usize = 8;
+/// Streams whose owners are kept: those of others are asked for again.
+const STREAMS_MAX: usize = 10_000;
+
+/// The owners of a stream's streamlets, as of one state of the cluster.
+#[derive(Debug, Default)]
+pub(crate) struct Placement {
+    cluster: [u8; 16],
+    version: u64,
+    /// Where nodes are, and their incarnations.
+    nodes: HashMap<u32, (String, u32)>,
+    /// By streamlet; none if there is one node that owns everything.
+    owners: Vec<Owner>,
+}
+
+impl Placement {
+    /// Which state of the cluster it is.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Whether there is one node that owns everything.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.owners.is_empty()
+    }
+
+    fn known(&self, node: u32) -> u32 {
+        if self.nodes.contains_key(&node) { node } else { NOBODY }
+    }
+
+    /// The node that takes writes of a streamlet, and its owner epoch.
+    pub(crate) fn owner(&self, streamlet: u32) -> (u32, u32) {
+        match self.owners.get(streamlet as usize) {
+            Some(owner) => (self.known(owner.node), owner.epoch),
+            None if self.is_alone() => (HOME, 0),
+            None => (NOBODY, 0),
+        }
+    }
+
+    /// The node that serves a group of a streamlet; of [`GroupId::NONE`], the oldest there is.
+    pub(crate) fn holder(&self, streamlet: StreamletId, group: GroupId) -> u32 {
+        match self.owners.get(streamlet.0 as usize) {
+            Some(owner) => self.known(owner.holder(group)),
+            None if self.is_alone() => HOME,
+            None => NOBODY,
+        }
+    }
+
+    /// All nodes that serve groups of a streamlet, the owner last.
+    pub(crate) fn holders(&self, streamlet: StreamletId) -> Vec<u32> {
+        match self.owners.get(streamlet.0 as usize) {
+            Some(owner) => owner.holders().into_iter().filter(|node| self.nodes.contains_key(node)).collect(),
+            None => vec![HOME],
+        }
+    }
+
+    /// Where a node is; `None`: it is not known, or is [`HOME`].
+    pub(crate) fn address(&self, node: u32) -> Option<&str> {
+        self.nodes.get(&node).map(|(address, _)| address.as_str()).filter(|address| !address.is_empty())
+    }
+
+    /// A node's incarnation; zero: it is not known.
+    pub(crate) fn node_epoch(&self, node: u32) -> u32 {
+        self.nodes.get(&node).map_or(0, |(_, epoch)| *epoch)
+    }
+
+    /// All addresses, for whoever looks for a node that answers.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = &String> {
+        self.nodes.values().map(|(address, _)| address).filter(|address| !address.is_empty())
+    }
+
+    /// Whether it is later than what is known.
+    pub(crate) fn is_news(&self, known: Option<&Arc<Placement>>) -> bool {
+        known.is_none_or(|known| self.version > known.version)
+    }
+
+    /// What a node says that is of no cluster, or of another one, although the client has been in a cluster before: nothing that can be
+    /// used. It may only not have joined yet.
+    fn check(&self, known: Option<&Arc<Placement>>, address: &str) -> Result<(), RpcError> {
+        match known {
+            Some(known) if !known.is_alone() && self.cluster != known.cluster => {
+                let message =
+                    format!("{address} is not of the cluster that the client talks to, or has not joined it yet");
+                Err(RpcError::Status { status: Status::NotReady, message, retry_after: None })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Asks a node, and waits so long for each page.
+    pub(crate) async fn ask(
+        connection: &Connection,
+        stream: StreamId,
+        known: Option<&Arc<Placement>>,
+        timeout: Duration,
+    ) -> Result<Placement, RpcError> {
+        let found = Placement::ask_until_whole(connection, stream, timeout).await?;
+        found.check(known, connection.address())?;
+        Ok(found)
+    }
+
+    async fn ask_until_whole(
+        connection: &Connection,
+        stream: StreamId,
+        timeout: Duration,
+    ) -> Result<Placement, RpcError> {
+        if !connection.hello().ops.iter().any(|spoken| spoken.op == Op::FindOwners as u16) {
+            return Ok(Placement::default());
+        }
+        for _ in 0..PAGES_TRIES {
+            if let Some(placement) = Placement::ask_pages(connection, stream, timeout).await? {
+                return Ok(placement);
+            }
+        }
+        let message = "the cluster changed between all pages of its owners".to_owned();
+        Err(RpcError::Status { status: Status::NotReady, message, retry_after: None })
+    }
+
+    /// All pages; `None` if they do not belong together.
+    async fn ask_pages(
+        connection: &Connection,
+        stream: StreamId,
+        timeout: Duration,
+    ) -> Result<Option<Placement>, RpcError> {
+        let mut placement: Option<Placement> = None;
+        let mut after = None;
+        loop {
+            let asked = FindOwners { streams: vec![stream.into()], after, limit: 0 };
+            let page = connection.call_within(&asked, timeout).await?;
+            if page.node == HOME {
+                return Ok(Some(Placement { version: page.version, ..Placement::default() }));
+            }
+            let placement = placement.get_or_insert_with(|| Placement::of_nodes(&page, connection.address()));
+            let last =
+                page.streams.iter().flat_map(|found| found.runs.iter().map(|run| (found.stream, run.first))).last();
+            // A page that does not go on would be asked for again and again.
+            if placement.version != page.version || (page.more && last <= after) {
+                return Ok(None);
+            }
+            placement.take(&page, stream);
+            if !page.more {
+                return Ok(Some(std::mem::take(placement)));
+            }
+            after = last;
+        }
+    }
+
+    /// The nodes of a page that came from `asked`, which may not know by which address it is reached.
+    fn of_nodes(page: &Owners, asked: &str) -> Placement {
+        let nodes = page.nodes.iter().map(|node| {
+            let is_asked = node.node == page.node && node.address.is_empty();
+            let address = if is_asked { asked.to_owned() } else { node.address.clone() };
+            (node.node, (address, node.node_epoch))
+        });
+        Placement { cluster: page.cluster, version: page.version, nodes: nodes.collect(), owners: Vec::new() }
+    }
+
+    fn take(&mut self, page: &Owners, stream: StreamId) {
+        for found in page.streams.iter().filter(|found| found.stream == stream) {
+            let streamlets = found.streamlets.min(STREAMLETS_MAX) as usize;
+            if self.owners.len() < streamlets {
+                self.owners.resize(streamlets, Owner::default());
+            }
+            for run in &found.runs {
+                let owner = Owner { node: run.node, epoch: run.epoch, older: run.older.clone() };
+                for streamlet in run.streamlets().take_while(|streamlet| (streamlet.0 as usize) < streamlets) {
+                    self.owners[streamlet.0 as usize] = owner.clone();
+                }
+            }
+        }
+    }
+}
+
+/// What is known of streams.
+#[derive(Debug, Default)]
+pub(crate) struct Placements {
+    streams: HashMap<StreamId, Arc<Placement>>,
+    /// The latest of all: where nodes are.
+    latest: Option<Arc<Placement>>,
+}
+
+impl Placements {
+    pub(crate) fn get(&self, stream: StreamId) -> Option<Arc<Placement>> {
+        self.streams.get(&stream).cloned()
+    }
+
+    /// Where nodes of the cluster are, as was told last.
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = &String> {
+        self.latest.iter().flat_map(|latest| latest.addresses())
+    }
+
+    /// Keeps what was found, unless something later is known. What is known then.
+    pub(crate) fn put(&mut self, stream: StreamId, found: Placement) -> Arc<Placement> {
+        if let Some(known) = self.streams.get(&stream).filter(|known| known.version > found.version) {
+            return Arc::clone(known);
+        }
+        let found = Arc::new(found);
+        if self.latest.as_ref().is_none_or(|latest| latest.version <= found.version) {
+            self.latest = Some(Arc::clone(&found));
+        }
+        if self.streams.len() >= STREAMS_MAX {
+            // What producers and consumers use they have themselves.
+            self.streams.clear();
+        }
+        self.streams.insert(stream, Arc::clone(&found));
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_protocol::{NodeInfo, OlderGroups, OwnerRun, StreamOwners};
+
+    const STREAM: StreamId = StreamId(7);
+
+    fn page(runs: Vec<OwnerRun>, streamlets: u32) -> Owners {
+        let node = |node: u32| NodeInfo {
+            node,
+            node_epoch: 1,
+            address: format!("host:{node}"),
+            kafka_address: String::new(),
+            http_address: String::new(),
+            rack: String::new(),
+            roles: vec![],
+        };
+        let streams = vec![StreamOwners { stream: STREAM, streamlets, runs }];
+        Owners { cluster: [1; 16], version: 3, node: 1, nodes: vec![node(1), node(2)], streams, more: false }
+    }
+
+    fn placement(runs: Vec<OwnerRun>, streamlets: u32) -> Placement {
+        let page = page(runs, streamlets);
+        let mut placement = Placement::of_nodes(&page, "asked:1");
+        placement.take(&page, STREAM);
+        placement
+    }
+
+    fn run(first: u32, count: u32, step: u32, node: u32) -> OwnerRun {
+        OwnerRun { first: StreamletId(first), count, step, node, epoch: 4, older: vec![] }
+    }
+
+    #[test]
+    fn owners_are_found_by_streamlet_and_group() {
+        let mut second = run(1, 2, 2, 2);
+        second.older = vec![OlderGroups { first_epoch: 2, node: 1 }];
+        let placement = placement(vec![run(0, 2, 2, 1), second], 4);
+        assert_eq!([0, 1, 2, 3, 4].map(|at| placement.owner(at).0), [1, 2, 1, 2, NOBODY]);
+        assert_eq!(placement.holder(StreamletId(1), GroupId::NONE), 1);
+        assert_eq!(placement.holder(StreamletId(1), GroupId::new(4, 0)), 2);
+        assert_eq!(placement.holders(StreamletId(3)), [1, 2]);
+        assert_eq!((placement.address(2), placement.address(9)), (Some("host:2"), None));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_nobodys() {
+        let wild = placement(vec![run(0, u32::MAX, 1, 9), run(u32::MAX, 3, 0, 1)], 3);
+        assert_eq!([0, 2, 3].map(|at| wild.owner(at).0), [NOBODY; 3]);
+        assert!(wild.holders(StreamletId(0)).is_empty() && !wild.is_alone());
+        let huge = placement(vec![run(0, 1, 1, 1)], u32::MAX);
+        assert_eq!(huge.owners.len(), STREAMLETS_MAX as usize);
+        assert_eq!(huge.owner(0).0, 1);
+    }
+
+    #[test]
+    fn later_states_are_kept() {
+        let mut known = Placements::default();
+        let with = |version, node| Placement { version, ..placement(vec![run(0, 1, 1, node)], 1) };
+        assert_eq!(known.put(STREAM, with(5, 1)).owner(0).0, 1);
+        assert_eq!(known.put(STREAM, with(4, 2)).owner(0).0, 1, "a node that is behind");
+        assert_eq!(known.put(STREAM, with(5, 2)).owner(0).0, 2);
+        let addresses: Vec<&String> = known.addresses().collect();
+        assert_eq!(addresses.len(), 2);
+    }
+
+    #[test]
+    fn the_node_that_answers_may_not_know_where_it_is() {
+        let mut page = page(vec![run(0, 1, 1, 1)], 1);
+        page.nodes.iter_mut().for_each(|node| node.address.clear());
+        let placement = Placement::of_nodes(&page, "asked:1");
+        assert_eq!((placement.address(1), placement.address(2)), (Some("asked:1"), None));
+    }
+
+    #[test]
+    fn nodes_of_other_clusters_and_of_none_are_not_believed() {
+        let known = Arc::new(placement(vec![run(0, 1, 1, 1)], 1));
+        let other = Placement { cluster: [2; 16], version: 9, ..placement(vec![run(0, 1, 1, 2)], 1) };
+        assert!(placement(vec![run(0, 1, 1, 2)], 1).check(Some(&known), "a").is_ok());
+        for wrong in [other, Placement::default()] {
+            let error = wrong.check(Some(&known), "a").expect_err("it is of another cluster");
+            assert!(error.retryable() && error.to_string().contains("has not joined"), "{error}");
+            assert!(wrong.check(None, "a").is_ok() && wrong.check(Some(&Arc::default()), "a").is_ok());
+        }
+    }
+}

@@ -1,0 +1,560 @@
+//! Several real brokers in one process, on loopback, and a table of owners that the test changes: what clients see of moves, of
+//! cut connections and of nodes that do not know better.
+
+use std::collections::HashMap;
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use kera_broker::{Broker, BrokerConfig, BrokerSession};
+use kera_client::{Client, ClientError, Consumer, Record, Start, Status};
+use kera_env::SystemClock;
+use kera_format::{LaneId, ProducerEpoch, ProducerId, StreamId, StreamOptions, StreamletId};
+use kera_log::{Arena, ArenaConfig, Log, LogConfig};
+use kera_protocol::{
+    AllocatedProducer, ErrorBody, FrameHeader, HelloResponse, NodeInfo, OlderGroups, Op, Owner, Role, StreamInfo,
+};
+use kera_rpc::{Flow, Outbox, Peer, RunningServer, Server, ServerConfig, Session, SessionWaker};
+use parking_lot::Mutex;
+use rand::Rng;
+
+const STREAM: StreamId = StreamId(17);
+const CLUSTER: [u8; 16] = *b"cluster-16-bytes";
+
+/// Stands in front of a node and can stop passing anything on, as a machine does that is gone: no connection closes, none is refused.
+struct Door {
+    address: SocketAddr,
+    frozen: Arc<AtomicBool>,
+}
+
+impl Door {
+    fn before(node: SocketAddr) -> Door {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, frozen) = (listener.local_addr().unwrap(), Arc::new(AtomicBool::new(false)));
+        let seen = Arc::clone(&frozen);
+        std::thread::spawn(move || {
+            for client in listener.incoming() {
+                let Ok(client) = client else { return };
+                let Ok(server) = TcpStream::connect(node) else { continue };
+                let back = (server.try_clone().unwrap(), client.try_clone().unwrap());
+                for (from, to) in [(client, server), back] {
+                    let frozen = Arc::clone(&seen);
+                    std::thread::spawn(move || pass_on(from, to, &frozen));
+                }
+            }
+        });
+        Door { address, frozen }
+    }
+}
+
+fn pass_on(mut from: TcpStream, mut to: TcpStream, frozen: &AtomicBool) {
+    let mut bytes = [0; 16 << 10];
+    loop {
+        let read = from.read(&mut bytes).unwrap_or(0);
+        while frozen.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        if read == 0 || to.write_all(&bytes[..read]).is_err() {
+            let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+            return;
+        }
+    }
+}
+
+struct Node {
+    broker: Arc<Broker>,
+    address: SocketAddr,
+    server: Option<RunningServer>,
+    _dir: tempfile::TempDir,
+}
+
+/// What the coordinator would know.
+struct Table {
+    owners: Vec<Owner>,
+    version: u64,
+    epoch: u32,
+}
+
+struct Cluster {
+    nodes: Mutex<Vec<Node>>,
+    brokers: Vec<Arc<Broker>>,
+    table: Mutex<Table>,
+    info: StreamInfo,
+    producers: Arc<AtomicU64>,
+}
+
+/// A node's session: its broker's, and as much of a coordinator as clients need.
+struct NodeSession {
+    broker: BrokerSession,
+    info: StreamInfo,
+    producers: Arc<AtomicU64>,
+}
+
+impl Session for NodeSession {
+    fn on_frame(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        match Op::from_u16(header.op) {
+            Some(Op::GetStream) => out.respond(header, &self.info),
+            Some(Op::AllocateProducer) => {
+                let producer_id = ProducerId(self.producers.fetch_add(1, Ordering::SeqCst));
+                out.respond(header, &AllocatedProducer { producer_id, producer_epoch: ProducerEpoch(0) });
+            }
+            Some(op) if BrokerSession::serves(op) => return self.broker.handle(op, header, body, out),
+            _ => out.error(header, Status::NotSupported, &ErrorBody::new("not in this test")),
+        }
+        Flow::Done
+    }
+    fn on_wake(&mut self, out: &mut Outbox) {
+        self.broker.on_wake(out);
+    }
+    fn on_drained(&mut self, out: &mut Outbox) {
+        self.broker.on_drained(out);
+    }
+    fn deadline_us(&self) -> Option<u64> {
+        self.broker.deadline_us()
+    }
+    fn on_deadline(&mut self, _: u64, out: &mut Outbox) {
+        self.broker.on_deadline(out);
+    }
+    fn is_busy(&self) -> bool {
+        self.broker.is_busy()
+    }
+    fn on_stop(&mut self, out: &mut Outbox) {
+        self.broker.on_stop(out);
+    }
+    fn on_close(&mut self) {
+        self.broker.on_close();
+    }
+}
+
+impl Cluster {
+    /// So many nodes; streamlets are dealt out in turn.
+    fn start(nodes: u32, streamlets: u32, lanes: u32) -> Arc<Cluster> {
+        let segment_bytes_max = 64 << 10;
+        let options =
+            StreamOptions { streamlets, lanes, segments_per_group: 2, segment_bytes_max, ..StreamOptions::default() };
+        let info = StreamInfo { id: STREAM, name: "moving".into(), created_ms: 1, options: options.clone() };
+        let owners: Vec<Owner> =
+            (0..streamlets).map(|at| Owner { node: at % nodes + 1, epoch: 1, older: Vec::new() }).collect();
+        let (mut all, mut brokers) = (Vec::new(), Vec::new());
+        for number in 1..=nodes {
+            let dir = tempfile::tempdir().unwrap();
+            let arena = ArenaConfig { path: dir.path().join("arena"), bytes: 64 << 20, node: [number as u8; 16] };
+            let (arena, _) = Arena::create_or_attach(arena).unwrap();
+            let log = Log::new(LogConfig::default(), arena);
+            let broker = Broker::new(BrokerConfig::default(), log, Arc::new(SystemClock::new()));
+            broker.stream_created(STREAM, options.clone()).unwrap();
+            broker.join_cluster(CLUSTER, number);
+            broker.place_stream(1, STREAM, owners.clone()).unwrap();
+            for streamlet in (0..streamlets).filter(|at| at % nodes + 1 == number) {
+                broker.open_streamlet(STREAM, StreamletId(streamlet), 1, None).unwrap();
+            }
+            brokers.push(Arc::clone(&broker));
+            all.push(Node { broker, address: ([127, 0, 0, 1], 0).into(), server: None, _dir: dir });
+        }
+        let table = Table { owners, version: 1, epoch: 1 };
+        let cluster = Cluster {
+            nodes: Mutex::new(all),
+            brokers,
+            table: Mutex::new(table),
+            info,
+            producers: Arc::new(AtomicU64::new(1)),
+        };
+        (0..nodes as usize).for_each(|at| cluster.serve(at));
+        let infos: Vec<NodeInfo> = (1..).zip(cluster.nodes.lock().iter()).map(|(n, node)| node_info(n, node)).collect();
+        for broker in &cluster.brokers {
+            broker.set_nodes(1, infos.clone());
+        }
+        Arc::new(cluster)
+    }
+
+    /// Serves a node; if it was served, its connections break first.
+    fn serve(&self, at: usize) {
+        let node = &mut self.nodes.lock()[at];
+        node.server = None;
+        let hello = HelloResponse {
+            server_name: "test".into(),
+            server_version: "1".into(),
+            node_id: [at as u8; 16],
+            node_epoch: 1,
+            ops: HelloResponse::ops_spoken(),
+            frame_bytes_max: 8 << 20,
+            chunk_bytes_max: 4 << 20,
+            in_flight_bytes_max: 64 << 20,
+            in_flight_requests_max: 1_000,
+            subscriptions_max: 128,
+            idle_timeout_ms: 0,
+        };
+        let config = ServerConfig::new(node.address, hello, Arc::new(SystemClock::new()));
+        let (broker, info, producers) = (Arc::clone(&node.broker), self.info.clone(), Arc::clone(&self.producers));
+        let factory = Arc::new(move |peer: Peer, waker: SessionWaker| {
+            let broker = broker.session(peer.address, waker);
+            Box::new(NodeSession { broker, info: info.clone(), producers: Arc::clone(&producers) }) as Box<dyn Session>
+        });
+        let server = Server::start(config, factory).unwrap();
+        (node.address, node.server) = (server.local_addr(), Some(server));
+    }
+
+    /// Stops serving a node: its connections break, and there are no new ones.
+    fn stop(&self, at: usize) {
+        self.nodes.lock()[at].server = None;
+    }
+
+    /// A door before each node, by which clients reach it from here on.
+    fn behind_doors(&self) -> Vec<Door> {
+        let doors: Vec<Door> = self.nodes.lock().iter().map(|node| Door::before(node.address)).collect();
+        let nodes = self.nodes.lock();
+        let infos: Vec<NodeInfo> = (1..)
+            .zip(nodes.iter())
+            .zip(&doors)
+            .map(|((number, node), door)| NodeInfo { address: door.address.to_string(), ..node_info(number, node) })
+            .collect();
+        drop(nodes);
+        for broker in &self.brokers {
+            broker.set_nodes(1, infos.clone());
+        }
+        doors
+    }
+
+    /// A node is lost, and all that it owned is another's, as after a recovery of groups that everybody had read: the others hear of it,
+    /// the lost one does not.
+    fn lose(&self, lost: u32, to: u32) {
+        let mut table = self.table.lock();
+        for streamlet in 0..table.owners.len() {
+            let at = StreamletId(streamlet as u32);
+            if table.owners[streamlet].node != lost {
+                continue;
+            }
+            let old = &self.brokers[lost as usize - 1];
+            old.let_go(STREAM, at).unwrap();
+            let state = loop {
+                match old.handed_over(STREAM, at).unwrap() {
+                    Some(state) => break state,
+                    None => std::thread::sleep(Duration::from_millis(1)),
+                }
+            };
+            (table.version, table.epoch) = (table.version + 1, table.epoch + 1);
+            let next = Owner { node: to, epoch: table.epoch, older: Vec::new() };
+            table.owners[streamlet] = next.clone();
+            for (_, broker) in (1..).zip(&self.brokers).filter(|(number, _)| *number != lost) {
+                broker.set_owner(table.version, STREAM, at, next.clone()).unwrap();
+            }
+            self.brokers[to as usize - 1].open_streamlet(STREAM, at, table.epoch, Some(&state)).unwrap();
+        }
+    }
+
+    fn address(&self, at: usize) -> String {
+        self.nodes.lock()[at].address.to_string()
+    }
+
+    /// Moves a streamlet as the coordinator and two nodes do, with a pause where clients notice it.
+    fn move_to(&self, streamlet: u32, to: u32, pause: Duration) {
+        let at = StreamletId(streamlet);
+        let mut table = self.table.lock();
+        let owner = table.owners[streamlet as usize].clone();
+        if owner.node == to {
+            return;
+        }
+        let (old, new) = (&self.brokers[owner.node as usize - 1], &self.brokers[to as usize - 1]);
+        old.let_go(STREAM, at).unwrap();
+        std::thread::sleep(pause);
+        let state = loop {
+            match old.handed_over(STREAM, at).unwrap() {
+                Some(state) => break state,
+                None => std::thread::sleep(Duration::from_millis(1)),
+            }
+        };
+        (table.version, table.epoch) = (table.version + 1, table.epoch + 1);
+        let mut older = owner.older;
+        older.push(OlderGroups { first_epoch: owner.epoch, node: owner.node });
+        let next = Owner { node: to, epoch: table.epoch, older };
+        table.owners[streamlet as usize] = next.clone();
+        // Nodes hear of it one after the other.
+        for broker in &self.brokers {
+            broker.set_owner(table.version, STREAM, at, next.clone()).unwrap();
+        }
+        new.open_streamlet(STREAM, at, table.epoch, Some(&state)).unwrap();
+    }
+}
+
+fn node_info(node: u32, of: &Node) -> NodeInfo {
+    NodeInfo {
+        node,
+        node_epoch: 1,
+        address: of.address.to_string(),
+        kafka_address: String::new(),
+        http_address: String::new(),
+        rack: String::new(),
+        roles: vec![Role::Broker],
+    }
+}
+
+fn run(test: impl Future<Output = ()>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    tokio::task::LocalSet::new().block_on(&runtime, async {
+        tokio::time::timeout(Duration::from_secs(120), test).await.expect("the test hangs")
+    });
+}
+
+/// Reads until so many records were there, and checks what every lane and every producer promises.
+async fn read_and_check(mut consumer: Consumer, records: usize) {
+    let mut lanes: HashMap<(StreamletId, LaneId), u64> = HashMap::new();
+    let mut producers: HashMap<(String, StreamletId), u64> = HashMap::new();
+    let mut count = 0;
+    while count < records {
+        let batch = consumer.next_batch().await.unwrap().expect("it never ends");
+        for record in batch.records() {
+            let next = lanes.entry((batch.streamlet(), batch.lane())).or_default();
+            assert_eq!(record.ordinal, *next, "streamlet {} lane {}", batch.streamlet(), batch.lane());
+            *next += 1;
+            let value = String::from_utf8(record.view.value().unwrap().to_vec()).unwrap();
+            let (producer, number) = value.split_once(' ').unwrap();
+            let next = producers.entry((producer.to_owned(), batch.streamlet())).or_default();
+            assert_eq!(number.parse::<u64>().unwrap(), *next, "{producer} in streamlet {}", batch.streamlet());
+            *next += 1;
+            count += 1;
+        }
+    }
+    assert_eq!(count, records);
+}
+
+async fn produce(client: Client, name: String, streamlets: u32, records: u64) {
+    let mut tries = 0;
+    let mut producer = loop {
+        // A node may be away just now.
+        match client.producer("moving").chunk_bytes(512).in_flight(4).build().await {
+            Ok(producer) => break producer,
+            Err(error) if error.retryable() && tries < 100 => tries += 1,
+            Err(error) => panic!("{error}"),
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    };
+    for number in 0..records {
+        for streamlet in 0..streamlets {
+            let value = format!("{name} {number}");
+            producer.send_to(StreamletId(streamlet), &Record::value(value.as_bytes())).await.unwrap();
+        }
+        if number % 50 == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    producer.close().await.unwrap();
+}
+
+#[test]
+fn nothing_is_lost_doubled_or_reordered_while_streamlets_move_and_connections_break() {
+    const STREAMLETS: u32 = 4;
+    const RECORDS: u64 = 1_500;
+    let cluster = Cluster::start(3, STREAMLETS, 2);
+    let done = Arc::new(AtomicBool::new(false));
+    let mover = {
+        let (cluster, done) = (Arc::clone(&cluster), Arc::clone(&done));
+        std::thread::spawn(move || {
+            let mut random = rand::rng();
+            let mut moves = 0;
+            while !done.load(Ordering::SeqCst) || moves < 20 {
+                cluster.move_to(
+                    random.random_range(0..STREAMLETS),
+                    random.random_range(1..=3),
+                    Duration::from_millis(random.random_range(0..4)),
+                );
+                moves += 1;
+                if moves % 15 == 0 {
+                    cluster.serve(random.random_range(0..3));
+                }
+                std::thread::sleep(Duration::from_millis(random.random_range(1..12)));
+            }
+        })
+    };
+    run(async {
+        let mut tasks = Vec::new();
+        for reader in 0..2 {
+            let client = Client::builder(cluster.address(reader)).retry_timeout(Duration::from_secs(10));
+            let client = client.connect().await.unwrap();
+            let consumer = client.consumer("moving").long_poll(reader == 1).build().await.unwrap();
+            tasks.push(tokio::task::spawn_local(read_and_check(
+                consumer,
+                (3 * RECORDS * u64::from(STREAMLETS)) as usize,
+            )));
+        }
+        for at in 0..3 {
+            let all = format!("{},{}", cluster.address(at), cluster.address((at + 1) % 3));
+            let client = Client::builder(all).retry_timeout(Duration::from_secs(10)).connect().await.unwrap();
+            tasks.push(tokio::task::spawn_local(produce(client, format!("p{at}"), STREAMLETS, RECORDS)));
+        }
+        for task in tasks {
+            task.await.unwrap();
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+    mover.join().unwrap();
+    // Who comes later reads the same through all owners.
+    run(async {
+        let client = Client::connect(cluster.address(0)).await.unwrap();
+        let consumer = client.consumer("moving").build().await.unwrap();
+        read_and_check(consumer, (3 * RECORDS * u64::from(STREAMLETS)) as usize).await;
+    });
+}
+
+async fn write(client: &Client, from: u64, to: u64) {
+    let mut producer = client.producer("moving").chunk_bytes(8 << 10).build().await.unwrap();
+    for number in from..to {
+        let value = number.to_string();
+        producer.deliver(&Record::value(value.as_bytes())).await.unwrap();
+    }
+}
+
+async fn first_from(client: &Client, from: Start) -> u64 {
+    let mut consumer = client.consumer("moving").from(from).build().await.unwrap();
+    consumer.next().await.unwrap().unwrap().ordinal
+}
+
+#[test]
+fn places_are_found_at_whichever_node_has_them() {
+    let cluster = Cluster::start(2, 1, 1);
+    run(async {
+        let client = Client::connect(cluster.address(1)).await.unwrap();
+        // This one is going to be behind by all moves.
+        let stale = Client::connect(cluster.address(0)).await.unwrap();
+        let mut reader = stale.consumer("moving").build().await.unwrap();
+        for turn in 0..4_u64 {
+            write(&client, 10 * turn, 10 * turn + 10).await;
+            cluster.move_to(0, 2 - (turn % 2) as u32, Duration::ZERO);
+        }
+        write(&client, 40, 41).await;
+        for ordinal in [0, 5, 10, 19, 20, 25, 38, 40] {
+            assert_eq!(first_from(&client, Start::Ordinal(ordinal)).await, ordinal);
+            assert_eq!(first_from(&stale, Start::Ordinal(ordinal)).await, ordinal, "with owners of long ago");
+        }
+        assert_eq!(first_from(&stale, Start::Earliest).await, 0);
+        assert_eq!(first_from(&stale, Start::TimeMs(0)).await, 0);
+        for expected in 0..41 {
+            assert_eq!(reader.next().await.unwrap().unwrap().ordinal, expected);
+        }
+        let consumer = client.consumer("moving").from(Start::Latest).until_end(true).build().await.unwrap();
+        assert_eq!(consumer.positions()[0].ordinal, 41);
+        let mut all = client.consumer("moving").until_end(true).build().await.unwrap();
+        let mut count = 0;
+        while let Some(batch) = all.next_batch().await.unwrap() {
+            count += batch.len();
+        }
+        assert_eq!(count, 41);
+    });
+}
+
+#[test]
+fn a_node_that_is_never_the_owner_is_given_up_in_time_and_named() {
+    let cluster = Cluster::start(2, 1, 1);
+    // The table says that node 1 owns it, and node 1 says that it does not.
+    let log = cluster.brokers[0].log();
+    log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap().leave();
+    run(async {
+        let client = Client::connect(cluster.address(1)).await.unwrap();
+        let producer = client.producer("moving").chunk_bytes(512).delivery_timeout(Duration::from_millis(400));
+        let mut producer = producer.build().await.unwrap();
+        match producer.deliver(&Record::value(b"0")).await {
+            Err(ClientError::DeliveryTimeout { reason, .. }) => {
+                assert!(reason.contains("NotOwner") && reason.contains("node 1"), "{reason}");
+            }
+            other => panic!("{other:?}"),
+        }
+        let lookup = client.consumer("moving").from(Start::Latest).build().await;
+        match lookup.err() {
+            Some(ClientError::Rpc(error)) => assert_eq!(error.status(), Some(Status::NotOwner)),
+            other => panic!("{other:?}"),
+        }
+        let member = client.consumer("moving").application("report").build().await;
+        assert!(matches!(member.err(), Some(ClientError::Invalid { .. })));
+    });
+}
+
+#[test]
+fn one_of_several_addresses_is_enough() {
+    let cluster = Cluster::start(2, 2, 1);
+    run(async {
+        let client = Client::connect(format!("127.0.0.1:1, {}", cluster.address(1))).await.unwrap();
+        write(&client, 0, 5).await;
+        assert!(matches!(Client::connect(" , ").await, Err(ClientError::Invalid { field: "client.address", .. })));
+    });
+}
+
+async fn expect(reader: &mut Consumer, ordinals: std::ops::Range<u64>) {
+    for expected in ordinals {
+        let record = reader.next().await.unwrap().unwrap();
+        assert_eq!(record.ordinal, expected);
+        assert_eq!(record.view().value(), Some(expected.to_string().as_bytes()));
+    }
+}
+
+/// Writes ten records, loses the first node by `lose` while ten more are on their way to it, and reads all of them.
+async fn lose_the_owner(cluster: &Cluster, producing: Client, reading: Client, lose: impl FnOnce()) {
+    // Nothing here may be saved by a time that is up: what follows hangs unless it is found out that the node is gone.
+    let never = Duration::from_secs(600);
+    let producer = producing.producer("moving").chunk_bytes(512).request_timeout(never).delivery_timeout(never);
+    let mut producer = producer.build().await.unwrap();
+    let mut reader = reading.consumer("moving").build().await.unwrap();
+    for number in 0..10 {
+        producer.deliver(&Record::value(number.to_string().as_bytes())).await.unwrap();
+    }
+    expect(&mut reader, 0..10).await;
+    lose();
+    for number in 10..20 {
+        producer.send(&Record::value(number.to_string().as_bytes())).await.unwrap();
+    }
+    // They are on their way.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    cluster.lose(1, 2);
+    let written = tokio::task::spawn_local(async move { producer.close().await.unwrap() });
+    expect(&mut reader, 10..20).await;
+    written.await.unwrap();
+}
+
+#[test]
+fn an_owner_that_only_seems_to_be_there_is_left_for_the_next_one() {
+    let cluster = Cluster::start(3, 1, 1);
+    let doors = cluster.behind_doors();
+    run(async {
+        // Both ask the node that is going to be gone first.
+        let all = format!("{},{}", doors[0].address, doors[2].address);
+        let (producing, reading) = (Client::connect(&all).await.unwrap(), Client::connect(&all).await.unwrap());
+        lose_the_owner(&cluster, producing, reading, || doors[0].frozen.store(true, Ordering::SeqCst)).await;
+    });
+    doors[0].frozen.store(false, Ordering::SeqCst);
+}
+
+#[test]
+fn an_owner_that_cannot_be_reached_is_asked_for_at_other_nodes() {
+    let cluster = Cluster::start(3, 1, 1);
+    run(async {
+        // The only address that they were told goes away; others they have heard of.
+        let (producing, reading) = (cluster.address(0), cluster.address(0));
+        let (producing, reading) = (Client::connect(producing).await.unwrap(), Client::connect(reading).await.unwrap());
+        let admin = producing.admin();
+        lose_the_owner(&cluster, producing, reading, || cluster.stop(0)).await;
+        assert_eq!(admin.stream("moving").await.unwrap().id, STREAM);
+    });
+}
+
+#[test]
+fn an_address_where_nobody_answers_holds_nobody_up() {
+    let cluster = Cluster::start(1, 1, 1);
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    run(async {
+        let all = format!("{},{}", silent.local_addr().unwrap(), cluster.address(0));
+        let client = Client::builder(all).connect_timeout(Duration::from_secs(600)).connect().await.unwrap();
+        write(&client, 0, 5).await;
+        assert_eq!(first_from(&client, Start::Earliest).await, 0);
+    });
+}
+
+#[test]
+fn what_clients_do_can_be_done_on_any_thread() {
+    fn can_be_sent<T: Send>(_: &T) {}
+    async fn all(client: Client, mut producer: kera_client::Producer, mut consumer: Consumer) {
+        let _ = (client.admin().stream("moving").await, producer.flush().await, consumer.next_batch().await.is_ok());
+        let _ = client.consumer("moving").build().await.is_ok();
+    }
+    can_be_sent(&all);
+    let _ = |client, producer, consumer| can_be_sent(&all(client, producer, consumer));
+}
