@@ -159,6 +159,10 @@ impl Backup {
         let mut read = BlocksRead { next_block: asked.from_block, blocks: Vec::new() };
         let mut bytes = 0;
         for part in self.parts(asked.log, asked.from_block, asked.through_block) {
+            if part.first > read.next_block && read.next_block == asked.from_block && read.blocks.is_empty() {
+                // What is before the first block that is here was given back.
+                read.next_block = part.first;
+            }
             if part.last < read.next_block || part.first > read.next_block {
                 if part.first > read.next_block {
                     break;

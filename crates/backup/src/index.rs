@@ -108,17 +108,25 @@ impl FileIndex {
     fn note_producer(&mut self, slot: u32, header: &ChunkHeader, part: &BrokerPart) {
         let fresh = || Ring { marks: [Mark::default(); MARKS], count: 0, epoch: header.producer_epoch };
         let ring = self.producers.entry((slot, header.producer_id.0)).or_insert_with(fresh);
-        if ring.epoch != header.producer_epoch {
+        if ring.epoch < header.producer_epoch {
             self.mark_count -= usize::from(ring.count);
             *ring = fresh();
         }
+        // What a new owner rebuilds comes behind what it takes itself: the last are those with the highest ordinals.
+        let count = usize::from(ring.count);
+        let place = ring.marks[..count].partition_point(|mark| mark.base_ordinal < part.base_ordinal);
+        let is_known = ring.marks[..count].get(place).is_some_and(|mark| mark.base_ordinal == part.base_ordinal);
+        if ring.epoch > header.producer_epoch || is_known || (count == MARKS && place == 0) {
+            return;
+        }
         let at = Cursor { group: part.group, segment: part.segment, position: part.position };
         let mark = Mark { sequence: header.sequence, base_ordinal: part.base_ordinal, at };
-        if usize::from(ring.count) == MARKS {
-            ring.marks.rotate_left(1);
-            ring.marks[MARKS - 1] = mark;
+        if count == MARKS {
+            ring.marks[..place].rotate_left(1);
+            ring.marks[place - 1] = mark;
         } else {
-            ring.marks[usize::from(ring.count)] = mark;
+            ring.marks[place..=count].rotate_right(1);
+            ring.marks[place] = mark;
             ring.count += 1;
             self.mark_count += 1;
         }
@@ -224,6 +232,22 @@ mod tests {
         index.note_block(&chunk(1, 7, 1 << 32, 0, 128 + 112 * 9, 9));
         assert_eq!(sequences(&index), [0]);
         assert_eq!(index.entries(), index.footer(0, 1, 2, 3).segments.len() + 1);
+    }
+
+    #[test]
+    fn chunks_that_were_rebuilt_behind_newer_ones_are_not_the_last() {
+        let mut index = FileIndex::default();
+        let put = |index: &mut FileIndex, epoch: u64, n: u64| {
+            index.note_block(&chunk(1, 7, epoch << 32 | n, 0, 128 + 112 * n as u32, n));
+        };
+        (20..23).for_each(|n| put(&mut index, 1, n));
+        (0..9).for_each(|n| put(&mut index, 0, n));
+        (10..16).for_each(|n| put(&mut index, 1, n));
+        put(&mut index, 1, 15);
+        let mut marks: Vec<_> = index.footer(0, 1, 2, 3).producers.iter().map(|mark| mark.base_ordinal).collect();
+        marks.sort_unstable();
+        assert_eq!(marks, [14, 15, 20, 21, 22]);
+        assert_eq!(index.entries(), index.footer(0, 1, 2, 3).segments.len() + 5);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! | be one of several nodes | [`Broker::join_cluster`], [`Broker::set_nodes`], [`Broker::place_stream`], [`Broker::set_owner`], as the coordinator says |
 //! | give a streamlet to another node | [`Broker::let_go`], [`Broker::handed_over`], then [`Broker::set_owner`] or [`Broker::keep_streamlet`] |
 //! | take one | [`Broker::set_owner`], [`Broker::open_streamlet`] |
+//! | take those of a lost node | [`Broker::set_owner`], [`Broker::take_over`], then [`Broker::rebuild`] |
 //! | keep time | [`Broker::tick`], about once a second, from the maintenance thread |
 //! | look inside | [`Broker::metrics`], [`Broker::latencies`] |
 //!
@@ -30,6 +31,7 @@ mod metrics;
 mod moved;
 mod ownership;
 mod read;
+mod recovery;
 mod session;
 mod signals;
 mod streams;
@@ -45,4 +47,5 @@ pub use failure::Failure;
 pub use latency::{BOUNDS_US, HistogramCounts, Latencies, LatencyHistogram};
 pub use metrics::{BrokerCounts, BrokerMetrics};
 pub use ownership::Ownership;
+pub use recovery::{Copies, EndedLog, EndedView, Rebuild, RecoveryProgress};
 pub use session::BrokerSession;

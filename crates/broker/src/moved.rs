@@ -2,7 +2,7 @@
 //! owner epoch, and is sent on where another node has what comes next.
 
 use kera_format::{Cursor, GroupId};
-use kera_log::{Lane, ReadError, ReadOutcome};
+use kera_log::{Lane, LaneVersion, ReadError, ReadOutcome, Tenure};
 use kera_protocol::Owner;
 
 use crate::ownership::{Ownership, first_of};
@@ -35,6 +35,21 @@ impl Epochs {
     }
 }
 
+/// Nothing for now: a reader waits for the lane.
+fn not_yet(lane: &Lane, cursor: Cursor, version: LaneVersion) -> ReadOutcome {
+    ReadOutcome {
+        start: cursor,
+        data: Vec::new(),
+        data_bytes: 0,
+        next: cursor,
+        end_of_group: false,
+        at_durable_end: false,
+        loading: true,
+        durable_ordinal: lane.durable_ordinal(),
+        version,
+    }
+}
+
 /// The first of a lane's groups here from `from` on, if it is of an epoch below `end`.
 fn group_from(lane: &Lane, from: GroupId, end: Option<u32>) -> Option<GroupId> {
     let group = lane.groups(GroupId(from.0.saturating_sub(1)), 1).first()?.id;
@@ -59,6 +74,14 @@ pub(crate) fn read(
         let (node, first, end) = epochs.of(cursor.group);
         if node != me {
             return Ok(Reading::Elsewhere(cursor));
+        }
+        if owner.node == me {
+            // Seen before the tenure is looked at: whoever opens the streamlet changes that first.
+            let version = lane.version();
+            if lane.tenure() == Tenure::Elsewhere {
+                // What it has is not known yet: it is being taken over.
+                return Ok(Reading::Here(not_yet(lane, cursor, version)));
+            }
         }
         let from_the_first = cursor.group == GroupId::NONE;
         if from_the_first {

@@ -82,7 +82,7 @@ impl Ownership {
         }
     }
 
-    fn wake(&self) {
+    pub(crate) fn wake(&self) {
         for (observer, token) in std::mem::take(&mut *self.waiting.lock()) {
             observer.advanced(token);
         }
@@ -215,7 +215,11 @@ impl Broker {
         Ok(())
     }
 
-    fn streamlet_to_move(&self, stream: StreamId, streamlet: StreamletId) -> Result<Arc<Streamlet>, Failure> {
+    pub(crate) fn streamlet_to_move(
+        &self,
+        stream: StreamId,
+        streamlet: StreamletId,
+    ) -> Result<Arc<Streamlet>, Failure> {
         let found = self.log.stream(stream).ok_or_else(|| Failure::unknown_stream(stream))?;
         found.streamlet(streamlet).cloned().ok_or_else(|| {
             let streamlets = found.options().streamlets;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use kera_format::segment::{SegmentHeader, SegmentProgress};
 use kera_format::{Cursor, GroupId, SegmentIndex};
 
+use crate::rebuild::AwaitedSegment;
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::storage::Location;
 
@@ -105,6 +106,28 @@ impl Slot {
     /// A closed segment on disk.
     pub(crate) fn stored(index: u32, closed: Summary, at: Location) -> Slot {
         Slot { index, open: false, closed, memory: None, at: Some(at), loading: false, failed: None, stale: None }
+    }
+
+    /// A segment of a lost owner that is to be rebuilt.
+    pub(crate) fn awaited(awaited: &AwaitedSegment) -> Slot {
+        let AwaitedSegment { index, end, base_ordinal, next_ordinal, .. } = *awaited;
+        let closed = Summary {
+            capacity: end,
+            head: end,
+            base_ordinal,
+            next_ordinal,
+            first_append_ms: 0,
+            last_append_ms: 0,
+            is_compacted: false,
+            compacted_ms: None,
+            rewrites: 0,
+        };
+        Slot { index: index.0, open: false, closed, memory: None, at: None, loading: false, failed: None, stale: None }
+    }
+
+    /// Whether it is neither in memory nor on disk yet: all that is known of it are its ordinals and its end, not its times.
+    pub(crate) fn is_awaited(&self) -> bool {
+        self.memory.is_none() && self.at.is_none()
     }
 
     /// Where readers of it stop for now.
@@ -270,6 +293,8 @@ pub(crate) struct Chain {
     pub(crate) groups: VecDeque<Group>,
     /// The end of what was dropped last: a reader that got there has missed nothing.
     pub(crate) dropped_to: Option<Cursor>,
+    /// It was taken over from a lost owner: what earlier owners had, and is not here, was dropped or never acknowledged.
+    pub(crate) is_taken_over: bool,
 }
 
 impl Chain {
@@ -339,10 +364,15 @@ impl Chain {
         }
         let follows = |at: At| {
             // Holes apart, only the front is ever dropped: a reader at its end goes on with what follows.
-            let read_all = self.dropped_to == Some(cursor);
+            let read_all = self.dropped_to == Some(cursor) || self.nothing_before(at, cursor);
             if read_all { Place::Here(at, FIRST_CHUNK) } else { Place::Gone(Some((at, FIRST_CHUNK))) }
         };
-        let end = Place::Gone(Some((last, self.slot(last).end())));
+        let is_start = self.is_taken_over && cursor.position <= FIRST_CHUNK;
+        let end = match is_start && cursor > self.cursor(last, 0) {
+            // It had come to a segment that got nothing that was acknowledged.
+            true => Place::Here(last, self.slot(last).end()),
+            false => Place::Gone(Some((last, self.slot(last).end()))),
+        };
         match self.groups.binary_search_by_key(&cursor.group, |group| group.id) {
             Err(group) if group < self.groups.len() => follows(At { group, slot: 0 }),
             Err(_) if lost => end,
@@ -355,6 +385,18 @@ impl Chain {
                 Err(_) => Place::Unknown,
             },
         }
+    }
+
+    /// Whether a reader at the start of a segment that is not there has missed nothing in front of `at`: what is before its cursor
+    /// ends where `at` begins, so the segment never had anything. A lost owner had opened it and had nothing in it acknowledged.
+    fn nothing_before(&self, at: At, cursor: Cursor) -> bool {
+        let before = match at {
+            At { group: 0, slot: 0 } => None,
+            At { group, slot: 0 } => Some(At { group: group - 1, slot: self.groups[group - 1].slots.len() - 1 }),
+            At { group, slot } => Some(At { group, slot: slot - 1 }),
+        };
+        let joins = |before| self.slot(before).summary().next_ordinal == self.slot(at).summary().base_ordinal;
+        self.is_taken_over && cursor.position <= FIRST_CHUNK && before.is_some_and(joins)
     }
 
     /// A cursor to the first group of an epoch, whichever that is: what a reader has that comes from the owner before. `group` is not

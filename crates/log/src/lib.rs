@@ -11,6 +11,7 @@
 //! | find a place | [`Lane::lookup_ordinal`], [`Lane::lookup_time`], [`Lane::earliest`], [`Lane::latest`] |
 //! | keep it small | [`Log::retain`], [`Log::close_idle`], [`Log::close_coldest`] from the maintenance thread |
 //! | move a streamlet between nodes | [`Streamlet::let_go`], [`Streamlet::hand_over`], [`Streamlet::receive`], [`Streamlet::open`] |
+//! | take the streamlets of a lost node | [`Streamlet::receive_lost`], [`Streamlet::open`], then [`Log::rebuild_chunk`] |
 //! | start | [`Arena::create_or_attach`], [`Log::recover`], [`Log::restore_chunk`], [`Log::finish_recovery`] |
 //!
 //! Everything here may be called from any thread. Nothing here waits: what cannot be done now is an outcome with a way to
@@ -24,12 +25,14 @@ mod arena;
 mod attach;
 pub mod compact;
 mod copy;
+mod forget;
 mod group;
 mod lane;
 mod log;
 mod lookup;
 mod producers;
 mod read;
+mod rebuild;
 mod recovery;
 mod replay;
 mod retention;
@@ -52,6 +55,7 @@ pub use log::{Log, LogConfig, LogStats, StreamError};
 pub use lookup::Lookup;
 pub use producers::{LaneProducer, ProducerMark, marks_of};
 pub use read::{ReadError, ReadOutcome};
+pub use rebuild::{AwaitedSegment, LostLane, RebuildError, Rebuilt};
 pub use recovery::{RecoveryReport, RestoreError, Restored};
 pub use replay::Arrived;
 pub use segment::Segment;

@@ -199,8 +199,13 @@ impl Log {
 
     /// The store has written a segment, synced. If the stream no longer has it, it is released at once.
     pub fn persisted(&self, id: SegmentId, at: Location) {
-        let kept = self.lane_of(id).and_then(|lane| lane.with_slot(id, |slot| slot.at = Some(at)));
-        match kept {
+        let kept = self.lane_of(id).and_then(|lane| {
+            lane.with_slot(id, |slot| {
+                // What is awaited was never given to the store: this is an older copy, which may be longer.
+                (!slot.is_awaited()).then(|| slot.at = Some(at))
+            })
+        });
+        match kept.flatten() {
             Some(()) => self.shared.segment_safe(id),
             None => self.shared.release(id, Some(at)),
         }

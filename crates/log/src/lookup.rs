@@ -57,7 +57,11 @@ impl Lane {
             // An open segment without a chunk has no time yet.
             (summary.head > FIRST_CHUNK || !slot.open) && summary.last_append_ms < time_ms
         };
-        self.search(self.state.lock(), before, |_, _, append_ms| append_ms >= time_ms)
+        let state = self.state.lock();
+        if state.is_rebuilding() && times_are_missing(&state, time_ms) {
+            return Ok(Lookup::Loading(LaneVersion(state.version)));
+        }
+        self.search(state, before, |_, _, append_ms| append_ms >= time_ms)
     }
 
     /// The first chunk that `wanted` accepts, in the first segment that is not `before`.
@@ -72,10 +76,7 @@ impl Lane {
         }
         let (end, end_ordinal) = self.latest_in(&state);
         let latest = Lookup::Found { cursor: end, ordinal: end_ordinal };
-        let groups = &state.chain.groups;
-        let group = groups.partition_point(|group| group.slots.back().is_some_and(&before));
-        let Some(slots) = groups.get(group).map(|group| &group.slots) else { return Ok(latest) };
-        let at = At { group, slot: slots.partition_point(&before) };
+        let Some(at) = first_not(&state, &before) else { return Ok(latest) };
         let start = state.chain.cursor(at, FIRST_CHUNK);
         if start >= end {
             return Ok(latest);
@@ -116,6 +117,38 @@ impl Lane {
         let last = state.chain.last().map(|at| state.chain.cursor(at, state.chain.slot(at).end()));
         (last.unwrap_or_default(), ordinal)
     }
+}
+
+/// The first slot that is not `before`.
+fn first_not(state: &LaneState, before: impl Fn(&Slot) -> bool) -> Option<At> {
+    let chain = &state.chain;
+    if state.is_rebuilding() {
+        // Of what is awaited `before` knows nothing: where it does not matter it may say anything, in any order.
+        return chain.from(chain.first()).find(|at| !before(chain.slot(*at)));
+    }
+    let group = chain.groups.partition_point(|group| group.slots.back().is_some_and(&before));
+    let slots = &chain.groups.get(group)?.slots;
+    Some(At { group, slot: slots.partition_point(&before) })
+}
+
+/// Whether the place of a time depends on segments that are still awaited, whose times are not known. Times never fall along a
+/// lane: what is before a segment that begins earlier is earlier too, and what is behind one that ends later does not matter.
+fn times_are_missing(state: &LaneState, time_ms: i64) -> bool {
+    let mut missing = false;
+    for at in state.chain.from(state.chain.first()) {
+        let (slot, summary) = (state.chain.slot(at), state.chain.slot(at).summary());
+        if slot.is_awaited() {
+            missing = true;
+        } else if summary.head > FIRST_CHUNK && summary.first_append_ms < time_ms {
+            missing = false;
+            if summary.last_append_ms >= time_ms {
+                return false;
+            }
+        } else if summary.head > FIRST_CHUNK {
+            return missing;
+        }
+    }
+    missing
 }
 
 fn earliest(state: &LaneState) -> (Cursor, u64) {

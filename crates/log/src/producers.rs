@@ -416,6 +416,30 @@ impl Producers {
         }
     }
 
+    /// The same as they were when the lane ended at `ordinal`; and those of which nothing from before is remembered, though there may be
+    /// something.
+    pub(crate) fn before(&self, ordinal: u64, limit: usize) -> (Producers, HashSet<u64>) {
+        let (handed, forgot) = self.hand_over();
+        let (mut kept, mut lacking) = (Vec::with_capacity(handed.len()), HashSet::new());
+        for mut one in handed {
+            let known = one.chunks.len();
+            one.chunks.retain(|chunk| chunk.base_ordinal < ordinal);
+            match one.chunks.last() {
+                Some(last) => {
+                    one.sequence = last.sequence;
+                    kept.push(one);
+                }
+                None if known >= PLACES => {
+                    lacking.insert(one.producer_id.0);
+                }
+                None => {}
+            }
+        }
+        let mut before = Producers::default();
+        before.receive(&kept, forgot, true, limit);
+        (before, lacking)
+    }
+
     /// The lane has lost chunks whose producers it may not know.
     pub(crate) fn set_forgot(&mut self) {
         self.forgot = true;

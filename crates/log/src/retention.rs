@@ -42,6 +42,9 @@ impl Lane {
     pub(crate) fn retain(&self, options: &StreamOptions, now_ms: i64) -> u64 {
         let mut dropped = Vec::new();
         let mut state = self.state.lock();
+        if state.is_rebuilding() {
+            return 0;
+        }
         let version = state.version;
         if let Some(ms) = options.retention_ms.filter(|_| options.cleanup.deletes()) {
             let before_ms = now_ms.saturating_sub_unsigned(ms);
@@ -94,6 +97,9 @@ impl Lane {
 
     /// The oldest segment, if it may go: not open, not waited for by a sink, and not what keeps the lane's ordinals.
     fn front(&self, state: &LaneState) -> Option<Front> {
+        if state.is_rebuilding() {
+            return None;
+        }
         let first = state.chain.first()?;
         let next = state.chain.next(first)?;
         let slot = state.chain.slot(first);

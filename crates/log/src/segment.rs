@@ -48,20 +48,49 @@ pub struct Segment {
 impl Segment {
     /// Makes an empty open segment in a block and names the block as one.
     pub(crate) fn create(block: Block, header: SegmentHeader) -> Arc<Segment> {
+        let segment = Segment::create_hidden(block, header);
+        segment.publish();
+        segment
+    }
+
+    /// Makes an empty open segment in a block that is not named as one yet: a process that attaches the arena does not find it.
+    pub(crate) fn create_hidden(block: Block, header: SegmentHeader) -> Arc<Segment> {
         let bytes = block.bytes();
         debug_assert!(header.capacity_bytes as usize <= bytes);
         // SAFETY: the block is not published yet and this is its only handle; the slice ends before it is.
         let memory = unsafe { std::slice::from_raw_parts_mut(block.base().as_ptr(), SEGMENT_HEADER_BYTES) };
         header.write(memory);
         SegmentProgress::empty(header.base_ordinal).write(memory);
-        block.publish();
         Segment::over(block, header)
+    }
+
+    /// Names its block as a segment.
+    pub(crate) fn publish(&self) {
+        self.block.publish();
     }
 
     /// A segment over a block whose header is already there and was verified.
     pub(crate) fn over(block: Block, header: SegmentHeader) -> Arc<Segment> {
         let (was_read, handed_over) = (AtomicBool::new(false), AtomicBool::new(false));
         Arc::new(Segment { block, header, was_read, handed_over, marks: OnceLock::new() })
+    }
+
+    /// An open segment with these chunks, and the progress that follows from them. Nobody else has the block yet.
+    pub(crate) fn copy_of(
+        block: Block,
+        header: SegmentHeader,
+        chunks: &[u8],
+        progress: &SegmentProgress,
+    ) -> Arc<Segment> {
+        let end = SEGMENT_HEADER_BYTES + chunks.len();
+        assert!(end <= block.bytes(), "the chunks fit");
+        // SAFETY: the block is not published yet and this is its only handle; the slice ends before it is.
+        let memory = unsafe { std::slice::from_raw_parts_mut(block.base().as_ptr(), end) };
+        memory[SEGMENT_HEADER_BYTES..].copy_from_slice(chunks);
+        header.write(memory);
+        progress.write(memory);
+        block.publish();
+        Segment::over(block, header)
     }
 
     /// An open segment in a larger block, with the chunks of a smaller one that nobody reads or writes meanwhile.

@@ -269,7 +269,7 @@ impl Lane {
         })
     }
 
-    fn receive(self: &Arc<Self>, handover: &LaneHandover) {
+    pub(crate) fn receive(self: &Arc<Self>, handover: &LaneHandover) {
         let limit = self.log().config.producers_per_lane_max;
         let mut state = self.state.lock();
         let later = state.next_ordinal < handover.next_ordinal;

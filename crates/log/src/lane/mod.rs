@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 
 use crate::group::{Chain, GroupInfo, SegmentInfo, Slot, Summary};
 use crate::producers::{LaneProducer, Producers};
+use crate::rebuild::Rebuilding;
 use crate::segment::Segment;
 use crate::shared::Shared;
 use crate::sink::{DurabilitySink, Ticket};
@@ -119,6 +120,8 @@ pub(crate) struct LaneState {
     /// It filled its last segment, for the most part: it is worth having memory touched ahead.
     pub(crate) fills: bool,
     pub(crate) deleted: bool,
+    /// While old segments come from backups.
+    pub(crate) rebuilding: Option<Box<Rebuilding>>,
     pub(crate) counts: Counts,
 }
 
@@ -285,6 +288,7 @@ impl Lane {
     pub(crate) fn delete(&self) {
         let mut state = self.state.lock();
         state.deleted = true;
+        state.rebuilding = None;
         state.version += 1;
         let chain = std::mem::take(&mut state.chain);
         self.take_open(&mut state);

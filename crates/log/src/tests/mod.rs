@@ -3,6 +3,7 @@
 mod appending;
 mod moving;
 mod reading;
+mod rebuilding;
 mod restart;
 mod retaining;
 

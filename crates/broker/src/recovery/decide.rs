@@ -1,0 +1,595 @@
+//! What of a lane is served after its owner was lost, from what the backups of several logs say of it. Pure arithmetic over
+//! places and ordinals; nothing is asked or changed here.
+//!
+//! # What was acknowledged is a piece without holes
+//!
+//! A lane's chunks are in its order in the log that it was written to, and a log is cut nowhere but at its end. So of what one
+//! owner wrote to one log nothing is missing in the middle. Chunks are missing in three ways only:
+//!
+//! 1. *Behind the end of a log.* They were not acknowledged. If the lane went on in another log of the same owner, what is
+//!    there comes behind a hole: producers are answered in the lane's order over both logs, so it was not acknowledged either,
+//!    and is **cut**.
+//! 2. *In blocks that were given back*, because retention or a deletion took the segments. Blocks go from the front of a log,
+//!    in stretches with chunks of many lanes, so that older segments may be left over in a log that still needs a stretch for
+//!    another lane. Segments of a lane go from the oldest on: whatever is in front of such a gap is gone as well, and the lane
+//!    **begins behind** it.
+//! 3. *At backups that do not have what they should*: not this module's matter, a backup that lacks the end of a range is not
+//!    believed.
+//!
+//! The two kinds of gaps look the same in ordinals. What tells them apart:
+//!
+//! * Behind the gap is a group of a **later owner epoch**. Its owner began where the one before it ends, as it was decided
+//!   then. All before that was part of the lane once and can only have been given back. (What an earlier owner had *behind*
+//!   that place was cut then and is cut now, though its logs may still have it.)
+//! * Both sides are **in one log**. There nothing is ever missing behind its end *and* there after it. This holds for rebuilt
+//!   segments too, which come into the new owner's log in any order: while one is missing there, the log that it came from is
+//!   there.
+//! * What is behind the gap does not begin **where a segment begins**. A segment is in one log; its front was given back.
+//! * Otherwise the sides are of one owner, in two of its logs, and the second begins with a whole segment: the tail of the
+//!   first log is missing, which is case 1.
+//!
+//! This is exact as long as an owner keeps a lane in one log, as it does for as long as its process lives: then case 1 does not
+//! happen. Of a lane that goes on in a second log it is right if something of it in the first one is left, if it does not come
+//! back to that one, and if nothing of it was dropped in the second while older segments are left over in the first. Whoever lets
+//! lanes change logs must see to more: if a lane goes on in another log only when all of it in the first one is acknowledged,
+//! case 1 still does not happen.
+
+use std::collections::BTreeSet;
+
+use kera_format::limits::SEGMENT_BYTES_MAX;
+use kera_format::segment::SEGMENT_HEADER_BYTES;
+use kera_format::{Cursor, GroupId, SegmentIndex};
+use kera_log::{AwaitedSegment, ChunkPlace, ProducerHandover};
+use kera_protocol::{ProducerPlace, SegmentPart};
+
+const FIRST_CHUNK: u32 = SEGMENT_HEADER_BYTES as u32;
+/// Chunks of each producer whose places are remembered.
+const PLACES: usize = 5;
+
+/// A range of blocks of a log that one view has, by its number in the recovery.
+pub(super) type Source = usize;
+
+/// What is served of a lane.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Decided {
+    /// Its segments, without a hole.
+    pub(super) segments: Vec<AwaitedSegment>,
+    /// Where its chunks are read from.
+    pub(super) sources: BTreeSet<Source>,
+    /// Ordinal of the first record.
+    pub(super) first_ordinal: u64,
+    /// Ordinal of the record after the last.
+    pub(super) next_ordinal: u64,
+    /// The last chunks of its producers, the one that was silent longest first.
+    pub(super) producers: Vec<ProducerHandover>,
+    /// Others may have written to what is served: not all of them are known.
+    pub(super) forgot: bool,
+}
+
+/// Chunks of one segment that follow one another.
+#[derive(Clone, Debug)]
+struct Piece {
+    group: GroupId,
+    segment: SegmentIndex,
+    position: u32,
+    end: u32,
+    base_ordinal: u64,
+    next_ordinal: u64,
+    /// Who has which part.
+    from: Vec<(Source, u32, u32)>,
+}
+
+/// Whether a backup may say this of a segment, of an owner before `epoch`. Bounds what comes from outside.
+pub(super) fn check_part(part: &SegmentPart, epoch: u32) -> Result<(), String> {
+    let wrong = |what: &str| {
+        Err(format!("group {} segment {} bytes {}..{}: {what}", part.group, part.segment, part.position, part.end))
+    };
+    if part.group.number() == 0 || part.group.epoch() >= epoch {
+        return wrong(&format!("not a group of an owner before epoch {epoch}"));
+    }
+    let is_aligned = part.position.is_multiple_of(8) && part.end.is_multiple_of(8);
+    if part.position < FIRST_CHUNK || part.position >= part.end || part.end as usize > SEGMENT_BYTES_MAX || !is_aligned
+    {
+        return wrong("not a place in a segment");
+    }
+    if part.next_ordinal <= part.base_ordinal {
+        return wrong(&format!("its ordinals are {} to {}", part.base_ordinal, part.next_ordinal));
+    }
+    Ok(())
+}
+
+/// Decides. `log_of` tells which log a source is of. What contradicts itself is an error that names the place.
+pub(super) fn decide(
+    mut parts: Vec<(Source, SegmentPart)>,
+    marks: &[ProducerPlace],
+    log_of: &dyn Fn(Source) -> usize,
+) -> Result<Decided, String> {
+    parts.sort_by_key(|(source, part)| (part.group, part.segment, part.position, part.end, *source));
+    let pieces = without_later(joined(&parts)?);
+    let Some(last) = pieces.last() else { return Ok(Decided::default()) };
+    let mut begin = 0;
+    let mut cut = pieces.len();
+    for at in 1..pieces.len() {
+        match gap(&pieces[at - 1], &pieces[at], log_of)? {
+            Gap::None => {}
+            Gap::GivenBack => (begin, cut) = (at, pieces.len()),
+            Gap::Unacknowledged => cut = cut.min(at),
+        }
+    }
+    let next_ordinal = if cut == pieces.len() { last.next_ordinal } else { pieces[cut - 1].next_ordinal };
+    // Segments whose front is gone are left over: they went with it.
+    let whole = pieces[begin..cut].iter().position(|piece| piece.position == FIRST_CHUNK);
+    let begin = whole.map_or(cut, |whole| begin + whole);
+    let (kept, behind) = (&pieces[begin..cut], &pieces[cut..]);
+    let first_ordinal = kept.first().map_or(next_ordinal, |piece| piece.base_ordinal);
+    let (producers, lacking) = producers(&pieces[..cut], kept, behind, marks, log_of);
+    Ok(Decided {
+        segments: kept.iter().map(Piece::awaited).collect(),
+        sources: sources(kept),
+        first_ordinal,
+        next_ordinal,
+        producers,
+        forgot: lacking,
+    })
+}
+
+impl Piece {
+    fn awaited(&self) -> AwaitedSegment {
+        AwaitedSegment {
+            group: self.group,
+            index: self.segment,
+            end: self.end,
+            base_ordinal: self.base_ordinal,
+            next_ordinal: self.next_ordinal,
+        }
+    }
+
+    fn is_in_log_of(&self, other: &Piece, log_of: &dyn Fn(Source) -> usize) -> bool {
+        let logs: BTreeSet<usize> = self.from.iter().map(|(source, ..)| log_of(*source)).collect();
+        other.from.iter().any(|(source, ..)| logs.contains(&log_of(*source)))
+    }
+
+    fn has(&self, at: Cursor) -> bool {
+        (self.group, self.segment) == (at.group, at.segment) && (self.position..self.end).contains(&at.position)
+    }
+}
+
+/// Puts together what is there twice, or follows, of each segment. The parts are in the order of their places.
+fn joined(parts: &[(Source, SegmentPart)]) -> Result<Vec<Piece>, String> {
+    let mut pieces: Vec<Piece> = Vec::new();
+    for (source, part) in parts {
+        let last = pieces.last_mut().filter(|last| (last.group, last.segment) == (part.group, part.segment));
+        let Some(last) = last.filter(|last| part.position <= last.end) else {
+            pieces.push(Piece {
+                group: part.group,
+                segment: part.segment,
+                position: part.position,
+                end: part.end,
+                base_ordinal: part.base_ordinal,
+                next_ordinal: part.next_ordinal,
+                from: vec![(*source, part.position, part.end)],
+            });
+            continue;
+        };
+        // The same place has the same chunk: where parts meet, begin or end together their ordinals do, and within them they
+        // rise.
+        let fits = last.base_ordinal <= part.base_ordinal
+            && (part.position == last.position) == (part.base_ordinal == last.base_ordinal)
+            && (part.position == last.end) == (part.base_ordinal == last.next_ordinal)
+            && part.base_ordinal <= last.next_ordinal
+            && part.end.cmp(&last.end) == part.next_ordinal.cmp(&last.next_ordinal);
+        if !fits {
+            return Err(format!(
+                "group {} segment {} bytes {}..{} have ordinals {} to {}, and bytes {}..{} have {} to {}: one of them is wrong",
+                part.group,
+                part.segment,
+                last.position,
+                last.end,
+                last.base_ordinal,
+                last.next_ordinal,
+                part.position,
+                part.end,
+                part.base_ordinal,
+                part.next_ordinal,
+            ));
+        }
+        last.from.push((*source, part.position, part.end));
+        if part.end > last.end {
+            (last.end, last.next_ordinal) = (part.end, part.next_ordinal);
+        }
+    }
+    Ok(pieces)
+}
+
+/// Leaves out what an owner had behind the place where a later one began.
+fn without_later(mut pieces: Vec<Piece>) -> Vec<Piece> {
+    let (mut begins, mut epoch, mut least) = (u64::MAX, u32::MAX, u64::MAX);
+    let mut kept = vec![true; pieces.len()];
+    for (at, piece) in pieces.iter().enumerate().rev() {
+        if piece.group.epoch() != epoch {
+            (epoch, begins) = (piece.group.epoch(), least);
+        }
+        kept[at] = piece.next_ordinal <= begins;
+        if kept[at] {
+            least = least.min(piece.base_ordinal);
+        }
+    }
+    let mut kept = kept.into_iter();
+    pieces.retain(|_| kept.next().unwrap_or(false));
+    pieces
+}
+
+enum Gap {
+    None,
+    GivenBack,
+    Unacknowledged,
+}
+
+/// What is between two pieces that follow one another: see the module.
+fn gap(before: &Piece, behind: &Piece, log_of: &dyn Fn(Source) -> usize) -> Result<Gap, String> {
+    if behind.base_ordinal < before.next_ordinal {
+        return Err(format!(
+            "group {} segment {} begins with ordinal {}, and what is before it ends with {}",
+            behind.group, behind.segment, behind.base_ordinal, before.next_ordinal,
+        ));
+    }
+    let is_front = behind.position == FIRST_CHUNK;
+    if behind.base_ordinal == before.next_ordinal && is_front {
+        return Ok(Gap::None);
+    }
+    let is_later = behind.group.epoch() > before.group.epoch();
+    Ok(match is_later || !is_front || before.is_in_log_of(behind, log_of) {
+        true => Gap::GivenBack,
+        false => Gap::Unacknowledged,
+    })
+}
+
+/// From where the pieces are read: from few sources, each piece from one if one has all of it.
+fn sources(pieces: &[Piece]) -> BTreeSet<Source> {
+    let mut chosen = BTreeSet::new();
+    for piece in pieces {
+        let has_all = |(_, from, to): &&(Source, u32, u32)| (*from, *to) == (piece.position, piece.end);
+        let mut whole = piece.from.iter().filter(has_all).map(|(source, ..)| *source).peekable();
+        match whole.peek().copied() {
+            Some(first) => {
+                if !whole.any(|source| chosen.contains(&source)) {
+                    chosen.insert(first);
+                }
+            }
+            None => chosen.extend(piece.from.iter().map(|(source, ..)| *source)),
+        }
+    }
+    chosen
+}
+
+/// The last chunks of each producer in what is served: of its highest epoch, the last five by their ordinals, from whichever
+/// log they are known. And whether some may be unknown: a log tells only the last of each, and those may all have been cut.
+fn producers(
+    before_cut: &[Piece],
+    kept: &[Piece],
+    behind: &[Piece],
+    marks: &[ProducerPlace],
+    log_of: &dyn Fn(Source) -> usize,
+) -> (Vec<ProducerHandover>, bool) {
+    let is_in = |pieces: &[Piece], at: Cursor| {
+        let up_to = pieces.partition_point(|piece| {
+            (piece.group, piece.segment, piece.position) <= (at.group, at.segment, at.position)
+        });
+        up_to.checked_sub(1).is_some_and(|found| pieces[found].has(at))
+    };
+    let mut marks: Vec<&ProducerPlace> =
+        marks.iter().filter(|mark| is_in(kept, mark.at) && mark.producer_id.0 != 0).collect();
+    marks.sort_by_key(|mark| (mark.producer_id.0, mark.producer_epoch, mark.base_ordinal));
+    marks.dedup_by_key(|mark| (mark.producer_id.0, mark.base_ordinal));
+    let mut producers: Vec<ProducerHandover> = Vec::new();
+    for of_one in marks.chunk_by(|a, b| a.producer_id == b.producer_id) {
+        let Some(last) = of_one.last() else { continue };
+        let of_epoch: Vec<_> = of_one.iter().filter(|mark| mark.producer_epoch == last.producer_epoch).collect();
+        let place = |mark: &&&ProducerPlace| ChunkPlace {
+            sequence: mark.sequence,
+            base_ordinal: mark.base_ordinal,
+            cursor: mark.at,
+        };
+        producers.push(ProducerHandover {
+            producer_id: last.producer_id,
+            producer_epoch: last.producer_epoch,
+            sequence: last.sequence,
+            chunks: of_epoch[of_epoch.len().saturating_sub(PLACES)..].iter().map(place).collect(),
+        });
+    }
+    producers.sort_by_key(|producer| producer.chunks.last().map_or(0, |chunk| chunk.base_ordinal));
+    let lacking = behind.iter().any(|cut| before_cut.iter().any(|piece| piece.is_in_log_of(cut, log_of)));
+    (producers, lacking)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_format::{ProducerEpoch, ProducerId};
+    use proptest::prelude::*;
+
+    fn part(group: (u32, u32), segment: u32, bytes: (u32, u32), ordinals: (u64, u64)) -> SegmentPart {
+        SegmentPart {
+            group: GroupId::new(group.0, group.1),
+            segment: SegmentIndex(segment),
+            position: bytes.0,
+            end: bytes.1,
+            base_ordinal: ordinals.0,
+            next_ordinal: ordinals.1,
+        }
+    }
+
+    /// Each source is a log of its own.
+    fn decided(parts: &[(Source, SegmentPart)]) -> Decided {
+        decide(parts.to_vec(), &[], &|source| source).unwrap()
+    }
+
+    fn range(decided: &Decided) -> (u64, u64, usize) {
+        (decided.first_ordinal, decided.next_ordinal, decided.segments.len())
+    }
+
+    #[test]
+    fn nothing_is_known_of_a_lane_that_nobody_tells_of() {
+        assert_eq!(decided(&[]), Decided::default());
+    }
+
+    #[test]
+    fn what_is_there_twice_is_one() {
+        let all = part((2, 1), 0, (128, 800), (0, 6));
+        let found =
+            decided(&[(1, part((2, 1), 0, (128, 400), (0, 3))), (0, all), (2, part((2, 1), 0, (400, 800), (3, 6)))]);
+        assert_eq!((range(&found), found.sources), ((0, 6, 1), BTreeSet::from([0])));
+        // Two halves, from where they are.
+        let found = decided(&[(1, part((2, 1), 0, (128, 400), (0, 3))), (2, part((2, 1), 0, (400, 800), (3, 6)))]);
+        assert_eq!((range(&found), found.sources), ((0, 6, 1), BTreeSet::from([1, 2])));
+    }
+
+    #[test]
+    fn a_gap_between_two_logs_of_one_owner_cuts() {
+        let (a, b) = (part((2, 1), 0, (128, 400), (0, 3)), part((2, 2), 0, (128, 400), (4, 7)));
+        assert_eq!(range(&decided(&[(0, a), (1, b)])), (0, 3, 1));
+        // In one log it is what was given back.
+        assert_eq!(range(&decided(&[(0, a), (0, b)])), (4, 7, 1));
+        // As it is if a later owner goes on behind it.
+        let later = part((3, 1), 0, (128, 400), (4, 7));
+        assert_eq!(range(&decided(&[(0, a), (1, later)])), (4, 7, 1));
+    }
+
+    #[test]
+    fn what_an_owner_had_behind_the_next_ones_start_is_cut() {
+        let parts = [
+            (0, part((2, 1), 0, (128, 400), (0, 3))),
+            (1, part((2, 2), 0, (128, 400), (5, 9))),
+            (2, part((3, 1), 0, (128, 600), (3, 7))),
+        ];
+        assert_eq!(range(&decided(&parts)), (0, 7, 2));
+    }
+
+    #[test]
+    fn a_segment_without_its_front_is_left_over() {
+        let tail = part((2, 1), 0, (400, 800), (3, 6));
+        // The ordinals go on nevertheless.
+        assert_eq!(range(&decided(&[(0, tail)])), (6, 6, 0));
+        assert_eq!(range(&decided(&[(0, tail), (0, part((2, 1), 1, (128, 400), (6, 8)))])), (6, 8, 1));
+    }
+
+    #[test]
+    fn parts_that_contradict_each_other_are_named() {
+        let wrong = |a, b| decide(vec![(0, a), (1, b)], &[], &|source| source).unwrap_err();
+        let a = part((2, 1), 0, (128, 400), (0, 3));
+        assert!(wrong(a, part((2, 1), 0, (128, 400), (0, 4))).contains("2.1"));
+        assert!(wrong(a, part((2, 1), 0, (128, 800), (1, 4))).contains("2.1"));
+        assert!(wrong(a, part((2, 1), 0, (200, 300), (0, 2))).contains("2.1"));
+        assert!(wrong(a, part((2, 1), 0, (400, 800), (4, 8))).contains("2.1"));
+        assert!(wrong(a, part((2, 2), 0, (128, 400), (2, 4))).contains("2.2"));
+    }
+
+    #[test]
+    fn places_that_cannot_be_are_refused() {
+        let good = part((2, 1), 0, (128, 400), (0, 3));
+        assert_eq!(check_part(&good, 3), Ok(()));
+        let bad = [
+            part((3, 1), 0, (128, 400), (0, 3)),
+            part((2, 0), 0, (128, 400), (0, 3)),
+            part((2, 1), 0, (64, 400), (0, 3)),
+            part((2, 1), 0, (128, 128), (0, 3)),
+            part((2, 1), 0, (128, 401), (0, 3)),
+            part((2, 1), 0, (128, u32::MAX - 7), (0, 3)),
+            part((2, 1), 0, (128, 400), (3, 3)),
+            part((2, 1), 0, (128, 400), (u64::MAX, 3)),
+        ];
+        bad.iter().for_each(|part| assert!(check_part(part, 3).is_err(), "{part:?}"));
+    }
+
+    #[test]
+    fn the_last_five_chunks_of_a_producers_highest_epoch_are_known() {
+        let all = part((2, 1), 0, (128, 128 + 20 * 8), (0, 20));
+        let mark = |producer: u64, epoch: u16, at: u64| ProducerPlace {
+            producer_id: ProducerId(producer),
+            producer_epoch: ProducerEpoch(epoch),
+            sequence: 100 + at,
+            base_ordinal: at,
+            at: Cursor { group: all.group, segment: all.segment, position: 128 + 8 * at as u32 },
+        };
+        let mut marks: Vec<ProducerPlace> = (0..9).map(|at| mark(7, 1, at)).collect();
+        marks.extend([mark(8, 0, 9), mark(8, 2, 12), mark(8, 2, 12), mark(9, 0, 10), mark(7, 1, 25)]);
+        marks.reverse();
+        let found = decide(vec![(0, all)], &marks, &|source| source).unwrap();
+        let brief: Vec<(u64, u16, u64, Vec<u64>)> = found
+            .producers
+            .iter()
+            .map(|one| {
+                let ordinals = one.chunks.iter().map(|chunk| chunk.base_ordinal).collect();
+                (one.producer_id.0, one.producer_epoch.0, one.sequence, ordinals)
+            })
+            .collect();
+        // The one that was silent longest first; what is at no place that is served does not count.
+        assert_eq!(brief, [(7, 1, 108, vec![4, 5, 6, 7, 8]), (9, 0, 110, vec![10]), (8, 2, 112, vec![12])]);
+        assert!(!found.forgot);
+    }
+
+    /// Numbers from a seed.
+    struct Dice(u64);
+
+    impl Dice {
+        fn below(&mut self, limit: usize) -> usize {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((mixed ^ (mixed >> 31)) % limit.max(1) as u64) as usize
+        }
+    }
+
+    /// A chunk of one record of the lane's truth.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Placed {
+        group: GroupId,
+        segment: u32,
+        position: u32,
+        ordinal: u64,
+    }
+
+    /// A lane over owners that are lost, each with two logs; and what is left of the logs.
+    #[derive(Default)]
+    struct Lane {
+        /// What is part of it.
+        chunks: Vec<Placed>,
+        /// So many at least were acknowledged.
+        acknowledged: usize,
+        /// Segments in front that retention has dropped, by their names.
+        dropped: BTreeSet<(GroupId, u32)>,
+        logs: Vec<Vec<Placed>>,
+    }
+
+    impl Lane {
+        /// An owner writes, to one log or to two one after the other, and is lost: each log ends anywhere behind what was acknowledged in
+        /// it. What it has rebuilt is in its first log, before or behind that.
+        fn owned(&mut self, epoch: u32, dice: &mut Dice, copies: Vec<Placed>, two: bool) {
+            let mut ordinal = self.chunks.len() as u64;
+            let mut written = Vec::new();
+            let mut in_log = 1;
+            let behind = dice.below(2) == 0 && !copies.is_empty();
+            for group in 1..2 + dice.below(4) as u32 {
+                in_log = if two && group > 1 && dice.below(2) == 0 { 0 } else { in_log };
+                for segment in 0..1 + dice.below(2) as u32 {
+                    for at in 0..1 + dice.below(4) as u32 {
+                        let (group, position) = (GroupId::new(epoch, group), 128 + 8 * at);
+                        written.push((in_log, Placed { group, segment, position, ordinal }));
+                        ordinal += 1;
+                    }
+                }
+            }
+            // Something is left of it in the first log, if there are two.
+            let least = usize::from(two);
+            let acknowledged = least + dice.below(written.len() + 1 - least);
+            self.acknowledged = self.chunks.len() + acknowledged;
+            let mut logs = [Vec::new(), if behind { Vec::new() } else { copies.clone() }];
+            for (in_log, log) in logs.iter_mut().enumerate() {
+                let of_it = |(of, _): &&(usize, Placed)| *of == in_log;
+                let least = written[..acknowledged].iter().filter(of_it).count();
+                let all: Vec<Placed> = written.iter().filter(of_it).map(|(_, chunk)| *chunk).collect();
+                let end = least + dice.below(all.len() - least + 1);
+                let end = if behind && in_log == 1 { all.len() } else { end };
+                log.extend(&all[..end]);
+            }
+            if behind {
+                logs[1].extend(copies);
+            }
+            let has = |chunk: &Placed| logs.iter().any(|log| log.contains(chunk));
+            self.chunks.extend(written.iter().map(|(_, chunk)| *chunk).take_while(has));
+            self.logs.extend(logs);
+        }
+
+        /// Retention drops segments in front, and logs are released from the front as far as nothing in them lives.
+        fn retain(&mut self, dice: &mut Dice, from_log: usize) {
+            let acknowledged = self.chunks.iter().take(self.acknowledged);
+            let mut names: Vec<(GroupId, u32)> = acknowledged.map(|chunk| (chunk.group, chunk.segment)).collect();
+            names.dedup();
+            let dropped = self.dropped.len() + dice.below(names.len().saturating_sub(self.dropped.len()));
+            self.dropped.extend(&names[..dropped.min(names.len())]);
+            let truth = self.chunks.clone();
+            for log in &mut self.logs[from_log..] {
+                let lives =
+                    |chunk: &Placed| truth.contains(chunk) && !self.dropped.contains(&(chunk.group, chunk.segment));
+                let dead = log.iter().take_while(|chunk| !lives(chunk)).count();
+                log.drain(..dice.below(dead + 1));
+            }
+        }
+
+        fn parts(&self) -> Vec<(Source, SegmentPart)> {
+            let of = |chunk: &Placed| SegmentPart {
+                group: chunk.group,
+                segment: SegmentIndex(chunk.segment),
+                position: chunk.position,
+                end: chunk.position + 8,
+                base_ordinal: chunk.ordinal,
+                next_ordinal: chunk.ordinal + 1,
+            };
+            let logs = self.logs.iter().enumerate();
+            logs.flat_map(|(log, chunks)| chunks.iter().map(move |chunk| (log, of(chunk)))).collect()
+        }
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(2000))]
+
+        /// Owners are lost one after the other, in the middle of rebuilding or behind it, and retention goes on: what is
+        /// decided is the lane, from its oldest segment that lives on, and ends where it ends.
+        #[test]
+        fn what_is_decided_is_the_lane(seed: u64) {
+            let mut dice = Dice(seed);
+            let mut lane = Lane::default();
+            let two = dice.below(2) == 0;
+            lane.owned(2, &mut dice, Vec::new(), two);
+            if !two {
+                lane.retain(&mut dice, 0);
+            }
+            for epoch in 3..3 + dice.below(3) as u32 {
+                // The next owner has rebuilt the live segments, in any order, all or some of the chunks.
+                let live = |chunk: &&Placed| !lane.dropped.contains(&(chunk.group, chunk.segment));
+                let mut segments: Vec<Vec<Placed>> = Vec::new();
+                for chunk in lane.chunks.iter().filter(live) {
+                    match segments.last_mut() {
+                        Some(last) if (last[0].group, last[0].segment) == (chunk.group, chunk.segment) => last.push(*chunk),
+                        _ => segments.push(vec![*chunk]),
+                    }
+                }
+                let mut copies = Vec::new();
+                while !segments.is_empty() {
+                    copies.extend(segments.remove(dice.below(segments.len())));
+                }
+                let all = copies.len();
+                let copied = if dice.below(2) == 0 { all } else { dice.below(all + 1) };
+                copies.truncate(copied);
+                let old = lane.logs.len();
+                lane.owned(epoch, &mut dice, copies, two);
+                if copied == all {
+                    let given_up = if dice.below(2) == 0 { old } else { 0 };
+                    lane.logs.drain(..given_up);
+                    if !two {
+                        lane.retain(&mut dice, old - given_up);
+                    }
+                }
+            }
+            let found = decide(lane.parts(), &[], &|source| source).unwrap();
+            let live: Vec<&Placed> =
+                lane.chunks.iter().filter(|chunk| !lane.dropped.contains(&(chunk.group, chunk.segment))).collect();
+            if let Some(first) = live.first() {
+                prop_assert!(found.first_ordinal <= first.ordinal, "{found:?}");
+                prop_assert_eq!(found.next_ordinal, lane.chunks.len() as u64, "{:?}", found);
+            }
+            let mut expected = found.first_ordinal;
+            for segment in &found.segments {
+                prop_assert_eq!(segment.base_ordinal, expected);
+                let of = |chunk: &&Placed| (chunk.group, chunk.segment) == (segment.group, segment.index.0);
+                let truth: Vec<&Placed> = lane.chunks.iter().filter(of).collect();
+                prop_assert_eq!(truth.first().map(|chunk| (chunk.ordinal, chunk.position)), Some((expected, 128)));
+                prop_assert_eq!(u64::from(segment.end - 128) / 8, segment.next_ordinal - segment.base_ordinal);
+                expected = segment.next_ordinal;
+                let last = segment.next_ordinal == lane.chunks.len() as u64;
+                prop_assert!(last || truth.len() as u64 == segment.next_ordinal - segment.base_ordinal);
+            }
+            prop_assert_eq!(expected, found.next_ordinal);
+        }
+    }
+}

@@ -1,0 +1,316 @@
+//! Reading the blocks of lost logs from backups, and putting their chunks to their places: step 6. Threads of their own, which
+//! wait for backups, for room in the arena and for this node's own log.
+
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use kera_format::chunk::Chunks;
+use kera_log::{ArenaFull, DurabilitySink, Observer, RebuildError, Rebuilt, SinkErrorKind, Ticket};
+use kera_protocol::{BlocksRead, ReadBlocks, Status, StreamletRef};
+use parking_lot::{Condvar, Mutex};
+
+use super::{Copies, RangeOfLog, RecoveryProgress, THREADS};
+use crate::broker::Broker;
+use crate::failure::Failure;
+
+/// About how many bytes of chunks a backup is asked for at a time.
+const READ_BYTES: u32 = 4 << 20;
+/// Answers that have come and are not dealt with.
+const AHEAD: usize = 2;
+/// Segments that are whole and wait for their copies take at most one part in this many of the arena.
+const WAITING_SHARE: u64 = 8;
+/// How long a wait lasts before it is looked whether anything is wrong, and how often nothing may have happened by then.
+const LOOK: Duration = Duration::from_millis(100);
+const LOOKS_MAX: u32 = 300;
+
+/// Lets a thread wait for what an [`Observer`] is told.
+pub(super) struct Arrivals {
+    me: Weak<Arrivals>,
+    arrived: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Arrivals {
+    pub(super) fn new() -> Arc<Arrivals> {
+        Arc::new_cyclic(|me| Arrivals { me: Weak::clone(me), arrived: Mutex::new(false), changed: Condvar::new() })
+    }
+
+    fn observer(&self) -> Option<Arc<dyn Observer>> {
+        self.me.upgrade().map(|me| me as Arc<dyn Observer>)
+    }
+
+    /// Waits for a while. Whether something has come.
+    fn look(&self) -> bool {
+        let mut arrived = self.arrived.lock();
+        if !*arrived {
+            let _ = self.changed.wait_for(&mut arrived, LOOK);
+        }
+        std::mem::take(&mut *arrived)
+    }
+
+    /// Waits until a ticket is durable.
+    pub(super) fn durable(&self, sink: &dyn DurabilitySink, ticket: Ticket) -> Result<(), Failure> {
+        let Some(observer) = self.observer() else { return Ok(()) };
+        let (mut before, mut looks) = (sink.durable_through(), 0);
+        while sink.wait(ticket, &observer, 0) {
+            self.look();
+            let now = sink.durable_through();
+            looks = if now > before { 0 } else { looks + 1 };
+            before = now;
+            if let Err(error) = sink.healthy()
+                && (error.kind != SinkErrorKind::Behind || looks >= LOOKS_MAX)
+            {
+                return Err(Failure::later(Status::NotReady, format!("what was rebuilt has no copies yet: {error}")));
+            }
+            if looks >= LOOKS_MAX {
+                let message = "what was rebuilt has no copies yet: nothing has become durable for long";
+                return Err(Failure::later(Status::NotReady, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the arena may have room; false if nothing has come back for a while.
+    fn room(&self, broker: &Broker, full: &ArenaFull) -> bool {
+        let Some(observer) = self.observer() else { return false };
+        !broker.log.wait_for_space(full.seen, &observer, 0) || self.look()
+    }
+}
+
+impl Observer for Arrivals {
+    fn advanced(&self, _: u64) {
+        *self.arrived.lock() = true;
+        self.changed.notify_all();
+    }
+}
+
+/// Does something with each item, so many at a time; the first error ends it.
+pub(super) fn in_parallel<T: Sync, R: Send>(
+    threads: usize,
+    items: &[T],
+    each: impl Fn(&T) -> Result<R, Failure> + Sync,
+) -> Result<Vec<R>, Failure> {
+    let (next, done, failed) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(None));
+    let work = || {
+        while failed.lock().is_none() {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(item) = items.get(at) else { break };
+            match each(item) {
+                Ok(result) => done.lock().push((at, result)),
+                Err(failure) => {
+                    failed.lock().get_or_insert(failure);
+                }
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(items.len()) {
+            scope.spawn(work);
+        }
+        work();
+    });
+    if let Some(failure) = failed.into_inner() {
+        return Err(failure);
+    }
+    let mut done = done.into_inner();
+    done.sort_by_key(|(at, _)| *at);
+    Ok(done.into_iter().map(|(_, result)| result).collect())
+}
+
+/// Whether a backup has the last block of a range, and so all of its own, from the first that was not given back.
+pub(super) fn has_last(
+    range: &RangeOfLog,
+    backup: u32,
+    asked: &[StreamletRef],
+    copies: &dyn Copies,
+) -> Result<(), String> {
+    let question = ReadBlocks {
+        log: range.log,
+        from_block: range.last,
+        through_block: range.last,
+        streamlets: asked.iter().take(1).copied().collect(),
+        max_bytes: 1,
+    };
+    match copies.read_blocks(backup, &question)?.next_block > range.last {
+        true => Ok(()),
+        false => Err(format!("it does not have block {}", range.last)),
+    }
+}
+
+/// Reads all ranges once, as far as something of them is missing. What could not be had is told; an error means that it is of
+/// no use to go on.
+pub(super) fn pass(
+    broker: &Broker,
+    ranges: &[(RangeOfLog, Vec<StreamletRef>)],
+    missing: &BTreeSet<StreamletRef>,
+    copies: &dyn Copies,
+    progress: &RecoveryProgress,
+) -> Result<Vec<String>, Failure> {
+    let mut jobs = Vec::new();
+    for (range, has) in ranges {
+        let wanted: Vec<StreamletRef> = has.iter().filter(|name| missing.contains(name)).copied().collect();
+        if !wanted.is_empty() {
+            jobs.push(Job { broker, range, wanted, copies, progress });
+        }
+    }
+    let errors = in_parallel(THREADS, &jobs, Job::run)?;
+    Ok(errors.into_iter().flatten().collect())
+}
+
+/// A range that is read.
+struct Job<'a> {
+    broker: &'a Broker,
+    range: &'a RangeOfLog,
+    wanted: Vec<StreamletRef>,
+    copies: &'a dyn Copies,
+    progress: &'a RecoveryProgress,
+}
+
+/// Why a backup's blocks are not of use.
+enum Stop {
+    /// This backup's: another one is asked.
+    Backup(String),
+    /// Nobody's would be.
+    All(Failure),
+}
+
+impl Job<'_> {
+    /// Reads the range from one backup, and from the block at which it fails from the next. What went wrong with those that
+    /// failed, if none has all of it.
+    fn run(&self) -> Result<Vec<String>, Failure> {
+        let (mut from, mut errors) = (self.range.first, Vec::new());
+        for &backup in &self.range.backups {
+            match self.read_from(backup, &mut from) {
+                Ok(()) => return Ok(Vec::new()),
+                Err(Stop::All(failure)) => return Err(failure),
+                Err(Stop::Backup(reason)) => {
+                    tracing::warn!(backup, range = %self.range, reason, "a backup does not give blocks; another one is asked");
+                    errors.push(format!("backup {backup} at block {from}: {reason}"));
+                }
+            }
+        }
+        Ok(errors)
+    }
+
+    /// Reads from one backup: one thread asks while this one deals with what has come.
+    fn read_from(&self, backup: u32, from: &mut u64) -> Result<(), Stop> {
+        let (sender, receiver) = sync_channel(AHEAD);
+        let stopped = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let (first, stop) = (*from, &stopped);
+            scope.spawn(move || self.ask(backup, first, &sender, stop));
+            let result = self.deal_with(&receiver, from);
+            stopped.store(true, Ordering::Relaxed);
+            // Who waits to hand something over sees that nobody takes it.
+            drop(receiver);
+            result
+        })
+    }
+
+    /// Asks for block after block.
+    fn ask(&self, backup: u32, first: u64, to: &SyncSender<Result<BlocksRead, String>>, stopped: &AtomicBool) {
+        let mut next = first;
+        while next <= self.range.last && !stopped.load(Ordering::Relaxed) {
+            let asked = ReadBlocks {
+                log: self.range.log,
+                from_block: next,
+                through_block: self.range.last,
+                streamlets: self.wanted.clone(),
+                max_bytes: READ_BYTES,
+            };
+            let answer = self.copies.read_blocks(backup, &asked).and_then(|read| {
+                let last = self.range.last;
+                if read.next_block <= next || read.next_block > last + 1 {
+                    return Err(format!("asked for blocks {next} to {last} it went on to {}", read.next_block));
+                }
+                Ok(read)
+            });
+            let failed = answer.is_err();
+            if let Ok(read) = &answer {
+                next = read.next_block;
+            }
+            if to.send(answer).is_err() || failed {
+                return;
+            }
+        }
+    }
+
+    fn deal_with(&self, receiver: &Receiver<Result<BlocksRead, String>>, from: &mut u64) -> Result<(), Stop> {
+        let mut copied = Copied { waiting: Vec::new(), arrivals: Arrivals::new() };
+        while *from <= self.range.last {
+            let read = receiver.recv().map_err(|_| Stop::Backup("it stopped answering".to_owned()))?;
+            let read = read.map_err(Stop::Backup)?;
+            for (_, chunks) in &read.blocks {
+                self.progress.bytes_read.fetch_add(chunks.len() as u64, Ordering::Relaxed);
+                self.put_block(chunks, &mut copied)?;
+            }
+            *from = read.next_block;
+        }
+        Ok(())
+    }
+
+    fn put_block(&self, chunks: &[u8], copied: &mut Copied) -> Result<(), Stop> {
+        for chunk in Chunks::new(chunks) {
+            let chunk = chunk.map_err(|error| Stop::Backup(error.to_string()))?;
+            let name = StreamletRef { stream: chunk.header().stream, streamlet: chunk.header().streamlet };
+            if self.wanted.binary_search(&name).is_err() {
+                let StreamletRef { stream, streamlet } = name;
+                let reason =
+                    format!("it sent a chunk of streamlet {streamlet} of stream {stream}, which was not asked for");
+                return Err(Stop::Backup(reason));
+            }
+            if let Rebuilt::Whole { ticket, bytes } = self.put(chunk.as_bytes(), copied)? {
+                self.progress.bytes_readable.fetch_add(bytes.into(), Ordering::Relaxed);
+                let sink = self.broker.place_of(name).and_then(|place| Some(place.rebuilt_through()?.0));
+                if let (Some(ticket), Some(sink)) = (ticket, sink) {
+                    copied.wait(self.broker, sink, ticket, bytes.into())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts a chunk to its place, waiting for room. Room comes: what is whole and durable goes to the store, which writes it
+    /// out, and what is not whole takes a part of the arena only. If none comes for long nobody frees any, and going on later
+    /// is better.
+    fn put(&self, chunk: &[u8], copied: &Copied) -> Result<Rebuilt, Stop> {
+        let mut looks = 0;
+        while looks < LOOKS_MAX {
+            match self.broker.log.rebuild_chunk(chunk) {
+                Ok(rebuilt) => return Ok(rebuilt),
+                Err(RebuildError::ArenaFull(full)) => {
+                    looks = if copied.arrivals.room(self.broker, &full) { 0 } else { looks + 1 };
+                }
+                Err(RebuildError::Sink(error)) => {
+                    let message = format!("nothing can be rebuilt: {error}");
+                    return Err(Stop::All(Failure::later(Status::NotReady, message)));
+                }
+                Err(error) => return Err(Stop::Backup(error.to_string())),
+            }
+        }
+        let message = "the arena has been full for long, and old segments wait for room".to_owned();
+        Err(Stop::All(Failure::later(Status::ArenaFull, message)))
+    }
+}
+
+/// Segments that are whole and wait for their copies: until they have them they cannot leave memory.
+struct Copied {
+    waiting: Vec<(Arc<dyn DurabilitySink>, Ticket, u64)>,
+    arrivals: Arc<Arrivals>,
+}
+
+impl Copied {
+    fn wait(&mut self, broker: &Broker, sink: Arc<dyn DurabilitySink>, ticket: Ticket, bytes: u64) -> Result<(), Stop> {
+        self.waiting.push((sink, ticket, bytes));
+        self.waiting.retain(|(sink, ticket, _)| sink.durable_through() < *ticket);
+        let limit = broker.log.arena().bytes() / WAITING_SHARE / THREADS as u64;
+        while self.waiting.len() > 1 && self.waiting.iter().map(|(.., bytes)| bytes).sum::<u64>() > limit {
+            let (sink, ticket, _) = self.waiting.remove(0);
+            self.arrivals.durable(&*sink, ticket).map_err(Stop::All)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,466 @@
+//! What a new owner does with the streamlets of a lost broker: steps 5 to 7 of `docs/replication.md`, "A broker is lost".
+//!
+//! Called by whoever follows the coordinator, on a thread that may wait: [`Broker::take_over`] asks the backups what the lanes
+//! had, decides what of that is served ([`decide`]) and opens the streamlets, so that producers go on; [`Broker::rebuild`] then
+//! reads the chunks from the backups and has them replicated through this node's own log. Between the two and during the second
+//! everything is served: who needs what is not there yet waits for it ([`kera_log::Streamlet::receive_lost`]).
+//!
+//! Both may fail at any point, be called again, and be cut off by a crash. Nothing of a streamlet changes before all backups
+//! that must be asked have answered. Until [`Broker::rebuild`] has returned the lost logs must be kept: a next owner finds in
+//! them whatever this one's log does not have yet.
+//!
+//! What backups say comes from outside: places, ordinals and counts are checked against what a lane can have, chunks against
+//! their checksums and places. What does not fit is an error that names the backup, and the next one is asked.
+
+mod decide;
+mod fetch;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kera_format::vlog_replica::LogId;
+use kera_format::{GroupId, LaneId, StreamId, StreamletId};
+use kera_log::{LaneHandover, LostLane, Streamlet, Tenure};
+use kera_protocol::limits::PAGE_ITEMS_MAX;
+use kera_protocol::{
+    BlocksRead, LaneStateList, LaneStates, Owner, ProducerPlace, ReadBlocks, ReplicatedLane, SegmentPart, Status,
+    StreamletRef,
+};
+
+use crate::broker::Broker;
+use crate::failure::Failure;
+use decide::{Decided, Source};
+use fetch::{Arrivals, in_parallel};
+
+/// Streamlets that one question names.
+const ASKED_AT_ONCE: usize = 1000;
+/// Threads that ask and read.
+const THREADS: usize = 4;
+
+/// A log of a lost incarnation whose end is decided.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EndedLog {
+    /// Its name.
+    pub log: LogId,
+    /// Its views, the oldest first.
+    pub views: Vec<EndedView>,
+    /// Its last block; zero if it has none.
+    pub end: u64,
+}
+
+/// Who has a log from which block on.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EndedView {
+    /// Its first block.
+    pub first: u64,
+    /// The numbers of the backups that have its blocks: each all of them.
+    pub backups: Vec<u32>,
+}
+
+/// How backups are asked. The calls block and come from several threads; an error is a sentence without the backup's number.
+pub trait Copies: Send + Sync {
+    /// Asks for the state of lanes.
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String>;
+    /// Asks for blocks.
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String>;
+}
+
+/// What is to be rebuilt of streamlets that were taken over, and from where.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Rebuild {
+    /// The streamlets, whether or not there is anything of them.
+    pub streamlets: Vec<StreamletRef>,
+    /// For each range of blocks of a log that is to be read: which of the streamlets have chunks there.
+    ranges: Vec<(RangeOfLog, Vec<StreamletRef>)>,
+    /// Lanes with something to rebuild.
+    pub lanes: u64,
+    /// Bytes to rebuild.
+    pub bytes: u64,
+}
+
+impl Rebuild {
+    /// The ranges, each with the backups that it has now.
+    fn ranges_now(&self, logs: &[EndedLog]) -> Vec<(RangeOfLog, Vec<StreamletRef>)> {
+        let mut ranges = self.ranges.clone();
+        for (range, _) in &mut ranges {
+            let of_log = logs.iter().find(|known| known.log == range.log);
+            if let Some(view) = of_log.and_then(|known| known.views.iter().find(|view| view.first == range.first)) {
+                range.backups = view.backups.clone();
+            }
+        }
+        ranges
+    }
+}
+
+/// Blocks of one view of a log.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct RangeOfLog {
+    log: LogId,
+    first: u64,
+    last: u64,
+    backups: Vec<u32>,
+}
+
+impl std::fmt::Display for RangeOfLog {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let LogId { node, epoch, vlog } = self.log;
+        write!(f, "blocks {} to {} of log {vlog} of node {node} in its epoch {epoch}", self.first, self.last)
+    }
+}
+
+/// How far a rebuild is, for whoever looks on. All counts rise.
+#[derive(Debug, Default)]
+pub struct RecoveryProgress {
+    /// Bytes of old segments that are to be rebuilt.
+    pub bytes_all: AtomicU64,
+    /// Of those, bytes that are whole and can be read.
+    pub bytes_readable: AtomicU64,
+    /// Bytes of chunks that backups have sent, those of passes that read them again included.
+    pub bytes_read: AtomicU64,
+    /// Lanes with something to rebuild.
+    pub lanes: AtomicU64,
+    /// How often the lost logs were read: more than once if memory is short.
+    pub passes: AtomicU64,
+}
+
+/// What backups say of a lane.
+#[derive(Default)]
+struct Told {
+    parts: Vec<(Source, SegmentPart)>,
+    marks: Vec<ProducerPlace>,
+}
+
+type Place = (StreamId, StreamletId);
+/// Whether a lane of an answer is one that these streamlets can have.
+type Check<'a> = dyn Fn(&ReplicatedLane, &[StreamletRef]) -> Result<(), String> + 'a;
+
+impl Broker {
+    /// Takes writes of streamlets that a lost broker owned, each in the owner epoch that is named; their old groups are there
+    /// from here on, and awaited. `logs`: every ended log that the coordinator still knows, of any incarnation. The table of
+    /// owners must name this node already, with who has groups of which earlier epochs: what it says to be here, and no lost
+    /// log has, stays.
+    ///
+    /// All or nothing, but for a full arena: an error has opened none of the streamlets, or names the first that is not open.
+    /// Asked again it goes on; streamlets that are open already in the epoch named are left as they are.
+    pub fn take_over(
+        &self,
+        streamlets: &[(StreamId, StreamletId, u32)],
+        logs: &[EndedLog],
+        copies: &dyn Copies,
+    ) -> Result<Rebuild, Failure> {
+        let mut wanted: BTreeMap<Place, (u32, Arc<Streamlet>)> = BTreeMap::new();
+        for &(stream, streamlet, epoch) in streamlets {
+            let place = self.streamlet_to_move(stream, streamlet)?;
+            let is_open = place.tenure() != Tenure::Elsewhere;
+            if is_open && place.owner_epoch() != epoch {
+                let has = place.owner_epoch();
+                let message = format!(
+                    "streamlet {streamlet} of stream {stream} is open in owner epoch {has}, it cannot be taken over in {epoch}"
+                );
+                return Err(Failure::later(Status::NotReady, message));
+            }
+            wanted.insert((stream, streamlet), (epoch, place));
+        }
+        let ranges = ranges_of(logs)?;
+        let told = self.ask(&wanted, &ranges, copies)?;
+        let log_of = |source: Source| {
+            let log = ranges[source].log;
+            ranges.iter().position(|range| range.log == log).unwrap_or(source)
+        };
+        let mut decided: BTreeMap<Place, BTreeMap<LaneId, Decided>> = BTreeMap::new();
+        for ((stream, streamlet, lane), Told { parts, marks }) in told {
+            let found = decide::decide(parts, &marks, &log_of).map_err(|reason| {
+                let message =
+                    format!("lane {lane} of streamlet {streamlet} of stream {stream} cannot be put together: {reason}");
+                Failure::later(Status::SegmentUnreadable, message)
+            })?;
+            decided.entry((stream, streamlet)).or_default().insert(lane, found);
+        }
+        let mut rebuild = Rebuild::default();
+        let mut sources: BTreeMap<Source, BTreeSet<StreamletRef>> = BTreeMap::new();
+        for (&(stream, streamlet), (epoch, place)) in &wanted {
+            let lanes = decided.remove(&(stream, streamlet)).unwrap_or_default();
+            if place.tenure() == Tenure::Elsewhere {
+                self.open_taken((stream, streamlet), *epoch, place, &lanes)?;
+            }
+            let name = StreamletRef { stream, streamlet };
+            rebuild.streamlets.push(name);
+            let awaited = place.awaited();
+            rebuild.bytes += awaited.iter().map(|(_, segment)| u64::from(segment.end)).sum::<u64>();
+            let of_lanes: BTreeSet<LaneId> = awaited.iter().map(|(lane, _)| *lane).collect();
+            rebuild.lanes += of_lanes.len() as u64;
+            for lane in of_lanes.iter().filter_map(|lane| lanes.get(lane)) {
+                for source in &lane.sources {
+                    sources.entry(*source).or_default().insert(name);
+                }
+            }
+        }
+        self.ownership.wake();
+        let read =
+            |(source, streamlets): (Source, BTreeSet<_>)| (ranges[source].clone(), streamlets.into_iter().collect());
+        rebuild.ranges = sources.into_iter().map(read).collect();
+        Ok(rebuild)
+    }
+
+    /// Reads what is to be rebuilt from the backups, puts it where it belongs, and waits until all of it is durable in this
+    /// node's own log: then the lost logs are not needed for these streamlets any more. `logs`: those that it was taken over
+    /// from, with the backups that they have now. Blocks the thread, starts some more; takes as much memory of the arena as
+    /// [`kera_log::Log::rebuild_chunk`] says, and half as much again for what waits for its copies. After an error it goes on
+    /// where it was when it is called again.
+    pub fn rebuild(
+        &self,
+        rebuild: &Rebuild,
+        logs: &[EndedLog],
+        copies: &dyn Copies,
+        progress: &RecoveryProgress,
+    ) -> Result<(), Failure> {
+        progress.bytes_all.fetch_max(rebuild.bytes, Ordering::Relaxed);
+        progress.lanes.fetch_max(rebuild.lanes, Ordering::Relaxed);
+        let ranges = rebuild.ranges_now(logs);
+        loop {
+            let missing = self.missing(rebuild);
+            let Some((name, lane, segment)) = missing.first else { break };
+            progress.passes.fetch_add(1, Ordering::Relaxed);
+            let errors = fetch::pass(self, &ranges, &missing.streamlets, copies, progress)?;
+            if self.missing(rebuild).count == missing.count {
+                let message = format!(
+                    "segment {} of group {} of lane {lane} of streamlet {} of stream {} does not come from any backup: {}",
+                    segment.index,
+                    segment.group,
+                    name.streamlet,
+                    name.stream,
+                    if errors.is_empty() { "no log has all of it".to_owned() } else { errors.join("; ") },
+                );
+                return Err(Failure::later(Status::SegmentUnreadable, message));
+            }
+        }
+        self.wait_for_copies(rebuild)
+    }
+
+    /// What is still awaited.
+    fn missing(&self, rebuild: &Rebuild) -> Missing {
+        let mut missing = Missing::default();
+        for name in &rebuild.streamlets {
+            let Some(place) = self.place_of(*name) else { continue };
+            let awaited = place.awaited();
+            if let Some((lane, segment)) = awaited.first() {
+                missing.first.get_or_insert((*name, *lane, *segment));
+                missing.streamlets.insert(*name);
+                missing.count += awaited.len();
+            }
+        }
+        missing
+    }
+
+    /// A streamlet, unless its stream is gone.
+    fn place_of(&self, name: StreamletRef) -> Option<Arc<Streamlet>> {
+        self.log.stream(name.stream)?.streamlet(name.streamlet).cloned()
+    }
+
+    fn wait_for_copies(&self, rebuild: &Rebuild) -> Result<(), Failure> {
+        let arrivals = Arrivals::new();
+        for name in &rebuild.streamlets {
+            let Some(place) = self.place_of(*name) else { continue };
+            if let Some((sink, ticket)) = place.rebuilt_through() {
+                arrivals.durable(&*sink, ticket)?;
+            }
+            place.end_rebuilding();
+        }
+        Ok(())
+    }
+
+    /// Puts the old groups of a streamlet into its lanes and opens it.
+    ///
+    /// What this node has of the streamlet from an earlier time goes first, but for groups that the table of owners says to be
+    /// here and that no lost log knows. A group that a log knows is rebuilt from there, even if it is here: what is here may
+    /// end later, with chunks that were never acknowledged, and it has no copies in this node's log.
+    fn open_taken(
+        &self,
+        (stream, streamlet): Place,
+        epoch: u32,
+        place: &Streamlet,
+        lanes: &BTreeMap<LaneId, Decided>,
+    ) -> Result<(), Failure> {
+        let refused = |error: &dyn std::fmt::Display| {
+            let message = format!("streamlet {streamlet} of stream {stream} is not taken over yet: {error}");
+            Failure::later(Status::NotReady, message)
+        };
+        place.forget_unacknowledged().map_err(|full| refused(&format!("the arena has no {} bytes", full.bytes)))?;
+        let owner = self.ownership.owner(stream, streamlet).unwrap_or_default();
+        let held = self.held(&owner, place, lanes);
+        place.forget_groups(|group| held.contains(&group));
+        let has_more = |lane: LaneId| place.lanes().any(|other| other.id() == lane && other.stats().groups > 0);
+        let lost: Vec<LostLane> = lanes
+            .iter()
+            .filter(|(_, decided)| decided.next_ordinal > 0)
+            .map(|(&lane, decided)| lost(lane, decided, has_more(lane)))
+            .collect();
+        place.receive_lost(&lost).map_err(|error| refused(&error))?;
+        place.open(epoch, !owner.older.is_empty()).map_err(|error| refused(&error))?;
+        for lane in place.lanes() {
+            self.lane_started(lane);
+        }
+        Ok(())
+    }
+
+    /// Groups that stay: those of epochs that are here and in no lost log, in lanes that join what comes from the lost logs.
+    fn held(&self, owner: &Owner, place: &Streamlet, lanes: &BTreeMap<LaneId, Decided>) -> BTreeSet<GroupId> {
+        let me = self.ownership.node();
+        let holder = |group: GroupId| {
+            let behind = owner.older.partition_point(|older| older.first_epoch <= group.epoch());
+            behind.checked_sub(1).map(|at| owner.older[at].node)
+        };
+        let rebuilt =
+            |lane: &Decided, group: GroupId| lane.segments.iter().any(|segment| segment.group.epoch() == group.epoch());
+        let mut held = BTreeSet::new();
+        for lane in place.lanes() {
+            let comes = lanes.get(&lane.id());
+            let groups = lane.groups(GroupId::NONE, usize::MAX);
+            let here: Vec<_> = groups
+                .iter()
+                .filter(|group| holder(group.id) == Some(me) && comes.is_none_or(|comes| !rebuilt(comes, group.id)))
+                .collect();
+            let joins = match (here.last(), comes.filter(|comes| comes.next_ordinal > 0)) {
+                (Some(last), Some(comes)) => last.next_ordinal == comes.first_ordinal,
+                _ => true,
+            };
+            if joins {
+                held.extend(here.iter().map(|group| group.id));
+            }
+        }
+        held
+    }
+}
+
+/// What is still awaited.
+#[derive(Default)]
+struct Missing {
+    first: Option<(StreamletRef, LaneId, kera_log::AwaitedSegment)>,
+    streamlets: BTreeSet<StreamletRef>,
+    count: usize,
+}
+
+/// A lane as it is taken over; `has_more`: this node has what is before it.
+fn lost(lane: LaneId, decided: &Decided, has_more: bool) -> LostLane {
+    let state = LaneHandover {
+        lane,
+        next_ordinal: decided.next_ordinal,
+        last_append_ms: 0,
+        // Producers of what was dropped may be any.
+        forgot: decided.forgot || (decided.first_ordinal > 0 && !has_more),
+        producers: decided.producers.clone(),
+        groups: Vec::new(),
+    };
+    LostLane { state, segments: decided.segments.clone() }
+}
+
+/// The ranges of blocks that one backup can answer for.
+fn ranges_of(logs: &[EndedLog]) -> Result<Vec<RangeOfLog>, Failure> {
+    let mut ranges = Vec::new();
+    for EndedLog { log, views, end } in logs {
+        for (at, view) in views.iter().enumerate() {
+            let behind = views.get(at + 1).map_or(u64::MAX, |next| next.first.saturating_sub(1));
+            let range =
+                RangeOfLog { log: *log, first: view.first, last: behind.min(*end), backups: view.backups.clone() };
+            if range.first <= range.last {
+                if range.backups.is_empty() {
+                    return Err(Failure::later(
+                        Status::SegmentUnreadable,
+                        format!("no backup is left that has {range}"),
+                    ));
+                }
+                ranges.push(range);
+            }
+        }
+    }
+    Ok(ranges)
+}
+
+impl Broker {
+    /// What one backup of each range says of the lanes that are wanted.
+    fn ask(
+        &self,
+        wanted: &BTreeMap<Place, (u32, Arc<Streamlet>)>,
+        ranges: &[RangeOfLog],
+        copies: &dyn Copies,
+    ) -> Result<BTreeMap<(StreamId, StreamletId, LaneId), Told>, Failure> {
+        let names: Vec<StreamletRef> =
+            wanted.keys().map(|&(stream, streamlet)| StreamletRef { stream, streamlet }).collect();
+        let mut lanes_of = HashMap::new();
+        for &(stream, _) in wanted.keys() {
+            let lanes = self.log.stream(stream).map_or(0, |stream| stream.options().lanes);
+            lanes_of.insert(stream, lanes);
+        }
+        let check = |lane: &ReplicatedLane, asked: &[StreamletRef]| check_lane(lane, asked, wanted, &lanes_of);
+        let questions: Vec<(Source, &[StreamletRef])> = (0..ranges.len())
+            .flat_map(|source| names.chunks(ASKED_AT_ONCE.min(PAGE_ITEMS_MAX)).map(move |names| (source, names)))
+            .collect();
+        let answers = in_parallel(THREADS, &questions, |&(source, asked)| {
+            Ok((source, ask_range(&ranges[source], asked, copies, &check)?))
+        })?;
+        let mut told: BTreeMap<(StreamId, StreamletId, LaneId), Told> = BTreeMap::new();
+        for (source, lanes) in answers {
+            for lane in lanes {
+                let of = told.entry((lane.streamlet.stream, lane.streamlet.streamlet, lane.lane)).or_default();
+                of.parts.extend(lane.parts.into_iter().map(|part| (source, part)));
+                of.marks.extend(lane.producers);
+            }
+        }
+        Ok(told)
+    }
+}
+
+/// Asks the backups of a range, one after the other, until one answers with something that makes sense.
+fn ask_range(
+    range: &RangeOfLog,
+    asked: &[StreamletRef],
+    copies: &dyn Copies,
+    check: &Check<'_>,
+) -> Result<Vec<ReplicatedLane>, Failure> {
+    let question =
+        LaneStates { log: range.log, from_block: range.first, through_block: range.last, streamlets: asked.to_vec() };
+    let mut errors = Vec::new();
+    for &backup in &range.backups {
+        let answer = copies.lane_states(backup, &question).and_then(|answer| {
+            answer.lanes.iter().try_for_each(|lane| check(lane, asked))?;
+            // A backup that has lost the blocks would say that there is nothing: it must show the last one.
+            fetch::has_last(range, backup, asked, copies)?;
+            Ok(answer.lanes)
+        });
+        match answer {
+            Ok(lanes) => return Ok(lanes),
+            Err(reason) => {
+                tracing::warn!(backup, %range, reason, "a backup does not say what lanes have; another one is asked");
+                errors.push(format!("backup {backup}: {reason}"));
+            }
+        }
+    }
+    let message = format!("no backup says what lanes have in {range}: {}", errors.join("; "));
+    Err(Failure::later(Status::SegmentUnreadable, message))
+}
+
+/// Whether an answer names what was asked for and what there can be.
+fn check_lane(
+    lane: &ReplicatedLane,
+    asked: &[StreamletRef],
+    wanted: &BTreeMap<Place, (u32, Arc<Streamlet>)>,
+    lanes_of: &HashMap<StreamId, u32>,
+) -> Result<(), String> {
+    let StreamletRef { stream, streamlet } = lane.streamlet;
+    let of = wanted.get(&(stream, streamlet)).filter(|_| asked.contains(&lane.streamlet));
+    let Some((epoch, _)) = of else {
+        return Err(format!("it tells of streamlet {streamlet} of stream {stream}, which was not asked for"));
+    };
+    let lanes = lanes_of.get(&stream).copied().unwrap_or(0);
+    let name = || format!("lane {} of streamlet {streamlet} of stream {stream}", lane.lane);
+    if lane.lane.0 >= lanes {
+        return Err(format!("it tells of {}, which has {lanes} lanes", name()));
+    }
+    for part in &lane.parts {
+        decide::check_part(part, *epoch).map_err(|reason| format!("{}: {reason}", name()))?;
+    }
+    Ok(())
+}

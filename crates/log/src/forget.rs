@@ -1,0 +1,179 @@
+//! Letting go of what a node has of a streamlet and may not keep: what was never acknowledged, and groups that another owner
+//! has rebuilt (`docs/replication.md`, "The lost node returns").
+//!
+//! For streamlets that are elsewhere: of a broker that was fenced, and of a new owner that was an owner before. What was
+//! appended and is not durable may be in the lost log or not: who took the streamlet over has decided, and a lane that kept
+//! more than that would show records that nobody else has, at places that others have given away.
+
+use kera_format::GroupId;
+use kera_format::chunk::Chunks;
+use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crate::arena::{ArenaFull, Purpose};
+use crate::group::{Group, Slot};
+use crate::lane::{Lane, LaneState};
+use crate::producers::{Place, Producers};
+use crate::segment::{FIRST_CHUNK, Segment};
+use crate::storage::Location;
+use crate::streamlet::Streamlet;
+use crate::tenure::Tenure;
+
+/// What was taken out of a lane, to be released once its lock is.
+type Gone = Vec<(GroupId, Slot)>;
+
+impl Streamlet {
+    /// Cuts everything behind the durable heads: of a broker that was fenced, whose sink will make nothing durable any more. The
+    /// streamlet is elsewhere afterwards. With a full arena it is to be called again when there is room: nothing is lost by that.
+    pub fn forget_unacknowledged(&self) -> Result<(), ArenaFull> {
+        if self.tenure() != Tenure::Elsewhere {
+            self.leave();
+        }
+        self.lanes().try_for_each(|lane| lane.cut_to_durable())
+    }
+
+    /// Drops all groups that `keep` does not name, with what is known of their producers. The streamlet must be elsewhere:
+    /// otherwise nothing happens.
+    pub fn forget_groups(&self, keep: impl Fn(GroupId) -> bool) {
+        if self.tenure() == Tenure::Elsewhere {
+            self.lanes().for_each(|lane| lane.forget_groups(&keep));
+        }
+    }
+}
+
+impl Lane {
+    fn cut_to_durable(&self) -> Result<(), ArenaFull> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let pending = |slot: &Slot| slot.memory.as_ref().is_some_and(|segment| segment.durable_head() < segment.head());
+        let Some(at) = state.chain.from(state.chain.first()).find(|&at| pending(state.chain.slot(at))) else {
+            return Ok(());
+        };
+        let slot = state.chain.slot(at);
+        let Some(segment) = slot.memory.clone() else { return Ok(()) };
+        let base_ordinal = slot.summary().base_ordinal;
+        let durable = match segment.durable_head() {
+            FIRST_CHUNK => None,
+            to => Some(self.shorter(&segment, to)?),
+        };
+        let mut gone: Gone = Vec::new();
+        for group in state.chain.groups.split_off(at.group + 1) {
+            gone.extend(group.slots.into_iter().map(|slot| (group.id, slot)));
+        }
+        let group = &mut state.chain.groups[at.group];
+        group.closed = true;
+        gone.extend(group.slots.split_off(at.slot).into_iter().map(|slot| (group.id, slot)));
+        let next_ordinal = durable.as_ref().map_or(base_ordinal, |segment| segment.next_ordinal());
+        if let Some(segment) = durable {
+            self.log().hand_over(&segment);
+            group.slots.push_back(Slot::resident(segment, false));
+        }
+        if group.slots.is_empty() {
+            state.chain.groups.pop_back();
+        }
+        self.forgotten(state, next_ordinal);
+        self.release_gone(guard, gone);
+        Ok(())
+    }
+
+    /// A closed segment with the chunks of another up to `to`. The other one is not changed: blocks that are on their way still
+    /// name its bytes.
+    fn shorter(&self, segment: &Segment, to: u32) -> Result<Arc<Segment>, ArenaFull> {
+        let block = self.log().arena.allocate(to as usize, Purpose::Write)?;
+        let header = SegmentHeader { capacity_bytes: block.bytes() as u32, ..*segment.header() };
+        let mut progress = SegmentProgress::empty(header.base_ordinal);
+        (progress.head, progress.durable_head) = (to.into(), to.into());
+        for chunk in Chunks::new(segment.bytes(FIRST_CHUNK, to)).map_while(Result::ok) {
+            let Ok(part) = chunk.broker() else { break };
+            progress.chunk_count += 1;
+            progress.next_ordinal = part.base_ordinal + u64::from(chunk.header().record_count);
+            progress.max_timestamp_ms = progress.max_timestamp_ms.max(chunk.header().max_timestamp_ms);
+            progress.last_append_ms = part.append_time_ms;
+            if progress.chunk_count == 1 {
+                progress.first_append_ms = part.append_time_ms;
+            }
+        }
+        let shorter = Segment::copy_of(block, header, segment.bytes(FIRST_CHUNK, to), &progress);
+        shorter.close(SegmentState::ClosedGroup);
+        Ok(shorter)
+    }
+
+    fn forget_groups(&self, keep: &dyn Fn(GroupId) -> bool) {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let (kept, dropped): (Vec<Group>, Vec<Group>) =
+            std::mem::take(&mut state.chain.groups).into_iter().partition(|group| keep(group.id));
+        state.chain.groups = kept.into();
+        state.rebuilding = None;
+        let next_ordinal = state.chain.last().map_or(0, |last| state.chain.slot(last).summary().next_ordinal);
+        let mut gone: Gone = Vec::new();
+        for group in dropped {
+            gone.extend(group.slots.into_iter().map(|slot| (group.id, slot)));
+        }
+        self.forgotten(state, next_ordinal);
+        self.release_gone(guard, gone);
+    }
+
+    /// The lane ends at `next_ordinal` from here on, and knows nothing of what was behind.
+    fn forgotten(&self, state: &mut LaneState, next_ordinal: u64) {
+        self.take_open(state);
+        state.unsettled.clear();
+        state.next_ordinal = next_ordinal;
+        state.compacted_to = state.compacted_to.min(next_ordinal);
+        self.durable_ordinal.store(next_ordinal, Ordering::Release);
+        if state.chain.groups.is_empty() {
+            // What was dropped here says nothing about what comes in the next owner's groups.
+            (state.chain.dropped_to, state.last_append_ms, state.producers) = (None, 0, Producers::default());
+        } else {
+            self.forget_producers(state, next_ordinal);
+        }
+        state.version += 1;
+    }
+
+    /// Producers know what they knew when the lane ended there. Of those whose remembered chunks are all cut, the chunks that
+    /// are left say it.
+    fn forget_producers(&self, state: &mut LaneState, next_ordinal: u64) {
+        let limit = self.log().config.producers_per_lane_max;
+        let (before, mut lacking) = state.producers.before(next_ordinal, limit);
+        state.producers = before;
+        if lacking.is_empty() {
+            return;
+        }
+        let asked = lacking.clone();
+        for at in state.chain.from(state.chain.first()).collect::<Vec<_>>() {
+            let Some(segment) = state.chain.slot(at).memory.clone() else { continue };
+            for mark in segment.producer_marks() {
+                if asked.contains(&mark.producer_id.0) {
+                    lacking.remove(&mark.producer_id.0);
+                    let place =
+                        Place { cursor: state.chain.cursor(at, mark.position), base_ordinal: mark.base_ordinal };
+                    state.producers.note(mark.producer_id, mark.producer_epoch, mark.sequence, place, limit);
+                }
+            }
+        }
+        if !lacking.is_empty() {
+            state.producers.set_forgot();
+        }
+    }
+
+    fn release_gone(&self, mut state: parking_lot::MutexGuard<'_, LaneState>, gone: Gone) {
+        let wake = state.waiters.take();
+        drop(state);
+        wake.call();
+        for (group, slot) in gone {
+            let id = self.segment_id(group, slot.index);
+            if let Some(segment) = slot.memory {
+                segment.disown();
+            }
+            let places: [Option<Location>; 2] = [slot.stale, slot.at];
+            for at in places.into_iter().flatten() {
+                self.log().release(id, Some(at));
+            }
+            if places == [None, None] {
+                self.log().release(id, None);
+            }
+        }
+    }
+}

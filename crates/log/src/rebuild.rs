@@ -1,0 +1,442 @@
+//! Lanes whose owner was lost, at their next one: known in their groups, segments and ordinals before a byte of them is there,
+//! written to at once, filled from backups meanwhile (`docs/replication.md`, "A broker is lost", steps 5 to 7).
+//!
+//! Called by the broker's recovery, from several threads. [`Streamlet::receive_lost`] puts a slot for each old segment into the
+//! chain: an *awaited* one, neither in memory nor on disk, with its ordinals and its end. Everything that looks at the chain
+//! sees a lane with all its groups; who needs the bytes finds them "on their way", as if they came from disk, and waits for the
+//! lane. [`Log::rebuild_chunk`] takes chunks in any order and puts each where it says. A segment is shown when it is whole and
+//! not before, so no reader sees a part of it, and one that is killed meanwhile leaves nothing behind: its block is not named
+//! until then.
+//!
+//! # Readers need not wait for the new copies
+//!
+//! What is rebuilt was decided to be part of the lane when the ends of the lost logs were decided: it is at their backups until
+//! those logs are given up, which comes after all of it is durable in the new owner's own log. If the new owner is lost in
+//! between, the next one finds the old logs, with the same chunks at the same places. So a rebuilt segment is durable as soon
+//! as it is whole, and goes to the sink behind the readers' back. It goes there when it is whole, not in the lane's order:
+//! recovery puts chunks together by their places, and while any of a lane is missing in the new log the old ones are there.
+//!
+//! # Memory
+//!
+//! Segments that are begun and not whole cannot be evicted. They take at most a quarter of the arena together; a chunk of
+//! another one is [put off](Rebuilt::Later), and its blocks are read again. As one of any size may be begun if there is no
+//! other, each reading completes something.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use kera_format::chunk::Chunks;
+use kera_format::limits::SEGMENT_BYTES_MAX;
+use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
+use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, FormatError, GroupId, LaneId, SegmentId, SegmentIndex};
+use parking_lot::Mutex;
+
+use crate::arena::{ArenaFull, Filling, Purpose};
+use crate::group::{Slot, Summary};
+use crate::lane::{Lane, LaneState};
+use crate::log::Log;
+use crate::producers::Marks;
+use crate::segment::{FIRST_CHUNK, Segment};
+use crate::shared::Shared;
+use crate::sink::{ChunkReference, DurabilitySink, SinkError, Ticket};
+use crate::streamlet::Streamlet;
+use crate::tenure::{LaneHandover, Tenure, TenureError};
+
+/// Segments that are begun take at most one part in this many of the arena.
+const BEGUN_SHARE: u64 = 4;
+/// Chunks that go to the sink while the lane's lock is held once.
+const APPENDED_AT_ONCE: usize = 512;
+
+/// A segment of a lost owner, as it will be when it is rebuilt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AwaitedSegment {
+    /// Its group.
+    pub group: GroupId,
+    /// Its number in it.
+    pub index: SegmentIndex,
+    /// Where its last chunk ends.
+    pub end: u32,
+    /// Ordinal of its first record.
+    pub base_ordinal: u64,
+    /// Ordinal of the record after its last.
+    pub next_ordinal: u64,
+}
+
+/// A lane of a lost owner, as it goes on at the next one.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LostLane {
+    /// Next ordinal, producers. Its groups are not looked at.
+    pub state: LaneHandover,
+    /// All segments that are to come, in their order.
+    pub segments: Vec<AwaitedSegment>,
+}
+
+/// What became of a chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rebuilt {
+    /// It is at its place; its segment is not whole yet.
+    Put,
+    /// Its segment is whole and can be read.
+    Whole {
+        /// When it has as many copies as it should; `None`: the stream has none to wait for.
+        ticket: Option<Ticket>,
+        /// Bytes of the segment.
+        bytes: u32,
+    },
+    /// It is there already, or nobody waits for it: it was cut, or its stream or group is gone.
+    NotAwaited,
+    /// Too many segments are begun. It is to be given again when others are whole.
+    Later,
+}
+
+/// Why a chunk could not be put to its place. Nothing is changed.
+#[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum RebuildError {
+    /// Wait with [`crate::Log::wait_for_space`], then give the same chunk again.
+    #[error("the arena has no free block of {} bytes", .0.bytes)]
+    ArenaFull(ArenaFull),
+    /// The bytes are not a stamped chunk, or not those that were sent.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// It is not what is awaited at its place.
+    #[error("chunk at {}/{}/{}: {what}", cursor.group, cursor.segment, cursor.position)]
+    Conflict {
+        /// Where it says that it belongs.
+        cursor: Cursor,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// The stream's chunks cannot be made durable here.
+    #[error(transparent)]
+    Sink(#[from] SinkError),
+}
+
+/// What a lane knows while it is rebuilt.
+#[derive(Default)]
+pub(crate) struct Rebuilding {
+    /// Segments that are not whole.
+    awaited: BTreeSet<(GroupId, u32)>,
+    begun: HashMap<(GroupId, u32), Arc<Begun>>,
+    /// The last ticket that a rebuilt chunk got.
+    ticket: Option<Ticket>,
+}
+
+/// A segment that is being filled.
+struct Begun {
+    log: Arc<Shared>,
+    segment: Arc<Segment>,
+    awaited: AwaitedSegment,
+    /// What is there: from, to; in order, never touching.
+    spans: Mutex<Vec<(u32, u32)>>,
+}
+
+/// What has been put into a segment, whole or not.
+enum Filled {
+    Part,
+    All,
+    There,
+}
+
+impl Streamlet {
+    /// Takes lanes of a lost owner, before [`open`](Streamlet::open): appends go on behind them, and their segments are
+    /// awaited. What is there of other owners must end where a lane's awaited part begins.
+    pub fn receive_lost(&self, lanes: &[LostLane]) -> Result<(), TenureError> {
+        let is = self.tenure();
+        if is != Tenure::Elsewhere {
+            return Err(TenureError::Wrong { is, must: Tenure::Elsewhere });
+        }
+        for lost in lanes {
+            let lane = self.lane(lost.state.lane).ok_or(TenureError::UnknownLane(lost.state.lane))?;
+            lane.receive(&lost.state);
+            lane.await_segments(&lost.segments);
+        }
+        Ok(())
+    }
+
+    /// Segments of all its lanes that are awaited.
+    pub fn awaited(&self) -> Vec<(LaneId, AwaitedSegment)> {
+        self.lanes().flat_map(|lane| lane.awaited().into_iter().map(|segment| (lane.id(), segment))).collect()
+    }
+
+    /// The sink of what is rebuilt and the last ticket that it gave for it; `None`: there is nothing to wait for.
+    pub fn rebuilt_through(&self) -> Option<(Arc<dyn DurabilitySink>, Ticket)> {
+        let of = |lane: &Arc<Lane>| Some((lane.state.lock().rebuilding.as_ref()?.ticket?, Arc::clone(lane)));
+        let (ticket, lane) = self.lanes().filter_map(of).max_by_key(|(ticket, _)| *ticket)?;
+        Some((Arc::clone(lane.sink()?), ticket))
+    }
+
+    /// All of it is there and has its copies: retention begins. Nothing if a segment is still awaited.
+    pub fn end_rebuilding(&self) {
+        for lane in self.lanes() {
+            let mut state = lane.state.lock();
+            if state.rebuilding.as_ref().is_some_and(|rebuilding| rebuilding.awaited.is_empty()) {
+                state.rebuilding = None;
+            }
+        }
+    }
+}
+
+impl Log {
+    /// Puts a chunk of an awaited segment to the place that it names, whatever of the segment is there. Any thread; verifies
+    /// and copies without the lane's lock.
+    pub fn rebuild_chunk(&self, bytes: &[u8]) -> Result<Rebuilt, RebuildError> {
+        let view = ChunkView::parse(bytes)?;
+        let part = view.broker()?;
+        let (stream, streamlet) = (view.header().stream, view.header().streamlet);
+        let id = SegmentId { stream, streamlet, lane: part.lane, group: part.group, index: part.segment };
+        let lane = self.stream(stream).and_then(|stream| stream.streamlet(streamlet)?.lane(part.lane).cloned());
+        let Some(lane) = lane else { return Ok(Rebuilt::NotAwaited) };
+        let begun = match lane.begin(id, &view, &part) {
+            Ok(Ok(begun)) => begun,
+            Ok(Err(instead)) => return Ok(instead),
+            Err(RebuildError::ArenaFull(full)) => {
+                self.shared.want_space(&full);
+                return Err(RebuildError::ArenaFull(full));
+            }
+            Err(error) => return Err(error),
+        };
+        match begun.put(&view, &part)? {
+            Filled::Part => Ok(Rebuilt::Put),
+            Filled::There => Ok(Rebuilt::NotAwaited),
+            Filled::All => lane.show(&begun),
+        }
+    }
+}
+
+impl Begun {
+    fn put(&self, chunk: &ChunkView<'_>, part: &BrokerPart) -> Result<Filled, RebuildError> {
+        let (from, to) = (part.position, part.position + chunk.as_bytes().len() as u32);
+        let mut spans = self.spans.lock();
+        let at = spans.partition_point(|(_, end)| *end <= from);
+        if let Some(&(start, end)) = spans.get(at)
+            && start < to
+        {
+            if start <= from && to <= end {
+                return Ok(Filled::There);
+            }
+            let cursor = Cursor { group: part.group, segment: part.segment, position: from };
+            return Err(RebuildError::Conflict { cursor, what: "it lies across another one" });
+        }
+        self.segment.put_chunk(from, chunk, part)?;
+        let joins_before = at > 0 && spans[at - 1].1 == from;
+        let joins_behind = spans.get(at).is_some_and(|(start, _)| *start == to);
+        match (joins_before, joins_behind) {
+            (true, true) => spans[at - 1].1 = spans.remove(at).1,
+            (true, false) => spans[at - 1].1 = to,
+            (false, true) => spans[at].0 = from,
+            (false, false) => spans.insert(at, (from, to)),
+        }
+        let all = *spans == [(FIRST_CHUNK, self.awaited.end)];
+        Ok(if all { Filled::All } else { Filled::Part })
+    }
+
+    /// Makes it a closed segment, if its chunks are what was awaited. Once, by who has put the last chunk.
+    fn close(&self, last_of_group: bool) -> Result<(), RebuildError> {
+        // All was put, and nobody writes any more.
+        let AwaitedSegment { end, base_ordinal, next_ordinal, group, index } = self.awaited;
+        let mut progress =
+            SegmentProgress { head: end.into(), durable_head: end.into(), ..SegmentProgress::empty(base_ordinal) };
+        self.segment.reopen(&progress);
+        let (mut at, mut ordinal, mut marks) = (FIRST_CHUNK, base_ordinal, Marks::default());
+        while at < end {
+            let rest = self.segment.bytes(at, end);
+            let (header, part) = (ChunkHeader::parse(rest)?, BrokerPart::parse(rest)?);
+            if part.base_ordinal != ordinal {
+                let cursor = Cursor { group, segment: index, position: at };
+                return Err(RebuildError::Conflict { cursor, what: "its ordinal is not the one that comes next" });
+            }
+            if progress.chunk_count == 0 {
+                progress.first_append_ms = part.append_time_ms;
+            }
+            progress.last_append_ms = part.append_time_ms;
+            progress.max_timestamp_ms = progress.max_timestamp_ms.max(header.max_timestamp_ms);
+            progress.chunk_count += 1;
+            marks.note(&header, part.base_ordinal, at);
+            ordinal = ordinal.saturating_add(header.record_count.into());
+            at += header.total_bytes() as u32;
+        }
+        if ordinal != next_ordinal {
+            let cursor = Cursor { group, segment: index, position: end };
+            return Err(RebuildError::Conflict { cursor, what: "the segment does not end at the awaited ordinal" });
+        }
+        progress.next_ordinal = ordinal;
+        self.segment.reopen(&progress);
+        self.segment.set_marks(marks.finish());
+        self.segment.publish();
+        self.segment.close(if last_of_group { SegmentState::ClosedGroup } else { SegmentState::Closed });
+        Ok(())
+    }
+}
+
+impl Lane {
+    fn await_segments(&self, segments: &[AwaitedSegment]) {
+        let mut state = self.state.lock();
+        let mut rebuilding = state.rebuilding.take().unwrap_or_default();
+        for awaited in segments {
+            let slot = Slot::awaited(awaited);
+            if state.chain.insert(awaited.group, u32::MAX, slot).is_some() {
+                rebuilding.awaited.insert((awaited.group, awaited.index.0));
+            }
+        }
+        state.chain.groups.iter_mut().for_each(|group| group.closed = true);
+        state.chain.is_taken_over = true;
+        state.rebuilding = Some(rebuilding);
+        state.version += 1;
+        let wake = state.waiters.take();
+        drop(state);
+        wake.call();
+    }
+
+    fn awaited(&self) -> Vec<AwaitedSegment> {
+        let state = self.state.lock();
+        let Some(rebuilding) = &state.rebuilding else { return Vec::new() };
+        let of = |&(group, index): &(GroupId, u32)| {
+            let at = state.chain.find(group, SegmentIndex(index))?;
+            Some(awaited_of(group, state.chain.slot(at)))
+        };
+        rebuilding.awaited.iter().filter_map(of).collect()
+    }
+
+    /// The segment that a chunk belongs to, begun now if need be; or what becomes of the chunk instead.
+    fn begin(
+        &self,
+        id: SegmentId,
+        chunk: &ChunkView<'_>,
+        part: &BrokerPart,
+    ) -> Result<Result<Arc<Begun>, Rebuilt>, RebuildError> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let key = (id.group, id.index.0);
+        let Some(rebuilding) = &mut state.rebuilding else { return Ok(Err(Rebuilt::NotAwaited)) };
+        if !rebuilding.awaited.contains(&key) {
+            return Ok(Err(Rebuilt::NotAwaited));
+        }
+        let awaited = match (rebuilding.begun.get(&key), state.chain.find(id.group, id.index)) {
+            (Some(begun), _) => begun.awaited,
+            (None, Some(at)) => awaited_of(id.group, state.chain.slot(at)),
+            (None, None) => return Ok(Err(Rebuilt::NotAwaited)),
+        };
+        let end = part.position.saturating_add(chunk.as_bytes().len() as u32);
+        let next_ordinal = part.base_ordinal.saturating_add(chunk.header().record_count.into());
+        if part.position >= awaited.end && part.base_ordinal >= awaited.next_ordinal {
+            // Behind what was acknowledged.
+            return Ok(Err(Rebuilt::NotAwaited));
+        }
+        let is_within = part.position >= FIRST_CHUNK
+            && end <= awaited.end
+            && awaited.base_ordinal <= part.base_ordinal
+            && next_ordinal <= awaited.next_ordinal;
+        if !is_within {
+            let cursor = Cursor { group: id.group, segment: id.index, position: part.position };
+            return Err(RebuildError::Conflict { cursor, what: "it does not lie within what its segment holds" });
+        }
+        if let Some(begun) = rebuilding.begun.get(&key) {
+            return Ok(Ok(Arc::clone(begun)));
+        }
+        // Known before anything is filled: what is whole must not lack it.
+        self.rebuilt_sink()?;
+        let log = self.log();
+        let bytes = u64::from(awaited.end);
+        let begun_bytes = log.begun_bytes.load(Ordering::Relaxed);
+        if begun_bytes > 0 && begun_bytes + bytes > log.arena.bytes() / BEGUN_SHARE {
+            return Ok(Err(Rebuilt::Later));
+        }
+        let full = RebuildError::ArenaFull;
+        let block = log.arena.allocate_to_fill(awaited.end as usize, Purpose::Write, Filling::Whole).map_err(full)?;
+        let header = SegmentHeader {
+            id,
+            capacity_bytes: block.bytes().min(SEGMENT_BYTES_MAX) as u32,
+            base_ordinal: awaited.base_ordinal,
+            created_ms: part.append_time_ms,
+            flags: 0,
+        };
+        let segment = Segment::create_hidden(block, header);
+        segment.get_memory(awaited.end).map_err(full)?;
+        log.begun_bytes.fetch_add(bytes, Ordering::Relaxed);
+        let log = Arc::clone(&self.home.stream.log);
+        let begun = Arc::new(Begun { log, segment, awaited, spans: Mutex::default() });
+        rebuilding.begun.insert(key, Arc::clone(&begun));
+        Ok(Ok(begun))
+    }
+
+    /// Takes a segment that is whole: readers see it, the store writes it out, and its chunks go to the sink.
+    fn show(self: &Arc<Self>, begun: &Begun) -> Result<Rebuilt, RebuildError> {
+        let AwaitedSegment { group, index, end, .. } = begun.awaited;
+        let sink = self.rebuilt_sink()?;
+        let closed = {
+            let state = self.state.lock();
+            let at = state.chain.find(group, index);
+            begun.close(at.is_none_or(|at| at.slot + 1 == state.chain.groups[at.group].slots.len()))
+        };
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let Some(rebuilding) = &mut state.rebuilding else { return Ok(Rebuilt::NotAwaited) };
+        if rebuilding.begun.remove(&(group, index.0)).is_none() {
+            return Ok(Rebuilt::NotAwaited);
+        }
+        // What is not what it should be is awaited again, from another backup.
+        closed?;
+        rebuilding.awaited.remove(&(group, index.0));
+        let Some(at) = state.chain.find(group, index) else {
+            begun.segment.disown();
+            return Ok(Rebuilt::NotAwaited);
+        };
+        let slot = state.chain.slot_mut(at);
+        slot.memory = Some(Arc::clone(&begun.segment));
+        slot.refresh();
+        // Times never fall along a lane, whatever the clocks of its owners say.
+        state.last_append_ms = state.last_append_ms.max(begun.segment.last_append_ms());
+        self.log().hand_over(&begun.segment);
+        state.version += 1;
+        let wake = state.waiters.take();
+        drop(guard);
+        wake.call();
+        let ticket = sink.and_then(|sink| self.replicate(&begun.segment, &*sink));
+        Ok(Rebuilt::Whole { ticket, bytes: end })
+    }
+
+    /// What makes rebuilt chunks durable here.
+    fn rebuilt_sink(&self) -> Result<Option<Arc<dyn DurabilitySink>>, SinkError> {
+        let is_logged = self.home.stream.options().is_logged();
+        is_logged.then(|| self.home.sink().cloned()).transpose()
+    }
+
+    /// Gives a segment's chunks to the sink, in their order.
+    fn replicate(self: &Arc<Self>, segment: &Arc<Segment>, sink: &dyn DurabilitySink) -> Option<Ticket> {
+        let mut last = None;
+        let chunks = Chunks::new(segment.bytes(FIRST_CHUNK, segment.head())).map_while(Result::ok);
+        let mut chunks = chunks.filter_map(|chunk| Some((*chunk.header(), chunk.broker().ok()?))).peekable();
+        while chunks.peek().is_some() {
+            let mut state = self.state.lock();
+            for (header, part) in chunks.by_ref().take(APPENDED_AT_ONCE) {
+                let (lane, segment, position) = (Arc::clone(self), Arc::clone(segment), part.position);
+                let bytes = header.total_bytes() as u32;
+                let next_ordinal = part.base_ordinal + u64::from(header.record_count);
+                last = Some(sink.appended(ChunkReference { segment, position, bytes, next_ordinal, lane }));
+            }
+            if let Some(rebuilding) = &mut state.rebuilding {
+                rebuilding.ticket = rebuilding.ticket.max(last);
+            }
+        }
+        last
+    }
+}
+
+impl LaneState {
+    /// Whether old segments are awaited, or do not have their copies yet: nothing is dropped meanwhile.
+    pub(crate) fn is_rebuilding(&self) -> bool {
+        self.rebuilding.is_some()
+    }
+}
+
+impl Drop for Begun {
+    fn drop(&mut self) {
+        self.log.begun_bytes.fetch_sub(self.awaited.end.into(), Ordering::Relaxed);
+    }
+}
+
+fn awaited_of(group: GroupId, slot: &Slot) -> AwaitedSegment {
+    let Summary { head, base_ordinal, next_ordinal, .. } = slot.summary();
+    AwaitedSegment { group, index: SegmentIndex(slot.index), end: head, base_ordinal, next_ordinal }
+}

@@ -1,0 +1,173 @@
+//! A lane that is filled from copies of its chunks while it is written and read, and one that forgets what was not acknowledged.
+
+use kera_format::chunk::Chunks;
+use kera_format::{GroupId, SegmentIndex};
+
+use super::*;
+
+fn streamlet(node: &Node) -> Arc<Streamlet> {
+    Arc::clone(node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap())
+}
+
+/// The chunks of a lane as they lie in its segments, and the segments.
+fn copies_of(node: &Node) -> (Vec<Vec<u8>>, Vec<AwaitedSegment>) {
+    let (lane, mut chunks, mut segments) = (node.lane(), Vec::new(), Vec::new());
+    for group in lane.groups(GroupId::NONE, usize::MAX) {
+        for index in group.first_segment.0..=group.last_segment.0 {
+            let id = lane.segment_id(group.id, index);
+            let segment = node.log.segment(id).unwrap();
+            let (end, base_ordinal, next_ordinal) = (segment.head(), segment.base_ordinal(), segment.next_ordinal());
+            let index = SegmentIndex(index);
+            segments.push(AwaitedSegment { group: group.id, index, end, base_ordinal, next_ordinal });
+            chunks.extend(Chunks::new(segment.bytes(128, end)).map(|chunk| chunk.unwrap().as_bytes().to_vec()));
+        }
+    }
+    (chunks, segments)
+}
+
+/// A node that takes over what another one had.
+fn taken_over(of: &Node, epoch: u32) -> (Node, Vec<Vec<u8>>) {
+    taken_over_by(node(), of, epoch)
+}
+
+fn taken_over_by(next: Node, of: &Node, epoch: u32) -> (Node, Vec<Vec<u8>>) {
+    let (chunks, segments) = copies_of(of);
+    next.log.stream(STREAM).unwrap().place_elsewhere();
+    let state = LaneHandover { groups: Vec::new(), ..streamlet(of).hand_over().remove(0) };
+    streamlet(&next).receive_lost(&[LostLane { state, segments }]).unwrap();
+    streamlet(&next).open(epoch, false).unwrap();
+    (next, chunks)
+}
+
+#[test]
+fn chunks_may_come_in_any_order_and_twice_and_a_segment_is_shown_when_it_is_whole() {
+    let lost = node();
+    fill(&lost.lane(), 0..9, 10_000);
+    let (next, chunks) = taken_over(&lost, 5);
+    assert_eq!(append(&next.lane(), &chunk(9, 100), 20).unwrap().base_ordinal, 9);
+    let awaited = streamlet(&next).awaited().len();
+    assert!(awaited > 1);
+    let mut order: Vec<usize> = (0..chunks.len()).rev().collect();
+    order.swap(1, 4);
+    let mut whole = 0;
+    for at in order {
+        let read = next.lane().read(start(), 1 << 20, true).unwrap();
+        assert!(whole == awaited || (read.loading && read.data.is_empty()));
+        match next.log.rebuild_chunk(&chunks[at]).unwrap() {
+            Rebuilt::Put => assert_eq!(next.log.rebuild_chunk(&chunks[at]).unwrap(), Rebuilt::NotAwaited),
+            Rebuilt::Whole { ticket: None, .. } => whole += 1,
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(streamlet(&next).awaited().len(), awaited - whole);
+    }
+    assert_eq!(next.log.rebuild_chunk(&chunks[0]).unwrap(), Rebuilt::NotAwaited);
+    assert_eq!(ordinals(&next.lane().read(start(), 1 << 20, true).unwrap()), (0..10).collect::<Vec<_>>());
+    let of_lost: Vec<_> = copies_of(&next).0;
+    assert_eq!(of_lost[..9], chunks[..]);
+}
+
+#[test]
+fn what_does_not_belong_there_is_refused_and_the_right_one_taken() {
+    let lost = node();
+    fill(&lost.lane(), 0..9, 10_000);
+    let (next, chunks) = taken_over(&lost, 5);
+    let mut flipped = chunks[0].clone();
+    flipped[200] ^= 1;
+    assert!(matches!(next.log.rebuild_chunk(&flipped), Err(RebuildError::Format(_))));
+    // A whole chunk that says it is elsewhere.
+    let other = |position: u32, base_ordinal: u64| {
+        let mut bytes = chunks[1].clone();
+        let part = ChunkView::parse(&bytes).unwrap().broker().unwrap();
+        kera_format::BrokerPart { position, base_ordinal, ..part }.stamp(&mut bytes);
+        bytes
+    };
+    let position = ChunkView::parse(&chunks[1]).unwrap().broker().unwrap().position;
+    assert!(matches!(next.log.rebuild_chunk(&other(64, 1)), Err(RebuildError::Conflict { .. })));
+    assert!(matches!(next.log.rebuild_chunk(&other(position, 700)), Err(RebuildError::Conflict { .. })));
+    assert_eq!(next.log.rebuild_chunk(&chunks[0]).unwrap(), Rebuilt::Put);
+    assert!(matches!(next.log.rebuild_chunk(&other(136, 1)), Err(RebuildError::Conflict { .. })));
+    // An ordinal that only the whole segment shows to be wrong: all of it comes again.
+    assert_eq!(next.log.rebuild_chunk(&other(position, 0)).unwrap(), Rebuilt::Put);
+    let results: Vec<_> = chunks[2..].iter().map(|chunk| next.log.rebuild_chunk(chunk)).collect();
+    assert!(results.iter().any(|result| matches!(result, Err(RebuildError::Conflict { .. }))));
+    for chunk in &chunks {
+        next.log.rebuild_chunk(chunk).unwrap();
+    }
+    assert_eq!(ordinals(&next.lane().read(start(), 1 << 20, true).unwrap()), (0..9).collect::<Vec<_>>());
+}
+
+#[test]
+fn what_is_begun_takes_a_part_of_the_arena_and_the_rest_is_put_off() {
+    let large = || node_with(StreamOptions { segment_bytes_max: 1 << 20, ..options() }, 64 << 20);
+    let lost = large();
+    fill(&lost.lane(), 0..200, 200_000);
+    let (next, chunks) = taken_over_by(large(), &lost, 5);
+    let begins = |chunk: &&Vec<u8>| ChunkView::parse(chunk).unwrap().broker().unwrap().position == 128;
+    let put: Vec<Rebuilt> = chunks.iter().filter(begins).map(|chunk| next.log.rebuild_chunk(chunk).unwrap()).collect();
+    assert!(put.contains(&Rebuilt::Put) && put.contains(&Rebuilt::Later));
+    let used = next.log.stats().arena.used_bytes;
+    assert!(used <= 20 << 20, "{used} bytes are used");
+    let mut passes = 0;
+    while !streamlet(&next).awaited().is_empty() {
+        passes += 1;
+        assert!(passes < 10);
+        for chunk in &chunks {
+            next.log.rebuild_chunk(chunk).unwrap();
+        }
+    }
+    assert_eq!(ordinals(&next.lane().read(start(), 64 << 20, true).unwrap()).len(), 200);
+}
+
+#[test]
+fn a_write_of_an_older_copy_that_comes_late_does_not_count() {
+    let lost = node();
+    fill(&lost.lane(), 0..9, 10_000);
+    let (next, _) = taken_over(&lost, 5);
+    let (next, store) = next.with_store();
+    let (_, segment) = streamlet(&next).awaited()[0];
+    let id = next.lane().segment_id(segment.group, segment.index.0);
+    next.log.persisted(id, Location { disk: 0, container: 1, offset: 0, bytes: 64 << 10 });
+    assert_eq!(*store.released.lock(), [id]);
+    assert!(next.lane().read(start(), 1, true).unwrap().loading);
+    assert_eq!(*store.loads.lock(), []);
+}
+
+#[test]
+fn a_fenced_broker_forgets_what_was_not_acknowledged() {
+    let (node, sink) = power_node();
+    let lane = node.lane();
+    fill(&lane, 0..4, 10_000);
+    sink.sync();
+    let durable = copies_of(&node).0;
+    fill(&lane, 4..20, 10_000);
+    assert!(append(&lane, &chunk(3, 10_000), 9).unwrap().duplicate);
+    let held: Vec<_> = sink.pending.lock().clone();
+    streamlet(&node).forget_unacknowledged().unwrap();
+    assert_eq!(streamlet(&node).tenure(), Tenure::Elsewhere);
+    assert_eq!(copies_of(&node).0, durable);
+    assert_eq!((lane.stats().next_ordinal, lane.durable_ordinal()), (4, 4));
+    let read = lane.read(start(), 1 << 20, true).unwrap();
+    assert_eq!((ordinals(&read), read.at_durable_end), (vec![0, 1, 2, 3], true));
+    // Blocks that are on their way still have their bytes.
+    assert!(held.iter().all(|reference| !reference.chunk().is_empty()));
+    // Twice is like once; and what is then written goes on where it ended.
+    streamlet(&node).forget_unacknowledged().unwrap();
+    streamlet(&node).open(6, false).unwrap();
+    assert!(append(&lane, &chunk(3, 10_000), 9).unwrap().duplicate);
+    let next = append(&lane, &chunk(4, 10_000), 9).unwrap();
+    assert_eq!((next.base_ordinal, next.duplicate, next.cursor.group.epoch()), (4, false, 6));
+}
+
+#[test]
+fn groups_that_are_not_kept_go_with_their_producers() {
+    let node = node();
+    fill(&node.lane(), 0..4, 10_000);
+    streamlet(&node).leave();
+    streamlet(&node).forget_groups(|_| true);
+    assert_eq!((copies_of(&node).0.len(), node.lane().stats().next_ordinal), (4, 4));
+    streamlet(&node).forget_groups(|_| false);
+    assert_eq!((copies_of(&node).0.len(), node.lane().stats().next_ordinal), (0, 0));
+    assert_eq!(node.log.stats().arena.used_bytes, 0);
+    streamlet(&node).open(6, false).unwrap();
+    assert!(!append(&node.lane(), &chunk(0, 10_000), 9).unwrap().duplicate);
+}
