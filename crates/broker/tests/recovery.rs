@@ -1,0 +1,953 @@
+//! A broker is lost, and another one takes its streamlets over: real logs, real backups on simulated disks, no network. What was
+//! acknowledged is served, once and in order, whatever the lost logs look like and whoever fails meanwhile.
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use common::*;
+use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
+use kera_broker::{Broker, BrokerConfig, Copies, EndedLog, EndedView, Rebuild, RecoveryProgress};
+use kera_env::{Clock, Disk, ManualClock, MemoryDisk, SeededRandom};
+use kera_format::checksum::crc32c;
+use kera_format::chunk::Chunks;
+use kera_format::vlog_replica::LogId;
+use kera_format::{ChunkView, Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamOptions, StreamletId};
+use kera_log::{Arena, ArenaConfig, DurabilitySink, Lane, Log, LogConfig, LogStats};
+use kera_protocol::{
+    BlockStored, BlocksRead, LaneStateList, LaneStates, Lookup, LookupResult, NodeInfo, OlderGroups, Owner, ReadBlocks,
+    ReadChunksResponse, ReleaseBlocks, Start, Status, StoreHead, StoreOutcome,
+};
+use kera_rpc::Flow;
+use kera_vlog::{Answer, BackupId, BackupLink, Block, ReplicatedConfig, ReplicatedLog, View, ViewAnswer, Views};
+use parking_lot::Mutex;
+
+const CLUSTER: [u8; 16] = *b"cluster-16-bytes";
+const X: StreamletId = StreamletId(0);
+/// The log of the broker that is lost.
+const LOST: LogId = LogId { node: 1, epoch: 7, vlog: 0 };
+const OTHER: LogId = LogId { vlog: 1, ..LOST };
+
+/// What backups answer, by the block's number.
+#[derive(Default)]
+struct Heard(Mutex<Vec<(u64, Result<BlockStored, BackupError>)>>);
+
+impl StoreDone for Heard {
+    fn stored(&self, token: u64, result: Result<BlockStored, BackupError>) {
+        self.0.lock().push((token, result));
+    }
+    fn room(&self) {}
+}
+
+/// What a backup does to whoever asks it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Trouble {
+    Silent,
+    /// It answers to so many reads of blocks.
+    SilentAfter(u64),
+    /// It names ordinals that cannot be.
+    Lies,
+    /// It has lost everything and does not know.
+    Empty,
+    /// It changes a byte of what it reads.
+    Flips,
+}
+
+/// Backups that are asked by a call.
+struct Cloud {
+    /// One store at a time: each waits for its own answer.
+    storing: Mutex<()>,
+    backups: BTreeMap<u32, Arc<Backup>>,
+    trouble: Mutex<BTreeMap<u32, Trouble>>,
+    reads: AtomicU64,
+    asked: Mutex<BTreeSet<u32>>,
+}
+
+impl Cloud {
+    fn new(backups: u32) -> Arc<Cloud> {
+        let open = |node: u32| {
+            let config = BackupConfig { file_bytes: 256 << 10, ..BackupConfig::new(CLUSTER, node) };
+            let disks = vec![Arc::new(MemoryDisk::new()) as Arc<dyn Disk>];
+            let clock = Arc::new(ManualClock::new(5));
+            let random = Arc::new(SeededRandom::new(node.into()));
+            (node, Backup::open(config, disks, clock, random).expect("a backup").0)
+        };
+        let backups = (11..11 + backups).map(open).collect();
+        let (storing, trouble, reads, asked) = Default::default();
+        Arc::new(Cloud { storing, backups, trouble, reads, asked })
+    }
+
+    fn store(&self, backup: u32, head: &StoreHead, chunks: &[u8]) -> Answer {
+        let _storing = self.storing.lock();
+        let (backup, heard) = (&self.backups[&backup], Arc::new(Heard::default()));
+        let done = Arc::clone(&heard) as Arc<dyn StoreDone>;
+        let answer = match backup.store(head, chunks, &done, head.block) {
+            Taken::Answered(answer) => Ok(answer),
+            Taken::Refused(error) => Err(error),
+            Taken::Full => panic!("so much does not fit into a test"),
+            Taken::Queued => {
+                backup.run_once(0);
+                heard.0.lock().pop().expect("an answer").1
+            }
+        };
+        match answer {
+            Ok(BlockStored { outcome: StoreOutcome::Stored, block }) => Answer::Stored(block),
+            Ok(BlockStored { outcome: StoreOutcome::Next, block }) => Answer::Next(block),
+            Ok(BlockStored { outcome: StoreOutcome::Fenced, block }) => Answer::Fenced(block as u32),
+            Err(error) => Answer::Refused(error.to_string()),
+        }
+    }
+
+    /// Puts chunks into a log, a block for each few of them.
+    fn put(&self, log: LogId, first: u64, backups: &[u32], blocks: &[&[Vec<u8>]]) {
+        for (block, chunks) in (first..).zip(blocks) {
+            let bytes = chunks.concat();
+            let head = StoreHead {
+                cluster: CLUSTER,
+                log,
+                view: 1,
+                view_first: 1,
+                block,
+                written_ms: 1,
+                chunk_count: chunks.len() as u32,
+                chunk_bytes: bytes.len() as u32,
+                chunks_checksum: crc32c(&bytes),
+                flags: 0,
+            };
+            for backup in backups {
+                assert_eq!(self.store(*backup, &head, &bytes), Answer::Stored(block));
+            }
+        }
+    }
+
+    fn set(&self, backup: u32, trouble: Trouble) {
+        self.trouble.lock().insert(backup, trouble);
+    }
+
+    fn well(&self) {
+        self.trouble.lock().clear();
+    }
+
+    fn trouble(&self, backup: u32) -> Option<Trouble> {
+        self.asked.lock().insert(backup);
+        self.trouble.lock().get(&backup).copied()
+    }
+}
+
+impl Copies for Cloud {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        let trouble = self.trouble(backup);
+        if trouble == Some(Trouble::Silent) {
+            return Err("nobody answers".into());
+        }
+        let mut answer = self.backups[&backup].lane_states(asked).map_err(|error| error.to_string())?;
+        match trouble {
+            Some(Trouble::Lies) => answer.lanes.iter_mut().for_each(|lane| lane.parts[0].next_ordinal = 0),
+            Some(Trouble::Empty) => answer.lanes.clear(),
+            _ => {}
+        }
+        Ok(answer)
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        let read = self.reads.fetch_add(1, Ordering::SeqCst);
+        let trouble = self.trouble(backup);
+        match trouble {
+            Some(Trouble::Silent) => return Err("nobody answers".into()),
+            Some(Trouble::SilentAfter(reads)) if read >= reads => return Err("nobody answers".into()),
+            Some(Trouble::Empty) => return Ok(BlocksRead { next_block: asked.from_block, blocks: Vec::new() }),
+            _ => {}
+        }
+        let asked = ReadBlocks { max_bytes: 64 << 10, ..asked.clone() };
+        let mut answer = self.backups[&backup].read_blocks(&asked).map_err(|error| error.to_string())?;
+        if trouble == Some(Trouble::Flips) {
+            for (_, chunks) in &mut answer.blocks {
+                let mut bytes = chunks.to_vec();
+                if let Some(last) = bytes.len().checked_sub(9) {
+                    bytes[last] ^= 1;
+                }
+                *chunks = bytes.into();
+            }
+        }
+        Ok(answer)
+    }
+}
+
+fn ended(log: LogId, end: u64, backups: &[u32]) -> EndedLog {
+    EndedLog { log, views: vec![EndedView { first: 1, backups: backups.to_vec() }], end }
+}
+
+fn owner(node: u32, epoch: u32, older: &[(u32, u32)]) -> Owner {
+    let older =
+        older.iter().map(|(first_epoch, node)| OlderGroups { first_epoch: *first_epoch, node: *node }).collect();
+    Owner { node, epoch, older }
+}
+
+fn lost_options(lanes: u32) -> StreamOptions {
+    power(options(1, lanes))
+}
+
+/// A node that has the stream and owns nothing.
+fn house(node: u32, options: &StreamOptions) -> House {
+    placed(House::new(), node, options)
+}
+
+fn placed(house: House, node: u32, options: &StreamOptions) -> House {
+    house.stream(STREAM, options.clone());
+    house.broker.join_cluster(CLUSTER, node);
+    house.broker.place_stream(1, STREAM, vec![owner(99, 1, &[])]).unwrap();
+    house.sink.instant.store(true, Ordering::SeqCst);
+    house
+}
+
+/// Makes the house the owner, of a streamlet that nobody has owned.
+fn owns(house: &House, node: u32, epoch: u32) {
+    house.broker.set_owner(2, STREAM, X, owner(node, epoch, &[])).unwrap();
+    house.broker.open_streamlet(STREAM, X, epoch, None).unwrap();
+}
+
+fn lane_at(log: &Log, lane: u32) -> Arc<Lane> {
+    Arc::clone(log.stream(STREAM).unwrap().streamlet(X).unwrap().lane(LaneId(lane)).unwrap())
+}
+
+/// All chunks of a lane as they lie in its segments, durable or not.
+fn chunks_of(log: &Log, lane: u32) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    for group in lane_at(log, lane).groups(GroupId::NONE, usize::MAX) {
+        for index in group.first_segment.0..=group.last_segment.0 {
+            let (index, lane) = (SegmentIndex(index), LaneId(lane));
+            let id = SegmentId { stream: STREAM, streamlet: X, lane, group: group.id, index };
+            let segment = log.segment(id).expect("in memory");
+            let chunks = Chunks::new(segment.bytes(128, segment.head()));
+            all.extend(chunks.map(|chunk| chunk.unwrap().as_bytes().to_vec()));
+        }
+    }
+    all
+}
+
+fn bytes_of(sequence: u64) -> usize {
+    // Three or four chunks in a segment.
+    15_000 + (sequence as usize * 977) % 5_000
+}
+
+fn write_at(house: &House, producer: u64, sequence: u64) -> (Status, u64, bool) {
+    let chunk = chunk_of(target(STREAM, 0, producer, sequence), 2, bytes_of(sequence) / 2);
+    let mut peer = house.peer();
+    peer.send(&write_request(&[chunk], 0));
+    house.sink.sync();
+    peer.run(house);
+    let result = peer.frame().decode::<kera_protocol::WriteChunksResponse>().results[0];
+    (result.status().unwrap(), result.base_ordinal, result.duplicate)
+}
+
+/// A lost owner's chunks: of producer 2, numbers 0 to `count`, two records each, from owner epoch 2.
+fn lost_chunks(count: u64) -> Vec<Vec<u8>> {
+    let house = house(1, &lost_options(1));
+    owns(&house, 1, 2);
+    (0..count).for_each(|sequence| assert_eq!(write_at(&house, 2, sequence), (Status::Ok, 2 * sequence, false)));
+    chunks_of(&house.log, 0)
+}
+
+/// A node becomes the owner of what is lost.
+fn take(house: &House, node: u32, epoch: u32, logs: &[EndedLog], cloud: &Cloud) -> Rebuild {
+    house.broker.set_owner(epoch.into(), STREAM, X, owner(node, epoch, &[])).unwrap();
+    house.broker.take_over(&[(STREAM, X, epoch)], logs, cloud).unwrap()
+}
+
+fn rebuild(house: &House, rebuild: &Rebuild, logs: &[EndedLog], cloud: &Cloud) -> RecoveryProgress {
+    let progress = RecoveryProgress::default();
+    house.broker.rebuild(rebuild, logs, cloud, &progress).unwrap();
+    progress
+}
+
+/// All ordinals from a cursor on.
+fn read_from(house: &House, from: Cursor) -> Vec<u64> {
+    let (mut cursor, mut all) = (from, Vec::new());
+    loop {
+        let answers = house.peer().read(STREAM, cursor).answers;
+        let Some((answer, data)) = answers.first() else { return all };
+        assert_eq!(answer.status(), Some(Status::Ok), "at {cursor:?}");
+        all.extend(ordinals(data));
+        cursor = answer.next;
+    }
+}
+
+fn up_to(records: u64) -> Vec<u64> {
+    (0..records).collect()
+}
+
+#[test]
+fn producers_go_on_at_once_and_readers_wait_for_what_is_rebuilt() {
+    let cloud = Cloud::new(2);
+    let chunks = lost_chunks(10);
+    let blocks: Vec<&[Vec<u8>]> = chunks.chunks(2).collect();
+    cloud.put(LOST, 1, &[11, 12], &blocks);
+    let logs = [ended(LOST, 5, &[11, 12])];
+    let next = house(2, &lost_options(1));
+    let before = Cursor { group: GroupId::new(2, 2), ..Cursor::default() };
+    next.broker.set_owner(3, STREAM, X, owner(2, 3, &[])).unwrap();
+    let mut early = next.peer();
+    early.send(&read_request(&[entry(STREAM, 0, 0, before)], 60_000));
+    assert!(early.frames().is_empty(), "who comes before it is open waits");
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    assert_eq!((taken.lanes, taken.streamlets.len()), (1, 1));
+    assert!(taken.bytes > 150_000, "{}", taken.bytes);
+    // The last acknowledged one and one before it again, then the next.
+    assert_eq!(write_at(&next, 2, 9), (Status::Ok, 18, true));
+    assert_eq!(write_at(&next, 2, 6), (Status::Ok, 12, true));
+    assert_eq!(write_at(&next, 2, 10), (Status::Ok, 20, false));
+    assert_eq!(write_at(&next, 2, 12).0, Status::SequenceGap);
+    assert_eq!(write_at(&next, 4, 0), (Status::Ok, 22, false));
+    // New groups are read at once.
+    assert_eq!(read_from(&next, Cursor { group: GroupId::new(3, 1), ..Cursor::default() }), [20, 21, 22, 23]);
+    // Old ones are waited for.
+    let mut first = next.peer();
+    first.send(&read_request(&[entry(STREAM, 0, 0, Cursor::default())], 60_000));
+    early.run(&next);
+    first.run(&next);
+    assert!(early.frames().is_empty() && first.frames().is_empty());
+    let progress = rebuild(&next, &taken, &logs, &cloud);
+    assert_eq!(progress.bytes_readable.load(Ordering::SeqCst), taken.bytes);
+    assert_eq!(progress.passes.load(Ordering::SeqCst), 1);
+    early.run(&next);
+    first.run(&next);
+    let answer: ReadChunksResponse = first.frame().decode();
+    assert_eq!(ordinals(&answer.answers[0].1)[..2], [0, 1]);
+    let answer: ReadChunksResponse = early.frame().decode();
+    assert!(ordinals(&answer.answers[0].1)[0] > 1 && answer.answers[0].0.start.group == before.group);
+    assert_eq!(read_from(&next, Cursor::default()), up_to(24));
+    assert_eq!(chunks_of(&next.log, 0)[..10], chunks[..], "the same bytes at the same places");
+}
+
+#[test]
+fn what_is_rebuilt_is_replicated_before_the_lost_logs_may_go() {
+    let cloud = Cloud::new(1);
+    let chunks = lost_chunks(9);
+    cloud.put(LOST, 1, &[11], &[&chunks]);
+    let logs = [ended(LOST, 1, &[11])];
+    let next = house(2, &lost_options(1));
+    next.sink.instant.store(false, Ordering::SeqCst);
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    let progress = RecoveryProgress::default();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let rebuilding = scope.spawn(|| {
+            let result = next.broker.rebuild(&taken, &logs, &*cloud, &progress);
+            done.store(true, Ordering::SeqCst);
+            result
+        });
+        while next.sink.pending() < chunks.len() {
+            std::thread::yield_now();
+        }
+        // Readers have it already.
+        assert_eq!(read_from(&next, Cursor::default()), up_to(18));
+        assert!(!done.load(Ordering::SeqCst));
+        next.sink.sync();
+        rebuilding.join().unwrap().unwrap();
+    });
+    assert_eq!(next.sink.pending(), 0);
+}
+
+#[test]
+fn what_lies_behind_a_hole_was_not_acknowledged_and_is_cut() {
+    let cloud = Cloud::new(1);
+    let chunks = lost_chunks(12);
+    // The lane went on in another log with its third segment; the tail of the first log did not arrive.
+    let starts: Vec<usize> = (0..chunks.len()).filter(|at| place(&chunks[*at]).position == 128).collect();
+    let (lost_from, other_from) = (starts[2] - 1, starts[2]);
+    cloud.put(LOST, 1, &[11], &[&chunks[..lost_from]]);
+    cloud.put(OTHER, 1, &[11], &[&chunks[other_from..]]);
+    let logs = [ended(LOST, 1, &[11]), ended(OTHER, 1, &[11])];
+    let next = house(2, &lost_options(1));
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    rebuild(&next, &taken, &logs, &cloud);
+    let kept = lost_from as u64;
+    assert_eq!(read_from(&next, Cursor::default()), up_to(2 * kept));
+    // The producer was not answered for what is cut, and sends it again.
+    assert_eq!(write_at(&next, 2, kept - 1), (Status::Ok, 2 * (kept - 1), true));
+    assert_eq!(write_at(&next, 2, kept), (Status::Ok, 2 * kept, false));
+    assert_eq!(read_from(&next, Cursor::default()), up_to(2 * kept + 2));
+}
+
+fn place(chunk: &[u8]) -> kera_format::BrokerPart {
+    ChunkView::parse(chunk).unwrap().broker().unwrap()
+}
+
+#[test]
+fn a_lane_over_two_logs_without_a_hole_is_whole() {
+    let cloud = Cloud::new(1);
+    let chunks = lost_chunks(12);
+    let second = (0..chunks.len()).filter(|at| place(&chunks[*at]).position == 128).nth(2).unwrap();
+    cloud.put(LOST, 1, &[11], &[&chunks[..second]]);
+    cloud.put(OTHER, 1, &[11], &[&chunks[second..]]);
+    let logs = [ended(LOST, 1, &[11]), ended(OTHER, 1, &[11])];
+    let next = house(2, &lost_options(1));
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    rebuild(&next, &taken, &logs, &cloud);
+    assert_eq!(read_from(&next, Cursor::default()), up_to(24));
+    assert_eq!(write_at(&next, 2, 7), (Status::Ok, 14, true));
+    assert_eq!(write_at(&next, 2, 12), (Status::Ok, 24, false));
+}
+
+#[test]
+fn a_lane_whose_oldest_segments_were_dropped_begins_later() {
+    let cloud = Cloud::new(1);
+    let chunks = lost_chunks(40);
+    let blocks: Vec<&[Vec<u8>]> = chunks.chunks(1).collect();
+    cloud.put(LOST, 1, &[11], &blocks);
+    cloud.backups[&11].release(&ReleaseBlocks { log: LOST, through_block: 25 });
+    let list = cloud.backups[&11].list(&kera_protocol::ListReplicas { after: None, limit: 0 });
+    let first_block = list.replicas[0].blocks[0].first;
+    assert!(first_block > 10, "files of the front went, up to block {first_block}");
+    let logs = [ended(LOST, 40, &[11])];
+    let next = house(2, &lost_options(1));
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    rebuild(&next, &taken, &logs, &cloud);
+    let all = read_from(&next, Cursor::default());
+    // From the first segment that is there from its start.
+    let whole = (first_block as usize - 1..40).find(|at| place(&chunks[*at]).position == 128).unwrap();
+    assert_eq!(all, (2 * whole as u64..80).collect::<Vec<_>>());
+    assert_eq!(write_at(&next, 2, 40), (Status::Ok, 80, false));
+    let (first, ordinal) = lane_at(&next.log, 0).earliest();
+    assert_eq!((first.group, ordinal), (place(&chunks[whole]).group, 2 * whole as u64));
+}
+
+#[test]
+fn each_view_is_asked_where_it_is() {
+    let cloud = Cloud::new(3);
+    let chunks = lost_chunks(12);
+    let blocks: Vec<&[Vec<u8>]> = chunks.chunks(1).collect();
+    cloud.put(LOST, 1, &[11], &blocks[..5]);
+    // Behind the view's first block a backup has what came of it; the log ends before its last.
+    for (block, chunk) in (6..).zip(&blocks[5..]) {
+        let head = StoreHead {
+            cluster: CLUSTER,
+            log: LOST,
+            view: 2,
+            view_first: 6,
+            block,
+            written_ms: 1,
+            chunk_count: 1,
+            chunk_bytes: chunk[0].len() as u32,
+            chunks_checksum: crc32c(&chunk[0]),
+            flags: 0,
+        };
+        assert_eq!(cloud.store(12, &head, &chunk[0]), Answer::Stored(block));
+        if block < 8 {
+            assert_eq!(cloud.store(13, &head, &chunk[0]), Answer::Stored(block));
+        }
+    }
+    let views = vec![EndedView { first: 1, backups: vec![11] }, EndedView { first: 6, backups: vec![13, 12] }];
+    let logs = [EndedLog { log: LOST, views, end: 10 }];
+    let next = house(2, &lost_options(1));
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    assert_eq!(*cloud.asked.lock(), BTreeSet::from([11, 12, 13]), "13 does not have the last block");
+    rebuild(&next, &taken, &logs, &cloud);
+    assert_eq!(read_from(&next, Cursor::default()), up_to(20));
+    assert_eq!(write_at(&next, 2, 10), (Status::Ok, 20, false), "what is behind the log's end was not acknowledged");
+}
+
+#[test]
+fn backups_that_fail_or_lie_are_passed_over_and_named() {
+    let chunks = lost_chunks(12);
+    for trouble in [Trouble::Silent, Trouble::Lies, Trouble::Empty, Trouble::Flips, Trouble::SilentAfter(2)] {
+        let cloud = Cloud::new(2);
+        let blocks: Vec<&[Vec<u8>]> = chunks.chunks(2).collect();
+        cloud.put(LOST, 1, &[11, 12], &blocks);
+        let logs = [ended(LOST, 6, &[11, 12])];
+        cloud.set(11, trouble);
+        let next = house(2, &lost_options(1));
+        let taken = take(&next, 2, 3, &logs, &cloud);
+        rebuild(&next, &taken, &logs, &cloud);
+        assert_eq!(read_from(&next, Cursor::default()), up_to(24), "{trouble:?}");
+        assert!(cloud.asked.lock().contains(&12), "{trouble:?}");
+        if matches!(trouble, Trouble::Flips | Trouble::SilentAfter(_)) {
+            continue;
+        }
+        // With nobody else nothing is opened.
+        let alone = house(3, &lost_options(1));
+        alone.broker.set_owner(4, STREAM, X, owner(3, 4, &[])).unwrap();
+        let logs = [ended(LOST, 6, &[11])];
+        let failed = alone.broker.take_over(&[(STREAM, X, 4)], &logs, &*cloud).unwrap_err();
+        assert!(failed.message.contains("backup 11"), "{trouble:?}: {failed}");
+        assert_eq!(write_at(&alone, 2, 0).0, Status::NotOwner);
+        cloud.well();
+        let taken = alone.broker.take_over(&[(STREAM, X, 4)], &logs, &*cloud).unwrap();
+        rebuild(&alone, &taken, &logs, &cloud);
+        assert_eq!(read_from(&alone, Cursor::default()), up_to(24));
+    }
+}
+
+#[test]
+fn a_rebuild_that_fails_goes_on_when_it_is_called_again() {
+    let cloud = Cloud::new(1);
+    let chunks = lost_chunks(30);
+    let blocks: Vec<&[Vec<u8>]> = chunks.chunks(1).collect();
+    cloud.put(LOST, 1, &[11], &blocks);
+    let logs = [ended(LOST, 30, &[11])];
+    let next = house(2, &lost_options(1));
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    for trouble in [Trouble::Silent, Trouble::SilentAfter(cloud.reads.load(Ordering::SeqCst) + 4), Trouble::Flips] {
+        cloud.set(11, trouble);
+        let failed = next.broker.rebuild(&taken, &logs, &*cloud, &RecoveryProgress::default()).unwrap_err();
+        assert!(failed.message.contains("backup 11"), "{failed}");
+        assert_eq!(write_at(&next, 4, 0).0, Status::Ok, "producers do not care");
+    }
+    // A reader has what came, and waits for the rest.
+    let mut peer = next.peer();
+    let there = read_from(&next, Cursor::default());
+    assert!(!there.is_empty() && there.len() < 60, "{there:?}");
+    peer.send(&read_request(&[entry(STREAM, 0, 0, Cursor { group: GroupId::new(2, 7), ..Cursor::default() })], 60_000));
+    assert!(peer.frames().is_empty());
+    cloud.well();
+    // Whoever has forgotten what was to be done asks once more.
+    let again = next.broker.take_over(&[(STREAM, X, 3)], &logs, &*cloud).unwrap();
+    assert!(again.bytes < taken.bytes && again.bytes > 0);
+    rebuild(&next, &again, &logs, &cloud);
+    assert_eq!(read_from(&next, Cursor::default()), up_to(62));
+}
+
+fn look(peer: &mut Peer, at: Start) -> Flow {
+    peer.send(&Lookup { stream: STREAM, streamlet: X, lane: LaneId(0), at })
+}
+
+#[test]
+fn places_and_times_are_told_rightly_or_waited_for() {
+    let cloud = Cloud::new(1);
+    let lost = house(1, &lost_options(1));
+    owns(&lost, 1, 2);
+    for sequence in 0..12 {
+        lost.clock.set_now_ms(1_000_000 + sequence as i64 * 100);
+        assert_eq!(write_at(&lost, 2, sequence).0, Status::Ok);
+    }
+    let chunks = chunks_of(&lost.log, 0);
+    let place_of = |at: usize| {
+        let part = place(&chunks[at]);
+        Cursor { group: part.group, segment: part.segment, position: part.position }
+    };
+    cloud.put(LOST, 1, &[11], &[&chunks]);
+    let logs = [ended(LOST, 1, &[11])];
+    let next = house(2, &lost_options(1));
+    next.clock.set_now_ms(1_010_000);
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    assert_eq!(write_at(&next, 2, 12).0, Status::Ok);
+    let answer = |peer: &mut Peer| peer.frame().decode::<LookupResult>();
+    let mut peer = next.peer();
+    look(&mut peer, Start::Earliest);
+    let earliest = answer(&mut peer);
+    assert_eq!((earliest.cursor, earliest.ordinal, earliest.first_ordinal), (place_of(0), 0, 0));
+    assert_eq!(earliest.durable_ordinal, 26);
+    look(&mut peer, Start::Latest);
+    assert_eq!(answer(&mut peer).ordinal, 26);
+    // Behind all that is awaited.
+    look(&mut peer, Start::TimeMs(1_010_000 + 1));
+    assert_eq!(answer(&mut peer).ordinal, 26);
+    // In the middle of it: nobody knows yet.
+    let mut times = next.peer();
+    look(&mut times, Start::TimeMs(1_000_000 + 650));
+    let mut places = next.peer();
+    look(&mut places, Start::Ordinal(9));
+    times.run(&next);
+    places.run(&next);
+    assert!(times.frames().is_empty() && places.frames().is_empty());
+    rebuild(&next, &taken, &logs, &cloud);
+    times.run(&next);
+    places.run(&next);
+    assert_eq!(answer(&mut times).cursor, place_of(7));
+    assert_eq!((answer(&mut places).cursor), place_of(4));
+    look(&mut peer, Start::TimeMs(1_000_000 + 1_100));
+    assert_eq!(answer(&mut peer).cursor, place_of(11));
+}
+
+#[test]
+fn what_a_returning_node_did_not_get_acknowledged_is_gone() {
+    let cloud = Cloud::new(1);
+    let back = house(1, &lost_options(1));
+    owns(&back, 1, 2);
+    (0..8).for_each(|sequence| assert_eq!(write_at(&back, 2, sequence).0, Status::Ok));
+    let acknowledged = chunks_of(&back.log, 0);
+    cloud.put(LOST, 1, &[11], &[&acknowledged]);
+    // It appends what never leaves it, is declared lost, another one takes over, and is lost as well.
+    back.sink.instant.store(false, Ordering::SeqCst);
+    let mut peer = back.peer();
+    for sequence in 8..12 {
+        let chunk = chunk_of(target(STREAM, 0, 2, sequence), 1, 17_000);
+        peer.send(&write_request(&[chunk], 0));
+    }
+    assert_eq!(chunks_of(&back.log, 0).len(), 12);
+    let logs = [ended(LOST, 1, &[11])];
+    let second = house(2, &lost_options(1));
+    let taken = take(&second, 2, 3, &logs, &cloud);
+    rebuild(&second, &taken, &logs, &cloud);
+    for sequence in 8..14 {
+        assert_eq!(write_at(&second, 2, sequence), (Status::Ok, 2 * sequence, false));
+    }
+    let of_second = LogId { node: 2, epoch: 8, vlog: 0 };
+    let chunks = chunks_of(&second.log, 0);
+    // New ones first, as they are taken while old ones are rebuilt.
+    cloud.put(of_second, 1, &[11], &[&chunks[8..], &chunks[..8]]);
+    // Back to the first node, which still has its own.
+    back.sink.instant.store(true, Ordering::SeqCst);
+    let logs = [ended(of_second, 2, &[11])];
+    let taken = take(&back, 1, 4, &logs, &cloud);
+    rebuild(&back, &taken, &logs, &cloud);
+    assert_eq!(read_from(&back, Cursor::default()), up_to(28));
+    assert_eq!(chunks_of(&back.log, 0), chunks);
+    assert_eq!(write_at(&back, 2, 13), (Status::Ok, 26, true), "the last ones are those with the highest ordinals");
+    assert_eq!(write_at(&back, 2, 14), (Status::Ok, 28, false));
+}
+
+#[test]
+fn groups_that_a_node_holds_since_a_move_stay() {
+    let cloud = Cloud::new(1);
+    let first = house(1, &lost_options(1));
+    owns(&first, 1, 2);
+    (0..8).for_each(|sequence| assert_eq!(write_at(&first, 2, sequence).0, Status::Ok));
+    first.broker.let_go(STREAM, X).unwrap();
+    let state = first.broker.handed_over(STREAM, X).unwrap().unwrap();
+    let second = house(2, &lost_options(1));
+    for house in [&first, &second] {
+        house.broker.set_owner(3, STREAM, X, owner(2, 3, &[(2, 1)])).unwrap();
+    }
+    second.broker.open_streamlet(STREAM, X, 3, Some(&state)).unwrap();
+    (8..14).for_each(|sequence| assert_eq!(write_at(&second, 2, sequence).0, Status::Ok));
+    cloud.put(LOST, 1, &[11], &[&chunks_of(&second.log, 0)]);
+    let logs = [ended(LOST, 1, &[11])];
+    first.broker.set_owner(4, STREAM, X, owner(1, 4, &[(2, 1)])).unwrap();
+    let taken = first.broker.take_over(&[(STREAM, X, 4)], &logs, &*cloud).unwrap();
+    rebuild(&first, &taken, &logs, &cloud);
+    let mut all = Vec::new();
+    let lane = lane_at(&first.log, 0);
+    let mut cursor = lane.earliest().0;
+    loop {
+        let read = lane.read(cursor, 1 << 20, true).unwrap();
+        read.data.iter().for_each(|data| all.extend(ordinals(data)));
+        cursor = read.next;
+        if read.at_durable_end {
+            break;
+        }
+    }
+    assert_eq!(all, up_to(28));
+    assert_eq!(write_at(&first, 2, 14), (Status::Ok, 28, false));
+}
+
+#[test]
+fn a_reader_at_a_group_that_nothing_was_acknowledged_in_goes_on() {
+    let cloud = Cloud::new(1);
+    let chunks = lost_chunks(4);
+    cloud.put(LOST, 1, &[11], &[&chunks]);
+    let logs = [ended(LOST, 1, &[11])];
+    let next = house(2, &lost_options(1));
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    rebuild(&next, &taken, &logs, &cloud);
+    // The lost owner had opened one more group, and told a reader.
+    let empty = Cursor { group: GroupId(place(&chunks[3]).group.0 + 1), segment: SegmentIndex(0), position: 128 };
+    assert_eq!(read_from(&next, empty), [0; 0]);
+    assert_eq!(write_at(&next, 2, 4), (Status::Ok, 8, false));
+    assert_eq!(read_from(&next, empty), [8, 9]);
+}
+
+#[test]
+fn retention_waits_until_all_is_rebuilt() {
+    let cloud = Cloud::new(1);
+    let chunks = lost_chunks(12);
+    cloud.put(LOST, 1, &[11], &[&chunks]);
+    let logs = [ended(LOST, 1, &[11])];
+    let options = StreamOptions { retention_ms: Some(1), ..lost_options(1) };
+    let next = house(2, &options);
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    next.clock.advance_ms(1_000_000);
+    assert_eq!(next.log.retain(next.clock.now_ms()), 0);
+    rebuild(&next, &taken, &logs, &cloud);
+    assert_eq!(write_at(&next, 2, 12), (Status::Ok, 24, false));
+    assert!(next.log.retain(next.clock.now_ms()) > 0);
+    assert_eq!(lane_at(&next.log, 0).stats().first_ordinal, 24);
+}
+
+#[test]
+fn a_stream_that_is_deleted_meanwhile_is_not_rebuilt() {
+    let cloud = Cloud::new(1);
+    let chunks = lost_chunks(12);
+    cloud.put(LOST, 1, &[11], &[&chunks]);
+    let logs = [ended(LOST, 1, &[11])];
+    let next = house(2, &lost_options(1));
+    let used = |stats: LogStats| stats.arena.used_bytes;
+    let before = used(next.log.stats());
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    let mut peer = next.peer();
+    peer.send(&read_request(&[entry(STREAM, 0, 0, Cursor::default())], 60_000));
+    next.broker.stream_deleted(STREAM).unwrap();
+    rebuild(&next, &taken, &logs, &cloud);
+    peer.run(&next);
+    let answer: ReadChunksResponse = peer.frame().decode();
+    assert_eq!(answer.answers[0].0.status(), Some(Status::UnknownStream));
+    assert_eq!(used(next.log.stats()), before);
+}
+
+/// A broker whose log is replicated to the cloud, driven by a thread.
+struct Replicating {
+    broker: Arc<Broker>,
+    log: Arc<Log>,
+    replicated: Arc<ReplicatedLog>,
+    link: Arc<Link>,
+    clock: Arc<ManualClock>,
+    name: LogId,
+    _dir: tempfile::TempDir,
+}
+
+struct Link {
+    cloud: Arc<Cloud>,
+    log: Mutex<Weak<ReplicatedLog>>,
+    /// Blocks that were stored everywhere.
+    stored: AtomicU64,
+    /// Nothing reaches a backup any more behind this block.
+    cut_behind: AtomicU64,
+}
+
+impl BackupLink for Link {
+    fn send(&self, to: BackupId, view: &View, block: &Arc<Block>) {
+        if block.number > self.cut_behind.load(Ordering::SeqCst) {
+            return;
+        }
+        let bytes: Vec<u8> = block.parts.iter().flat_map(|part| part.iter().copied()).collect();
+        let head = StoreHead {
+            cluster: CLUSTER,
+            log: block.log,
+            view: view.number,
+            view_first: view.first,
+            block: block.number,
+            written_ms: block.written_ms,
+            chunk_count: block.chunk_count,
+            chunk_bytes: block.chunk_bytes,
+            chunks_checksum: block.chunks_checksum,
+            flags: 0,
+        };
+        let answer = self.cloud.store(to, &head, &bytes);
+        if matches!(answer, Answer::Stored(_)) {
+            self.stored.fetch_max(block.number, Ordering::SeqCst);
+        }
+        if let Some(log) = self.log.lock().upgrade() {
+            log.answered(to, block.number, answer);
+        }
+    }
+    fn release(&self, to: BackupId, log: LogId, through: u64) {
+        self.cloud.backups[&to].release(&ReleaseBlocks { log, through_block: through });
+    }
+}
+
+impl Views for Link {
+    fn candidates(&self, _: LogId) -> Vec<BackupId> {
+        Vec::new()
+    }
+    fn ask(&self, _: LogId, view: &View) {
+        if let Some(log) = self.log.lock().upgrade() {
+            log.view_answered(ViewAnswer::Refused { newest: view.number - 1 });
+        }
+    }
+    fn fenced(&self, _: LogId) {}
+}
+
+impl Replicating {
+    fn new(node: u32, epoch: u32, cloud: &Arc<Cloud>, backups: &[u32]) -> Replicating {
+        let dir = tempfile::tempdir().expect("a directory");
+        let arena = ArenaConfig { path: dir.path().join("arena"), bytes: 16 << 20, node: [7; 16] };
+        let (arena, _) = Arena::create_or_attach(arena).expect("an arena");
+        let log = Log::new(LogConfig { segment_arena_share: 1 << 20, ..LogConfig::default() }, arena);
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        let link = Arc::new(Link {
+            cloud: Arc::clone(cloud),
+            log: Mutex::new(Weak::new()),
+            stored: AtomicU64::new(0),
+            cut_behind: AtomicU64::new(u64::MAX),
+        });
+        let name = LogId { node, epoch, vlog: 0 };
+        let config =
+            ReplicatedConfig { block_bytes_max: 40 << 10, ..ReplicatedConfig::new(name, backups.len() as u32 + 1) };
+        let replicated = ReplicatedLog::new(
+            config,
+            View { number: 1, first: 1, backups: backups.to_vec() },
+            Arc::clone(&clock) as Arc<dyn Clock>,
+            Arc::clone(&link) as Arc<dyn BackupLink>,
+            Arc::clone(&link) as Arc<dyn Views>,
+        );
+        *link.log.lock() = Arc::downgrade(&replicated);
+        log.set_sinks(Arc::new(vec![Arc::clone(&replicated) as Arc<dyn DurabilitySink>]));
+        let broker = Broker::new(config_of(epoch), Arc::clone(&log), Arc::clone(&clock) as Arc<dyn Clock>);
+        broker.stream_created(STREAM, lost_options(1)).unwrap();
+        log.recover(Vec::new(), Vec::new());
+        log.finish_recovery(epoch);
+        broker.join_cluster(CLUSTER, node);
+        broker.set_nodes(1, Vec::<NodeInfo>::new());
+        broker.place_stream(1, STREAM, vec![owner(99, 1, &[])]).unwrap();
+        let running = Arc::clone(&replicated);
+        std::thread::spawn(move || running.run());
+        Replicating { broker, log, replicated, link, clock, name, _dir: dir }
+    }
+
+    fn append(&self, sequence: u64) -> kera_log::Appended {
+        let chunk = chunk_of(target(STREAM, 0, 2, sequence), 2, bytes_of(sequence) / 2);
+        let lane = lane_at(&self.log, 0);
+        lane.append(&ChunkView::parse(&chunk).unwrap(), self.clock.now_ms()).unwrap()
+    }
+
+    fn durable(&self, ticket: Option<u64>) {
+        while self.replicated.durable_through() < ticket.unwrap_or(0) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    fn ended(&self, backups: &[u32]) -> EndedLog {
+        let LogId { node, epoch, .. } = self.name;
+        for backup in backups {
+            self.link.cloud.backups[backup].fence(node, epoch, &[]).unwrap();
+        }
+        ended(self.name, self.link.stored.load(Ordering::SeqCst), backups)
+    }
+}
+
+impl Drop for Replicating {
+    fn drop(&mut self) {
+        self.replicated.stop();
+    }
+}
+
+fn config_of(epoch: u32) -> BrokerConfig {
+    BrokerConfig { epoch, ..config() }
+}
+
+/// The first owner is lost, then the second while it rebuilds, wherever it is; the third finds all that was acknowledged.
+#[test]
+fn a_new_owner_that_is_lost_while_it_rebuilds_loses_nothing() {
+    for cut_behind in [0, 1, 2, 4, 7, 1000] {
+        let cloud = Cloud::new(2);
+        let first = Replicating::new(1, 7, &cloud, &[11, 12]);
+        first.broker.set_owner(2, STREAM, X, owner(1, 2, &[])).unwrap();
+        first.broker.open_streamlet(STREAM, X, 2, None).unwrap();
+        let tickets: Vec<_> = (0..20).map(|sequence| first.append(sequence).ticket).collect();
+        first.durable(tickets[19]);
+        let mut logs = vec![first.ended(&[11, 12])];
+        let second = Replicating::new(2, 8, &cloud, &[11, 12]);
+        second.broker.set_owner(3, STREAM, X, owner(2, 3, &[])).unwrap();
+        let taken = second.broker.take_over(&[(STREAM, X, 3)], &logs, &*cloud).unwrap();
+        assert!(second.append(19).duplicate && second.append(15).base_ordinal == 30);
+        let mut acknowledged = 20;
+        for sequence in 20..24 {
+            let appended = second.append(sequence);
+            assert_eq!((appended.base_ordinal, appended.duplicate), (2 * sequence, false));
+            second.durable(appended.ticket);
+            acknowledged = sequence + 1;
+        }
+        let stored = second.link.stored.load(Ordering::SeqCst);
+        second.link.cut_behind.store(stored + cut_behind, Ordering::SeqCst);
+        if cut_behind == 1000 {
+            second.broker.rebuild(&taken, &logs, &*cloud, &RecoveryProgress::default()).unwrap();
+            // Now the old log is not needed.
+            logs.clear();
+        } else {
+            // It dies while its copies do not come.
+            let progress = RecoveryProgress::default();
+            std::thread::scope(|scope| {
+                let rebuilding = scope.spawn(|| second.broker.rebuild(&taken, &logs, &*cloud, &progress));
+                while progress.bytes_readable.load(Ordering::SeqCst) < taken.bytes
+                    || second.link.stored.load(Ordering::SeqCst) < (stored + cut_behind).min(stored + 5)
+                {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                for backup in [11, 12] {
+                    cloud.backups[&backup].fence(2, 8, &[]).unwrap();
+                }
+                second.link.cut_behind.store(u64::MAX, Ordering::SeqCst);
+                second.clock.advance_ms(200);
+                second.replicated.answered(11, 1, Answer::Fenced(8));
+                assert!(rebuilding.join().unwrap().is_err(), "a fenced node has rebuilt nothing");
+            });
+        }
+        logs.push(second.ended(&[11, 12]));
+        let third = Replicating::new(3, 9, &cloud, &[11, 12]);
+        third.broker.set_owner(4, STREAM, X, owner(3, 4, &[])).unwrap();
+        let taken = third.broker.take_over(&[(STREAM, X, 4)], &logs, &*cloud).unwrap();
+        assert!(third.append(acknowledged - 1).duplicate, "behind {cut_behind}");
+        let next = third.append(acknowledged);
+        assert_eq!((next.base_ordinal, next.duplicate), (2 * acknowledged, false), "behind {cut_behind}");
+        third.broker.rebuild(&taken, &logs, &*cloud, &RecoveryProgress::default()).unwrap();
+        third.durable(next.ticket);
+        let lane = lane_at(&third.log, 0);
+        let (mut cursor, mut all) = (Cursor::default(), Vec::new());
+        loop {
+            let read = lane.read(cursor, 1 << 20, true).unwrap();
+            read.data.iter().for_each(|data| all.extend(ordinals(data)));
+            cursor = read.next;
+            if read.at_durable_end {
+                break;
+            }
+        }
+        assert_eq!(all, up_to(2 * acknowledged + 2), "behind {cut_behind}");
+        first.replicated.stop();
+    }
+}
+
+/// More than three times as much as the arena, through a store that writes when it can.
+#[test]
+fn much_is_rebuilt_through_a_small_arena() {
+    let cloud = Cloud::new(1);
+    let lost = placed(House::with(config(), 128 << 20), 1, &lost_options(1));
+    owns(&lost, 1, 2);
+    let count = 3_400;
+    (0..count).for_each(|sequence| assert_eq!(write_at(&lost, 2, sequence).0, Status::Ok));
+    let chunks = chunks_of(&lost.log, 0);
+    let blocks: Vec<&[Vec<u8>]> = chunks.chunks(8).collect();
+    cloud.put(LOST, 1, &[11], &blocks);
+    drop(lost);
+    let logs = [ended(LOST, blocks.len() as u64, &[11])];
+    let next = placed(House::stored(), 2, &lost_options(1));
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    assert!(taken.bytes > 3 * next.log.stats().arena.bytes, "{} bytes", taken.bytes);
+    let done = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::SeqCst) {
+                if next.store.evict_all(&next.log) == 0 {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        });
+        // Producers find room as well.
+        for sequence in count..count + 200 {
+            let chunk = chunk_of(target(STREAM, 0, 2, sequence), 2, bytes_of(sequence) / 2);
+            let mut peer = next.peer();
+            peer.send(&write_request(&[chunk], 600_000));
+            while peer.is_blocked() {
+                std::thread::yield_now();
+                peer.run(&next);
+            }
+            next.sink.sync();
+            peer.run(&next);
+            let result = peer.frame().decode::<kera_protocol::WriteChunksResponse>().results[0];
+            assert_eq!((result.status(), result.base_ordinal), (Some(Status::Ok), 2 * sequence));
+            if sequence == count + 100 {
+                rebuild(&next, &taken, &logs, &cloud);
+            }
+        }
+        done.store(true, Ordering::SeqCst);
+    });
+    next.store.evict_all(&next.log);
+    let lane = lane_at(&next.log, 0);
+    let mut expected = 0;
+    for group in lane.groups(GroupId::NONE, usize::MAX) {
+        let id = SegmentId { stream: STREAM, streamlet: X, lane: LaneId(0), group: group.id, index: SegmentIndex(0) };
+        let mut read = lane.read(Cursor { group: group.id, ..Cursor::default() }, 1 << 20, false).unwrap();
+        if read.loading {
+            next.store.bring(&next.log);
+            read = lane.read(Cursor { group: group.id, ..Cursor::default() }, 1 << 20, false).unwrap();
+        }
+        for ordinal in read.data.iter().flat_map(|data| ordinals(data)) {
+            assert_eq!(ordinal, expected);
+            expected += 1;
+        }
+        next.log.evict(id);
+    }
+    assert_eq!(expected, 2 * (count + 200));
+}
