@@ -75,8 +75,8 @@ struct Piece {
     end: u32,
     base_ordinal: u64,
     next_ordinal: u64,
-    /// Who has which part.
-    from: Vec<(Source, u32, u32)>,
+    /// Who has which part of it.
+    from: Vec<(Source, SegmentPart)>,
 }
 
 /// Whether a backup may say this of a segment, of an owner before `epoch`. Bounds what comes from outside.
@@ -105,7 +105,7 @@ pub(super) fn decide(
     log_of: &dyn Fn(Source) -> usize,
 ) -> Result<Decided, String> {
     parts.sort_by_key(|(source, part)| (part.group, part.segment, part.position, part.end, *source));
-    let pieces = without_later(joined(&parts)?);
+    let (pieces, later) = without_later(joined(&parts)?)?;
     let Some(last) = pieces.last() else { return Ok(Decided::default()) };
     let mut begin = 0;
     let mut cut = pieces.len();
@@ -120,9 +120,10 @@ pub(super) fn decide(
     // Segments whose front is gone are left over: they went with it.
     let whole = pieces[begin..cut].iter().position(|piece| piece.position == FIRST_CHUNK);
     let begin = whole.map_or(cut, |whole| begin + whole);
-    let (kept, behind) = (&pieces[begin..cut], &pieces[cut..]);
+    let kept = &pieces[begin..cut];
+    let behind: Vec<&Piece> = pieces[cut..].iter().chain(&later).collect();
     let first_ordinal = kept.first().map_or(next_ordinal, |piece| piece.base_ordinal);
-    let (producers, lacking) = producers(&pieces[..cut], kept, behind, marks, log_of);
+    let (producers, lacking) = producers(&pieces[..cut], kept, &behind, marks, log_of);
     Ok(Decided {
         segments: kept.iter().map(Piece::awaited).collect(),
         sources: sources(kept),
@@ -145,8 +146,29 @@ impl Piece {
     }
 
     fn is_in_log_of(&self, other: &Piece, log_of: &dyn Fn(Source) -> usize) -> bool {
-        let logs: BTreeSet<usize> = self.from.iter().map(|(source, ..)| log_of(*source)).collect();
-        other.from.iter().any(|(source, ..)| logs.contains(&log_of(*source)))
+        let logs: BTreeSet<usize> = self.from.iter().map(|(source, _)| log_of(*source)).collect();
+        other.from.iter().any(|(source, _)| logs.contains(&log_of(*source)))
+    }
+
+    /// Its parts before and behind an ordinal within it; `None`: no part that a backup told of begins or ends there, so that
+    /// nobody knows the place.
+    fn split(&self, ordinal: u64) -> Option<(Piece, Piece)> {
+        let place = self.from.iter().find_map(|(_, part)| {
+            let ends = (part.next_ordinal == ordinal).then_some(part.end);
+            ends.or((part.base_ordinal == ordinal).then_some(part.position))
+        })?;
+        let (mut before, mut behind) = (self.clone(), self.clone());
+        (before.end, before.next_ordinal) = (place, ordinal);
+        before.from.retain(|(_, part)| part.position < place);
+        for (_, part) in before.from.iter_mut().filter(|(_, part)| part.end > place) {
+            (part.end, part.next_ordinal) = (place, ordinal);
+        }
+        (behind.position, behind.base_ordinal) = (place, ordinal);
+        behind.from.retain(|(_, part)| part.end > place);
+        for (_, part) in behind.from.iter_mut().filter(|(_, part)| part.position < place) {
+            (part.position, part.base_ordinal) = (place, ordinal);
+        }
+        Some((before, behind))
     }
 
     fn has(&self, at: Cursor) -> bool {
@@ -167,7 +189,7 @@ fn joined(parts: &[(Source, SegmentPart)]) -> Result<Vec<Piece>, String> {
                 end: part.end,
                 base_ordinal: part.base_ordinal,
                 next_ordinal: part.next_ordinal,
-                from: vec![(*source, part.position, part.end)],
+                from: vec![(*source, *part)],
             });
             continue;
         };
@@ -193,7 +215,7 @@ fn joined(parts: &[(Source, SegmentPart)]) -> Result<Vec<Piece>, String> {
                 part.next_ordinal,
             ));
         }
-        last.from.push((*source, part.position, part.end));
+        last.from.push((*source, *part));
         if part.end > last.end {
             (last.end, last.next_ordinal) = (part.end, part.next_ordinal);
         }
@@ -201,22 +223,37 @@ fn joined(parts: &[(Source, SegmentPart)]) -> Result<Vec<Piece>, String> {
     Ok(pieces)
 }
 
-/// Leaves out what an owner had behind the place where a later one began.
-fn without_later(mut pieces: Vec<Piece>) -> Vec<Piece> {
+/// Takes apart what is part of the lane, first, and what an owner had behind the place where a later one began. An owner's last
+/// segment may reach across that place only if its log was not cut there; all before the place was acknowledged, and must not go
+/// with what is behind it.
+fn without_later(pieces: Vec<Piece>) -> Result<(Vec<Piece>, Vec<Piece>), String> {
     let (mut begins, mut epoch, mut least) = (u64::MAX, u32::MAX, u64::MAX);
-    let mut kept = vec![true; pieces.len()];
-    for (at, piece) in pieces.iter().enumerate().rev() {
+    let (mut kept, mut later) = (Vec::new(), Vec::new());
+    for piece in pieces.into_iter().rev() {
         if piece.group.epoch() != epoch {
             (epoch, begins) = (piece.group.epoch(), least);
         }
-        kept[at] = piece.next_ordinal <= begins;
-        if kept[at] {
-            least = least.min(piece.base_ordinal);
-        }
+        let piece = if piece.base_ordinal >= begins {
+            later.push(piece);
+            continue;
+        } else if piece.next_ordinal > begins {
+            let (before, behind) = piece.split(begins).ok_or_else(|| {
+                let Piece { group, segment, base_ordinal, next_ordinal, .. } = piece;
+                format!(
+                    "group {group} segment {segment} has ordinals {base_ordinal} to {next_ordinal}, a later owner began with \
+                     {begins}, and no part of it ends there"
+                )
+            })?;
+            later.push(behind);
+            before
+        } else {
+            piece
+        };
+        least = least.min(piece.base_ordinal);
+        kept.push(piece);
     }
-    let mut kept = kept.into_iter();
-    pieces.retain(|_| kept.next().unwrap_or(false));
-    pieces
+    kept.reverse();
+    Ok((kept, later))
 }
 
 enum Gap {
@@ -248,15 +285,15 @@ fn gap(before: &Piece, behind: &Piece, log_of: &dyn Fn(Source) -> usize) -> Resu
 fn sources(pieces: &[Piece]) -> BTreeSet<Source> {
     let mut chosen = BTreeSet::new();
     for piece in pieces {
-        let has_all = |(_, from, to): &&(Source, u32, u32)| (*from, *to) == (piece.position, piece.end);
-        let mut whole = piece.from.iter().filter(has_all).map(|(source, ..)| *source).peekable();
+        let has_all = |(_, part): &&(Source, SegmentPart)| (part.position, part.end) == (piece.position, piece.end);
+        let mut whole = piece.from.iter().filter(has_all).map(|(source, _)| *source).peekable();
         match whole.peek().copied() {
             Some(first) => {
                 if !whole.any(|source| chosen.contains(&source)) {
                     chosen.insert(first);
                 }
             }
-            None => chosen.extend(piece.from.iter().map(|(source, ..)| *source)),
+            None => chosen.extend(piece.from.iter().map(|(source, _)| *source)),
         }
     }
     chosen
@@ -267,7 +304,7 @@ fn sources(pieces: &[Piece]) -> BTreeSet<Source> {
 fn producers(
     before_cut: &[Piece],
     kept: &[Piece],
-    behind: &[Piece],
+    behind: &[&Piece],
     marks: &[ProducerPlace],
     log_of: &dyn Fn(Source) -> usize,
 ) -> (Vec<ProducerHandover>, bool) {
@@ -363,6 +400,31 @@ mod tests {
             (2, part((3, 1), 0, (128, 600), (3, 7))),
         ];
         assert_eq!(range(&decided(&parts)), (0, 7, 2));
+    }
+
+    #[test]
+    fn a_segment_that_reaches_across_the_next_owners_start_ends_there() {
+        let front = [(0, part((2, 1), 0, (128, 400), (0, 3))), (0, part((2, 1), 1, (128, 500), (3, 8)))];
+        let next = (2, part((3, 1), 0, (128, 600), (5, 9)));
+        // Nobody says where ordinal 5 is: no lane that silently begins there instead.
+        let unknown = decide([&front[..], &[next]].concat(), &[], &|source| source).unwrap_err();
+        assert!(["2.1 segment 1", "3 to 8", "with 5"].iter().all(|place| unknown.contains(place)), "{unknown}");
+        // A part that begins or ends there tells, in whichever log it is.
+        for known in [part((2, 1), 1, (128, 240), (3, 5)), part((2, 1), 1, (240, 500), (5, 8))] {
+            let mark = |producer: u64, position: u32, base_ordinal: u64| ProducerPlace {
+                producer_id: ProducerId(producer),
+                producer_epoch: ProducerEpoch(0),
+                sequence: 0,
+                base_ordinal,
+                at: Cursor { group: known.group, segment: known.segment, position },
+            };
+            let parts = [&front[..], &[(1, known), next]].concat();
+            let found = decide(parts, &[mark(7, 128, 3), mark(8, 240, 5)], &|source| source).unwrap();
+            assert_eq!((range(&found), found.segments[1].end), ((0, 9, 3), 240), "{known:?}");
+            assert_eq!(found.sources, BTreeSet::from([0, 2]));
+            assert_eq!(found.producers.iter().map(|one| one.producer_id.0).collect::<Vec<_>>(), [7]);
+            assert!(found.forgot, "a log tells of the last chunks, which were behind the place");
+        }
     }
 
     #[test]

@@ -87,7 +87,8 @@ impl Rebuild {
         let mut ranges = self.ranges.clone();
         for (range, _) in &mut ranges {
             let of_log = logs.iter().find(|known| known.log == range.log);
-            if let Some(view) = of_log.and_then(|known| known.views.iter().find(|view| view.first == range.first)) {
+            // Of views that begin at one block all but the last have none.
+            if let Some(view) = of_log.and_then(|known| known.views.iter().rfind(|view| view.first == range.first)) {
                 range.backups = view.backups.clone();
             }
         }

@@ -243,3 +243,18 @@ fn backups_that_do_not_answer_or_have_lost_their_blocks_are_passed_over_and_name
     next.broker.rebuild(&rebuild, &logs, &memory, &progress).expect("rebuilt");
     assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
 }
+
+#[test]
+fn a_view_that_was_replaced_before_it_had_a_block_is_not_asked() {
+    let (memory, logs) = lost();
+    let memory = Memory { empty: vec![11], ..memory };
+    let view = |first: u64, backup: u32| EndedView { first, backups: vec![backup] };
+    for views in [vec![view(1, 11), view(1, 12)], vec![view(1, 12), view(6, 11), view(6, 12)]] {
+        let logs = vec![EndedLog { views, ..logs[0].clone() }];
+        let next = Node::new(2);
+        next.is_owner(2, 3);
+        let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+        next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("rebuilt");
+        assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
+    }
+}
