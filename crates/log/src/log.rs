@@ -38,11 +38,18 @@ pub struct LogConfig {
     pub segment_fill_ms: u32,
     /// A segment takes at most one part in this many of the arena.
     pub segment_arena_share: u32,
+    /// Owners of streamlets open groups in epochs of their own, beside those of the node: it is one of a cluster.
+    pub has_owner_epochs: bool,
 }
 
 impl Default for LogConfig {
     fn default() -> Self {
-        LogConfig { producers_per_lane_max: 10_000, segment_fill_ms: 500, segment_arena_share: 64 }
+        LogConfig {
+            producers_per_lane_max: 10_000,
+            segment_fill_ms: 500,
+            segment_arena_share: 64,
+            has_owner_epochs: false,
+        }
     }
 }
 

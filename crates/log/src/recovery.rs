@@ -216,7 +216,11 @@ impl Log {
         let recovery = std::mem::take(&mut *self.recovery.lock());
         let lanes = self.lanes();
         let newest = |lane: &Arc<Lane>| lane.state.lock().chain.groups.back().map_or(0, |group| group.id.epoch());
-        let highest = lanes.iter().map(newest).max().unwrap_or(0);
+        // Groups of owners' epochs say nothing about the node's.
+        let is_of_node = |lane: &&Arc<Lane>| {
+            !self.shared.config.has_owner_epochs || lane.home.stream.is_system.load(Ordering::Relaxed)
+        };
+        let highest = lanes.iter().filter(is_of_node).map(newest).max().unwrap_or(0);
         let mut problems = Vec::new();
         if highest >= epoch && epoch > 0 {
             problems.push(format!(

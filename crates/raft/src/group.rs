@@ -339,7 +339,8 @@ impl Group {
         if leader == self.config.node {
             return Ok(self.hear(alive));
         }
-        let wait = Duration::from_millis(self.config.timing.lost_after_ms);
+        // A leader that is silent must not keep the next one from hearing this node.
+        let wait = Duration::from_millis(self.config.timing.heartbeat_ms);
         let asked = tokio::time::timeout(wait, ask(&*self.transport, leader.into(), &address, &alive)).await;
         asked.unwrap_or_else(|_| Err("the leader does not answer".into()))
     }

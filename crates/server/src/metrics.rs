@@ -5,6 +5,7 @@
 
 use std::fmt::{self, Write};
 
+use kera_backup::BackupStats;
 use kera_broker::{BOUNDS_US, BrokerCounts, HistogramCounts};
 use kera_kafka::DoorStats;
 use kera_log::LogStats;
@@ -33,6 +34,8 @@ pub struct Snapshot {
     pub log: LogStats,
     /// All virtual logs together.
     pub virtual_logs: VirtualLogStats,
+    /// The node's part of a cluster; zeros if it is in none.
+    pub cluster: ClusterNumbers,
     /// The store and its disks.
     pub storage: Storage,
     /// What compaction has done.
@@ -55,6 +58,27 @@ pub struct Snapshot {
     pub streams: Vec<StreamNumbers>,
     /// Each application.
     pub applications: Vec<ApplicationNumbers>,
+}
+
+/// What a node of a cluster counts.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ClusterNumbers {
+    /// Virtual logs that this node has on backups.
+    pub logs: u64,
+    /// Blocks of them that were acknowledged.
+    pub blocks: u64,
+    /// Bytes of the chunks in those.
+    pub chunk_bytes: u64,
+    /// Bytes of chunks that wait for their copies.
+    pub pending_bytes: u64,
+    /// Times that a backup was replaced or added.
+    pub views_changed: u64,
+    /// Blocks that have fewer copies than they should.
+    pub under_replicated_blocks: u64,
+    /// What this node's backup holds and does.
+    pub backup: BackupStats,
+    /// Bytes of lost brokers that are still to be rebuilt here.
+    pub rebuild_left_bytes: u64,
 }
 
 /// How long requests took, by kind.
@@ -257,6 +281,22 @@ static METRICS: &[Metric] = &[
         s.virtual_logs.pending_bytes
     })),
     bytes(gauge("vlog_files", "Bytes of the files of virtual logs.", |s| s.virtual_logs.file_bytes)),
+    gauge("copies_logs", "Virtual logs of this node that are on other nodes.", |s| s.cluster.logs),
+    counter("copies_blocks", "Blocks that all backups of their view have stored.", |s| s.cluster.blocks),
+    bytes(counter("copies_chunks", "Bytes of the chunks in those blocks.", |s| s.cluster.chunk_bytes)),
+    bytes(gauge("copies_pending", "Bytes of chunks that wait for their copies.", |s| s.cluster.pending_bytes)),
+    counter("copies_views_changed", "Times that a backup was replaced or added.", |s| s.cluster.views_changed),
+    gauge("copies_under_replicated_blocks", "Blocks that have fewer copies than they should.", |s| {
+        s.cluster.under_replicated_blocks
+    }),
+    bytes(gauge("rebuild_left", "Bytes of lost brokers that are still to be rebuilt here.", |s| {
+        s.cluster.rebuild_left_bytes
+    })),
+    gauge("backup_logs", "Virtual logs of other nodes of which this one has copies.", |s| s.cluster.backup.logs),
+    bytes(gauge("backup_files", "Bytes of the files of copies.", |s| s.cluster.backup.file_bytes)),
+    bytes(counter("backup_written", "Bytes of copies written.", |s| s.cluster.backup.block_bytes)),
+    bytes(gauge("backup_queued", "Bytes of copies that are not written yet.", |s| s.cluster.backup.queued_bytes)),
+    counter("backup_failures", "Writes and syncs of copies that failed.", |s| s.cluster.backup.failures),
     bytes(gauge("store_dirty", "Memory of closed segments that are not on disk yet.", |s| s.storage.dirty_bytes)),
     bytes(gauge("store_clean", "Memory of segments that are also on disk and can be evicted at once.", |s| {
         s.storage.clean_bytes

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-use kera_backup::{Backup, BackupConfig, BackupService, BackupSession};
+use kera_backup::{Backup, BackupConfig, BackupService, BackupSession, BackupStats};
 use kera_coordinator::cluster::ClusterState;
 use kera_env::{Clock, Disk, SystemRandom};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
@@ -97,9 +97,9 @@ impl BackupRole {
         self.service.get().map(|service| BackupSession::new(service.clone(), waker))
     }
 
-    /// The backup, if it runs.
-    pub(super) fn backup(&self) -> Option<&Arc<Backup>> {
-        self.service.get().map(|service| service.backup())
+    /// What it holds and does; zeros if this node is none.
+    pub(super) fn stats(&self) -> BackupStats {
+        self.service.get().map(|service| service.backup().stats()).unwrap_or_default()
     }
 
     /// Writes what was taken and stops. Blocks.

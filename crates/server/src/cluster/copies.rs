@@ -57,6 +57,7 @@ pub(crate) struct Copies {
     /// Blocks that count when they survive a kill, and those that count when they are synced.
     links: [Arc<RpcLinks>; 2],
     logs: Mutex<Logs>,
+    runtime: Handle,
     stop: watch::Sender<bool>,
     thread: Mutex<Option<JoinHandle<()>>>,
 }
@@ -98,9 +99,15 @@ impl Copies {
             views: Arc::new(views),
             links: [link(false), link(true)],
             logs: Mutex::default(),
+            runtime,
             stop,
             thread: Mutex::new(Some(thread)),
         }))
+    }
+
+    /// Where the connections to backups run.
+    pub(super) fn runtime(&self) -> &Handle {
+        &self.runtime
     }
 
     /// The log of a streamlet, made if it is the first of its kind.

@@ -14,26 +14,39 @@ use kera_protocol::{NodeInfo, Owner, Role};
 use kera_raft::{Change, Group, Observer};
 use parking_lot::Mutex;
 
+use super::leftovers;
+use super::recovery::Recovery;
+
 /// Feeds one broker. Called by the thread that follows the log, and once at the start.
 pub(super) struct Feed {
     node: NodeNumber,
+    epoch: u32,
     broker: Arc<Broker>,
     group: Weak<Group>,
     /// Owner epochs in which streamlets were opened here.
     opened: Mutex<HashMap<(StreamId, u32), u32>>,
+    /// Opens those that a lost broker had.
+    recovery: Arc<Recovery>,
 }
 
 /// A stream as the broker is told of it.
 struct Placed {
     stream: StreamId,
     owners: Vec<Owner>,
-    /// Streamlets that this incarnation of this node owns.
+    /// Streamlets that this incarnation of this node owns and opens by itself.
     mine: Vec<u32>,
+    /// Whether there are others, which are to be taken over.
+    has_lost: bool,
 }
 
 impl Feed {
-    pub(super) fn new(node: NodeNumber, broker: Arc<Broker>, group: Weak<Group>) -> Feed {
-        Feed { node, broker, group, opened: Mutex::default() }
+    pub(super) fn new(
+        (node, epoch): (NodeNumber, u32),
+        broker: Arc<Broker>,
+        group: Weak<Group>,
+        recovery: Arc<Recovery>,
+    ) -> Feed {
+        Feed { node, epoch, broker, group, opened: Mutex::default(), recovery }
     }
 
     /// Tells all that is known.
@@ -62,9 +75,13 @@ impl Feed {
             tracing::error!(%stream, error = %failure, "the broker does not follow the cluster; restart the node");
             return;
         }
+        if placed.has_lost {
+            self.recovery.look();
+        }
         for streamlet in placed.mine {
             let epoch = placed.owners[streamlet as usize].epoch;
-            if opened.get(&(placed.stream, streamlet)) == Some(&epoch) {
+            let is_taken = self.recovery.has_taken(&(stream, StreamletId(streamlet), epoch));
+            if is_taken || opened.get(&(placed.stream, streamlet)) == Some(&epoch) {
                 continue;
             }
             match self.broker.open_streamlet(stream, StreamletId(streamlet), epoch, None) {
@@ -93,6 +110,10 @@ impl Observer for Feed {
                 self.place(&group, *stream);
             }
             Change::Cluster(ClusterEntry::OwnerReturned { .. }) => self.everything(&group),
+            Change::Cluster(ClusterEntry::LogGivenUp { log }) if log.node == self.node => {
+                group.read(|state| leftovers::drop_rebuilt(self.broker.log(), state, self.node, self.epoch));
+            }
+            Change::Cluster(ClusterEntry::LogEnded { .. }) => self.recovery.look(),
             Change::Cluster(
                 ClusterEntry::NodeJoined { .. } | ClusterEntry::NodeFenced { .. } | ClusterEntry::NodeRemoved { .. },
             ) => self.nodes(&group),
@@ -120,13 +141,16 @@ fn placed(state: &ClusterState, node: NodeNumber, stream: StreamId) -> Option<Pl
     let nobody = StreamOwners::default();
     let known = state.owners(stream).unwrap_or(&nobody);
     let mut owners = vec![Owner::default(); info.options.streamlets as usize];
-    let mut mine = Vec::new();
+    let (mut mine, mut has_lost) = (Vec::new(), false);
     for run in known.runs() {
         for streamlet in run.first..run.end().min(info.options.streamlets) {
             let owner = Owner { node: run.owner.node, epoch: run.owner.owner_epoch, older: Vec::new() };
             owners[streamlet as usize] = owner;
             if run.owner.node == node && state.is_live(node, run.owner.epoch) {
-                mine.push(streamlet);
+                has_lost |= run.owner.rebuilding;
+                if !run.owner.rebuilding {
+                    mine.push(streamlet);
+                }
             }
         }
     }
@@ -137,5 +161,5 @@ fn placed(state: &ClusterState, node: NodeNumber, stream: StreamId) -> Option<Pl
         }
     }
     owners.iter_mut().for_each(|owner| owner.older.sort_unstable_by_key(|older| older.first_epoch));
-    Some(Placed { stream, owners, mine })
+    Some(Placed { stream, owners, mine, has_lost })
 }

@@ -7,6 +7,8 @@ mod backups;
 mod copies;
 mod feed;
 mod follow;
+mod leftovers;
+mod recovery;
 mod sessions;
 mod transport;
 
@@ -22,6 +24,7 @@ use kera_coordinator::cluster::Join;
 use kera_coordinator::{ClusterLog, Coordinator, CoordinatorError, StreamObserver};
 use kera_env::{Clock, Disk, Random, SystemRandom};
 use kera_format::cluster::{Doors, Roles};
+use kera_log::Log;
 use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::{
     Body, ClusterDescription, HelloResponse, JoinCluster, JoinedCluster, Op, Role, SharedSetting, Status, StreamInfo,
@@ -35,9 +38,11 @@ use tokio::sync::watch;
 use crate::config::{Config, SETTINGS};
 use crate::fatal::Fatal;
 use crate::identity::Identity;
+use crate::metrics::ClusterNumbers;
 use backups::{BackupRole, RpcBackups};
 pub(crate) use copies::{Copies, NodeSinks};
 use feed::Feed;
+use recovery::Recovery;
 use sessions::ClusterSessions;
 use transport::RpcTransport;
 
@@ -63,7 +68,10 @@ pub(crate) struct Cluster {
     server: Mutex<Option<RunningServer>>,
     copies: Arc<Copies>,
     backup: Arc<BackupRole>,
+    recovery: Mutex<Option<Recovering>>,
 }
+
+type Recovering = (Arc<Recovery>, Vec<JoinHandle<()>>);
 
 /// What joining needs to know.
 struct Joining<'a> {
@@ -126,9 +134,19 @@ impl Cluster {
             server: Mutex::new(Some(server)),
             copies,
             backup,
+            recovery: Mutex::new(None),
         });
         cluster.beat();
         Ok(cluster)
+    }
+
+    /// Cuts what this node has of streamlets that it does not simply go on with: see [`leftovers`]. Between the log's recovery and
+    /// its end.
+    pub(crate) fn cut_leftovers(&self, log: &Log) -> Result<(), Fatal> {
+        let others = self.group.read(|state| leftovers::others(state, self.node, self.epoch));
+        leftovers::cut(log, &others).map_err(|message| Fatal::Data { message })?;
+        self.group.read(|state| leftovers::drop_rebuilt(log, state, self.node, self.epoch));
+        Ok(())
     }
 
     /// The virtual logs that have copies on other nodes.
@@ -142,10 +160,17 @@ impl Cluster {
     }
 
     /// Tells the broker who owns what, now and whenever it changes. To be called when its log is whole.
-    pub(crate) fn feed(&self, broker: &Arc<Broker>) {
-        let feed = Arc::new(Feed::new(self.node, broker.clone(), Arc::downgrade(&self.group)));
+    pub(crate) fn feed(&self, broker: &Arc<Broker>) -> Result<(), Fatal> {
+        let links = self.copies.runtime().clone();
+        // Blocks that are read must not hold up what the coordinators say to each other.
+        let transport = Arc::new(RpcTransport::new(links.clone()));
+        let me = (self.node, self.epoch);
+        let recovering = Recovery::start(me, &self.group, broker, (transport, links), &self.runtime)?;
+        let feed = Feed::new(me, broker.clone(), Arc::downgrade(&self.group), recovering.0.clone());
+        *self.recovery.lock() = Some(recovering);
         feed.begin();
-        self.group.observe(feed);
+        self.group.observe(Arc::new(feed));
+        Ok(())
     }
 
     /// How the cluster is, as this node knows it.
@@ -153,8 +178,30 @@ impl Cluster {
         self.group.describe()
     }
 
+    /// What it counts.
+    pub(crate) fn numbers(&self) -> ClusterNumbers {
+        let mut numbers = ClusterNumbers {
+            backup: self.backup.stats(),
+            rebuild_left_bytes: self.recovery.lock().as_ref().map_or(0, |(recovery, _)| recovery.left_bytes()),
+            ..ClusterNumbers::default()
+        };
+        for log in self.copies.stats() {
+            numbers.logs += 1;
+            numbers.blocks += log.blocks;
+            numbers.chunk_bytes += log.chunk_bytes;
+            numbers.pending_bytes += log.pending_bytes + log.bytes_under_way;
+            numbers.views_changed += log.views_changed;
+            numbers.under_replicated_blocks += log.under_replicated;
+        }
+        numbers
+    }
+
     /// Stops taking part; the others find out by themselves. Blocks.
     pub(crate) fn stop(&self) {
+        if let Some((recovery, threads)) = self.recovery.lock().take() {
+            recovery.stop();
+            threads.into_iter().for_each(|thread| drop(thread.join()));
+        }
         self.copies.stop();
         if let Some(server) = self.server.lock().take() {
             server.stop(Duration::from_secs(1));
@@ -180,8 +227,9 @@ impl Cluster {
                     _ = stopped.wait_for(|stop| *stop) => return,
                     () = tokio::time::sleep(pause) => {}
                 }
-                let is_lost = group.beat(epoch).await.is_ok_and(|heard| !heard.live);
-                if is_lost && !group.read(|state| state.is_live(node, epoch)) {
+                // The answer says it soonest; the state must agree, because the one who answers may be behind.
+                let _ = group.beat(epoch).await;
+                if !group.read(|state| state.is_live(node, epoch)) {
                     restart("the coordinators took it for lost");
                 }
             }

@@ -44,7 +44,8 @@ impl Kafka {
         let Some(address) = &config.kafka.listen else { return Ok(None) };
         let failed = |error| Fatal::listen("Kafka clients", address, error);
         let door = DoorConfig {
-            node: parts.identity.node,
+            // One for all nodes of a cluster: ids of topics are made of it.
+            node: parts.cluster.as_ref().map_or(parts.identity.node, |cluster| cluster.describe().cluster),
             data_dir: config.node.data.display().to_string(),
             advertised: config.kafka.advertised.clone(),
             auto_create: config.kafka.auto_create,

@@ -86,7 +86,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let recovered =
         recover(config, &identity, &disks, &clock, (&coordinator, cluster.as_deref()), &readiness, &mut summary)?;
     persisting.finish()?;
-    warn_all(&recovered.log.finish_recovery(identity.epoch), &mut summary);
+    finish_log(&recovered.log, cluster.as_deref(), &identity, &mut summary)?;
     let Recovered { log, store, store_threads, virtual_logs, broker } = recovered;
     let writers = virtual_logs.iter().map(start_writer).collect::<Result<Vec<_>, _>>()?;
     readiness.enter(Phase::Starting("reading the applications' offsets"));
@@ -112,7 +112,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
         server: Mutex::new(None),
         kafka: Mutex::new(None),
     });
-    follow(&coordinator, cluster.as_deref(), &broker);
+    follow(&coordinator, cluster.as_deref(), &broker)?;
     let status: StatusSource = {
         let parts = Arc::downgrade(&parts);
         Arc::new(move || parts.upgrade().map(|parts| parts.status()))
@@ -336,7 +336,7 @@ fn recover(
     };
     summary.attached_segments = attached.len() as u64;
 
-    let log = Log::new(LogConfig::default(), arena);
+    let log = Log::new(LogConfig { has_owner_epochs: cluster.is_some(), ..LogConfig::default() }, arena);
     log.set_store(store.clone());
     store.attach(&log);
     let virtual_logs = open_virtual_logs(config, identity, &disks[0], clock)?;
@@ -362,6 +362,15 @@ fn recover(
     }
     store.replayed();
     Ok(Recovered { log, store, store_threads, virtual_logs, broker })
+}
+
+/// Appends may begin. What was never acknowledged of streamlets that are others' now goes before it gets to a log again.
+fn finish_log(log: &Log, cluster: Option<&Cluster>, identity: &Identity, summary: &mut Summary) -> Result<(), Fatal> {
+    if let Some(cluster) = cluster {
+        cluster.cut_leftovers(log)?;
+    }
+    warn_all(&log.finish_recovery(identity.epoch), summary);
+    Ok(())
 }
 
 fn warn_all(problems: &[String], summary: &mut Summary) {
@@ -571,11 +580,9 @@ pub(crate) fn resolve(address: &str) -> std::io::Result<SocketAddr> {
 }
 
 /// From here on the broker is told of streams, and in a cluster of owners.
-fn follow(coordinator: &Coordinator, cluster: Option<&Cluster>, broker: &Arc<Broker>) {
+fn follow(coordinator: &Coordinator, cluster: Option<&Cluster>, broker: &Arc<Broker>) -> Result<(), Fatal> {
     coordinator.set_observer(Arc::new(Follow(broker.clone())));
-    if let Some(cluster) = cluster {
-        cluster.feed(broker);
-    }
+    cluster.map_or(Ok(()), |cluster| cluster.feed(broker))
 }
 
 /// Tells the broker what happens in the catalog.

@@ -115,6 +115,7 @@ impl Parts {
             kafka_server,
             log: self.log.stats(),
             virtual_logs: self.virtual_log_stats(),
+            cluster: self.cluster.as_ref().map(|cluster| cluster.numbers()).unwrap_or_default(),
             storage: self.storage(),
             server: self.server_stats(),
             uptime_ms: self.uptime_ms(),

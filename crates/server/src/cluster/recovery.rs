@@ -1,0 +1,344 @@
+//! Taking over what lost brokers owned: steps 5 to 7 of `docs/replication.md`, "A broker is lost", for the streamlets that the
+//! coordinators have given to this node.
+//!
+//! Two threads: one asks what lanes had and opens them, so that producers go on; the other rebuilds old groups behind it, and must
+//! not hold the first one up when the next broker is lost. Both go on until the coordinators know that it is done, through errors and
+//! through the loss of backups; after a restart the state of the coordinators says what is left to do.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kera_broker::{Broker, EndedLog, EndedView, Rebuild, RecoveryProgress};
+use kera_coordinator::cluster::{ClusterState, Run};
+use kera_format::cluster::LogName;
+use kera_format::vlog_replica::LogId;
+use kera_format::{GroupId, StreamId, StreamletId};
+use kera_log::Lane;
+use kera_protocol::{
+    BlocksRead, ChangeLog, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, StreamletRange, StreamletRef,
+    StreamletsRebuilt,
+};
+use kera_raft::{Group, Transport};
+use parking_lot::{Condvar, Mutex};
+use tokio::runtime::Handle;
+
+use super::wait;
+use crate::fatal::Fatal;
+
+/// Time until something that failed is tried again.
+const RETRY: Duration = Duration::from_millis(100);
+/// Time between two looks at logs whose ends are not decided yet.
+const PAUSE: Duration = Duration::from_millis(10);
+/// How often it is looked whether logs of this node's earlier incarnations are still needed.
+const TIDY: Duration = Duration::from_secs(5);
+
+/// A streamlet and the owner epoch in which this node has it.
+pub(super) type Owned = (StreamId, StreamletId, u32);
+
+#[derive(Default)]
+struct Work {
+    /// Somebody should look at the state of the coordinators.
+    look: bool,
+    /// Those that are open.
+    taken: HashSet<Owned>,
+    rebuilds: VecDeque<Rebuild>,
+    /// How far the one is that is under way.
+    progress: Option<Arc<RecoveryProgress>>,
+    stopping: bool,
+}
+
+/// See the module.
+pub(super) struct Recovery {
+    node: u32,
+    epoch: u32,
+    group: Arc<Group>,
+    broker: Arc<Broker>,
+    backups: AskBackups,
+    /// It got streamlets back at its start, and what it has of them from before is copied in the logs of its earlier incarnations only.
+    has_returned: bool,
+    /// Where the coordinators' log runs.
+    runtime: Handle,
+    work: Mutex<Work>,
+    changed: Condvar,
+}
+
+impl Recovery {
+    /// Starts both threads. `links`: where connections to backups run, with a transport of their own.
+    pub(super) fn start(
+        me: (u32, u32),
+        group: &Arc<Group>,
+        broker: &Arc<Broker>,
+        (transport, links): (Arc<dyn Transport>, Handle),
+        runtime: &Handle,
+    ) -> Result<(Arc<Recovery>, Vec<JoinHandle<()>>), Fatal> {
+        let has_returned = group.read(|state| owned(state, me.0, me.1).any(|(_, run)| !run.owner.rebuilding));
+        let recovery = Arc::new(Recovery {
+            has_returned,
+            node: me.0,
+            epoch: me.1,
+            group: group.clone(),
+            broker: broker.clone(),
+            backups: AskBackups { group: group.clone(), transport, runtime: links },
+            runtime: runtime.clone(),
+            work: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let no_thread = |error| Fatal::Resources { what: "a thread that takes over streamlets", error };
+        let spawn = |name: &str, run: fn(&Recovery)| {
+            let recovery = recovery.clone();
+            std::thread::Builder::new().name(name.into()).spawn(move || run(&recovery)).map_err(no_thread)
+        };
+        let threads = vec![spawn("kera-take-over", Recovery::take)?, spawn("kera-rebuild", Recovery::rebuild)?];
+        Ok((recovery, threads))
+    }
+
+    /// Something has changed that may be work. Never blocks.
+    pub(super) fn look(&self) {
+        self.work.lock().look = true;
+        self.changed.notify_all();
+    }
+
+    /// Whether a streamlet has been taken over in this owner epoch.
+    pub(super) fn has_taken(&self, owned: &Owned) -> bool {
+        self.work.lock().taken.contains(owned)
+    }
+
+    /// Has both threads return, soon.
+    pub(super) fn stop(&self) {
+        self.work.lock().stopping = true;
+        self.changed.notify_all();
+    }
+
+    fn is_stopping(&self) -> bool {
+        self.work.lock().stopping
+    }
+
+    /// The first thread.
+    fn take(&self) {
+        loop {
+            {
+                let mut work = self.work.lock();
+                let until = Instant::now() + TIDY;
+                while !work.look && !work.stopping && !self.changed.wait_until(&mut work, until).timed_out() {}
+                if work.stopping {
+                    return;
+                }
+                work.look = false;
+            }
+            self.give_up_old_logs();
+            while !self.is_stopping() && !self.take_all() {
+                std::thread::sleep(PAUSE);
+            }
+        }
+    }
+
+    /// Has logs of this node's earlier incarnations given up that nobody needs: if it has nothing of that time any more, or never got
+    /// anything back. While anybody rebuilds they stay, see [`ClusterState::plan_give_up_lost`].
+    fn give_up_old_logs(&self) {
+        let old: Vec<LogName> = self.group.read(|state| {
+            let mut runs = state.catalog.streams().filter_map(|info| state.owners(info.id)).flat_map(|of| of.runs());
+            if runs.any(|run| run.owner.rebuilding) || state.lost_logs().any(|(_, log)| log.end.is_none()) {
+                return Vec::new();
+            }
+            state.lost_logs().map(|(name, _)| name).filter(|name| name.node == self.node).collect()
+        });
+        if old.is_empty() || (self.has_returned && self.has_old_groups()) {
+            return;
+        }
+        for name in old {
+            let log = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
+            let (view, first_block, backups) = (0, 0, Vec::new());
+            let message = ChangeLog { log, change: LogChange::GiveUp, view, first_block, backups };
+            let group = self.group.clone();
+            if let Err(error) = wait(&self.runtime, async move { group.ask(&message).await }) {
+                tracing::debug!(%log, %error, "an old log is given up later");
+            }
+        }
+    }
+
+    /// Whether there are groups from before this incarnation.
+    fn has_old_groups(&self) -> bool {
+        let mine: Vec<(StreamId, Run)> = self.group.read(|state| owned(state, self.node, self.epoch).collect());
+        let Some(began) = mine.iter().map(|(_, run)| run.owner.owner_epoch).min() else { return false };
+        mine.iter().any(|(stream, run)| {
+            let stream = self.broker.log().stream(*stream);
+            stream.is_some_and(|stream| {
+                let of_run = stream.streamlets().filter(|one| (run.first..run.end()).contains(&one.id().0));
+                let first = |lane: &Arc<Lane>| lane.groups(GroupId::NONE, 1).first().map(|group| group.id.epoch());
+                of_run.flat_map(|one| one.lanes()).any(|lane| first(lane).is_some_and(|epoch| epoch < began))
+            })
+        })
+    }
+
+    /// Takes over what is to be; false: something is left.
+    fn take_all(&self) -> bool {
+        let owned = self.group.read(|state| to_rebuild(state, self.node, self.epoch));
+        let owned: Vec<Owned> = {
+            let work = self.work.lock();
+            owned.into_iter().filter(|one| !work.taken.contains(one)).collect()
+        };
+        if owned.is_empty() {
+            return true;
+        }
+        // The leader ends the logs of all that are lost, this node's earlier incarnations included: only then their blocks say all.
+        let Some(logs) = self.group.read(ended_logs) else { return false };
+        let began = Instant::now();
+        match self.broker.take_over(&owned, &logs, &self.backups) {
+            Ok(rebuild) => {
+                let (streamlets, bytes) = (owned.len(), rebuild.bytes);
+                let took_ms = began.elapsed().as_millis() as u64;
+                tracing::info!(streamlets, bytes, took_ms, "streamlets of a lost broker were taken over");
+                let mut work = self.work.lock();
+                work.taken.extend(owned);
+                work.rebuilds.push_back(rebuild);
+                drop(work);
+                self.changed.notify_all();
+                true
+            }
+            Err(failure) => {
+                tracing::warn!(error = %failure, "streamlets of a lost broker are not taken over yet");
+                std::thread::sleep(RETRY);
+                false
+            }
+        }
+    }
+
+    /// The second thread.
+    fn rebuild(&self) {
+        loop {
+            let (rebuild, progress) = {
+                let mut work = self.work.lock();
+                let rebuild = loop {
+                    if work.stopping {
+                        return;
+                    }
+                    if let Some(rebuild) = work.rebuilds.pop_front() {
+                        break rebuild;
+                    }
+                    self.changed.wait(&mut work);
+                };
+                let progress = Arc::new(RecoveryProgress::default());
+                work.progress = Some(progress.clone());
+                (rebuild, progress)
+            };
+            let began = Instant::now();
+            while !self.is_stopping() {
+                let logs = self.group.read(ended_logs).unwrap_or_default();
+                match self.broker.rebuild(&rebuild, &logs, &self.backups, &progress) {
+                    Ok(()) => break,
+                    Err(failure) => {
+                        tracing::warn!(error = %failure, "what a lost broker had is not rebuilt yet");
+                        std::thread::sleep(RETRY);
+                    }
+                }
+            }
+            self.report(&rebuild.streamlets);
+            self.work.lock().progress = None;
+            let took_ms = began.elapsed().as_millis() as u64;
+            tracing::info!(bytes = rebuild.bytes, took_ms, "what a lost broker had is rebuilt");
+        }
+    }
+
+    /// Tells the coordinators, until they have heard it.
+    fn report(&self, streamlets: &[StreamletRef]) {
+        let rebuilt = StreamletsRebuilt { node: self.node, epoch: self.epoch, streamlets: ranges(streamlets) };
+        while !self.is_stopping() {
+            let (group, rebuilt) = (self.group.clone(), rebuilt.clone());
+            match wait(&self.runtime, async move { group.ask(&rebuilt).await }) {
+                Ok(_) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "the coordinators do not know yet that a rebuild is done");
+                    std::thread::sleep(RETRY);
+                }
+            }
+        }
+    }
+
+    /// Bytes that are still to be rebuilt.
+    pub(super) fn left_bytes(&self) -> u64 {
+        let work = self.work.lock();
+        let waiting: u64 = work.rebuilds.iter().map(|rebuild| rebuild.bytes).sum();
+        let left = |progress: &Arc<RecoveryProgress>| {
+            let read = progress.bytes_readable.load(Ordering::Relaxed);
+            progress.bytes_all.load(Ordering::Relaxed).saturating_sub(read)
+        };
+        waiting + work.progress.as_ref().map_or(0, left)
+    }
+}
+
+/// What an incarnation owns of streams with copies.
+fn owned(state: &ClusterState, node: u32, epoch: u32) -> impl Iterator<Item = (StreamId, Run)> {
+    let copied = state.catalog.streams().filter(|info| info.options.replication > 1);
+    let runs = copied.filter_map(|info| Some((info.id, state.owners(info.id)?)));
+    let runs = runs.flat_map(|(stream, owners)| owners.runs().iter().map(move |run| (stream, *run)));
+    runs.filter(move |(_, run)| (run.owner.node, run.owner.epoch) == (node, epoch))
+}
+
+/// Streamlets of this incarnation of which a lost broker had something.
+fn to_rebuild(state: &ClusterState, node: u32, epoch: u32) -> Vec<Owned> {
+    let mut owned = Vec::new();
+    for info in state.catalog.streams() {
+        let runs = state.owners(info.id).into_iter().flat_map(|owners| owners.runs());
+        for run in runs.filter(|run| run.owner.rebuilding && (run.owner.node, run.owner.epoch) == (node, epoch)) {
+            let end = run.end().min(info.options.streamlets);
+            owned.extend((run.first..end).map(|at| (info.id, StreamletId(at), run.owner.owner_epoch)));
+        }
+    }
+    owned
+}
+
+/// All logs of incarnations that are over; nothing while the end of one is not decided.
+fn ended_logs(state: &ClusterState) -> Option<Vec<EndedLog>> {
+    let ended = state.lost_logs().map(|(name, log)| {
+        let views = log.views.iter().map(|view| EndedView { first: view.first, backups: view.backups.clone() });
+        let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
+        Some(EndedLog { log: id, views: views.collect(), end: log.end? })
+    });
+    ended.collect()
+}
+
+/// Neighbours together.
+fn ranges(streamlets: &[StreamletRef]) -> Vec<StreamletRange> {
+    let mut sorted = streamlets.to_vec();
+    sorted.sort_unstable();
+    let mut ranges: Vec<StreamletRange> = Vec::new();
+    for StreamletRef { stream, streamlet } in sorted {
+        match ranges.last_mut() {
+            Some(last) if last.stream == stream && last.first + last.count == streamlet.0 => last.count += 1,
+            _ => ranges.push(StreamletRange { stream, first: streamlet.0, count: 1 }),
+        }
+    }
+    ranges
+}
+
+/// Asks backups over the connections of other nodes.
+struct AskBackups {
+    group: Arc<Group>,
+    transport: Arc<dyn Transport>,
+    runtime: Handle,
+}
+
+impl AskBackups {
+    fn ask<M: Message>(&self, backup: u32, asked: &M) -> Result<M::Response, String> {
+        let address = self.group.read(|state| state.node(backup).map(|node| node.doors.cluster.clone()));
+        let address = address.ok_or("it is not in the cluster any more")?;
+        let (version, mut body) = (M::OP.version_max(), Vec::new());
+        asked.encode(version, &mut body);
+        let transport = self.transport.clone();
+        let answer = wait(&self.runtime, async move { transport.call(backup.into(), &address, M::OP, body).await })?;
+        kera_protocol::Body::decode(version, &answer).map_err(|error: kera_protocol::ProtocolError| error.to_string())
+    }
+}
+
+impl kera_broker::Copies for AskBackups {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        self.ask(backup, asked)
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        self.ask(backup, asked)
+    }
+}
