@@ -23,7 +23,7 @@ use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, Strea
 use crate::access::{CLUSTER_OPERATIONS, told_if};
 use crate::cluster;
 use crate::configs::{self, Type};
-use crate::door::{After, Command, Door, NODE_ID, partitions_of};
+use crate::door::{After, Command, Door, partitions_of};
 use crate::session::{Request, decode, encode};
 use crate::wire::Malformed;
 
@@ -185,29 +185,37 @@ fn told(done: Result<(), Refusal>) -> (i16, Option<StrBytes>) {
 }
 
 fn describe_cluster(door: &Door, asked: &DescribeClusterRequest) -> DescribeClusterResponse {
-    let (host, port) = door.advertised();
-    let broker =
-        DescribeClusterBroker::default().with_broker_id(BrokerId(NODE_ID)).with_host(text(host)).with_port(port);
+    let brokers = door.brokers().into_iter().map(|(id, host, port)| {
+        DescribeClusterBroker::default().with_broker_id(BrokerId(id)).with_host(text(host)).with_port(port)
+    });
     DescribeClusterResponse::default()
         .with_endpoint_type(asked.endpoint_type)
         .with_cluster_id(text(door.cluster_id()))
-        .with_controller_id(BrokerId(NODE_ID))
-        .with_brokers(vec![broker])
+        .with_controller_id(BrokerId(door.node_id()))
+        .with_brokers(brokers.collect())
         .with_cluster_authorized_operations(told_if(asked.include_cluster_authorized_operations, CLUSTER_OPERATIONS))
 }
 
 /// The options of a topic that is to be made.
 fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refusal> {
     let refuse = |error, why: &str| Err((error, why.to_owned()));
-    if !matches!(topic.replication_factor, -1 | 1) {
-        return refuse(
-            ResponseError::InvalidReplicationFactor,
-            "there is one node: the replication factor is 1, or -1",
-        );
+    let nodes = door.broker.ownership().nodes().len().max(1);
+    let copies = match topic.replication_factor {
+        -1 => 1,
+        factor => u32::try_from(factor).unwrap_or(0),
+    };
+    if copies == 0 || copies as usize > nodes {
+        let there = if nodes == 1 { "there is one node".to_owned() } else { format!("there are {nodes} nodes") };
+        let why = format!("{there}: the replication factor is 1 to {nodes}, or -1 for 1");
+        return refuse(ResponseError::InvalidReplicationFactor, &why);
     }
     let mut partitions = topic.num_partitions;
     if !topic.assignments.is_empty() {
-        if topic.assignments.iter().any(|assigned| assigned.broker_ids != [BrokerId(NODE_ID)]) {
+        if door.is_in_cluster() {
+            let why = "the coordinators choose where partitions are; leave the assignment out";
+            return refuse(ResponseError::InvalidReplicaAssignment, why);
+        }
+        if topic.assignments.iter().any(|assigned| assigned.broker_ids != [BrokerId(door.node_id())]) {
             return refuse(ResponseError::InvalidReplicaAssignment, "there is one node: every partition is on 1");
         }
         let mut seen: Vec<i32> = topic.assignments.iter().map(|assigned| assigned.partition_index).collect();
@@ -217,7 +225,8 @@ fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refu
         }
         partitions = seen.len() as i32;
     }
-    let mut options = StreamOptions { streamlets: door.config.partitions_default, ..StreamOptions::default() };
+    let streamlets = door.config.partitions_default;
+    let mut options = StreamOptions { streamlets, replication: copies, ..StreamOptions::default() };
     if partitions != -1 {
         match u32::try_from(partitions) {
             Ok(count @ 1..=kera_format::limits::STREAMLETS_MAX) => options.streamlets = count,

@@ -18,7 +18,7 @@ use kafka_protocol::messages::list_config_resources_response::ConfigResource;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::StrBytes;
 
-use crate::door::{Door, NODE_ID, partitions_of};
+use crate::door::{Door, partitions_of};
 
 /// Kinds of resources that have configurations here.
 const TOPIC: i8 = 2;
@@ -84,8 +84,8 @@ pub(crate) fn describe_quorum(door: &Door, asked: DescribeQuorumRequest) -> Desc
             if !is_known || partition.partition_index != 0 {
                 return answer.with_error_code(ResponseError::UnknownTopicOrPartition.code());
             }
-            let voter = ReplicaState::default().with_replica_id(BrokerId(NODE_ID));
-            answer.with_leader_id(BrokerId(NODE_ID)).with_current_voters(vec![voter])
+            let voter = ReplicaState::default().with_replica_id(BrokerId(door.node_id()));
+            answer.with_leader_id(BrokerId(door.node_id())).with_current_voters(vec![voter])
         });
         let partitions = partitions.collect();
         QuorumTopic::default().with_topic_name(topic.topic_name).with_partitions(partitions)
@@ -95,7 +95,7 @@ pub(crate) fn describe_quorum(door: &Door, asked: DescribeQuorumRequest) -> Desc
         .with_name(StrBytes::from_static_str("PLAINTEXT"))
         .with_host(StrBytes::from_string(host))
         .with_port(u16::try_from(port).unwrap_or_default());
-    let node = Node::default().with_node_id(BrokerId(NODE_ID)).with_listeners(vec![listener]);
+    let node = Node::default().with_node_id(BrokerId(door.node_id())).with_listeners(vec![listener]);
     DescribeQuorumResponse::default().with_topics(topics.collect()).with_nodes(vec![node])
 }
 
@@ -110,7 +110,7 @@ pub(crate) fn alter_reassignments(
         }
         match partition.replicas.as_deref() {
             None => Some((ResponseError::NoReassignmentInProgress, "nothing is being moved")),
-            Some([BrokerId(NODE_ID)]) => None,
+            Some([broker]) if broker.0 == door.node_id() => None,
             Some(_) => Some((ResponseError::InvalidReplicaAssignment, "there is one node: the replicas are [1]")),
         }
     };
@@ -157,7 +157,7 @@ pub(crate) fn list_config_resources(
         resources.extend(topics.map(|info| resource(TOPIC, StrBytes::from_string(info.name))));
     }
     if wants(BROKER) {
-        resources.push(resource(BROKER, StrBytes::from_string(NODE_ID.to_string())));
+        resources.push(resource(BROKER, StrBytes::from_string(door.node_id().to_string())));
     }
     ListConfigResourcesResponse::default().with_config_resources(resources)
 }

@@ -28,8 +28,8 @@ use crate::group_door::GroupDoor;
 use crate::session::KafkaSession;
 use crate::transaction_door::TransactionDoor;
 
-/// The one broker's id in the eyes of Kafka clients.
-pub(crate) const NODE_ID: i32 = 1;
+/// The id of a broker that is alone, in the eyes of Kafka clients; in a cluster it is the node's number.
+const ALONE_ID: i32 = 1;
 /// Streams of the system, which are no topics.
 const SYSTEM_PREFIX: &str = "_kera.";
 
@@ -275,6 +275,45 @@ impl Door {
             };
         }
         (address.map_or_else(|| "127.0.0.1".to_owned(), |address| address.ip().to_string()), port)
+    }
+
+    /// The node's id.
+    pub(crate) fn node_id(&self) -> i32 {
+        match self.broker.ownership().node() {
+            0 => ALONE_ID,
+            number => number as i32,
+        }
+    }
+
+    /// The nodes that serve Kafka clients, by their ids: with host and port.
+    pub(crate) fn brokers(&self) -> Vec<(i32, String, i32)> {
+        let me = self.node_id();
+        let (host, port) = self.advertised();
+        let others = self.broker.ownership().nodes().into_iter().filter(|node| node.node as i32 != me);
+        let mut brokers: Vec<_> = others
+            .filter_map(|node| {
+                let (host, port) = node.kafka_address.rsplit_once(':')?;
+                Some((node.node as i32, host.to_owned(), port.parse().ok()?))
+            })
+            .collect();
+        brokers.push((me, host, port));
+        brokers.sort_unstable();
+        brokers
+    }
+
+    /// Who leads a partition: its streamlet's owner; -1 if there is none.
+    pub(crate) fn leader_of(&self, info: &StreamInfo, partition: i32) -> i32 {
+        let streamlet = StreamletId(partition as u32 / info.options.lanes.max(1));
+        match self.broker.ownership().owner(info.id, streamlet) {
+            None => self.node_id(),
+            Some(owner) if owner.node == 0 => -1,
+            Some(owner) => owner.node as i32,
+        }
+    }
+
+    /// Whether it is one of a cluster.
+    pub(crate) fn is_in_cluster(&self) -> bool {
+        self.broker.ownership().node() != 0
     }
 
     /// Runs a command on the thread for it.

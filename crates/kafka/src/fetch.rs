@@ -25,7 +25,7 @@ use kafka_protocol::messages::FetchRequest;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kera_format::chunk::{Chunks, PayloadKind};
 use kera_format::{CHUNK_HEADER_BYTES, Cursor};
-use kera_log::{Lane, LaneVersion, Lookup, Observer, ReadError, ReadOutcome};
+use kera_log::{Lane, LaneVersion, Lookup, Observer, ReadError, ReadOutcome, Tenure};
 use kera_rpc::{FrameWriter, Outbox};
 use parking_lot::Mutex;
 
@@ -296,6 +296,7 @@ impl Fetching {
             None => Found::unknown(ResponseError::UnknownTopicOrPartition),
             Some(topic) => match topic.lane(asked.partition) {
                 None => Found::unknown(ResponseError::UnknownTopicOrPartition),
+                Some(lane) if lane.tenure() == Tenure::Elsewhere => Found::unknown(ResponseError::NotLeaderOrFollower),
                 Some(lane) => read(core, lane, asked, committed, left),
             },
         }

@@ -21,7 +21,7 @@ use kera_format::kafka_groups::Entry;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
-use crate::door::{After, Catalog, Door, NODE_ID, Reply, partitions_of};
+use crate::door::{After, Catalog, Door, Reply, partitions_of};
 use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, GroupConfig, Journal, Mark, Now, Topic, Topics};
 use crate::session::{Request, decode, encode};
 use crate::state_log::StateLog;
@@ -334,13 +334,15 @@ fn now(clock: &dyn Clock) -> Now {
     Now { mono_ms: clock.monotonic_us() / 1000, wall_ms: clock.now_ms() }
 }
 
-/// Every group and every transactional id is coordinated here.
+/// Every group and every transactional id is coordinated here. In a cluster groups are kept by the node with the lowest number, whether
+/// or not it is there: what they have read is in one copy, and nobody else knows it. Transactions over several nodes are not
+/// served, and said to be invalid rather than half done.
 pub(crate) fn find_coordinator(door: &Door, version: i16, asked: FindCoordinatorRequest) -> FindCoordinatorResponse {
-    let (host, port) = door.advertised();
-    let host = StrBytes::from_string(host);
-    let wrong = !matches!(asked.key_type, GROUP | TRANSACTION);
+    let wrong =
+        !matches!(asked.key_type, GROUP | TRANSACTION) || (door.is_in_cluster() && asked.key_type == TRANSACTION);
     let error = if wrong { ResponseError::InvalidRequest.code() } else { 0 };
-    let node = BrokerId(if wrong { -1 } else { NODE_ID });
+    let (id, host, port) = door.brokers().into_iter().next().unwrap_or((-1, String::new(), -1));
+    let (host, node) = (StrBytes::from_string(host), BrokerId(if wrong { -1 } else { id }));
     if version < VERSION_KEYS {
         return FindCoordinatorResponse::default()
             .with_error_code(error)

@@ -1,4 +1,5 @@
-//! Metadata: which topics there are, with which partitions, and where. One node leads them all.
+//! Metadata: which topics there are, with which partitions, and where. A node that is alone leads them all, in a cluster the owner of
+//! its streamlet leads a partition. It is named as the only replica: where copies are is told by no broker, but by the coordinators.
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::describe_topic_partitions_response::{
@@ -19,7 +20,7 @@ use uuid::Uuid;
 
 use crate::access::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS, told_if};
 use crate::batch::LEADER_EPOCH;
-use crate::door::{Door, NODE_ID, partitions_of};
+use crate::door::{Door, partitions_of};
 
 /// From this version on a topic that is named by its id need not have a name in the answer.
 const VERSION_NO_NAME: i16 = 12;
@@ -56,11 +57,10 @@ pub(crate) fn create(door: &Door, asked: &MetadataRequest) {
 
 /// The answer.
 pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> MetadataResponse {
-    let (host, port) = door.advertised();
-    let broker = MetadataResponseBroker::default()
-        .with_node_id(BrokerId(NODE_ID))
-        .with_host(StrBytes::from_string(host))
-        .with_port(port);
+    let brokers = door.brokers().into_iter().map(|(id, host, port)| {
+        let broker = MetadataResponseBroker::default().with_node_id(BrokerId(id));
+        broker.with_host(StrBytes::from_string(host)).with_port(port)
+    });
     let (tells_topics, tells_cluster) =
         (asked.include_topic_authorized_operations, asked.include_cluster_authorized_operations);
     let mut topics: Vec<MetadataResponseTopic> = if names_all(version, &asked) {
@@ -74,9 +74,9 @@ pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> Metad
     }
     MetadataResponse::default()
         .with_cluster_authorized_operations(told_if(tells_cluster, CLUSTER_OPERATIONS))
-        .with_brokers(vec![broker])
+        .with_brokers(brokers.collect())
         .with_cluster_id(Some(StrBytes::from_string(door.cluster_id())))
-        .with_controller_id(BrokerId(NODE_ID))
+        .with_controller_id(BrokerId(door.node_id()))
         .with_topics(topics)
 }
 
@@ -99,14 +99,17 @@ fn asked_for(door: &Door, version: i16, name: Option<TopicName>, id: Uuid) -> Me
 }
 
 fn topic(door: &Door, info: &StreamInfo) -> MetadataResponseTopic {
-    let node = || vec![BrokerId(NODE_ID)];
     let partitions = (0..partitions_of(&info.options) as i32).map(|index| {
+        let leader = BrokerId(door.leader_of(info, index));
+        let error = if leader.0 < 0 { ResponseError::LeaderNotAvailable.code() } else { 0 };
+        let nodes = || if leader.0 < 0 { Vec::new() } else { vec![leader] };
         MetadataResponsePartition::default()
+            .with_error_code(error)
             .with_partition_index(index)
-            .with_leader_id(BrokerId(NODE_ID))
+            .with_leader_id(leader)
             .with_leader_epoch(LEADER_EPOCH)
-            .with_replica_nodes(node())
-            .with_isr_nodes(node())
+            .with_replica_nodes(nodes())
+            .with_isr_nodes(nodes())
     });
     MetadataResponseTopic::default()
         .with_name(Some(TopicName(StrBytes::from_string(info.name.clone()))))
@@ -152,12 +155,13 @@ pub(crate) fn describe_partitions(
         }
         let until = partitions.min(from.saturating_add(left as i32));
         let described = (from..until).map(|index| {
+            let leader = BrokerId(door.leader_of(&info, index));
             DescribeTopicPartitionsResponsePartition::default()
                 .with_partition_index(index)
-                .with_leader_id(BrokerId(NODE_ID))
+                .with_leader_id(leader)
                 .with_leader_epoch(LEADER_EPOCH)
-                .with_replica_nodes(vec![BrokerId(NODE_ID)])
-                .with_isr_nodes(vec![BrokerId(NODE_ID)])
+                .with_replica_nodes(vec![leader])
+                .with_isr_nodes(vec![leader])
                 // Java's client takes them for lists.
                 .with_eligible_leader_replicas(Some(Vec::new()))
                 .with_last_known_elr(Some(Vec::new()))

@@ -16,7 +16,7 @@ use kafka_protocol::messages::{
 use kera_format::chunk::{Chunks, NO_TIMESTAMP, PayloadKind};
 use kera_format::kafka_batch::KafkaBatchView;
 use kera_format::{ChunkView, Cursor};
-use kera_log::{Lane, LaneVersion, Lookup, ReadError};
+use kera_log::{Lane, LaneVersion, Lookup, ReadError, Tenure};
 use kera_rpc::Outbox;
 
 use crate::batch;
@@ -88,6 +88,9 @@ impl Listing {
                 let lane = known.as_ref().and_then(|topic| topic.lane(partition.partition_index));
                 let told = loop {
                     let Some(lane) = lane else { break Told::Error(ResponseError::UnknownTopicOrPartition) };
+                    if lane.tenure() == Tenure::Elsewhere {
+                        break Told::Error(ResponseError::NotLeaderOrFollower);
+                    }
                     // Where partitions end is looked at before what is known of their transactions.
                     let durable = lane.durable_ordinal();
                     let end = if self.asked.isolation_level == READ_COMMITTED {
@@ -308,6 +311,9 @@ pub(crate) fn end_of_epoch(core: &mut Core, asked: OffsetForLeaderEpochRequest) 
             let lane = known.as_ref().and_then(|topic| topic.lane(partition.partition));
             match lane {
                 None => answer.with_error_code(ResponseError::UnknownTopicOrPartition.code()),
+                Some(lane) if lane.tenure() == Tenure::Elsewhere => {
+                    answer.with_error_code(ResponseError::NotLeaderOrFollower.code())
+                }
                 Some(_) if partition.current_leader_epoch > batch::LEADER_EPOCH => {
                     answer.with_error_code(ResponseError::UnknownLeaderEpoch.code())
                 }

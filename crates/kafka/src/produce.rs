@@ -499,6 +499,9 @@ fn refusal(error: &AppendError) -> Written {
         AppendError::StaleEpoch { .. } => {
             (ResponseError::InvalidProducerEpoch, "the producer is fenced by a later one")
         }
+        AppendError::SinkUnhealthy(error) if error.kind == SinkErrorKind::Fenced => {
+            (ResponseError::NotLeaderOrFollower, "the node was declared lost")
+        }
         AppendError::SinkUnhealthy(_) => (ResponseError::KafkaStorageError, "the disk takes nothing at the moment"),
         AppendError::Closed => (ResponseError::UnknownTopicOrPartition, "the topic was deleted"),
         AppendError::Elsewhere { .. } => (ResponseError::NotLeaderOrFollower, "another node leads the partition"),
