@@ -89,6 +89,9 @@ may be printed again, none are left out. Several consumers with the same --appli
     Status,
     /// Watch streams and applications live.
     Top(TopArgs),
+    /// A cluster on this machine to try things out.
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Start a node, stream real flights through it and show it live.
     #[command(after_help = "\
 Examples:
@@ -460,6 +463,43 @@ pub struct TopArgs {
     /// Stop after this many looks.
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
+}
+
+/// `kera cluster`.
+#[derive(Subcommand)]
+pub enum ClusterCommand {
+    /// Start some nodes that form a cluster, each a process with its own data, and stop them at Ctrl-C.
+    #[command(after_help = "\
+Examples:
+  kera cluster up                               three nodes under ./kera-cluster, clients on 127.0.0.1:7081 to 7083
+  kera cluster up --nodes 5 --data /tmp/five
+  kera cluster up --json                        process ids and addresses for scripts
+
+Data stays: the same command starts the same cluster again.")]
+    Up(ClusterUpArgs),
+}
+
+/// `kera cluster up`.
+#[derive(Args)]
+pub struct ClusterUpArgs {
+    /// How many nodes: coordinators, brokers and backups all of them.
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=9))]
+    pub nodes: u16,
+    /// Where the nodes keep their data, a folder each.
+    #[arg(long, value_name = "DIR", default_value = "./kera-cluster")]
+    pub data: String,
+    /// Port of the first node for clients; the others have the next ones.
+    #[arg(long, value_name = "PORT", default_value_t = 7081, value_parser = clap::value_parser!(u16).range(1..))]
+    pub port: u16,
+    /// The same for Kafka clients.
+    #[arg(long, value_name = "PORT", default_value_t = 9081, value_parser = clap::value_parser!(u16).range(1..))]
+    pub kafka_port: u16,
+    /// The same for the nodes among themselves.
+    #[arg(long, value_name = "PORT", default_value_t = 7181, value_parser = clap::value_parser!(u16).range(1..))]
+    pub cluster_port: u16,
+    /// Memory of each node for streams.
+    #[arg(long, value_name = "BYTES", default_value = "256MiB")]
+    pub arena_bytes: String,
 }
 
 /// `kera demo`.

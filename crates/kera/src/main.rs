@@ -35,6 +35,7 @@ fn main() -> ExitCode {
         Command::Consume(args) => wait(commands::consume::run(&args, &globals)),
         Command::Status => wait(commands::status::run(&globals)),
         Command::Top(args) => wait(commands::top::run(&args, &globals)),
+        Command::Cluster(cli::ClusterCommand::Up(args)) => wait(commands::cluster::up(&args, &globals)),
         Command::Completions { shell } => completions(shell),
     };
     match done {

@@ -125,3 +125,79 @@ fn a_node_that_was_alone_brings_its_streams_along_and_one_that_differs_is_refuse
     let said = common::stderr(&common::run(first.place.flags()));
     assert!(said.contains("part of a cluster"), "{said}");
 }
+
+/// Three nodes, told to take all warnings that a loss brings.
+fn three_nodes(ports: &[u16]) -> (Vec<Member>, Vec<Option<Node>>) {
+    let members: Vec<Member> =
+        (0..3).map(|at| Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), &[])).collect();
+    let mut nodes: Vec<Option<Node>> = members.iter().map(|member| Some(member.start())).collect();
+    for node in nodes.iter_mut().flatten() {
+        node.expect_warning("");
+    }
+    eventually("three coordinators that vote", || nodes.iter().flatten().all(|node| voters(node) == 3));
+    (members, nodes)
+}
+
+fn start_again(member: &Member) -> Node {
+    let mut node = member.start();
+    node.expect_warning("");
+    node
+}
+
+/// Nodes that are live, as one of them sees it.
+fn live(node: &Node) -> usize {
+    let nodes = cluster(node)["nodes"].as_array().cloned().unwrap_or_default();
+    nodes.iter().filter(|node| node["state"] == "live").count()
+}
+
+/// Who owns something, from 0; the first one if there are several.
+fn owner(node: &Node) -> usize {
+    let nodes = cluster(node)["nodes"].as_array().cloned().unwrap_or_default();
+    nodes.iter().position(|node| node["streamlets"].as_u64().unwrap_or(0) > 0).expect("somebody owns streamlets")
+}
+
+#[test]
+fn what_was_acknowledged_survives_brokers_that_are_killed_and_one_that_is_frozen() {
+    let ports = free_ports(6);
+    let (members, mut nodes) = three_nodes(&ports);
+    let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
+    let log = members[0].place.file("acks").display().to_string();
+    nodes[0].as_ref().unwrap().ok("stream create copied --streamlets 6 --replication 3");
+    let line = format!("verify produce --stream copied --log {log} --records 60000 --rate 6000 --connect {all}");
+    let mut producing = common::kera(line.split_whitespace());
+    let producing = producing.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn();
+    let producing = producing.expect("the binary runs");
+
+    for lost in [1, 0] {
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        nodes[lost].take().expect("it runs").kill();
+        let other = nodes[2].as_ref().expect("it runs");
+        eventually("the loss is seen", || cluster(other)["nodes"][lost]["state"] == "lost");
+        // Its streamlets have other owners, before it is back.
+        eventually("nothing waits for it", || cluster(other)["waiting_streamlets"] == 0);
+        nodes[lost] = Some(start_again(&members[lost]));
+        eventually("it is back", || live(nodes[2].as_ref().expect("it runs")) == 3);
+    }
+    // One that is alive and does not know that it is lost: what it takes is never acknowledged, and it starts again by itself.
+    let frozen = owner(nodes[2].as_ref().unwrap());
+    let other = nodes[(frozen + 1) % 3].as_ref().unwrap();
+    let epoch = cluster(other)["nodes"][frozen]["epoch"].as_u64().expect("an epoch");
+    nodes[frozen].as_ref().unwrap().signal("STOP");
+    eventually("the loss is seen", || cluster(other)["nodes"][frozen]["state"] == "lost");
+    nodes[frozen].as_ref().unwrap().signal("CONT");
+    eventually("it is back", || {
+        let status = cluster(other);
+        status["nodes"][frozen]["state"] == "live" && status["nodes"][frozen]["epoch"].as_u64() > Some(epoch)
+    });
+
+    let produced = producing.wait_with_output().expect("it ends");
+    assert!(produced.status.success(), "{}{}", common::stdout(&produced), common::stderr(&produced));
+    let line = format!("verify consume --stream copied --log {log} --connect {all}");
+    let consumed = common::run(line.split_whitespace());
+    assert!(consumed.status.success(), "{}{}", common::stdout(&consumed), common::stderr(&consumed));
+    assert!(
+        common::stdout(&consumed).contains("60000 records acknowledged, 60000 read"),
+        "{}",
+        common::stdout(&consumed)
+    );
+}
