@@ -339,7 +339,7 @@ fn what_is_rebuilt_is_replicated_before_the_lost_logs_may_go() {
             done.store(true, Ordering::SeqCst);
             result
         });
-        while next.sink.pending() < chunks.len() {
+        while next.sink.pending() < chunks.len() && !rebuilding.is_finished() {
             std::thread::yield_now();
         }
         // Readers have it already.
@@ -851,9 +851,11 @@ fn a_new_owner_that_is_lost_while_it_rebuilds_loses_nothing() {
             let progress = RecoveryProgress::default();
             std::thread::scope(|scope| {
                 let rebuilding = scope.spawn(|| second.broker.rebuild(&taken, &logs, &*cloud, &progress));
-                while progress.bytes_readable.load(Ordering::SeqCst) < taken.bytes
-                    || second.link.stored.load(Ordering::SeqCst) < (stored + cut_behind).min(stored + 5)
-                {
+                let reached = || {
+                    progress.bytes_readable.load(Ordering::SeqCst) >= taken.bytes
+                        && second.link.stored.load(Ordering::SeqCst) >= (stored + cut_behind).min(stored + 5)
+                };
+                while !reached() && !rebuilding.is_finished() {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 for backup in [11, 12] {
@@ -889,6 +891,15 @@ fn a_new_owner_that_is_lost_while_it_rebuilds_loses_nothing() {
     }
 }
 
+/// Lets a thread end, also when what it serves has failed.
+struct SetAtEnd<'a>(&'a AtomicBool);
+
+impl Drop for SetAtEnd<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
+
 /// More than three times as much as the arena, through a store that writes when it can.
 #[test]
 fn much_is_rebuilt_through_a_small_arena() {
@@ -907,6 +918,7 @@ fn much_is_rebuilt_through_a_small_arena() {
     assert!(taken.bytes > 3 * next.log.stats().arena.bytes, "{} bytes", taken.bytes);
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
+        let _until_here = SetAtEnd(&done);
         scope.spawn(|| {
             while !done.load(Ordering::SeqCst) {
                 if next.store.evict_all(&next.log) == 0 {
@@ -931,7 +943,6 @@ fn much_is_rebuilt_through_a_small_arena() {
                 rebuild(&next, &taken, &logs, &cloud);
             }
         }
-        done.store(true, Ordering::SeqCst);
     });
     next.store.evict_all(&next.log);
     let lane = lane_at(&next.log, 0);
