@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Torments a cluster of three nodes while `kera verify` writes to it, and proves that nothing acknowledged is lost, doubled or reordered.
+
+    bench/cluster_chaos.py target/release/kera --seconds 60 --copies 3 --durability process --seed 1
+
+Every few seconds a node is killed with kill -9 and started again after up to three seconds, stopped in good order and started again,
+or frozen (SIGSTOP) for one to two seconds; with `--kinds` also all nodes at once, by kill -9 or in good order. Needs Python 3 and nothing else; ports on the loopback address are chosen freely. Prints what it did
+and the verdict; exit status 1 if a promise was broken.
+"""
+import argparse
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+
+def free_ports(count):
+    sockets = [socket.socket() for _ in range(count)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Node:
+    def __init__(self, kera, folder, number, ports, arena):
+        self.number, self.address = number, f"127.0.0.1:{ports[number - 1]}"
+        self.log = os.path.join(folder, f"node-{number}.log")
+        self.command = [kera, "serve", "--data", os.path.join(folder, f"node-{number}"), "--node", str(number)]
+        self.command += ["--listen", self.address, "--cluster-listen", f"127.0.0.1:{ports[2 + number]}"]
+        self.command += ["--kafka-listen", "none", "--http-listen", "none", "--arena-bytes", arena]
+        if number > 1:
+            self.command += ["--join", f"127.0.0.1:{ports[3]}"]
+        self.process = None
+
+    def start(self):
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+
+    def wait(self, seconds=60):
+        host, port = self.address.split(":")
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            try:
+                socket.create_connection((host, int(port)), 1).close()
+                return
+            except OSError:
+                if self.process.poll() is not None:
+                    break
+                time.sleep(0.02)
+        sys.exit(f"node {self.number} does not serve; look at {self.log}")
+
+    def signal(self, what):
+        self.process.send_signal(what)
+
+
+def torment(nodes, kinds, chance, done):
+    node, kind = chance.choice(nodes), chance.choice(kinds)
+    print(f"{time.strftime('%H:%M:%S')}  {kind}{'' if kind.endswith('all') else f' node {node.number}'}", flush=True)
+    if kind in ("kill-all", "stop-all"):
+        for one in nodes:
+            one.signal(signal.SIGKILL if kind == "kill-all" else signal.SIGTERM)
+        for one in nodes:
+            one.process.wait()
+        for one in chance.sample(nodes, len(nodes)):
+            one.start()
+        for one in nodes:
+            one.wait()
+    elif kind == "freeze":
+        node.signal(signal.SIGSTOP)
+        time.sleep(chance.uniform(1, 2))
+        node.signal(signal.SIGCONT)
+    else:
+        node.signal(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
+        node.process.wait()
+        time.sleep(chance.uniform(0, 3))
+        node.start()
+        node.wait()
+    done[kind] = done.get(kind, 0) + 1
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kera", help="the program")
+    parser.add_argument("--seconds", type=int, default=60)
+    parser.add_argument("--copies", type=int, default=3, choices=[2, 3])
+    parser.add_argument("--durability", default="process", choices=["process", "power"])
+    parser.add_argument("--order", default="lane", choices=["lane", "none"])
+    parser.add_argument("--kinds", default="kill,kill,stop,freeze", help="what is done, the more often the likelier")
+    parser.add_argument("--pause", type=float, default=3.0, help="seconds between two torments")
+    parser.add_argument("--rate", type=int, default=20000, help="records per second")
+    parser.add_argument("--arena-bytes", default="512MiB")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--keep", action="store_true", help="keep data and logs")
+    args = parser.parse_args()
+    chance, done = random.Random(args.seed), {}
+    folder = tempfile.mkdtemp(prefix="kera-cluster-")
+    ports = free_ports(6)
+    kera = os.path.abspath(args.kera)
+    nodes = [Node(kera, folder, number, ports, args.arena_bytes) for number in (1, 2, 3)]
+    connect = ",".join(node.address for node in nodes)
+    failed = True
+    try:
+        for node in nodes:
+            node.start()
+            node.wait()
+        time.sleep(2)
+        acks = os.path.join(folder, "acks")
+        create = [kera, "stream", "create", "verify", "--streamlets", "6", "--replication", str(args.copies)]
+        create += ["--durability", args.durability, "--order", args.order, "--connect", connect]
+        subprocess.run(create, check=True)
+        produce = [kera, "verify", "produce", "--log", acks, "--seconds", str(args.seconds), "--rate", str(args.rate)]
+        producing = subprocess.Popen(produce + ["--connect", connect], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        until = time.monotonic() + args.seconds - 3
+        time.sleep(2)
+        while time.monotonic() < until and producing.poll() is None:
+            torment(nodes, args.kinds.split(","), chance, done)
+            time.sleep(args.pause)
+        said = producing.communicate()[0].strip()
+        print(re.sub(r"; run .*", "", said))
+        consumed = subprocess.run([kera, "verify", "consume", "--log", acks, "--connect", connect], stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True)
+        print(consumed.stdout.strip()[-2000:])
+        print(f"copies {args.copies}, durability {args.durability}, order {args.order}, seed {args.seed}: "
+              + ", ".join(f"{count} x {kind}" for kind, count in sorted(done.items())))
+        failed = consumed.returncode != 0 or producing.returncode != 0
+    finally:
+        for node in reversed(nodes):
+            if node.process and node.process.poll() is None:
+                node.signal(signal.SIGCONT)
+                node.signal(signal.SIGTERM)
+        for node in nodes:
+            if node.process:
+                try:
+                    node.process.wait(30)
+                except subprocess.TimeoutExpired:
+                    node.process.kill()
+        if failed or args.keep:
+            print(f"logs and data are in {folder}")
+        else:
+            subprocess.run(["rm", "-rf", folder], check=False)
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()
