@@ -331,6 +331,10 @@ fn what_is_rebuilt_is_replicated_before_the_lost_logs_may_go() {
     let next = house(2, &lost_options(1));
     next.sink.instant.store(false, Ordering::SeqCst);
     let taken = take(&next, 2, 3, &logs, &cloud);
+    let mut waiting = next.peer();
+    waiting.send(&read_request(&[entry(STREAM, 0, 0, Cursor::default())], 60_000));
+    waiting.run(&next);
+    assert!(waiting.frames().is_empty());
     let progress = RecoveryProgress::default();
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -342,7 +346,9 @@ fn what_is_rebuilt_is_replicated_before_the_lost_logs_may_go() {
         while next.sink.pending() < chunks.len() && !rebuilding.is_finished() {
             std::thread::yield_now();
         }
-        // Readers have it already.
+        // Readers have it already, and who waited is told.
+        waiting.run(&next);
+        assert_eq!(ordinals(&waiting.frame().decode::<ReadChunksResponse>().answers[0].1)[..2], [0, 1]);
         assert_eq!(read_from(&next, Cursor::default()), up_to(18));
         assert!(!done.load(Ordering::SeqCst));
         next.sink.sync();
@@ -593,6 +599,8 @@ fn what_a_returning_node_did_not_get_acknowledged_is_gone() {
     back.sink.instant.store(true, Ordering::SeqCst);
     let logs = [ended(of_second, 2, &[11])];
     let taken = take(&back, 1, 4, &logs, &cloud);
+    let bytes: usize = chunks.iter().map(Vec::len).sum();
+    assert!(taken.bytes > bytes as u64, "all of it gets copies, also what is here: {} of {bytes}", taken.bytes);
     rebuild(&back, &taken, &logs, &cloud);
     assert_eq!(read_from(&back, Cursor::default()), up_to(28));
     assert_eq!(chunks_of(&back.log, 0), chunks);
@@ -602,12 +610,31 @@ fn what_a_returning_node_did_not_get_acknowledged_is_gone() {
 
 #[test]
 fn groups_that_a_node_holds_since_a_move_stay() {
+    held_since_a_move(false);
+}
+
+/// Whatever the node did between the copy of its state and being put out.
+#[test]
+fn groups_that_a_node_holds_end_where_they_were_acknowledged() {
+    held_since_a_move(true);
+}
+
+fn held_since_a_move(goes_on: bool) {
     let cloud = Cloud::new(1);
-    let first = house(1, &lost_options(1));
-    owns(&first, 1, 2);
-    (0..8).for_each(|sequence| assert_eq!(write_at(&first, 2, sequence).0, Status::Ok));
-    first.broker.let_go(STREAM, X).unwrap();
-    let state = first.broker.handed_over(STREAM, X).unwrap().unwrap();
+    let (first, twin) = (house(1, &lost_options(1)), house(1, &lost_options(1)));
+    for house in [&first, &twin] {
+        owns(house, 1, 2);
+        (0..8).for_each(|sequence| assert_eq!(write_at(house, 2, sequence).0, Status::Ok));
+    }
+    let from = if goes_on { &twin } else { &first };
+    from.broker.let_go(STREAM, X).unwrap();
+    let state = from.broker.handed_over(STREAM, X).unwrap().unwrap();
+    if goes_on {
+        first.sink.instant.store(false, Ordering::SeqCst);
+        let chunk = chunk_of(target(STREAM, 0, 2, 8), 1, 17_000);
+        first.peer().send(&write_request(&[chunk], 0));
+        assert_eq!(chunks_of(&first.log, 0).len(), 9);
+    }
     let second = house(2, &lost_options(1));
     for house in [&first, &second] {
         house.broker.set_owner(3, STREAM, X, owner(2, 3, &[(2, 1)])).unwrap();
@@ -616,6 +643,7 @@ fn groups_that_a_node_holds_since_a_move_stay() {
     (8..14).for_each(|sequence| assert_eq!(write_at(&second, 2, sequence).0, Status::Ok));
     cloud.put(LOST, 1, &[11], &[&chunks_of(&second.log, 0)]);
     let logs = [ended(LOST, 1, &[11])];
+    first.sink.instant.store(true, Ordering::SeqCst);
     first.broker.set_owner(4, STREAM, X, owner(1, 4, &[(2, 1)])).unwrap();
     let taken = first.broker.take_over(&[(STREAM, X, 4)], &logs, &*cloud).unwrap();
     rebuild(&first, &taken, &logs, &cloud);
@@ -888,6 +916,39 @@ fn a_new_owner_that_is_lost_while_it_rebuilds_loses_nothing() {
         }
         assert_eq!(all, up_to(2 * acknowledged + 2), "behind {cut_behind}");
         first.replicated.stop();
+    }
+}
+
+/// Segments of many lanes lie mixed in a log, more than may be begun at a time: it is read until all of them are whole.
+#[test]
+fn lanes_that_lie_mixed_are_rebuilt_in_several_passes() {
+    const LANES: u32 = 128;
+    let cloud = Cloud::new(1);
+    let lost = house(1, &lost_options(LANES));
+    owns(&lost, 1, 2);
+    for sequence in 0..3 {
+        for producer in 2..2 + u64::from(LANES) {
+            let chunk = chunk_of(target(STREAM, 0, producer, sequence), 1, 20_000);
+            let mut peer = lost.peer();
+            peer.send(&write_request(&[chunk], 0));
+            peer.run(&lost);
+        }
+    }
+    let lanes: Vec<Vec<Vec<u8>>> = (0..LANES).map(|lane| chunks_of(&lost.log, lane)).collect();
+    let of_round = |round: usize| lanes.iter().filter_map(move |lane| lane.get(round).cloned());
+    let mixed: Vec<Vec<u8>> = (0..lanes.iter().map(Vec::len).max().unwrap()).flat_map(of_round).collect();
+    assert_eq!(mixed.len(), 3 * LANES as usize);
+    let blocks: Vec<&[Vec<u8>]> = mixed.chunks(8).collect();
+    cloud.put(LOST, 1, &[11], &blocks);
+    drop(lost);
+    let logs = [ended(LOST, blocks.len() as u64, &[11])];
+    let next = house(2, &lost_options(LANES));
+    let taken = take(&next, 2, 3, &logs, &cloud);
+    let progress = rebuild(&next, &taken, &logs, &cloud);
+    assert!(progress.passes.load(Ordering::SeqCst) > 1, "{} bytes", taken.bytes);
+    assert_eq!(progress.bytes_readable.load(Ordering::SeqCst), taken.bytes);
+    for (lane, chunks) in (0..).zip(&lanes) {
+        assert_eq!(chunks_of(&next.log, lane), *chunks, "lane {lane}");
     }
 }
 
