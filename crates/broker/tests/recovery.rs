@@ -610,16 +610,22 @@ fn what_a_returning_node_did_not_get_acknowledged_is_gone() {
 
 #[test]
 fn groups_that_a_node_holds_since_a_move_stay() {
-    held_since_a_move(false);
+    held_since_a_move(false, false);
 }
 
 /// Whatever the node did between the copy of its state and being put out.
 #[test]
 fn groups_that_a_node_holds_end_where_they_were_acknowledged() {
-    held_since_a_move(true);
+    held_since_a_move(true, false);
 }
 
-fn held_since_a_move(goes_on: bool) {
+#[test]
+fn groups_that_a_node_holds_go_if_what_follows_them_is_gone() {
+    held_since_a_move(false, true);
+}
+
+/// The first node goes on appending what nobody acknowledges, or retention has taken what the second one wrote first.
+fn held_since_a_move(goes_on: bool, front_is_gone: bool) {
     let cloud = Cloud::new(1);
     let (first, twin) = (house(1, &lost_options(1)), house(1, &lost_options(1)));
     for house in [&first, &twin] {
@@ -641,7 +647,10 @@ fn held_since_a_move(goes_on: bool) {
     }
     second.broker.open_streamlet(STREAM, X, 3, Some(&state)).unwrap();
     (8..14).for_each(|sequence| assert_eq!(write_at(&second, 2, sequence).0, Status::Ok));
-    cloud.put(LOST, 1, &[11], &[&chunks_of(&second.log, 0)]);
+    let chunks = chunks_of(&second.log, 0);
+    let next_segment = (1..chunks.len()).find(|at| place(&chunks[*at]).position == 128).unwrap();
+    let begin = if front_is_gone { next_segment } else { 0 };
+    cloud.put(LOST, 1, &[11], &[&chunks[begin..]]);
     let logs = [ended(LOST, 1, &[11])];
     first.sink.instant.store(true, Ordering::SeqCst);
     first.broker.set_owner(4, STREAM, X, owner(1, 4, &[(2, 1)])).unwrap();
@@ -658,7 +667,8 @@ fn held_since_a_move(goes_on: bool) {
             break;
         }
     }
-    assert_eq!(all, up_to(28));
+    let expected = if front_is_gone { (16 + 2 * begin as u64..28).collect() } else { up_to(28) };
+    assert_eq!(all, expected);
     assert_eq!(write_at(&first, 2, 14), (Status::Ok, 28, false));
 }
 
