@@ -10,6 +10,11 @@
 #   kafka.sh load produce|consume|both|delete [--flag value ...]      the flags and the output of rdkafka-bench
 #   kafka.sh tool CLASS [ARGUMENT ...]  any class of Kafka's tools
 #
+# Several brokers form a cluster when they are started with the same KAFKA_CLUSTER_ID, each with a port of its own and these settings:
+#   KAFKA_PORT=19092 kafka.sh start offsets.topic.replication.factor=3
+#   KAFKA_PORT=19102 kafka.sh start node.id=2 process.roles=broker listeners=PLAINTEXT://127.0.0.1:19102 \
+#     controller.quorum.voters=1@127.0.0.1:19093
+#
 # Environment: KERA_PEERS (default ~/.cache/kera-peers) holds everything and is safe to delete after stop;
 # KAFKA_PORT (19092), the controller takes the next one; KAFKA_HEAP (1500m).
 set -euo pipefail
@@ -81,7 +86,8 @@ start() {
   rm -rf "$run_dir"
   mkdir -p "$run_dir"
   broker_settings "$@" > "$run_dir/server.properties"
-  java_class 256m kafka.tools.StorageTool format --cluster-id "$(head -c 16 /dev/urandom | base64 | tr '+/' 'ab' | cut -c1-22)" \
+  local cluster_id=${KAFKA_CLUSTER_ID:-$(head -c 16 /dev/urandom | base64 | tr '+/' 'ab' | cut -c1-22)}
+  java_class 256m kafka.tools.StorageTool format --cluster-id "$cluster_id" \
     --config "$run_dir/server.properties" > "$run_dir/format.log" 2>&1 || fail "cannot format $run_dir/data, see $run_dir/format.log"
   local heap=${KAFKA_HEAP:-1500m}
   setsid java "-Xms$heap" "-Xmx$heap" -XX:+UseG1GC -XX:MaxGCPauseMillis=20 "$logging" -cp "$root/lib/*" \

@@ -48,6 +48,9 @@ pub(crate) struct Load {
     /// Partitions of the topic
     #[arg(long, default_value_t = 16)]
     pub(crate) partitions: i32,
+    /// Copies of each partition
+    #[arg(long, default_value_t = 1)]
+    pub(crate) replication: i32,
     /// Topics, each with --partitions; their names get a number
     #[arg(long, default_value_t = 1)]
     pub(crate) topics: usize,

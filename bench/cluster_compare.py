@@ -1,0 +1,124 @@
+#!/usr/bin/env python3
+"""Three nodes of KerA and three Kafka brokers on this machine, three copies, all of them acknowledged: what producers reach, in turns.
+
+    peers/kafka/kafka.sh fetch; (cd peers/rdkafka-bench && cargo build --release)
+    bench/cluster_compare.py target/release/kera --rounds 2 --seconds 5
+
+KerA's producer is its own client (`kera bench produce`, durability process: an acknowledged record is in the memory of its owner and in
+the files of two others, not synced), Kafka's is librdkafka with acks=all and idempotence, min.insync.replicas=2, which does not
+sync either. Records of 100 bytes, 16 streamlets or partitions. Prints a line for each chunk size with the medians and the ratio. Nodes of both
+are stopped at the end. Needs 6 GiB of memory and of disk.
+"""
+import argparse
+import json
+import os
+import re
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cluster_chaos import Node, free_ports
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+KAFKA = os.path.join(HERE, "peers/kafka/kafka.sh")
+LOAD = os.path.join(HERE, "peers/rdkafka-bench/target/release/rdkafka-bench")
+BROKERS = [19092, 19102, 19112]
+
+
+def kafka(port, *words, check=True):
+    environment = dict(os.environ, KAFKA_PORT=str(port), KAFKA_CLUSTER_ID="a2VyYS1iZW5jaC1jbHVzdA", KAFKA_HEAP="1g")
+    return subprocess.run([KAFKA, *words], env=environment, check=check, stdout=subprocess.PIPE, text=True)
+
+
+def start_kafka():
+    shared = ["min.insync.replicas=2", "default.replication.factor=3", "offsets.topic.replication.factor=3"]
+    kafka(BROKERS[0], "start", *shared)
+    for number, port in enumerate(BROKERS[1:], 2):
+        own = [f"node.id={number}", "process.roles=broker", f"listeners=PLAINTEXT://127.0.0.1:{port}"]
+        kafka(port, "start", *own, f"controller.quorum.voters=1@127.0.0.1:{BROKERS[0] + 1}", *shared)
+
+
+def of_kafka(chunk, seconds, topics):
+    command = [LOAD, "produce", "--bootstrap", ",".join(f"127.0.0.1:{port}" for port in BROKERS), "--replication", "3"]
+    command += ["--partitions", "16" if topics == 1 else "1", "--topics", str(topics), "--batch-bytes", str(chunk)]
+    command += ["--seconds", str(seconds), "--records", "1000000000", "--spread", "batch", "--buffer-bytes", "33554432"]
+    said = subprocess.run(command + ["-X", "acks=all", "-X", "enable.idempotence=true"], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return rate_of(json.loads(said))
+
+
+def of_kera(kera, connect, chunk, seconds, streams, name):
+    if streams == 1:
+        create = [kera, "stream", "create", name, "--streamlets", "16", "--replication", "3", "--connect", connect]
+        subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
+    command = [kera, "bench", "produce", "--stream", name, "--streamlets", "16", "--chunk-bytes", str(chunk), "--seconds", str(seconds)]
+    command += ["--record-bytes", "100", "--connect", connect, "--json", "--warmup-seconds", "1"]
+    said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    subprocess.run([kera, "stream", "delete", name, "--connect", connect, "--yes"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return rate_of(json.loads(said))
+
+
+def rate_of(told):
+    """Records per second, wherever the report has them."""
+    for key, value in walk(told):
+        if re.fullmatch(r"records_per_s(ec(ond)?)?", key) and isinstance(value, (int, float)):
+            return float(value)
+    sys.exit(f"no rate in {json.dumps(told)[:500]}")
+
+
+def walk(value):
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield key, inner
+            yield from walk(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from walk(inner)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kera", help="the program")
+    parser.add_argument("--seconds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--chunks", default="1024,16384,65536")
+    args = parser.parse_args()
+    kera, folder = os.path.abspath(args.kera), tempfile.mkdtemp(prefix="kera-compare-")
+    ports = free_ports(6)
+    nodes = [Node(kera, folder, number, ports, "1GiB") for number in (1, 2, 3)]
+    connect = ",".join(node.address for node in nodes)
+    try:
+        for node in nodes:
+            node.start()
+            node.wait()
+        start_kafka()
+        time.sleep(2)
+        for chunk in map(int, args.chunks.split(",")):
+            ours, theirs = [], []
+            for turn in range(args.rounds):
+                ours.append(of_kera(kera, connect, chunk, args.seconds, 1, f"bench-{chunk}-{turn}"))
+                time.sleep(2)
+                theirs.append(of_kafka(chunk, args.seconds, 1))
+                time.sleep(2)
+            us, them = statistics.median(ours), statistics.median(theirs)
+            spread = lambda rates: "–".join(f"{rate / 1e6:.3f}" for rate in (min(rates), max(rates)))
+            print(f"chunks of {chunk:6}: KerA {us / 1e6:.3f} M/s ({spread(ours)}), Kafka {them / 1e6:.3f} M/s ({spread(theirs)}), "
+                  f"ratio {us / them:.1f}", flush=True)
+    finally:
+        for port in reversed(BROKERS):
+            kafka(port, "stop", check=False)
+        for node in nodes:
+            if node.process and node.process.poll() is None:
+                node.signal(signal.SIGTERM)
+        for node in nodes:
+            if node.process:
+                node.process.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

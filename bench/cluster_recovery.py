@@ -1,0 +1,102 @@
+#!/usr/bin/env python3
+"""How long producers stop and how long old data is away when a broker of three is lost, and what a rebuild reaches.
+
+    bench/cluster_recovery.py target/release/kera --mib 1024 --rounds 3
+
+Three nodes on this machine, a stream with three copies (durability process) of which one node owns as many MiB as asked for. While an
+open-loop producer writes a little, that node is killed with kill -9. Told are: the longest that any record waited for its acknowledgement,
+when the streamlets were taken over and when all of the old data could be read again and had its copies, from the nodes' own logs. Beside
+them: `kera bench limit` says what loopback and disk of the machine give. Needs six times the data as memory at most, and as much disk.
+"""
+import argparse
+import datetime
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cluster_chaos import Node, free_ports
+
+
+def stamp(line):
+    return datetime.datetime.fromisoformat(line.split()[0].replace("Z", "+00:00")).timestamp()
+
+
+def find(nodes, words, after):
+    for node in nodes:
+        with open(node.log, encoding="utf-8", errors="replace") as log:
+            for line in log:
+                if words in line and stamp(line) >= after:
+                    yield stamp(line), line
+
+
+def owner(kera, connect):
+    told = json.loads(subprocess.run([kera, "status", "--json", "--connect", connect], check=True, stdout=subprocess.PIPE).stdout)
+    return [node["node"] for node in told["cluster"]["nodes"] if node["streamlets"] > 0][0]
+
+
+def round_of(kera, mib, probe_rate):
+    folder, ports = tempfile.mkdtemp(prefix="kera-recovery-"), free_ports(6)
+    nodes = [Node(kera, folder, number, ports, f"{2 * mib}MiB") for number in (1, 2, 3)]
+    connect = ",".join(node.address for node in nodes)
+    try:
+        for node in nodes:
+            node.start()
+            node.wait()
+        time.sleep(2)
+        create = [kera, "stream", "create", "old", "--streamlets", "1", "--replication", "3", "--connect", connect]
+        subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
+        fill = [kera, "bench", "produce", "--stream", "old", "--streamlets", "1", "--records", str(mib << 10), "--record-bytes", "1000"]
+        subprocess.run(fill + ["--chunk-bytes", "64KiB", "--connect", connect], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        lost = nodes[owner(kera, connect) - 1]
+        probe = [kera, "bench", "produce", "--stream", "old", "--streamlets", "1", "--rate", str(probe_rate), "--seconds", "8", "--sample", "1"]
+        probing = subprocess.Popen(probe + ["--chunk-bytes", "1KiB", "--connect", connect, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        time.sleep(3)
+        killed = time.time()
+        lost.signal(signal.SIGKILL)
+        lost.process.wait()
+        said = json.loads(probing.communicate()[0])
+        others = [node for node in nodes if node is not lost]
+        until = time.monotonic() + 60
+        while not list(find(others, "what a lost broker had is rebuilt", killed)) and time.monotonic() < until:
+            time.sleep(0.1)
+        taken = max(at for at, _ in find(others, "were taken over", killed)) - killed
+        at, line = max(find(others, "what a lost broker had is rebuilt", killed))
+        size = int(re.search(r"bytes=(\d+)", line).group(1))
+        return {
+            "stopped_at_most_s": round(said["latency_us"]["max"] / 1e6, 3),
+            "taken_over_s": round(taken, 3),
+            "readable_s": round(at - killed, 3),
+            "rebuilt_mib": size >> 20,
+            "mib_per_s_since_taken": round((size >> 20) / max(at - killed - taken, 0.001)),
+        }
+    finally:
+        for node in nodes:
+            if node.process and node.process.poll() is None:
+                node.signal(signal.SIGTERM)
+        for node in nodes:
+            if node.process:
+                node.process.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kera", help="the program")
+    parser.add_argument("--mib", type=int, default=1024, help="old data of the broker that is lost")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rate", type=int, default=2000, help="records per second while the broker is lost")
+    args = parser.parse_args()
+    kera = os.path.abspath(args.kera)
+    for _ in range(args.rounds):
+        print(json.dumps(round_of(kera, args.mib, args.rate)), flush=True)
+
+
+if __name__ == "__main__":
+    main()
