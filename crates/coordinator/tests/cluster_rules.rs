@@ -4,7 +4,7 @@ use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{StreamId, StreamOptions};
-use kera_protocol::{CreateStream, StreamChanges};
+use kera_protocol::{CreateStream, StreamChanges, StreamletRange, StreamletsRebuilt};
 
 fn join(node: NodeNumber) -> Join {
     Join {
@@ -265,15 +265,32 @@ fn the_next_owner_is_named_after_the_ends_of_all_logs_of_the_last_one() {
 #[test]
 fn a_log_is_kept_while_streamlets_are_recovered_from_it() {
     let mut cluster = Cluster::new();
-    cluster.stream("copied", 1, 2);
+    let stream = cluster.stream("copied", 1, 2);
     cluster.view(LOG, 1, 1, &[2]);
     cluster.fence(1);
     cluster.refuses(ClusterEntry::LogGivenUp { log: LOG }, "are recovered from");
     cluster.refuses(ClusterEntry::NodeRemoved { node: 1 }, "still owns 1 streamlets");
     cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 7 }]);
+    // Nobody rebuilds anything yet: the node itself, back without what it had, must not take this for "nobody needs it".
+    cluster.rejoin(1, false);
+    cluster.refuses(ClusterEntry::LogGivenUp { log: LOG }, "are recovered from");
+    assert!(cluster.0.plan_give_up_log(LOG).is_err());
+    assert_eq!(cluster.0.plan_give_up_lost().unwrap(), []);
+    cluster.fence(1);
     let entries = cluster.0.plan_recover(1, 1).unwrap();
     cluster.apply(&entries);
+    // Whoever takes over from an owner that is lost while it rebuilds needs the log again.
+    cluster.refuses(ClusterEntry::LogGivenUp { log: LOG }, "still rebuilds streamlets");
+    assert_eq!(cluster.0.plan_give_up_lost().unwrap(), []);
+    let owner = cluster.owner(stream, 0);
+    let streamlets = vec![StreamletRange { stream, first: 0, count: 1 }];
+    let rebuilt = StreamletsRebuilt { node: owner.node, epoch: owner.epoch + 1, streamlets };
+    assert_eq!(cluster.0.plan_rebuilt(&rebuilt).unwrap(), [], "that is another incarnation's");
+    let entries = cluster.0.plan_rebuilt(&StreamletsRebuilt { epoch: owner.epoch, ..rebuilt }).unwrap();
+    cluster.apply(&entries);
+    assert!(!cluster.owner(stream, 0).rebuilding);
     cluster.refuses(ClusterEntry::NodeRemoved { node: 1 }, "virtual logs");
+    assert_eq!(cluster.0.plan_give_up_lost().unwrap(), [ClusterEntry::LogGivenUp { log: LOG }]);
     cluster.apply(&[ClusterEntry::LogGivenUp { log: LOG }, ClusterEntry::NodeRemoved { node: 1 }]);
     assert_eq!(cluster.0.plan_give_up_log(LOG).unwrap(), []);
 }

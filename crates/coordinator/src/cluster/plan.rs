@@ -317,7 +317,8 @@ impl ClusterState {
             .flat_map(|owners| owners.runs().iter().map(|run| run.owner.node))
             .collect();
         let over = self.lost_logs().filter(|(log, _)| !owning.contains(&log.node));
-        over.take(OWNER_RUNS_MAX).map(|(log, _)| Ok(ClusterEntry::LogGivenUp { log })).collect()
+        let over = over.map(|(log, _)| ClusterEntry::LogGivenUp { log }).filter(|entry| self.check(entry).is_ok());
+        Ok(over.take(OWNER_RUNS_MAX).collect())
     }
 
     /// Logs of incarnations that are over.

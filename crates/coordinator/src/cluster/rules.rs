@@ -215,9 +215,18 @@ impl ClusterState {
         if self.is_live(log.node, log.epoch) {
             return Ok(());
         }
-        let is_its = |owner: &super::Owner| owner.node == log.node && owner.epoch == log.epoch;
-        let needed = self.owners.values().any(|of| of.runs().iter().any(|run| is_its(&run.owner)));
-        must(!needed, || format!("streamlets of node {} epoch {} are recovered from {log}", log.node, log.epoch))
+        // Whoever asks has looked before, and an owner may have been lost since: from any log that is over, with those of the node's
+        // other incarnations, streamlets are recovered that wait for it or are being rebuilt.
+        let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
+        let owners = copied.filter_map(|info| self.owners.get(&info.id)).flat_map(|of| of.runs());
+        for owner in owners.map(|run| run.owner) {
+            must(!owner.rebuilding, || format!("node {} still rebuilds streamlets, perhaps from {log}", owner.node))?;
+            let waits = owner.node == log.node && !self.is_live(owner.node, owner.epoch);
+            must(!waits, || {
+                format!("streamlets of node {} epoch {} are recovered from {log}", owner.node, owner.epoch)
+            })?;
+        }
+        Ok(())
     }
 
     fn check_move(&self, number: u64, what: (StreamId, u32), from: NodeNumber, to: NodeNumber) -> Result<(), Refused> {
