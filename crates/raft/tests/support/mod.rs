@@ -349,6 +349,10 @@ impl World {
             world.leader().is_some() && all.all(|other| Some(&other) == first.as_ref())
         })
         .await;
+        // Observers are told by a thread of their own, and last of all that a snapshot has replaced everything.
+        for node in self.nodes.values() {
+            node.group.wait_followed(node.group.applied()).await.expect("observers are told");
+        }
         let mut of_all: BTreeMap<u64, Vec<String>> = BTreeMap::new();
         for told in
             self.nodes.values().filter(|node| *node.replaced.0.lock() == 0).map(|node| &node.told).chain(&self.past)
