@@ -5,11 +5,11 @@ use std::time::Duration;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{Join, LogView, Refused};
-use kera_format::cluster::{ClusterEntry, Doors, LogName, Roles};
+use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::{ProducerEpoch, ProducerId};
 use kera_protocol::{
     AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, CreateStream, DeleteStream, Empty, ErrorBody,
-    ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster, LogChange, Message, Op, Role, Status, StreamRef,
+    ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster, LogChange, Message, Op, Status, StreamRef,
     StreamletsRebuilt,
 };
 use openraft::{BasicNode, ChangeMembers};
@@ -192,7 +192,7 @@ impl Group {
         request: &JoinCluster,
         now_ms: i64,
     ) -> Result<JoinedCluster, CoordinatorError> {
-        let join = join_of(request);
+        let join = Join::from(request);
         // Refused before anything changes.
         self.commit(leading, |state| state.plan_join(&join, now_ms).map(|_| Vec::new())).await?;
         let (id, node) = (u64::from(join.node), BasicNode::new(&join.doors.cluster));
@@ -223,29 +223,5 @@ impl Group {
             LogChange::GiveUp => state.plan_give_up_log(log),
         })
         .await
-    }
-}
-
-/// A join as the rules know it.
-fn join_of(request: &JoinCluster) -> Join {
-    let bit = |role: &Role| match role {
-        Role::Coordinator => Roles::COORDINATOR.0,
-        Role::Broker => Roles::BROKER.0,
-        Role::Backup => Roles::BACKUP.0,
-    };
-    Join {
-        node: request.node,
-        uuid: request.uuid,
-        roles: Roles(request.roles.iter().fold(0, |roles, role| roles | bit(role))),
-        rack: request.rack.clone(),
-        doors: Doors {
-            cluster: request.cluster_address.clone(),
-            native: request.native_address.clone(),
-            kafka: request.kafka_address.clone(),
-            http: request.http_address.clone(),
-        },
-        settings: request.settings.iter().map(|setting| (setting.name.clone(), setting.value.clone())).collect(),
-        epoch_min: request.epoch_min,
-        has_all: request.has_all,
     }
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::{ClusterState, Join, NodeState, Refused};
+use kera_coordinator::cluster::{ClusterState, Join, NodeState, Refused, roles_of};
 use kera_env::{Clock, Disk};
 use kera_format::cluster::{ClusterEntry, NodeNumber, Roles};
 use kera_protocol::{
     Body, ClusterDescription, DescribeCluster, ErrorBody, ForwardCommand, MemberNode, Message, NodeAlive, NodeHeard,
-    Op, ProtocolError, RaftAppend, RaftBallot, RaftSnapshot, RaftSnapshotTaken, RaftVote, Role, Status,
+    Op, ProtocolError, RaftAppend, RaftBallot, RaftSnapshot, RaftSnapshotTaken, RaftVote, Status,
 };
 use openraft::{BasicNode, Config, Raft, ServerState, Snapshot, SnapshotPolicy};
 use parking_lot::Mutex;
@@ -384,11 +384,6 @@ impl Group {
 }
 
 /// Roles as messages name them.
-fn roles_of(roles: Roles) -> Vec<Role> {
-    let all = [(Roles::COORDINATOR, Role::Coordinator), (Roles::BROKER, Role::Broker), (Roles::BACKUP, Role::Backup)];
-    all.into_iter().filter(|(bit, _)| roles.has(*bit)).map(|(_, role)| role).collect()
-}
-
 pub(crate) fn encoded<B: Body>(body: &B, version: u8) -> Vec<u8> {
     let mut bytes = Vec::new();
     body.encode(version, &mut bytes);

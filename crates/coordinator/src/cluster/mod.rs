@@ -11,6 +11,6 @@ mod rules;
 mod state;
 
 pub use owners::{Held, Owner, Run, StreamOwners};
-pub use plan::{Join, LogView, OWNER_RUNS_MAX};
+pub use plan::{Join, LogView, OWNER_RUNS_MAX, roles_of};
 pub use rules::Refused;
 pub use state::{ClusterState, LogState, Move, NodeState, View};

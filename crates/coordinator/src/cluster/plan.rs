@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kera_format::catalog::Entry;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{StreamId, StreamOptions};
-use kera_protocol::{CreateStream, StreamChanges, StreamInfo, StreamRef, StreamletsRebuilt};
+use kera_protocol::{CreateStream, JoinCluster, Role, StreamChanges, StreamInfo, StreamRef, StreamletsRebuilt};
 
 use super::rules::Refused;
 use super::{ClusterState, LogState, NodeState, Run};
@@ -35,6 +35,36 @@ pub struct Join {
     pub epoch_min: u32,
     /// Whether it has all that it acknowledged before, so that it can go on with its streamlets.
     pub has_all: bool,
+}
+
+/// Roles as they are kept and as they are told.
+const ROLES: [(Roles, Role); 3] =
+    [(Roles::COORDINATOR, Role::Coordinator), (Roles::BROKER, Role::Broker), (Roles::BACKUP, Role::Backup)];
+
+/// Roles as they are told.
+pub fn roles_of(roles: Roles) -> Vec<Role> {
+    ROLES.into_iter().filter(|(bit, _)| roles.has(*bit)).map(|(_, role)| role).collect()
+}
+
+impl From<&JoinCluster> for Join {
+    fn from(request: &JoinCluster) -> Join {
+        let asked = ROLES.into_iter().filter(|(_, role)| request.roles.contains(role));
+        Join {
+            node: request.node,
+            uuid: request.uuid,
+            roles: Roles(asked.fold(0, |roles, (bit, _)| roles | bit.0)),
+            rack: request.rack.clone(),
+            doors: Doors {
+                cluster: request.cluster_address.clone(),
+                native: request.native_address.clone(),
+                kafka: request.kafka_address.clone(),
+                http: request.http_address.clone(),
+            },
+            settings: request.settings.iter().map(|setting| (setting.name.clone(), setting.value.clone())).collect(),
+            epoch_min: request.epoch_min,
+            has_all: request.has_all,
+        }
+    }
 }
 
 /// What a broker asks for its log.

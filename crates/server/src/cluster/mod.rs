@@ -23,7 +23,6 @@ use kera_coordinator::catalog::Catalog;
 use kera_coordinator::cluster::Join;
 use kera_coordinator::{ClusterLog, Coordinator, CoordinatorError, StreamObserver};
 use kera_env::{Clock, Disk, Random, SystemRandom};
-use kera_format::cluster::{Doors, Roles};
 use kera_log::Log;
 use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::{
@@ -262,7 +261,7 @@ fn join(
     if seed.is_none() && group.read(|state| state.cluster()) == [0; 16] {
         let mut cluster = [0; 16];
         SystemRandom.fill(&mut cluster);
-        let (asked, catalog, first) = (group.clone(), single()?, first_join(joining));
+        let (asked, catalog, first) = (group.clone(), single()?, Join::from(&join_message(joining)));
         let founding = async move { found_until(&asked, &catalog, cluster, &first).await };
         let epoch = wait(runtime, founding).map_err(|error| Fatal::Data { message: error.to_string() })?;
         // Otherwise the cluster was founded at an earlier start, whose epoch is over.
@@ -443,29 +442,5 @@ fn join_message(joining: &Joining<'_>) -> JoinCluster {
         settings: shared.map(|one| SharedSetting { name: one.name(), value: one.shown(config) }).collect(),
         epoch_min: identity.epoch,
         has_all: joining.has_all,
-    }
-}
-
-fn first_join(joining: &Joining<'_>) -> Join {
-    let message = join_message(joining);
-    let bit = |role: &Role| match role {
-        Role::Coordinator => Roles::COORDINATOR.0,
-        Role::Broker => Roles::BROKER.0,
-        Role::Backup => Roles::BACKUP.0,
-    };
-    Join {
-        node: message.node,
-        uuid: message.uuid,
-        roles: Roles(message.roles.iter().fold(0, |roles, role| roles | bit(role))),
-        rack: message.rack,
-        doors: Doors {
-            cluster: message.cluster_address,
-            native: message.native_address,
-            kafka: message.kafka_address,
-            http: message.http_address,
-        },
-        settings: message.settings.into_iter().map(|one| (one.name, one.value)).collect(),
-        epoch_min: message.epoch_min,
-        has_all: message.has_all,
     }
 }
