@@ -1,16 +1,16 @@
 //! What the broker is told of nodes and owners: which streamlets are this node's, in which owner epoch, and who has the others.
 
-use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 use kera_broker::Broker;
 use kera_coordinator::StreamEvent;
 use kera_coordinator::catalog::SYSTEM_PREFIX;
-use kera_coordinator::cluster::{ClusterState, StreamOwners};
-use kera_format::cluster::{ClusterEntry, NodeNumber, Roles};
+use kera_coordinator::cluster::{ClusterState, StreamOwners, roles_of};
+use kera_format::cluster::{ClusterEntry, NodeNumber};
 use kera_format::{StreamId, StreamletId};
+use kera_log::Tenure;
 use kera_protocol::placement::OlderGroups;
-use kera_protocol::{NodeInfo, Owner, Role};
+use kera_protocol::{NodeInfo, Owner};
 use kera_raft::{Change, Group, Observer};
 use parking_lot::Mutex;
 
@@ -23,15 +23,14 @@ pub(super) struct Feed {
     epoch: u32,
     broker: Arc<Broker>,
     group: Weak<Group>,
-    /// Owner epochs in which streamlets were opened here.
-    opened: Mutex<HashMap<(StreamId, u32), u32>>,
+    /// Held from the look at the state until the broker has been told: what is told last is newest.
+    placing: Mutex<()>,
     /// Opens those that a lost broker had.
     recovery: Arc<Recovery>,
 }
 
 /// A stream as the broker is told of it.
 struct Placed {
-    stream: StreamId,
     owners: Vec<Owner>,
     /// Streamlets that this incarnation of this node owns and opens by itself.
     mine: Vec<u32>,
@@ -46,7 +45,7 @@ impl Feed {
         group: Weak<Group>,
         recovery: Arc<Recovery>,
     ) -> Feed {
-        Feed { node, epoch, broker, group, opened: Mutex::default(), recovery }
+        Feed { node, epoch, broker, group, placing: Mutex::default(), recovery }
     }
 
     /// Tells all that is known.
@@ -68,7 +67,7 @@ impl Feed {
     }
 
     fn place(&self, group: &Group, stream: StreamId) {
-        let mut opened = self.opened.lock();
+        let _alone = self.placing.lock();
         let (version, placed) = (group.applied(), group.read(|state| placed(state, self.node, stream)));
         let Some(placed) = placed else { return };
         if let Err(failure) = self.broker.place_stream(version, stream, placed.owners.clone()) {
@@ -79,18 +78,21 @@ impl Feed {
             self.recovery.look();
         }
         for streamlet in placed.mine {
-            let epoch = placed.owners[streamlet as usize].epoch;
-            let is_taken = self.recovery.has_taken(&(stream, StreamletId(streamlet), epoch));
-            if is_taken || opened.get(&(placed.stream, streamlet)) == Some(&epoch) {
+            let (epoch, streamlet) = (placed.owners[streamlet as usize].epoch, StreamletId(streamlet));
+            if self.is_open(stream, streamlet, epoch) {
                 continue;
             }
-            match self.broker.open_streamlet(stream, StreamletId(streamlet), epoch, None) {
-                Ok(()) => drop(opened.insert((stream, streamlet), epoch)),
-                Err(failure) => {
-                    tracing::error!(%stream, streamlet, error = %failure, "a streamlet cannot be opened; restart the node");
-                }
+            if let Err(failure) = self.broker.open_streamlet(stream, streamlet, epoch, None) {
+                tracing::error!(%stream, %streamlet, error = %failure, "a streamlet cannot be opened; restart the node");
             }
         }
+    }
+
+    /// Whether this node takes writes of it in this owner epoch already.
+    fn is_open(&self, stream: StreamId, streamlet: StreamletId, epoch: u32) -> bool {
+        let found = self.broker.log().stream(stream);
+        let place = found.as_ref().and_then(|stream| stream.streamlet(streamlet));
+        place.is_some_and(|place| place.tenure() != Tenure::Elsewhere && place.owner_epoch() == epoch)
     }
 }
 
@@ -100,7 +102,6 @@ impl Observer for Feed {
         match change {
             Change::Replaced => self.everything(&group),
             Change::Stream(StreamEvent::Deleted(info)) => {
-                self.opened.lock().retain(|(stream, _), _| *stream != info.id);
                 self.broker.displace_stream(index, info.id);
             }
             Change::Stream(StreamEvent::Altered { after: info, .. } | StreamEvent::Created(info)) => {
@@ -123,7 +124,6 @@ impl Observer for Feed {
 }
 
 fn node_info(number: NodeNumber, node: &kera_coordinator::cluster::NodeState) -> NodeInfo {
-    let all = [(Roles::COORDINATOR, Role::Coordinator), (Roles::BROKER, Role::Broker), (Roles::BACKUP, Role::Backup)];
     NodeInfo {
         node: number,
         node_epoch: node.epoch,
@@ -131,7 +131,7 @@ fn node_info(number: NodeNumber, node: &kera_coordinator::cluster::NodeState) ->
         kafka_address: node.doors.kafka.clone(),
         http_address: node.doors.http.clone(),
         rack: node.rack.clone(),
-        roles: all.into_iter().filter(|(bit, _)| node.roles.has(*bit)).map(|(_, role)| role).collect(),
+        roles: roles_of(node.roles),
     }
 }
 
@@ -161,5 +161,5 @@ fn placed(state: &ClusterState, node: NodeNumber, stream: StreamId) -> Option<Pl
         }
     }
     owners.iter_mut().for_each(|owner| owner.older.sort_unstable_by_key(|older| older.first_epoch));
-    Some(Placed { stream, owners, mine, has_lost })
+    Some(Placed { owners, mine, has_lost })
 }

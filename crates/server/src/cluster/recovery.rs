@@ -36,7 +36,7 @@ const PAUSE: Duration = Duration::from_millis(10);
 const TIDY: Duration = Duration::from_secs(5);
 
 /// A streamlet and the owner epoch in which this node has it.
-pub(super) type Owned = (StreamId, StreamletId, u32);
+type Owned = (StreamId, StreamletId, u32);
 
 #[derive(Default)]
 struct Work {
@@ -99,11 +99,6 @@ impl Recovery {
     pub(super) fn look(&self) {
         self.work.lock().look = true;
         self.changed.notify_all();
-    }
-
-    /// Whether a streamlet has been taken over in this owner epoch.
-    pub(super) fn has_taken(&self, owned: &Owned) -> bool {
-        self.work.lock().taken.contains(owned)
     }
 
     /// Has both threads return, soon.
