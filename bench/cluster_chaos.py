@@ -61,6 +61,20 @@ class Node:
         self.process.send_signal(what)
 
 
+def stop_all(nodes):
+    """Stops all that run, frozen or not, the first node last."""
+    for node in reversed(nodes):
+        if node.process and node.process.poll() is None:
+            node.signal(signal.SIGCONT)
+            node.signal(signal.SIGTERM)
+    for node in nodes:
+        if node.process:
+            try:
+                node.process.wait(60)
+            except subprocess.TimeoutExpired:
+                node.process.kill()
+
+
 def torment(nodes, kinds, chance, done):
     node, kind = chance.choice(nodes), chance.choice(kinds)
     print(f"{time.strftime('%H:%M:%S')}  {kind}{'' if kind.endswith('all') else f' node {node.number}'}", flush=True)
@@ -132,16 +146,7 @@ def main():
               + ", ".join(f"{count} x {kind}" for kind, count in sorted(done.items())))
         failed = consumed.returncode != 0 or producing.returncode != 0
     finally:
-        for node in reversed(nodes):
-            if node.process and node.process.poll() is None:
-                node.signal(signal.SIGCONT)
-                node.signal(signal.SIGTERM)
-        for node in nodes:
-            if node.process:
-                try:
-                    node.process.wait(30)
-                except subprocess.TimeoutExpired:
-                    node.process.kill()
+        stop_all(nodes)
         if failed or args.keep:
             print(f"logs and data are in {folder}")
         else:

@@ -12,9 +12,7 @@ are stopped at the end. Needs 6 GiB of memory and of disk.
 import argparse
 import json
 import os
-import re
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -22,7 +20,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cluster_chaos import Node, free_ports
+from cluster_chaos import Node, free_ports, stop_all
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KAFKA = os.path.join(HERE, "peers/kafka/kafka.sh")
@@ -43,41 +41,22 @@ def start_kafka():
         kafka(port, "start", *own, f"controller.quorum.voters=1@127.0.0.1:{BROKERS[0] + 1}", *shared)
 
 
-def of_kafka(chunk, seconds, topics):
+def of_kafka(chunk, seconds):
     command = [LOAD, "produce", "--bootstrap", ",".join(f"127.0.0.1:{port}" for port in BROKERS), "--replication", "3"]
-    command += ["--partitions", "16" if topics == 1 else "1", "--topics", str(topics), "--batch-bytes", str(chunk)]
+    command += ["--partitions", "16", "--batch-bytes", str(chunk)]
     command += ["--seconds", str(seconds), "--records", "1000000000", "--spread", "batch", "--buffer-bytes", "33554432"]
     said = subprocess.run(command + ["-X", "acks=all", "-X", "enable.idempotence=true"], check=True, stdout=subprocess.PIPE, text=True).stdout
-    return rate_of(json.loads(said))
+    return json.loads(said)["records_per_s"]
 
 
-def of_kera(kera, connect, chunk, seconds, streams, name):
-    if streams == 1:
-        create = [kera, "stream", "create", name, "--streamlets", "16", "--replication", "3", "--connect", connect]
-        subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
+def of_kera(kera, connect, chunk, seconds, name):
+    create = [kera, "stream", "create", name, "--streamlets", "16", "--replication", "3", "--connect", connect]
+    subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
     command = [kera, "bench", "produce", "--stream", name, "--streamlets", "16", "--chunk-bytes", str(chunk), "--seconds", str(seconds)]
     command += ["--record-bytes", "100", "--connect", connect, "--json", "--warmup-seconds", "1"]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     subprocess.run([kera, "stream", "delete", name, "--connect", connect, "--yes"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return rate_of(json.loads(said))
-
-
-def rate_of(told):
-    """Records per second, wherever the report has them."""
-    for key, value in walk(told):
-        if re.fullmatch(r"records_per_s(ec(ond)?)?", key) and isinstance(value, (int, float)):
-            return float(value)
-    sys.exit(f"no rate in {json.dumps(told)[:500]}")
-
-
-def walk(value):
-    if isinstance(value, dict):
-        for key, inner in value.items():
-            yield key, inner
-            yield from walk(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from walk(inner)
+    return json.loads(said)["records_per_s"]
 
 
 def main():
@@ -100,9 +79,9 @@ def main():
         for chunk in map(int, args.chunks.split(",")):
             ours, theirs = [], []
             for turn in range(args.rounds):
-                ours.append(of_kera(kera, connect, chunk, args.seconds, 1, f"bench-{chunk}-{turn}"))
+                ours.append(of_kera(kera, connect, chunk, args.seconds, f"bench-{chunk}-{turn}"))
                 time.sleep(2)
-                theirs.append(of_kafka(chunk, args.seconds, 1))
+                theirs.append(of_kafka(chunk, args.seconds))
                 time.sleep(2)
             us, them = statistics.median(ours), statistics.median(theirs)
             spread = lambda rates: "–".join(f"{rate / 1e6:.3f}" for rate in (min(rates), max(rates)))
@@ -111,12 +90,7 @@ def main():
     finally:
         for port in reversed(BROKERS):
             kafka(port, "stop", check=False)
-        for node in nodes:
-            if node.process and node.process.poll() is None:
-                node.signal(signal.SIGTERM)
-        for node in nodes:
-            if node.process:
-                node.process.wait(60)
+        stop_all(nodes)
         shutil.rmtree(folder, ignore_errors=True)
 
 

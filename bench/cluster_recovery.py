@@ -21,7 +21,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cluster_chaos import Node, free_ports
+from cluster_chaos import Node, free_ports, stop_all
 
 
 def stamp(line):
@@ -77,12 +77,7 @@ def round_of(kera, mib, probe_rate):
             "mib_per_s_since_taken": round((size >> 20) / max(at - killed - taken, 0.001)),
         }
     finally:
-        for node in nodes:
-            if node.process and node.process.poll() is None:
-                node.signal(signal.SIGTERM)
-        for node in nodes:
-            if node.process:
-                node.process.wait(60)
+        stop_all(nodes)
         shutil.rmtree(folder, ignore_errors=True)
 
 
