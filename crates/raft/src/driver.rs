@@ -91,7 +91,7 @@ impl Group {
 
     /// Asks the backups of the newest views until each log of a fenced broker has one answer.
     async fn end_logs(&self, node: NodeNumber, epoch: u32, backups: &dyn Backups) -> Result<(), CoordinatorError> {
-        for (backup, address, logs) in self.read(|state| to_ask(state, node, epoch)) {
+        for (backup, address, logs) in self.read(|state| state.ends_to_ask(node, epoch)) {
             let wait = Duration::from_millis(self.config.timing.lost_after_ms);
             let asked = tokio::time::timeout(wait, backups.fence(backup, &address, node, epoch, logs.clone())).await;
             let ends = match asked.unwrap_or_else(|_| Err("it does not answer".into())) {
@@ -137,22 +137,4 @@ impl Group {
 
 fn live_nodes(state: &ClusterState) -> Vec<(NodeNumber, u32)> {
     state.nodes().iter().filter(|(_, node)| !node.fenced).map(|(number, node)| (*number, node.epoch)).collect()
-}
-
-type Asked = (NodeNumber, String, Vec<(LogName, u64)>);
-
-/// Which backup to ask for which logs that have no end yet: all of a newest view, so that one of them answers.
-fn to_ask(state: &ClusterState, node: NodeNumber, epoch: u32) -> Vec<Asked> {
-    let mut asked: Vec<Asked> = Vec::new();
-    for (log, known) in state.logs_of(node, epoch).filter(|(_, log)| log.end.is_none()) {
-        let Some(view) = known.views.last() else { continue };
-        for backup in &view.backups {
-            let Some(address) = state.node(*backup).map(|node| node.doors.cluster.clone()) else { continue };
-            match asked.iter_mut().find(|(number, ..)| number == backup) {
-                Some((.., logs)) => logs.push((log, view.first)),
-                None => asked.push((*backup, address, vec![(log, view.first)])),
-            }
-        }
-    }
-    asked
 }

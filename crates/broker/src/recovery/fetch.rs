@@ -22,8 +22,7 @@ const READ_BYTES: u32 = 4 << 20;
 const AHEAD: usize = 2;
 /// Segments that are whole and wait for their copies take at most one part in this many of the arena.
 const WAITING_SHARE: u64 = 8;
-/// How long a wait lasts before it is looked whether anything is wrong, and how often nothing may have happened by then.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often nothing may have happened after a wait.
 const LOOKS_MAX: u32 = 300;
 
 /// Lets a thread wait for what an [`Observer`] is told.
@@ -43,20 +42,25 @@ impl Arrivals {
     }
 
     /// Waits for a while. Whether something has come.
-    fn look(&self) -> bool {
+    fn look(&self, pause: Duration) -> bool {
         let mut arrived = self.arrived.lock();
-        if !*arrived {
-            let _ = self.changed.wait_for(&mut arrived, LOOK);
+        if !*arrived && !pause.is_zero() {
+            let _ = self.changed.wait_for(&mut arrived, pause);
         }
         std::mem::take(&mut *arrived)
     }
 
     /// Waits until a ticket is durable.
-    pub(super) fn durable(&self, sink: &dyn DurabilitySink, ticket: Ticket) -> Result<(), Failure> {
+    pub(super) fn durable(
+        &self,
+        sink: &dyn DurabilitySink,
+        ticket: Ticket,
+        copies: &dyn Copies,
+    ) -> Result<(), Failure> {
         let Some(observer) = self.observer() else { return Ok(()) };
         let (mut before, mut looks) = (sink.durable_through(), 0);
         while sink.wait(ticket, &observer, 0) {
-            self.look();
+            self.look(copies.pause());
             let now = sink.durable_through();
             looks = if now > before { 0 } else { looks + 1 };
             before = now;
@@ -74,9 +78,9 @@ impl Arrivals {
     }
 
     /// Waits until the arena may have room; false if nothing has come back for a while.
-    fn room(&self, broker: &Broker, full: &ArenaFull) -> bool {
+    fn room(&self, broker: &Broker, full: &ArenaFull, copies: &dyn Copies) -> bool {
         let Some(observer) = self.observer() else { return false };
-        !broker.log.wait_for_space(full.seen, &observer, 0) || self.look()
+        !broker.log.wait_for_space(full.seen, &observer, 0) || self.look(copies.pause())
     }
 }
 
@@ -156,7 +160,7 @@ pub(super) fn pass(
             jobs.push(Job { broker, range, wanted, copies, progress });
         }
     }
-    let errors = in_parallel(THREADS, &jobs, Job::run)?;
+    let errors = in_parallel(copies.threads(), &jobs, Job::run)?;
     Ok(errors.into_iter().flatten().collect())
 }
 
@@ -197,6 +201,14 @@ impl Job<'_> {
 
     /// Reads from one backup: one thread asks while this one deals with what has come.
     fn read_from(&self, backup: u32, from: &mut u64) -> Result<(), Stop> {
+        if self.copies.threads() == 1 {
+            let mut copied = Copied { waiting: Vec::new(), arrivals: Arrivals::new() };
+            while *from <= self.range.last {
+                let read = self.ask_once(backup, *from).map_err(Stop::Backup)?;
+                self.take(&read, &mut copied, from)?;
+            }
+            return Ok(());
+        }
         let (sender, receiver) = sync_channel(AHEAD);
         let stopped = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -214,20 +226,7 @@ impl Job<'_> {
     fn ask(&self, backup: u32, first: u64, to: &SyncSender<Result<BlocksRead, String>>, stopped: &AtomicBool) {
         let mut next = first;
         while next <= self.range.last && !stopped.load(Ordering::Relaxed) {
-            let asked = ReadBlocks {
-                log: self.range.log,
-                from_block: next,
-                through_block: self.range.last,
-                streamlets: self.wanted.clone(),
-                max_bytes: READ_BYTES,
-            };
-            let answer = self.copies.read_blocks(backup, &asked).and_then(|read| {
-                let last = self.range.last;
-                if read.next_block <= next || read.next_block > last + 1 {
-                    return Err(format!("asked for blocks {next} to {last} it went on to {}", read.next_block));
-                }
-                Ok(read)
-            });
+            let answer = self.ask_once(backup, next);
             let failed = answer.is_err();
             if let Ok(read) = &answer {
                 next = read.next_block;
@@ -238,17 +237,37 @@ impl Job<'_> {
         }
     }
 
+    fn ask_once(&self, backup: u32, next: u64) -> Result<BlocksRead, String> {
+        let last = self.range.last;
+        let asked = ReadBlocks {
+            log: self.range.log,
+            from_block: next,
+            through_block: last,
+            streamlets: self.wanted.clone(),
+            max_bytes: READ_BYTES,
+        };
+        let read = self.copies.read_blocks(backup, &asked)?;
+        if read.next_block <= next || read.next_block > last + 1 {
+            return Err(format!("asked for blocks {next} to {last} it went on to {}", read.next_block));
+        }
+        Ok(read)
+    }
+
     fn deal_with(&self, receiver: &Receiver<Result<BlocksRead, String>>, from: &mut u64) -> Result<(), Stop> {
         let mut copied = Copied { waiting: Vec::new(), arrivals: Arrivals::new() };
         while *from <= self.range.last {
             let read = receiver.recv().map_err(|_| Stop::Backup("it stopped answering".to_owned()))?;
-            let read = read.map_err(Stop::Backup)?;
-            for (_, chunks) in &read.blocks {
-                self.progress.bytes_read.fetch_add(chunks.len() as u64, Ordering::Relaxed);
-                self.put_block(chunks, &mut copied)?;
-            }
-            *from = read.next_block;
+            self.take(&read.map_err(Stop::Backup)?, &mut copied, from)?;
         }
+        Ok(())
+    }
+
+    fn take(&self, read: &BlocksRead, copied: &mut Copied, from: &mut u64) -> Result<(), Stop> {
+        for (_, chunks) in &read.blocks {
+            self.progress.bytes_read.fetch_add(chunks.len() as u64, Ordering::Relaxed);
+            self.put_block(chunks, copied)?;
+        }
+        *from = read.next_block;
         Ok(())
     }
 
@@ -266,7 +285,7 @@ impl Job<'_> {
                 self.progress.bytes_readable.fetch_add(bytes.into(), Ordering::Relaxed);
                 let sink = self.broker.place_of(name).and_then(|place| Some(place.rebuilt_through()?.0));
                 if let (Some(ticket), Some(sink)) = (ticket, sink) {
-                    copied.wait(self.broker, sink, ticket, bytes.into())?;
+                    copied.wait(self, sink, ticket, bytes.into())?;
                 }
             }
         }
@@ -282,7 +301,7 @@ impl Job<'_> {
             match self.broker.log.rebuild_chunk(chunk) {
                 Ok(rebuilt) => return Ok(rebuilt),
                 Err(RebuildError::ArenaFull(full)) => {
-                    looks = if copied.arrivals.room(self.broker, &full) { 0 } else { looks + 1 };
+                    looks = if copied.arrivals.room(self.broker, &full, self.copies) { 0 } else { looks + 1 };
                 }
                 Err(RebuildError::Sink(error)) => {
                     let message = format!("nothing can be rebuilt: {error}");
@@ -303,13 +322,13 @@ struct Copied {
 }
 
 impl Copied {
-    fn wait(&mut self, broker: &Broker, sink: Arc<dyn DurabilitySink>, ticket: Ticket, bytes: u64) -> Result<(), Stop> {
+    fn wait(&mut self, job: &Job<'_>, sink: Arc<dyn DurabilitySink>, ticket: Ticket, bytes: u64) -> Result<(), Stop> {
         self.waiting.push((sink, ticket, bytes));
         self.waiting.retain(|(sink, ticket, _)| sink.durable_through() < *ticket);
-        let limit = broker.log.arena().bytes() / WAITING_SHARE / THREADS as u64;
+        let limit = job.broker.log.arena().bytes() / WAITING_SHARE / THREADS as u64;
         while self.waiting.len() > 1 && self.waiting.iter().map(|(.., bytes)| bytes).sum::<u64>() > limit {
             let (sink, ticket, _) = self.waiting.remove(0);
-            self.arrivals.durable(&*sink, ticket).map_err(Stop::All)?;
+            self.arrivals.durable(&*sink, ticket, job.copies).map_err(Stop::All)?;
         }
         Ok(())
     }

@@ -20,6 +20,7 @@ mod tests;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use kera_format::vlog_replica::LogId;
 use kera_format::{GroupId, LaneId, StreamId, StreamletId};
@@ -39,6 +40,8 @@ use fetch::{Arrivals, in_parallel};
 const ASKED_AT_ONCE: usize = 1000;
 /// Threads that ask and read.
 const THREADS: usize = 4;
+/// How long a wait lasts before it is looked whether anything is wrong.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// A log of a lost incarnation whose end is decided.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,6 +69,15 @@ pub trait Copies: Send + Sync {
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String>;
     /// Asks for blocks.
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String>;
+    /// From how many threads it is asked at most; with one everything is done on the thread of the caller.
+    fn threads(&self) -> usize {
+        THREADS
+    }
+    /// Called before each wait for memory or for this node's own copies: how long it may last. A simulator lets the rest of the
+    /// world go on here and asks for no wait at all.
+    fn pause(&self) -> Duration {
+        LOOK
+    }
 }
 
 /// What is to be rebuilt of streamlets that were taken over, and from where.
@@ -238,7 +250,7 @@ impl Broker {
                 return Err(Failure::later(Status::SegmentUnreadable, message));
             }
         }
-        self.wait_for_copies(rebuild)
+        self.wait_for_copies(rebuild, copies)
     }
 
     /// What is still awaited.
@@ -261,12 +273,12 @@ impl Broker {
         self.log.stream(name.stream)?.streamlet(name.streamlet).cloned()
     }
 
-    fn wait_for_copies(&self, rebuild: &Rebuild) -> Result<(), Failure> {
+    fn wait_for_copies(&self, rebuild: &Rebuild, copies: &dyn Copies) -> Result<(), Failure> {
         let arrivals = Arrivals::new();
         for name in &rebuild.streamlets {
             let Some(place) = self.place_of(*name) else { continue };
             if let Some((sink, ticket)) = place.rebuilt_through() {
-                arrivals.durable(&*sink, ticket)?;
+                arrivals.durable(&*sink, ticket, copies)?;
             }
             place.end_rebuilding();
         }
@@ -399,7 +411,7 @@ impl Broker {
         let questions: Vec<(Source, &[StreamletRef])> = (0..ranges.len())
             .flat_map(|source| names.chunks(ASKED_AT_ONCE.min(PAGE_ITEMS_MAX)).map(move |names| (source, names)))
             .collect();
-        let answers = in_parallel(THREADS, &questions, |&(source, asked)| {
+        let answers = in_parallel(copies.threads(), &questions, |&(source, asked)| {
             Ok((source, ask_range(&ranges[source], asked, copies, &check)?))
         })?;
         let mut told: BTreeMap<(StreamId, StreamletId, LaneId), Told> = BTreeMap::new();

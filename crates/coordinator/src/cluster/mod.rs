@@ -5,11 +5,13 @@
 //! entry may become true, `plan.rs` which entries do what somebody asked for. Every node of the cluster applies the same
 //! entries in the same order, so all checks look at nothing but the state and the entry.
 
+mod duties;
 mod owners;
 mod plan;
 mod rules;
 mod state;
 
+pub use duties::{EndsAsked, Placed};
 pub use owners::{Held, Owner, Run, StreamOwners};
 pub use plan::{Join, LogView, OWNER_RUNS_MAX, roles_of};
 pub use rules::Refused;

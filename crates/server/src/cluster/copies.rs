@@ -11,9 +11,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::{ClusterState, NodeState};
+use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
-use kera_format::cluster::{LogName, Roles};
+use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
 use kera_format::{Durability, StreamId, StreamOptions, StreamletId};
 use kera_link::{LinkConfig, RpcLinks};
@@ -188,26 +188,9 @@ struct GroupViews {
 }
 
 impl Views for GroupViews {
-    /// Live backups: those on other racks first, then those that have the fewest logs.
     fn candidates(&self, log: LogId) -> Vec<BackupId> {
-        let Some(group) = self.group.upgrade() else { return Vec::new() };
-        group.read(|state| {
-            let rack = state.node(self.node).map(|node| node.rack.clone()).unwrap_or_default();
-            let mut loads: HashMap<BackupId, usize> = HashMap::new();
-            for view in state.logs().values().filter_map(|log| log.views.last()) {
-                view.backups.iter().for_each(|backup| *loads.entry(*backup).or_default() += 1);
-            }
-            let is_one = |(number, node): &(&u32, &NodeState)| **number != self.node && node.is_live(Roles::BACKUP);
-            let mut found: Vec<_> = (state.nodes().iter().filter(is_one))
-                .map(|(number, node)| {
-                    let is_near = !rack.is_empty() && node.rack == rack;
-                    let turn = number.wrapping_sub(self.node).wrapping_add(log.vlog) % 1024;
-                    (is_near, loads.get(number).copied().unwrap_or(0), turn, *number)
-                })
-                .collect();
-            found.sort_unstable();
-            found.into_iter().map(|(.., number)| number).collect()
-        })
+        let group = self.group.upgrade();
+        group.map_or_else(Vec::new, |group| group.read(|state| state.backups_for(self.node, log.vlog)))
     }
 
     fn ask(&self, log: LogId, view: &View) {

@@ -4,13 +4,10 @@ use std::sync::{Arc, Weak};
 
 use kera_broker::Broker;
 use kera_coordinator::StreamEvent;
-use kera_coordinator::catalog::SYSTEM_PREFIX;
-use kera_coordinator::cluster::{ClusterState, StreamOwners, roles_of};
+use kera_coordinator::cluster::ClusterState;
 use kera_format::cluster::{ClusterEntry, NodeNumber};
 use kera_format::{StreamId, StreamletId};
 use kera_log::Tenure;
-use kera_protocol::placement::OlderGroups;
-use kera_protocol::{NodeInfo, Owner};
 use kera_raft::{Change, Group, Observer};
 use parking_lot::Mutex;
 
@@ -27,15 +24,6 @@ pub(super) struct Feed {
     placing: Mutex<()>,
     /// Opens those that a lost broker had.
     recovery: Arc<Recovery>,
-}
-
-/// A stream as the broker is told of it.
-struct Placed {
-    owners: Vec<Owner>,
-    /// Streamlets that this incarnation of this node owns and opens by itself.
-    mine: Vec<u32>,
-    /// Whether there are others, which are to be taken over.
-    has_lost: bool,
 }
 
 impl Feed {
@@ -62,13 +50,12 @@ impl Feed {
     }
 
     fn nodes(&self, group: &Group) {
-        let nodes = group.read(|state| state.nodes().iter().map(|(number, node)| node_info(*number, node)).collect());
-        self.broker.set_nodes(group.applied(), nodes);
+        self.broker.set_nodes(group.applied(), group.read(ClusterState::node_infos));
     }
 
     fn place(&self, group: &Group, stream: StreamId) {
         let _alone = self.placing.lock();
-        let (version, placed) = (group.applied(), group.read(|state| placed(state, self.node, stream)));
+        let (version, placed) = (group.applied(), group.read(|state| state.placed(self.node, stream)));
         let Some(placed) = placed else { return };
         if let Err(failure) = self.broker.place_stream(version, stream, placed.owners.clone()) {
             tracing::error!(%stream, error = %failure, "the broker does not follow the cluster; restart the node");
@@ -121,45 +108,4 @@ impl Observer for Feed {
             Change::Cluster(_) => {}
         }
     }
-}
-
-fn node_info(number: NodeNumber, node: &kera_coordinator::cluster::NodeState) -> NodeInfo {
-    NodeInfo {
-        node: number,
-        node_epoch: node.epoch,
-        address: node.doors.native.clone(),
-        kafka_address: node.doors.kafka.clone(),
-        http_address: node.doors.http.clone(),
-        rack: node.rack.clone(),
-        roles: roles_of(node.roles),
-    }
-}
-
-/// A stream's owners, one for each streamlet; nothing for streams of the system, which each node has for itself.
-fn placed(state: &ClusterState, node: NodeNumber, stream: StreamId) -> Option<Placed> {
-    let info = state.catalog.find(&stream.into()).ok().filter(|info| !info.name.starts_with(SYSTEM_PREFIX))?;
-    let nobody = StreamOwners::default();
-    let known = state.owners(stream).unwrap_or(&nobody);
-    let mut owners = vec![Owner::default(); info.options.streamlets as usize];
-    let (mut mine, mut has_lost) = (Vec::new(), false);
-    for run in known.runs() {
-        for streamlet in run.first..run.end().min(info.options.streamlets) {
-            let owner = Owner { node: run.owner.node, epoch: run.owner.owner_epoch, older: Vec::new() };
-            owners[streamlet as usize] = owner;
-            if run.owner.node == node && state.is_live(node, run.owner.epoch) {
-                has_lost |= run.owner.rebuilding;
-                if !run.owner.rebuilding {
-                    mine.push(streamlet);
-                }
-            }
-        }
-    }
-    for held in known.held() {
-        for streamlet in held.first..(held.first + held.count).min(info.options.streamlets) {
-            let older = OlderGroups { first_epoch: held.owner_epoch, node: held.node };
-            owners[streamlet as usize].older.push(older);
-        }
-    }
-    owners.iter_mut().for_each(|owner| owner.older.sort_unstable_by_key(|older| older.first_epoch));
-    Some(Placed { owners, mine, has_lost })
 }

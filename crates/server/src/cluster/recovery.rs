@@ -74,7 +74,7 @@ impl Recovery {
         (transport, links): (Arc<dyn Transport>, Handle),
         runtime: &Handle,
     ) -> Result<(Arc<Recovery>, Vec<JoinHandle<()>>), Fatal> {
-        let has_returned = group.read(|state| owned(state, me.0, me.1).any(|(_, run)| !run.owner.rebuilding));
+        let has_returned = group.read(|state| state.to_recover(me.0, me.1).any(|(_, run)| !run.owner.rebuilding));
         let recovery = Arc::new(Recovery {
             has_returned,
             node: me.0,
@@ -133,13 +133,7 @@ impl Recovery {
     /// Has logs of this node's earlier incarnations given up that nobody needs: if it has nothing of that time any more, or never got
     /// anything back. While anybody rebuilds they stay, see [`ClusterState::plan_give_up_lost`].
     fn give_up_old_logs(&self) {
-        let old: Vec<LogName> = self.group.read(|state| {
-            let mut runs = state.catalog.streams().filter_map(|info| state.owners(info.id)).flat_map(|of| of.runs());
-            if runs.any(|run| run.owner.rebuilding) || state.lost_logs().any(|(_, log)| log.end.is_none()) {
-                return Vec::new();
-            }
-            state.lost_logs().map(|(name, _)| name).filter(|name| name.node == self.node).collect()
-        });
+        let old: Vec<LogName> = self.group.read(|state| state.own_lost_logs(self.node));
         if old.is_empty() || (self.has_returned && self.has_old_groups()) {
             return;
         }
@@ -156,7 +150,7 @@ impl Recovery {
 
     /// Whether there are groups from before this incarnation.
     fn has_old_groups(&self) -> bool {
-        let mine: Vec<(StreamId, Run)> = self.group.read(|state| owned(state, self.node, self.epoch).collect());
+        let mine: Vec<(StreamId, Run)> = self.group.read(|state| state.to_recover(self.node, self.epoch).collect());
         let Some(began) = mine.iter().map(|(_, run)| run.owner.owner_epoch).min() else { return false };
         mine.iter().any(|(stream, run)| {
             let stream = self.broker.log().stream(*stream);
@@ -170,7 +164,7 @@ impl Recovery {
 
     /// Takes over what is to be; false: something is left.
     fn take_all(&self) -> bool {
-        let owned = self.group.read(|state| to_rebuild(state, self.node, self.epoch));
+        let owned = self.group.read(|state| state.to_rebuild(self.node, self.epoch));
         let owned: Vec<Owned> = {
             let work = self.work.lock();
             owned.into_iter().filter(|one| !work.taken.contains(one)).collect()
@@ -262,27 +256,6 @@ impl Recovery {
         };
         waiting + work.progress.as_ref().map_or(0, left)
     }
-}
-
-/// What an incarnation owns of streams with copies.
-fn owned(state: &ClusterState, node: u32, epoch: u32) -> impl Iterator<Item = (StreamId, Run)> {
-    let copied = state.catalog.streams().filter(|info| info.options.replication > 1);
-    let runs = copied.filter_map(|info| Some((info.id, state.owners(info.id)?)));
-    let runs = runs.flat_map(|(stream, owners)| owners.runs().iter().map(move |run| (stream, *run)));
-    runs.filter(move |(_, run)| (run.owner.node, run.owner.epoch) == (node, epoch))
-}
-
-/// Streamlets of this incarnation of which a lost broker had something.
-fn to_rebuild(state: &ClusterState, node: u32, epoch: u32) -> Vec<Owned> {
-    let mut owned = Vec::new();
-    for info in state.catalog.streams() {
-        let runs = state.owners(info.id).into_iter().flat_map(|owners| owners.runs());
-        for run in runs.filter(|run| run.owner.rebuilding && (run.owner.node, run.owner.epoch) == (node, epoch)) {
-            let end = run.end().min(info.options.streamlets);
-            owned.extend((run.first..end).map(|at| (info.id, StreamletId(at), run.owner.owner_epoch)));
-        }
-    }
-    owned
 }
 
 /// All logs of incarnations that are over; nothing while the end of one is not decided.

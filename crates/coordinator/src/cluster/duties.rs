@@ -1,0 +1,167 @@
+//! What the state means for one node: what its broker is told of owners, what it has to take over, where its virtual logs may be
+//! copied to, what it has left from before. Pure questions: who asks them does the rest, with sockets or in a simulator.
+
+use std::collections::HashMap;
+
+use kera_format::cluster::{LogName, NodeNumber, Roles};
+use kera_format::{StreamId, StreamletId};
+use kera_protocol::placement::OlderGroups;
+use kera_protocol::{NodeInfo, Owner};
+
+use super::{ClusterState, NodeState, StreamOwners, roles_of};
+use crate::catalog::SYSTEM_PREFIX;
+
+/// A stream as a node's broker is told of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Placed {
+    /// Who owns each streamlet, from 0 on.
+    pub owners: Vec<Owner>,
+    /// Streamlets that the live incarnation of this node owns and opens by itself.
+    pub mine: Vec<u32>,
+    /// Whether there are others, which are to be taken over.
+    pub has_lost: bool,
+}
+
+/// A backup, its address, and the logs whose ends it is asked for, each with the first block of its newest view.
+pub type EndsAsked = (NodeNumber, String, Vec<(LogName, u64)>);
+
+impl ClusterState {
+    /// All nodes as a broker is told of them.
+    pub fn node_infos(&self) -> Vec<NodeInfo> {
+        self.nodes.iter().map(|(number, node)| node_info(*number, node)).collect()
+    }
+
+    /// A stream's owners, one for each streamlet; nothing for streams of the system, which each node has for itself.
+    pub fn placed(&self, node: NodeNumber, stream: StreamId) -> Option<Placed> {
+        let info = self.catalog.find(&stream.into()).ok().filter(|info| !info.name.starts_with(SYSTEM_PREFIX))?;
+        let nobody = StreamOwners::default();
+        let known = self.owners(stream).unwrap_or(&nobody);
+        let mut owners = vec![Owner::default(); info.options.streamlets as usize];
+        let (mut mine, mut has_lost) = (Vec::new(), false);
+        for run in known.runs() {
+            for streamlet in run.first..run.end().min(info.options.streamlets) {
+                let owner = Owner { node: run.owner.node, epoch: run.owner.owner_epoch, older: Vec::new() };
+                owners[streamlet as usize] = owner;
+                if run.owner.node == node && self.is_live(node, run.owner.epoch) {
+                    has_lost |= run.owner.rebuilding;
+                    if !run.owner.rebuilding {
+                        mine.push(streamlet);
+                    }
+                }
+            }
+        }
+        for held in known.held() {
+            for streamlet in held.first..(held.first + held.count).min(info.options.streamlets) {
+                let older = OlderGroups { first_epoch: held.owner_epoch, node: held.node };
+                owners[streamlet as usize].older.push(older);
+            }
+        }
+        owners.iter_mut().for_each(|owner| owner.older.sort_unstable_by_key(|older| older.first_epoch));
+        Some(Placed { owners, mine, has_lost })
+    }
+
+    /// Streamlets of an incarnation of which a lost broker had something that is not rebuilt yet, each with its owner epoch.
+    pub fn to_rebuild(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId, u32)> {
+        let mut owned = Vec::new();
+        for info in self.catalog.streams() {
+            let runs = self.owners(info.id).into_iter().flat_map(|owners| owners.runs());
+            for run in runs.filter(|run| run.owner.rebuilding && (run.owner.node, run.owner.epoch) == (node, epoch)) {
+                let end = run.end().min(info.options.streamlets);
+                owned.extend((run.first..end).map(|at| (info.id, StreamletId(at), run.owner.owner_epoch)));
+            }
+        }
+        owned
+    }
+
+    /// Live backups for a log of a node, the best first: those on other racks, then those that have the fewest logs.
+    pub fn backups_for(&self, node: NodeNumber, vlog: u32) -> Vec<NodeNumber> {
+        let rack = self.node(node).map(|known| known.rack.clone()).unwrap_or_default();
+        let mut loads: HashMap<NodeNumber, usize> = HashMap::new();
+        for view in self.logs.values().filter_map(|log| log.views.last()) {
+            view.backups.iter().for_each(|backup| *loads.entry(*backup).or_default() += 1);
+        }
+        let is_one = |(number, known): &(&NodeNumber, &NodeState)| **number != node && known.is_live(Roles::BACKUP);
+        let mut found: Vec<_> = (self.nodes.iter().filter(is_one))
+            .map(|(number, known)| {
+                let is_near = !rack.is_empty() && known.rack == rack;
+                let turn = number.wrapping_sub(node).wrapping_add(vlog) % 1024;
+                (is_near, loads.get(number).copied().unwrap_or(0), turn, *number)
+            })
+            .collect();
+        found.sort_unstable();
+        found.into_iter().map(|(.., number)| number).collect()
+    }
+
+    /// Which backups are asked for which logs of an incarnation that is over and that have no end yet: all of a newest view, so
+    /// that one of them answers.
+    pub fn ends_to_ask(&self, node: NodeNumber, epoch: u32) -> Vec<EndsAsked> {
+        let mut asked: Vec<EndsAsked> = Vec::new();
+        for (log, known) in self.logs_of(node, epoch).filter(|(_, log)| log.end.is_none()) {
+            let Some(view) = known.views.last() else { continue };
+            for backup in &view.backups {
+                let Some(address) = self.node(*backup).map(|node| node.doors.cluster.clone()) else { continue };
+                match asked.iter_mut().find(|(number, ..)| number == backup) {
+                    Some((.., logs)) => logs.push((log, view.first)),
+                    None => asked.push((*backup, address, vec![(log, view.first)])),
+                }
+            }
+        }
+        asked
+    }
+
+    /// Streamlets with copies that an incarnation does not simply go on with: others own them, or it must take them over like anybody.
+    pub fn not_gone_on_with(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId)> {
+        let mut others = Vec::new();
+        for info in self.catalog.streams().filter(|info| info.options.replication > 1) {
+            for streamlet in (0..info.options.streamlets).map(StreamletId) {
+                let owner = self.owner(info.id, streamlet.0);
+                let goes_on =
+                    owner.is_some_and(|owner| (owner.node, owner.epoch) == (node, epoch) && !owner.rebuilding);
+                if !goes_on {
+                    others.push((info.id, streamlet));
+                }
+            }
+        }
+        others
+    }
+
+    /// Streamlets that others have with all their copies, so that a node needs nothing of what it has of them from before. None while
+    /// a log of an earlier incarnation of it is kept.
+    pub fn rebuilt_by_others(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId)> {
+        if self.lost_logs().any(|(lost, _)| lost.node == node) {
+            return Vec::new();
+        }
+        let mut found = self.not_gone_on_with(node, epoch);
+        found.retain(|&(stream, streamlet)| {
+            let at = streamlet.0;
+            let is_mine = self.owner(stream, at).is_some_and(|owner| owner.node == node);
+            let holds = self.owners(stream).is_some_and(|owners| {
+                let mut held = owners.held().iter().filter(|held| held.node == node);
+                held.any(|held| (held.first..held.first + held.count).contains(&at))
+            });
+            !is_mine && !holds
+        });
+        found
+    }
+
+    /// Logs of a node's earlier incarnations that nobody rebuilds from: it may give them up once it has nothing of that time any more.
+    pub fn own_lost_logs(&self, node: NodeNumber) -> Vec<LogName> {
+        let mut runs = self.catalog.streams().filter_map(|info| self.owners(info.id)).flat_map(|of| of.runs());
+        if runs.any(|run| run.owner.rebuilding) || self.lost_logs().any(|(_, log)| log.end.is_none()) {
+            return Vec::new();
+        }
+        self.lost_logs().map(|(name, _)| name).filter(|name| name.node == node).collect()
+    }
+}
+
+fn node_info(number: NodeNumber, node: &NodeState) -> NodeInfo {
+    NodeInfo {
+        node: number,
+        node_epoch: node.epoch,
+        address: node.doors.native.clone(),
+        kafka_address: node.doors.kafka.clone(),
+        http_address: node.doors.http.clone(),
+        rack: node.rack.clone(),
+        roles: roles_of(node.roles),
+    }
+}
