@@ -14,6 +14,8 @@ use crate::CoordinatorError;
 
 /// Names that start so are the system's own: clients may read such streams, but not make, change or delete them.
 pub const SYSTEM_PREFIX: &str = "_kera.";
+/// Those of the system's streams that a cluster has once for all nodes. Each node has the others for itself.
+pub const CLUSTER_PREFIX: &str = "_kera.cluster.";
 /// Producer ids are journalled this many at a time, so that most of them cost no write. A restart skips what is left
 /// of a block.
 pub const PRODUCER_BLOCK: u64 = 1000;
@@ -257,6 +259,11 @@ impl Catalog {
         self.next_index = index;
         Ok(())
     }
+}
+
+/// Whether the streamlets of a stream of this name have owners in a cluster.
+pub fn has_owners(name: &str) -> bool {
+    !name.starts_with(SYSTEM_PREFIX) || name.starts_with(CLUSTER_PREFIX)
 }
 
 fn check_name(name: &str, system: bool) -> Result<(), CoordinatorError> {

@@ -14,6 +14,7 @@ pub mod compression;
 pub mod container;
 mod error;
 pub mod extent;
+mod hash;
 pub mod ids;
 pub mod kafka_batch;
 pub mod kafka_codec;
@@ -32,6 +33,7 @@ mod wire;
 pub use chunk::{BrokerPart, CHUNK_HEADER_BYTES, ChunkBuilder, ChunkHeader, ChunkView};
 pub use compression::Compression;
 pub use error::FormatError;
+pub use hash::murmur2;
 pub use ids::{
     ApplicationId, Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId, SegmentIndex, StreamId, StreamletId,
 };

@@ -290,7 +290,7 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
         Ok(CreatableTopicResult::default()
             .with_topic_id(made.map(|info| door.topic_id(info.id)).unwrap_or_default())
             .with_num_partitions(partitions_of(&options) as i32)
-            .with_replication_factor(1)
+            .with_replication_factor(i16::try_from(options.replication).unwrap_or(i16::MAX))
             .with_configs(Some(configs.collect())))
     };
     // A topic that is named twice is told about once.

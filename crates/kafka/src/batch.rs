@@ -202,12 +202,17 @@ pub(crate) fn crc_of(batch: &[u8]) -> u32 {
 }
 
 /// The bytes of a stored batch that are patched on the way out.
-pub(crate) fn patched_head(batch: &[u8], base_ordinal: u64) -> [u8; PATCHED_BYTES] {
+pub(crate) fn patched_head(batch: &[u8], base_ordinal: u64, leader_epoch: i32) -> [u8; PATCHED_BYTES] {
     let mut head = [0; PATCHED_BYTES];
     head[..8].copy_from_slice(&base_ordinal.to_be_bytes());
     head[8..12].copy_from_slice(&batch[8..12]);
-    head[12..].copy_from_slice(&LEADER_EPOCH.to_be_bytes());
+    head[12..].copy_from_slice(&leader_epoch.to_be_bytes());
     head
+}
+
+/// Says in a batch in which leader's epoch it was appended; its checksum does not cover that.
+pub(crate) fn set_leader_epoch(batch: &mut [u8], leader_epoch: i32) {
+    batch[12..16].copy_from_slice(&leader_epoch.to_be_bytes());
 }
 
 /// A native chunk's records as one batch, uncompressed. Secondary keys become headers named `key`, a version one named

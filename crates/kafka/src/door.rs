@@ -9,6 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kafka_protocol::messages::BrokerId;
 use kera_broker::Broker;
 use kera_coordinator::Coordinator;
 use kera_env::{Clock, Random};
@@ -22,9 +23,11 @@ use uuid::Uuid;
 
 use crate::counts::Counts;
 use crate::endings::{self, Endings, Event};
+use crate::epochs;
 use crate::fetch_sessions::FetchSessions;
 use crate::floors::Floors;
-use crate::group_door::GroupDoor;
+use crate::group_door::{self, GroupDoor};
+use crate::group_parts;
 use crate::session::KafkaSession;
 use crate::transaction_door::TransactionDoor;
 
@@ -134,7 +137,7 @@ pub(crate) type Reply = Arc<ReplySlot>;
 
 /// An answer on its way from another thread to a session.
 pub(crate) struct ReplySlot {
-    body: Mutex<Option<(Vec<u8>, Option<After>)>>,
+    body: Mutex<Option<(Vec<u8>, Vec<After>)>>,
     waker: SessionWaker,
 }
 
@@ -143,11 +146,11 @@ impl ReplySlot {
         Arc::new(ReplySlot { body: Mutex::new(None), waker })
     }
     /// It may leave when what it rests on is durable.
-    pub(crate) fn put_after(&self, body: Vec<u8>, after: Option<After>) {
-        *self.body.lock() = Some((body, after));
+    pub(crate) fn put_after(&self, body: Vec<u8>, after: impl IntoIterator<Item = After>) {
+        *self.body.lock() = Some((body, after.into_iter().collect()));
         self.waker.wake();
     }
-    pub(crate) fn take(&self) -> Option<(Vec<u8>, Option<After>)> {
+    pub(crate) fn take(&self) -> Option<(Vec<u8>, Vec<After>)> {
         self.body.lock().take()
     }
 }
@@ -159,6 +162,13 @@ pub(crate) type Command = Box<dyn FnOnce(&Door) -> (Vec<u8>, Option<After>) + Se
 pub(crate) struct Catalog {
     node: [u8; 16],
     pub(crate) coordinator: Arc<Coordinator>,
+}
+
+/// Who knows where a cluster has copies.
+pub trait KnownCopies: Send + Sync {
+    /// The nodes that are to have what `owner` writes to streams with so many `copies`, and those of them that have it, the owner
+    /// first in both.
+    fn copies_of(&self, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>);
 }
 
 /// The Kafka door of a node.
@@ -177,10 +187,11 @@ pub struct Door {
     pub(crate) clock: Arc<dyn Clock>,
     commands: Sender<(Command, Reply)>,
     address: OnceLock<SocketAddr>,
+    copies: OnceLock<Arc<dyn KnownCopies>>,
 }
 
-/// The threads of a door: one runs commands and keeps time for groups, one ends transactions. They end when the door and its
-/// sessions are gone.
+/// The threads of a door: one runs commands and keeps time for groups, one ends transactions, and in a cluster one follows which
+/// groups are this node's. They end when the door and its sessions are gone.
 pub struct DoorThread(Vec<JoinHandle<()>>);
 
 /// What the threads of a door wait for.
@@ -220,7 +231,12 @@ impl Door {
         let named = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(1 << 20);
         let commands = named("kera-kafka").spawn(move || work(&weak, &commands))?;
         let ends = named("kera-kafka-ends").spawn(move || endings::work(&weak_too, &events, endings))?;
-        Ok((door, DoorThread(vec![commands, ends])))
+        let mut threads = vec![commands, ends];
+        if door.is_in_cluster() {
+            let weak = Arc::downgrade(&door);
+            threads.push(named("kera-kafka-groups").spawn(move || group_door::follow(&weak))?);
+        }
+        Ok((door, DoorThread(threads)))
     }
 
     /// A door, and what its threads do.
@@ -255,6 +271,7 @@ impl Door {
             clock,
             commands,
             address,
+            copies: OnceLock::new(),
         };
         Ok((Arc::new(door), Waiting { commands: receiver, events: event_receiver, endings }))
     }
@@ -301,13 +318,31 @@ impl Door {
         brokers
     }
 
-    /// Who leads a partition: its streamlet's owner; -1 if there is none.
-    pub(crate) fn leader_of(&self, info: &StreamInfo, partition: i32) -> i32 {
+    /// Who leads a partition, and in which epoch: its streamlet's owner; -1 if there is none.
+    pub(crate) fn leader_of(&self, info: &StreamInfo, partition: i32) -> (i32, i32) {
         let streamlet = StreamletId(partition as u32 / info.options.lanes.max(1));
         match self.broker.ownership().owner(info.id, streamlet) {
-            None => self.node_id(),
-            Some(owner) if owner.node == 0 => -1,
-            Some(owner) => owner.node as i32,
+            None => (self.node_id(), 0),
+            Some(owner) if owner.node == 0 => (-1, epochs::UNKNOWN),
+            Some(owner) => (owner.node as i32, owner.epoch.cast_signed()),
+        }
+    }
+
+    /// Says who knows where copies are, once the node is part of a cluster.
+    pub fn set_copies(&self, copies: Arc<dyn KnownCopies>) {
+        let _ = self.copies.set(copies);
+    }
+
+    /// The nodes that are to have the records of a leader's partitions with so many copies, and those that have them.
+    pub(crate) fn copies_of(&self, leader: i32, copies: u32) -> (Vec<BrokerId>, Vec<BrokerId>) {
+        let ids = |nodes: Vec<u32>| nodes.into_iter().map(|node| BrokerId(node as i32)).collect();
+        match (u32::try_from(leader), self.copies.get()) {
+            (Err(_), _) => (Vec::new(), Vec::new()),
+            (Ok(leader), Some(known)) if copies > 1 => {
+                let (wanted, has) = known.copies_of(leader, copies);
+                (ids(wanted), ids(has))
+            }
+            (Ok(leader), _) => (ids(vec![leader]), ids(vec![leader])),
         }
     }
 
@@ -366,6 +401,11 @@ impl Catalog {
             return None;
         }
         self.coordinator.stream(&StreamRef::Name(name.to_owned())).ok()
+    }
+
+    /// The stream of a cluster's groups, once there is one.
+    pub(crate) fn info_of_groups(&self) -> Option<StreamInfo> {
+        self.coordinator.stream(&StreamRef::Name(group_parts::STREAM.to_owned())).ok()
     }
 
     /// The stream behind a topic's id, unless it is the system's.

@@ -31,6 +31,7 @@ use parking_lot::Mutex;
 
 use crate::batch::{self, BATCH_HEADER_BYTES, PATCHED_BYTES};
 use crate::door::{Door, Topic};
+use crate::epochs;
 use crate::fetch_sessions::{Mode, NO_SESSION, Told};
 use crate::floors::first_offset;
 use crate::session::{Core, Request};
@@ -51,8 +52,8 @@ const COPY_BYTES_MAX: usize = 512;
 
 /// A batch on its way out.
 enum Part {
-    /// A stored batch and its base offset.
-    Stored(Bytes, u64),
+    /// A stored batch, and what it is told with.
+    Stored { batch: Bytes, base_ordinal: u64, leader_epoch: i32 },
     /// A batch that was made of native records.
     Made(Bytes),
 }
@@ -60,7 +61,7 @@ enum Part {
 impl Part {
     fn bytes(&self) -> usize {
         match self {
-            Part::Stored(bytes, _) | Part::Made(bytes) => bytes.len(),
+            Part::Stored { batch, .. } | Part::Made(batch) => batch.len(),
         }
     }
 }
@@ -405,8 +406,8 @@ impl Fetching {
 
 fn put_part(part: &Part, frame: &mut FrameWriter<'_>) {
     match part {
-        Part::Stored(batch, base_ordinal) => {
-            frame.body().extend_from_slice(&batch::patched_head(batch, *base_ordinal));
+        Part::Stored { batch, base_ordinal, leader_epoch } => {
+            frame.body().extend_from_slice(&batch::patched_head(batch, *base_ordinal, *leader_epoch));
             if batch.len() <= COPY_BYTES_MAX {
                 frame.body().extend_from_slice(&batch[PATCHED_BYTES..]);
             } else {
@@ -428,8 +429,8 @@ struct Left {
 
 /// Reads a partition from the offset that is asked for, as far as there is something `left`; `committed`: only what is committed.
 fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bool, left: Left) -> Found {
-    if asked.current_leader_epoch > batch::LEADER_EPOCH {
-        return Found::refused(ResponseError::UnknownLeaderEpoch);
+    if let Err(error) = epochs::check(lane, asked.current_leader_epoch) {
+        return Found::refused(error);
     }
     // The version first: what moves after this makes waiting for it return at once. The end next, so that a transaction that
     // is not known after it has nothing before it.
@@ -519,7 +520,7 @@ fn take(
             found.loads = usize::try_from(loading_bytes).unwrap_or(usize::MAX).min(left.bytes);
             return Ok(None);
         }
-        let (next_offset, next_cursor) = take_from(&outcome, &range, found)?;
+        let (next_offset, next_cursor) = take_from(lane, &outcome, &range, found)?;
         if !found.parts.is_empty() {
             return Ok(Some((next_offset, next_cursor.unwrap_or(outcome.next))));
         }
@@ -534,7 +535,12 @@ fn take(
 /// Takes what is in the range out of what was read. Batches of which compaction has left nothing but their place are not sent:
 /// librdkafka does not go on behind an answer that has no others. The offset behind it, and the chunk where the range ends, if
 /// that was read.
-fn take_from(outcome: &ReadOutcome, range: &Range<u64>, found: &mut Found) -> Result<(u64, Option<Cursor>), ReadError> {
+fn take_from(
+    lane: &Lane,
+    outcome: &ReadOutcome,
+    range: &Range<u64>,
+    found: &mut Found,
+) -> Result<(u64, Option<Cursor>), ReadError> {
     let (mut next_offset, mut next_cursor) = (range.start, None);
     'data: for data in &outcome.data {
         let mut at = 0;
@@ -553,6 +559,7 @@ fn take_from(outcome: &ReadOutcome, range: &Range<u64>, found: &mut Found) -> Re
                 next_cursor = Some(Cursor { group: place.group, segment: place.segment, position: place.position });
                 break 'data;
             }
+            let leader_epoch = epochs::of_group(lane, place.group);
             let part = match header.kind {
                 PayloadKind::KafkaBatch if (header.payload_bytes as usize) < BATCH_HEADER_BYTES => {
                     return Err(ReadError::LoadFailed("a batch is shorter than its header".into()));
@@ -560,11 +567,16 @@ fn take_from(outcome: &ReadOutcome, range: &Range<u64>, found: &mut Found) -> Re
                 PayloadKind::KafkaBatch if batch::is_empty(chunk.payload()) => continue,
                 PayloadKind::KafkaBatch => {
                     let from = start + CHUNK_HEADER_BYTES;
-                    Part::Stored(data.slice(from..from + header.payload_bytes as usize), place.base_ordinal)
+                    let (batch, base_ordinal) =
+                        (data.slice(from..from + header.payload_bytes as usize), place.base_ordinal);
+                    Part::Stored { batch, base_ordinal, leader_epoch }
                 }
                 _ => match batch::from_native(&chunk, place.base_ordinal, place.append_time_ms) {
                     Ok(batch) if batch::is_empty(&batch) => continue,
-                    Ok(batch) => Part::Made(Bytes::from(batch)),
+                    Ok(mut batch) => {
+                        batch::set_leader_epoch(&mut batch, leader_epoch);
+                        Part::Made(Bytes::from(batch))
+                    }
                     Err(error) => return Err(ReadError::LoadFailed(error.to_string())),
                 },
             };

@@ -2,33 +2,37 @@
 //!
 //! Requests come in on I/O threads, time passes on the door's own thread. Whoever has called the coordinator takes what is
 //! answered and hands it to the connections it is for; an answer that rests on what was recorded waits there until that is
-//! durable.
+//! durable. Each [part](crate::group_parts) of the groups has a coordinator of its own; a request about groups of several is answered once.
 
 use std::collections::HashMap;
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::find_coordinator_response::Coordinator as Found;
 use kafka_protocol::messages::{
-    ApiKey, BrokerId, FindCoordinatorRequest, FindCoordinatorResponse, TxnOffsetCommitRequest,
+    ApiKey, BrokerId, ConsumerGroupDescribeRequest, DeleteGroupsRequest, DescribeGroupsRequest, FindCoordinatorRequest,
+    FindCoordinatorResponse, ListGroupsRequest, ListGroupsResponse, OffsetFetchRequest, TxnOffsetCommitRequest,
 };
 use kafka_protocol::protocol::StrBytes;
+use kera_broker::Broker;
 use kera_env::{Clock, Random};
-use kera_format::kafka_groups::Entry;
 use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::door::{After, Catalog, Door, Reply, partitions_of};
-use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, GroupConfig, Journal, Mark, Now, Topic, Topics};
+use crate::group_parts::{self, Load, Making, Part, Parts};
+use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, Now, Topic, Topics};
 use crate::session::{Request, decode, encode};
 use crate::state_log::StateLog;
 use crate::transaction_door::{MayWrite, TransactionDoor};
 use crate::wire::Malformed;
 
-/// Where groups and their offsets are kept.
+/// Where groups and their offsets are kept by a node that is alone.
 const GROUPS_STREAM: &str = "_kera.groups";
 /// The log of groups is written anew when this much was added since the last time, and at least what that took.
 const COPY_BYTES_MIN: u64 = 4 << 20;
@@ -36,6 +40,14 @@ const COPY_BYTES_MIN: u64 = 4 << 20;
 const COPY_STEP_BYTES: usize = 256 << 10;
 /// How long what the coordinator knows of topics may be old.
 const TOPICS_MS: i64 = 1_000;
+/// How often it is looked at whose the groups are.
+const FOLLOW: Duration = Duration::from_millis(20);
+/// Copies of what a cluster keeps of its groups, where there are so many nodes.
+const COPIES_MAX: usize = 3;
+/// For how long more nodes are waited for before it is kept in fewer copies.
+const NODES_WAIT_MS: u64 = 10_000;
+/// From this version on OffsetFetch asks for several groups.
+const VERSION_FETCH_MANY: i16 = 8;
 /// From this version on clients know the error that says that their transaction has to be aborted.
 const VERSION_TELLS_ABORTABLE: i16 = 4;
 /// From this version on a group is added to the producer's transaction by what is committed for it (KIP-890).
@@ -76,21 +88,20 @@ pub(crate) struct Asking<'a> {
 
 /// The groups of a node.
 pub(crate) struct GroupDoor {
-    coordinator: Mutex<Coordinator>,
+    parts: Parts,
     /// Who waits for which answer, by token.
-    waiting: Mutex<HashMap<u64, (Request, Reply)>>,
+    waiting: Mutex<HashMap<u64, Waiting>>,
     tokens: AtomicU64,
-    log: Arc<StateLog<Entry>>,
     clock: Arc<dyn Clock>,
+    /// Since when somebody has asked for a coordinator in a cluster that keeps no groups yet.
+    wanted_ms: Mutex<Option<u64>>,
 }
 
-/// The coordinator's handle on its log.
-struct Handle(Arc<StateLog<Entry>>);
-
-impl Journal for Handle {
-    fn append(&mut self, entries: &[Entry]) -> Result<Mark, AppendFailed> {
-        self.0.append(entries)
-    }
+struct Waiting {
+    request: Request,
+    reply: Reply,
+    /// The address of the part that it waits for.
+    part: usize,
 }
 
 /// What topics there are, as the coordinator sees them.
@@ -130,45 +141,68 @@ impl Topics for KnownTopics {
 }
 
 impl GroupDoor {
-    /// Opens the stream of groups and reads what is in it. Blocks the thread while segments come from disk.
+    /// Opens the stream of groups and reads what is in it, unless the groups are a cluster's. Blocks the thread while segments come
+    /// from disk.
     pub(crate) fn open(
         catalog: &Arc<Catalog>,
-        broker: &kera_broker::Broker,
+        broker: &Broker,
         clock: &Arc<dyn Clock>,
         random: Arc<dyn Random>,
     ) -> io::Result<GroupDoor> {
-        let log = StateLog::open(GROUPS_STREAM, catalog, broker, clock)?;
         let topics =
             KnownTopics { catalog: Arc::clone(catalog), clock: Arc::clone(clock), seen: Mutex::new((i64::MIN / 2, 0)) };
-        let journal = Box::new(Handle(Arc::clone(&log)));
-        let mut coordinator = Coordinator::new(GroupConfig::default(), journal, Arc::new(topics), random);
-        let (records, passed_over) =
-            log.replay(|entry| coordinator.replay(entry)).map_err(|error| io::Error::other(error.to_string()))?;
-        coordinator.start(now(clock.as_ref()));
-        let groups = coordinator.group_count();
-        tracing::info!(groups, records, passed_over, "Kafka groups are open");
+        let parts = Parts::new(Making { topics: Arc::new(topics), random, clock: Arc::clone(clock) });
+        if catalog.info_of_groups().is_none() && broker.ownership().nodes().len() < 2 {
+            let log = StateLog::open(GROUPS_STREAM, catalog, broker, clock)?;
+            parts.set_alone(parts.making.read(log).map_err(|error| io::Error::other(error.to_string()))?);
+        }
         Ok(GroupDoor {
-            coordinator: Mutex::new(coordinator),
+            parts,
             waiting: Mutex::default(),
             tokens: AtomicU64::new(1),
-            log,
             clock: Arc::clone(clock),
+            wanted_ms: Mutex::default(),
         })
     }
 
-    /// Calls the coordinator for a request, whose answer comes through its reply.
-    fn call<T>(&self, asking: &Asking<'_>, act: impl FnOnce(&mut Coordinator, Now, u64, &Caller) -> T) -> T {
-        let Asking { request, client_id, host, reply } = *asking;
-        let caller = Caller { version: request.version, client_id: client_id.to_owned(), host: format!("/{host}") };
-        let token = self.tokens.fetch_add(1, Ordering::Relaxed);
-        let now = now(self.clock.as_ref());
-        self.waiting.lock().insert(token, (*request, Arc::clone(reply)));
-        let mut coordinator = self.coordinator.lock();
-        let acted = act(&mut coordinator, now, token, &caller);
+    /// Calls a coordinator for a request, whose answer comes through its reply.
+    fn call<T>(
+        &self,
+        part: &Arc<Part>,
+        asking: &Asking<'_>,
+        act: impl FnOnce(&mut Coordinator, Now, u64, &Caller) -> T,
+    ) -> T {
+        let Asking { request, reply, .. } = *asking;
+        let (token, now) = (self.token(), now(self.clock.as_ref()));
+        let waiting = Waiting { request: *request, reply: Arc::clone(reply), part: address(part) };
+        self.waiting.lock().insert(token, waiting);
+        let mut coordinator = part.coordinator.lock();
+        let acted = act(&mut coordinator, now, token, &asking.caller());
         let done = coordinator.take_done();
         drop(coordinator);
-        self.deliver(done);
+        self.deliver(part, done);
         acted
+    }
+
+    /// Calls a coordinator for a part of a request, which is answered at once.
+    fn ask(
+        &self,
+        part: &Part,
+        asking: &Asking<'_>,
+        act: impl FnOnce(&mut Coordinator, Now, u64, &Caller),
+    ) -> Option<(Answer, Option<After>)> {
+        let (token, now) = (self.token(), now(self.clock.as_ref()));
+        let mut coordinator = part.coordinator.lock();
+        act(&mut coordinator, now, token, &asking.caller());
+        let mut done = coordinator.take_done();
+        drop(coordinator);
+        let mine = done.iter().position(|done| done.token == token).map(|at| done.swap_remove(at));
+        self.deliver(part, done);
+        mine.map(|Done { after, answer, .. }| (answer, part.after(after)))
+    }
+
+    fn token(&self) -> u64 {
+        self.tokens.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Gives a request to the coordinator. Its answer comes through its reply.
@@ -177,7 +211,23 @@ impl GroupDoor {
         macro_rules! call {
             ($method:ident) => {{
                 let asked = decode(request, body)?;
-                self.call(asking, |all, now, token, caller| all.$method(now, token, caller, &asked));
+                let part = self.parts.find(group_of(&asked));
+                self.call(&part, asking, |all, now, token, caller| all.$method(now, token, caller, &asked));
+            }};
+        }
+        // One request for each part that has some of the groups, and one answer for all.
+        macro_rules! call_each {
+            ($method:ident, $request:ty, $groups:ident, $name:expr) => {{
+                let mut asked: $request = decode(request, body)?;
+                let mut split = self.parts.split(std::mem::take(&mut asked.$groups), $name);
+                if split.is_empty() {
+                    split.push((self.parts.find(""), Vec::new()));
+                }
+                let answers = split.into_iter().filter_map(|(part, groups)| {
+                    asked.$groups = groups;
+                    self.ask(&part, asking, |all, now, token, caller| all.$method(now, token, caller, &asked))
+                });
+                self.answer(asking, answers);
             }};
         }
         match request.api.key {
@@ -186,82 +236,86 @@ impl GroupDoor {
             ApiKey::Heartbeat => call!(heartbeat),
             ApiKey::LeaveGroup => call!(leave),
             ApiKey::OffsetCommit => call!(commit),
-            ApiKey::OffsetFetch => call!(fetch),
+            ApiKey::OffsetFetch if request.version < VERSION_FETCH_MANY => call!(fetch),
+            ApiKey::OffsetFetch => call_each!(fetch, OffsetFetchRequest, groups, |group| &group.group_id),
             ApiKey::OffsetDelete => call!(delete_offsets),
-            ApiKey::ListGroups => call!(list),
-            ApiKey::DescribeGroups => call!(describe),
-            ApiKey::DeleteGroups => call!(delete),
+            ApiKey::ListGroups => {
+                let asked: ListGroupsRequest = decode(request, body)?;
+                let parts = self.parts.listed();
+                let answers = parts.iter().filter_map(|part| {
+                    self.ask(part, asking, |all, now, token, caller| all.list(now, token, caller, &asked))
+                });
+                let none = (Answer::List(ListGroupsResponse::default()), None);
+                self.answer(asking, std::iter::once(none).chain(answers));
+            }
+            ApiKey::DescribeGroups => call_each!(describe, DescribeGroupsRequest, groups, |group| group),
+            ApiKey::DeleteGroups => call_each!(delete, DeleteGroupsRequest, groups_names, |group| group),
             ApiKey::ConsumerGroupHeartbeat => call!(consumer_heartbeat),
-            ApiKey::ConsumerGroupDescribe => call!(consumer_describe),
+            ApiKey::ConsumerGroupDescribe => {
+                call_each!(consumer_describe, ConsumerGroupDescribeRequest, group_ids, |group| group)
+            }
             key => return Err(Malformed::Decode(format!("{key:?} is not the group coordinator's"))),
         }
         Ok(())
     }
 
+    /// Puts the answers of several parts together.
+    fn answer(&self, asking: &Asking<'_>, answers: impl Iterator<Item = (Answer, Option<After>)>) {
+        let (mut all, mut after): (Option<Answer>, Vec<After>) = (None, Vec::new());
+        for (answer, waits) in answers {
+            after.extend(waits);
+            all = Some(match all {
+                None => answer,
+                Some(before) => before.with(answer),
+            });
+        }
+        let body = all.map_or_else(Vec::new, |answer| body_of(asking.request, &answer));
+        asking.reply.put_after(body, after);
+    }
+
     /// How many groups there are.
     pub(crate) fn count(&self) -> usize {
-        self.coordinator.lock().group_count()
+        self.parts.here().iter().map(|part| part.coordinator.lock().group_count()).sum()
     }
 
     /// What time brings: sessions that end, generations that begin, a copy of the log when it has grown.
     pub(crate) fn tick(&self) {
         let now = now(self.clock.as_ref());
-        let done = {
-            let mut coordinator = self.coordinator.lock();
-            if coordinator.next_deadline_ms().is_some_and(|at| at <= now.mono_ms) {
-                coordinator.tick(now);
+        for part in self.parts.here() {
+            let done = {
+                let mut coordinator = part.coordinator.lock();
+                if coordinator.next_deadline_ms().is_some_and(|at| at <= now.mono_ms) {
+                    coordinator.tick(now);
+                }
+                if let Some(log) = &part.log {
+                    copy(log, &coordinator);
+                }
+                coordinator.take_done()
+            };
+            if let Some(log) = &part.log {
+                log.trim();
             }
-            self.copy(&coordinator);
-            coordinator.take_done()
-        };
-        self.log.trim();
-        self.deliver(done);
+            self.deliver(&part, done);
+        }
     }
 
     /// A topic is gone, and with it what groups have committed of it.
     pub(crate) fn topic_deleted(&self, name: &str) {
-        let done = {
-            let mut coordinator = self.coordinator.lock();
-            coordinator.topic_deleted(now(self.clock.as_ref()), name);
-            coordinator.take_done()
-        };
-        self.deliver(done);
-    }
-
-    /// Writes everything anew if the log has grown. Under the coordinator's lock, so that nothing comes between; if it breaks
-    /// off, what is there stays and counts.
-    fn copy(&self, coordinator: &Coordinator) {
-        let Some((from, added)) = self.log.begin_copy(COPY_BYTES_MIN) else { return };
-        let mut behind = None;
-        loop {
-            let (entries, next) = coordinator.snapshot(behind.as_deref(), COPY_STEP_BYTES);
-            if self.log.append(&entries).is_err() {
-                return;
-            }
-            behind = next;
-            if behind.is_none() {
-                break;
-            }
+        for part in self.parts.here() {
+            let done = {
+                let mut coordinator = part.coordinator.lock();
+                coordinator.topic_deleted(now(self.clock.as_ref()), name);
+                coordinator.take_done()
+            };
+            self.deliver(&part, done);
         }
-        self.log.end_copy(from, added);
     }
 
-    fn deliver(&self, all: Vec<Done>) {
+    fn deliver(&self, part: &Part, all: Vec<Done>) {
         for Done { token, after, answer } in all {
-            let Some((request, reply)) = self.waiting.lock().remove(&token) else { continue };
-            let body = encode_answer(&request, &answer).unwrap_or_else(|error| {
-                let key = request.api.key;
-                tracing::error!(?key, version = request.version, %error, "an answer of a group cannot be encoded");
-                Vec::new()
-            });
-            reply.put_after(body, self.after(after));
+            let Some(Waiting { request, reply, .. }) = self.waiting.lock().remove(&token) else { continue };
+            reply.put_after(body_of(&request, &answer), part.after(after));
         }
-    }
-
-    /// What an answer that rests on `mark` waits for.
-    fn after(&self, mark: Option<Mark>) -> Option<After> {
-        let (mark, sink) = (mark?, self.log.sink()?);
-        Some(After { sink: Arc::clone(sink), ticket: mark.0 })
     }
 
     /// TxnOffsetCommit: under the coordinator's lock from the question whether the transaction runs until the offsets are there,
@@ -275,7 +329,8 @@ impl GroupDoor {
         let request = asking.request;
         let asked: TxnOffsetCommitRequest = decode(request, body)?;
         let adds = request.version >= VERSION_ADDS_GROUPS;
-        let outcome = self.call(asking, |all, now, token, caller| {
+        let part = self.parts.find(&asked.group_id);
+        let outcome = self.call(&part, asking, |all, now, token, caller| {
             if !all.names_partitions(&asked) {
                 // Nothing is there to commit for: every partition is told so.
                 all.txn_commit(now, token, caller, &asked);
@@ -303,13 +358,195 @@ impl GroupDoor {
         producer_id: i64,
         commit: bool,
     ) -> Result<Option<After>, AppendFailed> {
-        let mut coordinator = self.coordinator.lock();
+        let part = self.parts.find(group);
+        let mut coordinator = part.coordinator.lock();
         let ended = coordinator.end_transaction(now(self.clock.as_ref()), group, producer_id, commit);
         let done = coordinator.take_done();
         drop(coordinator);
-        self.deliver(done);
-        ended.map(|mark| self.after(mark))
+        self.deliver(&part, done);
+        ended.map(|mark| part.after(mark))
     }
+
+    /// Looks at whose the groups are now: what is to be read. In a cluster, on one thread; blocks while the coordinators of the cluster
+    /// make the stream of groups.
+    pub(crate) fn follow(&self, catalog: &Catalog, broker: &Broker) -> Vec<Load> {
+        let nodes = broker.ownership().nodes().len();
+        if self.parts.stream().is_none() {
+            let stream = catalog.info_of_groups().and_then(|info| broker.log().stream(info.id));
+            if stream.is_none() && nodes < 2 {
+                return Vec::new();
+            }
+            let is_made = stream.is_some();
+            if is_made || self.parts.is_alone() {
+                self.parts.set_shared(stream).iter().for_each(|part| self.close(part));
+            }
+            if !is_made {
+                self.make_stream(catalog, nodes);
+                return Vec::new();
+            }
+        }
+        let (left, loads) = self.parts.follow();
+        left.iter().for_each(|part| self.close(part));
+        loads
+    }
+
+    /// Has the stream of the cluster's groups made if somebody wants it, in as many copies as there are nodes for.
+    fn make_stream(&self, catalog: &Catalog, nodes: usize) {
+        let Some(since_ms) = *self.wanted_ms.lock() else { return };
+        let waited_ms = now(self.clock.as_ref()).mono_ms.saturating_sub(since_ms);
+        let most = nodes.min(COPIES_MAX);
+        let copies = if waited_ms < NODES_WAIT_MS { COPIES_MAX } else { 2 };
+        if copies > most {
+            return;
+        }
+        let options = group_parts::stream_options(copies as u32);
+        match catalog.coordinator.system_stream(group_parts::STREAM, &options) {
+            Ok(info) => {
+                tracing::info!(copies = info.options.replication, "the cluster keeps Kafka groups from here on")
+            }
+            Err(error) => tracing::debug!(%error, "the cluster cannot keep Kafka groups yet"),
+        }
+    }
+
+    /// Reads the groups of a streamlet, and serves them.
+    #[cfg(test)]
+    pub(crate) fn read(&self, load: &Load, go_on: impl Fn() -> bool) {
+        if let Some(part) = load.run(go_on) {
+            self.parts.loaded(load, part);
+        }
+    }
+
+    /// The streamlet of a group in a cluster.
+    #[cfg(test)]
+    pub(crate) fn streamlet_of(&self, group: &str) -> Option<(Arc<kera_log::Stream>, kera_format::StreamletId)> {
+        self.parts.streamlet_of(group)
+    }
+
+    /// A part is this node's no more: nothing of it is served, and who waits for others is told.
+    fn close(&self, part: &Arc<Part>) {
+        let code = ResponseError::NotCoordinator;
+        part.coordinator.lock().close(code);
+        let mut refused = Vec::new();
+        self.waiting.lock().retain(|_, waiting| {
+            let Waiting { request, reply, part: of } = waiting;
+            let answer = Coordinator::refused(request.api.key, request.version, code).filter(|_| *of == address(part));
+            let is_refused = answer.is_some();
+            refused.extend(answer.map(|answer| (*request, Arc::clone(reply), answer)));
+            !is_refused
+        });
+        for (request, reply, answer) in refused {
+            reply.put_after(body_of(&request, &answer), None);
+        }
+    }
+
+    /// The node that coordinates a group.
+    fn node_of(&self, door: &Door, group: &str) -> Result<i32, ResponseError> {
+        if self.parts.is_alone() {
+            return Ok(door.node_id());
+        }
+        let Some((stream, streamlet)) = self.parts.streamlet_of(group) else {
+            self.wanted_ms.lock().get_or_insert_with(|| now(self.clock.as_ref()).mono_ms);
+            return Err(ResponseError::CoordinatorNotAvailable);
+        };
+        let owner = door.broker.ownership().owner(stream.id(), streamlet).filter(|owner| owner.node != 0);
+        owner.map(|owner| owner.node as i32).ok_or(ResponseError::CoordinatorNotAvailable)
+    }
+}
+
+impl Asking<'_> {
+    fn caller(&self) -> Caller {
+        let Asking { request, client_id, host, .. } = *self;
+        Caller { version: request.version, client_id: client_id.to_owned(), host: format!("/{host}") }
+    }
+}
+
+/// A request about one group.
+trait OfGroup {
+    fn group(&self) -> &str;
+}
+
+macro_rules! of_group {
+    ($($request:ident),*) => {
+        $(impl OfGroup for kafka_protocol::messages::$request {
+            fn group(&self) -> &str {
+                &self.group_id
+            }
+        })*
+    };
+}
+
+of_group!(
+    JoinGroupRequest,
+    SyncGroupRequest,
+    HeartbeatRequest,
+    LeaveGroupRequest,
+    OffsetCommitRequest,
+    OffsetFetchRequest,
+    OffsetDeleteRequest,
+    ConsumerGroupHeartbeatRequest
+);
+
+fn group_of(asked: &impl OfGroup) -> &str {
+    asked.group()
+}
+
+fn address(part: &Arc<Part>) -> usize {
+    Arc::as_ptr(part) as usize
+}
+
+/// Writes everything anew if the log has grown. Under the coordinator's lock, so that nothing comes between; if it breaks
+/// off, what is there stays and counts.
+fn copy(log: &StateLog<kera_format::kafka_groups::Entry>, coordinator: &Coordinator) {
+    let Some((from, added)) = log.begin_copy(COPY_BYTES_MIN) else { return };
+    let mut behind = None;
+    loop {
+        let (entries, next) = coordinator.snapshot(behind.as_deref(), COPY_STEP_BYTES);
+        if log.append(&entries).is_err() {
+            return;
+        }
+        behind = next;
+        if behind.is_none() {
+            break;
+        }
+    }
+    log.end_copy(from, added);
+}
+
+/// The thread that follows whose the groups are. It ends when the door is gone, and so do those that read for it.
+pub(crate) fn follow(door: &Weak<Door>) {
+    let mut readers: Vec<JoinHandle<()>> = Vec::new();
+    while let Some(strong) = door.upgrade() {
+        for load in strong.groups.follow(&strong.catalog, &strong.broker) {
+            let weak = Weak::clone(door);
+            let thread = std::thread::Builder::new().name("kera-kafka-load".into()).stack_size(1 << 20);
+            let read = move || {
+                let part = load.run(|| weak.strong_count() > 0);
+                if let (Some(part), Some(door)) = (part, weak.upgrade()) {
+                    door.groups.parts.loaded(&load, part);
+                }
+            };
+            match thread.spawn(read) {
+                Ok(reader) => readers.push(reader),
+                Err(error) => tracing::error!(%error, "no thread to read Kafka groups with; restart the node"),
+            }
+        }
+        drop(strong);
+        readers.retain(|reader| !reader.is_finished());
+        std::thread::sleep(FOLLOW);
+    }
+    for reader in readers {
+        if reader.join().is_err() {
+            tracing::error!("a thread that read Kafka groups ended with a panic");
+        }
+    }
+}
+
+fn body_of(request: &Request, answer: &Answer) -> Vec<u8> {
+    encode_answer(request, answer).unwrap_or_else(|error| {
+        let key = request.api.key;
+        tracing::error!(?key, version = request.version, %error, "an answer of a group cannot be encoded");
+        Vec::new()
+    })
 }
 
 fn encode_answer(request: &Request, answer: &Answer) -> Result<Vec<u8>, Malformed> {
@@ -334,24 +571,34 @@ fn now(clock: &dyn Clock) -> Now {
     Now { mono_ms: clock.monotonic_us() / 1000, wall_ms: clock.now_ms() }
 }
 
-/// Every group and every transactional id is coordinated here. In a cluster groups are kept by the node with the lowest number, whether
-/// or not it is there: what they have read is in one copy, and nobody else knows it. Transactions over several nodes are not
+/// A node that is alone coordinates everything; in a cluster the owner of a group's streamlet does. Transactions over several nodes are not
 /// served, and said to be invalid rather than half done.
 pub(crate) fn find_coordinator(door: &Door, version: i16, asked: FindCoordinatorRequest) -> FindCoordinatorResponse {
-    let wrong =
-        !matches!(asked.key_type, GROUP | TRANSACTION) || (door.is_in_cluster() && asked.key_type == TRANSACTION);
-    let error = if wrong { ResponseError::InvalidRequest.code() } else { 0 };
-    let (id, host, port) = door.brokers().into_iter().next().unwrap_or((-1, String::new(), -1));
-    let (host, node) = (StrBytes::from_string(host), BrokerId(if wrong { -1 } else { id }));
+    let brokers = door.brokers();
+    let find = |key: &str| {
+        let node = match asked.key_type {
+            GROUP => door.groups.node_of(door, key)?,
+            TRANSACTION if !door.is_in_cluster() => door.node_id(),
+            _ => return Err(ResponseError::InvalidRequest),
+        };
+        let known = brokers.iter().find(|(id, ..)| *id == node).cloned();
+        known.ok_or(ResponseError::CoordinatorNotAvailable)
+    };
+    let find = |key: &str| match find(key) {
+        Ok((node, host, port)) => (0, BrokerId(node), StrBytes::from_string(host), port),
+        Err(error) => (error.code(), BrokerId(-1), StrBytes::default(), -1),
+    };
     if version < VERSION_KEYS {
+        let (error, node, host, port) = find(&asked.key);
         return FindCoordinatorResponse::default()
             .with_error_code(error)
             .with_node_id(node)
             .with_host(host)
             .with_port(port);
     }
-    let found = asked.coordinator_keys.into_iter().map(|key| {
-        let found = Found::default().with_key(key).with_node_id(node).with_host(host.clone()).with_port(port);
+    let found = asked.coordinator_keys.iter().map(|key| {
+        let (error, node, host, port) = find(key);
+        let found = Found::default().with_key(key.clone()).with_node_id(node).with_host(host).with_port(port);
         found.with_error_code(error)
     });
     FindCoordinatorResponse::default().with_coordinators(found.collect())

@@ -2,7 +2,7 @@
 //!
 //! A topic is a stream, partition p is lane p mod Q of streamlet p / Q, an offset is an ordinal. A record batch is kept verbatim
 //! as a chunk's payload ([`kera_format::chunk::PayloadKind::KafkaBatch`]); native chunks become batches on the way to a Kafka
-//! reader. One node leads every partition.
+//! reader. A node that is alone leads every partition, in a cluster the owner of its streamlet does.
 //!
 //! | part | does |
 //! | --- | --- |
@@ -12,8 +12,9 @@
 //! | `fetch`, `fetch_sessions`, `offsets` | lanes as record batches; what a client goes on fetching; times to offsets |
 //! | `admin`, `metadata`, `configs`, `access` | topics and what the node says about itself |
 //! | `counts` | numbers for metrics |
+//! | `epochs` | epochs of leaders |
 //! | `partitions`, `floors` | what partitions take up; where they begin once records were deleted |
-//! | [`groups`], `group_door` | the group coordinator and its connections |
+//! | [`groups`], `group_door`, `group_parts` | the group coordinator, its connections, which groups are this node's |
 //! | `state_log` | the streams of the coordinators |
 //! | [`transactions`], `transaction_door`, `endings` | the transaction coordinator, its connections, its markers |
 //!
@@ -31,10 +32,12 @@ mod convert;
 mod counts;
 mod door;
 mod endings;
+mod epochs;
 mod fetch;
 mod fetch_sessions;
 mod floors;
 mod group_door;
+mod group_parts;
 pub mod groups;
 mod metadata;
 mod offsets;
@@ -53,6 +56,6 @@ mod visibility;
 mod wire;
 
 pub use counts::DoorStats;
-pub use door::{Door, DoorConfig, DoorThread, KafkaSessions};
+pub use door::{Door, DoorConfig, DoorThread, KafkaSessions, KnownCopies};
 pub use request::read_request;
 pub use wire::Malformed;

@@ -1,5 +1,7 @@
 //! Metadata: which topics there are, with which partitions, and where. A node that is alone leads them all, in a cluster the owner of
-//! its streamlet leads a partition. It is named as the only replica: where copies are is told by no broker, but by the coordinators.
+//! its streamlet leads a partition, in the owner's epoch, and the nodes that have copies of its logs are replicas.
+
+use std::collections::BTreeMap;
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::describe_topic_partitions_response::{
@@ -19,7 +21,6 @@ use kera_protocol::admin::StreamInfo;
 use uuid::Uuid;
 
 use crate::access::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS, told_if};
-use crate::batch::LEADER_EPOCH;
 use crate::door::{Door, partitions_of};
 
 /// From this version on a topic that is named by its id need not have a name in the answer.
@@ -98,18 +99,29 @@ fn asked_for(door: &Door, version: i16, name: Option<TopicName>, id: Uuid) -> Me
     }
 }
 
+/// Replicas of the partitions of one topic, by their leaders: looked up once for each.
+#[derive(Default)]
+struct Known(BTreeMap<i32, (Vec<BrokerId>, Vec<BrokerId>)>);
+
+impl Known {
+    fn of(&mut self, door: &Door, info: &StreamInfo, leader: i32) -> (Vec<BrokerId>, Vec<BrokerId>) {
+        self.0.entry(leader).or_insert_with(|| door.copies_of(leader, info.options.replication)).clone()
+    }
+}
+
 fn topic(door: &Door, info: &StreamInfo) -> MetadataResponseTopic {
+    let mut known = Known::default();
     let partitions = (0..partitions_of(&info.options) as i32).map(|index| {
-        let leader = BrokerId(door.leader_of(info, index));
-        let error = if leader.0 < 0 { ResponseError::LeaderNotAvailable.code() } else { 0 };
-        let nodes = || if leader.0 < 0 { Vec::new() } else { vec![leader] };
+        let (leader, epoch) = door.leader_of(info, index);
+        let error = if leader < 0 { ResponseError::LeaderNotAvailable.code() } else { 0 };
+        let (replicas, in_sync) = known.of(door, info, leader);
         MetadataResponsePartition::default()
             .with_error_code(error)
             .with_partition_index(index)
-            .with_leader_id(leader)
-            .with_leader_epoch(LEADER_EPOCH)
-            .with_replica_nodes(nodes())
-            .with_isr_nodes(nodes())
+            .with_leader_id(BrokerId(leader))
+            .with_leader_epoch(epoch)
+            .with_replica_nodes(replicas)
+            .with_isr_nodes(in_sync)
     });
     MetadataResponseTopic::default()
         .with_name(Some(TopicName(StrBytes::from_string(info.name.clone()))))
@@ -154,14 +166,16 @@ pub(crate) fn describe_partitions(
             return answer.with_next_cursor(Some(cursor));
         }
         let until = partitions.min(from.saturating_add(left as i32));
+        let mut known = Known::default();
         let described = (from..until).map(|index| {
-            let leader = BrokerId(door.leader_of(&info, index));
+            let (leader, epoch) = door.leader_of(&info, index);
+            let (replicas, in_sync) = known.of(door, &info, leader);
             DescribeTopicPartitionsResponsePartition::default()
                 .with_partition_index(index)
-                .with_leader_id(leader)
-                .with_leader_epoch(LEADER_EPOCH)
-                .with_replica_nodes(vec![leader])
-                .with_isr_nodes(vec![leader])
+                .with_leader_id(BrokerId(leader))
+                .with_leader_epoch(epoch)
+                .with_replica_nodes(replicas)
+                .with_isr_nodes(in_sync)
                 // Java's client takes them for lists.
                 .with_eligible_leader_replicas(Some(Vec::new()))
                 .with_last_known_elr(Some(Vec::new()))

@@ -20,6 +20,7 @@ use kera_log::{Lane, LaneVersion, Lookup, ReadError, Tenure};
 use kera_rpc::Outbox;
 
 use crate::batch;
+use crate::epochs;
 use crate::floors::first_offset;
 use crate::session::{Core, Request, encode};
 
@@ -110,7 +111,7 @@ impl Listing {
                         told => break told,
                     }
                 };
-                partitions.push(told_partition(partition.partition_index, &told, self.request.version));
+                partitions.push(told_partition(partition.partition_index, lane, &told, self.request.version));
             }
             topics.push(ListOffsetsTopicResponse::default().with_name(topic.name.clone()).with_partitions(partitions));
         }
@@ -118,13 +119,13 @@ impl Listing {
     }
 }
 
-fn told_partition(index: i32, told: &Told, version: i16) -> ListOffsetsPartitionResponse {
+fn told_partition(index: i32, lane: Option<&Arc<Lane>>, told: &Told, version: i16) -> ListOffsetsPartitionResponse {
     let answer = ListOffsetsPartitionResponse::default().with_partition_index(index);
     match told {
         Told::At { timestamp, offset } => {
             let answer = answer.with_timestamp(*timestamp).with_offset(*offset);
             if *offset >= 0 && version >= VERSION_EPOCHS {
-                answer.with_leader_epoch(batch::LEADER_EPOCH)
+                answer.with_leader_epoch(lane.map_or(epochs::UNKNOWN, |lane| epochs::at(lane, *offset)))
             } else {
                 answer
             }
@@ -137,8 +138,8 @@ fn told_partition(index: i32, told: &Told, version: i16) -> ListOffsetsPartition
 /// `end`: up to where the reader may read.
 fn look(lane: &Arc<Lane>, asked: &ListOffsetsPartition, end: u64) -> Told {
     let plain = |offset: u64| Told::At { timestamp: -1, offset: offset.cast_signed() };
-    if asked.current_leader_epoch > batch::LEADER_EPOCH {
-        return Told::Error(ResponseError::UnknownLeaderEpoch);
+    if let Err(error) = epochs::check(lane, asked.current_leader_epoch) {
+        return Told::Error(error);
     }
     let told = match asked.timestamp {
         LATEST => plain(end),
@@ -301,7 +302,7 @@ fn walk(
     Walked::Enough
 }
 
-/// There has been one leader's epoch: it ends where the log does.
+/// Where epochs of leaders end.
 pub(crate) fn end_of_epoch(core: &mut Core, asked: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse {
     let mut topics = Vec::with_capacity(asked.topics.len());
     for topic in asked.topics {
@@ -314,13 +315,11 @@ pub(crate) fn end_of_epoch(core: &mut Core, asked: OffsetForLeaderEpochRequest) 
                 Some(lane) if lane.tenure() == Tenure::Elsewhere => {
                     answer.with_error_code(ResponseError::NotLeaderOrFollower.code())
                 }
-                Some(_) if partition.current_leader_epoch > batch::LEADER_EPOCH => {
-                    answer.with_error_code(ResponseError::UnknownLeaderEpoch.code())
-                }
-                Some(_) if partition.leader_epoch != batch::LEADER_EPOCH => answer,
-                Some(lane) => {
-                    answer.with_leader_epoch(batch::LEADER_EPOCH).with_end_offset(lane.durable_ordinal().cast_signed())
-                }
+                Some(lane) => match epochs::check(lane, partition.current_leader_epoch) {
+                    Err(error) => answer.with_error_code(error.code()),
+                    Ok(()) => epochs::end_of(lane, partition.leader_epoch)
+                        .map_or(answer.clone(), |(epoch, end)| answer.with_leader_epoch(epoch).with_end_offset(end)),
+                },
             }
         });
         let partitions = partitions.collect();

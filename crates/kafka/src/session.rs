@@ -75,7 +75,7 @@ pub(crate) enum Pending {
     /// A command is under way on another thread, or a group's coordinator answers later.
     Reply,
     /// An answer that waits until what it rests on is durable, if it rests on anything, and for its turn.
-    Durable(Vec<u8>, Option<After>),
+    Durable(Vec<u8>, Vec<After>),
     /// Offsets that are committed once it is durable that their transaction has begun: the request and its body.
     TxnCommit(Box<(Request, Vec<u8>)>, After),
 }
@@ -380,15 +380,15 @@ impl KafkaSession {
                             Ok(None) => *first = Pending::Reply,
                             Err(error) => {
                                 tracing::error!(%error, "a request that was understood is not any more");
-                                *first = Pending::Durable(Vec::new(), None);
+                                *first = Pending::Durable(Vec::new(), Vec::new());
                             }
                         }
                         continue;
                     }
                 }
                 Pending::Durable(body, after) => {
-                    let waits =
-                        after.as_ref().is_some_and(|After { sink, ticket }| sink.wait(*ticket, &self.core.observer, 0));
+                    let observer = &self.core.observer;
+                    let waits = after.iter().any(|After { sink, ticket }| sink.wait(*ticket, observer, 0));
                     if !waits {
                         self.held_bytes -= body.len();
                         send(std::mem::take(body), out);

@@ -1,9 +1,11 @@
-//! What a coordinator keeps: a system stream of one lane, durable before anything that rests on it is answered. Read once at
-//! start; from then on only appended to, and written anew when it has grown, so that what stands before can go.
+//! What a coordinator keeps: a lane of a system stream, durable before anything that rests on it is answered. Read once, at the start
+//! of the node or when its streamlet comes to it; from then on only appended to, and written anew when it has grown, so that what
+//! stands before can go.
 
 use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kera_broker::{Broker, applications_stream_options};
 use kera_env::Clock;
@@ -11,8 +13,8 @@ use kera_format::chunk::{ChunkTarget, Chunks};
 use kera_format::{
     ChunkBuilder, ChunkView, Compression, Cursor, FormatError, LaneId, RecordView, StreamId, StreamOptions, StreamletId,
 };
-use kera_log::{DurabilitySink, Lane, ReadError, Ticket};
-use parking_lot::Mutex;
+use kera_log::{DurabilitySink, Lane, Observer, ReadError, Stream, Ticket};
+use parking_lot::{Condvar, Mutex};
 
 use crate::door::Catalog;
 use crate::groups::{AppendFailed, Mark};
@@ -20,8 +22,13 @@ use crate::groups::{AppendFailed, Mark};
 /// Bytes of records in one chunk: what is recorded in one go is there as a whole or not at all.
 const CHUNK_BYTES_MAX: usize = 4 << 20;
 
+/// Bytes read at a time.
+const READ_BYTES: usize = 1 << 20;
+/// How late it is noticed that what is read is wanted no more.
+const PATIENCE: Duration = Duration::from_millis(50);
+
 /// The options of such a stream: as those of the stream of applications, with room for larger chunks.
-fn state_stream_options() -> StreamOptions {
+pub(crate) fn state_stream_options() -> StreamOptions {
     StreamOptions { segment_bytes_max: 8 << 20, ..applications_stream_options() }
 }
 
@@ -53,6 +60,7 @@ impl Kept for kera_format::kafka_transactions::Entry {
 pub(crate) struct StateLog<E> {
     name: &'static str,
     stream: StreamId,
+    streamlet: StreamletId,
     lane: Arc<Lane>,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
@@ -85,37 +93,83 @@ impl<E: Kept> StateLog<E> {
         let info = made.map_err(|error| io::Error::other(error.to_string()))?;
         let stream = broker.log().stream(info.id);
         let stream = stream.ok_or_else(|| io::Error::other(format!("{name} is not in the log")))?;
+        let log = StateLog::of(name, &stream, StreamletId(0), clock);
+        log.ok_or_else(|| io::Error::other(format!("{name} has no lane")))
+    }
+
+    /// The log in a streamlet of a system stream; `None` if it has no such streamlet.
+    pub(crate) fn of(
+        name: &'static str,
+        stream: &Stream,
+        streamlet: StreamletId,
+        clock: &Arc<dyn Clock>,
+    ) -> Option<Arc<StateLog<E>>> {
         stream.keep_room();
-        let lane = stream.streamlet(StreamletId(0)).and_then(|streamlet| streamlet.lane(LaneId(0)).cloned());
-        let lane = lane.ok_or_else(|| io::Error::other(format!("{name} has no lane")))?;
+        let lane = Arc::clone(stream.streamlet(streamlet)?.lane(LaneId(0))?);
         let (stream, clock) = (stream.id(), Arc::clone(clock));
-        Ok(Arc::new(StateLog { name, stream, lane, clock, state: Mutex::default(), entries: PhantomData }))
+        Some(Arc::new(StateLog { name, stream, streamlet, lane, clock, state: Mutex::default(), entries: PhantomData }))
     }
 
     /// Gives out what is in the stream, oldest first. Blocks the thread while segments come from disk. How many records were
     /// read, and how many of them are not understood and were passed over.
     pub(crate) fn replay(&self, mut each: impl FnMut(E)) -> Result<(u64, u64), ReadError> {
-        let (mut records, mut passed_over) = (0, 0);
-        self.lane.replay(|data| {
-            self.state.lock().added_bytes += data.len() as u64;
-            for chunk in Chunks::new(data) {
-                let Ok(chunk) = chunk else {
-                    passed_over += 1;
-                    continue;
-                };
-                for record in chunk.records() {
-                    records += 1;
-                    match record.and_then(|record| E::decode(&record)) {
-                        Ok(entry) => each(entry),
-                        Err(error) => {
-                            passed_over += 1;
-                            tracing::warn!(stream = self.name, %error, "a record is passed over");
-                        }
+        let mut counts = (0, 0);
+        self.lane.replay(|data| self.take(data, &mut each, &mut counts))?;
+        Ok(counts)
+    }
+
+    /// The same while the node serves: gives up, with `None`, when it is to go on no more. What an earlier incarnation of the node
+    /// appended and nobody has acknowledged is waited for as well, since it stands before whatever comes.
+    pub(crate) fn replay_while(
+        &self,
+        mut each: impl FnMut(E),
+        go_on: impl Fn() -> bool,
+    ) -> Result<Option<(u64, u64)>, ReadError> {
+        let nudge = Arc::new(Nudge::default());
+        let observer: Arc<dyn Observer> = Arc::clone(&nudge) as _;
+        let (mut counts, mut cursor) = ((0, 0), Cursor::default());
+        while go_on() {
+            let outcome = self.lane.read(cursor, READ_BYTES, true)?;
+            outcome.data.iter().for_each(|data| self.take(data, &mut each, &mut counts));
+            cursor = outcome.next;
+            if !outcome.loading
+                && outcome.at_durable_end
+                && self.lane.durable_ordinal() >= self.lane.stats().next_ordinal
+            {
+                return Ok(Some(counts));
+            }
+            if (outcome.loading || outcome.at_durable_end) && self.lane.wait(outcome.version, &observer, 0) {
+                nudge.wait();
+            }
+        }
+        Ok(None)
+    }
+
+    /// Lets a little time pass before it is read once more, from its start.
+    pub(crate) fn rest(&self) {
+        Nudge::default().wait();
+        self.state.lock().added_bytes = 0;
+    }
+
+    /// Gives out the records of whole chunks. Counts them, and those that are not understood.
+    fn take(&self, data: &[u8], each: &mut impl FnMut(E), (records, passed_over): &mut (u64, u64)) {
+        self.state.lock().added_bytes += data.len() as u64;
+        for chunk in Chunks::new(data) {
+            let Ok(chunk) = chunk else {
+                *passed_over += 1;
+                continue;
+            };
+            for record in chunk.records() {
+                *records += 1;
+                match record.and_then(|record| E::decode(&record)) {
+                    Ok(entry) => each(entry),
+                    Err(error) => {
+                        *passed_over += 1;
+                        tracing::warn!(stream = self.name, %error, "a record is passed over");
                     }
                 }
             }
-        })?;
-        Ok((records, passed_over))
+        }
     }
 
     /// What makes its records durable.
@@ -143,7 +197,7 @@ impl<E: Kept> StateLog<E> {
         if chunk.record_count() == 0 {
             return Ok(Mark(state.last_ticket));
         }
-        let target = ChunkTarget { stream: self.stream, ..ChunkTarget::default() };
+        let target = ChunkTarget { stream: self.stream, streamlet: self.streamlet, ..ChunkTarget::default() };
         let bytes = chunk.seal(&target, Compression::None).map_err(|_| AppendFailed)?;
         let view = ChunkView::parse(&bytes).map_err(|_| AppendFailed)?;
         let appended = self.lane.append(&view, self.clock.now_ms());
@@ -186,5 +240,30 @@ impl<E: Kept> StateLog<E> {
             self.lane.set_consumed_floor(Some(from));
             state.copied = None;
         }
+    }
+}
+
+/// Wakes a thread that reads.
+#[derive(Default)]
+struct Nudge {
+    told: Mutex<bool>,
+    changed: Condvar,
+}
+
+impl Nudge {
+    /// Returns when it was told, or after a little while.
+    fn wait(&self) {
+        let mut told = self.told.lock();
+        if !*told {
+            self.changed.wait_for(&mut told, PATIENCE);
+        }
+        *told = false;
+    }
+}
+
+impl Observer for Nudge {
+    fn advanced(&self, _: u64) {
+        *self.told.lock() = true;
+        self.changed.notify_all();
     }
 }

@@ -379,9 +379,11 @@ fn every_request_is_answered_in_every_version() {
 
 mod cluster;
 mod commits;
+mod epochs;
 mod fetch_sessions;
 mod loading;
 mod partitions;
+mod parts;
 mod transactions;
 
 mod hostile {

@@ -9,7 +9,7 @@ use kera_protocol::placement::OlderGroups;
 use kera_protocol::{NodeInfo, Owner};
 
 use super::{ClusterState, NodeState, StreamOwners, roles_of};
-use crate::catalog::SYSTEM_PREFIX;
+use crate::catalog::has_owners;
 
 /// A stream as a node's broker is told of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,7 +33,7 @@ impl ClusterState {
 
     /// A stream's owners, one for each streamlet; nothing for streams of the system, which each node has for itself.
     pub fn placed(&self, node: NodeNumber, stream: StreamId) -> Option<Placed> {
-        let info = self.catalog.find(&stream.into()).ok().filter(|info| !info.name.starts_with(SYSTEM_PREFIX))?;
+        let info = self.catalog.find(&stream.into()).ok().filter(|info| has_owners(&info.name))?;
         let nobody = StreamOwners::default();
         let known = self.owners(stream).unwrap_or(&nobody);
         let mut owners = vec![Owner::default(); info.options.streamlets as usize];

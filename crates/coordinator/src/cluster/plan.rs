@@ -11,7 +11,7 @@ use kera_protocol::{CreateStream, JoinCluster, Role, StreamChanges, StreamInfo, 
 use super::rules::Refused;
 use super::{ClusterState, LogState, NodeState, Run};
 use crate::CoordinatorError;
-use crate::catalog::{Limits, SYSTEM_PREFIX};
+use crate::catalog::{Limits, has_owners};
 
 /// Most ranges of streamlets that get new owners in one step of a recovery.
 pub const OWNER_RUNS_MAX: usize = 1000;
@@ -155,14 +155,14 @@ impl ClusterState {
         Limits { streams: most.streams, nodes: nodes.clamp(1, most.nodes.max(1)) }
     }
 
-    /// The making of a stream, its streamlets spread over the live brokers. Those of the system have no owner: each node has
+    /// The making of a stream, its streamlets spread over the live brokers. Most of the system's have no owner: each node has
     /// its own.
     pub fn plan_create_stream(&self, request: &CreateStream, most: &Limits, now_ms: i64, system: bool) -> Planned {
         let created = self.catalog.plan_create(request, &self.limits(most), now_ms, system)?;
         let Entry::StreamCreated { stream, .. } = &created else {
             return Err(CoordinatorError::Refused(Refused("a stream is made by the entry that makes one".into())));
         };
-        let ranges: &[_] = if system { &[] } else { &[(0, request.options.streamlets)] };
+        let ranges: &[_] = if has_owners(&request.name) { &[(0, request.options.streamlets)] } else { &[] };
         let mut entries = self.plan_spread(*stream, ranges, &[])?;
         entries.insert(0, ClusterEntry::Catalog(created));
         Ok(entries)
@@ -428,9 +428,9 @@ impl ClusterState {
     }
 }
 
-/// Streams of the system belong to nobody: each node has its own.
+/// Most streams of the system belong to nobody: each node has its own.
 fn is_owned(info: &&StreamInfo) -> bool {
-    !info.name.starts_with(SYSTEM_PREFIX)
+    has_owners(&info.name)
 }
 
 fn joined(join: &Join, epoch: u32, at_ms: i64) -> ClusterEntry {

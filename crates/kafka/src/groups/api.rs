@@ -98,6 +98,25 @@ pub enum Answer {
     ConsumerDescribe(ConsumerGroupDescribeResponse),
 }
 
+impl Answer {
+    /// The same, with what another coordinator has answered to its part of the request: lists of groups are put together.
+    #[must_use]
+    pub fn with(mut self, other: Answer) -> Answer {
+        match (&mut self, other) {
+            (Answer::Fetch(all), Answer::Fetch(more)) => all.groups.extend(more.groups),
+            (Answer::Describe(all), Answer::Describe(more)) => all.groups.extend(more.groups),
+            (Answer::Delete(all), Answer::Delete(more)) => all.results.extend(more.results),
+            (Answer::ConsumerDescribe(all), Answer::ConsumerDescribe(more)) => all.groups.extend(more.groups),
+            (Answer::List(all), Answer::List(more)) => {
+                all.groups.extend(more.groups);
+                all.error_code = if all.error_code == 0 { more.error_code } else { all.error_code };
+            }
+            _ => {}
+        }
+        self
+    }
+}
+
 /// An answer that is ready. There is exactly one for every request.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Done {

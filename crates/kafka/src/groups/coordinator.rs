@@ -6,10 +6,12 @@ use std::ops::Bound;
 use std::sync::Arc;
 
 use kafka_protocol::error::ResponseError as Code;
+use kafka_protocol::messages::ApiKey;
 use kera_env::Random;
 use kera_format::kafka_groups::{Entry, Fact, GROUP_NAME_BYTES_MAX, GroupKind, GroupState};
 
-use super::api::{Done, GroupConfig, Journal, Now, Topics};
+use super::api::{Answer, Done, GroupConfig, Journal, Now, Topics};
+use super::classic::{join_error, sync_error};
 use super::group::{Group, Kind, Turn};
 use super::offsets::Offsets;
 
@@ -28,8 +30,8 @@ pub struct Coordinator {
     done: Vec<Done>,
     /// Bytes that the members of all groups gave.
     member_bytes: usize,
-    /// Whether everything in the journal has been taken.
-    loaded: bool,
+    /// Why nobody is served: everything in the journal has not been taken yet, or the groups are another node's.
+    closed: Option<Code>,
     sweep: Sweep,
 }
 
@@ -44,10 +46,10 @@ struct Sweep {
 
 impl fmt::Debug for Coordinator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Coordinator { groups, loaded, member_bytes, .. } = self;
+        let Coordinator { groups, closed, member_bytes, .. } = self;
         f.debug_struct("Coordinator")
             .field("groups", &groups.len())
-            .field("loaded", loaded)
+            .field("closed", closed)
             .field("member_bytes", member_bytes)
             .finish_non_exhaustive()
     }
@@ -70,7 +72,7 @@ impl Coordinator {
             wakes: BTreeSet::new(),
             done: Vec::new(),
             member_bytes: 0,
-            loaded: false,
+            closed: Some(Code::CoordinatorLoadInProgress),
             sweep: Sweep { next_ms: u64::MAX, behind: None },
         }
     }
@@ -107,8 +109,25 @@ impl Coordinator {
             }
         }
         self.groups.retain(|_, group| !group.is_nothing());
-        self.loaded = true;
+        self.closed = None;
         self.sweep.next_ms = now.mono_ms.saturating_add(self.config.offsets_check_ms);
+    }
+
+    /// From now on every request is refused with `code`. Who waits for a generation is not told: that is the caller's to do.
+    pub fn close(&mut self, code: Code) {
+        self.closed = Some(code);
+        self.groups.clear();
+        self.wakes.clear();
+        self.member_bytes = 0;
+    }
+
+    /// The answer of a closed coordinator to a request that waits for others: to join, or for an assignment.
+    pub fn refused(key: ApiKey, version: i16, code: Code) -> Option<Answer> {
+        match key {
+            ApiKey::JoinGroup => Some(join_error(version, "", code)),
+            ApiKey::SyncGroup => Some(sync_error(code)),
+            _ => None,
+        }
     }
 
     /// The answers that are ready since the last call.
@@ -125,7 +144,7 @@ impl Coordinator {
 
     /// Ends what is due. Looks at each group once: if something is due again at once, the next deadline says so.
     pub fn tick(&mut self, now: Now) {
-        if !self.loaded {
+        if self.closed.is_some() {
             return;
         }
         let later = self.wakes.split_off(&(now.mono_ms.saturating_add(1), String::new()));
@@ -199,7 +218,7 @@ impl Coordinator {
     }
 
     pub(super) fn check_loaded(&self) -> Result<(), Code> {
-        if self.loaded { Ok(()) } else { Err(Code::CoordinatorLoadInProgress) }
+        self.closed.map_or(Ok(()), Err)
     }
 
     pub(super) fn find(&self, id: &str) -> Result<&Group, Code> {

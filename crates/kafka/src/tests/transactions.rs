@@ -138,8 +138,13 @@ impl World {
         world
     }
 
+    /// What its nodes are made of.
+    pub(super) fn parts(&self) -> (Arc<Broker>, Arc<Coordinator>) {
+        (self.broker.clone(), self.coordinator.clone())
+    }
+
     /// Another door on the same log: what the one before knew is gone.
-    fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         self.running = None;
         let config = DoorConfig { node: [3; 16], ..DoorConfig::default() };
         let (broker, coordinator, clock) = (self.broker.clone(), self.coordinator.clone(), self.clock.clone());
@@ -257,7 +262,7 @@ impl World {
     }
 
     /// One record outside of any.
-    fn plain(&mut self, name: &str, partition: i32) -> i64 {
+    pub(super) fn plain(&mut self, name: &str, partition: i32) -> i64 {
         let request = World::produce_request(None, name, partition, batch(&[b"p"], (-1, -1, -1)));
         self.call(9, &request).responses[0].partition_responses[0].base_offset
     }

@@ -7,6 +7,7 @@ mod backups;
 mod copies;
 mod feed;
 mod follow;
+mod known_copies;
 mod leftovers;
 mod recovery;
 mod sessions;

@@ -55,6 +55,9 @@ impl Kafka {
         let (broker, coordinator) = (parts.broker.clone(), parts.coordinator.clone());
         let (door, thread) = Door::start(door, broker, coordinator, parts.clock.clone(), Arc::new(SystemRandom))
             .map_err(|error| Fatal::Data { message: format!("the groups of Kafka clients: {error}") })?;
+        if let Some(cluster) = &parts.cluster {
+            door.set_copies(cluster.clone());
+        }
         let network = &config.network;
         // Nobody says hello here, but the limits of a server are in it.
         let limits = HelloResponse {

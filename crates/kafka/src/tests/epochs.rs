@@ -1,0 +1,135 @@
+//! Epochs of leaders: what clients are told of them, and who is refused because of them.
+
+use kafka_protocol::ResponseError as Code;
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
+use kafka_protocol::messages::offset_for_leader_epoch_request::{OffsetForLeaderPartition, OffsetForLeaderTopic};
+use kera_format::StreamletId;
+
+use super::parts::{ME, OTHER, owner, together};
+use super::transactions::{World, topic};
+use super::*;
+use crate::door::KnownCopies;
+
+/// A node that has had partition 0 of `t` in epochs 5 and 9, with two records in each, while another one had it in 7.
+fn led_twice() -> World {
+    let mut world = World::new();
+    assert_eq!(world.plain("t", 1), 0);
+    let (broker, coordinator) = together(&world);
+    let stream = coordinator.stream(&kera_protocol::StreamRef::Name("t".into())).unwrap().id;
+    broker.place_stream(1, stream, vec![owner(ME, 5), owner(ME, 5)]).unwrap();
+    for streamlet in [0, 1] {
+        broker.open_streamlet(stream, StreamletId(streamlet), 5, None).unwrap();
+    }
+    world.restart();
+    (0..2).for_each(|at| assert_eq!(world.plain("t", 0), at));
+    broker.set_owner(2, stream, StreamletId(0), owner(OTHER, 7)).unwrap();
+    assert_eq!(world.ends(-1, 5), (Code::NotLeaderOrFollower.code(), -1, -1));
+    broker.set_owner(3, stream, StreamletId(0), owner(ME, 9)).unwrap();
+    broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
+    (2..4).for_each(|at| assert_eq!(world.plain("t", 0), at));
+    world
+}
+
+impl World {
+    /// What OffsetForLeaderEpoch says of an epoch to who takes `known` for the current one: error, epoch, offset.
+    fn ends(&mut self, known: i32, epoch: i32) -> (i16, i32, i64) {
+        let one = OffsetForLeaderPartition::default().with_partition(0).with_current_leader_epoch(known);
+        let one =
+            OffsetForLeaderTopic::default().with_topic(topic("t")).with_partitions(vec![one.with_leader_epoch(epoch)]);
+        let answer = self.call(4, &OffsetForLeaderEpochRequest::default().with_topics(vec![one]));
+        let one = &answer.topics[0].partitions[0];
+        (one.error_code, one.leader_epoch, one.end_offset)
+    }
+
+    /// The first offset from a time on, and its epoch.
+    fn listed(&mut self, known: i32, timestamp: i64) -> (i16, i64, i32) {
+        let one = ListOffsetsPartition::default().with_current_leader_epoch(known).with_timestamp(timestamp);
+        let one = ListOffsetsTopic::default().with_name(topic("t")).with_partitions(vec![one]);
+        let answer = self.call(4, &ListOffsetsRequest::default().with_topics(vec![one]));
+        let one = &answer.topics[0].partitions[0];
+        (one.error_code, one.offset, one.leader_epoch)
+    }
+
+    /// The error of a fetch from the start, and the epochs of the batches in it.
+    fn fetched(&mut self, known: i32, partition: i32) -> (i16, Vec<i32>) {
+        let mut request = fetch_request("t", partition, 0, 0);
+        request.topics[0].partitions[0].current_leader_epoch = known;
+        let answer = self.call(11, &request);
+        let one = &answer.responses[0].partitions[0];
+        let (records, mut at, mut epochs) = (one.records.clone().unwrap_or_default(), 0, Vec::new());
+        while let Some(head) = records.get(at..at + 16) {
+            let word = |from: usize| i32::from_be_bytes(head[from..from + 4].try_into().unwrap());
+            epochs.push(word(12));
+            at += 12 + word(8) as usize;
+        }
+        (one.error_code, epochs)
+    }
+
+    /// The epoch of partition 0, and its replicas: all, and those in sync.
+    fn led(&mut self) -> (i32, Vec<i32>, Vec<i32>) {
+        let one = MetadataRequestTopic::default().with_name(Some(topic("t")));
+        let answer = self.call(9, &MetadataRequest::default().with_topics(Some(vec![one])));
+        let one = &answer.topics[0].partitions[0];
+        let ids = |nodes: &[BrokerId]| nodes.iter().map(|node| node.0).collect();
+        (one.leader_epoch, ids(&one.replica_nodes), ids(&one.isr_nodes))
+    }
+}
+
+#[test]
+fn an_epoch_is_that_of_the_owner() {
+    let mut world = led_twice();
+    assert_eq!(world.led(), (9, vec![1], vec![1]));
+    assert_eq!(world.fetched(9, 0), (0, vec![5, 5, 9, 9]));
+    // What was written before there was a cluster is older than all owners.
+    let (error, epochs) = world.fetched(5, 1);
+    assert!(error == 0 && epochs.len() == 1 && epochs[0] < 5, "{epochs:?}");
+    assert_eq!((world.listed(9, -1), world.listed(9, -2)), ((0, 4, 9), (0, 0, 5)));
+}
+
+#[test]
+fn an_epoch_ends_where_the_next_one_begins() {
+    let mut world = led_twice();
+    // The one of which nothing is here ends where the one before it does.
+    let told: Vec<_> = [5, 7, 9, 10, -1].map(|epoch| world.ends(9, epoch)).to_vec();
+    assert_eq!(told, [(0, 5, 2), (0, 5, 2), (0, 9, 4), (0, -1, -1), (0, -1, -1)]);
+    assert_eq!(world.ends(9, 3), (0, 3, 0), "before all that there is");
+}
+
+#[test]
+fn who_knows_another_leader_is_refused() {
+    let mut world = led_twice();
+    for (known, error) in [(5, Code::FencedLeaderEpoch), (10, Code::UnknownLeaderEpoch)] {
+        assert_eq!(world.fetched(known, 0).0, error.code());
+        assert_eq!(world.listed(known, -1).0, error.code());
+        assert_eq!(world.ends(known, 5).0, error.code());
+    }
+    assert_eq!((world.fetched(-1, 0).0, world.listed(-1, -1).0, world.ends(-1, 5).0), (0, 0, 0));
+}
+
+#[test]
+fn a_node_that_is_alone_has_one_epoch() {
+    let mut world = World::new();
+    assert_eq!(world.plain("t", 0), 0);
+    assert_eq!((world.led(), world.fetched(0, 0)), ((0, vec![1], vec![1]), (0, vec![0])));
+    assert_eq!((world.ends(0, 0), world.ends(0, 1)), ((0, 0, 1), (0, -1, -1)));
+    assert_eq!(world.fetched(1, 0).0, Code::UnknownLeaderEpoch.code());
+}
+
+#[test]
+fn replicas_are_told_of_topics_with_copies_only() {
+    struct Known;
+    impl KnownCopies for Known {
+        fn copies_of(&self, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) {
+            ((owner..owner + copies).collect(), vec![owner])
+        }
+    }
+    let mut world = led_twice();
+    let door = world.running().door.clone();
+    door.set_copies(Arc::new(Known));
+    assert_eq!(world.led(), (9, vec![1], vec![1]));
+    let ids = |nodes: Vec<BrokerId>| nodes.into_iter().map(|node| node.0).collect::<Vec<_>>();
+    let (replicas, in_sync) = door.copies_of(2, 3);
+    assert_eq!((ids(replicas), ids(in_sync)), (vec![2, 3, 4], vec![2]));
+    assert_eq!(door.copies_of(-1, 3), (vec![], vec![]));
+}

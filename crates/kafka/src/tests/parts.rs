@@ -1,0 +1,201 @@
+//! Groups of a node that shares them with others: which it serves, and what becomes of those that come and go.
+
+use std::collections::BTreeMap;
+
+use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
+use kafka_protocol::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
+use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
+use kera_format::{StreamId, StreamOptions, StreamletId};
+use kera_protocol::{NodeInfo, Owner};
+
+use super::transactions::{World, text, topic};
+use super::*;
+use crate::group_parts::{self, Load};
+
+pub(super) const ME: u32 = 1;
+pub(super) const OTHER: u32 = 2;
+const STREAMLETS: u32 = 4;
+
+pub(super) fn owner(node: u32, epoch: u32) -> Owner {
+    Owner { node, epoch, older: Vec::new() }
+}
+
+/// Groups by their streamlets, two of each.
+fn groups_of(world: &mut World) -> Vec<[GroupId; 2]> {
+    let door = world.running().door.clone();
+    let of = |streamlet| {
+        let names = (0..).map(|number| format!("g{number}"));
+        let here =
+            names.filter(|name| door.groups.streamlet_of(name).is_some_and(|(_, is)| is == StreamletId(streamlet)));
+        let mut here = here.map(|name| GroupId(text(&name)));
+        [here.next().unwrap(), here.next().unwrap()]
+    };
+    (0..STREAMLETS).map(of).collect()
+}
+
+/// The node is one of two from here on.
+pub(super) fn together(world: &World) -> (Arc<Broker>, Arc<Coordinator>) {
+    let (broker, coordinator) = world.parts();
+    broker.join_cluster([7; 16], ME);
+    let node = |node| NodeInfo {
+        node,
+        node_epoch: 1,
+        address: String::new(),
+        kafka_address: format!("127.0.0.1:{node}"),
+        http_address: String::new(),
+        rack: String::new(),
+        roles: Vec::new(),
+    };
+    broker.set_nodes(1, vec![node(ME), node(OTHER)]);
+    (broker, coordinator)
+}
+
+/// A node of two; streamlet 3 of the groups is the other one's.
+fn shared() -> (World, StreamId) {
+    let mut world = World::new();
+    let (broker, coordinator) = together(&world);
+    let options =
+        StreamOptions { streamlets: STREAMLETS, replication: 1, virtual_logs: 0, ..group_parts::stream_options(1) };
+    let stream = coordinator.system_stream(group_parts::STREAM, &options).unwrap().id;
+    let owners = (0..STREAMLETS).map(|at| if at < 3 { owner(ME, 5) } else { owner(OTHER, 5) });
+    broker.place_stream(1, stream, owners.collect()).unwrap();
+    (0..3).for_each(|at| broker.open_streamlet(stream, StreamletId(at), 5, None).unwrap());
+    world.restart();
+    (world, stream)
+}
+
+impl World {
+    fn follow(&mut self) -> Vec<Load> {
+        let door = self.running().door.clone();
+        door.groups.follow(&door.catalog, &door.broker)
+    }
+
+    /// Follows, and reads what has come.
+    fn read(&mut self) {
+        let door = self.running().door.clone();
+        for load in self.follow() {
+            door.groups.read(&load, || true);
+        }
+    }
+
+    fn commit(&mut self, group: &GroupId, offset: i64) -> i16 {
+        let one = OffsetCommitRequestPartition::default().with_partition_index(0).with_committed_offset(offset);
+        let one = OffsetCommitRequestTopic::default().with_name(topic("t")).with_partitions(vec![one]);
+        let request = OffsetCommitRequest::default()
+            .with_group_id(group.clone())
+            .with_generation_id_or_member_epoch(-1)
+            .with_topics(vec![one]);
+        self.call(2, &request).topics[0].partitions[0].error_code
+    }
+
+    /// What several groups have committed of partition 0, asked for with one request; or the errors.
+    fn offsets(&mut self, groups: &[&GroupId]) -> BTreeMap<String, Result<i64, i16>> {
+        let group = |id: &&GroupId| OffsetFetchRequestGroup::default().with_group_id((*id).clone()).with_topics(None);
+        let request = OffsetFetchRequest::default().with_groups(groups.iter().map(group).collect());
+        let answer = self.call(8, &request);
+        let told = answer.groups.iter().map(|group| {
+            let offset = group.topics.first().map_or(-1, |topic| topic.partitions[0].committed_offset);
+            let told = if group.error_code == 0 { Ok(offset) } else { Err(group.error_code) };
+            (group.group_id.to_string(), told)
+        });
+        told.collect()
+    }
+
+    fn found(&mut self, group: &GroupId) -> (i16, i32) {
+        let answer = self.call(1, &FindCoordinatorRequest::default().with_key(group.0.clone()));
+        (answer.error_code, answer.node_id.0)
+    }
+}
+
+fn told<const N: usize>(told: [(&GroupId, Result<i64, i16>); N]) -> BTreeMap<String, Result<i64, i16>> {
+    told.into_iter().map(|(group, told)| (group.to_string(), told)).collect()
+}
+
+/// Codes of errors.
+const LOADING: i16 = 14;
+const NOT_AVAILABLE: i16 = 15;
+const NOT_COORDINATOR: i16 = 16;
+
+#[test]
+fn a_request_about_groups_of_several_parts_is_answered_once() {
+    let (mut world, _) = shared();
+    // Nothing is known of the stream before the first look at it.
+    assert_eq!(world.found(&GroupId(text("g"))), (NOT_AVAILABLE, -1));
+    let loads = world.follow();
+    let groups = groups_of(&mut world);
+    let [mine, second, other] = [&groups[0][0], &groups[1][0], &groups[3][0]];
+    assert_eq!((world.found(mine), world.found(other)), ((0, 1), (0, 2)));
+    assert_eq!(world.commit(mine, 1), LOADING, "what was committed before is not read yet");
+    let listed = world.call(2, &ListGroupsRequest::default());
+    assert_eq!((listed.error_code, listed.groups.len()), (LOADING, 0));
+    let door = world.running().door.clone();
+    loads.iter().for_each(|load| door.groups.read(load, || true));
+
+    assert_eq!((world.commit(mine, 1), world.commit(second, 2), world.commit(other, 3)), (0, 0, NOT_COORDINATOR));
+    let expected = told([(mine, Ok(1)), (second, Ok(2)), (other, Err(NOT_COORDINATOR)), (&groups[2][1], Ok(-1))]);
+    assert_eq!(world.offsets(&[mine, other, &groups[2][1], second]), expected);
+    let listed = world.call(2, &ListGroupsRequest::default());
+    assert_eq!((listed.error_code, listed.groups.len()), (0, 2));
+    let described = world.call(2, &DescribeGroupsRequest::default().with_groups(vec![mine.clone(), other.clone()]));
+    assert_eq!(described.groups.iter().map(|group| group.error_code).collect::<Vec<_>>(), [0, NOT_COORDINATOR]);
+    let gone = DeleteGroupsRequest::default().with_groups_names(vec![mine.clone(), second.clone(), other.clone()]);
+    let deleted = world.call(1, &gone);
+    assert_eq!(deleted.results.iter().map(|one| one.error_code).collect::<Vec<_>>(), [0, 0, NOT_COORDINATOR]);
+    assert_eq!(world.offsets(&[mine, second]), told([(mine, Ok(-1)), (second, Ok(-1))]));
+    assert!(world.call(1, &DescribeGroupsRequest::default()).groups.is_empty());
+}
+
+#[test]
+fn an_answer_about_several_parts_waits_for_all_of_them() {
+    let (mut world, _) = shared();
+    world.read();
+    let groups = groups_of(&mut world);
+    let (mine, second) = (&groups[0][0], &groups[1][0]);
+    assert_eq!((world.commit(mine, 1), world.commit(second, 2)), (0, 0));
+    let gone = DeleteGroupsRequest::default().with_groups_names(vec![mine.clone(), second.clone()]);
+    world.send(1, &gone);
+    assert!(world.answer::<DeleteGroupsRequest>(1).is_none(), "neither is durable");
+    world.sink.release();
+    assert!(world.answer::<DeleteGroupsRequest>(1).is_some());
+}
+
+#[test]
+fn groups_come_and_go_with_their_streamlet() {
+    let (mut world, stream) = shared();
+    world.read();
+    let groups = groups_of(&mut world);
+    let [first, stays] = [&groups[0][0], &groups[1][0]];
+    assert_eq!((world.commit(first, 7), world.commit(stays, 8)), (0, 0));
+    // Somebody waits for the others of its group when the streamlet leaves.
+    let protocol = JoinGroupRequestProtocol::default().with_name(text("range")).with_metadata("m".into());
+    let join = JoinGroupRequest::default()
+        .with_group_id(first.clone())
+        .with_session_timeout_ms(10_000)
+        .with_rebalance_timeout_ms(60_000)
+        .with_protocol_type(text("consumer"))
+        .with_protocols(vec![protocol]);
+    world.send(3, &join);
+    assert!(world.answer::<JoinGroupRequest>(3).is_none());
+    let (broker, _) = world.parts();
+    broker.set_owner(2, stream, StreamletId(0), owner(OTHER, 6)).unwrap();
+    assert!(world.follow().is_empty());
+    assert_eq!(world.answer::<JoinGroupRequest>(3).expect("it is told").error_code, NOT_COORDINATOR);
+    assert_eq!(world.offsets(&[first, stays]), told([(first, Err(NOT_COORDINATOR)), (stays, Ok(8))]));
+
+    // It comes back in a later epoch: from the log, not from memory.
+    broker.set_owner(3, stream, StreamletId(0), owner(ME, 7)).unwrap();
+    broker.open_streamlet(stream, StreamletId(0), 7, None).unwrap();
+    let loads = world.follow();
+    assert_eq!(loads.len(), 1);
+    assert_eq!(world.offsets(&[first]), told([(first, Err(LOADING))]));
+    // The streamlet goes again while it is read: what was read is not served.
+    broker.set_owner(4, stream, StreamletId(0), owner(OTHER, 8)).unwrap();
+    let door = world.running().door.clone();
+    door.groups.read(&loads[0], || true);
+    world.read();
+    assert_eq!(world.offsets(&[first]), told([(first, Err(NOT_COORDINATOR))]));
+    broker.set_owner(5, stream, StreamletId(0), owner(ME, 9)).unwrap();
+    broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
+    world.read();
+    assert_eq!(world.offsets(&[first]), told([(first, Ok(7))]));
+}
