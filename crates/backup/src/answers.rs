@@ -82,6 +82,17 @@ impl Backup {
         state.logs.get(&log).map_or_else(Vec::new, |replica| replica.parts(from, through))
     }
 
+    /// The first block from `from` on that was not given back.
+    fn kept_from(&self, log: LogId, from: u64) -> u64 {
+        let state = self.state.lock();
+        let rows = || state.logs.get(&log).into_iter().flat_map(|replica| &replica.runs);
+        if rows().any(|row| (row.first..=row.written).contains(&from)) {
+            return from;
+        }
+        let had = rows().filter(|row| row.origin <= from && from < row.first && row.first <= row.written);
+        had.map(|row| row.first).min().unwrap_or(from)
+    }
+
     fn source(&self, log: LogId, part: &FilePart) -> Result<Source, BackupError> {
         let disk = &*self.disks[part.disk].disk;
         Source::open(disk, part.sequence, part.key, log.vlog).map_err(|error| self.unreadable(part, &error))
@@ -156,7 +167,9 @@ impl Backup {
     pub fn read_blocks(&self, asked: &ReadBlocks) -> Result<BlocksRead, BackupError> {
         let most = (asked.max_bytes as usize).min(READ_BYTES_MAX);
         let wanted: HashSet<StreamletRef> = asked.streamlets.iter().copied().collect();
-        let mut read = BlocksRead { next_block: asked.from_block, blocks: Vec::new() };
+        // Of a row that went on behind the range all blocks in it may have been given back: it had them.
+        let begins = self.kept_from(asked.log, asked.from_block).min(asked.through_block.saturating_add(1));
+        let mut read = BlocksRead { next_block: begins.max(asked.from_block), blocks: Vec::new() };
         let mut bytes = 0;
         for part in self.parts(asked.log, asked.from_block, asked.through_block) {
             if part.first > read.next_block && read.next_block == asked.from_block && read.blocks.is_empty() {

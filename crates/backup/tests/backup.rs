@@ -348,8 +348,21 @@ fn files_are_given_back_and_the_logs_end_stays_known() {
     let first = rig.ranges(LOG)[0].first;
     assert!(first > 41 && first <= 101);
     assert_eq!(rig.store(LOG, 50, 41, false), Ok(stored(140)), "nobody needs it any more");
+    // Whoever asks for an older view, all of whose blocks went, must see that they were there: it is not lost.
+    let old = |from_block| ReadBlocks {
+        log: LOG,
+        from_block,
+        through_block: first - 1,
+        streamlets: Vec::new(),
+        max_bytes: 1 << 20,
+    };
+    let gone = kera_protocol::BlocksRead { next_block: first, blocks: Vec::new() };
+    assert_eq!(rig.backup.read_blocks(&old(41)).expect("read"), gone);
+    assert_eq!(rig.backup.read_blocks(&old(first - 1)).expect("read"), gone);
+    assert_eq!(rig.backup.read_blocks(&old(40)).expect("read").next_block, 40, "that one it never had");
     drop(rig);
     let mut rig = Rig::over(open(&disks, 2).0);
+    assert_eq!(rig.backup.read_blocks(&old(41)).expect("read"), gone);
     let views = [LogView { vlog: 0, first_block: 41 }];
     assert_eq!(rig.store(LOG, 141, 41, false), Ok(stored(141)));
     assert_eq!(rig.backup.fence(1, 6, &views).expect("fenced")[0].through, 40, "epoch 6 has no log");
