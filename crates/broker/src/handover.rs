@@ -8,9 +8,10 @@ use kera_protocol::StreamletState;
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
 
 /// What a streamlet that was let go hands over.
-pub(crate) fn to_state(stream: StreamId, streamlet: &Arc<Streamlet>) -> StreamletState {
+/// `progress`: how far applications are in it.
+pub(crate) fn to_state(stream: StreamId, streamlet: &Arc<Streamlet>, progress: Vec<u8>) -> StreamletState {
     let lanes = streamlet.hand_over().into_iter().map(to_lane).collect();
-    StreamletState { stream, streamlet: streamlet.id(), epoch: streamlet.owner_epoch(), lanes }
+    StreamletState { stream, streamlet: streamlet.id(), epoch: streamlet.owner_epoch(), lanes, progress }
 }
 
 fn to_lane(lane: LaneHandover) -> LaneState {

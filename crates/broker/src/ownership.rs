@@ -105,6 +105,7 @@ impl Broker {
     /// that are named; all others, such as those of the system that each node has for itself, stay this node's.
     pub fn join_cluster(&self, cluster: [u8; 16], node: u32) {
         self.ownership.with(0, |table| (table.cluster, table.me) = (cluster, node));
+        self.applications.join_cluster();
     }
 
     /// The nodes of the cluster are these, as of state `version`.
@@ -137,7 +138,9 @@ impl Broker {
         owner: Owner,
     ) -> Result<(), Failure> {
         let place = self.streamlet_to_move(stream, streamlet)?;
-        let (is_mine, epoch, shared) = (owner.node == self.ownership.node(), owner.epoch, !owner.older.is_empty());
+        let me = self.ownership.node();
+        let (is_mine, epoch, shared) = (owner.node == me, owner.epoch, !owner.older.is_empty());
+        let told = owner.clone();
         self.ownership.with(version, |table| {
             let owners = table.streams.entry(stream).or_default();
             if owners.len() <= streamlet.0 as usize {
@@ -148,8 +151,10 @@ impl Broker {
         if !is_mine || (place.tenure() != Tenure::Elsewhere && place.owner_epoch() != epoch) {
             // Called also when it has left before: readers at the end learn only now where the lane goes on.
             place.leave();
+            self.applications.streamlet_left(stream, streamlet);
         } else {
             place.set_shared(shared);
+            self.applications.older_changed(stream, streamlet, &told, me);
         }
         self.ownership.wake();
         Ok(())
@@ -176,6 +181,8 @@ impl Broker {
                 let message = format!("state is that of streamlet {} of stream {}", state.streamlet, state.stream);
                 return Err(Failure::argument(message));
             }
+            // What is here of progress from before that owner is older than what it hands over.
+            place.forget_progress(|group| group.epoch() > state.epoch);
             place.receive(&handover::from_state(state)).map_err(refused)?;
         }
         let older = self.ownership.owner(stream, streamlet).is_some_and(|owner| !owner.older.is_empty());
@@ -183,6 +190,7 @@ impl Broker {
         for lane in place.lanes() {
             self.lane_started(lane);
         }
+        self.applications.streamlet_opened(self, stream, &place, state);
         self.ownership.wake();
         Ok(())
     }
@@ -203,7 +211,7 @@ impl Broker {
         if !place.is_settled() {
             return Ok(None);
         }
-        Ok(Some(handover::to_state(stream, &place)))
+        Ok(Some(handover::to_state(stream, &place, self.applications.handed_over(stream, streamlet)?)))
     }
 
     /// A move is called off: this node keeps the streamlet that it was letting go, and writes that wait go on.

@@ -166,7 +166,8 @@ fn nothing_is_handed_over_before_it_is_durable() {
     pair.finish_move(2);
     peer.run(pair.house(1));
     assert_eq!(statuses(&peer.frame().decode()), [Status::Ok], "what was appended before is acknowledged");
-    assert!(pair.house(2).sink.pending() == 0);
+    let place = pair.house(2).log.stream(STREAM).unwrap().streamlet(X).unwrap().clone();
+    assert!(place.lanes().all(|lane| lane.groups(GroupId::NONE, 1).is_empty()), "its bytes stay where they are");
 }
 
 #[test]
@@ -333,7 +334,7 @@ fn wrong_steps_are_refused_and_change_nothing() {
     assert_eq!(broker.let_go(STREAM, StreamletId(1)).unwrap_err().status, Status::UnknownStreamlet);
     assert_eq!(broker.let_go(StreamId(77), X).unwrap_err().status, Status::UnknownStream);
     assert_eq!(broker.open_streamlet(STREAM, X, 9, None).unwrap_err().status, Status::NotReady, "it is open");
-    let state = StreamletState { stream: STREAM, streamlet: StreamletId(3), epoch: 1, lanes: vec![] };
+    let state = StreamletState { stream: STREAM, streamlet: StreamletId(3), epoch: 1, lanes: vec![], progress: vec![] };
     let refused = pair.houses[1].broker.open_streamlet(STREAM, X, 9, Some(&state)).unwrap_err();
     assert_eq!(refused.status, Status::InvalidArgument);
     assert_eq!(write(pair.house(1), 0).0, Status::Ok);

@@ -1,14 +1,52 @@
 //! Streams, applications and statistics: what `kera stream`, `kera status` and the like ask for.
 
+use std::collections::HashSet;
+use std::time::Duration;
+
 use kera_format::{GroupId, LaneId, StreamId, StreamOptions, StreamletId};
 use kera_protocol::{
-    AlterStream, ApplicationDescription, ApplicationSummary, AvailableGroups, AvailableSegments, ClusterDescription,
-    CommittedOffsets, CreateStream, DeleteApplication, DeleteStream, DescribeApplication, DescribeCluster,
-    FetchOffsets, GetStream, GroupInfo, LaneStats, ListApplications, ListStreams, Lookup, LookupResult, NodeStatus,
-    NodeStatusResponse, ResetOffsets, SegmentInfo, Start, StreamChanges, StreamInfo, StreamRef, StreamStats,
+    AlterStream, ApplicationDescription, ApplicationState, ApplicationSummary, AvailableGroups, AvailableSegments,
+    ClusterDescription, CommittedOffsets, CreateStream, DeleteApplication, DeleteStream, DescribeApplication,
+    DescribeCluster, FetchOffsets, GetStream, GroupInfo, LaneStats, ListApplications, ListStreams, Lookup,
+    LookupResult, Message, NodeStatus, NodeStatusResponse, ResetOffsets, SegmentInfo, Start, Status, StreamChanges,
+    StreamInfo, StreamRef, StreamStats,
 };
 
+use kera_rpc::RpcError;
+use tokio::time::Instant;
+
+use crate::backoff::Backoff;
 use crate::{Client, ClientError};
+
+/// For how long, at least, an owner that cannot be asked is waited for: another one may take over from it.
+const NEXT_OWNER_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What several owners know, in one list.
+fn joined(answers: Vec<CommittedOffsets>) -> CommittedOffsets {
+    let application = answers.first().map(|first| first.application).unwrap_or_default();
+    let mut offsets: Vec<_> = answers.into_iter().flat_map(|answer| answer.offsets).collect();
+    offsets.sort_by_key(|offset| (offset.streamlet, offset.lane, offset.cursor.group));
+    CommittedOffsets { application, offsets }
+}
+
+/// What several nodes know of the same applications.
+fn summed_up(mut all: Vec<ApplicationSummary>) -> Vec<ApplicationSummary> {
+    all.sort_by(|a, b| (&a.name, a.stream).cmp(&(&b.name, b.stream)));
+    let mut merged: Vec<ApplicationSummary> = Vec::new();
+    for part in all {
+        match merged.last_mut().filter(|last| (&last.name, last.stream) == (&part.name, part.stream)) {
+            Some(whole) => {
+                whole.members = whole.members.max(part.members);
+                whole.lag = whole.lag.saturating_add(part.lag);
+                if part.state == ApplicationState::Active {
+                    whole.state = part.state;
+                }
+            }
+            None => merged.push(part),
+        }
+    }
+    merged
+}
 
 /// Administers a server. Made by [`Client::admin`]; costs nothing.
 ///
@@ -121,20 +159,56 @@ impl Admin {
         }
     }
 
-    /// Applications of a stream, or of all streams.
+    /// Applications of a stream, or of all streams. In a cluster each node tells of what it owns; those that cannot be asked are left
+    /// out. Members count as often as at the node that has most of them.
     pub async fn applications(&self, stream: Option<StreamId>) -> Result<Vec<ApplicationSummary>, ClientError> {
-        Ok(self.client.call(&ListApplications { stream }).await?.applications)
+        let message = ListApplications { stream };
+        let nodes = self.client.all_nodes().await?;
+        if nodes.is_empty() {
+            return Ok(self.client.call(&message).await?.applications);
+        }
+        let (mut all, mut failed, mut asked) = (Vec::new(), None, 0);
+        for address in nodes {
+            match self.client.call_at(&address, &message).await {
+                Ok(answer) => {
+                    asked += 1;
+                    all.extend(answer.applications);
+                }
+                Err(error) => failed = Some(error),
+            }
+        }
+        match failed {
+            Some(error) if asked == 0 => Err(error.into()),
+            _ => Ok(summed_up(all)),
+        }
     }
 
-    /// An application's members, leases and lag.
+    /// An application's members, leases and lag. In a cluster what all owners of streamlets tell: a member has an entry at each of them.
     pub async fn application(&self, stream: StreamId, name: &str) -> Result<ApplicationDescription, ClientError> {
-        self.client.call(&DescribeApplication { application: name.into(), stream }).await
+        let message = |_| DescribeApplication { application: name.into(), stream };
+        let mut answers = self.at_owners(stream, &[], message).await?.into_iter();
+        let Some(mut whole) = answers.next() else {
+            let message = format!("stream {stream} has no application `{name}`");
+            return Err(RpcError::Status { status: Status::UnknownApplication, message, retry_after: None }.into());
+        };
+        for part in answers {
+            whole.members.extend(part.members);
+            whole.leases.extend(part.leases);
+            whole.lanes.extend(part.lanes);
+            whole.lag = whole.lag.saturating_add(part.lag);
+            if part.state == ApplicationState::Active {
+                whole.state = part.state;
+            }
+        }
+        whole.lanes.sort_by_key(|lane| (lane.streamlet, lane.lane));
+        whole.leases.sort_by_key(|lease| (lease.streamlet, lease.lane, lease.group));
+        Ok(whole)
     }
 
     /// How far an application has read.
     pub async fn offsets(&self, stream: StreamId, application: &str) -> Result<CommittedOffsets, ClientError> {
-        let application = application.into();
-        self.client.call(&FetchOffsets { application, stream, streamlets: Vec::new() }).await
+        let message = |streamlets| FetchOffsets { application: application.into(), stream, streamlets };
+        Ok(joined(self.at_owners(stream, &[], message).await?))
     }
 
     /// Sets how far an application has read; it must have no members. `dry_run` only tells what would be set.
@@ -146,13 +220,67 @@ impl Admin {
         to: Start,
         dry_run: bool,
     ) -> Result<CommittedOffsets, ClientError> {
-        let application = application.into();
-        self.client.call(&ResetOffsets { application, stream, streamlets, to, dry_run }).await
+        let message = |streamlets| ResetOffsets { application: application.into(), stream, streamlets, to, dry_run };
+        Ok(joined(self.at_owners(stream, &streamlets, message).await?))
     }
 
     /// Forgets an application and what it has read; it must have no members.
     pub async fn delete_application(&self, stream: StreamId, name: &str) -> Result<(), ClientError> {
-        self.client.call(&DeleteApplication { application: name.into(), stream }).await.map(drop)
+        self.at_owners(stream, &[], |_| DeleteApplication { application: name.into(), stream }).await.map(drop)
+    }
+
+    /// Asks the owners of streamlets, which keep what applications have read of them; of `streamlets`, all if there are none. An owner
+    /// that does not know the application has nothing to say, unless no other has.
+    async fn at_owners<M: Message>(
+        &self,
+        stream: StreamId,
+        streamlets: &[StreamletId],
+        message: impl Fn(Vec<StreamletId>) -> M,
+    ) -> Result<Vec<M::Response>, ClientError> {
+        let mut placement = self.client.placement(stream).await?;
+        if placement.is_alone() {
+            return Ok(vec![self.client.call(&message(streamlets.to_vec())).await?]);
+        }
+        if let Ok(found) = self.client.refresh(stream, &placement).await {
+            placement = found;
+        }
+        let (mut answers, mut unknown, mut done) = (Vec::new(), None, HashSet::new());
+        let until = Instant::now() + self.client.retry_timeout().max(NEXT_OWNER_TIMEOUT);
+        let mut backoff = Backoff::default();
+        loop {
+            let mut failed = None;
+            for (node, mut owned) in placement.by_owner(streamlets) {
+                // What an owner has told of before it moved is not asked for twice.
+                owned.retain(|streamlet| !done.contains(streamlet));
+                if owned.is_empty() {
+                    continue;
+                }
+                match self.client.call_node(&placement, node, &message(owned.clone())).await {
+                    Ok(answer) => answers.push(answer),
+                    Err(error) if error.status() == Some(Status::UnknownApplication) => unknown = Some(error),
+                    Err(error) => {
+                        failed = Some(error);
+                        continue;
+                    }
+                }
+                done.extend(owned);
+            }
+            let Some(error) = failed else { break };
+            let wait = backoff.next(error.retry_after());
+            if !error.retryable() || Instant::now() + wait > until {
+                return Err(error.into());
+            }
+            tokio::time::sleep(wait).await;
+            match self.client.refresh(stream, &placement).await {
+                Ok(found) => placement = found,
+                Err(error) if error.retryable() => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        match unknown {
+            Some(error) if answers.is_empty() => Err(error.into()),
+            _ => Ok(answers),
+        }
     }
 
     /// How the cluster is, as the node knows it; one that is alone answers without nodes.

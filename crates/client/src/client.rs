@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kera_format::StreamId;
-use kera_protocol::{HelloResponse, Message, Op, Status};
+use kera_protocol::{FindOwners, HelloResponse, Message, NodeInfo, Op, Role, Status};
 use kera_rpc::{Connection, RpcError};
 use rand::seq::SliceRandom;
 use tokio::sync::Mutex;
@@ -266,6 +266,22 @@ impl Client {
             // It may only seem to be there: the next call makes another one.
             connection.close();
         }
+        answer
+    }
+
+    /// Where the nodes of the cluster are that serve streamlets; none if the server is alone.
+    pub(crate) async fn all_nodes(&self) -> Result<Vec<String>, ClientError> {
+        let found = self.call(&FindOwners { streams: Vec::new(), after: None, limit: 1 }).await?;
+        let serves = |node: &NodeInfo| node.roles.contains(&Role::Broker) && !node.address.is_empty();
+        let nodes = found.nodes.into_iter().filter(|_| found.node != 0);
+        Ok(nodes.filter(serves).map(|node| node.address).collect())
+    }
+
+    /// Asks whoever is at an address, once.
+    pub(crate) async fn call_at<M: Message>(&self, address: &str, message: &M) -> Result<M::Response, RpcError> {
+        let connection = Connection::connect(address, self.inner.config.rpc.clone()).await?;
+        let answer = connection.call(message).await;
+        connection.close();
         answer
     }
 

@@ -1,7 +1,7 @@
 //! Who owns which streamlet, as the client has been told: asked for when it is needed first, and again when a node says that it is not
 //! the owner or cannot be reached. Kept for each stream, shared by all producers and consumers of a [`Client`].
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,6 +52,30 @@ impl Placement {
             None if self.is_alone() => (HOME, 0),
             None => (NOBODY, 0),
         }
+    }
+
+    /// All nodes that own something.
+    pub(crate) fn owners(&self) -> Vec<u32> {
+        if self.is_alone() {
+            return vec![HOME];
+        }
+        let owners: BTreeSet<u32> = self.owners.iter().map(|owner| self.known(owner.node)).collect();
+        owners.into_iter().filter(|node| *node != NOBODY).collect()
+    }
+
+    /// The owners of some streamlets, of all if none are named, and what each of them owns of these.
+    pub(crate) fn by_owner(&self, streamlets: &[StreamletId]) -> BTreeMap<u32, Vec<StreamletId>> {
+        let all: Vec<StreamletId> = (0..self.owners.len() as u32).map(StreamletId).collect();
+        let mut by_owner: BTreeMap<u32, Vec<StreamletId>> = BTreeMap::new();
+        for streamlet in if streamlets.is_empty() { &all } else { streamlets } {
+            by_owner.entry(self.owner(streamlet.0).0).or_default().push(*streamlet);
+        }
+        by_owner
+    }
+
+    /// Whether each streamlet has an owner.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.owners.iter().all(|owner| self.nodes.contains_key(&owner.node))
     }
 
     /// The node that serves a group of a streamlet; of [`GroupId::NONE`], the oldest there is.
@@ -265,6 +289,10 @@ mod tests {
         assert_eq!(placement.holder(StreamletId(1), GroupId::NONE), 1);
         assert_eq!(placement.holder(StreamletId(1), GroupId::new(4, 0)), 2);
         assert_eq!(placement.holders(StreamletId(3)), [1, 2]);
+        assert_eq!((placement.owners(), placement.is_whole()), (vec![1, 2], true));
+        let of = |owned: [u32; 2]| owned.map(StreamletId).to_vec();
+        assert_eq!(placement.by_owner(&[]).into_iter().collect::<Vec<_>>(), [(1, of([0, 2])), (2, of([1, 3]))]);
+        assert_eq!(placement.by_owner(&[StreamletId(3)]).into_keys().collect::<Vec<_>>(), [2]);
         assert_eq!((placement.address(2), placement.address(9)), (Some("host:2"), None));
     }
 

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use kera_broker::{Broker, BrokerConfig, BrokerSession};
+use kera_broker::{Broker, BrokerConfig, BrokerSession, applications_stream_options};
 use kera_client::{Client, ClientError, Consumer, Record, Start, Status};
 use kera_env::SystemClock;
-use kera_format::{LaneId, ProducerEpoch, ProducerId, StreamId, StreamOptions, StreamletId};
+use kera_format::{Durability, LaneId, ProducerEpoch, ProducerId, StreamId, StreamOptions, StreamletId};
 use kera_log::{Arena, ArenaConfig, Log, LogConfig};
 use kera_protocol::{
     AllocatedProducer, ErrorBody, FrameHeader, HelloResponse, NodeInfo, OlderGroups, Op, Owner, Role, StreamInfo,
@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use rand::Rng;
 
 const STREAM: StreamId = StreamId(17);
+const SYSTEM: StreamId = StreamId(1);
 const CLUSTER: [u8; 16] = *b"cluster-16-bytes";
 
 /// Stands in front of a node and can stop passing anything on, as a machine does that is gone: no connection closes, none is refused.
@@ -145,6 +146,9 @@ impl Cluster {
             let log = Log::new(LogConfig::default(), arena);
             let broker = Broker::new(BrokerConfig::default(), log, Arc::new(SystemClock::new()));
             broker.stream_created(STREAM, options.clone()).unwrap();
+            let system = StreamOptions { durability: Durability::Process, ..applications_stream_options() };
+            broker.stream_created(SYSTEM, system).unwrap();
+            broker.open_applications(SYSTEM).unwrap();
             broker.join_cluster(CLUSTER, number);
             broker.place_stream(1, STREAM, owners.clone()).unwrap();
             for streamlet in (0..streamlets).filter(|at| at % nodes + 1 == number) {
@@ -464,8 +468,6 @@ fn a_node_that_is_never_the_owner_is_given_up_in_time_and_named() {
             Some(ClientError::Rpc(error)) => assert_eq!(error.status(), Some(Status::NotOwner)),
             other => panic!("{other:?}"),
         }
-        let member = client.consumer("moving").application("report").build().await;
-        assert!(matches!(member.err(), Some(ClientError::Invalid { .. })));
     });
 }
 
@@ -545,6 +547,144 @@ fn an_address_where_nobody_answers_holds_nobody_up() {
         let client = Client::builder(all).connect_timeout(Duration::from_secs(600)).connect().await.unwrap();
         write(&client, 0, 5).await;
         assert_eq!(first_from(&client, Start::Earliest).await, 0);
+    });
+}
+
+/// The numbers that members read, with so many of them, until there are so many.
+async fn read_as_members(members: &mut [Consumer], count: usize) -> Vec<u64> {
+    let mut numbers = Vec::new();
+    while numbers.len() < count {
+        for member in &mut *members {
+            // Another one may have all that there is.
+            let next = tokio::time::timeout(Duration::from_millis(20), member.next_batch()).await;
+            let Ok(batch) = next else { continue };
+            let batch = batch.unwrap().expect("it never ends");
+            let values = batch.records().map(|record| record.view.value().unwrap().to_vec());
+            numbers.extend(values.map(|value| String::from_utf8(value).unwrap().parse::<u64>().unwrap()));
+        }
+    }
+    numbers.sort_unstable();
+    numbers
+}
+
+async fn write_to_all(client: &Client, numbers: std::ops::Range<u64>) {
+    let mut producer = client.producer("moving").chunk_bytes(512).build().await.unwrap();
+    for number in numbers {
+        let value = number.to_string();
+        producer.send_to(StreamletId(number as u32 % 4), &Record::value(value.as_bytes())).await.unwrap();
+    }
+    producer.close().await.unwrap();
+}
+
+#[test]
+fn members_share_what_several_nodes_own_and_go_on_where_they_have_committed() {
+    let cluster = Cluster::start(2, 4, 1);
+    run(async {
+        let client = Client::connect(cluster.address(0)).await.unwrap();
+        write_to_all(&client, 0..40).await;
+        let member = || client.consumer("moving").application("report").build();
+        let mut one = [member().await.unwrap()];
+        assert_eq!(read_as_members(&mut one, 40).await, (0..40).collect::<Vec<_>>());
+        let [one] = one;
+        one.close().await.unwrap();
+        write_to_all(&client, 40..80).await;
+        let mut two = [member().await.unwrap(), member().await.unwrap()];
+        assert_eq!(read_as_members(&mut two, 40).await, (40..80).collect::<Vec<_>>());
+        // A node that was away is joined again, and nothing is read twice.
+        cluster.serve(1);
+        write_to_all(&client, 80..120).await;
+        assert_eq!(read_as_members(&mut two, 40).await, (80..120).collect::<Vec<_>>());
+        for member in two {
+            member.close().await.unwrap();
+        }
+        let offsets = client.admin().offsets(STREAM, "report").await.unwrap().offsets;
+        let known: Vec<(u32, u64)> = offsets.iter().map(|offset| (offset.streamlet.0, offset.ordinal)).collect();
+        assert_eq!(known, [(0, 30), (1, 30), (2, 30), (3, 30)], "of both owners");
+        let mut end = client.consumer("moving").application("report").until_end(true).build().await.unwrap();
+        assert!(end.next_batch().await.unwrap().is_none(), "all of it is committed");
+    });
+}
+
+async fn committed(client: &Client) -> Vec<(u32, u64)> {
+    let offsets = client.admin().offsets(STREAM, "report").await.unwrap().offsets;
+    offsets.iter().map(|offset| (offset.streamlet.0, offset.ordinal)).collect()
+}
+
+#[test]
+fn what_members_have_committed_moves_with_the_streamlet() {
+    let cluster = Cluster::start(2, 4, 1);
+    run(async {
+        let client = Client::connect(cluster.address(0)).await.unwrap();
+        let member = || client.consumer("moving").application("report").build();
+        let mut two = [member().await.unwrap(), member().await.unwrap()];
+        for (round, streamlet, to) in [(0, 2, 2), (1, 0, 2), (2, 2, 1), (3, 1, 1), (4, 3, 1), (5, 1, 2)] {
+            let numbers = round * 40..(round + 1) * 40;
+            write_to_all(&client, numbers.clone()).await;
+            assert_eq!(read_as_members(&mut two, 40).await, numbers.collect::<Vec<_>>(), "round {round}");
+            for member in &mut two {
+                member.commit().await.unwrap();
+            }
+            cluster.move_to(streamlet, to, Duration::ZERO);
+            assert_eq!(committed(&client).await.iter().map(|(_, ordinal)| ordinal).sum::<u64>(), (round + 1) * 40);
+        }
+        for member in two {
+            member.close().await.unwrap();
+        }
+        assert_eq!(committed(&client).await, [(0, 60), (1, 60), (2, 60), (3, 60)]);
+        let mut end = client.consumer("moving").application("report").until_end(true).build().await.unwrap();
+        assert!(end.next_batch().await.unwrap().is_none(), "all of it is committed");
+    });
+}
+
+#[test]
+fn members_read_what_earlier_owners_have_kept() {
+    let cluster = Cluster::start(3, 4, 1);
+    run(async {
+        let client = Client::connect(cluster.address(0)).await.unwrap();
+        // Nobody has read any of it when it moves, from node to node.
+        for (round, to) in [(0, 2), (1, 3), (2, 1)] {
+            write_to_all(&client, round * 400..(round + 1) * 400).await;
+            (0..4).for_each(|streamlet| cluster.move_to(streamlet, to, Duration::ZERO));
+        }
+        write_to_all(&client, 1_200..1_600).await;
+        let mut member = client.consumer("moving").application("report").until_end(true).build().await.unwrap();
+        let (mut numbers, mut last): (Vec<u64>, HashMap<StreamletId, u64>) = Default::default();
+        while let Some(batch) = member.next_batch().await.unwrap() {
+            for record in batch.records() {
+                let number = String::from_utf8(record.view.value().unwrap().to_vec()).unwrap().parse().unwrap();
+                let before = last.insert(batch.streamlet(), number);
+                assert!(before.is_none_or(|before| before < number), "order = lane, over all owners");
+                numbers.push(number);
+            }
+        }
+        member.close().await.unwrap();
+        numbers.sort_unstable();
+        assert!(numbers.iter().copied().eq(0..1_600), "{} numbers", numbers.len());
+        assert_eq!(committed(&client).await, [(0, 400), (1, 400), (2, 400), (3, 400)]);
+    });
+}
+
+#[test]
+fn members_go_on_at_whoever_takes_over_from_a_lost_node() {
+    let cluster = Cluster::start(3, 6, 1);
+    run(async {
+        let addresses = format!("{},{}", cluster.address(1), cluster.address(2));
+        let client = Client::connect(addresses).await.unwrap();
+        write_to_all(&client, 0..40).await;
+        let member = || client.consumer("moving").application("report").build();
+        let mut two = [member().await.unwrap(), member().await.unwrap()];
+        assert_eq!(read_as_members(&mut two, 40).await, (0..40).collect::<Vec<_>>());
+        for member in &mut two {
+            member.commit().await.unwrap();
+        }
+        cluster.stop(0);
+        cluster.lose(1, 2);
+        write_to_all(&client, 40..80).await;
+        assert_eq!(read_as_members(&mut two, 40).await, (40..80).collect::<Vec<_>>());
+        for member in two {
+            member.close().await.unwrap();
+        }
+        assert_eq!(committed(&client).await.iter().map(|(_, ordinal)| ordinal).sum::<u64>(), 80);
     });
 }
 

@@ -6,6 +6,7 @@
 //! APPLICATION/STREAM                          an application; without a value: it is gone, with all of its positions
 //! APPLICATION/STREAM/STREAMLET/LANE           where it is in a lane: every group before the position's is done
 //! APPLICATION/STREAM/STREAMLET/LANE/GROUP     where it is in a group while an earlier one is not done (order `none`)
+//! /STREAM/STREAMLET/LANE/GROUP                a group that an earlier owner of the streamlet has kept (only in a progress lane)
 //! ```
 //! `APPLICATION` is its name, the others are ids in decimal. The last record of a key counts. Values:
 //!
@@ -22,7 +23,14 @@
 //!     16      8  start_at    ordinal or time    20      4  zero
 //!     24      8  created_ms                     24      8  ordinal       of the next record to process
 //!                                               32      8  committed_ms
+//! kept group
+//! offset  bytes  field
+//!      0      1  version        1
+//!      1      7  zero
+//!      8      8  first_ordinal
+//!     16      8  next_ordinal   behind its last record
 //! ```
+//! In a cluster the same records are in the progress lane of each streamlet ([`LaneId::PROGRESS`]), about that streamlet.
 
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
 use crate::{
@@ -36,6 +44,8 @@ pub const APPLICATIONS_VERSION: u8 = 1;
 pub const APPLICATION_BYTES: usize = 32;
 /// Bytes of a position's value.
 pub const POSITION_BYTES: usize = 40;
+/// Bytes of a kept group's value.
+pub const KEPT_GROUP_BYTES: usize = 24;
 /// The most bytes that one of these records takes: a name of 249, four numbers of at most 20 digits, a value.
 pub const RECORD_BYTES_MAX: usize = 512;
 const FLAG_DONE: u8 = 1;
@@ -122,6 +132,17 @@ pub enum Entry {
         /// Where it is.
         position: Position,
     },
+    /// Not of an application: an earlier owner of the streamlet has a group of the lane.
+    Kept {
+        /// The lane.
+        lane: LaneKey,
+        /// The group.
+        group: GroupId,
+        /// Ordinal of its first record.
+        first_ordinal: u64,
+        /// Ordinal behind its last record.
+        next_ordinal: u64,
+    },
 }
 
 impl Entry {
@@ -142,13 +163,31 @@ impl Entry {
                 let key = format!("{name}/{stream}/{}/{}/{group}", lane.streamlet.0, lane.lane.0);
                 push(key, Some(&position.to_bytes(false)));
             }
+            Entry::Kept { lane, group, first_ordinal, next_ordinal } => {
+                let key = format!("/{stream}/{}/{}/{}", lane.streamlet.0, lane.lane.0, group.0);
+                let mut value = [0; KEPT_GROUP_BYTES];
+                value[0] = APPLICATIONS_VERSION;
+                put(&mut value, 8, &first_ordinal.to_le_bytes());
+                put(&mut value, 16, &next_ordinal.to_le_bytes());
+                push(key, Some(&value));
+            }
         }
     }
 
-    /// What a record tells: the application's name, its stream, the entry.
+    /// What a record tells: the application's name, its stream, the entry. Of a kept group the name is empty.
     pub fn decode(record: &RecordView<'_>) -> Result<(String, StreamId, Entry), FormatError> {
         let key = Key::parse(record.key().unwrap_or_default())?;
         let entry = match (key.parts, record.value()) {
+            (4, Some(value)) if key.name.is_empty() => {
+                check_length("kept group", value, KEPT_GROUP_BYTES)?;
+                let zero = u64_at(value, 0) >> 8;
+                if zero != 0 {
+                    return Err(bad("kept_group.zero", zero, "0"));
+                }
+                let (first_ordinal, next_ordinal) = (u64_at(value, 8), u64_at(value, 16));
+                Entry::Kept { lane: key.lane()?, group: GroupId(key.numbers[3]), first_ordinal, next_ordinal }
+            }
+            _ if key.name.is_empty() => return Err(bad("applications.key (name)", 0, "a name, or five parts")),
             (1, None) => Entry::Deleted,
             (1, Some(value)) => Entry::Exists(Application::parse(value)?),
             (3, Some(value)) => {
@@ -181,7 +220,8 @@ impl Key {
     fn parse(key: &[u8]) -> Result<Key, FormatError> {
         let wrong = || bad("applications.key", key.len() as u64, "NAME/NUMBER, with up to three more numbers");
         let mut rest = std::str::from_utf8(key).map_err(|_| wrong())?.split('/');
-        let name = rest.next().filter(|name| limits::name_is_valid(name)).ok_or_else(wrong)?.to_owned();
+        let name =
+            rest.next().filter(|name| name.is_empty() || limits::name_is_valid(name)).ok_or_else(wrong)?.to_owned();
         let mut found = Key { name, numbers: [0; 4], parts: 0 };
         for text in rest {
             let number = found.numbers.get_mut(found.parts).ok_or_else(wrong)?;

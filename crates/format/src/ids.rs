@@ -44,6 +44,12 @@ id!(/// An application (a named set of consumers), given by the broker when the 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct GroupId(pub u64);
 
+impl LaneId {
+    /// The lane of a streamlet in which its owner in a cluster keeps how far applications are; the records are those of
+    /// [`applications`](crate::applications). No producer writes to it and no reader sees it: the number is none that a stream can have.
+    pub const PROGRESS: LaneId = LaneId(u32::MAX);
+}
+
 impl GroupId {
     /// Before every group: in a [`Cursor`] it means "the first group there is".
     pub const NONE: GroupId = GroupId(0);

@@ -35,6 +35,11 @@ fn entries() -> Vec<(&'static str, &'static str, Entry)> {
             "in a group that is done before an earlier one is",
             Entry::Ahead { lane, position: of_group },
         ),
+        (
+            "kept group",
+            "in a progress lane: an earlier owner has it",
+            Entry::Kept { lane, group: GroupId::new(2, 9), first_ordinal: 999_000, next_ordinal: 1_000_400 },
+        ),
     ]
 }
 
@@ -57,6 +62,7 @@ fn case(name: &str, about: &str, entry: &Entry) -> Case {
         Entry::Exists(_) => {
             layout.u8("version").u8("start").bytes("zero", 6).u64("id").i64("start_at").i64("created_ms")
         }
+        Entry::Kept { .. } => layout.u8("version").bytes("zero", 7).u64("first_ordinal").u64("next_ordinal"),
         Entry::Base { .. } | Entry::Ahead { .. } => layout
             .u8("version")
             .u8("flags")
@@ -76,11 +82,13 @@ fn decode(bytes: &[u8]) -> Result<(String, StreamId, Entry), FormatError> {
 }
 
 fn refused() -> Vec<Refused> {
-    let [.., (_, _, position), _, _] = &entries()[..] else { unreachable!() };
+    let [.., (_, _, position), _, _, kept] = &entries()[..] else { unreachable!() };
     let position = encode(position);
     let value = &position[position.len() - 40..];
     let application = encode(&entries()[0].2);
     let application = &application[application.len() - 32..];
+    let kept = encode(&kept.2);
+    let kept = &kept[kept.len() - 24..];
     let changed = |value: &[u8], at: usize, byte: u8| {
         let mut value = value.to_vec();
         value[at] = byte;
@@ -101,6 +109,10 @@ fn refused() -> Vec<Refused> {
         ("a position of an unknown version", record("report/17/3/1", Some(&changed(value, 0, 2)))),
         ("unknown flags", record("report/17/3/1", Some(&changed(value, 1, 4)))),
         ("a position that is not zero", record("report/17/3/1", Some(&changed(value, 2, 1)))),
+        ("a kept group that is cut", record("/17/3/1/5", Some(&kept[..23]))),
+        ("a kept group of an unknown version", record("/17/3/1/5", Some(&changed(kept, 0, 2)))),
+        ("a kept group that is not zero", record("/17/3/1/5", Some(&changed(kept, 1, 1)))),
+        ("a position without an application", record("/17/3/1", Some(value))),
         ("an application that is cut", record("report/17", Some(&application[..31]))),
         ("an unknown start", record("report/17", Some(&changed(application, 1, 4)))),
         ("an application that is not zero", record("report/17", Some(&changed(application, 7, 1)))),
@@ -118,7 +130,8 @@ fn records_of_applications_are_the_golden_bytes() {
     };
     let golden = golden::check("applications.json", &code);
     for (name, _, entry) in entries() {
-        let expected = ("report".to_owned(), StreamId(17), entry);
+        let of = if matches!(entry, Entry::Kept { .. }) { "" } else { "report" };
+        let expected = (of.to_owned(), StreamId(17), entry);
         assert_eq!(decode(&golden.case(name).bytes()), Ok(expected), "{name}");
     }
     golden.check_refused(decode);

@@ -31,14 +31,22 @@ impl Streamlet {
         if self.tenure() != Tenure::Elsewhere {
             self.leave();
         }
-        self.lanes().try_for_each(|lane| lane.cut_to_durable())
+        self.all_lanes().try_for_each(|lane| lane.cut_to_durable())
+    }
+
+    /// Of the lane of progress, drops all groups that `keep` does not name: what they say the last owner has said again since. The
+    /// streamlet must be elsewhere: otherwise nothing happens.
+    pub fn forget_progress(&self, keep: impl Fn(GroupId) -> bool) {
+        if let Some(lane) = self.used_progress_lane().filter(|_| self.tenure() == Tenure::Elsewhere) {
+            lane.forget_groups(&keep);
+        }
     }
 
     /// Drops all groups that `keep` does not name, with what is known of their producers. The streamlet must be elsewhere:
     /// otherwise nothing happens.
     pub fn forget_groups(&self, keep: impl Fn(GroupId) -> bool) {
         if self.tenure() == Tenure::Elsewhere {
-            self.lanes().for_each(|lane| lane.forget_groups(&keep));
+            self.all_lanes().for_each(|lane| lane.forget_groups(&keep));
         }
     }
 }

@@ -167,7 +167,7 @@ impl Log {
         let durability = options.durability;
         stream.set_options(options);
         if durability != old.durability {
-            stream.streamlets().flat_map(|streamlet| streamlet.lanes()).for_each(|lane| lane.close_group());
+            stream.streamlets().flat_map(|streamlet| streamlet.all_lanes()).for_each(|lane| lane.close_group());
         }
         Ok(())
     }
@@ -196,12 +196,12 @@ impl Log {
     pub(crate) fn lanes(&self) -> Vec<Arc<Lane>> {
         let streams = self.streams();
         let streamlets = streams.iter().flat_map(|stream| stream.streamlets());
-        streamlets.flat_map(|streamlet| streamlet.lanes().cloned()).collect()
+        streamlets.flat_map(|streamlet| streamlet.all_lanes().cloned()).collect()
     }
 
     /// The lane of a segment, made if it was never used; `None` if its stream does not exist or has no such lane.
     pub(crate) fn lane_of(&self, id: SegmentId) -> Option<Arc<Lane>> {
-        self.stream(id.stream)?.streamlet(id.streamlet)?.lane(id.lane).cloned()
+        self.stream(id.stream)?.streamlet(id.streamlet)?.any_lane(id.lane).cloned()
     }
 
     /// The store has written a segment, synced. If the stream no longer has it, it is released at once.
@@ -362,9 +362,15 @@ impl Log {
         let mut dropped = 0;
         for stream in self.streams() {
             let options = stream.options();
+            // What is kept of progress goes when it was written anew, whatever the stream keeps.
+            let of_progress =
+                StreamOptions { retention_ms: None, retention_consumed: true, ..StreamOptions::clone(&options) };
             for streamlet in stream.streamlets() {
                 if options.retention_ms.is_some() || options.retention_consumed || stream.has_floors() {
                     dropped += streamlet.lanes().map(|lane| lane.retain(&options, now_ms)).sum::<u64>();
+                }
+                if let Some(progress) = streamlet.used_progress_lane() {
+                    dropped += progress.retain(&of_progress, now_ms);
                 }
                 if let Some(bytes) = options.retention_bytes.filter(|_| options.cleanup.deletes()) {
                     dropped += retention::retain_bytes(streamlet, bytes);

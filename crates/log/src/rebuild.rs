@@ -147,7 +147,7 @@ impl Streamlet {
             return Err(TenureError::Wrong { is, must: Tenure::Elsewhere });
         }
         for lost in lanes {
-            let lane = self.lane(lost.state.lane).ok_or(TenureError::UnknownLane(lost.state.lane))?;
+            let lane = self.any_lane(lost.state.lane).ok_or(TenureError::UnknownLane(lost.state.lane))?;
             lane.receive(&lost.state);
             lane.await_segments(&lost.segments);
         }
@@ -156,19 +156,19 @@ impl Streamlet {
 
     /// Segments of all its lanes that are awaited.
     pub fn awaited(&self) -> Vec<(LaneId, AwaitedSegment)> {
-        self.lanes().flat_map(|lane| lane.awaited().into_iter().map(|segment| (lane.id(), segment))).collect()
+        self.all_lanes().flat_map(|lane| lane.awaited().into_iter().map(|segment| (lane.id(), segment))).collect()
     }
 
     /// The sink of what is rebuilt and the last ticket that it gave for it; `None`: there is nothing to wait for.
     pub fn rebuilt_through(&self) -> Option<(Arc<dyn DurabilitySink>, Ticket)> {
         let of = |lane: &Arc<Lane>| Some((lane.state.lock().rebuilding.as_ref()?.ticket?, Arc::clone(lane)));
-        let (ticket, lane) = self.lanes().filter_map(of).max_by_key(|(ticket, _)| *ticket)?;
+        let (ticket, lane) = self.all_lanes().filter_map(of).max_by_key(|(ticket, _)| *ticket)?;
         Some((Arc::clone(lane.sink()?), ticket))
     }
 
     /// All of it is there and has its copies: retention begins. Nothing if a segment is still awaited.
     pub fn end_rebuilding(&self) {
-        for lane in self.lanes() {
+        for lane in self.all_lanes() {
             let mut state = lane.state.lock();
             if state.rebuilding.as_ref().is_some_and(|rebuilding| rebuilding.awaited.is_empty()) {
                 state.rebuilding = None;
@@ -185,7 +185,7 @@ impl Log {
         let part = view.broker()?;
         let (stream, streamlet) = (view.header().stream, view.header().streamlet);
         let id = SegmentId { stream, streamlet, lane: part.lane, group: part.group, index: part.segment };
-        let lane = self.stream(stream).and_then(|stream| stream.streamlet(streamlet)?.lane(part.lane).cloned());
+        let lane = self.stream(stream).and_then(|stream| stream.streamlet(streamlet)?.any_lane(part.lane).cloned());
         let Some(lane) = lane else { return Ok(Rebuilt::NotAwaited) };
         let begun = match lane.begin(id, &view, &part) {
             Ok(Ok(begun)) => begun,

@@ -192,7 +192,7 @@ impl Log {
             index: part.segment,
         };
         let Some(stream) = self.stream(id.stream) else { return Ok(Restored::UnknownStream) };
-        let Some(lane) = stream.streamlet(id.streamlet).and_then(|streamlet| streamlet.lane(id.lane)) else {
+        let Some(lane) = stream.streamlet(id.streamlet).and_then(|streamlet| streamlet.any_lane(id.lane)) else {
             let (value, allowed) = (id.lane.0.into(), "a lane of the stream");
             return Err(FormatError::BadField { field: "chunk.lane", value, allowed }.into());
         };

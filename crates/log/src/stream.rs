@@ -186,7 +186,7 @@ impl Stream {
         self.shared.deleted.store(true, Ordering::Release);
         fence(Ordering::SeqCst);
         for streamlet in self.streamlets() {
-            streamlet.lanes().for_each(|lane| lane.delete());
+            streamlet.all_lanes().for_each(|lane| lane.delete());
         }
     }
 }

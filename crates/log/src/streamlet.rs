@@ -57,6 +57,7 @@ impl StreamletShared {
 pub struct Streamlet {
     shared: Arc<StreamletShared>,
     lanes: Box<[OnceLock<Arc<Lane>>]>,
+    progress: OnceLock<Arc<Lane>>,
 }
 
 impl Streamlet {
@@ -64,7 +65,8 @@ impl Streamlet {
         let lanes = (0..stream.options().lanes).map(|_| OnceLock::new()).collect();
         let tenure = if stream.is_elsewhere() { Tenure::Elsewhere } else { Tenure::Here };
         let (groups, sink, tenure) = (AtomicU32::new(0), OnceLock::new(), TenureWord::new(tenure));
-        Streamlet { shared: Arc::new(StreamletShared { id, stream, groups, sink, tenure }), lanes }
+        let shared = Arc::new(StreamletShared { id, stream, groups, sink, tenure });
+        Streamlet { shared, lanes, progress: OnceLock::new() }
     }
 
     pub(crate) fn word(&self) -> &TenureWord {
@@ -90,6 +92,22 @@ impl Streamlet {
     /// The lanes that were ever used.
     pub fn lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
         self.lanes.iter().filter_map(OnceLock::get)
+    }
+    /// The lane [`LaneId::PROGRESS`], which the broker writes and readers do not see. Made if it was never used.
+    pub fn progress_lane(&self) -> &Arc<Lane> {
+        self.progress.get_or_init(|| Lane::new(LaneId::PROGRESS, Arc::clone(&self.shared)))
+    }
+    /// The lanes that were ever used, with that of progress: for those who keep, copy and rebuild what there is.
+    pub fn all_lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
+        self.lanes().chain(self.progress.get())
+    }
+    /// Any lane by its id, that of progress included.
+    pub(crate) fn any_lane(&self, lane: LaneId) -> Option<&Arc<Lane>> {
+        if lane == LaneId::PROGRESS { Some(self.progress_lane()) } else { self.lane(lane) }
+    }
+    /// The lane of progress, if it was ever used.
+    pub fn used_progress_lane(&self) -> Option<&Arc<Lane>> {
+        self.progress.get()
     }
 }
 

@@ -157,7 +157,7 @@ impl Streamlet {
     /// groups of it. What an earlier owner handed over is [received](Streamlet::receive) before.
     pub fn open(&self, epoch: u32, shared: bool) -> Result<(), TenureError> {
         self.must_be(Tenure::Elsewhere)?;
-        for lane in self.lanes() {
+        for lane in self.all_lanes() {
             let state = lane.state.lock();
             let highest = state.chain.groups.back().map_or(0, |group| group.id.epoch());
             if highest >= epoch {
@@ -165,7 +165,7 @@ impl Streamlet {
             }
         }
         self.word().set(Tenure::Here, epoch, shared);
-        self.lanes().for_each(|lane| lane.wake());
+        self.all_lanes().for_each(|lane| lane.wake());
         Ok(())
     }
 
@@ -181,13 +181,13 @@ impl Streamlet {
         self.word().set(Tenure::LettingGo, self.owner_epoch(), true);
         // A lane that is made now is either seen by this walk, or its first append sees the word behind a fence.
         fence(Ordering::SeqCst);
-        self.lanes().for_each(|lane| lane.close_group());
+        self.all_lanes().for_each(|lane| lane.close_group());
         Ok(())
     }
 
     /// Whether all that was appended is durable. While it is let go it then stays so.
     pub fn is_settled(&self) -> bool {
-        self.lanes().all(|lane| {
+        self.all_lanes().all(|lane| {
             let next_ordinal = lane.state.lock().next_ordinal;
             lane.durable_ordinal() >= next_ordinal
         })
@@ -195,7 +195,7 @@ impl Streamlet {
 
     /// What the next owner must know: of lanes that were ever written to. Final once it is let go and settled.
     pub fn hand_over(&self) -> Vec<LaneHandover> {
-        let lanes = self.lanes().filter_map(|lane| lane.hand_over());
+        let lanes = self.all_lanes().filter_map(|lane| lane.hand_over());
         lanes.collect()
     }
 
@@ -203,7 +203,7 @@ impl Streamlet {
     pub fn resume(&self, shared: bool) -> Result<(), TenureError> {
         self.must_be(Tenure::LettingGo)?;
         self.word().set(Tenure::Here, self.owner_epoch(), shared);
-        self.lanes().for_each(|lane| lane.wake());
+        self.all_lanes().for_each(|lane| lane.wake());
         Ok(())
     }
 
@@ -211,7 +211,7 @@ impl Streamlet {
     pub fn leave(&self) {
         self.word().set(Tenure::Elsewhere, self.owner_epoch(), true);
         fence(Ordering::SeqCst);
-        self.lanes().for_each(|lane| lane.close_group());
+        self.all_lanes().for_each(|lane| lane.close_group());
     }
 
     /// Takes what the last owner handed over, before [`open`](Streamlet::open). Asked for again, also after a restart in which the lanes have
@@ -219,7 +219,7 @@ impl Streamlet {
     pub fn receive(&self, lanes: &[LaneHandover]) -> Result<(), TenureError> {
         self.must_be(Tenure::Elsewhere)?;
         for handover in lanes {
-            let lane = self.lane(handover.lane).ok_or(TenureError::UnknownLane(handover.lane))?;
+            let lane = self.any_lane(handover.lane).ok_or(TenureError::UnknownLane(handover.lane))?;
             lane.receive(handover);
         }
         Ok(())
@@ -259,13 +259,16 @@ impl Lane {
         }
         let (producers, forgot) = state.producers.hand_over();
         let durable = self.durable_ordinal();
+        // What is in the lane of progress goes to the next owner as a whole, by the broker: nobody comes back for its groups.
+        let stays = self.id() != LaneId::PROGRESS;
+        let groups = state.chain.groups.iter().filter(|_| stays).filter_map(|group| group.info(durable)).collect();
         Some(LaneHandover {
             lane: self.id(),
             next_ordinal: state.next_ordinal,
             last_append_ms: state.last_append_ms,
             forgot,
             producers,
-            groups: state.chain.groups.iter().filter_map(|group| group.info(durable)).collect(),
+            groups,
         })
     }
 

@@ -184,6 +184,8 @@ wire_struct! {
         pub epoch: u32,
         /// Its lanes.
         pub lanes: Vec<LaneState>,
+        /// How far applications are in it: chunks of records as they are in its progress lane.
+        pub progress: Vec<u8>,
     }
 }
 responses!(StreamletState);

@@ -8,12 +8,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use kera_format::applications::{self, Entry, LaneKey, StartAt};
-use kera_format::{ApplicationId, Order, StreamId};
-use kera_log::{Lane, LaneVersion, Observer, Stream};
+use kera_format::{ApplicationId, Order, StreamId, StreamletId};
+use kera_log::{Lane, LaneVersion, Observer, Stream, Streamlet};
 use kera_protocol::{LeasedGroup, Start, Status};
 use parking_lot::Mutex;
 
+use super::keepers::{Keepers, Kept};
 use super::progress::{Lease, Lost, Offer, Progress};
+use super::replay::{LanePositions, Replayed};
 use crate::failure::Failure;
 
 /// A member that asked for groups and got none is hungry for so many of its heartbeat intervals.
@@ -141,12 +143,15 @@ pub(super) struct State {
     pub(super) next_lease: u64,
     /// Lanes whose consumed floor may have moved.
     pub(super) dirty: BTreeSet<LaneKey>,
+    /// Streamlets with which it is recorded that the application exists, in a cluster.
+    pub(super) known: BTreeSet<StreamletId>,
 }
 
 /// An application.
 pub(super) struct Application {
     pub(super) meta: Meta,
     pub(super) stream: Arc<Stream>,
+    pub(super) keepers: Arc<Keepers>,
     pub(super) wakes: Arc<Wakes>,
     /// `wakes`, as lanes see it.
     observer: Arc<dyn Observer>,
@@ -177,21 +182,89 @@ pub(super) struct Given {
 }
 
 impl Application {
-    pub(super) fn new(meta: Meta, stream: Arc<Stream>, first_lease: u64) -> Application {
+    pub(super) fn new(meta: Meta, stream: Arc<Stream>, keepers: Arc<Keepers>, first_lease: u64) -> Application {
         let wakes = Arc::new(Wakes::default());
         let observer: Arc<dyn Observer> = Arc::clone(&wakes) as _;
         let state = Mutex::new(State { next_lease: first_lease, ..State::default() });
-        Application { meta, stream, wakes, observer, state, deleted: AtomicBool::new(false) }
+        Application { meta, stream, keepers, wakes, observer, state, deleted: AtomicBool::new(false) }
     }
 
-    /// Lines up every lane of the stream that was ever used.
+    /// Lines up every lane of the stream that was ever used, of the streamlets that are served.
     pub(super) fn line_up_all(&self) {
         let mut state = self.state.lock();
-        for streamlet in self.stream.streamlets() {
-            for lane in streamlet.lanes() {
-                state.line_up(LaneKey { streamlet: streamlet.id(), lane: lane.id() }, Some(lane));
+        for streamlet in self.stream.streamlets().filter(|of| self.keepers.serves(self.meta.stream, of.id())) {
+            state.line_up_streamlet(streamlet);
+        }
+        drop(state);
+        let kept = self.keepers.of_stream(self.meta.stream);
+        kept.iter().filter(|kept| kept.is_read()).for_each(|kept| self.set_older(kept));
+    }
+
+    /// What was recorded of a streamlet.
+    pub(super) fn take_replayed(&self, replayed: Replayed, of: StreamletId) {
+        let mut state = self.state.lock();
+        state.known.insert(of);
+        for (key, positions) in replayed.lanes.into_iter().filter(|(key, _)| key.streamlet == of) {
+            let Some(lane) = self.lane(key) else { continue };
+            state.line_up(key, Some(lane));
+            if let Some(progress) = state.lanes.get_mut(&key) {
+                (progress.base, progress.committed) = (positions.base, positions.base.is_some());
+                progress.ahead = positions.ahead;
             }
         }
+    }
+
+    /// A streamlet is served from here on. Whether the application was recorded with it.
+    pub(super) fn take_streamlet(&self, kept: &Kept) -> bool {
+        self.set_older(kept);
+        let streamlet = &kept.place;
+        let mut state = self.state.lock();
+        state.line_up_streamlet(streamlet);
+        let State { lanes, dirty, known, .. } = &mut *state;
+        dirty.extend(lanes.keys().filter(|key| key.streamlet == streamlet.id()));
+        !known.insert(streamlet.id())
+    }
+
+    /// Which groups of a streamlet earlier owners have.
+    pub(super) fn set_older(&self, kept: &Kept) {
+        let mut state = self.state.lock();
+        // A lane of which they have some is one that was used, also if nothing of it is here.
+        for lane in kept.lanes_with_older() {
+            let key = LaneKey { streamlet: kept.place.id(), lane };
+            state.line_up(key, kept.place.lane(lane));
+        }
+        let of_streamlet = state.lanes.iter_mut().filter(|(key, _)| key.streamlet == kept.place.id());
+        of_streamlet.for_each(|(key, progress)| progress.set_older(&kept.older_of(key.lane)));
+    }
+
+    /// All that is known of it, as if it had been read.
+    pub(super) fn replayed(&self) -> Replayed {
+        let state = self.state.lock();
+        let positions = |(key, progress): (&LaneKey, &Progress)| {
+            let base = progress.base.filter(|_| progress.committed);
+            (*key, LanePositions { base, ahead: progress.ahead.clone() })
+        };
+        let Entry::Exists(exists) = self.meta.to_record() else { return Replayed::default() };
+        Replayed { exists: Some(exists), lanes: state.lanes.iter().map(positions).collect() }
+    }
+
+    /// A streamlet is another node's: leases on its groups are over, and how far the application is in them is the next owner's to say.
+    pub(super) fn streamlet_left(&self, streamlet: StreamletId) {
+        let mut state = self.state.lock();
+        let State { members, lanes, leased, line, dirty, known, .. } = &mut *state;
+        let gone: Vec<LaneKey> = lanes.keys().filter(|key| key.streamlet == streamlet).copied().collect();
+        for key in &gone {
+            let Some(progress) = lanes.remove(key) else { continue };
+            *leased -= progress.leases.len();
+            for lease in progress.leases {
+                let Some(member) = members.get_mut(&lease.member) else { continue };
+                member.leases.retain(|(_, held)| *held != lease.id);
+                member.asked -= usize::from(lease.asked);
+            }
+        }
+        known.remove(&streamlet);
+        line.retain(|key| key.streamlet != streamlet);
+        dirty.retain(|key| key.streamlet != streamlet);
     }
 
     /// The consumed floors of all lanes are to be set again.
@@ -201,8 +274,11 @@ impl Application {
         dirty.extend(lanes.keys());
     }
 
-    /// The lane of a key, if the stream has it.
+    /// The lane of a key, if the stream has it and its streamlet is served.
     pub(super) fn lane(&self, key: LaneKey) -> Option<&Arc<Lane>> {
+        if !self.keepers.serves(self.meta.stream, key.streamlet) {
+            return None;
+        }
         self.stream.streamlet(key.streamlet)?.lane(key.lane)
     }
 
@@ -369,6 +445,13 @@ impl State {
             hungry_until_us: 0,
         };
         self.members.insert(id, member);
+    }
+
+    /// Lines up the lanes of a streamlet that were ever used.
+    pub(super) fn line_up_streamlet(&mut self, streamlet: &Streamlet) {
+        for lane in streamlet.lanes() {
+            self.line_up(LaneKey { streamlet: streamlet.id(), lane: lane.id() }, Some(lane));
+        }
     }
 
     /// A lane may have something to give. `lane` makes it known if it is not.

@@ -3,6 +3,7 @@
 //! A position is recorded before it is acknowledged: the record is appended under the application's lock, and the answer
 //! waits until it is durable. If it cannot be appended the position stays as it was.
 
+use kera_format::StreamletId;
 use kera_format::applications::{Entry, LaneKey, Position};
 use kera_protocol::application::{AfterCommit, CommitEntry};
 use kera_protocol::{Start, Status};
@@ -11,7 +12,7 @@ use super::application::{Application, State};
 use super::journal::{Journal, Written};
 use super::progress::Undo;
 use crate::failure::Failure;
-use crate::groups::{Place, find};
+use crate::groups::Place;
 
 /// Who commits, and when.
 #[derive(Clone, Copy, Debug)]
@@ -51,12 +52,7 @@ struct Applied {
 
 impl Application {
     /// Checks and applies a commit, entry by entry, and records what it changes.
-    pub(super) fn commit(
-        &self,
-        journal: &Journal,
-        by: Committer,
-        entries: &[CommitEntry],
-    ) -> Result<Committed, Failure> {
+    pub(super) fn commit(&self, by: Committer, entries: &[CommitEntry]) -> Result<Committed, Failure> {
         let mut state = self.state.lock();
         if by.member != 0 {
             state.hear(by.member, by.now_us, by.now_ms)?;
@@ -72,9 +68,9 @@ impl Application {
                 Err(status) => statuses[at] = status,
             }
         }
-        let written = journal.append(&self.meta.name, self.meta.stream, &records, by.now_ms);
-        for not_recorded in applied.drain(written.entries..).rev() {
-            statuses[not_recorded.at] = written.failure.as_ref().map_or(Status::Internal, |failure| failure.status);
+        let recorded = self.keepers.record(&self.meta.name, self.meta.stream, &records, by.now_ms);
+        for (not_recorded, _) in applied.drain(..).zip(&recorded.done).rev().filter(|(_, done)| !**done) {
+            statuses[not_recorded.at] = recorded.failure.as_ref().map_or(Status::Internal, |failure| failure.status);
             if let Some(progress) = state.lanes.get_mut(&not_recorded.key) {
                 progress.undo(not_recorded.undo);
             }
@@ -89,7 +85,7 @@ impl Application {
         let count = |wanted: Status| statuses.iter().filter(|status| **status == wanted).count() as u64;
         let (accepted, fenced) = (count(Status::Ok), count(Status::LeaseLost));
         let statuses = statuses.iter().map(|status| *status as u16).collect();
-        Ok(Committed { statuses, accepted, fenced, failure: written.failure })
+        Ok(Committed { statuses, accepted, fenced, failure: recorded.failure })
     }
 
     fn apply(
@@ -103,6 +99,10 @@ impl Application {
     ) -> Result<(), Status> {
         let key = LaneKey { streamlet: entry.streamlet, lane: entry.lane };
         let streamlet = self.stream.streamlet(key.streamlet).ok_or(Status::UnknownStreamlet)?;
+        if !self.keepers.serves(self.meta.stream, key.streamlet) {
+            // Another node owns it now, or this one has since come to own it again: whatever lease it was is over.
+            return Err(Status::LeaseLost);
+        }
         let lane = streamlet.lane(key.lane).ok_or(Status::UnknownLane)?;
         state.line_up(key, Some(lane));
         let progress = state.lanes.get_mut(&key).ok_or(Status::UnknownLane)?;
@@ -121,12 +121,12 @@ impl Application {
     }
 
     /// Sets the position of every used lane to its end, for an application that is being made and starts with what is
-    /// written from now on. Returns the records.
-    pub(super) fn start_at_latest(&self, now_ms: i64) -> Vec<Entry> {
+    /// written from now on; or every lane of one streamlet. Returns the records.
+    pub(super) fn start_at_latest(&self, of: Option<StreamletId>, now_ms: i64) -> Vec<Entry> {
         let mut state = self.state.lock();
         let mut entries = Vec::new();
-        for (key, progress) in &mut state.lanes {
-            let (cursor, ordinal) = progress.lane.latest();
+        for (key, progress) in state.lanes.iter_mut().filter(|(key, _)| of.is_none_or(|of| key.streamlet == of)) {
+            let (cursor, ordinal) = progress.end();
             if cursor.group == kera_format::GroupId::NONE {
                 continue;
             }
@@ -147,7 +147,7 @@ impl Application {
     ) -> Result<Reset, Failure> {
         let mut planned = Vec::new();
         for (key, progress) in state.lanes.iter().filter(|(key, _)| wanted(**key)) {
-            match find(&progress.lane, to)? {
+            match progress.find(to)? {
                 Place::Loading(seen) => return Ok(Reset::Loading(*key, seen)),
                 Place::Here(cursor, _) if cursor.group == kera_format::GroupId::NONE => {}
                 Place::Here(cursor, found) => {
@@ -161,19 +161,13 @@ impl Application {
         Ok(Reset::To(planned))
     }
 
-    /// Records and applies a reset. All of it or, with an error, the front of it.
-    pub(super) fn reset(
-        &self,
-        journal: &Journal,
-        state: &mut State,
-        planned: &[(LaneKey, Position)],
-        now_ms: i64,
-    ) -> Result<(), Failure> {
+    /// Records and applies a reset. All of it or, with an error, some of it.
+    pub(super) fn reset(&self, state: &mut State, planned: &[(LaneKey, Position)], now_ms: i64) -> Result<(), Failure> {
         let entry =
             |(lane, position): &(LaneKey, Position)| Entry::Base { lane: *lane, position: *position, anew: true };
         let entries: Vec<Entry> = planned.iter().map(entry).collect();
-        let written = journal.append(&self.meta.name, self.meta.stream, &entries, now_ms);
-        for (key, position) in &planned[..written.entries] {
+        let recorded = self.keepers.record(&self.meta.name, self.meta.stream, &entries, now_ms);
+        for ((key, position), _) in planned.iter().zip(&recorded.done).filter(|(_, done)| **done) {
             if let Some(progress) = state.lanes.get_mut(key) {
                 (progress.base, progress.committed) = (Some(*position), true);
                 progress.ahead.clear();
@@ -181,23 +175,28 @@ impl Application {
             state.dirty.insert(*key);
             state.line_up(*key, None);
         }
-        written.failure.map_or(Ok(()), Err)
+        recorded.failure.map_or(Ok(()), Err)
     }
 
-    /// Records everything that is known of the application again.
-    pub(super) fn write_copy(&self, journal: &Journal, now_ms: i64) -> Written {
+    /// Records everything that is known of the application again, or of one streamlet.
+    pub(super) fn write_copy(&self, journal: &Journal, of: Option<StreamletId>, now_ms: i64) -> Written {
         let state = self.state.lock();
         if self.is_deleted() {
             return Written { entries: 0, failure: None };
         }
+        journal.append(&self.meta.name, self.meta.stream, &self.records_of(&state, of), now_ms)
+    }
+
+    /// Everything that is known of it, or of one streamlet, as it is recorded.
+    pub(super) fn records(&self, of: Option<StreamletId>) -> Vec<Entry> {
+        self.records_of(&self.state.lock(), of)
+    }
+
+    fn records_of(&self, state: &State, of: Option<StreamletId>) -> Vec<Entry> {
         let mut entries = vec![self.meta.to_record()];
-        for (key, progress) in &state.lanes {
-            let lane = *key;
-            if let Some(position) = progress.base.filter(|_| progress.committed) {
-                entries.push(Entry::Base { lane, position, anew: true });
-            }
-            entries.extend(progress.ahead.values().map(|position| Entry::Ahead { lane, position: *position }));
+        for (key, progress) in state.lanes.iter().filter(|(key, _)| of.is_none_or(|of| key.streamlet == of)) {
+            entries.extend(progress.to_records(*key));
         }
-        journal.append(&self.meta.name, self.meta.stream, &entries, now_ms)
+        entries
     }
 }

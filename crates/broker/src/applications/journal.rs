@@ -1,4 +1,5 @@
-//! Writing to the system stream of applications: appends, the copy of everything that keeps it short, and its trimming.
+//! Writing to where applications are kept, the system stream of a node that is alone or the progress lane of a streamlet: appends,
+//! the copy of everything that keeps it short, and its trimming.
 //!
 //! Called with the application's lock held, so that records stand in the order in which states changed; takes its own
 //! lock, then the lane's. Only appends, never waits: what must be durable is answered through tickets.
@@ -10,7 +11,7 @@ use kera_format::chunk::ChunkTarget;
 use kera_format::limits::SEGMENT_BYTES_MIN;
 use kera_format::segment::SEGMENT_HEADER_BYTES;
 use kera_format::{ChunkBuilder, ChunkView, Compression, Cursor, LaneId, StreamId, StreamletId};
-use kera_log::{Lane, Stream, Ticket};
+use kera_log::{Lane, Stream, Streamlet, Ticket};
 use kera_protocol::Status;
 use parking_lot::Mutex;
 
@@ -21,15 +22,39 @@ use crate::failure::{Failure, append_status};
 const CHUNK_BYTES: usize = 32 << 10;
 const _: () = assert!(CHUNK_BYTES + SEGMENT_HEADER_BYTES <= SEGMENT_BYTES_MIN);
 
-/// The system stream, once it is open.
+/// What is written to, once it is open.
 #[derive(Default)]
 pub(super) struct Journal {
     open: Mutex<Option<Open>>,
 }
 
+/// Where records go.
+enum Place {
+    /// A lane of the node's own.
+    Lane(Arc<Lane>),
+    /// The progress lane of a streamlet, which is made with the first record.
+    Progress(Arc<Streamlet>),
+}
+
+impl Place {
+    fn used(&self) -> Option<&Arc<Lane>> {
+        match self {
+            Place::Lane(lane) => Some(lane),
+            Place::Progress(streamlet) => streamlet.used_progress_lane(),
+        }
+    }
+
+    fn lane(&self) -> &Arc<Lane> {
+        match self {
+            Place::Lane(lane) => lane,
+            Place::Progress(streamlet) => streamlet.progress_lane(),
+        }
+    }
+}
+
 struct Open {
     stream: StreamId,
-    lane: Arc<Lane>,
+    place: Place,
     buffer: Vec<u8>,
     /// Of the last chunk that was appended.
     last_ticket: Option<Ticket>,
@@ -38,6 +63,7 @@ struct Open {
     copy_bytes: u64,
     /// A copy that is written and not yet durable: where it starts, its last ticket.
     copied: Option<(Cursor, Option<Ticket>)>,
+    copy_wanted: bool,
 }
 
 /// How far an append came.
@@ -51,17 +77,14 @@ pub(super) struct Written {
 impl Journal {
     /// Opens the stream for appends. `bytes` are in it already.
     pub(super) fn open(&self, stream: &Stream, bytes: u64) -> Result<(), Failure> {
-        let lane = lane(stream)?;
-        *self.open.lock() = Some(Open {
-            stream: stream.id(),
-            lane,
-            buffer: Vec::new(),
-            last_ticket: None,
-            added_bytes: bytes,
-            copy_bytes: 0,
-            copied: None,
-        });
+        let place = Place::Lane(lane(stream)?);
+        *self.open.lock() = Some(Open::new(stream.id(), place, bytes));
         Ok(())
+    }
+
+    /// Opens the progress lane of a streamlet for appends. `bytes` are in it already.
+    pub(super) fn open_progress(&self, stream: StreamId, streamlet: &Arc<Streamlet>, bytes: u64) {
+        *self.open.lock() = Some(Open::new(stream, Place::Progress(Arc::clone(streamlet)), bytes));
     }
 
     /// Refuses while the stream is not open.
@@ -93,7 +116,7 @@ impl Journal {
     /// repeats may not be durable yet.
     pub(super) fn wait_for_all(&self, answer: &mut Answer) {
         if let Some(open) = self.open.lock().as_ref()
-            && let (Some(ticket), Some(sink)) = (open.last_ticket, open.lane.sink())
+            && let (Some(ticket), Some(sink)) = (open.last_ticket, open.place.used().and_then(|lane| lane.sink()))
         {
             answer.tickets.add(sink, ticket);
         }
@@ -103,8 +126,17 @@ impl Journal {
     pub(super) fn begin_copy(&self, bytes_min: u64) -> Option<Cursor> {
         let guard = self.open.lock();
         let open = guard.as_ref()?;
-        let due = open.copied.is_none() && open.added_bytes > bytes_min.max(open.copy_bytes);
-        due.then(|| open.lane.latest().0)
+        let is_long = open.added_bytes > bytes_min.max(open.copy_bytes);
+        let due = open.copied.is_none() && (is_long || open.copy_wanted);
+        if !due {
+            return None;
+        }
+        let Some(lane) = open.place.used() else { return Some(Cursor::default()) };
+        if matches!(open.place, Place::Progress(_)) {
+            // Only whole groups can go.
+            lane.close_group();
+        }
+        Some(lane.latest().0)
     }
 
     /// The copy that starts at `from` is written; it took everything appended since `bytes_before`.
@@ -112,7 +144,14 @@ impl Journal {
         if let Some(open) = self.open.lock().as_mut() {
             open.copied = Some((from, open.last_ticket));
             open.copy_bytes = open.added_bytes - bytes_before;
-            open.added_bytes = 0;
+            (open.added_bytes, open.copy_wanted) = (0, false);
+        }
+    }
+
+    /// The next copy is due at once, if anything was ever written.
+    pub(super) fn want_copy(&self) {
+        if let Some(open) = self.open.lock().as_mut() {
+            open.copy_wanted = true;
         }
     }
 
@@ -126,25 +165,62 @@ impl Journal {
         let mut guard = self.open.lock();
         let Some(open) = guard.as_mut() else { return false };
         let Some((from, ticket)) = open.copied else { return false };
-        let durable = match (ticket, open.lane.sink()) {
+        let Some(lane) = open.place.used() else { return false };
+        let durable = match (ticket, lane.sink()) {
             (Some(ticket), Some(sink)) => sink.durable_through() >= ticket,
             _ => true,
         };
         if durable {
-            open.lane.set_consumed_floor(Some(from));
+            lane.set_consumed_floor(Some(from));
             open.copied = None;
         }
         durable
     }
 }
 
+/// Records in chunks, for whoever is the next owner of a streamlet.
+#[derive(Default)]
+pub(super) struct Chunked {
+    full: Vec<ChunkBuilder>,
+    filling: ChunkBuilder,
+}
+
+impl Chunked {
+    pub(super) fn push(&mut self, name: &str, stream: StreamId, entries: &[Entry]) {
+        for entry in entries {
+            if self.filling.bytes() + RECORD_BYTES_MAX > CHUNK_BYTES {
+                self.full.push(std::mem::take(&mut self.filling));
+            }
+            entry.encode(name, stream, &mut self.filling);
+        }
+    }
+
+    /// The chunks, one after the other.
+    pub(super) fn seal(self, stream: StreamId, streamlet: StreamletId) -> Result<Vec<u8>, Failure> {
+        let mut all = Vec::new();
+        let target = ChunkTarget { stream, streamlet, ..ChunkTarget::default() };
+        for chunk in self.full.into_iter().chain([self.filling]).filter(|chunk| chunk.record_count() > 0) {
+            let sealed = chunk.seal(&target, Compression::None);
+            all.extend(sealed.map_err(|error| Failure::new(Status::Internal, error.to_string()))?);
+        }
+        Ok(all)
+    }
+}
+
 impl Open {
+    fn new(stream: StreamId, place: Place, bytes: u64) -> Open {
+        let (added_bytes, copy_bytes, last_ticket) = (bytes, 0, None);
+        let (buffer, copied, copy_wanted) = (Vec::new(), None, false);
+        Open { stream, place, buffer, last_ticket, added_bytes, copy_bytes, copied, copy_wanted }
+    }
+
     fn append(&mut self, chunk: ChunkBuilder, now_ms: i64) -> Result<(), Failure> {
-        let target = ChunkTarget { stream: self.stream, ..ChunkTarget::default() };
+        let lane = self.place.lane();
+        let target = ChunkTarget { stream: self.stream, streamlet: lane.streamlet_id(), ..ChunkTarget::default() };
         let defect = |error: kera_format::FormatError| Failure::new(Status::Internal, error.to_string());
         let bytes = chunk.seal(&target, Compression::None).map_err(defect)?;
         let view = ChunkView::parse(&bytes).map_err(defect)?;
-        let appended = self.lane.append(&view, now_ms);
+        let appended = lane.append(&view, now_ms);
         self.added_bytes += bytes.len() as u64;
         self.buffer = bytes;
         let appended = appended.map_err(|error| {

@@ -1,7 +1,7 @@
 //! Applications: named sets of consumers that share a stream's groups.
 //!
 //! Members hold leases on groups, read them, and commit how far they are; positions are kept in a stream of the system's
-//! own and are durable before a commit is acknowledged (thesis 6.2.3 has the broker remember the last group it gave; the
+//! own, in a cluster with the streamlets ([`keepers`]), and are durable before a commit is acknowledged (thesis 6.2.3 has the broker remember the last group it gave; the
 //! leases and positions are what makes that safe). Called by sessions on their I/O threads and by the maintenance thread.
 //! One lock per application, held while its offsets are appended, never while anything waits.
 
@@ -9,6 +9,7 @@ mod application;
 mod commit;
 mod describe;
 mod journal;
+mod keepers;
 mod progress;
 mod replay;
 mod requests;
@@ -18,9 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kera_format::applications::{Entry, LaneKey};
-use kera_format::{ApplicationId, Durability, StreamId, StreamOptions};
-use kera_log::{Lane, Observer, Stream};
-use kera_protocol::{ApplicationSummary, Status};
+use kera_format::{ApplicationId, Durability, StreamId, StreamOptions, StreamletId};
+use kera_log::{Lane, LaneVersion, Observer, Stream, Streamlet};
+use kera_protocol::{ApplicationSummary, Owner, Status, StreamletState};
 use parking_lot::RwLock;
 
 pub use replay::ReplayReport;
@@ -29,8 +30,9 @@ pub(crate) use requests::attempt;
 use crate::broker::Broker;
 use crate::failure::Failure;
 use application::{Application, Meta};
-use journal::Journal;
-use replay::Replay;
+use journal::Chunked;
+use keepers::{Keepers, Kept, Step};
+use replay::{Replay, Replayed};
 
 /// The name of the system stream that keeps applications and their offsets.
 pub const APPLICATIONS_STREAM: &str = "_kera.applications";
@@ -69,12 +71,33 @@ struct Registry {
     by_name: HashMap<StreamId, HashMap<String, Arc<Application>>>,
     /// Streams whose applications have become fewer since the floors were last set.
     orphaned: BTreeSet<StreamId>,
+    /// What the node kept while it was alone, of streamlets that it has not come to own in the cluster yet.
+    from_before: HashMap<(String, StreamId), Replayed>,
+}
+
+impl Registry {
+    fn insert(&mut self, application: Arc<Application>) {
+        let names = self.by_name.entry(application.meta.stream).or_default();
+        names.insert(application.meta.name.clone(), Arc::clone(&application));
+        self.by_id.insert(application.meta.id.0, application);
+    }
+
+    fn of_stream(&self, stream: StreamId) -> Vec<Arc<Application>> {
+        self.by_name.get(&stream).map_or_else(Vec::new, |names| names.values().cloned().collect())
+    }
+
+    /// Takes all applications of a stream out.
+    fn take_stream(&mut self, stream: StreamId) -> Vec<Arc<Application>> {
+        let names = self.by_name.remove(&stream).unwrap_or_default();
+        names.values().for_each(|application| drop(self.by_id.remove(&application.meta.id.0)));
+        names.into_values().collect()
+    }
 }
 
 /// All applications of the node.
 pub(crate) struct Applications {
     registry: RwLock<Registry>,
-    journal: Journal,
+    keepers: Arc<Keepers>,
     system_stream: AtomicU64,
     /// Numbers of applications, members and leases that this process has given out.
     given: AtomicU64,
@@ -84,7 +107,7 @@ impl Default for Applications {
     fn default() -> Self {
         Applications {
             registry: RwLock::default(),
-            journal: Journal::default(),
+            keepers: Arc::default(),
             system_stream: AtomicU64::new(NO_STREAM),
             given: AtomicU64::new(1),
         }
@@ -111,7 +134,7 @@ impl Applications {
                 continue;
             };
             let meta = Meta::from_record(name, of, record);
-            let application = Application::new(meta, stream, self.new_id(broker));
+            let application = self.application(broker, meta, stream);
             let mut state = application.state.lock();
             for (key, positions) in replayed.lanes {
                 let Some(lane) = application.lane(key) else { continue };
@@ -128,7 +151,7 @@ impl Applications {
             report.applications += 1;
             self.insert(Arc::new(application));
         }
-        self.journal.open(stream, report.bytes)?;
+        self.keepers.node.open(stream, report.bytes)?;
         Ok(report)
     }
 
@@ -149,11 +172,12 @@ impl Applications {
         u64::from(broker.config.epoch) << 32 | self.given.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff
     }
 
+    fn application(&self, broker: &Broker, meta: Meta, stream: Arc<Stream>) -> Application {
+        Application::new(meta, stream, Arc::clone(&self.keepers), self.new_id(broker))
+    }
+
     fn insert(&self, application: Arc<Application>) {
-        let mut registry = self.registry.write();
-        let names = registry.by_name.entry(application.meta.stream).or_default();
-        names.insert(application.meta.name.clone(), Arc::clone(&application));
-        registry.by_id.insert(application.meta.id.0, application);
+        self.registry.write().insert(application);
     }
 
     fn all(&self) -> Vec<Arc<Application>> {
@@ -161,7 +185,7 @@ impl Applications {
     }
 
     fn of_stream(&self, stream: StreamId) -> Vec<Arc<Application>> {
-        self.registry.read().by_name.get(&stream).map_or_else(Vec::new, |names| names.values().cloned().collect())
+        self.registry.read().of_stream(stream)
     }
 
     fn by_id(&self, id: ApplicationId) -> Result<Arc<Application>, Failure> {
@@ -191,13 +215,17 @@ impl Applications {
             let message = "application must be 1 to 249 of the characters a-z A-Z 0-9 . _ -";
             return Err(Failure::new(Status::InvalidName, message));
         }
-        self.journal.check_open()?;
+        self.keepers.check_open()?;
         // Held to the end, so that one name is made once; makers are rare, and the write takes microseconds.
         let mut registry = self.registry.write();
         if let Some(found) = registry.by_name.get(&stream.id()).and_then(|names| names.get(name))
             && !found.is_deleted()
         {
             return Ok((Arc::clone(found), false));
+        }
+        if self.keepers.is_in_cluster() && self.keepers.of_stream(stream.id()).is_empty() {
+            let hint = broker.ownership.hint(stream.id(), StreamletId(0));
+            return Err(Failure::not_owner(stream.id(), StreamletId(0), hint));
         }
         let (count, limit) = (registry.by_id.len(), broker.config.applications_max);
         if count >= limit {
@@ -206,19 +234,16 @@ impl Applications {
         let id = ApplicationId(self.new_id(broker));
         let now_ms = broker.clock.now_ms();
         let meta = Meta { id, name: name.to_owned(), stream: stream.id(), start, created_ms: now_ms };
-        let application = Arc::new(Application::new(meta, Arc::clone(stream), self.new_id(broker)));
+        let application = Arc::new(self.application(broker, meta, Arc::clone(stream)));
         application.line_up_all();
         let mut entries = vec![application.meta.to_record()];
         if start == kera_protocol::Start::Latest {
-            entries.extend(application.start_at_latest(now_ms));
+            entries.extend(application.start_at_latest(None, now_ms));
         }
-        let written = self.journal.append(name, stream.id(), &entries, now_ms);
-        if let Some(failure) = written.failure {
+        if let Some(failure) = self.keepers.record(name, stream.id(), &entries, now_ms).failure {
             return Err(failure);
         }
-        let names = registry.by_name.entry(stream.id()).or_default();
-        names.insert(name.to_owned(), Arc::clone(&application));
-        registry.by_id.insert(id.0, Arc::clone(&application));
+        registry.insert(Arc::clone(&application));
         drop(registry);
         // Lanes that got their first chunk while the application was not known yet. None of them is consumed now.
         application.line_up_all();
@@ -231,7 +256,7 @@ impl Applications {
     fn remove(&self, application: &Application, now_ms: i64) -> Result<(), Failure> {
         let mut registry = self.registry.write();
         let meta = &application.meta;
-        if let Some(failure) = self.journal.append(&meta.name, meta.stream, &[Entry::Deleted], now_ms).failure {
+        if let Some(failure) = self.keepers.record(&meta.name, meta.stream, &[Entry::Deleted], now_ms).failure {
             return Err(failure);
         }
         registry.by_id.remove(&meta.id.0);
@@ -271,6 +296,8 @@ impl Applications {
 
     /// A stream is gone, and its applications with it.
     pub(crate) fn stream_deleted(&self, broker: &Broker, stream: StreamId) {
+        // Their records are gone with it.
+        self.keepers.remove_stream(stream);
         for application in self.of_stream(stream) {
             // Without the record a restart drops the application all the same, because its stream does not exist.
             if let Err(failure) = self.remove(&application, broker.clock.now_ms()) {
@@ -288,8 +315,10 @@ impl Applications {
             expired += application.expire(&mut application.state.lock(), now_us);
         }
         broker.metrics.members_expired.fetch_add(expired, Ordering::Relaxed);
+        self.read_on(broker, None);
         self.set_floors(broker);
         self.copy_if_due(broker);
+        self.copy_streamlets_if_due(broker);
     }
 
     /// Tells lanes below which cursor no application needs them any more.
@@ -329,18 +358,209 @@ impl Applications {
     /// application is copied under its lock, so whatever it had recorded before is in the copy, and whatever it records
     /// later stands behind it.
     fn copy_if_due(&self, broker: &Broker) {
-        self.journal.trim();
-        let Some(from) = self.journal.begin_copy(broker.config.snapshot_bytes) else { return };
-        let before = self.journal.added_bytes();
+        self.keepers.node.trim();
+        let Some(from) = self.keepers.node.begin_copy(broker.config.snapshot_bytes) else { return };
+        let before = self.keepers.node.added_bytes();
         let now_ms = broker.clock.now_ms();
         for application in self.all() {
-            if let Some(failure) = application.write_copy(&self.journal, now_ms).failure {
+            if let Some(failure) = application.write_copy(&self.keepers.node, None, now_ms).failure {
                 tracing::warn!(%failure, "committed offsets could not be written anew; tried again later");
                 return;
             }
         }
-        self.journal.end_copy(from, before);
+        self.keepers.node.end_copy(from, before);
         broker.metrics.snapshots_written.fetch_add(1, Ordering::Relaxed);
-        self.journal.trim();
+        self.keepers.node.trim();
+    }
+
+    /// This node is part of a cluster: progress is kept with the streamlets that it owns. What it has kept so far goes to them when it
+    /// comes to own them.
+    pub(crate) fn join_cluster(&self) {
+        if self.keepers.is_in_cluster() {
+            return;
+        }
+        self.keepers.join_cluster();
+        let mut registry = self.registry.write();
+        let streams: Vec<StreamId> = registry.by_name.keys().copied().collect();
+        let applications: Vec<_> = streams.into_iter().flat_map(|stream| registry.take_stream(stream)).collect();
+        for application in applications {
+            let kept = application.replayed();
+            registry.from_before.insert((application.meta.name.clone(), application.meta.stream), kept);
+            application.delete();
+        }
+    }
+
+    /// A streamlet is this node's, in the owner epoch that it has: what is known of its applications is read, from its progress lane and
+    /// from what the last owner handed over, if it did.
+    pub(crate) fn streamlet_opened(
+        &self,
+        broker: &Broker,
+        stream: StreamId,
+        place: &Arc<Streamlet>,
+        state: Option<&StreamletState>,
+    ) {
+        if self.keepers.is_in_cluster() && self.keepers.add(stream, place, state) {
+            // It was this node's in an earlier epoch until now.
+            self.forget_streamlet(stream, place.id());
+            self.read_on(broker, Some(stream));
+        }
+    }
+
+    /// The older groups of a streamlet of this node are at fewer nodes than before, or were never elsewhere.
+    pub(crate) fn older_changed(&self, stream: StreamId, streamlet: StreamletId, owner: &Owner, me: u32) {
+        let Some(kept) = self.keepers.get(stream, streamlet).filter(|kept| kept.is_read()) else { return };
+        if kept.prune_older(owner, me) {
+            for application in self.of_stream(stream) {
+                application.set_older(&kept);
+                application.wakes.call();
+            }
+        }
+    }
+
+    /// How far applications are in a streamlet that is being let go: chunks of records for its next owner. Nothing changes it any more: what
+    /// changes is recorded first, and the streamlet takes no records. An error while it is not known.
+    pub(crate) fn handed_over(&self, stream: StreamId, streamlet: StreamletId) -> Result<Vec<u8>, Failure> {
+        let Some(kept) = self.keepers.get(stream, streamlet) else { return Ok(Vec::new()) };
+        if !kept.is_read() {
+            let message =
+                format!("how far applications are in streamlet {streamlet} of stream {stream} is still being read");
+            return Err(Failure::later(Status::NotReady, message));
+        }
+        let mut chunks = Chunked::default();
+        chunks.push("", stream, &kept.records_of_older());
+        for application in self.of_stream(stream) {
+            chunks.push(&application.meta.name, stream, &application.records(Some(streamlet)));
+        }
+        chunks.seal(stream, streamlet)
+    }
+
+    /// A streamlet is another node's.
+    pub(crate) fn streamlet_left(&self, stream: StreamId, streamlet: StreamletId) {
+        let (was_mine, others) = self.keepers.remove(stream, streamlet);
+        if !was_mine {
+            return;
+        }
+        self.forget_streamlet(stream, streamlet);
+        if !others {
+            // Members find out, and ask the owners.
+            let gone = self.registry.write().take_stream(stream);
+            gone.iter().for_each(|application| application.delete());
+        }
+    }
+
+    fn forget_streamlet(&self, stream: StreamId, streamlet: StreamletId) {
+        for application in self.of_stream(stream) {
+            application.streamlet_left(streamlet);
+            application.wakes.call();
+        }
+    }
+
+    /// Reads on what is recorded of the streamlets that have become this node's, of one stream or of all, as far as that goes without
+    /// waiting. The lanes that the rest waits for.
+    pub(crate) fn read_on(&self, broker: &Broker, stream: Option<StreamId>) -> Vec<(Arc<Lane>, LaneVersion)> {
+        let mut waited_for = Vec::new();
+        if !self.keepers.has_unread() {
+            return waited_for;
+        }
+        let wanted = |(of, kept): &(StreamId, Arc<Kept>)| !kept.is_read() && stream.is_none_or(|stream| stream == *of);
+        for (of, kept) in self.keepers.all().into_iter().filter(wanted) {
+            let mut guard = kept.reading.lock();
+            let Some(reading) = guard.as_mut() else { continue };
+            match reading.step(&kept.place) {
+                Ok(Step::All) => {
+                    let replay = guard.take().map(|reading| reading.replay).unwrap_or_default();
+                    self.take_read(broker, of, &kept, replay);
+                }
+                Ok(Step::Wait(lane, seen)) => waited_for.push((lane, seen)),
+                Err(failure) => {
+                    let streamlet = kept.place.id();
+                    tracing::warn!(stream = %of, %streamlet, %failure, "what applications have read is not known yet");
+                }
+            }
+        }
+        waited_for
+    }
+
+    /// All that is recorded of a streamlet is read: its applications go on from there.
+    fn take_read(&self, broker: &Broker, stream: StreamId, kept: &Arc<Kept>, mut replay: Replay) {
+        let Some(place) = broker.log.stream(stream) else { return };
+        let streamlet = kept.place.id();
+        let now_ms = broker.clock.now_ms();
+        // Held to the end: no application is made or deleted while it is not known here.
+        let mut registry = self.registry.write();
+        if !self.keepers.all_read(stream, kept, replay.report.bytes) {
+            return;
+        }
+        kept.set_older(std::mem::take(&mut replay.older));
+        kept.prune_older(&broker.ownership.owner(stream, streamlet).unwrap_or_default(), broker.ownership.node());
+        let is_new = replay.report.records == 0;
+        if is_new {
+            // Nothing was ever recorded with the streamlet: what the node kept while it was alone is what there is.
+            let of_stream = registry.from_before.iter().filter(|((_, of), _)| *of == stream);
+            replay.applications = of_stream.map(|(key, kept)| (key.clone(), kept.of_streamlet(streamlet))).collect();
+        }
+        for ((name, of), replayed) in replay.applications {
+            let Some(record) = replayed.exists.filter(|_| of == stream) else { continue };
+            let known = registry.by_name.get(&stream).and_then(|names| names.get(&name)).cloned();
+            let application = known.unwrap_or_else(|| {
+                // Each owner gives it an id of its own.
+                let id = ApplicationId(self.new_id(broker));
+                let meta = Meta { id, ..Meta::from_record(name, stream, record) };
+                let application = Arc::new(self.application(broker, meta, Arc::clone(&place)));
+                registry.insert(Arc::clone(&application));
+                application
+            });
+            application.take_replayed(replayed, streamlet);
+        }
+        for application in registry.of_stream(stream) {
+            let is_known = application.take_streamlet(kept);
+            let mut entries = if is_new || !is_known { application.records(Some(streamlet)) } else { Vec::new() };
+            if !is_known && application.meta.start == kera_protocol::Start::Latest {
+                entries.extend(application.start_at_latest(Some(streamlet), now_ms));
+            }
+            let written = kept.journal.append(&application.meta.name, stream, &entries, now_ms);
+            if let Some(failure) = written.failure {
+                // The copy that is due has all of it.
+                tracing::warn!(%stream, %streamlet, %failure, "an application is not recorded with a streamlet yet");
+            }
+        }
+        drop(registry);
+        if !is_new {
+            kept.journal.want_copy();
+            self.copy_streamlet_if_due(broker, stream, kept);
+        }
+        for application in self.of_stream(stream) {
+            application.wakes.call();
+        }
+    }
+
+    fn copy_streamlets_if_due(&self, broker: &Broker) {
+        for (stream, kept) in self.keepers.all() {
+            self.copy_streamlet_if_due(broker, stream, &kept);
+        }
+    }
+
+    /// As [`copy_if_due`](Applications::copy_if_due), for the progress lane of a streamlet: when it has grown, and once when it has become
+    /// this node's, so that nothing of what an earlier owner wrote is needed any more.
+    fn copy_streamlet_if_due(&self, broker: &Broker, stream: StreamId, kept: &Kept) {
+        kept.journal.trim();
+        // Nobody makes an application meanwhile that the copy would lack.
+        let registry = self.registry.read();
+        let Some(from) = kept.journal.begin_copy(keepers::COPY_BYTES) else { return };
+        let (before, now_ms) = (kept.journal.added_bytes(), broker.clock.now_ms());
+        let older = kept.journal.append("", stream, &kept.records_of_older(), now_ms);
+        let copies = registry
+            .of_stream(stream)
+            .into_iter()
+            .map(|application| application.write_copy(&kept.journal, Some(kept.place.id()), now_ms));
+        for written in std::iter::once(older).chain(copies) {
+            if let Some(failure) = written.failure {
+                tracing::warn!(%stream, %failure, "committed offsets could not be written anew; tried again later");
+                kept.journal.want_copy();
+                return;
+            }
+        }
+        kept.journal.end_copy(from, before);
+        broker.metrics.snapshots_written.fetch_add(1, Ordering::Relaxed);
     }
 }

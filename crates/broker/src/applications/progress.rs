@@ -8,10 +8,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kera_format::applications::Position;
+use kera_format::applications::{Entry, LaneKey, Position};
 use kera_format::{Cursor, GroupId, Order, SegmentIndex};
 use kera_log::{GroupInfo, Lane, LaneVersion};
 use kera_protocol::application::{AfterCommit, CommitEntry};
+use kera_protocol::placement::KeptGroup;
 use kera_protocol::{Start, Status};
 
 use crate::failure::Failure;
@@ -62,6 +63,8 @@ pub(super) struct Plan {
 /// How far an application is in a lane.
 pub(super) struct Progress {
     pub(super) lane: Arc<Lane>,
+    /// Groups of the lane that earlier owners of its streamlet have, by their ids: closed, and read there.
+    older: Vec<GroupInfo>,
     pub(super) base: Option<Position>,
     /// The base was committed, or follows from what was; otherwise it is where the application was told to start.
     pub(super) committed: bool,
@@ -77,12 +80,78 @@ impl Progress {
     pub(super) fn new(lane: Arc<Lane>) -> Progress {
         Progress {
             lane,
+            older: Vec::new(),
             base: None,
             committed: false,
             ahead: BTreeMap::new(),
             leases: Vec::new(),
             in_line: false,
             armed: false,
+        }
+    }
+
+    /// Which groups of the lane earlier owners have, by their ids.
+    pub(super) fn set_older(&mut self, older: &[KeptGroup]) {
+        let info = |kept: &KeptGroup| GroupInfo {
+            id: kept.group,
+            first_ordinal: kept.first_ordinal,
+            next_ordinal: kept.next_ordinal,
+            durable_ordinal: kept.next_ordinal,
+            first_segment: SegmentIndex(0),
+            last_segment: SegmentIndex(u32::MAX - 1),
+            bytes: 0,
+            first_append_ms: 0,
+            last_append_ms: 0,
+            closed: true,
+        };
+        self.older = older.iter().map(info).collect();
+    }
+
+    /// The next groups, wherever they are.
+    fn groups(&self, after: GroupId, limit: usize) -> Vec<GroupInfo> {
+        let mut groups = self.lane.groups(after, limit);
+        if self.older.last().is_some_and(|last| last.id > after) {
+            let from = self.older.partition_point(|older| older.id <= after);
+            groups.extend(self.older[from..].iter().take(limit));
+            groups.sort_by_key(|group| group.id);
+            groups.truncate(limit);
+        }
+        groups
+    }
+
+    fn group(&self, id: GroupId) -> Option<GroupInfo> {
+        let older = || self.older.binary_search_by_key(&id, |older| older.id).ok().map(|at| self.older[at]);
+        self.lane.group(id).or_else(older)
+    }
+
+    /// Finds a place in the lane, at whichever owner it is.
+    pub(super) fn find(&self, at: Start) -> Result<Place, Failure> {
+        let found = find(&self.lane, at)?;
+        let Place::Here(cursor, ordinal) = found else { return Ok(found) };
+        let start = |group: &GroupInfo| {
+            let cursor = Cursor { group: group.id, segment: group.first_segment, position: 0 };
+            Place::Here(cursor, group.first_ordinal)
+        };
+        let is_later = |group: &&GroupInfo| cursor.group == GroupId::NONE || group.id < cursor.group;
+        let older = match at {
+            // Nothing is known here of the times of what is elsewhere: too early is right, too late would be a loss.
+            Start::Earliest | Start::TimeMs(_) => self.older.first().filter(is_later),
+            Start::Ordinal(wanted) => self.older.iter().find(|group| group.next_ordinal > wanted).filter(is_later),
+            Start::Latest => match self.older.last().filter(is_later) {
+                Some(_) if cursor.group != GroupId::NONE => None,
+                Some(last) => return Ok(Place::Here(end_of(last.id), last.next_ordinal)),
+                None => None,
+            },
+        };
+        Ok(older.map_or(Place::Here(cursor, ordinal), start))
+    }
+
+    /// Where what is readable ends.
+    pub(super) fn end(&self) -> (Cursor, u64) {
+        let here = self.lane.latest();
+        match self.older.last() {
+            Some(last) if here.0.group < last.id => (end_of(last.id), last.next_ordinal),
+            _ => here,
         }
     }
 
@@ -109,7 +178,7 @@ impl Progress {
         let mut after = GroupId(base.cursor.group.0.saturating_sub(1));
         let mut passed = 0;
         loop {
-            let window = self.lane.groups(after, WINDOW);
+            let window = self.groups(after, WINDOW);
             if window.is_empty() {
                 return Ok(Offer::Wait(seen));
             }
@@ -135,12 +204,12 @@ impl Progress {
     /// Finds where the application begins in this lane. A lane version to wait for if that is not known yet.
     fn resolve_start(&mut self, start: Start) -> Result<Option<LaneVersion>, Failure> {
         let seen = self.lane.version();
-        if self.lane.groups(GroupId::NONE, 1).is_empty() {
+        if self.groups(GroupId::NONE, 1).is_empty() {
             return Ok(Some(seen));
         }
         // `latest` was resolved when the application was made; a lane that came later is read from its first record.
         let start = if start == Start::Latest { Start::Earliest } else { start };
-        match find(&self.lane, start)? {
+        match self.find(start)? {
             Place::Loading(seen) => Ok(Some(seen)),
             Place::Here(cursor, _) if cursor.group == GroupId::NONE => Ok(Some(seen)),
             Place::Here(cursor, ordinal) => {
@@ -228,7 +297,7 @@ impl Progress {
         };
         let cursor = if entry.cursor.group == group { entry.cursor } else { end_of(group) };
         // Done is done: what the member left out at the group's end is not missing.
-        let end = self.lane.group(group).filter(|_| done).map_or(0, |info| info.next_ordinal);
+        let end = self.group(group).filter(|_| done).map_or(0, |info| info.next_ordinal);
         let mut position = Position { cursor, ordinal: entry.ordinal.max(end), done, committed_ms: now_ms };
         let mut moves = true;
         if let Some(before) = before {
@@ -246,9 +315,10 @@ impl Progress {
 
     /// Whether a position lies in its group, as far as that can be told without reading.
     fn check_place(&self, group: GroupId, entry: &CommitEntry, done: bool) -> Result<(), Status> {
-        let Some(info) = self.lane.group(group) else {
-            // Taken by retention while it was read; or it never was.
-            let known = group != GroupId::NONE && group <= self.lane.latest().0.group;
+        let Some(info) = self.group(group) else {
+            // Taken by retention while it was read, here or at an earlier owner; or it never was.
+            let is_older = group.epoch() < self.lane.owner_epoch();
+            let known = group != GroupId::NONE && (is_older || group <= self.lane.latest().0.group);
             return if known { Ok(()) } else { Err(Status::CursorUnknown) };
         };
         let beyond = entry.ordinal > info.next_ordinal
@@ -285,6 +355,13 @@ impl Progress {
         self.leases.len() < before
     }
 
+    /// Everything that was committed, as it is recorded.
+    pub(super) fn to_records(&self, lane: LaneKey) -> impl Iterator<Item = Entry> {
+        let base = self.base.filter(|_| self.committed);
+        let base = base.map(|position| Entry::Base { lane, position, anew: true });
+        base.into_iter().chain(self.ahead.values().map(move |position| Entry::Ahead { lane, position: *position }))
+    }
+
     /// Up to where the application needs nothing of the lane any more.
     pub(super) fn floor(&self) -> Cursor {
         match self.base {
@@ -297,7 +374,8 @@ impl Progress {
     /// Ordinal of the next record to process, and how many can be read from there.
     pub(super) fn lag(&self) -> (Option<u64>, u64, u64) {
         let durable = self.lane.latest().1;
-        let from = self.base.map_or_else(|| self.lane.earliest().1, |base| base.ordinal);
+        let earliest = || self.older.first().map_or(u64::MAX, |older| older.first_ordinal).min(self.lane.earliest().1);
+        let from = self.base.map_or_else(earliest, |base| base.ordinal);
         (self.base.map(|base| base.ordinal), durable, durable.saturating_sub(from))
     }
 }
@@ -312,6 +390,6 @@ pub(super) struct Undo {
 }
 
 /// A cursor behind everything in a group.
-fn end_of(group: GroupId) -> Cursor {
+pub(super) fn end_of(group: GroupId) -> Cursor {
     Cursor { group, segment: SegmentIndex(u32::MAX), position: u32::MAX }
 }

@@ -1,4 +1,5 @@
-//! Rebuilding applications and their offsets from the system stream, at start.
+//! Rebuilding applications and their offsets from what was recorded: at the start of a node from its system stream, from the
+//! progress lane of a streamlet when this node becomes its owner.
 //!
 //! Record after record, the last one of a key counts. The oldest records may have been trimmed, but only below a copy of
 //! everything: so positions may come before the record of their application, never without it.
@@ -7,9 +8,12 @@ use std::collections::{BTreeMap, HashMap};
 
 use kera_format::applications::{Application, Entry, LaneKey, Position};
 use kera_format::chunk::Chunks;
-use kera_format::{GroupId, StreamId};
+use kera_format::{GroupId, StreamId, StreamletId};
 use kera_log::Lane;
+use kera_protocol::StreamletState;
+use kera_protocol::placement::KeptGroup;
 
+use super::keepers::OlderGroups;
 use crate::failure::Failure;
 
 /// What a replay has found.
@@ -30,7 +34,7 @@ pub struct ReplayReport {
 }
 
 /// What is known of a lane.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct LanePositions {
     pub(super) base: Option<Position>,
     pub(super) ahead: BTreeMap<GroupId, Position>,
@@ -44,10 +48,21 @@ pub(super) struct Replayed {
     pub(super) lanes: BTreeMap<LaneKey, LanePositions>,
 }
 
+impl Replayed {
+    /// What is known of one streamlet.
+    pub(super) fn of_streamlet(&self, streamlet: StreamletId) -> Replayed {
+        let of = |key: &LaneKey| key.streamlet == streamlet;
+        let lanes = self.lanes.iter().filter(|(key, _)| of(key)).map(|(key, known)| (*key, known.clone())).collect();
+        Replayed { exists: self.exists, lanes }
+    }
+}
+
 /// All applications, by name and stream.
 #[derive(Debug, Default)]
 pub(super) struct Replay {
     pub(super) applications: HashMap<(String, StreamId), Replayed>,
+    /// Groups that earlier owners of a streamlet have.
+    pub(super) older: OlderGroups,
     pub(super) report: ReplayReport,
 }
 
@@ -59,7 +74,8 @@ impl Replay {
         Ok(replay)
     }
 
-    fn chunks(&mut self, data: &[u8]) {
+    /// Takes what the next chunks tell.
+    pub(super) fn chunks(&mut self, data: &[u8]) {
         self.report.bytes += data.len() as u64;
         for chunk in Chunks::new(data) {
             let Ok(chunk) = chunk else {
@@ -79,9 +95,22 @@ impl Replay {
         }
     }
 
+    /// Takes the groups that the last owner of a streamlet has.
+    pub(super) fn take_kept(&mut self, state: &StreamletState) {
+        for lane in &state.lanes {
+            let groups = lane.groups.iter().map(|kept| (kept.group, *kept));
+            self.older.entry(lane.lane).or_default().extend(groups);
+        }
+        self.report.records += 1;
+    }
+
     fn entry(&mut self, name: String, stream: StreamId, entry: Entry) {
         let key = (name, stream);
         match entry {
+            Entry::Kept { lane, group, first_ordinal, next_ordinal } => {
+                let kept = KeptGroup { group, first_ordinal, next_ordinal };
+                self.older.entry(lane.lane).or_default().insert(group, kept);
+            }
             Entry::Deleted => drop(self.applications.remove(&key)),
             Entry::Exists(record) => self.applications.entry(key).or_default().exists = Some(record),
             Entry::Base { lane, position, anew } => {

@@ -1,7 +1,9 @@
 //! From requests about applications to answers.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kera_format::{StreamId, StreamletId};
 use kera_protocol::application::{
     CommitOffsets, CommitResult, CommittedOffsets, DeleteApplication, DescribeApplication, FetchOffsets, Heartbeat,
     HeartbeatResponse, JoinApplication, JoinedApplication, LaneProgress, LeaveApplication, ListApplications,
@@ -38,12 +40,36 @@ pub(crate) fn attempt(core: &mut Core, request: Request<'_>, out: &mut Outbox) -
     }
 }
 
-/// An answer that waits until everything recorded so far is durable.
-fn durable<B: Body>(core: &Core, request: Request<'_>, body: &B) -> Attempt {
+/// An answer that waits until everything recorded so far is durable: in a cluster what was recorded with these streamlets.
+fn durable<B: Body>(
+    core: &Core,
+    request: Request<'_>,
+    body: &B,
+    stream: StreamId,
+    of: impl Fn(StreamletId) -> bool,
+) -> Attempt {
     let mut answer = Answer::default();
     body.encode(request.header.version, &mut answer.body);
-    core.broker.applications.journal.wait_for_all(&mut answer);
+    core.broker.applications.keepers.wait_for(&mut answer, stream, of);
     Attempt::Durable(answer)
+}
+
+/// Waits until it is known of all streamlets of a stream that this node owns how far applications are in them.
+fn all_known(core: &Core, stream: StreamId) -> Option<Attempt> {
+    let lanes = core.broker.applications.read_on(&core.broker, Some(stream));
+    (!lanes.is_empty()).then_some(Attempt::Wait { lanes, wait_ms: LOAD_WAIT_MS })
+}
+
+/// Refuses if another node owns one of the streamlets that are asked for: it knows how far applications are there.
+fn check_owned(core: &Core, stream: StreamId, streamlets: &[StreamletId]) -> Result<(), Failure> {
+    let keepers = &core.broker.applications.keepers;
+    if !keepers.is_in_cluster() {
+        return Ok(());
+    }
+    match streamlets.iter().find(|streamlet| keepers.get(stream, **streamlet).is_none()) {
+        Some(&other) => Err(Failure::not_owner(stream, other, core.broker.ownership.hint(stream, other))),
+        None => Ok(()),
+    }
 }
 
 fn join(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
@@ -90,7 +116,7 @@ fn join(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attem
         order: application.order(),
     };
     if made {
-        return Ok(durable(core, request, &joined));
+        return Ok(durable(core, request, &joined, stream.id(), |_| true));
     }
     out.respond(request.header, &joined);
     Ok(Attempt::Answered)
@@ -114,6 +140,7 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
     let application = core.broker.applications.by_id(message.application)?;
     let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
     let wait_ms = message.max_wait_ms.min(WAIT_MS_MAX);
+    let lanes = core.broker.applications.read_on(&core.broker, Some(application.meta.stream));
     // Registered before looking, so that nothing is missed in between.
     if let Some(waiter) = request.waiter.filter(|_| !request.last) {
         application.register(&core.observer, Token::Waiter(waiter).to_u64());
@@ -134,13 +161,20 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
     core.counts.positions_lost += given.lost.times;
     core.counts.records_lost += given.lost.records;
     if given.groups.is_empty() && !request.last && wait_ms > 0 {
-        return Ok(Attempt::Wait { lanes: Vec::new(), wait_ms });
+        return Ok(Attempt::Wait { lanes, wait_ms });
     }
     if let Some(waiter) = request.waiter {
         application.unregister(&core.observer, Token::Waiter(waiter).to_u64());
     }
     // Where a lease begins may have been committed just now: it is told when nothing can take it back any more.
-    Ok(durable(core, request, &LeasedGroups { groups: given.groups }))
+    if given.groups.is_empty() && !lanes.is_empty() {
+        // Nothing to give would be too much said.
+        let message = "how far the application is in some of this node's streamlets is still being read; ask again";
+        return Err(Failure::later(Status::NotReady, message));
+    }
+    let leased = LeasedGroups { groups: given.groups };
+    let given = |of: StreamletId| leased.groups.iter().any(|group| group.streamlet == of);
+    Ok(durable(core, request, &leased, application.meta.stream, given))
 }
 
 fn commit(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
@@ -150,17 +184,21 @@ fn commit(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
         return Err(Failure::limit("entries", count, limit));
     }
     let applications = &core.broker.applications;
-    applications.journal.check_open()?;
+    applications.keepers.check_open()?;
     let application = applications.by_id(message.application)?;
     let by = Committer { member: message.member, now_us: core.clock.monotonic_us(), now_ms: core.clock.now_ms() };
     core.counts.members_expired += application.expire(&mut application.state.lock(), by.now_us);
-    let committed = application.commit(&applications.journal, by, &message.entries)?;
+    let committed = application.commit(by, &message.entries)?;
     core.counts.offsets_committed += committed.accepted;
     core.counts.offsets_fenced += committed.fenced;
     match committed.failure {
         // Nothing at all could be recorded: the client learns why and when to come back.
         Some(failure) if committed.accepted == 0 => Err(failure),
-        _ => Ok(durable(core, request, &CommitResult { statuses: committed.statuses })),
+        _ => {
+            let of_commit: BTreeSet<StreamletId> = message.entries.iter().map(|entry| entry.streamlet).collect();
+            let result = CommitResult { statuses: committed.statuses };
+            Ok(durable(core, request, &result, application.meta.stream, |of| of_commit.contains(&of)))
+        }
     }
 }
 
@@ -194,18 +232,25 @@ fn check_idle(counts: &mut BrokerCounts, application: &Application, now_us: u64)
 
 fn delete(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: DeleteApplication = request.message()?;
+    if let Some(wait) = all_known(core, message.stream) {
+        return Ok(wait);
+    }
     let applications = &core.broker.applications;
     let application = applications.by_name(&message.application, message.stream)?;
     check_idle(&mut core.counts, &application, core.clock.monotonic_us())?;
     applications.remove(&application, core.clock.now_ms())?;
-    Ok(durable(core, request, &Empty))
+    Ok(durable(core, request, &Empty, message.stream, |_| true))
 }
 
 fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     let message: ResetOffsets = request.message()?;
+    check_owned(core, message.stream, &message.streamlets)?;
+    if let Some(wait) = all_known(core, message.stream) {
+        return Ok(wait);
+    }
     let broker = Arc::clone(&core.broker);
     let applications = &broker.applications;
-    applications.journal.check_open()?;
+    applications.keepers.check_open()?;
     let stream = core.streams.get(&broker.log, message.stream);
     let stream = Arc::clone(stream.ok_or_else(|| Failure::unknown_stream(message.stream))?);
     if let Some(unknown) = message.streamlets.iter().find(|id| stream.streamlet(**id).is_none()) {
@@ -228,7 +273,7 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
         }
     };
     if !message.dry_run {
-        application.reset(&applications.journal, &mut state, &planned, now_ms)?;
+        application.reset(&mut state, &planned, now_ms)?;
     }
     drop(state);
     let offsets = planned.iter().map(|(key, position)| offset(*key, position)).collect();
@@ -237,11 +282,15 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
         out.respond(request.header, &answer);
         return Ok(Attempt::Answered);
     }
-    Ok(durable(core, request, &answer))
+    Ok(durable(core, request, &answer, message.stream, |_| true))
 }
 
 fn fetch(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
     let message: FetchOffsets = request.message()?;
+    check_owned(core, message.stream, &message.streamlets)?;
+    if let Some(wait) = all_known(core, message.stream) {
+        return Ok(wait);
+    }
     let application = core.broker.applications.by_name(&message.application, message.stream)?;
     let answer = application.committed(wanted(&message.streamlets));
     let limit = items_max::<kera_protocol::CommittedOffset>(core);
@@ -251,7 +300,7 @@ fn fetch(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure> {
         return Err(Failure::new(Status::LimitReached, message));
     }
     // What is committed and not durable yet could be taken back by a loss of power, and must not be told before.
-    Ok(durable(core, request, &answer))
+    Ok(durable(core, request, &answer, message.stream, |_| true))
 }
 
 fn list(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
@@ -266,7 +315,12 @@ fn describe(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<A
     let (now_us, now_ms) = (core.clock.monotonic_us(), core.clock.now_ms());
     core.counts.members_expired += application.expire(&mut application.state.lock(), now_us);
     let lanes_max = items_max::<LaneProgress>(core) / 4;
-    out.respond(request.header, &application.describe(lanes_max, now_us, now_ms));
+    let description = application.describe(lanes_max, now_us, now_ms);
+    if core.broker.applications.keepers.is_in_cluster() {
+        // An owner that is lost may never have made it durable: it is told when nothing can take it back.
+        return Ok(durable(core, request, &description, message.stream, |_| true));
+    }
+    out.respond(request.header, &description);
     Ok(Attempt::Answered)
 }
 

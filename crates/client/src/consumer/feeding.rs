@@ -17,6 +17,7 @@ use tokio::time::Instant;
 use super::Consumer;
 use super::holders::{Happening, Holders};
 use super::link::{Event, Link};
+use super::membership::join;
 use super::track::{Piece, Track};
 use crate::ClientError;
 use crate::placement::HOME;
@@ -164,7 +165,10 @@ impl Consumer {
     pub(super) async fn link_once(&mut self) -> Result<(), ClientError> {
         let connection = self.client().dedicated().await?;
         let mut link = Link::new(connection);
-        self.join(&mut link).await?;
+        if let Some(message) = self.join_message(HOME) {
+            let joined = join(&link.connection, message).await?;
+            self.take_membership(HOME, &mut link, &joined);
+        }
         self.link = Some(link);
         self.back_off.reset();
         Ok(())
@@ -231,14 +235,17 @@ impl Consumer {
         let now = Instant::now();
         let mut until = now + Duration::from_secs(3600);
         let waiting = |at: Instant| if at > now { at } else { now + Duration::from_secs(3600) };
-        until = until.min(waiting(self.feed_at)).min(waiting(self.groups_at));
+        until = until.min(waiting(self.feed_at));
+        for membership in self.memberships.values() {
+            until = until.min(waiting(membership.groups_at));
+        }
         if let Some(at) = self.holders.next_timer(now) {
             until = until.min(at);
         }
         if self.follows_growth() {
             until = until.min(self.refresh_at.max(now));
         }
-        if self.membership.is_some() && self.tracks.values().any(Track::has_to_commit) {
+        if !self.memberships.is_empty() && self.tracks.values().any(Track::has_to_commit) {
             until = until.min(waiting(self.commit_at));
         }
         until
@@ -255,6 +262,9 @@ impl Consumer {
             return self.feed_by(HOME);
         }
         let mut nodes: Vec<u32> = self.tracks.values().filter_map(|track| self.to_feed(track)).collect();
+        if self.settings.application.is_some() {
+            nodes.extend(self.owners_to_join());
+        }
         nodes.sort_unstable();
         nodes.dedup();
         for node in nodes {
@@ -270,8 +280,7 @@ impl Consumer {
     fn feed_by(&mut self, node: u32) {
         let follow = if self.settings.application.is_some() { 0 } else { kera_protocol::read::ENTRY_FOLLOW_GROUPS };
         let placement = Arc::clone(&self.holders.placement);
-        let link = if node == HOME { self.link.as_mut() } else { self.holders.link(node) };
-        let Some(link) = link else { return };
+        let Some(link) = link_to(&mut self.link, &mut self.holders, node) else { return };
         if self.settings.long_poll && link.is_polling() && node != HOME {
             // A poll that waits there does not know of tracks that have come from another node.
             link.drop_feeds();
@@ -338,16 +347,20 @@ impl Consumer {
         match event {
             Event::Data { tracks, body, subscription } => self.take_data(node, &tracks, &body, subscription),
             Event::Unfed { tracks, error } => self.take_unfed(&tracks, error),
-            Event::Groups(groups) => self.take_groups(groups),
+            Event::Groups(groups) => self.take_groups(node, groups),
+            Event::GroupsLater => self.ask_for_groups_later(node),
             Event::Committed { entries, statuses } => self.take_committed(&entries, &statuses),
             Event::CommitFailed(error) if error.retryable() => {
                 self.commit_at = Instant::now() + self.back_off.next(None)
             }
             Event::CommitFailed(error) => self.failed = Some(error.into()),
-            Event::Release(leases) => self.take_release(&leases),
+            Event::Release(leases) => self.take_release(node, &leases),
             Event::MemberGone => {
-                self.lose_membership();
-                self.unlink();
+                self.lose_membership(node);
+                match node {
+                    HOME => self.unlink(),
+                    node => self.unlink_holder(node),
+                }
             }
             Event::Broken(error) => {
                 if error.status().is_some() && !error.retryable() {
@@ -461,8 +474,7 @@ impl Consumer {
 
     pub(super) fn credit(&mut self, credit: Option<(u32, u64, u64)>) {
         let Some((node, id, bytes)) = credit else { return };
-        let link = if node == HOME { self.link.as_mut() } else { self.holders.link(node) };
-        if let Some(link) = link {
+        if let Some(link) = link_to(&mut self.link, &mut self.holders, node) {
             link.give_credit(id, bytes, false);
         }
     }
@@ -499,6 +511,11 @@ impl Consumer {
             piece.credit = None;
         }
     }
+}
+
+/// The link to a node.
+pub(super) fn link_to<'a>(link: &'a mut Option<Link>, holders: &'a mut Holders, node: u32) -> Option<&'a mut Link> {
+    if node == HOME { link.as_mut() } else { holders.link(node) }
 }
 
 /// The next thing that happens on any connection.

@@ -8,13 +8,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use kera_format::StreamId;
-use kera_protocol::{Body, FindOwners, Owners};
+use kera_protocol::{Body, FindOwners, JoinedApplication, Owners};
 use kera_rpc::{Call, Connection, RpcError};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::Consumer;
 use super::link::{Event, Link};
+use super::membership::join;
 use super::track::Track;
 use crate::backoff::Backoff;
 use crate::client::ended;
@@ -58,8 +59,11 @@ struct Away {
     lost: bool,
     not_before: Instant,
     backoff: Backoff,
-    connecting: Option<Task<Connection>>,
+    connecting: Option<Task<Reached>>,
 }
+
+/// A connection, and the membership if the node was asked for one.
+pub(super) type Reached = (Connection, Option<JoinedApplication>);
 
 /// Work in the background that ends with its owner.
 #[derive(Debug)]
@@ -83,7 +87,7 @@ pub(super) enum Happening {
     /// Something on the link to a node.
     Link(u32, Event),
     /// A node was connected to, or could not be.
-    Reached(u32, Result<Connection, RpcError>),
+    Reached(u32, Result<Reached, RpcError>),
     /// Who has what.
     Owners(Result<Arc<Placement>, RpcError>),
     /// A node knows of later owners: they are asked for, not before this.
@@ -201,15 +205,21 @@ impl Consumer {
         let now = Instant::now();
         match happening {
             Happening::Link(node, event) => self.handle(node, event),
-            Happening::Reached(node, Ok(connection)) => {
+            Happening::Reached(node, Ok((connection, joined))) => {
                 let lost = self.holders.away.get_mut(&node).is_some_and(|away| std::mem::take(&mut away.lost));
                 self.stats.reconnects += u64::from(lost);
-                let link = Link::new(connection);
+                let mut link = Link::new(connection);
+                if let Some(joined) = joined {
+                    self.take_membership(node, &mut link, &joined);
+                }
                 self.holders.linked.push(Holder { node, link, heard_at: now, probe: None });
                 self.feed_at = now;
             }
             Happening::Reached(node, Err(error)) => {
                 tracing::debug!(stream = self.stream.name, node, %error, "a node cannot be reached");
+                if error.status().is_some() && !error.retryable() {
+                    self.failed = Some(error.into());
+                }
                 self.back_off_from(node, now);
                 self.holders.want_owners(now);
                 self.feed_at = now;
@@ -246,6 +256,7 @@ impl Consumer {
         }
         let client = self.client().clone();
         let placement = Arc::clone(&self.holders.placement);
+        let message = if placement.owners().contains(&node) { self.join_message(node) } else { None };
         let away = self.holders.away.entry(node).or_insert_with(|| Away {
             lost: false,
             not_before: now,
@@ -258,7 +269,14 @@ impl Consumer {
         if away.not_before > now {
             return Some(away.not_before);
         }
-        let connecting = tokio::spawn(async move { client.dedicated_to(&placement, node).await });
+        let connecting = tokio::spawn(async move {
+            let connection = client.dedicated_to(&placement, node).await?;
+            let joined = match message {
+                Some(message) => Some(join(&connection, message).await?),
+                None => None,
+            };
+            Ok((connection, joined))
+        });
         away.connecting = Some(Task(connecting));
         None
     }
@@ -305,6 +323,21 @@ impl Consumer {
         }
     }
 
+    /// Owners at which the consumer is no member yet.
+    pub(super) fn owners_to_join(&mut self) -> Vec<u32> {
+        let mut owners = self.holders.placement.owners();
+        owners.retain(|node| !self.memberships.contains_key(node) || self.holders.link(*node).is_none());
+        for node in &owners {
+            // It was connected to only to read what it has of others' streamlets.
+            if let Some(link) = self.holders.remove(*node) {
+                link.connection.close();
+                self.tracks.values_mut().filter(|track| track.node == *node).for_each(|track| track.fed = false);
+                self.queue.iter_mut().for_each(|piece| piece.credit = piece.credit.filter(|(of, ..)| of != node));
+            }
+        }
+        owners
+    }
+
     fn take_owners(&mut self, placement: Arc<Placement>, now: Instant) {
         self.holders.placement = placement;
         self.feed_at = now;
@@ -312,6 +345,7 @@ impl Consumer {
             // The node has joined a cluster since.
             self.unlink();
         }
+        self.follow_owners();
         // A node that is read from may have lost what it had to another. The other tracks that it feeds go on at once.
         let placement = &self.holders.placement;
         let stray = |track: &&Track| track.fed && placement.holder(track.streamlet, track.received.group) != track.node;

@@ -48,6 +48,8 @@ pub(super) enum Event {
     Unfed { tracks: Arc<[u64]>, error: Option<RpcError> },
     /// Groups were leased.
     Groups(LeasedGroups),
+    /// The node does not know yet whether it has any: it has taken streamlets over.
+    GroupsLater,
     /// A commit was answered.
     Committed { entries: Vec<(u64, CommitEntry)>, statuses: Vec<u16> },
     /// A commit failed as a whole.
@@ -153,7 +155,10 @@ impl Link {
             && let Poll::Ready(answer) = poll_call::<LeasedGroups>(call, context)
         {
             self.groups = None;
-            return Poll::Ready(answer.map_or_else(broken, Event::Groups));
+            return Poll::Ready(match answer {
+                Err(error) if error.status() == Some(Status::NotReady) => Event::GroupsLater,
+                answer => answer.map_or_else(broken, Event::Groups),
+            });
         }
         if let Some((call, _)) = &mut self.commit
             && let Poll::Ready(answer) = poll_call::<CommitResult>(call, context)

@@ -1,108 +1,160 @@
 //! The part of a consumer that belongs to an application: joining, leases on groups, commits, leaving (promise 4: one
 //! that joins takes the next group, one that dies loses its lease, nobody else notices).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use kera_format::ApplicationId;
 use kera_protocol::{
-    AfterCommit, CommitEntry, CommitOffsets, JoinApplication, LeasedGroups, LeaveApplication, NextGroups, Status,
-    limits,
+    AfterCommit, CommitEntry, CommitOffsets, JoinApplication, JoinedApplication, LeasedGroups, LeaveApplication,
+    NextGroups, Status, limits,
 };
-use kera_rpc::RpcError;
+use kera_rpc::{Connection, RpcError};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use super::feeding::link_to;
 use super::link::Link;
 use super::track::{Lease, Track};
 use super::{CommitMode, Consumer};
 use crate::ClientError;
+use crate::placement::NOBODY;
 
 /// How long a request for groups waits at the server.
 const GROUPS_WAIT_MS: u32 = 30_000;
 /// Shorter when the consumer only waits to learn that there is nothing more.
 const LAST_GROUPS_WAIT_MS: u32 = 200;
+/// How long it is until a node is asked again that is still reading how far applications are.
+const GROUPS_LATER: Duration = Duration::from_millis(50);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A membership of an application.
+/// A membership of an application at a node: the members at a node share what it owns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Membership {
     application: ApplicationId,
     member: u64,
     /// The last request for groups found none.
     pub(super) nothing_left: bool,
+    /// Groups are not asked for before.
+    pub(super) groups_at: Instant,
+}
+
+/// Joins, or comes back as the member that it was. A server that does not know that member any more gives another
+/// id; then the leases are lost too.
+pub(super) async fn join(connection: &Connection, message: JoinApplication) -> Result<JoinedApplication, RpcError> {
+    match connection.call(&message).await {
+        Err(e) if e.status() == Some(Status::UnknownMember) => {
+            connection.call(&JoinApplication { member: 0, ..message }).await
+        }
+        answer => answer,
+    }
 }
 
 impl Consumer {
-    /// Joins, or comes back as the member that it was. A server that does not know that member any more gives another
-    /// id; then the leases are lost too.
-    pub(super) async fn join(&mut self, link: &mut Link) -> Result<(), ClientError> {
-        let Some(application) = self.settings.application.clone() else { return Ok(()) };
-        let message = JoinApplication {
-            application,
+    /// What to ask a node for to become a member there, or again the one that it was; `None` without an application.
+    pub(super) fn join_message(&self, node: u32) -> Option<JoinApplication> {
+        Some(JoinApplication {
+            application: self.settings.application.clone()?,
             stream: self.stream.id,
             member_name: self.settings.member_name.clone(),
-            member: self.membership.map_or(0, |membership| membership.member),
+            member: self.memberships.get(&node).map_or(0, |membership| membership.member),
             start: self.settings.from,
             lease_ms: self.settings.lease.as_millis() as u32,
-        };
-        let joined = match link.connection.call(&message).await {
-            Err(e) if e.status() == Some(Status::UnknownMember) => {
-                self.lose_membership();
-                link.connection.call(&JoinApplication { member: 0, ..message }).await?
-            }
-            answer => answer?,
-        };
-        if self.membership.is_some_and(|membership| membership.member != joined.member) {
-            self.lose_membership();
+        })
+    }
+
+    /// It is a member at a node, with leases of before or without.
+    pub(super) fn take_membership(&mut self, node: u32, link: &mut Link, joined: &JoinedApplication) {
+        if self.memberships.get(&node).is_some_and(|membership| membership.member != joined.member) {
+            self.lose_membership(node);
         }
         let (application, member) = (joined.application, joined.member);
-        self.membership = Some(Membership { application, member, nothing_left: false });
+        let membership = Membership { application, member, nothing_left: false, groups_at: Instant::now() };
+        self.memberships.insert(node, membership);
         link.start_heartbeats(application, member, Duration::from_millis(joined.heartbeat_ms.into()));
-        self.groups_at = Instant::now();
-        Ok(())
     }
 
-    /// The leases are gone. What was received for them is thrown away; how far they were processed is kept, for the case
+    /// The leases of a node are gone. What was received for them is thrown away; how far they were processed is kept, for the case
     /// that they come back before anybody else has moved them.
-    pub(super) fn lose_membership(&mut self) {
-        self.settle_all();
-        if self.membership.take().is_none() {
+    pub(super) fn lose_membership(&mut self, node: u32) {
+        let of_node = |track: &Track| track.lease.is_some_and(|lease| lease.node == node);
+        self.settle_all(of_node);
+        if self.memberships.remove(&node).is_some() {
+            self.lose_tracks(of_node);
+        }
+    }
+
+    /// A node does not know yet whether it has groups to give: it is asked again.
+    pub(super) fn ask_for_groups_later(&mut self, node: u32) {
+        if let Some(membership) = self.memberships.get_mut(&node) {
+            membership.groups_at = Instant::now() + GROUPS_LATER;
+        }
+    }
+
+    /// The owners have changed. Leases of nodes that own the streamlet no more are over: its next owner gives others, from the last commit
+    /// on, and what was processed since is remembered as with any lost lease.
+    pub(super) fn follow_owners(&mut self) {
+        if self.settings.application.is_none() {
             return;
         }
-        for (_, track) in self.tracks.drain() {
-            if let Some(lease) = track.lease {
-                self.stats.lost += 1;
-                self.carried.insert((track.streamlet, track.lane, lease.group), track.processed);
-            }
+        let placement = Arc::clone(&self.holders.placement);
+        let owners = placement.owners();
+        let idle: Vec<u32> = self.memberships.keys().filter(|node| !owners.contains(node)).copied().collect();
+        for node in idle {
+            self.lose_membership(node);
         }
-        self.queue.clear();
-        self.queued_bytes = 0;
+        let is_over = |track: &Track| {
+            let owner = placement.owner(track.streamlet.0).0;
+            track.lease.is_some_and(|lease| owner != NOBODY && owner != lease.node)
+        };
+        self.settle_all(is_over);
+        self.lose_tracks(is_over);
+        let now = Instant::now();
+        for membership in self.memberships.values_mut() {
+            (membership.nothing_left, membership.groups_at) = (false, now);
+        }
     }
 
-    fn settle_all(&mut self) {
+    fn settle_all(&mut self, which: impl Fn(&Track) -> bool) {
         if self.settings.commit != CommitMode::Manual {
             return;
         }
         // What the program has not committed itself counts as not processed.
-        for track in self.tracks.values_mut() {
+        for track in self.tracks.values_mut().filter(|track| which(track)) {
             if let Some(lease) = track.lease {
                 track.processed = lease.committed;
             }
         }
     }
 
-    pub(super) fn ask_for_groups_if_due(&mut self, now: Instant) {
-        let (Some(membership), Some(link)) = (&self.membership, &mut self.link) else { return };
-        let room = self.settings.groups_max.saturating_sub(self.tracks.len());
-        if now < self.groups_at || room == 0 || link.is_asking_for_groups() {
-            return;
+    /// What stands in line for them is passed over.
+    fn lose_tracks(&mut self, which: impl Fn(&Track) -> bool) {
+        for (_, track) in self.tracks.extract_if(|_, track| which(track)) {
+            if let Some(lease) = track.lease {
+                self.stats.lost += 1;
+                self.carried.insert((track.streamlet, track.lane, lease.group), track.processed);
+            }
         }
-        let max_wait_ms = if self.settings.until_end { LAST_GROUPS_WAIT_MS } else { GROUPS_WAIT_MS };
-        let (application, member) = (membership.application, membership.member);
-        link.ask_for_groups(&NextGroups { application, member, max_groups: room as u32, max_wait_ms });
     }
 
-    pub(super) fn take_groups(&mut self, leased: LeasedGroups) {
-        let Some(membership) = &mut self.membership else { return };
+    pub(super) fn ask_for_groups_if_due(&mut self, now: Instant) {
+        let room = self.settings.groups_max.saturating_sub(self.tracks.len());
+        if room == 0 {
+            return;
+        }
+        let max_groups = room.div_ceil(self.memberships.len().max(1)) as u32;
+        let max_wait_ms = if self.settings.until_end { LAST_GROUPS_WAIT_MS } else { GROUPS_WAIT_MS };
+        for (node, membership) in &self.memberships {
+            let Some(link) = link_to(&mut self.link, &mut self.holders, *node) else { continue };
+            if now >= membership.groups_at && !link.is_asking_for_groups() {
+                let (application, member) = (membership.application, membership.member);
+                link.ask_for_groups(&NextGroups { application, member, max_groups, max_wait_ms });
+            }
+        }
+    }
+
+    pub(super) fn take_groups(&mut self, node: u32, leased: LeasedGroups) {
+        let Some(membership) = self.memberships.get_mut(&node) else { return };
         membership.nothing_left = leased.groups.is_empty();
         for group in leased.groups {
             let committed = (group.start, group.start_ordinal);
@@ -113,15 +165,16 @@ impl Consumer {
             track.target = self.targets.get(&(group.streamlet, group.lane)).copied();
             // Retention may have gone past what was committed.
             track.may_have_gap = true;
-            let lease = Lease { id: group.lease, group: group.group, committed, releasing: false };
+            let lease = Lease { node, id: group.lease, group: group.group, committed, releasing: false };
             track.lease = Some(lease);
             self.add_track(track);
         }
     }
 
-    pub(super) fn take_release(&mut self, leases: &[u64]) {
+    pub(super) fn take_release(&mut self, node: u32, leases: &[u64]) {
         for track in self.tracks.values_mut() {
             if let Some(lease) = &mut track.lease
+                && lease.node == node
                 && leases.contains(&lease.id)
             {
                 lease.releasing = true;
@@ -131,7 +184,7 @@ impl Consumer {
     }
 
     pub(super) fn commit_if_due(&mut self, now: Instant) {
-        if self.membership.is_none() {
+        if self.memberships.is_empty() {
             return;
         }
         let manual = self.settings.commit == CommitMode::Manual;
@@ -142,36 +195,32 @@ impl Consumer {
         }
     }
 
-    /// Sends what there is to commit, unless a commit is under way.
+    /// Sends what there is to commit to the nodes that gave the leases, unless a commit is under way there.
     fn send_commit(&mut self, which: impl Fn(&Track) -> bool) {
-        let manual = self.settings.commit == CommitMode::Manual;
-        let (Some(membership), Some(link)) = (&self.membership, &mut self.link) else { return };
-        if link.is_committing() {
-            return;
-        }
-        let (mut entries, mut ids) = (Vec::new(), Vec::new());
-        for (id, track) in &self.tracks {
-            let Some(lease) = track.lease.filter(|_| which(track)) else { continue };
-            let after = match lease.releasing {
-                // A program that commits by itself has not vouched for more than its last commit.
-                true => AfterCommit::Release,
-                false if track.done() => AfterCommit::Done,
-                false => AfterCommit::Keep,
-            };
-            let (cursor, ordinal) = if manual && lease.releasing { lease.committed } else { track.processed };
-            let (streamlet, lane) = (track.streamlet, track.lane);
-            entries.push(CommitEntry { streamlet, lane, lease: lease.id, cursor, ordinal, after });
-            ids.push(*id);
-            if entries.len() == limits::COMMIT_ENTRIES_MAX {
-                break;
+        let mut sent = false;
+        for (node, membership) in &self.memberships {
+            let Some(link) = link_to(&mut self.link, &mut self.holders, *node) else { continue };
+            if link.is_committing() {
+                continue;
+            }
+            let of_node = |track: &Track| track.lease.filter(|lease| lease.node == *node && which(track));
+            let manual = self.settings.commit == CommitMode::Manual;
+            let (mut entries, mut ids) = (Vec::new(), Vec::new());
+            for (id, track) in &self.tracks {
+                let Some(lease) = of_node(track) else { continue };
+                entries.push(entry_of(track, &lease, manual));
+                ids.push(*id);
+                if entries.len() == limits::COMMIT_ENTRIES_MAX {
+                    break;
+                }
+            }
+            if !entries.is_empty() {
+                let (application, member) = (membership.application, membership.member);
+                link.commit(&CommitOffsets { application, member, entries }, ids);
+                sent = true;
             }
         }
-        if entries.is_empty() {
-            return;
-        }
-        let (application, member) = (membership.application, membership.member);
-        link.commit(&CommitOffsets { application, member, entries }, ids);
-        if let CommitMode::Interval(interval) = self.settings.commit {
+        if let (true, CommitMode::Interval(interval)) = (sent, self.settings.commit) {
             self.commit_at = Instant::now() + interval;
         }
     }
@@ -201,17 +250,18 @@ impl Consumer {
                 }
             }
         }
-        self.groups_at = Instant::now();
+        let now = Instant::now();
+        self.memberships.values_mut().for_each(|membership| membership.groups_at = now);
     }
 
     /// The lease is over.
     fn forget(&mut self, id: u64) {
-        self.tracks.remove(&id);
-        if let Some(membership) = &mut self.membership {
+        let lease = self.tracks.remove(&id).and_then(|track| track.lease);
+        if let Some(membership) = lease.and_then(|lease| self.memberships.get_mut(&lease.node)) {
             membership.nothing_left = false;
         }
         let tracks = &self.tracks;
-        if let Some(link) = &mut self.link {
+        for link in self.link.iter_mut().chain(self.holders.links_mut()) {
             link.drop_idle_feeds(|track| tracks.contains_key(&track));
         }
     }
@@ -219,7 +269,7 @@ impl Consumer {
     /// Commits what is processed, and waits until the server has it.
     pub(super) async fn commit_settled(&mut self) -> Result<(), ClientError> {
         let is_left = |consumer: &Consumer| {
-            let committing = consumer.link.as_ref().is_some_and(Link::is_committing);
+            let committing = consumer.link.iter().chain(consumer.holders.links()).any(Link::is_committing);
             committing || consumer.tracks.values().any(Track::has_to_commit)
         };
         while self.settings.application.is_some() && is_left(self) {
@@ -232,14 +282,29 @@ impl Consumer {
         Ok(())
     }
 
-    /// Gives the leases back and closes the connection.
+    /// Gives the leases back and closes the connections.
     pub(super) async fn leave(&mut self) {
-        if let (Some(membership), Some(link)) = (&self.membership, &self.link) {
-            let (application, member) = (membership.application, membership.member);
-            let leave = LeaveApplication { application, member };
+        let mut leaving = JoinSet::new();
+        for (node, membership) in &self.memberships {
+            let Some(link) = link_to(&mut self.link, &mut self.holders, *node) else { continue };
+            let (connection, member) = (link.connection.clone(), membership.member);
+            let leave = LeaveApplication { application: membership.application, member };
             // The leases end by themselves if this does not arrive.
-            let _ = link.connection.call_within(&leave, LEAVE_TIMEOUT).await;
+            leaving.spawn(async move { connection.call_within(&leave, LEAVE_TIMEOUT).await.is_ok() });
         }
+        while leaving.join_next().await.is_some() {}
         self.unlink();
     }
+}
+
+/// What a commit says of a lease.
+fn entry_of(track: &Track, lease: &Lease, manual: bool) -> CommitEntry {
+    let after = match lease.releasing {
+        true => AfterCommit::Release,
+        false if track.done() => AfterCommit::Done,
+        false => AfterCommit::Keep,
+    };
+    // A program that commits by itself has not vouched for more than its last commit.
+    let (cursor, ordinal) = if manual && lease.releasing { lease.committed } else { track.processed };
+    CommitEntry { streamlet: track.streamlet, lane: track.lane, lease: lease.id, cursor, ordinal, after }
 }

@@ -8,7 +8,7 @@ mod link;
 mod membership;
 mod track;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
@@ -206,7 +206,7 @@ impl ConsumerBuilder {
             unpacked: None,
             link: None,
             holders: Holders::default(),
-            membership: None,
+            memberships: BTreeMap::new(),
             carried: HashMap::new(),
             targets: HashMap::new(),
             failed: None,
@@ -214,7 +214,6 @@ impl ConsumerBuilder {
             back_off: Backoff::default(),
             feed_at: now,
             commit_at: now,
-            groups_at: now,
             refresh_at: now,
             stats: ConsumerStats::default(),
         };
@@ -273,7 +272,8 @@ pub struct Consumer {
     link: Option<Link>,
     /// The nodes of a cluster that have what is read.
     holders: Holders,
-    membership: Option<Membership>,
+    /// By node: one at each owner of streamlets.
+    memberships: BTreeMap<u32, Membership>,
     /// How far groups had been processed whose leases ended with a membership: where to go on if they come back.
     carried: HashMap<(StreamletId, LaneId, kera_format::GroupId), (Cursor, u64)>,
     /// Where an application's lanes ended when it was built, if it is to stop there.
@@ -283,7 +283,6 @@ pub struct Consumer {
     back_off: Backoff,
     feed_at: Instant,
     commit_at: Instant,
-    groups_at: Instant,
     refresh_at: Instant,
     stats: ConsumerStats,
 }
@@ -420,10 +419,15 @@ impl Consumer {
             return false;
         }
         let all = self.tracks.values().all(|track| track.at_target() || track.ended);
-        match &self.membership {
-            None => all && self.settings.application.is_none(),
-            Some(membership) => all && membership.nothing_left && self.tracks.values().all(|track| !track.done()),
+        if self.settings.application.is_none() {
+            return all;
         }
+        if !self.holders.placement.is_whole() {
+            return false;
+        }
+        let owners = self.holders.placement.owners();
+        let is_empty = |node: &u32| self.memberships.get(node).is_some_and(|membership| membership.nothing_left);
+        all && owners.iter().all(is_empty) && self.tracks.values().all(|track| !track.done())
     }
 
     /// Goes on elsewhere in a lane. What was received ahead of it is thrown away. Not for applications.
@@ -512,11 +516,6 @@ impl Consumer {
     /// Connects, becomes a member of the application, finds where to start.
     async fn begin(&mut self) -> Result<(), ClientError> {
         self.holders.placement = self.client().placement(self.stream.id).await?;
-        if !self.is_alone() && self.settings.application.is_some() {
-            let allowed =
-                "left out in a cluster of several nodes: what applications have read is kept by one node so far";
-            return Err(ClientError::invalid("consumer.application", "set", allowed));
-        }
         if self.is_alone() {
             self.link_once().await?;
         }

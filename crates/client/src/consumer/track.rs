@@ -21,6 +21,8 @@ const SENT_AROUND_PAUSE: Duration = Duration::from_secs(5);
 /// A lease on a group, as its holder sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Lease {
+    /// The node that gave it.
+    pub(super) node: u32,
     pub(super) id: u64,
     pub(super) group: GroupId,
     pub(super) committed: (Cursor, u64),

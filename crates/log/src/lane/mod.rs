@@ -259,7 +259,7 @@ impl Lane {
     }
 
     /// Closes the open segment and its group: the next append opens another. A change of durability, a graceful stop.
-    pub(crate) fn close_group(&self) {
+    pub fn close_group(&self) {
         let mut state = self.state.lock();
         if let Some(group) = state.chain.groups.back_mut() {
             group.closed = true;

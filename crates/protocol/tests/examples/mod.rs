@@ -298,7 +298,7 @@ fn streamlet_state() -> StreamletState {
         producers: vec![producer],
         groups: vec![KeptGroup { group: GROUP, first_ordinal: 0, next_ordinal: 43 }],
     };
-    StreamletState { stream: STREAM, streamlet: StreamletId(2), epoch: 3, lanes: vec![lane] }
+    StreamletState { stream: STREAM, streamlet: StreamletId(2), epoch: 3, lanes: vec![lane], progress: vec![1, 2, 3] }
 }
 
 examples! {

@@ -157,7 +157,7 @@ impl Recovery {
             stream.is_some_and(|stream| {
                 let of_run = stream.streamlets().filter(|one| (run.first..run.end()).contains(&one.id().0));
                 let first = |lane: &Arc<Lane>| lane.groups(GroupId::NONE, 1).first().map(|group| group.id.epoch());
-                of_run.flat_map(|one| one.lanes()).any(|lane| first(lane).is_some_and(|epoch| epoch < began))
+                of_run.flat_map(|one| one.all_lanes()).any(|lane| first(lane).is_some_and(|epoch| epoch < began))
             })
         })
     }

@@ -1,0 +1,306 @@
+//! Where progress is recorded: by a node that is alone in its system stream, in a cluster with each streamlet, in its progress lane
+//! ([`LaneId::PROGRESS`](kera_format::LaneId::PROGRESS), `docs/decisions/0017-applications-in-a-cluster.md`).
+//!
+//! A streamlet's progress is read when this node becomes its owner, step by step and without waiting: what is not here yet, because it comes
+//! from disk or from the backups of a lost owner, is waited for by the requests that need it. Until all of it is read nothing of the
+//! streamlet is leased: whoever would start without it could start too early.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use kera_format::applications::{Entry, LaneKey};
+use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
+use kera_log::{Lane, LaneVersion, Streamlet};
+use kera_protocol::placement::KeptGroup;
+use kera_protocol::{Owner, StreamletState};
+use parking_lot::{Mutex, RwLock};
+
+use super::journal::Journal;
+use super::replay::Replay;
+use crate::acks::Answer;
+use crate::failure::Failure;
+
+/// Bytes of a progress lane that are read at a time.
+const READ_BYTES: usize = 1 << 20;
+/// A progress lane is written anew when so many bytes were added to it.
+pub(super) const COPY_BYTES: u64 = 256 << 10;
+
+/// A streamlet of this node in a cluster, and what is recorded of it.
+pub(super) struct Kept {
+    pub(super) place: Arc<Streamlet>,
+    /// The owner epoch in which it is this node's.
+    epoch: u32,
+    /// The groups that earlier owners have, by lane and in their order.
+    older: RwLock<OlderGroups>,
+    pub(super) journal: Journal,
+    /// What is read so far, until all is.
+    pub(super) reading: Mutex<Option<Reading>>,
+    is_read: AtomicBool,
+}
+
+/// Groups by lane and id.
+pub(super) type OlderGroups = BTreeMap<LaneId, BTreeMap<GroupId, KeptGroup>>;
+
+/// How far a progress lane is read.
+#[derive(Default)]
+pub(super) struct Reading {
+    at: Cursor,
+    pub(super) replay: Replay,
+}
+
+/// What a step of reading has come to.
+pub(super) enum Step {
+    All,
+    /// It goes on when the lane moves.
+    Wait(Arc<Lane>, LaneVersion),
+}
+
+impl Reading {
+    /// Reads on, without waiting.
+    pub(super) fn step(&mut self, place: &Streamlet) -> Result<Step, Failure> {
+        let Some(lane) = place.used_progress_lane() else { return Ok(Step::All) };
+        loop {
+            let seen = lane.version();
+            let outcome = lane.read(self.at, READ_BYTES, true)?;
+            outcome.data.iter().for_each(|data| self.replay.chunks(data));
+            self.at = outcome.next;
+            if outcome.loading {
+                return Ok(Step::Wait(Arc::clone(lane), outcome.version));
+            }
+            if outcome.at_durable_end {
+                // What was appended and is not durable yet may have been told to nobody, and may still become durable.
+                let is_whole = lane.durable_ordinal() >= lane.stats().next_ordinal;
+                return Ok(if is_whole { Step::All } else { Step::Wait(Arc::clone(lane), seen) });
+            }
+        }
+    }
+}
+
+impl Kept {
+    pub(super) fn set_older(&self, older: OlderGroups) {
+        *self.older.write() = older;
+    }
+
+    pub(super) fn older_of(&self, lane: LaneId) -> Vec<KeptGroup> {
+        self.older.read().get(&lane).map_or_else(Vec::new, |groups| groups.values().copied().collect())
+    }
+
+    pub(super) fn lanes_with_older(&self) -> Vec<LaneId> {
+        self.older.read().iter().filter(|(_, groups)| !groups.is_empty()).map(|(lane, _)| *lane).collect()
+    }
+
+    /// Forgets of older groups those that nobody else has any more. Whether there were any.
+    pub(super) fn prune_older(&self, owner: &Owner, me: u32) -> bool {
+        let is_elsewhere = |group: &GroupId| {
+            let first = owner.older.first().map_or(u32::MAX, |older| older.first_epoch);
+            (first..owner.epoch).contains(&group.epoch()) && owner.holder(*group) != me
+        };
+        let mut pruned = false;
+        for groups in self.older.write().values_mut() {
+            let before = groups.len();
+            groups.retain(|group, _| is_elsewhere(group));
+            pruned |= groups.len() < before;
+        }
+        pruned
+    }
+
+    /// The groups that earlier owners have, as they are recorded.
+    pub(super) fn records_of_older(&self) -> Vec<Entry> {
+        let older = self.older.read();
+        let entry = |lane: LaneId, kept: &KeptGroup| Entry::Kept {
+            lane: LaneKey { streamlet: self.place.id(), lane },
+            group: kept.group,
+            first_ordinal: kept.first_ordinal,
+            next_ordinal: kept.next_ordinal,
+        };
+        older.iter().flat_map(|(lane, groups)| groups.values().map(move |kept| entry(*lane, kept))).collect()
+    }
+
+    pub(super) fn is_read(&self) -> bool {
+        self.is_read.load(Ordering::Acquire)
+    }
+}
+
+/// Entries that were to be recorded.
+pub(super) struct Recorded {
+    /// For each of them, in their order: whether it is.
+    pub(super) done: Vec<bool>,
+    /// Why the others are not: the first reason.
+    pub(super) failure: Option<Failure>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Keepers {
+    /// The system stream.
+    pub(super) node: Journal,
+    in_cluster: AtomicBool,
+    kept: RwLock<HashMap<StreamId, BTreeMap<StreamletId, Arc<Kept>>>>,
+    /// Streamlets that are not read yet.
+    unread: AtomicUsize,
+}
+
+impl Keepers {
+    /// Progress is kept with the streamlets.
+    pub(super) fn is_in_cluster(&self) -> bool {
+        self.in_cluster.load(Ordering::Acquire)
+    }
+
+    /// From here on it is.
+    pub(super) fn join_cluster(&self) {
+        self.in_cluster.store(true, Ordering::Release);
+    }
+
+    /// Whether applications are served on a streamlet: how far they are is known.
+    pub(super) fn serves(&self, stream: StreamId, streamlet: StreamletId) -> bool {
+        !self.is_in_cluster() || self.get(stream, streamlet).is_some_and(|kept| kept.is_read())
+    }
+
+    pub(super) fn get(&self, stream: StreamId, streamlet: StreamletId) -> Option<Arc<Kept>> {
+        self.kept.read().get(&stream)?.get(&streamlet).cloned()
+    }
+
+    /// All that are this node's; of one stream.
+    pub(super) fn of_stream(&self, stream: StreamId) -> Vec<Arc<Kept>> {
+        self.kept.read().get(&stream).map_or_else(Vec::new, |of| of.values().cloned().collect())
+    }
+
+    pub(super) fn all(&self) -> Vec<(StreamId, Arc<Kept>)> {
+        let kept = self.kept.read();
+        kept.iter().flat_map(|(stream, of)| of.values().map(|one| (*stream, Arc::clone(one)))).collect()
+    }
+
+    pub(super) fn has_unread(&self) -> bool {
+        self.unread.load(Ordering::Acquire) > 0
+    }
+
+    /// A streamlet is this node's. False: it has been in this owner epoch.
+    pub(super) fn add(&self, stream: StreamId, place: &Arc<Streamlet>, state: Option<&StreamletState>) -> bool {
+        let mut kept = self.kept.write();
+        let (of, epoch) = (kept.entry(stream).or_default(), place.owner_epoch());
+        if of.get(&place.id()).is_some_and(|known| known.epoch == epoch) {
+            return false;
+        }
+        let mut reading = Reading::default();
+        // Where the lane begins behind what was handed over, a copy of all of it has replaced that.
+        let first = place.used_progress_lane().map_or(0, |lane| lane.earliest().1);
+        let handed = |state: &&StreamletState| {
+            let lane = state.lanes.iter().find(|lane| lane.lane == LaneId::PROGRESS);
+            first <= lane.map_or(0, |lane| lane.next_ordinal)
+        };
+        if let Some(state) = state.filter(handed) {
+            reading.replay.chunks(&state.progress);
+            reading.replay.take_kept(state);
+        }
+        let one = Kept {
+            place: Arc::clone(place),
+            epoch,
+            older: RwLock::default(),
+            journal: Journal::default(),
+            reading: Mutex::new(Some(reading)),
+            is_read: AtomicBool::new(false),
+        };
+        let before = of.insert(place.id(), Arc::new(one));
+        if before.is_none_or(|before| before.is_read()) {
+            self.unread.fetch_add(1, Ordering::AcqRel);
+        }
+        true
+    }
+
+    /// A streamlet is another node's. Whether it was this one's, and whether others of its stream still are.
+    pub(super) fn remove(&self, stream: StreamId, streamlet: StreamletId) -> (bool, bool) {
+        let mut kept = self.kept.write();
+        let Some(of) = kept.get_mut(&stream) else { return (false, false) };
+        let gone = of.remove(&streamlet);
+        let others = !of.is_empty();
+        if !others {
+            kept.remove(&stream);
+        }
+        if gone.as_ref().is_some_and(|gone| !gone.is_read()) {
+            self.unread.fetch_sub(1, Ordering::AcqRel);
+        }
+        (gone.is_some(), others)
+    }
+
+    /// A stream is gone.
+    pub(super) fn remove_stream(&self, stream: StreamId) {
+        let of = self.kept.write().remove(&stream).unwrap_or_default();
+        let unread = of.values().filter(|kept| !kept.is_read()).count();
+        self.unread.fetch_sub(unread, Ordering::AcqRel);
+    }
+
+    /// All of a streamlet's progress was read: what changes is recorded from here on. False: it is this node's no more. `reading` was
+    /// taken out of it under its lock.
+    pub(super) fn all_read(&self, stream: StreamId, one: &Arc<Kept>, bytes: u64) -> bool {
+        let kept = self.kept.write();
+        let is_current =
+            kept.get(&stream).and_then(|of| of.get(&one.place.id())).is_some_and(|now| Arc::ptr_eq(now, one));
+        if is_current {
+            one.journal.open_progress(stream, &one.place, bytes);
+            one.is_read.store(true, Ordering::Release);
+            self.unread.fetch_sub(1, Ordering::AcqRel);
+        }
+        is_current
+    }
+
+    /// Refuses while nothing can be recorded.
+    pub(super) fn check_open(&self) -> Result<(), Failure> {
+        if self.is_in_cluster() { Ok(()) } else { self.node.check_open() }
+    }
+
+    /// Records what changes about an application: positions with their streamlets; that it exists or is gone with each of the streamlets that
+    /// are read.
+    pub(super) fn record(&self, name: &str, stream: StreamId, entries: &[Entry], now_ms: i64) -> Recorded {
+        let mut recorded = Recorded { done: vec![true; entries.len()], failure: None };
+        if !self.is_in_cluster() {
+            let written = self.node.append(name, stream, entries, now_ms);
+            recorded.done[written.entries..].fill(false);
+            recorded.failure = written.failure;
+            return recorded;
+        }
+        let mut by_streamlet: BTreeMap<StreamletId, Vec<usize>> = BTreeMap::new();
+        let kept = self.of_stream(stream);
+        let of_all = entries.iter().any(|entry| streamlet_of(entry).is_none());
+        for one in kept.iter().filter(|one| of_all && one.is_read()) {
+            by_streamlet.insert(one.place.id(), Vec::new());
+        }
+        for (at, entry) in entries.iter().enumerate() {
+            match streamlet_of(entry) {
+                Some(streamlet) => by_streamlet.entry(streamlet).or_default().push(at),
+                None => by_streamlet.values_mut().for_each(|of| of.push(at)),
+            }
+        }
+        for (streamlet, of) in by_streamlet {
+            let wanted: Vec<Entry> = of.iter().map(|at| entries[*at]).collect();
+            let one = kept.iter().find(|one| one.place.id() == streamlet);
+            let written = match one {
+                Some(one) => one.journal.append(name, stream, &wanted, now_ms),
+                None => Journal::default().append(name, stream, &wanted, now_ms),
+            };
+            of[written.entries..].iter().for_each(|at| recorded.done[*at] = false);
+            recorded.failure = recorded.failure.or(written.failure);
+        }
+        recorded
+    }
+
+    /// Has an answer wait for everything that was recorded so far of some streamlets, also by others: what a request repeats may not be
+    /// durable yet. A node that is alone waits for all that it has recorded.
+    pub(super) fn wait_for(&self, answer: &mut Answer, stream: StreamId, of: impl Fn(StreamletId) -> bool) {
+        if !self.is_in_cluster() {
+            return self.node.wait_for_all(answer);
+        }
+        let kept = self.kept.read();
+        for (_, one) in kept.get(&stream).into_iter().flatten().filter(|(streamlet, _)| of(**streamlet)) {
+            one.journal.wait_for_all(answer);
+        }
+    }
+}
+
+/// The streamlet that an entry is about; `None`: it is about the application.
+fn streamlet_of(entry: &Entry) -> Option<StreamletId> {
+    match entry {
+        Entry::Exists(_) | Entry::Deleted => None,
+        Entry::Base { lane, .. } | Entry::Ahead { lane, .. } | Entry::Kept { lane, .. } => Some(lane.streamlet),
+    }
+}

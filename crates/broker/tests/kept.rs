@@ -1,0 +1,477 @@
+//! What applications have read in a cluster: kept with the streamlet, found again by whoever owns it next, and given to nobody before.
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use common::*;
+use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
+use kera_broker::{Copies, EndedLog, EndedView, Rebuild, RecoveryProgress};
+use kera_env::{Clock, Disk, ManualClock, MemoryDisk, SeededRandom};
+use kera_format::checksum::crc32c;
+use kera_format::chunk::Chunks;
+use kera_format::vlog_replica::LogId;
+use kera_format::{Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamOptions, StreamletId};
+use kera_log::Lane;
+use kera_protocol::application::AfterCommit::{Done, Keep, Release};
+use kera_protocol::application::LeaveApplication;
+use kera_protocol::{
+    BlockStored, BlocksRead, CommitEntry, CommitOffsets, CommittedOffset, CommittedOffsets, DeleteApplication,
+    FetchOffsets, JoinedApplication, LaneStateList, LaneStates, LeasedGroup, LeasedGroups, NextGroups, Owner,
+    ReadBlocks, ResetOffsets, Start, Status, StoreHead,
+};
+use parking_lot::Mutex;
+use proptest::prelude::*;
+
+const CLUSTER: [u8; 16] = *b"cluster-16-bytes";
+const X: StreamletId = StreamletId(0);
+const APPLICATIONS: [&str; 2] = ["audit", "report"];
+
+#[derive(Default)]
+struct Heard(Mutex<Option<Result<BlockStored, BackupError>>>);
+
+impl StoreDone for Heard {
+    fn stored(&self, _: u64, result: Result<BlockStored, BackupError>) {
+        *self.0.lock() = Some(result);
+    }
+    fn room(&self) {}
+}
+
+/// A backup that is asked by a call.
+struct OneBackup(Arc<Backup>);
+
+impl OneBackup {
+    fn new() -> OneBackup {
+        let config = BackupConfig { file_bytes: 4 << 20, ..BackupConfig::new(CLUSTER, 11) };
+        let disks = vec![Arc::new(MemoryDisk::new()) as Arc<dyn Disk>];
+        let (clock, random) = (Arc::new(ManualClock::new(5)), Arc::new(SeededRandom::new(11)));
+        OneBackup(Backup::open(config, disks, clock, random).expect("a backup").0)
+    }
+
+    /// Has all that a house has of the streamlet, as the log of a lost broker, a few chunks in a block.
+    fn take(&self, house: &House, log: LogId) -> EndedLog {
+        let place = house.log.stream(STREAM).unwrap().streamlet(X).unwrap().clone();
+        let chunks: Vec<Vec<u8>> = place.all_lanes().flat_map(|lane| chunks_of(house, lane)).collect();
+        let mut end = 0;
+        for (block, chunks) in (1..).zip(chunks.chunks(5)) {
+            let bytes = chunks.concat();
+            let head = StoreHead {
+                cluster: CLUSTER,
+                log,
+                view: 1,
+                view_first: 1,
+                block,
+                written_ms: 1,
+                chunk_count: chunks.len() as u32,
+                chunk_bytes: bytes.len() as u32,
+                chunks_checksum: crc32c(&bytes),
+                flags: 0,
+            };
+            let heard = Arc::new(Heard::default());
+            let done = Arc::clone(&heard) as Arc<dyn StoreDone>;
+            if matches!(self.0.store(&head, &bytes, &done, block), Taken::Queued) {
+                self.0.run_once(0);
+                heard.0.lock().take().expect("an answer").expect("it is stored");
+            }
+            end = block;
+        }
+        EndedLog { log, views: vec![EndedView { first: 1, backups: vec![11] }], end }
+    }
+}
+
+impl Copies for OneBackup {
+    fn lane_states(&self, _: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        self.0.lane_states(asked).map_err(|error| error.to_string())
+    }
+    fn read_blocks(&self, _: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        self.0.read_blocks(asked).map_err(|error| error.to_string())
+    }
+}
+
+/// All chunks of a lane as they lie in its segments.
+fn chunks_of(house: &House, lane: &Lane) -> Vec<Vec<u8>> {
+    let mut all = Vec::new();
+    for group in lane.groups(GroupId::NONE, usize::MAX) {
+        for index in group.first_segment.0..=group.last_segment.0 {
+            let id = SegmentId {
+                stream: STREAM,
+                streamlet: X,
+                lane: lane.id(),
+                group: group.id,
+                index: SegmentIndex(index),
+            };
+            let segment = house.log.segment(id).expect("in memory");
+            let chunks = Chunks::new(segment.bytes(128, segment.head()));
+            all.extend(chunks.map(|chunk| chunk.unwrap().as_bytes().to_vec()));
+        }
+    }
+    all
+}
+
+fn owner(node: u32, epoch: u32) -> Owner {
+    Owner { node, epoch, older: Vec::new() }
+}
+
+/// A node of a cluster that owns nothing.
+fn node(number: u32, options: &StreamOptions) -> House {
+    let house = House::with(kera_broker::BrokerConfig { epoch: number * 10, ..config() }, 32 << 20);
+    house.stream(STREAM, options.clone());
+    house.broker.join_cluster(CLUSTER, number);
+    house.broker.place_stream(1, STREAM, vec![owner(99, 1)]).unwrap();
+    house.sink.instant.store(true, Ordering::SeqCst);
+    house
+}
+
+/// A node that owns the streamlet, which nobody has owned.
+fn first_owner(number: u32, options: &StreamOptions) -> House {
+    let house = node(number, options);
+    house.broker.set_owner(2, STREAM, X, owner(number, 2)).unwrap();
+    house.broker.open_streamlet(STREAM, X, 2, None).unwrap();
+    house
+}
+
+/// The next owner of a streamlet whose owner is lost; nothing is rebuilt yet.
+fn takes_over(
+    number: u32,
+    epoch: u32,
+    options: &StreamOptions,
+    logs: &[EndedLog],
+    backup: &OneBackup,
+) -> (House, Rebuild) {
+    let house = node(number, options);
+    house.broker.set_owner(epoch.into(), STREAM, X, owner(number, epoch)).unwrap();
+    let rebuild = house.broker.take_over(&[(STREAM, X, epoch)], logs, backup).unwrap();
+    (house, rebuild)
+}
+
+fn fetch(peer: &mut Peer, application: &str) -> Result<Vec<CommittedOffset>, Status> {
+    peer.send(&FetchOffsets { application: application.into(), stream: STREAM, streamlets: vec![] });
+    let frame = peer.frame();
+    match frame.status() {
+        Status::Ok => Ok(frame.decode::<CommittedOffsets>().offsets),
+        status => Err(status),
+    }
+}
+
+/// One group of one record.
+fn write(peer: &mut Peer) {
+    assert_eq!(statuses(&peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 1, 40 << 10)])), [Status::Ok]);
+}
+
+fn done(group: &LeasedGroup) -> CommitEntry {
+    let cursor = Cursor { position: group.start.position.max(128) + 41_072, ..group.start };
+    commit_entry(group, cursor, group.start_ordinal + 1, Done)
+}
+
+fn all_offsets(peer: &mut Peer) -> Vec<Result<Vec<CommittedOffset>, Status>> {
+    APPLICATIONS.iter().map(|name| fetch(peer, name)).collect()
+}
+
+/// What can be leased, by one member who takes everything: each group and where it begins.
+fn offered(house: &House, name: &str) -> Vec<(GroupId, Cursor, u64)> {
+    let mut peer = house.peer();
+    let joined = peer.join(house, name, Start::Earliest);
+    let groups = peer.next_groups(&joined, 100);
+    let JoinedApplication { application, member, .. } = joined;
+    let _: kera_protocol::Empty = peer.call(&LeaveApplication { application, member });
+    let durable = house.log.stream(STREAM).unwrap().streamlet(X).unwrap().lane(LaneId(0)).unwrap().durable_ordinal();
+    // A group with nothing left in it is offered while it is open, for what may come.
+    let with_more = groups.iter().filter(|group| group.start_ordinal < durable);
+    with_more.map(|group| (group.group, group.start, group.start_ordinal)).collect()
+}
+
+#[test]
+fn the_next_owner_goes_on_from_the_last_commit_and_gives_nothing_before_it_knows_it() {
+    let backup = OneBackup::new();
+    let options = options(1, 1);
+    let first = first_owner(1, &options);
+    let mut peer = first.peer();
+    (0..4).for_each(|_| write(&mut peer));
+    let joined = peer.join(&first, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&first, &joined, &[done(&group)]), [Status::Ok]);
+    let second = peer.next_groups(&joined, 1)[0];
+    assert_eq!(second.start_ordinal, 1);
+    let told = fetch(&mut peer, "report").unwrap();
+
+    let logs = [backup.take(&first, LogId { node: 1, epoch: 10, vlog: 0 })];
+    let (next, rebuild) = takes_over(2, 3, &options, &logs, &backup);
+    let mut peer = next.peer();
+    let mut asking = next.peer();
+    asking.send(&FetchOffsets { application: "report".into(), stream: STREAM, streamlets: vec![] });
+    assert!(asking.frames().is_empty(), "who asks how far it is waits until that is known");
+    let again = peer.join(&next, "report", Start::Earliest);
+    let JoinedApplication { application, member, .. } = again;
+    peer.send(&NextGroups { application, member, max_groups: 1, max_wait_ms: 0 });
+    assert_eq!(peer.frame().status(), Status::NotReady, "it does not say that there is nothing");
+    let mut waiting = next.peer();
+    let other = waiting.join(&next, "report", Start::Earliest);
+    let JoinedApplication { application, member, .. } = other;
+    waiting.send(&NextGroups { application, member, max_groups: 1, max_wait_ms: 600_000 });
+    assert!(waiting.frames().is_empty());
+    // A lease of the lost owner is over, and changes nothing.
+    let late = CommitEntry { lease: second.lease, ..done(&second) };
+    assert_eq!(peer.commit(&next, &again, &[late]), [Status::LeaseLost]);
+
+    next.broker.rebuild(&rebuild, &logs, &backup, &RecoveryProgress::default()).unwrap();
+    asking.run(&next);
+    assert_eq!(asking.frame().decode::<CommittedOffsets>().offsets, told);
+    waiting.run(&next);
+    let given = waiting.frame().decode::<LeasedGroups>().groups;
+    assert_eq!(given.iter().map(|group| (group.group, group.start_ordinal)).collect::<Vec<_>>(), [(second.group, 1)]);
+    assert_eq!(peer.commit(&next, &again, &[late]), [Status::LeaseLost], "not even when the group is leased again");
+    assert_eq!(fetch(&mut peer, "report").unwrap(), told);
+}
+
+#[test]
+fn leases_end_with_the_ownership_and_members_are_told_to_look_elsewhere() {
+    let options = options(1, 1);
+    let house = first_owner(1, &options);
+    let mut peer = house.peer();
+    write(&mut peer);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    house.broker.set_owner(3, STREAM, X, owner(2, 3)).unwrap();
+    let JoinedApplication { application, member, .. } = joined;
+    let commit = CommitOffsets { application, member, entries: vec![done(&group)] };
+    assert_eq!(peer.refused(&commit), Status::UnknownApplication, "it owns nothing of the stream any more");
+    assert_eq!(peer.refused(&join_request("report", STREAM, Start::Earliest)), Status::NotOwner);
+    assert_eq!(
+        peer.refused(&DeleteApplication { application: "report".into(), stream: STREAM }),
+        Status::UnknownApplication
+    );
+}
+
+#[test]
+fn a_commit_that_the_streamlet_did_not_take_is_not_acknowledged() {
+    let options = options(1, 1);
+    let house = first_owner(1, &options);
+    let mut peer = house.peer();
+    (0..2).for_each(|_| write(&mut peer));
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    house.broker.let_go(STREAM, X).unwrap();
+    let JoinedApplication { application, member, .. } = joined;
+    let commit = CommitOffsets { application, member, entries: vec![done(&group)] };
+    assert_eq!(peer.refused(&commit), Status::NotOwner);
+    house.broker.keep_streamlet(STREAM, X).unwrap();
+    assert_eq!(fetch(&mut peer, "report").unwrap(), []);
+    assert_eq!(peer.commit(&house, &joined, &[done(&group)]), [Status::Ok], "the lease is still its own");
+}
+
+#[test]
+fn readers_and_statistics_do_not_see_the_lane_of_progress() {
+    let options = options(1, 1);
+    let house = first_owner(1, &options);
+    let mut peer = house.peer();
+    write(&mut peer);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&house, &joined, &[CommitEntry { after: Keep, ..done(&group) }]), [Status::Ok]);
+    let groups =
+        peer.call(&kera_protocol::AvailableGroups { stream: STREAM, streamlet: X, after: GroupId::NONE, limit: 0 });
+    assert_eq!(groups.groups.len(), 1);
+    let stats = peer.call(&kera_protocol::StreamStats { stream: STREAM, streamlets: vec![], after: None, limit: 0 });
+    assert_eq!(stats.lanes.len(), 1);
+    let at = kera_protocol::Lookup { stream: STREAM, streamlet: X, lane: LaneId::PROGRESS, at: Start::Earliest };
+    assert_eq!(peer.refused(&at), Status::UnknownLane);
+    peer.send(&read_request(&[entry(STREAM, 0, u32::MAX, Cursor::default())], 0));
+    let answer: kera_protocol::ReadChunksResponse = peer.frame().decode();
+    assert_eq!(answer.answers[0].0.status(), Some(Status::UnknownLane));
+}
+
+#[test]
+fn what_is_kept_stays_short_and_is_not_taken_by_the_streams_retention() {
+    let options = StreamOptions { retention_ms: Some(1), retention_bytes: Some(64 << 10), ..options(1, 1) };
+    let house = first_owner(1, &options);
+    let mut peer = house.peer();
+    write(&mut peer);
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    let lane = house.log.stream(STREAM).unwrap().streamlet(X).unwrap().progress_lane().clone();
+    let entry = commit_entry(&group, Cursor { position: 41_200, ..group.start }, 1, Keep);
+    assert_eq!(peer.commit(&house, &joined, &[entry]), [Status::Ok]);
+    let before = fetch(&mut peer, "report").unwrap();
+    for round in 0..6_000 {
+        if round % 500 == 0 {
+            house.clock.advance_ms(5_000);
+            house.broker.tick();
+            house.log.retain(house.clock.now_ms());
+            peer.heartbeat(&joined);
+        }
+        let (application, to) = (format!("application-{}", round % 50), Start::Earliest);
+        let reset = ResetOffsets { application, stream: STREAM, streamlets: vec![], to, dry_run: false };
+        let _: CommittedOffsets = peer.call(&reset);
+    }
+    house.broker.tick();
+    house.log.retain(house.clock.now_ms());
+    let bytes = lane.stats().bytes;
+    assert!(lane.stats().next_ordinal > 6_000 && bytes < 600 << 10, "{bytes} bytes are kept");
+    drop((lane, peer));
+    let restarted = house.restart();
+    restarted.sink.instant.store(true, Ordering::SeqCst);
+    restarted.broker.join_cluster(CLUSTER, 1);
+    restarted.broker.place_stream(1, STREAM, vec![owner(1, 3)]).unwrap();
+    restarted.broker.open_streamlet(STREAM, X, 3, None).unwrap();
+    assert_eq!(fetch(&mut restarted.peer(), "report").unwrap(), before);
+    assert_eq!(fetch(&mut restarted.peer(), "application-49").unwrap().len(), 1);
+}
+
+#[test]
+fn what_a_node_kept_while_it_was_alone_goes_to_its_streamlets() {
+    let house = House::new();
+    house.sink.instant.store(true, Ordering::SeqCst);
+    house.stream(STREAM, options(1, 1));
+    let mut peer = house.peer();
+    (0..2).for_each(|_| write(&mut peer));
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&house, &joined, &[done(&group)]), [Status::Ok]);
+    let told = fetch(&mut peer, "report").unwrap();
+    drop(peer);
+    // It founds a cluster, twice, since the first time it is killed; then the application is deleted for good.
+    let mut house = house;
+    for epoch in [2, 3] {
+        house = house.restart();
+        house.sink.instant.store(true, Ordering::SeqCst);
+        house.broker.join_cluster(CLUSTER, 1);
+        house.broker.place_stream(1, STREAM, vec![owner(1, epoch)]).unwrap();
+        house.broker.open_streamlet(STREAM, X, epoch, None).unwrap();
+        assert_eq!(fetch(&mut house.peer(), "report").unwrap(), told);
+    }
+    let _: kera_protocol::Empty =
+        house.peer().call(&DeleteApplication { application: "report".into(), stream: STREAM });
+    let house = house.restart();
+    house.sink.instant.store(true, Ordering::SeqCst);
+    house.broker.join_cluster(CLUSTER, 1);
+    house.broker.place_stream(1, STREAM, vec![owner(1, 4)]).unwrap();
+    house.broker.open_streamlet(STREAM, X, 4, None).unwrap();
+    assert_eq!(fetch(&mut house.peer(), "report"), Err(Status::UnknownApplication));
+}
+
+/// What happens at an owner.
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Write,
+    Lease(usize),
+    Commit(usize, usize, u8),
+    Reset(usize),
+    Delete(usize),
+    Tick,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let application = 0..APPLICATIONS.len();
+    prop_oneof![
+        3 => Just(Step::Write),
+        3 => application.clone().prop_map(Step::Lease),
+        5 => (application.clone(), 0..8_usize, 0..3_u8).prop_map(|(of, at, after)| Step::Commit(of, at, after)),
+        1 => application.clone().prop_map(Step::Reset),
+        1 => application.prop_map(Step::Delete),
+        1 => Just(Step::Tick),
+    ]
+}
+
+/// Applications at one owner: their members and leases.
+#[derive(Default)]
+struct Members {
+    joined: [Option<JoinedApplication>; 2],
+    leases: [Vec<LeasedGroup>; 2],
+}
+
+impl Members {
+    fn joined(&mut self, house: &House, of: usize) -> JoinedApplication {
+        let join = || house.peer().join(house, APPLICATIONS[of], Start::Earliest);
+        self.joined[of].get_or_insert_with(join).clone()
+    }
+
+    fn run(&mut self, house: &House, step: Step) {
+        let mut peer = house.peer();
+        match step {
+            Step::Write => write(&mut peer),
+            Step::Lease(of) => {
+                let joined = self.joined(house, of);
+                self.leases[of].extend(peer.next_groups(&joined, 2));
+            }
+            Step::Commit(of, at, after) => {
+                let joined = self.joined(house, of);
+                let Some(group) = self.leases[of].get(at).copied() else { return };
+                let entry = match after {
+                    0 => CommitEntry { after: Keep, ..done(&group) },
+                    1 => CommitEntry { after: Release, ..done(&group) },
+                    _ => done(&group),
+                };
+                // An open group is not done.
+                let status = peer.commit(house, &joined, &[entry])[0];
+                assert!(matches!(status, Status::Ok | Status::InvalidArgument), "{status:?}");
+                if status == Status::Ok && after > 0 {
+                    self.leases[of].remove(at);
+                }
+            }
+            Step::Reset(of) => {
+                self.leave(house, of);
+                let (application, to) = (APPLICATIONS[of].into(), Start::Earliest);
+                let reset = ResetOffsets { application, stream: STREAM, streamlets: vec![], to, dry_run: false };
+                let _: CommittedOffsets = peer.call(&reset);
+            }
+            Step::Delete(of) => {
+                self.leave(house, of);
+                peer.send(&DeleteApplication { application: APPLICATIONS[of].into(), stream: STREAM });
+                assert!(matches!(peer.frame().status(), Status::Ok | Status::UnknownApplication));
+            }
+            Step::Tick => {
+                house.broker.tick();
+                house.log.retain(house.clock.now_ms());
+            }
+        }
+    }
+
+    fn leave(&mut self, house: &House, of: usize) {
+        self.leases[of].clear();
+        if let Some(JoinedApplication { application, member, .. }) = self.joined[of].take() {
+            let leave = LeaveApplication { application, member };
+            let _: kera_protocol::Empty = house.peer().call(&leave);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, ..ProptestConfig::default() })]
+
+    /// One owner after the other is lost, at any moment: whoever is next knows exactly what was told last, and offers exactly what the one
+    /// before it would have offered.
+    #[test]
+    fn owners_that_are_lost_lose_nothing_of_what_they_told(
+        rounds in prop::collection::vec(prop::collection::vec(step(), 1..25), 2..4),
+        is_none in any::<bool>(),
+    ) {
+        let options = if is_none { order_none(options(1, 1)) } else { options(1, 1) };
+        let mut house = first_owner(1, &options);
+        let last = rounds.len();
+        for (round, steps) in (1..).zip(rounds) {
+            let mut members = Members::default();
+            for step in steps {
+                members.run(&house, step);
+            }
+            (0..2).for_each(|of| members.leave(&house, of));
+            if round as usize == last {
+                break;
+            }
+            // As it is for whoever is next: a group that was open is closed.
+            house.log.stream(STREAM).unwrap().streamlet(X).unwrap().lane(LaneId(0)).unwrap().close_group();
+            let known: Vec<usize> = (0..2).filter(|of| fetch(&mut house.peer(), APPLICATIONS[*of]).is_ok()).collect();
+            // Looking for what to offer puts together what is done: both have done that when they are compared.
+            let offers: Vec<_> = known.iter().map(|of| offered(&house, APPLICATIONS[*of])).collect();
+            let told = all_offsets(&mut house.peer());
+            let backup = OneBackup::new();
+            let logs = [backup.take(&house, LogId { node: round, epoch: round * 10, vlog: 0 })];
+            let (next, rebuild) = takes_over(round + 1, round + 2, &options, &logs, &backup);
+            next.broker.rebuild(&rebuild, &logs, &backup, &RecoveryProgress::default()).unwrap();
+            let offers_now: Vec<_> = known.iter().map(|of| offered(&next, APPLICATIONS[*of])).collect();
+            prop_assert_eq!(offers_now, offers);
+            prop_assert_eq!(all_offsets(&mut next.peer()), told);
+            house = next;
+        }
+    }
+}
