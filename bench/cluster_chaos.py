@@ -111,6 +111,8 @@ def main():
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between two torments")
     parser.add_argument("--rate", type=int, default=20000, help="records per second")
     parser.add_argument("--arena-bytes", default="512MiB")
+    parser.add_argument("--members", type=int, default=0,
+                        help="so many members of an application read it all as well, while the torments go on")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep data and logs")
     args = parser.parse_args()
@@ -139,12 +141,21 @@ def main():
             time.sleep(args.pause)
         said = producing.communicate()[0].strip()
         print(re.sub(r"; run .*", "", said))
-        consumed = subprocess.run([kera, "verify", "consume", "--log", acks, "--connect", connect], stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, text=True)
+        consume = [kera, "verify", "consume", "--log", acks, "--connect", connect]
+        consumed = subprocess.run(consume, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         print(consumed.stdout.strip()[-2000:])
+        shared = 0
+        if args.members > 0:
+            members = subprocess.Popen(consume + ["--application", "audit", "--consumers", str(args.members)],
+                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            while members.poll() is None:
+                torment(nodes, args.kinds.split(","), chance, done)
+                time.sleep(args.pause)
+            print(members.communicate()[0].strip()[-2000:])
+            shared = members.returncode
         print(f"copies {args.copies}, durability {args.durability}, order {args.order}, seed {args.seed}: "
               + ", ".join(f"{count} x {kind}" for kind, count in sorted(done.items())))
-        failed = consumed.returncode != 0 or producing.returncode != 0
+        failed = consumed.returncode != 0 or producing.returncode != 0 or shared != 0
     finally:
         stop_all(nodes)
         if failed or args.keep:

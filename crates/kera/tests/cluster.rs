@@ -2,54 +2,9 @@
 
 mod common;
 
-use std::net::TcpListener;
-
+use common::members::{Member, cluster, free_ports, live, start_again, three_nodes, voters};
 use common::{Node, Place, eventually};
 use serde_json::Value;
-
-/// Ports that were free a moment ago.
-fn free_ports(count: usize) -> Vec<u16> {
-    let listeners: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
-    listeners.iter().map(|listener| listener.local_addr().expect("its address").port()).collect()
-}
-
-struct Member {
-    place: Place,
-    flags: Vec<String>,
-}
-
-impl Member {
-    fn new(number: usize, native: u16, cluster: u16, join: Option<u16>, more: &[&str]) -> Member {
-        let place = Place::new();
-        let mut flags = place.flags();
-        let listen = flags.iter().position(|flag| flag == "--listen").expect("it is there") + 1;
-        flags[listen] = format!("127.0.0.1:{native}");
-        flags.extend(["--node".into(), number.to_string()]);
-        flags.extend(["--cluster-listen".into(), format!("127.0.0.1:{cluster}")]);
-        if let Some(join) = join {
-            flags.extend(["--join".into(), format!("127.0.0.1:{join}")]);
-        }
-        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
-        Member { place, flags }
-    }
-
-    fn start(&self) -> Node {
-        let mut node = Node::start_flags(&self.flags);
-        for words in ["is silent", "joins again", "cannot join yet", "cannot join again", "waits for the"] {
-            node.expect_warning(words);
-        }
-        node
-    }
-}
-
-fn cluster(node: &Node) -> Value {
-    node.json("status")["cluster"].clone()
-}
-
-fn voters(node: &Node) -> usize {
-    let nodes = cluster(node)["nodes"].as_array().cloned().unwrap_or_default();
-    nodes.iter().filter(|node| node["votes"] == true).count()
-}
 
 #[test]
 fn three_nodes_agree_on_streams_and_another_leads_when_the_leader_is_killed() {
@@ -124,30 +79,6 @@ fn a_node_that_was_alone_brings_its_streams_along_and_one_that_differs_is_refuse
     assert_eq!(node.stop(), 0);
     let said = common::stderr(&common::run(first.place.flags()));
     assert!(said.contains("part of a cluster"), "{said}");
-}
-
-/// Three nodes, told to take all warnings that a loss brings.
-fn three_nodes(ports: &[u16]) -> (Vec<Member>, Vec<Option<Node>>) {
-    let members: Vec<Member> =
-        (0..3).map(|at| Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), &[])).collect();
-    let mut nodes: Vec<Option<Node>> = members.iter().map(|member| Some(member.start())).collect();
-    for node in nodes.iter_mut().flatten() {
-        node.expect_warning("");
-    }
-    eventually("three coordinators that vote", || nodes.iter().flatten().all(|node| voters(node) == 3));
-    (members, nodes)
-}
-
-fn start_again(member: &Member) -> Node {
-    let mut node = member.start();
-    node.expect_warning("");
-    node
-}
-
-/// Nodes that are live, as one of them sees it.
-fn live(node: &Node) -> usize {
-    let nodes = cluster(node)["nodes"].as_array().cloned().unwrap_or_default();
-    nodes.iter().filter(|node| node["state"] == "live").count()
 }
 
 /// Who owns something, from 0; the first one if there are several.

@@ -2,6 +2,8 @@
 //! be there.
 #![allow(dead_code, unreachable_pub, reason = "every test file uses some of it")]
 
+pub mod members;
+
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;

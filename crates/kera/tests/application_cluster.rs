@@ -1,0 +1,102 @@
+//! An application of several members over three nodes: what its members have committed survives the loss of owners, and never moves back.
+
+mod common;
+
+use std::collections::{BTreeMap, HashSet};
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use common::members::{cluster, free_ports, live, start_again, three_nodes};
+use common::{Node, eventually};
+use serde_json::Value;
+
+const RECORDS: u64 = 30_000;
+
+/// How far the application is in each streamlet, as the owners tell; nothing while one of them cannot be asked.
+fn committed(node: &Node) -> Option<BTreeMap<u64, u64>> {
+    let output = node.run("application describe audit --stream copied --json");
+    let description: Value = serde_json::from_slice(&output.stdout).ok().filter(|_| output.status.success())?;
+    let lanes = description["lanes"].as_array()?;
+    let of = |lane: &Value| Some((lane["streamlet"].as_u64()?, lane["committed_ordinal"].as_u64()?));
+    Some(lanes.iter().filter_map(of).collect())
+}
+
+/// Asks how far it is, and checks that it is nowhere behind where it was.
+fn look(node: &Node, before: &mut BTreeMap<u64, u64>) -> u64 {
+    for (streamlet, ordinal) in committed(node).unwrap_or_default() {
+        let known = before.entry(streamlet).or_default();
+        assert!(ordinal >= *known, "streamlet {streamlet} moved back from {known} to {ordinal}");
+        *known = ordinal;
+    }
+    before.values().sum()
+}
+
+fn member(all: &str, number: u32, to: &std::path::Path) -> Child {
+    let line = format!("consume copied --application audit --follow --format json --connect {all}");
+    let out = std::fs::File::create(to).expect("a file");
+    let mut command = common::kera(line.split_whitespace());
+    let started = command.stdout(out).stderr(Stdio::null()).spawn();
+    started.unwrap_or_else(|error| panic!("member {number}: {error}"))
+}
+
+#[test]
+fn members_read_everything_and_their_commits_survive_owners_that_are_killed() {
+    let ports = free_ports(6);
+    let (members, mut nodes) = three_nodes(&ports);
+    let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
+    nodes[0].as_ref().unwrap().ok("stream create copied --streamlets 6 --replication 3");
+    let files: Vec<_> = (0..3).map(|at| members[0].place.file(&format!("read-{at}"))).collect();
+    let mut readers: Vec<Child> = (0..).zip(&files).map(|(number, file)| member(&all, number, file)).collect();
+    let log = members[0].place.file("acks").display().to_string();
+    let line = format!("verify produce --stream copied --log {log} --records {RECORDS} --rate 5000 --connect {all}");
+    let mut producing = common::kera(line.split_whitespace());
+    let mut producing = producing.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the binary runs");
+
+    let mut before = BTreeMap::new();
+    for lost in [1, 0, 1] {
+        let other = nodes[2].as_ref().expect("it runs");
+        let at_first = look(other, &mut before);
+        eventually("commits go on", || committed(other).is_some_and(|now| now.values().sum::<u64>() > at_first + 500));
+        look(other, &mut before);
+        nodes[lost].take().expect("it runs").kill();
+        let other = nodes[2].as_ref().expect("it runs");
+        eventually("nothing waits for it", || {
+            let status = cluster(other);
+            status["nodes"][lost]["state"] == "lost" && status["waiting_streamlets"] == 0
+        });
+        look(other, &mut before);
+        nodes[lost] = Some(start_again(&members[lost]));
+        eventually("it is back", || live(nodes[2].as_ref().expect("it runs")) == 3);
+    }
+    assert!(producing.wait().expect("it ends").success());
+    // One of the members goes away without a word: the others get its groups.
+    let mut gone = readers.remove(1);
+    gone.kill().expect("it runs");
+    let _ = gone.wait();
+    let other = nodes[2].as_ref().expect("it runs");
+    let began = std::time::Instant::now();
+    while look(other, &mut before) < RECORDS {
+        assert!(
+            began.elapsed() < Duration::from_secs(60),
+            "{} of {RECORDS} are committed: {before:?}",
+            before.values().sum::<u64>()
+        );
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(before.values().sum::<u64>(), RECORDS, "each acknowledged record is there once");
+    for mut reader in readers {
+        reader.kill().expect("it runs");
+        let _ = reader.wait();
+    }
+    let mut read = HashSet::new();
+    for file in &files {
+        let text = std::fs::read_to_string(file).expect("what a member printed");
+        // The last line of one that was killed may be cut.
+        for line in text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok()) {
+            read.insert((line["streamlet"].as_u64().unwrap(), line["ordinal"].as_u64().unwrap()));
+        }
+    }
+    assert_eq!(read.len() as u64, RECORDS, "what is committed was read");
+    let listed: Value = serde_json::from_str(&other.ok("application list --json")).expect("a list");
+    assert_eq!((listed[0]["name"].as_str(), listed[0]["lag"].as_u64()), (Some("audit"), Some(0)), "{listed}");
+}

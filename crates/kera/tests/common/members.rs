@@ -1,0 +1,76 @@
+//! Nodes of a cluster in processes on this machine.
+
+use std::net::TcpListener;
+
+use serde_json::Value;
+
+use super::{Node, Place, eventually};
+
+/// Ports that were free a moment ago.
+pub fn free_ports(count: usize) -> Vec<u16> {
+    let listeners: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
+    listeners.iter().map(|listener| listener.local_addr().expect("its address").port()).collect()
+}
+
+/// A node that can be started again.
+pub struct Member {
+    pub place: Place,
+    pub flags: Vec<String>,
+}
+
+impl Member {
+    pub fn new(number: usize, native: u16, cluster: u16, join: Option<u16>, more: &[&str]) -> Member {
+        let place = Place::new();
+        let mut flags = place.flags();
+        let listen = flags.iter().position(|flag| flag == "--listen").expect("it is there") + 1;
+        flags[listen] = format!("127.0.0.1:{native}");
+        flags.extend(["--node".into(), number.to_string()]);
+        flags.extend(["--cluster-listen".into(), format!("127.0.0.1:{cluster}")]);
+        if let Some(join) = join {
+            flags.extend(["--join".into(), format!("127.0.0.1:{join}")]);
+        }
+        flags.extend(more.iter().map(|flag| (*flag).to_owned()));
+        Member { place, flags }
+    }
+
+    pub fn start(&self) -> Node {
+        let mut node = Node::start_flags(&self.flags);
+        for words in ["is silent", "joins again", "cannot join yet", "cannot join again", "waits for the"] {
+            node.expect_warning(words);
+        }
+        node
+    }
+}
+
+pub fn cluster(node: &Node) -> Value {
+    node.json("status")["cluster"].clone()
+}
+
+pub fn voters(node: &Node) -> usize {
+    let nodes = cluster(node)["nodes"].as_array().cloned().unwrap_or_default();
+    nodes.iter().filter(|node| node["votes"] == true).count()
+}
+
+/// Three nodes, told to take all warnings that a loss brings.
+pub fn three_nodes(ports: &[u16]) -> (Vec<Member>, Vec<Option<Node>>) {
+    let members: Vec<Member> =
+        (0..3).map(|at| Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), &[])).collect();
+    let mut nodes: Vec<Option<Node>> = members.iter().map(|member| Some(member.start())).collect();
+    for node in nodes.iter_mut().flatten() {
+        node.expect_warning("");
+    }
+    eventually("three coordinators that vote", || nodes.iter().flatten().all(|node| voters(node) == 3));
+    (members, nodes)
+}
+
+pub fn start_again(member: &Member) -> Node {
+    let mut node = member.start();
+    node.expect_warning("");
+    node
+}
+
+/// Nodes that are live, as one of them sees it.
+pub fn live(node: &Node) -> usize {
+    let nodes = cluster(node)["nodes"].as_array().cloned().unwrap_or_default();
+    nodes.iter().filter(|node| node["state"] == "live").count()
+}
