@@ -4,6 +4,8 @@
 #
 #   franz-go-tests.sh KERA            all of them, a part at a time
 #   franz-go-tests.sh KERA chaos      the chains again, with connections that are cut every second
+#   franz-go-tests.sh KERA cluster    protocol and groups against three nodes, with three copies of everything; transactions are
+#                                     refused in a cluster
 #   franz-go-tests.sh KERA NAME       the tests whose names match
 #
 # Needs Go. The source comes as a Go module, of the version in franz-go/go.mod.
@@ -28,8 +30,14 @@ go test -c -o "$built/kgo.test" .
 
 # shellcheck source=/dev/null
 . "$here/node.sh"
-start_node "$kera"
-export KGO_SEEDS=$address KGO_TEST_RF=1 KGO_LOG_LEVEL=none
+copies=1
+if [ "$which" = cluster ]; then
+  start_cluster "$kera"
+  copies=3
+else
+  start_node "$kera"
+fi
+export KGO_SEEDS=$address KGO_TEST_RF=$copies KGO_LOG_LEVEL=none
 failed=0
 part() { # name, arguments of the test
   local log="$built/kgo-$1.log"
@@ -42,6 +50,10 @@ case $which in
     part protocol -test.skip '^(TestGroupETL|TestTxnEtl|TestShareGroup.*)$'
     part groups -test.run '^TestGroupETL$'
     part transactions -test.run '^TestTxnEtl$'
+    ;;
+  cluster)
+    part cluster-protocol -test.skip '^(TestGroupETL|TestTxnEtl|TestShareGroup.*|.*Txn.*|.*Transact.*)$'
+    part cluster-groups -test.run '^TestGroupETL$'
     ;;
   chaos)
     export KGO_TEST_CHAOS=1

@@ -1,6 +1,7 @@
 # Sourced by the scripts beside it: a node of its own on loopback, which ends with the script.
 #
 # start_node KERA [ARGUMENT ...]   starts it; its Kafka address is in $address, what it says in $node_dir/log
+# start_cluster KERA               three nodes instead; $address has all three, a list with commas between
 
 node=
 node_dir=$(mktemp -d)
@@ -21,6 +22,21 @@ start_node() {
   for _ in $(seq 100); do
     address=$(sed -n 's/.*"message":"ready".*"kafka":"\([^"]*\)".*/\1/p' "$node_dir/log" | head -1)
     if [ -n "$address" ]; then return; fi
+    sleep 0.1
+  done
+  cat "$node_dir/log" >&2
+  return 1
+}
+
+# The ports are the process's own: several runs at once do not meet.
+start_cluster() {
+  local kera=$1 port=$((20000 + $$ % 1000 * 9))
+  "$kera" cluster up --nodes 3 --data "$node_dir/data" --arena-bytes 256MiB --port "$port" --kafka-port $((port + 3)) \
+    --cluster-port $((port + 6)) >"$node_dir/log" 2>&1 &
+  node=$!
+  address=127.0.0.1:$((port + 3)),127.0.0.1:$((port + 4)),127.0.0.1:$((port + 5))
+  for _ in $(seq 200); do
+    if "$kera" status --json --connect "127.0.0.1:$port" 2>/dev/null | grep -o '"state": *"live"' | wc -l | grep -qx 3; then return; fi
     sleep 0.1
   done
   cat "$node_dir/log" >&2

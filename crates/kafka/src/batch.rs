@@ -15,7 +15,7 @@ pub(crate) use kera_format::kafka_batch::{CHECKED_FROM, KAFKA_BATCH_HEADER_BYTES
 
 /// What is patched on the way out: base offset, length, leader epoch.
 pub(crate) const PATCHED_BYTES: usize = 16;
-/// The leader epoch of every partition: a partition does not move while there is one node.
+/// The leader epoch that batches are kept with; they are told with that of the group that they are in.
 pub(crate) const LEADER_EPOCH: i32 = 0;
 /// The least that a record takes: its length, attributes, two deltas, two lengths and a count, a byte each.
 const RECORD_BYTES_MIN: usize = 7;

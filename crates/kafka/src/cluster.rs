@@ -111,6 +111,9 @@ pub(crate) fn alter_reassignments(
         match partition.replicas.as_deref() {
             None => Some((ResponseError::NoReassignmentInProgress, "nothing is being moved")),
             Some([broker]) if broker.0 == door.node_id() => None,
+            Some(_) if door.is_in_cluster() => {
+                Some((ResponseError::InvalidReplicaAssignment, "a cluster's partitions are not moved by Kafka's tools"))
+            }
             Some(_) => Some((ResponseError::InvalidReplicaAssignment, "there is one node: the replicas are [1]")),
         }
     };

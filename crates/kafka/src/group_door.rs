@@ -4,7 +4,7 @@
 //! answered and hands it to the connections it is for; an answer that rests on what was recorded waits there until that is
 //! durable. Each [part](crate::group_parts) of the groups has a coordinator of its own; a request about groups of several is answered once.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -46,6 +46,10 @@ const FOLLOW: Duration = Duration::from_millis(20);
 const COPIES_MAX: usize = 3;
 /// For how long more nodes are waited for before it is kept in fewer copies.
 const NODES_WAIT_MS: u64 = 10_000;
+/// How often topics that are gone are looked for, in looks at whose the groups are.
+const TOPICS_LOOKS: u32 = 50;
+/// What producers with a transactional id are told in a cluster.
+const NO_TRANSACTIONS: &str = "a cluster serves no transactions yet, a node that is alone does";
 /// From this version on OffsetFetch asks for several groups.
 const VERSION_FETCH_MANY: i16 = 8;
 /// From this version on clients know the error that says that their transaction has to be aborted.
@@ -408,12 +412,9 @@ impl GroupDoor {
         }
     }
 
-    /// Reads the groups of a streamlet, and serves them.
-    #[cfg(test)]
-    pub(crate) fn read(&self, load: &Load, go_on: impl Fn() -> bool) {
-        if let Some(part) = load.run(go_on) {
-            self.parts.loaded(load, part);
-        }
+    /// The groups of a streamlet are read: they are served, if they are still this node's.
+    pub(crate) fn loaded(&self, load: &Load, part: Arc<Part>) {
+        self.parts.loaded(load, part);
     }
 
     /// The streamlet of a group in a cluster.
@@ -515,14 +516,22 @@ fn copy(log: &StateLog<kera_format::kafka_groups::Entry>, coordinator: &Coordina
 /// The thread that follows whose the groups are. It ends when the door is gone, and so do those that read for it.
 pub(crate) fn follow(door: &Weak<Door>) {
     let mut readers: Vec<JoinHandle<()>> = Vec::new();
+    let (mut topics, mut looks) = (BTreeSet::new(), 0_u32);
     while let Some(strong) = door.upgrade() {
+        if looks.is_multiple_of(TOPICS_LOOKS) {
+            // Topics are deleted at any node, and their offsets forgotten at each.
+            let now: BTreeSet<String> = strong.catalog.infos().into_iter().map(|info| info.name).collect();
+            topics.difference(&now).for_each(|gone: &String| strong.groups.topic_deleted(gone));
+            topics = now;
+        }
+        looks = looks.wrapping_add(1);
         for load in strong.groups.follow(&strong.catalog, &strong.broker) {
             let weak = Weak::clone(door);
             let thread = std::thread::Builder::new().name("kera-kafka-load".into()).stack_size(1 << 20);
             let read = move || {
                 let part = load.run(|| weak.strong_count() > 0);
                 if let (Some(part), Some(door)) = (part, weak.upgrade()) {
-                    door.groups.parts.loaded(&load, part);
+                    door.groups.loaded(&load, part);
                 }
             };
             match thread.spawn(read) {
@@ -588,10 +597,13 @@ pub(crate) fn find_coordinator(door: &Door, version: i16, asked: FindCoordinator
         Ok((node, host, port)) => (0, BrokerId(node), StrBytes::from_string(host), port),
         Err(error) => (error.code(), BrokerId(-1), StrBytes::default(), -1),
     };
+    let refused = asked.key_type == TRANSACTION && door.is_in_cluster();
+    let why = refused.then(|| StrBytes::from_static_str(NO_TRANSACTIONS));
     if version < VERSION_KEYS {
         let (error, node, host, port) = find(&asked.key);
         return FindCoordinatorResponse::default()
             .with_error_code(error)
+            .with_error_message(why)
             .with_node_id(node)
             .with_host(host)
             .with_port(port);
@@ -599,7 +611,7 @@ pub(crate) fn find_coordinator(door: &Door, version: i16, asked: FindCoordinator
     let found = asked.coordinator_keys.iter().map(|key| {
         let (error, node, host, port) = find(key);
         let found = Found::default().with_key(key.clone()).with_node_id(node).with_host(host).with_port(port);
-        found.with_error_code(error)
+        found.with_error_code(error).with_error_message(why.clone())
     });
     FindCoordinatorResponse::default().with_coordinators(found.collect())
 }

@@ -16,6 +16,7 @@ use kafka_protocol::messages::{
     DescribeProducersRequest, DescribeProducersResponse, ProducerId, TopicName,
 };
 use kafka_protocol::protocol::StrBytes;
+use kera_log::Tenure;
 
 use crate::door::{After, Door};
 use crate::floors::first_offset;
@@ -74,6 +75,9 @@ pub(crate) fn describe_producers(door: &Door, asked: &DescribeProducersRequest) 
             let Some(lane) = topic.as_ref().and_then(|topic| topic.lane(*index)) else {
                 return answer.with_error_code(ResponseError::UnknownTopicOrPartition.code());
             };
+            if lane.tenure() == Tenure::Elsewhere {
+                return answer.with_error_code(ResponseError::NotLeaderOrFollower.code());
+            }
             let of = door.transactions.partitions.get(lane.stream_id(), *index);
             let open: BTreeMap<i64, u64> = of.map(|of| of.lock().producers().collect()).unwrap_or_default();
             let producers = lane.producers(PRODUCERS_MAX).into_iter().map(|known| {
@@ -106,6 +110,9 @@ pub(crate) fn delete_records(door: &Door, asked: &DeleteRecordsRequest) -> (Dele
             let Some(lane) = known.as_ref().and_then(|topic| topic.lane(partition.partition_index)) else {
                 return refused(ResponseError::UnknownTopicOrPartition);
             };
+            if lane.tenure() == Tenure::Elsewhere {
+                return refused(ResponseError::NotLeaderOrFollower);
+            }
             let end = lane.durable_ordinal();
             let wanted = if partition.offset == END { Some(end) } else { u64::try_from(partition.offset).ok() };
             let Some(wanted) = wanted.filter(|wanted| *wanted <= end) else {

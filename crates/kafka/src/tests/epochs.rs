@@ -1,6 +1,8 @@
 //! Epochs of leaders: what clients are told of them, and who is refused because of them.
 
 use kafka_protocol::ResponseError as Code;
+use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
+use kafka_protocol::messages::describe_producers_request::TopicRequest;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::offset_for_leader_epoch_request::{OffsetForLeaderPartition, OffsetForLeaderTopic};
@@ -25,6 +27,7 @@ fn led_twice() -> World {
     (0..2).for_each(|at| assert_eq!(world.plain("t", 0), at));
     broker.set_owner(2, stream, StreamletId(0), owner(OTHER, 7)).unwrap();
     assert_eq!(world.ends(-1, 5), (Code::NotLeaderOrFollower.code(), -1, -1));
+    assert_eq!(world.asked_elsewhere(), [Code::NotLeaderOrFollower.code(); 2]);
     broker.set_owner(3, stream, StreamletId(0), owner(ME, 9)).unwrap();
     broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
     (2..4).for_each(|at| assert_eq!(world.plain("t", 0), at));
@@ -32,6 +35,16 @@ fn led_twice() -> World {
 }
 
 impl World {
+    /// The errors of requests about what a partition holds, to who does not lead it.
+    fn asked_elsewhere(&mut self) -> [i16; 2] {
+        let one = DeleteRecordsPartition::default().with_offset(1);
+        let one = DeleteRecordsTopic::default().with_name(topic("t")).with_partitions(vec![one]);
+        let deleted = self.call(1, &DeleteRecordsRequest::default().with_topics(vec![one]));
+        let one = TopicRequest::default().with_name(topic("t")).with_partition_indexes(vec![0]);
+        let producers = self.call(0, &DescribeProducersRequest::default().with_topics(vec![one]));
+        [deleted.topics[0].partitions[0].error_code, producers.topics[0].partitions[0].error_code]
+    }
+
     /// What OffsetForLeaderEpoch says of an epoch to who takes `known` for the current one: error, epoch, offset.
     fn ends(&mut self, known: i32, epoch: i32) -> (i16, i32, i64) {
         let one = OffsetForLeaderPartition::default().with_partition(0).with_current_leader_epoch(known);

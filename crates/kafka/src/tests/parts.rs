@@ -74,7 +74,9 @@ impl World {
     fn read(&mut self) {
         let door = self.running().door.clone();
         for load in self.follow() {
-            door.groups.read(&load, || true);
+            if let Some(part) = load.run(|| true) {
+                door.groups.loaded(&load, part);
+            }
         }
     }
 
@@ -107,6 +109,24 @@ impl World {
     }
 }
 
+#[test]
+fn a_cluster_refuses_transactions_with_a_reason() {
+    let (mut world, _) = shared();
+    let asked = FindCoordinatorRequest::default().with_key_type(1);
+    let old = world.call(1, &asked.clone().with_key(text("id")));
+    let new = world.call(4, &asked.with_coordinator_keys(vec![text("id")]));
+    let new = &new.coordinators[0];
+    for (error, node, why) in
+        [(old.error_code, old.node_id, &old.error_message), (new.error_code, new.node_id, &new.error_message)]
+    {
+        assert_eq!((error, node.0), (42, -1));
+        assert!(why.as_ref().is_some_and(|why| why.contains("no transactions")), "{why:?}");
+    }
+    let id = Some(TransactionalId(text("id")));
+    let answer = world.call(3, &InitProducerIdRequest::default().with_transactional_id(id));
+    assert_eq!((answer.error_code, answer.producer_id.0), (NOT_COORDINATOR, -1));
+}
+
 fn told<const N: usize>(told: [(&GroupId, Result<i64, i16>); N]) -> BTreeMap<String, Result<i64, i16>> {
     told.into_iter().map(|(group, told)| (group.to_string(), told)).collect()
 }
@@ -129,7 +149,9 @@ fn a_request_about_groups_of_several_parts_is_answered_once() {
     let listed = world.call(2, &ListGroupsRequest::default());
     assert_eq!((listed.error_code, listed.groups.len()), (LOADING, 0));
     let door = world.running().door.clone();
-    loads.iter().for_each(|load| door.groups.read(load, || true));
+    for load in &loads {
+        door.groups.loaded(load, load.run(|| true).expect("it is here"));
+    }
 
     assert_eq!((world.commit(mine, 1), world.commit(second, 2), world.commit(other, 3)), (0, 0, NOT_COORDINATOR));
     let expected = told([(mine, Ok(1)), (second, Ok(2)), (other, Err(NOT_COORDINATOR)), (&groups[2][1], Ok(-1))]);
@@ -155,6 +177,8 @@ fn an_answer_about_several_parts_waits_for_all_of_them() {
     let gone = DeleteGroupsRequest::default().with_groups_names(vec![mine.clone(), second.clone()]);
     world.send(1, &gone);
     assert!(world.answer::<DeleteGroupsRequest>(1).is_none(), "neither is durable");
+    world.sink.release_first(1);
+    assert!(world.answer::<DeleteGroupsRequest>(1).is_none(), "the second one is not");
     world.sink.release();
     assert!(world.answer::<DeleteGroupsRequest>(1).is_some());
 }
@@ -191,11 +215,21 @@ fn groups_come_and_go_with_their_streamlet() {
     // The streamlet goes again while it is read: what was read is not served.
     broker.set_owner(4, stream, StreamletId(0), owner(OTHER, 8)).unwrap();
     let door = world.running().door.clone();
-    door.groups.read(&loads[0], || true);
+    assert!(loads[0].run(|| true).is_none());
     world.read();
     assert_eq!(world.offsets(&[first]), told([(first, Err(NOT_COORDINATOR))]));
+    // The same when it goes behind the end of reading.
     broker.set_owner(5, stream, StreamletId(0), owner(ME, 9)).unwrap();
     broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
+    let loads = world.follow();
+    let part = loads[0].run(|| true).expect("it is here");
+    broker.set_owner(6, stream, StreamletId(0), owner(OTHER, 10)).unwrap();
+    assert!(world.follow().is_empty());
+    door.groups.loaded(&loads[0], part);
+    assert_eq!(world.offsets(&[first]), told([(first, Err(NOT_COORDINATOR))]));
+
+    broker.set_owner(7, stream, StreamletId(0), owner(ME, 11)).unwrap();
+    broker.open_streamlet(stream, StreamletId(0), 11, None).unwrap();
     world.read();
     assert_eq!(world.offsets(&[first]), told([(first, Ok(7))]));
 }

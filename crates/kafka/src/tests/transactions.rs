@@ -40,14 +40,21 @@ struct HeldState {
 
 impl Held {
     pub(super) fn release(&self) {
-        let (pending, last) = {
+        let count = self.state.lock().pending.len();
+        self.release_first(count);
+    }
+
+    /// Makes durable what was appended first.
+    pub(super) fn release_first(&self, count: usize) {
+        let (released, durable) = {
             let mut state = self.state.lock();
-            (std::mem::take(&mut state.pending), state.last)
+            let released: Vec<_> = state.pending.drain(..count).collect();
+            (released, state.last - state.pending.len() as u64)
         };
-        kera_log::made_durable(&pending);
+        kera_log::made_durable(&released);
         let waiters = {
             let mut state = self.state.lock();
-            state.durable = state.durable.max(last);
+            state.durable = state.durable.max(durable);
             std::mem::take(&mut state.waiters)
         };
         waiters.iter().filter_map(std::sync::Weak::upgrade).for_each(|waiter| waiter.advanced(0));
