@@ -48,6 +48,7 @@ fn records_arrive_in_order_and_are_reported() {
         for report in reports.lock().unwrap().iter() {
             assert_eq!(report.result.as_ref().unwrap().base_ordinal, Some(next));
             assert!(report.bytes <= 200);
+            assert_eq!(report.first_record, next);
             next += u64::from(report.records);
         }
         assert_eq!(next, 1_000);
@@ -103,7 +104,13 @@ fn a_lost_acknowledgement_is_retried_and_appended_once() {
         let stats = producer.stats();
         assert!(stats.duplicate_chunks > 0 && stats.retried_chunks > 0 && stats.reconnects >= 3, "{stats:?}");
         assert_eq!(stats.acknowledged_records, 500);
-        assert!(reports.lock().unwrap().iter().all(|report| report.result.is_ok()));
+        let reports = reports.lock().unwrap();
+        assert!(reports.iter().all(|report| report.result.is_ok()));
+        // Whenever it is reported, each says where it is: in a streamlet with one lane that is the number of its first record.
+        let known =
+            reports.iter().filter_map(|report| Some((report.first_record, report.result.as_ref().ok()?.base_ordinal?)));
+        assert!(known.clone().count() > 0 && known.clone().all(|(first, ordinal)| first == ordinal));
+        drop(reports);
         assert!(server.fake.state().epochs.values().all(|epoch| *epoch == 0), "retries need no other epoch");
     });
 }

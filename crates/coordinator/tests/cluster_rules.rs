@@ -440,3 +440,22 @@ fn the_counters_of_a_single_node_come_along_at_the_founding_only() {
     state.apply(&state.plan_found([9; 16], &join(1), 0).unwrap()[0]).unwrap();
     assert!(state.apply(&ClusterEntry::Catalog(counters)).unwrap_err().to_string().contains("for snapshots"));
 }
+
+#[test]
+fn an_older_view_that_nobody_needs_has_no_backups_and_the_newest_keeps_its_own() {
+    let mut cluster = Cluster::new();
+    cluster.view(LOG, 1, 1, &[2]);
+    cluster.refuses(ClusterEntry::ViewGivenUp { log: LOG, view: 1 }, "none of its older ones");
+    cluster.view(LOG, 2, 50, &[3]);
+    cluster.refuses(ClusterEntry::ViewGivenUp { log: LOG, view: 0 }, "none of its older ones");
+    cluster.refuses(ClusterEntry::ViewGivenUp { log: LOG, view: 2 }, "none of its older ones");
+    let entries = cluster.0.plan_give_up_view(LOG, 1).unwrap();
+    assert_eq!(entries, [ClusterEntry::ViewGivenUp { log: LOG, view: 1 }]);
+    cluster.apply(&entries);
+    assert_eq!(cluster.0.plan_give_up_view(LOG, 1).unwrap(), []);
+    let views: Vec<_> = cluster.0.logs()[&LOG].views.iter().map(|view| (view.first, view.backups.len())).collect();
+    assert_eq!(views, [(1, 0), (50, 1)]);
+    cluster.view(LOG, 3, 60, &[2]);
+    cluster.fence(1);
+    cluster.refuses(ClusterEntry::ViewGivenUp { log: LOG, view: 2 }, "is fenced");
+}

@@ -246,6 +246,13 @@ pub enum ClusterEntry {
         /// Its epoch.
         epoch: u32,
     },
+    /// Nobody needs the blocks of an older view of a log any more.
+    ViewGivenUp {
+        /// Which log.
+        log: LogName,
+        /// Which view.
+        view: u32,
+    },
     /// In a snapshot: what the other entries do not tell.
     ClusterCounters {
         /// The number of the next move.
@@ -374,6 +381,7 @@ impl ClusterEntry {
             ClusterEntry::Applied { .. } => 34,
             ClusterEntry::Membership { .. } => 35,
             ClusterEntry::StreamletsRebuilt { .. } => 36,
+            ClusterEntry::ViewGivenUp { .. } => 37,
         }
     }
 
@@ -439,6 +447,9 @@ impl ClusterEntry {
             }
             ClusterEntry::BackupAdded { log, view, backup } => {
                 out.log(log).u32(*view).u32(*backup);
+            }
+            ClusterEntry::ViewGivenUp { log, view } => {
+                out.log(log).u32(*view);
             }
             ClusterEntry::LogEnded { log, end } => {
                 out.log(log).u64(*end);
@@ -607,9 +618,10 @@ impl ClusterEntry {
                 node: body.u32()?,
                 epoch: body.u32()?,
             },
+            37 => ClusterEntry::ViewGivenUp { log: body.log()?, view: body.u32()? },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 36" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37" });
             }
         })
     }
@@ -671,6 +683,7 @@ pub fn examples() -> Vec<(&'static str, ClusterEntry)> {
         ("move noted", ClusterEntry::MoveNoted { number: 4, stream, streamlet: 1, from: 1, to: 2 }),
         ("move called off", ClusterEntry::MoveCalledOff { number: 4 }),
         ("streamlets rebuilt", ClusterEntry::StreamletsRebuilt { stream, first: 1, count: 3, node: 2, epoch: 7 }),
+        ("view given up", ClusterEntry::ViewGivenUp { log, view: 1 }),
         ("cluster counters", ClusterEntry::ClusterCounters { next_move: 5, next_owner_epoch: 11 }),
         ("applied", ClusterEntry::Applied { place }),
         (

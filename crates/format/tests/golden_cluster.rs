@@ -64,6 +64,7 @@ fn body_of(entry: &ClusterEntry) -> &'static str {
         ClusterEntry::MoveNoted { .. } => "number:8 stream:8 streamlet:4 from:4 to:4",
         ClusterEntry::MoveCalledOff { .. } => "number:8",
         ClusterEntry::StreamletsRebuilt { .. } => "stream:8 first:4 count:4 node:4 epoch:4",
+        ClusterEntry::ViewGivenUp { .. } => "log.node:4 log.epoch:4 log.log:4 view:4",
         ClusterEntry::ClusterCounters { .. } => "next_move:8 next_owner_epoch:4",
         ClusterEntry::Applied { .. } => "place.term:8 place.leader:8 place.index:8",
         ClusterEntry::Membership { .. } => {

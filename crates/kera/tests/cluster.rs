@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::members::{Member, cluster, free_ports, live, start_again, three_nodes, voters};
+use common::members::{Member, cluster, free_ports, live, some_nodes, start_again, three_nodes, voters};
 use common::{Node, Place, eventually};
 use serde_json::Value;
 
@@ -128,6 +128,49 @@ fn what_was_acknowledged_survives_brokers_that_are_killed_and_one_that_is_frozen
     assert!(consumed.status.success(), "{}{}", common::stdout(&consumed), common::stderr(&consumed));
     assert!(
         common::stdout(&consumed).contains("60000 records acknowledged, 60000 read"),
+        "{}",
+        common::stdout(&consumed)
+    );
+}
+
+/// A gauge of a node.
+fn gauge(node: &Node, name: &str) -> u64 {
+    let (status, text) = node.get("/metrics");
+    assert_eq!(status, 200);
+    let line = text.lines().find(|line| line.starts_with(&format!("{name} "))).expect("the metric is there");
+    line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).expect("a number") as u64
+}
+
+#[test]
+fn what_lost_a_copy_is_copied_again_so_that_another_loss_takes_nothing() {
+    let ports = free_ports(10);
+    let (members, mut nodes) = some_nodes(5, &ports);
+    let all = (0..5).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
+    let log = members[0].place.file("acks").display().to_string();
+    nodes[4].as_ref().unwrap().ok("stream create copied --streamlets 10 --replication 2");
+    let line = format!("verify produce --stream copied --log {log} --records 20000 --connect {all}");
+    let produced = common::run(line.split_whitespace());
+    assert!(produced.status.success(), "{}{}", common::stdout(&produced), common::stderr(&produced));
+
+    // Each of the two had one of the two copies of something: the second loss is one too many unless the first is made good.
+    for lost in [0, 1] {
+        nodes[lost].take().expect("it runs").kill();
+        let other = nodes[4].as_ref().expect("it runs");
+        eventually("the loss is seen", || cluster(other)["nodes"][lost]["state"] == "lost");
+        eventually("its streamlets have other owners", || cluster(other)["waiting_streamlets"] == 0);
+        // Twice as long as it takes a node to notice that a backup of a quiet log is gone.
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        let left: Vec<&Node> = nodes.iter().flatten().collect();
+        eventually("what it had is rebuilt", || left.iter().all(|node| gauge(node, "kera_rebuild_left_bytes") == 0));
+        eventually("everything has its copies", || {
+            left.iter().all(|node| gauge(node, "kera_copies_under_replicated_blocks") == 0)
+        });
+    }
+    let line = format!("verify consume --stream copied --log {log} --connect {all}");
+    let consumed = common::run(line.split_whitespace());
+    assert!(consumed.status.success(), "{}{}", common::stdout(&consumed), common::stderr(&consumed));
+    assert!(
+        common::stdout(&consumed).contains("20000 records acknowledged, 20000 read"),
         "{}",
         common::stdout(&consumed)
     );

@@ -25,6 +25,7 @@ mod arena;
 mod attach;
 pub mod compact;
 mod copy;
+mod copying;
 mod forget;
 mod group;
 mod lane;
@@ -49,6 +50,7 @@ mod waiters;
 
 pub use arena::{Arena, ArenaConfig, ArenaError, ArenaFull, ArenaStats, Attach, LoadBuffer};
 pub use attach::{AttachedSegment, Cut, SetAside};
+pub use copying::CopiedAgain;
 pub use group::{GroupInfo, SegmentInfo};
 pub use lane::{AppendError, Appended, Lane, LaneStats};
 pub use log::{Log, LogConfig, LogStats, StreamError};

@@ -403,7 +403,7 @@ impl Lane {
     }
 
     /// Gives a segment's chunks to the sink, in their order.
-    fn replicate(self: &Arc<Self>, segment: &Arc<Segment>, sink: &dyn DurabilitySink) -> Option<Ticket> {
+    pub(crate) fn replicate(self: &Arc<Self>, segment: &Arc<Segment>, sink: &dyn DurabilitySink) -> Option<Ticket> {
         let mut last = None;
         let chunks = Chunks::new(segment.bytes(FIRST_CHUNK, segment.head())).map_while(Result::ok);
         let mut chunks = chunks.filter_map(|chunk| Some((*chunk.header(), chunk.broker().ok()?))).peekable();

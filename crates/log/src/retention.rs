@@ -6,6 +6,11 @@
 //!
 //! # A lane's last segment stays
 //!
+//! In streams with copies on other nodes the last one with records does: its next owner is told by the copies where the lane goes on, and
+//! an empty segment has none. It goes once a later one has durable records.
+//!
+//! In all others:
+//!
 //! Ordinals go on after a restart from the last segment that there is, and after a loss of power from the last one on disk. So
 //! a segment only goes once a later one is on disk. When even the last one is due, an empty closed segment is put behind it
 //! first: a lane that lost all its records still knows their number, for one page of disk.
@@ -82,6 +87,9 @@ impl Lane {
 
     /// If the last segment is due and has records, puts an empty closed one behind it.
     fn make_way(&self, state: &mut LaneState, due: impl Fn(&LaneState, At) -> bool, now_ms: i64) {
+        if self.is_copied() {
+            return;
+        }
         let Some(last) = state.chain.last() else { return };
         if state.open.is_some() || state.chain.slot(last).summary().head == FIRST_CHUNK || !due(state, last) {
             return;
@@ -111,8 +119,21 @@ impl Lane {
         Some(Front { last_append_ms: summary.last_append_ms, bytes: summary.head.into() })
     }
 
-    /// Whether ordinals survive a restart without what is before this segment.
+    /// Whether other nodes have copies.
+    fn is_copied(&self) -> bool {
+        self.home.stream.options().replication > 1
+    }
+
+    /// Whether ordinals survive a restart, or the loss of the node, without what is before this segment.
     fn keeps_ordinals(&self, state: &LaneState, from: At) -> bool {
+        let has_durable = |at: At| {
+            let slot = state.chain.slot(at);
+            let head = slot.summary().head;
+            slot.memory.as_ref().map_or(head, |segment| segment.durable_head()) > FIRST_CHUNK
+        };
+        if self.is_copied() && !state.chain.from(Some(from)).any(has_durable) {
+            return false;
+        }
         let is_stored = |at: &At| state.chain.slot(*at).at.is_some();
         if self.log().store.get().is_none() || state.chain.from(Some(from)).any(|at| is_stored(&at)) {
             return true;

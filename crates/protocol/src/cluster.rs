@@ -285,13 +285,15 @@ wire_struct! {
 
 wire_enum! {
     /// What a broker asks for one of its virtual logs.
-    pub enum LogChange, "0 (view), 1 (add backup) or 2 (give up)" {
+    pub enum LogChange, "0 (view), 1 (add backup), 2 (give up) or 3 (give up view)" {
         /// The next view: its first block and its backups.
         View = 0 => "view",
         /// A backup has got the blocks of an older view.
         AddBackup = 1 => "add backup",
         /// Nobody needs the log any more.
         GiveUp = 2 => "give up",
+        /// Nobody needs the blocks of an older view any more.
+        GiveUpView = 3 => "give up view",
     }
 }
 

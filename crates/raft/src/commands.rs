@@ -221,6 +221,7 @@ impl Group {
             LogChange::View => state.plan_view(&asked),
             LogChange::AddBackup => state.plan_add_backup(log, view, asked.backups.first().copied().unwrap_or(0)),
             LogChange::GiveUp => state.plan_give_up_log(log),
+            LogChange::GiveUpView => state.plan_give_up_view(log, view),
         })
         .await
     }

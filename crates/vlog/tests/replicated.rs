@@ -7,7 +7,8 @@
 
 mod support;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
@@ -15,7 +16,7 @@ use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, SeededRandom};
 use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::LogId;
 use kera_format::{ChunkView, LaneId, StreamletId};
-use kera_log::{Arena, ArenaConfig, DurabilitySink, Log, LogConfig, Observer, SinkErrorKind, Ticket};
+use kera_log::{Arena, ArenaConfig, CopiedAgain, DurabilitySink, Log, LogConfig, Observer, SinkErrorKind, Ticket};
 use kera_protocol::{BlockStored, ListReplicas, LogView, ReadBlocks, ReleaseBlocks, Status, StoreHead, StoreOutcome};
 use kera_vlog::{Answer, BackupId, BackupLink, Block, ReplicatedConfig, ReplicatedLog, Turn, View, ViewAnswer, Views};
 use rand::rngs::StdRng;
@@ -32,6 +33,7 @@ struct Said {
     blocks: Vec<(BackupId, StoreHead, Vec<u8>)>,
     asked: Vec<View>,
     released: Vec<(BackupId, u64)>,
+    given_up: Vec<u32>,
     fenced: u32,
     candidates: Vec<BackupId>,
     /// The content that each block was sent with first.
@@ -84,6 +86,9 @@ impl Views for Net {
     }
     fn fenced(&self, _: LogId) {
         self.said().fenced += 1;
+    }
+    fn give_up_view(&self, _: LogId, view: u32) {
+        self.said().given_up.push(view);
     }
 }
 
@@ -428,6 +433,10 @@ impl World {
             }
         }
         let last = self.tickets.last().map_or(0, |(ticket, ..)| *ticket);
+        self.heal_to(last);
+    }
+
+    fn heal_to(&mut self, last: Ticket) {
         for _ in 0..5000 {
             if self.replicated.durable_through() >= last && self.to_coordinator.is_empty() {
                 return;
@@ -450,6 +459,30 @@ impl World {
             self.clock.advance_ms(50);
         }
         panic!("{last} tickets, {:?}, {:?}", self.replicated.stats(), self.replicated.state());
+    }
+
+    /// Copies again what the log wants to have copied, as a node does. Returns the number of segments.
+    fn copy_again(&mut self, lacks: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool) -> usize {
+        let mut copied = 0;
+        loop {
+            let wanted = self.replicated.to_copy_again(3, &HashSet::new(), lacks);
+            let since = self.replicated.next_block();
+            let given: Vec<_> = wanted
+                .iter()
+                .filter_map(|id| match self.log.copy_again(*id) {
+                    CopiedAgain::Given(ticket, _) => Some((*id, ticket)),
+                    CopiedAgain::Later => None,
+                    other => panic!("{id}: {other:?}"),
+                })
+                .collect();
+            if wanted.is_empty() {
+                return copied;
+            }
+            let last = given.iter().map(|(_, ticket)| *ticket).max().unwrap_or(0);
+            self.heal_to(last);
+            given.iter().for_each(|(id, _)| self.replicated.copied_again(*id, since));
+            copied += given.len();
+        }
     }
 
     /// Readers see what is acknowledged, in its order.
@@ -578,7 +611,6 @@ fn a_backup_that_is_gone_is_replaced_from_the_last_acknowledged_block_on() {
     assert!(!view.backups.contains(&2) && view.backups.len() == 2 && after > acknowledged, "{view:?}");
     let stats = world.replicated.stats();
     assert_eq!((stats.under_replicated, stats.views_changed), (acknowledged, 1));
-    assert_eq!(world.replicated.missing()[0].lost, [2]);
     world.check_readers();
 }
 
@@ -666,4 +698,85 @@ fn blocks_are_given_back_when_their_segments_are_gone() {
     }
     let files: u64 = world.nodes.values().map(|node| node.backup.as_ref().expect("started").stats().files).sum();
     assert!(files <= 2 * view.backups.len() as u64, "{files} files are left");
+}
+
+#[test]
+fn what_lost_a_backup_is_copied_again_and_nobody_needs_its_old_view() {
+    let config = ReplicatedConfig { copy_again_after_us: 400_000, ..config() };
+    let mut world = World::new(7, config);
+    world.loses = false;
+    (0..60).for_each(|_| _ = world.append());
+    world.heal();
+    world.nodes.get_mut(&2).expect("a node").backup = None;
+    world.gone.insert(2);
+    (0..20).for_each(|_| _ = world.append());
+    world.heal();
+    let lacks = |backup: BackupId, _: &RangeInclusive<u64>| backup == 2;
+    let (_, view) = world.replicated.state();
+    assert!(world.replicated.stats().under_replicated > 0);
+    assert_eq!(world.copy_again(&lacks), 0, "the view is too young");
+    world.clock.advance_ms(400);
+    assert_eq!(world.copy_again(&|_, _| false), 0, "everybody has what they had");
+    assert!(world.copy_again(&lacks) >= STREAMLETS as usize);
+    world.turn();
+    assert_eq!((world.replicated.stats().under_replicated, world.net.said().given_up.clone()), (0, vec![1]));
+    // Without the blocks of the old view nothing is missing.
+    let contents = world.net.said().contents.clone();
+    let mut texts = BTreeSet::new();
+    for (_, content) in contents.range(view.first..) {
+        texts.extend(Chunks::new(content).map(|chunk| text_of(&chunk.expect("chunk"))));
+    }
+    assert_eq!(world.tickets.iter().filter(|(.., text)| !texts.contains(text)).count(), 0);
+    world.check_readers();
+    (1..=world.checked).filter(|block| *block >= view.first).for_each(|block| world.check_block(block));
+}
+
+#[test]
+fn a_copy_that_is_not_durable_yet_does_not_count() {
+    let config = ReplicatedConfig { copy_again_after_us: 0, ..config() };
+    let mut world = World::new(8, config);
+    world.loses = false;
+    (0..40).for_each(|_| _ = world.append());
+    world.heal();
+    world.replicated.broken(2, "gone".into());
+    world.gone.insert(2);
+    world.append();
+    world.heal();
+    let lacks = |backup: BackupId, _: &RangeInclusive<u64>| backup == 2;
+    let needed = world.replicated.stats().under_replicated;
+    for _ in 0..20 {
+        let wanted = world.replicated.to_copy_again(100, &HashSet::new(), &lacks);
+        assert!(!wanted.is_empty());
+        wanted.iter().for_each(|id| _ = world.log.copy_again(*id));
+        world.turn();
+    }
+    assert_eq!(world.replicated.stats().under_replicated, needed);
+    assert!(world.net.said().given_up.is_empty());
+}
+
+#[test]
+fn one_old_segment_does_not_hold_back_all_that_is_behind_it() {
+    let mut world = World::new(9, config());
+    world.loses = false;
+    (0..400).for_each(|_| _ = world.append());
+    world.heal();
+    // All but one streamlet lose what is closed.
+    let stream = world.log.stream(STREAM).expect("stream");
+    let lane = Arc::clone(stream.streamlet(StreamletId(0)).expect("streamlet").lane(LaneId(0)).expect("lane"));
+    let mut wanted = world.replicated.to_copy_again(1000, &HashSet::new(), &|_, _| false);
+    assert_eq!(wanted, [], "all of it lives");
+    let alive: BTreeSet<_> = (world.log.streams().iter())
+        .flat_map(|stream| stream.streamlets().cloned().collect::<Vec<_>>())
+        .flat_map(|streamlet| world.log.segments_before(&streamlet, u32::MAX))
+        .collect();
+    alive.iter().filter(|id| id.streamlet != StreamletId(0)).for_each(|id| world.replicated.segment_gone(*id));
+    world.turn();
+    assert!(world.net.said().released.is_empty(), "the first stretch has something of streamlet 0");
+    wanted = world.replicated.to_copy_again(1000, &HashSet::new(), &|_, _| false);
+    assert!(wanted.iter().all(|id| id.streamlet == StreamletId(0)) && !wanted.is_empty(), "{wanted:?}");
+    assert!(world.copy_again(&|_, _| false) > 0);
+    (0..3).for_each(|_| _ = world.turn());
+    let through = world.net.said().released.iter().map(|(_, through)| *through).max().expect("something");
+    assert!(through > world.replicated.state().0 / 2, "{through}");
+    assert!(lane.durable_ordinal() > 0);
 }

@@ -232,8 +232,6 @@ fn one_producer(run: &Arc<Run>, number: u32) -> Result<(), BenchError> {
     crate::runtime()?.block_on(async {
         let failed = |error: ClientError| BenchError::server("starting a producer", error);
         let source = Source { run: run.id, producer: number };
-        // How many records of each streamlet were reported: reports come in order.
-        let reported = Mutex::new(vec![0u64; run.streamlets as usize]);
         let of_reports = run.clone();
         let config = &run.config;
         let mut producer = patient_client(&run.address)
@@ -246,7 +244,7 @@ fn one_producer(run: &Arc<Run>, number: u32) -> Result<(), BenchError> {
             .buffer_bytes(buffer_bytes(config))
             .delivery_timeout(config.delivery_timeout)
             .request_timeout(Duration::from_secs(10))
-            .on_report(move |report| note(&of_reports, source, &reported, report))
+            .on_report(move |report| note(&of_reports, source, report))
             .build()
             .await
             .map_err(failed)?;
@@ -302,11 +300,8 @@ async fn send(run: &Run, source: Source, producer: &mut Producer) -> Result<(), 
     }
 }
 
-fn note(run: &Run, source: Source, reported: &Mutex<Vec<u64>>, report: &DeliveryReport) {
-    let mut reported = reported.lock();
-    let Some(next) = reported.get_mut(report.streamlet.0 as usize) else { return };
-    let numbers = *next..*next + u64::from(report.records);
-    *next = numbers.end;
+fn note(run: &Run, source: Source, report: &DeliveryReport) {
+    let numbers = report.first_record..report.first_record + u64::from(report.records);
     match &report.result {
         Ok(delivered) => {
             let place = delivered.base_ordinal.map(|ordinal| AckPlace { lane: delivered.lane, ordinal });

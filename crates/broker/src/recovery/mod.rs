@@ -59,7 +59,7 @@ pub struct EndedLog {
 pub struct EndedView {
     /// Its first block.
     pub first: u64,
-    /// The numbers of the backups that have its blocks: each all of them.
+    /// The numbers of the backups that have its blocks: each all of them. None: nobody needs them.
     pub backups: Vec<u32>,
 }
 
@@ -177,7 +177,7 @@ impl Broker {
             }
             wanted.insert((stream, streamlet), (epoch, place));
         }
-        let ranges = ranges_of(logs)?;
+        let ranges = ranges_of(logs);
         let told = self.ask(&wanted, &ranges, copies)?;
         let log_of = |source: Source| {
             let log = ranges[source].log;
@@ -372,7 +372,7 @@ fn lost(lane: LaneId, decided: &Decided, has_more: bool) -> LostLane {
 }
 
 /// The ranges of blocks that one backup can answer for.
-fn ranges_of(logs: &[EndedLog]) -> Result<Vec<RangeOfLog>, Failure> {
+fn ranges_of(logs: &[EndedLog]) -> Vec<RangeOfLog> {
     let mut ranges = Vec::new();
     for EndedLog { log, views, end } in logs {
         for (at, view) in views.iter().enumerate() {
@@ -380,17 +380,14 @@ fn ranges_of(logs: &[EndedLog]) -> Result<Vec<RangeOfLog>, Failure> {
             let range =
                 RangeOfLog { log: *log, first: view.first, last: behind.min(*end), backups: view.backups.clone() };
             if range.first <= range.last {
-                if range.backups.is_empty() {
-                    return Err(Failure::later(
-                        Status::SegmentUnreadable,
-                        format!("no backup is left that has {range}"),
-                    ));
+                // What was needed of a view without backups has come again in later blocks.
+                if !range.backups.is_empty() {
+                    ranges.push(range);
                 }
-                ranges.push(range);
             }
         }
     }
-    Ok(ranges)
+    ranges
 }
 
 impl Broker {

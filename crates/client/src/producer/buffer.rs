@@ -110,6 +110,8 @@ pub(super) struct Sealed {
     pub(super) sequence: u64,
     /// The chunk.
     pub(super) bytes: ChunkBytes,
+    /// Records of the streamlet that this producer sealed before.
+    first_record: u64,
     /// Records in it.
     pub(super) records: u32,
     /// When its first record was taken.
@@ -129,6 +131,7 @@ struct Streamlet {
     /// In the order of their sequences.
     sealed: VecDeque<Sealed>,
     next_sequence: u64,
+    next_record: u64,
     /// The sequence after the last one that was acknowledged.
     settled_sequence: u64,
     /// It is in the line of its route.
@@ -380,10 +383,13 @@ impl Buffer {
         self.next_serial += 1;
         self.settled.push_back(false);
         let streamlet = &mut self.streamlets[number as usize];
+        let first_record = streamlet.next_record;
+        streamlet.next_record += u64::from(part.records);
         streamlet.sealed.push_back(Sealed {
             streamlet: number,
             sequence,
             bytes: ChunkBytes::Own(bytes),
+            first_record,
             records: part.records,
             opened_at,
             attempts: 0,
@@ -662,6 +668,7 @@ impl Buffer {
         }
         let report = DeliveryReport {
             streamlet: StreamletId(chunk.streamlet),
+            first_record: chunk.first_record,
             records: chunk.records,
             bytes: chunk.bytes.len() as u32,
             latency: now.saturating_duration_since(chunk.opened_at),

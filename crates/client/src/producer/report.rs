@@ -12,6 +12,9 @@ use crate::ClientError;
 pub struct DeliveryReport {
     /// The streamlet it was for.
     pub streamlet: StreamletId,
+    /// Number of its first record among all that this producer was given for the streamlet, from 0. Reports of a streamlet need not
+    /// come in this order: a chunk whose first acknowledgement was lost is reported after later ones.
+    pub first_record: u64,
     /// Records in it.
     pub records: u32,
     /// Its bytes as sent, header included.

@@ -2,6 +2,7 @@
 //! copied to, what it has left from before. Pure questions: who asks them does the rest, with sockets or in a simulator.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use kera_format::cluster::{LogName, NodeNumber, Roles};
 use kera_format::{StreamId, StreamletId};
@@ -58,6 +59,20 @@ impl ClusterState {
         }
         owners.iter_mut().for_each(|owner| owner.older.sort_unstable_by_key(|older| older.first_epoch));
         Some(Placed { owners, mine, has_lost })
+    }
+
+    /// What an incarnation has had before it began: ranges of streamlets with copies that it owns without having to rebuild them, or holds
+    /// groups of; and below which owner epoch the groups of that time are. Asked when it begins.
+    pub fn came_back_with(&self, node: NodeNumber, epoch: u32) -> (Vec<(StreamId, Range<u32>)>, u32) {
+        let back: Vec<_> = self.to_recover(node, epoch).filter(|(_, run)| !run.owner.rebuilding).collect();
+        let began = back.iter().map(|(_, run)| run.owner.owner_epoch).min().unwrap_or(self.next_owner_epoch);
+        let mut ranges: Vec<_> = back.into_iter().map(|(stream, run)| (stream, run.first..run.end())).collect();
+        for info in self.catalog.streams().filter(|info| info.options.replication > 1) {
+            let held = self.owners(info.id).into_iter().flat_map(|owners| owners.held());
+            let by_node = held.filter(|held| held.node == node);
+            ranges.extend(by_node.map(|held| (info.id, held.first..held.first + held.count)));
+        }
+        (ranges, began)
     }
 
     /// Streamlets of an incarnation of which a lost broker had something that is not rebuilt yet, each with its owner epoch.

@@ -280,6 +280,15 @@ impl ClusterState {
         self.one(ClusterEntry::LogEnded { log, end })
     }
 
+    /// An older view whose blocks nobody needs.
+    pub fn plan_give_up_view(&self, log: LogName, view: u32) -> Planned {
+        let of_view = self.logs.get(&log).and_then(|state| state.views.get((view as usize).wrapping_sub(1)));
+        if of_view.is_some_and(|of| of.backups.is_empty()) {
+            return Ok(Vec::new());
+        }
+        self.one(ClusterEntry::ViewGivenUp { log, view })
+    }
+
     /// A log that nobody needs any more.
     pub fn plan_give_up_log(&self, log: LogName) -> Planned {
         if self.logs.contains_key(&log) { self.one(ClusterEntry::LogGivenUp { log }) } else { Ok(Vec::new()) }

@@ -51,6 +51,7 @@ impl ClusterState {
             ClusterEntry::ViewAgreed { log, view, first, backups } => self.check_view(*log, *view, *first, backups),
             ClusterEntry::BackupAdded { log, view, backup } => self.check_added(*log, *view, *backup),
             ClusterEntry::LogEnded { log, end } => self.check_end(*log, *end),
+            ClusterEntry::ViewGivenUp { log, view } => self.check_view_given_up(*log, *view),
             ClusterEntry::LogGivenUp { log } => self.check_given_up(*log),
             ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {
                 self.check_move(*number, (*stream, *streamlet), *from, *to)
@@ -208,6 +209,13 @@ impl ClusterState {
         must(state.end.is_none(), || format!("the end of {log} is decided"))?;
         let first = state.views.last().map_or(1, |view| view.first);
         must(end + 1 >= first, || format!("{log} cannot end at {end}: what is before block {first} was acknowledged"))
+    }
+
+    fn check_view_given_up(&self, log: LogName, view: u32) -> Result<(), Refused> {
+        self.check_live(log.node, log.epoch)?;
+        let views = self.logs.get(&log).map_or(0, |state| state.views.len());
+        // The newest view says where the log ends: it is never without backups.
+        must(view > 0 && (view as usize) < views, || format!("view {view} of {log} is none of its older ones"))
     }
 
     fn check_given_up(&self, log: LogName) -> Result<(), Refused> {

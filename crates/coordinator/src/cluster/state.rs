@@ -42,7 +42,7 @@ impl NodeState {
 pub struct View {
     /// The first block, from 1.
     pub first: u64,
-    /// The backups.
+    /// The backups. None: nobody needs its blocks.
     pub backups: Vec<NodeNumber>,
 }
 
@@ -244,6 +244,12 @@ impl ClusterState {
                 }
             }
             ClusterEntry::LogEnded { log, end } => self.logs.entry(*log).or_default().end = Some(*end),
+            ClusterEntry::ViewGivenUp { log, view } => {
+                let views = self.logs.get_mut(log).map(|log| &mut log.views);
+                if let Some(view) = views.and_then(|views| views.get_mut((*view as usize).wrapping_sub(1))) {
+                    view.backups.clear();
+                }
+            }
             ClusterEntry::LogGivenUp { log } => drop(self.logs.remove(log)),
             ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {
                 self.moves.insert(*number, Move { stream: *stream, streamlet: *streamlet, from: *from, to: *to });

@@ -53,13 +53,19 @@ pub fn voters(node: &Node) -> usize {
 
 /// Three nodes, told to take all warnings that a loss brings.
 pub fn three_nodes(ports: &[u16]) -> (Vec<Member>, Vec<Option<Node>>) {
-    let members: Vec<Member> =
-        (0..3).map(|at| Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), &[])).collect();
+    some_nodes(3, ports)
+}
+
+/// So many, all of which vote. Two ports for each.
+pub fn some_nodes(count: usize, ports: &[u16]) -> (Vec<Member>, Vec<Option<Node>>) {
+    let members: Vec<Member> = (0..count)
+        .map(|at| Member::new(at + 1, ports[at], ports[count + at], (at > 0).then_some(ports[count]), &[]))
+        .collect();
     let mut nodes: Vec<Option<Node>> = members.iter().map(|member| Some(member.start())).collect();
     for node in nodes.iter_mut().flatten() {
         node.expect_warning("");
     }
-    eventually("three coordinators that vote", || nodes.iter().flatten().all(|node| voters(node) == 3));
+    eventually("coordinators that vote", || nodes.iter().flatten().all(|node| voters(node) == count));
     (members, nodes)
 }
 

@@ -183,11 +183,15 @@ impl DurabilitySink for Sink {
 
 /// A log whose streams need a sync, and the sink that does it.
 pub(crate) fn power_node() -> (Node, Arc<Sink>) {
+    let sink = Arc::new(Sink::default());
+    (node_through(&sink, StreamOptions { durability: Durability::Power, ..options() }), sink)
+}
+
+pub(crate) fn node_through(sink: &Arc<Sink>, options: StreamOptions) -> Node {
     let dir = Arc::new(tempfile::tempdir().unwrap());
     let (arena, _) = Arena::create_or_attach(arena_config(&dir, 8 << 20)).unwrap();
     let log = Log::new(LogConfig::default(), arena);
-    let sink = Arc::new(Sink::default());
-    log.set_sinks(Arc::new(vec![Arc::clone(&sink) as Arc<dyn DurabilitySink>]));
-    log.create_stream(STREAM, StreamOptions { durability: Durability::Power, ..options() }).unwrap();
-    (Node { log, dir }, sink)
+    log.set_sinks(Arc::new(vec![Arc::clone(sink) as Arc<dyn DurabilitySink>]));
+    log.create_stream(STREAM, options).unwrap();
+    Node { log, dir }
 }

@@ -49,6 +49,32 @@ fn what_never_was_on_disk_goes_without_it_unless_power_must_not_take_it() {
 }
 
 #[test]
+fn with_copies_the_last_segment_with_records_stays_and_says_where_the_lane_goes_on() {
+    let sink = Arc::new(Sink::default());
+    let node = node_through(&sink, StreamOptions { replication: 2, ..retention(Some(1000), None, false) });
+    let (node, store) = node.with_store();
+    let lane = node.lane();
+    (0..7).for_each(|n| _ = append(&lane, &chunk(n, 30_000), n as i64 * 1000).unwrap());
+    sink.sync();
+    store.persist_all(&node.log);
+    (0..3).for_each(|_| {
+        node.log.retain(60_000);
+        store.persist_all(&node.log);
+    });
+    let last = lane.earliest();
+    assert_eq!((last.1, lane.latest().1), (6, 7), "a lane with nothing but a number has no copy of it");
+    append(&lane, &chunk(7, 100), 61_000).unwrap();
+    node.log.retain(61_500);
+    assert_eq!(lane.earliest().1, 6, "nothing behind it is durable");
+    sink.sync();
+    store.persist_all(&node.log);
+    node.log.close_idle(90_000, 1);
+    store.persist_all(&node.log);
+    node.log.retain(61_500);
+    assert_eq!(lane.earliest().1, 7);
+}
+
+#[test]
 fn a_lane_that_loses_everything_keeps_counting() {
     let (node, store) = node_with(retention(Some(1000), None, false), 8 << 20).with_store();
     let lane = node.lane();

@@ -13,11 +13,11 @@ use std::time::Duration;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
-use kera_format::cluster::LogName;
+use kera_format::cluster::{LogName, NodeNumber};
 use kera_format::vlog_replica::LogId;
-use kera_format::{Durability, StreamId, StreamOptions, StreamletId};
+use kera_format::{Durability, SegmentId, StreamId, StreamOptions, StreamletId};
 use kera_link::{LinkConfig, RpcLinks};
-use kera_log::{DurabilitySink, SinkDirectory};
+use kera_log::{DurabilitySink, Log, SinkDirectory};
 use kera_protocol::{ChangeLog, LogChange};
 use kera_raft::Group;
 use kera_vlog::{BackupId, ReplicatedConfig, ReplicatedLog, ReplicatedStats, View, ViewAnswer, Views};
@@ -149,6 +149,21 @@ impl Copies {
         log
     }
 
+    /// The log of a segment's streamlet, if its stream has copies.
+    pub(super) fn log_of(self: &Arc<Self>, log: &Log, id: SegmentId) -> Option<Arc<ReplicatedLog>> {
+        let options = log.stream(id.stream)?.options();
+        (options.replication > 1).then(|| self.log(id.stream, id.streamlet, &options))
+    }
+
+    /// A node is lost: logs that have it as a backup take another one, also if nothing is written to them now.
+    pub(super) fn lost(&self, node: NodeNumber) {
+        for (_, log) in self.all() {
+            if log.state().1.backups.contains(&node) {
+                log.broken(node, "the coordinators have fenced it".into());
+            }
+        }
+    }
+
     /// All logs there are.
     pub(crate) fn all(&self) -> Vec<(LogId, Arc<ReplicatedLog>)> {
         self.logs.lock().all.clone()
@@ -230,6 +245,20 @@ impl Views for GroupViews {
     fn fenced(&self, log: LogId) {
         tracing::error!(%log, "this node was declared lost");
         (self.fenced)();
+    }
+
+    fn give_up_view(&self, log: LogId, view: u32) {
+        let Some(group) = self.group.upgrade() else { return };
+        self.runtime.spawn(async move {
+            let message = ChangeLog { log, change: LogChange::GiveUpView, view, first_block: 0, backups: Vec::new() };
+            while let Err(error) = group.ask(&message).await {
+                if !matches!(error, CoordinatorError::NoLeader(_)) {
+                    tracing::debug!(%log, view, %error, "an old view stays");
+                    return;
+                }
+                tokio::time::sleep(CONNECT).await;
+            }
+        });
     }
 }
 

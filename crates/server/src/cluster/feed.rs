@@ -36,10 +36,12 @@ impl Feed {
         Feed { node, epoch, broker, group, placing: Mutex::default(), recovery }
     }
 
-    /// Tells all that is known.
-    pub(super) fn begin(&self) {
+    /// Tells all that is known, and from then on what changes.
+    pub(super) fn begin(self: &Arc<Self>) {
         let Some(group) = self.group.upgrade() else { return };
         self.broker.join_cluster(group.read(ClusterState::cluster), self.node);
+        // First: what changes while everything is told is told again.
+        group.observe(self.clone());
         self.everything(&group);
     }
 
@@ -50,7 +52,9 @@ impl Feed {
     }
 
     fn nodes(&self, group: &Group) {
-        self.broker.set_nodes(group.applied(), group.read(ClusterState::node_infos));
+        let _alone = self.placing.lock();
+        let version = group.applied();
+        self.broker.set_nodes(version, group.read(ClusterState::node_infos));
     }
 
     fn place(&self, group: &Group, stream: StreamId) {

@@ -4,6 +4,7 @@
 //! One thread runs the log's runtime and another the connections of other nodes, so that neither waits for clients.
 
 mod backups;
+mod copier;
 mod copies;
 mod feed;
 mod follow;
@@ -40,6 +41,7 @@ use crate::fatal::Fatal;
 use crate::identity::Identity;
 use crate::metrics::ClusterNumbers;
 use backups::{BackupRole, RpcBackups};
+use copier::Copier;
 pub(crate) use copies::{Copies, NodeSinks};
 use feed::Feed;
 use recovery::Recovery;
@@ -69,6 +71,7 @@ pub(crate) struct Cluster {
     copies: Arc<Copies>,
     backup: Arc<BackupRole>,
     recovery: Mutex<Option<Recovering>>,
+    copier: Mutex<Option<(Arc<Copier>, JoinHandle<()>)>>,
 }
 
 type Recovering = (Arc<Recovery>, Vec<JoinHandle<()>>);
@@ -135,6 +138,7 @@ impl Cluster {
             copies,
             backup,
             recovery: Mutex::new(None),
+            copier: Mutex::new(None),
         });
         cluster.beat();
         Ok(cluster)
@@ -166,10 +170,10 @@ impl Cluster {
         let transport = Arc::new(RpcTransport::new(links.clone()));
         let me = (self.node, self.epoch);
         let recovering = Recovery::start(me, &self.group, broker, (transport, links), &self.runtime)?;
-        let feed = Feed::new(me, broker.clone(), Arc::downgrade(&self.group), recovering.0.clone());
+        *self.copier.lock() = Some(Copier::start(broker.log(), &self.copies, &recovering.0)?);
+        let feed = Arc::new(Feed::new(me, broker.clone(), Arc::downgrade(&self.group), recovering.0.clone()));
         *self.recovery.lock() = Some(recovering);
         feed.begin();
-        self.group.observe(Arc::new(feed));
         Ok(())
     }
 
@@ -198,6 +202,10 @@ impl Cluster {
 
     /// Stops taking part; the others find out by themselves. Blocks.
     pub(crate) fn stop(&self) {
+        if let Some((copier, thread)) = self.copier.lock().take() {
+            copier.stop();
+            drop(thread.join());
+        }
         if let Some((recovery, threads)) = self.recovery.lock().take() {
             recovery.stop();
             threads.into_iter().for_each(|thread| drop(thread.join()));

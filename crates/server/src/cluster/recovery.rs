@@ -6,17 +6,17 @@
 //! through the loss of backups; after a restart the state of the coordinators says what is left to do.
 
 use std::collections::{HashSet, VecDeque};
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kera_broker::{Broker, EndedLog, EndedView, Rebuild, RecoveryProgress};
-use kera_coordinator::cluster::{ClusterState, Run};
+use kera_coordinator::cluster::ClusterState;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
-use kera_format::{GroupId, StreamId, StreamletId};
-use kera_log::Lane;
+use kera_format::{SegmentId, StreamId, StreamletId};
 use kera_protocol::{
     BlocksRead, ChangeLog, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, StreamletRange, StreamletRef,
     StreamletsRebuilt,
@@ -57,8 +57,12 @@ pub(super) struct Recovery {
     group: Arc<Group>,
     broker: Arc<Broker>,
     backups: AskBackups,
-    /// It got streamlets back at its start, and what it has of them from before is copied in the logs of its earlier incarnations only.
-    has_returned: bool,
+    /// What it got back at its start, or holds since it was moved away: what it has of that from before is copied in the logs of its
+    /// earlier incarnations only, until it is copied again.
+    returned: Vec<(StreamId, Range<u32>)>,
+    /// Groups from before are of owner epochs below.
+    began: u32,
+    has_copied_returned: AtomicBool,
     /// Where the coordinators' log runs.
     runtime: Handle,
     work: Mutex<Work>,
@@ -74,9 +78,11 @@ impl Recovery {
         (transport, links): (Arc<dyn Transport>, Handle),
         runtime: &Handle,
     ) -> Result<(Arc<Recovery>, Vec<JoinHandle<()>>), Fatal> {
-        let has_returned = group.read(|state| state.to_recover(me.0, me.1).any(|(_, run)| !run.owner.rebuilding));
+        let (returned, began) = group.read(|state| state.came_back_with(me.0, me.1));
         let recovery = Arc::new(Recovery {
-            has_returned,
+            returned,
+            began,
+            has_copied_returned: AtomicBool::new(false),
             node: me.0,
             epoch: me.1,
             group: group.clone(),
@@ -134,7 +140,8 @@ impl Recovery {
     /// anything back. While anybody rebuilds they stay, see [`ClusterState::plan_give_up_lost`].
     fn give_up_old_logs(&self) {
         let old: Vec<LogName> = self.group.read(|state| state.own_lost_logs(self.node));
-        if old.is_empty() || (self.has_returned && self.has_old_groups()) {
+        if old.is_empty() || (!self.has_copied_returned.load(Ordering::Acquire) && !self.returned_segments().is_empty())
+        {
             return;
         }
         for name in old {
@@ -148,18 +155,42 @@ impl Recovery {
         }
     }
 
-    /// Whether there are groups from before this incarnation.
-    fn has_old_groups(&self) -> bool {
-        let mine: Vec<(StreamId, Run)> = self.group.read(|state| state.to_recover(self.node, self.epoch).collect());
-        let Some(began) = mine.iter().map(|(_, run)| run.owner.owner_epoch).min() else { return false };
-        mine.iter().any(|(stream, run)| {
-            let stream = self.broker.log().stream(*stream);
-            stream.is_some_and(|stream| {
-                let of_run = stream.streamlets().filter(|one| (run.first..run.end()).contains(&one.id().0));
-                let first = |lane: &Arc<Lane>| lane.groups(GroupId::NONE, 1).first().map(|group| group.id.epoch());
-                of_run.flat_map(|one| one.all_lanes()).any(|lane| first(lane).is_some_and(|epoch| epoch < began))
-            })
-        })
+    /// Segments from before this incarnation, of what came back with it.
+    pub(super) fn returned_segments(&self) -> Vec<SegmentId> {
+        let log = self.broker.log();
+        let of = |(stream, range): &(StreamId, Range<u32>)| {
+            let stream = log.stream(*stream)?;
+            let of_run = stream.streamlets().filter(|one| range.contains(&one.id().0));
+            Some(of_run.flat_map(|one| log.segments_before(one, self.began)).collect::<Vec<_>>())
+        };
+        self.returned.iter().filter_map(of).flatten().collect()
+    }
+
+    /// All of that has its copies in logs of this incarnation.
+    pub(super) fn has_copied_returned(&self) {
+        self.has_copied_returned.store(true, Ordering::Release);
+    }
+
+    /// Blocks of this node's earlier incarnations, with the backups that should have them.
+    pub(super) fn old_views(&self) -> Vec<(LogId, RangeInclusive<u64>, Vec<u32>)> {
+        let logs = self.group.read(ended_logs).unwrap_or_default();
+        let mut views = Vec::new();
+        for EndedLog { log, views: of_log, end } in logs.into_iter().filter(|ended| ended.log.node == self.node) {
+            let nexts: Vec<u64> = of_log.iter().skip(1).map(|view| view.first).chain([end + 1]).collect();
+            let blocks = of_log.into_iter().zip(nexts).map(|(view, next)| (log, view.first..=next - 1, view.backups));
+            views.extend(blocks.filter(|(_, blocks, backups)| !blocks.is_empty() && !backups.is_empty()));
+        }
+        views
+    }
+
+    /// The coordinators' log.
+    pub(super) fn group(&self) -> &Group {
+        &self.group
+    }
+
+    /// Asks a backup.
+    pub(super) fn ask_backup<M: Message>(&self, backup: u32, asked: &M) -> Result<M::Response, String> {
+        self.backups.ask(backup, asked)
     }
 
     /// Takes over what is to be; false: something is left.

@@ -13,6 +13,8 @@ mod block;
 mod kept;
 mod state;
 
+use std::collections::HashSet;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -76,6 +78,8 @@ pub struct ReplicatedConfig {
     pub ask_again_us: u64,
     /// A backup that was replaced is not chosen again for so long.
     pub suspect_us: u64,
+    /// What lacks copies is copied again when the backups have been the same for so long.
+    pub copy_again_after_us: u64,
 }
 
 impl ReplicatedConfig {
@@ -97,6 +101,7 @@ impl ReplicatedConfig {
             busy_us: 10_000,
             ask_again_us: 100_000,
             suspect_us: 5_000_000,
+            copy_again_after_us: 3_000_000,
         }
     }
 }
@@ -122,6 +127,12 @@ pub trait Views: Send + Sync {
 
     /// A backup or the coordinator has fenced this node: it was declared lost and must join again.
     fn fenced(&self, log: LogId);
+
+    /// Nobody needs the blocks of this older view any more, nor its backups: they were given back, or what lives in them has come again
+    /// in later blocks. Told once; if it gets lost a recovery asks for the view in vain and waits for its backups. Must not block.
+    fn give_up_view(&self, log: LogId, view: u32) {
+        let _ = (log, view);
+    }
 }
 
 /// What a backup says about a block.
@@ -151,17 +162,6 @@ pub enum ViewAnswer {
     },
     /// This node and epoch are fenced.
     Fenced,
-}
-
-/// Blocks that have fewer copies than they should, because a backup of their view was replaced.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Missing {
-    /// The first block.
-    pub first: u64,
-    /// The last block.
-    pub last: u64,
-    /// Who had copies and is not counted any more.
-    pub lost: Vec<BackupId>,
 }
 
 /// Something that happened.
@@ -208,7 +208,7 @@ pub struct ReplicatedStats {
     pub views_changed: u64,
     /// Times that blocks were sent again.
     pub resent: u64,
-    /// Blocks that have fewer copies than they should.
+    /// Blocks that are needed and may have fewer copies than they should.
     pub under_replicated: u64,
     /// Whether it is fenced.
     pub fenced: bool,
@@ -335,6 +335,7 @@ impl ReplicatedLog {
                 Effect::Send(to, block) => self.links.send(to, &view, &block),
                 Effect::Ask(view) => self.views.ask(log, &view),
                 Effect::Release(to, through) => self.links.release(to, log, through),
+                Effect::GiveUpView(view) => self.views.give_up_view(log, view),
                 Effect::Fenced => {
                     writer.taken.clear();
                     self.now_fenced();
@@ -435,9 +436,38 @@ impl ReplicatedLog {
         self.backlog.stop();
     }
 
-    /// Blocks with fewer copies than they should have, by view.
-    pub fn missing(&self) -> Vec<Missing> {
-        self.writer.lock().core.missing.clone()
+    /// Segments whose chunks are to be appended once more ([`kera_log::Log::copy_again`]), the oldest first and at most `most`: those that
+    /// have fewer copies than they should since a backup was replaced, and a few old ones that hold back many blocks in which nothing else
+    /// lives. `without` names those that cannot be copied; `lacks` says whether a backup of an older view does not have these of its
+    /// blocks any more, because it is lost or came back without them. Also tells of views that are not needed any more. Any thread.
+    pub fn to_copy_again(
+        &self,
+        most: usize,
+        without: &HashSet<SegmentId>,
+        lacks: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool,
+    ) -> Vec<SegmentId> {
+        let now_us = self.clock.monotonic_us();
+        let mut writer = self.writer.lock();
+        writer.core.give_up_views();
+        let has_news = !writer.core.effects.is_empty();
+        let found = writer.core.to_copy_again(now_us, most, without, lacks);
+        drop(writer);
+        if has_news {
+            self.backlog.nudge();
+        }
+        found
+    }
+
+    /// The number of the next block: whatever is appended from now on is in this one or behind it.
+    pub fn next_block(&self) -> u64 {
+        self.writer.lock().core.next_block()
+    }
+
+    /// All chunks of a segment were appended again when `since` was the [next block](ReplicatedLog::next_block) or a later one was,
+    /// and are durable: older blocks are not needed for it. Any thread.
+    pub fn copied_again(&self, segment: SegmentId, since: u64) {
+        self.writer.lock().core.kept.copied_again(segment, since);
+        self.backlog.nudge();
     }
 
     /// The last block that is acknowledged, and the view that holds.
@@ -463,7 +493,7 @@ impl ReplicatedLog {
             copies: 1 + core.view.backups.len() as u64,
             views_changed: core.views_changed,
             resent: core.resent,
-            under_replicated: core.missing.iter().map(|missing| missing.last + 1 - missing.first).sum(),
+            under_replicated: core.under_replicated(),
             fenced: core.fenced,
         }
     }

@@ -4,13 +4,15 @@
 //! and when, and it says what is to be sent. The rules are those of `docs/replication.md`; the two that everything stands on
 //! are [`Core::acknowledge`] and [`Core::begin_change`].
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use kera_format::SegmentId;
 use kera_format::vlog_replica::LogId;
 
 use super::kept::KeptBlocks;
-use super::{Answer, BackupId, Block, Event, Missing, ReplicatedConfig, View, ViewAnswer};
+use super::{Answer, BackupId, Block, Event, ReplicatedConfig, View, ViewAnswer};
 
 /// A backup of the current view.
 #[derive(Clone, Debug)]
@@ -44,11 +46,19 @@ struct Change {
     asked_us: u64,
 }
 
+/// A view that another one has followed.
+struct Older {
+    view: View,
+    /// Nobody needs its blocks, and the coordinator was told.
+    given_up: bool,
+}
+
 /// What is to be done outside, in this order.
 pub(crate) enum Effect {
     Send(BackupId, Arc<Block>),
     Ask(View),
     Release(BackupId, u64),
+    GiveUpView(u32),
     Fenced,
 }
 
@@ -71,7 +81,10 @@ pub(crate) struct Core {
     blocks: VecDeque<Arc<Block>>,
     bytes_under_way: u64,
     pub(crate) kept: KeptBlocks,
-    pub(crate) missing: Vec<Missing>,
+    /// When the view was agreed to.
+    view_since_us: u64,
+    /// Views before the present one, the oldest first.
+    older: Vec<Older>,
     pub(crate) fenced: bool,
     pub(crate) effects: Vec<Effect>,
     pub(crate) views_changed: u64,
@@ -98,7 +111,8 @@ impl Core {
             holders,
             blocks: VecDeque::new(),
             bytes_under_way: 0,
-            missing: Vec::new(),
+            view_since_us: now_us,
+            older: Vec::new(),
             fenced: false,
             effects: Vec::new(),
             views_changed: 0,
@@ -332,11 +346,11 @@ impl Core {
     fn use_view(&mut self, now_us: u64) {
         let Some(Change { view, .. }) = self.change.take() else { return };
         let before = std::mem::replace(&mut self.view, view);
-        let lost: Vec<BackupId> =
-            before.backups.iter().copied().filter(|backup| !self.view.backups.contains(backup)).collect();
-        if before.first < self.view.first && !lost.is_empty() && self.kept.released() + 1 < self.view.first {
-            self.missing.push(Missing { first: before.first, last: self.view.first - 1, lost });
+        if before.number > 0 {
+            self.older.push(Older { view: before, given_up: false });
         }
+        self.view_since_us = now_us;
+        self.kept.seal();
         let mut peers = BTreeMap::new();
         for backup in &self.view.backups {
             let peer = match self.peers.remove(backup) {
@@ -386,7 +400,69 @@ impl Core {
             *released = through;
             self.effects.push(Effect::Release(*backup, through));
         }
-        self.missing.retain(|missing| missing.last > through);
+    }
+
+    /// The blocks of each older view that are not given back, as far as they are acknowledged.
+    fn older_blocks(&self) -> impl Iterator<Item = (&Older, RangeInclusive<u64>)> {
+        let nexts = self.older.iter().skip(1).map(|older| older.view.first).chain([self.view.first]);
+        let blocks = self.older.iter().zip(nexts).map(|(older, next)| {
+            let first = older.view.first.max(self.kept.released() + 1);
+            (older, first..=(next - 1).min(self.acknowledged))
+        });
+        blocks.filter(|(older, blocks)| !older.given_up && !blocks.is_empty())
+    }
+
+    /// Blocks that are needed and have fewer copies than they should, or others than the present view: of older views, and of this one
+    /// while a backup of it is in trouble or there are too few.
+    pub(crate) fn under_replicated(&self) -> u64 {
+        let is_well = self.view.backups.len() + 1 >= self.config.copies as usize
+            && self.peers.values().all(|peer| peer.trouble.is_none());
+        let now = if is_well { 0 } else { self.kept.needed(&(self.view.first..=self.acknowledged)) };
+        let lacks = |older: &Older| {
+            let backups = &older.view.backups;
+            backups.len() + 1 < self.config.copies as usize
+                || backups.iter().any(|backup| !self.view.backups.contains(backup))
+        };
+        let older = self.older_blocks().filter(|(older, _)| lacks(older));
+        now + older.map(|(_, blocks)| self.kept.needed(&blocks)).sum::<u64>()
+    }
+
+    /// Segments that are to be copied again. Those of blocks that lack copies only while the view has all its backups, and has had
+    /// them for a while. `lacks`: whether a backup does not have all of a range of blocks any more.
+    pub(crate) fn to_copy_again(
+        &self,
+        now_us: u64,
+        most: usize,
+        without: &HashSet<SegmentId>,
+        lacks: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool,
+    ) -> Vec<SegmentId> {
+        if self.fenced || self.change.is_some() {
+            return Vec::new();
+        }
+        let wanted = (self.config.copies as usize).saturating_sub(1);
+        let is_whole = self.view.backups.len() >= wanted;
+        let has_held = now_us.saturating_sub(self.view_since_us) >= self.config.copy_again_after_us;
+        let is_lacking = |(older, blocks): &(&Older, RangeInclusive<u64>)| {
+            older.view.backups.len() < wanted || older.view.backups.iter().any(|backup| lacks(*backup, blocks))
+        };
+        let lacking: Vec<_> = match is_whole && has_held {
+            true => self.older_blocks().filter(is_lacking).map(|(_, blocks)| blocks).collect(),
+            false => Vec::new(),
+        };
+        self.kept.to_copy_again(&lacking, most, without)
+    }
+
+    /// Has the coordinator told of older views in whose blocks nothing lives.
+    pub(crate) fn give_up_views(&mut self) {
+        let nexts: Vec<u64> =
+            self.older.iter().skip(1).map(|older| older.view.first).chain([self.view.first]).collect();
+        for (older, next) in self.older.iter_mut().zip(nexts) {
+            let blocks = older.view.first..=next - 1;
+            if !older.given_up && next - 1 <= self.acknowledged && self.kept.needed(&blocks) == 0 {
+                older.given_up = true;
+                self.effects.push(Effect::GiveUpView(older.view.number));
+            }
+        }
     }
 
     /// When a turn is due although nothing happens.

@@ -1,0 +1,82 @@
+//! Giving segments to their sink once more, so that copies elsewhere are where they should be: when a backup was lost that had some of
+//! them, or when old ones hold back space (`docs/replication.md`, "What a backup keeps, and for how long").
+//!
+//! What is settled is given again, as what is rebuilt is: closed, durable, its bytes never change, so it may come behind what is
+//! newer. Recovery puts chunks together by their places and does not mind that one is there twice. Whoever asks for it waits for the
+//! ticket, and only then lets go of the older copies: a node that is lost in between is recovered from those.
+
+use std::sync::Arc;
+
+use kera_format::SegmentId;
+
+use crate::log::Log;
+use crate::sink::Ticket;
+
+/// What became of a segment that was to be copied again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CopiedAgain {
+    /// Its chunks are with the sink; when the ticket is durable they have all their copies. Bytes of the chunks.
+    Given(Ticket, u32),
+    /// Not now: it was open and is closed from here on, or comes back from disk, or its lane is being rebuilt. Ask again soon.
+    Later,
+    /// There is no such segment any more, or there are no chunks in it.
+    Gone,
+    /// It was compacted, so that its chunks do not follow one another: it stays where it is.
+    Never,
+}
+
+impl Log {
+    /// Gives the chunks of a segment to the sink of its streamlet once more. Any thread; blocks for the lane's lock only. The segment
+    /// stays in memory until the sink has written it.
+    pub fn copy_again(&self, id: SegmentId) -> CopiedAgain {
+        let Some(lane) = self.lane_of(id) else { return CopiedAgain::Gone };
+        let Ok(sink) = lane.home.sink().cloned() else { return CopiedAgain::Later };
+        let mut state = lane.state.lock();
+        if state.is_rebuilding() {
+            return CopiedAgain::Later;
+        }
+        let Some(at) = state.chain.find(id.group, id.index) else { return CopiedAgain::Gone };
+        let slot = state.chain.slot_mut(at);
+        if slot.summary().is_compacted {
+            return CopiedAgain::Never;
+        }
+        if slot.open {
+            drop(state);
+            lane.close_segment(id);
+            return CopiedAgain::Later;
+        }
+        match slot.memory.clone() {
+            Some(segment) if segment.is_settled() => {
+                drop(state);
+                match lane.replicate(&segment, &*sink) {
+                    Some(ticket) => CopiedAgain::Given(ticket, segment.head()),
+                    None => CopiedAgain::Gone,
+                }
+            }
+            Some(_) => CopiedAgain::Later,
+            None => {
+                if let Some(reason) = slot.failed.take() {
+                    tracing::warn!(segment = %id, %reason, "a segment cannot be copied again, because it cannot be read");
+                    return CopiedAgain::Later;
+                }
+                let load = slot.at.filter(|_| !std::mem::replace(&mut slot.loading, true));
+                drop(state);
+                if let (Some(at), Some(store)) = (load, self.shared.store.get()) {
+                    store.load(id, at);
+                }
+                CopiedAgain::Later
+            }
+        }
+    }
+
+    /// Closed segments of a streamlet's lanes that are in groups of owner epochs below `epoch`, with the open ones.
+    pub fn segments_before(&self, streamlet: &crate::Streamlet, epoch: u32) -> Vec<SegmentId> {
+        let of = |lane: &Arc<crate::Lane>| {
+            let state = lane.state.lock();
+            let groups = state.chain.groups.iter().filter(|group| group.id.epoch() < epoch);
+            let ids = groups.flat_map(|group| group.slots.iter().map(|slot| lane.segment_id(group.id, slot.index)));
+            ids.collect::<Vec<_>>()
+        };
+        streamlet.all_lanes().flat_map(of).collect()
+    }
+}

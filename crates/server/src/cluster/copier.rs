@@ -1,0 +1,261 @@
+//! Has what lacks copies copied again: records in blocks of which a backup is gone, old segments that hold back space at backups, and after
+//! a return what only the logs of earlier incarnations have, if those are not whole any more.
+//!
+//! One thread, which looks twice a second and is in no hurry: what is new goes first, and a node that is rebuilding does that before.
+
+use std::cell::RefCell;
+use std::collections::{HashMap, HashSet};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kera_format::SegmentId;
+use kera_format::cluster::{NodeNumber, Roles};
+use kera_format::vlog_replica::LogId;
+use kera_log::{CopiedAgain, DurabilitySink, Log};
+use kera_protocol::ListReplicas;
+use kera_vlog::ReplicatedLog;
+use parking_lot::{Condvar, Mutex};
+
+use super::copies::Copies;
+use super::recovery::Recovery;
+use crate::fatal::Fatal;
+
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(500);
+/// A backup that is away for so long has lost what it had: a restart takes less.
+const AWAY: Duration = Duration::from_secs(10);
+/// Segments that are asked for at a time.
+const SEGMENTS: usize = 64;
+/// Bytes that are given to a log at a time.
+const BYTES: u64 = 16 << 20;
+/// Bytes per second, of all logs together: a part of what a disk and a network take.
+const BYTES_PER_S: u64 = 128 << 20;
+/// What a backup has said that it has is as new as views that ended before.
+const FRESH: Duration = Duration::from_secs(1);
+/// Time between two looks whether copies are durable.
+const WAIT: Duration = Duration::from_millis(2);
+
+/// Blocks that a node has of logs, as it has said.
+struct Has {
+    epoch: u32,
+    at: Instant,
+    blocks: HashMap<LogId, Vec<RangeInclusive<u64>>>,
+}
+
+/// See the module.
+pub(super) struct Copier {
+    log: Arc<Log>,
+    copies: Arc<Copies>,
+    recovery: Arc<Recovery>,
+    stopping: Mutex<bool>,
+    changed: Condvar,
+}
+
+/// What the thread remembers.
+#[derive(Default)]
+struct Memory {
+    /// Segments that cannot be copied.
+    never: HashSet<SegmentId>,
+    /// Since when nodes are away.
+    away: HashMap<NodeNumber, Instant>,
+    has: HashMap<NodeNumber, Has>,
+    /// Those that are to be asked again.
+    unclear: RefCell<HashSet<NodeNumber>>,
+    began: Option<Instant>,
+}
+
+impl Copier {
+    pub(super) fn start(
+        log: &Arc<Log>,
+        copies: &Arc<Copies>,
+        recovery: &Arc<Recovery>,
+    ) -> Result<(Arc<Copier>, JoinHandle<()>), Fatal> {
+        let copier = Arc::new(Copier {
+            log: log.clone(),
+            copies: copies.clone(),
+            recovery: recovery.clone(),
+            stopping: Mutex::new(false),
+            changed: Condvar::new(),
+        });
+        let running = copier.clone();
+        let thread = std::thread::Builder::new().name("kera-copier".into()).spawn(move || running.run());
+        let no_thread = |error| Fatal::Resources { what: "a thread that copies again what lacks copies", error };
+        Ok((copier, thread.map_err(no_thread)?))
+    }
+
+    /// Has the thread return, soon.
+    pub(super) fn stop(&self) {
+        *self.stopping.lock() = true;
+        self.changed.notify_all();
+    }
+
+    /// False: the node stops.
+    fn pause(&self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        let mut stopping = self.stopping.lock();
+        while !*stopping && !self.changed.wait_until(&mut stopping, until).timed_out() {}
+        !*stopping
+    }
+
+    /// The thread. It looks at nodes also while something is rebuilt: a log to which nothing is written would not notice that a backup
+    /// of it is gone.
+    fn run(&self) {
+        let mut memory = Memory { began: Some(Instant::now()), ..Memory::default() };
+        while self.pause(LOOK) {
+            self.look_at_nodes(&mut memory);
+            if self.recovery.left_bytes() > 0 {
+                continue;
+            }
+            let logs = self.copies.all();
+            if !logs.iter().all(|(id, log)| self.copy(*id, log, &mut memory)) {
+                return;
+            }
+            let has_held = memory.began.is_some_and(|began| began.elapsed() > AWAY);
+            if has_held && !self.copy_returned(&mut memory) {
+                return;
+            }
+        }
+    }
+
+    /// Who is away, and what those have that have started again: their disks may be others, or have lost what was not synced.
+    fn look_at_nodes(&self, memory: &mut Memory) {
+        let nodes: Vec<(NodeNumber, u32, bool)> = self.recovery.group().read(|state| {
+            let of = |(number, node): (&NodeNumber, &kera_coordinator::cluster::NodeState)| {
+                (*number, node.epoch, node.is_live(Roles::BACKUP))
+            };
+            state.nodes().iter().map(of).collect()
+        });
+        memory.away.retain(|node, _| nodes.iter().any(|(known, ..)| known == node));
+        for (node, epoch, is_live) in nodes {
+            if !is_live {
+                self.copies.lost(node);
+                memory.away.entry(node).or_insert_with(Instant::now);
+                continue;
+            }
+            memory.away.remove(&node);
+            let is_unclear = memory.unclear.get_mut().remove(&node);
+            if !is_unclear && memory.has.get(&node).is_some_and(|has| has.epoch == epoch) {
+                continue;
+            }
+            match self.replicas(node) {
+                Ok(blocks) => drop(memory.has.insert(node, Has { epoch, at: Instant::now(), blocks })),
+                Err(error) => tracing::debug!(node, error, "a backup has not said what it has; it is asked again"),
+            }
+        }
+    }
+
+    /// What a backup has of all logs.
+    fn replicas(&self, node: NodeNumber) -> Result<HashMap<LogId, Vec<RangeInclusive<u64>>>, String> {
+        let (mut blocks, mut after) = (HashMap::new(), None);
+        loop {
+            let page = self.recovery.ask_backup(node, &ListReplicas { after, limit: 0 })?;
+            after = page.replicas.last().map(|replica| replica.log);
+            for replica in page.replicas {
+                let ranges = replica.blocks.iter().map(|range| range.first..=range.last).collect();
+                blocks.insert(replica.log, ranges);
+            }
+            if !page.more || after.is_none() {
+                return Ok(blocks);
+            }
+        }
+    }
+
+    /// Copies what is to be of one log; false: the node stops.
+    fn copy(&self, id: LogId, log: &ReplicatedLog, memory: &mut Memory) -> bool {
+        loop {
+            let lacks = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.lacks(backup, id, blocks);
+            let wanted = log.to_copy_again(SEGMENTS, &memory.never, &lacks);
+            let since = log.next_block();
+            match self.give(&wanted, log, &mut memory.never) {
+                None => return false,
+                Some(given) if given.is_empty() => return true,
+                Some(given) => given.iter().for_each(|segment| log.copied_again(*segment, since)),
+            }
+        }
+    }
+
+    /// Gives segments to their log and waits until they have their copies: those that do, or nothing if the node stops.
+    fn give(
+        &self,
+        wanted: &[SegmentId],
+        log: &ReplicatedLog,
+        never: &mut HashSet<SegmentId>,
+    ) -> Option<Vec<SegmentId>> {
+        let (mut given, mut last, mut bytes, began) = (Vec::new(), 0, 0, Instant::now());
+        for segment in wanted {
+            match self.log.copy_again(*segment) {
+                CopiedAgain::Given(ticket, head) => {
+                    given.push(*segment);
+                    (last, bytes) = (last.max(ticket), bytes + u64::from(head));
+                }
+                CopiedAgain::Later => {}
+                CopiedAgain::Gone => log.segment_gone(*segment),
+                CopiedAgain::Never => drop(never.insert(*segment)),
+            }
+            if bytes >= BYTES {
+                break;
+            }
+        }
+        while log.durable_through() < last {
+            if !self.pause(WAIT) {
+                return None;
+            }
+        }
+        let due = Duration::from_micros(bytes * 1_000_000 / BYTES_PER_S);
+        self.pause(due.saturating_sub(began.elapsed())).then_some(given)
+    }
+
+    /// What this node got back at its start and has copies of in the logs of its earlier incarnations only: if one of those has lost a
+    /// backup, all of it is copied, and the old logs can go. False: the node stops.
+    fn copy_returned(&self, memory: &mut Memory) -> bool {
+        let views = self.recovery.old_views();
+        let lacks = |(log, blocks, backups): &(LogId, RangeInclusive<u64>, Vec<NodeNumber>)| {
+            backups.iter().any(|backup| memory.lacks(*backup, *log, blocks))
+        };
+        if !views.iter().any(lacks) {
+            return true;
+        }
+        let (mut segments, mut all) = (self.recovery.returned_segments(), true);
+        segments.retain(|segment| !memory.never.contains(segment));
+        tracing::info!(segments = segments.len(), "what came back with this node lacks copies and is copied again");
+        while let Some(segment) = segments.pop() {
+            let Some(log) = self.copies.log_of(&self.log, segment) else { continue };
+            loop {
+                match self.give(&[segment], &log, &mut memory.never) {
+                    None => return false,
+                    Some(given) if !given.is_empty() || memory.never.contains(&segment) => break,
+                    Some(_) if self.log.copy_again(segment) == CopiedAgain::Gone => break,
+                    Some(_) if !self.pause(LOOK / 10) => return false,
+                    Some(_) => {}
+                }
+            }
+            all &= !memory.never.contains(&segment);
+        }
+        if all {
+            self.recovery.has_copied_returned();
+        }
+        true
+    }
+}
+
+impl Memory {
+    /// Whether a backup does not have these blocks of a log any more: it is away for long, or has come back without them. Of one that
+    /// has never been asked nothing is said.
+    fn lacks(&self, backup: NodeNumber, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
+        if let Some(since) = self.away.get(&backup) {
+            return since.elapsed() > AWAY;
+        }
+        let Some(has) = self.has.get(&backup) else { return false };
+        let ranges = has.blocks.get(&log).map_or(&[][..], |ranges| ranges);
+        if ranges.iter().any(|range| range.contains(blocks.start()) && range.contains(blocks.end())) {
+            return false;
+        }
+        if has.at.elapsed() < FRESH {
+            return true;
+        }
+        self.unclear.borrow_mut().insert(backup);
+        false
+    }
+}
