@@ -228,13 +228,21 @@ fn lookup(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Att
 fn placed(ownership: &Ownership, lane: &Lane, at: Start, found: Cursor, ordinal: u64) -> Result<Cursor, Failure> {
     let (stream, streamlet) = (lane.stream_id(), lane.streamlet_id());
     let Some(owner) = ownership.owner(stream, streamlet) else { return Ok(found) };
-    let is_owner = owner.node == ownership.node() && lane.tenure() != Tenure::Elsewhere;
+    let is_its = owner.node == ownership.node();
+    let is_owner = is_its && lane.tenure() != Tenure::Elsewhere;
+    if is_its && !is_owner {
+        // It is being taken over: what is here of it from before is not all, and says nothing of where the lane begins and ends.
+        return Err(Failure::not_owner(stream, streamlet, ownership.hint(stream, streamlet)));
+    }
     // Before the first chunk of its epoch an owner has no group yet.
     let at_end = ordinal >= lane.durable_ordinal();
     let latest = is_owner && at_end;
+    // Groups of owners before may all have come here since.
+    let has_all = is_owner && owner.older.iter().all(|older| older.node == owner.node);
     let allowed = match at {
+        _ if has_all => true,
         Start::Latest => is_owner,
-        Start::Earliest => is_owner && owner.older.is_empty(),
+        Start::Earliest => false,
         Start::Ordinal(wanted) => latest || (!at_end && ordinal <= wanted),
         Start::TimeMs(_) => latest || !at_end,
     };

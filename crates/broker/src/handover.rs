@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
-use kera_format::StreamId;
+use kera_format::{GroupId, StreamId, StreamletId};
 use kera_log::{ChunkPlace, GroupInfo, LaneHandover, ProducerHandover, Streamlet};
 use kera_protocol::StreamletState;
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
+
+use crate::broker::Broker;
+use crate::failure::Failure;
 
 /// What a streamlet that was let go hands over.
 /// `progress`: how far applications are in it.
@@ -60,4 +63,102 @@ pub(crate) fn from_state(state: &StreamletState) -> Vec<LaneHandover> {
         groups: Vec::new(),
     };
     state.lanes.iter().map(lane).collect()
+}
+
+impl Broker {
+    /// Drops what this node has of a streamlet that is about to come to it, but for groups that it is known to hold: what it had in an
+    /// earlier time and others have rebuilt since. Nothing if the streamlet is here.
+    pub fn forget_leftovers(&self, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
+        let place = self.streamlet_to_move(stream, streamlet)?;
+        let owner = self.ownership().owner(stream, streamlet).unwrap_or_default();
+        let me = self.ownership().node();
+        let has_any = place.lanes().any(|lane| !lane.groups(GroupId::NONE, 1).is_empty());
+        if owner.node != me && has_any {
+            place.forget_groups(|group| owner.holder(group) == me);
+        }
+        Ok(())
+    }
+
+    /// Whether this node has groups of a streamlet with owner epochs from `first` on and below `end`.
+    pub fn has_groups(&self, stream: StreamId, streamlet: StreamletId, first: u32, end: u32) -> bool {
+        let Some(place) = self.log().stream(stream).and_then(|found| found.streamlet(streamlet).cloned()) else {
+            return false;
+        };
+        let behind = GroupId(GroupId::new(first, 0).0.saturating_sub(1));
+        place.lanes().any(|lane| lane.groups(behind, 1).first().is_some_and(|group| group.id.epoch() < end))
+    }
+}
+
+/// What of a state is kept for the case that the next owner is lost before it has written anything: at most `most` bytes. Groups are known
+/// otherwise; of producers first all but the last chunk are left out, and then those that were silent longest, which are marked as
+/// forgotten.
+pub fn kept_state(state: &StreamletState, most: usize) -> Vec<u8> {
+    let mut kept = state.clone();
+    kept.lanes.iter_mut().for_each(|lane| lane.groups.clear());
+    let mut bytes = kera_protocol::codec::bytes_of(&kept);
+    if bytes.len() > most {
+        let producers = kept.lanes.iter_mut().flat_map(|lane| &mut lane.producers);
+        producers.for_each(|producer| drop(producer.chunks.drain(..producer.chunks.len().saturating_sub(1))));
+        bytes = kera_protocol::codec::bytes_of(&kept);
+    }
+    while bytes.len() > most && kept.lanes.iter().any(|lane| !lane.producers.is_empty()) {
+        for lane in kept.lanes.iter_mut().filter(|lane| !lane.producers.is_empty()) {
+            let silent = lane.producers.len().div_ceil(4);
+            lane.producers.drain(..silent);
+            lane.memory = Memory::Forgotten;
+        }
+        bytes = kera_protocol::codec::bytes_of(&kept);
+    }
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_format::{Cursor, LaneId, ProducerEpoch, ProducerId};
+
+    fn state(producers: u64) -> StreamletState {
+        let chunk = |sequence| ChunkMark { sequence, base_ordinal: sequence, cursor: Cursor::default() };
+        let producer = |id| ProducerState {
+            producer_id: ProducerId(id),
+            producer_epoch: ProducerEpoch(0),
+            sequence: 4,
+            chunks: (0..5).map(chunk).collect(),
+        };
+        let lane = LaneState {
+            lane: LaneId(0),
+            next_ordinal: 9,
+            last_append_ms: 1,
+            memory: Memory::Whole,
+            producers: (1..=producers).map(producer).collect(),
+            groups: vec![KeptGroup { group: GroupId::new(1, 1), first_ordinal: 0, next_ordinal: 9 }],
+        };
+        StreamletState {
+            stream: StreamId(1),
+            streamlet: StreamletId(0),
+            epoch: 2,
+            lanes: vec![lane],
+            progress: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_state_that_is_kept_is_bounded_and_says_what_it_lacks() {
+        let read = |bytes: &[u8]| <StreamletState as kera_protocol::Body>::decode(1, bytes).expect("a state");
+        let all = read(&kept_state(&state(10), 64 << 10));
+        assert_eq!((all.lanes[0].producers.len(), all.lanes[0].memory), (10, Memory::Whole));
+        assert_eq!((all.lanes[0].producers[0].chunks.len(), all.lanes[0].groups.len()), (5, 0));
+        let last = read(&kept_state(&state(800), 64 << 10));
+        assert_eq!((last.lanes[0].producers.len(), last.lanes[0].memory), (800, Memory::Whole));
+        assert_eq!(last.lanes[0].producers[0].chunks[0].sequence, 4);
+        let bytes = kept_state(&state(5_000), 64 << 10);
+        let some = read(&bytes);
+        assert!(bytes.len() <= 64 << 10, "{}", bytes.len());
+        assert_eq!((some.lanes[0].next_ordinal, some.lanes[0].memory), (9, Memory::Forgotten));
+        assert_eq!(
+            some.lanes[0].producers.last().map(|one| one.producer_id),
+            Some(ProducerId(5_000)),
+            "the newest stay"
+        );
+    }
 }

@@ -44,8 +44,9 @@ pub use applications::{APPLICATIONS_STREAM, ApplicationCounts, ReplayReport, app
 pub use broker::Broker;
 pub use config::BrokerConfig;
 pub use failure::Failure;
+pub use handover::kept_state;
 pub use latency::{BOUNDS_US, HistogramCounts, Latencies, LatencyHistogram};
 pub use metrics::{BrokerCounts, BrokerMetrics};
 pub use ownership::Ownership;
-pub use recovery::{Copies, EndedLog, EndedView, Rebuild, RecoveryProgress};
+pub use recovery::{Copies, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
 pub use session::BrokerSession;

@@ -12,6 +12,7 @@ use kera_protocol::{
 use parking_lot::{Mutex, RwLock};
 
 use crate::catalog::{Catalog, Limits};
+use crate::cluster::Refused;
 use crate::journal::{Journal, Opened};
 use crate::{CoordinatorError, OpenError};
 
@@ -141,6 +142,16 @@ impl Coordinator {
         let (version, mut body) = (M::OP.version_max(), Vec::new());
         message.encode(version, &mut body);
         Ok(M::Response::decode(version, &cluster.request(M::OP, version, &body, system)?)?)
+    }
+
+    /// Has the leader of the cluster answer a request, as it came. A node that is alone has nobody to ask.
+    pub(crate) fn ask_cluster(&self, op: Op, version: u8, body: &[u8]) -> Result<Vec<u8>, CoordinatorError> {
+        let alone = || {
+            let reason = "this node is alone, in no cluster: there is no other node to move anything to or from; \
+                          docs/operations.md says how to start several";
+            CoordinatorError::Refused(Refused(reason.into()))
+        };
+        self.cluster.as_ref().ok_or_else(alone)?.request(op, version, body, false)
     }
 
     /// Says who learns of changes from now on. Streams that are there already are not told of; see

@@ -1,8 +1,9 @@
 //! From request frames to commands and back: what a broker's session does with the coordinator's operations.
 
+use kera_protocol::frame::{begin_frame, finish_frame};
 use kera_protocol::{
     AllocateProducer, AlterStream, Body, CreateStream, DeleteStream, Empty, FrameHeader, GetStream, ListStreams, Op,
-    encode_error, encode_response,
+    Status, encode_error, encode_response,
 };
 
 use crate::{Coordinator, CoordinatorError};
@@ -12,6 +13,12 @@ impl Coordinator {
     pub fn serves(op: Op) -> bool {
         use Op::{AllocateProducer, AlterStream, CreateStream, DeleteStream, GetStream, ListStreams};
         matches!(op, CreateStream | GetStream | ListStreams | AlterStream | DeleteStream | AllocateProducer)
+            || Coordinator::is_for_cluster(op)
+    }
+
+    /// Requests that make sense in a cluster only, and go to the leader of its coordinators.
+    fn is_for_cluster(op: Op) -> bool {
+        matches!(op, Op::MoveStreamlet | Op::ChangeNode | Op::PlanRebalance | Op::DescribeMoves | Op::AcceptLoss)
     }
 
     /// Answers one request: appends the whole response frame to `out`. `op` must be one that is
@@ -52,6 +59,12 @@ impl Coordinator {
             Op::AllocateProducer => {
                 let message = AllocateProducer::decode(version, body)?;
                 encode_response(request, &self.allocate_producer(message.producer_id)?, out);
+            }
+            op if Coordinator::is_for_cluster(op) => {
+                let answer = self.ask_cluster(op, version, body)?;
+                let start = begin_frame(&request.response(Status::Ok as u16), out);
+                out.extend_from_slice(&answer);
+                finish_frame(out, start, 0);
             }
             other => unreachable!("{other} is not the coordinator's; see Coordinator::serves"),
         }

@@ -3,8 +3,8 @@
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
-use kera_format::{StreamId, StreamOptions};
-use kera_protocol::{CreateStream, StreamChanges, StreamletRange, StreamletsRebuilt};
+use kera_format::{StreamId, StreamOptions, StreamletId};
+use kera_protocol::{CreateStream, StreamChanges, StreamletRange, StreamletState, StreamletsRebuilt};
 
 fn join(node: NodeNumber) -> Join {
     Join {
@@ -69,6 +69,19 @@ impl Cluster {
     fn view(&mut self, log: LogName, view: u32, first: u64, backups: &[NodeNumber]) {
         let agreed = self.0.plan_view(&LogView { log, view, first, backups: backups.to_vec() }).unwrap();
         self.apply(&agreed);
+    }
+
+    /// What the owner hands over of a streamlet to which nobody has written.
+    fn state(&self, stream: StreamId, streamlet: u32) -> Vec<u8> {
+        let epoch = self.owner(stream, streamlet).owner_epoch;
+        let state = StreamletState {
+            stream,
+            streamlet: StreamletId(streamlet),
+            epoch,
+            lanes: Vec::new(),
+            progress: Vec::new(),
+        };
+        kera_protocol::codec::bytes_of(&state)
     }
 
     fn owner(&self, stream: StreamId, streamlet: u32) -> Owner {
@@ -336,23 +349,25 @@ fn a_streamlet_moves_by_the_number_of_its_move() {
     let mut cluster = Cluster::new();
     let stream = cluster.stream("moving", 1, 1);
     let before = cluster.owner(stream, 0);
-    let noted = cluster.0.plan_move(stream, 0, 2).unwrap();
+    let noted = cluster.0.plan_move(&stream.into(), 0, 2).unwrap();
     cluster.apply(&noted);
-    assert_eq!(cluster.0.plan_move(stream, 0, 2).unwrap(), [], "asking twice is answered like asking once");
-    assert!(cluster.0.plan_move(stream, 0, 3).unwrap_err().to_string().contains("it moves already, by move 1"));
+    assert_eq!(cluster.0.plan_move(&stream.into(), 0, 2).unwrap(), [], "asking twice is answered like asking once");
+    assert!(cluster.0.plan_move(&stream.into(), 0, 3).unwrap_err().to_string().contains("it moves already, by move 1"));
     cluster.apply(&[ClusterEntry::MoveCalledOff { number: 1 }]);
-    let noted = cluster.0.plan_move(stream, 0, 3).unwrap();
+    let noted = cluster.0.plan_move(&stream.into(), 0, 3).unwrap();
     cluster.apply(&noted);
     // What node 2 was told in the move that was called off does not count in this one.
-    assert!(cluster.0.plan_finish_move(1, 2, 1).unwrap_err().to_string().contains("called off"));
-    assert!(cluster.0.plan_finish_move(2, 2, 1).unwrap_err().to_string().contains("to another node"));
-    let finished = cluster.0.plan_finish_move(2, 3, 1).unwrap();
+    let state = cluster.state(stream, 0);
+    assert!(cluster.0.plan_finish_move(1, 2, 1, &state).unwrap_err().to_string().contains("called off"));
+    assert!(cluster.0.plan_finish_move(2, 2, 1, &state).unwrap_err().to_string().contains("to another node"));
+    let finished = cluster.0.plan_finish_move(2, 3, 1, &state).unwrap();
     cluster.apply(&finished);
+    assert_eq!(cluster.0.handed(stream, 0).as_deref(), Some(&state[..]), "what it took along is kept with its owner");
     let after = cluster.owner(stream, 0);
     assert_eq!(after.node, 3);
     assert!(after.owner_epoch > before.owner_epoch);
     let held = cluster.0.owners(stream).unwrap().held();
-    assert_eq!((held[0].node, held[0].owner_epoch), (1, before.owner_epoch), "the old groups stay where they are");
+    assert_eq!((held[0].node, held[0].owner_epoch), (1, 1), "the old groups stay where they are, all of them");
     assert!(cluster.0.moves().is_empty());
 }
 
@@ -361,11 +376,15 @@ fn a_move_is_over_when_one_of_its_nodes_comes_back_in_another_epoch() {
     for back in [1, 2] {
         let mut cluster = Cluster::new();
         let stream = cluster.stream("moving", 1, 1);
-        let noted = cluster.0.plan_move(stream, 0, 2).unwrap();
+        let noted = cluster.0.plan_move(&stream.into(), 0, 2).unwrap();
         cluster.apply(&noted);
         cluster.rejoin(back, true);
         let epoch = cluster.0.node(2).unwrap().epoch;
-        assert!(cluster.0.plan_finish_move(1, 2, epoch).unwrap_err().to_string().contains("called off"), "{back}");
+        let state = cluster.state(stream, 0);
+        assert!(
+            cluster.0.plan_finish_move(1, 2, epoch, &state).unwrap_err().to_string().contains("called off"),
+            "{back}"
+        );
     }
 }
 
@@ -373,7 +392,7 @@ fn a_move_is_over_when_one_of_its_nodes_comes_back_in_another_epoch() {
 fn a_recovery_ends_the_move_of_what_it_gives_away() {
     let mut cluster = Cluster::new();
     let stream = cluster.stream("moving", 1, 2);
-    let noted = cluster.0.plan_move(stream, 0, 2).unwrap();
+    let noted = cluster.0.plan_move(&stream.into(), 0, 2).unwrap();
     cluster.apply(&noted);
     cluster.fence(1);
     let entries = cluster.0.plan_recover(1, 1).unwrap();
@@ -386,7 +405,7 @@ fn a_stream_that_is_deleted_leaves_nothing_behind() {
     let mut cluster = Cluster::new();
     let empty = cluster.0.snapshot();
     let stream = cluster.stream("gone", 9, 1);
-    let noted = cluster.0.plan_move(stream, 0, 2).unwrap();
+    let noted = cluster.0.plan_move(&stream.into(), 0, 2).unwrap();
     cluster.apply(&noted);
     let deleted = cluster.0.plan_delete_stream(&"gone".into(), 0).unwrap();
     cluster.apply(&deleted);
@@ -403,11 +422,11 @@ fn a_snapshot_gives_the_same_state_and_the_same_answers() {
     cluster.stream("single", 3, 1);
     cluster.view(LOG, 1, 1, &[2]);
     cluster.view(LOG, 2, 50, &[3]);
-    let noted = cluster.0.plan_move(stream, 9, 2).unwrap();
+    let noted = cluster.0.plan_move(&stream.into(), 9, 2).unwrap();
     cluster.apply(&noted);
-    let finished = cluster.0.plan_finish_move(1, 2, 1).unwrap();
+    let finished = cluster.0.plan_finish_move(1, 2, 1, &cluster.state(stream, 9)).unwrap();
     cluster.apply(&finished);
-    let noted = cluster.0.plan_move(stream, 8, 2).unwrap();
+    let noted = cluster.0.plan_move(&stream.into(), 8, 2).unwrap();
     cluster.apply(&noted);
     cluster.fence(1);
     cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 70 }]);

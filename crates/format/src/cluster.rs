@@ -21,6 +21,9 @@ pub const MEMBERS_MAX: usize = 4096;
 /// The largest entry: a membership of so many nodes.
 pub const CLUSTER_ENTRY_BYTES_MAX: usize = 2 << 20;
 
+/// The largest state of a moved streamlet that the coordinators keep: as many fit into one message between them as go there at once.
+pub const HANDED_BYTES_MAX: usize = 64 << 10;
+
 /// Number of a node in its cluster, from 1; 0 is no node.
 pub type NodeNumber = u32;
 
@@ -95,6 +98,10 @@ pub enum OwnerReason {
     Recovered = 1,
     /// It moves, by the move of this entry's number.
     Moved = 2,
+    /// It stays with its owner, and groups that a lost node held of it come to that one.
+    Gathered = 3,
+    /// Its owner is lost, and a person has said that what only that one had is gone.
+    LossAccepted = 4,
 }
 
 /// What an entry says.
@@ -253,6 +260,35 @@ pub enum ClusterEntry {
         /// Which view.
         view: u32,
     },
+    /// What a streamlet's owner was told when it took it over from another one by a move: where its lanes stood, and their producers.
+    StreamletHanded {
+        /// Of which stream.
+        stream: StreamId,
+        /// Which streamlet.
+        streamlet: u32,
+        /// The owner epoch in which it was taken over.
+        owner_epoch: u32,
+        /// A `StreamletState` of the protocol, version 1; empty: nobody needs it any more.
+        state: Vec<u8>,
+    },
+    /// A node is to own nothing, or may again.
+    NodeDraining {
+        /// Which.
+        node: NodeNumber,
+        /// Whether it is to own nothing.
+        draining: bool,
+    },
+    /// Groups that a node holds and does not own have been lost there: they are to be rebuilt by the owner.
+    GroupsLost {
+        /// Of which stream.
+        stream: StreamId,
+        /// The first streamlet.
+        first: u32,
+        /// How many.
+        count: u32,
+        /// In whose ids the groups have this owner epoch.
+        owner_epoch: u32,
+    },
     /// In a snapshot: what the other entries do not tell.
     ClusterCounters {
         /// The number of the next move.
@@ -382,6 +418,9 @@ impl ClusterEntry {
             ClusterEntry::Membership { .. } => 35,
             ClusterEntry::StreamletsRebuilt { .. } => 36,
             ClusterEntry::ViewGivenUp { .. } => 37,
+            ClusterEntry::StreamletHanded { .. } => 40,
+            ClusterEntry::NodeDraining { .. } => 41,
+            ClusterEntry::GroupsLost { .. } => 42,
         }
     }
 
@@ -465,6 +504,15 @@ impl ClusterEntry {
             }
             ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch } => {
                 out.u64(stream.0).u32(*first).u32(*count).u32(*node).u32(*epoch);
+            }
+            ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state } => {
+                out.u64(stream.0).u32(*streamlet).u32(*owner_epoch).u32(state.len() as u32).bytes(state);
+            }
+            ClusterEntry::NodeDraining { node, draining } => {
+                out.u32(*node).u8((*draining).into());
+            }
+            ClusterEntry::GroupsLost { stream, first, count, owner_epoch } => {
+                out.u64(stream.0).u32(*first).u32(*count).u32(*owner_epoch);
             }
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 out.u64(*next_move).u32(*next_owner_epoch);
@@ -555,8 +603,10 @@ impl ClusterEntry {
                     0 => OwnerReason::First,
                     1 => OwnerReason::Recovered,
                     2 => OwnerReason::Moved,
+                    3 => OwnerReason::Gathered,
+                    4 => OwnerReason::LossAccepted,
                     other => {
-                        let (field, allowed) = ("cluster_entry.reason", "0 to 2");
+                        let (field, allowed) = ("cluster_entry.reason", "0 to 4");
                         return Err(FormatError::BadField { field, value: other.into(), allowed });
                     }
                 };
@@ -619,9 +669,22 @@ impl ClusterEntry {
                 epoch: body.u32()?,
             },
             37 => ClusterEntry::ViewGivenUp { log: body.log()?, view: body.u32()? },
+            40 => {
+                let (stream, streamlet, owner_epoch) = (StreamId(body.u64()?), body.u32()?, body.u32()?);
+                let bytes = body.count("cluster_entry.state", HANDED_BYTES_MAX)?;
+                let state = body.take(bytes)?.to_vec();
+                ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state }
+            }
+            41 => ClusterEntry::NodeDraining { node: body.u32()?, draining: body.switch("cluster_entry.draining")? },
+            42 => ClusterEntry::GroupsLost {
+                stream: StreamId(body.u64()?),
+                first: body.u32()?,
+                count: body.u32()?,
+                owner_epoch: body.u32()?,
+            },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 42" });
             }
         })
     }
@@ -638,7 +701,7 @@ pub fn examples() -> Vec<(&'static str, ClusterEntry)> {
         http: String::new(),
     };
     let place = RaftPlace { term: 3, leader: 1, index: 12 };
-    vec![
+    let mut examples = vec![
         (
             "cluster founded",
             ClusterEntry::Founded {
@@ -694,6 +757,19 @@ pub fn examples() -> Vec<(&'static str, ClusterEntry)> {
                 nodes: vec![(1, "10.0.0.1:7072".into()), (2, "10.0.0.2:7072".into())],
             },
         ),
+    ];
+    examples.extend(examples_of_moves(stream));
+    examples
+}
+
+fn examples_of_moves(stream: StreamId) -> Vec<(&'static str, ClusterEntry)> {
+    vec![
+        (
+            "streamlet handed over",
+            ClusterEntry::StreamletHanded { stream, streamlet: 1, owner_epoch: 9, state: vec![1, 2, 3] },
+        ),
+        ("node draining", ClusterEntry::NodeDraining { node: 2, draining: true }),
+        ("groups lost", ClusterEntry::GroupsLost { stream, first: 1, count: 3, owner_epoch: 8 }),
     ]
 }
 
@@ -722,7 +798,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bodies_never_panic(kind in 20u16..40, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bodies_never_panic(kind in 20u16..45, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = ClusterEntry::parse_body(kind, &mut Fields(&body));
         }
     }

@@ -65,6 +65,11 @@ fn body_of(entry: &ClusterEntry) -> &'static str {
         ClusterEntry::MoveCalledOff { .. } => "number:8",
         ClusterEntry::StreamletsRebuilt { .. } => "stream:8 first:4 count:4 node:4 epoch:4",
         ClusterEntry::ViewGivenUp { .. } => "log.node:4 log.epoch:4 log.log:4 view:4",
+        ClusterEntry::StreamletHanded { .. } => {
+            "stream:8 streamlet:4 owner_epoch:4 state_bytes:4 state[0]:1 state[1]:1 state[2]:1"
+        }
+        ClusterEntry::NodeDraining { .. } => "node:4 draining:1",
+        ClusterEntry::GroupsLost { .. } => "stream:8 first:4 count:4 owner_epoch:4",
         ClusterEntry::ClusterCounters { .. } => "next_move:8 next_owner_epoch:4",
         ClusterEntry::Applied { .. } => "place.term:8 place.leader:8 place.index:8",
         ClusterEntry::Membership { .. } => {

@@ -92,6 +92,21 @@ may be printed again, none are left out. Several consumers with the same --appli
     /// A cluster on this machine to try things out.
     #[command(subcommand)]
     Cluster(ClusterCommand),
+    /// Move streamlets from node to node of a cluster.
+    #[command(subcommand)]
+    Streamlet(StreamletCommand),
+    /// Empty a node of a cluster, use it again, or give it up.
+    #[command(subcommand)]
+    Node(NodeCommand),
+    /// Even out how many streamlets the nodes of a cluster own, as after a node was added.
+    #[command(after_help = "\
+Examples:
+  kera rebalance --dry-run                      the moves that would do it
+  kera rebalance                                does them, a few at a time, and says how far it is
+
+No data is copied: what is written from now on goes to the new owner, what was written before is served where it is until
+retention takes it. Producers and consumers follow by themselves. Ctrl-C stops between two moves; nothing has to be undone.")]
+    Rebalance(RebalanceArgs),
     /// Start a node, stream real flights through it and show it live.
     #[command(after_help = "\
 Examples:
@@ -500,6 +515,114 @@ pub struct ClusterUpArgs {
     /// Memory of each node for streams.
     #[arg(long, value_name = "BYTES", default_value = "256MiB")]
     pub arena_bytes: String,
+}
+
+/// A streamlet, as the command line names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StreamletName {
+    /// Its stream.
+    pub stream: String,
+    /// Its number in it.
+    pub streamlet: u32,
+}
+
+impl std::fmt::Display for StreamletName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.stream, self.streamlet)
+    }
+}
+
+fn streamlet_name(text: &str) -> Result<StreamletName, String> {
+    let wrong = || format!("`{text}` is no streamlet; name it as STREAM/NUMBER, like payments/3");
+    let (stream, number) = text.rsplit_once('/').ok_or_else(wrong)?;
+    let streamlet = number.parse().map_err(|_| wrong())?;
+    if stream.is_empty() { Err(wrong()) } else { Ok(StreamletName { stream: stream.to_owned(), streamlet }) }
+}
+
+/// `kera streamlet`.
+#[derive(Subcommand)]
+pub enum StreamletCommand {
+    /// Have another node own a streamlet.
+    #[command(after_help = "\
+Examples:
+  kera streamlet move payments/3 --to 2
+  kera streamlet move payments/3 --to 2 --no-wait
+
+No data is copied. Writers pause for a few milliseconds and go on at the new owner; what was written before stays at the
+old one, which serves it until retention takes it. `kera status` shows who has what.")]
+    Move {
+        /// The streamlet, as STREAM/NUMBER.
+        #[arg(value_name = "STREAM/NUMBER", value_parser = streamlet_name)]
+        streamlet: StreamletName,
+        /// The node that gets it.
+        #[arg(long, value_name = "NODE", value_parser = clap::value_parser!(u32).range(1..))]
+        to: u32,
+        /// Do not wait until it is there.
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Go on without what only a lost node had of a streamlet. This cannot be undone.
+    #[command(after_help = "\
+Example:
+  kera streamlet accept-loss payments/3 --yes
+
+For streamlets whose node is lost for good and that nobody else has a copy of: they go on, without the records that only
+that node had, at another one. Numbers of records begin again at 0, or where the streamlet last moved. If the node can come
+back, start it instead: then nothing is lost.")]
+    AcceptLoss {
+        /// The streamlet, as STREAM/NUMBER.
+        #[arg(value_name = "STREAM/NUMBER", value_parser = streamlet_name)]
+        streamlet: StreamletName,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+/// `kera node`.
+#[derive(Subcommand)]
+pub enum NodeCommand {
+    /// Move all streamlets of a node to others and give it no new ones.
+    #[command(after_help = "\
+Examples:
+  kera node drain 2                             moves them a few at a time, and says what is left
+  kera node drain 2 --no-wait                   it goes on by itself; `kera status` shows how far it is
+  kera node drain 2 --undo                      the node may own streamlets again
+
+The node keeps what was written to it before the moves and serves it until retention takes it; it also keeps copies of
+others, and votes, for as long as it runs. When it is empty: stop it, then `kera node remove 2`.")]
+    Drain {
+        /// The node's number.
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+        node: u32,
+        /// Let it own streamlets again instead.
+        #[arg(long)]
+        undo: bool,
+        /// Do not wait until it owns none.
+        #[arg(long)]
+        no_wait: bool,
+    },
+    /// Give up a node that is gone for good. It must be lost or stopped, and nothing may be needed of it.
+    #[command(after_help = "\
+Example:
+  kera node remove 2
+
+The node must have been stopped, or be lost, and own nothing: streams with copies are taken over by others by themselves, in a
+second; those with one copy keep it until it is back, or until `kera streamlet accept-loss`. Its number and its vote are free
+afterwards. A machine with empty disks joins under a number of its own.")]
+    Remove {
+        /// The node's number.
+        #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+        node: u32,
+    },
+}
+
+/// `kera rebalance`.
+#[derive(Args)]
+pub struct RebalanceArgs {
+    /// Only show what would be moved.
+    #[arg(long)]
+    pub dry_run: bool,
 }
 
 /// `kera demo`.

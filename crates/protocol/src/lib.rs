@@ -31,6 +31,7 @@ pub mod groups;
 pub mod hello;
 pub mod limits;
 mod message;
+mod moves;
 pub mod node;
 mod op;
 pub mod placement;
@@ -64,6 +65,10 @@ pub use groups::{
 };
 pub use hello::{Hello, HelloResponse, OpRange};
 pub use message::{Body, Empty, Message, encode_error, encode_push, encode_request, encode_response};
+pub use moves::{
+    AcceptLoss, ChangeNode, DescribeMoves, FinishMove, GroupsGone, HeldGroups, LetGo, LetGone, MoveInfo, MovePlan,
+    MoveStreamlet, MovesDescription, NodeChange, NodeHoldings, PlanRebalance,
+};
 pub use node::{DiskStatus, NodeStatus, NodeStatusResponse, Role};
 pub use op::Op;
 pub use placement::{FindOwners, NodeInfo, OlderGroups, Owner, OwnerRun, Owners, StreamOwners, StreamletState};

@@ -129,7 +129,8 @@ macro_rules! for_each_message {
             AvailableSegments, Lookup, StreamStats, JoinApplication, Heartbeat, CommitOffsets, FetchOffsets,
             LeaveApplication, ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus, RaftVote, RaftAppend,
             RaftSnapshot, ForwardCommand, JoinCluster, NodeAlive, DescribeCluster, ChangeLog, StreamletsRebuilt, StoreBlock,
-            FenceNode, ListReplicas, LaneStates, ReadBlocks, ReleaseBlocks,
+            FenceNode, ListReplicas, LaneStates, ReadBlocks, ReleaseBlocks, MoveStreamlet, LetGo, FinishMove, ChangeNode,
+            PlanRebalance, GroupsGone, DescribeMoves, AcceptLoss,
         }
     };
 }

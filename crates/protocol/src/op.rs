@@ -127,6 +127,22 @@ ops! {
     ReadBlocks = 94, 1..=1;
     /// Gives files of a copy of a virtual log back.
     ReleaseBlocks = 95, 1..=1;
+    /// Has a streamlet move to another broker.
+    MoveStreamlet = 100, 1..=1;
+    /// Has the owner of a streamlet let go of it.
+    LetGo = 101, 1..=1;
+    /// Makes the node that a streamlet moves to its owner.
+    FinishMove = 102, 1..=1;
+    /// Has a node give up its streamlets, or the cluster give up a node.
+    ChangeNode = 103, 1..=1;
+    /// Tells which moves would even out the brokers.
+    PlanRebalance = 104, 1..=1;
+    /// Tells that groups which a node held for others are gone.
+    GroupsGone = 105, 1..=1;
+    /// Tells which streamlets move.
+    DescribeMoves = 106, 1..=1;
+    /// Gives up what only a lost node had of a streamlet.
+    AcceptLoss = 107, 1..=1;
 }
 
 impl Op {

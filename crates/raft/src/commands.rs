@@ -7,10 +7,12 @@ use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{Join, LogView, Refused};
 use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::{ProducerEpoch, ProducerId};
+use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
-    AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, CreateStream, DeleteStream, Empty, ErrorBody,
-    ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster, LogChange, Message, Op, Status, StreamRef,
-    StreamletsRebuilt,
+    AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, ChangeNode, CreateStream,
+    DeleteStream, DescribeMoves, Empty, ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GroupsGone,
+    JoinCluster, JoinedCluster, LogChange, Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op,
+    PlanRebalance, Status, StreamRef, StreamletsRebuilt,
 };
 use openraft::{BasicNode, ChangeMembers};
 
@@ -142,6 +144,70 @@ impl Group {
                 let request = StreamletsRebuilt::decode(version, body)?;
                 let index = self.commit(&mut leading, |state| state.plan_rebuilt(&request)).await?;
                 Ok((encoded(&Empty, version), index))
+            }
+            other => self.execute_move(&mut leading, other, version, body).await,
+        }
+    }
+
+    /// What has to do with moves and with nodes that come and go.
+    async fn execute_move(
+        &self,
+        leading: &mut Leading,
+        op: Op,
+        version: u8,
+        body: &[u8],
+    ) -> Result<(Vec<u8>, u64), CoordinatorError> {
+        let done = |index| Ok((encoded(&Empty, version), index));
+        match op {
+            Op::MoveStreamlet => {
+                let MoveStreamlet { stream, streamlet, to } = MoveStreamlet::decode(version, body)?;
+                let at = streamlet.0;
+                let index = self.commit(leading, |state| state.plan_move(&stream, at, to)).await?;
+                let info = self.read(|state| state.move_info(&stream, at));
+                let gone = || CoordinatorError::Refused(Refused("nobody owns it any more".into()));
+                Ok((encoded(&info.ok_or_else(gone)?, version), index))
+            }
+            Op::FinishMove => {
+                let FinishMove { number, node, epoch, state: kept } = FinishMove::decode(version, body)?;
+                done(self.commit(leading, |state| state.plan_finish_move(number, node, epoch, &kept)).await?)
+            }
+            Op::ChangeNode => {
+                let ChangeNode { node, change } = ChangeNode::decode(version, body)?;
+                let index = self.commit(leading, |state| match change {
+                    NodeChange::Drain => state.plan_drain(node, true),
+                    NodeChange::Use => state.plan_drain(node, false),
+                    NodeChange::Remove => state.plan_remove(node),
+                });
+                let index = index.await?;
+                tracing::info!(node, change = change.name(), "a person has changed what a node is there for");
+                done(index)
+            }
+            Op::GroupsGone => {
+                let gone = GroupsGone::decode(version, body)?;
+                done(self.commit(leading, |state| state.plan_groups_gone(&gone)).await?)
+            }
+            Op::AcceptLoss => {
+                let AcceptLoss { stream, streamlet } = AcceptLoss::decode(version, body)?;
+                let index = self.commit(leading, |state| state.plan_accept_loss(&stream, streamlet.0)).await?;
+                tracing::warn!(?stream, streamlet = streamlet.0, "a person has given up what a lost node had");
+                done(index)
+            }
+            Op::PlanRebalance => {
+                let PlanRebalance { limit } = PlanRebalance::decode(version, body)?;
+                let index = self.commit(leading, |_| Ok(Vec::new())).await?;
+                let moves = self.read(|state| state.rebalance(limit as usize));
+                Ok((encoded(&MovePlan { moves }, version), index))
+            }
+            Op::DescribeMoves => {
+                let DescribeMoves { limit } = DescribeMoves::decode(version, body)?;
+                let index = self.commit(leading, |_| Ok(Vec::new())).await?;
+                let limit = if limit == 0 { PAGE_ITEMS_MAX } else { PAGE_ITEMS_MAX.min(limit as usize) };
+                let described = self.read(|state| MovesDescription {
+                    moves: state.move_infos().take(limit).collect(),
+                    under_way: state.moves().len() as u64,
+                    nodes: state.holdings(),
+                });
+                Ok((encoded(&described, version), index))
             }
             other => Err(CoordinatorError::Refused(Refused(format!("{other} is no command")))),
         }

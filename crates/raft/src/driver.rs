@@ -2,6 +2,7 @@
 //! coordinators get votes. Steps 1 to 4 of "A broker is lost" in `docs/replication.md`; each is in the log before the next begins,
 //! so whoever leads next goes on where this one stopped.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +20,9 @@ use crate::network::Pending;
 const VOTERS_MAX: usize = 5;
 /// A coordinator that is so many entries behind gets no vote yet.
 const VOTER_LAG_MAX: u64 = 100;
+
+/// A move that takes longer is called off, in microseconds.
+const MOVE_US_MAX: u64 = 10_000_000;
 
 /// Has backups fence. Whoever knows how to reach them does it.
 pub trait Backups: Send + Sync + 'static {
@@ -39,6 +43,7 @@ impl Group {
     pub async fn drive(self: Arc<Self>, backups: Arc<dyn Backups>, mut stop: watch::Receiver<bool>) {
         let timing = self.config.timing;
         let mut detector = Detector::new(timing.lost_after_ms);
+        let mut moves = BTreeMap::new();
         let mut turn = tokio::time::interval(Duration::from_millis(timing.heartbeat_ms / 2));
         turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -49,9 +54,11 @@ impl Group {
             // Every coordinator hears all nodes, so that whoever leads next knows at once who is silent.
             let lost = self.listen(&mut detector);
             if !self.is_leader() {
+                moves.clear();
                 continue;
             }
-            if let Err(error) = self.lead(lost, &*backups).await {
+            let late = self.late_moves(&mut moves);
+            if let Err(error) = self.lead(lost, late, &*backups).await {
                 tracing::debug!(%error, "the leader's work waits");
             }
         }
@@ -68,7 +75,27 @@ impl Group {
         detector.lost(&live, now_us)
     }
 
-    async fn lead(&self, lost: Vec<(NodeNumber, u32)>, backups: &dyn Backups) -> Result<(), CoordinatorError> {
+    /// Moves that have taken too long since this node first saw them as the leader. The owner before goes on then; whoever wants them
+    /// may ask again.
+    fn late_moves(&self, seen: &mut BTreeMap<u64, u64>) -> Vec<u64> {
+        let now_us = self.clock.monotonic_us();
+        let moves: Vec<u64> = self.read(|state| state.moves().keys().copied().collect());
+        seen.retain(|number, _| moves.binary_search(number).is_ok());
+        for number in &moves {
+            seen.entry(*number).or_insert(now_us);
+        }
+        seen.iter()
+            .filter(|(_, since)| now_us.saturating_sub(**since) > MOVE_US_MAX)
+            .map(|(number, _)| *number)
+            .collect()
+    }
+
+    async fn lead(
+        &self,
+        lost: Vec<(NodeNumber, u32)>,
+        late: Vec<u64>,
+        backups: &dyn Backups,
+    ) -> Result<(), CoordinatorError> {
         for (node, epoch) in lost {
             tracing::warn!(node, epoch, "the node is silent; it is fenced");
             self.commit(&mut *self.leading.lock().await, |state| state.plan_fence(node, epoch)).await?;
@@ -78,6 +105,15 @@ impl Group {
             let is_over = |state: &ClusterState| state.logs_of(node, epoch).all(|(_, log)| log.end.is_some());
             if self.read(|state| is_over(state) && state.to_recover(node, epoch).next().is_some()) {
                 self.commit(&mut *self.leading.lock().await, |state| state.plan_recover(node, epoch)).await?;
+            }
+        }
+        for number in late {
+            tracing::warn!(number, "a move takes too long and is called off");
+            self.commit(&mut *self.leading.lock().await, |state| state.plan_call_off(number)).await?;
+        }
+        for plan in [ClusterState::plan_gather, ClusterState::plan_drain_moves] {
+            if self.read(|state| plan(state).is_ok_and(|entries| !entries.is_empty())) {
+                self.commit(&mut *self.leading.lock().await, plan).await?;
             }
         }
         if self.read(|state| state.plan_give_up_lost().is_ok_and(|entries| !entries.is_empty())) {

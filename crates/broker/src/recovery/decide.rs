@@ -28,6 +28,8 @@
 //! * Otherwise the sides are of one owner, in two of its logs, and the second begins with a whole segment: the tail of the
 //!   first log is missing, which is case 1.
 //!
+//! A fourth kind is no gap: of a lane that has moved, what an owner in between wrote may be at a node that lives.
+//!
 //! This is exact as long as an owner keeps a lane in one log, as it does for as long as its process lives: then case 1 does not
 //! happen. Of a lane that goes on in a second log it is right if something of it in the first one is left, if it does not come
 //! back to that one, and if nothing of it was dropped in the second while older segments are left over in the first. Whoever lets
@@ -99,10 +101,21 @@ pub(super) fn check_part(part: &SegmentPart, epoch: u32) -> Result<(), String> {
 }
 
 /// Decides. `log_of` tells which log a source is of. What contradicts itself is an error that names the place.
+#[cfg(test)]
 pub(super) fn decide(
+    parts: Vec<(Source, SegmentPart)>,
+    marks: &[ProducerPlace],
+    log_of: &dyn Fn(Source) -> usize,
+) -> Result<Decided, String> {
+    decide_moved(parts, marks, log_of, &[])
+}
+
+/// The same for a lane that has moved: groups of the owner epochs `elsewhere` are at nodes that live, and in no lost log.
+pub(super) fn decide_moved(
     mut parts: Vec<(Source, SegmentPart)>,
     marks: &[ProducerPlace],
     log_of: &dyn Fn(Source) -> usize,
+    elsewhere: &[u32],
 ) -> Result<Decided, String> {
     parts.sort_by_key(|(source, part)| (part.group, part.segment, part.position, part.end, *source));
     let (pieces, later) = without_later(joined(&parts)?)?;
@@ -110,8 +123,12 @@ pub(super) fn decide(
     let mut begin = 0;
     let mut cut = pieces.len();
     for at in 1..pieces.len() {
-        match gap(&pieces[at - 1], &pieces[at], log_of)? {
+        let (before, behind) = (&pieces[at - 1], &pieces[at]);
+        let is_between = |epoch: &u32| before.group.epoch() < *epoch && *epoch < behind.group.epoch();
+        match gap(before, behind, log_of)? {
             Gap::None => {}
+            // Another owner wrote in between, and what it wrote is not lost.
+            Gap::GivenBack if behind.position == FIRST_CHUNK && elsewhere.iter().any(is_between) => {}
             Gap::GivenBack => (begin, cut) = (at, pieces.len()),
             Gap::Unacknowledged => cut = cut.min(at),
         }
@@ -390,6 +407,15 @@ mod tests {
         // As it is if a later owner goes on behind it.
         let later = part((3, 1), 0, (128, 400), (4, 7));
         assert_eq!(range(&decided(&[(0, a), (1, later)])), (4, 7, 1));
+    }
+
+    #[test]
+    fn what_an_owner_in_between_has_that_lives_is_no_gap() {
+        let parts = [(0, part((2, 1), 0, (128, 400), (0, 3))), (1, part((4, 1), 0, (128, 400), (7, 9)))];
+        assert_eq!(range(&decided(&parts)), (7, 9, 1));
+        let moved = |elsewhere: &[u32]| decide_moved(parts.to_vec(), &[], &|source| source, elsewhere).unwrap();
+        assert_eq!(range(&moved(&[3])), (0, 9, 2));
+        assert_eq!(range(&moved(&[2, 4, 5])), (7, 9, 1), "nobody in between");
     }
 
     #[test]

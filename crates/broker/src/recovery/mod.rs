@@ -28,11 +28,12 @@ use kera_log::{LaneHandover, LostLane, Streamlet, Tenure};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
     BlocksRead, LaneStateList, LaneStates, Owner, ProducerPlace, ReadBlocks, ReplicatedLane, SegmentPart, Status,
-    StreamletRef,
+    StreamletRef, StreamletState,
 };
 
 use crate::broker::Broker;
 use crate::failure::Failure;
+use crate::handover;
 use decide::{Decided, Source};
 use fetch::{Arrivals, in_parallel};
 
@@ -79,6 +80,9 @@ pub trait Copies: Send + Sync {
         LOOK
     }
 }
+
+/// What streamlets took along when they moved last.
+pub type HandedStates = BTreeMap<(StreamId, StreamletId), StreamletState>;
 
 /// What is to be rebuilt of streamlets that were taken over, and from where.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -164,6 +168,18 @@ impl Broker {
         logs: &[EndedLog],
         copies: &dyn Copies,
     ) -> Result<Rebuild, Failure> {
+        self.take_over_moved(streamlets, logs, copies, &HandedStates::new())
+    }
+
+    /// The same for streamlets of which some have moved before: `handed` is what they took along when they did so last, by which
+    /// lanes are known that were not written to since.
+    pub fn take_over_moved(
+        &self,
+        streamlets: &[(StreamId, StreamletId, u32)],
+        logs: &[EndedLog],
+        copies: &dyn Copies,
+        handed: &HandedStates,
+    ) -> Result<Rebuild, Failure> {
         let mut wanted: BTreeMap<Place, (u32, Arc<Streamlet>)> = BTreeMap::new();
         for &(stream, streamlet, epoch) in streamlets {
             let place = self.streamlet_to_move(stream, streamlet)?;
@@ -185,7 +201,9 @@ impl Broker {
         };
         let mut decided: BTreeMap<Place, BTreeMap<LaneId, Decided>> = BTreeMap::new();
         for ((stream, streamlet, lane), Told { parts, marks }) in told {
-            let found = decide::decide(parts, &marks, &log_of).map_err(|reason| {
+            let elsewhere =
+                wanted.get(&(stream, streamlet)).map_or_else(Vec::new, |(_, place)| self.elsewhere(stream, place));
+            let found = decide::decide_moved(parts, &marks, &log_of, &elsewhere).map_err(|reason| {
                 let message =
                     format!("lane {lane} of streamlet {streamlet} of stream {stream} cannot be put together: {reason}");
                 Failure::later(Status::SegmentUnreadable, message)
@@ -197,7 +215,10 @@ impl Broker {
         for (&(stream, streamlet), (epoch, place)) in &wanted {
             let lanes = decided.remove(&(stream, streamlet)).unwrap_or_default();
             if place.tenure() == Tenure::Elsewhere {
-                self.open_taken((stream, streamlet), *epoch, place, &lanes)?;
+                let state = handed.get(&(stream, streamlet));
+                let of_lanes = state.map(handover::from_state).unwrap_or_default();
+                self.open_taken((stream, streamlet), *epoch, place, &lanes, &of_lanes)?;
+                self.applications.streamlet_opened(self, stream, place, state);
             }
             let name = StreamletRef { stream, streamlet };
             rebuild.streamlets.push(name);
@@ -296,6 +317,7 @@ impl Broker {
         epoch: u32,
         place: &Streamlet,
         lanes: &BTreeMap<LaneId, Decided>,
+        handed: &[LaneHandover],
     ) -> Result<(), Failure> {
         let refused = |error: &dyn std::fmt::Display| {
             let message = format!("streamlet {streamlet} of stream {stream} is not taken over yet: {error}");
@@ -305,19 +327,38 @@ impl Broker {
         let owner = self.ownership.owner(stream, streamlet).unwrap_or_default();
         let held = self.held(&owner, place, lanes);
         place.forget_groups(|group| held.contains(&group));
-        let has_more = |lane: LaneId| place.lanes().any(|other| other.id() == lane && other.stats().groups > 0);
+        let next_of = |lane: LaneId| lanes.get(&lane).map_or(0, |decided| decided.next_ordinal);
+        let (before, behind): (Vec<LaneHandover>, Vec<LaneHandover>) =
+            handed.iter().cloned().partition(|state| state.next_ordinal <= next_of(state.lane));
+        // What was handed over tells the producers of all that was before it.
+        let is_told = |lane: LaneId| {
+            let first = lanes.get(&lane).map_or(0, |decided| decided.first_ordinal);
+            handed.iter().any(|state| state.lane == lane && state.next_ordinal >= first)
+        };
+        let has_more =
+            |lane: LaneId| is_told(lane) || place.lanes().any(|other| other.id() == lane && other.stats().groups > 0);
+        place.receive(&before).map_err(|error| refused(&error))?;
         let lost: Vec<LostLane> = lanes
             .iter()
             .filter(|(_, decided)| decided.next_ordinal > 0)
             .map(|(&lane, decided)| lost(lane, decided, has_more(lane)))
             .collect();
         place.receive_lost(&lost).map_err(|error| refused(&error))?;
+        place.receive(&behind).map_err(|error| refused(&error))?;
         place.open(epoch, !owner.older.is_empty()).map_err(|error| refused(&error))?;
         for lane in place.lanes() {
             self.lane_started(lane);
         }
-        self.applications.streamlet_opened(self, stream, &self.streamlet_to_move(stream, streamlet)?, None);
         Ok(())
+    }
+
+    /// Owner epochs whose groups are in no lost log since they are at nodes that live, this one included.
+    fn elsewhere(&self, stream: StreamId, place: &Streamlet) -> Vec<u32> {
+        let owner = self.ownership.owner(stream, place.id()).unwrap_or_default();
+        let me = self.ownership.node();
+        let others = owner.older.iter().filter(|older| older.node != me).map(|older| older.first_epoch);
+        let here = place.lanes().flat_map(|lane| lane.groups(GroupId::NONE, usize::MAX)).map(|group| group.id.epoch());
+        others.chain(here).collect()
     }
 
     /// Groups that stay: those of epochs that are here and in no lost log, in lanes that join what comes from the lost logs.
@@ -341,7 +382,13 @@ impl Broker {
                 (Some(last), Some(comes)) => last.next_ordinal == comes.first_ordinal,
                 _ => true,
             };
-            if joins {
+            // What comes may also be older than what is here, or come in between: groups of a node that held them for this one.
+            let is_apart = |group: &&kera_log::GroupInfo| {
+                let mut segments = comes.iter().flat_map(|comes| &comes.segments);
+                segments.all(|one| one.next_ordinal <= group.first_ordinal || group.next_ordinal <= one.base_ordinal)
+            };
+            let is_newer = here.last().zip(comes).is_some_and(|(last, comes)| comes.next_ordinal < last.next_ordinal);
+            if joins || (is_newer && here.iter().all(is_apart)) {
                 held.extend(here.iter().map(|group| group.id));
             }
         }

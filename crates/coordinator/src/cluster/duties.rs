@@ -53,7 +53,9 @@ impl ClusterState {
         }
         for held in known.held() {
             for streamlet in held.first..(held.first + held.count).min(info.options.streamlets) {
-                let older = OlderGroups { first_epoch: held.owner_epoch, node: held.node };
+                // Nobody serves what is lost there: a part of it would look like all.
+                let node = if held.lost { 0 } else { held.node };
+                let older = OlderGroups { first_epoch: held.owner_epoch, node };
                 owners[streamlet as usize].older.push(older);
             }
         }

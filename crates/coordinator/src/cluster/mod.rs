@@ -6,12 +6,14 @@
 //! entries in the same order, so all checks look at nothing but the state and the entry.
 
 mod duties;
+mod moves;
 mod owners;
 mod plan;
 mod rules;
 mod state;
 
 pub use duties::{EndsAsked, Placed};
+pub use moves::{MOVES_MAX, PLAN_MOVES_MAX};
 pub use owners::{Held, Owner, Run, StreamOwners};
 pub use plan::{Join, LogView, OWNER_RUNS_MAX, roles_of};
 pub use rules::Refused;

@@ -45,6 +45,8 @@ pub struct Held {
     pub owner_epoch: u32,
     /// Who has them.
     pub node: NodeNumber,
+    /// They are lost there, and are to be rebuilt by the owner.
+    pub lost: bool,
 }
 
 /// The owners of one stream.
@@ -124,6 +126,25 @@ impl StreamOwners {
         inside.into_iter().for_each(|run| self.set(run.first, run.count, change(run.owner)));
     }
 
+    /// Groups of a streamlet that are not with the owner, by their owner epochs.
+    pub fn held_of(&self, streamlet: u32) -> impl Iterator<Item = Held> + '_ {
+        let is_of = move |held: &&Held| (held.first..held.first + held.count).contains(&streamlet);
+        self.held.iter().filter(is_of).copied()
+    }
+
+    /// Notes that groups are lost where they are held.
+    pub(super) fn lose(&mut self, first: u32, count: u32, owner_epoch: u32) {
+        let end = first + count;
+        let meets = |held: &&Held| {
+            held.owner_epoch == owner_epoch && held.first < end && first < held.first + held.count && !held.lost
+        };
+        let lost: Vec<Held> = self.held.iter().filter(meets).copied().collect();
+        for held in lost {
+            let (from, to) = (held.first.max(first), (held.first + held.count).min(end));
+            self.hold(Held { first: from, count: to - from, lost: true, ..held });
+        }
+    }
+
     /// Notes who has groups; node 0: nobody any more.
     pub(super) fn hold(&mut self, held: Held) {
         let end = held.first + held.count;
@@ -201,7 +222,7 @@ mod tests {
     #[test]
     fn held_groups_are_cut_where_they_go() {
         let mut owners = StreamOwners::default();
-        let held = Held { first: 0, count: 10, owner_epoch: 3, node: 1 };
+        let held = Held { first: 0, count: 10, owner_epoch: 3, node: 1, lost: false };
         owners.hold(held);
         owners.hold(Held { first: 4, count: 2, node: 0, ..held });
         assert_eq!(owners.held(), [Held { count: 4, ..held }, Held { first: 6, count: 4, ..held }]);

@@ -80,7 +80,7 @@ pub struct LogView {
     pub backups: Vec<NodeNumber>,
 }
 
-type Planned = Result<Vec<ClusterEntry>, CoordinatorError>;
+pub(super) type Planned = Result<Vec<ClusterEntry>, CoordinatorError>;
 
 impl ClusterState {
     /// The founding of a cluster by its first node, which owns all streams that are there.
@@ -127,10 +127,21 @@ impl ClusterState {
         if join.roles.has(Roles::BROKER) && before != 0 {
             let is_decided = self.logs.iter().any(|(log, state)| log.node == join.node && state.end.is_some());
             let owner_epoch = self.next_owner_epoch.max(1);
-            let all = join.has_all && !is_decided;
+            let all = join.has_all && !is_decided && self.has_what_it_owns(join.node, before);
             entries.push(ClusterEntry::OwnerReturned { node: join.node, epoch, owner_epoch, all });
         }
+        if !join.has_all {
+            entries.extend(self.plan_lose_held(join.node));
+        }
         Ok(entries)
+    }
+
+    /// Whether the newest incarnation of a node had all that the node owns: what an incarnation did not have it did not get back. The
+    /// memory of one that came without anything survives a kill like any other, and says nothing about what was lost before it.
+    fn has_what_it_owns(&self, node: NodeNumber, epoch: u32) -> bool {
+        let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
+        let mut runs = copied.filter_map(|info| self.owners.get(&info.id)).flat_map(|owners| owners.runs());
+        runs.all(|run| run.owner.node != node || run.owner.epoch == epoch)
     }
 
     /// The fencing of an incarnation.
@@ -236,9 +247,12 @@ impl ClusterState {
     }
 
     /// Streamlets of each live broker, with what is planned.
-    fn loads(&self, planned: &[ClusterEntry]) -> BTreeMap<NodeNumber, u64> {
-        let live = self.nodes.iter().filter(|(_, node)| node.is_live(Roles::BROKER));
-        let mut load: BTreeMap<_, _> = live.map(|(number, node)| (*number, node.streamlets)).collect();
+    pub(super) fn loads(&self, planned: &[ClusterEntry]) -> BTreeMap<NodeNumber, u64> {
+        let live = || self.nodes.iter().filter(|(_, node)| node.is_live(Roles::BROKER));
+        // Brokers that are being drained get nothing, unless there is no other.
+        let some = live().any(|(_, node)| !node.draining);
+        let taking = live().filter(|(_, node)| !some || !node.draining);
+        let mut load: BTreeMap<_, _> = taking.map(|(number, node)| (*number, node.streamlets)).collect();
         for entry in planned {
             if let ClusterEntry::OwnerChanged { node, count, .. } = entry
                 && let Some(has) = load.get_mut(node)
@@ -393,45 +407,7 @@ impl ClusterState {
         lost
     }
 
-    /// A move of a streamlet.
-    pub fn plan_move(&self, stream: StreamId, streamlet: u32, to: NodeNumber) -> Planned {
-        if let Some(number) = self.moving.get(&(stream, streamlet))
-            && self.moves[number].to == to
-        {
-            return Ok(Vec::new());
-        }
-        let from = self.owner(stream, streamlet).map_or(0, |owner| owner.node);
-        self.one(ClusterEntry::MoveNoted { number: self.next_move.max(1), stream, streamlet, from, to })
-    }
-
-    /// The end of a move: the node that it goes to has what it needs in its own log. The node before keeps the old groups.
-    pub fn plan_finish_move(&self, number: u64, node: NodeNumber, epoch: u32) -> Planned {
-        let Some(noted) = self.moves.get(&number) else {
-            return Err(CoordinatorError::Refused(Refused(format!("move {number} is not noted; it was called off"))));
-        };
-        let (stream, first, count) = (noted.stream, noted.streamlet, 1);
-        let owner_epoch = self.next_owner_epoch.max(1);
-        let reason = OwnerReason::Moved;
-        let mut entries =
-            self.one(ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number })?;
-        if let Some(before) = self.owner(stream, first) {
-            let owner_epoch = before.owner_epoch;
-            entries.push(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node: before.node });
-        }
-        Ok(entries)
-    }
-
-    /// The calling off of a move.
-    pub fn plan_call_off(&self, number: u64) -> Planned {
-        if self.moves.contains_key(&number) { self.one(ClusterEntry::MoveCalledOff { number }) } else { Ok(Vec::new()) }
-    }
-
-    /// Groups that have gone: nobody holds them any more.
-    pub fn plan_groups_gone(&self, stream: StreamId, first: u32, count: u32, owner_epoch: u32) -> Planned {
-        self.one(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node: 0 })
-    }
-
-    fn one(&self, entry: ClusterEntry) -> Planned {
+    pub(super) fn one(&self, entry: ClusterEntry) -> Planned {
         self.check(&entry).map_err(CoordinatorError::Refused)?;
         Ok(vec![entry])
     }

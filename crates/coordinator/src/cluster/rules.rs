@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use kera_format::StreamId;
-use kera_format::cluster::{BACKUPS_MAX, ClusterEntry, LogName, NodeNumber, OwnerReason, Roles};
+use kera_format::cluster::{BACKUPS_MAX, ClusterEntry, HANDED_BYTES_MAX, LogName, NodeNumber, OwnerReason, Roles};
 
 use super::ClusterState;
 
@@ -60,6 +60,11 @@ impl ClusterState {
                 self.check_range(*stream, *first, *count)?;
                 self.check_live(*node, *epoch)
             }
+            ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state } => {
+                self.check_handed((*stream, *streamlet), *owner_epoch, state.len())
+            }
+            ClusterEntry::NodeDraining { node, .. } => must(self.nodes.contains_key(node), || no_such_node(*node)),
+            ClusterEntry::GroupsLost { stream, first, count, .. } => self.check_range(*stream, *first, *count),
             ClusterEntry::MoveCalledOff { number } => {
                 must(self.moves.contains_key(number), || format!("move {number} is not noted"))
             }
@@ -96,12 +101,45 @@ impl ClusterState {
 
     fn check_removed(&self, node: NodeNumber) -> Result<(), Refused> {
         let Some(known) = self.nodes.get(&node) else { return refuse(no_such_node(node)) };
-        must(known.fenced, || format!("node {node} is not lost; stop it first"))?;
-        must(known.streamlets == 0, || format!("node {node} still owns {} streamlets", known.streamlets))?;
-        let has_logs = self.logs.keys().any(|log| log.node == node);
-        must(!has_logs, || format!("node {node} has virtual logs that are still needed"))?;
+        must(known.fenced, || match known.streamlets {
+            0 => format!("node {node} is not lost; stop its process, then give it up"),
+            has => format!(
+                "node {node} is live and owns {has} streamlets; have them moved with `kera node drain {node}`, then stop it"
+            ),
+        })?;
+        must(known.streamlets == 0, || {
+            format!(
+                "node {node} still owns {} streamlets that nobody else can take over yet, {}: start it again, or give up what                  only it had with `kera streamlet accept-loss STREAM/STREAMLET`",
+                known.streamlets,
+                self.some_of(node)
+            )
+        })?;
         let holds = self.owners.values().any(|of| of.held().iter().any(|held| held.node == node));
-        must(!holds, || format!("node {node} holds groups of streamlets that have moved"))
+        must(!holds, || {
+            format!(
+                "node {node} holds older groups of streamlets that have moved; those of streams with copies come to their owners                  by themselves, for those with one copy start it again, or wait until retention has taken them"
+            )
+        })?;
+        let has_logs = self.logs.keys().any(|log| log.node == node);
+        must(!has_logs, || {
+            format!(
+                "node {node} has virtual logs from which others still rebuild; try again when they have, in a moment"
+            )
+        })
+    }
+
+    /// A few streamlets of a node, in words.
+    fn some_of(&self, node: NodeNumber) -> String {
+        let mut some = Vec::new();
+        for info in self.catalog.streams() {
+            let runs = self.owners.get(&info.id).into_iter().flat_map(|of| of.runs());
+            some.extend(runs.filter(|run| run.owner.node == node).map(|run| format!("{}/{}", info.name, run.first)));
+            if some.len() >= 3 {
+                break;
+            }
+        }
+        some.truncate(3);
+        format!("such as {}", some.join(", "))
     }
 
     fn check_range(&self, stream: StreamId, first: u32, count: u32) -> Result<(), Refused> {
@@ -132,6 +170,10 @@ impl ClusterState {
             match reason {
                 OwnerReason::First => return refuse(format!("node {} owns streamlet {}", before.node, run.first)),
                 OwnerReason::Recovered => self.check_over(before.node, before.epoch)?,
+                OwnerReason::Gathered => self.check_gathered(&before, run.first, stream, (node, epoch))?,
+                OwnerReason::LossAccepted => must(!self.is_live(before.node, before.epoch), || {
+                    format!("node {} is live and has streamlet {}; nothing of it is lost", before.node, run.first)
+                })?,
                 OwnerReason::Moved => {}
             }
         }
@@ -143,8 +185,31 @@ impl ClusterState {
                 must(has == Some(noted.from), || format!("node {} has not what move {number} moves", noted.from))
             }
             (OwnerReason::Moved, None) => refuse(format!("move {number} is not noted; it was called off")),
-            (OwnerReason::First | OwnerReason::Recovered, _) => must(number == 0, || "only a move has a number".into()),
+            (_, _) => must(number == 0, || "only a move has a number".into()),
         }
+    }
+
+    /// An owner gathers groups that are lost elsewhere when it has rebuilt what it was to rebuild before.
+    fn check_gathered(
+        &self,
+        before: &super::Owner,
+        streamlet: u32,
+        stream: StreamId,
+        (node, epoch): (NodeNumber, u32),
+    ) -> Result<(), Refused> {
+        must((before.node, before.epoch) == (node, epoch), || {
+            format!("node {} owns streamlet {streamlet}", before.node)
+        })?;
+        must(!before.rebuilding, || format!("node {node} still rebuilds streamlet {streamlet}"))?;
+        let is_any = self.owners.get(&stream).is_some_and(|of| of.held_of(streamlet).any(|held| self.is_lost(&held)));
+        must(is_any, || format!("no groups of streamlet {streamlet} are lost"))
+    }
+
+    fn check_handed(&self, what: (StreamId, u32), owner_epoch: u32, bytes: usize) -> Result<(), Refused> {
+        self.check_range(what.0, what.1, 1)?;
+        let has = self.owner(what.0, what.1).map(|owner| owner.owner_epoch);
+        must(has == Some(owner_epoch), || format!("owner epoch {owner_epoch} is not that of streamlet {}", what.1))?;
+        must(bytes <= HANDED_BYTES_MAX, || format!("the state has {bytes} bytes, the limit is {HANDED_BYTES_MAX}"))
     }
 
     /// Whether an incarnation of a broker can acknowledge nothing more that is not known: it is fenced, and the ends of all
@@ -223,6 +288,12 @@ impl ClusterState {
         if self.is_live(log.node, log.epoch) {
             return Ok(());
         }
+        // What was written before the streamlets moved is in these logs and at the node, nowhere else.
+        let holds = self.owners.iter().any(|(stream, of)| {
+            let copies = self.catalog.find(&(*stream).into()).map_or(1, |info| info.options.replication);
+            copies > 1 && of.held().iter().any(|held| held.node == log.node)
+        });
+        must(!holds, || format!("node {} holds groups of streamlets that have moved, with copies in {log}", log.node))?;
         // Whoever asks has looked before, and an owner may have been lost since: from any log that is over, with those of the node's
         // other incarnations, streamlets are recovered that wait for it or are being rebuilt.
         let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
@@ -240,21 +311,44 @@ impl ClusterState {
     fn check_move(&self, number: u64, what: (StreamId, u32), from: NodeNumber, to: NodeNumber) -> Result<(), Refused> {
         let next = self.next_move.max(1);
         must(number == next, || format!("the next move has number {next}, not {number}"))?;
+        self.check_may_move(what, from, to)
+    }
+
+    /// Whether a streamlet may be moved.
+    pub(super) fn check_may_move(
+        &self,
+        what: (StreamId, u32),
+        from: NodeNumber,
+        to: NodeNumber,
+    ) -> Result<(), Refused> {
+        self.check_range(what.0, what.1, 1)?;
         let Some(owner) = self.owner(what.0, what.1) else {
             return refuse(format!("nobody owns streamlet {} of stream {}", what.1, what.0));
         };
         must(owner.node == from, || format!("node {} owns it, not node {from}", owner.node))?;
-        self.check_live(owner.node, owner.epoch)?;
+        self.check_live(owner.node, owner.epoch).map_err(|Refused(why)| {
+            Refused(format!("its owner is lost ({why}); it can be moved when it has another one, or this one is back"))
+        })?;
+        must(!owner.rebuilding, || {
+            format!("node {from} still rebuilds it from copies of a lost node; try again when it has")
+        })?;
         must(from != to, || format!("node {from} has it already"))?;
-        let is_live = self.nodes.get(&to).is_some_and(|node| node.is_live(Roles::BROKER));
-        must(is_live, || format!("node {to} is no broker, or it is lost"))?;
+        let Some(target) = self.nodes.get(&to) else { return refuse(no_such_node(to)) };
+        must(target.roles.has(Roles::BROKER), || format!("node {to} is no broker, so it owns no streamlets"))?;
+        must(!target.fenced, || format!("node {to} is lost; start it again or choose another one"))?;
+        must(!target.draining, || {
+            format!("node {to} is being drained; `kera node drain {to} --undo` lets it own streamlets again")
+        })?;
         match self.moving.get(&what) {
-            Some(noted) => refuse(format!("it moves already, by move {noted}")),
+            Some(noted) => refuse(format!(
+                "it moves already, by move {noted} to node {}; wait until that is over",
+                self.moves[noted].to
+            )),
             None => Ok(()),
         }
     }
 }
 
 fn no_such_node(node: NodeNumber) -> String {
-    format!("there is no node {node} in the cluster")
+    format!("there is no node {node} in the cluster; `kera status` shows all")
 }

@@ -1,11 +1,12 @@
 //! The state itself, and how an entry that is allowed makes it another one.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 
-use super::owners::{Held, Owner, StreamOwners};
+use super::owners::{Held, Owner, Run, StreamOwners};
 use super::rules::Refused;
 use crate::catalog::Catalog;
 
@@ -28,6 +29,8 @@ pub struct NodeState {
     pub doors: Doors,
     /// Streamlets that it owns.
     pub streamlets: u64,
+    /// It is to own nothing: its streamlets move to others, and it gets none.
+    pub draining: bool,
 }
 
 impl NodeState {
@@ -68,6 +71,9 @@ pub struct Move {
     pub to: NodeNumber,
 }
 
+/// The owner epoch in which a streamlet was taken over by a move, and what it took along.
+type Handed = (u32, Arc<[u8]>);
+
 /// All that a cluster agrees on. See the module.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterState {
@@ -81,6 +87,8 @@ pub struct ClusterState {
     pub(super) moves: BTreeMap<u64, Move>,
     /// The same by what moves.
     pub(super) moving: BTreeMap<(StreamId, u32), u64>,
+    /// What streamlets took along when they moved last, with the owner epoch that began then.
+    pub(super) handed: BTreeMap<(StreamId, u32), Handed>,
     pub(super) next_move: u64,
     pub(super) next_owner_epoch: u32,
     /// Above every epoch that ids of groups had before there was a cluster.
@@ -144,6 +152,17 @@ impl ClusterState {
         &self.moves
     }
 
+    /// The move of a streamlet, if it moves.
+    pub fn move_of(&self, stream: StreamId, streamlet: u32) -> Option<u64> {
+        self.moving.get(&(stream, streamlet)).copied()
+    }
+
+    /// What a streamlet took along when it moved last: a `StreamletState` of the protocol, version 1. Whoever owns it now began with
+    /// that or behind it.
+    pub fn handed(&self, stream: StreamId, streamlet: u32) -> Option<Arc<[u8]>> {
+        self.handed.get(&(stream, streamlet)).map(|(_, state)| state.clone())
+    }
+
     /// The owner epoch that the next change of an owner uses.
     pub fn next_owner_epoch(&self) -> u32 {
         self.next_owner_epoch
@@ -181,20 +200,8 @@ impl ClusterState {
                 self.first_owner_epoch = *owner_epoch;
                 self.next_owner_epoch = self.next_owner_epoch.max(*owner_epoch);
             }
-            ClusterEntry::NodeJoined { node, epoch, uuid, roles, at_ms, rack, doors } => {
-                let streamlets = self.nodes.get(node).map_or(0, |known| known.streamlets);
-                let (rack, doors, joined_ms) = (rack.clone(), doors.clone(), *at_ms);
-                let known = NodeState {
-                    uuid: *uuid,
-                    epoch: *epoch,
-                    fenced: false,
-                    roles: *roles,
-                    joined_ms,
-                    rack,
-                    doors,
-                    streamlets,
-                };
-                self.nodes.insert(*node, known);
+            ClusterEntry::NodeJoined { node, .. } => {
+                self.set_joined(entry);
                 // What was said in them was said to or by an incarnation that is over.
                 self.end_moves(|of| of.from == *node || of.to == *node);
             }
@@ -202,13 +209,25 @@ impl ClusterState {
                 if let Some(known) = self.nodes.get_mut(node) {
                     known.fenced = true;
                 }
+                // Who was to get a streamlet does not: its owner goes on.
+                self.end_moves(|of| of.to == *node);
             }
             ClusterEntry::NodeRemoved { node } => drop(self.nodes.remove(node)),
             ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, .. } => {
-                let rebuilding = *reason == OwnerReason::Recovered;
-                let owner = Owner { node: *node, epoch: *epoch, owner_epoch: *owner_epoch, rebuilding };
-                self.give(*stream, *first, *count, owner);
                 let range = *first..first + count;
+                let rebuilding = match reason {
+                    OwnerReason::Recovered | OwnerReason::Gathered => true,
+                    // Nothing is moved that is being rebuilt; in a snapshot the reason is one of the others.
+                    OwnerReason::First | OwnerReason::Moved | OwnerReason::LossAccepted => false,
+                };
+                let owner = Owner { node: *node, epoch: *epoch, owner_epoch: *owner_epoch, rebuilding };
+                if rebuilding {
+                    self.gather(*stream, range.clone(), *node);
+                }
+                if *reason == OwnerReason::LossAccepted {
+                    self.handed.retain(|(of, at), _| of != stream || !range.contains(at));
+                }
+                self.give(*stream, *first, *count, owner);
                 self.end_moves(|of| of.stream == *stream && range.contains(&of.streamlet));
             }
             ClusterEntry::OwnerReturned { node, epoch, owner_epoch, all } => {
@@ -227,10 +246,27 @@ impl ClusterState {
         Ok(())
     }
 
+    fn set_joined(&mut self, entry: &ClusterEntry) {
+        let ClusterEntry::NodeJoined { node, epoch, uuid, roles, at_ms, rack, doors } = entry else { return };
+        let before = self.nodes.get(node);
+        let known = NodeState {
+            uuid: *uuid,
+            epoch: *epoch,
+            fenced: false,
+            roles: *roles,
+            joined_ms: *at_ms,
+            rack: rack.clone(),
+            doors: doors.clone(),
+            streamlets: before.map_or(0, |known| known.streamlets),
+            draining: before.is_some_and(|known| known.draining),
+        };
+        self.nodes.insert(*node, known);
+    }
+
     fn set_log_or_move(&mut self, entry: &ClusterEntry) -> Result<(), Refused> {
         match entry {
             ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node } => {
-                let held = Held { first: *first, count: *count, owner_epoch: *owner_epoch, node: *node };
+                let held = Held { first: *first, count: *count, owner_epoch: *owner_epoch, node: *node, lost: false };
                 self.owners.entry(*stream).or_default().hold(held);
             }
             ClusterEntry::ViewAgreed { log, first, backups, .. } => {
@@ -257,6 +293,21 @@ impl ClusterState {
                 self.next_move = self.next_move.max(number + 1);
             }
             ClusterEntry::MoveCalledOff { number } => self.end_move(*number),
+            ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state } => {
+                if state.is_empty() {
+                    self.handed.remove(&(*stream, *streamlet));
+                } else {
+                    self.handed.insert((*stream, *streamlet), (*owner_epoch, state.as_slice().into()));
+                }
+            }
+            ClusterEntry::NodeDraining { node, draining } => {
+                if let Some(known) = self.nodes.get_mut(node) {
+                    known.draining = *draining;
+                }
+            }
+            ClusterEntry::GroupsLost { stream, first, count, owner_epoch } => {
+                self.owners.entry(*stream).or_default().lose(*first, *count, *owner_epoch);
+            }
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 (self.next_move, self.next_owner_epoch) = (*next_move, *next_owner_epoch);
             }
@@ -268,6 +319,7 @@ impl ClusterState {
     }
 
     fn forget_stream(&mut self, stream: StreamId) {
+        self.handed.retain(|(of, _), _| *of != stream);
         let Some(owners) = self.owners.remove(&stream) else { return };
         owners.runs().iter().for_each(|run| self.count(run.owner.node, -i64::from(run.count)));
         self.end_moves(|of| of.stream == stream);
@@ -282,6 +334,32 @@ impl ClusterState {
         if let Some(ended) = self.moves.remove(&number) {
             self.moving.remove(&(ended.stream, ended.streamlet));
         }
+    }
+
+    /// Whether groups are lost where they are held, so that somebody else is to have them.
+    pub(super) fn is_lost(&self, held: &Held) -> bool {
+        held.lost || self.nodes.get(&held.node).is_none_or(|node| node.fenced)
+    }
+
+    /// A node is about to own these streamlets and to rebuild what is lost of them: groups of the owner before are with it then, and
+    /// those that others held and have lost.
+    fn gather(&mut self, stream: StreamId, range: std::ops::Range<u32>, node: NodeNumber) {
+        let Some(owners) = self.owners.get(&stream) else { return };
+        let mut come: Vec<Held> = Vec::new();
+        for streamlet in range.filter(|_| !owners.held().is_empty()) {
+            let held: Vec<Held> = owners.held_of(streamlet).collect();
+            let before = owners.owner(streamlet).filter(|_| !held.is_empty()).map(|owner| owner.owner_epoch);
+            let lost = held.iter().filter(|held| self.is_lost(held)).map(|held| held.owner_epoch);
+            come.extend(lost.chain(before).map(|owner_epoch| Held {
+                first: streamlet,
+                count: 1,
+                owner_epoch,
+                node,
+                lost: false,
+            }));
+        }
+        let owners = self.owners.entry(stream).or_default();
+        come.into_iter().for_each(|held| owners.hold(held));
     }
 
     fn count(&mut self, node: NodeNumber, by: i64) {
@@ -306,7 +384,17 @@ impl ClusterState {
                 continue;
             }
             let is_its = |owner: &Owner| owner.node == node && owner.epoch < epoch;
-            if owners.runs().iter().any(|run| is_its(&run.owner)) {
+            // Groups of owners before are elsewhere: those of the epoch that is over are here.
+            let runs: Vec<Run> = owners.runs().iter().filter(|run| is_its(&run.owner)).copied().collect();
+            for run in &runs {
+                for streamlet in
+                    (run.first..run.end()).filter(|at| owners.held_of(*at).next().is_some()).collect::<Vec<_>>()
+                {
+                    let owner_epoch = run.owner.owner_epoch;
+                    owners.hold(Held { first: streamlet, count: 1, owner_epoch, node, lost: false });
+                }
+            }
+            if !runs.is_empty() {
                 owners.update(|owner| if is_its(&owner) { Owner { epoch, owner_epoch, ..owner } } else { owner });
             }
         }
@@ -332,6 +420,9 @@ impl ClusterState {
             if known.fenced {
                 entries.push(ClusterEntry::NodeFenced { node: *node, epoch: known.epoch });
             }
+            if known.draining {
+                entries.push(ClusterEntry::NodeDraining { node: *node, draining: true });
+            }
         }
         for stream in self.owners.keys().copied().collect::<BTreeSet<_>>() {
             entries.extend(owner_entries(stream, &self.owners[&stream]));
@@ -352,6 +443,10 @@ impl ClusterState {
             from: of.from,
             to: of.to,
         }));
+        for ((stream, streamlet), (owner_epoch, state)) in &self.handed {
+            let (stream, streamlet, owner_epoch, state) = (*stream, *streamlet, *owner_epoch, state.to_vec());
+            entries.push(ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state });
+        }
         let (next_move, next_owner_epoch) = (self.next_move, self.next_owner_epoch);
         entries.push(ClusterEntry::ClusterCounters { next_move, next_owner_epoch });
         entries
@@ -376,5 +471,11 @@ fn owner_entries(stream: StreamId, owners: &StreamOwners) -> impl Iterator<Item 
         owner_epoch: held.owner_epoch,
         node: held.node,
     });
-    runs.chain(held)
+    let lost = owners.held().iter().filter(|held| held.lost).map(move |held| ClusterEntry::GroupsLost {
+        stream,
+        first: held.first,
+        count: held.count,
+        owner_epoch: held.owner_epoch,
+    });
+    runs.chain(held).chain(lost)
 }

@@ -1,6 +1,9 @@
 //! `kera status`: how the node is, and its cluster as it knows it.
 
-use kera_protocol::{ClusterDescription, MemberNode, NodeStatusResponse};
+use std::collections::HashMap;
+
+use kera_client::StreamId;
+use kera_protocol::{ClusterDescription, MemberNode, MoveInfo, MovesDescription, NodeHoldings, NodeStatusResponse};
 use kera_server::api::NodeJson;
 use kera_server::identity::uuid_text;
 use kera_server::units::{human_bytes, human_count, human_duration};
@@ -20,12 +23,48 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
     let status = client.admin().node_status().await?;
     let cluster = client.admin().describe_cluster().await?;
     let cluster = Some(cluster).filter(|cluster| !cluster.nodes.is_empty());
+    // Nobody knows what moves while the coordinators have no leader.
+    let moves = match &cluster {
+        Some(_) => client.admin().describe_moves().await.ok(),
+        None => None,
+    };
+    let mut names = HashMap::new();
+    if moves.as_ref().is_some_and(|moves| !moves.moves.is_empty()) {
+        names.extend(client.admin().streams("", true).await?.into_iter().map(|info| (info.id, info.name)));
+    }
+    let cluster = cluster.map(|cluster| Cluster { cluster, moves, names });
     if globals.json {
         let cluster = cluster.as_ref().map(ClusterJson::from);
         return print_json(&StatusJson { node: NodeJson::from(&status), cluster });
     }
     let text = status_text(&status, &globals.connect);
     print(&cluster.map_or(text.clone(), |cluster| text + "\n" + &cluster_text(&cluster)))
+}
+
+/// What is told of the cluster.
+struct Cluster {
+    cluster: ClusterDescription,
+    moves: Option<MovesDescription>,
+    names: HashMap<StreamId, String>,
+}
+
+impl Cluster {
+    fn holdings(&self, node: u32) -> Option<&NodeHoldings> {
+        self.moves.as_ref()?.nodes.iter().find(|of| of.node == node)
+    }
+
+    fn name(&self, of: &MoveInfo) -> String {
+        self.names.get(&of.stream).cloned().unwrap_or_else(|| of.stream.to_string())
+    }
+
+    fn state(&self, node: &MemberNode) -> &'static str {
+        match self.holdings(node.node) {
+            _ if node.fenced => "lost",
+            Some(of) if of.draining && of.streamlets == 0 => "drained",
+            Some(of) if of.draining => "draining",
+            _ => "live",
+        }
+    }
 }
 
 #[derive(Serialize)]
@@ -45,7 +84,18 @@ struct ClusterJson {
     applied: u64,
     logs: u64,
     waiting_streamlets: u64,
+    moves_under_way: u64,
+    moves: Vec<MoveJson>,
     nodes: Vec<MemberJson>,
+}
+
+#[derive(Serialize)]
+struct MoveJson {
+    number: u64,
+    stream: String,
+    streamlet: u32,
+    from: u32,
+    to: u32,
 }
 
 #[derive(Serialize)]
@@ -60,21 +110,33 @@ struct MemberJson {
     cluster_address: String,
     address: String,
     streamlets: u64,
+    /// Streamlets that others own and of which it serves what was written before.
+    held_streamlets: u64,
 }
 
-impl From<&ClusterDescription> for ClusterJson {
-    fn from(of: &ClusterDescription) -> ClusterJson {
+impl From<&Cluster> for ClusterJson {
+    fn from(whole: &Cluster) -> ClusterJson {
+        let of = &whole.cluster;
+        let moves = whole.moves.as_ref().map_or(&[][..], |moves| &moves.moves);
+        let one = |of: &MoveInfo| MoveJson {
+            number: of.number,
+            stream: whole.name(of),
+            streamlet: of.streamlet.0,
+            from: of.from,
+            to: of.to,
+        };
         let member = |node: &MemberNode| MemberJson {
             node: node.node,
             uuid: uuid_text(&node.uuid),
             epoch: node.epoch,
-            state: state(node),
+            state: whole.state(node),
             roles: node.roles.iter().map(|role| role.name()).collect(),
             votes: node.votes,
             rack: node.rack.clone(),
             cluster_address: node.cluster_address.clone(),
             address: node.native_address.clone(),
             streamlets: node.streamlets,
+            held_streamlets: whole.holdings(node.node).map_or(0, |of| of.held),
         };
         ClusterJson {
             cluster: uuid_text(&of.cluster),
@@ -83,36 +145,49 @@ impl From<&ClusterDescription> for ClusterJson {
             applied: of.applied,
             logs: of.logs,
             waiting_streamlets: of.waiting_streamlets,
+            moves_under_way: whole.moves.as_ref().map_or(0, |moves| moves.under_way),
+            moves: moves.iter().map(one).collect(),
             nodes: of.nodes.iter().map(member).collect(),
         }
     }
 }
 
-fn state(node: &MemberNode) -> &'static str {
-    if node.fenced { "lost" } else { "live" }
-}
+/// Moves that are shown one by one.
+const MOVES_SHOWN: usize = 10;
 
-fn cluster_text(cluster: &ClusterDescription) -> String {
+fn cluster_text(whole: &Cluster) -> String {
+    let cluster = &whole.cluster;
     let leader = match cluster.leader {
         0 => "none is known".to_owned(),
         node => format!("node {node}, term {}", cluster.term),
     };
     let mut text = facts(&[("cluster", uuid_text(&cluster.cluster)), ("leader", leader)]);
-    let mut table = Table::new(&["NODE", "STATE", "EPOCH", "ROLES", "VOTES", "RACK", "ADDRESS", "STREAMLETS"]);
+    let mut table = Table::new(&["NODE", "STATE", "EPOCH", "ROLES", "VOTES", "RACK", "ADDRESS", "STREAMLETS", "OLDER"]);
     for node in &cluster.nodes {
         let roles: Vec<&str> = node.roles.iter().map(|role| role.name()).collect();
         table.row([
             node.node.to_string(),
-            state(node).to_owned(),
+            whole.state(node).to_owned(),
             node.epoch.to_string(),
             roles.join(","),
             if node.votes { "yes" } else { "no" }.to_owned(),
             node.rack.clone(),
             node.native_address.clone(),
             node.streamlets.to_string(),
+            whole.holdings(node.node).map_or_else(|| "?".to_owned(), |of| of.held.to_string()),
         ]);
     }
     text.push_str(&table.text());
+    if let Some(moves) = whole.moves.as_ref().filter(|moves| moves.under_way > 0) {
+        for of in moves.moves.iter().take(MOVES_SHOWN) {
+            let (name, MoveInfo { number, streamlet, from, to, .. }) = (whole.name(of), of);
+            text.push_str(&format!("move {number}: {name}/{streamlet} from node {from} to node {to}\n"));
+        }
+        let more = moves.under_way.saturating_sub(MOVES_SHOWN as u64);
+        if more > 0 {
+            text.push_str(&format!("and {more} more moves\n"));
+        }
+    }
     if cluster.waiting_streamlets > 0 {
         let waiting = cluster.waiting_streamlets;
         text.push_str(&format!("PROBLEM  {waiting} streamlets wait for a node that is lost\n"));

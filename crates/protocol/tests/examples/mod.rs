@@ -35,6 +35,7 @@ const MEMBER: u64 = 1_001;
 const GROUP: GroupId = GroupId::new(3, 8);
 const NOW_MS: i64 = 1_700_000_000_000;
 
+const MOVE: MoveInfo = MoveInfo { number: 4, stream: StreamId(17), streamlet: StreamletId(3), from: 1, to: 2 };
 const BALLOT: RaftBallot = RaftBallot { term: 3, node: 1, committed: true };
 const PLACE: RaftPlace = RaftPlace { term: 3, leader: 1, index: 12 };
 
@@ -557,4 +558,24 @@ examples! {
     BlocksRead => blocks_read();
     ReleaseBlocks => ReleaseBlocks { log: LOG, through_block: 39 };
     BlocksReleased => BlocksReleased { files: 1, bytes: 32 << 20 };
+    MoveStreamlet => MoveStreamlet { stream: StreamRef::Name("payments".into()), streamlet: StreamletId(3), to: 2 };
+    MoveInfo => MOVE;
+    LetGo => LetGo { number: 4, stream: StreamId(17), streamlet: StreamletId(3) };
+    LetGone => LetGone { state: vec![1, 2, 3] };
+    FinishMove => FinishMove { number: 4, node: 2, epoch: 7, state: vec![1, 2, 3] };
+    ChangeNode => ChangeNode { node: 2, change: NodeChange::Remove };
+    PlanRebalance => PlanRebalance { limit: 100 };
+    MovePlan => MovePlan { moves: vec![MoveInfo { number: 0, ..MOVE }] };
+    GroupsGone => GroupsGone {
+        node: 1,
+        epoch: 7,
+        groups: vec![HeldGroups { stream: StreamId(17), first: 3, count: 1, owner_epoch: 8 }],
+    };
+    DescribeMoves => DescribeMoves { limit: 100 };
+    MovesDescription => MovesDescription {
+        moves: vec![MOVE],
+        under_way: 1,
+        nodes: vec![NodeHoldings { node: 1, draining: true, streamlets: 9, held: 1, logs: 2 }],
+    };
+    AcceptLoss => AcceptLoss { stream: StreamRef::Name("payments".into()), streamlet: StreamletId(3) };
 }

@@ -12,6 +12,7 @@ use kera_raft::{Change, Group, Observer};
 use parking_lot::Mutex;
 
 use super::leftovers;
+use super::moves::Moves;
 use super::recovery::Recovery;
 
 /// Feeds one broker. Called by the thread that follows the log, and once at the start.
@@ -24,6 +25,8 @@ pub(super) struct Feed {
     placing: Mutex<()>,
     /// Opens those that a lost broker had.
     recovery: Arc<Recovery>,
+    /// Takes and gives those that move.
+    moves: Arc<Moves>,
 }
 
 impl Feed {
@@ -31,9 +34,9 @@ impl Feed {
         (node, epoch): (NodeNumber, u32),
         broker: Arc<Broker>,
         group: Weak<Group>,
-        recovery: Arc<Recovery>,
+        (recovery, moves): (Arc<Recovery>, Arc<Moves>),
     ) -> Feed {
-        Feed { node, epoch, broker, group, placing: Mutex::default(), recovery }
+        Feed { node, epoch, broker, group, placing: Mutex::default(), recovery, moves }
     }
 
     /// Tells all that is known, and from then on what changes.
@@ -49,6 +52,7 @@ impl Feed {
         self.nodes(group);
         let streams: Vec<StreamId> = group.read(|state| state.catalog.streams().map(|info| info.id).collect());
         streams.into_iter().for_each(|stream| self.place(group, stream));
+        self.moves.look();
     }
 
     fn nodes(&self, group: &Group) {
@@ -73,7 +77,8 @@ impl Feed {
             if self.is_open(stream, streamlet, epoch) {
                 continue;
             }
-            if let Err(failure) = self.broker.open_streamlet(stream, streamlet, epoch, None) {
+            let handed = self.moves.handed(stream, streamlet);
+            if let Err(failure) = self.broker.open_streamlet(stream, streamlet, epoch, handed.as_ref()) {
                 tracing::error!(%stream, %streamlet, error = %failure, "a streamlet cannot be opened; restart the node");
             }
         }
@@ -98,9 +103,11 @@ impl Observer for Feed {
             Change::Stream(StreamEvent::Altered { after: info, .. } | StreamEvent::Created(info)) => {
                 self.place(&group, info.id);
             }
-            Change::Cluster(ClusterEntry::OwnerChanged { stream, .. } | ClusterEntry::GroupsHeld { stream, .. }) => {
-                self.place(&group, *stream);
-            }
+            Change::Cluster(
+                ClusterEntry::OwnerChanged { stream, .. }
+                | ClusterEntry::GroupsHeld { stream, .. }
+                | ClusterEntry::GroupsLost { stream, .. },
+            ) => self.place(&group, *stream),
             Change::Cluster(ClusterEntry::OwnerReturned { .. }) => self.everything(&group),
             Change::Cluster(ClusterEntry::LogGivenUp { log }) if log.node == self.node => {
                 group.read(|state| leftovers::drop_rebuilt(self.broker.log(), state, self.node, self.epoch));
@@ -110,6 +117,16 @@ impl Observer for Feed {
                 ClusterEntry::NodeJoined { .. } | ClusterEntry::NodeFenced { .. } | ClusterEntry::NodeRemoved { .. },
             ) => self.nodes(&group),
             Change::Cluster(_) => {}
+        }
+        if let Change::Cluster(
+            ClusterEntry::MoveNoted { .. }
+            | ClusterEntry::MoveCalledOff { .. }
+            | ClusterEntry::OwnerChanged { .. }
+            | ClusterEntry::NodeJoined { .. }
+            | ClusterEntry::NodeFenced { .. },
+        ) = change
+        {
+            self.moves.look();
         }
     }
 }

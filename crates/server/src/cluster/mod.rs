@@ -10,6 +10,7 @@ mod feed;
 mod follow;
 mod known_copies;
 mod leftovers;
+mod moves;
 mod recovery;
 mod sessions;
 mod transport;
@@ -44,6 +45,7 @@ use backups::{BackupRole, RpcBackups};
 use copier::Copier;
 pub(crate) use copies::{Copies, NodeSinks};
 use feed::Feed;
+use moves::{Moves, MovesRole};
 use recovery::Recovery;
 use sessions::ClusterSessions;
 use transport::RpcTransport;
@@ -72,6 +74,7 @@ pub(crate) struct Cluster {
     backup: Arc<BackupRole>,
     recovery: Mutex<Option<Recovering>>,
     copier: Mutex<Option<(Arc<Copier>, JoinHandle<()>)>>,
+    moves: Arc<MovesRole>,
 }
 
 type Recovering = (Arc<Recovery>, Vec<JoinHandle<()>>);
@@ -113,7 +116,8 @@ impl Cluster {
         let started = Group::start(settings, disks[0].clone(), transport.clone(), clock.clone());
         let group = wait(&runtime, started).map_err(|error| Fatal::Data { message: error.to_string() })?;
         let backup = Arc::new(BackupRole::default());
-        let server = listen(config, identity, &group, &backup, &runtime, clock)?;
+        let moves = Arc::new(MovesRole::default());
+        let server = listen(config, identity, &group, (&backup, &moves), &runtime, clock)?;
         runtime.spawn(group.clone().drive(Arc::new(RpcBackups(transport.clone())), stop.subscribe()));
         let joining = Joining { config, identity, transport, has_all };
         let epoch = join(&group, &runtime, &joining, single)?;
@@ -139,6 +143,7 @@ impl Cluster {
             backup,
             recovery: Mutex::new(None),
             copier: Mutex::new(None),
+            moves,
         });
         cluster.beat();
         Ok(cluster)
@@ -169,9 +174,12 @@ impl Cluster {
         // Blocks that are read must not hold up what the coordinators say to each other.
         let transport = Arc::new(RpcTransport::new(links.clone()));
         let me = (self.node, self.epoch);
-        let recovering = Recovery::start(me, &self.group, broker, (transport, links), &self.runtime)?;
+        let recovering = Recovery::start(me, &self.group, broker, (transport.clone(), links), &self.runtime)?;
         *self.copier.lock() = Some(Copier::start(broker.log(), &self.copies, &recovering.0)?);
-        let feed = Arc::new(Feed::new(me, broker.clone(), Arc::downgrade(&self.group), recovering.0.clone()));
+        let moves = Moves::start(me, &self.group, broker, transport, &self.runtime, self.stop.subscribe());
+        let followers = (recovering.0.clone(), moves.clone());
+        let feed = Arc::new(Feed::new(me, broker.clone(), Arc::downgrade(&self.group), followers));
+        self.moves.set(moves);
         *self.recovery.lock() = Some(recovering);
         feed.begin();
         Ok(())
@@ -400,7 +408,7 @@ fn listen(
     config: &Config,
     identity: &Identity,
     group: &Arc<Group>,
-    backup: &Arc<BackupRole>,
+    (backup, moves): (&Arc<BackupRole>, &Arc<MovesRole>),
     runtime: &Handle,
     clock: &Arc<dyn Clock>,
 ) -> Result<RunningServer, Fatal> {
@@ -425,7 +433,12 @@ fn listen(
         stall_timeout: Duration::from_millis(config.network.stall_timeout),
         ..ServerConfig::new(crate::node::resolve(address).map_err(failed)?, hello, clock.clone())
     };
-    let sessions = ClusterSessions { group: group.clone(), backup: backup.clone(), runtime: runtime.clone() };
+    let sessions = ClusterSessions {
+        group: group.clone(),
+        backup: backup.clone(),
+        moves: moves.clone(),
+        runtime: runtime.clone(),
+    };
     Server::start(server, Arc::new(sessions)).map_err(failed)
 }
 

@@ -12,14 +12,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kera_broker::{Broker, EndedLog, EndedView, Rebuild, RecoveryProgress};
+use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
 use kera_coordinator::cluster::ClusterState;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
 use kera_protocol::{
     BlocksRead, ChangeLog, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, StreamletRange, StreamletRef,
-    StreamletsRebuilt,
+    StreamletState, StreamletsRebuilt,
 };
 use kera_raft::{Group, Transport};
 use parking_lot::{Condvar, Mutex};
@@ -205,8 +205,16 @@ impl Recovery {
         }
         // The leader ends the logs of all that are lost, this node's earlier incarnations included: only then their blocks say all.
         let Some(logs) = self.group.read(ended_logs) else { return false };
-        let began = Instant::now();
-        match self.broker.take_over(&owned, &logs, &self.backups) {
+        // What this node was answered for before it gathers what another one has lost must not be cut.
+        let is_settled = |(stream, streamlet, _): &Owned| {
+            let found = self.broker.log().stream(*stream);
+            found.is_none_or(|found| found.streamlet(*streamlet).is_none_or(|place| place.is_settled()))
+        };
+        if !owned.iter().all(is_settled) {
+            return false;
+        }
+        let (began, handed) = (Instant::now(), self.handed(&owned));
+        match self.broker.take_over_moved(&owned, &logs, &self.backups, &handed) {
             Ok(rebuild) => {
                 let (streamlets, bytes) = (owned.len(), rebuild.bytes);
                 let took_ms = began.elapsed().as_millis() as u64;
@@ -224,6 +232,19 @@ impl Recovery {
                 false
             }
         }
+    }
+
+    /// What streamlets took along when they moved last, as the coordinators keep it.
+    fn handed(&self, owned: &[Owned]) -> HandedStates {
+        let kept = |(stream, streamlet, _): &Owned| {
+            let kept = self.group.read(|state| state.handed(*stream, streamlet.0))?;
+            let read = <StreamletState as kera_protocol::Body>::decode(1, &kept);
+            let read = read.inspect_err(
+                |error| tracing::error!(%stream, %streamlet, %error, "what was handed over cannot be read"),
+            );
+            Some(((*stream, *streamlet), read.ok()?))
+        };
+        owned.iter().filter_map(kept).collect()
     }
 
     /// The second thread.

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use super::backups::BackupRole;
+use super::moves::MovesRole;
 
 /// Requests of one connection that may be unanswered before it is read no further.
 const PENDING_MAX: usize = 1024;
@@ -20,6 +21,7 @@ const PENDING_MAX: usize = 1024;
 pub(super) struct ClusterSessions {
     pub(super) group: Arc<Group>,
     pub(super) backup: Arc<BackupRole>,
+    pub(super) moves: Arc<MovesRole>,
     pub(super) runtime: Handle,
 }
 
@@ -34,6 +36,7 @@ impl SessionFactory for ClusterSessions {
         Box::new(ClusterSession {
             group: self.group.clone(),
             role: self.backup.clone(),
+            moves: self.moves.clone(),
             backup: None,
             runtime: self.runtime.clone(),
             replies,
@@ -45,6 +48,7 @@ impl SessionFactory for ClusterSessions {
 struct ClusterSession {
     group: Arc<Group>,
     role: Arc<BackupRole>,
+    moves: Arc<MovesRole>,
     /// There from the first request for it on.
     backup: Option<BackupSession>,
     runtime: Handle,
@@ -86,7 +90,7 @@ impl Session for ClusterSession {
         if Op::from_u16(header.op).is_some_and(BackupSession::serves) {
             return self.for_backup(header, body, out);
         }
-        let Some(op) = Op::from_u16(header.op).filter(|op| (80..90).contains(&(*op as u16))) else {
+        let Some(op) = Op::from_u16(header.op).filter(|op| (80..90).contains(&(*op as u16)) || *op == Op::LetGo) else {
             out.error(header, Status::NotSupported, &ErrorBody::new("this address is for nodes of the cluster"));
             return Flow::Done;
         };
@@ -95,9 +99,14 @@ impl Session for ClusterSession {
         }
         self.pending += 1;
         let (group, replies, header, body) = (self.group.clone(), self.replies.clone(), *header, body.to_vec());
+        let moves = self.moves.clone();
         self.runtime.spawn(async move {
             let mut frame = Vec::new();
-            match group.handle(op, header.version, &body).await {
+            let answer = match op {
+                Op::LetGo => moves.let_go(header.version, &body).await,
+                op => group.handle(op, header.version, &body).await,
+            };
+            match answer {
                 Ok(answer) => {
                     let start = begin_frame(&header.response(Status::Ok as u16), &mut frame);
                     frame.extend_from_slice(&answer);

@@ -1,0 +1,58 @@
+//! Moving streamlets, emptying and giving up nodes: what `kera streamlet`, `kera node` and `kera rebalance` ask for.
+
+use kera_format::{StreamId, StreamletId};
+use kera_protocol::{
+    AcceptLoss, ChangeNode, DescribeMoves, FindOwners, MoveInfo, MoveStreamlet, MovesDescription, NodeChange,
+    PlanRebalance, StreamRef,
+};
+
+use crate::{Admin, ClientError};
+
+impl Admin {
+    /// Has a streamlet move to another broker; returns when that is noted. Number 0: it is there already.
+    pub async fn move_streamlet(
+        &self,
+        stream: impl Into<StreamRef>,
+        streamlet: StreamletId,
+        to: u32,
+    ) -> Result<MoveInfo, ClientError> {
+        self.client.call(&MoveStreamlet { stream: stream.into(), streamlet, to }).await
+    }
+
+    /// Which streamlets move, and what each node has.
+    pub async fn describe_moves(&self) -> Result<MovesDescription, ClientError> {
+        self.client.call(&DescribeMoves { limit: 0 }).await
+    }
+
+    /// The moves that would even out the brokers, at most so many; 0: as many as are told at once. Nothing is changed.
+    pub async fn plan_rebalance(&self, limit: u32) -> Result<Vec<MoveInfo>, ClientError> {
+        Ok(self.client.call(&PlanRebalance { limit }).await?.moves)
+    }
+
+    /// Has a node give up its streamlets, use it again, or give it up for good.
+    pub async fn change_node(&self, node: u32, change: NodeChange) -> Result<(), ClientError> {
+        self.client.call(&ChangeNode { node, change }).await.map(drop)
+    }
+
+    /// Goes on without what only a lost node had of a streamlet.
+    pub async fn accept_loss(&self, stream: impl Into<StreamRef>, streamlet: StreamletId) -> Result<(), ClientError> {
+        self.client.call(&AcceptLoss { stream: stream.into(), streamlet }).await.map(drop)
+    }
+
+    /// The node that owns a streamlet, as the node that is asked knows it; 0: nobody.
+    pub async fn owner(&self, stream: StreamId, streamlet: StreamletId) -> Result<u32, ClientError> {
+        let mut after = None;
+        loop {
+            let asked = FindOwners { streams: vec![stream.into()], after, limit: 0 };
+            let page = self.client.call(&asked).await?;
+            let runs = || page.streams.iter().flat_map(|of| &of.runs);
+            if let Some(run) = runs().find(|run| run.streamlets().any(|one| one == streamlet)) {
+                return Ok(run.node);
+            }
+            match runs().last() {
+                Some(last) if page.more => after = Some((stream, last.first)),
+                _ => return Ok(0),
+            }
+        }
+    }
+}

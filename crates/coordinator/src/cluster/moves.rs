@@ -1,0 +1,312 @@
+//! Streamlets that move because somebody wants it: one, all of a node that is drained, or as many as even out the brokers; what
+//! nodes hold of streamlets that others own, and what becomes of that when such a node is lost.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use kera_format::StreamId;
+use kera_format::cluster::{ClusterEntry, NodeNumber, OwnerReason, Roles};
+use kera_protocol::{GroupsGone, HeldGroups, MoveInfo, NodeHoldings, StreamRef, StreamletState};
+
+use super::plan::{OWNER_RUNS_MAX, Planned};
+use super::rules::Refused;
+use super::{ClusterState, Held, Owner};
+use crate::CoordinatorError;
+
+/// Moves that are under way at a time for nodes that are drained.
+pub const MOVES_MAX: usize = 4;
+/// Most moves of one plan to even out the brokers.
+pub const PLAN_MOVES_MAX: usize = 256;
+
+fn refused(reason: impl Into<String>) -> CoordinatorError {
+    CoordinatorError::Refused(Refused(reason.into()))
+}
+
+impl ClusterState {
+    /// A move of a streamlet. Asked again while it is under way, or when it is there, nothing is to do.
+    pub fn plan_move(&self, stream: &StreamRef, streamlet: u32, to: NodeNumber) -> Planned {
+        let info = self.catalog.find(stream)?;
+        let has = info.options.streamlets;
+        if streamlet >= has {
+            return Err(refused(format!(
+                "stream `{}` has {has} streamlets, 0 to {}, so there is no streamlet {streamlet}",
+                info.name,
+                has - 1
+            )));
+        }
+        let (what, from) = ((info.id, streamlet), self.owner(info.id, streamlet).map_or(0, |owner| owner.node));
+        let is_moving = self.moving.get(&what).is_some_and(|number| self.moves[number].to == to);
+        if is_moving || (from == to && !self.moving.contains_key(&what)) {
+            return Ok(Vec::new());
+        }
+        let name =
+            |Refused(why): Refused| refused(format!("{}/{streamlet} cannot be moved to node {to}: {why}", info.name));
+        self.check_may_move(what, from, to).map_err(name)?;
+        let (stream, number) = (info.id, self.next_move.max(1));
+        self.one(ClusterEntry::MoveNoted { number, stream, streamlet, from, to })
+    }
+
+    /// The move of a streamlet that is under way; its number is zero if there is none.
+    pub fn move_info(&self, stream: &StreamRef, streamlet: u32) -> Option<MoveInfo> {
+        let stream = self.catalog.find(stream).ok()?.id;
+        let number = self.moving.get(&(stream, streamlet)).copied().unwrap_or(0);
+        let node = self.owner(stream, streamlet)?.node;
+        let (from, to) = self.moves.get(&number).map_or((node, node), |of| (of.from, of.to));
+        Some(MoveInfo { number, stream, streamlet: kera_format::StreamletId(streamlet), from, to })
+    }
+
+    /// All moves under way, by number.
+    pub fn move_infos(&self) -> impl Iterator<Item = MoveInfo> + '_ {
+        self.moves.iter().map(|(number, of)| MoveInfo {
+            number: *number,
+            stream: of.stream,
+            streamlet: kera_format::StreamletId(of.streamlet),
+            from: of.from,
+            to: of.to,
+        })
+    }
+
+    /// The end of a move: the node that it goes to has what it needs, and `state` of it is kept with the new owner, in one entry of
+    /// the log. The node before keeps the old groups.
+    pub fn plan_finish_move(&self, number: u64, node: NodeNumber, epoch: u32, state: &[u8]) -> Planned {
+        let Some(noted) = self.moves.get(&number) else {
+            return Err(refused(format!("move {number} is not noted; it was called off")));
+        };
+        let (stream, first, count) = (noted.stream, noted.streamlet, 1);
+        let handed = <StreamletState as kera_protocol::Body>::decode(1, state)?;
+        let before = self.owner(stream, first).map(|owner| (owner.node, owner.owner_epoch));
+        if (handed.stream, handed.streamlet.0) != (stream, first) || before != Some((noted.from, handed.epoch)) {
+            return Err(refused(format!("the state is not that of what move {number} moves")));
+        }
+        let owner_epoch = self.next_owner_epoch.max(1);
+        let reason = OwnerReason::Moved;
+        let mut entries =
+            self.one(ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number })?;
+        // Of a streamlet that has never moved the owner has all groups, those that it rebuilt or got back included.
+        let has_moved = self.owners.get(&stream).is_some_and(|of| of.held_of(first).next().is_some());
+        let from_epoch = if has_moved { handed.epoch } else { 1 };
+        entries.push(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch: from_epoch, node: noted.from });
+        entries.push(ClusterEntry::StreamletHanded { stream, streamlet: first, owner_epoch, state: state.to_vec() });
+        Ok(entries)
+    }
+
+    /// The calling off of a move.
+    pub fn plan_call_off(&self, number: u64) -> Planned {
+        if self.moves.contains_key(&number) { self.one(ClusterEntry::MoveCalledOff { number }) } else { Ok(Vec::new()) }
+    }
+
+    /// Whether a node is to own nothing.
+    pub fn plan_drain(&self, node: NodeNumber, draining: bool) -> Planned {
+        let Some(known) = self.nodes.get(&node) else {
+            return self.one(ClusterEntry::NodeDraining { node, draining });
+        };
+        if known.draining == draining {
+            return Ok(Vec::new());
+        }
+        let takes = |(number, other): (&NodeNumber, &super::NodeState)| {
+            *number != node && other.is_live(Roles::BROKER) && !other.draining
+        };
+        if draining && !self.nodes.iter().any(takes) {
+            return Err(refused(format!(
+                "node {node} cannot be drained: there is no other live broker that could take its {} streamlets; start one with \
+                 `kera serve --node N --join HOST:PORT`",
+                known.streamlets
+            )));
+        }
+        self.one(ClusterEntry::NodeDraining { node, draining })
+    }
+
+    /// The next moves away from nodes that are drained, a few at a time.
+    pub fn plan_drain_moves(&self) -> Planned {
+        let mut room = MOVES_MAX.saturating_sub(self.moves.len());
+        let is_one = |node: &super::NodeState| node.draining && node.streamlets > 0 && node.is_live(Roles::BROKER);
+        if room == 0 || !self.nodes.values().any(is_one) {
+            return Ok(Vec::new());
+        }
+        let mut load = self.loads(&[]);
+        load.retain(|node, _| self.nodes.get(node).is_some_and(|node| !node.draining));
+        self.moves.values().for_each(|of| *load.entry(of.to).or_default() += 1);
+        let mut entries = Vec::new();
+        for info in self.catalog.streams() {
+            for run in self.owners.get(&info.id).into_iter().flat_map(|of| of.runs()) {
+                let from = run.owner.node;
+                if !self.nodes.get(&from).is_some_and(is_one) {
+                    continue;
+                }
+                for streamlet in run.first..run.end() {
+                    let Some((&to, _)) = load.iter().min_by_key(|(node, has)| (**has, **node)) else {
+                        return Ok(entries);
+                    };
+                    if room == 0 {
+                        return Ok(entries);
+                    }
+                    if self.check_may_move((info.id, streamlet), from, to).is_ok() {
+                        let (number, stream) = (self.next_move.max(1) + entries.len() as u64, info.id);
+                        entries.push(ClusterEntry::MoveNoted { number, stream, streamlet, from, to });
+                        *load.entry(to).or_default() += 1;
+                        room -= 1;
+                    }
+                }
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Moves that even out how many streamlets brokers have, at most `limit`: from the one with the most to the one with the fewest,
+    /// of the stream that is spread worst over the two, until no two differ by more than one.
+    pub fn rebalance(&self, limit: usize) -> Vec<MoveInfo> {
+        let mut load = self.loads(&[]);
+        for of in self.moves.values() {
+            load.entry(of.from).and_modify(|has| *has = has.saturating_sub(1));
+            load.entry(of.to).and_modify(|has| *has += 1);
+        }
+        // What each broker could give: by stream, the last streamlets first.
+        let mut has: BTreeMap<NodeNumber, BTreeMap<StreamId, Vec<u32>>> = BTreeMap::new();
+        for info in self.catalog.streams() {
+            for run in self.owners.get(&info.id).into_iter().flat_map(|of| of.runs()) {
+                let Owner { node, epoch, rebuilding, .. } = run.owner;
+                if !rebuilding && self.is_live(node, epoch) {
+                    let given = (run.first..run.end()).filter(|at| !self.moving.contains_key(&(info.id, *at)));
+                    has.entry(node).or_default().entry(info.id).or_default().extend(given);
+                }
+            }
+        }
+        let mut plan = Vec::new();
+        let most = if limit == 0 { PLAN_MOVES_MAX } else { limit.min(PLAN_MOVES_MAX) };
+        while plan.len() < most {
+            let Some((&to, &least)) = load.iter().min_by_key(|(node, has)| (**has, **node)) else { break };
+            let Some((&from, &top)) = load.iter().max_by_key(|(node, has)| (**has, u32::MAX - **node)) else { break };
+            if top <= least + 1 {
+                break;
+            }
+            let of_target = has.get(&to);
+            let there = |stream: &StreamId| of_target.and_then(|of| of.get(stream)).map_or(0, Vec::len);
+            let choice = has.get(&from).into_iter().flatten().filter(|(_, streamlets)| !streamlets.is_empty());
+            let worst =
+                choice.max_by_key(|(stream, own)| (own.len() as i64 - there(stream) as i64, u64::MAX - stream.0));
+            let Some(stream) = worst.map(|(stream, _)| *stream) else { break };
+            let Some(streamlet) = has.get_mut(&from).and_then(|of| of.get_mut(&stream)?.pop()) else { break };
+            has.entry(to).or_default().entry(stream).or_default().insert(0, streamlet);
+            load.entry(from).and_modify(|has| *has -= 1);
+            load.entry(to).and_modify(|has| *has += 1);
+            plan.push(MoveInfo { number: 0, stream, streamlet: kera_format::StreamletId(streamlet), from, to });
+        }
+        plan
+    }
+
+    /// What a node holds of streamlets of streams with copies is not there any more: it has come back without its memory.
+    pub(super) fn plan_lose_held(&self, node: NodeNumber) -> Vec<ClusterEntry> {
+        let mut entries = Vec::new();
+        for (stream, held) in self.held_copied().filter(|(_, held)| held.node == node && !held.lost) {
+            let Held { first, count, owner_epoch, .. } = held;
+            entries.push(ClusterEntry::GroupsLost { stream, first, count, owner_epoch });
+        }
+        entries
+    }
+
+    /// Groups of streams with copies that are not with their owners.
+    fn held_copied(&self) -> impl Iterator<Item = (StreamId, Held)> + '_ {
+        let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
+        let held = copied.filter_map(|info| Some((info.id, self.owners.get(&info.id)?.held())));
+        held.flat_map(|(stream, held)| held.iter().map(move |held| (stream, *held)))
+    }
+
+    /// Has present owners rebuild groups that nodes held for them and have lost: each gets a new owner epoch, and the groups. Nothing
+    /// before the ends of all logs of lost nodes are decided, and nothing of what is rebuilt already.
+    pub fn plan_gather(&self) -> Planned {
+        if !self.held_copied().any(|(_, held)| self.is_lost(&held))
+            || self.lost_logs().any(|(_, log)| log.end.is_none())
+        {
+            return Ok(Vec::new());
+        }
+        let mut lost: BTreeSet<(StreamId, u32)> = BTreeSet::new();
+        for (stream, held) in self.held_copied().filter(|(_, held)| self.is_lost(held)) {
+            lost.extend((held.first..held.first + held.count).map(|streamlet| (stream, streamlet)));
+        }
+        let (owner_epoch, reason) = (self.next_owner_epoch.max(1), OwnerReason::Gathered);
+        let mut entries: Vec<ClusterEntry> = Vec::new();
+        for (stream, streamlet) in lost {
+            let Some(Owner { node, epoch, .. }) = self.owner(stream, streamlet) else { continue };
+            let (first, count, number) = (streamlet, 1, 0);
+            let one = ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number };
+            if entries.len() < OWNER_RUNS_MAX && self.check(&one).is_ok() {
+                entries.push(one);
+            }
+        }
+        Ok(entries)
+    }
+
+    /// Groups that a node has no more. What is not its to tell is left out.
+    pub fn plan_groups_gone(&self, gone: &GroupsGone) -> Planned {
+        let mut entries = Vec::new();
+        for HeldGroups { stream, first, count, owner_epoch } in gone.groups.iter().copied() {
+            let held = self.owners.get(&stream).into_iter().flat_map(|of| of.held());
+            let is_its = |held: &&Held| {
+                held.node == gone.node
+                    && held.owner_epoch == owner_epoch
+                    && held.first <= first
+                    && first.saturating_add(count) <= held.first + held.count
+            };
+            if self.is_live(gone.node, gone.epoch) && held.filter(is_its).any(|held| !held.lost) {
+                entries.extend(self.one(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node: 0 })?);
+            }
+        }
+        Ok(entries)
+    }
+
+    /// A person gives up what only a lost node had of a streamlet: the broker that has fewest gets it, and what it had lost, it has no more.
+    pub fn plan_accept_loss(&self, stream: &StreamRef, streamlet: u32) -> Planned {
+        let info = self.catalog.find(stream)?;
+        let name = format!("{}/{streamlet}", info.name);
+        let Some(owner) = self.owner(info.id, streamlet) else {
+            return Err(refused(format!("nobody owns {name}, so nothing of it is lost")));
+        };
+        let lost: Vec<Held> = self.owners[&info.id].held_of(streamlet).filter(|held| self.is_lost(held)).collect();
+        let is_lost = !self.is_live(owner.node, owner.epoch);
+        if !is_lost && lost.is_empty() {
+            return Err(refused(format!("nothing of {name} is lost: node {} has it and is live", owner.node)));
+        }
+        let (stream, first, count, number) = (info.id, streamlet, 1, 0);
+        let mut entries: Vec<ClusterEntry> = (lost.iter())
+            .map(|held| ClusterEntry::GroupsHeld { stream, first, count, owner_epoch: held.owner_epoch, node: 0 })
+            .collect();
+        if is_lost {
+            let load = self.loads(&[]);
+            let Some((&node, _)) = load.iter().min_by_key(|(node, has)| (**has, **node)) else {
+                return Err(refused(format!("there is no live broker that could take {name}; start one")));
+            };
+            let (epoch, owner_epoch) = (self.nodes[&node].epoch, self.next_owner_epoch.max(1));
+            let reason = OwnerReason::LossAccepted;
+            entries.extend(self.one(ClusterEntry::OwnerChanged {
+                stream,
+                first,
+                count,
+                node,
+                epoch,
+                owner_epoch,
+                reason,
+                number,
+            })?);
+        }
+        Ok(entries)
+    }
+
+    /// What each node has.
+    pub fn holdings(&self) -> Vec<NodeHoldings> {
+        let mut held: BTreeMap<NodeNumber, BTreeSet<(StreamId, u32)>> = BTreeMap::new();
+        for (stream, owners) in &self.owners {
+            for of in owners.held() {
+                let others = (of.first..of.first + of.count)
+                    .filter(|at| owners.owner(*at).is_none_or(|owner| owner.node != of.node));
+                held.entry(of.node).or_default().extend(others.map(|at| (*stream, at)));
+            }
+        }
+        let of = |(node, known): (&NodeNumber, &super::NodeState)| NodeHoldings {
+            node: *node,
+            draining: known.draining,
+            streamlets: known.streamlets,
+            held: held.get(node).map_or(0, BTreeSet::len) as u64,
+            logs: self.logs.keys().filter(|log| log.node == *node).count() as u64,
+        };
+        self.nodes.iter().map(of).collect()
+    }
+}

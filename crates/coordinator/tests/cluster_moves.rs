@@ -1,0 +1,298 @@
+//! Moves that somebody asks for, what nodes hold of streamlets that others own, and what becomes of it when they are lost.
+
+use kera_coordinator::catalog::Limits;
+use kera_coordinator::cluster::{ClusterState, Join, LogView, MOVES_MAX};
+use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
+use kera_format::{StreamId, StreamOptions, StreamletId};
+use kera_protocol::{CreateStream, GroupsGone, HeldGroups, StreamletRange, StreamletState, StreamletsRebuilt};
+
+const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
+
+struct Cluster(ClusterState);
+
+fn join(node: NodeNumber, has_all: bool) -> Join {
+    let doors = Doors { cluster: format!("10.0.0.{node}:7072"), ..Doors::default() };
+    let (uuid, roles, rack, settings) = ([node as u8; 16], Roles::ALL, String::new(), Vec::new());
+    Join { node, uuid, roles, rack, doors, settings, epoch_min: 1, has_all }
+}
+
+impl Cluster {
+    fn new(nodes: NodeNumber) -> Cluster {
+        let mut cluster = Cluster(ClusterState::default());
+        let founded = cluster.0.plan_found([9; 16], &join(1, true), 0).unwrap();
+        cluster.apply(&founded);
+        (2..=nodes).for_each(|node| cluster.join(node, true));
+        cluster
+    }
+
+    fn apply(&mut self, entries: &[ClusterEntry]) {
+        for entry in entries {
+            self.0.apply(entry).unwrap_or_else(|refused| panic!("{entry:?}: {refused}"));
+        }
+        let mut copy = ClusterState::default();
+        self.0.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
+        assert_eq!(copy.snapshot(), self.0.snapshot(), "a snapshot has all of it");
+    }
+
+    fn join(&mut self, node: NodeNumber, has_all: bool) {
+        let joined = self.0.plan_join(&join(node, has_all), 0).unwrap();
+        self.apply(&joined);
+    }
+
+    fn stream(&mut self, name: &str, streamlets: u32, replication: u32) -> StreamId {
+        let options = StreamOptions { streamlets, replication, ..StreamOptions::default() };
+        let request = CreateStream { name: name.into(), options, if_not_exists: false };
+        let most = Limits { streams: 100, nodes: 16 };
+        let created = self.0.plan_create_stream(&request, &most, 0, false).unwrap();
+        self.apply(&created);
+        self.0.catalog.find(&name.into()).unwrap().id
+    }
+
+    fn owner(&self, stream: StreamId, streamlet: u32) -> NodeNumber {
+        self.0.owner(stream, streamlet).expect("an owner").node
+    }
+
+    fn finish(&mut self, number: u64) {
+        let of = self.0.moves()[&number];
+        let epoch = self.0.owner(of.stream, of.streamlet).expect("an owner").owner_epoch;
+        let streamlet = StreamletId(of.streamlet);
+        let state = StreamletState { stream: of.stream, streamlet, epoch, lanes: Vec::new(), progress: Vec::new() };
+        let state = kera_protocol::codec::bytes_of(&state);
+        let epoch = self.0.node(of.to).unwrap().epoch;
+        let finished = self.0.plan_finish_move(number, of.to, epoch, &state).unwrap();
+        self.apply(&finished);
+    }
+
+    fn move_to(&mut self, stream: StreamId, streamlet: u32, to: NodeNumber) {
+        let noted = self.0.plan_move(&stream.into(), streamlet, to).unwrap();
+        self.apply(&noted);
+        self.finish(self.0.move_of(stream, streamlet).expect("it is noted"));
+    }
+
+    fn fence(&mut self, node: NodeNumber) {
+        let fenced = self.0.plan_fence(node, self.0.node(node).unwrap().epoch).unwrap();
+        self.apply(&fenced);
+    }
+
+    fn refused(&self, entry: &ClusterEntry) -> String {
+        self.0.check(entry).expect_err("it breaks a rule").to_string()
+    }
+}
+
+#[test]
+fn a_drained_node_gives_its_streamlets_away_a_few_at_a_time_and_gets_none() {
+    let mut cluster = Cluster::new(3);
+    let stream = cluster.stream("drained", 18, 1);
+    let drain = cluster.0.plan_drain(2, true).unwrap();
+    cluster.apply(&drain);
+    assert_eq!(cluster.0.plan_drain(2, true).unwrap(), [], "asking twice is answered like asking once");
+    let mut turns = 0;
+    while cluster.0.node(2).unwrap().streamlets > 0 {
+        let noted = cluster.0.plan_drain_moves().unwrap();
+        cluster.apply(&noted);
+        assert!(cluster.0.moves().len() <= MOVES_MAX, "{}", cluster.0.moves().len());
+        let first = *cluster.0.moves().keys().next().expect("something moves");
+        cluster.finish(first);
+        turns += 1;
+    }
+    assert_eq!(turns, 6);
+    assert_eq!(cluster.0.plan_drain_moves().unwrap(), []);
+    let has = |node| cluster.0.node(node).unwrap().streamlets;
+    assert_eq!([has(1), has(2), has(3)], [9, 0, 9]);
+    assert!((0..18).all(|at| cluster.owner(stream, at) != 2));
+    let left = cluster.0.holdings()[1];
+    assert_eq!((left.draining, left.streamlets, left.held), (true, 0, 6), "the old groups stay");
+
+    cluster.stream("made-later", 6, 1);
+    assert_eq!(cluster.0.node(2).unwrap().streamlets, 0);
+    let refused = cluster.0.plan_move(&stream.into(), 0, 2).unwrap_err().to_string();
+    assert!(refused.contains("drained/0") && refused.contains("kera node drain 2 --undo"), "{refused}");
+    // It comes back drained, until somebody says otherwise.
+    cluster.join(2, true);
+    assert!(cluster.0.node(2).unwrap().draining);
+    let used = cluster.0.plan_drain(2, false).unwrap();
+    cluster.apply(&used);
+    cluster.move_to(stream, 0, 2);
+}
+
+#[test]
+fn the_last_broker_is_not_drained() {
+    let mut cluster = Cluster::new(2);
+    cluster.stream("here", 2, 1);
+    let first = cluster.0.plan_drain(1, true).unwrap();
+    cluster.apply(&first);
+    let refused = cluster.0.plan_drain(2, true).unwrap_err().to_string();
+    assert!(refused.contains("no other live broker"), "{refused}");
+}
+
+#[test]
+fn a_new_node_gets_its_share_of_each_stream() {
+    let mut cluster = Cluster::new(2);
+    let streams = [cluster.stream("a", 6, 1), cluster.stream("b", 6, 1)];
+    assert_eq!(cluster.0.rebalance(0), [], "nothing is to be done");
+    cluster.join(3, true);
+    let plan = cluster.0.rebalance(0);
+    assert_eq!(plan.len(), 4);
+    assert!(plan.iter().all(|of| of.to == 3 && cluster.owner(of.stream, of.streamlet.0) == of.from), "{plan:?}");
+    let of = |stream| plan.iter().filter(|of| of.stream == stream).count();
+    assert_eq!(streams.map(of), [2, 2]);
+    for of in plan {
+        cluster.move_to(of.stream, of.streamlet.0, of.to);
+    }
+    assert_eq!(cluster.0.rebalance(0), []);
+    assert!(cluster.0.nodes().values().all(|node| node.streamlets == 4));
+}
+
+#[test]
+fn nothing_moves_that_is_rebuilt_and_nothing_moves_to_a_node_that_is_lost() {
+    let mut cluster = Cluster::new(3);
+    let stream = cluster.stream("copied", 3, 2);
+    let lost = cluster.owner(stream, 2);
+    let (other, third) = (cluster.owner(stream, 0), cluster.owner(stream, 1));
+    let noted = cluster.0.plan_move(&stream.into(), 0, lost).unwrap();
+    cluster.apply(&noted);
+    cluster.fence(lost);
+    assert!(cluster.0.moves().is_empty(), "it is called off");
+    let refused = cluster.0.plan_move(&stream.into(), 0, lost).unwrap_err().to_string();
+    assert!(refused.contains("is lost"), "{refused}");
+    let recovered = cluster.0.plan_recover(lost, 1).unwrap();
+    cluster.apply(&recovered);
+    let has = cluster.owner(stream, 2);
+    let to = if has == other { third } else { other };
+    let refused = cluster.0.plan_move(&stream.into(), 2, to).unwrap_err().to_string();
+    assert!(refused.contains("still rebuilds"), "{refused}");
+    let refused = cluster.0.plan_move(&stream.into(), 7, to).unwrap_err().to_string();
+    assert!(refused.contains("has 3 streamlets, 0 to 2"), "{refused}");
+}
+
+/// A streamlet that has moved from node 1 to node 2, and node 1 is lost with its log.
+fn moved_and_lost(replication: u32) -> (Cluster, StreamId) {
+    let mut cluster = Cluster::new(3);
+    let stream = cluster.stream("moved", 1, replication);
+    assert_eq!(cluster.owner(stream, 0), 1);
+    let agreed = cluster.0.plan_view(&LogView { log: LOG, view: 1, first: 1, backups: vec![2, 3] }).unwrap();
+    cluster.apply(&agreed);
+    cluster.move_to(stream, 0, 2);
+    cluster.fence(1);
+    (cluster, stream)
+}
+
+#[test]
+fn groups_of_a_lost_node_come_to_the_owner_and_its_logs_are_kept_until_it_has_them() {
+    let (mut cluster, stream) = moved_and_lost(2);
+    assert_eq!(cluster.0.plan_gather().unwrap(), [], "the end of the log is not decided");
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+    assert_eq!(cluster.0.plan_give_up_lost().unwrap(), []);
+    assert!(cluster.refused(&ClusterEntry::LogGivenUp { log: LOG }).contains("holds groups"));
+    let before = cluster.0.owner(stream, 0).unwrap();
+    let gathered = cluster.0.plan_gather().unwrap();
+    cluster.apply(&gathered);
+    let owner = cluster.0.owner(stream, 0).unwrap();
+    assert_eq!((owner.node, owner.epoch, owner.rebuilding), (before.node, before.epoch, true));
+    assert!(owner.owner_epoch > before.owner_epoch);
+    let held: Vec<_> = cluster.0.owners(stream).unwrap().held().iter().map(|held| held.node).collect();
+    assert_eq!(held, [2, 2], "those of node 1, and its own of the epoch before");
+    assert_eq!(cluster.0.plan_gather().unwrap(), [], "once is enough");
+    assert_eq!(cluster.0.plan_give_up_lost().unwrap(), [], "it rebuilds from them");
+    let streamlets = vec![StreamletRange { stream, first: 0, count: 1 }];
+    let rebuilt = cluster.0.plan_rebuilt(&StreamletsRebuilt { node: 2, epoch: 1, streamlets }).unwrap();
+    cluster.apply(&rebuilt);
+    let over = cluster.0.plan_give_up_lost().unwrap();
+    assert_eq!(over, [ClusterEntry::LogGivenUp { log: LOG }]);
+    cluster.apply(&over);
+    let removed = cluster.0.plan_remove(1).unwrap();
+    cluster.apply(&removed);
+}
+
+#[test]
+fn groups_go_with_the_owner_if_that_one_is_lost_as_well() {
+    let (mut cluster, stream) = moved_and_lost(3);
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+    cluster.fence(2);
+    let recovered = cluster.0.plan_recover(2, 1).unwrap();
+    cluster.apply(&recovered);
+    let held: Vec<_> = cluster.0.owners(stream).unwrap().held().iter().map(|held| held.node).collect();
+    assert_eq!((cluster.owner(stream, 0), held), (3, vec![3, 3]));
+}
+
+#[test]
+fn what_an_owner_has_rebuilt_stays_with_it_when_the_streamlet_moves_on() {
+    let mut cluster = Cluster::new(3);
+    let stream = cluster.stream("moved", 1, 2);
+    cluster.fence(1);
+    let recovered = cluster.0.plan_recover(1, 1).unwrap();
+    cluster.apply(&recovered);
+    let streamlets = vec![StreamletRange { stream, first: 0, count: 1 }];
+    let node = cluster.owner(stream, 0);
+    let rebuilt = cluster.0.plan_rebuilt(&StreamletsRebuilt { node, epoch: 1, streamlets }).unwrap();
+    cluster.apply(&rebuilt);
+    let before = cluster.0.owner(stream, 0).unwrap().owner_epoch;
+    cluster.move_to(stream, 0, 5 - node);
+    let held: Vec<_> = cluster.0.owners(stream).unwrap().held_of(0).collect();
+    assert!(held.len() == 1 && held[0].node == node && held[0].owner_epoch < before, "{held:?}");
+    cluster.move_to(stream, 0, node);
+    let held: Vec<_> = cluster.0.owners(stream).unwrap().held_of(0).map(|held| held.node).collect();
+    assert_eq!(held, [node, 5 - node]);
+}
+
+#[test]
+fn a_node_that_comes_back_with_its_memory_goes_on_holding_and_one_without_does_not() {
+    for has_all in [true, false] {
+        let (mut cluster, _) = moved_and_lost(2);
+        cluster.join(1, has_all);
+        cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+        assert_eq!(cluster.0.plan_gather().unwrap().is_empty(), has_all);
+        assert!(cluster.refused(&ClusterEntry::LogGivenUp { log: LOG }).contains("holds groups"));
+    }
+}
+
+#[test]
+fn a_streamlet_that_its_owner_gets_back_has_its_own_groups_too() {
+    let mut cluster = Cluster::new(2);
+    let stream = cluster.stream("moved", 1, 1);
+    cluster.move_to(stream, 0, 2);
+    let before = cluster.0.owner(stream, 0).unwrap().owner_epoch;
+    cluster.join(2, true);
+    let held: Vec<_> = cluster.0.owners(stream).unwrap().held_of(0).map(|held| (held.owner_epoch, held.node)).collect();
+    assert_eq!(held.last(), Some(&(before, 2)), "{held:?}");
+    assert_eq!(held.first().map(|held| held.1), Some(1));
+}
+
+#[test]
+fn a_node_is_given_up_when_nothing_of_it_is_needed_and_the_error_says_what_is() {
+    let mut cluster = Cluster::new(3);
+    let single = cluster.stream("single", 3, 1);
+    let remove = ClusterEntry::NodeRemoved { node: 1 };
+    assert!(cluster.refused(&remove).contains("kera node drain 1"), "{}", cluster.refused(&remove));
+    let at = (0..3).find(|at| cluster.owner(single, *at) == 1).unwrap();
+    cluster.fence(1);
+    let refused = cluster.refused(&remove);
+    assert!(refused.contains(&format!("single/{at}")) && refused.contains("accept-loss"), "{refused}");
+    let accepted = cluster.0.plan_accept_loss(&single.into(), at).unwrap();
+    cluster.apply(&accepted);
+    assert_ne!(cluster.owner(single, at), 1);
+    let refused = cluster.0.plan_accept_loss(&single.into(), at).unwrap_err().to_string();
+    assert!(refused.contains("nothing of single/"), "{refused}");
+    cluster.apply(&[remove]);
+    assert!(cluster.0.node(1).is_none());
+}
+
+#[test]
+fn groups_that_have_expired_are_nobodys() {
+    let mut cluster = Cluster::new(2);
+    let stream = cluster.stream("moved", 1, 1);
+    let owner_epoch = 1;
+    cluster.move_to(stream, 0, 2);
+    let gone = |node, epoch, owner_epoch| GroupsGone {
+        node,
+        epoch,
+        groups: vec![HeldGroups { stream, first: 0, count: 1, owner_epoch }],
+    };
+    for (node, epoch, of) in [(2, 1, owner_epoch), (1, 7, owner_epoch), (1, 1, owner_epoch + 1)] {
+        assert_eq!(cluster.0.plan_groups_gone(&gone(node, epoch, of)).unwrap(), [], "{node} {epoch} {of}");
+    }
+    let entries = cluster.0.plan_groups_gone(&gone(1, 1, owner_epoch)).unwrap();
+    cluster.apply(&entries);
+    assert_eq!(cluster.0.owners(stream).unwrap().held(), []);
+    assert_eq!(cluster.0.plan_groups_gone(&gone(1, 1, owner_epoch)).unwrap(), []);
+}

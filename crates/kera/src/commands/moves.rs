@@ -1,0 +1,284 @@
+//! `kera streamlet`, `kera node` and `kera rebalance`: who owns what, changed on purpose.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use kera_client::{Client, StreamId, StreamletId};
+use kera_protocol::{MoveInfo, MovesDescription, NodeChange, NodeHoldings};
+use serde::Serialize;
+
+use crate::cli::{Globals, NodeCommand, RebalanceArgs, StreamletCommand, StreamletName};
+use crate::connect::{connect, find_stream};
+use crate::error::CliError;
+use crate::output::{Table, print, print_json};
+
+/// How often it is looked how far things are.
+const LOOK: Duration = Duration::from_millis(20);
+/// Moves of a rebalance that are under way at a time.
+const AT_ONCE: usize = 4;
+/// How long a move is waited for: the coordinators call it off before.
+const MOVE: Duration = Duration::from_secs(30);
+/// How often a move that was called off is asked for again.
+const TRIES: u32 = 3;
+
+/// A move as `--json` shows it.
+#[derive(Serialize)]
+struct MoveJson {
+    stream: String,
+    streamlet: u32,
+    from: u32,
+    to: u32,
+}
+
+/// Runs `kera streamlet`.
+///
+/// # Errors
+/// The node cannot be reached, there is no such streamlet, or it cannot be moved now.
+pub async fn streamlet(command: StreamletCommand, globals: &Globals) -> Result<(), CliError> {
+    match command {
+        StreamletCommand::Move { streamlet, to, no_wait } => move_one(&streamlet, to, no_wait, globals).await,
+        StreamletCommand::AcceptLoss { streamlet, yes } => accept_loss(&streamlet, yes, globals).await,
+    }
+}
+
+async fn move_one(name: &StreamletName, to: u32, no_wait: bool, globals: &Globals) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    let stream = find_stream(&client, &name.stream).await?;
+    let (began, at) = (Instant::now(), StreamletId(name.streamlet));
+    let moving = client.admin().move_streamlet(stream.id, at, to).await?;
+    let state = match (moving.number, no_wait) {
+        (0, _) => "there",
+        (_, true) => "moves",
+        (number, false) => {
+            wait_for(&client, number).await?;
+            let owner = client.admin().owner(stream.id, at).await?;
+            if owner != to {
+                return Err(called_off(name, to, owner));
+            }
+            "moved"
+        }
+    };
+    let took_ms = began.elapsed().as_millis() as u64;
+    if globals.json {
+        let one = MoveJson { stream: stream.name, streamlet: name.streamlet, from: moving.from, to };
+        return print_json(&serde_json::json!({ "move": one, "state": state, "took_ms": took_ms }));
+    }
+    print(&match state {
+        "there" => format!("{name} is at node {to} already\n"),
+        "moves" => format!("{name} moves from node {} to node {to}; `kera status` shows how far it is\n", moving.from),
+        _ => format!(
+            "{name} has moved from node {} to node {to} ({took_ms} ms); what was written before stays at node {} until \
+             retention takes it\n",
+            moving.from, moving.from
+        ),
+    })
+}
+
+fn called_off(name: &StreamletName, to: u32, owner: u32) -> CliError {
+    CliError::failure(format!("the move of {name} to node {to} was called off; node {owner} owns it"))
+        .next("look at `kera status` whether a node is lost, and try again")
+}
+
+/// Waits until a move is over, one way or the other.
+async fn wait_for(client: &Client, number: u64) -> Result<(), CliError> {
+    let until = Instant::now() + MOVE;
+    while client.admin().describe_moves().await?.moves.iter().any(|of| of.number == number) {
+        if Instant::now() > until {
+            return Err(CliError::failure(format!("move {number} is not over after {} s", MOVE.as_secs()))
+                .next("it goes on by itself; `kera status` shows how far it is"));
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(())
+}
+
+async fn accept_loss(name: &StreamletName, yes: bool, globals: &Globals) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    let stream = find_stream(&client, &name.stream).await?;
+    if !yes {
+        if !std::io::stdin().is_terminal() {
+            return Err(CliError::usage(format!("what only a lost node had of {name} would be gone for good"))
+                .next("pass --yes to say so"));
+        }
+        eprint!("What only a lost node had of {name} is gone for good then. Type the streamlet's name to go on: ");
+        let _ = std::io::stderr().flush();
+        let mut typed = String::new();
+        let read = std::io::stdin().read_line(&mut typed);
+        if read.is_err() || typed.trim() != name.to_string() {
+            return Err(CliError::failure("nothing was changed"));
+        }
+    }
+    client.admin().accept_loss(stream.id, StreamletId(name.streamlet)).await?;
+    if globals.json {
+        return print_json(
+            &serde_json::json!({ "stream": stream.name, "streamlet": name.streamlet, "accepted": true }),
+        );
+    }
+    print(&format!("{name} goes on without what only the lost node had\n"))
+}
+
+/// Runs `kera node`.
+///
+/// # Errors
+/// The node cannot be reached, or what is asked for cannot be: the error says why, and what to do.
+pub async fn node(command: NodeCommand, globals: &Globals) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    match command {
+        NodeCommand::Drain { node, undo: true, .. } => {
+            client.admin().change_node(node, NodeChange::Use).await?;
+            said(
+                globals,
+                node,
+                "used",
+                &format!("node {node} may own streamlets again; `kera rebalance` gives it some\n"),
+            )
+        }
+        NodeCommand::Drain { node, no_wait, .. } => {
+            client.admin().change_node(node, NodeChange::Drain).await?;
+            drained(&client, node, no_wait, globals).await
+        }
+        NodeCommand::Remove { node } => {
+            client.admin().change_node(node, NodeChange::Remove).await?;
+            said(globals, node, "removed", &format!("node {node} is given up; its number is free\n"))
+        }
+    }
+}
+
+fn said(globals: &Globals, node: u32, state: &str, text: &str) -> Result<(), CliError> {
+    if globals.json { print_json(&serde_json::json!({ "node": node, "state": state })) } else { print(text) }
+}
+
+/// Says how far the draining of a node is, until it owns nothing.
+async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -> Result<(), CliError> {
+    let mut told = None;
+    let left = loop {
+        let described = client.admin().describe_moves().await?;
+        let left = holdings(&described, node)?;
+        if !left.draining {
+            return Err(CliError::failure(format!("node {node} is not drained any more: somebody has said `--undo`")));
+        }
+        if left.streamlets == 0 || no_wait {
+            break left;
+        }
+        if told != Some(left.streamlets) && !globals.json {
+            eprintln!("node {node} owns {} streamlets, {} moves are under way", left.streamlets, described.under_way);
+            told = Some(left.streamlets);
+        }
+        tokio::time::sleep(LOOK * 5).await;
+    };
+    if globals.json {
+        let NodeHoldings { streamlets, held, .. } = left;
+        let state = if streamlets == 0 { "drained" } else { "draining" };
+        return print_json(
+            &serde_json::json!({ "node": node, "state": state, "streamlets": streamlets, "held_streamlets": held }),
+        );
+    }
+    let rest = match left.held {
+        0 => format!("It holds nothing else: stop it, then `kera node remove {node}`."),
+        held => format!(
+            "It still serves what was written before of {held} streamlets, until retention takes it; then stop it, and \
+             `kera node remove {node}`."
+        ),
+    };
+    print(&match left.streamlets {
+        0 => format!("node {node} owns no streamlets and gets none. {rest}\n"),
+        has => {
+            format!("node {node} owns {has} streamlets, which move by themselves; `kera status` shows how far it is\n")
+        }
+    })
+}
+
+fn holdings(described: &MovesDescription, node: u32) -> Result<NodeHoldings, CliError> {
+    let found = described.nodes.iter().find(|of| of.node == node).copied();
+    found.ok_or_else(|| CliError::failure(format!("node {node} is not in the cluster any more")))
+}
+
+/// Runs `kera rebalance`.
+///
+/// # Errors
+/// The node cannot be reached, or moves are called off again and again.
+pub async fn rebalance(args: &RebalanceArgs, globals: &Globals) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    let names: HashMap<StreamId, String> =
+        client.admin().streams("", true).await?.into_iter().map(|info| (info.id, info.name)).collect();
+    if args.dry_run {
+        let plan = client.admin().plan_rebalance(0).await?;
+        return tell_plan(&plan, &names, globals);
+    }
+    let (mut done, mut failures) = (0u64, 0);
+    loop {
+        let plan = client.admin().plan_rebalance(0).await?;
+        if plan.is_empty() {
+            break;
+        }
+        let missed = carry_out(&client, plan, &names, globals, &mut done).await?;
+        failures = if missed == 0 { 0 } else { failures + 1 };
+        if failures == TRIES {
+            return Err(CliError::failure(format!("{missed} moves were called off {TRIES} times, {done} are done"))
+                .next("look at `kera status` whether a node is lost, and try again"));
+        }
+    }
+    if globals.json {
+        return print_json(&serde_json::json!({ "moved": done }));
+    }
+    print(&match done {
+        0 => "nothing is to be moved: no node has two streamlets more than another\n".to_owned(),
+        done => format!("{done} streamlets have moved\n"),
+    })
+}
+
+fn tell_plan(plan: &[MoveInfo], names: &HashMap<StreamId, String>, globals: &Globals) -> Result<(), CliError> {
+    let name = |of: &MoveInfo| names.get(&of.stream).cloned().unwrap_or_else(|| of.stream.to_string());
+    if globals.json {
+        let json = |of: &MoveInfo| MoveJson { stream: name(of), streamlet: of.streamlet.0, from: of.from, to: of.to };
+        return print_json(&serde_json::json!({ "moves": plan.iter().map(json).collect::<Vec<_>>() }));
+    }
+    if plan.is_empty() {
+        return print("nothing is to be moved: no node has two streamlets more than another\n");
+    }
+    let mut table = Table::new(&["STREAMLET", "FROM", "TO"]);
+    for of in plan {
+        table.row([format!("{}/{}", name(of), of.streamlet), of.from.to_string(), of.to.to_string()]);
+    }
+    print(&format!("{}{} moves; `kera rebalance` does them\n", table.text(), plan.len()))
+}
+
+/// Does the moves of a plan, a few at a time; how many did not come to pass.
+async fn carry_out(
+    client: &Client,
+    plan: Vec<MoveInfo>,
+    names: &HashMap<StreamId, String>,
+    globals: &Globals,
+    done: &mut u64,
+) -> Result<usize, CliError> {
+    let (mut waiting, mut under_way, mut missed) = (VecDeque::from(plan), Vec::<MoveInfo>::new(), 0);
+    while !waiting.is_empty() || !under_way.is_empty() {
+        while under_way.len() < AT_ONCE
+            && let Some(of) = waiting.pop_front()
+        {
+            match client.admin().move_streamlet(of.stream, of.streamlet, of.to).await {
+                Ok(noted) => under_way.push(noted),
+                // What has changed since it was planned is planned again.
+                Err(error) if error.status().is_some() => missed += 1,
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let moves = client.admin().describe_moves().await?.moves;
+        let over: Vec<MoveInfo> =
+            under_way.extract_if(.., |of| !moves.iter().any(|known| known.number == of.number)).collect();
+        for of in over {
+            if client.admin().owner(of.stream, of.streamlet).await? != of.to {
+                missed += 1;
+                continue;
+            }
+            *done += 1;
+            if !globals.json {
+                let stream = names.get(&of.stream).cloned().unwrap_or_default();
+                eprintln!("{stream}/{} has moved from node {} to node {}", of.streamlet, of.from, of.to);
+            }
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+    Ok(missed)
+}

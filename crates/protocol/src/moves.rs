@@ -1,0 +1,199 @@
+//! Streamlets that move from broker to broker because somebody asks for it: one of them, all of a node, or some to even out
+//! the nodes; and what the two brokers and the coordinators say to each other meanwhile (`docs/replication.md`, "A streamlet moves").
+
+use kera_format::{StreamId, StreamletId};
+
+use crate::StreamRef;
+use crate::codec::{wire_enum, wire_struct};
+use crate::message::{messages, responses};
+
+wire_struct! {
+    /// Has a streamlet move to another broker. Answered when that is noted; asked again it tells the same move.
+    pub struct MoveStreamlet {
+        /// Of which stream.
+        pub stream: StreamRef,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// Number of the broker that gets it.
+        pub to: u32,
+    }
+}
+
+wire_struct! {
+    /// A move.
+    #[derive(Copy)]
+    pub struct MoveInfo {
+        /// Its number; zero: there is none yet, or none is needed.
+        pub number: u64,
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// Who has it.
+        pub from: u32,
+        /// Who gets it.
+        pub to: u32,
+    }
+}
+
+wire_struct! {
+    /// The next owner asks the present one to let go of a streamlet: writes wait from then on.
+    #[derive(Copy)]
+    pub struct LetGo {
+        /// Number of the move.
+        pub number: u64,
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+    }
+}
+
+wire_struct! {
+    /// How far it is.
+    pub struct LetGone {
+        /// The streamlet's [`StreamletState`](crate::StreamletState), version 1; nothing: not all that was appended is acknowledged, ask again.
+        pub state: Vec<u8>,
+    }
+}
+
+wire_struct! {
+    /// The next owner of a streamlet has what it needs, and asks the coordinators to make it the owner.
+    pub struct FinishMove {
+        /// Number of the move.
+        pub number: u64,
+        /// The node that gets the streamlet.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// What the coordinators keep of the state that was handed over, at most 64 KiB: a [`StreamletState`](crate::StreamletState), version 1.
+        pub state: Vec<u8>,
+    }
+}
+
+wire_enum! {
+    /// What is to become of a node.
+    pub enum NodeChange, "0 (drain), 1 (use again) or 2 (remove)" {
+        /// Its streamlets go to others, and it gets none.
+        Drain = 0 => "drain",
+        /// It may own streamlets again.
+        Use = 1 => "use",
+        /// It is gone for good.
+        Remove = 2 => "remove",
+    }
+}
+
+wire_struct! {
+    /// Changes what a node is there for.
+    #[derive(Copy)]
+    pub struct ChangeNode {
+        /// Its number.
+        pub node: u32,
+        /// What becomes of it.
+        pub change: NodeChange,
+    }
+}
+
+wire_struct! {
+    /// Asks for the moves that even out the numbers of streamlets of all brokers. Nothing is changed.
+    #[derive(Copy)]
+    pub struct PlanRebalance {
+        /// Most moves in the answer; zero, or more than [`crate::limits::PAGE_ITEMS_MAX`]: that many.
+        pub limit: u32,
+    }
+}
+
+wire_struct! {
+    /// Moves that would do it, the most useful first.
+    pub struct MovePlan {
+        /// Them, without numbers.
+        pub moves: Vec<MoveInfo>,
+    }
+}
+
+wire_struct! {
+    /// Groups of one owner epoch of neighbouring streamlets.
+    #[derive(Copy)]
+    pub struct HeldGroups {
+        /// Of which stream.
+        pub stream: StreamId,
+        /// The first streamlet.
+        pub first: u32,
+        /// How many.
+        pub count: u32,
+        /// The owner epoch in the ids of the groups.
+        pub owner_epoch: u32,
+    }
+}
+
+wire_struct! {
+    /// A node has no group any more of those that it held for others.
+    pub struct GroupsGone {
+        /// The node.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// Which groups.
+        pub groups: Vec<HeldGroups>,
+    }
+}
+
+wire_struct! {
+    /// Asks which streamlets move, and what is left at which node.
+    #[derive(Copy)]
+    pub struct DescribeMoves {
+        /// Most moves in the answer; zero, or more than [`crate::limits::PAGE_ITEMS_MAX`]: that many.
+        pub limit: u32,
+    }
+}
+
+wire_struct! {
+    /// What a node has.
+    #[derive(Copy)]
+    pub struct NodeHoldings {
+        /// The node.
+        pub node: u32,
+        /// Whether it is to own nothing.
+        pub draining: bool,
+        /// Streamlets that it owns.
+        pub streamlets: u64,
+        /// Streamlets that others own and of which it has older groups.
+        pub held: u64,
+        /// Virtual logs of it that are kept.
+        pub logs: u64,
+    }
+}
+
+wire_struct! {
+    /// Which streamlets move, and what is left at which node.
+    pub struct MovesDescription {
+        /// Moves under way, by number.
+        pub moves: Vec<MoveInfo>,
+        /// How many there are.
+        pub under_way: u64,
+        /// All nodes.
+        pub nodes: Vec<NodeHoldings>,
+    }
+}
+
+wire_struct! {
+    /// A person says that what only a lost node had of a streamlet is gone: it goes on, empty, at another broker.
+    pub struct AcceptLoss {
+        /// Of which stream.
+        pub stream: StreamRef,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+    }
+}
+
+messages! {
+    MoveStreamlet => MoveInfo;
+    LetGo => LetGone;
+    FinishMove => crate::Empty;
+    ChangeNode => crate::Empty;
+    PlanRebalance => MovePlan;
+    GroupsGone => crate::Empty;
+    DescribeMoves => MovesDescription;
+    AcceptLoss => crate::Empty;
+}
+responses!(MoveInfo, LetGone, MovePlan, MovesDescription,);

@@ -1,0 +1,285 @@
+//! Streamlets that move from and to this node (`docs/replication.md`, "A streamlet moves"): the coordinators note moves, the node that
+//! gets a streamlet asks the one that has it to let go, and then the coordinators to make it the owner. What it was told goes
+//! into the coordinators' log with that, so that whoever recovers it knows where lanes began here.
+//!
+//! Everything goes on from the state of the coordinators: whoever is started again finds the moves that are still noted there.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use kera_broker::{Broker, kept_state};
+use kera_coordinator::CoordinatorError;
+use kera_coordinator::cluster::ClusterState;
+use kera_format::cluster::HANDED_BYTES_MAX;
+use kera_format::{StreamId, StreamletId};
+use kera_log::Tenure;
+use kera_protocol::{
+    Body, ErrorBody, FinishMove, GroupsGone, HeldGroups, LetGo, LetGone, MoveInfo, Op, Status, StreamletState,
+};
+use kera_raft::{Group, Transport};
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+/// Time until something that failed is tried again.
+const RETRY: Duration = Duration::from_millis(20);
+/// How often it is looked whether what was appended is acknowledged.
+const LOOK: Duration = Duration::from_millis(1);
+/// How long who asks is left without an answer, in looks.
+const LOOKS: u32 = 100;
+/// How often it is looked whether groups that are held for others are gone.
+const TIDY: Duration = Duration::from_secs(5);
+/// Ranges of such groups that are told at once.
+const GONE_MAX: usize = 1000;
+
+type Place = (StreamId, StreamletId);
+
+#[derive(Default)]
+struct Work {
+    /// Streamlets that this node is letting go.
+    going: BTreeMap<Place, u64>,
+    /// Moves to this node that somebody is busy with.
+    coming: BTreeSet<u64>,
+    /// What was handed over, until it is opened: more than what the coordinators keep of it.
+    handed: HashMap<Place, StreamletState>,
+}
+
+/// See the module.
+pub(super) struct Moves {
+    node: u32,
+    epoch: u32,
+    group: Arc<Group>,
+    broker: Arc<Broker>,
+    transport: Arc<dyn Transport>,
+    /// Where the coordinators' log runs.
+    runtime: Handle,
+    stop: watch::Receiver<bool>,
+    work: Mutex<Work>,
+}
+
+/// The node's moves, as its sessions find them: there once the node's log is whole.
+#[derive(Default)]
+pub(super) struct MovesRole(OnceLock<Arc<Moves>>);
+
+impl MovesRole {
+    pub(super) fn set(&self, moves: Arc<Moves>) {
+        let _ = self.0.set(moves);
+    }
+
+    /// Answers the next owner of a streamlet of this node.
+    pub(super) async fn let_go(&self, version: u8, body: &[u8]) -> Result<Vec<u8>, (Status, ErrorBody)> {
+        let malformed = |error: kera_protocol::ProtocolError| (Status::Malformed, ErrorBody::new(error.to_string()));
+        let asked = LetGo::decode(version, body).map_err(malformed)?;
+        let later = |reason: String| (Status::NotReady, ErrorBody::new(reason));
+        let moves = self.0.get().ok_or_else(|| later("the node is starting".into()))?;
+        let mut looks = 0;
+        let state = loop {
+            match moves.let_go(&asked).map_err(later)? {
+                Some(state) => break kera_protocol::codec::bytes_of(&state),
+                None if looks == LOOKS => break Vec::new(),
+                None => looks += 1,
+            }
+            tokio::time::sleep(LOOK).await;
+        };
+        let mut answer = Vec::new();
+        LetGone { state }.encode(version, &mut answer);
+        Ok(answer)
+    }
+}
+
+impl Moves {
+    /// `runtime`: that of the coordinators' log. Begins with what is noted already.
+    pub(super) fn start(
+        (node, epoch): (u32, u32),
+        group: &Arc<Group>,
+        broker: &Arc<Broker>,
+        transport: Arc<dyn Transport>,
+        runtime: &Handle,
+        stop: watch::Receiver<bool>,
+    ) -> Arc<Moves> {
+        let moves = Arc::new(Moves {
+            node,
+            epoch,
+            group: group.clone(),
+            broker: broker.clone(),
+            transport,
+            runtime: runtime.clone(),
+            stop: stop.clone(),
+            work: Mutex::default(),
+        });
+        let (tidied, mut stop) = (Arc::downgrade(&moves), stop);
+        runtime.spawn(async move {
+            loop {
+                tokio::select! {
+                    _ = stop.wait_for(|stop| *stop) => return,
+                    () = tokio::time::sleep(TIDY) => {}
+                }
+                let Some(moves) = Weak::upgrade(&tidied) else { return };
+                moves.tell_gone().await;
+            }
+        });
+        moves
+    }
+
+    /// Moves may have been noted or called off. Never blocks. Called when the state of the coordinators has changed.
+    pub(super) fn look(self: &Arc<Self>) {
+        let mut work = self.work.lock();
+        let coming: Vec<MoveInfo> = self.group.read(|state| {
+            work.going.retain(|place, _| self.still_goes(state, *place));
+            work.handed.retain(|(stream, streamlet), _| state.move_of(*stream, streamlet.0).is_some());
+            state.move_infos().filter(|of| of.to == self.node).collect()
+        });
+        for of in coming.into_iter().filter(|of| work.coming.insert(of.number)) {
+            let (moves, mut stop) = (self.clone(), self.stop.clone());
+            self.runtime.spawn(async move {
+                tokio::select! {
+                    _ = stop.wait_for(|stop| *stop) => {}
+                    () = moves.take(of) => {}
+                }
+                moves.work.lock().coming.remove(&of.number);
+            });
+        }
+    }
+
+    /// Whether a streamlet is still to be let go. If not it has gone, or this node goes on with it.
+    fn still_goes(&self, state: &ClusterState, (stream, streamlet): Place) -> bool {
+        if state.move_of(stream, streamlet.0).is_some() {
+            return true;
+        }
+        let is_mine = |owner: kera_coordinator::cluster::Owner| (owner.node, owner.epoch) == (self.node, self.epoch);
+        if state.owner(stream, streamlet.0).is_some_and(is_mine) {
+            match self.broker.keep_streamlet(stream, streamlet) {
+                Ok(()) => tracing::info!(%stream, %streamlet, "a move is called off; the streamlet stays"),
+                Err(failure) => tracing::debug!(%stream, %streamlet, error = %failure, "the streamlet was not let go"),
+            }
+        }
+        false
+    }
+
+    /// Lets go of a streamlet for a move that is noted; what the next owner must know, when it is final.
+    fn let_go(&self, asked: &LetGo) -> Result<Option<StreamletState>, String> {
+        let LetGo { number, stream, streamlet } = *asked;
+        // Held over the look at the state, so that a move that is called off now is seen by `look` with what is noted here.
+        let mut work = self.work.lock();
+        let is_noted = self.group.read(|state| {
+            let of = state.moves().get(&number);
+            of.is_some_and(|of| (of.stream, of.streamlet, of.from) == (stream, streamlet.0, self.node))
+        });
+        if !is_noted {
+            return Err(format!("node {} does not know of move {number}, or it was called off", self.node));
+        }
+        let found = self.broker.log().stream(stream).ok_or("the stream is gone")?;
+        let place = found.streamlet(streamlet).ok_or("the stream has no such streamlet here")?;
+        if place.tenure() != Tenure::LettingGo {
+            self.broker.let_go(stream, streamlet).map_err(|failure| failure.to_string())?;
+        }
+        work.going.insert((stream, streamlet), number);
+        self.broker.handed_over(stream, streamlet).map_err(|failure| failure.to_string())
+    }
+
+    /// Takes a streamlet, for as long as its move is noted.
+    async fn take(&self, of: MoveInfo) {
+        let mut said = false;
+        loop {
+            let from = self.group.read(|state| {
+                let noted = state.moves().contains_key(&of.number);
+                noted.then(|| state.node(of.from).map(|node| node.doors.cluster.clone()).unwrap_or_default())
+            });
+            let Some(address) = from else { return };
+            match self.try_to_take(&of, &address).await {
+                Ok(true) => return,
+                Ok(false) => {}
+                Err(reason) => {
+                    if !said {
+                        tracing::info!(number = of.number, from = of.from, reason, "a streamlet does not come yet");
+                    }
+                    said = true;
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    /// Steps 2 to 4. False: not all that was appended is acknowledged yet.
+    async fn try_to_take(&self, of: &MoveInfo, address: &str) -> Result<bool, String> {
+        let MoveInfo { number, stream, streamlet, from, .. } = *of;
+        self.broker.forget_leftovers(stream, streamlet).map_err(|failure| failure.to_string())?;
+        let (version, mut body) = (Op::LetGo.version_max(), Vec::new());
+        LetGo { number, stream, streamlet }.encode(version, &mut body);
+        let answer = self.transport.call(from.into(), address, Op::LetGo, body).await?;
+        let gone = LetGone::decode(version, &answer).map_err(|error| error.to_string())?;
+        if gone.state.is_empty() {
+            return Ok(false);
+        }
+        let state = StreamletState::decode(1, &gone.state).map_err(|error| error.to_string())?;
+        let kept = kept_state(&state, HANDED_BYTES_MAX);
+        self.work.lock().handed.insert((stream, streamlet), state);
+        let finish = FinishMove { number, node: self.node, epoch: self.epoch, state: kept };
+        match self.group.ask(&finish).await {
+            Ok(_) => Ok(true),
+            // The first answer may have been lost: the state says whether it is done.
+            Err(CoordinatorError::NoLeader(reason)) => Err(reason),
+            Err(error) => {
+                tokio::time::sleep(RETRY).await;
+                Err(error.to_string())
+            }
+        }
+    }
+
+    /// What the last owner of a streamlet handed over, for this node to open it: all of it if it was told just now, otherwise what the
+    /// coordinators keep.
+    pub(super) fn handed(&self, stream: StreamId, streamlet: StreamletId) -> Option<StreamletState> {
+        let kept = self.group.read(|state| state.handed(stream, streamlet.0))?;
+        let told = self.work.lock().handed.remove(&(stream, streamlet));
+        if let Some(told) = told.filter(|told| kept_state(told, HANDED_BYTES_MAX) == *kept) {
+            return Some(told);
+        }
+        let read = StreamletState::decode(1, &kept);
+        read.inspect_err(|error| tracing::error!(%stream, %streamlet, %error, "what was handed over cannot be read"))
+            .ok()
+    }
+
+    /// Tells the coordinators of groups that this node holds and that retention has taken.
+    async fn tell_gone(&self) {
+        let held: Vec<(HeldGroups, u32)> = self.group.read(|state| held_by(state, self.node));
+        let gone: Vec<HeldGroups> = (held.into_iter())
+            .filter(|(of, end)| {
+                let streamlet = StreamletId(of.first);
+                // What is not there yet is not gone.
+                let is_whole =
+                    self.broker.log().stream(of.stream).is_some_and(|found| {
+                        found.streamlet(streamlet).is_some_and(|place| place.awaited().is_empty())
+                    });
+                is_whole && !self.broker.has_groups(of.stream, streamlet, of.owner_epoch, *end)
+            })
+            .map(|(of, _)| of)
+            .take(GONE_MAX)
+            .collect();
+        if gone.is_empty() {
+            return;
+        }
+        let message = GroupsGone { node: self.node, epoch: self.epoch, groups: gone };
+        if let Err(error) = self.group.ask(&message).await {
+            tracing::debug!(%error, "the coordinators do not know yet that old groups are gone");
+        }
+    }
+}
+
+/// Groups that a node holds, streamlet by streamlet, each with the owner epoch behind them. Without what it rebuilds.
+fn held_by(state: &ClusterState, node: u32) -> Vec<(HeldGroups, u32)> {
+    let mut found = Vec::new();
+    for info in state.catalog.streams() {
+        let Some(owners) = state.owners(info.id) else { continue };
+        for held in owners.held().iter().filter(|held| held.node == node && !held.lost) {
+            for first in held.first..held.first + held.count {
+                let Some(owner) = owners.owner(first).filter(|owner| !owner.rebuilding) else { continue };
+                let behind =
+                    owners.held_of(first).map(|other| other.owner_epoch).filter(|at| *at > held.owner_epoch).min();
+                let of = HeldGroups { stream: info.id, first, count: 1, owner_epoch: held.owner_epoch };
+                found.push((of, behind.unwrap_or(owner.owner_epoch)));
+            }
+        }
+    }
+    found
+}
