@@ -362,14 +362,17 @@ impl Log {
         let mut dropped = 0;
         for stream in self.streams() {
             let options = stream.options();
-            // What is kept of progress goes when it was written anew, whatever the stream keeps.
-            let of_progress =
-                StreamOptions { retention_ms: None, retention_consumed: true, ..StreamOptions::clone(&options) };
             for streamlet in stream.streamlets() {
                 if options.retention_ms.is_some() || options.retention_consumed || stream.has_floors() {
                     dropped += streamlet.lanes().map(|lane| lane.retain(&options, now_ms)).sum::<u64>();
                 }
                 if let Some(progress) = streamlet.used_progress_lane() {
+                    // What is kept of progress goes when it was written anew, whatever the stream keeps.
+                    let of_progress = StreamOptions {
+                        retention_ms: None,
+                        retention_consumed: true,
+                        ..StreamOptions::clone(&options)
+                    };
                     dropped += progress.retain(&of_progress, now_ms);
                 }
                 if let Some(bytes) = options.retention_bytes.filter(|_| options.cleanup.deletes()) {

@@ -500,7 +500,14 @@ impl Applications {
             replay.applications = of_stream.map(|(key, kept)| (key.clone(), kept.of_streamlet(streamlet))).collect();
         }
         for ((name, of), replayed) in replay.applications {
-            let Some(record) = replayed.exists.filter(|_| of == stream) else { continue };
+            // One whose record was never taken, as the arena was full, and whose positions were: they must not be lost.
+            let unrecorded = kera_format::applications::Application {
+                id: ApplicationId(0),
+                start: kera_format::applications::StartAt::Earliest,
+                created_ms: now_ms,
+            };
+            let record = replayed.exists.or((!replayed.lanes.is_empty()).then_some(unrecorded));
+            let Some(record) = record.filter(|_| of == stream) else { continue };
             let known = registry.by_name.get(&stream).and_then(|names| names.get(&name)).cloned();
             let application = known.unwrap_or_else(|| {
                 // Each owner gives it an id of its own.
@@ -520,8 +527,9 @@ impl Applications {
             }
             let written = kept.journal.append(&application.meta.name, stream, &entries, now_ms);
             if let Some(failure) = written.failure {
-                // The copy that is due has all of it.
                 tracing::warn!(%stream, %streamlet, %failure, "an application is not recorded with a streamlet yet");
+                // A position without its application is nothing: the copy, which is tried again until it is there, has both.
+                kept.journal.want_copy();
             }
         }
         drop(registry);
