@@ -47,6 +47,7 @@ pub use failure::Failure;
 pub use handover::kept_state;
 pub use latency::{BOUNDS_US, HistogramCounts, Latencies, LatencyHistogram};
 pub use metrics::{BrokerCounts, BrokerMetrics};
+pub use moved::Reading;
 pub use ownership::Ownership;
 pub use recovery::{Copies, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
 pub use session::BrokerSession;

@@ -5,10 +5,12 @@ use kera_format::{Cursor, GroupId};
 use kera_log::{Lane, LaneVersion, ReadError, ReadOutcome, Tenure};
 use kera_protocol::Owner;
 
+use crate::broker::Broker;
 use crate::ownership::{Ownership, first_of};
 
 /// What a read has come to.
-pub(crate) enum Reading {
+#[derive(Debug)]
+pub enum Reading {
     /// What is here.
     Here(ReadOutcome),
     /// Another node has what is there.
@@ -32,6 +34,20 @@ impl Epochs {
         let at = behind.saturating_sub(1);
         let (first, node) = self.runs[at];
         (node, first, self.runs.get(at + 1).map(|(next, _)| *next))
+    }
+}
+
+impl Broker {
+    /// Reads a lane of a streamlet of this node, groups of several owners in their turn, as far as they are here. Where other nodes have
+    /// what is next: the cursor to go on from there.
+    pub fn read_here(&self, lane: &Lane, cursor: Cursor, max_bytes: usize) -> Result<Reading, ReadError> {
+        read(self.ownership(), lane, cursor, max_bytes, true)
+    }
+
+    /// The node that has what is at a cursor of a lane.
+    pub fn node_of(&self, lane: &Lane, cursor: Cursor) -> Option<u32> {
+        let owner = self.ownership().owner(lane.stream_id(), lane.streamlet_id())?;
+        Some(Epochs::new(&owner).of(cursor.group).0)
     }
 }
 

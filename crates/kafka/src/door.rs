@@ -14,7 +14,7 @@ use kera_broker::Broker;
 use kera_coordinator::Coordinator;
 use kera_env::{Clock, Random};
 use kera_format::limits::name_is_valid;
-use kera_format::{LaneId, StreamId, StreamOptions, StreamletId};
+use kera_format::{Cursor, LaneId, StreamId, StreamOptions, StreamletId};
 use kera_log::{DurabilitySink, Lane, Stream, Ticket};
 use kera_protocol::admin::{StreamInfo, StreamRef};
 use kera_rpc::{Peer, Session, SessionFactory, SessionWaker};
@@ -164,11 +164,23 @@ pub(crate) struct Catalog {
     pub(crate) coordinator: Arc<Coordinator>,
 }
 
-/// Who knows where a cluster has copies.
-pub trait KnownCopies: Send + Sync {
+/// What a door asks the node about the others of its cluster.
+pub trait OtherNodes: Send + Sync {
     /// The nodes that are to have what `owner` writes to streams with so many `copies`, and those of them that have it, the owner
     /// first in both.
     fn copies_of(&self, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>);
+    /// Chunks of lane 0 of a streamlet from a cursor on that another node has, and where to go on: at the same place if there is nothing
+    /// now. Blocks.
+    ///
+    /// # Errors
+    /// The node cannot be reached, or says why not, in words.
+    fn read(
+        &self,
+        node: u32,
+        stream: StreamId,
+        streamlet: StreamletId,
+        from: Cursor,
+    ) -> Result<(Vec<u8>, Cursor), String>;
 }
 
 /// The Kafka door of a node.
@@ -187,7 +199,7 @@ pub struct Door {
     pub(crate) clock: Arc<dyn Clock>,
     commands: Sender<(Command, Reply)>,
     address: OnceLock<SocketAddr>,
-    copies: OnceLock<Arc<dyn KnownCopies>>,
+    others: OnceLock<Arc<dyn OtherNodes>>,
 }
 
 /// The threads of a door: one runs commands and keeps time for groups, one ends transactions, and in a cluster one follows which
@@ -271,7 +283,7 @@ impl Door {
             clock,
             commands,
             address,
-            copies: OnceLock::new(),
+            others: OnceLock::new(),
         };
         Ok((Arc::new(door), Waiting { commands: receiver, events: event_receiver, endings }))
     }
@@ -328,15 +340,20 @@ impl Door {
         }
     }
 
-    /// Says who knows where copies are, once the node is part of a cluster.
-    pub fn set_copies(&self, copies: Arc<dyn KnownCopies>) {
-        let _ = self.copies.set(copies);
+    /// Says whom to ask about other nodes, once the node is part of a cluster.
+    pub fn set_others(&self, others: Arc<dyn OtherNodes>) {
+        let _ = self.others.set(others);
+    }
+
+    /// Whom to ask about other nodes.
+    pub(crate) fn others(&self) -> Option<Arc<dyn OtherNodes>> {
+        self.others.get().cloned()
     }
 
     /// The nodes that are to have the records of a leader's partitions with so many copies, and those that have them.
     pub(crate) fn copies_of(&self, leader: i32, copies: u32) -> (Vec<BrokerId>, Vec<BrokerId>) {
         let ids = |nodes: Vec<u32>| nodes.into_iter().map(|node| BrokerId(node as i32)).collect();
-        match (u32::try_from(leader), self.copies.get()) {
+        match (u32::try_from(leader), self.others.get()) {
             (Err(_), _) => (Vec::new(), Vec::new()),
             (Ok(leader), Some(known)) if copies > 1 => {
                 let (wanted, has) = known.copies_of(leader, copies);

@@ -526,10 +526,11 @@ pub(crate) fn follow(door: &Weak<Door>) {
         }
         looks = looks.wrapping_add(1);
         for load in strong.groups.follow(&strong.catalog, &strong.broker) {
-            let weak = Weak::clone(door);
+            let (weak, broker) = (Weak::clone(door), Arc::clone(&strong.broker));
             let thread = std::thread::Builder::new().name("kera-kafka-load".into()).stack_size(1 << 20);
             let read = move || {
-                let part = load.run(|| weak.strong_count() > 0);
+                let others = || weak.upgrade().and_then(|door| door.others());
+                let part = load.run(&broker, others, || weak.strong_count() > 0);
                 if let (Some(part), Some(door)) = (part, weak.upgrade()) {
                     door.groups.loaded(&load, part);
                 }

@@ -8,13 +8,14 @@
 use std::sync::Arc;
 
 use kafka_protocol::ResponseError as Code;
+use kera_broker::Broker;
 use kera_env::{Clock, Random};
 use kera_format::kafka_groups::Entry;
-use kera_format::{StreamOptions, StreamletId, murmur2};
+use kera_format::{StreamId, StreamOptions, StreamletId, murmur2};
 use kera_log::{Stream, Streamlet, Tenure};
 use parking_lot::{Mutex, RwLock};
 
-use crate::door::After;
+use crate::door::{After, OtherNodes};
 use crate::groups::{AppendFailed, Coordinator, GroupConfig, Journal, Mark, Now, Topics};
 use crate::state_log::{StateLog, state_stream_options};
 
@@ -122,6 +123,7 @@ pub(crate) struct Parts {
 pub(crate) struct Load {
     place: usize,
     epoch: u32,
+    stream: StreamId,
     streamlet: Arc<Streamlet>,
     log: Arc<StateLog<Entry>>,
     making: Making,
@@ -227,7 +229,7 @@ impl Parts {
             {
                 *place = Place::Loading(epoch);
                 let (streamlet, making) = (Arc::clone(streamlet), self.making.clone());
-                loads.push(Load { place: at, epoch, streamlet, log, making });
+                loads.push(Load { place: at, epoch, stream: stream.id(), streamlet, log, making });
             }
         }
         (left, loads)
@@ -244,9 +246,18 @@ impl Parts {
 }
 
 impl Load {
-    /// Reads the groups. Blocks the thread while they come from disk or from other nodes; `None` if the streamlet is not this node's any
-    /// more, or when nobody wants them.
-    pub(crate) fn run(&self, go_on: impl Fn() -> bool) -> Option<Arc<Part>> {
+    /// Reads the groups, those that older owners have from `others`. Blocks the thread while they come from disk or from other nodes;
+    /// `None` if the streamlet is not this node's any more, or when nobody wants them.
+    pub(crate) fn run(
+        &self,
+        broker: &Broker,
+        others: impl Fn() -> Option<Arc<dyn OtherNodes>>,
+        go_on: impl Fn() -> bool,
+    ) -> Option<Arc<Part>> {
+        let elsewhere = |node, from| {
+            let others = others().ok_or("the node does not reach others yet")?;
+            others.read(node, self.stream, self.streamlet.id(), from)
+        };
         let is_mine =
             || self.streamlet.tenure() != Tenure::Elsewhere && self.streamlet.owner_epoch() == self.epoch && go_on();
         let all = GroupConfig::default();
@@ -255,7 +266,7 @@ impl Load {
         while is_mine() {
             let log = Arc::clone(&self.log);
             let mut coordinator = self.making.coordinator(config.clone(), Some(Arc::clone(&log)));
-            match log.replay_while(|entry| coordinator.replay(entry), is_mine) {
+            match log.replay_while(broker, |entry| coordinator.replay(entry), elsewhere, is_mine) {
                 Ok(read) => {
                     let (records, passed_over) = read?;
                     coordinator.start(self.making.now());

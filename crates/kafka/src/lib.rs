@@ -56,6 +56,6 @@ mod visibility;
 mod wire;
 
 pub use counts::DoorStats;
-pub use door::{Door, DoorConfig, DoorThread, KafkaSessions, KnownCopies};
+pub use door::{Door, DoorConfig, DoorThread, KafkaSessions, OtherNodes};
 pub use request::read_request;
 pub use wire::Malformed;

@@ -7,11 +7,12 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kera_broker::{Broker, applications_stream_options};
+use kera_broker::{Broker, Reading, applications_stream_options};
 use kera_env::Clock;
 use kera_format::chunk::{ChunkTarget, Chunks};
 use kera_format::{
-    ChunkBuilder, ChunkView, Compression, Cursor, FormatError, LaneId, RecordView, StreamId, StreamOptions, StreamletId,
+    ChunkBuilder, ChunkView, Compression, Cursor, FormatError, GroupId, LaneId, RecordView, StreamId, StreamOptions,
+    StreamletId,
 };
 use kera_log::{DurabilitySink, Lane, Observer, ReadError, Stream, Ticket};
 use parking_lot::{Condvar, Mutex};
@@ -118,18 +119,49 @@ impl<E: Kept> StateLog<E> {
         Ok(counts)
     }
 
-    /// The same while the node serves: gives up, with `None`, when it is to go on no more. What an earlier incarnation of the node
-    /// appended and nobody has acknowledged is waited for as well, since it stands before whatever comes.
+    /// The same while the node serves, of a streamlet of which other nodes may have older groups: those are asked for with `elsewhere`, by
+    /// node and cursor. Gives up, with `None`, when it is to go on no more. What an earlier incarnation of the node appended and nobody
+    /// has acknowledged is waited for as well, since it stands before whatever comes.
     pub(crate) fn replay_while(
         &self,
+        broker: &Broker,
         mut each: impl FnMut(E),
+        elsewhere: impl Fn(u32, Cursor) -> Result<(Vec<u8>, Cursor), String>,
         go_on: impl Fn() -> bool,
-    ) -> Result<Option<(u64, u64)>, ReadError> {
+    ) -> Result<Option<(u64, u64)>, String> {
         let nudge = Arc::new(Nudge::default());
         let observer: Arc<dyn Observer> = Arc::clone(&nudge) as _;
-        let (mut counts, mut cursor) = ((0, 0), Cursor::default());
+        let owner = broker.ownership().owner(self.stream, self.streamlet);
+        let has_moved = owner.is_some_and(|owner| !owner.older.is_empty());
+        // Of several nodes the reader says itself where it begins: at the first group of any epoch.
+        let first = if has_moved { GroupId::new(1, 0) } else { GroupId::NONE };
+        let (mut counts, mut cursor) = ((0, 0), Cursor { group: first, ..Cursor::default() });
         while go_on() {
-            let outcome = self.lane.read(cursor, READ_BYTES, true)?;
+            let read = if has_moved {
+                broker.read_here(&self.lane, cursor, READ_BYTES)
+            } else {
+                self.lane.read(cursor, READ_BYTES, true).map(Reading::Here)
+            };
+            let read = match read {
+                Err(ReadError::Gone { earliest, .. }) if earliest.group > cursor.group => {
+                    cursor = earliest;
+                    continue;
+                }
+                read => read.map_err(|error| error.to_string())?,
+            };
+            let outcome = match read {
+                Reading::Here(outcome) => outcome,
+                Reading::Elsewhere(at) => {
+                    let node = broker.node_of(&self.lane, at).ok_or("nobody has older groups")?;
+                    let (data, next) = elsewhere(node, at)?;
+                    self.take(&data, &mut each, &mut counts);
+                    if next == at {
+                        nudge.wait();
+                    }
+                    cursor = next;
+                    continue;
+                }
+            };
             outcome.data.iter().for_each(|data| self.take(data, &mut each, &mut counts));
             cursor = outcome.next;
             if !outcome.loading

@@ -1,15 +1,18 @@
 //! Groups of a node that shares them with others: which it serves, and what becomes of those that come and go.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
 use kafka_protocol::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
 use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
-use kera_format::{StreamId, StreamOptions, StreamletId};
+use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
+use kera_protocol::placement::OlderGroups;
 use kera_protocol::{NodeInfo, Owner};
 
 use super::transactions::{World, text, topic};
 use super::*;
+use crate::door::OtherNodes;
 use crate::group_parts::{self, Load};
 
 pub(super) const ME: u32 = 1;
@@ -74,7 +77,7 @@ impl World {
     fn read(&mut self) {
         let door = self.running().door.clone();
         for load in self.follow() {
-            if let Some(part) = load.run(|| true) {
+            if let Some(part) = load.run(&door.broker, || door.others(), || true) {
                 door.groups.loaded(&load, part);
             }
         }
@@ -150,7 +153,7 @@ fn a_request_about_groups_of_several_parts_is_answered_once() {
     assert_eq!((listed.error_code, listed.groups.len()), (LOADING, 0));
     let door = world.running().door.clone();
     for load in &loads {
-        door.groups.loaded(load, load.run(|| true).expect("it is here"));
+        door.groups.loaded(load, load.run(&door.broker, || door.others(), || true).expect("it is here"));
     }
 
     assert_eq!((world.commit(mine, 1), world.commit(second, 2), world.commit(other, 3)), (0, 0, NOT_COORDINATOR));
@@ -215,14 +218,14 @@ fn groups_come_and_go_with_their_streamlet() {
     // The streamlet goes again while it is read: what was read is not served.
     broker.set_owner(4, stream, StreamletId(0), owner(OTHER, 8)).unwrap();
     let door = world.running().door.clone();
-    assert!(loads[0].run(|| true).is_none());
+    assert!(loads[0].run(&door.broker, || door.others(), || true).is_none());
     world.read();
     assert_eq!(world.offsets(&[first]), told([(first, Err(NOT_COORDINATOR))]));
     // The same when it goes behind the end of reading.
     broker.set_owner(5, stream, StreamletId(0), owner(ME, 9)).unwrap();
     broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
     let loads = world.follow();
-    let part = loads[0].run(|| true).expect("it is here");
+    let part = loads[0].run(&door.broker, || door.others(), || true).expect("it is here");
     broker.set_owner(6, stream, StreamletId(0), owner(OTHER, 10)).unwrap();
     assert!(world.follow().is_empty());
     door.groups.loaded(&loads[0], part);
@@ -232,4 +235,58 @@ fn groups_come_and_go_with_their_streamlet() {
     broker.open_streamlet(stream, StreamletId(0), 11, None).unwrap();
     world.read();
     assert_eq!(world.offsets(&[first]), told([(first, Ok(7))]));
+}
+
+/// Another node, which has what a lane of another world has, and cannot be reached at first.
+struct Older {
+    lane: Arc<kera_log::Lane>,
+    failures: AtomicU32,
+}
+
+impl OtherNodes for Older {
+    fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
+        (vec![owner], vec![owner])
+    }
+    fn read(&self, node: u32, _: StreamId, at: StreamletId, from: Cursor) -> Result<(Vec<u8>, Cursor), String> {
+        assert_eq!((node, at, from.group.epoch()), (OTHER, StreamletId(0), 7));
+        if self.failures.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return Err("it is not there".into());
+        }
+        self.failures.store(1, Ordering::Relaxed);
+        let outcome = self.lane.read(Cursor::default(), 1 << 20, true).unwrap();
+        let next = Cursor { group: kera_format::GroupId::new(9, 0), ..Cursor::default() };
+        Ok((outcome.data.concat(), next))
+    }
+}
+
+#[test]
+fn groups_that_older_owners_have_are_read_there() {
+    // What the other node has had in between.
+    let (mut other, stream) = shared();
+    other.read();
+    let groups = groups_of(&mut other);
+    let [moved, only_before] = [&groups[0][0], &groups[0][1]];
+    assert_eq!(other.commit(moved, 8), 0);
+    let lane = |world: &World, stream| {
+        let found = world.parts().0.log().stream(stream).unwrap();
+        found.streamlet(StreamletId(0)).unwrap().lane(kera_format::LaneId(0)).unwrap().clone()
+    };
+    let lane = lane(&other, stream);
+
+    let (mut world, stream) = shared();
+    world.read();
+    assert_eq!((world.commit(moved, 7), world.commit(only_before, 3)), (0, 0));
+    let (broker, _) = world.parts();
+    broker.set_owner(2, stream, StreamletId(0), owner(OTHER, 7)).unwrap();
+    world.follow();
+    let older = [(5, ME), (7, OTHER)].map(|(first_epoch, node)| OlderGroups { first_epoch, node });
+    let back = Owner { older: older.to_vec(), ..owner(ME, 9) };
+    broker.set_owner(3, stream, StreamletId(0), back).unwrap();
+    broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
+    let door = world.running().door.clone();
+    door.set_others(Arc::new(Older { lane, failures: AtomicU32::new(3) }));
+    world.read();
+    assert_eq!(world.offsets(&[moved, only_before]), told([(moved, Ok(8)), (only_before, Ok(3))]));
+    assert_eq!(world.commit(moved, 9), 0, "and it goes on from there");
+    assert_eq!(world.offsets(&[moved]), told([(moved, Ok(9))]));
 }

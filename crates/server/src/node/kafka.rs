@@ -11,6 +11,7 @@ use kera_rpc::{Framing, RunningServer, Server, ServerConfig, ServerStats};
 
 use super::Parts;
 use super::start::resolve;
+use crate::cluster::Others;
 use crate::config::Config;
 use crate::fatal::Fatal;
 use crate::machine;
@@ -56,7 +57,7 @@ impl Kafka {
         let (door, thread) = Door::start(door, broker, coordinator, parts.clock.clone(), Arc::new(SystemRandom))
             .map_err(|error| Fatal::Data { message: format!("the groups of Kafka clients: {error}") })?;
         if let Some(cluster) = &parts.cluster {
-            door.set_copies(cluster.clone());
+            door.set_others(Arc::new(Others::new(cluster)));
         }
         let network = &config.network;
         // Nobody says hello here, but the limits of a server are in it.

@@ -1,0 +1,97 @@
+//! What the Kafka door asks about other nodes: where copies are, as clients are told in replicas and those in sync, and what older owners
+//! have of the streamlets of its groups.
+//!
+//! Which log serves a streamlet is known to its owner alone. So what is told of a partition is what holds for the logs of its owner that
+//! have as many copies: their backups, those of most logs first. On three nodes with three copies that is exact.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use kera_coordinator::cluster::{ClusterState, LogState};
+use kera_format::cluster::Roles;
+use kera_format::{Cursor, LaneId, StreamId, StreamletId};
+use kera_kafka::OtherNodes;
+use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
+use kera_protocol::{Body, Op, ReadChunks, ReadChunksResponse, ReadEntry, Status};
+use kera_raft::Transport;
+
+use super::transport::RpcTransport;
+use super::{Cluster, wait};
+
+/// Bytes that are asked for at a time.
+const READ_BYTES: u32 = 1 << 20;
+
+/// The other nodes, as the door of this one sees them.
+pub(crate) struct Others {
+    cluster: Arc<Cluster>,
+    transport: RpcTransport,
+}
+
+impl Others {
+    /// With connections of its own.
+    pub(crate) fn new(cluster: &Arc<Cluster>) -> Others {
+        Others { cluster: cluster.clone(), transport: RpcTransport::new(cluster.copies.runtime().clone()) }
+    }
+}
+
+impl OtherNodes for Others {
+    fn copies_of(&self, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) {
+        self.cluster.group.read(|state| known(state, owner, copies))
+    }
+
+    fn read(
+        &self,
+        node: u32,
+        stream: StreamId,
+        streamlet: StreamletId,
+        from: Cursor,
+    ) -> Result<(Vec<u8>, Cursor), String> {
+        let address = self.cluster.group.read(|state| state.node(node).map(|node| node.doors.native.clone()));
+        let address = address.ok_or_else(|| format!("node {node} is not in the cluster any more"))?;
+        let flags = ENTRY_FOLLOW_GROUPS;
+        let entry = ReadEntry { stream, streamlet, lane: LaneId(0), cursor: from, max_bytes: 0, flags };
+        let asked = ReadChunks { max_wait_ms: 1_000, min_bytes: 1, max_bytes: READ_BYTES, entries: vec![entry] };
+        let mut body = Vec::new();
+        asked.encode(Op::ReadChunks.version_max(), &mut body);
+        let answer = self.transport.call(node.into(), &address, Op::ReadChunks, body);
+        let answer = wait(&self.cluster.runtime, answer)?;
+        let read = ReadChunksResponse::decode(Op::ReadChunks.version_max(), &answer);
+        let read = read.map_err(|error: kera_protocol::ProtocolError| error.to_string())?;
+        let Some((head, data)) = read.answers.into_iter().next() else { return Ok((Vec::new(), from)) };
+        match head.status() {
+            // What another node has next, or what retention has left.
+            Some(Status::Ok | Status::NotOwner | Status::CursorGone) => Ok((data.to_vec(), head.next)),
+            status => Err(format!("node {node} does not give older groups: {status:?}")),
+        }
+    }
+}
+
+fn known(state: &ClusterState, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) {
+    let epoch = state.node(owner).map_or(0, |node| node.epoch);
+    let backups = copies.saturating_sub(1) as usize;
+    let has_so_many = |log: &&LogState| log.views.iter().map(|view| view.backups.len()).max() == Some(backups);
+    let logs = state.logs().iter().filter(|(name, _)| (name.node, name.epoch) == (owner, epoch)).map(|(_, log)| log);
+    let (mut now, mut before) = (BTreeMap::new(), BTreeMap::new());
+    for log in logs.filter(has_so_many) {
+        for (at, view) in log.views.iter().enumerate() {
+            let counts = if at + 1 == log.views.len() { &mut now } else { &mut before };
+            view.backups.iter().for_each(|backup| *counts.entry(*backup).or_insert(0) += 1);
+        }
+    }
+    let most_first = |counts: BTreeMap<u32, usize>| {
+        let mut sorted: Vec<_> = counts.into_iter().map(|(node, logs)| (Reverse(logs), node)).collect();
+        sorted.sort_unstable();
+        sorted.into_iter().map(|(_, node)| node)
+    };
+    let is_live = |node: &u32| state.node(*node).is_some_and(|node| node.is_live(Roles::BACKUP));
+    let mut replicas = vec![owner];
+    replicas.extend(most_first(now).take(backups));
+    let in_sync = replicas.iter().copied().filter(|node| *node == owner || is_live(node)).collect();
+    for node in most_first(before) {
+        if replicas.len() <= backups && !replicas.contains(&node) {
+            replicas.push(node);
+        }
+    }
+    (replicas, in_sync)
+}
