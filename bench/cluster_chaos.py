@@ -75,6 +75,17 @@ def stop_all(nodes):
                 node.process.kill()
 
 
+def move(kera, nodes, node, kind, chance):
+    """Moves a streamlet to a node, or all away from it; a node that is lost just now refuses, which is fine."""
+    connect = ["--connect", ",".join(one.address for one in nodes)]
+    words = ["streamlet", "move", f"verify/{chance.randrange(6)}", "--to", str(node.number)]
+    if kind == "drain":
+        words = ["node", "drain", str(node.number)]
+    subprocess.run([kera, *words, *connect], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120, check=False)
+    if kind == "drain":
+        subprocess.run([kera, *words, "--undo", *connect], stdout=subprocess.DEVNULL, timeout=120, check=True)
+
+
 def torment(nodes, kinds, chance, done):
     node, kind = chance.choice(nodes), chance.choice(kinds)
     print(f"{time.strftime('%H:%M:%S')}  {kind}{'' if kind.endswith('all') else f' node {node.number}'}", flush=True)
@@ -87,6 +98,8 @@ def torment(nodes, kinds, chance, done):
             one.start()
         for one in nodes:
             one.wait()
+    elif kind in ("move", "drain"):
+        move(node.command[0], nodes, node, kind, chance)
     elif kind == "freeze":
         node.signal(signal.SIGSTOP)
         time.sleep(chance.uniform(1, 2))

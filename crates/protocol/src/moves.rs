@@ -52,7 +52,7 @@ wire_struct! {
 wire_struct! {
     /// How far it is.
     pub struct LetGone {
-        /// The streamlet's [`StreamletState`](crate::StreamletState), version 1; nothing: not all that was appended is acknowledged, ask again.
+        /// The streamlet's `StreamletState`, version 1; nothing: not all that was appended is acknowledged, ask again.
         pub state: Vec<u8>,
     }
 }
@@ -66,7 +66,7 @@ wire_struct! {
         pub node: u32,
         /// Its epoch.
         pub epoch: u32,
-        /// What the coordinators keep of the state that was handed over, at most 64 KiB: a [`StreamletState`](crate::StreamletState), version 1.
+        /// What the coordinators keep of the state that was handed over, at most 64 KiB: a `StreamletState`, version 1.
         pub state: Vec<u8>,
     }
 }

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+"""How long producers and consumers pause when a streamlet with much data moves from node to node of three.
+
+    bench/cluster_move.py target/release/kera --gib 1 --moves 6
+
+Three nodes on this machine, a stream with one streamlet and as many copies as asked for, filled with as many GiB as asked for. While an
+open-loop producer writes a little and a consumer follows, the streamlet is moved to the next node, again and again. Told are: how long each
+move took as `kera streamlet move` says, and the longest and the typical time that any record waited for its acknowledgement and for its
+receipt, beside the same without moves. No data is copied by a move. Needs about three times the data as memory at most, and as much disk.
+"""
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from cluster_chaos import Node, free_ports, stop_all
+from cluster_recovery import owner
+
+
+def probe(kera, connect, rate, seconds, moves):
+    """One probe of latencies, with so many moves in it."""
+    line = [kera, "bench", "both", "--stream", "old", "--streamlets", "1", "--rate", str(rate), "--seconds", str(seconds), "--sample", "1"]
+    probing = subprocess.Popen(line + ["--chunk-bytes", "1KiB", "--connect", connect, "--json"], stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE, text=True)
+    took = []
+    time.sleep(2)
+    for _ in range(moves):
+        to = owner(kera, connect) % 3 + 1
+        move = [kera, "streamlet", "move", "old/0", "--to", str(to), "--json", "--connect", connect]
+        said = json.loads(subprocess.run(move, check=True, stdout=subprocess.PIPE).stdout)
+        assert said["state"] == "moved", said
+        took.append(said["took_ms"])
+        time.sleep(1)
+    out, err = probing.communicate()
+    if probing.returncode != 0:
+        sys.exit(f"the probe failed: {err}")
+    return json.loads(out), took
+
+
+def latencies(said):
+    """Every latency that the probe tells of, in milliseconds."""
+    told = {}
+    for name, value in said.items():
+        if isinstance(value, dict) and "max" in value and "p50" in value:
+            told[name.removesuffix("_us")] = {key: round(value[key] / 1000, 2) for key in ("p50", "p99", "max") if key in value}
+    return told
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kera", help="the program")
+    parser.add_argument("--gib", type=float, default=1.0, help="data of the streamlet before it moves")
+    parser.add_argument("--moves", type=int, default=6)
+    parser.add_argument("--copies", type=int, default=3, choices=[1, 2, 3])
+    parser.add_argument("--rate", type=int, default=2000, help="records per second while it moves")
+    args = parser.parse_args()
+    kera, mib = os.path.abspath(args.kera), int(args.gib * 1024)
+    folder, ports = tempfile.mkdtemp(prefix="kera-move-"), free_ports(6)
+    nodes = [Node(kera, folder, number, ports, f"{max(512, mib // 2)}MiB") for number in (1, 2, 3)]
+    connect = ",".join(node.address for node in nodes)
+    try:
+        for node in nodes:
+            node.start()
+            node.wait()
+        time.sleep(2)
+        create = [kera, "stream", "create", "old", "--streamlets", "1", "--replication", str(args.copies), "--connect", connect]
+        subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
+        fill = [kera, "bench", "produce", "--stream", "old", "--streamlets", "1", "--records", str(mib << 10), "--record-bytes", "1000"]
+        subprocess.run(fill + ["--chunk-bytes", "64KiB", "--connect", connect], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        still, _ = probe(kera, connect, args.rate, 5, 0)
+        moved, took = probe(kera, connect, args.rate, 4 + 2 * args.moves, args.moves)
+        print(json.dumps({"gib": args.gib, "copies": args.copies, "rate": args.rate, "without": latencies(still)}))
+        print(json.dumps({"moves": args.moves, "move_ms": took, "with": latencies(moved)}))
+    finally:
+        stop_all(nodes)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
