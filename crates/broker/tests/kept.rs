@@ -244,6 +244,32 @@ fn leases_end_with_the_ownership_and_members_are_told_to_look_elsewhere() {
 }
 
 #[test]
+fn a_streamlet_that_comes_back_brings_no_lease_along() {
+    let options = options(2, 1);
+    let house = node(1, &options);
+    house.broker.place_stream(2, STREAM, vec![owner(1, 2), owner(1, 2)]).unwrap();
+    for streamlet in [X, StreamletId(1)] {
+        house.broker.open_streamlet(STREAM, streamlet, 2, None).unwrap();
+    }
+    let mut peer = house.peer();
+    (0..2).for_each(|_| write(&mut peer));
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let first = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&house, &joined, &[done(&first)]), [Status::Ok]);
+    let group = peer.next_groups(&joined, 1)[0];
+    let late = CommitEntry { after: Keep, ..done(&group) };
+    house.broker.set_owner(3, STREAM, X, owner(2, 3)).unwrap();
+    assert_eq!(peer.commit(&house, &joined, &[late]), [Status::LeaseLost]);
+    assert!(peer.next_groups(&joined, 9).is_empty(), "nothing of it is leased any more");
+    house.broker.set_owner(4, STREAM, X, owner(1, 4)).unwrap();
+    house.broker.open_streamlet(STREAM, X, 4, None).unwrap();
+    assert_eq!(peer.commit(&house, &joined, &[late]), [Status::LeaseLost]);
+    let again = peer.next_groups(&joined, 9);
+    assert_eq!(again.iter().map(|group| (group.group, group.start_ordinal)).collect::<Vec<_>>(), [(group.group, 1)]);
+    assert_eq!(fetch(&mut peer, "report").unwrap().iter().map(|offset| offset.ordinal).collect::<Vec<_>>(), [1]);
+}
+
+#[test]
 fn a_commit_that_the_streamlet_did_not_take_is_not_acknowledged() {
     let options = options(1, 1);
     let house = first_owner(1, &options);
@@ -283,7 +309,12 @@ fn readers_and_statistics_do_not_see_the_lane_of_progress() {
 
 #[test]
 fn what_is_kept_stays_short_and_is_not_taken_by_the_streams_retention() {
-    let options = StreamOptions { retention_ms: Some(1), retention_bytes: Some(64 << 10), ..options(1, 1) };
+    let options = StreamOptions {
+        retention_ms: Some(1),
+        retention_bytes: Some(64 << 10),
+        segments_per_group: 64,
+        ..options(1, 1)
+    };
     let house = first_owner(1, &options);
     let mut peer = house.peer();
     write(&mut peer);
