@@ -51,6 +51,7 @@ const ARROWS: [(&str, &[&str]); 18] = [
             "kera-rpc",
             "kera-log",
             "kera-vlog",
+            "kera-backup",
             "kera-coordinator",
             "kera-broker",
         ],

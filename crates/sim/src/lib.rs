@@ -6,5 +6,6 @@
 
 pub mod cluster;
 pub mod explore;
+pub mod nodes;
 pub mod ownership;
 pub mod replication;

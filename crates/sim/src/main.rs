@@ -5,15 +5,19 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use kera_sim::cluster::{Fault, Plan, Report, run};
+use kera_sim::{cluster, nodes};
 
-/// Runs the simulated node with one seed after the other: real logic, simulated clocks, networks and disks, and faults.
+/// Runs a simulated node, or a simulated cluster, with one seed after the other: real logic, simulated clocks, networks and disks, and
+/// faults.
 ///
 /// A run that breaks a promise prints its seed and ends with status 1. `kera-sim --from SEED --seeds 1` repeats it, always in
 /// the same way.
 #[derive(Parser)]
 #[command(version, about, long_about)]
 struct Arguments {
+    /// A cluster of three to five nodes, with copies, instead of one node.
+    #[arg(long)]
+    cluster: bool,
     /// The first seed. Even ones are of durability `power` and lose power, odd ones are of durability `process`.
     #[arg(long, default_value_t = 1)]
     from: u64,
@@ -26,34 +30,102 @@ struct Arguments {
     /// How long faults happen in a run, in simulated seconds.
     #[arg(long, default_value_t = 60)]
     trouble_s: u64,
-    /// Records that each of two producers writes to each of two streamlets.
+    /// Records that each of two producers of a stream writes to each streamlet.
     #[arg(long, default_value_t = 300)]
     records: u64,
     /// Only these faults, by name, with commas between.
-    #[arg(long, value_delimiter = ',', value_parser = fault)]
-    only: Vec<Fault>,
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Time between two faults in a cluster, on average, in milliseconds.
+    #[arg(long, default_value_t = 1500)]
+    fault_ms: u64,
+    /// No stream of a cluster forgets what is old.
+    #[arg(long)]
+    keep: bool,
     /// One object a run, and one for all, as lines of JSON.
     #[arg(long)]
     json: bool,
 }
 
-fn fault(name: &str) -> Result<Fault, String> {
-    Fault::ALL.iter().copied().find(|fault| fault.name() == name).ok_or_else(|| {
-        let names: Vec<&str> = Fault::ALL.iter().map(|fault| fault.name()).collect();
-        format!("there is no fault of this name; there are {}", names.join(", "))
-    })
+/// The faults of these names.
+fn named<F: Copy>(all: &[F], name: impl Fn(F) -> &'static str, wanted: &[String]) -> Result<Vec<F>, String> {
+    let of = |word: &String| {
+        all.iter().copied().find(|fault| name(*fault) == word).ok_or_else(|| {
+            let names: Vec<&str> = all.iter().map(|fault| name(*fault)).collect();
+            format!("there is no fault `{word}`; there are {}", names.join(", "))
+        })
+    };
+    wanted.iter().map(of).collect()
 }
 
-fn json(report: &Report) -> serde_json::Value {
-    serde_json::json!({
-        "seed": report.seed, "trace": format!("{:016x}", report.trace), "events": report.events,
-        "simulated_ms": report.simulated_ms, "acknowledged": report.acknowledged, "checks": report.checks,
-        "faults": report.faults, "starts": report.starts, "violation": report.violation,
-    })
+/// A run, as far as the command tells of it.
+struct Done {
+    json: serde_json::Value,
+    faults: u64,
+    checks: u64,
+    simulated_ms: u64,
+    violation: Option<String>,
+}
+
+fn run_node(arguments: &Arguments, only: &[cluster::Fault], seed: u64) -> Done {
+    let plan = cluster::Plan {
+        trouble_ms: arguments.trouble_s * 1000,
+        records: arguments.records,
+        only: only.to_vec(),
+        ..cluster::Plan::new(seed)
+    };
+    let report = cluster::run(&plan);
+    Done {
+        json: serde_json::json!({
+            "seed": report.seed, "trace": format!("{:016x}", report.trace), "events": report.events,
+            "simulated_ms": report.simulated_ms, "acknowledged": report.acknowledged, "checks": report.checks,
+            "faults": report.faults, "starts": report.starts, "violation": report.violation,
+        }),
+        faults: report.faults.values().sum(),
+        checks: report.checks,
+        simulated_ms: report.simulated_ms,
+        violation: report.violation,
+    }
+}
+
+fn run_cluster(arguments: &Arguments, only: &[nodes::Fault], seed: u64) -> Done {
+    let plan = nodes::Plan {
+        trouble_ms: arguments.trouble_s * 1000,
+        records: arguments.records,
+        fault_us: arguments.fault_ms * 1000,
+        only: only.to_vec(),
+        retention: !arguments.keep,
+        ..nodes::Plan::new(seed)
+    };
+    let report = nodes::run(&plan);
+    Done {
+        json: serde_json::json!({
+            "seed": report.seed, "trace": format!("{:016x}", report.trace), "events": report.events,
+            "simulated_ms": report.simulated_ms, "acknowledged": report.acknowledged, "checks": report.checks,
+            "faults": report.faults, "did": report.did, "violation": report.violation,
+        }),
+        faults: report.faults.values().sum(),
+        checks: report.checks,
+        simulated_ms: report.simulated_ms,
+        violation: report.violation,
+    }
+}
+
+fn refused(reason: &str) -> ExitCode {
+    eprintln!("kera-sim: {reason}");
+    ExitCode::from(2)
 }
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    let none: &[String] = &[];
+    let (node, cluster) = if arguments.cluster { (none, &arguments.only[..]) } else { (&arguments.only[..], none) };
+    let of_node = named(cluster::Fault::ALL, cluster::Fault::name, node);
+    let of_cluster = named(nodes::Fault::ALL, nodes::Fault::name, cluster);
+    let (of_node, of_cluster) = match (of_node, of_cluster) {
+        (Ok(of_node), Ok(of_cluster)) => (of_node, of_cluster),
+        (Err(reason), _) | (_, Err(reason)) => return refused(&reason),
+    };
     let started = Instant::now();
     let time = arguments.minutes.map(|minutes| Duration::from_secs(minutes * 60));
     let bar = match (arguments.seeds, arguments.json) {
@@ -67,23 +139,20 @@ fn main() -> ExitCode {
         if time.is_some_and(|time| started.elapsed() >= time) {
             break;
         }
-        let plan = Plan {
-            trouble_ms: arguments.trouble_s * 1000,
-            records: arguments.records,
-            only: arguments.only.clone(),
-            ..Plan::new(seed)
+        let done = match arguments.cluster {
+            true => run_cluster(&arguments, &of_cluster, seed),
+            false => run_node(&arguments, &of_node, seed),
         };
-        let report = run(&plan);
         runs += 1;
-        faults += report.faults.values().sum::<u64>();
-        checks += report.checks;
-        simulated_ms += report.simulated_ms;
-        if let Some(violation) = &report.violation {
+        faults += done.faults;
+        checks += done.checks;
+        simulated_ms += done.simulated_ms;
+        if let Some(violation) = &done.violation {
             failed += 1;
             bar.suspend(|| eprintln!("seed {seed}: {violation}"));
         }
         if arguments.json {
-            println!("{}", json(&report));
+            println!("{}", done.json);
         }
         bar.inc(1);
         bar.set_message(format!("{faults} faults, {checks} checks"));

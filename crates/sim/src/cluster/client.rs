@@ -79,31 +79,31 @@ pub(super) trait Client {
 }
 
 /// An answer to a request.
-pub(super) struct Answer {
-    pub(super) header: FrameHeader,
-    pub(super) body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) header: FrameHeader,
+    pub(crate) body: Bytes,
 }
 
 impl Answer {
-    pub(super) fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         Status::from_u16(self.header.status).expect("a node of this build sends statuses of this build")
     }
 
     /// Reads the body of a good answer.
-    pub(super) fn decode<B: Body>(&self) -> Result<B, Violation> {
+    pub(crate) fn decode<B: Body>(&self) -> Result<B, Violation> {
         B::decode(self.header.version, &self.body)
             .map_err(|error| Violation(format!("an answer is malformed: {error}")))
     }
 
     /// What an error says.
-    pub(super) fn error(&self) -> String {
+    pub(crate) fn error(&self) -> String {
         let body = kera_protocol::ErrorBody::decode(&self.body);
         format!("{}: {}", self.status().name(), body.map_or_else(|_| "no reason".to_owned(), |body| body.message))
     }
 }
 
 /// A bad answer that must be tried again: whether it may, or why it must not be there at all.
-pub(super) fn retry(answer: &Answer, asked: &str) -> Result<(), Violation> {
+pub(crate) fn retry(answer: &Answer, asked: &str) -> Result<(), Violation> {
     if answer.status().retryable() {
         return Ok(());
     }

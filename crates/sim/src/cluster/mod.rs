@@ -12,12 +12,12 @@
 //!
 //! A run is a function of its seed: no thread, no socket, no clock and no random number that is not simulated.
 
-mod client;
+pub(crate) mod client;
 pub mod faults;
 mod machine;
 mod member;
 mod producer;
-mod reader;
+pub(crate) mod reader;
 pub mod schedule;
 pub mod truth;
 pub mod world;

@@ -39,7 +39,7 @@ pub(super) struct Reader {
 }
 
 /// Looks at every record of an answer's data; gives the ordinal behind the last one.
-pub(super) fn check_data(truth: &mut Truth, place: Place, next: u64, data: &[u8]) -> Result<u64, Violation> {
+pub(crate) fn check_data(truth: &mut Truth, place: Place, next: u64, data: &[u8]) -> Result<u64, Violation> {
     let wrong = |what: String| Violation(format!("{place}, at {next}: {what}"));
     let mut next = next;
     for chunk in Chunks::new(data) {

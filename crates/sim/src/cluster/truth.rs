@@ -164,6 +164,11 @@ impl Truth {
 
     /// Everything of a lane was read, from its beginning to `end`: nothing that anybody was told of may be missing.
     pub fn read_whole(&mut self, place: Place, end: u64) -> Result<(), Violation> {
+        self.read_from(place, 0, end)
+    }
+
+    /// The same of a lane that began at `first`: what was before it had gone.
+    pub fn read_from(&mut self, place: Place, first: u64, end: u64) -> Result<(), Violation> {
         self.checks += 1;
         let Some(lane) = self.lanes.get(&place) else {
             return if end == 0 { Ok(()) } else { violation(format!("{place} has records that nobody has read")) };
@@ -172,7 +177,7 @@ impl Truth {
             return violation(format!("{place} ends at {end}; {written:?} was at {ordinal}"));
         }
         // Up to `end` each was read now, so each ordinal is known.
-        let mut missing = (0..end).filter(|ordinal| !lane.at.contains_key(ordinal));
+        let mut missing = (first..end).filter(|ordinal| !lane.at.contains_key(ordinal));
         match missing.next() {
             Some(ordinal) => violation(format!("{place}: nobody has seen what is at {ordinal}")),
             None => Ok(()),
@@ -213,6 +218,17 @@ impl Truth {
     pub fn processed(&mut self, application: &str, place: Place, to: u64) {
         let known = self.processed.entry((application.to_owned(), place)).or_default();
         *known = to.max(*known);
+    }
+
+    /// What is known to be, or to have been, at ordinals of a lane.
+    pub fn between(&self, place: Place, ordinals: std::ops::Range<u64>) -> impl Iterator<Item = (u64, Written)> {
+        let lane = self.lanes.get(&place).into_iter();
+        lane.flat_map(move |lane| lane.at.range(ordinals.clone())).map(|(ordinal, written)| (*ordinal, *written))
+    }
+
+    /// One more comparison with what must hold, made elsewhere.
+    pub fn checked(&mut self) {
+        self.checks += 1;
     }
 
     /// The end of what anybody has found in a lane.

@@ -1,0 +1,205 @@
+//! Clients of a cluster: they have connections to all nodes, ask any of them who owns what, and follow the owners, by the rules of
+//! `kera-client` and without its runtime and its sockets.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use kera_env::{Random, SeededRandom};
+use kera_format::{Cursor, StreamId};
+use kera_protocol::{FRAME_HEADER_BYTES, FindOwners, FrameHeader, Message, Owner, Owners, Status};
+
+use crate::cluster::client::Answer;
+use crate::cluster::truth::{Place, Truth, Violation, Written};
+
+/// A client that waited so long for an answer takes its connection for dead, in microseconds.
+pub(super) const PATIENCE_US: u64 = 3_000_000;
+
+/// What a client wants of the world.
+#[derive(Debug)]
+pub(super) enum Wish {
+    /// A request to a node; it is connected to if it is not.
+    Send(u32, FrameHeader, Bytes),
+    /// The connection to a node is given up.
+    Drop(u32),
+    /// To be called so many microseconds from now.
+    Timer(u64),
+}
+
+/// When records were made, and which owner each was acknowledged by.
+#[derive(Default)]
+pub(super) struct Told {
+    pub(super) made_ms: BTreeMap<(u64, Written), i64>,
+    /// By the lane and the ordinal of its first record: the owner epoch of each chunk that was acknowledged.
+    epochs: BTreeMap<Place, BTreeMap<u64, u32>>,
+    /// Chunks that were acknowledged for the first time, for the world to look at: the node, and where.
+    pub(super) fresh: Vec<(u32, Place, Cursor)>,
+    /// How long streams keep what was written, by their numbers.
+    pub(super) retention_ms: BTreeMap<u64, u64>,
+}
+
+impl Told {
+    /// Ordinals of a lane never go back to an earlier owner.
+    pub(super) fn acknowledged(&mut self, place: Place, base: u64, cursor: Cursor) -> Result<(), Violation> {
+        let epoch = cursor.group.epoch();
+        let of_lane = self.epochs.entry(place).or_default();
+        let before = of_lane.range(..base).next_back().filter(|(_, known)| **known > epoch);
+        let behind = of_lane.range(base..).next().filter(|(_, known)| **known < epoch);
+        if let Some((other, known)) = before.or(behind) {
+            return Err(Violation(format!(
+                "{place}: ordinal {base} is of owner epoch {epoch}, and {other} of owner epoch {known}"
+            )));
+        }
+        of_lane.insert(base, epoch);
+        Ok(())
+    }
+}
+
+/// What a client sees of the world.
+pub(super) struct Around<'a> {
+    pub(super) now_us: u64,
+    pub(super) now_ms: i64,
+    pub(super) nodes: u32,
+    pub(super) random: &'a SeededRandom,
+    pub(super) truth: &'a mut Truth,
+    pub(super) told: &'a mut Told,
+    pub(super) wishes: Vec<Wish>,
+    pub(super) correlation: &'a mut u64,
+}
+
+impl Around<'_> {
+    pub(super) fn below(&self, limit: u64) -> u64 {
+        Random::below(self.random, limit)
+    }
+
+    /// Sends a request; its correlation.
+    pub(super) fn send<M: Message>(&mut self, node: u32, message: &M) -> u64 {
+        *self.correlation += 1;
+        let mut body = Vec::new();
+        let version = M::OP.version_max();
+        message.encode(version, &mut body);
+        let header = FrameHeader {
+            frame_bytes: (FRAME_HEADER_BYTES + body.len()) as u32,
+            op: M::OP as u16,
+            version,
+            correlation: *self.correlation,
+            ..FrameHeader::default()
+        };
+        self.wishes.push(Wish::Send(node, header, body.into()));
+        *self.correlation
+    }
+
+    pub(super) fn timer(&mut self, delay_us: u64) {
+        self.wishes.push(Wish::Timer(delay_us));
+    }
+
+    /// Records of a lane are not there any more: that must be because they are old enough.
+    pub(super) fn gone(&mut self, place: Place, ordinals: std::ops::Range<u64>) -> Result<(), Violation> {
+        self.truth.checked();
+        let kept_ms = self.told.retention_ms.get(&place.stream).copied();
+        for (ordinal, written) in self.truth.between(place, ordinals.clone()) {
+            let Some(kept_ms) = kept_ms else {
+                return Err(Violation(format!("{place} begins behind {ordinal}, and nothing was to be deleted")));
+            };
+            let made_ms = self.told.made_ms.get(&(place.stream, written)).copied().unwrap_or(0);
+            if made_ms.saturating_add_unsigned(kept_ms) > self.now_ms {
+                let age = self.now_ms - made_ms;
+                return Err(Violation(format!(
+                    "{place}: {written:?} at {ordinal} has gone after {age} of {kept_ms} ms"
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A client.
+pub(super) trait Client {
+    /// An answer of a node.
+    fn answer(&mut self, node: u32, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation>;
+    /// The connection to a node is gone, with all that was asked on it.
+    fn lost(&mut self, node: u32, around: &mut Around<'_>);
+    /// The time has come; called first when it is made.
+    fn timer(&mut self, around: &mut Around<'_>) -> Result<(), Violation>;
+    /// Whether it has nothing more to do.
+    fn is_done(&self) -> bool;
+    /// Where it stands, for a run that does not end.
+    fn state(&self) -> String;
+}
+
+/// Who owns the streamlets of a stream, as a client was told.
+pub(super) struct Owned {
+    stream: StreamId,
+    version: u64,
+    owners: Vec<Owner>,
+    asked: Option<(u64, u32, u64)>,
+    is_wanted: bool,
+    not_before_us: u64,
+}
+
+impl Owned {
+    pub(super) fn new(stream: StreamId) -> Owned {
+        Owned { stream, version: 0, owners: Vec::new(), asked: None, is_wanted: true, not_before_us: 0 }
+    }
+
+    /// The node that takes writes of a streamlet; none is known.
+    pub(super) fn node(&self, streamlet: u32) -> Option<u32> {
+        self.owners.get(streamlet as usize).map(|owner| owner.node).filter(|node| *node != 0)
+    }
+
+    /// The owners may have changed.
+    pub(super) fn want(&mut self) {
+        self.is_wanted = true;
+    }
+
+    /// Asks somebody, if it is wanted and nobody is asked.
+    pub(super) fn look(&mut self, around: &mut Around<'_>) {
+        if let Some((_, node, at_us)) = self.asked
+            && around.now_us > at_us + 1_000_000
+        {
+            self.asked = None;
+            self.is_wanted = true;
+            around.wishes.push(Wish::Drop(node));
+        }
+        if self.is_wanted && self.asked.is_none() && around.now_us >= self.not_before_us {
+            let node = 1 + around.below(around.nodes.into()) as u32;
+            let asked = FindOwners { streams: vec![self.stream.into()], after: None, limit: 0 };
+            let correlation = around.send(node, &asked);
+            (self.asked, self.is_wanted) = (Some((correlation, node, around.now_us)), false);
+            self.not_before_us = around.now_us + 50_000;
+        }
+    }
+
+    /// Whether the answer was to it.
+    pub(super) fn take(&mut self, answer: &Answer) -> Result<bool, Violation> {
+        if self.asked.is_none_or(|(correlation, ..)| correlation != answer.header.correlation) {
+            return Ok(false);
+        }
+        self.asked = None;
+        if answer.status() != Status::Ok {
+            // It has not heard of the stream yet.
+            self.is_wanted = true;
+            return Ok(true);
+        }
+        let told: Owners = answer.decode()?;
+        if told.version > self.version {
+            self.version = told.version;
+            for run in told.streams.iter().flat_map(|stream| &stream.runs) {
+                for streamlet in run.streamlets() {
+                    let at = streamlet.0 as usize;
+                    if self.owners.len() <= at {
+                        self.owners.resize(at + 1, Owner::default());
+                    }
+                    self.owners[at] = Owner { node: run.node, epoch: run.epoch, older: run.older.clone() };
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    pub(super) fn lost(&mut self, node: u32) {
+        if self.asked.is_some_and(|(_, asked, _)| asked == node) {
+            self.asked = None;
+        }
+        self.is_wanted = true;
+    }
+}

@@ -1,0 +1,116 @@
+//! The coordinators: the real state, rules and plans, on a log that is simulated.
+//!
+//! What stands in for Raft is its promise: one order of entries, which an incarnation that does not reach a majority of the
+//! coordinators can add nothing to, and of which every node learns a prefix, sooner or later. Which node leads, how long there is
+//! none, and who learns when is up to the world.
+
+use std::collections::BTreeMap;
+
+use kera_coordinator::CoordinatorError;
+use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
+use kera_format::StreamId;
+use kera_format::cluster::{ClusterEntry, LogName};
+use kera_protocol::StreamletsRebuilt;
+
+use crate::cluster::truth::Violation;
+
+/// What a node asks of the leader.
+#[derive(Clone, Debug)]
+pub(super) enum Command {
+    Join(Join),
+    View(LogView),
+    GiveUp(LogName),
+    Rebuilt(StreamletsRebuilt),
+}
+
+/// What became of a command: up to which entry it is true, or why it is refused.
+pub(super) type Told = Result<usize, String>;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Coordinators {
+    pub(super) state: ClusterState,
+    /// Entries that became true together, the first at 1.
+    log: Vec<Vec<ClusterEntry>>,
+    pub(super) leader: Option<u32>,
+    /// When the next one is chosen.
+    pub(super) elect_at_us: Option<u64>,
+    /// All owners that each streamlet ever had, in order.
+    owners: BTreeMap<(StreamId, u32), Vec<Owner>>,
+}
+
+impl Coordinators {
+    /// How many batches of entries there are.
+    pub(super) fn index(&self) -> usize {
+        self.log.len()
+    }
+
+    /// The entries of a batch.
+    pub(super) fn batch(&self, index: usize) -> &[ClusterEntry] {
+        &self.log[index - 1]
+    }
+
+    /// Makes true what `plan` makes of the state. Whoever calls makes sure that the leader may.
+    pub(super) fn commit(
+        &mut self,
+        plan: impl FnOnce(&ClusterState) -> Result<Vec<ClusterEntry>, CoordinatorError>,
+    ) -> Result<Told, Violation> {
+        let entries = match plan(&self.state) {
+            Ok(entries) => entries,
+            Err(error) => return Ok(Err(error.to_string())),
+        };
+        if entries.is_empty() {
+            return Ok(Ok(self.index()));
+        }
+        for entry in &entries {
+            if let Err(refused) = self.state.apply(entry) {
+                // Planned against this very state.
+                return Err(Violation(format!("the rules refuse {entry:?}, which was planned: {}", refused.0)));
+            }
+        }
+        self.log.push(entries);
+        self.note_owners()?;
+        Ok(Ok(self.index()))
+    }
+
+    /// Executes what a node asked for.
+    pub(super) fn execute(&mut self, command: &Command, now_ms: i64) -> Result<Told, Violation> {
+        match command {
+            Command::Join(join) => self.commit(|state| state.plan_join(join, now_ms)),
+            Command::View(view) => self.commit(|state| state.plan_view(view)),
+            Command::GiveUp(log) => self.commit(|state| state.plan_give_up_log(*log)),
+            Command::Rebuilt(rebuilt) => self.commit(|state| state.plan_rebuilt(rebuilt)),
+        }
+    }
+
+    /// Each change of an owner has a higher owner epoch, which no other owner of the streamlet ever had.
+    fn note_owners(&mut self) -> Result<(), Violation> {
+        for info in self.state.catalog.streams() {
+            for streamlet in 0..info.options.streamlets {
+                let Some(owner) = self.state.owner(info.id, streamlet) else { continue };
+                let known = self.owners.entry((info.id, streamlet)).or_default();
+                match known.last() {
+                    Some(last)
+                        if (last.node, last.epoch, last.owner_epoch)
+                            == (owner.node, owner.epoch, owner.owner_epoch) => {}
+                    Some(last) if last.owner_epoch >= owner.owner_epoch => {
+                        return Err(Violation(format!("streamlet {streamlet}: {owner:?} comes after {last:?}")));
+                    }
+                    _ => known.push(owner),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Which owner of a streamlet opened groups of an owner epoch: its place among all of them.
+    pub(super) fn owner_of_epoch(&self, stream: StreamId, streamlet: u32, owner_epoch: u32) -> Option<Owner> {
+        let known = self.owners.get(&(stream, streamlet))?;
+        known.iter().find(|owner| owner.owner_epoch == owner_epoch).copied()
+    }
+
+    /// How often streamlets have changed their owner.
+    pub(super) fn owner_changes(&self) -> u64 {
+        self.owners.values().map(|known| known.len() as u64 - 1).sum()
+    }
+}

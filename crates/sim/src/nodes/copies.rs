@@ -1,0 +1,213 @@
+//! The virtual logs of a simulated node: real ones, whose blocks and questions are put on their way by the world.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bytes::Bytes;
+use kera_coordinator::cluster::ClusterState;
+use kera_env::Clock;
+use kera_format::vlog_replica::LogId;
+use kera_format::{Durability, SegmentId, StreamId, StreamOptions, StreamletId};
+use kera_log::{ChunkReference, DurabilitySink, Observer, SinkDirectory, SinkError, Ticket};
+use kera_protocol::replication::STORE_SYNCED;
+use kera_protocol::{ReleaseBlocks, StoreHead};
+use kera_vlog::{BackupId, BackupLink, Block, ReplicatedConfig, ReplicatedLog, View, Views};
+
+use super::CLUSTER;
+
+/// Logs that streams share.
+const SHARED_LOGS: u32 = 2;
+
+/// What a node's logs want of the world.
+#[derive(Debug)]
+pub(super) enum Out {
+    Block(BackupId, StoreHead, Bytes),
+    Release(BackupId, ReleaseBlocks),
+    Ask(LogId, View),
+    /// This incarnation was declared lost.
+    Fenced,
+}
+
+/// A lock of one thread: whoever panicked under it ends the run anyway.
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Segments and references lead back to the log: it must not keep those alive that keep it.
+struct WeakSink(Weak<ReplicatedLog>);
+
+impl WeakSink {
+    fn get(&self) -> Arc<ReplicatedLog> {
+        self.0.upgrade().expect("a process that runs has its virtual logs")
+    }
+}
+
+impl DurabilitySink for WeakSink {
+    fn appended(&self, reference: ChunkReference) -> Ticket {
+        self.get().appended(reference)
+    }
+    fn durable_through(&self) -> Ticket {
+        self.get().durable_through()
+    }
+    fn wait(&self, ticket: Ticket, observer: &Arc<dyn Observer>, token: u64) -> bool {
+        self.get().wait(ticket, observer, token)
+    }
+    fn healthy(&self) -> Result<(), SinkError> {
+        self.get().healthy()
+    }
+    fn segment_safe(&self, id: SegmentId) {
+        if let Some(log) = self.0.upgrade() {
+            log.segment_safe(id);
+        }
+    }
+    fn segment_gone(&self, id: SegmentId) {
+        if let Some(log) = self.0.upgrade() {
+            log.segment_gone(id);
+        }
+    }
+}
+
+/// How blocks leave, and whom views are asked of.
+struct Outside {
+    node: u32,
+    out: Arc<Mutex<Vec<Out>>>,
+    known: Arc<Mutex<ClusterState>>,
+    synced: bool,
+}
+
+impl BackupLink for Outside {
+    fn send(&self, to: BackupId, view: &View, block: &Arc<Block>) {
+        let chunks: Vec<u8> = block.parts.iter().flat_map(|part| part.iter().copied()).collect();
+        let head = StoreHead {
+            cluster: CLUSTER,
+            log: block.log,
+            view: view.number,
+            view_first: view.first,
+            block: block.number,
+            written_ms: block.written_ms,
+            chunk_count: block.chunk_count,
+            chunk_bytes: block.chunk_bytes,
+            chunks_checksum: block.chunks_checksum,
+            flags: if self.synced { STORE_SYNCED } else { 0 },
+        };
+        lock(&self.out).push(Out::Block(to, head, chunks.into()));
+    }
+
+    fn release(&self, to: BackupId, log: LogId, through: u64) {
+        lock(&self.out).push(Out::Release(to, ReleaseBlocks { log, through_block: through }));
+    }
+}
+
+impl Views for Outside {
+    fn candidates(&self, log: LogId) -> Vec<BackupId> {
+        lock(&self.known).backups_for(self.node, log.vlog)
+    }
+    fn ask(&self, log: LogId, view: &View) {
+        lock(&self.out).push(Out::Ask(log, view.clone()));
+    }
+    fn fenced(&self, _: LogId) {
+        lock(&self.out).push(Out::Fenced);
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Pool {
+    copies: u32,
+    synced: bool,
+    stream: Option<StreamId>,
+}
+
+struct OneLog {
+    log: Arc<ReplicatedLog>,
+    sink: Arc<WeakSink>,
+}
+
+#[derive(Default)]
+struct Logs {
+    pools: BTreeMap<Pool, Vec<usize>>,
+    all: Vec<OneLog>,
+}
+
+/// All virtual logs of a process, made when the first stream needs them.
+pub(super) struct Copies {
+    me: LogId,
+    clock: Arc<dyn Clock>,
+    known: Arc<Mutex<ClusterState>>,
+    pub(super) out: Arc<Mutex<Vec<Out>>>,
+    logs: Mutex<Logs>,
+    /// Logs that wait for an answer of the coordinators.
+    pub(super) asking: Mutex<BTreeSet<LogId>>,
+}
+
+impl Copies {
+    pub(super) fn new(node: u32, epoch: u32, clock: Arc<dyn Clock>, known: Arc<Mutex<ClusterState>>) -> Copies {
+        let me = LogId { node, epoch, vlog: 0 };
+        Copies { me, clock, known, out: Arc::default(), logs: Mutex::default(), asking: Mutex::default() }
+    }
+
+    pub(super) fn all(&self) -> Vec<Arc<ReplicatedLog>> {
+        lock(&self.logs).all.iter().map(|one| one.log.clone()).collect()
+    }
+
+    pub(super) fn get(&self, log: LogId) -> Option<Arc<ReplicatedLog>> {
+        let is_own = (log.node, log.epoch) == (self.me.node, self.me.epoch);
+        lock(&self.logs).all.get(log.vlog as usize).filter(|_| is_own).map(|one| one.log.clone())
+    }
+
+    fn open(&self, logs: &mut Logs, pool: Pool) -> usize {
+        let id = LogId { vlog: logs.all.len() as u32, ..self.me };
+        let nobody = View { number: 0, first: 1, backups: Vec::new() };
+        let config = ReplicatedConfig {
+            block_bytes_max: 8 << 10,
+            stretch_bytes: 64 << 10,
+            ..ReplicatedConfig::new(id, pool.copies)
+        };
+        let outside = Arc::new(Outside {
+            node: self.me.node,
+            out: self.out.clone(),
+            known: self.known.clone(),
+            synced: pool.synced,
+        });
+        let log = ReplicatedLog::new(config, nobody, self.clock.clone(), outside.clone(), outside);
+        let sink = Arc::new(WeakSink(Arc::downgrade(&log)));
+        logs.all.push(OneLog { log, sink });
+        logs.all.len() - 1
+    }
+}
+
+/// The same for the log, which must not keep its virtual logs alive: what waits in them leads back to it.
+pub(super) struct Directory(pub(super) Weak<Copies>);
+
+impl SinkDirectory for Directory {
+    fn sink(&self, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<dyn DurabilitySink> {
+        self.0.upgrade().expect("a process that runs has its virtual logs").sink(stream, streamlet, options)
+    }
+
+    fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>> {
+        self.0.upgrade().map_or_else(Vec::new, |copies| copies.sinks())
+    }
+}
+
+impl Copies {
+    fn sink(&self, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<dyn DurabilitySink> {
+        let own = (options.virtual_logs > 0).then_some(stream);
+        let synced = options.durability == Durability::Power;
+        let pool = Pool { copies: options.replication, synced, stream: own };
+        let wanted = own.map_or(SHARED_LOGS, |_| options.virtual_logs.min(options.streamlets));
+        let at = match own {
+            Some(_) => u64::from(streamlet.0),
+            None => stream.0.wrapping_add(streamlet.0.into()),
+        };
+        let logs = &mut *lock(&self.logs);
+        if !logs.pools.contains_key(&pool) {
+            let made: Vec<usize> = (0..wanted).map(|_| self.open(logs, pool)).collect();
+            logs.pools.insert(pool, made);
+        }
+        let of_pool = &logs.pools[&pool];
+        logs.all[of_pool[(at % of_pool.len() as u64) as usize]].sink.clone()
+    }
+
+    fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>> {
+        lock(&self.logs).all.iter().map(|one| one.sink.clone() as Arc<dyn DurabilitySink>).collect()
+    }
+}

@@ -1,0 +1,245 @@
+//! Nodes and the coordinators' log: asking the leader, learning what is true, joining; and how processes begin and end.
+
+use kera_coordinator::cluster::ClusterState;
+use kera_env::Clock;
+use kera_format::cluster::LogName;
+use kera_format::vlog_replica::LogId;
+use kera_vlog::ViewAnswer;
+
+use super::coordinators::{Command, Told};
+use super::copies::lock;
+use super::network::Packet;
+use super::node::{Pending, StartError};
+use super::world::{Event, Wire, World};
+use crate::cluster::truth::Violation;
+
+impl World {
+    /// Asks the leader for something, until it is answered or has taken too long.
+    pub(super) fn ask(&mut self, node: u32, command: Command) -> u64 {
+        let number = self.number();
+        let until_us = match command {
+            Command::Join(_) => u64::MAX,
+            _ => self.now_us() + 10_000_000,
+        };
+        let life = self.node(node).life;
+        if let Some(process) = &mut self.node_mut(node).process {
+            process.pending.insert(number, Pending { command, next_us: 0, until_us, told: None });
+            self.schedule.after(1, Event::Retry(node, life, number));
+        }
+        number
+    }
+
+    pub(super) fn retry(&mut self, node: u32, number: u64) -> Result<(), Violation> {
+        let now_us = self.now_us();
+        let Some(process) = &mut self.node_mut(node).process else { return Ok(()) };
+        let Some(pending) = process.pending.get_mut(&number).filter(|pending| pending.told.is_none()) else {
+            return Ok(());
+        };
+        if now_us > pending.until_us {
+            let pending = process.pending.remove(&number).expect("it was there");
+            return self.finished(node, number, pending.command, None);
+        }
+        if now_us < pending.next_us {
+            // It was tried again in between, and will be.
+            return Ok(());
+        }
+        let command = pending.command.clone();
+        let leader = self.coordinators.leader.filter(|leader| self.cuts.is_whole(node, *leader, now_us));
+        let pause_us = if leader.is_some() { 1_000_000 } else { 50_000 };
+        self.try_again(node, number, pause_us);
+        if let Some(leader) = leader {
+            self.tell(node, leader, Packet::Command(number, command));
+        }
+        Ok(())
+    }
+
+    pub(super) fn try_again(&mut self, node: u32, number: u64, pause_us: u64) {
+        let next_us = self.now_us() + pause_us;
+        let life = self.node(node).life;
+        let Some(process) = &mut self.node_mut(node).process else { return };
+        if let Some(pending) = process.pending.get_mut(&number) {
+            pending.next_us = next_us;
+            self.schedule.at(next_us, Event::Retry(node, life, number));
+        }
+    }
+
+    /// The leader is asked for something.
+    pub(super) fn command(&mut self, from: u32, leader: u32, number: u64, command: &Command) -> Result<(), Violation> {
+        if !self.leads(leader) {
+            self.tell(leader, from, Packet::NotLeader(number));
+            return Ok(());
+        }
+        let before = self.coordinators.index();
+        let told = self.coordinators.execute(command, self.clock.now_ms())?;
+        self.spread(leader, before)?;
+        if let (Command::Join(join), Some(process)) = (command, &mut self.node_mut(leader).process) {
+            process.heard.remove(&join.node);
+        }
+        self.tell(leader, from, Packet::Learn(self.coordinators.index()));
+        self.tell(leader, from, Packet::Done(number, told));
+        Ok(())
+    }
+
+    /// A node learns of the log up to a batch.
+    pub(super) fn learn(&mut self, number: u32, index: usize) -> Result<(), Violation> {
+        while self.node(number).applied < index && self.node(number).process.is_some() {
+            // Who is told may see a state that is ahead of what it is told.
+            let ahead = 1 + self.below(3) as usize;
+            let from = self.node(number).applied;
+            let to = (from + ahead).min(index);
+            let known = self.node(number).known.clone();
+            let mut state = lock(&known).clone();
+            let batches: Vec<_> = (from + 1..=to).map(|at| self.coordinators.batch(at).to_vec()).collect();
+            for entry in batches.iter().flatten() {
+                state
+                    .apply(entry)
+                    .map_err(|refused| Violation(format!("a node refuses what is true: {}", refused.0)))?;
+            }
+            *lock(&known) = state.clone();
+            let node = self.node_mut(number);
+            node.applied = to;
+            if let Some(running) = node.running() {
+                for entry in batches.iter().flatten() {
+                    running.changed(&state, to as u64, entry).map_err(Violation)?;
+                }
+            }
+        }
+        self.finish(number)
+    }
+
+    /// Commands of a node of which it knows by now all that follows from them.
+    pub(super) fn finish(&mut self, number: u32) -> Result<(), Violation> {
+        loop {
+            let node = self.node_mut(number);
+            let applied = node.applied;
+            let Some(process) = &mut node.process else { return Ok(()) };
+            let is_done = |pending: &Pending| match &pending.told {
+                Some(Ok(index)) => *index <= applied,
+                Some(Err(_)) => true,
+                None => false,
+            };
+            let done = process.pending.iter().find(|(_, pending)| is_done(pending)).map(|(at, _)| *at);
+            let Some(at) = done else { return Ok(()) };
+            let pending = process.pending.remove(&at).expect("it was there");
+            self.finished(number, at, pending.command, pending.told)?;
+        }
+    }
+
+    /// A command is done, refused, or given up.
+    pub(super) fn finished(
+        &mut self,
+        number: u32,
+        at: u64,
+        command: Command,
+        told: Option<Told>,
+    ) -> Result<(), Violation> {
+        match (command, told) {
+            (Command::Join(_), Some(Err(why))) => Err(Violation(format!("node {number} may not join: {why}"))),
+            (Command::Join(_), _) => self.joined(number),
+            (Command::View(view), told) => {
+                let epoch = self.node(number).epoch;
+                let known = self.node(number).known.clone();
+                let Some(running) = self.node_mut(number).running() else { return Ok(()) };
+                let log = LogId { node: view.log.node, epoch: view.log.epoch, vlog: view.log.log };
+                lock(&running.copies.asking).remove(&log);
+                let answer = match told {
+                    Some(Ok(_)) => ViewAnswer::Agreed(view.view),
+                    Some(Err(_)) => refusal(&lock(&known), (number, epoch), view.log),
+                    None => return Ok(()),
+                };
+                if let Some(log) = running.copies.get(log) {
+                    log.view_answered(answer);
+                }
+                Ok(())
+            }
+            (Command::Rebuilt(_), told) => {
+                if let Some(running) = self.node_mut(number).running()
+                    && running.recovery.reporting == Some(at)
+                {
+                    running.recovery.reporting = None;
+                    if matches!(told, Some(Ok(_))) {
+                        running.recovery.to_report.clear();
+                    }
+                }
+                Ok(())
+            }
+            (Command::GiveUp(_), _) => Ok(()),
+        }
+    }
+
+    pub(super) fn start(&mut self, number: u32) -> Result<(), Violation> {
+        if self.node(number).process.is_some() || self.node(number).is_gone {
+            return Ok(());
+        }
+        *self.events_of.entry("starts").or_default() += 1;
+        let join = self.join_of(number);
+        let node = self.node_mut(number);
+        node.begin();
+        let life = node.life;
+        if self.voters.contains(&number) {
+            self.schedule.after(1_000, Event::Coordinate(number, life));
+        }
+        // It was there when the cluster was founded.
+        self.ask(number, Command::Join(join));
+        Ok(())
+    }
+
+    pub(super) fn joined(&mut self, number: u32) -> Result<(), Violation> {
+        let node = self.node_mut(number);
+        let epoch = lock(&node.known).node(number).map_or(0, |known| known.epoch);
+        match node.open(epoch) {
+            Ok(()) => {
+                let life = self.node(number).life;
+                self.schedule.after(1_000, Event::Beat(number, life));
+                self.schedule.after(700, Event::Store(number, life));
+                self.schedule.after(1_500, Event::LogTimers(number, life));
+                self.schedule.after(2_000, Event::Recover(number, life));
+                let tick_us = self.below(500_000);
+                self.schedule.after(tick_us, Event::Tick(number, life));
+                self.after_turn(number)
+            }
+            Err(StartError::Disk) => {
+                match self.node(number).memory.is_off() {
+                    true => self.lose_power(number),
+                    false => self.kill(number, None),
+                }
+                Ok(())
+            }
+            Err(StartError::Unsound(why)) => Err(Violation(why)),
+        }
+    }
+
+    /// A process has ended; connections with it, and their clients learn of it.
+    pub(super) fn ended(&mut self, node: u32, back_us: Option<u64>) {
+        let open = |wire: &&Wire| wire.node == node && wire.is_open_at_node;
+        let wires: Vec<u64> = self.wires.iter().filter(|(_, wire)| open(wire)).map(|(id, _)| *id).collect();
+        for wire in wires {
+            self.send(wire, 1, Event::LostAtClient(wire));
+            if let Some(known) = self.wires.get_mut(&wire) {
+                known.is_open_at_node = false;
+            }
+        }
+        let held = std::mem::take(&mut self.held);
+        let (own, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(of, ..)| *of == node);
+        self.held = others;
+        for (.., event) in own {
+            // Frames were for the process that is gone; the rest is for the world.
+            if let Event::Connected(wire) = event {
+                self.schedule.after(1_000, Event::LostAtClient(wire));
+            }
+        }
+        let pause_us = back_us.unwrap_or_else(|| match self.below(2) {
+            0 => 20_000 + self.below(200_000),
+            _ => 100_000 + self.below(4_000_000),
+        });
+        self.schedule.after(pause_us, Event::Start(node));
+    }
+}
+
+/// What a refusal means, by what the node knows: that may be a little old, and then it asks once more.
+fn refusal(state: &ClusterState, me: (u32, u32), log: LogName) -> ViewAnswer {
+    if !state.is_live(me.0, me.1) {
+        return ViewAnswer::Fenced;
+    }
+    ViewAnswer::Refused { newest: state.logs().get(&log).map_or(0, |known| known.views.len() as u32) }
+}

@@ -1,0 +1,164 @@
+//! The leader's own work, as `crates/raft/src/driver.rs` does it: who is silent is fenced, logs end, streamlets get new owners. The
+//! detector, the plans and the rules are the real ones.
+
+use kera_coordinator::cluster::ClusterState;
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
+use kera_protocol::LogView;
+
+use super::copies::lock;
+use super::network::Packet;
+use super::world::{Event, Planted, World};
+use crate::cluster::truth::Violation;
+
+/// Time without a leader after one was lost, at least, and as much again at most.
+const ELECTION_US: u64 = 300_000;
+/// A backup that has not answered to a fence for so long is asked again.
+const FENCE_US: u64 = 500_000;
+
+impl World {
+    /// Whether a coordinator hears and is heard by a majority of them.
+    pub(super) fn has_majority(&self, node: u32) -> bool {
+        let now_us = self.now_us();
+        let is_there = |other: &&u32| {
+            let known = self.node(**other);
+            let is_well = known.process.is_some() && known.frozen_until_us <= now_us;
+            is_well && (**other == node || self.cuts.is_whole(node, **other, now_us))
+        };
+        is_there(&&node) && self.voters.iter().filter(is_there).count() * 2 > self.voters.len()
+    }
+
+    pub(super) fn leads(&self, node: u32) -> bool {
+        self.coordinators.leader == Some(node) && self.has_majority(node)
+    }
+
+    /// Looks whether the leader is still one, or whether it is time for the next.
+    pub(super) fn elect(&mut self) -> Result<(), Violation> {
+        let now_us = self.now_us();
+        self.schedule.after(50_000, Event::Elect);
+        if let Some(leader) = self.coordinators.leader {
+            if !self.voters.contains(&leader) || !self.has_majority(leader) {
+                self.coordinators.leader = None;
+                self.coordinators.elect_at_us = Some(now_us + ELECTION_US + self.below(ELECTION_US));
+            }
+            return Ok(());
+        }
+        if self.coordinators.elect_at_us.is_some_and(|at| now_us < at) {
+            return Ok(());
+        }
+        let able: Vec<u32> = self.voters.iter().copied().filter(|node| self.has_majority(*node)).collect();
+        if able.is_empty() {
+            return Ok(());
+        }
+        let leader = able[self.below(able.len() as u64) as usize];
+        self.coordinators.leader = Some(leader);
+        // It has, or gets with its election, all that ever became true.
+        self.learn(leader, self.coordinators.index())
+    }
+
+    /// Commits what is planned and tells everybody, the leader first.
+    pub(super) fn commit(
+        &mut self,
+        leader: u32,
+        plan: impl FnOnce(&ClusterState) -> Result<Vec<ClusterEntry>, kera_coordinator::CoordinatorError>,
+    ) -> Result<(), Violation> {
+        let before = self.coordinators.index();
+        let _ = self.coordinators.commit(plan)?;
+        self.spread(leader, before)
+    }
+
+    /// Tells everybody of entries behind `before`.
+    pub(super) fn spread(&mut self, leader: u32, before: usize) -> Result<(), Violation> {
+        let index = self.coordinators.index();
+        if index == before {
+            return Ok(());
+        }
+        self.learn(leader, index)?;
+        for node in (1..=self.count()).filter(|node| *node != leader) {
+            self.tell(leader, node, Packet::Learn(index));
+        }
+        Ok(())
+    }
+
+    /// A turn of a coordinator: it listens, and works if it leads.
+    pub(super) fn coordinate(&mut self, node: u32) -> Result<(), Violation> {
+        let now_us = self.now_us();
+        let known = lock(&self.node(node).known).clone_live();
+        let Some(process) = &mut self.node_mut(node).process else { return Ok(()) };
+        process.heard.iter().for_each(|(other, (epoch, at_us))| process.detector.heard(*other, *epoch, *at_us));
+        let own = known.iter().filter(|(number, _)| *number == node);
+        own.for_each(|(number, epoch)| process.detector.heard(*number, *epoch, now_us));
+        let lost = process.detector.lost(&known, now_us);
+        if !self.leads(node) {
+            return Ok(());
+        }
+        let index = self.coordinators.index();
+        for other in (1..=self.count()).filter(|other| *other != node) {
+            self.tell(node, other, Packet::Learn(index));
+        }
+        for (silent, epoch) in lost {
+            *self.events_of.entry("fenced").or_default() += 1;
+            self.commit(node, |state| state.plan_fence(silent, epoch))?;
+        }
+        for (gone, epoch) in self.coordinators.state.lost() {
+            self.end_logs(node, gone, epoch);
+            let state = &self.coordinators.state;
+            let is_over = state.logs_of(gone, epoch).all(|(_, log)| log.end.is_some());
+            if is_over && state.to_recover(gone, epoch).next().is_some() {
+                self.commit(node, |state| state.plan_recover(gone, epoch))?;
+            }
+        }
+        match self.plan.planted {
+            Some(Planted::GivesUpEarly) => self.commit(node, |state| {
+                let ended = state.lost_logs().filter(|(name, log)| {
+                    log.end.is_some() && state.to_recover(name.node, name.epoch).next().is_none()
+                });
+                Ok(ended.map(|(log, _)| ClusterEntry::LogGivenUp { log }).collect())
+            })?,
+            _ => self.commit(node, ClusterState::plan_give_up_lost)?,
+        }
+        self.commit(node, ClusterState::plan_adopt)
+    }
+
+    fn end_logs(&mut self, leader: u32, node: NodeNumber, epoch: u32) {
+        let now_us = self.now_us();
+        for (backup, _, logs) in self.coordinators.state.ends_to_ask(node, epoch) {
+            let asked = self.fencing.entry((leader, backup, node, epoch)).or_default();
+            if now_us < *asked {
+                continue;
+            }
+            *asked = now_us + FENCE_US;
+            let logs = logs.iter().map(|(log, first)| LogView { vlog: log.log, first_block: *first }).collect();
+            self.tell(leader, backup, Packet::Fence { node, epoch, logs });
+        }
+    }
+
+    /// A backup has fenced, or could not.
+    pub(super) fn fenced(
+        &mut self,
+        leader: u32,
+        backup: u32,
+        (node, epoch): (u32, u32),
+        ends: Option<Vec<(LogName, u64)>>,
+    ) -> Result<(), Violation> {
+        self.fencing.remove(&(leader, backup, node, epoch));
+        if !self.leads(leader) {
+            return Ok(());
+        }
+        for (log, end) in ends.unwrap_or_default() {
+            self.commit(leader, |state| state.plan_end_log(log, end))?;
+        }
+        Ok(())
+    }
+}
+
+/// Incarnations that take part.
+trait Live {
+    fn clone_live(&self) -> Vec<(NodeNumber, u32)>;
+}
+
+impl Live for ClusterState {
+    fn clone_live(&self) -> Vec<(NodeNumber, u32)> {
+        let live = self.nodes().iter().filter(|(_, node)| !node.fenced);
+        live.map(|(number, node)| (*number, node.epoch)).collect()
+    }
+}

@@ -1,0 +1,42 @@
+//! Several nodes in one thread: each with a real log, virtual logs with copies, store, broker and backup, under the real rules of the
+//! coordinators, on simulated time, networks and disks; nodes are lost, taken over from and come back, and what was acknowledged must
+//! be there once and in order all the same.
+//!
+//! | part | what |
+//! | --- | --- |
+//! | `node` | a machine, and a process on it by turns instead of threads |
+//! | `copies` | its virtual logs |
+//! | `recovering` | what takes over and rebuilds, on a thread that runs only when the world lets it |
+//! | `sessions` | connections of clients |
+//! | `coordinators` | the real state, rules and plans on a simulated log |
+//! | `client`, `producer`, `reader` | who talks to them |
+//! | `network`, `packets`, `wires` | what is said between nodes, and between them and clients |
+//! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
+//! | [`faults`], `trouble` | what goes wrong |
+//! | [`world`] | a run |
+//!
+//! A run is a function of its seed, like one of a single node ([`crate::cluster`]).
+
+mod client;
+mod coordinators;
+mod copies;
+pub mod faults;
+mod following;
+mod leading;
+mod network;
+mod node;
+mod packets;
+mod producer;
+mod reader;
+mod recovering;
+mod sessions;
+mod trouble;
+mod turns;
+mod wires;
+pub mod world;
+
+pub use faults::Fault;
+pub use world::{Plan, Planted, Report, run};
+
+/// The cluster's uuid.
+const CLUSTER: [u8; 16] = *b"simulatedcluster";

@@ -1,0 +1,538 @@
+//! A node of a cluster: a machine, and a process on it with a real log, broker and backup and real virtual logs. What its shell does on
+//! threads and over sockets is here by turns, in the same order: see `docs/simulator.md` for what is real and what stands in.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use kera_backup::{Backup, BackupConfig, BackupError, StoreDone};
+use kera_broker::{Broker, BrokerConfig, EndedLog, EndedView, Rebuild};
+use kera_coordinator::cluster::ClusterState;
+use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
+use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
+use kera_format::cluster::{ClusterEntry, LogName};
+use kera_format::vlog_replica::LogId;
+use kera_format::{GroupId, StreamId, StreamletId};
+use kera_log::store::{DiskStore, Step, StoreConfig};
+use kera_log::{Arena, ArenaConfig, Attach, Log, LogConfig, Tenure};
+use kera_protocol::{BlockStored, ListReplicas, ReleaseBlocks, StreamletRange, StreamletRef};
+
+use super::CLUSTER;
+use super::coordinators::{Command, Told};
+use super::copies::{Copies, Directory, lock};
+use super::recovering::Worker;
+use super::sessions::Sessions;
+
+const ARENA_BYTES: u64 = 8 << 20;
+/// A lane without writes for so long has its segment closed, in milliseconds.
+const IDLE_CLOSE_MS: i64 = 2_000;
+/// Time until a step of a recovery that failed is tried again, in microseconds.
+const RETRY_US: u64 = 100_000;
+
+/// What is left when a process has ended, and who knows what.
+pub(super) struct Node {
+    pub(super) number: u32,
+    pub(super) memory: MemoryDisk,
+    pub(super) disk: FaultyDisk,
+    clock: Arc<ManualClock>,
+    pub(super) process: Option<Process>,
+    /// Counts starts and ends: what was planned for an earlier process is not for this one.
+    pub(super) life: u32,
+    /// The node's incarnation, as its identity file has it.
+    pub(super) epoch: u32,
+    pub(super) first_start: bool,
+    pub(super) id: [u8; 16],
+    arena: PathBuf,
+    seed: u64,
+    /// The coordinators' state as far as this node has it: on its disk, synced before it counts.
+    pub(super) known: Arc<Mutex<ClusterState>>,
+    pub(super) applied: usize,
+    pub(super) frozen_until_us: u64,
+    /// Its disk was made to fail since the process before ended.
+    pub(super) is_troubled: bool,
+    /// Bits of its files were changed.
+    pub(super) is_flipped: bool,
+    /// The machine has lost its power before: of blocks that were not synced some may be there without those before them.
+    pub(super) has_lost_power: bool,
+    pub(super) disk_us: u64,
+    /// It never comes back.
+    pub(super) is_gone: bool,
+}
+
+/// A command that is not answered yet.
+pub(super) struct Pending {
+    pub(super) command: Command,
+    /// It is not tried again before.
+    pub(super) next_us: u64,
+    pub(super) until_us: u64,
+    pub(super) told: Option<Told>,
+}
+
+/// A node's process.
+pub(super) struct Process {
+    pub(super) heard: BTreeMap<u32, (u32, u64)>,
+    pub(super) detector: Detector,
+    pub(super) pending: BTreeMap<u64, Pending>,
+    /// There once the node has joined.
+    pub(super) running: Option<Running>,
+}
+
+/// What backups answer, by the number of what was asked.
+#[derive(Default)]
+pub(super) struct Stored(Mutex<Vec<(u64, Result<BlockStored, BackupError>)>>);
+
+impl Stored {
+    pub(super) fn take(&self) -> Vec<(u64, Result<BlockStored, BackupError>)> {
+        std::mem::take(&mut *lock(&self.0))
+    }
+}
+
+impl StoreDone for Stored {
+    fn stored(&self, token: u64, result: Result<BlockStored, BackupError>) {
+        lock(&self.0).push((token, result));
+    }
+    fn room(&self) {}
+}
+
+/// A node that has joined.
+pub(super) struct Running {
+    pub(super) number: u32,
+    pub(super) epoch: u32,
+    clock: Arc<ManualClock>,
+    pub(super) log: Arc<Log>,
+    store: Arc<DiskStore>,
+    pub(super) copies: Arc<Copies>,
+    pub(super) broker: Arc<Broker>,
+    pub(super) backup: Arc<Backup>,
+    pub(super) stored: Arc<Stored>,
+    /// Who sent the blocks that the backup has taken and not answered: node, log and block.
+    pub(super) storing: BTreeMap<u64, (u32, LogId, u64)>,
+    pub(super) next_store: u64,
+    pub(super) sessions: Sessions,
+    pub(super) recovery: Recovery,
+    pub(super) turns: Turns,
+}
+
+/// Turns that are planned already.
+#[derive(Default)]
+pub(super) struct Turns {
+    pub(super) logs: bool,
+    pub(super) backup: bool,
+    pub(super) deadline_us: Option<u64>,
+}
+
+/// Steps 5 to 7, as far as this process is with them.
+#[derive(Default)]
+pub(super) struct Recovery {
+    taken: BTreeSet<(StreamId, StreamletId, u32)>,
+    taking: Vec<(StreamId, StreamletId, u32)>,
+    rebuilds: VecDeque<Rebuild>,
+    /// The one that takes over, and the one that rebuilds.
+    pub(super) workers: [Option<Worker>; 2],
+    /// What each of them waits for.
+    pub(super) asked: [u64; 2],
+    /// What each of them is told if nobody answers.
+    pub(super) late: [Option<super::recovering::Reply>; 2],
+    /// Why the last step failed.
+    pub(super) why: String,
+    rebuilding: Option<Rebuild>,
+    not_before_us: [u64; 2],
+    /// Streamlets to report, and the command that does.
+    pub(super) to_report: Vec<StreamletRef>,
+    pub(super) reporting: Option<u64>,
+    has_returned: bool,
+    tidy_us: u64,
+}
+
+/// Why a process did not start.
+pub(super) enum StartError {
+    /// The disk is in trouble, as a fault has it.
+    Disk,
+    /// There is no fault that could explain it.
+    Unsound(String),
+}
+
+impl Node {
+    pub(super) fn new(number: u32, seed: u64, clock: &Arc<ManualClock>, dir: &std::path::Path) -> Node {
+        let memory = MemoryDisk::new();
+        let mut id = *b"node of cluster ";
+        id[15] = number as u8;
+        Node {
+            number,
+            disk: FaultyDisk::new(Arc::new(memory.clone())),
+            memory,
+            clock: clock.clone(),
+            process: None,
+            life: 0,
+            epoch: 0,
+            first_start: true,
+            id,
+            arena: dir.join(format!("{number}.arena")),
+            seed: seed ^ u64::from(number) << 40,
+            known: Arc::default(),
+            applied: 0,
+            frozen_until_us: 0,
+            is_troubled: false,
+            is_flipped: false,
+            has_lost_power: false,
+            disk_us: 300,
+            is_gone: false,
+        }
+    }
+
+    /// A process that has not joined yet.
+    pub(super) fn begin(&mut self) {
+        assert!(self.process.is_none(), "two processes on one directory");
+        self.life += 1;
+        self.process = Some(Process {
+            heard: BTreeMap::new(),
+            detector: Detector::new(LOST_AFTER_MS),
+            pending: BTreeMap::new(),
+            running: None,
+        });
+    }
+
+    /// Whether the node has all that it acknowledged before: its arena, or nothing ever.
+    pub(super) fn has_all(&self) -> bool {
+        self.first_start || Arena::has_survived(&self.arena, self.id)
+    }
+
+    /// The node has joined with an epoch, which is on its disk by now: puts its log together and serves.
+    pub(super) fn open(&mut self, epoch: u32) -> Result<(), StartError> {
+        (self.epoch, self.first_start) = (epoch, false);
+        let running = self.opened(epoch)?;
+        if let Some(process) = &mut self.process {
+            process.running = Some(running);
+        }
+        Ok(())
+    }
+
+    fn opened(&self, epoch: u32) -> Result<Running, StartError> {
+        let clock: Arc<dyn Clock> = self.clock.clone();
+        let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
+        let random: Arc<dyn Random> = Arc::new(SeededRandom::new(self.seed ^ u64::from(epoch)));
+        let config = BackupConfig { file_bytes: 64 << 10, ..BackupConfig::new(CLUSTER, self.number) };
+        let opened = Backup::open(config, vec![disk.clone()], clock.clone(), random.clone());
+        let (backup, report) = opened.map_err(|e| self.why(e))?;
+        if !self.is_flipped && !self.has_lost_power {
+            self.sound(&report.damage)?;
+        }
+        self.forget_given_up(&backup);
+        let copies = Arc::new(Copies::new(self.number, epoch, clock.clone(), self.known.clone()));
+        let opened = DiskStore::open(self.store_config(), vec![disk], clock.clone(), random);
+        let (store, stored) = opened.map_err(|e| self.why(e))?;
+        if !self.is_flipped {
+            self.sound(&stored.problems)?;
+        }
+        let arena = ArenaConfig { path: self.arena.clone(), bytes: ARENA_BYTES, node: self.id };
+        let (arena, attach) = Arena::create_or_attach(arena).map_err(|e| self.why(e))?;
+        let attached = match attach {
+            Attach::Created => Vec::new(),
+            Attach::Attached { segments, .. } => segments,
+        };
+        let config = LogConfig { has_owner_epochs: true, segment_arena_share: 16, ..LogConfig::default() };
+        let log = Log::new(config, arena);
+        log.set_store(store.clone());
+        store.attach(&log);
+        log.set_sinks(Arc::new(Directory(Arc::downgrade(&copies))));
+        let broker = Broker::new(BrokerConfig { epoch, ..BrokerConfig::default() }, log.clone(), clock);
+        for info in lock(&self.known).catalog.streams() {
+            broker.stream_created(info.id, info.options.clone()).map_err(|e| self.why(e))?;
+        }
+        let report = log.recover(stored.segments, attached);
+        self.sound(&self.unexpected(epoch, report.problems))?;
+        store.replayed();
+        self.cut_leftovers(&log, &store, epoch)?;
+        self.sound(&self.unexpected(epoch, log.finish_recovery(epoch)))?;
+        let mut running = Running {
+            number: self.number,
+            epoch,
+            clock: self.clock.clone(),
+            log,
+            store,
+            copies,
+            broker,
+            backup,
+            stored: Arc::default(),
+            storing: BTreeMap::new(),
+            next_store: 1,
+            sessions: Sessions::default(),
+            recovery: Recovery::default(),
+            turns: Turns::default(),
+        };
+        let known = lock(&self.known);
+        let mut runs = known.to_recover(self.number, epoch);
+        running.recovery.has_returned = runs.any(|(_, run)| !run.owner.rebuilding);
+        drop(runs);
+        running.broker.join_cluster(CLUSTER, self.number);
+        running.everything(&known, self.applied as u64).map_err(StartError::Unsound)?;
+        Ok(running)
+    }
+
+    /// Problems of a start that nothing explains. Streamlets that are taken over again may have what was rebuilt of them and what was
+    /// written since, and not what is between.
+    fn unexpected(&self, epoch: u32, problems: Vec<String>) -> Vec<String> {
+        let others = lock(&self.known).not_gone_on_with(self.number, epoch);
+        let names: Vec<String> = others.iter().map(|(stream, at)| format!("segment {stream}/{at}/")).collect();
+        let is_expected = |problem: &String| names.iter().any(|name| problem.starts_with(name));
+        problems.into_iter().filter(|problem| !is_expected(problem)).collect()
+    }
+
+    fn store_config(&self) -> StoreConfig {
+        StoreConfig {
+            node: self.id,
+            container_bytes: 512 << 10,
+            batch_bytes: 128 << 10,
+            write_delay_ms: 100,
+            release_delay_ms: 50,
+            retry_ms: 100,
+            through_segment_bytes_min: 256 << 10,
+            ..StoreConfig::default()
+        }
+    }
+
+    fn forget_given_up(&self, backup: &Backup) {
+        let known = lock(&self.known);
+        let page = backup.list(&ListReplicas { after: None, limit: 0 });
+        assert!(!page.more, "so many logs do not fit into a run");
+        for replica in &page.replicas {
+            let name = LogName { node: replica.log.node, epoch: replica.log.epoch, log: replica.log.vlog };
+            if !known.logs().contains_key(&name) {
+                backup.release(&ReleaseBlocks { log: replica.log, through_block: u64::MAX });
+            }
+        }
+    }
+
+    /// See `crates/server/src/cluster/leftovers.rs`.
+    fn cut_leftovers(&self, log: &Log, store: &DiskStore, epoch: u32) -> Result<(), StartError> {
+        let known = lock(&self.known);
+        let of = |(stream, streamlet): (StreamId, StreamletId)| log.stream(stream)?.streamlet(streamlet).cloned();
+        for place in known.not_gone_on_with(self.number, epoch).into_iter().filter_map(of) {
+            let mut tries = 0;
+            while place.forget_unacknowledged().is_err() {
+                tries += 1;
+                if tries == 3_000 {
+                    return Err(self.why("there is no room in the arena to cut what was never acknowledged"));
+                }
+                self.clock.advance_ms(10);
+                store.step();
+            }
+        }
+        for place in known.rebuilt_by_others(self.number, epoch).into_iter().filter_map(of) {
+            place.forget_groups(|_| false);
+        }
+        Ok(())
+    }
+
+    fn why(&self, error: impl std::fmt::Display) -> StartError {
+        match self.memory.is_off() || self.is_troubled {
+            true => StartError::Disk,
+            false => StartError::Unsound(format!("node {} does not start on a sound disk: {error}", self.number)),
+        }
+    }
+
+    fn sound(&self, problems: &[String]) -> Result<(), StartError> {
+        match problems {
+            [] => Ok(()),
+            _ if self.memory.is_off() || self.is_troubled => Err(StartError::Disk),
+            [problem, ..] => Err(StartError::Unsound(format!("node {} finds at its start: {problem}", self.number))),
+        }
+    }
+
+    /// kill -9: what was written stays, synced or not, and so does the arena.
+    pub(super) fn kill(&mut self) {
+        self.process = None;
+        self.life += 1;
+        self.frozen_until_us = 0;
+        self.disk = FaultyDisk::new(Arc::new(self.memory.clone()));
+        self.is_troubled = false;
+    }
+
+    /// The machine loses power: memory is gone, and of the disk what was not synced is lost, kept or torn.
+    pub(super) fn cut_power(&mut self, seed: u64) {
+        self.kill();
+        if let Err(error) = std::fs::remove_file(&self.arena)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            panic!("the file of the simulated arena: {error}");
+        }
+        self.memory.crash(seed);
+    }
+
+    pub(super) fn running(&mut self) -> Option<&mut Running> {
+        self.process.as_mut()?.running.as_mut()
+    }
+
+    /// The incarnation that takes part, if there is one.
+    pub(super) fn is_live(&self) -> bool {
+        lock(&self.known).is_live(self.number, self.epoch)
+    }
+}
+
+/// Everything that the broker is told of streams and owners; an error must not be.
+type Fed = Result<(), String>;
+
+impl Running {
+    fn everything(&mut self, known: &ClusterState, version: u64) -> Fed {
+        self.broker.set_nodes(version, known.node_infos());
+        known.catalog.streams().try_for_each(|info| self.place(known, version, info.id))
+    }
+
+    /// As `crates/server/src/cluster/feed.rs` does.
+    fn place(&self, known: &ClusterState, version: u64, stream: StreamId) -> Fed {
+        let Some(placed) = known.placed(self.number, stream) else { return Ok(()) };
+        let told = self.broker.place_stream(version, stream, placed.owners.clone());
+        told.map_err(|failure| format!("the broker of node {} does not follow: {failure}", self.number))?;
+        for streamlet in placed.mine {
+            let (epoch, streamlet) = (placed.owners[streamlet as usize].epoch, StreamletId(streamlet));
+            let found = self.log.stream(stream);
+            let place = found.as_ref().and_then(|stream| stream.streamlet(streamlet));
+            if place.is_some_and(|place| place.tenure() != Tenure::Elsewhere && place.owner_epoch() == epoch) {
+                continue;
+            }
+            let opened = self.broker.open_streamlet(stream, streamlet, epoch, None);
+            opened.map_err(|failure| format!("node {} cannot open {streamlet}: {failure}", self.number))?;
+        }
+        Ok(())
+    }
+
+    /// Is told of an entry, as those who follow the log of the coordinators on a real node are.
+    pub(super) fn changed(&mut self, known: &ClusterState, version: u64, entry: &ClusterEntry) -> Fed {
+        use ClusterEntry as Is;
+        if let Is::LogGivenUp { log } = entry {
+            let log = LogId { node: log.node, epoch: log.epoch, vlog: log.log };
+            self.backup.release(&ReleaseBlocks { log, through_block: u64::MAX });
+        }
+        match entry {
+            Is::Catalog(kera_format::catalog::Entry::StreamCreated { stream, .. }) => {
+                let info = known.catalog.find(&(*stream).into()).map_err(|error| error.to_string())?;
+                self.broker.stream_created(info.id, info.options.clone()).map_err(|error| error.to_string())?;
+                self.place(known, version, *stream)
+            }
+            Is::OwnerChanged { stream, .. } | Is::GroupsHeld { stream, .. } => self.place(known, version, *stream),
+            Is::OwnerReturned { .. } => self.everything(known, version),
+            Is::LogGivenUp { log } if log.node == self.number => {
+                for (stream, streamlet) in known.rebuilt_by_others(self.number, self.epoch) {
+                    if let Some(stream) = self.log.stream(stream)
+                        && let Some(place) = stream.streamlet(streamlet)
+                    {
+                        place.forget_groups(|_| false);
+                    }
+                }
+                Ok(())
+            }
+            Is::NodeJoined { .. } | Is::NodeFenced { .. } | Is::NodeRemoved { .. } => {
+                self.broker.set_nodes(version, known.node_infos());
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A turn of the two threads that recover: starts what is to be done. Whose worker has to be resumed first.
+    pub(super) fn recover(&mut self, known: &ClusterState, now_us: u64) -> Vec<usize> {
+        let mut started = Vec::new();
+        let recovery = &mut self.recovery;
+        if recovery.workers[0].is_none() && now_us >= recovery.not_before_us[0] {
+            let mut owned = known.to_rebuild(self.number, self.epoch);
+            owned.retain(|one| !recovery.taken.contains(one));
+            if let (false, Some(logs)) = (owned.is_empty(), ended_logs(known)) {
+                recovery.taking.clone_from(&owned);
+                recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs));
+                started.push(0);
+            }
+        }
+        if recovery.workers[1].is_none() && recovery.to_report.is_empty() && now_us >= recovery.not_before_us[1] {
+            let next = recovery.rebuilding.take().or_else(|| recovery.rebuilds.pop_front());
+            if let Some(rebuild) = next {
+                recovery.rebuilding = Some(rebuild.clone());
+                let logs = ended_logs(known).unwrap_or_default();
+                recovery.workers[1] = Some(Worker::rebuild(&self.broker, rebuild, logs));
+                started.push(1);
+            }
+        }
+        started
+    }
+
+    /// A worker has taken over what it was to, or has not.
+    pub(super) fn taken_over(&mut self, taken: Result<Rebuild, String>) {
+        let recovery = &mut self.recovery;
+        recovery.workers[0] = None;
+        match taken {
+            Ok(rebuild) => {
+                recovery.taken.extend(recovery.taking.drain(..));
+                recovery.rebuilds.push_back(rebuild);
+            }
+            Err(why) => (recovery.not_before_us[0], recovery.why) = (self.clock.monotonic_us() + RETRY_US, why),
+        }
+    }
+
+    /// A worker has rebuilt what it was to, or has not.
+    pub(super) fn rebuilt(&mut self, done: Result<(), String>) {
+        let recovery = &mut self.recovery;
+        recovery.workers[1] = None;
+        match done {
+            Ok(()) => {
+                let rebuild = recovery.rebuilding.take().unwrap_or_default();
+                recovery.to_report = rebuild.streamlets;
+            }
+            Err(why) => (recovery.not_before_us[1], recovery.why) = (self.clock.monotonic_us() + RETRY_US, why),
+        }
+    }
+
+    /// Logs of this node's earlier incarnations that may go, looked for now and then.
+    pub(super) fn old_logs(&mut self, known: &ClusterState, now_us: u64) -> Vec<LogName> {
+        if now_us < self.recovery.tidy_us {
+            return Vec::new();
+        }
+        self.recovery.tidy_us = now_us + 5_000_000;
+        let old = known.own_lost_logs(self.number);
+        if old.is_empty() || (self.recovery.has_returned && self.has_old_groups(known)) {
+            return Vec::new();
+        }
+        old
+    }
+
+    fn has_old_groups(&self, known: &ClusterState) -> bool {
+        let mine: Vec<_> = known.to_recover(self.number, self.epoch).collect();
+        let Some(began) = mine.iter().map(|(_, run)| run.owner.owner_epoch).min() else { return false };
+        mine.iter().any(|(stream, run)| {
+            let stream = self.log.stream(*stream);
+            stream.is_some_and(|stream| {
+                let of_run = stream.streamlets().filter(|one| (run.first..run.end()).contains(&one.id().0));
+                let lanes = of_run.flat_map(|one| one.lanes());
+                let firsts = lanes.filter_map(|lane| lane.groups(GroupId::NONE, 1).first().map(|group| group.id));
+                firsts.into_iter().any(|group| group.epoch() < began)
+            })
+        })
+    }
+
+    /// A turn of the store's threads. Whether there may be more to do at once.
+    pub(super) fn step_store(&self) -> bool {
+        self.store.step() == Step::Again
+    }
+
+    /// A turn of maintenance.
+    pub(super) fn tick(&self) {
+        let now_ms = self.clock.now_ms();
+        self.broker.tick();
+        self.log.retain(now_ms);
+        self.log.close_idle(now_ms, IDLE_CLOSE_MS);
+    }
+}
+
+/// All logs of incarnations that are over; nothing while the end of one is not decided.
+pub(super) fn ended_logs(state: &ClusterState) -> Option<Vec<EndedLog>> {
+    let ended = state.lost_logs().map(|(name, log)| {
+        let views = log.views.iter().map(|view| EndedView { first: view.first, backups: view.backups.clone() });
+        let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
+        Some(EndedLog { log: id, views: views.collect(), end: log.end? })
+    });
+    ended.collect()
+}
+
+/// Neighbours together.
+pub(super) fn ranges(streamlets: &[StreamletRef]) -> Vec<StreamletRange> {
+    let one = |of: &StreamletRef| StreamletRange { stream: of.stream, first: of.streamlet.0, count: 1 };
+    streamlets.iter().map(one).collect()
+}

@@ -1,0 +1,261 @@
+//! A producer of one stream: chunks for every streamlet, several under way, each sent to whoever owns the streamlet until it is
+//! acknowledged. What is under way by one node comes back before anything of the streamlet goes to another.
+
+use std::collections::VecDeque;
+
+use kera_format::chunk::ChunkTarget;
+use kera_format::{ChunkBuilder, Compression, ProducerEpoch, ProducerId, Record, StreamId, StreamletId};
+use kera_protocol::{Status, WriteChunks, WriteChunksResponse};
+
+use super::client::{Around, Client, Owned, PATIENCE_US, Wish};
+use crate::cluster::client::{Answer, retry};
+use crate::cluster::truth::{Place, Violation, Written};
+
+/// Chunks of one streamlet under way.
+const UNDER_WAY: usize = 4;
+/// How long a node may hold a request, in milliseconds.
+const WRITE_TIMEOUT_MS: u32 = 2_000;
+const TURN_US: u64 = 20_000;
+
+struct Chunk {
+    bytes: Vec<u8>,
+    records: Vec<Written>,
+    sequence: u64,
+    /// The request that it is under way with.
+    with: Option<u64>,
+}
+
+#[derive(Default)]
+struct Streamlet {
+    chunks: VecDeque<Chunk>,
+    made: u64,
+    next_sequence: u64,
+    /// Something came back unwritten: nothing more leaves until all that is under way has come back, so that the order stays.
+    is_held: bool,
+    /// Who has what is under way.
+    with: u32,
+}
+
+struct Request {
+    correlation: u64,
+    node: u32,
+    sent_us: u64,
+    chosen: Vec<(usize, u64)>,
+}
+
+/// See the module.
+pub(super) struct Producer {
+    number: u32,
+    stream: StreamId,
+    records: u64,
+    filling_max: u64,
+    /// Time between two chunks, on average, in microseconds.
+    pace_us: u64,
+    next_us: u64,
+    owned: Owned,
+    streamlets: Vec<Streamlet>,
+    requests: Vec<Request>,
+    last_problem: String,
+    /// Chunks of which it was told only that they are old.
+    pub(super) untold: u64,
+}
+
+impl Producer {
+    pub(super) fn new(number: u32, stream: StreamId, streamlets: u32, records: u64, pace_us: u64) -> Producer {
+        Producer {
+            number,
+            stream,
+            records,
+            filling_max: 2_000,
+            pace_us,
+            next_us: 0,
+            owned: Owned::new(stream),
+            streamlets: (0..streamlets).map(|_| Streamlet::default()).collect(),
+            requests: Vec::new(),
+            last_problem: String::new(),
+            untold: 0,
+        }
+    }
+
+    fn make(&mut self, at: usize, around: &mut Around<'_>) {
+        let streamlet = &mut self.streamlets[at];
+        let count = (1 + around.below(6)).min(self.records - streamlet.made);
+        let of = |number| Written { producer: self.number, streamlet: at as u32, number };
+        let records: Vec<Written> = (streamlet.made..streamlet.made + count).map(of).collect();
+        streamlet.made += count;
+        let mut builder = ChunkBuilder::default();
+        for written in &records {
+            let value = written.value(around.below(self.filling_max + 1) as usize);
+            let key = written.number.to_le_bytes();
+            builder.push(&Record { keys: &[&key], value: Some(&value), ..Record::default() });
+            around.told.made_ms.insert((self.stream.0, *written), around.now_ms);
+        }
+        let sequence = streamlet.next_sequence;
+        streamlet.next_sequence += 1;
+        let target = ChunkTarget {
+            stream: self.stream,
+            streamlet: StreamletId(at as u32),
+            producer_id: ProducerId(u64::from(self.number) + 1),
+            producer_epoch: ProducerEpoch(0),
+            sequence,
+        };
+        let compression = [Compression::None, Compression::Lz4][around.below(2) as usize];
+        let bytes = builder.seal(&target, compression).expect("a small chunk");
+        streamlet.chunks.push_back(Chunk { bytes, records, sequence, with: None });
+    }
+
+    /// Sends what may leave: one request to each owner.
+    fn fill(&mut self, around: &mut Around<'_>) {
+        if around.now_us >= self.next_us {
+            self.next_us = around.now_us + self.pace_us / 2 + around.below(self.pace_us);
+            for at in 0..self.streamlets.len() {
+                if self.streamlets[at].chunks.len() < UNDER_WAY && self.streamlets[at].made < self.records {
+                    self.make(at, around);
+                }
+            }
+        }
+        for node in 1..=around.nodes {
+            if self.requests.iter().filter(|request| request.node == node).count() < 4 {
+                self.fill_one(node, around);
+            }
+        }
+    }
+
+    fn fill_one(&mut self, node: u32, around: &mut Around<'_>) {
+        let (mut chosen, mut bytes) = (Vec::new(), Vec::new());
+        for (at, streamlet) in self.streamlets.iter_mut().enumerate() {
+            let is_under_way = streamlet.chunks.iter().any(|chunk| chunk.with.is_some());
+            if self.owned.node(at as u32) != Some(node)
+                || (is_under_way && (streamlet.is_held || streamlet.with != node))
+            {
+                continue;
+            }
+            (streamlet.is_held, streamlet.with) = (false, node);
+            let most = 1 + around.below(UNDER_WAY as u64) as usize;
+            for chunk in streamlet.chunks.iter().filter(|chunk| chunk.with.is_none()).take(most) {
+                bytes.extend_from_slice(&chunk.bytes);
+                chosen.push((at, chunk.sequence));
+            }
+        }
+        if chosen.is_empty() {
+            return;
+        }
+        let (timeout_ms, chunk_count) = (WRITE_TIMEOUT_MS, chosen.len() as u32);
+        let correlation = around.send(node, &WriteChunks { timeout_ms, chunk_count, chunks: bytes.into() });
+        for (at, sequence) in &chosen {
+            self.chunk(*at, *sequence).expect("it was chosen just now").with = Some(correlation);
+        }
+        self.requests.push(Request { correlation, node, sent_us: around.now_us, chosen });
+    }
+
+    fn chunk(&mut self, at: usize, sequence: u64) -> Option<&mut Chunk> {
+        self.streamlets[at].chunks.iter_mut().find(|chunk| chunk.sequence == sequence)
+    }
+
+    fn back(&mut self, chosen: &[(usize, u64)]) {
+        for (at, sequence) in chosen {
+            if let Some(chunk) = self.chunk(*at, *sequence) {
+                chunk.with = None;
+            }
+            self.streamlets[*at].is_held = true;
+        }
+    }
+
+    fn settle(&mut self, request: &Request, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
+        let response: WriteChunksResponse = answer.decode()?;
+        if response.results.len() != request.chosen.len() {
+            return Err(Violation(format!("{} results for {} chunks", response.results.len(), request.chosen.len())));
+        }
+        for (&(at, sequence), result) in request.chosen.iter().zip(response.results) {
+            let status = result.status().expect("a status of this build");
+            match status {
+                Status::Ok | Status::SequenceTooOld => {
+                    let chunks = &mut self.streamlets[at].chunks;
+                    let Some(found) = chunks.iter().position(|chunk| chunk.sequence == sequence) else { continue };
+                    let chunk = chunks.remove(found).expect("it was found");
+                    if status == Status::SequenceTooOld {
+                        self.untold += 1;
+                        continue;
+                    }
+                    let place = Place { stream: self.stream.0, streamlet: at as u32, lane: result.lane.0 };
+                    around.truth.acknowledged_at(place, result.base_ordinal, &chunk.records)?;
+                    around.told.acknowledged(place, result.base_ordinal, result.cursor)?;
+                    if !result.duplicate {
+                        around.told.fresh.push((request.node, place, result.cursor));
+                    }
+                }
+                status if status.retryable() || status == Status::SequenceGap => {
+                    self.last_problem = status.name().to_owned();
+                    self.back(&[(at, sequence)]);
+                    if status == Status::NotOwner {
+                        self.owned.want();
+                    }
+                }
+                other => {
+                    let who = format!("producer {}, streamlet {at}, sequence {sequence}", self.number);
+                    return Err(Violation(format!("{who}: {} ({})", other.name(), result.base_ordinal)));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Client for Producer {
+    fn answer(&mut self, _: u32, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
+        if self.owned.take(answer)? {
+            return Ok(());
+        }
+        let found = self.requests.iter().position(|request| request.correlation == answer.header.correlation);
+        // An answer that was on its way when the connection was given up.
+        let Some(found) = found else { return Ok(()) };
+        let request = self.requests.remove(found);
+        if answer.status() != Status::Ok {
+            retry(answer, "a write")?;
+            self.last_problem = answer.error();
+            self.back(&request.chosen);
+            self.owned.want();
+            return Ok(());
+        }
+        self.settle(&request, answer, around)?;
+        if around.below(3) == 0 {
+            self.fill(around);
+        }
+        Ok(())
+    }
+
+    fn lost(&mut self, node: u32, _: &mut Around<'_>) {
+        self.owned.lost(node);
+        let (gone, left) = std::mem::take(&mut self.requests).into_iter().partition(|request| request.node == node);
+        self.requests = left;
+        let gone: Vec<Request> = gone;
+        gone.iter().for_each(|request| self.back(&request.chosen));
+    }
+
+    fn timer(&mut self, around: &mut Around<'_>) -> Result<(), Violation> {
+        if self.is_done() {
+            return Ok(());
+        }
+        let late = self.requests.iter().find(|request| around.now_us > request.sent_us + PATIENCE_US);
+        if let Some(node) = late.map(|request| request.node) {
+            around.wishes.push(Wish::Drop(node));
+            self.lost(node, around);
+        }
+        self.owned.look(around);
+        self.fill(around);
+        around.timer(TURN_US);
+        Ok(())
+    }
+
+    fn is_done(&self) -> bool {
+        self.streamlets.iter().all(|streamlet| streamlet.made == self.records && streamlet.chunks.is_empty())
+    }
+
+    fn state(&self) -> String {
+        let left: Vec<String> = self.streamlets.iter().map(|s| format!("{}+{}", s.made, s.chunks.len())).collect();
+        let (requests, problem) = (self.requests.len(), &self.last_problem);
+        let owners: Vec<u32> = (0..self.streamlets.len() as u32).map(|at| self.owned.node(at).unwrap_or(0)).collect();
+        let of = format!("of {}, owners {owners:?}", self.records);
+        format!("producer {}: made+open {left:?} {of}, {requests} requests, {problem}", self.number)
+    }
+}

@@ -1,0 +1,170 @@
+//! What a real node does on threads that wait: taking streamlets over, and rebuilding them. Here each has a thread of the machine
+//! too, but only one of all threads ever runs: the world waits until this one asks a backup something, pauses or is done, and goes on
+//! meanwhile as long as it likes. So a run stays a function of its seed.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kera_broker::{Broker, Copies, EndedLog, Rebuild, RecoveryProgress};
+use kera_format::{StreamId, StreamletId};
+use kera_protocol::{BlocksRead, LaneStateList, LaneStates, ReadBlocks};
+
+/// What is asked of a backup.
+#[derive(Clone, Debug)]
+pub(super) enum Question {
+    Lanes(LaneStates),
+    Blocks(ReadBlocks),
+}
+
+/// What it says.
+#[derive(Clone, Debug)]
+pub(super) enum Reply {
+    Lanes(Result<LaneStateList, String>),
+    Blocks(Result<BlocksRead, String>),
+    GoOn,
+}
+
+/// What the thread wants of the world before it goes on.
+pub(super) enum Wants {
+    Backup(u32, Question),
+    /// Time.
+    Pause,
+    TakenOver(Result<Rebuild, String>),
+    Rebuilt(Result<(), String>),
+}
+
+/// The payload of the panic with which a thread ends whose process was killed.
+struct Killed;
+
+/// See the module.
+pub(super) struct Worker {
+    replies: Option<Sender<Reply>>,
+    wants: Receiver<Wants>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    /// Takes streamlets over.
+    pub(super) fn take_over(
+        broker: &Arc<Broker>,
+        owned: Vec<(StreamId, StreamletId, u32)>,
+        logs: Vec<EndedLog>,
+    ) -> Worker {
+        let broker = broker.clone();
+        Worker::start(move |copies| {
+            let taken = broker.take_over(&owned, &logs, copies).map_err(|failure| failure.to_string());
+            drop(broker);
+            Wants::TakenOver(taken)
+        })
+    }
+
+    /// Rebuilds what was taken over.
+    pub(super) fn rebuild(broker: &Arc<Broker>, rebuild: Rebuild, logs: Vec<EndedLog>) -> Worker {
+        let broker = broker.clone();
+        Worker::start(move |copies| {
+            let progress = RecoveryProgress::default();
+            let done = broker.rebuild(&rebuild, &logs, copies, &progress).map_err(|failure| failure.to_string());
+            drop(broker);
+            Wants::Rebuilt(done)
+        })
+    }
+
+    fn start(work: impl FnOnce(&dyn Copies) -> Wants + Send + 'static) -> Worker {
+        let (replies, replied) = channel();
+        let (want, wants) = channel();
+        let run = move || {
+            let asks = Asks { want: want.clone(), replied: Mutex::new(replied) };
+            // Nothing happens before the world says so.
+            if asks.replied().recv().is_err() {
+                return;
+            }
+            let worked = catch_unwind(AssertUnwindSafe(|| work(&asks)));
+            match worked {
+                Ok(wants) => drop(want.send(wants)),
+                Err(payload) if payload.is::<Killed>() => {}
+                Err(payload) => resume_unwind(payload),
+            }
+        };
+        let thread = std::thread::Builder::new().name("recovering".into()).spawn(run).expect("a thread");
+        Worker { replies: Some(replies), wants, thread: Some(thread) }
+    }
+
+    /// Lets it go on until it wants something.
+    pub(super) fn resume(&mut self, reply: Reply) -> Wants {
+        let sent = self.replies.as_ref().map(|replies| replies.send(reply));
+        match self.wants.recv() {
+            Ok(wants) => wants,
+            Err(_) => {
+                // It has panicked, and so does whoever waits for it.
+                drop(sent);
+                let ended = self.thread.take().map(JoinHandle::join);
+                match ended {
+                    Some(Err(payload)) => resume_unwind(payload),
+                    _ => panic!("a recovery ended without a word"),
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    /// As a kill would: it does nothing more, and has let go of all that it had when this returns.
+    fn drop(&mut self) {
+        self.replies = None;
+        if let Some(thread) = self.thread.take() {
+            let ended = thread.join();
+            if let (Err(payload), false) = (ended, std::thread::panicking()) {
+                resume_unwind(payload);
+            }
+        }
+    }
+}
+
+struct Asks {
+    want: Sender<Wants>,
+    replied: Mutex<Receiver<Reply>>,
+}
+
+impl Asks {
+    fn replied(&self) -> std::sync::MutexGuard<'_, Receiver<Reply>> {
+        self.replied.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn ask(&self, wants: Wants) -> Reply {
+        let sent = self.want.send(wants);
+        match (sent, self.replied().recv()) {
+            (Ok(()), Ok(reply)) => reply,
+            _ => resume_unwind(Box::new(Killed)),
+        }
+    }
+}
+
+impl Copies for Asks {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        match self.ask(Wants::Backup(backup, Question::Lanes(asked.clone()))) {
+            Reply::Lanes(answer) => answer,
+            other => panic!("lanes were asked for, and {other:?} came"),
+        }
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        // Small answers, so that a rebuild takes many and a lot happens between them.
+        let asked = ReadBlocks { max_bytes: 32 << 10, ..asked.clone() };
+        match self.ask(Wants::Backup(backup, Question::Blocks(asked))) {
+            Reply::Blocks(answer) => answer,
+            other => panic!("blocks were asked for, and {other:?} came"),
+        }
+    }
+
+    fn threads(&self) -> usize {
+        1
+    }
+
+    fn pause(&self) -> Duration {
+        self.ask(Wants::Pause);
+        Duration::ZERO
+    }
+}

@@ -1,0 +1,110 @@
+//! The connections of clients to a simulated node: real sessions of its broker, without sockets.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bytes::Bytes;
+use kera_broker::{Broker, BrokerSession};
+use kera_protocol::{FRAME_HEADER_BYTES, FrameHeader, Op};
+use kera_rpc::{Flow, Outbox, SessionWaker};
+use std::sync::Arc;
+
+const OUTBOX_BYTES: usize = 4 << 20;
+/// Turns in a row, before sessions count as some that never come to rest.
+const WAKES_MAX: u32 = 100_000;
+
+struct Connection {
+    session: BrokerSession,
+    waker: SessionWaker,
+    out: Outbox,
+    waiting: VecDeque<(FrameHeader, Bytes)>,
+}
+
+/// What a connection did.
+pub(super) enum Said {
+    /// It sent a frame.
+    Frame(u64, FrameHeader, Bytes),
+    /// It was closed by the node.
+    Closed(u64),
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Sessions(BTreeMap<u64, Connection>);
+
+impl Sessions {
+    pub(super) fn connect(&mut self, broker: &Arc<Broker>, wire: u64) {
+        let waker = SessionWaker::detached();
+        let session = broker.session(([127, 0, 0, 1], wire as u16).into(), waker.clone());
+        self.0.insert(wire, Connection { session, waker, out: Outbox::new(OUTBOX_BYTES), waiting: VecDeque::new() });
+    }
+
+    pub(super) fn lost(&mut self, wire: u64) {
+        if let Some(mut connection) = self.0.remove(&wire) {
+            connection.session.on_close();
+        }
+    }
+
+    pub(super) fn request(&mut self, wire: u64, header: FrameHeader, body: Bytes, said: &mut Vec<Said>) {
+        let Some(connection) = self.0.get_mut(&wire) else { return };
+        connection.waiting.push_back((header, body));
+        serve(connection, wire, said);
+    }
+
+    /// Sessions that were woken, or whose deadline has passed, do what they have to, until nobody has anything to do.
+    pub(super) fn settle(&mut self, now_us: u64, said: &mut Vec<Said>) {
+        for _ in 0..WAKES_MAX {
+            let mut is_quiet = true;
+            for (wire, connection) in &mut self.0 {
+                if connection.session.deadline_us().is_some_and(|at_us| at_us <= now_us) {
+                    connection.session.on_deadline(&mut connection.out);
+                } else if connection.waker.take() {
+                    connection.session.on_wake(&mut connection.out);
+                } else {
+                    continue;
+                }
+                is_quiet = false;
+                serve(connection, *wire, said);
+            }
+            for gone in said.iter().filter_map(|one| if let Said::Closed(wire) = one { Some(*wire) } else { None }) {
+                self.0.remove(&gone);
+            }
+            if is_quiet {
+                return;
+            }
+        }
+        panic!("sessions never come to rest");
+    }
+
+    /// When the next session has something to do by itself.
+    pub(super) fn deadline_us(&self) -> Option<u64> {
+        self.0.values().filter_map(|connection| connection.session.deadline_us()).min()
+    }
+}
+
+/// Gives a connection the requests that wait, until one is held back, and takes what it has to say.
+fn serve(connection: &mut Connection, wire: u64, said: &mut Vec<Said>) {
+    let mut is_closed = false;
+    while let Some((header, body)) = connection.waiting.front() {
+        let op = Op::from_u16(header.op).expect("clients here send known operations");
+        match connection.session.handle(op, header, body, &mut connection.out) {
+            Flow::Done => drop(connection.waiting.pop_front()),
+            Flow::Blocked => break,
+            Flow::Close(_) => {
+                is_closed = true;
+                break;
+            }
+        }
+    }
+    let bytes = Bytes::from(connection.out.to_vec());
+    let mut sent = 0;
+    while sent < bytes.len() {
+        let header = FrameHeader::parse(&bytes[sent..], OUTBOX_BYTES * 2).expect("a node sends whole frames");
+        let end = sent + header.frame_bytes as usize;
+        said.push(Said::Frame(wire, header, bytes.slice(sent + FRAME_HEADER_BYTES..end)));
+        sent = end;
+    }
+    connection.out = Outbox::new(OUTBOX_BYTES);
+    if is_closed {
+        said.push(Said::Closed(wire));
+    }
+}

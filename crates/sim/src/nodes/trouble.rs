@@ -1,0 +1,199 @@
+//! Has faults happen, within what copies promise to survive.
+//!
+//! A kill never counts: what was written and the arena stay. A fence does: what a node that was declared lost still has is not used. Blocks that have lost a copy get it back only when
+//! their owner is lost and they are rebuilt, so nothing is taken away that has the only copy which anybody would look for.
+
+use kera_env::Random;
+
+use super::faults::Fault;
+use super::world::{Event, World};
+use crate::cluster::truth::Violation;
+
+impl World {
+    fn draw_node(&self) -> u32 {
+        1 + self.below(self.count().into()) as u32
+    }
+
+    pub(super) fn fault(&mut self) -> Result<(), Violation> {
+        if !self.is_troubled {
+            return Ok(());
+        }
+        let pause_us = self.plan.fault_us / 4 + self.below(self.plan.fault_us * 3 / 2);
+        self.schedule.after(pause_us, Event::Fault);
+        let Some(fault) = self.faults.draw(&self.random) else { return Ok(()) };
+        let node = self.draw_node();
+        if self.node(node).is_gone || !self.happens(fault, node) {
+            return Ok(());
+        }
+        *self.counts.entry(fault.name()).or_default() += 1;
+        self.trace.add(fault as u64);
+        self.trace.add(node.into());
+        Ok(())
+    }
+
+    /// Whether all that was acknowledged survives when these lose their arenas, and these their disks. Of each view a backup must be left
+    /// that has lost nothing; if it is `calm` and nobody is declared lost any more, the owner is good enough.
+    pub(super) fn survives(&self, arenas: &[u32], disks: &[u32], calm: bool) -> bool {
+        let state = &self.coordinators.state;
+        state.logs().iter().all(|(name, log)| {
+            let is_owned = calm && state.is_live(name.node, name.epoch) && !arenas.contains(&name.node);
+            let is_kept = |backup: &u32| !self.lossy.contains(backup) && !disks.contains(backup);
+            let is_empty = |at: usize| log.views.get(at + 1).is_some_and(|next| next.first <= log.views[at].first);
+            let views = (0..).zip(&log.views).filter(|(at, _)| !is_empty(*at));
+            is_owned || views.map(|(_, view)| view).all(|view| view.backups.iter().any(is_kept))
+        })
+    }
+
+    /// Whether a node's disk may lose something.
+    fn may_lose_disk(&mut self, node: u32) -> bool {
+        let may = self.survives(&[node], &[node], false);
+        if may {
+            self.lossy.insert(node);
+        }
+        may
+    }
+
+    fn happens(&mut self, fault: Fault, node: u32) -> bool {
+        let now_us = self.now_us();
+        let lasts_us = 50_000 + self.below(3_000_000);
+        match fault {
+            Fault::Kill => self.kill(node, None),
+            Fault::KillAll => (1..=self.count()).for_each(|node| self.kill(node, None)),
+            Fault::PowerCut if self.survives(&[node], &[], false) => match self.below(2) {
+                0 => self.lose_power(node),
+                _ => self.node(node).memory.cut_power_at(1 + self.below(30)),
+            },
+            Fault::PowerCut => return false,
+            Fault::PowerCutAll => {
+                let all: Vec<u32> = (1..=self.count()).collect();
+                if !self.survives(&all, &[], false) {
+                    return false;
+                }
+                all.into_iter().for_each(|node| self.lose_power(node));
+            }
+            Fault::Destroyed => return self.is_spare(node) && self.may_lose_disk(node) && self.destroy(node),
+            Fault::Freeze => {
+                if self.node(node).process.is_none() || now_us < self.node(node).frozen_until_us {
+                    return false;
+                }
+                self.node_mut(node).frozen_until_us = now_us + lasts_us;
+                let life = self.node(node).life;
+                self.schedule.after(lasts_us, Event::Thaw(node, life));
+            }
+            Fault::CutOff => self.cut_off(node, now_us + lasts_us),
+            Fault::PairCut => {
+                let other = self.draw_node();
+                if other == node {
+                    return false;
+                }
+                self.cuts.cut(node, other, now_us + lasts_us);
+                self.cuts.cut(other, node, now_us + lasts_us);
+            }
+            Fault::LeaderLost => {
+                self.coordinators.leader = None;
+                self.coordinators.elect_at_us = Some(now_us + 300_000 + lasts_us);
+            }
+            Fault::DiskSlow => {
+                self.node_mut(node).disk_us = 5_000 + self.below(100_000);
+                self.schedule.after(lasts_us, Event::Heal(node, fault));
+            }
+            Fault::BitFlip => return self.flip(node),
+            _ => self.trouble_disk(fault, node, lasts_us),
+        }
+        true
+    }
+
+    fn trouble_disk(&mut self, fault: Fault, node: u32, lasts_us: u64) {
+        let (space, after) = (self.below(64 << 10), 1 + self.below(5));
+        let at = self.node_mut(node);
+        at.is_troubled = true;
+        match fault {
+            Fault::DiskFull => at.disk.set_space(Some(space)),
+            Fault::DiskBroken => at.disk.set_broken(true),
+            Fault::WriteFails => at.disk.fail_write(after),
+            Fault::WriteTorn => at.disk.tear_write(after),
+            _ => at.disk.fail_sync(after),
+        }
+        self.schedule.after(lasts_us, Event::Heal(node, fault));
+    }
+
+    /// A node hears nobody, or nobody hears it, or both; of clients only sometimes.
+    fn cut_off(&mut self, node: u32, until_us: u64) {
+        let (way, from) = (self.below(4), self.below(2) as u32);
+        for other in (from..=self.count()).filter(|other| *other != node) {
+            if way != 1 {
+                self.cuts.cut(node, other, until_us);
+            }
+            if way != 2 {
+                self.cuts.cut(other, node, until_us);
+            }
+        }
+    }
+
+    /// Whether so many are left that all copies find a place, and of the coordinators a majority.
+    pub(super) fn is_spare(&self, node: u32) -> bool {
+        let left = (1..=self.count()).filter(|other| !self.node(*other).is_gone).count() as u32;
+        let voters = self.voters.iter().filter(|voter| !self.node(**voter).is_gone).count();
+        left > self.replication && (!self.voters.contains(&node) || voters == self.voters.len())
+    }
+
+    /// The machine is gone with all that it had, and comes back never.
+    pub(super) fn destroy(&mut self, node: u32) -> bool {
+        self.lose_power(node);
+        self.node_mut(node).is_gone = true;
+        true
+    }
+
+    /// Changes a bit of a file that has copies. It costs a copy, as far as anybody can know.
+    fn flip(&mut self, node: u32) -> bool {
+        use kera_env::Disk;
+        let folder = "replicas";
+        let files = self.node(node).memory.list(folder).unwrap_or_default();
+        if files.is_empty() || !self.may_lose_disk(node) {
+            return false;
+        }
+        let file = &files[self.below(files.len() as u64) as usize];
+        let path = format!("{folder}/{file}");
+        let (offset, bit) = (self.below(16 << 10), self.below(8) as u8);
+        let at = self.node_mut(node);
+        at.is_flipped = true;
+        at.memory.flip_bit(&path, offset, bit).is_ok()
+    }
+
+    pub(super) fn heal_one(&mut self, node: u32, fault: Fault) {
+        let at = self.node_mut(node);
+        match fault {
+            Fault::DiskFull => at.disk.set_space(None),
+            Fault::DiskBroken => at.disk.set_broken(false),
+            Fault::DiskSlow => at.disk_us = 300,
+            _ => {}
+        }
+    }
+
+    /// From here on nothing goes wrong.
+    pub(super) fn heal(&mut self) {
+        self.is_troubled = false;
+        self.cuts.heal();
+        for node in 1..=self.count() {
+            let at = self.node_mut(node);
+            at.disk.heal();
+            at.memory.cut_power_at(u64::MAX / 2);
+            for fault in [Fault::DiskFull, Fault::DiskBroken, Fault::DiskSlow] {
+                self.heal_one(node, fault);
+            }
+        }
+    }
+
+    pub(super) fn lose_power(&mut self, node: u32) {
+        let seed = Random::next_u64(&self.random);
+        self.node_mut(node).has_lost_power = true;
+        self.node_mut(node).cut_power(seed);
+        self.ended(node, None);
+    }
+
+    /// kill -9. `back_us`: when it is started again, at random if it is not said.
+    pub(super) fn kill(&mut self, node: u32, back_us: Option<u64>) {
+        self.node_mut(node).kill();
+        self.ended(node, back_us);
+    }
+}

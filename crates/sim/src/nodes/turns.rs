@@ -1,0 +1,222 @@
+//! Turns of a node's threads, and what a node wants of the world after one.
+
+use kera_coordinator::cluster::LogView as WantedView;
+use kera_format::cluster::LogName;
+use kera_format::vlog_replica::LogId;
+use kera_protocol::StreamletsRebuilt;
+use kera_vlog::{Answer as Stored, Turn, View};
+
+use super::coordinators::Command;
+use super::copies::{Out, lock};
+use super::network::Packet;
+use super::node::ranges;
+use super::packets::answer_of;
+use super::recovering::{Question, Reply, Wants};
+use super::world::{ASK_US, BEAT_US, Event, PAUSE_US, Planted, World};
+use crate::cluster::truth::Violation;
+
+impl World {
+    /// What a node wants of the world after it did something.
+    pub(super) fn after_turn(&mut self, node: u32) -> Result<(), Violation> {
+        let now_us = self.now_us();
+        if self.node(node).memory.is_off() {
+            self.lose_power(node);
+            return Ok(());
+        }
+        let (mut said, jitter_us) = (Vec::new(), 20 + self.below(100));
+        let life = self.node(node).life;
+        let Some(running) = self.node_mut(node).running() else { return Ok(()) };
+        running.sessions.settle(now_us, &mut said);
+        let out = std::mem::take(&mut *lock(&running.copies.out));
+        let mut planned = Vec::new();
+        if !running.turns.logs {
+            running.turns.logs = true;
+            planned.push((now_us + jitter_us, Event::Logs(node, life)));
+        }
+        if !running.turns.backup && !running.storing.is_empty() {
+            running.turns.backup = true;
+            planned.push((now_us + jitter_us, Event::Backup(node, life)));
+        }
+        if let Some(at_us) = running.sessions.deadline_us()
+            && running.turns.deadline_us.is_none_or(|planned| at_us < planned)
+        {
+            running.turns.deadline_us = Some(at_us);
+            planned.push((at_us, Event::Deadline(node, life)));
+        }
+        planned.into_iter().for_each(|(at_us, event)| self.schedule.at(at_us, event));
+        self.send_all(said);
+        for one in out {
+            self.went_out(node, one);
+        }
+        Ok(())
+    }
+
+    pub(super) fn went_out(&mut self, node: u32, out: Out) {
+        match out {
+            Out::Block(to, head, chunks) => {
+                if self.plan.planted == Some(Planted::AcknowledgesEarly) {
+                    let running = self.node_mut(node).running();
+                    let log = running.and_then(|running| running.copies.get(head.log));
+                    let last = log.as_ref().and_then(|log| log.state().1.backups.last().copied());
+                    if let Some(log) = log.filter(|_| last == Some(to)) {
+                        log.answered(to, head.block, Stored::Stored(head.block));
+                    }
+                }
+                self.tell(node, to, Packet::Block(head, chunks));
+            }
+            Out::Release(to, release) => self.tell(node, to, Packet::Release(release)),
+            Out::Ask(log, view) => self.ask_for_view(node, log, &view),
+            // It ends this incarnation and begins the next at once.
+            Out::Fenced => self.start_again(node),
+        }
+    }
+
+    pub(super) fn start_again(&mut self, node: u32) {
+        *self.events_of.entry("started again").or_default() += 1;
+        let back_us = 20_000 + self.below(50_000);
+        self.kill(node, Some(back_us));
+    }
+
+    pub(super) fn ask_for_view(&mut self, node: u32, log: LogId, view: &View) {
+        let Some(running) = self.nodes[node as usize - 1].running() else { return };
+        if !lock(&running.copies.asking).insert(log) {
+            return;
+        }
+        let mut first = view.first;
+        if self.plan.planted == Some(Planted::ViewBehindWritten) && view.number > 1 {
+            first += running.copies.get(log).map_or(0, |log| log.stats().under_way);
+        }
+        let name = LogName { node: log.node, epoch: log.epoch, log: log.vlog };
+        let wanted = WantedView { log: name, view: view.number, first, backups: view.backups.clone() };
+        self.ask(node, Command::View(wanted));
+    }
+
+    pub(super) fn run_logs(&mut self, node: u32, _: u32) -> Result<(), Violation> {
+        let Some(running) = self.node_mut(node).running() else { return Ok(()) };
+        running.turns.logs = false;
+        let mut worked = false;
+        for log in running.copies.all() {
+            worked |= log.run_once() == Turn::Worked;
+        }
+        // Otherwise nothing happens before something happened; what this turn itself set off comes with the next.
+        running.turns.logs = !worked;
+        self.after_turn(node)?;
+        if let Some(running) = self.node_mut(node).running()
+            && !worked
+        {
+            running.turns.logs = false;
+        }
+        Ok(())
+    }
+
+    pub(super) fn run_backup(&mut self, node: u32, life: u32) -> Result<(), Violation> {
+        let disk_us = self.node(node).disk_us;
+        let pause_us = disk_us + self.below(disk_us);
+        let Some(running) = self.node_mut(node).running() else { return Ok(()) };
+        running.backup.run_once(0);
+        let mut answers = Vec::new();
+        for (number, result) in running.stored.take() {
+            if let Some((from, log, block)) = running.storing.remove(&number) {
+                answers.push((from, Packet::Stored(log, block, answer_of(result))));
+            }
+        }
+        running.turns.backup = !running.storing.is_empty();
+        if running.turns.backup {
+            self.schedule.after(pause_us, Event::Backup(node, life));
+        }
+        if self.node(node).memory.is_off() {
+            // The power went before anything was answered.
+            return Ok(());
+        }
+        for (from, packet) in answers {
+            self.tell(node, from, packet);
+        }
+        Ok(())
+    }
+
+    pub(super) fn beat(&mut self, node: u32, life: u32) -> Result<(), Violation> {
+        self.schedule.after(BEAT_US, Event::Beat(node, life));
+        let epoch = self.node(node).epoch;
+        for voter in self.voters.clone() {
+            self.tell(node, voter, Packet::Alive(epoch));
+        }
+        if !self.node(node).is_live() {
+            self.start_again(node);
+        }
+        Ok(())
+    }
+
+    pub(super) fn recover(&mut self, node: u32, life: u32) -> Result<(), Violation> {
+        self.schedule.after(10_000, Event::Recover(node, life));
+        let now_us = self.now_us();
+        let known = self.node(node).known.clone();
+        let Some(running) = self.node_mut(node).running() else { return Ok(()) };
+        let started = running.recover(&lock(&known), now_us);
+        let old = running.old_logs(&lock(&known), now_us);
+        let report = (running.recovery.reporting.is_none() && !running.recovery.to_report.is_empty())
+            .then(|| ranges(&running.recovery.to_report));
+        let epoch = running.epoch;
+        for which in started {
+            self.resume(node, which, Some(Reply::GoOn))?;
+        }
+        for log in old {
+            self.ask(node, Command::GiveUp(log));
+        }
+        if let Some(streamlets) = report {
+            let number = self.ask(node, Command::Rebuilt(StreamletsRebuilt { node, epoch, streamlets }));
+            if let Some(running) = self.node_mut(node).running() {
+                running.recovery.reporting = Some(number);
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets a worker go on, with an answer or without one.
+    pub(super) fn resume(&mut self, node: u32, which: usize, reply: Option<Reply>) -> Result<(), Violation> {
+        let number = self.number();
+        let planted = self.plan.planted;
+        let life = self.node(node).life;
+        let Some(running) = self.node_mut(node).running() else { return Ok(()) };
+        let recovery = &mut running.recovery;
+        let reply = reply.unwrap_or_else(|| recovery.late[which].clone().unwrap_or(Reply::GoOn));
+        let Some(worker) = &mut recovery.workers[which] else { return Ok(()) };
+        let wants = worker.resume(without_producers(reply, planted));
+        (recovery.asked[which], recovery.late[which]) = (number, None);
+        match wants {
+            Wants::Backup(backup, question) => {
+                let late = || "it does not answer".to_owned();
+                recovery.late[which] = Some(match &question {
+                    Question::Lanes(_) => Reply::Lanes(Err(late())),
+                    Question::Blocks(_) => Reply::Blocks(Err(late())),
+                });
+                self.schedule.after(ASK_US, Event::GoOn(node, life, which, number));
+                self.tell(node, backup, Packet::Ask(which, number, question));
+            }
+            Wants::Pause => self.schedule.after(PAUSE_US, Event::GoOn(node, life, which, number)),
+            Wants::TakenOver(taken) => {
+                *self.events_of.entry("taken over").or_default() += u64::from(taken.is_ok());
+                if let Some(running) = self.node_mut(node).running() {
+                    running.taken_over(taken);
+                }
+            }
+            Wants::Rebuilt(done) => {
+                *self.events_of.entry("rebuilt").or_default() += u64::from(done.is_ok());
+                if let Some(running) = self.node_mut(node).running() {
+                    running.rebuilt(done);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a backup says of lanes, without their producers if that is the defect.
+fn without_producers(reply: Reply, planted: Option<Planted>) -> Reply {
+    match reply {
+        Reply::Lanes(Ok(mut list)) if planted == Some(Planted::ForgetsProducers) => {
+            list.lanes.iter_mut().for_each(|lane| lane.producers.clear());
+            Reply::Lanes(Ok(list))
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,633 @@
+//! A run of a cluster: nodes, clients and everything that goes wrong between them, from a seed.
+//!
+//! First faults happen. Then everything is healed: all that producers want to write must be acknowledged, and all copies be there
+//! again, within simulated minutes. Then everything is killed, loses power or burns once more as far as copies allow, and every
+//! lane is read from its beginning to its end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kera_coordinator::catalog::Limits;
+use kera_coordinator::cluster::Join;
+use kera_env::{Clock, ManualClock, Random, SeededRandom};
+use kera_format::cluster::{Doors, Roles};
+use kera_format::{Durability, StreamId, StreamOptions};
+use kera_protocol::{CreateStream, FrameHeader};
+
+use super::CLUSTER;
+use super::client::{Client, Told as TellTale};
+use super::coordinators::Coordinators;
+use super::faults::{Fault, Faults};
+use super::network::{Cuts, Packet};
+use super::node::Node;
+use super::producer::Producer;
+use super::reader::Reader;
+use crate::cluster::client::Answer;
+use crate::cluster::schedule::{Schedule, Trace};
+use crate::cluster::truth::{Place, Truth, Violation};
+
+/// What a run is made of.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan {
+    /// Decides everything else.
+    pub seed: u64,
+    /// How long faults happen, in simulated milliseconds.
+    pub trouble_ms: u64,
+    /// Records that each producer writes to each streamlet.
+    pub records: u64,
+    /// Time between two faults, on average, in microseconds.
+    pub fault_us: u64,
+    /// Faults that may happen; all, if it is empty.
+    pub only: Vec<Fault>,
+    /// Whether streams may forget what is old.
+    pub retention: bool,
+    /// A defect that is put in, to see whether it is found.
+    pub planted: Option<Planted>,
+}
+
+impl Plan {
+    /// A run of half a minute, with whatever may go wrong.
+    pub fn new(seed: u64) -> Plan {
+        Plan {
+            seed,
+            trouble_ms: 30_000,
+            records: 300,
+            fault_us: 1_500_000,
+            only: Vec::new(),
+            retention: true,
+            planted: None,
+        }
+    }
+}
+
+/// A defect of a cluster, to show that a run would find it. Each is put in where the simulator stands between parts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Planted {
+    /// Backups tell how far they have a log and go on taking blocks of it.
+    NoFence,
+    /// The last backup of a view is taken to have every block as soon as it is sent.
+    AcknowledgesEarly,
+    /// A new owner is not told of producers.
+    ForgetsProducers,
+    /// A view is asked for that begins behind what was written instead of behind what was acknowledged.
+    ViewBehindWritten,
+    /// Logs of lost brokers go as soon as somebody else owns what was in them.
+    GivesUpEarly,
+}
+
+/// What a run has found.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// Its seed.
+    pub seed: u64,
+    /// The same for every run of this plan.
+    pub trace: u64,
+    /// Events that happened.
+    pub events: u64,
+    /// Simulated time, in milliseconds.
+    pub simulated_ms: u64,
+    /// Records that producers were told of.
+    pub acknowledged: u64,
+    /// How often something was compared with what must hold.
+    pub checks: u64,
+    /// Faults by name.
+    pub faults: BTreeMap<&'static str, u64>,
+    /// What the cluster did about them, by name.
+    pub did: BTreeMap<&'static str, u64>,
+    /// What must not happen and did.
+    pub violation: Option<String>,
+}
+
+/// Simulated time within which everything must be done once all is well, in microseconds.
+const HEALED_US: u64 = 60_000_000;
+const EVENTS_MAX: u64 = 20_000_000;
+pub(super) const BEAT_US: u64 = 100_000;
+/// How long a recovery waits for a backup, and how long it pauses.
+pub(super) const ASK_US: u64 = 2_000_000;
+pub(super) const PAUSE_US: u64 = 100_000;
+
+#[derive(Clone, Debug)]
+pub(super) enum Event {
+    /// A frame arrives at a node, or at a client; a connection is there, or is gone.
+    ToNode(u64, FrameHeader, Bytes),
+    ToClient(u64, FrameHeader, Bytes),
+    Connected(u64),
+    LostAtNode(u64),
+    LostAtClient(u64),
+    Timer(usize, u64),
+    /// Something another node said arrives: from, to, and the life of the process that it was said to.
+    Packet(u32, u32, u32, Packet),
+    /// Turns of a node's threads, with the process's life.
+    Logs(u32, u32),
+    LogTimers(u32, u32),
+    Backup(u32, u32),
+    Store(u32, u32),
+    Tick(u32, u32),
+    Beat(u32, u32),
+    Deadline(u32, u32),
+    Recover(u32, u32),
+    Coordinate(u32, u32),
+    Retry(u32, u32, u64),
+    GoOn(u32, u32, usize, u64),
+    Start(u32),
+    Thaw(u32, u32),
+    Heal(u32, Fault),
+    Fault,
+    Elect,
+}
+
+/// A connection, as both sides see it.
+pub(super) struct Wire {
+    pub(super) client: usize,
+    pub(super) node: u32,
+    pub(super) is_open_at_client: bool,
+    pub(super) is_open_at_node: bool,
+    /// When the last frame arrives at the node, and at the client: none overtakes another.
+    pub(super) last_us: [u64; 2],
+}
+
+pub(super) struct Slot {
+    pub(super) client: Box<dyn Client>,
+    pub(super) wires: BTreeMap<u32, u64>,
+    pub(super) correlation: u64,
+    pub(super) timer: u64,
+}
+
+pub(super) struct World {
+    pub(super) plan: Plan,
+    pub(super) random: SeededRandom,
+    pub(super) schedule: Schedule<Event>,
+    pub(super) trace: Trace,
+    pub(super) clock: Arc<ManualClock>,
+    pub(super) nodes: Vec<Node>,
+    pub(super) voters: Vec<u32>,
+    pub(super) replication: u32,
+    pub(super) coordinators: Coordinators,
+    /// Until when a backup need not be asked to fence again.
+    pub(super) fencing: BTreeMap<(u32, u32, u32, u32), u64>,
+    pub(super) cuts: Cuts,
+    pub(super) held: Vec<(u32, u32, Event)>,
+    pub(super) clients: Vec<Slot>,
+    pub(super) wires: BTreeMap<u64, Wire>,
+    pub(super) next_number: u64,
+    pub(super) truth: Truth,
+    pub(super) told: TellTale,
+    pub(super) faults: Faults,
+    pub(super) counts: BTreeMap<&'static str, u64>,
+    pub(super) events_of: BTreeMap<&'static str, u64>,
+    pub(super) events: u64,
+    pub(super) is_troubled: bool,
+    pub(super) power: bool,
+    /// Nodes whose disks have lost something.
+    pub(super) lossy: BTreeSet<u32>,
+    _dir: tempfile::TempDir,
+}
+
+/// Runs a plan.
+pub fn run(plan: &Plan) -> Report {
+    let mut world = World::new(plan);
+    let violation = world.run().err().map(|violation| violation.0);
+    world.events_of.insert("owner changes", world.coordinators.owner_changes());
+    Report {
+        seed: plan.seed,
+        trace: world.trace.value(),
+        events: world.events,
+        simulated_ms: world.now_us() / 1000,
+        acknowledged: world.truth.acknowledged(),
+        checks: world.truth.checks(),
+        faults: std::mem::take(&mut world.counts),
+        did: std::mem::take(&mut world.events_of),
+        violation,
+    }
+}
+
+impl World {
+    fn new(plan: &Plan) -> World {
+        let shared = std::path::Path::new("/dev/shm");
+        let dir = if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() };
+        let dir = dir.expect("a directory for arenas");
+        let random = SeededRandom::new(plan.seed);
+        // A stream that survives kills only is not to be tried with power cuts of all machines: half of the seeds each.
+        let power = plan.seed.is_multiple_of(2);
+        let replication = 2 + Random::below(&random, 2) as u32;
+        let count = replication + 1 + Random::below(&random, 2) as u32;
+        let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+        World {
+            nodes: (1..=count).map(|number| Node::new(number, plan.seed, &clock, dir.path())).collect(),
+            voters: (1..=3).collect(),
+            replication,
+            faults: Faults::new(&plan.only, power),
+            plan: plan.clone(),
+            random,
+            schedule: Schedule::default(),
+            trace: Trace::default(),
+            clock,
+            coordinators: Coordinators::default(),
+            fencing: BTreeMap::new(),
+            cuts: Cuts::new(count),
+            held: Vec::new(),
+            clients: Vec::new(),
+            wires: BTreeMap::new(),
+            next_number: 1,
+            truth: Truth::default(),
+            told: TellTale::default(),
+            counts: BTreeMap::new(),
+            events_of: BTreeMap::new(),
+            events: 0,
+            is_troubled: true,
+            power,
+            lossy: BTreeSet::new(),
+            _dir: dir,
+        }
+    }
+
+    pub(super) fn below(&self, limit: u64) -> u64 {
+        Random::below(&self.random, limit)
+    }
+
+    pub(super) fn now_us(&self) -> u64 {
+        self.schedule.now_us()
+    }
+
+    pub(super) fn count(&self) -> u32 {
+        self.nodes.len() as u32
+    }
+
+    pub(super) fn node(&self, number: u32) -> &Node {
+        &self.nodes[number as usize - 1]
+    }
+
+    pub(super) fn node_mut(&mut self, number: u32) -> &mut Node {
+        &mut self.nodes[number as usize - 1]
+    }
+
+    pub(super) fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number
+    }
+
+    fn run(&mut self) -> Result<(), Violation> {
+        self.found()?;
+        (1..=self.count()).for_each(|node| self.schedule.after(1_000, Event::Start(node)));
+        self.schedule.after(1, Event::Elect);
+        self.run_until(2_000_000)?;
+        let streams = self.create_streams()?;
+        let mut places = Vec::new();
+        for (number, (stream, options)) in (0..).zip(&streams) {
+            let pace_us = self.plan.trouble_ms * 2_000 / self.plan.records.max(1);
+            for of in 0..2 {
+                let (number, records) = (2 * number + of, self.plan.records);
+                self.add(Box::new(Producer::new(number, *stream, options.streamlets, records, pace_us)))?;
+            }
+            let place = |streamlet, lane| Place { stream: stream.0, streamlet, lane };
+            places.extend((0..options.streamlets).flat_map(|s| (0..options.lanes).map(move |l| place(s, l))));
+        }
+        for place in &places {
+            self.add(Box::new(Reader::new(*place)))?;
+        }
+        self.schedule.after(500_000, Event::Fault);
+        self.run_until(self.plan.trouble_ms * 1000)?;
+        self.heal();
+        self.until_done("everything is healed")?;
+        self.once_more();
+        for slot in std::mem::take(&mut self.clients) {
+            self.wires.retain(|wire, _| !slot.wires.values().any(|own| own == wire));
+        }
+        for place in places {
+            self.add(Box::new(Reader::last(place)))?;
+        }
+        self.until_done("everything was lost once more that may be")
+    }
+
+    fn run_until(&mut self, until_us: u64) -> Result<(), Violation> {
+        while self.now_us() < until_us {
+            self.step()?;
+        }
+        Ok(())
+    }
+
+    fn until_done(&mut self, since: &str) -> Result<(), Violation> {
+        let end_us = self.now_us() + HEALED_US;
+        loop {
+            // The look at all nodes costs more than most events.
+            for _ in 0..200 {
+                self.step()?;
+            }
+            let waiting = self.waiting();
+            if waiting.is_empty() {
+                self.truth.checked();
+                return Ok(());
+            }
+            if self.now_us() > end_us || self.events > EVENTS_MAX {
+                return Err(Violation(format!("not done for long after {since}: {}", waiting.join("; "))));
+            }
+        }
+    }
+
+    /// What is not as it must become when all is well.
+    fn waiting(&self) -> Vec<String> {
+        let slots = self.clients.iter().filter(|slot| !slot.client.is_done());
+        let mut waiting: Vec<String> = slots.map(|slot| slot.client.state()).collect();
+        let state = &self.coordinators.state;
+        for node in self.nodes.iter().filter(|node| !node.is_gone) {
+            let number = node.number;
+            let Some(running) = node.process.as_ref().and_then(|process| process.running.as_ref()) else {
+                waiting.push(format!("node {number} does not run"));
+                continue;
+            };
+            if !state.is_live(number, running.epoch) {
+                waiting.push(format!("node {number} is lost in its epoch {}", running.epoch));
+            }
+            let left = state.to_rebuild(number, running.epoch).len();
+            if left > 0 {
+                waiting.push(format!("node {number} has {left} streamlets to rebuild: {}", running.recovery.why));
+            }
+            for log in running.copies.all() {
+                let stats = log.stats();
+                if stats.under_way + stats.pending_references > 0 {
+                    let (acknowledged, view) = log.state();
+                    let under_way = stats.under_way;
+                    waiting
+                        .push(format!("a log of node {number}: {under_way} blocks behind {acknowledged} in {view:?}"));
+                }
+            }
+        }
+        for (node, epoch) in state.lost() {
+            waiting.push(format!("what node {node} had in its epoch {epoch} has no live owner"));
+        }
+        waiting
+    }
+
+    /// Everything is lost that copies allow to lose: one machine for good, or the memory or the processes of all.
+    fn once_more(&mut self) {
+        let all: Vec<u32> = (1..=self.count()).collect();
+        let from = self.below(all.len() as u64) as usize;
+        let may_burn =
+            |node: &u32| !self.node(*node).is_gone && self.is_spare(*node) && self.survives(&[*node], &[*node], true);
+        let one = all[from..].iter().chain(&all[..from]).copied().find(may_burn);
+        match one.filter(|_| self.below(2) == 0) {
+            Some(node) => {
+                self.destroy(node);
+            }
+            None if self.power && self.survives(&all, &[], false) => {
+                all.into_iter().for_each(|node| self.lose_power(node))
+            }
+            None => all.into_iter().for_each(|node| self.kill(node, None)),
+        }
+    }
+
+    fn found(&mut self) -> Result<(), Violation> {
+        let join = self.join_of(1);
+        let now_ms = self.clock.now_ms();
+        let told = self.coordinators.commit(|state| state.plan_found(CLUSTER, &join, now_ms))?;
+        told.map(drop).map_err(Violation)
+    }
+
+    pub(super) fn join_of(&self, number: u32) -> Join {
+        let node = self.node(number);
+        let roles = match self.voters.contains(&number) {
+            true => Roles::COORDINATOR.0 | Roles::BROKER.0 | Roles::BACKUP.0,
+            false => Roles::BROKER.0 | Roles::BACKUP.0,
+        };
+        let door = format!("node-{number}:1");
+        Join {
+            node: number,
+            uuid: node.id,
+            roles: Roles(roles),
+            rack: String::new(),
+            doors: Doors { cluster: door.clone(), native: door, kafka: String::new(), http: String::new() },
+            settings: Vec::new(),
+            epoch_min: node.epoch + 1,
+            has_all: node.has_all(),
+        }
+    }
+
+    /// One or two streams, with sizes and guarantees as the seed has them; one of them forgets.
+    fn create_streams(&mut self) -> Result<Vec<(StreamId, StreamOptions)>, Violation> {
+        let mut made = Vec::new();
+        for name in ["events", "measures"].into_iter().take(1 + self.below(2) as usize) {
+            let retention_ms = (self.below(2) == 0 && self.plan.retention).then(|| 3_000 + self.below(10_000));
+            let options = StreamOptions {
+                streamlets: 1 + self.below(3) as u32,
+                lanes: 1 + self.below(2) as u32,
+                segments_per_group: 1 + self.below(3) as u32,
+                segment_bytes_max: 64 << (10 + self.below(2)),
+                replication: self.replication,
+                durability: if self.power { Durability::Power } else { Durability::Process },
+                virtual_logs: self.below(2) as u32,
+                retention_ms,
+                ..StreamOptions::default()
+            };
+            let request = CreateStream { name: name.to_owned(), options: options.clone(), if_not_exists: true };
+            let (most, now_ms) = (Limits { streams: 10, nodes: 16 }, self.clock.now_ms());
+            let before = self.coordinators.index();
+            let told = self.coordinators.commit(|state| state.plan_create_stream(&request, &most, now_ms, false))?;
+            told.map_err(|why| Violation(format!("the stream is refused: {why}")))?;
+            let leader = self.coordinators.leader.unwrap_or(1);
+            self.spread(leader, before)?;
+            let info = self.coordinators.state.catalog.streams().find(|info| info.name == name);
+            let id = info.map(|info| info.id).ok_or_else(|| Violation("there is no stream".to_owned()))?;
+            self.told.retention_ms.extend(retention_ms.map(|ms| (id.0, ms)));
+            made.push((id, options));
+        }
+        Ok(made)
+    }
+
+    fn add(&mut self, client: Box<dyn Client>) -> Result<(), Violation> {
+        self.clients.push(Slot { client, wires: BTreeMap::new(), correlation: 0, timer: 0 });
+        let at = self.clients.len() - 1;
+        self.with(at, |client, around| client.timer(around))
+    }
+
+    fn step(&mut self) -> Result<(), Violation> {
+        self.events += 1;
+        let before_us = self.now_us();
+        let event = self.schedule.take().ok_or_else(|| Violation("nothing is left to happen".to_owned()))?;
+        self.clock.advance_us(self.now_us() - before_us);
+        self.take(event)
+    }
+
+    /// The node that an event is for, if it is for a process that may stand still.
+    fn process_of(&self, event: &Event) -> Option<u32> {
+        use Event as Is;
+        match event {
+            Is::ToNode(wire, ..) | Is::Connected(wire) | Is::LostAtNode(wire) => {
+                self.wires.get(wire).map(|wire| wire.node)
+            }
+            Is::Packet(_, to, ..) => Some(*to),
+            Is::Logs(node, _) | Is::LogTimers(node, _) | Is::Backup(node, _) | Is::Store(node, _) => Some(*node),
+            Is::Tick(node, _) | Is::Beat(node, _) | Is::Deadline(node, _) | Is::Recover(node, _) => Some(*node),
+            Is::Coordinate(node, _) | Is::Retry(node, ..) | Is::GoOn(node, ..) => Some(*node),
+            _ => None,
+        }
+    }
+
+    fn take(&mut self, event: Event) -> Result<(), Violation> {
+        let of = self.process_of(&event);
+        if let Some(node) = of
+            && self.now_us() < self.node(node).frozen_until_us
+        {
+            self.held.push((node, self.node(node).life, event));
+            return Ok(());
+        }
+        self.note(&event);
+        // The logs' own turn says itself whether there is another one.
+        let is_turn_of_logs = matches!(event, Event::Logs(..) | Event::LogTimers(..));
+        self.act(event)?;
+        match of {
+            Some(node) if !is_turn_of_logs => self.after_turn(node),
+            _ => Ok(()),
+        }
+    }
+
+    fn note(&mut self, event: &Event) {
+        self.trace.add(self.now_us());
+        match event {
+            Event::ToNode(wire, header, body) | Event::ToClient(wire, header, body) => {
+                self.trace.add(*wire);
+                self.trace.add(header.correlation);
+                self.trace.add_bytes(body);
+            }
+            Event::Packet(from, to, _, packet) => {
+                self.trace.add(u64::from(*from) << 32 | u64::from(*to));
+                if let Packet::Block(head, _) = packet {
+                    self.trace.add(u64::from(head.chunks_checksum));
+                }
+            }
+            Event::Backup(node, _) | Event::Store(node, _) => self.trace.add(self.node(*node).memory.steps()),
+            _ => self.trace.add(self.events),
+        }
+    }
+
+    /// Whether a turn is of the process that runs.
+    pub(super) fn is_of(&self, node: u32, life: u32) -> bool {
+        self.node(node).life == life && self.node(node).process.is_some()
+    }
+
+    fn act(&mut self, event: Event) -> Result<(), Violation> {
+        use Event as Is;
+        match event {
+            Is::ToNode(wire, header, body) => {
+                let Some(node) = self.wires.get(&wire).map(|wire| wire.node) else { return Ok(()) };
+                let mut said = Vec::new();
+                if let Some(running) = self.node_mut(node).running() {
+                    running.sessions.request(wire, header, body, &mut said);
+                }
+                self.send_all(said);
+                Ok(())
+            }
+            Is::LostAtNode(wire) => {
+                let Some(node) = self.wires.get(&wire).map(|wire| wire.node) else { return Ok(()) };
+                if let Some(running) = self.node_mut(node).running() {
+                    running.sessions.lost(wire);
+                }
+                Ok(())
+            }
+            Is::Connected(wire) => self.connected(wire),
+            Is::ToClient(wire, header, body) => {
+                let Some((at, node)) = self.client_of(wire) else { return Ok(()) };
+                self.with(at, |client, around| client.answer(node, &Answer { header, body }, around))
+            }
+            Is::LostAtClient(wire) => {
+                let Some((at, node)) = self.client_of(wire) else { return Ok(()) };
+                self.wires.remove(&wire);
+                self.clients[at].wires.remove(&node);
+                self.with(at, |client, around| {
+                    client.lost(node, around);
+                    Ok(())
+                })
+            }
+            Is::Timer(at, number) => match self.clients.get(at) {
+                Some(slot) if slot.timer == number => self.with(at, |client, around| client.timer(around)),
+                _ => Ok(()),
+            },
+            Is::Packet(from, to, life, packet) => self.arrive(from, to, life, packet),
+            Is::Start(node) => self.start(node),
+            Is::Thaw(node, life) => self.thaw(node, life),
+            Is::Heal(node, fault) => {
+                self.heal_one(node, fault);
+                Ok(())
+            }
+            Is::Fault => self.fault(),
+            Is::Elect => self.elect(),
+            Is::Logs(node, life)
+            | Is::LogTimers(node, life)
+            | Is::Backup(node, life)
+            | Is::Store(node, life)
+            | Is::Tick(node, life)
+            | Is::Beat(node, life)
+            | Is::Deadline(node, life)
+            | Is::Recover(node, life)
+            | Is::Coordinate(node, life)
+            | Is::Retry(node, life, _)
+            | Is::GoOn(node, life, ..)
+                if !self.is_of(node, life) =>
+            {
+                Ok(())
+            }
+            event => self.turn(event),
+        }
+    }
+
+    fn turn(&mut self, event: Event) -> Result<(), Violation> {
+        use Event as Is;
+        match event {
+            Is::Logs(node, life) => self.run_logs(node, life),
+            Is::LogTimers(node, life) => {
+                self.schedule.after(25_000, Is::LogTimers(node, life));
+                self.run_logs(node, life)
+            }
+            Is::Backup(node, life) => self.run_backup(node, life),
+            Is::Store(node, life) => {
+                let disk_us = self.node(node).disk_us;
+                let more = self.node_mut(node).running().is_some_and(|running| running.step_store());
+                let pause_us = if more { disk_us + self.below(disk_us) } else { 20_000 };
+                self.schedule.after(pause_us, Is::Store(node, life));
+                Ok(())
+            }
+            Is::Tick(node, life) => {
+                self.schedule.after(500_000, Is::Tick(node, life));
+                if let Some(running) = self.node_mut(node).running() {
+                    running.tick();
+                }
+                Ok(())
+            }
+            Is::Beat(node, life) => self.beat(node, life),
+            Is::Deadline(node, _) => {
+                if let Some(running) = self.node_mut(node).running() {
+                    running.turns.deadline_us = None;
+                }
+                Ok(())
+            }
+            Is::Recover(node, life) => self.recover(node, life),
+            Is::Coordinate(node, life) => {
+                self.schedule.after(BEAT_US / 2, Is::Coordinate(node, life));
+                self.coordinate(node)
+            }
+            Is::Retry(node, _, number) => self.retry(node, number),
+            Is::GoOn(node, _, which, number) => {
+                let running = self.node_mut(node).running();
+                if running.is_none_or(|running| running.recovery.asked[which] != number) {
+                    return Ok(());
+                }
+                self.resume(node, which, None)
+            }
+            other => unreachable!("{other:?} is no turn"),
+        }
+    }
+
+    fn thaw(&mut self, node: u32, life: u32) -> Result<(), Violation> {
+        let mut held = Vec::new();
+        std::mem::swap(&mut held, &mut self.held);
+        let (own, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(of, ..)| *of == node);
+        self.held = others;
+        for (_, of_life, event) in own {
+            // What was for a process that is gone meanwhile: its turns are over, and the connections are the world's.
+            if of_life == life || matches!(event, Event::Connected(_)) {
+                self.take(event)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,104 @@
+//! The simulated cluster: it repeats, it finds what is planted, and it finds nothing else.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kera_sim::nodes::{Fault, Plan, Planted, run};
+
+/// Runs of a quarter of a minute, with faults all the time.
+const SEEDS: u64 = 200;
+
+fn short(seed: u64) -> Plan {
+    // What retention takes of a lane's end its next owner does not know.
+    Plan { trouble_ms: 15_000, records: 200, fault_us: 1_200_000, retention: false, ..Plan::new(seed) }
+}
+
+/// Runs seeds on two threads; what went wrong, by seed.
+fn all(seeds: std::ops::Range<u64>, plan: impl Fn(u64) -> Plan + Sync) -> Vec<String> {
+    let next = AtomicU64::new(seeds.start);
+    let work = || {
+        let mut wrong = Vec::new();
+        loop {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                return wrong;
+            }
+            if let Some(violation) = run(&plan(seed)).violation {
+                wrong.push(format!("seed {seed}: {violation}"));
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        let workers = [scope.spawn(work), scope.spawn(work)];
+        workers.into_iter().flat_map(|worker| worker.join().expect("a run panicked")).collect()
+    })
+}
+
+#[test]
+fn a_seed_repeats_itself() {
+    let mut traces = Vec::new();
+    for seed in 1..9 {
+        let first = run(&short(seed));
+        assert_eq!(first, run(&short(seed)), "two runs of seed {seed}");
+        assert!(first.acknowledged > 0 && !first.faults.is_empty(), "{first:?}");
+        traces.push(first.trace);
+    }
+    traces.dedup();
+    assert_eq!(traces.len(), 8, "seeds that do the same");
+}
+
+#[test]
+fn many_seeds_keep_every_promise() {
+    assert_eq!(all(1..1 + SEEDS, short), Vec::<String>::new());
+}
+
+#[test]
+fn every_fault_happens_and_the_cluster_does_something_about_it() {
+    let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());
+    for seed in 1..60 {
+        let report = run(&short(seed));
+        report.faults.into_iter().for_each(|(name, count)| *faults.entry(name).or_insert(0) += count);
+        report.did.into_iter().for_each(|(name, count)| *did.entry(name).or_insert(0) += count);
+    }
+    let missing: Vec<&str> =
+        Fault::ALL.iter().map(|fault| fault.name()).filter(|name| !faults.contains_key(name)).collect();
+    assert_eq!(missing, Vec::<&str>::new(), "{faults:?}");
+    for what in ["fenced", "taken over", "rebuilt", "started again", "owner changes", "starts"] {
+        assert!(did.get(what).is_some_and(|count| *count > 20), "{what}: {did:?}");
+    }
+}
+
+/// What is found of a defect, with faults that bring it out.
+fn found(planted: Planted, only: &[Fault], words: &[&str]) {
+    let plan = |seed| Plan { planted: Some(planted), only: only.to_vec(), ..short(seed) };
+    let found = (1..150).find_map(|seed| run(&plan(seed)).violation);
+    let found = found.unwrap_or_else(|| panic!("{planted:?} was not found"));
+    assert!(words.iter().any(|words| found.contains(words)), "{found}");
+}
+
+#[test]
+fn a_fence_that_does_not_hold_is_found() {
+    found(Planted::NoFence, &[Fault::Freeze, Fault::CutOff, Fault::PairCut], &["was", "not done", "acknowledged"]);
+}
+
+#[test]
+fn an_acknowledgement_before_the_last_copy_is_found() {
+    let only = [Fault::Kill, Fault::CutOff, Fault::PairCut, Fault::Freeze];
+    found(Planted::AcknowledgesEarly, &only, &["was", "not done"]);
+}
+
+#[test]
+fn a_recovery_that_forgets_producers_is_found() {
+    found(Planted::ForgetsProducers, &[Fault::Freeze, Fault::CutOff, Fault::Kill], &["too", "not done", "was"]);
+}
+
+#[test]
+fn a_view_that_begins_behind_what_was_written_is_found() {
+    let only = [Fault::PairCut, Fault::Freeze, Fault::CutOff, Fault::Kill];
+    found(Planted::ViewBehindWritten, &only, &["was", "not done"]);
+}
+
+#[test]
+fn a_lost_log_that_goes_too_early_is_found() {
+    found(Planted::GivesUpEarly, &[Fault::Kill, Fault::Freeze], &["not done", "was", "begins"]);
+}
