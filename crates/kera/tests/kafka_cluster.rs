@@ -250,3 +250,26 @@ fn a_coordinator_that_was_frozen_acknowledges_nothing_any_more() {
     let now = three.coordinator("g");
     assert_eq!(three.offset(now, "g"), Ok(2));
 }
+
+#[test]
+fn what_groups_have_committed_goes_along_when_their_coordinators_are_drained() {
+    let three = Three::start();
+    three.node(0).ok("stream create t --streamlets 1 --replication 3");
+    let groups = groups();
+    for (at, group) in groups.iter().enumerate() {
+        assert_eq!(three.commit(three.coordinator(group), group, at as i64), 0);
+    }
+    // The second time groups come that two nodes have had, some of them from a node that had others itself.
+    for round in 0..2_i64 {
+        let left = three.coordinator(&groups[0]);
+        three.node(left).ok(&format!("node drain {} --no-wait", left + 1));
+        eventually("it owns nothing", || three.status(left)["nodes"][left]["streamlets"] == 0);
+        for (at, group) in groups.iter().enumerate() {
+            let owner = three.coordinator(group);
+            assert_ne!(owner, left);
+            assert_eq!(three.offset(owner, group), Ok(at as i64 + 100 * round), "{group}");
+            assert_eq!(three.commit(owner, group, at as i64 + 100 * (round + 1)), 0, "{group}");
+        }
+        three.node(left).ok(&format!("node drain {} --undo", left + 1));
+    }
+}
