@@ -4,8 +4,17 @@
     bench/cluster_chaos.py target/release/kera --seconds 60 --copies 3 --durability process --seed 1
 
 Every few seconds a node is killed with kill -9 and started again after up to three seconds, stopped in good order and started again,
-or frozen (SIGSTOP) for one to two seconds; with `--kinds` also all nodes at once, by kill -9 or in good order. Needs Python 3 and nothing else; ports on the loopback address are chosen freely. Prints what it did
-and the verdict; exit status 1 if a promise was broken.
+or frozen (SIGSTOP) for one to two seconds. With `--kinds` also
+
+    kill-all, stop-all   all nodes at once, by kill -9 or in good order
+    move, drain          a streamlet is moved, a node emptied and filled again
+    cut                  a node cannot reach the others for one to four seconds, nor they it; clients reach all of them
+    isolate              nobody reaches a node, clients neither
+    full-disk            the disk of a node is filled to the last byte for one to three seconds
+
+The last three need root: the script runs again in network and mount namespaces of its own, where each node has a network of its own with one
+cable for clients and one for the other nodes, and a disk of `--disk-mib` in memory. Otherwise it needs Python 3 and nothing else; ports on the
+loopback address are chosen freely. Prints what it did and the verdict; exit status 1 if a promise was broken.
 """
 import argparse
 import os
@@ -29,20 +38,99 @@ def free_ports(count):
     return ports
 
 
+NAMESPACES = "KERA_CHAOS_NAMESPACES"
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True)
+
+
+def own_namespaces():
+    """Runs the script again where its networks and disks are nobody else's, unless it is there."""
+    if os.environ.get(NAMESPACES):
+        return
+    if os.geteuid() != 0:
+        sys.exit("cut, isolate and full-disk need root, for networks and disks of their own; run it as root or leave them out of --kinds")
+    os.environ[NAMESPACES] = "1"
+    # The nodes' namespaces and their last processes go with this one's.
+    os.execvp("unshare", ["unshare", "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, *sys.argv])
+
+
+class Place:
+    """Where a node runs: a network namespace with two cables, and a small disk."""
+
+    CLIENTS, CLUSTER = "10.77.1", "10.77.2"
+
+    def __init__(self, number, data, mib):
+        self.number, self.data = number, data
+        # Its process holds the namespace.
+        self.holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
+        while os.readlink(f"/proc/{self.holder.pid}/ns/net") == os.readlink("/proc/self/ns/net"):
+            time.sleep(0.01)
+        inside = ["nsenter", "-t", str(self.holder.pid), "-n", "ip"]
+        subprocess.run([*inside, "link", "set", "lo", "up"], check=True)
+        for letter, net in (("c", self.CLIENTS), ("n", self.CLUSTER)):
+            ip("link", "add", f"{letter}{number}", "type", "veth", "peer", "name", f"{letter}in", "netns", str(self.holder.pid))
+            ip("link", "set", f"{letter}{number}", "master", f"br-{letter}", "up")
+            subprocess.run([*inside, "addr", "add", f"{net}.{number}/24", "dev", f"{letter}in"], check=True)
+            subprocess.run([*inside, "link", "set", f"{letter}in", "up"], check=True)
+        os.makedirs(data)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "kera-chaos", data], check=True)
+
+    @classmethod
+    def networks(cls):
+        ip("link", "set", "lo", "up")
+        for letter, net in (("c", cls.CLIENTS), ("n", cls.CLUSTER)):
+            ip("link", "add", f"br-{letter}", "type", "bridge")
+            ip("addr", "add", f"{net}.254/24", "dev", f"br-{letter}")
+            ip("link", "set", f"br-{letter}", "up")
+
+    def within(self, command):
+        return ["nsenter", "-t", str(self.holder.pid), "-n", *command]
+
+    def cut(self, letters, seconds):
+        for letter in letters:
+            ip("link", "set", f"{letter}{self.number}", "down")
+        time.sleep(seconds)
+        for letter in letters:
+            ip("link", "set", f"{letter}{self.number}", "up")
+
+    def fill(self, seconds):
+        path = os.path.join(self.data, "filler")
+        try:
+            with open(path, "wb", buffering=0) as filler:
+                for size in (1 << 20, 4096):
+                    try:
+                        while filler.write(b"\0" * size) == size:
+                            pass
+                    except OSError:
+                        pass
+            time.sleep(seconds)
+        finally:
+            os.unlink(path)
+
+
 class Node:
-    def __init__(self, kera, folder, number, ports, arena):
-        self.number, self.address = number, f"127.0.0.1:{ports[number - 1]}"
+    def __init__(self, kera, folder, number, ports, arena, place=None):
+        data = os.path.join(folder, f"node-{number}")
+        if place:
+            hosts = [f"{net}.{number}" for net in (place.CLIENTS, place.CLUSTER)]
+            first, ports = f"{place.CLUSTER}.1", [7070] * 3 + [7072] * 3
+        else:
+            hosts, first = ["127.0.0.1"] * 2, "127.0.0.1"
+        self.number, self.address, self.place = number, f"{hosts[0]}:{ports[number - 1]}", place
         self.log = os.path.join(folder, f"node-{number}.log")
-        self.command = [kera, "serve", "--data", os.path.join(folder, f"node-{number}"), "--node", str(number)]
-        self.command += ["--listen", self.address, "--cluster-listen", f"127.0.0.1:{ports[2 + number]}"]
+        self.command = [kera, "serve", "--data", data, "--node", str(number)]
+        self.command += ["--listen", self.address, "--cluster-listen", f"{hosts[1]}:{ports[2 + number]}"]
         self.command += ["--kafka-listen", "none", "--http-listen", "none", "--arena-bytes", arena]
         if number > 1:
-            self.command += ["--join", f"127.0.0.1:{ports[3]}"]
+            self.command += ["--join", f"{first}:{ports[3]}"]
         self.process = None
 
     def start(self):
         with open(self.log, "ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
+            command = self.place.within(self.command) if self.place else self.command
+            self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def wait(self, seconds=60):
         host, port = self.address.split(":")
@@ -100,6 +188,10 @@ def torment(nodes, kinds, chance, done):
             one.wait()
     elif kind in ("move", "drain"):
         move(node.command[0], nodes, node, kind, chance)
+    elif kind in ("cut", "isolate"):
+        node.place.cut("n" if kind == "cut" else "cn", chance.uniform(1, 4))
+    elif kind == "full-disk":
+        node.place.fill(chance.uniform(1, 3))
     elif kind == "freeze":
         node.signal(signal.SIGSTOP)
         time.sleep(chance.uniform(1, 2))
@@ -124,16 +216,27 @@ def main():
     parser.add_argument("--pause", type=float, default=3.0, help="seconds between two torments")
     parser.add_argument("--rate", type=int, default=20000, help="records per second")
     parser.add_argument("--arena-bytes", default="512MiB")
+    parser.add_argument("--disk-mib", type=int, default=2048, help="size of each node's disk, where it has one of its own")
     parser.add_argument("--members", type=int, default=0,
                         help="so many members of an application read it all as well, while the torments go on")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep data and logs")
     args = parser.parse_args()
+    known = {"kill", "stop", "freeze", "kill-all", "stop-all", "move", "drain", "cut", "isolate", "full-disk"}
+    unknown = set(args.kinds.split(",")) - known
+    if unknown:
+        parser.error(f"--kinds: there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    places = not {"cut", "isolate", "full-disk"}.isdisjoint(args.kinds.split(","))
+    if places:
+        own_namespaces()
     chance, done = random.Random(args.seed), {}
     folder = tempfile.mkdtemp(prefix="kera-cluster-")
     ports = free_ports(6)
     kera = os.path.abspath(args.kera)
-    nodes = [Node(kera, folder, number, ports, args.arena_bytes) for number in (1, 2, 3)]
+    if places:
+        Place.networks()
+    at = {number: Place(number, os.path.join(folder, f"node-{number}"), args.disk_mib) if places else None for number in (1, 2, 3)}
+    nodes = [Node(kera, folder, number, ports, args.arena_bytes, at[number]) for number in (1, 2, 3)]
     connect = ",".join(node.address for node in nodes)
     failed = True
     try:
@@ -174,6 +277,8 @@ def main():
         if failed or args.keep:
             print(f"logs and data are in {folder}")
         else:
+            for place in filter(None, at.values()):
+                subprocess.run(["umount", "--lazy", place.data], check=False)
             subprocess.run(["rm", "-rf", folder], check=False)
     sys.exit(1 if failed else 0)
 
