@@ -117,6 +117,20 @@ impl Kept {
         older.iter().flat_map(|(lane, groups)| groups.values().map(move |kept| entry(*lane, kept))).collect()
     }
 
+    /// The first groups that are here, as the next owner records them.
+    pub(super) fn records_of_own(&self, most: usize) -> Vec<Entry> {
+        let of_lane = |lane: &Arc<Lane>| {
+            let key = LaneKey { streamlet: self.place.id(), lane: lane.id() };
+            lane.groups(GroupId::NONE, most).into_iter().map(move |group| Entry::Kept {
+                lane: key,
+                group: group.id,
+                first_ordinal: group.first_ordinal,
+                next_ordinal: group.next_ordinal,
+            })
+        };
+        self.place.lanes().flat_map(of_lane).take(most).collect()
+    }
+
     pub(super) fn is_read(&self) -> bool {
         self.is_read.load(Ordering::Acquire)
     }

@@ -36,6 +36,8 @@ use replay::{Replay, Replayed};
 
 /// The name of the system stream that keeps applications and their offsets.
 pub const APPLICATIONS_STREAM: &str = "_kera.applications";
+/// At most so many groups of a streamlet are told to its next owner in records of its applications.
+const GROUPS_ALONG_MAX: usize = 400;
 /// No stream has this id.
 const NO_STREAM: u64 = u64::MAX;
 
@@ -428,6 +430,11 @@ impl Applications {
         }
         let mut chunks = Chunked::default();
         chunks.push("", stream, &kept.records_of_older());
+        // The next owner gets them in the state as well; but if it is lost at once, its successor may have these records only.
+        let own = kept.records_of_own(GROUPS_ALONG_MAX + 1);
+        if own.len() <= GROUPS_ALONG_MAX {
+            chunks.push("", stream, &own);
+        }
         for application in self.of_stream(stream) {
             chunks.push(&application.meta.name, stream, &application.records(Some(streamlet)));
         }

@@ -371,7 +371,7 @@ impl Broker {
         let rebuilt =
             |lane: &Decided, group: GroupId| lane.segments.iter().any(|segment| segment.group.epoch() == group.epoch());
         let mut held = BTreeSet::new();
-        for lane in place.lanes() {
+        for lane in place.all_lanes() {
             let comes = lanes.get(&lane.id());
             let groups = lane.groups(GroupId::NONE, usize::MAX);
             let here: Vec<_> = groups
