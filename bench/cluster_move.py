@@ -44,10 +44,10 @@ def probe(kera, connect, rate, seconds, moves):
 
 def latencies(said):
     """Every latency that the probe tells of, in milliseconds."""
-    told = {}
-    for name, value in said.items():
-        if isinstance(value, dict) and "max" in value and "p50" in value:
-            told[name.removesuffix("_us")] = {key: round(value[key] / 1000, 2) for key in ("p50", "p99", "max") if key in value}
+    of = lambda value: {key: round(value[key] / 1000, 2) for key in ("p50", "p99", "max")}
+    told = {"to_acknowledgement_ms": of(said["latency_us"])}
+    if "consume" in said:
+        told["to_receipt_ms"] = of(said["consume"]["latency_us"])
     return told
 
 

@@ -205,6 +205,21 @@ fn groups_of_a_lost_node_come_to_the_owner_and_its_logs_are_kept_until_it_has_th
 }
 
 #[test]
+fn an_owner_does_not_stop_for_groups_that_no_backup_has() {
+    let (mut cluster, stream) = moved_and_lost(2);
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+    cluster.join(4, true);
+    cluster.move_to(stream, 0, 4);
+    (2..4).for_each(|node| cluster.fence(node));
+    assert_eq!(cluster.0.plan_gather().unwrap(), [], "both backups of the log are lost");
+    cluster.join(3, true);
+    assert!(!cluster.0.plan_gather().unwrap().is_empty());
+    let accepted = cluster.0.plan_accept_loss(&stream.into(), 0).unwrap();
+    cluster.apply(&accepted);
+    assert_eq!((cluster.owner(stream, 0), cluster.0.plan_gather().unwrap()), (4, vec![]), "a person gives them up");
+}
+
+#[test]
 fn groups_go_with_the_owner_if_that_one_is_lost_as_well() {
     let (mut cluster, stream) = moved_and_lost(3);
     cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);

@@ -5,7 +5,7 @@ mod common;
 
 use std::process::{Child, Output, Stdio};
 
-use common::members::{Member, cluster, free_ports, start_again, three_nodes};
+use common::members::{Member, cluster, free_ports, start_again, three_nodes, voters};
 use common::{Node, eventually};
 
 /// Three nodes with a stream that `kera verify` writes to.
@@ -62,6 +62,12 @@ impl House {
 
     fn start(&mut self, number: usize) {
         self.nodes[number - 1] = Some(start_again(&self.members[number - 1]));
+    }
+
+    fn cluster_port(&self, number: usize) -> u16 {
+        let flags = &self.members[number - 1].flags;
+        let at = flags.iter().position(|flag| flag == "--cluster-listen").expect("it is there") + 1;
+        flags[at].rsplit_once(':').and_then(|(_, port)| port.parse().ok()).expect("a port")
     }
 
     fn is_lost(&self, number: usize, seen_by: usize) -> bool {
@@ -154,6 +160,11 @@ fn what_a_lost_node_held_for_others_comes_to_the_owner_and_the_node_can_be_given
     eventually("its groups are the owner's", || cluster(house.node(third))["nodes"][old - 1]["held_streamlets"] == 0);
     eventually("it is given up", || house.node(third).run(&format!("node remove {old}")).status.success());
     assert_eq!(cluster(house.node(third))["nodes"].as_array().map(Vec::len), Some(2));
+    // With its vote: a machine that takes its place gets one, and its number.
+    let place = Member::new(old, free_ports(1)[0], free_ports(1)[0], Some(house.cluster_port(third)), &[]);
+    let fresh = start_again(&place);
+    eventually("three coordinators that vote", || voters(&fresh) == 3);
+    eventually("and nobody else", || cluster(house.node(third))["nodes"].as_array().map(Vec::len) == Some(3));
     house.write(third, 50);
     assert_eq!(house.ordinals(third, 150), (0..150).collect::<Vec<_>>());
 }

@@ -2,7 +2,7 @@
 //! coordinators get votes. Steps 1 to 4 of "A broker is lost" in `docs/replication.md`; each is in the log before the next begins,
 //! so whoever leads next goes on where this one stopped.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -144,8 +144,36 @@ impl Group {
         Ok(())
     }
 
-    /// Gives votes to coordinators that follow closely, two at a time, so that their number stays odd: one, three or five.
+    /// Takes nodes that were given up out of the group, with their votes. A number that joins just now is not in the state yet: nobody
+    /// joins while this looks.
+    async fn let_leave(&self) -> Result<(), CoordinatorError> {
+        let members = self.raft.metrics().borrow().membership_config.membership().clone();
+        let is_gone = |state: &ClusterState, node: u64| {
+            let is_founded = state.cluster() != [0; 16];
+            is_founded && node != u64::from(self.config.node) && state.node(node as NodeNumber).is_none()
+        };
+        if members.get_joint_config().len() > 1
+            || !self.read(|state| members.nodes().any(|(id, _)| is_gone(state, *id)))
+        {
+            return Ok(());
+        }
+        let _alone = self.leading.lock().await;
+        let gone: BTreeSet<u64> =
+            self.read(|state| members.nodes().map(|(id, _)| *id).filter(|id| is_gone(state, *id)).collect());
+        let votes: BTreeSet<u64> = members.voter_ids().filter(|id| gone.contains(id)).collect();
+        if gone.is_empty() {
+            return Ok(());
+        }
+        tracing::info!(nodes = ?gone, "nodes that were given up leave the coordinators");
+        let change =
+            if votes.is_empty() { ChangeMembers::RemoveNodes(gone) } else { ChangeMembers::RemoveVoters(votes) };
+        let changed = self.raft.change_membership(change, false).await;
+        changed.map(drop).map_err(|error| crate::group::no_leader(&error))
+    }
+
+    /// Gives votes to coordinators that follow closely, so that their number is odd: one, three or five.
     async fn give_votes(&self) -> Result<(), CoordinatorError> {
+        self.let_leave().await?;
         let metrics = self.raft.metrics().borrow().clone();
         let Some(replication) = &metrics.replication else { return Ok(()) };
         let members = metrics.membership_config.membership();
@@ -160,13 +188,15 @@ impl Group {
         });
         let ready: Vec<u64> =
             coordinators.into_iter().filter(|node| !voters.contains(node) && is_close(node)).collect();
-        if ready.len() < 2 || voters.len() + 2 > VOTERS_MAX || members.get_joint_config().len() > 1 {
+        // An even number is what is left when one was given up.
+        let wanted = 1 + voters.len() % 2;
+        if ready.len() < wanted || voters.len() + wanted > VOTERS_MAX || members.get_joint_config().len() > 1 {
             return Ok(());
         }
         let _alone = self.leading.lock().await;
-        let two = ready[..2].iter().copied().collect();
-        tracing::info!(voters = ?ready[..2], "coordinators get votes");
-        let changed = self.raft.change_membership(ChangeMembers::AddVoterIds(two), true).await;
+        let more = ready[..wanted].iter().copied().collect();
+        tracing::info!(voters = ?ready[..wanted], "coordinators get votes");
+        let changed = self.raft.change_membership(ChangeMembers::AddVoterIds(more), true).await;
         changed.map(drop).map_err(|error| crate::group::no_leader(&error))
     }
 }

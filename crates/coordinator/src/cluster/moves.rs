@@ -211,11 +211,9 @@ impl ClusterState {
     }
 
     /// Has present owners rebuild groups that nodes held for them and have lost: each gets a new owner epoch, and the groups. Nothing
-    /// before the ends of all logs of lost nodes are decided, and nothing of what is rebuilt already.
+    /// before all logs of lost nodes can be read, and nothing of what is rebuilt already.
     pub fn plan_gather(&self) -> Planned {
-        if !self.held_copied().any(|(_, held)| self.is_lost(&held))
-            || self.lost_logs().any(|(_, log)| log.end.is_none())
-        {
+        if !self.held_copied().any(|(_, held)| self.is_lost(&held)) || !self.can_be_read() {
             return Ok(Vec::new());
         }
         let mut lost: BTreeSet<(StreamId, u32)> = BTreeSet::new();
@@ -233,6 +231,16 @@ impl ClusterState {
             }
         }
         Ok(entries)
+    }
+
+    /// Whether the ends of all logs of lost nodes are decided, and each of their views has a backup that is there: an owner that gathers
+    /// takes no writes until it has been told what there is.
+    fn can_be_read(&self) -> bool {
+        let is_there = |node: &NodeNumber| self.nodes.get(node).is_some_and(|node| !node.fenced);
+        self.lost_logs().all(|(_, log)| {
+            let mut views = log.views.iter();
+            log.end.is_some() && views.all(|view| view.backups.is_empty() || view.backups.iter().any(is_there))
+        })
     }
 
     /// Groups that a node has no more. What is not its to tell is left out.

@@ -117,7 +117,9 @@ impl ClusterState {
         let holds = self.owners.values().any(|of| of.held().iter().any(|held| held.node == node));
         must(!holds, || {
             format!(
-                "node {node} holds older groups of streamlets that have moved; those of streams with copies come to their owners                  by themselves, for those with one copy start it again, or wait until retention has taken them"
+                "node {node} holds older groups of streamlets that have moved; those of streams with copies come to their owners \
+                 by themselves once their backups are there, for the others start it again, wait until retention has taken \
+                 them, or give them up with `kera streamlet accept-loss STREAM/STREAMLET`"
             )
         })?;
         let has_logs = self.logs.keys().any(|log| log.node == node);
