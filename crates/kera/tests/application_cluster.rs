@@ -58,6 +58,11 @@ fn members_read_everything_and_their_commits_survive_owners_that_are_killed() {
         let at_first = look(other, &mut before);
         eventually("commits go on", || committed(other).is_some_and(|now| now.values().sum::<u64>() > at_first + 500));
         look(other, &mut before);
+        // Streamlets that have moved, with what they had before still at other nodes: to the one that is lost, and away from it.
+        for (streamlet, to) in [(lost, 3), (4, lost + 1), (5, lost + 1)] {
+            other.ok(&format!("streamlet move copied/{streamlet} --to {to}"));
+            look(other, &mut before);
+        }
         nodes[lost].take().expect("it runs").kill();
         let other = nodes[2].as_ref().expect("it runs");
         eventually("nothing waits for it", || {
