@@ -9,7 +9,7 @@ use kera_sim::nodes::{Fault, Plan, Planted, run};
 const SEEDS: u64 = 200;
 
 fn short(seed: u64) -> Plan {
-    // What retention takes of a lane's end its next owner does not know.
+    // With retention two seeds of 200 fail: `docs/simulator.md`, what was found.
     Plan { trouble_ms: 15_000, records: 200, fault_us: 1_200_000, retention: false, ..Plan::new(seed) }
 }
 
