@@ -3,10 +3,11 @@
 
     peers/kafka/kafka.sh fetch; (cd peers/rdkafka-bench && cargo build --release)
     bench/cluster_compare.py target/release/kera --rounds 2 --seconds 5
+    bench/cluster_compare.py target/release/kera --streams 128 --chunks 1024         # streams, or topics, of one streamlet each
 
 KerA's producer is its own client (`kera bench produce`, durability process: an acknowledged record is in the memory of its owner and in
 the files of two others, not synced), Kafka's is librdkafka with acks=all and idempotence, min.insync.replicas=2, which does not
-sync either. Records of 100 bytes, 16 streamlets or partitions. Prints a line for each chunk size with the medians and the ratio. Nodes of both
+sync either. Records of 100 bytes, one stream of 16 streamlets or partitions. Prints a line for each chunk size with the medians and the ratio. Nodes of both
 are stopped at the end. Needs 6 GiB of memory and of disk.
 """
 import argparse
@@ -41,21 +42,29 @@ def start_kafka():
         kafka(port, "start", *own, f"controller.quorum.voters=1@127.0.0.1:{BROKERS[0] + 1}", *shared)
 
 
-def of_kafka(chunk, seconds):
+def of_kafka(chunk, seconds, streams):
     command = [LOAD, "produce", "--bootstrap", ",".join(f"127.0.0.1:{port}" for port in BROKERS), "--replication", "3"]
-    command += ["--partitions", "16", "--batch-bytes", str(chunk)]
+    command += ["--topics", str(streams), "--partitions", str(streamlets(streams)), "--batch-bytes", str(chunk)]
     command += ["--seconds", str(seconds), "--records", "1000000000", "--spread", "batch", "--buffer-bytes", "33554432"]
     said = subprocess.run(command + ["-X", "acks=all", "-X", "enable.idempotence=true"], check=True, stdout=subprocess.PIPE, text=True).stdout
     return json.loads(said)["records_per_s"]
 
 
-def of_kera(kera, connect, chunk, seconds, name):
-    create = [kera, "stream", "create", name, "--streamlets", "16", "--replication", "3", "--connect", connect]
-    subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
-    command = [kera, "bench", "produce", "--stream", name, "--streamlets", "16", "--chunk-bytes", str(chunk), "--seconds", str(seconds)]
+def streamlets(streams):
+    return 16 if streams == 1 else 1
+
+
+def of_kera(kera, connect, chunk, seconds, name, streams):
+    names = [name] if streams == 1 else [f"{name}-{number}" for number in range(streams)]
+    for one in names:
+        create = [kera, "stream", "create", one, "--streamlets", str(streamlets(streams)), "--replication", "3", "--connect", connect]
+        subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
+    command = [kera, "bench", "produce", "--stream", name, "--streams", str(streams), "--streamlets", str(streamlets(streams))]
+    command += ["--chunk-bytes", str(chunk), "--seconds", str(seconds)]
     command += ["--record-bytes", "100", "--connect", connect, "--json", "--warmup-seconds", "1"]
     said = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    subprocess.run([kera, "stream", "delete", name, "--connect", connect, "--yes"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for one in names:
+        subprocess.run([kera, "stream", "delete", one, "--connect", connect, "--yes"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return json.loads(said)["records_per_s"]
 
 
@@ -65,6 +74,7 @@ def main():
     parser.add_argument("--seconds", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--chunks", default="1024,16384,65536")
+    parser.add_argument("--streams", type=int, default=1, help="one of 16 streamlets, or more of one streamlet each")
     args = parser.parse_args()
     kera, folder = os.path.abspath(args.kera), tempfile.mkdtemp(prefix="kera-compare-")
     ports = free_ports(6)
@@ -79,13 +89,13 @@ def main():
         for chunk in map(int, args.chunks.split(",")):
             ours, theirs = [], []
             for turn in range(args.rounds):
-                ours.append(of_kera(kera, connect, chunk, args.seconds, f"bench-{chunk}-{turn}"))
+                ours.append(of_kera(kera, connect, chunk, args.seconds, f"bench-{chunk}-{turn}", args.streams))
                 time.sleep(2)
-                theirs.append(of_kafka(chunk, args.seconds))
+                theirs.append(of_kafka(chunk, args.seconds, args.streams))
                 time.sleep(2)
             us, them = statistics.median(ours), statistics.median(theirs)
             spread = lambda rates: "–".join(f"{rate / 1e6:.3f}" for rate in (min(rates), max(rates)))
-            print(f"chunks of {chunk:6}: KerA {us / 1e6:.3f} M/s ({spread(ours)}), Kafka {them / 1e6:.3f} M/s ({spread(theirs)}), "
+            print(f"{args.streams} x {streamlets(args.streams)}, chunks of {chunk:6}: KerA {us / 1e6:.3f} M/s ({spread(ours)}), Kafka {them / 1e6:.3f} M/s ({spread(theirs)}), "
                   f"ratio {us / them:.1f}", flush=True)
     finally:
         for port in reversed(BROKERS):

@@ -6,10 +6,10 @@ use std::time::Duration;
 use kera_format::{GroupId, LaneId, StreamId, StreamOptions, StreamletId};
 use kera_protocol::{
     AlterStream, ApplicationDescription, ApplicationState, ApplicationSummary, AvailableGroups, AvailableSegments,
-    ClusterDescription, CommittedOffsets, CreateStream, DeleteApplication, DeleteStream, DescribeApplication,
-    DescribeCluster, FetchOffsets, GetStream, GroupInfo, LaneStats, ListApplications, ListStreams, Lookup,
-    LookupResult, Message, NodeStatus, NodeStatusResponse, ResetOffsets, SegmentInfo, Start, Status, StreamChanges,
-    StreamInfo, StreamRef, StreamStats,
+    ClusterDescription, CommittedOffsets, CopiesDescription, CreateStream, DeleteApplication, DeleteStream,
+    DescribeApplication, DescribeCluster, DescribeCopies, FetchOffsets, GetStream, GroupInfo, LaneStats,
+    ListApplications, ListStreams, Lookup, LookupResult, Message, NodeStatus, NodeStatusResponse, ResetOffsets,
+    SegmentInfo, Start, Status, StreamChanges, StreamInfo, StreamRef, StreamStats,
 };
 
 use kera_rpc::RpcError;
@@ -286,6 +286,11 @@ impl Admin {
     /// How the cluster is, as the node knows it; one that is alone answers without nodes.
     pub async fn describe_cluster(&self) -> Result<ClusterDescription, ClientError> {
         self.client.call(&DescribeCluster).await
+    }
+
+    /// How the copies of what the node owns are, and what it keeps for others.
+    pub async fn describe_copies(&self) -> Result<CopiesDescription, ClientError> {
+        self.client.call(&DescribeCopies).await
     }
 
     /// How the node is.

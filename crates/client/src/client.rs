@@ -467,6 +467,7 @@ fn is_repeatable(op: Op) -> bool {
             | Op::DescribeApplication
             | Op::FetchOffsets
             | Op::NodeStatus
+            | Op::DescribeCopies
             | Op::AllocateProducer
             | Op::FindOwners
     )

@@ -5,10 +5,10 @@ use kera_format::StreamId;
 use kera_format::cluster::RaftPlace;
 use kera_format::vlog_replica::LogId;
 
-use crate::codec::{Reader, Wire, wire_enum, wire_fields, wire_struct};
+use crate::codec::{question, wire_enum, wire_fields, wire_struct};
 use crate::message::{messages, responses};
-use crate::spec::{Source, Trace};
-use crate::{ProtocolError, Role};
+
+use crate::Role;
 
 wire_fields!(RaftPlace, ["A place in the coordinators' log."], {
     term: u64, ["Term of the leader that wrote it."];
@@ -218,23 +218,9 @@ wire_struct! {
     }
 }
 
-/// Asks how the cluster is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct DescribeCluster;
-
-impl Wire for DescribeCluster {
-    const BYTES_MIN: usize = 0;
-    fn put(&self, _out: &mut Vec<u8>) {}
-    fn get(_from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
-        Ok(DescribeCluster)
-    }
-    fn kind() -> String {
-        "DescribeCluster".to_owned()
-    }
-    fn trace(&self, _trace: &mut Trace) {}
-    fn sample(_source: &mut Source<'_>) -> Self {
-        DescribeCluster
-    }
+question! {
+    /// Asks how the cluster is.
+    DescribeCluster
 }
 
 wire_struct! {

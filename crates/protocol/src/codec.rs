@@ -431,6 +431,31 @@ macro_rules! wire_struct {
 }
 pub(crate) use wire_struct;
 
+/// A request without fields.
+macro_rules! question {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+        pub struct $name;
+
+        impl $crate::codec::Wire for $name {
+            const BYTES_MIN: usize = 0;
+            fn put(&self, _out: &mut Vec<u8>) {}
+            fn get(_from: &mut $crate::codec::Reader<'_>) -> Result<Self, $crate::ProtocolError> {
+                Ok($name)
+            }
+            fn kind() -> String {
+                stringify!($name).to_owned()
+            }
+            fn trace(&self, _trace: &mut $crate::spec::Trace) {}
+            fn sample(_source: &mut $crate::spec::Source<'_>) -> Self {
+                $name
+            }
+        }
+    };
+}
+pub(crate) use question;
+
 /// Declares an enum without fields that is written as one byte.
 macro_rules! wire_enum {
     ($(#[doc = $doc:literal])+ pub enum $name:ident, $allowed:literal {

@@ -69,7 +69,7 @@ pub use moves::{
     AcceptLoss, ChangeNode, DescribeMoves, FinishMove, GroupsGone, HeldGroups, LetGo, LetGone, MoveInfo, MovePlan,
     MoveStreamlet, MovesDescription, NodeChange, NodeHoldings, PlanRebalance,
 };
-pub use node::{DiskStatus, NodeStatus, NodeStatusResponse, Role};
+pub use node::{CopiesDescription, DescribeCopies, DiskStatus, NodeStatus, NodeStatusResponse, Role};
 pub use op::Op;
 pub use placement::{FindOwners, NodeInfo, OlderGroups, Owner, OwnerRun, Owners, StreamOwners, StreamletState};
 pub use read::{

@@ -1,27 +1,16 @@
 //! How a node is.
 
-use crate::ProtocolError;
-use crate::codec::{Reader, Wire, wire_enum, wire_struct};
+use crate::codec::{question, wire_enum, wire_struct};
 use crate::message::{messages, responses};
-use crate::spec::{Source, Trace};
 
-/// Asks how the node is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct NodeStatus;
+question! {
+    /// Asks how the node is.
+    NodeStatus
+}
 
-impl Wire for NodeStatus {
-    const BYTES_MIN: usize = 0;
-    fn put(&self, _out: &mut Vec<u8>) {}
-    fn get(_from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
-        Ok(NodeStatus)
-    }
-    fn kind() -> String {
-        "NodeStatus".to_owned()
-    }
-    fn trace(&self, _trace: &mut Trace) {}
-    fn sample(_source: &mut Source<'_>) -> Self {
-        NodeStatus
-    }
+question! {
+    /// Asks how a node's copies on other nodes are, and what it keeps for others.
+    DescribeCopies
 }
 
 wire_enum! {
@@ -104,5 +93,27 @@ wire_struct! {
     }
 }
 
-messages! { NodeStatus => NodeStatusResponse; }
-responses!(NodeStatusResponse);
+wire_struct! {
+    /// How the copies of what a node owns are, and what it keeps for others. All zeros from a node that is alone.
+    #[derive(Copy, Default)]
+    pub struct CopiesDescription {
+        /// Virtual logs of this node that other nodes have copies of.
+        pub logs: u64,
+        /// Bytes of chunks that wait for their copies.
+        pub pending_bytes: u64,
+        /// Blocks of those logs that are needed and have fewer copies than they should.
+        pub under_replicated_blocks: u64,
+        /// Bytes of lost brokers that are still to be rebuilt here.
+        pub rebuild_left_bytes: u64,
+        /// Virtual logs of other nodes of which this one has a copy.
+        pub backup_logs: u64,
+        /// Bytes of the files of those copies.
+        pub backup_bytes: u64,
+    }
+}
+
+messages! {
+    NodeStatus => NodeStatusResponse;
+    DescribeCopies => CopiesDescription;
+}
+responses!(NodeStatusResponse, CopiesDescription);

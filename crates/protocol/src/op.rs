@@ -97,6 +97,8 @@ ops! {
     ResetOffsets = 58, 1..=1;
     /// Tells how the node is.
     NodeStatus = 70, 1..=1;
+    /// Tells how a node's copies on other nodes are, and what it keeps for others.
+    DescribeCopies = 71, 1..=1;
     /// Asks a coordinator for its vote.
     RaftVote = 80, 1..=1;
     /// Gives entries of the coordinators' log to a node that follows.

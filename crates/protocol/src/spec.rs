@@ -5,7 +5,7 @@
 use crate::codec::Wire;
 use crate::write::RESULT_DUPLICATE;
 use crate::{
-    Body, ChunkResult, DescribeCluster, Empty, NodeStatus, ReadAnswer, ReadChunksResponse, WriteChunks,
+    Body, ChunkResult, DescribeCluster, DescribeCopies, Empty, NodeStatus, ReadAnswer, ReadChunksResponse, WriteChunks,
     WriteChunksResponse,
 };
 use bytes::Bytes;
@@ -47,7 +47,15 @@ macro_rules! described_by_their_module {
         }
     )+ };
 }
-described_by_their_module!(DescribeCluster, Empty, NodeStatus, WriteChunks, WriteChunksResponse, ReadChunksResponse);
+described_by_their_module!(
+    DescribeCluster,
+    DescribeCopies,
+    Empty,
+    NodeStatus,
+    WriteChunks,
+    WriteChunksResponse,
+    ReadChunksResponse
+);
 
 /// Joins the lines of a doc comment.
 pub fn join_doc(lines: &[&str]) -> String {

@@ -181,6 +181,10 @@ impl Session for NodeSession {
                 out.respond(header, &self.cluster.as_ref().map_or_else(alone, |cluster| cluster.describe()));
                 Flow::Done
             }
+            Some(Op::DescribeCopies) => {
+                out.respond(header, &self.cluster.as_ref().map_or_else(Default::default, |cluster| cluster.copied()));
+                Flow::Done
+            }
             // The server answers Hello itself and refuses operations that nobody knows.
             _ => {
                 let error = ErrorBody::new("the operation is not served by this node");

@@ -1,9 +1,12 @@
 //! `kera status`: how the node is, and its cluster as it knows it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::time::Duration;
 
-use kera_client::StreamId;
-use kera_protocol::{ClusterDescription, MemberNode, MoveInfo, MovesDescription, NodeHoldings, NodeStatusResponse};
+use kera_client::{Client, StreamId};
+use kera_protocol::{
+    ClusterDescription, CopiesDescription, MemberNode, MoveInfo, MovesDescription, NodeHoldings, NodeStatusResponse,
+};
 use kera_server::api::NodeJson;
 use kera_server::identity::uuid_text;
 use kera_server::units::{human_bytes, human_count, human_duration};
@@ -32,7 +35,11 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
     if moves.as_ref().is_some_and(|moves| !moves.moves.is_empty()) {
         names.extend(client.admin().streams("", true).await?.into_iter().map(|info| (info.id, info.name)));
     }
-    let cluster = cluster.map(|cluster| Cluster { cluster, moves, names });
+    let copies = match &cluster {
+        Some(cluster) => copies(cluster).await,
+        None => BTreeMap::new(),
+    };
+    let cluster = cluster.map(|cluster| Cluster { cluster, moves, names, copies });
     if globals.json {
         let cluster = cluster.as_ref().map(ClusterJson::from);
         return print_json(&StatusJson { node: NodeJson::from(&status), cluster });
@@ -41,11 +48,31 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
     print(&cluster.map_or(text.clone(), |cluster| text + "\n" + &cluster_text(&cluster)))
 }
 
+/// How long a node may take to say how its copies are.
+const ASKED_FOR: Duration = Duration::from_secs(1);
+
+/// What each live node says of its copies; one that does not answer soon is left out.
+async fn copies(cluster: &ClusterDescription) -> BTreeMap<u32, CopiesDescription> {
+    let mut asked = tokio::task::JoinSet::new();
+    for node in cluster.nodes.iter().filter(|node| !node.fenced && !node.native_address.is_empty()) {
+        let (number, address) = (node.node, node.native_address.clone());
+        asked.spawn(async move {
+            let ask = async {
+                let client = Client::builder(&address).client_name("kera").connect().await.ok()?;
+                client.admin().describe_copies().await.ok()
+            };
+            Some((number, tokio::time::timeout(ASKED_FOR, ask).await.ok()??))
+        });
+    }
+    asked.join_all().await.into_iter().flatten().collect()
+}
+
 /// What is told of the cluster.
 struct Cluster {
     cluster: ClusterDescription,
     moves: Option<MovesDescription>,
     names: HashMap<StreamId, String>,
+    copies: BTreeMap<u32, CopiesDescription>,
 }
 
 impl Cluster {
@@ -112,6 +139,33 @@ struct MemberJson {
     streamlets: u64,
     /// Streamlets that others own and of which it serves what was written before.
     held_streamlets: u64,
+    /// Nothing if the node does not say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    copies: Option<CopiesJson>,
+}
+
+#[derive(Serialize)]
+struct CopiesJson {
+    logs: u64,
+    pending_bytes: u64,
+    under_replicated_blocks: u64,
+    rebuild_left_bytes: u64,
+    backup_logs: u64,
+    backup_bytes: u64,
+}
+
+impl From<&CopiesDescription> for CopiesJson {
+    fn from(of: &CopiesDescription) -> CopiesJson {
+        let CopiesDescription {
+            logs,
+            pending_bytes,
+            under_replicated_blocks,
+            rebuild_left_bytes,
+            backup_logs,
+            backup_bytes,
+        } = *of;
+        CopiesJson { logs, pending_bytes, under_replicated_blocks, rebuild_left_bytes, backup_logs, backup_bytes }
+    }
 }
 
 impl From<&Cluster> for ClusterJson {
@@ -137,6 +191,7 @@ impl From<&Cluster> for ClusterJson {
             address: node.native_address.clone(),
             streamlets: node.streamlets,
             held_streamlets: whole.holdings(node.node).map_or(0, |of| of.held),
+            copies: whole.copies.get(&node.node).map(CopiesJson::from),
         };
         ClusterJson {
             cluster: uuid_text(&of.cluster),
@@ -162,7 +217,8 @@ fn cluster_text(whole: &Cluster) -> String {
         node => format!("node {node}, term {}", cluster.term),
     };
     let mut text = facts(&[("cluster", uuid_text(&cluster.cluster)), ("leader", leader)]);
-    let mut table = Table::new(&["NODE", "STATE", "EPOCH", "ROLES", "VOTES", "RACK", "ADDRESS", "STREAMLETS", "OLDER"]);
+    let mut table =
+        Table::new(&["NODE", "STATE", "EPOCH", "ROLES", "VOTES", "RACK", "ADDRESS", "STREAMLETS", "OLDER", "KEEPS"]);
     for node in &cluster.nodes {
         let roles: Vec<&str> = node.roles.iter().map(|role| role.name()).collect();
         table.row([
@@ -175,6 +231,7 @@ fn cluster_text(whole: &Cluster) -> String {
             node.native_address.clone(),
             node.streamlets.to_string(),
             whole.holdings(node.node).map_or_else(|| "?".to_owned(), |of| of.held.to_string()),
+            whole.copies.get(&node.node).map_or_else(|| "?".to_owned(), |of| human_bytes(of.backup_bytes)),
         ]);
     }
     text.push_str(&table.text());
@@ -186,6 +243,16 @@ fn cluster_text(whole: &Cluster) -> String {
         let more = moves.under_way.saturating_sub(MOVES_SHOWN as u64);
         if more > 0 {
             text.push_str(&format!("and {more} more moves\n"));
+        }
+    }
+    for (node, of) in &whole.copies {
+        if of.rebuild_left_bytes > 0 {
+            let left = human_bytes(of.rebuild_left_bytes);
+            text.push_str(&format!("rebuild: node {node} has {left} of lost nodes left to rebuild\n"));
+        }
+        if of.under_replicated_blocks > 0 {
+            let blocks = human_count(of.under_replicated_blocks);
+            text.push_str(&format!("PROBLEM  {blocks} blocks of node {node} have fewer copies than they should\n"));
         }
     }
     if cluster.waiting_streamlets > 0 {

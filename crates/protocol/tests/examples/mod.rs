@@ -480,6 +480,15 @@ examples! {
     };
     NodeStatus => NodeStatus;
     NodeStatusResponse => node_status();
+    DescribeCopies => DescribeCopies;
+    CopiesDescription => CopiesDescription {
+        logs: 4,
+        pending_bytes: 1 << 20,
+        under_replicated_blocks: 17,
+        rebuild_left_bytes: 3 << 30,
+        backup_logs: 8,
+        backup_bytes: 5 << 30,
+    };
     RaftVote => RaftVote { ballot: BALLOT, last: Some(PLACE) };
     RaftVoted => RaftVoted { ballot: BALLOT, granted: true, last: Some(PLACE) };
     RaftAppend => RaftAppend { ballot: BALLOT, before: Some(PLACE), entries: vec![raft_entry()], decided: Some(PLACE) };

@@ -29,7 +29,8 @@ use kera_env::{Clock, Disk, Random, SystemRandom};
 use kera_log::Log;
 use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::{
-    Body, ClusterDescription, HelloResponse, JoinCluster, JoinedCluster, Op, Role, SharedSetting, Status, StreamInfo,
+    Body, ClusterDescription, CopiesDescription, HelloResponse, JoinCluster, JoinedCluster, Op, Role, SharedSetting,
+    Status, StreamInfo,
 };
 use kera_raft::{Group, GroupConfig, Timing, Transport};
 use kera_rpc::{RunningServer, Server, ServerConfig};
@@ -207,6 +208,21 @@ impl Cluster {
             numbers.under_replicated_blocks += log.under_replicated;
         }
         numbers
+    }
+
+    /// The part of that which operators look at.
+    pub(crate) fn copied(&self) -> CopiesDescription {
+        let ClusterNumbers { logs, pending_bytes, under_replicated_blocks, rebuild_left_bytes, backup, .. } =
+            self.numbers();
+        let (backup_logs, backup_bytes) = (backup.logs, backup.file_bytes);
+        CopiesDescription {
+            logs,
+            pending_bytes,
+            under_replicated_blocks,
+            rebuild_left_bytes,
+            backup_logs,
+            backup_bytes,
+        }
     }
 
     /// Stops taking part; the others find out by themselves. Blocks.
