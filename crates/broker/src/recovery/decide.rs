@@ -25,7 +25,10 @@
 //!   segments too, which come into the new owner's log in any order: while one is missing there, the log that it came from is
 //!   there.
 //! * What is behind the gap does not begin **where a segment begins**. A segment is in one log; its front was given back.
-//! * Otherwise the sides are of one owner, in two of its logs, and the second begins with a whole segment: the tail of the
+//! * What is behind the gap is **in a log of another node's life** than what is before it: at most one of the two is the owner's own log,
+//!   and in the other one is what was rebuilt. It was decided to be part of the lane then, with all that was before it. So an older log
+//!   that a rebuild has left unfinished may be kept for long, while a later one, in which all was rebuilt, has given back the front.
+//! * Otherwise the sides are of one owner, in two of its own logs, and the second begins with a whole segment: the tail of the
 //!   first log is missing, which is case 1.
 //!
 //! A fourth kind is no gap: of a lane that has moved, what an owner in between wrote may be at a node that lives.
@@ -40,6 +43,7 @@ use std::collections::BTreeSet;
 
 use kera_format::limits::SEGMENT_BYTES_MAX;
 use kera_format::segment::SEGMENT_HEADER_BYTES;
+use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, SegmentIndex};
 use kera_log::{AwaitedSegment, ChunkPlace, ProducerHandover};
 use kera_protocol::{ProducerPlace, SegmentPart};
@@ -105,7 +109,7 @@ pub(super) fn check_part(part: &SegmentPart, epoch: u32) -> Result<(), String> {
 pub(super) fn decide(
     parts: Vec<(Source, SegmentPart)>,
     marks: &[ProducerPlace],
-    log_of: &dyn Fn(Source) -> usize,
+    log_of: &dyn Fn(Source) -> LogId,
 ) -> Result<Decided, String> {
     decide_moved(parts, marks, log_of, &[])
 }
@@ -114,7 +118,7 @@ pub(super) fn decide(
 pub(super) fn decide_moved(
     mut parts: Vec<(Source, SegmentPart)>,
     marks: &[ProducerPlace],
-    log_of: &dyn Fn(Source) -> usize,
+    log_of: &dyn Fn(Source) -> LogId,
     elsewhere: &[u32],
 ) -> Result<Decided, String> {
     parts.sort_by_key(|(source, part)| (part.group, part.segment, part.position, part.end, *source));
@@ -162,9 +166,16 @@ impl Piece {
         }
     }
 
-    fn is_in_log_of(&self, other: &Piece, log_of: &dyn Fn(Source) -> usize) -> bool {
-        let logs: BTreeSet<usize> = self.from.iter().map(|(source, _)| log_of(*source)).collect();
+    fn is_in_log_of(&self, other: &Piece, log_of: &dyn Fn(Source) -> LogId) -> bool {
+        let logs: BTreeSet<LogId> = self.from.iter().map(|(source, _)| log_of(*source)).collect();
         other.from.iter().any(|(source, _)| logs.contains(&log_of(*source)))
+    }
+
+    /// Whether it is in a log of a life of a node, of which no log has anything of `other`.
+    fn is_in_life_without(&self, other: &Piece, log_of: &dyn Fn(Source) -> LogId) -> bool {
+        let life = |(source, _): &(Source, SegmentPart)| (log_of(*source).node, log_of(*source).epoch);
+        let lives: BTreeSet<(u32, u32)> = other.from.iter().map(life).collect();
+        self.from.iter().any(|from| !lives.contains(&life(from)))
     }
 
     /// Its parts before and behind an ordinal within it; `None`: no part that a backup told of begins or ends there, so that
@@ -280,7 +291,7 @@ enum Gap {
 }
 
 /// What is between two pieces that follow one another: see the module.
-fn gap(before: &Piece, behind: &Piece, log_of: &dyn Fn(Source) -> usize) -> Result<Gap, String> {
+fn gap(before: &Piece, behind: &Piece, log_of: &dyn Fn(Source) -> LogId) -> Result<Gap, String> {
     if behind.base_ordinal < before.next_ordinal {
         return Err(format!(
             "group {} segment {} begins with ordinal {}, and what is before it ends with {}",
@@ -292,7 +303,8 @@ fn gap(before: &Piece, behind: &Piece, log_of: &dyn Fn(Source) -> usize) -> Resu
         return Ok(Gap::None);
     }
     let is_later = behind.group.epoch() > before.group.epoch();
-    Ok(match is_later || !is_front || before.is_in_log_of(behind, log_of) {
+    let is_rebuilt = behind.is_in_life_without(before, log_of);
+    Ok(match is_later || !is_front || is_rebuilt || before.is_in_log_of(behind, log_of) {
         true => Gap::GivenBack,
         false => Gap::Unacknowledged,
     })
@@ -323,7 +335,7 @@ fn producers(
     kept: &[Piece],
     behind: &[&Piece],
     marks: &[ProducerPlace],
-    log_of: &dyn Fn(Source) -> usize,
+    log_of: &dyn Fn(Source) -> LogId,
 ) -> (Vec<ProducerHandover>, bool) {
     let is_in = |pieces: &[Piece], at: Cursor| {
         let up_to = pieces.partition_point(|piece| {
@@ -373,9 +385,13 @@ mod tests {
         }
     }
 
-    /// Each source is a log of its own.
+    /// Each source is a log of its own, all of one life of a node.
+    fn own_log(source: Source) -> LogId {
+        LogId { node: 1, epoch: 1, vlog: source as u32 }
+    }
+
     fn decided(parts: &[(Source, SegmentPart)]) -> Decided {
-        decide(parts.to_vec(), &[], &|source| source).unwrap()
+        decide(parts.to_vec(), &[], &own_log).unwrap()
     }
 
     fn range(decided: &Decided) -> (u64, u64, usize) {
@@ -410,10 +426,28 @@ mod tests {
     }
 
     #[test]
+    fn a_gap_before_what_another_life_has_rebuilt_was_given_back() {
+        let life = |source: Source| LogId { node: 1, epoch: 5 + source as u32, vlog: 0 };
+        // The first log has what a rebuild got done before it was cut off; the second had all, and gave the first segment back.
+        let begun = (0, part((2, 1), 0, (128, 400), (0, 3)));
+        let whole = [(1, part((2, 1), 1, (128, 400), (5, 8))), (1, part((2, 2), 0, (128, 400), (8, 9)))];
+        let found = decide([&[begun][..], &whole].concat(), &[], &life).unwrap();
+        assert_eq!(range(&found), (5, 9, 2));
+        // The one that is cut off has something in the middle, which the other one has given back with all before it.
+        let parts = [(1, part((2, 1), 0, (128, 400), (0, 3))), (0, part((2, 2), 0, (128, 400), (5, 8)))];
+        let found = decide([&parts[..], &[(1, part((2, 3), 0, (128, 400), (8, 9)))]].concat(), &[], &life).unwrap();
+        assert_eq!(range(&found), (5, 9, 2));
+        // Rebuilt with what is before it, and without what the owner's second log had behind the end of its first.
+        let own = |source: Source| if source == 2 { LogId { node: 3, epoch: 9, vlog: 0 } } else { own_log(source) };
+        let parts = [(0, begun.1), (2, begun.1), (1, whole[0].1)];
+        assert_eq!(range(&decide(parts.to_vec(), &[], &own).unwrap()), (0, 3, 1));
+    }
+
+    #[test]
     fn what_an_owner_in_between_has_that_lives_is_no_gap() {
         let parts = [(0, part((2, 1), 0, (128, 400), (0, 3))), (1, part((4, 1), 0, (128, 400), (7, 9)))];
         assert_eq!(range(&decided(&parts)), (7, 9, 1));
-        let moved = |elsewhere: &[u32]| decide_moved(parts.to_vec(), &[], &|source| source, elsewhere).unwrap();
+        let moved = |elsewhere: &[u32]| decide_moved(parts.to_vec(), &[], &own_log, elsewhere).unwrap();
         assert_eq!(range(&moved(&[3])), (0, 9, 2));
         assert_eq!(range(&moved(&[2, 4, 5])), (7, 9, 1), "nobody in between");
     }
@@ -433,7 +467,7 @@ mod tests {
         let front = [(0, part((2, 1), 0, (128, 400), (0, 3))), (0, part((2, 1), 1, (128, 500), (3, 8)))];
         let next = (2, part((3, 1), 0, (128, 600), (5, 9)));
         // Nobody says where ordinal 5 is: no lane that silently begins there instead.
-        let unknown = decide([&front[..], &[next]].concat(), &[], &|source| source).unwrap_err();
+        let unknown = decide([&front[..], &[next]].concat(), &[], &own_log).unwrap_err();
         assert!(["2.1 segment 1", "3 to 8", "with 5"].iter().all(|place| unknown.contains(place)), "{unknown}");
         // A part that begins or ends there tells, in whichever log it is.
         for known in [part((2, 1), 1, (128, 240), (3, 5)), part((2, 1), 1, (240, 500), (5, 8))] {
@@ -445,7 +479,7 @@ mod tests {
                 at: Cursor { group: known.group, segment: known.segment, position },
             };
             let parts = [&front[..], &[(1, known), next]].concat();
-            let found = decide(parts, &[mark(7, 128, 3), mark(8, 240, 5)], &|source| source).unwrap();
+            let found = decide(parts, &[mark(7, 128, 3), mark(8, 240, 5)], &own_log).unwrap();
             assert_eq!((range(&found), found.segments[1].end), ((0, 9, 3), 240), "{known:?}");
             assert_eq!(found.sources, BTreeSet::from([0, 2]));
             assert_eq!(found.producers.iter().map(|one| one.producer_id.0).collect::<Vec<_>>(), [7]);
@@ -463,7 +497,7 @@ mod tests {
 
     #[test]
     fn parts_that_contradict_each_other_are_named() {
-        let wrong = |a, b| decide(vec![(0, a), (1, b)], &[], &|source| source).unwrap_err();
+        let wrong = |a, b| decide(vec![(0, a), (1, b)], &[], &own_log).unwrap_err();
         let a = part((2, 1), 0, (128, 400), (0, 3));
         assert!(wrong(a, part((2, 1), 0, (128, 400), (0, 4))).contains("2.1"));
         assert!(wrong(a, part((2, 1), 0, (128, 800), (1, 4))).contains("2.1"));
@@ -502,7 +536,7 @@ mod tests {
         let mut marks: Vec<ProducerPlace> = (0..9).map(|at| mark(7, 1, at)).collect();
         marks.extend([mark(8, 0, 9), mark(8, 2, 12), mark(8, 2, 12), mark(9, 0, 10), mark(7, 1, 25)]);
         marks.reverse();
-        let found = decide(vec![(0, all)], &marks, &|source| source).unwrap();
+        let found = decide(vec![(0, all)], &marks, &own_log).unwrap();
         let brief: Vec<(u64, u16, u64, Vec<u64>)> = found
             .producers
             .iter()
@@ -652,14 +686,16 @@ mod tests {
                 let old = lane.logs.len();
                 lane.owned(epoch, &mut dice, copies, two);
                 if copied == all {
-                    let given_up = if dice.below(2) == 0 { old } else { 0 };
+                    // All logs of some owners: those of others have something for somebody else.
+                    let given_up = 2 * dice.below(old / 2 + 1);
                     lane.logs.drain(..given_up);
                     if !two {
                         lane.retain(&mut dice, old - given_up);
                     }
                 }
             }
-            let found = decide(lane.parts(), &[], &|source| source).unwrap();
+            let log_of = |at: Source| LogId { node: 1, epoch: at as u32 / 2, vlog: at as u32 % 2 };
+            let found = decide(lane.parts(), &[], &log_of).unwrap();
             let live: Vec<&Placed> =
                 lane.chunks.iter().filter(|chunk| !lane.dropped.contains(&(chunk.group, chunk.segment))).collect();
             if let Some(first) = live.first() {

@@ -195,10 +195,7 @@ impl Broker {
         }
         let ranges = ranges_of(logs);
         let told = self.ask(&wanted, &ranges, copies)?;
-        let log_of = |source: Source| {
-            let log = ranges[source].log;
-            ranges.iter().position(|range| range.log == log).unwrap_or(source)
-        };
+        let log_of = |source: Source| ranges[source].log;
         let mut decided: BTreeMap<Place, BTreeMap<LaneId, Decided>> = BTreeMap::new();
         for ((stream, streamlet, lane), Told { parts, marks }) in told {
             let elsewhere =
