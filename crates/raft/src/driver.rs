@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::ClusterState;
+use kera_coordinator::cluster::{ClusterState, agreed_end};
 use kera_coordinator::detector::Detector;
 use kera_format::cluster::{LogName, NodeNumber, Roles};
 use openraft::ChangeMembers;
@@ -125,8 +125,10 @@ impl Group {
         self.give_votes().await
     }
 
-    /// Asks the backups of the newest views until each log of a fenced broker has one answer.
+    /// Asks the backups of the newest views how far they have the logs of a fenced broker, and ends each log where all that answer have it
+    /// ([`agreed_end`]).
     async fn end_logs(&self, node: NodeNumber, epoch: u32, backups: &dyn Backups) -> Result<(), CoordinatorError> {
+        let mut told: BTreeMap<LogName, Vec<u64>> = BTreeMap::new();
         for (backup, address, logs) in self.read(|state| state.ends_to_ask(node, epoch)) {
             let wait = Duration::from_millis(self.config.timing.lost_after_ms);
             let asked = tokio::time::timeout(wait, backups.fence(backup, &address, node, epoch, logs.clone())).await;
@@ -138,8 +140,11 @@ impl Group {
                 }
             };
             for (log, end) in ends.into_iter().filter(|(log, _)| logs.iter().any(|(asked, _)| asked == log)) {
-                self.commit(&mut *self.leading.lock().await, |state| state.plan_end_log(log, end)).await?;
+                told.entry(log).or_default().push(end);
             }
+        }
+        for (log, end) in told.into_iter().filter_map(|(log, ends)| Some((log, agreed_end(&ends)?))) {
+            self.commit(&mut *self.leading.lock().await, |state| state.plan_end_log(log, end)).await?;
         }
         Ok(())
     }

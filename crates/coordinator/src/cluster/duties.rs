@@ -26,6 +26,20 @@ pub struct Placed {
 /// A backup, its address, and the logs whose ends it is asked for, each with the first block of its newest view.
 pub type EndsAsked = (NodeNumber, String, Vec<(LogName, u64)>);
 
+/// Blocks that a log has under way at most, so that backups that have lost nothing are not further apart.
+const UNDER_WAY_MAX: u64 = 4;
+
+/// Where a log ends, from how far backups of its newest view say for certain that they have it.
+///
+/// All of them have what was acknowledged, so that any answer is right, and the least one is best: what only some have would be served with
+/// fewer copies than what comes behind it, and when those few were lost too, nobody could show the end of the log and a recovery would wait
+/// for ever. A backup that is further behind than blocks can be under way has lost some, as with durability `process` after a loss of
+/// power: it is not believed.
+pub fn agreed_end(told: &[u64]) -> Option<u64> {
+    let furthest = told.iter().max()?;
+    told.iter().copied().filter(|end| end + UNDER_WAY_MAX >= *furthest).min()
+}
+
 impl ClusterState {
     /// All nodes as a broker is told of them.
     pub fn node_infos(&self) -> Vec<NodeInfo> {
@@ -180,5 +194,19 @@ fn node_info(number: NodeNumber, node: &NodeState) -> NodeInfo {
         http_address: node.doors.http.clone(),
         rack: node.rack.clone(),
         roles: roles_of(node.roles),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_log_ends_where_all_that_have_lost_nothing_have_it() {
+        assert_eq!(agreed_end(&[]), None);
+        assert_eq!(agreed_end(&[7]), Some(7));
+        assert_eq!(agreed_end(&[67, 66]), Some(66));
+        assert_eq!(agreed_end(&[66, 70]), Some(66));
+        assert_eq!(agreed_end(&[3, 67, 66]), Some(66), "one has lost its blocks");
     }
 }

@@ -286,7 +286,7 @@ impl ClusterState {
         self.one(ClusterEntry::BackupAdded { log, view, backup })
     }
 
-    /// The end of a log of a fenced broker. The first answer counts: a later one is answered as done.
+    /// The end of a log of a fenced broker. The first one counts: a later one is answered as done.
     pub fn plan_end_log(&self, log: LogName, end: u64) -> Planned {
         if self.logs.get(&log).is_some_and(|state| state.end.is_some()) {
             return Ok(Vec::new());
