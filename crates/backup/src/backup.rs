@@ -273,6 +273,7 @@ impl Backup {
                     written: before,
                     synced: before,
                     answered: before,
+                    to_sync: false,
                     disk,
                     id,
                     files: VecDeque::new(),
@@ -291,6 +292,7 @@ impl Backup {
             return Taken::Refused(self.disks[run.disk].trouble());
         }
         run.taken = head.block;
+        run.to_sync |= head.synced();
         self.queued_bytes.fetch_add(data.len(), Ordering::AcqRel);
         let (disk, run) = (run.disk, run.id);
         self.disks[disk].queue.push(Job { head: *head, run, data: Some(data), done: Arc::clone(done), token });
@@ -378,6 +380,7 @@ impl Backup {
             if !writer.has_room(run, pending + bytes) {
                 let written = self.write_blocks(writer, disk, run, &mut blocks).and_then(|()| {
                     self.close_file(writer, disk, run);
+                    self.sync_before(writer, disk, run)?;
                     self.begin_file(writer, disk, run, &job.head)
                 });
                 if let Err(error) = written {
@@ -395,6 +398,7 @@ impl Backup {
             failed = Some(error);
         }
         let Some(error) = failed else { return done };
+        writer.leave(run);
         self.roll_back(writer, run);
         let written =
             self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map_or(0, |run| run.written);
@@ -477,42 +481,58 @@ impl Backup {
     }
 
     /// A write failed: blocks that were taken behind what is written are not on their way any more, and the next one begins a
-    /// file.
+    /// file. Files without any that count go: when those around them are given back they would look like what is left behind a hole.
     fn roll_back(&self, writer: &mut DiskWriter, run: RunKey) {
-        writer.abandon(run);
+        let mut empty = Vec::new();
         if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
             run.taken = run.written;
             if let Some(part) = run.files.back_mut() {
                 part.open = false;
             }
-            while run.files.back().is_some_and(|part| part.last < part.first) {
+            while let Some(part) = run.files.back().filter(|part| part.last < part.first) {
+                empty.push(part.sequence);
                 run.files.pop_back();
             }
         }
+        empty.into_iter().for_each(|sequence| writer.discard(sequence));
     }
 
     /// Syncs a run and answers who waits for that. After a failed sync nobody knows what is on the disk: what was not synced
     /// before, and was not answered as written, is taken back and must be sent again, to another file.
     fn sync_group(&self, writer: &mut DiskWriter, disk: usize, run: RunKey, jobs: Vec<Job>, answers: &mut Vec<Answer>) {
-        match writer.sync(run) {
-            Ok(()) => {
-                if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
-                    run.synced = run.written;
-                }
-                self.settle(run, jobs, true, answers);
-            }
-            Err(error) => {
-                let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
-                let error = self.disk_failed(disk, &error, sequence);
-                if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
-                    run.written = run.synced.max(run.answered);
-                    let written = run.written;
-                    run.files.iter_mut().for_each(|part| part.last = part.last.min(written));
-                }
-                self.roll_back(writer, run);
-                answers.extend(jobs.into_iter().map(|job| Answer::of(job, Err(error.clone()))));
-            }
+        match self.sync(writer, disk, run) {
+            Ok(()) => self.settle(run, jobs, true, answers),
+            Err(error) => answers.extend(jobs.into_iter().map(|job| Answer::of(job, Err(error.clone())))),
         }
+    }
+
+    /// A file of a run that is to be synced begins when those before it are on the disk. Otherwise a loss of power could keep it and
+    /// lose them, and a start would take them for given back and answer for blocks that it does not have.
+    fn sync_before(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
+        let to_sync = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map(|run| run.to_sync);
+        if to_sync == Some(true) { self.sync(writer, disk, run) } else { Ok(()) }
+    }
+
+    fn sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
+        let synced = writer.sync(run);
+        let failed = synced.map_err(|error| {
+            let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
+            self.disk_failed(disk, &error, sequence)
+        });
+        if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+            if failed.is_ok() {
+                run.synced = run.written;
+                return Ok(());
+            }
+            run.written = run.synced.max(run.answered);
+            let written = run.written;
+            run.files.iter_mut().for_each(|part| part.last = part.last.min(written));
+        }
+        if failed.is_err() {
+            writer.abandon(run);
+            self.roll_back(writer, run);
+        }
+        failed
     }
 
     /// Answers jobs whose blocks are as durable as they asked for. A fence that came meanwhile counts: whoever asked how far the
@@ -586,7 +606,9 @@ impl Backup {
         let unknown = Replica::default();
         let end = |view: &LogView| {
             let replica = state.logs.get(&LogId { node, epoch, vlog: view.vlog }).unwrap_or(&unknown);
-            let through = replica.through(view.first_block, |run| (run.origin, run.written));
+            // What an end promises has to be there after a loss of power, if the log's blocks have.
+            let told = |run: &Run| if run.to_sync { run.synced } else { run.written };
+            let through = replica.through(view.first_block, |run| (run.origin, told(run)));
             LogEnd { vlog: view.vlog, through, certain: replica.is_certain(through) }
         };
         Ok(logs.iter().map(end).collect())

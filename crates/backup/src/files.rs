@@ -4,7 +4,7 @@
 //! not in the middle of one. Those that are given back are used again: writing where was written before needs no change of the
 //! file system's own records.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
@@ -53,6 +53,8 @@ pub(crate) struct DiskWriter {
     pub(crate) open: HashMap<RunKey, OpenFile>,
     /// Full files that nobody has synced.
     unsynced: HashMap<RunKey, Vec<Arc<dyn DiskFile>>>,
+    /// Runs of which a full file could not be synced when there were too many.
+    unsound: HashSet<RunKey>,
     spares: Vec<u64>,
     /// Names were made since the folder was synced.
     names_changed: bool,
@@ -81,8 +83,18 @@ impl DiskWriter {
         random: Arc<dyn Random>,
         spares: Vec<u64>,
     ) -> DiskWriter {
-        let (open, unsynced) = (HashMap::new(), HashMap::new());
-        DiskWriter { config, disk, random, open, unsynced, spares, names_changed: false, writes: 0, syncs: 0 }
+        DiskWriter {
+            config,
+            disk,
+            random,
+            open: HashMap::new(),
+            unsynced: HashMap::new(),
+            unsound: HashSet::new(),
+            spares,
+            names_changed: false,
+            writes: 0,
+            syncs: 0,
+        }
     }
 
     /// Begins a file whose first block is `head`'s. What was open for the run must have been closed.
@@ -166,19 +178,32 @@ impl DiskWriter {
             let oldest = unsynced.remove(0);
             if let Err(error) = oldest.sync_data() {
                 tracing::warn!(%error, "a full file of copies cannot be synced");
+                self.unsound.insert(run);
             }
         }
         Some(write_footer(&*open.file, run.0, open.sequence, open.key, open.last, open.end, &open.index))
     }
 
-    /// Something failed in the run's open file: nothing goes there any more.
+    /// A write failed in the run's open file: nothing goes there any more. What was written to it before counts, and has yet to be
+    /// synced.
+    pub(crate) fn leave(&mut self, run: RunKey) {
+        if let Some(open) = self.open.remove(&run).filter(|open| open.dirty) {
+            self.unsynced.entry(run).or_default().push(open.file);
+        }
+    }
+
+    /// A sync failed, and what is not synced was taken back: nothing goes to the run's open file any more.
     pub(crate) fn abandon(&mut self, run: RunKey) {
         self.open.remove(&run);
         self.unsynced.remove(&run);
+        self.unsound.remove(&run);
     }
 
     /// Makes everything that was written of a run survive a loss of power.
     pub(crate) fn sync(&mut self, run: RunKey) -> io::Result<()> {
+        if self.unsound.contains(&run) {
+            return Err(io::Error::other("a file that is full could not be synced before"));
+        }
         if self.names_changed {
             self.disk.sync_dir(FOLDER)?;
             self.names_changed = false;
@@ -193,6 +218,13 @@ impl DiskWriter {
             self.syncs += 1;
         }
         Ok(())
+    }
+
+    /// Removes a file of which nothing counts. If that fails a start finds it, with blocks that were sent again.
+    pub(crate) fn discard(&self, sequence: u64) {
+        if let Err(error) = self.disk.remove(&path(sequence)) {
+            tracing::warn!(sequence, %error, "a file that failed cannot be removed");
+        }
     }
 
     /// Gives a file back that nobody has open.

@@ -132,6 +132,8 @@ impl Opening<'_> {
                 spares.push(sequence);
             }
         }
+        // What is there counts as synced, and so must its names: the process before may have been killed in between.
+        disk.sync_dir(FOLDER).map_err(of_folder)?;
         Ok(spares)
     }
 
@@ -261,6 +263,7 @@ fn replica(mut parts: Vec<(FilePart, u64)>, next_run: &mut u64) -> Replica {
             written: through,
             synced: through,
             answered: through,
+            to_sync: false,
             disk: part.disk,
             id,
             files: VecDeque::from([part]),

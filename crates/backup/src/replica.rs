@@ -41,6 +41,8 @@ pub(crate) struct Run {
     pub(crate) synced: u64,
     /// Up to here it was answered that they are written: what a failed sync cannot take back.
     pub(crate) answered: u64,
+    /// Blocks of it were sent to be synced: what is only written was answered to nobody.
+    pub(crate) to_sync: bool,
     /// The disk whose writer has this run.
     pub(crate) disk: usize,
     /// Names the run: its first block changes when files are given back.
@@ -158,6 +160,7 @@ mod tests {
             written,
             synced: written,
             answered: 0,
+            to_sync: false,
             disk: 0,
             id,
             files: VecDeque::new(),

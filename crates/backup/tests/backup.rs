@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
 
-use kera_backup::{Backup, BackupConfig, BackupError, OpenReport, Ran, StoreDone, Taken};
+use kera_backup::{Backup, BackupConfig, BackupError, OpenError, OpenReport, Ran, StoreDone, Taken};
 use kera_env::{Disk, FaultyDisk, ManualClock, MemoryDisk, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::chunk::ChunkTarget;
@@ -254,6 +254,43 @@ fn after_a_failed_sync_blocks_are_sent_again_and_go_elsewhere() {
 }
 
 #[test]
+fn a_file_that_failed_is_no_hole_when_those_around_it_are_given_back() {
+    let faulty = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+    let machine = Machine { disk: MemoryDisk::new(), faulty, clock: Arc::new(ManualClock::new(1_000_000)) };
+    let mut rig = machine.start(1, 16 << 10).expect("open");
+    for block in 1..=3 {
+        assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)));
+    }
+    // The first file is full. What goes to the second is written and not synced, and is sent again.
+    machine.faulty.fail_sync(2);
+    rig.store(LOG, 4, 1, true).expect_err("not synced");
+    machine.clock.advance_ms(1000);
+    for block in 4..=12 {
+        assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)));
+    }
+    rig.backup.release(&ReleaseBlocks { log: LOG, through_block: 11 });
+    drop(rig);
+    let rig = machine.start(2, 16 << 10).expect("open");
+    let ends = rig.backup.fence(LOG.node, LOG.epoch, &[LogView { vlog: LOG.vlog, first_block: 1 }]).expect("fenced");
+    assert!(ends[0].certain && ends[0].through == 12, "{ends:?}");
+}
+
+#[test]
+fn what_a_start_takes_for_synced_survives_a_loss_of_power_with_its_name() {
+    for seed in 0..20 {
+        let (disk, disks) = memory();
+        let mut rig = Rig::over(open(&disks, 1).0);
+        assert_eq!(rig.store(LOG, 1, 1, false), Ok(stored(1)));
+        drop(rig);
+        let mut rig = Rig::over(open(&disks, 2).0);
+        assert_eq!(rig.store(LOG, 1, 1, true), Ok(stored(1)), "it was killed, and has what it had written");
+        drop(rig);
+        disk.crash(seed);
+        assert_eq!(Rig::over(open(&disks, 3).0).ranges(LOG), [BlockRange { first: 1, last: 1 }], "seed {seed}");
+    }
+}
+
+#[test]
 fn brokers_wait_when_too_much_waits_for_the_disk() {
     let mut rig = Rig::over(open(&memory().1, 1).0);
     let full = (1..10_000).find(|&block| rig.send(LOG, block, 1, false) == Taken::Full).expect("it fills up");
@@ -301,7 +338,6 @@ fn a_flipped_bit_is_never_given_out() {
     assert_eq!((end.through, end.certain), (60, true));
 }
 
-/// What a recovery asks for is the same from memory, from footers and from blocks.
 #[test]
 fn lanes_states_come_from_memory_footers_and_blocks_alike() {
     let (_, disks) = memory();
@@ -401,6 +437,22 @@ fn blocks_of_another_cluster_and_changed_ones_are_refused() {
     }
 }
 
+/// What a backup runs on.
+struct Machine {
+    disk: MemoryDisk,
+    faulty: FaultyDisk,
+    clock: Arc<ManualClock>,
+}
+
+impl Machine {
+    fn start(&self, seed: u64, file_bytes: u64) -> Result<Rig, OpenError> {
+        let disks = vec![Arc::new(self.faulty.clone()) as Arc<dyn Disk>];
+        let config = BackupConfig { file_bytes, ..config() };
+        let opened = Backup::open(config, disks, self.clock.clone(), Arc::new(SeededRandom::new(seed)));
+        opened.map(|(backup, _)| Rig::over(backup))
+    }
+}
+
 /// What must hold after anything: `acknowledged` was answered as stored.
 struct Promised {
     acknowledged: BTreeMap<LogId, u64>,
@@ -409,17 +461,23 @@ struct Promised {
 }
 
 /// Sends blocks of three logs with loss, duplication and reordering; kills the process or cuts the power at any change of the
-/// disk; fences; and demands after every start that what was answered is there.
+/// disk; fences; lets writes and syncs fail; and demands after every start that what was answered is there.
 fn torment(seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed);
-    let (disk, disks) = memory();
+    let disk = MemoryDisk::new();
+    let faulty = FaultyDisk::new(Arc::new(disk.clone()));
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let machine = Machine { disk, faulty, clock };
     let synced = rng.random();
-    let mut rig = Rig::over(open(&disks, seed).0);
+    // Small files, so that a write goes to several.
+    let file_bytes = if rng.random() { 64 << 10 } else { 16 << 10 };
+    let mut rig = machine.start(seed, file_bytes).expect("open");
     let mut promised = Promised { acknowledged: BTreeMap::new(), fenced: None, end: BTreeMap::new() };
     let logs: Vec<LogId> = (0..3).map(|vlog| LogId { vlog, ..LOG }).collect();
     let mut sent: BTreeMap<LogId, u64> = BTreeMap::new();
     for _ in 0..rng.random_range(20..120) {
-        match rng.random_range(0..20) {
+        machine.clock.advance_ms(200);
+        match rng.random_range(0..23) {
             0..=11 => {
                 let log = logs[rng.random_range(0..3)];
                 let highest = sent.entry(log).or_default();
@@ -439,7 +497,7 @@ fn torment(seed: u64) {
                 }
             }
             12..=16 => rig.write(),
-            17 if synced && rng.random_ratio(1, 2) => disk.cut_power_at(rng.random_range(1..12)),
+            17 if synced && rng.random_ratio(1, 2) => machine.disk.cut_power_at(rng.random_range(1..12)),
             18 if promised.fenced.is_none() && rng.random_ratio(1, 4) => {
                 let views: Vec<LogView> = logs.iter().map(|log| LogView { vlog: log.vlog, first_block: 1 }).collect();
                 collect(&mut rig, &mut promised);
@@ -448,9 +506,12 @@ fn torment(seed: u64) {
                     promised.end = logs.iter().zip(ends).map(|(log, end)| (*log, end.through)).collect();
                 }
             }
+            20 => machine.faulty.fail_write(rng.random_range(1..4)),
+            21 => machine.faulty.tear_write(rng.random_range(1..4)),
+            22 => machine.faulty.fail_sync(rng.random_range(1..3)),
             _ if rng.random_ratio(1, 3) => {
                 collect(&mut rig, &mut promised);
-                rig = restart(rig, &mut rng, &disk, &disks, synced);
+                rig = restart(rig, &mut rng, &machine, file_bytes, synced);
                 sent = logs.iter().map(|log| (*log, rig.ranges(*log).first().map_or(0, |range| range.last))).collect();
                 check(&mut rig, &promised, seed, synced);
             }
@@ -458,7 +519,7 @@ fn torment(seed: u64) {
         }
         collect(&mut rig, &mut promised);
     }
-    rig = restart(rig, &mut rng, &disk, &disks, synced);
+    rig = restart(rig, &mut rng, &machine, file_bytes, synced);
     check(&mut rig, &promised, seed, synced);
 }
 
@@ -484,20 +545,19 @@ fn collect(rig: &mut Rig, promised: &mut Promised) {
 }
 
 /// A kill keeps what was written. The power takes what was not synced, and is cut only where syncs are asked for.
-fn restart(rig: Rig, rng: &mut StdRng, disk: &MemoryDisk, disks: &[Arc<dyn Disk>], synced: bool) -> Rig {
+fn restart(rig: Rig, rng: &mut StdRng, machine: &Machine, file_bytes: u64, synced: bool) -> Rig {
     drop(rig);
-    if disk.is_off() || (synced && rng.random()) {
-        disk.crash(rng.random());
+    machine.faulty.heal();
+    if machine.disk.is_off() || (synced && rng.random()) {
+        machine.disk.crash(rng.random());
     }
     loop {
-        let clock = Arc::new(ManualClock::new(1_000_000));
-        let random = Arc::new(SeededRandom::new(rng.random()));
-        match Backup::open(config(), disks.to_vec(), clock, random) {
-            Ok((backup, _)) => return Rig::over(backup),
+        match machine.start(rng.random(), file_bytes) {
+            Ok(rig) => return rig,
             Err(error) => {
                 // It may go again while a start looks through the disk.
-                assert!(disk.is_off(), "{error}");
-                disk.crash(rng.random());
+                assert!(machine.disk.is_off(), "{error}");
+                machine.disk.crash(rng.random());
             }
         }
     }
@@ -516,7 +576,9 @@ fn check(rig: &mut Rig, promised: &Promised, seed: u64, synced: bool) {
         for (log, end) in &promised.end {
             let acknowledged = promised.acknowledged.get(log).copied().unwrap_or(0);
             assert!(acknowledged <= *end, "seed {seed}: {log} ends at {end}, {acknowledged} were answered as stored");
-            let next = rig.ranges(*log).first().map_or(0, |range| range.last) + 1;
+            let last = rig.ranges(*log).first().map_or(0, |range| range.last);
+            assert!(last >= *end, "seed {seed}: {log} has {last} blocks, and was said to end at {end}");
+            let next = last + 1;
             let fenced = BlockStored { outcome: StoreOutcome::Fenced, block: epoch.into() };
             assert_eq!(
                 rig.send(*log, next, 1, synced),
