@@ -66,6 +66,16 @@ fn not_yet(lane: &Lane, cursor: Cursor, version: LaneVersion) -> ReadOutcome {
     }
 }
 
+/// What a reader is told at a node that is not known to have its group. One who has heard of a later owner than the node, likely that it is
+/// the node itself, waits until the node has heard of it too.
+fn elsewhere(lane: &Lane, cursor: Cursor, known: &Owner, version: LaneVersion) -> Reading {
+    if cursor.group.epoch() > known.epoch {
+        Reading::Here(not_yet(lane, cursor, version))
+    } else {
+        Reading::Elsewhere(cursor)
+    }
+}
+
 /// The first of a lane's groups here from `from` on, if it is of an epoch below `end`.
 fn group_from(lane: &Lane, from: GroupId, end: Option<u32>) -> Option<GroupId> {
     let group = lane.groups(GroupId(from.0.saturating_sub(1)), 1).first()?.id;
@@ -80,6 +90,8 @@ pub(crate) fn read(
     max_bytes: usize,
     follow: bool,
 ) -> Result<Reading, ReadError> {
+    // Seen before the owners are looked at: whoever tells of another one changes the lanes after that.
+    let before = lane.version();
     let Some(owner) = ownership.owner(lane.stream_id(), lane.streamlet_id()) else {
         return lane.read(cursor, max_bytes, follow).map(Reading::Here);
     };
@@ -89,7 +101,7 @@ pub(crate) fn read(
     for _ in 0..=epochs.runs.len() {
         let (node, first, end) = epochs.of(cursor.group);
         if node != me {
-            return Ok(Reading::Elsewhere(cursor));
+            return Ok(elsewhere(lane, cursor, &owner, before));
         }
         if owner.node == me {
             // Seen before the tenure is looked at: whoever opens the streamlet changes that first.

@@ -50,6 +50,15 @@ impl Pair {
     }
 
     fn finish_move(&mut self, to: u32) {
+        let state = self.next_owner(to);
+        for node in [1, 2] {
+            self.tell(node);
+        }
+        self.house(to).broker.open_streamlet(STREAM, X, self.epoch, Some(&state)).unwrap();
+    }
+
+    /// The coordinators make a node the owner. What was handed over to it.
+    fn next_owner(&mut self, to: u32) -> StreamletState {
         let from = self.owner.node;
         let state = self.house(from).broker.handed_over(STREAM, X).unwrap().expect("all is durable");
         let bytes = kera_protocol::codec::bytes_of(&state);
@@ -58,10 +67,12 @@ impl Pair {
         let mut older = self.owner.older.clone();
         older.push(OlderGroups { first_epoch: self.owner.epoch, node: from });
         self.owner = Owner { node: to, epoch: self.epoch, older };
-        for house in &self.houses {
-            house.broker.set_owner(self.version, STREAM, X, self.owner.clone()).unwrap();
-        }
-        self.house(to).broker.open_streamlet(STREAM, X, self.epoch, Some(&state)).unwrap();
+        state
+    }
+
+    /// A node hears who the owner is.
+    fn tell(&self, node: u32) {
+        self.house(node).broker.set_owner(self.version, STREAM, X, self.owner.clone()).unwrap();
     }
 
     /// Reads everything from a cursor on, at whichever node has it: ordinals, and the nodes in turn.
@@ -213,6 +224,48 @@ fn a_reader_that_waits_at_the_end_is_sent_on() {
     let old = Cursor { group: GroupId::new(2, 1), ..Cursor::default() };
     let sent = pair.house(2).peer().read(STREAM, old).answers[0].0;
     assert_eq!((sent.status(), sent.next), (Some(Status::NotOwner), old));
+}
+
+#[test]
+fn readers_who_know_a_later_owner_than_the_node_wait_until_it_knows_too() {
+    let mut pair = Pair::new(options(1, 1));
+    assert_eq!(write(pair.house(1), 0).0, Status::Ok);
+    pair.house(1).broker.let_go(STREAM, X).unwrap();
+    let state = pair.next_owner(2);
+    pair.tell(1);
+    let end = pair.house(1).peer().read(STREAM, Cursor::default()).answers[0].0.next;
+    let next = pair.house(1).peer().read(STREAM, end).answers[0].0.next;
+    assert_eq!(next.group, GroupId::new(3, 0));
+    let (mut polling, mut subscribed) = (pair.house(2).peer(), pair.house(2).peer());
+    polling.send(&read_request(&[entry(STREAM, 0, 0, next)], 60_000));
+    let entries = vec![entry(STREAM, 0, 0, next)];
+    subscribed.send(&kera_protocol::Subscribe { credit_bytes: 1 << 20, push_bytes_max: 0, entries });
+    assert!(subscribed.frames().iter().all(|frame| !frame.header.is_push()));
+    assert!(polling.frames().is_empty(), "it is not sent back to whoever sent it here");
+    pair.tell(2);
+    pair.house(2).broker.open_streamlet(STREAM, X, 3, Some(&state)).unwrap();
+    assert_eq!(write(pair.house(2), 1), (Status::Ok, 1, false));
+    for peer in [&mut polling, &mut subscribed] {
+        peer.run(pair.house(2));
+        let answer: kera_protocol::ReadChunksResponse = peer.frame().decode();
+        assert_eq!((answer.answers[0].0.status(), ordinals(&answer.answers[0].1)), (Some(Status::Ok), vec![1]));
+    }
+}
+
+#[test]
+fn readers_who_wait_for_an_owner_that_was_one_only_meanwhile_are_sent_on() {
+    let mut pair = Pair::new(options(1, 1));
+    pair.owner = owner(1, 4, &[(2, 1), (3, 2)]);
+    let mut peer = pair.house(2).peer();
+    let next = Cursor { group: GroupId::new(3, 0), ..Cursor::default() };
+    peer.send(&read_request(&[entry(STREAM, 0, 0, next)], 60_000));
+    assert!(peer.frames().is_empty());
+    pair.tell(2);
+    peer.run(pair.house(2));
+    let answer: kera_protocol::ReadChunksResponse = peer.frame().decode();
+    let answer = answer.answers[0].0;
+    assert_eq!((answer.status(), answer.next.group), (Some(Status::NotOwner), GroupId::new(4, 0)));
+    assert_eq!(answer.durable_ordinal, 1 << 32 | 4);
 }
 
 #[test]

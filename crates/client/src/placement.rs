@@ -31,6 +31,13 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
+    /// Of nodes 1 to 3, for tests.
+    #[cfg(test)]
+    pub(crate) fn of_three(version: u64, owners: Vec<Owner>) -> Placement {
+        let nodes = (1..=3).map(|node| (node, (format!("host:{node}"), 1))).collect();
+        Placement { cluster: [1; 16], version, nodes, owners }
+    }
+
     /// Which state of the cluster it is.
     pub(crate) fn version(&self) -> u64 {
         self.version

@@ -84,6 +84,8 @@ struct Cluster {
     table: Mutex<Table>,
     info: StreamInfo,
     producers: Arc<AtomicU64>,
+    /// No node says who owns what to whoever asks for it.
+    secretive: Arc<AtomicBool>,
 }
 
 /// A node's session: its broker's, and as much of a coordinator as clients need.
@@ -91,6 +93,7 @@ struct NodeSession {
     broker: BrokerSession,
     info: StreamInfo,
     producers: Arc<AtomicU64>,
+    secretive: Arc<AtomicBool>,
 }
 
 impl Session for NodeSession {
@@ -100,6 +103,9 @@ impl Session for NodeSession {
             Some(Op::AllocateProducer) => {
                 let producer_id = ProducerId(self.producers.fetch_add(1, Ordering::SeqCst));
                 out.respond(header, &AllocatedProducer { producer_id, producer_epoch: ProducerEpoch(0) });
+            }
+            Some(Op::FindOwners) if self.secretive.load(Ordering::SeqCst) => {
+                out.error(header, Status::NotReady, &ErrorBody::new("not told"));
             }
             Some(op) if BrokerSession::serves(op) => return self.broker.handle(op, header, body, out),
             _ => out.error(header, Status::NotSupported, &ErrorBody::new("not in this test")),
@@ -164,6 +170,7 @@ impl Cluster {
             table: Mutex::new(table),
             info,
             producers: Arc::new(AtomicU64::new(1)),
+            secretive: Arc::default(),
         };
         (0..nodes as usize).for_each(|at| cluster.serve(at));
         let infos: Vec<NodeInfo> = (1..).zip(cluster.nodes.lock().iter()).map(|(n, node)| node_info(n, node)).collect();
@@ -192,9 +199,11 @@ impl Cluster {
         };
         let config = ServerConfig::new(node.address, hello, Arc::new(SystemClock::new()));
         let (broker, info, producers) = (Arc::clone(&node.broker), self.info.clone(), Arc::clone(&self.producers));
+        let secretive = Arc::clone(&self.secretive);
         let factory = Arc::new(move |peer: Peer, waker: SessionWaker| {
             let broker = broker.session(peer.address, waker);
-            Box::new(NodeSession { broker, info: info.clone(), producers: Arc::clone(&producers) }) as Box<dyn Session>
+            let (producers, secretive) = (Arc::clone(&producers), Arc::clone(&secretive));
+            Box::new(NodeSession { broker, info: info.clone(), producers, secretive }) as Box<dyn Session>
         });
         let server = Server::start(config, factory).unwrap();
         (node.address, node.server) = (server.local_addr(), Some(server));
@@ -444,6 +453,44 @@ fn places_are_found_at_whichever_node_has_them() {
             count += batch.len();
         }
         assert_eq!(count, 41);
+    });
+}
+
+/// Reads and writes while a streamlet goes around, and nobody is told who owns what but by the owners before.
+async fn follow_what_owners_say(cluster: &Cluster, long_poll: bool) {
+    let client = Client::connect(cluster.address(0)).await.unwrap();
+    let never = Duration::from_secs(600);
+    let mut producer = client
+        .producer("moving")
+        .chunk_bytes(512)
+        .delivery_timeout(never)
+        .request_timeout(never)
+        .build()
+        .await
+        .unwrap();
+    let mut reader = client.consumer("moving").from(Start::Latest).long_poll(long_poll).build().await.unwrap();
+    let start = reader.positions()[0].ordinal;
+    cluster.secretive.store(true, Ordering::SeqCst);
+    for turn in 0..7_u64 {
+        producer.deliver(&Record::value(turn.to_string().as_bytes())).await.unwrap();
+        let record = reader.next().await.unwrap().unwrap();
+        assert_eq!((record.ordinal, record.view().value()), (start + turn, Some(turn.to_string().as_bytes())));
+        let owner = cluster.table.lock().owners[0].node;
+        // At the end of what there is, and before anything is written at the next owner.
+        let quiet = tokio::time::timeout(Duration::from_millis(5), reader.next()).await;
+        assert!(quiet.is_err(), "nothing was written");
+        cluster.move_to(0, owner % 3 + 1, Duration::ZERO);
+    }
+    cluster.secretive.store(false, Ordering::SeqCst);
+    producer.close().await.unwrap();
+}
+
+#[test]
+fn who_is_at_the_end_of_a_lane_goes_where_its_last_owner_says() {
+    let cluster = Cluster::start(3, 1, 1);
+    run(async {
+        follow_what_owners_say(&cluster, false).await;
+        follow_what_owners_say(&cluster, true).await;
     });
 }
 

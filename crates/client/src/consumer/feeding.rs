@@ -1,7 +1,6 @@
 //! How a consumer gets its data: connecting, finding where to start, keeping every track fed, and taking what comes.
 
 use std::collections::HashSet;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -279,7 +278,6 @@ impl Consumer {
     /// Feeds the tracks that a node has to feed.
     fn feed_by(&mut self, node: u32) {
         let follow = if self.settings.application.is_some() { 0 } else { kera_protocol::read::ENTRY_FOLLOW_GROUPS };
-        let placement = Arc::clone(&self.holders.placement);
         let Some(link) = link_to(&mut self.link, &mut self.holders, node) else { return };
         if self.settings.long_poll && link.is_polling() && node != HOME {
             // A poll that waits there does not know of tracks that have come from another node.
@@ -289,23 +287,19 @@ impl Consumer {
         if self.settings.long_poll && (link.is_polling() || self.queued_bytes >= self.settings.credit_bytes) {
             return;
         }
-        let (mut entries, mut ids) = (Vec::new(), Vec::new());
-        for (id, track) in &mut self.tracks {
-            let finished = track.ended || track.lease.is_some_and(|lease| lease.releasing);
-            if track.fed || track.astray || finished || entries.len() == limits::READ_ENTRIES_MAX {
-                continue;
-            }
-            if placement.holder(track.streamlet, track.received.group) != node {
-                continue;
-            }
+        let its_own = self.tracks.iter().filter(|(_, track)| self.to_feed(track) == Some(node));
+        let ids: Vec<u64> = its_own.map(|(id, _)| *id).take(limits::READ_ENTRIES_MAX).collect();
+        if ids.is_empty() {
+            return;
+        }
+        let mut entries = Vec::with_capacity(ids.len());
+        for id in &ids {
+            let Some(track) = self.tracks.get_mut(id) else { continue };
             (track.fed, track.node) = (true, node);
             let (streamlet, lane, cursor) = (track.streamlet, track.lane, track.received);
             entries.push(ReadEntry { stream: self.stream.id, streamlet, lane, cursor, max_bytes: 0, flags: follow });
-            ids.push(*id);
         }
-        if entries.is_empty() {
-            return;
-        }
+        let Some(link) = link_to(&mut self.link, &mut self.holders, node) else { return };
         let credit = self.settings.credit_bytes;
         if self.settings.long_poll {
             link.poll(entries, ids, u32::try_from(credit / 2).unwrap_or(u32::MAX));
@@ -451,12 +445,13 @@ impl Consumer {
                     let message =
                         format!("nobody has what comes next of streamlet {streamlet}; node {node} said so last");
                     self.failed = Some(RpcError::Status { status, message, retry_after: None }.into());
-                } else if !forward || self.holders.placement.holder(streamlet, answer.next.group) == node {
-                    // What is known of the owners is too old.
-                    let again = self.holders.want_owners(now);
+                } else if forward {
+                    let place = (streamlet, answer.next.group);
+                    let again = self.holders.sent_on(node, place, answer.durable_ordinal, now);
                     self.feed_at = self.feed_at.min(again);
                 } else {
-                    self.feed_at = now;
+                    let again = self.holders.want_owners(now);
+                    self.feed_at = self.feed_at.min(again);
                 }
             }
             Some(status) if status.retryable() => {

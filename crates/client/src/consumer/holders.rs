@@ -1,5 +1,6 @@
 //! A consumer in a cluster: a link to each node that has what is read, made in the background, looked after while it is quiet, and
-//! given up alone when its node does not answer. Who has what is asked for again with every failure, as often as the back-off allows.
+//! given up alone when its node does not answer. Who has what is asked for again with every failure, as often as the back-off allows; a node
+//! that says who the next owner is is believed at once.
 
 use std::collections::HashMap;
 use std::pin::Pin;
@@ -7,7 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use kera_format::StreamId;
+use kera_format::{GroupId, StreamId, StreamletId};
 use kera_protocol::{Body, FindOwners, JoinedApplication, Owners};
 use kera_rpc::{Call, Connection, RpcError};
 use tokio::task::JoinHandle;
@@ -34,6 +35,8 @@ const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(super) struct Holders {
     pub(super) placement: Arc<Placement>,
+    /// Owner epochs, and owners, of which earlier owners have told and `placement` does not know yet.
+    told: HashMap<StreamletId, (u32, u32)>,
     linked: Vec<Holder>,
     /// Nodes that are being connected to, or could not be reached.
     away: HashMap<u32, Away>,
@@ -117,6 +120,55 @@ impl Holders {
     fn remove(&mut self, node: u32) -> Option<Link> {
         let at = self.linked.iter().position(|holder| holder.node == node)?;
         Some(self.linked.swap_remove(at).link)
+    }
+
+    /// The node that serves a group of a streamlet, as far as is known.
+    pub(super) fn holder(&self, streamlet: StreamletId, group: GroupId) -> u32 {
+        match self.told.get(&streamlet) {
+            Some((epoch, node)) if group.epoch() >= *epoch => *node,
+            _ => self.placement.holder(streamlet, group),
+        }
+    }
+
+    /// What a node said with `NotOwner`: the owner in the upper half, and its owner epoch. What is no news, and nodes of which nobody
+    /// knows where they are, are passed over.
+    fn take_hint(&mut self, streamlet: StreamletId, hint: u64) {
+        let (node, epoch) = ((hint >> 32) as u32, hint as u32);
+        let known = self.told.get(&streamlet).map_or(0, |(epoch, _)| *epoch);
+        if epoch > known.max(self.placement.owner(streamlet.0).1) && self.placement.address(node).is_some() {
+            self.told.insert(streamlet, (epoch, node));
+        }
+    }
+
+    /// A node does not have what comes next of a streamlet, from `group` on. When to ask for it again: at once if another node is known to
+    /// have it.
+    pub(super) fn sent_on(
+        &mut self,
+        node: u32,
+        (streamlet, group): (StreamletId, GroupId),
+        hint: u64,
+        now: Instant,
+    ) -> Instant {
+        self.take_hint(streamlet, hint);
+        let holder = self.holder(streamlet, group);
+        if holder != node && holder == self.placement.holder(streamlet, group) {
+            return now;
+        }
+        // What is known of the owners is too old.
+        let later = self.want_owners(now);
+        if holder == node { later } else { now }
+    }
+
+    /// Who has what, as a node said that was asked.
+    fn take_placement(&mut self, placement: Arc<Placement>) {
+        if placement.version() > self.placement.version() {
+            self.backoff.reset();
+        }
+        self.placement = placement;
+        let placement = &self.placement;
+        self.told.retain(|streamlet, (epoch, node)| {
+            placement.owner(streamlet.0).1 < *epoch && placement.address(*node).is_some()
+        });
     }
 
     /// The owners may have changed. When to look again.
@@ -285,7 +337,7 @@ impl Consumer {
     pub(super) fn to_feed(&self, track: &Track) -> Option<u32> {
         let finished = track.ended || track.lease.is_some_and(|lease| lease.releasing);
         let wanted = !(track.fed || track.astray || finished);
-        wanted.then(|| self.holders.placement.holder(track.streamlet, track.received.group))
+        wanted.then(|| self.holders.holder(track.streamlet, track.received.group))
     }
 
     /// Gives the link to a node up. What it fed goes on from where it is, there or elsewhere.
@@ -339,7 +391,7 @@ impl Consumer {
     }
 
     fn take_owners(&mut self, placement: Arc<Placement>, now: Instant) {
-        self.holders.placement = placement;
+        self.holders.take_placement(placement);
         self.feed_at = now;
         if self.link.is_some() && !self.is_alone() {
             // The node has joined a cluster since.
@@ -347,8 +399,8 @@ impl Consumer {
         }
         self.follow_owners();
         // A node that is read from may have lost what it had to another. The other tracks that it feeds go on at once.
-        let placement = &self.holders.placement;
-        let stray = |track: &&Track| track.fed && placement.holder(track.streamlet, track.received.group) != track.node;
+        let holders = &self.holders;
+        let stray = |track: &&Track| track.fed && holders.holder(track.streamlet, track.received.group) != track.node;
         let mut nodes: Vec<u32> = self.tracks.values().filter(stray).map(|track| track.node).collect();
         nodes.sort_unstable();
         nodes.dedup();
@@ -360,5 +412,62 @@ impl Consumer {
         }
         let placement = &self.holders.placement;
         self.holders.away.retain(|node, _| placement.address(*node).is_some());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_protocol::{OlderGroups, Owner};
+
+    const X: StreamletId = StreamletId(0);
+
+    fn holders() -> Holders {
+        let owners = vec![Owner { node: 1, epoch: 4, older: vec![] }];
+        Holders { placement: Arc::new(Placement::of_three(7, owners)), ..Holders::default() }
+    }
+
+    fn group(epoch: u32) -> GroupId {
+        GroupId::new(epoch, 0)
+    }
+
+    #[test]
+    fn what_the_owner_before_says_holds_until_the_owners_are_known_to_be_later() {
+        let (mut holders, now) = (holders(), Instant::now());
+        assert_eq!(holders.sent_on(1, (X, group(5)), 2 << 32 | 5, now), now);
+        assert_eq!([3, 4, 5, 6].map(|epoch| holders.holder(X, group(epoch))), [1, 1, 2, 2]);
+        assert!(holders.ask_at.is_some(), "all owners are asked for in any case");
+        assert_eq!(holders.sent_on(2, (X, group(6)), 3 << 32 | 6, now), now);
+        assert_eq!(holders.holder(X, group(6)), 3);
+        // One who is behind, and a node that nobody knows.
+        for hint in [2 << 32 | 5, 9 << 32 | 8, 0] {
+            assert!(holders.sent_on(3, (X, group(7)), hint, now) > now);
+            assert_eq!(holders.holder(X, group(6)), 3);
+        }
+        let older = vec![OlderGroups { first_epoch: 4, node: 1 }];
+        let behind = vec![Owner { node: 2, epoch: 5, older: older.clone() }];
+        holders.take_placement(Arc::new(Placement::of_three(8, behind)));
+        assert_eq!([4, 5, 6].map(|epoch| holders.holder(X, group(epoch))), [1, 2, 3]);
+        let later = vec![Owner { node: 1, epoch: 7, older }];
+        holders.take_placement(Arc::new(Placement::of_three(9, later)));
+        assert_eq!(holders.holder(X, group(7)), 1);
+        assert!(holders.told.is_empty());
+    }
+
+    #[test]
+    fn owners_that_are_news_start_the_back_off_over() {
+        let (mut holders, now) = (holders(), Instant::now());
+        let ask = |holders: &mut Holders| {
+            let wait = holders.want_owners(now) - now;
+            (holders.ask_at, holders.asked_at) = (None, Some(now));
+            wait
+        };
+        let first = (0..12).map(|_| ask(&mut holders)).max();
+        let longest = Some(Duration::from_millis(500));
+        assert!(first >= longest, "nothing that was told has helped");
+        holders.take_placement(Arc::new(Placement::of_three(7, vec![])));
+        assert!(Some(ask(&mut holders)) >= longest, "it was known before");
+        holders.take_placement(Arc::new(Placement::of_three(8, vec![])));
+        assert!(Some(ask(&mut holders)) < longest);
     }
 }

@@ -436,20 +436,16 @@ impl Sender {
     fn not_owner(&mut self, streamlet: u32, node: u32, epoch: u32, buffer: &mut Buffer) {
         let known = self.owners.placement.owner(streamlet).1;
         let newest = self.owners.hinted.get(&streamlet).copied().unwrap_or(known);
-        let hint = (node != HOME && epoch > newest).then(|| self.links.iter().position(|link| link.node == node));
-        let route = match hint.flatten() {
-            Some(route) => {
-                self.owners.hinted.insert(streamlet, epoch);
-                route
-            }
-            None => match self.links.iter().position(|link| link.node == NOBODY) {
-                Some(route) => route,
-                None => {
-                    self.links.push(Link::new(NOBODY, None));
-                    self.links.len() - 1
-                }
-            },
-        };
+        // A node of which nobody knows where it is cannot be sent anything yet.
+        let is_hint = epoch > newest && self.owners.placement.address(node).is_some();
+        let to = if is_hint { node } else { NOBODY };
+        if is_hint {
+            self.owners.hinted.insert(streamlet, epoch);
+        }
+        let route = self.links.iter().position(|link| link.node == to).unwrap_or_else(|| {
+            self.links.push(Link::new(to, None));
+            self.links.len() - 1
+        });
         buffer.set_route(streamlet, route as u32);
         self.want_owners();
     }
