@@ -93,6 +93,15 @@ impl Backup {
         had.map(|row| row.first).min().unwrap_or(from)
     }
 
+    /// Whether a backup may answer for these blocks: it may not if some in the midst do not read back.
+    fn is_whole(&self, log: LogId, from: u64, through: u64) -> Result<(), BackupError> {
+        let missing = self.state.lock().logs.get(&log).and_then(|replica| replica.missing(from, through));
+        let Some(missing) = missing else { return Ok(()) };
+        let reason =
+            format!("block {missing} does not read back and was not given back; another backup of the view has it");
+        Err(BackupError::new(Status::SegmentUnreadable, reason))
+    }
+
     fn source(&self, log: LogId, part: &FilePart) -> Result<Source, BackupError> {
         let disk = &*self.disks[part.disk].disk;
         Source::open(disk, part.sequence, part.key, log.vlog).map_err(|error| self.unreadable(part, &error))
@@ -106,8 +115,10 @@ impl Backup {
     }
 
     /// The state of lanes in blocks of a log, from what is in memory about the open files and from the footers of the others.
-    /// Blocks are read only of files that the range asked for cuts. An error names the file that does not read back.
+    /// Blocks are read only of files that the range asked for cuts. An error names the file that does not read back, or a block that was
+    /// found missing at the start and was not given back.
     pub fn lane_states(&self, asked: &LaneStates) -> Result<LaneStateList, BackupError> {
+        self.is_whole(asked.log, asked.from_block, asked.through_block)?;
         let wanted: HashSet<StreamletRef> = asked.streamlets.iter().copied().collect();
         let mut lanes: BTreeMap<LaneKey, Lane> = BTreeMap::new();
         for part in self.parts(asked.log, asked.from_block, asked.through_block) {
@@ -173,6 +184,7 @@ impl Backup {
         let mut bytes = 0;
         for part in self.parts(asked.log, asked.from_block, asked.through_block) {
             if part.first > read.next_block && read.next_block == asked.from_block && read.blocks.is_empty() {
+                self.is_whole(asked.log, read.next_block, part.first)?;
                 // What is before the first block that is here was given back.
                 read.next_block = part.first;
             }

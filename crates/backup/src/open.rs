@@ -104,6 +104,15 @@ fn read_fences(disks: &[Arc<dyn Disk>]) -> Result<BTreeMap<u32, u32>, OpenError>
     }
 }
 
+/// A file without a hole, or what is behind a hole in it.
+struct Found {
+    part: FilePart,
+    /// First block of the row that the file goes on.
+    run_first: u64,
+    /// A part of the same file in front of it does not read back. Files are given back whole, so that was not.
+    is_behind_damage: bool,
+}
+
 enum Trouble {
     Disk(String, io::Error),
     Foreign(String),
@@ -111,7 +120,7 @@ enum Trouble {
 
 struct Opening<'a> {
     config: &'a BackupConfig,
-    parts: BTreeMap<LogId, Vec<(FilePart, u64)>>,
+    parts: BTreeMap<LogId, Vec<Found>>,
     next_file: u64,
     report: OpenReport,
 }
@@ -174,7 +183,8 @@ impl Opening<'_> {
         if let Some((at, footer)) = source.footer().map_err(failed)? {
             self.report.blocks += (footer.last_block + 1).saturating_sub(part.first);
             let part = FilePart { last: footer.last_block, footer: Some(at), ..part };
-            self.parts.entry(header.log).or_default().push((part, header.run_first));
+            let found = Found { part, run_first: header.run_first, is_behind_damage: false };
+            self.parts.entry(header.log).or_default().push(found);
             return Ok(());
         }
         self.report.scanned += 1;
@@ -195,8 +205,9 @@ impl Opening<'_> {
             (part.footer, part.bytes) = (Some(closed.footer), closed.bytes);
         }
         self.report.damage.extend(scan.damage);
-        let parts = scan.parts.into_iter().filter(|part| part.first <= part.last);
-        self.parts.entry(header.log).or_default().extend(parts.map(|part| (part, header.run_first)));
+        let parts = scan.parts.into_iter().zip(0..).filter(|(part, _)| part.first <= part.last);
+        let found = parts.map(|(part, at)| Found { part, run_first: header.run_first, is_behind_damage: at > 0 });
+        self.parts.entry(header.log).or_default().extend(found);
         Ok(())
     }
 }
@@ -239,10 +250,10 @@ impl Scan {
 }
 
 /// Puts the parts of a log, each with the first block of its row, into runs without holes.
-fn replica(mut parts: Vec<(FilePart, u64)>, next_run: &mut u64) -> Replica {
-    parts.sort_by_key(|(part, _)| (part.first, part.last));
+fn replica(mut parts: Vec<Found>, next_run: &mut u64) -> Replica {
+    parts.sort_by_key(|found| (found.part.first, found.part.last));
     let mut replica = Replica::default();
-    for (part, run_first) in parts {
+    for Found { part, run_first, is_behind_damage } in parts {
         if let Some(run) = replica.runs.last_mut().filter(|run| part.first <= run.taken + 1) {
             // A file whose sync failed may have blocks that were written again to the next.
             let through = run.taken.max(part.last);
@@ -252,7 +263,7 @@ fn replica(mut parts: Vec<(FilePart, u64)>, next_run: &mut u64) -> Replica {
             continue;
         }
         // Files are given back from the front of a row on: behind a hole within a row something is missing that should not.
-        let has_hole = replica.runs.iter().any(|run| run_first <= run.taken);
+        let has_hole = is_behind_damage || replica.runs.iter().any(|run| run_first <= run.taken);
         *next_run += 1;
         let (through, id) = (part.last, *next_run);
         replica.runs.push(Run {

@@ -110,6 +110,13 @@ impl Replica {
         last
     }
 
+    /// The first block from `first` to `through` that is not here, was not given back, and has others of them behind it.
+    pub(crate) fn missing(&self, first: u64, through: u64) -> Option<u64> {
+        let missing = self.through(first, |run| (run.origin, run.written)) + 1;
+        let is_behind = |run: &Run| missing < run.first && run.first <= through && run.first <= run.written;
+        self.runs.iter().any(is_behind).then_some(missing)
+    }
+
     /// Whether a log that ends here at `end` ends there for sure.
     pub(crate) fn is_certain(&self, end: u64) -> bool {
         !self.runs.iter().any(|run| run.doubtful && run.first > end)
@@ -212,6 +219,11 @@ mod tests {
         replica.insert(Run { doubtful: true, ..run(2, 53, 60, 60) });
         assert_eq!(replica.fit(51, 1, true), Fit::Follows(0));
         assert_eq!(replica.through(1, |run| (run.origin, run.written)), 50);
+        assert_eq!(
+            (replica.missing(1, 60), replica.missing(52, 53), replica.missing(1, 52)),
+            (Some(51), Some(52), None)
+        );
+        assert_eq!((replica.missing(1, 50), replica.missing(53, 90), replica.missing(61, 90)), (None, None, None));
         assert!(!replica.is_certain(50) && replica.is_certain(60));
     }
 }

@@ -339,6 +339,33 @@ fn a_flipped_bit_is_never_given_out() {
 }
 
 #[test]
+fn a_damaged_front_is_not_taken_for_given_back() {
+    let (disk, disks) = memory();
+    let mut rig = Rig::over(open(&disks, 1).0);
+    for block in 1..=8 {
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+    drop(rig);
+    let files = disk.list("replicas").expect("list");
+    let file = files.iter().find(|name| name.ends_with(".replica")).expect("one");
+    disk.flip_bit(&format!("replicas/{file}"), 4096 + 200, 3).expect("there");
+    let (backup, report) = open(&disks, 2);
+    assert_eq!(report.damage.len(), 1, "{report:?}");
+    let rig = Rig::over(backup);
+    let asked = |from_block, through_block| LaneStates { log: LOG, from_block, through_block, streamlets: Vec::new() };
+    for refused in [rig.backup.lane_states(&asked(1, 8)).map(drop), rig.read(LOG, 1, 8).map(drop)] {
+        let error = refused.expect_err("nobody gave block 1 back");
+        assert!(error.status == Status::SegmentUnreadable && error.reason.contains("block 1 "), "{error}");
+    }
+    assert_eq!(rig.read(LOG, 2, 8), Ok((2..=8).collect()), "what is behind it can be read");
+    assert!(rig.backup.lane_states(&asked(2, 8)).is_ok());
+    let views = [LogView { vlog: 0, first_block: 1 }];
+    let end = rig.backup.fence(1, 7, &views).expect("fenced")[0];
+    assert_eq!((end.through, end.certain), (0, false), "it cannot know where the log ends");
+}
+
+/// What a recovery asks for is the same from memory, from footers and from blocks.
+#[test]
 fn lanes_states_come_from_memory_footers_and_blocks_alike() {
     let (_, disks) = memory();
     let mut rig = Rig::over(open(&disks, 1).0);

@@ -9,8 +9,7 @@ use kera_sim::nodes::{Fault, Plan, Planted, run};
 const SEEDS: u64 = 200;
 
 fn short(seed: u64) -> Plan {
-    // With retention two seeds of 200 fail: `docs/simulator.md`, what was found.
-    Plan { trouble_ms: 15_000, records: 200, fault_us: 1_200_000, retention: false, ..Plan::new(seed) }
+    Plan { trouble_ms: 15_000, records: 200, fault_us: 1_200_000, ..Plan::new(seed) }
 }
 
 /// Runs seeds on two threads; what went wrong, by seed.
