@@ -20,6 +20,7 @@ pub(super) enum Command {
     Join(Join),
     View(LogView),
     GiveUp(LogName),
+    GiveUpView(LogName, u32),
     Rebuilt(StreamletsRebuilt),
 }
 
@@ -79,6 +80,7 @@ impl Coordinators {
             Command::Join(join) => self.commit(|state| state.plan_join(join, now_ms)),
             Command::View(view) => self.commit(|state| state.plan_view(view)),
             Command::GiveUp(log) => self.commit(|state| state.plan_give_up_log(*log)),
+            Command::GiveUpView(log, view) => self.commit(|state| state.plan_give_up_view(*log, *view)),
             Command::Rebuilt(rebuilt) => self.commit(|state| state.plan_rebuilt(rebuilt)),
         }
     }

@@ -24,6 +24,7 @@ pub(super) enum Out {
     Block(BackupId, StoreHead, Bytes),
     Release(BackupId, ReleaseBlocks),
     Ask(LogId, View),
+    GiveUpView(LogId, u32),
     /// This incarnation was declared lost.
     Fenced,
 }
@@ -108,6 +109,9 @@ impl Views for Outside {
     fn fenced(&self, _: LogId) {
         lock(&self.out).push(Out::Fenced);
     }
+    fn give_up_view(&self, log: LogId, view: u32) {
+        lock(&self.out).push(Out::GiveUpView(log, view));
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -147,6 +151,11 @@ impl Copies {
 
     pub(super) fn all(&self) -> Vec<Arc<ReplicatedLog>> {
         lock(&self.logs).all.iter().map(|one| one.log.clone()).collect()
+    }
+
+    /// The name of one of [all](Copies::all), by its place.
+    pub(super) fn id(&self, at: u32) -> LogId {
+        LogId { vlog: at, ..self.me }
     }
 
     pub(super) fn get(&self, log: LogId) -> Option<Arc<ReplicatedLog>> {
@@ -190,6 +199,19 @@ impl SinkDirectory for Directory {
 
 impl Copies {
     fn sink(&self, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<dyn DurabilitySink> {
+        let mut logs = lock(&self.logs);
+        let at = self.place(&mut logs, stream, streamlet, options);
+        logs.all[at].sink.clone()
+    }
+
+    /// The log that a streamlet's chunks go to.
+    pub(super) fn log_of(&self, stream: StreamId, streamlet: StreamletId, of: &StreamOptions) -> Arc<ReplicatedLog> {
+        let mut logs = lock(&self.logs);
+        let at = self.place(&mut logs, stream, streamlet, of);
+        logs.all[at].log.clone()
+    }
+
+    fn place(&self, logs: &mut Logs, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> usize {
         let own = (options.virtual_logs > 0).then_some(stream);
         let synced = options.durability == Durability::Power;
         let pool = Pool { copies: options.replication, synced, stream: own };
@@ -198,13 +220,12 @@ impl Copies {
             Some(_) => u64::from(streamlet.0),
             None => stream.0.wrapping_add(streamlet.0.into()),
         };
-        let logs = &mut *lock(&self.logs);
         if !logs.pools.contains_key(&pool) {
             let made: Vec<usize> = (0..wanted).map(|_| self.open(logs, pool)).collect();
             logs.pools.insert(pool, made);
         }
         let of_pool = &logs.pools[&pool];
-        logs.all[of_pool[(at % of_pool.len() as u64) as usize]].sink.clone()
+        of_pool[(at % of_pool.len() as u64) as usize]
     }
 
     fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>> {

@@ -163,7 +163,7 @@ impl World {
                 }
                 Ok(())
             }
-            (Command::GiveUp(_), _) => Ok(()),
+            (Command::GiveUp(_) | Command::GiveUpView(..), _) => Ok(()),
         }
     }
 

@@ -1,7 +1,9 @@
 //! The leader's own work, as `crates/raft/src/driver.rs` does it: who is silent is fenced, logs end, streamlets get new owners. The
 //! detector, the plans and the rules are the real ones.
 
-use kera_coordinator::cluster::ClusterState;
+use std::collections::{BTreeMap, BTreeSet};
+
+use kera_coordinator::cluster::{ClusterState, agreed_end};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_protocol::LogView;
 
@@ -12,8 +14,18 @@ use crate::cluster::truth::Violation;
 
 /// Time without a leader after one was lost, at least, and as much again at most.
 const ELECTION_US: u64 = 300_000;
-/// A backup that has not answered to a fence for so long is asked again.
+/// A backup that has not answered to a fence for so long is not waited for.
 const FENCE_US: u64 = 500_000;
+
+/// A leader that has backups fence.
+pub(super) struct Fencing {
+    /// It waits for nobody any more from then on.
+    until_us: u64,
+    /// Backups that have not answered.
+    asked: BTreeSet<u32>,
+    /// How far the others have logs.
+    told: BTreeMap<LogName, Vec<u64>>,
+}
 
 impl World {
     /// Whether a coordinator hears and is heard by a majority of them.
@@ -100,7 +112,7 @@ impl World {
             self.commit(node, |state| state.plan_fence(silent, epoch))?;
         }
         for (gone, epoch) in self.coordinators.state.lost() {
-            self.end_logs(node, gone, epoch);
+            self.end_logs(node, gone, epoch)?;
             let state = &self.coordinators.state;
             let is_over = state.logs_of(gone, epoch).all(|(_, log)| log.end.is_some());
             if is_over && state.to_recover(gone, epoch).next().is_some() {
@@ -119,17 +131,30 @@ impl World {
         self.commit(node, ClusterState::plan_adopt)
     }
 
-    fn end_logs(&mut self, leader: u32, node: NodeNumber, epoch: u32) {
+    /// Asks all backups of the newest views, and ends logs when all have answered or some are late.
+    fn end_logs(&mut self, leader: u32, node: NodeNumber, epoch: u32) -> Result<(), Violation> {
         let now_us = self.now_us();
-        for (backup, _, logs) in self.coordinators.state.ends_to_ask(node, epoch) {
-            let asked = self.fencing.entry((leader, backup, node, epoch)).or_default();
-            if now_us < *asked {
-                continue;
+        let of = (leader, node, epoch);
+        if let Some(fencing) = self.fencing.get(&of) {
+            if !fencing.asked.is_empty() && now_us < fencing.until_us {
+                return Ok(());
             }
-            *asked = now_us + FENCE_US;
+            let fencing = self.fencing.remove(&of).expect("it was there");
+            for (log, end) in fencing.told.into_iter().filter_map(|(log, ends)| Some((log, agreed_end(&ends)?))) {
+                self.commit(leader, |state| state.plan_end_log(log, end))?;
+            }
+        }
+        let asked = self.coordinators.state.ends_to_ask(node, epoch);
+        if asked.is_empty() {
+            return Ok(());
+        }
+        let backups = asked.iter().map(|(backup, ..)| *backup).collect();
+        self.fencing.insert(of, Fencing { until_us: now_us + FENCE_US, asked: backups, told: BTreeMap::new() });
+        for (backup, _, logs) in asked {
             let logs = logs.iter().map(|(log, first)| LogView { vlog: log.log, first_block: *first }).collect();
             self.tell(leader, backup, Packet::Fence { node, epoch, logs });
         }
+        Ok(())
     }
 
     /// A backup has fenced, or could not.
@@ -140,12 +165,16 @@ impl World {
         (node, epoch): (u32, u32),
         ends: Option<Vec<(LogName, u64)>>,
     ) -> Result<(), Violation> {
-        self.fencing.remove(&(leader, backup, node, epoch));
         if !self.leads(leader) {
+            self.fencing.remove(&(leader, node, epoch));
+            return Ok(());
+        }
+        let Some(fencing) = self.fencing.get_mut(&(leader, node, epoch)) else { return Ok(()) };
+        if !fencing.asked.remove(&backup) {
             return Ok(());
         }
         for (log, end) in ends.unwrap_or_default() {
-            self.commit(leader, |state| state.plan_end_log(log, end))?;
+            fencing.told.entry(log).or_default().push(end);
         }
         Ok(())
     }

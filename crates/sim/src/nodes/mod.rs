@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `node` | a machine, and a process on it by turns instead of threads |
 //! | `copies` | its virtual logs |
+//! | `copying` | what copies again what lacks copies |
 //! | `recovering` | what takes over and rebuilds, on a thread that runs only when the world lets it |
 //! | `sessions` | connections of clients |
 //! | `coordinators` | the real state, rules and plans on a simulated log |
@@ -20,6 +21,7 @@
 mod client;
 mod coordinators;
 mod copies;
+mod copying;
 pub mod faults;
 mod following;
 mod leading;

@@ -12,7 +12,7 @@ use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::vlog_replica::LogId;
-use kera_format::{GroupId, StreamId, StreamletId};
+use kera_format::{StreamId, StreamletId};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{Arena, ArenaConfig, Attach, Log, LogConfig, Tenure};
 use kera_protocol::{BlockStored, ListReplicas, ReleaseBlocks, StreamletRange, StreamletRef};
@@ -20,6 +20,7 @@ use kera_protocol::{BlockStored, ListReplicas, ReleaseBlocks, StreamletRange, St
 use super::CLUSTER;
 use super::coordinators::{Command, Told};
 use super::copies::{Copies, Directory, lock};
+use super::copying::Copier;
 use super::recovering::Worker;
 use super::sessions::Sessions;
 
@@ -110,6 +111,7 @@ pub(super) struct Running {
     pub(super) next_store: u64,
     pub(super) sessions: Sessions,
     pub(super) recovery: Recovery,
+    pub(super) copier: Copier,
     pub(super) turns: Turns,
 }
 
@@ -140,7 +142,6 @@ pub(super) struct Recovery {
     /// Streamlets to report, and the command that does.
     pub(super) to_report: Vec<StreamletRef>,
     pub(super) reporting: Option<u64>,
-    has_returned: bool,
     tidy_us: u64,
 }
 
@@ -150,6 +151,13 @@ pub(super) enum StartError {
     Disk,
     /// There is no fault that could explain it.
     Unsound(String),
+}
+
+impl Recovery {
+    /// Whether something is taken over or rebuilt.
+    pub(super) fn is_busy(&self) -> bool {
+        self.workers.iter().any(Option::is_some) || !self.rebuilds.is_empty() || self.rebuilding.is_some()
+    }
 }
 
 impl Node {
@@ -258,12 +266,10 @@ impl Node {
             next_store: 1,
             sessions: Sessions::default(),
             recovery: Recovery::default(),
+            copier: Copier::new(&lock(&self.known), (self.number, epoch), self.clock.monotonic_us()),
             turns: Turns::default(),
         };
         let known = lock(&self.known);
-        let mut runs = known.to_recover(self.number, epoch);
-        running.recovery.has_returned = runs.any(|(_, run)| !run.owner.rebuilding);
-        drop(runs);
         running.broker.join_cluster(CLUSTER, self.number);
         running.everything(&known, self.applied as u64).map_err(StartError::Unsound)?;
         Ok(running)
@@ -487,24 +493,10 @@ impl Running {
         }
         self.recovery.tidy_us = now_us + 5_000_000;
         let old = known.own_lost_logs(self.number);
-        if old.is_empty() || (self.recovery.has_returned && self.has_old_groups(known)) {
+        if old.is_empty() || self.copier.needs_old_logs(&self.log) {
             return Vec::new();
         }
         old
-    }
-
-    fn has_old_groups(&self, known: &ClusterState) -> bool {
-        let mine: Vec<_> = known.to_recover(self.number, self.epoch).collect();
-        let Some(began) = mine.iter().map(|(_, run)| run.owner.owner_epoch).min() else { return false };
-        mine.iter().any(|(stream, run)| {
-            let stream = self.log.stream(*stream);
-            stream.is_some_and(|stream| {
-                let of_run = stream.streamlets().filter(|one| (run.first..run.end()).contains(&one.id().0));
-                let lanes = of_run.flat_map(|one| one.lanes());
-                let firsts = lanes.filter_map(|lane| lane.groups(GroupId::NONE, 1).first().map(|group| group.id));
-                firsts.into_iter().any(|group| group.epoch() < began)
-            })
-        })
     }
 
     /// A turn of the store's threads. Whether there may be more to do at once.

@@ -1,8 +1,10 @@
 //! Has faults happen, within what copies promise to survive.
 //!
-//! A kill never counts: what was written and the arena stay. A fence does: what a node that was declared lost still has is not used. Blocks that have lost a copy get it back only when
-//! their owner is lost and they are rebuilt, so nothing is taken away that has the only copy which anybody would look for.
+//! A kill never counts: what was written and the arena stay. A fence does: what a node that was declared lost still has is not used. Blocks
+//! that have lost a copy get it back when they are copied again or rebuilt, so nothing is taken away that has the only copy which anybody
+//! would look for.
 
+use kera_coordinator::cluster::View;
 use kera_env::Random;
 
 use super::faults::Fault;
@@ -39,7 +41,8 @@ impl World {
             let is_owned = calm && state.is_live(name.node, name.epoch) && !arenas.contains(&name.node);
             let is_kept = |backup: &u32| !self.lossy.contains(backup) && !disks.contains(backup);
             let is_empty = |at: usize| log.views.get(at + 1).is_some_and(|next| next.first <= log.views[at].first);
-            let views = (0..).zip(&log.views).filter(|(at, _)| !is_empty(*at));
+            let is_given_up = |at: usize, view: &View| at + 1 < log.views.len() && view.backups.is_empty();
+            let views = (0..).zip(&log.views).filter(|(at, view)| !is_empty(*at) && !is_given_up(*at, view));
             is_owned || views.map(|(_, view)| view).all(|view| view.backups.iter().any(is_kept))
         })
     }

@@ -66,6 +66,10 @@ impl World {
             }
             Out::Release(to, release) => self.tell(node, to, Packet::Release(release)),
             Out::Ask(log, view) => self.ask_for_view(node, log, &view),
+            Out::GiveUpView(log, view) => {
+                let name = LogName { node: log.node, epoch: log.epoch, log: log.vlog };
+                self.ask(node, Command::GiveUpView(name, view));
+            }
             // It ends this incarnation and begins the next at once.
             Out::Fenced => self.start_again(node),
         }

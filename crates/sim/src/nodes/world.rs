@@ -19,6 +19,7 @@ use super::CLUSTER;
 use super::client::{Client, Told as TellTale};
 use super::coordinators::Coordinators;
 use super::faults::{Fault, Faults};
+use super::leading::Fencing;
 use super::network::{Cuts, Packet};
 use super::node::Node;
 use super::producer::Producer;
@@ -164,8 +165,8 @@ pub(super) struct World {
     pub(super) voters: Vec<u32>,
     pub(super) replication: u32,
     pub(super) coordinators: Coordinators,
-    /// Until when a backup need not be asked to fence again.
-    pub(super) fencing: BTreeMap<(u32, u32, u32, u32), u64>,
+    /// What leaders have asked backups to fence: by the leader, and the node and epoch that are over.
+    pub(super) fencing: BTreeMap<(u32, u32, u32), Fencing>,
     pub(super) cuts: Cuts,
     pub(super) held: Vec<(u32, u32, Event)>,
     pub(super) clients: Vec<Slot>,
@@ -353,6 +354,7 @@ impl World {
                 }
             }
         }
+        waiting.extend(self.without_copies());
         for (node, epoch) in state.lost() {
             waiting.push(format!("what node {node} had in its epoch {epoch} has no live owner"));
         }
@@ -591,7 +593,7 @@ impl World {
                 if let Some(running) = self.node_mut(node).running() {
                     running.tick();
                 }
-                Ok(())
+                self.copy_again(node)
             }
             Is::Beat(node, life) => self.beat(node, life),
             Is::Deadline(node, _) => {

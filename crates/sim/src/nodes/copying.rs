@@ -1,0 +1,208 @@
+//! What `crates/server/src/cluster/copier.rs` does, by turns: logs take other backups for those that are lost, what lacks copies is copied
+//! again, and so is what a node came back with if the logs that have it lost a backup.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::ops::{Range, RangeInclusive};
+use std::sync::Arc;
+
+use kera_coordinator::cluster::ClusterState;
+use kera_format::cluster::Roles;
+use kera_format::vlog_replica::LogId;
+use kera_format::{SegmentId, StreamId};
+use kera_log::{CopiedAgain, DurabilitySink, Log, Ticket};
+use kera_protocol::ListReplicas;
+use kera_vlog::{BackupId, ReplicatedLog};
+
+use super::copies::{Copies, lock};
+use super::node::ended_logs;
+use super::world::World;
+use crate::cluster::truth::Violation;
+
+/// A backup that is away for so long has lost what it had.
+const AWAY_US: u64 = 10_000_000;
+/// Segments that are asked for at a time.
+const SEGMENTS: usize = 8;
+
+/// Blocks that live backups have of logs, by their nodes.
+type Has = BTreeMap<BackupId, HashMap<LogId, Vec<RangeInclusive<u64>>>>;
+
+/// Segments that were given to their log again and are not acknowledged yet.
+struct Given {
+    log: Arc<ReplicatedLog>,
+    segments: Vec<SegmentId>,
+    since: u64,
+    last: Ticket,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Copier {
+    began_us: u64,
+    /// What this incarnation got back, and below which owner epoch its groups are.
+    returned: (Vec<(StreamId, Range<u32>)>, u32),
+    has_copied_returned: bool,
+    /// Segments of that which are acknowledged in logs of this incarnation.
+    copied: HashSet<SegmentId>,
+    away: BTreeMap<BackupId, u64>,
+    never: HashSet<SegmentId>,
+    given: Option<Given>,
+}
+
+impl Copier {
+    pub(super) fn new(known: &ClusterState, (node, epoch): (u32, u32), now_us: u64) -> Copier {
+        Copier { began_us: now_us, returned: known.came_back_with(node, epoch), ..Copier::default() }
+    }
+
+    /// Segments from before this incarnation, of what came back with it.
+    fn returned_segments(&self, log: &Log) -> Vec<SegmentId> {
+        let of = |(stream, range): &(StreamId, Range<u32>)| {
+            let stream = log.stream(*stream)?;
+            let of_run = stream.streamlets().filter(|one| range.contains(&one.id().0));
+            Some(of_run.flat_map(|one| log.segments_before(one, self.returned.1)).collect::<Vec<_>>())
+        };
+        self.returned.0.iter().filter_map(of).flatten().collect()
+    }
+
+    /// Whether this node has something that only logs of its earlier incarnations have copies of.
+    pub(super) fn needs_old_logs(&self, log: &Log) -> bool {
+        !self.has_copied_returned && !self.returned_segments(log).is_empty()
+    }
+
+    fn lacks(&self, has: &Has, now_us: u64, backup: BackupId, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
+        if let Some(since) = self.away.get(&backup) {
+            return now_us - since > AWAY_US;
+        }
+        let Some(has) = has.get(&backup) else { return false };
+        let ranges = has.get(&log).map_or(&[][..], |ranges| ranges);
+        !ranges.iter().any(|range| range.contains(blocks.start()) && range.contains(blocks.end()))
+    }
+
+    /// Who is away. Done also while something is rebuilt: a log to which nothing is written would not notice.
+    fn look_at_nodes(&mut self, known: &ClusterState, copies: &Copies, now_us: u64) {
+        for (number, of) in known.nodes() {
+            if of.is_live(Roles::BACKUP) {
+                self.away.remove(number);
+                continue;
+            }
+            self.away.entry(*number).or_insert(now_us);
+            for log in copies.all().iter().filter(|log| log.state().1.backups.contains(number)) {
+                log.broken(*number, "the coordinators have fenced it".into());
+            }
+        }
+    }
+
+    /// Copies what is to be, of all logs of a node.
+    fn turn(&mut self, (known, has, now_us): (&ClusterState, &Has, u64), log: &Log, copies: &Copies, node: u32) {
+        if let Some(given) = self.given.take_if(|given| given.log.durable_through() >= given.last) {
+            for segment in given.segments {
+                given.log.copied_again(segment, given.since);
+                self.copied.insert(segment);
+            }
+        }
+        for (id, of) in (0..).map(|at| copies.id(at)).zip(&copies.all()) {
+            if self.given.is_some() {
+                break;
+            }
+            let wanted =
+                of.to_copy_again(SEGMENTS, &self.never, &|backup, blocks| self.lacks(has, now_us, backup, id, blocks));
+            self.given = self.give(&wanted, log, of);
+        }
+        if self.given.is_none() && now_us - self.began_us > AWAY_US && !self.has_copied_returned {
+            self.copy_returned((known, has, now_us), log, copies, node);
+        }
+    }
+
+    fn give(&mut self, wanted: &[SegmentId], log: &Log, of: &Arc<ReplicatedLog>) -> Option<Given> {
+        let (since, mut segments, mut last) = (of.next_block(), Vec::new(), 0);
+        for segment in wanted {
+            match log.copy_again(*segment) {
+                CopiedAgain::Given(ticket, _) => {
+                    segments.push(*segment);
+                    last = ticket.max(last);
+                }
+                CopiedAgain::Later => {}
+                CopiedAgain::Gone => {
+                    of.segment_gone(*segment);
+                    self.copied.insert(*segment);
+                }
+                CopiedAgain::Never => drop(self.never.insert(*segment)),
+            }
+        }
+        (!segments.is_empty()).then(|| Given { log: of.clone(), segments, since, last })
+    }
+
+    fn copy_returned(
+        &mut self,
+        (known, has, now_us): (&ClusterState, &Has, u64),
+        log: &Log,
+        copies: &Copies,
+        node: u32,
+    ) {
+        let mut lacking = false;
+        for ended in ended_logs(known).unwrap_or_default().iter().filter(|ended| ended.log.node == node) {
+            let nexts = ended.views.iter().skip(1).map(|view| view.first).chain([ended.end + 1]);
+            for (view, next) in ended.views.iter().zip(nexts) {
+                let blocks = view.first..=next - 1;
+                let lacks = |backup: &BackupId| self.lacks(has, now_us, *backup, ended.log, &blocks);
+                lacking |= !blocks.is_empty() && view.backups.iter().any(lacks);
+            }
+        }
+        if !lacking {
+            return;
+        }
+        let mut left = self.returned_segments(log);
+        left.retain(|segment| !self.copied.contains(segment) && !self.never.contains(segment));
+        let log_of = |segment: &SegmentId| {
+            let options = log.stream(segment.stream).map(|stream| stream.options());
+            let options = options.filter(|options| options.replication > 1);
+            options.map(|options| copies.log_of(segment.stream, segment.streamlet, &options))
+        };
+        let Some(last) = left.last() else {
+            self.has_copied_returned = true;
+            return;
+        };
+        let Some(of) = log_of(last) else { return };
+        left.retain(|segment| log_of(segment).is_some_and(|other| Arc::ptr_eq(&other, &of)));
+        left.truncate(SEGMENTS);
+        self.given = self.give(&left, log, &of);
+    }
+}
+
+impl World {
+    /// A turn of a node's copier.
+    pub(super) fn copy_again(&mut self, node: u32) -> Result<(), Violation> {
+        let now_us = self.now_us();
+        let mut has = Has::new();
+        for other in (1..=self.count()).filter(|other| self.cuts.is_whole(node, *other, now_us)) {
+            let of = self.node(other);
+            let running = of.process.as_ref().filter(|_| of.frozen_until_us <= now_us);
+            let Some(running) = running.and_then(|process| process.running.as_ref()) else { continue };
+            let list = running.backup.list(&ListReplicas { after: None, limit: 0 });
+            assert!(!list.more, "so many logs do not fit into a run");
+            let of_log = |blocks: &[kera_protocol::BlockRange]| blocks.iter().map(|of| of.first..=of.last).collect();
+            has.insert(other, list.replicas.iter().map(|of| (of.log, of_log(&of.blocks))).collect());
+        }
+        let known = self.node(node).known.clone();
+        let Some(running) = self.node_mut(node).running() else { return Ok(()) };
+        let is_rebuilding = running.recovery.is_busy();
+        let state = lock(&known);
+        let (log, copies) = (running.log.clone(), running.copies.clone());
+        running.copier.look_at_nodes(&state, &copies, now_us);
+        if !is_rebuilding {
+            running.copier.turn((&*state, &has, now_us), &log, &copies, node);
+        }
+        Ok(())
+    }
+
+    /// Logs of live nodes that have blocks in need of copies whose backup is gone for good.
+    pub(super) fn without_copies(&self) -> Vec<String> {
+        let state = &self.coordinators.state;
+        let gone = |backup: &&u32| self.node(**backup).is_gone;
+        let live = state.logs().iter().filter(|(name, _)| state.is_live(name.node, name.epoch));
+        let views = live.flat_map(|(name, log)| log.views.iter().map(move |view| (name, view)));
+        let lacking = views.filter_map(|(name, view)| Some((name, view, view.backups.iter().find(gone)?)));
+        let told =
+            |(name, view, backup)| format!("{name:?} has {view:?}, and node {backup} is gone: it is not copied again");
+        lacking.map(told).collect()
+    }
+}
