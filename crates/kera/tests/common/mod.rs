@@ -246,6 +246,19 @@ impl Node {
     pub fn signal(&self, name: &str) {
         let sent = Command::new("kill").args([format!("-{name}"), self.pid().to_string()]).status();
         assert!(sent.expect("kill runs").success());
+        if name == "STOP" {
+            eventually("all its threads stand still", || self.stands_still());
+        }
+    }
+
+    /// On a busy machine a thread may run on for a moment after the signal was sent.
+    fn stands_still(&self) -> bool {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).expect("it runs");
+        let state = |task: &Path| {
+            let stat = std::fs::read_to_string(task.join("stat")).unwrap_or_default();
+            stat.rsplit(") ").next().and_then(|rest| rest.chars().next())
+        };
+        tasks.flatten().all(|task| state(&task.path()) == Some('T'))
     }
 
     /// Stops it gracefully and returns its exit status.
