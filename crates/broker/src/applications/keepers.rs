@@ -222,6 +222,18 @@ impl Keepers {
         true
     }
 
+    /// A streamlet was this node's in an earlier owner epoch until now. False: it was not, or is in this one already.
+    pub(super) fn remove_earlier(&self, stream: StreamId, place: &Streamlet) -> bool {
+        let mut kept = self.kept.write();
+        let of = kept.get_mut(&stream);
+        let is_earlier = |known: &Arc<Kept>| known.epoch != place.owner_epoch();
+        let Some(of) = of.filter(|of| of.get(&place.id()).is_some_and(is_earlier)) else { return false };
+        if of.remove(&place.id()).is_some_and(|gone| !gone.is_read()) {
+            self.unread.fetch_sub(1, Ordering::AcqRel);
+        }
+        true
+    }
+
     /// A streamlet is another node's. Whether it was this one's, and whether others of its stream still are.
     pub(super) fn remove(&self, stream: StreamId, streamlet: StreamletId) -> (bool, bool) {
         let mut kept = self.kept.write();

@@ -401,9 +401,14 @@ impl Applications {
         place: &Arc<Streamlet>,
         state: Option<&StreamletState>,
     ) {
-        if self.keepers.is_in_cluster() && self.keepers.add(stream, place, state) {
-            // It was this node's in an earlier epoch until now.
+        if !self.keepers.is_in_cluster() {
+            return;
+        }
+        // Before it is added: from then on anybody may read on what is recorded of it, and that must not be forgotten again.
+        if self.keepers.remove_earlier(stream, place) {
             self.forget_streamlet(stream, place.id());
+        }
+        if self.keepers.add(stream, place, state) {
             self.read_on(broker, Some(stream));
         }
     }
