@@ -25,7 +25,7 @@ impl Client {
             return self.call_for(lookup, retry_for).await;
         }
         let until = Instant::now() + retry_for.max(NEXT_OWNER_TIMEOUT);
-        let mut backoff = Backoff::default();
+        let mut backoff = Backoff::for_owners();
         let mut tries = 0;
         loop {
             let error = match self.find_in(&placement, lookup).await {

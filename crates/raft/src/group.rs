@@ -31,7 +31,8 @@ const SNAPSHOT_BYTES_MAX: usize = 1 << 30;
 pub struct Timing {
     /// Time between two signs of life, of the leader and of nodes, in milliseconds.
     pub heartbeat_ms: u64,
-    /// A leader is lost after a time between this and twice as much.
+    /// A leader that has been silent for two and a half to three times this is lost, and another one is elected. A vote has to be on the
+    /// disk of whoever gives it within this time.
     pub election_ms: u64,
     /// A node is lost after this.
     pub lost_after_ms: u64,
@@ -42,7 +43,7 @@ pub struct Timing {
 impl Default for Timing {
     fn default() -> Timing {
         use kera_coordinator::detector::{HEARTBEAT_MS, LOST_AFTER_MS};
-        Timing { heartbeat_ms: HEARTBEAT_MS, election_ms: 300, lost_after_ms: LOST_AFTER_MS, command_ms: 10_000 }
+        Timing { heartbeat_ms: HEARTBEAT_MS, election_ms: 200, lost_after_ms: LOST_AFTER_MS, command_ms: 10_000 }
     }
 }
 
@@ -104,7 +105,8 @@ impl Group {
             cluster_name: "kera".into(),
             heartbeat_interval: timing.heartbeat_ms,
             election_timeout_min: timing.election_ms,
-            election_timeout_max: timing.election_ms * 2,
+            // For as long as this nobody votes against a leader that was heard; what is chosen between the two comes on top of it.
+            election_timeout_max: timing.election_ms * 3 / 2,
             // A part of a snapshot may be written to a slow disk.
             install_snapshot_timeout: 60_000,
             snapshot_policy: SnapshotPolicy::LogsSinceLast(config.snapshot_entries),

@@ -98,6 +98,11 @@ pub(super) enum Happening {
 }
 
 impl Holders {
+    /// None yet.
+    pub(super) fn new() -> Holders {
+        Holders { backoff: Backoff::for_owners(), ..Holders::default() }
+    }
+
     pub(super) fn links(&self) -> impl Iterator<Item = &Link> {
         self.linked.iter().map(|holder| &holder.link)
     }

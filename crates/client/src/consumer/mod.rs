@@ -205,7 +205,7 @@ impl ConsumerBuilder {
             returned: None,
             unpacked: None,
             link: None,
-            holders: Holders::default(),
+            holders: Holders::new(),
             memberships: BTreeMap::new(),
             carried: HashMap::new(),
             targets: HashMap::new(),

@@ -216,7 +216,7 @@ impl Sender {
             ask_at: None,
             asked_at: None,
             asking: None,
-            backoff: Backoff::default(),
+            backoff: Backoff::for_owners(),
         };
         let mut sender = Sender {
             shared,

@@ -18,7 +18,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::sync::watch;
 
-pub const TIMING: Timing = Timing { heartbeat_ms: 30, election_ms: 150, lost_after_ms: 400, command_ms: 3000 };
+pub const TIMING: Timing = Timing { heartbeat_ms: 30, election_ms: 120, lost_after_ms: 400, command_ms: 3000 };
 
 /// What the network does to messages.
 pub struct Faults {

@@ -63,7 +63,14 @@ struct Memory {
     has: HashMap<NodeNumber, Has>,
     /// Those that are to be asked again.
     unclear: RefCell<HashSet<NodeNumber>>,
-    began: Option<Instant>,
+}
+
+/// What was done with segments.
+struct Gave {
+    /// Have their copies now.
+    copied: Vec<SegmentId>,
+    /// Need none: retention has taken them, or they cannot be copied.
+    dropped: Vec<SegmentId>,
 }
 
 impl Copier {
@@ -102,7 +109,7 @@ impl Copier {
     /// The thread. It looks at nodes also while something is rebuilt: a log to which nothing is written would not notice that a backup
     /// of it is gone.
     fn run(&self) {
-        let mut memory = Memory { began: Some(Instant::now()), ..Memory::default() };
+        let (mut memory, began) = (Memory::default(), Instant::now());
         while self.pause(LOOK) {
             self.look_at_nodes(&mut memory);
             if self.recovery.left_bytes() > 0 {
@@ -112,8 +119,7 @@ impl Copier {
             if !logs.iter().all(|(id, log)| self.copy(*id, log, &mut memory)) {
                 return;
             }
-            let has_held = memory.began.is_some_and(|began| began.elapsed() > AWAY);
-            if has_held && !self.copy_returned(&mut memory) {
+            if began.elapsed() > AWAY && !self.copy_returned(&mut memory) {
                 return;
             }
         }
@@ -170,29 +176,32 @@ impl Copier {
             let since = log.next_block();
             match self.give(&wanted, log, &mut memory.never) {
                 None => return false,
-                Some(given) if given.is_empty() => return true,
-                Some(given) => given.iter().for_each(|segment| log.copied_again(*segment, since)),
+                Some(Gave { copied, .. }) if copied.is_empty() => return true,
+                Some(Gave { copied, .. }) => copied.iter().for_each(|segment| log.copied_again(*segment, since)),
             }
         }
     }
 
-    /// Gives segments to their log and waits until they have their copies: those that do, or nothing if the node stops.
-    fn give(
-        &self,
-        wanted: &[SegmentId],
-        log: &ReplicatedLog,
-        never: &mut HashSet<SegmentId>,
-    ) -> Option<Vec<SegmentId>> {
-        let (mut given, mut last, mut bytes, began) = (Vec::new(), 0, 0, Instant::now());
+    /// Gives segments to their log and waits until they have their copies. What is in neither list can be given later. Nothing if the
+    /// node stops.
+    fn give(&self, wanted: &[SegmentId], log: &ReplicatedLog, never: &mut HashSet<SegmentId>) -> Option<Gave> {
+        let mut gave = Gave { copied: Vec::new(), dropped: Vec::new() };
+        let (mut last, mut bytes, began) = (0, 0, Instant::now());
         for segment in wanted {
             match self.log.copy_again(*segment) {
                 CopiedAgain::Given(ticket, head) => {
-                    given.push(*segment);
+                    gave.copied.push(*segment);
                     (last, bytes) = (last.max(ticket), bytes + u64::from(head));
                 }
                 CopiedAgain::Later => {}
-                CopiedAgain::Gone => log.segment_gone(*segment),
-                CopiedAgain::Never => drop(never.insert(*segment)),
+                CopiedAgain::Gone => {
+                    log.segment_gone(*segment);
+                    gave.dropped.push(*segment);
+                }
+                CopiedAgain::Never => {
+                    never.insert(*segment);
+                    gave.dropped.push(*segment);
+                }
             }
             if bytes >= BYTES {
                 break;
@@ -204,7 +213,7 @@ impl Copier {
             }
         }
         let due = Duration::from_micros(bytes * 1_000_000 / BYTES_PER_S);
-        self.pause(due.saturating_sub(began.elapsed())).then_some(given)
+        self.pause(due.saturating_sub(began.elapsed())).then_some(gave)
     }
 
     /// What this node got back at its start and has copies of in the logs of its earlier incarnations only: if one of those has lost a
@@ -225,8 +234,7 @@ impl Copier {
             loop {
                 match self.give(&[segment], &log, &mut memory.never) {
                     None => return false,
-                    Some(given) if !given.is_empty() || memory.never.contains(&segment) => break,
-                    Some(_) if self.log.copy_again(segment) == CopiedAgain::Gone => break,
+                    Some(gave) if !gave.copied.is_empty() || !gave.dropped.is_empty() => break,
                     Some(_) if !self.pause(LOOK / 10) => return false,
                     Some(_) => {}
                 }
