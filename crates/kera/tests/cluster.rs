@@ -133,6 +133,22 @@ fn what_was_acknowledged_survives_brokers_that_are_killed_and_one_that_is_frozen
     );
 }
 
+/// It learns both when it runs again: that it is to stop, and that others took it for lost. It would start again because of that.
+#[test]
+fn a_node_that_is_told_to_stop_stops_although_it_was_declared_lost() {
+    let ports = free_ports(6);
+    let (_, mut nodes) = three_nodes(&ports);
+    let stopped = nodes[2].as_ref().unwrap();
+    stopped.signal("STOP");
+    let other = nodes[0].as_ref().unwrap();
+    eventually("the loss is seen", || cluster(other)["nodes"][2]["state"] == "lost");
+    stopped.signal("TERM");
+    stopped.signal("CONT");
+    let mut stopped = nodes[2].take().unwrap();
+    stopped.wait_end();
+    assert!(stopped.log().contains("stopped"), "{}", stopped.log());
+}
+
 /// A gauge of a node.
 fn gauge(node: &Node, name: &str) -> u64 {
     let (status, text) = node.get("/metrics");

@@ -17,6 +17,7 @@ mod transport;
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -58,6 +59,8 @@ const RETRY: Duration = Duration::from_millis(200);
 const SNAPSHOT_ENTRIES: u64 = 5000;
 /// Most copies that a stream may ask for, its owner's included.
 const COPIES_MAX: u32 = 16;
+/// From a signal to the beginning of the stop: more than it takes.
+const SIGNAL: Duration = Duration::from_millis(50);
 /// Threads for the connections of other nodes.
 const IO_THREADS: usize = 2;
 /// Settings that all nodes of a cluster share.
@@ -70,6 +73,8 @@ pub(crate) struct Cluster {
     runtime: Handle,
     epoch: u32,
     stop: watch::Sender<bool>,
+    /// The node was told to stop: nothing starts it again.
+    stopping: Arc<AtomicBool>,
     thread: Mutex<Option<JoinHandle<()>>>,
     server: Mutex<Option<RunningServer>>,
     copies: Arc<Copies>,
@@ -130,7 +135,9 @@ impl Cluster {
         if roles(config).contains(&Role::Backup) {
             backup.start(&group, node as u32, disks, clock, &runtime)?;
         }
-        let lost = Arc::new(|| restart("a backup or the coordinators have fenced it"));
+        let stopping = Arc::new(AtomicBool::new(false));
+        let told = stopping.clone();
+        let lost = Arc::new(move || restart("a backup or the coordinators have fenced it", &told));
         let me = (node as u32, epoch);
         let copies = Copies::start(&group, &runtime, me, config.virtual_logs.count as u32, clock, lost)?;
         let cluster = Arc::new(Cluster {
@@ -139,6 +146,7 @@ impl Cluster {
             runtime,
             epoch,
             stop,
+            stopping,
             thread: Mutex::new(Some(thread)),
             server: Mutex::new(Some(server)),
             copies,
@@ -225,6 +233,11 @@ impl Cluster {
         }
     }
 
+    /// The node begins to stop. It may be taken for lost from now on, and stops nevertheless.
+    pub(crate) fn stopping(&self) {
+        self.stopping.store(true, Ordering::Release);
+    }
+
     /// Stops taking part; the others find out by themselves. Blocks.
     pub(crate) fn stop(&self) {
         if let Some((copier, thread)) = self.copier.lock().take() {
@@ -253,6 +266,7 @@ impl Cluster {
     /// Sends signs of life. A node that was fenced meanwhile starts again.
     fn beat(&self) {
         let (node, epoch, group, mut stopped) = (self.node, self.epoch, self.group.clone(), self.stop.subscribe());
+        let stopping = self.stopping.clone();
         self.runtime.spawn(async move {
             let pause = Duration::from_millis(Timing::default().heartbeat_ms);
             loop {
@@ -263,7 +277,8 @@ impl Cluster {
                 // The answer says it soonest; the state must agree, because the one who answers may be behind.
                 let _ = group.beat(epoch).await;
                 if !group.read(|state| state.is_live(node, epoch)) {
-                    restart("the coordinators took it for lost");
+                    restart("the coordinators took it for lost", &stopping);
+                    return;
                 }
             }
         });
@@ -274,8 +289,16 @@ impl Cluster {
 /// process, with the same words. What its arena and its disks have stays, exactly as after a kill, which is what all that it
 /// owns, has promised and has under way is made for; nothing has to be taken back piece by piece while sessions and threads still use it
 /// (`docs/decisions/0018-a-fenced-node-starts-again.md`).
-fn restart(why: &str) {
+///
+/// Returns if the node was told to stop: that is what it goes on with then. A signal that has just come is waited for, because a program that is
+/// executed again does not know of it.
+fn restart(why: &str, stopping: &AtomicBool) {
     use std::os::unix::process::CommandExt;
+    std::thread::sleep(SIGNAL);
+    if stopping.load(Ordering::Acquire) {
+        tracing::info!(why, "this node was declared lost while it stops; its next start is its next incarnation");
+        return;
+    }
     tracing::warn!(why, "this node was declared lost; it starts again as its next incarnation");
     let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
     let error = std::process::Command::new(program).args(std::env::args_os().skip(1)).exec();

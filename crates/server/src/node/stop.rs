@@ -22,6 +22,9 @@ pub(super) fn stop(node: Node) {
     let timeout = node.stop_timeout();
     let Node { parts, http, kafka, commands, maintenance, compaction, writers, store_threads, lock, .. } = node;
     parts.readiness.enter(Phase::Draining);
+    if let Some(cluster) = &parts.cluster {
+        cluster.stopping();
+    }
     parts.broker.stop();
     let server = parts.server.lock().take();
     if let Some(server) = server {
