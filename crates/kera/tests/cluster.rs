@@ -149,6 +149,31 @@ fn a_node_that_is_told_to_stop_stops_although_it_was_declared_lost() {
     assert!(stopped.log().contains("stopped"), "{}", stopped.log());
 }
 
+/// Logs of earlier incarnations take no new blocks, so nothing moves their beginning on: what is left in them is copied into new ones.
+#[test]
+fn logs_from_before_a_restart_do_not_hold_back_the_space_of_what_was_deleted() {
+    let ports = free_ports(6);
+    let (members, mut nodes) = three_nodes(&ports);
+    let node = nodes[0].as_ref().unwrap();
+    for (stream, records) in [("small", 2000), ("large", 120_000)] {
+        node.ok(&format!("stream create {stream} --streamlets 3 --replication 3"));
+        node.ok(&format!("bench produce --stream {stream} --streamlets 3 --records {records} --record-bytes 500"));
+    }
+    nodes.iter_mut().for_each(|node| node.take().expect("it runs").kill());
+    std::thread::scope(|scope| {
+        for (node, member) in nodes.iter_mut().zip(&members) {
+            scope.spawn(|| *node = Some(start_again(member)));
+        }
+    });
+    let node = nodes[0].as_ref().unwrap();
+    eventually("all are back", || live(node) == 3);
+    eventually("each node has one log from before and one from now", || cluster(node)["logs"] == 6);
+    node.ok("stream delete large --yes");
+    eventually("the old logs are given up", || cluster(node)["logs"] == 3);
+    let small = node.ok("consume small --max 2000 --json");
+    assert_eq!(small.lines().count(), 2000);
+}
+
 /// A gauge of a node.
 fn gauge(node: &Node, name: &str) -> u64 {
     let (status, text) = node.get("/metrics");

@@ -7,8 +7,10 @@
 
 use std::sync::Arc;
 
-use kera_format::SegmentId;
+use kera_format::{GroupId, SegmentId};
 
+use crate::Lane;
+use crate::group::Slot;
 use crate::log::Log;
 use crate::sink::Ticket;
 
@@ -71,12 +73,20 @@ impl Log {
 
     /// Closed segments of a streamlet's lanes that are in groups of owner epochs below `epoch`, with the open ones.
     pub fn segments_before(&self, streamlet: &crate::Streamlet, epoch: u32) -> Vec<SegmentId> {
-        let of = |lane: &Arc<crate::Lane>| {
-            let state = lane.state.lock();
-            let groups = state.chain.groups.iter().filter(|group| group.id.epoch() < epoch);
-            let ids = groups.flat_map(|group| group.slots.iter().map(|slot| lane.segment_id(group.id, slot.index)));
-            ids.collect::<Vec<_>>()
-        };
-        streamlet.all_lanes().flat_map(of).collect()
+        before(streamlet, epoch, |lane, group, slot| lane.segment_id(group, slot.index))
     }
+
+    /// Bytes of the chunks in these segments.
+    pub fn bytes_before(&self, streamlet: &crate::Streamlet, epoch: u32) -> u64 {
+        before(streamlet, epoch, |_, _, slot| u64::from(slot.summary().head)).into_iter().sum()
+    }
+}
+
+fn before<T>(streamlet: &crate::Streamlet, epoch: u32, of: impl Fn(&Lane, GroupId, &Slot) -> T) -> Vec<T> {
+    let of_lane = |lane: &Arc<Lane>| {
+        let state = lane.state.lock();
+        let groups = state.chain.groups.iter().filter(|group| group.id.epoch() < epoch);
+        groups.flat_map(|group| group.slots.iter().map(|slot| of(lane, group.id, slot))).collect::<Vec<_>>()
+    };
+    streamlet.all_lanes().flat_map(of_lane).collect()
 }

@@ -4,7 +4,7 @@
 //! One thread, which looks twice a second and is in no hurry: what is new goes first, and a node that is rebuilding does that before.
 
 use std::cell::RefCell;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -19,7 +19,7 @@ use kera_vlog::ReplicatedLog;
 use parking_lot::{Condvar, Mutex};
 
 use super::copies::Copies;
-use super::recovery::Recovery;
+use super::recovery::{OldView, Recovery};
 use crate::fatal::Fatal;
 
 /// Time between two looks.
@@ -34,6 +34,12 @@ const BYTES: u64 = 16 << 20;
 const BYTES_PER_S: u64 = 128 << 20;
 /// What a backup has said that it has is as new as views that ended before.
 const FRESH: Duration = Duration::from_secs(1);
+/// Old logs are looked at so long after the start, and then so often.
+const OLD_LOGS: Duration = Duration::from_secs(2);
+/// What a node has left in its old logs is copied again when these hold so many times as much, as in its logs of today.
+const DEAD_FACTOR: u64 = 2;
+/// And when that is worth so many bytes.
+const DEAD_BYTES: u64 = 32 << 20;
 /// Time between two looks whether copies are durable.
 const WAIT: Duration = Duration::from_millis(2);
 
@@ -41,7 +47,15 @@ const WAIT: Duration = Duration::from_millis(2);
 struct Has {
     epoch: u32,
     at: Instant,
-    blocks: HashMap<LogId, Vec<RangeInclusive<u64>>>,
+    logs: HashMap<LogId, Replica>,
+}
+
+/// A log as a backup has it.
+#[derive(Default)]
+struct Replica {
+    blocks: Vec<RangeInclusive<u64>>,
+    /// Bytes of its files.
+    bytes: u64,
 }
 
 /// See the module.
@@ -109,7 +123,8 @@ impl Copier {
     /// The thread. It looks at nodes also while something is rebuilt: a log to which nothing is written would not notice that a backup
     /// of it is gone.
     fn run(&self) {
-        let (mut memory, began) = (Memory::default(), Instant::now());
+        let (mut memory, mut has_copied) = (Memory::default(), false);
+        let (began, mut looked) = (Instant::now(), Instant::now());
         while self.pause(LOOK) {
             self.look_at_nodes(&mut memory);
             if self.recovery.left_bytes() > 0 {
@@ -119,8 +134,14 @@ impl Copier {
             if !logs.iter().all(|(id, log)| self.copy(*id, log, &mut memory)) {
                 return;
             }
-            if began.elapsed() > AWAY && !self.copy_returned(&mut memory) {
-                return;
+            // Once is enough: what could not be copied then never can.
+            if !has_copied && looked.elapsed() > OLD_LOGS {
+                let views = self.recovery.old_views();
+                let wanted = (began.elapsed() > AWAY && memory.lacks_some(&views)) || self.is_mostly_dead(&views);
+                if wanted && !self.copy_returned(&mut memory) {
+                    return;
+                }
+                (has_copied, looked) = (wanted, Instant::now());
             }
         }
     }
@@ -146,24 +167,24 @@ impl Copier {
                 continue;
             }
             match self.replicas(node) {
-                Ok(blocks) => drop(memory.has.insert(node, Has { epoch, at: Instant::now(), blocks })),
+                Ok(logs) => drop(memory.has.insert(node, Has { epoch, at: Instant::now(), logs })),
                 Err(error) => tracing::debug!(node, error, "a backup has not said what it has; it is asked again"),
             }
         }
     }
 
     /// What a backup has of all logs.
-    fn replicas(&self, node: NodeNumber) -> Result<HashMap<LogId, Vec<RangeInclusive<u64>>>, String> {
-        let (mut blocks, mut after) = (HashMap::new(), None);
+    fn replicas(&self, node: NodeNumber) -> Result<HashMap<LogId, Replica>, String> {
+        let (mut logs, mut after) = (HashMap::new(), None);
         loop {
             let page = self.recovery.ask_backup(node, &ListReplicas { after, limit: 0 })?;
             after = page.replicas.last().map(|replica| replica.log);
             for replica in page.replicas {
-                let ranges = replica.blocks.iter().map(|range| range.first..=range.last).collect();
-                blocks.insert(replica.log, ranges);
+                let blocks = replica.blocks.iter().map(|range| range.first..=range.last).collect();
+                logs.insert(replica.log, Replica { blocks, bytes: replica.bytes });
             }
             if !page.more || after.is_none() {
-                return Ok(blocks);
+                return Ok(logs);
             }
         }
     }
@@ -216,19 +237,27 @@ impl Copier {
         self.pause(due.saturating_sub(began.elapsed())).then_some(gave)
     }
 
-    /// What this node got back at its start and has copies of in the logs of its earlier incarnations only: if one of those has lost a
-    /// backup, all of it is copied, and the old logs can go. False: the node stops.
+    /// Whether backups keep much more for this node's earlier incarnations than what it has left of that time: streamlets have become
+    /// others' since, streams were deleted, retention has taken records, and each return leaves one more log behind. They are asked
+    /// each time, because what they keep is what this is about.
+    fn is_mostly_dead(&self, views: &[OldView]) -> bool {
+        let backups: BTreeSet<NodeNumber> = views.iter().flat_map(|(_, _, backups)| backups).copied().collect();
+        let of_views = |log: &LogId| views.iter().any(|(of, ..)| of == log);
+        let kept = backups.into_iter().filter_map(|backup| self.replicas(backup).ok());
+        let kept =
+            kept.map(|logs| logs.iter().filter(|(log, _)| of_views(log)).map(|(_, kept)| kept.bytes).sum::<u64>());
+        kept.sum::<u64>() > DEAD_FACTOR * self.recovery.returned_bytes() + DEAD_BYTES
+    }
+
+    /// Copies what this node got back at its start and has copies of in the logs of its earlier incarnations only: one of those has lost a
+    /// backup, or they keep mostly what nobody needs. Then the old logs can go. False: the node stops.
     fn copy_returned(&self, memory: &mut Memory) -> bool {
-        let views = self.recovery.old_views();
-        let lacks = |(log, blocks, backups): &(LogId, RangeInclusive<u64>, Vec<NodeNumber>)| {
-            backups.iter().any(|backup| memory.lacks(*backup, *log, blocks))
-        };
-        if !views.iter().any(lacks) {
-            return true;
-        }
         let (mut segments, mut all) = (self.recovery.returned_segments(), true);
         segments.retain(|segment| !memory.never.contains(segment));
-        tracing::info!(segments = segments.len(), "what came back with this node lacks copies and is copied again");
+        tracing::info!(
+            segments = segments.len(),
+            "what came back with this node is copied again, so that its old logs can go"
+        );
         while let Some(segment) = segments.pop() {
             let Some(log) = self.copies.log_of(&self.log, segment) else { continue };
             loop {
@@ -249,6 +278,11 @@ impl Copier {
 }
 
 impl Memory {
+    fn lacks_some(&self, views: &[OldView]) -> bool {
+        let lacks = |(log, blocks, backups): &OldView| backups.iter().any(|backup| self.lacks(*backup, *log, blocks));
+        views.iter().any(lacks)
+    }
+
     /// Whether a backup does not have these blocks of a log any more: it is away for long, or has come back without them. Of one that
     /// has never been asked nothing is said.
     fn lacks(&self, backup: NodeNumber, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
@@ -256,7 +290,7 @@ impl Memory {
             return since.elapsed() > AWAY;
         }
         let Some(has) = self.has.get(&backup) else { return false };
-        let ranges = has.blocks.get(&log).map_or(&[][..], |ranges| ranges);
+        let ranges = has.logs.get(&log).map_or(&[][..], |replica| &replica.blocks);
         if ranges.iter().any(|range| range.contains(blocks.start()) && range.contains(blocks.end())) {
             return false;
         }

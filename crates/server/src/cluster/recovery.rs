@@ -17,6 +17,7 @@ use kera_coordinator::cluster::ClusterState;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
+use kera_log::{Stream, Streamlet};
 use kera_protocol::{
     BlocksRead, ChangeLog, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, StreamletRange, StreamletRef,
     StreamletState, StreamletsRebuilt,
@@ -68,6 +69,9 @@ pub(super) struct Recovery {
     work: Mutex<Work>,
     changed: Condvar,
 }
+
+/// Blocks of a log that is over, with the backups that should have them.
+pub(super) type OldView = (LogId, RangeInclusive<u64>, Vec<u32>);
 
 impl Recovery {
     /// Starts both threads. `links`: where connections to backups run, with a transport of their own.
@@ -158,21 +162,34 @@ impl Recovery {
     /// Segments from before this incarnation, of what came back with it.
     pub(super) fn returned_segments(&self) -> Vec<SegmentId> {
         let log = self.broker.log();
-        let of = |(stream, range): &(StreamId, Range<u32>)| {
+        self.returned(|_, streamlet| log.segments_before(streamlet, self.began)).into_iter().flatten().collect()
+    }
+
+    /// Bytes that backups need for these: of all copies but the owner's.
+    pub(super) fn returned_bytes(&self) -> u64 {
+        let log = self.broker.log();
+        let copies = |stream: &Stream| u64::from(stream.options().replication.saturating_sub(1));
+        self.returned(|stream, streamlet| copies(stream) * log.bytes_before(streamlet, self.began)).into_iter().sum()
+    }
+
+    fn returned<T>(&self, of: impl Fn(&Stream, &Streamlet) -> T) -> Vec<T> {
+        let log = self.broker.log();
+        let of_run = |(stream, range): &(StreamId, Range<u32>)| {
             let stream = log.stream(*stream)?;
             let of_run = stream.streamlets().filter(|one| range.contains(&one.id().0));
-            Some(of_run.flat_map(|one| log.segments_before(one, self.began)).collect::<Vec<_>>())
+            Some(of_run.map(|one| of(&stream, one)).collect::<Vec<_>>())
         };
-        self.returned.iter().filter_map(of).flatten().collect()
+        self.returned.iter().filter_map(of_run).flatten().collect()
     }
 
     /// All of that has its copies in logs of this incarnation.
     pub(super) fn has_copied_returned(&self) {
         self.has_copied_returned.store(true, Ordering::Release);
+        self.look();
     }
 
     /// Blocks of this node's earlier incarnations, with the backups that should have them.
-    pub(super) fn old_views(&self) -> Vec<(LogId, RangeInclusive<u64>, Vec<u32>)> {
+    pub(super) fn old_views(&self) -> Vec<OldView> {
         let logs = self.group.read(ended_logs).unwrap_or_default();
         let mut views = Vec::new();
         for EndedLog { log, views: of_log, end } in logs.into_iter().filter(|ended| ended.log.node == self.node) {
