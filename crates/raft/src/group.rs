@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
@@ -83,6 +84,8 @@ pub struct Group {
     pub(crate) leading: tokio::sync::Mutex<Leading>,
     pub(crate) heard: Mutex<BTreeMap<NodeNumber, (u32, u64)>>,
     incoming: Mutex<Option<Incoming>>,
+    /// The node stops: nothing waits for room on its disk any more.
+    closing: Arc<AtomicBool>,
 }
 
 impl Group {
@@ -96,10 +99,11 @@ impl Group {
     ) -> Result<Arc<Group>, OpenError> {
         file::check_number(&*disk, config.node)?;
         let log = LogFile::open(disk.clone(), config.uuid)?;
-        let machine = Machine::open(disk, config.uuid)?;
+        let closing = Arc::new(AtomicBool::new(false));
+        let machine = Machine::open(disk, config.uuid, closing.clone())?;
         let shared = machine.shared.clone();
         let failed = |error| OpenError::Disk { path: snapshot::DIR.to_owned(), error };
-        let store = LogStore::start(log).map_err(failed)?;
+        let store = LogStore::start(log, closing.clone()).map_err(failed)?;
         let timing = config.timing;
         let settings = Config {
             cluster_name: "kera".into(),
@@ -127,6 +131,7 @@ impl Group {
             leading: tokio::sync::Mutex::default(),
             heard: Mutex::default(),
             incoming: Mutex::default(),
+            closing,
         }))
     }
 
@@ -379,6 +384,7 @@ impl Group {
 
     /// Stops taking part. What was answered stays.
     pub async fn stop(&self) {
+        self.closing.store(true, Ordering::Release);
         if let Err(error) = self.raft.shutdown().await {
             tracing::error!(%error, "the coordinator ended with a panic");
         }

@@ -12,6 +12,7 @@ pub mod file;
 mod group;
 mod machine;
 mod network;
+mod room;
 mod snapshot;
 mod store;
 mod types;

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use kera_coordinator::StreamEvent;
@@ -21,6 +22,7 @@ use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use crate::file::OpenError;
+use crate::room::when_there_is_room;
 use crate::snapshot;
 use crate::types::{Applied, Entry, Place, StoredMembers, TypeConfig};
 
@@ -68,11 +70,12 @@ pub(crate) struct Machine {
     pub(crate) shared: Arc<Shared>,
     disk: Arc<dyn Disk>,
     node: [u8; 16],
+    closing: Arc<AtomicBool>,
 }
 
 impl Machine {
-    /// Begins with the newest snapshot, if there is one. Blocks.
-    pub(crate) fn open(disk: Arc<dyn Disk>, node: [u8; 16]) -> Result<Machine, OpenError> {
+    /// Begins with the newest snapshot, if there is one. Blocks. A snapshot that waits for room is given up when `closing` says so.
+    pub(crate) fn open(disk: Arc<dyn Disk>, node: [u8; 16], closing: Arc<AtomicBool>) -> Result<Machine, OpenError> {
         let loaded = snapshot::newest(&*disk)?;
         let current = match loaded {
             Some(loaded) => Current { state: loaded.state, applied: Some(loaded.applied), members: loaded.members },
@@ -87,12 +90,22 @@ impl Machine {
         let spawn = std::thread::Builder::new().name("kera-follow".into()).stack_size(512 << 10);
         spawn.spawn(move || follow(&receiver, &followers, &told)).map_err(disk_error)?;
         let shared = Shared { current: RwLock::new(current), changes: Mutex::new(changes), observers, followed };
-        Ok(Machine { shared: Arc::new(shared), disk, node })
+        Ok(Machine { shared: Arc::new(shared), disk, node, closing })
     }
 
     fn tell(&self, index: u64, changes: Vec<Change>) {
         // Nobody follows any more only when the process ends.
         let _ = self.shared.changes.lock().send((index, changes));
+    }
+
+    /// Writes a snapshot.
+    async fn keep(&self, index: u64, bytes: Vec<u8>) -> Result<(), StorageError<u64>> {
+        let (disk, closing) = (self.disk.clone(), self.closing.clone());
+        let write = move || {
+            when_there_is_room("a snapshot of the coordinators", &closing, || snapshot::write(&*disk, index, &bytes))
+        };
+        let written = tokio::task::spawn_blocking(write).await;
+        written.map_err(io::Error::other).flatten().map_err(Machine::failed)
     }
 
     fn failed(error: io::Error) -> StorageError<u64> {
@@ -215,9 +228,8 @@ impl RaftStateMachine<TypeConfig> for Machine {
         bytes: Box<Vec<u8>>,
     ) -> Result<(), StorageError<u64>> {
         let loaded = snapshot::decode(&bytes).map_err(|reason| Machine::failed(io::Error::other(reason)))?;
-        let (disk, index) = (self.disk.clone(), loaded.applied.index);
-        let written = tokio::task::spawn_blocking(move || snapshot::write(&*disk, index, &bytes)).await;
-        written.map_err(io::Error::other).flatten().map_err(Machine::failed)?;
+        let index = loaded.applied.index;
+        self.keep(index, *bytes).await?;
         let changes = {
             let mut current = self.shared.current.write();
             let changes = differences(&current.state, &loaded.state);
@@ -246,9 +258,7 @@ impl RaftSnapshotBuilder<TypeConfig> for Machine {
             let bytes = snapshot::encode(self.node, &current.state, applied, &current.members);
             (bytes, snapshot::meta(applied, current.members.clone()), applied.index)
         };
-        let (disk, copy) = (self.disk.clone(), bytes.clone());
-        let written = tokio::task::spawn_blocking(move || snapshot::write(&*disk, index, &copy)).await;
-        written.map_err(io::Error::other).flatten().map_err(Machine::failed)?;
+        self.keep(index, bytes.clone()).await?;
         Ok(Snapshot { meta, snapshot: Box::new(bytes) })
     }
 }

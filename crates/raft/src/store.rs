@@ -6,6 +6,7 @@ use std::fmt::Debug;
 use std::io;
 use std::ops::RangeBounds;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use kera_format::raft::Record;
@@ -15,6 +16,7 @@ use parking_lot::RwLock;
 use tokio::sync::oneshot;
 
 use crate::file::LogFile;
+use crate::room::when_there_is_room;
 use crate::types::{Ballot, Entry, Place, TypeConfig, ballot_of, from_format, log_id, place_of, to_format, vote};
 
 /// Most records that one sync makes durable.
@@ -43,13 +45,13 @@ pub(crate) struct LogStore {
 }
 
 impl LogStore {
-    /// Starts the thread, which ends with the last clone.
-    pub(crate) fn start(file: LogFile) -> io::Result<LogStore> {
+    /// Starts the thread, which ends with the last clone. A write that waits for room ends when `closing` says so.
+    pub(crate) fn start(file: LogFile, closing: Arc<AtomicBool>) -> io::Result<LogStore> {
         let contents = file.contents().clone();
         let entries = contents.entries.into_iter().map(|(index, entry)| (index, from_format(entry))).collect();
         let (jobs, receiver) = channel();
         let spawn = std::thread::Builder::new().name("kera-raft-disk".into()).stack_size(512 << 10);
-        spawn.spawn(move || write(file, &receiver))?;
+        spawn.spawn(move || write(file, &receiver, &closing))?;
         let ballot = |(term, node, committed)| vote(&kera_protocol::RaftBallot { term, node, committed });
         Ok(LogStore {
             entries: Arc::new(RwLock::new(entries)),
@@ -71,7 +73,7 @@ impl LogStore {
     }
 }
 
-fn write(mut file: LogFile, jobs: &Receiver<Job>) {
+fn write(mut file: LogFile, jobs: &Receiver<Job>, closing: &AtomicBool) {
     while let Ok(first) = jobs.recv() {
         let (mut records, mut done) = (first.records, vec![first.done]);
         while records.len() < RECORDS_MAX
@@ -80,7 +82,7 @@ fn write(mut file: LogFile, jobs: &Receiver<Job>) {
             records.extend(next.records);
             done.push(next.done);
         }
-        let result = file.write(records);
+        let result = when_there_is_room("the coordinators' log", closing, || file.write(records.clone()));
         if let Err(error) = &result {
             tracing::error!(%error, "the coordinators' log cannot be written");
         }

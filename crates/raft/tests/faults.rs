@@ -8,6 +8,7 @@ mod support;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kera_coordinator::CoordinatorError;
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -98,4 +99,48 @@ async fn five_coordinators() {
     for seed in [21, 22] {
         torment(seed, 5, 0).await;
     }
+}
+
+/// Asks until there is such a stream: a leader whose disk is full answers nobody, and whoever has asked it does not know what came of it.
+async fn made(group: &kera_raft::Group, name: &str) {
+    for _ in 0..5 {
+        match create(group, name, 1).await {
+            Ok(_) | Err(CoordinatorError::StreamExists { .. }) => return,
+            Err(error) => assert!(matches!(error, CoordinatorError::NoLeader(_)), "{error}"),
+        }
+    }
+    panic!("a majority has room for {name}");
+}
+
+/// Each disk is full for a while, then all of them: nobody is given up for it, and what is answered is kept.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn full_disks_make_coordinators_wait_and_nothing_else() {
+    let mut world = World::cluster(5, 3, 0).await;
+    world.snapshot_entries = 10;
+    for node in 1..=3 {
+        world.kill(node, None).await;
+        world.start(node).await;
+    }
+    for full in [vec![1], vec![2], vec![3], vec![1, 2, 3]] {
+        full.iter().for_each(|node| world.faulty[node].set_space(Some(0)));
+        let at = (1..=3).find(|node| !full.contains(node)).unwrap_or(1);
+        for number in 0..12 {
+            let name = format!("full-{full:?}-{number}").replace([',', ' ', '[', ']'], "-");
+            let group = &world.nodes[&at].group;
+            if full.len() == 3 {
+                let made = tokio::time::timeout(Duration::from_millis(300), create(group, &name, 1)).await;
+                assert!(made.is_err(), "nobody can keep it");
+                break;
+            }
+            made(group, &name).await;
+        }
+        full.iter().for_each(|node| world.faulty[node].set_space(None));
+        let name = format!("free-{}", full.len() * 10 + full[0] as usize);
+        made(&world.nodes[&full[0]].group, &name).await;
+        world.agree().await;
+    }
+    // One that stops does not wait for room.
+    world.faulty[&2].set_space(Some(0));
+    let _ = tokio::time::timeout(Duration::from_millis(500), world.create(2, "never")).await;
+    world.kill(2, None).await;
 }

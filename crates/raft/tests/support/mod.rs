@@ -8,7 +8,7 @@ use std::time::Duration;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::catalog::Catalog;
 use kera_coordinator::cluster::Join;
-use kera_env::{MemoryDisk, SystemClock};
+use kera_env::{FaultyDisk, MemoryDisk, SystemClock};
 use kera_format::StreamOptions;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
 use kera_protocol::{Body, CreateStream, JoinCluster, JoinedCluster, Message, Op, Role, StreamInfo};
@@ -149,6 +149,8 @@ pub struct World {
     pub net: Arc<Net>,
     pub nodes: BTreeMap<NodeNumber, Node>,
     pub disks: BTreeMap<NodeNumber, Arc<MemoryDisk>>,
+    /// The same, as the nodes that run now have them.
+    pub faulty: BTreeMap<NodeNumber, Arc<FaultyDisk>>,
     pub backups: Arc<FakeBackups>,
     /// What nodes that are gone were told.
     pub past: Vec<Arc<Told>>,
@@ -171,6 +173,7 @@ impl World {
             net: Arc::new(Net { faults: Mutex::new(faults), groups: Mutex::default() }),
             nodes: BTreeMap::new(),
             disks: BTreeMap::new(),
+            faulty: BTreeMap::new(),
             backups: Arc::new(FakeBackups { end: 7, ..FakeBackups::default() }),
             past: Vec::new(),
             snapshot_entries: 1000,
@@ -227,6 +230,8 @@ impl World {
             timing: TIMING,
         };
         let transport = Arc::new(Wire { net: self.net.clone(), from: node.into() });
+        let disk = Arc::new(FaultyDisk::new(disk));
+        self.faulty.insert(node, disk.clone());
         let group = Group::start(config, disk, transport, Arc::new(SystemClock::new())).await.unwrap();
         let (told, replaced) = (Arc::new(Told::default()), Arc::new(Replaced::default()));
         group.observe(told.clone());
