@@ -38,6 +38,8 @@ def free_ports(count):
     return ports
 
 
+# A node that was told to stop and still runs after so many seconds is a fault of the program.
+STOP_S = 120
 NAMESPACES = "KERA_CHAOS_NAMESPACES"
 
 
@@ -164,12 +166,15 @@ def stop_all(nodes):
 
 
 def move(kera, nodes, node, kind, chance):
-    """Moves a streamlet to a node, or all away from it; a node that is lost just now refuses, which is fine."""
+    """Moves a streamlet to a node, or all away from it. One that is lost just now refuses, and it may take long while disks are full: both are fine."""
     connect = ["--connect", ",".join(one.address for one in nodes)]
     words = ["streamlet", "move", f"verify/{chance.randrange(6)}", "--to", str(node.number)]
     if kind == "drain":
         words = ["node", "drain", str(node.number)]
-    subprocess.run([kera, *words, *connect], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120, check=False)
+    try:
+        subprocess.run([kera, *words, *connect], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"          {' '.join(words)} is not over after 60 s", flush=True)
     if kind == "drain":
         subprocess.run([kera, *words, "--undo", *connect], stdout=subprocess.DEVNULL, timeout=120, check=True)
 
@@ -181,7 +186,7 @@ def torment(nodes, kinds, chance, done):
         for one in nodes:
             one.signal(signal.SIGKILL if kind == "kill-all" else signal.SIGTERM)
         for one in nodes:
-            one.process.wait()
+            one.process.wait(STOP_S)
         for one in chance.sample(nodes, len(nodes)):
             one.start()
         for one in nodes:
@@ -198,7 +203,7 @@ def torment(nodes, kinds, chance, done):
         node.signal(signal.SIGCONT)
     else:
         node.signal(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
-        node.process.wait()
+        node.process.wait(STOP_S)
         time.sleep(chance.uniform(0, 3))
         node.start()
         node.wait()
