@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::io;
 
 use bytes::Bytes;
+use kera_env::OpenMode;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::{Footer, LogId, ReplicaMark, SegmentRun};
@@ -16,9 +17,10 @@ use kera_protocol::{
 use parking_lot::Mutex;
 
 use crate::backup::Backup;
+use crate::disks::FOLDER;
 use crate::error::BackupError;
 use crate::index::{FileIndex, LaneKey, MARKS};
-use crate::replica::FilePart;
+use crate::replica::{FilePart, Run};
 use crate::scan::Source;
 
 /// Bytes of chunks in one answer at most, but for a single block that is larger.
@@ -118,6 +120,12 @@ impl Backup {
     /// Blocks are read only of files that the range asked for cuts. An error names the file that does not read back, or a block that was
     /// found missing at the start and was not given back.
     pub fn lane_states(&self, asked: &LaneStates) -> Result<LaneStateList, BackupError> {
+        {
+            let mut state = self.state.lock();
+            if state.logs.contains_key(&asked.log) {
+                state.recovered.insert(asked.log);
+            }
+        }
         self.is_whole(asked.log, asked.from_block, asked.through_block)?;
         let wanted: HashSet<StreamletRef> = asked.streamlets.iter().copied().collect();
         let mut lanes: BTreeMap<LaneKey, Lane> = BTreeMap::new();
@@ -225,22 +233,39 @@ impl Backup {
     }
 
     /// Gives files back whose blocks nobody needs any more. With the highest number the log is forgotten; its fence stays.
+    ///
+    /// Of a log that is fenced, or that a recovery has asked about, only all goes: an owner that was declared lost and does not know it yet may have
+    /// nothing to do with what retention takes, but who took over from it waits for each segment that it was told of.
     pub fn release(&self, asked: &ReleaseBlocks) -> BlocksReleased {
         let mut released = BlocksReleased { files: 0, bytes: 0 };
         let mut gone: Vec<FilePart> = Vec::new();
+        if asked.through_block < u64::MAX {
+            if self.state.lock().is_over(asked.log) {
+                return released;
+            }
+            if let Err(error) = self.anchor(asked) {
+                tracing::warn!(log = %asked.log, %error, "files of copies are given back later");
+                return released;
+            }
+        }
         let mut state = self.state.lock();
         let state_now = &mut *state;
         if asked.through_block == u64::MAX {
+            state_now.recovered.remove(&asked.log);
             let Some(replica) = state_now.logs.remove(&asked.log) else { return released };
             for run in replica.runs {
                 state_now.runs[run.disk] = state_now.runs[run.disk].saturating_sub(1);
                 gone.extend(run.files);
             }
         } else {
+            if state_now.is_over(asked.log) {
+                return released;
+            }
             let Some(replica) = state_now.logs.get_mut(&asked.log) else { return released };
             for run in &mut replica.runs {
                 // The last file stays: it is what a restart knows the row by.
                 while run.files.len() > 1
+                    && run.files[1].anchored
                     && let Some(part) = run.files.front().filter(|part| !part.open && part.last <= asked.through_block)
                 {
                     gone.push(*part);
@@ -263,6 +288,37 @@ impl Backup {
             released.bytes += part.bytes;
         }
         released
+    }
+}
+
+impl Backup {
+    /// Makes sure that the file which is to be the first of its row survives a loss of power: a start knows the row by it, and what is
+    /// missing of the row before it was given back.
+    fn anchor(&self, asked: &ReleaseBlocks) -> io::Result<()> {
+        let next_first = |run: &Run| {
+            let is_kept = |part: &&FilePart| part.open || part.last > asked.through_block;
+            let kept = run.files.iter().find(is_kept).or(run.files.back()).copied()?;
+            let is_next = run.files.front().is_some_and(|front| front.sequence != kept.sequence);
+            (is_next && !kept.anchored).then_some((run.id, kept, run.synced >= kept.first))
+        };
+        let found: Vec<_> = {
+            let state = self.state.lock();
+            state.logs.get(&asked.log).into_iter().flat_map(|log| &log.runs).filter_map(next_first).collect()
+        };
+        for (run, part, is_synced) in found {
+            if !is_synced {
+                let disk = &self.disks[part.disk].disk;
+                disk.open(&crate::files::path(part.sequence), OpenMode::ReadWrite, false)?.sync_data()?;
+                disk.sync_dir(FOLDER)?;
+            }
+            let mut state = self.state.lock();
+            let run = state.logs.get_mut(&asked.log).and_then(|log| log.run_mut(run));
+            for known in run.into_iter().flat_map(|run| &mut run.files).filter(|known| known.sequence <= part.sequence)
+            {
+                known.anchored = true;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 //! I/O threads call [`Backup::store`]; a writer per disk calls [`Backup::run`]. The order of locks is: a disk's writer, then
 //! the state, then a disk's queue; nobody is called back under any of them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use crate::answers::Positions;
 use crate::disks::{BackupDisk, FOLDER, choose};
 use crate::error::{BackupError, OpenError};
-use crate::files::{DiskWriter, RunKey};
+use crate::files::{DiskWriter, Row, RunKey};
 use crate::open::{self, OpenReport};
 use crate::queue::Job;
 use crate::replica::{FilePart, Fit, Replica, Run};
@@ -47,6 +47,9 @@ pub struct BackupConfig {
     pub queue_bytes_max: usize,
     /// Bytes of memory for what is known about chunks in files that are not full. Beyond it the file with the most is closed.
     pub index_bytes_max: usize,
+    /// Names the run of the machine ([`kera_env::boot_id`]): of files that were written in another one what was not synced may be lost.
+    /// Zeros: nobody knows, and each start counts as one after a loss of power. `None`: the power is never lost.
+    pub boot_id: Option<[u8; 16]>,
 }
 
 impl BackupConfig {
@@ -59,6 +62,7 @@ impl BackupConfig {
             spares: 4,
             queue_bytes_max: 256 << 20,
             index_bytes_max: 256 << 20,
+            boot_id: None,
         }
     }
 }
@@ -98,6 +102,8 @@ pub(crate) struct State {
     /// Of each node the highest epoch that is fenced.
     pub(crate) fences: BTreeMap<u32, u32>,
     pub(crate) logs: BTreeMap<LogId, Replica>,
+    /// Logs of which a recovery was told what lanes have: nothing of them goes before all of it does.
+    pub(crate) recovered: BTreeSet<LogId>,
     /// Runs of each disk.
     pub(crate) runs: Vec<usize>,
     pub(crate) next_run: u64,
@@ -107,6 +113,11 @@ pub(crate) struct State {
 impl State {
     pub(crate) fn fenced(&self, log: LogId) -> Option<u32> {
         self.fences.get(&log.node).copied().filter(|fenced| log.epoch <= *fenced)
+    }
+
+    /// Whether others take over what is in a log.
+    pub(crate) fn is_over(&self, log: LogId) -> bool {
+        self.fenced(log).is_some() || self.recovered.contains(&log)
     }
 }
 
@@ -269,6 +280,7 @@ impl Backup {
                     first: head.block,
                     origin: head.block,
                     doubtful: false,
+                    lost_behind: None,
                     taken: before,
                     written: before,
                     synced: before,
@@ -415,8 +427,13 @@ impl Backup {
         head: &StoreHead,
     ) -> Result<(), BackupError> {
         let sequence = self.next_file.fetch_add(1, Ordering::Relaxed);
-        let run_first = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map(|run| run.origin);
-        let open = match writer.begin(run, head, sequence, run_first.unwrap_or(head.block)) {
+        let row = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map(|run| Row {
+            first_block: run.origin,
+            synced: run.to_sync,
+            is_new: run.files.is_empty(),
+        });
+        let row = row.unwrap_or(Row { first_block: head.block, synced: head.synced(), is_new: true });
+        let open = match writer.begin(run, head, sequence, row) {
             Ok(open) => open,
             Err(error) => return Err(self.disk_failed(disk, &error, sequence)),
         };
@@ -430,6 +447,7 @@ impl Backup {
             bytes: self.config.file_bytes,
             footer: None,
             open: true,
+            anchored: row.is_new && !row.synced,
         };
         if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
             run.files.push_back(part);
@@ -462,7 +480,9 @@ impl Backup {
     ) -> Result<(), BackupError> {
         let Some((last, _)) = blocks.last() else { return Ok(()) };
         let last = last.block;
-        let written = writer.append(run, blocks);
+        let synced =
+            self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map_or(0, |run| run.synced);
+        let written = writer.append(run, blocks, synced);
         let (count, bytes) = (blocks.len() as u64, blocks.iter().map(|(_, data)| data.len() as u64).sum());
         blocks.drain(..).for_each(|(_, data)| self.give_buffer(data));
         if let Err(error) = written {
@@ -507,10 +527,15 @@ impl Backup {
     }
 
     /// A file of a run that is to be synced begins when those before it are on the disk. Otherwise a loss of power could keep it and
-    /// lose them, and a start would take them for given back and answer for blocks that it does not have.
+    /// lose them, and a start would take them for given back and answer for blocks that it does not have. Of other runs a few may
+    /// wait, for a start after a loss of power looks through the last ones of each.
     fn sync_before(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
         let to_sync = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map(|run| run.to_sync);
-        if to_sync == Some(true) { self.sync(writer, disk, run) } else { Ok(()) }
+        if to_sync == Some(true) {
+            return self.sync(writer, disk, run);
+        }
+        let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
+        writer.bound_unsynced(run).map_err(|error| self.disk_failed(disk, &error, sequence))
     }
 
     fn sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
@@ -584,7 +609,8 @@ impl Backup {
     /// Takes nothing from `node` in `epoch` and before any more, and tells how far its logs of that epoch are here. When it
     /// returns the fence is on every disk; after an error it holds as long as the process lives, and no end is told.
     ///
-    /// The ends hold for good: a block that is written later is answered as fenced, so nobody counts it.
+    /// The ends hold for good: a block that is written later is answered as fenced, so nobody counts it. A log with damage in it gets no end
+    /// from here: what a disk has changed may be all that is left, and to cut it there is for a person to decide.
     pub fn fence(&self, node: u32, epoch: u32, logs: &[LogView]) -> Result<Vec<LogEnd>, BackupError> {
         let _fencing = self.fencing.lock();
         let mut state = self.state.lock();
@@ -606,12 +632,16 @@ impl Backup {
         let unknown = Replica::default();
         let end = |view: &LogView| {
             let replica = state.logs.get(&LogId { node, epoch, vlog: view.vlog }).unwrap_or(&unknown);
-            // What an end promises has to be there after a loss of power, if the log's blocks have.
-            let told = |run: &Run| if run.to_sync { run.synced } else { run.written };
-            let through = replica.through(view.first_block, |run| (run.origin, told(run)));
-            LogEnd { vlog: view.vlog, through, certain: replica.is_certain(through) }
+            let end = end_of(replica, view);
+            (end.certain || !replica.is_damaged_behind(end.through)).then_some(end)
         };
-        Ok(logs.iter().map(end).collect())
+        Ok(logs.iter().filter_map(end).collect())
+    }
+
+    /// How far a log is here, and whether that is certain, without a fence: it may go on at any moment.
+    pub fn end_now(&self, log: LogId, first_block: u64) -> LogEnd {
+        let view = LogView { vlog: log.vlog, first_block };
+        self.state.lock().logs.get(&log).map_or_else(|| end_of(&Replica::default(), &view), |log| end_of(log, &view))
     }
 
     /// Tells the writers to write what is left and return from [`run`](Backup::run).
@@ -669,6 +699,13 @@ impl Backup {
         let waiting = std::mem::take(&mut self.state.lock().waiting);
         waiting.iter().for_each(|done| done.room());
     }
+}
+
+fn end_of(replica: &Replica, view: &LogView) -> LogEnd {
+    // What an end promises has to be there after a loss of power, if the log's blocks have.
+    let told = |run: &Run| if run.to_sync { run.synced } else { run.written };
+    let through = replica.through(view.first_block, |run| (run.origin, told(run)));
+    LogEnd { vlog: view.vlog, through, certain: replica.is_certain(view.first_block, through, told) }
 }
 
 fn stored(replica: &Replica, head: &StoreHead) -> BlockStored {

@@ -4,7 +4,7 @@
 //! not in the middle of one. Those that are given back are used again: writing where was written before needs no change of the
 //! file system's own records.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ pub(crate) type RunKey = (LogId, u64);
 
 /// Blocks of one write.
 pub(crate) const SLICES_MAX: usize = 512;
-/// Files of a run that are full and not synced yet, if nobody asks for syncs.
-const UNSYNCED_MAX: usize = 4;
+/// Files of a run that are full and not synced yet when the next one begins, if nobody asks for syncs.
+pub(crate) const UNSYNCED_MAX: usize = 4;
 
 /// The part of the settings that files need.
 #[derive(Clone, Debug)]
@@ -53,13 +53,22 @@ pub(crate) struct DiskWriter {
     pub(crate) open: HashMap<RunKey, OpenFile>,
     /// Full files that nobody has synced.
     unsynced: HashMap<RunKey, Vec<Arc<dyn DiskFile>>>,
-    /// Runs of which a full file could not be synced when there were too many.
-    unsound: HashSet<RunKey>,
     spares: Vec<u64>,
     /// Names were made since the folder was synced.
     names_changed: bool,
     pub(crate) writes: u64,
     pub(crate) syncs: u64,
+}
+
+/// The row of files that a file goes on.
+#[derive(Clone, Copy)]
+pub(crate) struct Row {
+    /// Its first block, which may have been given back.
+    pub(crate) first_block: u64,
+    /// Its blocks are synced before they are answered.
+    pub(crate) synced: bool,
+    /// It has no file yet.
+    pub(crate) is_new: bool,
 }
 
 /// A file that takes no more blocks.
@@ -89,7 +98,6 @@ impl DiskWriter {
             random,
             open: HashMap::new(),
             unsynced: HashMap::new(),
-            unsound: HashSet::new(),
             spares,
             names_changed: false,
             writes: 0,
@@ -98,12 +106,15 @@ impl DiskWriter {
     }
 
     /// Begins a file whose first block is `head`'s. What was open for the run must have been closed.
+    ///
+    /// The first file of a row that nobody asks to sync is synced all the same, with its name, before it has a block: after a loss of power
+    /// the row is known to have been there, so that nobody is told for certain that the log had no blocks.
     pub(crate) fn begin(
         &mut self,
         run: RunKey,
         head: &StoreHead,
         sequence: u64,
-        run_first: u64,
+        row: Row,
     ) -> io::Result<&mut OpenFile> {
         let file = self.make(sequence)?;
         let key = self.random.next_u64();
@@ -114,11 +125,17 @@ impl DiskWriter {
             file: sequence,
             key,
             first_block: head.block,
-            run_first,
+            run_first: row.first_block,
+            synced: row.synced,
         };
         let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
         header.write(&mut page);
-        let started = file.allocate(0, self.config.file_bytes).and_then(|()| file.write_at(0, &page));
+        let anchor = || match row.is_new && !row.synced {
+            true => file.sync_data().and_then(|()| self.disk.sync_dir(FOLDER)),
+            false => Ok(()),
+        };
+        let allocated = file.allocate(0, self.config.file_bytes);
+        let started = allocated.and_then(|()| file.write_at(0, &page)).and_then(|()| anchor());
         if let Err(error) = started {
             drop(file);
             // It has no block. If it stays it is removed at the next start.
@@ -148,11 +165,17 @@ impl DiskWriter {
         })
     }
 
-    /// Writes blocks that follow one another to the open file of a run. After an error nothing of them counts.
-    pub(crate) fn append(&mut self, run: RunKey, blocks: &mut [(StoreHead, AlignedBuffer)]) -> io::Result<()> {
+    /// Writes blocks that follow one another to the open file of a run, which is synced up to block `synced`. After an error nothing of
+    /// them counts.
+    pub(crate) fn append(
+        &mut self,
+        run: RunKey,
+        blocks: &mut [(StoreHead, AlignedBuffer)],
+        synced: u64,
+    ) -> io::Result<()> {
         let Some(open) = self.open.get_mut(&run) else { return Err(io::Error::other("no file is open")) };
         for (head, data) in &mut *blocks {
-            block_header(head, open).write(data);
+            block_header(head, open, synced).write(data);
         }
         for group in blocks.chunks(SLICES_MAX) {
             let slices: Vec<IoSlice<'_>> = group.iter().map(|(_, data)| IoSlice::new(data)).collect();
@@ -172,15 +195,7 @@ impl DiskWriter {
     /// its blocks are as good as before.
     pub(crate) fn close(&mut self, run: RunKey) -> Option<io::Result<Closed>> {
         let open = self.open.remove(&run)?;
-        let unsynced = self.unsynced.entry(run).or_default();
-        unsynced.push(Arc::clone(&open.file));
-        if unsynced.len() > UNSYNCED_MAX {
-            let oldest = unsynced.remove(0);
-            if let Err(error) = oldest.sync_data() {
-                tracing::warn!(%error, "a full file of copies cannot be synced");
-                self.unsound.insert(run);
-            }
-        }
+        self.unsynced.entry(run).or_default().push(Arc::clone(&open.file));
         Some(write_footer(&*open.file, run.0, open.sequence, open.key, open.last, open.end, &open.index))
     }
 
@@ -196,14 +211,10 @@ impl DiskWriter {
     pub(crate) fn abandon(&mut self, run: RunKey) {
         self.open.remove(&run);
         self.unsynced.remove(&run);
-        self.unsound.remove(&run);
     }
 
     /// Makes everything that was written of a run survive a loss of power.
     pub(crate) fn sync(&mut self, run: RunKey) -> io::Result<()> {
-        if self.unsound.contains(&run) {
-            return Err(io::Error::other("a file that is full could not be synced before"));
-        }
         if self.names_changed {
             self.disk.sync_dir(FOLDER)?;
             self.names_changed = false;
@@ -215,6 +226,21 @@ impl DiskWriter {
         if let Some(open) = self.open.get_mut(&run).filter(|open| open.dirty) {
             open.file.sync_data()?;
             open.dirty = false;
+            self.syncs += 1;
+        }
+        Ok(())
+    }
+
+    /// Syncs the oldest full files of a run that nobody asks to sync, until only a few are left that are not.
+    pub(crate) fn bound_unsynced(&mut self, run: RunKey) -> io::Result<()> {
+        let Some(files) = self.unsynced.get_mut(&run).filter(|files| files.len() > UNSYNCED_MAX) else { return Ok(()) };
+        if self.names_changed {
+            self.disk.sync_dir(FOLDER)?;
+            self.names_changed = false;
+        }
+        while files.len() > UNSYNCED_MAX {
+            files[0].sync_data()?;
+            files.remove(0);
             self.syncs += 1;
         }
         Ok(())
@@ -251,7 +277,7 @@ impl DiskWriter {
 }
 
 /// The header of a block in the file of a backup.
-fn block_header(head: &StoreHead, open: &OpenFile) -> BlockHeader {
+fn block_header(head: &StoreHead, open: &OpenFile, synced: u64) -> BlockHeader {
     BlockHeader {
         vlog: head.log.vlog,
         chunk_count: head.chunk_count,
@@ -261,6 +287,7 @@ fn block_header(head: &StoreHead, open: &OpenFile) -> BlockHeader {
         written_ms: head.written_ms,
         chunk_bytes: head.chunk_bytes,
         chunks_checksum: head.chunks_checksum,
+        unsynced: u32::try_from(head.block.saturating_sub(synced)).unwrap_or(u32::MAX),
     }
 }
 

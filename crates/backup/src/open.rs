@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use kera_env::{AlignedBuffer, Disk, OpenMode, Random};
 use kera_format::vlog::PAGE_BYTES;
-use kera_format::vlog_replica::{FENCES_MAX, Fences, LogId, ReplicaHeader};
+use kera_format::vlog_replica::{FENCES_MAX, Fences, LogId, POWER_LOSSES_MAX, PowerLosses, ReplicaHeader};
 
 use crate::backup::BackupConfig;
 use crate::disks::FOLDER;
 use crate::error::OpenError;
-use crate::files::{DiskWriter, FilesConfig, path, write_footer};
+use crate::files::{DiskWriter, FilesConfig, UNSYNCED_MAX, path, write_footer};
 use crate::index::FileIndex;
 use crate::replica::{FilePart, Replica, Run};
 use crate::scan::Source;
@@ -23,12 +23,14 @@ pub struct OpenReport {
     pub logs: u64,
     /// Their files.
     pub files: u64,
-    /// Of those, the ones without a footer, whose blocks were read.
+    /// Of those, the ones whose blocks were read: without a footer, or perhaps not synced before a loss of power.
     pub scanned: u64,
     /// Blocks that are there.
     pub blocks: u64,
     /// Nodes that are fenced.
     pub fences: u64,
+    /// Rows of blocks that may have gone on before a loss of power took what was not synced.
+    pub uncertain: u64,
     /// Blocks that were there and are not any more, a sentence each: their owners must be told that they have a copy less. The
     /// files are kept.
     pub damage: Vec<String>,
@@ -50,13 +52,22 @@ pub(crate) fn open(
     if disks.is_empty() {
         return Err(OpenError::NoDisk);
     }
-    let mut opening = Opening { config, parts: BTreeMap::new(), next_file: 1, report: OpenReport::default() };
-    let mut spares = Vec::new();
+    let power = Power::read(config.boot_id, disks)?;
+    let mut opening = Opening { config, power, parts: BTreeMap::new(), next_file: 1, report: OpenReport::default() };
+    let (mut spares, mut files) = (Vec::new(), Vec::new());
+    let of_opening = |error| match error {
+        Trouble::Disk(path, error) => OpenError::Disk { path, error },
+        Trouble::Foreign(path) => OpenError::Foreign { path },
+    };
     for (disk, number) in disks.iter().zip(0..) {
-        spares.push(opening.disk(&**disk, number).map_err(|error| match error {
-            Trouble::Disk(path, error) => OpenError::Disk { path, error },
-            Trouble::Foreign(path) => OpenError::Foreign { path },
-        })?);
+        spares.push(opening.disk(&**disk, number, &mut files).map_err(of_opening)?);
+    }
+    for (file, is_last) in opening.last_of_rows(files) {
+        opening.file(&*disks[file.disk], file, is_last).map_err(of_opening)?;
+    }
+    // What is there counts as synced, and so must its names: the process before may have been killed in between.
+    for disk in disks {
+        disk.sync_dir(FOLDER).map_err(|error| OpenError::Disk { path: FOLDER.to_owned(), error })?;
     }
     let fences = read_fences(disks)?;
     let files = FilesConfig {
@@ -70,11 +81,16 @@ pub(crate) fn open(
     };
     let writers = disks.iter().zip(spares).map(writer).collect();
     let mut next_run = 0;
-    let logs: BTreeMap<LogId, Replica> =
-        opening.parts.into_iter().map(|(log, parts)| (log, replica(parts, &mut next_run))).collect();
-    let mut report = opening.report;
-    (report.logs, report.fences) = (logs.len() as u64, fences.len() as u64);
-    Ok(Opened { fences, logs, writers, next_file: opening.next_file, report })
+    let Opening { power, parts, next_file, mut report, .. } = opening;
+    let made = |(log, parts)| {
+        (log, replica(parts, |row_synced, last| power.lost_behind(log, row_synced, last), &mut next_run))
+    };
+    let logs: BTreeMap<LogId, Replica> = parts.into_iter().map(made).collect();
+    let rows = logs.iter().flat_map(|(log, replica)| replica.runs.iter().map(|run| (*log, run)));
+    let ends: Vec<(LogId, u64)> = rows.filter_map(|(log, run)| Some((log, run.lost_behind?))).collect();
+    (report.logs, report.fences, report.uncertain) = (logs.len() as u64, fences.len() as u64, ends.len() as u64);
+    power.write(disks, ends)?;
+    Ok(Opened { fences, logs, writers, next_file, report })
 }
 
 /// Every disk has all fences, for one is answered when all have it: any copy that reads back will do.
@@ -104,9 +120,74 @@ fn read_fences(disks: &[Arc<dyn Disk>]) -> Result<BTreeMap<u32, u32>, OpenError>
     }
 }
 
+/// What is known of losses of power.
+struct Power {
+    /// The machine's run now; nothing if the power is never lost.
+    boot_id: Option<[u8; 16]>,
+    /// It went since the files were written.
+    was_lost: bool,
+    /// It went before, in an earlier run of the process: what may have been behind these blocks is gone since.
+    ends: Vec<(LogId, u64)>,
+    /// Disks that do not say so yet.
+    unaware: bool,
+}
+
+impl Power {
+    fn path() -> String {
+        format!("{FOLDER}/power")
+    }
+
+    fn read(boot_id: Option<[u8; 16]>, disks: &[Arc<dyn Disk>]) -> Result<Power, OpenError> {
+        let mut power = Power { boot_id, was_lost: false, ends: Vec::new(), unaware: false };
+        let Some(boot_id) = boot_id else { return Ok(power) };
+        for disk in disks {
+            let path = Power::path();
+            let known = match disk.read_all(&path, PowerLosses::bytes(POWER_LOSSES_MAX)) {
+                Ok(bytes) => PowerLosses::parse(&bytes).ok(),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                Err(error) => return Err(OpenError::Disk { path, error }),
+            };
+            match known.filter(|known| known.boot_id == boot_id && boot_id != [0; 16]) {
+                Some(known) => power.ends.extend(known.ends),
+                None => {
+                    // A disk without files was put in since.
+                    power.was_lost |= disk.list(FOLDER).is_ok_and(|names| !names.is_empty());
+                    power.unaware = true;
+                }
+            }
+        }
+        Ok(power)
+    }
+
+    /// The last block of a row if more may have been there.
+    fn lost_behind(&self, log: LogId, row_synced: bool, last: u64) -> Option<u64> {
+        let is_lost = !row_synced && (self.was_lost || self.ends.contains(&(log, last)));
+        is_lost.then_some(last)
+    }
+
+    /// Has the disks say what a start has found, before anybody is told anything.
+    fn write(&self, disks: &[Arc<dyn Disk>], ends: Vec<(LogId, u64)>) -> Result<(), OpenError> {
+        let Some(boot_id) = self.boot_id.filter(|_| self.unaware) else { return Ok(()) };
+        let (bytes, path) = (PowerLosses { boot_id, ends }.encode(), Power::path());
+        for disk in disks {
+            disk.replace(&path, &bytes).map_err(|error| OpenError::Disk { path: path.clone(), error })?;
+        }
+        Ok(())
+    }
+}
+
+/// A file with its header.
+struct Headed {
+    disk: usize,
+    sequence: u64,
+    header: ReplicaHeader,
+}
+
 /// A file without a hole, or what is behind a hole in it.
 struct Found {
     part: FilePart,
+    /// Its blocks are synced before they are answered.
+    synced: bool,
     /// First block of the row that the file goes on.
     run_first: u64,
     /// A part of the same file in front of it does not read back. Files are given back whole, so that was not.
@@ -120,14 +201,15 @@ enum Trouble {
 
 struct Opening<'a> {
     config: &'a BackupConfig,
+    power: Power,
     parts: BTreeMap<LogId, Vec<Found>>,
     next_file: u64,
     report: OpenReport,
 }
 
 impl Opening<'_> {
-    /// Looks through a disk. Returns its spares.
-    fn disk(&mut self, disk: &dyn Disk, number: usize) -> Result<Vec<u64>, Trouble> {
+    /// Looks through a disk, and at the headers of its files. Returns its spares.
+    fn disk(&mut self, disk: &dyn Disk, number: usize, files: &mut Vec<Headed>) -> Result<Vec<u64>, Trouble> {
         let of_folder = |error| Trouble::Disk(FOLDER.to_owned(), error);
         disk.create_dir_all(FOLDER).map_err(of_folder)?;
         let mut spares = Vec::new();
@@ -135,18 +217,17 @@ impl Opening<'_> {
             let sequence = |suffix| name.strip_suffix(suffix).and_then(|digits: &str| digits.parse::<u64>().ok());
             if let Some(sequence) = sequence(".replica") {
                 self.next_file = self.next_file.max(sequence + 1);
-                self.file(disk, number, sequence)?;
+                files.extend(self.header(disk, sequence)?.map(|header| Headed { disk: number, sequence, header }));
             } else if let Some(sequence) = sequence(".spare") {
                 self.next_file = self.next_file.max(sequence + 1);
                 spares.push(sequence);
             }
         }
-        // What is there counts as synced, and so must its names: the process before may have been killed in between.
-        disk.sync_dir(FOLDER).map_err(of_folder)?;
         Ok(spares)
     }
 
-    fn file(&mut self, disk: &dyn Disk, number: usize, sequence: u64) -> Result<(), Trouble> {
+    /// The header of a file that has one.
+    fn header(&mut self, disk: &dyn Disk, sequence: u64) -> Result<Option<ReplicaHeader>, Trouble> {
         let name = path(sequence);
         let failed = |error| Trouble::Disk(name.clone(), error);
         let file = disk.open(&name, OpenMode::ReadWrite, false).map_err(failed)?;
@@ -155,16 +236,43 @@ impl Opening<'_> {
         let header = match ReplicaHeader::parse(&page) {
             Ok(header) if header.file == sequence => header,
             // A name without a header of its own: no block was answered before its file had both.
-            Ok(_) => return disk.remove(&name).map_err(failed),
-            Err(_) if page.iter().all(|byte| *byte == 0) => return disk.remove(&name).map_err(failed),
+            Ok(_) => return disk.remove(&name).map(|()| None).map_err(failed),
+            Err(_) if page.iter().all(|byte| *byte == 0) => return disk.remove(&name).map(|()| None).map_err(failed),
             Err(error) => {
                 self.report.damage.push(format!("{name}: {error}; nobody knows whose blocks are in it"));
-                return disk.rename(&name, &format!("{name}.damaged")).map_err(failed);
+                return disk.rename(&name, &format!("{name}.damaged")).map(|()| None).map_err(failed);
             }
         };
         if header.cluster != self.config.cluster || header.backup != self.config.node {
             return Err(Trouble::Foreign(name));
         }
+        Ok(Some(header))
+    }
+
+    /// Whether each file is one of the last of its row, of which a loss of power may have taken something although it has a footer.
+    fn last_of_rows(&self, mut files: Vec<Headed>) -> Vec<(Headed, bool)> {
+        let mut behind: BTreeMap<(LogId, u64), usize> = BTreeMap::new();
+        files.sort_by_key(|file| std::cmp::Reverse(file.sequence));
+        let mut found: Vec<(Headed, bool)> = Vec::with_capacity(files.len());
+        for file in files {
+            let behind = behind.entry((file.header.log, file.header.run_first)).or_default();
+            *behind += 1;
+            let is_last = *behind <= UNSYNCED_MAX + 2;
+            found.push((file, is_last));
+        }
+        found.reverse();
+        found
+    }
+
+    fn file(
+        &mut self,
+        disk: &dyn Disk,
+        Headed { disk: number, sequence, header }: Headed,
+        is_last: bool,
+    ) -> Result<(), Trouble> {
+        let name = path(sequence);
+        let failed = |error| Trouble::Disk(name.clone(), error);
+        let file = disk.open(&name, OpenMode::ReadWrite, false).map_err(failed)?;
         let mut source = Source::open(disk, sequence, header.key, header.log.vlog).map_err(failed)?;
         let part = FilePart {
             disk: number,
@@ -176,37 +284,46 @@ impl Opening<'_> {
             bytes: source.bytes,
             footer: None,
             open: false,
+            anchored: true,
         };
         self.report.files += 1;
         // What a killed process has written counts from here on: it is said to be synced.
         file.sync_data().map_err(failed)?;
-        if let Some((at, footer)) = source.footer().map_err(failed)? {
+        let footer = source.footer().map_err(failed)?;
+        if let Some((at, footer)) = footer.as_ref().filter(|_| !(is_last && self.power.was_lost)) {
             self.report.blocks += (footer.last_block + 1).saturating_sub(part.first);
-            let part = FilePart { last: footer.last_block, footer: Some(at), ..part };
-            let found = Found { part, run_first: header.run_first, is_behind_damage: false };
+            let part = FilePart { last: footer.last_block, footer: Some(*at), ..part };
+            let found = Found { part, synced: header.synced, run_first: header.run_first, is_behind_damage: false };
             self.parts.entry(header.log).or_default().push(found);
             return Ok(());
         }
         self.report.scanned += 1;
-        let mut scan = Scan { end: part.start, index: FileIndex::default(), parts: vec![part], damage: Vec::new() };
+        let mut scan = Scan::of(part);
         scan.blocks(&mut source).map_err(failed)?;
+        if self.power.was_lost && header.synced {
+            scan.cut_torn();
+        }
         self.report.blocks += scan.parts.iter().map(|part| part.last + 1 - part.first).sum::<u64>();
         if let [part] = &mut scan.parts[..]
             && scan.damage.is_empty()
         {
-            if part.last < part.first {
+            // A row may be known by an empty file alone, of which the power has taken what was answered, or given back.
+            let is_needed = self.power.was_lost && (!header.synced || part.first > header.run_first);
+            if part.last < part.first && !is_needed {
                 drop((source, file));
                 self.report.files -= 1;
                 return disk.remove(&name).map_err(failed);
             }
             // What is torn behind the last block is written over.
-            let closed = write_footer(&*file, header.log, sequence, header.key, part.last, scan.end, &scan.index);
+            let closed = write_footer(&*file, header.log, sequence, header.key, part.last, scan.first_end, &scan.index);
             let closed = closed.and_then(|closed| file.sync_data().map(|()| closed)).map_err(failed)?;
             (part.footer, part.bytes) = (Some(closed.footer), closed.bytes);
         }
         self.report.damage.extend(scan.damage);
-        let parts = scan.parts.into_iter().zip(0..).filter(|(part, _)| part.first <= part.last);
-        let found = parts.map(|(part, at)| Found { part, run_first: header.run_first, is_behind_damage: at > 0 });
+        let parts =
+            scan.parts.into_iter().zip(0..).filter(|(part, _)| part.first <= part.last || part.footer.is_some());
+        let (synced, run_first) = (header.synced, header.run_first);
+        let found = parts.map(|(part, at)| Found { part, synced, run_first, is_behind_damage: at > 0 });
         self.parts.entry(header.log).or_default().extend(found);
         Ok(())
     }
@@ -215,12 +332,31 @@ impl Opening<'_> {
 /// A file without a footer, block by block.
 struct Scan {
     parts: Vec<FilePart>,
+    /// Of each part the highest block that was synced when one in it was written.
+    synced: Vec<u64>,
+    /// What is known of the chunks in the first part, and where that ends in the file.
     index: FileIndex,
+    first_end: u64,
     end: u64,
     damage: Vec<String>,
 }
 
 impl Scan {
+    fn of(part: FilePart) -> Scan {
+        let (parts, synced) = (vec![part], vec![0]);
+        Scan { parts, synced, index: FileIndex::default(), first_end: part.start, end: part.start, damage: Vec::new() }
+    }
+
+    /// A block that does not read back, and behind which all were written before it was synced, was torn by the loss of power: nobody
+    /// was answered for it, nor for those behind it. They go.
+    fn cut_torn(&mut self) {
+        let is_torn = |at: &usize| self.synced[*at..].iter().all(|synced| *synced <= self.parts[*at - 1].last);
+        if let Some(at) = (1..self.parts.len()).find(is_torn) {
+            self.parts.truncate(at);
+            self.damage.truncate(at - 1);
+        }
+    }
+
     /// A block that does not read back is what a loss of power has torn, unless another one follows: then it was there, and the
     /// disk has changed it. What follows is a part of its own, for nobody may be told that there is no hole.
     fn blocks(&mut self, source: &mut Source) -> io::Result<()> {
@@ -233,7 +369,15 @@ impl Scan {
                     } else {
                         part.last = header.block;
                         self.end += header.total_bytes() as u64;
-                        self.index.note_block(source.chunks());
+                        if self.parts.len() == 1 {
+                            self.first_end = self.end;
+                            self.index.note_block(source.chunks());
+                        }
+                        // One that does not say so was written by who did not know: all before it may have been synced.
+                        let unsynced = if header.unsynced == 0 { 1 } else { u64::from(header.unsynced) };
+                        if let Some(synced) = self.synced.last_mut() {
+                            *synced = header.block.saturating_sub(unsynced).max(*synced);
+                        }
                         continue;
                     }
                 }
@@ -243,33 +387,37 @@ impl Scan {
             self.damage.push(format!("{} is damaged at byte {}: {reason}; it is kept", source.path, self.end));
             let Some(part) = self.parts.last().copied() else { return Ok(()) };
             self.parts.push(FilePart { start: at, first: header.block, last: header.block - 1, ..part });
+            self.synced.push(0);
             self.end = at;
         }
         Ok(())
     }
 }
 
-/// Puts the parts of a log, each with the first block of its row, into runs without holes.
-fn replica(mut parts: Vec<Found>, next_run: &mut u64) -> Replica {
+/// Puts the parts of a log, each with the first block of its row, into runs without holes. `lost_behind`: the last block of a row, if more
+/// may have been there, by whether the row's blocks are synced.
+fn replica(mut parts: Vec<Found>, lost_behind: impl Fn(bool, u64) -> Option<u64>, next_run: &mut u64) -> Replica {
     parts.sort_by_key(|found| (found.part.first, found.part.last));
     let mut replica = Replica::default();
-    for Found { part, run_first, is_behind_damage } in parts {
+    for Found { part, synced, run_first, is_behind_damage } in parts {
         if let Some(run) = replica.runs.last_mut().filter(|run| part.first <= run.taken + 1) {
             // A file whose sync failed may have blocks that were written again to the next.
             let through = run.taken.max(part.last);
             (run.taken, run.written, run.synced, run.answered) = (through, through, through, through);
             run.disk = part.disk;
+            run.lost_behind = lost_behind(synced, through);
             run.files.push_back(part);
             continue;
         }
         // Files are given back from the front of a row on: behind a hole within a row something is missing that should not.
-        let has_hole = is_behind_damage || replica.runs.iter().any(|run| run_first <= run.taken);
+        let has_hole = is_behind_damage || replica.runs.iter().any(|run| run_first <= run.taken.max(run.first));
         *next_run += 1;
         let (through, id) = (part.last, *next_run);
         replica.runs.push(Run {
             first: part.first,
             origin: if has_hole { part.first } else { run_first },
             doubtful: has_hole,
+            lost_behind: lost_behind(synced, through),
             taken: through,
             written: through,
             synced: through,

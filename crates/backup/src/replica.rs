@@ -22,6 +22,8 @@ pub(crate) struct FilePart {
     pub(crate) footer: Option<u64>,
     /// Whether blocks are still written to it.
     pub(crate) open: bool,
+    /// Its header and its name survive a loss of power.
+    pub(crate) anchored: bool,
 }
 
 /// Blocks without a hole, from the first one on.
@@ -33,6 +35,9 @@ pub(crate) struct Run {
     /// The blocks before it do not read back: a loss of power has torn them before they were answered, or the disk has changed
     /// them since. So nobody knows whether the log ends before this run or not.
     pub(crate) doubtful: bool,
+    /// A loss of power may have taken blocks behind this one, the last that was there when it was over. One that was written behind it
+    /// since tells that there were none.
+    pub(crate) lost_behind: Option<u64>,
     /// Up to here blocks were taken: they are written, or will be.
     pub(crate) taken: u64,
     /// Up to here they are written: they survive a kill.
@@ -117,9 +122,23 @@ impl Replica {
         self.runs.iter().any(is_behind).then_some(missing)
     }
 
-    /// Whether a log that ends here at `end` ends there for sure.
-    pub(crate) fn is_certain(&self, end: u64) -> bool {
-        !self.runs.iter().any(|run| run.doubtful && run.first > end)
+    /// Whether a log, of which there is nothing behind `end` from block `first` on, ends there for sure. `last` says how far rows go.
+    pub(crate) fn is_certain(&self, first: u64, end: u64, last: impl Fn(&Run) -> u64) -> bool {
+        if self.runs.iter().any(|run| run.doubtful && run.first > end) {
+            return false;
+        }
+        let may_have_lost = |run: &Run| run.lost_behind.is_some_and(|lost| last(run) <= lost);
+        match self.run_of(end, &last).filter(|_| end >= first) {
+            Some(run) => !may_have_lost(&self.runs[run]),
+            // Blocks that are gone may have been there, of whichever view.
+            None => !self.runs.iter().any(may_have_lost),
+        }
+    }
+
+    /// Whether there are blocks behind `end` which no loss of power explains: a disk has changed what is between, and what was answered for may
+    /// be behind it.
+    pub(crate) fn is_damaged_behind(&self, end: u64) -> bool {
+        self.runs.iter().any(|run| run.doubtful && run.first > end && run.lost_behind.is_none())
     }
 
     /// The blocks that are written, in ranges without a hole.
@@ -163,6 +182,7 @@ mod tests {
             first,
             origin: first,
             doubtful: false,
+            lost_behind: None,
             taken,
             written,
             synced: written,
@@ -224,6 +244,21 @@ mod tests {
             (Some(51), Some(52), None)
         );
         assert_eq!((replica.missing(1, 50), replica.missing(53, 90), replica.missing(61, 90)), (None, None, None));
-        assert!(!replica.is_certain(50) && replica.is_certain(60));
+        let written = |run: &Run| run.written;
+        assert!(!replica.is_certain(1, 50, written) && replica.is_certain(1, 60, written));
+    }
+
+    #[test]
+    fn an_end_behind_which_the_power_went_is_not_certain_until_something_follows() {
+        let written = |run: &Run| run.written;
+        let mut replica = Replica::default();
+        assert!(replica.is_certain(1, 0, written), "of a row that there was its first file would be there");
+        replica.insert(Run { lost_behind: Some(50), ..run(1, 1, 50, 50) });
+        assert!(!replica.is_certain(1, 50, written) && !replica.is_certain(61, 60, written));
+        // A later view has come since.
+        replica.insert(run(2, 61, 61, 61));
+        assert!(replica.is_certain(61, 61, written) && !replica.is_certain(1, 50, written));
+        replica.runs[0].written = 51;
+        assert!(replica.is_certain(1, 51, written));
     }
 }

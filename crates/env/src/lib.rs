@@ -21,4 +21,4 @@ pub use faulty::FaultyDisk;
 pub use lock::{DirLock, LockError};
 pub use memory::MemoryDisk;
 pub use random::{Random, SeededRandom, SystemRandom};
-pub use real::RealDisk;
+pub use real::{RealDisk, boot_id};

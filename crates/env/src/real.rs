@@ -277,6 +277,18 @@ fn fallocate(file: &File, flags: FallocateFlags, offset: u64, bytes: u64) -> io:
     }
 }
 
+/// Names the machine's run since it was switched on: files that were not synced are whole as long as it is the same. Zeros where
+/// there is none.
+pub fn boot_id() -> [u8; 16] {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let digits: Vec<u8> = text.bytes().filter_map(|b| char::from(b).to_digit(16)).map(|d| d as u8).collect();
+    let mut id = [0; 16];
+    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
+        *byte = pair[0] << 4 | pair[1];
+    }
+    id
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

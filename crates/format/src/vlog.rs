@@ -31,7 +31,7 @@
 //!     40      8  written_ms        since 1970
 //!     48      4  chunk_bytes       of the chunks behind the header, a multiple of 8
 //!     52      4  chunks_checksum   CRC-32C of the chunks
-//!     56      4  zero
+//!     56      4  unsynced          of a copy: 1 more than blocks before it were not synced when it was written; 0: not said
 //!     60      4  checksum          CRC-32C of bytes 0..60
 //!     64      …  chunks, back to back, stamped; then zeros up to a multiple of 4 KiB
 //! ```
@@ -149,6 +149,8 @@ pub struct BlockHeader {
     pub chunk_bytes: u32,
     /// CRC-32C of those bytes.
     pub chunks_checksum: u32,
+    /// Of a copy at a backup: 1 more than blocks of its row before it were not synced when it was written. 0: not said.
+    pub unsynced: u32,
 }
 
 impl BlockHeader {
@@ -170,7 +172,7 @@ impl BlockHeader {
         put(block, 40, &self.written_ms.to_le_bytes());
         put(block, 48, &self.chunk_bytes.to_le_bytes());
         put(block, 52, &self.chunks_checksum.to_le_bytes());
-        put(block, 56, &[0; 4]);
+        put(block, 56, &self.unsynced.to_le_bytes());
         let crc = crc32c(&block[..60]);
         put(block, 60, &crc.to_le_bytes());
     }
@@ -204,6 +206,7 @@ impl BlockHeader {
             written_ms: i64_at(block, 40),
             chunk_bytes,
             chunks_checksum: u32_at(block, 52),
+            unsynced: u32_at(block, 56),
         })
     }
 
@@ -313,6 +316,7 @@ mod tests {
             written_ms: 0,
             chunk_bytes,
             chunks_checksum: 0,
+            unsynced: 0,
         };
         assert_eq!(header(0).total_bytes(), 4096);
         assert_eq!(header(4032).total_bytes(), 4096);
@@ -331,6 +335,7 @@ mod tests {
             written_ms: 0,
             chunk_bytes: u32::MAX - 7,
             chunks_checksum: 0,
+            unsynced: 0,
         };
         header.write(&mut bytes);
         assert!(matches!(BlockHeader::parse(&bytes), Err(FormatError::OverLimit { .. })));
@@ -350,6 +355,7 @@ mod tests {
             written_ms: 6,
             chunk_bytes: 8,
             chunks_checksum: 0xe306_9283,
+            unsynced: 0,
         };
         let mut bytes = [0xff; 64];
         header.write(&mut bytes);
@@ -375,9 +381,10 @@ mod tests {
     proptest! {
         #[test]
         fn any_block_header_comes_back(vlog: u32, chunk_count: u32, block: u64, file: u64, key: u64, written_ms: i64,
-                                       eighths in 0..(BLOCK_CHUNK_BYTES_MAX as u32 / 8), chunks_checksum: u32) {
+                                       eighths in 0..(BLOCK_CHUNK_BYTES_MAX as u32 / 8), chunks_checksum: u32,
+                                       unsynced: u32) {
             let header = BlockHeader { vlog, chunk_count, block, file, key, written_ms,
-                                       chunk_bytes: eighths * 8, chunks_checksum };
+                                       chunk_bytes: eighths * 8, chunks_checksum, unsynced };
             let mut bytes = [0; 64];
             header.write(&mut bytes);
             prop_assert_eq!(BlockHeader::parse(&bytes), Ok(header));
@@ -386,7 +393,7 @@ mod tests {
         #[test]
         fn one_flipped_bit_is_noticed(bit in 0usize..512) {
             let header = BlockHeader { vlog: 1, chunk_count: 2, block: 3, file: 4, key: 5, written_ms: 6,
-                                       chunk_bytes: 8, chunks_checksum: 7 };
+                                       chunk_bytes: 8, chunks_checksum: 7, unsynced: 9 };
             let mut bytes = [0; 64];
             header.write(&mut bytes);
             bytes[bit / 8] ^= 1 << (bit % 8);

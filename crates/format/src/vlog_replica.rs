@@ -17,7 +17,8 @@
 //!     48      8  key               random; every block of the file repeats it
 //!     56      8  first_block       sequence of its first block in the virtual log
 //!     64      8  run_first         first block of the row of files without a hole that it goes on
-//!     72     20  zero
+//!     72      4  flags             bit 0: blocks are synced before they are answered
+//!     76     16  zero
 //!     92      4  checksum          CRC-32C of bytes 0..92
 //! ```
 //! Blocks follow as in a virtual log's own file: `file` and `key` are this file's, everything else and the chunks are the
@@ -126,6 +127,8 @@ pub struct ReplicaHeader {
     pub first_block: u64,
     /// First block of the row of files without a hole that it goes on: what is missing of it was given back.
     pub run_first: u64,
+    /// Its blocks are synced before they are answered. If not, a loss of power may have taken what was answered.
+    pub synced: bool,
 }
 
 impl ReplicaHeader {
@@ -144,6 +147,7 @@ impl ReplicaHeader {
         put(page, 48, &self.key.to_le_bytes());
         put(page, 56, &self.first_block.to_le_bytes());
         put(page, 64, &self.run_first.to_le_bytes());
+        put(page, 72, &u32::from(self.synced).to_le_bytes());
         let crc = crc32c(&page[..92]);
         put(page, 92, &crc.to_le_bytes());
     }
@@ -162,6 +166,7 @@ impl ReplicaHeader {
             key: u64_at(page, 48),
             first_block: u64_at(page, 56),
             run_first: u64_at(page, 64),
+            synced: u32_at(page, 72) & 1 != 0,
         })
     }
 }
@@ -378,6 +383,86 @@ fn check_start(
         return bad(of_header_bytes, u16_at(bytes, 6).into(), bytes_text);
     }
     Ok(())
+}
+
+/// What a file of [`PowerLosses`] starts with: "KVPL".
+pub const POWER_LOSSES_MAGIC: u32 = u32::from_le_bytes(*b"KVPL");
+/// Most rows of blocks in a file of losses of power.
+pub const POWER_LOSSES_MAX: usize = 1 << 20;
+
+/// What a backup knows of losses of power, one small file that is replaced as a whole: since when the machine runs that its files were
+/// written on, and which rows of blocks may have gone on when the power went last, without being synced.
+///
+/// ```text
+/// offset  bytes  field
+///      0      4  magic             "KVPL"
+///      4      2  version           1
+///      6      2  zero
+///      8      4  count
+///     12      4  checksum          CRC-32C of everything, these four bytes as zeros
+///     16     16  boot_id           of the machine
+///     32      …  count entries of 24 bytes: node, epoch and number of a virtual log (4 bytes each), zero (4 bytes), the last block
+///                that was there (8 bytes)
+/// ```
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PowerLosses {
+    /// Of the machine's run in which the backup's files were written.
+    pub boot_id: [u8; 16],
+    /// Rows of blocks that may have been longer, each with the last block that was found.
+    pub ends: Vec<(LogId, u64)>,
+}
+
+impl PowerLosses {
+    /// Bytes of a file with so many entries.
+    pub const fn bytes(entries: usize) -> usize {
+        32 + 24 * entries
+    }
+
+    /// The bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; PowerLosses::bytes(self.ends.len())];
+        put(&mut out, 0, &POWER_LOSSES_MAGIC.to_le_bytes());
+        put(&mut out, 4, &REPLICA_VERSION.to_le_bytes());
+        put(&mut out, 8, &(self.ends.len() as u32).to_le_bytes());
+        put(&mut out, 16, &self.boot_id);
+        for ((log, end), entry) in self.ends.iter().zip(out[32..].chunks_exact_mut(24)) {
+            put(entry, 0, &log.node.to_le_bytes());
+            put(entry, 4, &log.epoch.to_le_bytes());
+            put(entry, 8, &log.vlog.to_le_bytes());
+            put(entry, 16, &end.to_le_bytes());
+        }
+        let crc = fences_checksum(&out);
+        put(&mut out, 12, &crc.to_le_bytes());
+        out
+    }
+
+    /// Reads and verifies a whole file.
+    pub fn parse(bytes: &[u8]) -> Result<PowerLosses, FormatError> {
+        FormatError::need("power losses", PowerLosses::bytes(0), bytes.len())?;
+        let bad = |field, value: u64, allowed| Err(FormatError::BadField { field, value, allowed });
+        if u32_at(bytes, 0) != POWER_LOSSES_MAGIC {
+            return bad("power_losses.magic", u32_at(bytes, 0).into(), "\"KVPL\"");
+        }
+        let count = u32_at(bytes, 8) as usize;
+        if count > POWER_LOSSES_MAX {
+            let (value, limit) = (count as u64, POWER_LOSSES_MAX as u64);
+            return Err(FormatError::OverLimit { field: "power_losses.count", value, limit });
+        }
+        let end = PowerLosses::bytes(count);
+        FormatError::need("power losses", end, bytes.len())?;
+        let (found, computed) = (u32_at(bytes, 12), fences_checksum(&bytes[..end]));
+        if found != computed {
+            return Err(FormatError::Checksum { what: "power_losses.checksum", found, computed });
+        }
+        if u16_at(bytes, 4) != REPLICA_VERSION {
+            return bad("power_losses.version", u16_at(bytes, 4).into(), "1");
+        }
+        let mut boot_id = [0; 16];
+        boot_id.copy_from_slice(&bytes[16..32]);
+        let log = |entry: &[u8]| LogId { node: u32_at(entry, 0), epoch: u32_at(entry, 4), vlog: u32_at(entry, 8) };
+        let entry = |entry: &[u8]| (log(entry), u64_at(entry, 16));
+        Ok(PowerLosses { boot_id, ends: bytes[32..end].chunks_exact(24).map(entry).collect() })
+    }
 }
 
 /// What a file of [`Fences`] starts with: "KVFN".

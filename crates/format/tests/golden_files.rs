@@ -71,6 +71,7 @@ fn vlog_block() -> (vlog::BlockHeader, Vec<u8>) {
         written_ms: NOW_MS,
         chunk_bytes: chunk.len() as u32,
         chunks_checksum: crc32c(&chunk),
+        unsynced: 0,
     };
     let mut bytes = vec![0; 64];
     header.write(&mut bytes);
@@ -112,7 +113,7 @@ fn vlog_cases() -> Vec<Case> {
         .i64("written_ms")
         .u32("chunk_bytes")
         .u32("chunks_checksum")
-        .u32("zero")
+        .u32("unsynced")
         .u32("checksum")
         .rest("chunks");
     let mut mark = vec![0; 64];

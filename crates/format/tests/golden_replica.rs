@@ -10,7 +10,7 @@ mod golden;
 use golden::{Case, Golden, Layout, Refused, refused_by};
 use kera_format::checksum::crc32c;
 use kera_format::ids::*;
-use kera_format::vlog_replica::{Fences, Footer, LogId, ReplicaHeader, ReplicaMark, SegmentRun};
+use kera_format::vlog_replica::{Fences, Footer, LogId, PowerLosses, ReplicaHeader, ReplicaMark, SegmentRun};
 
 const CLUSTER: [u8; 16] = *b"0123456789abcdef";
 const FILE: ReplicaHeader = ReplicaHeader {
@@ -21,6 +21,7 @@ const FILE: ReplicaHeader = ReplicaHeader {
     key: 0x1122_3344_5566_7788,
     first_block: 40,
     run_first: 12,
+    synced: true,
 };
 
 fn footer() -> Footer {
@@ -52,6 +53,10 @@ fn fences() -> Fences {
     Fences { entries: vec![(3, 7), (4, 1)] }
 }
 
+fn power_losses() -> PowerLosses {
+    PowerLosses { boot_id: *b"since-this-start", ends: vec![(FILE.log, 99)] }
+}
+
 fn file_bytes() -> Vec<u8> {
     let mut bytes = vec![0xff; 96];
     FILE.write(&mut bytes);
@@ -67,6 +72,7 @@ fn footer_bytes() -> Vec<u8> {
 
 fn cases() -> Vec<Case> {
     let (file, footer, fences) = (file_bytes(), footer_bytes(), fences().encode());
+    let losses = power_losses().encode();
     let file = Layout::of(&file)
         .text("magic", 4)
         .u16("version")
@@ -80,7 +86,8 @@ fn cases() -> Vec<Case> {
         .u64("key")
         .u64("first_block")
         .u64("run_first")
-        .bytes("zero", 20)
+        .u32("flags")
+        .bytes("zero", 16)
         .u32("checksum");
     let footer = Layout::of(&footer)
         .text("magic", 4)
@@ -127,6 +134,18 @@ fn cases() -> Vec<Case> {
         .u32("entries[0].epoch")
         .u32("entries[1].node")
         .u32("entries[1].epoch");
+    let losses = Layout::of(&losses)
+        .text("magic", 4)
+        .u16("version")
+        .u16("zero")
+        .u32("count")
+        .u32("checksum")
+        .bytes("boot_id", 16)
+        .u32("entries[0].node")
+        .u32("entries[0].epoch")
+        .u32("entries[0].vlog")
+        .u32("entries[0].zero")
+        .u64("entries[0].end");
     vec![
         file.case("file", "the header of a file; the rest of its page is zeros"),
         footer.case(
@@ -134,6 +153,7 @@ fn cases() -> Vec<Case> {
             "a footer with a run of chunks and a producer, without the zeros up to the end of its page",
         ),
         fences.case("fences", "the fences of a backup, a whole file"),
+        losses.case("power losses", "what a backup knows of losses of power, a whole file"),
     ]
 }
 
@@ -181,6 +201,16 @@ fn refused() -> Vec<Refused> {
         ],
         Fences::parse,
     ));
+    let losses = power_losses().encode();
+    all.extend(refused_by(
+        vec![
+            ("power losses: wrong magic", changed(&losses, &[(0, b'k')], 0)),
+            ("power losses: too many", changed(&losses, &[(11, 1)], 0)),
+            ("power losses: an entry changed", changed(&losses, &[(48, 8)], 0)),
+            ("power losses: an entry cut", losses[..55].to_vec()),
+        ],
+        PowerLosses::parse,
+    ));
     all
 }
 
@@ -196,10 +226,12 @@ fn files_of_backups_are_the_golden_bytes() {
     assert_eq!(ReplicaHeader::parse(&golden.case("file").bytes()), Ok(FILE));
     assert_eq!(Footer::parse(&golden.case("footer").bytes()), Ok(footer()));
     assert_eq!(Fences::parse(&golden.case("fences").bytes()), Ok(fences()));
+    assert_eq!(PowerLosses::parse(&golden.case("power losses").bytes()), Ok(power_losses()));
     for refused in &golden.refused {
         let error = match refused.name.split(':').next() {
             Some("file") => ReplicaHeader::parse(&refused.bytes).map(drop),
             Some("footer") => Footer::parse(&refused.bytes).map(drop),
+            Some("power losses") => PowerLosses::parse(&refused.bytes).map(drop),
             _ => Fences::parse(&refused.bytes).map(drop),
         };
         assert_eq!(error.err().map(|e| e.to_string()), Some(refused.error.clone()), "{}", refused.name);

@@ -167,8 +167,8 @@ wire_struct! {
         pub vlog: u32,
         /// The last block from the view's first one on, without a hole; the one before the first if there is none.
         pub through: u64,
-        /// Whether it was never further. False: blocks behind it do not read back, torn or changed by the disk; another backup of
-        /// the view is to be asked.
+        /// Whether it was never further. False: a loss of power may have taken blocks behind it before they were synced. It counts
+        /// only if all backups of the view have answered and none is certain.
         pub certain: bool,
     }
 }
@@ -176,7 +176,7 @@ wire_struct! {
 wire_struct! {
     /// The fence is on disk.
     pub struct NodeFenced {
-        /// One for each log that was asked for.
+        /// One for each log that was asked for, but for those in which a disk has changed something: another backup is to be asked.
         pub ends: Vec<LogEnd>,
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::{ClusterState, agreed_end};
+use kera_coordinator::cluster::{ClusterState, ToldEnd, agreed_end};
 use kera_coordinator::detector::Detector;
 use kera_format::cluster::{LogName, NodeNumber, Roles};
 use openraft::ChangeMembers;
@@ -35,7 +35,7 @@ pub trait Backups: Send + Sync + 'static {
         node: NodeNumber,
         epoch: u32,
         logs: Vec<(LogName, u64)>,
-    ) -> Pending<Vec<(LogName, u64)>>;
+    ) -> Pending<Vec<(LogName, ToldEnd)>>;
 }
 
 impl Group {
@@ -128,8 +128,9 @@ impl Group {
     /// Asks the backups of the newest views how far they have the logs of a fenced broker, and ends each log where all that answer have it
     /// ([`agreed_end`]).
     async fn end_logs(&self, node: NodeNumber, epoch: u32, backups: &dyn Backups) -> Result<(), CoordinatorError> {
-        let mut told: BTreeMap<LogName, Vec<u64>> = BTreeMap::new();
+        let mut told: BTreeMap<LogName, (Vec<ToldEnd>, usize)> = BTreeMap::new();
         for (backup, address, logs) in self.read(|state| state.ends_to_ask(node, epoch)) {
+            logs.iter().for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
             let wait = Duration::from_millis(self.config.timing.lost_after_ms);
             let asked = tokio::time::timeout(wait, backups.fence(backup, &address, node, epoch, logs.clone())).await;
             let ends = match asked.unwrap_or_else(|_| Err("it does not answer".into())) {
@@ -140,10 +141,11 @@ impl Group {
                 }
             };
             for (log, end) in ends.into_iter().filter(|(log, _)| logs.iter().any(|(asked, _)| asked == log)) {
-                told.entry(log).or_default().push(end);
+                told.entry(log).or_default().0.push(end);
             }
         }
-        for (log, end) in told.into_iter().filter_map(|(log, ends)| Some((log, agreed_end(&ends)?))) {
+        let ended = told.into_iter().filter_map(|(log, (ends, expected))| Some((log, agreed_end(&ends, expected)?)));
+        for (log, end) in ended {
             self.commit(&mut *self.leading.lock().await, |state| state.plan_end_log(log, end)).await?;
         }
         Ok(())

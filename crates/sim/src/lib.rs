@@ -6,6 +6,7 @@
 
 pub mod cluster;
 pub mod explore;
+mod faults;
 pub mod nodes;
 pub mod ownership;
 pub mod replication;

@@ -1,8 +1,10 @@
 //! The simulated cluster: it repeats, it finds what is planted, and it finds nothing else.
 
-use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+mod common;
 
+use std::collections::BTreeMap;
+
+use common::all;
 use kera_sim::nodes::{Fault, Plan, Planted, run};
 
 /// Runs of a quarter of a minute, with faults all the time.
@@ -10,27 +12,6 @@ const SEEDS: u64 = 200;
 
 fn short(seed: u64) -> Plan {
     Plan { trouble_ms: 15_000, records: 200, fault_us: 1_200_000, ..Plan::new(seed) }
-}
-
-/// Runs seeds on two threads; what went wrong, by seed.
-fn all(seeds: std::ops::Range<u64>, plan: impl Fn(u64) -> Plan + Sync) -> Vec<String> {
-    let next = AtomicU64::new(seeds.start);
-    let work = || {
-        let mut wrong = Vec::new();
-        loop {
-            let seed = next.fetch_add(1, Ordering::Relaxed);
-            if seed >= seeds.end {
-                return wrong;
-            }
-            if let Some(violation) = run(&plan(seed)).violation {
-                wrong.push(format!("seed {seed}: {violation}"));
-            }
-        }
-    };
-    std::thread::scope(|scope| {
-        let workers = [scope.spawn(work), scope.spawn(work)];
-        workers.into_iter().flat_map(|worker| worker.join().expect("a run panicked")).collect()
-    })
 }
 
 #[test]
@@ -48,7 +29,7 @@ fn a_seed_repeats_itself() {
 
 #[test]
 fn many_seeds_keep_every_promise() {
-    assert_eq!(all(1..1 + SEEDS, short), Vec::<String>::new());
+    assert_eq!(all(1..1 + SEEDS, |seed| run(&short(seed)).violation), Vec::<String>::new());
 }
 
 #[test]
@@ -100,4 +81,10 @@ fn a_view_that_begins_behind_what_was_written_is_found() {
 #[test]
 fn a_lost_log_that_goes_too_early_is_found() {
     found(Planted::GivesUpEarly, &[Fault::Kill, Fault::Freeze], &["not done", "was", "begins"]);
+}
+
+#[test]
+fn a_backup_that_does_not_know_of_a_loss_of_power_is_found() {
+    let only = [Fault::PowerCut, Fault::Kill, Fault::Freeze];
+    found(Planted::ForgetsPowerCuts, &only, &["not done", "was", "begins", "gone"]);
 }

@@ -145,6 +145,7 @@ impl Writer {
             written_ms,
             chunk_bytes: chunk_bytes as u32,
             chunks_checksum: crc32c(&self.buffer[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + chunk_bytes]),
+            unsynced: 0,
         };
         let block_bytes = self.buffer.len() as u64;
         let written = self.files.place(block_bytes, self.next_block).and_then(|current| {

@@ -780,3 +780,35 @@ fn one_old_segment_does_not_hold_back_all_that_is_behind_it() {
     assert!(through > world.replicated.state().0 / 2, "{through}");
     assert!(lane.durable_ordinal() > 0);
 }
+
+#[test]
+fn a_backup_that_has_lost_what_it_had_is_taken_again_from_the_last_acknowledged_block_on() {
+    let mut world = World::new(10, config());
+    world.loses = false;
+    world.net.said().candidates = vec![1, 2];
+    (0..10).for_each(|_| _ = world.append());
+    world.heal();
+    let (acknowledged, before) = world.replicated.state();
+    let held = world.replicated.held();
+    assert_eq!((held.1.clone(), &held.0), (1..=acknowledged, &before));
+    world.replicated.came_back(2, &held, &[1..=acknowledged]);
+    world.turn();
+    assert_eq!(world.replicated.state().1, before, "it has all of it");
+    // Its machine lost its power before anything was synced, and there is nobody else. Nothing is written meanwhile.
+    world.nodes.insert(2, Node::new());
+    world.replicated.came_back(2, &held, &[]);
+    world.turn();
+    world.heal();
+    world.turn();
+    let (_, view) = world.replicated.state();
+    assert_eq!((view.number, view.first, &view.backups), (before.number + 1, acknowledged + 1, &before.backups));
+    // The same once more, found by what is written.
+    world.append();
+    world.heal();
+    world.nodes.insert(2, Node::new());
+    world.append();
+    world.heal();
+    let (last, again) = world.replicated.state();
+    assert_eq!((again.number, &again.backups), (view.number + 1, &before.backups));
+    assert!(last >= again.first && again.first > view.first);
+}

@@ -26,6 +26,16 @@ pub struct Placed {
 /// A backup, its address, and the logs whose ends it is asked for, each with the first block of its newest view.
 pub type EndsAsked = (NodeNumber, String, Vec<(LogName, u64)>);
 
+/// How far a backup has a log, as it tells when it has fenced it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ToldEnd {
+    /// The last block without a hole.
+    pub through: u64,
+    /// Whether the log ends there for sure. It may go on if the backup's disk has changed blocks, or if the backup lost its power and had not
+    /// synced what it answered for.
+    pub certain: bool,
+}
+
 /// Blocks that a log has under way at most, so that backups that have lost nothing are not further apart.
 const UNDER_WAY_MAX: u64 = 4;
 
@@ -33,11 +43,17 @@ const UNDER_WAY_MAX: u64 = 4;
 ///
 /// All of them have what was acknowledged, so that any answer is right, and the least one is best: what only some have would be served with
 /// fewer copies than what comes behind it, and when those few were lost too, nobody could show the end of the log and a recovery would wait
-/// for ever. A backup that is further behind than blocks can be under way has lost some, as with durability `process` after a loss of
-/// power: it is not believed.
-pub fn agreed_end(told: &[u64]) -> Option<u64> {
-    let furthest = told.iter().max()?;
-    told.iter().copied().filter(|end| end + UNDER_WAY_MAX >= *furthest).min()
+/// for ever. A backup that is further behind than blocks can be under way has lost some: it is not believed.
+///
+/// As long as one of the `expected` backups of the view has not answered it may be the one that is certain. When all have, and none is, then
+/// nobody has more than the one that has most.
+pub fn agreed_end(told: &[ToldEnd], expected: usize) -> Option<u64> {
+    let certain = || told.iter().filter(|end| end.certain).map(|end| end.through);
+    match certain().max() {
+        Some(furthest) => certain().filter(|end| end + UNDER_WAY_MAX >= furthest).min(),
+        None if told.len() < expected => None,
+        None => told.iter().map(|end| end.through).max(),
+    }
 }
 
 impl ClusterState {
@@ -203,10 +219,24 @@ mod tests {
 
     #[test]
     fn a_log_ends_where_all_that_have_lost_nothing_have_it() {
-        assert_eq!(agreed_end(&[]), None);
-        assert_eq!(agreed_end(&[7]), Some(7));
-        assert_eq!(agreed_end(&[67, 66]), Some(66));
-        assert_eq!(agreed_end(&[66, 70]), Some(66));
-        assert_eq!(agreed_end(&[3, 67, 66]), Some(66), "one has lost its blocks");
+        let certain = |ends: &[u64]| {
+            let told: Vec<ToldEnd> = ends.iter().map(|through| ToldEnd { through: *through, certain: true }).collect();
+            agreed_end(&told, 3)
+        };
+        assert_eq!(certain(&[]), None);
+        assert_eq!(certain(&[7]), Some(7));
+        assert_eq!(certain(&[67, 66]), Some(66));
+        assert_eq!(certain(&[66, 70]), Some(66));
+        assert_eq!(certain(&[3, 67, 66]), Some(66), "one has lost its blocks");
+    }
+
+    #[test]
+    fn an_end_that_nobody_is_certain_of_waits_for_all_and_is_where_most_is() {
+        let told = |through, certain| ToldEnd { through, certain };
+        assert_eq!(agreed_end(&[told(65, false), told(67, true)], 2), Some(67));
+        assert_eq!(agreed_end(&[told(70, false), told(67, true)], 3), Some(67));
+        assert_eq!(agreed_end(&[told(65, false)], 2), None, "the other one may have more");
+        assert_eq!(agreed_end(&[told(65, false), told(66, false)], 2), Some(66));
+        assert_eq!(agreed_end(&[told(65, false)], 1), Some(65));
     }
 }

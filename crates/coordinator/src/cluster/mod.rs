@@ -12,7 +12,7 @@ mod plan;
 mod rules;
 mod state;
 
-pub use duties::{EndsAsked, Placed, agreed_end};
+pub use duties::{EndsAsked, Placed, ToldEnd, agreed_end};
 pub use moves::{MOVES_MAX, PLAN_MOVES_MAX};
 pub use owners::{Held, Owner, Run, StreamOwners};
 pub use plan::{Join, LogView, OWNER_RUNS_MAX, roles_of};

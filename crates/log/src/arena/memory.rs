@@ -36,17 +36,6 @@ pub(super) fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// The machine's boot id; zeros where there is none.
-pub(super) fn boot_id() -> [u8; 16] {
-    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-    let digits: Vec<u8> = text.bytes().filter_map(|b| char::from(b).to_digit(16)).map(|d| d as u8).collect();
-    let mut id = [0; 16];
-    for (byte, pair) in id.iter_mut().zip(digits.chunks_exact(2)) {
-        *byte = pair[0] << 4 | pair[1];
-    }
-    id
-}
-
 impl SharedMemory {
     /// Maps the first `bytes` of the file, which has at least as many.
     pub(super) fn map(file: File, bytes: usize) -> io::Result<SharedMemory> {

@@ -224,7 +224,7 @@ impl Arena {
             io::ErrorKind::WouldBlock => ArenaError::Busy { path: config.path.clone() },
             _ => io("open it")(error),
         })?;
-        let boot_id = memory::boot_id();
+        let boot_id = kera_env::boot_id();
         let bytes = config.bytes & !(ARENA_BLOCK_BYTES as u64 - 1);
         let wanted = ArenaHeader { node: config.node, boot_id, bytes };
         let found = existing_header(&file, &config)?;
@@ -256,7 +256,7 @@ impl Arena {
     pub fn has_survived(path: &Path, node: [u8; 16]) -> bool {
         let config = ArenaConfig { path: path.to_owned(), bytes: 0, node };
         let header = std::fs::File::open(path).ok().and_then(|file| existing_header(&file, &config).ok().flatten());
-        header.is_some_and(|header| header.boot_id == memory::boot_id())
+        header.is_some_and(|header| header.boot_id == kera_env::boot_id())
     }
 
     fn over(memory: SharedMemory, header: ArenaHeader, path: PathBuf) -> Arena {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::catalog::Catalog;
-use kera_coordinator::cluster::Join;
+use kera_coordinator::cluster::{Join, ToldEnd};
 use kera_env::{FaultyDisk, MemoryDisk, SystemClock};
 use kera_format::StreamOptions;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
@@ -129,11 +129,12 @@ impl Backups for FakeBackups {
         node: NodeNumber,
         epoch: u32,
         logs: Vec<(LogName, u64)>,
-    ) -> Pending<Vec<(LogName, u64)>> {
+    ) -> Pending<Vec<(LogName, ToldEnd)>> {
         self.fenced.lock().push((backup, node, epoch));
         // The first one has blocks that no other got.
         let end = self.end + if backup == 1 { 2 } else { 0 };
-        Box::pin(async move { Ok(logs.into_iter().map(|(log, first)| (log, end.max(first - 1))).collect()) })
+        let told = move |first: u64| ToldEnd { through: end.max(first - 1), certain: true };
+        Box::pin(async move { Ok(logs.into_iter().map(|(log, first)| (log, told(first))).collect()) })
     }
 }
 

@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use kera_backup::{Backup, BackupConfig, BackupService, BackupSession, BackupStats};
-use kera_coordinator::cluster::ClusterState;
-use kera_env::{Clock, Disk, SystemRandom};
+use kera_coordinator::cluster::{ClusterState, ToldEnd};
+use kera_env::{Clock, Disk, SystemRandom, boot_id};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::vlog_replica::LogId;
-use kera_protocol::{Body, FenceNode, ListReplicas, LogView, Message, NodeFenced, Op, ReleaseBlocks};
+use kera_protocol::{Body, FenceNode, ListReplicas, LogEnd, LogView, Message, NodeFenced, Op, ReleaseBlocks};
 use kera_raft::{Backups, Change, Group, Observer, Pending, Transport};
 use kera_rpc::SessionWaker;
 use parking_lot::Mutex;
@@ -24,7 +24,6 @@ const SERVICE_THREADS: usize = 2;
 pub(super) struct RpcBackups(pub(super) Arc<dyn Transport>);
 
 impl Backups for RpcBackups {
-    /// An end that the backup is not certain of is left out: another one of the view is asked for it.
     fn fence(
         &self,
         backup: NodeNumber,
@@ -32,15 +31,15 @@ impl Backups for RpcBackups {
         node: NodeNumber,
         epoch: u32,
         logs: Vec<(LogName, u64)>,
-    ) -> Pending<Vec<(LogName, u64)>> {
+    ) -> Pending<Vec<(LogName, ToldEnd)>> {
         let views = logs.iter().map(|(log, first)| LogView { vlog: log.log, first_block: *first }).collect();
         let (version, mut body) = (FenceNode::OP.version_max(), Vec::new());
         FenceNode { node, epoch, logs: views }.encode(version, &mut body);
         let asked = self.0.call(backup.into(), address, Op::FenceNode, body);
         Box::pin(async move {
             let fenced = NodeFenced::decode(version, &asked.await?).map_err(|error| error.to_string())?;
-            let certain = fenced.ends.into_iter().filter(|end| end.certain);
-            Ok(certain.map(|end| (LogName { node, epoch, log: end.vlog }, end.through)).collect())
+            let told = |end: LogEnd| ToldEnd { through: end.through, certain: end.certain };
+            Ok(fenced.ends.into_iter().map(|end| (LogName { node, epoch, log: end.vlog }, told(end))).collect())
         })
     }
 }
@@ -69,7 +68,8 @@ impl BackupRole {
         clock: &Arc<dyn Clock>,
         runtime: &Handle,
     ) -> Result<(), Fatal> {
-        let config = BackupConfig::new(group.read(ClusterState::cluster), node);
+        let config =
+            BackupConfig { boot_id: Some(boot_id()), ..BackupConfig::new(group.read(ClusterState::cluster), node) };
         let opened = Backup::open(config, disks.to_vec(), clock.clone(), Arc::new(SystemRandom));
         let (backup, report) = opened.map_err(|error| Fatal::Data { message: format!("copies: {error}") })?;
         tracing::info!(?report, "copies of other nodes");

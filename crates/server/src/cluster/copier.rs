@@ -166,8 +166,14 @@ impl Copier {
             if !is_unclear && memory.has.get(&node).is_some_and(|has| has.epoch == epoch) {
                 continue;
             }
+            let held: Vec<_> = self.copies.all().into_iter().map(|(id, log)| (id, log.held(), log)).collect();
             match self.replicas(node) {
-                Ok(logs) => drop(memory.has.insert(node, Has { epoch, at: Instant::now(), logs })),
+                Ok(logs) => {
+                    for (id, held, log) in held {
+                        log.came_back(node, &held, logs.get(&id).map_or(&[][..], |replica| &replica.blocks));
+                    }
+                    memory.has.insert(node, Has { epoch, at: Instant::now(), logs });
+                }
                 Err(error) => tracing::debug!(node, error, "a backup has not said what it has; it is asked again"),
             }
         }

@@ -12,13 +12,14 @@ use kera_format::{Durability, StreamOptions};
 use kera_protocol::{CreateStream, FrameHeader, StreamInfo};
 
 use super::client::{Answer, Around, Client, Wish};
-use super::faults::{Fault, Faults};
+use super::faults::{Fault, faults_of, pause_us};
 use super::machine::{Machine, Said, StartError};
 use super::member::Member;
 use super::producer::Producer;
 use super::reader::Reader;
 use super::schedule::{Schedule, Trace};
 use super::truth::{Place, Truth, Violation};
+use crate::faults::Faults;
 
 /// What a run is made of.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -130,7 +131,7 @@ struct World {
     wires: BTreeMap<u64, Wire>,
     next_wire: u64,
     truth: Truth,
-    faults: Faults,
+    faults: Faults<Fault>,
     counts: BTreeMap<&'static str, u64>,
     starts: u64,
     events: u64,
@@ -172,7 +173,7 @@ impl World {
         let power = plan.seed.is_multiple_of(2);
         World {
             machine: Machine::new(0, plan, dir.path()),
-            faults: Faults::new(&plan.only, power),
+            faults: faults_of(&plan.only, power),
             plan: plan.clone(),
             random,
             schedule: Schedule::default(),
@@ -216,7 +217,7 @@ impl World {
         for _ in 0..2 {
             self.add(Box::new(Member::new("report", stream.id)))?;
         }
-        self.schedule.after(self.faults.pause_us(&self.random), Event::Fault);
+        self.schedule.after(pause_us(&self.random), Event::Fault);
         let trouble_us = self.plan.trouble_ms * 1000;
         while self.schedule.now_us() < trouble_us {
             self.step()?;
@@ -577,9 +578,9 @@ impl World {
         if !self.is_troubled {
             return Ok(());
         }
-        let pause_us = self.faults.pause_us(&self.random);
-        self.schedule.after(pause_us, Event::Fault);
-        let fault = self.faults.draw(&self.random);
+        self.schedule.after(pause_us(&self.random), Event::Fault);
+        // There is nothing that may happen but the mildest of all.
+        let fault = self.faults.draw(&self.random).unwrap_or(Fault::ConnectionLost);
         self.count(fault);
         self.trace.add(fault as u64);
         let now_us = self.schedule.now_us();

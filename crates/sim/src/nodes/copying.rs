@@ -188,6 +188,12 @@ impl World {
         let state = lock(&known);
         let (log, copies) = (running.log.clone(), running.copies.clone());
         running.copier.look_at_nodes(&state, &copies, now_us);
+        for (id, of) in (0..).map(|at| copies.id(at)).zip(&copies.all()) {
+            let held = of.held();
+            for (backup, has) in &has {
+                of.came_back(*backup, &held, has.get(&id).map_or(&[][..], |ranges| ranges));
+            }
+        }
         if !is_rebuilding {
             running.copier.turn((&*state, &has, now_us), &log, &copies, node);
         }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kera_coordinator::cluster::{ClusterState, agreed_end};
+use kera_coordinator::cluster::{ClusterState, ToldEnd, agreed_end};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_protocol::LogView;
 
@@ -23,8 +23,8 @@ pub(super) struct Fencing {
     until_us: u64,
     /// Backups that have not answered.
     asked: BTreeSet<u32>,
-    /// How far the others have logs.
-    told: BTreeMap<LogName, Vec<u64>>,
+    /// How far the others have logs, and how many were asked for each.
+    told: BTreeMap<LogName, (Vec<ToldEnd>, usize)>,
 }
 
 impl World {
@@ -140,7 +140,9 @@ impl World {
                 return Ok(());
             }
             let fencing = self.fencing.remove(&of).expect("it was there");
-            for (log, end) in fencing.told.into_iter().filter_map(|(log, ends)| Some((log, agreed_end(&ends)?))) {
+            let ended =
+                |(log, (ends, expected)): (LogName, (Vec<ToldEnd>, usize))| Some((log, agreed_end(&ends, expected)?));
+            for (log, end) in fencing.told.into_iter().filter_map(ended) {
                 self.commit(leader, |state| state.plan_end_log(log, end))?;
             }
         }
@@ -149,7 +151,9 @@ impl World {
             return Ok(());
         }
         let backups = asked.iter().map(|(backup, ..)| *backup).collect();
-        self.fencing.insert(of, Fencing { until_us: now_us + FENCE_US, asked: backups, told: BTreeMap::new() });
+        let mut told: BTreeMap<LogName, (Vec<ToldEnd>, usize)> = BTreeMap::new();
+        asked.iter().flat_map(|(.., logs)| logs).for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
+        self.fencing.insert(of, Fencing { until_us: now_us + FENCE_US, asked: backups, told });
         for (backup, _, logs) in asked {
             let logs = logs.iter().map(|(log, first)| LogView { vlog: log.log, first_block: *first }).collect();
             self.tell(leader, backup, Packet::Fence { node, epoch, logs });
@@ -163,7 +167,7 @@ impl World {
         leader: u32,
         backup: u32,
         (node, epoch): (u32, u32),
-        ends: Option<Vec<(LogName, u64)>>,
+        ends: Option<Vec<(LogName, ToldEnd)>>,
     ) -> Result<(), Violation> {
         if !self.leads(leader) {
             self.fencing.remove(&(leader, node, epoch));
@@ -174,7 +178,7 @@ impl World {
             return Ok(());
         }
         for (log, end) in ends.unwrap_or_default() {
-            fencing.told.entry(log).or_default().push(end);
+            fencing.told.entry(log).or_default().0.push(end);
         }
         Ok(())
     }

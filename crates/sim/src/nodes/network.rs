@@ -2,6 +2,7 @@
 //! and what comes twice because it was sent again.
 
 use bytes::Bytes;
+use kera_coordinator::cluster::ToldEnd;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
 use kera_protocol::{LogView, ReleaseBlocks, StoreHead};
@@ -34,7 +35,7 @@ pub(super) enum Packet {
     Fenced {
         node: u32,
         epoch: u32,
-        ends: Option<Vec<(LogName, u64)>>,
+        ends: Option<Vec<(LogName, ToldEnd)>>,
     },
     /// Of a recovery: which of the workers, and the number of the question.
     Ask(usize, u64, Question),

@@ -55,6 +55,9 @@ pub(super) struct Node {
     pub(super) is_flipped: bool,
     /// The machine has lost its power before: of blocks that were not synced some may be there without those before them.
     pub(super) has_lost_power: bool,
+    /// How often it was switched on, and whether its backup is told.
+    boots: u32,
+    pub(super) tells_of_boots: bool,
     pub(super) disk_us: u64,
     /// It never comes back.
     pub(super) is_gone: bool,
@@ -183,6 +186,8 @@ impl Node {
             is_troubled: false,
             is_flipped: false,
             has_lost_power: false,
+            boots: 0,
+            tells_of_boots: true,
             disk_us: 300,
             is_gone: false,
         }
@@ -219,7 +224,13 @@ impl Node {
         let clock: Arc<dyn Clock> = self.clock.clone();
         let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
         let random: Arc<dyn Random> = Arc::new(SeededRandom::new(self.seed ^ u64::from(epoch)));
-        let config = BackupConfig { file_bytes: 64 << 10, ..BackupConfig::new(CLUSTER, self.number) };
+        let mut boot_id = [1; 16];
+        boot_id[..4].copy_from_slice(&self.boots.to_le_bytes());
+        let config = BackupConfig {
+            file_bytes: 64 << 10,
+            boot_id: self.tells_of_boots.then_some(boot_id),
+            ..BackupConfig::new(CLUSTER, self.number)
+        };
         let opened = Backup::open(config, vec![disk.clone()], clock.clone(), random.clone());
         let (backup, report) = opened.map_err(|e| self.why(e))?;
         if !self.is_flipped && !self.has_lost_power {
@@ -363,6 +374,7 @@ impl Node {
             panic!("the file of the simulated arena: {error}");
         }
         self.memory.crash(seed);
+        self.boots += 1;
     }
 
     pub(super) fn running(&mut self) -> Option<&mut Running> {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kera_backup::Taken;
+use kera_coordinator::cluster::ToldEnd;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
-use kera_protocol::{BlockStored, ListReplicas, LogView, Status, StoreHead, StoreOutcome};
+use kera_protocol::{BlockStored, ListReplicas, LogEnd, LogView, Status, StoreHead, StoreOutcome};
 use kera_vlog::Answer as Stored;
 
 use super::copies::lock;
@@ -139,8 +140,8 @@ impl World {
         let ends = match no_fence {
             true => Some(unfenced_ends(&running.backup, (node, epoch), logs)),
             false => running.backup.fence(node, epoch, logs).ok().map(|ends| {
-                let certain = ends.into_iter().filter(|end| end.certain);
-                certain.map(|end| (LogName { node, epoch, log: end.vlog }, end.through)).collect()
+                let told = |end: LogEnd| ToldEnd { through: end.through, certain: end.certain };
+                ends.into_iter().map(|end| (LogName { node, epoch, log: end.vlog }, told(end))).collect()
             }),
         };
         self.tell(to, leader, Packet::Fenced { node, epoch, ends });
@@ -158,13 +159,13 @@ pub(super) fn answer_of(result: Result<BlockStored, kera_backup::BackupError>) -
 }
 
 /// How far a backup has logs, told without a fence: a defect.
-fn unfenced_ends(backup: &kera_backup::Backup, (node, epoch): (u32, u32), logs: &[LogView]) -> Vec<(LogName, u64)> {
+fn unfenced_ends(backup: &kera_backup::Backup, (node, epoch): (u32, u32), logs: &[LogView]) -> Vec<(LogName, ToldEnd)> {
     let list = backup.list(&ListReplicas { after: None, limit: 0 });
     let end = |view: &LogView| {
         let of = LogId { node, epoch, vlog: view.vlog };
         let ranges = list.replicas.iter().filter(|replica| replica.log == of).flat_map(|replica| &replica.blocks);
         let last = ranges.map(|range| range.last).max().unwrap_or(0).max(view.first_block - 1);
-        (LogName { node, epoch, log: view.vlog }, last)
+        (LogName { node, epoch, log: view.vlog }, ToldEnd { through: last, certain: true })
     };
     logs.iter().map(end).collect()
 }

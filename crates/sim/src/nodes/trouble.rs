@@ -4,8 +4,10 @@
 //! that have lost a copy get it back when they are copied again or rebuilt, so nothing is taken away that has the only copy which anybody
 //! would look for.
 
-use kera_coordinator::cluster::View;
+use kera_coordinator::cluster::{LogState, View};
 use kera_env::Random;
+use kera_format::cluster::LogName;
+use kera_format::vlog_replica::LogId;
 
 use super::faults::Fault;
 use super::world::{Event, World};
@@ -39,19 +41,42 @@ impl World {
         let state = &self.coordinators.state;
         state.logs().iter().all(|(name, log)| {
             let is_owned = calm && state.is_live(name.node, name.epoch) && !arenas.contains(&name.node);
-            let is_kept = |backup: &u32| !self.lossy.contains(backup) && !disks.contains(backup);
             let is_empty = |at: usize| log.views.get(at + 1).is_some_and(|next| next.first <= log.views[at].first);
             let is_given_up = |at: usize, view: &View| at + 1 < log.views.len() && view.backups.is_empty();
             let views = (0..).zip(&log.views).filter(|(at, view)| !is_empty(*at) && !is_given_up(*at, view));
-            is_owned || views.map(|(_, view)| view).all(|view| view.backups.iter().any(is_kept))
+            let is_kept = |at: usize, backup: u32| !disks.contains(&backup) && self.is_whole(backup, (name, log), at);
+            is_owned || views.into_iter().all(|(at, view)| view.backups.iter().any(|backup| is_kept(at, *backup)))
         })
+    }
+
+    /// Whether a backup has all that it ever had of a log's view, and knows it.
+    fn is_whole(&self, backup: u32, (name, log): (&LogName, &LogState), at: usize) -> bool {
+        if self.node(backup).is_gone || self.lossy.contains(&(backup, *name, at)) {
+            return false;
+        }
+        let is_newest = at + 1 == log.views.len();
+        let may_doubt = is_newest && (0..at).any(|before| self.lossy.contains(&(backup, *name, before)));
+        let running = self.node(backup).process.as_ref().and_then(|process| process.running.as_ref());
+        let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
+        !may_doubt || running.is_some_and(|running| running.backup.end_now(id, log.views[at].first).certain)
+    }
+
+    /// A backup may have lost something of all that it has now.
+    fn now_lossy(&mut self, node: u32) {
+        let logs = self.coordinators.state.logs().iter();
+        let of_log = |(name, log): (&LogName, &LogState)| {
+            let has = (0..).zip(&log.views).filter(|(_, view)| view.backups.contains(&node));
+            has.map(|(at, _)| (node, *name, at)).collect::<Vec<_>>()
+        };
+        let lossy: Vec<(u32, LogName, usize)> = logs.flat_map(of_log).collect();
+        self.lossy.extend(lossy);
     }
 
     /// Whether a node's disk may lose something.
     fn may_lose_disk(&mut self, node: u32) -> bool {
         let may = self.survives(&[node], &[node], false);
         if may {
-            self.lossy.insert(node);
+            self.now_lossy(node);
         }
         may
     }
@@ -62,6 +87,13 @@ impl World {
         match fault {
             Fault::Kill => self.kill(node, None),
             Fault::KillAll => (1..=self.count()).for_each(|node| self.kill(node, None)),
+            // What is not synced is lost, and it is not known which of its blocks are.
+            Fault::PowerCut if !self.power => {
+                if !self.may_lose_disk(node) {
+                    return false;
+                }
+                self.lose_power(node);
+            }
             Fault::PowerCut if self.survives(&[node], &[], false) => match self.below(2) {
                 0 => self.lose_power(node),
                 _ => self.node(node).memory.cut_power_at(1 + self.below(30)),

@@ -11,14 +11,14 @@ use bytes::Bytes;
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::Join;
 use kera_env::{Clock, ManualClock, Random, SeededRandom};
-use kera_format::cluster::{Doors, Roles};
+use kera_format::cluster::{Doors, LogName, Roles};
 use kera_format::{Durability, StreamId, StreamOptions};
 use kera_protocol::{CreateStream, FrameHeader};
 
 use super::CLUSTER;
 use super::client::{Client, Told as TellTale};
 use super::coordinators::Coordinators;
-use super::faults::{Fault, Faults};
+use super::faults::{Fault, faults_of};
 use super::leading::Fencing;
 use super::network::{Cuts, Packet};
 use super::node::Node;
@@ -27,6 +27,7 @@ use super::reader::Reader;
 use crate::cluster::client::Answer;
 use crate::cluster::schedule::{Schedule, Trace};
 use crate::cluster::truth::{Place, Truth, Violation};
+use crate::faults::Faults;
 
 /// What a run is made of.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,6 +76,8 @@ pub enum Planted {
     ViewBehindWritten,
     /// Logs of lost brokers go as soon as somebody else owns what was in them.
     GivesUpEarly,
+    /// A backup is not told that its machine has lost its power.
+    ForgetsPowerCuts,
 }
 
 /// What a run has found.
@@ -174,14 +177,14 @@ pub(super) struct World {
     pub(super) next_number: u64,
     pub(super) truth: Truth,
     pub(super) told: TellTale,
-    pub(super) faults: Faults,
+    pub(super) faults: Faults<Fault>,
     pub(super) counts: BTreeMap<&'static str, u64>,
     pub(super) events_of: BTreeMap<&'static str, u64>,
     pub(super) events: u64,
     pub(super) is_troubled: bool,
     pub(super) power: bool,
-    /// Nodes whose disks have lost something.
-    pub(super) lossy: BTreeSet<u32>,
+    /// Backups that may have lost something of a log's view: the node, the log, and which view of it.
+    pub(super) lossy: BTreeSet<(u32, LogName, usize)>,
     _dir: tempfile::TempDir,
 }
 
@@ -214,11 +217,16 @@ impl World {
         let replication = 2 + Random::below(&random, 2) as u32;
         let count = replication + 1 + Random::below(&random, 2) as u32;
         let clock = Arc::new(ManualClock::new(1_700_000_000_000));
+        let node = |number| {
+            let mut node = Node::new(number, plan.seed, &clock, dir.path());
+            node.tells_of_boots = plan.planted != Some(Planted::ForgetsPowerCuts);
+            node
+        };
         World {
-            nodes: (1..=count).map(|number| Node::new(number, plan.seed, &clock, dir.path())).collect(),
+            nodes: (1..=count).map(node).collect(),
             voters: (1..=3).collect(),
             replication,
-            faults: Faults::new(&plan.only, power),
+            faults: faults_of(&plan.only, power),
             plan: plan.clone(),
             random,
             schedule: Schedule::default(),

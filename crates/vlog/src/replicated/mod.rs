@@ -169,6 +169,8 @@ pub(crate) enum Event {
     Answered(BackupId, u64, Answer),
     Broken(BackupId, String),
     View(ViewAnswer),
+    /// Of a backup, the view that holds, and a block.
+    Lost(BackupId, u32, u64),
     Own(u64),
 }
 
@@ -275,6 +277,22 @@ impl ReplicatedLog {
     /// The connection to a backup is gone, or cannot be made. Any thread.
     pub fn broken(&self, backup: BackupId, why: String) {
         self.happened(Event::Broken(backup, why));
+    }
+
+    /// A backup has come back and has these blocks: it is replaced, perhaps by itself, if some of those are missing that
+    /// [`held`](ReplicatedLog::held) told before it was asked. Any thread.
+    pub fn came_back(&self, backup: BackupId, (view, held): &(View, RangeInclusive<u64>), has: &[RangeInclusive<u64>]) {
+        let from = has.iter().find(|range| range.contains(held.start()));
+        let missing = from.map_or(*held.start(), |range| range.end() + 1);
+        if view.backups.contains(&backup) && held.contains(&missing) {
+            self.happened(Event::Lost(backup, view.number, missing));
+        }
+    }
+
+    /// The present view and the blocks in it that are acknowledged and not given back: each of its backups must have them. Any thread.
+    pub fn held(&self) -> (View, RangeInclusive<u64>) {
+        let writer = self.writer.lock();
+        (writer.core.view.clone(), writer.core.held())
     }
 
     /// The coordinator has answered. Any thread.

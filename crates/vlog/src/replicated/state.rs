@@ -31,12 +31,16 @@ pub(crate) struct Peer {
     hold_until_us: u64,
     /// Why it is to be replaced.
     trouble: Option<String>,
+    /// It does not have all blocks any more that it had. It is as good as a new one for a view that begins behind them.
+    lost: bool,
 }
 
 impl Peer {
     fn new(first: u64, now_us: u64) -> Peer {
         let (stored, next) = (first - 1, first);
-        Peer { stored, next, sent: stored, progress_us: now_us, sent_us: now_us, hold_until_us: 0, trouble: None }
+        let times = (now_us, now_us);
+        let (progress_us, sent_us) = times;
+        Peer { stored, next, sent: stored, progress_us, sent_us, hold_until_us: 0, trouble: None, lost: false }
     }
 }
 
@@ -163,6 +167,8 @@ impl Core {
             Event::Answered(backup, number, answer) => self.answered(backup, number, answer, now_us),
             Event::Broken(backup, why) => self.trouble(backup, why),
             Event::View(answer) => self.view_answered(answer, now_us),
+            Event::Lost(backup, view, block) if view == self.view.number => self.lost(backup, block),
+            Event::Lost(..) => {}
             Event::Own(through) => self.own = through.max(self.own),
         }
     }
@@ -185,8 +191,7 @@ impl Core {
             Answer::Stored(_) => {}
             Answer::Fenced(_) => self.fence(),
             Answer::Next(next) if next <= peer.stored && next >= self.view.first => {
-                let why = format!("backup {backup} has lost block {next}, which it had");
-                self.trouble(backup, why);
+                self.lost(backup, next);
             }
             Answer::Next(next) => {
                 // Late answers of an older try ask for what is there already.
@@ -210,6 +215,14 @@ impl Core {
             tracing::warn!(log = %self.log, backup, why, "a backup is to be replaced");
             peer.trouble = Some(why);
         }
+    }
+
+    /// A backup does not have a block any more that it had: it lost its power before it was synced.
+    fn lost(&mut self, backup: BackupId, block: u64) {
+        if let Some(peer) = self.peers.get_mut(&backup) {
+            peer.lost = true;
+        }
+        self.trouble(backup, format!("backup {backup} has lost block {block}, which it had"));
     }
 
     /// Blocks of this log are not taken any more: this node was declared lost. What is not acknowledged never will be.
@@ -284,8 +297,13 @@ impl Core {
         if healthy.len() >= wanted || now_us < self.choose_after_us {
             return;
         }
-        let lost: Vec<BackupId> =
-            self.peers.iter().filter(|(_, peer)| peer.trouble.is_some()).map(|(backup, _)| *backup).collect();
+        let lost: Vec<BackupId> = self
+            .peers
+            .iter()
+            .filter(|(_, peer)| peer.trouble.is_some() && !peer.lost)
+            .map(|(backup, _)| *backup)
+            .collect();
+        let has_lost = self.peers.values().any(|peer| peer.lost);
         self.suspects.retain(|_, until| *until > now_us);
         for backup in lost {
             self.suspects.insert(backup, now_us + self.config.suspect_us);
@@ -298,9 +316,9 @@ impl Core {
         }
         backups.sort_unstable();
         self.choose_after_us = now_us + self.config.ask_again_us;
-        if (backups.len() as u32) + 1 < self.config.copies_min || backups == self.view.backups {
+        if (backups.len() as u32) + 1 < self.config.copies_min || (backups == self.view.backups && !has_lost) {
             // The ones there are may come back: they are sent to again, and counted if they answer.
-            for peer in self.peers.values_mut().filter(|peer| peer.trouble.is_some()) {
+            for peer in self.peers.values_mut().filter(|peer| peer.trouble.is_some() && !peer.lost) {
                 (peer.trouble, peer.progress_us, peer.next) = (None, now_us, peer.stored + 1);
             }
             return;
@@ -354,8 +372,8 @@ impl Core {
         let mut peers = BTreeMap::new();
         for backup in &self.view.backups {
             let peer = match self.peers.remove(backup) {
-                Some(peer) => Peer { progress_us: now_us, ..peer },
-                None => Peer::new(self.view.first, now_us),
+                Some(peer) if !peer.lost => Peer { progress_us: now_us, ..peer },
+                _ => Peer::new(self.view.first, now_us),
             };
             peers.insert(*backup, peer);
             self.holders.entry(*backup).or_default();
@@ -400,6 +418,11 @@ impl Core {
             *released = through;
             self.effects.push(Effect::Release(*backup, through));
         }
+    }
+
+    /// The blocks of the present view that all its backups have said to have, as far as they are not given back.
+    pub(crate) fn held(&self) -> RangeInclusive<u64> {
+        self.view.first.max(self.kept.released() + 1)..=self.acknowledged
     }
 
     /// The blocks of each older view that are not given back, as far as they are acknowledged.
