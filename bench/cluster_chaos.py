@@ -8,7 +8,7 @@ or frozen (SIGSTOP) for one to two seconds. With `--kinds` also
 
     kill-all, stop-all   all nodes at once, by kill -9 or in good order
     move, drain          a streamlet is moved, a node emptied and filled again
-    cut                  a node cannot reach the others for one to four seconds, nor they it; clients reach all of them
+    cut                  a node cannot reach the others for one to nine seconds, nor they it; clients reach all of them
     isolate              nobody reaches a node, clients neither
     full-disk            the disk of a node is filled to the last byte for one to three seconds
 
@@ -194,7 +194,8 @@ def torment(nodes, kinds, chance, done):
     elif kind in ("move", "drain"):
         move(node.command[0], nodes, node, kind, chance)
     elif kind in ("cut", "isolate"):
-        node.place.cut("n" if kind == "cut" else "cn", chance.uniform(1, 4))
+        # Some last for longer than a node serves without coordinators.
+        node.place.cut("n" if kind == "cut" else "cn", chance.choice([chance.uniform(1, 4), chance.uniform(6, 9)]))
     elif kind == "full-disk":
         node.place.fill(chance.uniform(1, 3))
     elif kind == "freeze":

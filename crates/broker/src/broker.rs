@@ -19,6 +19,7 @@ use crate::latency::Latencies;
 use crate::metrics::BrokerMetrics;
 use crate::ownership::Ownership;
 use crate::session::BrokerSession;
+use crate::standing::Standing;
 
 /// Finds the id of a stream by its name.
 type StreamNames = dyn Fn(&str) -> Option<StreamId> + Send + Sync;
@@ -32,6 +33,7 @@ pub struct Broker {
     pub(crate) latencies: Latencies,
     pub(crate) applications: Applications,
     pub(crate) ownership: Ownership,
+    pub(crate) standing: Standing,
     named: OnceLock<Box<StreamNames>>,
     stopping: AtomicBool,
 }
@@ -47,6 +49,7 @@ impl Broker {
             latencies: Latencies::default(),
             applications: Applications::default(),
             ownership: Ownership::default(),
+            standing: Standing::alone(),
             named: OnceLock::new(),
             stopping: AtomicBool::new(false),
         })
@@ -59,6 +62,18 @@ impl Broker {
 
     pub(crate) fn stream_named(&self, name: &str) -> Option<StreamId> {
         self.named.get()?(name)
+    }
+
+    /// A majority of the coordinators has said that this node takes part; they were asked at `at_us` of the monotonic clock. From the first
+    /// call on this has to go on, or the node [stops serving](crate::SERVES_MS).
+    pub fn confirmed(&self, at_us: u64) {
+        self.standing.set_confirmed(at_us);
+    }
+
+    /// Whether this node may still take itself for the owner of what it owns, as far as it has heard from the coordinators.
+    #[inline]
+    pub fn is_confirmed(&self) -> bool {
+        self.standing.holds(&*self.clock)
     }
 
     /// Rebuilds applications and their offsets from the system stream [`APPLICATIONS_STREAM`](crate::APPLICATIONS_STREAM),

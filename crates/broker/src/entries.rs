@@ -16,6 +16,7 @@ use kera_protocol::read::{
 use kera_protocol::{FrameHeader, ReadAnswer, ReadEntry, Status};
 use kera_rpc::Outbox;
 
+use crate::broker::Broker;
 use crate::failure::{Failure, read_status};
 use crate::moved::{self, Reading};
 use crate::ownership::Ownership;
@@ -145,12 +146,13 @@ impl Entries {
     /// at the back of the line for the next time. With `advance` cursors move, and ended entries end.
     pub(crate) fn gather(
         &mut self,
-        ownership: &Ownership,
+        broker: &Broker,
         budget: usize,
         frame_data_max: usize,
         advance: bool,
         into: &mut Gathered,
     ) {
+        let (ownership, is_confirmed) = (broker.ownership(), broker.is_confirmed());
         for _ in 0..self.line.len() {
             if into.data_bytes >= budget {
                 break;
@@ -158,10 +160,15 @@ impl Entries {
             let Some(number) = self.line.pop_front() else { break };
             let entry = &mut self.list[number as usize];
             let room = budget - into.data_bytes;
-            let mut outcome = match entry.read(ownership, room) {
+            let read = match is_confirmed {
+                true => entry.read(ownership, room),
+                false => Ok(Reading::Elsewhere(entry.cursor)),
+            };
+            let mut outcome = match read {
                 Ok(Reading::Here(outcome)) => Ok(outcome),
                 Ok(Reading::Elsewhere(next)) => {
-                    let hint = ownership.hint(entry.lane.stream_id(), entry.lane.streamlet_id());
+                    let owner = || ownership.hint(entry.lane.stream_id(), entry.lane.streamlet_id());
+                    let hint = if is_confirmed { owner() } else { 0 };
                     entry.send_on(next, hint, advance, into);
                     entry.in_line = false;
                     self.open -= usize::from(entry.ended);

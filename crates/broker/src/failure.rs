@@ -49,6 +49,16 @@ impl Failure {
         Failure::new(Status::NotOwner, message)
     }
 
+    /// The node has not heard from the coordinators for so long that others may own what it owns.
+    pub(crate) fn unconfirmed() -> Failure {
+        let message = format!(
+            "this node has not heard from a majority of the coordinators for {} s, so it may have been declared lost; ask \
+             another node",
+            crate::SERVES_MS / 1000
+        );
+        Failure::later(Status::Fenced, message)
+    }
+
     /// A count over its limit.
     pub(crate) fn limit(field: &str, value: usize, limit: usize) -> Failure {
         Failure::new(Status::LimitReached, format!("{field} is {value}, the limit is {limit}"))

@@ -56,7 +56,7 @@ impl WaitingRead {
         out: &mut Outbox,
     ) -> bool {
         let frame_data_max = core.broker.config.data_bytes_max(self.entries.list.len());
-        self.entries.gather(core.broker.ownership(), self.budget, frame_data_max, false, gathered);
+        self.entries.gather(&core.broker, self.budget, frame_data_max, false, gathered);
         if force || gathered.event || gathered.data_bytes >= self.min_bytes {
             core.counts.read_requests += 1;
             core.counts.bytes_read += gathered.data_bytes as u64;

@@ -152,6 +152,10 @@ impl BrokerSession {
         if self.core.broker.is_stopping() {
             return Err(shutting_down());
         }
+        // Subscriptions are told entry by entry, so that their client learns of it without asking.
+        if !self.core.broker.is_confirmed() && !matches!(op, Op::Credit | Op::Unsubscribe) {
+            return Err(Failure::unconfirmed());
+        }
         match op {
             Op::ReadChunks => self.read(header, body, out),
             Op::Subscribe => self.subscribe(header, body, out),

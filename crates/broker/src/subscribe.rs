@@ -68,7 +68,7 @@ impl Subscription {
             let may_read = self.credit > 0 && self.entries.has_line() && !out.is_full();
             if may_read {
                 let budget = self.push_bytes.min(self.credit as usize);
-                self.entries.gather(core.broker.ownership(), budget, frame_data_max, true, gathered);
+                self.entries.gather(&core.broker, budget, frame_data_max, true, gathered);
             }
             self.entries.watch_quiet(core, waiter, gathered);
             if gathered.is_empty() {

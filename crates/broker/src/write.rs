@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use kera_format::ChunkView;
 use kera_format::chunk::PayloadKind;
-use kera_log::{AppendError, Appended, Lane, SinkError, SinkErrorKind, Tenure};
+use kera_log::{AppendError, Appended, Lane, SinkError, SinkErrorKind, Stream, Tenure};
 use kera_protocol::write::{ChunkResult, RESULT_BYTES, RESULTS_HEAD_BYTES};
 use kera_protocol::{FrameHeader, ProtocolError, Status, WriteChunksView};
 use kera_rpc::{Flow, Outbox};
@@ -172,8 +172,8 @@ impl Writer {
         let Some(stream) = streams.get(&broker.log, header.stream) else {
             return refused(counts, Status::UnknownStream, 0);
         };
-        if stream.is_system() {
-            return refused(counts, Status::InvalidArgument, 0);
+        if let Err(status) = takes(broker, stream) {
+            return refused(counts, status, 0);
         }
         let Some(streamlet) = stream.streamlet(header.streamlet) else {
             return refused(counts, Status::UnknownStreamlet, 0);
@@ -324,6 +324,17 @@ impl Writer {
         } else {
             self.acks.push_failure(request, failure);
         }
+    }
+}
+
+/// Whether clients may write to a stream now.
+#[inline]
+fn takes(broker: &Broker, stream: &Stream) -> Result<(), Status> {
+    // Backups say no to a node that was declared lost; of a stream with one copy nobody does.
+    match stream.is_system() {
+        true => Err(Status::InvalidArgument),
+        false if !broker.is_confirmed() && stream.options().replication == 1 => Err(Status::NotOwner),
+        false => Ok(()),
     }
 }
 

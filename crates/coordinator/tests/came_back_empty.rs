@@ -16,6 +16,7 @@ fn join(node: u32, has_all: bool) -> Join {
         settings: Vec::new(),
         epoch_min: 1,
         has_all,
+        levels: (1, 1),
     }
 }
 

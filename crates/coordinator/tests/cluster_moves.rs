@@ -13,7 +13,7 @@ struct Cluster(ClusterState);
 fn join(node: NodeNumber, has_all: bool) -> Join {
     let doors = Doors { cluster: format!("10.0.0.{node}:7072"), ..Doors::default() };
     let (uuid, roles, rack, settings) = ([node as u8; 16], Roles::ALL, String::new(), Vec::new());
-    Join { node, uuid, roles, rack, doors, settings, epoch_min: 1, has_all }
+    Join { node, uuid, roles, rack, doors, settings, epoch_min: 1, has_all, levels: (1, 1) }
 }
 
 impl Cluster {

@@ -16,6 +16,7 @@ fn join(node: NodeNumber) -> Join {
         settings: vec![("streams.streams_max".into(), "100000".into())],
         epoch_min: 1,
         has_all: true,
+        levels: (1, 2),
     }
 }
 
@@ -477,4 +478,35 @@ fn an_older_view_that_nobody_needs_has_no_backups_and_the_newest_keeps_its_own()
     cluster.view(LOG, 3, 60, &[2]);
     cluster.fence(1);
     cluster.refuses(ClusterEntry::ViewGivenUp { log: LOG, view: 2 }, "is fenced");
+}
+
+#[test]
+fn the_level_rises_one_by_one_when_all_nodes_speak_the_next_one_and_the_lost_ones_too() {
+    let mut cluster = Cluster::new();
+    assert_eq!(cluster.0.level(), 1);
+    let plan = |cluster: &Cluster, says: [Option<u32>; 3]| {
+        cluster.0.plan_raise_level(|node, epoch| says[node as usize - 1].filter(|_| epoch == 1)).unwrap()
+    };
+    let raised = [ClusterEntry::LevelRaised { level: 2 }];
+    assert_eq!(plan(&cluster, [Some(2), Some(2), Some(1)]), []);
+    assert_eq!(plan(&cluster, [Some(2), Some(2), None]), [], "nobody has heard node 3 say so");
+    cluster.fence(3);
+    assert_eq!(plan(&cluster, [Some(2), Some(2), None]), [], "node 3 may come back as it was");
+    assert_eq!(plan(&cluster, [Some(2), Some(2), Some(2)]), raised);
+    cluster.rejoin(3, true);
+    assert_eq!(plan(&cluster, [Some(2), Some(2), Some(2)]), [], "what it said, it said before it came back");
+
+    cluster.refuses(ClusterEntry::LevelRaised { level: 3 }, "so the next one is 2, not 3");
+    cluster.refuses(ClusterEntry::LevelRaised { level: 1 }, "so the next one is 2, not 1");
+    let is_told = |cluster: &Cluster| cluster.0.snapshot().contains(&raised[0]);
+    assert!(!is_told(&cluster), "nodes of the first level do not know the entry");
+    cluster.apply(&raised);
+    assert_eq!(cluster.0.level(), 2);
+    let mut copy = ClusterState::default();
+    cluster.0.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
+    assert_eq!((copy.level(), is_told(&cluster)), (2, true));
+    let refused = cluster.0.plan_join(&Join { levels: (1, 1), ..join(2) }, 0).unwrap_err().to_string();
+    assert!(refused.contains("at level 2 and this node speaks levels 1 to 1"), "{refused}");
+    let refused = cluster.0.plan_join(&Join { levels: (3, 4), ..join(2) }, 0).unwrap_err().to_string();
+    assert!(refused.contains("at level 2 and this node speaks levels 3 to 4"), "{refused}");
 }

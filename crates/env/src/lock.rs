@@ -4,8 +4,13 @@
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use rustix::fs::FlockOperation;
+
+/// How often a lock is tried that nobody owns up to, and the time in between.
+const TRIES: u32 = 100;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// Holds the lock until it is dropped or the process ends.
 #[derive(Debug)]
@@ -42,19 +47,29 @@ fn process(pid: Option<u32>) -> String {
 
 impl DirLock {
     /// Takes the lock whose file is `path`, making the file if it is not there, and writes this process's pid into it.
-    /// Does not wait.
+    /// Does not wait for who has it and says so. A lock that nobody owns up to is on its way: its holder has just let go, and a process that
+    /// it started in that moment has the file open until it runs its program; or the next one has it and has not written
+    /// its pid. It is tried again for about a second.
     pub fn acquire(path: &Path) -> Result<DirLock, LockError> {
         let failed = |error| LockError::Io { path: path.to_owned(), error };
         let mut file =
             OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).map_err(failed)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                let mut text = String::new();
-                let _ = (&mut file).take(32).read_to_string(&mut text);
-                return Err(LockError::Held { path: path.to_owned(), held_by_pid: text.trim().parse().ok() });
+        let mut tries = 0;
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => break,
+                Err(rustix::io::Errno::WOULDBLOCK) => {}
+                Err(error) => return Err(failed(error.into())),
             }
-            Err(error) => return Err(failed(error.into())),
+            let mut text = String::new();
+            let _ = file.seek(SeekFrom::Start(0));
+            let _ = (&mut file).take(32).read_to_string(&mut text);
+            let held_by_pid = text.trim().parse().ok();
+            if held_by_pid.is_some() || tries == TRIES {
+                return Err(LockError::Held { path: path.to_owned(), held_by_pid });
+            }
+            tries += 1;
+            std::thread::sleep(PAUSE);
         }
         file.set_len(0).map_err(failed)?;
         file.seek(SeekFrom::Start(0)).map_err(failed)?;
@@ -92,6 +107,25 @@ mod tests {
         assert!(message.contains(&format!("pid {}", std::process::id())), "{message}");
         drop(lock);
         DirLock::acquire(&path).unwrap();
+    }
+
+    /// What a process that is being started has of its parent: the open file, and with it the lock.
+    #[test]
+    fn a_lock_that_was_let_go_and_is_still_open_elsewhere_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("LOCK");
+        let lock = DirLock::acquire(&path).unwrap();
+        let copy = lock.file.try_clone().unwrap();
+        drop(lock);
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let taken = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
+        assert_eq!(taken, Err(rustix::io::Errno::WOULDBLOCK), "the copy has it");
+        let later = std::thread::spawn(move || {
+            std::thread::sleep(PAUSE * 5);
+            drop(copy);
+        });
+        DirLock::acquire(&path).unwrap();
+        later.join().unwrap();
     }
 
     #[test]

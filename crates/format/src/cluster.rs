@@ -289,6 +289,11 @@ pub enum ClusterEntry {
         /// In whose ids the groups have this owner epoch.
         owner_epoch: u32,
     },
+    /// All nodes speak the next [level](crate::level), and from here on it is in force.
+    LevelRaised {
+        /// That level.
+        level: u32,
+    },
     /// In a snapshot: what the other entries do not tell.
     ClusterCounters {
         /// The number of the next move.
@@ -421,6 +426,15 @@ impl ClusterEntry {
             ClusterEntry::StreamletHanded { .. } => 40,
             ClusterEntry::NodeDraining { .. } => 41,
             ClusterEntry::GroupsLost { .. } => 42,
+            ClusterEntry::LevelRaised { .. } => 43,
+        }
+    }
+
+    /// The level of a cluster from which on all of its nodes can read the entry: it is not written below that.
+    pub fn level(&self) -> u32 {
+        match self {
+            ClusterEntry::LevelRaised { level } => *level,
+            _ => crate::level::FIRST,
         }
     }
 
@@ -513,6 +527,9 @@ impl ClusterEntry {
             }
             ClusterEntry::GroupsLost { stream, first, count, owner_epoch } => {
                 out.u64(stream.0).u32(*first).u32(*count).u32(*owner_epoch);
+            }
+            ClusterEntry::LevelRaised { level } => {
+                out.u32(*level);
             }
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 out.u64(*next_move).u32(*next_owner_epoch);
@@ -682,9 +699,10 @@ impl ClusterEntry {
                 count: body.u32()?,
                 owner_epoch: body.u32()?,
             },
+            43 => ClusterEntry::LevelRaised { level: body.u32()? },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 42" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 43" });
             }
         })
     }
@@ -770,6 +788,7 @@ fn examples_of_moves(stream: StreamId) -> Vec<(&'static str, ClusterEntry)> {
         ),
         ("node draining", ClusterEntry::NodeDraining { node: 2, draining: true }),
         ("groups lost", ClusterEntry::GroupsLost { stream, first: 1, count: 3, owner_epoch: 8 }),
+        ("level raised", ClusterEntry::LevelRaised { level: 2 }),
     ]
 }
 

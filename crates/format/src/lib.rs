@@ -21,6 +21,7 @@ pub mod kafka_codec;
 pub mod kafka_floors;
 pub mod kafka_groups;
 pub mod kafka_transactions;
+pub mod level;
 pub mod limits;
 pub mod options;
 pub mod raft;

@@ -297,7 +297,9 @@ impl Fetching {
             None => Found::unknown(ResponseError::UnknownTopicOrPartition),
             Some(topic) => match topic.lane(asked.partition) {
                 None => Found::unknown(ResponseError::UnknownTopicOrPartition),
-                Some(lane) if lane.tenure() == Tenure::Elsewhere => Found::unknown(ResponseError::NotLeaderOrFollower),
+                Some(lane) if lane.tenure() == Tenure::Elsewhere || !core.door.broker.is_confirmed() => {
+                    Found::unknown(ResponseError::NotLeaderOrFollower)
+                }
                 Some(lane) => read(core, lane, asked, committed, left),
             },
         }

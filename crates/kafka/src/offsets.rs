@@ -89,7 +89,7 @@ impl Listing {
                 let lane = known.as_ref().and_then(|topic| topic.lane(partition.partition_index));
                 let told = loop {
                     let Some(lane) = lane else { break Told::Error(ResponseError::UnknownTopicOrPartition) };
-                    if lane.tenure() == Tenure::Elsewhere {
+                    if lane.tenure() == Tenure::Elsewhere || !core.door.broker.is_confirmed() {
                         break Told::Error(ResponseError::NotLeaderOrFollower);
                     }
                     // Where partitions end is looked at before what is known of their transactions.

@@ -327,6 +327,13 @@ impl Appending<'_> {
         let Some(lane) = topic.lane(partition) else {
             return Some(Written::refused(ResponseError::UnknownTopicOrPartition, "there is no such partition"));
         };
+        let broker = &self.core.door.broker;
+        // Backups say no to a node that was declared lost; of a topic with one copy nobody does.
+        let is_alone = || broker.log().stream(lane.stream_id()).is_some_and(|stream| stream.options().replication == 1);
+        if !broker.is_confirmed() && is_alone() {
+            let why = "the node has not heard from the coordinators for too long";
+            return Some(Written::refused(ResponseError::NotLeaderOrFollower, why));
+        }
         let batch = records.unwrap_or_default();
         let mut header = match BatchHeader::check(batch) {
             Ok(header) => header,

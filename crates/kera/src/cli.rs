@@ -89,7 +89,7 @@ may be printed again, none are left out. Several consumers with the same --appli
     Status,
     /// Watch streams and applications live.
     Top(TopArgs),
-    /// A cluster on this machine to try things out.
+    /// A cluster on this machine to try things out; the level of a cluster.
     #[command(subcommand)]
     Cluster(ClusterCommand),
     /// Move streamlets from node to node of a cluster.
@@ -146,6 +146,9 @@ pub struct ServeArgs {
     /// Settings, one flag each.
     #[command(flatten)]
     pub settings: SettingFlags,
+    /// Speak like a version whose highest level of clusters was this, for tests of upgrades.
+    #[arg(long, hide = true, value_name = "LEVEL")]
+    pub speak_level: Option<u32>,
 }
 
 /// `kera config`.
@@ -492,6 +495,15 @@ Examples:
 
 Data stays: the same command starts the same cluster again.")]
     Up(ClusterUpArgs),
+    /// Show the level of a cluster, what its nodes may count on each other to understand, and who holds it back.
+    #[command(after_help = "\
+Examples:
+  kera cluster level                            the level in force, and up to which level each node lets it rise
+
+The level rises by itself when all nodes speak the next one, those that are lost too unless they were given up with
+`kera node remove`. It never falls; until it has risen nodes can go back to the version before. --cluster-level-max of
+`kera serve` holds it back.")]
+    Level,
 }
 
 /// `kera cluster up`.

@@ -36,6 +36,7 @@ fn main() -> ExitCode {
         Command::Status => wait(commands::status::run(&globals)),
         Command::Top(args) => wait(commands::top::run(&args, &globals)),
         Command::Cluster(cli::ClusterCommand::Up(args)) => wait(commands::cluster::up(&args, &globals)),
+        Command::Cluster(cli::ClusterCommand::Level) => wait(commands::level::run(&globals)),
         Command::Streamlet(command) => wait(commands::moves::streamlet(command, &globals)),
         Command::Node(command) => wait(commands::moves::node(command, &globals)),
         Command::Rebalance(args) => wait(commands::moves::rebalance(&args, &globals)),

@@ -216,3 +216,36 @@ fn what_lost_a_copy_is_copied_again_so_that_another_loss_takes_nothing() {
         common::stdout(&consumed)
     );
 }
+
+#[test]
+fn a_node_that_is_cut_off_from_the_coordinators_stops_serving_and_goes_on_when_they_are_back() {
+    let ports = free_ports(6);
+    let (members, nodes) = three_nodes(&ports);
+    let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
+    let log = members[0].place.file("acks").display().to_string();
+    let node = |at: usize| nodes[at].as_ref().expect("it runs");
+    node(0).ok("stream create alone --streamlets 3");
+    let line = format!("verify produce --stream alone --log {log} --records 3000 --connect {all}");
+    let produced = common::run(line.split_whitespace());
+    assert!(produced.status.success(), "{}{}", common::stdout(&produced), common::stderr(&produced));
+
+    // The first node runs on and hears of nobody.
+    for at in [1, 2] {
+        node(at).signal("STOP");
+    }
+    let problem = || node(0).get("/readyz").1;
+    eventually("the node says so", || problem().contains("no majority of the coordinators"));
+    let refused = node(0).run("application list");
+    assert!(!refused.status.success(), "{}", common::stdout(&refused));
+    let said = common::stderr(&refused);
+    assert!(said.contains("has not heard from a majority of the coordinators"), "{said}");
+
+    for at in [1, 2] {
+        node(at).signal("CONT");
+    }
+    eventually("it serves again", || node(0).get("/readyz").0 == 200);
+    eventually("all are live", || live(node(0)) == 3);
+    let line = format!("verify consume --stream alone --log {log} --connect {all}");
+    let consumed = common::run(line.split_whitespace());
+    assert!(consumed.status.success(), "{}{}", common::stdout(&consumed), common::stderr(&consumed));
+}

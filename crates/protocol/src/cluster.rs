@@ -6,9 +6,10 @@ use kera_format::cluster::RaftPlace;
 use kera_format::vlog_replica::LogId;
 
 use crate::codec::{question, wire_enum, wire_fields, wire_struct};
-use crate::message::{messages, responses};
+use crate::message::{messages, responses, second_messages, second_responses};
 
 use crate::Role;
+use crate::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1};
 
 wire_fields!(RaftPlace, ["A place in the coordinators' log."], {
     term: u64, ["Term of the leader that wrote it."];
@@ -180,6 +181,10 @@ wire_struct! {
         pub epoch_min: u32,
         /// Whether it has all that it acknowledged before.
         pub has_all: bool,
+        /// The lowest level of a cluster that it speaks.
+        pub level_min: u32,
+        /// The highest level of a cluster that it speaks.
+        pub level_max: u32,
     }
 }
 
@@ -204,6 +209,8 @@ wire_struct! {
         pub node: u32,
         /// Its epoch.
         pub epoch: u32,
+        /// The highest level that it lets the cluster be raised to: one that it speaks, and that its operator allows.
+        pub level_max: u32,
     }
 }
 
@@ -246,6 +253,8 @@ wire_struct! {
         pub native_address: String,
         /// Streamlets that it owns.
         pub streamlets: u64,
+        /// The highest level that it lets the cluster be raised to; 0: the node that was asked has not heard.
+        pub level_max: u32,
     }
 }
 
@@ -266,6 +275,8 @@ wire_struct! {
         pub logs: u64,
         /// Streamlets that wait for a node that is lost.
         pub waiting_streamlets: u64,
+        /// The level in force; 0: the node that was asked does not say.
+        pub level: u32,
     }
 }
 
@@ -324,15 +335,18 @@ wire_struct! {
     }
 }
 
+second_messages! {
+    JoinCluster, JoinClusterV1 => JoinedCluster;
+    NodeAlive, NodeAliveV1 => NodeHeard;
+}
+second_responses! { ClusterDescription, ClusterDescriptionV1; }
 messages! {
     RaftVote => RaftVoted;
     RaftAppend => RaftAppended;
     RaftSnapshot => RaftSnapshotTaken;
     ForwardCommand => ForwardedCommand;
-    JoinCluster => JoinedCluster;
-    NodeAlive => NodeHeard;
     DescribeCluster => ClusterDescription;
     ChangeLog => crate::Empty;
     StreamletsRebuilt => crate::Empty;
 }
-responses!(RaftVoted, RaftAppended, RaftSnapshotTaken, ForwardedCommand, JoinedCluster, NodeHeard, ClusterDescription,);
+responses!(RaftVoted, RaftAppended, RaftSnapshotTaken, ForwardedCommand, JoinedCluster, NodeHeard);

@@ -62,7 +62,7 @@ impl HelloResponse {
             let versions = op.versions();
             OpRange { op: *op as u16, version_min: *versions.start(), version_max: *versions.end() }
         };
-        Op::ALL.iter().map(range).collect()
+        Op::ALL.iter().filter(|op| !op.versions().is_empty()).map(range).collect()
     }
 
     /// The highest version of `op` that both this build and the server speak.

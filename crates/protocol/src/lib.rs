@@ -26,6 +26,7 @@ pub mod application;
 pub mod cluster;
 pub mod codec;
 mod error;
+pub mod first;
 pub mod frame;
 pub mod groups;
 pub mod hello;
@@ -40,6 +41,7 @@ pub mod replication;
 pub mod spec;
 pub mod stats;
 mod status;
+pub mod transactions;
 pub mod write;
 
 pub use admin::{
@@ -83,4 +85,9 @@ pub use replication::{
 };
 pub use stats::{LaneStats, Lookup, LookupResult, StreamStats, StreamStatsResponse};
 pub use status::Status;
+pub use transactions::{
+    AbortedRecords, ClaimGroup, ClaimPartition, EndInGroup, EndInPartitions, EndedPartition, GroupClaimed, GroupEnded,
+    OpenTransaction, OwnedStreamlet, PartitionClaimed, PartitionEnded, PartitionsEnded, TransactionsHeld,
+    TransactionsIn,
+};
 pub use write::{ChunkResult, ChunkResults, WriteChunks, WriteChunksResponse, WriteChunksView};

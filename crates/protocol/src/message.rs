@@ -87,6 +87,54 @@ macro_rules! responses {
 }
 pub(crate) use responses;
 
+/// As [`messages!`], for operations whose request has had two versions: the frozen struct of the first turns into the current one, and what
+/// is left of the current one for those who speak only the first is made from it.
+macro_rules! second_messages {
+    ($($request:ident, $first:ident => $response:ty;)+) => { $(
+        impl $crate::Body for $request {
+            fn encode(&self, version: u8, out: &mut Vec<u8>) {
+                match version {
+                    1 => $crate::codec::Wire::put(&$first::from(self), out),
+                    _ => $crate::codec::Wire::put(self, out),
+                }
+            }
+            fn decode(version: u8, body: &[u8]) -> Result<Self, $crate::ProtocolError> {
+                $crate::Op::$request.check_version(version)?;
+                match version {
+                    1 => $crate::message::decode_whole::<$first>(body).map(Into::into),
+                    _ => $crate::message::decode_whole(body),
+                }
+            }
+        }
+        impl $crate::Message for $request {
+            const OP: $crate::Op = $crate::Op::$request;
+            type Response = $response;
+        }
+    )+ };
+}
+pub(crate) use second_messages;
+
+/// As [`responses!`], for those that have had two versions.
+macro_rules! second_responses {
+    ($($name:ident, $first:ident;)+) => { $(
+        impl $crate::Body for $name {
+            fn encode(&self, version: u8, out: &mut Vec<u8>) {
+                match version {
+                    1 => $crate::codec::Wire::put(&$first::from(self), out),
+                    _ => $crate::codec::Wire::put(self, out),
+                }
+            }
+            fn decode(version: u8, body: &[u8]) -> Result<Self, $crate::ProtocolError> {
+                match version {
+                    1 => $crate::message::decode_whole::<$first>(body).map(Into::into),
+                    _ => $crate::message::decode_whole(body),
+                }
+            }
+        }
+    )+ };
+}
+pub(crate) use second_responses;
+
 responses!(Empty);
 
 /// Appends a whole request frame.
@@ -130,7 +178,8 @@ macro_rules! for_each_message {
             LeaveApplication, ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus, DescribeCopies, RaftVote, RaftAppend,
             RaftSnapshot, ForwardCommand, JoinCluster, NodeAlive, DescribeCluster, ChangeLog, StreamletsRebuilt, StoreBlock,
             FenceNode, ListReplicas, LaneStates, ReadBlocks, ReleaseBlocks, MoveStreamlet, LetGo, FinishMove, ChangeNode,
-            PlanRebalance, GroupsGone, DescribeMoves, AcceptLoss,
+            PlanRebalance, GroupsGone, DescribeMoves, AcceptLoss, TransactionsIn, ClaimPartition, ClaimGroup,
+            EndInPartitions, EndInGroup,
         }
     };
 }

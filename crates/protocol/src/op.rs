@@ -1,7 +1,10 @@
 //! The operations, their numbers and the versions spoken here.
 
-use crate::ProtocolError;
 use std::ops::RangeInclusive;
+
+use kera_format::level;
+
+use crate::ProtocolError;
 
 macro_rules! ops {
     ($($(#[$doc:meta])* $name:ident = $number:literal, $min:literal..=$max:literal;)+) => {
@@ -30,8 +33,9 @@ macro_rules! ops {
                 match self { $(Op::$name => stringify!($name)),+ }
             }
 
-            /// The versions of it that this build speaks.
-            pub fn versions(self) -> RangeInclusive<u8> {
+            /// The versions of it that there are.
+            #[inline]
+            fn known(self) -> RangeInclusive<u8> {
                 match self { $(Op::$name => $min..=$max),+ }
             }
         }
@@ -108,11 +112,11 @@ ops! {
     /// Hands a request on to the leader of the coordinators.
     ForwardCommand = 83, 1..=1;
     /// Makes a node part of the cluster.
-    JoinCluster = 84, 1..=1;
+    JoinCluster = 84, 1..=2;
     /// Tells the leader of the coordinators that a node lives.
-    NodeAlive = 85, 1..=1;
+    NodeAlive = 85, 1..=2;
     /// Tells how the cluster is.
-    DescribeCluster = 86, 1..=1;
+    DescribeCluster = 86, 1..=2;
     /// Asks for another view of a virtual log, or gives it up.
     ChangeLog = 87, 1..=1;
     /// Tells that a broker has rebuilt what lost brokers had.
@@ -145,9 +149,41 @@ ops! {
     DescribeMoves = 106, 1..=1;
     /// Gives up what only a lost node had of a streamlet.
     AcceptLoss = 107, 1..=1;
+    /// Tells the owner of streamlets what a transaction coordinator knows of them.
+    TransactionsIn = 108, 1..=1;
+    /// Asks a transaction coordinator whether a producer may write to a partition.
+    ClaimPartition = 109, 1..=1;
+    /// Asks a transaction coordinator whether a producer may commit offsets of a group.
+    ClaimGroup = 110, 1..=1;
+    /// Writes the markers of a transaction to partitions.
+    EndInPartitions = 115, 1..=1;
+    /// Ends a transaction in a consumer group.
+    EndInGroup = 116, 1..=1;
 }
 
 impl Op {
+    /// With which [level] of a cluster a version of it came, so that one who [speaks](level::spoken) only lower ones does not know it. What
+    /// two parties say to each other they agree on by themselves: a version may be used below its level.
+    fn level(self, version: u8) -> u32 {
+        match (self, version) {
+            (Op::JoinCluster | Op::NodeAlive | Op::DescribeCluster, 2..) => 2,
+            (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
+            _ => level::FIRST,
+        }
+    }
+
+    /// The versions of it that are spoken here; empty if it came with a level that is not.
+    #[inline]
+    pub fn versions(self) -> RangeInclusive<u8> {
+        let known = self.known();
+        let spoken = *level::spoken().end();
+        if spoken == level::NEWEST {
+            return known;
+        }
+        let highest = known.clone().rev().find(|version| self.level(*version) <= spoken);
+        *known.start()..=highest.unwrap_or(0)
+    }
+
     /// The highest version spoken here.
     pub fn version_max(self) -> u8 {
         *self.versions().end()

@@ -39,14 +39,14 @@ fn body_cases<B: Specified + Example>(kind: &str) -> Vec<Case> {
 }
 
 /// Encodes and decodes what the file says.
-fn check_body<B: Specified + Example + PartialEq + Debug>(file: &Golden, kind: &str) {
+fn check_body<B: Specified + Example + PartialEq + Debug>(file: &Golden, version: u8, kind: &str) {
     let any = B::any(&mut Source::new(&choices()));
     for (name, body) in [(kind.to_owned(), B::example()), (format!("{kind}, any"), any)] {
         let Some(case) = file.cases.iter().find(|case| case.name == name) else { continue };
         let mut encoded = Vec::new();
-        body.encode(1, &mut encoded);
+        body.encode(version, &mut encoded);
         assert_eq!(golden::hex(&encoded), golden::hex(&case.bytes()), "{}: {name}", file.structure);
-        assert_eq!(B::decode(1, &case.bytes()), Ok(body), "{}: {name}", file.structure);
+        assert_eq!(B::decode(version, &case.bytes()), Ok(body), "{}: {name}", file.structure);
     }
 }
 
@@ -55,17 +55,36 @@ where
     M: Message + Specified + Example + PartialEq + Debug,
     M::Response: Specified + Example + PartialEq + Debug,
 {
-    let mut cases = body_cases::<M>("request");
-    cases.extend(body_cases::<M::Response>("response"));
+    let version = M::OP.version_max();
+    check_version::<M, M::Response>(name, version);
+}
+
+/// Version 1 is in the file that has the operation's name, later ones in files of their own.
+fn check_version<Q, A>(name: &str, version: u8)
+where
+    Q: Specified + Example + PartialEq + Debug,
+    A: Specified + Example + PartialEq + Debug,
+{
+    let mut cases = body_cases::<Q>("request");
+    cases.extend(body_cases::<A>("response"));
     let code = Golden {
-        structure: format!("{name}, version 1"),
+        structure: format!("{name}, version {version}"),
         document: "docs/protocol.md".into(),
         cases,
         refused: Vec::new(),
     };
-    let file = golden::check(&format!("messages/{name}.json"), &code);
-    check_body::<M>(&file, "request");
-    check_body::<M::Response>(&file, "response");
+    let of = if version == 1 { String::new() } else { format!(".v{version}") };
+    let file = golden::check(&format!("messages/{name}{of}.json"), &code);
+    check_body::<Q>(&file, version, "request");
+    check_body::<A>(&file, version, "response");
+}
+
+#[test]
+fn first_versions_are_the_golden_bytes_still() {
+    use first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1};
+    check_version::<JoinClusterV1, JoinedCluster>("JoinCluster", 1);
+    check_version::<NodeAliveV1, NodeHeard>("NodeAlive", 1);
+    check_version::<DescribeCluster, ClusterDescriptionV1>("DescribeCluster", 1);
 }
 
 macro_rules! check_all {
@@ -87,7 +106,7 @@ fn the_state_of_a_streamlet_is_the_golden_bytes() {
         cases: body_cases::<StreamletState>("state"),
         refused: Vec::new(),
     };
-    check_body::<StreamletState>(&golden::check("messages/StreamletState.json", &code), "state");
+    check_body::<StreamletState>(&golden::check("messages/StreamletState.json", &code), 1, "state");
 }
 
 fn header(flags: u8, status: u16, body: usize) -> FrameHeader {

@@ -7,28 +7,32 @@ use proptest::prelude::*;
 use std::fmt::Debug;
 
 fn encoded<B: Body>(body: &B) -> Vec<u8> {
+    encoded_as(1, body)
+}
+
+fn encoded_as<B: Body>(version: u8, body: &B) -> Vec<u8> {
     let mut out = Vec::new();
-    body.encode(1, &mut out);
+    body.encode(version, &mut out);
     out
 }
 
-/// What holds for every body, whatever its fields are.
-fn check_body<B: Specified + PartialEq + Debug>(choices: &[u8]) {
+/// What holds for every body in its newest version, whatever its fields are.
+fn check_body<B: Specified + PartialEq + Debug>(version: u8, choices: &[u8]) {
     let body = B::any(&mut Source::new(choices));
-    let bytes = encoded(&body);
-    assert_eq!(B::decode(1, &bytes).as_ref(), Ok(&body));
+    let bytes = encoded_as(version, &body);
+    assert_eq!(B::decode(version, &bytes).as_ref(), Ok(&body));
 
     let fields = body.traced();
     let traced: Vec<u8> = fields.iter().flat_map(|field| field.bytes.iter().copied()).collect();
     assert_eq!(traced, bytes, "the fields of {body:?}");
 
     for length in 0..bytes.len() {
-        assert!(B::decode(1, &bytes[..length]).is_err(), "{body:?} cut at {length} of {}", bytes.len());
+        assert!(B::decode(version, &bytes[..length]).is_err(), "{body:?} cut at {length} of {}", bytes.len());
     }
     let longer = [&bytes[..], &[0; 8]].concat();
-    assert!(B::decode(1, &longer).is_err(), "{body:?} with bytes behind it");
-    if let Ok(read) = B::decode(1, choices) {
-        assert_eq!(B::decode(1, &encoded(&read)), Ok(read));
+    assert!(B::decode(version, &longer).is_err(), "{body:?} with bytes behind it");
+    if let Ok(read) = B::decode(version, choices) {
+        assert_eq!(B::decode(version, &encoded_as(version, &read)), Ok(read));
     }
 }
 
@@ -36,13 +40,36 @@ fn check_message<M: Message + Specified + PartialEq + Debug>(choices: &[u8])
 where
     M::Response: Specified + PartialEq + Debug,
 {
-    check_body::<M>(choices);
-    check_body::<M::Response>(choices);
-    let bytes = encoded(&M::any(&mut Source::new(choices)));
-    for version in [0, M::OP.version_max() + 1, 255] {
+    let newest = M::OP.version_max();
+    check_body::<M>(newest, choices);
+    check_body::<M::Response>(newest, choices);
+    let bytes = encoded_as(newest, &M::any(&mut Source::new(choices)));
+    for version in [0, newest + 1, 255] {
         let refused = M::decode(version, &bytes).expect_err("a version that is not spoken");
         assert_eq!(refused.status(), Status::UnsupportedVersion);
     }
+}
+
+/// What holds for a first version that has had a second one: bytes of it are read into the current struct, and what that gives to those who
+/// speak the first version only are the same bytes.
+fn check_first<F, C>(choices: &[u8])
+where
+    F: Specified + PartialEq + Debug + Into<C>,
+    C: Body + PartialEq + Debug,
+{
+    check_body::<F>(1, choices);
+    let bytes = encoded(&F::any(&mut Source::new(choices)));
+    let current = C::decode(1, &bytes).expect("a first version");
+    assert_eq!(current, F::decode(1, &bytes).expect("itself").into());
+    assert_eq!(encoded_as(1, &current), bytes);
+    assert_ne!(encoded_as(2, &current), bytes, "the second version says more");
+}
+
+fn check_all_first(choices: &[u8]) {
+    use first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1};
+    check_first::<JoinClusterV1, JoinCluster>(choices);
+    check_first::<NodeAliveV1, NodeAlive>(choices);
+    check_first::<ClusterDescriptionV1, ClusterDescription>(choices);
 }
 
 macro_rules! check_all {
@@ -63,6 +90,7 @@ proptest! {
     #[test]
     fn every_message_is_read_as_it_was_written(choices in proptest::collection::vec(any::<u8>(), 0..400)) {
         check_all(&choices);
+        check_all_first(&choices);
     }
 
     #[test]
@@ -91,6 +119,13 @@ proptest! {
 #[test]
 fn every_operation_has_a_message() {
     assert_eq!(all_ops(), Op::ALL);
+}
+
+#[test]
+fn who_speaks_the_first_version_is_of_the_first_level() {
+    let alive = NodeAlive { node: 2, epoch: 7, level_max: 9 };
+    assert_eq!(NodeAlive::decode(1, &encoded_as(1, &alive)), Ok(NodeAlive { level_max: 1, ..alive }));
+    assert_eq!(NodeAlive::decode(2, &encoded_as(2, &alive)), Ok(alive));
 }
 
 #[test]

@@ -19,8 +19,23 @@ use openraft::{BasicNode, ChangeMembers};
 use crate::group::{Group, encoded, no_leader};
 use crate::network::ask;
 
+/// A lost node has stopped serving for certain when it has been fenced for so long, in milliseconds: it goes on for 5 s after it heard that it takes
+/// part (`kera_broker::SERVES_MS`), and a coordinator may hear late of a fence. Less than commands wait.
+const STOPPED_AFTER_MS: u64 = 7_000;
+
 /// Time between two tries to find a leader.
 const RETRY: Duration = Duration::from_millis(50);
+
+/// Makes of a command the same one in its first version. Answers of both versions are the same bytes for all that the leader is asked to
+/// do, so whoever asked need not know.
+fn earlier(op: Op, command: &mut ForwardCommand) -> Result<(), CoordinatorError> {
+    command.body = match op {
+        Op::JoinCluster => encoded(&JoinCluster::decode(command.version, &command.body)?, 1),
+        _ => std::mem::take(&mut command.body),
+    };
+    command.version = 1;
+    Ok(())
+}
 
 /// What a leader knows beside the state. Whoever holds it gives commands, and nobody else does.
 #[derive(Debug, Default)]
@@ -35,7 +50,7 @@ impl Group {
     /// Has the leader do what a request asks for; the answer's body. Returns when this node knows of it, observers included.
     /// Waits for a leader, and tries the next one if one is lost, for as long as [`Timing`](crate::Timing) says.
     pub async fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
-        let command = ForwardCommand { op: op as u16, version, system, body: body.to_vec() };
+        let mut command = ForwardCommand { op: op as u16, version, system, body: body.to_vec() };
         let deadline = tokio::time::Instant::now() + Duration::from_millis(self.config.timing.command_ms);
         let mut last = "there is none".to_owned();
         while tokio::time::Instant::now() < deadline {
@@ -64,6 +79,8 @@ impl Group {
                         ErrorBody::decode(&forwarded.body).map_or_else(|error| error.to_string(), |body| body.message);
                     tokio::time::sleep(RETRY).await;
                 }
+                // A leader of an earlier version: it is asked again as its like would ask it.
+                Some(Status::UnsupportedVersion) if command.version > 1 => earlier(op, &mut command)?,
                 status => {
                     let status = status.unwrap_or(Status::Internal);
                     let body = ErrorBody::decode(&forwarded.body)?;
@@ -188,6 +205,7 @@ impl Group {
             }
             Op::AcceptLoss => {
                 let AcceptLoss { stream, streamlet } = AcceptLoss::decode(version, body)?;
+                self.check_has_stopped(&stream, streamlet.0)?;
                 let index = self.commit(leading, |state| state.plan_accept_loss(&stream, streamlet.0)).await?;
                 tracing::warn!(?stream, streamlet = streamlet.0, "a person has given up what a lost node had");
                 done(index)
@@ -211,6 +229,27 @@ impl Group {
             }
             other => Err(CoordinatorError::Refused(Refused(format!("{other} is no command")))),
         }
+    }
+
+    /// A lost owner may be there still, cut off, and go on for a while: what it acknowledges of a stream with one copy is not in vain
+    /// before somebody else owns the streamlet.
+    fn check_has_stopped(&self, stream: &StreamRef, streamlet: u32) -> Result<(), CoordinatorError> {
+        let owner = self.read(|state| {
+            let info = state.catalog.find(stream).ok()?;
+            let owner = state.owner(info.id, streamlet)?;
+            (!state.is_live(owner.node, owner.epoch)).then_some((owner.node, owner.epoch))
+        });
+        let Some(incarnation) = owner else { return Ok(()) };
+        let since = self.fenced_us.lock().get(&incarnation).copied();
+        let has_stopped = match since {
+            Some(since) => self.clock.monotonic_us().saturating_sub(since) > STOPPED_AFTER_MS * 1000,
+            // It has another incarnation, or is gone: that one has ended.
+            None => self.read(|state| state.node(incarnation.0).is_none_or(|node| node.epoch > incarnation.1)),
+        };
+        if has_stopped {
+            return Ok(());
+        }
+        Err(CoordinatorError::NoLeader(format!("node {} may not know yet that it is lost", incarnation.0)))
     }
 
     fn stream_answer(&self, stream: &StreamRef, version: u8, index: u64) -> Result<(Vec<u8>, u64), CoordinatorError> {

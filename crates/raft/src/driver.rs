@@ -53,6 +53,7 @@ impl Group {
             }
             // Every coordinator hears all nodes, so that whoever leads next knows at once who is silent.
             let lost = self.listen(&mut detector);
+            self.remember_fenced();
             if !self.is_leader() {
                 moves.clear();
                 continue;
@@ -73,6 +74,20 @@ impl Group {
             .filter(|(node, _)| *node == self.config.node)
             .for_each(|(node, epoch)| detector.heard(*node, *epoch, now_us));
         detector.lost(&live, now_us)
+    }
+
+    /// Notes since when it has known who is fenced.
+    fn remember_fenced(&self) {
+        let now_us = self.clock.monotonic_us();
+        let fenced: BTreeSet<(NodeNumber, u32)> = self.read(|state| {
+            let fenced = state.nodes().iter().filter(|(_, node)| node.fenced);
+            fenced.map(|(number, node)| (*number, node.epoch)).collect()
+        });
+        let mut since = self.fenced_us.lock();
+        since.retain(|incarnation, _| fenced.contains(incarnation));
+        for incarnation in fenced {
+            since.entry(incarnation).or_insert(now_us);
+        }
     }
 
     /// Moves that have taken too long since this node first saw them as the leader. The owner before goes on then; whoever wants them
@@ -122,7 +137,19 @@ impl Group {
         if self.read(|state| state.plan_adopt().is_ok_and(|entries| !entries.is_empty())) {
             self.commit(&mut *self.leading.lock().await, ClusterState::plan_adopt).await?;
         }
+        self.raise_level().await?;
         self.give_votes().await
+    }
+
+    /// Raises the level of the cluster when all nodes let it be raised.
+    async fn raise_level(&self) -> Result<(), CoordinatorError> {
+        let plan = |state: &ClusterState| state.plan_raise_level(|node, epoch| self.level_max_of(node, epoch));
+        if !self.read(|state| plan(state).is_ok_and(|entries| !entries.is_empty())) {
+            return Ok(());
+        }
+        self.commit(&mut *self.leading.lock().await, plan).await?;
+        tracing::info!(level = self.level(), "all nodes speak the next level of the cluster, which is in force now");
+        Ok(())
     }
 
     /// Asks the backups of the newest views how far they have the logs of a fenced broker, and ends each log where all that answer have it

@@ -9,6 +9,7 @@ use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, Join, NodeState, Refused, roles_of};
 use kera_env::{Clock, Disk};
 use kera_format::cluster::{ClusterEntry, NodeNumber, Roles};
+use kera_format::level;
 use kera_protocol::{
     Body, ClusterDescription, DescribeCluster, ErrorBody, ForwardCommand, MemberNode, Message, NodeAlive, NodeHeard,
     Op, ProtocolError, RaftAppend, RaftBallot, RaftSnapshot, RaftSnapshotTaken, RaftVote, Status,
@@ -65,6 +66,8 @@ pub struct GroupConfig {
     pub snapshot_entries: u64,
     /// How fast.
     pub timing: Timing,
+    /// The highest [level](kera_format::level) that this node lets the cluster be raised to.
+    pub level_max: u32,
 }
 
 /// A snapshot that comes in parts.
@@ -83,6 +86,13 @@ pub struct Group {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) leading: tokio::sync::Mutex<Leading>,
     pub(crate) heard: Mutex<BTreeMap<NodeNumber, (u32, u64)>>,
+    /// Up to which level nodes let the cluster be raised, with the epochs in which they have said so. Only heard, never written: below
+    /// the level there is no entry for it, and above that nobody asks.
+    levels: Mutex<BTreeMap<NodeNumber, (u32, u32)>>,
+    /// When coordinators were asked, on the monotonic clock, that said that this node takes part.
+    confirmed: Arc<Mutex<BTreeMap<u64, u64>>>,
+    /// Since when this node has known of incarnations that are fenced.
+    pub(crate) fenced_us: Mutex<BTreeMap<(NodeNumber, u32), u64>>,
     incoming: Mutex<Option<Incoming>>,
     /// The node stops: nothing waits for room on its disk any more.
     closing: Arc<AtomicBool>,
@@ -130,6 +140,9 @@ impl Group {
             clock,
             leading: tokio::sync::Mutex::default(),
             heard: Mutex::default(),
+            levels: Mutex::default(),
+            confirmed: Arc::default(),
+            fenced_us: Mutex::default(),
             incoming: Mutex::default(),
             closing,
         }))
@@ -160,6 +173,9 @@ impl Group {
             }
             let mut entries = snapshot::of_catalog(&catalog);
             entries.extend(ClusterState::with_catalog(catalog.clone()).plan_found(cluster, &join, now_ms)?);
+            // Nobody else is there who would have to understand it.
+            let levels = level::FIRST + 1..=self.config.level_max;
+            entries.extend(levels.map(|level| ClusterEntry::LevelRaised { level }));
             Ok(entries)
         })
         .await
@@ -169,6 +185,19 @@ impl Group {
     /// Reads the state. Keep it short: nothing becomes true meanwhile.
     pub fn read<T>(&self, read: impl FnOnce(&ClusterState) -> T) -> T {
         read(&self.shared.current.read().state)
+    }
+
+    /// The level of the cluster that is in force.
+    pub fn level(&self) -> u32 {
+        self.read(ClusterState::level)
+    }
+
+    /// Up to which level an incarnation of a node lets the cluster be raised, as far as this node has heard.
+    pub(crate) fn level_max_of(&self, node: NodeNumber, epoch: u32) -> Option<u32> {
+        if node == self.config.node {
+            return Some(self.config.level_max);
+        }
+        self.levels.lock().get(&node).filter(|(of, _)| *of == epoch).map(|(_, level_max)| *level_max)
     }
 
     /// Says who is told of changes from now on.
@@ -319,6 +348,7 @@ impl Group {
     fn hear(&self, alive: NodeAlive) -> NodeHeard {
         if self.read(|state| state.node(alive.node).is_some()) {
             self.heard.lock().insert(alive.node, (alive.epoch, self.clock.monotonic_us()));
+            self.levels.lock().insert(alive.node, (alive.epoch, alive.level_max));
         }
         let leader = self.leader().map_or(0, |(node, _)| node);
         NodeHeard { leader, live: self.read(|state| state.is_live(alive.node, alive.epoch)) }
@@ -326,7 +356,7 @@ impl Group {
 
     /// Sends a sign of life to all coordinators; the answer, the leader's, says whether the node is still part of the cluster.
     pub async fn beat(&self, epoch: u32) -> Result<NodeHeard, String> {
-        let alive = NodeAlive { node: self.config.node, epoch };
+        let alive = NodeAlive { node: self.config.node, epoch, level_max: self.config.level_max };
         let leading = self.leader().map(|(leader, _)| leader);
         let is_other = |(number, node): &(&NodeNumber, &NodeState)| {
             node.is_live(Roles::COORDINATOR) && **number != self.config.node && Some(**number) != leading
@@ -335,11 +365,14 @@ impl Group {
             let found = state.nodes().iter().filter(is_other);
             found.map(|(number, node)| (*number, node.doors.cluster.clone())).collect()
         });
+        let asked_us = self.clock.monotonic_us();
         for (other, address) in others {
-            let transport = self.transport.clone();
+            let (transport, confirmed) = (self.transport.clone(), self.confirmed.clone());
             tokio::spawn(async move {
                 // One that does not hear it is not the leader, or not for long.
-                let _ = ask(&*transport, other.into(), &address, &alive).await;
+                if let Ok(heard) = ask(&*transport, other.into(), &address, &alive).await {
+                    confirm(&confirmed, other, heard, asked_us);
+                }
             });
         }
         let Some((leader, address)) = self.leader() else { return Err("there is no leader".into()) };
@@ -349,7 +382,20 @@ impl Group {
         // A leader that is silent must not keep the next one from hearing this node.
         let wait = Duration::from_millis(self.config.timing.heartbeat_ms);
         let asked = tokio::time::timeout(wait, ask(&*self.transport, leader.into(), &address, &alive)).await;
-        asked.unwrap_or_else(|_| Err("the leader does not answer".into()))
+        let heard = asked.unwrap_or_else(|_| Err("the leader does not answer".into()))?;
+        confirm(&self.confirmed, leader, heard, asked_us);
+        Ok(heard)
+    }
+
+    /// When a majority of the coordinators was asked, at the latest, that has said that this node takes part, on the monotonic clock; `None`:
+    /// there has been none. Whoever fences the node needs a majority as well, so one of these knows of it then, or soon.
+    pub fn confirmed_us(&self, epoch: u32) -> Option<u64> {
+        let (me, confirmed) = (u64::from(self.config.node), self.confirmed.lock().clone());
+        let current = self.shared.current.read();
+        let voters: Vec<u64> = current.members.membership().voter_ids().collect();
+        let own = current.state.is_live(self.config.node, epoch).then(|| self.clock.monotonic_us());
+        let asked = voters.iter().filter_map(|voter| if *voter == me { own } else { confirmed.get(voter).copied() });
+        nth_latest(asked.collect(), voters.len() / 2)
     }
 
     /// How the cluster is, as this node knows it.
@@ -369,6 +415,7 @@ impl Group {
             cluster_address: node.doors.cluster.clone(),
             native_address: node.doors.native.clone(),
             streamlets: node.streamlets,
+            level_max: self.level_max_of(*number, node.epoch).unwrap_or(0),
         });
         let lost = state.nodes().values().filter(|node| node.fenced);
         ClusterDescription {
@@ -379,6 +426,7 @@ impl Group {
             nodes: nodes.collect(),
             logs: state.logs().len() as u64,
             waiting_streamlets: lost.map(|node| node.streamlets).sum(),
+            level: state.level(),
         }
     }
 
@@ -389,6 +437,21 @@ impl Group {
             tracing::error!(%error, "the coordinator ended with a panic");
         }
     }
+}
+
+/// A coordinator that was asked then has answered.
+fn confirm(confirmed: &Mutex<BTreeMap<u64, u64>>, coordinator: NodeNumber, heard: NodeHeard, asked_us: u64) {
+    if heard.live {
+        let mut confirmed = confirmed.lock();
+        let at = confirmed.entry(coordinator.into()).or_insert(asked_us);
+        *at = asked_us.max(*at);
+    }
+}
+
+/// The time since which more than `n` have answered.
+fn nth_latest(mut times: Vec<u64>, n: usize) -> Option<u64> {
+    times.sort_unstable_by(|a, b| b.cmp(a));
+    times.get(n).copied()
 }
 
 /// Roles as messages name them.
@@ -415,4 +478,27 @@ pub(crate) fn malformed(reason: String) -> CoordinatorError {
 pub(crate) fn packed<M: Message>(message: &M) -> (Op, u8, Vec<u8>) {
     let version = M::OP.version_max();
     (M::OP, version, encoded(message, version))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_majority_has_answered_when_more_than_half_have() {
+        assert_eq!(nth_latest(vec![7], 0), Some(7), "one coordinator");
+        assert_eq!(nth_latest(vec![], 0), None);
+        assert_eq!(nth_latest(vec![9], 1), None, "one of two or three");
+        assert_eq!(nth_latest(vec![3, 9, 5], 1), Some(5), "two of three since then");
+        assert_eq!(nth_latest(vec![1, 2, 3, 4, 5], 2), Some(3));
+    }
+
+    #[test]
+    fn an_answer_that_says_lost_and_one_that_comes_late_confirm_nothing() {
+        let confirmed = Mutex::default();
+        confirm(&confirmed, 2, NodeHeard { leader: 2, live: true }, 50);
+        confirm(&confirmed, 2, NodeHeard { leader: 2, live: true }, 40);
+        confirm(&confirmed, 2, NodeHeard { leader: 2, live: false }, 60);
+        assert_eq!(confirmed.lock().get(&2), Some(&50));
+    }
 }

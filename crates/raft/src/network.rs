@@ -27,6 +27,15 @@ pub trait Transport: Send + Sync + 'static {
     /// Sends a request's body to a node and waits for the answer's. The error says why there is none: the request may have
     /// been done all the same.
     fn call(&self, to: u64, address: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>>;
+
+    /// The same for an operation that has had several versions: `bodies` are the request in each of them, version 1 first. It is sent in the
+    /// highest that both sides speak; the answer comes with the version it is in.
+    fn call_versions(&self, to: u64, address: &str, op: Op, mut bodies: Vec<Vec<u8>>) -> Pending<(u8, Vec<u8>)> {
+        // Who does not ask what the other side speaks reaches nodes of this very build only.
+        let version = bodies.len() as u8;
+        let answer = self.call(to, address, op, bodies.pop().unwrap_or_default());
+        Box::pin(async move { Ok((version, answer.await?)) })
+    }
 }
 
 /// Sends a message and waits for its answer.
@@ -36,10 +45,13 @@ pub(crate) async fn ask<M: Message>(
     address: &str,
     message: &M,
 ) -> Result<M::Response, String> {
-    let (version, mut body) = (M::OP.version_max(), Vec::new());
-    message.encode(version, &mut body);
-    let answer = transport.call(to, address, M::OP, body).await?;
+    let (version, answer) = transport.call_versions(to, address, M::OP, in_versions(message)).await?;
     M::Response::decode(version, &answer).map_err(|error| error.to_string())
+}
+
+/// A message in all versions that are spoken here, from the first on.
+pub fn in_versions<M: Message>(message: &M) -> Vec<Vec<u8>> {
+    (1..=M::OP.version_max()).map(|version| crate::group::encoded(message, version)).collect()
 }
 
 /// Makes links to other nodes.

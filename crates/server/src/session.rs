@@ -177,6 +177,7 @@ impl Session for NodeSession {
                     nodes: Vec::new(),
                     logs: 0,
                     waiting_streamlets: 0,
+                    level: 0,
                 };
                 out.respond(header, &self.cluster.as_ref().map_or_else(alone, |cluster| cluster.describe()));
                 Flow::Done

@@ -35,6 +35,8 @@ pub struct Join {
     pub epoch_min: u32,
     /// Whether it has all that it acknowledged before, so that it can go on with its streamlets.
     pub has_all: bool,
+    /// The lowest and the highest [level](kera_format::level) that it speaks.
+    pub levels: (u32, u32),
 }
 
 /// Roles as they are kept and as they are told.
@@ -63,6 +65,7 @@ impl From<&JoinCluster> for Join {
             settings: request.settings.iter().map(|setting| (setting.name.clone(), setting.value.clone())).collect(),
             epoch_min: request.epoch_min,
             has_all: request.has_all,
+            levels: (request.level_min, request.level_max),
         }
     }
 }
@@ -120,6 +123,14 @@ impl ClusterState {
             let reason = format!("{}; all nodes share these settings", differ.join(", "));
             return Err(CoordinatorError::Refused(Refused(reason)));
         }
+        let ((low, high), level) = (join.levels, self.level());
+        if !(low..=high).contains(&level) {
+            let reason = format!(
+                "the cluster is at level {level} and this node speaks levels {low} to {high}; run a version of kera that speaks \
+                 level {level}"
+            );
+            return Err(CoordinatorError::Refused(Refused(reason)));
+        }
         let before = self.nodes.get(&join.node).map_or(0, |known| known.epoch);
         let epoch = join.epoch_min.max(before.saturating_add(1));
         let mut entries = vec![joined(join, epoch, now_ms)];
@@ -142,6 +153,19 @@ impl ClusterState {
         let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
         let mut runs = copied.filter_map(|info| self.owners.get(&info.id)).flat_map(|owners| owners.runs());
         runs.all(|run| run.owner.node != node || run.owner.epoch == epoch)
+    }
+
+    /// The next level, if every node of the cluster speaks it. `speaks`: up to which level an incarnation of a node lets the cluster
+    /// be raised, `None` if it has not been heard to say so. Nodes that are lost count like all others until they are given up: they
+    /// come back, and would be refused.
+    pub fn plan_raise_level(&self, speaks: impl Fn(NodeNumber, u32) -> Option<u32>) -> Planned {
+        let next = self.level() + 1;
+        let do_all = self.nodes.iter().all(|(number, node)| speaks(*number, node.epoch).is_some_and(|to| to >= next));
+        if self.nodes.is_empty() || !do_all {
+            Ok(Vec::new())
+        } else {
+            self.one(ClusterEntry::LevelRaised { level: next })
+        }
     }
 
     /// The fencing of an incarnation.

@@ -27,6 +27,7 @@ fn must(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Refused> 
 impl ClusterState {
     /// Whether an entry may become true now.
     pub fn check(&self, entry: &ClusterEntry) -> Result<(), Refused> {
+        self.check_level(entry)?;
         match entry {
             ClusterEntry::Catalog(kera_format::catalog::Entry::Counters { .. }) => {
                 must(self.cluster == [0; 16], || "counters are for snapshots".into())
@@ -34,6 +35,7 @@ impl ClusterState {
             // The catalog checks its own while it applies them, before it changes anything.
             ClusterEntry::Catalog(_) | ClusterEntry::Applied { .. } | ClusterEntry::Membership { .. } => Ok(()),
             ClusterEntry::ClusterCounters { .. } => refuse("counters are for snapshots".into()),
+            ClusterEntry::LevelRaised { .. } => Ok(()),
             ClusterEntry::Founded { .. } => {
                 must(self.cluster == [0; 16], || "the cluster has been founded already".into())
             }
@@ -68,6 +70,22 @@ impl ClusterState {
             ClusterEntry::MoveCalledOff { number } => {
                 must(self.moves.contains_key(number), || format!("move {number} is not noted"))
             }
+        }
+    }
+
+    /// Nobody is told what it may not understand: an entry is of the level in force, and that is raised one by one.
+    fn check_level(&self, entry: &ClusterEntry) -> Result<(), Refused> {
+        let (needs, has) = (entry.level(), self.level());
+        match entry {
+            ClusterEntry::LevelRaised { level } => must(*level == has + 1, || {
+                format!("the cluster is at level {has}, so the next one is {}, not {level}", has + 1)
+            }),
+            _ => must(needs <= has, || {
+                format!(
+                    "the cluster is at level {has}, and this needs level {needs}: it is there when all nodes run a version that \
+                     speaks it; `kera cluster level` shows which do not"
+                )
+            }),
         }
     }
 

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
+use kera_format::{StreamId, level};
 
 use super::owners::{Held, Owner, Run, StreamOwners};
 use super::rules::Refused;
@@ -93,6 +93,8 @@ pub struct ClusterState {
     pub(super) next_owner_epoch: u32,
     /// Above every epoch that ids of groups had before there was a cluster.
     pub(super) first_owner_epoch: u32,
+    /// The level in force; 0: none was raised, so the first.
+    pub(super) level: u32,
 }
 
 impl ClusterState {
@@ -161,6 +163,11 @@ impl ClusterState {
     /// that or behind it.
     pub fn handed(&self, stream: StreamId, streamlet: u32) -> Option<Arc<[u8]>> {
         self.handed.get(&(stream, streamlet)).map(|(_, state)| state.clone())
+    }
+
+    /// The [level](kera_format::level) in force: what all nodes of the cluster understand.
+    pub fn level(&self) -> u32 {
+        self.level.max(level::FIRST)
     }
 
     /// The owner epoch that the next change of an owner uses.
@@ -308,6 +315,7 @@ impl ClusterState {
             ClusterEntry::GroupsLost { stream, first, count, owner_epoch } => {
                 self.owners.entry(*stream).or_default().lose(*first, *count, *owner_epoch);
             }
+            ClusterEntry::LevelRaised { level } => self.level = *level,
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 (self.next_move, self.next_owner_epoch) = (*next_move, *next_owner_epoch);
             }
@@ -407,6 +415,10 @@ impl ClusterState {
         let settings = self.settings.clone();
         let owner_epoch = self.first_owner_epoch;
         entries.push(ClusterEntry::Founded { cluster: self.cluster, owner_epoch, settings });
+        // Nodes of a cluster on the first level may not know the entry.
+        entries.extend(
+            Some(self.level()).filter(|level| *level > level::FIRST).map(|level| ClusterEntry::LevelRaised { level }),
+        );
         for (node, known) in &self.nodes {
             entries.push(ClusterEntry::NodeJoined {
                 node: *node,

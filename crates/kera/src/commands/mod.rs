@@ -5,6 +5,7 @@ pub mod cluster;
 pub mod config;
 pub mod consume;
 pub mod demo;
+pub mod level;
 pub mod moves;
 pub mod produce;
 pub mod serve;

@@ -21,6 +21,9 @@ pub fn run(args: &ServeArgs) -> ExitCode {
 }
 
 fn start(args: &ServeArgs) -> Result<(), Fatal> {
+    if let Some(level) = args.speak_level {
+        kera_format::level::speak_up_to(level);
+    }
     let loaded = load(&args.sources())?;
     logs::start(&loaded.config)?;
     for notice in &loaded.notices {

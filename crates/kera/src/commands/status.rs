@@ -12,6 +12,7 @@ use kera_server::identity::uuid_text;
 use kera_server::units::{human_bytes, human_count, human_duration};
 
 use crate::cli::Globals;
+use crate::commands::level::{self, Level};
 use crate::connect::connect;
 use crate::error::CliError;
 use crate::output::{Table, facts, print, print_json};
@@ -39,7 +40,11 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
         Some(cluster) => copies(cluster).await,
         None => BTreeMap::new(),
     };
-    let cluster = cluster.map(|cluster| Cluster { cluster, moves, names, copies });
+    let level = match &cluster {
+        Some(cluster) => level::of(cluster).await,
+        None => None,
+    };
+    let cluster = cluster.map(|cluster| Cluster { cluster, moves, names, copies, level });
     if globals.json {
         let cluster = cluster.as_ref().map(ClusterJson::from);
         return print_json(&StatusJson { node: NodeJson::from(&status), cluster });
@@ -73,6 +78,8 @@ struct Cluster {
     moves: Option<MovesDescription>,
     names: HashMap<StreamId, String>,
     copies: BTreeMap<u32, CopiesDescription>,
+    /// Nothing while there is no leader that says.
+    level: Option<Level>,
 }
 
 impl Cluster {
@@ -113,6 +120,11 @@ struct ClusterJson {
     waiting_streamlets: u64,
     moves_under_way: u64,
     moves: Vec<MoveJson>,
+    /// Nothing while there is no leader that says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    level: Option<u32>,
+    /// Nodes that do not let the level rise.
+    level_held_back_by: Vec<u32>,
     nodes: Vec<MemberJson>,
 }
 
@@ -202,6 +214,8 @@ impl From<&Cluster> for ClusterJson {
             waiting_streamlets: of.waiting_streamlets,
             moves_under_way: whole.moves.as_ref().map_or(0, |moves| moves.under_way),
             moves: moves.iter().map(one).collect(),
+            level: whole.level.as_ref().map(|level| level.level),
+            level_held_back_by: whole.level.as_ref().map_or_else(Vec::new, |level| level.held_back_by.clone()),
             nodes: of.nodes.iter().map(member).collect(),
         }
     }
@@ -216,7 +230,8 @@ fn cluster_text(whole: &Cluster) -> String {
         0 => "none is known".to_owned(),
         node => format!("node {node}, term {}", cluster.term),
     };
-    let mut text = facts(&[("cluster", uuid_text(&cluster.cluster)), ("leader", leader)]);
+    let level = whole.level.as_ref().map_or_else(|| "not known: the leader does not say".to_owned(), level::line);
+    let mut text = facts(&[("cluster", uuid_text(&cluster.cluster)), ("leader", leader), ("level", level)]);
     let mut table =
         Table::new(&["NODE", "STATE", "EPOCH", "ROLES", "VOTES", "RACK", "ADDRESS", "STREAMLETS", "OLDER", "KEEPS"]);
     for node in &cluster.nodes {

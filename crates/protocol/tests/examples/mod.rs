@@ -8,6 +8,7 @@ use kera_format::ids::*;
 use kera_format::raft::{LogEntry, Payload};
 use kera_format::vlog_replica::LogId;
 use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, StreamOptions};
+use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1};
 use kera_protocol::groups::{LeasedGroup, SegmentPlace};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
 use kera_protocol::read::{ANSWER_MORE, ENTRY_FOLLOW_GROUPS};
@@ -35,6 +36,15 @@ const MEMBER: u64 = 1_001;
 const GROUP: GroupId = GroupId::new(3, 8);
 const NOW_MS: i64 = 1_700_000_000_000;
 
+const ABORTED: AbortedRecords = AbortedRecords {
+    stream: StreamId(17),
+    partition: 3,
+    producer_id: ProducerId(9),
+    producer_epoch: ProducerEpoch(2),
+    first_offset: 41,
+    marker_offset: 44,
+    stable_offset: 45,
+};
 const MOVE: MoveInfo = MoveInfo { number: 4, stream: StreamId(17), streamlet: StreamletId(3), from: 1, to: 2 };
 const BALLOT: RaftBallot = RaftBallot { term: 3, node: 1, committed: true };
 const PLACE: RaftPlace = RaftPlace { term: 3, leader: 1, index: 12 };
@@ -509,9 +519,14 @@ examples! {
         settings: vec![SharedSetting { name: "streams.streams_max".into(), value: "100000".into() }],
         epoch_min: 7,
         has_all: true,
+        level_min: 1,
+        level_max: 2,
     };
+    JoinClusterV1 => JoinClusterV1::from(&JoinCluster::example());
+    NodeAliveV1 => NodeAliveV1::from(&NodeAlive::example());
+    ClusterDescriptionV1 => ClusterDescriptionV1::from(&ClusterDescription::example());
     JoinedCluster => JoinedCluster { cluster: *b"0123456789abcdef", epoch: 7, index: 12 };
-    NodeAlive => NodeAlive { node: 2, epoch: 7 };
+    NodeAlive => NodeAlive { node: 2, epoch: 7, level_max: 2 };
     NodeHeard => NodeHeard { leader: 1, live: true };
     DescribeCluster => DescribeCluster;
     ClusterDescription => ClusterDescription {
@@ -530,9 +545,11 @@ examples! {
             cluster_address: "10.0.0.2:7072".into(),
             native_address: "10.0.0.2:7070".into(),
             streamlets: 9,
+            level_max: 2,
         }],
         logs: 1,
         waiting_streamlets: 0,
+        level: 1,
     };
     ChangeLog => ChangeLog { log: LOG, change: LogChange::View, view: 2, first_block: 100, backups: vec![1, 4] };
     StreamletsRebuilt => StreamletsRebuilt {
@@ -587,4 +604,62 @@ examples! {
         nodes: vec![NodeHoldings { node: 1, draining: true, streamlets: 9, held: 1, logs: 2 }],
     };
     AcceptLoss => AcceptLoss { stream: StreamRef::Name("payments".into()), streamlet: StreamletId(3) };
+    TransactionsIn => TransactionsIn {
+        part: 5,
+        streamlets: vec![OwnedStreamlet { stream: StreamId(17), streamlet: StreamletId(3), owner_epoch: 8 }],
+    };
+    TransactionsHeld => TransactionsHeld {
+        epoch: 7,
+        open: vec![OpenTransaction {
+            stream: StreamId(17),
+            partition: 3,
+            producer_id: ProducerId(9),
+            producer_epoch: ProducerEpoch(2),
+            from_offset: 41,
+        }],
+        aborted: vec![ABORTED],
+    };
+    ClaimPartition => ClaimPartition {
+        id: "transfers".into(),
+        producer_id: ProducerId(9),
+        producer_epoch: ProducerEpoch(2),
+        topic: "payments".into(),
+        partition: 3,
+        stream: StreamId(17),
+        from_offset: 41,
+        adds: true,
+    };
+    PartitionClaimed => PartitionClaimed { error: 0, from_offset: 41, part_epoch: 7 };
+    ClaimGroup => ClaimGroup {
+        id: "transfers".into(),
+        producer_id: ProducerId(9),
+        producer_epoch: ProducerEpoch(2),
+        group: "accounts".into(),
+        adds: false,
+    };
+    GroupClaimed => GroupClaimed { error: 0, number: 1_700_000_000_000, part_epoch: 7 };
+    EndInPartitions => EndInPartitions {
+        part: 5,
+        part_epoch: 7,
+        producer_id: ProducerId(9),
+        producer_epoch: ProducerEpoch(2),
+        commit: false,
+        partitions: vec![EndedPartition { stream: StreamId(17), partition: 3, owner_epoch: 8, from_offset: 41 }],
+    };
+    PartitionsEnded => PartitionsEnded {
+        partitions: vec![
+            PartitionEnded { error: 0, start: 12, aborted: Some(ABORTED) },
+            PartitionEnded { error: 6, start: 0, aborted: None },
+        ],
+    };
+    EndInGroup => EndInGroup {
+        part: 5,
+        part_epoch: 7,
+        group: "accounts".into(),
+        owner_epoch: 8,
+        producer_id: ProducerId(9),
+        number: 1_700_000_000_000,
+        commit: true,
+    };
+    GroupEnded => GroupEnded { error: 0 };
 }

@@ -11,7 +11,10 @@ use kera_coordinator::cluster::{Join, ToldEnd};
 use kera_env::{FaultyDisk, MemoryDisk, SystemClock};
 use kera_format::StreamOptions;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
-use kera_protocol::{Body, CreateStream, JoinCluster, JoinedCluster, Message, Op, Role, StreamInfo};
+use kera_protocol::{
+    Body, CreateStream, ErrorBody, ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster, Message, Op, Role,
+    Status, StreamInfo,
+};
 use kera_raft::{Backups, Change, Group, GroupConfig, Observer, Pending, Timing, Transport};
 use parking_lot::Mutex;
 use rand::rngs::StdRng;
@@ -34,9 +37,26 @@ pub struct Faults {
 pub struct Net {
     pub faults: Mutex<Faults>,
     groups: Mutex<BTreeMap<u64, Arc<Group>>>,
+    /// Nodes of an earlier version: they speak the first version of everything, and the first level.
+    pub old: Mutex<BTreeSet<u64>>,
 }
 
 impl Net {
+    fn is_old(&self, node: u64) -> bool {
+        self.old.lock().contains(&node)
+    }
+
+    /// What a node of an earlier version says to a command that it does not speak.
+    fn unknown_there(&self, to: u64, op: Op, body: &[u8]) -> Option<Vec<u8>> {
+        let command = Some(body).filter(|_| self.is_old(to) && op == Op::ForwardCommand);
+        let command = ForwardCommand::decode(1, command?).expect("a command");
+        let (mut body, mut answer) = (Vec::new(), Vec::new());
+        ErrorBody::new("the version is not spoken").encode(&mut body);
+        let status = Status::UnsupportedVersion as u16;
+        ForwardedCommand { status, body, index: 0 }.encode(1, &mut answer);
+        (command.version > 1).then_some(answer)
+    }
+
     fn roll(&self, percent: u32) -> bool {
         percent > 0 && self.faults.lock().rng.random_range(0..100) < percent
     }
@@ -65,6 +85,18 @@ struct Wire {
 
 impl Transport for Wire {
     fn call(&self, to: u64, _address: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>> {
+        self.send(to, op, 1, body)
+    }
+
+    fn call_versions(&self, to: u64, _address: &str, op: Op, mut bodies: Vec<Vec<u8>>) -> Pending<(u8, Vec<u8>)> {
+        let both = bodies.len().min(if self.net.is_old(self.from) || self.net.is_old(to) { 1 } else { bodies.len() });
+        let answer = self.send(to, op, both as u8, bodies.swap_remove(both - 1));
+        Box::pin(async move { Ok((both as u8, answer.await?)) })
+    }
+}
+
+impl Wire {
+    fn send(&self, to: u64, op: Op, version: u8, body: Vec<u8>) -> Pending<Vec<u8>> {
         let (net, from) = (self.net.clone(), self.from);
         Box::pin(async move {
             let lose = net.faults.lock().lose;
@@ -74,6 +106,9 @@ impl Transport for Wire {
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 return Err("lost".into());
             };
+            if let Some(answer) = net.unknown_there(to, op, &body) {
+                return Ok(answer);
+            }
             let double = net.faults.lock().double;
             if net.roll(double) {
                 let (net, group, body) = (net.clone(), group.clone(), body.clone());
@@ -81,11 +116,10 @@ impl Transport for Wire {
                     // Late: other messages overtake it.
                     net.delay().await;
                     net.delay().await;
-                    let _ = group.handle(op, op.version_max(), &body).await;
+                    let _ = group.handle(op, version, &body).await;
                 });
             }
-            let answer =
-                group.handle(op, op.version_max(), &body).await.map_err(|(status, _)| status.name().to_owned());
+            let answer = group.handle(op, version, &body).await.map_err(|(status, _)| status.name().to_owned());
             net.delay().await;
             if net.is_parted(from, to) || net.roll(lose) { Err("the answer is lost".into()) } else { answer }
         })
@@ -156,6 +190,8 @@ pub struct World {
     /// What nodes that are gone were told.
     pub past: Vec<Arc<Told>>,
     pub snapshot_entries: u64,
+    /// Up to which level nodes that are started from here on let the cluster be raised.
+    pub level_max: u32,
 }
 
 fn roles(node: NodeNumber, voters: NodeNumber) -> Vec<Role> {
@@ -171,13 +207,14 @@ impl World {
         let rng = StdRng::seed_from_u64(seed);
         let faults = Faults { rng, lose: 0, double: 0, delay_ms_max: 0, parted: BTreeSet::new() };
         World {
-            net: Arc::new(Net { faults: Mutex::new(faults), groups: Mutex::default() }),
+            net: Arc::new(Net { faults: Mutex::new(faults), groups: Mutex::default(), old: Mutex::default() }),
             nodes: BTreeMap::new(),
             disks: BTreeMap::new(),
             faulty: BTreeMap::new(),
             backups: Arc::new(FakeBackups { end: 7, ..FakeBackups::default() }),
             past: Vec::new(),
             snapshot_entries: 1000,
+            level_max: kera_format::level::NEWEST,
         }
     }
 
@@ -212,6 +249,7 @@ impl World {
             settings: Vec::new(),
             epoch_min: 1,
             has_all: true,
+            levels: (1, 2),
         };
         self.nodes[&1].group.found(&catalog, [9; 16], &join).await.unwrap();
         self.nodes.get_mut(&1).unwrap().epoch = 1;
@@ -229,6 +267,7 @@ impl World {
             copies_max: 16,
             snapshot_entries: self.snapshot_entries,
             timing: TIMING,
+            level_max: if self.net.is_old(node.into()) { 1 } else { self.level_max },
         };
         let transport = Arc::new(Wire { net: self.net.clone(), from: node.into() });
         let disk = Arc::new(FaultyDisk::new(disk));
@@ -271,20 +310,21 @@ impl World {
             settings: Vec::new(),
             epoch_min: 1,
             has_all: true,
+            level_min: 1,
+            level_max: 2,
         }
     }
 
     /// Has a node join through any other.
     pub async fn join(&mut self, node: NodeNumber, voters: NodeNumber) -> JoinedCluster {
         let message = self.join_message(node, voters);
-        let mut body = Vec::new();
-        message.encode(1, &mut body);
+        let bodies = kera_raft::in_versions(&message);
         let others: Vec<u64> = self.nodes.keys().filter(|other| **other != node).map(|other| (*other).into()).collect();
         let wire = Wire { net: self.net.clone(), from: node.into() };
         for _ in 0..20 {
             for other in &others {
-                if let Ok(answer) = wire.call(*other, "", Op::JoinCluster, body.clone()).await {
-                    let joined = <JoinCluster as Message>::Response::decode(1, &answer).unwrap();
+                if let Ok((version, answer)) = wire.call_versions(*other, "", Op::JoinCluster, bodies.clone()).await {
+                    let joined = <JoinCluster as Message>::Response::decode(version, &answer).unwrap();
                     self.nodes.get_mut(&node).unwrap().epoch = joined.epoch;
                     self.beat(node);
                     return joined;

@@ -16,9 +16,9 @@ mod sessions;
 mod transport;
 
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -27,13 +27,14 @@ use kera_coordinator::catalog::Catalog;
 use kera_coordinator::cluster::Join;
 use kera_coordinator::{ClusterLog, Coordinator, CoordinatorError, StreamObserver};
 use kera_env::{Clock, Disk, Random, SystemRandom};
+use kera_format::level;
 use kera_log::Log;
 use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::{
     Body, ClusterDescription, CopiesDescription, HelloResponse, JoinCluster, JoinedCluster, Op, Role, SharedSetting,
     Status, StreamInfo,
 };
-use kera_raft::{Group, GroupConfig, Timing, Transport};
+use kera_raft::{Group, GroupConfig, Timing, Transport, in_versions};
 use kera_rpc::{RunningServer, Server, ServerConfig};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -80,6 +81,9 @@ pub(crate) struct Cluster {
     copies: Arc<Copies>,
     backup: Arc<BackupRole>,
     recovery: Mutex<Option<Recovering>>,
+    clock: Arc<dyn Clock>,
+    /// Who is told that coordinators have heard of the node; there once it is fed.
+    broker: Arc<OnceLock<Weak<Broker>>>,
     copier: Mutex<Option<(Arc<Copier>, JoinHandle<()>)>>,
     moves: Arc<MovesRole>,
 }
@@ -119,9 +123,11 @@ impl Cluster {
             copies_max: COPIES_MAX,
             snapshot_entries: SNAPSHOT_ENTRIES,
             timing: Timing::default(),
+            level_max: config.cluster.level_max.map_or(u32::MAX, |most| most as u32).min(*level::spoken().end()),
         };
         let started = Group::start(settings, disks[0].clone(), transport.clone(), clock.clone());
         let group = wait(&runtime, started).map_err(|error| Fatal::Data { message: error.to_string() })?;
+        check_level(&group)?;
         let backup = Arc::new(BackupRole::default());
         let moves = Arc::new(MovesRole::default());
         let server = listen(config, identity, &group, (&backup, &moves), &runtime, clock)?;
@@ -152,6 +158,8 @@ impl Cluster {
             copies,
             backup,
             recovery: Mutex::new(None),
+            clock: clock.clone(),
+            broker: Arc::default(),
             copier: Mutex::new(None),
             moves,
         });
@@ -188,6 +196,9 @@ impl Cluster {
         *self.copier.lock() = Some(Copier::start(broker.log(), &self.copies, &recovering.0)?);
         let moves = Moves::start(me, &self.group, broker, transport, &self.runtime, self.stop.subscribe());
         let followers = (recovering.0.clone(), moves.clone());
+        // It has just joined.
+        broker.confirmed(self.clock.monotonic_us());
+        let _ = self.broker.set(Arc::downgrade(broker));
         let feed = Arc::new(Feed::new(me, broker.clone(), Arc::downgrade(&self.group), followers));
         self.moves.set(moves);
         *self.recovery.lock() = Some(recovering);
@@ -266,6 +277,7 @@ impl Cluster {
     /// Sends signs of life. A node that was fenced meanwhile starts again.
     fn beat(&self) {
         let (node, epoch, group, mut stopped) = (self.node, self.epoch, self.group.clone(), self.stop.subscribe());
+        let told = self.broker.clone();
         let stopping = self.stopping.clone();
         self.runtime.spawn(async move {
             let pause = Duration::from_millis(Timing::default().heartbeat_ms);
@@ -276,6 +288,9 @@ impl Cluster {
                 }
                 // The answer says it soonest; the state must agree, because the one who answers may be behind.
                 let _ = group.beat(epoch).await;
+                if let (Some(at_us), Some(broker)) = (group.confirmed_us(epoch), told.get().and_then(Weak::upgrade)) {
+                    broker.confirmed(at_us);
+                }
                 if !group.read(|state| state.is_live(node, epoch)) {
                     restart("the coordinators took it for lost", &stopping);
                     return;
@@ -304,6 +319,21 @@ fn restart(why: &str, stopping: &AtomicBool) {
     let error = std::process::Command::new(program).args(std::env::args_os().skip(1)).exec();
     tracing::error!(%error, "the node cannot start again by itself; start it");
     std::process::abort();
+}
+
+/// A node of a cluster that has gone on to a level which this build does not speak must not read on: it would be refused, and does not
+/// understand all of its own log.
+fn check_level(group: &Group) -> Result<(), Fatal> {
+    let (level, spoken) = (group.level(), level::spoken());
+    if spoken.contains(&level) {
+        return Ok(());
+    }
+    let message = format!(
+        "the cluster of this node is at level {level} and this version of kera speaks levels {} to {}; run one that speaks it",
+        spoken.start(),
+        spoken.end()
+    );
+    Err(Fatal::Data { message })
 }
 
 /// Founds a cluster, joins one, or comes back to one: the epoch.
@@ -369,22 +399,23 @@ async fn join_until(
     seed: Option<String>,
     message: &JoinCluster,
 ) -> Result<JoinedCluster, String> {
-    let (mut tries, mut body) = (0u64, Vec::new());
-    message.encode(Op::JoinCluster.version_max(), &mut body);
+    let (mut tries, newest) = (0u64, Op::JoinCluster.version_max());
+    let bodies = in_versions(message);
     loop {
         let answer = match &seed {
             // A node that was told of nobody yet has only the address.
-            Some(seed) if group.leader().is_none() => transport.call(0, seed, Op::JoinCluster, body.clone()).await,
-            _ => match group.request(Op::JoinCluster, Op::JoinCluster.version_max(), &body, false).await {
-                Ok(answer) => Ok(answer),
+            Some(seed) if group.leader().is_none() => {
+                transport.call_versions(0, seed, Op::JoinCluster, bodies.clone()).await
+            }
+            _ => match group.request(Op::JoinCluster, newest, &bodies[usize::from(newest) - 1], false).await {
+                Ok(answer) => Ok((newest, answer)),
                 Err(error) if error.status() != Status::NotReady => return Err(error.to_string()),
                 Err(error) => Err(error.to_string()),
             },
         };
         match answer {
-            Ok(answer) => {
-                let joined =
-                    JoinedCluster::decode(Op::JoinCluster.version_max(), &answer).map_err(|e| e.to_string())?;
+            Ok((version, answer)) => {
+                let joined = JoinedCluster::decode(version, &answer).map_err(|e| e.to_string())?;
                 while group.wait_followed(joined.index).await.is_err() {
                     tracing::info!("the node waits for the coordinators' log");
                 }
@@ -504,5 +535,7 @@ fn join_message(joining: &Joining<'_>) -> JoinCluster {
         settings: shared.map(|one| SharedSetting { name: one.name(), value: one.shown(config) }).collect(),
         epoch_min: identity.epoch,
         has_all: joining.has_all,
+        level_min: *level::spoken().start(),
+        level_max: *level::spoken().end(),
     }
 }

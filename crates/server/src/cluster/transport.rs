@@ -44,24 +44,50 @@ async fn connected(connections: &Mutex<HashMap<String, Connection>>, address: &s
     Ok(opened)
 }
 
-impl Transport for RpcTransport {
-    fn call(&self, _to: u64, address: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>> {
+impl RpcTransport {
+    /// Sends what `choose` makes of the version that both sides speak; the answer's body with its version.
+    fn ask(
+        &self,
+        address: &str,
+        op: Op,
+        choose: impl FnOnce(u8) -> Vec<u8> + Send + 'static,
+    ) -> Pending<(u8, Vec<u8>)> {
         let (connections, address) = (self.connections.clone(), address.to_owned());
         let (sender, answer) = tokio::sync::oneshot::channel();
         // A caller that has lost patience does not end a connection that others wait for.
         self.runtime.spawn(async move {
             let asked = async {
                 let connection = connected(&connections, &address).await?;
+                // Without a version in common there is nothing to choose from: `send` reports it.
+                let body = connection.hello().common_version(op).map_or_else(Vec::new, choose);
                 let sent = connection.send(op, vec![body.into()]);
                 let late = |_| RpcError::Timeout { address: address.clone(), after: ANSWER };
                 tokio::time::timeout(ANSWER, sent).await.map_err(late)?
             };
-            let told = asked.await.map(|frame| frame.body.to_vec()).map_err(|error| match error.status() {
-                Some(status) if !status.retryable() => format!("{REFUSED}{error}"),
-                _ => error.to_string(),
-            });
+            let told =
+                asked.await.map(|frame| (frame.header.version, frame.body.to_vec())).map_err(|error| {
+                    match error.status() {
+                        Some(status) if !status.retryable() => format!("{REFUSED}{error}"),
+                        _ => error.to_string(),
+                    }
+                });
             let _ = sender.send(told);
         });
         Box::pin(async move { answer.await.unwrap_or_else(|_| Err("the node is stopping".into())) })
+    }
+}
+
+impl Transport for RpcTransport {
+    fn call(&self, _to: u64, address: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>> {
+        let asked = self.ask(address, op, |_| body);
+        Box::pin(async move { asked.await.map(|(_, answer)| answer) })
+    }
+
+    fn call_versions(&self, _to: u64, address: &str, op: Op, mut bodies: Vec<Vec<u8>>) -> Pending<(u8, Vec<u8>)> {
+        let choose = move |version: u8| match usize::from(version) {
+            at if (1..=bodies.len()).contains(&at) => bodies.swap_remove(at - 1),
+            _ => Vec::new(),
+        };
+        self.ask(address, op, choose)
     }
 }

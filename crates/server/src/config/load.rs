@@ -119,6 +119,8 @@ pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
         let place = settings.iter().map(|key| loader.place_of(key)).collect::<Vec<_>>().join(", ");
         loader.mistake(place, &settings.join(" and "), message);
     }
+    let kafka_listen = SETTINGS.iter().position(|setting| setting.flag == "kafka-listen");
+    loader.config.kafka_by_default = kafka_listen.is_some_and(|index| loader.origins[index] == Origin::Default);
     loader.mistakes.truncate(MISTAKES_MAX);
     if loader.mistakes.is_empty() {
         Ok(Loaded { config: loader.config, origins: loader.origins, notices })

@@ -81,6 +81,8 @@ macro_rules! settings {
         #[derive(Debug, Clone, PartialEq)]
         pub struct Config {
             $($(#[doc = $section_doc])+ pub $section: $type,)+
+            /// Whether nobody has said where Kafka clients connect: if that port is taken, the node does without.
+            pub kafka_by_default: bool,
         }
 
         impl Default for Config {
@@ -90,6 +92,7 @@ macro_rules! settings {
                 };
                 Config {
                     $($section: $type { $($key: Field::from_value(read($kind, $default)),)+ },)+
+                    kafka_by_default: false,
                 }
             }
         }
@@ -160,6 +163,10 @@ settings! {
         roles: String = Kind::Text, "coordinator,broker,backup", "roles";
         /// The rack that the node stands in: copies are kept on different ones. `none`: not told.
         rack: String = Kind::Text, "none", "rack";
+        /// The highest level that this node lets its cluster be raised to; `newest` is the highest that it speaks. Levels rise by
+        /// themselves when all nodes speak the next one, and never fall: hold them back for as long as a return to the version
+        /// before must be possible. A level that is in force already is not undone by this.
+        level_max: Option<u64> = Kind::Count(range_or("newest", 1, 1_000_000)), "newest", "cluster-level-max";
     }
 
     /// Health, metrics and the admin API.
@@ -170,7 +177,8 @@ settings! {
 
     /// The Kafka door: where Kafka clients connect. Connections, frames and timeouts are bounded as those of `[network]`.
     kafka: KafkaSettings {
-        /// Where Kafka clients connect; `none` turns it off.
+        /// Where Kafka clients connect; `none` turns it off. If nobody sets it and the port is taken, a node that is in no cluster
+        /// says so and does without.
         listen: Option<String> = Kind::OptionalAddress, "127.0.0.1:9092", "kafka-listen";
         /// The address that Kafka clients are told to connect to, where it is not the one that is listened on; `none` is
         /// that one.

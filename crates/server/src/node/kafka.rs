@@ -1,5 +1,6 @@
 //! The Kafka door of a node: a server of its own on I/O threads of its own, over the same broker and catalog.
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,20 +23,21 @@ const IDLE_TIMEOUT_MS: u32 = 600_000;
 
 /// The door and its server.
 pub(crate) struct Listening {
-    server: RunningServer,
+    /// Nothing if the port is somebody else's.
+    server: Option<RunningServer>,
     door: Arc<Door>,
 }
 
 impl Listening {
     /// What both count.
     pub(super) fn stats(&self) -> (DoorStats, ServerStats) {
-        (self.door.stats(), self.server.stats())
+        (self.door.stats(), self.server.as_ref().map(RunningServer::stats).unwrap_or_default())
     }
 }
 
 /// The door of a node, once it listens.
 pub(super) struct Kafka {
-    address: SocketAddr,
+    address: Option<SocketAddr>,
     thread: DoorThread,
 }
 
@@ -83,15 +85,31 @@ impl Kafka {
             stall_timeout: Duration::from_millis(network.stall_timeout),
             ..ServerConfig::new(resolve(address).map_err(failed)?, limits, parts.clock.clone())
         };
-        let server = Server::start(server, Arc::new(KafkaSessions(door.clone()))).map_err(failed)?;
-        door.listens_on(server.local_addr());
-        let address = server.local_addr();
+        let server = match Server::start(server, Arc::new(KafkaSessions(door.clone()))) {
+            Ok(server) => Some(server),
+            // Nobody asked for this port, and a first node beside a Kafka broker is no mistake. The door is there all the same: it
+            // knows which records of transactions may be read. In a cluster clients are told of the address by others.
+            Err(error)
+                if error.kind() == ErrorKind::AddrInUse && config.kafka_by_default && parts.cluster.is_none() =>
+            {
+                tracing::warn!(
+                    "{address} is taken, so Kafka clients cannot connect to this node; --kafka-listen HOST:PORT gives them \
+                     another port, --kafka-listen none turns this off"
+                );
+                None
+            }
+            Err(error) => return Err(failed(error)),
+        };
+        let address = server.as_ref().map(RunningServer::local_addr);
+        if let Some(address) = address {
+            door.listens_on(address);
+        }
         *parts.kafka.lock() = Some(Listening { server, door });
         Ok(Some(Kafka { address, thread }))
     }
 
-    /// Where it listens.
-    pub(super) fn address(&self) -> SocketAddr {
+    /// Where it listens, if it does.
+    pub(super) fn address(&self) -> Option<SocketAddr> {
         self.address
     }
 
@@ -99,7 +117,9 @@ impl Kafka {
     pub(super) fn stop(self, parts: &Parts, timeout: Duration) {
         let listening = parts.kafka.lock().take();
         if let Some(Listening { server, door }) = listening {
-            server.stop(timeout);
+            if let Some(server) = server {
+                server.stop(timeout);
+            }
             drop(door);
         }
         self.thread.join();

@@ -131,6 +131,13 @@ fn turn(parts: &Parts) {
 /// What keeps the node from serving well, a sentence each.
 fn problems(parts: &Parts) -> Vec<String> {
     let mut problems = Vec::new();
+    if !parts.broker.is_confirmed() {
+        let seconds = kera_broker::SERVES_MS / 1000;
+        problems.push(format!(
+            "no majority of the coordinators has been heard of for {seconds} s: nothing is read here, and streams with one copy are \
+             not written"
+        ));
+    }
     for virtual_log in &parts.virtual_logs {
         // Behind is not sick: it catches up, and slows producers down meanwhile.
         if let Err(error) = kera_log::DurabilitySink::healthy(&**virtual_log)

@@ -99,7 +99,7 @@ impl Node {
 
     /// Where Kafka clients connect, if they may.
     pub fn kafka_address(&self) -> Option<SocketAddr> {
-        self.kafka.as_ref().map(kafka::Kafka::address)
+        self.kafka.as_ref().and_then(kafka::Kafka::address)
     }
 
     /// Stops gracefully: requests under way are answered, everything is on disk, the arena's file is gone. Blocks; takes

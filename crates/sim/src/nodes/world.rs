@@ -410,6 +410,7 @@ impl World {
             settings: Vec::new(),
             epoch_min: node.epoch + 1,
             has_all: node.has_all(),
+            levels: (1, 1),
         }
     }
 

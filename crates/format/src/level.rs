@@ -1,0 +1,35 @@
+//! Levels of a cluster: what its nodes may count on each other to understand.
+//!
+//! Messages between two parties have versions that the two agree on when they connect. A level is about what *all* nodes of a cluster
+//! must understand: entries of the coordinators' log, snapshots of them, and whatever one node leaves on disk or in streams for
+//! another. The coordinators raise the level in force when every node speaks the next one, and never lower it
+//! (`docs/decisions/0022-cluster-levels.md`).
+//!
+//! | level | since it |
+//! | --- | --- |
+//! | 1 | clusters as they first were |
+//! | 2 | the level itself is in the coordinators' log, and clusters serve transactions |
+
+use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// The level of clusters that know of none, and the lowest that this build speaks.
+pub const FIRST: u32 = 1;
+/// The highest level that this build speaks.
+pub const NEWEST: u32 = 2;
+
+/// What this process speaks up to.
+static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);
+
+/// The levels that this process speaks.
+#[inline]
+pub fn spoken() -> RangeInclusive<u32> {
+    FIRST..=SPOKEN.load(Ordering::Relaxed)
+}
+
+/// Has this process speak like one of an earlier version, with everybody: levels above `level`, and versions of operations that came
+/// with them, are unknown to it. For tests of upgrades; before anything else happens. A level that this build does not
+/// speak is taken for the nearest one.
+pub fn speak_up_to(level: u32) {
+    SPOKEN.store(level.clamp(FIRST, NEWEST), Ordering::Relaxed);
+}
