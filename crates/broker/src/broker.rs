@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use kera_env::Clock;
 use kera_format::{StreamId, StreamOptions};
-use kera_log::{Lane, Log, StreamError};
+use kera_log::{Lane, Log, StreamError, Streamlet};
 use kera_protocol::ApplicationSummary;
 use kera_rpc::SessionWaker;
 
@@ -24,6 +24,13 @@ use crate::standing::Standing;
 /// Finds the id of a stream by its name.
 type StreamNames = dyn Fn(&str) -> Option<StreamId> + Send + Sync;
 
+/// Somebody who must know of a streamlet before it is opened on this node.
+pub trait Opening: Send + Sync {
+    /// The node is about to take writes of a streamlet in this owner epoch, and to show what is in it. Must not block; called by
+    /// whoever opens it.
+    fn opening(&self, stream: StreamId, streamlet: &Streamlet, epoch: u32);
+}
+
 /// The broker of a node.
 pub struct Broker {
     pub(crate) config: BrokerConfig,
@@ -35,6 +42,7 @@ pub struct Broker {
     pub(crate) ownership: Ownership,
     pub(crate) standing: Standing,
     named: OnceLock<Box<StreamNames>>,
+    opening: OnceLock<Arc<dyn Opening>>,
     stopping: AtomicBool,
 }
 
@@ -51,6 +59,7 @@ impl Broker {
             ownership: Ownership::default(),
             standing: Standing::alone(),
             named: OnceLock::new(),
+            opening: OnceLock::new(),
             stopping: AtomicBool::new(false),
         })
     }
@@ -58,6 +67,18 @@ impl Broker {
     /// How `FindOwners` finds streams by their names; without it only by their ids. Once, a second call does nothing.
     pub fn set_names(&self, named: impl Fn(&str) -> Option<StreamId> + Send + Sync + 'static) {
         let _ = self.named.set(Box::new(named));
+    }
+
+    /// Who is told of streamlets before they are opened. Once, a second call does nothing.
+    pub fn set_opening(&self, opening: Arc<dyn Opening>) {
+        let _ = self.opening.set(opening);
+    }
+
+    /// A streamlet is about to be opened.
+    pub(crate) fn opens(&self, stream: StreamId, streamlet: &Streamlet, epoch: u32) {
+        if let Some(opening) = self.opening.get() {
+            opening.opening(stream, streamlet, epoch);
+        }
     }
 
     pub(crate) fn stream_named(&self, name: &str) -> Option<StreamId> {

@@ -42,7 +42,7 @@ mod waiters;
 mod write;
 
 pub use applications::{APPLICATIONS_STREAM, ApplicationCounts, ReplayReport, applications_stream_options};
-pub use broker::Broker;
+pub use broker::{Broker, Opening};
 pub use config::BrokerConfig;
 pub use failure::Failure;
 pub use handover::kept_state;

@@ -186,6 +186,7 @@ impl Broker {
             place.receive(&handover::from_state(state)).map_err(refused)?;
         }
         let older = self.ownership.owner(stream, streamlet).is_some_and(|owner| !owner.older.is_empty());
+        self.opens(stream, &place, epoch);
         place.open(epoch, older || state.is_some()).map_err(refused)?;
         for lane in place.lanes() {
             self.lane_started(lane);

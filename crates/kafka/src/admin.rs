@@ -507,9 +507,6 @@ fn init_producer(door: &Door, version: i16, asked: &InitProducerIdRequest) -> (I
         return (failed(ResponseError::InvalidRequest), None);
     }
     if asked.transactional_id.is_some() {
-        if door.is_in_cluster() {
-            return (failed(ResponseError::NotCoordinator), None);
-        }
         return door.transactions.init(version, asked);
     }
     let known = (asked.producer_id.0 > 0).then(|| LogProducerId(asked.producer_id.0.cast_unsigned()));

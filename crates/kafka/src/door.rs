@@ -16,6 +16,7 @@ use kera_env::{Clock, Random};
 use kera_format::limits::name_is_valid;
 use kera_format::{Cursor, LaneId, StreamId, StreamOptions, StreamletId};
 use kera_log::{DurabilitySink, Lane, Stream, Ticket};
+use kera_protocol::Op;
 use kera_protocol::admin::{StreamInfo, StreamRef};
 use kera_rpc::{Peer, Session, SessionFactory, SessionWaker};
 use parking_lot::Mutex;
@@ -28,8 +29,11 @@ use crate::fetch_sessions::FetchSessions;
 use crate::floors::Floors;
 use crate::group_door::{self, GroupDoor};
 use crate::group_parts;
+use crate::node_requests::{self, Answered, NodeRequests, NodeWork};
 use crate::session::KafkaSession;
-use crate::transaction_door::TransactionDoor;
+use crate::transaction_door::{self, TransactionDoor};
+use crate::transaction_owner::TransactionOwner;
+use crate::transaction_parts;
 
 /// The id of a broker that is alone, in the eyes of Kafka clients; in a cluster it is the node's number.
 const ALONE_ID: i32 = 1;
@@ -181,6 +185,11 @@ pub trait OtherNodes: Send + Sync {
         streamlet: StreamletId,
         from: Cursor,
     ) -> Result<(Vec<u8>, Cursor), String>;
+    /// Asks the Kafka door of another node, which [answers](Door::answer). `done` is called on some thread, with why there is no answer
+    /// otherwise, and must not block.
+    fn ask(&self, node: u32, op: Op, body: Vec<u8>, done: Answered);
+    /// Whether all nodes know how to coordinate transactions together.
+    fn serves_transactions(&self) -> bool;
 }
 
 /// The Kafka door of a node.
@@ -191,6 +200,7 @@ pub struct Door {
     pub(crate) catalog: Arc<Catalog>,
     pub(crate) groups: GroupDoor,
     pub(crate) transactions: TransactionDoor,
+    pub(crate) owner: TransactionOwner,
     pub(crate) fetch_sessions: FetchSessions,
     pub(crate) floors: Floors,
     pub(crate) counts: Counts,
@@ -200,10 +210,11 @@ pub struct Door {
     commands: Sender<(Command, Reply)>,
     address: OnceLock<SocketAddr>,
     others: OnceLock<Arc<dyn OtherNodes>>,
+    pub(crate) node_requests: NodeRequests,
 }
 
 /// The threads of a door: one runs commands and keeps time for groups, one ends transactions, and in a cluster one follows which
-/// groups are this node's. They end when the door and its sessions are gone.
+/// groups and transactions are this node's, and one answers others. They end when the door and its sessions are gone.
 pub struct DoorThread(Vec<JoinHandle<()>>);
 
 /// What the threads of a door wait for.
@@ -211,6 +222,7 @@ pub(crate) struct Waiting {
     pub(crate) commands: Receiver<(Command, Reply)>,
     pub(crate) events: Receiver<Event>,
     pub(crate) endings: Endings,
+    pub(crate) node_work: NodeWork,
 }
 
 impl DoorThread {
@@ -238,7 +250,8 @@ impl Door {
         clock: Arc<dyn Clock>,
         random: Arc<dyn Random>,
     ) -> io::Result<(Arc<Door>, DoorThread)> {
-        let (door, Waiting { commands, events, endings }) = Door::open(config, broker, coordinator, clock, random)?;
+        let (door, waiting) = Door::open(config, broker, coordinator, clock, random)?;
+        let Waiting { commands, events, endings, node_work } = waiting;
         let (weak, weak_too) = (Arc::downgrade(&door), Arc::downgrade(&door));
         let named = |name: &str| std::thread::Builder::new().name(name.into()).stack_size(1 << 20);
         let commands = named("kera-kafka").spawn(move || work(&weak, &commands))?;
@@ -247,6 +260,9 @@ impl Door {
         if door.is_in_cluster() {
             let weak = Arc::downgrade(&door);
             threads.push(named("kera-kafka-groups").spawn(move || group_door::follow(&weak))?);
+            let (weak, weak_too) = (Arc::downgrade(&door), Arc::downgrade(&door));
+            threads.push(named("kera-kafka-txns").spawn(move || transaction_door::follow(&weak))?);
+            threads.push(named("kera-kafka-nodes").spawn(move || node_requests::work(&weak_too, node_work))?);
         }
         Ok((door, DoorThread(threads)))
     }
@@ -267,7 +283,8 @@ impl Door {
         let groups = GroupDoor::open(&catalog, &broker, &clock, random)?;
         let floors = Floors::open(&catalog, &broker, &clock)?;
         let endings = Endings::new(events.clone());
-        let transactions = TransactionDoor::open(&catalog, &broker, &clock, events)?;
+        let (node_requests, node_work) = NodeRequests::new();
+        let transactions = TransactionDoor::open(&catalog, &broker, &clock, events, node_requests.clone())?;
         let address = OnceLock::new();
         let door = Door {
             config,
@@ -276,6 +293,7 @@ impl Door {
             catalog,
             groups,
             transactions,
+            owner: TransactionOwner::default(),
             fetch_sessions,
             floors,
             counts: Counts::default(),
@@ -284,8 +302,13 @@ impl Door {
             commands,
             address,
             others: OnceLock::new(),
+            node_requests,
         };
-        Ok((Arc::new(door), Waiting { commands: receiver, events: event_receiver, endings }))
+        let door = Arc::new(door);
+        if door.is_in_cluster() {
+            TransactionOwner::watch(&door);
+        }
+        Ok((door, Waiting { commands: receiver, events: event_receiver, endings, node_work }))
     }
 
     /// Says where it listens, once that is known: what clients are told to connect to.
@@ -423,6 +446,11 @@ impl Catalog {
     /// The stream of a cluster's groups, once there is one.
     pub(crate) fn info_of_groups(&self) -> Option<StreamInfo> {
         self.coordinator.stream(&StreamRef::Name(group_parts::STREAM.to_owned())).ok()
+    }
+
+    /// The stream of a cluster's transactions, once there is one.
+    pub(crate) fn info_of_transactions(&self) -> Option<StreamInfo> {
+        self.coordinator.stream(&StreamRef::Name(transaction_parts::STREAM.to_owned())).ok()
     }
 
     /// The stream behind a topic's id, unless it is the system's.

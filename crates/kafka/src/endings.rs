@@ -2,7 +2,7 @@
 //!
 //! On a thread of its own, which waits for nothing but its events: whatever has to become durable first calls it. Each step
 //! begins when the one before is durable (docs/decisions/0013-kafka-transactions.md): decision, markers and groups, end.
-//! What cannot be done now is tried again at the next tick.
+//! What cannot be done now is tried again at the next tick. In a cluster others have a part in it: [`crate::far_endings`].
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Weak};
@@ -16,7 +16,9 @@ use kera_log::{AppendError, Appended, Lane, Observer};
 
 use crate::batch::{self, CHECKED_FROM};
 use crate::door::{After, Door};
+use crate::far_endings::{FarEnding, Told};
 use crate::groups::AppendFailed;
+use crate::transaction_parts::TransactionPart;
 use crate::transactions::Ending;
 
 /// How late a transaction times out, and what could not be done is tried again.
@@ -26,8 +28,10 @@ const TRIM_TICKS: u32 = 200;
 
 /// What the thread is woken by.
 pub(crate) enum Event {
-    /// An outcome is decided.
-    Ending(Box<Ending>),
+    /// An outcome is decided, by the coordinator of this part.
+    Ending(Arc<TransactionPart>, Box<Ending>),
+    /// Another node has answered, about the ending of that number.
+    Told(u64, Told),
     /// Something is durable now that was not, or there is room.
     Look,
 }
@@ -45,7 +49,11 @@ impl Observer for Wake {
 /// The endings that are under way.
 pub(crate) struct Endings {
     under_way: Vec<UnderWay>,
+    /// Those of a cluster.
+    far: Vec<FarEnding>,
+    last_number: u64,
     observer: Arc<dyn Observer>,
+    events: Sender<Event>,
 }
 
 /// A transaction whose outcome is decided.
@@ -66,13 +74,27 @@ struct Later;
 impl Endings {
     /// None. `events` is what its thread listens to.
     pub(crate) fn new(events: Sender<Event>) -> Endings {
-        Endings { under_way: Vec::new(), observer: Arc::new(Wake(events)) }
+        let observer = Arc::new(Wake(events.clone()));
+        Endings { under_way: Vec::new(), far: Vec::new(), last_number: 0, observer, events }
     }
 
-    /// Takes what is decided.
-    pub(crate) fn hear(&mut self, event: Event) {
-        let Event::Ending(ending) = event else { return };
-        let ending = *ending;
+    /// Takes what is decided, and what others say.
+    pub(crate) fn hear(&mut self, event: Event, now_ms: u64) {
+        let (part, ending) = match event {
+            Event::Look => return,
+            Event::Told(number, told) => {
+                if let Some(far) = self.far.iter_mut().find(|far| far.number == number) {
+                    far.hear(told, now_ms);
+                }
+                return;
+            }
+            Event::Ending(part, ending) => (part, *ending),
+        };
+        if part.epoch != 0 {
+            self.last_number += 1;
+            self.far.push(FarEnding::new(self.last_number, part, ending));
+            return;
+        }
         let partitions = ending.partitions.iter().map(|(of, touched)| (of.clone(), *touched)).collect();
         let groups = ending.groups.iter().cloned().collect();
         let (written, aborted) = (Vec::new(), Vec::new());
@@ -94,6 +116,8 @@ impl Endings {
             }
             !is_over
         });
+        let events = &self.events;
+        self.far.retain_mut(|one| !one.go_on(door, events, &mut waits));
         for After { sink, ticket } in waits {
             if !sink.wait(ticket, &self.observer, 0) {
                 self.observer.advanced(0);
@@ -103,7 +127,7 @@ impl Endings {
 
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
-        self.under_way.len()
+        self.under_way.len() + self.far.len()
     }
 }
 
@@ -204,11 +228,11 @@ pub(crate) fn work(door: &Weak<Door>, receiver: &Receiver<Event>, mut endings: E
         let received = receiver.recv_timeout(TICK);
         let Some(door) = door.upgrade() else { return };
         match received {
-            Ok(event) => endings.hear(event),
+            Ok(event) => endings.hear(event, door.transactions.now().mono_ms),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        receiver.try_iter().for_each(|event| endings.hear(event));
+        receiver.try_iter().for_each(|event| endings.hear(event, door.transactions.now().mono_ms));
         endings.go_on(&door);
         let now_ms = door.transactions.now().mono_ms;
         if now_ms >= next_tick_ms {

@@ -35,6 +35,7 @@ use crate::epochs;
 use crate::fetch_sessions::{Mode, NO_SESSION, Told};
 use crate::floors::first_offset;
 use crate::session::{Core, Request};
+use crate::transaction_door::SharedPartition;
 use crate::wire::Writer;
 
 /// From this version on topics are named by their ids.
@@ -439,7 +440,12 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     let version = lane.version();
     let durable = lane.durable_ordinal();
     let transactions = core.door.transactions.partitions.get(lane.stream_id(), asked.partition);
-    let stable = transactions.as_ref().map_or(durable, |of| of.lock().stable(durable));
+    let stable = match transactions.as_ref().map_or(Some(durable), |of| stable_end(of, durable)) {
+        Some(stable) => stable,
+        // Its coordinators have not told yet. An answer without records would say that there is nothing more.
+        None if committed => return Found::refused(ResponseError::NotLeaderOrFollower),
+        None => durable,
+    };
     let end = if committed { stable } else { durable };
     let log_start = first_offset(lane).min(durable);
     let mut found = Found {
@@ -491,6 +497,12 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
         }
     }
     found
+}
+
+/// Up to where every transaction has ended; `None`: that is not known yet.
+fn stable_end(of: &SharedPartition, durable: u64) -> Option<u64> {
+    let mut of = of.lock();
+    (!of.is_loading()).then(|| of.stable(durable))
 }
 
 fn read_error(error: &ReadError) -> i16 {

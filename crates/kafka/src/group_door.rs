@@ -21,15 +21,20 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 use kera_broker::Broker;
 use kera_env::{Clock, Random};
+use kera_format::{ProducerEpoch, ProducerId};
+use kera_log::Observer;
+use kera_protocol::{ClaimGroup, EndInGroup, GroupEnded};
 use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::door::{After, Catalog, Door, Reply, partitions_of};
 use crate::group_parts::{self, Load, Making, Part, Parts};
 use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, Now, Topic, Topics};
+use crate::node_requests::Served;
 use crate::session::{Request, decode, encode};
 use crate::state_log::StateLog;
-use crate::transaction_door::{MayWrite, TransactionDoor};
+use crate::transaction_door::MayWrite;
+use crate::transaction_owner::{Question, coordinator_of, is_about_coordinators};
 use crate::wire::Malformed;
 
 /// Where groups and their offsets are kept by a node that is alone.
@@ -48,8 +53,9 @@ const COPIES_MAX: usize = 3;
 const NODES_WAIT_MS: u64 = 10_000;
 /// How often topics that are gone are looked for, in looks at whose the groups are.
 const TOPICS_LOOKS: u32 = 50;
-/// What producers with a transactional id are told in a cluster.
-const NO_TRANSACTIONS: &str = "a cluster serves no transactions yet, a node that is alone does";
+/// What producers with a transactional id are told in a cluster of nodes of different versions.
+const NO_TRANSACTIONS: &str =
+    "a cluster serves transactions once all of its nodes run this version; `kera cluster level` says which do not";
 /// From this version on OffsetFetch asks for several groups.
 const VERSION_FETCH_MANY: i16 = 8;
 /// From this version on clients know the error that says that their transaction has to be aborted.
@@ -88,6 +94,14 @@ pub(crate) struct Asking<'a> {
     pub(crate) client_id: &'a str,
     pub(crate) host: IpAddr,
     pub(crate) reply: &'a Reply,
+}
+
+/// What offsets of a transaction wait for.
+pub(crate) enum Wait {
+    /// Until it is durable that the transaction has begun.
+    Durable(After),
+    /// Until its coordinator has answered.
+    Asked(Arc<Question>),
 }
 
 /// The groups of a node.
@@ -323,13 +337,16 @@ impl GroupDoor {
     }
 
     /// TxnOffsetCommit: under the coordinator's lock from the question whether the transaction runs until the offsets are there,
-    /// so that they are not forgotten by its end. What is returned must be durable before: then it is to be called again.
+    /// so that they are not forgotten by its end. What is returned is waited for: then it is to be called again, with the `question` that was
+    /// asked.
     pub(crate) fn txn_commit(
         &self,
-        transactions: &TransactionDoor,
+        door: &Arc<Door>,
         asking: &Asking<'_>,
         body: &[u8],
-    ) -> Result<Option<After>, Malformed> {
+        mut question: Option<Arc<Question>>,
+        observer: &Arc<dyn Observer>,
+    ) -> Result<Option<Wait>, Malformed> {
         let request = asking.request;
         let asked: TxnOffsetCommitRequest = decode(request, body)?;
         let adds = request.version >= VERSION_ADDS_GROUPS;
@@ -340,7 +357,11 @@ impl GroupDoor {
                 all.txn_commit(now, token, caller, &asked);
                 return MayWrite::Yes;
             }
-            let may = transactions.may_commit(&asked, adds);
+            let may = if door.transactions.is_alone() {
+                door.transactions.may_commit(&asked, adds)
+            } else {
+                may_commit(door, &part, &asked, adds, &mut question, observer)
+            };
             match may {
                 MayWrite::Yes => all.txn_commit(now, token, caller, &asked),
                 MayWrite::Later(_) => drop(self.waiting.lock().remove(&token)),
@@ -351,7 +372,28 @@ impl GroupDoor {
             }
             may
         });
-        Ok(if let MayWrite::Later(after) = outcome { after } else { None })
+        Ok(match outcome {
+            MayWrite::Later(Some(after)) => Some(Wait::Durable(after)),
+            MayWrite::Later(None) => question.map(Wait::Asked),
+            _ => None,
+        })
+    }
+
+    /// The same at the request of a transaction's coordinator in a cluster; `number` is the transaction's.
+    pub(crate) fn end_here(&self, asked: &EndInGroup) -> Result<Option<After>, ResponseError> {
+        let producer_id = asked.producer_id.0.cast_signed();
+        let here = self.parts.find_here(&asked.group).filter(|(epoch, _)| *epoch == asked.owner_epoch);
+        let (_, part) = here.ok_or(ResponseError::NotCoordinator)?;
+        let mut coordinator = part.coordinator.lock();
+        if !part.claims.lock().end(&asked.group, producer_id, asked.number) {
+            // A late copy: the end that it tells of was told before.
+            return Ok(None);
+        }
+        let ended = coordinator.end_transaction(now(self.clock.as_ref()), &asked.group, producer_id, asked.commit);
+        let done = coordinator.take_done();
+        drop(coordinator);
+        self.deliver(&part, done);
+        ended.map(|mark| part.after(mark)).map_err(|AppendFailed| ResponseError::RequestTimedOut)
     }
 
     /// A transaction has ended: what its producer committed for a group counts, or never did. What is returned must be durable
@@ -440,6 +482,13 @@ impl GroupDoor {
         }
     }
 
+    /// The node that coordinates a group of a cluster, and the epoch in which it does.
+    pub(crate) fn owner_of(&self, broker: &Broker, group: &str) -> Option<(u32, u32)> {
+        let (stream, streamlet) = self.parts.streamlet_of(group)?;
+        let owner = broker.ownership().owner(stream.id(), streamlet).filter(|owner| owner.node != 0)?;
+        Some((owner.node, owner.epoch))
+    }
+
     /// The node that coordinates a group.
     fn node_of(&self, door: &Door, group: &str) -> Result<i32, ResponseError> {
         if self.parts.is_alone() {
@@ -451,6 +500,76 @@ impl GroupDoor {
         };
         let owner = door.broker.ownership().owner(stream.id(), streamlet).filter(|owner| owner.node != 0);
         owner.map(|owner| owner.node as i32).ok_or(ResponseError::CoordinatorNotAvailable)
+    }
+}
+
+/// Whether a producer commits offsets in a transaction that its coordinator knows; under the lock of the groups, so that the answer holds
+/// until they are there. The coordinator is asked once for each transaction: the session waits with its `question`.
+fn may_commit(
+    door: &Arc<Door>,
+    part: &Arc<Part>,
+    asked: &TxnOffsetCommitRequest,
+    adds: bool,
+    question: &mut Option<Arc<Question>>,
+    observer: &Arc<dyn Observer>,
+) -> MayWrite {
+    let producer = (asked.producer_id.0, asked.producer_epoch);
+    let group = asked.group_id.to_string();
+    if part.claims.lock().has(&group, producer) {
+        return MayWrite::Yes;
+    }
+    if let Some(Err(code)) = question.take().and_then(|question| question.take()) {
+        return MayWrite::No(code);
+    }
+    let id = asked.transactional_id.to_string();
+    let Some((of, node)) = coordinator_of(door, &id) else {
+        return MayWrite::No(ResponseError::CoordinatorLoadInProgress);
+    };
+    let number = part.claims.lock().ask(&group, producer.0);
+    let claim = ClaimGroup {
+        id,
+        producer_id: ProducerId(producer.0.cast_unsigned()),
+        producer_epoch: ProducerEpoch(producer.1.cast_unsigned()),
+        group: group.clone(),
+        adds,
+    };
+    let waits = Arc::new(Question::default());
+    *question = Some(Arc::clone(&waits));
+    let (part, observer) = (Arc::clone(part), Arc::clone(observer));
+    door.ask(node, &claim, move |door, _, answer| {
+        let answer = answer.map_err(|error| {
+            tracing::debug!(%error, "a transaction's coordinator does not answer");
+            ResponseError::CoordinatorLoadInProgress
+        });
+        let answer = answer.and_then(|claimed| match ResponseError::try_from_code(claimed.error.cast_signed()) {
+            None if door.owner.has_heard_of(door, of, claimed.part_epoch) => Ok(claimed),
+            None => Err(ResponseError::CoordinatorLoadInProgress),
+            Some(ResponseError::ProducerFenced) => Err(ResponseError::InvalidProducerEpoch),
+            Some(code) if is_about_coordinators(code) => Err(ResponseError::CoordinatorLoadInProgress),
+            Some(code) => Err(code),
+        });
+        let granted = answer.ok().map(|claimed| (producer.1, claimed.number));
+        // Under the lock of the groups, as all that looks at claims.
+        let coordinator = part.coordinator.lock();
+        part.claims.lock().answered(&group, producer.0, number, granted);
+        drop(coordinator);
+        waits.answer(answer.map(drop), &observer);
+    });
+    MayWrite::Later(None)
+}
+
+impl Door {
+    /// Tells a group how a transaction has ended, at its coordinator's request.
+    pub(crate) fn end_in_group(&self, asked: &EndInGroup) -> Served<GroupEnded> {
+        let ended = if self.owner.has_heard_of(self, asked.part, asked.part_epoch) {
+            self.groups.end_here(asked)
+        } else {
+            Err(ResponseError::TransactionCoordinatorFenced)
+        };
+        match ended {
+            Ok(after) => Served::Now(GroupEnded { error: 0 }, after.into_iter().collect()),
+            Err(code) => Served::Now(GroupEnded { error: code.code().cast_unsigned() }, Vec::new()),
+        }
     }
 }
 
@@ -525,6 +644,7 @@ pub(crate) fn follow(door: &Weak<Door>) {
             topics = now;
         }
         looks = looks.wrapping_add(1);
+        strong.owner.follow(&strong);
         for load in strong.groups.follow(&strong.catalog, &strong.broker) {
             let (weak, broker) = (Weak::clone(door), Arc::clone(&strong.broker));
             let thread = std::thread::Builder::new().name("kera-kafka-load".into()).stack_size(1 << 20);
@@ -581,14 +701,13 @@ fn now(clock: &dyn Clock) -> Now {
     Now { mono_ms: clock.monotonic_us() / 1000, wall_ms: clock.now_ms() }
 }
 
-/// A node that is alone coordinates everything; in a cluster the owner of a group's streamlet does. Transactions over several nodes are not
-/// served, and said to be invalid rather than half done.
+/// A node that is alone coordinates everything; in a cluster the owner of the streamlet of a group, or of a transactional id, does.
 pub(crate) fn find_coordinator(door: &Door, version: i16, asked: FindCoordinatorRequest) -> FindCoordinatorResponse {
     let brokers = door.brokers();
     let find = |key: &str| {
         let node = match asked.key_type {
             GROUP => door.groups.node_of(door, key)?,
-            TRANSACTION if !door.is_in_cluster() => door.node_id(),
+            TRANSACTION => door.transactions.node_of(door, key)?,
             _ => return Err(ResponseError::InvalidRequest),
         };
         let known = brokers.iter().find(|(id, ..)| *id == node).cloned();
@@ -598,7 +717,7 @@ pub(crate) fn find_coordinator(door: &Door, version: i16, asked: FindCoordinator
         Ok((node, host, port)) => (0, BrokerId(node), StrBytes::from_string(host), port),
         Err(error) => (error.code(), BrokerId(-1), StrBytes::default(), -1),
     };
-    let refused = asked.key_type == TRANSACTION && door.is_in_cluster();
+    let refused = asked.key_type == TRANSACTION && !door.transactions.are_served(door);
     let why = refused.then(|| StrBytes::from_static_str(NO_TRANSACTIONS));
     if version < VERSION_KEYS {
         let (error, node, host, port) = find(&asked.key);

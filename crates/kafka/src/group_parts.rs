@@ -5,6 +5,7 @@
 //! (`docs/decisions/0017-applications-in-a-cluster.md`). Whoever becomes the owner reads the streamlet before it serves; whoever has been it
 //! cannot append any more, so it acknowledges nothing. Nobody else serves.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use kafka_protocol::ResponseError as Code;
@@ -41,9 +42,61 @@ pub(crate) struct Part {
     pub(crate) coordinator: Mutex<Coordinator>,
     /// `None`: nothing is kept, for all is refused.
     pub(crate) log: Option<Arc<StateLog<Entry>>>,
+    /// Taken under the coordinator's lock.
+    pub(crate) claims: Mutex<GroupClaims>,
+}
+
+/// The producers that commit offsets of groups in transactions which their coordinators know, in a cluster.
+#[derive(Default)]
+pub(crate) struct GroupClaims {
+    /// By group and producer: its epoch, and the transaction's number.
+    granted: HashMap<(String, i64), (i16, i64)>,
+    /// What coordinators are asked now, each with a number that no other has. The end of a transaction ends them.
+    asked: Vec<(String, i64, u64)>,
+    asked_last: u64,
+}
+
+impl GroupClaims {
+    /// Whether a producer may commit offsets of a group now.
+    pub(crate) fn has(&self, group: &str, (producer_id, epoch): (i64, i16)) -> bool {
+        self.granted.get(&(group.to_owned(), producer_id)).is_some_and(|granted| granted.0 == epoch)
+    }
+
+    /// A producer's coordinator is asked now: the number to come back with.
+    pub(crate) fn ask(&mut self, group: &str, producer_id: i64) -> u64 {
+        self.asked_last += 1;
+        self.asked.push((group.to_owned(), producer_id, self.asked_last));
+        self.asked_last
+    }
+
+    /// It has answered: with which epoch and in which transaction the producer may commit, if it may. Without effect if one of the
+    /// producer's has ended in between.
+    pub(crate) fn answered(&mut self, group: &str, producer_id: i64, number: u64, granted: Option<(i16, i64)>) {
+        let is_it = |asked: &(String, i64, u64)| (&*asked.0, asked.1, asked.2) == (group, producer_id, number);
+        let Some(at) = self.asked.iter().position(is_it) else { return };
+        self.asked.swap_remove(at);
+        if let Some(granted) = granted {
+            self.granted.insert((group.to_owned(), producer_id), granted);
+        }
+    }
+
+    /// A producer's transaction has ended. False if what is told of is an earlier one than the one that runs.
+    pub(crate) fn end(&mut self, group: &str, producer_id: i64, transaction: i64) -> bool {
+        let key = (group.to_owned(), producer_id);
+        if self.granted.get(&key).is_some_and(|granted| granted.1 != transaction) {
+            return false;
+        }
+        self.granted.remove(&key);
+        self.asked.retain(|asked| (&*asked.0, asked.1) != (group, producer_id));
+        true
+    }
 }
 
 impl Part {
+    fn new(coordinator: Coordinator, log: Option<Arc<StateLog<Entry>>>) -> Arc<Part> {
+        Arc::new(Part { coordinator: Mutex::new(coordinator), log, claims: Mutex::default() })
+    }
+
     /// What an answer that rests on `mark` waits for.
     pub(crate) fn after(&self, mark: Option<Mark>) -> Option<After> {
         let (mark, sink) = (mark?, self.log.as_ref()?.sink()?);
@@ -76,7 +129,7 @@ impl Making {
     fn refusing(&self, code: Code) -> Arc<Part> {
         let mut coordinator = self.coordinator(GroupConfig::default(), None);
         coordinator.close(code);
-        Arc::new(Part { coordinator: Mutex::new(coordinator), log: None })
+        Part::new(coordinator, None)
     }
 
     fn now(&self) -> Now {
@@ -90,7 +143,7 @@ impl Making {
         coordinator.start(self.now());
         let groups = coordinator.group_count();
         tracing::info!(groups, records, passed_over, "Kafka groups are open");
-        Ok(Arc::new(Part { coordinator: Mutex::new(coordinator), log: Some(log) }))
+        Ok(Part::new(coordinator, Some(log)))
     }
 }
 
@@ -175,6 +228,15 @@ impl Parts {
             Some(Place::Here(_, part)) => Arc::clone(part),
             Some(Place::Loading(_)) => Arc::clone(&self.loading),
             Some(Place::Elsewhere) | None => Arc::clone(&self.elsewhere),
+        }
+    }
+
+    /// The part of a group and the epoch in which it is this node's, if it is here.
+    pub(crate) fn find_here(&self, group: &str) -> Option<(u32, Arc<Part>)> {
+        let table = self.table.read();
+        match table.places.get(streamlet_of(group, table.places.len())) {
+            Some(Place::Here(epoch, part)) => Some((*epoch, Arc::clone(part))),
+            _ => None,
         }
     }
 
@@ -272,7 +334,7 @@ impl Load {
                     coordinator.start(self.making.now());
                     let (streamlet, groups) = (self.streamlet.id(), coordinator.group_count());
                     tracing::info!(%streamlet, epoch = self.epoch, groups, records, passed_over, "Kafka groups are here");
-                    return Some(Arc::new(Part { coordinator: Mutex::new(coordinator), log: Some(log) }));
+                    return Some(Part::new(coordinator, Some(log)));
                 }
                 Err(error) => {
                     tracing::warn!(streamlet = %self.streamlet.id(), %error, "Kafka groups cannot be read yet");

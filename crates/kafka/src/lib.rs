@@ -17,6 +17,7 @@
 //! | [`groups`], `group_door`, `group_parts` | the group coordinator, its connections, which groups are this node's |
 //! | `state_log` | the streams of the coordinators |
 //! | [`transactions`], `transaction_door`, `endings` | the transaction coordinator, its connections, its markers |
+//! | `transaction_parts`, `far_endings`, `node_requests` | the same in a cluster: whose ids are whose, markers of other nodes, what nodes ask each other |
 //!
 //! Sessions run on the I/O threads of a [`kera_rpc::Server`] with [`kera_rpc::Framing::Prefixed`] and never wait; commands that
 //! wait for a disk have a thread of their own. Nothing from the network is believed: requests are walked along their shape
@@ -33,6 +34,7 @@ mod counts;
 mod door;
 mod endings;
 mod epochs;
+mod far_endings;
 mod fetch;
 mod fetch_sessions;
 mod floors;
@@ -40,6 +42,7 @@ mod group_door;
 mod group_parts;
 pub mod groups;
 mod metadata;
+mod node_requests;
 mod offsets;
 mod pace;
 mod partitions;
@@ -51,11 +54,14 @@ mod state_log;
 #[cfg(test)]
 mod tests;
 mod transaction_door;
+mod transaction_owner;
+mod transaction_parts;
 pub mod transactions;
 mod visibility;
 mod wire;
 
 pub use counts::DoorStats;
 pub use door::{Door, DoorConfig, DoorThread, KafkaSessions, OtherNodes};
+pub use node_requests::Answered;
 pub use request::read_request;
 pub use wire::Malformed;

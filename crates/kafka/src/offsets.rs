@@ -95,7 +95,11 @@ impl Listing {
                     // Where partitions end is looked at before what is known of their transactions.
                     let durable = lane.durable_ordinal();
                     let end = if self.asked.isolation_level == READ_COMMITTED {
-                        core.door.transactions.partitions.stable(lane.stream_id(), partition.partition_index, durable)
+                        let partitions = &core.door.transactions.partitions;
+                        match partitions.stable(lane.stream_id(), partition.partition_index, durable) {
+                            Some(stable) => stable,
+                            None => break Told::Error(ResponseError::NotLeaderOrFollower),
+                        }
                     } else {
                         durable
                     };

@@ -79,6 +79,9 @@ pub(crate) fn describe_producers(door: &Door, asked: &DescribeProducersRequest) 
                 return answer.with_error_code(ResponseError::NotLeaderOrFollower.code());
             }
             let of = door.transactions.partitions.get(lane.stream_id(), *index);
+            if of.as_ref().is_some_and(|of| of.lock().is_loading()) {
+                return answer.with_error_code(ResponseError::NotLeaderOrFollower.code());
+            }
             let open: BTreeMap<i64, u64> = of.map(|of| of.lock().producers().collect()).unwrap_or_default();
             let producers = lane.producers(PRODUCERS_MAX).into_iter().map(|known| {
                 let id = known.producer_id.0.cast_signed();

@@ -20,6 +20,7 @@ use crate::door::{After, Topic};
 use crate::floors::first_offset;
 use crate::session::{Core, Request};
 use crate::transaction_door::MayWrite;
+use crate::transaction_owner::{self, Question, Wish};
 use crate::visibility::only_committed;
 use crate::wire::{Malformed, Reader, Writer};
 
@@ -112,6 +113,8 @@ struct Partial {
     written: Vec<Written>,
     /// Records that are wrong, by their numbers in the batch, and where in `written` that is said.
     wrong: Vec<(usize, Vec<u32>)>,
+    /// What the coordinator of a transaction was asked for the batch that is next.
+    question: Option<Arc<Question>>,
     tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
     started_us: u64,
     deadline_us: u64,
@@ -233,8 +236,9 @@ impl Producing {
         }
         let wait_ms = u64::try_from(timeout_ms).unwrap_or(0).min(core.door.config.produce_wait_ms_max.into());
         let deadline_us = now_us + wait_ms * 1000;
-        let fresh =
-            || Partial { written: Vec::new(), wrong: Vec::new(), tickets: Vec::new(), started_us: now_us, deadline_us };
+        let (started_us, question) = (now_us, None);
+        let (written, wrong, tickets) = (Vec::new(), Vec::new(), Vec::new());
+        let fresh = || Partial { written, wrong, question, tickets, started_us, deadline_us };
         let mut partial = self.partial.take().unwrap_or_else(fresh);
         let refuse = if request.version < VERSION_MIN {
             let why = "records of this version are not kept; use Produce version 3 or later";
@@ -410,11 +414,18 @@ impl Appending<'_> {
         let door = Arc::clone(&self.core.door);
         let transactions = &door.transactions;
         let producer = (header.producer_id, header.producer_epoch);
-        let of = transactions.partitions.get_or_make(lane.stream_id(), partition.cast_unsigned());
-        only_committed(lane, &of);
-        let mut of = of.lock();
+        let shared = transactions.partitions.get_or_make(lane.stream_id(), partition.cast_unsigned());
+        only_committed(lane, &shared);
+        let mut of = shared.lock();
         let observer = &self.core.observer;
-        match transactions.may_write(id, producer, (topic, partition), lane, self.adds_partitions, observer) {
+        let may = if transactions.is_alone() {
+            transactions.may_write(id, producer, (topic, partition), lane, self.adds_partitions, observer)
+        } else {
+            let wish = Wish { id, producer, topic, partition, adds: self.adds_partitions };
+            let question = &mut self.partial.question;
+            transaction_owner::may_write(&door, (&shared, &mut of), lane, &wish, question, observer)
+        };
+        match may {
             MayWrite::Yes => {}
             MayWrite::No(error) => {
                 let not_running = error == ResponseError::InvalidTxnState && self.tells_abortable;
@@ -528,7 +539,7 @@ struct Answering<'a> {
 
 /// The answer to a request all of whose batches are dealt with.
 fn answer(request: &Request, body: &[u8], partial: Partial) -> Result<Waiting, Malformed> {
-    let Partial { written, wrong, tickets, started_us, deadline_us } = partial;
+    let Partial { written, wrong, tickets, started_us, deadline_us, .. } = partial;
     let mut answer = Vec::with_capacity(64 + written.len() * 64);
     request.put_header(&mut answer);
     let mut reader = Reader::new(body, request.is_flexible());

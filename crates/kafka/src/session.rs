@@ -24,7 +24,7 @@ use crate::apis::{self, APIS, Api};
 use crate::door::{After, Door, Reply, ReplySlot, Topic};
 use crate::fetch::Fetching;
 use crate::fetch_sessions::NO_SESSION;
-use crate::group_door::Asking;
+use crate::group_door::{Asking, Wait};
 use crate::offsets::Listing;
 use crate::pace::Pace;
 use crate::produce::{Outcome, Producing, Waiting};
@@ -76,8 +76,8 @@ pub(crate) enum Pending {
     Reply,
     /// An answer that waits until what it rests on is durable, if it rests on anything, and for its turn.
     Durable(Vec<u8>, Vec<After>),
-    /// Offsets that are committed once it is durable that their transaction has begun: the request and its body.
-    TxnCommit(Box<(Request, Vec<u8>)>, After),
+    /// Offsets that are committed once it is known that their transaction has begun: the request and its body.
+    TxnCommit(Box<(Request, Vec<u8>)>, Wait),
 }
 
 /// Wakes the session, whatever has moved: it looks at the first in line then.
@@ -268,9 +268,9 @@ impl KafkaSession {
                 let (client_id, host, reply) = (&*self.client_id, self.peer.address.ip(), &self.reply);
                 let door = &self.core.door;
                 let asking = Asking { request, client_id, host, reply };
-                let pending = match door.groups.txn_commit(&door.transactions, &asking, body)? {
+                let pending = match door.groups.txn_commit(door, &asking, body, None, &self.core.observer)? {
                     None => Pending::Reply,
-                    Some(after) => Pending::TxnCommit(Box::new((*request, body.to_vec())), after),
+                    Some(wait) => Pending::TxnCommit(Box::new((*request, body.to_vec())), wait),
                 };
                 self.queue.push_back(pending);
                 self.complete(out);
@@ -367,16 +367,20 @@ impl KafkaSession {
                     }
                     None => false,
                 },
-                Pending::TxnCommit(asked, After { sink, ticket }) => {
-                    if sink.wait(*ticket, &self.core.observer, 0) {
+                Pending::TxnCommit(asked, wait) => {
+                    let (waits, question) = match wait {
+                        Wait::Durable(After { sink, ticket }) => (sink.wait(*ticket, &self.core.observer, 0), None),
+                        Wait::Asked(question) => (!question.is_answered(), Some(Arc::clone(question))),
+                    };
+                    if waits {
                         false
                     } else {
                         let (request, body) = (asked.0, std::mem::take(&mut asked.1));
                         let (client_id, host, reply) = (&*self.client_id, self.peer.address.ip(), &self.reply);
                         let asking = Asking { request: &request, client_id, host, reply };
-                        let door = &self.core.door;
-                        match door.groups.txn_commit(&door.transactions, &asking, &body) {
-                            Ok(Some(after)) => *first = Pending::TxnCommit(Box::new((request, body)), after),
+                        let (door, observer) = (&self.core.door, &self.core.observer);
+                        match door.groups.txn_commit(door, &asking, &body, question, observer) {
+                            Ok(Some(wait)) => *first = Pending::TxnCommit(Box::new((request, body)), wait),
                             Ok(None) => *first = Pending::Reply,
                             Err(error) => {
                                 tracing::error!(%error, "a request that was understood is not any more");

@@ -63,6 +63,8 @@ pub(crate) struct StateLog<E> {
     stream: StreamId,
     streamlet: StreamletId,
     lane: Arc<Lane>,
+    /// The owner epoch in which it may be appended to; in a later one somebody else has been its owner.
+    epoch: u32,
     clock: Arc<dyn Clock>,
     state: Mutex<State>,
     entries: PhantomData<fn(E)>,
@@ -107,8 +109,9 @@ impl<E: Kept> StateLog<E> {
     ) -> Option<Arc<StateLog<E>>> {
         stream.keep_room();
         let lane = Arc::clone(stream.streamlet(streamlet)?.lane(LaneId(0))?);
-        let (stream, clock) = (stream.id(), Arc::clone(clock));
-        Some(Arc::new(StateLog { name, stream, streamlet, lane, clock, state: Mutex::default(), entries: PhantomData }))
+        let (stream, clock, epoch) = (stream.id(), Arc::clone(clock), lane.owner_epoch());
+        let (state, entries) = (Mutex::default(), PhantomData);
+        Some(Arc::new(StateLog { name, stream, streamlet, lane, epoch, clock, state, entries }))
     }
 
     /// Gives out what is in the stream, oldest first. Blocks the thread while segments come from disk. How many records were
@@ -209,6 +212,11 @@ impl<E: Kept> StateLog<E> {
         self.lane.sink()
     }
 
+    /// Everything that was appended so far.
+    pub(crate) fn last_mark(&self) -> Mark {
+        Mark(self.state.lock().last_ticket)
+    }
+
     /// Whether it is durable up to a mark.
     pub(crate) fn is_durable(&self, mark: Mark) -> bool {
         self.sink().is_none_or(|sink| sink.durable_through() >= mark.0)
@@ -216,6 +224,9 @@ impl<E: Kept> StateLog<E> {
 
     /// Appends entries, in one chunk.
     pub(crate) fn append(&self, entries: &[E]) -> Result<Mark, AppendFailed> {
+        if self.lane.owner_epoch() != self.epoch {
+            return Err(AppendFailed);
+        }
         let mut state = self.state.lock();
         let mut chunk = ChunkBuilder::with_buffer(std::mem::take(&mut state.buffer));
         for entry in entries {

@@ -1,34 +1,48 @@
 //! The transaction coordinator behind the door: its lock, its clock, its answers, and what it knows of the partitions that
-//! transactions write to.
+//! transactions write to. Each [part](crate::transaction_parts) of the transactional ids has a coordinator of its own.
 //!
 //! Requests come in on I/O threads; InitProducerId on the door's thread for commands, since it may need another id from the
 //! catalog's disk. What is decided is carried out by [`crate::endings`], on a thread of its own. Order of locks: a partition's
 //! or the groups', then the coordinator's; whoever holds the coordinator's takes none of the others.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io;
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use kafka_protocol::ResponseError;
-use kafka_protocol::messages::{ApiKey, InitProducerIdRequest, InitProducerIdResponse, TxnOffsetCommitRequest};
+use kafka_protocol::messages::{
+    AddOffsetsToTxnRequest, AddPartitionsToTxnRequest, ApiKey, DescribeTransactionsRequest,
+    DescribeTransactionsResponse, EndTxnRequest, InitProducerIdRequest, InitProducerIdResponse,
+    ListTransactionsRequest, ListTransactionsResponse, TxnOffsetCommitRequest,
+};
 use kera_broker::Broker;
 use kera_env::Clock;
-use kera_format::StreamId;
 use kera_format::kafka_groups::OffsetKey;
 use kera_format::kafka_transactions::{AbortedRange, Entry, Touched};
+use kera_format::{ProducerEpoch, ProducerId, StreamId};
 use kera_log::{Lane, Observer};
 use kera_protocol::admin::StreamRef;
+use kera_protocol::{
+    AbortedRecords, ClaimGroup, ClaimPartition, GroupClaimed, OpenTransaction, PartitionClaimed, TransactionsHeld,
+    TransactionsIn,
+};
 use parking_lot::{Mutex, RwLock};
 
-use crate::door::{After, Catalog, Reply, topic_of};
+use crate::door::{After, Catalog, Door, OtherNodes, Reply, partitions_of, topic_of};
 use crate::endings::{Event, append_marker};
 use crate::groups::{AppendFailed, Mark, Now};
+use crate::node_requests::{Awaited, NodeRequests, Replying, Served};
 use crate::session::{Request, decode, encode};
 use crate::state_log::StateLog;
+use crate::transaction_parts::{
+    Left, Marked, STREAM, TransactionLoad, TransactionPart, TransactionParts, stream_options,
+};
 use crate::transactions::{
-    Ending, PartitionTransactions, Places, ProducerIds, Reply as Replied, TransactionConfig, TransactionJournal,
-    Transactions,
+    Ending, NOT_WRITTEN, PartitionTransactions, Places, ProducerIds, Reply as Replied, TransactionConfig,
+    TransactionJournal, Transactions, Unfinished,
 };
 use crate::visibility::only_committed;
 use crate::wire::Malformed;
@@ -37,6 +51,18 @@ use crate::wire::Malformed;
 const TRANSACTIONS_STREAM: &str = "_kera.transactions";
 /// That log is written anew when this much was added since the last time, and at least what that took.
 const COPY_BYTES_MIN: u64 = 4 << 20;
+/// What one streamlet's ids may take of what a node that is alone allows for all.
+const SHARE: usize = 4;
+/// Copies of what a cluster keeps of its transactions, where there are so many nodes.
+const COPIES_MAX: usize = 3;
+/// For how long more nodes are waited for before it is kept in fewer copies.
+const NODES_WAIT_MS: u64 = 10_000;
+/// How often it is looked at whose the transactional ids are.
+const FOLLOW: Duration = Duration::from_millis(20);
+/// How long a claim waits for the end of the transaction before.
+const CLAIM_WAIT_MS: u64 = 1_000;
+/// Ids that one request may ask about.
+const DESCRIBED_MAX: usize = 10_000;
 /// Bytes of one append of a copy, and aborted ranges.
 const COPY_STEP_BYTES: usize = 256 << 10;
 const COPY_STEP_RANGES: usize = 2_048;
@@ -72,16 +98,29 @@ struct StockedIds {
 
 /// The transactions of a node.
 pub(crate) struct TransactionDoor {
-    coordinator: Mutex<Transactions>,
+    /// Those of a node that is alone. In a cluster what ran then comes to its end there, and nothing begins.
+    own: Arc<TransactionPart>,
+    parts: TransactionParts,
     pub(crate) partitions: Partitions,
     ids: Arc<Mutex<StockedIds>>,
     /// Who waits for the end of a transaction.
     waiting: Mutex<Vec<Arc<dyn Observer>>>,
-    log: Arc<StateLog<Entry>>,
+    /// Owners of partitions that wait for it.
+    claims: Mutex<Vec<WaitingClaim>>,
+    requests: NodeRequests,
+    /// Since when somebody has asked for a coordinator in a cluster that keeps no transactions yet.
+    wanted_ms: Mutex<Option<u64>>,
     catalog: Arc<Catalog>,
     broker: Arc<Broker>,
     clock: Arc<dyn Clock>,
     events: Sender<Event>,
+}
+
+/// A claim whose answer waits for the end of the producer's transaction before.
+struct WaitingClaim {
+    since_ms: u64,
+    asked: ClaimPartition,
+    replying: Replying,
 }
 
 /// A partition's transactions, under its lock.
@@ -99,9 +138,12 @@ impl Partitions {
         self.0.read().get(&(stream, partition)).cloned()
     }
 
-    /// Up to where every transaction of a partition has ended; `durable` is the partition's end, looked at before.
-    pub(crate) fn stable(&self, stream: StreamId, partition: i32, durable: u64) -> u64 {
-        self.get(stream, partition).map_or(durable, |of| of.lock().stable(durable))
+    /// Up to where every transaction of a partition has ended; `durable` is the partition's end, looked at before. `None`: that is not
+    /// known yet.
+    pub(crate) fn stable(&self, stream: StreamId, partition: i32, durable: u64) -> Option<u64> {
+        let Some(of) = self.get(stream, partition) else { return Some(durable) };
+        let mut of = of.lock();
+        (!of.is_loading()).then(|| of.stable(durable))
     }
 
     /// The same; there are some now.
@@ -114,17 +156,17 @@ impl Partitions {
         Arc::clone(all.entry((stream, partition)).or_insert_with(made))
     }
 
-    fn all(&self) -> Vec<((StreamId, u32), SharedPartition)> {
+    pub(crate) fn all(&self) -> Vec<((StreamId, u32), SharedPartition)> {
         self.0.read().iter().map(|(of, partition)| (*of, Arc::clone(partition))).collect()
     }
 }
 
-/// The coordinator's handle on its log.
-struct Handle(Arc<StateLog<Entry>>);
+/// A coordinator's handle on its log.
+struct Handle(Option<Arc<StateLog<Entry>>>);
 
 impl TransactionJournal for Handle {
     fn append(&mut self, entries: &[Entry]) -> Result<Mark, AppendFailed> {
-        self.0.append(entries)
+        self.0.as_ref().ok_or(AppendFailed)?.append(entries)
     }
 }
 
@@ -154,6 +196,17 @@ impl Places for KnownPlaces {
     }
 }
 
+/// Partitions of a cluster, which other nodes own: where they end is learnt with the first batch.
+struct NamedPlaces(Arc<Catalog>);
+
+impl Places for NamedPlaces {
+    fn place(&self, topic: &str, partition: i32) -> Option<Touched> {
+        let info = self.0.info(topic)?;
+        let is_there = u32::try_from(partition).is_ok_and(|partition| partition < partitions_of(&info.options));
+        is_there.then_some(Touched { stream: info.id, from_offset: NOT_WRITTEN })
+    }
+}
+
 impl TransactionDoor {
     /// Opens the stream of transactions and reads what is in it, and gives to `events` what was decided and is not carried out.
     /// Blocks the thread while segments come from disk.
@@ -162,11 +215,12 @@ impl TransactionDoor {
         broker: &Arc<Broker>,
         clock: &Arc<dyn Clock>,
         events: Sender<Event>,
+        requests: NodeRequests,
     ) -> io::Result<TransactionDoor> {
         let log = StateLog::open(TRANSACTIONS_STREAM, catalog, broker, clock)?;
         let ids = Arc::new(Mutex::new(StockedIds::default()));
         let places = Arc::new(KnownPlaces { catalog: Arc::clone(catalog), broker: Arc::clone(broker) });
-        let journal = Box::new(Handle(Arc::clone(&log)));
+        let journal = Box::new(Handle(Some(Arc::clone(&log))));
         let config = TransactionConfig::default();
         let mut coordinator = Transactions::new(config, journal, Box::new(Ids(Arc::clone(&ids))), places);
         let mut aborted = HashMap::new();
@@ -178,20 +232,33 @@ impl TransactionDoor {
             }
         });
         let (records, passed_over) = replayed.map_err(|error| io::Error::other(error.to_string()))?;
+        let ranges = aborted.len();
+        coordinator.count_aborted(ranges);
+        let own = TransactionPart::new((0, 0), coordinator, Left::default(), Some(log));
+        let refusing = |code| {
+            let mut coordinator = shared(catalog, &ids, None);
+            coordinator.close(code);
+            coordinator
+        };
+        let parts = TransactionParts::new(refusing, clock);
+        if catalog.info_of_transactions().is_none() && broker.ownership().nodes().len() < 2 {
+            parts.set_alone(Arc::clone(&own));
+        }
         let transactions = TransactionDoor {
-            coordinator: Mutex::new(coordinator),
+            own,
+            parts,
             partitions: Partitions::default(),
             ids,
             waiting: Mutex::default(),
-            log,
+            claims: Mutex::default(),
+            requests,
+            wanted_ms: Mutex::default(),
             catalog: Arc::clone(catalog),
             broker: Arc::clone(broker),
             clock: Arc::clone(clock),
             events,
         };
-        let ranges = aborted.len();
         aborted.into_values().for_each(|range| transactions.partitions.restore(range));
-        transactions.coordinator.lock().count_aborted(ranges);
         let refused = |AppendFailed| io::Error::other(format!("{TRANSACTIONS_STREAM} takes no records"));
         transactions.start().map_err(refused)?;
         tracing::info!(records, passed_over, ranges, "Kafka transactions are open");
@@ -205,33 +272,37 @@ impl TransactionDoor {
                 self.partitions.0.write().remove(&(stream, partition));
                 continue;
             };
+            if is_shared(&lane) {
+                continue;
+            }
             let cut = of.lock().take_cut(lane.stats().next_ordinal);
             for range in cut {
                 self.end_again(&lane, &of, &range)?;
             }
             of.lock().trim(lane.earliest().1);
         }
-        let mut coordinator = self.coordinator.lock();
+        let mut state = self.own.state.lock();
         let end_of = |of: &OffsetKey, touched: &Touched| {
-            self.lane(touched.stream, of.partition).map(|lane| lane.stats().next_ordinal)
+            let lane = self.lane(touched.stream, of.partition).filter(|lane| !is_shared(lane));
+            lane.map(|lane| lane.stats().next_ordinal)
         };
-        coordinator.lower(end_of)?;
-        for (producer_id, of, touched) in coordinator.unfinished() {
+        state.all.lower(end_of)?;
+        for Unfinished { producer_id, of, touched, .. } in state.all.unfinished() {
             if let Ok(partition) = u32::try_from(of.partition) {
                 let of = self.partitions.get_or_make(touched.stream, partition);
                 of.lock().wrote(producer_id, touched.from_offset);
             }
         }
-        coordinator.start(self.now());
-        let endings = coordinator.take_endings();
-        drop(coordinator);
+        state.all.start(self.now());
+        let endings = state.all.take_endings();
+        drop(state);
         // Before anybody is served.
         for ((stream, partition), of) in self.partitions.all() {
             if let Some(lane) = self.lane(stream, partition as i32) {
                 only_committed(&lane, &of);
             }
         }
-        self.carry_out(endings);
+        self.carry_out(&self.own, endings);
         Ok(())
     }
 
@@ -246,7 +317,11 @@ impl TransactionDoor {
         })?;
         let ended = of.ended(producer, false, appended.base_ordinal);
         drop(of);
-        self.log.append(&ended.map(Entry::Aborted).into_iter().collect::<Vec<_>>()).map(drop)
+        self.own_log()?.append(&ended.map(Entry::Aborted).into_iter().collect::<Vec<_>>()).map(drop)
+    }
+
+    fn own_log(&self) -> Result<&Arc<StateLog<Entry>>, AppendFailed> {
+        self.own.log.as_ref().ok_or(AppendFailed)
     }
 
     /// The lane of a partition, if its stream is there.
@@ -259,26 +334,30 @@ impl TransactionDoor {
         Now { mono_ms: self.clock.monotonic_us() / 1000, wall_ms: self.clock.now_ms() }
     }
 
-    /// What an answer that rests on `mark` waits for.
+    /// What an answer that rests on `mark` of a node that is alone waits for.
     pub(crate) fn after(&self, mark: Option<Mark>) -> Option<After> {
-        let (mark, sink) = (mark?, self.log.sink()?);
-        Some(After { sink: Arc::clone(sink), ticket: mark.0 })
+        self.own.after(mark)
     }
 
-    fn carry_out(&self, endings: Vec<Ending>) {
+    /// Whether the node coordinates all transactions.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.parts.is_alone()
+    }
+
+    fn carry_out(&self, part: &Arc<TransactionPart>, endings: Vec<Ending>) {
         for ending in endings {
             // If nobody listens the node stops: what is decided is carried out after its next start.
-            let _ = self.events.send(Event::Ending(Box::new(ending)));
+            let _ = self.events.send(Event::Ending(Arc::clone(part), Box::new(ending)));
         }
     }
 
-    /// Calls the coordinator, and has carried out what it decides.
-    fn call<T>(&self, act: impl FnOnce(&mut Transactions, Now) -> T) -> T {
-        let mut coordinator = self.coordinator.lock();
-        let done = act(&mut coordinator, self.now());
-        let endings = coordinator.take_endings();
-        drop(coordinator);
-        self.carry_out(endings);
+    /// Calls a coordinator, and has carried out what it decides.
+    fn call<T>(&self, part: &Arc<TransactionPart>, act: impl FnOnce(&mut Transactions, Now) -> T) -> T {
+        let mut state = part.state.lock();
+        let done = act(&mut state.all, self.now());
+        let endings = state.all.take_endings();
+        drop(state);
+        self.carry_out(part, endings);
         done
     }
 
@@ -286,35 +365,56 @@ impl TransactionDoor {
     pub(crate) fn handle(&self, request: &Request, body: &[u8], reply: &Reply) -> Result<(), Malformed> {
         let version = request.version;
         macro_rules! call {
-            ($method:ident) => {{
-                let asked = decode(request, body)?;
-                let Replied { after, response } = self.call(|all, now| all.$method(now, version, &asked));
-                (after, encode(request, &response)?)
+            ($method:ident, $request:ty, $id:ident) => {{
+                let asked: $request = decode(request, body)?;
+                let part = self.parts.find(&asked.$id);
+                let Replied { after, response } = self.call(&part, |all, now| all.$method(now, version, &asked));
+                (part.after(after), encode(request, &response)?)
             }};
         }
         let (after, answer) = match request.api.key {
-            ApiKey::AddPartitionsToTxn => call!(add_partitions),
-            ApiKey::AddOffsetsToTxn => call!(add_offsets),
-            ApiKey::EndTxn => call!(end),
-            ApiKey::DescribeTransactions => {
-                let asked = decode(request, body)?;
-                (None, encode(request, &self.coordinator.lock().describe(&asked))?)
+            ApiKey::AddPartitionsToTxn => {
+                call!(add_partitions, AddPartitionsToTxnRequest, v3_and_below_transactional_id)
             }
-            ApiKey::ListTransactions => {
-                let asked = decode(request, body)?;
-                (None, encode(request, &self.coordinator.lock().list(self.now(), &asked))?)
-            }
+            ApiKey::AddOffsetsToTxn => call!(add_offsets, AddOffsetsToTxnRequest, transactional_id),
+            ApiKey::EndTxn => call!(end, EndTxnRequest, transactional_id),
+            ApiKey::DescribeTransactions => (None, encode(request, &self.describe(&decode(request, body)?))?),
+            ApiKey::ListTransactions => (None, encode(request, &self.list(&decode(request, body)?))?),
             key => return Err(Malformed::Decode(format!("{key:?} is not the transaction coordinator's"))),
         };
-        reply.put_after(answer, self.after(after));
+        reply.put_after(answer, after);
         Ok(())
+    }
+
+    /// DescribeTransactions: each id is described, or not, by the part that it belongs to.
+    fn describe(&self, asked: &DescribeTransactionsRequest) -> DescribeTransactionsResponse {
+        let states = asked.transactional_ids.iter().take(DESCRIBED_MAX).flat_map(|id| {
+            let one = DescribeTransactionsRequest::default().with_transactional_ids(vec![id.clone()]);
+            self.parts.find(id).state.lock().all.describe(&one).transaction_states
+        });
+        DescribeTransactionsResponse::default().with_transaction_states(states.collect())
+    }
+
+    /// ListTransactions: those that this node coordinates.
+    fn list(&self, asked: &ListTransactionsRequest) -> ListTransactionsResponse {
+        let mut listed = ListTransactionsResponse::default();
+        for part in self.parts.listed() {
+            let more = part.state.lock().all.list(self.now(), asked);
+            if more.error_code != 0 {
+                return more;
+            }
+            listed.unknown_state_filters = more.unknown_state_filters;
+            listed.transaction_states.extend(more.transaction_states);
+        }
+        listed
     }
 
     /// InitProducerId with a transactional id. Blocks while another id comes from the catalog.
     pub(crate) fn init(&self, version: i16, asked: &InitProducerIdRequest) -> (InitProducerIdResponse, Option<After>) {
         self.stock_ids();
-        let Replied { after, response } = self.call(|all, now| all.init(now, version, asked));
-        (response, self.after(after))
+        let part = self.parts.find(asked.transactional_id.as_deref().map_or("", |id| id));
+        let Replied { after, response } = self.call(&part, |all, now| all.init(now, version, asked));
+        (response, part.after(after))
     }
 
     /// Has an id for a producer ready. Blocks while it comes from the catalog.
@@ -345,7 +445,8 @@ impl TransactionDoor {
     ) -> MayWrite {
         let of = OffsetKey { topic: topic.to_owned(), partition };
         let stream = lane.stream_id();
-        let mut coordinator = self.coordinator.lock();
+        let mut state = self.own.state.lock();
+        let coordinator = &mut state.all;
         let mut checked = coordinator.check_produce(id, producer, &of, stream);
         if adds && checked == Err(ResponseError::InvalidTxnState) {
             let touched = Touched { stream, from_offset: lane.durable_ordinal() };
@@ -372,7 +473,8 @@ impl TransactionDoor {
     pub(crate) fn may_commit(&self, asked: &TxnOffsetCommitRequest, adds: bool) -> MayWrite {
         let producer = (asked.producer_id.0, asked.producer_epoch);
         let id = &**asked.transactional_id;
-        let mut coordinator = self.coordinator.lock();
+        let mut state = self.own.state.lock();
+        let coordinator = &mut state.all;
         let mut checked = coordinator.check_group(id, producer, &asked.group_id);
         if adds && checked == Err(ResponseError::InvalidTxnState) {
             checked = coordinator.add_group(self.now(), id, producer, &asked.group_id);
@@ -387,61 +489,287 @@ impl TransactionDoor {
         }
     }
 
-    /// A transaction's markers are durable and its groups know.
+    /// A transaction's markers are durable and its groups know, on a node that is alone.
     pub(crate) fn ended(&self, ending: &Ending, aborted: &[AbortedRange]) -> Result<(), AppendFailed> {
-        let ended = self.call(|all, now| all.ended(now, ending, aborted)).map(drop);
+        let ended = self.call(&self.own, |all, now| all.ended(now, ending, aborted)).map(drop);
         for waiting in std::mem::take(&mut *self.waiting.lock()) {
             waiting.advanced(0);
         }
         ended
     }
 
+    /// The same in a cluster: see [`TransactionPart::ended`].
+    pub(crate) fn ended_far(
+        &self,
+        part: &TransactionPart,
+        ending: &Ending,
+        marked: &[Marked],
+        aborted: &[AbortedRange],
+    ) -> Result<Vec<usize>, AppendFailed> {
+        let ended = part.ended(self.now(), ending, marked, aborted);
+        self.claim_again(|_| true, true);
+        ended
+    }
+
+    /// A claim of a partition's owner.
+    pub(crate) fn claim_partition(&self, awaited: &mut Awaited, asked: ClaimPartition, replying: Replying) {
+        self.claim(awaited, asked, replying, true);
+    }
+
+    fn claim(&self, awaited: &mut Awaited, asked: ClaimPartition, replying: Replying, waits: bool) {
+        let part = self.parts.find(&asked.id);
+        let producer = (asked.producer_id.0.cast_signed(), asked.producer_epoch.0.cast_signed());
+        let of = OffsetKey { topic: asked.topic.clone(), partition: asked.partition.cast_signed() };
+        let touched = Touched { stream: asked.stream, from_offset: asked.from_offset };
+        let mut state = part.state.lock();
+        let claimed = state.all.claim(self.now(), &asked.id, producer, of, touched, asked.adds);
+        if waits && asked.adds && claimed == Err(ResponseError::ConcurrentTransactions) {
+            // Under the part's lock: whoever ends the transaction looks at this behind it.
+            let since_ms = self.now().mono_ms;
+            self.claims.lock().push(WaitingClaim { since_ms, asked, replying });
+            return;
+        }
+        drop(state);
+        let (error, from_offset, mark) = match claimed {
+            Ok((mark, from_offset)) => (0, from_offset, mark),
+            Err(code) => (code.code(), 0, None),
+        };
+        let answer = PartitionClaimed { error: error.cast_unsigned(), from_offset, part_epoch: part.epoch };
+        replying.give(awaited, Served::Now(answer, part.after(mark).into_iter().collect()));
+    }
+
+    /// Looks at claims again that wait for the end of a transaction.
+    fn claim_again(&self, which: impl Fn(&WaitingClaim) -> bool, waits: bool) {
+        let again: Vec<WaitingClaim> = {
+            let mut claims = self.claims.lock();
+            let (again, stay) = std::mem::take(&mut *claims).into_iter().partition(which);
+            *claims = stay;
+            again
+        };
+        for WaitingClaim { asked, replying, .. } in again {
+            self.requests.run(Box::new(move |door, awaited| door.transactions.claim(awaited, asked, replying, waits)));
+        }
+    }
+
+    /// A claim of a group's coordinator.
+    pub(crate) fn claim_group(&self, awaited: &mut Awaited, asked: &ClaimGroup, replying: Replying) {
+        let part = self.parts.find(&asked.id);
+        let producer = (asked.producer_id.0.cast_signed(), asked.producer_epoch.0.cast_signed());
+        let mut state = part.state.lock();
+        let mut checked = state.all.check_group(&asked.id, producer, &asked.group);
+        if asked.adds && checked == Err(ResponseError::InvalidTxnState) {
+            checked = state.all.add_group(self.now(), &asked.id, producer, &asked.group);
+        }
+        let number = state.all.number(&asked.id);
+        drop(state);
+        let (error, mark) = match checked {
+            Ok(mark) => (0, mark),
+            Err(code) => (code.code(), None),
+        };
+        let answer = GroupClaimed { error: error.cast_unsigned(), number, part_epoch: part.epoch };
+        replying.give(awaited, Served::Now(answer, part.after(mark).into_iter().collect()));
+    }
+
+    /// What a part that is here knows of streamlets, for whoever has become their owner.
+    pub(crate) fn known_in(&self, asked: &TransactionsIn) -> Served<TransactionsHeld> {
+        let part = self.parts.part(asked.part);
+        let Some(log) = part.log.as_ref().filter(|_| part.number == asked.part) else {
+            return Served::Later(format!("streamlet {} of {STREAM} is not served here now", asked.part));
+        };
+        let mut lanes = HashMap::new();
+        for of in &asked.streamlets {
+            let info = self.catalog.coordinator.stream(&StreamRef::Id(of.stream)).ok();
+            lanes.extend(info.map(|info| (of.stream, info.options.lanes.max(1))));
+        }
+        let mut state = part.state.lock();
+        if part.is_closed() {
+            return Served::Later("the node is not the coordinator any more".to_owned());
+        }
+        let mut known = TransactionsHeld { epoch: part.epoch, open: Vec::new(), aborted: Vec::new() };
+        let wanted: HashMap<_, _> =
+            asked.streamlets.iter().map(|of| ((of.stream, of.streamlet.0), of.owner_epoch)).collect();
+        let mut told_open = HashSet::new();
+        for Unfinished { producer_id, epoch, of, touched } in state.all.unfinished() {
+            let (Some(lanes), Ok(partition)) = (lanes.get(&touched.stream), u32::try_from(of.partition)) else {
+                continue;
+            };
+            let streamlet = (touched.stream, partition / lanes);
+            if wanted.contains_key(&streamlet) {
+                told_open.insert(streamlet);
+                known.open.push(OpenTransaction {
+                    stream: touched.stream,
+                    partition,
+                    producer_id: ProducerId(producer_id.cast_unsigned()),
+                    producer_epoch: ProducerEpoch(epoch.cast_unsigned()),
+                    from_offset: touched.from_offset,
+                });
+            }
+        }
+        // Whoever was not told of anything open waits for no marker.
+        for streamlet in told_open {
+            let epoch = state.asked.entry(streamlet).or_default();
+            *epoch = (*epoch).max(wanted[&streamlet]);
+        }
+        for of in &asked.streamlets {
+            let Some(lanes) = lanes.get(&of.stream) else { continue };
+            let first = of.streamlet.0.saturating_mul(*lanes);
+            let left = state.left.of(of.stream, first, first.saturating_add(*lanes));
+            known.aborted.extend(left.map(|range| AbortedRecords {
+                stream: range.stream,
+                partition: range.partition,
+                producer_id: ProducerId(range.producer_id.cast_unsigned()),
+                producer_epoch: ProducerEpoch(range.epoch.cast_unsigned()),
+                first_offset: range.first_offset,
+                marker_offset: range.marker_offset,
+                stable_offset: range.stable_offset,
+            }));
+        }
+        let after = part.after(Some(log.last_mark()));
+        drop(state);
+        Served::Now(known, after.into_iter().collect())
+    }
+
+    /// Whether transactions are served: not while a node of the cluster runs a version that does not know how.
+    pub(crate) fn are_served(&self, door: &Door) -> bool {
+        !door.is_in_cluster() || door.others().is_none_or(|others| others.serves_transactions())
+    }
+
+    /// The node that coordinates a transactional id.
+    pub(crate) fn node_of(&self, door: &Door, id: &str) -> Result<i32, ResponseError> {
+        if self.is_alone() {
+            return Ok(door.node_id());
+        }
+        if !self.are_served(door) {
+            return Err(ResponseError::InvalidRequest);
+        }
+        let Some((stream, streamlet)) = self.parts.streamlet_of(id) else {
+            self.wanted_ms.lock().get_or_insert_with(|| self.now().mono_ms);
+            return Err(ResponseError::CoordinatorNotAvailable);
+        };
+        let owner = door.broker.ownership().owner(stream.id(), streamlet).filter(|owner| owner.node != 0);
+        owner.map(|owner| owner.node as i32).ok_or(ResponseError::CoordinatorNotAvailable)
+    }
+
+    /// Looks at whose the transactional ids are now: what is to be read. In a cluster, on one thread; blocks while the coordinators of
+    /// the cluster make the stream.
+    pub(crate) fn follow(&self) -> Vec<TransactionLoad> {
+        let nodes = self.broker.ownership().nodes().len();
+        if self.parts.stream().is_none() {
+            let info = self.catalog.info_of_transactions();
+            let stream = info.and_then(|info| self.broker.log().stream(info.id));
+            if stream.is_none() && nodes < 2 {
+                return Vec::new();
+            }
+            let is_made = stream.is_some();
+            if is_made || self.parts.is_alone() {
+                self.parts.set_shared(stream);
+            }
+            if !is_made {
+                self.make_stream(nodes);
+                return Vec::new();
+            }
+        }
+        self.parts.follow()
+    }
+
+    /// Has the stream of the cluster's transactions made if somebody wants it, in as many copies as there are nodes for.
+    fn make_stream(&self, nodes: usize) {
+        let Some(since_ms) = *self.wanted_ms.lock() else { return };
+        let most = nodes.min(COPIES_MAX);
+        let copies = if self.now().mono_ms.saturating_sub(since_ms) < NODES_WAIT_MS { COPIES_MAX } else { 2 };
+        if copies > most {
+            return;
+        }
+        match self.catalog.coordinator.system_stream(STREAM, &stream_options(copies as u32)) {
+            Ok(info) => {
+                tracing::info!(copies = info.options.replication, "the cluster keeps Kafka transactions from here on");
+            }
+            Err(error) => tracing::debug!(%error, "the cluster cannot keep Kafka transactions yet"),
+        }
+    }
+
+    /// Reads what has come, unless it leaves before: see [`TransactionLoad::run`].
+    pub(crate) fn read(
+        &self,
+        load: &TransactionLoad,
+        others: impl Fn() -> Option<Arc<dyn OtherNodes>>,
+        go_on: impl Fn() -> bool,
+    ) {
+        let empty = |log| shared(&self.catalog, &self.ids, Some(log));
+        let Some(part) = load.run(&self.broker, empty, others, go_on) else { return };
+        // What was decided is ended once the part is served: its first marker names an owner that does not decide any more.
+        if self.parts.loaded(load, &part) {
+            self.call(&part, |all, now| all.start(now));
+        }
+    }
+
     /// What time brings: transactions that ran too long, ids that nobody uses, a copy of the log when it has grown.
     pub(crate) fn tick(&self) {
         let is_due = |all: &Transactions, now: Now| all.next_deadline_ms().is_some_and(|at| at <= now.mono_ms);
-        self.call(|all, now| {
-            if is_due(all, now) {
-                all.tick(now);
+        let act = |part: &Arc<TransactionPart>| {
+            self.call(part, |all, now| {
+                if is_due(all, now) {
+                    all.tick(now);
+                }
+            });
+        };
+        act(&self.own);
+        if self.own_is_shared() {
+            for part in self.parts.here() {
+                act(&part);
+                self.copy_far(&part, COPY_BYTES_MIN);
             }
-        });
-        self.copy(COPY_BYTES_MIN);
-        self.log.trim();
+        } else {
+            self.copy(COPY_BYTES_MIN);
+        }
+        let late_ms = self.now().mono_ms.saturating_sub(CLAIM_WAIT_MS);
+        self.claim_again(|claim| claim.since_ms <= late_ms, false);
         let wanted = self.ids.lock().wanted;
         if wanted {
             self.stock_ids();
         }
     }
 
-    /// Writes everything anew if the log has grown by `bytes_min`. If it breaks off, what is there stays and counts. Whether it
-    /// was done, and how many records were written.
+    /// Whether the node is one of a cluster, so that its partitions know what other coordinators keep.
+    fn own_is_shared(&self) -> bool {
+        self.broker.ownership().node() != 0 && !self.is_alone()
+    }
+
+    /// Writes everything of a node that is alone anew if the log has grown by `bytes_min`. If it breaks off, what is there stays and
+    /// counts. Whether it was done, and how many records were written.
     ///
     /// Aborted ranges are told by the partitions, which are not looked at under the coordinator's lock. None is missed: those
     /// in the log before the copy were in their partitions before that, and those behind it stay.
     pub(crate) fn copy(&self, bytes_min: u64) -> (bool, usize) {
-        let coordinator = self.coordinator.lock();
-        let Some((from, added)) = self.log.begin_copy(bytes_min) else { return (false, 0) };
-        let (mut behind, mut copied) = (None, 0);
-        loop {
-            let (entries, next) = coordinator.snapshot(behind.as_deref(), COPY_STEP_BYTES);
-            if self.log.append(&entries).is_err() {
-                return (false, copied);
-            }
-            copied += entries.len();
-            behind = next;
-            if behind.is_none() {
-                break;
-            }
-        }
-        drop(coordinator);
+        let Some(log) = &self.own.log else { return (false, 0) };
+        log.trim();
+        let state = self.own.state.lock();
+        let Some((from, added)) = log.begin_copy(bytes_min) else { return (false, 0) };
+        let Ok(mut copied) = copy_ids(log, &state.all) else { return (false, 0) };
+        drop(state);
         for (_, of) in self.partitions.all() {
             let ranges: Vec<Entry> = of.lock().ranges().iter().copied().map(Entry::Aborted).collect();
-            if ranges.chunks(COPY_STEP_RANGES).any(|piece| self.log.append(piece).is_err()) {
+            if ranges.chunks(COPY_STEP_RANGES).any(|piece| log.append(piece).is_err()) {
                 return (false, copied);
             }
             copied += ranges.len();
         }
-        self.log.end_copy(from, added);
+        log.end_copy(from, added);
         (true, copied)
+    }
+
+    /// The same of a part of a cluster, which knows its aborted ranges itself.
+    fn copy_far(&self, part: &TransactionPart, bytes_min: u64) {
+        let Some(log) = &part.log else { return };
+        log.trim();
+        let state = part.state.lock();
+        let Some((from, added)) = log.begin_copy(bytes_min) else { return };
+        let left: Vec<Entry> = state.left.all().copied().map(Entry::Aborted).collect();
+        let is_copied =
+            copy_ids(log, &state.all).is_ok() && left.chunks(COPY_STEP_RANGES).all(|piece| log.append(piece).is_ok());
+        if is_copied {
+            log.end_copy(from, added);
+        }
     }
 
     /// Forgets what partitions no longer have, and counts what they still remember.
@@ -457,7 +785,23 @@ impl TransactionDoor {
                 None => drop(self.partitions.0.write().remove(&(stream, partition))),
             }
         }
-        self.coordinator.lock().count_aborted(ranges);
+        self.own.state.lock().all.count_aborted(ranges);
+        if self.own_is_shared() {
+            let is_there = |stream| self.catalog.coordinator.stream(&StreamRef::Id(stream)).is_ok();
+            for part in self.parts.here() {
+                let mut state = part.state.lock();
+                let ranges = state.left.keep(is_there);
+                state.asked.retain(|(stream, _), _| is_there(*stream));
+                state.all.count_aborted(ranges);
+            }
+        }
+    }
+
+    /// The streamlet of an id in a cluster.
+    #[cfg(test)]
+    pub(crate) fn part_of(&self, id: &str) -> (StreamId, u32) {
+        let (stream, streamlet) = self.parts.streamlet_of(id).unwrap();
+        (stream.id(), streamlet.0)
     }
 
     #[cfg(test)]
@@ -467,7 +811,64 @@ impl TransactionDoor {
 
     #[cfg(test)]
     pub(crate) fn log(&self) -> &Arc<StateLog<Entry>> {
-        &self.log
+        self.own.log.as_ref().unwrap()
+    }
+}
+
+/// The coordinator of a part of a cluster's ids, with nothing in it. Without a log nothing can be recorded.
+fn shared(catalog: &Arc<Catalog>, ids: &Arc<Mutex<StockedIds>>, log: Option<Arc<StateLog<Entry>>>) -> Transactions {
+    let all = TransactionConfig::default();
+    let (ids_max, aborted_max) = (all.ids_max / SHARE, all.aborted_max / SHARE);
+    let config = TransactionConfig { ids_max, aborted_max, ..all };
+    let places = Arc::new(NamedPlaces(Arc::clone(catalog)));
+    Transactions::new(config, Box::new(Handle(log)), Box::new(Ids(Arc::clone(ids))), places)
+}
+
+/// Whether a lane is a cluster's, whose owners take over all that was acknowledged: nothing of it is lost with the power of one.
+fn is_shared(lane: &Lane) -> bool {
+    lane.owner_epoch() != 0
+}
+
+/// Writes all ids anew.
+fn copy_ids(log: &StateLog<Entry>, all: &Transactions) -> Result<usize, AppendFailed> {
+    let (mut behind, mut copied) = (None, 0);
+    loop {
+        let (entries, next) = all.snapshot(behind.as_deref(), COPY_STEP_BYTES);
+        log.append(&entries)?;
+        copied += entries.len();
+        behind = next;
+        if behind.is_none() {
+            return Ok(copied);
+        }
+    }
+}
+
+/// The thread that follows whose the transactional ids are. It ends when the door is gone, and so do those that read for it.
+pub(crate) fn follow(door: &Weak<Door>) {
+    let mut readers: Vec<JoinHandle<()>> = Vec::new();
+    while let Some(strong) = door.upgrade() {
+        for load in strong.transactions.follow() {
+            let weak = Weak::clone(door);
+            let thread = std::thread::Builder::new().name("kera-kafka-load".into()).stack_size(1 << 20);
+            let read = move || {
+                let others = || weak.upgrade().and_then(|door| door.others());
+                if let Some(door) = weak.upgrade() {
+                    door.transactions.read(&load, others, || weak.strong_count() > 1);
+                }
+            };
+            match thread.spawn(read) {
+                Ok(reader) => readers.push(reader),
+                Err(error) => tracing::error!(%error, "no thread to read Kafka transactions with; restart the node"),
+            }
+        }
+        drop(strong);
+        readers.retain(|reader| !reader.is_finished());
+        std::thread::sleep(FOLLOW);
+    }
+    for reader in readers {
+        if reader.join().is_err() {
+            tracing::error!("a thread that read Kafka transactions ended with a panic");
+        }
     }
 }
 
@@ -478,7 +879,7 @@ impl Partitions {
 }
 
 /// What Produce answers where the coordinator refuses: as Kafka's brokers, whose producers know these.
-fn produce_error(code: ResponseError) -> ResponseError {
+pub(crate) fn produce_error(code: ResponseError) -> ResponseError {
     match code {
         ResponseError::ProducerFenced => ResponseError::InvalidProducerEpoch,
         ResponseError::ConcurrentTransactions | ResponseError::CoordinatorLoadInProgress => {

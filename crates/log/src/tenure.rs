@@ -243,8 +243,8 @@ impl Lane {
         self.home.tenure.epoch()
     }
 
-    /// Whoever waits looks again.
-    fn wake(&self) {
+    /// Whoever waits looks again: what may be read has changed, though nothing was appended.
+    pub fn wake(&self) {
         let mut state = self.state.lock();
         state.version += 1;
         let wake = state.waiters.take();

@@ -342,6 +342,7 @@ impl Broker {
             .collect();
         place.receive_lost(&lost).map_err(|error| refused(&error))?;
         place.receive(&behind).map_err(|error| refused(&error))?;
+        self.opens(stream, place, epoch);
         place.open(epoch, !owner.older.is_empty()).map_err(|error| refused(&error))?;
         for lane in place.lanes() {
             self.lane_started(lane);

@@ -139,6 +139,12 @@ fn replicas_are_told_of_topics_with_copies_only() {
         fn read(&self, _: u32, _: StreamId, _: StreamletId, _: Cursor) -> Result<(Vec<u8>, Cursor), String> {
             Err("nobody is there".into())
         }
+        fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
+            done(Err("nobody is there".into()));
+        }
+        fn serves_transactions(&self) -> bool {
+            false
+        }
     }
     let mut world = led_twice();
     let door = world.running().door.clone();

@@ -113,18 +113,39 @@ impl World {
 }
 
 #[test]
-fn a_cluster_refuses_transactions_with_a_reason() {
-    let (mut world, _) = shared();
-    let asked = FindCoordinatorRequest::default().with_key_type(1);
-    let old = world.call(1, &asked.clone().with_key(text("id")));
-    let new = world.call(4, &asked.with_coordinator_keys(vec![text("id")]));
-    let new = &new.coordinators[0];
-    for (error, node, why) in
-        [(old.error_code, old.node_id, &old.error_message), (new.error_code, new.node_id, &new.error_message)]
-    {
-        assert_eq!((error, node.0), (42, -1));
-        assert!(why.as_ref().is_some_and(|why| why.contains("no transactions")), "{why:?}");
+fn transactions_wait_for_the_last_node_of_an_older_version() {
+    struct Older;
+    impl OtherNodes for Older {
+        fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
+            (vec![owner], vec![owner])
+        }
+        fn read(&self, _: u32, _: StreamId, _: StreamletId, _: Cursor) -> Result<(Vec<u8>, Cursor), String> {
+            Err("nobody is there".into())
+        }
+        fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
+            done(Err("nobody is there".into()));
+        }
+        fn serves_transactions(&self) -> bool {
+            false
+        }
     }
+    let asked = FindCoordinatorRequest::default().with_key_type(1);
+    let found = |world: &mut World| {
+        let old = world.call(1, &asked.clone().with_key(text("id")));
+        let new = world.call(4, &asked.clone().with_coordinator_keys(vec![text("id")]));
+        let new = new.coordinators.into_iter().next().unwrap();
+        assert_eq!(
+            (old.error_code, old.node_id, &old.error_message),
+            (new.error_code, new.node_id, &new.error_message)
+        );
+        (old.error_code, old.node_id.0, old.error_message)
+    };
+    let (mut world, _) = shared();
+    assert_eq!(found(&mut world), (NOT_AVAILABLE, -1, None), "the stream is not made yet");
+    world.running().door.clone().set_others(Arc::new(Older));
+    let (error, node, why) = found(&mut world);
+    assert_eq!((error, node), (42, -1));
+    assert!(why.as_ref().is_some_and(|why| why.contains("this version")), "{why:?}");
     let id = Some(TransactionalId(text("id")));
     let answer = world.call(3, &InitProducerIdRequest::default().with_transactional_id(id));
     assert_eq!((answer.error_code, answer.producer_id.0), (NOT_COORDINATOR, -1));
@@ -256,6 +277,12 @@ impl OtherNodes for Older {
         let outcome = self.lane.read(Cursor::default(), 1 << 20, true).unwrap();
         let next = Cursor { group: kera_format::GroupId::new(9, 0), ..Cursor::default() };
         Ok((outcome.data.concat(), next))
+    }
+    fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
+        done(Err("it is not there".into()));
+    }
+    fn serves_transactions(&self) -> bool {
+        false
     }
 }
 

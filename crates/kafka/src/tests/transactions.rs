@@ -1,6 +1,9 @@
 //! Transactions as clients see them, over nodes that die at every step: a door is dropped with all that it knows, and another
 //! one opened on the same log. What is durable is durable when the test says so.
 
+mod coordinating;
+mod owners;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use kafka_protocol::ResponseError as Code;
@@ -208,7 +211,8 @@ impl World {
     fn go_on(&mut self) -> bool {
         let Running { door, waiting, .. } = self.running();
         let Waiting { events, endings, .. } = waiting;
-        let hear = |endings: &mut Endings| events.try_iter().for_each(|event| endings.hear(event));
+        let now_ms = door.transactions.now().mono_ms;
+        let hear = |endings: &mut Endings| events.try_iter().for_each(|event| endings.hear(event, now_ms));
         hear(endings);
         endings.go_on(door);
         hear(endings);

@@ -25,7 +25,7 @@ use kera_format::kafka_transactions::{
 };
 
 use super::producer::{self, Begun};
-use super::{Ending, Places, ProducerIds, Reply, TransactionConfig, TransactionJournal};
+use super::{Ending, NOT_WRITTEN, Places, ProducerIds, Reply, TransactionConfig, TransactionJournal};
 use crate::groups::{AppendFailed, Mark, Now};
 
 /// Ids that one request may ask about.
@@ -48,7 +48,21 @@ pub struct Transactions {
     endings: Vec<Ending>,
     /// Ranges of aborted records that partitions remember, those of transactions that have gone since last counted included.
     aborted: usize,
-    loaded: bool,
+    /// Why nothing is served.
+    refuses: Option<Code>,
+}
+
+/// A partition in which a transaction has not ended.
+#[derive(Clone, Copy, Debug)]
+pub struct Unfinished<'a> {
+    /// The producer whose transaction it is.
+    pub producer_id: i64,
+    /// Its epoch.
+    pub epoch: i16,
+    /// Which partition.
+    pub of: &'a OffsetKey,
+    /// What is known of it.
+    pub touched: &'a Touched,
 }
 
 /// A transactional id.
@@ -83,7 +97,7 @@ impl Transactions {
             wakes: BTreeSet::new(),
             endings: Vec::new(),
             aborted: 0,
-            loaded: false,
+            refuses: Some(Code::CoordinatorLoadInProgress),
         }
     }
 
@@ -95,12 +109,14 @@ impl Transactions {
         };
     }
 
-    /// Where transactions write that have not ended: the producer, the partition, and what was known of it. Between replay
-    /// and start.
-    pub fn unfinished(&self) -> impl Iterator<Item = (i64, &OffsetKey, &Touched)> {
+    /// Where transactions write that have not ended.
+    pub fn unfinished(&self) -> impl Iterator<Item = Unfinished<'_>> {
         let all = self.transactions.values().map(|held| &held.is);
         let unfinished = all.filter(|is| matches!(is.state, State::Ongoing | State::Committing | State::Aborting));
-        unfinished.flat_map(|is| is.partitions.iter().map(|(of, touched)| (producer::marked(is).0, of, touched)))
+        let touched = unfinished.flat_map(|is| is.partitions.iter().map(move |of| (producer::marked(is), of)));
+        touched
+            .filter(|(_, (_, touched))| touched.from_offset != NOT_WRITTEN)
+            .map(|((id, epoch), (of, touched))| Unfinished { producer_id: id, epoch, of, touched })
     }
 
     /// A partition that ends before the place that is recorded of it has lost its end with the machine's power: its end now
@@ -127,12 +143,18 @@ impl Transactions {
 
     /// Everything in the journal has been taken. What was decided is ended now; what ran has its whole time again.
     pub fn start(&mut self, now: Now) {
-        self.loaded = true;
+        self.refuses = None;
         let ids: Vec<String> = self.transactions.keys().cloned().collect();
         for id in ids {
             self.end_if_decided(&id);
             self.set_wake(now, &id);
         }
+    }
+
+    /// Refuses everything from here on, with this error.
+    pub fn close(&mut self, code: Code) {
+        self.refuses = Some(code);
+        self.wakes.clear();
     }
 
     /// Transactions whose outcome is decided since the last call.
@@ -269,7 +291,10 @@ impl Transactions {
                 None => drop(unknown.insert((*name, *partition))),
             }
         }
-        let (after, result) = if unknown.is_empty() {
+        let (after, result) = if let Some(code) = self.refuses {
+            unknown.clear();
+            (None, Err(code))
+        } else if unknown.is_empty() {
             let producer = (request.v3_and_below_producer_id.0, request.v3_and_below_producer_epoch);
             self.extend(now, &request.v3_and_below_transactional_id, producer, |transaction| {
                 for (of, touched) in places {
@@ -331,6 +356,42 @@ impl Transactions {
             transaction.partitions.entry(of).or_insert(touched);
         });
         result.map(|()| mark)
+    }
+
+    /// The owner of a partition asks whether a producer may write to it in its transaction: the partition is open from
+    /// `touched` on, from before which no batch of it comes. `adds`: the partition is added if it is not in it. What is returned must be
+    /// durable before: then the transaction is known to have written there, whoever coordinates it.
+    pub fn claim(
+        &mut self,
+        now: Now,
+        id: &str,
+        producer: (i64, i16),
+        of: OffsetKey,
+        touched: Touched,
+        adds: bool,
+    ) -> Result<(Option<Mark>, u64), Code> {
+        match self.check_produce(id, producer, &of, touched.stream) {
+            Ok(_) => {}
+            Err(Code::InvalidTxnState) if adds => {}
+            Err(code) => return Err(code),
+        }
+        let mut from_offset = touched.from_offset;
+        let (mark, result) = self.extend(now, id, producer, |transaction| {
+            let known = transaction.partitions.entry(of).or_insert(touched);
+            // A topic that was made again under its name is another one. Otherwise the owner has written nothing before what it names:
+            // what it named before may be in front of the marker of the transaction before this one.
+            let goes_on = known.from_offset == NOT_WRITTEN || known.from_offset < touched.from_offset;
+            if known.stream != touched.stream || goes_on {
+                *known = touched;
+            }
+            from_offset = known.from_offset;
+        });
+        result.map(|()| (mark, from_offset))
+    }
+
+    /// The number of the transaction that an id runs: later ones have larger numbers.
+    pub fn number(&self, id: &str) -> i64 {
+        self.transactions.get(id).map_or(-1, |held| held.is.started_ms)
     }
 
     /// TxnOffsetCommit of the second version: the group is added with that. What is returned must be durable before.
@@ -496,8 +557,8 @@ impl Transactions {
     pub fn list(&self, now: Now, request: &ListTransactionsRequest) -> ListTransactionsResponse {
         const STATES: [State; 6] =
             [State::Empty, State::Ongoing, State::Committing, State::Aborting, State::Committed, State::Aborted];
-        if !self.loaded {
-            return ListTransactionsResponse::default().with_error_code(Code::CoordinatorLoadInProgress.code());
+        if let Some(code) = self.refuses {
+            return ListTransactionsResponse::default().with_error_code(code.code());
         }
         let is_unknown = |name: &&StrBytes| !STATES.iter().any(|state| producer::name(*state) == &***name);
         let unknown = request.state_filters.iter().filter(is_unknown).cloned().collect();
@@ -521,8 +582,8 @@ impl Transactions {
     }
 
     fn check_id(&self, id: &str) -> Result<(), Code> {
-        if !self.loaded {
-            return Err(Code::CoordinatorLoadInProgress);
+        if let Some(code) = self.refuses {
+            return Err(code);
         }
         if id.is_empty() || id.len() > TRANSACTIONAL_ID_BYTES_MAX { Err(Code::InvalidRequest) } else { Ok(()) }
     }
@@ -534,6 +595,9 @@ impl Transactions {
 
     /// The same, and with it what an aborted transaction has left.
     fn record_with(&mut self, now: Now, id: &str, is: Transaction, aborted: &[AbortedRange]) -> Result<Mark, Code> {
+        if let Some(code) = self.refuses {
+            return Err(code);
+        }
         let mut entries: Vec<Entry> = aborted.iter().copied().map(Entry::Aborted).collect();
         entries.push(Entry::Transaction(id.to_owned(), Some(is.clone())));
         let mark = self.journal.append(&entries).map_err(|AppendFailed| Code::CoordinatorNotAvailable)?;
@@ -585,6 +649,7 @@ impl Transactions {
                 producer_id,
                 epoch,
                 commit: is.state == State::Committing,
+                number: is.started_ms,
                 partitions: is.partitions.clone(),
                 groups: is.groups.clone(),
                 after: *mark,

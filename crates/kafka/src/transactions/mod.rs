@@ -26,8 +26,12 @@ use kera_format::kafka_transactions::{Entry, Touched};
 
 use crate::groups::{AppendFailed, Mark};
 
-pub use coordinator::Transactions;
+pub use coordinator::{Transactions, Unfinished};
 pub use partition::PartitionTransactions;
+
+/// Where a transaction has written in a partition that it may write to and has not: in a cluster that is learnt from the
+/// partition's owner with the first batch.
+pub const NOT_WRITTEN: u64 = u64::MAX;
 
 /// Where changes are kept.
 pub trait TransactionJournal {
@@ -70,6 +74,8 @@ pub struct Ending {
     pub epoch: i16,
     /// Whether it commits.
     pub commit: bool,
+    /// The transaction's number among those of its id, which grow.
+    pub number: i64,
     /// Where markers go.
     pub partitions: BTreeMap<OffsetKey, Touched>,
     /// The groups whose pending offsets count now, or never do.

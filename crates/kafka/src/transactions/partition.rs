@@ -23,13 +23,140 @@ pub struct PartitionTransactions {
     ending: Vec<(u64, u64)>,
     /// By marker's offset.
     aborted: Vec<AbortedRange>,
+    /// In a cluster: what coordinators know is not here yet, of the owner epoch that is named. Nothing is told until then.
+    loading: Option<u32>,
+    /// Producers whose batches belong to a transaction that its coordinator knows, until their marker.
+    claims: BTreeMap<i64, Claim>,
+    /// Claims that a coordinator was asked for: producer, a number that no other has, and the node. A marker ends them.
+    asked: Vec<(i64, u64, u32)>,
+    asked_last: u64,
+    /// Open by the journal of a node that was alone, which goes on with them: loads do not tell of them.
+    alone: BTreeMap<i64, u64>,
+}
+
+/// What a coordinator has answered for a producer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Claim {
+    epoch: i16,
+    /// The transaction has written nothing before: what its marker names.
+    from_offset: u64,
 }
 
 impl PartitionTransactions {
     /// No transaction has written to the partition.
     pub fn new(stream: StreamId, partition: u32) -> PartitionTransactions {
-        let (open, firsts) = (BTreeMap::new(), BTreeSet::new());
-        PartitionTransactions { stream, partition, open, firsts, ending: Vec::new(), aborted: Vec::new() }
+        PartitionTransactions {
+            stream,
+            partition,
+            open: BTreeMap::new(),
+            firsts: BTreeSet::new(),
+            ending: Vec::new(),
+            aborted: Vec::new(),
+            loading: None,
+            claims: BTreeMap::new(),
+            asked: Vec::new(),
+            asked_last: 0,
+            alone: BTreeMap::new(),
+        }
+    }
+
+    /// A node has come to own the partition in `epoch`, or holds a part of it in none (0): nothing is told of it until
+    /// [loaded](PartitionTransactions::load). `keeps`: what is open now stays so.
+    pub fn begin_load(&mut self, epoch: u32, keeps: bool) {
+        self.loading = Some(epoch);
+        self.claims.clear();
+        self.asked.clear();
+        if keeps {
+            self.alone = self.open.clone();
+        }
+    }
+
+    /// Whether what coordinators know is not here yet.
+    pub fn is_loading(&self) -> bool {
+        self.loading.is_some()
+    }
+
+    /// All coordinators have said what they know: what is open, by producer and first offset, and what was aborted. False if that is not
+    /// what is waited for.
+    pub fn load(
+        &mut self,
+        epoch: u32,
+        open: impl IntoIterator<Item = (i64, u64)>,
+        aborted: impl IntoIterator<Item = AbortedRange>,
+    ) -> bool {
+        if self.loading != Some(epoch) {
+            return false;
+        }
+        self.refresh(open, aborted);
+        self.loading = None;
+        true
+    }
+
+    /// The same again, of a partition that nothing is written to here.
+    pub fn refresh(
+        &mut self,
+        open: impl IntoIterator<Item = (i64, u64)>,
+        aborted: impl IntoIterator<Item = AbortedRange>,
+    ) {
+        self.open.clear();
+        self.firsts.clear();
+        self.ending.clear();
+        for (producer_id, first) in std::mem::take(&mut self.alone) {
+            self.wrote(producer_id, first);
+            self.alone.insert(producer_id, first);
+        }
+        open.into_iter().for_each(|(producer_id, first)| self.wrote(producer_id, first));
+        let known = std::mem::take(&mut self.aborted);
+        let all = known.into_iter().chain(aborted).map(|range| ((range.producer_id, range.first_offset), range));
+        self.aborted = all.collect::<BTreeMap<_, _>>().into_values().collect();
+        self.aborted.sort_by_key(|range| range.marker_offset);
+    }
+
+    /// Whether something is open.
+    pub fn has_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Whether batches of a producer in this epoch belong to a transaction that runs.
+    pub fn is_claimed(&self, producer_id: i64, epoch: i16) -> bool {
+        self.claims.get(&producer_id).is_some_and(|claim| claim.epoch == epoch)
+    }
+
+    /// Whether its coordinator is being asked at `node`. If another node was, its answer is not waited for any more.
+    pub fn is_asked(&mut self, producer_id: i64, node: u32) -> bool {
+        self.asked.retain(|(asked, _, at)| *asked != producer_id || *at == node);
+        self.asked.iter().any(|(asked, ..)| *asked == producer_id)
+    }
+
+    /// A producer's coordinator is asked now, at `node`. Only one at a time: what they tell of where the transaction begins must not go back.
+    /// The number to come back with, and before what the transaction has written nothing; `end` is the partition's durable end.
+    pub fn ask(&mut self, producer_id: i64, end: u64, node: u32) -> (u64, u64) {
+        self.asked_last += 1;
+        self.asked.push((producer_id, self.asked_last, node));
+        (self.asked_last, self.begun(producer_id).unwrap_or(end))
+    }
+
+    /// The coordinator has answered: with which epoch and from where on the producer may write, if it may. Without effect if a marker of the
+    /// producer came in between, or another owner: whom the answer is about may have ended.
+    pub fn answered(&mut self, producer_id: i64, number: u64, granted: Option<(i16, u64)>) {
+        let is_it = |asked: &(i64, u64, u32)| (asked.0, asked.1) == (producer_id, number);
+        let Some(at) = self.asked.iter().position(is_it) else { return };
+        self.asked.swap_remove(at);
+        if let Some((epoch, from_offset)) = granted {
+            self.claims.insert(producer_id, Claim { epoch, from_offset });
+        }
+    }
+
+    /// Whether a marker is a late copy of one that an earlier transaction of the producer had, since the one that is open began elsewhere.
+    pub fn is_late(&self, producer_id: i64, from_offset: u64) -> bool {
+        let begun = self.claims.get(&producer_id).map(|claim| claim.from_offset).or(self.begun(producer_id));
+        begun.is_some_and(|begun| begun != from_offset)
+    }
+
+    /// What an aborted transaction of a producer has left that began at `from_offset` or later.
+    pub fn left(&self, producer_id: i64, from_offset: u64) -> Option<AbortedRange> {
+        let is_it = |range: &&AbortedRange| range.producer_id == producer_id && range.first_offset >= from_offset;
+        self.aborted.iter().find(is_it).copied()
     }
 
     /// A producer's transaction has records from `offset` on, if it is not known to have some already.
@@ -58,6 +185,9 @@ impl PartitionTransactions {
         commit: bool,
         marker_offset: u64,
     ) -> Option<AbortedRange> {
+        self.claims.remove(&producer_id);
+        self.asked.retain(|(asked, ..)| *asked != producer_id);
+        self.alone.remove(&producer_id);
         let first_offset = self.open.remove(&producer_id)?;
         self.firsts.remove(&(first_offset, producer_id));
         self.ending.push((first_offset, marker_offset));
@@ -99,6 +229,9 @@ impl PartitionTransactions {
     /// Up to where every transaction has ended: readers of committed records stop there. `durable` is the partition's durable
     /// end, from before this call.
     pub fn stable(&mut self, durable: u64) -> u64 {
+        if self.loading.is_some() {
+            return 0;
+        }
         self.ending.retain(|(_, marker)| *marker >= durable);
         let open = self.firsts.first().map(|(first, _)| *first);
         let ending = self.ending.iter().map(|(first, _)| *first);
@@ -187,6 +320,41 @@ mod tests {
         assert_eq!(of.ranges(), [range(1, 3), range(10, 15)]);
     }
 
+    #[test]
+    fn a_claim_holds_until_the_marker_and_is_void_if_it_comes_first() {
+        let mut of = none();
+        let (number, from) = of.ask(1, 10, 2);
+        assert_eq!((from, of.is_asked(1, 2), of.is_claimed(1, 0)), (10, true, false));
+        of.answered(1, number + 1, Some((0, 10)));
+        assert!(!of.is_claimed(1, 0), "an answer to something else");
+        of.answered(1, number, Some((0, 10)));
+        assert!(of.is_claimed(1, 0) && !of.is_claimed(1, 1) && !of.is_asked(1, 2));
+        of.wrote(1, 12);
+        assert!(of.is_late(1, 4) && !of.is_late(1, 10) && !of.is_late(2, 4));
+        let range = of.ended((1, 0), false, 14).unwrap();
+        assert_eq!((of.left(1, 10), of.left(1, 13), of.left(2, 0)), (Some(range), None, None));
+        assert!(!of.is_claimed(1, 0));
+        let (number, _) = of.ask(1, 15, 2);
+        of.ended((1, 0), true, 15);
+        of.answered(1, number, Some((0, 15)));
+        assert!(!of.is_claimed(1, 0), "a marker came in between");
+        // Another node has come to coordinate it in between.
+        let (number, _) = of.ask(1, 16, 2);
+        assert!(!of.is_asked(1, 3));
+        of.answered(1, number, Some((0, 16)));
+        assert!(!of.is_claimed(1, 0));
+        // Another owner in between.
+        let (number, _) = of.ask(1, 16, 2);
+        of.begin_load(7, false);
+        of.answered(1, number, Some((0, 16)));
+        assert!(of.is_loading() && !of.is_claimed(1, 0));
+        assert!(of.load(7, [(3, 5)], [range]));
+        assert_eq!((of.begun(3), of.stable(20), of.ranges()), (Some(5), 5, &[range][..]));
+        let (_, from) = of.ask(3, 16, 2);
+        assert_eq!(from, 5, "what is open began there");
+        assert!(of.is_late(3, 4) && !of.is_late(3, 5));
+    }
+
     /// A record of the log, and what a reader of committed records makes of it.
     #[derive(Clone, Copy, PartialEq, Debug)]
     enum Logged {
@@ -203,6 +371,8 @@ mod tests {
         End(i64, bool),
         Durable,
         Restart,
+        /// The partition comes to a node that knows something of it from before.
+        Load,
         Read(prop::sample::Index, usize),
     }
 
@@ -214,6 +384,7 @@ mod tests {
             3 => (producer, any::<bool>()).prop_map(|(producer, commit)| Event::End(producer, commit)),
             3 => Just(Event::Durable),
             1 => Just(Event::Restart),
+            1 => Just(Event::Load),
             4 => (any::<prop::sample::Index>(), 1..9usize).prop_map(|(from, count)| Event::Read(from, count)),
         ];
         prop::collection::vec(event, 1..120)
@@ -247,7 +418,7 @@ mod tests {
         #[test]
         fn readers_get_what_is_committed(events in events()) {
             let mut of = none();
-            let (mut log, mut durable, mut stable) = (Vec::new(), 0, 0);
+            let (mut log, mut durable, mut stable, mut loads) = (Vec::new(), 0, 0, 1);
             // Of each producer's transaction that runs: its number, where it was added, and whether it has written.
             let mut running: BTreeMap<i64, (usize, u64)> = BTreeMap::new();
             let mut outcomes: Vec<Option<bool>> = Vec::new();
@@ -277,6 +448,16 @@ mod tests {
                         of.ranges().iter().rev().for_each(|range| again.restore(*range));
                         running.iter().for_each(|(producer, (_, added))| again.wrote(*producer, *added));
                         of = again;
+                        stable = 0;
+                    }
+                    Event::Load => {
+                        let ranges = of.ranges().to_vec();
+                        loads += 1;
+                        of.begin_load(loads, false);
+                        prop_assert_eq!(of.stable(durable as u64), 0, "it is not known what is open");
+                        prop_assert!(!of.load(loads - 1, [], []), "what was told to an earlier owner does not count");
+                        let open = running.iter().map(|(producer, (_, added))| (*producer, *added));
+                        prop_assert!(of.load(loads, open, ranges));
                         stable = 0;
                     }
                     Event::Read(from, count) => {

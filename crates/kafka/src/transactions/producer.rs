@@ -24,6 +24,11 @@ pub(super) fn begin(producer_id: i64, timeout_ms: i32, now_ms: i64) -> Transacti
     }
 }
 
+/// The time, which never goes back for an id: coordinators follow each other whose clocks differ.
+fn later(known: &Transaction, now_ms: i64) -> i64 {
+    now_ms.max(known.changed_ms)
+}
+
 /// Whether a request is this producer's: (id, epoch).
 pub(super) fn check(transaction: &Transaction, producer_id: i64, epoch: i16) -> Result<(), Code> {
     if transaction.producer_id != producer_id {
@@ -72,7 +77,7 @@ pub(super) fn init(
             if expected.is_some_and(|expected| !is_current(expected) && is_last(expected)) {
                 return Ok(Begun::Retry);
             }
-            let mut next = begin(known.producer_id, timeout_ms, now_ms);
+            let mut next = begin(known.producer_id, timeout_ms, later(known, now_ms));
             if known.epoch >= EPOCH_LAST {
                 next.producer_id = ids.next().ok_or(Code::CoordinatorNotAvailable)?;
                 next.previous_producer_id = known.producer_id;
@@ -90,15 +95,19 @@ pub(super) fn init(
 pub(super) fn running(known: &Transaction, now_ms: i64) -> Result<Transaction, Code> {
     match known.state {
         State::Committing | State::Aborting => Err(Code::ConcurrentTransactions),
-        State::Ongoing => Ok(Transaction { changed_ms: now_ms, ..known.clone() }),
-        State::Empty | State::Committed | State::Aborted => Ok(Transaction {
-            state: State::Ongoing,
-            started_ms: now_ms,
-            changed_ms: now_ms,
-            partitions: Default::default(),
-            groups: Default::default(),
-            ..known.clone()
-        }),
+        State::Ongoing => Ok(Transaction { changed_ms: later(known, now_ms), ..known.clone() }),
+        State::Empty | State::Committed | State::Aborted => {
+            // Later ones begin later: what has ended is told from what runs by this number.
+            let begun_ms = now_ms.max(known.changed_ms.saturating_add(1));
+            Ok(Transaction {
+                state: State::Ongoing,
+                started_ms: begun_ms,
+                changed_ms: begun_ms,
+                partitions: Default::default(),
+                groups: Default::default(),
+                ..known.clone()
+            })
+        }
     }
 }
 
@@ -178,7 +187,7 @@ pub(super) fn ending(known: &Transaction, commit: bool, now_ms: i64) -> Result<O
 /// The outcome is decided.
 fn end(known: &Transaction, commit: bool, now_ms: i64) -> Transaction {
     let state = if commit { State::Committing } else { State::Aborting };
-    Transaction { state, changed_ms: now_ms, ..known.clone() }
+    Transaction { state, changed_ms: later(known, now_ms), ..known.clone() }
 }
 
 /// Time is up: the transaction is aborted, and its producer fenced. Nobody has the next epoch yet: if the producer wishes to
@@ -198,7 +207,7 @@ pub(super) fn ended(known: &Transaction, now_ms: i64) -> Option<Transaction> {
     Some(Transaction {
         state,
         started_ms: -1,
-        changed_ms: now_ms,
+        changed_ms: later(known, now_ms),
         partitions: Default::default(),
         groups: Default::default(),
         ..known.clone()

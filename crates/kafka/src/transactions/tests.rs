@@ -433,7 +433,7 @@ fn where_a_partition_ended_when_it_was_added_is_kept() {
     world.add("a", producer, "items", 2);
     let unfinished = |world: &World| -> Vec<(i64, String, u64)> {
         let all = world.transactions.unfinished();
-        all.map(|(producer, of, touched)| (producer, of.topic.clone(), touched.from_offset)).collect()
+        all.map(|one| (one.producer_id, one.of.topic.clone(), one.touched.from_offset)).collect()
     };
     let expected = vec![(101, "items".to_owned(), 20), (101, "orders".to_owned(), 10)];
     assert_eq!(unfinished(&world), expected);

@@ -2,6 +2,7 @@
 //! be there.
 #![allow(dead_code, unreachable_pub, reason = "every test file uses some of it")]
 
+pub mod kafka;
 pub mod members;
 
 use std::ffi::OsStr;

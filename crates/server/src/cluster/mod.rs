@@ -13,6 +13,7 @@ mod moves;
 mod others;
 mod recovery;
 mod sessions;
+mod transactions;
 mod transport;
 
 use std::future::Future;
@@ -52,6 +53,7 @@ use moves::{Moves, MovesRole};
 pub(crate) use others::Others;
 use recovery::Recovery;
 use sessions::ClusterSessions;
+use transactions::KafkaRole;
 use transport::RpcTransport;
 
 /// Time between two tries to join.
@@ -86,6 +88,7 @@ pub(crate) struct Cluster {
     broker: Arc<OnceLock<Weak<Broker>>>,
     copier: Mutex<Option<(Arc<Copier>, JoinHandle<()>)>>,
     moves: Arc<MovesRole>,
+    kafka: Arc<KafkaRole>,
 }
 
 type Recovering = (Arc<Recovery>, Vec<JoinHandle<()>>);
@@ -130,7 +133,8 @@ impl Cluster {
         check_level(&group)?;
         let backup = Arc::new(BackupRole::default());
         let moves = Arc::new(MovesRole::default());
-        let server = listen(config, identity, &group, (&backup, &moves), &runtime, clock)?;
+        let kafka = Arc::new(KafkaRole::default());
+        let server = listen(config, identity, &group, (&backup, &moves, &kafka), &runtime, clock)?;
         runtime.spawn(group.clone().drive(Arc::new(RpcBackups(transport.clone())), stop.subscribe()));
         let joining = Joining { config, identity, transport, has_all };
         let epoch = join(&group, &runtime, &joining, single)?;
@@ -162,6 +166,7 @@ impl Cluster {
             broker: Arc::default(),
             copier: Mutex::new(None),
             moves,
+            kafka,
         });
         cluster.beat();
         Ok(cluster)
@@ -174,6 +179,11 @@ impl Cluster {
         leftovers::cut(log, &others).map_err(|message| Fatal::Data { message })?;
         self.group.read(|state| leftovers::drop_rebuilt(log, state, self.node, self.epoch));
         Ok(())
+    }
+
+    /// The node's Kafka door is there: it answers those of other nodes.
+    pub(crate) fn set_kafka(&self, door: &Arc<kera_kafka::Door>) {
+        self.kafka.set(door);
     }
 
     /// The virtual logs that have copies on other nodes.
@@ -204,6 +214,11 @@ impl Cluster {
         *self.recovery.lock() = Some(recovering);
         feed.begin();
         Ok(())
+    }
+
+    /// The [level] of the cluster that is in force.
+    pub(crate) fn level(&self) -> u32 {
+        self.group.level()
     }
 
     /// How the cluster is, as this node knows it.
@@ -479,7 +494,7 @@ fn listen(
     config: &Config,
     identity: &Identity,
     group: &Arc<Group>,
-    (backup, moves): (&Arc<BackupRole>, &Arc<MovesRole>),
+    (backup, moves, kafka): (&Arc<BackupRole>, &Arc<MovesRole>, &Arc<KafkaRole>),
     runtime: &Handle,
     clock: &Arc<dyn Clock>,
 ) -> Result<RunningServer, Fatal> {
@@ -508,6 +523,7 @@ fn listen(
         group: group.clone(),
         backup: backup.clone(),
         moves: moves.clone(),
+        kafka: kafka.clone(),
         runtime: runtime.clone(),
     };
     Server::start(server, Arc::new(sessions)).map_err(failed)

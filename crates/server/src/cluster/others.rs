@@ -11,11 +11,12 @@ use std::sync::Arc;
 use kera_coordinator::cluster::{ClusterState, LogState};
 use kera_format::cluster::Roles;
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
-use kera_kafka::OtherNodes;
+use kera_kafka::{Answered, OtherNodes};
 use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
 use kera_protocol::{Body, Op, ReadChunks, ReadChunksResponse, ReadEntry, Status};
 use kera_raft::Transport;
 
+use super::transactions::LEVEL;
 use super::transport::RpcTransport;
 use super::{Cluster, wait};
 
@@ -64,6 +65,19 @@ impl OtherNodes for Others {
             Some(Status::Ok | Status::NotOwner | Status::CursorGone) => Ok((data.to_vec(), head.next)),
             status => Err(format!("node {node} does not give older groups: {status:?}")),
         }
+    }
+
+    fn ask(&self, node: u32, op: Op, body: Vec<u8>, done: Answered) {
+        let address = self.cluster.group.read(|state| state.node(node).map(|node| node.doors.cluster.clone()));
+        let Some(address) = address else {
+            return done(Err(format!("node {node} is not in the cluster any more")));
+        };
+        let answer = self.transport.call(node.into(), &address, op, body);
+        self.cluster.copies.runtime().spawn(async move { done(answer.await) });
+    }
+
+    fn serves_transactions(&self) -> bool {
+        self.cluster.level() >= LEVEL
     }
 }
 

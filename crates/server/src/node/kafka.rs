@@ -60,6 +60,7 @@ impl Kafka {
             .map_err(|error| Fatal::Data { message: format!("the groups of Kafka clients: {error}") })?;
         if let Some(cluster) = &parts.cluster {
             door.set_others(Arc::new(Others::new(cluster)));
+            cluster.set_kafka(&door);
         }
         let network = &config.network;
         // Nobody says hello here, but the limits of a server are in it.

@@ -1,0 +1,302 @@
+//! The coordinator of transactions whose partitions and groups other nodes own: what it records before it grants, whom it has write markers
+//! and how often, and what the next coordinator goes on with. The owners are the test's.
+
+use kera_format::{ProducerEpoch, StreamId, StreamOptions, StreamletId};
+use kera_protocol::{
+    AbortedRecords, Body, ClaimPartition, EndInGroup, EndInPartitions, GroupEnded, OwnedStreamlet, PartitionClaimed,
+    PartitionEnded, PartitionsEnded, TransactionsHeld, TransactionsIn,
+};
+
+use super::super::parts::{ME, OTHER, owner, together};
+use super::owners::{Asked, bytes};
+use super::*;
+use crate::Answered;
+use crate::{group_parts, transaction_parts};
+
+const PARTS: u32 = 16;
+/// The owner epochs of this node as the coordinator and of the partitions' owner.
+const COORDINATOR: u32 = 5;
+const OWNER: u32 = 3;
+const ID: &str = "id";
+
+/// What was answered to another node.
+type Answer = Arc<Mutex<Option<Result<Vec<u8>, String>>>>;
+
+fn answer() -> (Answer, Answered) {
+    let told = Answer::default();
+    let into = Arc::clone(&told);
+    (told, Box::new(move |answer| *into.lock() = Some(answer)))
+}
+
+/// A node of two that coordinates all ids; the other one owns the partitions of `t` and the groups.
+fn coordinating() -> (World, Arc<Asked>) {
+    let mut world = World::new();
+    let stream = world.running().door.transactions.stream_of("t");
+    let (broker, coordinator) = together(&world);
+    let alone = |options| StreamOptions { replication: 1, virtual_logs: 0, ..options };
+    let made = |name, options| coordinator.system_stream(name, &alone(options)).unwrap().id;
+    let coordinators = made(transaction_parts::STREAM, transaction_parts::stream_options(1));
+    let groups = made(group_parts::STREAM, group_parts::stream_options(1));
+    broker.place_stream(1, stream, vec![owner(OTHER, OWNER); 2]).unwrap();
+    broker.place_stream(1, groups, vec![owner(OTHER, OWNER); 16]).unwrap();
+    broker.place_stream(1, coordinators, vec![owner(ME, COORDINATOR); PARTS as usize]).unwrap();
+    (0..PARTS).for_each(|at| broker.open_streamlet(coordinators, StreamletId(at), COORDINATOR, None).unwrap());
+    world.restart();
+    let asked = Arc::new(Asked::default());
+    let door = world.running().door.clone();
+    door.set_others(asked.clone());
+    door.groups.follow(&door.catalog, &door.broker);
+    world.read_parts();
+    (world, asked)
+}
+
+impl World {
+    /// Reads the ids of streamlets that have come.
+    fn read_parts(&mut self) -> usize {
+        let door = self.running().door.clone();
+        let loads = door.transactions.follow();
+        // What the one before has appended is durable, or it would not have come.
+        self.sink.release();
+        loads.iter().for_each(|load| door.transactions.read(load, || door.others(), || true));
+        loads.len()
+    }
+
+    /// The streamlet of the id goes to the other node and comes back.
+    fn lose_part(&mut self) -> u32 {
+        let door = self.running().door.clone();
+        let stream = door.catalog.info_of_transactions().unwrap().id;
+        let (broker, _) = self.parts();
+        let epoch = broker.ownership().owner(stream, StreamletId(0)).unwrap().epoch;
+        let version = u64::from(epoch);
+        for at in (0..PARTS).map(StreamletId) {
+            broker.set_owner(version, stream, at, owner(OTHER, epoch + 1)).unwrap();
+        }
+        assert!(door.transactions.follow().is_empty());
+        assert!(self.init(ID).is_err_and(|code| code == Code::NotCoordinator));
+        for at in (0..PARTS).map(StreamletId) {
+            broker.set_owner(version + 1, stream, at, owner(ME, epoch + 2)).unwrap();
+            broker.open_streamlet(stream, at, epoch + 2, None).unwrap();
+        }
+        assert_eq!(self.read_parts(), PARTS as usize);
+        epoch + 2
+    }
+
+    fn send_claim(&mut self, producer: (i64, i16), from_offset: u64, adds: bool) -> Answer {
+        let door = self.running().door.clone();
+        let claim = ClaimPartition {
+            id: ID.to_owned(),
+            producer_id: kera_format::ProducerId(producer.0 as u64),
+            producer_epoch: ProducerEpoch(producer.1 as u16),
+            topic: "t".to_owned(),
+            partition: 0,
+            stream: door.transactions.stream_of("t"),
+            from_offset,
+            adds,
+        };
+        let (told, done) = answer();
+        door.answer(kera_protocol::Op::ClaimPartition, 1, bytes(&claim).unwrap(), done);
+        self.nodes();
+        told
+    }
+
+    /// The same, once it is durable.
+    fn claimed(&mut self, producer: (i64, i16), from_offset: u64, adds: bool) -> PartitionClaimed {
+        let told = self.send_claim(producer, from_offset, adds);
+        self.sink.release();
+        self.nodes();
+        let told = told.lock().take().expect("it is answered").unwrap();
+        PartitionClaimed::decode(1, &told).unwrap()
+    }
+
+    /// What the coordinator of the id tells whoever owns partition 0 in that epoch.
+    fn known(&mut self, owner_epoch: u32) -> TransactionsHeld {
+        let door = self.running().door.clone();
+        let (_, part) = door.transactions.part_of(ID);
+        let of = OwnedStreamlet { stream: door.transactions.stream_of("t"), streamlet: StreamletId(0), owner_epoch };
+        let (told, done) = answer();
+        let asked = TransactionsIn { part, streamlets: vec![of] };
+        door.answer(kera_protocol::Op::TransactionsIn, 1, bytes(&asked).unwrap(), done);
+        self.sink.release();
+        self.nodes();
+        let told = told.lock().take().expect("it is answered").unwrap();
+        TransactionsHeld::decode(1, &told).unwrap()
+    }
+
+    /// What was decided is carried out as far as it can be: the markers that are asked for.
+    fn markers_asked(&mut self, asked: &Asked) -> Vec<(EndInPartitions, Answered)> {
+        self.sink.release();
+        self.go_on();
+        asked.take::<EndInPartitions>()
+    }
+}
+
+fn written(stream: StreamId, aborted: Option<(i64, u64)>) -> Result<Vec<u8>, String> {
+    let aborted = aborted.map(|(producer, first_offset)| AbortedRecords {
+        stream,
+        partition: 0,
+        producer_id: kera_format::ProducerId(producer as u64),
+        producer_epoch: ProducerEpoch(0),
+        first_offset,
+        marker_offset: first_offset + 3,
+        stable_offset: first_offset + 4,
+    });
+    bytes(&PartitionsEnded { partitions: vec![PartitionEnded { error: 0, start: 0, aborted }] })
+}
+
+#[test]
+fn markers_go_where_something_was_written_and_name_what_the_owner_was_told() {
+    let (mut world, asked) = coordinating();
+    let stream = world.running().door.transactions.stream_of("t");
+    let producer = world.init(ID).unwrap();
+    assert_eq!((world.add(ID, producer, "t", 0), world.add(ID, producer, "t", 1)), (0, 0));
+    assert_eq!(world.known(OWNER).open, []);
+    // Nothing is granted before it is durable that there may be records.
+    let told = world.send_claim(producer, 7, false);
+    assert!(told.lock().is_none());
+    world.sink.release();
+    world.nodes();
+    let told = told.lock().take().expect("it is answered").unwrap();
+    let claimed = PartitionClaimed { error: 0, from_offset: 7, part_epoch: COORDINATOR };
+    assert_eq!(PartitionClaimed::decode(1, &told).unwrap(), claimed);
+    // The owner has promised more the second time, or less after another one was here.
+    assert_eq!(world.claimed(producer, 9, false), PartitionClaimed { from_offset: 9, ..claimed });
+    assert_eq!(world.claimed(producer, 8, false), PartitionClaimed { from_offset: 9, ..claimed });
+    let open = &world.known(OWNER).open;
+    assert_eq!((open.len(), open[0].partition, open[0].from_offset), (1, 0, 9));
+    assert_eq!(world.claimed((producer.0, producer.1 + 1), 9, false).error, Code::ProducerFenced.code() as u16);
+    assert_eq!(world.end(ID, producer, false), 0);
+    let mut markers = world.markers_asked(&asked);
+    let (marker, done) = markers.pop().expect("one owner is asked");
+    assert!(markers.is_empty());
+    assert_eq!((marker.part_epoch, marker.commit, marker.partitions.len()), (COORDINATOR, false, 1));
+    let of = &marker.partitions[0];
+    assert_eq!((of.stream, of.partition, of.owner_epoch, of.from_offset), (stream, 0, OWNER, 9));
+    assert_eq!(world.state(ID), "PrepareAbort");
+    // What could not be done is asked for again a little later, of whoever owns it then.
+    done(Err("it is away".into()));
+    world.nodes();
+    assert!(world.markers_asked(&asked).is_empty());
+    world.clock.advance_ms(60);
+    let (_, done) = world.markers_asked(&asked).pop().expect("it is asked again");
+    done(written(stream, Some((producer.0, 9))));
+    world.nodes();
+    assert!(world.go_on());
+    assert_eq!(world.state(ID), "CompleteAbort");
+    let known = world.known(OWNER);
+    assert_eq!((known.open.len(), known.aborted.len(), known.aborted[0].first_offset), (0, 1, 9));
+    // The next coordinator tells the same.
+    world.lose_part();
+    let again = world.known(OWNER);
+    assert_eq!((again.aborted, again.epoch), (known.aborted, COORDINATOR + 2));
+}
+
+#[test]
+fn a_marker_of_an_owner_before_the_last_that_asked_is_written_again() {
+    let (mut world, asked) = coordinating();
+    let stream = world.running().door.transactions.stream_of("t");
+    let producer = world.init(ID).unwrap();
+    assert_eq!(world.add(ID, producer, "t", 0), 0);
+    assert_eq!(world.claimed(producer, 2, false).error, 0);
+    assert_eq!(world.end(ID, producer, true), 0);
+    let (_, done) = world.markers_asked(&asked).pop().expect("it is asked");
+    // The partition has gone to another owner, which is told that the transaction is open and waits for its marker.
+    assert_eq!(world.known(OWNER + 1).open.len(), 1);
+    let (broker, _) = world.parts();
+    broker.set_owner(2, stream, StreamletId(0), owner(OTHER, OWNER + 1)).unwrap();
+    done(written(stream, None));
+    world.nodes();
+    assert!(!world.go_on());
+    assert_eq!(world.state(ID), "PrepareCommit");
+    let (marker, done) = world.markers_asked(&asked).pop().expect("the next owner is asked");
+    assert_eq!(marker.partitions[0].owner_epoch, OWNER + 1);
+    done(written(stream, None));
+    world.nodes();
+    assert!(world.go_on());
+    assert_eq!((world.state(ID), world.known(OWNER + 1).open.len()), ("CompleteCommit".to_owned(), 0));
+}
+
+#[test]
+fn the_next_coordinator_goes_on_with_what_was_decided_and_the_last_one_ends_nothing() {
+    let (mut world, asked) = coordinating();
+    let stream = world.running().door.transactions.stream_of("t");
+    let producer = world.init(ID).unwrap();
+    assert_eq!(world.add(ID, producer, "t", 0), 0);
+    assert_eq!(world.claimed(producer, 2, false).error, 0);
+    assert_eq!(world.end(ID, producer, true), 0);
+    let (_, late) = world.markers_asked(&asked).pop().expect("it is asked");
+    let epoch = world.lose_part();
+    let (marker, done) = world.markers_asked(&asked).pop().expect("it is asked again");
+    assert_eq!((marker.part_epoch, marker.commit), (epoch, true));
+    late(written(stream, None));
+    world.nodes();
+    world.go_on();
+    drop(done);
+    let next = world.lose_part();
+    assert_eq!(world.state(ID), "PrepareCommit");
+    let (marker, done) = world.markers_asked(&asked).pop().expect("it is asked again");
+    assert_eq!(marker.part_epoch, next);
+    done(written(stream, None));
+    world.nodes();
+    assert!(world.go_on());
+    assert_eq!(world.state(ID), "CompleteCommit");
+}
+
+#[test]
+fn a_claim_of_the_next_transaction_waits_for_the_end_of_the_last() {
+    let (mut world, asked) = coordinating();
+    let stream = world.running().door.transactions.stream_of("t");
+    let producer = world.init(ID).unwrap();
+    // The partition is added with what is written to it.
+    assert_eq!(world.claimed(producer, 0, false).error, Code::InvalidTxnState.code() as u16);
+    assert_eq!(world.claimed(producer, 0, true).error, 0);
+    let ended = world.call(5, &World::end_request(ID, producer, true));
+    let next = (ended.producer_id.0, ended.producer_epoch);
+    assert_eq!((ended.error_code, next), (0, (producer.0, producer.1 + 1)));
+    let waits = world.send_claim(next, 4, true);
+    world.sink.release();
+    world.nodes();
+    assert!(waits.lock().is_none());
+    let (_, done) = world.markers_asked(&asked).pop().expect("it is asked");
+    done(written(stream, None));
+    world.nodes();
+    assert!(world.go_on());
+    world.nodes();
+    world.sink.release();
+    world.nodes();
+    let told = PartitionClaimed::decode(1, &waits.lock().take().expect("it is answered").unwrap()).unwrap();
+    assert_eq!((told.error, told.from_offset), (0, 4));
+    // One that waits for too long is told so.
+    let ended = world.call(5, &World::end_request(ID, next, false));
+    let waits = world.send_claim((ended.producer_id.0, ended.producer_epoch), 6, true);
+    world.clock.advance_ms(1_100);
+    world.running().door.transactions.tick();
+    world.nodes();
+    let told = PartitionClaimed::decode(1, &waits.lock().take().expect("it is answered").unwrap()).unwrap();
+    assert_eq!(told.error, Code::ConcurrentTransactions.code() as u16);
+}
+
+#[test]
+fn groups_at_other_nodes_are_told_under_a_number_that_grows() {
+    let (mut world, asked) = coordinating();
+    let producer = world.init(ID).unwrap();
+    let mut numbers = Vec::new();
+    for commit in [true, false] {
+        let request = AddOffsetsToTxnRequest::default()
+            .with_transactional_id(TransactionalId(text(ID)))
+            .with_producer_id(ProducerId(producer.0))
+            .with_producer_epoch(producer.1)
+            .with_group_id(GroupId(text("g")));
+        assert_eq!(world.call(3, &request).error_code, 0);
+        assert_eq!(world.end(ID, producer, commit), 0);
+        world.sink.release();
+        world.go_on();
+        let (told, done) = asked.take::<EndInGroup>().pop().expect("it is told");
+        assert_eq!((&*told.group, told.commit, told.part_epoch, told.owner_epoch), ("g", commit, COORDINATOR, OWNER));
+        numbers.push(told.number);
+        done(bytes(&GroupEnded { error: 0 }));
+        world.nodes();
+        assert!(world.go_on());
+    }
+    assert!(numbers[0] < numbers[1], "{numbers:?}");
+    assert_eq!(world.state(ID), "CompleteAbort");
+}

@@ -1,0 +1,319 @@
+//! The owner of partitions and of groups whose transactions other nodes coordinate: what it waits for, what it asks, and what it does with
+//! requests that come late or from who is not the coordinator any more. The coordinators are the test's.
+
+use kera_format::{Cursor, ProducerEpoch, StreamId, StreamOptions, StreamletId};
+use kera_protocol::{
+    AbortedRecords, Body, ClaimGroup, ClaimPartition, EndInGroup, EndInPartitions, EndedPartition, GroupClaimed,
+    Message, OpenTransaction, PartitionClaimed, PartitionEnded, TransactionsHeld, TransactionsIn,
+};
+
+use super::super::parts::{ME, OTHER, owner, together};
+use super::*;
+use crate::Answered;
+use crate::door::OtherNodes;
+use crate::node_requests::Served;
+use crate::{group_parts, transaction_parts};
+
+const PARTS: u32 = 16;
+/// The owner epochs of the coordinators and of the partitions.
+const COORDINATORS: u32 = 5;
+const OWNER: u32 = 3;
+
+/// What the node has asked, until it is answered.
+#[derive(Default)]
+pub(super) struct Asked(Mutex<Vec<(kera_protocol::Op, Vec<u8>, Answered)>>);
+
+impl OtherNodes for Asked {
+    fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
+        (vec![owner], vec![owner])
+    }
+    fn read(&self, _: u32, _: StreamId, _: StreamletId, _: Cursor) -> Result<(Vec<u8>, Cursor), String> {
+        Err("nobody has moved".into())
+    }
+    fn ask(&self, node: u32, op: kera_protocol::Op, body: Vec<u8>, done: Answered) {
+        assert_eq!(node, OTHER);
+        self.0.lock().push((op, body, done));
+    }
+    fn serves_transactions(&self) -> bool {
+        true
+    }
+}
+
+impl Asked {
+    /// Takes the questions of a kind.
+    pub(super) fn take<M: Message>(&self) -> Vec<(M, Answered)> {
+        let all = std::mem::take(&mut *self.0.lock());
+        let (these, others) = all.into_iter().partition(|(op, ..)| *op == M::OP);
+        *self.0.lock() = others;
+        let these: Vec<(kera_protocol::Op, Vec<u8>, Answered)> = these;
+        these.into_iter().map(|(op, body, done)| (M::decode(op.version_max(), &body).unwrap(), done)).collect()
+    }
+}
+
+pub(super) fn bytes<B: Body>(body: &B) -> Result<Vec<u8>, String> {
+    let mut bytes = Vec::new();
+    body.encode(1, &mut bytes);
+    Ok(bytes)
+}
+
+/// A node of two that owns the partitions of `t`, with three records in partition 0, and the groups; the other one coordinates.
+fn owning() -> (World, Arc<Asked>) {
+    let mut world = World::new();
+    (0..3).for_each(|at| assert_eq!(world.plain("t", 0), at));
+    let stream = world.running().door.transactions.stream_of("t");
+    let (broker, coordinator) = together(&world);
+    let alone = |options| StreamOptions { replication: 1, virtual_logs: 0, ..options };
+    let made = |name, options| coordinator.system_stream(name, &alone(options)).unwrap().id;
+    let coordinators = made(transaction_parts::STREAM, transaction_parts::stream_options(1));
+    let groups = made(group_parts::STREAM, group_parts::stream_options(1));
+    broker.place_stream(1, coordinators, vec![owner(OTHER, COORDINATORS); PARTS as usize]).unwrap();
+    for (stream, count) in [(stream, 2), (groups, 16)] {
+        broker.place_stream(1, stream, vec![owner(ME, OWNER); count]).unwrap();
+        (0..count as u32).for_each(|at| broker.open_streamlet(stream, StreamletId(at), OWNER, None).unwrap());
+    }
+    world.restart();
+    let asked = Arc::new(Asked::default());
+    let door = world.running().door.clone();
+    door.set_others(asked.clone());
+    door.transactions.follow();
+    for load in door.groups.follow(&door.catalog, &door.broker) {
+        door.groups.loaded(&load, load.run(&door.broker, || door.others(), || true).unwrap());
+    }
+    (world, asked)
+}
+
+fn held() -> TransactionsHeld {
+    TransactionsHeld { epoch: COORDINATORS, open: Vec::new(), aborted: Vec::new() }
+}
+
+impl World {
+    /// What has come for the node's thread is done.
+    pub(super) fn nodes(&mut self) {
+        let Running { door, waiting, .. } = self.running();
+        while waiting.node_work.go_on(door) > 0 {}
+    }
+
+    /// The coordinators are asked what they know, and tell this; the first of them has `some`.
+    fn load(&mut self, asked: &Asked, some: TransactionsHeld) {
+        let door = self.running().door.clone();
+        door.owner.follow(&door);
+        let questions = asked.take::<TransactionsIn>();
+        assert_eq!(questions.len(), PARTS as usize);
+        let mut some = Some(some);
+        for (_, done) in questions {
+            done(bytes(&some.take().unwrap_or_else(held)));
+        }
+        self.nodes();
+    }
+
+    fn error(&mut self, isolation: i8) -> i16 {
+        let request = fetch_request("t", 0, 0, 0).with_isolation_level(isolation);
+        self.call(11, &request).responses[0].partitions[0].error_code
+    }
+
+    /// Sends a transactional batch, and answers its claim.
+    fn claim(&mut self, asked: &Asked, producer: (i64, i16), sequence: i32) -> (ClaimPartition, Answered) {
+        let batch = transactional(&[b"x"], (producer.0, producer.1, sequence));
+        let request = World::produce_request(Some("id"), "t", 0, batch);
+        let running = self.running();
+        let frame = frame(ApiKey::Produce, 9, 7, &request);
+        assert_eq!(running.session.on_frame(&FrameHeader::default(), &frame, &mut running.out), Flow::Blocked);
+        asked.take::<ClaimPartition>().pop().expect("it asks")
+    }
+
+    /// The blocked request is offered again, as its connection does.
+    fn offer(&mut self, producer: (i64, i16), sequence: i32) -> Flow {
+        self.nodes();
+        let batch = transactional(&[b"x"], (producer.0, producer.1, sequence));
+        let frame = frame(ApiKey::Produce, 9, 7, &World::produce_request(Some("id"), "t", 0, batch));
+        let running = self.running();
+        running.session.on_frame(&FrameHeader::default(), &frame, &mut running.out)
+    }
+
+    fn produced(&mut self) -> (i16, i64) {
+        self.sink.release();
+        let answer = self.answer::<ProduceRequest>(9).expect("it is answered");
+        let one = &answer.responses[0].partition_responses[0];
+        (one.error_code, one.base_offset)
+    }
+
+    fn end_at(&mut self, of: (i64, i16), commit: bool, from_offset: u64, epochs: (u32, u32)) -> PartitionEnded {
+        let door = self.running().door.clone();
+        let stream = door.transactions.stream_of("t");
+        let asked = EndInPartitions {
+            part: 0,
+            part_epoch: epochs.0,
+            producer_id: kera_format::ProducerId(of.0 as u64),
+            producer_epoch: ProducerEpoch(of.1 as u16),
+            commit,
+            partitions: vec![EndedPartition { stream, partition: 0, owner_epoch: epochs.1, from_offset }],
+        };
+        let Served::Now(told, after) = door.end_in_partitions(&asked) else { panic!("it is not answered") };
+        let is_written = !after.is_empty();
+        self.sink.release();
+        assert!(after.iter().all(|after| after.is_durable()));
+        assert!(told.partitions[0].error == 0 || !is_written);
+        told.partitions[0]
+    }
+}
+
+fn granted(from_offset: u64) -> Result<Vec<u8>, String> {
+    bytes(&PartitionClaimed { error: 0, from_offset, part_epoch: COORDINATORS })
+}
+
+const P: (i64, i16) = (77, 0);
+
+#[test]
+fn nothing_is_shown_for_committed_before_all_coordinators_have_told() {
+    let (mut world, asked) = owning();
+    let door = world.running().door.clone();
+    let stream = door.transactions.stream_of("t");
+    let lane = door.transactions.lane(stream, 0).unwrap();
+    let native = |durable| lane.visibility().unwrap().end(durable);
+    let elsewhere = Code::NotLeaderOrFollower.code();
+    assert_eq!((world.error(1), world.error(0), native(3)), (elsewhere, 0, 0));
+    door.owner.follow(&door);
+    let mut questions = asked.take::<TransactionsIn>();
+    let of = &questions[0].0.streamlets;
+    assert_eq!((of.len(), of[0].stream, of[0].owner_epoch), (1, stream, OWNER), "one streamlet has records");
+    door.owner.follow(&door);
+    assert!(asked.take::<TransactionsIn>().is_empty(), "they are being asked");
+    // One of them is not to be had.
+    questions.pop().unwrap().1(Err("it is away".into()));
+    questions.into_iter().for_each(|(_, done)| done(bytes(&held())));
+    world.nodes();
+    assert_eq!((world.error(1), native(3)), (elsewhere, 0));
+    let [producer_id, epoch] = [kera_format::ProducerId(77), kera_format::ProducerId(78)];
+    let range = AbortedRecords {
+        stream,
+        partition: 0,
+        producer_id: epoch,
+        producer_epoch: ProducerEpoch(0),
+        first_offset: 0,
+        marker_offset: 1,
+        stable_offset: 2,
+    };
+    let producer_epoch = ProducerEpoch(0);
+    let open = OpenTransaction { stream, partition: 0, producer_id, producer_epoch, from_offset: 2 };
+    world.load(&asked, TransactionsHeld { open: vec![open], aborted: vec![range], ..held() });
+    let seen = world.fetch("t", 0, 0, 1);
+    assert_eq!((seen.stable, seen.aborted, native(3)), (2, vec![(78, 0)], 2));
+    // It ends, and the marker is the only one.
+    assert_eq!(world.end_at(P, true, 2, (COORDINATORS, OWNER)).error, 0);
+    assert_eq!((world.fetch("t", 0, 0, 1).stable, native(4)), (4, 4));
+    assert_eq!(world.markers("t", 0), [(3, Kind::Marker(true, 0))]);
+    // It goes and comes back: what was known before is asked for again.
+    let (broker, _) = world.parts();
+    broker.set_owner(2, stream, StreamletId(0), owner(OTHER, 4)).unwrap();
+    broker.set_owner(3, stream, StreamletId(0), owner(ME, 6)).unwrap();
+    broker.open_streamlet(stream, StreamletId(0), 6, None).unwrap();
+    assert_eq!((world.error(1), native(4)), (elsewhere, 0));
+    // What is told of the epoch before does not count.
+    world.load(&asked, held());
+    assert_eq!((world.error(1), native(4)), (0, 4));
+}
+
+#[test]
+fn a_coordinator_is_asked_once_for_each_transaction() {
+    let (mut world, asked) = owning();
+    world.load(&asked, held());
+    let (claim, done) = world.claim(&asked, P, 0);
+    assert_eq!((&*claim.id, claim.from_offset, claim.adds), ("id", 3, false));
+    done(granted(3));
+    assert_eq!(world.offer(P, 0), Flow::Done);
+    assert_eq!(world.produced(), (0, 3));
+    assert_eq!(world.fetch("t", 0, 0, 1).stable, 3);
+    assert_eq!((world.offer(P, 1), world.produced()), (Flow::Done, (0, 4)), "it knows");
+    assert!(asked.0.lock().is_empty());
+    let ended = world.end_at(P, false, 3, (COORDINATORS, OWNER));
+    let range = ended.aborted.unwrap();
+    assert_eq!((range.first_offset, range.marker_offset, range.stable_offset), (3, 5, 6));
+    assert_eq!(world.end_at(P, false, 3, (COORDINATORS, OWNER)).aborted, Some(range), "asked again it says the same");
+    assert_eq!(world.fetch("t", 0, 0, 1).aborted, [(77, 3)]);
+    // The next one is another.
+    let (claim, done) = world.claim(&asked, P, 2);
+    assert_eq!(claim.from_offset, 6);
+    done(bytes(&PartitionClaimed { error: 48, from_offset: 0, part_epoch: COORDINATORS }));
+    assert_eq!(world.offer(P, 2), Flow::Done);
+    assert_eq!(world.produced().0, Code::InvalidTxnState.code());
+    assert_eq!(world.markers("t", 0).len(), 1);
+}
+
+#[test]
+fn a_marker_voids_a_claim_that_is_under_way() {
+    let (mut world, asked) = owning();
+    world.load(&asked, held());
+    let (_, done) = world.claim(&asked, P, 0);
+    // That of the transaction before.
+    assert_eq!(world.end_at(P, true, 1, (COORDINATORS, OWNER)).error, 0);
+    done(granted(3));
+    assert_eq!(world.offer(P, 0), Flow::Blocked, "the answer may be about what has ended");
+    let (claim, done) = asked.take::<ClaimPartition>().pop().expect("it asks again");
+    assert_eq!(claim.from_offset, 4, "behind the marker");
+    done(granted(4));
+    assert_eq!((world.offer(P, 0), world.produced()), (Flow::Done, (0, 4)));
+}
+
+#[test]
+fn what_comes_late_or_from_before_changes_nothing() {
+    let (mut world, asked) = owning();
+    world.load(&asked, held());
+    let (_, done) = world.claim(&asked, P, 0);
+    done(granted(3));
+    assert_eq!((world.offer(P, 0), world.produced()), (Flow::Done, (0, 3)));
+    // A late copy of the marker of the transaction before, which began earlier.
+    assert_eq!(world.end_at(P, true, 1, (COORDINATORS, OWNER)).error, 0);
+    let fenced = Code::TransactionCoordinatorFenced.code().cast_unsigned();
+    assert_eq!(world.end_at(P, true, 3, (COORDINATORS - 1, OWNER)).error, fenced);
+    let elsewhere = Code::NotLeaderOrFollower.code().cast_unsigned();
+    assert_eq!(world.end_at(P, true, 3, (COORDINATORS, OWNER + 1)).error, elsewhere);
+    assert_eq!((world.markers("t", 0), world.fetch("t", 0, 0, 1).stable), (vec![], 3));
+    // A later coordinator is heard of by its request; the one before is not believed any more.
+    assert_eq!(world.end_at(P, true, 3, (COORDINATORS + 2, OWNER)).error, 0);
+    assert_eq!(world.end_at((78, 0), true, 3, (COORDINATORS, OWNER)).error, fenced);
+    assert_eq!(world.markers("t", 0), [(4, Kind::Marker(true, 0))]);
+}
+
+#[test]
+fn groups_ask_once_and_are_not_ended_by_late_copies() {
+    let (mut world, asked) = owning();
+    let commit = |world: &mut World, offset| world.send(3, &World::offset_request("id", P, "g", offset));
+    let error = |world: &mut World| {
+        world.nodes();
+        let mut answer = world.answer::<TxnOffsetCommitRequest>(3);
+        world.sink.release();
+        answer = answer.or_else(|| world.answer::<TxnOffsetCommitRequest>(3));
+        answer.map(|answer| answer.topics[0].partitions[0].error_code)
+    };
+    let end = |world: &mut World, number: i64, part_epoch: u32, owner_epoch: u32| {
+        let door = world.running().door.clone();
+        let producer_id = kera_format::ProducerId(77);
+        let group = "g".to_owned();
+        let asked = EndInGroup { part: 0, part_epoch, group, owner_epoch, producer_id, number, commit: true };
+        let Served::Now(told, _) = door.end_in_group(&asked) else { panic!("it is not answered") };
+        world.sink.release();
+        told.error.cast_signed()
+    };
+    commit(&mut world, 7);
+    assert_eq!(error(&mut world), None);
+    let (claim, done) = asked.take::<ClaimGroup>().pop().expect("it asks");
+    assert_eq!((&*claim.id, &*claim.group), ("id", "g"));
+    done(bytes(&GroupClaimed { error: 0, number: 100, part_epoch: COORDINATORS }));
+    assert_eq!((error(&mut world), world.offset("g")), (Some(0), Err(Code::UnstableOffsetCommit)));
+    commit(&mut world, 8);
+    assert_eq!(error(&mut world), Some(0), "it knows");
+    assert_eq!(end(&mut world, 99, COORDINATORS, OWNER), 0, "a late copy");
+    assert_eq!(end(&mut world, 100, COORDINATORS - 1, OWNER), Code::TransactionCoordinatorFenced.code());
+    assert_eq!(end(&mut world, 100, COORDINATORS, OWNER - 1), Code::NotCoordinator.code());
+    assert_eq!(world.offset("g"), Err(Code::UnstableOffsetCommit));
+    assert_eq!((end(&mut world, 100, COORDINATORS, OWNER), world.offset("g")), (0, Ok(8)));
+    // An end that comes while the coordinator is asked voids the answer.
+    commit(&mut world, 9);
+    let (_, done) = asked.take::<ClaimGroup>().pop().expect("it asks");
+    assert_eq!(end(&mut world, 101, COORDINATORS, OWNER), 0);
+    done(bytes(&GroupClaimed { error: 0, number: 101, part_epoch: COORDINATORS }));
+    assert_eq!(error(&mut world), None);
+    let (_, done) = asked.take::<ClaimGroup>().pop().expect("it asks again");
+    done(bytes(&GroupClaimed { error: 47, number: 0, part_epoch: COORDINATORS }));
+    assert_eq!((error(&mut world), world.offset("g")), (Some(47), Ok(8)));
+}
