@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use kera_env::{AlignedBuffer, Disk, OpenMode, Random};
-use kera_format::vlog::PAGE_BYTES;
+use kera_format::vlog::{BlockHeader, PAGE_BYTES};
 use kera_format::vlog_replica::{FENCES_MAX, Fences, LogId, POWER_LOSSES_MAX, PowerLosses, ReplicaHeader};
 
 use crate::backup::BackupConfig;
@@ -53,7 +53,8 @@ pub(crate) fn open(
         return Err(OpenError::NoDisk);
     }
     let power = Power::read(config.boot_id, disks)?;
-    let mut opening = Opening { config, power, parts: BTreeMap::new(), next_file: 1, report: OpenReport::default() };
+    let (parts, headless, report) = (BTreeMap::new(), Vec::new(), OpenReport::default());
+    let mut opening = Opening { config, power, parts, headless, next_file: 1, report };
     let (mut spares, mut files) = (Vec::new(), Vec::new());
     let of_opening = |error| match error {
         Trouble::Disk(path, error) => OpenError::Disk { path, error },
@@ -81,9 +82,10 @@ pub(crate) fn open(
     };
     let writers = disks.iter().zip(spares).map(writer).collect();
     let mut next_run = 0;
-    let Opening { power, parts, next_file, mut report, .. } = opening;
-    let made = |(log, parts)| {
-        (log, replica(parts, |row_synced, last| power.lost_behind(log, row_synced, last), &mut next_run))
+    let Opening { power, parts, headless, next_file, mut report, .. } = opening;
+    let made = |(log, parts): (LogId, Vec<Found>)| {
+        let perhaps: Vec<&Headless> = headless.iter().filter(|of| of.vlog == log.vlog).collect();
+        (log, replica(parts, |row_synced, last| power.lost_behind(log, row_synced, last), &perhaps, &mut next_run))
     };
     let logs: BTreeMap<LogId, Replica> = parts.into_iter().map(made).collect();
     let rows = logs.iter().flat_map(|(log, replica)| replica.runs.iter().map(|run| (*log, run)));
@@ -176,6 +178,13 @@ impl Power {
     }
 }
 
+/// A file whose header does not read back: its blocks say which virtual log they are of, but not of which node.
+struct Headless {
+    vlog: u32,
+    first: u64,
+    last: u64,
+}
+
 /// A file with its header.
 struct Headed {
     disk: usize,
@@ -203,6 +212,7 @@ struct Opening<'a> {
     config: &'a BackupConfig,
     power: Power,
     parts: BTreeMap<LogId, Vec<Found>>,
+    headless: Vec<Headless>,
     next_file: u64,
     report: OpenReport,
 }
@@ -218,6 +228,9 @@ impl Opening<'_> {
             if let Some(sequence) = sequence(".replica") {
                 self.next_file = self.next_file.max(sequence + 1);
                 files.extend(self.header(disk, sequence)?.map(|header| Headed { disk: number, sequence, header }));
+            } else if let Some(sequence) = sequence(".replica.damaged") {
+                self.next_file = self.next_file.max(sequence + 1);
+                self.headless(disk, &name, sequence)?;
             } else if let Some(sequence) = sequence(".spare") {
                 self.next_file = self.next_file.max(sequence + 1);
                 spares.push(sequence);
@@ -240,13 +253,36 @@ impl Opening<'_> {
             Err(_) if page.iter().all(|byte| *byte == 0) => return disk.remove(&name).map(|()| None).map_err(failed),
             Err(error) => {
                 self.report.damage.push(format!("{name}: {error}; nobody knows whose blocks are in it"));
-                return disk.rename(&name, &format!("{name}.damaged")).map(|()| None).map_err(failed);
+                let damaged = format!("{name}.damaged");
+                disk.rename(&name, &damaged).map_err(failed)?;
+                let of_file = damaged.strip_prefix(FOLDER).unwrap_or(&damaged).trim_start_matches('/');
+                return self.headless(disk, of_file, sequence).map(|()| None);
             }
         };
         if header.cluster != self.config.cluster || header.backup != self.config.node {
             return Err(Trouble::Foreign(name));
         }
         Ok(Some(header))
+    }
+
+    /// Which blocks are in a file without a header: those that are missing of a log may be these, and were not given back.
+    fn headless(&mut self, disk: &dyn Disk, name: &str, sequence: u64) -> Result<(), Trouble> {
+        let name = format!("{FOLDER}/{name}");
+        let failed = |error| Trouble::Disk(name.clone(), error);
+        let file = disk.open(&name, OpenMode::Read, false).map_err(failed)?;
+        let (mut page, bytes) = (AlignedBuffer::zeroed(PAGE_BYTES), file.len().map_err(failed)?);
+        let mut found: Option<Headless> = None;
+        for at in (0..bytes).step_by(PAGE_BYTES) {
+            let read = file.read_at(at, &mut page).map_err(failed)?;
+            let Ok(header) = BlockHeader::parse(&page[..read]) else { continue };
+            if header.file == sequence {
+                let known =
+                    found.get_or_insert(Headless { vlog: header.vlog, first: header.block, last: header.block });
+                (known.first, known.last) = (known.first.min(header.block), known.last.max(header.block));
+            }
+        }
+        self.headless.extend(found);
+        Ok(())
     }
 
     /// Whether each file is one of the last of its row, of which a loss of power may have taken something although it has a footer.
@@ -396,7 +432,14 @@ impl Scan {
 
 /// Puts the parts of a log, each with the first block of its row, into runs without holes. `lost_behind`: the last block of a row, if more
 /// may have been there, by whether the row's blocks are synced.
-fn replica(mut parts: Vec<Found>, lost_behind: impl Fn(bool, u64) -> Option<u64>, next_run: &mut u64) -> Replica {
+///
+/// `headless`: files without headers that may be this log's.
+fn replica(
+    mut parts: Vec<Found>,
+    lost_behind: impl Fn(bool, u64) -> Option<u64>,
+    headless: &[&Headless],
+    next_run: &mut u64,
+) -> Replica {
     parts.sort_by_key(|found| (found.part.first, found.part.last));
     let mut replica = Replica::default();
     for Found { part, synced, run_first, is_behind_damage } in parts {
@@ -410,7 +453,10 @@ fn replica(mut parts: Vec<Found>, lost_behind: impl Fn(bool, u64) -> Option<u64>
             continue;
         }
         // Files are given back from the front of a row on: behind a hole within a row something is missing that should not.
-        let has_hole = is_behind_damage || replica.runs.iter().any(|run| run_first <= run.taken.max(run.first));
+        let is_missing = |of: &&Headless| run_first <= of.last && of.first < part.first;
+        let has_hole = is_behind_damage
+            || replica.runs.iter().any(|run| run_first <= run.taken.max(run.first))
+            || headless.iter().any(is_missing);
         *next_run += 1;
         let (through, id) = (part.last, *next_run);
         replica.runs.push(Run {
@@ -428,5 +474,6 @@ fn replica(mut parts: Vec<Found>, lost_behind: impl Fn(bool, u64) -> Option<u64>
             files: VecDeque::from([part]),
         });
     }
+    replica.perhaps_through = headless.iter().map(|of| of.last).max().unwrap_or(0);
     replica
 }

@@ -60,6 +60,8 @@ pub(crate) struct Run {
 pub(crate) struct Replica {
     /// By their first blocks.
     pub(crate) runs: Vec<Run>,
+    /// The highest block in a file of which nobody knows any more whose it is: it may be this log's.
+    pub(crate) perhaps_through: u64,
 }
 
 /// What is to be done with a block.
@@ -124,7 +126,7 @@ impl Replica {
 
     /// Whether a log, of which there is nothing behind `end` from block `first` on, ends there for sure. `last` says how far rows go.
     pub(crate) fn is_certain(&self, first: u64, end: u64, last: impl Fn(&Run) -> u64) -> bool {
-        if self.runs.iter().any(|run| run.doubtful && run.first > end) {
+        if self.perhaps_through > end || self.runs.iter().any(|run| run.doubtful && run.first > end) {
             return false;
         }
         let may_have_lost = |run: &Run| run.lost_behind.is_some_and(|lost| last(run) <= lost);
@@ -138,7 +140,8 @@ impl Replica {
     /// Whether there are blocks behind `end` which no loss of power explains: a disk has changed what is between, and what was answered for may
     /// be behind it.
     pub(crate) fn is_damaged_behind(&self, end: u64) -> bool {
-        self.runs.iter().any(|run| run.doubtful && run.first > end && run.lost_behind.is_none())
+        let is_damaged = |run: &Run| run.doubtful && run.first > end && run.lost_behind.is_none();
+        self.perhaps_through > end || self.runs.iter().any(is_damaged)
     }
 
     /// The blocks that are written, in ranges without a hole.

@@ -371,6 +371,31 @@ fn a_damaged_front_is_not_taken_for_given_back() {
     );
 }
 
+#[test]
+fn a_file_whose_header_is_damaged_is_not_taken_for_given_back_nor_the_log_for_shorter() {
+    for which in [0, 2] {
+        let (disk, disks) = memory();
+        let mut rig = Rig::over(open(&disks, 1).0);
+        for block in 1..=40 {
+            assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)));
+        }
+        drop(rig);
+        let files: Vec<String> = disk.list("replicas").expect("list");
+        let files: Vec<&String> = files.iter().filter(|name| name.ends_with(".replica")).collect();
+        assert_eq!(files.len(), 3, "{files:?}");
+        disk.flip_bit(&format!("replicas/{}", files[which]), 70, 3).expect("there");
+        // Once when it is found, and once when it is known already.
+        for seed in [2, 3] {
+            let rig = Rig::over(open(&disks, seed).0);
+            assert!(rig.read(LOG, 1, 40).is_err() || rig.ranges(LOG)[0].last < 40);
+            let asked = LaneStates { log: LOG, from_block: 1, through_block: 40, streamlets: Vec::new() };
+            let has_last = rig.read(LOG, 40, 40).is_ok_and(|blocks| blocks == [40]);
+            assert!(!has_last || rig.backup.lane_states(&asked).is_err(), "{which}");
+            assert!(!rig.backup.end_now(LOG, 1).certain, "{which}");
+        }
+    }
+}
+
 /// What a recovery asks for is the same from memory, from footers and from blocks.
 #[test]
 fn lanes_states_come_from_memory_footers_and_blocks_alike() {
