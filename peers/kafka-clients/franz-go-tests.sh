@@ -4,8 +4,7 @@
 #
 #   franz-go-tests.sh KERA            all of them, a part at a time
 #   franz-go-tests.sh KERA chaos      the chains again, with connections that are cut every second
-#   franz-go-tests.sh KERA cluster    protocol and groups against three nodes, with three copies of everything; transactions are
-#                                     refused in a cluster
+#   franz-go-tests.sh KERA cluster    all of them against three nodes, with three copies of everything
 #   franz-go-tests.sh KERA NAME       the tests whose names match
 #
 # Needs Go. The source comes as a Go module, of the version in franz-go/go.mod.
@@ -52,8 +51,9 @@ case $which in
     part transactions -test.run '^TestTxnEtl$'
     ;;
   cluster)
-    part cluster-protocol -test.skip '^(TestGroupETL|TestTxnEtl|TestShareGroup.*|.*Txn.*|.*Transact.*)$'
+    part cluster-protocol -test.skip '^(TestGroupETL|TestTxnEtl|TestShareGroup.*)$'
     part cluster-groups -test.run '^TestGroupETL$'
+    part cluster-transactions -test.run '^TestTxnEtl$'
     ;;
   chaos)
     export KGO_TEST_CHAOS=1
