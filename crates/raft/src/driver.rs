@@ -112,8 +112,9 @@ impl Group {
         backups: &dyn Backups,
     ) -> Result<(), CoordinatorError> {
         for (node, epoch) in lost {
-            tracing::warn!(node, epoch, "the node is silent; it is fenced");
             self.commit(&mut *self.leading.lock().await, |state| state.plan_fence(node, epoch)).await?;
+            // Not before: a leader that is cut off itself tries each time it looks, and fences nobody.
+            tracing::warn!(node, epoch, "the node is silent; it is fenced");
         }
         for (node, epoch) in self.read(ClusterState::lost) {
             self.end_logs(node, epoch, backups).await?;
