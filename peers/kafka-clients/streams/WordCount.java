@@ -75,16 +75,21 @@ public final class WordCount {
 
   private static void topics(String address) throws Exception {
     try (Admin admin = Admin.create(Map.of("bootstrap.servers", address))) {
-      NewTopic compacted = new NewTopic("words-compacted", 1, (short) 1).configs(Map.of("cleanup.policy", "compact"));
+      NewTopic compacted = new NewTopic("words-compacted", 1, copies()).configs(Map.of("cleanup.policy", "compact"));
       try {
         admin.createTopics(List.of(compacted)).all().get();
         System.out.println("compact");
       } catch (ExecutionException refused) {
         System.out.println("delete (" + refused.getCause().getMessage() + ")");
       }
-      short one = 1;
-      admin.createTopics(List.of(new NewTopic(IN, PARTITIONS, one), new NewTopic(OUT, PARTITIONS, one))).all().get();
+      List<NewTopic> topics = List.of(new NewTopic(IN, PARTITIONS, copies()), new NewTopic(OUT, PARTITIONS, copies()));
+      admin.createTopics(topics).all().get();
     }
+  }
+
+  /** Copies of each topic. */
+  private static short copies() {
+    return Short.parseShort(System.getenv().getOrDefault("COPIES", "1"));
   }
 
   private static void run(String address, String state, String cleanup) throws Exception {
@@ -96,6 +101,7 @@ public final class WordCount {
     conf.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, StreamsConfig.EXACTLY_ONCE_V2);
     conf.put(StreamsConfig.COMMIT_INTERVAL_MS_CONFIG, 100);
     conf.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, 2);
+    conf.put(StreamsConfig.REPLICATION_FACTOR_CONFIG, (int) copies());
     // Without a cache every step of every count is written: a step that is missing or there twice is seen.
     conf.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, 0);
     conf.put(StreamsConfig.consumerPrefix("session.timeout.ms"), 6000);
