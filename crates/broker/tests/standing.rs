@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::atomic::Ordering;
+
 use common::*;
 use kera_broker::SERVES_MS;
 use kera_env::Clock;
@@ -13,6 +15,7 @@ const COPIED: StreamId = StreamId(8);
 
 fn house() -> House {
     let house = House::new();
+    house.sink.instant.store(true, Ordering::SeqCst);
     house.stream(ALONE, options(1, 1));
     house.stream(COPIED, StreamOptions { replication: 3, ..options(1, 1) });
     house
