@@ -672,6 +672,36 @@ fn held_since_a_move(goes_on: bool, front_is_gone: bool) {
     assert_eq!(write_at(&first, 2, 14), (Status::Ok, 28, false));
 }
 
+/// The front is in a log of its earlier life, the end in one of the node that it had moved to, and what is in between nowhere else.
+#[test]
+fn groups_that_a_node_holds_stay_between_others_that_come() {
+    let cloud = Cloud::new(1);
+    let front = lost_chunks(8);
+    cloud.put(LOST, 1, &[11], &[&front]);
+    let first = house(1, &lost_options(1));
+    let front = ended(LOST, 1, &[11]);
+    let taken = take(&first, 1, 3, std::slice::from_ref(&front), &cloud);
+    rebuild(&first, &taken, std::slice::from_ref(&front), &cloud);
+    (8..12).for_each(|sequence| assert_eq!(write_at(&first, 2, sequence), (Status::Ok, 2 * sequence, false)));
+    first.broker.let_go(STREAM, X).unwrap();
+    let state = first.broker.handed_over(STREAM, X).unwrap().unwrap();
+    let second = house(2, &lost_options(1));
+    for house in [&first, &second] {
+        house.broker.set_owner(4, STREAM, X, owner(2, 4, &[(2, 1)])).unwrap();
+    }
+    second.broker.open_streamlet(STREAM, X, 4, Some(&state)).unwrap();
+    (12..16).for_each(|sequence| assert_eq!(write_at(&second, 2, sequence), (Status::Ok, 2 * sequence, false)));
+    let log = LogId { node: 2, ..LOST };
+    cloud.put(log, 1, &[11], &[&chunks_of(&second.log, 0)]);
+    let logs = [front, ended(log, 1, &[11])];
+    first.broker.set_owner(5, STREAM, X, owner(1, 5, &[(2, 1)])).unwrap();
+    let taken = first.broker.take_over(&[(STREAM, X, 5)], &logs, &*cloud).unwrap();
+    rebuild(&first, &taken, &logs, &cloud);
+    assert_eq!(read_from(&first, Cursor::default()), up_to(32));
+    assert_eq!(write_at(&first, 2, 15), (Status::Ok, 30, true));
+    assert_eq!(write_at(&first, 2, 16), (Status::Ok, 32, false));
+}
+
 #[test]
 fn a_reader_at_a_group_that_nothing_was_acknowledged_in_goes_on() {
     let cloud = Cloud::new(1);

@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use kera_format::vlog_replica::LogId;
 use kera_format::{GroupId, LaneId, StreamId, StreamletId};
-use kera_log::{LaneHandover, LostLane, Streamlet, Tenure};
+use kera_log::{GroupInfo, LaneHandover, LostLane, Streamlet, Tenure};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
     BlocksRead, LaneStateList, LaneStates, Owner, ProducerPlace, ReadBlocks, ReplicatedLane, SegmentPart, Status,
@@ -380,13 +380,19 @@ impl Broker {
                 (Some(last), Some(comes)) => last.next_ordinal == comes.first_ordinal,
                 _ => true,
             };
-            // What comes may also be older than what is here, or come in between: groups of a node that held them for this one.
-            let is_apart = |group: &&kera_log::GroupInfo| {
+            // What comes may also be older than what is here, or come in between: groups of a node that held them for this one. Or on both
+            // sides: before it what this node had in an earlier life, whose logs are still there, and behind it what the lost node wrote
+            // after a move.
+            let goes_on = |last: &GroupInfo| {
+                let mut segments = comes.iter().flat_map(|comes| &comes.segments);
+                segments.any(|one| one.base_ordinal == last.next_ordinal)
+            };
+            let is_apart = |group: &&GroupInfo| {
                 let mut segments = comes.iter().flat_map(|comes| &comes.segments);
                 segments.all(|one| one.next_ordinal <= group.first_ordinal || group.next_ordinal <= one.base_ordinal)
             };
             let is_newer = here.last().zip(comes).is_some_and(|(last, comes)| comes.next_ordinal < last.next_ordinal);
-            if joins || (is_newer && here.iter().all(is_apart)) {
+            if joins || ((is_newer || here.last().is_some_and(|last| goes_on(last))) && here.iter().all(is_apart)) {
                 held.extend(here.iter().map(|group| group.id));
             }
         }
