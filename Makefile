@@ -9,7 +9,7 @@ TARGET ?=
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help build test check-fmt fmt lint unit tidy deny demo bench bench-diff bench-peers kafka-compat fuzz docs clean
+.PHONY: help build test check-fmt fmt lint unit tidy deny demo bench bench-cluster bench-diff bench-peers kafka-compat fuzz docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,12 @@ bench: build ## the papers' experiments, KerA and its peers in turns, about ten 
 	rm -rf results/quick-tour
 	./target/release/kera-bench run tour --quick $(if $(PEERS),--peer $(PEERS)) --out results/quick-tour $(ARGS)
 	./target/release/kera-bench report results/quick-tour
+
+bench-cluster: build ## three nodes with up to three copies, KerA and Kafka in turns: a report with plots
+	$(CARGO) build --release --locked -p kera-bench --bin kera-bench
+	rm -rf results/cluster
+	./target/release/kera-bench run cluster --quick --peer kafka,kafka-java --out results/cluster $(ARGS)
+	./target/release/kera-bench report results/cluster
 
 bench-diff: ## did the last `make bench` lose ground against docs/performance/ratios.json? (status 3 if so)
 	./target/release/kera-bench diff results/quick-tour

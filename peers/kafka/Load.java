@@ -42,6 +42,7 @@ final class Load {
 
   private final Map<String, String> flags = new HashMap<>();
   private final Map<String, String> topicProperties = new HashMap<>();
+  private final Map<String, String> producerProperties = new HashMap<>();
   /** Records that consumers wait for; known only when the producers' time is over. */
   private final AtomicLong wanted = new AtomicLong();
   private final AtomicLong received = new AtomicLong();
@@ -59,6 +60,9 @@ final class Load {
       } else if (words[at].equals("--topic-property")) {
         String[] pair = words[at + 1].split("=", 2);
         topicProperties.put(pair[0], pair[1]);
+      } else if (words[at].equals("-X")) {
+        String[] pair = words[at + 1].split("=", 2);
+        producerProperties.put(pair[0], pair[1]);
       } else {
         flags.put(words[at].replaceFirst("^--", ""), words[at + 1]);
       }
@@ -120,7 +124,7 @@ final class Load {
 
   private void withTopics(Work work) throws Exception {
     try (Admin admin = Admin.create(properties())) {
-      var each = topics().stream().map(name -> new NewTopic(name, number("partitions", 16), (short) 1).configs(topicProperties));
+      var each = topics().stream().map(name -> new NewTopic(name, number("partitions", 16), (short) number("replication", 1)).configs(topicProperties));
       admin.createTopics(each.toList()).all().get();
     }
     try {
@@ -242,6 +246,7 @@ final class Load {
     properties.put("linger.ms", Long.toString(Math.round(real("linger-ms", 1))));
     properties.put("buffer.memory", text("buffer-bytes", Integer.toString(32 << 20)));
     properties.put("max.request.size", Integer.toString(Math.max(1 << 20, 2 * batchBytes)));
+    properties.putAll(producerProperties);
     List<TopicPartition> targets = partitions();
     boolean libraryChooses = text("spread", "batch").equals("library");
     int run = text("spread", "batch").equals("record") ? 1 : Math.max(1, batchBytes / (recordBytes + 8));

@@ -252,8 +252,8 @@ fn is_ready(line: &str) -> bool {
         && serde_json::from_str::<serde_json::Value>(line).is_ok_and(|line| line["message"] == "ready")
 }
 
-/// Addresses of loopback whose ports are free right now.
-fn free_addresses() -> Result<[SocketAddr; 2], BenchError> {
+/// Two addresses of loopback whose ports are free right now.
+pub(crate) fn free_addresses() -> Result<[SocketAddr; 2], BenchError> {
     let listeners = || -> std::io::Result<[SocketAddr; 2]> {
         let (one, other) = (TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?, TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
         Ok([one.local_addr()?, other.local_addr()?])

@@ -94,6 +94,9 @@ pub struct LoadArgs {
     /// What acknowledged records survive.
     #[arg(long, value_name = "process|power", default_value = "process", value_parser = parse::<Durability>)]
     durability: Durability,
+    /// Copies of what streams hold, in a cluster of at least as many nodes.
+    #[arg(long, value_name = "R", default_value_t = 1)]
+    replication: u32,
     /// What a streamlet keeps. [default: everything]
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     retention_bytes: Option<u64>,
@@ -112,7 +115,7 @@ pub struct LoadArgs {
     /// Unanswered requests of a producer.
     #[arg(long, value_name = "N", default_value_t = 5)]
     in_flight: usize,
-    /// Bytes that a producer holds unacknowledged.
+    /// Bytes that a producer holds unacknowledged, in all its streams together.
     #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = "32MiB")]
     buffer_bytes: usize,
     /// How chunks are compressed.
@@ -219,6 +222,7 @@ impl LoadArgs {
             segments_per_group: self.segments_per_group,
             segment_bytes: u32::try_from(self.segment_bytes).unwrap_or(u32::MAX),
             durability: self.durability,
+            replication: self.replication,
             retention_bytes: self.retention_bytes,
             record_bytes: self.record_bytes,
             key_distribution: self.key_distribution,

@@ -33,9 +33,13 @@ fn tiny(experiments: &[Experiment], dir: &Path, profile: bool) -> Results {
     Results::read(&dir.join("results")).expect("what was written can be read")
 }
 
-/// Half of them each, so that they run side by side.
+/// Half of those of one node each, so that they run side by side.
 fn every_nth_runs(n: usize) {
-    let chosen: Vec<Experiment> = all().into_iter().enumerate().filter(|(i, _)| i % 2 == n).map(|(_, e)| e).collect();
+    let of_one_node = all().into_iter().filter(|experiment| !experiment.is_of_a_cluster());
+    all_run(of_one_node.enumerate().filter(|(i, _)| i % 2 == n).map(|(_, e)| e).collect());
+}
+
+fn all_run(chosen: Vec<Experiment>) {
     let dir = tempfile::tempdir().unwrap();
     let results = tiny(&chosen, dir.path(), false);
     assert_eq!(results.experiments.len(), chosen.len());
@@ -76,6 +80,13 @@ fn the_other_half_runs() {
 }
 
 #[test]
+fn those_of_a_cluster_run() {
+    let chosen: Vec<Experiment> = all().into_iter().filter(Experiment::is_of_a_cluster).collect();
+    assert!(chosen.len() >= 8 && chosen.iter().any(|experiment| experiment.name == "icdcs-fig6"));
+    all_run(chosen);
+}
+
+#[test]
 fn the_figures_of_the_papers_are_all_listed() {
     let all = all();
     let follows: Vec<&str> = all.iter().map(|experiment| experiment.follows.as_str()).collect();
@@ -92,8 +103,10 @@ fn the_figures_of_the_papers_are_all_listed() {
 
 #[test]
 fn a_report_has_every_plot_every_profile_and_everything_that_was_left_out() {
-    let wanted = ["thesis-fig8-4", "icdcs-fig6", "durability"];
-    let chosen: Vec<Experiment> = all().into_iter().filter(|e| wanted.contains(&e.name.as_str())).collect();
+    let wanted = ["thesis-fig8-4", "thesis-fig8-5", "durability"];
+    let mut chosen: Vec<Experiment> = all().into_iter().filter(|e| wanted.contains(&e.name.as_str())).collect();
+    let absent = chosen.iter_mut().find(|experiment| experiment.name == "thesis-fig8-5").unwrap();
+    absent.needs = Some("a machine that is not there".into());
     let dir = tempfile::tempdir().unwrap();
     let results = tiny(&chosen, dir.path(), true);
     assert!(!results.profiles.is_empty());
@@ -105,10 +118,14 @@ fn a_report_has_every_plot_every_profile_and_everything_that_was_left_out() {
     }
     let plots: usize = chosen.iter().filter(|e| e.needs.is_none()).map(|e| e.plots.len()).sum();
     assert!(html.matches("<svg").count() > plots, "a plot for each metric, and the profiles");
-    for text in ["icdcs-fig6", "a cluster", "Where the time goes", "survives loss of power"] {
+    for text in ["thesis-fig8-5", "a machine that is not there", "Where the time goes", "survives loss of power"] {
         assert!(html.contains(text), "{text} is missing");
     }
     assert!(!html.contains("http://") || !html.contains("<script"), "nothing is fetched");
+    for setup in ["At all points: ", "record 100 B", "rounds 1"] {
+        assert!(markdown.contains(setup), "{setup} is missing");
+    }
+    assert!(html.contains("<div class=setup>") && html.contains("<b>Machine</b>"));
     for line in markdown.lines().filter(|line| line.starts_with("![")) {
         let path = line.split(['(', ')']).nth(1).unwrap();
         assert!(dir.path().join(path).is_file(), "{path} is not there");

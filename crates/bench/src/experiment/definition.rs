@@ -45,6 +45,9 @@ pub struct Experiment {
     /// Seconds of each measurement.
     #[serde(default = "five")]
     pub seconds: f64,
+    /// Those of a quick run: what cannot be seen in a second says how many it takes.
+    #[serde(default = "one")]
+    pub quick_seconds: f64,
     /// The workload that all points share.
     #[serde(default)]
     pub workload: toml::Table,
@@ -114,6 +117,10 @@ fn five() -> f64 {
     5.0
 }
 
+fn one() -> f64 {
+    1.0
+}
+
 impl Experiment {
     /// Reads an experiment. The error names the file and what is wrong in it.
     pub fn parse(name: &str, text: &str) -> Result<Experiment, BenchError> {
@@ -127,6 +134,11 @@ impl Experiment {
             return Err(wrong("no series has any of the values of the sweep".into()));
         }
         Ok(experiment)
+    }
+
+    /// Whether it needs several nodes at any of its points.
+    pub fn is_of_a_cluster(&self) -> bool {
+        self.points(false).is_ok_and(|points| points.iter().any(|point| point.workload.nodes > 1))
     }
 
     /// Its points in the order in which they are run.
@@ -208,6 +220,9 @@ systems = ["kera"]
         assert_eq!(points[2].workload.streamlets, 16);
         assert_eq!((points[3].workload.streamlets, points[3].workload.lanes), (4, 4));
         assert_eq!(experiment.points(true).unwrap().len(), 1);
+        assert!(!experiment.is_of_a_cluster());
+        let several = TEXT.replace("set = {}", "set = { nodes = 3 }");
+        assert!(Experiment::parse("x", &several).unwrap().is_of_a_cluster());
     }
 
     #[test]

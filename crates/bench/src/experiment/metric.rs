@@ -134,24 +134,25 @@ impl Limit {
         matches!(self, Limit::DiskAppend | Limit::DiskRead | Limit::DiskSync)
     }
 
-    /// The most (or for times the least) that a metric of this workload can be; `None` if the limit says nothing about it.
+    /// The most (or for times the least) that a metric of this workload can be; `None` if the limit says nothing about it. Copies are
+    /// received once each, on the same machine.
     pub fn of(self, metric: Metric, workload: &Workload, report: &LimitReport) -> Option<f64> {
         // 8 bytes of header for each record: `kera_format::record`.
         let record_bytes = (workload.record_bytes + kera_format::record::RECORD_HEADER_BYTES as u64) as f64;
-        let disk = report.disk.as_ref();
+        let (disk, copies) = (report.disk.as_ref(), f64::from(workload.copies.max(1)));
         if self == Limit::DiskSync {
             let is_ack = matches!(metric, Metric::AckP50 | Metric::AckP99 | Metric::ReceiptP50 | Metric::ReceiptP99);
             return (is_ack && workload.durability == Safety::Power).then_some(disk?.sync_us_p50);
         }
         let records_per_s = match self {
-            Limit::BareServer => report.server.first()?.bytes_per_s / record_bytes,
-            Limit::Loopback => report.loopback_bytes_per_s / record_bytes,
+            Limit::BareServer => report.server.first()?.bytes_per_s / record_bytes / copies,
+            Limit::Loopback => report.loopback_bytes_per_s / record_bytes / copies,
             Limit::MemoryCopy => report.copy_bytes_per_s / record_bytes,
             Limit::Generator => {
                 let cores = if report.cores == 0 { u32::MAX } else { u32::try_from(report.cores).unwrap_or(u32::MAX) };
                 f64::from(workload.producers.min(cores)) * 1e9 / report.generator.encode_ns
             }
-            Limit::DiskAppend => disk?.append_bytes_per_s / record_bytes,
+            Limit::DiskAppend => disk?.append_bytes_per_s / record_bytes / copies,
             Limit::DiskRead => disk?.read_bytes_per_s / record_bytes,
             Limit::DiskSync => return None,
         };
@@ -239,6 +240,9 @@ mod tests {
         assert_eq!(Limit::MemoryCopy.of(Metric::RecordsPerSPerClient, &workload, &report), Some(5e6));
         assert_eq!(Limit::MemoryCopy.of(Metric::AckP99, &workload, &report), None);
         assert_eq!(Limit::DiskAppend.of(Metric::RecordsPerS, &workload, &report), None, "no disk was measured");
+        report.loopback_bytes_per_s = 1.08e9;
+        let copied = Workload { nodes: 3, copies: 2, ..workload.clone() };
+        assert_eq!(Limit::Loopback.of(Metric::RecordsPerS, &copied, &report), Some(5e6), "each copy is received");
         report.generator.encode_ns = 100.0;
         assert_eq!(Limit::Generator.of(Metric::RecordsPerS, &workload, &report), Some(2e7));
         report.cores = 1;

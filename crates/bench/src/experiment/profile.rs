@@ -110,7 +110,14 @@ impl Phase {
         match self {
             Phase::Producer => &["client producer"],
             Phase::Network | Phase::Append => &["server kera-io"],
-            Phase::Replication => &["server kera-vlog"],
+            // In a cluster the copies' senders, the network between nodes, and those who write what other nodes have sent.
+            Phase::Replication => &[
+                "server kera-vlog",
+                "server kera-copies",
+                "server kera-links",
+                "server kera-cluster",
+                "server kera-backup",
+            ],
             Phase::Persistence => &["server kera-write"],
             Phase::Consumer => &["client consumer"],
         }

@@ -58,7 +58,7 @@ impl Options {
     fn seconds(&self, experiment: &Experiment) -> f64 {
         let usual = match self.size {
             Size::Full => experiment.seconds,
-            Size::Quick => experiment.seconds.min(1.0),
+            Size::Quick => experiment.seconds.min(experiment.quick_seconds),
             // Only for what cannot go by records: a server that is killed under load, which has to have begun by then.
             Size::Tiny => 2.0,
         };

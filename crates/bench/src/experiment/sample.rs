@@ -56,13 +56,14 @@ pub(super) struct Snapshot {
 /// What to look at.
 #[derive(Clone, Debug)]
 pub(super) struct Watched {
-    pub(super) server: Option<u32>,
+    /// All processes of the server.
+    pub(super) servers: Vec<u32>,
     pub(super) client: u32,
     /// A directory on the server's disk.
     pub(super) dir: PathBuf,
     pub(super) every: Duration,
-    /// Where the server tells what it counts.
-    pub(super) metrics: Option<SocketAddr>,
+    /// Where each of them tells what it counts.
+    pub(super) metrics: Vec<SocketAddr>,
 }
 
 /// Looks on until it is asked for what it saw.
@@ -108,13 +109,28 @@ impl Drop for Sampler {
 fn snapshot(watched: &Watched, disk: Option<&str>) -> Snapshot {
     Snapshot {
         at: Instant::now(),
-        server: watched.server.map(process).unwrap_or_default(),
+        server: together(watched.servers.iter().map(|pid| process(*pid))),
         client: process(watched.client),
         busy: read("/proc/stat").and_then(|text| busy_of(&text)).unwrap_or_default(),
         disk: read("/proc/diskstats").and_then(|text| disk_of(&text, disk?)).unwrap_or_default(),
         loopback_bytes: read("/proc/net/dev").and_then(|text| loopback_of(&text)).unwrap_or_default(),
-        counters: watched.metrics.and_then(read_counters),
+        counters: all_counters(&watched.metrics),
     }
+}
+
+/// Processes that are one server: a thread's number is nobody else's on a machine.
+fn together(processes: impl Iterator<Item = ProcessSnapshot>) -> ProcessSnapshot {
+    processes.fold(ProcessSnapshot::default(), |mut all, one| {
+        all.threads.extend(one.threads);
+        all.resident_bytes += one.resident_bytes;
+        all
+    })
+}
+
+/// What all of them count together; `None` if one does not answer: without it the sum would fall and rise again.
+fn all_counters(addresses: &[SocketAddr]) -> Option<Counters> {
+    let all: Option<Vec<Counters>> = addresses.iter().map(|address| read_counters(*address)).collect();
+    all?.into_iter().reduce(|one, other| one.and(&other))
 }
 
 fn read(path: &str) -> Option<String> {
@@ -313,11 +329,11 @@ mod tests {
     #[test]
     fn a_thread_that_never_rests_is_seen_and_named_as_the_clients() {
         let watched = Watched {
-            server: None,
+            servers: vec![],
             client: std::process::id(),
             dir: std::env::temp_dir(),
             every: Duration::from_millis(20),
-            metrics: None,
+            metrics: vec![],
         };
         let sampler = Sampler::start(watched);
         let started = Instant::now();
@@ -329,6 +345,17 @@ mod tests {
         let usage = usage(&seen, 60.0);
         assert!(seen.len() > 1 && usage.client_cores > 0.0 && usage.client_bytes > 0, "{usage:?}");
         assert_eq!(usage.server_bytes, 0);
+    }
+
+    #[test]
+    fn processes_of_one_server_are_added_up() {
+        let of = |id: u32, bytes| {
+            let thread = ThreadCpu { group: "io".into(), user: 1.0, system: 0.0 };
+            ProcessSnapshot { threads: [(id, thread)].into(), resident_bytes: bytes }
+        };
+        let both = together([of(7, 100), of(9, 20), ProcessSnapshot::default()].into_iter());
+        assert_eq!((both.threads.len(), both.resident_bytes), (2, 120));
+        assert!(all_counters(&[]).is_none());
     }
 
     #[test]

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::BenchError;
 
+/// Servers that one machine is asked for at most.
+const NODES_MAX: u32 = 16;
+
 /// What is done to a server.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -20,7 +23,8 @@ pub enum Mode {
     Start,
     /// `fill_mib` are written, the server is killed with signal 9, and started again.
     Restart,
-    /// The server is killed with signal 9 and started again while producers send at `rate`.
+    /// A server is killed with signal 9 while producers send at `rate`. The only one is started again at once; of several the first is
+    /// lost for the rest of the run, and the others take over.
     Outage,
 }
 
@@ -58,6 +62,10 @@ impl Safety {
 pub struct Workload {
     /// What is done.
     pub mode: Mode,
+    /// Servers (brokers): more than one form a cluster.
+    pub nodes: u32,
+    /// Copies of every record, the one that is served included; no more than there are servers.
+    pub copies: u32,
     /// Streams (topics).
     pub streams: u32,
     /// Streamlets (partitions) of each stream.
@@ -96,11 +104,11 @@ pub struct Workload {
     pub idempotent: bool,
     /// Whether consumers ask for data instead of having it pushed.
     pub long_poll: bool,
-    /// Virtual logs of the node.
+    /// Virtual logs of each node.
     pub virtual_logs: u32,
-    /// Memory of the node's arena.
+    /// Memory of each node's arena.
     pub arena_bytes: u64,
-    /// What all partitions together keep while a run goes on: less than half of the arena, or the disk is measured; more than consumers
+    /// What all partitions together keep while a run goes on: less than half of all arenas, or the disk is measured; more than consumers
     /// ever fall behind, or what they have not read is gone.
     pub kept_bytes: u64,
     /// The largest segment; `None`: the server's choice.
@@ -115,6 +123,8 @@ impl Default for Workload {
     fn default() -> Self {
         Workload {
             mode: Mode::Produce,
+            nodes: 1,
+            copies: 1,
             streams: 1,
             streamlets: 16,
             lanes: 1,
@@ -149,6 +159,13 @@ impl Workload {
     pub fn from_table(table: &toml::Table) -> Result<Workload, BenchError> {
         let read: Result<Workload, _> = table.clone().try_into();
         let mut workload = read.map_err(|e| BenchError::setting("workload", e.to_string().trim().to_owned()))?;
+        if !(1..=NODES_MAX).contains(&workload.nodes) || !(1..=workload.nodes).contains(&workload.copies) {
+            let message = format!(
+                "{} nodes with {} copies: 1 to {NODES_MAX} nodes, and no more copies than nodes",
+                workload.nodes, workload.copies
+            );
+            return Err(BenchError::setting("nodes", message));
+        }
         if let Some(clients) = workload.clients {
             (workload.producers, workload.consumers) = (clients, clients);
         }
@@ -217,6 +234,13 @@ mod tests {
         assert_eq!(of("chunk_bytes = 4096\nrequest_chunks = 4").unwrap().request_bytes(), 16 << 10);
         assert_eq!(of("streamlets = 100000\nchunks_bytes_in_all = 1048576").unwrap().chunk_bytes, 256);
         assert_eq!(of("chunk_bytes = 4000").unwrap().records_per_chunk(0), 40);
+    }
+
+    #[test]
+    fn copies_need_nodes() {
+        assert_eq!(of("nodes = 3\ncopies = 3").unwrap().copies, 3);
+        assert!(of("copies = 2").unwrap_err().to_string().contains("no more copies than nodes"));
+        assert!(of("nodes = 0\ncopies = 0").is_err());
     }
 
     #[test]

@@ -10,6 +10,11 @@ use crate::BenchError;
 use crate::keys::{KEYS_MAX, KeyDistribution};
 use crate::source::Shape;
 
+/// Bytes of records after which a producer does something else.
+const TURN_BYTES: usize = 128 << 10;
+/// Chunks that a producer of many streams may hold for each at least.
+const BUFFERED_CHUNKS_MIN: usize = 4;
+
 /// Which sides run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -40,6 +45,8 @@ pub struct LoadConfig {
     /// How safe records are before they are acknowledged.
     #[serde(serialize_with = "as_text")]
     pub durability: Durability,
+    /// Copies of what streams hold, the owner's own included: more than one only in a cluster of as many nodes.
+    pub replication: u32,
     /// What a streamlet keeps, in bytes.
     pub retention_bytes: Option<u64>,
     /// Bytes of a record's value.
@@ -61,7 +68,7 @@ pub struct LoadConfig {
     pub linger: Duration,
     /// Unanswered requests of a producer.
     pub in_flight: usize,
-    /// Bytes that a producer holds unacknowledged.
+    /// Bytes that a producer holds unacknowledged, in all streams together.
     pub buffer_bytes: usize,
     /// How chunks are compressed.
     #[serde(serialize_with = "as_name")]
@@ -107,6 +114,7 @@ impl Default for LoadConfig {
             segments_per_group: options.segments_per_group,
             segment_bytes: options.segment_bytes_max,
             durability: Durability::Process,
+            replication: options.replication,
             retention_bytes: None,
             record_bytes: 100,
             key_distribution: KeyDistribution::None,
@@ -181,10 +189,22 @@ impl LoadConfig {
             segments_per_group: self.segments_per_group,
             segment_bytes_max: self.segment_bytes,
             durability: self.durability,
+            replication: self.replication,
             order: if self.application.is_some() && self.consumers > 1 { Order::None } else { Order::Lane },
             retention_bytes: self.retention_bytes,
             ..StreamOptions::default()
         }
+    }
+
+    /// The part of a producer's [`buffer_bytes`](LoadConfig::buffer_bytes) that each stream has: all of them together touch no more
+    /// memory than one would, but for what a stream needs to have a chunk on its way and fill another one.
+    pub fn buffer_bytes_each(&self) -> usize {
+        (self.buffer_bytes / self.streams.max(1) as usize).max(BUFFERED_CHUNKS_MIN * self.chunk_bytes)
+    }
+
+    /// Bytes of records that a stream gets before it is the next one's turn: what fits beside as much that is on its way.
+    pub fn turn_bytes(&self) -> usize {
+        (self.buffer_bytes_each() / 2).clamp(self.chunk_bytes, self.chunk_bytes.max(TURN_BYTES))
     }
 
     /// What records look like.
@@ -235,4 +255,24 @@ fn as_seconds<S: Serializer>(value: &Duration, to: S) -> Result<S::Ok, S::Error>
 
 fn as_seconds_or_none<S: Serializer>(value: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
     value.map(|time| time.as_secs_f64()).serialize(to)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_streams_share_a_producers_memory() {
+        let of = |streams, chunk_bytes| LoadConfig { streams, chunk_bytes, ..LoadConfig::default() };
+        let one = of(1, 16 << 10);
+        assert_eq!((one.buffer_bytes_each(), one.turn_bytes()), (32 << 20, 128 << 10));
+        let many = of(512, 1 << 10);
+        assert_eq!((many.buffer_bytes_each(), many.turn_bytes()), (64 << 10, 32 << 10));
+        let large = of(512, 64 << 10);
+        assert_eq!(
+            (large.buffer_bytes_each(), large.turn_bytes()),
+            (256 << 10, 128 << 10),
+            "a chunk under way, one being filled"
+        );
+    }
 }

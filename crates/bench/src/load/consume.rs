@@ -73,7 +73,7 @@ async fn build(shared: &Arc<Shared>, number: u32) -> Result<Vec<Consumer>, Bench
             let (streamlets, lanes) = part(config, number);
             builder = builder.streamlets(streamlets).lanes(lanes);
         }
-        consumers.push(builder.build().await.map_err(failed)?);
+        consumers.push(super::once_known(async || builder.clone().build().await).await.map_err(failed)?);
     }
     Ok(consumers)
 }

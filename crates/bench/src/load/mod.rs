@@ -25,6 +25,8 @@ use meter::Meter;
 
 /// How long consumers may go without a record after the producers are done before the rest is taken for lost.
 const PATIENCE: Duration = Duration::from_secs(30);
+/// How long it may take until all nodes of a cluster know of a new stream.
+const KNOWN_WITHIN: Duration = Duration::from_secs(10);
 /// How often the watching thread looks.
 const TICK: Duration = Duration::from_millis(5);
 
@@ -139,6 +141,19 @@ async fn make_streams(address: &str, streams: &[String], config: &LoadConfig) ->
         }
     }
     Ok(made)
+}
+
+/// Tries until all nodes of a cluster know of a stream that was just made: the one that made it is the first of them.
+async fn once_known<T>(mut attempt: impl AsyncFnMut() -> Result<T, ClientError>) -> Result<T, ClientError> {
+    let started = Instant::now();
+    loop {
+        match attempt().await {
+            Err(error) if error.status() == Some(Status::UnknownStream) && started.elapsed() < KNOWN_WITHIN => {
+                tokio::time::sleep(TICK).await;
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 async fn delete_streams(address: &str, streams: &[String]) -> Result<(), BenchError> {
@@ -402,5 +417,28 @@ impl Progress {
             line += "(warm-up)";
         }
         line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_that_a_node_has_not_heard_of_yet_is_asked_for_again() {
+        let refused = |status| ClientError::Refused { records: 0, streamlet: kera_client::StreamletId(0), status };
+        let runtime = crate::runtime().unwrap();
+        let mut left = 3;
+        let made = runtime.block_on(once_known(async || {
+            left -= 1;
+            if left > 0 { Err(refused(Status::UnknownStream)) } else { Ok(7) }
+        }));
+        assert_eq!((made.unwrap(), left), (7, 0));
+        let mut asked = 0;
+        let other = runtime.block_on(once_known(async || {
+            asked += 1;
+            Err::<(), _>(refused(Status::StreamExists))
+        }));
+        assert!(other.is_err() && asked == 1, "other errors come back at once");
     }
 }

@@ -22,8 +22,6 @@ use crate::clock::{Alarm, now_ns};
 use crate::keys::KeyDistribution;
 use crate::source::RecordSource;
 
-/// Bytes after which the runtime gets a turn.
-const TURN_BYTES: usize = 128 << 10;
 /// Stamps per second that are worth taking at a rate: more make no better percentiles.
 const STAMPS_PER_S: f64 = 200_000.0;
 
@@ -90,21 +88,18 @@ async fn build(shared: &Arc<Shared>) -> Result<(Vec<Producer>, Stamps), BenchErr
         let pending: Arc<Mutex<Vec<StreamletStamps>>> = Arc::default();
         pending.lock().resize_with(config.streamlets as usize, StreamletStamps::default);
         let (for_report, pending_of_report) = (shared.clone(), pending.clone());
-        let producer = client
+        let builder = client
             .producer(stream)
             .chunk_bytes(config.chunk_bytes)
             .request_bytes(config.request_bytes)
             .linger(config.linger)
             .in_flight(config.in_flight)
-            .buffer_bytes(config.buffer_bytes)
+            .buffer_bytes(config.buffer_bytes_each())
             .compression(config.compression)
             .idempotent(config.idempotent)
             .routing(if config.key_distribution == KeyDistribution::None { Routing::RoundRobin } else { Routing::Key })
-            .on_reports(move |reports| reported(&for_report, &pending_of_report, reports))
-            .build()
-            .await
-            .map_err(failed)?;
-        producers.push(producer);
+            .on_reports(move |reports| reported(&for_report, &pending_of_report, reports));
+        producers.push(super::once_known(async || builder.clone().build().await).await.map_err(failed)?);
         stamps.push(pending);
     }
     Ok((producers, stamps))
@@ -151,7 +146,7 @@ fn take_stamps(shared: &Shared, pending: &mut [StreamletStamps], report: &Delive
 async fn flat_out(shared: &Shared, number: u32, producers: &mut [Producer]) -> Result<(), BenchError> {
     let config = &shared.config;
     let mut source = RecordSource::new(&config.shape(), seed(number));
-    let turn = (TURN_BYTES / (config.record_bytes + 8)).max(1) as u64;
+    let turn = (config.turn_bytes() / (config.record_bytes + 8)).max(1) as u64;
     let mut next_stream = number as usize;
     while !shared.stop.load(Relaxed) {
         let records = shared.take(turn);

@@ -23,12 +23,12 @@ pub(crate) fn list(args: &ListArgs) -> Result<ExitCode, BenchError> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Experiments by name. `tour` and `all` stand for several.
+/// Experiments by name. `tour`, `cluster` and `all` stand for several.
 pub(crate) fn choose(all: Vec<Experiment>, names: &[String]) -> Result<Vec<Experiment>, BenchError> {
-    for name in names.iter().filter(|name| !matches!(name.as_str(), "tour" | "all")) {
+    for name in names.iter().filter(|name| !matches!(name.as_str(), "tour" | "cluster" | "all")) {
         if !all.iter().any(|experiment| experiment.name == *name) {
             let known: Vec<&str> = all.iter().map(|experiment| experiment.name.as_str()).collect();
-            let message = format!("there is none called `{name}`; there are: tour, all, {}", known.join(", "));
+            let message = format!("there is none called `{name}`; there are: tour, cluster, all, {}", known.join(", "));
             return Err(BenchError::setting("experiments", message));
         }
     }
@@ -36,6 +36,7 @@ pub(crate) fn choose(all: Vec<Experiment>, names: &[String]) -> Result<Vec<Exper
         names.iter().any(|name| match name.as_str() {
             "all" => true,
             "tour" => experiment.tour,
+            "cluster" => experiment.is_of_a_cluster(),
             name => experiment.name == name,
         })
     };

@@ -48,6 +48,7 @@ Examples:
   kera-bench run tour --quick --peer all           what `make bench` does
   kera-bench run thesis-fig8-3 --values 16384 --rounds 5 --seconds 10
   kera-bench run slides-streams --values 512 --profile
+  kera-bench run cluster --quick --peer kafka      three nodes, three copies, and three brokers
   kera-bench run all --out results/everything      hours
 
 Results go to results/NAME-DATE as JSON lines, as they come: Ctrl-C keeps what was measured, stops every server that was
@@ -126,7 +127,7 @@ struct ListArgs {
 
 #[derive(Args)]
 struct RunArgs {
-    /// Experiments by name; `tour`: those of the quick tour; `all`: every one.
+    /// Experiments by name; `tour`: those of the quick tour; `cluster`: those of several nodes; `all`: every one.
     #[arg(required = true)]
     names: Vec<String>,
     /// Peers that are measured in turns with KerA; `all` for every one that can be had.

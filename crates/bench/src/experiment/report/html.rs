@@ -9,7 +9,8 @@ const STYLE: &str = "\
 *{box-sizing:border-box}
 body{margin:0;background:var(--back);color:var(--ink);font:15px/1.55 system-ui,-apple-system,'Segoe UI',Roboto,sans-serif}
 header{background:#0f172a;color:#e2e8f0;padding:44px 24px 36px}
-header>div,main{max-width:1180px;margin:0 auto}
+header>div{max-width:1132px;margin:0 auto}
+main{max-width:1180px;margin:0 auto}
 header h1{margin:0 0 6px;font-size:30px;letter-spacing:-.02em;color:#fff}
 header p{margin:3px 0;color:#cbd5e1}
 .quick{display:inline-block;margin-top:12px;background:#fbbf24;color:#422006;border-radius:999px;padding:3px 12px;font-size:13px;font-weight:600}
@@ -20,6 +21,18 @@ h3{margin:26px 0 8px;font-size:15px}
 .follows{color:var(--soft);font-size:13.5px;margin:0 0 12px}
 .headline{font-size:16.5px;font-weight:600;color:var(--mark);margin:14px 0}
 .plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(420px,1fr));gap:14px;margin:16px 0}
+.glance svg{width:100%;height:auto;display:block}
+.setup{display:flex;flex-wrap:wrap;gap:6px;margin:12px 0}
+.setup span{background:#f3f4f6;border-radius:999px;padding:2px 10px;font-size:12.5px;color:var(--soft)}
+.setup b{color:var(--ink);font-weight:600}
+.facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(230px,1fr));gap:10px;margin-top:20px}
+.facts div{background:#1e293b;border-radius:10px;padding:10px 14px;font-size:13.5px;color:#cbd5e1}
+.facts b{display:block;color:#fff;font-size:14px}
+td small{color:var(--soft);white-space:nowrap}
+td.mine{font-weight:600}
+.ratio{display:inline-block;background:#eff6ff;color:#1e3a8a;border-radius:6px;padding:0 7px;margin:0 4px 3px 0;white-space:nowrap;font-size:12.5px}
+.ratio.behind{background:#fef3c7;color:#92400e}
+.ratio.limit{background:#f3f4f6;color:#4b5563}
 .plots svg{width:100%;height:auto;border:1px solid var(--line);border-radius:8px;display:block}
 .wide{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:13.5px;margin:8px 0}
@@ -38,18 +51,19 @@ pub(super) fn page(report: &Report<'_>) -> String {
     let _ = write!(
         page,
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>\
-         <title>KerA: measured {}</title><style>{STYLE}</style><header><div><h1>KerA, measured</h1><p>{} UTC on {}</p>",
-        header.started,
-        header.started,
-        escaped(&report.machine())
+         <title>KerA: measured {}</title><style>{STYLE}</style><header><div><h1>KerA, measured</h1>",
+        header.started
     );
-    for (name, version, _) in report.systems() {
-        let _ = write!(page, "<p>{name}: {}</p>", escaped(version));
-    }
+    let count = report.results.runs.len();
+    let _ = write!(page, "<p>{} experiments, {count} runs, {} UTC</p>", report.sections.len(), header.started);
     if header.quick {
         page += "<span class=quick>short runs: to see what there is to see, not to be quoted</span>";
     }
-    page += "</div></header><main>";
+    let _ = write!(page, "<div class=facts><div><b>Machine</b>{}</div>", escaped(&report.machine()));
+    for (name, version, _) in report.systems() {
+        let _ = write!(page, "<div><b>{name}</b>{}</div>", escaped(version));
+    }
+    page += "</div></div></header><main>";
     page += &overview(report);
     report.sections.iter().for_each(|section| page += &section_of(report, section));
     page += &method(report);
@@ -58,7 +72,14 @@ pub(super) fn page(report: &Report<'_>) -> String {
 }
 
 fn overview(report: &Report<'_>) -> String {
-    let mut text = String::from("<nav class=card><h2>In short</h2><div class=wide><table>");
+    let mut text = String::new();
+    if let Some(glance) = &report.glance {
+        text += "<section class=glance><h2>KerA ÷ each peer</h2><p class=follows>From the least to the most over all points of an experiment, in the \
+                 figure that its first plot shows; right of the line KerA is ahead. Systems took turns in the same run.</p>";
+        text += glance;
+        text += "</section>";
+    }
+    text += "<nav class=card><h2>In short</h2><div class=wide><table>";
     for section in &report.sections {
         let experiment = section.experiment;
         let _ = write!(
@@ -96,10 +117,14 @@ fn section_of(report: &Report<'_>, section: &Section<'_>) -> String {
     if !experiment.differs.trim().is_empty() {
         let _ = write!(text, "<p class=follows>Unlike there: {}</p>", escaped(&experiment.differs));
     }
-    let _ = write!(text, "<p class=headline>{}</p><div class=plots>", escaped(&section.headline));
+    text += "<div class=setup>";
+    for (knob, value) in &section.setup {
+        let _ = write!(text, "<span>{} <b>{}</b></span>", escaped(knob), escaped(value));
+    }
+    let _ = write!(text, "</div><p class=headline>{}</p><div class=plots>", escaped(&section.headline));
     section.pictures.iter().for_each(|picture| text += &picture.svg);
     text += "</div>";
-    text += &table(&section.table);
+    text += &figures(&section.table);
     text += "<h3>What it cost</h3>";
     text += &table(&section.costs);
     if !section.waits.is_empty() {
@@ -190,6 +215,40 @@ fn method(report: &Report<'_>) -> String {
     text
 }
 
+/// The table of figures: spread in small, KerA's own column marked, ratios apart from each other.
+fn figures(table: &Table) -> String {
+    let mut text = String::from("<div class=wide><table><tr>");
+    table.head.iter().for_each(|cell| text += &format!("<th>{}", escaped(cell)));
+    let mine = table.head.iter().position(|cell| cell.starts_with("KerA:"));
+    for row in &table.rows {
+        text += "<tr>";
+        for (n, cell) in row.iter().enumerate() {
+            if n + 1 == row.len() {
+                let ratios = cell.split(", ").filter(|ratio| !ratio.is_empty());
+                text += &format!("<td>{}", ratios.map(ratio).collect::<String>());
+            } else {
+                let class = if Some(n) == mine { " class=mine" } else { "" };
+                let cell = match cell.split_once(" (").filter(|_| n > 0) {
+                    Some((figure, spread)) => format!("{} <small>({}</small>", escaped(figure), escaped(spread)),
+                    None => escaped(cell),
+                };
+                text += &format!("<td{class}>{cell}");
+            }
+        }
+    }
+    text + "</table></div>"
+}
+
+/// KerA against a peer or a limit.
+fn ratio(text: &str) -> String {
+    let class = match text.split_once(" × ").and_then(|(ratio, _)| ratio.parse::<f64>().ok()) {
+        None => " limit",
+        Some(ratio) if ratio < 1.0 => " behind",
+        Some(_) => "",
+    };
+    format!("<span class='ratio{class}'>{}</span>", escaped(text))
+}
+
 fn table(table: &Table) -> String {
     let mut text = String::from("<div class=wide><table><tr>");
     table.head.iter().for_each(|cell| text += &format!("<th>{}", escaped(cell)));
@@ -200,6 +259,7 @@ fn table(table: &Table) -> String {
     text + "</table></div>"
 }
 
-fn escaped(text: &str) -> String {
+/// Text as it stands in a page.
+pub(super) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").replace('\'', "&#39;")
 }

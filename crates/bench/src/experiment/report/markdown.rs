@@ -15,6 +15,10 @@ pub(super) fn page(report: &Report<'_>) -> String {
     for (name, version, settings) in report.systems() {
         let _ = writeln!(text, "| {name} | {} | {} |", cell(version), cell(settings));
     }
+    if report.glance.is_some() {
+        text +=
+            "\n![KerA ÷ each peer, from the least to the most over all points of an experiment](plots/glance.svg)\n";
+    }
     text += "\n| experiment | in short |\n| --- | --- |\n";
     for section in &report.sections {
         let _ = writeln!(
@@ -43,6 +47,8 @@ fn section_of(section: &Section<'_>) -> String {
     if !experiment.differs.trim().is_empty() {
         let _ = writeln!(text, "\nUnlike there: {}", words(&experiment.differs));
     }
+    let setup: Vec<String> = section.setup.iter().map(|(knob, value)| format!("{knob} {value}")).collect();
+    let _ = writeln!(text, "\nAt all points: {}.", setup.join(", "));
     if !section.headline.is_empty() {
         let _ = writeln!(text, "\n**{}**", section.headline);
     }

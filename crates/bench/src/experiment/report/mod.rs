@@ -1,6 +1,7 @@
 //! Reports of results: one HTML file with everything in it, and Markdown with the plots beside it. Only raw results go in, so a
 //! report can be made again whenever it is to look better.
 
+mod glance;
 mod html;
 mod markdown;
 mod plot;
@@ -8,7 +9,7 @@ mod plot;
 use std::path::{Path, PathBuf};
 
 use super::definition::Experiment;
-use super::metric::{Metric, axis_value, bytes, micros};
+use super::metric::{Limit, Metric, axis_value, bytes, micros};
 use super::profile::{Phase, Profile};
 use super::ratios::{self, Ratio};
 use super::results::{Results, Skipped};
@@ -40,6 +41,9 @@ pub fn write(results: &Results, dir: &Path) -> Result<Written, BenchError> {
     for picture in report.sections.iter().flat_map(|section| section.pictures.iter().chain(&section.profile_pictures)) {
         put(plots.join(format!("{}.svg", picture.name)), &picture.svg)?;
     }
+    if let Some(glance) = &report.glance {
+        put(plots.join("glance.svg"), glance)?;
+    }
     let html = put(dir.join("report.html"), &html::page(&report))?;
     let markdown = put(dir.join("report.md"), &markdown::page(&report))?;
     Ok(Written { html, markdown })
@@ -49,12 +53,16 @@ pub fn write(results: &Results, dir: &Path) -> Result<Written, BenchError> {
 struct Report<'a> {
     results: &'a Results,
     sections: Vec<Section<'a>>,
+    /// KerA against each peer, all experiments in one picture.
+    glance: Option<String>,
     /// Experiments that were not run at all, and peers that were left out everywhere.
     skipped: Vec<&'a Skipped>,
 }
 
 struct Section<'a> {
     experiment: &'a Experiment,
+    /// Knobs and their values, as they were measured.
+    setup: Vec<(String, String)>,
     /// The result in a sentence.
     headline: String,
     pictures: Vec<Picture>,
@@ -101,13 +109,16 @@ impl<'a> Report<'a> {
         let elsewhere =
             |skipped: &&Skipped| !sections.iter().any(|section| section.experiment.name == skipped.experiment);
         let skipped = results.skipped.iter().filter(elsewhere).collect();
-        Report { results, sections, skipped }
+        let glance = glance::draw(sections.iter().map(|section| section.experiment), &ratios);
+        Report { results, sections, glance, skipped }
     }
 
     /// Systems, versions and settings.
     fn systems(&self) -> impl Iterator<Item = (&str, &str, &str)> {
-        let systems = self.results.systems.iter();
-        systems.map(|(name, (version, settings))| (name_of(name), version.as_str(), settings.as_str()))
+        let (kera, peers): (Vec<_>, Vec<_>) = self.results.systems.iter().partition(|(name, _)| *name == "kera");
+        kera.into_iter()
+            .chain(peers)
+            .map(|(name, (version, settings))| (name_of(name), version.as_str(), settings.as_str()))
     }
 
     fn machine(&self) -> String {
@@ -121,6 +132,7 @@ fn section<'a>(results: &'a Results, experiment: &'a Experiment, ratios: &[Ratio
     let name = &experiment.name;
     let mut section = Section {
         experiment,
+        setup: setup(results, experiment),
         headline: headline(results, experiment, ratios),
         pictures: experiment.plots.iter().filter_map(|&metric| picture(results, experiment, metric)).collect(),
         table: table(results, experiment, ratios),
@@ -156,6 +168,42 @@ fn section<'a>(results: &'a Results, experiment: &'a Experiment, ratios: &[Ratio
         }));
     }
     section
+}
+
+/// What was done at all points: knobs whose value they share, the axis, and how often.
+fn setup(results: &Results, experiment: &Experiment) -> Vec<(String, String)> {
+    let points = results.points(experiment);
+    let tables = points.iter().filter_map(|(_, _, workload)| toml::Table::try_from(workload).ok());
+    let tables: Vec<toml::Table> = tables.collect();
+    let Some(first) = tables.first() else { return vec![] };
+    let mut said = Vec::new();
+    for (knob, value) in first {
+        let is_shared = tables.iter().all(|table| table.get(knob) == Some(value));
+        // What follows from another knob says nothing more.
+        let follows = matches!(knob.as_str(), "clients" | "chunks_bytes_in_all" | "request_chunks");
+        let unused = match knob.as_str() {
+            "fill_mib" => first.get("mode").and_then(toml::Value::as_str) != Some("restart"),
+            "records" => first.get("mode").and_then(toml::Value::as_str) != Some("consume"),
+            "consumers" => first.get("mode").and_then(toml::Value::as_str) != Some("both"),
+            _ => false,
+        };
+        if is_shared && *knob != experiment.sweep.knob && !follows && !unused {
+            let unit = ["_bytes", "_ms", "_mib"].iter().find_map(|unit| knob.strip_suffix(unit));
+            said.push((unit.unwrap_or(knob).replace('_', " "), knob_value(knob, value)));
+        }
+    }
+    let count = results.runs.iter().filter(|run| run.experiment == experiment.name).map(|run| run.round + 1).max();
+    said.push(("rounds".into(), count.unwrap_or(0).to_string()));
+    said
+}
+
+fn knob_value(knob: &str, value: &toml::Value) -> String {
+    let number = value.as_integer().map(|whole| whole as f64).or(value.as_float());
+    match (number, value) {
+        (Some(number), _) => axis_value(knob, number).replace(".00 ", " "),
+        (None, toml::Value::Boolean(on)) => if *on { "yes" } else { "no" }.into(),
+        (None, other) => other.as_str().unwrap_or_default().to_owned(),
+    }
 }
 
 fn point_name(experiment: &Experiment, series: &str, x: f64) -> String {
@@ -255,18 +303,13 @@ fn picture(results: &Results, experiment: &Experiment, metric: Metric) -> Option
         }
     }
     for &limit in &experiment.limits {
-        let mut found: Vec<(usize, f64)> = Vec::new();
-        for (_, x, workload) in &points {
-            if let Some(value) = results.limit(&experiment.name, workload, limit, metric)
-                && found.iter().all(|(n, _)| *n != place(*x))
-            {
-                found.push((place(*x), value));
-            }
-        }
-        found.sort_by_key(|(n, _)| *n);
-        if !found.is_empty() {
-            limits.push(LimitLine { label: limit.label().into(), points: found });
-        }
+        limits.extend(limit_lines(&series, limit, &|name| {
+            let of_line = points.iter().filter(|(series, _, _)| series == name);
+            let values = of_line.filter_map(|(_, x, workload)| {
+                Some((place(*x), results.limit(&experiment.name, workload, limit, metric)?))
+            });
+            values.collect()
+        }));
     }
     let ticks = values.iter().map(|x| axis_value(&experiment.sweep.knob, *x)).collect();
     let svg = plot::draw(&Plot {
@@ -280,6 +323,33 @@ fn picture(results: &Results, experiment: &Experiment, metric: Metric) -> Option
     let name = serde_json::to_value(metric).ok()?.as_str()?.to_owned();
     let about = format!("{}: {}", experiment.title, metric.label());
     Some(Picture { name: format!("{}-{name}", experiment.name), about, svg })
+}
+
+/// A limit as a line: one for all series if it is the same for them, or one for each that it differs for, as with more copies.
+fn limit_lines(series: &[&str], limit: Limit, of_series: &dyn Fn(&str) -> Vec<(usize, f64)>) -> Vec<LimitLine> {
+    let mut found: Vec<(&str, Vec<(usize, f64)>)> = Vec::new();
+    for name in series {
+        let line = of_series(name);
+        let agrees = |known: &[(usize, f64)]| {
+            line.iter().all(|(place, value)| known.iter().all(|(other, known)| other != place || known == value))
+        };
+        if line.is_empty() {
+            continue;
+        }
+        if let Some((_, known)) = found.iter_mut().find(|(_, known)| agrees(known)) {
+            let new: Vec<_> = line.iter().filter(|point| !known.contains(point)).copied().collect();
+            known.extend(new);
+            known.sort_by_key(|(place, _)| *place);
+        } else {
+            found.push((name, line));
+        }
+    }
+    let differ = found.len() > 1;
+    let lines = found.into_iter().map(|(name, points)| {
+        let label = if differ { format!("{}, {name}", limit.label()) } else { limit.label().to_owned() };
+        LimitLine { label, points }
+    });
+    lines.collect()
 }
 
 /// What held most runs of a point back.
@@ -411,4 +481,31 @@ fn latency_of(figures: &serde_json::Value) -> Option<String> {
     let at = |pointer: &str| figures.pointer(pointer).and_then(serde_json::Value::as_f64).filter(|value| *value > 0.0);
     let (p50, p99) = (at("/latency_us/p50")?, at("/latency_us/p99")?);
     Some(format!("{} / {}", micros(p50), micros(p99)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_has_a_line_for_each_series_that_it_differs_for() {
+        let lines = |of: &dyn Fn(&str) -> Vec<(usize, f64)>| {
+            let found = limit_lines(&["1 copy", "the same", "3 copies"], Limit::Loopback, of);
+            found.into_iter().map(|line| (line.label, line.points)).collect::<Vec<_>>()
+        };
+        let same = lines(&|name| if name == "3 copies" { vec![(1, 2.0)] } else { vec![(0, 3.0)] });
+        assert_eq!(same, [("limit: loopback TCP".to_owned(), vec![(0, 3.0), (1, 2.0)])]);
+        let apart = lines(&|name| vec![(0, if name == "3 copies" { 1.0 } else { 3.0 })]);
+        assert_eq!(apart.len(), 2);
+        assert_eq!(apart[1], ("limit: loopback TCP, 3 copies".to_owned(), vec![(0, 1.0)]));
+        assert!(lines(&|_| vec![]).is_empty());
+    }
+
+    #[test]
+    fn values_of_knobs_are_written_with_their_units() {
+        assert_eq!(knob_value("chunk_bytes", &toml::Value::Integer(16384)), "16 KiB");
+        assert_eq!(knob_value("linger_ms", &toml::Value::Float(1.0)), "1 ms");
+        assert_eq!(knob_value("verify_checksums", &toml::Value::Boolean(true)), "yes");
+        assert_eq!(knob_value("durability", &toml::Value::String("power".into())), "power");
+    }
 }

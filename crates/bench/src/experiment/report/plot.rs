@@ -9,8 +9,8 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use crate::experiment::results::Spread;
 
-const WIDTH: u32 = 760;
-const HEIGHT: u32 = 400;
+const WIDTH: u32 = 640;
+const HEIGHT: u32 = 370;
 /// Pixels of a row of the legend.
 const ROW: u32 = 22;
 /// Above this factor between the largest and the smallest value the axis is logarithmic.
@@ -19,6 +19,9 @@ const INK: RGBColor = RGBColor(31, 41, 55);
 const FAINT: RGBColor = RGBColor(229, 231, 235);
 /// How limits are told apart: pixels of a dash, and between two.
 const DASHES: [(u32, u32); 4] = [(9, 5), (2, 5), (16, 5), (5, 9)];
+/// So many lines, over so many values, have their figures written beside them.
+const LABELLED_LINES_MAX: usize = 2;
+const LABELLED_TICKS_MAX: usize = 8;
 const GREY: RGBColor = RGBColor(120, 128, 140);
 
 /// A line: its name, its colour, and for each value of the axis what was measured there.
@@ -57,11 +60,11 @@ pub(super) fn colour(system: &str, nth: usize) -> RGBColor {
         "kera" => [RGBColor(29, 78, 216), RGBColor(14, 165, 233), RGBColor(99, 102, 241), RGBColor(30, 58, 138)],
         "kafka" => [RGBColor(220, 38, 38), RGBColor(251, 113, 133), RGBColor(153, 27, 27), RGBColor(244, 63, 94)],
         "kafka-java" => {
-            [RGBColor(219, 39, 119), RGBColor(244, 114, 182), RGBColor(131, 24, 67), RGBColor(236, 72, 153)]
+            [RGBColor(147, 51, 234), RGBColor(192, 132, 252), RGBColor(88, 28, 135), RGBColor(168, 85, 247)]
         }
         "nats" => [RGBColor(5, 150, 105), RGBColor(74, 222, 128), RGBColor(6, 95, 70), RGBColor(16, 185, 129)],
         "redis" => [RGBColor(217, 119, 6), RGBColor(251, 191, 36), RGBColor(146, 64, 14), RGBColor(245, 158, 11)],
-        _ => [RGBColor(124, 58, 237), RGBColor(192, 132, 252), RGBColor(91, 33, 182), RGBColor(168, 85, 247)],
+        _ => [RGBColor(71, 85, 105), RGBColor(148, 163, 184), RGBColor(30, 41, 59), RGBColor(100, 116, 139)],
     };
     shades[nth % shades.len()]
 }
@@ -92,7 +95,7 @@ fn limits_of(plot: &Plot<'_>) -> (f64, f64) {
 fn lines(svg: &mut String, plot: &Plot<'_>) -> Drawn<()> {
     let entries = plot.lines.len() + plot.limits.len();
     let any_client = plot.lines.iter().any(|line| line.points.iter().any(|point| point.2));
-    let rows = entries.div_ceil(2) as u32 + u32::from(any_client);
+    let rows = entries.div_ceil(legend_columns(plot)) as u32 + u32::from(any_client);
     let height = HEIGHT + rows * ROW + 10;
     let root = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
     root.fill(&WHITE)?;
@@ -100,7 +103,7 @@ fn lines(svg: &mut String, plot: &Plot<'_>) -> Drawn<()> {
     let (least, most) = limits_of(plot);
     let x = -0.25..plot.ticks.len() as f64 - 0.75;
     if most / least > LINEAR_MAX {
-        onto(&upper, plot, x, (least * 0.7..most * 1.5).log_scale(), least * 0.7)?;
+        onto(&upper, plot, x, (least * 0.5..most * 2.0).log_scale(), least * 0.5)?;
     } else {
         onto(&upper, plot, x, 0.0..most * 1.12, 0.0)?;
     }
@@ -116,8 +119,9 @@ where
     X::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
     Y::CoordDescType: Ranged<ValueType = f64> + ValueFormatter<f64>,
 {
+    let caption = if bottom > 0.0 { format!("{}, logarithmic", plot.title) } else { plot.title.clone() };
     let mut chart = ChartBuilder::on(area)
-        .caption(&plot.title, text(17))
+        .caption(caption, text(17))
         .margin(12)
         .margin_right(28)
         .x_label_area_size(44)
@@ -136,7 +140,7 @@ where
         .disable_x_mesh()
         .set_tick_mark_size(LabelAreaPosition::Bottom, 0)
         .x_label_formatter(&nothing)
-        .y_label_formatter(&|value| (plot.show)(*value))
+        .y_label_formatter(&|value| plain(&(plot.show)(*value)))
         .y_labels(7)
         .draw()?;
     let centred = text(13).pos(Pos::new(HPos::Center, VPos::Top));
@@ -163,12 +167,43 @@ where
             }
         }
     }
+    if plot.lines.len() <= LABELLED_LINES_MAX && plot.ticks.len() <= LABELLED_TICKS_MAX {
+        for line in &plot.lines {
+            for (n, spread, _) in &line.points {
+                let place = chart.backend_coord(&(*n as f64, spread.median));
+                let is_upper = value_at(&plot.lines[0], *n) >= value_at(&plot.lines[plot.lines.len() - 1], *n);
+                let above = std::ptr::eq(line, &plot.lines[0]) == is_upper;
+                let style =
+                    ("sans-serif", 12).into_font().color(&line.colour).pos(Pos::new(HPos::Center, VPos::Center));
+                let label = plain(&(plot.show)(spread.median));
+                area.draw(&Text::new(label, (place.0, place.1 + if above { -15 } else { 16 }), style))?;
+            }
+        }
+    }
     Ok(())
 }
 
+/// What a line is at a place, if it has been measured there.
+fn value_at(line: &LineOf, place: usize) -> Option<f64> {
+    line.points.iter().find(|(n, _, _)| *n == place).map(|(_, spread, _)| spread.median)
+}
+
+/// Round numbers without their zeros: where a grid line is, not what was measured.
+fn plain(text: &str) -> String {
+    text.replace(".00 ", " ").replace(".0 ", " ")
+}
+
+/// Names that are long have a row for themselves.
+fn legend_columns(plot: &Plot<'_>) -> usize {
+    const LONG: usize = 36;
+    let names = plot.lines.iter().map(|line| &line.label).chain(plot.limits.iter().map(|limit| &limit.label));
+    if names.into_iter().any(|name| name.chars().count() > LONG) { 1 } else { 2 }
+}
+
 fn legend(area: &Area<'_>, plot: &Plot<'_>, any_client: bool) -> Drawn<()> {
-    let column = (WIDTH as i32 - 60) / 2;
-    let place = |n: usize| (40 + (n as i32 % 2) * column, 8 + (n as i32 / 2) * ROW as i32);
+    let columns = legend_columns(plot);
+    let column = (WIDTH as i32 - 60) / columns as i32;
+    let place = |n: usize| (40 + (n % columns) as i32 * column, 8 + (n / columns) as i32 * ROW as i32);
     let names = plot.lines.iter().map(|line| (line.label.as_str(), line.colour, (28, 0)));
     let limits = plot.limits.iter().zip(DASHES.iter().cycle()).map(|(limit, dash)| (limit.label.as_str(), GREY, *dash));
     let mut count = 0;
@@ -178,11 +213,11 @@ fn legend(area: &Area<'_>, plot: &Plot<'_>, any_client: bool) -> Drawn<()> {
             let to = (from + dash as i32).min(28);
             area.draw(&PathElement::new(vec![(x + from, y + 7), (x + to, y + 7)], colour.stroke_width(3)))?;
         }
-        area.draw(&Text::new(shortened(label, 46), (x + 36, y), text(13)))?;
+        area.draw(&Text::new(shortened(label, 76), (x + 36, y), text(13)))?;
         count = n + 1;
     }
     if any_client {
-        let (x, y) = (40, place(count.next_multiple_of(2)).1);
+        let (x, y) = (40, place(count.next_multiple_of(columns)).1);
         area.draw(&Circle::new((x + 14, y + 7), 5, INK.filled()))?;
         area.draw(&Circle::new((x + 14, y + 7), 3, WHITE.filled()))?;
         area.draw(&Text::new("hollow: the load generator was the limit, not the server", (x + 36, y), text(13)))?;
@@ -194,7 +229,7 @@ fn legend(area: &Area<'_>, plot: &Plot<'_>, any_client: bool) -> Drawn<()> {
 fn bars(svg: &mut String, plot: &Plot<'_>) -> Drawn<()> {
     const TOP: i32 = 46;
     const BAR: i32 = 34;
-    const LEFT: i32 = 320;
+    const LEFT: i32 = 270;
     let entries = plot.lines.len() + plot.limits.len();
     let any_client = plot.lines.iter().any(|line| line.points.iter().any(|point| point.2));
     let height = TOP + BAR * entries as i32 + if any_client { 46 } else { 16 };
@@ -202,7 +237,7 @@ fn bars(svg: &mut String, plot: &Plot<'_>) -> Drawn<()> {
     root.fill(&WHITE)?;
     let at = plot.lines.first().and_then(|line| line.points.first()).and_then(|point| plot.ticks.get(point.0));
     let title = format!("{}, {} {}", plot.title, plot.axis, at.map_or("", String::as_str));
-    root.draw(&Text::new(shortened(&title, 100), (16, 12), text(17)))?;
+    root.draw(&Text::new(shortened(&title, 84), (16, 12), text(17)))?;
     let (least, most) = limits_of(plot);
     let room = f64::from(WIDTH as i32 - LEFT - 120);
     let is_log = most / least > LINEAR_MAX;
@@ -213,7 +248,7 @@ fn bars(svg: &mut String, plot: &Plot<'_>) -> Drawn<()> {
     let mut y = TOP;
     for line in &plot.lines {
         let Some((_, spread, client)) = line.points.first() else { continue };
-        root.draw(&Text::new(shortened(&line.label, 46), (16, y + 6), text(13)))?;
+        root.draw(&Text::new(shortened(&line.label, 38), (16, y + 6), text(13)))?;
         let end = LEFT + length(spread.median);
         let fill = if *client { line.colour.mix(0.35).filled() } else { line.colour.filled() };
         root.draw(&Rectangle::new([(LEFT, y), (end, y + 22)], fill))?;
@@ -228,7 +263,7 @@ fn bars(svg: &mut String, plot: &Plot<'_>) -> Drawn<()> {
     for limit in &plot.limits {
         let Some((_, value)) = limit.points.first() else { continue };
         let end = LEFT + length(*value);
-        root.draw(&Text::new(shortened(&limit.label, 46), (16, y + 6), text(13)))?;
+        root.draw(&Text::new(shortened(&limit.label, 38), (16, y + 6), text(13)))?;
         root.draw(&Rectangle::new([(LEFT, y + 8), (end, y + 14)], GREY.mix(0.6).filled()))?;
         root.draw(&Text::new((plot.show)(*value), (end + 8, y + 4), text(13)))?;
         y += BAR;
@@ -287,7 +322,7 @@ fn time_panels(svg: &mut String, title: &str, at_s: &[f64], panels: &[Panel], en
     let root = SVGBackend::with_string(svg, (WIDTH, height)).into_drawing_area();
     root.fill(&WHITE)?;
     let (head, mut rest) = root.split_vertically(TOP);
-    head.draw(&Text::new(shortened(title, 100), (16, 14), text(17)))?;
+    head.draw(&Text::new(shortened(title, 84), (16, 14), text(17)))?;
     for panel in panels {
         let (here, below) = rest.split_vertically(panel.height());
         time_panel(&here, at_s, panel, end)?;
@@ -331,9 +366,9 @@ fn time_panel(area: &Area<'_>, at_s: &[f64], panel: &Panel, end: f64) -> Drawn<(
         let colour = COLOURS[n % COLOURS.len()];
         let points = at_s.iter().copied().zip(values.iter().copied());
         chart.draw_series(LineSeries::new(points, colour.stroke_width(2)))?;
-        let (x, y) = (40 + (n as i32 % 3) * 235, 4 + (n as i32 / 3) * ROW as i32);
+        let (x, y) = (40 + (n as i32 % 3) * 200, 4 + (n as i32 / 3) * ROW as i32);
         lower.draw(&PathElement::new(vec![(x, y + 7), (x + 22, y + 7)], colour.stroke_width(3)))?;
-        lower.draw(&Text::new(shortened(label, 30), (x + 28, y), text(12)))?;
+        lower.draw(&Text::new(shortened(label, 26), (x + 28, y), text(12)))?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! KerA: a node as `kera serve`, loaded by `kera bench`.
+//! KerA: nodes as `kera serve`, alone or in a cluster, loaded by `kera bench`.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -6,35 +6,27 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
+use super::nodes::{Nodes, Started};
 use super::{Job, Load, Outcome, Places, System, drive, output, read_json, remake};
 use crate::BenchError;
 use crate::experiment::sample::Usage;
 use crate::experiment::workload::{Mode, Safety, Workload};
 use crate::process::ProcessUsage;
-use crate::server::{Server, ServerConfig};
 
 /// Where arenas are when there is a shared memory file system, which is where a node keeps them by default.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// The part of a run after which the server of an outage is killed.
-const OUTAGE_AT: f64 = 0.4;
+pub(super) const OUTAGE_AT: f64 = 0.4;
 
-/// KerA on one node.
+/// KerA on one node or several.
 #[derive(Debug)]
 pub struct Kera {
     program: PathBuf,
     dir: PathBuf,
     arena_dir: Option<PathBuf>,
     version: String,
-    /// The node that runs and what it was started with.
-    node: Option<(Started, Server)>,
-}
-
-/// What a node is started with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Started {
-    arena_bytes: u64,
-    virtual_logs: u32,
-    http: bool,
+    /// The nodes that run and what they were started with.
+    running: Option<(Started, Nodes)>,
 }
 
 impl Kera {
@@ -54,18 +46,8 @@ impl Kera {
             dir: places.dir.join("kera"),
             arena_dir: shared.is_dir().then(|| shared.join(unique)),
             version: String::from_utf8_lossy(&answer.stdout).trim().to_owned(),
-            node: None,
+            running: None,
         })
-    }
-
-    fn config(&self, how: Started) -> ServerConfig {
-        ServerConfig {
-            arena_bytes: Some(how.arena_bytes),
-            arena_dir: self.arena_dir.clone(),
-            http: how.http,
-            flags: vec!["--virtual-logs".into(), how.virtual_logs.to_string()],
-            ..ServerConfig::in_dir(&self.program, &self.dir)
-        }
     }
 
     fn remake(&self) -> Result<(), BenchError> {
@@ -73,15 +55,19 @@ impl Kera {
         self.arena_dir.as_deref().map_or(Ok(()), remake)
     }
 
-    /// A node on an empty directory, or the one that runs if it is the same.
-    fn node(&mut self, how: Started) -> Result<&mut Server, BenchError> {
-        if self.node.as_ref().is_none_or(|(started, _)| *started != how) {
+    fn start_nodes(&self, how: Started) -> Result<(Nodes, Duration), BenchError> {
+        self.remake()?;
+        Nodes::start(&self.program, &self.dir, self.arena_dir.as_deref(), how)
+    }
+
+    /// Nodes on empty directories, or those that run if they are the same.
+    fn nodes(&mut self, how: Started) -> Result<&mut Nodes, BenchError> {
+        if self.running.as_ref().is_none_or(|(started, _)| *started != how) {
             self.stop();
-            self.remake()?;
-            self.node = Some((how, Server::start(self.config(how))?.0));
+            self.running = Some((how, self.start_nodes(how)?.0));
         }
-        let (_, server) = self.node.as_mut().expect("it was just started");
-        Ok(server)
+        let (_, nodes) = self.running.as_mut().expect("they were just started");
+        Ok(nodes)
     }
 
     fn bench(&self, address: &str, words: &[String]) -> Command {
@@ -91,25 +77,23 @@ impl Kera {
     }
 
     fn started(job: &Job<'_>) -> Started {
-        let workload = job.workload;
-        Started { arena_bytes: workload.arena_bytes, virtual_logs: workload.virtual_logs, http: job.profile }
+        let Workload { nodes, arena_bytes, virtual_logs, .. } = *job.workload;
+        Started { nodes, arena_bytes, virtual_logs, http: job.profile }
     }
 
     fn load(&mut self, job: &Job<'_>) -> Result<Outcome, BenchError> {
-        let server = self.node(Kera::started(job))?;
-        let (address, pid, metrics) = (server.address(), server.pid(), server.http_address());
-        let command = self.bench(&address, &flags(job));
-        let load = Load { command, server: pid, dir: &self.dir, metrics, read: read_json };
-        drive(load, job, |_| Ok(()))
+        let nodes = self.nodes(Kera::started(job))?;
+        let (addresses, servers, metrics) = (nodes.addresses(), nodes.pids(), nodes.http_addresses());
+        let command = self.bench(&addresses, &flags(job));
+        drive(Load { command, servers, dir: &self.dir, metrics, read: read_json }, job, |_| Ok(()))
     }
 
     fn start(&mut self, job: &Job<'_>) -> Result<Outcome, BenchError> {
         self.stop();
-        self.remake()?;
-        let (mut server, took) = Server::start(self.config(Kera::started(job)))?;
+        let (mut nodes, took) = self.start_nodes(Kera::started(job))?;
         std::thread::sleep(Duration::from_secs_f64(job.warmup_seconds));
-        let resident = server.pid().and_then(ProcessUsage::of).map_or(0, |usage| usage.resident_bytes);
-        server.stop(Duration::from_secs(30))?;
+        let resident = resident_bytes(&nodes.pids());
+        nodes.stop(Duration::from_secs(30))?;
         Ok(without_load(took, resident))
     }
 
@@ -119,42 +103,55 @@ impl Kera {
         let fill = (job.workload.fill_mib << 20) / (job.workload.record_bytes + 8);
         let mut words = ["produce", "--keep", "--records", &fill.max(1).to_string()].map(str::to_owned).to_vec();
         words.extend(shape(job.workload));
-        let address = self.node(how)?.address();
-        output(self.bench(&address, &words), job.stop)?;
-        let (_, server) = self.node.as_mut().expect("it was just filled");
-        server.kill()?;
-        let took = server.start_again()?;
-        let resident = server.pid().and_then(ProcessUsage::of).map_or(0, |usage| usage.resident_bytes);
+        let addresses = self.nodes(how)?.addresses();
+        output(self.bench(&addresses, &words), job.stop)?;
+        let (_, nodes) = self.running.as_mut().expect("they were just filled");
+        nodes.first().kill()?;
+        let took = nodes.first().start_again()?;
+        let resident = resident_bytes(&nodes.pids());
         self.stop();
         Ok(without_load(took, resident))
     }
 
     fn outage(&mut self, job: &Job<'_>) -> Result<Outcome, BenchError> {
         let how = Kera::started(job);
-        let address = self.node(how)?.address();
-        let command = self.bench(&address, &flags(job));
-        let (_, server) = self.node.as_mut().expect("it was just started");
+        let addresses = self.nodes(how)?.addresses();
+        let command = self.bench(&addresses, &flags(job));
+        let (_, nodes) = self.running.as_mut().expect("they were just started");
         let at = Duration::from_secs_f64(job.warmup_seconds + job.seconds * OUTAGE_AT);
-        let load = Load { command, server: server.pid(), dir: &self.dir, metrics: None, read: read_json };
+        let load = Load { command, servers: nodes.pids(), dir: &self.dir, metrics: vec![], read: read_json };
         let mut took = None;
-        let mut outcome = drive(load, job, |elapsed| {
+        let outcome = drive(load, job, |elapsed| {
             if took.is_none() && elapsed >= at {
                 let killed = Instant::now();
-                server.kill()?;
-                server.start_again()?;
+                nodes.first().kill()?;
+                if how.nodes == 1 {
+                    nodes.first().start_again()?;
+                }
                 took = Some(killed.elapsed());
             }
             Ok(())
-        })?;
-        let Some(took) = took else {
-            return Err(BenchError::server(
-                "an outage",
-                "the load ended before the server was killed; give it more seconds",
-            ));
-        };
-        outcome.figures["start_ms"] = json!(took.as_secs_f64() * 1e3);
+        });
+        if how.nodes > 1 {
+            // The next one begins with nodes that have lost nothing.
+            self.stop();
+        }
+        let mut outcome = outcome?;
+        let took = took.ok_or_else(nobody_was_killed)?;
+        if how.nodes == 1 {
+            outcome.figures["start_ms"] = json!(took.as_secs_f64() * 1e3);
+        }
         Ok(outcome)
     }
+}
+
+/// The load of an outage was over too soon.
+pub(super) fn nobody_was_killed() -> BenchError {
+    BenchError::server("an outage", "the load ended before the server was killed; give it more seconds")
+}
+
+fn resident_bytes(pids: &[u32]) -> u64 {
+    pids.iter().filter_map(|pid| ProcessUsage::of(*pid)).map(|usage| usage.resident_bytes).sum()
 }
 
 /// A measurement without a load generator.
@@ -177,17 +174,24 @@ impl System for Kera {
     }
 
     fn settings(&self) -> String {
-        "`kera serve` with its defaults but for arena and virtual logs, which each run's workload says; checksums on, idempotent \
-         producers on; loaded by `kera bench`"
+        "`kera serve` with its defaults but for arena and virtual logs, which each run's workload says; in a cluster each node is \
+         coordinator, broker and backup, a process of its own on this machine; checksums on, idempotent producers on; loaded by `kera bench`"
             .into()
     }
 
     fn guarantees(&self, workload: &Workload) -> String {
-        match workload.durability {
-            Safety::Process => "one copy; acknowledged when it is in the arena: survives kill -9, not loss of power",
-            Safety::Power => "one copy; acknowledged when it is on disk and synced: survives loss of power",
+        match (workload.copies, workload.durability) {
+            (1, Safety::Process) => {
+                "one copy; acknowledged when it is in the arena: survives kill -9, not loss of power".into()
+            }
+            (1, Safety::Power) => "one copy; acknowledged when it is on disk and synced: survives loss of power".into(),
+            (copies, Safety::Process) => format!(
+                "{copies} copies; acknowledged when all have it, in the owner's arena and in files of the others, not synced: survives the \
+                 loss of {} nodes",
+                copies - 1
+            ),
+            (copies, Safety::Power) => format!("{copies} copies; acknowledged when all have it on disk and synced"),
         }
-        .into()
     }
 
     fn leaves_out(&self, _workload: &Workload) -> Option<String> {
@@ -204,10 +208,9 @@ impl System for Kera {
     }
 
     fn stop(&mut self) {
-        if let Some((_, mut server)) = self.node.take()
-            && server.stop(Duration::from_secs(60)).is_err()
-        {
-            let _ = server.kill();
+        if let Some((_, mut nodes)) = self.running.take() {
+            // One that does not stop is killed.
+            let _ = nodes.stop(Duration::from_secs(60));
         }
         let _ = std::fs::remove_dir_all(&self.dir);
         if let Some(dir) = &self.arena_dir {
@@ -237,6 +240,7 @@ fn shape(workload: &Workload) -> Vec<String> {
     flag("--linger-ms", workload.linger_ms.to_string());
     flag("--in-flight", workload.in_flight.to_string());
     flag("--durability", workload.durability.name().into());
+    flag("--replication", workload.copies.to_string());
     if let Some(bytes) = workload.segment_bytes {
         flag("--segment-bytes", bytes.to_string());
     }

@@ -6,6 +6,7 @@
 mod kafka;
 pub mod kera;
 mod nats;
+mod nodes;
 mod peer;
 mod redis;
 
@@ -83,9 +84,10 @@ pub struct Outcome {
 /// A load generator that is about to run.
 pub(super) struct Load<'a> {
     pub(super) command: Command,
-    pub(super) server: Option<u32>,
+    /// Processes whose cost is counted.
+    pub(super) servers: Vec<u32>,
     pub(super) dir: &'a Path,
-    pub(super) metrics: Option<SocketAddr>,
+    pub(super) metrics: Vec<SocketAddr>,
     /// What its output says, as the fields of `kera bench`.
     pub(super) read: fn(&str) -> Result<Value, String>,
 }
@@ -99,11 +101,11 @@ pub(super) fn drive(
     let words = words_of(&load.command);
     let mut running = Running::spawn(load.command)?;
     let sampler = Sampler::start(Watched {
-        server: load.server,
+        servers: load.servers,
         client: running.child.id(),
         dir: load.dir.to_owned(),
         every: job.look_every,
-        metrics: load.metrics.filter(|_| job.profile),
+        metrics: if job.profile { load.metrics } else { vec![] },
     });
     let started = Instant::now();
     let text = running.wait(job.stop, || meanwhile(started.elapsed()));
@@ -225,9 +227,9 @@ pub struct Opened {
 /// Adapters for systems by name. Peers that are not there come back with the reason; without KerA there is nothing to compare.
 pub fn open(names: &[String], places: &Places) -> Result<Opened, BenchError> {
     let mut systems: Vec<Box<dyn System>> = vec![Box::new(kera::Kera::new(places)?)];
-    let (mut missing, mut broker) = (Vec::new(), None);
+    let (mut missing, mut brokers) = (Vec::new(), None);
     for name in names.iter().filter(|name| *name != "kera") {
-        match open_peer(name, places, &mut broker) {
+        match open_peer(name, places, &mut brokers) {
             Ok(system) => systems.push(system),
             Err(error) => missing.push(Missing { system: name.clone(), why: error.to_string() }),
         }
@@ -235,15 +237,15 @@ pub fn open(names: &[String], places: &Places) -> Result<Opened, BenchError> {
     Ok(Opened { systems, missing })
 }
 
-/// `broker`: Kafka's, which its two clients share.
+/// `brokers`: Kafka's, which its two clients share.
 fn open_peer(
     name: &str,
     places: &Places,
-    broker: &mut Option<Arc<kafka::Broker>>,
+    brokers: &mut Option<Arc<kafka::Brokers>>,
 ) -> Result<Box<dyn System>, BenchError> {
-    let mut kafka = || match broker {
-        Some(broker) => Ok(broker.clone()),
-        None => kafka::Broker::start(places).map(|started| broker.insert(Arc::new(started)).clone()),
+    let mut kafka = || match brokers {
+        Some(brokers) => Ok(brokers.clone()),
+        None => kafka::Brokers::new(places).map(|found| brokers.insert(Arc::new(found)).clone()),
     };
     match name {
         "kafka" => Ok(Box::new(kafka::Kafka::librdkafka(kafka()?, places)?)),

@@ -91,6 +91,12 @@ impl System for Peer {
         if workload.mode == Mode::Consume {
             return Some("its load generator has no run that only consumes".into());
         }
+        if workload.nodes > 1 {
+            return Some("it is measured as one server".into());
+        }
+        if workload.mode == Mode::Outage {
+            return Some("a single server is killed and started again on KerA only".into());
+        }
         only_kera(workload)
     }
 
@@ -102,7 +108,8 @@ impl System for Peer {
         let (address, pid) = (server.address, server.pid());
         let mut command = Command::new(&self.load);
         common_flags(&mut command, job, address, pid);
-        drive(Load { command, server: Some(pid), dir: &self.dir, metrics: None, read: read_json }, job, |_| Ok(()))
+        let load = Load { command, servers: vec![pid], dir: &self.dir, metrics: vec![], read: read_json };
+        drive(load, job, |_| Ok(()))
     }
 
     fn stop(&mut self) {
@@ -188,9 +195,16 @@ pub(super) fn needed(path: PathBuf, how: &str) -> Result<PathBuf, BenchError> {
 
 /// What a script prints.
 pub(super) fn script(path: &Path, words: &[&str]) -> Result<String, BenchError> {
-    let output = Command::new(path).args(words).stdin(Stdio::null()).output();
-    let output = output.map_err(|e| BenchError::io_at("running", path, e))?;
-    let shown = format!("{} {}", path.display(), words.join(" "));
+    let mut command = Command::new(path);
+    command.args(words).stdin(Stdio::null());
+    output_of(command)
+}
+
+/// What a command prints; an error with what it says if it fails.
+pub(super) fn output_of(mut command: Command) -> Result<String, BenchError> {
+    let shown: Vec<_> = std::iter::once(command.get_program()).chain(command.get_args()).collect();
+    let shown = shown.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let output = command.output().map_err(|e| BenchError::io(format!("running {shown}"), e))?;
     if output.status.success() {
         Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
     } else {
@@ -213,7 +227,7 @@ pub(super) fn only_kera(workload: &Workload) -> Option<String> {
         return Some("it has no lanes within a partition".into());
     }
     match workload.mode {
-        Mode::Restart | Mode::Outage => Some("only nodes of KerA are killed so far".into()),
+        Mode::Restart => Some("only nodes of KerA are killed and started again".into()),
         _ => None,
     }
 }
