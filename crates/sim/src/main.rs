@@ -119,6 +119,11 @@ fn refused(reason: &str) -> ExitCode {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let none: &[String] = &[];
+    if arguments.cluster && cfg!(panic = "abort") {
+        return refused(
+            "--cluster ends threads by unwinding them, which this build cannot; use `cargo run --profile sim -p kera-sim`",
+        );
+    }
     let (node, cluster) = if arguments.cluster { (none, &arguments.only[..]) } else { (&arguments.only[..], none) };
     let of_node = named(cluster::Fault::ALL, cluster::Fault::name, node);
     let of_cluster = named(nodes::Fault::ALL, nodes::Fault::name, cluster);
