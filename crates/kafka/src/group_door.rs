@@ -33,6 +33,7 @@ use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, Now, Topic,
 use crate::node_requests::Served;
 use crate::session::{Request, decode, encode};
 use crate::state_log::StateLog;
+use crate::state_parts;
 use crate::transaction_door::MayWrite;
 use crate::transaction_owner::{Question, coordinator_of, is_about_coordinators};
 use crate::wire::Malformed;
@@ -445,7 +446,7 @@ impl GroupDoor {
         if copies > most {
             return;
         }
-        let options = group_parts::stream_options(copies as u32);
+        let options = state_parts::stream_options(copies as u32);
         match catalog.coordinator.system_stream(group_parts::STREAM, &options) {
             Ok(info) => {
                 tracing::info!(copies = info.options.replication, "the cluster keeps Kafka groups from here on")

@@ -51,6 +51,7 @@ mod request;
 mod session;
 mod shape;
 mod state_log;
+mod state_parts;
 #[cfg(test)]
 mod tests;
 mod transaction_door;

@@ -26,8 +26,7 @@ use kera_format::{ProducerEpoch, ProducerId, StreamId};
 use kera_log::{Lane, Observer};
 use kera_protocol::admin::StreamRef;
 use kera_protocol::{
-    AbortedRecords, ClaimGroup, ClaimPartition, GroupClaimed, OpenTransaction, PartitionClaimed, TransactionsHeld,
-    TransactionsIn,
+    ClaimGroup, ClaimPartition, GroupClaimed, OpenTransaction, PartitionClaimed, TransactionsHeld, TransactionsIn,
 };
 use parking_lot::{Mutex, RwLock};
 
@@ -37,9 +36,9 @@ use crate::groups::{AppendFailed, Mark, Now};
 use crate::node_requests::{Awaited, NodeRequests, Replying, Served};
 use crate::session::{Request, decode, encode};
 use crate::state_log::StateLog;
-use crate::transaction_parts::{
-    Left, Marked, STREAM, TransactionLoad, TransactionPart, TransactionParts, stream_options,
-};
+use crate::state_parts::stream_options;
+use crate::transaction_owner::to_records;
+use crate::transaction_parts::{Left, Marked, STREAM, TransactionLoad, TransactionPart, TransactionParts};
 use crate::transactions::{
     Ending, NOT_WRITTEN, PartitionTransactions, Places, ProducerIds, Reply as Replied, TransactionConfig,
     TransactionJournal, Transactions, Unfinished,
@@ -614,15 +613,7 @@ impl TransactionDoor {
             let Some(lanes) = lanes.get(&of.stream) else { continue };
             let first = of.streamlet.0.saturating_mul(*lanes);
             let left = state.left.of(of.stream, first, first.saturating_add(*lanes));
-            known.aborted.extend(left.map(|range| AbortedRecords {
-                stream: range.stream,
-                partition: range.partition,
-                producer_id: ProducerId(range.producer_id.cast_unsigned()),
-                producer_epoch: ProducerEpoch(range.epoch.cast_unsigned()),
-                first_offset: range.first_offset,
-                marker_offset: range.marker_offset,
-                stable_offset: range.stable_offset,
-            }));
+            known.aborted.extend(left.map(to_records));
         }
         let after = part.after(Some(log.last_mark()));
         drop(state);

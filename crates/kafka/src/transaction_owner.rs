@@ -27,8 +27,9 @@ use parking_lot::Mutex;
 use crate::door::{After, Door};
 use crate::endings::append_marker;
 use crate::node_requests::Served;
+use crate::state_parts::streamlet_of;
 use crate::transaction_door::{MayWrite, SharedPartition, produce_error};
-use crate::transaction_parts::{STREAM, streamlet_of};
+use crate::transaction_parts::STREAM;
 use crate::transactions::PartitionTransactions;
 use crate::visibility::only_committed;
 

@@ -14,6 +14,7 @@ use super::transactions::{World, text, topic};
 use super::*;
 use crate::door::OtherNodes;
 use crate::group_parts::{self, Load};
+use crate::state_parts;
 
 pub(super) const ME: u32 = 1;
 pub(super) const OTHER: u32 = 2;
@@ -58,7 +59,7 @@ fn shared() -> (World, StreamId) {
     let mut world = World::new();
     let (broker, coordinator) = together(&world);
     let options =
-        StreamOptions { streamlets: STREAMLETS, replication: 1, virtual_logs: 0, ..group_parts::stream_options(1) };
+        StreamOptions { streamlets: STREAMLETS, replication: 1, virtual_logs: 0, ..state_parts::stream_options(1) };
     let stream = coordinator.system_stream(group_parts::STREAM, &options).unwrap().id;
     let owners = (0..STREAMLETS).map(|at| if at < 3 { owner(ME, 5) } else { owner(OTHER, 5) });
     broker.place_stream(1, stream, owners.collect()).unwrap();

@@ -11,7 +11,7 @@ use super::super::parts::{ME, OTHER, owner, together};
 use super::owners::{Asked, bytes};
 use super::*;
 use crate::Answered;
-use crate::{group_parts, transaction_parts};
+use crate::{group_parts, state_parts, transaction_parts};
 
 const PARTS: u32 = 16;
 /// The owner epochs of this node as the coordinator and of the partitions' owner.
@@ -35,8 +35,8 @@ fn coordinating() -> (World, Arc<Asked>) {
     let (broker, coordinator) = together(&world);
     let alone = |options| StreamOptions { replication: 1, virtual_logs: 0, ..options };
     let made = |name, options| coordinator.system_stream(name, &alone(options)).unwrap().id;
-    let coordinators = made(transaction_parts::STREAM, transaction_parts::stream_options(1));
-    let groups = made(group_parts::STREAM, group_parts::stream_options(1));
+    let coordinators = made(transaction_parts::STREAM, state_parts::stream_options(1));
+    let groups = made(group_parts::STREAM, state_parts::stream_options(1));
     broker.place_stream(1, stream, vec![owner(OTHER, OWNER); 2]).unwrap();
     broker.place_stream(1, groups, vec![owner(OTHER, OWNER); 16]).unwrap();
     broker.place_stream(1, coordinators, vec![owner(ME, COORDINATOR); PARTS as usize]).unwrap();

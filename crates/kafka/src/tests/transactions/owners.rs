@@ -12,7 +12,7 @@ use super::*;
 use crate::Answered;
 use crate::door::OtherNodes;
 use crate::node_requests::Served;
-use crate::{group_parts, transaction_parts};
+use crate::{group_parts, state_parts, transaction_parts};
 
 const PARTS: u32 = 16;
 /// The owner epochs of the coordinators and of the partitions.
@@ -64,8 +64,8 @@ fn owning() -> (World, Arc<Asked>) {
     let (broker, coordinator) = together(&world);
     let alone = |options| StreamOptions { replication: 1, virtual_logs: 0, ..options };
     let made = |name, options| coordinator.system_stream(name, &alone(options)).unwrap().id;
-    let coordinators = made(transaction_parts::STREAM, transaction_parts::stream_options(1));
-    let groups = made(group_parts::STREAM, group_parts::stream_options(1));
+    let coordinators = made(transaction_parts::STREAM, state_parts::stream_options(1));
+    let groups = made(group_parts::STREAM, state_parts::stream_options(1));
     broker.place_stream(1, coordinators, vec![owner(OTHER, COORDINATORS); PARTS as usize]).unwrap();
     for (stream, count) in [(stream, 2), (groups, 16)] {
         broker.place_stream(1, stream, vec![owner(ME, OWNER); count]).unwrap();

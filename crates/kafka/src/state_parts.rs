@@ -1,0 +1,213 @@
+//! Which parts of the state of coordinators are this node's: of [groups](crate::group_parts), and of
+//! [transactional ids](crate::transaction_parts).
+//!
+//! A node that is alone has one part with everything. In a cluster a name belongs to a streamlet of a system stream, chosen by its hash, and is
+//! coordinated by that streamlet's owner. Whoever becomes the owner reads the streamlet before it serves. Nobody else serves.
+
+use std::sync::Arc;
+
+use kera_broker::Broker;
+use kera_env::Clock;
+use kera_format::{StreamId, StreamOptions, StreamletId, murmur2};
+use kera_log::{Stream, Streamlet, Tenure};
+use parking_lot::RwLock;
+
+use crate::door::OtherNodes;
+use crate::state_log::{Kept, StateLog, state_stream_options};
+
+/// Streamlets of a stream: how many nodes can share the work, and how much a node has to read before it serves. Never changes.
+const STREAMLETS: u32 = 16;
+
+/// The options of a stream: logs of its own, so that what is kept does not wait behind records.
+pub(crate) fn stream_options(copies: u32) -> StreamOptions {
+    StreamOptions { streamlets: STREAMLETS, replication: copies, virtual_logs: 1, ..state_stream_options() }
+}
+
+/// The streamlet of a name, of `count`.
+pub(crate) fn streamlet_of(name: &str, count: usize) -> usize {
+    (murmur2(name.as_bytes()) & 0x7fff_ffff) as usize % count.max(1)
+}
+
+/// Where the part of a streamlet is.
+enum Place<P> {
+    /// At another node, or nowhere.
+    Elsewhere,
+    /// Here, in this owner epoch, and on its way.
+    Loading(u32),
+    /// Here.
+    Here(u32, Arc<P>),
+}
+
+struct Table<P> {
+    /// The cluster's stream; `None`: the node is alone, or the cluster has none yet.
+    stream: Option<Arc<Stream>>,
+    places: Vec<Place<P>>,
+}
+
+/// The parts of a node.
+pub(crate) struct StateParts<P> {
+    table: RwLock<Table<P>>,
+    elsewhere: Arc<P>,
+    loading: Arc<P>,
+}
+
+impl<P> StateParts<P> {
+    /// None are here yet. `elsewhere` and `loading` refuse everything, and say why.
+    pub(crate) fn new(elsewhere: Arc<P>, loading: Arc<P>) -> StateParts<P> {
+        StateParts { table: RwLock::new(Table { stream: None, places: Vec::new() }), elsewhere, loading }
+    }
+
+    /// All is here, of a node that is alone.
+    pub(crate) fn set_alone(&self, part: Arc<P>) {
+        self.table.write().places = vec![Place::Here(0, part)];
+    }
+
+    /// All is the cluster's from here on, if there is its stream; what the node had for itself.
+    pub(crate) fn set_shared(&self, stream: Option<Arc<Stream>>) -> Option<Arc<P>> {
+        let count = stream.as_ref().map_or(0, |stream| stream.streamlet_count());
+        let places = (0..count).map(|_| Place::Elsewhere).collect();
+        let before = std::mem::replace(&mut *self.table.write(), Table { stream, places });
+        before.places.into_iter().find_map(|place| if let Place::Here(_, part) = place { Some(part) } else { None })
+    }
+
+    /// The cluster's stream, once this node knows of it.
+    pub(crate) fn stream(&self) -> Option<Arc<Stream>> {
+        self.table.read().stream.clone()
+    }
+
+    /// Whether all is here.
+    pub(crate) fn is_alone(&self) -> bool {
+        let table = self.table.read();
+        table.stream.is_none() && !table.places.is_empty()
+    }
+
+    /// The streamlet that a name's coordinator owns, in a cluster that has the stream.
+    pub(crate) fn streamlet_of(&self, name: &str) -> Option<(Arc<Stream>, StreamletId)> {
+        let table = self.table.read();
+        let streamlet = streamlet_of(name, table.places.len());
+        Some((table.stream.clone()?, StreamletId(streamlet as u32)))
+    }
+
+    /// The part that answers for a name, if only that it is not here.
+    pub(crate) fn find(&self, name: &str) -> Arc<P> {
+        let table = self.table.read();
+        self.at(&table, streamlet_of(name, table.places.len()))
+    }
+
+    /// The part of a streamlet, in the same way.
+    pub(crate) fn part(&self, number: u32) -> Arc<P> {
+        self.at(&self.table.read(), number as usize)
+    }
+
+    fn at(&self, table: &Table<P>, place: usize) -> Arc<P> {
+        match table.places.get(place) {
+            Some(Place::Here(_, part)) => Arc::clone(part),
+            Some(Place::Loading(_)) => Arc::clone(&self.loading),
+            Some(Place::Elsewhere) | None => Arc::clone(&self.elsewhere),
+        }
+    }
+
+    /// The part of a name and the epoch in which it is this node's, if it is here.
+    pub(crate) fn find_here(&self, name: &str) -> Option<(u32, Arc<P>)> {
+        let table = self.table.read();
+        match table.places.get(streamlet_of(name, table.places.len())) {
+            Some(Place::Here(epoch, part)) => Some((*epoch, Arc::clone(part))),
+            _ => None,
+        }
+    }
+
+    /// The parts that are here.
+    pub(crate) fn here(&self) -> Vec<Arc<P>> {
+        let table = self.table.read();
+        let here = table.places.iter().filter_map(|place| match place {
+            Place::Here(_, part) => Some(Arc::clone(part)),
+            Place::Loading(_) | Place::Elsewhere => None,
+        });
+        here.collect()
+    }
+
+    /// The same, and while some are on their way the one that says so.
+    pub(crate) fn listed(&self) -> Vec<Arc<P>> {
+        let mut parts = self.here();
+        if self.table.read().places.iter().any(|place| matches!(place, Place::Loading(_))) {
+            parts.push(Arc::clone(&self.loading));
+        }
+        parts
+    }
+
+    /// Looks at who owns the streamlets now: the parts that have left, and what is to be read. `name` is the stream's.
+    pub(crate) fn follow<E: Kept>(&self, name: &'static str, clock: &Arc<dyn Clock>) -> (Vec<Arc<P>>, Vec<Coming<E>>) {
+        let mut table = self.table.write();
+        let (mut left, mut coming) = (Vec::new(), Vec::new());
+        let Table { stream: Some(stream), places } = &mut *table else { return (left, coming) };
+        for (at, place) in places.iter_mut().enumerate() {
+            let Some(streamlet) = stream.streamlet(StreamletId(at as u32)) else { continue };
+            let epoch = streamlet.owner_epoch();
+            let mine = streamlet.tenure() != Tenure::Elsewhere && epoch != 0;
+            if matches!(*place, Place::Here(known, _) | Place::Loading(known) if mine && known == epoch) {
+                continue;
+            }
+            if let Place::Here(_, part) = std::mem::replace(place, Place::Elsewhere) {
+                left.push(part);
+            }
+            if let (true, Some(log)) = (mine, StateLog::of(name, stream, StreamletId(at as u32), clock)) {
+                *place = Place::Loading(epoch);
+                coming.push(Coming { place: at, epoch, stream: stream.id(), streamlet: Arc::clone(streamlet), log });
+            }
+        }
+        (left, coming)
+    }
+
+    /// A streamlet is read: its part serves, if it is still this node's in the same epoch. Whether it is.
+    pub(crate) fn loaded<E>(&self, coming: &Coming<E>, part: &Arc<P>) -> bool {
+        if let Some(place) = self.table.write().places.get_mut(coming.place)
+            && matches!(place, Place::Loading(epoch) if *epoch == coming.epoch)
+        {
+            *place = Place::Here(coming.epoch, Arc::clone(part));
+            return true;
+        }
+        false
+    }
+}
+
+/// A streamlet that is to be read.
+pub(crate) struct Coming<E> {
+    place: usize,
+    pub(crate) epoch: u32,
+    stream: StreamId,
+    pub(crate) streamlet: Arc<Streamlet>,
+    pub(crate) log: Arc<StateLog<E>>,
+}
+
+impl<E: Kept> Coming<E> {
+    /// Reads it into what `begin` makes, entry by entry, and from the beginning again if that fails; what older owners have comes from
+    /// `others`. With what was filled, how many records were read and how many passed over. Blocks the thread while they come from
+    /// disk or from other nodes; `None` if the streamlet is not this node's any more, or when nobody wants it. `what` is said of
+    /// failures.
+    pub(crate) fn read<T>(
+        &self,
+        broker: &Broker,
+        what: &str,
+        (begin, each): (impl Fn() -> T, impl Fn(&mut T, E)),
+        others: impl Fn() -> Option<Arc<dyn OtherNodes>>,
+        go_on: impl Fn() -> bool,
+    ) -> Option<(T, u64, u64)> {
+        let elsewhere = |node, from| {
+            let others = others().ok_or("the node does not reach others yet")?;
+            others.read(node, self.stream, self.streamlet.id(), from)
+        };
+        let is_mine =
+            || self.streamlet.tenure() != Tenure::Elsewhere && self.streamlet.owner_epoch() == self.epoch && go_on();
+        while is_mine() {
+            let mut filled = begin();
+            match self.log.replay_while(broker, |entry| each(&mut filled, entry), elsewhere, is_mine) {
+                Ok(read) => return read.map(|(records, passed_over)| (filled, records, passed_over)),
+                Err(error) => {
+                    tracing::warn!(streamlet = %self.streamlet.id(), %error, "{what} cannot be read yet");
+                    self.log.rest();
+                }
+            }
+        }
+        None
+    }
+}
