@@ -467,6 +467,12 @@ impl Log {
         self.lanes().iter().for_each(|lane| lane.close_group());
     }
 
+    /// Whether every segment was closed, is durable and was given to the store. What is not yet, because some of it waits for its sink, the
+    /// store knows nothing of, and [flushing](crate::store::DiskStore::flush_all) it writes nothing of it.
+    pub fn is_settled(&self) -> bool {
+        self.lanes().iter().all(|lane| lane.has_given_all())
+    }
+
     /// Counters and sizes.
     pub fn stats(&self) -> LogStats {
         let shared = &self.shared;

@@ -272,6 +272,12 @@ impl Lane {
         wake.call();
     }
 
+    /// Whether no segment is open, or waits for its sink before it goes to the store.
+    pub(crate) fn has_given_all(&self) -> bool {
+        let state = self.state.lock();
+        state.open.is_none() && state.unsettled.is_empty()
+    }
+
     /// Changes a segment's slot under the lock, then wakes whoever waits; `None` if the lane has no such segment.
     pub(crate) fn with_slot<T>(&self, id: SegmentId, change: impl FnOnce(&mut Slot) -> T) -> Option<T> {
         let mut state = self.state.lock();

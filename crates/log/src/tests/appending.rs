@@ -324,3 +324,16 @@ fn a_stream_grows_and_never_shrinks() {
     let error = node.log.alter_stream(STREAM, StreamOptions { streamlets: 199, ..options() }).unwrap_err();
     assert!(error.to_string().contains("streamlets is 200 and cannot shrink to 199"), "{error}");
 }
+
+#[test]
+fn a_log_is_settled_when_the_store_has_been_given_everything() {
+    let (node, sink) = power_node();
+    assert!(node.log.is_settled(), "there is nothing yet");
+    fill(&node.lane(), 0..3, 100);
+    assert!(!node.log.is_settled(), "a segment is open");
+    node.log.close_all();
+    let store = node.log.stats();
+    assert!(!node.log.is_settled(), "the sink has not answered, and until then the store is given nothing: {store:?}");
+    sink.sync();
+    assert!(node.log.is_settled());
+}

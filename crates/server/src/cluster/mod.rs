@@ -264,16 +264,22 @@ impl Cluster {
         self.stopping.store(true, Ordering::Release);
     }
 
+    /// Nothing is taken over or rebuilt from here on; what is not rebuilt by now is at the next start. Blocks.
+    pub(crate) fn stop_recovering(&self) {
+        let recovering = self.recovery.lock().take();
+        if let Some((recovery, threads)) = recovering {
+            recovery.stop();
+            threads.into_iter().for_each(|thread| drop(thread.join()));
+        }
+    }
+
     /// Stops taking part; the others find out by themselves. Blocks.
     pub(crate) fn stop(&self) {
         if let Some((copier, thread)) = self.copier.lock().take() {
             copier.stop();
             drop(thread.join());
         }
-        if let Some((recovery, threads)) = self.recovery.lock().take() {
-            recovery.stop();
-            threads.into_iter().for_each(|thread| drop(thread.join()));
-        }
+        self.stop_recovering();
         self.copies.stop();
         if let Some(server) = self.server.lock().take() {
             server.stop(Duration::from_secs(1));

@@ -5,8 +5,10 @@
 //! | not ready | load balancers look elsewhere while connections drain |
 //! | connections | requests under way are answered, others refused with "stopping" |
 //! | compaction, maintenance, commands | nobody changes anything any more |
+//! | rebuilding | what comes behind the flush would be in the arena only |
 //! | close all groups | what is open goes to the virtual logs and to the store |
 //! | virtual logs | what was appended becomes durable, which segments must be before they are stored |
+//! | backups | the same for what has copies: the store gets no segment of which they have not answered for all |
 //! | store | everything is on disk |
 //! | arena file | removed only if everything in it is on disk; otherwise the next start attaches it |
 //! | HTTP, lock | last |
@@ -16,6 +18,11 @@ use std::time::{Duration, Instant};
 
 use super::{Node, start};
 use crate::readiness::Phase;
+
+/// How long backups are waited for. Those that are there answer in milliseconds; when all nodes stop at once there are none.
+const SETTLE_MAX: Duration = Duration::from_secs(2);
+/// How often it is looked whether they have answered.
+const LOOK: Duration = Duration::from_millis(2);
 
 pub(super) fn stop(node: Node) {
     let started = Instant::now();
@@ -37,6 +44,9 @@ pub(super) fn stop(node: Node) {
         compaction.stop();
     }
     maintenance.stop();
+    if let Some(cluster) = &parts.cluster {
+        cluster.stop_recovering();
+    }
     parts.log.close_all();
     for virtual_log in &parts.virtual_logs {
         virtual_log.stop();
@@ -46,7 +56,8 @@ pub(super) fn stop(node: Node) {
             tracing::error!("a virtual log's writer ended with a panic");
         }
     }
-    let flushed = flush(&parts, timeout);
+    let settled = settle(&parts, timeout);
+    let flushed = flush(&parts, timeout) && settled;
     store_threads.stop();
     let arena = if flushed { parts.log.arena().remove() } else { Ok(()) };
     match arena {
@@ -71,6 +82,26 @@ pub(super) fn stop(node: Node) {
     }
     tracing::info!(took_ms = started.elapsed().as_millis() as u64, on_disk = flushed, "stopped");
     drop(lock);
+}
+
+/// Waits until backups have answered for all that was appended. False: a segment that the store does not know of may have acknowledged
+/// records in it, so the arena must stay. Without a cluster there is nothing to wait for: the virtual logs have stopped, and what is
+/// acknowledged is in them.
+fn settle(parts: &super::Parts, timeout: Duration) -> bool {
+    if parts.cluster.is_none() {
+        return true;
+    }
+    let until = Instant::now() + timeout.min(SETTLE_MAX);
+    while !parts.log.is_settled() {
+        if Instant::now() >= until {
+            tracing::warn!(
+                "backups have not answered for all that was appended; the arena keeps it for the next start"
+            );
+            return false;
+        }
+        std::thread::sleep(LOOK);
+    }
+    true
 }
 
 /// Writes everything to disk, waiting at most `timeout`. Tells whether all of it is there.
