@@ -205,6 +205,38 @@ fn groups_of_a_lost_node_come_to_the_owner_and_its_logs_are_kept_until_it_has_th
 }
 
 #[test]
+fn who_is_started_again_while_it_rebuilds_holds_only_what_it_goes_on_to_rebuild() {
+    for goes_on in [true, false] {
+        let (mut cluster, stream) = moved_and_lost(2);
+        let own = LogName { node: 2, ..LOG };
+        let agreed = cluster.0.plan_view(&LogView { log: own, view: 1, first: 1, backups: vec![3] }).unwrap();
+        cluster.apply(&agreed);
+        cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+        let gathered = cluster.0.plan_gather().unwrap();
+        cluster.apply(&gathered);
+        if !goes_on {
+            cluster.fence(2);
+            cluster.apply(&[ClusterEntry::LogEnded { log: own, end: 3 }]);
+        }
+        // Its memory is there, with what it had rebuilt until then, which is not all.
+        cluster.join(2, true);
+        let held: Vec<_> = cluster.0.owners(stream).unwrap().held().iter().map(|held| (held.node, held.lost)).collect();
+        // Who goes on also has the groups of the epoch that is over.
+        assert_eq!(held, vec![(2, !goes_on); if goes_on { 3 } else { 2 }]);
+        let owner = cluster.0.owner(stream, 0).unwrap();
+        assert_eq!((owner.node, owner.epoch, owner.rebuilding), (2, if goes_on { 2 } else { 1 }, true));
+        if !goes_on {
+            let recovered = cluster.0.plan_recover(2, 1).unwrap();
+            cluster.apply(&recovered);
+            let has = cluster.owner(stream, 0);
+            let held: Vec<_> =
+                cluster.0.owners(stream).unwrap().held().iter().map(|held| (held.node, held.lost)).collect();
+            assert_eq!(held, [(has, false); 3], "all of it comes to the next owner");
+        }
+    }
+}
+
+#[test]
 fn an_owner_does_not_stop_for_groups_that_no_backup_has() {
     let (mut cluster, stream) = moved_and_lost(2);
     cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);

@@ -193,12 +193,23 @@ impl ClusterState {
         plan
     }
 
-    /// What a node holds of streamlets of streams with copies is not there any more: it has come back without its memory.
-    pub(super) fn plan_lose_held(&self, node: NodeNumber) -> Vec<ClusterEntry> {
+    /// What a node that comes back does not hold any more, or not yet, of streamlets of streams with copies: all if it is without its
+    /// memory. If it has that, what it was to gather for streamlets of its own and had not rebuilt: it is said to hold that from the
+    /// moment on in which it becomes the owner, so that readers wait for it there, and its incarnation that rebuilt it is over. Said
+    /// to be there it would look like groups without a record, and readers would pass over it.
+    pub(super) fn plan_lose_held(&self, node: NodeNumber, has_all: bool) -> Vec<ClusterEntry> {
         let mut entries = Vec::new();
         for (stream, held) in self.held_copied().filter(|(_, held)| held.node == node && !held.lost) {
             let Held { first, count, owner_epoch, .. } = held;
-            entries.push(ClusterEntry::GroupsLost { stream, first, count, owner_epoch });
+            if !has_all {
+                entries.push(ClusterEntry::GroupsLost { stream, first, count, owner_epoch });
+                continue;
+            }
+            let unfinished = |run: &super::Run| run.owner.node == node && run.owner.rebuilding;
+            for run in self.owners[&stream].within(first, count).filter(unfinished) {
+                let (first, count) = (run.first, run.count);
+                entries.push(ClusterEntry::GroupsLost { stream, first, count, owner_epoch });
+            }
         }
         entries
     }

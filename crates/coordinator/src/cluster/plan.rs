@@ -135,14 +135,16 @@ impl ClusterState {
         let epoch = join.epoch_min.max(before.saturating_add(1));
         let mut entries = vec![joined(join, epoch, now_ms)];
         self.check(&entries[0]).map_err(CoordinatorError::Refused)?;
+        let mut goes_on = false;
         if join.roles.has(Roles::BROKER) && before != 0 {
             let is_decided = self.logs.iter().any(|(log, state)| log.node == join.node && state.end.is_some());
             let owner_epoch = self.next_owner_epoch.max(1);
-            let all = join.has_all && !is_decided && self.has_what_it_owns(join.node, before);
-            entries.push(ClusterEntry::OwnerReturned { node: join.node, epoch, owner_epoch, all });
+            goes_on = join.has_all && !is_decided && self.has_what_it_owns(join.node, before);
+            entries.push(ClusterEntry::OwnerReturned { node: join.node, epoch, owner_epoch, all: goes_on });
         }
-        if !join.has_all {
-            entries.extend(self.plan_lose_held(join.node));
+        // Who goes on with its streamlets goes on with what it was rebuilding.
+        if !goes_on {
+            entries.extend(self.plan_lose_held(join.node, join.has_all));
         }
         Ok(entries)
     }
