@@ -39,7 +39,22 @@ if has cargo rdkafka && has make rdkafka; then
   cargo build -q --locked --manifest-path "$here/rdkafka/Cargo.toml" --target-dir "$built/rdkafka"
   client "$built/rdkafka/debug/rdkafka-check"
 fi
+if has npm kafka-javascript && has make kafka-javascript; then
+  # Its binary is not in the registry, its source is: that is built, in about three minutes, against the libraries of the machine.
+  mkdir -p "$built/kafka-javascript"
+  cp "$here"/kafka-javascript/* "$built/kafka-javascript/"
+  module=$built/kafka-javascript/node_modules/@confluentinc/kafka-javascript
+  if [ ! -e "$module/build/Release/confluent-kafka-javascript.node" ]; then
+    (cd "$built/kafka-javascript" && npm ci --silent --ignore-scripts --no-audit --no-fund)
+    (cd "$module" && export CKJS_LINKING=dynamic && npm run configure && npm run build) >"$built/kafka-javascript/build.log" 2>&1 ||
+      echo "kafka-javascript is not built, see $built/kafka-javascript/build.log: it is not tried"
+  fi
+  if [ -e "$module/build/Release/confluent-kafka-javascript.node" ]; then client node "$built/kafka-javascript/check.js"; fi
+fi
 has java "Kafka's own tools" || true
+if [ -d "${KERA_PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/kera-peers}/kafka/lib" ] && has mvn MirrorMaker; then
+  client "$built/python/bin/python" "$here/mirrormaker/check.py"
+fi
 export KERA_CLIENTS
 
 # shellcheck source=/dev/null

@@ -5,6 +5,7 @@
 #   franz-go-tests.sh KERA            all of them, a part at a time
 #   franz-go-tests.sh KERA chaos      the chains again, with connections that are cut every second
 #   franz-go-tests.sh KERA cluster    all of them against three nodes, with three copies of everything
+#   franz-go-tests.sh KERA cluster-chaos   the chains against three nodes, with connections that are cut
 #   franz-go-tests.sh KERA NAME       the tests whose names match
 #
 # Needs Go. The source comes as a Go module, of the version in franz-go/go.mod.
@@ -30,7 +31,7 @@ go test -c -o "$built/kgo.test" .
 # shellcheck source=/dev/null
 . "$here/node.sh"
 copies=1
-if [ "$which" = cluster ]; then
+if [ "${which#cluster}" != "$which" ]; then
   start_cluster "$kera"
   copies=3
 else
@@ -55,10 +56,10 @@ case $which in
     part cluster-groups -test.run '^TestGroupETL$'
     part cluster-transactions -test.run '^TestTxnEtl$'
     ;;
-  chaos)
+  chaos | cluster-chaos)
     export KGO_TEST_CHAOS=1
-    part chaos-groups -test.run '^TestGroupETL$'
-    part chaos-transactions -test.run '^TestTxnEtl$'
+    part "$which-groups" -test.run '^TestGroupETL$'
+    part "$which-transactions" -test.run '^TestTxnEtl$'
     ;;
   *) part named -test.run "$which" ;;
 esac
