@@ -198,6 +198,32 @@ fn a_server_that_forgot_acknowledged_chunks_gets_the_next_epoch() {
     });
 }
 
+/// Of the other streamlet a chunk was appended and not answered: in another epoch it would be there twice.
+#[test]
+fn what_is_forgotten_in_one_streamlet_leaves_the_sequences_of_others_as_they_are() {
+    for forgets in 0..2 {
+        let server = FakeServer::start(2, 1);
+        run(async {
+            let (mut producer, _) = small_chunks(&server, |b| b.in_flight(1).request_bytes(1)).await;
+            let value = |streamlet: u32, at: u32| format!("{streamlet} {at} {}", "x".repeat(100));
+            for at in 0..10 {
+                for streamlet in 0..2 {
+                    let value = value(streamlet, at);
+                    producer.send_to(StreamletId(streamlet), &Record::value(value.as_bytes())).await.unwrap();
+                }
+                if at == 4 {
+                    producer.flush().await.unwrap();
+                    server.fake.fail([Fault::AppendAndBreak, Fault::ForgetIn(forgets)]);
+                }
+            }
+            producer.flush().await.unwrap();
+            let all = |streamlet: u32| (0..10).map(|at| value(streamlet, at)).collect::<Vec<_>>();
+            assert_eq!(server.fake.values(1 - forgets, 0), all(1 - forgets));
+            assert_eq!(producer.stats().forgotten_chunks > 0, server.fake.state().epochs[&1] > 0);
+        });
+    }
+}
+
 #[test]
 fn a_producer_whose_id_is_not_known_any_more_gets_another() {
     let server = FakeServer::start(1, 1);

@@ -56,6 +56,17 @@ pub struct BufferSettings {
     pub routing: Routing,
 }
 
+/// Which sequences chunks get that wait.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sequences {
+    /// Those that follow the last ones that were acknowledged.
+    Same,
+    /// Of streamlets of which the server has forgotten chunks: from 0 on, in another epoch. The others as [`Sequences::Same`].
+    Forgotten(ProducerEpoch),
+    /// From 0 on, of this producer and epoch.
+    All(ProducerId, ProducerEpoch),
+}
+
 /// Who waits for one record of a chunk.
 pub(super) type Waiter = oneshot::Sender<Result<Delivered, ClientError>>;
 
@@ -134,6 +145,10 @@ struct Streamlet {
     next_record: u64,
     /// The sequence after the last one that was acknowledged.
     settled_sequence: u64,
+    /// The producer's epoch that they count in.
+    epoch: ProducerEpoch,
+    /// The server has forgotten chunks that it had acknowledged: it goes on in another epoch.
+    is_forgotten: bool,
     /// It is in the line of its route.
     is_ready: bool,
     /// Which connection its chunks leave by.
@@ -182,7 +197,6 @@ pub(super) struct Taken {
 pub(super) struct Buffer {
     settings: BufferSettings,
     producer_id: ProducerId,
-    producer_epoch: ProducerEpoch,
     slots: Arc<[Slot]>,
     streamlets: Vec<Streamlet>,
     /// One for each connection.
@@ -258,9 +272,8 @@ impl Buffer {
         Buffer {
             settings,
             producer_id,
-            producer_epoch,
             slots: (0..streamlets).map(|_| Slot::default()).collect(),
-            streamlets: (0..streamlets).map(|_| Streamlet::default()).collect(),
+            streamlets: (0..streamlets).map(|_| Streamlet { epoch: producer_epoch, ..Streamlet::default() }).collect(),
             routes: vec![Route::default()],
             openings: 0,
             free: Free { buffers: Vec::new(), bytes: align8(bytes) },
@@ -463,7 +476,7 @@ impl Buffer {
             stream: self.settings.stream,
             streamlet: StreamletId(streamlet),
             producer_id: self.producer_id,
-            producer_epoch: self.producer_epoch,
+            producer_epoch: self.streamlets[streamlet as usize].epoch,
             sequence,
         }
     }
@@ -602,15 +615,29 @@ impl Buffer {
         all
     }
 
-    /// Gives the waiting chunks sequences without a gap, after a chunk was given up. With an `identity` they count from 0
-    /// in it; otherwise from after the last one that was acknowledged. Nothing may be in flight.
-    pub(super) fn renumber(&mut self, identity: Option<(ProducerId, ProducerEpoch)>) {
-        if let Some((id, epoch)) = identity {
-            (self.producer_id, self.producer_epoch) = (id, epoch);
+    /// The server has forgotten acknowledged chunks of a streamlet, from `expected` on; `sequence` is the first one that is not acknowledged.
+    /// Chunks of other streamlets may be there and unanswered, so that they keep their sequences: see [`Sequences::Forgotten`].
+    pub(super) fn forgotten(&mut self, streamlet: u32, expected: u64, sequence: u64) {
+        self.streamlets[streamlet as usize].is_forgotten = true;
+        self.stats.forgotten_chunks += sequence.saturating_sub(expected);
+    }
+
+    /// Gives the waiting chunks sequences without a gap, after a chunk was given up or forgotten. Nothing may be in flight.
+    pub(super) fn renumber(&mut self, sequences: Sequences) {
+        if let Sequences::All(id, _) = sequences {
+            self.producer_id = id;
         }
         for number in 0..self.streamlets.len() as u32 {
-            if identity.is_some() {
-                self.streamlets[number as usize].settled_sequence = 0;
+            let streamlet = &mut self.streamlets[number as usize];
+            match sequences {
+                Sequences::All(_, epoch) => (streamlet.epoch, streamlet.settled_sequence) = (epoch, 0),
+                Sequences::Forgotten(epoch) if streamlet.is_forgotten => {
+                    (streamlet.epoch, streamlet.settled_sequence) = (epoch, 0);
+                }
+                Sequences::Forgotten(_) | Sequences::Same => {}
+            }
+            if sequences != Sequences::Same {
+                streamlet.is_forgotten = false;
             }
             let mut sequence = self.streamlets[number as usize].settled_sequence;
             let mut sealed = std::mem::take(&mut self.streamlets[number as usize].sealed);

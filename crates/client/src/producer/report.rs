@@ -52,6 +52,10 @@ pub struct ProducerStats {
     pub chunks: u64,
     /// Chunks acknowledged as duplicates: an earlier try's acknowledgement had been lost.
     pub duplicate_chunks: u64,
+    /// Chunks that were acknowledged and that the server does not have any more: with a stream that is replicated asynchronously the
+    /// last ones before the loss of a node, with durability `process` those before a loss of power. Only those are counted behind which the
+    /// producer sends something to the same streamlet.
+    pub forgotten_chunks: u64,
     /// Requests sent.
     pub requests: u64,
     /// Bytes of chunks sent, retries included.

@@ -9,7 +9,7 @@
 //! under way, in order. A chunk that is given up leaves a hole in the sequences of its streamlet. Then nothing is sent until
 //! everything under way is answered, and the chunks behind the hole get other sequences: the next ones, if the lost chunk is
 //! certainly not in the stream; otherwise those of the producer's next epoch, because the server might yet have the lost
-//! chunk's.
+//! chunk's. The same is done, in the streamlet alone, when the server has lost chunks that it had acknowledged.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -27,7 +27,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::buffer::{Buffer, Sealed, Taken};
+use super::buffer::{Buffer, Sealed, Sequences, Taken};
 use super::report::{Delivered, DeliveryReport};
 use crate::backoff::Backoff;
 use crate::client::ended;
@@ -96,6 +96,8 @@ enum Repair {
     None,
     /// Close holes.
     Renumber,
+    /// Start over with the producer's next epoch in the streamlets of which the server has forgotten chunks.
+    Forgotten,
     /// Start over with the producer's next epoch.
     Epoch,
     /// Start over as another producer: the server does not know this one.
@@ -616,7 +618,7 @@ impl Sender {
         let shared = Arc::clone(&self.shared);
         let mut buffer = shared.buffer();
         for (chunk, result) in chunks.drain(..).zip(results) {
-            let outcome = match self.verdict(at, &chunk, &result, &buffer) {
+            let outcome = match self.verdict(at, &chunk, &result, &mut buffer) {
                 Verdict::Done(done) => {
                     delivered = true;
                     Ok(done)
@@ -669,7 +671,7 @@ impl Sender {
         }
     }
 
-    fn verdict(&mut self, at: usize, chunk: &Sealed, result: &ChunkResult, buffer: &Buffer) -> Verdict {
+    fn verdict(&mut self, at: usize, chunk: &Sealed, result: &ChunkResult, buffer: &mut Buffer) -> Verdict {
         let Some(status) = result.status() else {
             self.last_error = format!("status {}, which this client does not know", result.status);
             return Verdict::Refused(Status::Internal);
@@ -687,7 +689,8 @@ impl Sender {
             Status::SequenceGap => {
                 let waiting = buffer.first_waiting_sequence(chunk.streamlet);
                 let is_behind = waiting.is_some_and(|sequence| sequence < chunk.sequence);
-                if !is_behind && self.repair == Repair::None {
+                // A chunk that was given up has left a hole as well: that is closed first.
+                if !is_behind && matches!(self.repair, Repair::None | Repair::Forgotten) {
                     // The server misses chunks that it has acknowledged: it has lost them, or the producer.
                     self.last_error = format!("{status}: sequence {} was expected", result.base_ordinal);
                     tracing::warn!(
@@ -696,7 +699,8 @@ impl Sender {
                         expected = result.base_ordinal,
                         "the server has forgotten acknowledged chunks; the producer goes on with its next epoch"
                     );
-                    self.require(Repair::Epoch);
+                    buffer.forgotten(chunk.streamlet, result.base_ordinal, chunk.sequence);
+                    self.require(Repair::Forgotten);
                 }
                 Verdict::Again
             }
@@ -754,11 +758,11 @@ impl Sender {
         let expired = self.shared.buffer().take_expired(now);
         self.expire(expired, now);
         if self.repair == Repair::Renumber {
-            self.shared.buffer().renumber(None);
+            self.shared.buffer().renumber(Sequences::Same);
             self.repair = Repair::None;
             return;
         }
-        let producer_id = self.settings.producer_id.filter(|_| self.repair == Repair::Epoch);
+        let producer_id = self.settings.producer_id.filter(|_| self.repair != Repair::Identity);
         let connected = self.links.iter().find_map(|link| link.connection.clone().filter(|known| !known.is_closed()));
         let connection = match connected {
             Some(connection) => Ok(connection),
@@ -774,7 +778,12 @@ impl Sender {
         match allocated {
             Ok(allocated) => {
                 self.settings.producer_id = Some(allocated.producer_id);
-                self.shared.buffer().renumber(Some((allocated.producer_id, allocated.producer_epoch)));
+                let epoch = allocated.producer_epoch;
+                let sequences = match self.repair {
+                    Repair::Forgotten => Sequences::Forgotten(epoch),
+                    _ => Sequences::All(allocated.producer_id, epoch),
+                };
+                self.shared.buffer().renumber(sequences);
                 self.repair = Repair::None;
                 self.repair_backoff.reset();
             }

@@ -45,6 +45,8 @@ pub enum Fault {
     Request(Status),
     /// The sequences of all producers are forgotten first, as if acknowledged chunks had been lost.
     Forget,
+    /// The same of one streamlet.
+    ForgetIn(u32),
 }
 
 #[derive(Clone, Debug)]
@@ -238,8 +240,9 @@ impl State {
         ChunkResult { status: 0, duplicate: false, lane, cursor, base_ordinal }
     }
 
-    pub fn forget_producers(&mut self) {
-        self.logs.values_mut().for_each(|log| log.producers.clear());
+    pub fn forget_producers(&mut self, of: Option<u32>) {
+        let logs = self.logs.iter_mut().filter(|((streamlet, _), _)| of.is_none_or(|of| of == *streamlet));
+        logs.for_each(|(_, log)| log.producers.clear());
     }
 }
 

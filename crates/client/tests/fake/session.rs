@@ -52,7 +52,8 @@ impl FakeSession {
                 out.error(header, status, &ErrorBody { message: "a fault".into(), retry_after_ms: 1 });
                 return Flow::Done;
             }
-            Fault::Forget => state.forget_producers(),
+            Fault::Forget => state.forget_producers(None),
+            Fault::ForgetIn(streamlet) => state.forget_producers(Some(streamlet)),
             _ => {}
         }
         let mut results = Vec::new();
