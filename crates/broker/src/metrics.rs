@@ -45,6 +45,8 @@ counters! {
     bytes_appended,
     /// Chunks that had been appended by an earlier try.
     chunks_duplicate,
+    /// Chunks of streams with asynchronous replication whose answer did not wait for their copies.
+    chunks_answered_early,
     /// Chunks refused, whatever the reason.
     chunks_refused,
     /// Of those: the arena stayed full, or the disk behind, until the request's time was up.

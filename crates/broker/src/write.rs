@@ -185,11 +185,7 @@ impl Writer {
                     if appended.base_ordinal == 0 && !appended.duplicate {
                         broker.lane_started(lane);
                     }
-                    if let Some(ticket) = appended.ticket
-                        && let Some(sink) = lane.sink()
-                    {
-                        partial.answer.tickets.add(sink, ticket);
-                    }
+                    wait_for(lane, &appended, partial, counts);
                     count_appended(counts, chunk, &appended);
                     return Append::Done(appended_result(lane, &appended));
                 }
@@ -349,6 +345,17 @@ fn accept(broker: &Broker, chunk: &ChunkView<'_>) -> Result<(), Status> {
         return Err(Status::InvalidArgument);
     }
     Ok(())
+}
+
+/// Has the answer wait until a chunk is durable, unless the stream's producers need not.
+#[inline]
+fn wait_for(lane: &Lane, appended: &Appended, partial: &mut Partial, counts: &mut BrokerCounts) {
+    let (Some(ticket), Some(sink)) = (appended.ticket, lane.sink()) else { return };
+    if lane.may_answer_early() {
+        counts.chunks_answered_early += 1;
+    } else {
+        partial.answer.tickets.add(sink, ticket);
+    }
 }
 
 #[inline]

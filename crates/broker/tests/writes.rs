@@ -3,8 +3,10 @@
 
 mod common;
 
+use std::sync::atomic::Ordering;
+
 use common::*;
-use kera_format::{Cursor, ProducerEpoch, StreamId};
+use kera_format::{Cursor, ProducerEpoch, ReplicationMode, StreamId, StreamOptions};
 use kera_log::SinkErrorKind;
 use kera_protocol::{Op, Status, WriteChunksResponse};
 use kera_rpc::Flow;
@@ -62,6 +64,31 @@ fn answers_wait_for_the_disk_and_come_in_the_order_of_the_requests() {
     assert_eq!(order, [1, 2, 3]);
     assert!(!peer.session.is_busy());
     assert_eq!(ordinals(&peer.read(STREAM, Cursor::default()).answers[0].1), [0, 1]);
+}
+
+#[test]
+fn an_asynchronous_stream_answers_before_its_copies_and_shows_nothing_before() {
+    let house = House::new();
+    let asynchronous = StreamOptions { replication: 2, replication_mode: ReplicationMode::Async, ..options(1, 1) };
+    house.stream(STREAM, asynchronous);
+    house.stream(StreamId(8), StreamOptions { replication: 2, ..options(1, 1) });
+    house.sink.is_close.store(true, Ordering::SeqCst);
+    let mut peer = house.peer();
+    assert_eq!(statuses(&peer.write(&[chunk(10), chunk(10)])), [Status::Ok; 2]);
+    assert!(peer.read(STREAM, Cursor::default()).answers.is_empty(), "no copies, not readable");
+    assert_eq!(house.broker.metrics().read().chunks_answered_early, 2);
+
+    // Copies lag too far behind, and then those of another stream are waited for.
+    house.sink.is_close.store(false, Ordering::SeqCst);
+    peer.send(&write_request(&[chunk(10)], 0));
+    house.sink.is_close.store(true, Ordering::SeqCst);
+    peer.send(&write_request(&[chunk_of(target(StreamId(8), 0, 0, 0), 1, 8)], 0));
+    assert!(peer.frames().is_empty());
+    house.sink.sync();
+    peer.run(&house);
+    assert_eq!(peer.frames().len(), 2);
+    assert_eq!(ordinals(&peer.read(STREAM, Cursor::default()).answers[0].1), [0, 1, 2]);
+    assert_eq!(house.broker.metrics().read().chunks_answered_early, 2);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kera_env::{Clock, Disk};
 use kera_format::catalog::Entry;
-use kera_format::{ProducerEpoch, ProducerId, StreamOptions};
+use kera_format::{ProducerEpoch, ProducerId, ReplicationMode, StreamOptions, level};
 use kera_protocol::{
     AllocateProducer, AllocatedProducer, AlterStream, Body, CreateStream, DeleteStream, ListStreams, Message, Op,
     StreamChanges, StreamInfo, StreamList, StreamRef,
@@ -61,6 +61,8 @@ pub trait StreamObserver: Send + Sync {
 pub trait ClusterLog: Send + Sync {
     /// Has the leader do a request; the body of the answer. Blocks until it is done and this node knows of it.
     fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError>;
+    /// The [level](kera_format::level) of the cluster, as far as this node knows.
+    fn level(&self) -> u32;
     /// Reads the streams that this node knows of.
     fn read(&self, read: &mut dyn FnMut(&Catalog));
     /// Says who is told of streams from now on. Whatever is different from `known` by then is told first.
@@ -87,6 +89,21 @@ struct Commands {
     journal: Journal,
     /// The next id to give out; below the catalog's `producers_reserved` or equal to it.
     next_producer: ProducerId,
+}
+
+/// Asynchronous replication cannot be said in the version of a request that a leader of an earlier version understands: it would be taken
+/// for synchronous.
+fn check_level(cluster: &dyn ClusterLog, mode: Option<ReplicationMode>) -> Result<(), CoordinatorError> {
+    let level = cluster.level();
+    if mode != Some(ReplicationMode::Async) || level >= level::ASYNCHRONOUS {
+        return Ok(());
+    }
+    let needs = level::ASYNCHRONOUS;
+    let reason = format!(
+        "the cluster is at level {level}, and asynchronous replication needs level {needs}: it is there when all nodes run a version \
+         that speaks it; `kera cluster level` shows which do not"
+    );
+    Err(CoordinatorError::Refused(Refused(reason)))
 }
 
 impl Coordinator {
@@ -139,7 +156,8 @@ impl Coordinator {
 
     /// Has the leader do what a message asks for, in a cluster.
     fn ask<M: Message>(cluster: &dyn ClusterLog, message: &M, system: bool) -> Result<M::Response, CoordinatorError> {
-        let (version, mut body) = (M::OP.version_max(), Vec::new());
+        // Whoever leads may be of an earlier version of kera until the level has risen.
+        let (version, mut body) = (M::OP.version_at(cluster.level()), Vec::new());
         message.encode(version, &mut body);
         Ok(M::Response::decode(version, &cluster.request(M::OP, version, &body, system)?)?)
     }
@@ -195,6 +213,7 @@ impl Coordinator {
 
     fn create(&self, request: &CreateStream, system: bool) -> Result<StreamInfo, CoordinatorError> {
         if let Some(cluster) = &self.cluster {
+            check_level(&**cluster, Some(request.options.replication_mode))?;
             return Coordinator::ask(&**cluster, request, system);
         }
         let mut commands = self.commands.lock();
@@ -214,6 +233,7 @@ impl Coordinator {
     /// Changes options of a stream; all or none. Blocks until it is on the disk.
     pub fn alter_stream(&self, stream: &StreamRef, changes: &StreamChanges) -> Result<StreamInfo, CoordinatorError> {
         if let Some(cluster) = &self.cluster {
+            check_level(&**cluster, changes.replication_mode)?;
             let message = AlterStream { stream: stream.clone(), changes: changes.clone() };
             return Coordinator::ask(&**cluster, &message, false);
         }

@@ -21,7 +21,7 @@
 //!      4      4  entry_bytes       this header and the body, without the padding
 //!      8      8  index             journal: counts every change ever made; snapshot: from 1
 //!     16      2  kind              what happened, see the bodies
-//!     18      2  version           of the body: 2 of streams created and altered, 1 of the others
+//!     18      2  version           of the body: 2 or 3 of streams created and altered, 1 of the others
 //!     20      4  zero
 //!     24      …  body
 //! ```
@@ -40,13 +40,14 @@
 //!          virtual_logs u32, durability u8, order u8, cleanup u8, flags u8 (1 retention_ms is set,
 //!          2 retention_bytes is set, 4 retention_consumed, 8 compact_within_ms is set), compact_dirty_percent u32,
 //!          retention_ms u64, retention_bytes u64, segment_ms u64, compact_after_ms u64, compact_within_ms u64,
-//!          tombstone_ms u64, timestamps u8, batch_compression u8, zero u16, zero u32
+//!          tombstone_ms u64, timestamps u8, batch_compression u8, replication_mode u8, zero u8, zero u32
 //! ```
 //! Bodies 1 and 2 of version 1 have the first 48 bytes of the options, zeros instead of `compact_dirty_percent`, and no
-//! flag 8; what is missing has its default. They are read and not written.
+//! flag 8; what is missing has its default. They are read and not written. Those of version 2 have a zero instead of
+//! `replication_mode`; they are written for streams with which it is that, so that who does not know of it can read them.
 
 use crate::checksum::crc32c;
-use crate::options::{BatchCompression, Cleanup, Durability, Order, StreamOptions, Timestamps};
+use crate::options::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, StreamOptions, Timestamps};
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
 use crate::{FormatError, ProducerEpoch, ProducerId, StreamId, align8, limits};
 
@@ -58,6 +59,8 @@ pub const ENTRY_HEADER_BYTES: usize = 24;
 pub const OPTIONS_BYTES: usize = 88;
 /// The same in a body of version 1.
 const OPTIONS_BYTES_V1: usize = 48;
+/// Where in the options the replication mode is.
+const MODE_AT: usize = 82;
 /// The largest entry: a stream with the longest name.
 pub const ENTRY_BYTES_MAX: usize = ENTRY_HEADER_BYTES + 16 + OPTIONS_BYTES + 4 + limits::STREAM_NAME_BYTES_MAX;
 /// The first four bytes of a file: "KCAT".
@@ -66,6 +69,8 @@ pub const CATALOG_MAGIC: u32 = u32::from_le_bytes(*b"KCAT");
 pub const CATALOG_VERSION: u16 = 1;
 /// The version of bodies with options.
 const OPTIONS_VERSION: u16 = 2;
+/// The same for streams that are replicated asynchronously.
+const OPTIONS_VERSION_ASYNC: u16 = 3;
 
 /// What a catalog file is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -202,9 +207,19 @@ impl Entry {
 
     fn version(&self) -> u16 {
         match self {
-            Entry::StreamCreated { .. } | Entry::StreamAltered { .. } => OPTIONS_VERSION,
+            Entry::StreamCreated { options, .. } | Entry::StreamAltered { options, .. } => {
+                match options.replication_mode {
+                    ReplicationMode::Sync => OPTIONS_VERSION,
+                    ReplicationMode::Async => OPTIONS_VERSION_ASYNC,
+                }
+            }
             _ => CATALOG_VERSION,
         }
+    }
+
+    /// The [level](crate::level) of a cluster from which on all of its nodes can read the entry.
+    pub fn level(&self) -> u32 {
+        if self.version() == OPTIONS_VERSION_ASYNC { crate::level::ASYNCHRONOUS } else { crate::level::FIRST }
     }
 
     /// Appends the entry with its header and padding to `out`.
@@ -276,16 +291,26 @@ impl Entry {
         let (kind, version) = (u16_at(bytes, 16), u16_at(bytes, 18));
         let options_bytes = match (kind, version) {
             (_, CATALOG_VERSION) => OPTIONS_BYTES_V1,
-            (1 | 2, OPTIONS_VERSION) => OPTIONS_BYTES,
+            (1 | 2, OPTIONS_VERSION | OPTIONS_VERSION_ASYNC) => OPTIONS_BYTES,
             _ => {
                 return Err(FormatError::BadField {
                     field: "catalog_entry.version",
                     value: version.into(),
-                    allowed: "1, of streams 2 as well",
+                    allowed: "1, of streams 2 and 3 as well",
                 });
             }
         };
-        let entry = Entry::parse_body(kind, &bytes[ENTRY_HEADER_BYTES..entry_bytes], options_bytes)?;
+        let mut entry = Entry::parse_body(kind, &bytes[ENTRY_HEADER_BYTES..entry_bytes], options_bytes)?;
+        if let Entry::StreamCreated { options, .. } | Entry::StreamAltered { options, .. } = &mut entry
+            && version >= OPTIONS_VERSION_ASYNC
+        {
+            let mode = bytes[ENTRY_HEADER_BYTES + 16 + MODE_AT];
+            options.replication_mode = ReplicationMode::from_u8(mode).ok_or(FormatError::BadField {
+                field: "catalog_entry.options.replication_mode",
+                value: mode.into(),
+                allowed: "0 (sync) or 1 (async)",
+            })?;
+        }
         Ok((u64_at(bytes, 8), entry, align8(entry_bytes)))
     }
 
@@ -361,6 +386,7 @@ fn encode_options(options: &StreamOptions) -> [u8; OPTIONS_BYTES] {
     put(&mut bytes, 72, &options.tombstone_ms.to_le_bytes());
     bytes[80] = options.timestamps as u8;
     bytes[81] = options.batch_compression as u8;
+    bytes[MODE_AT] = options.replication_mode as u8;
     bytes
 }
 
@@ -379,6 +405,7 @@ fn parse_options(bytes: &[u8]) -> Result<StreamOptions, FormatError> {
         segments_per_group: u32_at(bytes, 8),
         segment_bytes_max: u32_at(bytes, 12),
         replication: u32_at(bytes, 16),
+        replication_mode: default.replication_mode,
         virtual_logs: u32_at(bytes, 20),
         durability: Durability::from_u8(bytes[24])
             .ok_or_else(|| choice("catalog_entry.options.durability", bytes[24], "0 or 1"))?,
@@ -414,8 +441,9 @@ mod tests {
     fn options() -> impl Strategy<Value = StreamOptions> {
         let limits = any::<(Option<u64>, Option<u64>, bool, Option<u64>)>();
         let kafka = (0u8..2, 0u8..6);
-        (any::<[u32; 7]>(), any::<[u64; 3]>(), 0u8..2, 0u8..2, 0u8..3, limits, kafka).prop_map(
-            |(numbers, times, durability, order, cleanup, limits, (timestamps, batch_compression))| {
+        let safety = (0u8..2, 0u8..2);
+        (any::<[u32; 7]>(), any::<[u64; 3]>(), safety, 0u8..2, 0u8..3, limits, kafka).prop_map(
+            |(numbers, times, (durability, mode), order, cleanup, limits, (timestamps, batch_compression))| {
                 let (retention_ms, retention_bytes, retention_consumed, compact_within_ms) = limits;
                 StreamOptions {
                     streamlets: numbers[0],
@@ -423,6 +451,7 @@ mod tests {
                     segments_per_group: numbers[2],
                     segment_bytes_max: numbers[3],
                     replication: numbers[4],
+                    replication_mode: ReplicationMode::from_u8(mode).expect("0 or 1"),
                     virtual_logs: numbers[5],
                     durability: Durability::from_u8(durability).expect("0 or 1"),
                     order: Order::from_u8(order).expect("0 or 1"),

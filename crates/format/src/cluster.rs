@@ -434,6 +434,7 @@ impl ClusterEntry {
     pub fn level(&self) -> u32 {
         match self {
             ClusterEntry::LevelRaised { level } => *level,
+            ClusterEntry::Catalog(entry) => entry.level(),
             _ => crate::level::FIRST,
         }
     }

@@ -9,14 +9,17 @@
 //! | --- | --- |
 //! | 1 | clusters as they first were |
 //! | 2 | the level itself is in the coordinators' log, and clusters serve transactions |
+//! | 3 | streams may be replicated asynchronously |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The level of clusters that know of none, and the lowest that this build speaks.
 pub const FIRST: u32 = 1;
+/// From this one on streams may be replicated asynchronously.
+pub const ASYNCHRONOUS: u32 = 3;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 2;
+pub const NEWEST: u32 = 3;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

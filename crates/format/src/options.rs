@@ -14,6 +14,17 @@ pub enum Durability {
     Power = 1,
 }
 
+/// When the producers of a stream with copies are answered. The numbers never change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum ReplicationMode {
+    /// When all copies have what they wrote.
+    #[default]
+    Sync = 0,
+    /// When the owner has it, as long as the copies do not lag too far behind. Readers see it when all copies have it.
+    Async = 1,
+}
+
 /// What order consumers of an application see. The numbers never change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 #[repr(u8)]
@@ -123,6 +134,7 @@ macro_rules! named {
     };
 }
 named!(Durability { Process = 0 => "process", Power = 1 => "power" });
+named!(ReplicationMode { Sync = 0 => "sync", Async = 1 => "async" });
 named!(Order { Lane = 0 => "lane", None = 1 => "none" });
 named!(Timestamps { Create = 0 => "create", Append = 1 => "append" });
 named!(BatchCompression {
@@ -148,6 +160,8 @@ pub struct StreamOptions {
     pub segment_bytes_max: u32,
     /// R: copies, the broker's own included.
     pub replication: u32,
+    /// When producers are answered, of a stream with copies.
+    pub replication_mode: ReplicationMode,
     /// How safe bytes are before they are acknowledged.
     pub durability: Durability,
     /// What order consumers of an application see.
@@ -186,6 +200,7 @@ impl Default for StreamOptions {
             segments_per_group: 16,
             segment_bytes_max: 8 << 20,
             replication: 1,
+            replication_mode: ReplicationMode::Sync,
             durability: Durability::Process,
             order: Order::Lane,
             retention_ms: Some(7 * 24 * 3600 * 1000),
@@ -236,6 +251,20 @@ impl StreamOptions {
         range("compact_after", self.compact_after_ms.max(1), i64::MAX as u64, "0 ms or more");
         range("compact_within", self.compact_within_ms.unwrap_or(1), i64::MAX as u64, "1 ms or more, or none");
         range("tombstone_time", self.tombstone_ms.max(1), i64::MAX as u64, "0 ms or more");
+        if self.replication_mode == ReplicationMode::Async && self.replication == 1 {
+            wrong.push(FormatError::BadField {
+                field: "replication_mode",
+                value: self.replication_mode as u64,
+                allowed: "0 (sync) of a stream with one copy",
+            });
+        }
+        if self.replication_mode == ReplicationMode::Async && self.durability == Durability::Power {
+            wrong.push(FormatError::BadField {
+                field: "replication_mode",
+                value: self.replication_mode as u64,
+                allowed: "0 (sync) with durability power",
+            });
+        }
         if self.compact_within_ms.is_some_and(|within| within < self.compact_after_ms) {
             wrong.push(FormatError::BadField {
                 field: "compact_within",

@@ -13,7 +13,7 @@ use kera_format::chunk::ChunkTarget;
 use kera_format::ids::*;
 use kera_format::{
     BatchCompression, BrokerPart, ChunkBuilder, Cleanup, Compression, Durability, FormatError, Order, Record,
-    StreamOptions, Timestamps, arena, catalog, vlog,
+    ReplicationMode, StreamOptions, Timestamps, arena, catalog, vlog,
 };
 
 const NODE: [u8; 16] = *b"0123456789abcdef";
@@ -194,6 +194,7 @@ fn options() -> StreamOptions {
         segments_per_group: 16,
         segment_bytes_max: 1 << 20,
         replication: 1,
+        replication_mode: ReplicationMode::Sync,
         durability: Durability::Power,
         order: Order::None,
         retention_ms: None,
@@ -214,9 +215,11 @@ fn options() -> StreamOptions {
 fn entries() -> Vec<(&'static str, u64, catalog::Entry)> {
     use catalog::Entry;
     let (stream, at_ms) = (StreamId(17), NOW_MS);
+    let asynchronous = StreamOptions { replication: 3, replication_mode: ReplicationMode::Async, ..options() };
     vec![
         ("stream created", 8, Entry::StreamCreated { stream, at_ms, options: options(), name: "flights".into() }),
         ("stream altered", 9, Entry::StreamAltered { stream, at_ms, options: options() }),
+        ("asynchronous stream altered", 9, Entry::StreamAltered { stream, at_ms, options: asynchronous }),
         ("stream deleted", 10, Entry::StreamDeleted { stream, at_ms }),
         ("producers reserved", 11, Entry::ProducersReserved { below: ProducerId(2_000) }),
         ("producer's epoch", 12, Entry::ProducerEpochRaised { producer: ProducerId(1_000), epoch: ProducerEpoch(2) }),
@@ -246,7 +249,8 @@ fn layout_of_options(layout: Layout<'_>) -> Layout<'_> {
         .u64("options.tombstone_ms")
         .u8("options.timestamps")
         .u8("options.batch_compression")
-        .u16("options.zero")
+        .u8("options.replication_mode")
+        .u8("options.zero")
         .u32("options.zero")
 }
 
@@ -288,7 +292,7 @@ fn refused_catalog() -> Vec<Refused> {
         of_entry("entry: over the limit", &[(5, 9)], None),
         of_entry("entry: a byte changed", &[(24, 18)], None),
         of_entry("entry: unknown kind", &[(16, 8)], right()),
-        of_entry("entry: unknown version", &[(18, 3)], right()),
+        of_entry("entry: unknown version", &[(18, 4)], right()),
         of_entry("entry: name beyond the body", &[(128, 200)], right()),
         of_entry("entry: name against the rules", &[(132, b'/')], right()),
         of_entry("entry: unknown durability", &[(64, 2)], right()),
@@ -297,6 +301,7 @@ fn refused_catalog() -> Vec<Refused> {
         of_entry("entry: unknown flag", &[(67, 16)], right()),
         of_entry("entry: unknown timestamps", &[(120, 2)], right()),
         of_entry("entry: unknown compression", &[(121, 6)], right()),
+        of_entry("entry: unknown replication mode", &[(18, 3), (122, 2)], right()),
         refused("entry: padding cut", &created[..created.len() - 1], &[], None, catalog::Entry::parse),
     ]
 }

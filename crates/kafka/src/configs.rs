@@ -133,6 +133,7 @@ pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) 
             "cleanup.policy" => options.cleanup = default.cleanup,
             "max.message.bytes" => options.segment_bytes_max = default.segment_bytes_max,
             "kera.durability" => options.durability = default.durability,
+            "kera.replication.mode" => options.replication_mode = default.replication_mode,
             "segment.ms" => options.segment_ms = default.segment_ms,
             "min.cleanable.dirty.ratio" => options.compact_dirty_percent = default.compact_dirty_percent,
             "min.compaction.lag.ms" => options.compact_after_ms = default.compact_after_ms,
@@ -166,6 +167,7 @@ pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) 
             _ => Err(format!("is 1 to {}", SEGMENT_BYTES_MAX as u64 - OVERHEAD)),
         },
         "kera.durability" => value.trim().parse::<Durability>().map(|durability| options.durability = durability),
+        "kera.replication.mode" => value.trim().parse().map(|mode| options.replication_mode = mode),
         "compression.type" => compression(value).map(|kept| options.batch_compression = kept),
         "min.insync.replicas" => only(value, "1"),
         "message.timestamp.type" => timestamps(value).map(|timestamps| options.timestamps = timestamps),
@@ -198,6 +200,7 @@ pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
     let default = StreamOptions::default();
     let number = |limit: Option<u64>| limit.map_or_else(|| "-1".to_owned(), |limit| limit.to_string());
     let entry = |name, value: String, is_default, kind| Described { name, value, is_default, read_only: false, kind };
+    let word = |name, value: &str, default: &str| entry(name, value.to_owned(), value == default, Type::String);
     let fixed =
         |name, value: &str, kind| Described { name, value: value.to_owned(), is_default: true, read_only: true, kind };
     vec![
@@ -214,12 +217,8 @@ pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
             options.tombstone_ms == default.tombstone_ms,
             Type::Long,
         ),
-        entry(
-            "kera.durability",
-            options.durability.to_string(),
-            options.durability == default.durability,
-            Type::String,
-        ),
+        word("kera.durability", options.durability.name(), default.durability.name()),
+        word("kera.replication.mode", options.replication_mode.name(), default.replication_mode.name()),
         entry(
             "max.compaction.lag.ms",
             options.compact_within_ms.unwrap_or(MS_MAX).to_string(),
@@ -270,6 +269,7 @@ pub(crate) fn changes(before: &StreamOptions, after: &StreamOptions) -> StreamCh
         cleanup: (before.cleanup != after.cleanup).then_some(after.cleanup),
         segment_bytes_max: (before.segment_bytes_max != after.segment_bytes_max).then_some(after.segment_bytes_max),
         durability: (before.durability != after.durability).then_some(after.durability),
+        replication_mode: (before.replication_mode != after.replication_mode).then_some(after.replication_mode),
         segment_ms: (before.segment_ms != after.segment_ms).then_some(after.segment_ms),
         compact_dirty_percent: (before.compact_dirty_percent != after.compact_dirty_percent)
             .then_some(after.compact_dirty_percent),

@@ -3,7 +3,8 @@
 //! The request is read in place, and a batch is appended from where it lies, behind the header of its chunk
 //! (docs/write-path.md). Its checksum is verified by the append: the chunk's is computed from the one that the batch carries
 //! ([`KafkaChunk`]), so that the bytes are gone through once. When the arena is full the request stops where it is and goes on
-//! when there is room. An answer waits until everything that it acknowledges is as durable as its stream asks, also with acks = 1.
+//! when there is room. An answer waits until everything that it acknowledges is as durable as its stream asks, also with acks = 1: but for streams
+//! with asynchronous replication, where acks = -1 waits for the copies, and acks = 1 for the owner.
 
 use std::sync::Arc;
 
@@ -116,6 +117,8 @@ struct Partial {
     /// What the coordinator of a transaction was asked for the batch that is next.
     question: Option<Arc<Question>>,
     tickets: Vec<(Arc<dyn DurabilitySink>, Ticket)>,
+    /// The owner's own copy is enough for the producer, where the stream leaves it to that.
+    acks_owner: bool,
     started_us: u64,
     deadline_us: u64,
 }
@@ -238,7 +241,7 @@ impl Producing {
         let deadline_us = now_us + wait_ms * 1000;
         let (started_us, question) = (now_us, None);
         let (written, wrong, tickets) = (Vec::new(), Vec::new(), Vec::new());
-        let fresh = || Partial { written, wrong, question, tickets, started_us, deadline_us };
+        let fresh = || Partial { written, wrong, question, tickets, acks_owner: acks == 1, started_us, deadline_us };
         let mut partial = self.partial.take().unwrap_or_else(fresh);
         let refuse = if request.version < VERSION_MIN {
             let why = "records of this version are not kept; use Produce version 3 or later";
@@ -488,7 +491,8 @@ impl Appending<'_> {
         if appended.base_ordinal == 0 && !appended.duplicate {
             self.core.door.broker.lane_started(lane);
         }
-        if let (Some(ticket), Some(sink)) = (appended.ticket, lane.sink()) {
+        let is_early = self.partial.acks_owner && lane.may_answer_early();
+        if let (Some(ticket), Some(sink), false) = (appended.ticket, lane.sink(), is_early) {
             match self.partial.tickets.iter_mut().find(|(known, _)| Arc::ptr_eq(known, sink)) {
                 Some((_, highest)) => *highest = ticket.max(*highest),
                 None => self.partial.tickets.push((Arc::clone(sink), ticket)),

@@ -7,8 +7,9 @@ use kafka_protocol::protocol::{Encodable, StrBytes};
 use kera_broker::{Broker, BrokerConfig};
 use kera_coordinator::{Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
 use kera_env::{Clock, MemoryDisk, SystemClock, SystemRandom};
+use kera_format::{ReplicationMode, StreamOptions};
 use kera_log::{Arena, ArenaConfig, DurabilitySink, Log, LogConfig, Observer, SinkError, Ticket};
-use kera_protocol::FrameHeader;
+use kera_protocol::{CreateStream, FrameHeader};
 use kera_rpc::{Flow, Outbox, Peer, Session, SessionFactory, SessionWaker};
 
 use crate::batch::tests::batch;
@@ -31,6 +32,28 @@ impl DurabilitySink for Instant {
     }
     fn healthy(&self) -> Result<(), SinkError> {
         Ok(())
+    }
+    fn segment_safe(&self, _: kera_format::SegmentId) {}
+}
+
+/// Copies that are never made, and do not lag far behind yet.
+struct Copying;
+
+impl DurabilitySink for Copying {
+    fn appended(&self, _: kera_log::ChunkReference) -> Ticket {
+        1
+    }
+    fn durable_through(&self) -> Ticket {
+        0
+    }
+    fn wait(&self, _: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
+        true
+    }
+    fn healthy(&self) -> Result<(), SinkError> {
+        Ok(())
+    }
+    fn may_answer_early(&self) -> bool {
+        true
     }
     fn segment_safe(&self, _: kera_format::SegmentId) {}
 }
@@ -67,14 +90,18 @@ impl Drop for Client {
 
 impl Client {
     fn new() -> Client {
+        Client::with(Arc::new(Instant))
+    }
+
+    fn with(sink: Arc<dyn DurabilitySink>) -> Client {
         let dir = tempfile::tempdir().unwrap();
         let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());
         let path = dir.path().join("unit.arena");
         let (arena, _) = Arena::create_or_attach(ArenaConfig { path, bytes: 16 << 20, node: [3; 16] }).unwrap();
         let log = Log::new(LogConfig::default(), arena);
-        log.set_sinks(Arc::new(vec![Arc::new(Instant) as Arc<dyn DurabilitySink>]));
+        log.set_sinks(Arc::new(vec![sink]));
         let broker = Broker::new(BrokerConfig::default(), log, clock.clone());
-        let config = CoordinatorConfig::single([3; 16]);
+        let config = CoordinatorConfig { nodes: 2, ..CoordinatorConfig::single([3; 16]) };
         let coordinator = Coordinator::open(&config, Arc::new(MemoryDisk::default()), clock.clone()).unwrap();
         let coordinator = Arc::new(coordinator);
         coordinator.set_observer(Arc::new(Follow(broker.clone())));
@@ -316,6 +343,29 @@ fn without_acks_there_is_no_answer() {
     assert_eq!(client.frame(&produce_frame("t", 0, 0, &batch(&[b"a"], (-1, -1, -1)))), Flow::Done);
     assert!(client.answer().is_none());
     assert_eq!(client.fetch("t", 0, 0).1, 1);
+}
+
+fn create_copied(client: &Client, name: &str, replication_mode: ReplicationMode) {
+    let options = StreamOptions { replication: 2, replication_mode, ..StreamOptions::default() };
+    let create = CreateStream { name: name.into(), options, if_not_exists: false };
+    client.door.as_ref().unwrap().0.coordinator.create_stream(&create).unwrap();
+}
+
+#[test]
+fn in_an_asynchronous_topic_one_ack_does_not_wait_for_copies_and_all_acks_do() {
+    let mut client = Client::with(Arc::new(Copying));
+    let batch = batch(&[b"a"], (-1, -1, -1));
+    create_copied(&client, "async", ReplicationMode::Async);
+    assert_eq!(client.frame(&produce_frame("async", 0, 1, &batch)), Flow::Done);
+    assert_eq!(client.answer().unwrap()[..4], 9_i32.to_be_bytes());
+    assert_eq!(client.fetch("async", 0, 0).1, 0, "there are no copies, so nobody sees it");
+    assert_eq!(client.frame(&produce_frame("async", 0, -1, &batch)), Flow::Done);
+    assert!(client.answer().is_none());
+
+    let mut client = Client::with(Arc::new(Copying));
+    create_copied(&client, "sync", ReplicationMode::Sync);
+    assert_eq!(client.frame(&produce_frame("sync", 0, 1, &batch)), Flow::Done);
+    assert!(client.answer().is_none());
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use kera_client::Compression;
-use kera_format::{BatchCompression, Cleanup, Durability, Order, Timestamps};
+use kera_format::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, Timestamps};
 use kera_server::units::{parse_bytes, parse_duration_ms};
 
 use crate::rows::Format;
@@ -240,6 +240,9 @@ pub struct OptionArgs {
     /// Copies on different nodes [default: 1]
     #[arg(long, value_name = "R")]
     pub replication: Option<u32>,
+    /// Whether producers are answered when all copies have what they wrote, or when its owner has [default: sync]
+    #[arg(long, value_name = "sync|async", value_parser = replication_mode)]
+    pub replication_mode: Option<ReplicationMode>,
     /// What acknowledged records survive: the death of every process, or the loss of power [default: process]
     #[arg(long, value_name = "process|power", value_parser = durability)]
     pub durability: Option<Durability>,
@@ -302,6 +305,10 @@ fn segment_bytes(text: &str) -> Result<u32, String> {
 }
 
 fn durability(text: &str) -> Result<Durability, String> {
+    text.parse()
+}
+
+fn replication_mode(text: &str) -> Result<ReplicationMode, String> {
     text.parse()
 }
 

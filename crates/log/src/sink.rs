@@ -76,6 +76,12 @@ pub trait DurabilitySink: Send + Sync {
     /// Whether appends make sense. Called for every append before anything is changed: one atomic load when all is well.
     fn healthy(&self) -> Result<(), SinkError>;
 
+    /// Whether what was appended to a stream with asynchronous replication may be acknowledged before it is durable: the copies of what was
+    /// appended before do not lag too far behind, and there is no reason to think that nothing is copied any more. A few atomic loads.
+    fn may_answer_early(&self) -> bool {
+        false
+    }
+
     /// The sink need not keep the chunks of this segment any more: the segment is stored elsewhere, or gone. May be
     /// called for segments that it never saw, and more than once. May be called under the lane's lock.
     fn segment_safe(&self, id: SegmentId);

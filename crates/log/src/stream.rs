@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use kera_format::{StreamId, StreamOptions, StreamletId, Timestamps};
+use kera_format::{ReplicationMode, StreamId, StreamOptions, StreamletId, Timestamps};
 use parking_lot::RwLock;
 
 use crate::shared::Shared;
@@ -17,6 +17,8 @@ pub(crate) struct StreamShared {
     compacts: AtomicBool,
     /// What they say about batches of Kafka clients: whether these are kept as they come.
     changes_batches: AtomicBool,
+    /// What they say about when producers are answered.
+    is_async: AtomicBool,
     pub(crate) deleted: AtomicBool,
     /// See [`Stream::keep_room`].
     pub(crate) is_system: AtomicBool,
@@ -37,6 +39,12 @@ impl StreamShared {
     /// Whether streamlets that are made now are another node's.
     pub(crate) fn is_elsewhere(&self) -> bool {
         self.elsewhere.load(Ordering::Acquire)
+    }
+
+    /// See [`Lane::may_answer_early`](crate::Lane::may_answer_early).
+    #[inline]
+    pub(crate) fn is_async(&self) -> bool {
+        self.is_async.load(Ordering::Relaxed)
     }
 
     /// Whether the stream is deleted, for whoever is about to put a segment into one of its lanes. A lane that is made while
@@ -86,12 +94,14 @@ impl Stream {
         let (first, count) = (places(options.streamlets), AtomicU32::new(options.streamlets));
         let compacts = AtomicBool::new(options.cleanup.compacts());
         let changes_batches = AtomicBool::new(changes_batches(&options));
+        let is_async = AtomicBool::new(options.replication_mode == ReplicationMode::Async);
         let options = RwLock::new(Arc::new(options));
         let shared = StreamShared {
             id,
             options,
             compacts,
             changes_batches,
+            is_async,
             deleted: AtomicBool::new(false),
             is_system: AtomicBool::new(false),
             has_floors: AtomicBool::new(false),
@@ -177,6 +187,7 @@ impl Stream {
         let count = options.streamlets;
         self.shared.compacts.store(options.cleanup.compacts(), Ordering::Relaxed);
         self.shared.changes_batches.store(changes_batches(&options), Ordering::Relaxed);
+        self.shared.is_async.store(options.replication_mode == ReplicationMode::Async, Ordering::Relaxed);
         *self.shared.options.write() = Arc::new(options);
         self.count.fetch_max(count, Ordering::AcqRel);
     }

@@ -1,11 +1,13 @@
 //! Streams and producers: what the coordinator answers.
 
 use crate::codec::{Reader, Wire, wire_struct};
-use crate::message::{messages, responses};
+use crate::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
+use crate::message::{messages, responses, second_messages, second_responses};
 use crate::spec::{Source, Trace};
 use crate::{Empty, ProtocolError};
 use kera_format::{
-    BatchCompression, Cleanup, Durability, Order, ProducerEpoch, ProducerId, StreamId, StreamOptions, Timestamps,
+    BatchCompression, Cleanup, Durability, Order, ProducerEpoch, ProducerId, ReplicationMode, StreamId, StreamOptions,
+    Timestamps,
 };
 
 /// A stream, by what the caller knows of it.
@@ -183,6 +185,8 @@ wire_struct! {
         pub timestamps: Option<Timestamps>,
         /// How batches that Kafka clients write are kept.
         pub batch_compression: Option<BatchCompression>,
+        /// When producers are answered, of a stream with copies; from version 2 of the operation on.
+        pub replication_mode: Option<ReplicationMode>,
     }
 }
 
@@ -200,6 +204,7 @@ impl StreamChanges {
             segments_per_group: self.segments_per_group.unwrap_or(options.segments_per_group),
             segment_bytes_max: self.segment_bytes_max.unwrap_or(options.segment_bytes_max),
             replication: self.replication.unwrap_or(options.replication),
+            replication_mode: self.replication_mode.unwrap_or(options.replication_mode),
             durability: self.durability.unwrap_or(options.durability),
             order: self.order.unwrap_or(options.order),
             retention_ms: self.retention_ms.unwrap_or(options.retention_ms),
@@ -255,11 +260,17 @@ wire_struct! {
 }
 
 messages! {
-    CreateStream => StreamInfo;
     GetStream => StreamInfo;
     ListStreams => StreamList;
-    AlterStream => StreamInfo;
     DeleteStream => Empty;
     AllocateProducer => AllocatedProducer;
 }
-responses!(StreamInfo, StreamList, AllocatedProducer);
+second_messages! {
+    CreateStream, CreateStreamV1 => StreamInfo;
+    AlterStream, AlterStreamV1 => StreamInfo;
+}
+responses!(AllocatedProducer);
+second_responses! {
+    StreamInfo, StreamInfoV1;
+    StreamList, StreamListV1;
+}

@@ -17,7 +17,7 @@ use crate::ProtocolError;
 use crate::spec::{Source, Trace, json_string};
 use kera_format::{
     ApplicationId, BatchCompression, Cleanup, Cursor, Durability, GroupId, LaneId, Order, ProducerEpoch, ProducerId,
-    SegmentIndex, StreamId, StreamOptions, StreamletId, Timestamps,
+    ReplicationMode, SegmentIndex, StreamId, StreamOptions, StreamletId, Timestamps,
 };
 
 /// Takes fields from a body, front to back. Remembers which field it is at, for errors.
@@ -196,6 +196,7 @@ macro_rules! choices_of_options {
 choices_of_options!(
     Durability: "0 (process) or 1 (power)",
     Order: "0 (lane) or 1 (none)",
+    ReplicationMode: "0 (sync) or 1 (async)",
     Cleanup: "0 (delete), 1 (compact) or 2 (compact,delete)",
     Timestamps: "0 (create) or 1 (append)",
     BatchCompression: "0 (producer), 1 (none), 2 (gzip), 3 (snappy), 4 (lz4) or 5 (zstd)",
@@ -414,6 +415,7 @@ wire_fields!(StreamOptions, ["The options of a stream."], {
     tombstone_ms: u64, ["Tombstones are kept for so many milliseconds after what they hide has gone."];
     timestamps: Timestamps, ["The time of records that Kafka clients write."];
     batch_compression: BatchCompression, ["How batches that Kafka clients write are kept."];
+    replication_mode: ReplicationMode, ["When producers are answered, of a stream with copies; from version 2 of the operation on."];
 });
 
 /// Declares a struct whose fields are written in their order.

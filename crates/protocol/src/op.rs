@@ -46,13 +46,13 @@ ops! {
     /// The first frame of a connection: who is there, what is spoken.
     Hello = 1, 1..=1;
     /// Makes a stream.
-    CreateStream = 10, 1..=1;
+    CreateStream = 10, 1..=2;
     /// Finds a stream by name or id.
-    GetStream = 11, 1..=1;
+    GetStream = 11, 1..=2;
     /// Lists streams.
-    ListStreams = 12, 1..=1;
+    ListStreams = 12, 1..=2;
     /// Changes options of a stream.
-    AlterStream = 13, 1..=1;
+    AlterStream = 13, 1..=2;
     /// Deletes a stream and all of its data.
     DeleteStream = 14, 1..=1;
     /// Gives a producer its id, or the next epoch of an id it has.
@@ -167,6 +167,7 @@ impl Op {
     fn level(self, version: u8) -> u32 {
         match (self, version) {
             (Op::JoinCluster | Op::NodeAlive | Op::DescribeCluster, 2..) => 2,
+            (Op::CreateStream | Op::GetStream | Op::ListStreams | Op::AlterStream, 2..) => 3,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
             _ => level::FIRST,
         }
@@ -187,6 +188,12 @@ impl Op {
     /// The highest version spoken here.
     pub fn version_max(self) -> u8 {
         *self.versions().end()
+    }
+
+    /// The highest version that every node of a cluster at this [level] speaks, of those that are spoken here.
+    pub fn version_at(self, level: u32) -> u8 {
+        let range = self.versions();
+        range.clone().rev().find(|version| self.level(*version) <= level).unwrap_or(*range.start())
     }
 
     /// Refuses a version that is not spoken here.

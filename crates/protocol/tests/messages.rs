@@ -66,7 +66,11 @@ where
 }
 
 fn check_all_first(choices: &[u8]) {
+    use first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1};
     use first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1};
+    check_first::<CreateStreamV1, CreateStream>(choices);
+    check_first::<StreamInfoV1, StreamInfo>(choices);
+    check_first::<AlterStreamV1, AlterStream>(choices);
     check_first::<JoinClusterV1, JoinCluster>(choices);
     check_first::<NodeAliveV1, NodeAlive>(choices);
     check_first::<ClusterDescriptionV1, ClusterDescription>(choices);
@@ -160,9 +164,9 @@ fn errors_name_the_field() {
     let cut = Hello::decode(1, &bytes[..2]).expect_err("cut");
     assert_eq!(cut.to_string(), "Hello.client_name: 2 bytes are left, 4 are needed");
     let create = CreateStream { name: "x".into(), options: Default::default(), if_not_exists: false };
-    let mut bytes = encoded(&create);
+    let mut bytes = encoded_as(2, &create);
     *bytes.last_mut().expect("a body") = 2;
-    let refused = CreateStream::decode(1, &bytes).expect_err("not a bool").to_string();
+    let refused = CreateStream::decode(2, &bytes).expect_err("not a bool").to_string();
     assert_eq!(refused, "CreateStream.if_not_exists is 2, allowed is 0 or 1");
 }
 

@@ -87,6 +87,9 @@ pub struct OptionsJson {
     /// How batches that Kafka clients write are kept: `producer`, `none`, `gzip`, `snappy`, `lz4` or `zstd`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub batch_compression: Option<String>,
+    /// When producers are answered, of a stream with copies: `sync` or `async`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replication_mode: Option<String>,
 }
 
 /// Tells a field that is null from one that is not there.
@@ -116,6 +119,7 @@ impl From<&StreamOptions> for OptionsJson {
             tombstone_ms: Some(o.tombstone_ms),
             timestamps: Some(o.timestamps.name().into()),
             batch_compression: Some(o.batch_compression.name().into()),
+            replication_mode: Some(o.replication_mode.name().into()),
         }
     }
 }
@@ -152,6 +156,7 @@ impl OptionsJson {
             tombstone_ms: self.tombstone_ms,
             timestamps: word("timestamps", self.timestamps.as_ref())?,
             batch_compression: word("batch_compression", self.batch_compression.as_ref())?,
+            replication_mode: word("replication_mode", self.replication_mode.as_ref())?,
         })
     }
 }

@@ -71,6 +71,8 @@ pub struct ClusterNumbers {
     pub chunk_bytes: u64,
     /// Bytes of chunks that wait for their copies.
     pub pending_bytes: u64,
+    /// For how long the oldest of them have waited, in milliseconds.
+    pub lag_ms: u64,
     /// Times that a backup was replaced or added.
     pub views_changed: u64,
     /// Blocks that have fewer copies than they should.
@@ -195,6 +197,11 @@ static METRICS: &[Metric] = &[
     counter("chunks_duplicate", "Chunks that a retry brought again; they were acknowledged and not appended.", |s| {
         s.broker.chunks_duplicate
     }),
+    counter(
+        "chunks_answered_early",
+        "Chunks of streams with asynchronous replication that were acknowledged before their copies.",
+        |s| s.broker.chunks_answered_early,
+    ),
     counter("chunks_refused", "Chunks refused, whatever the reason.", |s| s.broker.chunks_refused),
     counter(
         "chunks_refused_no_room",
@@ -285,6 +292,9 @@ static METRICS: &[Metric] = &[
     counter("copies_blocks", "Blocks that all backups of their view have stored.", |s| s.cluster.blocks),
     bytes(counter("copies_chunks", "Bytes of the chunks in those blocks.", |s| s.cluster.chunk_bytes)),
     bytes(gauge("copies_pending", "Bytes of chunks that wait for their copies.", |s| s.cluster.pending_bytes)),
+    gauge("copies_lag_milliseconds", "For how long the oldest chunks that wait for their copies have waited.", |s| {
+        s.cluster.lag_ms
+    }),
     counter("copies_views_changed", "Times that a backup was replaced or added.", |s| s.cluster.views_changed),
     gauge("copies_under_replicated_blocks", "Blocks that have fewer copies than they should.", |s| {
         s.cluster.under_replicated_blocks

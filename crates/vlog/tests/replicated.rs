@@ -662,15 +662,45 @@ fn with_one_backup_left_the_view_is_smaller_and_grows_again() {
 }
 
 #[test]
-fn asynchronous_heads_move_at_once_and_blocks_go_all_the_same() {
-    let mut world = World::new(5, ReplicatedConfig { asynchronous: true, ..config() });
-    for _ in 0..3 {
+fn chunks_may_be_answered_before_their_copies_within_limits() {
+    let config = ReplicatedConfig { lag_bytes_max: 1500, lag_us_max: 200_000, ..config() };
+    let mut world = World::new(5, config);
+    world.loses = false;
+    let mut early = 0;
+    loop {
         world.append();
+        world.replicated.run_once();
+        let stats = world.replicated.stats();
+        let is_close = stats.pending_bytes + stats.bytes_under_way <= 1500;
+        assert_eq!(world.replicated.may_answer_early(), is_close);
+        if !is_close {
+            break;
+        }
+        early += 1;
     }
+    assert!(early > 1, "{early}");
+    assert_eq!(world.replicated.durable_through(), 0, "readers see what has copies only");
+    world.heal();
+    assert_eq!(world.replicated.durable_through(), early + 1);
+    assert!(world.replicated.may_answer_early());
+
+    world.append();
     world.replicated.run_once();
-    assert_eq!(world.replicated.durable_through(), 3);
-    assert_eq!(world.replicated.state().0, 0, "no backup has answered");
-    assert!(!world.net.said().blocks.is_empty());
+    assert!(world.replicated.may_answer_early());
+    world.clock.advance_ms(201);
+    world.replicated.run_once();
+    assert!(!world.replicated.may_answer_early(), "too long");
+    assert_eq!(world.replicated.stats().lag_us, 201_000);
+    world.heal();
+    assert!(world.replicated.may_answer_early());
+    assert_eq!(world.replicated.stats().lag_us, 0);
+
+    world.append();
+    world.replicated.run_once();
+    world.fence();
+    world.replicated.answered(world.replicated.state().1.backups[0], 1, Answer::Fenced(LOG.epoch + 1));
+    world.replicated.run_once();
+    assert!(!world.replicated.may_answer_early(), "somebody else may own it now");
 }
 
 #[test]

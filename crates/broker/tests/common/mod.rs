@@ -39,6 +39,8 @@ pub struct ManualSink {
     pub sick: Mutex<Option<SinkErrorKind>>,
     /// Everything is durable as soon as it is asked for.
     pub instant: AtomicBool,
+    /// Copies do not lag far behind.
+    pub is_close: AtomicBool,
 }
 
 #[derive(Default)]
@@ -100,6 +102,9 @@ impl DurabilitySink for ManualSink {
             Some(kind) => Err(SinkError { kind, reason: "the test says so".into(), retry_after_ms: 10 }),
             None => Ok(()),
         }
+    }
+    fn may_answer_early(&self) -> bool {
+        self.is_close.load(Ordering::SeqCst)
     }
     fn segment_safe(&self, _: SegmentId) {}
 }

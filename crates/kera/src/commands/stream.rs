@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 
 use kera_client::{Client, Status, StreamChanges, StreamInfo, StreamOptions};
-use kera_format::Cleanup;
+use kera_format::{Cleanup, ReplicationMode};
 use kera_protocol::{ApplicationSummary, LaneStats};
 use kera_server::api::{StreamDetailsJson, StreamJson};
 use kera_server::units::{exact_bytes, human_bytes, human_count, human_duration};
@@ -38,6 +38,7 @@ impl OptionArgs {
             segments_per_group: self.segments_per_group,
             segment_bytes_max: self.segment_bytes,
             replication: self.replication,
+            replication_mode: self.replication_mode,
             durability: self.durability,
             order: self.order,
             retention_ms: self.retention_time.map(|Limit(ms)| ms),
@@ -135,15 +136,7 @@ fn describe_text(info: &StreamInfo, stats: &[LaneStats], applications: &[Applica
         ("created", show_instant(info.created_ms)),
         ("shape", shape(o)),
         ("groups", format!("{} segments of at most {}", o.segments_per_group, exact_bytes(o.segment_bytes_max.into()))),
-        (
-            "safety",
-            format!(
-                "durability {}, {} cop{}",
-                o.durability,
-                o.replication,
-                if o.replication == 1 { "y" } else { "ies" }
-            ),
-        ),
+        ("safety", format!("durability {}, {}", o.durability, copies(o))),
         ("order", o.order.to_string()),
         ("retention", format!("{}, cleanup {}", retention(o), o.cleanup)),
         ("records", records(o, stats)),
@@ -232,6 +225,14 @@ fn report_delete(name: &str, deleted: bool, globals: &Globals) -> Result<(), Cli
         return print_json(&json!({ "name": name, "deleted": deleted }));
     }
     print(&if deleted { format!("deleted {name}\n") } else { format!("there is no stream {name}\n") })
+}
+
+fn copies(o: &StreamOptions) -> String {
+    match o.replication_mode {
+        _ if o.replication == 1 => "1 copy".to_owned(),
+        ReplicationMode::Sync => format!("{} copies", o.replication),
+        ReplicationMode::Async => format!("{} copies that producers do not wait for", o.replication),
+    }
 }
 
 fn shape(o: &StreamOptions) -> String {

@@ -175,6 +175,13 @@ impl Lane {
         self.home.used_sink()
     }
 
+    /// Whether a producer may be answered now for what it has appended to the lane, before that is durable: the stream is replicated
+    /// asynchronously, and its copies do not lag too far behind. Only for answers to producers that accept the loss of what has no copies.
+    #[inline]
+    pub fn may_answer_early(&self) -> bool {
+        self.home.stream.is_async() && self.sink().is_some_and(|sink| sink.may_answer_early())
+    }
+
     /// The name of one of its segments.
     pub(crate) fn segment_id(&self, group: GroupId, index: u32) -> SegmentId {
         let (stream, streamlet) = (self.stream_id(), self.streamlet_id());

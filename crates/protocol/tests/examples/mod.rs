@@ -8,6 +8,7 @@ use kera_format::ids::*;
 use kera_format::raft::{LogEntry, Payload};
 use kera_format::vlog_replica::LogId;
 use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, StreamOptions};
+use kera_protocol::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
 use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1};
 use kera_protocol::groups::{LeasedGroup, SegmentPlace};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
@@ -522,6 +523,10 @@ examples! {
         level_min: 1,
         level_max: 2,
     };
+    CreateStreamV1 => CreateStreamV1::from(&CreateStream::example());
+    StreamInfoV1 => StreamInfoV1::from(&stream_info());
+    StreamListV1 => StreamListV1::from(&StreamList::example());
+    AlterStreamV1 => AlterStreamV1::from(&AlterStream::example());
     JoinClusterV1 => JoinClusterV1::from(&JoinCluster::example());
     NodeAliveV1 => NodeAliveV1::from(&NodeAlive::example());
     ClusterDescriptionV1 => ClusterDescriptionV1::from(&ClusterDescription::example());

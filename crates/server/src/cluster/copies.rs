@@ -47,11 +47,22 @@ struct Logs {
     threads: Vec<JoinHandle<()>>,
 }
 
+/// What the node's configuration says about them.
+#[derive(Clone, Copy)]
+pub(super) struct CopiesSettings {
+    /// Logs that streams share.
+    pub(super) shared_logs: u32,
+    /// See [`ReplicatedConfig::lag_bytes_max`].
+    pub(super) lag_bytes_max: u64,
+    /// See [`ReplicatedConfig::lag_us_max`].
+    pub(super) lag_us_max: u64,
+}
+
 /// See the module.
 pub(crate) struct Copies {
     /// The node, its epoch, and 0.
     me: LogId,
-    shared_logs: u32,
+    settings: CopiesSettings,
     clock: Arc<dyn Clock>,
     views: Arc<GroupViews>,
     /// Blocks that count when they survive a kill, and those that count when they are synced.
@@ -68,7 +79,7 @@ impl Copies {
         group: &Arc<Group>,
         cluster_runtime: &Handle,
         me: (u32, u32),
-        shared_logs: u32,
+        settings: CopiesSettings,
         clock: &Arc<dyn Clock>,
         fenced: Arc<dyn Fn() + Send + Sync>,
     ) -> Result<Arc<Copies>, Fatal> {
@@ -94,7 +105,7 @@ impl Copies {
         };
         Ok(Arc::new(Copies {
             me: LogId { node: me.0, epoch: me.1, vlog: 0 },
-            shared_logs: shared_logs.max(1),
+            settings,
             clock: clock.clone(),
             views: Arc::new(views),
             links: [link(false), link(true)],
@@ -115,7 +126,7 @@ impl Copies {
         let own = (options.virtual_logs > 0).then_some(stream);
         let synced = options.durability == Durability::Power;
         let pool = Pool { copies: options.replication, synced, stream: own };
-        let wanted = own.map_or(self.shared_logs, |_| options.virtual_logs.min(options.streamlets));
+        let wanted = own.map_or(self.settings.shared_logs.max(1), |_| options.virtual_logs.min(options.streamlets));
         let at = match own {
             Some(_) => u64::from(streamlet.0),
             None => stream.0.wrapping_add(streamlet.0.into()),
@@ -134,7 +145,11 @@ impl Copies {
         let id = LogId { vlog: logs.all.len() as u32, ..self.me };
         let nobody = View { number: 0, first: 1, backups: Vec::new() };
         let links = &self.links[usize::from(pool.synced)];
-        let config = ReplicatedConfig::new(id, pool.copies);
+        let config = ReplicatedConfig {
+            lag_bytes_max: self.settings.lag_bytes_max,
+            lag_us_max: self.settings.lag_us_max,
+            ..ReplicatedConfig::new(id, pool.copies)
+        };
         let log = ReplicatedLog::new(config, nobody, self.clock.clone(), links.clone(), self.views.clone());
         links.attach(id, &log);
         self.views.logs.lock().insert(id, Arc::downgrade(&log));

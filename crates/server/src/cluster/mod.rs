@@ -47,6 +47,7 @@ use crate::identity::Identity;
 use crate::metrics::ClusterNumbers;
 use backups::{BackupRole, RpcBackups};
 use copier::Copier;
+use copies::CopiesSettings;
 pub(crate) use copies::{Copies, NodeSinks};
 use feed::Feed;
 use moves::{Moves, MovesRole};
@@ -149,7 +150,7 @@ impl Cluster {
         let told = stopping.clone();
         let lost = Arc::new(move || restart("a backup or the coordinators have fenced it", &told));
         let me = (node as u32, epoch);
-        let copies = Copies::start(&group, &runtime, me, config.virtual_logs.count as u32, clock, lost)?;
+        let copies = Copies::start(&group, &runtime, me, copies_settings(config), clock, lost)?;
         let cluster = Arc::new(Cluster {
             node: node as u32,
             group,
@@ -238,6 +239,7 @@ impl Cluster {
             numbers.blocks += log.blocks;
             numbers.chunk_bytes += log.chunk_bytes;
             numbers.pending_bytes += log.pending_bytes + log.bytes_under_way;
+            numbers.lag_ms = numbers.lag_ms.max(log.lag_us / 1000);
             numbers.views_changed += log.views_changed;
             numbers.under_replicated_blocks += log.under_replicated;
         }
@@ -456,10 +458,22 @@ async fn join_until(
     }
 }
 
+fn copies_settings(config: &Config) -> CopiesSettings {
+    CopiesSettings {
+        shared_logs: config.virtual_logs.count as u32,
+        lag_bytes_max: config.cluster.lag_bytes_max,
+        lag_us_max: config.cluster.lag_max * 1000,
+    }
+}
+
 impl ClusterLog for Cluster {
     fn request(&self, op: Op, version: u8, body: &[u8], system: bool) -> Result<Vec<u8>, CoordinatorError> {
         let (group, body) = (self.group.clone(), body.to_vec());
         wait(&self.runtime, async move { group.request(op, version, &body, system).await })
+    }
+
+    fn level(&self) -> u32 {
+        self.group.level()
     }
 
     fn read(&self, read: &mut dyn FnMut(&Catalog)) {

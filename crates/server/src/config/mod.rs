@@ -163,6 +163,11 @@ settings! {
         roles: String = Kind::Text, "coordinator,broker,backup", "roles";
         /// The rack that the node stands in: copies are kept on different ones. `none`: not told.
         rack: String = Kind::Text, "none", "rack";
+        /// Producers of a stream with asynchronous replication wait for copies when so many bytes of their virtual log have none yet:
+        /// so much at most is lost with this node.
+        lag_bytes_max: u64 = Kind::Bytes(range(0, TIB)), "64MiB", "copies-lag-bytes-max";
+        /// The same when the oldest of them have had none for so long.
+        lag_max: u64 = Kind::Duration(range(0, HOUR_MS)), "1s", "copies-lag-max";
         /// The highest level that this node lets its cluster be raised to; `newest` is the highest that it speaks. Levels rise by
         /// themselves when all nodes speak the next one, and never fall: hold them back for as long as a return to the version
         /// before must be possible. A level that is in force already is not undone by this.

@@ -52,9 +52,11 @@ pub struct ReplicatedConfig {
     pub copies: u32,
     /// The fewest copies with which writes are acknowledged.
     pub copies_min: u32,
-    /// Durable heads move as soon as a block is made, without the backups: what the last milliseconds wrote may be lost with a
-    /// node, and a reader may have seen it.
-    pub asynchronous: bool,
+    /// Chunks of streams with asynchronous replication are acknowledged before they are durable while not more bytes than this wait for
+    /// their copies.
+    pub lag_bytes_max: u64,
+    /// The same for how long the oldest block waits for them.
+    pub lag_us_max: u64,
     /// Whether somebody tells with [`ReplicatedLog::own_stored`] how far the broker's own copy is. Without it the arena is the
     /// copy, which is as durable as `process` asks.
     pub own_copy: bool,
@@ -89,7 +91,8 @@ impl ReplicatedConfig {
             log,
             copies,
             copies_min: copies / 2 + 1,
-            asynchronous: false,
+            lag_bytes_max: 64 << 20,
+            lag_us_max: 1_000_000,
             own_copy: false,
             block_bytes_max: 1 << 20,
             blocks_under_way_max: 4,
@@ -202,6 +205,8 @@ pub struct ReplicatedStats {
     pub pending_references: u64,
     /// Bytes of them.
     pub pending_bytes: u64,
+    /// For how long the oldest block has waited for its copies, in microseconds.
+    pub lag_us: u64,
     /// Number of the view.
     pub view: u32,
     /// Copies that the newest blocks get, the broker's own included.
@@ -228,6 +233,10 @@ pub struct ReplicatedLog {
     gone: Mutex<Vec<SegmentId>>,
     healthy: AtomicBool,
     trouble: Mutex<Option<SinkError>>,
+    /// Bytes of chunks that were appended and are not at all backups.
+    lag_bytes: AtomicU64,
+    /// The oldest block waits for its copies for longer than it may.
+    is_late: AtomicBool,
     blocks: AtomicU64,
     chunks: AtomicU64,
     chunk_bytes: AtomicU64,
@@ -259,6 +268,8 @@ impl ReplicatedLog {
             gone: Mutex::default(),
             healthy: AtomicBool::new(true),
             trouble: Mutex::new(None),
+            lag_bytes: AtomicU64::new(0),
+            is_late: AtomicBool::new(false),
             blocks: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
             chunk_bytes: AtomicU64::new(0),
@@ -342,7 +353,7 @@ impl ReplicatedLog {
         let gone = std::mem::take(&mut *self.gone.lock());
         writer.core.kept.gone(&gone);
         worked |= self.acknowledge(&mut writer.core);
-        worked |= self.make_blocks(writer);
+        worked |= self.make_blocks(writer, now_us);
         let log = self.config.log;
         writer.core.turn(now_us, &|| self.views.candidates(log));
         writer.core.release();
@@ -361,7 +372,7 @@ impl ReplicatedLog {
             }
             worked = true;
         }
-        self.look_after(&writer.core);
+        self.look_after(&writer.core, now_us);
         match (was_fenced, worked) {
             (true, _) => Turn::Fenced,
             (false, true) => Turn::Worked,
@@ -373,10 +384,9 @@ impl ReplicatedLog {
     fn acknowledge(&self, core: &mut Core) -> bool {
         let acknowledged = core.acknowledge();
         for block in &acknowledged {
-            if !self.config.asynchronous {
-                made_durable(&block.references);
-                self.backlog.advance(block.last_ticket);
-            }
+            made_durable(&block.references);
+            self.backlog.advance(block.last_ticket);
+            self.lag_bytes.fetch_sub(block.chunk_bytes.into(), Ordering::Relaxed);
             self.blocks.fetch_add(1, Ordering::Relaxed);
             self.chunks.fetch_add(block.chunk_count.into(), Ordering::Relaxed);
             self.chunk_bytes.fetch_add(block.chunk_bytes.into(), Ordering::Relaxed);
@@ -384,7 +394,7 @@ impl ReplicatedLog {
         !acknowledged.is_empty()
     }
 
-    fn make_blocks(&self, writer: &mut Writer) -> bool {
+    fn make_blocks(&self, writer: &mut Writer, now_us: u64) -> bool {
         let mut made = false;
         while writer.core.has_room() {
             if writer.taken.is_empty() {
@@ -403,11 +413,7 @@ impl ReplicatedLog {
             let number = writer.core.next_block();
             let block = Arc::new(Block::new(self.config.log, number, self.clock.now_ms(), taken, writer.ticket));
             writer.ticket = block.last_ticket;
-            if self.config.asynchronous {
-                made_durable(&block.references);
-                self.backlog.advance(block.last_ticket);
-            }
-            writer.core.push(block);
+            writer.core.push(block, now_us);
             if !self.config.own_copy {
                 writer.core.event(Event::Own(number), 0);
             }
@@ -417,10 +423,11 @@ impl ReplicatedLog {
     }
 
     /// Whether appends make sense.
-    fn look_after(&self, core: &Core) {
+    fn look_after(&self, core: &Core, now_us: u64) {
         if core.fenced {
             return;
         }
+        self.is_late.store(core.lag_us(now_us) > self.config.lag_us_max, Ordering::Relaxed);
         let waiting = self.backlog.depth().references;
         let trouble = core.too_few().or_else(|| {
             let limit = match self.healthy.load(Ordering::Relaxed) {
@@ -496,6 +503,7 @@ impl ReplicatedLog {
 
     /// Counters and sizes.
     pub fn stats(&self) -> ReplicatedStats {
+        let now_us = self.clock.monotonic_us();
         let writer = self.writer.lock();
         let ((under_way, bytes_under_way), core) = (writer.core.under_way(), &writer.core);
         let depth = self.backlog.depth();
@@ -507,6 +515,7 @@ impl ReplicatedLog {
             bytes_under_way,
             pending_references: (depth.references + writer.taken.len()) as u64,
             pending_bytes: depth.bytes,
+            lag_us: core.lag_us(now_us),
             view: core.view.number,
             copies: 1 + core.view.backups.len() as u64,
             views_changed: core.views_changed,
@@ -519,6 +528,7 @@ impl ReplicatedLog {
 
 impl DurabilitySink for ReplicatedLog {
     fn appended(&self, reference: ChunkReference) -> Ticket {
+        self.lag_bytes.fetch_add(reference.bytes.into(), Ordering::Relaxed);
         let (ticket, depth) = self.backlog.push(reference);
         if depth.references > self.config.references_max && self.healthy.swap(false, Ordering::AcqRel) {
             let reason = format!("{} chunks wait for the backups of {}", depth.references, self.config.log);
@@ -540,6 +550,12 @@ impl DurabilitySink for ReplicatedLog {
             return Ok(());
         }
         self.trouble.lock().clone().map_or(Ok(()), Err)
+    }
+
+    fn may_answer_early(&self) -> bool {
+        self.lag_bytes.load(Ordering::Relaxed) <= self.config.lag_bytes_max
+            && !self.is_late.load(Ordering::Relaxed)
+            && self.healthy.load(Ordering::Acquire)
     }
 
     /// That a segment is stored on this node's disk says nothing about copies: only what is gone need not be kept.

@@ -1,0 +1,74 @@
+//! Streams whose producers do not wait for copies: the loss of their owner takes the end of what it acknowledged and nothing else.
+
+mod common;
+
+use std::process::Stdio;
+use std::time::Duration;
+
+use common::members::{cluster, free_ports, live, start_again, three_nodes};
+use common::{Node, eventually};
+use serde_json::Value;
+
+const RECORDS: u64 = 24_000;
+
+/// The owner of the only streamlet, from 0.
+fn owner(node: &Node) -> usize {
+    let nodes = cluster(node)["nodes"].as_array().cloned().unwrap_or_default();
+    nodes.iter().position(|node| node["streamlets"].as_u64().unwrap_or(0) > 0).expect("somebody owns the streamlet")
+}
+
+fn metric(node: &Node, name: &str) -> u64 {
+    let (_, text) = node.get("/metrics");
+    let line = text.lines().find(|line| line.starts_with(&format!("{name} "))).expect("the metric is there");
+    line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()).expect("a number") as u64
+}
+
+fn verdict(log: &str, all: &str) -> Value {
+    let line = format!("verify consume --stream quick --log {log} --connect {all} --json");
+    serde_json::from_slice(&common::run(line.split_whitespace()).stdout).expect("a verdict")
+}
+
+#[test]
+fn the_loss_of_an_owner_takes_the_end_of_what_it_acknowledged_and_nothing_else() {
+    let ports = free_ports(6);
+    let (members, mut nodes) = three_nodes(&ports);
+    let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
+    let log = members[0].place.file("acks").display().to_string();
+    let node = nodes[0].as_ref().unwrap();
+    node.ok("stream create quick --replication 3 --replication-mode async");
+    let described = node.ok("stream describe quick");
+    assert!(described.contains("3 copies that producers do not wait for"), "{described}");
+
+    let line = format!("verify produce --stream quick --log {log} --records {RECORDS} --rate 6000 --connect {all}");
+    let mut producing = common::kera(line.split_whitespace());
+    let producing = producing.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    let first = owner(node);
+    eventually("it is written to", || metric(nodes[first].as_ref().unwrap(), "kera_chunks_answered_early_total") > 100);
+    // If it is back before others step in its arena has all; otherwise the end is lost here as well.
+    nodes[first].take().unwrap().kill();
+    nodes[first] = Some(start_again(&members[first]));
+    eventually("it is back", || live(nodes[first].as_ref().unwrap()) == 3);
+
+    // Its backups take nothing for a moment in which it acknowledges, and then it is gone for good.
+    let lost = owner(nodes[first].as_ref().unwrap());
+    let others = [(lost + 1) % 3, (lost + 2) % 3];
+    let before = metric(nodes[lost].as_ref().unwrap(), "kera_chunks_answered_early_total");
+    others.iter().for_each(|at| nodes[*at].as_ref().unwrap().signal("STOP"));
+    std::thread::sleep(Duration::from_millis(150));
+    let after = metric(nodes[lost].as_ref().unwrap(), "kera_chunks_answered_early_total");
+    nodes[lost].take().unwrap().kill();
+    others.iter().for_each(|at| nodes[*at].as_ref().unwrap().signal("CONT"));
+    assert!(after > before, "nothing was acknowledged meanwhile");
+
+    let produced = producing.wait_with_output().expect("it ends");
+    assert!(produced.status.success(), "{}{}", common::stdout(&produced), common::stderr(&produced));
+    let verdict = verdict(&log, &all);
+    assert_eq!(verdict["acknowledged"], RECORDS, "{verdict}");
+    let findings = verdict["findings"].as_object().expect("what was found");
+    let lost_records = RECORDS - verdict["records"].as_u64().expect("a number");
+    assert!(lost_records > 0 && lost_records < 6000, "{verdict}");
+    assert!(findings.keys().all(|kind| kind == "lost"), "twice, out of order or with a hole: {verdict}");
+    // One stretch of each of the two producers for each of the two times: nothing in between.
+    assert!(verdict["first_findings"].as_array().is_some_and(|stretches| stretches.len() <= 4), "{verdict}");
+    assert_eq!(findings["lost"], lost_records, "{verdict}");
+}
