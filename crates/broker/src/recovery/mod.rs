@@ -493,11 +493,13 @@ fn ask_range(
             Ok(answer.lanes)
         });
         match answer {
-            Ok(lanes) => return Ok(lanes),
-            Err(reason) => {
-                tracing::warn!(backup, %range, reason, "a backup does not say what lanes have; another one is asked");
-                errors.push(format!("backup {backup}: {reason}"));
+            Ok(lanes) => {
+                if !errors.is_empty() {
+                    tracing::warn!(%range, reason = errors.join("; "), "not every backup says what lanes have; another one did");
+                }
+                return Ok(lanes);
             }
+            Err(reason) => errors.push(format!("backup {backup}: {reason}")),
         }
     }
     let message = format!("no backup says what lanes have in {range}: {}", errors.join("; "));

@@ -112,7 +112,10 @@ impl Observer for Feed {
             Change::Cluster(ClusterEntry::LogGivenUp { log }) if log.node == self.node => {
                 group.read(|state| leftovers::drop_rebuilt(self.broker.log(), state, self.node, self.epoch));
             }
-            Change::Cluster(ClusterEntry::LogEnded { .. }) => self.recovery.look(),
+            // Something may be taken over, or logs of this node's earlier incarnations may go.
+            Change::Cluster(ClusterEntry::LogEnded { .. } | ClusterEntry::StreamletsRebuilt { .. }) => {
+                self.recovery.look()
+            }
             Change::Cluster(
                 ClusterEntry::NodeJoined { .. } | ClusterEntry::NodeFenced { .. } | ClusterEntry::NodeRemoved { .. },
             ) => self.nodes(&group),

@@ -31,6 +31,8 @@ use crate::fatal::Fatal;
 
 /// Time until something that failed is tried again.
 const RETRY: Duration = Duration::from_millis(100);
+/// Time until what holds a taking over up is logged again if it is still the same.
+const SAY_AGAIN: Duration = Duration::from_secs(5);
 /// Time between two looks at logs whose ends are not decided yet.
 const PAUSE: Duration = Duration::from_millis(10);
 /// How often it is looked whether logs of this node's earlier incarnations are still needed.
@@ -48,6 +50,8 @@ struct Work {
     rebuilds: VecDeque<Rebuild>,
     /// How far the one is that is under way.
     progress: Option<Arc<RecoveryProgress>>,
+    /// Why something could not be taken over, as it was logged last, and when.
+    said: Option<(String, Instant)>,
     stopping: bool,
 }
 
@@ -244,10 +248,20 @@ impl Recovery {
                 true
             }
             Err(failure) => {
-                tracing::warn!(error = %failure, "streamlets of a lost broker are not taken over yet");
+                self.say_not_yet(&failure.to_string());
                 std::thread::sleep(RETRY);
                 false
             }
+        }
+    }
+
+    /// What holds the taking over up: when it is something else, and otherwise now and then, for it is tried many times a second.
+    fn say_not_yet(&self, reason: &str) {
+        let mut work = self.work.lock();
+        let is_news = work.said.as_ref().is_none_or(|(said, at)| said != reason || at.elapsed() > SAY_AGAIN);
+        if is_news {
+            tracing::warn!(reason, "streamlets of a lost broker are not taken over yet");
+            work.said = Some((reason.to_owned(), Instant::now()));
         }
     }
 
