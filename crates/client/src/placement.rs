@@ -94,6 +94,13 @@ impl Placement {
         }
     }
 
+    /// Whether groups of a streamlet are at nobody for now: their node was lost, and the owner has yet to gather them.
+    pub(crate) fn lacks_groups(&self, streamlet: StreamletId) -> bool {
+        let is_there = |node: u32| self.nodes.contains_key(&node);
+        let owner = self.owners.get(streamlet.0 as usize);
+        owner.is_some_and(|owner| owner.older.iter().any(|older| !is_there(older.node)))
+    }
+
     /// All nodes that serve groups of a streamlet, the owner last.
     pub(crate) fn holders(&self, streamlet: StreamletId) -> Vec<u32> {
         match self.owners.get(streamlet.0 as usize) {
@@ -281,6 +288,16 @@ mod tests {
         let mut placement = Placement::of_nodes(&page, "asked:1");
         placement.take(&page, STREAM);
         placement
+    }
+
+    #[test]
+    fn groups_that_are_at_nobody_are_known_to_be_missing() {
+        let older = |node: u32| OlderGroups { first_epoch: 1, node };
+        let owner = |node: u32| Owner { node: 2, epoch: 9, older: vec![older(node)] };
+        let placement =
+            Placement::of_three(1, vec![owner(1), owner(NOBODY), owner(7), Owner { node: 3, epoch: 1, older: vec![] }]);
+        let lacking = [0, 1, 2, 3].map(|at| placement.lacks_groups(StreamletId(at)));
+        assert_eq!(lacking, [false, true, true, false], "nobody has them, or a node that is not there any more");
     }
 
     fn run(first: u32, count: u32, step: u32, node: u32) -> OwnerRun {

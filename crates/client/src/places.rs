@@ -50,6 +50,14 @@ impl Client {
     async fn find_in(&self, placement: &Placement, lookup: &Lookup) -> Result<LookupResult, RpcError> {
         let holders = placement.holders(lookup.streamlet);
         let (owner, _) = placement.owner(lookup.streamlet.0);
+        if lookup.at != Start::Latest && placement.lacks_groups(lookup.streamlet) {
+            // What the others have would look like all, and a reader would begin behind what is only away.
+            let message = format!(
+                "older groups of streamlet {} are at a node that is lost, and are not rebuilt yet; `kera status` shows what is missing",
+                lookup.streamlet
+            );
+            return Err(RpcError::Status { status: Status::NotReady, message, retry_after: None });
+        }
         if holders.len() < 2 {
             return self.call_node(placement, owner, lookup).await;
         }
