@@ -369,16 +369,21 @@ impl Lane {
             group.closed = at + 1 < groups || !resumes;
         }
         let (mut expected, mut not_durable) = (None, None);
+        let may_have_moved = self.log().config.has_owner_epochs && !self.home.stream.is_system.load(Ordering::Relaxed);
         let mut at = state.chain.first();
         while let Some(here) = at {
             let summary = state.chain.slot(here).summary();
             let id = self.segment_id(state.chain.groups[here.group].id, state.chain.slot(here).index);
-            if let Some(expected) = expected.filter(|&e| e != summary.base_ordinal) {
-                let starts = summary.base_ordinal;
-                problems.push(format!("segment {id} starts at ordinal {starts}, the one before it ends at {expected}"));
+            if let Some((expected, epoch)) = expected.filter(|(expected, _)| *expected != summary.base_ordinal) {
+                // Of a streamlet that has moved another owner may have what is in between.
+                if epoch == id.group.epoch() || !may_have_moved {
+                    let starts = summary.base_ordinal;
+                    let what = format!("segment {id} starts at ordinal {starts}, the one before it ends at {expected}");
+                    problems.push(what);
+                }
                 state.producers.set_forgot();
             }
-            expected = Some(summary.next_ordinal);
+            expected = Some((summary.next_ordinal, id.group.epoch()));
             state.last_append_ms = state.last_append_ms.max(summary.last_append_ms);
             self.recover_producers(state, here, id, recovery);
             match self.recover_segment(state, here, resumes && here == last, options.is_logged()) {
@@ -390,7 +395,7 @@ impl Lane {
         if state.chain.first().is_some_and(|at| state.chain.slot(at).summary().base_ordinal > 0) {
             state.producers.set_forgot();
         }
-        state.next_ordinal = expected.unwrap_or(0);
+        state.next_ordinal = expected.map_or(0, |(next, _)| next);
         state.version += 1;
         self.durable_ordinal.store(not_durable.unwrap_or(state.next_ordinal), Ordering::Release);
     }

@@ -9,6 +9,10 @@ use super::*;
 
 /// The process dies; the next one attaches the arena. What it found, and the log before it is rebuilt.
 fn restart(node: Node, options: StreamOptions) -> (Node, Vec<AttachedSegment>, Arc<Sink>) {
+    restart_as(node, options, LogConfig::default())
+}
+
+fn restart_as(node: Node, options: StreamOptions, config: LogConfig) -> (Node, Vec<AttachedSegment>, Arc<Sink>) {
     let dir = Arc::clone(&node.dir);
     drop(node);
     let (arena, attach) = Arena::create_or_attach(arena_config(&dir, 8 << 20)).unwrap();
@@ -19,7 +23,7 @@ fn restart(node: Node, options: StreamOptions) -> (Node, Vec<AttachedSegment>, A
         }
         Attach::Created => Vec::new(),
     };
-    let log = Log::new(LogConfig::default(), arena);
+    let log = Log::new(config, arena);
     let sink = Arc::new(Sink::default());
     log.set_sinks(Arc::new(vec![Arc::clone(&sink) as Arc<dyn DurabilitySink>]));
     log.create_stream(STREAM, options).unwrap();
@@ -127,6 +131,31 @@ fn a_damaged_chunk_header_in_a_closed_segment_is_found_too() {
     let holes = node.log.finish_recovery(1);
     assert_eq!(holes.len(), 1, "{holes:?}");
     assert_eq!(ordinals(&node.lane().read(start(), 1 << 20, true).unwrap()), [0, 2, 3, 4]);
+}
+
+#[test]
+fn what_another_owner_wrote_in_between_is_no_hole() {
+    for has_owner_epochs in [true, false] {
+        let node = node();
+        let lane = node.lane();
+        append(&lane, &chunk(0, 10), 0).unwrap();
+        let place = node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap().clone();
+        place.leave();
+        // Two records more, elsewhere.
+        let mut state = place.hand_over();
+        state[0].next_ordinal += 2;
+        place.receive(&state).unwrap();
+        place.open(9, true).unwrap();
+        let next = append(&lane, &chunk(1, 10), 0).unwrap();
+        assert_eq!((next.base_ordinal, next.cursor.group.epoch()), (3, 9));
+        drop((lane, place));
+        let config = LogConfig { has_owner_epochs, ..LogConfig::default() };
+        let (node, segments, _) = restart_as(node, options(), config);
+        node.log.recover(Vec::new(), segments);
+        let problems = node.log.finish_recovery(1);
+        let holes = problems.iter().filter(|problem| problem.contains("starts at ordinal 3")).count();
+        assert_eq!(holes, usize::from(!has_owner_epochs), "{problems:?}");
+    }
 }
 
 #[test]
