@@ -234,7 +234,6 @@ fn placed(ownership: &Ownership, lane: &Lane, at: Start, found: Cursor, ordinal:
         // It is being taken over: what is here of it from before is not all, and says nothing of where the lane begins and ends.
         return Err(Failure::not_owner(stream, streamlet, ownership.hint(stream, streamlet)));
     }
-    // Before the first chunk of its epoch an owner has no group yet.
     let at_end = ordinal >= lane.durable_ordinal();
     let latest = is_owner && at_end;
     // Groups of owners before may all have come here since.
@@ -249,7 +248,12 @@ fn placed(ownership: &Ownership, lane: &Lane, at: Start, found: Cursor, ordinal:
     if !allowed {
         return Err(Failure::not_owner(stream, streamlet, ownership.hint(stream, streamlet)));
     }
-    Ok(if latest && found.group < first_of(owner.epoch).group { first_of(owner.epoch) } else { found })
+    // Before the first chunk of its epoch an owner has no group yet, and what it has itself is perhaps not the last group before. But what it
+    // appended in an earlier epoch, before it was started again, may not be durable yet: that comes first.
+    let begins = first_of(owner.epoch).group;
+    let of_epoch = lane.groups(GroupId(begins.0.saturating_sub(1)), 1).first().map(|group| group.first_ordinal);
+    let is_next = of_epoch.unwrap_or_else(|| lane.stats().next_ordinal) <= ordinal;
+    Ok(if latest && is_next && found.group < begins { first_of(owner.epoch) } else { found })
 }
 
 fn stream_stats(core: &mut Core, message: &StreamStats) -> Result<StreamStatsResponse, Failure> {

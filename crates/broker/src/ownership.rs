@@ -141,6 +141,7 @@ impl Broker {
         let me = self.ownership.node();
         let (is_mine, epoch, shared) = (owner.node == me, owner.epoch, !owner.older.is_empty());
         let told = owner.clone();
+        place.set_others(!is_mine && owner.node != 0);
         self.ownership.with(version, |table| {
             let owners = table.streams.entry(stream).or_default();
             if owners.len() <= streamlet.0 as usize {

@@ -520,6 +520,27 @@ fn look(peer: &mut Peer, at: Start) -> Flow {
     peer.send(&Lookup { stream: STREAM, streamlet: X, lane: LaneId(0), at })
 }
 
+/// It was started again with what its backups had not answered for, in a new owner epoch; the same without a process that ends.
+#[test]
+fn the_end_of_a_lane_is_before_what_its_owner_appended_in_an_earlier_life() {
+    let house = house(1, &lost_options(1));
+    owns(&house, 1, 2);
+    assert_eq!(write_at(&house, 2, 0), (Status::Ok, 0, false));
+    house.sink.instant.store(false, Ordering::SeqCst);
+    house.peer().send(&write_request(&[chunk_of(target(STREAM, 0, 2, 1), 1, 17_000)], 0));
+    house.broker.set_owner(3, STREAM, X, owner(1, 3, &[(1, 9), (2, 1)])).unwrap();
+    house.broker.open_streamlet(STREAM, X, 3, None).unwrap();
+    let latest = |house: &House| {
+        let mut peer = house.peer();
+        look(&mut peer, Start::Latest);
+        let found = peer.frame().decode::<LookupResult>();
+        (found.cursor.group.epoch(), found.ordinal)
+    };
+    assert_eq!(latest(&house), (2, 2), "what is on its way to backups comes first");
+    house.sink.sync();
+    assert_eq!(latest(&house), (3, 3));
+}
+
 #[test]
 fn places_and_times_are_told_rightly_or_waited_for() {
     let cloud = Cloud::new(1);
@@ -700,6 +721,70 @@ fn groups_that_a_node_holds_stay_between_others_that_come() {
     assert_eq!(read_from(&first, Cursor::default()), up_to(32));
     assert_eq!(write_at(&first, 2, 15), (Status::Ok, 30, true));
     assert_eq!(write_at(&first, 2, 16), (Status::Ok, 32, false));
+}
+
+/// A rebuild that was cut off in an earlier life has left a part of them in a log that is kept.
+#[test]
+fn groups_that_a_node_holds_stay_although_a_log_has_a_part_of_them() {
+    let cloud = Cloud::new(1);
+    let front = lost_chunks(8);
+    cloud.put(LOST, 1, &[11], &[&front]);
+    let first = house(1, &lost_options(1));
+    let whole = ended(LOST, 1, &[11]);
+    let taken = take(&first, 1, 3, std::slice::from_ref(&whole), &cloud);
+    rebuild(&first, &taken, std::slice::from_ref(&whole), &cloud);
+    first.broker.let_go(STREAM, X).unwrap();
+    let state = first.broker.handed_over(STREAM, X).unwrap().unwrap();
+    let second = house(2, &lost_options(1));
+    for house in [&first, &second] {
+        house.broker.set_owner(4, STREAM, X, owner(2, 4, &[(2, 1)])).unwrap();
+    }
+    second.broker.open_streamlet(STREAM, X, 4, Some(&state)).unwrap();
+    (8..12).for_each(|sequence| assert_eq!(write_at(&second, 2, sequence), (Status::Ok, 2 * sequence, false)));
+    let (part, log) = (LogId { epoch: LOST.epoch + 1, ..LOST }, LogId { node: 2, ..LOST });
+    cloud.put(part, 1, &[11], &[&front[..3]]);
+    cloud.put(log, 1, &[11], &[&chunks_of(&second.log, 0)]);
+    let logs = [ended(part, 1, &[11]), ended(log, 1, &[11])];
+    first.broker.set_owner(5, STREAM, X, owner(1, 5, &[(2, 1)])).unwrap();
+    let taken = first.broker.take_over(&[(STREAM, X, 5)], &logs, &*cloud).unwrap();
+    rebuild(&first, &taken, &logs, &cloud);
+    assert_eq!(read_from(&first, Cursor::default()), up_to(24));
+    assert_eq!(write_at(&first, 2, 12), (Status::Ok, 24, false));
+}
+
+/// From the node it moved on to a third one, which is lost: what the second one wrote is with that one, and joins both.
+#[test]
+fn groups_that_a_node_holds_stay_before_those_that_another_node_holds() {
+    let cloud = Cloud::new(1);
+    let houses = [1, 2, 3].map(|node| house(node, &lost_options(1)));
+    let (first, mut state) = (&houses[0], None);
+    let mut older: Vec<(u32, u32)> = Vec::new();
+    for (at, now) in houses.iter().enumerate() {
+        let (node, epoch) = (at as u32 + 1, at as u32 + 2);
+        houses.iter().for_each(|house| {
+            house.broker.set_owner(epoch.into(), STREAM, X, owner(node, epoch, &older)).unwrap();
+        });
+        now.broker.open_streamlet(STREAM, X, epoch, state.as_ref()).unwrap();
+        let from = 4 * at as u64;
+        (from..from + 4).for_each(|sequence| assert_eq!(write_at(now, 2, sequence), (Status::Ok, 2 * sequence, false)));
+        now.broker.let_go(STREAM, X).unwrap();
+        state = now.broker.handed_over(STREAM, X).unwrap();
+        older.push((epoch, node));
+    }
+    let log = LogId { node: 3, ..LOST };
+    cloud.put(log, 1, &[11], &[&chunks_of(&houses[2].log, 0)]);
+    let logs = [ended(log, 1, &[11])];
+    older[2].1 = 1;
+    first.broker.set_owner(5, STREAM, X, owner(1, 5, &older)).unwrap();
+    let taken = first.broker.take_over(&[(STREAM, X, 5)], &logs, &*cloud).unwrap();
+    rebuild(first, &taken, &logs, &cloud);
+    let groups = lane_at(&first.log, 0).groups(GroupId::NONE, 100);
+    let of = |epoch: u32| {
+        let of_epoch: Vec<_> = groups.iter().filter(|group| group.id.epoch() == epoch).collect();
+        Some((of_epoch.first()?.first_ordinal, of_epoch.last()?.next_ordinal))
+    };
+    assert_eq!([2, 3, 4].map(of), [Some((0, 8)), None, Some((16, 24))], "{groups:?}");
+    assert_eq!(write_at(first, 2, 12), (Status::Ok, 24, false));
 }
 
 #[test]

@@ -7,7 +7,8 @@
 //! # A lane's last segment stays
 //!
 //! In streams with copies on other nodes the last one with records does: its next owner is told by the copies where the lane goes on, and
-//! an empty segment has none. It goes once a later one has durable records.
+//! an empty segment has none. It goes once a later one has durable records, or when the streamlet has another owner: where the lane goes on
+//! was handed over to that one, whose records go by their age like these and would leave a hole behind what stays here.
 //!
 //! In all others:
 //!
@@ -20,6 +21,8 @@
 //! less time than the store waits before it writes is never written. Was any of it ever on disk, then the last of that still
 //! is, by the rule above.
 
+use std::sync::atomic::Ordering;
+
 use kera_format::limits::SEGMENT_BYTES_MIN;
 use kera_format::{Cursor, SegmentId, SegmentIndex, StreamOptions};
 
@@ -31,6 +34,7 @@ use crate::lane::{Lane, LaneState, Open};
 use crate::segment::FIRST_CHUNK;
 use crate::storage::Location;
 use crate::streamlet::Streamlet;
+use crate::tenure::Tenure;
 
 /// A segment that was dropped, to be released once the lock is.
 type Dropped = (SegmentId, Option<Location>);
@@ -103,16 +107,24 @@ impl Lane {
         self.close_open(state, now_ms);
     }
 
+    /// Whether the streamlet has another owner, so that what is here is older groups of it, and has copies.
+    fn is_others(&self) -> bool {
+        self.is_copied() && self.tenure() == Tenure::Elsewhere && self.home.is_others.load(Ordering::Acquire)
+    }
+
     /// The oldest segment, if it may go: not open, not waited for by a sink, and not what keeps the lane's ordinals.
     fn front(&self, state: &LaneState) -> Option<Front> {
         if state.is_rebuilding() {
             return None;
         }
         let first = state.chain.first()?;
-        let next = state.chain.next(first)?;
         let slot = state.chain.slot(first);
         let settled = slot.memory.as_ref().is_none_or(|segment| segment.is_settled());
-        if slot.open || !settled || !self.keeps_ordinals(state, next) {
+        let may_go = match state.chain.next(first) {
+            Some(next) => self.keeps_ordinals(state, next),
+            None => self.is_others(),
+        };
+        if slot.open || !settled || !may_go {
             return None;
         }
         let summary = slot.summary();
@@ -131,7 +143,7 @@ impl Lane {
             let head = slot.summary().head;
             slot.memory.as_ref().map_or(head, |segment| segment.durable_head()) > FIRST_CHUNK
         };
-        if self.is_copied() && !state.chain.from(Some(from)).any(has_durable) {
+        if self.is_copied() && !self.is_others() && !state.chain.from(Some(from)).any(has_durable) {
             return false;
         }
         let is_stored = |at: &At| state.chain.slot(*at).at.is_some();

@@ -1,6 +1,6 @@
 //! A streamlet: the user's logical partition, Q lanes that are made when they are first used.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kera_format::{GroupId, LaneId, ProducerId, StreamletId};
@@ -18,6 +18,8 @@ pub(crate) struct StreamletShared {
     groups: AtomicU32,
     sink: OnceLock<Arc<dyn DurabilitySink>>,
     pub(crate) tenure: TenureWord,
+    /// Another node is known to own it.
+    pub(crate) is_others: AtomicBool,
 }
 
 impl StreamletShared {
@@ -65,8 +67,15 @@ impl Streamlet {
         let lanes = (0..stream.options().lanes).map(|_| OnceLock::new()).collect();
         let tenure = if stream.is_elsewhere() { Tenure::Elsewhere } else { Tenure::Here };
         let (groups, sink, tenure) = (AtomicU32::new(0), OnceLock::new(), TenureWord::new(tenure));
-        let shared = Arc::new(StreamletShared { id, stream, groups, sink, tenure });
+        let is_others = AtomicBool::new(false);
+        let shared = Arc::new(StreamletShared { id, stream, groups, sink, tenure, is_others });
         Streamlet { shared, lanes, progress: OnceLock::new() }
+    }
+
+    /// Whether another node is known to own it, for whatever reason it may be [elsewhere](Tenure::Elsewhere): then what is here are older groups,
+    /// and all of them may go when they are old enough. Told by whoever follows the owners.
+    pub fn set_others(&self, is_others: bool) {
+        self.shared.is_others.store(is_others, Ordering::Release);
     }
 
     pub(crate) fn word(&self) -> &TenureWord {

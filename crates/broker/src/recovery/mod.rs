@@ -210,11 +210,11 @@ impl Broker {
         let mut rebuild = Rebuild::default();
         let mut sources: BTreeMap<Source, BTreeSet<StreamletRef>> = BTreeMap::new();
         for (&(stream, streamlet), (epoch, place)) in &wanted {
-            let lanes = decided.remove(&(stream, streamlet)).unwrap_or_default();
+            let mut lanes = decided.remove(&(stream, streamlet)).unwrap_or_default();
             if place.tenure() == Tenure::Elsewhere {
                 let state = handed.get(&(stream, streamlet));
                 let of_lanes = state.map(handover::from_state).unwrap_or_default();
-                self.open_taken((stream, streamlet), *epoch, place, &lanes, &of_lanes)?;
+                self.open_taken((stream, streamlet), *epoch, place, &mut lanes, &of_lanes)?;
                 self.applications.streamlet_opened(self, stream, place, state);
             }
             let name = StreamletRef { stream, streamlet };
@@ -306,14 +306,14 @@ impl Broker {
     /// Puts the old groups of a streamlet into its lanes and opens it.
     ///
     /// What this node has of the streamlet from an earlier time goes first, but for groups that the table of owners says to be
-    /// here and that no lost log knows. A group that a log knows is rebuilt from there, even if it is here: what is here may
-    /// end later, with chunks that were never acknowledged, and it has no copies in this node's log.
+    /// here and that no lost log knows, or only [parts of](Broker::leave_out_parts). A group that a log knows is rebuilt from there, even if
+    /// it is here: what is here may end later, with chunks that were never acknowledged, and it has no copies in this node's log.
     fn open_taken(
         &self,
         (stream, streamlet): Place,
         epoch: u32,
         place: &Streamlet,
-        lanes: &BTreeMap<LaneId, Decided>,
+        lanes: &mut BTreeMap<LaneId, Decided>,
         handed: &[LaneHandover],
     ) -> Result<(), Failure> {
         let refused = |error: &dyn std::fmt::Display| {
@@ -322,6 +322,8 @@ impl Broker {
         };
         place.forget_unacknowledged().map_err(|full| refused(&format!("the arena has no {} bytes", full.bytes)))?;
         let owner = self.ownership.owner(stream, streamlet).unwrap_or_default();
+        self.leave_out_parts(&owner, place, lanes, handed);
+        let lanes = &*lanes;
         let held = self.held(&owner, place, lanes);
         place.forget_groups(|group| held.contains(&group));
         let next_of = |lane: LaneId| lanes.get(&lane).map_or(0, |decided| decided.next_ordinal);
@@ -359,13 +361,47 @@ impl Broker {
         others.chain(here).collect()
     }
 
+    /// Takes what is only a part of what this node holds out of what comes from the lost logs. A rebuild that was cut off leaves parts of groups
+    /// behind in a log, which is kept for as long as its node holds anything; what that node has rebuilt since, all of it and with its
+    /// copies, must not go for them. What was here when the lost log was written is never more than that log has up to its end.
+    fn leave_out_parts(
+        &self,
+        owner: &Owner,
+        place: &Streamlet,
+        lanes: &mut BTreeMap<LaneId, Decided>,
+        handed: &[LaneHandover],
+    ) {
+        let me = self.ownership.node();
+        for lane in place.all_lanes() {
+            let Some(comes) = lanes.get_mut(&lane.id()) else { continue };
+            let groups = lane.groups(GroupId::NONE, usize::MAX);
+            // Behind that ordinals may have been given out again.
+            let told = handed.iter().filter(|state| state.lane == lane.id()).map(|state| state.next_ordinal).max();
+            let lane_end = comes.next_ordinal.max(told.unwrap_or(0));
+            let epochs: BTreeSet<u32> = comes.segments.iter().map(|segment| segment.group.epoch()).collect();
+            let is_part = |epoch: &u32| {
+                let is_here = |group: &&GroupInfo| group.id.epoch() == *epoch && holder_of(owner, group.id) == Some(me);
+                let here: Vec<&GroupInfo> = groups.iter().filter(is_here).collect();
+                let (Some(first), Some(last)) = (here.first(), here.last()) else { return false };
+                let of_epoch = || comes.segments.iter().filter(|segment| segment.group.epoch() == *epoch);
+                let from = of_epoch().map(|segment| segment.base_ordinal).min().unwrap_or(0);
+                let to = of_epoch().map(|segment| segment.next_ordinal).max().unwrap_or(0);
+                let known: u64 = of_epoch().map(|segment| segment.next_ordinal - segment.base_ordinal).sum();
+                let is_whole = here.windows(2).all(|pair| pair[0].next_ordinal == pair[1].first_ordinal);
+                let has_it = is_whole && first.first_ordinal <= from && to <= last.next_ordinal;
+                has_it && last.next_ordinal <= lane_end && (to < last.next_ordinal || known < to - from)
+            };
+            let parts: BTreeSet<u32> = epochs.into_iter().filter(is_part).collect();
+            if !parts.is_empty() {
+                comes.segments.retain(|segment| !parts.contains(&segment.group.epoch()));
+                comes.first_ordinal = comes.segments.first().map_or(comes.next_ordinal, |first| first.base_ordinal);
+            }
+        }
+    }
+
     /// Groups that stay: those of epochs that are here and in no lost log, in lanes that join what comes from the lost logs.
     fn held(&self, owner: &Owner, place: &Streamlet, lanes: &BTreeMap<LaneId, Decided>) -> BTreeSet<GroupId> {
         let me = self.ownership.node();
-        let holder = |group: GroupId| {
-            let behind = owner.older.partition_point(|older| older.first_epoch <= group.epoch());
-            behind.checked_sub(1).map(|at| owner.older[at].node)
-        };
         let rebuilt =
             |lane: &Decided, group: GroupId| lane.segments.iter().any(|segment| segment.group.epoch() == group.epoch());
         let mut held = BTreeSet::new();
@@ -374,7 +410,9 @@ impl Broker {
             let groups = lane.groups(GroupId::NONE, usize::MAX);
             let here: Vec<_> = groups
                 .iter()
-                .filter(|group| holder(group.id) == Some(me) && comes.is_none_or(|comes| !rebuilt(comes, group.id)))
+                .filter(|group| {
+                    holder_of(owner, group.id) == Some(me) && comes.is_none_or(|comes| !rebuilt(comes, group.id))
+                })
                 .collect();
             let joins = match (here.last(), comes.filter(|comes| comes.next_ordinal > 0)) {
                 (Some(last), Some(comes)) => last.next_ordinal == comes.first_ordinal,
@@ -391,13 +429,28 @@ impl Broker {
                 let mut segments = comes.iter().flat_map(|comes| &comes.segments);
                 segments.all(|one| one.next_ordinal <= group.first_ordinal || group.next_ordinal <= one.base_ordinal)
             };
+            // Or what is between is with a node that lives: the streamlet was there after it had been here, and before the lost node had it.
+            let is_bridged = |last: &GroupInfo| {
+                let segments = comes.iter().flat_map(|comes| &comes.segments);
+                let behind = segments.filter(|one| one.base_ordinal >= last.next_ordinal).map(|one| one.group.epoch());
+                let next = behind.min().unwrap_or(owner.epoch);
+                let mut others = owner.older.iter().filter(|older| older.node != me && older.node != 0);
+                others.any(|older| last.id.epoch() < older.first_epoch && older.first_epoch <= next)
+            };
             let is_newer = here.last().zip(comes).is_some_and(|(last, comes)| comes.next_ordinal < last.next_ordinal);
-            if joins || ((is_newer || here.last().is_some_and(|last| goes_on(last))) && here.iter().all(is_apart)) {
+            let fits = is_newer || here.last().is_some_and(|last| goes_on(last) || is_bridged(last));
+            if joins || (fits && here.iter().all(is_apart)) {
                 held.extend(here.iter().map(|group| group.id));
             }
         }
         held
     }
+}
+
+/// The node that is said to hold a group of an earlier owner.
+fn holder_of(owner: &Owner, group: GroupId) -> Option<u32> {
+    let behind = owner.older.partition_point(|older| older.first_epoch <= group.epoch());
+    behind.checked_sub(1).map(|at| owner.older[at].node)
 }
 
 /// What is still awaited.

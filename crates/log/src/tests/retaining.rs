@@ -75,6 +75,24 @@ fn with_copies_the_last_segment_with_records_stays_and_says_where_the_lane_goes_
 }
 
 #[test]
+fn what_another_node_goes_on_with_keeps_no_last_segment() {
+    let sink = Arc::new(Sink::default());
+    let node = node_through(&sink, StreamOptions { replication: 2, ..retention(Some(1000), None, false) });
+    let (node, store) = node.with_store();
+    let lane = node.lane();
+    (0..7).for_each(|n| _ = append(&lane, &chunk(n, 30_000), n as i64 * 1000).unwrap());
+    sink.sync();
+    let streamlet = node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap().clone();
+    streamlet.leave();
+    store.persist_all(&node.log);
+    node.log.retain(60_000);
+    assert_eq!(lane.earliest().1, 6, "it may come back to this node, which has to know where the lane goes on");
+    streamlet.set_others(true);
+    node.log.retain(60_000);
+    assert_eq!((lane.stats().segments, lane.stats().next_ordinal), (0, 7));
+}
+
+#[test]
 fn a_lane_that_loses_everything_keeps_counting() {
     let (node, store) = node_with(retention(Some(1000), None, false), 8 << 20).with_store();
     let lane = node.lane();
