@@ -8,6 +8,7 @@
 //! | follow the catalog | [`Broker::stream_created`], [`Broker::stream_altered`], [`Broker::stream_deleted`] |
 //! | be one of several nodes | [`Broker::join_cluster`], [`Broker::set_nodes`], [`Broker::place_stream`], [`Broker::set_owner`], as the coordinator says |
 //! | give a streamlet to another node | [`Broker::let_go`], [`Broker::handed_over`], then [`Broker::set_owner`] or [`Broker::keep_streamlet`] |
+//! | do either as moves are noted | [`Moving`] |
 //! | take one | [`Broker::set_owner`], [`Broker::open_streamlet`] |
 //! | take those of a lost node | [`Broker::set_owner`], [`Broker::take_over`], then [`Broker::rebuild`] |
 //! | keep time | [`Broker::tick`], about once a second, from the maintenance thread |
@@ -29,6 +30,7 @@ mod lanes;
 mod latency;
 mod metrics;
 mod moved;
+mod moving;
 mod ownership;
 mod read;
 mod recovery;
@@ -49,6 +51,7 @@ pub use handover::kept_state;
 pub use latency::{BOUNDS_US, HistogramCounts, Latencies, LatencyHistogram};
 pub use metrics::{BrokerCounts, BrokerMetrics};
 pub use moved::Reading;
+pub use moving::Moving;
 pub use ownership::Ownership;
 pub use recovery::{Copies, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
 pub use session::BrokerSession;

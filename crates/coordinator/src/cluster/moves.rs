@@ -65,6 +65,35 @@ impl ClusterState {
         })
     }
 
+    /// Whether a node is to let go of a streamlet for a move.
+    pub fn is_to_let_go(&self, number: u64, stream: StreamId, streamlet: u32, node: NodeNumber) -> bool {
+        let noted = self.moves.get(&number);
+        noted.is_some_and(|of| (of.stream, of.streamlet, of.from) == (stream, streamlet, node))
+    }
+
+    /// Whether an incarnation is the owner of a streamlet.
+    pub fn is_owner(&self, (node, epoch): (NodeNumber, u32), stream: StreamId, streamlet: u32) -> bool {
+        self.owner(stream, streamlet).is_some_and(|owner| (owner.node, owner.epoch) == (node, epoch))
+    }
+
+    /// Groups that a node holds, streamlet by streamlet, each with the owner epoch behind them. Without what it rebuilds.
+    pub fn held_by(&self, node: NodeNumber) -> Vec<(HeldGroups, u32)> {
+        let mut found = Vec::new();
+        for info in self.catalog.streams() {
+            let Some(owners) = self.owners.get(&info.id) else { continue };
+            for held in owners.held().iter().filter(|held| held.node == node && !held.lost) {
+                for first in held.first..held.first + held.count {
+                    let Some(owner) = owners.owner(first).filter(|owner| !owner.rebuilding) else { continue };
+                    let behind =
+                        owners.held_of(first).map(|other| other.owner_epoch).filter(|at| *at > held.owner_epoch).min();
+                    let of = HeldGroups { stream: info.id, first, count: 1, owner_epoch: held.owner_epoch };
+                    found.push((of, behind.unwrap_or(owner.owner_epoch)));
+                }
+            }
+        }
+        found
+    }
+
     /// The end of a move: the node that it goes to has what it needs, and `state` of it is kept with the new owner, in one entry of
     /// the log. The node before keeps the old groups.
     pub fn plan_finish_move(&self, number: u64, node: NodeNumber, epoch: u32, state: &[u8]) -> Planned {

@@ -4,19 +4,13 @@
 //!
 //! Everything goes on from the state of the coordinators: whoever is started again finds the moves that are still noted there.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
-use kera_broker::{Broker, kept_state};
+use kera_broker::{Broker, Moving};
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::ClusterState;
-use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{StreamId, StreamletId};
-use kera_log::Tenure;
-use kera_protocol::{
-    Body, ErrorBody, FinishMove, GroupsGone, HeldGroups, LetGo, LetGone, MoveInfo, Op, Status, StreamletState,
-};
+use kera_protocol::{Body, ErrorBody, FinishMove, GroupsGone, LetGo, LetGone, MoveInfo, Op, Status, StreamletState};
 use kera_raft::{Group, Transport};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -33,18 +27,6 @@ const TIDY: Duration = Duration::from_secs(5);
 /// Ranges of such groups that are told at once.
 const GONE_MAX: usize = 1000;
 
-type Place = (StreamId, StreamletId);
-
-#[derive(Default)]
-struct Work {
-    /// Streamlets that this node is letting go.
-    going: BTreeMap<Place, u64>,
-    /// Moves to this node that somebody is busy with.
-    coming: BTreeSet<u64>,
-    /// What was handed over, until it is opened: more than what the coordinators keep of it.
-    handed: HashMap<Place, StreamletState>,
-}
-
 /// See the module.
 pub(super) struct Moves {
     node: u32,
@@ -55,7 +37,7 @@ pub(super) struct Moves {
     /// Where the coordinators' log runs.
     runtime: Handle,
     stop: watch::Receiver<bool>,
-    work: Mutex<Work>,
+    work: Mutex<Moving>,
 }
 
 /// The node's moves, as its sessions find them: there once the node's log is whole.
@@ -124,37 +106,24 @@ impl Moves {
 
     /// Moves may have been noted or called off. Never blocks. Called when the state of the coordinators has changed.
     pub(super) fn look(self: &Arc<Self>) {
+        let me = (self.node, self.epoch);
         let mut work = self.work.lock();
         let coming: Vec<MoveInfo> = self.group.read(|state| {
-            work.going.retain(|place, _| self.still_goes(state, *place));
-            work.handed.retain(|(stream, streamlet), _| state.move_of(*stream, streamlet.0).is_some());
-            state.move_infos().filter(|of| of.to == self.node).collect()
+            let to_me = state.move_infos().filter(|of| of.to == self.node);
+            let is_moving = |stream, streamlet: StreamletId| state.move_of(stream, streamlet.0).is_some();
+            let is_mine = |stream, streamlet: StreamletId| state.is_owner(me, stream, streamlet.0);
+            work.look(&self.broker, to_me, is_moving, is_mine)
         });
-        for of in coming.into_iter().filter(|of| work.coming.insert(of.number)) {
+        for of in coming {
             let (moves, mut stop) = (self.clone(), self.stop.clone());
             self.runtime.spawn(async move {
                 tokio::select! {
                     _ = stop.wait_for(|stop| *stop) => {}
                     () = moves.take(of) => {}
                 }
-                moves.work.lock().coming.remove(&of.number);
+                moves.work.lock().over(of.number);
             });
         }
-    }
-
-    /// Whether a streamlet is still to be let go. If not it has gone, or this node goes on with it.
-    fn still_goes(&self, state: &ClusterState, (stream, streamlet): Place) -> bool {
-        if state.move_of(stream, streamlet.0).is_some() {
-            return true;
-        }
-        let is_mine = |owner: kera_coordinator::cluster::Owner| (owner.node, owner.epoch) == (self.node, self.epoch);
-        if state.owner(stream, streamlet.0).is_some_and(is_mine) {
-            match self.broker.keep_streamlet(stream, streamlet) {
-                Ok(()) => tracing::info!(%stream, %streamlet, "a move is called off; the streamlet stays"),
-                Err(failure) => tracing::debug!(%stream, %streamlet, error = %failure, "the streamlet was not let go"),
-            }
-        }
-        false
     }
 
     /// Lets go of a streamlet for a move that is noted; what the next owner must know, when it is final.
@@ -162,20 +131,8 @@ impl Moves {
         let LetGo { number, stream, streamlet } = *asked;
         // Held over the look at the state, so that a move that is called off now is seen by `look` with what is noted here.
         let mut work = self.work.lock();
-        let is_noted = self.group.read(|state| {
-            let of = state.moves().get(&number);
-            of.is_some_and(|of| (of.stream, of.streamlet, of.from) == (stream, streamlet.0, self.node))
-        });
-        if !is_noted {
-            return Err(format!("node {} does not know of move {number}, or it was called off", self.node));
-        }
-        let found = self.broker.log().stream(stream).ok_or("the stream is gone")?;
-        let place = found.streamlet(streamlet).ok_or("the stream has no such streamlet here")?;
-        if place.tenure() != Tenure::LettingGo {
-            self.broker.let_go(stream, streamlet).map_err(|failure| failure.to_string())?;
-        }
-        work.going.insert((stream, streamlet), number);
-        self.broker.handed_over(stream, streamlet).map_err(|failure| failure.to_string())
+        let is_noted = self.group.read(|state| state.is_to_let_go(number, stream, streamlet.0, self.node));
+        work.let_go(&self.broker, asked, is_noted)
     }
 
     /// Takes a streamlet, for as long as its move is noted.
@@ -212,9 +169,7 @@ impl Moves {
         if gone.state.is_empty() {
             return Ok(false);
         }
-        let state = StreamletState::decode(1, &gone.state).map_err(|error| error.to_string())?;
-        let kept = kept_state(&state, HANDED_BYTES_MAX);
-        self.work.lock().handed.insert((stream, streamlet), state);
+        let kept = self.work.lock().told(of, &gone.state).map_err(|error| error.to_string())?;
         let finish = FinishMove { number, node: self.node, epoch: self.epoch, state: kept };
         match self.group.ask(&finish).await {
             Ok(_) => Ok(true),
@@ -231,31 +186,16 @@ impl Moves {
     /// coordinators keep.
     pub(super) fn handed(&self, stream: StreamId, streamlet: StreamletId) -> Option<StreamletState> {
         let kept = self.group.read(|state| state.handed(stream, streamlet.0))?;
-        let told = self.work.lock().handed.remove(&(stream, streamlet));
-        if let Some(told) = told.filter(|told| kept_state(told, HANDED_BYTES_MAX) == *kept) {
-            return Some(told);
-        }
-        let read = StreamletState::decode(1, &kept);
-        read.inspect_err(|error| tracing::error!(%stream, %streamlet, %error, "what was handed over cannot be read"))
+        let handed = self.work.lock().handed(stream, streamlet, &kept);
+        handed
+            .inspect_err(|error| tracing::error!(%stream, %streamlet, %error, "what was handed over cannot be read"))
             .ok()
     }
 
     /// Tells the coordinators of groups that this node holds and that retention has taken.
     async fn tell_gone(&self) {
-        let held: Vec<(HeldGroups, u32)> = self.group.read(|state| held_by(state, self.node));
-        let gone: Vec<HeldGroups> = (held.into_iter())
-            .filter(|(of, end)| {
-                let streamlet = StreamletId(of.first);
-                // What is not there yet is not gone.
-                let is_whole =
-                    self.broker.log().stream(of.stream).is_some_and(|found| {
-                        found.streamlet(streamlet).is_some_and(|place| place.awaited().is_empty())
-                    });
-                is_whole && !self.broker.has_groups(of.stream, streamlet, of.owner_epoch, *end)
-            })
-            .map(|(of, _)| of)
-            .take(GONE_MAX)
-            .collect();
+        let mut gone = self.broker.gone_groups(self.group.read(|state| state.held_by(self.node)));
+        gone.truncate(GONE_MAX);
         if gone.is_empty() {
             return;
         }
@@ -264,22 +204,4 @@ impl Moves {
             tracing::debug!(%error, "the coordinators do not know yet that old groups are gone");
         }
     }
-}
-
-/// Groups that a node holds, streamlet by streamlet, each with the owner epoch behind them. Without what it rebuilds.
-fn held_by(state: &ClusterState, node: u32) -> Vec<(HeldGroups, u32)> {
-    let mut found = Vec::new();
-    for info in state.catalog.streams() {
-        let Some(owners) = state.owners(info.id) else { continue };
-        for held in owners.held().iter().filter(|held| held.node == node && !held.lost) {
-            for first in held.first..held.first + held.count {
-                let Some(owner) = owners.owner(first).filter(|owner| !owner.rebuilding) else { continue };
-                let behind =
-                    owners.held_of(first).map(|other| other.owner_epoch).filter(|at| *at > held.owner_epoch).min();
-                let of = HeldGroups { stream: info.id, first, count: 1, owner_epoch: held.owner_epoch };
-                found.push((of, behind.unwrap_or(owner.owner_epoch)));
-            }
-        }
-    }
-    found
 }

@@ -1,0 +1,119 @@
+//! What a node has under way of streamlets that move from it and to it (`docs/replication.md`, "A streamlet moves"), between what the
+//! coordinators have noted and what the broker does. Whoever follows the coordinators' log has one, tells it of every change, and carries
+//! what nodes say to each other.
+//!
+//! Nothing here outlives the process: whoever is started again finds the moves that are still noted in the coordinators' state.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use kera_format::cluster::HANDED_BYTES_MAX;
+use kera_format::{StreamId, StreamletId};
+use kera_log::Tenure;
+use kera_protocol::{Body, HeldGroups, LetGo, MoveInfo, ProtocolError, StreamletState};
+
+use crate::broker::Broker;
+use crate::handover::kept_state;
+
+type Place = (StreamId, StreamletId);
+
+/// See the module. Not shared by itself: a node whose threads do that keeps it under a lock.
+#[derive(Default)]
+pub struct Moving {
+    /// Streamlets that this node is letting go, with the numbers of their moves.
+    going: BTreeMap<Place, u64>,
+    /// Moves to this node that somebody is busy with.
+    coming: BTreeSet<u64>,
+    /// What was handed over, until it is opened: more than what the coordinators keep of it.
+    handed: HashMap<Place, StreamletState>,
+}
+
+impl Moving {
+    /// Moves may have been noted or called off. `coming`: those to this node; the answer is those of them that nobody is busy with yet,
+    /// and whoever asks is from now on, until it says that they are [over](Moving::over). `is_moving`: whether a move of a streamlet
+    /// is noted; `is_mine`: whether this incarnation owns it.
+    pub fn look(
+        &mut self,
+        broker: &Broker,
+        coming: impl IntoIterator<Item = MoveInfo>,
+        is_moving: impl Fn(StreamId, StreamletId) -> bool,
+        is_mine: impl Fn(StreamId, StreamletId) -> bool,
+    ) -> Vec<MoveInfo> {
+        self.going.retain(|&(stream, streamlet), _| {
+            let goes = is_moving(stream, streamlet);
+            if !goes && is_mine(stream, streamlet) {
+                match broker.keep_streamlet(stream, streamlet) {
+                    Ok(()) => tracing::info!(%stream, %streamlet, "a move is called off; the streamlet stays"),
+                    Err(failure) => {
+                        tracing::debug!(%stream, %streamlet, error = %failure, "the streamlet was not let go");
+                    }
+                }
+            }
+            goes
+        });
+        self.handed.retain(|&(stream, streamlet), _| is_moving(stream, streamlet));
+        coming.into_iter().filter(|of| self.coming.insert(of.number)).collect()
+    }
+
+    /// Nobody is busy with a move to this node any more.
+    pub fn over(&mut self, number: u64) {
+        self.coming.remove(&number);
+    }
+
+    /// Lets go of a streamlet for a move: what the next owner must know, when it is final; `None`: not yet, ask again. `is_noted`: whether
+    /// the coordinators have noted this very move, away from this node. Nothing may come between that look and this call that
+    /// [`look`](Moving::look) would not be told of afterwards.
+    pub fn let_go(&mut self, broker: &Broker, asked: &LetGo, is_noted: bool) -> Result<Option<StreamletState>, String> {
+        let LetGo { number, stream, streamlet } = *asked;
+        if !is_noted {
+            let node = broker.ownership().node();
+            return Err(format!("node {node} does not know of move {number}, or it was called off"));
+        }
+        let found = broker.log().stream(stream).ok_or("the stream is gone")?;
+        let place = found.streamlet(streamlet).ok_or("the stream has no such streamlet here")?;
+        if place.tenure() != Tenure::LettingGo {
+            broker.let_go(stream, streamlet).map_err(|failure| failure.to_string())?;
+        }
+        self.going.insert((stream, streamlet), number);
+        broker.handed_over(stream, streamlet).map_err(|failure| failure.to_string())
+    }
+
+    /// The owner before has told what this node must know of a streamlet that comes to it: what of that the coordinators are to keep.
+    /// `state`: a `StreamletState`, version 1.
+    pub fn told(&mut self, of: &MoveInfo, state: &[u8]) -> Result<Vec<u8>, ProtocolError> {
+        let state = StreamletState::decode(1, state)?;
+        let kept = kept_state(&state, HANDED_BYTES_MAX);
+        self.handed.insert((of.stream, of.streamlet), state);
+        Ok(kept)
+    }
+
+    /// What the last owner of a streamlet handed over, for this node to open it: all of it if it was told just now, otherwise `kept`, which
+    /// is what the coordinators keep.
+    pub fn handed(
+        &mut self,
+        stream: StreamId,
+        streamlet: StreamletId,
+        kept: &[u8],
+    ) -> Result<StreamletState, ProtocolError> {
+        let told = self.handed.remove(&(stream, streamlet));
+        match told.filter(|told| kept_state(told, HANDED_BYTES_MAX) == kept) {
+            Some(told) => Ok(told),
+            None => StreamletState::decode(1, kept),
+        }
+    }
+}
+
+impl Broker {
+    /// Those of the groups that this node holds for others which retention has taken. `held`: each with the owner epoch behind it.
+    pub fn gone_groups(&self, held: Vec<(HeldGroups, u32)>) -> Vec<HeldGroups> {
+        let is_gone = |(of, end): &(HeldGroups, u32)| {
+            let streamlet = StreamletId(of.first);
+            // What is not there yet is not gone.
+            let is_whole = self
+                .log()
+                .stream(of.stream)
+                .is_some_and(|found| found.streamlet(streamlet).is_some_and(|place| place.awaited().is_empty()));
+            is_whole && !self.has_groups(of.stream, streamlet, of.owner_epoch, *end)
+        };
+        held.into_iter().filter(is_gone).map(|(of, _)| of).collect()
+    }
+}
