@@ -21,6 +21,10 @@ const VOTERS_MAX: usize = 5;
 /// A coordinator that is so many entries behind gets no vote yet.
 const VOTER_LAG_MAX: u64 = 100;
 
+/// For how long the end of a log waits for a backup that has not answered and is not known to be lost, in microseconds. Without it the log may
+/// end at a block that one backup alone has; when that is lost too nobody can show the end, and what was in the log waits for ever.
+const ANSWER_US_MAX: u64 = 2_500_000;
+
 /// A move that takes longer is called off, in microseconds.
 const MOVE_US_MAX: u64 = 10_000_000;
 
@@ -43,7 +47,7 @@ impl Group {
     pub async fn drive(self: Arc<Self>, backups: Arc<dyn Backups>, mut stop: watch::Receiver<bool>) {
         let timing = self.config.timing;
         let mut detector = Detector::new(timing.lost_after_ms);
-        let mut moves = BTreeMap::new();
+        let (mut moves, mut asked) = (BTreeMap::new(), BTreeMap::new());
         let mut turn = tokio::time::interval(Duration::from_millis(timing.heartbeat_ms / 2));
         turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -56,10 +60,11 @@ impl Group {
             self.remember_fenced();
             if !self.is_leader() {
                 moves.clear();
+                asked.clear();
                 continue;
             }
             let late = self.late_moves(&mut moves);
-            if let Err(error) = self.lead(lost, late, &*backups).await {
+            if let Err(error) = self.lead(lost, late, &mut asked, &*backups).await {
                 tracing::debug!(%error, "the leader's work waits");
             }
         }
@@ -109,6 +114,7 @@ impl Group {
         &self,
         lost: Vec<(NodeNumber, u32)>,
         late: Vec<u64>,
+        asked: &mut BTreeMap<(NodeNumber, u32), u64>,
         backups: &dyn Backups,
     ) -> Result<(), CoordinatorError> {
         for (node, epoch) in lost {
@@ -116,8 +122,11 @@ impl Group {
             // Not before: a leader that is cut off itself tries each time it looks, and fences nobody.
             tracing::warn!(node, epoch, "the node is silent; it is fenced");
         }
-        for (node, epoch) in self.read(ClusterState::lost) {
-            self.end_logs(node, epoch, backups).await?;
+        let (over, now_us) = (self.read(ClusterState::lost), self.clock.monotonic_us());
+        asked.retain(|incarnation, _| over.contains(incarnation));
+        for (node, epoch) in over {
+            let since_us = *asked.entry((node, epoch)).or_insert(now_us);
+            self.end_logs((node, epoch), now_us.saturating_sub(since_us) < ANSWER_US_MAX, backups).await?;
             let is_over = |state: &ClusterState| state.logs_of(node, epoch).all(|(_, log)| log.end.is_some());
             if self.read(|state| is_over(state) && state.to_recover(node, epoch).next().is_some()) {
                 self.commit(&mut *self.leading.lock().await, |state| state.plan_recover(node, epoch)).await?;
@@ -154,9 +163,15 @@ impl Group {
     }
 
     /// Asks the backups of the newest views how far they have the logs of a fenced broker, and ends each log where all that answer have it
-    /// ([`agreed_end`]).
-    async fn end_logs(&self, node: NodeNumber, epoch: u32, backups: &dyn Backups) -> Result<(), CoordinatorError> {
+    /// ([`agreed_end`]). `waits`: not those of which a backup has not answered that is not known to be lost.
+    async fn end_logs(
+        &self,
+        (node, epoch): (NodeNumber, u32),
+        waits: bool,
+        backups: &dyn Backups,
+    ) -> Result<(), CoordinatorError> {
         let mut told: BTreeMap<LogName, (Vec<ToldEnd>, usize)> = BTreeMap::new();
+        let mut waited_for: BTreeSet<LogName> = BTreeSet::new();
         for (backup, address, logs) in self.read(|state| state.ends_to_ask(node, epoch)) {
             logs.iter().for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
             let wait = Duration::from_millis(self.config.timing.lost_after_ms);
@@ -165,6 +180,9 @@ impl Group {
                 Ok(ends) => ends,
                 Err(reason) => {
                     tracing::info!(backup, node, epoch, reason, "a backup does not fence yet");
+                    if waits && self.read(|state| state.node(backup).is_some_and(|known| !known.fenced)) {
+                        waited_for.extend(logs.iter().map(|(log, _)| *log));
+                    }
                     continue;
                 }
             };
@@ -172,6 +190,7 @@ impl Group {
                 told.entry(log).or_default().0.push(end);
             }
         }
+        told.retain(|log, _| !waited_for.contains(log));
         let ended = told.into_iter().filter_map(|(log, (ends, expected))| Some((log, agreed_end(&ends, expected)?)));
         for (log, end) in ended {
             self.commit(&mut *self.leading.lock().await, |state| state.plan_end_log(log, end)).await?;
