@@ -32,6 +32,27 @@ fn many_seeds_keep_every_promise() {
     assert_eq!(all(1..1 + SEEDS, |seed| run(&short(seed)).violation), Vec::<String>::new());
 }
 
+/// Faults, without what people do.
+fn without_people(seed: u64) -> Plan {
+    let is_done_by_people =
+        |fault: &Fault| matches!(fault, Fault::Move | Fault::Drain | Fault::Rebalance | Fault::Stop | Fault::StopAll);
+    let only = Fault::ALL.iter().copied().filter(|fault| !is_done_by_people(fault)).collect();
+    Plan { only, ..short(seed) }
+}
+
+/// What moves leave behind is more than what losses alone leave, so both are run.
+#[test]
+fn many_seeds_without_moves_keep_every_promise() {
+    assert_eq!(all(1..1 + SEEDS / 2, |seed| run(&without_people(seed)).violation), Vec::<String>::new());
+}
+
+/// Where nothing is to be forgotten nothing may be, wherever it moves.
+#[test]
+fn many_seeds_without_retention_keep_every_promise() {
+    let plan = |seed| Plan { retention: false, ..short(seed) };
+    assert_eq!(all(50..50 + SEEDS, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+}
+
 #[test]
 fn every_fault_happens_and_the_cluster_does_something_about_it() {
     let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());
@@ -43,7 +64,7 @@ fn every_fault_happens_and_the_cluster_does_something_about_it() {
     let missing: Vec<&str> =
         Fault::ALL.iter().map(|fault| fault.name()).filter(|name| !faults.contains_key(name)).collect();
     assert_eq!(missing, Vec::<&str>::new(), "{faults:?}");
-    for what in ["fenced", "taken over", "rebuilt", "started again", "owner changes", "starts"] {
+    for what in ["fenced", "taken over", "rebuilt", "started again", "owner changes", "starts", "moved", "stopped"] {
         assert!(did.get(what).is_some_and(|count| *count > 20), "{what}: {did:?}");
     }
 }
@@ -87,4 +108,26 @@ fn a_lost_log_that_goes_too_early_is_found() {
 fn a_backup_that_does_not_know_of_a_loss_of_power_is_found() {
     let only = [Fault::PowerCut, Fault::Kill, Fault::Freeze];
     found(Planted::ForgetsPowerCuts, &only, &["not done", "was", "begins", "gone"]);
+}
+
+#[test]
+fn a_move_that_does_not_say_where_lanes_go_on_is_found() {
+    found(Planted::HandsOverNoOrdinals, &[Fault::Move], &["was", "came", "owner epoch"]);
+}
+
+#[test]
+fn a_move_that_forgets_producers_is_found() {
+    let only = [Fault::Move, Fault::CutOff, Fault::PairCut, Fault::Freeze];
+    found(Planted::HandsOverNoProducers, &only, &["too", "was", "not done"]);
+}
+
+#[test]
+fn a_node_that_forgets_what_it_holds_for_others_is_found() {
+    found(Planted::ForgetsHeld, &[Fault::Move, Fault::Kill], &["begins", "gone", "came", "not done"]);
+}
+
+#[test]
+fn a_stop_that_leaves_out_what_backups_have_not_answered_for_is_found() {
+    let only = [Fault::StopAll, Fault::PairCut, Fault::CutOff, Fault::Move];
+    found(Planted::StopsUnsettled, &only, &["ends at", "was", "not done", "begins", "came"]);
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kera_env::{Random, SeededRandom};
-use kera_format::{Cursor, StreamId};
+use kera_format::{Cursor, GroupId, StreamId};
 use kera_protocol::{FRAME_HEADER_BYTES, FindOwners, FrameHeader, Message, Owner, Owners, Status};
 
 use crate::cluster::client::Answer;
@@ -144,6 +144,19 @@ impl Owned {
     /// The node that takes writes of a streamlet; none is known.
     pub(super) fn node(&self, streamlet: u32) -> Option<u32> {
         self.owners.get(streamlet as usize).map(|owner| owner.node).filter(|node| *node != 0)
+    }
+
+    /// Who has groups of a streamlet: those of earlier owners, and the present one last.
+    pub(super) fn holders(&self, streamlet: u32) -> Vec<u32> {
+        self.owners.get(streamlet as usize).map_or_else(Vec::new, Owner::holders)
+    }
+
+    /// The node that has a group of a streamlet. `hint`: the owner over its epoch, as another node said; nothing if it knew of none.
+    pub(super) fn holder(&self, streamlet: u32, group: GroupId, hint: u64) -> Option<u32> {
+        let owner = self.owners.get(streamlet as usize)?;
+        let (node, epoch) = ((hint >> 32) as u32, hint as u32);
+        let told = (epoch > owner.epoch && group.epoch() >= epoch).then_some(node);
+        Some(told.unwrap_or_else(|| owner.holder(group))).filter(|node| *node != 0)
     }
 
     /// The owners may have changed.

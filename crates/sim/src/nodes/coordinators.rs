@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
-use kera_format::cluster::{ClusterEntry, LogName};
-use kera_protocol::StreamletsRebuilt;
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
+use kera_protocol::{FinishMove, GroupsGone, StreamletsRebuilt};
 
 use crate::cluster::truth::Violation;
 
@@ -22,6 +22,13 @@ pub(super) enum Command {
     GiveUp(LogName),
     GiveUpView(LogName, u32),
     Rebuilt(StreamletsRebuilt),
+    /// A person wants a streamlet to be somewhere else.
+    Move(StreamId, u32, NodeNumber),
+    /// A person wants a node to own nothing, or lets it own streamlets again.
+    Drain(NodeNumber, bool),
+    /// The new owner of what moves has what it needs.
+    FinishMove(FinishMove),
+    GroupsGone(GroupsGone),
 }
 
 /// What became of a command: up to which entry it is true, or why it is refused.
@@ -82,6 +89,14 @@ impl Coordinators {
             Command::GiveUp(log) => self.commit(|state| state.plan_give_up_log(*log)),
             Command::GiveUpView(log, view) => self.commit(|state| state.plan_give_up_view(*log, *view)),
             Command::Rebuilt(rebuilt) => self.commit(|state| state.plan_rebuilt(rebuilt)),
+            Command::Move(stream, streamlet, to) => {
+                self.commit(|state| state.plan_move(&(*stream).into(), *streamlet, *to))
+            }
+            Command::Drain(node, draining) => self.commit(|state| state.plan_drain(*node, *draining)),
+            Command::FinishMove(FinishMove { number, node, epoch, state: kept }) => {
+                self.commit(|state| state.plan_finish_move(*number, *node, *epoch, kept))
+            }
+            Command::GroupsGone(gone) => self.commit(|state| state.plan_groups_gone(gone)),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What goes wrong in a cluster, and how often.
+//! What goes wrong in a cluster or is done to it, and how often.
 
 use crate::faults::{Faults, faults};
 
@@ -37,6 +37,16 @@ faults! {
         DiskSlow = "disk-slow", 2;
         /// A bit of a file with copies is changed while nobody looks.
         BitFlip = "bit-flip", 1;
+        /// A person has a streamlet move to another node.
+        Move = "move", 6;
+        /// A person drains a node, and lets it own streamlets again after a while.
+        Drain = "drain", 1;
+        /// A person has the streamlets evened out.
+        Rebalance = "rebalance", 1;
+        /// A node is stopped in good order. It is started again, at once or after a while.
+        Stop = "stop", 2;
+        /// All nodes are stopped in good order at the same moment.
+        StopAll = "stop-all", 1;
     }
 }
 

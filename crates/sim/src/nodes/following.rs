@@ -2,7 +2,7 @@
 
 use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
-use kera_format::cluster::LogName;
+use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::vlog_replica::LogId;
 use kera_vlog::ViewAnswer;
 
@@ -103,6 +103,9 @@ impl World {
                     running.changed(&state, to as u64, entry).map_err(Violation)?;
                 }
             }
+            if batches.iter().flatten().any(is_about_moves) {
+                self.look_at_moves(number);
+            }
         }
         self.finish(number)
     }
@@ -163,7 +166,12 @@ impl World {
                 }
                 Ok(())
             }
-            (Command::GiveUp(_) | Command::GiveUpView(..), _) => Ok(()),
+            (Command::FinishMove(of), told) => {
+                self.move_finished(number, of.number, matches!(told, Some(Ok(_))));
+                Ok(())
+            }
+            (Command::GiveUp(_) | Command::GiveUpView(..) | Command::GroupsGone(_), _) => Ok(()),
+            (Command::Move(..) | Command::Drain(..), _) => Ok(()),
         }
     }
 
@@ -196,6 +204,7 @@ impl World {
                 self.schedule.after(2_000, Event::Recover(number, life));
                 let tick_us = self.below(500_000);
                 self.schedule.after(tick_us, Event::Tick(number, life));
+                self.look_at_moves(number);
                 self.after_turn(number)
             }
             Err(StartError::Disk) => {
@@ -209,8 +218,8 @@ impl World {
         }
     }
 
-    /// A process has ended; connections with it, and their clients learn of it.
-    pub(super) fn ended(&mut self, node: u32, back_us: Option<u64>) {
+    /// Connections with a node are over, and their clients learn of it.
+    pub(super) fn hang_up(&mut self, node: u32) {
         let open = |wire: &&Wire| wire.node == node && wire.is_open_at_node;
         let wires: Vec<u64> = self.wires.iter().filter(|(_, wire)| open(wire)).map(|(id, _)| *id).collect();
         for wire in wires {
@@ -219,6 +228,11 @@ impl World {
                 known.is_open_at_node = false;
             }
         }
+    }
+
+    /// A process has ended.
+    pub(super) fn ended(&mut self, node: u32, back_us: Option<u64>) {
+        self.hang_up(node);
         let held = std::mem::take(&mut self.held);
         let (own, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(of, ..)| *of == node);
         self.held = others;
@@ -234,6 +248,19 @@ impl World {
         });
         self.schedule.after(pause_us, Event::Start(node));
     }
+}
+
+/// Whether moves may be noted, called off or over since an entry.
+fn is_about_moves(entry: &ClusterEntry) -> bool {
+    use ClusterEntry as Is;
+    matches!(
+        entry,
+        Is::MoveNoted { .. }
+            | Is::MoveCalledOff { .. }
+            | Is::OwnerChanged { .. }
+            | Is::NodeJoined { .. }
+            | Is::NodeFenced { .. }
+    )
 }
 
 /// What a refusal means, by what the node knows: that may be a little old, and then it asks once more.

@@ -16,6 +16,10 @@ use crate::cluster::truth::Violation;
 const ELECTION_US: u64 = 300_000;
 /// A backup that has not answered to a fence for so long is not waited for.
 const FENCE_US: u64 = 500_000;
+/// One that is not known to be lost is waited for so much longer.
+const LIVE_US: u64 = 2_000_000;
+/// A move that takes longer is called off.
+const MOVE_US_MAX: u64 = 10_000_000;
 
 /// A leader that has backups fence.
 pub(super) struct Fencing {
@@ -101,6 +105,9 @@ impl World {
         own.for_each(|(number, epoch)| process.detector.heard(*number, *epoch, now_us));
         let lost = process.detector.lost(&known, now_us);
         if !self.leads(node) {
+            if let Some(process) = &mut self.node_mut(node).process {
+                process.moves_seen.clear();
+            }
             return Ok(());
         }
         let index = self.coordinators.index();
@@ -119,6 +126,12 @@ impl World {
                 self.commit(node, |state| state.plan_recover(gone, epoch))?;
             }
         }
+        for number in self.late_moves(node) {
+            *self.events_of.entry("called off").or_default() += 1;
+            self.commit(node, |state| state.plan_call_off(number))?;
+        }
+        self.commit(node, ClusterState::plan_gather)?;
+        self.commit(node, ClusterState::plan_drain_moves)?;
         match self.plan.planted {
             Some(Planted::GivesUpEarly) => self.commit(node, |state| {
                 let ended = state.lost_logs().filter(|(name, log)| {
@@ -131,12 +144,28 @@ impl World {
         self.commit(node, ClusterState::plan_adopt)
     }
 
+    /// Moves that take too long since this leader first saw them.
+    fn late_moves(&mut self, leader: u32) -> Vec<u64> {
+        let now_us = self.now_us();
+        let moves: Vec<u64> = self.coordinators.state.moves().keys().copied().collect();
+        let Some(process) = &mut self.node_mut(leader).process else { return Vec::new() };
+        let seen = &mut process.moves_seen;
+        seen.retain(|number, _| moves.contains(number));
+        for number in moves {
+            seen.entry(number).or_insert(now_us);
+        }
+        let late = seen.iter().filter(|(_, since)| now_us - **since > MOVE_US_MAX);
+        late.map(|(number, _)| *number).collect()
+    }
+
     /// Asks all backups of the newest views, and ends logs when all have answered or some are late.
     fn end_logs(&mut self, leader: u32, node: NodeNumber, epoch: u32) -> Result<(), Violation> {
         let now_us = self.now_us();
         let of = (leader, node, epoch);
         if let Some(fencing) = self.fencing.get(&of) {
-            if !fencing.asked.is_empty() && now_us < fencing.until_us {
+            let is_live = |backup: &u32| self.coordinators.state.node(*backup).is_some_and(|node| !node.fenced);
+            let more_us = if fencing.asked.iter().any(is_live) { LIVE_US } else { 0 };
+            if !fencing.asked.is_empty() && now_us < fencing.until_us + more_us {
                 return Ok(());
             }
             let fencing = self.fencing.remove(&of).expect("it was there");

@@ -12,6 +12,7 @@
 //! | `coordinators` | the real state, rules and plans on a simulated log |
 //! | `client`, `producer`, `reader` | who talks to them |
 //! | `network`, `packets`, `wires` | what is said between nodes, and between them and clients |
+//! | `moving` | streamlets that move, and nodes that are stopped in good order |
 //! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
 //! | [`faults`], `trouble` | what goes wrong |
 //! | [`world`] | a run |
@@ -25,6 +26,7 @@ mod copying;
 pub mod faults;
 mod following;
 mod leading;
+mod moving;
 mod network;
 mod node;
 mod packets;

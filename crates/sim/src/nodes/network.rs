@@ -5,7 +5,7 @@ use bytes::Bytes;
 use kera_coordinator::cluster::ToldEnd;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
-use kera_protocol::{LogView, ReleaseBlocks, StoreHead};
+use kera_protocol::{LetGo, LogView, ReleaseBlocks, StoreHead};
 use kera_vlog::Answer;
 
 use super::coordinators::{Command, Told};
@@ -40,6 +40,10 @@ pub(super) enum Packet {
     /// Of a recovery: which of the workers, and the number of the question.
     Ask(usize, u64, Question),
     Told(usize, u64, Reply),
+    /// The next owner of a streamlet asks the present one to let go of it, with the number of the question.
+    LetGo(u64, LetGo),
+    /// What that says: the state that goes along, nothing as long as not all is acknowledged, or why it does not let go.
+    LetGone(u64, Result<Vec<u8>, String>),
 }
 
 /// Who hears whom: nodes by their numbers, clients as 0.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone};
-use kera_broker::{Broker, BrokerConfig, EndedLog, EndedView, Rebuild};
+use kera_broker::{Broker, BrokerConfig, EndedLog, EndedView, HandedStates, Moving, Rebuild};
 use kera_coordinator::cluster::ClusterState;
 use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
@@ -15,7 +15,9 @@ use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamletId};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{Arena, ArenaConfig, Attach, Log, LogConfig, Tenure};
-use kera_protocol::{BlockStored, ListReplicas, ReleaseBlocks, StreamletRange, StreamletRef};
+use kera_protocol::{
+    BlockStored, Body, ListReplicas, MoveInfo, ReleaseBlocks, StreamletRange, StreamletRef, StreamletState,
+};
 
 use super::CLUSTER;
 use super::coordinators::{Command, Told};
@@ -27,6 +29,8 @@ use super::sessions::Sessions;
 const ARENA_BYTES: u64 = 8 << 20;
 /// A lane without writes for so long has its segment closed, in milliseconds.
 const IDLE_CLOSE_MS: i64 = 2_000;
+/// How often it is looked whether groups that are held for others are gone, in microseconds.
+pub(super) const TELL_GONE_US: u64 = 5_000_000;
 /// Time until a step of a recovery that failed is tried again, in microseconds.
 const RETRY_US: u64 = 100_000;
 
@@ -42,6 +46,10 @@ pub(super) struct Node {
     /// The node's incarnation, as its identity file has it.
     pub(super) epoch: u32,
     pub(super) first_start: bool,
+    /// It was stopped with everything on disk, and not started since.
+    pub(super) was_stopped: bool,
+    /// It drops what it holds for others when it starts: a defect.
+    pub(super) forgets_held: bool,
     pub(super) id: [u8; 16],
     arena: PathBuf,
     seed: u64,
@@ -77,6 +85,10 @@ pub(super) struct Process {
     pub(super) heard: BTreeMap<u32, (u32, u64)>,
     pub(super) detector: Detector,
     pub(super) pending: BTreeMap<u64, Pending>,
+    /// Since when it has known of moves, as long as it leads.
+    pub(super) moves_seen: BTreeMap<u64, u64>,
+    /// It is being stopped, until then at most.
+    pub(super) stopping: Option<u64>,
     /// There once the node has joined.
     pub(super) running: Option<Running>,
 }
@@ -115,7 +127,19 @@ pub(super) struct Running {
     pub(super) sessions: Sessions,
     pub(super) recovery: Recovery,
     pub(super) copier: Copier,
+    pub(super) moving: Moving,
+    /// Moves to this node, by their numbers.
+    pub(super) takes: BTreeMap<u64, Take>,
+    /// When groups that are gone are told next.
+    pub(super) tell_gone_us: u64,
     pub(super) turns: Turns,
+}
+
+/// A streamlet that comes to a node.
+pub(super) struct Take {
+    pub(super) of: MoveInfo,
+    /// The question that the owner before has not answered, or what a pause is for.
+    pub(super) asked: u64,
 }
 
 /// Turns that are planned already.
@@ -157,6 +181,13 @@ pub(super) enum StartError {
 }
 
 impl Recovery {
+    /// Nothing is taken over or rebuilt from here on.
+    pub(super) fn stop(&mut self) {
+        self.workers = [None, None];
+        self.not_before_us = [u64::MAX; 2];
+        self.to_report.clear();
+    }
+
     /// Whether something is taken over or rebuilt.
     pub(super) fn is_busy(&self) -> bool {
         self.workers.iter().any(Option::is_some) || !self.rebuilds.is_empty() || self.rebuilding.is_some()
@@ -177,6 +208,8 @@ impl Node {
             life: 0,
             epoch: 0,
             first_start: true,
+            was_stopped: false,
+            forgets_held: false,
             id,
             arena: dir.join(format!("{number}.arena")),
             seed: seed ^ u64::from(number) << 40,
@@ -201,18 +234,20 @@ impl Node {
             heard: BTreeMap::new(),
             detector: Detector::new(LOST_AFTER_MS),
             pending: BTreeMap::new(),
+            moves_seen: BTreeMap::new(),
+            stopping: None,
             running: None,
         });
     }
 
     /// Whether the node has all that it acknowledged before: its arena, or nothing ever.
     pub(super) fn has_all(&self) -> bool {
-        self.first_start || Arena::has_survived(&self.arena, self.id)
+        self.first_start || self.was_stopped || Arena::has_survived(&self.arena, self.id)
     }
 
     /// The node has joined with an epoch, which is on its disk by now: puts its log together and serves.
     pub(super) fn open(&mut self, epoch: u32) -> Result<(), StartError> {
-        (self.epoch, self.first_start) = (epoch, false);
+        (self.epoch, self.first_start, self.was_stopped) = (epoch, false, false);
         let running = self.opened(epoch)?;
         if let Some(process) = &mut self.process {
             process.running = Some(running);
@@ -278,6 +313,9 @@ impl Node {
             sessions: Sessions::default(),
             recovery: Recovery::default(),
             copier: Copier::new(&lock(&self.known), (self.number, epoch), self.clock.monotonic_us()),
+            moving: Moving::default(),
+            takes: BTreeMap::new(),
+            tell_gone_us: self.clock.monotonic_us() + TELL_GONE_US,
             turns: Turns::default(),
         };
         let known = lock(&self.known);
@@ -287,9 +325,14 @@ impl Node {
     }
 
     /// Problems of a start that nothing explains. Streamlets that are taken over again may have what was rebuilt of them and what was
-    /// written since, and not what is between.
+    /// written since, and not what is between; of those that have moved others may have what is between.
     fn unexpected(&self, epoch: u32, problems: Vec<String>) -> Vec<String> {
-        let others = lock(&self.known).not_gone_on_with(self.number, epoch);
+        let known = lock(&self.known);
+        let mut others = known.not_gone_on_with(self.number, epoch);
+        others.extend(known.catalog.streams().flat_map(|info| {
+            let held = known.owners(info.id).into_iter().flat_map(|owners| owners.held());
+            held.flat_map(|held| (held.first..held.first + held.count).map(|at| (info.id, StreamletId(at))))
+        }));
         let names: Vec<String> = others.iter().map(|(stream, at)| format!("segment {stream}/{at}/")).collect();
         let is_expected = |problem: &String| names.iter().any(|name| problem.starts_with(name));
         problems.into_iter().filter(|problem| !is_expected(problem)).collect()
@@ -338,6 +381,11 @@ impl Node {
         for place in known.rebuilt_by_others(self.number, epoch).into_iter().filter_map(of) {
             place.forget_groups(|_| false);
         }
+        if self.forgets_held {
+            for place in known.not_gone_on_with(self.number, epoch).into_iter().filter_map(of) {
+                place.forget_groups(|_| false);
+            }
+        }
         Ok(())
     }
 
@@ -368,13 +416,18 @@ impl Node {
     /// The machine loses power: memory is gone, and of the disk what was not synced is lost, kept or torn.
     pub(super) fn cut_power(&mut self, seed: u64) {
         self.kill();
+        self.forget_arena();
+        self.memory.crash(seed);
+        self.boots += 1;
+    }
+
+    /// The arena's file is gone, as far as it was there.
+    pub(super) fn forget_arena(&self) {
         if let Err(error) = std::fs::remove_file(&self.arena)
             && error.kind() != std::io::ErrorKind::NotFound
         {
             panic!("the file of the simulated arena: {error}");
         }
-        self.memory.crash(seed);
-        self.boots += 1;
     }
 
     pub(super) fn running(&mut self) -> Option<&mut Running> {
@@ -393,11 +446,12 @@ type Fed = Result<(), String>;
 impl Running {
     fn everything(&mut self, known: &ClusterState, version: u64) -> Fed {
         self.broker.set_nodes(version, known.node_infos());
-        known.catalog.streams().try_for_each(|info| self.place(known, version, info.id))
+        let mut streams = known.catalog.streams();
+        streams.try_for_each(|info| self.place(known, version, info.id))
     }
 
     /// As `crates/server/src/cluster/feed.rs` does.
-    fn place(&self, known: &ClusterState, version: u64, stream: StreamId) -> Fed {
+    fn place(&mut self, known: &ClusterState, version: u64, stream: StreamId) -> Fed {
         let Some(placed) = known.placed(self.number, stream) else { return Ok(()) };
         let told = self.broker.place_stream(version, stream, placed.owners.clone());
         told.map_err(|failure| format!("the broker of node {} does not follow: {failure}", self.number))?;
@@ -408,7 +462,11 @@ impl Running {
             if place.is_some_and(|place| place.tenure() != Tenure::Elsewhere && place.owner_epoch() == epoch) {
                 continue;
             }
-            let opened = self.broker.open_streamlet(stream, streamlet, epoch, None);
+            let kept = known.handed(stream, streamlet.0);
+            let handed = kept.map(|kept| self.moving.handed(stream, streamlet, &kept)).transpose();
+            let handed =
+                handed.map_err(|error| format!("what was handed over of {streamlet} cannot be read: {error}"))?;
+            let opened = self.broker.open_streamlet(stream, streamlet, epoch, handed.as_ref());
             opened.map_err(|failure| format!("node {} cannot open {streamlet}: {failure}", self.number))?;
         }
         Ok(())
@@ -427,7 +485,9 @@ impl Running {
                 self.broker.stream_created(info.id, info.options.clone()).map_err(|error| error.to_string())?;
                 self.place(known, version, *stream)
             }
-            Is::OwnerChanged { stream, .. } | Is::GroupsHeld { stream, .. } => self.place(known, version, *stream),
+            Is::OwnerChanged { stream, .. } | Is::GroupsHeld { stream, .. } | Is::GroupsLost { stream, .. } => {
+                self.place(known, version, *stream)
+            }
             Is::OwnerReturned { .. } => self.everything(known, version),
             Is::LogGivenUp { log } if log.node == self.number => {
                 for (stream, streamlet) in known.rebuilt_by_others(self.number, self.epoch) {
@@ -454,9 +514,15 @@ impl Running {
         if recovery.workers[0].is_none() && now_us >= recovery.not_before_us[0] {
             let mut owned = known.to_rebuild(self.number, self.epoch);
             owned.retain(|one| !recovery.taken.contains(one));
-            if let (false, Some(logs)) = (owned.is_empty(), ended_logs(known)) {
+            // What this node was answered for before it gathers what another one has lost must not be cut.
+            let is_settled = |(stream, streamlet, _): &(StreamId, StreamletId, u32)| {
+                let found = self.log.stream(*stream);
+                found.is_none_or(|found| found.streamlet(*streamlet).is_none_or(|place| place.is_settled()))
+            };
+            if let (false, true, Some(logs)) = (owned.is_empty(), owned.iter().all(is_settled), ended_logs(known)) {
                 recovery.taking.clone_from(&owned);
-                recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs));
+                let handed = handed(known, &owned);
+                recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs, handed));
                 started.push(0);
             }
         }
@@ -516,6 +582,11 @@ impl Running {
         self.store.step() == Step::Again
     }
 
+    /// Writes everything to disk that the store was given: whether it is there.
+    pub(super) fn flush(&self) -> bool {
+        self.store.flush_all().is_ok()
+    }
+
     /// A turn of maintenance.
     pub(super) fn tick(&self) {
         let now_ms = self.clock.now_ms();
@@ -533,6 +604,15 @@ pub(super) fn ended_logs(state: &ClusterState) -> Option<Vec<EndedLog>> {
         Some(EndedLog { log: id, views: views.collect(), end: log.end? })
     });
     ended.collect()
+}
+
+/// What streamlets took along when they moved last.
+fn handed(known: &ClusterState, owned: &[(StreamId, StreamletId, u32)]) -> HandedStates {
+    let kept = |(stream, streamlet, _): &(StreamId, StreamletId, u32)| {
+        let kept = known.handed(*stream, streamlet.0)?;
+        Some(((*stream, *streamlet), StreamletState::decode(1, &kept).expect("the coordinators checked it")))
+    };
+    owned.iter().filter_map(kept).collect()
 }
 
 /// Neighbours together.

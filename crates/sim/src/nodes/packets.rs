@@ -110,6 +110,8 @@ impl World {
                     return self.resume(to, which, Some(reply));
                 }
             }
+            Packet::LetGo(question, asked) => self.let_go(to, from, question, asked, 0),
+            Packet::LetGone(question, answer) => return self.let_gone(to, question, answer),
         }
         Ok(())
     }

@@ -1,8 +1,13 @@
-//! A reader of one lane in a cluster: from somewhere on, in order, without a gap, at whoever owns it; and again from somewhere else.
+//! A reader of one lane in a cluster: from somewhere on, in order, without a gap, at whoever has it, also where groups of earlier owners are
+//! with others; and again from somewhere else.
 
-use kera_format::{Cursor, LaneId, StreamId, StreamletId};
+use kera_format::chunk::Chunks;
+use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
 use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
-use kera_protocol::{Lookup, LookupResult, ReadChunks, ReadChunksResponse, ReadEntry, Start, Status};
+use kera_protocol::{
+    AvailableGroups, GroupInfo, GroupList, Lookup, LookupResult, ReadChunks, ReadChunksResponse, ReadEntry, Start,
+    Status,
+};
 
 use super::client::{Around, Client, Owned, PATIENCE_US, Wish};
 use crate::cluster::client::{Answer, retry};
@@ -12,13 +17,23 @@ use crate::cluster::truth::{Place, Violation};
 const TURN_US: u64 = 100_000;
 /// How long a read waits at a node, in milliseconds.
 const WAIT_MS: u32 = 300;
+/// How often nodes may send it to each other before it looks for its place once more.
+const SENT_MAX: u32 = 20;
+/// After so many reads in which nothing came a reader that is to read everything looks for its place once more: retention may have taken what
+/// it waits for.
+const IDLE_MAX: u32 = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Step {
     /// Nothing is asked; at the next turn a place is looked up.
     Lost,
     LooksUp,
+    /// Several nodes have groups: the owner is asked for the end, and then all of them for what they have.
+    AsksOwner,
+    Lists,
     Reads,
+    /// The node that it was sent to is not known yet.
+    Sent,
     /// The last try has failed in a way that passes.
     Rests,
 }
@@ -37,6 +52,13 @@ pub(super) struct Reader {
     /// Where the lane began when it was looked up.
     first: u64,
     from: Start,
+    /// Where groups are, as far as nodes were asked; who is asked next; and what the owner said of the end.
+    groups: Vec<(GroupInfo, u32)>,
+    to_list: Vec<u32>,
+    latest: Option<LookupResult>,
+    hint: u64,
+    sent: u32,
+    idle: u32,
     is_done: bool,
     last_problem: String,
 }
@@ -54,6 +76,12 @@ impl Reader {
             next: 0,
             first: 0,
             from: Start::Earliest,
+            groups: Vec::new(),
+            to_list: Vec::new(),
+            latest: None,
+            hint: 0,
+            sent: 0,
+            idle: 0,
             is_done: false,
             last_problem: String::new(),
         }
@@ -65,14 +93,97 @@ impl Reader {
     }
 
     fn look_up(&mut self, around: &mut Around<'_>) {
-        let Place { stream, streamlet, lane } = self.place;
-        let Some(node) = self.owned.node(streamlet) else {
+        let Place { streamlet, .. } = self.place;
+        self.groups.clear();
+        (self.latest, self.to_list) = (None, self.owned.holders(streamlet));
+        let owner = self.owned.node(streamlet).filter(|_| !self.to_list.contains(&0));
+        let Some(node) = owner else {
+            // Nobody has it, or nobody has older groups of it yet: without them it would seem to begin behind them.
             self.owned.want();
             return;
         };
+        match self.to_list.len() {
+            1 => self.look_up_at(node, self.from, Step::LooksUp, around),
+            _ => self.look_up_at(node, Start::Latest, Step::AsksOwner, around),
+        }
+    }
+
+    fn look_up_at(&mut self, node: u32, at: Start, step: Step, around: &mut Around<'_>) {
+        let Place { stream, streamlet, lane } = self.place;
         let (stream, streamlet, lane) = (StreamId(stream), StreamletId(streamlet), LaneId(lane));
-        let correlation = around.send(node, &Lookup { stream, streamlet, lane, at: self.from });
-        (self.asked, self.step) = ((correlation, node, around.now_us), Step::LooksUp);
+        let correlation = around.send(node, &Lookup { stream, streamlet, lane, at });
+        (self.asked, self.step) = ((correlation, node, around.now_us), step);
+    }
+
+    /// Asks the next node for its groups; when all have told, looks at the one that has what is wanted.
+    fn list(&mut self, after: GroupId, around: &mut Around<'_>) -> Result<(), Violation> {
+        let Some(node) = self.to_list.last().copied() else { return self.choose(around) };
+        let Place { stream, streamlet, .. } = self.place;
+        let (stream, streamlet) = (StreamId(stream), StreamletId(streamlet));
+        let correlation = around.send(node, &AvailableGroups { stream, streamlet, after, limit: 0 });
+        (self.asked, self.step) = ((correlation, node, around.now_us), Step::Lists);
+        Ok(())
+    }
+
+    fn listed(&mut self, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
+        let (list, lane): (GroupList, LaneId) = (answer.decode()?, LaneId(self.place.lane));
+        let wanted = |group: &&GroupInfo| group.lane == lane && group.durable_ordinal > group.first_ordinal;
+        self.groups.extend(list.groups.iter().filter(wanted).map(|group| (*group, self.asked.1)));
+        match list.groups.last() {
+            Some(last) if list.more => self.list(last.group, around),
+            _ => {
+                self.to_list.pop();
+                self.list(GroupId::NONE, around)
+            }
+        }
+    }
+
+    fn choose(&mut self, around: &mut Around<'_>) -> Result<(), Violation> {
+        let Some(latest) = self.latest else { return Ok(()) };
+        self.groups.sort_unstable_by_key(|(group, _)| group.group);
+        let first_ordinal = self.groups.first().map_or(latest.first_ordinal, |(group, _)| group.first_ordinal);
+        let latest = LookupResult { first_ordinal, ..latest };
+        self.latest = Some(latest);
+        let from = self.from;
+        let found = self.groups.iter().find(|(group, _)| match from {
+            Start::Ordinal(ordinal) => group.durable_ordinal > ordinal,
+            _ => true,
+        });
+        match (found.copied(), from) {
+            (Some((group, node)), Start::Ordinal(ordinal)) => {
+                self.look_up_at(node, Start::Ordinal(ordinal.max(group.first_ordinal)), Step::LooksUp, around);
+                Ok(())
+            }
+            (Some((group, node)), _) => {
+                let cursor = Cursor { group: group.group, segment: group.first_segment, position: 0 };
+                self.asked.1 = node;
+                self.placed(LookupResult { cursor, ordinal: group.first_ordinal, ..latest }, around)
+            }
+            (None, _) => {
+                self.asked.1 = self.owned.node(self.place.streamlet).unwrap_or(self.asked.1);
+                self.placed(latest, around)
+            }
+        }
+    }
+
+    /// Goes on at the node that has what is at the cursor, if it is known and is not the one that has just sent it away.
+    fn go_on(&mut self, not_at: u32, around: &mut Around<'_>) {
+        self.sent += 1;
+        if self.sent > SENT_MAX {
+            (self.from, self.step, self.sent) = (Start::Ordinal(self.next), Step::Rests, 0);
+            self.owned.want();
+            return;
+        }
+        match self.owned.holder(self.place.streamlet, self.cursor.group, self.hint).filter(|node| *node != not_at) {
+            Some(node) => {
+                self.asked.1 = node;
+                self.read(around);
+            }
+            None => {
+                self.step = Step::Sent;
+                self.owned.want();
+            }
+        }
     }
 
     fn read(&mut self, around: &mut Around<'_>) {
@@ -93,8 +204,18 @@ impl Reader {
     }
 
     fn found(&mut self, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
-        let found: LookupResult = answer.decode()?;
-        around.gone(self.place, 0..found.first_ordinal)?;
+        let mut found: LookupResult = answer.decode()?;
+        if let Some(latest) = &self.latest {
+            found.first_ordinal = latest.first_ordinal;
+        }
+        self.placed(found, around)
+    }
+
+    fn placed(&mut self, found: LookupResult, around: &mut Around<'_>) -> Result<(), Violation> {
+        // A node that is not the owner any more tells where its own part begins.
+        if self.from == Start::Earliest {
+            around.gone(self.place, 0..found.first_ordinal)?;
+        }
         match self.from {
             Start::Ordinal(asked) if found.ordinal > asked => around.gone(self.place, asked..found.ordinal)?,
             _ => {}
@@ -115,7 +236,13 @@ impl Reader {
         for (one, data) in &response.answers {
             match one.status().expect("a status of this build") {
                 Status::Ok => {
+                    self.sent = 0;
                     if !data.is_empty() {
+                        // Nodes forget each for itself: one may have what is old when another has forgotten what came behind it.
+                        if let Some(base) = base_of(data).filter(|base| *base > self.next) {
+                            around.gone(self.place, self.next..base)?;
+                            (self.first, self.next) = (base, base);
+                        }
                         self.next = check_data(around.truth, self.place, self.next, data)?;
                     }
                     self.cursor = one.next;
@@ -133,6 +260,12 @@ impl Reader {
                     (self.from, self.step) = (Start::Ordinal(self.next), Step::Rests);
                     return Ok(());
                 }
+                Status::NotOwner => {
+                    (self.cursor, self.hint) = (one.next, one.durable_ordinal);
+                    self.last_problem = format!("node {} has not what is at {:?}", self.asked.1, self.cursor);
+                    self.go_on(self.asked.1, around);
+                    return Ok(());
+                }
                 status if status.retryable() => {
                     self.last_problem = status.name().to_owned();
                     (self.from, self.step) = (Start::Ordinal(self.next), Step::Rests);
@@ -145,6 +278,12 @@ impl Reader {
         if self.is_last && response.answers.is_empty() && self.next == around.truth.end(self.place) {
             return self.ended(around);
         }
+        self.idle = if response.answers.is_empty() { self.idle + 1 } else { 0 };
+        if self.is_last && self.idle > IDLE_MAX {
+            (self.from, self.step, self.idle) = (Start::Ordinal(self.next), Step::Rests, 0);
+            self.owned.want();
+            return Ok(());
+        }
         match (self.is_last, around.below(40)) {
             (false, 0) => self.step = Step::Lost,
             _ => self.read(around),
@@ -156,6 +295,11 @@ impl Reader {
         self.is_done = true;
         around.truth.read_from(self.place, self.first, self.next)
     }
+}
+
+/// The ordinal of the first record that was read.
+fn base_of(data: &[u8]) -> Option<u64> {
+    Some(Chunks::new(data).next()?.ok()?.broker().ok()?.base_ordinal)
 }
 
 impl Client for Reader {
@@ -172,14 +316,19 @@ impl Client for Reader {
         }
         match self.step {
             Step::LooksUp => self.found(answer, around),
+            Step::AsksOwner => {
+                self.latest = Some(answer.decode()?);
+                self.list(GroupId::NONE, around)
+            }
+            Step::Lists => self.listed(answer, around),
             Step::Reads => self.take(answer, around),
-            Step::Lost | Step::Rests => Ok(()),
+            Step::Lost | Step::Rests | Step::Sent => Ok(()),
         }
     }
 
     fn lost(&mut self, node: u32, _: &mut Around<'_>) {
         self.owned.lost(node);
-        if self.asked.1 == node && matches!(self.step, Step::LooksUp | Step::Reads) {
+        if self.asked.1 == node && matches!(self.step, Step::LooksUp | Step::AsksOwner | Step::Lists | Step::Reads) {
             // The ordinal is what it has; cursors of lost groups are worth nothing.
             (self.from, self.step) = (Start::Ordinal(self.next), Step::Rests);
         }
@@ -203,6 +352,7 @@ impl Client for Reader {
                 self.look_up(around);
             }
             Step::Rests => self.look_up(around),
+            Step::Sent => self.go_on(0, around),
             _ if around.now_us > self.asked.2 + PATIENCE_US => {
                 let node = self.asked.1;
                 around.wishes.push(Wish::Drop(node));

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kera_broker::{Broker, Copies, EndedLog, Rebuild, RecoveryProgress};
+use kera_broker::{Broker, Copies, EndedLog, HandedStates, Rebuild, RecoveryProgress};
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::{BlocksRead, LaneStateList, LaneStates, ReadBlocks};
 
@@ -52,10 +52,12 @@ impl Worker {
         broker: &Arc<Broker>,
         owned: Vec<(StreamId, StreamletId, u32)>,
         logs: Vec<EndedLog>,
+        handed: HandedStates,
     ) -> Worker {
         let broker = broker.clone();
         Worker::start(move |copies| {
-            let taken = broker.take_over(&owned, &logs, copies).map_err(|failure| failure.to_string());
+            let taken = broker.take_over_moved(&owned, &logs, copies, &handed);
+            let taken = taken.map_err(|failure| failure.to_string());
             drop(broker);
             Wants::TakenOver(taken)
         })

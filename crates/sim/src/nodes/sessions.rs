@@ -44,6 +44,11 @@ impl Sessions {
         }
     }
 
+    /// The node serves nobody any more.
+    pub(super) fn close_all(&mut self) {
+        std::mem::take(&mut self.0).into_values().for_each(|mut connection| connection.session.on_close());
+    }
+
     pub(super) fn request(&mut self, wire: u64, header: FrameHeader, body: Bytes, said: &mut Vec<Said>) {
         let Some(connection) = self.0.get_mut(&wire) else { return };
         connection.waiting.push_back((header, body));

@@ -133,6 +133,14 @@ impl World {
                 self.schedule.after(lasts_us, Event::Heal(node, fault));
             }
             Fault::BitFlip => return self.flip(node),
+            Fault::Move => {
+                let to = self.draw_node();
+                return self.wants_move(node, to);
+            }
+            Fault::Drain => return self.wants_drain(node, lasts_us),
+            Fault::Rebalance => return self.wants_rebalance(node),
+            Fault::Stop => return self.stop(node),
+            Fault::StopAll => return (1..=self.count()).fold(false, |any, node| self.stop(node) | any),
             _ => self.trouble_disk(fault, node, lasts_us),
         }
         true
@@ -216,6 +224,7 @@ impl World {
             for fault in [Fault::DiskFull, Fault::DiskBroken, Fault::DiskSlow] {
                 self.heal_one(node, fault);
             }
+            self.undrain(node);
         }
     }
 

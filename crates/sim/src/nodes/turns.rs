@@ -71,7 +71,12 @@ impl World {
                 self.ask(node, Command::GiveUpView(name, view));
             }
             // It ends this incarnation and begins the next at once.
-            Out::Fenced => self.start_again(node),
+            Out::Fenced => {
+                let process = self.node(node).process.as_ref();
+                if process.is_some_and(|process| process.stopping.is_none()) {
+                    self.start_again(node);
+                }
+            }
         }
     }
 
@@ -144,7 +149,8 @@ impl World {
         for voter in self.voters.clone() {
             self.tell(node, voter, Packet::Alive(epoch));
         }
-        if !self.node(node).is_live() {
+        let process = self.node(node).process.as_ref();
+        if !self.node(node).is_live() && process.is_some_and(|process| process.stopping.is_none()) {
             self.start_again(node);
         }
         Ok(())

@@ -51,7 +51,8 @@ impl World {
         let delay_us = 1_000 + self.below(50_000);
         let Some(known) = self.wires.get_mut(&wire).filter(|known| known.is_open_at_client) else { return Ok(()) };
         let node = known.node;
-        match self.nodes[node as usize - 1].running() {
+        let process = self.nodes[node as usize - 1].process.as_mut().filter(|process| process.stopping.is_none());
+        match process.and_then(|process| process.running.as_mut()) {
             Some(running) => {
                 known.is_open_at_node = true;
                 running.sessions.connect(&running.broker, wire);

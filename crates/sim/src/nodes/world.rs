@@ -13,7 +13,7 @@ use kera_coordinator::cluster::Join;
 use kera_env::{Clock, ManualClock, Random, SeededRandom};
 use kera_format::cluster::{Doors, LogName, Roles};
 use kera_format::{Durability, StreamId, StreamOptions};
-use kera_protocol::{CreateStream, FrameHeader};
+use kera_protocol::{CreateStream, FrameHeader, LetGo};
 
 use super::CLUSTER;
 use super::client::{Client, Told as TellTale};
@@ -78,6 +78,14 @@ pub enum Planted {
     GivesUpEarly,
     /// A backup is not told that its machine has lost its power.
     ForgetsPowerCuts,
+    /// Who gets a streamlet is not told where its lanes go on.
+    HandsOverNoOrdinals,
+    /// Who gets a streamlet is not told of its producers.
+    HandsOverNoProducers,
+    /// A node that starts drops the groups that it holds for others.
+    ForgetsHeld,
+    /// A node is stopped with everything on disk, but for what backups have not answered for.
+    StopsUnsettled,
 }
 
 /// What a run has found.
@@ -133,6 +141,14 @@ pub(super) enum Event {
     Recover(u32, u32),
     Coordinate(u32, u32),
     Retry(u32, u32, u64),
+    /// The owner of a streamlet looks again whether it has let go: who asked, the number of the question, what, and how often it has looked.
+    LettingGo(u32, u32, (u32, u64, LetGo, u32)),
+    /// A move to a node goes on: its number, and that of the question that nobody has answered.
+    Take(u32, u32, u64, u64),
+    /// A node that is being stopped looks how far it is.
+    Stopping(u32, u32),
+    /// A node that was drained may own streamlets again.
+    Undrain(u32),
     GoOn(u32, u32, usize, u64),
     Start(u32),
     Thaw(u32, u32),
@@ -220,6 +236,7 @@ impl World {
         let node = |number| {
             let mut node = Node::new(number, plan.seed, &clock, dir.path());
             node.tells_of_boots = plan.planted != Some(Planted::ForgetsPowerCuts);
+            node.forgets_held = plan.planted == Some(Planted::ForgetsHeld);
             node
         };
         World {
@@ -363,6 +380,7 @@ impl World {
             }
         }
         waiting.extend(self.without_copies());
+        waiting.extend(self.moving());
         for (node, epoch) in state.lost() {
             waiting.push(format!("what node {node} had in its epoch {epoch} has no live owner"));
         }
@@ -470,6 +488,7 @@ impl World {
             Is::Logs(node, _) | Is::LogTimers(node, _) | Is::Backup(node, _) | Is::Store(node, _) => Some(*node),
             Is::Tick(node, _) | Is::Beat(node, _) | Is::Deadline(node, _) | Is::Recover(node, _) => Some(*node),
             Is::Coordinate(node, _) | Is::Retry(node, ..) | Is::GoOn(node, ..) => Some(*node),
+            Is::LettingGo(node, ..) | Is::Take(node, ..) | Is::Stopping(node, _) => Some(*node),
             _ => None,
         }
     }
@@ -562,6 +581,10 @@ impl World {
             }
             Is::Fault => self.fault(),
             Is::Elect => self.elect(),
+            Is::Undrain(node) => {
+                self.undrain(node);
+                Ok(())
+            }
             Is::Logs(node, life)
             | Is::LogTimers(node, life)
             | Is::Backup(node, life)
@@ -573,6 +596,9 @@ impl World {
             | Is::Coordinate(node, life)
             | Is::Retry(node, life, _)
             | Is::GoOn(node, life, ..)
+            | Is::LettingGo(node, life, _)
+            | Is::Take(node, life, ..)
+            | Is::Stopping(node, life)
                 if !self.is_of(node, life) =>
             {
                 Ok(())
@@ -602,6 +628,7 @@ impl World {
                 if let Some(running) = self.node_mut(node).running() {
                     running.tick();
                 }
+                self.tell_gone(node);
                 self.copy_again(node)
             }
             Is::Beat(node, life) => self.beat(node, life),
@@ -617,6 +644,22 @@ impl World {
                 self.coordinate(node)
             }
             Is::Retry(node, _, number) => self.retry(node, number),
+            Is::LettingGo(node, _, (from, question, asked, looks)) => {
+                self.let_go(node, from, question, asked, looks);
+                Ok(())
+            }
+            Is::Take(node, _, number, question) => {
+                let running = self.node_mut(node).running();
+                if running.is_some_and(|running| running.takes.get(&number).is_some_and(|take| take.asked == question))
+                {
+                    self.take_moved(node, number);
+                }
+                Ok(())
+            }
+            Is::Stopping(node, _) => {
+                self.go_on_stopping(node);
+                Ok(())
+            }
             Is::GoOn(node, _, which, number) => {
                 let running = self.node_mut(node).running();
                 if running.is_none_or(|running| running.recovery.asked[which] != number) {
