@@ -231,6 +231,12 @@ impl Producer {
             (known == sequence).then_some(place)
         })
     }
+
+    /// The first ordinal of its last chunk, if that is remembered.
+    fn last_ordinal(&self) -> Option<u64> {
+        let last = (usize::from(self.next) + PLACES - 1) % PLACES;
+        (self.known > 0).then_some(self.places[last].1.base_ordinal)
+    }
 }
 
 /// The producers of a lane, the one silent for longest thrown out first when there are too many.
@@ -397,6 +403,16 @@ impl Producers {
             let id = one.producer_id.0;
             let known = self.find(id).map(|at| self.all[at as usize].epoch);
             if id == 0 || (!later && known.is_some_and(|epoch| epoch >= one.producer_epoch.0)) {
+                continue;
+            }
+            // What comes may go further along the lane and yet say less of a producer: what it wrote last is in groups that somebody holds.
+            let last = one.chunks.last().map(|chunk| chunk.base_ordinal);
+            if self
+                .find(id)
+                .and_then(|at| self.all[at as usize].last_ordinal())
+                .zip(last)
+                .is_some_and(|(has, last)| last < has)
+            {
                 continue;
             }
             let nowhere = Place { cursor: Cursor::default(), base_ordinal: 0 };

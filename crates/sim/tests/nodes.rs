@@ -56,7 +56,7 @@ fn many_seeds_without_retention_keep_every_promise() {
 #[test]
 fn every_fault_happens_and_the_cluster_does_something_about_it() {
     let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());
-    for seed in 1..60 {
+    for seed in 1..120 {
         let report = run(&short(seed));
         report.faults.into_iter().for_each(|(name, count)| *faults.entry(name).or_insert(0) += count);
         report.did.into_iter().for_each(|(name, count)| *did.entry(name).or_insert(0) += count);
@@ -72,7 +72,7 @@ fn every_fault_happens_and_the_cluster_does_something_about_it() {
 /// What is found of a defect, with faults that bring it out.
 fn found(planted: Planted, only: &[Fault], words: &[&str]) {
     let plan = |seed| Plan { planted: Some(planted), only: only.to_vec(), ..short(seed) };
-    let found = (1..150).find_map(|seed| run(&plan(seed)).violation);
+    let found = (1..500).find_map(|seed| run(&plan(seed)).violation);
     let found = found.unwrap_or_else(|| panic!("{planted:?} was not found"));
     assert!(words.iter().any(|words| found.contains(words)), "{found}");
 }

@@ -29,6 +29,29 @@ fn move_to(from: &Node, to: &Node, epoch: u32) {
     streamlet(from).leave();
 }
 
+/// A lost log goes further than what was handed over, and knows nothing of a producer that wrote last into groups that stayed elsewhere.
+#[test]
+fn what_goes_further_along_a_lane_takes_no_later_chunk_of_a_producer_back() {
+    let node = elsewhere();
+    let told = |next_ordinal, producer, sequence, base_ordinal| LaneHandover {
+        lane: LaneId(0),
+        next_ordinal,
+        last_append_ms: 0,
+        forgot: false,
+        producers: vec![ProducerHandover {
+            producer_id: ProducerId(producer),
+            producer_epoch: ProducerEpoch(0),
+            sequence,
+            chunks: vec![ChunkPlace { sequence, base_ordinal, cursor: start() }],
+        }],
+        groups: Vec::new(),
+    };
+    streamlet(&node).receive(&[told(10, 7, 5, 9), told(12, 8, 3, 11), told(13, 7, 2, 4)]).unwrap();
+    streamlet(&node).open(5, true).unwrap();
+    assert_eq!(append(&node, &chunk_of(7, 0, 6, 100)).unwrap().base_ordinal, 13);
+    assert_eq!(append(&node, &chunk_of(8, 0, 4, 100)).unwrap().base_ordinal, 14);
+}
+
 #[test]
 fn an_owner_epoch_is_the_upper_half_of_its_groups() {
     let node = elsewhere();
