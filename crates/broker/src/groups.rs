@@ -242,7 +242,7 @@ fn placed(ownership: &Ownership, lane: &Lane, at: Start, found: Cursor, ordinal:
         _ if has_all => true,
         Start::Latest => is_owner,
         Start::Earliest => false,
-        Start::Ordinal(wanted) => latest || (!at_end && ordinal <= wanted),
+        Start::Ordinal(wanted) => ordinal <= wanted && (latest || !at_end),
         Start::TimeMs(_) => latest || !at_end,
     };
     if !allowed {

@@ -304,6 +304,7 @@ fn places_are_told_by_the_node_that_has_them() {
     pair.move_to(2);
     let latest = look(&pair, 2, Start::Latest).unwrap();
     assert_eq!((latest.cursor.group, latest.ordinal, latest.durable_ordinal), (GroupId::new(3, 0), 3, 3));
+    assert_eq!(look(&pair, 2, Start::Ordinal(1)), Err(Status::NotOwner), "its end is behind what the other node has");
     (3..6).for_each(|sequence| assert_eq!(write(pair.house(2), sequence).0, Status::Ok));
     pair.move_to(1);
     (6..9).for_each(|sequence| assert_eq!(write(pair.house(1), sequence).0, Status::Ok));
