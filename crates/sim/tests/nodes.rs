@@ -53,6 +53,15 @@ fn many_seeds_without_retention_keep_every_promise() {
     assert_eq!(all(50..50 + SEEDS, |seed| run(&plan(seed)).violation), Vec::<String>::new());
 }
 
+/// An owner that was started again told a reader of its end before it had written anything; and one that gathered what another node had held
+/// took what its log of before had for all that it had itself.
+#[test]
+fn seeds_that_lost_or_passed_over_records_do_not() {
+    let plan = |seed| Plan { retention: false, ..short(seed) };
+    assert_eq!(all(6288..6289, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+    assert_eq!(all(6347..6348, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+}
+
 #[test]
 fn every_fault_happens_and_the_cluster_does_something_about_it() {
     let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());

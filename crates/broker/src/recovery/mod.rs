@@ -375,9 +375,12 @@ impl Broker {
         for lane in place.all_lanes() {
             let Some(comes) = lanes.get_mut(&lane.id()) else { continue };
             let groups = lane.groups(GroupId::NONE, usize::MAX);
-            // Behind that ordinals may have been given out again.
+            // Behind that ordinals may have been given out again, unless this node has owned it in its present life: then it has gone on itself.
             let told = handed.iter().filter(|state| state.lane == lane.id()).map(|state| state.next_ordinal).max();
-            let lane_end = comes.next_ordinal.max(told.unwrap_or(0));
+            let lane_end = match place.owner_epoch() {
+                0 => comes.next_ordinal.max(told.unwrap_or(0)),
+                _ => u64::MAX,
+            };
             let epochs: BTreeSet<u32> = comes.segments.iter().map(|segment| segment.group.epoch()).collect();
             let is_part = |epoch: &u32| {
                 let is_here = |group: &&GroupInfo| group.id.epoch() == *epoch && holder_of(owner, group.id) == Some(me);
