@@ -4,6 +4,7 @@
 
 use kafka_protocol::ResponseError;
 use kafka_protocol::messages::alter_configs_response::AlterConfigsResourceResponse as Altered;
+use kafka_protocol::messages::create_partitions_request::CreatePartitionsTopic;
 use kafka_protocol::messages::create_partitions_response::CreatePartitionsTopicResult;
 use kafka_protocol::messages::create_topics_request::CreatableTopic;
 use kafka_protocol::messages::create_topics_response::{CreatableTopicConfigs, CreatableTopicResult};
@@ -196,6 +197,18 @@ fn describe_cluster(door: &Door, asked: &DescribeClusterRequest) -> DescribeClus
         .with_cluster_authorized_operations(told_if(asked.include_cluster_authorized_operations, CLUSTER_OPERATIONS))
 }
 
+/// Whether partitions may be where a client wants them.
+fn check_assigned<'a>(door: &Door, mut wanted: impl Iterator<Item = &'a [BrokerId]>) -> Result<(), Refusal> {
+    let why = if door.is_in_cluster() {
+        "the coordinators choose where partitions are; leave the assignment out".to_owned()
+    } else if wanted.any(|brokers| brokers != [BrokerId(door.node_id())]) {
+        format!("there is one node: every partition is on {}", door.node_id())
+    } else {
+        return Ok(());
+    };
+    Err((ResponseError::InvalidReplicaAssignment, why))
+}
+
 /// The options of a topic that is to be made.
 fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refusal> {
     let refuse = |error, why: &str| Err((error, why.to_owned()));
@@ -211,13 +224,7 @@ fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refu
     }
     let mut partitions = topic.num_partitions;
     if !topic.assignments.is_empty() {
-        if door.is_in_cluster() {
-            let why = "the coordinators choose where partitions are; leave the assignment out";
-            return refuse(ResponseError::InvalidReplicaAssignment, why);
-        }
-        if topic.assignments.iter().any(|assigned| assigned.broker_ids != [BrokerId(door.node_id())]) {
-            return refuse(ResponseError::InvalidReplicaAssignment, "there is one node: every partition is on 1");
-        }
+        check_assigned(door, topic.assignments.iter().map(|assigned| &assigned.broker_ids[..]))?;
         let mut seen: Vec<i32> = topic.assignments.iter().map(|assigned| assigned.partition_index).collect();
         seen.sort_unstable();
         if seen.iter().enumerate().any(|(at, index)| usize::try_from(*index) != Ok(at)) {
@@ -350,7 +357,8 @@ fn delete_topics(door: &Door, version: i16, asked: &DeleteTopicsRequest) -> Dele
 }
 
 fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePartitionsResponse {
-    let grow = |name: &str, count: i32| -> Result<(), Refusal> {
+    let grow = |topic: &CreatePartitionsTopic| -> Result<(), Refusal> {
+        let (name, count) = (&topic.name, topic.count);
         let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
         let info = door.info(name).ok_or_else(unknown)?;
         let has = partitions_of(&info.options);
@@ -360,6 +368,13 @@ fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePart
         };
         if !count.is_multiple_of(info.options.lanes) {
             return refuse(format!("the topic's partitions are a multiple of its {} lanes", info.options.lanes));
+        }
+        if let Some(assigned) = &topic.assignments {
+            if assigned.len() != (count - has) as usize {
+                let why = format!("the topic gets {} partitions, and {} are assigned", count - has, assigned.len());
+                return Err((ResponseError::InvalidReplicaAssignment, why));
+            }
+            check_assigned(door, assigned.iter().map(|one| &one.broker_ids[..]))?;
         }
         if asked.validate_only {
             return Ok(());
@@ -372,7 +387,7 @@ fn create_partitions(door: &Door, asked: &CreatePartitionsRequest) -> CreatePart
         }
     };
     let results = asked.topics.iter().map(|topic| {
-        let (error, why) = told(grow(&topic.name, topic.count));
+        let (error, why) = told(grow(topic));
         let answer = CreatePartitionsTopicResult::default().with_name(topic.name.clone());
         answer.with_error_code(error).with_error_message(why)
     });

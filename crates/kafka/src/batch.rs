@@ -8,6 +8,7 @@
 use kafka_protocol::ResponseError;
 use kera_format::chunk::NO_TIMESTAMP;
 use kera_format::kafka_batch::{self, APPEND_TIME, CONTROL, KafkaBatchView, KafkaRecords, TRANSACTIONAL, put_varint};
+use kera_format::kafka_codec::KafkaCodec;
 use kera_format::limits::CHUNK_UNCOMPRESSED_BYTES_MAX;
 use kera_format::{ChunkView, FormatError, RecordView, Records};
 
@@ -191,6 +192,13 @@ pub(crate) fn marker((producer_id, epoch): (i64, i16), commit: bool, now_ms: i64
     batch
 }
 
+/// Whether a whole batch of magic 2 says that it is compressed with zstd, which clients of old do not know.
+pub(crate) fn is_zstd(batch: &[u8]) -> bool {
+    let zstd = KafkaCodec::Zstd as i16;
+    let is_whole = batch.len() >= BATCH_HEADER_BYTES && i64::from(i32_at(batch, 8)) + 12 <= batch.len() as i64;
+    is_whole && batch[16] == 2 && i16_at(batch, 21) & COMPRESSION == zstd
+}
+
 /// Whether nothing is left of a batch but its place.
 pub(crate) fn is_empty(batch: &[u8]) -> bool {
     batch.len() >= BATCH_HEADER_BYTES && i32_at(batch, 57) == 0
@@ -313,7 +321,6 @@ pub(crate) mod tests {
     use super::*;
     use kera_format::checksum::crc32c;
     use kera_format::chunk::{ChunkBuilder, ChunkTarget};
-    use kera_format::kafka_codec::KafkaCodec;
     use kera_format::record::REMOVED_RECORD;
     use kera_format::{Compression, Record};
     use proptest::prelude::*;

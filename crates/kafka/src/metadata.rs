@@ -148,6 +148,11 @@ pub(crate) fn describe_partitions(
     let mut left = limit.max(1);
     for name in names {
         let wire_name = TopicName(StrBytes::from_string(name.clone()));
+        let from = if name == after { first.max(0) } else { 0 };
+        if left == 0 {
+            let cursor = Cursor::default().with_topic_name(wire_name).with_partition_index(from);
+            return answer.with_next_cursor(Some(cursor));
+        }
         let Some(info) = door.info(&name) else {
             let error = if name_is_valid(&name) {
                 ResponseError::UnknownTopicOrPartition
@@ -159,12 +164,7 @@ pub(crate) fn describe_partitions(
             answer.topics.push(topic.with_error_code(error.code()));
             continue;
         };
-        let from = if name == after { first.max(0) } else { 0 };
         let partitions = partitions_of(&info.options) as i32;
-        if left == 0 {
-            let cursor = Cursor::default().with_topic_name(wire_name).with_partition_index(from);
-            return answer.with_next_cursor(Some(cursor));
-        }
         let until = partitions.min(from.saturating_add(left as i32));
         let mut known = Known::default();
         let described = (from..until).map(|index| {

@@ -16,6 +16,7 @@ use kafka_protocol::messages::{
     DescribeProducersRequest, DescribeProducersResponse, ProducerId, TopicName,
 };
 use kafka_protocol::protocol::StrBytes;
+use kera_format::Cleanup;
 use kera_log::Tenure;
 
 use crate::door::{After, Door};
@@ -106,7 +107,9 @@ pub(crate) fn delete_records(door: &Door, asked: &DeleteRecordsRequest) -> (Dele
     let mut lanes = Vec::new();
     let mut topics = Vec::with_capacity(asked.topics.len());
     for topic in &asked.topics {
-        let known = door.info(&topic.name).and_then(|info| door.topic(&info));
+        let info = door.info(&topic.name);
+        let cleanup = info.as_ref().map(|info| info.options.cleanup);
+        let known = info.and_then(|info| door.topic(&info));
         let partitions = topic.partitions.iter().map(|partition| {
             let answer = DeleteRecordsPartitionResult::default().with_partition_index(partition.partition_index);
             let refused = |error: ResponseError| answer.clone().with_error_code(error.code()).with_low_watermark(-1);
@@ -115,6 +118,10 @@ pub(crate) fn delete_records(door: &Door, asked: &DeleteRecordsRequest) -> (Dele
             };
             if lane.tenure() == Tenure::Elsewhere {
                 return refused(ResponseError::NotLeaderOrFollower);
+            }
+            // Whoever keeps the last record of each key wants nothing else to go.
+            if cleanup == Some(Cleanup::Compact) {
+                return refused(ResponseError::PolicyViolation);
             }
             let end = lane.durable_ordinal();
             let wanted = if partition.offset == END { Some(end) } else { u64::try_from(partition.offset).ok() };

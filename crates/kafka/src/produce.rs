@@ -15,7 +15,7 @@ use kera_log::{AppendError, Appended, DurabilitySink, Lane, Observer, SinkErrorK
 use kera_rpc::Outbox;
 use uuid::Uuid;
 
-use crate::batch::{BatchHeader, CHECKED_FROM, without_key};
+use crate::batch::{BatchHeader, CHECKED_FROM, is_zstd, without_key};
 use crate::convert::as_kept;
 use crate::door::{After, Topic};
 use crate::floors::first_offset;
@@ -31,6 +31,8 @@ const VERSION_MIN: i16 = 3;
 const VERSION_TELLS_ABORTABLE: i16 = 11;
 /// From this version on a partition is added to the producer's transaction by what is written to it (KIP-890).
 const VERSION_ADDS_PARTITIONS: i16 = 12;
+/// From here on batches may be compressed with zstd.
+const VERSION_ZSTD: i16 = 7;
 /// From this version on topics are named by their ids.
 const VERSION_TOPIC_IDS: i16 = 13;
 /// Tries of one batch before the session gives other connections a turn, when blocks come back but not to it.
@@ -206,6 +208,7 @@ struct Appending<'a> {
     transactional_id: Option<&'a str>,
     adds_partitions: bool,
     tells_abortable: bool,
+    takes_zstd: bool,
     by_id: bool,
     topic: Option<Arc<Topic>>,
     /// Partitions seen, and so done if it is less than what is written.
@@ -260,6 +263,7 @@ impl Producing {
             transactional_id,
             tells_abortable: request.version >= VERSION_TELLS_ABORTABLE,
             adds_partitions: request.version >= VERSION_ADDS_PARTITIONS,
+            takes_zstd: request.version >= VERSION_ZSTD,
             by_id: request.version >= VERSION_TOPIC_IDS,
             topic: None,
             index: 0,
@@ -342,18 +346,10 @@ impl Appending<'_> {
             return Some(Written::refused(ResponseError::NotLeaderOrFollower, why));
         }
         let batch = records.unwrap_or_default();
-        let mut header = match BatchHeader::check(batch) {
+        let mut header = match self.check(batch) {
             Ok(header) => header,
-            Err((error, why)) => return Some(Written::refused(error, why)),
+            Err(refused) => return Some(refused),
         };
-        if header.transactional && self.transactional_id.is_none() {
-            let why = "a transactional batch comes with a transactional id";
-            return Some(Written::refused(ResponseError::TransactionalIdAuthorizationFailed, why));
-        }
-        if header.transactional != self.transactional_id.is_some() {
-            let why = "a transactional id and transactional batches come together";
-            return Some(Written::refused(ResponseError::InvalidTxnState, why));
-        }
         if topic.stream.compacts()
             && let Some(refused) = self.refuse_without_key(batch)
         {
@@ -390,6 +386,24 @@ impl Appending<'_> {
             .map(|written| Written { append_ms: if written.error == 0 { stamped_ms } else { -1 }, ..written }),
             Err(error) => Some(refusal(&AppendError::Format(error))),
         }
+    }
+
+    /// The header of a batch that is in order and belongs into this request.
+    fn check(&self, batch: &[u8]) -> Result<BatchHeader, Written> {
+        if !self.takes_zstd && is_zstd(batch) {
+            let why = "zstd comes with Produce version 7 or later";
+            return Err(Written::refused(ResponseError::UnsupportedCompressionType, why));
+        }
+        let header = BatchHeader::check(batch).map_err(|(error, why)| Written::refused(error, why))?;
+        if header.transactional && self.transactional_id.is_none() {
+            let why = "a transactional batch comes with a transactional id";
+            return Err(Written::refused(ResponseError::TransactionalIdAuthorizationFailed, why));
+        }
+        if header.transactional != self.transactional_id.is_some() {
+            let why = "a transactional id and transactional batches come together";
+            return Err(Written::refused(ResponseError::InvalidTxnState, why));
+        }
+        Ok(header)
     }
 
     /// Refuses a batch that a compacted topic cannot take.

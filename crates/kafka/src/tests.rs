@@ -2,16 +2,20 @@
 
 use std::sync::Arc;
 
+use kafka_protocol::ResponseError;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Encodable, StrBytes};
 use kera_broker::{Broker, BrokerConfig};
 use kera_coordinator::{Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
 use kera_env::{Clock, MemoryDisk, SystemClock, SystemRandom};
+use kera_format::kafka_batch;
+use kera_format::kafka_codec::KafkaCodec;
 use kera_format::{ReplicationMode, StreamOptions};
 use kera_log::{Arena, ArenaConfig, DurabilitySink, Log, LogConfig, Observer, SinkError, Ticket};
 use kera_protocol::{CreateStream, FrameHeader};
 use kera_rpc::{Flow, Outbox, Peer, Session, SessionFactory, SessionWaker};
 
+use crate::batch::BATCH_HEADER_BYTES;
 use crate::batch::tests::batch;
 use crate::{Door, DoorConfig, DoorThread, KafkaSessions};
 
@@ -170,7 +174,13 @@ impl Client {
 
     /// Produces a batch with version 3: the error and the base offset.
     fn produce(&mut self, topic: &str, partition: i32, batch: &[u8]) -> (i16, i64) {
-        let bytes = produce_frame(topic, partition, -1, batch);
+        self.produce_as(3, topic, partition, batch)
+    }
+
+    /// The same with another version up to 8, which are laid out as this one as far as it is looked at.
+    fn produce_as(&mut self, version: u8, topic: &str, partition: i32, batch: &[u8]) -> (i16, i64) {
+        let mut bytes = produce_frame(topic, partition, -1, batch);
+        bytes[3] = version;
         assert_eq!(self.frame(&bytes), Flow::Done);
         let answer = self.wait();
         // Correlation, one topic, its name, one partition, its index.
@@ -284,6 +294,23 @@ fn what_changed_on_the_way_is_refused_and_leaves_no_trace() {
     assert_eq!(client.produce("t", 0, &bad), (2, -1), "a timestamp is covered too");
     assert_eq!(client.produce("nowhere", 0, &bad).0, 3);
     assert_eq!(client.fetch("t", 0, 0), (0, 0, Vec::new()));
+}
+
+#[test]
+fn zstd_is_for_those_who_know_it() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    let plain = batch(&[b"a", b"b"], (-1, -1, -1));
+    let records = KafkaCodec::Zstd.compress(&plain[BATCH_HEADER_BYTES..]);
+    let mut zstd = [&plain[..BATCH_HEADER_BYTES], &records[..]].concat();
+    zstd[22] |= KafkaCodec::Zstd as u8;
+    kafka_batch::seal(&mut zstd);
+    let unsupported = ResponseError::UnsupportedCompressionType.code();
+    assert_eq!(client.produce_as(3, "t", 0, &zstd), (unsupported, -1));
+    assert_eq!(client.produce_as(6, "t", 0, &zstd), (unsupported, -1));
+    assert_eq!(client.produce_as(6, "nowhere", 0, &zstd).0, ResponseError::UnknownTopicOrPartition.code());
+    assert_eq!(client.produce_as(7, "t", 0, &zstd), (0, 0));
+    assert_eq!(client.produce_as(6, "t", 0, &plain), (0, 2));
 }
 
 #[test]

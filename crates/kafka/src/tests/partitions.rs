@@ -54,6 +54,64 @@ fn partitions_are_described_page_by_page() {
     let answer: DescribeTopicPartitionsResponse = flexible(&answer, 0);
     let errors: Vec<(i16, usize)> = answer.topics.iter().map(|one| (one.error_code, one.partitions.len())).collect();
     assert_eq!(errors, [(0, 2), (3, 0)]);
+    // A page that is full ends in front of a topic that is not there, too.
+    let topics = ["a", "nowhere"].map(|topic| TopicRequest::default().with_name(name(topic))).to_vec();
+    let asked = DescribeTopicPartitionsRequest::default().with_topics(topics).with_response_partition_limit(2);
+    let answer: DescribeTopicPartitionsResponse = flexible(&client.ask(ApiKey::DescribeTopicPartitions, 0, &asked), 0);
+    assert_eq!(answer.topics.len(), 1);
+    assert_eq!(&**answer.next_cursor.unwrap().topic_name, "nowhere");
+}
+
+#[test]
+fn records_of_a_topic_that_is_only_compacted_are_not_deleted() {
+    let mut client = Client::new();
+    for (topic, policy, code) in [
+        ("kept", "compact", ResponseError::PolicyViolation.code()),
+        ("both", "compact,delete", 0),
+        ("plain", "delete", 0),
+    ] {
+        let config = create_topics_request::CreatableTopicConfig::default()
+            .with_name(StrBytes::from_static_str("cleanup.policy"))
+            .with_value(Some(StrBytes::from_static_str(policy)));
+        let made = create_topics_request::CreatableTopic::default()
+            .with_name(name(topic))
+            .with_num_partitions(1)
+            .with_replication_factor(1)
+            .with_configs(vec![config]);
+        let request = CreateTopicsRequest::default().with_topics(vec![made]).with_timeout_ms(1000);
+        client.ask(ApiKey::CreateTopics, 2, &request);
+        let partition = delete_records_request::DeleteRecordsPartition::default().with_offset(0);
+        let of = delete_records_request::DeleteRecordsTopic::default().with_name(name(topic));
+        let request = DeleteRecordsRequest::default().with_topics(vec![of.with_partitions(vec![partition])]);
+        let answer: DeleteRecordsResponse = flexible(&client.ask(ApiKey::DeleteRecords, 2, &request), 2);
+        assert_eq!(answer.topics[0].partitions[0].error_code, code, "{policy}");
+    }
+}
+
+#[test]
+fn new_partitions_go_where_they_are_assigned_or_nowhere() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    let to = |brokers: &[i32]| {
+        let brokers = brokers.iter().map(|id| BrokerId(*id)).collect();
+        create_partitions_request::CreatePartitionsAssignment::default().with_broker_ids(brokers)
+    };
+    let wrong = ResponseError::InvalidReplicaAssignment.code();
+    for (count, assigned, code) in [
+        (3, vec![to(&[1])], wrong),
+        (2, vec![to(&[0])], wrong),
+        (2, vec![to(&[])], wrong),
+        (2, vec![to(&[1])], 0),
+        (4, vec![to(&[1]), to(&[1])], 0),
+    ] {
+        let topic = create_partitions_request::CreatePartitionsTopic::default()
+            .with_name(name("t"))
+            .with_count(count)
+            .with_assignments(Some(assigned));
+        let request = CreatePartitionsRequest::default().with_topics(vec![topic]).with_timeout_ms(1000);
+        let answer: CreatePartitionsResponse = flexible(&client.ask(ApiKey::CreatePartitions, 3, &request), 3);
+        assert_eq!(answer.results[0].error_code, code, "{count}");
+    }
 }
 
 #[test]

@@ -75,7 +75,14 @@ pub(super) fn init(
         }
         State::Empty | State::Committed | State::Aborted => {
             if expected.is_some_and(|expected| !is_current(expected) && is_last(expected)) {
-                return Ok(Begun::Retry);
+                if known.state == State::Empty {
+                    return Ok(Begun::Retry);
+                }
+                // It was told to ask again until its transaction was aborted: that is over, and there is nothing to end any more.
+                let (last_epoch, previous_producer_id) = (known.last_epoch, known.previous_producer_id);
+                let fresh = begin(known.producer_id, timeout_ms, later(known, now_ms));
+                let next = Transaction { epoch: known.epoch, last_epoch, previous_producer_id, ..fresh };
+                return Ok(Begun::Changed(next));
             }
             let mut next = begin(known.producer_id, timeout_ms, later(known, now_ms));
             if known.epoch >= EPOCH_LAST {

@@ -300,6 +300,21 @@ fn epochs_that_are_used_up_bring_another_producer_id() {
 }
 
 #[test]
+fn who_begins_again_as_who_it_was_has_nothing_left_to_end() {
+    let mut world = World::new();
+    let producer = world.init("a").expect("begun");
+    world.add("a", producer, "orders", 0);
+    assert_eq!(world.init_as("a", producer.0, producer.1), Err(Code::ConcurrentTransactions));
+    world.finish();
+    assert_eq!(world.state("a"), "CompleteAbort");
+    let next = (producer.0, producer.1 + 1);
+    assert_eq!(world.init_as("a", producer.0, producer.1), Ok(next));
+    assert_eq!(world.state("a"), "Empty");
+    assert_eq!(world.end("a", next, false), Code::InvalidTxnState.code());
+    assert_eq!(world.init_as("a", producer.0, producer.1), Ok(next), "it did not get the answer");
+}
+
+#[test]
 fn what_runs_too_long_is_aborted_and_its_producer_fenced() {
     let mut world = World::new();
     let producer = world.init("a").expect("begun");
