@@ -7,6 +7,8 @@ mod answer;
 mod batches;
 #[path = "../examples/kafka-oracle/requests.rs"]
 mod requests;
+#[path = "../examples/kafka-oracle/scenes.rs"]
+mod scenes;
 #[path = "../examples/kafka-oracle/side.rs"]
 mod side;
 #[path = "../examples/kafka-oracle/steps.rs"]

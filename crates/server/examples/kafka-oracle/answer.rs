@@ -1,9 +1,12 @@
 //! An answer in a form that can be compared: a tree of its fields, without what may differ between two brokers.
 //!
-//! [`RULES`] is the one list of what may differ, each with its reason.
+//! [`RULES`] is the list of fields that may differ, each with its reason; what only one of them tells of the rest, `Side::readable` takes
+//! out.
 
 use std::collections::HashMap;
 use std::fmt::Write;
+
+use crate::batches::NOW_MS;
 
 /// What is done with a field before answers are compared.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,12 +36,7 @@ const RULES: &[Rule] = &[
     rule("", "unknown_tagged_fields", Deal::Drop, "none are sent; the decoder shows an empty map"),
     rule("", "throttle_time_ms", Deal::Drop, "there are no quotas"),
     rule("", "error_message", Deal::Drop, "sentences are for people; the codes are compared"),
-    rule(
-        "Produce",
-        "record_errors",
-        Deal::Drop,
-        "which record of a batch is wrong: batches are not opened when they come in",
-    ),
+    rule("Produce", "batch_index_error_message", Deal::Drop, "sentences are for people; the places are compared"),
     rule("", "topic_id", Deal::Name, "each broker makes its own"),
     rule("", "producer_id", Deal::Name, "each broker makes its own"),
     rule("", "member_id", Deal::Name, "each broker makes its own"),
@@ -102,9 +100,6 @@ const RULES: &[Rule] = &[
     rule("IncrementalAlterConfigs", "responses", Deal::Sort, "Kafka's order is that of a hash table"),
     rule("DescribeConfigs", "results", Deal::Sort, "Kafka's order is that of a hash table"),
 ];
-
-/// Times from here on are not those of the oracle's records.
-const NOW_MS: i64 = 1_750_000_000_000;
 
 fn deal(of: &str, field: &str) -> Option<Deal> {
     let rule = RULES.iter().find(|rule| (rule.of.is_empty() || rule.of == of) && rule.field == field)?;
@@ -197,10 +192,10 @@ impl Node {
                 }
                 for (name, node) in fields {
                     node.settle(of, names);
-                    if let (Node::Leaf(time), "ListOffsets", "timestamp") = (&mut *node, of, name.as_str())
+                    if let (Node::Leaf(time), "timestamp" | "log_append_time_ms") = (&mut *node, name.as_str())
                         && time.parse().is_ok_and(|ms: i64| ms > NOW_MS)
                     {
-                        // Markers have the time at which a transaction ended.
+                        // Markers have the time at which a transaction ended, and some topics keep the time of append.
                         "a time of day".clone_into(time);
                     }
                     if let (Some(Deal::Sort), Node::List(all)) = (deal(of, name), node) {

@@ -3,6 +3,7 @@
 //! ```text
 //! kafka-oracle --kafka 127.0.0.1:19092 --kera 127.0.0.1:9092 [--seed 1] [--steps 1000] [--record FILE]
 //! kafka-oracle --kafka 127.0.0.1:19092 --record FILE …       Kafka's answers alone, for the test that needs no Kafka
+//! kafka-oracle … --only scenes                               groups of several members, and nothing else
 //! ```
 //! Both are fresh and make no topics by themselves; `peers/kafka/oracle.sh` starts both. Ends with 1 if anything differs that
 //! `answer::RULES` does not name.
@@ -10,6 +11,7 @@
 mod answer;
 mod batches;
 mod requests;
+mod scenes;
 mod side;
 mod steps;
 
@@ -29,6 +31,7 @@ struct Options {
     seed: u64,
     steps: u64,
     record: Option<String>,
+    only_scenes: bool,
 }
 
 fn options() -> Result<Options, String> {
@@ -43,7 +46,12 @@ fn options() -> Result<Options, String> {
             "--seed" => options.seed = value.parse().map_err(|e| wrong(&e))?,
             "--steps" => options.steps = value.parse().map_err(|e| wrong(&e))?,
             "--record" => options.record = Some(value.clone()),
-            _ => return Err(format!("{name} is not known: --kafka, --kera, --seed, --steps, --record")),
+            "--only" if value == "scenes" => options.only_scenes = true,
+            _ => {
+                return Err(format!(
+                    "{name} {value} is not known: --kafka, --kera, --seed, --steps, --record, --only scenes"
+                ));
+            }
         }
     }
     Ok(options)
@@ -79,7 +87,10 @@ fn run(options: &Options) -> Result<usize, String> {
         let mut answers = Vec::new();
         let mut shown = String::new();
         for side in &mut sides {
-            let asked = steps::nth(options.seed, number, &side.memory);
+            let asked = match options.only_scenes && number >= prologue {
+                true => steps::scene(options.seed, number),
+                false => steps::nth(options.seed, number, &side.memory),
+            };
             answers.push(side.ask(&asked).map_err(|error| format!("step {number}: {error}\n  {}", asked.shown()))?);
             shown = asked.shown();
         }

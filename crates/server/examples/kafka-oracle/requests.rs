@@ -4,7 +4,9 @@ use bytes::Bytes;
 use kafka_protocol::messages::*;
 
 use crate::side::Memory;
-use crate::steps::{Asked, PASSING, Rng, TOPICS, UNKNOWN, id_of, named, place, producer_of, text};
+use crate::steps::{
+    Asked, PASSING, Rng, TOPICS, UNKNOWN, UNMARKED, id_of, named, place, place_in_transaction, producer_of, text,
+};
 
 const GROUPS: [&str; 2] = ["group", "other"];
 /// Metadata of a member that subscribes to `apples`, as consumers write it.
@@ -18,11 +20,15 @@ fn transactional(who: &str) -> TransactionalId {
     TransactionalId(text(who))
 }
 
-pub(crate) fn create(name: &str, partitions: i32, version: i16) -> Asked {
+pub(crate) fn create(name: &str, partitions: i32, settings: &[(&str, &str)], version: i16) -> Asked {
+    let configs = settings.iter().map(|(name, value)| {
+        create_topics_request::CreatableTopicConfig::default().with_name(text(name)).with_value(Some(text(value)))
+    });
     let topic = create_topics_request::CreatableTopic::default()
         .with_name(named(name))
         .with_num_partitions(partitions)
-        .with_replication_factor(1);
+        .with_replication_factor(1)
+        .with_configs(configs.collect());
     let request = CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(10_000);
     Asked::new(ApiKey::CreateTopics, version, RequestKind::CreateTopics(request), name)
 }
@@ -100,7 +106,10 @@ pub(crate) fn fetch(rng: &mut Rng, memory: &Memory) -> Asked {
         let mut partition = fetch_request::FetchPartition::default()
             .with_partition(index)
             .with_fetch_offset(offset)
-            .with_partition_max_bytes(if count == 1 && rng.one_in(4) { 1 } else { 1 << 20 });
+            .with_partition_max_bytes(1 << 20);
+        if count == 1 && rng.one_in(4) {
+            partition.partition_max_bytes = 1;
+        }
         if version >= 9 {
             partition.current_leader_epoch = if rng.one_in(10) { rng.pick(&[0, 1]) } else { -1 };
         }
@@ -118,8 +127,9 @@ pub(crate) fn list_offsets(rng: &mut Rng) -> Asked {
     let version = rng.version(1, 10);
     let (name, index) = place(rng);
     // Earliest, latest, the largest time, what is on the node, what is elsewhere; and times.
-    let mut times = vec![-2, -1, 0, 1_700_000_000_500, 1_700_000_002_001, 1_800_000_000_000];
-    if version >= 7 {
+    let mut times = vec![-2, -1, 0, 1_700_000_000_500, 1_700_000_002_001, 4_000_000_000_000];
+    // Where there are markers the last one has the largest time, and which one that is depends on the clock.
+    if version >= 7 && name == UNMARKED {
         times.push(-3);
     }
     if version >= 8 {
@@ -212,15 +222,22 @@ pub(crate) fn create_or_delete(rng: &mut Rng, memory: &Memory) -> Asked {
         return Asked::new(ApiKey::DeleteTopics, version, RequestKind::DeleteTopics(request), name);
     }
     if rng.one_in(4) {
+        let to = |brokers: &[i32]| {
+            let brokers = brokers.iter().map(|id| BrokerId(*id)).collect();
+            create_partitions_request::CreatePartitionsAssignment::default().with_broker_ids(brokers)
+        };
+        // The right ones are for one more partition.
+        let assigned = [None, None, Some(vec![to(&[1])]), Some(vec![to(&[7])]), Some(vec![to(&[])]), Some(Vec::new())];
+        let name = rng.pick(&["apples", PASSING, PASSING, UNKNOWN]);
         let topic = create_partitions_request::CreatePartitionsTopic::default()
-            .with_name(named(rng.pick(&["apples", UNKNOWN])))
-            .with_count(rng.pick(&[0, 1, 3, -1]))
-            .with_assignments(None);
+            .with_name(named(name))
+            .with_count(if name == PASSING { rng.pick(&[1, 3, 4]) } else { rng.pick(&[0, 1, 3, -1]) })
+            .with_assignments(assigned[rng.below(6) as usize].clone());
         let request = CreatePartitionsRequest::default().with_topics(vec![topic]).with_timeout_ms(10_000);
         let version = rng.version(0, 3);
         return Asked::new(ApiKey::CreatePartitions, version, RequestKind::CreatePartitions(request), "");
     }
-    let mut asked = create(name, 2, rng.version(2, 7));
+    let mut asked = create(name, 2, &[], rng.version(2, 7));
     if let Asked::Request { request: RequestKind::CreateTopics(request), .. } = &mut asked {
         request.validate_only = false;
         let topic = &mut request.topics[0];
@@ -320,7 +337,7 @@ pub(crate) fn add_to_transaction(rng: &mut Rng, memory: &Memory) -> Asked {
         return Asked::new(ApiKey::AddOffsetsToTxn, rng.version(0, 4), RequestKind::AddOffsetsToTxn(request), who);
     }
     let places: Vec<_> =
-        if rng.one_in(5) { vec![place(rng)] } else { vec![("apples", 0), ("apples", 1), ("pears", 0)] };
+        if rng.one_in(5) { vec![place_in_transaction(rng)] } else { vec![("apples", 0), ("apples", 1), ("pears", 0)] };
     let topics = places.iter().map(|(name, partition)| {
         let topic = add_partitions_to_txn_request::AddPartitionsToTxnTopic::default();
         topic.with_name(named(name)).with_partitions(vec![*partition])
@@ -599,7 +616,8 @@ pub(crate) fn tell_more(rng: &mut Rng) -> Asked {
         }
         2 => {
             let version = rng.version(0, 1);
-            let kinds = if version >= 1 { vec![rng.pick(&[4, 8])] } else { Vec::new() };
+            // The node. Kafka has loggers with levels that can be set, too.
+            let kinds = if version >= 1 { vec![4] } else { Vec::new() };
             let request = ListConfigResourcesRequest::default().with_resource_types(kinds);
             Asked::new(ApiKey::ListConfigResources, version, RequestKind::ListConfigResources(request), "")
         }

@@ -1,6 +1,6 @@
 //! One broker: its connections, and what it has given out that later requests name.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::thread::sleep;
@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use crate::answer::{Names, Node, tree};
 use crate::batches;
+use crate::scenes;
 use crate::steps::{Asked, named, text};
 
 /// Errors that go away by themselves: coordinators and leaders that are being found, transactions that are being ended.
@@ -22,12 +23,12 @@ const PAUSE: Duration = Duration::from_millis(15);
 /// Longest that an answer may take.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A producer: its id, its epoch, and the next sequence of each partition.
+/// A producer: its id, its epoch, and of each partition the next sequence and how many the last batch had.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Producer {
     pub(crate) id: i64,
     pub(crate) epoch: i16,
-    pub(crate) sequences: BTreeMap<(String, i32), i32>,
+    pub(crate) sequences: BTreeMap<(String, i32), (i32, i32)>,
 }
 
 /// A member of a group.
@@ -49,7 +50,8 @@ pub(crate) struct Memory {
 
 pub(crate) struct Side {
     address: SocketAddr,
-    stream: Option<TcpStream>,
+    /// By name: one for what is asked alone, one for each member of a scene.
+    streams: HashMap<String, TcpStream>,
     correlation: i32,
     names: Names,
     pub(crate) memory: Memory,
@@ -57,7 +59,7 @@ pub(crate) struct Side {
 
 impl Side {
     pub(crate) fn new(address: SocketAddr) -> Side {
-        Side { address, stream: None, correlation: 0, names: Names::default(), memory: Memory::default() }
+        Side { address, streams: HashMap::new(), correlation: 0, names: Names::default(), memory: Memory::default() }
     }
 
     fn connect(&self) -> io::Result<TcpStream> {
@@ -69,8 +71,14 @@ impl Side {
 
     /// Sends a request and gives its answer as it is compared.
     pub(crate) fn ask(&mut self, asked: &Asked) -> io::Result<String> {
-        if let Asked::Raw(frame) = asked {
-            return self.raw(frame);
+        match asked {
+            Asked::Raw(frame) => return self.raw(frame),
+            Asked::Scene(scene, rng) => {
+                let played = scenes::play(self, *scene, rng.clone());
+                self.streams.retain(|name, _| name.is_empty());
+                return played;
+            }
+            Asked::Request { .. } => {}
         }
         let of = format!("{:?}", asked.key());
         let mut node = self.settled(asked)?;
@@ -94,25 +102,33 @@ impl Side {
         Ok(node)
     }
 
-    fn exchange(&mut self, asked: &Asked) -> io::Result<Option<ResponseKind>> {
-        let Asked::Request { key, version, .. } = asked else { return Ok(None) };
+    /// Sends a request on the one connection that is always there, and waits for its answer.
+    pub(crate) fn exchange(&mut self, asked: &Asked) -> io::Result<Option<ResponseKind>> {
+        self.send("", asked)?;
+        if asked.is_silent() { Ok(None) } else { self.receive("", asked).map(Some) }
+    }
+
+    /// Sends a request on a connection, which is opened if there is none of that name.
+    pub(crate) fn send(&mut self, by: &str, asked: &Asked) -> io::Result<()> {
         self.correlation += 1;
-        let wrong = |error: String| io::Error::new(ErrorKind::InvalidData, format!("{key:?} v{version}: {error}"));
-        let body = asked.frame(self.correlation).map_err(wrong)?;
-        if self.stream.is_none() {
-            self.stream = Some(self.connect()?);
+        let body = asked.frame(self.correlation).map_err(|error| wrong(asked, &error))?;
+        if !self.streams.contains_key(by) {
+            self.streams.insert(by.to_owned(), self.connect()?);
         }
-        let stream = self.stream.as_mut().expect("it was put there");
+        let stream = self.streams.get_mut(by).expect("it was put there");
         stream.write_all(&(body.len() as i32).to_be_bytes())?;
-        stream.write_all(&body)?;
-        if asked.is_silent() {
-            return Ok(None);
-        }
-        let mut answer = Bytes::from(read_frame(stream).map_err(|error| wrong(error.to_string()))?);
-        let version = *version;
-        let flexible = key.response_header_version(version) >= 1;
+        stream.write_all(&body)
+    }
+
+    /// Waits for the answer to what was sent on a connection.
+    pub(crate) fn receive(&mut self, by: &str, asked: &Asked) -> io::Result<ResponseKind> {
+        let (Asked::Request { key, version, .. }, Some(stream)) = (asked, self.streams.get_mut(by)) else {
+            return Err(wrong(asked, "nothing was asked there"));
+        };
+        let mut answer = Bytes::from(read_frame(stream).map_err(|error| wrong(asked, &error.to_string()))?);
+        let flexible = key.response_header_version(*version) >= 1;
         let _ = answer.split_to(if flexible { 5 } else { 4 });
-        ResponseKind::decode(*key, &mut answer, version).map(Some).map_err(|error| wrong(format!("{error:#}")))
+        ResponseKind::decode(*key, &mut answer, *version).map_err(|error| wrong(asked, &format!("{error:#}")))
     }
 
     /// A frame of any bytes, on a connection of its own: what comes back, or that it was closed.
@@ -127,8 +143,20 @@ impl Side {
         })
     }
 
-    /// Records as words, and the partitions of a topic together: Kafka tells some apart.
+    /// Records as words, and the partitions of a topic together: Kafka tells some apart. Without what Kafka alone tells.
     fn readable(&mut self, mut response: ResponseKind) -> ResponseKind {
+        if let ResponseKind::DescribeTransactions(told) = &mut response {
+            // KerA has no topic for the positions of groups.
+            told.transaction_states
+                .iter_mut()
+                .for_each(|one| one.topics.retain(|topic| &**topic.topic != "__consumer_offsets"));
+        }
+        if let ResponseKind::DescribeProducers(told) = &mut response {
+            // KerA does not remember a producer that has written nothing, although its transaction has ended there.
+            for partition in told.topics.iter_mut().flat_map(|topic| &mut topic.partitions) {
+                partition.active_producers.retain(|one| one.last_sequence >= 0 || one.current_txn_start_offset >= 0);
+            }
+        }
         if let ResponseKind::Fetch(fetched) = &mut response {
             let mut topics: Vec<fetch_response::FetchableTopicResponse> = Vec::new();
             for topic in std::mem::take(&mut fetched.responses) {
@@ -143,6 +171,11 @@ impl Side {
             fetched.responses = topics;
             for partition in fetched.responses.iter_mut().flat_map(|topic| &mut topic.partitions) {
                 if let Some(records) = &partition.records {
+                    // Kafka tells of aborted transactions as far as its index goes, not only as far as the records do.
+                    let end = batches::end(records);
+                    if let Some(aborted) = &mut partition.aborted_transactions {
+                        aborted.retain(|one| one.first_offset < end);
+                    }
                     let words = batches::words(records, |id| self.names.of("producer_id", &id.to_string()));
                     partition.records = Some(Bytes::from(words));
                 }
@@ -200,10 +233,15 @@ impl Side {
                 };
             }
             (RequestKind::Produce(asked), ResponseKind::Produce(done)) => {
-                let good = done.responses.iter().flat_map(|topic| &topic.partition_responses);
-                let is_good = good.clone().count() > 0 && good.clone().all(|one| one.error_code == 0);
-                if is_good && let Some(producer) = self.memory.producers.get_mut(who) {
-                    batches::count(asked, &mut producer.sequences, producer.id, &self.memory.topics);
+                let taken = |topic: &produce_request::TopicProduceData, index: i32| {
+                    let is_same = |of: &&produce_response::TopicProduceResponse| {
+                        of.name == topic.name && of.topic_id == topic.topic_id
+                    };
+                    let mut all = done.responses.iter().filter(is_same).flat_map(|of| &of.partition_responses);
+                    all.any(|one| one.index == index && one.error_code == 0)
+                };
+                if let Some(producer) = self.memory.producers.get_mut(who) {
+                    batches::count(asked, &mut producer.sequences, producer.id, &self.memory.topics, taken);
                 }
             }
             _ => {}
@@ -247,6 +285,10 @@ impl Side {
         }
         Ok(())
     }
+}
+
+fn wrong(asked: &Asked, error: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, format!("{}: {error}", asked.shown()))
 }
 
 fn read_frame(stream: &mut TcpStream) -> io::Result<Vec<u8>> {

@@ -4,14 +4,30 @@
 use bytes::Bytes;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Encodable, StrBytes};
+use kera_format::kafka_codec::KafkaCodec;
 use uuid::Uuid;
 
-use crate::batches::{batch, sign};
+use crate::batches::{Spec, batch, sign};
 use crate::requests;
+use crate::scenes::Scene;
 use crate::side::{Memory, Producer};
 
-/// Topics that are made first, with their partitions.
-pub(crate) const TOPICS: [(&str, i32); 3] = [("apples", 3), ("pears", 1), ("plums", 2)];
+/// Settings of a topic.
+type Settings = &'static [(&'static str, &'static str)];
+/// Topics that are made first, with their partitions and settings. Nothing is old enough to be compacted while the oracle runs.
+pub(crate) const TOPICS: [(&str, i32, Settings); 7] = [
+    ("apples", 3, &[]),
+    ("pears", 1, &[]),
+    ("plums", 2, &[]),
+    ("quinces", 2, &[("cleanup.policy", "compact"), ("min.compaction.lag.ms", "86400000")]),
+    ("figs", 1, &[("compression.type", "zstd")]),
+    ("medlars", 1, &[("message.timestamp.type", "LogAppendTime")]),
+    ("grapes", 12, &[]),
+];
+/// A topic that transactions have nothing to do with.
+pub(crate) const UNMARKED: &str = "figs";
+/// Topics whose batches both brokers open when they come in.
+const OPENED: [&str; 2] = ["quinces", "figs"];
 /// A topic that comes and goes, and one that is never there.
 pub(crate) const PASSING: &str = "cherries";
 pub(crate) const UNKNOWN: &str = "nowhere";
@@ -29,6 +45,8 @@ pub(crate) enum Asked {
     },
     /// Any bytes behind a length.
     Raw(Vec<u8>),
+    /// Several requests that wait for one another, and the numbers that they are made from.
+    Scene(Scene, Rng),
 }
 
 impl Asked {
@@ -40,7 +58,7 @@ impl Asked {
     pub(crate) fn key(&self) -> ApiKey {
         match self {
             Asked::Request { key, .. } => *key,
-            Asked::Raw(_) => ApiKey::ApiVersions,
+            Asked::Raw(_) | Asked::Scene(..) => ApiKey::ApiVersions,
         }
     }
 
@@ -49,6 +67,7 @@ impl Asked {
         let (key, version, request) = match self {
             Asked::Request { key, version, request, .. } => (key, *version, request),
             Asked::Raw(frame) => return Ok(frame.clone()),
+            Asked::Scene(..) => return Err("a scene is several requests".to_owned()),
         };
         let header = RequestHeader::default()
             .with_request_api_key(*key as i16)
@@ -74,6 +93,7 @@ impl Asked {
                 format!("{key:?} v{version} {who} {}", shown.replace("unknown_tagged_fields={} ", ""))
             }
             Asked::Raw(frame) => format!("raw {frame:?}"),
+            Asked::Scene(scene, _) => format!("{scene:?}"),
         }
     }
 }
@@ -121,9 +141,20 @@ pub(crate) fn named(name: &str) -> TopicName {
 
 /// A name of a topic, now and then of one that is not there; and a partition.
 pub(crate) fn place(rng: &mut Rng) -> (&'static str, i32) {
-    let name = rng.pick(&["apples", "apples", "apples", "pears", "pears", "plums", PASSING, UNKNOWN]);
+    let name = rng.pick(&[
+        "apples", "apples", "apples", "apples", "pears", "pears", "plums", "quinces", "quinces", "figs", "medlars",
+        PASSING, UNKNOWN,
+    ]);
     let partition = if rng.one_in(12) { rng.pick(&[-1, 3, 99]) } else { rng.below(2) as i32 };
     (name, partition)
+}
+
+/// The same for who writes in transactions.
+pub(crate) fn place_in_transaction(rng: &mut Rng) -> (&'static str, i32) {
+    match place(rng) {
+        (UNMARKED, index) => ("pears", index),
+        other => other,
+    }
 }
 
 /// A topic's id; the unknown one has one too, that nobody has given out.
@@ -137,7 +168,8 @@ pub(crate) fn producer_of(memory: &Memory, who: &str) -> Producer {
 
 /// What is asked before anything random.
 pub(crate) fn prologue() -> Vec<Asked> {
-    let mut all: Vec<Asked> = TOPICS.iter().map(|(name, partitions)| requests::create(name, *partitions, 7)).collect();
+    let mut all: Vec<Asked> =
+        TOPICS.iter().map(|(name, partitions, settings)| requests::create(name, *partitions, settings, 7)).collect();
     all.push(requests::find_coordinator(0, "group"));
     // Groups that stay: Kafka keeps one without offsets until it cleans up, KerA does not.
     all.extend(["group", "other"].map(requests::keep));
@@ -155,6 +187,12 @@ pub(crate) fn nth(seed: u64, number: u64, memory: &Memory) -> Asked {
         Ok(at) if at < prologue.len() => prologue.swap_remove(at),
         _ => step(seed, number, memory),
     }
+}
+
+/// The scene of a number.
+pub(crate) fn scene(seed: u64, number: u64) -> Asked {
+    let mut rng = Rng::new(seed, number);
+    Asked::Scene(Scene::pick(&mut rng, number), rng)
 }
 
 /// The request of a step.
@@ -183,40 +221,34 @@ fn step(seed: u64, number: u64, memory: &Memory) -> Asked {
         92..95 => requests::consumer_group(rng, memory),
         95..97 => requests::tell_node(rng),
         97 => requests::tell_more(rng),
+        98 => scene(seed, number),
         _ => wrong(rng),
     }
 }
 
-fn produce(rng: &mut Rng, number: u64, memory: &Memory) -> Asked {
-    let version = rng.version(3, 13);
-    let who = rng.pick(&["", "i0", "i1", "x0", "x0", "x1"]);
-    let transactional = who.starts_with('x');
-    let known = producer_of(memory, who);
-    let (name, index) = place(rng);
-    let next = known.sequences.get(&(name.to_owned(), index)).copied().unwrap_or_default();
-    let next = match rng.below(12) {
-        0 => next + 3,
-        1 => (next - 1).max(0),
-        _ => next,
-    };
-    let epoch = match rng.below(16) {
-        0 => known.epoch - 1,
-        1 => known.epoch + 1,
-        _ => known.epoch,
-    };
-    let count = 1 + rng.below(4) as u8;
-    let from = if who.is_empty() { (-1, -1, -1) } else { (known.id, epoch.max(0), next) };
-    let mut records = batch(count, FIRST_MS + number as i64 * 10, from, transactional);
+/// A batch, right or wrong; in `name`.
+fn records(rng: &mut Rng, name: &str, spec: Spec) -> Vec<u8> {
+    let mut spec = spec;
+    if rng.one_in(2) {
+        let codecs = [KafkaCodec::Gzip, KafkaCodec::Snappy, KafkaCodec::Lz4, KafkaCodec::Zstd];
+        spec.codec = rng.pick(&codecs);
+    }
+    let any = rng.below(u64::from(spec.count)) as u8;
+    spec.tombstone = rng.one_in(4).then_some(any);
     // Of two things that are wrong either may be told: what is wrong with the batch is for those without transactions.
-    match rng.below(30) {
-        _ if transactional => {}
+    let wrong = if spec.transactional { u64::MAX } else { rng.below(30) };
+    if OPENED.contains(&name) {
+        spec.keyless = matches!(wrong, 8 | 9).then_some(any);
+    }
+    let mut records = batch(&spec);
+    match wrong {
         0 => *records.last_mut().expect("a batch has bytes") ^= 1,
         1 => records[17] ^= 1,
         2 => records[16] = 1,
         3 => records.truncate(records.len() - 1),
         4 => records.extend_from_within(..),
         5 => records.clear(),
-        6 => {
+        6 if spec.codec == KafkaCodec::None || OPENED.contains(&name) => {
             // More records than there are.
             records[57..61].copy_from_slice(&9_i32.to_be_bytes());
             sign(&mut records);
@@ -225,20 +257,77 @@ fn produce(rng: &mut Rng, number: u64, memory: &Memory) -> Asked {
             records[22] |= 32;
             sign(&mut records);
         }
+        12 if OPENED.contains(&name) && spec.count > 1 => {
+            // Fewer records than there are.
+            records[57..61].copy_from_slice(&1_i32.to_be_bytes());
+            records[23..27].copy_from_slice(&0_i32.to_be_bytes());
+            sign(&mut records);
+        }
+        13 if OPENED.contains(&name) && spec.codec == KafkaCodec::None => {
+            // Says that it is compressed, and is not.
+            records[22] |= rng.pick(&[1, 3, 4]);
+            sign(&mut records);
+        }
         _ => {}
     }
-    let partition =
-        produce_request::PartitionProduceData::default().with_index(index).with_records(Some(Bytes::from(records)));
-    let topic = produce_request::TopicProduceData::default().with_partition_data(vec![partition]);
-    let topic = if version >= 13 { topic.with_topic_id(id_of(memory, name)) } else { topic.with_name(named(name)) };
-    let is_there = name == "apples" && matches!(index, 0 | 1);
+    records
+}
+
+fn produce(rng: &mut Rng, number: u64, memory: &Memory) -> Asked {
+    let version = rng.version(3, 13);
+    let who = rng.pick(&["", "i0", "i1", "x0", "x0", "x1"]);
+    let transactional = who.starts_with('x');
+    let known = producer_of(memory, who);
+    let epoch = match rng.below(16) {
+        0 => known.epoch - 1,
+        1 => known.epoch + 1,
+        _ => known.epoch,
+    };
+    let one = if transactional { place_in_transaction } else { place };
+    let mut places = vec![one(rng)];
+    if rng.one_in(3) {
+        places.extend([one(rng), one(rng)]);
+    }
+    let mut topics: Vec<produce_request::TopicProduceData> = Vec::new();
+    for (name, index) in places.clone() {
+        let (next, last) = known.sequences.get(&(name.to_owned(), index)).copied().unwrap_or_default();
+        let mut count = 1 + rng.below(4) as u8;
+        let next = match rng.below(12) {
+            // Kafka remembers a producer where it has a marker only, and takes what is first in a transaction at any number.
+            0 if !transactional || next > 0 => next + 3,
+            // The last batch again, as long as it was: KerA knows it by where it ended.
+            1 if last > 0 => {
+                count = last as u8;
+                next - last
+            }
+            _ => next,
+        };
+        let spec = Spec {
+            count,
+            at_ms: FIRST_MS + number as i64 * 10,
+            from: if who.is_empty() { (-1, -1, -1) } else { (known.id, epoch.max(0), next) },
+            transactional,
+            ..Spec::default()
+        };
+        let records = Bytes::from(records(rng, name, spec));
+        let partition = produce_request::PartitionProduceData::default().with_index(index).with_records(Some(records));
+        let topic = produce_request::TopicProduceData::default();
+        let topic = if version >= 13 { topic.with_topic_id(id_of(memory, name)) } else { topic.with_name(named(name)) };
+        match topics.iter_mut().find(|other| other.name == topic.name && other.topic_id == topic.topic_id) {
+            // A partition comes once in a request.
+            Some(known) if known.partition_data.iter().any(|other| other.index == index) => {}
+            Some(known) => known.partition_data.push(partition),
+            None => topics.push(topic.with_partition_data(vec![partition])),
+        }
+    }
+    let is_there = places.iter().all(|(name, index)| *name == "apples" && matches!(index, 0 | 1));
     let acks = if !transactional && is_there && rng.one_in(12) { 2 } else { rng.pick(&[-1, 1]) };
     let id = (transactional && !(is_there && rng.one_in(12))).then(|| TransactionalId(text(who)));
     let request = ProduceRequest::default()
         .with_transactional_id(id)
         .with_acks(acks)
         .with_timeout_ms(10_000)
-        .with_topic_data(vec![topic]);
+        .with_topic_data(topics);
     Asked::new(ApiKey::Produce, version, RequestKind::Produce(request), who)
 }
 
