@@ -11,7 +11,8 @@ use bytes::Bytes;
 use kera_format::Cursor;
 use kera_log::{Lane, LaneVersion, ReadError, ReadOutcome};
 use kera_protocol::read::{
-    ANSWER_COMMITTED, ANSWER_END_OF_GROUP, ANSWER_HOLES, ANSWER_MORE, ENTRY_FOLLOW_GROUPS, write_answers,
+    ANSWER_COMMITTED, ANSWER_END_OF_GROUP, ANSWER_HOLES, ANSWER_MORE, ENTRY_FOLLOW_GROUPS, ENTRY_UNCOMMITTED,
+    write_answers,
 };
 use kera_protocol::{FrameHeader, ReadAnswer, ReadEntry, Status};
 use kera_rpc::Outbox;
@@ -23,6 +24,9 @@ use crate::ownership::Ownership;
 use crate::session::Core;
 use crate::visible::{self, Shown};
 
+/// The flags of an entry.
+const ENTRY_FLAGS: u32 = ENTRY_FOLLOW_GROUPS | ENTRY_UNCOMMITTED;
+
 /// One lane of a request.
 pub(crate) struct Entry {
     pub(crate) lane: Arc<Lane>,
@@ -33,6 +37,8 @@ pub(crate) struct Entry {
     cursor: Cursor,
     max_bytes: usize,
     follow: bool,
+    /// Readers are shown what is not committed as well.
+    uncommitted: bool,
     in_line: bool,
     /// Nothing more is read: the group ended, or the cursor cannot be read from.
     ended: bool,
@@ -110,6 +116,7 @@ impl Entries {
                     cursor: entry.cursor,
                     max_bytes: if entry.max_bytes == 0 { usize::MAX } else { entry.max_bytes as usize },
                     follow: entry.flags & ENTRY_FOLLOW_GROUPS != 0,
+                    uncommitted: entry.flags & ENTRY_UNCOMMITTED != 0,
                     in_line: true,
                     ended: false,
                 }),
@@ -177,8 +184,8 @@ impl Entries {
                 Err(error) => Err(error),
             };
             let shown = match &mut outcome {
-                Ok(outcome) => visible::narrow(&entry.lane, outcome),
-                Err(_) => Shown::default(),
+                Ok(outcome) if !entry.uncommitted => visible::narrow(&entry.lane, outcome),
+                _ => Shown::default(),
             };
             let fits = outcome.as_ref().map_or(true, |outcome| {
                 // A first chunk may be larger than the budget, not than the frame.
@@ -277,10 +284,10 @@ pub(crate) fn check(asked: &[ReadEntry], room: usize) -> Result<(), Failure> {
     if asked.is_empty() {
         return Err(Failure::argument("entries is empty, allowed is one or more"));
     }
-    match asked.iter().position(|entry| entry.flags & !ENTRY_FOLLOW_GROUPS != 0) {
+    match asked.iter().position(|entry| entry.flags & !ENTRY_FLAGS != 0) {
         Some(at) => {
             let flags = asked[at].flags;
-            Err(Failure::argument(format!("flags of entry {at} is {flags}, allowed is 0 or {ENTRY_FOLLOW_GROUPS}")))
+            Err(Failure::argument(format!("flags of entry {at} is {flags}, allowed are 0 to {ENTRY_FLAGS}")))
         }
         None => Ok(()),
     }

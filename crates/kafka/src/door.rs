@@ -30,6 +30,7 @@ use crate::floors::Floors;
 use crate::group_door::{self, GroupDoor};
 use crate::group_parts;
 use crate::node_requests::{self, Answered, NodeRequests, NodeWork};
+use crate::older::Older;
 use crate::session::KafkaSession;
 use crate::transaction_door::{self, TransactionDoor};
 use crate::transaction_owner::TransactionOwner;
@@ -64,6 +65,8 @@ pub struct DoorConfig {
     pub fetch_sessions_max: usize,
     /// Partitions in all fetch sessions together, about a hundred bytes each.
     pub fetch_session_partitions_max: usize,
+    /// Chunks of partitions that moved here which are kept in memory, in bytes; the nodes that they were written at hold them.
+    pub older_bytes_max: usize,
     /// Longest that a produce request waits for room or for its disk, in milliseconds.
     pub produce_wait_ms_max: u32,
     /// Produce requests of one connection that may wait for the disk, or answers to commits of offsets.
@@ -84,6 +87,7 @@ impl Default for DoorConfig {
             fetch_wait_ms_max: 60_000,
             fetch_sessions_max: 1_000,
             fetch_session_partitions_max: 250_000,
+            older_bytes_max: 64 << 20,
             produce_wait_ms_max: 60_000,
             in_flight_requests_max: 256,
             control_bytes_max: 4 << 20,
@@ -188,6 +192,8 @@ pub trait OtherNodes: Send + Sync {
     /// Asks the Kafka door of another node, which [answers](Door::answer). `done` is called on some thread, with why there is no answer
     /// otherwise, and must not block.
     fn ask(&self, node: u32, op: Op, body: Vec<u8>, done: Answered);
+    /// Asks another node what its native clients ask. `done` as with [`ask`](OtherNodes::ask).
+    fn ask_native(&self, node: u32, op: Op, body: Vec<u8>, done: Answered);
     /// Whether all nodes know how to coordinate transactions together.
     fn serves_transactions(&self) -> bool;
 }
@@ -203,6 +209,7 @@ pub struct Door {
     pub(crate) owner: TransactionOwner,
     pub(crate) fetch_sessions: FetchSessions,
     pub(crate) floors: Floors,
+    pub(crate) older: Older,
     pub(crate) counts: Counts,
     /// Bytes that fetches wait for from disk: see [`crate::fetch`].
     pub(crate) loads_awaited: AtomicUsize,
@@ -281,6 +288,7 @@ impl Door {
         let (sessions, partitions) = (config.fetch_sessions_max, config.fetch_session_partitions_max);
         let fetch_sessions = FetchSessions::new(sessions, partitions, Arc::clone(&random));
         let groups = GroupDoor::open(&catalog, &broker, &clock, random)?;
+        let older = Older::new(config.older_bytes_max);
         let floors = Floors::open(&catalog, &broker, &clock)?;
         let endings = Endings::new(events.clone());
         let (node_requests, node_work) = NodeRequests::new();
@@ -296,6 +304,7 @@ impl Door {
             owner: TransactionOwner::default(),
             fetch_sessions,
             floors,
+            older,
             counts: Counts::default(),
             loads_awaited: AtomicUsize::new(0),
             clock,
@@ -353,12 +362,14 @@ impl Door {
         brokers
     }
 
-    /// Who leads a partition, and in which epoch: its streamlet's owner; -1 if there is none.
+    /// Who leads a partition, and in which epoch: its streamlet's owner; -1 if there is none. A node that has not heard from the coordinators
+    /// for so long that it does not serve its partitions does not name itself: others know better.
     pub(crate) fn leader_of(&self, info: &StreamInfo, partition: i32) -> (i32, i32) {
         let streamlet = StreamletId(partition as u32 / info.options.lanes.max(1));
         match self.broker.ownership().owner(info.id, streamlet) {
             None => (self.node_id(), 0),
             Some(owner) if owner.node == 0 => (-1, epochs::UNKNOWN),
+            Some(owner) if owner.node as i32 == self.node_id() && !self.broker.is_confirmed() => (-1, epochs::UNKNOWN),
             Some(owner) => (owner.node as i32, owner.epoch.cast_signed()),
         }
     }

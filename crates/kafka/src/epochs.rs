@@ -8,6 +8,8 @@ use kafka_protocol::ResponseError;
 use kera_format::GroupId;
 use kera_log::Lane;
 
+use crate::older::Group;
+
 /// An epoch, or an offset, that is not known.
 pub(crate) const UNKNOWN: i32 = -1;
 
@@ -33,15 +35,27 @@ pub(crate) fn check(lane: &Lane, known: i32) -> Result<(), ResponseError> {
     }
 }
 
-/// The epoch in which the record at an offset was appended; of one that is not there yet, the current one.
-pub(crate) fn at(lane: &Lane, offset: i64) -> i32 {
-    let groups = lane.groups(GroupId::NONE, usize::MAX);
-    let of = groups.iter().find(|group| u64::try_from(offset).is_ok_and(|offset| group.next_ordinal > offset));
-    of.map_or(current(lane), |group| of_group(lane, group.id))
+/// The groups of a lane in order, with their first ordinals and what comes behind their last: those that are here, and what is known of
+/// those that `older` owners have.
+fn groups(lane: &Lane, older: &[Group]) -> Vec<(GroupId, u64, u64)> {
+    let here = lane.groups(GroupId::NONE, usize::MAX);
+    let mut groups: Vec<_> = here.iter().map(|group| (group.id, group.first_ordinal, group.next_ordinal)).collect();
+    groups.extend(older.iter().map(|group| (group.id, group.first, group.end)));
+    groups.sort_unstable();
+    groups.dedup_by_key(|(id, ..)| *id);
+    groups
 }
 
-/// Where an epoch ends, and the last one up to it that has records; nothing if it is later than the current one.
-pub(crate) fn end_of(lane: &Lane, epoch: i32) -> Option<(i32, i64)> {
+/// The epoch in which the record at an offset was appended; of one that is not there yet, the current one.
+pub(crate) fn at(lane: &Lane, offset: i64, older: &[Group]) -> i32 {
+    let groups = groups(lane, older);
+    let of = groups.iter().find(|(_, _, next)| u64::try_from(offset).is_ok_and(|offset| *next > offset));
+    of.map_or(current(lane), |(id, ..)| of_group(lane, *id))
+}
+
+/// Where an epoch ends, and the last one up to it that has records; nothing if it is later than the current one. While not all `older` groups
+/// are known it may be told to end later than it does: no client goes back for that, and none is to.
+pub(crate) fn end_of(lane: &Lane, epoch: i32, older: &[Group]) -> Option<(i32, i64)> {
     let (current, durable) = (current(lane), lane.durable_ordinal());
     if epoch < 0 || epoch > current {
         return None;
@@ -49,9 +63,9 @@ pub(crate) fn end_of(lane: &Lane, epoch: i32) -> Option<(i32, i64)> {
     if epoch == current {
         return Some((epoch, durable.cast_signed()));
     }
-    let groups = lane.groups(GroupId::NONE, usize::MAX);
-    let behind = groups.partition_point(|group| of_group(lane, group.id) <= epoch);
-    let end = groups.get(behind).map_or(durable, |group| group.first_ordinal.min(durable));
-    let known = groups[..behind].last().map_or(epoch, |group| of_group(lane, group.id));
+    let groups = groups(lane, older);
+    let behind = groups.partition_point(|(id, ..)| of_group(lane, *id) <= epoch);
+    let end = groups.get(behind).map_or(durable, |(_, first, _)| (*first).min(durable));
+    let known = groups[..behind].last().map_or(epoch, |(id, ..)| of_group(lane, *id));
     Some((known, end.cast_signed()))
 }

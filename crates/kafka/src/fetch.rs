@@ -9,6 +9,9 @@
 //! waits until half of what it may have is there, or its time is up. It holds no memory meanwhile. And it has no more brought
 //! back than it may have: what came for a later answer would push out what this one waits for.
 //!
+//! What was written before a partition moved here comes from the node that has it ([`crate::older`]). It is waited for in the same way,
+//! but nothing else is held back for it.
+//!
 //! A fetch of a session ([`crate::fetch_sessions`]) has all partitions of it put in, and is answered with those of which there
 //! is something to tell.
 //!
@@ -25,7 +28,7 @@ use kafka_protocol::messages::FetchRequest;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kera_format::chunk::{Chunks, PayloadKind};
 use kera_format::{CHUNK_HEADER_BYTES, Cursor};
-use kera_log::{Lane, LaneVersion, Lookup, Observer, ReadError, ReadOutcome, Tenure};
+use kera_log::{Lane, LaneVersion, Lookup, Observer, ReadError, Tenure};
 use kera_rpc::{FrameWriter, Outbox};
 use parking_lot::Mutex;
 
@@ -34,6 +37,7 @@ use crate::door::{Door, Topic};
 use crate::epochs;
 use crate::fetch_sessions::{Mode, NO_SESSION, Told};
 use crate::floors::first_offset;
+use crate::older::{Shared, Step};
 use crate::session::{Core, Request};
 use crate::transaction_door::SharedPartition;
 use crate::wire::Writer;
@@ -447,7 +451,8 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
         None => durable,
     };
     let end = if committed { stable } else { durable };
-    let log_start = first_offset(lane).min(durable);
+    let shared = Shared::of(&core.door, lane);
+    let log_start = start_of(core, lane, shared.as_ref()).min(durable);
     let mut found = Found {
         high_watermark: durable.cast_signed(),
         last_stable: stable.cast_signed(),
@@ -466,23 +471,23 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
     if budget == 0 {
         return found;
     }
-    let (stream, partition) = (lane.stream_id().0, asked.partition);
-    let cursor = match core.places.get(&(stream, partition)) {
-        Some((at, cursor)) if *at == offset => *cursor,
-        _ => match lane.lookup_ordinal(offset) {
-            Ok(Lookup::Found { cursor, .. }) => cursor,
-            Ok(Lookup::Loading(version)) => {
-                found.waits = Some((Arc::clone(lane), version));
-                found.loads = LOOKUP_LOAD_BYTES;
-                return found;
-            }
-            Err(error) => {
-                found.error = read_error(&error);
-                return found;
-            }
-        },
-    };
     let left = Left { bytes: budget, ..left };
+    let mut offset = offset;
+    if let Some(shared) = shared.filter(|shared| offset < shared.present_first(lane)) {
+        match read_older(core, lane, &shared, version, offset..end, left, &mut found) {
+            Older::Here(from) => offset = from,
+            Older::Done(next_offset) => {
+                if let Some(of) = transactions.filter(|_| committed) {
+                    found.aborted = Some(of.lock().aborted(offset, next_offset));
+                }
+                return found;
+            }
+            Older::Nothing => return found,
+        }
+    }
+    let (stream, partition) = (lane.stream_id().0, asked.partition);
+    let known = core.places.get(&(stream, partition)).filter(|(at, _)| *at == offset).map(|(_, cursor)| *cursor);
+    let Some(cursor) = known.or_else(|| place_of(lane, offset, &mut found)) else { return found };
     match take(lane, version, cursor, offset..end, left, &mut found) {
         Ok(Some((next_offset, next))) => {
             if let Some(of) = transactions.filter(|_| committed) {
@@ -497,6 +502,76 @@ fn read(core: &mut Core, lane: &Arc<Lane>, asked: &FetchPartition, committed: bo
         }
     }
     found
+}
+
+/// Where an offset is in a lane; if that is not known now, where to wait.
+fn place_of(lane: &Arc<Lane>, offset: u64, found: &mut Found) -> Option<Cursor> {
+    match lane.lookup_ordinal(offset) {
+        Ok(Lookup::Found { cursor, .. }) => return Some(cursor),
+        Ok(Lookup::Loading(version)) => {
+            (found.waits, found.loads) = (Some((Arc::clone(lane), version)), LOOKUP_LOAD_BYTES);
+        }
+        Err(error) => found.error = read_error(&error),
+    }
+    None
+}
+
+/// Where a partition begins; while nobody has told that of what other nodes have, what is deleted in it.
+fn start_of(core: &Core, lane: &Arc<Lane>, shared: Option<&Shared>) -> u64 {
+    match shared {
+        None => first_offset(lane),
+        Some(shared) => shared.first(&core.door, lane).unwrap_or_else(|| lane.floor_ordinal()),
+    }
+}
+
+/// What a read has come to of what was written before the present owner.
+enum Older {
+    /// The present owner has what comes next, from this offset on.
+    Here(u64),
+    /// There is something, up to this offset.
+    Done(u64),
+    /// There is nothing now, or it cannot be read.
+    Nothing,
+}
+
+/// Reads offsets in `range` of a partition that other nodes have had before: what comes next of it, or where to wait. `version` is the
+/// lane's from before the range was known.
+fn read_older(
+    core: &Core,
+    lane: &Arc<Lane>,
+    shared: &Shared,
+    version: LaneVersion,
+    mut range: Range<u64>,
+    left: Left,
+    found: &mut Found,
+) -> Older {
+    while range.start < range.end {
+        let data = match shared.step(&core.door, lane, range.start, left.bytes, left.may_load) {
+            Step::Data(data) => data,
+            Step::Present => return Older::Here(range.start),
+            Step::Wait(loads) => {
+                // What comes from another node is not waited for before the fetch is answered: that node may be slow.
+                (found.waits, found.loads) = (Some((Arc::clone(lane), version)), loads);
+                return Older::Nothing;
+            }
+            Step::Failed(error) => {
+                found.error = read_error(&error);
+                return Older::Nothing;
+            }
+        };
+        match take_from(lane, &data, &range, found) {
+            Ok((next_offset, _)) if !found.parts.is_empty() => return Older::Done(next_offset),
+            // Only places are left of these batches.
+            Ok((passed, None)) => range.start = passed,
+            Ok((_, Some(_))) => break,
+            Err(error) => {
+                found.error = read_error(&error);
+                return Older::Nothing;
+            }
+        }
+    }
+    found.waits = Some((Arc::clone(lane), version));
+    Older::Nothing
 }
 
 /// Up to where every transaction has ended; `None`: that is not known yet.
@@ -534,7 +609,7 @@ fn take(
             found.loads = usize::try_from(loading_bytes).unwrap_or(usize::MAX).min(left.bytes);
             return Ok(None);
         }
-        let (next_offset, next_cursor) = take_from(lane, &outcome, &range, found)?;
+        let (next_offset, next_cursor) = take_from(lane, &outcome.data, &range, found)?;
         if !found.parts.is_empty() {
             return Ok(Some((next_offset, next_cursor.unwrap_or(outcome.next))));
         }
@@ -547,16 +622,16 @@ fn take(
 }
 
 /// Takes what is in the range out of what was read. Batches of which compaction has left nothing but their place are not sent:
-/// librdkafka does not go on behind an answer that has no others. The offset behind it, and the chunk where the range ends, if
-/// that was read.
+/// librdkafka does not go on behind an answer that has no others. The offset behind what was taken or, if nothing was, behind what was
+/// passed over, and the chunk where the range ends, if that was read.
 fn take_from(
     lane: &Lane,
-    outcome: &ReadOutcome,
+    read: &[Bytes],
     range: &Range<u64>,
     found: &mut Found,
 ) -> Result<(u64, Option<Cursor>), ReadError> {
-    let (mut next_offset, mut next_cursor) = (range.start, None);
-    'data: for data in &outcome.data {
+    let (mut next_offset, mut next_cursor, mut passed) = (range.start, None, range.start);
+    'data: for data in read {
         let mut at = 0;
         for chunk in Chunks::new(data) {
             let (Ok(chunk), start) = (chunk, at) else {
@@ -573,6 +648,7 @@ fn take_from(
                 next_cursor = Some(Cursor { group: place.group, segment: place.segment, position: place.position });
                 break 'data;
             }
+            passed = next;
             let leader_epoch = epochs::of_group(lane, place.group);
             let part = match header.kind {
                 PayloadKind::KafkaBatch if (header.payload_bytes as usize) < BATCH_HEADER_BYTES => {
@@ -599,7 +675,8 @@ fn take_from(
             next_offset = next;
         }
     }
-    Ok((next_offset, next_cursor))
+    let behind = if found.parts.is_empty() { passed } else { next_offset };
+    Ok((behind, next_cursor))
 }
 
 #[cfg(test)]

@@ -94,7 +94,9 @@ impl Floors {
     pub(crate) fn raise(&self, lanes: &[(Arc<Lane>, u64)]) -> Result<Option<After>, AppendFailed> {
         let mut all = self.all.lock();
         let mut higher: BTreeMap<Key, (&Arc<Lane>, u64)> = BTreeMap::new();
-        for (lane, ordinal) in lanes.iter().filter(|(lane, ordinal)| *ordinal > first_offset(lane)) {
+        // Of what other nodes have it is not known here whether it is there.
+        let known = |lane: &Lane| if lane.is_plain() { first_offset(lane) } else { lane.floor_ordinal() };
+        for (lane, ordinal) in lanes.iter().filter(|(lane, ordinal)| *ordinal > known(lane)) {
             let key = (lane.stream_id(), lane.streamlet_id(), lane.id());
             let (_, highest) = higher.entry(key).or_insert((lane, *ordinal));
             *highest = (*highest).max(*ordinal);

@@ -12,6 +12,7 @@
 //! | `fetch`, `fetch_sessions`, `offsets` | lanes as record batches; what a client goes on fetching; times to offsets |
 //! | `admin`, `metadata`, `configs`, `access` | topics and what the node says about itself |
 //! | `counts` | numbers for metrics |
+//! | `older` | what other nodes have of partitions that moved here |
 //! | `epochs` | epochs of leaders |
 //! | `partitions`, `floors` | what partitions take up; where they begin once records were deleted |
 //! | [`groups`], `group_door`, `group_parts` | the group coordinator, its connections, which groups are this node's |
@@ -44,6 +45,7 @@ pub mod groups;
 mod metadata;
 mod node_requests;
 mod offsets;
+mod older;
 mod pace;
 mod partitions;
 mod produce;

@@ -174,6 +174,41 @@ impl Door {
     ) where
         M::Response: Send + 'static,
     {
+        let (version, body, answered) = self.asked(message, done);
+        if node == self.node_id().cast_unsigned() {
+            self.answer(M::OP, version, body, answered);
+        } else if let Some(others) = self.others() {
+            others.ask(node, M::OP, body, answered);
+        } else {
+            answered(Err("the node does not reach others yet".to_owned()));
+        }
+    }
+
+    /// Asks another node what its native clients ask. `done` is called as with [`ask`](Door::ask).
+    pub(crate) fn ask_native<M: Message>(
+        &self,
+        node: u32,
+        message: &M,
+        done: impl FnOnce(&Arc<Door>, Result<M::Response, String>) + Send + 'static,
+    ) where
+        M::Response: Send + 'static,
+    {
+        let (_, body, answered) = self.asked(message, move |door, _, told| done(door, told));
+        match self.others() {
+            Some(others) => others.ask_native(node, M::OP, body, answered),
+            None => answered(Err("the node does not reach others yet".to_owned())),
+        }
+    }
+
+    /// A message as bytes, with its version, and how its answer comes to the thread.
+    fn asked<M: Message>(
+        &self,
+        message: &M,
+        done: impl FnOnce(&Arc<Door>, &mut Awaited, Result<M::Response, String>) + Send + 'static,
+    ) -> (u8, Vec<u8>, Answered)
+    where
+        M::Response: Send + 'static,
+    {
         let version = M::OP.version_max();
         let mut body = Vec::new();
         message.encode(version, &mut body);
@@ -183,13 +218,7 @@ impl Door {
             let response = answer.and_then(|body| M::Response::decode(version, &body).map_err(told));
             back.run(Box::new(move |door, awaited| done(door, awaited, response)));
         });
-        if node == self.node_id().cast_unsigned() {
-            self.answer(M::OP, version, body, answered);
-        } else if let Some(others) = self.others() {
-            others.ask(node, M::OP, body, answered);
-        } else {
-            answered(Err("the node does not reach others yet".to_owned()));
-        }
+        (version, body, answered)
     }
 }
 

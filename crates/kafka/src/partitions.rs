@@ -21,6 +21,7 @@ use kera_log::Tenure;
 
 use crate::door::{After, Door};
 use crate::floors::first_offset;
+use crate::older::Shared;
 
 /// The offset that means a partition's end.
 const END: i64 = -1;
@@ -129,7 +130,12 @@ pub(crate) fn delete_records(door: &Door, asked: &DeleteRecordsRequest) -> (Dele
                 return refused(ResponseError::OffsetOutOfRange);
             };
             lanes.push((lane.clone(), wanted));
-            answer.with_low_watermark(wanted.max(first_offset(lane)).cast_signed())
+            // Where it begins at other nodes is known if somebody has read there.
+            let first = match Shared::of(door, lane) {
+                None => Some(first_offset(lane)),
+                Some(shared) => shared.first(door, lane),
+            };
+            answer.with_low_watermark(wanted.max(first.unwrap_or(0)).cast_signed())
         });
         let partitions = partitions.collect();
         topics.push(DeleteRecordsTopicResult::default().with_name(topic.name.clone()).with_partitions(partitions));

@@ -517,7 +517,8 @@ impl Appending<'_> {
             return Written::refused(ResponseError::DuplicateSequenceNumber, "the batch was appended long ago");
         }
         let base_offset = appended.base_ordinal.cast_signed();
-        let log_start = first_offset(lane).cast_signed();
+        // Where it begins at other nodes is not looked for here.
+        let log_start = if lane.is_plain() { first_offset(lane).cast_signed() } else { -1 };
         Written { error: 0, message: None, base_offset, append_ms: -1, log_start }
     }
 }

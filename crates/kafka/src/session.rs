@@ -460,7 +460,7 @@ impl Session for KafkaSession {
         let first = match self.queue.front() {
             Some(Pending::Produce(waiting)) => Some(waiting.deadline_us()),
             Some(Pending::Fetch(fetching)) => Some(fetching.deadline_us()),
-            Some(Pending::List(listing)) => Some(listing.deadline_us()),
+            Some(Pending::List(listing)) => Some(listing.deadline_us(self.now_us())),
             Some(Pending::Reply | Pending::Durable(..) | Pending::TxnCommit(..)) | None => None,
         };
         first.into_iter().chain(self.producing.deadline_us()).min()

@@ -852,6 +852,7 @@ pub(crate) fn follow(door: &Weak<Door>) {
                 Err(error) => tracing::error!(%error, "no thread to read Kafka transactions with; restart the node"),
             }
         }
+        strong.older.tick(&strong);
         drop(strong);
         readers.retain(|reader| !reader.is_finished());
         std::thread::sleep(FOLLOW);

@@ -42,6 +42,8 @@ const _: () = assert!((crate::write::WRITE_HEAD_BYTES | crate::write::RESULTS_HE
 
 /// Entry flag: at the end of a group go on with the lane's next one.
 pub const ENTRY_FOLLOW_GROUPS: u32 = 1;
+/// Entry flag: everything is read, records of transactions that have not ended or were aborted as well.
+pub const ENTRY_UNCOMMITTED: u32 = 2;
 /// Answer flag: the data ends the group, and `next` is where the lane's next group starts if it is known, or the end
 /// of this group.
 pub const ANSWER_END_OF_GROUP: u16 = 1;
@@ -129,7 +131,7 @@ wire_struct! {
         /// Most bytes of this lane in one answer; a first chunk that is larger comes all the same. Zero: no limit of
         /// its own.
         pub max_bytes: u32,
-        /// [`ENTRY_FOLLOW_GROUPS`]; the rest zero.
+        /// [`ENTRY_FOLLOW_GROUPS`], [`ENTRY_UNCOMMITTED`]; the rest zero.
         pub flags: u32,
     }
 }

@@ -23,6 +23,7 @@ fn prose(doc: &str) -> String {
     let doc = doc.replace("[`crate::limits::OWNER_STREAMS_MAX`]", &limits::OWNER_STREAMS_MAX.to_string());
     let doc = doc.replace("[`crate::limits::COMMIT_ENTRIES_MAX`]", &limits::COMMIT_ENTRIES_MAX.to_string());
     let doc = doc.replace("[`GroupId::NONE`]", "zero").replace("[`ENTRY_FOLLOW_GROUPS`]", "1: follow groups");
+    let doc = doc.replace("[`ENTRY_UNCOMMITTED`]", "2: also what is not committed");
     let doc = doc.replace(", see [`kera_format::limits::name_is_valid`]", ": 1 to 249 of `a-z A-Z 0-9 . _ -`");
     let doc = doc.replace(", see [`StreamOptions::check`]", "").replace(", see [`crate::Status`]", "");
     let doc = doc.replace("`Some(None)`", "present, but with an absent value,").replace("`None`", "absent");

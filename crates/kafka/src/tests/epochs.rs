@@ -101,6 +101,18 @@ fn an_epoch_is_that_of_the_owner() {
 }
 
 #[test]
+fn a_node_that_hears_no_coordinators_does_not_name_itself() {
+    let mut world = led_twice();
+    let broker = world.parts().0;
+    broker.confirmed(world.clock.monotonic_us());
+    assert_eq!(world.led().0, 9);
+    world.clock.advance_ms(5_000);
+    assert_eq!(world.led(), (-1, vec![], vec![]));
+    broker.confirmed(world.clock.monotonic_us());
+    assert_eq!(world.led(), (9, vec![1], vec![1]));
+}
+
+#[test]
 fn an_epoch_ends_where_the_next_one_begins() {
     let mut world = led_twice();
     // The one of which nothing is here ends where the one before it does.
@@ -140,6 +152,9 @@ fn replicas_are_told_of_topics_with_copies_only() {
             Err("nobody is there".into())
         }
         fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
+            done(Err("nobody is there".into()));
+        }
+        fn ask_native(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
             done(Err("nobody is there".into()));
         }
         fn serves_transactions(&self) -> bool {

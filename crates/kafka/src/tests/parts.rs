@@ -126,6 +126,9 @@ fn transactions_wait_for_the_last_node_of_an_older_version() {
         fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
             done(Err("nobody is there".into()));
         }
+        fn ask_native(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
+            done(Err("nobody is there".into()));
+        }
         fn serves_transactions(&self) -> bool {
             false
         }
@@ -281,6 +284,9 @@ impl OtherNodes for Older {
     }
     fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
         done(Err("it is not there".into()));
+    }
+    fn ask_native(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
+        done(Err("nobody is there".into()));
     }
     fn serves_transactions(&self) -> bool {
         false

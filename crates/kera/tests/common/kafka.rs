@@ -28,6 +28,8 @@ const AGAIN: [i16; 12] = [3, 5, 6, 7, 14, 15, 16, 19, 51, 74, 75, 78];
 /// The producer's record is there already.
 const DUPLICATE: i16 = 46;
 const TIMEOUT_MS: i32 = 60_000;
+/// How long a fetch waits for the first byte.
+const WAIT_MS: i32 = 20;
 
 /// Three nodes; 0 founds the cluster.
 pub struct Three {
@@ -123,7 +125,7 @@ impl Three {
     }
 
     /// Asks whoever `finds` for as long as the answer is that it is to be asked again.
-    fn until<R: Request + std::fmt::Debug>(
+    pub fn until<R: Request + std::fmt::Debug>(
         &self,
         version: i16,
         request: &R,
@@ -150,7 +152,7 @@ impl Three {
 
     /// The same, from an offset on.
     pub fn committed_from(&self, topic: &str, partition: i32, mut from: i64) -> (i64, Vec<String>) {
-        let mut values = Vec::new();
+        let (mut values, started) = (Vec::new(), Instant::now());
         loop {
             let of = FetchPartition::default()
                 .with_partition(partition)
@@ -159,6 +161,8 @@ impl Three {
                 .with_log_start_offset(-1);
             let asked = FetchRequest::default()
                 .with_max_bytes(1 << 20)
+                .with_max_wait_ms(WAIT_MS)
+                .with_min_bytes(1)
                 .with_isolation_level(1)
                 .with_session_epoch(-1)
                 .with_topics(vec![FetchTopic::default().with_topic(name(topic)).with_partitions(vec![of])]);
@@ -171,7 +175,14 @@ impl Three {
             let mut data = one.records.clone().unwrap_or_default();
             let sets = RecordBatchDecoder::decode_all(&mut data).expect("batches");
             let records: Vec<Record> = sets.into_iter().flat_map(|set| set.records).collect();
-            let Some(last) = records.last() else { return (one.last_stable_offset, values) };
+            let Some(last) = records.last() else {
+                if from >= one.last_stable_offset {
+                    return (one.last_stable_offset, values);
+                }
+                // It is on its way from a disk or another node.
+                assert!(started.elapsed() < PATIENCE, "{topic} {partition}: nothing comes at {from}");
+                continue;
+            };
             assert!(last.offset < one.last_stable_offset, "it reads beyond what is stable");
             let next = last.offset + 1;
             values.extend(given(aborted, records, from));
@@ -290,11 +301,11 @@ impl Kafka {
     }
 }
 
-fn text(text: &str) -> StrBytes {
+pub fn text(text: &str) -> StrBytes {
     StrBytes::from_string(text.to_owned())
 }
 
-fn name(topic: &str) -> TopicName {
+pub fn name(topic: &str) -> TopicName {
     TopicName(text(topic))
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kera_coordinator::cluster::{ClusterState, LogState};
-use kera_format::cluster::Roles;
+use kera_format::cluster::{Doors, Roles};
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
 use kera_kafka::{Answered, OtherNodes};
 use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
@@ -33,6 +33,18 @@ impl Others {
     /// With connections of its own.
     pub(crate) fn new(cluster: &Arc<Cluster>) -> Others {
         Others { cluster: cluster.clone(), transport: RpcTransport::new(cluster.copies.runtime().clone()) }
+    }
+}
+
+impl Others {
+    /// Asks at one of a node's addresses.
+    fn ask_at(&self, node: u32, choose: impl Fn(&Doors) -> &String, op: Op, body: Vec<u8>, done: Answered) {
+        let address = self.cluster.group.read(|state| state.node(node).map(|node| choose(&node.doors).clone()));
+        let Some(address) = address else {
+            return done(Err(format!("node {node} is not in the cluster any more")));
+        };
+        let answer = self.transport.call(node.into(), &address, op, body);
+        self.cluster.copies.runtime().spawn(async move { done(answer.await) });
     }
 }
 
@@ -68,12 +80,11 @@ impl OtherNodes for Others {
     }
 
     fn ask(&self, node: u32, op: Op, body: Vec<u8>, done: Answered) {
-        let address = self.cluster.group.read(|state| state.node(node).map(|node| node.doors.cluster.clone()));
-        let Some(address) = address else {
-            return done(Err(format!("node {node} is not in the cluster any more")));
-        };
-        let answer = self.transport.call(node.into(), &address, op, body);
-        self.cluster.copies.runtime().spawn(async move { done(answer.await) });
+        self.ask_at(node, |doors| &doors.cluster, op, body, done);
+    }
+
+    fn ask_native(&self, node: u32, op: Op, body: Vec<u8>, done: Answered) {
+        self.ask_at(node, |doors| &doors.native, op, body, done);
     }
 
     fn serves_transactions(&self) -> bool {

@@ -1,0 +1,434 @@
+//! What other nodes are asked for, and what is kept of their answers: which groups they have, and chunks, a piece at a time.
+//!
+//! Memory is bounded by [`DoorConfig::older_bytes_max`](crate::DoorConfig::older_bytes_max): what was used longest ago goes first. So is
+//! what is asked of a node at a time; whoever comes then is woken when an answer has come. A node that cannot be asked is asked again a
+//! little later, if somebody still waits.
+//!
+//! Answers are taken in on the thread for what nodes ask each other.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kera_format::chunk::Chunks;
+use kera_format::{Cursor, GroupId, LaneId};
+use kera_log::Lane;
+use kera_protocol::read::{ENTRY_FOLLOW_GROUPS, ENTRY_UNCOMMITTED};
+use kera_protocol::{
+    AvailableGroups, GroupInfo, GroupList, Lookup, LookupResult, ReadChunks, ReadChunksResponse, ReadEntry, Start,
+    Status,
+};
+use parking_lot::Mutex;
+
+use super::{Answer, Group, LaneKey, Place, Run, key_of};
+use crate::door::Door;
+
+/// Bytes of chunks that are asked for at a time.
+const PIECE_BYTES: usize = 1 << 20;
+/// How long another node may take to have chunks brought back from its disk before it says that there is nothing yet.
+const WAIT_MS: u32 = 1_000;
+/// Requests for chunks that a node is sent before it has answered.
+const ASKS_MAX: usize = 16;
+/// After so long groups are asked for again: retention takes them.
+const GROUPS_AGE_US: u64 = 10_000_000;
+/// How soon a node is asked again that could not be, or had nothing.
+const RETRY_US: u64 = 200_000;
+/// Pieces that nobody has used for so long go.
+const PIECE_AGE_US: u64 = 30_000_000;
+/// Places of which it is remembered that they were asked for in vain.
+const FAILED_MAX: usize = 4_096;
+
+/// See the module.
+pub(crate) struct Older {
+    bytes_max: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    held: HashMap<(u32, Place), Held>,
+    /// By lane and first offset.
+    pieces: BTreeMap<(LaneKey, u64), Piece>,
+    bytes: usize,
+    /// Chunks that are asked for, or were in vain.
+    asked: HashMap<(LaneKey, u64), Asked>,
+    nodes: HashMap<u32, Busy>,
+    /// Streamlets whose lanes are to be woken, and when.
+    retries: BTreeMap<Place, u64>,
+}
+
+/// The groups that a node has of a streamlet.
+#[derive(Default)]
+struct Held {
+    /// The owner epoch of the present owner when it was asked: in another one it may have others.
+    epoch: u32,
+    groups: Option<HashMap<LaneId, Vec<Group>>>,
+    /// From then on it is asked for again.
+    old_us: u64,
+    asking: bool,
+}
+
+struct Piece {
+    data: Bytes,
+    /// Behind its last record.
+    end: u64,
+    /// Where its node goes on.
+    next: Cursor,
+    used_us: u64,
+}
+
+#[derive(Default)]
+struct Asked {
+    under_way: bool,
+    failures: u32,
+}
+
+/// What is asked of a node.
+#[derive(Default)]
+struct Busy {
+    asks: usize,
+    denied: BTreeSet<Place>,
+    not_before_us: u64,
+}
+
+/// Chunks that are asked for.
+struct Ask {
+    lane: Arc<Lane>,
+    node: u32,
+    offset: u64,
+}
+
+fn place_of(lane: &Lane) -> Place {
+    (lane.stream_id(), lane.streamlet_id())
+}
+
+/// Whoever waits for lanes of a streamlet looks again.
+fn wake(door: &Door, (stream, streamlet): Place) {
+    let Some(stream) = door.broker.log().stream(stream) else { return };
+    let Some(streamlet) = stream.streamlet(streamlet) else { return };
+    streamlet.lanes().for_each(|lane| lane.wake());
+}
+
+impl State {
+    fn retry(&mut self, place: Place, at_us: u64) {
+        let due = self.retries.entry(place).or_insert(at_us);
+        *due = at_us.min(*due);
+    }
+
+    /// Whether a node may be asked now; if not, lanes of the streamlet are woken later.
+    fn may_ask(&mut self, node: u32, place: Place, now_us: u64) -> bool {
+        let not_before_us = self.nodes.entry(node).or_default().not_before_us;
+        if now_us < not_before_us {
+            self.retry(place, not_before_us);
+        }
+        now_us >= not_before_us
+    }
+
+    /// A node could not be asked.
+    fn is_away(&mut self, node: u32, place: Place, now_us: u64) {
+        self.nodes.entry(node).or_default().not_before_us = now_us + RETRY_US;
+        self.retry(place, now_us + RETRY_US);
+    }
+
+    fn remove(&mut self, key: &(LaneKey, u64)) {
+        if let Some(piece) = self.pieces.remove(key) {
+            self.bytes -= piece.data.len();
+        }
+    }
+
+    fn keep(&mut self, key: (LaneKey, u64), piece: Piece, bytes_max: usize) {
+        self.remove(&key);
+        self.bytes += piece.data.len();
+        self.pieces.insert(key, piece);
+        while self.bytes > bytes_max {
+            let others = self.pieces.iter().filter(|(other, _)| **other != key);
+            let Some((oldest, _)) = others.min_by_key(|(_, piece)| piece.used_us) else { break };
+            let oldest = *oldest;
+            self.remove(&oldest);
+        }
+    }
+
+    /// The piece with an offset.
+    fn find(&mut self, lane: LaneKey, offset: u64) -> Option<&mut Piece> {
+        let (_, piece) = self.pieces.range_mut((lane, 0)..=(lane, offset)).next_back()?;
+        (piece.end > offset).then_some(piece)
+    }
+
+    /// An answer about chunks has come. The streamlets that somebody was turned away from meanwhile.
+    fn answered(&mut self, ask: &Ask, done: bool) -> BTreeSet<Place> {
+        let key = (key_of(&ask.lane), ask.offset);
+        if done {
+            self.asked.remove(&key);
+        } else if let Some(asked) = self.asked.get_mut(&key) {
+            (asked.under_way, asked.failures) = (false, asked.failures + 1);
+        }
+        if self.asked.len() > FAILED_MAX {
+            self.asked.retain(|_, asked| asked.under_way);
+        }
+        let busy = self.nodes.entry(ask.node).or_default();
+        busy.asks = busy.asks.saturating_sub(1);
+        std::mem::take(&mut busy.denied)
+    }
+}
+
+impl Older {
+    /// Nothing is kept yet; never more than so many bytes, but for one piece.
+    pub(crate) fn new(bytes_max: usize) -> Older {
+        Older { bytes_max, state: Mutex::default() }
+    }
+
+    /// The groups of a lane that a node has of some epochs. They are asked for if they are not known, or were some time ago.
+    pub(super) fn groups(&self, door: &Door, node: u32, lane: &Arc<Lane>, epoch: u32, epochs: &Range<u32>) -> Run {
+        let (place, now_us) = (place_of(lane), door.clock.monotonic_us());
+        let mut state = self.state.lock();
+        let held = state.held.entry((node, place)).or_default();
+        if held.epoch != epoch {
+            *held = Held { epoch, asking: false, ..Held::default() };
+        }
+        let known = held.groups.as_ref().map(|groups| {
+            let groups = groups.get(&lane.id()).map_or(&[][..], Vec::as_slice);
+            groups.iter().filter(|group| epochs.contains(&group.id.epoch())).copied().collect()
+        });
+        let is_old = known.is_none() || now_us >= held.old_us;
+        if is_old && !held.asking && state.may_ask(node, place, now_us) {
+            if let Some(held) = state.held.get_mut(&(node, place)) {
+                (held.asking, held.old_us) = (true, now_us + GROUPS_AGE_US);
+            }
+            drop(state);
+            ask_groups(door, node, place, epoch, GroupId::NONE, Vec::new());
+        }
+        known
+    }
+
+    fn take_groups(&self, door: &Door, node: u32, place: Place, epoch: u32, told: Result<Vec<GroupInfo>, String>) {
+        let mut state = self.state.lock();
+        let Some(held) = state.held.get_mut(&(node, place)).filter(|held| held.epoch == epoch) else { return };
+        held.asking = false;
+        match told {
+            Ok(told) => {
+                let mut groups: HashMap<LaneId, Vec<Group>> = HashMap::new();
+                for group in told.iter().filter(|group| group.durable_ordinal > group.first_ordinal) {
+                    groups.entry(group.lane).or_default().push(Group {
+                        id: group.group,
+                        node,
+                        first: group.first_ordinal,
+                        end: group.durable_ordinal,
+                        first_segment: group.first_segment,
+                        last_append_ms: group.last_append_ms,
+                    });
+                }
+                held.groups = Some(groups);
+                drop(state);
+                wake(door, place);
+            }
+            Err(error) => {
+                tracing::debug!(node, %error, "what it has of earlier times is not known yet");
+                state.is_away(node, place, door.clock.monotonic_us());
+            }
+        }
+    }
+
+    /// Chunks that another node has from the start of `range` on, up to `max_bytes` but at least one. If they are not here they are asked
+    /// for, and the lane is woken. Those behind them are asked for as well, while the range goes on.
+    pub(super) fn piece(
+        &self,
+        door: &Door,
+        lane: &Arc<Lane>,
+        group: &Group,
+        range: Range<u64>,
+        max_bytes: usize,
+    ) -> Option<Bytes> {
+        let now_us = door.clock.monotonic_us();
+        let mut state = self.state.lock();
+        let found = state.find(key_of(lane), range.start).map(|piece| {
+            piece.used_us = now_us;
+            (piece.data.clone(), piece.end, piece.next)
+        });
+        drop(state);
+        match found {
+            Some((data, end, next)) => {
+                if end < range.end {
+                    self.want(door, lane, group, end, Some(next));
+                }
+                Some(cut(&data, range.start, max_bytes))
+            }
+            None => {
+                self.want(door, lane, group, range.start, None);
+                None
+            }
+        }
+    }
+
+    /// Asks for chunks, `from` a cursor if it is known; without one somebody waits for them.
+    fn want(&self, door: &Door, lane: &Arc<Lane>, group: &Group, offset: u64, from: Option<Cursor>) {
+        let (key, place, now_us) = (key_of(lane), place_of(lane), door.clock.monotonic_us());
+        let mut state = self.state.lock();
+        if state.find(key, offset).is_some() || state.asked.get(&(key, offset)).is_some_and(|asked| asked.under_way) {
+            return;
+        }
+        if !state.may_ask(group.node, place, now_us) {
+            return;
+        }
+        let busy = state.nodes.entry(group.node).or_default();
+        if busy.asks >= ASKS_MAX {
+            if from.is_none() {
+                busy.denied.insert(place);
+            }
+            return;
+        }
+        busy.asks += 1;
+        let asked = state.asked.entry((key, offset)).or_default();
+        asked.under_way = true;
+        // Where the offset is in the group is asked for first. If that is not told, all of the group is gone through.
+        let whole = offset <= group.first || asked.failures % 2 == 1;
+        drop(state);
+        let start = Cursor { group: group.id, segment: group.first_segment, position: 0 };
+        let ask = Ask { lane: Arc::clone(lane), node: group.node, offset };
+        match from {
+            Some(from) => ask_chunks(door, ask, from),
+            None if whole => ask_chunks(door, ask, start),
+            None => ask_place(door, ask),
+        }
+    }
+
+    fn failed(&self, door: &Door, ask: &Ask, away: bool, why: &str) {
+        tracing::debug!(node = ask.node, lane = ?ask.lane, offset = ask.offset, why, "older chunks have not come");
+        let (place, now_us) = (place_of(&ask.lane), door.clock.monotonic_us());
+        let mut state = self.state.lock();
+        let denied = state.answered(ask, false);
+        if away {
+            state.is_away(ask.node, place, now_us);
+        } else {
+            // Retention may have taken it, or another node has it by now.
+            if let Some(held) = state.held.get_mut(&(ask.node, place)) {
+                held.old_us = 0;
+            }
+            state.retry(place, now_us + RETRY_US);
+        }
+        drop(state);
+        denied.into_iter().for_each(|place| wake(door, place));
+    }
+
+    fn take_chunks(&self, door: &Door, ask: Ask, told: Result<ReadChunksResponse, String>) {
+        let told = match told {
+            Ok(told) => told,
+            Err(error) => return self.failed(door, &ask, true, &error),
+        };
+        let Some((head, data)) = told.answers.into_iter().next() else {
+            return self.failed(door, &ask, false, "there is nothing yet");
+        };
+        if head.status() != Some(Status::Ok) {
+            return self.failed(door, &ask, false, &format!("{:?}", head.status()));
+        }
+        let Some((first, end)) = span(&data) else {
+            return self.failed(door, &ask, false, "chunks are damaged, or there are none");
+        };
+        if end <= ask.offset {
+            return ask_chunks(door, ask, head.next);
+        }
+        let key = (key_of(&ask.lane), first.min(ask.offset));
+        let piece = Piece { data, end, next: head.next, used_us: door.clock.monotonic_us() };
+        let mut state = self.state.lock();
+        let denied = state.answered(&ask, true);
+        state.keep(key, piece, self.bytes_max);
+        drop(state);
+        ask.lane.wake();
+        denied.into_iter().for_each(|place| wake(door, place));
+    }
+
+    /// Asks a node where in a lane records of a time begin.
+    pub(super) fn ask_time(&self, door: &Door, lane: &Arc<Lane>, node: u32, time_ms: i64) -> Answer {
+        let answer = Answer::default();
+        let (told, lane) = (Arc::clone(&answer), Arc::clone(lane));
+        let asked = lookup_of(&lane, Start::TimeMs(time_ms));
+        door.ask_native(node, &asked, move |_, found: Result<LookupResult, String>| {
+            *told.lock() = Some(found.map(|found| found.ordinal));
+            lane.wake();
+        });
+        answer
+    }
+
+    /// Wakes whoever waits for nodes that are to be asked again, and lets go of what nobody uses. Called again and again.
+    pub(crate) fn tick(&self, door: &Door) {
+        let now_us = door.clock.monotonic_us();
+        let mut state = self.state.lock();
+        let due: Vec<Place> = state.retries.iter().filter(|(_, at)| **at <= now_us).map(|(place, _)| *place).collect();
+        state.retries.retain(|_, at| *at > now_us);
+        let unused = state.pieces.iter().filter(|(_, piece)| piece.used_us + PIECE_AGE_US < now_us);
+        let unused: Vec<_> = unused.map(|(key, _)| *key).collect();
+        unused.iter().for_each(|key| state.remove(key));
+        drop(state);
+        due.into_iter().for_each(|place| wake(door, place));
+    }
+}
+
+fn lookup_of(lane: &Lane, at: Start) -> Lookup {
+    Lookup { stream: lane.stream_id(), streamlet: lane.streamlet_id(), lane: lane.id(), at }
+}
+
+/// Asks for the groups of a streamlet, a page behind the other.
+fn ask_groups(door: &Door, node: u32, place: Place, epoch: u32, after: GroupId, mut known: Vec<GroupInfo>) {
+    let asked = AvailableGroups { stream: place.0, streamlet: place.1, after, limit: 0 };
+    door.ask_native(node, &asked, move |door, told: Result<GroupList, String>| match told {
+        Ok(page) => {
+            known.extend(page.groups);
+            match known.last() {
+                Some(last) if page.more && last.group > after => {
+                    let last = last.group;
+                    ask_groups(door, node, place, epoch, last, known);
+                }
+                _ => door.older.take_groups(door, node, place, epoch, Ok(known)),
+            }
+        }
+        Err(error) => door.older.take_groups(door, node, place, epoch, Err(error)),
+    });
+}
+
+/// Asks where an offset is, and then for what is there.
+fn ask_place(door: &Door, ask: Ask) {
+    let asked = lookup_of(&ask.lane, Start::Ordinal(ask.offset));
+    door.ask_native(ask.node, &asked, move |door, found: Result<LookupResult, String>| match found {
+        Ok(found) => ask_chunks(door, ask, found.cursor),
+        Err(error) => door.older.failed(door, &ask, false, &error),
+    });
+}
+
+fn ask_chunks(door: &Door, ask: Ask, cursor: Cursor) {
+    let (stream, streamlet, lane) = key_of(&ask.lane);
+    let flags = ENTRY_FOLLOW_GROUPS | ENTRY_UNCOMMITTED;
+    let entry = ReadEntry { stream, streamlet, lane, cursor, max_bytes: 0, flags };
+    let entries = vec![entry];
+    let asked = ReadChunks { max_wait_ms: WAIT_MS, min_bytes: 1, max_bytes: PIECE_BYTES as u32, entries };
+    door.ask_native(ask.node, &asked, move |door, told| door.older.take_chunks(door, ask, told));
+}
+
+/// The offset of the first record of some chunks, and behind the last one.
+fn span(data: &[u8]) -> Option<(u64, u64)> {
+    let (mut first, mut end) = (None, 0);
+    for chunk in Chunks::new(data) {
+        let chunk = chunk.ok()?;
+        let base = chunk.broker().ok()?.base_ordinal;
+        first.get_or_insert(base);
+        end = base + u64::from(chunk.header().record_count);
+    }
+    Some((first?, end))
+}
+
+/// The chunks from the one with an offset on, up to so many bytes but at least one.
+fn cut(data: &Bytes, offset: u64, max_bytes: usize) -> Bytes {
+    let (mut from, mut to) = (0, 0);
+    for chunk in Chunks::new(data).map_while(Result::ok) {
+        let bytes = chunk.as_bytes().len();
+        let end = chunk.broker().map_or(0, |place| place.base_ordinal + u64::from(chunk.header().record_count));
+        if end <= offset && to == from {
+            (from, to) = (to + bytes, to + bytes);
+            continue;
+        }
+        if to > from && to + bytes - from > max_bytes {
+            break;
+        }
+        to += bytes;
+    }
+    data.slice(from..to)
+}

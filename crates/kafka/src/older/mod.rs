@@ -1,0 +1,271 @@
+//! What earlier owners of a partition have of it. A move leaves groups where they were written, and Kafka's clients ask the present owner for
+//! everything: it gets older chunks from the nodes that hold them, as native readers do (docs/decisions/0023-older-records-through-the-owner.md).
+//!
+//! The groups of a lane are in the order of their owners' epochs, so that runs of them are at one node after the other, its own
+//! among them. Which ordinals a run at another node has is asked for and kept for a little while; chunks are asked for a piece at a time, one
+//! ahead of the reader, and kept in bounded memory ([`asking`]). Whoever needs what is not here waits for the lane, as for a segment
+//! that comes from disk: only readers of that partition wait for a node that is slow.
+//!
+//! Called on I/O threads; never waits. No lock of a lane is taken under the one here, nor the other way round.
+
+mod asking;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use kera_format::{GroupId, LaneId, SegmentIndex, StreamId, StreamletId};
+use kera_log::{Lane, Lookup, ReadError};
+use kera_protocol::Owner;
+use parking_lot::Mutex;
+
+use crate::door::Door;
+
+pub(crate) use asking::Older;
+
+/// What a segment counts for that comes from disk because an offset is looked for in it.
+const LOOKUP_LOAD_BYTES: usize = 64 << 10;
+
+type Place = (StreamId, StreamletId);
+type LaneKey = (StreamId, StreamletId, LaneId);
+
+fn key_of(lane: &Lane) -> LaneKey {
+    (lane.stream_id(), lane.streamlet_id(), lane.id())
+}
+
+/// The owners of a lane's streamlet, if other nodes have some of its groups and this one owns it.
+pub(crate) struct Shared {
+    owner: Owner,
+    me: u32,
+}
+
+/// A group with records of an epoch before the present owner's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Group {
+    pub(crate) id: GroupId,
+    pub(crate) node: u32,
+    pub(crate) first: u64,
+    /// Behind its last record.
+    pub(crate) end: u64,
+    first_segment: SegmentIndex,
+    last_append_ms: i64,
+}
+
+/// The groups of one owner in turn, as far as they are known.
+type Run = Option<Vec<Group>>;
+
+/// Where an offset is.
+#[derive(PartialEq, Eq, Debug)]
+enum At {
+    /// In this group, or in front of it where nothing is left before; and where the groups end that its node has behind it.
+    Group(Group, u64),
+    /// In the present owner's epoch.
+    Present,
+    /// That is not known yet.
+    Unknown,
+}
+
+/// What is next at an offset.
+pub(crate) enum Step {
+    /// Whole chunks, the first one with the offset in it unless that is gone.
+    Data(Vec<Bytes>),
+    /// It is on its way: the lane is woken when it has come. How many bytes come from this node's disk.
+    Wait(usize),
+    /// Nothing older: the present owner has what comes next.
+    Present,
+    /// It cannot be read.
+    Failed(ReadError),
+}
+
+/// Where a time was found by another node.
+pub(crate) type Answer = Arc<Mutex<Option<Result<u64, String>>>>;
+
+/// Where records of a time begin.
+pub(crate) enum Time {
+    At(u64),
+    Wait,
+    Failed(ReadError),
+}
+
+impl Shared {
+    /// `None` for nearly all lanes.
+    pub(crate) fn of(door: &Door, lane: &Lane) -> Option<Shared> {
+        if lane.is_plain() {
+            return None;
+        }
+        let ownership = door.broker.ownership();
+        let (me, owner) = (ownership.node(), ownership.owner(lane.stream_id(), lane.streamlet_id())?);
+        let elsewhere = owner.older.iter().any(|older| older.node != me && older.node != 0);
+        (owner.node == me && elsewhere).then_some(Shared { owner, me })
+    }
+
+    /// The first offset of the present owner.
+    pub(crate) fn present_first(&self, lane: &Lane) -> u64 {
+        let groups = lane.groups(before(self.owner.epoch), 1);
+        groups.first().map_or_else(|| lane.durable_ordinal(), |group| group.first_ordinal)
+    }
+
+    /// All runs but the present owner's. What is not known is asked for.
+    fn runs(&self, door: &Door, lane: &Arc<Lane>) -> Vec<Run> {
+        let mut runs = Vec::with_capacity(self.owner.older.len());
+        for (at, older) in self.owner.older.iter().enumerate() {
+            let end = self.owner.older.get(at + 1).map_or(self.owner.epoch, |next| next.first_epoch);
+            let epochs = older.first_epoch..end;
+            runs.push(match older.node {
+                0 => Some(Vec::new()),
+                node if node == self.me => Some(own(lane, &epochs, node)),
+                node => door.older.groups(door, node, lane, self.owner.epoch, &epochs),
+            });
+        }
+        runs
+    }
+
+    /// Where the partition begins, if that is known; the lane is woken when it is.
+    pub(crate) fn first(&self, door: &Door, lane: &Arc<Lane>) -> Option<u64> {
+        let first = first_of(&self.runs(door, lane))?.unwrap_or_else(|| self.present_first(lane));
+        Some(first.max(lane.floor_ordinal()).min(lane.durable_ordinal()))
+    }
+
+    /// The groups of epochs before the present one that are known, in order.
+    pub(crate) fn groups(&self, door: &Door, lane: &Arc<Lane>) -> Vec<Group> {
+        self.runs(door, lane).into_iter().flatten().flatten().collect()
+    }
+
+    /// What is next from an offset on, of what was written before the present owner; up to `max_bytes`, but at least a chunk.
+    pub(crate) fn step(&self, door: &Door, lane: &Arc<Lane>, offset: u64, max_bytes: usize, may_load: bool) -> Step {
+        match locate(&self.runs(door, lane), offset) {
+            At::Unknown => Step::Wait(0),
+            At::Present => Step::Present,
+            At::Group(group, _) if group.node == self.me => self.own_step(lane, offset, max_bytes, may_load),
+            At::Group(group, end) => match door.older.piece(door, lane, &group, offset..end, max_bytes) {
+                Some(data) => Step::Data(vec![data]),
+                None => Step::Wait(0),
+            },
+        }
+    }
+
+    fn own_step(&self, lane: &Lane, offset: u64, max_bytes: usize, may_load: bool) -> Step {
+        let cursor = match lane.lookup_ordinal(offset) {
+            Ok(Lookup::Found { cursor, .. }) => cursor,
+            Ok(Lookup::Loading(_)) => return Step::Wait(LOOKUP_LOAD_BYTES),
+            Err(error) => return Step::Failed(error),
+        };
+        match lane.read_and_load(cursor, max_bytes, false, may_load) {
+            Ok((outcome, loading_bytes)) if outcome.data.is_empty() => {
+                Step::Wait(usize::try_from(loading_bytes).unwrap_or(usize::MAX).min(max_bytes))
+            }
+            Ok((outcome, _)) => Step::Data(outcome.data),
+            Err(error) => Step::Failed(error),
+        }
+    }
+
+    /// An offset that records of a time or later are not in front of. `answer` is the caller's own, and the same each time.
+    pub(crate) fn find_time(&self, door: &Door, lane: &Arc<Lane>, time_ms: i64, answer: &mut Option<Answer>) -> Time {
+        let mut found = None;
+        for run in self.runs(door, lane) {
+            let Some(groups) = run else { return Time::Wait };
+            found = groups.into_iter().find(|group| group.last_append_ms >= time_ms);
+            if found.is_some() {
+                break;
+            }
+        }
+        if let Some(group) = found.filter(|group| group.node != self.me) {
+            let answer = answer.get_or_insert_with(|| door.older.ask_time(door, lane, group.node, time_ms));
+            return match &*answer.lock() {
+                Some(Ok(offset)) => Time::At((*offset).max(group.first)),
+                // What comes before such records is passed over.
+                Some(Err(_)) => Time::At(group.first),
+                None => Time::Wait,
+            };
+        }
+        match lane.lookup_time(time_ms) {
+            Ok(Lookup::Found { ordinal, .. }) => Time::At(ordinal),
+            Ok(Lookup::Loading(_)) => Time::Wait,
+            Err(error) => Time::Failed(error),
+        }
+    }
+}
+
+/// The id that is before all of an owner epoch's.
+fn before(epoch: u32) -> GroupId {
+    GroupId(GroupId::new(epoch, 0).0.saturating_sub(1))
+}
+
+/// The groups with records that this node has of some epochs.
+fn own(lane: &Lane, epochs: &std::ops::Range<u32>, node: u32) -> Vec<Group> {
+    let groups = lane.groups(before(epochs.start), usize::MAX).into_iter();
+    let groups = groups.take_while(|group| group.id.epoch() < epochs.end);
+    let group = |group: kera_log::GroupInfo| Group {
+        id: group.id,
+        node,
+        first: group.first_ordinal,
+        end: group.durable_ordinal,
+        first_segment: group.first_segment,
+        last_append_ms: group.last_append_ms,
+    };
+    groups.map(group).filter(|group| group.end > group.first).collect()
+}
+
+/// The first offset of runs: `None` if it is not known, an inner `None` if they have none.
+fn first_of(runs: &[Run]) -> Option<Option<u64>> {
+    for run in runs {
+        if let Some(group) = run.as_ref()?.first() {
+            return Some(Some(group.first));
+        }
+    }
+    Some(None)
+}
+
+/// Where an offset is that is not in the present owner's epoch, or what is next behind a place that is gone.
+fn locate(runs: &[Run], offset: u64) -> At {
+    let mut unknown = false;
+    for run in runs {
+        let Some(groups) = run else {
+            unknown = true;
+            continue;
+        };
+        let at = groups.partition_point(|group| group.end <= offset);
+        if let Some(group) = groups.get(at) {
+            // What is before it may be in a run of which nothing is known.
+            let is_in = group.first <= offset || !unknown;
+            let end = groups.last().map_or(group.end, |last| last.end);
+            return if is_in { At::Group(*group, end) } else { At::Unknown };
+        }
+    }
+    if unknown { At::Unknown } else { At::Present }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(epoch: u32, first: u64, end: u64) -> Group {
+        let (id, first_segment) = (GroupId::new(epoch, 1), SegmentIndex(0));
+        Group { id, node: epoch, first, end, first_segment, last_append_ms: 0 }
+    }
+
+    fn found(runs: &[Run], offset: u64) -> Option<u32> {
+        match locate(runs, offset) {
+            At::Group(group, _) => Some(group.node),
+            At::Present => Some(0),
+            At::Unknown => None,
+        }
+    }
+
+    #[test]
+    fn an_offset_is_in_the_run_that_has_it_or_the_next_one_behind() {
+        let one = Some(vec![group(1, 10, 20), group(1, 20, 30)]);
+        let two = Some(vec![group(2, 40, 50)]);
+        let all = [one.clone(), two.clone()];
+        assert_eq!([0, 10, 29, 30, 39, 40, 49, 50].map(|at| found(&all, at).unwrap()), [1, 1, 1, 2, 2, 2, 2, 0]);
+        assert_eq!(locate(&all, 12), At::Group(group(1, 10, 20), 30));
+        assert_eq!(first_of(&all), Some(Some(10)));
+        // A run without records, and one of which nothing is known.
+        assert_eq!(first_of(&[Some(vec![]), two.clone()]), Some(Some(40)));
+        assert_eq!((first_of(&[Some(vec![])]), found(&[Some(vec![])], 5)), (Some(None), Some(0)));
+        let first_unknown = [None, two.clone()];
+        assert_eq!([30, 40, 50].map(|at| found(&first_unknown, at)), [None, Some(2), None]);
+        assert_eq!(first_of(&first_unknown), None);
+        let last_unknown = [one, None];
+        assert_eq!([0, 25, 30].map(|at| found(&last_unknown, at)), [Some(1), Some(1), None]);
+    }
+}

@@ -1,0 +1,350 @@
+//! Kafka clients of partitions that move between three nodes in three processes: what was written before a move stays where it was, and is
+//! read at the present leader all the same, by its offsets, times and epochs, and with the transactions that are in it.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use common::eventually;
+use common::kafka::{Kafka, Producer, Three, name};
+use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
+use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
+use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
+use kafka_protocol::messages::offset_for_leader_epoch_request::{OffsetForLeaderPartition, OffsetForLeaderTopic};
+use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
+use kafka_protocol::messages::*;
+use kafka_protocol::records::{
+    Compression, Record, RecordBatchDecoder, RecordBatchEncoder, RecordEncodeOptions, TimestampType,
+};
+
+const TOPIC: &str = "t";
+const PATIENCE: Duration = Duration::from_secs(60);
+const OUT_OF_RANGE: i16 = 1;
+const EARLIEST: i64 = -2;
+const LARGEST_TIME: i64 = -3;
+
+/// An idempotent producer of numbers into one partition.
+struct Writer {
+    producer: (i64, i16),
+    partition: i32,
+    next: i32,
+}
+
+/// A record as it is read: offset, number, timestamp, the leader's epoch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Read {
+    offset: i64,
+    number: i32,
+    timestamp: i64,
+    epoch: i32,
+}
+
+impl Writer {
+    fn new(three: &Three, partition: i32) -> Writer {
+        let asked = InitProducerIdRequest::default()
+            .with_transactional_id(None)
+            .with_producer_id(ProducerId(-1))
+            .with_producer_epoch(-1);
+        let answer = three.until(4, &asked, || 0, |answer| answer.error_code);
+        assert!(answer.error_code == 0 && answer.producer_id.0 > 0, "{answer:?}");
+        Writer { producer: (answer.producer_id.0, answer.producer_epoch), partition, next: 0 }
+    }
+
+    /// Writes so many numbers in one batch, of which the first counts the records before.
+    fn write(&mut self, three: &Three, count: i32) {
+        let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).expect("later").as_millis() as i64;
+        let record = |number: i32| Record {
+            transactional: false,
+            control: false,
+            delete_horizon: false,
+            partition_leader_epoch: -1,
+            producer_id: self.producer.0,
+            producer_epoch: self.producer.1,
+            timestamp_type: TimestampType::Creation,
+            offset: i64::from(number - self.next),
+            sequence: number,
+            timestamp: now_ms,
+            key: None,
+            value: Some(bytes::Bytes::from(format!("{number} {}", "x".repeat(500)))),
+            headers: Default::default(),
+        };
+        let records: Vec<Record> = (self.next..self.next + count).map(record).collect();
+        let mut batch = bytes::BytesMut::new();
+        let options = RecordEncodeOptions { version: 2, compression: Compression::None };
+        RecordBatchEncoder::encode(&mut batch, &records, &options).expect("a batch");
+        let one = PartitionProduceData::default().with_index(self.partition).with_records(Some(batch.freeze()));
+        let one = TopicProduceData::default().with_name(name(TOPIC)).with_partition_data(vec![one]);
+        let asked = ProduceRequest::default()
+            .with_transactional_id(None)
+            .with_acks(-1)
+            .with_timeout_ms(5_000)
+            .with_topic_data(vec![one]);
+        let code = |answer: &ProduceResponse| answer.responses[0].partition_responses[0].error_code;
+        let answer = three.until(9, &asked, || three.leader(TOPIC, self.partition), code);
+        assert!([0, 46].contains(&code(&answer)), "{answer:?}");
+        self.next += count;
+    }
+}
+
+fn fetch_of(partitions: &[(i32, i64)]) -> FetchRequest {
+    let of = |(partition, offset): &(i32, i64)| {
+        FetchPartition::default()
+            .with_partition(*partition)
+            .with_fetch_offset(*offset)
+            .with_partition_max_bytes(256 << 10)
+            .with_log_start_offset(-1)
+    };
+    let topic = FetchTopic::default().with_topic(name(TOPIC)).with_partitions(partitions.iter().map(of).collect());
+    FetchRequest::default()
+        .with_max_bytes(1 << 20)
+        .with_min_bytes(1)
+        .with_max_wait_ms(500)
+        .with_session_epoch(-1)
+        .with_topics(vec![topic])
+}
+
+fn records_of(data: Option<bytes::Bytes>, from: i64) -> Vec<Read> {
+    let sets = RecordBatchDecoder::decode_all(&mut data.unwrap_or_default()).expect("batches");
+    let records = sets.into_iter().flat_map(|set| set.records).filter(|record| record.offset >= from);
+    let read = |record: Record| {
+        let value = String::from_utf8(record.value.unwrap_or_default().to_vec()).expect("words");
+        let number = value.split(' ').next().and_then(|number| number.parse().ok()).expect("a number");
+        Read { offset: record.offset, number, timestamp: record.timestamp, epoch: record.partition_leader_epoch }
+    };
+    records.map(read).collect()
+}
+
+/// Reads a partition from an offset on, up to another one.
+fn read(three: &Three, partition: i32, from: i64, to: i64) -> Vec<Read> {
+    let (mut at, mut all, started) = (from, Vec::new(), Instant::now());
+    while at < to {
+        let leader = || three.leader(TOPIC, partition);
+        let code = |answer: &FetchResponse| answer.responses[0].partitions[0].error_code;
+        let answer = three.until(11, &fetch_of(&[(partition, at)]), leader, code);
+        let one = &answer.responses[0].partitions[0];
+        assert_eq!(one.error_code, 0, "at {at} of {to}");
+        let mut records = records_of(one.records.clone(), at);
+        records.retain(|record| record.offset < to);
+        at = records.last().map_or(at, |last| last.offset + 1);
+        all.extend(records);
+        assert!(started.elapsed() < PATIENCE, "nothing comes at {at} of {to}");
+    }
+    all
+}
+
+/// What must be so of a partition of numbers from 0 on.
+fn check(read: &[Read], from: i64, to: i64) {
+    assert_eq!(read.iter().map(|record| record.offset).collect::<Vec<_>>(), (from..to).collect::<Vec<_>>());
+    let misplaced = read.iter().find(|record| i64::from(record.number) != record.offset);
+    assert_eq!(misplaced, None, "numbers are where they were written");
+    assert!(read.is_sorted_by_key(|record| record.epoch));
+}
+
+fn listed(three: &Three, partition: i32, timestamp: i64) -> (i16, i64, i32) {
+    let of = ListOffsetsPartition::default()
+        .with_partition_index(partition)
+        .with_current_leader_epoch(-1)
+        .with_timestamp(timestamp);
+    let of = ListOffsetsTopic::default().with_name(name(TOPIC)).with_partitions(vec![of]);
+    let asked = ListOffsetsRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![of]);
+    let code = |answer: &ListOffsetsResponse| answer.topics[0].partitions[0].error_code;
+    let answer = three.until(7, &asked, || three.leader(TOPIC, partition), code);
+    let one = &answer.topics[0].partitions[0];
+    (one.error_code, one.offset, one.leader_epoch)
+}
+
+fn end_of_epoch(three: &Three, partition: i32, epoch: i32) -> (i32, i64) {
+    let of = OffsetForLeaderPartition::default()
+        .with_partition(partition)
+        .with_current_leader_epoch(-1)
+        .with_leader_epoch(epoch);
+    let of = OffsetForLeaderTopic::default().with_topic(name(TOPIC)).with_partitions(vec![of]);
+    let asked = OffsetForLeaderEpochRequest::default().with_replica_id(BrokerId(-1)).with_topics(vec![of]);
+    let code = |answer: &OffsetForLeaderEpochResponse| answer.topics[0].partitions[0].error_code;
+    let answer = three.until(3, &asked, || three.leader(TOPIC, partition), code);
+    let one = &answer.topics[0].partitions[0];
+    (one.leader_epoch, one.end_offset)
+}
+
+fn delete_to(three: &Three, partition: i32, offset: i64) -> (i16, i64) {
+    let of = DeleteRecordsPartition::default().with_partition_index(partition).with_offset(offset);
+    let of = DeleteRecordsTopic::default().with_name(name(TOPIC)).with_partitions(vec![of]);
+    let asked = DeleteRecordsRequest::default().with_topics(vec![of]).with_timeout_ms(5_000);
+    let code = |answer: &DeleteRecordsResponse| answer.topics[0].partitions[0].error_code;
+    let answer = three.until(1, &asked, || three.leader(TOPIC, partition), code);
+    (code(&answer), answer.topics[0].partitions[0].low_watermark)
+}
+
+/// Moves a partition, and waits until all nodes know.
+fn move_to(three: &Three, partition: i32, node: usize) {
+    three.node(three.running()[0]).ok(&format!("streamlet move {TOPIC}/{partition} --to {}", node + 1));
+    eventually("it is led there", || three.leader(TOPIC, partition) == node);
+}
+
+#[test]
+fn everything_is_read_at_the_leader_after_moves_to_and_fro() {
+    let three = Three::start();
+    three.make_topic(TOPIC);
+    let first = three.leader(TOPIC, 0);
+    let (second, third) = ((first + 1) % 3, (first + 2) % 3);
+    let mut writer = Writer::new(&three, 0);
+    // Enough that older chunks come in several pieces.
+    (0..150).for_each(|_| writer.write(&three, 20));
+    let is_moving = AtomicBool::new(true);
+    let (written, tailed) = std::thread::scope(|scope| {
+        let (three, is_moving) = (&three, &is_moving);
+        let written = scope.spawn(move || {
+            while is_moving.load(Ordering::Relaxed) {
+                writer.write(three, 3);
+            }
+            i64::from(writer.next)
+        });
+        // One that begins at the start and reads along.
+        let tailed = scope.spawn(move || {
+            let mut all = Vec::new();
+            while is_moving.load(Ordering::Relaxed) {
+                let (from, to) = (all.len() as i64, listed(three, 0, -1).1);
+                all.extend(read(three, 0, from, to));
+            }
+            all
+        });
+        for node in [second, first, third, second, first] {
+            std::thread::sleep(Duration::from_millis(300));
+            move_to(three, 0, node);
+        }
+        std::thread::sleep(Duration::from_millis(300));
+        is_moving.store(false, Ordering::Relaxed);
+        (written.join().expect("it writes"), tailed.join().expect("it reads"))
+    });
+    check(&tailed, 0, tailed.len() as i64);
+    let all = read(&three, 0, 0, written);
+    check(&all, 0, written);
+    assert_eq!(tailed, all[..tailed.len()]);
+    let epochs: BTreeMap<i32, i64> = all.iter().rev().map(|record| (record.epoch, record.offset)).collect();
+    assert_eq!(epochs.len(), 6, "each leader has taken some: {epochs:?}");
+    // From anywhere in it.
+    for from in (0..written).step_by(written as usize / 13) {
+        check(&read(&three, 0, from, (from + 50).min(written)), from, (from + 50).min(written));
+    }
+    places_are_told(&three, &all, &epochs);
+    some_are_deleted(&three, &all);
+}
+
+/// Times and epochs are found wherever they are.
+fn places_are_told(three: &Three, all: &[Read], epochs: &BTreeMap<i32, i64>) {
+    assert_eq!(listed(three, 0, EARLIEST), (0, 0, all[0].epoch));
+    for record in all.iter().step_by(all.len() / 17) {
+        let first = all.iter().find(|other| other.timestamp >= record.timestamp).expect("itself");
+        assert_eq!(listed(three, 0, record.timestamp), (0, first.offset, first.epoch), "{record:?}");
+    }
+    let newest = all.iter().max_by_key(|record| (record.timestamp, -record.offset)).expect("one");
+    assert_eq!(listed(three, 0, LARGEST_TIME).1, newest.offset);
+    assert_eq!(listed(three, 0, newest.timestamp + 1).1, -1);
+    let ends = epochs.values().skip(1).copied().chain([all.len() as i64]);
+    let told = epochs.keys().map(|epoch| end_of_epoch(three, 0, *epoch));
+    let expected: Vec<_> = epochs.keys().copied().zip(ends).collect();
+    assert_eq!(told.collect::<Vec<_>>(), expected);
+}
+
+/// Records are deleted that another node has.
+fn some_are_deleted(three: &Three, all: &[Read]) {
+    let (to, end) = (all[40].offset, all.len() as i64);
+    assert_eq!(delete_to(three, 0, to), (0, to));
+    assert_eq!(listed(three, 0, EARLIEST).1, to);
+    assert_eq!(listed(three, 0, 0).1, to);
+    let mut kafka = Kafka::connect(three.kafka[three.leader(TOPIC, 0)]).expect("it runs");
+    let answer = kafka.call(11, &fetch_of(&[(0, 5)])).expect("it answers");
+    assert_eq!(answer.responses[0].partitions[0].error_code, OUT_OF_RANGE);
+    check(&read(three, 0, to, end), to, end);
+}
+
+#[test]
+fn transactions_go_on_over_moves_and_what_is_aborted_stays_out() {
+    let three = Three::start();
+    three.make_topic(TOPIC);
+    let first = three.leader(TOPIC, 0);
+    let (second, third) = ((first + 1) % 3, (first + 2) % 3);
+    let mut committed = Producer::begin(&three, "committed", true);
+    let mut aborted = Producer::begin(&three, "aborted", false);
+    let mut expected = Vec::new();
+    for (turn, node) in [second, third, first, second].into_iter().enumerate() {
+        for (at, producer) in [&mut committed, &mut aborted].into_iter().enumerate() {
+            assert_eq!(producer.write(&three, TOPIC, 0, &format!("{at} before move {turn}")), 0);
+        }
+        move_to(&three, 0, node);
+        for (at, producer) in [&mut aborted, &mut committed].into_iter().enumerate() {
+            assert_eq!(producer.write(&three, TOPIC, 0, &format!("{} behind move {turn}", 1 - at)), 0);
+        }
+        assert_eq!((aborted.end(&three, false), committed.end(&three, true)), (0, 0));
+        expected.extend(["before", "behind"].map(|place| format!("0 {place} move {turn}")));
+    }
+    assert_eq!(three.settled(TOPIC, 0), expected);
+    // Who reads everything gets eight records of each and eight markers.
+    assert_eq!(three.end_of(TOPIC, 0), 24);
+    for from in 0..24 {
+        let tail = three.settled_from(TOPIC, 0, from);
+        assert!(expected.ends_with(&tail), "from {from}: {tail:?}");
+    }
+    // The last one is open: it is not shown, wherever it began.
+    assert_eq!(committed.write(&three, TOPIC, 0, "open"), 0);
+    move_to(&three, 0, third);
+    assert_eq!(three.committed(TOPIC, 0), (24, expected.clone()));
+    assert_eq!(committed.end(&three, true), 0);
+    expected.push("open".into());
+    assert_eq!(three.settled(TOPIC, 0), expected);
+}
+
+#[test]
+fn a_node_that_holds_older_records_is_killed_and_they_come_from_their_copies() {
+    let mut three = Three::start();
+    three.make_topic(TOPIC);
+    let first = three.leader(TOPIC, 0);
+    let mut writer = Writer::new(&three, 0);
+    (0..20).for_each(|_| writer.write(&three, 10));
+    move_to(&three, 0, (first + 1) % 3);
+    (0..20).for_each(|_| writer.write(&three, 10));
+    check(&read(&three, 0, 0, 100), 0, 100);
+    three.kill(first);
+    check(&read(&three, 0, 0, 400), 0, 400);
+    three.start_again(first);
+    move_to(&three, 0, first);
+    writer.write(&three, 10);
+    check(&read(&three, 0, 0, 410), 0, 410);
+}
+
+#[test]
+fn only_what_a_frozen_node_holds_waits_for_it() {
+    let three = Three::start();
+    // One copy: nobody takes over from the frozen node.
+    three.node(0).ok(&format!("stream create {TOPIC} --streamlets 3 --replication 1"));
+    let leaders: Vec<usize> = (0..3).map(|partition| three.leader(TOPIC, partition)).collect();
+    let (moved, stays) = (0, 1);
+    assert_ne!(leaders[moved], leaders[stays]);
+    let mut writers = [Writer::new(&three, moved as i32), Writer::new(&three, stays as i32)];
+    writers.iter_mut().for_each(|writer| (0..20).for_each(|_| writer.write(&three, 10)));
+    move_to(&three, moved as i32, leaders[stays]);
+    writers[0].write(&three, 10);
+    three.node(leaders[moved]).signal("STOP");
+    let mut kafka = Kafka::connect(three.kafka[leaders[stays]]).expect("it runs");
+    // A session with both, from the start: what is here comes at once and in full.
+    let (mut at, mut session) = (0, (0, 0));
+    while at < 200 {
+        let asked = fetch_of(&[(moved as i32, 0), (stays as i32, at)]).with_session_id(session.0);
+        let answer = kafka.call(11, &asked.with_session_epoch(session.1)).expect("it answers");
+        assert_eq!(answer.error_code, 0);
+        session = (answer.session_id, session.1 + 1);
+        for one in answer.responses.into_iter().flat_map(|topic| topic.partitions) {
+            assert_eq!(one.error_code, 0);
+            let records = records_of(one.records, at);
+            assert!(one.partition_index == stays as i32 || records.is_empty());
+            at = records.last().map_or(at, |last| last.offset + 1);
+        }
+    }
+    // What the leader has written itself is read as well, and the rest when the node goes on.
+    let answer = kafka.call(11, &fetch_of(&[(moved as i32, 200)])).expect("it answers");
+    check(&records_of(answer.responses[0].partitions[0].records.clone(), 200), 200, 210);
+    three.node(leaders[moved]).signal("CONT");
+    check(&read(&three, moved as i32, 0, 210), 0, 210);
+}
