@@ -28,6 +28,7 @@ use parking_lot::Mutex;
 use uuid::Uuid;
 
 use crate::door::{After, Catalog, Door, Reply, partitions_of};
+use crate::group_founding;
 use crate::group_parts::{self, Load, Making, Part, Parts};
 use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, Now, Topic, Topics};
 use crate::node_requests::Served;
@@ -39,7 +40,7 @@ use crate::transaction_owner::{Question, coordinator_of, is_about_coordinators};
 use crate::wire::Malformed;
 
 /// Where groups and their offsets are kept by a node that is alone.
-const GROUPS_STREAM: &str = "_kera.groups";
+pub(crate) const GROUPS_STREAM: &str = "_kera.groups";
 /// The log of groups is written anew when this much was added since the last time, and at least what that took.
 const COPY_BYTES_MIN: u64 = 4 << 20;
 /// Bytes of one append of a copy.
@@ -653,6 +654,7 @@ pub(crate) fn follow(door: &Weak<Door>) {
                 let others = || weak.upgrade().and_then(|door| door.others());
                 let part = load.run(&broker, others, || weak.strong_count() > 0);
                 if let (Some(part), Some(door)) = (part, weak.upgrade()) {
+                    group_founding::take_over(&door, &load, &part, || Arc::strong_count(&door) > 1);
                     door.groups.loaded(&load, part);
                 }
             };

@@ -110,7 +110,7 @@ pub(crate) struct Making {
 }
 
 impl Making {
-    fn coordinator(&self, config: GroupConfig, log: Option<Arc<StateLog<Entry>>>) -> Coordinator {
+    pub(crate) fn coordinator(&self, config: GroupConfig, log: Option<Arc<StateLog<Entry>>>) -> Coordinator {
         Coordinator::new(config, Box::new(Handle(log)), Arc::clone(&self.topics), Arc::clone(&self.random))
     }
 
@@ -122,6 +122,13 @@ impl Making {
 
     fn now(&self) -> Now {
         Now { mono_ms: self.clock.monotonic_us() / 1000, wall_ms: self.clock.now_ms() }
+    }
+
+    /// Fills a part with what was recorded in its log since it was read.
+    pub(crate) fn fill(&self, part: &Part, entries: Vec<Entry>) {
+        let mut coordinator = part.coordinator.lock();
+        entries.into_iter().for_each(|entry| coordinator.replay(entry));
+        coordinator.start(self.now());
     }
 
     /// A part with what is in its log. Blocks the thread while segments come from disk.
@@ -190,6 +197,16 @@ impl Parts {
 }
 
 impl Load {
+    /// The number of the streamlet.
+    pub(crate) fn number(&self) -> usize {
+        self.coming.streamlet.id().0 as usize
+    }
+
+    /// What its coordinator is made of.
+    pub(crate) fn making(&self) -> &Making {
+        &self.making
+    }
+
     /// Reads the groups ([`Coming::read`]). Blocks the thread.
     pub(crate) fn run(
         &self,

@@ -15,7 +15,7 @@
 //! | `older` | what other nodes have of partitions that moved here |
 //! | `epochs` | epochs of leaders |
 //! | `partitions`, `floors` | what partitions take up; where they begin once records were deleted |
-//! | [`groups`], `group_door`, `group_parts` | the group coordinator, its connections, which groups are this node's |
+//! | [`groups`], `group_door`, `group_parts`, `group_founding` | the group coordinator, its connections, which groups are this node's, and which come from a node that was alone |
 //! | `state_log` | the streams of the coordinators |
 //! | [`transactions`], `transaction_door`, `endings` | the transaction coordinator, its connections, its markers |
 //! | `transaction_parts`, `far_endings`, `node_requests` | the same in a cluster: whose ids are whose, markers of other nodes, what nodes ask each other |
@@ -40,6 +40,7 @@ mod fetch;
 mod fetch_sessions;
 mod floors;
 mod group_door;
+mod group_founding;
 mod group_parts;
 pub mod groups;
 mod metadata;

@@ -14,7 +14,7 @@ use kera_format::{
     ChunkBuilder, ChunkView, Compression, Cursor, FormatError, GroupId, LaneId, RecordView, StreamId, StreamOptions,
     StreamletId,
 };
-use kera_log::{DurabilitySink, Lane, Observer, ReadError, Stream, Ticket};
+use kera_log::{DurabilitySink, Lane, Observer, ReadError, Stream, Tenure, Ticket};
 use parking_lot::{Condvar, Mutex};
 
 use crate::door::Catalog;
@@ -184,6 +184,21 @@ impl<E: Kept> StateLog<E> {
     pub(crate) fn rest(&self) {
         Nudge::default().wait();
         self.state.lock().added_bytes = 0;
+    }
+
+    /// Whether nobody has ever appended anything to it.
+    pub(crate) fn is_new(&self) -> bool {
+        self.lane.stats().next_ordinal == 0
+    }
+
+    /// Whether it may still be appended to: nobody else has become its owner.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.lane.tenure() != Tenure::Elsewhere && self.lane.owner_epoch() == self.epoch
+    }
+
+    /// Gives out the records of whole chunks that come from somewhere else.
+    pub(crate) fn take_data(&self, data: &[u8], each: &mut impl FnMut(E)) {
+        self.take(data, each, &mut (0, 0));
     }
 
     /// Gives out the records of whole chunks. Counts them, and those that are not understood.

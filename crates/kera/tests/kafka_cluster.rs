@@ -32,6 +32,11 @@ struct Three {
 
 impl Three {
     fn start() -> Three {
+        Three::start_after(|_, _| ())
+    }
+
+    /// The same, when something was done with the flags of the first node but for those of the cluster, and its port for Kafka clients.
+    fn start_after(first: impl Fn(&[String], u16)) -> Three {
         let ports = free_ports(9);
         let places: Vec<Place> = (0..3).map(|_| Place::new()).collect();
         let flags = places.iter().enumerate().map(|(at, place)| {
@@ -42,6 +47,9 @@ impl Three {
             };
             set("--listen", ports[at]);
             set("--kafka-listen", ports[3 + at]);
+            if at == 0 {
+                first(&flags, ports[3]);
+            }
             flags.extend(["--node".into(), (at + 1).to_string()]);
             flags.extend(["--cluster-listen".into(), format!("127.0.0.1:{}", ports[6 + at])]);
             if at > 0 {
@@ -272,4 +280,32 @@ fn what_groups_have_committed_goes_along_when_their_coordinators_are_drained() {
         }
         three.node(left).ok(&format!("node drain {} --undo", left + 1));
     }
+}
+
+#[test]
+fn what_groups_have_committed_at_a_node_that_was_alone_comes_along_to_its_cluster() {
+    let groups = groups();
+    let alone = |flags: &[String], port: u16| {
+        let node = Node::start_flags(flags);
+        node.ok("stream create t --streamlets 1");
+        let mut kafka = Kafka::connect(port).expect("it runs");
+        for (at, group) in groups.iter().enumerate() {
+            for offset in [1, 10 + at as i64] {
+                let answer = kafka.call(OFFSET_COMMIT, 2, &commit_of(group, offset)).expect("it answers");
+                assert_eq!(error_of(&answer), 0);
+            }
+        }
+        assert_eq!(node.stop(), 0);
+    };
+    let mut three = Three::start_after(alone);
+    let owners: Vec<usize> = groups.iter().map(|group| three.coordinator(group)).collect();
+    assert!((0..3).all(|node| owners.contains(&node)), "all nodes take part: {owners:?}");
+    for (at, group) in groups.iter().enumerate() {
+        assert_eq!(three.offset(owners[at], group), Ok(10 + at as i64), "{group}");
+    }
+    // Once: what is committed from then on counts, also when the node is lost that was alone.
+    assert_eq!(three.commit(owners[0], &groups[0], 99), 0);
+    three.nodes[0].take().expect("it runs").kill();
+    assert_eq!(three.offset(three.coordinator(&groups[0]), &groups[0]), Ok(99));
+    assert_eq!(three.offset(three.coordinator(&groups[1]), &groups[1]), Ok(11));
 }
