@@ -548,10 +548,7 @@ impl World {
                 Ok(())
             }
             Is::LostAtNode(wire) => {
-                let Some(node) = self.wires.get(&wire).map(|wire| wire.node) else { return Ok(()) };
-                if let Some(running) = self.node_mut(node).running() {
-                    running.sessions.lost(wire);
-                }
+                self.lost_at_node(wire);
                 Ok(())
             }
             Is::Connected(wire) => self.connected(wire),
@@ -604,6 +601,13 @@ impl World {
                 Ok(())
             }
             event => self.turn(event),
+        }
+    }
+
+    fn lost_at_node(&mut self, wire: u64) {
+        let node = self.wires.get(&wire).map(|wire| wire.node);
+        if let Some(running) = node.and_then(|node| self.node_mut(node).running()) {
+            running.sessions.lost(wire);
         }
     }
 
