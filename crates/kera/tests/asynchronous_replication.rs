@@ -66,7 +66,8 @@ fn the_loss_of_an_owner_takes_the_end_of_what_it_acknowledged_and_nothing_else()
     assert_eq!(verdict["acknowledged"], RECORDS, "{verdict}");
     let findings = verdict["findings"].as_object().expect("what was found");
     let lost_records = RECORDS - verdict["records"].as_u64().expect("a number");
-    assert!(lost_records > 0 && lost_records < 6000, "{verdict}");
+    // How much depends on the machine: what was sent in the second for which copies may lag, and more if producers had to catch up.
+    assert!(lost_records > 0 && lost_records < RECORDS / 2, "{verdict}");
     assert!(findings.keys().all(|kind| kind == "lost"), "twice, out of order or with a hole: {verdict}");
     // One stretch of each of the two producers for each of the two times: nothing in between.
     assert!(verdict["first_findings"].as_array().is_some_and(|stretches| stretches.len() <= 4), "{verdict}");
