@@ -12,7 +12,7 @@ use kera_protocol::{
     AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, ChangeNode, CreateStream,
     DeleteStream, DescribeMoves, Empty, ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GroupsGone,
     JoinCluster, JoinedCluster, LogChange, Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op,
-    PlanRebalance, Status, StreamRef, StreamletsRebuilt,
+    PlanRebalance, Status, StreamInfo, StreamRef, StreamletsRebuilt,
 };
 use openraft::{BasicNode, ChangeMembers};
 
@@ -26,15 +26,35 @@ const STOPPED_AFTER_MS: u64 = 7_000;
 /// Time between two tries to find a leader.
 const RETRY: Duration = Duration::from_millis(50);
 
-/// Makes of a command the same one in its first version. Answers of both versions are the same bytes for all that the leader is asked to
-/// do, so whoever asked need not know.
+/// Makes of a command the same one in its first version, for a leader that speaks no other. Refused if that cannot say what is asked for.
 fn earlier(op: Op, command: &mut ForwardCommand) -> Result<(), CoordinatorError> {
     command.body = match op {
         Op::JoinCluster => encoded(&JoinCluster::decode(command.version, &command.body)?, 1),
+        Op::CreateStream => first_of::<CreateStream>(command)?,
+        Op::AlterStream => first_of::<AlterStream>(command)?,
         _ => std::mem::take(&mut command.body),
     };
     command.version = 1;
     Ok(())
+}
+
+/// A message in its first version, if that has all of it.
+fn first_of<M: Message + PartialEq>(command: &ForwardCommand) -> Result<Vec<u8>, CoordinatorError> {
+    let message = M::decode(command.version, &command.body)?;
+    let first = encoded(&message, 1);
+    if M::decode(1, &first)? == message {
+        return Ok(first);
+    }
+    let reason = "the coordinators' leader is of an earlier version, which does not know what is asked for; try again when all nodes run this one";
+    Err(CoordinatorError::Refused(Refused(reason.into())))
+}
+
+/// Makes of the answer to a command in version `from` what who asked in version `to` expects. All others have the same bytes in all versions.
+fn answered(op: Op, (from, to): (u8, u8), body: Vec<u8>) -> Result<Vec<u8>, CoordinatorError> {
+    match op {
+        Op::CreateStream | Op::AlterStream if from != to => Ok(encoded(&StreamInfo::decode(from, &body)?, to)),
+        _ => Ok(body),
+    }
 }
 
 /// What a leader knows beside the state. Whoever holds it gives commands, and nobody else does.
@@ -72,7 +92,7 @@ impl Group {
             match Status::from_u16(forwarded.status) {
                 Some(Status::Ok) => {
                     self.wait_followed(forwarded.index).await?;
-                    return Ok(forwarded.body);
+                    return answered(op, (command.version, version), forwarded.body);
                 }
                 Some(Status::NotReady) => {
                     last =

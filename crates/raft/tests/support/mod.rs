@@ -249,7 +249,7 @@ impl World {
             settings: Vec::new(),
             epoch_min: 1,
             has_all: true,
-            levels: (1, 2),
+            levels: (1, kera_format::level::NEWEST),
         };
         self.nodes[&1].group.found(&catalog, [9; 16], &join).await.unwrap();
         self.nodes.get_mut(&1).unwrap().epoch = 1;
@@ -311,7 +311,7 @@ impl World {
             epoch_min: 1,
             has_all: true,
             level_min: 1,
-            level_max: 2,
+            level_max: kera_format::level::NEWEST,
         }
     }
 
