@@ -693,24 +693,36 @@ fn held_since_a_move(goes_on: bool, front_is_gone: bool) {
     assert_eq!(write_at(&first, 2, 14), (Status::Ok, 28, false));
 }
 
+/// Node 1, which owns the streamlet in epoch 3 and has rebuilt what a lost log has of it; the chunks of that log, and the log.
+fn first_with_front(cloud: &Cloud) -> (House, Vec<Vec<u8>>, EndedLog) {
+    let chunks = lost_chunks(8);
+    cloud.put(LOST, 1, &[11], &[&chunks]);
+    let first = house(1, &lost_options(1));
+    let front = ended(LOST, 1, &[11]);
+    let taken = take(&first, 1, 3, std::slice::from_ref(&front), cloud);
+    rebuild(&first, &taken, std::slice::from_ref(&front), cloud);
+    (first, chunks, front)
+}
+
+/// Node 2, to which the streamlet has moved in epoch 4 from the node that had all of it.
+fn moved_on_from(first: &House) -> House {
+    first.broker.let_go(STREAM, X).unwrap();
+    let state = first.broker.handed_over(STREAM, X).unwrap().unwrap();
+    let second = house(2, &lost_options(1));
+    for house in [first, &second] {
+        house.broker.set_owner(4, STREAM, X, owner(2, 4, &[(2, 1)])).unwrap();
+    }
+    second.broker.open_streamlet(STREAM, X, 4, Some(&state)).unwrap();
+    second
+}
+
 /// The front is in a log of its earlier life, the end in one of the node that it had moved to, and what is in between nowhere else.
 #[test]
 fn groups_that_a_node_holds_stay_between_others_that_come() {
     let cloud = Cloud::new(1);
-    let front = lost_chunks(8);
-    cloud.put(LOST, 1, &[11], &[&front]);
-    let first = house(1, &lost_options(1));
-    let front = ended(LOST, 1, &[11]);
-    let taken = take(&first, 1, 3, std::slice::from_ref(&front), &cloud);
-    rebuild(&first, &taken, std::slice::from_ref(&front), &cloud);
+    let (first, _, front) = first_with_front(&cloud);
     (8..12).for_each(|sequence| assert_eq!(write_at(&first, 2, sequence), (Status::Ok, 2 * sequence, false)));
-    first.broker.let_go(STREAM, X).unwrap();
-    let state = first.broker.handed_over(STREAM, X).unwrap().unwrap();
-    let second = house(2, &lost_options(1));
-    for house in [&first, &second] {
-        house.broker.set_owner(4, STREAM, X, owner(2, 4, &[(2, 1)])).unwrap();
-    }
-    second.broker.open_streamlet(STREAM, X, 4, Some(&state)).unwrap();
+    let second = moved_on_from(&first);
     (12..16).for_each(|sequence| assert_eq!(write_at(&second, 2, sequence), (Status::Ok, 2 * sequence, false)));
     let log = LogId { node: 2, ..LOST };
     cloud.put(log, 1, &[11], &[&chunks_of(&second.log, 0)]);
@@ -727,19 +739,8 @@ fn groups_that_a_node_holds_stay_between_others_that_come() {
 #[test]
 fn groups_that_a_node_holds_stay_although_a_log_has_a_part_of_them() {
     let cloud = Cloud::new(1);
-    let front = lost_chunks(8);
-    cloud.put(LOST, 1, &[11], &[&front]);
-    let first = house(1, &lost_options(1));
-    let whole = ended(LOST, 1, &[11]);
-    let taken = take(&first, 1, 3, std::slice::from_ref(&whole), &cloud);
-    rebuild(&first, &taken, std::slice::from_ref(&whole), &cloud);
-    first.broker.let_go(STREAM, X).unwrap();
-    let state = first.broker.handed_over(STREAM, X).unwrap().unwrap();
-    let second = house(2, &lost_options(1));
-    for house in [&first, &second] {
-        house.broker.set_owner(4, STREAM, X, owner(2, 4, &[(2, 1)])).unwrap();
-    }
-    second.broker.open_streamlet(STREAM, X, 4, Some(&state)).unwrap();
+    let (first, front, _) = first_with_front(&cloud);
+    let second = moved_on_from(&first);
     (8..12).for_each(|sequence| assert_eq!(write_at(&second, 2, sequence), (Status::Ok, 2 * sequence, false)));
     let (part, log) = (LogId { epoch: LOST.epoch + 1, ..LOST }, LogId { node: 2, ..LOST });
     cloud.put(part, 1, &[11], &[&front[..3]]);

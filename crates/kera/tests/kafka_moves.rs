@@ -8,16 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::eventually;
-use common::kafka::{Kafka, Producer, Three, name};
+use common::kafka::{Kafka, Producer, Three, name, produce_request, record};
 use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::offset_for_leader_epoch_request::{OffsetForLeaderPartition, OffsetForLeaderTopic};
-use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
 use kafka_protocol::messages::*;
-use kafka_protocol::records::{
-    Compression, Record, RecordBatchDecoder, RecordBatchEncoder, RecordEncodeOptions, TimestampType,
-};
+use kafka_protocol::records::{Record, RecordBatchDecoder};
 
 const TOPIC: &str = "t";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -55,32 +52,12 @@ impl Writer {
     /// Writes so many numbers in one batch, of which the first counts the records before.
     fn write(&mut self, three: &Three, count: i32) {
         let now_ms = SystemTime::now().duration_since(UNIX_EPOCH).expect("later").as_millis() as i64;
-        let record = |number: i32| Record {
-            transactional: false,
-            control: false,
-            delete_horizon: false,
-            partition_leader_epoch: -1,
-            producer_id: self.producer.0,
-            producer_epoch: self.producer.1,
-            timestamp_type: TimestampType::Creation,
-            offset: i64::from(number - self.next),
-            sequence: number,
-            timestamp: now_ms,
-            key: None,
-            value: Some(bytes::Bytes::from(format!("{number} {}", "x".repeat(500)))),
-            headers: Default::default(),
+        let record = |number: i32| {
+            let value = bytes::Bytes::from(format!("{number} {}", "x".repeat(500)));
+            record(self.producer, false, (i64::from(number - self.next), number), now_ms, value)
         };
         let records: Vec<Record> = (self.next..self.next + count).map(record).collect();
-        let mut batch = bytes::BytesMut::new();
-        let options = RecordEncodeOptions { version: 2, compression: Compression::None };
-        RecordBatchEncoder::encode(&mut batch, &records, &options).expect("a batch");
-        let one = PartitionProduceData::default().with_index(self.partition).with_records(Some(batch.freeze()));
-        let one = TopicProduceData::default().with_name(name(TOPIC)).with_partition_data(vec![one]);
-        let asked = ProduceRequest::default()
-            .with_transactional_id(None)
-            .with_acks(-1)
-            .with_timeout_ms(5_000)
-            .with_topic_data(vec![one]);
+        let asked = produce_request(None, TOPIC, self.partition, &records);
         let code = |answer: &ProduceResponse| answer.responses[0].partition_responses[0].error_code;
         let answer = three.until(9, &asked, || three.leader(TOPIC, self.partition), code);
         assert!([0, 46].contains(&code(&answer)), "{answer:?}");

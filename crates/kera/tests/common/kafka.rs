@@ -365,31 +365,9 @@ impl Producer {
         }
         let key = (topic.to_owned(), partition);
         let sequence = self.sequences.get(&key).copied().unwrap_or(0);
-        let record = Record {
-            transactional: true,
-            control: false,
-            delete_horizon: false,
-            partition_leader_epoch: -1,
-            producer_id: self.producer.0,
-            producer_epoch: self.producer.1,
-            timestamp_type: TimestampType::Creation,
-            offset: 0,
-            sequence,
-            timestamp: 1_700_000_000_000,
-            key: None,
-            value: Some(bytes::Bytes::copy_from_slice(value.as_bytes())),
-            headers: Default::default(),
-        };
-        let mut batch = bytes::BytesMut::new();
-        let options = RecordEncodeOptions { version: 2, compression: Compression::None };
-        RecordBatchEncoder::encode(&mut batch, [&record], &options).expect("a batch");
-        let one = PartitionProduceData::default().with_index(partition).with_records(Some(batch.freeze()));
-        let one = TopicProduceData::default().with_name(name(topic)).with_partition_data(vec![one]);
-        let asked = ProduceRequest::default()
-            .with_transactional_id(Some(self.transactional()))
-            .with_acks(-1)
-            .with_timeout_ms(5_000)
-            .with_topic_data(vec![one]);
+        let value = bytes::Bytes::copy_from_slice(value.as_bytes());
+        let record = record(self.producer, true, (0, sequence), 1_700_000_000_000, value);
+        let asked = produce_request(Some(self.transactional()), topic, partition, &[record]);
         let code = |answer: &ProduceResponse| answer.responses[0].partition_responses[0].error_code;
         let version = if self.second { 12 } else { 9 };
         match code(&three.until(version, &asked, || three.leader(topic, partition), code)) {
@@ -446,4 +424,39 @@ impl Producer {
         }
         answer.error_code
     }
+}
+
+/// A record without a key, of a producer's id and epoch, with its place in the batch and its sequence.
+pub fn record(
+    (producer_id, producer_epoch): (i64, i16),
+    transactional: bool,
+    (offset, sequence): (i64, i32),
+    timestamp: i64,
+    value: bytes::Bytes,
+) -> Record {
+    Record {
+        transactional,
+        control: false,
+        delete_horizon: false,
+        partition_leader_epoch: -1,
+        producer_id,
+        producer_epoch,
+        timestamp_type: TimestampType::Creation,
+        offset,
+        sequence,
+        timestamp,
+        key: None,
+        value: Some(value),
+        headers: Default::default(),
+    }
+}
+
+/// A request that appends records as one batch.
+pub fn produce_request(id: Option<TransactionalId>, topic: &str, partition: i32, records: &[Record]) -> ProduceRequest {
+    let mut batch = bytes::BytesMut::new();
+    let options = RecordEncodeOptions { version: 2, compression: Compression::None };
+    RecordBatchEncoder::encode(&mut batch, records, &options).expect("a batch");
+    let one = PartitionProduceData::default().with_index(partition).with_records(Some(batch.freeze()));
+    let one = TopicProduceData::default().with_name(name(topic)).with_partition_data(vec![one]);
+    ProduceRequest::default().with_transactional_id(id).with_acks(-1).with_timeout_ms(5_000).with_topic_data(vec![one])
 }

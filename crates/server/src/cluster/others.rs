@@ -34,9 +34,7 @@ impl Others {
     pub(crate) fn new(cluster: &Arc<Cluster>) -> Others {
         Others { cluster: cluster.clone(), transport: RpcTransport::new(cluster.copies.runtime().clone()) }
     }
-}
 
-impl Others {
     /// Asks at one of a node's addresses.
     fn ask_at(&self, node: u32, choose: impl Fn(&Doors) -> &String, op: Op, body: Vec<u8>, done: Answered) {
         let address = self.cluster.group.read(|state| state.node(node).map(|node| choose(&node.doors).clone()));
