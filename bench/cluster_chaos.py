@@ -29,12 +29,17 @@ import time
 
 
 def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
+    """Ports below those that the system takes for connections: one of these might be taken while its node is down."""
+    ports, candidates = [], iter(random.SystemRandom().sample(range(12_000, 32_000), 1000))
+    while len(ports) < count:
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            port = next(candidates)
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            ports.append(port)
     return ports
 
 

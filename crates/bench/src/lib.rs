@@ -12,6 +12,7 @@ pub mod keys;
 pub mod latency;
 pub mod limit;
 pub mod load;
+pub mod ports;
 pub mod process;
 pub mod server;
 pub mod source;

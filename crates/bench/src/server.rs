@@ -5,14 +5,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::BenchError;
+use crate::{BenchError, ports};
 
 /// How to start a server.
 #[derive(Clone, Debug)]
@@ -68,7 +68,7 @@ impl Server {
     pub fn start(config: ServerConfig) -> Result<(Server, Duration), BenchError> {
         let (listen, http) = (config.listen, config.http);
         // Both are looked for at once: a port that nobody holds would be found twice.
-        let [one, other] = free_addresses()?;
+        let [one, other] = ports::free()?;
         let (address, http_address) = (listen.unwrap_or(one), http.then_some(other));
         let mut server = Server { config, address, http_address, child: None };
         let took = server.start_again()?;
@@ -252,15 +252,6 @@ fn is_ready(line: &str) -> bool {
         && serde_json::from_str::<serde_json::Value>(line).is_ok_and(|line| line["message"] == "ready")
 }
 
-/// Two addresses of loopback whose ports are free right now.
-pub(crate) fn free_addresses() -> Result<[SocketAddr; 2], BenchError> {
-    let listeners = || -> std::io::Result<[SocketAddr; 2]> {
-        let (one, other) = (TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?, TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?);
-        Ok([one.local_addr()?, other.local_addr()?])
-    };
-    listeners().map_err(|e| BenchError::io("looking for a free port", e))
-}
-
 /// The process of this host that listens on a TCP port of IPv4, if it may be seen.
 pub fn listener_pid(port: u16) -> Option<u32> {
     let sockets = std::fs::read_to_string("/proc/net/tcp").ok()?;
@@ -280,6 +271,8 @@ pub fn listener_pid(port: u16) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, TcpListener};
+
     use super::*;
 
     #[test]

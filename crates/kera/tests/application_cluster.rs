@@ -41,7 +41,7 @@ fn member(all: &str, number: u32, to: &std::path::Path) -> Child {
 
 #[test]
 fn members_read_everything_and_their_commits_survive_owners_that_are_killed() {
-    let ports = free_ports(6);
+    let ports = free_ports::<6>();
     let (members, mut nodes) = three_nodes(&ports);
     let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
     nodes[0].as_ref().unwrap().ok("stream create copied --streamlets 6 --replication 3");

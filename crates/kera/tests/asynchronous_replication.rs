@@ -30,7 +30,7 @@ fn verdict(log: &str, all: &str) -> Value {
 
 #[test]
 fn the_loss_of_an_owner_takes_the_end_of_what_it_acknowledged_and_nothing_else() {
-    let ports = free_ports(6);
+    let ports = free_ports::<6>();
     let (members, mut nodes) = three_nodes(&ports);
     let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
     let log = members[0].place.file("acks").display().to_string();

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 #[test]
 fn three_nodes_agree_on_streams_and_another_leads_when_the_leader_is_killed() {
-    let ports = free_ports(6);
+    let ports = free_ports::<6>();
     let racks = ["a", "b", "c"];
     let members: Vec<Member> = (0..3)
         .map(|at| Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), &["--rack", racks[at]]))
@@ -50,7 +50,7 @@ fn three_nodes_agree_on_streams_and_another_leads_when_the_leader_is_killed() {
 
 #[test]
 fn a_node_that_was_alone_brings_its_streams_along_and_one_that_differs_is_refused() {
-    let ports = free_ports(4);
+    let ports = free_ports::<4>();
     let first = Member::new(1, ports[0], ports[2], None, &[]);
     let alone = first.place.start();
     alone.ok("stream create from-before");
@@ -89,7 +89,7 @@ fn owner(node: &Node) -> usize {
 
 #[test]
 fn what_was_acknowledged_survives_brokers_that_are_killed_and_one_that_is_frozen() {
-    let ports = free_ports(6);
+    let ports = free_ports::<6>();
     let (members, mut nodes) = three_nodes(&ports);
     let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
     let log = members[0].place.file("acks").display().to_string();
@@ -136,7 +136,7 @@ fn what_was_acknowledged_survives_brokers_that_are_killed_and_one_that_is_frozen
 /// It learns both when it runs again: that it is to stop, and that others took it for lost. It would start again because of that.
 #[test]
 fn a_node_that_is_told_to_stop_stops_although_it_was_declared_lost() {
-    let ports = free_ports(6);
+    let ports = free_ports::<6>();
     let (_, mut nodes) = three_nodes(&ports);
     let stopped = nodes[2].as_ref().unwrap();
     stopped.signal("STOP");
@@ -152,7 +152,7 @@ fn a_node_that_is_told_to_stop_stops_although_it_was_declared_lost() {
 /// Logs of earlier incarnations take no new blocks, so nothing moves their beginning on: what is left in them is copied into new ones.
 #[test]
 fn logs_from_before_a_restart_do_not_hold_back_the_space_of_what_was_deleted() {
-    let ports = free_ports(6);
+    let ports = free_ports::<6>();
     let (members, mut nodes) = three_nodes(&ports);
     let node = nodes[0].as_ref().unwrap();
     for (stream, records) in [("small", 2000), ("large", 120_000)] {
@@ -184,7 +184,7 @@ fn gauge(node: &Node, name: &str) -> u64 {
 
 #[test]
 fn what_lost_a_copy_is_copied_again_so_that_another_loss_takes_nothing() {
-    let ports = free_ports(10);
+    let ports = free_ports::<10>();
     let (members, mut nodes) = some_nodes(5, &ports);
     let all = (0..5).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
     let log = members[0].place.file("acks").display().to_string();
@@ -219,7 +219,7 @@ fn what_lost_a_copy_is_copied_again_so_that_another_loss_takes_nothing() {
 
 #[test]
 fn a_node_that_is_cut_off_from_the_coordinators_stops_serving_and_goes_on_when_they_are_back() {
-    let ports = free_ports(6);
+    let ports = free_ports::<6>();
     let (members, nodes) = three_nodes(&ports);
     let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
     let log = members[0].place.file("acks").display().to_string();

@@ -4,9 +4,10 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use common::members::free_ports;
 use common::{Node, Place, eventually};
 use serde_json::Value;
 
@@ -16,11 +17,6 @@ const FIND_COORDINATOR: i16 = 10;
 const NOT_AVAILABLE: i16 = 15;
 const NOT_COORDINATOR: i16 = 16;
 const PATIENCE: Duration = Duration::from_secs(60);
-
-fn free_ports(count: usize) -> Vec<u16> {
-    let listeners: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
-    listeners.iter().map(|listener| listener.local_addr().expect("its address").port()).collect()
-}
 
 /// Three nodes; 0 founds the cluster.
 struct Three {
@@ -37,7 +33,7 @@ impl Three {
 
     /// The same, when something was done with the flags of the first node but for those of the cluster, and its port for Kafka clients.
     fn start_after(first: impl Fn(&[String], u16)) -> Three {
-        let ports = free_ports(9);
+        let ports = free_ports::<9>();
         let places: Vec<Place> = (0..3).map(|_| Place::new()).collect();
         let flags = places.iter().enumerate().map(|(at, place)| {
             let mut flags = place.flags();

@@ -19,7 +19,7 @@ struct House {
 
 impl House {
     fn new(options: &str) -> House {
-        let ports = free_ports(6);
+        let ports = free_ports::<6>();
         let (members, nodes) = three_nodes(&ports);
         let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
         let log = members[0].place.file("acks").display().to_string();
@@ -161,7 +161,7 @@ fn what_a_lost_node_held_for_others_comes_to_the_owner_and_the_node_can_be_given
     eventually("it is given up", || house.node(third).run(&format!("node remove {old}")).status.success());
     assert_eq!(cluster(house.node(third))["nodes"].as_array().map(Vec::len), Some(2));
     // With its vote: a machine that takes its place gets one, and its number.
-    let place = Member::new(old, free_ports(1)[0], free_ports(1)[0], Some(house.cluster_port(third)), &[]);
+    let place = Member::new(old, free_ports::<1>()[0], free_ports::<1>()[0], Some(house.cluster_port(third)), &[]);
     let fresh = start_again(&place);
     eventually("three coordinators that vote", || voters(&fresh) == 3);
     eventually("and nobody else", || cluster(house.node(third))["nodes"].as_array().map(Vec::len) == Some(3));

@@ -37,7 +37,7 @@ fn change(nodes: &mut [Option<Node>], at: usize, to: &Member) {
 
 #[test]
 fn a_cluster_is_upgraded_node_by_node_while_it_is_written_to_and_read() {
-    let ports = free_ports(8);
+    let ports = free_ports::<8>();
     let (current, earlier): (Vec<Member>, Vec<Member>) = (1..=3).map(|number| member(number, &ports)).unzip();
     let mut nodes: Vec<Option<Node>> = earlier.iter().map(|member| Some(start_again(member))).collect();
     eventually("coordinators that vote", || nodes.iter().flatten().all(|node| voters(node) == 3));
@@ -96,7 +96,7 @@ fn a_cluster_is_upgraded_node_by_node_while_it_is_written_to_and_read() {
 
 #[test]
 fn a_node_is_told_who_holds_the_level_back() {
-    let ports = free_ports(8);
+    let ports = free_ports::<8>();
     let (current, earlier) = member(2, &ports);
     let first = Member::new(1, ports[0], ports[3], None, &["--cluster-level-max", "1"]);
     let node = start_again(&first);

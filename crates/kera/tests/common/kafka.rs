@@ -40,7 +40,7 @@ pub struct Three {
 
 impl Three {
     pub fn start() -> Three {
-        let ports = free_ports(9);
+        let ports = free_ports::<9>();
         let member = |at: usize| {
             let mut member = Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), &[]);
             let listen = member.flags.iter().position(|flag| flag == "--kafka-listen").expect("it is there") + 1;

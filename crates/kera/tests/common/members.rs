@@ -1,15 +1,12 @@
 //! Nodes of a cluster in processes on this machine.
 
-use std::net::TcpListener;
-
 use serde_json::Value;
 
 use super::{Node, Place, eventually};
 
-/// Ports that were free a moment ago.
-pub fn free_ports(count: usize) -> Vec<u16> {
-    let listeners: Vec<TcpListener> = (0..count).map(|_| TcpListener::bind("127.0.0.1:0").expect("a port")).collect();
-    listeners.iter().map(|listener| listener.local_addr().expect("its address").port()).collect()
+/// Ports on which nothing listens, and which the system takes for nobody's connection while a node is down.
+pub fn free_ports<const COUNT: usize>() -> [u16; COUNT] {
+    kera_bench::ports::free().expect("free ports").map(|address| address.port())
 }
 
 /// A node that can be started again.

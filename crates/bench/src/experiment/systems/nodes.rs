@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::BenchError;
-use crate::server::{Server, ServerConfig, free_addresses};
+use crate::ports;
+use crate::server::{Server, ServerConfig};
 
 /// How long a cluster may take until it knows all of its nodes.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -48,7 +49,7 @@ impl Nodes {
         for number in 1..=how.nodes {
             let mut config = config(program, dir, arenas, how, number);
             if how.nodes > 1 {
-                let [listen, cluster] = free_addresses()?;
+                let [listen, cluster] = ports::free()?;
                 config.listen = Some(listen);
                 config.flags.extend(membership(number, cluster, join));
                 join = join.or(Some(cluster));

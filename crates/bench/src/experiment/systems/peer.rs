@@ -1,7 +1,7 @@
 //! Peers whose server is one program with a load generator beside it (NATS, Redis): they differ in a command and in words. And what all
 //! adapters of peers have in common: servers as child processes, free ports, flags that load generators share.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,6 +12,7 @@ use super::kera::without_load;
 use super::{Job, Load, Outcome, System, drive, read_json, remake};
 use crate::BenchError;
 use crate::experiment::workload::{Mode, Safety, Workload};
+use crate::ports;
 use crate::process::ProcessUsage;
 use crate::server::end_with_parent;
 
@@ -46,7 +47,7 @@ impl Peer {
         if self.server.as_ref().is_none_or(|(with, _)| *with != safety) {
             self.stop();
             remake(&self.dir)?;
-            let address = free_address()?;
+            let [address] = ports::free()?;
             let mut command = Command::new(&self.program);
             (self.about.serve)(&mut command, address, &self.dir, safety)?;
             self.server = Some((safety, PeerServer::start(command, address, &self.dir)?));
@@ -180,12 +181,6 @@ impl Drop for PeerServer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// An address of loopback whose port is free right now.
-pub(super) fn free_address() -> Result<SocketAddr, BenchError> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|listener| listener.local_addr());
-    listener.map_err(|e| BenchError::io("looking for a free port", e))
 }
 
 /// A file that has to be there, or how to make it.
