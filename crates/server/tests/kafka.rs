@@ -1,50 +1,14 @@
 //! The Kafka door of a whole node, over sockets: frames, limits, a restart.
 
+mod common;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::time::Duration;
 
+use common::{answer, config, connect, request};
 use kera_server::Node;
-use kera_server::config::Config;
-
-fn config(dir: &Path) -> Config {
-    let mut config = Config::default();
-    config.node.data = dir.join("data");
-    config.node.io_threads = Some(1);
-    config.network.listen = "127.0.0.1:0".into();
-    config.http.listen = None;
-    config.kafka.listen = Some("127.0.0.1:0".into());
-    config.arena.bytes = Some(32 << 20);
-    config.arena.dir = Some(dir.join("arena"));
-    config
-}
-
-fn connect(node: &Node) -> TcpStream {
-    let stream = TcpStream::connect(node.kafka_address().unwrap()).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    stream
-}
-
-/// A request of version 0 or 1: key, version, correlation, client "t", body.
-fn request(key: i16, version: i16, correlation: i32, body: &[u8]) -> Vec<u8> {
-    let mut frame = Vec::new();
-    frame.extend_from_slice(&(11 + body.len() as i32).to_be_bytes());
-    frame.extend_from_slice(&key.to_be_bytes());
-    frame.extend_from_slice(&version.to_be_bytes());
-    frame.extend_from_slice(&correlation.to_be_bytes());
-    frame.extend_from_slice(&[0, 1, b't']);
-    frame.extend_from_slice(body);
-    frame
-}
-
-fn answer(stream: &mut TcpStream) -> Vec<u8> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length).unwrap();
-    let mut body = vec![0; u32::from_be_bytes(length) as usize];
-    stream.read_exact(&mut body).unwrap();
-    body
-}
 
 /// Whether the node has closed the connection without a word.
 fn is_closed(stream: &mut TcpStream) -> bool {
@@ -170,24 +134,20 @@ fn what_was_deleted_stays_deleted_after_a_restart() {
 /// Transactions of clients, with a node that is killed in between: kafka-protocol's own codecs write the requests.
 mod transactions {
     use super::*;
-    use std::process::{Child, Command};
     use std::time::Instant;
 
-    use bytes::{Buf, Bytes, BytesMut};
+    use bytes::Bytes;
     use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
     use kafka_protocol::messages::*;
-    use kafka_protocol::protocol::{Decodable, Encodable, Request, StrBytes};
+    use kafka_protocol::protocol::Request;
 
-    /// The one topic, and where the node that is killed is told to keep its things.
+    use crate::common::{Process, call, connect_to, serve_until_killed, text};
+
+    /// The one topic.
     const TOPIC: &str = "moved";
-    const DIR: &str = "KERA_TEST_KAFKA_DIR";
     /// Producers that add partitions by writing to them, and get an epoch with every end.
     const PRODUCE: i16 = 12;
     const END: i16 = 5;
-
-    fn text(text: &str) -> StrBytes {
-        StrBytes::from_string(text.to_owned())
-    }
 
     fn topic() -> TopicName {
         TopicName(text(TOPIC))
@@ -197,22 +157,11 @@ mod transactions {
 
     impl Client {
         fn connect(address: std::net::SocketAddr) -> Client {
-            let stream = TcpStream::connect(address).unwrap();
-            stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-            Client(stream)
+            Client(connect_to(address))
         }
 
         fn call<R: Request>(&mut self, version: i16, asked: &R) -> R::Response {
-            let key = ApiKey::try_from(R::KEY).unwrap();
-            let mut body = BytesMut::new();
-            let header = RequestHeader::default().with_request_api_key(R::KEY).with_request_api_version(version);
-            header.encode(&mut body, key.request_header_version(version)).unwrap();
-            asked.encode(&mut body, version).unwrap();
-            self.0.write_all(&(body.len() as i32).to_be_bytes()).unwrap();
-            self.0.write_all(&body).unwrap();
-            let mut answered = Bytes::from(answer(&mut self.0));
-            answered.advance(if key.response_header_version(version) > 0 { 5 } else { 4 });
-            R::Response::decode(&mut answered, version).unwrap()
+            call(&mut self.0, version, asked)
         }
 
         fn make_topic(&mut self) {
@@ -349,39 +298,13 @@ mod transactions {
     #[test]
     #[ignore = "a node for another test, until it is killed"]
     fn serves_until_it_is_killed() {
-        let dir = std::path::PathBuf::from(std::env::var_os(DIR).unwrap());
-        let node = Node::start(&config(&dir)).unwrap();
-        std::fs::write(dir.join("address.part"), node.kafka_address().unwrap().to_string()).unwrap();
-        std::fs::rename(dir.join("address.part"), dir.join("address")).unwrap();
-        loop {
-            std::thread::park();
-        }
-    }
-
-    /// Kills its node when it goes.
-    struct Process(Child);
-
-    impl Drop for Process {
-        fn drop(&mut self) {
-            self.0.kill().unwrap();
-            self.0.wait().unwrap();
-        }
+        serve_until_killed(config)
     }
 
     fn start(dir: &Path) -> (Process, Client) {
-        let _ = std::fs::remove_file(dir.join("address"));
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--ignored", "--exact", "transactions::serves_until_it_is_killed"]).env(DIR, dir);
-        let process = Process(command.stdout(std::process::Stdio::null()).spawn().unwrap());
-        let until = Instant::now() + Duration::from_secs(60);
-        let address = loop {
-            match std::fs::read_to_string(dir.join("address")) {
-                Ok(address) => break address,
-                Err(_) => assert!(Instant::now() < until, "the node does not start"),
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        (process, Client::connect(address.parse().unwrap()))
+        let process = Process::start("transactions::serves_until_it_is_killed", dir);
+        let client = Client::connect(process.kafka);
+        (process, client)
     }
 
     #[test]

@@ -1,36 +1,26 @@
 //! Compacted topics over the Kafka door of a whole node: what is left, what readers see meanwhile, and what kills change about
 //! it, which is nothing. kafka-protocol's own codecs write the requests.
 
+mod common;
+
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::Bytes;
+use common::{PATIENCE, Process, call, connect_to, serve_until_killed, text};
 use kafka_protocol::messages::*;
-use kafka_protocol::protocol::{Decodable, Encodable, Request, StrBytes};
+use kafka_protocol::protocol::Request;
 use kera_format::kafka_batch::{KafkaBatchView, KafkaRecords, put_varint};
 use kera_server::Node;
 use kera_server::config::Config;
 
-/// Where the node that is killed is told to keep its things.
-const DIR: &str = "KERA_TEST_KAFKA_COMPACTION_DIR";
-/// The longest that anything may take before a test gives up.
-const PATIENCE: Duration = Duration::from_secs(120);
 const KEYS: u64 = 23;
 const INVALID_RECORD: i16 = 87;
 
 fn config(dir: &Path) -> Config {
-    let mut config = Config::default();
-    config.node.data = dir.join("data");
-    config.node.io_threads = Some(1);
-    config.network.listen = "127.0.0.1:0".into();
-    config.http.listen = None;
-    config.kafka.listen = Some("127.0.0.1:0".into());
-    config.arena.bytes = Some(32 << 20);
-    config.arena.dir = Some(dir.join("arena"));
+    let mut config = common::config(dir);
     config.storage.write_delay = 0;
     config.compaction.cpu_percent = Some(100);
     config
@@ -38,10 +28,6 @@ fn config(dir: &Path) -> Config {
 
 fn connect(node: &Node) -> Client {
     Client::connect(node.kafka_address().unwrap())
-}
-
-fn text(text: &str) -> StrBytes {
-    StrBytes::from_string(text.to_owned())
 }
 
 fn name(topic: &str) -> TopicName {
@@ -86,26 +72,11 @@ struct Client(TcpStream);
 
 impl Client {
     fn connect(address: SocketAddr) -> Client {
-        let stream = TcpStream::connect(address).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        Client(stream)
+        Client(connect_to(address))
     }
 
     fn call<R: Request>(&mut self, version: i16, asked: &R) -> R::Response {
-        let key = ApiKey::try_from(R::KEY).unwrap();
-        let mut body = BytesMut::new();
-        let header = RequestHeader::default().with_request_api_key(R::KEY).with_request_api_version(version);
-        header.encode(&mut body, key.request_header_version(version)).unwrap();
-        asked.encode(&mut body, version).unwrap();
-        self.0.write_all(&(body.len() as i32).to_be_bytes()).unwrap();
-        self.0.write_all(&body).unwrap();
-        let mut length = [0; 4];
-        self.0.read_exact(&mut length).unwrap();
-        let mut answered = vec![0; u32::from_be_bytes(length) as usize];
-        self.0.read_exact(&mut answered).unwrap();
-        let mut answered = Bytes::from(answered);
-        answered.advance(if key.response_header_version(version) > 0 { 5 } else { 4 });
-        R::Response::decode(&mut answered, version).unwrap()
+        call(&mut self.0, version, asked)
     }
 
     /// A topic of one partition with small segments.
@@ -430,38 +401,13 @@ fn a_record_without_a_key_is_refused_and_named() {
 #[test]
 #[ignore = "a node for another test, until it is killed"]
 fn serves_until_it_is_killed() {
-    let dir = PathBuf::from(std::env::var_os(DIR).unwrap());
-    let node = Node::start(&config(&dir)).unwrap();
-    std::fs::write(dir.join("address.part"), node.kafka_address().unwrap().to_string()).unwrap();
-    std::fs::rename(dir.join("address.part"), dir.join("address")).unwrap();
-    loop {
-        std::thread::park();
-    }
-}
-
-/// Kills its node when it goes.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
+    serve_until_killed(config)
 }
 
 fn start(dir: &Path) -> (Process, Client) {
-    let _ = std::fs::remove_file(dir.join("address"));
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--ignored", "--exact", "serves_until_it_is_killed"]).env(DIR, dir);
-    let process = Process(command.stdout(Stdio::null()).spawn().unwrap());
-    let until = Instant::now() + PATIENCE;
-    loop {
-        if let Ok(address) = std::fs::read_to_string(dir.join("address")) {
-            return (process, Client::connect(address.parse().unwrap()));
-        }
-        assert!(Instant::now() < until, "the node does not start");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let process = Process::start("serves_until_it_is_killed", dir);
+    let client = Client::connect(process.kafka);
+    (process, client)
 }
 
 #[test]

@@ -14,8 +14,9 @@ mod side;
 #[path = "../examples/kafka-oracle/steps.rs"]
 mod steps;
 
+mod common;
+
 use kera_server::Node;
-use kera_server::config::Config;
 
 const RECORDED: &str = include_str!("../../../spec/kafka/oracle.txt");
 
@@ -24,14 +25,9 @@ fn a_node_answers_as_kafka_has_answered() {
     let mut lines = RECORDED.lines();
     let head: Vec<u64> = lines.next().unwrap().split(' ').map(|number| number.parse().unwrap()).collect();
     let dir = tempfile::tempdir().unwrap();
-    let mut config = Config::default();
-    config.node.data = dir.path().join("data");
-    config.network.listen = "127.0.0.1:0".into();
-    config.http.listen = None;
-    config.kafka.listen = Some("127.0.0.1:0".into());
+    let mut config = common::config(dir.path());
     config.kafka.auto_create = false;
     config.arena.bytes = Some(64 << 20);
-    config.arena.dir = Some(dir.path().join("arena"));
     let node = Node::start(&config).unwrap();
     let mut side = side::Side::new(node.kafka_address().unwrap());
     let count = steps::prologue().len() as u64 + head[1];

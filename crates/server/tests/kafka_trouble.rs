@@ -1,11 +1,14 @@
 //! Kafka clients that are many, that take nothing, that send nonsense: what they want is bounded, and nobody else notices.
 
+mod common;
+
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use common::{answer, connect, connect_to, request};
 use kera_server::Node;
 use kera_server::config::Config;
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -16,44 +19,9 @@ const METADATA: i16 = 3;
 const VERSIONS: i16 = 18;
 
 fn config(dir: &Path) -> Config {
-    let mut config = Config::default();
-    config.node.data = dir.join("data");
-    config.node.io_threads = Some(1);
-    config.network.listen = "127.0.0.1:0".into();
+    let mut config = common::config(dir);
     config.http.listen = Some("127.0.0.1:0".into());
-    config.kafka.listen = Some("127.0.0.1:0".into());
-    config.arena.bytes = Some(32 << 20);
-    config.arena.dir = Some(dir.join("arena"));
     config
-}
-
-fn connect(node: &Node) -> TcpStream {
-    connect_to(node.kafka_address().unwrap())
-}
-
-fn connect_to(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    stream
-}
-
-/// A request whose header is not flexible: key, version, correlation, client "t", body.
-fn request(key: i16, version: i16, correlation: i32, body: &[u8]) -> Vec<u8> {
-    let mut frame = (11 + body.len() as i32).to_be_bytes().to_vec();
-    frame.extend_from_slice(&key.to_be_bytes());
-    frame.extend_from_slice(&version.to_be_bytes());
-    frame.extend_from_slice(&correlation.to_be_bytes());
-    frame.extend_from_slice(&[0, 1, b't']);
-    frame.extend_from_slice(body);
-    frame
-}
-
-fn answer(stream: &mut TcpStream) -> Vec<u8> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length).unwrap();
-    let mut body = vec![0; u32::from_be_bytes(length) as usize];
-    stream.read_exact(&mut body).unwrap();
-    body
 }
 
 fn ask(stream: &mut TcpStream, request: &[u8]) -> Vec<u8> {

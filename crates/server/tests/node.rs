@@ -1,5 +1,7 @@
 //! A node in this process, asked over its own protocol and over HTTP.
 
+mod common;
+
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
@@ -15,15 +17,10 @@ use kera_server::config::Config;
 use serde_json::{Value, json};
 
 fn config(dir: &Path) -> Config {
-    let mut config = Config::default();
-    config.node.data = dir.join("data");
-    config.node.io_threads = Some(1);
-    config.network.listen = "127.0.0.1:0".into();
+    let mut config = common::config(dir);
     config.http.listen = Some("127.0.0.1:0".into());
-    // Tests run side by side, and on machines where something listens on Kafka's port.
+    // These tests are about the other two doors.
     config.kafka.listen = None;
-    config.arena.bytes = Some(32 << 20);
-    config.arena.dir = Some(dir.join("arena"));
     config
 }
 

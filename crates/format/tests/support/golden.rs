@@ -94,6 +94,13 @@ impl<'a> Layout<'a> {
         Layout { bytes, at: 0, fields: Vec::new() }
     }
 
+    /// A record with one key, as the system's own streams have them, up to its value.
+    pub fn of_record(bytes: &'a [u8]) -> Layout<'a> {
+        let key_bytes = usize::from(bytes[8]);
+        let head = Layout::of(bytes).u32("length").u8("flags").u8("key_count").u16("value_offset");
+        head.u16("key length").text("key", key_bytes)
+    }
+
     fn add(mut self, name: &str, kind: &str, size: usize, value: impl Fn(&[u8]) -> String) -> Self {
         let bytes = &self.bytes[self.at..self.at + size];
         let (at, value) = (self.at, value(bytes));
@@ -270,6 +277,22 @@ pub fn check(file: &str, code: &Golden) -> Golden {
         assert_eq!(in_file.error, in_code.error, "{file}: refused `{}`", in_file.name);
     }
     golden
+}
+
+/// The same for a structure of which all cases are decoded: each gives what `decoded` says, in their order.
+pub fn check_decoded<T: PartialEq + std::fmt::Debug>(
+    file: &str,
+    code: &Golden,
+    decode: impl Fn(&[u8]) -> Result<T, FormatError>,
+    decoded: impl IntoIterator<Item = T>,
+) {
+    let golden = check(file, code);
+    let mut decoded = decoded.into_iter();
+    for case in &golden.cases {
+        assert_eq!(decode(&case.bytes()).map(Some), Ok(decoded.next()), "{}", case.name);
+    }
+    assert_eq!(decoded.next(), None, "{file}: more is expected than there are cases");
+    golden.check_refused(decode);
 }
 
 /// In which field the bytes of a case in a file are not what the code writes.
