@@ -12,6 +12,9 @@ or frozen (SIGSTOP) for one to two seconds. With `--kinds` also
     isolate              nobody reaches a node, clients neither
     full-disk            the disk of a node is filled to the last byte for one to three seconds
 
+With `--kafka-rate N` and Python's `confluent_kafka`, an idempotent Kafka producer writes N records per second to a topic with as many copies meanwhile, and
+in the end a Kafka consumer reads that topic and what `kera verify` has written: both have to be whole, in order, and there once, too.
+
 The last three need root: the script runs again in network and mount namespaces of its own, where each node has a network of its own with one
 cable for clients and one for the other nodes, and a disk of `--disk-mib` in memory. Otherwise it needs Python 3 and nothing else; ports on the
 loopback address are chosen freely. Prints what it did and the verdict; exit status 1 if a promise was broken.
@@ -26,6 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from kafka_clients import Writer, check_verified, check_written, confluent_kafka, create_topic
 
 
 def free_ports(count):
@@ -118,7 +123,7 @@ class Place:
 
 
 class Node:
-    def __init__(self, kera, folder, number, ports, arena, place=None):
+    def __init__(self, kera, folder, number, ports, arena, place=None, kafka_port=None):
         data = os.path.join(folder, f"node-{number}")
         if place:
             hosts = [f"{net}.{number}" for net in (place.CLIENTS, place.CLUSTER)]
@@ -126,10 +131,11 @@ class Node:
         else:
             hosts, first = ["127.0.0.1"] * 2, "127.0.0.1"
         self.number, self.address, self.place = number, f"{hosts[0]}:{ports[number - 1]}", place
+        self.kafka = f"{hosts[0]}:{kafka_port}" if kafka_port else "none"
         self.log = os.path.join(folder, f"node-{number}.log")
         self.command = [kera, "serve", "--data", data, "--node", str(number)]
         self.command += ["--listen", self.address, "--cluster-listen", f"{hosts[1]}:{ports[2 + number]}"]
-        self.command += ["--kafka-listen", "none", "--http-listen", "none", "--arena-bytes", arena]
+        self.command += ["--kafka-listen", self.kafka, "--http-listen", "none", "--arena-bytes", arena]
         if number > 1:
             self.command += ["--join", f"{first}:{ports[3]}"]
         self.process = None
@@ -230,6 +236,7 @@ def main():
     parser.add_argument("--disk-mib", type=int, default=2048, help="size of each node's disk, where it has one of its own")
     parser.add_argument("--members", type=int, default=0,
                         help="so many members of an application read it all as well, while the torments go on")
+    parser.add_argument("--kafka-rate", type=int, default=0, help="records per second of a Kafka producer; 0: no Kafka clients")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep data and logs")
     args = parser.parse_args()
@@ -237,17 +244,20 @@ def main():
     unknown = set(args.kinds.split(",")) - known
     if unknown:
         parser.error(f"--kinds: there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+    if args.kafka_rate and not confluent_kafka:
+        parser.error("--kafka-rate: this Python has no confluent_kafka; install it, or leave the flag out")
     places = not {"cut", "isolate", "full-disk"}.isdisjoint(args.kinds.split(","))
     if places:
         own_namespaces()
     chance, done = random.Random(args.seed), {}
     folder = tempfile.mkdtemp(prefix="kera-cluster-")
-    ports = free_ports(6)
+    ports = free_ports(9)
     kera = os.path.abspath(args.kera)
     if places:
         Place.networks()
     at = {number: Place(number, os.path.join(folder, f"node-{number}"), args.disk_mib) if places else None for number in (1, 2, 3)}
-    nodes = [Node(kera, folder, number, ports, args.arena_bytes, at[number]) for number in (1, 2, 3)]
+    nodes = [Node(kera, folder, number, ports, args.arena_bytes, at[number], args.kafka_rate and ports[5 + number]) for number in (1, 2, 3)]
+    bootstrap = ",".join(node.kafka for node in nodes)
     connect = ",".join(node.address for node in nodes)
     failed = True
     try:
@@ -259,6 +269,10 @@ def main():
         create = [kera, "stream", "create", "verify", "--streamlets", "6", "--replication", str(args.copies)]
         create += ["--durability", args.durability, "--order", args.order, "--connect", connect]
         subprocess.run(create, check=True)
+        writer = None
+        if args.kafka_rate:
+            create_topic(bootstrap, "kafka", 6, args.copies, {"kera.durability": args.durability})
+            writer = Writer(bootstrap, "kafka", args.kafka_rate)
         produce = [kera, "verify", "produce", "--log", acks, "--seconds", str(args.seconds), "--rate", str(args.rate)]
         producing = subprocess.Popen(produce + ["--connect", connect], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         until = time.monotonic() + args.seconds - 3
@@ -271,6 +285,14 @@ def main():
         consume = [kera, "verify", "consume", "--log", acks, "--connect", connect]
         consumed = subprocess.run(consume, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         print(consumed.stdout.strip()[-2000:])
+        broken = []
+        if writer:
+            writer.end()
+            for check in (lambda: check_written(bootstrap, writer), lambda: check_verified(bootstrap, "verify", acks)):
+                found, said = check()
+                broken += found
+                print(f"{said}: {'BROKEN' if found else 'all is there once, in order'}", flush=True)
+            print("\n".join(broken[:20]), end="\n" if broken else "")
         shared = 0
         if args.members > 0:
             members = subprocess.Popen(consume + ["--application", "audit", "--consumers", str(args.members)],
@@ -282,7 +304,7 @@ def main():
             shared = members.returncode
         print(f"copies {args.copies}, durability {args.durability}, order {args.order}, seed {args.seed}: "
               + ", ".join(f"{count} x {kind}" for kind, count in sorted(done.items())))
-        failed = consumed.returncode != 0 or producing.returncode != 0 or shared != 0
+        failed = consumed.returncode != 0 or producing.returncode != 0 or shared != 0 or broken
     finally:
         stop_all(nodes)
         if failed or args.keep:

@@ -21,12 +21,7 @@ import threading
 import time
 
 from cluster_chaos import Node, free_ports, stop_all
-
-try:
-    import confluent_kafka
-    from confluent_kafka.admin import AdminClient, NewTopic
-except ImportError:
-    confluent_kafka = None
+from kafka_clients import Writer, confluent_kafka, create_topic
 
 
 def described(kera, nodes):
@@ -53,62 +48,30 @@ class Kafka:
     TOPIC = "upgraded"
 
     def __init__(self, bootstrap, rate):
-        self.bootstrap, self.rate, self.errors, self.stop = bootstrap, rate, [], threading.Event()
-        self.delivered, self.read, self.lock = set(), {}, threading.Lock()
-        admin = AdminClient({"bootstrap.servers": bootstrap})
-        made = admin.create_topics([NewTopic(self.TOPIC, num_partitions=6, replication_factor=3)])
-        made[self.TOPIC].result(30)
-        self.writing = threading.Event()
-        self.writing.set()
-        self.threads = [threading.Thread(target=self.guard, args=[work]) for work in (self.write, self.consume, self.consume)]
+        self.bootstrap, self.stop = bootstrap, threading.Event()
+        self.read, self.lock = {}, threading.Lock()
+        create_topic(bootstrap, self.TOPIC, 6, 3)
+        self.writer = Writer(bootstrap, self.TOPIC, rate)
+        self.threads = [threading.Thread(target=self.guard) for _ in range(2)]
         for thread in self.threads:
             thread.start()
 
-    def guard(self, work):
+    def guard(self):
         try:
-            work()
+            self.consume()
         except Exception as error:  # whatever a client throws is an error that a user would see
-            self.failed(f"{type(error).__name__}: {error}")
-
-    def failed(self, error):
-        with self.lock:
-            self.errors.append(f"{time.strftime('%H:%M:%S')} {error}")
-
-    def on_error(self, error):
-        # Lost connections and nodes that are away are told here, and are nobody's error: the library goes on by itself.
-        if error.fatal() or not (error.retriable() or error.code() < 0):
-            self.failed(f"the library says: {error}")
-
-    def write(self):
-        producer = confluent_kafka.Producer({"bootstrap.servers": self.bootstrap, "enable.idempotence": True, "acks": "all",
-                                             "error_cb": self.on_error, "delivery.timeout.ms": 120000})
-
-        def told(error, message):
-            if error:
-                self.failed(f"not delivered: {error}")
-            else:
-                with self.lock:
-                    self.delivered.add(int(message.value()))
-
-        number, began = 0, time.monotonic()
-        while self.writing.is_set():
-            while number < (time.monotonic() - began) * self.rate:
-                producer.produce(self.TOPIC, key=str(number % 100), value=str(number), on_delivery=told)
-                number += 1
-            producer.poll(0.01)
-        if producer.flush(60) > 0:
-            self.failed("records wait for their delivery after 60 s")
+            self.writer.failed(f"{type(error).__name__}: {error}")
 
     def consume(self):
         consumer = confluent_kafka.Consumer({"bootstrap.servers": self.bootstrap, "group.id": "upgrade", "auto.offset.reset": "earliest",
-                                             "error_cb": self.on_error})
+                                             "error_cb": self.writer.on_error})
         consumer.subscribe([self.TOPIC])
         while not self.stop.is_set():
             message = consumer.poll(0.2)
             if message is None:
                 continue
             if message.error():
-                self.failed(f"reading: {message.error()}")
+                self.writer.failed(f"reading: {message.error()}")
                 continue
             with self.lock:
                 number = int(message.value())
@@ -117,20 +80,20 @@ class Kafka:
 
     def end(self):
         """What was broken, and what was seen."""
-        self.writing.clear()
-        until = time.monotonic() + 90
+        self.writer.end()
+        delivered, until = self.writer.delivered, time.monotonic() + 90
         while time.monotonic() < until:
             with self.lock:
-                if self.delivered and not self.threads[0].is_alive() and self.delivered <= self.read.keys():
+                if delivered and delivered <= self.read.keys():
                     break
             time.sleep(0.2)
         self.stop.set()
         for thread in self.threads:
             thread.join()
-        missing = len(self.delivered - self.read.keys())
+        missing = len(delivered - self.read.keys())
         again = sum(count - 1 for count in self.read.values())
-        said = f"Kafka clients: {len(self.delivered)} records delivered, {missing} of them not read, {again} read again"
-        return (self.errors or missing > 0), "\n".join([said, *self.errors[:20]])
+        said = f"Kafka clients: {len(delivered)} records delivered, {missing} of them not read, {again} read again"
+        return (self.writer.errors or missing > 0), "\n".join([said, *self.writer.errors[:20]])
 
 
 def change(nodes, at, kera, looking):
@@ -165,10 +128,7 @@ def main():
     old, new = os.path.abspath(args.old), os.path.abspath(args.new)
     folder = tempfile.mkdtemp(prefix="kera-upgrade-")
     ports = free_ports(9)
-    nodes = [Node(old, folder, number, ports, args.arena_bytes) for number in (1, 2, 3)]
-    for number, node in enumerate(nodes):
-        at = node.command.index("--kafka-listen") + 1
-        node.command[at] = f"127.0.0.1:{ports[6 + number]}"
+    nodes = [Node(old, folder, number, ports, args.arena_bytes, kafka_port=ports[5 + number]) for number in (1, 2, 3)]
     connect = ",".join(node.address for node in nodes)
     failed = True
     try:
@@ -179,7 +139,7 @@ def main():
         acks = os.path.join(folder, "acks")
         create = [old, "stream", "create", "verify", "--streamlets", "6", "--replication", "3", "--durability", args.durability]
         subprocess.run([*create, "--connect", connect], check=True)
-        kafka = Kafka(",".join(f"127.0.0.1:{port}" for port in ports[6:]), args.kafka_rate) if confluent_kafka else None
+        kafka = Kafka(",".join(node.kafka for node in nodes), args.kafka_rate) if confluent_kafka else None
         produce = [new, "verify", "produce", "--log", acks, "--seconds", str(args.seconds), "--rate", str(args.rate), "--connect", connect]
         producing = subprocess.Popen(produce, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         time.sleep(args.pause)
@@ -206,7 +166,7 @@ def main():
         if "producing" in locals() and producing.poll() is None:
             producing.kill()
         if "kafka" in locals() and kafka:
-            kafka.writing.clear()
+            kafka.writer.writing.clear()
             kafka.stop.set()
         stop_all(nodes)
         if failed or args.keep:
