@@ -64,7 +64,7 @@ wire_struct! {
         pub arena_bytes: u64,
         /// Of those, used.
         pub arena_used_bytes: u64,
-        /// Streams.
+        /// Streams, but for the system's own.
         pub streams: u64,
         /// Lanes that were written to.
         pub lanes: u64,

@@ -421,6 +421,16 @@ impl Body for BlocksRead {
     }
 
     fn decode(_version: u8, body: &[u8]) -> Result<Self, ProtocolError> {
+        BlocksRead::parse(&Bytes::copy_from_slice(body))
+    }
+}
+
+impl BlocksRead {
+    /// Reads an answer's body without copying it: the chunks are parts of it.
+    ///
+    /// # Errors
+    /// Those of [`Body::decode`].
+    pub fn parse(body: &Bytes) -> Result<BlocksRead, ProtocolError> {
         let mut from = Reader::new(body);
         from.enter("BlocksRead.count");
         let count = from.count(BLOCK_HEAD_BYTES)?;
@@ -435,7 +445,7 @@ impl Body for BlocksRead {
         let mut blocks = Vec::with_capacity(count);
         for head in heads {
             from.enter("BlocksRead.chunks");
-            blocks.push((head, Bytes::copy_from_slice(from.take(head.chunk_bytes as usize)?)));
+            blocks.push((head, body.slice_ref(from.take(head.chunk_bytes as usize)?)));
         }
         from.finish()?;
         Ok(BlocksRead { next_block, blocks })

@@ -397,7 +397,7 @@ pub struct NodeJson {
     pub arena_bytes: u64,
     /// Of those, used.
     pub arena_used_bytes: u64,
-    /// Streams.
+    /// Streams, but for the system's own.
     pub streams: u64,
     /// Lanes that were written to.
     pub lanes: u64,

@@ -92,6 +92,11 @@ impl BackupRole {
         Ok(())
     }
 
+    /// Once it runs.
+    pub(super) fn backup(&self) -> Option<&Backup> {
+        self.service.get().map(|service| &**service.backup())
+    }
+
     /// A session's part, if the backup runs.
     pub(super) fn session(&self, waker: SessionWaker) -> Option<BackupSession> {
         self.service.get().map(|service| BackupSession::new(service.clone(), waker))

@@ -203,7 +203,8 @@ impl Cluster {
         // Blocks that are read must not hold up what the coordinators say to each other.
         let transport = Arc::new(RpcTransport::new(links.clone()));
         let me = (self.node, self.epoch);
-        let recovering = Recovery::start(me, &self.group, broker, (transport.clone(), links), &self.runtime)?;
+        let recovering =
+            Recovery::start(me, &self.group, broker, self.backup.clone(), (transport.clone(), links), &self.runtime)?;
         *self.copier.lock() = Some(Copier::start(broker.log(), &self.copies, &recovering.0)?);
         let moves = Moves::start(me, &self.group, broker, transport, &self.runtime, self.stop.subscribe());
         let followers = (recovering.0.clone(), moves.clone());

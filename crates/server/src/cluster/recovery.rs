@@ -26,6 +26,7 @@ use kera_raft::{Group, Transport};
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
+use super::backups::BackupRole;
 use super::wait;
 use crate::fatal::Fatal;
 
@@ -50,9 +51,24 @@ struct Work {
     rebuilds: VecDeque<Rebuild>,
     /// How far the one is that is under way.
     progress: Option<Arc<RecoveryProgress>>,
-    /// Why something could not be taken over, as it was logged last, and when.
-    said: Option<(String, Instant)>,
+    /// Why something could not be taken over.
+    said: Said,
     stopping: bool,
+}
+
+/// What holds something up that is tried many times a second, as it was logged last, and when.
+#[derive(Default)]
+struct Said(Option<(String, Instant)>);
+
+impl Said {
+    /// Whether it is to be logged: when it is something else, and otherwise now and then.
+    fn is_news(&mut self, reason: &str) -> bool {
+        let is_news = self.0.as_ref().is_none_or(|(said, at)| said != reason || at.elapsed() > SAY_AGAIN);
+        if is_news {
+            self.0 = Some((reason.to_owned(), Instant::now()));
+        }
+        is_news
+    }
 }
 
 /// See the module.
@@ -83,6 +99,7 @@ impl Recovery {
         me: (u32, u32),
         group: &Arc<Group>,
         broker: &Arc<Broker>,
+        own: Arc<BackupRole>,
         (transport, links): (Arc<dyn Transport>, Handle),
         runtime: &Handle,
     ) -> Result<(Arc<Recovery>, Vec<JoinHandle<()>>), Fatal> {
@@ -95,7 +112,7 @@ impl Recovery {
             epoch: me.1,
             group: group.clone(),
             broker: broker.clone(),
-            backups: AskBackups { group: group.clone(), transport, runtime: links },
+            backups: AskBackups { group: group.clone(), node: me.0, own, transport, runtime: links },
             runtime: runtime.clone(),
             work: Mutex::default(),
             changed: Condvar::new(),
@@ -194,7 +211,7 @@ impl Recovery {
 
     /// Blocks of this node's earlier incarnations, with the backups that should have them.
     pub(super) fn old_views(&self) -> Vec<OldView> {
-        let logs = self.group.read(ended_logs).unwrap_or_default();
+        let logs = self.group.read(|state| ended_logs(state, self.node)).unwrap_or_default();
         let mut views = Vec::new();
         for EndedLog { log, views: of_log, end } in logs.into_iter().filter(|ended| ended.log.node == self.node) {
             let nexts: Vec<u64> = of_log.iter().skip(1).map(|view| view.first).chain([end + 1]).collect();
@@ -225,7 +242,7 @@ impl Recovery {
             return true;
         }
         // The leader ends the logs of all that are lost, this node's earlier incarnations included: only then their blocks say all.
-        let Some(logs) = self.group.read(ended_logs) else { return false };
+        let Some(logs) = self.group.read(|state| ended_logs(state, self.node)) else { return false };
         // What this node was answered for before it gathers what another one has lost must not be cut.
         let is_settled = |(stream, streamlet, _): &Owned| {
             let found = self.broker.log().stream(*stream);
@@ -255,13 +272,9 @@ impl Recovery {
         }
     }
 
-    /// What holds the taking over up: when it is something else, and otherwise now and then, for it is tried many times a second.
     fn say_not_yet(&self, reason: &str) {
-        let mut work = self.work.lock();
-        let is_news = work.said.as_ref().is_none_or(|(said, at)| said != reason || at.elapsed() > SAY_AGAIN);
-        if is_news {
+        if self.work.lock().said.is_news(reason) {
             tracing::warn!(reason, "streamlets of a lost broker are not taken over yet");
-            work.said = Some((reason.to_owned(), Instant::now()));
         }
     }
 
@@ -297,12 +310,15 @@ impl Recovery {
                 (rebuild, progress)
             };
             let began = Instant::now();
+            let mut said = Said::default();
             while !self.is_stopping() {
-                let logs = self.group.read(ended_logs).unwrap_or_default();
+                let logs = self.group.read(|state| ended_logs(state, self.node)).unwrap_or_default();
                 match self.broker.rebuild(&rebuild, &logs, &self.backups, &progress) {
                     Ok(()) => break,
                     Err(failure) => {
-                        tracing::warn!(error = %failure, "what a lost broker had is not rebuilt yet");
+                        if said.is_news(&failure.to_string()) {
+                            tracing::warn!(error = %failure, "what a lost broker had is not rebuilt yet");
+                        }
                         std::thread::sleep(RETRY);
                     }
                 }
@@ -341,10 +357,15 @@ impl Recovery {
     }
 }
 
-/// All logs of incarnations that are over; nothing while the end of one is not decided.
-fn ended_logs(state: &ClusterState) -> Option<Vec<EndedLog>> {
+/// All logs of incarnations that are over; nothing while the end of one is not decided. Backups are in the order in which `node` asks them:
+/// what it has itself does not cross the network.
+fn ended_logs(state: &ClusterState, node: u32) -> Option<Vec<EndedLog>> {
     let ended = state.lost_logs().map(|(name, log)| {
-        let views = log.views.iter().map(|view| EndedView { first: view.first, backups: view.backups.clone() });
+        let views = log.views.iter().map(|view| {
+            let mut backups = view.backups.clone();
+            backups.sort_by_key(|backup| *backup != node);
+            EndedView { first: view.first, backups }
+        });
         let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
         Some(EndedLog { log: id, views: views.collect(), end: log.end? })
     });
@@ -365,31 +386,48 @@ fn ranges(streamlets: &[StreamletRef]) -> Vec<StreamletRange> {
     ranges
 }
 
-/// Asks backups over the connections of other nodes.
+/// Asks backups: this node's own without a message, others over connections to their nodes.
 struct AskBackups {
     group: Arc<Group>,
+    node: u32,
+    own: Arc<BackupRole>,
     transport: Arc<dyn Transport>,
     runtime: Handle,
 }
 
 impl AskBackups {
     fn ask<M: Message>(&self, backup: u32, asked: &M) -> Result<M::Response, String> {
+        let (version, answer) = self.call(backup, asked)?;
+        kera_protocol::Body::decode(version, &answer).map_err(|error: kera_protocol::ProtocolError| error.to_string())
+    }
+
+    /// The answer's body and its version.
+    fn call<M: Message>(&self, backup: u32, asked: &M) -> Result<(u8, Vec<u8>), String> {
         let address = self.group.read(|state| state.node(backup).map(|node| node.doors.cluster.clone()));
         let address = address.ok_or("it is not in the cluster any more")?;
         let (version, mut body) = (M::OP.version_max(), Vec::new());
         asked.encode(version, &mut body);
         let transport = self.transport.clone();
         let answer = wait(&self.runtime, async move { transport.call(backup.into(), &address, M::OP, body).await })?;
-        kera_protocol::Body::decode(version, &answer).map_err(|error: kera_protocol::ProtocolError| error.to_string())
+        Ok((version, answer))
     }
 }
 
 impl kera_broker::Copies for AskBackups {
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
-        self.ask(backup, asked)
+        match self.own.backup().filter(|_| backup == self.node) {
+            Some(own) => own.lane_states(asked).map_err(|error| error.to_string()),
+            None => self.ask(backup, asked),
+        }
     }
 
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
-        self.ask(backup, asked)
+        match self.own.backup().filter(|_| backup == self.node) {
+            Some(own) => own.read_blocks(asked).map_err(|error| error.to_string()),
+            None => {
+                let (_, answer) = self.call(backup, asked)?;
+                BlocksRead::parse(&answer.into()).map_err(|error| error.to_string())
+            }
+        }
     }
 }

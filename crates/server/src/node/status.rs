@@ -1,9 +1,10 @@
 //! How the node is: for `kera status`, and the numbers of `/metrics`. Reads every part once; may wait for a disk, so never
 //! on an I/O thread.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 
+use kera_coordinator::catalog::SYSTEM_PREFIX;
 use kera_log::store::DiskState;
 use kera_protocol::{DiskStatus, NodeStatusResponse, Role};
 use kera_vlog::VirtualLogStats;
@@ -32,7 +33,7 @@ impl Parts {
             problems: self.readiness.problems(),
             arena_bytes: log.arena.bytes,
             arena_used_bytes: log.arena.used_bytes,
-            streams: log.streams,
+            streams: 0,
             lanes: log.lanes,
             groups: 0,
             segments: 0,
@@ -46,7 +47,11 @@ impl Parts {
             pending_bytes: self.virtual_log_stats().pending_bytes,
             disks: self.disks(),
         };
+        let infos = self.coordinator.streams().into_iter();
+        let system: HashSet<_> =
+            infos.filter(|info| info.name.starts_with(SYSTEM_PREFIX)).map(|info| info.id).collect();
         for stream in self.log.streams() {
+            response.streams += u64::from(!system.contains(&stream.id()));
             for streamlet in stream.streamlets() {
                 for lane in streamlet.lanes() {
                     let lane = lane.stats();
