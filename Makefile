@@ -3,13 +3,20 @@
 CARGO ?= cargo
 # `make bench PEERS=kafka`, `make bench ARGS="--rounds 3"`, `make demo ARGS=…`, `make fuzz TARGET=frame SECONDS=60`
 ARGS ?=
-# What `make bench` measures beside KerA: any of kafka, kafka-java, nats, redis; `all`; or nothing.
+# What `make bench` measures beside KerA: any of kafka, kafka-java, nats, redis, with commas between; `all`; or nothing.
 PEERS ?= all
+comma := ,
+PEER_NAMES = $(subst $(comma), ,$(PEERS))
+# Minutes that `make bench` and `make bench-cluster` keep to, behind the build.
+MINUTES ?= 10
+CLUSTER_MINUTES ?= 30
+# Folders of results that are compared and kept.
+RESULTS ?= $(wildcard results/quick-tour results/cluster)
 TARGET ?=
 SECONDS ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help build test check-fmt fmt lint unit tidy deny demo bench bench-cluster bench-diff bench-peers kafka-compat fuzz docs clean
+.PHONY: help build test check-fmt fmt lint unit tidy deny demo bench bench-cluster bench-diff bench-record bench-peers kafka-compat fuzz docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,28 +51,34 @@ deny: ## licences, sources and doubles of dependencies, offline, if cargo-deny i
 demo: build ## a node, real data streamed through it, shown live
 	./target/release/kera demo $(ARGS)
 
-bench: build ## the papers' experiments, KerA and its peers in turns, about ten minutes: a report with plots
+bench: build $(if $(PEERS),bench-peers) ## the papers' experiments, KerA and its peers in turns, MINUTES behind the build (10): a report with plots
 	$(CARGO) build --release --locked -p kera-bench --bin kera-bench
 	rm -rf results/quick-tour
-	./target/release/kera-bench run tour --quick $(if $(PEERS),--peer $(PEERS)) --out results/quick-tour $(ARGS)
-	./target/release/kera-bench report results/quick-tour
+	@./target/release/kera-bench run tour --quick --minutes $(MINUTES) $(if $(PEERS),--peer $(PEERS)) --out results/quick-tour $(ARGS); \
+	status=$$?; ./target/release/kera-bench report results/quick-tour && exit $$status
 
-bench-cluster: build ## three nodes with up to three copies, KerA and Kafka in turns: a report with plots
+bench-cluster: build bench-peers ## three nodes with up to three copies, KerA and Kafka in turns, CLUSTER_MINUTES (30): a report with plots
 	$(CARGO) build --release --locked -p kera-bench --bin kera-bench
 	rm -rf results/cluster
-	./target/release/kera-bench run cluster --quick --peer kafka,kafka-java --out results/cluster $(ARGS)
-	./target/release/kera-bench report results/cluster
+	@./target/release/kera-bench run cluster --quick --minutes $(CLUSTER_MINUTES) --peer kafka,kafka-java --out results/cluster $(ARGS); \
+	status=$$?; ./target/release/kera-bench report results/cluster && exit $$status
 
-bench-diff: ## did the last `make bench` lose ground against docs/performance/ratios.json? (status 3 if so)
-	./target/release/kera-bench diff results/quick-tour
+bench-diff: ## did the last `make bench` and `bench-cluster` (or RESULTS) lose ground against docs/performance/ratios.json? (status 3 if so)
+	@status=0; for results in $(or $(RESULTS),results/quick-tour); do \
+	echo "$$results:"; ./target/release/kera-bench diff $$results || status=$$?; done; exit $$status
 
-bench-peers: ## fetches and builds what `make bench` measures beside KerA, from package registries only
-	-peers/kafka/kafka.sh fetch
-	-peers/kafka/kafka.sh load-build
-	-$(CARGO) build --release --manifest-path peers/rdkafka-bench/Cargo.toml
-	-peers/redis/redis.sh fetch
-	-peers/redis/redis.sh build
-	-peers/nats/nats.sh fetch
+bench-record: ## keeps the last `make bench` and `bench-cluster` (or RESULTS) in docs/performance: ratios.json, report.md, plots
+	./target/release/kera-bench record $(RESULTS)
+	./target/release/kera-bench report $(RESULTS) --out docs/performance
+	rm docs/performance/report.html
+
+bench-peers: ## fetches and builds what is measured beside KerA (PEERS), from package registries only
+	@for peer in $(if $(filter all,$(PEER_NAMES)),kafka kafka-java nats redis,$(PEER_NAMES)); do case $$peer in \
+	kafka) peers/kafka/kafka.sh fetch && $(CARGO) build --quiet --release --manifest-path peers/rdkafka-bench/Cargo.toml --target-dir peers/rdkafka-bench/target ;; \
+	kafka-java) peers/kafka/kafka.sh fetch && peers/kafka/kafka.sh load-build ;; \
+	nats) peers/nats/nats.sh fetch > /dev/null ;; \
+	redis) peers/redis/redis.sh fetch > /dev/null && peers/redis/redis.sh build ;; \
+	esac || echo "$$peer cannot be had here: it is left out"; done
 
 kafka-compat: build ## Kafka clients of all languages against a node; the table in docs/kafka-compatibility.md
 	peers/kafka-clients/check.sh ./target/release/kera

@@ -43,7 +43,7 @@ program() {
 
 case ${1:-help} in
   fetch) fetch; program ;;
-  build) cargo build --release --manifest-path "$script_dir/Cargo.toml" ;;
+  build) cargo build --quiet --release --manifest-path "$script_dir/Cargo.toml" --target-dir "$script_dir/target" ;;
   program) program ;;
   version) "$(program)" --version | cut -d ' ' -f 1-3 ;;
   *) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "${BASH_SOURCE[0]}"; [ "${1:-help}" = help ] || exit 2 ;;

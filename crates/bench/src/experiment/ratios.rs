@@ -6,7 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::metric::Metric;
-use super::results::Results;
+use super::results::{Results, Spread};
 use crate::BenchError;
 
 /// The version of the format of recorded ratios.
@@ -15,6 +15,8 @@ pub const FORMAT: u32 = 1;
 const TOLERANCE: f64 = 0.4;
 /// The same for times: tails jump more.
 const TOLERANCE_OF_TIMES: f64 = 1.5;
+/// How far apart runs are taken to be of which there is only one.
+const WIDTH_OF_ONE: f64 = 0.8;
 
 /// KerA against something, above 1 if KerA is better (or for limits: the share of what is possible).
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -64,12 +66,12 @@ pub fn of(results: &Results) -> Recorded {
             };
             for system in results.systems_of(&experiment.name).iter().filter(|system| *system != "kera") {
                 if let Some(peer) = results.figure(experiment, &series, x, system, metric) {
-                    add(system.clone(), peer.median, kera.width() + peer.width());
+                    add(system.clone(), peer.median, width(&kera) + width(&peer));
                 }
             }
             for &limit in &experiment.limits {
                 if let Some(value) = results.limit(&experiment.name, &workload, limit, metric) {
-                    add(limit.label().to_owned(), value, kera.width());
+                    add(limit.label().to_owned(), value, width(&kera));
                 }
             }
         }
@@ -77,6 +79,11 @@ pub fn of(results: &Results) -> Recorded {
     let machine = &results.header.machine;
     let machine = format!("{}, {} cores", machine.processor, machine.cores);
     Recorded { format: FORMAT, measured: results.header.started.clone(), machine, ratios }
+}
+
+/// How far apart the runs of one side were, as a share: one alone does not tell, and is taken to be as far off as short runs are at times.
+fn width(spread: &Spread) -> f64 {
+    if spread.count > 1 { spread.width() } else { WIDTH_OF_ONE }
 }
 
 /// Reads recorded ratios, or those of a folder of results.
@@ -173,6 +180,12 @@ mod tests {
         let time = |ratio| recorded(Metric::AckP99, ratio, 0.1);
         assert_eq!(verdict(time(10.0), time(5.0)), Verdict::Same);
         assert_eq!(verdict(time(10.0), time(3.0)), Verdict::Slower);
+    }
+
+    #[test]
+    fn one_run_alone_is_not_taken_for_an_exact_one() {
+        let of = |values: &[f64]| width(&Spread::of(values.iter().copied()).unwrap());
+        assert_eq!((of(&[3.0]), of(&[3.0, 3.0]), of(&[2.0, 3.0, 4.0])), (WIDTH_OF_ONE, 0.0, 2.0 / 3.0));
     }
 
     #[test]

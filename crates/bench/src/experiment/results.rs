@@ -56,6 +56,8 @@ pub enum Line {
     },
     /// What was not measured, and why.
     Skipped(Skipped),
+    /// How far a run came that kept to a time.
+    Budget(Budget),
     /// Where the time of a profiled run went.
     Profile(Box<super::profile::Profile>),
     /// A kind of a later program.
@@ -135,6 +137,19 @@ pub struct Skipped {
     pub why: String,
 }
 
+/// How far a run came that kept to a time.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Budget {
+    /// Minutes that it was given.
+    pub minutes: f64,
+    /// Minutes that it took.
+    pub took_minutes: f64,
+    /// Measurements that there were to be, all rounds counted.
+    pub planned: usize,
+    /// Those that there are.
+    pub measured: usize,
+}
+
 /// Writes lines as they come, so that nothing is lost if a later one fails.
 #[derive(Debug)]
 pub struct Writer {
@@ -177,6 +192,8 @@ pub struct Results {
     pub limits: Vec<(String, u64, LimitReport)>,
     /// What was not measured.
     pub skipped: Vec<Skipped>,
+    /// Of each run that kept to a time, how far it came.
+    pub budgets: Vec<Budget>,
     /// Profiles.
     pub profiles: Vec<super::profile::Profile>,
 }
@@ -215,6 +232,7 @@ impl Results {
         self.systems.extend(other.systems);
         self.runs.extend(other.runs.into_iter().filter(|run| is_new(&run.experiment)));
         self.limits.extend(other.limits.into_iter().filter(|(name, _, _)| is_new(name)));
+        self.budgets.extend(other.budgets);
         self.skipped.extend(other.skipped.into_iter().filter(|one| is_new(&one.experiment)));
         self.profiles.extend(other.profiles.into_iter().filter(|one| is_new(&one.experiment)));
         Ok(())
@@ -236,6 +254,7 @@ impl Results {
             runs: vec![],
             limits: vec![],
             skipped: vec![],
+            budgets: vec![],
             profiles: vec![],
         };
         for (number, line) in lines {
@@ -250,6 +269,7 @@ impl Results {
                     results.limits.push((experiment, chunk_bytes, report))
                 }
                 Line::Skipped(skipped) => results.skipped.push(skipped),
+                Line::Budget(budget) => results.budgets.push(budget),
                 Line::Profile(profile) => results.profiles.push(*profile),
             }
         }

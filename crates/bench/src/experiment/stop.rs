@@ -1,13 +1,19 @@
-//! Ctrl-C: a flag that everybody who waits looks at. Whoever started something ends it on the way out, by its process id.
+//! Ctrl-C, and the time that a measurement may take: a flag that everybody who waits looks at. Whoever started something ends it on the
+//! way out, by its process id.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 use crate::BenchError;
 
-/// Whether the user has had enough. Clones share it.
+/// Whether the user has had enough, or it has taken too long. Clones share the first.
 #[derive(Clone, Debug, Default)]
-pub struct Stop(Arc<AtomicBool>);
+pub struct Stop {
+    asked: Arc<AtomicBool>,
+    /// Until when, and how long that was.
+    until: Option<(Instant, Duration)>,
+}
 
 impl Stop {
     /// Nobody has asked yet.
@@ -17,12 +23,31 @@ impl Stop {
 
     /// Asks everybody to stop.
     pub fn ask(&self) {
-        self.0.store(true, Relaxed);
+        self.asked.store(true, Relaxed);
     }
 
-    /// An error once somebody has asked.
+    /// The same, which also ends what takes longer from now on.
+    pub fn within(&self, longest: Duration) -> Stop {
+        Stop { asked: self.asked.clone(), until: Some((Instant::now() + longest, longest)) }
+    }
+
+    /// The same with its time from now on: for what follows a start that is not to count.
+    pub fn anew(&self) -> Stop {
+        Stop { asked: self.asked.clone(), until: self.until.map(|(_, longest)| (Instant::now() + longest, longest)) }
+    }
+
+    /// An error once somebody has asked ([`BenchError::Interrupted`]), or when it has taken too long.
     pub fn check(&self) -> Result<(), BenchError> {
-        if self.0.load(Relaxed) { Err(BenchError::Interrupted) } else { Ok(()) }
+        if self.asked.load(Relaxed) {
+            return Err(BenchError::Interrupted);
+        }
+        match self.until {
+            Some((until, longest)) if Instant::now() >= until => {
+                let message = format!("it took longer than {:.0} s and was ended", longest.as_secs_f64());
+                Err(BenchError::server("a measurement", message))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Asks when this process gets SIGINT or SIGTERM, from a thread of its own. A second one ends the process at once.
@@ -49,5 +74,23 @@ impl Stop {
         };
         std::thread::Builder::new().name("signals".into()).spawn(listen).map_err(failed)?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_takes_too_long_fails_and_who_has_had_enough_interrupts() {
+        let stop = Stop::new();
+        assert!(stop.within(Duration::from_secs(3600)).check().is_ok());
+        let late = stop.within(Duration::ZERO).check().unwrap_err().to_string();
+        assert!(late.contains("longer than 0 s"), "{late}");
+        assert!(stop.check().is_ok(), "only what was to be over by then is");
+        let limited = stop.within(Duration::ZERO);
+        assert!(limited.anew().check().is_err() && stop.anew().check().is_ok());
+        stop.ask();
+        assert!(matches!(limited.check(), Err(BenchError::Interrupted)));
     }
 }

@@ -45,7 +45,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   kera-bench run icdcs-fig4 --peer kafka
-  kera-bench run tour --quick --peer all           what `make bench` does
+  kera-bench run tour --quick --peer all --minutes 10        what `make bench` does
   kera-bench run thesis-fig8-3 --values 16384 --rounds 5 --seconds 10
   kera-bench run slides-streams --values 512 --profile
   kera-bench run cluster --quick --peer kafka      three nodes, three copies, and three brokers
@@ -142,6 +142,10 @@ struct RunArgs {
     /// Seconds of each measurement. [default: as the experiment says]
     #[arg(long, value_name = "S")]
     seconds: Option<f64>,
+    /// Keeps the whole run to so many minutes: first rounds come first, further ones as long as there is time. What was not reached is
+    /// said. Starting what is measured is part of it, fetching peers is not.
+    #[arg(long, value_name = "MIN")]
+    minutes: Option<f64>,
     /// Only these values of the axis.
     #[arg(long, value_name = "X,…", value_delimiter = ',')]
     values: Vec<f64>,

@@ -21,8 +21,13 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, BenchError> {
     only_values(&mut experiments, &args.values)?;
     let stop = Stop::new();
     stop.on_signals()?;
+    let budget = args.minutes.map(|minutes| Duration::try_from_secs_f64(minutes * 60.0)).transpose();
+    let budget = budget.map_err(|e| BenchError::setting("minutes", e.to_string()))?;
     let size = if args.quick { Size::Quick } else { Size::Full };
     let places = places(args)?;
+    if !args.peers.is_empty() {
+        eprintln!("looking for {}; what is not there yet is fetched", args.peers.join(", "));
+    }
     let Opened { mut systems, missing } = systems::open(&peers(&args.peers)?, &places)?;
     for peer in &missing {
         eprintln!("{} is left out: {}", peer.system, peer.why);
@@ -33,17 +38,27 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, BenchError> {
         PathBuf::from("results").join(format!("{}-{}", args.names.join("-"), when.replace(' ', "-")))
     });
     let mut writer = Writer::create(&out, header)?;
-    let mut failed = false;
+    let (mut failed, mut left_out) = (false, 0);
     let bar = bar();
     let outcome = run::run(
         &experiments,
         &mut systems,
         &missing,
-        &Options { dir: places.dir.clone(), size, rounds: args.rounds, seconds: args.seconds, profile: args.profile },
+        &Options {
+            dir: places.dir.clone(),
+            size,
+            rounds: args.rounds,
+            seconds: args.seconds,
+            profile: args.profile,
+            budget,
+        },
         &stop,
         &mut |line| {
             if let Line::Skipped(skipped) = &line {
-                failed |= skipped.why.starts_with("failed");
+                let why = &skipped.why;
+                // A peer that dies is left out; that KerA fails is what a script has to know.
+                failed |= why.starts_with("failed") && skipped.system.as_deref().is_none_or(|name| name == "kera");
+                left_out += usize::from(why.starts_with("failed") || why.starts_with("not reached"));
             }
             if args.json {
                 println!("{}", serde_json::to_string(&line).map_err(|e| BenchError::server("writing JSON", e))?);
@@ -56,6 +71,9 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode, BenchError> {
     drop(systems);
     let _ = std::fs::remove_dir(&args.dir);
     outcome?;
+    if left_out > 0 {
+        eprintln!("{left_out} measurements failed or were not reached: the report says which and why");
+    }
     eprintln!("written to {}", out.display());
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
@@ -125,7 +143,7 @@ fn places(args: &RunArgs) -> Result<Places, BenchError> {
 
 fn bar() -> ProgressBar {
     let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
-    let style = ProgressStyle::with_template("{elapsed_precise} [{bar:30}] {pos}/{len} {wide_msg}");
+    let style = ProgressStyle::with_template("{elapsed_precise}{prefix} [{bar:30}] {pos}/{len} {wide_msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()).progress_chars("=> "));
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
@@ -135,8 +153,11 @@ fn show(bar: &ProgressBar, step: &Step) {
     bar.set_length(step.total as u64);
     bar.set_position(step.done as u64);
     let lasting = step.text.contains("left out");
+    let left = step.left.map(|left| format!(", {}:{:02} left", left.as_secs() / 60, left.as_secs() % 60));
+    let left = left.unwrap_or_default();
+    bar.set_prefix(left.clone());
     if bar.is_hidden() {
-        eprintln!("{}/{} {}", step.done, step.total, step.text);
+        eprintln!("{}/{}{left} {}", step.done, step.total, step.text);
     } else if lasting {
         bar.println(&step.text);
     } else {

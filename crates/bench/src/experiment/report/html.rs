@@ -59,6 +59,7 @@ pub(super) fn page(report: &Report<'_>) -> String {
     if header.quick {
         page += "<span class=quick>short runs: to see what there is to see, not to be quoted</span>";
     }
+    report.budgets().iter().for_each(|text| page += &format!("<p>{}</p>", escaped(text)));
     let _ = write!(page, "<div class=facts><div><b>Machine</b>{}</div>", escaped(&report.machine()));
     for (name, version, _) in report.systems() {
         let _ = write!(page, "<div><b>{name}</b>{}</div>", escaped(version));

@@ -11,6 +11,7 @@ pub(super) fn page(report: &Report<'_>) -> String {
     if header.quick {
         text += "Short runs: to see what there is to see, not to be quoted.\n";
     }
+    report.budgets().iter().for_each(|budget| text += &format!("\n{budget}\n"));
     text += "\n| system | version | settings |\n| --- | --- | --- |\n";
     for (name, version, settings) in report.systems() {
         let _ = writeln!(text, "| {name} | {} | {} |", cell(version), cell(settings));

@@ -12,7 +12,7 @@ use super::definition::Experiment;
 use super::metric::{Limit, Metric, axis_value, bytes, micros};
 use super::profile::{Phase, Profile};
 use super::ratios::{self, Ratio};
-use super::results::{Results, Skipped};
+use super::results::{Budget, Results, Skipped};
 use super::sample::Bound;
 use super::workload::Workload;
 use crate::BenchError;
@@ -108,7 +108,10 @@ impl<'a> Report<'a> {
         let sections: Vec<Section<'_>> = sections.collect();
         let elsewhere =
             |skipped: &&Skipped| !sections.iter().any(|section| section.experiment.name == skipped.experiment);
-        let skipped = results.skipped.iter().filter(elsewhere).collect();
+        let mut skipped: Vec<&Skipped> = results.skipped.iter().filter(elsewhere).collect();
+        // Once, not for each of its points.
+        let mut said = std::collections::BTreeSet::new();
+        skipped.retain(|one| said.insert((&one.experiment, &one.system, &one.why)));
         let glance = glance::draw(sections.iter().map(|section| section.experiment), &ratios);
         Report { results, sections, glance, skipped }
     }
@@ -119,6 +122,18 @@ impl<'a> Report<'a> {
         kera.into_iter()
             .chain(peers)
             .map(|(name, (version, settings))| (name_of(name), version.as_str(), settings.as_str()))
+    }
+
+    /// Of runs that kept to a time: how far they came.
+    fn budgets(&self) -> Vec<String> {
+        let of = |budget: &Budget| {
+            let Budget { minutes, took_minutes, planned, measured } = *budget;
+            format!(
+                "Kept to {minutes:.0} minutes (it took {took_minutes:.1}): {measured} of {planned} measurements. First rounds came first; what \
+                 is missing is further rounds, whose points have no spread, and what is listed as left out."
+            )
+        };
+        self.results.budgets.iter().map(of).collect()
     }
 
     fn machine(&self) -> String {

@@ -155,7 +155,7 @@ fn resident_bytes(pids: &[u32]) -> u64 {
 }
 
 /// A measurement without a load generator.
-pub(super) fn without_load(took: Duration, resident_bytes: u64) -> Outcome {
+pub(crate) fn without_load(took: Duration, resident_bytes: u64) -> Outcome {
     Outcome {
         figures: json!({ "start_ms": took.as_secs_f64() * 1e3, "errors": 0 }),
         usage: Usage { server_bytes: resident_bytes, ..Usage::default() },
