@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use kera_bench::experiment::definition::{Experiment, load_all};
 use kera_bench::experiment::metric::{Limit, Metric};
+use kera_bench::experiment::profile::Phase;
 use kera_bench::experiment::ratios;
 use kera_bench::experiment::report;
 use kera_bench::experiment::results::{Line, Results, Writer};
@@ -84,6 +85,32 @@ fn those_of_a_cluster_run() {
     let chosen: Vec<Experiment> = all().into_iter().filter(Experiment::is_of_a_cluster).collect();
     assert!(chosen.len() >= 8 && chosen.iter().any(|experiment| experiment.name == "icdcs-fig6"));
     all_run(chosen);
+}
+
+#[test]
+fn a_profile_of_a_cluster_adds_its_nodes_up() {
+    let mut chosen: Vec<Experiment> = all().into_iter().filter(|e| e.name == "thesis-fig8-16").collect();
+    chosen[0].sweep.quick.truncate(1);
+    let dir = tempfile::tempdir().unwrap();
+    let results = tiny(&chosen, dir.path(), true);
+    let runs = results.runs.iter().map(|run| run.figures["bytes"].as_f64().unwrap_or(0.0));
+    let bytes = runs.fold(f64::MAX, f64::min);
+    assert!(results.profiles.len() == 1 && bytes > 0.0, "{:?}", results.skipped);
+    let profile = &results.profiles[0];
+    let moved = |phase: Phase| -> f64 {
+        let rates = profile.phases.get(&phase).cloned().unwrap_or_default();
+        let ends = std::iter::once(0.0).chain(profile.at_s.iter().copied());
+        rates.iter().zip(profile.at_s.iter().zip(ends)).map(|(rate, (end, begin))| rate * (end - begin)).sum::<f64>()
+            * 1048576.0
+    };
+    // Eight streamlets have owners on all three nodes, and each of them only part of the bytes.
+    assert!(moved(Phase::Append) >= bytes * 0.9, "{} of {bytes}: {:?}", moved(Phase::Append), profile.phases);
+    assert!(moved(Phase::Replication) >= bytes * 0.9, "{} of {bytes}", moved(Phase::Replication));
+    assert!(
+        profile.threads.keys().any(|group| group.starts_with("server kera-backup")),
+        "{:?}",
+        profile.threads.keys()
+    );
 }
 
 #[test]

@@ -150,6 +150,14 @@ impl Profile {
         // The end of the load generator is not part of the run.
         let seen: Vec<&Snapshot> = seen.iter().filter(|one| !one.client.threads.is_empty()).collect();
         let Some(first) = seen.first() else { return profile };
+        // A node that did not answer in time has its bytes counted with those of the next interval.
+        let counted: Vec<Option<Counters>> = seen
+            .iter()
+            .scan(None, |known, one| {
+                *known = one.counters.or(*known);
+                Some(*known)
+            })
+            .collect();
         for (n, pair) in seen.windows(2).enumerate() {
             let (before, after) = (pair[0], pair[1]);
             let took = after.at.duration_since(before.at).as_secs_f64().max(1e-6);
@@ -164,13 +172,12 @@ impl Profile {
             profile.disk_written.push((after.disk.1 - before.disk.1) as f64 / took / MIB);
             profile.disk_busy.push(((after.disk.2 - before.disk.2) / took).clamp(0.0, 1.0));
             profile.loopback.push((after.loopback_bytes - before.loopback_bytes) as f64 / took / MIB);
-            let in_disk = |one: &Snapshot| one.counters.as_ref().map_or(0.0, |counters| counters.replication_disk_s);
-            profile.replication_in_disk.push(((in_disk(after) - in_disk(before)) / took).max(0.0));
-            for phase in Phase::ALL {
-                let moved = |one: &Snapshot| one.counters.as_ref().map(|counters| phase.counted(counters));
-                if let (Some(then), Some(now)) = (moved(before), moved(after)) {
-                    at(&mut profile.phases, phase, n, (now - then).max(0.0) / took / MIB);
-                }
+            let both = counted[n].zip(counted[n + 1]);
+            let in_disk = both.map_or(0.0, |(then, now)| now.replication_disk_s - then.replication_disk_s);
+            profile.replication_in_disk.push((in_disk / took).max(0.0));
+            for (phase, (then, now)) in Phase::ALL.into_iter().filter_map(|phase| Some((phase, both?))) {
+                let moved = phase.counted(&now) - phase.counted(&then);
+                at(&mut profile.phases, phase, n, moved.max(0.0) / took / MIB);
             }
         }
         profile.level();
@@ -313,6 +320,15 @@ mod tests {
             (append.cores - 0.3).abs() < 0.01 && (network.cores - 0.1).abs() < 0.01,
             "user and system are told apart"
         );
+    }
+
+    #[test]
+    fn bytes_of_a_moment_without_an_answer_are_those_of_the_next_one() {
+        let mut seen = seconds(3, 0.3, 0.3, 0.2);
+        seen[2].counters = None;
+        let profile = Profile::new(&seen);
+        let append: Vec<f64> = profile.phases[&Phase::Append].iter().map(|rate| rate.round()).collect();
+        assert_eq!(append, [100.0, 0.0, 200.0]);
     }
 
     #[test]
