@@ -149,7 +149,10 @@ final class Load {
   /** One side of a run. Times are of System.nanoTime. */
   private final class Side {
     final Histogram nanos = new Histogram(LONGEST_NS, 3);
+    /** In the measured time. */
     long records;
+    /** All that were acknowledged, also before and after it. */
+    long acknowledged;
     long errors;
     long first = Long.MAX_VALUE;
     long last = Long.MIN_VALUE;
@@ -157,6 +160,7 @@ final class Load {
     void add(Side other) {
       nanos.add(other.nanos);
       records += other.records;
+      acknowledged += other.acknowledged;
       errors += other.errors;
       first = Math.min(first, other.first);
       last = Math.max(last, other.last);
@@ -209,7 +213,7 @@ final class Load {
     thread.setDaemon(true);
     thread.start();
     Side produced = produce();
-    wanted.set(produced.records + warmed);
+    wanted.set(produced.acknowledged + warmed);
     System.out.println(produced.json(",\"consume\":" + consumer.get().json("")));
   }
 
@@ -224,8 +228,48 @@ final class Load {
     if (warmup > 0) {
       warmed = produce(warmup, 0, WARMUP_SECONDS_MOST).records;
     }
-    isWarm = true;
+    isWarm = !isTimed();
     return produce(records, 0, real("seconds", 0));
+  }
+
+  /** Whether the clock starts and stops while producers send. */
+  private boolean isTimed() {
+    return real("warmup-seconds", 0) > 0 && real("seconds", 0) > 0 && real("rate", 0) == 0;
+  }
+
+  /** The measured time of a producer that sends on meanwhile. What is not acknowledged when it is over is given up, and counts nowhere. */
+  private final class Clock extends Thread {
+    private final KafkaProducer<byte[], byte[]> producer;
+    private final AtomicLong acknowledged;
+    private final Side side;
+    volatile boolean isOn;
+    volatile boolean isOver;
+
+    Clock(KafkaProducer<byte[], byte[]> producer, AtomicLong acknowledged, Side side) {
+      super("clock");
+      this.producer = producer;
+      this.acknowledged = acknowledged;
+      this.side = side;
+      setDaemon(true);
+    }
+
+    @Override
+    public void run() {
+      long now = System.nanoTime();
+      long starts = now + (long) (real("warmup-seconds", 0) * 1e9);
+      sleepUntil(starts);
+      long before = acknowledged.get();
+      side.first = System.nanoTime();
+      isOn = true;
+      isWarm = true;
+      sleepUntil(starts + (long) (real("seconds", 0) * 1e9));
+      side.records = acknowledged.get() - before;
+      side.last = System.nanoTime();
+      isOn = false;
+      isOver = true;
+      // Also wakes up a thread that waits for room.
+      producer.close(Duration.ZERO);
+    }
   }
 
   private Side produce(long records, long unmeasured, double seconds) throws Exception {
@@ -258,6 +302,7 @@ final class Load {
     long share = records / producers + (number < records % producers ? 1 : 0);
     long notCounted = unmeasured / producers + (number < unmeasured % producers ? 1 : 0);
     double intervalNs = rate > 0 ? 1e9 * producers / rate : 0;
+    Clock clock = null;
     try (KafkaProducer<byte[], byte[]> producer =
         new KafkaProducer<>(properties, new ByteArraySerializer(), new ByteArraySerializer())) {
       for (TopicPartition target : targets) {
@@ -265,13 +310,24 @@ final class Load {
           producer.partitionsFor(target.topic());
         }
       }
-      Callback count = (metadata, error) -> (error == null ? acknowledged : failed).incrementAndGet();
+      clock = isWarm || !isTimed() ? null : new Clock(producer, acknowledged, side);
+      Clock timed = clock;
+      Callback count = (metadata, error) -> {
+        if (error == null) {
+          acknowledged.incrementAndGet();
+        } else if (timed == null || !timed.isOver) {
+          failed.incrementAndGet();
+        }
+      };
       ready.await();
       long started = System.nanoTime();
       side.first = started;
+      if (timed != null) {
+        timed.start();
+      }
       long at = 0;
       int left = run;
-      for (long i = 0; i < share; i++) {
+      for (long i = 0; i < share && (timed == null || !timed.isOver); i++) {
         long stamp = 0;
         if (intervalNs > 0) {
           // The time at which the record was due, not the one at which it could be sent: no coordinated omission.
@@ -280,7 +336,7 @@ final class Load {
           stamp = i < notCounted ? 0 : stamp;
         } else if (i % 128 == 0) {
           stamp = System.nanoTime();
-          if (seconds > 0 && (stamp - started) / 1e9 >= seconds) {
+          if (timed == null && seconds > 0 && (stamp - started) / 1e9 >= seconds) {
             break;
           }
         }
@@ -300,14 +356,28 @@ final class Load {
           // Callbacks of one producer come one after the other, on its own thread.
           producer.send(new ProducerRecord<>(target.topic(), partition, null, stamped), (metadata, error) -> {
             count.onCompletion(metadata, error);
-            side.sampled(System.nanoTime() - due);
+            if (timed == null || timed.isOn && error == null) {
+              side.sampled(System.nanoTime() - due);
+            }
           });
         }
       }
-      producer.flush();
-      side.last = System.nanoTime();
+      if (timed == null) {
+        producer.flush();
+        side.last = System.nanoTime();
+      }
+    } catch (RuntimeException error) {
+      // A producer that is closed refuses what its thread is sending.
+      if (clock == null || !clock.isOver) {
+        throw error;
+      }
     }
-    side.records = acknowledged.get();
+    if (clock == null) {
+      side.records = acknowledged.get();
+    } else {
+      clock.join();
+    }
+    side.acknowledged = acknowledged.get();
     side.errors = failed.get();
     return side;
   }

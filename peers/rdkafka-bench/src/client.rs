@@ -89,6 +89,12 @@ impl Client {
         unsafe { raw::rd_kafka_outq_len(self.0) }
     }
 
+    /// Gives messages up, which `flags` names; their delivery reports say so.
+    pub(crate) fn purge(&self, flags: i32) {
+        // SAFETY: the handle is live.
+        unsafe { raw::rd_kafka_purge(self.0, flags) };
+    }
+
     /// Serves delivery reports for up to `timeout_ms`.
     pub(crate) fn poll(&self, timeout_ms: i32) {
         // SAFETY: the handle is live.

@@ -22,7 +22,7 @@ pub(crate) fn consume(load: &Load, wanted: &AtomicU64) -> Result<Report, String>
     let got = AtomicU64::new(0);
     let consumers = load.consumers.max(1);
     let cpu_before = report::cpu_seconds(load.server_pid);
-    let outcomes: Vec<Result<(Histogram<u64>, u64, u64, u64), String>> = std::thread::scope(|scope| {
+    let outcomes: Vec<Result<Outcome, String>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..consumers)
             .map(|n| {
                 scope.spawn({
@@ -33,15 +33,16 @@ pub(crate) fn consume(load: &Load, wanted: &AtomicU64) -> Result<Report, String>
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or(Err("a consuming thread panicked".into()))).collect()
     });
-    let (mut nanos, mut errors, mut first, mut last) = (report::latencies(), 0, u64::MAX, 0);
+    let (mut nanos, mut records, mut errors, mut first, mut last) = (report::latencies(), 0, 0, u64::MAX, 0);
     for outcome in outcomes {
-        let (one, failed, started, ended) = outcome?;
-        nanos.add(&one).map_err(|e| e.to_string())?;
-        errors += failed;
-        (first, last) = (first.min(started), last.max(ended));
+        let one = outcome?;
+        nanos.add(&one.nanos).map_err(|e| e.to_string())?;
+        records += one.records;
+        errors += one.errors;
+        (first, last) = (first.min(one.first), last.max(one.last));
     }
     let took = Duration::from_nanos(last.saturating_sub(first));
-    let mut report = Report::new(load, got.into_inner(), took, &nanos, errors);
+    let mut report = Report::new(load, records, took, &nanos, errors);
     if load.server_pid != 0 {
         report.server = Some(ServerCost {
             cpu_seconds: report::cpu_seconds(load.server_pid) - cpu_before,
@@ -100,18 +101,29 @@ fn assign(client: &Client, load: &Load, number: usize) -> Result<(), String> {
     }
 }
 
-/// One consumer. Gives latencies, errors, and when its first and last record came.
-fn one(
-    load: &Load,
-    number: usize,
-    wanted: &AtomicU64,
-    got: &AtomicU64,
-) -> Result<(Histogram<u64>, u64, u64, u64), String> {
+/// What one consumer got in the measured time, which is the producers' own where their clock starts and stops while they send.
+struct Outcome {
+    records: u64,
+    errors: u64,
+    nanos: Histogram<u64>,
+    /// When the first and the last of them came; the first is `u64::MAX` if none did.
+    first: u64,
+    last: u64,
+}
+
+/// One consumer.
+fn one(load: &Load, number: usize, wanted: &AtomicU64, got: &AtomicU64) -> Result<Outcome, String> {
     let client = Client::consumer(&properties(load)?)?;
     assign(&client, load, number)?;
     // SAFETY: the handle is live; the queue is destroyed below, before the client.
     let queue = unsafe { raw::rd_kafka_queue_get_consumer(client.0) };
-    let (mut nanos, mut errors, mut first, mut last) = (report::latencies(), 0, 0, 0);
+    let mut seen = Outcome { records: 0, errors: 0, nanos: report::latencies(), first: u64::MAX, last: 0 };
+    let measured = if load.is_timed() {
+        let starts = now_ns() + (load.warmup_seconds * 1e9) as u64;
+        starts..starts + (load.seconds * 1e9) as u64
+    } else {
+        0..u64::MAX
+    };
     let mut messages = vec![std::ptr::null_mut(); BATCH];
     let mut heard = Instant::now();
     while got.load(Ordering::Relaxed) < wanted.load(Ordering::Relaxed) {
@@ -128,22 +140,23 @@ fn one(
         }
         heard = Instant::now();
         let now = now_ns();
-        if first == 0 {
-            first = now;
+        let counts = measured.contains(&now);
+        if counts {
+            seen.first = seen.first.min(now);
+            seen.last = now;
         }
-        last = now;
         let mut good = 0;
         for &message in &messages[..count as usize] {
             // SAFETY: the library gave `count` live messages, each ours to destroy once.
             unsafe {
                 if Code::from((*message).err) != Code::NoError {
-                    errors += 1;
+                    seen.errors += 1;
                 } else {
                     good += 1;
                     if (*message).len >= 8 {
                         let stamp = (*message).payload.cast::<u64>().read_unaligned();
-                        if stamp != 0 {
-                            let _ = nanos.record(now.saturating_sub(stamp).max(1));
+                        if stamp != 0 && counts {
+                            let _ = seen.nanos.record(now.saturating_sub(stamp).max(1));
                         }
                     }
                 }
@@ -151,8 +164,9 @@ fn one(
             }
         }
         got.fetch_add(good, Ordering::Relaxed);
+        seen.records += if counts { good } else { 0 };
     }
     // SAFETY: the queue is ours.
     unsafe { raw::rd_kafka_queue_destroy(queue) };
-    Ok((nanos, errors, first, last))
+    Ok(seen)
 }

@@ -75,6 +75,10 @@ pub(crate) struct Load {
     /// Stop after this time; 0: only --records counts
     #[arg(long, default_value_t = 0.0)]
     pub(crate) seconds: f64,
+    /// With --seconds: seconds before the clock starts, of the same producers. What is not acknowledged when the time is over is given
+    /// up and counts nowhere
+    #[arg(long, default_value_t = 0.0)]
+    pub(crate) warmup_seconds: f64,
     /// Records that are sent before the clock starts
     #[arg(long, default_value_t = 0)]
     pub(crate) warmup_records: u64,
@@ -105,6 +109,11 @@ pub(crate) struct Load {
 }
 
 impl Load {
+    /// Whether the clock starts and stops while producers send.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.warmup_seconds > 0.0 && self.seconds > 0.0 && self.rate == 0.0
+    }
+
     fn topic_names(&self) -> Vec<String> {
         if self.topics == 1 {
             return vec![self.topic.clone()];
@@ -124,7 +133,7 @@ fn run(command: Command) -> Result<Option<Report>, String> {
                 let consumer = scope.spawn(|| consume::consume(load, &wanted));
                 let produced = produce::produce(load);
                 // How many there are is known once the producers' time is over; without producers there are none to wait for.
-                let sent = produced.as_ref().map_or(0, |report| report.records);
+                let sent = produced.as_ref().map_or(0, |report| report.acknowledged);
                 if produced.is_err() || load.seconds > 0.0 {
                     wanted.store(sent + load.warmup_records, Ordering::Relaxed);
                 }

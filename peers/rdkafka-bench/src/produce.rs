@@ -14,12 +14,65 @@ use crate::client::{self, Client, Topic};
 use crate::report::{self, Report, ServerCost, now_ns};
 
 const FLAG_COPY: i32 = 2;
+/// What is queued and what is under way.
+const PURGE_ALL: i32 = 1 | 2;
+/// Records between two looks at the clock where that starts and stops while producers send.
+const LOOK_EVERY: u64 = 128;
 
 /// What delivery reports count. Lives as long as the client that points to it.
 struct Acks {
     acked: AtomicU64,
     failed: AtomicU64,
     nanos: Mutex<Histogram<u64>>,
+}
+
+/// What one producer did.
+struct Outcome {
+    /// In the measured time.
+    records: u64,
+    failed: u64,
+    nanos: Histogram<u64>,
+    /// All of it.
+    acknowledged: u64,
+    started: u64,
+    ended: u64,
+}
+
+/// The measured time of a producer whose clock starts and stops while it sends: what was acknowledged when it began and when it ended.
+struct Clock {
+    starts: u64,
+    stops: u64,
+    began: Option<(u64, u64)>,
+    ended: Option<(u64, u64)>,
+    nanos: Histogram<u64>,
+}
+
+impl Clock {
+    fn new(load: &Load, now: u64) -> Clock {
+        let at = |seconds: f64| now + (seconds * 1e9) as u64;
+        Clock {
+            starts: at(load.warmup_seconds),
+            stops: at(load.warmup_seconds + load.seconds),
+            began: None,
+            ended: None,
+            nanos: report::latencies(),
+        }
+    }
+
+    /// Looks what time it is; whether it is over.
+    fn look(&mut self, acks: &Acks) -> bool {
+        let now = now_ns();
+        let acked = acks.acked.load(Ordering::Relaxed);
+        if self.began.is_none() && now >= self.starts {
+            self.began = Some((now, acked));
+            acks.nanos.lock().expect("no holder panics").reset();
+        }
+        if self.ended.is_none() && now >= self.stops {
+            self.ended = Some((now, acked));
+            self.nanos = acks.nanos.lock().expect("no holder panics").clone();
+        }
+        self.ended.is_some()
+    }
 }
 
 /// Runs all producers until everything they sent is acknowledged.
@@ -42,7 +95,7 @@ pub(crate) fn produce(load: &Load) -> Result<Report, String> {
 fn run(load: &Load) -> Result<Report, String> {
     let producers = load.producers.max(1);
     let ready = std::sync::Barrier::new(producers);
-    let outcomes: Vec<Result<(Acks, u64, u64), String>> = std::thread::scope(|scope| {
+    let outcomes: Vec<Result<Outcome, String>> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..producers)
             .map(|n| {
                 scope.spawn({
@@ -53,16 +106,18 @@ fn run(load: &Load) -> Result<Report, String> {
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap_or(Err("a producing thread panicked".into()))).collect()
     });
-    let (mut nanos, mut acked, mut failed) = (report::latencies(), 0, 0);
+    let (mut nanos, mut records, mut failed, mut acknowledged) = (report::latencies(), 0, 0, 0);
     let (mut first, mut last) = (u64::MAX, 0);
     for outcome in outcomes {
-        let (acks, started, ended) = outcome?;
-        nanos.add(&*acks.nanos.lock().expect("no holder panics")).map_err(|e| e.to_string())?;
-        acked += acks.acked.into_inner();
-        failed += acks.failed.into_inner();
-        (first, last) = (first.min(started), last.max(ended));
+        let one = outcome?;
+        nanos.add(&one.nanos).map_err(|e| e.to_string())?;
+        records += one.records;
+        failed += one.failed;
+        acknowledged += one.acknowledged;
+        (first, last) = (first.min(one.started), last.max(one.ended));
     }
-    Ok(Report::new(load, acked, Duration::from_nanos(last.saturating_sub(first)), &nanos, failed))
+    let took = Duration::from_nanos(last.saturating_sub(first));
+    Ok(Report { acknowledged, ..Report::new(load, records, took, &nanos, failed) })
 }
 
 fn properties(load: &Load) -> Result<client::Properties, String> {
@@ -84,9 +139,14 @@ fn properties(load: &Load) -> Result<client::Properties, String> {
 unsafe extern "C" fn delivered(_: *mut raw::rd_kafka_t, message: *const raw::rd_kafka_message_t, opaque: *mut c_void) {
     // SAFETY: the library passes a live message and the pointer that `one` gave it, whose target outlives the client.
     let (message, acks) = unsafe { (&*message, &*opaque.cast::<Acks>()) };
-    if Code::from(message.err) != Code::NoError {
-        acks.failed.fetch_add(1, Ordering::Relaxed);
-        return;
+    match Code::from(message.err) {
+        Code::NoError => {}
+        // Given up when the time was over.
+        Code::PurgeQueue | Code::PurgeInflight => return,
+        _ => {
+            acks.failed.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
     }
     acks.acked.fetch_add(1, Ordering::Relaxed);
     let sent_ns = message._private as u64;
@@ -95,14 +155,15 @@ unsafe extern "C" fn delivered(_: *mut raw::rd_kafka_t, message: *const raw::rd_
     }
 }
 
-/// One producer. Gives its counts and when it started and ended.
-fn one(load: &Load, number: usize, ready: &std::sync::Barrier) -> Result<(Acks, u64, u64), String> {
+/// One producer.
+fn one(load: &Load, number: usize, ready: &std::sync::Barrier) -> Result<Outcome, String> {
     let acks = Acks { acked: AtomicU64::new(0), failed: AtomicU64::new(0), nanos: Mutex::new(report::latencies()) };
     let client = Client::producer(&properties(load)?, Some(delivered), (&raw const acks).cast_mut().cast());
     ready.wait();
     let client = client?;
     let topics = load.topic_names().iter().map(|name| Topic::new(&client, name)).collect::<Result<Vec<_>, _>>()?;
     let started = now_ns();
+    let mut clock = load.is_timed().then(|| Clock::new(load, started));
     let done = AtomicBool::new(false);
     std::thread::scope(|scope| {
         if load.rate > 0.0 {
@@ -113,7 +174,12 @@ fn one(load: &Load, number: usize, ready: &std::sync::Barrier) -> Result<(Acks, 
                 }
             });
         }
-        send_all(load, number, &client, &topics, started);
+        if let Some(clock) = &mut clock {
+            send_timed(load, &client, &topics, &acks, clock);
+            client.purge(PURGE_ALL);
+        } else {
+            send_all(load, number, &client, &topics, started);
+        }
         while client.outstanding() > 0 {
             if load.rate > 0.0 { std::thread::sleep(Duration::from_millis(1)) } else { client.poll(10) }
         }
@@ -122,7 +188,38 @@ fn one(load: &Load, number: usize, ready: &std::sync::Barrier) -> Result<(Acks, 
     let ended = now_ns();
     drop(topics);
     drop(client);
-    Ok((acks, started, ended))
+    let (acknowledged, failed) = (acks.acked.into_inner(), acks.failed.into_inner());
+    let nanos = acks.nanos.into_inner().expect("no holder panics");
+    let whole = Outcome { records: acknowledged, failed, nanos, acknowledged, started, ended };
+    Ok(match clock {
+        Some(Clock { began: Some((began, before)), ended: Some((ended, after)), nanos, .. }) => {
+            Outcome { records: after - before, nanos, started: began, ended, ..whole }
+        }
+        _ => whole,
+    })
+}
+
+/// Sends until the clock has stopped, and looks at it also while there is no room.
+fn send_timed(load: &Load, client: &Client, topics: &[Topic], acks: &Acks, clock: &mut Clock) {
+    let sample = load.sample.max(1);
+    let mut targets = Targets::new(load, topics);
+    let mut payload = Payload::new(load);
+    for i in 0u64.. {
+        if i % LOOK_EVERY == 0 && clock.look(acks) {
+            return;
+        }
+        let (topic, partition) = targets.next();
+        let stamp = if i % sample == 0 { now_ns() } else { 0 };
+        while !payload.send(topic, partition, stamp) {
+            client.poll(1);
+            if clock.look(acks) {
+                return;
+            }
+        }
+        if i % 64 == 0 {
+            client.poll(0);
+        }
+    }
 }
 
 fn send_all(load: &Load, number: usize, client: &Client, topics: &[Topic], started: u64) {
@@ -134,10 +231,7 @@ fn send_all(load: &Load, number: usize, client: &Client, topics: &[Topic], start
     let interval_ns = if load.rate > 0.0 { 1e9 * producers as f64 / load.rate } else { 0.0 };
     let sample = if load.rate > 0.0 { 1 } else { load.sample.max(1) };
     let mut targets = Targets::new(load, topics);
-    let mut plain = vec![b'k'; load.record_bytes.max(8)];
-    plain[..8].fill(0);
-    let mut stamped = plain.clone();
-    let plain = plain.leak();
+    let mut payload = Payload::new(load);
     for i in 0..records {
         let mut stamp = 0;
         if interval_ns > 0.0 {
@@ -156,31 +250,53 @@ fn send_all(load: &Load, number: usize, client: &Client, topics: &[Topic], start
             }
         }
         let (topic, partition) = targets.next();
-        let (payload, flags) = if stamp == 0 {
-            (&mut *plain, 0)
-        } else {
-            stamped[..8].copy_from_slice(&stamp.to_le_bytes());
-            (&mut stamped[..], FLAG_COPY)
-        };
-        // SAFETY: `plain` is leaked, so it outlives the client's use of it, and is not written to; `stamped` is copied by the call. Topic and client are live. The opaque value is a number, not a pointer.
-        while unsafe {
-            raw::rd_kafka_produce(
-                topic,
-                partition,
-                flags,
-                payload.as_mut_ptr().cast(),
-                load.record_bytes,
-                std::ptr::null(),
-                0,
-                stamp as *mut c_void,
-            )
-        } == -1
-        {
+        while !payload.send(topic, partition, stamp) {
             client.poll(10);
         }
         if load.rate == 0.0 && i % 64 == 0 {
             client.poll(0);
         }
+    }
+}
+
+/// What is sent: one record that all share, which the library does not copy, and one that carries a time.
+struct Payload {
+    plain: &'static mut [u8],
+    stamped: Vec<u8>,
+    record_bytes: usize,
+}
+
+impl Payload {
+    fn new(load: &Load) -> Payload {
+        let mut plain = vec![b'k'; load.record_bytes.max(8)];
+        plain[..8].fill(0);
+        let stamped = plain.clone();
+        Payload { plain: plain.leak(), stamped, record_bytes: load.record_bytes }
+    }
+
+    /// Hands a record over, with the time that its latency counts from, or 0. False if there is no room.
+    fn send(&mut self, topic: *mut raw::rd_kafka_topic_t, partition: i32, stamp: u64) -> bool {
+        let (payload, flags) = if stamp == 0 {
+            (&mut *self.plain, 0)
+        } else {
+            self.stamped[..8].copy_from_slice(&stamp.to_le_bytes());
+            (&mut self.stamped[..], FLAG_COPY)
+        };
+        // SAFETY: `plain` is leaked, so it outlives the client's use of it, and is not written to; `stamped` is copied by the call. The
+        // topic is live. The opaque value is a number, not a pointer.
+        let outcome = unsafe {
+            raw::rd_kafka_produce(
+                topic,
+                partition,
+                flags,
+                payload.as_mut_ptr().cast(),
+                self.record_bytes,
+                std::ptr::null(),
+                0,
+                stamp as *mut c_void,
+            )
+        };
+        outcome != -1
     }
 }
 

@@ -18,6 +18,9 @@ pub(crate) struct Report {
     pub(crate) mib_per_s: f64,
     pub(crate) latency_us: Latency,
     pub(crate) errors: u64,
+    /// All that were acknowledged, also before and after the measured time.
+    #[serde(skip)]
+    pub(crate) acknowledged: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) consume: Option<Box<Report>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -60,6 +63,7 @@ impl Report {
             mib_per_s: bytes as f64 / seconds / f64::from(1 << 20),
             latency_us,
             errors,
+            acknowledged: records,
             consume: None,
             server: None,
             config: Some(load.clone()),

@@ -16,18 +16,25 @@ use crate::BenchError;
 use crate::experiment::stop::Stop;
 use crate::experiment::workload::{Mode, Safety, Workload};
 
-/// Records that a fresh broker gets first: its hot path is compiled while it runs. Brokers of a cluster get fewer, each of which all of
-/// them handle.
-const WARMUP_RECORDS: u64 = 2_000_000;
-const CLUSTER_WARMUP_RECORDS: u64 = 500_000;
-/// Records, and at a rate seconds, that a Java client gets before its clock starts: it is compiled while it runs too.
-const JAVA_WARMUP: (u64, f64) = (1_500_000, 3.0);
+/// Seconds of load that fresh brokers get first: their hot path is compiled while they run. Several on the two cores of a small machine
+/// compile for about a minute, and have a tenth of their rate until then.
+const WARMUP_SECONDS: f64 = 8.0;
+const CLUSTER_WARMUP_SECONDS: f64 = 60.0;
+/// Seconds that a client gets at least before its clock starts: it looks for its partitions' leaders, asks for its producer id, and a Java
+/// client is compiled while it runs, beside the brokers of a cluster.
+const CLIENT_WARMUP_SECONDS: f64 = 1.0;
+const JAVA_WARMUP_SECONDS: f64 = 3.0;
+const JAVA_CLUSTER_WARMUP_SECONDS: f64 = 8.0;
+/// How much longer than its load a warm-up may take.
+const WARMED_UP_WITHIN: Duration = Duration::from_secs(60);
+/// How long it may take until topics of a run that failed are gone.
+const DELETED_WITHIN: Duration = Duration::from_secs(20);
 
-/// What a producer holds that is not acknowledged. More made nothing faster, and a run of a second lasts until all of it is written.
-const BUFFER_BYTES: u64 = 16 << 20;
-/// Where every batch is synced or copied by itself all that would take minutes to write: so many batches of each partition, and at least so
-/// many bytes.
-const SLOW_BUFFER: (u64, u64) = (4, 1 << 20);
+/// What a producer holds that is not acknowledged: the Java client's own setting. More made nothing faster.
+const BUFFER_BYTES: u64 = 32 << 20;
+
+/// Partitions that a broker is asked for at most.
+const PARTITIONS_MAX: u64 = 4_000;
 
 /// The first broker's port unless the environment says another one; each takes the next one for its controller.
 const PORT: u16 = 19092;
@@ -49,8 +56,10 @@ pub(super) struct Brokers {
 struct Running {
     /// Process ids, in the order of their numbers.
     pids: Vec<u32>,
-    /// How often brokers were started: each time they have to be warmed up again.
-    start: u64,
+    /// Whether a client has warmed them up.
+    are_warm: bool,
+    /// So many did not start, or could not be warmed up, and why: that takes minutes, and is not tried at every point.
+    refused: Option<(usize, String)>,
 }
 
 /// Brokers that run.
@@ -60,8 +69,6 @@ struct Serving {
     bootstrap: String,
     /// Their processes.
     pids: Vec<u32>,
-    /// Which start they are of.
-    start: u64,
 }
 
 impl Brokers {
@@ -72,12 +79,34 @@ impl Brokers {
         Ok(Brokers { script: path, running: Mutex::default() })
     }
 
-    /// So many brokers: those that run, or fresh ones. Their settings are Kafka's own, but that deleted topics give their space back soon.
-    fn serve(&self, nodes: usize) -> Result<Serving, BenchError> {
+    /// So many brokers: those that run, or fresh ones, which `warm_up` loads. Their settings are Kafka's own, but that deleted topics give
+    /// their space back soon.
+    fn serve(
+        &self,
+        nodes: usize,
+        warm_up: impl FnOnce(&Serving) -> Result<(), BenchError>,
+    ) -> Result<Serving, BenchError> {
         let mut running = self.running.lock();
-        if running.pids.len() != nodes {
-            self.end(&mut running);
-            running.start += 1;
+        if let Some((of, why)) = running.refused.as_ref().filter(|(of, _)| *of == nodes) {
+            return Err(BenchError::server(format!("{of} brokers"), format!("they failed before: {why}")));
+        }
+        let outcome = self.serve_now(&mut running, nodes, warm_up);
+        match &outcome {
+            Ok(_) | Err(BenchError::Interrupted) => {}
+            Err(error) => running.refused = Some((nodes, error.to_string())),
+        }
+        outcome
+    }
+
+    fn serve_now(
+        &self,
+        running: &mut Running,
+        nodes: usize,
+        warm_up: impl FnOnce(&Serving) -> Result<(), BenchError>,
+    ) -> Result<Serving, BenchError> {
+        if running.pids.len() != nodes || !running.pids.iter().all(|pid| is_alive(*pid)) {
+            self.end(running);
+            running.are_warm = false;
             for number in 1..=nodes {
                 let words = settings(number, nodes);
                 let mut words: Vec<&str> = words.iter().map(String::as_str).collect();
@@ -92,14 +121,19 @@ impl Brokers {
                     Err(error) => {
                         // The script may have left it half started.
                         let _ = self.run(number, nodes, &["stop"]);
-                        self.end(&mut running);
+                        self.end(running);
                         return Err(error);
                     }
                 }
             }
         }
         let bootstrap = (1..=nodes).map(|number| format!("127.0.0.1:{}", port(number))).collect::<Vec<_>>().join(",");
-        Ok(Serving { bootstrap, pids: running.pids.clone(), start: running.start })
+        let serving = Serving { bootstrap, pids: running.pids.clone() };
+        if !running.are_warm {
+            warm_up(&serving)?;
+            running.are_warm = true;
+        }
+        Ok(serving)
     }
 
     /// kill -9 of the last broker: the first one is the controller as well, of which a cluster as it is started here has one.
@@ -140,9 +174,17 @@ impl Drop for Brokers {
     }
 }
 
-/// Whether each batch waits for a disk or for other brokers.
-fn is_slow(workload: &Workload) -> bool {
-    workload.durability == Safety::Power || workload.copies > 1
+/// Whether a broker still runs. It is nobody's child here: when it has ended its id is gone, or is that of a zombie.
+fn is_alive(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, behind)| !behind.starts_with(['Z', 'X']))
+}
+
+/// Has a load generator send for a time, behind a warm-up of the same producers.
+fn timed(command: &mut Command, warmup_seconds: f64, seconds: f64) {
+    // As many as it takes: the time ends it.
+    command.args(["--records", "2000000000", "--seconds", &seconds.to_string()]);
+    command.args(["--warmup-seconds", &warmup_seconds.to_string()]);
 }
 
 fn port(number: usize) -> u16 {
@@ -183,8 +225,6 @@ pub(super) struct Kafka {
     client: Client,
     dir: PathBuf,
     quick: bool,
-    /// The brokers that it has warmed up.
-    warmed: Option<Serving>,
 }
 
 impl Kafka {
@@ -202,21 +242,23 @@ impl Kafka {
     }
 
     fn new(brokers: Arc<Brokers>, client: Client, places: &Places) -> Kafka {
-        Kafka { brokers, client, dir: places.dir.clone(), quick: places.quick, warmed: None }
+        Kafka { brokers, client, dir: places.dir.clone(), quick: places.quick }
     }
 
-    /// As many brokers as the workload wants, warmed up by this client.
+    /// As many brokers as the workload wants, warmed up.
     fn serve(&mut self, workload: &Workload, stop: &Stop) -> Result<Serving, BenchError> {
-        let serving = self.brokers.serve(workload.nodes as usize)?;
-        if self.warmed.as_ref() != Some(&serving) {
+        self.brokers.serve(workload.nodes as usize, |serving| {
             let usual = Workload { nodes: workload.nodes, copies: workload.copies, ..Workload::default() };
-            let mut warm = self.command(&serving, "both", &usual);
-            let records = if workload.nodes > 1 { CLUSTER_WARMUP_RECORDS } else { WARMUP_RECORDS };
-            warm.args(["--records", &records.to_string()]);
-            output(warm, stop)?;
-            self.warmed = Some(serving.clone());
-        }
-        Ok(serving)
+            let mut warm = self.command(serving, "both", &usual);
+            let seconds = if workload.nodes > 1 { CLUSTER_WARMUP_SECONDS } else { WARMUP_SECONDS };
+            timed(&mut warm, CLIENT_WARMUP_SECONDS, seconds);
+            let stop = stop.within(Duration::from_secs_f64(seconds) + WARMED_UP_WITHIN);
+            let outcome = output(warm, &stop);
+            if outcome.is_err() {
+                self.delete(serving, &usual);
+            }
+            outcome.map(|_| ())
+        })
     }
 
     fn command(&self, serving: &Serving, what: &str, workload: &Workload) -> Command {
@@ -238,9 +280,7 @@ impl Kafka {
         flag("--record-bytes", workload.record_bytes.to_string());
         flag("--batch-bytes", workload.chunk_bytes.to_string());
         flag("--linger-ms", workload.linger_ms.to_string());
-        let slow = (SLOW_BUFFER.0 * workload.partitions() * workload.chunk_bytes).clamp(SLOW_BUFFER.1, BUFFER_BYTES);
-        let buffer = if is_slow(workload) { slow } else { BUFFER_BYTES };
-        flag("--buffer-bytes", buffer.to_string());
+        flag("--buffer-bytes", BUFFER_BYTES.to_string());
         flag("--producers", workload.producers.to_string());
         flag("--consumers", workload.consumers.to_string());
         if workload.durability == Safety::Power {
@@ -249,7 +289,10 @@ impl Kafka {
         if workload.copies > 1 {
             flag("--topic-property", "min.insync.replicas=2".into());
             flag("-X", "acks=all".into());
-            flag("-X", "enable.idempotence=true".into());
+            // A librdkafka that is idempotent never sleeps while a partition has more to send than may be under way, and takes the cores
+            // that the brokers need.
+            let is_idempotent = matches!(self.client, Client::Java);
+            flag("-X", format!("enable.idempotence={is_idempotent}"));
         }
         command
     }
@@ -260,25 +303,24 @@ impl Kafka {
         if !job.way.is_empty() {
             command.args(["--spread", job.way]);
         }
-        let is_java = matches!(self.client, Client::Java);
-        let (records, warmup, seconds) = match (workload.mode, workload.rate) {
-            (Mode::Consume, _) => (workload.records, 0, 0.0),
-            (_, Some(rate)) => {
-                let warmup = if is_java { job.warmup_seconds.max(JAVA_WARMUP.1) } else { job.warmup_seconds };
-                ((rate * job.seconds) as u64, (rate * warmup) as u64, 0.0)
-            }
-            // Java clients do not warm up for longer than JAVA_WARMUP's seconds.
-            _ if is_java && workload.durability == Safety::Process => (1_000_000_000, JAVA_WARMUP.0, job.seconds),
-            // A sync or two copies for each batch: the warm-up would take longer than the run.
-            _ if is_slow(workload) => (1_000_000_000, 1000, job.seconds),
-            _ => (1_000_000_000, 100_000, job.seconds),
+        let least = match (&self.client, workload.mode) {
+            // A broker is killed so many seconds after the start.
+            (Client::Librdkafka(_), Mode::Outage) => 0.0,
+            (Client::Librdkafka(_), _) => CLIENT_WARMUP_SECONDS,
+            (Client::Java, _) if workload.nodes > 1 => JAVA_CLUSTER_WARMUP_SECONDS,
+            (Client::Java, _) => JAVA_WARMUP_SECONDS,
         };
-        command.args(["--records", &records.to_string(), "--warmup-records", &warmup.to_string()]);
-        if seconds > 0.0 {
-            command.args(["--seconds", &seconds.to_string()]);
-        }
-        if let Some(rate) = workload.rate {
-            command.args(["--rate", &rate.to_string()]);
+        let warmup = job.warmup_seconds.max(least);
+        match (workload.mode, workload.rate) {
+            (Mode::Consume, _) => {
+                command.args(["--records", &workload.records.to_string()]);
+            }
+            (_, Some(rate)) => {
+                let of = |seconds: f64| ((rate * seconds) as u64).to_string();
+                command.args(["--records", &of(job.seconds), "--warmup-records", &of(warmup)]);
+                command.args(["--rate", &rate.to_string()]);
+            }
+            _ => timed(&mut command, warmup, job.seconds),
         }
         command
     }
@@ -307,7 +349,7 @@ impl Kafka {
 
     fn delete(&self, serving: &Serving, workload: &Workload) {
         // A topic that is left costs the next runs a little, and is gone with the broker.
-        let _ = output(self.command(serving, "delete", workload), &Stop::new());
+        let _ = output(self.command(serving, "delete", workload), &Stop::new().within(DELETED_WITHIN));
     }
 }
 
@@ -330,9 +372,8 @@ impl System for Kafka {
         let client = match self.client {
             Client::Librdkafka(_) => String::new(),
             Client::Java => format!(
-                " Each run is a Java machine of its own, whose clock starts after {} records or {} s; where everything is synced \
-                 after a thousand records.",
-                JAVA_WARMUP.0, JAVA_WARMUP.1
+                " Each run is a Java machine of its own, whose clock starts after {JAVA_WARMUP_SECONDS} s at the earliest, in a cluster \
+                 after {JAVA_CLUSTER_WARMUP_SECONDS} s."
             ),
         };
         let ways = if self.quick {
@@ -343,14 +384,19 @@ impl System for Kafka {
         };
         format!(
             "one broker with its own settings and 1.5 GB of heap, or in a cluster several with 1 GB each, of which the first is the \
-             controller as well; warmed up.{client} {ways} Kafka has no bound on what it keeps in these runs."
+             controller as well; warmed up for {WARMUP_SECONDS} s, or {CLUSTER_WARMUP_SECONDS} s.{client} {ways} Producers hold up to {} MiB that is not acknowledged; clocks start while they send, \
+             and stop while they send. Kafka has no bound on what it keeps in these runs.",
+            BUFFER_BYTES >> 20
         )
     }
 
     fn guarantees(&self, workload: &Workload) -> String {
         let copies = match workload.copies {
             1 => "one copy, acks=1, no idempotence".to_owned(),
-            n => format!("{n} copies, acks=all, min.insync.replicas=2, idempotence"),
+            n if matches!(self.client, Client::Java) => {
+                format!("{n} copies, acks=all, min.insync.replicas=2, idempotence")
+            }
+            n => format!("{n} copies, acks=all, min.insync.replicas=2, no idempotence"),
         };
         match workload.durability {
             Safety::Process => format!("{copies}; acknowledged when it is in the page cache: survives kill -9"),
@@ -362,7 +408,7 @@ impl System for Kafka {
         if workload.mode == Mode::Start {
             return Some("its script starts tools that take longer than the broker".into());
         }
-        if workload.partitions() > 10_000 {
+        if workload.partitions() > PARTITIONS_MAX {
             return Some("a single broker is not meant for more than some thousand partitions".into());
         }
         if workload.mode == Mode::Outage && (workload.nodes == 1 || matches!(self.client, Client::Java)) {
@@ -381,6 +427,9 @@ impl System for Kafka {
 
     fn measure(&mut self, job: &Job<'_>) -> Result<Outcome, BenchError> {
         let serving = self.serve(job.workload, job.stop)?;
+        // Starting brokers is not part of it.
+        let stop = job.stop.anew();
+        let job = &Job { stop: &stop, ..job.clone() };
         if job.workload.mode == Mode::Consume {
             let mut fill = self.command(&serving, "produce", job.workload);
             fill.args(["--keep", "--records", &job.workload.records.to_string()]);
@@ -404,6 +453,20 @@ impl System for Kafka {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn brokers_that_cannot_be_started_are_not_tried_at_every_point() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, tries) = (dir.path().join("kafka.sh"), dir.path().join("tries"));
+        std::fs::write(&path, format!("#!/bin/sh\n[ $1 = start ] && echo once >> {}\nexit 1\n", tries.display()))
+            .unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let brokers = Brokers { script: path, running: Mutex::default() };
+        let refused = || brokers.serve(1, |_| Ok(())).unwrap_err().to_string();
+        assert!(!refused().contains("failed before") && refused().contains("failed before"));
+        assert_eq!(std::fs::read_to_string(tries).unwrap().lines().count(), 1);
+        assert!(!is_alive(u32::MAX) && is_alive(std::process::id()));
+    }
 
     #[test]
     fn brokers_of_a_cluster_have_one_controller_and_ports_of_their_own() {
