@@ -197,9 +197,13 @@ impl Broker {
         Ok(())
     }
 
-    /// This node is asked to let go of a streamlet: writes wait from here on, open groups are closed.
+    /// This node is asked to let go of a streamlet: writes wait from here on, open groups are closed. Refused, and writes go on, while it is not
+    /// known how far applications are in it: it could not be handed over, and a move that is tried again and again would keep
+    /// its writers waiting.
     pub fn let_go(&self, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
-        self.streamlet_to_move(stream, streamlet)?.let_go().map_err(refused)
+        let place = self.streamlet_to_move(stream, streamlet)?;
+        self.applications.check_known(self, stream, streamlet)?;
+        place.let_go().map_err(refused)
     }
 
     /// What the next owner must know, once everything that was appended is acknowledged; `None` before that: ask again. Final until

@@ -224,6 +224,76 @@ fn the_next_owner_goes_on_from_the_last_commit_and_gives_nothing_before_it_knows
     assert_eq!(fetch(&mut peer, "report").unwrap(), told);
 }
 
+/// Appends chunks to the progress lane of the streamlet, as its owner does.
+fn record(house: &House, chunks: &[Vec<u8>]) {
+    let place = house.log.stream(STREAM).unwrap().streamlet(X).unwrap().clone();
+    for chunk in chunks {
+        let view = kera_format::chunk::ChunkView::parse(chunk).unwrap();
+        place.progress_lane().append(&view, 1).unwrap();
+    }
+}
+
+/// The node has owned it before and wrote all of it anew then. What that replaced goes while it is awaited from disk, to be read again.
+#[test]
+fn what_is_read_may_go_when_a_copy_has_replaced_it() {
+    let house = House::stored();
+    house.stream(STREAM, StreamOptions { replication: 2, ..options(1, 1) });
+    house.broker.join_cluster(CLUSTER, 1);
+    house.broker.place_stream(1, STREAM, vec![owner(99, 1)]).unwrap();
+    house.sink.instant.store(true, Ordering::SeqCst);
+    house.broker.set_owner(2, STREAM, X, owner(1, 2)).unwrap();
+    house.broker.open_streamlet(STREAM, X, 2, None).unwrap();
+    let mut peer = house.peer();
+    (0..2).for_each(|_| write(&mut peer));
+    let joined = peer.join(&house, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&house, &joined, &[done(&group)]), [Status::Ok]);
+    let told = fetch(&mut peer, "report").unwrap();
+    let progress = house.log.stream(STREAM).unwrap().streamlet(X).unwrap().progress_lane().clone();
+    let records = chunks_of(&house, &progress);
+    house.broker.set_owner(3, STREAM, X, owner(1, 3)).unwrap();
+    assert!(house.store.evict_all(&house.log) > 0);
+    house.broker.open_streamlet(STREAM, X, 3, None).unwrap();
+    record(&house, &records);
+    let copy = progress.groups(GroupId::NONE, 9).last().expect("the copy").id;
+    assert_eq!(copy.epoch(), 3);
+    progress.set_consumed_floor(Some(Cursor { group: copy, ..Cursor::default() }));
+    progress.close_group();
+    house.sink.sync();
+    house.store.fail(&house.log);
+    assert!(house.store.evict_all(&house.log) > 0);
+    house.log.retain(1);
+    assert_eq!(progress.earliest().0.group, copy, "the rest is gone");
+    let mut peer = house.peer();
+    peer.send(&FetchOffsets { application: "report".into(), stream: STREAM, streamlets: vec![] });
+    assert!(house.store.bring(&house.log) > 0, "the copy comes from disk");
+    peer.run(&house);
+    assert_eq!(peer.frame().decode::<CommittedOffsets>().offsets, told);
+    house.broker.let_go(STREAM, X).unwrap();
+    assert!(house.broker.handed_over(STREAM, X).unwrap().is_some());
+}
+
+#[test]
+fn a_streamlet_that_cannot_be_handed_over_yet_is_not_let_go() {
+    let backup = OneBackup::new();
+    let options = options(1, 1);
+    let first = first_owner(1, &options);
+    let mut peer = first.peer();
+    (0..2).for_each(|_| write(&mut peer));
+    let joined = peer.join(&first, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&first, &joined, &[done(&group)]), [Status::Ok]);
+    let logs = [backup.take(&first, LogId { node: 1, epoch: 10, vlog: 0 })];
+    let (next, rebuild) = takes_over(2, 3, &options, &logs, &backup);
+    let refused = next.broker.let_go(STREAM, X).unwrap_err();
+    assert_eq!(refused.status, Status::NotReady, "{refused}");
+    // Writers do not wait for what is to be known first.
+    write(&mut next.peer());
+    next.broker.rebuild(&rebuild, &logs, &backup, &RecoveryProgress::default()).unwrap();
+    next.broker.let_go(STREAM, X).unwrap();
+    assert!(next.broker.handed_over(STREAM, X).unwrap().is_some());
+}
+
 #[test]
 fn leases_end_with_the_ownership_and_members_are_told_to_look_elsewhere() {
     let options = options(1, 1);

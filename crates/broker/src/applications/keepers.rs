@@ -13,7 +13,7 @@ use kera_format::applications::{Entry, LaneKey};
 use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
 use kera_log::{Lane, LaneVersion, Streamlet};
 use kera_protocol::placement::KeptGroup;
-use kera_protocol::{Owner, StreamletState};
+use kera_protocol::{Owner, Status, StreamletState};
 use parking_lot::{Mutex, RwLock};
 
 use super::journal::Journal;
@@ -43,10 +43,11 @@ pub(super) struct Kept {
 pub(super) type OlderGroups = BTreeMap<LaneId, BTreeMap<GroupId, KeptGroup>>;
 
 /// How far a progress lane is read.
-#[derive(Default)]
 pub(super) struct Reading {
     at: Cursor,
     pub(super) replay: Replay,
+    /// What the last owner handed over.
+    handed: Option<StreamletState>,
 }
 
 /// What a step of reading has come to.
@@ -57,8 +58,37 @@ pub(super) enum Step {
 }
 
 impl Reading {
+    /// Begins where the lane begins. If that is behind what was handed over, a copy of all of it has replaced that.
+    fn begin(place: &Streamlet, handed: Option<StreamletState>) -> Reading {
+        let mut reading = Reading { at: Cursor::default(), replay: Replay::default(), handed };
+        let first = place.used_progress_lane().map_or(0, |lane| lane.earliest().1);
+        let is_needed = |state: &&StreamletState| {
+            let lane = state.lanes.iter().find(|lane| lane.lane == LaneId::PROGRESS);
+            first <= lane.map_or(0, |lane| lane.next_ordinal)
+        };
+        if let Some(state) = reading.handed.as_ref().filter(is_needed) {
+            reading.replay.chunks(&state.progress);
+            reading.replay.take_kept(state);
+        }
+        reading
+    }
+
     /// Reads on, without waiting.
+    ///
+    /// What is read may go meanwhile: this node has owned the streamlet before, a copy that it made then has become durable, and retention
+    /// takes what that has replaced. The copy lies behind it and says all of it, so it is begun anew: what was read before may tell
+    /// of what the copy leaves out because it is gone.
     pub(super) fn step(&mut self, place: &Streamlet) -> Result<Step, Failure> {
+        match self.read_on(place) {
+            Err(failure) if failure.status == Status::CursorGone => {
+                *self = Reading::begin(place, self.handed.take());
+                self.read_on(place)
+            }
+            read => read,
+        }
+    }
+
+    fn read_on(&mut self, place: &Streamlet) -> Result<Step, Failure> {
         let Some(lane) = place.used_progress_lane() else { return Ok(Step::All) };
         loop {
             let seen = lane.version();
@@ -196,17 +226,7 @@ impl Keepers {
         if of.get(&place.id()).is_some_and(|known| known.epoch == epoch) {
             return false;
         }
-        let mut reading = Reading::default();
-        // Where the lane begins behind what was handed over, a copy of all of it has replaced that.
-        let first = place.used_progress_lane().map_or(0, |lane| lane.earliest().1);
-        let handed = |state: &&StreamletState| {
-            let lane = state.lanes.iter().find(|lane| lane.lane == LaneId::PROGRESS);
-            first <= lane.map_or(0, |lane| lane.next_ordinal)
-        };
-        if let Some(state) = state.filter(handed) {
-            reading.replay.chunks(&state.progress);
-            reading.replay.take_kept(state);
-        }
+        let reading = Reading::begin(place, state.cloned());
         let one = Kept {
             place: Arc::clone(place),
             epoch,

@@ -424,14 +424,21 @@ impl Applications {
         }
     }
 
+    /// Refuses while it is not known how far applications are in a streamlet, so that it cannot be handed over.
+    pub(crate) fn check_known(&self, broker: &Broker, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
+        let is_unknown = || self.keepers.get(stream, streamlet).is_some_and(|kept| !kept.is_read());
+        if is_unknown() {
+            self.read_on(broker, Some(stream));
+        }
+        if is_unknown() { Err(still_read(stream, streamlet)) } else { Ok(()) }
+    }
+
     /// How far applications are in a streamlet that is being let go: chunks of records for its next owner. Nothing changes it any more: what
     /// changes is recorded first, and the streamlet takes no records. An error while it is not known.
     pub(crate) fn handed_over(&self, stream: StreamId, streamlet: StreamletId) -> Result<Vec<u8>, Failure> {
         let Some(kept) = self.keepers.get(stream, streamlet) else { return Ok(Vec::new()) };
         if !kept.is_read() {
-            let message =
-                format!("how far applications are in streamlet {streamlet} of stream {stream} is still being read");
-            return Err(Failure::later(Status::NotReady, message));
+            return Err(still_read(stream, streamlet));
         }
         let mut chunks = Chunked::default();
         chunks.push("", stream, &kept.records_of_older());
@@ -583,4 +590,9 @@ impl Applications {
         kept.journal.end_copy(from, before);
         broker.metrics.snapshots_written.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+fn still_read(stream: StreamId, streamlet: StreamletId) -> Failure {
+    let message = format!("how far applications are in streamlet {streamlet} of stream {stream} is still being read");
+    Failure::later(Status::NotReady, message)
 }

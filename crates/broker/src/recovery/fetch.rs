@@ -145,19 +145,19 @@ pub(super) fn has_last(
 }
 
 /// Reads all ranges once, as far as something of them is missing. What could not be had is told; an error means that it is of
-/// no use to go on.
+/// no use to go on. `asks_all`: every backup of a range is read, and not one that has it to its end.
 pub(super) fn pass(
     broker: &Broker,
     ranges: &[(RangeOfLog, Vec<StreamletRef>)],
     missing: &BTreeSet<StreamletRef>,
-    copies: &dyn Copies,
+    (copies, asks_all): (&dyn Copies, bool),
     progress: &RecoveryProgress,
 ) -> Result<Vec<String>, Failure> {
     let mut jobs = Vec::new();
     for (range, has) in ranges {
         let wanted: Vec<StreamletRef> = has.iter().filter(|name| missing.contains(name)).copied().collect();
         if !wanted.is_empty() {
-            jobs.push(Job { broker, range, wanted, copies, progress });
+            jobs.push(Job { broker, range, wanted, copies, asks_all, progress });
         }
     }
     let errors = in_parallel(copies.threads(), &jobs, Job::run)?;
@@ -170,6 +170,7 @@ struct Job<'a> {
     range: &'a RangeOfLog,
     wanted: Vec<StreamletRef>,
     copies: &'a dyn Copies,
+    asks_all: bool,
     progress: &'a RecoveryProgress,
 }
 
@@ -187,7 +188,11 @@ impl Job<'_> {
     fn run(&self) -> Result<Vec<String>, Failure> {
         let (mut from, mut errors) = (self.range.first, Vec::new());
         for &backup in &self.range.backups {
+            if self.asks_all {
+                from = self.range.first;
+            }
             match self.read_from(backup, &mut from) {
+                Ok(()) if self.asks_all => {}
                 Ok(()) => return Ok(Vec::new()),
                 Err(Stop::All(failure)) => return Err(failure),
                 Err(Stop::Backup(reason)) => {

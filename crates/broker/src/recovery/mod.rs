@@ -255,8 +255,14 @@ impl Broker {
             let missing = self.missing(rebuild);
             let Some((name, lane, segment)) = missing.first else { break };
             progress.passes.fetch_add(1, Ordering::Relaxed);
-            let errors = fetch::pass(self, &ranges, &missing.streamlets, copies, progress)?;
-            if self.missing(rebuild).count == missing.count {
+            let is_as_before = || self.missing(rebuild).count == missing.count;
+            let mut errors = fetch::pass(self, &ranges, &missing.streamlets, (copies, false), progress)?;
+            if is_as_before() {
+                // Backups give blocks back each for itself, whole files at a time: one that was asked what lanes have may have told of
+                // segments of which another one, which is read now, has given the front back.
+                errors = fetch::pass(self, &ranges, &missing.streamlets, (copies, true), progress)?;
+            }
+            if is_as_before() {
                 let message = format!(
                     "segment {} of group {} of lane {lane} of streamlet {} of stream {} does not come from any backup: {}",
                     segment.index,

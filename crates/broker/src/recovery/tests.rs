@@ -118,6 +118,8 @@ struct Memory {
     silent: Vec<u32>,
     /// They have nothing, and do not know that they had.
     empty: Vec<u32>,
+    /// They have given the first four blocks back.
+    without_front: Vec<u32>,
 }
 
 impl Memory {
@@ -157,9 +159,10 @@ impl Copies for Memory {
 
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
         let chunks = self.chunks_at(backup)?;
-        let last = asked.through_block.min(chunks.len() as u64).min(asked.from_block + 2);
-        let mut read = BlocksRead { next_block: asked.from_block, blocks: Vec::new() };
-        for block in asked.from_block..=last {
+        let from = if self.without_front.contains(&backup) { asked.from_block.max(5) } else { asked.from_block };
+        let last = asked.through_block.min(chunks.len() as u64).min(from + 2);
+        let mut read = BlocksRead { next_block: from, blocks: Vec::new() };
+        for block in from..=last {
             let chunk = &chunks[block as usize - 1];
             let head = BlockHead {
                 block,
@@ -184,7 +187,7 @@ fn lost() -> (Memory, Vec<EndedLog>) {
     for sequence in 0..10 {
         assert_eq!(lost.append(sequence).base_ordinal, sequence);
     }
-    let memory = Memory { chunks: lost.chunks(), silent: Vec::new(), empty: Vec::new() };
+    let memory = Memory { chunks: lost.chunks(), silent: Vec::new(), empty: Vec::new(), without_front: Vec::new() };
     assert_eq!(memory.chunks.len(), 10);
     let views = vec![EndedView { first: 1, backups: vec![11, 12] }];
     (memory, vec![EndedLog { log: LOST, views, end: 10 }])
@@ -242,6 +245,19 @@ fn backups_that_do_not_answer_or_have_lost_their_blocks_are_passed_over_and_name
     memory.silent = vec![11];
     next.broker.rebuild(&rebuild, &logs, &memory, &progress).expect("rebuilt");
     assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
+}
+
+#[test]
+fn what_one_backup_has_told_of_and_another_one_has_given_back_is_read_from_the_first() {
+    let (mut memory, logs) = lost();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    // While it is asked what there was 11 is away.
+    memory.silent = vec![11];
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    (memory.silent, memory.without_front) = (Vec::new(), vec![11]);
+    next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("12 has all of it");
+    assert_eq!(next.readable(), (0..10).collect::<Vec<_>>());
 }
 
 #[test]

@@ -175,7 +175,9 @@ async fn drained(client: &Client, node: u32, no_wait: bool, globals: &Globals) -
         );
     }
     let rest = match left.held {
-        0 => format!("It holds nothing else: stop it, then `kera node remove {node}`."),
+        0 => format!(
+            "It serves nothing else, and is a backup for others until it is stopped: stop it, then `kera node remove {node}`."
+        ),
         held => format!(
             "It still serves what was written before of {held} streamlets, until retention takes it; then stop it, and \
              `kera node remove {node}`."
