@@ -3,7 +3,7 @@
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, MOVES_MAX};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
-use kera_format::{StreamId, StreamOptions, StreamletId};
+use kera_format::{StreamId, StreamOptions, StreamletId, level};
 use kera_protocol::{CreateStream, GroupsGone, HeldGroups, StreamletRange, StreamletState, StreamletsRebuilt};
 
 const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
@@ -13,7 +13,7 @@ struct Cluster(ClusterState);
 fn join(node: NodeNumber, has_all: bool) -> Join {
     let doors = Doors { cluster: format!("10.0.0.{node}:7072"), ..Doors::default() };
     let (uuid, roles, rack, settings) = ([node as u8; 16], Roles::ALL, String::new(), Vec::new());
-    Join { node, uuid, roles, rack, doors, settings, epoch_min: 1, has_all, levels: (1, 1) }
+    Join { node, uuid, roles, rack, doors, settings, epoch_min: 1, has_all, levels: (1, level::NEWEST) }
 }
 
 impl Cluster {
@@ -72,6 +72,10 @@ impl Cluster {
     fn fence(&mut self, node: NodeNumber) {
         let fenced = self.0.plan_fence(node, self.0.node(node).unwrap().epoch).unwrap();
         self.apply(&fenced);
+    }
+
+    fn raise(&mut self, to: u32) {
+        (self.0.level() + 1..=to).for_each(|level| self.apply(&[ClusterEntry::LevelRaised { level }]));
     }
 
     fn refused(&self, entry: &ClusterEntry) -> String {
@@ -183,7 +187,7 @@ fn groups_of_a_lost_node_come_to_the_owner_and_its_logs_are_kept_until_it_has_th
     assert_eq!(cluster.0.plan_gather().unwrap(), [], "the end of the log is not decided");
     cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
     assert_eq!(cluster.0.plan_give_up_lost().unwrap(), []);
-    assert!(cluster.refused(&ClusterEntry::LogGivenUp { log: LOG }).contains("holds groups"));
+    assert!(cluster.refused(&ClusterEntry::LogGivenUp { log: LOG }).contains("are lost there"));
     let before = cluster.0.owner(stream, 0).unwrap();
     let gathered = cluster.0.plan_gather().unwrap();
     cluster.apply(&gathered);
@@ -289,8 +293,46 @@ fn a_node_that_comes_back_with_its_memory_goes_on_holding_and_one_without_does_n
         cluster.join(1, has_all);
         cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
         assert_eq!(cluster.0.plan_gather().unwrap().is_empty(), has_all);
-        assert!(cluster.refused(&ClusterEntry::LogGivenUp { log: LOG }).contains("holds groups"));
+        let why = if has_all { "holds groups" } else { "are lost there" };
+        assert!(cluster.refused(&ClusterEntry::LogGivenUp { log: LOG }).contains(why));
     }
+}
+
+/// Node 1 has come back with what it holds, and has copied it again in its new log.
+#[test]
+fn a_node_has_old_logs_given_up_although_it_holds_groups_and_nobody_else_does() {
+    let (mut cluster, stream) = moved_and_lost(2);
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+    cluster.raise(level::HOLDERS_GIVE_UP);
+    let given_up = ClusterEntry::LogGivenUp { log: LOG };
+    assert!(cluster.refused(&given_up).contains("are lost there"), "node 1 is fenced");
+    cluster.join(1, true);
+    // Who leads does not know what the node has copied: it owns nothing, and holds something.
+    assert_eq!(cluster.0.plan_give_up_lost().unwrap(), []);
+    assert_eq!(
+        cluster.0.own_lost_logs(1, 1),
+        [],
+        "a process that was declared lost does not know what the next one has"
+    );
+    assert_eq!(cluster.0.own_lost_logs(1, 2), [LOG]);
+    assert_eq!(cluster.0.plan_give_up_log(LOG).unwrap(), std::slice::from_ref(&given_up));
+    // Back without its memory it holds nothing any more, and the owner looks in all its logs.
+    let held = cluster.0.owners(stream).unwrap().held()[0];
+    let (first, count, owner_epoch) = (held.first, held.count, held.owner_epoch);
+    cluster.apply(&[ClusterEntry::GroupsLost { stream, first, count, owner_epoch }]);
+    assert!(cluster.refused(&given_up).contains("are lost there"));
+    let gathered = cluster.0.plan_gather().unwrap();
+    cluster.apply(&gathered);
+    assert!(cluster.refused(&given_up).contains("still rebuilds"));
+}
+
+#[test]
+fn below_the_level_that_knows_it_a_node_that_holds_groups_keeps_its_logs() {
+    let (mut cluster, _) = moved_and_lost(2);
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+    cluster.raise(level::HOLDERS_GIVE_UP - 1);
+    cluster.join(1, true);
+    assert!(cluster.refused(&ClusterEntry::LogGivenUp { log: LOG }).contains("holds groups"));
 }
 
 #[test]

@@ -9,7 +9,7 @@
 //! | --- | --- |
 //! | 1 | clusters as they first were |
 //! | 2 | the level itself is in the coordinators' log, and clusters serve transactions |
-//! | 3 | streams may be replicated asynchronously |
+//! | 3 | streams may be replicated asynchronously; logs of a node that holds older groups may be given up |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,6 +18,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 pub const FIRST: u32 = 1;
 /// From this one on streams may be replicated asynchronously.
 pub const ASYNCHRONOUS: u32 = 3;
+/// From this one on a node may have logs of its earlier incarnations given up although it holds older groups of streamlets that have moved.
+pub const HOLDERS_GIVE_UP: u32 = 3;
 /// The highest level that this build speaks.
 pub const NEWEST: u32 = 3;
 

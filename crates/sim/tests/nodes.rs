@@ -136,6 +136,12 @@ fn a_node_that_forgets_what_it_holds_for_others_is_found() {
 }
 
 #[test]
+fn a_node_that_has_logs_given_up_of_what_only_it_holds_is_found() {
+    let only = [Fault::Move, Fault::Kill, Fault::Destroyed, Fault::PowerCut];
+    found(Planted::GivesUpHeld, &only, &["begins", "gone", "came", "not done", "was"]);
+}
+
+#[test]
 fn a_stop_that_leaves_out_what_backups_have_not_answered_for_is_found() {
     let only = [Fault::StopAll, Fault::PairCut, Fault::CutOff, Fault::Move];
     found(Planted::StopsUnsettled, &only, &["ends at", "was", "not done", "begins", "came"]);

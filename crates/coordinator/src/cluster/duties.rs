@@ -191,13 +191,16 @@ impl ClusterState {
         found
     }
 
-    /// Logs of a node's earlier incarnations that nobody rebuilds from: it may give them up once it has nothing of that time any more.
-    pub fn own_lost_logs(&self, node: NodeNumber) -> Vec<LogName> {
+    /// Logs of the incarnations of a node before this one that nobody rebuilds from: it may give them up once it has nothing of that time any
+    /// more, or once that is in its logs of today. Never the present one's: a process that was declared lost knows nothing of what
+    /// the next one has.
+    pub fn own_lost_logs(&self, node: NodeNumber, epoch: u32) -> Vec<LogName> {
         let mut runs = self.catalog.streams().filter_map(|info| self.owners(info.id)).flat_map(|of| of.runs());
         if runs.any(|run| run.owner.rebuilding) || self.lost_logs().any(|(_, log)| log.end.is_none()) {
             return Vec::new();
         }
-        self.lost_logs().map(|(name, _)| name).filter(|name| name.node == node).collect()
+        let lost = self.lost_logs().map(|(name, _)| name);
+        lost.filter(|name| name.node == node && name.epoch < epoch).collect()
     }
 }
 

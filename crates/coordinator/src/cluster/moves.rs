@@ -244,7 +244,7 @@ impl ClusterState {
     }
 
     /// Groups of streams with copies that are not with their owners.
-    fn held_copied(&self) -> impl Iterator<Item = (StreamId, Held)> + '_ {
+    pub(super) fn held_copied(&self) -> impl Iterator<Item = (StreamId, Held)> + '_ {
         let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
         let held = copied.filter_map(|info| Some((info.id, self.owners.get(&info.id)?.held())));
         held.flat_map(|(stream, held)| held.iter().map(move |held| (stream, *held)))

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 
-use kera_format::StreamId;
 use kera_format::cluster::{BACKUPS_MAX, ClusterEntry, HANDED_BYTES_MAX, LogName, NodeNumber, OwnerReason, Roles};
+use kera_format::{StreamId, level};
 
 use super::ClusterState;
 
@@ -308,12 +308,7 @@ impl ClusterState {
         if self.is_live(log.node, log.epoch) {
             return Ok(());
         }
-        // What was written before the streamlets moved is in these logs and at the node, nowhere else.
-        let holds = self.owners.iter().any(|(stream, of)| {
-            let copies = self.catalog.find(&(*stream).into()).map_or(1, |info| info.options.replication);
-            copies > 1 && of.held().iter().any(|held| held.node == log.node)
-        });
-        must(!holds, || format!("node {} holds groups of streamlets that have moved, with copies in {log}", log.node))?;
+        self.check_given_up_by_holder(log)?;
         // Whoever asks has looked before, and an owner may have been lost since: from any log that is over, with those of the node's
         // other incarnations, streamlets are recovered that wait for it or are being rebuilt.
         let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
@@ -326,6 +321,24 @@ impl ClusterState {
             })?;
         }
         Ok(())
+    }
+
+    /// What was written before streamlets moved away from a node has its copies in the node's logs and is at the node itself, nowhere else.
+    /// The node alone knows in which of them: it asks only when all that it holds from before its present life is copied again
+    /// in its logs of that life, and acknowledged there. That stays true whenever the question comes, for those logs are kept in the same
+    /// way. What is lost at the node, however, the present owners are about to look for in every log that it had.
+    fn check_given_up_by_holder(&self, log: LogName) -> Result<(), Refused> {
+        let knows = self.level() >= level::HOLDERS_GIVE_UP;
+        match self.held_copied().find(|(_, held)| held.node == log.node && (!knows || self.is_lost(held))) {
+            Some((stream, held)) if self.is_lost(&held) => refuse(format!(
+                "groups of streamlet {} of stream {stream} that node {} held are lost there and come from {log}",
+                held.first, log.node
+            )),
+            Some(_) => {
+                refuse(format!("node {} holds groups of streamlets that have moved, with copies in {log}", log.node))
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_move(&self, number: u64, what: (StreamId, u32), from: NodeNumber, to: NodeNumber) -> Result<(), Refused> {

@@ -164,7 +164,7 @@ impl Recovery {
     /// Has logs of this node's earlier incarnations given up that nobody needs: if it has nothing of that time any more, or never got
     /// anything back. While anybody rebuilds they stay, see [`ClusterState::plan_give_up_lost`].
     fn give_up_old_logs(&self) {
-        let old: Vec<LogName> = self.group.read(|state| state.own_lost_logs(self.node));
+        let old: Vec<LogName> = self.group.read(|state| state.own_lost_logs(self.node, self.epoch));
         if old.is_empty() || (!self.has_copied_returned.load(Ordering::Acquire) && !self.returned_segments().is_empty())
         {
             return;

@@ -1,5 +1,5 @@
 //! What `crates/server/src/cluster/copier.rs` does, by turns: logs take other backups for those that are lost, what lacks copies is copied
-//! again, and so is what a node came back with if the logs that have it lost a backup.
+//! again, and so is what a node came back with if the logs that have it lost a backup, or have mostly what nobody needs.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{Range, RangeInclusive};
@@ -22,9 +22,15 @@ use crate::cluster::truth::Violation;
 const AWAY_US: u64 = 10_000_000;
 /// Segments that are asked for at a time.
 const SEGMENTS: usize = 8;
+/// Old logs are looked at so long after the start.
+const OLD_LOGS_US: u64 = 2_000_000;
+/// What a node has left in its old logs is copied again when these hold so many times as much, as in its logs of today.
+const DEAD_FACTOR: u64 = 2;
+/// And when that is worth so many bytes: a run has few.
+const DEAD_BYTES: u64 = 128 << 10;
 
-/// Blocks that live backups have of logs, by their nodes.
-type Has = BTreeMap<BackupId, HashMap<LogId, Vec<RangeInclusive<u64>>>>;
+/// What live backups have of logs, by their nodes: blocks, and bytes of files.
+type Has = BTreeMap<BackupId, HashMap<LogId, (Vec<RangeInclusive<u64>>, u64)>>;
 
 /// Segments that were given to their log again and are not acknowledged yet.
 struct Given {
@@ -41,6 +47,8 @@ pub(super) struct Copier {
     /// What this incarnation got back, and below which owner epoch its groups are.
     returned: (Vec<(StreamId, Range<u32>)>, u32),
     has_copied_returned: bool,
+    /// Whether it has begun with that.
+    is_copying: bool,
     /// Segments of that which are acknowledged in logs of this incarnation.
     copied: HashSet<SegmentId>,
     away: BTreeMap<BackupId, u64>,
@@ -68,12 +76,25 @@ impl Copier {
         !self.has_copied_returned && !self.returned_segments(log).is_empty()
     }
 
+    /// Whether backups keep much more for earlier incarnations of a node than what it has left of that time.
+    fn is_mostly_dead(&self, known: &ClusterState, has: &Has, log: &Log, node: u32) -> bool {
+        let is_old = |id: &LogId| id.node == node && !known.is_live(id.node, id.epoch);
+        let kept = has.values().flatten().filter(|(id, _)| is_old(id)).map(|(_, (_, bytes))| bytes).sum::<u64>();
+        let left = self.returned.0.iter().filter_map(|(stream, range)| {
+            let stream = log.stream(*stream)?;
+            let copies = u64::from(stream.options().replication.saturating_sub(1));
+            let of_run = stream.streamlets().filter(|one| range.contains(&one.id().0));
+            Some(of_run.map(|one| copies * log.bytes_before(one, self.returned.1)).sum::<u64>())
+        });
+        kept > DEAD_FACTOR * left.sum::<u64>() + DEAD_BYTES
+    }
+
     fn lacks(&self, has: &Has, now_us: u64, backup: BackupId, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
         if let Some(since) = self.away.get(&backup) {
             return now_us - since > AWAY_US;
         }
         let Some(has) = has.get(&backup) else { return false };
-        let ranges = has.get(&log).map_or(&[][..], |ranges| ranges);
+        let ranges = has.get(&log).map_or(&[][..], |(ranges, _)| ranges);
         !ranges.iter().any(|range| range.contains(blocks.start()) && range.contains(blocks.end()))
     }
 
@@ -107,7 +128,7 @@ impl Copier {
                 of.to_copy_again(SEGMENTS, &self.never, &|backup, blocks| self.lacks(has, now_us, backup, id, blocks));
             self.given = self.give(&wanted, log, of);
         }
-        if self.given.is_none() && now_us - self.began_us > AWAY_US && !self.has_copied_returned {
+        if self.given.is_none() && now_us - self.began_us > OLD_LOGS_US && !self.has_copied_returned {
             self.copy_returned((known, has, now_us), log, copies, node);
         }
     }
@@ -147,9 +168,11 @@ impl Copier {
                 lacking |= !blocks.is_empty() && view.backups.iter().any(lacks);
             }
         }
-        if !lacking {
+        lacking &= now_us - self.began_us > AWAY_US;
+        if !lacking && !self.is_copying && !self.is_mostly_dead(known, has, log, node) {
             return;
         }
+        self.is_copying = true;
         let mut left = self.returned_segments(log);
         left.retain(|segment| !self.copied.contains(segment) && !self.never.contains(segment));
         let log_of = |segment: &SegmentId| {
@@ -180,7 +203,7 @@ impl World {
             let list = running.backup.list(&ListReplicas { after: None, limit: 0 });
             assert!(!list.more, "so many logs do not fit into a run");
             let of_log = |blocks: &[kera_protocol::BlockRange]| blocks.iter().map(|of| of.first..=of.last).collect();
-            has.insert(other, list.replicas.iter().map(|of| (of.log, of_log(&of.blocks))).collect());
+            has.insert(other, list.replicas.iter().map(|of| (of.log, (of_log(&of.blocks), of.bytes))).collect());
         }
         let known = self.node(node).known.clone();
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
@@ -191,7 +214,7 @@ impl World {
         for (id, of) in (0..).map(|at| copies.id(at)).zip(&copies.all()) {
             let held = of.held();
             for (backup, has) in &has {
-                of.came_back(*backup, &held, has.get(&id).map_or(&[][..], |ranges| ranges));
+                of.came_back(*backup, &held, has.get(&id).map_or(&[][..], |(ranges, _)| ranges));
             }
         }
         if !is_rebuilding {

@@ -70,7 +70,13 @@ impl World {
             return Ok(());
         }
         let before = self.coordinators.index();
+        let holds =
+            |log: &LogName| self.coordinators.state.holdings().iter().any(|of| of.node == log.node && of.held > 0);
+        let given_up = matches!(command, Command::GiveUp(log) if holds(log));
         let told = self.coordinators.execute(command, self.clock.now_ms())?;
+        if given_up && told.is_ok() {
+            *self.events_of.entry("holders gave up logs").or_default() += 1;
+        }
         self.spread(leader, before)?;
         if let (Command::Join(join), Some(process)) = (command, &mut self.node_mut(leader).process) {
             process.heard.remove(&join.node);

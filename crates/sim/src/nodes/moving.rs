@@ -167,10 +167,42 @@ impl World {
         true
     }
 
+    /// Has one of the nodes that are left emptied while everything recovers: no trouble may leave anything behind that keeps streamlets where
+    /// they are.
+    pub(super) fn empty_one(&mut self) {
+        let left: Vec<u32> = (1..=self.count()).filter(|node| !self.node(*node).is_gone).collect();
+        let node = left[self.below(left.len() as u64) as usize];
+        self.emptied = Some(node);
+        self.empty(node);
+    }
+
+    /// Asks for that until everything is healed: somebody may have asked for the opposite before, and that comes late.
+    pub(super) fn empty(&mut self, node: u32) {
+        if self.emptied != Some(node) {
+            return;
+        }
+        self.schedule.after(1_000_000, Event::Undrain(node));
+        let is_draining = self.coordinators.state.node(node).is_some_and(|known| known.draining);
+        if is_draining {
+            return;
+        }
+        if let Some(at) = (1..=self.count()).find(|at| self.node(*at).process.is_some()) {
+            self.ask(at, Command::Drain(node, true));
+        }
+    }
+
+    /// The node that was emptied may own streamlets again.
+    pub(super) fn fill_again(&mut self) {
+        if let Some(node) = self.emptied.take() {
+            self.undrain(node);
+        }
+    }
+
     /// A node that was drained may own streamlets again: asked for until it is so.
     pub(super) fn undrain(&mut self, node: u32) {
         let state = &self.coordinators.state;
-        if self.node(node).is_gone || state.node(node).is_none_or(|known| !known.draining) {
+        let is_over = self.node(node).is_gone || state.node(node).is_none_or(|known| !known.draining);
+        if is_over || self.emptied == Some(node) {
             return;
         }
         self.schedule.after(1_000_000, Event::Undrain(node));
@@ -183,6 +215,11 @@ impl World {
     pub(super) fn moving(&self) -> Vec<String> {
         let state = &self.coordinators.state;
         let mut waiting: Vec<String> = state.move_infos().map(|of| format!("{of:?} is not over")).collect();
+        let emptied = self.emptied.and_then(|node| Some((node, state.node(node)?)));
+        waiting.extend(emptied.filter(|(_, known)| !known.draining || known.streamlets > 0).map(|(node, known)| {
+            let (draining, has) = (known.draining, known.streamlets);
+            format!("node {node} is to be empty and owns {has} streamlets; it is being drained: {draining}")
+        }));
         for info in state.catalog.streams() {
             let held = state.owners(info.id).into_iter().flat_map(|owners| owners.held());
             let lost = held.filter(|held| held.lost || state.node(held.node).is_none_or(|node| node.fenced));

@@ -50,6 +50,8 @@ pub(super) struct Node {
     pub(super) was_stopped: bool,
     /// It drops what it holds for others when it starts: a defect.
     pub(super) forgets_held: bool,
+    /// It takes what it holds to be copied again when it is not: a defect.
+    pub(super) gives_up_held: bool,
     pub(super) id: [u8; 16],
     arena: PathBuf,
     seed: u64,
@@ -210,6 +212,7 @@ impl Node {
             first_start: true,
             was_stopped: false,
             forgets_held: false,
+            gives_up_held: false,
             id,
             arena: dir.join(format!("{number}.arena")),
             seed: seed ^ u64::from(number) << 40,
@@ -565,13 +568,13 @@ impl Running {
     }
 
     /// Logs of this node's earlier incarnations that may go, looked for now and then.
-    pub(super) fn old_logs(&mut self, known: &ClusterState, now_us: u64) -> Vec<LogName> {
+    pub(super) fn old_logs(&mut self, known: &ClusterState, now_us: u64, gives_up_held: bool) -> Vec<LogName> {
         if now_us < self.recovery.tidy_us {
             return Vec::new();
         }
         self.recovery.tidy_us = now_us + 5_000_000;
-        let old = known.own_lost_logs(self.number);
-        if old.is_empty() || self.copier.needs_old_logs(&self.log) {
+        let old = known.own_lost_logs(self.number, self.epoch);
+        if old.is_empty() || (self.copier.needs_old_logs(&self.log) && !gives_up_held) {
             return Vec::new();
         }
         old

@@ -226,6 +226,9 @@ impl World {
             }
             self.undrain(node);
         }
+        if self.below(2) == 0 {
+            self.empty_one();
+        }
     }
 
     pub(super) fn lose_power(&mut self, node: u32) {

@@ -160,9 +160,10 @@ impl World {
         self.schedule.after(10_000, Event::Recover(node, life));
         let now_us = self.now_us();
         let known = self.node(node).known.clone();
+        let gives_up_held = self.node(node).gives_up_held;
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
         let started = running.recover(&lock(&known), now_us);
-        let old = running.old_logs(&lock(&known), now_us);
+        let old = running.old_logs(&lock(&known), now_us, gives_up_held);
         let report = (running.recovery.reporting.is_none() && !running.recovery.to_report.is_empty())
             .then(|| ranges(&running.recovery.to_report));
         let epoch = running.epoch;

@@ -11,8 +11,8 @@ use bytes::Bytes;
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::Join;
 use kera_env::{Clock, ManualClock, Random, SeededRandom};
-use kera_format::cluster::{Doors, LogName, Roles};
-use kera_format::{Durability, StreamId, StreamOptions};
+use kera_format::cluster::{ClusterEntry, Doors, LogName, Roles};
+use kera_format::{Durability, StreamId, StreamOptions, level};
 use kera_protocol::{CreateStream, FrameHeader, LetGo};
 
 use super::CLUSTER;
@@ -86,6 +86,8 @@ pub enum Planted {
     ForgetsHeld,
     /// A node is stopped with everything on disk, but for what backups have not answered for.
     StopsUnsettled,
+    /// A node that came back has its old logs given up although what it holds is nowhere else.
+    GivesUpHeld,
 }
 
 /// What a run has found.
@@ -147,7 +149,7 @@ pub(super) enum Event {
     Take(u32, u32, u64, u64),
     /// A node that is being stopped looks how far it is.
     Stopping(u32, u32),
-    /// A node that was drained may own streamlets again.
+    /// A node that was drained may own streamlets again, unless it is to be empty when everything is healed.
     Undrain(u32),
     GoOn(u32, u32, usize, u64),
     Start(u32),
@@ -198,6 +200,8 @@ pub(super) struct World {
     pub(super) events_of: BTreeMap<&'static str, u64>,
     pub(super) events: u64,
     pub(super) is_troubled: bool,
+    /// Who is to own nothing when everything is healed.
+    pub(super) emptied: Option<u32>,
     pub(super) power: bool,
     /// Backups that may have lost something of a log's view: the node, the log, and which view of it.
     pub(super) lossy: BTreeSet<(u32, LogName, usize)>,
@@ -237,6 +241,7 @@ impl World {
             let mut node = Node::new(number, plan.seed, &clock, dir.path());
             node.tells_of_boots = plan.planted != Some(Planted::ForgetsPowerCuts);
             node.forgets_held = plan.planted == Some(Planted::ForgetsHeld);
+            node.gives_up_held = plan.planted == Some(Planted::GivesUpHeld);
             node
         };
         World {
@@ -262,6 +267,7 @@ impl World {
             events_of: BTreeMap::new(),
             events: 0,
             is_troubled: true,
+            emptied: None,
             power,
             lossy: BTreeSet::new(),
             _dir: dir,
@@ -316,6 +322,7 @@ impl World {
         self.run_until(self.plan.trouble_ms * 1000)?;
         self.heal();
         self.until_done("everything is healed")?;
+        self.fill_again();
         self.once_more();
         for slot in std::mem::take(&mut self.clients) {
             self.wires.retain(|wire, _| !slot.wires.values().any(|own| own == wire));
@@ -408,7 +415,11 @@ impl World {
     fn found(&mut self) -> Result<(), Violation> {
         let join = self.join_of(1);
         let now_ms = self.clock.now_ms();
-        let told = self.coordinators.commit(|state| state.plan_found(CLUSTER, &join, now_ms))?;
+        let told = self.coordinators.commit(|state| {
+            let mut entries = state.plan_found(CLUSTER, &join, now_ms)?;
+            entries.extend((level::FIRST + 1..=level::NEWEST).map(|level| ClusterEntry::LevelRaised { level }));
+            Ok(entries)
+        })?;
         told.map(drop).map_err(Violation)
     }
 
@@ -428,7 +439,7 @@ impl World {
             settings: Vec::new(),
             epoch_min: node.epoch + 1,
             has_all: node.has_all(),
-            levels: (1, 1),
+            levels: (level::FIRST, level::NEWEST),
         }
     }
 
@@ -580,6 +591,7 @@ impl World {
             Is::Elect => self.elect(),
             Is::Undrain(node) => {
                 self.undrain(node);
+                self.empty(node);
                 Ok(())
             }
             Is::Logs(node, life)
