@@ -213,6 +213,8 @@ impl Workload {
             segment_bytes: Some(256 << 10),
             records: self.records.min(5000),
             fill_mib: self.fill_mib.min(2),
+            // Backups allocate a file for each log of each node whole.
+            virtual_logs: self.virtual_logs.min(4),
             ..self
         }
     }
