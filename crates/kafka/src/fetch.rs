@@ -7,7 +7,8 @@
 //! What is not in memory comes from disk, a segment at a time. An answer with the first of them alone would cost the client as
 //! much as a full one, and a fetch of a thousand partitions names all of them in each: while segments are on their way, a fetch
 //! waits until half of what it may have is there, or its time is up. It holds no memory meanwhile. And it has no more brought
-//! back than it may have: what came for a later answer would push out what this one waits for.
+//! back than it may have, nor than has room: what came for a later answer would push out what this one waits for. A segment takes a
+//! block of memory, up to twice its bytes.
 //!
 //! What was written before a partition moved here comes from the node that has it ([`crate::older`]). It is waited for in the same way,
 //! but nothing else is held back for it.
@@ -28,7 +29,7 @@ use kafka_protocol::messages::FetchRequest;
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kera_format::chunk::{Chunks, PayloadKind};
 use kera_format::{CHUNK_HEADER_BYTES, Cursor};
-use kera_log::{Lane, LaneVersion, Lookup, Observer, ReadError, Tenure};
+use kera_log::{Lane, LaneVersion, Loading, Lookup, Observer, ReadError, Tenure};
 use kera_rpc::{FrameWriter, Outbox};
 use parking_lot::Mutex;
 
@@ -46,12 +47,12 @@ use crate::wire::Writer;
 const VERSION_TOPIC_IDS: i16 = 13;
 /// Readers of committed records.
 const READ_COMMITTED: i8 = 1;
-/// One part in this many of the arena may be on its way from disk for one fetch.
+/// One part in this many of the arena may be taken by what is on its way from disk for one fetch.
 const LOADED_SHARE: u64 = 16;
 /// One part in this many of the arena is awaited from disk by all fetches together. For loads there is an eighth.
 const AWAITED_SHARE: u64 = 32;
 /// What a segment counts for that comes from disk because an offset is looked for in it.
-const LOOKUP_LOAD_BYTES: usize = 64 << 10;
+pub(crate) const LOOKUP_LOADS: Loads = Loads { bytes: 64 << 10, memory_bytes: 64 << 10 };
 /// Smaller batches are copied: a slice of their own costs more.
 const COPY_BYTES_MAX: usize = 512;
 
@@ -71,6 +72,32 @@ impl Part {
     }
 }
 
+/// What is waited for from disk.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Loads {
+    /// Bytes of it that are of use.
+    pub(crate) bytes: usize,
+    /// Bytes of the arena that it takes.
+    pub(crate) memory_bytes: usize,
+}
+
+impl Loads {
+    /// `bytes_max`: more of it is of no use now.
+    pub(crate) fn of(loading: Loading, bytes_max: usize) -> Loads {
+        Loads {
+            bytes: usize::try_from(loading.bytes).unwrap_or(usize::MAX).min(bytes_max),
+            memory_bytes: usize::try_from(loading.memory_bytes).unwrap_or(usize::MAX),
+        }
+    }
+
+    fn saturating_sub(self, less: Loads) -> Loads {
+        Loads {
+            bytes: self.bytes.saturating_sub(less.bytes),
+            memory_bytes: self.memory_bytes.saturating_sub(less.memory_bytes),
+        }
+    }
+}
+
 /// What one partition has to say.
 #[derive(Default)]
 struct Found {
@@ -84,8 +111,8 @@ struct Found {
     bytes: usize,
     /// Where it waits for more.
     waits: Option<(Arc<Lane>, LaneVersion)>,
-    /// Bytes that it waits for from disk.
-    loads: usize,
+    /// What it waits for from disk.
+    loads: Loads,
 }
 
 impl Found {
@@ -157,8 +184,8 @@ impl Seen {
     /// Whether all that has happened is that some of the segments have come, and others are still on their way.
     fn is_too_early(&self) -> bool {
         let places = self.moved.places.lock();
-        let came: usize = places.iter().map(|place| self.found[*place as usize].loads).sum();
-        came < self.awaited.bytes && places.iter().all(|place| self.found[*place as usize].loads > 0)
+        let came: usize = places.iter().map(|place| self.found[*place as usize].loads.bytes).sum();
+        came < self.awaited.bytes && places.iter().all(|place| self.found[*place as usize].loads.bytes > 0)
     }
 }
 
@@ -220,7 +247,7 @@ impl Fetching {
         loop {
             let (found, fresh) = self.look(core);
             let bytes: usize = found.iter().map(|one| one.bytes).sum();
-            let loads: usize = found.iter().map(|one| one.loads).sum();
+            let loads: usize = found.iter().map(|one| one.loads.bytes).sum();
             let awaited = Awaited::new(&core.door, (self.bytes_max / 2).saturating_sub(bytes).min(loads));
             let enough = (bytes >= usize::try_from(self.asked.min_bytes).unwrap_or(0) && awaited.bytes == 0)
                 || found.iter().any(|one| one.error != 0)
@@ -313,12 +340,13 @@ impl Fetching {
     /// What every partition has, in the order of the request.
     fn gather(&self, core: &mut Core) -> Vec<Found> {
         let loads_max = usize::try_from(core.door.broker.log().arena().bytes() / LOADED_SHARE).unwrap_or(usize::MAX);
-        let (mut left, mut loads_left) = (self.bytes_max, self.bytes_max.min(loads_max));
+        let mut left = self.bytes_max;
+        let mut loads_left = Loads { bytes: self.bytes_max, memory_bytes: loads_max };
         let mut all = Vec::new();
         for topic in &self.asked.topics {
             let known = self.topic(core, topic);
             for partition in &topic.partitions {
-                let left_now = Left { bytes: left, may_load: loads_left > 0 };
+                let left_now = Left { bytes: left, may_load: loads_left.bytes > 0 && loads_left.memory_bytes > 0 };
                 let found = self.look_at(core, known.as_ref(), partition, left_now);
                 left = left.saturating_sub(found.bytes);
                 loads_left = loads_left.saturating_sub(found.loads);
@@ -509,7 +537,7 @@ fn place_of(lane: &Arc<Lane>, offset: u64, found: &mut Found) -> Option<Cursor> 
     match lane.lookup_ordinal(offset) {
         Ok(Lookup::Found { cursor, .. }) => return Some(cursor),
         Ok(Lookup::Loading(version)) => {
-            (found.waits, found.loads) = (Some((Arc::clone(lane), version)), LOOKUP_LOAD_BYTES);
+            (found.waits, found.loads) = (Some((Arc::clone(lane), version)), LOOKUP_LOADS);
         }
         Err(error) => found.error = read_error(&error),
     }
@@ -603,10 +631,10 @@ fn take(
     found: &mut Found,
 ) -> Result<Option<(u64, Cursor)>, ReadError> {
     loop {
-        let (outcome, loading_bytes) = lane.read_and_load(cursor, left.bytes, true, left.may_load)?;
+        let (outcome, loading) = lane.read_and_load(cursor, left.bytes, true, left.may_load)?;
         if outcome.data.is_empty() {
             found.waits = Some((Arc::clone(lane), outcome.version));
-            found.loads = usize::try_from(loading_bytes).unwrap_or(usize::MAX).min(left.bytes);
+            found.loads = Loads::of(loading, left.bytes);
             return Ok(None);
         }
         let (next_offset, next_cursor) = take_from(lane, &outcome.data, &range, found)?;

@@ -10,7 +10,7 @@ const MIB: u64 = 1 << 20;
 const BYTES_MIN: usize = 1 << 20;
 /// The least is so much more for each partition of the fetch: all of them are named in it and in its answer, and looked at by both
 /// sides, which costs more than to lose a cache.
-const PARTITION_BYTES: usize = 8 << 10;
+const PARTITION_BYTES: usize = 3 << 10;
 /// A client that takes longer for a MiB than this gets twice as much next time: less than 64 MiB/s.
 const SLOW_US: u64 = 16_000;
 /// A client that takes less time than this gets half as much: more than 200 MiB/s. Far from the other, so that a client that
@@ -89,7 +89,7 @@ mod tests {
             assert_eq!(pace.asked(second * 1_000_000, 0, MOST), BYTES_MIN);
             pace.answered(second * 1_000_000, 100);
         }
-        assert_eq!(pace.asked(30_000_000, 1024, MOST), 9 << 20, "more where there are many partitions");
+        assert_eq!(pace.asked(30_000_000, 1024, MOST), 4 << 20, "more where there are many partitions");
         assert_eq!(pace.asked(30_000_000, 1024, 1000), 1000, "never more than may be");
     }
 }

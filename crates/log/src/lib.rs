@@ -56,7 +56,7 @@ pub use lane::{AppendError, Appended, Lane, LaneStats};
 pub use log::{Log, LogConfig, LogStats, StreamError};
 pub use lookup::Lookup;
 pub use producers::{LaneProducer, ProducerMark, marks_of};
-pub use read::{ReadError, ReadOutcome};
+pub use read::{Loading, ReadError, ReadOutcome};
 pub use rebuild::{AwaitedSegment, LostLane, RebuildError, Rebuilt};
 pub use recovery::{RecoveryReport, RestoreError, Restored};
 pub use replay::Arrived;

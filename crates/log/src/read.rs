@@ -9,6 +9,7 @@ use bytes::Bytes;
 use kera_format::segment::SegmentState;
 use kera_format::{BrokerPart, ChunkHeader, Cursor, SegmentId};
 
+use crate::arena::block_bytes;
 use crate::group::{At, Place};
 use crate::lane::{Lane, LaneState};
 use crate::segment::{FIRST_CHUNK, Segment};
@@ -64,12 +65,21 @@ pub enum ReadError {
     Deleted,
 }
 
+/// What a reader waits for from disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Loading {
+    /// Bytes of the segment that comes.
+    pub bytes: u64,
+    /// Bytes of the arena that it takes: up to twice as many, since it has a block of its own.
+    pub memory_bytes: u64,
+}
+
 /// A read in progress.
 struct Reading {
     outcome: ReadOutcome,
     may_load: bool,
-    /// Of the segment that is waited for.
-    loading_bytes: u64,
+    /// The segment that is waited for.
+    loading: Loading,
     /// The segment that holds more than was asked for, where in it the reader is, and how much of it may be taken.
     cut: Option<(Arc<Segment>, u32, usize)>,
     /// A segment that must come from disk.
@@ -86,18 +96,18 @@ impl Lane {
     }
 
     /// The same, but unless it `may_load` it brings nothing back from disk: what is not in memory and not on its way is neither
-    /// read nor waited for, and `loading` is false. Also gives the bytes of the segment that is waited for.
+    /// read nor waited for, and `loading` is false. Also gives what the segment that is waited for takes.
     pub fn read_and_load(
         &self,
         cursor: Cursor,
         max_bytes: usize,
         follow_groups: bool,
         may_load: bool,
-    ) -> Result<(ReadOutcome, u64), ReadError> {
+    ) -> Result<(ReadOutcome, Loading), ReadError> {
         let mut state = self.state.lock();
         let reading = self.plan(&mut state, cursor, max_bytes, follow_groups, may_load);
         drop(state);
-        let Reading { mut outcome, cut, load, begun, loading_bytes, .. } = reading?;
+        let Reading { mut outcome, cut, load, begun, loading, .. } = reading?;
         if cut.is_some() || outcome.loading || !outcome.data.is_empty() {
             self.log().mark_used();
         }
@@ -117,7 +127,7 @@ impl Lane {
                 outcome.next.position = segment.position_of(to);
             }
         }
-        Ok((outcome, loading_bytes))
+        Ok((outcome, loading))
     }
 
     /// Everything of a read that needs the lock: which segments, from where to where.
@@ -140,7 +150,8 @@ impl Lane {
             durable_ordinal: self.durable_ordinal(),
             version: LaneVersion(state.version),
         };
-        let mut reading = Reading { outcome, may_load, loading_bytes: 0, cut: None, load: None, begun: None };
+        let mut reading =
+            Reading { outcome, may_load, loading: Loading::default(), cut: None, load: None, begun: None };
         let Some((mut at, mut from)) = self.locate(state, cursor)? else {
             reading.outcome.at_durable_end = true;
             return Ok(reading);
@@ -195,7 +206,10 @@ impl Lane {
                     return Err(ReadError::LoadFailed(reason.into()));
                 }
                 outcome.loading = true;
-                reading.loading_bytes = slot.at.map_or(0, |at| at.bytes);
+                reading.loading = slot.at.map_or_else(Loading::default, |at| Loading {
+                    bytes: at.bytes,
+                    memory_bytes: block_bytes(at.bytes),
+                });
             }
             if let (Some(location), false) = (slot.at, slot.loading) {
                 slot.loading = true;

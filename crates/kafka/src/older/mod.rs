@@ -19,11 +19,9 @@ use kera_protocol::Owner;
 use parking_lot::Mutex;
 
 use crate::door::Door;
+use crate::fetch::{LOOKUP_LOADS, Loads};
 
 pub(crate) use asking::Older;
-
-/// What a segment counts for that comes from disk because an offset is looked for in it.
-const LOOKUP_LOAD_BYTES: usize = 64 << 10;
 
 type Place = (StreamId, StreamletId);
 type LaneKey = (StreamId, StreamletId, LaneId);
@@ -68,8 +66,8 @@ enum At {
 pub(crate) enum Step {
     /// Whole chunks, the first one with the offset in it unless that is gone.
     Data(Vec<Bytes>),
-    /// It is on its way: the lane is woken when it has come. How many bytes come from this node's disk.
-    Wait(usize),
+    /// It is on its way: the lane is woken when it has come. What comes from this node's disk.
+    Wait(Loads),
     /// Nothing older: the present owner has what comes next.
     Present,
     /// It cannot be read.
@@ -133,12 +131,12 @@ impl Shared {
     /// What is next from an offset on, of what was written before the present owner; up to `max_bytes`, but at least a chunk.
     pub(crate) fn step(&self, door: &Door, lane: &Arc<Lane>, offset: u64, max_bytes: usize, may_load: bool) -> Step {
         match locate(&self.runs(door, lane), offset) {
-            At::Unknown => Step::Wait(0),
+            At::Unknown => Step::Wait(Loads::default()),
             At::Present => Step::Present,
             At::Group(group, _) if group.node == self.me => self.own_step(lane, offset, max_bytes, may_load),
             At::Group(group, end) => match door.older.piece(door, lane, &group, offset..end, max_bytes) {
                 Some(data) => Step::Data(vec![data]),
-                None => Step::Wait(0),
+                None => Step::Wait(Loads::default()),
             },
         }
     }
@@ -146,13 +144,11 @@ impl Shared {
     fn own_step(&self, lane: &Lane, offset: u64, max_bytes: usize, may_load: bool) -> Step {
         let cursor = match lane.lookup_ordinal(offset) {
             Ok(Lookup::Found { cursor, .. }) => cursor,
-            Ok(Lookup::Loading(_)) => return Step::Wait(LOOKUP_LOAD_BYTES),
+            Ok(Lookup::Loading(_)) => return Step::Wait(LOOKUP_LOADS),
             Err(error) => return Step::Failed(error),
         };
         match lane.read_and_load(cursor, max_bytes, false, may_load) {
-            Ok((outcome, loading_bytes)) if outcome.data.is_empty() => {
-                Step::Wait(usize::try_from(loading_bytes).unwrap_or(usize::MAX).min(max_bytes))
-            }
+            Ok((outcome, loading)) if outcome.data.is_empty() => Step::Wait(Loads::of(loading, max_bytes)),
             Ok((outcome, _)) => Step::Data(outcome.data),
             Err(error) => Step::Failed(error),
         }

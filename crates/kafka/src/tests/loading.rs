@@ -62,12 +62,16 @@ const FETCH_BYTES: i32 = 64_000;
 
 /// A client of a topic each of whose partitions has a batch that is only on disk.
 fn evicted() -> (Client, Arc<Door>, Arc<ByHand>) {
+    evicted_of(PARTITIONS)
+}
+
+fn evicted_of(partitions: i32) -> (Client, Arc<Door>, Arc<ByHand>) {
     let mut client = Client::new();
     let door = Arc::clone(&client.door.as_ref().unwrap().0);
     let store = Arc::new(ByHand::default());
     door.broker.log().set_store(Arc::clone(&store) as _);
-    client.create("t", PARTITIONS);
-    for partition in 0..PARTITIONS {
+    client.create("t", partitions);
+    for partition in 0..partitions {
         assert_eq!(client.produce("t", partition, &batch(&[&[7; RECORD_BYTES]], (-1, -1, -1))).0, 0);
     }
     door.broker.log().close_idle(i64::MAX, 0);
@@ -76,9 +80,13 @@ fn evicted() -> (Client, Arc<Door>, Arc<ByHand>) {
 }
 
 fn fetch_all(max_wait_ms: i32) -> Vec<u8> {
-    let mut request = fetch_request("t", 0, 0, max_wait_ms).with_max_bytes(FETCH_BYTES);
+    fetch_of(PARTITIONS, FETCH_BYTES, max_wait_ms)
+}
+
+fn fetch_of(partitions: i32, max_bytes: i32, max_wait_ms: i32) -> Vec<u8> {
+    let mut request = fetch_request("t", 0, 0, max_wait_ms).with_max_bytes(max_bytes);
     let one = request.topics[0].partitions[0].clone();
-    request.topics[0].partitions = (0..PARTITIONS).map(|partition| one.clone().with_partition(partition)).collect();
+    request.topics[0].partitions = (0..partitions).map(|partition| one.clone().with_partition(partition)).collect();
     frame(ApiKey::Fetch, 4, 1, &request)
 }
 
@@ -134,4 +142,13 @@ fn a_fetch_takes_what_comes_while_others_wait_for_much() {
     store.load_one(door.broker.log());
     assert!(client.after().is_some_and(|answer| (RECORD_BYTES..2 * RECORD_BYTES).contains(&answer.len())));
     assert_eq!(door.loads_awaited.load(std::sync::atomic::Ordering::Relaxed), awaited);
+}
+
+#[test]
+fn what_comes_for_a_fetch_takes_no_more_memory_than_its_share() {
+    let (mut client, door, store) = evicted_of(24);
+    assert_eq!(client.frame(&fetch_of(24, i32::MAX, 60_000)), Flow::Done);
+    // It may have all of them, but each takes a block of 64 KiB.
+    let share = door.broker.log().arena().bytes() / 16;
+    assert_eq!(store.0.lock().loads.len() as u64, share / (64 << 10));
 }

@@ -613,6 +613,11 @@ fn order_of(bytes: usize) -> u8 {
     bytes.div_ceil(ARENA_BLOCK_BYTES).max(1).next_power_of_two().trailing_zeros() as u8
 }
 
+/// Bytes of the block that so many bytes take.
+pub(crate) fn block_bytes(bytes: u64) -> u64 {
+    (ARENA_BLOCK_BYTES as u64) << order_of(usize::try_from(bytes).unwrap_or(usize::MAX).min(limits::SEGMENT_BYTES_MAX))
+}
+
 /// The header of a file that is an arena of this node; `None` if the file is empty or half-made.
 fn existing_header(file: &std::fs::File, config: &ArenaConfig) -> Result<Option<ArenaHeader>, ArenaError> {
     use std::os::unix::fs::FileExt;
