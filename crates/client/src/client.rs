@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use kera_format::StreamId;
-use kera_protocol::{FindOwners, HelloResponse, Message, NodeInfo, Op, Role, Status};
+use kera_protocol::{FindOwners, GetStream, HelloResponse, Message, NodeInfo, Op, Role, Status, StreamInfo, StreamRef};
 use kera_rpc::{Connection, RpcError};
 use rand::seq::SliceRandom;
 use tokio::sync::Mutex;
@@ -23,6 +23,8 @@ const HEDGE: Duration = Duration::from_millis(300);
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 /// So many others are asked for owners at one time.
 const ASKED_MAX: usize = 3;
+/// A stream that was made is known to all nodes within this time, unless one is cut off from the coordinators.
+const HEARD_OF: Duration = Duration::from_secs(1);
 /// For how long, at least, short calls are tried at other nodes, if there are any.
 const OTHERS_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -156,6 +158,21 @@ impl Client {
     /// Asks the server anything, over the shared connection, which is made again if it is broken.
     pub async fn call<M: Message>(&self, message: &M) -> Result<M::Response, ClientError> {
         self.call_for(message, self.inner.config.retry_timeout).await
+    }
+
+    /// What a stream is. One that was made a moment ago by way of another node is heard of at this one a little later: who does not know
+    /// it is asked again for [`HEARD_OF`].
+    pub(crate) async fn find_stream(&self, name: &str) -> Result<StreamInfo, ClientError> {
+        let asked = GetStream { stream: StreamRef::Name(name.to_owned()) };
+        let (until, mut backoff) = (Instant::now() + HEARD_OF, Backoff::for_owners());
+        loop {
+            let found = self.call(&asked).await;
+            let is_unknown = found.as_ref().is_err_and(|error| error.status() == Some(Status::UnknownStream));
+            if !is_unknown || Instant::now() >= until {
+                return found;
+            }
+            tokio::time::sleep(backoff.next(None)).await;
+        }
     }
 
     /// As [`call`](Client::call), tried again for so long.

@@ -10,7 +10,7 @@ use kera_client::{
     Batch, Client, ClientError, CommitMode, Compression, Consumer, ConsumerBuilder, GapPolicy, LaneId, Record, Start,
     StreamletId,
 };
-use kera_protocol::Op;
+use kera_protocol::{Op, Status};
 
 async fn client(server: &FakeServer) -> Client {
     server.client().connect().await.unwrap()
@@ -97,6 +97,20 @@ fn a_consumer_starts_although_its_first_connections_break() {
             assert_eq!((all[&(0, 0)].len(), all[&(1, 1)].len()), (50, 30));
         });
     }
+}
+
+#[test]
+fn a_stream_that_a_node_has_not_heard_of_yet_is_asked_for_again() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        server.fake.state().unheard = 2;
+        client(&server).await.producer(STREAM).build().await.expect("it is heard of in the third answer");
+        server.fake.state().unheard = 2;
+        client(&server).await.consumer(STREAM).build().await.expect("it is heard of in the third answer");
+        assert_eq!(server.fake.state().unheard, 0);
+        let error = client(&server).await.consumer("nothing").build().await.expect_err("nobody ever makes it");
+        assert_eq!(error.status(), Some(Status::UnknownStream));
+    });
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
-use kera_protocol::{GetStream, Start, StreamInfo, StreamRef};
+use kera_protocol::{Start, StreamInfo};
 use tokio::time::Instant;
 
 pub use batch::{Batch, BatchRecord, ConsumedRecord};
@@ -189,11 +189,11 @@ impl ConsumerBuilder {
         self
     }
 
-    /// Finds the stream, joins the application, finds where to start. Errors: no such stream, settings outside their
-    /// limits, no server.
+    /// Finds the stream, joins the application, finds where to start. Errors: no such stream, which takes a second to be sure of, settings
+    /// outside their limits, no server.
     pub async fn build(self) -> Result<Consumer, ClientError> {
         self.check()?;
-        let stream = self.client.call(&GetStream { stream: StreamRef::Name(self.stream.clone()) }).await?;
+        let stream = self.client.find_stream(&self.stream).await?;
         let now = Instant::now();
         let mut consumer = Consumer {
             stream,

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use kera_format::segment::SEGMENT_HEADER_BYTES;
 use kera_format::{CHUNK_HEADER_BYTES, Compression, ProducerEpoch, ProducerId, Record, StreamId, StreamletId, limits};
-use kera_protocol::{AllocateProducer, FRAME_HEADER_BYTES, GetStream, HelloResponse, StreamInfo, StreamRef};
+use kera_protocol::{AllocateProducer, FRAME_HEADER_BYTES, HelloResponse, StreamInfo};
 use tokio::sync::oneshot;
 
 pub use buffer::BufferSettings;
@@ -144,10 +144,10 @@ impl ProducerBuilder {
         self
     }
 
-    /// Finds the stream, gets a producer id, connects. Errors: settings outside their limits, no such stream, no server.
+    /// Finds the stream, gets a producer id, connects. Errors: settings outside their limits, no such stream, which takes a second to
+    /// be sure of, no server.
     pub async fn build(self) -> Result<Producer, ClientError> {
-        let stream = StreamRef::Name(self.stream.clone());
-        let info = self.client.call(&GetStream { stream }).await?;
+        let info = self.client.find_stream(&self.stream).await?;
         let connection = self.client.dedicated().await?;
         let settings = self.settings(&info, connection.hello())?;
         let (mut producer_id, mut producer_epoch) = (ProducerId(0), ProducerEpoch(0));

@@ -125,6 +125,8 @@ pub struct State {
     pub faults: VecDeque<Fault>,
     /// Requests at which the connection breaks without an answer, once for each.
     pub breaks: Vec<Op>,
+    /// So many more times the stream is not known.
+    pub unheard: u32,
     /// Chunks of each write request that came in, as streamlet and sequence.
     pub requests: Vec<Vec<(u32, u64)>>,
     pub epochs: HashMap<u64, u16>,
@@ -262,6 +264,7 @@ impl FakeServer {
             logs: BTreeMap::new(),
             faults: VecDeque::new(),
             breaks: Vec::new(),
+            unheard: 0,
             requests: Vec::new(),
             epochs: HashMap::new(),
             wakers: Vec::new(),

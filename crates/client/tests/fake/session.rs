@@ -251,6 +251,9 @@ impl Session for FakeSession {
                     StreamRef::Name(name) => name == STREAM,
                     StreamRef::Id(id) => id == state.info.id,
                 };
+                let is_heard_of = state.unheard == 0;
+                state.unheard = state.unheard.saturating_sub(1);
+                let found = found && is_heard_of;
                 self.answer(header, out, if found { Ok(state.info.clone()) } else { Err(Status::UnknownStream) })
             }
             Op::AllocateProducer => {
