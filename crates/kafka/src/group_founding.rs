@@ -7,23 +7,20 @@
 //!
 //! On a thread of its own for each streamlet, which may block.
 
+use kera_format::StreamId;
 use kera_format::kafka_groups::{Entry, Fact};
-use kera_format::{Cursor, StreamId, StreamletId};
 use kera_protocol::admin::StreamRef;
 
 use crate::door::Door;
 use crate::group_door::GROUPS_STREAM;
 use crate::group_parts::{Load, Part};
 use crate::groups::{Coordinator, GroupConfig};
-use crate::state_log::StateLog;
 use crate::state_parts::streamlet_of;
 
 /// How long nodes are waited for that cannot be asked.
 const PATIENCE_US: u64 = 30_000_000;
 /// Entries of one chunk.
 const STEP_ENTRIES: usize = 8_192;
-/// How often a log rests before it is tried again.
-const RESTS: u32 = 6;
 /// The group of the record that says nothing. No client can make it: a topic of the system is not committed for.
 const NOBODY: &str = "_kera.founded";
 
@@ -34,7 +31,6 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
     let Ok(info) = door.catalog.coordinator.stream(&StreamRef::Name(GROUPS_STREAM.to_owned())) else { return };
     let Some(count) = door.catalog.info_of_groups().map(|info| info.options.streamlets as usize) else { return };
     let mut before = load.making().coordinator(GroupConfig::default(), None);
-    let me = door.broker.ownership().node();
     let until_us = door.clock.monotonic_us() + PATIENCE_US;
     for node in door.broker.ownership().nodes() {
         let wanted = |before: &mut Coordinator, entry: Entry| {
@@ -43,12 +39,8 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
             }
         };
         while go_on() {
-            let read = if node.node == me {
-                read_own(door, info.id, |entry| wanted(&mut before, entry), go_on)
-            } else {
-                read_far(door, log, node.node, info.id, |entry| wanted(&mut before, entry), go_on)
-            };
-            let Err(error) = read else { break };
+            let each = |entry| wanted(&mut before, entry);
+            let Err(error) = log.read_before(door, node.node, (GROUPS_STREAM, info.id), each, go_on) else { break };
             if door.clock.monotonic_us() > until_us {
                 let node = node.node;
                 tracing::warn!(node, %error, "what Kafka groups had committed there does not come along");
@@ -70,7 +62,8 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
             offset.topic_id = door.catalog.topic_id(StreamId(offset.topic_id as u64)).as_u128();
         }
     }
-    if !record(log, &entries, go_on) {
+    entries.push(Entry { group: NOBODY.to_owned(), fact: Fact::Group(None) });
+    if !log.append_all(&entries, STEP_ENTRIES, go_on) {
         return;
     }
     let (streamlet, groups) = (load.number(), before.group_count());
@@ -78,49 +71,4 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
         tracing::info!(streamlet, groups, "Kafka groups of a node that was alone have come along");
     }
     load.making().fill(part, entries);
-}
-
-/// Records what groups had committed, and that this is done. Waits for as long as there are too few nodes to copy it to. False if nobody wants
-/// it any more.
-fn record(log: &StateLog<Entry>, entries: &[Entry], go_on: impl Fn() -> bool) -> bool {
-    let done = [Entry { group: NOBODY.to_owned(), fact: Fact::Group(None) }];
-    for step in entries.chunks(STEP_ENTRIES).chain([&done[..]]) {
-        while log.append(step).is_err() {
-            (0..RESTS).for_each(|_| log.rest());
-            if !go_on() {
-                return false;
-            }
-        }
-    }
-    true
-}
-
-/// Gives out what this node has kept of groups when it was alone.
-fn read_own(door: &Door, stream: StreamId, each: impl FnMut(Entry), go_on: impl Fn() -> bool) -> Result<(), String> {
-    let Some(stream) = door.broker.log().stream(stream) else { return Ok(()) };
-    let Some(log) = StateLog::of(GROUPS_STREAM, &stream, StreamletId(0), &door.clock) else { return Ok(()) };
-    let nowhere = |_, _| Err("it is nobody else's".to_owned());
-    log.replay_while(&door.broker, each, nowhere, go_on).map(drop)
-}
-
-/// Gives out what another node has kept of groups when it was alone. `log` counts what is read.
-fn read_far(
-    door: &Door,
-    log: &StateLog<Entry>,
-    node: u32,
-    stream: StreamId,
-    mut each: impl FnMut(Entry),
-    go_on: impl Fn() -> bool,
-) -> Result<(), String> {
-    let others = door.others().ok_or("the node does not reach others yet")?;
-    let mut at = Cursor::default();
-    while go_on() {
-        let (data, next) = others.read(node, stream, StreamletId(0), at)?;
-        log.take_data(&data, &mut each);
-        if data.is_empty() && next == at {
-            break;
-        }
-        at = next;
-    }
-    Ok(())
 }

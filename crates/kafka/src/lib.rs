@@ -18,7 +18,7 @@
 //! | [`groups`], `group_door`, `group_parts`, `group_founding` | the group coordinator, its connections, which groups are this node's, and which come from a node that was alone |
 //! | `state_log` | the streams of the coordinators |
 //! | [`transactions`], `transaction_door`, `endings` | the transaction coordinator, its connections, its markers |
-//! | `transaction_parts`, `far_endings`, `node_requests` | the same in a cluster: whose ids are whose, markers of other nodes, what nodes ask each other |
+//! | `transaction_parts`, `far_endings`, `node_requests`, `transaction_founding` | the same in a cluster: whose ids are whose, markers of other nodes, what nodes ask each other, and what comes from a node that was alone |
 //!
 //! Sessions run on the I/O threads of a [`kera_rpc::Server`] with [`kera_rpc::Framing::Prefixed`] and never wait; commands that
 //! wait for a disk have a thread of their own. Nothing from the network is believed: requests are walked along their shape
@@ -58,6 +58,7 @@ mod state_parts;
 #[cfg(test)]
 mod tests;
 mod transaction_door;
+mod transaction_founding;
 mod transaction_owner;
 mod transaction_parts;
 pub mod transactions;

@@ -17,7 +17,7 @@ use kera_format::{
 use kera_log::{DurabilitySink, Lane, Observer, ReadError, Stream, Tenure, Ticket};
 use parking_lot::{Condvar, Mutex};
 
-use crate::door::Catalog;
+use crate::door::{Catalog, Door};
 use crate::groups::{AppendFailed, Mark};
 
 /// Bytes of records in one chunk: what is recorded in one go is there as a whole or not at all.
@@ -25,6 +25,8 @@ const CHUNK_BYTES_MAX: usize = 4 << 20;
 
 /// Bytes read at a time.
 const READ_BYTES: usize = 1 << 20;
+/// How often a log rests before it is tried again.
+const RESTS: u32 = 6;
 /// How late it is noticed that what is read is wanted no more.
 const PATIENCE: Duration = Duration::from_millis(50);
 
@@ -196,9 +198,36 @@ impl<E: Kept> StateLog<E> {
         self.lane.tenure() != Tenure::Elsewhere && self.lane.owner_epoch() == self.epoch
     }
 
-    /// Gives out the records of whole chunks that come from somewhere else.
-    pub(crate) fn take_data(&self, data: &[u8], each: &mut impl FnMut(E)) {
-        self.take(data, each, &mut (0, 0));
+    /// Gives out what a node has kept in a stream of its own (name and id) when it was alone, oldest first. What is read from other nodes
+    /// is counted here. Blocks the thread.
+    ///
+    /// # Errors
+    /// It cannot be read now.
+    pub(crate) fn read_before(
+        &self,
+        door: &Door,
+        node: u32,
+        (name, stream): (&'static str, StreamId),
+        mut each: impl FnMut(E),
+        go_on: impl Fn() -> bool,
+    ) -> Result<(), String> {
+        if node == door.broker.ownership().node() {
+            let Some(stream) = door.broker.log().stream(stream) else { return Ok(()) };
+            let Some(log) = StateLog::<E>::of(name, &stream, StreamletId(0), &door.clock) else { return Ok(()) };
+            let nowhere = |_, _| Err("it is nobody else's".to_owned());
+            return log.replay_while(&door.broker, each, nowhere, go_on).map(drop);
+        }
+        let others = door.others().ok_or("the node does not reach others yet")?;
+        let mut at = Cursor::default();
+        while go_on() {
+            let (data, next) = others.read(node, stream, StreamletId(0), at)?;
+            self.take(&data, &mut each, &mut (0, 0));
+            if data.is_empty() && next == at {
+                break;
+            }
+            at = next;
+        }
+        Ok(())
     }
 
     /// Gives out the records of whole chunks. Counts them, and those that are not understood.
@@ -272,6 +301,20 @@ impl<E: Kept> StateLog<E> {
                 Err(AppendFailed)
             }
         }
+    }
+
+    /// Appends entries, so many in one chunk, and waits for as long as there are too few nodes to copy them to. False if nobody wants
+    /// it any more. Blocks the thread.
+    pub(crate) fn append_all(&self, entries: &[E], step: usize, go_on: impl Fn() -> bool) -> bool {
+        for entries in entries.chunks(step) {
+            while self.append(entries).is_err() {
+                (0..RESTS).for_each(|_| self.rest());
+                if !go_on() {
+                    return false;
+                }
+            }
+        }
+        true
     }
 
     /// Whether it is time to write everything anew, since `bytes_min` and at least as much as a copy takes were added: where

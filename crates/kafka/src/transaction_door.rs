@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
@@ -30,13 +31,14 @@ use kera_protocol::{
 };
 use parking_lot::{Mutex, RwLock};
 
-use crate::door::{After, Catalog, Door, OtherNodes, Reply, partitions_of, topic_of};
+use crate::door::{After, Catalog, Door, Reply, partitions_of, topic_of};
 use crate::endings::{Event, append_marker};
 use crate::groups::{AppendFailed, Mark, Now};
 use crate::node_requests::{Awaited, NodeRequests, Replying, Served};
 use crate::session::{Request, decode, encode};
 use crate::state_log::StateLog;
 use crate::state_parts::stream_options;
+use crate::transaction_founding::{is_wound_down, take_over, wound_down};
 use crate::transaction_owner::to_records;
 use crate::transaction_parts::{Left, Marked, STREAM, TransactionLoad, TransactionPart, TransactionParts};
 use crate::transactions::{
@@ -47,7 +49,7 @@ use crate::visibility::only_committed;
 use crate::wire::Malformed;
 
 /// Where transactional ids and aborted ranges are kept.
-const TRANSACTIONS_STREAM: &str = "_kera.transactions";
+pub(crate) const TRANSACTIONS_STREAM: &str = "_kera.transactions";
 /// That log is written anew when this much was added since the last time, and at least what that took.
 const COPY_BYTES_MIN: u64 = 4 << 20;
 /// What one streamlet's ids may take of what a node that is alone allows for all.
@@ -99,6 +101,8 @@ struct StockedIds {
 pub(crate) struct TransactionDoor {
     /// Those of a node that is alone. In a cluster what ran then comes to its end there, and nothing begins.
     own: Arc<TransactionPart>,
+    /// It is recorded that nothing begins there any more.
+    wound_down: AtomicBool,
     parts: TransactionParts,
     pub(crate) partitions: Partitions,
     ids: Arc<Mutex<StockedIds>>,
@@ -222,12 +226,15 @@ impl TransactionDoor {
         let journal = Box::new(Handle(Some(Arc::clone(&log))));
         let config = TransactionConfig::default();
         let mut coordinator = Transactions::new(config, journal, Box::new(Ids(Arc::clone(&ids))), places);
-        let mut aborted = HashMap::new();
-        let replayed = log.replay(|entry| match entry {
-            Entry::Transaction(id, transaction) => coordinator.replay(id, transaction),
-            Entry::Aborted(range) => {
-                let AbortedRange { stream, partition, producer_id, first_offset, .. } = range;
-                aborted.insert((stream, partition, producer_id, first_offset), range);
+        let (mut aborted, mut wound_down) = (HashMap::new(), false);
+        let replayed = log.replay(|entry| {
+            wound_down = is_wound_down(&entry) || (wound_down && !matches!(entry, Entry::Transaction(_, Some(_))));
+            match entry {
+                Entry::Transaction(id, transaction) => coordinator.replay(id, transaction),
+                Entry::Aborted(range) => {
+                    let AbortedRange { stream, partition, producer_id, first_offset, .. } = range;
+                    aborted.insert((stream, partition, producer_id, first_offset), range);
+                }
             }
         });
         let (records, passed_over) = replayed.map_err(|error| io::Error::other(error.to_string()))?;
@@ -245,6 +252,7 @@ impl TransactionDoor {
         }
         let transactions = TransactionDoor {
             own,
+            wound_down: AtomicBool::new(wound_down),
             parts,
             partitions: Partitions::default(),
             ids,
@@ -260,6 +268,9 @@ impl TransactionDoor {
         aborted.into_values().for_each(|range| transactions.partitions.restore(range));
         let refused = |AppendFailed| io::Error::other(format!("{TRANSACTIONS_STREAM} takes no records"));
         transactions.start().map_err(refused)?;
+        if !transactions.is_alone() {
+            transactions.wind_down();
+        }
         tracing::info!(records, passed_over, ranges, "Kafka transactions are open");
         Ok(transactions)
     }
@@ -654,6 +665,7 @@ impl TransactionDoor {
             let is_made = stream.is_some();
             if is_made || self.parts.is_alone() {
                 self.parts.set_shared(stream);
+                self.wind_down();
             }
             if !is_made {
                 self.make_stream(nodes);
@@ -661,6 +673,23 @@ impl TransactionDoor {
             }
         }
         self.parts.follow()
+    }
+
+    /// The node is one of several: what it has kept for itself comes to its end, and then belongs to the coordinators of the cluster
+    /// ([`crate::transaction_founding`]).
+    fn wind_down(&self) {
+        self.call(&self.own, |all, now| all.wind_down(now, ResponseError::NotCoordinator));
+    }
+
+    /// Records that nothing is left to do there, once that is so.
+    fn record_wound_down(&self) {
+        if self.wound_down.load(Ordering::Relaxed) {
+            return;
+        }
+        let state = self.own.state.lock();
+        let is_recorded = state.all.is_at_rest() && self.own_log().and_then(|log| log.append(&[wound_down()])).is_ok();
+        drop(state);
+        self.wound_down.store(is_recorded, Ordering::Relaxed);
     }
 
     /// Has the stream of the cluster's transactions made if somebody wants it, in as many copies as there are nodes for.
@@ -679,15 +708,12 @@ impl TransactionDoor {
         }
     }
 
-    /// Reads what has come, unless it leaves before: see [`TransactionLoad::run`].
-    pub(crate) fn read(
-        &self,
-        load: &TransactionLoad,
-        others: impl Fn() -> Option<Arc<dyn OtherNodes>>,
-        go_on: impl Fn() -> bool,
-    ) {
+    /// Reads what has come to a door, unless it leaves before: see [`TransactionLoad::run`]. Of a streamlet that nobody has written to that is
+    /// what a node has kept that was alone.
+    pub(crate) fn read(&self, door: &Door, load: &TransactionLoad, go_on: impl Fn() -> bool) {
         let empty = |log| shared(&self.catalog, &self.ids, Some(log));
-        let Some(part) = load.run(&self.broker, empty, others, go_on) else { return };
+        let Some(part) = load.run(&self.broker, empty, || door.others(), &go_on) else { return };
+        take_over(door, &part, go_on);
         // What was decided is ended once the part is served: its first marker names an owner that does not decide any more.
         if self.parts.loaded(load, &part) {
             self.call(&part, |all, now| all.start(now));
@@ -706,6 +732,7 @@ impl TransactionDoor {
         };
         act(&self.own);
         if self.own_is_shared() {
+            self.record_wound_down();
             for part in self.parts.here() {
                 act(&part);
                 self.copy_far(&part, COPY_BYTES_MIN);
@@ -842,9 +869,8 @@ pub(crate) fn follow(door: &Weak<Door>) {
             let weak = Weak::clone(door);
             let thread = std::thread::Builder::new().name("kera-kafka-load".into()).stack_size(1 << 20);
             let read = move || {
-                let others = || weak.upgrade().and_then(|door| door.others());
                 if let Some(door) = weak.upgrade() {
-                    door.transactions.read(&load, others, || weak.strong_count() > 1);
+                    door.transactions.read(&door, &load, || weak.strong_count() > 1);
                 }
             };
             match thread.spawn(read) {

@@ -2,6 +2,7 @@
 //! one opened on the same log. What is durable is durable when the test says so.
 
 mod coordinating;
+mod founding;
 mod owners;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -50,6 +50,8 @@ pub struct Transactions {
     aborted: usize,
     /// Why nothing is served.
     refuses: Option<Code>,
+    /// Nothing begins any more, and who asks is told this; what runs is brought to its end.
+    winds_down: Option<Code>,
 }
 
 /// A partition in which a transaction has not ended.
@@ -98,6 +100,7 @@ impl Transactions {
             endings: Vec::new(),
             aborted: 0,
             refuses: Some(Code::CoordinatorLoadInProgress),
+            winds_down: None,
         }
     }
 
@@ -155,6 +158,30 @@ impl Transactions {
     pub fn close(&mut self, code: Code) {
         self.refuses = Some(code);
         self.wakes.clear();
+    }
+
+    /// Another coordinator is to have these ids: from here on nothing begins, and who asks is told `code`. What runs is aborted, as if
+    /// its time were up, since its producer asks elsewhere now; what is decided is carried out.
+    pub fn wind_down(&mut self, now: Now, code: Code) {
+        self.winds_down = Some(code);
+        let runs = |held: &Held| held.is.state == State::Ongoing;
+        let ids: Vec<String> =
+            self.transactions.iter().filter(|(_, held)| runs(held)).map(|(id, _)| id.clone()).collect();
+        for id in ids {
+            let aborting = producer::time_out(&self.transactions[&id].is, now.wall_ms);
+            if self.record(now, &id, aborting).is_ok() {
+                self.end_if_decided(&id);
+            } else if let Some(held) = self.transactions.get_mut(&id) {
+                self.wakes.remove(&(held.wake_ms, id.clone()));
+                held.wake_ms = u64::MAX;
+                self.retry_later(now, &id);
+            }
+        }
+    }
+
+    /// Whether nothing runs and nothing is being ended; of a coordinator that winds down that stays so.
+    pub fn is_at_rest(&self) -> bool {
+        self.transactions.values().all(|held| is_at_rest(&held.is))
     }
 
     /// Transactions whose outcome is decided since the last call.
@@ -582,7 +609,7 @@ impl Transactions {
     }
 
     fn check_id(&self, id: &str) -> Result<(), Code> {
-        if let Some(code) = self.refuses {
+        if let Some(code) = self.refuses.or(self.winds_down) {
             return Err(code);
         }
         if id.is_empty() || id.len() > TRANSACTIONAL_ID_BYTES_MAX { Err(Code::InvalidRequest) } else { Ok(()) }
@@ -597,6 +624,12 @@ impl Transactions {
     fn record_with(&mut self, now: Now, id: &str, is: Transaction, aborted: &[AbortedRange]) -> Result<Mark, Code> {
         if let Some(code) = self.refuses {
             return Err(code);
+        }
+        if let Some(code) = self.winds_down {
+            let ends = self.transactions.get(id).is_some_and(|held| !is_at_rest(&held.is));
+            if !ends || is.state == State::Ongoing {
+                return Err(code);
+            }
         }
         let mut entries: Vec<Entry> = aborted.iter().copied().map(Entry::Aborted).collect();
         entries.push(Entry::Transaction(id.to_owned(), Some(is.clone())));
@@ -656,6 +689,11 @@ impl Transactions {
             });
         }
     }
+}
+
+/// Whether no transaction of an id runs or is being ended.
+pub(crate) fn is_at_rest(of: &Transaction) -> bool {
+    !matches!(of.state, State::Ongoing | State::Committing | State::Aborting)
 }
 
 /// What old clients call a fenced producer.

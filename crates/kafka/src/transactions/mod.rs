@@ -26,6 +26,7 @@ use kera_format::kafka_transactions::{Entry, Touched};
 
 use crate::groups::{AppendFailed, Mark};
 
+pub(crate) use coordinator::is_at_rest;
 pub use coordinator::{Transactions, Unfinished};
 pub use partition::PartitionTransactions;
 

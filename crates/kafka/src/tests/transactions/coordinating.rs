@@ -57,7 +57,7 @@ impl World {
         let loads = door.transactions.follow();
         // What the one before has appended is durable, or it would not have come.
         self.sink.release();
-        loads.iter().for_each(|load| door.transactions.read(load, || door.others(), || true));
+        loads.iter().for_each(|load| door.transactions.read(&door, load, || true));
         loads.len()
     }
 

@@ -1,0 +1,152 @@
+//! What becomes of the transactions of a node that was alone when it is one of several: producers go on, what ran is aborted, what was
+//! decided is carried out, and coordinators know what is left.
+
+use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
+use kera_protocol::{OwnedStreamlet, TransactionsIn};
+
+use super::super::parts::{ME, owner, together};
+use super::*;
+use crate::Answered;
+use crate::door::OtherNodes;
+use crate::node_requests::Served;
+use crate::{group_parts, state_parts, transaction_parts};
+
+const PARTS: u32 = 16;
+const OWNER: u32 = 3;
+const WAIT: std::time::Duration = std::time::Duration::from_millis(10);
+
+/// The other node: it has kept nothing.
+struct Nothing;
+
+impl OtherNodes for Nothing {
+    fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
+        (vec![owner], vec![owner])
+    }
+    fn read(&self, _: u32, _: StreamId, _: StreamletId, at: Cursor) -> Result<(Vec<u8>, Cursor), String> {
+        Ok((Vec::new(), at))
+    }
+    fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: Answered) {
+        done(Err("it says nothing".into()));
+    }
+    fn ask_native(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: Answered) {
+        done(Err("it says nothing".into()));
+    }
+    fn serves_transactions(&self) -> bool {
+        true
+    }
+}
+
+/// One transaction of a record in partition 0 of `t`.
+fn written(world: &mut World, id: &str) -> ((i64, i16), i64) {
+    let producer = world.init(id).unwrap();
+    assert_eq!(world.add(id, producer, "t", 0), 0);
+    let (error, offset) = world.write(id, producer, "t", 0, 0);
+    assert_eq!(error, 0);
+    (producer, offset)
+}
+
+/// The node is one of two, and owns everything in the cluster.
+fn found(world: &mut World) -> StreamId {
+    let stream = world.running().door.transactions.stream_of("t");
+    let (broker, coordinator) = together(world);
+    let own = |stream, count: u32| {
+        broker.place_stream(1, stream, vec![owner(ME, OWNER); count as usize]).unwrap();
+        (0..count).for_each(|at| broker.open_streamlet(stream, StreamletId(at), OWNER, None).unwrap());
+    };
+    own(stream, 2);
+    for name in [group_parts::STREAM, transaction_parts::STREAM] {
+        let options = StreamOptions { replication: 1, virtual_logs: 0, ..state_parts::stream_options(1) };
+        own(coordinator.system_stream(name, &options).unwrap().id, PARTS);
+    }
+    stream
+}
+
+/// Reads what has come, on a thread, while the endings go on.
+fn read(world: &mut World) {
+    let door = world.running().door.clone();
+    door.set_others(Arc::new(Nothing));
+    let loads = door.transactions.follow();
+    assert_eq!(loads.len(), PARTS as usize);
+    let reading = {
+        let door = door.clone();
+        std::thread::spawn(move || loads.iter().for_each(|load| door.transactions.read(&door, load, || true)))
+    };
+    assert!(world.init("rests").is_err(), "it is on its way");
+    for _ in 0..20 {
+        world.sink.release();
+        std::thread::sleep(WAIT);
+    }
+    assert!(!reading.is_finished(), "what is decided has not ended");
+    for _ in 0..3_000 {
+        world.sink.release();
+        world.go_on();
+        door.transactions.tick();
+        if reading.is_finished() {
+            break;
+        }
+        std::thread::sleep(WAIT);
+    }
+    assert!(reading.is_finished(), "nothing comes along");
+    reading.join().unwrap();
+    world.sink.release();
+}
+
+/// Producers, and the first offsets of what they have left aborted in partition 0, as all coordinators tell.
+fn left(world: &mut World, stream: StreamId) -> BTreeSet<(i64, i64)> {
+    let door = world.running().door.clone();
+    let streamlets = vec![OwnedStreamlet { stream, streamlet: StreamletId(0), owner_epoch: OWNER }];
+    let known = (0..PARTS).flat_map(|part| {
+        let asked = TransactionsIn { part, streamlets: streamlets.clone() };
+        let Served::Now(known, _) = door.transactions.known_in(&asked) else { panic!("{part} is not served") };
+        assert!(known.open.is_empty());
+        known.aborted.into_iter().map(|range| (range.producer_id.0.cast_signed(), range.first_offset.cast_signed()))
+    });
+    known.collect()
+}
+
+#[test]
+fn transactions_of_a_node_that_was_alone_come_along() {
+    for restarts in [false, true] {
+        let mut world = World::new();
+        let (rests, kept) = written(&mut world, "rests");
+        assert_eq!(world.end("rests", rests, true), 0);
+        let (fails, gone) = written(&mut world, "fails");
+        assert_eq!(world.end("fails", fails, false), 0);
+        world.finish();
+        let (decided, late) = written(&mut world, "decided");
+        let (runs, open) = written(&mut world, "runs");
+        assert_eq!(world.end("decided", decided, true), 0);
+
+        let stream = found(&mut world);
+        if restarts {
+            world.restart();
+        }
+        read(&mut world);
+        assert!(world.go_on(), "nothing is left to do");
+        assert_eq!(left(&mut world, stream), BTreeSet::from([(fails.0, gone), (runs.0, open)]));
+
+        // Whose transaction was over goes on as who it is.
+        assert_eq!(world.state("rests"), "CompleteCommit");
+        assert_eq!(world.add("rests", rests, "t", 1), 0);
+        assert_eq!(world.end("rests", rests, true), 0);
+        assert_eq!(world.state("decided"), "CompleteCommit");
+        assert_eq!(world.init("decided"), Ok((decided.0, decided.1 + 1)));
+        // Whose transaction ran is fenced, and begins anew as itself.
+        assert_eq!(world.state("runs"), "CompleteAbort");
+        assert_eq!(world.end("runs", runs, true), Code::ProducerFenced.code());
+        assert_eq!(world.init("runs"), Ok((runs.0, runs.1 + 2)));
+
+        if !restarts {
+            assert_eq!(world.committed("t", 0), [kept, late]);
+        }
+        // Nothing comes along twice, or what has changed since would be undone.
+        world.finish();
+        world.restart();
+        let door = world.running().door.clone();
+        let loads = door.transactions.follow();
+        world.sink.release();
+        loads.iter().for_each(|load| door.transactions.read(&door, load, || true));
+        world.sink.release();
+        assert_eq!(world.init("runs"), Ok((runs.0, runs.1 + 3)));
+    }
+}

@@ -1,0 +1,135 @@
+//! What was known of Kafka transactions at a node that was alone comes along when it founds a cluster.
+//!
+//! The node's ids are in its own `_kera.transactions`, those of the cluster in `_kera.cluster.transactions`, whose streamlets any node may own. A node
+//! that is one of several begins no transaction any more, aborts what runs there and carries out what is decided
+//! ([`Transactions::wind_down`]); when nothing is left to do it records that ([`wound_down`]). Who reads a streamlet that nobody has ever
+//! written to asks all nodes for what they have in a stream of their own, waits for that record, and takes over the ids that belong to the
+//! streamlet, and its share of what aborted transactions have left, before it serves. So producers go on with the ids and epochs that
+//! they have, but for those whose transaction ran: they are fenced, as if their time had been up.
+//!
+//! On a thread of its own for each streamlet, which may block.
+//!
+//! [`Transactions::wind_down`]: crate::transactions::Transactions::wind_down
+
+use std::collections::BTreeMap;
+
+use kera_format::StreamId;
+use kera_format::kafka_transactions::{AbortedRange, Entry, Transaction};
+use kera_protocol::admin::StreamRef;
+
+use crate::door::Door;
+use crate::state_parts::streamlet_of;
+use crate::transaction_door::TRANSACTIONS_STREAM;
+use crate::transaction_parts::TransactionPart;
+use crate::transactions::is_at_rest;
+
+/// How long a node is waited for that cannot be asked, or that has transactions which do not end.
+const PATIENCE_US: u64 = 30_000_000;
+/// Entries of one chunk: of the longest ids they fit into one.
+const STEP_ENTRIES: usize = 2_048;
+/// The id of the record that ends what a node has kept, and of the one that ends what was taken over. It says that the id is forgotten.
+const NOBODY: &str = "_kera.founded";
+
+/// The record behind which a node that was alone keeps nothing more.
+pub(crate) fn wound_down() -> Entry {
+    Entry::Transaction(NOBODY.to_owned(), None)
+}
+
+/// Whether it is that record.
+pub(crate) fn is_wound_down(entry: &Entry) -> bool {
+    matches!(entry, Entry::Transaction(id, None) if id == NOBODY)
+}
+
+/// What a node has kept.
+#[derive(Default)]
+struct Before {
+    ids: BTreeMap<String, Transaction>,
+    ranges: BTreeMap<(StreamId, u32, i64, u64), AbortedRange>,
+    /// Nothing has begun since the node has recorded that nothing would.
+    is_over: bool,
+}
+
+impl Before {
+    fn take(&mut self, entry: Entry) {
+        let is_end = is_wound_down(&entry);
+        match entry {
+            Entry::Transaction(id, Some(transaction)) => {
+                self.ids.insert(id, transaction);
+                self.is_over = false;
+            }
+            Entry::Transaction(id, None) => {
+                self.ids.remove(&id);
+                self.is_over |= is_end;
+            }
+            Entry::Aborted(range) => {
+                let AbortedRange { stream, partition, producer_id, first_offset, .. } = range;
+                self.ranges.insert((stream, partition, producer_id, first_offset), range);
+            }
+        }
+    }
+}
+
+/// Fills the ids of a streamlet that nobody has ever written to.
+pub(crate) fn take_over(door: &Door, part: &TransactionPart, go_on: impl Fn() -> bool) {
+    let Some(log) = part.log.as_ref().filter(|log| log.is_new()) else { return };
+    let go_on = || go_on() && log.is_ours();
+    let Ok(info) = door.catalog.coordinator.stream(&StreamRef::Name(TRANSACTIONS_STREAM.to_owned())) else { return };
+    let Some(count) = door.catalog.info_of_transactions().map(|info| info.options.streamlets as usize) else { return };
+    let until_us = door.clock.monotonic_us() + PATIENCE_US;
+    let mut entries = Vec::new();
+    for node in door.broker.ownership().nodes() {
+        while go_on() {
+            let mut before = Before::default();
+            let stream = (TRANSACTIONS_STREAM, info.id);
+            let read = log.read_before(door, node.node, stream, |entry| before.take(entry), go_on);
+            let is_late = door.clock.monotonic_us() > until_us;
+            let why = match &read {
+                Ok(()) if before.is_over || before.ids.is_empty() => None,
+                Ok(()) => Some("its transactions have not ended"),
+                Err(error) => Some(&**error),
+            };
+            if let Some(why) = why.filter(|_| is_late) {
+                let node = node.node;
+                tracing::warn!(node, why, "not all that was known of Kafka transactions there comes along");
+            }
+            if why.is_none() || is_late {
+                entries.extend(share(before, part.number, count));
+                break;
+            }
+            log.rest();
+        }
+    }
+    entries.push(wound_down());
+    if !log.append_all(&entries, STEP_ENTRIES, go_on) {
+        return;
+    }
+    let mut state = part.state.lock();
+    let mut ids = 0;
+    for entry in entries {
+        match entry {
+            Entry::Transaction(id, transaction) => {
+                ids += usize::from(transaction.is_some());
+                state.all.replay(id, transaction);
+            }
+            Entry::Aborted(range) => state.left.put(range),
+        }
+    }
+    let ranges = state.left.all().count();
+    state.all.count_aborted(ranges);
+    drop(state);
+    if ids + ranges > 0 {
+        let streamlet = part.number;
+        tracing::info!(streamlet, ids, ranges, "Kafka transactions of a node that was alone have come along");
+    }
+}
+
+/// What of it belongs to a streamlet of `count`: ids by their names, and what producers have left by their numbers. An id whose
+/// transaction has not ended stays where it is.
+fn share(before: Before, streamlet: u32, count: usize) -> impl Iterator<Item = Entry> {
+    let of_id = move |id: &str| streamlet_of(id, count) == streamlet as usize;
+    let of_producer =
+        move |range: &AbortedRange| range.producer_id.cast_unsigned() % count.max(1) as u64 == u64::from(streamlet);
+    let ids = before.ids.into_iter().filter(move |(id, transaction)| of_id(id) && is_at_rest(transaction));
+    let ranges = before.ranges.into_values().filter(of_producer).map(Entry::Aborted);
+    ids.map(|(id, transaction)| Entry::Transaction(id, Some(transaction))).chain(ranges)
+}
