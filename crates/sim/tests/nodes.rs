@@ -62,6 +62,13 @@ fn seeds_that_lost_or_passed_over_records_do_not() {
     assert_eq!(all(6347..6348, |seed| run(&plan(seed)).violation), Vec::<String>::new());
 }
 
+/// A process that is killed while it stands still, and whose next one stands still when the first would have gone on.
+#[test]
+fn who_stands_still_goes_on_with_its_own_turns() {
+    let plan = |seed| Plan { retention: false, ..short(seed) };
+    assert_eq!(all(1061..1062, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+}
+
 #[test]
 fn every_fault_happens_and_the_cluster_does_something_about_it() {
     let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());

@@ -688,6 +688,10 @@ impl World {
     }
 
     fn thaw(&mut self, node: u32, life: u32) -> Result<(), Violation> {
+        if self.node(node).life != life {
+            // What was frozen is gone; if the next process stands still too, its turns wait for its own end of that.
+            return Ok(());
+        }
         let mut held = Vec::new();
         std::mem::swap(&mut held, &mut self.held);
         let (own, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(of, ..)| *of == node);
