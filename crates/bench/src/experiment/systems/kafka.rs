@@ -257,7 +257,12 @@ impl Kafka {
             if outcome.is_err() {
                 self.delete(serving, &usual);
             }
-            outcome.map(|_| ())
+            match (outcome, stop.check()) {
+                (_, Err(BenchError::Interrupted)) => Err(BenchError::Interrupted),
+                // Loaded for that long they are warm, whatever consumers have not got yet.
+                (_, Err(_)) => Ok(()),
+                (outcome, Ok(())) => outcome.map(|_| ()),
+            }
         })
     }
 
