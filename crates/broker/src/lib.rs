@@ -19,6 +19,7 @@
 //! the clock and those calls, so the tests drive sessions without sockets. No sockets, files or clocks of the system in here.
 
 mod acks;
+mod adaptive;
 mod applications;
 mod broker;
 mod config;
@@ -43,6 +44,7 @@ mod visible;
 mod waiters;
 mod write;
 
+pub use adaptive::{Adaptive, AdaptiveConfig, AdaptiveStats, LogChange, LogKind, Wrote};
 pub use applications::{APPLICATIONS_STREAM, ApplicationCounts, ReplayReport, applications_stream_options};
 pub use broker::{Broker, Opening};
 pub use config::BrokerConfig;

@@ -30,17 +30,19 @@ pub struct Moving {
 impl Moving {
     /// Moves may have been noted or called off. `coming`: those to this node; the answer is those of them that nobody is busy with yet,
     /// and whoever asks is from now on, until it says that they are [over](Moving::over). `is_moving`: whether a move of a streamlet
-    /// is noted; `is_mine`: whether this incarnation owns it.
+    /// is noted; `owned`: the owner epoch in which this incarnation owns it.
     pub fn look(
         &mut self,
         broker: &Broker,
         coming: impl IntoIterator<Item = MoveInfo>,
         is_moving: impl Fn(StreamId, StreamletId) -> bool,
-        is_mine: impl Fn(StreamId, StreamletId) -> bool,
+        owned: impl Fn(StreamId, StreamletId) -> Option<u32>,
     ) -> Vec<MoveInfo> {
         self.going.retain(|&(stream, streamlet), _| {
             let goes = is_moving(stream, streamlet);
-            if !goes && is_mine(stream, streamlet) {
+            // A streamlet that has moved to its own node has a later owner epoch, and is opened in that.
+            let stays = owned(stream, streamlet).is_some_and(|epoch| broker.is_of_epoch(stream, streamlet, epoch));
+            if !goes && stays {
                 match broker.keep_streamlet(stream, streamlet) {
                     Ok(()) => tracing::info!(%stream, %streamlet, "a move is called off; the streamlet stays"),
                     Err(failure) => {
@@ -103,6 +105,12 @@ impl Moving {
 }
 
 impl Broker {
+    /// Whether the groups that a streamlet opens here are of this owner epoch.
+    fn is_of_epoch(&self, stream: StreamId, streamlet: StreamletId, epoch: u32) -> bool {
+        let found = self.log().stream(stream);
+        found.is_some_and(|found| found.streamlet(streamlet).is_some_and(|place| place.owner_epoch() == epoch))
+    }
+
     /// Those of the groups that this node holds for others which retention has taken. `held`: each with the owner epoch behind it.
     pub fn gone_groups(&self, held: Vec<(HeldGroups, u32)>) -> Vec<HeldGroups> {
         let is_gone = |(of, end): &(HeldGroups, u32)| {

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kera_format::{GroupId, StreamId, StreamletId};
-use kera_log::{Observer, Streamlet, Tenure, TenureError};
+use kera_log::{DurabilitySink, Observer, Streamlet, Tenure, TenureError};
 use kera_protocol::limits::{OWNER_STREAMS_MAX, PAGE_ITEMS_MAX};
 use kera_protocol::placement::runs_of;
 use kera_protocol::{FindOwners, NodeInfo, Owner, Owners, Role, Status, StreamOwners, StreamRef, StreamletState};
@@ -195,6 +195,26 @@ impl Broker {
         self.applications.streamlet_opened(self, stream, &place, state);
         self.ownership.wake();
         Ok(())
+    }
+
+    /// Which virtual log a streamlet goes on in that is about to be [opened](Broker::open_streamlet) in a later owner epoch: one of its own with its
+    /// number, or the one that its stream and number give it. Refused while something in the log that it is in is not durable: it stays
+    /// there then, which is always right.
+    pub fn put_in_log(
+        &self,
+        stream: StreamId,
+        streamlet: StreamletId,
+        own: Option<(u8, Arc<dyn DurabilitySink>)>,
+    ) -> Result<(), Failure> {
+        let place = self.streamlet_to_move(stream, streamlet)?;
+        if own.as_ref().map(|(number, _)| *number) == place.own_log() {
+            return Ok(());
+        }
+        if !place.is_settled() {
+            let message = format!("not all of streamlet {streamlet} of stream {stream} is durable in its log");
+            return Err(Failure::later(Status::NotReady, message));
+        }
+        place.put_in(own).map_err(refused)
     }
 
     /// This node is asked to let go of a streamlet: writes wait from here on, open groups are closed. Refused, and writes go on, while it is not

@@ -350,7 +350,7 @@ fn accept(broker: &Broker, chunk: &ChunkView<'_>) -> Result<(), Status> {
 /// Has the answer wait until a chunk is durable, unless the stream's producers need not.
 #[inline]
 fn wait_for(lane: &Lane, appended: &Appended, partial: &mut Partial, counts: &mut BrokerCounts) {
-    let (Some(ticket), Some(sink)) = (appended.ticket, lane.sink()) else { return };
+    let (Some(ticket), Some(sink)) = (appended.ticket, lane.sink_of(appended.log)) else { return };
     if lane.may_answer_early() {
         counts.chunks_answered_early += 1;
     } else {

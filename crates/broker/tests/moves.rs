@@ -2,8 +2,11 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::*;
 use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
+use kera_log::DurabilitySink;
 use kera_protocol::limits::OWNER_STREAMS_MAX;
 use kera_protocol::{FindOwners, Lookup, NodeInfo, OlderGroups, Owner, Role, Start, Status, StreamRef, StreamletState};
 use kera_rpc::Flow;
@@ -164,6 +167,53 @@ fn writes_do_not_wait_for_ever_for_a_move() {
     let frame = peer.frame();
     assert_eq!(frame.status(), Status::NotOwner);
     assert!(frame.error().message.contains("being moved"), "{:?}", frame.error());
+}
+
+#[test]
+fn a_streamlet_goes_on_in_another_log_once_all_in_the_first_one_is_durable() {
+    let mut pair = Pair::new(power(options(1, 1)));
+    let other = Arc::new(ManualSink::default());
+    let own = || Some((0, Arc::clone(&other) as Arc<dyn DurabilitySink>));
+    let send =
+        |peer: &mut Peer, sequence| peer.send(&write_request(&[chunk_of(target(STREAM, 0, 7, sequence), 1, 40)], 0));
+    let mut peer = pair.house(1).peer();
+    send(&mut peer, 0);
+    pair.house(1).broker.let_go(STREAM, X).unwrap();
+    assert!(pair.house(1).broker.put_in_log(STREAM, X, own()).is_err(), "a chunk in the first log is not durable");
+    pair.house(1).sink.sync();
+    peer.run(pair.house(1));
+    assert_eq!(statuses(&peer.frame().decode()), [Status::Ok]);
+    // The node moves it to itself.
+    let state = pair.next_owner(1);
+    [1, 2].into_iter().for_each(|node| pair.tell(node));
+    let house = pair.house(1);
+    house.broker.put_in_log(STREAM, X, own()).unwrap();
+    house.broker.open_streamlet(STREAM, X, pair.epoch, Some(&state)).unwrap();
+    assert_eq!(write(house, 0), (Status::Ok, 0, true), "a retry of what is in the first log");
+    let mut peer = house.peer();
+    send(&mut peer, 1);
+    house.sink.sync();
+    peer.run(house);
+    assert!(peer.frames().is_empty(), "the first log says nothing of it");
+    other.sync();
+    peer.run(house);
+    assert_eq!(statuses(&peer.frame().decode()), [Status::Ok]);
+    assert_eq!(pair.read_all(Cursor::default()), (vec![0, 1], vec![1]));
+    // And back.
+    pair.house(1).broker.let_go(STREAM, X).unwrap();
+    let state = pair.next_owner(1);
+    pair.tell(1);
+    let house = pair.house(1);
+    house.broker.put_in_log(STREAM, X, None).unwrap();
+    house.broker.open_streamlet(STREAM, X, pair.epoch, Some(&state)).unwrap();
+    let mut peer = house.peer();
+    send(&mut peer, 2);
+    other.sync();
+    assert_eq!(house.sink.pending(), 1);
+    house.sink.sync();
+    peer.run(house);
+    assert_eq!(statuses(&peer.frame().decode()), [Status::Ok]);
+    assert_eq!(pair.read_all(Cursor::default()).0, [0, 1, 2]);
 }
 
 #[test]

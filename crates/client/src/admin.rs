@@ -7,9 +7,9 @@ use kera_format::{GroupId, LaneId, StreamId, StreamOptions, StreamletId};
 use kera_protocol::{
     AlterStream, ApplicationDescription, ApplicationState, ApplicationSummary, AvailableGroups, AvailableSegments,
     ClusterDescription, CommittedOffsets, CopiesDescription, CreateStream, DeleteApplication, DeleteStream,
-    DescribeApplication, DescribeCluster, DescribeCopies, FetchOffsets, GetStream, GroupInfo, LaneStats,
-    ListApplications, ListStreams, Lookup, LookupResult, Message, NodeStatus, NodeStatusResponse, ResetOffsets,
-    SegmentInfo, Start, Status, StreamChanges, StreamInfo, StreamRef, StreamStats,
+    DescribeApplication, DescribeCluster, DescribeCopies, DescribeLogs, FetchOffsets, GetStream, GroupInfo, LaneStats,
+    ListApplications, ListStreams, LogsDescription, Lookup, LookupResult, Message, NodeStatus, NodeStatusResponse,
+    ResetOffsets, SegmentInfo, Start, Status, StreamChanges, StreamInfo, StreamRef, StreamStats,
 };
 
 use kera_rpc::RpcError;
@@ -291,6 +291,11 @@ impl Admin {
     /// How the copies of what the node owns are, and what it keeps for others.
     pub async fn describe_copies(&self) -> Result<CopiesDescription, ClientError> {
         self.client.call(&DescribeCopies).await
+    }
+
+    /// Which streamlets the node has in virtual logs of their own. Refused by nodes of versions that have none.
+    pub async fn describe_logs(&self) -> Result<LogsDescription, ClientError> {
+        self.client.call(&DescribeLogs).await
     }
 
     /// How the node is.

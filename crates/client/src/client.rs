@@ -485,6 +485,7 @@ fn is_repeatable(op: Op) -> bool {
             | Op::FetchOffsets
             | Op::NodeStatus
             | Op::DescribeCopies
+            | Op::DescribeLogs
             | Op::AllocateProducer
             | Op::FindOwners
     )

@@ -372,6 +372,68 @@ fn a_streamlet_moves_by_the_number_of_its_move() {
     assert!(cluster.0.moves().is_empty());
 }
 
+/// Raised one by one, as the coordinators do it.
+fn raise_to(cluster: &mut Cluster, level: u32) {
+    let raised: Vec<_> = (cluster.0.level() + 1..=level).map(|level| ClusterEntry::LevelRaised { level }).collect();
+    cluster.apply(&raised);
+}
+
+#[test]
+fn a_streamlet_moves_to_its_own_node_and_has_a_new_owner_epoch() {
+    let mut cluster = Cluster::new();
+    let (stream, single) = (cluster.stream("copied", 2, 2), cluster.stream("single", 1, 1));
+    let noted = ClusterEntry::MoveNoted { number: 1, stream, streamlet: 0, from: 1, to: 1 };
+    cluster.refuses(noted.clone(), "needs level 4");
+    raise_to(&mut cluster, 4);
+    let before = cluster.owner(stream, 0);
+    assert_eq!(before.node, 1);
+    assert!(cluster.0.plan_renew(stream, 0, (2, 1)).unwrap_err().to_string().contains("does not own"));
+    assert!(cluster.0.plan_renew(stream, 0, (1, 2)).unwrap_err().to_string().contains("does not own"));
+    let node = cluster.owner(single, 0).node;
+    assert!(cluster.0.plan_renew(single, 0, (node, 1)).unwrap_err().to_string().contains("has no copies"));
+    assert_eq!(cluster.0.plan_move(&stream.into(), 0, 1).unwrap(), [], "who asks for the node that has it gets that");
+    assert_eq!(cluster.0.plan_renew(stream, 0, (1, 1)).unwrap(), [noted]);
+    let mut epochs = vec![before.owner_epoch];
+    for number in 1..4 {
+        let noted = cluster.0.plan_renew(stream, 0, (1, 1)).unwrap();
+        cluster.apply(&noted);
+        assert_eq!(cluster.0.plan_renew(stream, 0, (1, 1)).unwrap(), [], "asking twice is answered like asking once");
+        let refused = cluster.0.plan_move(&stream.into(), 0, 2).unwrap_err().to_string();
+        assert!(refused.contains("it moves already"), "{refused}");
+        let finished = cluster.0.plan_finish_move(number, 1, 1, &cluster.state(stream, 0)).unwrap();
+        cluster.apply(&finished);
+        let after = cluster.owner(stream, 0);
+        assert_eq!((after.node, cluster.0.owned_in((1, 1), stream, 0)), (1, Some(after.owner_epoch)));
+        epochs.push(after.owner_epoch);
+        let held = cluster.0.owners(stream).unwrap().held();
+        assert_eq!((held.len(), held[0].node, held[0].owner_epoch), (1, 1, 1), "all that is older, in one");
+    }
+    assert!(epochs.windows(2).all(|pair| pair[0] < pair[1]), "{epochs:?}");
+    // From here it moves as any, and what the node has is all of these epochs.
+    let noted = cluster.0.plan_move(&stream.into(), 0, 2).unwrap();
+    cluster.apply(&noted);
+    let finished = cluster.0.plan_finish_move(4, 2, 1, &cluster.state(stream, 0)).unwrap();
+    cluster.apply(&finished);
+    let held: Vec<_> =
+        cluster.0.owners(stream).unwrap().held().iter().map(|held| (held.owner_epoch, held.node)).collect();
+    assert_eq!(held, [(1, 1), (epochs[3], 1)]);
+    assert_eq!(cluster.0.plan_renew(stream, 0, (2, 1)).unwrap().len(), 1);
+}
+
+#[test]
+fn a_node_that_comes_back_has_no_move_to_itself_any_more() {
+    let mut cluster = Cluster::new();
+    let stream = cluster.stream("copied", 1, 2);
+    raise_to(&mut cluster, 4);
+    let noted = cluster.0.plan_renew(stream, 0, (1, 1)).unwrap();
+    cluster.apply(&noted);
+    let state = cluster.state(stream, 0);
+    let joined = cluster.0.plan_join(&Join { levels: (1, 4), ..join(1) }, 0).unwrap();
+    cluster.apply(&joined);
+    assert!(cluster.0.moves().is_empty());
+    assert!(cluster.0.plan_finish_move(1, 1, 2, &state).unwrap_err().to_string().contains("called off"));
+}
+
 #[test]
 fn a_move_is_over_when_one_of_its_nodes_comes_back_in_another_epoch() {
     for back in [1, 2] {

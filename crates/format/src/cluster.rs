@@ -435,6 +435,8 @@ impl ClusterEntry {
         match self {
             ClusterEntry::LevelRaised { level } => *level,
             ClusterEntry::Catalog(entry) => entry.level(),
+            // Earlier versions refuse it, and would know another state from then on.
+            ClusterEntry::MoveNoted { from, to, .. } if from == to => crate::level::SELF_MOVES,
             _ => crate::level::FIRST,
         }
     }

@@ -10,6 +10,7 @@
 //! | 1 | clusters as they first were |
 //! | 2 | the level itself is in the coordinators' log, and clusters serve transactions |
 //! | 3 | streams may be replicated asynchronously; logs of a node that holds older groups may be given up |
+//! | 4 | a streamlet may move from its node to itself, to go on in another virtual log |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -20,8 +21,10 @@ pub const FIRST: u32 = 1;
 pub const ASYNCHRONOUS: u32 = 3;
 /// From this one on a node may have logs of its earlier incarnations given up although it holds older groups of streamlets that have moved.
 pub const HOLDERS_GIVE_UP: u32 = 3;
+/// From this one on a streamlet may move from its node to itself.
+pub const SELF_MOVES: u32 = 4;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 3;
+pub const NEWEST: u32 = 4;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

@@ -186,7 +186,7 @@ impl UnderWay {
                 // What its producer sent before and comes late belongs to no transaction any more.
                 let known = (ProducerId(producer_id.cast_unsigned()), ProducerEpoch(epoch.cast_unsigned()));
                 lane.raise_producer_epoch(known.0, known.1);
-                if let (Some(ticket), Some(sink)) = (appended.ticket, lane.sink()) {
+                if let (Some(ticket), Some(sink)) = (appended.ticket, lane.sink_of(appended.log)) {
                     self.written.push(After { sink: Arc::clone(sink), ticket });
                 }
                 Ok(())

@@ -506,7 +506,7 @@ impl Appending<'_> {
             self.core.door.broker.lane_started(lane);
         }
         let is_early = self.partial.acks_owner && lane.may_answer_early();
-        if let (Some(ticket), Some(sink), false) = (appended.ticket, lane.sink(), is_early) {
+        if let (Some(ticket), Some(sink), false) = (appended.ticket, lane.sink_of(appended.log), is_early) {
             match self.partial.tickets.iter_mut().find(|(known, _)| Arc::ptr_eq(known, sink)) {
                 Some((_, highest)) => *highest = ticket.max(*highest),
                 None => self.partial.tickets.push((Arc::clone(sink), ticket)),

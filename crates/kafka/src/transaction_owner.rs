@@ -521,7 +521,7 @@ impl Door {
                 let aborted = of.ended((producer_id, epoch), asked.commit, appended.base_ordinal);
                 // What its producer sent before and comes late belongs to no transaction any more.
                 lane.raise_producer_epoch(asked.producer_id, asked.producer_epoch);
-                if let (Some(ticket), Some(sink)) = (appended.ticket, lane.sink()) {
+                if let (Some(ticket), Some(sink)) = (appended.ticket, lane.sink_of(appended.log)) {
                     written.push(After { sink: Arc::clone(sink), ticket });
                 }
                 Ok((start, aborted.as_ref().map(to_records)))

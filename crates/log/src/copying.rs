@@ -1,4 +1,4 @@
-//! Giving segments to their sink once more, so that copies elsewhere are where they should be: when a backup was lost that had some of
+//! Giving segments to a sink once more, so that copies elsewhere are where they should be: when a backup was lost that had some of
 //! them, or when old ones hold back space (`docs/replication.md`, "What a backup keeps, and for how long").
 //!
 //! What is settled is given again, as what is rebuilt is: closed, durable, its bytes never change, so it may come behind what is
@@ -12,7 +12,7 @@ use kera_format::{GroupId, SegmentId};
 use crate::Lane;
 use crate::group::Slot;
 use crate::log::Log;
-use crate::sink::Ticket;
+use crate::sink::{DurabilitySink, Ticket};
 
 /// What became of a segment that was to be copied again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,11 +28,11 @@ pub enum CopiedAgain {
 }
 
 impl Log {
-    /// Gives the chunks of a segment to the sink of its streamlet once more. Any thread; blocks for the lane's lock only. The segment
-    /// stays in memory until the sink has written it.
-    pub fn copy_again(&self, id: SegmentId) -> CopiedAgain {
+    /// Gives the chunks of a segment to a sink once more: to the one whose older blocks are not to be needed for it, which need not be
+    /// the one that its streamlet is in now. Any thread; blocks for the lane's lock only. The segment stays in memory until the sink has
+    /// written it.
+    pub fn copy_again(&self, id: SegmentId, sink: &dyn DurabilitySink) -> CopiedAgain {
         let Some(lane) = self.lane_of(id) else { return CopiedAgain::Gone };
-        let Ok(sink) = lane.home.sink().cloned() else { return CopiedAgain::Later };
         let mut state = lane.state.lock();
         if state.is_rebuilding() {
             return CopiedAgain::Later;
@@ -50,7 +50,7 @@ impl Log {
         match slot.memory.clone() {
             Some(segment) if segment.is_settled() => {
                 drop(state);
-                match lane.replicate(&segment, &*sink) {
+                match lane.replicate(&segment, sink) {
                     Some(ticket) => CopiedAgain::Given(ticket, segment.head()),
                     None => CopiedAgain::Gone,
                 }

@@ -64,7 +64,7 @@ pub use segment::Segment;
 pub use sink::{ChunkReference, DurabilitySink, SinkDirectory, SinkError, SinkErrorKind, Ticket, made_durable};
 pub use storage::{Extent, Location, ReplayExtentError, SegmentStore, StoredSegment, WriteThrough};
 pub use stream::Stream;
-pub use streamlet::Streamlet;
+pub use streamlet::{OWN_LOGS_MAX, Streamlet};
 pub use tenure::{ChunkPlace, LaneHandover, ProducerHandover, Tenure, TenureError};
 pub use visibility::Visibility;
 pub use waiters::{LaneVersion, Observer, SpaceVersion};

@@ -1,6 +1,6 @@
 //! A streamlet: the user's logical partition, Q lanes that are made when they are first used.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kera_format::{GroupId, LaneId, ProducerId, StreamletId};
@@ -10,13 +10,38 @@ use crate::sink::{DurabilitySink, SinkError, SinkErrorKind};
 use crate::stream::StreamShared;
 use crate::tenure::{Tenure, TenureWord};
 
+/// Logs that a streamlet is in one after the other, as they are counted: its usual one is number 0, and these are behind it.
+pub const OWN_LOGS_MAX: usize = 16;
+
+/// A log, once it was needed.
+type Chosen = OnceLock<Arc<dyn DurabilitySink>>;
+
+/// What has made the streamlet's chunks durable, and what does now. A log stays what it is as long as the process lives, so that tickets
+/// can be asked for when the streamlet has gone to another one.
+#[derive(Default)]
+struct Sinks {
+    usual: Chosen,
+    own: OnceLock<Box<[Chosen; OWN_LOGS_MAX]>>,
+    /// Zero: the usual one, otherwise one of its own, from 1.
+    now: AtomicU8,
+}
+
+impl Sinks {
+    fn at(&self, number: u8) -> Option<&Arc<dyn DurabilitySink>> {
+        match number.checked_sub(1) {
+            None => self.usual.get(),
+            Some(at) => self.own.get()?.get(usize::from(at))?.get(),
+        }
+    }
+}
+
 /// What the lanes of a streamlet share.
 pub(crate) struct StreamletShared {
     pub(crate) id: StreamletId,
     pub(crate) stream: Arc<StreamShared>,
     /// Groups that were opened in this epoch.
     groups: AtomicU32,
-    sink: OnceLock<Arc<dyn DurabilitySink>>,
+    sinks: Sinks,
     pub(crate) tenure: TenureWord,
     /// Another node is known to own it.
     pub(crate) is_others: AtomicBool,
@@ -37,21 +62,43 @@ impl StreamletShared {
         GroupId::new(self.epoch(), self.groups.fetch_add(1, Ordering::Relaxed) + 1)
     }
 
-    /// What makes the streamlet's chunks durable, chosen once.
+    /// What makes the streamlet's chunks durable that are appended now.
     pub(crate) fn sink(&self) -> Result<&Arc<dyn DurabilitySink>, SinkError> {
-        if let Some(sink) = self.sink.get() {
+        if let Some(sink) = self.sinks.at(self.log_number()) {
             return Ok(sink);
         }
         let Some(sinks) = self.stream.log.sinks.get() else {
             let reason = "durability is power and this node has no virtual log".to_owned();
             return Err(SinkError { kind: SinkErrorKind::Failed, reason, retry_after_ms: 1000 });
         };
-        Ok(self.sink.get_or_init(|| sinks.sink(self.stream.id, self.id, &self.stream.options())))
+        Ok(self.sinks.usual.get_or_init(|| sinks.sink(self.stream.id, self.id, &self.stream.options())))
     }
 
-    /// The sink, if it was ever needed.
+    /// The sink, if it was ever needed; one that was, if the present one was not.
     pub(crate) fn used_sink(&self) -> Option<&Arc<dyn DurabilitySink>> {
-        self.sink.get()
+        let before = || self.sinks.own.get()?.iter().find_map(OnceLock::get);
+        self.sinks.at(self.log_number()).or_else(before)
+    }
+
+    /// Which of its logs the streamlet is in now.
+    #[inline]
+    pub(crate) fn log_number(&self) -> u8 {
+        self.sinks.now.load(Ordering::Acquire)
+    }
+
+    /// One of the logs that it is or was in.
+    pub(crate) fn sink_at(&self, number: u8) -> Option<&Arc<dyn DurabilitySink>> {
+        self.sinks.at(number)
+    }
+
+    /// Has what is appended from now on go to another log: see [`Streamlet::put_in`].
+    pub(crate) fn set_log(&self, own: Option<(u8, Arc<dyn DurabilitySink>)>) {
+        let number = own.as_ref().map_or(0, |(at, _)| at + 1);
+        if let Some((at, sink)) = own {
+            let all = self.sinks.own.get_or_init(Box::default);
+            all[usize::from(at)].get_or_init(|| sink);
+        }
+        self.sinks.now.store(number, Ordering::Release);
     }
 }
 
@@ -66,9 +113,9 @@ impl Streamlet {
     pub(crate) fn new(id: StreamletId, stream: Arc<StreamShared>) -> Streamlet {
         let lanes = (0..stream.options().lanes).map(|_| OnceLock::new()).collect();
         let tenure = if stream.is_elsewhere() { Tenure::Elsewhere } else { Tenure::Here };
-        let (groups, sink, tenure) = (AtomicU32::new(0), OnceLock::new(), TenureWord::new(tenure));
+        let (groups, sinks, tenure) = (AtomicU32::new(0), Sinks::default(), TenureWord::new(tenure));
         let is_others = AtomicBool::new(false);
-        let shared = Arc::new(StreamletShared { id, stream, groups, sink, tenure, is_others });
+        let shared = Arc::new(StreamletShared { id, stream, groups, sinks, tenure, is_others });
         Streamlet { shared, lanes, progress: OnceLock::new() }
     }
 
@@ -76,6 +123,10 @@ impl Streamlet {
     /// and all of them may go when they are old enough. Told by whoever follows the owners.
     pub fn set_others(&self, is_others: bool) {
         self.shared.is_others.store(is_others, Ordering::Release);
+    }
+
+    pub(crate) fn shared(&self) -> &StreamletShared {
+        &self.shared
     }
 
     pub(crate) fn word(&self) -> &TenureWord {

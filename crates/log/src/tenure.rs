@@ -13,7 +13,8 @@ use kera_format::{Cursor, LaneId, ProducerEpoch, ProducerId};
 
 use crate::group::GroupInfo;
 use crate::lane::Lane;
-use crate::streamlet::Streamlet;
+use crate::sink::DurabilitySink;
+use crate::streamlet::{OWN_LOGS_MAX, Streamlet};
 
 /// Where a streamlet is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -132,6 +133,9 @@ pub enum TenureError {
         /// What it must be.
         must: Tenure,
     },
+    /// A streamlet has not so many logs of its own.
+    #[error("there is no log {0} of a streamlet's own, {OWN_LOGS_MAX} is the most")]
+    NoSuchLog(u8),
     /// The state names a lane that the stream does not have.
     #[error("lane {0} is not a lane of the stream")]
     UnknownLane(LaneId),
@@ -166,6 +170,31 @@ impl Streamlet {
         }
         self.word().set(Tenure::Here, epoch, shared);
         self.all_lanes().for_each(|lane| lane.wake());
+        Ok(())
+    }
+
+    /// In which log it is: `None`: the one that its stream and number give it, otherwise the number of one that it was [put
+    /// into](Streamlet::put_in).
+    pub fn own_log(&self) -> Option<u8> {
+        self.shared().log_number().checked_sub(1)
+    }
+
+    /// Has what is appended from now on become durable in another log: `own` with its number below [`OWN_LOGS_MAX`], or the usual one. A number
+    /// means the same log as long as the process lives. Before it is [opened](Streamlet::open), in a later owner epoch than all that it has:
+    /// a recovery tells what is missing between two logs by that. Whoever asks makes sure that it [is settled](Streamlet::is_settled), or
+    /// something in the second log would be acknowledged before something in the first. Nothing if it is in that log.
+    pub fn put_in(&self, own: Option<(u8, Arc<dyn DurabilitySink>)>) -> Result<(), TenureError> {
+        let number = own.as_ref().map(|(number, _)| *number);
+        if number == self.own_log() {
+            return Ok(());
+        }
+        if let Some(number) = number.filter(|number| usize::from(*number) >= OWN_LOGS_MAX) {
+            return Err(TenureError::NoSuchLog(number));
+        }
+        self.must_be(Tenure::Elsewhere)?;
+        self.shared().set_log(own);
+        // What they stand for is in the other log, and durable.
+        self.all_lanes().for_each(|lane| lane.state.lock().last_ticket = None);
         Ok(())
     }
 

@@ -69,9 +69,12 @@ pub use hello::{Hello, HelloResponse, OpRange};
 pub use message::{Body, Empty, Message, encode_error, encode_push, encode_request, encode_response};
 pub use moves::{
     AcceptLoss, ChangeNode, DescribeMoves, FinishMove, GroupsGone, HeldGroups, LetGo, LetGone, MoveInfo, MovePlan,
-    MoveStreamlet, MovesDescription, NodeChange, NodeHoldings, PlanRebalance,
+    MoveStreamlet, MovesDescription, NodeChange, NodeHoldings, PlanRebalance, RenewOwner,
 };
-pub use node::{CopiesDescription, DescribeCopies, DiskStatus, NodeStatus, NodeStatusResponse, Role};
+pub use node::{
+    CopiesDescription, DescribeCopies, DescribeLogs, DiskStatus, LogsDescription, NodeStatus, NodeStatusResponse,
+    OwnLog, Role,
+};
 pub use op::Op;
 pub use placement::{FindOwners, NodeInfo, OlderGroups, Owner, OwnerRun, Owners, StreamOwners, StreamletState};
 pub use read::{

@@ -139,6 +139,22 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// The owner of a streamlet asks for a move of it to itself, so that it begins a new owner epoch with all that was before it acknowledged,
+    /// and can go on in another virtual log. Answered when that is noted; asked again it tells the same move.
+    #[derive(Copy)]
+    pub struct RenewOwner {
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// The owner.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+    }
+}
+
+wire_struct! {
     /// Asks which streamlets move, and what is left at which node.
     #[derive(Copy)]
     pub struct DescribeMoves {
@@ -193,6 +209,7 @@ messages! {
     ChangeNode => crate::Empty;
     PlanRebalance => MovePlan;
     GroupsGone => crate::Empty;
+    RenewOwner => MoveInfo;
     DescribeMoves => MovesDescription;
     AcceptLoss => crate::Empty;
 }

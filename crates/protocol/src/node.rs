@@ -13,6 +13,11 @@ question! {
     DescribeCopies
 }
 
+question! {
+    /// Asks which streamlets a node has in virtual logs of their own.
+    DescribeLogs
+}
+
 wire_enum! {
     /// What a node does.
     pub enum Role, "0 (coordinator), 1 (broker) or 2 (backup)" {
@@ -112,8 +117,31 @@ wire_struct! {
     }
 }
 
+wire_struct! {
+    /// A streamlet that has a virtual log of its own because it filled the one that it shared with others.
+    #[derive(Copy)]
+    pub struct OwnLog {
+        /// Of which stream.
+        pub stream: kera_format::StreamId,
+        /// Which streamlet.
+        pub streamlet: kera_format::StreamletId,
+        /// Number of the log among those of its node.
+        pub log: u32,
+    }
+}
+
+wire_struct! {
+    /// Streamlets of a node that have virtual logs of their own.
+    #[derive(Default)]
+    pub struct LogsDescription {
+        /// Them, by stream and number.
+        pub own: Vec<OwnLog>,
+    }
+}
+
 messages! {
     NodeStatus => NodeStatusResponse;
     DescribeCopies => CopiesDescription;
+    DescribeLogs => LogsDescription;
 }
-responses!(NodeStatusResponse, CopiesDescription);
+responses!(NodeStatusResponse, CopiesDescription, LogsDescription);

@@ -103,6 +103,8 @@ ops! {
     NodeStatus = 70, 1..=1;
     /// Tells how a node's copies on other nodes are, and what it keeps for others.
     DescribeCopies = 71, 1..=1;
+    /// Tells which streamlets of a node have virtual logs of their own.
+    DescribeLogs = 72, 1..=1;
     /// Asks a coordinator for its vote.
     RaftVote = 80, 1..=1;
     /// Gives entries of the coordinators' log to a node that follows.
@@ -155,6 +157,8 @@ ops! {
     ClaimPartition = 109, 1..=1;
     /// Asks a transaction coordinator whether a producer may commit offsets of a group.
     ClaimGroup = 110, 1..=1;
+    /// Has a streamlet begin a new owner epoch with the owner that it has.
+    RenewOwner = 112, 1..=1;
     /// Writes the markers of a transaction to partitions.
     EndInPartitions = 115, 1..=1;
     /// Ends a transaction in a consumer group.
@@ -168,6 +172,7 @@ impl Op {
         match (self, version) {
             (Op::JoinCluster | Op::NodeAlive | Op::DescribeCluster, 2..) => 2,
             (Op::CreateStream | Op::GetStream | Op::ListStreams | Op::AlterStream, 2..) => 3,
+            (Op::RenewOwner | Op::DescribeLogs, _) => level::SELF_MOVES,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
             _ => level::FIRST,
         }

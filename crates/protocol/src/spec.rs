@@ -5,8 +5,8 @@
 use crate::codec::Wire;
 use crate::write::RESULT_DUPLICATE;
 use crate::{
-    Body, ChunkResult, DescribeCluster, DescribeCopies, Empty, NodeStatus, ReadAnswer, ReadChunksResponse, WriteChunks,
-    WriteChunksResponse,
+    Body, ChunkResult, DescribeCluster, DescribeCopies, DescribeLogs, Empty, NodeStatus, ReadAnswer,
+    ReadChunksResponse, WriteChunks, WriteChunksResponse,
 };
 use bytes::Bytes;
 use kera_format::chunk::{ChunkTarget, Chunks};
@@ -50,6 +50,7 @@ macro_rules! described_by_their_module {
 described_by_their_module!(
     DescribeCluster,
     DescribeCopies,
+    DescribeLogs,
     Empty,
     NodeStatus,
     WriteChunks,

@@ -100,6 +100,7 @@ fn parts() -> String {
         NodeInfo,
         OlderGroups,
         OpRange,
+        OwnLog,
         ProducerPlace,
         ReplicaInfo,
         ReplicatedLane,

@@ -12,7 +12,7 @@ use kera_protocol::{
     AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, ChangeNode, CreateStream,
     DeleteStream, DescribeMoves, Empty, ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GroupsGone,
     JoinCluster, JoinedCluster, LogChange, Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op,
-    PlanRebalance, Status, StreamInfo, StreamRef, StreamletsRebuilt,
+    PlanRebalance, RenewOwner, Status, StreamInfo, StreamRef, StreamletsRebuilt,
 };
 use openraft::{BasicNode, ChangeMembers};
 
@@ -201,6 +201,14 @@ impl Group {
                 let at = streamlet.0;
                 let index = self.commit(leading, |state| state.plan_move(&stream, at, to)).await?;
                 let info = self.read(|state| state.move_info(&stream, at));
+                let gone = || CoordinatorError::Refused(Refused("nobody owns it any more".into()));
+                Ok((encoded(&info.ok_or_else(gone)?, version), index))
+            }
+            Op::RenewOwner => {
+                let RenewOwner { stream, streamlet, node, epoch } = RenewOwner::decode(version, body)?;
+                let at = streamlet.0;
+                let index = self.commit(leading, |state| state.plan_renew(stream, at, (node, epoch))).await?;
+                let info = self.read(|state| state.move_info(&stream.into(), at));
                 let gone = || CoordinatorError::Refused(Refused("nobody owns it any more".into()));
                 Ok((encoded(&info.ok_or_else(gone)?, version), index))
             }

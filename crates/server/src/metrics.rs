@@ -6,7 +6,7 @@
 use std::fmt::{self, Write};
 
 use kera_backup::BackupStats;
-use kera_broker::{BOUNDS_US, BrokerCounts, HistogramCounts};
+use kera_broker::{AdaptiveStats, BOUNDS_US, BrokerCounts, HistogramCounts};
 use kera_kafka::DoorStats;
 use kera_log::LogStats;
 use kera_log::compact::CompactionStats;
@@ -77,6 +77,8 @@ pub struct ClusterNumbers {
     pub views_changed: u64,
     /// Blocks that have fewer copies than they should.
     pub under_replicated_blocks: u64,
+    /// Streamlets with virtual logs of their own.
+    pub adaptive: AdaptiveStats,
     /// What this node's backup holds and does.
     pub backup: BackupStats,
     /// Bytes of lost brokers that are still to be rebuilt here.
@@ -294,6 +296,20 @@ static METRICS: &[Metric] = &[
     bytes(gauge("copies_pending", "Bytes of chunks that wait for their copies.", |s| s.cluster.pending_bytes)),
     gauge("copies_lag_milliseconds", "For how long the oldest chunks that wait for their copies have waited.", |s| {
         s.cluster.lag_ms
+    }),
+    gauge(
+        "copies_own_logs",
+        "Streamlets that have a virtual log of their own because they filled a shared one.",
+        |s| s.cluster.adaptive.own,
+    ),
+    counter("copies_own_logs_given", "Times that a streamlet got a virtual log of its own.", |s| {
+        s.cluster.adaptive.out
+    }),
+    counter("copies_own_logs_left", "Times that a streamlet went back to a shared virtual log.", |s| {
+        s.cluster.adaptive.back
+    }),
+    counter("copies_own_logs_refused", "Changes of virtual logs that were asked for and did not come.", |s| {
+        s.cluster.adaptive.given_up
     }),
     counter("copies_views_changed", "Times that a backup was replaced or added.", |s| s.cluster.views_changed),
     gauge("copies_under_replicated_blocks", "Blocks that have fewer copies than they should.", |s| {

@@ -186,6 +186,10 @@ impl Session for NodeSession {
                 out.respond(header, &self.cluster.as_ref().map_or_else(Default::default, |cluster| cluster.copied()));
                 Flow::Done
             }
+            Some(Op::DescribeLogs) => {
+                out.respond(header, &self.cluster.as_ref().map_or_else(Default::default, |cluster| cluster.own_logs()));
+                Flow::Done
+            }
             // The server answers Hello itself and refuses operations that nobody knows.
             _ => {
                 let error = ErrorBody::new("the operation is not served by this node");

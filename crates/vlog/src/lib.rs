@@ -30,8 +30,8 @@ mod writer;
 
 pub use replay::{Damage, ReplayError, ReplayReport};
 pub use replicated::{
-    Answer, BackupId, BackupLink, Block, ReplicatedConfig, ReplicatedLog, ReplicatedStats, Turn, View, ViewAnswer,
-    Views,
+    Answer, BackupId, BackupLink, Block, ReplicatedConfig, ReplicatedLog, ReplicatedStats, Shares, Turn, View,
+    ViewAnswer, Views,
 };
 pub use stats::VirtualLogStats;
 pub use virtual_log::{OpenError, Ran, SegmentCloser, VirtualLog, VirtualLogConfig};

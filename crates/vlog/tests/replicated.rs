@@ -469,7 +469,7 @@ impl World {
             let since = self.replicated.next_block();
             let given: Vec<_> = wanted
                 .iter()
-                .filter_map(|id| match self.log.copy_again(*id) {
+                .filter_map(|id| match self.log.copy_again(*id, &*self.replicated) {
                     CopiedAgain::Given(ticket, _) => Some((*id, ticket)),
                     CopiedAgain::Later => None,
                     other => panic!("{id}: {other:?}"),
@@ -777,7 +777,7 @@ fn a_copy_that_is_not_durable_yet_does_not_count() {
     for _ in 0..20 {
         let wanted = world.replicated.to_copy_again(100, &HashSet::new(), &lacks);
         assert!(!wanted.is_empty());
-        wanted.iter().for_each(|id| _ = world.log.copy_again(*id));
+        wanted.iter().for_each(|id| _ = world.log.copy_again(*id, &*world.replicated));
         world.turn();
     }
     assert_eq!(world.replicated.stats().under_replicated, needed);

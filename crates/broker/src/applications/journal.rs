@@ -52,17 +52,20 @@ impl Place {
     }
 }
 
+/// A ticket and which of the streamlet's logs it is of.
+type InLog = (u8, Ticket);
+
 struct Open {
     stream: StreamId,
     place: Place,
     buffer: Vec<u8>,
     /// Of the last chunk that was appended.
-    last_ticket: Option<Ticket>,
+    last_ticket: Option<InLog>,
     /// Bytes appended since the last copy, and what that copy took.
     added_bytes: u64,
     copy_bytes: u64,
     /// A copy that is written and not yet durable: where it starts, its last ticket.
-    copied: Option<(Cursor, Option<Ticket>)>,
+    copied: Option<(Cursor, Option<InLog>)>,
     copy_wanted: bool,
 }
 
@@ -116,7 +119,8 @@ impl Journal {
     /// repeats may not be durable yet.
     pub(super) fn wait_for_all(&self, answer: &mut Answer) {
         if let Some(open) = self.open.lock().as_ref()
-            && let (Some(ticket), Some(sink)) = (open.last_ticket, open.place.used().and_then(|lane| lane.sink()))
+            && let Some((log, ticket)) = open.last_ticket
+            && let Some(sink) = open.place.used().and_then(|lane| lane.sink_of(log))
         {
             answer.tickets.add(sink, ticket);
         }
@@ -166,10 +170,8 @@ impl Journal {
         let Some(open) = guard.as_mut() else { return false };
         let Some((from, ticket)) = open.copied else { return false };
         let Some(lane) = open.place.used() else { return false };
-        let durable = match (ticket, lane.sink()) {
-            (Some(ticket), Some(sink)) => sink.durable_through() >= ticket,
-            _ => true,
-        };
+        let durable =
+            ticket.is_none_or(|(log, ticket)| lane.sink_of(log).is_none_or(|sink| sink.durable_through() >= ticket));
         if durable {
             lane.set_consumed_floor(Some(from));
             open.copied = None;
@@ -227,7 +229,7 @@ impl Open {
             let (status, _) = append_status(&error);
             Failure::later(status, format!("committed offsets cannot be written: {error}"))
         })?;
-        self.last_ticket = appended.ticket.or(self.last_ticket);
+        self.last_ticket = appended.ticket.map(|ticket| (appended.log, ticket)).or(self.last_ticket);
         Ok(())
     }
 }

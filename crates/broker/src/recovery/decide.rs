@@ -33,11 +33,11 @@
 //!
 //! A fourth kind is no gap: of a lane that has moved, what an owner in between wrote may be at a node that lives.
 //!
-//! This is exact as long as an owner keeps a lane in one log, as it does for as long as its process lives: then case 1 does not
-//! happen. Of a lane that goes on in a second log it is right if something of it in the first one is left, if it does not come
-//! back to that one, and if nothing of it was dropped in the second while older segments are left over in the first. Whoever lets
-//! lanes change logs must see to more: if a lane goes on in another log only when all of it in the first one is acknowledged,
-//! case 1 still does not happen.
+//! This is exact as long as an owner keeps a lane in one log in each owner epoch. Within one, of a lane that goes on in a second log, it would be right
+//! only if something of it in the first one is left, if it does not come back to that one, and if nothing of it was dropped in the second while
+//! older segments are left over in the first. So a streamlet that changes its log does so with a new owner epoch, and only when all of it in the
+//! first one is acknowledged: case 1 does not happen then, and what is missing between the two was given back
+//! (`docs/replication.md`, "A log for a streamlet that fills one").
 
 use std::collections::BTreeSet;
 
@@ -485,6 +485,16 @@ mod tests {
             assert_eq!(found.producers.iter().map(|one| one.producer_id.0).collect::<Vec<_>>(), [7]);
             assert!(found.forgot, "a log tells of the last chunks, which were behind the place");
         }
+    }
+
+    /// Why a streamlet changes its log with a new owner epoch, and not before all is acknowledged: with one, what is missing in between counts
+    /// as given back, and without one as never acknowledged.
+    #[test]
+    fn a_lane_that_changes_its_log_begins_an_owner_epoch() {
+        let first = part((2, 1), 0, (128, 400), (0, 3));
+        assert_eq!(range(&decided(&[(0, first), (1, part((3, 1), 0, (128, 400), (3, 6)))])), (0, 6, 2));
+        assert_eq!(range(&decided(&[(0, first), (1, part((3, 1), 0, (128, 400), (5, 8)))])), (5, 8, 1));
+        assert_eq!(range(&decided(&[(0, first), (1, part((2, 2), 0, (128, 400), (5, 8)))])), (0, 3, 1));
     }
 
     #[test]

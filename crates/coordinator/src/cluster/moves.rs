@@ -45,6 +45,27 @@ impl ClusterState {
         self.one(ClusterEntry::MoveNoted { number, stream, streamlet, from, to })
     }
 
+    /// A move of a streamlet from its owner to itself, so that it begins a new owner epoch with all that was before it acknowledged, and may go
+    /// on in another virtual log. Only that owner asks for it. Asked again while it is under way nothing is to do.
+    pub fn plan_renew(&self, stream: StreamId, streamlet: u32, (node, epoch): (NodeNumber, u32)) -> Planned {
+        let what = (stream, streamlet);
+        if !self.is_owner((node, epoch), stream, streamlet) {
+            return Err(refused(format!("node {node} epoch {epoch} does not own streamlet {streamlet} of {stream}")));
+        }
+        if self.moving.get(&what).is_some_and(|number| self.moves[number].to == node) {
+            return Ok(Vec::new());
+        }
+        let info = self.catalog.find(&stream.into())?;
+        if info.options.replication < 2 {
+            return Err(refused(format!(
+                "stream `{}` has no copies, so it is in no log that could be another",
+                info.name
+            )));
+        }
+        self.check_may_move(what, node, node).map_err(|Refused(why)| refused(why))?;
+        self.one(ClusterEntry::MoveNoted { number: self.next_move.max(1), stream, streamlet, from: node, to: node })
+    }
+
     /// The move of a streamlet that is under way; its number is zero if there is none.
     pub fn move_info(&self, stream: &StreamRef, streamlet: u32) -> Option<MoveInfo> {
         let stream = self.catalog.find(stream).ok()?.id;
@@ -74,6 +95,12 @@ impl ClusterState {
     /// Whether an incarnation is the owner of a streamlet.
     pub fn is_owner(&self, (node, epoch): (NodeNumber, u32), stream: StreamId, streamlet: u32) -> bool {
         self.owner(stream, streamlet).is_some_and(|owner| (owner.node, owner.epoch) == (node, epoch))
+    }
+
+    /// The owner epoch in which an incarnation owns a streamlet, if it does.
+    pub fn owned_in(&self, (node, epoch): (NodeNumber, u32), stream: StreamId, streamlet: u32) -> Option<u32> {
+        let owner = self.owner(stream, streamlet).filter(|owner| (owner.node, owner.epoch) == (node, epoch));
+        owner.map(|owner| owner.owner_epoch)
     }
 
     /// Groups that a node holds, streamlet by streamlet, each with the owner epoch behind them. Without what it rebuilds.
@@ -111,9 +138,13 @@ impl ClusterState {
         let mut entries =
             self.one(ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number })?;
         // Of a streamlet that has never moved the owner has all groups, those that it rebuilt or got back included.
-        let has_moved = self.owners.get(&stream).is_some_and(|of| of.held_of(first).next().is_some());
-        let from_epoch = if has_moved { handed.epoch } else { 1 };
-        entries.push(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch: from_epoch, node: noted.from });
+        let newest = self.owners.get(&stream).and_then(|of| of.held_of(first).max_by_key(|held| held.owner_epoch));
+        let from_epoch = if newest.is_some() { handed.epoch } else { 1 };
+        // What follows groups that the new owner holds already is with them.
+        let is_known = noted.from == node && newest.is_some_and(|held| held.node == node && !held.lost);
+        if !is_known {
+            entries.push(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch: from_epoch, node: noted.from });
+        }
         entries.push(ClusterEntry::StreamletHanded { stream, streamlet: first, owner_epoch, state: state.to_vec() });
         Ok(entries)
     }

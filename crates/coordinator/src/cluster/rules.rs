@@ -365,7 +365,6 @@ impl ClusterState {
         must(!owner.rebuilding, || {
             format!("node {from} still rebuilds it from copies of a lost node; try again when it has")
         })?;
-        must(from != to, || format!("node {from} has it already"))?;
         let Some(target) = self.nodes.get(&to) else { return refuse(no_such_node(to)) };
         must(target.roles.has(Roles::BROKER), || format!("node {to} is no broker, so it owns no streamlets"))?;
         must(!target.fenced, || format!("node {to} is lost; start it again or choose another one"))?;

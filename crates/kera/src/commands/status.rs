@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use kera_client::{Client, StreamId};
 use kera_protocol::{
-    ClusterDescription, CopiesDescription, MemberNode, MoveInfo, MovesDescription, NodeHoldings, NodeStatusResponse,
+    ClusterDescription, CopiesDescription, LogsDescription, MemberNode, MoveInfo, MovesDescription, NodeHoldings,
+    NodeStatusResponse, OwnLog,
 };
 use kera_server::api::NodeJson;
 use kera_server::identity::uuid_text;
@@ -32,14 +33,15 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
         Some(_) => client.admin().describe_moves().await.ok(),
         None => None,
     };
-    let mut names = HashMap::new();
-    if moves.as_ref().is_some_and(|moves| !moves.moves.is_empty()) {
-        names.extend(client.admin().streams("", true).await?.into_iter().map(|info| (info.id, info.name)));
-    }
     let copies = match &cluster {
         Some(cluster) => copies(cluster).await,
         None => BTreeMap::new(),
     };
+    let mut names = HashMap::new();
+    if moves.as_ref().is_some_and(|moves| !moves.moves.is_empty()) || copies.values().any(|(_, of)| !of.own.is_empty())
+    {
+        names.extend(client.admin().streams("", true).await?.into_iter().map(|info| (info.id, info.name)));
+    }
     let level = match &cluster {
         Some(cluster) => level::of(cluster).await,
         None => None,
@@ -57,14 +59,16 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
 const ASKED_FOR: Duration = Duration::from_secs(1);
 
 /// What each live node says of its copies; one that does not answer soon is left out.
-async fn copies(cluster: &ClusterDescription) -> BTreeMap<u32, CopiesDescription> {
+async fn copies(cluster: &ClusterDescription) -> BTreeMap<u32, (CopiesDescription, LogsDescription)> {
     let mut asked = tokio::task::JoinSet::new();
     for node in cluster.nodes.iter().filter(|node| !node.fenced && !node.native_address.is_empty()) {
         let (number, address) = (node.node, node.native_address.clone());
         asked.spawn(async move {
             let ask = async {
                 let client = Client::builder(&address).client_name("kera").connect().await.ok()?;
-                client.admin().describe_copies().await.ok()
+                let copies = client.admin().describe_copies().await.ok()?;
+                // Nodes of earlier versions have none and refuse.
+                Some((copies, client.admin().describe_logs().await.unwrap_or_default()))
             };
             Some((number, tokio::time::timeout(ASKED_FOR, ask).await.ok()??))
         });
@@ -77,7 +81,7 @@ struct Cluster {
     cluster: ClusterDescription,
     moves: Option<MovesDescription>,
     names: HashMap<StreamId, String>,
-    copies: BTreeMap<u32, CopiesDescription>,
+    copies: BTreeMap<u32, (CopiesDescription, LogsDescription)>,
     /// Nothing while there is no leader that says.
     level: Option<Level>,
 }
@@ -87,8 +91,8 @@ impl Cluster {
         self.moves.as_ref()?.nodes.iter().find(|of| of.node == node)
     }
 
-    fn name(&self, of: &MoveInfo) -> String {
-        self.names.get(&of.stream).cloned().unwrap_or_else(|| of.stream.to_string())
+    fn name(&self, stream: StreamId) -> String {
+        self.names.get(&stream).cloned().unwrap_or_else(|| stream.to_string())
     }
 
     fn state(&self, node: &MemberNode) -> &'static str {
@@ -154,6 +158,20 @@ struct MemberJson {
     /// Nothing if the node does not say.
     #[serde(skip_serializing_if = "Option::is_none")]
     copies: Option<CopiesJson>,
+    /// Its streamlets that have virtual logs of their own because they filled a shared one.
+    own_logs: Vec<OwnLogJson>,
+}
+
+#[derive(Serialize)]
+struct OwnLogJson {
+    stream: String,
+    streamlet: u32,
+    log: u32,
+}
+
+fn own_logs(whole: &Cluster, of: &LogsDescription) -> Vec<OwnLogJson> {
+    let one = |own: &OwnLog| OwnLogJson { stream: whole.name(own.stream), streamlet: own.streamlet.0, log: own.log };
+    of.own.iter().map(one).collect()
 }
 
 #[derive(Serialize)]
@@ -186,7 +204,7 @@ impl From<&Cluster> for ClusterJson {
         let moves = whole.moves.as_ref().map_or(&[][..], |moves| &moves.moves);
         let one = |of: &MoveInfo| MoveJson {
             number: of.number,
-            stream: whole.name(of),
+            stream: whole.name(of.stream),
             streamlet: of.streamlet.0,
             from: of.from,
             to: of.to,
@@ -203,7 +221,8 @@ impl From<&Cluster> for ClusterJson {
             address: node.native_address.clone(),
             streamlets: node.streamlets,
             held_streamlets: whole.holdings(node.node).map_or(0, |of| of.held),
-            copies: whole.copies.get(&node.node).map(CopiesJson::from),
+            copies: whole.copies.get(&node.node).map(|(copies, _)| CopiesJson::from(copies)),
+            own_logs: whole.copies.get(&node.node).map_or_else(Vec::new, |(_, of)| own_logs(whole, of)),
         };
         ClusterJson {
             cluster: uuid_text(&of.cluster),
@@ -246,13 +265,13 @@ fn cluster_text(whole: &Cluster) -> String {
             node.native_address.clone(),
             node.streamlets.to_string(),
             whole.holdings(node.node).map_or_else(|| "?".to_owned(), |of| of.held.to_string()),
-            whole.copies.get(&node.node).map_or_else(|| "?".to_owned(), |of| human_bytes(of.backup_bytes)),
+            whole.copies.get(&node.node).map_or_else(|| "?".to_owned(), |(of, _)| human_bytes(of.backup_bytes)),
         ]);
     }
     text.push_str(&table.text());
     if let Some(moves) = whole.moves.as_ref().filter(|moves| moves.under_way > 0) {
         for of in moves.moves.iter().take(MOVES_SHOWN) {
-            let (name, MoveInfo { number, streamlet, from, to, .. }) = (whole.name(of), of);
+            let (name, MoveInfo { number, streamlet, from, to, .. }) = (whole.name(of.stream), of);
             text.push_str(&format!("move {number}: {name}/{streamlet} from node {from} to node {to}\n"));
         }
         let more = moves.under_way.saturating_sub(MOVES_SHOWN as u64);
@@ -260,7 +279,11 @@ fn cluster_text(whole: &Cluster) -> String {
             text.push_str(&format!("and {more} more moves\n"));
         }
     }
-    for (node, of) in &whole.copies {
+    for (node, (of, logs)) in &whole.copies {
+        for own in own_logs(whole, logs) {
+            let OwnLogJson { stream, streamlet, log } = own;
+            text.push_str(&format!("own log: {stream}/{streamlet} of node {node} has virtual log {log} for itself\n"));
+        }
         if of.rebuild_left_bytes > 0 {
             let left = human_bytes(of.rebuild_left_bytes);
             text.push_str(&format!("rebuild: node {node} has {left} of lost nodes left to rebuild\n"));

@@ -30,8 +30,10 @@ pub struct Appended {
     pub base_ordinal: u64,
     /// The chunk was there already and was not appended again.
     pub duplicate: bool,
-    /// What to wait for in [`Lane::sink`] before acknowledging; `None`: it is durable.
+    /// What to wait for in [its log](Lane::sink_of) before acknowledging; `None`: it is durable.
     pub ticket: Option<Ticket>,
+    /// Which of the streamlet's logs the ticket is of.
+    pub log: u8,
 }
 
 impl Appended {
@@ -164,7 +166,8 @@ impl Lane {
         let limit = self.log().config.producers_per_lane_max;
         let place = Place { cursor, base_ordinal };
         state.producers.note(header.producer_id, header.producer_epoch, header.sequence, place, limit);
-        let mut appended = Appended { cursor, base_ordinal, duplicate: false, ticket: None };
+        let log = self.home.log_number();
+        let mut appended = Appended { cursor, base_ordinal, duplicate: false, ticket: None, log };
         if let Some(sink) = &open.sink {
             let (segment, lane) = (Arc::clone(&open.segment), Arc::clone(self));
             let ticket =
@@ -224,7 +227,8 @@ impl Lane {
                 self.duplicates.fetch_add(1, Ordering::Relaxed);
                 let (cursor, base_ordinal) =
                     place.map_or((Cursor::default(), Appended::UNKNOWN_ORDINAL), |p| (p.cursor, p.base_ordinal));
-                Ok(Appended { cursor, base_ordinal, duplicate: true, ticket: state.last_ticket })
+                let (ticket, log) = (state.last_ticket, self.home.log_number());
+                Ok(Appended { cursor, base_ordinal, duplicate: true, ticket, log })
             }
             Admission::Next => Err(AppendError::Closed),
         }

@@ -170,9 +170,15 @@ impl Lane {
     pub fn id(&self) -> LaneId {
         self.id
     }
-    /// What the tickets of its chunks belong to; `None` if the stream never had durability `power` since the start.
+    /// What makes chunks durable that are appended now; `None` if the stream never had durability `power` since the start. What was
+    /// appended before may be [in another log](Lane::sink_of).
     pub fn sink(&self) -> Option<&Arc<dyn DurabilitySink>> {
         self.home.used_sink()
+    }
+
+    /// What the ticket of an [append](Appended) belongs to, by the [number](Appended::log) of its log.
+    pub fn sink_of(&self, log: u8) -> Option<&Arc<dyn DurabilitySink>> {
+        self.home.sink_at(log)
     }
 
     /// Whether a producer may be answered now for what it has appended to the lane, before that is durable: the stream is replicated

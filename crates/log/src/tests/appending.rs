@@ -14,7 +14,7 @@ fn the_first_chunk_opens_the_first_group() {
     let node = node();
     let appended = append(&node.lane(), &chunk(0, 100), 5).unwrap();
     let cursor = Cursor { group: GroupId::new(0, 1), segment: SegmentIndex(0), position: 128 };
-    assert_eq!(appended, Appended { cursor, base_ordinal: 0, duplicate: false, ticket: None });
+    assert_eq!(appended, Appended { cursor, base_ordinal: 0, duplicate: false, ticket: None, log: 0 });
     assert_eq!(node.lane().durable_ordinal(), 1);
 }
 

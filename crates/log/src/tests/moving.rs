@@ -149,3 +149,50 @@ fn the_first_group_of_an_epoch_is_found_without_its_number() {
     let lost = Cursor { group: GroupId::new(3, 1), ..Cursor::default() };
     assert!(matches!(b.lane().read(lost, 1 << 20, true), Err(ReadError::Gone { .. })));
 }
+
+#[test]
+fn a_streamlet_goes_on_in_another_log_and_comes_back() {
+    let (node, first) = power_node();
+    let second = Arc::new(Sink::default());
+    let other = || Some((3, Arc::clone(&second) as Arc<dyn DurabilitySink>));
+    let place = streamlet(&node);
+    assert_eq!(append(&node, &chunk(0, 100)).unwrap().log, 0);
+    assert!(place.put_in(other()).is_err(), "it takes appends");
+    place.let_go().unwrap();
+    place.leave();
+    assert!(!place.is_settled());
+    first.sync();
+    assert_eq!(
+        place.put_in(Some((OWN_LOGS_MAX as u8, first.clone()))),
+        Err(TenureError::NoSuchLog(OWN_LOGS_MAX as u8))
+    );
+    place.put_in(other()).unwrap();
+    place.open(9, true).unwrap();
+    let again = append(&node, &chunk(0, 100)).unwrap();
+    assert!(again.duplicate && again.ticket.is_none(), "what is in the first log is durable");
+    let next = append(&node, &chunk(1, 100)).unwrap();
+    assert_eq!((place.own_log(), next.log, next.ticket), (Some(3), 4, Some(1)));
+    assert_eq!((first.pending.lock().len(), second.pending.lock().len()), (0, 1));
+    let is = |log, sink: &Arc<Sink>| {
+        Arc::ptr_eq(node.lane().sink_of(log).unwrap(), &(sink.clone() as Arc<dyn DurabilitySink>))
+    };
+    assert!(is(0, &first) && is(4, &second), "tickets of both can be asked for");
+    assert_eq!(node.lane().durable_ordinal(), 1);
+    second.sync();
+    assert_eq!(node.lane().durable_ordinal(), 2);
+    place.let_go().unwrap();
+    place.leave();
+    place.put_in(None).unwrap();
+    place.open(10, true).unwrap();
+    assert_eq!((append(&node, &chunk(2, 100)).unwrap().log, place.own_log()), (0, None));
+    // A segment is copied again in the log that it was in.
+    let segment = place.lanes().next().map(|lane| lane.groups(GroupId::NONE, 9)[1].id).map(|group| SegmentId {
+        stream: STREAM,
+        streamlet: StreamletId(0),
+        lane: LaneId(0),
+        group,
+        index: kera_format::SegmentIndex(0),
+    });
+    assert!(matches!(node.log.copy_again(segment.unwrap(), &*second), CopiedAgain::Given(1, _)));
+    assert_eq!((first.pending.lock().len(), second.pending.lock().len()), (1, 1));
+}

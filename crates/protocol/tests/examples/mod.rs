@@ -492,6 +492,10 @@ examples! {
     NodeStatus => NodeStatus;
     NodeStatusResponse => node_status();
     DescribeCopies => DescribeCopies;
+    DescribeLogs => DescribeLogs;
+    LogsDescription => LogsDescription {
+        own: vec![OwnLog { stream: StreamId(17), streamlet: StreamletId(3), log: 4 }],
+    };
     CopiesDescription => CopiesDescription {
         logs: 4,
         pending_bytes: 1 << 20,
@@ -602,6 +606,7 @@ examples! {
         epoch: 7,
         groups: vec![HeldGroups { stream: StreamId(17), first: 3, count: 1, owner_epoch: 8 }],
     };
+    RenewOwner => RenewOwner { stream: StreamId(17), streamlet: StreamletId(3), node: 1, epoch: 7 };
     DescribeMoves => DescribeMoves { limit: 100 };
     MovesDescription => MovesDescription {
         moves: vec![MOVE],

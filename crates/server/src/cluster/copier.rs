@@ -215,7 +215,7 @@ impl Copier {
         let mut gave = Gave { copied: Vec::new(), dropped: Vec::new() };
         let (mut last, mut bytes, began) = (0, 0, Instant::now());
         for segment in wanted {
-            match self.log.copy_again(*segment) {
+            match self.log.copy_again(*segment, log) {
                 CopiedAgain::Given(ticket, head) => {
                     gave.copied.push(*segment);
                     (last, bytes) = (last.max(ticket), bytes + u64::from(head));

@@ -2,7 +2,7 @@
 //! backups, and how the coordinators are asked for views.
 //!
 //! Logs are made when the first stream needs them: one pool for all streams with the same number of copies and the same durability, and
-//! some of its own for a stream that asks for them. Each has a thread; all share one connection to each backup and one thread for all
+//! some of its own for a stream that asks for them, and a few for single streamlets that fill one alone (`adaptive`). Each has a thread; all share one connection to each backup and one thread for all
 //! connections.
 
 use std::collections::{HashMap, HashSet};
@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kera_broker::LogKind;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
@@ -38,6 +39,8 @@ struct Pool {
     synced: bool,
     /// Whose alone, if it has logs of its own.
     stream: Option<StreamId>,
+    /// Its number, if it is one of those that single streamlets are put into.
+    own: Option<u8>,
 }
 
 #[derive(Default)]
@@ -121,11 +124,28 @@ impl Copies {
         &self.runtime
     }
 
-    /// The log of a streamlet, made if it is the first of its kind.
-    fn log(self: &Arc<Self>, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<ReplicatedLog> {
+    /// A log that streamlets are put into one at a time, by its number: always the same one.
+    pub(super) fn own_log(&self, number: u8, (copies, synced): LogKind) -> Arc<ReplicatedLog> {
+        let pool = Pool { copies, synced, stream: None, own: Some(number) };
+        let mut logs = self.logs.lock();
+        if let Some(log) = logs.pools.get(&pool).and_then(|logs| logs.first()) {
+            return Arc::clone(log);
+        }
+        let made = self.open(&mut logs, pool);
+        logs.pools.insert(pool, vec![made.clone()]);
+        made
+    }
+
+    /// What logs serve a stream.
+    pub(super) fn kind(options: &StreamOptions) -> LogKind {
+        (options.replication, options.durability == Durability::Power)
+    }
+
+    /// The log that a streamlet is in if it was not put into one of its own, made if it is the first of its kind.
+    pub(super) fn log(&self, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<ReplicatedLog> {
         let own = (options.virtual_logs > 0).then_some(stream);
-        let synced = options.durability == Durability::Power;
-        let pool = Pool { copies: options.replication, synced, stream: own };
+        let (copies, synced) = Copies::kind(options);
+        let pool = Pool { copies, synced, stream: own, own: None };
         let wanted = own.map_or(self.settings.shared_logs.max(1), |_| options.virtual_logs.min(options.streamlets));
         let at = match own {
             Some(_) => u64::from(streamlet.0),
@@ -165,7 +185,7 @@ impl Copies {
     }
 
     /// The log of a segment's streamlet, if its stream has copies.
-    pub(super) fn log_of(self: &Arc<Self>, log: &Log, id: SegmentId) -> Option<Arc<ReplicatedLog>> {
+    pub(super) fn log_of(&self, log: &Log, id: SegmentId) -> Option<Arc<ReplicatedLog>> {
         let options = log.stream(id.stream)?.options();
         (options.replication > 1).then(|| self.log(id.stream, id.streamlet, &options))
     }

@@ -11,6 +11,7 @@ use kera_log::Tenure;
 use kera_raft::{Change, Group, Observer};
 use parking_lot::Mutex;
 
+use super::adaptive::Adapting;
 use super::leftovers;
 use super::moves::Moves;
 use super::recovery::Recovery;
@@ -27,6 +28,8 @@ pub(super) struct Feed {
     recovery: Arc<Recovery>,
     /// Takes and gives those that move.
     moves: Arc<Moves>,
+    /// Says which virtual log a streamlet goes to.
+    adapting: Arc<Adapting>,
 }
 
 impl Feed {
@@ -34,9 +37,9 @@ impl Feed {
         (node, epoch): (NodeNumber, u32),
         broker: Arc<Broker>,
         group: Weak<Group>,
-        (recovery, moves): (Arc<Recovery>, Arc<Moves>),
+        (recovery, moves, adapting): (Arc<Recovery>, Arc<Moves>, Arc<Adapting>),
     ) -> Feed {
-        Feed { node, epoch, broker, group, placing: Mutex::default(), recovery, moves }
+        Feed { node, epoch, broker, group, placing: Mutex::default(), recovery, moves, adapting }
     }
 
     /// Tells all that is known, and from then on what changes.
@@ -78,6 +81,7 @@ impl Feed {
                 continue;
             }
             let handed = self.moves.handed(stream, streamlet);
+            self.adapting.opens(stream, streamlet);
             if let Err(failure) = self.broker.open_streamlet(stream, streamlet, epoch, handed.as_ref()) {
                 tracing::error!(%stream, %streamlet, error = %failure, "a streamlet cannot be opened; restart the node");
             }

@@ -3,6 +3,7 @@
 //!
 //! One thread runs the log's runtime and another the connections of other nodes, so that neither waits for clients.
 
+mod adaptive;
 mod backups;
 mod copier;
 mod copies;
@@ -23,7 +24,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kera_broker::Broker;
+use kera_broker::{AdaptiveConfig, Broker};
 use kera_coordinator::catalog::Catalog;
 use kera_coordinator::cluster::Join;
 use kera_coordinator::{ClusterLog, Coordinator, CoordinatorError, StreamObserver};
@@ -32,8 +33,8 @@ use kera_format::level;
 use kera_log::Log;
 use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::{
-    Body, ClusterDescription, CopiesDescription, HelloResponse, JoinCluster, JoinedCluster, Op, Role, SharedSetting,
-    Status, StreamInfo,
+    Body, ClusterDescription, CopiesDescription, HelloResponse, JoinCluster, JoinedCluster, LogsDescription, Op, Role,
+    SharedSetting, Status, StreamInfo,
 };
 use kera_raft::{Group, GroupConfig, Timing, Transport, in_versions};
 use kera_rpc::{RunningServer, Server, ServerConfig};
@@ -45,6 +46,7 @@ use crate::config::{Config, SETTINGS};
 use crate::fatal::Fatal;
 use crate::identity::Identity;
 use crate::metrics::ClusterNumbers;
+use adaptive::Adapting;
 use backups::{BackupRole, RpcBackups};
 use copier::Copier;
 use copies::CopiesSettings;
@@ -90,6 +92,8 @@ pub(crate) struct Cluster {
     copier: Mutex<Option<(Arc<Copier>, JoinHandle<()>)>>,
     moves: Arc<MovesRole>,
     kafka: Arc<KafkaRole>,
+    adaptive: AdaptiveConfig,
+    adapting: OnceLock<Arc<Adapting>>,
 }
 
 type Recovering = (Arc<Recovery>, Vec<JoinHandle<()>>);
@@ -168,6 +172,8 @@ impl Cluster {
             copier: Mutex::new(None),
             moves,
             kafka,
+            adaptive: adaptive_config(config),
+            adapting: OnceLock::new(),
         });
         cluster.beat();
         Ok(cluster)
@@ -207,7 +213,10 @@ impl Cluster {
             Recovery::start(me, &self.group, broker, self.backup.clone(), (transport.clone(), links), &self.runtime)?;
         *self.copier.lock() = Some(Copier::start(broker.log(), &self.copies, &recovering.0)?);
         let moves = Moves::start(me, &self.group, broker, transport, &self.runtime, self.stop.subscribe());
-        let followers = (recovering.0.clone(), moves.clone());
+        let (whence, stop) = ((&self.copies, &self.clock), self.stop.subscribe());
+        let adapting = Adapting::start(me, self.adaptive, &self.group, broker, whence, &self.runtime, stop);
+        let _ = self.adapting.set(adapting.clone());
+        let followers = (recovering.0.clone(), moves.clone(), adapting);
         // It has just joined.
         broker.confirmed(self.clock.monotonic_us());
         let _ = self.broker.set(Arc::downgrade(broker));
@@ -235,6 +244,7 @@ impl Cluster {
             rebuild_left_bytes: self.recovery.lock().as_ref().map_or(0, |(recovery, _)| recovery.left_bytes()),
             ..ClusterNumbers::default()
         };
+        numbers.adaptive = self.adapting.get().map(|adapting| adapting.stats()).unwrap_or_default();
         for log in self.copies.stats() {
             numbers.logs += 1;
             numbers.blocks += log.blocks;
@@ -260,6 +270,11 @@ impl Cluster {
             backup_logs,
             backup_bytes,
         }
+    }
+
+    /// Streamlets that have virtual logs of their own.
+    pub(crate) fn own_logs(&self) -> LogsDescription {
+        LogsDescription { own: self.adapting.get().map(|adapting| adapting.own_logs()).unwrap_or_default() }
     }
 
     /// The node begins to stop. It may be taken for lost from now on, and stops nevertheless.
@@ -464,6 +479,14 @@ fn copies_settings(config: &Config) -> CopiesSettings {
         shared_logs: config.virtual_logs.count as u32,
         lag_bytes_max: config.cluster.lag_bytes_max,
         lag_us_max: config.cluster.lag_max * 1000,
+    }
+}
+
+fn adaptive_config(config: &Config) -> AdaptiveConfig {
+    AdaptiveConfig {
+        logs_max: config.cluster.own_logs_max as usize,
+        interval_us: config.cluster.own_logs_interval * 1000,
+        bytes_per_s: config.cluster.own_logs_rate,
     }
 }
 

@@ -55,15 +55,7 @@ impl MovesRole {
         let asked = LetGo::decode(version, body).map_err(malformed)?;
         let later = |reason: String| (Status::NotReady, ErrorBody::new(reason));
         let moves = self.0.get().ok_or_else(|| later("the node is starting".into()))?;
-        let mut looks = 0;
-        let state = loop {
-            match moves.let_go(&asked).map_err(later)? {
-                Some(state) => break kera_protocol::codec::bytes_of(&state),
-                None if looks == LOOKS => break Vec::new(),
-                None => looks += 1,
-            }
-            tokio::time::sleep(LOOK).await;
-        };
+        let state = moves.let_go_of(&asked).await.map_err(later)?;
         let mut answer = Vec::new();
         LetGone { state }.encode(version, &mut answer);
         Ok(answer)
@@ -111,8 +103,8 @@ impl Moves {
         let coming: Vec<MoveInfo> = self.group.read(|state| {
             let to_me = state.move_infos().filter(|of| of.to == self.node);
             let is_moving = |stream, streamlet: StreamletId| state.move_of(stream, streamlet.0).is_some();
-            let is_mine = |stream, streamlet: StreamletId| state.is_owner(me, stream, streamlet.0);
-            work.look(&self.broker, to_me, is_moving, is_mine)
+            let owned = |stream, streamlet: StreamletId| state.owned_in(me, stream, streamlet.0);
+            work.look(&self.broker, to_me, is_moving, owned)
         });
         for of in coming {
             let (moves, mut stop) = (self.clone(), self.stop.clone());
@@ -133,6 +125,17 @@ impl Moves {
         let mut work = self.work.lock();
         let is_noted = self.group.read(|state| state.is_to_let_go(number, stream, streamlet.0, self.node));
         work.let_go(&self.broker, asked, is_noted)
+    }
+
+    /// The same until it is final, for a while: then nothing, and whoever asks asks again.
+    async fn let_go_of(&self, asked: &LetGo) -> Result<Vec<u8>, String> {
+        for _ in 0..LOOKS {
+            if let Some(state) = self.let_go(asked)? {
+                return Ok(kera_protocol::codec::bytes_of(&state));
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+        Ok(Vec::new())
     }
 
     /// Takes a streamlet, for as long as its move is noted.
@@ -161,15 +164,20 @@ impl Moves {
     /// Steps 2 to 4. False: not all that was appended is acknowledged yet.
     async fn try_to_take(&self, of: &MoveInfo, address: &str) -> Result<bool, String> {
         let MoveInfo { number, stream, streamlet, from, .. } = *of;
-        self.broker.forget_leftovers(stream, streamlet).map_err(|failure| failure.to_string())?;
-        let (version, mut body) = (Op::LetGo.version_max(), Vec::new());
-        LetGo { number, stream, streamlet }.encode(version, &mut body);
-        let answer = self.transport.call(from.into(), address, Op::LetGo, body).await?;
-        let gone = LetGone::decode(version, &answer).map_err(|error| error.to_string())?;
-        if gone.state.is_empty() {
+        let asked = LetGo { number, stream, streamlet };
+        let state = if from == self.node {
+            self.let_go_of(&asked).await?
+        } else {
+            self.broker.forget_leftovers(stream, streamlet).map_err(|failure| failure.to_string())?;
+            let (version, mut body) = (Op::LetGo.version_max(), Vec::new());
+            asked.encode(version, &mut body);
+            let answer = self.transport.call(from.into(), address, Op::LetGo, body).await?;
+            LetGone::decode(version, &answer).map_err(|error| error.to_string())?.state
+        };
+        if state.is_empty() {
             return Ok(false);
         }
-        let kept = self.work.lock().told(of, &gone.state).map_err(|error| error.to_string())?;
+        let kept = self.work.lock().told(of, &state).map_err(|error| error.to_string())?;
         let finish = FinishMove { number, node: self.node, epoch: self.epoch, state: kept };
         match self.group.ask(&finish).await {
             Ok(_) => Ok(true),

@@ -168,6 +168,15 @@ settings! {
         lag_bytes_max: u64 = Kind::Bytes(range(0, TIB)), "64MiB", "copies-lag-bytes-max";
         /// The same when the oldest of them have had none for so long.
         lag_max: u64 = Kind::Duration(range(0, HOUR_MS)), "1s", "copies-lag-max";
+        /// Virtual logs for single streamlets (adaptive replication): a streamlet that fills a log that it shares with others nearly alone gets one
+        /// of its own by itself, and goes back when it is quiet. So many at most at a time; 0: none. Each costs a thread, and space for
+        /// a file at each of its backups. Not for compacted streams, nor for those that have virtual logs of their own.
+        own_logs_max: u64 = Kind::Count(range(0, 16)), "0", "own-logs-max";
+        /// Bytes per second from which a streamlet is worth a virtual log of its own. It goes back below a quarter of that.
+        own_logs_rate: u64 = Kind::Bytes(range(1, TIB)), "8MiB", "own-logs-rate";
+        /// How often it is looked at what came into virtual logs. A streamlet gets one of its own when it filled the shared one six times in a row,
+        /// goes back when it was quiet 24 times in a row, and changes once in 60 times at most; a node changes one in six times.
+        own_logs_interval: u64 = Kind::Duration(range(10, HOUR_MS)), "5s", "own-logs-interval";
         /// The highest level that this node lets its cluster be raised to; `newest` is the highest that it speaks. Levels rise by
         /// themselves when all nodes speak the next one, and never fall: hold them back for as long as a return to the version
         /// before must be possible. A level that is in force already is not undone by this.

@@ -24,6 +24,8 @@ pub(super) enum Command {
     Rebuilt(StreamletsRebuilt),
     /// A person wants a streamlet to be somewhere else.
     Move(StreamId, u32, NodeNumber),
+    /// A node wants a streamlet of its own to have a new owner epoch. The last number is the node's epoch.
+    Renew(StreamId, u32, NodeNumber, u32),
     /// A person wants a node to own nothing, or lets it own streamlets again.
     Drain(NodeNumber, bool),
     /// The new owner of what moves has what it needs.
@@ -91,6 +93,9 @@ impl Coordinators {
             Command::Rebuilt(rebuilt) => self.commit(|state| state.plan_rebuilt(rebuilt)),
             Command::Move(stream, streamlet, to) => {
                 self.commit(|state| state.plan_move(&(*stream).into(), *streamlet, *to))
+            }
+            Command::Renew(stream, streamlet, node, epoch) => {
+                self.commit(|state| state.plan_renew(*stream, *streamlet, (*node, *epoch)))
             }
             Command::Drain(node, draining) => self.commit(|state| state.plan_drain(*node, *draining)),
             Command::FinishMove(FinishMove { number, node, epoch, state: kept }) => {

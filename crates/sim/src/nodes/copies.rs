@@ -119,6 +119,7 @@ struct Pool {
     copies: u32,
     synced: bool,
     stream: Option<StreamId>,
+    own: Option<u8>,
 }
 
 struct OneLog {
@@ -214,7 +215,7 @@ impl Copies {
     fn place(&self, logs: &mut Logs, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> usize {
         let own = (options.virtual_logs > 0).then_some(stream);
         let synced = options.durability == Durability::Power;
-        let pool = Pool { copies: options.replication, synced, stream: own };
+        let pool = Pool { copies: options.replication, synced, stream: own, own: None };
         let wanted = own.map_or(SHARED_LOGS, |_| options.virtual_logs.min(options.streamlets));
         let at = match own {
             Some(_) => u64::from(streamlet.0),
@@ -226,6 +227,17 @@ impl Copies {
         }
         let of_pool = &logs.pools[&pool];
         of_pool[(at % of_pool.len() as u64) as usize]
+    }
+
+    /// A log that streamlets are put into one at a time.
+    pub(super) fn own_sink(&self, number: u8, options: &StreamOptions) -> Arc<dyn DurabilitySink> {
+        let synced = options.durability == Durability::Power;
+        let pool = Pool { copies: options.replication, synced, stream: None, own: Some(number) };
+        let mut logs = lock(&self.logs);
+        let known = logs.pools.get(&pool).and_then(|at| at.first()).copied();
+        let at = known.unwrap_or_else(|| self.open(&mut logs, pool));
+        logs.pools.insert(pool, vec![at]);
+        logs.all[at].sink.clone()
     }
 
     fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>> {

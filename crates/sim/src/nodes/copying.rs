@@ -136,7 +136,7 @@ impl Copier {
     fn give(&mut self, wanted: &[SegmentId], log: &Log, of: &Arc<ReplicatedLog>) -> Option<Given> {
         let (since, mut segments, mut last) = (of.next_block(), Vec::new(), 0);
         for segment in wanted {
-            match log.copy_again(*segment) {
+            match log.copy_again(*segment, &**of) {
                 CopiedAgain::Given(ticket, _) => {
                     segments.push(*segment);
                     last = ticket.max(last);

@@ -47,10 +47,14 @@ faults! {
         Stop = "stop", 2;
         /// All nodes are stopped in good order at the same moment.
         StopAll = "stop-all", 1;
+        /// A streamlet goes on in another virtual log of its owner.
+        ChangeLog = "change-log", 6;
     }
 }
 
-/// Those of `only`, or all. Without `power` machines do not lose their power all at once: nothing would be left that is certain.
+/// Those of `only`, or all but changes of virtual logs, which have runs of their own. Without `power` machines do not lose their power all at
+/// once: nothing would be left that is certain.
 pub(super) fn faults_of(only: &[Fault], power: bool) -> Faults<Fault> {
-    Faults::those(|fault| (only.is_empty() || only.contains(&fault)) && (power || fault != Fault::PowerCutAll))
+    let is_wanted = |fault: Fault| if only.is_empty() { fault != Fault::ChangeLog } else { only.contains(&fault) };
+    Faults::those(|fault| is_wanted(fault) && (power || fault != Fault::PowerCutAll))
 }

@@ -177,7 +177,7 @@ impl World {
                 Ok(())
             }
             (Command::GiveUp(_) | Command::GiveUpView(..) | Command::GroupsGone(_), _) => Ok(()),
-            (Command::Move(..) | Command::Drain(..), _) => Ok(()),
+            (Command::Move(..) | Command::Renew(..) | Command::Drain(..), _) => Ok(()),
         }
     }
 

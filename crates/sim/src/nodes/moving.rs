@@ -28,8 +28,8 @@ impl World {
         let state = lock(&known);
         let to_me = state.move_infos().filter(|of| of.to == node);
         let is_moving = |stream: StreamId, streamlet: StreamletId| state.move_of(stream, streamlet.0).is_some();
-        let is_mine = |stream: StreamId, streamlet: StreamletId| state.is_owner((node, epoch), stream, streamlet.0);
-        let coming: Vec<MoveInfo> = running.moving.look(&running.broker, to_me, is_moving, is_mine);
+        let owned = |stream: StreamId, at: StreamletId| state.owned_in((node, epoch), stream, at.0);
+        let coming: Vec<MoveInfo> = running.moving.look(&running.broker, to_me, is_moving, owned);
         running.takes.extend(coming.iter().map(|of| (of.number, Take { of: *of, asked: 0 })));
         drop(state);
         for of in coming {
@@ -105,7 +105,10 @@ impl World {
     /// The coordinators were asked to make a node the owner of what moves. What was not done is tried again while the move is noted.
     pub(super) fn move_finished(&mut self, node: u32, number: u64, is_done: bool) {
         let (life, pause) = (self.node(node).life, self.number());
-        *self.events_of.entry("moved").or_default() += u64::from(is_done);
+        let Some(running) = self.node_mut(node).running() else { return };
+        let to_itself = running.takes.get(&number).is_some_and(|take| take.of.from == node);
+        let what = if to_itself { "changed its log" } else { "moved" };
+        *self.events_of.entry(what).or_default() += u64::from(is_done);
         let Some(running) = self.node_mut(node).running() else { return };
         if is_done {
             running.takes.remove(&number);
@@ -142,6 +145,28 @@ impl World {
         }
         let (stream, streamlet) = all[self.below(all.len() as u64) as usize];
         self.ask(at, Command::Move(stream, streamlet, to));
+        true
+    }
+
+    /// A node has one of its streamlets go on in another of its virtual logs.
+    pub(super) fn wants_other_log(&mut self, node: u32) -> bool {
+        let (epoch, known) = (self.node(node).epoch, self.node(node).known.clone());
+        let mine: Vec<(StreamId, u32)> = {
+            let state = lock(&known);
+            let all = state.catalog.streams().flat_map(|info| (0..info.options.streamlets).map(|at| (info.id, at)));
+            all.filter(|(stream, at)| state.is_owner((node, epoch), *stream, *at)).collect()
+        };
+        if mine.is_empty() {
+            return false;
+        }
+        let ((stream, at), number) = (mine[self.below(mine.len() as u64) as usize], self.below(2) as u8);
+        let Some(running) = self.node_mut(node).running() else { return false };
+        let streamlet = StreamletId(at);
+        let found = running.log.stream(stream);
+        let Some(place) = found.as_ref().and_then(|found| found.streamlet(streamlet)) else { return false };
+        let wanted = place.own_log().is_none().then_some(number);
+        running.wanted_logs.insert((stream, streamlet), wanted);
+        self.ask(node, Command::Renew(stream, at, node, epoch));
         true
     }
 

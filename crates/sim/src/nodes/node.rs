@@ -132,6 +132,8 @@ pub(super) struct Running {
     pub(super) moving: Moving,
     /// Moves to this node, by their numbers.
     pub(super) takes: BTreeMap<u64, Take>,
+    /// Where streamlets are to go on that change their virtual log.
+    pub(super) wanted_logs: BTreeMap<(StreamId, StreamletId), Option<u8>>,
     /// When groups that are gone are told next.
     pub(super) tell_gone_us: u64,
     pub(super) turns: Turns,
@@ -318,6 +320,7 @@ impl Node {
             copier: Copier::new(&lock(&self.known), (self.number, epoch), self.clock.monotonic_us()),
             moving: Moving::default(),
             takes: BTreeMap::new(),
+            wanted_logs: BTreeMap::new(),
             tell_gone_us: self.clock.monotonic_us() + TELL_GONE_US,
             turns: Turns::default(),
         };
@@ -469,10 +472,20 @@ impl Running {
             let handed = kept.map(|kept| self.moving.handed(stream, streamlet, &kept)).transpose();
             let handed =
                 handed.map_err(|error| format!("what was handed over of {streamlet} cannot be read: {error}"))?;
+            self.put_in_log(stream, streamlet);
             let opened = self.broker.open_streamlet(stream, streamlet, epoch, handed.as_ref());
             opened.map_err(|failure| format!("node {} cannot open {streamlet}: {failure}", self.number))?;
         }
         Ok(())
+    }
+
+    /// As `crates/server/src/cluster/adaptive.rs` does.
+    fn put_in_log(&mut self, stream: StreamId, streamlet: StreamletId) {
+        let wanted = self.wanted_logs.remove(&(stream, streamlet)).flatten();
+        let Some(found) = self.log.stream(stream) else { return };
+        let own = wanted.map(|number| (number, self.copies.own_sink(number, &found.options())));
+        // What is not settled stays in its log.
+        drop(self.broker.put_in_log(stream, streamlet, own));
     }
 
     /// Is told of an entry, as those who follow the log of the coordinators on a real node are.

@@ -140,6 +140,7 @@ impl World {
             Fault::Drain => return self.wants_drain(node, lasts_us),
             Fault::Rebalance => return self.wants_rebalance(node),
             Fault::Stop => return self.stop(node),
+            Fault::ChangeLog => return self.wants_other_log(node),
             Fault::StopAll => return (1..=self.count()).fold(false, |any, node| self.stop(node) | any),
             _ => self.trouble_disk(fault, node, lasts_us),
         }

@@ -13,15 +13,15 @@ mod block;
 mod kept;
 mod state;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kera_env::Clock;
-use kera_format::SegmentId;
 use kera_format::vlog_replica::LogId;
+use kera_format::{SegmentId, StreamId, StreamletId};
 use kera_log::{ChunkReference, DurabilitySink, Observer, SinkError, SinkErrorKind, Ticket, made_durable};
 use parking_lot::Mutex;
 
@@ -249,7 +249,12 @@ struct Writer {
     events: Vec<Event>,
     /// The last ticket that is in a block.
     ticket: Ticket,
+    /// Bytes of new chunks of each streamlet, if somebody wants to know.
+    measured: Option<Shares>,
 }
+
+/// Bytes of the chunks of streamlets.
+pub type Shares = HashMap<(StreamId, StreamletId), u64>;
 
 impl ReplicatedLog {
     /// A log whose first view the coordinator has agreed to.
@@ -263,7 +268,7 @@ impl ReplicatedLog {
         let core = Core::new(config, view, clock.monotonic_us());
         Arc::new(ReplicatedLog {
             backlog: Backlog::new(config.block_bytes_max.min(1 << 20) as u32),
-            writer: Mutex::new(Writer { core, taken: Vec::new(), events: Vec::new(), ticket: 0 }),
+            writer: Mutex::new(Writer { core, taken: Vec::new(), events: Vec::new(), ticket: 0, measured: None }),
             inbox: Mutex::default(),
             gone: Mutex::default(),
             healthy: AtomicBool::new(true),
@@ -278,6 +283,11 @@ impl ReplicatedLog {
             links,
             views,
         })
+    }
+
+    /// Its name in the cluster.
+    pub fn id(&self) -> LogId {
+        self.config.log
     }
 
     /// A backup has answered to a block. Any thread.
@@ -409,6 +419,9 @@ impl ReplicatedLog {
             if count == 0 {
                 break;
             }
+            if let Some(shares) = &mut writer.measured {
+                measure(shares, &writer.taken[..count]);
+            }
             let taken = writer.taken.drain(..count).collect();
             let number = writer.core.next_block();
             let block = Arc::new(Block::new(self.config.log, number, self.clock.now_ms(), taken, writer.ticket));
@@ -495,6 +508,12 @@ impl ReplicatedLog {
         self.backlog.nudge();
     }
 
+    /// Bytes of the chunks of each streamlet that have come into blocks since it was asked last; nothing the first time. What is copied
+    /// again or rebuilt does not count. Any thread.
+    pub fn take_shares(&self) -> Shares {
+        self.writer.lock().measured.replace(Shares::new()).unwrap_or_default()
+    }
+
     /// The last block that is acknowledged, and the view that holds.
     pub fn state(&self) -> (u64, View) {
         let writer = self.writer.lock();
@@ -523,6 +542,14 @@ impl ReplicatedLog {
             under_replicated: core.under_replicated(),
             fenced: core.fenced,
         }
+    }
+}
+
+fn measure(shares: &mut Shares, taken: &[Pending]) {
+    // What is durable comes once more.
+    let is_new = |of: &ChunkReference| of.next_ordinal > of.lane.durable_ordinal();
+    for of in taken.iter().map(|pending| &pending.reference).filter(|of| is_new(of)) {
+        *shares.entry((of.lane.stream_id(), of.lane.streamlet_id())).or_default() += u64::from(of.bytes);
     }
 }
 
