@@ -484,7 +484,7 @@ impl Appending<'_> {
                 Err(AppendError::SinkUnhealthy(error)) if error.kind == SinkErrorKind::Behind => {
                     let Some(sink) = lane.sink() else { break };
                     let waits = sink.wait(sink.durable_through() + 1, &self.core.observer, 0);
-                    // Asked once more after registering: while it is behind something is pending, and will call.
+                    // Asked once more after registering: it calls when something becomes durable, and when it is not behind any more.
                     if waits && sink.healthy().is_err() {
                         return None;
                     }

@@ -639,6 +639,29 @@ fn writes_wait_when_there_are_too_few_copies_and_say_so() {
 }
 
 #[test]
+fn who_waits_for_copies_while_nothing_is_on_its_way_is_called_when_there_are_enough() {
+    let mut world = World::new(3, config());
+    world.loses = false;
+    world.net.said().candidates = vec![1, 2];
+    // The first time they are tried again at once.
+    for _ in 0..2 {
+        for id in [1, 2] {
+            world.replicated.broken(id, format!("node {id} does not answer"));
+        }
+        world.replicated.run_once();
+    }
+    assert_eq!(world.replicated.healthy().expect_err("no copies").kind, SinkErrorKind::Behind);
+    // As a session does whose chunk was not taken.
+    let calls = Arc::new(Calls::default());
+    let observer = Arc::clone(&calls) as Arc<dyn Observer>;
+    assert!(world.replicated.wait(world.replicated.durable_through() + 1, &observer, 5));
+    world.clock.advance_ms(200);
+    world.replicated.run_once();
+    assert!(world.replicated.healthy().is_ok());
+    assert_eq!(calls.tokens(), [5]);
+}
+
+#[test]
 fn with_one_backup_left_the_view_is_smaller_and_grows_again() {
     let mut world = World::new(4, config());
     world.loses = false;

@@ -452,6 +452,10 @@ impl ReplicatedLog {
         let is_well = trouble.is_none();
         *self.trouble.lock() =
             trouble.map(|reason| SinkError { kind: SinkErrorKind::Behind, reason, retry_after_ms: 20 });
+        // Who was told to wait, waits for the next block to become durable; with too few copies there need not be any on its way.
+        if is_well && !self.healthy.swap(true, Ordering::AcqRel) {
+            self.backlog.wake_waiters();
+        }
         self.healthy.store(is_well, Ordering::Release);
     }
 
