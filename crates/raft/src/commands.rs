@@ -200,17 +200,13 @@ impl Group {
                 let MoveStreamlet { stream, streamlet, to } = MoveStreamlet::decode(version, body)?;
                 let at = streamlet.0;
                 let index = self.commit(leading, |state| state.plan_move(&stream, at, to)).await?;
-                let info = self.read(|state| state.move_info(&stream, at));
-                let gone = || CoordinatorError::Refused(Refused("nobody owns it any more".into()));
-                Ok((encoded(&info.ok_or_else(gone)?, version), index))
+                Ok((self.move_answer(&stream, at, version)?, index))
             }
             Op::RenewOwner => {
                 let RenewOwner { stream, streamlet, node, epoch } = RenewOwner::decode(version, body)?;
                 let at = streamlet.0;
                 let index = self.commit(leading, |state| state.plan_renew(stream, at, (node, epoch))).await?;
-                let info = self.read(|state| state.move_info(&stream.into(), at));
-                let gone = || CoordinatorError::Refused(Refused("nobody owns it any more".into()));
-                Ok((encoded(&info.ok_or_else(gone)?, version), index))
+                Ok((self.move_answer(&stream.into(), at, version)?, index))
             }
             Op::FinishMove => {
                 let FinishMove { number, node, epoch, state: kept } = FinishMove::decode(version, body)?;
@@ -257,6 +253,13 @@ impl Group {
             }
             other => Err(CoordinatorError::Refused(Refused(format!("{other} is no command")))),
         }
+    }
+
+    /// How it stands with the move of a streamlet.
+    fn move_answer(&self, stream: &StreamRef, streamlet: u32, version: u8) -> Result<Vec<u8>, CoordinatorError> {
+        let gone = || CoordinatorError::Refused(Refused("nobody owns it any more".into()));
+        let info = self.read(|state| state.move_info(stream, streamlet)).ok_or_else(gone)?;
+        Ok(encoded(&info, version))
     }
 
     /// A lost owner may be there still, cut off, and go on for a while: what it acknowledges of a stream with one copy is not in vain
