@@ -164,3 +164,11 @@ fn a_stop_that_leaves_out_what_backups_have_not_answered_for_is_found() {
     let only = [Fault::StopAll, Fault::PairCut, Fault::CutOff, Fault::Move];
     found(Planted::StopsUnsettled, &only, &["ends at", "was", "not done", "begins", "came"]);
 }
+
+/// Logs change all the time, and owners are lost in between.
+#[test]
+fn many_seeds_in_which_logs_change_keep_every_promise() {
+    let only = [Fault::ChangeLog, Fault::Kill, Fault::Freeze, Fault::CutOff, Fault::PairCut, Fault::Move];
+    let plan = |seed| Plan { only: only.to_vec(), fault_us: 400_000, ..short(seed) };
+    assert_eq!(all(1..1 + SEEDS, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+}
