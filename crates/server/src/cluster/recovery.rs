@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use kera_backup::Backup;
 use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
 use kera_coordinator::cluster::ClusterState;
 use kera_format::cluster::LogName;
@@ -396,6 +397,11 @@ struct AskBackups {
 }
 
 impl AskBackups {
+    /// The backup with this number if it is this node's, and runs.
+    fn own(&self, backup: u32) -> Option<&Backup> {
+        self.own.backup().filter(|_| backup == self.node)
+    }
+
     fn ask<M: Message>(&self, backup: u32, asked: &M) -> Result<M::Response, String> {
         let (version, answer) = self.call(backup, asked)?;
         kera_protocol::Body::decode(version, &answer).map_err(|error: kera_protocol::ProtocolError| error.to_string())
@@ -415,14 +421,14 @@ impl AskBackups {
 
 impl kera_broker::Copies for AskBackups {
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
-        match self.own.backup().filter(|_| backup == self.node) {
+        match self.own(backup) {
             Some(own) => own.lane_states(asked).map_err(|error| error.to_string()),
             None => self.ask(backup, asked),
         }
     }
 
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
-        match self.own.backup().filter(|_| backup == self.node) {
+        match self.own(backup) {
             Some(own) => own.read_blocks(asked).map_err(|error| error.to_string()),
             None => {
                 let (_, answer) = self.call(backup, asked)?;

@@ -452,11 +452,11 @@ impl ReplicatedLog {
         let is_well = trouble.is_none();
         *self.trouble.lock() =
             trouble.map(|reason| SinkError { kind: SinkErrorKind::Behind, reason, retry_after_ms: 20 });
+        let was_well = self.healthy.swap(is_well, Ordering::AcqRel);
         // Who was told to wait, waits for the next block to become durable; with too few copies there need not be any on its way.
-        if is_well && !self.healthy.swap(true, Ordering::AcqRel) {
+        if is_well && !was_well {
             self.backlog.wake_waiters();
         }
-        self.healthy.store(is_well, Ordering::Release);
     }
 
     /// What waits never becomes durable: whoever waits is told to look again, and everybody that this node is out.
