@@ -379,6 +379,38 @@ fn groups_that_retention_removed_behind_the_reader_are_no_missing_records() {
 }
 
 #[test]
+fn what_retention_removed_behind_what_stands_in_line_is_no_missing_record() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        fill(&server, 0, 0, 0..10);
+        let mut consumer = build(&server, |b| b).await;
+        read(&mut consumer, 10).await;
+        for from in [10, 20] {
+            let pushed_bytes = server.fake.state().pushed_bytes;
+            fill(&server, 0, 0, from..from + 10);
+            server.until("it is pushed", |state| state.pushed_bytes > pushed_bytes).await;
+        }
+        {
+            let mut state = server.fake.state();
+            let log = state.logs.get_mut(&(0, 0)).unwrap();
+            log.close_group();
+            log.next_ordinal += 30;
+            log.first_kept = 3;
+        }
+        server.fake.wake_all();
+        // Time for both pieces, and the word that what comes next is gone, to come in: the program has not asked for anything since.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        fill(&server, 0, 0, 60..70);
+        let mut all = Vec::new();
+        while all.len() < 30 {
+            all.extend(texts(&consumer.next_batch().await.unwrap().unwrap()));
+        }
+        assert_eq!(all, [numbered(10..30), numbered(60..70)].concat());
+        assert_eq!(consumer.stats().removed_records, 30);
+    });
+}
+
+#[test]
 fn a_damaged_chunk_is_named_and_can_be_skipped() {
     let server = FakeServer::start(2, 1);
     run(async {

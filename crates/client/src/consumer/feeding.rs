@@ -424,12 +424,22 @@ impl Consumer {
                 let end_of_group = answer.end_of_group() && track.lease.is_some();
                 self.queued_bytes += data.len();
                 let (next, committed, holes) = (answer.next, answer.committed(), answer.holes());
-                self.queue.push_back(Piece { track: id, data, next, end_of_group, committed, holes, credit });
+                let after_gone = std::mem::take(&mut track.received_gone);
+                self.queue.push_back(Piece {
+                    track: id,
+                    data,
+                    next,
+                    end_of_group,
+                    committed,
+                    holes,
+                    after_gone,
+                    credit,
+                });
             }
             Some(Status::CursorGone) => {
                 (track.received, track.fed) = (answer.next, false);
-                (track.may_have_gap, track.sent_on) = (true, true);
-                // What stood in line before it is still delivered before it.
+                // What stands in line is still delivered before it.
+                track.received_gone = true;
                 self.feed_at = Instant::now();
             }
             Some(Status::CursorUnknown | Status::NotAChunkBoundary | Status::UnknownGroup) => {

@@ -192,7 +192,8 @@ mod tests {
         let mut track = Track::new(StreamletId(0), LaneId(0), Cursor::default(), from);
         let data = chunks.concat().into();
         let next = Cursor::default();
-        let mut piece = Piece { track: 0, data, next, end_of_group: false, committed, holes: false, credit: None };
+        let (end_of_group, holes, after_gone, credit) = (false, false, false, None);
+        let mut piece = Piece { track: 0, data, next, end_of_group, committed, holes, after_gone, credit };
         let how = Decoding { verify: true, gaps: GapPolicy::Error, holes: false };
         let decoded = decode(&mut track, &mut piece, how);
         decoded.error.map_or(Ok((decoded.batch, track.delivered.1)), |error| Err(error.to_string()))

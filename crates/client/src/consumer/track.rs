@@ -50,10 +50,13 @@ pub(super) struct Track {
     pub(super) node: u32,
     /// Since when nodes have only said that they do not have what comes next, and when one said so last.
     pub(super) sent_around: Option<(Instant, Instant)>,
-    /// The server said that retention went past `received`.
+    /// Retention may have gone past what is delivered.
     pub(super) may_have_gap: bool,
-    /// What `received` pointed at was gone, and the server said where to go on: perhaps before it, if it lost its end.
+    /// What comes next was gone, and the server said where to go on: perhaps before it, if it lost its end.
     pub(super) sent_on: bool,
+    /// The server said that what `received` pointed at is gone. What stands in line was received before that: only the piece that comes
+    /// next may be apart from the one before it.
+    pub(super) received_gone: bool,
     /// `received` points at nothing: it has to be looked up again.
     pub(super) astray: bool,
     /// Records in front of what comes next were left out by the server.
@@ -78,6 +81,7 @@ impl Track {
             sent_around: None,
             may_have_gap: false,
             sent_on: false,
+            received_gone: false,
             astray: false,
             holes: false,
             ended: false,
@@ -129,6 +133,8 @@ pub(super) struct Piece {
     pub(super) committed: bool,
     /// Records were left out.
     pub(super) holes: bool,
+    /// What came in front of it was gone.
+    pub(super) after_gone: bool,
     /// The node and the subscription that it came by, and how many bytes of credit go back with it.
     pub(super) credit: Option<(u32, u64, u64)>,
 }
@@ -163,6 +169,9 @@ pub(super) fn decode(track: &mut Track, piece: &mut Piece, how: Decoding) -> Dec
     };
     let mut offset = 0;
     track.holes |= piece.holes;
+    if std::mem::take(&mut piece.after_gone) {
+        (track.may_have_gap, track.sent_on) = (true, true);
+    }
     for chunk in Chunks::new(&piece.data) {
         let decode = |chunk: ChunkView<'_>| decode_chunk(&chunk, &piece.data, how.verify, piece.committed);
         let decoded = chunk.and_then(|chunk| Ok((chunk, decode(chunk)?)));
@@ -291,7 +300,8 @@ mod tests {
     fn piece(chunks: &[Vec<u8>]) -> Piece {
         let next = Cursor { group: GroupId::new(1, 1), position: 9_000, ..Cursor::default() };
         let data = chunks.concat().into();
-        Piece { track: 0, data, next, end_of_group: false, committed: false, holes: false, credit: None }
+        let (end_of_group, committed, holes, after_gone, credit) = (false, false, false, false, None);
+        Piece { track: 0, data, next, end_of_group, committed, holes, after_gone, credit }
     }
 
     fn how(gaps: GapPolicy) -> Decoding {
