@@ -21,9 +21,10 @@ const TINY_RECORDS: u64 = 1000;
 
 /// What a measurement is thought to take beside its seconds: topics, connections, syncs. Only shares of a budget follow from it.
 const BESIDE_S: f64 = 1.5;
-/// The share of a budget, and the least, that one measurement may take beside its seconds; without a budget only what hangs is ended.
+/// The share of a budget, and the least, that one measurement may take beside its seconds; without a budget only what hangs is ended. A
+/// load generator that waits for what does not come has to be left the time to say so.
 const LONGEST_SHARE: f64 = 0.05;
-const LONGEST_LEAST: Duration = Duration::from_secs(20);
+const LONGEST_LEAST: Duration = Duration::from_secs(15).saturating_add(crate::load::PATIENCE);
 const LONGEST: Duration = Duration::from_secs(900);
 
 /// How much time is spent on an experiment.
@@ -368,6 +369,8 @@ impl Runner<'_> {
             self.settle();
         }
         self.done += 1;
+        // One, however many ways it took: as it was planned.
+        self.measured += usize::from(found.is_some());
         one.ways[at].entry(n).or_insert(found.map(|(_, way)| way));
         Ok(())
     }
@@ -399,7 +402,6 @@ impl Runner<'_> {
             Ok(outcome) => {
                 let run = self.run_line(experiment, point, round, n, way, &outcome);
                 let value = experiment.plots.first().and_then(|metric| metric.of(&run.figures)).unwrap_or(0.0);
-                self.measured += 1;
                 (self.sink)(Line::Run(Box::new(run)))?;
                 self.profile_line(experiment, point, name, &outcome)?;
                 Ok(Some(value))

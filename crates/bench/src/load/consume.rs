@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use kera_client::{Batch, Client, CommitMode, Consumer};
+use kera_client::{Batch, Client, ClientError, CommitMode, Consumer};
 use tokio::task::LocalSet;
 
 use super::config::LoadConfig;
@@ -23,17 +23,19 @@ pub(super) struct Shared {
     pub(super) address: String,
     pub(super) streams: Vec<String>,
     pub(super) meter: Meter,
-    /// All consumers end when this many records have come; `u64::MAX`: when told.
+    /// All consumers end when this many records have come or are gone for good; `u64::MAX`: when told.
     pub(super) wanted: AtomicU64,
     /// Whether each consumer ends where the stream ended when it started.
     pub(super) until_end: bool,
     /// Told to end.
     pub(super) stop: AtomicBool,
+    /// A consumer has failed for good: what it was to read comes to nobody.
+    pub(super) has_failed: AtomicBool,
 }
 
 impl Shared {
     fn is_over(&self) -> bool {
-        self.stop.load(Relaxed) || self.meter.records() >= self.wanted.load(Relaxed)
+        self.stop.load(Relaxed) || self.meter.settled() >= self.wanted.load(Relaxed)
     }
 }
 
@@ -92,6 +94,7 @@ fn part(config: &LoadConfig, number: u32) -> (Vec<u32>, Vec<u32>) {
 }
 
 async fn read(shared: Arc<Shared>, mut consumer: Consumer) {
+    let mut removed = 0;
     while !shared.is_over() {
         // Dropping the future that waits for a batch loses nothing.
         match tokio::time::timeout(LOOK, consumer.next_batch()).await {
@@ -100,9 +103,16 @@ async fn read(shared: Arc<Shared>, mut consumer: Consumer) {
             Ok(Ok(Some(batch))) => count(&shared.meter, &batch),
             Ok(Err(error)) => {
                 shared.meter.fail(1, || error.to_string());
-                break;
+                if !matches!(error, ClientError::Gap { .. }) {
+                    shared.has_failed.store(true, Relaxed);
+                    break;
+                }
             }
         }
+        // Records that are gone count as done with: waiting for them would be waiting for ever.
+        let all_removed = consumer.stats().removed_records;
+        shared.meter.pass_over(all_removed - removed);
+        removed = all_removed;
     }
     if let Err(error) = consumer.close().await {
         shared.meter.fail(1, || error.to_string());
@@ -130,6 +140,21 @@ fn count(meter: &Meter, batch: &Batch) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_retention_removed_is_not_waited_for() {
+        let (config, address) = (LoadConfig::default(), String::new());
+        let (wanted, stop, has_failed) = (AtomicU64::new(100), AtomicBool::new(false), AtomicBool::new(false));
+        let (meter, streams) = (Meter::new(Some(0)), vec![]);
+        let shared = Shared { config, address, streams, meter, wanted, until_end: false, stop, has_failed };
+        shared.meter.add(60, 1);
+        assert!(!shared.is_over());
+        shared.meter.pass_over(39);
+        assert!(!shared.is_over(), "one is still to come");
+        shared.meter.pass_over(1);
+        assert!(shared.is_over());
+        assert_eq!((shared.meter.records(), shared.meter.removed()), (60, 40), "nobody received those");
+    }
 
     #[test]
     fn every_lane_has_exactly_one_consumer() {

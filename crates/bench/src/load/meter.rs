@@ -28,6 +28,8 @@ pub(super) struct Meter {
     /// Records of the warm-up; `u64::MAX`: the warm-up ends by [`Meter::begin`].
     warmup_records: AtomicU64,
     errors: AtomicU64,
+    /// Records that nobody will get: retention removed them before they were read.
+    removed: AtomicU64,
     latencies: Mutex<Latencies>,
     first_error: Mutex<Option<String>>,
 }
@@ -86,6 +88,21 @@ impl Meter {
     pub(super) fn fail(&self, count: u64, why: impl FnOnce() -> String) {
         self.errors.fetch_add(count, Relaxed);
         self.first_error.lock().get_or_insert_with(why);
+    }
+
+    /// Counts records that nobody will get.
+    pub(super) fn pass_over(&self, removed: u64) {
+        self.removed.fetch_add(removed, Relaxed);
+    }
+
+    /// Records that retention removed before they were read.
+    pub(super) fn removed(&self) -> u64 {
+        self.removed.load(Relaxed)
+    }
+
+    /// How far a consumer has come, warm-up included: what it got, and what it will never get.
+    pub(super) fn settled(&self) -> u64 {
+        self.records() + self.removed()
     }
 
     /// Records so far, warm-up included.

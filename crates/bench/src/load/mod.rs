@@ -24,7 +24,9 @@ use crate::process::ProcessUsage;
 use meter::Meter;
 
 /// How long consumers may go without a record after the producers are done before the rest is taken for lost.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+/// The same once one of them has failed: what it was to read does not come.
+const PATIENCE_AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// How long it may take until all nodes of a cluster know of a new stream.
 const KNOWN_WITHIN: Duration = Duration::from_secs(10);
 /// How often the watching thread looks.
@@ -214,6 +216,7 @@ fn measure(
         wanted: AtomicU64::new(config.records_in_all().unwrap_or(u64::MAX)),
         until_end: mode == Mode::Consume && config.time.is_none(),
         stop: AtomicBool::new(false),
+        has_failed: AtomicBool::new(false),
     });
     let producers = if mode == Mode::Consume { 0 } else { config.producers };
     let consumers = if mode == Mode::Produce { 0 } else { config.consumers };
@@ -268,6 +271,7 @@ fn summed_up(
         SideReport {
             latency_us: meter.summary(),
             errors: meter.errors(),
+            removed: meter.removed(),
             ..SideReport::new(records, config.user_bytes_per_record(), seconds)
         }
     };
@@ -316,7 +320,7 @@ impl<'a> Watch<'a> {
         threads: &[(bool, std::thread::ScopedJoinHandle<'_, Result<(), BenchError>>)],
         mut progress: impl FnMut(&Progress),
     ) -> (Option<ProcessUsage>, ProcessUsage) {
-        let mut last = (self.consuming.meter.records(), Instant::now());
+        let mut last = (self.consuming.meter.settled(), Instant::now());
         loop {
             let side_done =
                 |producing: bool| threads.iter().filter(|(p, _)| *p == producing).all(|(_, t)| t.is_finished());
@@ -326,15 +330,7 @@ impl<'a> Watch<'a> {
             }
             self.keep_time();
             if produced && self.mode == Mode::Both {
-                // Consumers get what was acknowledged, and not for ever.
-                self.consuming.wanted.fetch_min(self.producing.meter.records(), Relaxed);
-                if self.consuming.meter.records() != last.0 {
-                    last = (self.consuming.meter.records(), Instant::now());
-                } else if last.1.elapsed() > PATIENCE {
-                    let missing = self.producing.meter.records().saturating_sub(last.0);
-                    self.consuming.meter.fail(missing, || format!("{missing} acknowledged records did not come"));
-                    self.consuming.stop.store(true, Relaxed);
-                }
+                self.wait_for_consumers(&mut last);
             } else {
                 last.1 = Instant::now();
             }
@@ -350,6 +346,20 @@ impl<'a> Watch<'a> {
         let (server, client) = self.after.take().unwrap_or_else(|| usage(self.target));
         let server = server.zip(self.before.0).map(|(after, before)| after.since(&before));
         (server, client.since(&self.before.1))
+    }
+
+    /// Consumers get what was acknowledged, and not for ever. `last` is how far they were, and since when.
+    fn wait_for_consumers(&self, last: &mut (u64, Instant)) {
+        let (produced, consuming) = (self.producing.meter.records(), self.consuming);
+        consuming.wanted.fetch_min(produced, Relaxed);
+        if consuming.meter.settled() != last.0 {
+            *last = (consuming.meter.settled(), Instant::now());
+        }
+        let patience = if consuming.has_failed.load(Relaxed) { PATIENCE_AFTER_FAILURE } else { PATIENCE };
+        if last.1.elapsed() > patience && !consuming.stop.swap(true, Relaxed) {
+            let missing = produced.saturating_sub(last.0);
+            consuming.meter.fail(missing, || format!("{missing} acknowledged records did not come"));
+        }
     }
 
     /// Begins and ends the measured stretch where that goes by time.

@@ -23,6 +23,8 @@ pub struct SideReport {
     pub latency_us: LatencySummary,
     /// Records that were given up, or failures of a consumer.
     pub errors: u64,
+    /// Of consumers: records that retention removed before they were read, warm-up included. They are neither in `records` nor errors.
+    pub removed: u64,
 }
 
 impl SideReport {
@@ -83,6 +85,13 @@ impl LoadReport {
                 side.mib_per_s,
                 side.errors
             );
+            if side.removed > 0 {
+                let _ = writeln!(
+                    text,
+                    "  {} records were gone before they were read: consumers fell behind by more than the streams keep (--retention-bytes)",
+                    short(side.removed as f64).trim_end()
+                );
+            }
             let l = &side.latency_us;
             if l.samples > 0 {
                 let _ = writeln!(

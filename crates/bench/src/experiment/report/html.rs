@@ -139,6 +139,11 @@ fn section_of(report: &Report<'_>, section: &Section<'_>) -> String {
         section.profile_pictures.iter().for_each(|picture| text += &picture.svg);
         text += "</div>";
     }
+    if !section.notes.is_empty() {
+        text += "<ul class=skipped>";
+        section.notes.iter().for_each(|note| text += &format!("<li>{}", escaped(note)));
+        text += "</ul>";
+    }
     if !section.skipped.is_empty() {
         text += "<h3>Left out</h3><ul class=skipped>";
         for skipped in &section.skipped {

@@ -70,6 +70,7 @@ fn section_of(section: &Section<'_>) -> String {
     for (system, guarantee) in &section.guarantees {
         let _ = writeln!(text, "- {system}: {guarantee}");
     }
+    section.notes.iter().for_each(|note| text += &format!("- {note}\n"));
     for skipped in &section.skipped {
         let who = skipped.system.as_deref().map_or("all systems", name_of);
         let at = skipped

@@ -9,10 +9,10 @@ mod plot;
 use std::path::{Path, PathBuf};
 
 use super::definition::Experiment;
-use super::metric::{Limit, Metric, axis_value, bytes, micros};
+use super::metric::{Limit, Metric, axis_value, bytes, count, micros};
 use super::profile::{Phase, Profile};
 use super::ratios::{self, Ratio};
-use super::results::{Budget, Results, Skipped};
+use super::results::{Budget, Results, Run, Skipped};
 use super::sample::Bound;
 use super::workload::Workload;
 use crate::BenchError;
@@ -70,6 +70,8 @@ struct Section<'a> {
     costs: Table,
     /// System and what its acknowledgements mean.
     guarantees: Vec<(String, String)>,
+    /// What has to be known about single points.
+    notes: Vec<String>,
     skipped: Vec<&'a Skipped>,
     /// One command of each system, to do it again.
     commands: Vec<(String, String)>,
@@ -126,14 +128,7 @@ impl<'a> Report<'a> {
 
     /// Of runs that kept to a time: how far they came.
     fn budgets(&self) -> Vec<String> {
-        let of = |budget: &Budget| {
-            let Budget { minutes, took_minutes, planned, measured } = *budget;
-            format!(
-                "Kept to {minutes:.0} minutes (it took {took_minutes:.1}): {measured} of {planned} measurements. First rounds came first; what \
-                 is missing is further rounds, whose points have no spread, and what is listed as left out."
-            )
-        };
-        self.results.budgets.iter().map(of).collect()
+        self.results.budgets.iter().map(kept_to).collect()
     }
 
     fn machine(&self) -> String {
@@ -141,6 +136,39 @@ impl<'a> Report<'a> {
         let memory = bytes(machine.memory_bytes as f64);
         format!("{}, {} cores, {memory}, Linux {}", machine.processor, machine.cores, machine.kernel)
     }
+}
+
+/// Systems whose consumers fell behind by more than is kept at a point, so that what they did not get is part of no rate.
+fn passed_over(results: &Results, experiment: &Experiment, (series, x, _): &(String, f64, Workload)) -> Vec<String> {
+    let removed =
+        |run: &Run| run.figures.pointer("/consume/removed").and_then(serde_json::Value::as_f64).unwrap_or(0.0);
+    let note = |system: String| {
+        let here = results.runs.iter().filter(|run| run.experiment == experiment.name && run.series == *series);
+        let here = here.filter(|run| run.x == *x && run.system == system);
+        let most = here.map(removed).fold(0.0, f64::max);
+        let at = point_name(experiment, series, *x);
+        (most > 0.0).then(|| {
+            format!(
+                "{}, {at}: up to {} records were gone before consumers had read them (kept_bytes)",
+                name_of(&system),
+                count(most)
+            )
+        })
+    };
+    results.systems_of(&experiment.name).into_iter().filter_map(note).collect()
+}
+
+/// How far a run came that kept to a time; what is missing only if something is.
+fn kept_to(budget: &Budget) -> String {
+    let Budget { minutes, took_minutes, planned, measured } = *budget;
+    let kept = format!("Kept to {} minutes (it took {took_minutes:.1})", (minutes * 10.0).round() / 10.0);
+    if measured >= planned {
+        return format!("{kept}: all {planned} measurements.");
+    }
+    format!(
+        "{kept}: {measured} of {planned} measurements. First rounds came first; what is missing is further rounds, whose points have no \
+         spread, and what is listed as left out."
+    )
 }
 
 fn section<'a>(results: &'a Results, experiment: &'a Experiment, ratios: &[Ratio]) -> Section<'a> {
@@ -153,6 +181,7 @@ fn section<'a>(results: &'a Results, experiment: &'a Experiment, ratios: &[Ratio
         table: table(results, experiment, ratios),
         costs: costs(results, experiment),
         guarantees: vec![],
+        notes: results.points(experiment).iter().flat_map(|at| passed_over(results, experiment, at)).collect(),
         skipped: results.skipped.iter().filter(|skipped| skipped.experiment == *name).collect(),
         commands: vec![],
         profile_pictures: vec![],
@@ -514,6 +543,14 @@ mod tests {
         assert_eq!(apart.len(), 2);
         assert_eq!(apart[1], ("limit: loopback TCP, 3 copies".to_owned(), vec![(0, 1.0)]));
         assert!(lines(&|_| vec![]).is_empty());
+    }
+
+    #[test]
+    fn a_time_that_was_enough_leaves_nothing_missing() {
+        let budget = Budget { minutes: 1.6, took_minutes: 1.23, planned: 6, measured: 6 };
+        assert_eq!(kept_to(&budget), "Kept to 1.6 minutes (it took 1.2): all 6 measurements.");
+        let short = kept_to(&Budget { minutes: 10.0, measured: 5, ..budget });
+        assert!(short.starts_with("Kept to 10 minutes") && short.contains("5 of 6") && short.contains("missing"));
     }
 
     #[test]
