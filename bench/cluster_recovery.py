@@ -5,7 +5,7 @@
 
 Three nodes on this machine, a stream with three copies (durability process) of which one node owns as many MiB as asked for. While an
 open-loop producer writes a little, that node is killed with kill -9. Told are: the longest that any record waited for its acknowledgement,
-when the streamlets were taken over and when all of the old data could be read again and had its copies, from the nodes' own logs. Beside
+when the streamlets were taken over, when all of the old data could be read again, and when it had its copies, from the nodes' own logs. Beside
 them: `kera bench limit` says what loopback and disk of the machine give. Needs six times the data as memory at most, and as much disk.
 """
 import argparse
@@ -67,14 +67,17 @@ def round_of(kera, mib, probe_rate):
         while not list(find(others, "what a lost broker had is rebuilt", killed)) and time.monotonic() < until:
             time.sleep(0.1)
         taken = max(at for at, _ in find(others, "were taken over", killed)) - killed
+        readable = max(at for at, _ in find(others, "what a lost broker had can be read again", killed)) - killed
         at, line = max(find(others, "what a lost broker had is rebuilt", killed))
         size = int(re.search(r"bytes=(\d+)", line).group(1))
         return {
             "stopped_at_most_s": round(said["latency_us"]["max"] / 1e6, 3),
             "taken_over_s": round(taken, 3),
-            "readable_s": round(at - killed, 3),
+            "readable_s": round(readable, 3),
+            "has_its_copies_s": round(at - killed, 3),
             "rebuilt_mib": size >> 20,
-            "mib_per_s_since_taken": round((size >> 20) / max(at - killed - taken, 0.001)),
+            "mib_per_s_since_taken": round((size >> 20) / max(readable - taken, 0.001)),
+            "mib_per_s_with_copies": round((size >> 20) / max(at - killed - taken, 0.001)),
         }
     finally:
         stop_all(nodes)

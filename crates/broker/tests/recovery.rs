@@ -322,6 +322,61 @@ fn producers_go_on_at_once_and_readers_wait_for_what_is_rebuilt() {
     assert_eq!(chunks_of(&next.log, 0)[..10], chunks[..], "the same bytes at the same places");
 }
 
+/// A node that takes over more than may be on its way to its copies at a time, and less than may wait for that.
+fn much_to_read(cloud: &Cloud) -> (House, Rebuild, Vec<EndedLog>, usize) {
+    let chunks = lost_chunks(200);
+    let blocks: Vec<&[Vec<u8>]> = chunks.chunks(2).collect();
+    cloud.put(LOST, 1, &[11], &blocks);
+    let logs = vec![ended(LOST, 100, &[11])];
+    let next = house(2, &lost_options(1));
+    next.sink.instant.store(false, Ordering::SeqCst);
+    let taken = take(&next, 2, 3, &logs, cloud);
+    let arena = next.log.stats().arena.bytes;
+    assert!(arena / 16 < taken.bytes && taken.bytes < arena / 2, "{} bytes of {arena}", taken.bytes);
+    (next, taken, logs, chunks.len())
+}
+
+#[test]
+fn all_is_readable_before_any_of_it_must_have_its_new_copies() {
+    let cloud = Cloud::new(1);
+    let (next, taken, logs, chunks) = much_to_read(&cloud);
+    let progress = RecoveryProgress::default();
+    std::thread::scope(|scope| {
+        let rebuilding = scope.spawn(|| next.broker.rebuild(&taken, &logs, &*cloud, &progress));
+        while progress.bytes_readable.load(Ordering::SeqCst) < taken.bytes && !rebuilding.is_finished() {
+            std::thread::yield_now();
+        }
+        assert_eq!(read_from(&next, Cursor::default()), up_to(2 * chunks as u64));
+        assert!(!rebuilding.is_finished());
+        assert!(next.sink.pending() < chunks, "as many as may be on their way at a time");
+        while !rebuilding.is_finished() {
+            next.sink.sync();
+            std::thread::yield_now();
+        }
+        rebuilding.join().unwrap().unwrap();
+    });
+    assert_eq!(next.log.rebuilt_bytes(), 0);
+}
+
+#[test]
+fn what_was_read_gets_copies_while_the_rest_cannot_be_had() {
+    let cloud = Cloud::new(1);
+    let (next, taken, logs, chunks) = much_to_read(&cloud);
+    cloud.set(11, Trouble::SilentAfter(cloud.reads.load(Ordering::SeqCst) + 60));
+    let mut before = 0;
+    for _ in 0..3 {
+        let progress = RecoveryProgress::default();
+        next.broker.rebuild(&taken, &logs, &*cloud, &progress).expect_err("nobody has the rest");
+        assert!(before < next.sink.pending() && next.sink.pending() < chunks);
+        before = next.sink.pending();
+    }
+    next.sink.instant.store(true, Ordering::SeqCst);
+    cloud.well();
+    rebuild(&next, &taken, &logs, &cloud);
+    assert_eq!(read_from(&next, Cursor::default()), up_to(2 * chunks as u64));
+    assert_eq!(next.log.rebuilt_bytes(), 0);
+}
+
 #[test]
 fn what_is_rebuilt_is_replicated_before_the_lost_logs_may_go() {
     let cloud = Cloud::new(1);

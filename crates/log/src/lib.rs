@@ -57,7 +57,7 @@ pub use log::{Log, LogConfig, LogStats, StreamError};
 pub use lookup::Lookup;
 pub use producers::{LaneProducer, ProducerMark, marks_of};
 pub use read::{Loading, ReadError, ReadOutcome};
-pub use rebuild::{AwaitedSegment, LostLane, RebuildError, Rebuilt};
+pub use rebuild::{AwaitedSegment, LostLane, RebuildError, Rebuilt, RebuiltCopy, Uncopied};
 pub use recovery::{RecoveryReport, RestoreError, Restored};
 pub use replay::Arrived;
 pub use segment::Segment;

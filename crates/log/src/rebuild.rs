@@ -13,16 +13,18 @@
 //! What is rebuilt was decided to be part of the lane when the ends of the lost logs were decided: it is at their backups until
 //! those logs are given up, which comes after all of it is durable in the new owner's own log. If the new owner is lost in
 //! between, the next one finds the old logs, with the same chunks at the same places. So a rebuilt segment is durable as soon
-//! as it is whole, and goes to the sink behind the readers' back. It goes there when it is whole, not in the lane's order:
-//! recovery puts chunks together by their places, and while any of a lane is missing in the new log the old ones are there.
+//! as it is whole, and goes to the sink behind the readers' back: when [`Streamlet::copy_rebuilt`] is called, which recovery does
+//! when all is readable, or when what waits for it takes too much memory. Not in the lane's order: recovery puts chunks
+//! together by their places, and while any of a lane is missing in the new log the old ones are there.
 //!
 //! # Memory
 //!
 //! Segments that are begun and not whole cannot be evicted. They take at most a quarter of the arena together; a chunk of
 //! another one is [put off](Rebuilt::Later), and its blocks are read again. As one of any size may be begun if there is no
-//! other, each reading completes something.
+//! other, each reading completes something. Whole ones stay in memory until they have their copies;
+//! [`Log::rebuilt_bytes`] tells whoever has to bound them.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -79,8 +81,6 @@ pub enum Rebuilt {
     Put,
     /// Its segment is whole and can be read.
     Whole {
-        /// When it has as many copies as it should; `None`: the stream has none to wait for.
-        ticket: Option<Ticket>,
         /// Bytes of the segment.
         bytes: u32,
     },
@@ -118,6 +118,8 @@ pub(crate) struct Rebuilding {
     /// Segments that are not whole.
     awaited: BTreeSet<(GroupId, u32)>,
     begun: HashMap<(GroupId, u32), Arc<Begun>>,
+    /// Those that are whole and did not go to the sink yet.
+    uncopied: VecDeque<Uncopied>,
     /// The last ticket that a rebuilt chunk got.
     ticket: Option<Ticket>,
 }
@@ -129,6 +131,22 @@ struct Begun {
     awaited: AwaitedSegment,
     /// What is there: from, to; in order, never touching.
     spans: Mutex<Vec<(u32, u32)>>,
+}
+
+/// A segment that is whole, and in memory until it has its copies: it counts as that for as long as this is kept.
+pub struct Uncopied {
+    log: Arc<Shared>,
+    segment: Arc<Segment>,
+}
+
+/// A rebuilt segment that went to the sink.
+pub struct RebuiltCopy {
+    /// The sink.
+    pub sink: Arc<dyn DurabilitySink>,
+    /// When all of the segment is durable.
+    pub ticket: Ticket,
+    /// The segment; to be dropped when it is durable.
+    pub segment: Uncopied,
 }
 
 /// What has been put into a segment, whole or not.
@@ -159,6 +177,20 @@ impl Streamlet {
         self.all_lanes().flat_map(|lane| lane.awaited().into_iter().map(|segment| (lane.id(), segment))).collect()
     }
 
+    /// Gives one of the segments that are rebuilt, and did not go there yet, to the sink; `None`: there is none. Any thread. After
+    /// an error none has gone.
+    pub fn copy_rebuilt(&self) -> Result<Option<RebuiltCopy>, SinkError> {
+        for lane in self.all_lanes() {
+            let Some(sink) = lane.rebuilt_sink()? else { continue };
+            let uncopied = lane.state.lock().rebuilding.as_mut().and_then(|rebuilding| rebuilding.uncopied.pop_front());
+            let Some(segment) = uncopied else { continue };
+            if let Some(ticket) = lane.replicate(&segment.segment, &*sink) {
+                return Ok(Some(RebuiltCopy { sink, ticket, segment }));
+            }
+        }
+        Ok(None)
+    }
+
     /// The sink of what is rebuilt and the last ticket that it gave for it; `None`: there is nothing to wait for.
     pub fn rebuilt_through(&self) -> Option<(Arc<dyn DurabilitySink>, Ticket)> {
         let of = |lane: &Arc<Lane>| Some((lane.state.lock().rebuilding.as_ref()?.ticket?, Arc::clone(lane)));
@@ -166,11 +198,11 @@ impl Streamlet {
         Some((Arc::clone(lane.sink()?), ticket))
     }
 
-    /// All of it is there and has its copies: retention begins. Nothing if a segment is still awaited.
+    /// All of it is there and has its copies: retention begins. Nothing if a segment is still awaited, or did not go to the sink.
     pub fn end_rebuilding(&self) {
         for lane in self.all_lanes() {
             let mut state = lane.state.lock();
-            if state.rebuilding.as_ref().is_some_and(|rebuilding| rebuilding.awaited.is_empty()) {
+            if state.rebuilding.as_ref().is_some_and(|of| of.awaited.is_empty() && of.uncopied.is_empty()) {
                 state.rebuilding = None;
             }
         }
@@ -178,6 +210,11 @@ impl Streamlet {
 }
 
 impl Log {
+    /// Bytes of rebuilt segments that are whole and do not have their copies, or are not known to have them.
+    pub fn rebuilt_bytes(&self) -> u64 {
+        self.shared.uncopied_bytes.load(Ordering::Relaxed)
+    }
+
     /// Puts a chunk of an awaited segment to the place that it names, whatever of the segment is there. Any thread; verifies
     /// and copies without the lane's lock.
     pub fn rebuild_chunk(&self, bytes: &[u8]) -> Result<Rebuilt, RebuildError> {
@@ -360,7 +397,7 @@ impl Lane {
         Ok(Ok(begun))
     }
 
-    /// Takes a segment that is whole: readers see it, the store writes it out, and its chunks go to the sink.
+    /// Takes a segment that is whole: readers see it, the store writes it out, and its chunks wait for their way to the sink.
     fn show(self: &Arc<Self>, begun: &Begun) -> Result<Rebuilt, RebuildError> {
         let AwaitedSegment { group, index, end, .. } = begun.awaited;
         let sink = self.rebuilt_sink()?;
@@ -382,6 +419,9 @@ impl Lane {
             begun.segment.disown();
             return Ok(Rebuilt::NotAwaited);
         };
+        if sink.is_some() {
+            rebuilding.uncopied.push_back(Uncopied::new(&begun.log, &begun.segment));
+        }
         let slot = state.chain.slot_mut(at);
         slot.memory = Some(Arc::clone(&begun.segment));
         slot.refresh();
@@ -392,8 +432,7 @@ impl Lane {
         let wake = state.waiters.take();
         drop(guard);
         wake.call();
-        let ticket = sink.and_then(|sink| self.replicate(&begun.segment, &*sink));
-        Ok(Rebuilt::Whole { ticket, bytes: end })
+        Ok(Rebuilt::Whole { bytes: end })
     }
 
     /// What makes rebuilt chunks durable here.
@@ -427,6 +466,24 @@ impl LaneState {
     /// Whether old segments are awaited, or do not have their copies yet: nothing is dropped meanwhile.
     pub(crate) fn is_rebuilding(&self) -> bool {
         self.rebuilding.is_some()
+    }
+}
+
+impl Uncopied {
+    fn new(log: &Arc<Shared>, segment: &Arc<Segment>) -> Uncopied {
+        log.uncopied_bytes.fetch_add(segment.head().into(), Ordering::Relaxed);
+        Uncopied { log: Arc::clone(log), segment: Arc::clone(segment) }
+    }
+
+    /// Bytes of the segment.
+    pub fn bytes(&self) -> u64 {
+        self.segment.head().into()
+    }
+}
+
+impl Drop for Uncopied {
+    fn drop(&mut self) {
+        self.log.uncopied_bytes.fetch_sub(self.bytes(), Ordering::Relaxed);
     }
 }
 

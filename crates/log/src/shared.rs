@@ -23,6 +23,8 @@ pub(crate) struct Shared {
     pub(crate) epoch: AtomicU32,
     /// Bytes of segments that are being rebuilt and are not whole.
     pub(crate) begun_bytes: AtomicU64,
+    /// Bytes of segments that were rebuilt and do not have their copies.
+    pub(crate) uncopied_bytes: AtomicU64,
     /// Bytes that writers lacked since the last look of [`crate::Log::close_coldest`].
     pub(crate) lacked_bytes: AtomicU64,
     /// Something was appended or read since the last [`crate::Log::take_used`].
@@ -48,6 +50,7 @@ impl Shared {
             sinks: OnceLock::new(),
             epoch: AtomicU32::new(0),
             begun_bytes: zero(),
+            uncopied_bytes: zero(),
             lacked_bytes: zero(),
             used: AtomicBool::new(false),
             retired: Mutex::default(),

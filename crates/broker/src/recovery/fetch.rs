@@ -1,18 +1,21 @@
 //! Reading the blocks of lost logs from backups, and putting their chunks to their places: step 6. Threads of their own, which
 //! wait for backups, for room in the arena and for this node's own log.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kera_format::chunk::Chunks;
-use kera_log::{ArenaFull, DurabilitySink, Observer, RebuildError, Rebuilt, SinkErrorKind, Ticket};
+use kera_log::{
+    ArenaFull, DurabilitySink, Observer, RebuildError, Rebuilt, RebuiltCopy, SinkError, SinkErrorKind, Streamlet,
+    Ticket,
+};
 use kera_protocol::{BlocksRead, ReadBlocks, Status, StreamletRef};
 use parking_lot::{Condvar, Mutex};
 
-use super::{Copies, RangeOfLog, RecoveryProgress, THREADS};
+use super::{Copies, RangeOfLog, RecoveryProgress};
 use crate::broker::Broker;
 use crate::failure::Failure;
 
@@ -20,8 +23,11 @@ use crate::failure::Failure;
 const READ_BYTES: u32 = 4 << 20;
 /// Answers that have come and are not dealt with.
 const AHEAD: usize = 2;
-/// Segments that are whole and wait for their copies take at most one part in this many of the arena.
-const WAITING_SHARE: u64 = 8;
+/// Segments that are whole and do not have their copies take at most one part in this many of the arena: until there are so many,
+/// what is read comes before what is copied, which takes the same processors, memory and network.
+const UNCOPIED_SHARE: u64 = 2;
+/// Those of them that are on their way to their copies: producers' new chunks wait behind them.
+const WAITING_SHARE: u64 = 32;
 /// How often nothing may have happened after a wait.
 const LOOKS_MAX: u32 = 300;
 
@@ -207,7 +213,7 @@ impl Job<'_> {
     /// Reads from one backup: one thread asks while this one deals with what has come.
     fn read_from(&self, backup: u32, from: &mut u64) -> Result<(), Stop> {
         if self.copies.threads() == 1 {
-            let mut copied = Copied { waiting: Vec::new(), arrivals: Arrivals::new() };
+            let mut copied = Copied::new();
             while *from <= self.range.last {
                 let read = self.ask_once(backup, *from).map_err(Stop::Backup)?;
                 self.take(&read, &mut copied, from)?;
@@ -259,7 +265,7 @@ impl Job<'_> {
     }
 
     fn deal_with(&self, receiver: &Receiver<Result<BlocksRead, String>>, from: &mut u64) -> Result<(), Stop> {
-        let mut copied = Copied { waiting: Vec::new(), arrivals: Arrivals::new() };
+        let mut copied = Copied::new();
         while *from <= self.range.last {
             let read = receiver.recv().map_err(|_| Stop::Backup("it stopped answering".to_owned()))?;
             self.take(&read.map_err(Stop::Backup)?, &mut copied, from)?;
@@ -286,26 +292,45 @@ impl Job<'_> {
                     format!("it sent a chunk of streamlet {streamlet} of stream {stream}, which was not asked for");
                 return Err(Stop::Backup(reason));
             }
-            if let Rebuilt::Whole { ticket, bytes } = self.put(chunk.as_bytes(), copied)? {
+            if let Rebuilt::Whole { bytes } = self.put(name, chunk.as_bytes(), copied)? {
                 self.progress.bytes_readable.fetch_add(bytes.into(), Ordering::Relaxed);
-                let sink = self.broker.place_of(name).and_then(|place| Some(place.rebuilt_through()?.0));
-                if let (Some(ticket), Some(sink)) = (ticket, sink) {
-                    copied.wait(self, sink, ticket, bytes.into())?;
-                }
+                self.bound_memory(name, copied)?;
             }
         }
         Ok(())
     }
 
-    /// Puts a chunk to its place, waiting for room. Room comes: what is whole and durable goes to the store, which writes it
-    /// out, and what is not whole takes a part of the arena only. If none comes for long nobody frees any, and going on later
-    /// is better.
-    fn put(&self, chunk: &[u8], copied: &Copied) -> Result<Rebuilt, Stop> {
+    /// Has what is more than may wait copied, first of this streamlet.
+    fn bound_memory(&self, name: StreamletRef, copied: &mut Copied) -> Result<(), Stop> {
+        let log = &self.broker.log;
+        let limit = log.arena().bytes() / UNCOPIED_SHARE;
+        while log.rebuilt_bytes() > limit
+            && (self.copy(name, copied)? || copied.wait(self.copies).map_err(Stop::All)?)
+        {}
+        Ok(())
+    }
+
+    /// Has a segment copied of those that are read here, first of this streamlet. False: there is none.
+    fn copy(&self, first: StreamletRef, copied: &mut Copied) -> Result<bool, Stop> {
+        for name in std::iter::once(&first).chain(&self.wanted) {
+            let Some(place) = self.broker.place_of(*name) else { continue };
+            if copied.copy(self.broker, &place, self.copies).map_err(Stop::All)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Puts a chunk to its place, waiting for room. Room comes: what is whole is copied, and when it is durable goes to the store,
+    /// which writes it out; what is not whole takes a part of the arena only. If none comes for long nobody frees any, and going
+    /// on later is better.
+    fn put(&self, name: StreamletRef, chunk: &[u8], copied: &mut Copied) -> Result<Rebuilt, Stop> {
         let mut looks = 0;
         while looks < LOOKS_MAX {
             match self.broker.log.rebuild_chunk(chunk) {
                 Ok(rebuilt) => return Ok(rebuilt),
                 Err(RebuildError::ArenaFull(full)) => {
+                    self.copy(name, copied)?;
                     looks = if copied.arrivals.room(self.broker, &full, self.copies) { 0 } else { looks + 1 };
                 }
                 Err(RebuildError::Sink(error)) => {
@@ -320,21 +345,39 @@ impl Job<'_> {
     }
 }
 
-/// Segments that are whole and wait for their copies: until they have them they cannot leave memory.
-struct Copied {
-    waiting: Vec<(Arc<dyn DurabilitySink>, Ticket, u64)>,
+/// Bytes of rebuilt segments that may be on their way to their copies.
+pub(super) fn copied_at_once(broker: &Broker) -> u64 {
+    broker.log.arena().bytes() / WAITING_SHARE
+}
+
+/// Segments that are whole and on their way to their copies: until they have them they cannot leave memory.
+pub(super) struct Copied {
+    waiting: VecDeque<RebuiltCopy>,
     arrivals: Arc<Arrivals>,
 }
 
 impl Copied {
-    fn wait(&mut self, job: &Job<'_>, sink: Arc<dyn DurabilitySink>, ticket: Ticket, bytes: u64) -> Result<(), Stop> {
-        self.waiting.push((sink, ticket, bytes));
-        self.waiting.retain(|(sink, ticket, _)| sink.durable_through() < *ticket);
-        let limit = job.broker.log.arena().bytes() / WAITING_SHARE / THREADS as u64;
-        while self.waiting.len() > 1 && self.waiting.iter().map(|(.., bytes)| bytes).sum::<u64>() > limit {
-            let (sink, ticket, _) = self.waiting.remove(0);
-            self.arrivals.durable(&*sink, ticket, job.copies).map_err(Stop::All)?;
+    pub(super) fn new() -> Copied {
+        Copied { waiting: VecDeque::new(), arrivals: Arrivals::new() }
+    }
+
+    /// Sends a segment of a streamlet on its way, and waits for the first ones while too many are. False: there is none to send.
+    pub(super) fn copy(&mut self, broker: &Broker, place: &Streamlet, copies: &dyn Copies) -> Result<bool, Failure> {
+        let nowhere = |error: SinkError| Failure::later(Status::NotReady, format!("nothing can be rebuilt: {error}"));
+        let Some(copy) = place.copy_rebuilt().map_err(nowhere)? else { return Ok(false) };
+        self.waiting.push_back(copy);
+        self.waiting.retain(|copy| copy.sink.durable_through() < copy.ticket);
+        let limit = copied_at_once(broker);
+        while self.waiting.len() > 1 && self.waiting.iter().map(|copy| copy.segment.bytes()).sum::<u64>() > limit {
+            self.wait(copies)?;
         }
-        Ok(())
+        Ok(true)
+    }
+
+    /// Waits until the first that is on its way has its copies. False: there is none.
+    fn wait(&mut self, copies: &dyn Copies) -> Result<bool, Failure> {
+        let Some(copy) = self.waiting.pop_front() else { return Ok(false) };
+        self.arrivals.durable(&*copy.sink, copy.ticket, copies)?;
+        Ok(true)
     }
 }

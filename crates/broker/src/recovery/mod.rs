@@ -35,7 +35,7 @@ use crate::broker::Broker;
 use crate::failure::Failure;
 use crate::handover;
 use decide::{Decided, Source};
-use fetch::{Arrivals, in_parallel};
+use fetch::{Arrivals, Copied, in_parallel};
 
 /// Streamlets that one question names.
 const ASKED_AT_ONCE: usize = 1000;
@@ -239,8 +239,11 @@ impl Broker {
     /// Reads what is to be rebuilt from the backups, puts it where it belongs, and waits until all of it is durable in this
     /// node's own log: then the lost logs are not needed for these streamlets any more. `logs`: those that it was taken over
     /// from, with the backups that they have now. Blocks the thread, starts some more; takes as much memory of the arena as
-    /// [`kera_log::Log::rebuild_chunk`] says, and half as much again for what waits for its copies. After an error it goes on
+    /// [`kera_log::Log::rebuild_chunk`] says, and half of it for what does not have its copies. After an error it goes on
     /// where it was when it is called again.
+    ///
+    /// Readers come first: what is read has the copies that the lost broker left behind, so new ones are made when all can be
+    /// read, as far as memory lets them wait, and when it cannot go on.
     pub fn rebuild(
         &self,
         rebuild: &Rebuild,
@@ -250,10 +253,27 @@ impl Broker {
     ) -> Result<(), Failure> {
         progress.bytes_all.fetch_max(rebuild.bytes, Ordering::Relaxed);
         progress.lanes.fetch_max(rebuild.lanes, Ordering::Relaxed);
+        if let Err(failure) = self.read_back(rebuild, logs, copies, progress) {
+            self.copy_some(rebuild);
+            return Err(failure);
+        }
+        tracing::info!(bytes = rebuild.bytes, "what a lost broker had can be read again");
+        self.copy_rebuilt(rebuild, copies)?;
+        self.wait_for_copies(rebuild, copies)
+    }
+
+    /// Reads until nothing is missing.
+    fn read_back(
+        &self,
+        rebuild: &Rebuild,
+        logs: &[EndedLog],
+        copies: &dyn Copies,
+        progress: &RecoveryProgress,
+    ) -> Result<(), Failure> {
         let ranges = rebuild.ranges_now(logs);
         loop {
             let missing = self.missing(rebuild);
-            let Some((name, lane, segment)) = missing.first else { break };
+            let Some((name, lane, segment)) = missing.first else { return Ok(()) };
             progress.passes.fetch_add(1, Ordering::Relaxed);
             let is_as_before = || self.missing(rebuild).count == missing.count;
             let mut errors = fetch::pass(self, &ranges, &missing.streamlets, (copies, false), progress)?;
@@ -274,7 +294,31 @@ impl Broker {
                 return Err(Failure::later(Status::SegmentUnreadable, message));
             }
         }
-        self.wait_for_copies(rebuild, copies)
+    }
+
+    /// Sends a part of what was read on its way to its copies, and waits for nothing: called each time that a rebuild cannot go on,
+    /// which may be for long, while what is there already needs its copies.
+    fn copy_some(&self, rebuild: &Rebuild) {
+        let mut left = fetch::copied_at_once(self);
+        for name in &rebuild.streamlets {
+            let Some(place) = self.place_of(*name) else { continue };
+            while left > 0
+                && let Ok(Some(copy)) = place.copy_rebuilt()
+            {
+                let is_healthy = copy.sink.healthy().is_ok();
+                left = if is_healthy { left.saturating_sub(copy.segment.bytes()) } else { 0 };
+            }
+        }
+    }
+
+    /// Sends what was read on its way to its copies.
+    fn copy_rebuilt(&self, rebuild: &Rebuild, copies: &dyn Copies) -> Result<(), Failure> {
+        let mut copied = Copied::new();
+        for name in &rebuild.streamlets {
+            let Some(place) = self.place_of(*name) else { continue };
+            while copied.copy(self, &place, copies)? {}
+        }
+        Ok(())
     }
 
     /// What is still awaited.
