@@ -298,6 +298,27 @@ fn a_node_that_comes_back_with_its_memory_goes_on_holding_and_one_without_does_n
     }
 }
 
+#[test]
+fn a_node_that_holds_groups_of_several_epochs_of_a_streamlet_comes_back_with_it_once() {
+    let mut cluster = Cluster::new(3);
+    let stream = cluster.stream("moved", 1, 2);
+    for to in [2, 1, 2, 1] {
+        cluster.move_to(stream, 0, to);
+    }
+    cluster.join(1, true);
+    let epoch = cluster.0.node(1).unwrap().epoch;
+    let held = cluster.0.owners(stream).unwrap().held().iter().filter(|held| held.node == 1).count();
+    assert!(held > 1, "{held}");
+    assert_eq!(cluster.0.came_back_with(1, epoch).0, [(stream, 0..1)], "what it owns, and what it holds");
+    let other = cluster.stream("other", 6, 2);
+    let own: Vec<u32> = (0..6).filter(|at| cluster.owner(other, *at) == 1).collect();
+    cluster.move_to(other, own[0], 2);
+    cluster.join(1, true);
+    let (back, _) = cluster.0.came_back_with(1, epoch + 1);
+    let of_other = back.iter().filter(|(of, _)| *of == other).flat_map(|(_, range)| range.clone());
+    assert_eq!(of_other.collect::<Vec<_>>(), own);
+}
+
 /// Node 1 has come back with what it holds, and has copied it again in its new log.
 #[test]
 fn a_node_has_old_logs_given_up_although_it_holds_groups_and_nobody_else_does() {

@@ -94,7 +94,7 @@ impl ClusterState {
     }
 
     /// What an incarnation has had before it began: ranges of streamlets with copies that it owns without having to rebuild them, or holds
-    /// groups of; and below which owner epoch the groups of that time are. Asked when it begins.
+    /// groups of, each streamlet in one of them; and below which owner epoch the groups of that time are. Asked when it begins.
     pub fn came_back_with(&self, node: NodeNumber, epoch: u32) -> (Vec<(StreamId, Range<u32>)>, u32) {
         let back: Vec<_> = self.to_recover(node, epoch).filter(|(_, run)| !run.owner.rebuilding).collect();
         let began = back.iter().map(|(_, run)| run.owner.owner_epoch).min().unwrap_or(self.next_owner_epoch);
@@ -104,7 +104,7 @@ impl ClusterState {
             let by_node = held.filter(|held| held.node == node);
             ranges.extend(by_node.map(|held| (info.id, held.first..held.first + held.count)));
         }
-        (ranges, began)
+        (united(ranges), began)
     }
 
     /// Streamlets of an incarnation of which a lost broker had something that is not rebuilt yet, each with its owner epoch.
@@ -202,6 +202,19 @@ impl ClusterState {
         let lost = self.lost_logs().map(|(name, _)| name);
         lost.filter(|name| name.node == node && name.epoch < epoch).collect()
     }
+}
+
+/// The same streamlets, each once.
+fn united(mut ranges: Vec<(StreamId, Range<u32>)>) -> Vec<(StreamId, Range<u32>)> {
+    ranges.sort_unstable_by_key(|(stream, range)| (*stream, range.start));
+    let mut united: Vec<(StreamId, Range<u32>)> = Vec::with_capacity(ranges.len());
+    for (stream, range) in ranges {
+        match united.last_mut() {
+            Some((of, last)) if *of == stream && range.start <= last.end => last.end = last.end.max(range.end),
+            _ => united.push((stream, range)),
+        }
+    }
+    united
 }
 
 fn node_info(number: NodeNumber, node: &NodeState) -> NodeInfo {

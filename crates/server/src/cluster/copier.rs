@@ -264,17 +264,23 @@ impl Copier {
             segments = segments.len(),
             "what came back with this node is copied again, so that its old logs can go"
         );
-        while let Some(segment) = segments.pop() {
-            let Some(log) = self.copies.log_of(&self.log, segment) else { continue };
-            loop {
-                match self.give(&[segment], &log, &mut memory.never) {
-                    None => return false,
-                    Some(gave) if !gave.copied.is_empty() || !gave.dropped.is_empty() => break,
-                    Some(_) if !self.pause(LOOK / 10) => return false,
-                    Some(_) => {}
-                }
+        while let Some(&last) = segments.last() {
+            let Some(log) = self.copies.log_of(&self.log, last) else {
+                segments.pop();
+                continue;
+            };
+            // Of one streamlet, and so of one log.
+            let is_beside = |one: &&SegmentId| (one.stream, one.streamlet) == (last.stream, last.streamlet);
+            let wanted: Vec<SegmentId> = segments.iter().rev().take(SEGMENTS).take_while(is_beside).copied().collect();
+            let Some(Gave { copied, dropped }) = self.give(&wanted, &log, &mut memory.never) else { return false };
+            if copied.is_empty() && dropped.is_empty() && !self.pause(LOOK / 10) {
+                return false;
             }
-            all &= !memory.never.contains(&segment);
+            let is_done = |segment: &SegmentId| copied.contains(segment) || dropped.contains(segment);
+            let rest = segments.len() - wanted.len();
+            let left: Vec<SegmentId> = segments.drain(rest..).filter(|segment| !is_done(segment)).collect();
+            segments.extend(left);
+            all &= !dropped.iter().any(|segment| memory.never.contains(segment));
         }
         if all {
             self.recovery.has_copied_returned();
