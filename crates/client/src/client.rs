@@ -14,6 +14,7 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
+use crate::lent::Lent;
 use crate::placement::{HOME, Placement, Placements};
 use crate::{Admin, ClientError, ConsumerBuilder, ProducerBuilder};
 
@@ -82,6 +83,7 @@ impl ClientBuilder {
             nodes: Mutex::default(),
             placements: std::sync::Mutex::default(),
             asking: Mutex::new(()),
+            lent: Lent::default(),
         };
         let client = Client { inner: Arc::new(inner) };
         client.server().await?;
@@ -89,8 +91,8 @@ impl ClientBuilder {
     }
 }
 
-/// A server or a cluster, as a program sees it. Clones share a connection to each node for short calls; each producer and
-/// consumer has its own.
+/// A server or a cluster, as a program sees it. Clones share a connection to each node for short calls. Each consumer has its own, and so
+/// have the first 16 producers; those that come later share theirs: make one client for all streams that a program writes to.
 #[derive(Clone, Debug)]
 pub struct Client {
     inner: Arc<ClientInner>,
@@ -110,6 +112,7 @@ struct ClientInner {
     placements: std::sync::Mutex<Placements>,
     /// Held by whoever asks for owners, so that those who come meanwhile take what it finds.
     asking: Mutex<()>,
+    lent: Lent,
 }
 
 impl Client {
@@ -236,7 +239,12 @@ impl Client {
         }
     }
 
-    async fn shared(&self) -> Result<Connection, RpcError> {
+    pub(crate) fn lent(&self) -> &Lent {
+        &self.inner.lent
+    }
+
+    /// The connection for short calls.
+    pub(crate) async fn shared(&self) -> Result<Connection, RpcError> {
         let mut shared = self.inner.connection.lock().await;
         if let Some(connection) = shared.as_ref().filter(|connection| !connection.is_closed()) {
             return Ok(connection.clone());

@@ -59,6 +59,7 @@ mod backoff;
 mod client;
 mod consumer;
 mod error;
+mod lent;
 mod moves;
 mod placement;
 mod places;

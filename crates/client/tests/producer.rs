@@ -521,3 +521,38 @@ fn without_an_id_chunks_are_not_deduplicated() {
         assert!(server.fake.state().epochs.is_empty());
     });
 }
+
+#[test]
+fn many_producers_of_a_client_share_connections_and_outlive_each_other() {
+    let mut server = FakeServer::start(1, 1);
+    run(async {
+        let client = client(&server).await;
+        let build = || client.producer(STREAM).linger(Duration::ZERO).build();
+        let mut producers = Vec::new();
+        for _ in 0..60 {
+            producers.push(build().await.unwrap());
+        }
+        for (n, producer) in producers.iter_mut().enumerate() {
+            send_all(producer, &numbered(n..n + 1)).await;
+            producer.flush().await.unwrap();
+        }
+        let connections = server.fake.state().wakers.len();
+        assert_eq!(connections, 16 + 1, "one more for short calls");
+        // Those that end take nobody's connection along.
+        for producer in producers.drain(..40) {
+            producer.close().await.unwrap();
+        }
+        for (n, producer) in (60..).zip(&mut producers) {
+            send_all(producer, &numbered(n..n + 1)).await;
+            producer.flush().await.unwrap();
+            assert_eq!(producer.stats().reconnects, 0);
+        }
+        server.restart();
+        for (n, producer) in (80..).zip(&mut producers) {
+            send_all(producer, &numbered(n..n + 1)).await;
+            producer.flush().await.unwrap();
+        }
+        assert_eq!(server.fake.values(0, 0), numbered(0..100));
+        assert!(server.fake.state().wakers.len() <= 16 + 1, "broken ones are made again as few as they were");
+    });
+}

@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -73,6 +73,19 @@ pub struct Frame {
 #[derive(Clone, Debug)]
 pub struct Connection {
     handle: Arc<Handle>,
+}
+
+/// A connection that whoever holds this does not keep open.
+#[derive(Clone, Debug)]
+pub struct WeakConnection {
+    handle: Weak<Handle>,
+}
+
+impl WeakConnection {
+    /// The connection, if anybody still has it.
+    pub fn upgrade(&self) -> Option<Connection> {
+        self.handle.upgrade().map(|handle| Connection { handle })
+    }
 }
 
 #[derive(Debug)]
@@ -199,6 +212,11 @@ impl Connection {
 
     fn shared(&self) -> &Arc<Shared> {
         &self.handle.shared
+    }
+
+    /// A handle that does not keep it open.
+    pub fn downgrade(&self) -> WeakConnection {
+        WeakConnection { handle: Arc::downgrade(&self.handle) }
     }
 
     /// Where it goes.

@@ -16,7 +16,7 @@ mod server;
 mod serving;
 mod session;
 
-pub use connection::{Call, ClientConfig, Connection, Frame, Subscription};
+pub use connection::{Call, ClientConfig, Connection, Frame, Subscription, WeakConnection};
 pub use error::RpcError;
 pub use outbox::{FrameWriter, Outbox};
 pub use server::{RunningServer, Server, ServerConfig, ServerStats};

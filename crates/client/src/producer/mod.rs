@@ -21,6 +21,7 @@ pub use buffer::BufferSettings;
 pub use front::Front;
 pub use report::{Delivered, DeliveryReport, ProducerStats};
 
+use crate::placement::HOME;
 use crate::{Client, ClientError, Routing};
 use buffer::{Buffer, Waiter};
 use sender::{ReportFn, Sender, SenderSettings, Shared};
@@ -148,7 +149,12 @@ impl ProducerBuilder {
     /// be sure of, no server.
     pub async fn build(self) -> Result<Producer, ClientError> {
         let info = self.client.find_stream(&self.stream).await?;
-        let connection = self.client.dedicated().await?;
+        let placement = self.client.placement(info.id).await?;
+        let connection = match placement.is_alone() {
+            true => self.client.lend(&placement, HOME).await?,
+            // Nodes are connected to when there is something for them.
+            false => self.client.shared().await?,
+        };
         let settings = self.settings(&info, connection.hello())?;
         let (mut producer_id, mut producer_epoch) = (ProducerId(0), ProducerEpoch(0));
         if self.idempotent {
@@ -165,7 +171,6 @@ impl ProducerBuilder {
             delivery_timeout: self.delivery_timeout,
             producer_id: self.idempotent.then_some(producer_id),
         };
-        let placement = self.client.placement(info.id).await?;
         let buffer = Buffer::new(settings, producer_id, producer_epoch);
         let shared = Arc::new(Shared::new(buffer, self.on_reports));
         let front = Front::new(Arc::clone(&shared));

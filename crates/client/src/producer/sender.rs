@@ -357,7 +357,7 @@ impl Sender {
         let node = self.links[at].node;
         let (client, placement) = (self.client.clone(), Arc::clone(&self.owners.placement));
         self.links[at].node_epoch = placement.node_epoch(node);
-        let connecting = tokio::spawn(async move { client.dedicated_to(&placement, node).await });
+        let connecting = tokio::spawn(async move { client.lend(&placement, node).await });
         self.links[at].connecting = Some(connecting);
     }
 
@@ -799,9 +799,8 @@ impl Sender {
     fn end(mut self, error: ClientError) {
         let mut requests = Vec::new();
         for link in &mut self.links {
-            if let Some(connection) = link.connection.take() {
-                connection.close();
-            }
+            // Not closed: others may share it.
+            link.connection = None;
             if let Some(connecting) = link.connecting.take() {
                 connecting.abort();
             }
