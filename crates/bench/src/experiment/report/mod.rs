@@ -21,6 +21,11 @@ use plot::{LimitLine, LineOf, Panel, Plot};
 /// The share of a rate that counts as having kept it.
 const KEPT: f64 = 0.95;
 
+/// A thread that waits this much longer than it wanted to, at a rate that leaves cores free, was kept from running.
+const STALL_MS_MIN: f64 = 10.0;
+/// It is told where it may be what a latency is made of.
+const STALL_SHARE: f64 = 0.3;
+
 /// What was written.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Written {
@@ -138,24 +143,33 @@ impl<'a> Report<'a> {
     }
 }
 
-/// Systems whose consumers fell behind by more than is kept at a point, so that what they did not get is part of no rate.
-fn passed_over(results: &Results, experiment: &Experiment, (series, x, _): &(String, f64, Workload)) -> Vec<String> {
-    let removed =
-        |run: &Run| run.figures.pointer("/consume/removed").and_then(serde_json::Value::as_f64).unwrap_or(0.0);
-    let note = |system: String| {
-        let here = results.runs.iter().filter(|run| run.experiment == experiment.name && run.series == *series);
-        let here = here.filter(|run| run.x == *x && run.system == system);
-        let most = here.map(removed).fold(0.0, f64::max);
-        let at = point_name(experiment, series, *x);
-        (most > 0.0).then(|| {
-            format!(
-                "{}, {at}: up to {} records were gone before consumers had read them (kept_bytes)",
-                name_of(&system),
-                count(most)
-            )
-        })
+/// What has to be known about single runs at a point.
+fn notes(results: &Results, experiment: &Experiment, (series, x, workload): &(String, f64, Workload)) -> Vec<String> {
+    let here = |run: &&Run| run.experiment == experiment.name && run.series == *series && run.x == *x;
+    let note = |run: &Run| {
+        let who = format!("{}, {}, round {}", name_of(&run.system), point_name(experiment, series, *x), run.round + 1);
+        notes_on(&run.figures, workload.rate.is_some()).into_iter().map(move |note| format!("{who}: {note}"))
     };
-    results.systems_of(&experiment.name).into_iter().filter_map(note).collect()
+    results.runs.iter().filter(here).flat_map(note).collect()
+}
+
+/// What consumers did not get is part of no rate; and a time in which the machine let a waiting thread stand is part of the latencies of
+/// whatever was measured meanwhile.
+fn notes_on(figures: &serde_json::Value, at_a_rate: bool) -> Vec<String> {
+    let at = |pointer: &str| figures.pointer(pointer).and_then(serde_json::Value::as_f64).unwrap_or(0.0);
+    let (removed, stall_ms) = (at("/consume/removed"), at("/stall_ms"));
+    let p99_ms = at("/latency_us/p99").max(at("/consume/latency_us/p99")) / 1e3;
+    let mut notes = Vec::new();
+    if removed > 0.0 {
+        notes.push(format!("{} records were gone before consumers had read them (kept_bytes)", count(removed)));
+    }
+    if at_a_rate && p99_ms >= STALL_MS_MIN && stall_ms >= STALL_MS_MIN.max(p99_ms * STALL_SHARE) {
+        let p99 = micros(p99_ms * 1e3);
+        notes.push(format!(
+            "the machine let a waiting thread stand for up to {stall_ms:.0} ms meanwhile; 99 of 100 took up to {p99}"
+        ));
+    }
+    notes
 }
 
 /// How far a run came that kept to a time; what is missing only if something is.
@@ -181,7 +195,7 @@ fn section<'a>(results: &'a Results, experiment: &'a Experiment, ratios: &[Ratio
         table: table(results, experiment, ratios),
         costs: costs(results, experiment),
         guarantees: vec![],
-        notes: results.points(experiment).iter().flat_map(|at| passed_over(results, experiment, at)).collect(),
+        notes: results.points(experiment).iter().flat_map(|at| notes(results, experiment, at)).collect(),
         skipped: results.skipped.iter().filter(|skipped| skipped.experiment == *name).collect(),
         commands: vec![],
         profile_pictures: vec![],
@@ -543,6 +557,20 @@ mod tests {
         assert_eq!(apart.len(), 2);
         assert_eq!(apart[1], ("limit: loopback TCP, 3 copies".to_owned(), vec![(0, 1.0)]));
         assert!(lines(&|_| vec![]).is_empty());
+    }
+
+    #[test]
+    fn what_was_not_read_and_a_machine_that_stood_still_are_told() {
+        let figures = |p99_us: f64, stall_ms: f64, removed: u64| {
+            let consume = serde_json::json!({ "removed": removed, "latency_us": { "p99": p99_us } });
+            serde_json::json!({ "stall_ms": stall_ms, "consume": consume })
+        };
+        let told = notes_on(&figures(197_000.0, 210.0, 0), true);
+        assert!(told.len() == 1 && told[0].contains("210 ms") && told[0].contains("197.00 ms"), "{told:?}");
+        assert!(notes_on(&figures(197_000.0, 210.0, 0), false).is_empty(), "as fast as it goes there is no core left");
+        assert!(notes_on(&figures(197_000.0, 20.0, 0), true).is_empty(), "that was not the machine");
+        assert!(notes_on(&figures(400.0, 60.0, 0), true).is_empty(), "the latencies do not show it");
+        assert!(notes_on(&figures(400.0, 0.0, 1_200_000), false)[0].starts_with("1.20 M records were gone"));
     }
 
     #[test]

@@ -26,6 +26,9 @@ use super::workload::Workload;
 use crate::BenchError;
 use crate::server::end_with_parent;
 
+/// How often a load generator is looked after.
+const LOOK: Duration = Duration::from_millis(5);
+
 /// A system under measurement.
 pub trait System {
     /// Its name on the command line and in results.
@@ -110,8 +113,13 @@ pub(super) fn drive(
     let started = Instant::now();
     let text = running.wait(job.stop, || meanwhile(started.elapsed()));
     let seen = sampler.finish();
+    let stall_ms = running.stall.as_secs_f64() * 1e3;
     let shown = words.join(" ");
-    let figures = (load.read)(&text?).map_err(|e| BenchError::server(format!("reading the output of {shown}"), e))?;
+    let mut figures =
+        (load.read)(&text?).map_err(|e| BenchError::server(format!("reading the output of {shown}"), e))?;
+    if let Some(fields) = figures.as_object_mut() {
+        fields.insert("stall_ms".into(), stall_ms.into());
+    }
     let seconds = figures.get("seconds").and_then(Value::as_f64).unwrap_or(job.seconds);
     Ok(Outcome { usage: usage(&seen, seconds), figures, command: words, seen })
 }
@@ -143,6 +151,8 @@ struct Running {
     out: Option<std::thread::JoinHandle<String>>,
     err: Option<std::thread::JoinHandle<String>>,
     words: String,
+    /// The longest that the machine let a thread wait that had slept for a moment: what no system that is measured can help.
+    stall: Duration,
 }
 
 impl Running {
@@ -153,7 +163,7 @@ impl Running {
         let mut child = command.spawn().map_err(|e| BenchError::io(format!("running {words}"), e))?;
         let out = child.stdout.take().map(collect);
         let err = child.stderr.take().map(collect);
-        Ok(Running { child, out, err, words })
+        Ok(Running { child, out, err, words, stall: Duration::ZERO })
     }
 
     fn wait(
@@ -169,7 +179,9 @@ impl Running {
             }
             stop.check()?;
             meanwhile()?;
-            std::thread::sleep(Duration::from_millis(5));
+            let slept = Instant::now();
+            std::thread::sleep(LOOK);
+            self.stall = self.stall.max(slept.elapsed().saturating_sub(LOOK));
         };
         let text =
             |thread: Option<std::thread::JoinHandle<String>>| thread.and_then(|t| t.join().ok()).unwrap_or_default();
@@ -275,6 +287,9 @@ mod tests {
     #[test]
     fn output_and_failures_come_back_with_the_words() {
         assert_eq!(output(shell("echo yes"), &Stop::new()).unwrap(), "yes\n");
+        let mut slow = Running::spawn(shell("sleep 0.1")).unwrap();
+        slow.wait(&Stop::new(), || Ok(())).unwrap();
+        assert!(slow.stall > Duration::ZERO, "a sleep always takes a little longer");
         let error = output(shell("echo no room >&2; exit 3"), &Stop::new()).unwrap_err().to_string();
         assert!(error.contains("no room") && error.contains("sh -c"), "{error}");
     }
