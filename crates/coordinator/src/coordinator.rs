@@ -142,6 +142,11 @@ impl Coordinator {
         }
     }
 
+    /// Whether all nodes understand what needs this [level](kera_format::level); a node that is alone has nobody to ask.
+    pub fn all_understand(&self, level: u32) -> bool {
+        self.cluster.as_ref().is_none_or(|cluster| cluster.level() >= level)
+    }
+
     /// Reads the catalog of a single node, so that it can come along to the cluster that the node founds. Changes nothing.
     pub fn catalog(&self) -> Catalog {
         self.with(Catalog::clone)

@@ -7,8 +7,9 @@
 //! group/GROUP                                a group; without a value: it is gone, with all of its offsets
 //! offset/TOPIC/PARTITION/GROUP               an offset that it committed; without a value: it is gone
 //! pending/PRODUCER/TOPIC/PARTITION/GROUP     one that it gets if the producer's transaction commits; without a value: gone
+//! member/BYTES/MEMBER/GROUP                  a member ([`crate::kafka_members`]); without a value: it is gone
 //! ```
-//! `PARTITION` and `PRODUCER` are decimal. The last record of a key counts. Values:
+//! `PARTITION`, `PRODUCER` and `BYTES`, the length of `MEMBER`, are decimal. The last record of a key counts. Values:
 //!
 //! ```text
 //! group                                       offset
@@ -24,6 +25,7 @@
 //!     16      …  protocol_type  UTF-8             48      …  metadata      UTF-8
 //! ```
 
+use crate::kafka_members::{MEMBER_NAME_BYTES_MAX, MemberState};
 use crate::wire::{i64_at, put, u16_at, u32_at};
 use crate::{ChunkBuilder, FormatError, Record, RecordView, limits};
 
@@ -35,7 +37,7 @@ pub const GROUP_NAME_BYTES_MAX: usize = 1_024;
 pub const PROTOCOL_TYPE_BYTES_MAX: usize = 255;
 /// The most bytes that the metadata of an offset may have.
 pub const METADATA_BYTES_MAX: usize = 32_767;
-/// The most bytes that one of these records takes: head, the longest key, the longest value.
+/// The most bytes that one of these records takes, but for those of members: head, the longest key, the longest value.
 pub const RECORD_BYTES_MAX: usize = 64 + GROUP_NAME_BYTES_MAX + 249 + 48 + OFFSET_BYTES + METADATA_BYTES_MAX;
 /// Bytes of a group's value before its protocol type.
 const GROUP_BYTES: usize = 16;
@@ -61,7 +63,7 @@ pub enum GroupKind {
 pub struct GroupState {
     /// How its members come together.
     pub kind: GroupKind,
-    /// Whether it had members then. After a restart it has none.
+    /// Whether it had members then. Those of which there are records are there after a restart.
     pub members: bool,
     /// The last generation, or the group's epoch.
     pub epoch: u32,
@@ -106,6 +108,8 @@ pub enum Fact {
     Offset(OffsetKey, Option<CommittedOffset>),
     /// An offset that counts when this producer's transaction commits; `None`: it has ended.
     Pending(i64, OffsetKey, Option<CommittedOffset>),
+    /// A member, by its id; `None`: it is gone. Those of a classic group count if they are of its last generation, and all there.
+    Member(String, Option<Box<MemberState>>),
 }
 
 /// One record: a group and a fact about it.
@@ -132,14 +136,33 @@ impl Entry {
                 format!("pending/{producer}/{}/{}/{group}", of.topic, of.partition),
                 offset.as_ref().map(CommittedOffset::to_bytes),
             ),
+            Fact::Member(id, member) => {
+                (format!("member/{}/{id}/{group}", id.len()), member.as_ref().map(|member| member.to_bytes()))
+            }
         };
         into.push(&Record { keys: &[key.as_bytes()], value: value.as_deref(), ..Record::default() });
+    }
+
+    /// About how many bytes its record takes; not less.
+    pub fn bytes(&self) -> usize {
+        let value = match &self.fact {
+            Fact::Group(state) => state.as_ref().map_or(0, |state| GROUP_BYTES + state.protocol_type.len()),
+            Fact::Offset(_, offset) | Fact::Pending(_, _, offset) => {
+                offset.as_ref().map_or(0, |offset| OFFSET_BYTES + offset.metadata.len())
+            }
+            Fact::Member(id, member) => id.len() + member.as_ref().map_or(0, |member| member.to_bytes().len()),
+        };
+        let topic = match &self.fact {
+            Fact::Offset(of, _) | Fact::Pending(_, of, _) => of.topic.len(),
+            Fact::Group(_) | Fact::Member(..) => 0,
+        };
+        64 + self.group.len() + topic + value
     }
 
     /// What a record tells.
     pub fn decode(record: &RecordView<'_>) -> Result<Entry, FormatError> {
         let bytes = record.key().unwrap_or_default();
-        let wrong = || bad("groups.key", bytes.len() as u64, "group/…, offset/…/…/… or pending/…/…/…/…");
+        let wrong = || bad("groups.key", bytes.len() as u64, "group/…, offset/…/…/…, pending/…/…/…/… or member/…/…/…");
         let key = std::str::from_utf8(bytes).map_err(|_| wrong())?;
         let (what, rest) = key.split_once('/').ok_or_else(wrong)?;
         let (group, fact) = match what {
@@ -153,6 +176,12 @@ impl Entry {
                 let producer = producer.parse().map_err(|_| wrong())?;
                 let (of, group) = offset_key(rest).ok_or_else(wrong)?;
                 (group, Fact::Pending(producer, of, record.value().map(CommittedOffset::parse).transpose()?))
+            }
+            "member" => {
+                let (id, group) = member_key(rest).ok_or_else(wrong)?;
+                at_most("groups.key (member)", id.len() as u64, MEMBER_NAME_BYTES_MAX as u64)?;
+                let member = record.value().map(MemberState::parse).transpose()?;
+                (group, Fact::Member(id.to_owned(), member.map(Box::new)))
             }
             _ => return Err(wrong()),
         };
@@ -169,11 +198,18 @@ fn offset_key(text: &str) -> Option<(OffsetKey, &str)> {
     limits::name_is_valid(topic).then(|| (OffsetKey { topic: topic.to_owned(), partition }, group))
 }
 
-fn bad(field: &'static str, value: u64, allowed: &'static str) -> FormatError {
+/// `BYTES/MEMBER/GROUP` taken apart: a member's id may hold any character, too.
+fn member_key(text: &str) -> Option<(&str, &str)> {
+    let (bytes, rest) = text.split_once('/')?;
+    let bytes: usize = bytes.parse().ok()?;
+    Some((rest.get(..bytes)?, rest.get(bytes..)?.strip_prefix('/')?))
+}
+
+pub(crate) fn bad(field: &'static str, value: u64, allowed: &'static str) -> FormatError {
     FormatError::BadField { field, value, allowed }
 }
 
-fn at_most(field: &'static str, value: u64, limit: u64) -> Result<(), FormatError> {
+pub(crate) fn at_most(field: &'static str, value: u64, limit: u64) -> Result<(), FormatError> {
     if value > limit { Err(FormatError::OverLimit { field, value, limit }) } else { Ok(()) }
 }
 
@@ -186,7 +222,7 @@ fn check_head(what: &'static str, value: &[u8], least: usize, most: usize) -> Re
     Ok(())
 }
 
-fn text(field: &'static str, bytes: &[u8]) -> Result<String, FormatError> {
+pub(crate) fn text(field: &'static str, bytes: &[u8]) -> Result<String, FormatError> {
     let text = std::str::from_utf8(bytes).map_err(|error| bad(field, error.valid_up_to() as u64, "UTF-8"))?;
     Ok(text.to_owned())
 }
@@ -286,6 +322,7 @@ impl CommittedOffset {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kafka_members::{ClassicPart, ConsumerPart, MEMBER_BYTES_MAX, MemberPart, MemberStep, Partitions};
     use crate::{ChunkView, Records};
     use proptest::prelude::*;
 
@@ -294,8 +331,44 @@ mod tests {
         entry.encode(&mut chunk);
         let sealed = chunk.seal(&Default::default(), Default::default()).expect("it fits");
         let view = ChunkView::parse(&sealed).expect("sealed");
-        assert!(view.payload().len() <= RECORD_BYTES_MAX);
+        let most = if matches!(entry.fact, Fact::Member(..)) { MEMBER_BYTES_MAX } else { RECORD_BYTES_MAX };
+        assert!(view.payload().len() <= most);
         Entry::decode(&Records::new(view.payload()).next().expect("one record").expect("well-formed"))
+    }
+
+    fn partitions() -> impl Strategy<Value = Partitions> {
+        proptest::collection::vec((any::<u128>(), proptest::collection::vec(0..=i32::MAX, 0..4)), 0..3)
+    }
+
+    fn members() -> impl Strategy<Value = MemberState> {
+        let bytes = || proptest::collection::vec(any::<u8>(), 0..20);
+        let protocols = proptest::collection::vec((".{0,9}", bytes()), 0..3);
+        let classic = (0..=i32::MAX as u32, any::<u32>(), any::<bool>(), any::<u32>(), protocols, bytes()).prop_map(
+            |(generation, members, leads, session_ms, protocols, assignment)| {
+                MemberPart::Classic(ClassicPart { generation, members, leads, session_ms, protocols, assignment })
+            },
+        );
+        let step = prop_oneof![Just(MemberStep::Stable), Just(MemberStep::Revoking), Just(MemberStep::Lacking)];
+        let epoch = || prop_oneof![Just(-2), 0..=i32::MAX];
+        let option = || proptest::option::of(".{0,9}");
+        let names = proptest::collection::vec(".{0,9}", 0..3);
+        let (subscribed, has) = ((option(), option(), option(), names), (partitions(), partitions()));
+        let consumer = (epoch(), epoch(), step, subscribed, has).prop_map(
+            |(epoch, previous_epoch, step, (rack, pattern, assignor, names), (assigned, revoking))| {
+                let part =
+                    ConsumerPart { epoch, previous_epoch, step, rack, pattern, assignor, names, assigned, revoking };
+                MemberPart::Consumer(part)
+            },
+        );
+        (option(), ".{0,9}", ".{0,9}", any::<u32>(), prop_oneof![classic, consumer]).prop_map(
+            |(instance, client_id, host, rebalance_ms, part)| MemberState {
+                instance,
+                client_id,
+                host,
+                rebalance_ms,
+                part,
+            },
+        )
     }
 
     fn entries() -> impl Strategy<Value = Entry> {
@@ -324,6 +397,8 @@ mod tests {
             proptest::option::of(state).prop_map(Fact::Group),
             (key.clone(), offset.clone()).prop_map(|(key, offset)| Fact::Offset(key, offset)),
             (any::<i64>(), key, offset).prop_map(|(producer, key, offset)| Fact::Pending(producer, key, offset)),
+            ("(.|/){0,20}", proptest::option::of(members()))
+                .prop_map(|(id, member)| Fact::Member(id, member.map(Box::new))),
         ];
         // A group's name may look like anything, also like a key.
         ("(.|/){0,60}", fact).prop_map(|(group, fact)| Entry { group, fact })
@@ -340,6 +415,23 @@ mod tests {
             let mut bytes = Vec::new();
             Record { keys: &[&key], value: value.as_deref(), ..Record::default() }.encode(&mut bytes);
             let _ = RecordView::parse(&bytes).and_then(|record| Entry::decode(&record));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_members_bytes_never_panic_wherever_they_are_cut_or_changed(
+            member in members(),
+            at in any::<proptest::sample::Index>(),
+            byte in any::<u8>(),
+        ) {
+            let mut bytes = member.to_bytes();
+            let at = at.index(bytes.len());
+            prop_assert!(MemberState::parse(&bytes[..at]).is_err());
+            bytes[at] = byte;
+            if let Ok(member) = MemberState::parse(&bytes) {
+                prop_assert_eq!(member.to_bytes(), bytes);
+            }
         }
     }
 

@@ -11,6 +11,7 @@
 //! | 2 | the level itself is in the coordinators' log, and clusters serve transactions |
 //! | 3 | streams may be replicated asynchronously; logs of a node that holds older groups may be given up |
 //! | 4 | a streamlet may move from its node to itself, to go on in another virtual log |
+//! | 5 | coordinators of Kafka's groups keep members, in records that earlier versions do not know |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -23,8 +24,10 @@ pub const ASYNCHRONOUS: u32 = 3;
 pub const HOLDERS_GIVE_UP: u32 = 3;
 /// From this one on a streamlet may move from its node to itself.
 pub const SELF_MOVES: u32 = 4;
+/// From this one on members of Kafka's groups are kept.
+pub const MEMBERS_KEPT: u32 = 5;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 4;
+pub const NEWEST: u32 = 5;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

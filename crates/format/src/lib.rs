@@ -20,6 +20,7 @@ pub mod kafka_batch;
 pub mod kafka_codec;
 pub mod kafka_floors;
 pub mod kafka_groups;
+pub mod kafka_members;
 pub mod kafka_transactions;
 pub mod level;
 pub mod limits;

@@ -9,9 +9,42 @@ mod golden;
 
 use golden::{Case, Golden, Layout, Refused, pushed, record, refused_by};
 use kera_format::kafka_groups::{CommittedOffset, Entry, Fact, GroupKind, GroupState, OffsetKey};
+use kera_format::kafka_members::{ClassicPart, ConsumerPart, MemberPart, MemberState, MemberStep};
 use kera_format::{FormatError, RecordView};
 
 const NOW_MS: i64 = 1_700_000_000_000;
+
+fn members() -> (MemberState, MemberState) {
+    let classic = ClassicPart {
+        generation: 17,
+        members: 2,
+        leads: true,
+        session_ms: 45_000,
+        protocols: vec![("range".into(), vec![0, 1, 2])],
+        assignment: vec![9, 8],
+    };
+    let topic = 0x0102_0304_0506_0708_090a_0b0c_0d0e_0f10;
+    let consumer = ConsumerPart {
+        epoch: 18,
+        previous_epoch: 17,
+        step: MemberStep::Revoking,
+        rack: None,
+        pattern: None,
+        assignor: Some("uniform".into()),
+        names: vec!["orders".into()],
+        assigned: vec![(topic, vec![0, 1])],
+        revoking: vec![(topic, vec![2])],
+    };
+    let classic = MemberState {
+        instance: Some("place".into()),
+        client_id: "app".into(),
+        host: "/127.0.0.1".into(),
+        rebalance_ms: 300_000,
+        part: MemberPart::Classic(classic),
+    };
+    let consumer = MemberState { instance: None, part: MemberPart::Consumer(consumer), ..classic.clone() };
+    (classic, consumer)
+}
 
 fn entries() -> Vec<(&'static str, &'static str, Entry)> {
     let entry = |fact| Entry { group: "report/a".into(), fact };
@@ -46,6 +79,9 @@ fn entries() -> Vec<(&'static str, &'static str, Entry)> {
         ("offset, gone", "a record without a value", entry(Fact::Offset(of.clone(), None))),
         ("pending offset", "of producer 4711's transaction", entry(Fact::Pending(4_711, of.clone(), Some(offset)))),
         ("pending offset, gone", "the transaction has ended", entry(Fact::Pending(4_711, of, None))),
+        ("classic member", "that leads two", entry(Fact::Member("app/1".into(), Some(Box::new(members().0))))),
+        ("consumer member", "that gives back", entry(Fact::Member("app/2".into(), Some(Box::new(members().1))))),
+        ("member, gone", "a record without a value", entry(Fact::Member("app/1".into(), None))),
     ]
 }
 
@@ -53,12 +89,38 @@ fn encode(entry: &Entry) -> Vec<u8> {
     pushed(|chunk| entry.encode(chunk))
 }
 
+fn counted<'a>(layout: Layout<'a>, name: &str, bytes: usize) -> Layout<'a> {
+    layout.u32(&format!("{name} length")).text(name, bytes)
+}
+
 fn case(name: &str, about: &str, entry: &Entry) -> Case {
     let bytes = encode(entry);
     let layout = Layout::of_record(&bytes);
     let left = bytes.len() - 10 - usize::from(bytes[8]);
     let layout = match &entry.fact {
-        Fact::Group(None) | Fact::Offset(_, None) | Fact::Pending(_, _, None) => layout,
+        Fact::Group(None) | Fact::Offset(_, None) | Fact::Pending(_, _, None) | Fact::Member(_, None) => layout,
+        Fact::Member(_, Some(member)) => {
+            let layout = layout.u8("version").u8("kind").u8("flags").u8("step").u32("epoch").u32("before");
+            let layout = layout.u32("session_ms").u32("rebalance_ms");
+            let layout = match &member.instance {
+                Some(instance) => counted(layout, "instance", instance.len()),
+                None => layout.u32("no instance"),
+            };
+            let layout = counted(counted(layout, "client_id", member.client_id.len()), "host", member.host.len());
+            match &member.part {
+                MemberPart::Classic(_) => {
+                    let layout = layout.u32("assignment length").bytes("assignment", 2).u32("protocols");
+                    counted(layout, "protocol", 5).u32("what it tells, length").bytes("what it tells", 3)
+                }
+                MemberPart::Consumer(_) => {
+                    let layout = counted(layout.u32("no rack").u32("no pattern"), "assignor", 7);
+                    let layout = counted(layout.u32("topics by name"), "topic", 6);
+                    let layout = layout.u32("assigned topics").bytes("topic_id", 16).u32("partitions");
+                    let layout = layout.u32("partition").u32("partition").u32("revoked topics");
+                    layout.bytes("topic_id", 16).u32("partitions").u32("partition")
+                }
+            }
+        }
         Fact::Group(Some(_)) => {
             layout.u8("version").u8("kind").u16("zero").u32("epoch").i64("changed_ms").text("protocol_type", left - 16)
         }
@@ -87,7 +149,7 @@ fn value(at: usize) -> Vec<u8> {
 }
 
 fn refused() -> Vec<Refused> {
-    let (group, offset) = (value(0), value(2));
+    let (group, offset, classic, consumer) = (value(0), value(2), value(7), value(8));
     let changed = |value: &[u8], at: usize, byte: u8| {
         let mut value = value.to_vec();
         value[at] = byte;
@@ -114,6 +176,19 @@ fn refused() -> Vec<Refused> {
         ("an offset that is not zero", record("offset/orders/3/report", Some(&changed(&offset, 2, 1)))),
         ("an offset below -1", record("offset/orders/3/report", Some(&changed(&offset, 15, 0x80)))),
         ("a time without its flag", record("offset/orders/3/report", Some(&changed(&offset, 24, 1)))),
+        ("a member's id that is shorter than it says", record("member/9/app/1", None)),
+        ("a member without a group", record("member/5/app/1", None)),
+        ("a member that is cut", record("member/5/app/1/report", Some(&classic[..19]))),
+        ("a member whose last field is cut", record("member/5/app/1/report", Some(&classic[..classic.len() - 1]))),
+        ("a member of an unknown version", record("member/5/app/1/report", Some(&changed(&classic, 0, 2)))),
+        ("an unknown kind of member", record("member/5/app/1/report", Some(&changed(&classic, 1, 3)))),
+        ("unknown flags of a member", record("member/5/app/1/report", Some(&changed(&classic, 2, 2)))),
+        ("a step of a classic member", record("member/5/app/1/report", Some(&changed(&classic, 3, 1)))),
+        ("a generation over 31 bits", record("member/5/app/1/report", Some(&changed(&classic, 7, 0x80)))),
+        ("flags of a consumer member", record("member/5/app/2/report", Some(&changed(&consumer, 2, 1)))),
+        ("an unknown step", record("member/5/app/2/report", Some(&changed(&consumer, 3, 3)))),
+        ("a member's epoch below -2", record("member/5/app/2/report", Some(&changed(&consumer, 7, 0x80)))),
+        ("a session of a consumer member", record("member/5/app/2/report", Some(&changed(&consumer, 12, 1)))),
         ("metadata that is not UTF-8", record("offset/orders/3/report", Some(&changed(&offset, 48, 0xff)))),
     ];
     refused_by(cases, decode)

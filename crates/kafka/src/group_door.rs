@@ -21,6 +21,7 @@ use kafka_protocol::messages::{
 use kafka_protocol::protocol::StrBytes;
 use kera_broker::Broker;
 use kera_env::{Clock, Random};
+use kera_format::kafka_groups::Entry;
 use kera_format::{ProducerEpoch, ProducerId};
 use kera_log::Observer;
 use kera_protocol::{ClaimGroup, EndInGroup, GroupEnded};
@@ -45,6 +46,8 @@ pub(crate) const GROUPS_STREAM: &str = "_kera.groups";
 const COPY_BYTES_MIN: u64 = 4 << 20;
 /// Bytes of one append of a copy.
 const COPY_STEP_BYTES: usize = 256 << 10;
+/// Bytes of records of one chunk of a copy, unless one record has more.
+const COPY_CHUNK_BYTES: usize = 1 << 20;
 /// How long what the coordinator knows of topics may be old.
 const TOPICS_MS: i64 = 1_000;
 /// How often it is looked at whose the groups are.
@@ -171,7 +174,12 @@ impl GroupDoor {
     ) -> io::Result<GroupDoor> {
         let topics =
             KnownTopics { catalog: Arc::clone(catalog), clock: Arc::clone(clock), seen: Mutex::new((i64::MIN / 2, 0)) };
-        let parts = Parts::new(Making { topics: Arc::new(topics), random, clock: Arc::clone(clock) });
+        let parts = Parts::new(Making {
+            catalog: Arc::clone(catalog),
+            topics: Arc::new(topics),
+            random,
+            clock: Arc::clone(clock),
+        });
         if catalog.info_of_groups().is_none() && broker.ownership().nodes().len() < 2 {
             let log = StateLog::open(GROUPS_STREAM, catalog, broker, clock)?;
             parts.set_alone(parts.making.read(log).map_err(|error| io::Error::other(error.to_string()))?);
@@ -618,13 +626,24 @@ fn address(part: &Arc<Part>) -> usize {
 
 /// Writes everything anew if the log has grown. Under the coordinator's lock, so that nothing comes between; if it breaks
 /// off, what is there stays and counts.
-fn copy(log: &StateLog<kera_format::kafka_groups::Entry>, coordinator: &Coordinator) {
+fn copy(log: &StateLog<Entry>, coordinator: &Coordinator) {
     let Some((from, added)) = log.begin_copy(COPY_BYTES_MIN) else { return };
     let mut behind = None;
     loop {
         let (entries, next) = coordinator.snapshot(behind.as_deref(), COPY_STEP_BYTES);
-        if log.append(&entries).is_err() {
-            return;
+        // A group with many members takes more than one chunk.
+        let mut rest = &entries[..];
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |entry: &&Entry| {
+                bytes += entry.bytes();
+                bytes <= COPY_CHUNK_BYTES
+            };
+            let (piece, after) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+            if log.append(piece).is_err() {
+                return;
+            }
+            rest = after;
         }
         behind = next;
         if behind.is_none() {

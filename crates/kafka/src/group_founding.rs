@@ -53,7 +53,8 @@ pub(crate) fn take_over(door: &Door, load: &Load, part: &Part, go_on: impl Fn() 
         return;
     }
     let mut entries = before.snapshot(None, usize::MAX).0;
-    entries.retain(|entry| !matches!(entry.fact, Fact::Pending(..)));
+    // Members have not heard of this coordinator: they join it.
+    entries.retain(|entry| !matches!(entry.fact, Fact::Pending(..) | Fact::Member(..)));
     for entry in &mut entries {
         if let Fact::Offset(_, Some(offset)) = &mut entry.fact
             && offset.topic_id != 0

@@ -13,9 +13,10 @@ use kafka_protocol::ResponseError as Code;
 use kera_broker::Broker;
 use kera_env::{Clock, Random};
 use kera_format::kafka_groups::Entry;
+use kera_format::level;
 use parking_lot::Mutex;
 
-use crate::door::{After, OtherNodes};
+use crate::door::{After, Catalog, OtherNodes};
 use crate::groups::{AppendFailed, Coordinator, GroupConfig, Journal, Mark, Now, Topics};
 use crate::state_log::StateLog;
 use crate::state_parts::{Coming, StateParts};
@@ -93,17 +94,25 @@ impl Part {
 }
 
 /// A coordinator's handle on its log.
-struct Handle(Option<Arc<StateLog<Entry>>>);
+struct Handle {
+    log: Option<Arc<StateLog<Entry>>>,
+    catalog: Arc<Catalog>,
+}
 
 impl Journal for Handle {
     fn append(&mut self, entries: &[Entry]) -> Result<Mark, AppendFailed> {
-        self.0.as_ref().ok_or(AppendFailed)?.append(entries)
+        self.log.as_ref().ok_or(AppendFailed)?.append(entries)
+    }
+
+    fn keeps_members(&self) -> bool {
+        self.catalog.coordinator.all_understand(level::MEMBERS_KEPT)
     }
 }
 
 /// What coordinators are made of.
 #[derive(Clone)]
 pub(crate) struct Making {
+    pub(crate) catalog: Arc<Catalog>,
     pub(crate) topics: Arc<dyn Topics + Send + Sync>,
     pub(crate) random: Arc<dyn Random>,
     pub(crate) clock: Arc<dyn Clock>,
@@ -111,7 +120,8 @@ pub(crate) struct Making {
 
 impl Making {
     pub(crate) fn coordinator(&self, config: GroupConfig, log: Option<Arc<StateLog<Entry>>>) -> Coordinator {
-        Coordinator::new(config, Box::new(Handle(log)), Arc::clone(&self.topics), Arc::clone(&self.random))
+        let journal = Box::new(Handle { log, catalog: Arc::clone(&self.catalog) });
+        Coordinator::new(config, journal, Arc::clone(&self.topics), Arc::clone(&self.random))
     }
 
     fn refusing(&self, code: Code) -> Arc<Part> {

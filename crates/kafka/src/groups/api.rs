@@ -42,6 +42,8 @@ pub trait Journal {
     /// Appends entries in this order, behind all earlier ones, or none of them. Does not wait until they are durable: an
     /// answer that rests on them carries the mark.
     fn append(&mut self, entries: &[Entry]) -> Result<Mark, AppendFailed>;
+    /// Whether it takes records of members: whoever may read it later understands them.
+    fn keeps_members(&self) -> bool;
 }
 
 /// A topic.

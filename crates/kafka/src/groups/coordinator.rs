@@ -13,6 +13,7 @@ use kera_format::kafka_groups::{Entry, Fact, GROUP_NAME_BYTES_MAX, GroupKind, Gr
 use super::api::{Answer, Done, GroupConfig, Journal, Now, Topics};
 use super::classic::{join_error, sync_error};
 use super::group::{Group, Kind, Turn};
+use super::keeping::KeptMembers;
 use super::offsets::Offsets;
 
 /// Groups that are looked through for expired offsets in one tick.
@@ -25,6 +26,8 @@ pub struct Coordinator {
     topics: Arc<dyn Topics + Send + Sync>,
     random: Arc<dyn Random>,
     groups: BTreeMap<String, Group>,
+    /// Members of whom the journal tells, until everything in it has been taken.
+    kept: BTreeMap<String, KeptMembers>,
     /// When something happens to a group by itself.
     wakes: BTreeSet<(u64, String)>,
     done: Vec<Done>,
@@ -69,6 +72,7 @@ impl Coordinator {
             topics,
             random,
             groups: BTreeMap::new(),
+            kept: BTreeMap::new(),
             wakes: BTreeSet::new(),
             done: Vec::new(),
             member_bytes: 0,
@@ -83,8 +87,13 @@ impl Coordinator {
         match fact {
             Fact::Group(None) => {
                 self.groups.remove(&id);
+                self.kept.remove(&id);
             }
+            Fact::Member(member, state) => self.kept.entry(id).or_default().replay(member, state),
             Fact::Group(Some(state)) => {
+                if !state.members {
+                    self.kept.remove(&id);
+                }
                 let mut group = Group::of_state(&id, &state);
                 if let Some(known) = self.groups.remove(&id) {
                     group.offsets = known.offsets;
@@ -100,11 +109,14 @@ impl Coordinator {
 
     /// Everything in the journal has been taken: requests are served from now on.
     ///
-    /// Members are gone with the process that knew them. A group that had some is empty from now on, not since its last
-    /// record, so that its offsets do not expire in the moment of a restart.
+    /// Members that are kept whole are members again, and have a session's time to say so. A group that had others is empty from now on,
+    /// not since its last record, so that its offsets do not expire in the moment of a restart.
     pub fn start(&mut self, now: Now) {
+        for (id, members) in std::mem::take(&mut self.kept) {
+            self.turn(now, &id, |kind, _, turn| members.restore(kind, turn));
+        }
         for group in self.groups.values_mut() {
-            if group.head.stored.as_ref().is_some_and(|state| state.members) {
+            if group.head.stored.as_ref().is_some_and(|state| state.members) && group.is_empty() {
                 group.head.changed_ms = now.wall_ms;
             }
         }
@@ -117,6 +129,7 @@ impl Coordinator {
     pub fn close(&mut self, code: Code) {
         self.closed = Some(code);
         self.groups.clear();
+        self.kept.clear();
         self.wakes.clear();
         self.member_bytes = 0;
     }
@@ -184,9 +197,12 @@ impl Coordinator {
                 return (entries, last);
             }
             let state = group.head.stored.is_some().then(|| Fact::Group(Some(group.state())));
-            for fact in state.into_iter().chain(group.offsets.facts()) {
-                bytes += 128 + id.len();
-                entries.push(Entry { group: id.clone(), fact });
+            let members = if self.journal.keeps_members() { group.kind.kept() } else { Vec::new() };
+            let members = members.into_iter().map(|(id, member)| Fact::Member(id, Some(Box::new(member))));
+            for fact in state.into_iter().chain(members).chain(group.offsets.facts()) {
+                let entry = Entry { group: id.clone(), fact };
+                bytes += entry.bytes();
+                entries.push(entry);
             }
         }
         (entries, None)

@@ -4,11 +4,15 @@ use kafka_protocol::error::ResponseError as Code;
 use kafka_protocol::protocol::StrBytes;
 use kera_env::Random;
 use kera_format::kafka_groups::{Entry, Fact, GroupKind, GroupState};
+use kera_format::kafka_members::MemberState;
 
 use super::api::{Answer, AppendFailed, Done, GroupConfig, Journal, Mark, Now, Topics};
 use super::classic::ClassicGroup;
 use super::consumer::ConsumerGroup;
 use super::offsets::Offsets;
+
+/// Bytes of members that are recorded in one go; one that takes more goes alone.
+const KEPT_BYTES: usize = 1 << 20;
 
 /// A group.
 #[derive(Debug)]
@@ -135,6 +139,32 @@ impl Turn<'_> {
         let entries: Vec<_> = facts.into_iter().map(|fact| Entry { group: group.clone(), fact }).collect();
         if !entries.is_empty() {
             self.head.mark = Some(self.journal.append(&entries)?);
+        }
+        Ok(())
+    }
+
+    /// Records members of the group as they are now, or that they are gone (`None`), if the journal takes such records.
+    pub(super) fn keep(
+        &mut self,
+        members: impl IntoIterator<Item = (String, Option<MemberState>)>,
+    ) -> Result<(), AppendFailed> {
+        if !self.journal.keeps_members() {
+            return Ok(());
+        }
+        let group = self.head.id.clone();
+        let (mut piece, mut bytes) = (Vec::new(), 0);
+        for (id, member) in members {
+            let entry = Entry { group: group.clone(), fact: Fact::Member(id, member.map(Box::new)) };
+            let more = entry.bytes();
+            if bytes + more > KEPT_BYTES && !piece.is_empty() {
+                self.head.mark = Some(self.journal.append(&std::mem::take(&mut piece))?);
+                bytes = 0;
+            }
+            bytes += more;
+            piece.push(entry);
+        }
+        if !piece.is_empty() {
+            self.head.mark = Some(self.journal.append(&piece)?);
         }
         Ok(())
     }

@@ -6,8 +6,8 @@
 //! door's lock, on whichever thread the request came in on.
 //!
 //! ```text
-//! request ─▶ Coordinator ─▶ Group ─┬▶ classic: join, sync, heartbeat, leave        members in memory
-//!                                  ├▶ consumer: one heartbeat, epochs, assignors   members in memory
+//! request ─▶ Coordinator ─▶ Group ─┬▶ classic: join, sync, heartbeat, leave        generations and members through the journal
+//!                                  ├▶ consumer: one heartbeat, epochs, assignors   epochs and members through the journal
 //!                                  └▶ offsets                                      every change through the journal
 //! ```
 
@@ -17,6 +17,7 @@ mod classic;
 mod consumer;
 mod coordinator;
 mod group;
+mod keeping;
 mod offset_requests;
 mod offsets;
 mod requests;

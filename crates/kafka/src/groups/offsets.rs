@@ -71,7 +71,7 @@ impl Offsets {
     /// Takes what the journal says.
     pub(super) fn replay(&mut self, fact: Fact) {
         match fact {
-            Fact::Group(_) => {}
+            Fact::Group(_) | Fact::Member(..) => {}
             Fact::Offset(of, Some(offset)) => {
                 self.committed.insert(of, offset);
             }

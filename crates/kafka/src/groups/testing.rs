@@ -29,6 +29,8 @@ pub(super) const GROUP: &str = "group";
 pub(super) struct Kept {
     pub(super) entries: Vec<Entry>,
     pub(super) is_full: bool,
+    /// Whether no members are taken.
+    pub(super) is_older: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -42,6 +44,10 @@ impl Journal for MemoryJournal {
         }
         kept.entries.extend_from_slice(entries);
         Ok(Mark(kept.entries.len() as u64))
+    }
+
+    fn keeps_members(&self) -> bool {
+        !self.0.lock().is_older
     }
 }
 

@@ -252,6 +252,7 @@ impl ClassicGroup {
         self.touch(turn, &fresh_id);
         match self.state {
             State::Stable if self.elect_protocol() == self.protocol => {
+                self.keep_replaced(turn, old_id, &fresh_id);
                 self.answer_replaced(turn, &fresh_id, version, old_leader);
             }
             State::Completing | State::Stable => self.prepare(turn),

@@ -12,6 +12,7 @@
 
 mod describe;
 mod join;
+mod keeping;
 mod leave;
 mod member;
 mod sync;
@@ -60,6 +61,8 @@ pub(super) struct ClassicGroup {
     join_deadline_ms: Option<u64>,
     sync_deadline_ms: Option<u64>,
     gathering: Option<Gathering>,
+    /// Whether the members of this generation have got their assignments.
+    is_assigned: bool,
     /// Topics that the members of this generation subscribe to, if they all say so.
     topics: Option<BTreeSet<String>>,
 }
@@ -91,6 +94,7 @@ impl ClassicGroup {
             join_deadline_ms: None,
             sync_deadline_ms: None,
             gathering: None,
+            is_assigned: false,
             topics: None,
         }
     }
@@ -303,6 +307,7 @@ impl ClassicGroup {
             return self.fail_joins(turn);
         }
         self.generation = generation;
+        self.is_assigned = false;
         self.unsynced.clear();
         self.protocol = self.elect_protocol();
         self.topics = self.subscriptions();

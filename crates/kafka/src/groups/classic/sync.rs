@@ -31,7 +31,7 @@ impl ClassicGroup {
             }
             State::Stable => {
                 let response = self.synced_response(member_id);
-                turn.answer(token, response);
+                turn.answer_durable(token, response);
             }
             State::Empty | State::Preparing => turn.answer(token, sync_error(Code::RebalanceInProgress)),
         }
@@ -73,12 +73,14 @@ impl ClassicGroup {
             turn.head.member_bytes += member.assignment.len();
         }
         self.state = State::Stable;
+        self.is_assigned = true;
+        self.keep(turn);
         let waiting: Vec<String> =
             self.members.iter().filter(|(_, member)| member.sync.is_some()).map(|(id, _)| id.clone()).collect();
         for id in waiting {
             let response = self.synced_response(&id);
             if let Some(token) = self.members.get_mut(&id).and_then(|member| member.sync.take()) {
-                turn.answer(token, response);
+                turn.answer_durable(token, response);
             }
             self.touch(turn, &id);
         }

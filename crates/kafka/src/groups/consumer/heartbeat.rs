@@ -146,6 +146,8 @@ impl ConsumerGroup {
                 member.revoke_deadline_ms = None;
                 member.step = Step::Stable;
                 member.epoch = AWAY;
+                self.unkept.insert(id.to_owned());
+                self.keep(turn).map_err(|error| (Code::CoordinatorNotAvailable, error.to_string()))?;
             }
         } else {
             self.remove(turn, id, instance).map_err(|code| (code, format!("Member {id} is not in the group.")))?;
@@ -174,11 +176,13 @@ impl ConsumerGroup {
     ) -> Result<ConsumerGroupHeartbeatResponse, Refusal> {
         let owned = owned(request);
         let id = if request.member_id.is_empty() { turn.fresh_id("consumer") } else { request.member_id.to_string() };
+        let before = self.members.get(&id).cloned();
         let candidate = self.candidate(turn, &id, request, owned.as_ref())?;
         let member = self.update(turn, candidate, caller, request)?;
         let changed =
             self.members.get(&id).is_none_or(|known| known.names != member.names || known.pattern != member.pattern);
         self.admit(turn, &id, member);
+        self.note(&id, before.as_ref());
         if changed || self.topics_version != Some(turn.topics.version()) {
             let topics_changed = self.look_up(turn.topics);
             if changed || topics_changed {
@@ -192,6 +196,8 @@ impl ConsumerGroup {
         }
         let assigned_before = self.members.get(&id).map(|member| member.assigned.clone());
         self.reconcile(turn, &id, owned.as_ref());
+        self.note(&id, before.as_ref());
+        self.keep(turn).map_err(|error| (Code::CoordinatorNotAvailable, error.to_string()))?;
         let Some(member) = self.members.get(&id) else {
             return Err((Code::UnknownMemberId, format!("Member {id} is not in the group.")));
         };
@@ -266,6 +272,7 @@ impl ConsumerGroup {
             self.instances.insert(instance.clone(), id.to_owned());
         }
         self.members.insert(id.to_owned(), member.clone());
+        self.unkept.extend([owner.to_owned(), id.to_owned()]);
         Ok(member)
     }
 

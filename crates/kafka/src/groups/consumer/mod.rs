@@ -5,12 +5,13 @@
 //! the next heartbeat of anybody ─▶ a target for that epoch: who should have what
 //! each member's heartbeats ─▶ give back what is no longer its own, then the epoch, then take what others gave back
 //! ```
-//! Nobody stops: who keeps its partitions goes on reading them all the time. Members live in memory; the epoch is
-//! recorded before anybody hears of it.
+//! Nobody stops: who keeps its partitions goes on reading them all the time. The epoch is recorded before anybody hears of
+//! it, and so is what becomes of a member.
 
 mod assignor;
 mod describe;
 mod heartbeat;
+mod keeping;
 mod member;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -48,6 +49,10 @@ pub(super) struct ConsumerGroup {
     topics_version: Option<u64>,
     /// Patterns of the members, and the topics that match.
     patterns: BTreeMap<String, (Regex, BTreeSet<String>)>,
+    /// Members that are not, or are no more, what the journal tells of them.
+    unkept: BTreeSet<String>,
+    /// Whether the journal tells of all others.
+    is_kept: bool,
 }
 
 impl ConsumerGroup {
@@ -63,6 +68,8 @@ impl ConsumerGroup {
             topics: BTreeMap::new(),
             topics_version: None,
             patterns: BTreeMap::new(),
+            unkept: BTreeSet::new(),
+            is_kept: false,
         }
     }
 
@@ -133,6 +140,7 @@ impl ConsumerGroup {
             self.instances.remove(instance);
         }
         self.target.remove(id);
+        self.unkept.insert(id.to_owned());
         self.epoch = self.epoch.saturating_add(1);
         if self.is_empty() {
             self.target_epoch = self.epoch;
@@ -141,7 +149,7 @@ impl ConsumerGroup {
             self.topics_version = None;
         }
         // If that fails it is done before the next answer: nobody has heard of the epoch.
-        let _ = self.store(turn);
+        let _ = self.store(turn).and_then(|()| self.keep(turn));
     }
 
     /// Records the epoch, unless that is done.

@@ -2,6 +2,7 @@
 
 mod classic;
 mod consumer;
+mod keeping;
 mod offsets;
 mod random;
 mod statics;

@@ -238,6 +238,10 @@ fn offsets_of_topics_that_are_read_are_not_deleted() {
     assert_eq!(world.offsets(), [("orders".into(), 0, 1)]);
     world.restart();
     assert_eq!(world.offsets(), [("orders".into(), 0, 1)]);
+    // It has as long as a session to say that it still reads it.
+    let code = |response: OffsetDeleteResponse| response.topics[0].partitions[0].error_code;
+    assert_eq!(code(delete_offsets(&mut world, &[("orders", 0)])), Code::GroupSubscribedToTopic.code());
+    world.pass(11_000);
     let response = delete_offsets(&mut world, &[("orders", 0)]);
     assert_eq!(response.topics[0].partitions[0].error_code, 0);
     assert_eq!(world.offsets(), []);
@@ -277,13 +281,14 @@ fn offsets_expire_when_nobody_needs_them_for_long() {
 #[test]
 fn a_restart_neither_ends_nor_stops_the_time_of_offsets() {
     let mut world = World::new();
+    world.journal.0.lock().is_older = true;
     let (members, generation) = world.stable(1);
     world.commit(&commit(&members[0], generation, &[("orders", 0, 1)]));
     for _ in 0..(8 * DAY_MS / 9_000) {
         world.pass(9_000);
         assert_eq!(world.heartbeat(&members[0], generation), 0);
     }
-    // Its members are lost with the node; it is empty since then, however often the node is restarted.
+    // Its members are not kept, and lost with the node; it is empty since then, however often the node is restarted.
     world.restart();
     for days in 1..=8 {
         world.pass(DAY_MS);

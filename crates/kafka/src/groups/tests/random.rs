@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 
 use kafka_protocol::error::ResponseError as Code;
+use kera_format::kafka_members::MemberState;
 use proptest::prelude::*;
 use uuid::Uuid;
 
@@ -69,6 +70,8 @@ struct Story {
     named: bool,
     /// Requests without an answer that arrived: whose, and for commits of what.
     open: BTreeMap<u64, (usize, Option<(i32, i64)>)>,
+    /// Which member asked for its assignment, by request: a client may have another id when the answer comes.
+    syncs: BTreeMap<u64, String>,
     durable: u64,
     next_offset: i64,
     /// What was acknowledged for each partition.
@@ -87,6 +90,7 @@ impl Story {
             clients: (0..5).map(|_| Client::default()).collect(),
             named,
             open: BTreeMap::new(),
+            syncs: BTreeMap::new(),
             durable: 0,
             next_offset: 0,
             acknowledged: BTreeMap::new(),
@@ -112,6 +116,7 @@ impl Story {
                 let assignments: Vec<_> = client.members.iter().map(|id| (&id[..], id.as_bytes())).collect();
                 let given = if client.leads { &assignments[..] } else { &[] };
                 let token = self.world.sync(&sync(&client.id, client.generation, given));
+                self.syncs.insert(token, self.clients[*at].id.clone());
                 self.open.insert(token, (*at, None));
             }
             Event::Heartbeat(at) => {
@@ -184,9 +189,8 @@ impl Story {
                 }
                 Answer::Sync(response) if response.error_code == 0 => {
                     // In generations of the past a leader may have told of members that are no more.
-                    let client = &self.clients[at];
                     let given = String::from_utf8_lossy(&response.assignment);
-                    assert!(given.is_empty() || self.named || *given == *client.id);
+                    assert!(given.is_empty() || self.named || *given == self.syncs[&token]);
                 }
                 Answer::Sync(_) => {}
                 other => panic!("{other:?}"),
@@ -195,11 +199,22 @@ impl Story {
     }
 
     fn crash(&mut self) {
+        let is_whole = self.durable == self.appended();
         self.world.journal.0.lock().entries.truncate(self.durable as usize);
+        let before = self.kept();
         self.world.restart();
+        // All that are members still, or nobody: if the generation could not be recorded. Who has left since may be there again.
+        let after = self.kept();
+        let is_there = |id: &String| after.iter().any(|(known, _)| known == id);
+        let are_there = before.iter().all(|(id, _)| is_there(id));
+        assert!(after.is_empty() || !is_whole || self.named || are_there, "{before:?} became {after:?}");
         self.open.clear();
         self.before_crash = self.leaders.keys().last().copied().unwrap_or(0);
         self.check_offsets();
+    }
+
+    fn kept(&self) -> Vec<(String, MemberState)> {
+        self.world.coordinator.groups().flat_map(|group| group.kind.kept()).collect()
     }
 
     fn check_offsets(&mut self) {
@@ -283,7 +298,9 @@ fn consume(story: &mut Story, event: &Event, heard: &mut BTreeMap<usize, i32>) {
             story.world.commit(&commit(&id, epoch, &[("orders", *partition, 1)]));
         }
         Event::Crash => {
+            let (before, is_kept) = (story.kept(), story.world.coordinator.groups().all(|group| group.kind.is_kept()));
             story.world.restart();
+            assert!(!is_kept || story.kept() == before, "{before:?} became {:?}", story.kept());
             heard.clear();
         }
         Event::Foreign(_) | Event::Durable => {}
