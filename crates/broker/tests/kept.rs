@@ -364,6 +364,42 @@ fn groups_of_the_last_owner_are_leased_also_if_only_the_records_came_along() {
     assert!(peer.next_groups(&joined, 9).is_empty());
 }
 
+/// The log of an owner of long ago is lost only now; since then the streamlet has moved twice, and its last owner was lost before it had written
+/// anything.
+#[test]
+fn what_was_handed_over_counts_for_more_than_older_logs() {
+    let backup = OneBackup::new();
+    let options = options(1, 1);
+    let (first, second) = (first_owner(1, &options), node(2, &options));
+    let mut peer = first.peer();
+    (0..3).for_each(|_| write(&mut peer));
+    let joined = peer.join(&first, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&first, &joined, &[done(&group)]), [Status::Ok]);
+    let old = [backup.take(&first, LogId { node: 1, epoch: 10, vlog: 0 })];
+    let move_from = |house: &House| {
+        house.broker.let_go(STREAM, X).unwrap();
+        house.broker.handed_over(STREAM, X).unwrap().expect("all is durable")
+    };
+    let older = vec![kera_protocol::OlderGroups { first_epoch: 2, node: 1 }];
+    second.broker.set_owner(3, STREAM, X, Owner { node: 2, epoch: 3, older }).unwrap();
+    second.broker.open_streamlet(STREAM, X, 3, Some(&move_from(&first))).unwrap();
+    let mut peer = second.peer();
+    let joined = peer.join(&second, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&second, &joined, &[done(&group)]), [Status::Ok]);
+    let told = fetch(&mut peer, "report").unwrap();
+    assert_eq!(told[0].ordinal, 2);
+    let handed = [((STREAM, X), move_from(&second))].into_iter().collect();
+
+    let next = node(4, &options);
+    let older = [(2, 4), (3, 2)].map(|(first_epoch, node)| kera_protocol::OlderGroups { first_epoch, node });
+    next.broker.set_owner(5, STREAM, X, Owner { node: 4, epoch: 5, older: older.to_vec() }).unwrap();
+    let rebuild = next.broker.take_over_moved(&[(STREAM, X, 5)], &old, &backup, &handed).unwrap();
+    next.broker.rebuild(&rebuild, &old, &backup, &RecoveryProgress::default()).unwrap();
+    assert_eq!(fetch(&mut next.peer(), "report").unwrap(), told);
+}
+
 #[test]
 fn a_commit_that_the_streamlet_did_not_take_is_not_acknowledged() {
     let options = options(1, 1);

@@ -214,6 +214,9 @@ impl Broker {
             if place.tenure() == Tenure::Elsewhere {
                 let state = handed.get(&(stream, streamlet));
                 let of_lanes = state.map(handover::from_state).unwrap_or_default();
+                if let Some(state) = state {
+                    leave_out_older_progress(place, &mut lanes, state.epoch);
+                }
                 self.open_taken((stream, streamlet), *epoch, place, &mut lanes, &of_lanes)?;
                 self.applications.streamlet_opened(self, stream, place, state);
             }
@@ -497,6 +500,18 @@ impl Broker {
             }
         }
         held
+    }
+}
+
+/// Of progress leaves out what is here and what comes from before the owner that has handed the streamlet over last, in its `epoch`: that has
+/// said all of it again. Lost logs may be of any time, and what they say would be taken for something that was said later.
+fn leave_out_older_progress(place: &Streamlet, lanes: &mut BTreeMap<LaneId, Decided>, epoch: u32) {
+    place.forget_progress(|group| group.epoch() > epoch);
+    let Some(comes) = lanes.get_mut(&LaneId::PROGRESS) else { return };
+    comes.segments.retain(|segment| segment.group.epoch() > epoch);
+    match comes.segments.first() {
+        Some(first) => comes.first_ordinal = first.base_ordinal,
+        None => drop(lanes.remove(&LaneId::PROGRESS)),
     }
 }
 
