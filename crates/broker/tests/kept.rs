@@ -400,6 +400,34 @@ fn what_was_handed_over_counts_for_more_than_older_logs() {
     assert_eq!(fetch(&mut next.peer(), "report").unwrap(), told);
 }
 
+/// A commit of where retention has put an application moves nothing here; the next owner must know it all the same.
+#[test]
+fn a_commit_of_where_retention_has_put_it_is_recorded() {
+    let backup = OneBackup::new();
+    let options = StreamOptions { retention_bytes: Some(150 << 10), ..options(1, 1) };
+    let first = first_owner(1, &options);
+    let mut peer = first.peer();
+    (0..2).for_each(|_| write(&mut peer));
+    let joined = peer.join(&first, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&first, &joined, &[commit_entry(&group, group.start, 0, Release)]), [Status::Ok]);
+    (0..10).for_each(|_| write(&mut peer));
+    assert!(first.log.retain(first.clock.now_ms()) > 0);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert!(group.start_ordinal > 0);
+    assert_eq!(
+        peer.commit(&first, &joined, &[commit_entry(&group, group.start, group.start_ordinal, Keep)]),
+        [Status::Ok]
+    );
+    let told = fetch(&mut peer, "report").unwrap();
+    assert_eq!(told[0].ordinal, group.start_ordinal);
+
+    let logs = [backup.take(&first, LogId { node: 1, epoch: 10, vlog: 0 })];
+    let (next, rebuild) = takes_over(2, 3, &options, &logs, &backup);
+    next.broker.rebuild(&rebuild, &logs, &backup, &RecoveryProgress::default()).unwrap();
+    assert_eq!(fetch(&mut next.peer(), "report").unwrap(), told);
+}
+
 #[test]
 fn a_commit_that_the_streamlet_did_not_take_is_not_acknowledged() {
     let options = options(1, 1);

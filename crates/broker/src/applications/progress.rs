@@ -68,6 +68,8 @@ pub(super) struct Progress {
     pub(super) base: Option<Position>,
     /// The base was committed, or follows from what was; otherwise it is where the application was told to start.
     pub(super) committed: bool,
+    /// A position has moved since it was recorded, because retention has taken what it was at: a commit that does not move it is recorded too.
+    skipped: bool,
     pub(super) ahead: BTreeMap<GroupId, Position>,
     pub(super) leases: Vec<Lease>,
     /// It stands in the application's line of lanes to look at.
@@ -83,6 +85,7 @@ impl Progress {
             older: Vec::new(),
             base: None,
             committed: false,
+            skipped: false,
             ahead: BTreeMap::new(),
             leases: Vec::new(),
             in_line: false,
@@ -257,6 +260,7 @@ impl Progress {
         if missing > 0 {
             lost.times += 1;
             lost.records += missing;
+            self.skipped = true;
             let moved = Position { cursor: first, ordinal: group.first_ordinal, done: false, ..known.unwrap_or(base) };
             if joined {
                 self.ahead.remove(&group.id);
@@ -303,7 +307,8 @@ impl Progress {
         if let Some(before) = before {
             // A position never moves back, whatever comes late or twice; the first commit is written in any case.
             let forward = !before.done && (done || entry.ordinal > before.ordinal);
-            moves = forward || (is_base && !self.committed);
+            let is_known = is_base || self.ahead.contains_key(&group);
+            moves = forward || (is_base && !self.committed) || (is_known && self.skipped);
             if forward {
                 position.ordinal = position.ordinal.max(before.ordinal);
             } else {
@@ -330,9 +335,10 @@ impl Progress {
     /// Makes a planned commit true, and returns how to undo it.
     pub(super) fn apply(&mut self, plan: &Plan) -> Undo {
         let group = plan.position.cursor.group;
-        let undo = Undo { base: self.base, committed: self.committed, group, ahead: self.ahead.get(&group).copied() };
+        let (base, committed, skipped) = (self.base, self.committed, self.skipped);
+        let undo = Undo { base, committed, skipped, group, ahead: self.ahead.get(&group).copied() };
         if plan.is_base {
-            (self.base, self.committed) = (Some(plan.position), true);
+            (self.base, self.committed, self.skipped) = (Some(plan.position), true, false);
         } else {
             self.ahead.insert(group, plan.position);
         }
@@ -341,7 +347,7 @@ impl Progress {
 
     /// Takes back the last [`apply`](Progress::apply) that was not taken back.
     pub(super) fn undo(&mut self, undo: Undo) {
-        (self.base, self.committed) = (undo.base, undo.committed);
+        (self.base, self.committed, self.skipped) = (undo.base, undo.committed, undo.skipped);
         match undo.ahead {
             Some(position) => drop(self.ahead.insert(undo.group, position)),
             None => drop(self.ahead.remove(&undo.group)),
@@ -385,6 +391,7 @@ impl Progress {
 pub(super) struct Undo {
     base: Option<Position>,
     committed: bool,
+    skipped: bool,
     group: GroupId,
     ahead: Option<Position>,
 }
