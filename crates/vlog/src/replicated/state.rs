@@ -14,6 +14,9 @@ use kera_format::vlog_replica::LogId;
 use super::kept::KeptBlocks;
 use super::{Answer, BackupId, Block, Event, ReplicatedConfig, View, ViewAnswer};
 
+/// Time until it is logged again that a backup is to be replaced, and why.
+const SAY_AGAIN_US: u64 = 5_000_000;
+
 /// A backup of the current view.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
@@ -75,6 +78,8 @@ pub(crate) struct Core {
     change: Option<Change>,
     /// Backups that were replaced, and until when they are not chosen again.
     suspects: BTreeMap<BackupId, u64>,
+    /// When it was last logged that one is to be replaced.
+    said_us: BTreeMap<BackupId, u64>,
     /// All that ever had blocks and may have to give them back.
     holders: BTreeMap<BackupId, u64>,
     next_block: u64,
@@ -114,6 +119,7 @@ impl Core {
             peers,
             change: None,
             suspects: BTreeMap::new(),
+            said_us: BTreeMap::new(),
             holders,
             blocks: VecDeque::new(),
             made_us: VecDeque::new(),
@@ -175,9 +181,9 @@ impl Core {
         }
         match event {
             Event::Answered(backup, number, answer) => self.answered(backup, number, answer, now_us),
-            Event::Broken(backup, why) => self.trouble(backup, why),
+            Event::Broken(backup, why) => self.trouble(backup, why, now_us),
             Event::View(answer) => self.view_answered(answer, now_us),
-            Event::Lost(backup, view, block) if view == self.view.number => self.lost(backup, block),
+            Event::Lost(backup, view, block) if view == self.view.number => self.lost(backup, block, now_us),
             Event::Lost(..) => {}
             Event::Own(through) => self.own = through.max(self.own),
         }
@@ -201,7 +207,7 @@ impl Core {
             Answer::Stored(_) => {}
             Answer::Fenced(_) => self.fence(),
             Answer::Next(next) if next <= peer.stored && next >= self.view.first => {
-                self.lost(backup, next);
+                self.lost(backup, next, now_us);
             }
             Answer::Next(next) => {
                 // Late answers of an older try ask for what is there already.
@@ -214,25 +220,30 @@ impl Core {
                 peer.next = peer.stored + 1;
                 peer.hold_until_us = now_us + self.config.busy_us;
             }
-            Answer::Refused(why) => self.trouble(backup, why),
+            Answer::Refused(why) => self.trouble(backup, why, now_us),
         }
     }
 
-    fn trouble(&mut self, backup: BackupId, why: String) {
+    fn trouble(&mut self, backup: BackupId, why: String, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&backup)
             && peer.trouble.is_none()
         {
-            tracing::warn!(log = %self.log, backup, why, "a backup is to be replaced");
+            // Where nobody is left to choose it is asked again ten times a second: a full disk need not be filled with that.
+            let said_us = self.said_us.get(&backup);
+            if said_us.is_none_or(|said_us| now_us.saturating_sub(*said_us) > SAY_AGAIN_US) {
+                self.said_us.insert(backup, now_us);
+                tracing::warn!(log = %self.log, backup, why, "a backup is to be replaced");
+            }
             peer.trouble = Some(why);
         }
     }
 
     /// A backup does not have a block any more that it had: it lost its power before it was synced.
-    fn lost(&mut self, backup: BackupId, block: u64) {
+    fn lost(&mut self, backup: BackupId, block: u64, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&backup) {
             peer.lost = true;
         }
-        self.trouble(backup, format!("backup {backup} has lost block {block}, which it had"));
+        self.trouble(backup, format!("backup {backup} has lost block {block}, which it had"), now_us);
     }
 
     /// Blocks of this log are not taken any more: this node was declared lost. What is not acknowledged never will be.
@@ -296,7 +307,8 @@ impl Core {
             .map(|(backup, _)| *backup)
             .collect();
         for backup in late {
-            self.trouble(backup, format!("backup {backup} has stored nothing for {} ms", self.config.late_us / 1000));
+            let why = format!("backup {backup} has stored nothing for {} ms", self.config.late_us / 1000);
+            self.trouble(backup, why, now_us);
         }
     }
 
