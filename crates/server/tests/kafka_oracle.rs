@@ -8,10 +8,12 @@ mod batches;
 #[path = "../examples/kafka-oracle/requests.rs"]
 mod requests;
 #[path = "../examples/kafka-oracle/scenes.rs"]
+#[allow(dead_code)] // Scenes that take minutes are not replayed.
 mod scenes;
 #[path = "../examples/kafka-oracle/side.rs"]
 mod side;
 #[path = "../examples/kafka-oracle/steps.rs"]
+#[allow(dead_code)]
 mod steps;
 
 mod common;

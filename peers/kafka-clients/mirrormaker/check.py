@@ -26,6 +26,8 @@ OLD, NEW = f"127.0.0.1:{PORT}", sys.argv[1]
 PARTITIONS = 3
 BATCH = 600
 PATIENCE_S = 90
+# Of the first record. A fixed time would some day be older than the retention, and the records gone before they are copied.
+BEGAN_MS = int(time.time() * 1000)
 
 
 def fetch():
@@ -133,7 +135,7 @@ def write(topic, numbers, **conf):
         producer.begin_transaction()
         for n in part:
             headers = [("n", str(n).encode()), ("none", None)]
-            producer.produce(topic, f"value {n}", f"key {n % 50}", n % PARTITIONS, timestamp=1_700_000_000_000 + n, headers=headers)
+            producer.produce(topic, f"value {n}", f"key {n % 50}", n % PARTITIONS, timestamp=BEGAN_MS + n, headers=headers)
         if start // 100 % 3 == 2:
             producer.flush(30)
             producer.abort_transaction(30)

@@ -4,6 +4,7 @@
 //! kafka-oracle --kafka 127.0.0.1:19092 --kera 127.0.0.1:9092 [--seed 1] [--steps 1000] [--record FILE]
 //! kafka-oracle --kafka 127.0.0.1:19092 --record FILE …       Kafka's answers alone, for the test that needs no Kafka
 //! kafka-oracle … --only scenes                               groups of several members, and nothing else
+//! kafka-oracle … --only deaths --steps 1                     members of the consumer protocol die: two minutes for each step and side
 //! ```
 //! Both are fresh and make no topics by themselves; `peers/kafka/oracle.sh` starts both. Ends with 1 if anything differs that
 //! `answer::RULES` does not name.
@@ -31,7 +32,7 @@ struct Options {
     seed: u64,
     steps: u64,
     record: Option<String>,
-    only_scenes: bool,
+    only: Option<fn(u64, u64) -> steps::Asked>,
 }
 
 fn options() -> Result<Options, String> {
@@ -46,10 +47,11 @@ fn options() -> Result<Options, String> {
             "--seed" => options.seed = value.parse().map_err(|e| wrong(&e))?,
             "--steps" => options.steps = value.parse().map_err(|e| wrong(&e))?,
             "--record" => options.record = Some(value.clone()),
-            "--only" if value == "scenes" => options.only_scenes = true,
+            "--only" if value == "scenes" => options.only = Some(steps::scene),
+            "--only" if value == "deaths" => options.only = Some(steps::deaths),
             _ => {
                 return Err(format!(
-                    "{name} {value} is not known: --kafka, --kera, --seed, --steps, --record, --only scenes"
+                    "{name} {value} is not known: --kafka, --kera, --seed, --steps, --record, --only scenes, --only deaths"
                 ));
             }
         }
@@ -87,9 +89,9 @@ fn run(options: &Options) -> Result<usize, String> {
         let mut answers = Vec::new();
         let mut shown = String::new();
         for side in &mut sides {
-            let asked = match options.only_scenes && number >= prologue {
-                true => steps::scene(options.seed, number),
-                false => steps::nth(options.seed, number, &side.memory),
+            let asked = match options.only.filter(|_| number >= prologue) {
+                Some(only) => only(options.seed, number),
+                None => steps::nth(options.seed, number, &side.memory),
             };
             answers.push(side.ask(&asked).map_err(|error| format!("step {number}: {error}\n  {}", asked.shown()))?);
             shown = asked.shown();

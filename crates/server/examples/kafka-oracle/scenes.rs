@@ -36,6 +36,8 @@ pub(crate) enum Scene {
     Lapse(u64),
     /// Members of a group of the consumer protocol do the same.
     Flock(u64),
+    /// They die, and come back from the dead.
+    Deaths(u64),
 }
 
 impl Scene {
@@ -50,7 +52,7 @@ impl Scene {
 
 /// Plays a scene with a broker: what it has answered.
 pub(crate) fn play(side: &mut Side, scene: Scene, rng: Rng) -> io::Result<String> {
-    let (Scene::Herd(number) | Scene::Lapse(number) | Scene::Flock(number)) = scene;
+    let (Scene::Herd(number) | Scene::Lapse(number) | Scene::Flock(number) | Scene::Deaths(number)) = scene;
     let group = format!("{}-{number}", format!("{scene:?}").split('(').next().unwrap_or_default().to_lowercase());
     let mut play = Play {
         side,
@@ -66,6 +68,7 @@ pub(crate) fn play(side: &mut Side, scene: Scene, rng: Rng) -> io::Result<String
         Scene::Herd(_) => play.herd()?,
         Scene::Lapse(_) => play.lapse()?,
         Scene::Flock(_) => play.flock()?,
+        Scene::Deaths(_) => play.deaths()?,
     }
     Ok(play.said)
 }
@@ -496,7 +499,7 @@ impl Play<'_> {
             .with_member_id(text(&member.id))
             .with_instance_id(member.instance.as_deref().map(text))
             .with_member_epoch(epoch)
-            .with_rebalance_timeout_ms(if epoch == 0 { LONG_REBALANCE_MS } else { -1 })
+            .with_rebalance_timeout_ms(if epoch == 0 { self.rebalance_ms } else { -1 })
             .with_topic_partitions((epoch >= 0).then_some(owned));
         if epoch == 0 {
             request = request
@@ -546,6 +549,11 @@ impl Play<'_> {
                 self.settle()?;
             }
         }
+        self.disperse()
+    }
+
+    /// All leave, and the group goes.
+    fn disperse(&mut self) -> io::Result<()> {
         if let Some(member) = self.members.first().cloned() {
             let commit = self.commit(&member, member.generation)?;
             let late = self.commit(&member, member.generation + 1)?;
@@ -559,17 +567,104 @@ impl Play<'_> {
         self.delete()
     }
 
+    /// Somebody comes.
+    fn comes(&mut self, is_static: bool) -> io::Result<()> {
+        let mut member = self.newborn(is_static);
+        member.id = format!("{}-id", member.name);
+        self.members.push(member);
+        let told = self.pulse(self.members.len() - 1, 0)?;
+        self.say(&format!("comes {told}"));
+        Ok(())
+    }
+
+    /// Members die in every way there is: their place is taken, they do not give back, they are silent for too long.
+    fn deaths(&mut self) -> io::Result<()> {
+        for (is_static, rebalance_ms) in
+            [(false, LONG_REBALANCE_MS), (true, LONG_REBALANCE_MS), (false, SHORT_REBALANCE_MS)]
+        {
+            self.rebalance_ms = rebalance_ms;
+            self.comes(is_static)?;
+        }
+        self.rebalance_ms = LONG_REBALANCE_MS;
+        self.settle()?;
+        self.usurp(1)?;
+        self.withhold(2)?;
+        self.fall_silent(&[1, 2])?;
+        self.disperse()
+    }
+
+    /// Somebody with another id wants the place of a static member that is there; the member itself is one step behind, and too far.
+    fn usurp(&mut self, at: usize) -> io::Result<()> {
+        let member = self.members[at].clone();
+        self.members[at].id = format!("{}-usurper", member.id);
+        let (told, late) = (self.pulse(at, 0)?, self.pulse(at, member.generation)?);
+        self.members[at] = member.clone();
+        let behind = self.pulse(at, member.generation - 1)?;
+        let far = self.pulse(at, member.generation - 2)?;
+        let now = self.pulse(at, member.generation)?;
+        self.say(&format!("usurper {told} late {late} behind {behind} far {far} now {now}"));
+        Ok(())
+    }
+
+    /// A member that is told to give back, for one who comes, and is not heard of for longer than it may take.
+    fn withhold(&mut self, at: usize) -> io::Result<()> {
+        self.comes(false)?;
+        let told = self.pulse(at, self.members[at].generation)?;
+        self.say(&format!("is to give back {told}"));
+        self.others_share(&[at])?;
+        let late = self.pulse(at, self.members[at].generation)?;
+        self.members[at].owned.clear();
+        let again = self.pulse(at, 0)?;
+        self.say(&format!("has not given back {late} again {again}"));
+        self.settle()
+    }
+
+    /// Members that are silent until their sessions end. One comes again as it was, one that is static under another id.
+    fn fall_silent(&mut self, silent: &[usize]) -> io::Result<()> {
+        self.others_share(silent)?;
+        for &at in silent {
+            let old = self.members[at].clone();
+            let late = self.pulse(at, old.generation)?;
+            let commit = self.commit(&old, old.generation)?;
+            self.members[at].owned.clear();
+            if old.instance.is_some() {
+                self.members[at].id = format!("{}-again", old.id);
+            }
+            let again = self.pulse(at, 0)?;
+            let now = self.members[at].clone();
+            self.members[at] = old.clone();
+            let old = self.pulse(at, old.generation)?;
+            self.members[at] = now;
+            self.say(&format!("dead {late} commit {commit} again {again} the old one {old}"));
+        }
+        self.settle()
+    }
+
+    /// All but these beat until they have everything.
+    fn others_share(&mut self, silent: &[usize]) -> io::Result<()> {
+        let began = Instant::now();
+        let others: Vec<usize> = (0..self.members.len()).filter(|at| !silent.contains(at)).collect();
+        while began.elapsed() < Duration::from_secs(90) {
+            for &at in &others {
+                self.pulse(at, self.members[at].generation)?;
+            }
+            if others.iter().map(|at| self.members[*at].owned.len()).sum::<usize>() == SHARED.1 as usize {
+                break;
+            }
+            sleep(PAUSE * 30);
+        }
+        let have = others.iter().map(|at| &self.members[*at]);
+        let have = have.map(|one| format!("epoch {} has {}", one.generation, one.owned.len())).collect();
+        self.say_all("others", have);
+        Ok(())
+    }
+
     /// Somebody comes, goes, or says what is wrong.
     fn flap(&mut self) -> io::Result<()> {
         let count = self.members.len();
         if count == 0 || count < MEMBERS_MAX && self.rng.one_in(2) {
             let is_static = self.rng.one_in(3);
-            let mut member = self.newborn(is_static);
-            member.id = format!("{}-id", member.name);
-            self.members.push(member);
-            let told = self.pulse(count, 0)?;
-            self.say(&format!("comes {told}"));
-            return Ok(());
+            return self.comes(is_static);
         }
         let at = self.rng.below(count as u64) as usize;
         let member = self.members[at].clone();

@@ -189,6 +189,11 @@ pub(crate) fn nth(seed: u64, number: u64, memory: &Memory) -> Asked {
     }
 }
 
+/// The scene of a number in which members die.
+pub(crate) fn deaths(seed: u64, number: u64) -> Asked {
+    Asked::Scene(Scene::Deaths(number), Rng::new(seed, number))
+}
+
 /// The scene of a number.
 pub(crate) fn scene(seed: u64, number: u64) -> Asked {
     let mut rng = Rng::new(seed, number);
