@@ -39,7 +39,7 @@ pub struct BackupConfig {
     pub cluster: [u8; 16],
     /// Number of the node in it.
     pub node: u32,
-    /// Bytes of a file, reserved when it begins. A block that is larger gets a file of its own.
+    /// Bytes of a file, reserved piece by piece. A block that is larger gets a file of its own.
     pub file_bytes: u64,
     /// Files of a disk that are kept to be used again.
     pub spares: usize,
@@ -444,7 +444,7 @@ impl Backup {
             start: open.end,
             first: head.block,
             last: head.block - 1,
-            bytes: self.config.file_bytes,
+            bytes: open.reserved,
             footer: None,
             open: true,
             anchored: row.is_new && !row.synced,
@@ -483,6 +483,7 @@ impl Backup {
         let synced =
             self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).map_or(0, |run| run.synced);
         let written = writer.append(run, blocks, synced);
+        let reserved = writer.open.get(&run).map_or(0, |open| open.reserved);
         let (count, bytes) = (blocks.len() as u64, blocks.iter().map(|(_, data)| data.len() as u64).sum());
         blocks.drain(..).for_each(|(_, data)| self.give_buffer(data));
         if let Err(error) = written {
@@ -494,7 +495,7 @@ impl Backup {
         if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
             run.written = last;
             if let Some(part) = run.files.back_mut() {
-                part.last = last;
+                (part.last, part.bytes) = (last, reserved);
             }
         }
         Ok(())

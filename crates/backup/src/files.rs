@@ -1,7 +1,7 @@
 //! Writing files of copies: one open file for each run of blocks, closed with a footer when it is full.
 //!
-//! Owned by the writer of a disk, under its lock. Files are preallocated, so that a full disk is found when a file begins and
-//! not in the middle of one. Those that are given back are used again: writing where was written before needs no change of the
+//! Owned by the writer of a disk, under its lock. Disk space is reserved a piece ahead of the blocks, so that a full disk is found before
+//! them, and a log that is written to little takes little. Those that are given back are used again: writing where was written before needs no change of the
 //! file system's own records.
 
 use std::collections::HashMap;
@@ -23,6 +23,8 @@ pub(crate) type RunKey = (LogId, u64);
 pub(crate) const SLICES_MAX: usize = 512;
 /// Files of a run that are full and not synced yet when the next one begins, if nobody asks for syncs.
 pub(crate) const UNSYNCED_MAX: usize = 4;
+/// Disk space that is reserved at once.
+const RESERVED_BYTES: u64 = 4 << 20;
 
 /// The part of the settings that files need.
 #[derive(Clone, Debug)]
@@ -41,6 +43,8 @@ pub(crate) struct OpenFile {
     pub(crate) last: u64,
     /// Where the next block goes.
     pub(crate) end: u64,
+    /// Up to where there is disk space for blocks.
+    pub(crate) reserved: u64,
     pub(crate) index: FileIndex,
     dirty: bool,
 }
@@ -134,7 +138,8 @@ impl DiskWriter {
             true => file.sync_data().and_then(|()| self.disk.sync_dir(FOLDER)),
             false => Ok(()),
         };
-        let allocated = file.allocate(0, self.config.file_bytes);
+        let reserved = RESERVED_BYTES.min(self.config.file_bytes);
+        let allocated = file.allocate(0, reserved);
         let started = allocated.and_then(|()| file.write_at(0, &page)).and_then(|()| anchor());
         if let Err(error) = started {
             drop(file);
@@ -143,7 +148,7 @@ impl DiskWriter {
             return Err(error);
         }
         let (end, index, last) = (PAGE_BYTES as u64, FileIndex::default(), head.block - 1);
-        let open = OpenFile { file, sequence, key, last, end, index, dirty: true };
+        let open = OpenFile { file, sequence, key, last, end, reserved, index, dirty: true };
         self.names_changed = true;
         Ok(self.open.entry(run).insert_entry(open).into_mut())
     }
@@ -176,6 +181,13 @@ impl DiskWriter {
         let Some(open) = self.open.get_mut(&run) else { return Err(io::Error::other("no file is open")) };
         for (head, data) in &mut *blocks {
             block_header(head, open, synced).write(data);
+        }
+        let end = open.end + blocks.iter().map(|(_, data)| data.len() as u64).sum::<u64>();
+        if end > open.reserved {
+            let most = self.config.file_bytes.max(end);
+            let reserved = end.next_multiple_of(RESERVED_BYTES).min(most);
+            open.file.allocate(open.reserved, reserved - open.reserved)?;
+            open.reserved = reserved;
         }
         for group in blocks.chunks(SLICES_MAX) {
             let slices: Vec<IoSlice<'_>> = group.iter().map(|(_, data)| IoSlice::new(data)).collect();

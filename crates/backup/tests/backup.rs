@@ -700,3 +700,21 @@ fn what_was_answered_survives_anything_and_a_fence_holds() {
         torment(seed);
     }
 }
+
+#[test]
+fn disk_space_is_reserved_as_blocks_come() {
+    let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new());
+    let large = BackupConfig { file_bytes: 32 << 20, ..config() };
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let (backup, _) = Backup::open(large, vec![disk], clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup);
+    rig.store(LOG, 1, 1, false).expect("it is stored");
+    assert_eq!(rig.backup.stats().file_bytes, 4 << 20);
+    let mut block = 1;
+    while rig.backup.stats().file_bytes == 4 << 20 {
+        block += 1;
+        rig.store(LOG, block, 1, false).expect("it is stored");
+        assert!(block < 4_000, "they have more by now");
+    }
+    assert_eq!(rig.backup.stats().file_bytes, 8 << 20);
+}

@@ -168,7 +168,7 @@ fn a_node_with_a_full_disk_is_alive_and_not_ready_until_there_is_room() {
     let dir = tempfile::tempdir().unwrap();
     let mut config = config(dir.path());
     config.node.data = disk.0.path().join("data");
-    config.virtual_logs.file_bytes = 4 << 20;
+    config.virtual_logs.file_bytes = Some(4 << 20);
     config.virtual_logs.keep_bytes = 16 << 20;
     config.storage.container_bytes = 16 << 20;
     let node = Node::start(&config).unwrap();

@@ -7,7 +7,7 @@
 //! Spares are what makes small commits quick. A sync of a block in space that was never written must also change the
 //! file system's own records, which is a transaction in its journal: about twenty times the work of the block itself
 //! on ext4. So files are used again, and when there is none to be used again, one is filled with zeros ahead, a slice
-//! after each block.
+//! after each block, and while nothing else is to be done once there was one.
 //!
 //! A file is kept until no segment needs it, and files go in the order in which they came: so the blocks that remain
 //! have no holes between them, and a hole found at a start is damage.
@@ -282,7 +282,9 @@ impl Files {
     /// Fills a slice of the next spare, if there is none. False if there is nothing to do, or the disk did not take it:
     /// that is not worth an error, blocks go without.
     pub(crate) fn fill_spare(&mut self) -> bool {
+        // A log that nobody writes to takes no space.
         if self.config.spares == 0
+            || self.current.is_none()
             || self.filling_failed
             || self.spares.iter().any(|s| s.bytes == self.config.file_bytes)
         {
@@ -430,5 +432,25 @@ impl Files {
         let kept: u64 = self.kept.iter().map(|kept| kept.bytes).sum();
         let spares: u64 = self.spares.iter().map(|spare| spare.bytes).sum();
         (self.kept.len() as u64, kept + spares + self.filling.as_ref().map_or(0, |filling| filling.end))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kera_env::{MemoryDisk, SeededRandom};
+
+    #[test]
+    fn a_log_that_nobody_writes_to_takes_no_space() {
+        let disk: Arc<dyn Disk> = Arc::new(MemoryDisk::new());
+        let config = FilesConfig { node: [7; 16], vlog: 1, directory: "vlog".into(), file_bytes: 1 << 20, spares: 2 };
+        let mut files = Files::new(config, Arc::clone(&disk), Arc::new(SeededRandom::new(1)));
+        files.find().expect("a directory");
+        assert!(!files.fill_spare());
+        assert_eq!(disk.list("vlog").expect("it is there"), [""; 0]);
+        files.place(4096, 1).expect("a file");
+        assert!(files.fill_spare());
+        assert!(!files.fill_spare(), "one is enough");
+        assert_eq!(disk.list("vlog").expect("it is there").len(), 2);
     }
 }

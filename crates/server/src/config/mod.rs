@@ -59,6 +59,12 @@ impl Setting {
     }
 }
 
+/// What one file of each virtual log takes together when nobody says how large they are, as far as the next two allow it.
+const VIRTUAL_LOGS_BYTES: u64 = 256 * MIB;
+/// So many of the largest usual blocks, of 4 MiB, that a file does not end all the time.
+const VIRTUAL_LOG_FILE_MIN: u64 = 32 * MIB;
+const VIRTUAL_LOG_FILE_MAX: u64 = 128 * MIB;
+
 macro_rules! settings {
     ($(
         $(#[doc = $section_doc:literal])+
@@ -259,8 +265,8 @@ settings! {
     virtual_logs: VirtualLogSettings {
         /// How many there are; each has a thread and syncs on its own.
         count: u64 = Kind::Count(range(1, 64)), "1", "virtual-logs";
-        /// Bytes of a file.
-        file_bytes: u64 = Kind::Bytes(range(4 * MIB, 16 * GIB)), "128MiB", "virtual-log-file-bytes";
+        /// Bytes of a file. `auto` is 256 MiB divided by the number of virtual logs, at most 128 MiB and at least 32 MiB, and a power of two.
+        file_bytes: Option<u64> = Kind::Bytes(range_or("auto", 4 * MIB, 16 * GIB)), "auto", "virtual-log-file-bytes";
         /// Bytes of files above which segments that keep the oldest file are closed early.
         keep_bytes: u64 = Kind::Bytes(range(16 * MIB, TIB)), "1GiB", "virtual-log-keep-bytes";
         /// Start although acknowledged records cannot be read any more: they are lost, and reported. For one start.
@@ -337,6 +343,14 @@ impl Config {
         wrong
     }
 
+    /// Bytes of a file of a virtual log. A log has two files once it is used, one of them written ahead with zeros: many logs together are to
+    /// take little more of a disk than a few, and each file several of the largest blocks.
+    pub fn virtual_log_file_bytes(&self) -> u64 {
+        let share = VIRTUAL_LOGS_BYTES / self.virtual_logs.count.max(1);
+        let auto = (1 << share.max(1).ilog2()) as u64;
+        self.virtual_logs.file_bytes.unwrap_or(auto.clamp(VIRTUAL_LOG_FILE_MIN, VIRTUAL_LOG_FILE_MAX))
+    }
+
     /// Values that are allowed one by one and wrong together: the settings by name, and the sentence.
     fn contradictions(&self) -> Vec<(Vec<&'static str>, String)> {
         let mut wrong = Vec::new();
@@ -373,7 +387,7 @@ impl Config {
                 format!("an answer of {} does not fit into a frame of {}", exact_bytes(answer), exact_bytes(frame));
             wrong.push((vec!["reads.answer_bytes_max", "network.frame_bytes_max"], message));
         }
-        let (file, keep) = (self.virtual_logs.file_bytes, self.virtual_logs.keep_bytes);
+        let (file, keep) = (self.virtual_log_file_bytes(), self.virtual_logs.keep_bytes);
         if keep < file {
             let message = format!("{} are to be kept, and one file has {}", exact_bytes(keep), exact_bytes(file));
             wrong.push((vec!["virtual_logs.keep_bytes", "virtual_logs.file_bytes"], message));

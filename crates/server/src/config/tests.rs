@@ -122,3 +122,15 @@ fn what_show_prints_reads_back_as_the_same_configuration() {
     let loaded = from_file(&file_text(&config, |_, _| "a remark".into())).unwrap();
     assert_eq!(loaded.config, config);
 }
+
+#[test]
+fn many_virtual_logs_have_smaller_files_unless_somebody_says_how_large() {
+    let mut config = Config::default();
+    let bytes = [1, 2, 3, 4, 8, 32, 64].map(|count| {
+        config.virtual_logs.count = count;
+        config.virtual_log_file_bytes() >> 20
+    });
+    assert_eq!(bytes, [128, 128, 64, 64, 32, 32, 32]);
+    config.virtual_logs.file_bytes = Some(100 << 20);
+    assert_eq!(config.virtual_log_file_bytes(), 100 << 20);
+}

@@ -486,7 +486,7 @@ fn open_virtual_logs(
     let settings = &config.virtual_logs;
     let open = |id: u64| {
         let own = VirtualLogConfig {
-            file_bytes: settings.file_bytes,
+            file_bytes: config.virtual_log_file_bytes(),
             keep_bytes: settings.keep_bytes,
             accept_damage: settings.accept_damage,
             ..VirtualLogConfig::new(id as u32, identity.node)
