@@ -406,3 +406,41 @@ fn groups_that_have_expired_are_nobodys() {
     assert_eq!(cluster.0.owners(stream).unwrap().held(), []);
     assert_eq!(cluster.0.plan_groups_gone(&gone(1, 1, owner_epoch)).unwrap(), []);
 }
+
+#[test]
+fn what_is_kept_for_kafka_clients_goes_to_nodes_that_they_reach() {
+    let mut cluster = Cluster(ClusterState::default());
+    let with_door = |node: NodeNumber| {
+        let doors = Doors { kafka: format!("10.0.0.{node}:9092"), ..join(node, true).doors };
+        Join { doors, ..join(node, true) }
+    };
+    let founded = cluster.0.plan_found([9; 16], &join(1, true), 0).unwrap();
+    cluster.apply(&founded);
+    for node in 2..=3 {
+        let joined = cluster.0.plan_join(&with_door(node), 0).unwrap();
+        cluster.apply(&joined);
+    }
+    let system = |cluster: &mut Cluster, name: &str| {
+        let options = StreamOptions { streamlets: 16, replication: 3, ..StreamOptions::default() };
+        let request = CreateStream { name: name.into(), options, if_not_exists: false };
+        let most = Limits { streams: 100, nodes: 16 };
+        let created = cluster.0.plan_create_stream(&request, &most, 0, true).unwrap();
+        cluster.apply(&created);
+        cluster.0.catalog.find(&name.into()).unwrap().id
+    };
+    let groups = system(&mut cluster, "_kera.cluster.groups");
+    let users = cluster.stream("users", 6, 3);
+    let owners = |cluster: &Cluster, stream, count| (0..count).map(|at| cluster.owner(stream, at)).collect::<Vec<_>>();
+    assert!(!owners(&cluster, groups, 16).contains(&1));
+    assert!(owners(&cluster, users, 6).contains(&1), "other streams go anywhere");
+    assert!(cluster.0.rebalance(0).iter().all(|of| of.stream != groups), "not even to even out");
+    cluster.fence(3);
+    let recovered = cluster.0.plan_recover(3, 1).unwrap();
+    cluster.apply(&recovered);
+    assert_eq!(owners(&cluster, groups, 16), [2; 16]);
+    // Somebody has to have them.
+    cluster.fence(2);
+    let recovered = cluster.0.plan_recover(2, 1).unwrap();
+    cluster.apply(&recovered);
+    assert_eq!(owners(&cluster, groups, 16), [1; 16]);
+}

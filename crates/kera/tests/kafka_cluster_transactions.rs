@@ -195,3 +195,36 @@ fn a_coordinator_that_was_frozen_decides_nothing_any_more() {
     assert_eq!(producer.end(&three, true), 0);
     expect(&three, &["committed"]);
 }
+
+/// A node without an address for Kafka clients gets a partition while a transaction runs in it: the transaction ends there all the same.
+#[test]
+fn transactions_end_at_a_node_that_no_kafka_client_reaches() {
+    let three = Three::without_door(Some(2));
+    three.make_topic(TOPIC);
+    let partition = (0..3).find(|partition| three.leader(TOPIC, *partition) != 2).expect("two have a door");
+    let home = three.leader(TOPIC, partition);
+    for id in 0..20 {
+        assert_ne!(three.coordinator(1, &format!("id-{id}")), 2, "whom clients cannot ask coordinates nothing");
+        assert_ne!(three.coordinator(0, &format!("group-{id}")), 2);
+    }
+    let mut producer = Producer::begin(&three, "id", false);
+    let mut expected = Vec::new();
+    let other = (0..3).find(|other| *other != partition && three.leader(TOPIC, *other) != 2).expect("another one");
+    for (turn, commit) in [true, false, true].into_iter().enumerate() {
+        let value = format!("turn {turn}");
+        assert_eq!(producer.write(&three, TOPIC, partition, &value), 0);
+        three.node(0).ok(&format!("streamlet move {TOPIC}/{partition} --to 3"));
+        eventually("it is led there", || three.leader(TOPIC, partition) == 2);
+        assert_eq!(producer.end(&three, commit), 0);
+        // The next one of the producer begins when this one has ended everywhere.
+        assert_eq!(producer.write(&three, TOPIC, other, &format!("behind {turn}")), 0);
+        assert_eq!(producer.end(&three, true), 0);
+        three.node(0).ok(&format!("streamlet move {TOPIC}/{partition} --to {}", home + 1));
+        eventually("it is back", || three.leader(TOPIC, partition) == home);
+        if commit {
+            expected.push(value);
+        }
+        assert_eq!(three.settled(TOPIC, partition), expected);
+    }
+    assert_eq!(three.settled(TOPIC, other), ["behind 0", "behind 1", "behind 2"]);
+}

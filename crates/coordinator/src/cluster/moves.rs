@@ -193,7 +193,8 @@ impl ClusterState {
                     continue;
                 }
                 for streamlet in run.first..run.end() {
-                    let Some((&to, _)) = load.iter().min_by_key(|(node, has)| (**has, **node)) else {
+                    let best = |(node, has): &(&NodeNumber, &u64)| (!self.suits(&info.name, **node), **has, **node);
+                    let Some((&to, _)) = load.iter().min_by_key(best) else {
                         return Ok(entries);
                     };
                     if room == 0 {
@@ -240,7 +241,12 @@ impl ClusterState {
             }
             let of_target = has.get(&to);
             let there = |stream: &StreamId| of_target.and_then(|of| of.get(stream)).map_or(0, Vec::len);
-            let choice = has.get(&from).into_iter().flatten().filter(|(_, streamlets)| !streamlets.is_empty());
+            let suits = |stream: &StreamId| {
+                let name = self.catalog.find(&(*stream).into()).map_or("", |info| &info.name);
+                self.suits(name, to) || !self.suits(name, from)
+            };
+            let choice = has.get(&from).into_iter().flatten();
+            let choice = choice.filter(|(stream, streamlets)| !streamlets.is_empty() && suits(stream));
             let worst =
                 choice.max_by_key(|(stream, own)| (own.len() as i64 - there(stream) as i64, u64::MAX - stream.0));
             let Some(stream) = worst.map(|(stream, _)| *stream) else { break };
@@ -350,7 +356,8 @@ impl ClusterState {
             .collect();
         if is_lost {
             let load = self.loads(&[]);
-            let Some((&node, _)) = load.iter().min_by_key(|(node, has)| (**has, **node)) else {
+            let best = |(node, has): &(&NodeNumber, &u64)| (!self.suits(&info.name, **node), **has, **node);
+            let Some((&node, _)) = load.iter().min_by_key(best) else {
                 return Err(refused(format!("there is no live broker that could take {name}; start one")));
             };
             let (epoch, owner_epoch) = (self.nodes[&node].epoch, self.next_owner_epoch.max(1));

@@ -11,7 +11,7 @@ use kera_protocol::{CreateStream, JoinCluster, Role, StreamChanges, StreamInfo, 
 use super::rules::Refused;
 use super::{ClusterState, LogState, NodeState, Run};
 use crate::CoordinatorError;
-use crate::catalog::{Limits, has_owners};
+use crate::catalog::{CLUSTER_PREFIX, Limits, has_owners};
 
 /// Most ranges of streamlets that get new owners in one step of a recovery.
 pub const OWNER_RUNS_MAX: usize = 1000;
@@ -200,7 +200,7 @@ impl ClusterState {
             return Err(CoordinatorError::Refused(Refused("a stream is made by the entry that makes one".into())));
         };
         let ranges: &[_] = if has_owners(&request.name) { &[(0, request.options.streamlets)] } else { &[] };
-        let mut entries = self.plan_spread(*stream, ranges, &[])?;
+        let mut entries = self.plan_spread((*stream, &request.name), ranges, &[])?;
         entries.insert(0, ClusterEntry::Catalog(created));
         Ok(entries)
     }
@@ -220,7 +220,7 @@ impl ClusterState {
         let wanted = changes.apply(&info.options).streamlets;
         let mut entries = vec![ClusterEntry::Catalog(entry)];
         if wanted > has {
-            entries.extend(self.plan_spread(id, &[(has, wanted - has)], &[])?);
+            entries.extend(self.plan_spread((id, &info.name), &[(has, wanted - has)], &[])?);
         }
         Ok(entries)
     }
@@ -239,7 +239,7 @@ impl ClusterState {
                 None => vec![(0, info.options.streamlets)],
             };
             if !gaps.is_empty() && entries.len() < OWNER_RUNS_MAX {
-                entries.extend(self.plan_spread(info.id, &gaps, &entries)?);
+                entries.extend(self.plan_spread((info.id, &info.name), &gaps, &entries)?);
             }
         }
         Ok(entries)
@@ -247,13 +247,18 @@ impl ClusterState {
 
     /// Gives ranges of a stream's streamlets to the live brokers that have least, `planned` counted: neighbours together, so
     /// that each broker takes one range of each gap. Nothing if there is no broker.
-    fn plan_spread(&self, stream: StreamId, ranges: &[(u32, u32)], planned: &[ClusterEntry]) -> Planned {
+    fn plan_spread(
+        &self,
+        (stream, name): (StreamId, &str),
+        ranges: &[(u32, u32)],
+        planned: &[ClusterEntry],
+    ) -> Planned {
         let owner_epoch = self.next_owner_epoch.max(self.first_owner_epoch).max(1);
         let mut load = self.loads(planned);
         let mut entries = Vec::new();
         for &(first, count) in ranges {
             let mut at = first;
-            for (node, share) in shares(&mut load, count) {
+            for (node, share) in self.shares_of(name, &mut load, count) {
                 let epoch = self.nodes[&node].epoch;
                 let reason = OwnerReason::First;
                 entries.push(ClusterEntry::OwnerChanged {
@@ -287,6 +292,23 @@ impl ClusterState {
             }
         }
         load
+    }
+
+    /// Whether a broker is one for a stream: what is kept for Kafka clients goes to those that they reach, for they ask its owners.
+    pub(super) fn suits(&self, name: &str, node: NodeNumber) -> bool {
+        !name.starts_with(CLUSTER_PREFIX) || self.nodes.get(&node).is_some_and(|node| !node.doors.kafka.is_empty())
+    }
+
+    /// Who gets how many of so many streamlets of a stream: those that suit it, or all if none does.
+    fn shares_of(&self, name: &str, load: &mut BTreeMap<NodeNumber, u64>, count: u32) -> Vec<(NodeNumber, u32)> {
+        let mut suiting: BTreeMap<_, _> =
+            load.iter().filter(|(node, _)| self.suits(name, **node)).map(|(node, has)| (*node, *has)).collect();
+        if suiting.is_empty() {
+            return shares(load, count);
+        }
+        let given = shares(&mut suiting, count);
+        load.extend(suiting);
+        given
     }
 
     /// A view of a log: its first, or the next.
@@ -342,7 +364,8 @@ impl ClusterState {
         let mut entries = Vec::new();
         for (stream, run) in self.to_recover(node, epoch) {
             let mut at = run.first;
-            for (to, share) in shares(&mut load, run.count) {
+            let name = self.catalog.find(&stream.into()).map_or("", |info| &info.name);
+            for (to, share) in self.shares_of(name, &mut load, run.count) {
                 let epoch = self.nodes[&to].epoch;
                 let reason = OwnerReason::Recovered;
                 let entry = ClusterEntry::OwnerChanged {

@@ -36,19 +36,27 @@ pub struct Three {
     pub members: Vec<Member>,
     pub nodes: Vec<Option<Node>>,
     pub kafka: Vec<u16>,
+    /// Where no Kafka client gets in.
+    closed: Option<usize>,
 }
 
 impl Three {
     pub fn start() -> Three {
+        Three::without_door(None)
+    }
+
+    /// The same, of which one has no address for Kafka clients.
+    pub fn without_door(closed: Option<usize>) -> Three {
         let ports = free_ports::<9>();
         let member = |at: usize| {
             let mut member = Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), &[]);
             let listen = member.flags.iter().position(|flag| flag == "--kafka-listen").expect("it is there") + 1;
-            member.flags[listen] = format!("127.0.0.1:{}", ports[6 + at]);
+            let address = format!("127.0.0.1:{}", ports[6 + at]);
+            member.flags[listen] = if closed == Some(at) { "none".into() } else { address };
             member
         };
         let members = (0..3).map(member).collect();
-        let mut three = Three { members, nodes: vec![None, None, None], kafka: ports[6..].to_vec() };
+        let mut three = Three { members, nodes: vec![None, None, None], kafka: ports[6..].to_vec(), closed };
         (0..3).for_each(|at| three.start_node(at));
         eventually("three live nodes", || (0..3).all(|at| live(three.node(at)) == 3));
         three
@@ -112,7 +120,8 @@ impl Three {
         let started = Instant::now();
         let running = self.running();
         loop {
-            let told: Vec<_> = running.iter().map(|at| Kafka::connect(self.kafka[*at]).and_then(&ask)).collect();
+            let asked = running.iter().filter(|at| self.closed != Some(**at));
+            let told: Vec<_> = asked.map(|at| Kafka::connect(self.kafka[*at]).and_then(&ask)).collect();
             if let Some(Some(node)) = told.first().copied()
                 && told.iter().all(|other| *other == Some(node))
                 && running.contains(&node)

@@ -23,7 +23,7 @@ const IDLE_TIMEOUT_MS: u32 = 600_000;
 
 /// The door and its server.
 pub(crate) struct Listening {
-    /// Nothing if the port is somebody else's.
+    /// Nothing if the port is somebody else's, or Kafka clients are not wanted here.
     server: Option<RunningServer>,
     door: Arc<Door>,
 }
@@ -42,10 +42,12 @@ pub(super) struct Kafka {
 }
 
 impl Kafka {
-    /// Listens, unless it is turned off.
+    /// Listens, unless it is turned off. In a cluster there is a door in any case: other nodes write markers of transactions through it, and it
+    /// asks their coordinators which records may be read.
     pub(super) fn start(config: &Config, parts: &Parts) -> Result<Option<Kafka>, Fatal> {
-        let Some(address) = &config.kafka.listen else { return Ok(None) };
-        let failed = |error| Fatal::listen("Kafka clients", address, error);
+        if config.kafka.listen.is_none() && parts.cluster.is_none() {
+            return Ok(None);
+        }
         let door = DoorConfig {
             // One for all nodes of a cluster: ids of topics are made of it.
             node: parts.cluster.as_ref().map_or(parts.identity.node, |cluster| cluster.describe().cluster),
@@ -62,44 +64,9 @@ impl Kafka {
             door.set_others(Arc::new(Others::new(cluster)));
             cluster.set_kafka(&door);
         }
-        let network = &config.network;
-        // Nobody says hello here, but the limits of a server are in it.
-        let limits = HelloResponse {
-            server_name: "kera".into(),
-            server_version: env!("CARGO_PKG_VERSION").into(),
-            node_id: parts.identity.node,
-            node_epoch: parts.identity.epoch,
-            ops: Vec::new(),
-            frame_bytes_max: network.frame_bytes_max as u32,
-            chunk_bytes_max: 0,
-            in_flight_bytes_max: 0,
-            in_flight_requests_max: 0,
-            subscriptions_max: 0,
-            idle_timeout_ms: network.idle_timeout.map_or(IDLE_TIMEOUT_MS, |ms| u32::try_from(ms).unwrap_or(u32::MAX)),
-        };
-        let server = ServerConfig {
-            framing: Framing::Prefixed,
-            io_threads: config.node.io_threads.map_or_else(machine::cores, |n| n as usize),
-            connections_max: network.connections_max as usize,
-            inflight_bytes_max: network.receive_bytes_max as usize,
-            outbox_bytes_max: network.unsent_bytes_max as usize,
-            stall_timeout: Duration::from_millis(network.stall_timeout),
-            ..ServerConfig::new(resolve(address).map_err(failed)?, limits, parts.clock.clone())
-        };
-        let server = match Server::start(server, Arc::new(KafkaSessions(door.clone()))) {
-            Ok(server) => Some(server),
-            // Nobody asked for this port, and a first node beside a Kafka broker is no mistake. The door is there all the same: it
-            // knows which records of transactions may be read. In a cluster clients are told of the address by others.
-            Err(error)
-                if error.kind() == ErrorKind::AddrInUse && config.kafka_by_default && parts.cluster.is_none() =>
-            {
-                tracing::warn!(
-                    "{address} is taken, so Kafka clients cannot connect to this node; --kafka-listen HOST:PORT gives them \
-                     another port, --kafka-listen none turns this off"
-                );
-                None
-            }
-            Err(error) => return Err(failed(error)),
+        let server = match &config.kafka.listen {
+            Some(address) => listen(config, parts, address, &door)?,
+            None => None,
         };
         let address = server.as_ref().map(RunningServer::local_addr);
         if let Some(address) = address {
@@ -124,5 +91,47 @@ impl Kafka {
             drop(door);
         }
         self.thread.join();
+    }
+}
+
+/// Listens for Kafka clients; nothing if the port is taken and nobody asked for it.
+fn listen(config: &Config, parts: &Parts, address: &str, door: &Arc<Door>) -> Result<Option<RunningServer>, Fatal> {
+    let failed = |error| Fatal::listen("Kafka clients", address, error);
+    let network = &config.network;
+    // Nobody says hello here, but the limits of a server are in it.
+    let limits = HelloResponse {
+        server_name: "kera".into(),
+        server_version: env!("CARGO_PKG_VERSION").into(),
+        node_id: parts.identity.node,
+        node_epoch: parts.identity.epoch,
+        ops: Vec::new(),
+        frame_bytes_max: network.frame_bytes_max as u32,
+        chunk_bytes_max: 0,
+        in_flight_bytes_max: 0,
+        in_flight_requests_max: 0,
+        subscriptions_max: 0,
+        idle_timeout_ms: network.idle_timeout.map_or(IDLE_TIMEOUT_MS, |ms| u32::try_from(ms).unwrap_or(u32::MAX)),
+    };
+    let server = ServerConfig {
+        framing: Framing::Prefixed,
+        io_threads: config.node.io_threads.map_or_else(machine::cores, |n| n as usize),
+        connections_max: network.connections_max as usize,
+        inflight_bytes_max: network.receive_bytes_max as usize,
+        outbox_bytes_max: network.unsent_bytes_max as usize,
+        stall_timeout: Duration::from_millis(network.stall_timeout),
+        ..ServerConfig::new(resolve(address).map_err(failed)?, limits, parts.clock.clone())
+    };
+    match Server::start(server, Arc::new(KafkaSessions(door.clone()))) {
+        Ok(server) => Ok(Some(server)),
+        // Nobody asked for this port, and a first node beside a Kafka broker is no mistake. The door is there all the same: it
+        // knows which records of transactions may be read. In a cluster clients are told of the address by others.
+        Err(error) if error.kind() == ErrorKind::AddrInUse && config.kafka_by_default && parts.cluster.is_none() => {
+            tracing::warn!(
+                "{address} is taken, so Kafka clients cannot connect to this node; --kafka-listen HOST:PORT gives them \
+                     another port, --kafka-listen none turns this off"
+            );
+            Ok(None)
+        }
+        Err(error) => Err(failed(error)),
     }
 }

@@ -522,7 +522,7 @@ fn start_writer(virtual_log: &Arc<VirtualLog>) -> Result<JoinHandle<()>, Fatal> 
 fn compactor(config: &Config, log: &Arc<Log>, store: &Arc<DiskStore>, clock: &Arc<dyn Clock>) -> Compactor {
     let settings = CompactionConfig {
         keys_bytes: config.compaction.keys_bytes,
-        knows_transactions: config.kafka.listen.is_some(),
+        knows_transactions: config.kafka.listen.is_some() || config.cluster.node.is_some(),
         ..CompactionConfig::default()
     };
     Compactor::new(log.clone(), store.clone(), clock.clone(), &SystemRandom, settings)
