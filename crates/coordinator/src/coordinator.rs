@@ -5,9 +5,10 @@ use std::sync::Arc;
 use kera_env::{Clock, Disk};
 use kera_format::catalog::Entry;
 use kera_format::{ProducerEpoch, ProducerId, ReplicationMode, StreamOptions, level};
+use kera_protocol::limits::FLOORS_MAX;
 use kera_protocol::{
-    AllocateProducer, AllocatedProducer, AlterStream, Body, CreateStream, DeleteStream, ListStreams, Message, Op,
-    StreamChanges, StreamInfo, StreamList, StreamRef,
+    AllocateProducer, AllocatedProducer, AlterStream, Body, CreateStream, DeleteStream, LaneFloor, ListStreams,
+    Message, Op, SetFloors, StreamChanges, StreamInfo, StreamList, StreamRef,
 };
 use parking_lot::{Mutex, RwLock};
 
@@ -268,6 +269,25 @@ impl Coordinator {
         tracing::info!(stream = %info.name, id = %info.id, "stream deleted");
         self.tell(&StreamEvent::Deleted(info.clone()));
         Ok(info)
+    }
+
+    /// Whether the nodes of a cluster agree on where lanes begin whose records were deleted; otherwise each keeps that for itself.
+    pub fn agrees_on_floors(&self) -> bool {
+        self.cluster.as_ref().is_some_and(|cluster| cluster.level() >= level::AGREED_FLOORS)
+    }
+
+    /// Has the coordinators note where lanes begin, each named once. Blocks until that is done and the lanes of this node know of it: one that does
+    /// not is another owner's by now.
+    pub fn set_floors(&self, floors: &[LaneFloor]) -> Result<(), CoordinatorError> {
+        let Some(cluster) = &self.cluster else {
+            return Err(CoordinatorError::Refused(Refused(
+                "this node is alone and asks nobody where lanes begin".into(),
+            )));
+        };
+        for floors in floors.chunks(FLOORS_MAX) {
+            Coordinator::ask(&**cluster, &SetFloors { floors: floors.to_vec() }, false)?;
+        }
+        Ok(())
     }
 
     /// An id that nobody has had, at epoch 0; or for a producer that has one, its next epoch, which fences the

@@ -3,8 +3,11 @@
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, MOVES_MAX};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
-use kera_format::{StreamId, StreamOptions, StreamletId, level};
-use kera_protocol::{CreateStream, GroupsGone, HeldGroups, StreamletRange, StreamletState, StreamletsRebuilt};
+use kera_format::{LaneId, StreamId, StreamOptions, StreamletId, level};
+use kera_protocol::limits::FLOORS_MAX;
+use kera_protocol::{
+    CreateStream, GroupsGone, HeldGroups, LaneFloor, SetFloors, StreamletRange, StreamletState, StreamletsRebuilt,
+};
 
 const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
 
@@ -405,6 +408,52 @@ fn groups_that_have_expired_are_nobodys() {
     cluster.apply(&entries);
     assert_eq!(cluster.0.owners(stream).unwrap().held(), []);
     assert_eq!(cluster.0.plan_groups_gone(&gone(1, 1, owner_epoch)).unwrap(), []);
+}
+
+#[test]
+fn where_a_lane_begins_is_said_by_its_owner_and_kept_for_the_next_one() {
+    let mut cluster = Cluster::new(3);
+    let (stream, other) = (cluster.stream("deleted-from", 2, 2), cluster.stream("other", 1, 1));
+    let floor =
+        |owner_epoch, ordinal| LaneFloor { stream, streamlet: StreamletId(1), lane: LaneId(0), owner_epoch, ordinal };
+    let plan = |cluster: &Cluster, floors: &[LaneFloor]| cluster.0.plan_floors(&SetFloors { floors: floors.to_vec() });
+    let first = cluster.0.owner(stream, 1).expect("an owner");
+    let begins = ClusterEntry::LaneBegins {
+        stream,
+        streamlet: 1,
+        lane: LaneId(0),
+        owner_epoch: first.owner_epoch,
+        ordinal: 100,
+    };
+    assert!(cluster.refused(&begins).contains("needs level 6"));
+    cluster.raise(6);
+    let asked = [floor(first.owner_epoch, 100)];
+    assert_eq!(plan(&cluster, &asked).unwrap(), [begins]);
+    let noted = plan(&cluster, &asked).unwrap();
+    cluster.apply(&noted);
+    assert_eq!(plan(&cluster, &asked).unwrap(), [], "asking twice is answered like asking once");
+    assert_eq!(plan(&cluster, &[floor(first.owner_epoch, 99)]).unwrap(), [], "deleted records stay deleted");
+    assert_eq!(plan(&cluster, &[floor(first.owner_epoch + 7, 200)]).unwrap(), [], "who is not the owner says nothing");
+    let wrong = LaneFloor { lane: LaneId(1), ..floor(first.owner_epoch, 1) };
+    assert!(plan(&cluster, &[wrong]).unwrap_err().to_string().contains("has 1 lanes"));
+    let many = vec![floor(first.owner_epoch, 1); FLOORS_MAX + 1];
+    assert!(plan(&cluster, &many).unwrap_err().to_string().contains("the limit is 1000"));
+    let to = if first.node == 3 { 2 } else { 3 };
+    cluster.move_to(stream, 1, to);
+    let next = cluster.0.owner(stream, 1).expect("an owner").owner_epoch;
+    assert_eq!(cluster.0.floor(stream, 1, LaneId(0)).map(|floor| floor.ordinal), Some(100));
+    assert_eq!(plan(&cluster, &asked).unwrap(), [], "the last owner says nothing any more");
+    // It came shorter than it was.
+    let lower = plan(&cluster, &[floor(next, 60)]).unwrap();
+    cluster.apply(&lower);
+    let floors = |state: &ClusterState, stream| {
+        state.floors(stream).map(|(at, _, floor)| (at, floor.ordinal)).collect::<Vec<_>>()
+    };
+    assert_eq!(floors(&cluster.0, stream), [(1, 60)]);
+    assert_eq!(floors(&cluster.0, other), []);
+    let gone = cluster.0.plan_delete_stream(&stream.into(), 0).unwrap();
+    cluster.apply(&gone);
+    assert_eq!(floors(&cluster.0, stream), []);
 }
 
 #[test]

@@ -6,7 +6,7 @@
 
 use crate::checksum::crc32c;
 use crate::wire::{put, u16_at, u32_at, u64_at};
-use crate::{FormatError, StreamId, align8, catalog};
+use crate::{FormatError, LaneId, StreamId, align8, catalog};
 
 /// The version of the bodies.
 pub const CLUSTER_VERSION: u16 = 1;
@@ -294,6 +294,19 @@ pub enum ClusterEntry {
         /// That level.
         level: u32,
     },
+    /// Records at the front of a lane were deleted, or fewer of them than was thought: its owner says where it begins.
+    LaneBegins {
+        /// Of which stream.
+        stream: StreamId,
+        /// Which streamlet.
+        streamlet: u32,
+        /// Which lane of it.
+        lane: LaneId,
+        /// The owner epoch of whoever says so.
+        owner_epoch: u32,
+        /// The ordinal of the first record that is there.
+        ordinal: u64,
+    },
     /// In a snapshot: what the other entries do not tell.
     ClusterCounters {
         /// The number of the next move.
@@ -427,6 +440,7 @@ impl ClusterEntry {
             ClusterEntry::NodeDraining { .. } => 41,
             ClusterEntry::GroupsLost { .. } => 42,
             ClusterEntry::LevelRaised { .. } => 43,
+            ClusterEntry::LaneBegins { .. } => 44,
         }
     }
 
@@ -437,6 +451,7 @@ impl ClusterEntry {
             ClusterEntry::Catalog(entry) => entry.level(),
             // Earlier versions refuse it, and would know another state from then on.
             ClusterEntry::MoveNoted { from, to, .. } if from == to => crate::level::SELF_MOVES,
+            ClusterEntry::LaneBegins { .. } => crate::level::AGREED_FLOORS,
             _ => crate::level::FIRST,
         }
     }
@@ -533,6 +548,9 @@ impl ClusterEntry {
             }
             ClusterEntry::LevelRaised { level } => {
                 out.u32(*level);
+            }
+            ClusterEntry::LaneBegins { stream, streamlet, lane, owner_epoch, ordinal } => {
+                out.u64(stream.0).u32(*streamlet).u32(lane.0).u32(*owner_epoch).u64(*ordinal);
             }
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 out.u64(*next_move).u32(*next_owner_epoch);
@@ -689,6 +707,12 @@ impl ClusterEntry {
                 epoch: body.u32()?,
             },
             37 => ClusterEntry::ViewGivenUp { log: body.log()?, view: body.u32()? },
+            _ => return ClusterEntry::parse_since_moves(kind, body),
+        })
+    }
+
+    fn parse_since_moves(kind: u16, body: &mut Fields<'_>) -> Result<ClusterEntry, FormatError> {
+        Ok(match kind {
             40 => {
                 let (stream, streamlet, owner_epoch) = (StreamId(body.u64()?), body.u32()?, body.u32()?);
                 let bytes = body.count("cluster_entry.state", HANDED_BYTES_MAX)?;
@@ -703,9 +727,16 @@ impl ClusterEntry {
                 owner_epoch: body.u32()?,
             },
             43 => ClusterEntry::LevelRaised { level: body.u32()? },
+            44 => ClusterEntry::LaneBegins {
+                stream: StreamId(body.u64()?),
+                streamlet: body.u32()?,
+                lane: LaneId(body.u32()?),
+                owner_epoch: body.u32()?,
+                ordinal: body.u64()?,
+            },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 43" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 44" });
             }
         })
     }
@@ -792,6 +823,10 @@ fn examples_of_moves(stream: StreamId) -> Vec<(&'static str, ClusterEntry)> {
         ("node draining", ClusterEntry::NodeDraining { node: 2, draining: true }),
         ("groups lost", ClusterEntry::GroupsLost { stream, first: 1, count: 3, owner_epoch: 8 }),
         ("level raised", ClusterEntry::LevelRaised { level: 2 }),
+        (
+            "lane begins",
+            ClusterEntry::LaneBegins { stream, streamlet: 1, lane: LaneId(3), owner_epoch: 9, ordinal: 1_000_000 },
+        ),
     ]
 }
 
@@ -820,7 +855,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bodies_never_panic(kind in 20u16..45, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bodies_never_panic(kind in 20u16..46, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = ClusterEntry::parse_body(kind, &mut Fields(&body));
         }
     }

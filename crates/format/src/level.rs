@@ -12,6 +12,7 @@
 //! | 3 | streams may be replicated asynchronously; logs of a node that holds older groups may be given up |
 //! | 4 | a streamlet may move from its node to itself, to go on in another virtual log |
 //! | 5 | coordinators of Kafka's groups keep members, in records that earlier versions do not know |
+//! | 6 | where lanes begin whose records were deleted is in the coordinators' log |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,8 +27,10 @@ pub const HOLDERS_GIVE_UP: u32 = 3;
 pub const SELF_MOVES: u32 = 4;
 /// From this one on members of Kafka's groups are kept.
 pub const MEMBERS_KEPT: u32 = 5;
+/// From this one on the coordinators' log says where lanes begin whose records were deleted.
+pub const AGREED_FLOORS: u32 = 6;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 5;
+pub const NEWEST: u32 = 6;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

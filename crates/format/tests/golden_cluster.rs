@@ -71,6 +71,7 @@ fn body_of(entry: &ClusterEntry) -> &'static str {
         ClusterEntry::NodeDraining { .. } => "node:4 draining:1",
         ClusterEntry::GroupsLost { .. } => "stream:8 first:4 count:4 owner_epoch:4",
         ClusterEntry::LevelRaised { .. } => "level:4",
+        ClusterEntry::LaneBegins { .. } => "stream:8 streamlet:4 lane:4 owner_epoch:4 ordinal:8",
         ClusterEntry::ClusterCounters { .. } => "next_move:8 next_owner_epoch:4",
         ClusterEntry::Applied { .. } => "place.term:8 place.leader:8 place.index:8",
         ClusterEntry::Membership { .. } => {

@@ -1,15 +1,19 @@
-//! Where partitions begin once records were deleted from their front: the system stream `_kera.floors` (decision 12), read once
-//! at start, and appended to on the door's thread for commands.
+//! Where partitions begin once records were deleted from their front (decision 12). A node that is alone keeps it in the system stream
+//! `_kera.floors`, read once at start, and appended to on the door's thread for commands. Nodes of a cluster agree on it in the coordinators' log; what
+//! is in the stream from before goes there as soon as its streamlets are here.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kera_broker::Broker;
+use kera_coordinator::{Coordinator, CoordinatorError};
 use kera_env::Clock;
 use kera_format::kafka_floors::Entry;
 use kera_format::{ChunkBuilder, FormatError, LaneId, RecordView, StreamId, StreamletId};
-use kera_log::{Arrived, Lane, Observer};
+use kera_log::{Arrived, Lane, Observer, Tenure};
+use kera_protocol::LaneFloor;
 use parking_lot::Mutex;
 
 use crate::door::{After, Catalog};
@@ -22,6 +26,8 @@ const FLOORS_STREAM: &str = "_kera.floors";
 const COPY_BYTES_MIN: u64 = 1 << 20;
 /// Entries of one append.
 const STEP_ENTRIES: usize = 8_192;
+/// Time until the coordinators are asked again to take over what is in the stream.
+const BRING_AGAIN_US: u64 = 5_000_000;
 
 type Key = (StreamId, StreamletId, LaneId);
 
@@ -38,7 +44,20 @@ impl Kept for Entry {
 pub(crate) struct Floors {
     log: Arc<StateLog<Entry>>,
     broker: Arc<Broker>,
+    coordinator: Arc<Coordinator>,
+    clock: Arc<dyn Clock>,
     all: Mutex<BTreeMap<Key, u64>>,
+    /// When the coordinators are asked next to take over what is in the stream.
+    bring_us: AtomicU64,
+}
+
+/// Why records were not deleted.
+#[derive(Debug)]
+pub(crate) enum NotRaised {
+    /// The stream takes nothing.
+    Append,
+    /// The coordinators have not done it, as far as is known.
+    Coordinators(CoordinatorError),
 }
 
 /// The offset at which a partition begins.
@@ -46,8 +65,18 @@ pub(crate) fn first_offset(lane: &Lane) -> u64 {
     lane.earliest().1.max(lane.floor_ordinal()).min(lane.durable_ordinal())
 }
 
+/// The same as far as it is known here: of what other nodes have it is not known whether it is there.
+pub(crate) fn known_first(lane: &Lane) -> u64 {
+    if lane.is_plain() { first_offset(lane) } else { lane.floor_ordinal() }
+}
+
 fn lane_of(broker: &Broker, (stream, streamlet, lane): Key) -> Option<Arc<Lane>> {
     broker.log().stream(stream)?.streamlet(streamlet)?.lane(lane).cloned()
+}
+
+fn agreed(lane: &Lane, ordinal: u64) -> LaneFloor {
+    let (stream, streamlet, owner_epoch) = (lane.stream_id(), lane.streamlet_id(), lane.owner_epoch());
+    LaneFloor { stream, streamlet, lane: lane.id(), owner_epoch, ordinal }
 }
 
 fn entry(((stream, streamlet, lane), ordinal): (Key, u64)) -> Entry {
@@ -82,7 +111,9 @@ impl Floors {
             }
             lane.raise_floor(*floor);
         }
-        let floors = Floors { log, broker: Arc::clone(broker), all: Mutex::new(all) };
+        let (coordinator, clock) = (Arc::clone(&catalog.coordinator), Arc::clone(clock));
+        let (all, bring_us) = (Mutex::new(all), AtomicU64::new(0));
+        let floors = Floors { log, broker: Arc::clone(broker), coordinator, clock, all, bring_us };
         if let Some(mark) = floors.append(&lowered).map_err(|_| other(format!("{FLOORS_STREAM} takes nothing")))? {
             floors.wait(mark);
         }
@@ -90,19 +121,23 @@ impl Floors {
     }
 
     /// Deletes the records of lanes below ordinals, and says what must be durable before that is told. On failure those in
-    /// front may be deleted.
-    pub(crate) fn raise(&self, lanes: &[(Arc<Lane>, u64)]) -> Result<Option<After>, AppendFailed> {
+    /// front may be deleted. In a cluster it blocks until the coordinators have noted it; a lane whose floor is not raised then has
+    /// come to another owner.
+    pub(crate) fn raise(&self, lanes: &[(Arc<Lane>, u64)]) -> Result<Option<After>, NotRaised> {
         let mut all = self.all.lock();
         let mut higher: BTreeMap<Key, (&Arc<Lane>, u64)> = BTreeMap::new();
-        // Of what other nodes have it is not known here whether it is there.
-        let known = |lane: &Lane| if lane.is_plain() { first_offset(lane) } else { lane.floor_ordinal() };
-        for (lane, ordinal) in lanes.iter().filter(|(lane, ordinal)| *ordinal > known(lane)) {
+        for (lane, ordinal) in lanes.iter().filter(|(lane, ordinal)| *ordinal > known_first(lane)) {
             let key = (lane.stream_id(), lane.streamlet_id(), lane.id());
             let (_, highest) = higher.entry(key).or_insert((lane, *ordinal));
             *highest = (*highest).max(*ordinal);
         }
+        if self.coordinator.agrees_on_floors() {
+            let floors: Vec<_> = higher.values().map(|(lane, ordinal)| agreed(lane, *ordinal)).collect();
+            self.coordinator.set_floors(&floors).map_err(NotRaised::Coordinators)?;
+            return Ok(None);
+        }
         let entries: Vec<Entry> = higher.iter().map(|(key, (_, ordinal))| entry((*key, *ordinal))).collect();
-        let mark = self.append(&entries)?;
+        let mark = self.append(&entries).map_err(|_| NotRaised::Append)?;
         for (key, (lane, ordinal)) in higher {
             all.insert(key, ordinal);
             lane.raise_floor(ordinal);
@@ -119,9 +154,42 @@ impl Floors {
         Ok(last)
     }
 
+    /// Has the coordinators take over where partitions of this node begin: what it kept when it was alone, or when the cluster was at a lower
+    /// level. What they have taken over is forgotten here, so that it never stands against what is said there later.
+    fn bring(&self, all: &mut BTreeMap<Key, u64>) {
+        let now_us = self.clock.monotonic_us();
+        if all.is_empty() || now_us < self.bring_us.load(Ordering::Relaxed) || !self.coordinator.agrees_on_floors() {
+            return;
+        }
+        self.bring_us.store(now_us + BRING_AGAIN_US, Ordering::Relaxed);
+        let here = |key: &Key| lane_of(&self.broker, *key).filter(|lane| lane.tenure() == Tenure::Here);
+        let lanes: Vec<(Key, Arc<Lane>)> = all.keys().filter_map(|key| Some((*key, here(key)?))).collect();
+        if lanes.is_empty() {
+            return;
+        }
+        let floors: Vec<_> = lanes.iter().map(|(_, lane)| agreed(lane, lane.floor_ordinal())).collect();
+        if let Err(error) = self.coordinator.set_floors(&floors) {
+            return tracing::info!(%error, "the coordinators do not know yet where partitions of this node begin");
+        }
+        let over: Vec<Entry> = lanes
+            .into_iter()
+            .map(|((stream, streamlet, lane), _)| {
+                all.remove(&(stream, streamlet, lane));
+                Entry { stream, streamlet, lane, ordinal: None }
+            })
+            .collect();
+        tracing::info!(
+            partitions = over.len(),
+            "the coordinators know where partitions begin whose records were deleted"
+        );
+        // What is not written is brought again after the next start.
+        let _ = self.append(&over);
+    }
+
     /// Writes everything anew if the log has grown; lets go of what a durable copy has replaced.
     pub(crate) fn tick(&self) {
         let mut all = self.all.lock();
+        self.bring(&mut all);
         if let Some((from, added)) = self.log.begin_copy(COPY_BYTES_MIN) {
             all.retain(|key, _| lane_of(&self.broker, *key).is_some());
             let entries: Vec<Entry> = all.iter().map(|(key, floor)| entry((*key, *floor))).collect();

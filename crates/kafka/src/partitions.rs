@@ -20,7 +20,7 @@ use kera_format::Cleanup;
 use kera_log::Tenure;
 
 use crate::door::{After, Door};
-use crate::floors::first_offset;
+use crate::floors::{NotRaised, first_offset, known_first};
 use crate::older::Shared;
 
 /// The offset that means a partition's end.
@@ -141,11 +141,20 @@ pub(crate) fn delete_records(door: &Door, asked: &DeleteRecordsRequest) -> (Dele
         topics.push(DeleteRecordsTopicResult::default().with_name(topic.name.clone()).with_partitions(partitions));
     }
     let raised = door.floors.raise(&lanes);
-    if raised.is_err() {
-        for partition in topics.iter_mut().flat_map(|topic| &mut topic.partitions).filter(|one| one.error_code == 0) {
-            partition.error_code = ResponseError::KafkaStorageError.code();
-            partition.low_watermark = -1;
-        }
+    let done = topics.iter_mut().flat_map(|topic| &mut topic.partitions).filter(|one| one.error_code == 0);
+    for (partition, (lane, wanted)) in done.zip(&lanes) {
+        let error = match &raised {
+            Err(NotRaised::Append) => ResponseError::KafkaStorageError,
+            // It may be done: asked again, it is answered.
+            Err(NotRaised::Coordinators(error)) => {
+                tracing::debug!(%error, "records are not deleted");
+                ResponseError::RequestTimedOut
+            }
+            Ok(_) if known_first(lane) < *wanted => ResponseError::NotLeaderOrFollower,
+            Ok(_) => continue,
+        };
+        partition.error_code = error.code();
+        partition.low_watermark = -1;
     }
     (DeleteRecordsResponse::default().with_topics(topics), raised.ok().flatten())
 }

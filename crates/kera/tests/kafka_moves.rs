@@ -237,6 +237,71 @@ fn some_are_deleted(three: &Three, all: &[Read]) {
     check(&read(three, 0, to, end), to, end);
 }
 
+/// The partition begins there, at its leader, for everybody.
+fn begins_at(three: &Three, offset: i64, end: i64) {
+    assert_eq!(listed(three, 0, EARLIEST).1, offset);
+    let mut kafka = Kafka::connect(three.kafka[three.leader(TOPIC, 0)]).expect("it runs");
+    let answer = kafka.call(11, &fetch_of(&[(0, offset - 1)])).expect("it answers");
+    assert_eq!(answer.responses[0].partitions[0].error_code, OUT_OF_RANGE, "below {offset}");
+    check(&read(three, 0, offset, end), offset, end);
+}
+
+#[test]
+fn what_was_deleted_stays_deleted_when_the_partition_moves_and_when_its_owner_is_killed() {
+    let mut three = Three::start();
+    three.make_topic(TOPIC);
+    let first = three.leader(TOPIC, 0);
+    let (second, third) = ((first + 1) % 3, (first + 2) % 3);
+    let mut writer = Writer::new(&three, 0);
+    (0..20).for_each(|_| writer.write(&three, 10));
+    assert_eq!(delete_to(&three, 0, 45), (0, 45));
+    begins_at(&three, 45, 200);
+    move_to(&three, 0, second);
+    begins_at(&three, 45, 200);
+    writer.write(&three, 10);
+    assert_eq!(delete_to(&three, 0, 30), (0, 45), "what is deleted is not there to be deleted");
+    assert_eq!(delete_to(&three, 0, 205), (0, 205));
+    three.kill(second);
+    let after = three.leader(TOPIC, 0);
+    begins_at(&three, 205, 210);
+    writer.write(&three, 10);
+    three.start_again(second);
+    eventually("it is rebuilt", || {
+        three.node(after).run(&format!("streamlet move {TOPIC}/0 --to {}", third + 1)).status.success()
+    });
+    eventually("it is led there", || three.leader(TOPIC, 0) == third);
+    begins_at(&three, 205, 220);
+    // What the coordinators know outlives all of them.
+    three.kill_all_and_start_again();
+    begins_at(&three, 205, 220);
+}
+
+#[test]
+fn what_is_written_behind_a_loss_is_seen_although_more_was_deleted_before() {
+    let mut three = Three::start();
+    // One copy: what its node has is gone with it.
+    three.node(0).ok(&format!("stream create {TOPIC} --streamlets 3 --replication 1"));
+    let partition = (0..3).find(|partition| three.leader(TOPIC, *partition) != 0).expect("each node has one");
+    let lost = three.leader(TOPIC, partition);
+    let mut writer = Writer::new(&three, partition);
+    (0..10).for_each(|_| writer.write(&three, 10));
+    assert_eq!(delete_to(&three, partition, 80), (0, 80));
+    three.kill(lost);
+    eventually("it is given up", || {
+        three.node(0).run(&format!("streamlet accept-loss {TOPIC}/{partition} --yes")).status.success()
+    });
+    let owner = three.leader(TOPIC, partition);
+    writer = Writer::new(&three, partition);
+    writer.write(&three, 10);
+    check(&read(&three, partition, 0, 10), 0, 10);
+    // The next owner is told of it, too.
+    let next = (0..3).find(|at| *at != owner && *at != lost).expect("there are three");
+    std::thread::sleep(Duration::from_secs(2));
+    move_to(&three, partition, next);
+    assert_eq!(listed(&three, partition, EARLIEST).1, 0);
+    check(&read(&three, partition, 0, 10), 0, 10);
+}
+
 #[test]
 fn transactions_go_on_over_moves_and_what_is_aborted_stays_out() {
     let three = Three::start();

@@ -148,7 +148,8 @@ impl Stream {
         self.streamlets().filter(|streamlet| streamlet.owner_epoch() == 0).for_each(|streamlet| streamlet.leave());
     }
 
-    pub(crate) fn has_floors(&self) -> bool {
+    /// Whether records of some lane were deleted: see [`Lane::raise_floor`](crate::Lane::raise_floor).
+    pub fn has_floors(&self) -> bool {
         self.shared.has_floors.load(Ordering::Acquire)
     }
     /// Whether it was deleted since this handle was taken.

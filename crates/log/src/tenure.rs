@@ -159,6 +159,7 @@ impl Streamlet {
 
     /// This node becomes the owner: groups are opened in `epoch`, which must be above those of all groups that are here; `shared`: others have
     /// groups of it. What an earlier owner handed over is [received](Streamlet::receive) before.
+    /// Where its lanes begin was [agreed](Lane::agree_floor) before, too.
     pub fn open(&self, epoch: u32, shared: bool) -> Result<(), TenureError> {
         self.must_be(Tenure::Elsewhere)?;
         for lane in self.all_lanes() {
@@ -167,6 +168,11 @@ impl Streamlet {
             if highest >= epoch {
                 return Err(TenureError::StaleEpoch { epoch, lane: lane.id(), highest });
             }
+        }
+        for lane in self.lanes() {
+            let state = lane.state.lock();
+            // A lane that has come back shorter than it was begins at its end: what is appended next is seen.
+            lane.floor_ordinal.fetch_min(state.next_ordinal, Ordering::AcqRel);
         }
         self.word().set(Tenure::Here, epoch, shared);
         self.all_lanes().for_each(|lane| lane.wake());

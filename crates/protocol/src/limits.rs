@@ -9,6 +9,8 @@ pub const COMMIT_ENTRIES_MAX: usize = 65_536;
 pub const PAGE_ITEMS_MAX: usize = 10_000;
 /// Most streams of one `FindOwners`.
 pub const OWNER_STREAMS_MAX: usize = 1_000;
+/// Most lanes of one `SetFloors`.
+pub const FLOORS_MAX: usize = 1_000;
 /// Longest text that a client may give as its own name or a member's name, in bytes.
 pub const CLIENT_NAME_BYTES_MAX: usize = 255;
 /// Longest message of an [`crate::ErrorBody`], in bytes; longer ones are cut.

@@ -1,7 +1,7 @@
 //! Streamlets that move from broker to broker because somebody asks for it: one of them, all of a node, or some to even out
 //! the nodes; and what the two brokers and the coordinators say to each other meanwhile (`docs/replication.md`, "A streamlet moves").
 
-use kera_format::{StreamId, StreamletId};
+use kera_format::{LaneId, StreamId, StreamletId};
 
 use crate::StreamRef;
 use crate::codec::{wire_enum, wire_struct};
@@ -155,6 +155,32 @@ wire_struct! {
 }
 
 wire_struct! {
+    /// Where a lane begins.
+    #[derive(Copy)]
+    pub struct LaneFloor {
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// Which lane of it.
+        pub lane: LaneId,
+        /// The owner epoch in which the streamlet's owner says so.
+        pub owner_epoch: u32,
+        /// The ordinal of the first record that is there.
+        pub ordinal: u64,
+    }
+}
+
+wire_struct! {
+    /// Owners say where lanes begin whose records were deleted, so that it goes with the streamlets to whoever owns them next. Those that have
+    /// another owner epoch by now are left out: whoever asks sees in the coordinators' log what has become of them.
+    pub struct SetFloors {
+        /// The lanes, at most [`crate::limits::FLOORS_MAX`].
+        pub floors: Vec<LaneFloor>,
+    }
+}
+
+wire_struct! {
     /// Asks which streamlets move, and what is left at which node.
     #[derive(Copy)]
     pub struct DescribeMoves {
@@ -210,6 +236,7 @@ messages! {
     PlanRebalance => MovePlan;
     GroupsGone => crate::Empty;
     RenewOwner => MoveInfo;
+    SetFloors => crate::Empty;
     DescribeMoves => MovesDescription;
     AcceptLoss => crate::Empty;
 }

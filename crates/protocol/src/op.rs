@@ -159,6 +159,8 @@ ops! {
     ClaimGroup = 110, 1..=1;
     /// Has a streamlet begin a new owner epoch with the owner that it has.
     RenewOwner = 112, 1..=1;
+    /// Has the coordinators keep where lanes begin whose records were deleted.
+    SetFloors = 113, 1..=1;
     /// Writes the markers of a transaction to partitions.
     EndInPartitions = 115, 1..=1;
     /// Ends a transaction in a consumer group.
@@ -173,6 +175,7 @@ impl Op {
             (Op::JoinCluster | Op::NodeAlive | Op::DescribeCluster, 2..) => 2,
             (Op::CreateStream | Op::GetStream | Op::ListStreams | Op::AlterStream, 2..) => 3,
             (Op::RenewOwner | Op::DescribeLogs, _) => level::SELF_MOVES,
+            (Op::SetFloors, _) => level::AGREED_FLOORS,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
             _ => level::FIRST,
         }

@@ -12,7 +12,7 @@ use kera_protocol::{
     AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, ChangeNode, CreateStream,
     DeleteStream, DescribeMoves, Empty, ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GroupsGone,
     JoinCluster, JoinedCluster, LogChange, Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op,
-    PlanRebalance, RenewOwner, Status, StreamInfo, StreamRef, StreamletsRebuilt,
+    PlanRebalance, RenewOwner, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt,
 };
 use openraft::{BasicNode, ChangeMembers};
 
@@ -227,6 +227,7 @@ impl Group {
                 let gone = GroupsGone::decode(version, body)?;
                 done(self.commit(leading, |state| state.plan_groups_gone(&gone)).await?)
             }
+            Op::SetFloors => done(self.set_floors(leading, &SetFloors::decode(version, body)?).await?),
             Op::AcceptLoss => {
                 let AcceptLoss { stream, streamlet } = AcceptLoss::decode(version, body)?;
                 self.check_has_stopped(&stream, streamlet.0)?;
@@ -253,6 +254,10 @@ impl Group {
             }
             other => Err(CoordinatorError::Refused(Refused(format!("{other} is no command")))),
         }
+    }
+
+    async fn set_floors(&self, leading: &mut Leading, asked: &SetFloors) -> Result<u64, CoordinatorError> {
+        self.commit(leading, |state| state.plan_floors(asked)).await
     }
 
     /// How it stands with the move of a streamlet.

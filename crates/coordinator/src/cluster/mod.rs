@@ -17,4 +17,4 @@ pub use moves::{MOVES_MAX, PLAN_MOVES_MAX};
 pub use owners::{Held, Owner, Run, StreamOwners};
 pub use plan::{Join, LogView, OWNER_RUNS_MAX, roles_of};
 pub use rules::Refused;
-pub use state::{ClusterState, LogState, Move, NodeState, View};
+pub use state::{ClusterState, Floor, LogState, Move, NodeState, View};

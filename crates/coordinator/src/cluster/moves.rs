@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, NodeNumber, OwnerReason, Roles};
-use kera_protocol::{GroupsGone, HeldGroups, MoveInfo, NodeHoldings, StreamRef, StreamletState};
+use kera_protocol::limits::FLOORS_MAX;
+use kera_protocol::{GroupsGone, HeldGroups, LaneFloor, MoveInfo, NodeHoldings, SetFloors, StreamRef, StreamletState};
 
 use super::plan::{OWNER_RUNS_MAX, Planned};
 use super::rules::Refused;
@@ -333,6 +334,26 @@ impl ClusterState {
             };
             if self.is_live(gone.node, gone.epoch) && held.filter(is_its).any(|held| !held.lost) {
                 entries.extend(self.one(ClusterEntry::GroupsHeld { stream, first, count, owner_epoch, node: 0 })?);
+            }
+        }
+        Ok(entries)
+    }
+
+    /// What owners say of where their lanes begin. Those of streamlets that are in another owner epoch by now are left out, and those that say
+    /// nothing that is not known.
+    pub fn plan_floors(&self, asked: &SetFloors) -> Planned {
+        let (has, most) = (asked.floors.len(), FLOORS_MAX);
+        if has > most {
+            return Err(refused(format!("floors has {has} lanes, the limit is {most}; ask for fewer at a time")));
+        }
+        let mut entries = Vec::new();
+        for LaneFloor { stream, streamlet, lane, owner_epoch, ordinal } in asked.floors.iter().copied() {
+            let at = streamlet.0;
+            let is_its = self.owner(stream, at).is_some_and(|owner| owner.owner_epoch == owner_epoch);
+            let known = self.floor(stream, at, lane).filter(|floor| floor.owner_epoch == owner_epoch);
+            if is_its && known.is_none_or(|floor| floor.ordinal < ordinal) {
+                let entry = ClusterEntry::LaneBegins { stream, streamlet: at, lane, owner_epoch, ordinal };
+                entries.extend(self.one(entry)?);
             }
         }
         Ok(entries)

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use kera_format::cluster::{BACKUPS_MAX, ClusterEntry, HANDED_BYTES_MAX, LogName, NodeNumber, OwnerReason, Roles};
-use kera_format::{StreamId, level};
+use kera_format::{LaneId, StreamId, level};
 
 use super::ClusterState;
 
@@ -67,6 +67,9 @@ impl ClusterState {
             }
             ClusterEntry::NodeDraining { node, .. } => must(self.nodes.contains_key(node), || no_such_node(*node)),
             ClusterEntry::GroupsLost { stream, first, count, .. } => self.check_range(*stream, *first, *count),
+            ClusterEntry::LaneBegins { stream, streamlet, lane, owner_epoch, ordinal } => {
+                self.check_begins((*stream, *streamlet, *lane), *owner_epoch, *ordinal)
+            }
             ClusterEntry::MoveCalledOff { number } => {
                 must(self.moves.contains_key(number), || format!("move {number} is not noted"))
             }
@@ -230,6 +233,23 @@ impl ClusterState {
         let has = self.owner(what.0, what.1).map(|owner| owner.owner_epoch);
         must(has == Some(owner_epoch), || format!("owner epoch {owner_epoch} is not that of streamlet {}", what.1))?;
         must(bytes <= HANDED_BYTES_MAX, || format!("the state has {bytes} bytes, the limit is {HANDED_BYTES_MAX}"))
+    }
+
+    /// Deleted records stay deleted for as long as the lane has the same owner. The next one may have got less of the lane than its floor, if
+    /// more was lost at once than there are copies: it says so, and what it appends there is seen.
+    fn check_begins(&self, what: (StreamId, u32, LaneId), owner_epoch: u32, ordinal: u64) -> Result<(), Refused> {
+        let (stream, streamlet, lane) = what;
+        self.check_range(stream, streamlet, 1)?;
+        let lanes = self.catalog.find(&stream.into()).map_or(0, |info| info.options.lanes);
+        must(lane.0 < lanes, || format!("stream {stream} has {lanes} lanes, so none with number {lane}"))?;
+        let has = self.owner(stream, streamlet).map(|owner| owner.owner_epoch);
+        must(has == Some(owner_epoch), || format!("owner epoch {owner_epoch} is not that of streamlet {streamlet}"))?;
+        match self.floor(stream, streamlet, lane).filter(|floor| floor.owner_epoch == owner_epoch) {
+            Some(floor) if ordinal < floor.ordinal => {
+                refuse(format!("records below {} of lane {lane} are deleted; {ordinal} is below", floor.ordinal))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Whether an incarnation of a broker can acknowledge nothing more that is not known: it is fenced, and the ends of all

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
-use kera_format::{StreamId, level};
+use kera_format::{LaneId, StreamId, level};
 
 use super::owners::{Held, Owner, Run, StreamOwners};
 use super::rules::Refused;
@@ -74,6 +74,15 @@ pub struct Move {
 /// The owner epoch in which a streamlet was taken over by a move, and what it took along.
 type Handed = (u32, Arc<[u8]>);
 
+/// Where a lane begins whose records were deleted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Floor {
+    /// The owner epoch of whoever has said so.
+    pub owner_epoch: u32,
+    /// The ordinal of the first record that is there.
+    pub ordinal: u64,
+}
+
 /// All that a cluster agrees on. See the module.
 #[derive(Clone, Debug, Default)]
 pub struct ClusterState {
@@ -89,6 +98,8 @@ pub struct ClusterState {
     pub(super) moving: BTreeMap<(StreamId, u32), u64>,
     /// What streamlets took along when they moved last, with the owner epoch that began then.
     pub(super) handed: BTreeMap<(StreamId, u32), Handed>,
+    /// Where lanes begin whose records were deleted, with the owner epoch in which that was said.
+    pub(super) floors: BTreeMap<(StreamId, u32, LaneId), Floor>,
     pub(super) next_move: u64,
     pub(super) next_owner_epoch: u32,
     /// Above every epoch that ids of groups had before there was a cluster.
@@ -163,6 +174,17 @@ impl ClusterState {
     /// that or behind it.
     pub fn handed(&self, stream: StreamId, streamlet: u32) -> Option<Arc<[u8]>> {
         self.handed.get(&(stream, streamlet)).map(|(_, state)| state.clone())
+    }
+
+    /// Where a lane begins, if records of it were deleted.
+    pub fn floor(&self, stream: StreamId, streamlet: u32, lane: LaneId) -> Option<Floor> {
+        self.floors.get(&(stream, streamlet, lane)).copied()
+    }
+
+    /// Where the lanes of a stream begin whose records were deleted.
+    pub fn floors(&self, stream: StreamId) -> impl Iterator<Item = (u32, LaneId, Floor)> + '_ {
+        let all = (stream, 0, LaneId(0))..=(stream, u32::MAX, LaneId(u32::MAX));
+        self.floors.range(all).map(|((_, streamlet, lane), floor)| (*streamlet, *lane, *floor))
     }
 
     /// The [level](kera_format::level) in force: what all nodes of the cluster understand.
@@ -316,6 +338,10 @@ impl ClusterState {
                 self.owners.entry(*stream).or_default().lose(*first, *count, *owner_epoch);
             }
             ClusterEntry::LevelRaised { level } => self.level = *level,
+            ClusterEntry::LaneBegins { stream, streamlet, lane, owner_epoch, ordinal } => {
+                let floor = Floor { owner_epoch: *owner_epoch, ordinal: *ordinal };
+                self.floors.insert((*stream, *streamlet, *lane), floor);
+            }
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 (self.next_move, self.next_owner_epoch) = (*next_move, *next_owner_epoch);
             }
@@ -328,6 +354,7 @@ impl ClusterState {
 
     fn forget_stream(&mut self, stream: StreamId) {
         self.handed.retain(|(of, _), _| *of != stream);
+        self.floors.retain(|(of, _, _), _| *of != stream);
         let Some(owners) = self.owners.remove(&stream) else { return };
         owners.runs().iter().for_each(|run| self.count(run.owner.node, -i64::from(run.count)));
         self.end_moves(|of| of.stream == stream);
@@ -459,6 +486,13 @@ impl ClusterState {
             let (stream, streamlet, owner_epoch, state) = (*stream, *streamlet, *owner_epoch, state.to_vec());
             entries.push(ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state });
         }
+        entries.extend(self.floors.iter().map(|((stream, streamlet, lane), floor)| ClusterEntry::LaneBegins {
+            stream: *stream,
+            streamlet: *streamlet,
+            lane: *lane,
+            owner_epoch: floor.owner_epoch,
+            ordinal: floor.ordinal,
+        }));
         let (next_move, next_owner_epoch) = (self.next_move, self.next_owner_epoch);
         entries.push(ClusterEntry::ClusterCounters { next_move, next_owner_epoch });
         entries

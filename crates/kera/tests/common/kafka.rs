@@ -86,6 +86,21 @@ impl Three {
         eventually("it is back", || live(self.node(at)) == 3);
     }
 
+    /// The same with all of them, none of which gets far before there is another one.
+    pub fn kill_all_and_start_again(&mut self) {
+        (0..3).for_each(|at| self.kill(at));
+        let start = |member: &Member| Node::start_flags(&member.flags);
+        let started: Vec<Node> = std::thread::scope(|scope| {
+            let starting: Vec<_> = self.members.iter().map(|member| scope.spawn(move || start(member))).collect();
+            starting.into_iter().map(|node| node.join().expect("it starts")).collect()
+        });
+        for (at, mut node) in started.into_iter().enumerate() {
+            node.expect_warning("");
+            self.nodes[at] = Some(node);
+        }
+        eventually("three live nodes", || (0..3).all(|at| live(self.node(at)) == 3));
+    }
+
     /// Makes a topic of three partitions with a copy at each node, and waits until they have owners.
     pub fn make_topic(&self, name: &str) {
         let node = self.node(self.running()[0]);

@@ -20,6 +20,7 @@ use crate::segment::Segment;
 use crate::shared::Shared;
 use crate::sink::{DurabilitySink, Ticket};
 use crate::streamlet::StreamletShared;
+use crate::tenure::Tenure;
 use crate::visibility::Visibility;
 use crate::waiters::{LaneVersion, Observer, Waiters};
 
@@ -132,7 +133,7 @@ pub struct Lane {
     pub(crate) state: Mutex<LaneState>,
     pub(crate) durable_ordinal: AtomicU64,
     /// Closed segments whose records are all below may go.
-    floor_ordinal: AtomicU64,
+    pub(crate) floor_ordinal: AtomicU64,
     /// On the list of lanes that [`crate::made_durable`] is about to wake.
     pub(crate) settling: AtomicBool,
     pub(crate) duplicates: AtomicU64,
@@ -228,6 +229,18 @@ impl Lane {
     /// stored, and 0 after a start.
     pub fn raise_floor(&self, ordinal: u64) {
         self.floor_ordinal.fetch_max(ordinal, Ordering::AcqRel);
+        self.home.stream.has_floors.store(true, Ordering::Release);
+    }
+
+    /// Says where the lane begins as all nodes of a cluster have agreed, before its streamlet is [opened](crate::Streamlet::open) here or while
+    /// it is elsewhere. Of one that is here it never falls: what its owner has deleted stays so. Like [`raise_floor`](Lane::raise_floor).
+    pub fn agree_floor(&self, ordinal: u64) {
+        match self.home.tenure.tenure() {
+            Tenure::Elsewhere => self.floor_ordinal.store(ordinal, Ordering::Release),
+            Tenure::Here | Tenure::LettingGo => {
+                self.floor_ordinal.fetch_max(ordinal.min(self.durable_ordinal()), Ordering::AcqRel);
+            }
+        }
         self.home.stream.has_floors.store(true, Ordering::Release);
     }
 

@@ -175,6 +175,28 @@ fn segments_whose_records_were_all_deleted_go_and_others_stay() {
 }
 
 #[test]
+fn an_agreed_floor_goes_no_further_than_what_there_is_of_the_lane() {
+    let (node, _store) = node().with_store();
+    let stream = node.log.stream(STREAM).expect("it is there");
+    let place = stream.streamlet(StreamletId(0)).expect("it has one");
+    place.leave();
+    let lane = node.lane();
+    // While it is elsewhere, its owner alone knows.
+    lane.agree_floor(40);
+    lane.agree_floor(5);
+    assert_eq!(lane.floor_ordinal(), 5);
+    lane.agree_floor(40);
+    place.open(9, true).expect("it is nobody's");
+    assert_eq!(lane.floor_ordinal(), 0, "what is appended is seen");
+    fill(&lane, 0..7, 100);
+    lane.agree_floor(4);
+    lane.agree_floor(2);
+    assert_eq!(lane.floor_ordinal(), 4, "what its owner deletes stays deleted");
+    lane.agree_floor(40);
+    assert_eq!(lane.floor_ordinal(), 7);
+}
+
+#[test]
 fn what_is_not_durable_does_not_go() {
     let (node, sink) = power_node();
     let lane = node.lane();

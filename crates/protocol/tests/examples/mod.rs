@@ -607,6 +607,15 @@ examples! {
         groups: vec![HeldGroups { stream: StreamId(17), first: 3, count: 1, owner_epoch: 8 }],
     };
     RenewOwner => RenewOwner { stream: StreamId(17), streamlet: StreamletId(3), node: 1, epoch: 7 };
+    SetFloors => SetFloors {
+        floors: vec![LaneFloor {
+            stream: StreamId(17),
+            streamlet: StreamletId(3),
+            lane: LaneId(1),
+            owner_epoch: 8,
+            ordinal: 1_000_000,
+        }],
+    };
     DescribeMoves => DescribeMoves { limit: 100 };
     MovesDescription => MovesDescription {
         moves: vec![MOVE],

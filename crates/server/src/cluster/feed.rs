@@ -12,9 +12,9 @@ use kera_raft::{Change, Group, Observer};
 use parking_lot::Mutex;
 
 use super::adaptive::Adapting;
-use super::leftovers;
 use super::moves::Moves;
 use super::recovery::Recovery;
+use super::{floors, leftovers};
 
 /// Feeds one broker. Called by the thread that follows the log, and once at the start.
 pub(super) struct Feed {
@@ -72,6 +72,7 @@ impl Feed {
             tracing::error!(%stream, error = %failure, "the broker does not follow the cluster; restart the node");
             return;
         }
+        group.read(|state| floors::agree(self.broker.log(), state, stream));
         if placed.has_lost {
             self.recovery.look();
         }
@@ -112,6 +113,13 @@ impl Observer for Feed {
                 | ClusterEntry::GroupsHeld { stream, .. }
                 | ClusterEntry::GroupsLost { stream, .. },
             ) => self.place(&group, *stream),
+            Change::Cluster(ClusterEntry::LaneBegins { stream, streamlet, lane, .. }) => {
+                // As it is now: what is told of older entries must not undo what newer ones said.
+                let _alone = self.placing.lock();
+                if let Some(floor) = group.read(|state| state.floor(*stream, *streamlet, *lane)) {
+                    floors::agree_one(self.broker.log(), *stream, *streamlet, *lane, floor.ordinal);
+                }
+            }
             Change::Cluster(ClusterEntry::OwnerReturned { .. }) => self.everything(&group),
             Change::Cluster(ClusterEntry::LogGivenUp { log }) if log.node == self.node => {
                 group.read(|state| leftovers::drop_rebuilt(self.broker.log(), state, self.node, self.epoch));

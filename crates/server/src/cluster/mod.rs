@@ -8,6 +8,7 @@ mod backups;
 mod copier;
 mod copies;
 mod feed;
+mod floors;
 mod follow;
 mod leftovers;
 mod moves;
@@ -217,6 +218,7 @@ impl Cluster {
         let adapting = Adapting::start(me, self.adaptive, &self.group, broker, whence, &self.runtime, stop);
         let _ = self.adapting.set(adapting.clone());
         let followers = (recovering.0.clone(), moves.clone(), adapting);
+        floors::watch(&self.group, broker, &self.runtime, self.stop.subscribe());
         // It has just joined.
         broker.confirmed(self.clock.monotonic_us());
         let _ = self.broker.set(Arc::downgrade(broker));

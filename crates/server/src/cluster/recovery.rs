@@ -5,7 +5,7 @@
 //! not hold the first one up when the next broker is lost. Both go on until the coordinators know that it is done, through errors and
 //! through the loss of backups; after a restart the state of the coordinators says what is left to do.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{BTreeSet, HashSet, VecDeque};
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
 use super::backups::BackupRole;
-use super::wait;
+use super::{floors, wait};
 use crate::fatal::Fatal;
 
 /// Time until something that failed is tried again.
@@ -252,6 +252,9 @@ impl Recovery {
         if !owned.iter().all(is_settled) {
             return false;
         }
+        let streams: BTreeSet<StreamId> = owned.iter().map(|(stream, ..)| *stream).collect();
+        let log = self.broker.log();
+        self.group.read(|state| streams.iter().for_each(|stream| floors::agree(log, state, *stream)));
         let (began, handed) = (Instant::now(), self.handed(&owned));
         match self.broker.take_over_moved(&owned, &logs, &self.backups, &handed) {
             Ok(rebuild) => {

@@ -1,0 +1,93 @@
+//! Where lanes begin whose records were deleted, from the coordinators' log to the lanes of this node
+//! (`docs/decisions/0012-where-deleted-records-end.md`).
+//!
+//! Every node that has groups of a lane is told, so that the next owner shows nothing that was deleted and earlier ones let go of it. The other way
+//! goes one message only: an owner that got less of a lane than its floor says where it begins now.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use kera_broker::Broker;
+use kera_coordinator::cluster::ClusterState;
+use kera_format::{LaneId, StreamId, StreamletId, level};
+use kera_log::{Log, Stream, Tenure};
+use kera_protocol::limits::FLOORS_MAX;
+use kera_protocol::{LaneFloor, SetFloors};
+use kera_raft::Group;
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+/// How often lanes are looked for that begin before where the others think.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Tells the lanes of a stream. To be called before any of its streamlets is opened.
+pub(super) fn agree(log: &Log, state: &ClusterState, stream: StreamId) {
+    let mut floors = state.floors(stream).peekable();
+    if floors.peek().is_none() {
+        return;
+    }
+    let Some(found) = log.stream(stream) else { return };
+    floors.for_each(|(streamlet, lane, floor)| tell(&found, StreamletId(streamlet), lane, floor.ordinal));
+}
+
+/// Tells one lane.
+pub(super) fn agree_one(log: &Log, stream: StreamId, streamlet: u32, lane: LaneId, ordinal: u64) {
+    if let Some(found) = log.stream(stream) {
+        tell(&found, StreamletId(streamlet), lane, ordinal);
+    }
+}
+
+fn tell(stream: &Stream, streamlet: StreamletId, lane: LaneId, ordinal: u64) {
+    if let Some(lane) = stream.streamlet(streamlet).and_then(|place| place.lane(lane)) {
+        lane.agree_floor(ordinal);
+    }
+}
+
+/// Looks now and then whether lanes of this node have come back shorter than their floors, and has that noted.
+pub(super) fn watch(group: &Arc<Group>, broker: &Arc<Broker>, runtime: &Handle, mut stop: watch::Receiver<bool>) {
+    let (group, broker) = (Arc::downgrade(group), Arc::downgrade(broker));
+    runtime.spawn(async move {
+        loop {
+            tokio::select! {
+                _ = stop.wait_for(|stop| *stop) => return,
+                () = tokio::time::sleep(LOOK) => {}
+            }
+            let (Some(group), Some(broker)) = (Weak::upgrade(&group), Weak::upgrade(&broker)) else { return };
+            if group.level() < level::AGREED_FLOORS {
+                continue;
+            }
+            let lower = lower(broker.log(), &group);
+            if lower.is_empty() {
+                continue;
+            }
+            tracing::warn!(
+                lanes = lower.len(),
+                "lanes came back shorter than what was deleted of them; they begin earlier"
+            );
+            if let Err(error) = group.ask(&SetFloors { floors: lower }).await {
+                tracing::info!(%error, "the coordinators do not know yet where these lanes begin");
+            }
+        }
+    });
+}
+
+/// Lanes of this node that begin before where an earlier owner has said.
+fn lower(log: &Log, group: &Group) -> Vec<LaneFloor> {
+    let mut lower = Vec::new();
+    for stream in log.streams().into_iter().filter(|stream| stream.has_floors()) {
+        let agreed: Vec<_> = group.read(|state| state.floors(stream.id()).collect());
+        for (streamlet, lane, floor) in agreed {
+            let streamlet = StreamletId(streamlet);
+            let Some(place) = stream.streamlet(streamlet).filter(|place| place.tenure() == Tenure::Here) else {
+                continue;
+            };
+            let owner_epoch = place.owner_epoch();
+            let ordinal = place.lane(lane).map_or(floor.ordinal, |lane| lane.floor_ordinal());
+            if floor.owner_epoch < owner_epoch && ordinal < floor.ordinal {
+                lower.push(LaneFloor { stream: stream.id(), streamlet, lane, owner_epoch, ordinal });
+            }
+        }
+    }
+    lower.truncate(FLOORS_MAX);
+    lower
+}
