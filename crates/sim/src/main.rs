@@ -42,6 +42,12 @@ struct Arguments {
     /// No stream of a cluster forgets what is old.
     #[arg(long)]
     keep: bool,
+    /// Applications read the streams of a cluster.
+    #[arg(long)]
+    applications: bool,
+    /// A defect that is put into a cluster, by the name that `nodes::Planted` gives it: to see what is found of it.
+    #[arg(long)]
+    planted: Option<String>,
     /// One object a run, and one for all, as lines of JSON.
     #[arg(long)]
     json: bool,
@@ -56,6 +62,14 @@ fn named<F: Copy>(all: &[F], name: impl Fn(F) -> &'static str, wanted: &[String]
         })
     };
     wanted.iter().map(of).collect()
+}
+
+/// The defect of this name.
+fn defect(wanted: &str) -> Result<nodes::Planted, String> {
+    nodes::Planted::ALL.iter().copied().find(|planted| planted.name() == wanted).ok_or_else(|| {
+        let names: Vec<String> = nodes::Planted::ALL.iter().map(|planted| planted.name()).collect();
+        format!("there is no defect `{wanted}`; there are {}", names.join(", "))
+    })
 }
 
 /// A run, as far as the command tells of it.
@@ -88,13 +102,15 @@ fn run_node(arguments: &Arguments, only: &[cluster::Fault], seed: u64) -> Done {
     }
 }
 
-fn run_cluster(arguments: &Arguments, only: &[nodes::Fault], seed: u64) -> Done {
+fn run_cluster(arguments: &Arguments, only: &[nodes::Fault], planted: Option<nodes::Planted>, seed: u64) -> Done {
     let plan = nodes::Plan {
         trouble_ms: arguments.trouble_s * 1000,
         records: arguments.records,
         fault_us: arguments.fault_ms * 1000,
         only: only.to_vec(),
         retention: !arguments.keep,
+        applications: arguments.applications,
+        planted,
         ..nodes::Plan::new(seed)
     };
     let report = nodes::run(&plan);
@@ -131,6 +147,10 @@ fn main() -> ExitCode {
         (Ok(of_node), Ok(of_cluster)) => (of_node, of_cluster),
         (Err(reason), _) | (_, Err(reason)) => return refused(&reason),
     };
+    let planted = match arguments.planted.as_deref().map(defect).transpose() {
+        Ok(planted) => planted,
+        Err(reason) => return refused(&reason),
+    };
     let started = Instant::now();
     let time = arguments.minutes.map(|minutes| Duration::from_secs(minutes * 60));
     let bar = match (arguments.seeds, arguments.json) {
@@ -145,7 +165,7 @@ fn main() -> ExitCode {
             break;
         }
         let done = match arguments.cluster {
-            true => run_cluster(&arguments, &of_cluster, seed),
+            true => run_cluster(&arguments, &of_cluster, planted, seed),
             false => run_node(&arguments, &of_node, seed),
         };
         runs += 1;

@@ -5,7 +5,7 @@
 //! from disk or from the backups of a lost owner, is waited for by the requests that need it. Until all of it is read nothing of the
 //! streamlet is leased: whoever would start without it could start too early.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -180,7 +180,7 @@ pub(super) struct Keepers {
     /// The system stream.
     pub(super) node: Journal,
     in_cluster: AtomicBool,
-    kept: RwLock<HashMap<StreamId, BTreeMap<StreamletId, Arc<Kept>>>>,
+    kept: RwLock<BTreeMap<StreamId, BTreeMap<StreamletId, Arc<Kept>>>>,
     /// Streamlets that are not read yet.
     unread: AtomicUsize,
 }

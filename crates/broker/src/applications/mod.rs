@@ -14,7 +14,7 @@ mod progress;
 mod replay;
 mod requests;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -69,12 +69,12 @@ pub struct ApplicationCounts {
 
 #[derive(Default)]
 struct Registry {
-    by_id: HashMap<u64, Arc<Application>>,
-    by_name: HashMap<StreamId, HashMap<String, Arc<Application>>>,
+    by_id: BTreeMap<u64, Arc<Application>>,
+    by_name: BTreeMap<StreamId, BTreeMap<String, Arc<Application>>>,
     /// Streams whose applications have become fewer since the floors were last set.
     orphaned: BTreeSet<StreamId>,
     /// What the node kept while it was alone, of streamlets that it has not come to own in the cluster yet.
-    from_before: HashMap<(String, StreamId), Replayed>,
+    from_before: BTreeMap<(String, StreamId), Replayed>,
 }
 
 impl Registry {

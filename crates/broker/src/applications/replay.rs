@@ -4,7 +4,7 @@
 //! Record after record, the last one of a key counts. The oldest records may have been trimmed, but only below a copy of
 //! everything: so positions may come before the record of their application, never without it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use kera_format::applications::{Application, Entry, LaneKey, Position};
 use kera_format::chunk::Chunks;
@@ -60,7 +60,7 @@ impl Replayed {
 /// All applications, by name and stream.
 #[derive(Debug, Default)]
 pub(super) struct Replay {
-    pub(super) applications: HashMap<(String, StreamId), Replayed>,
+    pub(super) applications: BTreeMap<(String, StreamId), Replayed>,
     /// Groups that earlier owners of a streamlet have.
     pub(super) older: OlderGroups,
     pub(super) report: ReplayReport,

@@ -198,12 +198,23 @@ impl Truth {
     /// A member was given a lease that begins at `start`. What lies before it was processed by somebody, or the application
     /// would never see it; and what the application was told to have committed stays committed.
     pub fn leased_from(&mut self, asked: &Asked, place: Place, start: u64) -> Result<(), Violation> {
-        let application = &asked.application;
-        let processed = self.processed.get(&(application.clone(), place)).copied().unwrap_or(0);
+        self.goes_on_at(asked, place, start)?;
+        self.committed_to(asked, place, start, "a lease")
+    }
+
+    /// The first half of that.
+    pub fn goes_on_at(&mut self, asked: &Asked, place: Place, start: u64) -> Result<(), Violation> {
+        self.checks += 1;
+        let (application, processed) = (&asked.application, self.processed_to(asked, place));
         if start > processed {
             return violation(format!("{place}: application {application} goes on at {start}, after {processed}"));
         }
-        self.committed_to(asked, place, start, "a lease")
+        Ok(())
+    }
+
+    /// How far an application has processed a lane, whoever did.
+    pub fn processed_to(&self, asked: &Asked, place: Place) -> u64 {
+        self.processed.get(&(asked.application.clone(), place)).copied().unwrap_or(0)
     }
 
     /// What is known of an application when something is asked of it: the answer may be on its way for long, and must not be
@@ -258,6 +269,22 @@ impl Truth {
         ordinal: u64,
         how: &'static str,
     ) -> Result<(), Violation> {
+        self.not_before(asked, place, ordinal, how)?;
+        let known = self.committed.entry((asked.application.clone(), place)).or_default();
+        if ordinal > known.0 {
+            *known = (ordinal, how);
+        }
+        Ok(())
+    }
+
+    /// The same where that alone does not say that it was committed: only what was known before is compared with it.
+    pub fn not_before(
+        &mut self,
+        asked: &Asked,
+        place: Place,
+        ordinal: u64,
+        how: &'static str,
+    ) -> Result<(), Violation> {
         self.checks += 1;
         let application = &asked.application;
         if let Some((before, told)) = asked.known.get(&place)
@@ -265,10 +292,6 @@ impl Truth {
         {
             let what = format!("{place}: application {application} was told {before} by {told}");
             return violation(format!("{what}, and now {ordinal} by {how}"));
-        }
-        let known = self.committed.entry((application.clone(), place)).or_default();
-        if ordinal > known.0 {
-            *known = (ordinal, how);
         }
         Ok(())
     }
@@ -279,6 +302,13 @@ impl Truth {
 pub struct Asked {
     application: String,
     known: BTreeMap<Place, (u64, &'static str)>,
+}
+
+impl Asked {
+    /// The application that is asked about.
+    pub fn application(&self) -> &str {
+        &self.application
+    }
 }
 
 #[cfg(test)]

@@ -5,11 +5,14 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kera_env::{Random, SeededRandom};
-use kera_format::{Cursor, GroupId, StreamId};
+use kera_format::{Cursor, GroupId, StreamId, StreamletId};
 use kera_protocol::{FRAME_HEADER_BYTES, FindOwners, FrameHeader, Message, Owner, Owners, Status};
 
+use super::coordinators::Coordinators;
+use super::copies::lock;
+use super::node::Node;
 use crate::cluster::client::Answer;
-use crate::cluster::truth::{Place, Truth, Violation, Written};
+use crate::cluster::truth::{Asked, Place, Truth, Violation, Written};
 
 /// A client that waited so long for an answer takes its connection for dead, in microseconds.
 pub(super) const PATIENCE_US: u64 = 3_000_000;
@@ -35,6 +38,24 @@ pub(super) struct Told {
     pub(super) fresh: Vec<(u32, Place, Cursor)>,
     /// How long streams keep what was written, by their numbers.
     pub(super) retention_ms: BTreeMap<u64, u64>,
+    /// The latest lease of an application in a lane that a commit was accepted of.
+    commits: BTreeMap<(String, Place), LeaseTime>,
+    /// What members of applications did, by name.
+    pub(super) did: BTreeMap<&'static str, u64>,
+}
+
+/// When a lease was given: between these two times. One that was asked for after another one was told is the later of the two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct LeaseTime {
+    pub(super) asked_us: u64,
+    pub(super) told_us: u64,
+}
+
+/// What clients know together, for one that says whether it is done.
+pub(super) struct Seen<'a> {
+    pub(super) truth: &'a Truth,
+    pub(super) told: &'a Told,
+    pub(super) now_ms: i64,
 }
 
 impl Told {
@@ -52,6 +73,44 @@ impl Told {
         of_lane.insert(base, epoch);
         Ok(())
     }
+
+    /// A commit of an application was accepted, with a lease.
+    pub(super) fn committed(&mut self, application: &str, place: Place, time: LeaseTime) {
+        *self.did.entry("committed").or_default() += 1;
+        let latest = self.commits.entry((application.to_owned(), place)).or_insert(time);
+        if time.asked_us > latest.asked_us {
+            *latest = time;
+        }
+    }
+
+    /// The latest lease that a commit of an application was accepted with.
+    pub(super) fn latest_commit(&self, application: &str, place: Place) -> Option<LeaseTime> {
+        self.commits.get(&(application.to_owned(), place)).copied()
+    }
+
+    /// How old a record is and how long it is kept, both in milliseconds; nothing if it may be gone.
+    pub(super) fn age(&self, place: Place, written: Written, now_ms: i64) -> Option<(i64, Option<u64>)> {
+        let made_ms = self.made_ms.get(&(place.stream, written)).copied().unwrap_or(0);
+        let kept_ms = self.retention_ms.get(&place.stream).copied();
+        let is_kept = kept_ms.is_none_or(|kept_ms| made_ms.saturating_add_unsigned(kept_ms) > now_ms);
+        is_kept.then_some((now_ms - made_ms, kept_ms))
+    }
+}
+
+/// Who owns what, for checks: no client knows that.
+#[derive(Clone, Copy)]
+pub(super) struct True<'a> {
+    pub(super) nodes: &'a [Node],
+    pub(super) coordinators: &'a Coordinators,
+}
+
+impl True<'_> {
+    /// The owner epoch of a streamlet if a node owns it and knows that.
+    pub(super) fn sure(&self, node: u32, stream: StreamId, streamlet: StreamletId) -> Option<u32> {
+        let owner = self.coordinators.state.owner(stream, streamlet.0).filter(|owner| owner.node == node)?;
+        let known = lock(&self.nodes[node as usize - 1].known).owner(stream, streamlet.0);
+        (known == Some(owner)).then_some(owner.owner_epoch)
+    }
 }
 
 /// What a client sees of the world.
@@ -62,6 +121,7 @@ pub(super) struct Around<'a> {
     pub(super) random: &'a SeededRandom,
     pub(super) truth: &'a mut Truth,
     pub(super) told: &'a mut Told,
+    pub(super) owners: True<'a>,
     pub(super) wishes: Vec<Wish>,
     pub(super) correlation: &'a mut u64,
 }
@@ -95,20 +155,46 @@ impl Around<'_> {
     /// Records of a lane are not there any more: that must be because they are old enough.
     pub(super) fn gone(&mut self, place: Place, ordinals: std::ops::Range<u64>) -> Result<(), Violation> {
         self.truth.checked();
-        let kept_ms = self.told.retention_ms.get(&place.stream).copied();
         for (ordinal, written) in self.truth.between(place, ordinals.clone()) {
-            let Some(kept_ms) = kept_ms else {
-                return Err(Violation(format!("{place} begins behind {ordinal}, and nothing was to be deleted")));
-            };
-            let made_ms = self.told.made_ms.get(&(place.stream, written)).copied().unwrap_or(0);
-            if made_ms.saturating_add_unsigned(kept_ms) > self.now_ms {
-                let age = self.now_ms - made_ms;
-                return Err(Violation(format!(
-                    "{place}: {written:?} at {ordinal} has gone after {age} of {kept_ms} ms"
-                )));
+            match self.told.age(place, written, self.now_ms) {
+                None => {}
+                Some((_, None)) => {
+                    return Err(Violation(format!("{place} begins behind {ordinal}, and nothing was to be deleted")));
+                }
+                Some((age, Some(kept_ms))) => {
+                    return Err(Violation(format!(
+                        "{place}: {written:?} at {ordinal} has gone after {age} of {kept_ms} ms"
+                    )));
+                }
             }
         }
         Ok(())
+    }
+
+    /// A member was given a lease that begins at `start`: what lies before it was processed by somebody, or has gone because it was old
+    /// enough.
+    pub(super) fn leased_from(&mut self, asked: &Asked, place: Place, start: u64) -> Result<(), Violation> {
+        let processed = self.truth.processed_to(asked, place);
+        if start > processed && self.told.retention_ms.contains_key(&place.stream) {
+            self.gone(place, processed..start)?;
+            self.truth.processed(asked.application(), place, start);
+        }
+        self.truth.goes_on_at(asked, place, start)
+    }
+
+    /// An application was told where it is. Where retention is faster than the application, that is where the records begin that are left; it is
+    /// kept nowhere, and the next owner may have older ones still.
+    pub(super) fn told_to_be_at(
+        &mut self,
+        asked: &Asked,
+        place: Place,
+        ordinal: u64,
+        how: &'static str,
+    ) -> Result<(), Violation> {
+        match self.told.retention_ms.contains_key(&place.stream) {
+            true => self.truth.not_before(asked, place, ordinal, how),
+            false => self.truth.committed_to(asked, place, ordinal, how),
+        }
     }
 }
 
@@ -121,7 +207,7 @@ pub(super) trait Client {
     /// The time has come; called first when it is made.
     fn timer(&mut self, around: &mut Around<'_>) -> Result<(), Violation>;
     /// Whether it has nothing more to do.
-    fn is_done(&self) -> bool;
+    fn is_done(&self, seen: &Seen<'_>) -> bool;
     /// Where it stands, for a run that does not end.
     fn state(&self) -> String;
 }

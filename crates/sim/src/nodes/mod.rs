@@ -10,7 +10,7 @@
 //! | `recovering` | what takes over and rebuilds, on a thread that runs only when the world lets it |
 //! | `sessions` | connections of clients |
 //! | `coordinators` | the real state, rules and plans on a simulated log |
-//! | `client`, `producer`, `reader` | who talks to them |
+//! | `client`, `producer`, `reader`, `member` | who talks to them |
 //! | `network`, `packets`, `wires` | what is said between nodes, and between them and clients |
 //! | `moving` | streamlets that move, and nodes that are stopped in good order |
 //! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
@@ -26,6 +26,7 @@ mod copying;
 pub mod faults;
 mod following;
 mod leading;
+mod member;
 mod moving;
 mod network;
 mod node;

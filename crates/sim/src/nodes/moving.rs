@@ -3,6 +3,8 @@
 //! and by [`kera_broker::Moving`].
 
 use kera_format::{StreamId, StreamletId};
+use kera_log::{LaneHandover, Log};
+use kera_protocol::placement::{LaneState, Memory};
 use kera_protocol::{FinishMove, GroupsGone, LetGo, MoveInfo, StreamletState};
 
 use super::coordinators::Command;
@@ -66,6 +68,9 @@ impl World {
         let is_noted = lock(&known).is_to_let_go(asked.number, asked.stream, asked.streamlet.0, node);
         let Some(running) = self.node_mut(node).running() else { return };
         let answer = match running.moving.let_go(&running.broker, &asked, is_noted) {
+            Ok(None) if planted == Some(Planted::ChangesUnsettled) && from == node => {
+                Ok(kera_protocol::codec::bytes_of(&unsettled(&running.log, &asked)))
+            }
             Ok(None) if looks < LOOKS => {
                 let again = (from, question, asked, looks + 1);
                 self.schedule.after(LOOK_US, Event::LettingGo(node, life, again));
@@ -297,8 +302,33 @@ impl World {
     }
 }
 
+/// What a node would hand over to itself while something in the log that the streamlet is in is not acknowledged: a defect. Everything is here
+/// already, so it says only whose it is and where lanes go on if this node is lost.
+fn unsettled(log: &Log, asked: &LetGo) -> StreamletState {
+    let found = log.stream(asked.stream);
+    let place = found.as_ref().and_then(|found| found.streamlet(asked.streamlet));
+    let lane = |lane: LaneHandover| LaneState {
+        lane: lane.lane,
+        next_ordinal: lane.next_ordinal,
+        last_append_ms: lane.last_append_ms,
+        memory: Memory::Whole,
+        producers: Vec::new(),
+        groups: Vec::new(),
+    };
+    StreamletState {
+        stream: asked.stream,
+        streamlet: asked.streamlet,
+        epoch: place.map_or(0, |place| place.owner_epoch()),
+        lanes: place.map_or_else(Vec::new, |place| place.hand_over().into_iter().map(lane).collect()),
+        progress: Vec::new(),
+    }
+}
+
 /// What is handed over, without what a defect leaves out.
 fn spoiled(mut state: StreamletState, planted: Option<Planted>) -> StreamletState {
+    if planted == Some(Planted::HandsOverNoPositions) {
+        state.progress.clear();
+    }
     for lane in &mut state.lanes {
         match planted {
             Some(Planted::HandsOverNoOrdinals) => lane.next_ordinal = 0,

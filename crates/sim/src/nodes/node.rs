@@ -52,6 +52,8 @@ pub(super) struct Node {
     pub(super) forgets_held: bool,
     /// It takes what it holds to be copied again when it is not: a defect.
     pub(super) gives_up_held: bool,
+    /// It has streamlets change their virtual log before the first one is settled: a defect.
+    pub(super) changes_unsettled: bool,
     pub(super) id: [u8; 16],
     arena: PathBuf,
     seed: u64,
@@ -132,6 +134,8 @@ pub(super) struct Running {
     pub(super) moving: Moving,
     /// Moves to this node, by their numbers.
     pub(super) takes: BTreeMap<u64, Take>,
+    /// It has streamlets change their virtual log although something in the first one is not acknowledged: a defect.
+    changes_unsettled: bool,
     /// Where streamlets are to go on that change their virtual log.
     pub(super) wanted_logs: BTreeMap<(StreamId, StreamletId), Option<u8>>,
     /// When groups that are gone are told next.
@@ -215,6 +219,7 @@ impl Node {
             was_stopped: false,
             forgets_held: false,
             gives_up_held: false,
+            changes_unsettled: false,
             id,
             arena: dir.join(format!("{number}.arena")),
             seed: seed ^ u64::from(number) << 40,
@@ -320,6 +325,7 @@ impl Node {
             copier: Copier::new(&lock(&self.known), (self.number, epoch), self.clock.monotonic_us()),
             moving: Moving::default(),
             takes: BTreeMap::new(),
+            changes_unsettled: self.changes_unsettled,
             wanted_logs: BTreeMap::new(),
             tell_gone_us: self.clock.monotonic_us() + TELL_GONE_US,
             turns: Turns::default(),
@@ -484,6 +490,11 @@ impl Running {
         let wanted = self.wanted_logs.remove(&(stream, streamlet)).flatten();
         let Some(found) = self.log.stream(stream) else { return };
         let own = wanted.map(|number| (number, self.copies.own_sink(number, &found.options())));
+        if self.changes_unsettled
+            && let Some(place) = found.streamlet(streamlet)
+        {
+            return drop(place.put_in(own));
+        }
         // What is not settled stays in its log.
         drop(self.broker.put_in_log(stream, streamlet, own));
     }

@@ -7,7 +7,7 @@ use kera_format::chunk::ChunkTarget;
 use kera_format::{ChunkBuilder, Compression, ProducerEpoch, ProducerId, Record, StreamId, StreamletId};
 use kera_protocol::{Status, WriteChunks, WriteChunksResponse};
 
-use super::client::{Around, Client, Owned, PATIENCE_US, Wish};
+use super::client::{Around, Client, Owned, PATIENCE_US, Seen, Wish};
 use crate::cluster::client::{Answer, retry};
 use crate::cluster::truth::{Place, Violation, Written};
 
@@ -119,6 +119,10 @@ impl Producer {
                 self.fill_one(node, around);
             }
         }
+    }
+
+    fn has_written_all(&self) -> bool {
+        self.streamlets.iter().all(|streamlet| streamlet.made == self.records && streamlet.chunks.is_empty())
     }
 
     fn fill_one(&mut self, node: u32, around: &mut Around<'_>) {
@@ -233,7 +237,7 @@ impl Client for Producer {
     }
 
     fn timer(&mut self, around: &mut Around<'_>) -> Result<(), Violation> {
-        if self.is_done() {
+        if self.has_written_all() {
             return Ok(());
         }
         let late = self.requests.iter().find(|request| around.now_us > request.sent_us + PATIENCE_US);
@@ -247,8 +251,8 @@ impl Client for Producer {
         Ok(())
     }
 
-    fn is_done(&self) -> bool {
-        self.streamlets.iter().all(|streamlet| streamlet.made == self.records && streamlet.chunks.is_empty())
+    fn is_done(&self, _: &Seen<'_>) -> bool {
+        self.has_written_all()
     }
 
     fn state(&self) -> String {

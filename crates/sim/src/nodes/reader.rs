@@ -9,7 +9,7 @@ use kera_protocol::{
     Status,
 };
 
-use super::client::{Around, Client, Owned, PATIENCE_US, Wish};
+use super::client::{Around, Client, Owned, PATIENCE_US, Seen, Wish};
 use crate::cluster::client::{Answer, retry};
 use crate::cluster::reader::check_data;
 use crate::cluster::truth::{Place, Violation};
@@ -328,7 +328,9 @@ impl Client for Reader {
 
     fn lost(&mut self, node: u32, _: &mut Around<'_>) {
         self.owned.lost(node);
-        if self.asked.1 == node && matches!(self.step, Step::LooksUp | Step::AsksOwner | Step::Lists | Step::Reads) {
+        // What several nodes have is put together of answers of their lives of now: one that was started again may have forgotten what it had.
+        let is_of_it = self.asked.1 == node || self.step == Step::Lists;
+        if is_of_it && matches!(self.step, Step::LooksUp | Step::AsksOwner | Step::Lists | Step::Reads) {
             // The ordinal is what it has; cursors of lost groups are worth nothing.
             (self.from, self.step) = (Start::Ordinal(self.next), Step::Rests);
         }
@@ -364,7 +366,7 @@ impl Client for Reader {
         Ok(())
     }
 
-    fn is_done(&self) -> bool {
+    fn is_done(&self, _: &Seen<'_>) -> bool {
         self.is_done || !self.is_last
     }
 

@@ -1,6 +1,7 @@
 //! Turns of a node's threads, and what a node wants of the world after one.
 
 use kera_coordinator::cluster::LogView as WantedView;
+use kera_format::LaneId;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
 use kera_protocol::StreamletsRebuilt;
@@ -191,7 +192,7 @@ impl World {
         let recovery = &mut running.recovery;
         let reply = reply.unwrap_or_else(|| recovery.late[which].clone().unwrap_or(Reply::GoOn));
         let Some(worker) = &mut recovery.workers[which] else { return Ok(()) };
-        let wants = worker.resume(without_producers(reply, planted));
+        let wants = worker.resume(spoiled(reply, planted));
         (recovery.asked[which], recovery.late[which]) = (number, None);
         match wants {
             Wants::Backup(backup, question) => {
@@ -221,13 +222,13 @@ impl World {
     }
 }
 
-/// What a backup says of lanes, without their producers if that is the defect.
-fn without_producers(reply: Reply, planted: Option<Planted>) -> Reply {
-    match reply {
-        Reply::Lanes(Ok(mut list)) if planted == Some(Planted::ForgetsProducers) => {
-            list.lanes.iter_mut().for_each(|lane| lane.producers.clear());
-            Reply::Lanes(Ok(list))
-        }
-        other => other,
+/// What a backup says of lanes, without what a defect leaves out.
+fn spoiled(reply: Reply, planted: Option<Planted>) -> Reply {
+    let Reply::Lanes(Ok(mut list)) = reply else { return reply };
+    match planted {
+        Some(Planted::ForgetsProducers) => list.lanes.iter_mut().for_each(|lane| lane.producers.clear()),
+        Some(Planted::ForgetsPositions) => list.lanes.retain(|lane| lane.lane != LaneId::PROGRESS),
+        _ => {}
     }
+    Reply::Lanes(Ok(list))
 }

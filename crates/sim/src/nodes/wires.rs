@@ -1,6 +1,6 @@
 //! Connections of clients to nodes: frames in their order, which may be late and break.
 
-use super::client::{Around, Client, Wish};
+use super::client::{Around, Client, True, Wish};
 use super::sessions::Said;
 use super::world::{Event, Wire, World};
 use crate::cluster::truth::Violation;
@@ -83,6 +83,7 @@ impl World {
             random: &self.random,
             truth: &mut self.truth,
             told: &mut self.told,
+            owners: True { nodes: &self.nodes, coordinators: &self.coordinators },
             wishes: Vec::new(),
             correlation: &mut slot.correlation,
         };

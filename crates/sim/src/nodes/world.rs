@@ -16,10 +16,11 @@ use kera_format::{Durability, StreamId, StreamOptions, level};
 use kera_protocol::{CreateStream, FrameHeader, LetGo};
 
 use super::CLUSTER;
-use super::client::{Client, Told as TellTale};
+use super::client::{Client, Seen, Told as TellTale};
 use super::coordinators::Coordinators;
 use super::faults::{Fault, faults_of};
 use super::leading::Fencing;
+use super::member::Member;
 use super::network::{Cuts, Packet};
 use super::node::Node;
 use super::producer::Producer;
@@ -44,6 +45,8 @@ pub struct Plan {
     pub only: Vec<Fault>,
     /// Whether streams may forget what is old.
     pub retention: bool,
+    /// Whether applications read the streams.
+    pub applications: bool,
     /// A defect that is put in, to see whether it is found.
     pub planted: Option<Planted>,
 }
@@ -58,6 +61,7 @@ impl Plan {
             fault_us: 1_500_000,
             only: Vec::new(),
             retention: true,
+            applications: false,
             planted: None,
         }
     }
@@ -88,6 +92,37 @@ pub enum Planted {
     StopsUnsettled,
     /// A node that came back has its old logs given up although what it holds is nowhere else.
     GivesUpHeld,
+    /// Who gets a streamlet is not told how far applications are in it.
+    HandsOverNoPositions,
+    /// Who takes a streamlet over is not told of what applications have committed.
+    ForgetsPositions,
+    /// A streamlet goes on in another virtual log although something in the first one is not acknowledged.
+    ChangesUnsettled,
+}
+
+impl Planted {
+    /// All of them.
+    pub const ALL: &'static [Planted] = &[
+        Planted::NoFence,
+        Planted::AcknowledgesEarly,
+        Planted::ForgetsProducers,
+        Planted::ViewBehindWritten,
+        Planted::GivesUpEarly,
+        Planted::ForgetsPowerCuts,
+        Planted::HandsOverNoOrdinals,
+        Planted::HandsOverNoProducers,
+        Planted::ForgetsHeld,
+        Planted::StopsUnsettled,
+        Planted::GivesUpHeld,
+        Planted::HandsOverNoPositions,
+        Planted::ForgetsPositions,
+        Planted::ChangesUnsettled,
+    ];
+
+    /// Its name on the command line.
+    pub fn name(self) -> String {
+        format!("{self:?}")
+    }
 }
 
 /// What a run has found.
@@ -213,6 +248,7 @@ pub fn run(plan: &Plan) -> Report {
     let mut world = World::new(plan);
     let violation = world.run().err().map(|violation| violation.0);
     world.events_of.insert("owner changes", world.coordinators.owner_changes());
+    world.events_of.append(&mut world.told.did);
     Report {
         seed: plan.seed,
         trace: world.trace.value(),
@@ -242,6 +278,7 @@ impl World {
             node.tells_of_boots = plan.planted != Some(Planted::ForgetsPowerCuts);
             node.forgets_held = plan.planted == Some(Planted::ForgetsHeld);
             node.gives_up_held = plan.planted == Some(Planted::GivesUpHeld);
+            node.changes_unsettled = plan.planted == Some(Planted::ChangesUnsettled);
             node
         };
         World {
@@ -318,6 +355,10 @@ impl World {
         for place in &places {
             self.add(Box::new(Reader::new(*place)))?;
         }
+        let members = self.members(&streams);
+        for (application, stream, streamlets) in &members {
+            self.add(Box::new(Member::new(application, *stream, *streamlets)))?;
+        }
         self.schedule.after(500_000, Event::Fault);
         self.run_until(self.plan.trouble_ms * 1000)?;
         self.heal();
@@ -330,7 +371,21 @@ impl World {
         for place in places {
             self.add(Box::new(Reader::last(place)))?;
         }
+        for (application, stream, streamlets) in members {
+            self.add(Box::new(Member::new(application, stream, streamlets)))?;
+        }
         self.until_done("everything was lost once more that may be")
+    }
+
+    /// Who reads the streams together: one application with some members, and sometimes another one with one.
+    fn members(&self, streams: &[(StreamId, StreamOptions)]) -> Vec<(&'static str, StreamId, u32)> {
+        let mut members = Vec::new();
+        for (stream, options) in streams.iter().filter(|_| self.plan.applications) {
+            let of = |application| (application, *stream, options.streamlets);
+            members.extend((0..2 + self.below(2)).map(|_| of("report")));
+            members.extend((0..self.below(2)).map(|_| of("audit")));
+        }
+        members
     }
 
     fn run_until(&mut self, until_us: u64) -> Result<(), Violation> {
@@ -360,7 +415,8 @@ impl World {
 
     /// What is not as it must become when all is well.
     fn waiting(&self) -> Vec<String> {
-        let slots = self.clients.iter().filter(|slot| !slot.client.is_done());
+        let seen = Seen { truth: &self.truth, told: &self.told, now_ms: self.clock.now_ms() };
+        let slots = self.clients.iter().filter(|slot| !slot.client.is_done(&seen));
         let mut waiting: Vec<String> = slots.map(|slot| slot.client.state()).collect();
         let state = &self.coordinators.state;
         for node in self.nodes.iter().filter(|node| !node.is_gone) {
