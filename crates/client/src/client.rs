@@ -278,6 +278,17 @@ impl Client {
         Ok(connection)
     }
 
+    /// Who owns the streamlets of a stream as a node knows it, whatever others know.
+    pub(crate) async fn placement_at(
+        &self,
+        placement: &Placement,
+        node: u32,
+        stream: StreamId,
+    ) -> Result<Placement, RpcError> {
+        let connection = self.shared_to(placement, node).await?;
+        Placement::ask(&connection, stream, None, self.inner.config.rpc.call_timeout).await
+    }
+
     /// Asks one node, once.
     pub(crate) async fn call_node<M: Message>(
         &self,

@@ -129,6 +129,13 @@ impl Placement {
         known.is_none_or(|known| self.version > known.version)
     }
 
+    /// Whether it is later than another one, or of another cluster, and who has groups of a streamlet differs.
+    pub(crate) fn has_moved_on_from(&self, before: &Placement, streamlet: StreamletId) -> bool {
+        let is_later = self.version > before.version || self.cluster != before.cluster;
+        let at = streamlet.0 as usize;
+        is_later && self.owners.get(at) != before.owners.get(at)
+    }
+
     /// What a node says that is of no cluster, or of another one, although the client has been in a cluster before: nothing that can be
     /// used. It may only not have joined yet.
     fn check(&self, known: Option<&Arc<Placement>>, address: &str) -> Result<(), RpcError> {

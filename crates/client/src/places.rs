@@ -66,8 +66,11 @@ impl Client {
             return Ok(latest);
         }
         let mut groups = Vec::new();
+        for node in &holders {
+            self.groups_of(placement, *node, lookup, &mut groups).await?;
+        }
         for node in holders {
-            self.groups_of(placement, node, lookup, &mut groups).await?;
+            self.check_holder(placement, node, lookup).await?;
         }
         groups.sort_unstable_by_key(|(group, _): &(GroupInfo, u32)| group.group);
         let first_ordinal = groups.first().map_or(latest.first_ordinal, |(group, _)| group.first_ordinal);
@@ -90,6 +93,20 @@ impl Client {
             (Some((_, node)), _) => self.call_node(placement, *node, lookup).await?,
         };
         Ok(LookupResult { first_ordinal, durable_ordinal: latest.durable_ordinal, ..place })
+    }
+
+    /// Whether what a node has told of its groups is what `placement` expects of it. One that was lost and started again has forgotten groups that
+    /// others have rebuilt: where they were there would be nothing, and a reader would begin behind them. Whoever has forgotten something
+    /// knows who has it now, so it is asked after it has told, and what is later than `placement` counts.
+    async fn check_holder(&self, placement: &Placement, node: u32, lookup: &Lookup) -> Result<(), RpcError> {
+        let knows = self.placement_at(placement, node, lookup.stream).await?;
+        match knows.has_moved_on_from(placement, lookup.streamlet) {
+            false => Ok(()),
+            true => {
+                let message = format!("node {node} says that others have groups of streamlet {} now", lookup.streamlet);
+                Err(RpcError::Status { status: Status::NotOwner, message, retry_after: None })
+            }
+        }
     }
 
     /// The groups of a lane with something in them that a node has.

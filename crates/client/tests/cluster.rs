@@ -456,6 +456,29 @@ fn places_are_found_at_whichever_node_has_them() {
     });
 }
 
+/// Node 3 was thought to have what is with node 1 in truth: as if it had been lost and started again, and had forgotten what others have rebuilt.
+#[test]
+fn who_has_forgotten_groups_is_not_taken_for_one_that_never_had_any() {
+    let cluster = Cluster::start(3, 1, 1);
+    run(async {
+        let client = Client::connect(cluster.address(0)).await.unwrap();
+        write(&client, 0, 10).await;
+        cluster.move_to(0, 2, Duration::ZERO);
+        let client = Client::connect(cluster.address(1)).await.unwrap();
+        write(&client, 10, 20).await;
+        let (is, at) = (cluster.table.lock().owners[0].clone(), StreamletId(0));
+        let older = vec![OlderGroups { first_epoch: 1, node: 3 }];
+        cluster.brokers[1].set_owner(10, STREAM, at, Owner { older, ..is.clone() }).unwrap();
+        cluster.brokers[2].set_owner(11, STREAM, at, is).unwrap();
+        for from in [Start::Earliest, Start::Ordinal(0), Start::Ordinal(7), Start::TimeMs(0)] {
+            // It has heard of node 2 only.
+            let late = Client::connect(cluster.address(1)).await.unwrap();
+            let expected = if from == Start::Ordinal(7) { 7 } else { 0 };
+            assert_eq!(first_from(&late, from).await, expected, "{from:?}");
+        }
+    });
+}
+
 /// Reads and writes while a streamlet goes around, and nobody is told who owns what but by the owners before.
 async fn follow_what_owners_say(cluster: &Cluster, long_poll: bool) {
     let client = Client::connect(cluster.address(0)).await.unwrap();
