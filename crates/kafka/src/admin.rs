@@ -494,7 +494,10 @@ fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest)
         let done = alter(door, resource.resource_type, &resource.resource_name, validate_only, |options| {
             resource.configs.iter().try_for_each(|one| match one.config_operation {
                 SET => configs::set(options, &one.name, one.value.as_deref()),
-                DELETE => configs::set(options, &one.name, None),
+                DELETE => {
+                    configs::unset(options, &one.name);
+                    Ok(())
+                }
                 APPEND => configs::add(options, &one.name, one.value.as_deref()),
                 SUBTRACT => configs::take_away(options, &one.name, one.value.as_deref()),
                 other => Err(format!("{}: {other} is no operation", &*one.name)),

@@ -177,6 +177,12 @@ pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) 
     done.map_err(|why| format!("{name} {why}"))
 }
 
+/// Sets an option to its default, by its Kafka name. Of a setting that there is not nothing comes, as with Kafka: MirrorMaker unsets those of
+/// newer brokers.
+pub(crate) fn unset(options: &mut StreamOptions, name: &str) {
+    let _unknown = set(options, name, None);
+}
+
 /// Adds to the one setting that is a list.
 pub(crate) fn add(options: &mut StreamOptions, name: &str, value: Option<&str>) -> Result<(), String> {
     let known = list(options, name)?;
@@ -389,6 +395,17 @@ mod tests {
         }
         assert!(take_away(&mut options, "cleanup.policy", Some("compact")).is_err(), "nothing would be left");
         assert!(add(&mut options, "retention.ms", Some("5")).is_err());
+    }
+
+    #[test]
+    fn a_setting_that_there_is_not_can_be_unset_and_not_set() {
+        let mut options = StreamOptions { retention_bytes: Some(5), ..StreamOptions::default() };
+        assert!(set(&mut options, "remote.log.delete.on.disable", Some("false")).is_err());
+        assert!(set(&mut options, "remote.log.delete.on.disable", None).is_err(), "who makes a topic names no others");
+        unset(&mut options, "remote.log.delete.on.disable");
+        assert_eq!(options.retention_bytes, Some(5));
+        unset(&mut options, "retention.bytes");
+        assert_eq!(options, StreamOptions::default());
     }
 
     #[test]
