@@ -10,7 +10,6 @@ use kafka_protocol::messages::offset_commit_request::{OffsetCommitRequestPartiti
 use kafka_protocol::messages::sync_group_request::SyncGroupRequestAssignment;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::StrBytes;
-use serde_json::Value;
 
 const MEMBER_ID_REQUIRED: i16 = 79;
 const UNKNOWN_MEMBER_ID: i16 = 25;
@@ -128,7 +127,7 @@ fn members_go_on_when_their_coordinator_is_lost() {
         // Who never was a member is none.
         assert_eq!(heartbeat(&three, herd, &text("nobody"), generation), UNKNOWN_MEMBER_ID);
         three.start_again(lost);
-        let waits = || three.node(lost).json("status")["cluster"]["waiting_streamlets"] == Value::from(0);
+        let waits = || three.node(lost).json("status")["cluster"]["waiting_streamlets"] == 0;
         common::eventually("everything has an owner", waits);
         lost = three.coordinator(GROUP, herd);
     }
