@@ -333,16 +333,18 @@ impl Job<'_> {
                     self.copy(name, copied)?;
                     looks = if copied.arrivals.room(self.broker, &full, self.copies) { 0 } else { looks + 1 };
                 }
-                Err(RebuildError::Sink(error)) => {
-                    let message = format!("nothing can be rebuilt: {error}");
-                    return Err(Stop::All(Failure::later(Status::NotReady, message)));
-                }
+                Err(RebuildError::Sink(error)) => return Err(Stop::All(nowhere(&error))),
                 Err(error) => return Err(Stop::Backup(error.to_string())),
             }
         }
         let message = "the arena has been full for long, and old segments wait for room".to_owned();
         Err(Stop::All(Failure::later(Status::ArenaFull, message)))
     }
+}
+
+/// What is rebuilt cannot be made durable here.
+fn nowhere(error: &SinkError) -> Failure {
+    Failure::later(Status::NotReady, format!("nothing can be rebuilt: {error}"))
 }
 
 /// Bytes of rebuilt segments that may be on their way to their copies.
@@ -363,8 +365,7 @@ impl Copied {
 
     /// Sends a segment of a streamlet on its way, and waits for the first ones while too many are. False: there is none to send.
     pub(super) fn copy(&mut self, broker: &Broker, place: &Streamlet, copies: &dyn Copies) -> Result<bool, Failure> {
-        let nowhere = |error: SinkError| Failure::later(Status::NotReady, format!("nothing can be rebuilt: {error}"));
-        let Some(copy) = place.copy_rebuilt().map_err(nowhere)? else { return Ok(false) };
+        let Some(copy) = place.copy_rebuilt().map_err(|error| nowhere(&error))? else { return Ok(false) };
         self.waiting.push_back(copy);
         self.waiting.retain(|copy| copy.sink.durable_through() < copy.ticket);
         let limit = copied_at_once(broker);

@@ -194,8 +194,7 @@ impl ClusterState {
                     continue;
                 }
                 for streamlet in run.first..run.end() {
-                    let best = |(node, has): &(&NodeNumber, &u64)| (!self.suits(&info.name, **node), **has, **node);
-                    let Some((&to, _)) = load.iter().min_by_key(best) else {
+                    let Some(to) = self.best_of(&info.name, &load) else {
                         return Ok(entries);
                     };
                     if room == 0 {
@@ -243,7 +242,7 @@ impl ClusterState {
             let of_target = has.get(&to);
             let there = |stream: &StreamId| of_target.and_then(|of| of.get(stream)).map_or(0, Vec::len);
             let suits = |stream: &StreamId| {
-                let name = self.catalog.find(&(*stream).into()).map_or("", |info| &info.name);
+                let name = self.name_of(*stream);
                 self.suits(name, to) || !self.suits(name, from)
             };
             let choice = has.get(&from).into_iter().flatten();
@@ -377,8 +376,7 @@ impl ClusterState {
             .collect();
         if is_lost {
             let load = self.loads(&[]);
-            let best = |(node, has): &(&NodeNumber, &u64)| (!self.suits(&info.name, **node), **has, **node);
-            let Some((&node, _)) = load.iter().min_by_key(best) else {
+            let Some(node) = self.best_of(&info.name, &load) else {
                 return Err(refused(format!("there is no live broker that could take {name}; start one")));
             };
             let (epoch, owner_epoch) = (self.nodes[&node].epoch, self.next_owner_epoch.max(1));

@@ -299,6 +299,17 @@ impl ClusterState {
         !name.starts_with(CLUSTER_PREFIX) || self.nodes.get(&node).is_some_and(|node| !node.doors.kafka.is_empty())
     }
 
+    /// Who is to take a streamlet of a stream: whoever has least of those that suit it, or of all if none does.
+    pub(super) fn best_of(&self, name: &str, load: &BTreeMap<NodeNumber, u64>) -> Option<NodeNumber> {
+        let order = |(node, has): &(&NodeNumber, &u64)| (!self.suits(name, **node), **has, **node);
+        load.iter().min_by_key(order).map(|(node, _)| *node)
+    }
+
+    /// A stream's name; empty if it is gone.
+    pub(super) fn name_of(&self, stream: StreamId) -> &str {
+        self.catalog.find(&stream.into()).map_or("", |info| &info.name)
+    }
+
     /// Who gets how many of so many streamlets of a stream: those that suit it, or all if none does.
     fn shares_of(&self, name: &str, load: &mut BTreeMap<NodeNumber, u64>, count: u32) -> Vec<(NodeNumber, u32)> {
         let mut suiting: BTreeMap<_, _> =
@@ -364,8 +375,7 @@ impl ClusterState {
         let mut entries = Vec::new();
         for (stream, run) in self.to_recover(node, epoch) {
             let mut at = run.first;
-            let name = self.catalog.find(&stream.into()).map_or("", |info| &info.name);
-            for (to, share) in self.shares_of(name, &mut load, run.count) {
+            for (to, share) in self.shares_of(self.name_of(stream), &mut load, run.count) {
                 let epoch = self.nodes[&to].epoch;
                 let reason = OwnerReason::Recovered;
                 let entry = ClusterEntry::OwnerChanged {
