@@ -38,6 +38,18 @@ enum Asked {
     Offsets,
 }
 
+/// Becomes a member, of one node or of each owner.
+pub(crate) fn join(application: &str, stream: StreamId) -> JoinApplication {
+    JoinApplication {
+        application: application.to_owned(),
+        stream,
+        member_name: "simulated".to_owned(),
+        member: 0,
+        start: Start::Earliest,
+        lease_ms: LEASE_MS,
+    }
+}
+
 /// See the module.
 pub(super) struct Member {
     application: String,
@@ -96,14 +108,7 @@ impl Member {
         self.turn += 1;
         self.known = around.truth.asking(&self.application);
         let Some(JoinedApplication { application, member, .. }) = self.joined else {
-            let message = JoinApplication {
-                application: self.application.clone(),
-                stream: self.stream,
-                member_name: "simulated".to_owned(),
-                member: 0,
-                start: Start::Earliest,
-                lease_ms: LEASE_MS,
-            };
+            let message = join(&self.application, self.stream);
             return self.ask(Asked::Join, around.send(&message), around.now_us);
         };
         let commits: Vec<u64> =

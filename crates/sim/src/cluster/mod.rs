@@ -15,7 +15,7 @@
 pub(crate) mod client;
 pub mod faults;
 mod machine;
-mod member;
+pub(crate) mod member;
 mod producer;
 pub(crate) mod reader;
 pub mod schedule;

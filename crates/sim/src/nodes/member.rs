@@ -14,17 +14,17 @@ use kera_format::chunk::Chunks;
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
 use kera_protocol::{
     AfterCommit, CommitEntry, CommitOffsets, CommitResult, CommittedOffsets, FetchOffsets, Heartbeat,
-    HeartbeatResponse, JoinApplication, JoinedApplication, LeasedGroup, LeasedGroups, LeaveApplication, Lookup,
-    LookupResult, NextGroups, ReadChunks, ReadChunksResponse, ReadEntry, Start, Status,
+    HeartbeatResponse, JoinedApplication, LeasedGroup, LeasedGroups, LeaveApplication, Lookup, LookupResult,
+    NextGroups, ReadChunks, ReadChunksResponse, ReadEntry, Start, Status,
 };
 
 use super::client::{Around, Client, LeaseTime, Owned, PATIENCE_US, Seen, Wish};
 use crate::cluster::client::{Answer, retry};
+use crate::cluster::member;
 use crate::cluster::reader::check_data;
 use crate::cluster::truth::{self, Place, Violation};
 
 const TURN_US: u64 = 150_000;
-const LEASE_MS: u32 = 2_000;
 /// How long reads and requests for groups wait at a node, in milliseconds.
 const WAIT_MS: u32 = 200;
 /// Leases of one owner.
@@ -211,15 +211,7 @@ impl Member {
     }
 
     fn join(&self, node: u32, around: &mut Around<'_>) -> u64 {
-        let message = JoinApplication {
-            application: self.application.clone(),
-            stream: self.stream,
-            member_name: "simulated".to_owned(),
-            member: 0,
-            start: Start::Earliest,
-            lease_ms: LEASE_MS,
-        };
-        around.send(node, &message)
+        around.send(node, &member::join(&self.application, self.stream))
     }
 
     fn commit(&self, node: u32, ids: &[u64], around: &mut Around<'_>) -> (Vec<Told>, Vec<CommitEntry>) {
