@@ -556,3 +556,36 @@ fn many_producers_of_a_client_share_connections_and_outlive_each_other() {
         assert!(server.fake.state().wakers.len() <= 16 + 1, "broken ones are made again as few as they were");
     });
 }
+
+#[test]
+fn streamlets_that_a_stream_gets_are_written_to() {
+    let server = FakeServer::start(1, 1);
+    run(async {
+        let (mut producer, _) = small_chunks(&server, |b| b.refresh(Duration::from_millis(5))).await;
+        let keys: Vec<String> = numbered(0..50);
+        let refused = producer.send_to(StreamletId(1), &Record::value(b"early")).await.expect_err("there is one");
+        assert!(refused.to_string().contains("below 1"), "{refused}");
+        for key in &keys {
+            producer.send(&Record { keys: &[key.as_bytes()], ..Record::value(b"a value") }).await.unwrap();
+        }
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(0, 0).len(), 50);
+
+        server.grow(3);
+        let mut sent = 50;
+        while server.fake.values(1, 0).is_empty() || server.fake.values(2, 0).is_empty() {
+            for key in &keys {
+                producer.send(&Record { keys: &[key.as_bytes()], ..Record::value(b"a value") }).await.unwrap();
+            }
+            producer.flush().await.unwrap();
+            sent += 50;
+            assert!(sent < 1_000_000, "the producer does not find out");
+        }
+        producer.send_to(StreamletId(2), &Record::value(b"the last")).await.unwrap();
+        producer.flush().await.unwrap();
+        assert_eq!(server.fake.values(2, 0).last().unwrap(), "the last");
+        let all: usize = (0..3).map(|streamlet| server.fake.values(streamlet, 0).len()).sum();
+        assert_eq!(all, sent + 1, "all of them, and once");
+        producer.close().await.unwrap();
+    });
+}

@@ -197,6 +197,8 @@ pub(super) struct Taken {
 pub(super) struct Buffer {
     settings: BufferSettings,
     producer_id: ProducerId,
+    /// The newest: streamlets keep an older one as long as nothing is wrong with it.
+    producer_epoch: ProducerEpoch,
     slots: Arc<[Slot]>,
     streamlets: Vec<Streamlet>,
     /// One for each connection.
@@ -230,6 +232,17 @@ struct Free {
 }
 
 impl Free {
+    /// None yet, and whether there is room for a whole buffer for each streamlet.
+    fn of(settings: &BufferSettings) -> (bool, Free) {
+        let streamlets = settings.streamlets.max(1) as usize;
+        // Sealed chunks are padded.
+        let chunk_bytes = align8(settings.chunk_bytes);
+        let whole = streamlets.saturating_mul(settings.chunk_bytes) <= settings.buffer_bytes;
+        let share = settings.buffer_bytes / (2 * streamlets);
+        let bytes = if whole { chunk_bytes } else { share.clamp(FIRST_BYTES_MIN.min(chunk_bytes), chunk_bytes) };
+        (whole, Free { buffers: Vec::new(), bytes: align8(bytes) })
+    }
+
     /// Memory of at least so many bytes, all of it initialised.
     fn open(&mut self, bytes: usize) -> Vec<u8> {
         let bytes = align8(bytes);
@@ -264,19 +277,16 @@ impl Buffer {
     /// An empty one, of a producer with this id and epoch; id zero: its chunks are not deduplicated.
     pub(super) fn new(settings: BufferSettings, producer_id: ProducerId, producer_epoch: ProducerEpoch) -> Buffer {
         let streamlets = settings.streamlets.max(1) as usize;
-        // Sealed chunks are padded.
-        let chunk_bytes = align8(settings.chunk_bytes);
-        let whole = streamlets.saturating_mul(settings.chunk_bytes) <= settings.buffer_bytes;
-        let share = settings.buffer_bytes / (2 * streamlets);
-        let bytes = if whole { chunk_bytes } else { share.clamp(FIRST_BYTES_MIN.min(chunk_bytes), chunk_bytes) };
+        let (whole, free) = Free::of(&settings);
         Buffer {
             settings,
             producer_id,
+            producer_epoch,
             slots: (0..streamlets).map(|_| Slot::default()).collect(),
             streamlets: (0..streamlets).map(|_| Streamlet { epoch: producer_epoch, ..Streamlet::default() }).collect(),
             routes: vec![Route::default()],
             openings: 0,
-            free: Free { buffers: Vec::new(), bytes: align8(bytes) },
+            free,
             whole,
             next_serial: 0,
             settled: VecDeque::new(),
@@ -297,6 +307,25 @@ impl Buffer {
     /// What it was made with.
     pub(super) fn settings(&self) -> &BufferSettings {
         &self.settings
+    }
+
+    /// The stream has got more streamlets: chunks of theirs can be routed from here on. The producer's side [follows](Buffer::follow)
+    /// when it opens a chunk the next time. Fewer are not believed: a stream never shrinks.
+    pub(super) fn grow(&mut self, streamlets: u32) {
+        let epoch = self.producer_epoch;
+        if streamlets as usize > self.streamlets.len() {
+            self.settings.streamlets = streamlets;
+            self.streamlets.resize_with(streamlets as usize, || Streamlet { epoch, ..Streamlet::default() });
+        }
+    }
+
+    /// What the producer sees of open chunks of all streamlets that there are by now. No chunk is open: one that is has its slot
+    /// where the producer does not look any more.
+    pub(super) fn follow(&mut self) -> Arc<[Slot]> {
+        debug_assert!(self.streamlets.iter().all(|streamlet| streamlet.open.is_none()), "all chunks are sealed");
+        self.slots = self.streamlets.iter().map(|_| Slot::default()).collect();
+        (self.whole, self.free) = Free::of(&self.settings);
+        self.slots()
     }
 
     /// Lets `pen` write a record of `bytes` bytes more to the open chunk of a streamlet, which is opened if it is not. The
@@ -624,8 +653,10 @@ impl Buffer {
 
     /// Gives the waiting chunks sequences without a gap, after a chunk was given up or forgotten. Nothing may be in flight.
     pub(super) fn renumber(&mut self, sequences: Sequences) {
-        if let Sequences::All(id, _) = sequences {
-            self.producer_id = id;
+        match sequences {
+            Sequences::All(id, epoch) => (self.producer_id, self.producer_epoch) = (id, epoch),
+            Sequences::Forgotten(epoch) => self.producer_epoch = epoch,
+            Sequences::Same => {}
         }
         for number in 0..self.streamlets.len() as u32 {
             let streamlet = &mut self.streamlets[number as usize];

@@ -86,7 +86,12 @@ impl Front {
         self.records
     }
 
-    pub(super) fn streamlets(&self) -> u32 {
+    /// Streamlets that records may be sent to. Looks whether there are more by now if `wanted` is not one of them.
+    pub(super) fn streamlets(&mut self, wanted: u32) -> u32 {
+        if wanted >= self.desk.streamlets() {
+            let mut buffer = self.shared.buffer();
+            self.desk.follow(&mut buffer);
+        }
         self.desk.streamlets()
     }
 
@@ -161,8 +166,9 @@ impl Front {
         if let Some(error) = &buffer.fatal {
             return Err(error.clone());
         }
+        // What was sealed for it leaves, though no record may be taken now.
+        let mut wake = desk.follow(&mut buffer);
         let mut number = streamlet.unwrap_or_else(|| desk.route(record));
-        let mut wake = false;
         // A chunk that was stolen from, or has no room, makes way. Records without a key then go to the next streamlet,
         // where there may be another one.
         while desk.pens[number as usize].is_open() && !desk.takes(number, bytes) {
@@ -276,6 +282,18 @@ impl Desk {
     #[inline(never)]
     fn route_key(&self, key: &[u8]) -> u32 {
         streamlet_of_key(key, self.streamlets(), self.lanes)
+    }
+
+    /// Goes on with more streamlets if the stream has got some: then everything is sealed, and that is returned.
+    fn follow(&mut self, buffer: &mut Buffer) -> bool {
+        let streamlets = buffer.settings().streamlets;
+        let grows = streamlets > self.streamlets();
+        if grows {
+            self.seal_all(buffer);
+            self.slots = buffer.follow();
+            self.pens.resize_with(streamlets as usize, Pen::default);
+        }
+        grows
     }
 
     /// Whether the open chunk of a streamlet takes a record of so many bytes.

@@ -41,6 +41,7 @@ pub struct ProducerBuilder {
     idempotent: bool,
     delivery_timeout: Duration,
     request_timeout: Duration,
+    refresh: Duration,
     on_reports: Option<ReportFn>,
 }
 
@@ -65,6 +66,7 @@ impl ProducerBuilder {
             idempotent: true,
             delivery_timeout: Duration::from_secs(120),
             request_timeout: Duration::from_secs(30),
+            refresh: Duration::from_secs(10),
             on_reports: None,
         }
     }
@@ -132,6 +134,13 @@ impl ProducerBuilder {
         self
     }
 
+    /// How often a producer that sends looks whether the stream has got more streamlets, and then sends to these as well: records with
+    /// a key may go to another streamlet from there on. Every ten seconds unless set.
+    pub fn refresh(mut self, every: Duration) -> Self {
+        self.refresh = every;
+        self
+    }
+
     /// Has `report` called once for each chunk, when it is acknowledged or given up. It runs on the producer's background
     /// task: it must be quick and must not block.
     pub fn on_report(self, report: impl Fn(&DeliveryReport) + Send + Sync + 'static) -> Self {
@@ -169,6 +178,7 @@ impl ProducerBuilder {
             in_flight: self.in_flight.min((hello.in_flight_requests_max as usize).max(1)),
             request_timeout: self.request_timeout,
             delivery_timeout: self.delivery_timeout,
+            refresh: self.refresh,
             producer_id: self.idempotent.then_some(producer_id),
         };
         let buffer = Buffer::new(settings, producer_id, producer_epoch);
@@ -352,10 +362,12 @@ impl Producer {
         }
     }
 
-    fn check_streamlet(&self, streamlet: StreamletId) -> Result<(), ClientError> {
-        if streamlet.0 < self.front.streamlets() {
+    #[inline]
+    fn check_streamlet(&mut self, streamlet: StreamletId) -> Result<(), ClientError> {
+        let streamlets = self.front.streamlets(streamlet.0);
+        if streamlet.0 < streamlets {
             return Ok(());
         }
-        Err(ClientError::invalid("streamlet", streamlet, format!("below {}", self.front.streamlets())))
+        Err(ClientError::invalid("streamlet", streamlet, format!("below {streamlets}")))
     }
 }

@@ -21,7 +21,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use kera_format::{LaneId, ProducerId, StreamletId};
 use kera_protocol::write::{WRITE_HEAD_BYTES, parse_results, write_head};
-use kera_protocol::{AllocateProducer, ChunkResult, Op, Status};
+use kera_protocol::{AllocateProducer, ChunkResult, GetStream, Op, Status, StreamInfo};
 use kera_rpc::{Call, Connection, Frame, RpcError};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
@@ -40,6 +40,8 @@ const COPY_BYTES_MAX: usize = 4 << 10;
 const CHECKSUM_TRIES: u32 = 5;
 /// In a cluster, an answer that takes longer makes doubt who owns what.
 const LATE: Duration = Duration::from_secs(1);
+/// How long that the stream has grown is tried to be found out.
+const REFRESH_RETRY: Duration = Duration::from_secs(1);
 /// After so long without a question for owners the next one is not held back by those before.
 const BACKOFF_FORGOTTEN: Duration = Duration::from_secs(5);
 
@@ -86,6 +88,8 @@ pub(super) struct SenderSettings {
     pub(super) in_flight: usize,
     pub(super) request_timeout: Duration,
     pub(super) delivery_timeout: Duration,
+    /// How often it is looked whether the stream has grown.
+    pub(super) refresh: Duration,
     /// `None`: chunks are not deduplicated.
     pub(super) producer_id: Option<ProducerId>,
 }
@@ -161,11 +165,20 @@ struct Owners {
     backoff: Backoff,
 }
 
+/// Finding out whether the stream has grown.
+struct Growth {
+    /// Nothing is asked before.
+    ask_at: Instant,
+    asking: Option<JoinHandle<Result<StreamInfo, ClientError>>>,
+}
+
 /// What the task wakes up for.
 enum Event {
     Answer(usize, Result<Frame, RpcError>),
     Connected(usize, Result<Connection, RpcError>),
     Owners(Result<Arc<Placement>, RpcError>),
+    /// How many streamlets there are; `None`: that could not be found out now.
+    Streamlets(Option<u32>),
 }
 
 pub(super) struct Sender {
@@ -175,6 +188,7 @@ pub(super) struct Sender {
     /// Routes of the buffer, by number. The first one is to where the client was told.
     links: Vec<Link>,
     owners: Owners,
+    growth: Growth,
     repair: Repair,
     /// Nothing is repaired before.
     repair_at: Option<Instant>,
@@ -220,10 +234,12 @@ impl Sender {
             asking: None,
             backoff: Backoff::for_owners(),
         };
+        let growth = Growth { ask_at: Instant::now() + settings.refresh, asking: None };
         let mut sender = Sender {
             shared,
             client,
             settings,
+            growth,
             links: vec![Link::new(HOME, home)],
             owners,
             repair: Repair::None,
@@ -259,6 +275,7 @@ impl Sender {
                 continue;
             }
             self.doubt_owners(now);
+            self.look_for_growth(now);
             let until = [until, self.ask_owners(now)].into_iter().flatten().min();
             self.wait(until).await;
         }
@@ -375,6 +392,33 @@ impl Sender {
         let stream = self.shared.buffer().settings().stream;
         self.owners.asking = Some(tokio::spawn(async move { client.refresh(stream, &seen).await }));
         None
+    }
+
+    /// Asks now and then how many streamlets the stream has. Nothing wakes the task for that: a producer that sends nothing asks
+    /// nothing.
+    fn look_for_growth(&mut self, now: Instant) {
+        if self.growth.asking.is_some() || now < self.growth.ask_at {
+            return;
+        }
+        self.growth.ask_at = now + self.settings.refresh;
+        let client = self.client.clone();
+        let asked = GetStream { stream: self.shared.buffer().settings().stream.into() };
+        self.growth.asking = Some(tokio::spawn(async move { client.call_for(&asked, REFRESH_RETRY).await }));
+    }
+
+    /// Sends to streamlets that the stream has got since. Who owns them in a cluster is asked for; until it is known their chunks wait.
+    fn follow_growth(&mut self, streamlets: u32) {
+        let mut buffer = self.shared.buffer();
+        let before = buffer.settings().streamlets;
+        buffer.grow(streamlets);
+        drop(buffer);
+        if streamlets > before {
+            tracing::debug!(before, streamlets, "the stream has grown");
+            self.apply_owners();
+            if !self.owners.placement.is_alone() {
+                self.want_owners();
+            }
+        }
     }
 
     /// Owners may have changed.
@@ -510,6 +554,12 @@ impl Sender {
             self.owners.asking = None;
             return Poll::Ready(Event::Owners(found.unwrap_or_else(|error| Err(ended(&error)))));
         }
+        if let Some(task) = &mut self.growth.asking
+            && let Poll::Ready(found) = Pin::new(task).poll(context)
+        {
+            self.growth.asking = None;
+            return Poll::Ready(Event::Streamlets(found.ok().and_then(Result::ok).map(|info| info.options.streamlets)));
+        }
         Poll::Pending
     }
 
@@ -540,6 +590,11 @@ impl Sender {
             Event::Owners(Err(error)) => {
                 self.last_error = error.to_string();
                 self.want_owners();
+            }
+            Event::Streamlets(streamlets) => {
+                if let Some(streamlets) = streamlets {
+                    self.follow_growth(streamlets);
+                }
             }
         }
     }

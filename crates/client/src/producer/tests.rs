@@ -93,9 +93,15 @@ fn a_thief_at_any_moment_loses_and_doubles_nothing() {
                     std::thread::yield_now();
                 }
             });
-            let mut next_sequence = vec![0; streamlets as usize];
+            let mut next_sequence = vec![0; streamlets as usize + 2];
             let mut looks = 0;
             while !done.load(Ordering::Acquire) || (all.len() as u64) < RECORDS {
+                // The stream grows while chunks are open and stolen from.
+                for (grown, at) in [(1, RECORDS / 3), (2, RECORDS / 2)] {
+                    if all.len() as u64 >= at {
+                        shared.buffer().grow(streamlets + grown);
+                    }
+                }
                 let records = take(&shared, Instant::now(), &mut next_sequence);
                 if records.is_empty() && done.load(Ordering::Acquire) {
                     std::thread::sleep(LOOK_AGAIN);
@@ -108,9 +114,10 @@ fn a_thief_at_any_moment_loses_and_doubles_nothing() {
             }
             release.store(true, Ordering::Release);
         });
-        for streamlet in 0..streamlets {
+        for streamlet in 0..streamlets + 2 {
             let mine = all.iter().filter(|(s, _)| *s == streamlet).map(|(_, number)| *number);
             assert!(mine.clone().is_sorted(), "records of a streamlet stay in order");
+            assert!(mine.clone().next().is_some(), "streamlet {streamlet} of {streamlets} and 2 more got nothing");
         }
         let mut numbers: Vec<u64> = all.iter().map(|(_, number)| *number).collect();
         numbers.sort_unstable();
