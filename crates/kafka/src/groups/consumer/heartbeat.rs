@@ -10,6 +10,7 @@ use super::super::api::{Answer, Caller, Done, Now};
 use super::super::coordinator::Coordinator;
 use super::super::group::{Kind, Turn, text};
 use super::assignor::{self, Assignment};
+use super::member::Changed;
 use super::{AWAY, ConsumerGroup, Member, Step};
 
 /// A member leaves for good.
@@ -176,13 +177,11 @@ impl ConsumerGroup {
     ) -> Result<ConsumerGroupHeartbeatResponse, Refusal> {
         let owned = owned(request);
         let id = if request.member_id.is_empty() { turn.fresh_id("consumer") } else { request.member_id.to_string() };
-        let before = self.members.get(&id).cloned();
         let candidate = self.candidate(turn, &id, request, owned.as_ref())?;
         let member = self.update(turn, candidate, caller, request)?;
         let changed =
             self.members.get(&id).is_none_or(|known| known.names != member.names || known.pattern != member.pattern);
         self.admit(turn, &id, member);
-        self.note(&id, before.as_ref());
         if changed || self.topics_version != Some(turn.topics.version()) {
             let topics_changed = self.look_up(turn.topics);
             if changed || topics_changed {
@@ -194,9 +193,7 @@ impl ConsumerGroup {
         if self.epoch > self.target_epoch {
             self.assign();
         }
-        let assigned_before = self.members.get(&id).map(|member| member.assigned.clone());
-        self.reconcile(turn, &id, owned.as_ref());
-        self.note(&id, before.as_ref());
+        let changed = self.reconcile(turn, &id, owned.as_ref());
         self.keep(turn).map_err(|error| (Code::CoordinatorNotAvailable, error.to_string()))?;
         let Some(member) = self.members.get(&id) else {
             return Err((Code::UnknownMemberId, format!("Member {id} is not in the group.")));
@@ -204,7 +201,7 @@ impl ConsumerGroup {
         let subscribes = request.subscribed_topic_names.is_some() || request.subscribed_topic_regex.is_some();
         let is_full = request.member_epoch == 0
             || (request.rebalance_timeout_ms != -1 && subscribes && request.topic_partitions.is_some());
-        let tells = is_full || assigned_before.as_ref() != Some(&member.assigned);
+        let tells = is_full || changed.assigned;
         Ok(ConsumerGroupHeartbeatResponse::default()
             .with_member_id(Some(text(&id)))
             .with_member_epoch(member.epoch)
@@ -320,34 +317,35 @@ impl ConsumerGroup {
         Ok(member)
     }
 
-    /// Takes the member as it is now, and expects to hear of it again.
+    /// Takes the member as it is now, has that recorded if it is other than it was, and expects to hear of it again.
     fn admit(&mut self, turn: &mut Turn<'_>, id: &str, mut member: Member) {
         member.deadline_ms = turn.now.mono_ms.saturating_add(turn.config.consumer_session_ms);
         turn.wake(member.deadline_ms);
         turn.head.member_bytes += member.bytes();
-        self.held.extend(member.held());
         if let Some(instance) = &member.instance {
             self.instances.insert(instance.clone(), id.to_owned());
         }
-        if let Some(known) = self.members.insert(id.to_owned(), member) {
+        if self.members.get(id).is_none_or(|known| !known.is_kept_as(&member)) {
+            self.unkept.insert(id.to_owned());
+        }
+        if let Some(known) = self.members.get(id) {
             turn.head.member_bytes -= known.bytes();
-            let gone: Vec<_> = known.held().collect();
-            for of in gone {
+            for of in known.held() {
                 self.held.remove(&of);
             }
-            if let Some(member) = self.members.get(id) {
-                self.held.extend(member.held());
-            }
         }
+        self.held.extend(member.held());
+        self.members.insert(id.to_owned(), member);
     }
 
-    fn reconcile(&mut self, turn: &mut Turn<'_>, id: &str, owned: Option<&Assignment>) {
+    /// Takes the member a step on its way, and has it recorded if that makes it another one.
+    fn reconcile(&mut self, turn: &mut Turn<'_>, id: &str, owned: Option<&Assignment>) -> Changed {
         let nothing = Assignment::new();
         let target = self.target.get(id).unwrap_or(&nothing);
-        let Some(member) = self.members.get_mut(id) else { return };
+        let Some(member) = self.members.get_mut(id) else { return Changed::default() };
         let before: Vec<_> = member.held().collect();
         let (epoch, step) = (member.epoch, member.step);
-        member.reconcile(self.target_epoch, target, owned, &self.held);
+        let changed = member.reconcile(self.target_epoch, target, owned, &self.held);
         for of in before {
             self.held.remove(&of);
         }
@@ -359,6 +357,10 @@ impl ConsumerGroup {
             member.revoke_deadline_ms = Some(deadline_ms);
             turn.wake(deadline_ms);
         }
+        if changed.member {
+            self.unkept.insert(id.to_owned());
+        }
+        changed
     }
 }
 

@@ -22,13 +22,6 @@ impl ConsumerGroup {
         self.members.iter().map(|(id, member)| (id.clone(), kept(member))).collect()
     }
 
-    /// A member was like this before a request: if it is another one now, that is to be recorded.
-    pub(super) fn note(&mut self, id: &str, before: Option<&Member>) {
-        if self.members.get(id).zip(before).is_none_or(|(now, before)| !is_kept_as(before, now)) {
-            self.unkept.insert(id.to_owned());
-        }
-    }
-
     /// Records members that are not as they were recorded. Those that cannot be recorded now are tried again.
     pub(super) fn keep(&mut self, turn: &mut Turn<'_>) -> Result<(), AppendFailed> {
         if !turn.journal.keeps_members() {
@@ -99,12 +92,6 @@ impl ConsumerGroup {
             && all.len() == self.held.len()
             && all.iter().all(|of| self.held.contains(of))
     }
-}
-
-/// Whether what is kept of a member is the same.
-fn is_kept_as(before: &Member, now: &Member) -> bool {
-    let (deadline_ms, revoke_deadline_ms) = (now.deadline_ms, now.revoke_deadline_ms);
-    *now == Member { deadline_ms, revoke_deadline_ms, ..before.clone() }
 }
 
 fn kept(member: &Member) -> MemberState {

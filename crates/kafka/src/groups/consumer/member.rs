@@ -24,7 +24,7 @@ pub(super) enum Step {
     Lacking,
 }
 
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Member {
     pub(super) epoch: i32,
     pub(super) previous_epoch: i32,
@@ -44,6 +44,15 @@ pub(super) struct Member {
     pub(super) deadline_ms: u64,
     /// It must have given back before.
     pub(super) revoke_deadline_ms: Option<u64>,
+}
+
+/// What a step has made other than it was.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+pub(super) struct Changed {
+    /// Anything of the member.
+    pub(super) member: bool,
+    /// What it has.
+    pub(super) assigned: bool,
 }
 
 impl Member {
@@ -85,16 +94,45 @@ impl Member {
         if epoch == self.epoch || (epoch < self.epoch && is_behind()) { Ok(()) } else { Err(Code::FencedMemberEpoch) }
     }
 
+    /// Whether what is kept of it is the same: all but until when it must be heard of.
+    pub(super) fn is_kept_as(&self, other: &Member) -> bool {
+        // All fields are named, so that one that is new is thought of.
+        let Member {
+            epoch,
+            previous_epoch,
+            step,
+            instance,
+            rack,
+            client_id,
+            host,
+            rebalance_ms,
+            names,
+            pattern,
+            assignor,
+            assigned,
+            revoking,
+            deadline_ms: _,
+            revoke_deadline_ms: _,
+        } = self;
+        (epoch, previous_epoch, step) == (&other.epoch, &other.previous_epoch, &other.step)
+            && (instance, rack, client_id, host) == (&other.instance, &other.rack, &other.client_id, &other.host)
+            && (rebalance_ms, names, pattern) == (&other.rebalance_ms, &other.names, &other.pattern)
+            && (assignor, assigned, revoking) == (&other.assignor, &other.assigned, &other.revoking)
+    }
+
     /// All that nobody else may have.
     pub(super) fn held(&self) -> impl Iterator<Item = (Uuid, i32)> {
         partitions(&self.assigned).chain(partitions(&self.revoking))
     }
 
-    fn enter(&mut self, epoch: i32) {
-        if epoch != self.epoch {
-            self.previous_epoch = self.epoch;
-            self.epoch = epoch;
-        }
+    /// Takes a step. Whoever is told of one in the same epoch may no longer say the one before it, as in Kafka.
+    fn enter(&mut self, epoch: i32, step: Step, assigned: Assignment, revoking: Assignment) -> Changed {
+        let is_elsewhere = (self.epoch, self.previous_epoch, self.step) != (epoch, self.epoch, step);
+        (self.previous_epoch, self.epoch, self.step) = (self.epoch, epoch, step);
+        let had = std::mem::replace(&mut self.assigned, assigned);
+        let was_revoking = std::mem::replace(&mut self.revoking, revoking);
+        let assigned = had != self.assigned;
+        Changed { member: is_elsewhere || assigned || was_revoking != self.revoking, assigned }
     }
 
     /// Takes the member on its way to `target`, the assignment of `target_epoch`. `owned` is what it says it has, if it
@@ -108,11 +146,11 @@ impl Member {
         target: &Assignment,
         owned: Option<&Assignment>,
         held: &HashSet<(Uuid, i32)>,
-    ) {
+    ) -> Changed {
         match self.step {
-            Step::Stable if self.epoch == target_epoch => {}
+            Step::Stable if self.epoch == target_epoch => Changed::default(),
             Step::Stable | Step::Lacking => self.advance(self.epoch, target_epoch, target, owned, held),
-            Step::Revoking if still_owns(owned, &self.revoking) => {}
+            Step::Revoking if still_owns(owned, &self.revoking) => Changed::default(),
             // What it gave back is free when this is over: `held` still has it.
             Step::Revoking => {
                 self.advance(self.epoch.saturating_add(1).min(target_epoch), target_epoch, target, owned, held)
@@ -127,25 +165,19 @@ impl Member {
         target: &Assignment,
         owned: Option<&Assignment>,
         held: &HashSet<(Uuid, i32)>,
-    ) {
+    ) -> Changed {
         let target: BTreeSet<(Uuid, i32)> = partitions(target).collect();
         let assigned: BTreeSet<(Uuid, i32)> = partitions(&self.assigned).collect();
         let mut keep: BTreeSet<_> = assigned.intersection(&target).copied().collect();
         let revoking = by_topic(assigned.difference(&keep).copied());
         if !revoking.is_empty() && still_owns(owned, &revoking) {
-            self.enter(epoch);
-            self.step = Step::Revoking;
-            self.assigned = by_topic(keep);
-            self.revoking = revoking;
-            return;
+            return self.enter(epoch, Step::Revoking, by_topic(keep), revoking);
         }
         let lacking: BTreeSet<_> = target.difference(&keep).copied().collect();
         let free: Vec<_> = lacking.iter().filter(|of| !held.contains(of)).copied().collect();
-        self.step = if free.len() < lacking.len() { Step::Lacking } else { Step::Stable };
+        let step = if free.len() < lacking.len() { Step::Lacking } else { Step::Stable };
         keep.extend(free);
-        self.enter(target_epoch);
-        self.assigned = by_topic(keep);
-        self.revoking = Assignment::new();
+        self.enter(target_epoch, step, by_topic(keep), Assignment::new())
     }
 }
 

@@ -176,6 +176,22 @@ fn epochs_fence_who_is_behind() {
     assert_eq!(anew.count(), 2);
 }
 
+/// Whoever lacks partitions takes a step with each heartbeat, in the same epoch: from then on it must know of that epoch.
+#[test]
+fn who_is_told_again_in_its_epoch_may_not_be_behind_it_any_more() {
+    let mut world = World::new();
+    Client::join(&mut world, "one", &["orders"]);
+    let two = Client::join(&mut world, "two", &["orders"]);
+    world.topics.set("orders", 6);
+    let behind = beat("two", two.epoch, &["orders"], &two.owned);
+    let told = world.beat(&behind);
+    assert_eq!((told.error_code, told.member_epoch), (0, two.epoch + 1));
+    assert_eq!(state(&mut world), "Reconciling", "the first one still has what is meant for it");
+    let again = world.beat(&behind);
+    assert_eq!((again.error_code, again.member_epoch), (0, two.epoch + 1), "its last answer was lost");
+    assert_eq!(refused(&mut world, &behind), Code::FencedMemberEpoch);
+}
+
 #[test]
 fn a_pattern_takes_topics_as_they_come() {
     let mut world = World::new();
