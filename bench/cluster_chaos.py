@@ -20,9 +20,11 @@ cable for clients and one for the other nodes, and a disk of `--disk-mib` in mem
 loopback address are chosen freely. Prints what it did and the verdict; exit status 1 if a promise was broken.
 """
 import argparse
+import glob
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -50,6 +52,8 @@ def free_ports(count):
 
 # A node that was told to stop and still runs after so many seconds is a fault of the program.
 STOP_S = 120
+# So is one that does not serve so many seconds after it was started.
+SERVE_S = 60
 NAMESPACES = "KERA_CHAOS_NAMESPACES"
 
 
@@ -122,6 +126,10 @@ class Place:
             os.unlink(path)
 
 
+class Fault(SystemExit):
+    """A node does not do what it has to, whatever the torments are."""
+
+
 class Node:
     def __init__(self, kera, folder, number, ports, arena, place=None, kafka_port=None):
         data = os.path.join(folder, f"node-{number}")
@@ -145,7 +153,7 @@ class Node:
             command = self.place.within(self.command) if self.place else self.command
             self.process = subprocess.Popen(command, stdout=log, stderr=log)
 
-    def wait(self, seconds=60):
+    def wait(self, seconds=SERVE_S):
         host, port = self.address.split(":")
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -156,7 +164,15 @@ class Node:
                 if self.process.poll() is not None:
                     break
                 time.sleep(0.02)
-        sys.exit(f"node {self.number} does not serve; look at {self.log}")
+        ended = self.process.poll()
+        how = f"does not serve after {seconds} s" if ended is None else f"ended with exit status {ended}"
+        raise Fault(f"node {self.number} {how}; look at {self.log}")
+
+    def has_ended(self):
+        try:
+            self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired as late:
+            raise Fault(f"node {self.number} has not stopped after {STOP_S} s; look at {self.log}") from late
 
     def signal(self, what):
         self.process.send_signal(what)
@@ -176,6 +192,16 @@ def stop_all(nodes):
                 node.process.kill()
 
 
+def remove(folder):
+    """Removes the folder of nodes that have ended, and the memory that killed ones have left behind."""
+    for link in glob.glob("/dev/shm/kera-*.data"):
+        if os.readlink(link).startswith(os.path.join(folder, "")):
+            for path in (link, link.removesuffix(".data") + ".arena"):
+                if os.path.lexists(path):
+                    os.unlink(path)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
 def move(kera, nodes, node, kind, chance):
     """Moves a streamlet to a node, or all away from it. One that is lost just now refuses, and it may take long while disks are full: both are fine."""
     connect = ["--connect", ",".join(one.address for one in nodes)]
@@ -187,7 +213,9 @@ def move(kera, nodes, node, kind, chance):
     except subprocess.TimeoutExpired:
         print(f"          {' '.join(words)} is not over after 60 s", flush=True)
     if kind == "drain":
-        subprocess.run([kera, *words, "--undo", *connect], stdout=subprocess.DEVNULL, timeout=120, check=True)
+        undone = subprocess.run([kera, *words, "--undo", *connect], stdout=subprocess.DEVNULL, timeout=120, check=False)
+        if undone.returncode:
+            raise Fault(f"{' '.join(words)} --undo ended with exit status {undone.returncode}")
 
 
 def torment(nodes, kinds, chance, done):
@@ -197,7 +225,7 @@ def torment(nodes, kinds, chance, done):
         for one in nodes:
             one.signal(signal.SIGKILL if kind == "kill-all" else signal.SIGTERM)
         for one in nodes:
-            one.process.wait(STOP_S)
+            one.has_ended()
         for one in chance.sample(nodes, len(nodes)):
             one.start()
         for one in nodes:
@@ -215,11 +243,23 @@ def torment(nodes, kinds, chance, done):
         node.signal(signal.SIGCONT)
     else:
         node.signal(signal.SIGKILL if kind == "kill" else signal.SIGTERM)
-        node.process.wait(STOP_S)
+        node.has_ended()
         time.sleep(chance.uniform(0, 3))
         node.start()
         node.wait()
     done[kind] = done.get(kind, 0) + 1
+
+
+def torment_while(running, until, args, nodes, chance, done):
+    """Torments nodes as long as `running` runs, at most until then. What is broken: nothing, or the node that is at fault."""
+    try:
+        while time.monotonic() < until and running.poll() is None:
+            torment(nodes, args.kinds.split(","), chance, done)
+            time.sleep(args.pause)
+    except Fault as fault:
+        print(f"{time.strftime('%H:%M:%S')}  BROKEN: {fault}; no more torments, what clients find comes at the end", flush=True)
+        return [str(fault)]
+    return []
 
 
 def main():
@@ -277,31 +317,26 @@ def main():
         producing = subprocess.Popen(produce + ["--connect", connect], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         until = time.monotonic() + args.seconds - 3
         time.sleep(2)
-        while time.monotonic() < until and producing.poll() is None:
-            torment(nodes, args.kinds.split(","), chance, done)
-            time.sleep(args.pause)
+        broken = torment_while(producing, until, args, nodes, chance, done)
         said = producing.communicate()[0].strip()
         print(re.sub(r"; run .*", "", said))
         consume = [kera, "verify", "consume", "--log", acks, "--connect", connect]
         consumed = subprocess.run(consume, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         print(consumed.stdout.strip()[-2000:])
-        broken = []
         if writer:
             writer.end()
             for check in (lambda: check_written(bootstrap, writer), lambda: check_verified(bootstrap, "verify", acks)):
                 found, said = check()
                 broken += found
                 print(f"{said}: {'BROKEN' if found else 'all is there once, in order'}", flush=True)
-            print("\n".join(broken[:20]), end="\n" if broken else "")
         shared = 0
         if args.members > 0:
             members = subprocess.Popen(consume + ["--application", "audit", "--consumers", str(args.members)],
                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            while members.poll() is None:
-                torment(nodes, args.kinds.split(","), chance, done)
-                time.sleep(args.pause)
+            broken += torment_while(members, float("inf"), args, nodes, chance, done)
             print(members.communicate()[0].strip()[-2000:])
             shared = members.returncode
+        print("\n".join(broken[:20]), end="\n" if broken else "")
         print(f"copies {args.copies}, durability {args.durability}, order {args.order}, seed {args.seed}: "
               + ", ".join(f"{count} x {kind}" for kind, count in sorted(done.items())))
         failed = consumed.returncode != 0 or producing.returncode != 0 or shared != 0 or broken
@@ -312,7 +347,7 @@ def main():
         else:
             for place in filter(None, at.values()):
                 subprocess.run(["umount", "--lazy", place.data], check=False)
-            subprocess.run(["rm", "-rf", folder], check=False)
+            remove(folder)
     sys.exit(1 if failed else 0)
 
 

@@ -18,7 +18,6 @@ are stopped at the end. Needs 6 GiB of memory and of disk.
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -26,7 +25,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cluster_chaos import Node, free_ports, stop_all
+from cluster_chaos import Node, free_ports, remove, stop_all
 
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 KAFKA = os.path.join(HERE, "peers/kafka/kafka.sh")
@@ -133,7 +132,7 @@ def main():
         for port in reversed(BROKERS):
             kafka(port, "stop", check=False)
         stop_all(nodes)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 if __name__ == "__main__":

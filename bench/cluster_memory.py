@@ -11,14 +11,13 @@ import argparse
 import concurrent.futures
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cluster_chaos import Node, free_ports, stop_all
+from cluster_chaos import Node, free_ports, remove, stop_all
 
 
 def memory(nodes):
@@ -70,7 +69,7 @@ def main():
         print(json.dumps({"streams": args.streams, "made_in_s": round(made, 1)}))
     finally:
         stop_all(nodes)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 if __name__ == "__main__":

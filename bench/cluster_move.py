@@ -11,14 +11,13 @@ receipt, beside the same without moves. No data is copied by a move. Needs about
 import argparse
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cluster_chaos import Node, free_ports, stop_all
+from cluster_chaos import Node, free_ports, remove, stop_all
 from cluster_recovery import owner
 
 
@@ -78,7 +77,7 @@ def main():
         print(json.dumps({"moves": args.moves, "move_ms": took, "with": latencies(moved)}))
     finally:
         stop_all(nodes)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 if __name__ == "__main__":

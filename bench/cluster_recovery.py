@@ -13,7 +13,6 @@ import datetime
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import tempfile
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from cluster_chaos import Node, free_ports, stop_all
+from cluster_chaos import Node, free_ports, remove, stop_all
 
 
 def stamp(line):
@@ -81,7 +80,7 @@ def round_of(kera, mib, probe_rate):
         }
     finally:
         stop_all(nodes)
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def main():

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 
-from cluster_chaos import Node, free_ports, stop_all
+from cluster_chaos import Node, free_ports, remove, stop_all
 from kafka_clients import Writer, confluent_kafka, create_topic
 
 
@@ -172,7 +172,7 @@ def main():
         if failed or args.keep:
             print(f"logs and data are in {folder}")
         else:
-            subprocess.run(["rm", "-rf", folder], check=False)
+            remove(folder)
     print("BROKEN" if failed else "kept every promise")
     sys.exit(1 if failed else 0)
 
