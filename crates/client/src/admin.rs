@@ -1,21 +1,23 @@
 //! Streams, applications and statistics: what `kera stream`, `kera status` and the like ask for.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use kera_format::{GroupId, LaneId, StreamId, StreamOptions, StreamletId};
+use kera_format::{LaneId, StreamId, StreamOptions, StreamletId};
 use kera_protocol::{
-    AlterStream, ApplicationDescription, ApplicationState, ApplicationSummary, AvailableGroups, AvailableSegments,
-    ClusterDescription, CommittedOffsets, CopiesDescription, CreateStream, DeleteApplication, DeleteStream,
-    DescribeApplication, DescribeCluster, DescribeCopies, DescribeLogs, FetchOffsets, GetStream, GroupInfo, LaneStats,
-    ListApplications, ListStreams, LogsDescription, Lookup, LookupResult, Message, NodeStatus, NodeStatusResponse,
-    ResetOffsets, SegmentInfo, Start, Status, StreamChanges, StreamInfo, StreamRef, StreamStats,
+    AlterStream, ApplicationDescription, ApplicationState, ApplicationSummary, ClusterDescription, CommittedOffsets,
+    CopiesDescription, CreateStream, DeleteApplication, DeleteStream, DescribeApplication, DescribeCluster,
+    DescribeCopies, DescribeLogs, FetchOffsets, GetStream, ListApplications, ListStreams, LogsDescription, Lookup,
+    LookupResult, Message, NodeStatus, NodeStatusResponse, ResetOffsets, Start, Status, StreamChanges, StreamInfo,
+    StreamRef,
 };
 
 use kera_rpc::RpcError;
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
+use crate::placement::Placement;
 use crate::{Client, ClientError};
 
 /// For how long, at least, an owner that cannot be asked is waited for: another one may take over from it.
@@ -101,21 +103,7 @@ impl Admin {
         self.client.call(&DeleteStream { stream: stream.into() }).await.map(drop)
     }
 
-    /// How much is in each lane of a stream that was ever written to.
-    pub async fn stream_stats(&self, stream: StreamId) -> Result<Vec<LaneStats>, ClientError> {
-        let mut all: Vec<LaneStats> = Vec::new();
-        loop {
-            let after = all.last().map(|lane| (lane.streamlet, lane.lane));
-            let page = self.client.call(&StreamStats { stream, streamlets: Vec::new(), after, limit: 0 }).await?;
-            let more = page.more && !page.lanes.is_empty();
-            all.extend(page.lanes);
-            if !more {
-                return Ok(all);
-            }
-        }
-    }
-
-    /// Where in a lane something is.
+    /// Where in a lane something is, whichever node has it.
     pub async fn lookup(
         &self,
         stream: StreamId,
@@ -123,40 +111,7 @@ impl Admin {
         lane: LaneId,
         at: Start,
     ) -> Result<LookupResult, ClientError> {
-        self.client.call(&Lookup { stream, streamlet, lane, at }).await
-    }
-
-    /// The groups of a streamlet, in the order of their ids.
-    pub async fn groups(&self, stream: StreamId, streamlet: StreamletId) -> Result<Vec<GroupInfo>, ClientError> {
-        let mut all: Vec<GroupInfo> = Vec::new();
-        loop {
-            let after = all.last().map_or(GroupId::NONE, |group| group.group);
-            let page = self.client.call(&AvailableGroups { stream, streamlet, after, limit: 0 }).await?;
-            let more = page.more && !page.groups.is_empty();
-            all.extend(page.groups);
-            if !more {
-                return Ok(all);
-            }
-        }
-    }
-
-    /// The segments of a group, in their order.
-    pub async fn segments(
-        &self,
-        stream: StreamId,
-        streamlet: StreamletId,
-        group: GroupId,
-    ) -> Result<Vec<SegmentInfo>, ClientError> {
-        let mut all: Vec<SegmentInfo> = Vec::new();
-        loop {
-            let after = all.last().map(|segment| segment.index);
-            let page = self.client.call(&AvailableSegments { stream, streamlet, group, after, limit: 0 }).await?;
-            let more = page.more && !page.segments.is_empty();
-            all.extend(page.segments);
-            if !more {
-                return Ok(all);
-            }
-        }
+        self.client.find_place(&Lookup { stream, streamlet, lane, at }, self.client.retry_timeout()).await
     }
 
     /// Applications of a stream, or of all streams. In a cluster each node tells of what it owns; those that cannot be asked are left
@@ -229,6 +184,15 @@ impl Admin {
         self.at_owners(stream, &[], |_| DeleteApplication { application: name.into(), stream }).await.map(drop)
     }
 
+    /// Who has what of a stream now: what the client knows may be old.
+    pub(crate) async fn newest_placement(&self, stream: StreamId) -> Result<Arc<Placement>, ClientError> {
+        let placement = self.client.placement(stream).await?;
+        if placement.is_alone() {
+            return Ok(placement);
+        }
+        Ok(self.client.refresh(stream, &placement).await.unwrap_or(placement))
+    }
+
     /// Asks the owners of streamlets, which keep what applications have read of them; of `streamlets`, all if there are none. An owner
     /// that does not know the application has nothing to say, unless no other has.
     async fn at_owners<M: Message>(
@@ -237,12 +201,9 @@ impl Admin {
         streamlets: &[StreamletId],
         message: impl Fn(Vec<StreamletId>) -> M,
     ) -> Result<Vec<M::Response>, ClientError> {
-        let mut placement = self.client.placement(stream).await?;
+        let mut placement = self.newest_placement(stream).await?;
         if placement.is_alone() {
             return Ok(vec![self.client.call(&message(streamlets.to_vec())).await?]);
-        }
-        if let Ok(found) = self.client.refresh(stream, &placement).await {
-            placement = found;
         }
         let (mut answers, mut unknown, mut done) = (Vec::new(), None, HashSet::new());
         let until = Instant::now() + self.client.retry_timeout().max(NEXT_OWNER_TIMEOUT);

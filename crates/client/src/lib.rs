@@ -59,6 +59,7 @@ mod backoff;
 mod client;
 mod consumer;
 mod error;
+mod held;
 mod lent;
 mod moves;
 mod placement;
@@ -72,6 +73,7 @@ pub use consumer::{
     Batch, BatchRecord, CommitMode, ConsumedRecord, Consumer, ConsumerBuilder, ConsumerStats, GapPolicy, Position,
 };
 pub use error::ClientError;
+pub use held::StreamLanes;
 pub use kera_format::{Compression, Cursor, LaneId, Record, RecordView, StreamId, StreamOptions, StreamletId};
 pub use kera_protocol::{Start, Status, StreamChanges, StreamInfo};
 pub use producer::{Delivered, DeliveryReport, Producer, ProducerBuilder, ProducerStats};

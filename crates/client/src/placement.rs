@@ -109,6 +109,15 @@ impl Placement {
         }
     }
 
+    /// All nodes that serve groups of the stream, and those that would if they were not lost.
+    pub(crate) fn holders_of_all(&self) -> (BTreeSet<u32>, BTreeSet<u32>) {
+        if self.is_alone() {
+            return (BTreeSet::from([HOME]), BTreeSet::new());
+        }
+        let holders = self.owners.iter().flat_map(Owner::holders).filter(|node| *node != HOME);
+        holders.partition(|node| self.nodes.contains_key(node))
+    }
+
     /// Where a node is; `None`: it is not known, or is [`HOME`].
     pub(crate) fn address(&self, node: u32) -> Option<&str> {
         self.nodes.get(&node).map(|(address, _)| address.as_str()).filter(|address| !address.is_empty())

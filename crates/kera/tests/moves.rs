@@ -101,6 +101,11 @@ fn a_streamlet_goes_to_and_fro_under_load_and_a_node_is_drained_and_used_again()
     assert_eq!(house.node(1).json("rebalance")["moved"], 2);
     assert_eq!([1, 2, 3].map(|node| house.streamlets(1, node)), [2, 2, 2]);
     house.prove(producing);
+    // Every node tells of the whole stream, wherever it lies.
+    for at in 1..=3 {
+        let described = house.node(at).json("stream describe moved");
+        assert_eq!((&described["records"], described.get("unheard")), (&40_000.into(), None), "{described}");
+    }
 }
 
 impl House {

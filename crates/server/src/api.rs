@@ -199,6 +199,10 @@ pub struct StreamDetailsJson {
     pub lanes_used: Vec<LaneJson>,
     /// Who reads it.
     pub applications: Vec<ApplicationJson>,
+    /// Nodes that have some of it and could not be asked: what they have is not in the figures. A node's own answer is about what it
+    /// has itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unheard: Vec<u32>,
 }
 
 impl StreamDetailsJson {
@@ -210,6 +214,7 @@ impl StreamDetailsJson {
             bytes: lanes.iter().map(|l| l.bytes).sum(),
             lanes_used: lanes.iter().map(LaneJson::from).collect(),
             applications: applications.iter().map(|a| ApplicationJson::new(a, &info.name)).collect(),
+            unheard: Vec::new(),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
-use kera_client::{Client, Status, StreamChanges, StreamInfo, StreamOptions};
+use kera_client::{Client, Status, StreamChanges, StreamInfo, StreamLanes, StreamOptions};
 use kera_format::{Cleanup, ReplicationMode};
 use kera_protocol::{ApplicationSummary, LaneStats};
 use kera_server::api::{StreamDetailsJson, StreamJson};
@@ -118,15 +118,17 @@ async fn list(prefix: &str, system: bool, globals: &Globals) -> Result<(), CliEr
 async fn describe(name: &str, lanes: bool, globals: &Globals) -> Result<(), CliError> {
     let client = connect(globals).await?;
     let info = find_stream(&client, name).await?;
-    let stats = client.admin().stream_stats(info.id).await?;
+    let held = client.admin().stream_stats(info.id).await?;
     let applications = client.admin().applications(Some(info.id)).await?;
     if globals.json {
-        return print_json(&StreamDetailsJson::new(&info, &stats, &applications));
+        let details = StreamDetailsJson::new(&info, &held.lanes, &applications);
+        return print_json(&StreamDetailsJson { unheard: held.unheard, ..details });
     }
-    print(&describe_text(&info, &stats, &applications, lanes))
+    print(&describe_text(&info, &held, &applications, lanes))
 }
 
-fn describe_text(info: &StreamInfo, stats: &[LaneStats], applications: &[ApplicationSummary], lanes: bool) -> String {
+fn describe_text(info: &StreamInfo, held: &StreamLanes, applications: &[ApplicationSummary], lanes: bool) -> String {
+    let stats = &held.lanes;
     let sum = |of: fn(&LaneStats) -> u64| stats.iter().map(of).sum::<u64>();
     let last = stats.iter().map(|l| l.last_append_ms).max().filter(|ms| *ms > 0);
     let o = &info.options;
@@ -151,6 +153,11 @@ fn describe_text(info: &StreamInfo, stats: &[LaneStats], applications: &[Applica
         ),
         ("last write", last.map_or("never".into(), show_instant)),
     ]);
+    if !held.unheard.is_empty() {
+        let nodes: Vec<String> = held.unheard.iter().map(|node| format!("node {node}")).collect();
+        let missing = format!("{} cannot be asked, and has some of it that is not counted", nodes.join(", "));
+        text.push_str(&facts(&[("missing", missing)]));
+    }
     if o.cleanup.compacts() {
         text.push_str(&facts(&[("compaction", compaction(o, sum(|l| l.uncompacted_bytes), sum(|l| l.bytes)))]));
     }
@@ -211,9 +218,9 @@ async fn delete(name: &str, if_exists: bool, yes: bool, globals: &Globals) -> Re
 
 /// Asks on the terminal; scripts are not asked.
 async fn confirmed(client: &Client, info: &StreamInfo) -> Result<bool, CliError> {
-    let stats = client.admin().stream_stats(info.id).await?;
-    let records: u64 = stats.iter().map(|l| l.durable_ordinal - l.first_ordinal).sum();
-    eprint!("delete {} with {} records? [y/N] ", info.name, human_count(records));
+    let held = client.admin().stream_stats(info.id).await?;
+    let at_least = if held.unheard.is_empty() { "" } else { "at least " };
+    eprint!("delete {} with {at_least}{} records? [y/N] ", info.name, human_count(held.records()));
     let mut answer = String::new();
     let read = io::stderr().flush().and_then(|()| io::stdin().lock().read_line(&mut answer));
     read.map_err(|error| CliError::failure(format!("standard input: {error}")))?;

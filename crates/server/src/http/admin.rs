@@ -108,7 +108,7 @@ pub(super) async fn create_stream(
     Ok((StatusCode::CREATED, Json((&info).into())))
 }
 
-/// A stream with what is in it and who reads it.
+/// A stream with what this node has of it, and who reads that; in a cluster `kera stream describe` asks all nodes.
 #[utoipa::path(get, path = "/v1/streams/{stream}", tag = "streams", params(("stream" = String, Path, description = "Its name")), responses(
     (status = 200, description = "The stream", body = StreamDetailsJson),
     (status = 404, description = "There is none of that name", body = ErrorJson),

@@ -44,7 +44,7 @@ pub(super) async fn look(client: &Client) -> Result<Look, CliError> {
     let mut streams = Vec::new();
     for info in admin.streams("", false).await?.into_iter().take(STREAMS_MAX) {
         // A stream that was deleted a moment ago has no statistics.
-        let Ok(lanes) = admin.stream_stats(info.id).await else { continue };
+        let Ok(found) = admin.stream_stats(info.id).await else { continue };
         let mut stream = StreamLook {
             id: info.id.0,
             name: info.name,
@@ -55,7 +55,7 @@ pub(super) async fn look(client: &Client) -> Result<Look, CliError> {
             memory_bytes: 0,
             disk_bytes: 0,
         };
-        for lane in lanes {
+        for lane in found.lanes {
             stream.first += lane.first_ordinal;
             stream.next += lane.next_ordinal;
             stream.durable += lane.durable_ordinal;
