@@ -12,6 +12,7 @@ use std::time::Duration;
 use kafka_protocol::messages::BrokerId;
 use kera_broker::Broker;
 use kera_coordinator::Coordinator;
+use kera_coordinator::catalog::SYSTEM_PREFIX;
 use kera_env::{Clock, Random};
 use kera_format::limits::name_is_valid;
 use kera_format::{Cursor, LaneId, StreamId, StreamOptions, StreamletId};
@@ -38,8 +39,6 @@ use crate::transaction_parts;
 
 /// The id of a broker that is alone, in the eyes of Kafka clients; in a cluster it is the node's number.
 const ALONE_ID: i32 = 1;
-/// Streams of the system, which are no topics.
-const SYSTEM_PREFIX: &str = "_kera.";
 
 /// How often groups are looked at: how late a session ends, or a generation begins.
 const TICK: Duration = Duration::from_millis(50);
