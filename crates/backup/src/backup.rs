@@ -1,7 +1,7 @@
 //! What a backup takes, when it counts as stored, and what a fence does to it.
 //!
 //! I/O threads call [`Backup::store`]; a writer per disk calls [`Backup::run`]. The order of locks is: a disk's writer, then
-//! the state, then a disk's queue; nobody is called back under any of them.
+//! the state, then a disk's queue; nobody is called back under the last two.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io;
@@ -69,7 +69,7 @@ impl BackupConfig {
 
 /// Told what became of a block.
 pub trait StoreDone: Send + Sync {
-    /// The block that was queued with this token is stored, or not. Called once for each, on a writer's thread, without locks.
+    /// The block that was queued with this token is stored, or not. Called once for each, on a writer's thread, which goes on behind it: must not block.
     fn stored(&self, token: u64, result: Result<BlockStored, BackupError>);
     /// There is room again, after [`Taken::Full`]. May come more often.
     fn room(&self);
@@ -337,7 +337,7 @@ impl Backup {
         for job in jobs {
             groups.entry((job.head.log, job.run)).or_default().push(job);
         }
-        let mut answers = Vec::new();
+        let (mut answers, mut count) = (Vec::new(), 0);
         let mut to_sync: Vec<(RunKey, Vec<Job>)> = Vec::new();
         for (run, jobs) in groups {
             let jobs = self.write_group(&mut writer, disk, run, jobs, &mut answers);
@@ -346,9 +346,9 @@ impl Backup {
             if !synced.is_empty() {
                 to_sync.push((run, synced));
             }
+            // Those that only must survive a kill wait for no sync, and for no other run's blocks.
+            count += tell(&mut answers);
         }
-        // Those that only must survive a kill need not wait for the disk.
-        let mut count = tell(&mut answers);
         for (run, jobs) in to_sync {
             self.sync_group(&mut writer, disk, run, jobs, &mut answers);
         }
@@ -664,6 +664,7 @@ impl Backup {
             let writer = disk.writer.lock();
             stats.index_bytes += writer.index_bytes().0 as u64;
             stats.writes += writer.writes;
+            stats.direct_writes += writer.direct_writes;
             stats.syncs += writer.syncs;
         }
         let state = self.state.lock();
@@ -714,7 +715,7 @@ fn stored(replica: &Replica, head: &StoreHead) -> BlockStored {
     BlockStored { outcome: StoreOutcome::Stored, block: replica.through(head.view_first, through) }
 }
 
-/// An answer that goes out when no lock is held.
+/// An answer that goes out when the state is not locked.
 struct Answer {
     done: Arc<dyn StoreDone>,
     token: u64,

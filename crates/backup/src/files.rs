@@ -3,6 +3,10 @@
 //! Owned by the writer of a disk, under its lock. Disk space is reserved a piece ahead of the blocks, so that a full disk is found before
 //! them, and a log that is written to little takes little. Those that are given back are used again: writing where was written before needs no change of the
 //! file system's own records.
+//!
+//! Much at a time is written past the page cache: a page that nobody has used costs more than all else that is done for its bytes, and what
+//! fills it has to go to the disk within a few files anyway. Little at a time goes into the page cache, where it survives a kill as well, and
+//! whose answer waits for no disk.
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
@@ -23,6 +27,8 @@ pub(crate) type RunKey = (LogId, u64);
 pub(crate) const SLICES_MAX: usize = 512;
 /// Files of a run that are full and not synced yet when the next one begins, if nobody asks for syncs.
 pub(crate) const UNSYNCED_MAX: usize = 4;
+/// Writes of at least so many bytes go past the page cache.
+const DIRECT_BYTES: usize = 256 << 10;
 /// Disk space that is reserved at once.
 const RESERVED_BYTES: u64 = 4 << 20;
 
@@ -38,6 +44,8 @@ pub(crate) struct FilesConfig {
 /// A file that takes blocks.
 pub(crate) struct OpenFile {
     pub(crate) file: Arc<dyn DiskFile>,
+    /// The same past the page cache, once there was much to write.
+    direct: Option<Arc<dyn DiskFile>>,
     pub(crate) sequence: u64,
     pub(crate) key: u64,
     pub(crate) last: u64,
@@ -47,6 +55,16 @@ pub(crate) struct OpenFile {
     pub(crate) reserved: u64,
     pub(crate) index: FileIndex,
     dirty: bool,
+}
+
+impl OpenFile {
+    /// The file for writes past the page cache. The kernel keeps them and those through it coherent, and a sync of either is one of both.
+    fn direct(&mut self, disk: &dyn Disk) -> io::Result<Arc<dyn DiskFile>> {
+        if self.direct.is_none() {
+            self.direct = Some(disk.open(&path(self.sequence), OpenMode::ReadWrite, true)?);
+        }
+        Ok(Arc::clone(self.direct.as_ref().unwrap_or(&self.file)))
+    }
 }
 
 /// See the module.
@@ -61,6 +79,8 @@ pub(crate) struct DiskWriter {
     /// Names were made since the folder was synced.
     names_changed: bool,
     pub(crate) writes: u64,
+    /// Those of them that went past the page cache.
+    pub(crate) direct_writes: u64,
     pub(crate) syncs: u64,
 }
 
@@ -105,6 +125,7 @@ impl DiskWriter {
             spares,
             names_changed: false,
             writes: 0,
+            direct_writes: 0,
             syncs: 0,
         }
     }
@@ -148,7 +169,7 @@ impl DiskWriter {
             return Err(error);
         }
         let (end, index, last) = (PAGE_BYTES as u64, FileIndex::default(), head.block - 1);
-        let open = OpenFile { file, sequence, key, last, end, reserved, index, dirty: true };
+        let open = OpenFile { file, direct: None, sequence, key, last, end, reserved, index, dirty: true };
         self.names_changed = true;
         Ok(self.open.entry(run).insert_entry(open).into_mut())
     }
@@ -191,7 +212,13 @@ impl DiskWriter {
         }
         for group in blocks.chunks(SLICES_MAX) {
             let slices: Vec<IoSlice<'_>> = group.iter().map(|(_, data)| IoSlice::new(data)).collect();
-            open.file.write_vectored_at(open.end, &slices)?;
+            let bytes: usize = slices.iter().map(|slice| slice.len()).sum();
+            if bytes >= DIRECT_BYTES {
+                open.direct(&*self.disk)?.write_vectored_at(open.end, &slices)?;
+                self.direct_writes += 1;
+            } else {
+                open.file.write_vectored_at(open.end, &slices)?;
+            }
             self.writes += 1;
             open.dirty = true;
             for (head, data) in group {

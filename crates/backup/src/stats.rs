@@ -15,6 +15,8 @@ pub struct BackupStats {
     pub block_bytes: u64,
     /// Writes that carried them: neighbouring blocks go in one.
     pub writes: u64,
+    /// Those of them that went past the page cache.
+    pub direct_writes: u64,
     /// Syncs of files.
     pub syncs: u64,
     /// Writes and syncs that failed.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use kera_backup::{Backup, BackupConfig, BackupError, OpenError, OpenReport, Ran, StoreDone, Taken};
-use kera_env::{Disk, FaultyDisk, ManualClock, MemoryDisk, SeededRandom};
+use kera_env::{Disk, FaultyDisk, ManualClock, MemoryDisk, RealDisk, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::chunk::ChunkTarget;
 use kera_format::vlog_replica::LogId;
@@ -717,4 +717,62 @@ fn disk_space_is_reserved_as_blocks_come() {
         assert!(block < 4_000, "they have more by now");
     }
     assert_eq!(rig.backup.stats().file_bytes, 8 << 20);
+}
+
+#[test]
+fn much_at_a_time_goes_past_the_page_cache_and_reads_back_with_what_is_between() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let disk: Arc<dyn Disk> = Arc::new(RealDisk::open(folder.path()).expect("a disk"));
+    let large = BackupConfig { file_bytes: 32 << 20, queue_bytes_max: 4 << 20, ..config() };
+    let open = |seed| {
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        Backup::open(large.clone(), vec![disk.clone()], clock, Arc::new(SeededRandom::new(seed))).expect("open").0
+    };
+    let mut rig = Rig::over(open(1));
+    let mut last = 0;
+    // Each block takes a page at least. Neither write touches the pages of the other.
+    for (count, direct_writes) in [(1, 0), (100, 1), (1, 1), (2, 1), (100, 2), (100, 3), (1, 3)] {
+        for block in last + 1..=last + count {
+            assert_eq!(rig.send(LOG, block, 1, false), Taken::Queued);
+        }
+        last += count;
+        rig.write();
+        assert_eq!(rig.answers.all.lock().expect("no panic")[&rig.token], Ok(stored(last)));
+        assert_eq!(rig.backup.stats().direct_writes, direct_writes, "behind block {last}");
+        assert_eq!(rig.read(LOG, 1, last), Ok((1..=last).collect()));
+    }
+    drop(rig);
+    assert_eq!(Rig::over(open(2)).read(LOG, 1, last), Ok((1..=last).collect()));
+}
+
+#[test]
+fn a_run_is_answered_before_the_blocks_of_the_next_one_are_written() {
+    struct Noted(Mutex<Vec<(u64, u64)>>, FaultyDisk);
+    impl StoreDone for Noted {
+        fn stored(&self, token: u64, result: Result<BlockStored, BackupError>) {
+            assert!(result.is_ok());
+            self.0.lock().expect("no panic").push((token, self.1.counts().0));
+        }
+        fn room(&self) {}
+    }
+    let faulty = FaultyDisk::new(Arc::new(MemoryDisk::new()));
+    let (backup, _) = open(&[Arc::new(faulty.clone()) as Arc<dyn Disk>], 1);
+    let noted = Arc::new(Noted(Mutex::default(), faulty.clone()));
+    let done = Arc::clone(&noted) as Arc<dyn StoreDone>;
+    let store = |vlog, block| {
+        let log = LogId { vlog, ..LOG };
+        let (count, bytes) = chunks(log, block);
+        assert_eq!(
+            backup.store(&head(log, block, 1, false, count, &bytes), &bytes, &done, u64::from(vlog)),
+            Taken::Queued
+        );
+    };
+    (0..3).for_each(|vlog| store(vlog, 1));
+    while backup.run_once(0) != Ran::Idle {}
+    noted.0.lock().expect("no panic").clear();
+    let writes = faulty.counts().0;
+    (0..3).for_each(|vlog| store(vlog, 2));
+    while backup.run_once(0) != Ran::Idle {}
+    let noted = noted.0.lock().expect("no panic").clone();
+    assert_eq!(noted, [(0, writes + 1), (1, writes + 2), (2, writes + 3)]);
 }
