@@ -249,3 +249,29 @@ fn a_node_that_is_cut_off_from_the_coordinators_stops_serving_and_goes_on_when_t
     let consumed = common::run(line.split_whitespace());
     assert!(consumed.status.success(), "{}{}", common::stdout(&consumed), common::stderr(&consumed));
 }
+
+/// What a node keeps for others takes the longer to be opened the more there is. The cluster hears of the node meanwhile: one that was taken for
+/// lost because of that, at each of its starts, never came back.
+#[test]
+fn a_node_whose_copies_take_long_to_be_opened_comes_back_at_its_first_try() {
+    let ports = free_ports::<6>();
+    let (members, mut nodes) = three_nodes(&ports);
+    let seen = |nodes: &[Option<Node>]| cluster(nodes[0].as_ref().expect("it runs"))["nodes"][2].clone();
+    nodes[2].take().expect("it runs").kill();
+    eventually("its loss is seen", || seen(&nodes)["state"] == "lost");
+    // A file that cannot be opened for reading before somebody opens it for writing.
+    let slow = members[2].place.data().join("replicas/1.replica.damaged");
+    rustix::fs::mknodat(rustix::fs::CWD, &slow, rustix::fs::FileType::Fifo, 0o600.into(), 0).expect("a FIFO");
+    let back = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            eventually("it has joined", || seen(&nodes)["epoch"] == 2);
+            // Three times as long as a node may be silent.
+            std::thread::sleep(std::time::Duration::from_millis(1_500));
+            drop(std::fs::OpenOptions::new().write(true).open(&slow).expect("somebody reads"));
+        });
+        start_again(&members[2])
+    });
+    let seen = seen(&nodes);
+    assert_eq!((&seen["state"], &seen["epoch"]), (&"live".into(), &2.into()), "{seen}");
+    assert_eq!(back.stop(), 0);
+}
