@@ -75,6 +75,13 @@ impl ClientBuilder {
                 "host:port, several with commas between",
             ));
         }
+        let client = self.unconnected(addresses);
+        client.server().await?;
+        Ok(client)
+    }
+
+    /// A client that has not connected to any of the addresses yet.
+    pub(crate) fn unconnected(self, addresses: Vec<String>) -> Client {
         let inner = ClientInner {
             config: self,
             addresses,
@@ -85,9 +92,7 @@ impl ClientBuilder {
             asking: Mutex::new(()),
             lent: Lent::default(),
         };
-        let client = Client { inner: Arc::new(inner) };
-        client.server().await?;
-        Ok(client)
+        Client { inner: Arc::new(inner) }
     }
 }
 

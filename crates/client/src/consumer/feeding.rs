@@ -244,7 +244,8 @@ impl Consumer {
         if self.follows_growth() {
             until = until.min(self.refresh_at.max(now));
         }
-        if !self.memberships.is_empty() && self.tracks.values().any(Track::has_to_commit) {
+        let has_to_commit = !self.given_back.is_empty() || self.tracks.values().any(Track::has_to_commit);
+        if !self.memberships.is_empty() && has_to_commit {
             until = until.min(waiting(self.commit_at));
         }
         until
@@ -343,7 +344,7 @@ impl Consumer {
             Event::Unfed { tracks, error } => self.take_unfed(&tracks, error),
             Event::Groups(groups) => self.take_groups(node, groups),
             Event::GroupsLater => self.ask_for_groups_later(node),
-            Event::Committed { entries, statuses } => self.take_committed(&entries, &statuses),
+            Event::Committed { entries, statuses } => self.take_committed(node, &entries, &statuses),
             Event::CommitFailed(error) if error.retryable() => {
                 self.commit_at = Instant::now() + self.back_off.next(None)
             }

@@ -135,6 +135,20 @@ impl Holders {
         }
     }
 
+    /// The owner of a streamlet and its owner epoch, as far as is known.
+    pub(super) fn owner(&self, streamlet: StreamletId) -> (u32, u32) {
+        match self.told.get(&streamlet) {
+            Some((epoch, node)) => (*node, *epoch),
+            None => self.placement.owner(streamlet.0),
+        }
+    }
+
+    /// All nodes that own something, as far as is known.
+    pub(super) fn owners(&self) -> Vec<u32> {
+        let told = self.told.values().map(|(_, node)| *node);
+        self.placement.owners().into_iter().chain(told).collect()
+    }
+
     /// What a node said with `NotOwner`: the owner in the upper half, and its owner epoch. What is no news, and nodes of which nobody
     /// knows where they are, are passed over.
     fn take_hint(&mut self, streamlet: StreamletId, hint: u64) {

@@ -144,6 +144,11 @@ impl Link {
         self.heartbeat = Some(HeartbeatTask::start(self.connection.clone(), Heartbeat { application, member }, every));
     }
 
+    /// It is no member there any more; what is read goes on.
+    pub(super) fn end_membership(&mut self) {
+        (self.heartbeat, self.groups, self.commit) = (None, None, None);
+    }
+
     /// The next thing that happens. Loses nothing when it is not polled to the end.
     pub(super) fn poll_event(&mut self, context: &mut Context<'_>) -> Poll<Event> {
         if let Some(task) = &mut self.heartbeat

@@ -1,7 +1,7 @@
 //! The part of a consumer that belongs to an application: joining, leases on groups, commits, leaving (promise 4: one
 //! that joins takes the next group, one that dies loses its lease, nobody else notices).
 
-use std::sync::Arc;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kera_format::ApplicationId;
@@ -27,6 +27,8 @@ const LAST_GROUPS_WAIT_MS: u32 = 200;
 /// How long it is until a node is asked again that is still reading how far applications are.
 const GROUPS_LATER: Duration = Duration::from_millis(50);
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Stands for a track in the commit of a lease that is given back and read by nobody.
+const GIVEN_BACK: u64 = u64::MAX;
 
 /// A membership of an application at a node: the members at a node share what it owns.
 #[derive(Clone, Copy, Debug)]
@@ -82,6 +84,7 @@ impl Consumer {
         if self.memberships.remove(&node).is_some() {
             self.lose_tracks(of_node);
         }
+        self.given_back.retain(|(of, _), _| *of != node);
     }
 
     /// A node does not know yet whether it has groups to give: it is asked again.
@@ -93,25 +96,57 @@ impl Consumer {
 
     /// The owners have changed. Leases of nodes that own the streamlet no more are over: its next owner gives others, from the last commit
     /// on, and what was processed since is remembered as with any lost lease.
+    ///
+    /// Any node may have told of the owners, and one that is behind tells of those from before a lease. A lease that is only forgotten
+    /// then stands in the way of everybody for as long as its node hears of the member, so it is given back, and a membership is left.
     pub(super) fn follow_owners(&mut self) {
         if self.settings.application.is_none() {
             return;
         }
-        let placement = Arc::clone(&self.holders.placement);
-        let owners = placement.owners();
+        let owners = self.holders.owners();
         let idle: Vec<u32> = self.memberships.keys().filter(|node| !owners.contains(node)).copied().collect();
         for node in idle {
-            self.lose_membership(node);
+            self.leave_node(node);
         }
-        let is_over = |track: &Track| {
-            let owner = placement.owner(track.streamlet.0).0;
-            track.lease.is_some_and(|lease| owner != NOBODY && owner != lease.node)
-        };
+        let leases = |track: &Track| track.lease.map(|lease| (lease.node, lease.id));
+        let over: BTreeSet<(u32, u64)> =
+            self.tracks.values().filter(|track| self.is_over(track)).filter_map(leases).collect();
+        let is_over = |track: &Track| leases(track).is_some_and(|lease| over.contains(&lease));
         self.settle_all(is_over);
+        for track in self.tracks.values().filter(|track| is_over(track)) {
+            if let Some(lease) = track.lease {
+                let (cursor, ordinal) = track.processed;
+                let (streamlet, lane, after) = (track.streamlet, track.lane, AfterCommit::Release);
+                let entry = CommitEntry { streamlet, lane, lease: lease.id, cursor, ordinal, after };
+                self.given_back.insert((lease.node, lease.id), entry);
+            }
+        }
         self.lose_tracks(is_over);
         let now = Instant::now();
+        if !self.given_back.is_empty() {
+            self.commit_at = now;
+        }
         for membership in self.memberships.values_mut() {
             (membership.nothing_left, membership.groups_at) = (false, now);
+        }
+    }
+
+    /// Whether another node owns the streamlet of a lease, as far as is known: who leases a group of an owner epoch knew of that epoch.
+    fn is_over(&self, track: &Track) -> bool {
+        let Some(lease) = track.lease else { return false };
+        let (owner, epoch) = self.holders.owner(track.streamlet);
+        owner != NOBODY && owner != lease.node && lease.group.epoch() <= epoch
+    }
+
+    /// Nothing that it owns is known of a node: it is no member there any more.
+    fn leave_node(&mut self, node: u32) {
+        let membership = self.memberships.get(&node).copied();
+        self.lose_membership(node);
+        let link = link_to(&mut self.link, &mut self.holders, node);
+        if let (Some(Membership { application, member, .. }), Some(link)) = (membership, link) {
+            link.end_membership();
+            // The leases end by themselves if this does not arrive.
+            link.connection.post(&LeaveApplication { application, member });
         }
     }
 
@@ -189,7 +224,7 @@ impl Consumer {
         }
         let manual = self.settings.commit == CommitMode::Manual;
         let urgent = |track: &Track| track.lease.is_some_and(|lease| lease.releasing) || (!manual && track.done());
-        let due = !manual && now >= self.commit_at;
+        let due = now >= self.commit_at && (!manual || !self.given_back.is_empty());
         if due || self.tracks.values().any(urgent) {
             self.send_commit(|track| if manual { urgent(track) } else { track.has_to_commit() });
         }
@@ -205,15 +240,12 @@ impl Consumer {
             }
             let of_node = |track: &Track| track.lease.filter(|lease| lease.node == *node && which(track));
             let manual = self.settings.commit == CommitMode::Manual;
-            let (mut entries, mut ids) = (Vec::new(), Vec::new());
-            for (id, track) in &self.tracks {
-                let Some(lease) = of_node(track) else { continue };
-                entries.push(entry_of(track, &lease, manual));
-                ids.push(*id);
-                if entries.len() == limits::COMMIT_ENTRIES_MAX {
-                    break;
-                }
-            }
+            let given_back =
+                self.given_back.range((*node, 0)..=(*node, u64::MAX)).map(|(_, entry)| (GIVEN_BACK, *entry));
+            let own =
+                self.tracks.iter().filter_map(|(id, track)| Some((*id, entry_of(track, &of_node(track)?, manual))));
+            let (ids, entries): (Vec<u64>, Vec<CommitEntry>) =
+                given_back.chain(own).take(limits::COMMIT_ENTRIES_MAX).unzip();
             if !entries.is_empty() {
                 let (application, member) = (membership.application, membership.member);
                 link.commit(&CommitOffsets { application, member, entries }, ids);
@@ -225,11 +257,15 @@ impl Consumer {
         }
     }
 
-    pub(super) fn take_committed(&mut self, entries: &[(u64, CommitEntry)], statuses: &[u16]) {
+    pub(super) fn take_committed(&mut self, node: u32, entries: &[(u64, CommitEntry)], statuses: &[u16]) {
         self.stats.commits += 1;
         for (at, (id, entry)) in entries.iter().enumerate() {
             let status = statuses.get(at).copied().and_then(Status::from_u16).unwrap_or(Status::Internal);
             match status {
+                // Whoever does not know the lease any more has it back.
+                status if *id == GIVEN_BACK && !status.retryable() => {
+                    self.given_back.remove(&(node, entry.lease));
+                }
                 Status::Ok if entry.after == AfterCommit::Keep => {
                     if let Some(lease) = self.tracks.get_mut(id).and_then(|track| track.lease.as_mut()) {
                         lease.committed = (entry.cursor, entry.ordinal);
@@ -307,4 +343,67 @@ fn entry_of(track: &Track, lease: &Lease, manual: bool) -> CommitEntry {
     // A program that commits by itself has not vouched for more than its last commit.
     let (cursor, ordinal) = if manual && lease.releasing { lease.committed } else { track.processed };
     CommitEntry { streamlet: track.streamlet, lane: track.lane, lease: lease.id, cursor, ordinal, after }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::placement::Placement;
+    use crate::{Client, ConsumerBuilder};
+    use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamOptions, StreamletId};
+    use kera_protocol::{Owner, StreamInfo};
+
+    /// A member at nodes 1 and 2 that has been told that node 2 owns its streamlet since owner epoch 4, and has a lease of node 1.
+    fn member(group: GroupId) -> Consumer {
+        let client = Client::builder("nobody:1").unconnected(vec!["nobody:1".to_owned()]);
+        let settings = ConsumerBuilder::new(client, "stream".to_owned()).application("report");
+        let options = StreamOptions { streamlets: 2, ..StreamOptions::default() };
+        let stream = StreamInfo { id: StreamId(7), name: "stream".to_owned(), created_ms: 1, options };
+        let mut consumer = Consumer::new(settings, stream, Instant::now());
+        let owner = |node: u32, epoch: u32| Owner { node, epoch, older: vec![] };
+        consumer.holders.placement = Arc::new(Placement::of_three(7, vec![owner(2, 4), owner(1, 1)]));
+        for node in [1, 2] {
+            let (application, member, groups_at) = (ApplicationId(9), 5, Instant::now());
+            consumer.memberships.insert(node, Membership { application, member, nothing_left: false, groups_at });
+        }
+        let committed = (Cursor { group, ..Cursor::default() }, 10);
+        let mut track = Track::new(StreamletId(0), LaneId(0), committed.0, committed.1);
+        track.processed.1 = 14;
+        track.lease = Some(Lease { node: 1, id: 3, group, committed, releasing: false });
+        consumer.add_track(track);
+        consumer
+    }
+
+    #[test]
+    fn a_lease_of_a_later_owner_than_is_known_is_kept() {
+        let mut consumer = member(GroupId::new(5, 1));
+        consumer.follow_owners();
+        assert_eq!((consumer.tracks.len(), consumer.given_back.len()), (1, 0));
+    }
+
+    #[test]
+    fn a_lease_that_seems_to_be_over_is_given_back_until_its_node_has_answered() {
+        let mut consumer = member(GroupId::new(3, 1));
+        consumer.follow_owners();
+        assert!(consumer.tracks.is_empty());
+        assert_eq!(consumer.stats.lost, 1);
+        let given: Vec<((u32, u64), CommitEntry)> = consumer.given_back.clone().into_iter().collect();
+        let [((1, 3), entry)] = given[..] else { panic!("{given:?}") };
+        assert_eq!((entry.lease, entry.ordinal, entry.after), (3, 14, AfterCommit::Release));
+        let answered = [(GIVEN_BACK, entry)];
+        consumer.take_committed(1, &answered, &[Status::NotReady as u16]);
+        assert_eq!(consumer.given_back.len(), 1, "it is told again");
+        consumer.take_committed(1, &answered, &[Status::LeaseLost as u16]);
+        assert_eq!((consumer.given_back.len(), consumer.stats.lost), (0, 1));
+    }
+
+    #[test]
+    fn nothing_is_given_back_to_a_node_where_it_is_no_member_any_more() {
+        let mut consumer = member(GroupId::new(3, 1));
+        consumer.follow_owners();
+        consumer.lose_membership(1);
+        assert!(consumer.given_back.is_empty());
+    }
 }

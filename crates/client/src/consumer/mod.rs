@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::time::Duration;
 
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
-use kera_protocol::{Start, StreamInfo};
+use kera_protocol::{CommitEntry, Start, StreamInfo};
 use tokio::time::Instant;
 
 pub use batch::{Batch, BatchRecord, ConsumedRecord};
@@ -195,28 +195,7 @@ impl ConsumerBuilder {
         self.check()?;
         let stream = self.client.find_stream(&self.stream).await?;
         let now = Instant::now();
-        let mut consumer = Consumer {
-            stream,
-            settings: self,
-            tracks: HashMap::new(),
-            next_track: 0,
-            queue: VecDeque::new(),
-            queued_bytes: 0,
-            returned: None,
-            unpacked: None,
-            link: None,
-            holders: Holders::new(),
-            memberships: BTreeMap::new(),
-            carried: HashMap::new(),
-            targets: HashMap::new(),
-            failed: None,
-            paused: false,
-            back_off: Backoff::default(),
-            feed_at: now,
-            commit_at: now,
-            refresh_at: now,
-            stats: ConsumerStats::default(),
-        };
+        let mut consumer = Consumer::new(self, stream, now);
         consumer.refresh_at += consumer.settings.refresh;
         consumer.check_streamlets()?;
         let until = now + consumer.client().retry_timeout();
@@ -276,6 +255,8 @@ pub struct Consumer {
     memberships: BTreeMap<u32, Membership>,
     /// How far groups had been processed whose leases ended with a membership: where to go on if they come back.
     carried: HashMap<(StreamletId, LaneId, kera_format::GroupId), (Cursor, u64)>,
+    /// Leases that are not read any more and have to be given back, by the node that gave them and their numbers.
+    given_back: BTreeMap<(u32, u64), CommitEntry>,
     /// Where an application's lanes ended when it was built, if it is to stop there.
     targets: HashMap<(StreamletId, LaneId), u64>,
     failed: Option<ClientError>,
@@ -309,6 +290,32 @@ pub struct ConsumerStats {
 }
 
 impl Consumer {
+    fn new(settings: ConsumerBuilder, stream: StreamInfo, now: Instant) -> Consumer {
+        Consumer {
+            stream,
+            settings,
+            tracks: HashMap::new(),
+            next_track: 0,
+            queue: VecDeque::new(),
+            queued_bytes: 0,
+            returned: None,
+            unpacked: None,
+            link: None,
+            holders: Holders::new(),
+            memberships: BTreeMap::new(),
+            carried: HashMap::new(),
+            given_back: BTreeMap::new(),
+            targets: HashMap::new(),
+            failed: None,
+            paused: false,
+            back_off: Backoff::default(),
+            feed_at: now,
+            commit_at: now,
+            refresh_at: now,
+            stats: ConsumerStats::default(),
+        }
+    }
+
     /// The next batch, in order within each lane. Waits until there is one. `None`: the end, if the consumer was told to
     /// stop there ([`ConsumerBuilder::until_end`]).
     ///
