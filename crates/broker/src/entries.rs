@@ -107,7 +107,7 @@ impl Entries {
     pub(crate) fn resolve(core: &mut Core, asked: &[ReadEntry], first: usize, gathered: &mut Gathered) -> Entries {
         let mut list = Vec::with_capacity(asked.len());
         for (index, entry) in asked.iter().enumerate() {
-            let found = core.streams.lane(&core.broker.log, entry.stream, entry.streamlet, entry.lane);
+            let found = core.streams.lane(&core.broker, entry.stream, entry.streamlet, entry.lane);
             match found {
                 Ok(lane) => list.push(Entry {
                     lane: Arc::clone(lane),

@@ -84,7 +84,7 @@ impl LaneGroups<'_> {
 
 /// Merges the groups of a streamlet's lanes by id.
 fn available_groups(core: &mut Core, message: &AvailableGroups) -> Result<GroupList, Failure> {
-    let streamlet = core.streams.streamlet(&core.broker.log, message.stream, message.streamlet)?;
+    let streamlet = core.streams.streamlet(&core.broker, message.stream, message.streamlet)?;
     let limit = page(message.limit);
     let mut lanes: Vec<LaneGroups<'_>> =
         streamlet.lanes().map(|lane| LaneGroups { lane, window: VecDeque::new() }).collect();
@@ -143,7 +143,7 @@ fn segments(
     stream: StreamId,
     message: &AvailableSegments,
 ) -> Result<(SegmentList, Arc<Lane>, LaneVersion), Failure> {
-    let streamlet = core.streams.streamlet(&core.broker.log, stream, message.streamlet)?;
+    let streamlet = core.streams.streamlet(&core.broker, stream, message.streamlet)?;
     let (lane, _) = lane_of_group(streamlet, message.group)?;
     let seen = lane.version();
     let (lane, group) = lane_of_group(streamlet, message.group).map(|(_, group)| (lane, group))?;
@@ -207,7 +207,7 @@ pub(crate) fn find(lane: &Lane, at: Start) -> Result<Place, Failure> {
 
 fn lookup(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     let message: Lookup = request.message()?;
-    let lane = core.streams.lane(&core.broker.log, message.stream, message.streamlet, message.lane)?;
+    let lane = core.streams.lane(&core.broker, message.stream, message.streamlet, message.lane)?;
     match find(lane, message.at)? {
         Place::Here(mut cursor, ordinal) => {
             if !lane.is_plain() {
@@ -258,7 +258,7 @@ fn placed(ownership: &Ownership, lane: &Lane, at: Start, found: Cursor, ordinal:
 
 fn stream_stats(core: &mut Core, message: &StreamStats) -> Result<StreamStatsResponse, Failure> {
     let stream = core.streams.get(&core.broker.log, message.stream);
-    let stream = stream.ok_or_else(|| Failure::unknown_stream(message.stream))?;
+    let stream = stream.ok_or_else(|| core.broker.unknown_stream(message.stream))?;
     let mut wanted = message.streamlets.clone();
     wanted.sort_unstable();
     wanted.dedup();

@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use kera_format::{GroupId, StreamId, StreamletId};
 use kera_log::{DurabilitySink, Observer, Streamlet, Tenure, TenureError};
@@ -23,6 +24,8 @@ use crate::handover;
 #[derive(Default)]
 pub struct Ownership {
     table: RwLock<Table>,
+    /// Of the streams with lower numbers the node has heard, also of those that are gone; zero: it is in no cluster.
+    heard_before: AtomicU64,
     /// Sessions whose writes wait for streamlets that are being let go.
     waiting: Mutex<Vec<(Arc<dyn Observer>, u64)>>,
 }
@@ -82,6 +85,12 @@ impl Ownership {
         }
     }
 
+    /// Whether a stream may be there of which the node has not heard yet: numbers rise.
+    pub(crate) fn may_hear_of(&self, stream: StreamId) -> bool {
+        let before = self.heard_before.load(Ordering::Relaxed);
+        before > 0 && stream.0 >= before
+    }
+
     pub(crate) fn wake(&self) {
         for (observer, token) in std::mem::take(&mut *self.waiting.lock()) {
             observer.advanced(token);
@@ -114,11 +123,28 @@ impl Broker {
         self.ownership.with(version, |table| table.nodes = nodes);
     }
 
+    /// All streams with lower numbers than `next` were made, and those of them that are still there are placed. From there on a stream that
+    /// the node does not know may only not be known yet, and whoever asks for it is told to ask again ([`Status::NotReady`]).
+    pub fn heard_of_streams(&self, next: StreamId) {
+        self.ownership.heard_before.fetch_max(next.0, Ordering::Relaxed);
+    }
+
+    /// What is said of a stream that the node does not know.
+    pub(crate) fn unknown_stream(&self, stream: StreamId) -> Failure {
+        match self.ownership.may_hear_of(stream) {
+            true => {
+                Failure::later(Status::NotReady, format!("this node has not heard of stream {stream} yet; ask again"))
+            }
+            false => Failure::unknown_stream(stream),
+        }
+    }
+
     /// The owners of a stream's streamlets are these, from 0 on, as of state `version`: when the stream is made, grows, or the node starts.
     /// Streamlets of this node take writes when they are [opened](Broker::open_streamlet).
     pub fn place_stream(&self, version: u64, stream: StreamId, owners: Vec<Owner>) -> Result<(), Failure> {
         let found = self.log.stream(stream).ok_or_else(|| Failure::unknown_stream(stream))?;
         found.place_elsewhere();
+        self.heard_of_streams(StreamId(stream.0.saturating_add(1)));
         let before = self.ownership.owners(stream).unwrap_or_default();
         for (streamlet, owner) in (0..).map(StreamletId).zip(owners) {
             if before.get(streamlet.0 as usize) != Some(&owner) {
@@ -272,9 +298,11 @@ impl Broker {
                 StreamRef::Id(id) => Some(*id),
                 StreamRef::Name(name) => named(name),
             };
-            let id = id.filter(|id| self.log.stream(*id).is_some());
-            wanted
-                .push(id.ok_or_else(|| Failure::new(Status::UnknownStream, format!("there is no stream {stream:?}")))?);
+            let known = id.filter(|id| self.log.stream(*id).is_some());
+            wanted.push(known.ok_or_else(|| match id {
+                Some(id) => self.unknown_stream(id),
+                None => Failure::new(Status::UnknownStream, format!("there is no stream {stream:?}")),
+            })?);
         }
         if asked.streams.is_empty() {
             wanted = self.log.streams().iter().filter(|stream| !stream.is_system()).map(|stream| stream.id()).collect();

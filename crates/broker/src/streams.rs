@@ -7,6 +7,7 @@ use kera_format::{LaneId, StreamId, StreamletId};
 use kera_log::{Lane, Log, Stream, Streamlet};
 use kera_protocol::Status;
 
+use crate::broker::Broker;
 use crate::failure::Failure;
 
 /// Streams that a session remembers. A producer's connection rarely writes to more.
@@ -44,11 +45,11 @@ impl StreamCache {
     /// The streamlet, or which of the two ids is wrong.
     pub(crate) fn streamlet(
         &mut self,
-        log: &Log,
+        broker: &Broker,
         stream: StreamId,
         streamlet: StreamletId,
     ) -> Result<&Arc<Streamlet>, Failure> {
-        let stream = self.get(log, stream).ok_or_else(|| Failure::unknown_stream(stream))?;
+        let stream = self.get(&broker.log, stream).ok_or_else(|| broker.unknown_stream(stream))?;
         stream
             .streamlet(streamlet)
             .ok_or_else(|| Failure::unknown_streamlet(stream.id(), streamlet, stream.options().streamlets))
@@ -57,12 +58,12 @@ impl StreamCache {
     /// The lane, or which of the three ids is wrong.
     pub(crate) fn lane(
         &mut self,
-        log: &Log,
+        broker: &Broker,
         stream: StreamId,
         streamlet: StreamletId,
         lane: LaneId,
     ) -> Result<&Arc<Lane>, Failure> {
-        self.streamlet(log, stream, streamlet)?.lane(lane).ok_or_else(|| {
+        self.streamlet(broker, stream, streamlet)?.lane(lane).ok_or_else(|| {
             let message = format!("lane is {lane}, streamlet {streamlet} of stream {stream} does not have it");
             Failure::new(Status::UnknownLane, message)
         })

@@ -170,7 +170,7 @@ impl Writer {
             return refused(counts, status, 0);
         }
         let Some(stream) = streams.get(&broker.log, header.stream) else {
-            return refused(counts, Status::UnknownStream, 0);
+            return refused(counts, broker.unknown_stream(header.stream).status, 0);
         };
         if let Err(status) = takes(broker, stream) {
             return refused(counts, status, 0);

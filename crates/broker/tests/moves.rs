@@ -385,6 +385,31 @@ fn a_node_alone_owns_everything() {
     assert!(owners.streams.iter().all(|stream| stream.stream != SYSTEM));
 }
 
+/// Numbers of streams rise: one with a higher number than all that the node has heard of may have been made a moment ago.
+#[test]
+fn a_stream_that_a_node_has_not_heard_of_yet_is_asked_for_again() {
+    let house = House::new();
+    house.stream(STREAM, options(1, 1));
+    house.broker.join_cluster(CLUSTER, 1);
+    house.broker.place_stream(1, STREAM, vec![owner(1, 2, &[])]).unwrap();
+    let made = StreamId(STREAM.0 + 1);
+    let mut peer = house.peer();
+    for expected in [Status::NotReady, Status::UnknownStream] {
+        let written = chunk_of(target(made, 0, 0, 0), 1, 10);
+        assert_eq!(statuses(&peer.write(&[written])), [expected]);
+        assert_eq!(peer.refused(&find(&house, vec![made.into()], None, 0)), expected);
+        assert_eq!(
+            peer.refused(&Lookup { stream: made, streamlet: X, lane: LaneId(0), at: Start::Earliest }),
+            expected
+        );
+        // It was made and has been deleted: that is known.
+        house.broker.heard_of_streams(StreamId(made.0 + 1));
+    }
+    let alone = House::new();
+    let written = chunk_of(target(made, 0, 0, 0), 1, 10);
+    assert_eq!(statuses(&alone.peer().write(&[written])), [Status::UnknownStream], "it knows all that there are");
+}
+
 #[test]
 fn owners_come_in_pages_and_by_name() {
     let house = House::new();
@@ -424,7 +449,7 @@ fn owners_come_in_pages_and_by_name() {
     let all = peer.call(&find(&house, vec![], None, 0));
     assert_eq!(all.streams.iter().map(|stream| stream.stream).collect::<Vec<_>>(), [STREAM, StreamId(8)]);
     assert_eq!(peer.refused(&find(&house, vec!["nobody".into()], None, 0)), Status::UnknownStream);
-    assert_eq!(peer.refused(&find(&house, vec![StreamId(99).into()], None, 0)), Status::UnknownStream);
+    assert_eq!(peer.refused(&find(&house, vec![StreamId(6).into()], None, 0)), Status::UnknownStream);
     let many = vec![StreamRef::Id(STREAM); OWNER_STREAMS_MAX + 1];
     assert_eq!(peer.refused(&find(&house, many, None, 0)), Status::LimitReached);
 }

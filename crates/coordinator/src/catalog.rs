@@ -82,6 +82,11 @@ impl Catalog {
         found.ok_or_else(|| CoordinatorError::NoSuchStream { stream: short(&stream.to_string()) })
     }
 
+    /// The number of the next stream that is made: all that there are, and were, have lower ones.
+    pub fn next_stream(&self) -> StreamId {
+        self.next_stream
+    }
+
     /// All streams, in the order of their names.
     pub fn streams(&self) -> impl Iterator<Item = &StreamInfo> {
         self.names.values().filter_map(|id| self.streams.get(id))

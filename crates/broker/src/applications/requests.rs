@@ -80,7 +80,7 @@ fn join(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attem
         return Err(Failure::argument(format!("member_name has {bytes} bytes, the limit is {CLIENT_NAME_BYTES_MAX}")));
     }
     let stream = core.streams.get(&broker.log, message.stream);
-    let stream = Arc::clone(stream.ok_or_else(|| Failure::unknown_stream(message.stream))?);
+    let stream = Arc::clone(stream.ok_or_else(|| broker.unknown_stream(message.stream))?);
     let applications = &broker.applications;
     if applications.is_system_stream(stream.id()) {
         return Err(Failure::argument("stream is the system's own, it has no applications"));
@@ -252,7 +252,7 @@ fn reset(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Atte
     let applications = &broker.applications;
     applications.keepers.check_open()?;
     let stream = core.streams.get(&broker.log, message.stream);
-    let stream = Arc::clone(stream.ok_or_else(|| Failure::unknown_stream(message.stream))?);
+    let stream = Arc::clone(stream.ok_or_else(|| broker.unknown_stream(message.stream))?);
     if let Some(unknown) = message.streamlets.iter().find(|id| stream.streamlet(**id).is_none()) {
         return Err(Failure::unknown_streamlet(stream.id(), *unknown, stream.options().streamlets));
     }

@@ -54,7 +54,9 @@ impl Feed {
     fn everything(&self, group: &Group) {
         self.nodes(group);
         let streams: Vec<StreamId> = group.read(|state| state.catalog.streams().map(|info| info.id).collect());
+        let next = group.read(|state| state.catalog.next_stream());
         streams.into_iter().for_each(|stream| self.place(group, stream));
+        self.broker.heard_of_streams(next);
         self.moves.look();
     }
 
