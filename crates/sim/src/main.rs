@@ -45,6 +45,10 @@ struct Arguments {
     /// Applications read the streams of a cluster.
     #[arg(long)]
     applications: bool,
+    /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read) or `unordered` (`order = none`); applications
+    /// read the latter two.
+    #[arg(long, default_value = "usual")]
+    streams: String,
     /// A defect that is put into a cluster, by the name that `nodes::Planted` gives it: to see what is found of it.
     #[arg(long)]
     planted: Option<String>,
@@ -69,6 +73,14 @@ fn defect(wanted: &str) -> Result<nodes::Planted, String> {
     nodes::Planted::ALL.iter().copied().find(|planted| planted.name() == wanted).ok_or_else(|| {
         let names: Vec<String> = nodes::Planted::ALL.iter().map(|planted| planted.name()).collect();
         format!("there is no defect `{wanted}`; there are {}", names.join(", "))
+    })
+}
+
+/// What streams are like, by name.
+fn kind(wanted: &str) -> Result<nodes::Kind, String> {
+    nodes::Kind::ALL.iter().copied().find(|kind| kind.name() == wanted).ok_or_else(|| {
+        let names: Vec<&str> = nodes::Kind::ALL.iter().map(|kind| kind.name()).collect();
+        format!("streams cannot be `{wanted}`; they can be {}", names.join(", "))
     })
 }
 
@@ -102,7 +114,12 @@ fn run_node(arguments: &Arguments, only: &[cluster::Fault], seed: u64) -> Done {
     }
 }
 
-fn run_cluster(arguments: &Arguments, only: &[nodes::Fault], planted: Option<nodes::Planted>, seed: u64) -> Done {
+fn run_cluster(
+    arguments: &Arguments,
+    only: &[nodes::Fault],
+    (kind, planted): (nodes::Kind, Option<nodes::Planted>),
+    seed: u64,
+) -> Done {
     let plan = nodes::Plan {
         trouble_ms: arguments.trouble_s * 1000,
         records: arguments.records,
@@ -110,6 +127,7 @@ fn run_cluster(arguments: &Arguments, only: &[nodes::Fault], planted: Option<nod
         only: only.to_vec(),
         retention: !arguments.keep,
         applications: arguments.applications,
+        kind,
         planted,
         ..nodes::Plan::new(seed)
     };
@@ -151,6 +169,10 @@ fn main() -> ExitCode {
         Ok(planted) => planted,
         Err(reason) => return refused(&reason),
     };
+    let kind = match kind(&arguments.streams) {
+        Ok(kind) => kind,
+        Err(reason) => return refused(&reason),
+    };
     let started = Instant::now();
     let time = arguments.minutes.map(|minutes| Duration::from_secs(minutes * 60));
     let bar = match (arguments.seeds, arguments.json) {
@@ -165,7 +187,7 @@ fn main() -> ExitCode {
             break;
         }
         let done = match arguments.cluster {
-            true => run_cluster(&arguments, &of_cluster, planted, seed),
+            true => run_cluster(&arguments, &of_cluster, (kind, planted), seed),
             false => run_node(&arguments, &of_node, seed),
         };
         runs += 1;

@@ -214,7 +214,12 @@ impl Truth {
 
     /// How far an application has processed a lane, whoever did.
     pub fn processed_to(&self, asked: &Asked, place: Place) -> u64 {
-        self.processed.get(&(asked.application.clone(), place)).copied().unwrap_or(0)
+        self.processed_by(&asked.application, place)
+    }
+
+    /// The same of an application by its name.
+    pub fn processed_by(&self, application: &str, place: Place) -> u64 {
+        self.processed.get(&(application.to_owned(), place)).copied().unwrap_or(0)
     }
 
     /// What is known of an application when something is asked of it: the answer may be on its way for long, and must not be

@@ -17,6 +17,9 @@ use crate::cluster::truth::{Asked, Place, Truth, Violation, Written};
 /// A client that waited so long for an answer takes its connection for dead, in microseconds.
 pub(super) const PATIENCE_US: u64 = 3_000_000;
 
+/// The application that reads all streams, if there is one.
+pub(super) const REPORT: &str = "report";
+
 /// What a client wants of the world.
 #[derive(Debug)]
 pub(super) enum Wish {
@@ -38,6 +41,14 @@ pub(super) struct Told {
     pub(super) fresh: Vec<(u32, Place, Cursor)>,
     /// How long streams keep what was written, by their numbers.
     pub(super) retention_ms: BTreeMap<u64, u64>,
+    /// Streams are kept until the application has read them.
+    pub(super) is_consumed: bool,
+    /// A clock was set to another time: nobody knows when retention takes what.
+    pub(super) has_jumped: bool,
+    /// What members of applications have read of lanes and committed, in whatever order: from where, and to where.
+    covered: BTreeMap<(String, Place), BTreeMap<u64, u64>>,
+    /// How far of groups applications have committed that read them in any order, and when that was acknowledged.
+    committed_in: BTreeMap<(String, Place, GroupId), (u64, u64)>,
     /// The latest lease of an application in a lane that a commit was accepted of.
     commits: BTreeMap<(String, Place), LeaseTime>,
     /// What members of applications did, by name.
@@ -50,6 +61,9 @@ pub(super) struct LeaseTime {
     pub(super) asked_us: u64,
     pub(super) told_us: u64,
 }
+
+/// A group of a lane that an application reads.
+pub(super) type OfGroup<'a> = (&'a str, Place, GroupId);
 
 /// What clients know together, for one that says whether it is done.
 pub(super) struct Seen<'a> {
@@ -88,11 +102,33 @@ impl Told {
         self.commits.get(&(application.to_owned(), place)).copied()
     }
 
+    /// A member has read from one ordinal of a lane to another, and says so in a commit that is about to leave.
+    pub(super) fn covers(&mut self, application: &str, place: Place, (from, to): (u64, u64)) {
+        let known = self.covered.entry((application.to_owned(), place)).or_default();
+        let known_to = known.entry(from).or_default();
+        *known_to = to.max(*known_to);
+    }
+
+    /// A commit of an application that reads groups in any order was accepted: when, and how far of the group.
+    pub(super) fn committed_in(&mut self, (application, place, group): OfGroup<'_>, (now_us, ordinal): (u64, u64)) {
+        let known = self.committed_in.entry((application.to_owned(), place, group)).or_insert((now_us, ordinal));
+        if ordinal > known.1 {
+            *known = (now_us, ordinal);
+        }
+    }
+
+    /// How far an application has read a lane without leaving anything out.
+    pub(super) fn covered_to(&self, application: &str, place: Place) -> u64 {
+        let known = self.covered.get(&(application.to_owned(), place)).into_iter().flatten();
+        known.fold(0, |end, (from, to)| if *from <= end { end.max(*to) } else { end })
+    }
+
     /// How old a record is and how long it is kept, both in milliseconds; nothing if it may be gone.
     pub(super) fn age(&self, place: Place, written: Written, now_ms: i64) -> Option<(i64, Option<u64>)> {
         let made_ms = self.made_ms.get(&(place.stream, written)).copied().unwrap_or(0);
         let kept_ms = self.retention_ms.get(&place.stream).copied();
-        let is_kept = kept_ms.is_none_or(|kept_ms| made_ms.saturating_add_unsigned(kept_ms) > now_ms);
+        let is_kept =
+            kept_ms.is_none_or(|kept_ms| !self.has_jumped && made_ms.saturating_add_unsigned(kept_ms) > now_ms);
         is_kept.then_some((now_ms - made_ms, kept_ms))
     }
 }
@@ -155,6 +191,15 @@ impl Around<'_> {
     /// Records of a lane are not there any more: that must be because they are old enough.
     pub(super) fn gone(&mut self, place: Place, ordinals: std::ops::Range<u64>) -> Result<(), Violation> {
         self.truth.checked();
+        if self.told.is_consumed {
+            let processed = self.truth.processed_by(REPORT, place);
+            *self.told.did.entry("gone as read").or_default() += u64::from(!ordinals.is_empty());
+            if ordinals.end > processed {
+                let end = ordinals.end;
+                return Err(Violation(format!("{place} begins at {end}, and was read up to {processed}")));
+            }
+            return Ok(());
+        }
         for (ordinal, written) in self.truth.between(place, ordinals.clone()) {
             match self.told.age(place, written, self.now_ms) {
                 None => {}
@@ -180,6 +225,25 @@ impl Around<'_> {
             self.truth.processed(asked.application(), place, start);
         }
         self.truth.goes_on_at(asked, place, start)
+    }
+
+    /// A member that asked at a time was given a lease on a group that is not behind others: from what it has not committed on.
+    pub(super) fn leased_again(
+        &mut self,
+        (application, place, group): OfGroup<'_>,
+        (asked_us, start): (u64, u64),
+    ) -> Result<(), Violation> {
+        self.truth.checked();
+        let known = self.told.committed_in.get(&(application.to_owned(), place, group));
+        match known.filter(|(at_us, ordinal)| *at_us < asked_us && start < *ordinal) {
+            Some((_, ordinal)) => {
+                let how_far = if *ordinal == u64::MAX { "all".to_owned() } else { format!("up to {ordinal}") };
+                Err(Violation(format!(
+                    "{place}: application {application} was told that it has committed {how_far} of group {group}, and is given {start}"
+                )))
+            }
+            None => Ok(()),
+        }
     }
 
     /// An application was told where it is. Where retention is faster than the application, that is where the records begin that are left; it is

@@ -6,12 +6,13 @@
 //! | a group begins where the application is: nothing before it is left out | at every lease |
 //! | what an application has committed stays committed, whoever owns the streamlet | at every lease, and whenever it is asked |
 //! | a commit is refused once somebody has committed with a later lease | at every commit that is accepted |
+//! | with `order = none`: of a group nothing is given again that was committed | at every lease |
 //! | all there is was read and committed | when everything is healed, and after everything was lost once more |
 
 use std::collections::BTreeMap;
 
 use kera_format::chunk::Chunks;
-use kera_format::{Cursor, LaneId, StreamId, StreamletId};
+use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
 use kera_protocol::{
     AfterCommit, CommitEntry, CommitOffsets, CommitResult, CommittedOffsets, FetchOffsets, Heartbeat,
     HeartbeatResponse, JoinedApplication, LeasedGroup, LeasedGroups, LeaveApplication, Lookup, LookupResult,
@@ -19,6 +20,7 @@ use kera_protocol::{
 };
 
 use super::client::{Around, Client, LeaseTime, Owned, PATIENCE_US, Seen, Wish};
+use super::world::Kind;
 use crate::cluster::client::{Answer, retry};
 use crate::cluster::member;
 use crate::cluster::reader::check_data;
@@ -70,8 +72,10 @@ enum Asked {
 struct Told {
     lease: u64,
     place: Place,
+    group: GroupId,
     ordinal: u64,
     is_over: bool,
+    is_done: bool,
     time: LeaseTime,
     /// The latest lease of the lane that a commit was accepted of, as far as anybody knew then.
     latest: Option<LeaseTime>,
@@ -96,6 +100,7 @@ pub(super) struct Member {
     application: String,
     stream: StreamId,
     streamlets: u32,
+    is_unordered: bool,
     owned: Owned,
     memberships: BTreeMap<u32, Membership>,
     /// By the owner that gave them, and their numbers.
@@ -107,11 +112,12 @@ pub(super) struct Member {
 }
 
 impl Member {
-    pub(super) fn new(application: &str, stream: StreamId, streamlets: u32) -> Member {
+    pub(super) fn new(application: &str, stream: StreamId, streamlets: u32, kind: Kind) -> Member {
         Member {
             application: application.to_owned(),
             stream,
             streamlets,
+            is_unordered: kind == Kind::Unordered,
             owned: Owned::new(stream),
             memberships: BTreeMap::new(),
             leases: BTreeMap::new(),
@@ -228,8 +234,10 @@ impl Member {
             entries.push(CommitEntry { streamlet, lane, lease: *id, cursor, ordinal, after });
             let place = self.place(streamlet, lane);
             let latest = around.told.latest_commit(&self.application, place);
-            told.push(Told { lease: *id, place, ordinal, is_over: after != AfterCommit::Keep, time, latest });
+            let (is_over, is_done, group) = (after != AfterCommit::Keep, lease.is_at_end, lease.group.group);
+            told.push(Told { lease: *id, place, group, ordinal, is_over, is_done, time, latest });
             around.truth.processed(&self.application, place, ordinal);
+            around.told.covers(&self.application, place, (lease.group.start_ordinal, ordinal));
         }
         (told, entries)
     }
@@ -264,8 +272,15 @@ impl Member {
         let (asked_us, known) = (membership.asked_us, membership.known.clone());
         for group in leased.groups {
             let place = self.place(group.streamlet, group.lane);
-            around.leased_from(&known, place, group.start_ordinal)?;
-            if self.is_sure(node, group.streamlet, around) {
+            if self.is_unordered {
+                if self.is_sure(node, group.streamlet, around) {
+                    let of = (&*self.application, place, group.group);
+                    around.leased_again(of, (asked_us, group.start_ordinal))?;
+                }
+            } else {
+                around.leased_from(&known, place, group.start_ordinal)?;
+            }
+            if !self.is_unordered && self.is_sure(node, group.streamlet, around) {
                 around.told_to_be_at(&known, place, group.start_ordinal, "a lease")?;
             }
             *around.told.did.entry("leased").or_default() += 1;
@@ -356,14 +371,19 @@ impl Member {
             match Status::from_u16(*status).expect("a status of this build") {
                 Status::Ok => {
                     around.truth.checked();
-                    if told.latest.is_some_and(|latest| latest.asked_us > told.time.told_us) {
+                    if !self.is_unordered && told.latest.is_some_and(|latest| latest.asked_us > told.time.told_us) {
                         let (application, ordinal) = (&self.application, told.ordinal);
                         return Err(Violation(format!(
                             "{place}: application {application} committed {ordinal} with a lease that was over"
                         )));
                     }
                     around.told.committed(&self.application, place, told.time);
-                    around.truth.committed_at_least(&self.application, place, told.ordinal);
+                    if self.is_unordered {
+                        let ordinal = if told.is_done { u64::MAX } else { told.ordinal };
+                        around.told.committed_in((&*self.application, place, told.group), (around.now_us, ordinal));
+                    } else {
+                        around.truth.committed_at_least(&self.application, place, told.ordinal);
+                    }
                     if told.is_over {
                         self.leases.remove(&(node, told.lease));
                     }
@@ -391,7 +411,8 @@ impl Member {
         let told: BTreeMap<Place, u64> = told.collect();
         let places = around.truth.places();
         let of_node = |place: &Place| place.stream == self.stream.0 && asked.contains(&StreamletId(place.streamlet));
-        for place in places.into_iter().filter(of_node) {
+        // One whose groups are read in any order is told of each of them.
+        for place in places.into_iter().filter(of_node).filter(|_| !self.is_unordered) {
             if !self.is_sure(node, StreamletId(place.streamlet), around) {
                 continue;
             }
@@ -541,7 +562,10 @@ impl Client for Member {
     fn is_done(&self, seen: &Seen<'_>) -> bool {
         let own = seen.truth.places().into_iter().filter(|place| place.stream == self.stream.0);
         own.into_iter().all(|place| {
-            let at = self.committed.get(&place).copied().unwrap_or(0);
+            let at = match self.is_unordered {
+                true => seen.told.covered_to(&self.application, place),
+                false => self.committed.get(&place).copied().unwrap_or(0),
+            };
             let mut left = seen.truth.between(place, at..u64::MAX);
             left.all(|(_, written)| seen.told.age(place, written, seen.now_ms).is_none())
         })

@@ -41,7 +41,7 @@ mod wires;
 pub mod world;
 
 pub use faults::Fault;
-pub use world::{Plan, Planted, Report, run};
+pub use world::{Kind, Plan, Planted, Report, run};
 
 /// The cluster's uuid.
 const CLUSTER: [u8; 16] = *b"simulatedcluster";

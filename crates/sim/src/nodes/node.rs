@@ -12,7 +12,7 @@ use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::vlog_replica::LogId;
-use kera_format::{StreamId, StreamletId};
+use kera_format::{Cursor, GroupId, StreamId, StreamletId};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{Arena, ArenaConfig, Attach, Log, LogConfig, Tenure};
 use kera_protocol::{
@@ -39,7 +39,8 @@ pub(super) struct Node {
     pub(super) number: u32,
     pub(super) memory: MemoryDisk,
     pub(super) disk: FaultyDisk,
-    clock: Arc<ManualClock>,
+    /// Its own: it may be set to another time.
+    pub(super) clock: Arc<ManualClock>,
     pub(super) process: Option<Process>,
     /// Counts starts and ends: what was planned for an earlier process is not for this one.
     pub(super) life: u32,
@@ -54,6 +55,8 @@ pub(super) struct Node {
     pub(super) gives_up_held: bool,
     /// It has streamlets change their virtual log before the first one is settled: a defect.
     pub(super) changes_unsettled: bool,
+    /// It takes all that it has to be read by applications: a defect.
+    pub(super) consumes_early: bool,
     pub(super) id: [u8; 16],
     arena: PathBuf,
     seed: u64,
@@ -136,6 +139,8 @@ pub(super) struct Running {
     pub(super) takes: BTreeMap<u64, Take>,
     /// It has streamlets change their virtual log although something in the first one is not acknowledged: a defect.
     changes_unsettled: bool,
+    /// It takes all that it has to be read by applications: a defect.
+    consumes_early: bool,
     /// Where streamlets are to go on that change their virtual log.
     pub(super) wanted_logs: BTreeMap<(StreamId, StreamletId), Option<u8>>,
     /// When groups that are gone are told next.
@@ -220,6 +225,7 @@ impl Node {
             forgets_held: false,
             gives_up_held: false,
             changes_unsettled: false,
+            consumes_early: false,
             id,
             arena: dir.join(format!("{number}.arena")),
             seed: seed ^ u64::from(number) << 40,
@@ -269,14 +275,7 @@ impl Node {
         let clock: Arc<dyn Clock> = self.clock.clone();
         let disk: Arc<dyn Disk> = Arc::new(self.disk.clone());
         let random: Arc<dyn Random> = Arc::new(SeededRandom::new(self.seed ^ u64::from(epoch)));
-        let mut boot_id = [1; 16];
-        boot_id[..4].copy_from_slice(&self.boots.to_le_bytes());
-        let config = BackupConfig {
-            file_bytes: 64 << 10,
-            boot_id: self.tells_of_boots.then_some(boot_id),
-            ..BackupConfig::new(CLUSTER, self.number)
-        };
-        let opened = Backup::open(config, vec![disk.clone()], clock.clone(), random.clone());
+        let opened = Backup::open(self.backup_config(), vec![disk.clone()], clock.clone(), random.clone());
         let (backup, report) = opened.map_err(|e| self.why(e))?;
         if !self.is_flipped && !self.has_lost_power {
             self.sound(&report.damage)?;
@@ -326,6 +325,7 @@ impl Node {
             moving: Moving::default(),
             takes: BTreeMap::new(),
             changes_unsettled: self.changes_unsettled,
+            consumes_early: self.consumes_early,
             wanted_logs: BTreeMap::new(),
             tell_gone_us: self.clock.monotonic_us() + TELL_GONE_US,
             turns: Turns::default(),
@@ -348,6 +348,16 @@ impl Node {
         let names: Vec<String> = others.iter().map(|(stream, at)| format!("segment {stream}/{at}/")).collect();
         let is_expected = |problem: &String| names.iter().any(|name| problem.starts_with(name));
         problems.into_iter().filter(|problem| !is_expected(problem)).collect()
+    }
+
+    fn backup_config(&self) -> BackupConfig {
+        let mut boot_id = [1; 16];
+        boot_id[..4].copy_from_slice(&self.boots.to_le_bytes());
+        BackupConfig {
+            file_bytes: 64 << 10,
+            boot_id: self.tells_of_boots.then_some(boot_id),
+            ..BackupConfig::new(CLUSTER, self.number)
+        }
     }
 
     fn store_config(&self) -> StoreConfig {
@@ -459,7 +469,9 @@ impl Running {
     fn everything(&mut self, known: &ClusterState, version: u64) -> Fed {
         self.broker.set_nodes(version, known.node_infos());
         let mut streams = known.catalog.streams();
-        streams.try_for_each(|info| self.place(known, version, info.id))
+        streams.try_for_each(|info| self.place(known, version, info.id))?;
+        self.broker.heard_of_streams(known.catalog.next_stream());
+        Ok(())
     }
 
     /// As `crates/server/src/cluster/feed.rs` does.
@@ -618,6 +630,12 @@ impl Running {
     pub(super) fn tick(&self) {
         let now_ms = self.clock.now_ms();
         self.broker.tick();
+        if self.consumes_early {
+            let end = Cursor { group: GroupId(u64::MAX), ..Cursor::default() };
+            let streams = self.log.streams();
+            let lanes = streams.iter().flat_map(|stream| stream.streamlets()).flat_map(|streamlet| streamlet.lanes());
+            lanes.for_each(|lane| lane.set_consumed_floor(Some(end)));
+        }
         self.log.retain(now_ms);
         self.log.close_idle(now_ms, IDLE_CLOSE_MS);
     }

@@ -5,7 +5,7 @@
 //! would look for.
 
 use kera_coordinator::cluster::{LogState, View};
-use kera_env::Random;
+use kera_env::{Clock, Random};
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
 
@@ -141,6 +141,7 @@ impl World {
             Fault::Rebalance => return self.wants_rebalance(node),
             Fault::Stop => return self.stop(node),
             Fault::ChangeLog => return self.wants_other_log(node),
+            Fault::ClockJump => self.jump(node),
             Fault::StopAll => return (1..=self.count()).fold(false, |any, node| self.stop(node) | any),
             _ => self.trouble_disk(fault, node, lasts_us),
         }
@@ -159,6 +160,14 @@ impl World {
             _ => at.disk.fail_sync(after),
         }
         self.schedule.after(lasts_us, Event::Heal(node, fault));
+    }
+
+    /// The clock of a node is set to another time. When retention takes what it has, nobody knows from here on.
+    fn jump(&mut self, node: u32) {
+        let by_ms = self.below(7_200_000) as i64 - 3_600_000;
+        let clock = &self.node(node).clock;
+        clock.set_now_ms(clock.now_ms() + by_ms);
+        self.told.has_jumped = true;
     }
 
     /// A node hears nobody, or nobody hears it, or both; of clients only sometimes.

@@ -12,11 +12,11 @@ use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::Join;
 use kera_env::{Clock, ManualClock, Random, SeededRandom};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, Roles};
-use kera_format::{Durability, StreamId, StreamOptions, level};
+use kera_format::{Durability, Order, StreamId, StreamOptions, level};
 use kera_protocol::{CreateStream, FrameHeader, LetGo};
 
 use super::CLUSTER;
-use super::client::{Client, Seen, Told as TellTale};
+use super::client::{Client, REPORT, Seen, Told as TellTale};
 use super::coordinators::Coordinators;
 use super::faults::{Fault, faults_of};
 use super::leading::Fencing;
@@ -47,6 +47,8 @@ pub struct Plan {
     pub retention: bool,
     /// Whether applications read the streams.
     pub applications: bool,
+    /// What is asked of streams beside that.
+    pub kind: Kind,
     /// A defect that is put in, to see whether it is found.
     pub planted: Option<Planted>,
 }
@@ -62,7 +64,33 @@ impl Plan {
             only: Vec::new(),
             retention: true,
             applications: false,
+            kind: Kind::Usual,
             planted: None,
+        }
+    }
+}
+
+/// What streams are like, where that has runs of its own. Applications read them then.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// Lanes are read in their order, and are kept, or go with time.
+    Usual,
+    /// Records go when the application has read them, and not before.
+    Consumed,
+    /// Groups are read in any order; nothing goes.
+    Unordered,
+}
+
+impl Kind {
+    /// All of them.
+    pub const ALL: &'static [Kind] = &[Kind::Usual, Kind::Consumed, Kind::Unordered];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Kind::Usual => "usual",
+            Kind::Consumed => "consumed",
+            Kind::Unordered => "unordered",
         }
     }
 }
@@ -98,6 +126,8 @@ pub enum Planted {
     ForgetsPositions,
     /// A streamlet goes on in another virtual log although something in the first one is not acknowledged.
     ChangesUnsettled,
+    /// A node takes all that it has of streams that are kept until they are read to be read.
+    ConsumesEarly,
 }
 
 impl Planted {
@@ -117,6 +147,7 @@ impl Planted {
         Planted::HandsOverNoPositions,
         Planted::ForgetsPositions,
         Planted::ChangesUnsettled,
+        Planted::ConsumesEarly,
     ];
 
     /// Its name on the command line.
@@ -274,11 +305,13 @@ impl World {
         let count = replication + 1 + Random::below(&random, 2) as u32;
         let clock = Arc::new(ManualClock::new(1_700_000_000_000));
         let node = |number| {
+            let clock = Arc::new(ManualClock::new(clock.now_ms()));
             let mut node = Node::new(number, plan.seed, &clock, dir.path());
             node.tells_of_boots = plan.planted != Some(Planted::ForgetsPowerCuts);
             node.forgets_held = plan.planted == Some(Planted::ForgetsHeld);
             node.gives_up_held = plan.planted == Some(Planted::GivesUpHeld);
             node.changes_unsettled = plan.planted == Some(Planted::ChangesUnsettled);
+            node.consumes_early = plan.planted == Some(Planted::ConsumesEarly);
             node
         };
         World {
@@ -357,7 +390,7 @@ impl World {
         }
         let members = self.members(&streams);
         for (application, stream, streamlets) in &members {
-            self.add(Box::new(Member::new(application, *stream, *streamlets)))?;
+            self.add(Box::new(Member::new(application, *stream, *streamlets, self.plan.kind)))?;
         }
         self.schedule.after(500_000, Event::Fault);
         self.run_until(self.plan.trouble_ms * 1000)?;
@@ -372,7 +405,7 @@ impl World {
             self.add(Box::new(Reader::last(place)))?;
         }
         for (application, stream, streamlets) in members {
-            self.add(Box::new(Member::new(application, stream, streamlets)))?;
+            self.add(Box::new(Member::new(application, stream, streamlets, self.plan.kind)))?;
         }
         self.until_done("everything was lost once more that may be")
     }
@@ -380,10 +413,12 @@ impl World {
     /// Who reads the streams together: one application with some members, and sometimes another one with one.
     fn members(&self, streams: &[(StreamId, StreamOptions)]) -> Vec<(&'static str, StreamId, u32)> {
         let mut members = Vec::new();
-        for (stream, options) in streams.iter().filter(|_| self.plan.applications) {
+        let is_usual = self.plan.kind == Kind::Usual;
+        for (stream, options) in streams.iter().filter(|_| self.plan.applications || !is_usual) {
             let of = |application| (application, *stream, options.streamlets);
-            members.extend((0..2 + self.below(2)).map(|_| of("report")));
-            members.extend((0..self.below(2)).map(|_| of("audit")));
+            members.extend((0..2 + self.below(2)).map(|_| of(REPORT)));
+            // What has gone before an application is there it never gets.
+            members.extend((0..self.below(2)).filter(|_| is_usual).map(|_| of("audit")));
         }
         members
     }
@@ -503,7 +538,8 @@ impl World {
     fn create_streams(&mut self) -> Result<Vec<(StreamId, StreamOptions)>, Violation> {
         let mut made = Vec::new();
         for name in ["events", "measures"].into_iter().take(1 + self.below(2) as usize) {
-            let retention_ms = (self.below(2) == 0 && self.plan.retention).then(|| 3_000 + self.below(10_000));
+            let may_go = self.plan.retention && self.plan.kind == Kind::Usual;
+            let retention_ms = (self.below(2) == 0 && may_go).then(|| 3_000 + self.below(10_000));
             let options = StreamOptions {
                 streamlets: 1 + self.below(3) as u32,
                 lanes: 1 + self.below(2) as u32,
@@ -513,6 +549,8 @@ impl World {
                 durability: if self.power { Durability::Power } else { Durability::Process },
                 virtual_logs: self.below(2) as u32,
                 retention_ms,
+                retention_consumed: self.plan.kind == Kind::Consumed,
+                order: if self.plan.kind == Kind::Unordered { Order::None } else { Order::Lane },
                 ..StreamOptions::default()
             };
             let request = CreateStream { name: name.to_owned(), options: options.clone(), if_not_exists: true };
@@ -525,6 +563,7 @@ impl World {
             let info = self.coordinators.state.catalog.streams().find(|info| info.name == name);
             let id = info.map(|info| info.id).ok_or_else(|| Violation("there is no stream".to_owned()))?;
             self.told.retention_ms.extend(retention_ms.map(|ms| (id.0, ms)));
+            self.told.is_consumed = options.retention_consumed;
             made.push((id, options));
         }
         Ok(made)
@@ -540,7 +579,9 @@ impl World {
         self.events += 1;
         let before_us = self.now_us();
         let event = self.schedule.take().ok_or_else(|| Violation("nothing is left to happen".to_owned()))?;
-        self.clock.advance_us(self.now_us() - before_us);
+        let passed_us = self.now_us() - before_us;
+        self.clock.advance_us(passed_us);
+        self.nodes.iter().for_each(|node| node.clock.advance_us(passed_us));
         self.take(event)
     }
 
