@@ -193,10 +193,15 @@ impl Node {
                 for (name, node) in fields {
                     node.settle(of, names);
                     if let (Node::Leaf(time), "timestamp" | "log_append_time_ms") = (&mut *node, name.as_str())
-                        && time.parse().is_ok_and(|ms: i64| ms > NOW_MS)
+                        && let Ok(ms) = time.parse::<i64>()
                     {
-                        // Markers have the time at which a transaction ended, and some topics keep the time of append.
-                        "a time of day".clone_into(time);
+                        // Markers have the time at which a transaction ended, and some topics keep the time of append. Of a
+                        // batch that came again Kafka tells the time of its last record as if its topic did.
+                        match ms {
+                            NOW_MS.. => "a time of day".clone_into(time),
+                            0.. if of == "Produce" => "-1".clone_into(time),
+                            _ => {}
+                        }
                     }
                     if let (Some(Deal::Sort), Node::List(all)) = (deal(of, name), node) {
                         all.sort_by_cached_key(|one| one.shown_with_known(of, names));
