@@ -85,7 +85,12 @@ may be printed again, none are left out. Several consumers with the same --appli
     /// List, describe, delete and reset applications: who has read how far.
     #[command(subcommand)]
     Application(ApplicationCommand),
-    /// Show how the node is.
+    /// Show how the node is, and the nodes of its cluster.
+    ///
+    /// Of the node: memory, disks, and PROBLEM for each thing that needs somebody. In a cluster then a line for each node: whether it is
+    /// live, drained or lost, its EPOCH (one more each time it joined), whether it VOTES, how many STREAMLETS it owns, of how many it serves
+    /// what was written before they moved (OLDER), and how much it KEEPS as copies for others; and what is moved or rebuilt just now, with
+    /// how much is left.
     Status,
     /// Watch streams and applications live.
     Top(TopArgs),
