@@ -24,6 +24,11 @@ pub const CLUSTER_ENTRY_BYTES_MAX: usize = 2 << 20;
 /// The largest state of a moved streamlet that the coordinators keep: as many fit into one message between them as go there at once.
 pub const HANDED_BYTES_MAX: usize = 64 << 10;
 
+/// Most ranges of streamlets in what a node says of its rebuilds.
+pub const REBUILD_RUNS_MAX: usize = 1000;
+/// Most logs in it.
+pub const REBUILD_LOGS_MAX: usize = 1000;
+
 /// Number of a node in its cluster, from 1; 0 is no node.
 pub type NodeNumber = u32;
 
@@ -42,6 +47,19 @@ impl std::fmt::Display for LogName {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "log {} of node {} epoch {}", self.log, self.node, self.epoch)
     }
+}
+
+/// Streamlets that their owner rebuilds, in one owner epoch.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct RebuildRun {
+    /// Of which stream.
+    pub stream: StreamId,
+    /// The first streamlet.
+    pub first: u32,
+    /// How many.
+    pub count: u32,
+    /// In which owner epoch they were taken over.
+    pub owner_epoch: u32,
 }
 
 /// A place in the coordinators' own log.
@@ -307,6 +325,18 @@ pub enum ClusterEntry {
         /// The ordinal of the first record that is there.
         ordinal: u64,
     },
+    /// A node says of all streamlets that it has taken over and not rebuilt which logs of lost nodes it needs for that. It stands for what the
+    /// node has said before.
+    RebuildNeeds {
+        /// The node.
+        node: NodeNumber,
+        /// Its epoch.
+        epoch: u32,
+        /// The streamlets; none: it rebuilds nothing.
+        runs: Vec<RebuildRun>,
+        /// The logs.
+        logs: Vec<LogName>,
+    },
     /// In a snapshot: what the other entries do not tell.
     ClusterCounters {
         /// The number of the next move.
@@ -354,6 +384,16 @@ impl Writer<'_> {
     }
     fn log(&mut self, log: &LogName) -> &mut Self {
         self.u32(log.node).u32(log.epoch).u32(log.log)
+    }
+    fn needs(&mut self, node: NodeNumber, epoch: u32, runs: &[RebuildRun], logs: &[LogName]) {
+        self.u32(node).u32(epoch).u32(runs.len() as u32);
+        for RebuildRun { stream, first, count, owner_epoch } in runs {
+            self.u64(stream.0).u32(*first).u32(*count).u32(*owner_epoch);
+        }
+        self.u32(logs.len() as u32);
+        for log in logs {
+            self.log(log);
+        }
     }
     fn place(&mut self, place: &RaftPlace) -> &mut Self {
         self.u64(place.term).u64(place.leader).u64(place.index)
@@ -405,6 +445,18 @@ impl<'a> Fields<'a> {
     fn place(&mut self) -> Result<RaftPlace, FormatError> {
         Ok(RaftPlace { term: self.u64()?, leader: self.u64()?, index: self.u64()? })
     }
+    fn needs(&mut self) -> Result<ClusterEntry, FormatError> {
+        let (node, epoch) = (self.u32()?, self.u32()?);
+        let count = self.count("cluster_entry.runs", REBUILD_RUNS_MAX)?;
+        let mut run = || {
+            let (stream, first) = (StreamId(self.u64()?), self.u32()?);
+            Ok(RebuildRun { stream, first, count: self.u32()?, owner_epoch: self.u32()? })
+        };
+        let runs = (0..count).map(|_| run()).collect::<Result<_, FormatError>>()?;
+        let count = self.count("cluster_entry.logs", REBUILD_LOGS_MAX)?;
+        let logs = (0..count).map(|_| self.log()).collect::<Result<_, _>>()?;
+        Ok(ClusterEntry::RebuildNeeds { node, epoch, runs, logs })
+    }
     fn switch(&mut self, field: &'static str) -> Result<bool, FormatError> {
         match self.u8()? {
             0 => Ok(false),
@@ -441,6 +493,7 @@ impl ClusterEntry {
             ClusterEntry::GroupsLost { .. } => 42,
             ClusterEntry::LevelRaised { .. } => 43,
             ClusterEntry::LaneBegins { .. } => 44,
+            ClusterEntry::RebuildNeeds { .. } => 45,
         }
     }
 
@@ -452,6 +505,7 @@ impl ClusterEntry {
             // Earlier versions refuse it, and would know another state from then on.
             ClusterEntry::MoveNoted { from, to, .. } if from == to => crate::level::SELF_MOVES,
             ClusterEntry::LaneBegins { .. } => crate::level::AGREED_FLOORS,
+            ClusterEntry::RebuildNeeds { .. } => crate::level::REBUILD_NEEDS,
             _ => crate::level::FIRST,
         }
     }
@@ -552,6 +606,7 @@ impl ClusterEntry {
             ClusterEntry::LaneBegins { stream, streamlet, lane, owner_epoch, ordinal } => {
                 out.u64(stream.0).u32(*streamlet).u32(lane.0).u32(*owner_epoch).u64(*ordinal);
             }
+            ClusterEntry::RebuildNeeds { node, epoch, runs, logs } => out.needs(*node, *epoch, runs, logs),
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 out.u64(*next_move).u32(*next_owner_epoch);
             }
@@ -734,9 +789,10 @@ impl ClusterEntry {
                 owner_epoch: body.u32()?,
                 ordinal: body.u64()?,
             },
+            45 => body.needs()?,
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 44" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 45" });
             }
         })
     }
@@ -810,11 +866,12 @@ pub fn examples() -> Vec<(&'static str, ClusterEntry)> {
             },
         ),
     ];
-    examples.extend(examples_of_moves(stream));
+    examples.extend(examples_of_moves(stream, log));
     examples
 }
 
-fn examples_of_moves(stream: StreamId) -> Vec<(&'static str, ClusterEntry)> {
+fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, ClusterEntry)> {
+    let runs = vec![RebuildRun { stream, first: 1, count: 3, owner_epoch: 9 }];
     vec![
         (
             "streamlet handed over",
@@ -827,6 +884,7 @@ fn examples_of_moves(stream: StreamId) -> Vec<(&'static str, ClusterEntry)> {
             "lane begins",
             ClusterEntry::LaneBegins { stream, streamlet: 1, lane: LaneId(3), owner_epoch: 9, ordinal: 1_000_000 },
         ),
+        ("rebuild needs", ClusterEntry::RebuildNeeds { node: 2, epoch: 7, runs, logs: vec![log] }),
     ]
 }
 
@@ -855,7 +913,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bodies_never_panic(kind in 20u16..46, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bodies_never_panic(kind in 20u16..47, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = ClusterEntry::parse_body(kind, &mut Fields(&body));
         }
     }

@@ -13,6 +13,7 @@
 //! | 4 | a streamlet may move from its node to itself, to go on in another virtual log |
 //! | 5 | coordinators of Kafka's groups keep members, in records that earlier versions do not know |
 //! | 6 | where lanes begin whose records were deleted is in the coordinators' log |
+//! | 7 | who rebuilds says which logs of lost nodes that takes, and the others may be given up meanwhile |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -29,8 +30,10 @@ pub const SELF_MOVES: u32 = 4;
 pub const MEMBERS_KEPT: u32 = 5;
 /// From this one on the coordinators' log says where lanes begin whose records were deleted.
 pub const AGREED_FLOORS: u32 = 6;
+/// From this one on nodes say which logs of lost nodes they rebuild from, so that others may be given up meanwhile.
+pub const REBUILD_NEEDS: u32 = 7;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 6;
+pub const NEWEST: u32 = 7;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

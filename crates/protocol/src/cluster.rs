@@ -335,6 +335,36 @@ wire_struct! {
     }
 }
 
+wire_struct! {
+    /// Neighbouring streamlets of a stream that their owner rebuilds, in one owner epoch.
+    #[derive(Copy)]
+    pub struct RebuildRange {
+        /// The stream.
+        pub stream: StreamId,
+        /// The first streamlet.
+        pub first: u32,
+        /// How many.
+        pub count: u32,
+        /// The owner epoch in which they were taken over.
+        pub owner_epoch: u32,
+    }
+}
+
+wire_struct! {
+    /// A broker says of all streamlets that it has taken over from lost brokers and not rebuilt which logs it needs for that: others may be given
+    /// up meanwhile. It stands for what the broker has said before; streamlets that are not named may need any log.
+    pub struct RebuildNeeds {
+        /// The broker.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// The streamlets, at most [`crate::limits::REBUILD_RUNS_MAX`] ranges.
+        pub streamlets: Vec<RebuildRange>,
+        /// The logs, at most [`crate::limits::REBUILD_LOGS_MAX`].
+        pub logs: Vec<LogId>,
+    }
+}
+
 second_messages! {
     JoinCluster, JoinClusterV1 => JoinedCluster;
     NodeAlive, NodeAliveV1 => NodeHeard;
@@ -348,5 +378,6 @@ messages! {
     DescribeCluster => ClusterDescription;
     ChangeLog => crate::Empty;
     StreamletsRebuilt => crate::Empty;
+    RebuildNeeds => crate::Empty;
 }
 responses!(RaftVoted, RaftAppended, RaftSnapshotTaken, ForwardedCommand, JoinedCluster, NodeHeard);

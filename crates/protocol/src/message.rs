@@ -176,7 +176,7 @@ macro_rules! for_each_message {
             WriteChunks, ReadChunks, Subscribe, Credit, Unsubscribe, NextGroups, NextSegments, AvailableGroups,
             AvailableSegments, Lookup, StreamStats, JoinApplication, Heartbeat, CommitOffsets, FetchOffsets,
             LeaveApplication, ListApplications, DescribeApplication, DeleteApplication, ResetOffsets, NodeStatus, DescribeCopies, DescribeLogs, RaftVote, RaftAppend,
-            RaftSnapshot, ForwardCommand, JoinCluster, NodeAlive, DescribeCluster, ChangeLog, StreamletsRebuilt, StoreBlock,
+            RaftSnapshot, ForwardCommand, JoinCluster, NodeAlive, DescribeCluster, ChangeLog, StreamletsRebuilt, RebuildNeeds, StoreBlock,
             FenceNode, ListReplicas, LaneStates, ReadBlocks, ReleaseBlocks, MoveStreamlet, LetGo, FinishMove, ChangeNode,
             PlanRebalance, GroupsGone, DescribeMoves, AcceptLoss, TransactionsIn, ClaimPartition, ClaimGroup,
             RenewOwner, SetFloors, EndInPartitions, EndInGroup,

@@ -123,6 +123,8 @@ ops! {
     ChangeLog = 87, 1..=1;
     /// Tells that a broker has rebuilt what lost brokers had.
     StreamletsRebuilt = 88, 1..=1;
+    /// Says which logs of lost nodes a node needs for what it rebuilds.
+    RebuildNeeds = 89, 1..=1;
     /// Stores a block of a virtual log at a backup.
     StoreBlock = 90, 1..=1;
     /// Has a backup take nothing from a node and epoch any more, and tell how far its logs are.
@@ -176,6 +178,7 @@ impl Op {
             (Op::CreateStream | Op::GetStream | Op::ListStreams | Op::AlterStream, 2..) => 3,
             (Op::RenewOwner | Op::DescribeLogs, _) => level::SELF_MOVES,
             (Op::SetFloors, _) => level::AGREED_FLOORS,
+            (Op::RebuildNeeds, _) => level::REBUILD_NEEDS,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
             _ => level::FIRST,
         }

@@ -12,7 +12,7 @@ use kera_protocol::{
     AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, ChangeNode, CreateStream,
     DeleteStream, DescribeMoves, Empty, ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GroupsGone,
     JoinCluster, JoinedCluster, LogChange, Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op,
-    PlanRebalance, RenewOwner, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt,
+    PlanRebalance, RebuildNeeds, RenewOwner, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt,
 };
 use openraft::{BasicNode, ChangeMembers};
 
@@ -180,6 +180,11 @@ impl Group {
             Op::StreamletsRebuilt => {
                 let request = StreamletsRebuilt::decode(version, body)?;
                 let index = self.commit(&mut leading, |state| state.plan_rebuilt(&request)).await?;
+                Ok((encoded(&Empty, version), index))
+            }
+            Op::RebuildNeeds => {
+                let said = RebuildNeeds::decode(version, body)?;
+                let index = self.commit(&mut leading, |state| state.plan_needs(&said)).await?;
                 Ok((encoded(&Empty, version), index))
             }
             other => self.execute_move(&mut leading, other, version, body).await,

@@ -5,6 +5,7 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::all;
+use kera_format::level;
 use kera_sim::nodes::{Fault, Kind, Plan, Planted, run};
 
 /// Runs of a quarter of a minute, with faults all the time.
@@ -264,4 +265,38 @@ fn a_change_to_another_log_before_the_first_one_is_settled_is_found() {
     let only = [Fault::ChangeLog, Fault::Freeze, Fault::CutOff, Fault::PairCut, Fault::DiskSlow, Fault::Kill];
     let plan = |seed| Plan { only: only.to_vec(), fault_us: 400_000, ..short(seed) };
     found_by(plan, Planted::ChangesUnsettled, &["begins", "gone", "was", "came", "not done", "ends at"]);
+}
+
+/// Owners are lost again before they have rebuilt what they took over, for as long as the run lasts.
+fn lost_all_the_time(seed: u64) -> Plan {
+    let only = vec![Fault::Kill, Fault::Freeze, Fault::CutOff, Fault::PowerCut];
+    Plan { only, fault_us: 250_000, retention: false, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_with_losses_all_the_time_keep_every_promise() {
+    assert_eq!(all(1..1 + SEEDS, |seed| run(&lost_all_the_time(seed)).violation), Vec::<String>::new());
+}
+
+/// Where losses follow one another within the time of a rebuild there is no moment without one, and logs must go all the same.
+#[test]
+fn logs_of_lost_nodes_go_although_something_is_always_rebuilt() {
+    let (mut meanwhile, mut most) = ([0; 2], [0; 2]);
+    for seed in 1..25 {
+        for (at, level) in [level::REBUILD_NEEDS - 1, level::REBUILD_NEEDS].into_iter().enumerate() {
+            let report = run(&Plan { level, ..lost_all_the_time(seed) });
+            assert_eq!(report.violation, None, "seed {seed} at level {level}");
+            meanwhile[at] += report.did["gave up logs while others were rebuilt from"];
+            most[at] += report.did["logs of lost nodes, at most"];
+        }
+    }
+    assert_eq!(meanwhile[0], 0, "nodes of an earlier level do not know what others need");
+    assert!(meanwhile[1] > 40, "{meanwhile:?}");
+    assert!(most[1] < most[0], "{most:?}");
+}
+
+#[test]
+fn a_rebuild_that_names_no_log_is_found() {
+    let plan = |seed| Plan { only: vec![Fault::Kill, Fault::Freeze], fault_us: 400_000, ..short(seed) };
+    found_by(plan, Planted::NeedsNothing, &["not done", "was", "begins", "gone", "ends at"]);
 }

@@ -56,7 +56,7 @@ const PLACES: usize = 5;
 pub(super) type Source = usize;
 
 /// What is served of a lane.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Decided {
     /// Its segments, without a hole.
     pub(super) segments: Vec<AwaitedSegment>,
@@ -70,6 +70,14 @@ pub(super) struct Decided {
     pub(super) producers: Vec<ProducerHandover>,
     /// Others may have written to what is served: not all of them are known.
     pub(super) forgot: bool,
+}
+
+impl Decided {
+    /// Whether the same is served, wherever it is read from.
+    pub(super) fn serves_like(&self, other: &Decided) -> bool {
+        let of = |one: &Decided| (one.first_ordinal, one.next_ordinal, one.forgot);
+        of(self) == of(other) && self.segments == other.segments && self.producers == other.producers
+    }
 }
 
 /// Chunks of one segment that follow one another.
@@ -370,6 +378,7 @@ fn producers(
 
 #[cfg(test)]
 mod tests {
+    use super::super::needed::{Shown, Sources, ToldLane, leave_out};
     use super::*;
     use kera_format::{ProducerEpoch, ProducerId};
     use proptest::prelude::*;
@@ -648,6 +657,19 @@ mod tests {
             }
         }
 
+        /// Logs go that the next owner does not need.
+        fn give_up(&mut self) {
+            let parts = self.parts();
+            let decided = decide(parts.clone(), &[], &life_of_two).unwrap();
+            let mut needed: BTreeSet<LogId> = parts.iter().map(|(source, _)| life_of_two(*source)).collect();
+            let told = ToldLane::new(parts, Vec::new(), Vec::new(), decided);
+            let shown = |_| Shown { backups: 2, all: true };
+            let sources = Sources { log_of: &life_of_two, shown: &shown };
+            leave_out(&[&told], &mut needed, &BTreeSet::new(), &sources);
+            let logs = self.logs.iter_mut().enumerate().filter(|(at, _)| !needed.contains(&life_of_two(*at)));
+            logs.for_each(|(_, log)| log.clear());
+        }
+
         fn parts(&self) -> Vec<(Source, SegmentPart)> {
             let of = |chunk: &Placed| SegmentPart {
                 group: chunk.group,
@@ -662,11 +684,17 @@ mod tests {
         }
     }
 
+    /// Two logs of each life.
+    fn life_of_two(at: Source) -> LogId {
+        LogId { node: 1, epoch: at as u32 / 2, vlog: at as u32 % 2 }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
         /// Owners are lost one after the other, in the middle of rebuilding or behind it, and retention goes on: what is
-        /// decided is the lane, from its oldest segment that lives on, and ends where it ends.
+        /// decided is the lane, from its oldest segment that lives on, and ends where it ends. Logs that an owner does not need may go as soon
+        /// as it has taken over.
         #[test]
         fn what_is_decided_is_the_lane(seed: u64) {
             let mut dice = Dice(seed);
@@ -676,7 +704,10 @@ mod tests {
             if !two {
                 lane.retain(&mut dice, 0);
             }
-            for epoch in 3..3 + dice.below(3) as u32 {
+            for epoch in 3..3 + dice.below(5) as u32 {
+                if dice.below(3) > 0 {
+                    lane.give_up();
+                }
                 // The next owner has rebuilt the live segments, in any order, all or some of the chunks.
                 let live = |chunk: &&Placed| !lane.dropped.contains(&(chunk.group, chunk.segment));
                 let mut segments: Vec<Vec<Placed>> = Vec::new();
@@ -704,8 +735,7 @@ mod tests {
                     }
                 }
             }
-            let log_of = |at: Source| LogId { node: 1, epoch: at as u32 / 2, vlog: at as u32 % 2 };
-            let found = decide(lane.parts(), &[], &log_of).unwrap();
+            let found = decide(lane.parts(), &[], &life_of_two).unwrap();
             let live: Vec<&Placed> =
                 lane.chunks.iter().filter(|chunk| !lane.dropped.contains(&(chunk.group, chunk.segment))).collect();
             if let Some(first) = live.first() {

@@ -14,6 +14,7 @@
 
 mod decide;
 mod fetch;
+mod needed;
 #[cfg(test)]
 mod tests;
 
@@ -70,6 +71,10 @@ pub trait Copies: Send + Sync {
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String>;
     /// Asks for blocks.
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String>;
+    /// Whether it is of use to ask a backup what could be left out: one that is lost answers late or never.
+    fn is_there(&self, _backup: u32) -> bool {
+        true
+    }
     /// From how many threads it is asked at most; with one everything is done on the thread of the caller.
     fn threads(&self) -> usize {
         THREADS
@@ -91,6 +96,9 @@ pub struct Rebuild {
     pub streamlets: Vec<StreamletRef>,
     /// For each range of blocks of a log that is to be read: which of the streamlets have chunks there.
     ranges: Vec<(RangeOfLog, Vec<StreamletRef>)>,
+    /// The logs that it needs until it is done: those that are read, and those without which another owner, who takes over from this one,
+    /// might decide something else. See [`needed`].
+    pub needs: BTreeSet<LogId>,
     /// Lanes with something to rebuild.
     pub lanes: u64,
     /// Bytes to rebuild.
@@ -147,7 +155,19 @@ pub struct RecoveryProgress {
 #[derive(Default)]
 struct Told {
     parts: Vec<(Source, SegmentPart)>,
-    marks: Vec<ProducerPlace>,
+    marks: Vec<(Source, ProducerPlace)>,
+}
+
+/// What backups say of all lanes that are wanted.
+type ToldLanes = BTreeMap<(StreamId, StreamletId, LaneId), Told>;
+/// What is served of them.
+type DecidedLanes = BTreeMap<Place, BTreeMap<LaneId, Decided>>;
+
+/// Of which lanes several logs told, and the logs that told of others alone.
+#[derive(Default)]
+struct Several {
+    lanes: BTreeMap<(StreamId, StreamletId, LaneId), needed::ToldLane>,
+    alone: BTreeSet<LogId>,
 }
 
 type Place = (StreamId, StreamletId);
@@ -195,20 +215,9 @@ impl Broker {
         }
         let ranges = ranges_of(logs);
         let told = self.ask(&wanted, &ranges, copies)?;
-        let log_of = |source: Source| ranges[source].log;
-        let mut decided: BTreeMap<Place, BTreeMap<LaneId, Decided>> = BTreeMap::new();
-        for ((stream, streamlet, lane), Told { parts, marks }) in told {
-            let elsewhere =
-                wanted.get(&(stream, streamlet)).map_or_else(Vec::new, |(_, place)| self.elsewhere(stream, place));
-            let found = decide::decide_moved(parts, &marks, &log_of, &elsewhere).map_err(|reason| {
-                let message =
-                    format!("lane {lane} of streamlet {streamlet} of stream {stream} cannot be put together: {reason}");
-                Failure::later(Status::SegmentUnreadable, message)
-            })?;
-            decided.entry((stream, streamlet)).or_default().insert(lane, found);
-        }
+        let (mut decided, several) = self.decide_all(told, &wanted, &ranges)?;
         let mut rebuild = Rebuild::default();
-        let mut sources: BTreeMap<Source, BTreeSet<StreamletRef>> = BTreeMap::new();
+        let mut read: Vec<(StreamletRef, LaneId, BTreeSet<Source>)> = Vec::new();
         for (&(stream, streamlet), (epoch, place)) in &wanted {
             let mut lanes = decided.remove(&(stream, streamlet)).unwrap_or_default();
             if place.tenure() == Tenure::Elsewhere {
@@ -226,17 +235,47 @@ impl Broker {
             rebuild.bytes += awaited.iter().map(|(_, segment)| u64::from(segment.end)).sum::<u64>();
             let of_lanes: BTreeSet<LaneId> = awaited.iter().map(|(lane, _)| *lane).collect();
             rebuild.lanes += of_lanes.len() as u64;
-            for lane in of_lanes.iter().filter_map(|lane| lanes.get(lane)) {
-                for source in &lane.sources {
-                    sources.entry(*source).or_default().insert(name);
-                }
-            }
+            let sources = of_lanes.iter().filter_map(|lane| Some((name, *lane, lanes.get(lane)?.sources.clone())));
+            read.extend(sources);
         }
         self.ownership.wake();
-        let read =
-            |(source, streamlets): (Source, BTreeSet<_>)| (ranges[source].clone(), streamlets.into_iter().collect());
-        rebuild.ranges = sources.into_iter().map(read).collect();
+        // Producers go on from here.
+        rebuild.needs = needed_of(&several, &ranges, copies);
+        rebuild.ranges = ranges_to_read(read, &several, &rebuild.needs, &ranges);
         Ok(rebuild)
+    }
+
+    /// Decides what is served of each lane.
+    fn decide_all(
+        &self,
+        told: ToldLanes,
+        wanted: &BTreeMap<Place, (u32, Arc<Streamlet>)>,
+        ranges: &[RangeOfLog],
+    ) -> Result<(DecidedLanes, Several), Failure> {
+        let log_of = |source: Source| ranges[source].log;
+        let (mut decided, mut several) = (DecidedLanes::new(), Several::default());
+        for ((stream, streamlet, lane), Told { parts, marks }) in told {
+            let elsewhere =
+                wanted.get(&(stream, streamlet)).map_or_else(Vec::new, |(_, place)| self.elsewhere(stream, place));
+            let of_parts = parts.iter().map(|(source, _)| log_of(*source));
+            let logs: BTreeSet<LogId> = of_parts.chain(marks.iter().map(|(source, _)| log_of(*source))).collect();
+            let kept = (logs.len() > 1).then(|| parts.clone());
+            let places: Vec<ProducerPlace> = marks.iter().map(|(_, mark)| *mark).collect();
+            let found = decide::decide_moved(parts, &places, &log_of, &elsewhere).map_err(|reason| {
+                let message =
+                    format!("lane {lane} of streamlet {streamlet} of stream {stream} cannot be put together: {reason}");
+                Failure::later(Status::SegmentUnreadable, message)
+            })?;
+            match kept {
+                Some(parts) => {
+                    let told = needed::ToldLane::new(parts, marks, elsewhere, found.clone());
+                    several.lanes.insert((stream, streamlet, lane), told);
+                }
+                None => several.alone.extend(logs),
+            }
+            decided.entry((stream, streamlet)).or_default().insert(lane, found);
+        }
+        Ok((decided, several))
     }
 
     /// Reads what is to be rebuilt from the backups, puts it where it belongs, and waits until all of it is durable in this
@@ -543,6 +582,51 @@ fn lost(lane: LaneId, decided: &Decided, has_more: bool) -> LostLane {
     LostLane { state, segments: decided.segments.clone() }
 }
 
+/// The logs that are needed for what was taken over. Asks backups of lanes that several logs tell of whether they have them; that one does
+/// not answer costs nothing but space.
+fn needed_of(several: &Several, ranges: &[RangeOfLog], copies: &dyn Copies) -> BTreeSet<LogId> {
+    let log_of = |source: Source| ranges[source].log;
+    let sources: BTreeSet<Source> = several.lanes.values().flat_map(|lane| lane.sources()).collect();
+    let mut needed: BTreeSet<LogId> = sources.iter().map(|source| log_of(*source)).collect();
+    needed.extend(&several.alone);
+    let Some(((stream, streamlet, _), _)) = several.lanes.first_key_value() else { return needed };
+    let asked = [StreamletRef { stream: *stream, streamlet: *streamlet }];
+    let of_source = |source: Source| ranges[source].backups.iter().map(move |backup| (source, *backup));
+    let questions: Vec<(Source, u32)> = sources.iter().copied().flat_map(of_source).collect();
+    let shows = |(source, backup): &(Source, u32)| {
+        let shows = copies.is_there(*backup) && fetch::has_last(&ranges[*source], *backup, &asked, copies).is_ok();
+        Ok((*source, shows))
+    };
+    let Ok(answers) = in_parallel(copies.threads(), &questions, shows) else { return needed };
+    let mut shown = vec![needed::Shown::default(); ranges.len()];
+    answers.iter().filter(|(_, shows)| *shows).for_each(|(source, _)| shown[*source].backups += 1);
+    (shown.iter_mut().zip(ranges)).for_each(|(shown, range)| shown.all = shown.backups == range.backups.len());
+    let lanes: Vec<&needed::ToldLane> = several.lanes.values().collect();
+    let known = needed::Sources { log_of: &log_of, shown: &|source| shown[source] };
+    needed::leave_out(&lanes, &mut needed, &several.alone, &known);
+    needed
+}
+
+/// The ranges that are read, each with its streamlets: of logs that are needed.
+fn ranges_to_read(
+    read: Vec<(StreamletRef, LaneId, BTreeSet<Source>)>,
+    several: &Several,
+    needed: &BTreeSet<LogId>,
+    ranges: &[RangeOfLog],
+) -> Vec<(RangeOfLog, Vec<StreamletRef>)> {
+    let log_of = |source: Source| ranges[source].log;
+    let mut sources: BTreeMap<Source, BTreeSet<StreamletRef>> = BTreeMap::new();
+    for (name, lane, from) in read {
+        let told = several.lanes.get(&(name.stream, name.streamlet, lane));
+        let from = told.map_or(from, |told| needed::read_from(told, needed, &log_of));
+        for source in from {
+            sources.entry(source).or_default().insert(name);
+        }
+    }
+    let of = |(source, names): (Source, BTreeSet<StreamletRef>)| (ranges[source].clone(), names.into_iter().collect());
+    sources.into_iter().map(of).collect()
+}
+
 /// The ranges of blocks that one backup can answer for.
 fn ranges_of(logs: &[EndedLog]) -> Vec<RangeOfLog> {
     let mut ranges = Vec::new();
@@ -569,7 +653,7 @@ impl Broker {
         wanted: &BTreeMap<Place, (u32, Arc<Streamlet>)>,
         ranges: &[RangeOfLog],
         copies: &dyn Copies,
-    ) -> Result<BTreeMap<(StreamId, StreamletId, LaneId), Told>, Failure> {
+    ) -> Result<ToldLanes, Failure> {
         let names: Vec<StreamletRef> =
             wanted.keys().map(|&(stream, streamlet)| StreamletRef { stream, streamlet }).collect();
         let mut lanes_of = HashMap::new();
@@ -584,12 +668,12 @@ impl Broker {
         let answers = in_parallel(copies.threads(), &questions, |&(source, asked)| {
             Ok((source, ask_range(&ranges[source], asked, copies, &check)?))
         })?;
-        let mut told: BTreeMap<(StreamId, StreamletId, LaneId), Told> = BTreeMap::new();
+        let mut told = ToldLanes::new();
         for (source, lanes) in answers {
             for lane in lanes {
                 let of = told.entry((lane.streamlet.stream, lane.streamlet.streamlet, lane.lane)).or_default();
                 of.parts.extend(lane.parts.into_iter().map(|part| (source, part)));
-                of.marks.extend(lane.producers);
+                of.marks.extend(lane.producers.into_iter().map(|mark| (source, mark)));
             }
         }
         Ok(told)

@@ -195,12 +195,11 @@ impl ClusterState {
     /// more, or once that is in its logs of today. Never the present one's: a process that was declared lost knows nothing of what
     /// the next one has.
     pub fn own_lost_logs(&self, node: NodeNumber, epoch: u32) -> Vec<LogName> {
-        let mut runs = self.catalog.streams().filter_map(|info| self.owners(info.id)).flat_map(|of| of.runs());
-        if runs.any(|run| run.owner.rebuilding) || self.lost_logs().any(|(_, log)| log.end.is_none()) {
+        let Some(needed) = self.needed_logs().filter(|_| self.lost_logs().all(|(_, log)| log.end.is_some())) else {
             return Vec::new();
-        }
+        };
         let lost = self.lost_logs().map(|(name, _)| name);
-        lost.filter(|name| name.node == node && name.epoch < epoch).collect()
+        lost.filter(|name| name.node == node && name.epoch < epoch && !needed.contains(name)).collect()
     }
 }
 

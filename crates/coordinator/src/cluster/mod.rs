@@ -7,6 +7,7 @@
 
 mod duties;
 mod moves;
+mod needs;
 mod owners;
 mod plan;
 mod rules;
@@ -14,6 +15,7 @@ mod state;
 
 pub use duties::{EndsAsked, Placed, ToldEnd, agreed_end};
 pub use moves::{MOVES_MAX, PLAN_MOVES_MAX};
+pub use needs::Needs;
 pub use owners::{Held, Owner, Run, StreamOwners};
 pub use plan::{Join, LogView, OWNER_RUNS_MAX, roles_of};
 pub use rules::Refused;

@@ -414,22 +414,21 @@ impl ClusterState {
         Ok(entries)
     }
 
-    /// Logs of incarnations that are over which nobody needs any more. All of them wait until nothing is being rebuilt: whoever
-    /// takes over from an owner that dies while it rebuilds asks them again. Then those of a node that owns nothing with copies, and holds
+    /// Logs of incarnations that are over which nobody needs any more. Whoever takes over from an owner that dies while it rebuilds asks them again:
+    /// so none goes before all who rebuild have said which of them they need, and those stay until they have. Of the others those of a node that owns nothing with copies, and holds
     /// nothing of what others own, go, and the others when that node says so: it may have come back with what is in them, and be
     /// the only other one that has it.
     pub fn plan_give_up_lost(&self) -> Planned {
-        let runs = || self.owners.values().flat_map(|owners| owners.runs());
-        if runs().any(|run| run.owner.rebuilding) || self.lost_logs().any(|(_, state)| state.end.is_none()) {
+        let Some(needed) = self.needed_logs().filter(|_| self.lost_logs().all(|(_, state)| state.end.is_some())) else {
             return Ok(Vec::new());
-        }
+        };
         let mut having: BTreeSet<NodeNumber> = (self.catalog.streams())
             .filter(|info| info.options.replication > 1)
             .filter_map(|info| self.owners.get(&info.id))
             .flat_map(|owners| owners.runs().iter().map(|run| run.owner.node))
             .collect();
         having.extend(self.held_copied().map(|(_, held)| held.node));
-        let over = self.lost_logs().filter(|(log, _)| !having.contains(&log.node));
+        let over = self.lost_logs().filter(|(log, _)| !having.contains(&log.node) && !needed.contains(log));
         let over = over.map(|(log, _)| ClusterEntry::LogGivenUp { log }).filter(|entry| self.check(entry).is_ok());
         Ok(over.take(OWNER_RUNS_MAX).collect())
     }

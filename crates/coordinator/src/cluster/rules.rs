@@ -20,7 +20,7 @@ fn refuse(reason: String) -> Result<(), Refused> {
     Err(Refused(reason))
 }
 
-fn must(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Refused> {
+pub(super) fn must(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Refused> {
     if holds { Ok(()) } else { refuse(otherwise()) }
 }
 
@@ -69,6 +69,10 @@ impl ClusterState {
             ClusterEntry::GroupsLost { stream, first, count, .. } => self.check_range(*stream, *first, *count),
             ClusterEntry::LaneBegins { stream, streamlet, lane, owner_epoch, ordinal } => {
                 self.check_begins((*stream, *streamlet, *lane), *owner_epoch, *ordinal)
+            }
+            ClusterEntry::RebuildNeeds { node, epoch, runs, logs } => {
+                self.check_live(*node, *epoch)?;
+                self.check_needs(runs, logs)
             }
             ClusterEntry::MoveCalledOff { number } => {
                 must(self.moves.contains_key(number), || format!("move {number} is not noted"))
@@ -330,11 +334,12 @@ impl ClusterState {
         }
         self.check_given_up_by_holder(log)?;
         // Whoever asks has looked before, and an owner may have been lost since: from any log that is over, with those of the node's
-        // other incarnations, streamlets are recovered that wait for it or are being rebuilt.
+        // other incarnations, streamlets are recovered that wait for it, and from those that their owners have named, or from any as
+        // long as they have not, streamlets are being rebuilt.
+        self.check_not_needed(log)?;
         let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
         let owners = copied.filter_map(|info| self.owners.get(&info.id)).flat_map(|of| of.runs());
         for owner in owners.map(|run| run.owner) {
-            must(!owner.rebuilding, || format!("node {} still rebuilds streamlets, perhaps from {log}", owner.node))?;
             let waits = owner.node == log.node && !self.is_live(owner.node, owner.epoch);
             must(!waits, || {
                 format!("streamlets of node {} epoch {} are recovered from {log}", owner.node, owner.epoch)

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{LaneId, StreamId, level};
 
+use super::needs::Needs;
 use super::owners::{Held, Owner, Run, StreamOwners};
 use super::rules::Refused;
 use crate::catalog::Catalog;
@@ -100,6 +101,8 @@ pub struct ClusterState {
     pub(super) handed: BTreeMap<(StreamId, u32), Handed>,
     /// Where lanes begin whose records were deleted, with the owner epoch in which that was said.
     pub(super) floors: BTreeMap<(StreamId, u32, LaneId), Floor>,
+    /// What nodes have said of their rebuilds.
+    pub(super) needs: BTreeMap<NodeNumber, Needs>,
     pub(super) next_move: u64,
     pub(super) next_owner_epoch: u32,
     /// Above every epoch that ids of groups had before there was a cluster.
@@ -231,6 +234,7 @@ impl ClusterState {
             }
             ClusterEntry::NodeJoined { node, .. } => {
                 self.set_joined(entry);
+                self.needs.remove(node);
                 // What was said in them was said to or by an incarnation that is over.
                 self.end_moves(|of| of.from == *node || of.to == *node);
             }
@@ -238,6 +242,8 @@ impl ClusterState {
                 if let Some(known) = self.nodes.get_mut(node) {
                     known.fenced = true;
                 }
+                // Whoever takes over from it asks all logs again.
+                self.needs.remove(node);
                 // Who was to get a streamlet does not: its owner goes on.
                 self.end_moves(|of| of.to == *node);
             }
@@ -269,6 +275,7 @@ impl ClusterState {
                         Owner { rebuilding: owner.rebuilding && !is_its, ..owner }
                     });
                 }
+                self.forget_needs(*node);
             }
             other => return self.set_log_or_move(other),
         }
@@ -341,6 +348,9 @@ impl ClusterState {
             ClusterEntry::LaneBegins { stream, streamlet, lane, owner_epoch, ordinal } => {
                 let floor = Floor { owner_epoch: *owner_epoch, ordinal: *ordinal };
                 self.floors.insert((*stream, *streamlet, *lane), floor);
+            }
+            ClusterEntry::RebuildNeeds { node, epoch, runs, logs } => {
+                self.set_needs(*node, Needs::new(*epoch, runs, logs));
             }
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 (self.next_move, self.next_owner_epoch) = (*next_move, *next_owner_epoch);
@@ -493,6 +503,7 @@ impl ClusterState {
             owner_epoch: floor.owner_epoch,
             ordinal: floor.ordinal,
         }));
+        entries.extend(self.needs_entries());
         let (next_move, next_owner_epoch) = (self.next_move, self.next_owner_epoch);
         entries.push(ClusterEntry::ClusterCounters { next_move, next_owner_epoch });
         entries

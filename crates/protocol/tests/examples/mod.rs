@@ -561,6 +561,12 @@ examples! {
         level: 1,
     };
     ChangeLog => ChangeLog { log: LOG, change: LogChange::View, view: 2, first_block: 100, backups: vec![1, 4] };
+    RebuildNeeds => RebuildNeeds {
+        node: 2,
+        epoch: 7,
+        streamlets: vec![RebuildRange { stream: StreamId(17), first: 3, count: 1, owner_epoch: 8 }],
+        logs: vec![LogId { node: 1, epoch: 4, vlog: 0 }],
+    };
     StreamletsRebuilt => StreamletsRebuilt {
         node: 3,
         epoch: 7,

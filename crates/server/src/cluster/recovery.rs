@@ -5,7 +5,7 @@
 //! not hold the first one up when the next broker is lost. Both go on until the coordinators know that it is done, through errors and
 //! through the loss of backups; after a restart the state of the coordinators says what is left to do.
 
-use std::collections::{BTreeSet, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use kera_backup::Backup;
 use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
 use kera_coordinator::cluster::ClusterState;
-use kera_format::cluster::LogName;
+use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX};
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
 use kera_log::{Stream, Streamlet};
 use kera_protocol::{
-    BlocksRead, ChangeLog, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, StreamletRange, StreamletRef,
-    StreamletState, StreamletsRebuilt,
+    BlocksRead, ChangeLog, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, RebuildNeeds, RebuildRange,
+    StreamletRange, StreamletRef, StreamletState, StreamletsRebuilt,
 };
 use kera_raft::{Group, Transport};
 use parking_lot::{Condvar, Mutex};
@@ -43,13 +43,28 @@ const TIDY: Duration = Duration::from_secs(5);
 /// A streamlet and the owner epoch in which this node has it.
 type Owned = (StreamId, StreamletId, u32);
 
+/// What was taken over together.
+struct Taken {
+    number: u64,
+    rebuild: Rebuild,
+}
+
+/// From which logs it is rebuilt.
+pub(super) struct Needs {
+    pub(super) streamlets: Vec<Owned>,
+    pub(super) logs: BTreeSet<LogId>,
+}
+
 #[derive(Default)]
 struct Work {
     /// Somebody should look at the state of the coordinators.
     look: bool,
     /// Those that are open.
     taken: HashSet<Owned>,
-    rebuilds: VecDeque<Rebuild>,
+    rebuilds: VecDeque<Taken>,
+    /// What is taken over and not known to be rebuilt, by the number of the taking over.
+    needs: BTreeMap<u64, Needs>,
+    next_taken: u64,
     /// How far the one is that is under way.
     progress: Option<Arc<RecoveryProgress>>,
     /// Why something could not be taken over.
@@ -157,13 +172,32 @@ impl Recovery {
             }
             self.give_up_old_logs();
             while !self.is_stopping() && !self.take_all() {
+                self.tell_needs();
                 std::thread::sleep(PAUSE);
             }
+            self.tell_needs();
+        }
+    }
+
+    /// Tells the coordinators from which logs this node rebuilds, if they know anything else: others may be given up meanwhile. Asked again when
+    /// it is looked again, if they do not hear it.
+    fn tell_needs(&self) {
+        let said = needs_of(self.node, self.epoch, self.work.lock().needs.values());
+        // What is the same to them is not told again.
+        let is_news = |state: &ClusterState| {
+            state.takes_needs() && state.plan_needs(&said).is_ok_and(|entries| !entries.is_empty())
+        };
+        if !self.group.read(is_news) {
+            return;
+        }
+        let group = self.group.clone();
+        if let Err(error) = wait(&self.runtime, async move { group.ask(&said).await }) {
+            tracing::debug!(%error, "the coordinators do not know yet from which logs this node rebuilds");
         }
     }
 
     /// Has logs of this node's earlier incarnations given up that nobody needs: if it has nothing of that time any more, or never got
-    /// anything back. While anybody rebuilds they stay, see [`ClusterState::plan_give_up_lost`].
+    /// anything back. Those from which somebody rebuilds stay, see [`ClusterState::plan_give_up_lost`].
     fn give_up_old_logs(&self) {
         let old: Vec<LogName> = self.group.read(|state| state.own_lost_logs(self.node, self.epoch));
         if old.is_empty() || (!self.has_copied_returned.load(Ordering::Acquire) && !self.returned_segments().is_empty())
@@ -262,8 +296,11 @@ impl Recovery {
                 let took_ms = began.elapsed().as_millis() as u64;
                 tracing::info!(streamlets, bytes, took_ms, "streamlets of a lost broker were taken over");
                 let mut work = self.work.lock();
-                work.taken.extend(owned);
-                work.rebuilds.push_back(rebuild);
+                work.taken.extend(owned.iter().copied());
+                work.next_taken += 1;
+                let number = work.next_taken;
+                work.needs.insert(number, Needs { streamlets: owned, logs: rebuild.needs.clone() });
+                work.rebuilds.push_back(Taken { number, rebuild });
                 drop(work);
                 self.changed.notify_all();
                 true
@@ -298,7 +335,7 @@ impl Recovery {
     /// The second thread.
     fn rebuild(&self) {
         loop {
-            let (rebuild, progress) = {
+            let (Taken { number, rebuild }, progress) = {
                 let mut work = self.work.lock();
                 let rebuild = loop {
                     if work.stopping {
@@ -328,7 +365,11 @@ impl Recovery {
                 }
             }
             self.report(&rebuild.streamlets);
-            self.work.lock().progress = None;
+            let mut work = self.work.lock();
+            work.progress = None;
+            work.needs.remove(&number);
+            drop(work);
+            self.look();
             let took_ms = began.elapsed().as_millis() as u64;
             tracing::info!(bytes = rebuild.bytes, took_ms, "what a lost broker had is rebuilt");
         }
@@ -352,7 +393,7 @@ impl Recovery {
     /// Bytes that are still to be rebuilt.
     pub(super) fn left_bytes(&self) -> u64 {
         let work = self.work.lock();
-        let waiting: u64 = work.rebuilds.iter().map(|rebuild| rebuild.bytes).sum();
+        let waiting: u64 = work.rebuilds.iter().map(|taken| taken.rebuild.bytes).sum();
         let left = |progress: &Arc<RecoveryProgress>| {
             let read = progress.bytes_readable.load(Ordering::Relaxed);
             progress.bytes_all.load(Ordering::Relaxed).saturating_sub(read)
@@ -374,6 +415,36 @@ fn ended_logs(state: &ClusterState, node: u32) -> Option<Vec<EndedLog>> {
         Some(EndedLog { log: id, views: views.collect(), end: log.end? })
     });
     ended.collect()
+}
+
+/// What a node says of its rebuilds. As much as there is room for: what is left out may need any log.
+pub(super) fn needs_of<'a>(node: u32, epoch: u32, taken: impl Iterator<Item = &'a Needs>) -> RebuildNeeds {
+    let (mut streamlets, mut logs) = (Vec::new(), BTreeSet::new());
+    for needs in taken {
+        let more: BTreeSet<LogId> = logs.union(&needs.logs).copied().collect();
+        let ranges = owned_ranges(&needs.streamlets);
+        if more.len() <= REBUILD_LOGS_MAX && streamlets.len() + ranges.len() <= REBUILD_RUNS_MAX {
+            logs = more;
+            streamlets.extend(ranges);
+        }
+    }
+    RebuildNeeds { node, epoch, streamlets, logs: logs.into_iter().collect() }
+}
+
+/// Neighbours of one owner epoch together.
+fn owned_ranges(owned: &[Owned]) -> Vec<RebuildRange> {
+    let mut sorted = owned.to_vec();
+    sorted.sort_unstable();
+    let mut ranges: Vec<RebuildRange> = Vec::new();
+    for (stream, StreamletId(first), owner_epoch) in sorted {
+        match ranges.last_mut() {
+            Some(last) if (last.stream, last.first + last.count, last.owner_epoch) == (stream, first, owner_epoch) => {
+                last.count += 1;
+            }
+            _ => ranges.push(RebuildRange { stream, first, count: 1, owner_epoch }),
+        }
+    }
+    ranges
 }
 
 /// Neighbours together.
@@ -423,6 +494,10 @@ impl AskBackups {
 }
 
 impl kera_broker::Copies for AskBackups {
+    fn is_there(&self, backup: u32) -> bool {
+        backup == self.node || self.group.read(|state| state.node(backup).is_some_and(|known| !known.fenced))
+    }
+
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
         match self.own(backup) {
             Some(own) => own.lane_states(asked).map_err(|error| error.to_string()),

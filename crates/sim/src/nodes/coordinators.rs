@@ -10,7 +10,7 @@ use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
-use kera_protocol::{FinishMove, GroupsGone, StreamletsRebuilt};
+use kera_protocol::{FinishMove, GroupsGone, RebuildNeeds, StreamletsRebuilt};
 
 use crate::cluster::truth::Violation;
 
@@ -22,6 +22,7 @@ pub(super) enum Command {
     GiveUp(LogName),
     GiveUpView(LogName, u32),
     Rebuilt(StreamletsRebuilt),
+    Needs(RebuildNeeds),
     /// A person wants a streamlet to be somewhere else.
     Move(StreamId, u32, NodeNumber),
     /// A node wants a streamlet of its own to have a new owner epoch. The last number is the node's epoch.
@@ -47,6 +48,10 @@ pub(super) struct Coordinators {
     pub(super) elect_at_us: Option<u64>,
     /// All owners that each streamlet ever had, in order.
     owners: BTreeMap<(StreamId, u32), Vec<Owner>>,
+    /// Logs of lost nodes that were given up while something was being rebuilt.
+    pub(super) given_up_meanwhile: u64,
+    /// Most logs of lost nodes that there were at a time.
+    pub(super) lost_logs_most: u64,
 }
 
 impl Coordinators {
@@ -72,6 +77,9 @@ impl Coordinators {
         if entries.is_empty() {
             return Ok(Ok(self.index()));
         }
+        let is_lost = |entry: &ClusterEntry| matches!(entry, ClusterEntry::LogGivenUp { log } if !self.state.is_live(log.node, log.epoch));
+        let given_up = entries.iter().filter(|entry| is_lost(entry)).count() as u64;
+        self.given_up_meanwhile += if self.is_rebuilding() { given_up } else { 0 };
         for entry in &entries {
             if let Err(refused) = self.state.apply(entry) {
                 // Planned against this very state.
@@ -79,6 +87,7 @@ impl Coordinators {
             }
         }
         self.log.push(entries);
+        self.lost_logs_most = self.lost_logs_most.max(self.state.lost_logs().count() as u64);
         self.note_owners()?;
         Ok(Ok(self.index()))
     }
@@ -91,6 +100,7 @@ impl Coordinators {
             Command::GiveUp(log) => self.commit(|state| state.plan_give_up_log(*log)),
             Command::GiveUpView(log, view) => self.commit(|state| state.plan_give_up_view(*log, *view)),
             Command::Rebuilt(rebuilt) => self.commit(|state| state.plan_rebuilt(rebuilt)),
+            Command::Needs(said) => self.commit(|state| state.plan_needs(said)),
             Command::Move(stream, streamlet, to) => {
                 self.commit(|state| state.plan_move(&(*stream).into(), *streamlet, *to))
             }
@@ -103,6 +113,11 @@ impl Coordinators {
             }
             Command::GroupsGone(gone) => self.commit(|state| state.plan_groups_gone(gone)),
         }
+    }
+
+    fn is_rebuilding(&self) -> bool {
+        let owners = self.state.catalog.streams().filter_map(|info| self.state.owners(info.id));
+        owners.flat_map(|of| of.runs()).any(|run| run.owner.rebuilding)
     }
 
     /// Each change of an owner has a higher owner epoch, which no other owner of the streamlet ever had.

@@ -168,7 +168,16 @@ impl World {
                     running.recovery.reporting = None;
                     if matches!(told, Some(Ok(_))) {
                         running.recovery.to_report.clear();
+                        running.recovery.needs.pop_front();
                     }
+                }
+                Ok(())
+            }
+            (Command::Needs(_), _) => {
+                if let Some(running) = self.node_mut(number).running()
+                    && running.recovery.telling == Some(at)
+                {
+                    running.recovery.telling = None;
                 }
                 Ok(())
             }

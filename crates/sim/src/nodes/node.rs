@@ -16,7 +16,8 @@ use kera_format::{Cursor, GroupId, StreamId, StreamletId};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{Arena, ArenaConfig, Attach, Log, LogConfig, Tenure};
 use kera_protocol::{
-    BlockStored, Body, ListReplicas, MoveInfo, ReleaseBlocks, StreamletRange, StreamletRef, StreamletState,
+    BlockStored, Body, ListReplicas, MoveInfo, RebuildNeeds, RebuildRange, ReleaseBlocks, StreamletRange, StreamletRef,
+    StreamletState,
 };
 
 use super::CLUSTER;
@@ -182,7 +183,17 @@ pub(super) struct Recovery {
     /// Streamlets to report, and the command that does.
     pub(super) to_report: Vec<StreamletRef>,
     pub(super) reporting: Option<u64>,
+    /// What is taken over and not known to be rebuilt, the first first.
+    pub(super) needs: VecDeque<Needs>,
+    /// The command that tells of it.
+    pub(super) telling: Option<u64>,
     tidy_us: u64,
+}
+
+/// What was taken over together, each streamlet with its owner epoch, and the logs that it is rebuilt from.
+pub(super) struct Needs {
+    streamlets: Vec<(StreamId, StreamletId, u32)>,
+    logs: BTreeSet<LogId>,
 }
 
 /// Why a process did not start.
@@ -561,7 +572,8 @@ impl Running {
             if let (false, true, Some(logs)) = (owned.is_empty(), owned.iter().all(is_settled), ended_logs(known)) {
                 recovery.taking.clone_from(&owned);
                 let handed = handed(known, &owned);
-                recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs, handed));
+                let live = known.nodes().iter().filter(|(_, node)| !node.fenced).map(|(number, _)| *number).collect();
+                recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs, handed, live));
                 started.push(0);
             }
         }
@@ -583,6 +595,8 @@ impl Running {
         recovery.workers[0] = None;
         match taken {
             Ok(rebuild) => {
+                let (streamlets, logs) = (recovery.taking.clone(), rebuild.needs.clone());
+                recovery.needs.push_back(Needs { streamlets, logs });
                 recovery.taken.extend(recovery.taking.drain(..));
                 recovery.rebuilds.push_back(rebuild);
             }
@@ -601,6 +615,23 @@ impl Running {
             }
             Err(why) => (recovery.not_before_us[1], recovery.why) = (self.clock.monotonic_us() + RETRY_US, why),
         }
+    }
+
+    /// What this node would have the coordinators know of its rebuilds, if they know anything else.
+    pub(super) fn needs_to_tell(&self, known: &ClusterState, says_too_little: bool) -> Option<RebuildNeeds> {
+        let of_one = |(stream, StreamletId(first), owner_epoch): &(StreamId, StreamletId, u32)| RebuildRange {
+            stream: *stream,
+            first: *first,
+            count: 1,
+            owner_epoch: *owner_epoch,
+        };
+        let streamlets = self.recovery.needs.iter().flat_map(|needs| needs.streamlets.iter().map(of_one)).collect();
+        let logs: BTreeSet<LogId> = self.recovery.needs.iter().flat_map(|needs| &needs.logs).copied().collect();
+        let logs = logs.into_iter().filter(|_| !says_too_little).collect();
+        let said = RebuildNeeds { node: self.number, epoch: self.epoch, streamlets, logs };
+        let is_news = self.recovery.telling.is_none() && known.takes_needs();
+        let entries = is_news.then(|| known.plan_needs(&said))?;
+        entries.is_ok_and(|entries| !entries.is_empty()).then_some(said)
     }
 
     /// Logs of this node's earlier incarnations that may go, looked for now and then.

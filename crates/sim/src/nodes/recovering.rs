@@ -2,6 +2,7 @@
 //! too, but only one of all threads ever runs: the world waits until this one asks a backup something, pauses or is done, and goes on
 //! meanwhile as long as it likes. So a run stays a function of its seed.
 
+use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -47,15 +48,16 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Takes streamlets over.
+    /// Takes streamlets over. `live`: nodes that are not known to be lost.
     pub(super) fn take_over(
         broker: &Arc<Broker>,
         owned: Vec<(StreamId, StreamletId, u32)>,
         logs: Vec<EndedLog>,
         handed: HandedStates,
+        live: BTreeSet<u32>,
     ) -> Worker {
         let broker = broker.clone();
-        Worker::start(move |copies| {
+        Worker::start(live, move |copies| {
             let taken = broker.take_over_moved(&owned, &logs, copies, &handed);
             let taken = taken.map_err(|failure| failure.to_string());
             drop(broker);
@@ -66,7 +68,7 @@ impl Worker {
     /// Rebuilds what was taken over.
     pub(super) fn rebuild(broker: &Arc<Broker>, rebuild: Rebuild, logs: Vec<EndedLog>) -> Worker {
         let broker = broker.clone();
-        Worker::start(move |copies| {
+        Worker::start(BTreeSet::new(), move |copies| {
             let progress = RecoveryProgress::default();
             let done = broker.rebuild(&rebuild, &logs, copies, &progress).map_err(|failure| failure.to_string());
             drop(broker);
@@ -74,11 +76,11 @@ impl Worker {
         })
     }
 
-    fn start(work: impl FnOnce(&dyn Copies) -> Wants + Send + 'static) -> Worker {
+    fn start(live: BTreeSet<u32>, work: impl FnOnce(&dyn Copies) -> Wants + Send + 'static) -> Worker {
         let (replies, replied) = channel();
         let (want, wants) = channel();
         let run = move || {
-            let asks = Asks { want: want.clone(), replied: Mutex::new(replied) };
+            let asks = Asks { want: want.clone(), replied: Mutex::new(replied), live };
             // Nothing happens before the world says so.
             if asks.replied().recv().is_err() {
                 return;
@@ -128,6 +130,7 @@ impl Drop for Worker {
 struct Asks {
     want: Sender<Wants>,
     replied: Mutex<Receiver<Reply>>,
+    live: BTreeSet<u32>,
 }
 
 impl Asks {
@@ -159,6 +162,10 @@ impl Copies for Asks {
             Reply::Blocks(answer) => answer,
             other => panic!("blocks were asked for, and {other:?} came"),
         }
+    }
+
+    fn is_there(&self, backup: u32) -> bool {
+        self.live.contains(&backup)
     }
 
     fn threads(&self) -> usize {

@@ -162,17 +162,25 @@ impl World {
         let now_us = self.now_us();
         let known = self.node(node).known.clone();
         let gives_up_held = self.node(node).gives_up_held;
+        let says_too_little = self.plan.planted == Some(Planted::NeedsNothing);
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
         let started = running.recover(&lock(&known), now_us);
         let old = running.old_logs(&lock(&known), now_us, gives_up_held);
         let report = (running.recovery.reporting.is_none() && !running.recovery.to_report.is_empty())
             .then(|| ranges(&running.recovery.to_report));
+        let needs = running.needs_to_tell(&lock(&known), says_too_little);
         let epoch = running.epoch;
         for which in started {
             self.resume(node, which, Some(Reply::GoOn))?;
         }
         for log in old {
             self.ask(node, Command::GiveUp(log));
+        }
+        if let Some(said) = needs {
+            let number = self.ask(node, Command::Needs(said));
+            if let Some(running) = self.node_mut(node).running() {
+                running.recovery.telling = Some(number);
+            }
         }
         if let Some(streamlets) = report {
             let number = self.ask(node, Command::Rebuilt(StreamletsRebuilt { node, epoch, streamlets }));

@@ -49,6 +49,8 @@ pub struct Plan {
     pub applications: bool,
     /// What is asked of streams beside that.
     pub kind: Kind,
+    /// The level of the cluster.
+    pub level: u32,
     /// A defect that is put in, to see whether it is found.
     pub planted: Option<Planted>,
 }
@@ -65,6 +67,7 @@ impl Plan {
             retention: true,
             applications: false,
             kind: Kind::Usual,
+            level: level::NEWEST,
             planted: None,
         }
     }
@@ -128,6 +131,8 @@ pub enum Planted {
     ChangesUnsettled,
     /// A node takes all that it has of streams that are kept until they are read to be read.
     ConsumesEarly,
+    /// Who rebuilds says that it needs no log for it.
+    NeedsNothing,
 }
 
 impl Planted {
@@ -148,6 +153,7 @@ impl Planted {
         Planted::ForgetsPositions,
         Planted::ChangesUnsettled,
         Planted::ConsumesEarly,
+        Planted::NeedsNothing,
     ];
 
     /// Its name on the command line.
@@ -279,6 +285,8 @@ pub fn run(plan: &Plan) -> Report {
     let mut world = World::new(plan);
     let violation = world.run().err().map(|violation| violation.0);
     world.events_of.insert("owner changes", world.coordinators.owner_changes());
+    world.events_of.insert("gave up logs while others were rebuilt from", world.coordinators.given_up_meanwhile);
+    world.events_of.insert("logs of lost nodes, at most", world.coordinators.lost_logs_most);
     world.events_of.append(&mut world.told.did);
     Report {
         seed: plan.seed,
@@ -506,9 +514,10 @@ impl World {
     fn found(&mut self) -> Result<(), Violation> {
         let join = self.join_of(1);
         let now_ms = self.clock.now_ms();
+        let newest = self.plan.level;
         let told = self.coordinators.commit(|state| {
             let mut entries = state.plan_found(CLUSTER, &join, now_ms)?;
-            entries.extend((level::FIRST + 1..=level::NEWEST).map(|level| ClusterEntry::LevelRaised { level }));
+            entries.extend((level::FIRST + 1..=newest).map(|level| ClusterEntry::LevelRaised { level }));
             Ok(entries)
         })?;
         told.map(drop).map_err(Violation)

@@ -1,0 +1,170 @@
+//! From which logs of lost nodes those rebuild who have taken streamlets over, as they say themselves: so that logs which nobody needs go
+//! although somebody somewhere rebuilds. `docs/replication.md`, "What a rebuild needs", has the argument.
+
+use std::collections::BTreeSet;
+
+use kera_format::StreamId;
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX, RebuildRun};
+use kera_format::level;
+use kera_protocol::RebuildNeeds;
+
+use super::plan::Planned;
+use super::rules::{Refused, must};
+use super::{ClusterState, Run};
+use crate::CoordinatorError;
+
+/// What an incarnation of a node has said of all that it rebuilds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Needs {
+    /// The node's epoch.
+    pub epoch: u32,
+    /// What it has taken over and not rebuilt, by stream, owner epoch and place.
+    pub runs: Vec<RebuildRun>,
+    /// The logs of lost nodes that it needs for that.
+    pub logs: BTreeSet<LogName>,
+}
+
+impl Needs {
+    pub(super) fn new(epoch: u32, runs: &[RebuildRun], logs: &[LogName]) -> Needs {
+        let mut runs = runs.to_vec();
+        runs.sort_unstable_by_key(order);
+        Needs { epoch, runs, logs: logs.iter().copied().collect() }
+    }
+
+    /// Whether all of these streamlets, in this owner epoch, are spoken of.
+    fn cover(&self, stream: StreamId, run: &Run) -> bool {
+        let mut at = run.first;
+        while at < run.end() {
+            let behind = self.runs.partition_point(|one| order(one) <= (stream, run.owner.owner_epoch, at));
+            let Some(one) = behind.checked_sub(1).map(|before| self.runs[before]) else { return false };
+            let is_of = (one.stream, one.owner_epoch) == (stream, run.owner.owner_epoch);
+            let end = one.first.saturating_add(one.count);
+            if !is_of || end <= at {
+                return false;
+            }
+            at = end;
+        }
+        true
+    }
+}
+
+fn order(run: &RebuildRun) -> (StreamId, u32, u32) {
+    (run.stream, run.owner_epoch, run.first)
+}
+
+impl ClusterState {
+    /// What a node has said of its rebuilds.
+    pub fn needs(&self, node: NodeNumber) -> Option<&Needs> {
+        self.needs.get(&node)
+    }
+
+    /// Streamlets with copies that are being rebuilt.
+    fn rebuilding(&self) -> impl Iterator<Item = (StreamId, &Run)> {
+        let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
+        let owners = copied.filter_map(|info| Some((info.id, self.owners.get(&info.id)?)));
+        let runs = owners.flat_map(|(stream, of)| of.runs().iter().map(move |run| (stream, run)));
+        runs.filter(|(_, run)| run.owner.rebuilding)
+    }
+
+    /// What the owner of streamlets that are being rebuilt has said of them. Nothing, if it has not taken over all of them in their present
+    /// owner epoch, or is lost: then it may be any log that they are rebuilt from.
+    fn said_of(&self, stream: StreamId, run: &Run) -> Option<&Needs> {
+        let said = self.needs.get(&run.owner.node).filter(|said| said.epoch == run.owner.epoch)?;
+        (self.is_live(run.owner.node, run.owner.epoch) && said.cover(stream, run)).then_some(said)
+    }
+
+    /// Logs of lost nodes that somebody rebuilds from; `None`: perhaps from all of them.
+    pub(super) fn needed_logs(&self) -> Option<BTreeSet<LogName>> {
+        let mut needed = BTreeSet::new();
+        let mut asked = BTreeSet::new();
+        for (stream, run) in self.rebuilding() {
+            let said = self.said_of(stream, run)?;
+            if asked.insert(run.owner.node) {
+                needed.extend(&said.logs);
+            }
+        }
+        Some(needed)
+    }
+
+    /// Whether nobody rebuilds from a log.
+    pub(super) fn check_not_needed(&self, log: LogName) -> Result<(), Refused> {
+        for (stream, run) in self.rebuilding() {
+            let node = run.owner.node;
+            match self.said_of(stream, run) {
+                None => return Err(Refused(format!("node {node} still rebuilds streamlets, perhaps from {log}"))),
+                Some(said) => must(!said.logs.contains(&log), || format!("node {node} rebuilds from {log}"))?,
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_needs(&self, runs: &[RebuildRun], logs: &[LogName]) -> Result<(), Refused> {
+        let (has, most) = (runs.len(), REBUILD_RUNS_MAX);
+        must(has <= most, || {
+            format!("streamlets has {has} ranges, the limit is {most}; leave out those taken over last")
+        })?;
+        let (has, most) = (logs.len(), REBUILD_LOGS_MAX);
+        must(has <= most, || {
+            format!("logs has {has} logs, the limit is {most}; leave out the streamlets that need them")
+        })
+    }
+
+    /// What a node says of its rebuilds. Of what it does not rebuild any more nothing is noted.
+    pub fn plan_needs(&self, said: &RebuildNeeds) -> Planned {
+        let (node, epoch) = (said.node, said.epoch);
+        let logs = said.logs.iter().map(|log| LogName { node: log.node, epoch: log.epoch, log: log.vlog });
+        let logs: BTreeSet<LogName> = logs.collect();
+        let is_rebuilt_there = |run: &RebuildRun| {
+            let mut within = self.owners.get(&run.stream).into_iter().flat_map(|of| of.within(run.first, run.count));
+            within.any(|of| {
+                let owner = of.owner;
+                owner.rebuilding && (owner.node, owner.epoch, owner.owner_epoch) == (node, epoch, run.owner_epoch)
+            })
+        };
+        let runs = said.streamlets.iter().map(|range| RebuildRun {
+            stream: range.stream,
+            first: range.first,
+            count: range.count,
+            owner_epoch: range.owner_epoch,
+        });
+        let runs: Vec<RebuildRun> = runs.filter(is_rebuilt_there).collect();
+        let logs: Vec<LogName> = logs.into_iter().filter(|_| !runs.is_empty()).collect();
+        let entry = ClusterEntry::RebuildNeeds { node, epoch, runs, logs };
+        self.check(&entry).map_err(CoordinatorError::Refused)?;
+        let ClusterEntry::RebuildNeeds { runs, logs, .. } = &entry else { return Ok(Vec::new()) };
+        let known = self.needs.get(&node);
+        let is_known = if runs.is_empty() { known.is_none() } else { known == Some(&Needs::new(epoch, runs, logs)) };
+        Ok(if is_known { Vec::new() } else { vec![entry] })
+    }
+
+    /// Makes true what a node has said.
+    pub(super) fn set_needs(&mut self, node: NodeNumber, needs: Needs) {
+        if needs.runs.is_empty() {
+            self.needs.remove(&node);
+        } else {
+            self.needs.insert(node, needs);
+        }
+    }
+
+    /// Forgets what a node has said that has nothing left to rebuild.
+    pub(super) fn forget_needs(&mut self, node: NodeNumber) {
+        if self.needs.contains_key(&node) && !self.rebuilding().any(|(_, run)| run.owner.node == node) {
+            self.needs.remove(&node);
+        }
+    }
+
+    /// All of it, as entries of a snapshot.
+    pub(super) fn needs_entries(&self) -> impl Iterator<Item = ClusterEntry> + '_ {
+        self.needs.iter().map(|(node, said)| ClusterEntry::RebuildNeeds {
+            node: *node,
+            epoch: said.epoch,
+            runs: said.runs.clone(),
+            logs: said.logs.iter().copied().collect(),
+        })
+    }
+
+    /// Whether nodes may say what they need: all of them would understand it.
+    pub fn takes_needs(&self) -> bool {
+        self.level() >= level::REBUILD_NEEDS
+    }
+}
