@@ -371,6 +371,36 @@ fn a_streamlet_that_its_owner_gets_back_has_its_own_groups_too() {
     assert_eq!(held.first().map(|held| held.1), Some(1));
 }
 
+/// Node 2 went on with the streamlet after a kill, and did not get it back after the next one, before it had another owner.
+#[test]
+fn what_an_owner_wrote_last_before_it_went_on_is_rebuilt_if_it_does_not_go_on_again() {
+    let mut cluster = Cluster::new(3);
+    let stream = cluster.stream("moved", 1, 2);
+    for to in [2, 1, 2] {
+        cluster.move_to(stream, 0, to);
+    }
+    let own = LogName { node: 2, ..LOG };
+    let agreed = cluster.0.plan_view(&LogView { log: own, view: 1, first: 1, backups: vec![1, 3] }).unwrap();
+    cluster.apply(&agreed);
+    cluster.join(2, true);
+    let of = |cluster: &Cluster| -> Vec<(NodeNumber, bool)> {
+        cluster.0.owners(stream).unwrap().held_of(0).map(|held| (held.node, held.lost)).collect()
+    };
+    assert_eq!(of(&cluster), [(1, false), (2, false), (1, false), (2, false)]);
+    cluster.apply(&[ClusterEntry::LogEnded { log: own, end: 3 }]);
+    cluster.join(2, true);
+    // What it had before the last move was acknowledged when it moved.
+    assert_eq!(of(&cluster), [(1, false), (2, false), (1, false), (2, true)]);
+    let recovered = cluster.0.plan_recover(2, 2).unwrap();
+    cluster.apply(&recovered);
+    let has = cluster.owner(stream, 0);
+    assert_eq!(
+        of(&cluster)[3..],
+        [(has, false), (has, false)],
+        "they come to the next owner, and those of its last life"
+    );
+}
+
 #[test]
 fn a_node_is_given_up_when_nothing_of_it_is_needed_and_the_error_says_what_is() {
     let mut cluster = Cluster::new(3);

@@ -262,7 +262,9 @@ impl ClusterState {
     /// What a node that comes back does not hold any more, or not yet, of streamlets of streams with copies: all if it is without its
     /// memory. If it has that, what it was to gather for streamlets of its own and had not rebuilt: it is said to hold that from the
     /// moment on in which it becomes the owner, so that readers wait for it there, and its incarnation that rebuilt it is over. Said
-    /// to be there it would look like groups without a record, and readers would pass over it.
+    /// to be there it would look like groups without a record, and readers would pass over it. And what it wrote last to streamlets that it
+    /// owned, in however many lives in which it went on with them: backups may not have answered for the end of that. It cuts that off
+    /// now, and whoever takes the streamlets over may find it in the logs and serve it, behind what would be said to be here.
     pub(super) fn plan_lose_held(&self, node: NodeNumber, has_all: bool) -> Vec<ClusterEntry> {
         let mut entries = Vec::new();
         for (stream, held) in self.held_copied().filter(|(_, held)| held.node == node && !held.lost) {
@@ -271,10 +273,18 @@ impl ClusterState {
                 entries.push(ClusterEntry::GroupsLost { stream, first, count, owner_epoch });
                 continue;
             }
-            let unfinished = |run: &super::Run| run.owner.node == node && run.owner.rebuilding;
-            for run in self.owners[&stream].within(first, count).filter(unfinished) {
-                let (first, count) = (run.first, run.count);
-                entries.push(ClusterEntry::GroupsLost { stream, first, count, owner_epoch });
+            let owners = &self.owners[&stream];
+            for run in owners.within(first, count).filter(|run| run.owner.node == node) {
+                // What another node held or lost behind it joins what was decided before it.
+                let is_last =
+                    |at: &u32| owners.held_of(*at).all(|other| other.owner_epoch <= owner_epoch || other.node == node);
+                let lost: Vec<u32> = (run.first..run.end()).filter(|at| run.owner.rebuilding || is_last(at)).collect();
+                entries.extend(lost.chunk_by(|one, next| one + 1 == *next).map(|range| ClusterEntry::GroupsLost {
+                    stream,
+                    first: range[0],
+                    count: range.len() as u32,
+                    owner_epoch,
+                }));
             }
         }
         entries
