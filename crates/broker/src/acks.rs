@@ -198,12 +198,17 @@ impl Acks {
 
     /// The first in line is appended but not durable in time. What it wrote may yet become durable: `Timeout` says that a
     /// retry could duplicate, unless the broker recognises the producer.
+    ///
+    /// That goes for each result that says that a chunk is there. Of one that came again, and whose place is not remembered, that is
+    /// `SequenceTooOld`: a producer with more under way than there are places takes it for an acknowledgement, and the chunk that was
+    /// there before is not durable either. If it went out as it is, the chunk would be acknowledged, and lost with its owner.
     fn time_out_front(&mut self) {
+        let is_there = [Status::Ok, Status::SequenceTooOld].map(|status| (status as u16).to_le_bytes());
         let Some(first) = self.queue.front_mut() else { return };
         if first.write_received_us.is_some() {
             let (results, _) = first.answer.body[RESULTS_HEAD_BYTES..].as_chunks_mut::<RESULT_BYTES>();
             for result in results {
-                if result[..2] == (Status::Ok as u16).to_le_bytes() {
+                if is_there.contains(&[result[0], result[1]]) {
                     result[..2].copy_from_slice(&(Status::Timeout as u16).to_le_bytes());
                 }
             }

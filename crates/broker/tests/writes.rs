@@ -269,6 +269,27 @@ fn what_is_not_durable_in_time_is_told_to_be_possibly_there() {
     assert_eq!(statuses(&answer), [Status::Ok]);
 }
 
+/// More chunks of a producer are under way than places are remembered. All are sent again while none is durable: none may be acknowledged.
+#[test]
+fn chunks_that_come_again_are_not_acknowledged_before_they_are_durable() {
+    let house = House::new();
+    house.stream(STREAM, power(options(1, 1)));
+    let mut peer = house.peer();
+    let chunks: Vec<_> = (0..12).map(|sequence| chunk_of(target(STREAM, 0, 5, sequence), 1, 8)).collect();
+    for attempt in 0..3 {
+        peer.send(&write_request(&chunks, 1_000));
+        assert!(peer.frames().is_empty(), "attempt {attempt}");
+        house.clock.advance_ms(1_000);
+        peer.run(&house);
+        assert_eq!(statuses(&peer.frame().decode()), [Status::Timeout; 12], "attempt {attempt}");
+    }
+    house.sink.sync();
+    peer.run(&house);
+    let answer: WriteChunksResponse = peer.write(&chunks);
+    assert_eq!(statuses(&answer), [&[Status::SequenceTooOld; 7][..], &[Status::Ok; 5]].concat());
+    assert_eq!(house.broker.metrics().read().chunks_appended, 12);
+}
+
 #[test]
 fn a_full_or_failing_disk_is_told_apart() {
     let house = House::new();
