@@ -148,7 +148,9 @@ impl ConsumerGroup {
                 member.step = Step::Stable;
                 member.epoch = AWAY;
                 self.unkept.insert(id.to_owned());
-                self.keep(turn).map_err(|error| (Code::CoordinatorNotAvailable, error.to_string()))?;
+                // What is kept of members counts only with the group's own record, which a full journal may not have taken.
+                let recorded = self.store(turn).and_then(|()| self.keep(turn));
+                recorded.map_err(|error| (Code::CoordinatorNotAvailable, error.to_string()))?;
             }
         } else {
             self.remove(turn, id, instance).map_err(|code| (code, format!("Member {id} is not in the group.")))?;

@@ -2,13 +2,15 @@
 //! was not durable. After each request [`World::settle`] checks what must hold inside; here is what clients are promised:
 //!
 //! * an acknowledged commit is there after any number of crashes;
-//! * a generation that somebody heard of never comes again, and has one leader;
+//! * a generation that somebody heard of has one leader, and never comes again but to whom was in it, if it was kept whole;
 //! * every request is answered, once.
 
 use std::collections::BTreeMap;
 
 use kafka_protocol::error::ResponseError as Code;
-use kera_format::kafka_members::MemberState;
+use kafka_protocol::messages::JoinGroupResponse;
+use kafka_protocol::messages::join_group_response::JoinGroupResponseMember;
+use kera_format::kafka_members::{MemberPart, MemberState};
 use proptest::prelude::*;
 use uuid::Uuid;
 
@@ -80,6 +82,10 @@ struct Story {
     leaders: BTreeMap<i32, String>,
     /// The last generation of which a process that has died was heard.
     before_crash: i32,
+    /// Whom leaders were told to be in a generation, by id and by name.
+    told: BTreeMap<i32, Vec<(String, Option<String>)>>,
+    /// Whether the last generation of before the crash goes on behind it.
+    goes_on: bool,
 }
 
 impl Story {
@@ -96,7 +102,18 @@ impl Story {
             acknowledged: BTreeMap::new(),
             leaders: BTreeMap::new(),
             before_crash: 0,
+            told: BTreeMap::new(),
+            goes_on: false,
         }
+    }
+
+    /// Lets all of this happen.
+    fn tell(events: &[Event], named: bool) {
+        let mut story = Story::new(named);
+        for event in events {
+            story.happen(event);
+        }
+        story.end();
     }
 
     fn name(&self, at: usize) -> Option<String> {
@@ -166,20 +183,7 @@ impl Story {
             let done = self.world.take(token).expect("there");
             let (at, committed) = self.open.remove(&token).expect("somebody asked");
             match done.answer {
-                Answer::Join(response) => {
-                    let client = &mut self.clients[at];
-                    client.id = response.member_id.to_string();
-                    if response.error_code != 0 {
-                        continue;
-                    }
-                    client.generation = response.generation_id;
-                    client.leads = response.leader == response.member_id;
-                    client.members = response.members.iter().map(|member| member.member_id.to_string()).collect();
-                    assert!(response.generation_id > self.before_crash, "a generation came again");
-                    let leader = response.leader.to_string();
-                    let known = self.leaders.entry(response.generation_id).or_insert_with(|| leader.clone());
-                    assert!(self.named || *known == leader, "two leaders");
-                }
+                Answer::Join(response) => self.joined(at, &response),
                 Answer::Commit(response) => {
                     let (partition, offset) = committed.expect("a commit");
                     if response.topics[0].partitions[0].error_code == 0 {
@@ -198,6 +202,28 @@ impl Story {
         }
     }
 
+    fn joined(&mut self, at: usize, response: &JoinGroupResponse) {
+        let id = response.member_id.to_string();
+        self.clients[at].id.clone_from(&id);
+        if response.error_code != 0 {
+            return;
+        }
+        let (generation, leader) = (response.generation_id, response.leader.to_string());
+        let client = &mut self.clients[at];
+        client.generation = generation;
+        client.leads = leader == id;
+        client.members = response.members.iter().map(|member| member.member_id.to_string()).collect();
+        let is_kept = self.goes_on && generation == self.before_crash && self.was_in(generation, at, &id);
+        assert!(generation > self.before_crash || is_kept, "a generation came again");
+        if !response.members.is_empty() {
+            let name = |of: &JoinGroupResponseMember| of.group_instance_id.as_ref().map(|name| name.to_string());
+            let members = response.members.iter().map(|of| (of.member_id.to_string(), name(of)));
+            self.told.insert(generation, members.collect());
+        }
+        let known = self.leaders.entry(generation).or_insert_with(|| leader.clone());
+        assert!(self.named || *known == leader, "two leaders");
+    }
+
     fn crash(&mut self) {
         let is_whole = self.durable == self.appended();
         self.world.journal.0.lock().entries.truncate(self.durable as usize);
@@ -210,7 +236,19 @@ impl Story {
         assert!(after.is_empty() || !is_whole || self.named || are_there, "{before:?} became {after:?}");
         self.open.clear();
         self.before_crash = self.leaders.keys().last().copied().unwrap_or(0);
+        let is_of = |member: &MemberState| match &member.part {
+            MemberPart::Classic(part) => i64::from(part.generation) == i64::from(self.before_crash),
+            MemberPart::Consumer(_) => false,
+        };
+        self.goes_on = after.iter().any(|(_, member)| is_of(member));
         self.check_offsets();
+    }
+
+    /// Whether a member that joins was in this generation, itself or by its name.
+    fn was_in(&self, generation: i32, at: usize, id: &str) -> bool {
+        let name = self.name(at);
+        let mut told = self.told.get(&generation).into_iter().flatten();
+        told.any(|(known, instance)| known == id || (name.is_some() && *instance == name))
     }
 
     fn kept(&self) -> Vec<(String, MemberState)> {
@@ -239,37 +277,58 @@ impl Story {
     }
 }
 
+#[test]
+fn who_comes_back_by_its_name_after_a_crash_is_in_the_generation_that_was_kept() {
+    use Event::{Crash, Durable, Join, Pass, Sync};
+    Story::tell(&[Join(4), Pass(3_000), Durable, Sync(4), Durable, Crash, Join(4), Join(0)], true);
+}
+
+#[test]
+fn who_asks_again_after_a_crash_is_in_the_generation_that_was_kept() {
+    use Event::{Crash, Durable, Join, Pass, Rejoin, Sync};
+    let begin = [Join(1), Durable, Rejoin(1), Join(3), Durable, Rejoin(3), Pass(6_000), Durable, Sync(1), Sync(3)];
+    let after = [Durable, Crash, Rejoin(3), Rejoin(1), Durable];
+    Story::tell(&[&begin[..], &after].concat(), false);
+}
+
+#[test]
+fn who_joined_while_nothing_was_recorded_and_went_away_is_away_after_a_crash() {
+    use Event::{Crash, Full, Join, Leave};
+    consume_all(&[Full(true), Join(4), Full(false), Leave(4), Crash]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
     fn promises_to_members_are_kept(events in events(), named in any::<bool>()) {
-        let mut story = Story::new(named);
-        for event in &events {
-            story.happen(event);
-        }
-        story.end();
+        Story::tell(&events, named);
     }
 
     #[test]
     fn partitions_of_a_consumer_group_are_with_one_member_at_a_time(events in events()) {
-        let mut story = Story::new(true);
-        let mut heard = BTreeMap::new();
-        for event in &events {
-            consume(&mut story, event, &mut heard);
-        }
-        // Those who do not know that they are members are silent, and lost. The others have everything in the end.
-        story.world.journal.0.lock().is_full = false;
-        for _ in 0..20 {
-            for at in 0..5 {
-                beat_of(&mut story, at, false, &mut heard);
-            }
-            story.world.pass(5_000);
-        }
-        let total: usize = story.clients.iter().flat_map(|client| &client.owned).map(|(_, of)| of.len()).sum();
-        let members = story.clients.iter().filter(|client| client.generation > 0).count();
-        prop_assert_eq!(total, if members == 0 { 0 } else { 4 });
+        consume_all(&events);
     }
+}
+
+/// Lets all of this happen to a consumer group.
+fn consume_all(events: &[Event]) {
+    let mut story = Story::new(true);
+    let mut heard = BTreeMap::new();
+    for event in events {
+        consume(&mut story, event, &mut heard);
+    }
+    // Those who do not know that they are members are silent, and lost. The others have everything in the end.
+    story.world.journal.0.lock().is_full = false;
+    for _ in 0..20 {
+        for at in 0..5 {
+            beat_of(&mut story, at, false, &mut heard);
+        }
+        story.world.pass(5_000);
+    }
+    let total: usize = story.clients.iter().flat_map(|client| &client.owned).map(|(_, of)| of.len()).sum();
+    let members = story.clients.iter().filter(|client| client.generation > 0).count();
+    assert_eq!(total, if members == 0 { 0 } else { 4 });
 }
 
 /// Lets something happen to a consumer group.
