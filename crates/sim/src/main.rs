@@ -33,6 +33,12 @@ struct Arguments {
     /// Records that each of two producers of a stream writes to each streamlet.
     #[arg(long, default_value_t = 300)]
     records: u64,
+    /// Three nodes, with two or three copies of six streamlets.
+    #[arg(long)]
+    three: bool,
+    /// Producers of a cluster have more chunks under way than a lane remembers places, and send them again early.
+    #[arg(long)]
+    eager: bool,
     /// Only these faults, by name, with commas between.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -123,6 +129,8 @@ fn run_cluster(
     let plan = nodes::Plan {
         trouble_ms: arguments.trouble_s * 1000,
         records: arguments.records,
+        three: arguments.three,
+        eager: arguments.eager,
         fault_us: arguments.fault_ms * 1000,
         only: only.to_vec(),
         retention: !arguments.keep,

@@ -55,6 +55,26 @@ fn a_seed_with_applications_repeats_itself_and_they_do_something() {
     assert!(["leased", "committed"].iter().all(|what| did.get(what) > Some(&10)), "{did:?}");
 }
 
+/// More chunks are under way than a lane remembers places, and they come again while nothing is durable: of most of them an owner
+/// says only that they are there, and they must be.
+#[test]
+fn many_seeds_with_eager_producers_keep_every_promise() {
+    let plan = |seed| Plan { eager: true, records: 600, retention: false, ..short(seed) };
+    assert_eq!(all(1..1 + SEEDS / 4, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+    let told: u64 = (1..9).filter_map(|seed| run(&plan(seed)).did.get("told only that it is there").copied()).sum();
+    assert!(told > 10, "nothing comes again, so nothing is shown: {told}");
+}
+
+/// Three nodes with two or three copies, all of which are killed, stopped and cut off one after the other and at once: what real nodes are
+/// tormented with.
+#[test]
+fn many_seeds_of_three_nodes_keep_every_promise() {
+    use Fault::*;
+    let only = [Kill, Stop, Freeze, KillAll, StopAll, CutOff, PairCut, DiskFull, Move, Drain, LeaderLost];
+    let plan = |seed| Plan { three: true, eager: true, only: only.to_vec(), retention: false, ..short(seed) };
+    assert_eq!(all(1..1 + SEEDS / 8, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+}
+
 /// Faults, without what people do.
 fn without_people(seed: u64) -> Plan {
     let is_done_by_people = |fault: &Fault| {

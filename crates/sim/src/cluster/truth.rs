@@ -12,7 +12,7 @@
 //! | what was acknowledged is there, and what anybody has read is still there | when everything is healed, and after one more restart |
 //! | how far an application has committed never moves back by itself | whenever it is asked |
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 /// A lane of a stream.
@@ -98,10 +98,15 @@ struct LaneTruth {
     acknowledged: u64,
 }
 
+/// Numbers of records, by stream, streamlet and producer.
+type Numbers = BTreeMap<(u64, u32, u32), BTreeSet<u64>>;
+
 /// See the module.
 #[derive(Default, Debug)]
 pub struct Truth {
     lanes: BTreeMap<Place, LaneTruth>,
+    /// Acknowledged by whoever did not say at which place.
+    somewhere: Numbers,
     committed: BTreeMap<(String, Place), (u64, &'static str)>,
     processed: BTreeMap<(String, Place), u64>,
     checks: u64,
@@ -125,6 +130,14 @@ impl Truth {
         }
         self.lanes.entry(place).or_default().acknowledged += records.len() as u64;
         Ok(())
+    }
+
+    /// A producer was told that its records are there, and not where.
+    pub fn acknowledged_somewhere(&mut self, stream: u64, records: &[Written]) {
+        for written in records {
+            let of = (stream, written.streamlet, written.producer);
+            self.somewhere.entry(of).or_default().insert(written.number);
+        }
     }
 
     /// Somebody has read a record.
@@ -178,10 +191,23 @@ impl Truth {
         }
         // Up to `end` each was read now, so each ordinal is known.
         let mut missing = (first..end).filter(|ordinal| !lane.at.contains_key(ordinal));
-        match missing.next() {
-            Some(ordinal) => violation(format!("{place}: nobody has seen what is at {ordinal}")),
-            None => Ok(()),
+        if let Some(ordinal) = missing.next() {
+            return violation(format!("{place}: nobody has seen what is at {ordinal}"));
         }
+        for (producer, own) in &lane.of {
+            let told = self.somewhere.get(&(place.stream, place.streamlet, *producer)).into_iter().flatten();
+            for number in told.filter(|number| !own.contains_key(number)) {
+                // It was between these two: what has gone from there before anybody read it may have been it.
+                let from = own.range(..number).next_back().map_or(0, |(_, at)| at + 1);
+                let to = own.range(number..).next().map_or(end, |(_, at)| *at);
+                if (from..to).all(|ordinal| lane.at.contains_key(&ordinal)) {
+                    return violation(format!(
+                        "{place}: number {number} of producer {producer} was acknowledged and is nowhere between {from} and {to}"
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A producer has sent all its records and been told of all: `count` of them to a streamlet. They are all in its lanes.
@@ -359,6 +385,10 @@ mod tests {
         filled.read_at(PLACE, 2, &of(1, 2).value(0)).expect("it follows");
         assert_eq!(filled.read_whole(PLACE, 4), Ok(()));
         assert_eq!(filled.wrote_all(7, 2, 1, 3), Ok(()));
+        filled.acknowledged_somewhere(7, &[of(1, 1), of(1, 2)]);
+        assert_eq!(filled.read_whole(PLACE, 4), Ok(()));
+        filled.acknowledged_somewhere(7, &[of(1, 3)]);
+        broken(filled.read_whole(PLACE, 4), "number 3 of producer 1 was acknowledged and is nowhere between 3 and 4");
         broken(filled.wrote_all(7, 2, 1, 4), "there are 3");
         broken(
             {

@@ -197,6 +197,8 @@ impl World {
         *self.events_of.entry("starts").or_default() += 1;
         let join = self.join_of(number);
         let node = self.node_mut(number);
+        // Its identity says so to one start only: if that is killed before it has an arena, the next one has nothing.
+        (node.first_start, node.was_stopped) = (false, false);
         node.begin();
         let life = node.life;
         if self.voters.contains(&number) {

@@ -60,6 +60,7 @@ pub(super) struct Node {
     pub(super) consumes_early: bool,
     pub(super) id: [u8; 16],
     arena: PathBuf,
+    pub(super) arena_bytes: u64,
     seed: u64,
     /// The coordinators' state as far as this node has it: on its disk, synced before it counts.
     pub(super) known: Arc<Mutex<ClusterState>>,
@@ -239,6 +240,7 @@ impl Node {
             consumes_early: false,
             id,
             arena: dir.join(format!("{number}.arena")),
+            arena_bytes: ARENA_BYTES,
             seed: seed ^ u64::from(number) << 40,
             known: Arc::default(),
             applied: 0,
@@ -298,7 +300,7 @@ impl Node {
         if !self.is_flipped {
             self.sound(&stored.problems)?;
         }
-        let arena = ArenaConfig { path: self.arena.clone(), bytes: ARENA_BYTES, node: self.id };
+        let arena = ArenaConfig { path: self.arena.clone(), bytes: self.arena_bytes, node: self.id };
         let (arena, attach) = Arena::create_or_attach(arena).map_err(|e| self.why(e))?;
         let attached = match attach {
             Attach::Created => Vec::new(),

@@ -8,13 +8,14 @@ use kera_format::{ChunkBuilder, Compression, ProducerEpoch, ProducerId, Record, 
 use kera_protocol::{Status, WriteChunks, WriteChunksResponse};
 
 use super::client::{Around, Client, Owned, PATIENCE_US, Seen, Wish};
+use super::world::Plan;
 use crate::cluster::client::{Answer, retry};
 use crate::cluster::truth::{Place, Violation, Written};
 
-/// Chunks of one streamlet under way.
-const UNDER_WAY: usize = 4;
-/// How long a node may hold a request, in milliseconds.
-const WRITE_TIMEOUT_MS: u32 = 2_000;
+/// Chunks of one streamlet under way at most, and how long a node may hold a request, in milliseconds.
+const USUAL: (usize, u32) = (4, 2_000);
+/// The same of one that is eager: more than a lane remembers places, and sent again before anybody has noticed that a backup is lost.
+const EAGER: (usize, u32) = (14, 300);
 const TURN_US: u64 = 20_000;
 
 struct Chunk {
@@ -51,29 +52,31 @@ pub(super) struct Producer {
     filling_max: u64,
     /// Time between two chunks, on average, in microseconds.
     pace_us: u64,
+    under_way: usize,
+    timeout_ms: u32,
     next_us: u64,
     owned: Owned,
     streamlets: Vec<Streamlet>,
     requests: Vec<Request>,
     last_problem: String,
-    /// Chunks of which it was told only that they are old.
-    pub(super) untold: u64,
 }
 
 impl Producer {
-    pub(super) fn new(number: u32, stream: StreamId, streamlets: u32, records: u64, pace_us: u64) -> Producer {
+    pub(super) fn new(number: u32, stream: StreamId, streamlets: u32, plan: &Plan) -> Producer {
+        let (records, (under_way, timeout_ms)) = (plan.records, if plan.eager { EAGER } else { USUAL });
         Producer {
             number,
             stream,
             records,
             filling_max: 2_000,
-            pace_us,
+            pace_us: plan.trouble_ms * 2_000 / records.max(1),
+            under_way,
+            timeout_ms,
             next_us: 0,
             owned: Owned::new(stream),
             streamlets: (0..streamlets).map(|_| Streamlet::default()).collect(),
             requests: Vec::new(),
             last_problem: String::new(),
-            untold: 0,
         }
     }
 
@@ -109,7 +112,7 @@ impl Producer {
         if around.now_us >= self.next_us {
             self.next_us = around.now_us + self.pace_us / 2 + around.below(self.pace_us);
             for at in 0..self.streamlets.len() {
-                if self.streamlets[at].chunks.len() < UNDER_WAY && self.streamlets[at].made < self.records {
+                if self.streamlets[at].chunks.len() < self.under_way && self.streamlets[at].made < self.records {
                     self.make(at, around);
                 }
             }
@@ -135,7 +138,7 @@ impl Producer {
                 continue;
             }
             (streamlet.is_held, streamlet.with) = (false, node);
-            let most = 1 + around.below(UNDER_WAY as u64) as usize;
+            let most = 1 + around.below(self.under_way as u64) as usize;
             for chunk in streamlet.chunks.iter().filter(|chunk| chunk.with.is_none()).take(most) {
                 bytes.extend_from_slice(&chunk.bytes);
                 chosen.push((at, chunk.sequence));
@@ -144,7 +147,7 @@ impl Producer {
         if chosen.is_empty() {
             return;
         }
-        let (timeout_ms, chunk_count) = (WRITE_TIMEOUT_MS, chosen.len() as u32);
+        let (timeout_ms, chunk_count) = (self.timeout_ms, chosen.len() as u32);
         let correlation = around.send(node, &WriteChunks { timeout_ms, chunk_count, chunks: bytes.into() });
         for (at, sequence) in &chosen {
             self.chunk(*at, *sequence).expect("it was chosen just now").with = Some(correlation);
@@ -178,7 +181,9 @@ impl Producer {
                     let Some(found) = chunks.iter().position(|chunk| chunk.sequence == sequence) else { continue };
                     let chunk = chunks.remove(found).expect("it was found");
                     if status == Status::SequenceTooOld {
-                        self.untold += 1;
+                        // It is told of no place: more was under way than a lane remembers places.
+                        *around.told.did.entry("told only that it is there").or_default() += 1;
+                        around.truth.acknowledged_somewhere(self.stream.0, &chunk.records);
                         continue;
                     }
                     let place = Place { stream: self.stream.0, streamlet: at as u32, lane: result.lane.0 };

@@ -39,6 +39,10 @@ pub struct Plan {
     pub trouble_ms: u64,
     /// Records that each producer writes to each streamlet.
     pub records: u64,
+    /// Three nodes, so that with three copies none can be spared, and streams of six streamlets: what real nodes are tormented with.
+    pub three: bool,
+    /// Whether producers have more chunks under way than a lane remembers places, and send them again early.
+    pub eager: bool,
     /// Time between two faults, on average, in microseconds.
     pub fault_us: u64,
     /// Faults that may happen; all, if it is empty.
@@ -62,6 +66,8 @@ impl Plan {
             seed,
             trouble_ms: 30_000,
             records: 300,
+            three: false,
+            eager: false,
             fault_us: 1_500_000,
             only: Vec::new(),
             retention: true,
@@ -311,6 +317,7 @@ impl World {
         let power = plan.seed.is_multiple_of(2);
         let replication = 2 + Random::below(&random, 2) as u32;
         let count = replication + 1 + Random::below(&random, 2) as u32;
+        let count = if plan.three { 3 } else { count };
         let clock = Arc::new(ManualClock::new(1_700_000_000_000));
         let node = |number| {
             let clock = Arc::new(ManualClock::new(clock.now_ms()));
@@ -319,6 +326,8 @@ impl World {
             node.forgets_held = plan.planted == Some(Planted::ForgetsHeld);
             node.gives_up_held = plan.planted == Some(Planted::GivesUpHeld);
             node.changes_unsettled = plan.planted == Some(Planted::ChangesUnsettled);
+            // One of three may have to take over all streamlets while they are read.
+            node.arena_bytes *= if plan.three { 4 } else { 1 };
             node.consumes_early = plan.planted == Some(Planted::ConsumesEarly);
             node
         };
@@ -385,10 +394,8 @@ impl World {
         let streams = self.create_streams()?;
         let mut places = Vec::new();
         for (number, (stream, options)) in (0..).zip(&streams) {
-            let pace_us = self.plan.trouble_ms * 2_000 / self.plan.records.max(1);
             for of in 0..2 {
-                let (number, records) = (2 * number + of, self.plan.records);
-                self.add(Box::new(Producer::new(number, *stream, options.streamlets, records, pace_us)))?;
+                self.add(Box::new(Producer::new(2 * number + of, *stream, options.streamlets, &self.plan)))?;
             }
             let place = |streamlet, lane| Place { stream: stream.0, streamlet, lane };
             places.extend((0..options.streamlets).flat_map(|s| (0..options.lanes).map(move |l| place(s, l))));
@@ -439,7 +446,7 @@ impl World {
     }
 
     fn until_done(&mut self, since: &str) -> Result<(), Violation> {
-        let end_us = self.now_us() + HEALED_US;
+        let end_us = self.now_us() + HEALED_US * if self.plan.three { 5 } else { 1 };
         loop {
             // The look at all nodes costs more than most events.
             for _ in 0..200 {
@@ -550,7 +557,7 @@ impl World {
             let may_go = self.plan.retention && self.plan.kind == Kind::Usual;
             let retention_ms = (self.below(2) == 0 && may_go).then(|| 3_000 + self.below(10_000));
             let options = StreamOptions {
-                streamlets: 1 + self.below(3) as u32,
+                streamlets: if self.plan.three { 6 } else { 1 + self.below(3) as u32 },
                 lanes: 1 + self.below(2) as u32,
                 segments_per_group: 1 + self.below(3) as u32,
                 segment_bytes_max: 64 << (10 + self.below(2)),
