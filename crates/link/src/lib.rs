@@ -21,6 +21,9 @@ use tokio::sync::mpsc;
 
 /// How long after a failed try the next connection to a backup is tried.
 const RETRY: Duration = Duration::from_millis(100);
+/// How long a backup's machine may take no notice of blocks. Long before that the backup is replaced; it is back as soon as it can be reached,
+/// and not when a connection that was cut off tries once more.
+const UNNOTICED: Duration = Duration::from_secs(1);
 
 /// Settings of the connections to backups.
 #[derive(Clone, Debug)]
@@ -164,6 +167,7 @@ impl Peer {
         let config = ClientConfig {
             client_name: "kera-broker".into(),
             connect_timeout: self.config.connect_timeout,
+            unnoticed_timeout: Some(UNNOTICED),
             ..ClientConfig::default()
         };
         let connection = Connection::connect(&address, config).await.map_err(|error| error.to_string())?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{Join, LogView, Refused};
-use kera_format::cluster::{ClusterEntry, LogName};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::{ProducerEpoch, ProducerId};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
@@ -76,7 +76,7 @@ impl Group {
         while tokio::time::Instant::now() < deadline {
             let forwarded = match self.leader() {
                 Some((leader, _)) if leader == self.config.node => self.execute_forwarded(&command).await,
-                Some((leader, address)) => match ask(&*self.transport, leader.into(), &address, &command).await {
+                Some((leader, address)) => match self.ask_leader(leader, &address, &command).await {
                     Ok(forwarded) => forwarded,
                     Err(reason) => {
                         last = reason;
@@ -109,6 +109,25 @@ impl Group {
             }
         }
         Err(CoordinatorError::NoLeader(format!("the coordinators have no leader that answers ({last})")))
+    }
+
+    /// Has another node do it. A machine that is gone, or cut off, closes no connection, and its answer is waited for long: who follows another
+    /// leader by then asks that one. The first may have done it nevertheless, as when a connection to it ends.
+    async fn ask_leader(
+        &self,
+        leader: NodeNumber,
+        address: &str,
+        command: &ForwardCommand,
+    ) -> Result<ForwardedCommand, String> {
+        let mut metrics = self.raft.metrics();
+        let is_other = |other: u64| other != u64::from(leader);
+        tokio::select! {
+            biased;
+            answer = ask(&*self.transport, leader.into(), address, command) => answer,
+            Ok(_) = metrics.wait_for(|now| now.current_leader.is_some_and(is_other)) => {
+                Err(format!("node {leader} did not answer, and another one leads"))
+            }
+        }
     }
 
     /// The same for a message.

@@ -69,6 +69,26 @@ async fn a_leader_that_is_cut_off_decides_nothing_and_forgets_what_it_had_begun(
     assert!(has(&world, old, "majority"));
 }
 
+/// A machine that is gone closes no connection: what it was asked is not answered, and not refused either.
+#[tokio::test]
+async fn who_waits_for_a_leader_that_is_silent_asks_the_next_one() {
+    let world = World::cluster(11, 3, 1).await;
+    let old = world.leader().unwrap();
+    let others: Vec<u64> = (1..=4).filter(|node| *node != u64::from(old)).collect();
+    world.net.faults.lock().silent = true;
+    world.part(&[old.into()], &others);
+    let asked = others.iter().map(|&at| {
+        let group = world.nodes[&(at as u32)].group.clone();
+        tokio::spawn(async move { create(&group, &format!("from-{at}"), 1).await })
+    });
+    for asked in asked.collect::<Vec<_>>() {
+        asked.await.unwrap().unwrap();
+    }
+    world.heal();
+    world.agree().await;
+    assert!(others.iter().all(|at| has(&world, old, &format!("from-{at}"))));
+}
+
 #[tokio::test]
 async fn all_lose_power_and_come_back_with_all_that_was_answered() {
     let mut world = World::cluster(4, 3, 1).await;

@@ -16,6 +16,8 @@ use kera_protocol::{
     Body, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, Hello, HelloResponse, Message, Op, ProtocolError, Status,
     encode_request,
 };
+#[cfg(target_os = "linux")]
+use socket2::SockRef;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
 use tokio::net::TcpStream;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -43,6 +45,10 @@ pub struct ClientConfig {
     pub connect_timeout: Duration,
     /// How long a call waits for its answer unless it says otherwise.
     pub call_timeout: Duration,
+    /// How long the server's machine may take no notice of what was sent before the connection ends. `None`: as long as the system goes on trying,
+    /// each time after twice as long: minutes. A server that is there and does not read for so long, with more under way than its
+    /// socket takes, loses the connection as well, so this is for those that always read. Only on Linux.
+    pub unnoticed_timeout: Option<Duration>,
     /// The largest frame taken from the server.
     pub frame_bytes_max: usize,
 }
@@ -54,6 +60,7 @@ impl Default for ClientConfig {
             client_version: env!("CARGO_PKG_VERSION").into(),
             connect_timeout: Duration::from_secs(10),
             call_timeout: Duration::from_secs(30),
+            unnoticed_timeout: None,
             frame_bytes_max: kera_protocol::frame::FRAME_BYTES_MAX,
         }
     }
@@ -362,6 +369,8 @@ async fn greet(address: &str, config: &ClientConfig) -> Result<(TcpStream, Hello
     let failed = |reason: String| RpcError::Connect { address: address.into(), reason };
     let mut stream = TcpStream::connect(address).await.map_err(|e| failed(e.to_string()))?;
     stream.set_nodelay(true).map_err(|e| failed(e.to_string()))?;
+    #[cfg(target_os = "linux")]
+    SockRef::from(&stream).set_tcp_user_timeout(config.unnoticed_timeout).map_err(|e| failed(e.to_string()))?;
     let hello = Hello { client_name: config.client_name.clone(), client_version: config.client_version.clone() };
     let mut request = Vec::new();
     encode_request(&hello, 1, 0, &mut request);

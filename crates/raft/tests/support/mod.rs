@@ -23,6 +23,9 @@ use tokio::sync::watch;
 
 pub const TIMING: Timing = Timing { heartbeat_ms: 30, election_ms: 120, lost_after_ms: 400, command_ms: 3000 };
 
+/// Longer than any command waits.
+const SILENCE: Duration = Duration::from_secs(60);
+
 /// What the network does to messages.
 pub struct Faults {
     pub rng: StdRng,
@@ -32,6 +35,8 @@ pub struct Faults {
     pub delay_ms_max: u64,
     /// Pairs that do not reach each other.
     pub parted: BTreeSet<(u64, u64)>,
+    /// What is sent to who is not reached stands for long, as by a connection that nobody has closed.
+    pub silent: bool,
 }
 
 pub struct Net {
@@ -103,7 +108,8 @@ impl Wire {
             net.delay().await;
             let reached = net.groups.lock().get(&to).cloned();
             let Some(group) = reached.filter(|_| !net.is_parted(from, to) && !net.roll(lose)) else {
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                let silent = net.faults.lock().silent;
+                tokio::time::sleep(if silent { SILENCE } else { Duration::from_millis(20) }).await;
                 return Err("lost".into());
             };
             if let Some(answer) = net.unknown_there(to, op, &body) {
@@ -205,7 +211,7 @@ fn roles(node: NodeNumber, voters: NodeNumber) -> Vec<Role> {
 impl World {
     pub fn new(seed: u64) -> World {
         let rng = StdRng::seed_from_u64(seed);
-        let faults = Faults { rng, lose: 0, double: 0, delay_ms_max: 0, parted: BTreeSet::new() };
+        let faults = Faults { rng, lose: 0, double: 0, delay_ms_max: 0, parted: BTreeSet::new(), silent: false };
         World {
             net: Arc::new(Net { faults: Mutex::new(faults), groups: Mutex::default(), old: Mutex::default() }),
             nodes: BTreeMap::new(),
@@ -364,7 +370,7 @@ impl World {
     pub fn heal(&self) {
         let faults = &mut *self.net.faults.lock();
         faults.parted.clear();
-        (faults.lose, faults.double, faults.delay_ms_max) = (0, 0, 0);
+        (faults.lose, faults.double, faults.delay_ms_max, faults.silent) = (0, 0, 0, false);
     }
 
     pub async fn create(&self, at: NodeNumber, name: &str) -> Result<StreamInfo, CoordinatorError> {

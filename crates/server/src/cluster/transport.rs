@@ -13,6 +13,9 @@ use tokio::runtime::Handle;
 /// How long a connection may take, and how long it waits for an answer.
 const CONNECT: Duration = Duration::from_secs(2);
 const ANSWER: Duration = Duration::from_secs(15);
+/// A node that was cut off is heard again so soon after it is back: by a connection that has tried in vain for as long as the cut lasted, it would
+/// take as long again, and it would join and be fenced for its silence all the while.
+const UNNOTICED: Duration = Duration::from_secs(1);
 /// What the error of a request begins with that the other node has refused for good.
 pub(super) const REFUSED: &str = "refused: ";
 
@@ -37,6 +40,7 @@ async fn connected(connections: &Mutex<HashMap<String, Connection>>, address: &s
         client_name: "kera-node".into(),
         connect_timeout: CONNECT,
         call_timeout: ANSWER,
+        unnoticed_timeout: Some(UNNOTICED),
         ..ClientConfig::default()
     };
     let opened = Connection::connect(address, config).await?;
