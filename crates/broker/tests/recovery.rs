@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use common::*;
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
-use kera_broker::{Broker, BrokerConfig, Copies, EndedLog, EndedView, Rebuild, RecoveryProgress};
+use kera_broker::{Broker, BrokerConfig, Copies, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
@@ -746,6 +746,39 @@ fn held_since_a_move(goes_on: bool, front_is_gone: bool) {
     let expected = if front_is_gone { (16 + 2 * begin as u64..28).collect() } else { up_to(28) };
     assert_eq!(all, expected);
     assert_eq!(write_at(&first, 2, 14), (Status::Ok, 28, false));
+}
+
+/// Of a streamlet that has moved retention took at its second owner, which is then lost, what a producer wrote last, and the first owner has either
+/// let go of what it had or not.
+#[test]
+fn a_producer_that_wrote_last_where_nothing_is_left_goes_on_with_any_number() {
+    for holds in [false, true] {
+        let cloud = Cloud::new(1);
+        let first = house(1, &lost_options(1));
+        owns(&first, 1, 2);
+        (0..4).for_each(|sequence| assert_eq!(write_at(&first, 5, sequence).0, Status::Ok));
+        (0..4).for_each(|sequence| assert_eq!(write_at(&first, 2, sequence).0, Status::Ok));
+        first.broker.let_go(STREAM, X).unwrap();
+        let state = first.broker.handed_over(STREAM, X).unwrap().unwrap();
+        let second = house(2, &lost_options(1));
+        second.broker.set_owner(3, STREAM, X, owner(2, 3, &[(2, 1)])).unwrap();
+        second.broker.open_streamlet(STREAM, X, 3, Some(&state)).unwrap();
+        assert_eq!(write_at(&second, 5, 4).1, 16);
+        (4..14).for_each(|sequence| assert_eq!(write_at(&second, 2, sequence).0, Status::Ok));
+        let chunks = chunks_of(&second.log, 0);
+        let begin = (1..chunks.len()).find(|at| place(&chunks[*at]).position == 128).unwrap();
+        cloud.put(LOST, 1, &[11], &[&chunks[begin..]]);
+        let logs = [ended(LOST, 1, &[11])];
+        let next = if holds { first } else { house(3, &lost_options(1)) };
+        let number = if holds { 1 } else { 3 };
+        let older: &[(u32, u32)] = if holds { &[(2, 1)] } else { &[] };
+        next.broker.set_owner(4, STREAM, X, owner(number, 4, older)).unwrap();
+        let handed = HandedStates::from([((STREAM, X), state)]);
+        next.broker.take_over_moved(&[(STREAM, X, 4)], &logs, &*cloud, &handed).unwrap();
+        assert_eq!(write_at(&next, 5, 5), (Status::Ok, 38, false), "{holds}: nobody knows what it sent last");
+        assert!(write_at(&next, 2, 13).2, "{holds}");
+        assert_eq!(write_at(&next, 2, 15).0, Status::SequenceGap, "{holds}: it is known");
+    }
 }
 
 /// Node 1, which owns the streamlet in epoch 3 and has rebuilt what a lost log has of it; the chunks of that log, and the log.

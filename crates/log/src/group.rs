@@ -335,6 +335,18 @@ impl Chain {
         std::iter::successors(at, |&at| self.next(at))
     }
 
+    /// Whether no ordinal from `from` up to `to` is missing.
+    pub(crate) fn has_all(&self, from: u64, to: u64) -> bool {
+        let mut next = from;
+        for at in self.from(self.first()) {
+            let summary = self.slot(at).summary();
+            if summary.base_ordinal <= next {
+                next = next.max(summary.next_ordinal);
+            }
+        }
+        next >= to
+    }
+
     pub(crate) fn find_group(&self, id: GroupId) -> Option<usize> {
         self.groups.binary_search_by_key(&id, |group| group.id).ok()
     }

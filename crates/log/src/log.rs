@@ -34,6 +34,9 @@ const CLOSE_SHARE: u64 = 64;
 pub struct LogConfig {
     /// Producers that a lane remembers for deduplication; the one that was silent longest is forgotten first.
     pub producers_per_lane_max: usize,
+    /// Retention keeps the chunks that deduplication remembers for so many milliseconds after their segment's last append: for longer than
+    /// producers try a chunk again. Zero: not at all.
+    pub producers_kept_ms: u64,
     /// A segment is made for about this many milliseconds of its lane's rate.
     pub segment_fill_ms: u32,
     /// A segment takes at most one part in this many of the arena.
@@ -46,6 +49,7 @@ impl Default for LogConfig {
     fn default() -> Self {
         LogConfig {
             producers_per_lane_max: 10_000,
+            producers_kept_ms: 300_000,
             segment_fill_ms: 500,
             segment_arena_share: 64,
             has_owner_epochs: false,
@@ -376,7 +380,7 @@ impl Log {
                     dropped += progress.retain(&of_progress, now_ms);
                 }
                 if let Some(bytes) = options.retention_bytes.filter(|_| options.cleanup.deletes()) {
-                    dropped += retention::retain_bytes(streamlet, bytes);
+                    dropped += retention::retain_bytes(streamlet, bytes, now_ms);
                 }
             }
         }

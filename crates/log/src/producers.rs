@@ -1,7 +1,8 @@
 //! What a lane knows about the producers that write to it: enough to append a retried chunk once (promise 3).
 //!
 //! Lives in a lane, under its lock. It is not stored anywhere of its own: a restart rebuilds it from the chunk headers in
-//! memory and from the [`ProducerMark`]s that the store keeps with each segment.
+//! memory and from the [`ProducerMark`]s that the store keeps with each segment. So neither compaction nor retention takes what it
+//! remembers, retention for as long as a producer may send it again (decision 0030).
 //!
 //! # What is accepted
 //!
@@ -11,7 +12,7 @@
 //!
 //! Of a producer that the lane does not know, only number 0 is appended: otherwise chunk 1 could overtake a failed chunk 0,
 //! whose retry would then pass for a duplicate. The exception is a lane that has forgotten producers, because there were too
-//! many or because it came back from disk without its oldest segments: there an unknown producer may be a forgotten one,
+//! many or because it came back without its oldest segments, or without some in between: there an unknown producer may be a forgotten one,
 //! and goes on at any number.
 //!
 //! # Producers of Kafka batches
@@ -232,11 +233,49 @@ impl Producer {
         })
     }
 
-    /// The first ordinal of its last chunk, if that is remembered.
-    fn last_ordinal(&self) -> Option<u64> {
-        let last = (usize::from(self.next) + PLACES - 1) % PLACES;
-        (self.known > 0).then_some(self.places[last].1.base_ordinal)
+    /// Its last chunks, oldest first.
+    fn known(&self) -> impl Iterator<Item = (u64, Place)> + '_ {
+        let (next, known) = (usize::from(self.next), usize::from(self.known));
+        (1..=known).rev().map(move |back| self.places[(next + PLACES - back) % PLACES])
     }
+
+    /// Learns what somebody else knew of it.
+    fn merge(&mut self, one: &ProducerHandover) {
+        if one.producer_epoch.0 < self.epoch {
+            return;
+        }
+        let comes = one.chunks.iter().map(|chunk| {
+            let place = Place { cursor: chunk.cursor, base_ordinal: chunk.base_ordinal };
+            (chunk.sequence, place)
+        });
+        let mut all: Vec<(u64, Place)> = Vec::with_capacity(PLACES + one.chunks.len());
+        if one.producer_epoch.0 == self.epoch {
+            all.extend(self.known());
+        } else {
+            self.sequence = one.sequence;
+        }
+        all.extend(comes);
+        // Of what both know the place that was known here comes first, and stays.
+        all.sort_by_key(|(_, place)| place.base_ordinal);
+        all.dedup_by_key(|(_, place)| place.base_ordinal);
+        let last = &all[all.len().saturating_sub(PLACES)..];
+        if let Some((sequence, _)) = last.last() {
+            self.sequence = *sequence;
+        }
+        self.places[..last.len()].copy_from_slice(last);
+        (self.epoch, self.known, self.next) = (one.producer_epoch.0, last.len() as u8, (last.len() % PLACES) as u8);
+    }
+}
+
+/// How far along the lane goes what comes from somebody else, for producers of which nothing is known here.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reach {
+    /// Further than what is known here.
+    Further,
+    /// Less far, and all that is behind it is known here.
+    Joined,
+    /// Less far, and behind it something is not known here.
+    Apart,
 }
 
 /// The producers of a lane, the one silent for longest thrown out first when there are too many.
@@ -316,13 +355,11 @@ impl Producers {
         let here = |place: &Place| place.cursor.group == group && place.cursor.segment == segment;
         let mut marks = Vec::new();
         for producer in &self.all {
-            let known =
-                producer.places.iter().cycle().skip(usize::from(producer.next) + PLACES - usize::from(producer.known));
-            let places = known.take(producer.known.into()).filter(|(_, place)| here(place));
+            let places = producer.known().filter(|(_, place)| here(place));
             marks.extend(places.map(|(sequence, place)| ProducerMark {
                 producer_id: ProducerId(producer.id),
                 producer_epoch: ProducerEpoch(producer.epoch),
-                sequence: *sequence,
+                sequence,
                 base_ordinal: place.base_ordinal,
                 position: place.cursor.position,
             }));
@@ -363,12 +400,7 @@ impl Producers {
 
     /// The base ordinals of all chunks whose places are remembered: compaction leaves them, so that a restart remembers the same.
     pub(crate) fn remembered(&self) -> HashSet<u64> {
-        let of = |producer: &Producer| {
-            let (next, known) = (usize::from(producer.next), usize::from(producer.known));
-            let places = producer.places;
-            (1..=known).map(move |back| places[(next + PLACES - back) % PLACES].1.base_ordinal)
-        };
-        self.all.iter().flat_map(of).collect()
+        self.all.iter().flat_map(|producer| producer.known().map(|(_, place)| place.base_ordinal)).collect()
     }
 
     /// All producers, the one that was silent longest first, and whether some may be forgotten.
@@ -377,9 +409,7 @@ impl Producers {
         let mut at = if self.all.is_empty() { NONE } else { self.oldest };
         while at != NONE {
             let producer = &self.all[at as usize];
-            let known = usize::from(producer.known);
-            let of = |back: usize| producer.places[(usize::from(producer.next) + PLACES - back) % PLACES];
-            let chunks = (1..=known).rev().map(of).map(|(sequence, Place { cursor, base_ordinal })| ChunkPlace {
+            let chunks = producer.known().map(|(sequence, Place { cursor, base_ordinal })| ChunkPlace {
                 sequence,
                 base_ordinal,
                 cursor,
@@ -395,41 +425,44 @@ impl Producers {
         (all, self.forgot)
     }
 
-    /// Learns what the lane's last owner knew. `later`: that comes after everything that is known here; otherwise what is known of the
-    /// same epoch or a later one came after that, or is the same.
-    pub(crate) fn receive(&mut self, handed: &[ProducerHandover], forgot: bool, later: bool, limit: usize) {
+    /// Learns what somebody else knew of the lane: its last owner, or the backups of a lost one. `reach`: how far that goes.
+    ///
+    /// Neither side need know more of every producer: what comes may go further along the lane and say less of one that wrote last into
+    /// groups which somebody else holds, and what is here may begin behind it. So of each epoch both count, the later chunk by its ordinal.
+    pub(crate) fn receive(&mut self, handed: &[ProducerHandover], forgot: bool, reach: Reach, limit: usize) {
         self.forgot |= forgot;
-        for one in handed {
+        for one in handed.iter().filter(|one| one.producer_id.0 != 0) {
             let id = one.producer_id.0;
-            let known = self.find(id).map(|at| self.all[at as usize].epoch);
-            if id == 0 || (!later && known.is_some_and(|epoch| epoch >= one.producer_epoch.0)) {
-                continue;
-            }
-            // What comes may go further along the lane and yet say less of a producer: what it wrote last is in groups that somebody holds.
-            let last = one.chunks.last().map(|chunk| chunk.base_ordinal);
-            if self
-                .find(id)
-                .and_then(|at| self.all[at as usize].last_ordinal())
-                .zip(last)
-                .is_some_and(|(has, last)| last < has)
-            {
-                continue;
-            }
-            let nowhere = Place { cursor: Cursor::default(), base_ordinal: 0 };
             let at = match self.find(id) {
                 Some(at) => at,
-                None => self.add(id, one.producer_epoch.0, nowhere, limit),
+                // It may have written since, and would be told of a gap for ever. Or it was thrown out here, which says the same.
+                None if reach == Reach::Apart || (reach == Reach::Joined && self.all.len() >= limit) => {
+                    self.forgot = true;
+                    continue;
+                }
+                None => {
+                    let nowhere = Place { cursor: Cursor::default(), base_ordinal: 0 };
+                    let at = self.add(id, one.producer_epoch.0, nowhere, limit);
+                    self.all[at as usize].sequence = one.sequence;
+                    at
+                }
             };
-            let producer = &mut self.all[at as usize];
-            (producer.epoch, producer.sequence) = (one.producer_epoch.0, one.sequence);
-            (producer.next, producer.known) = (0, 0);
-            for chunk in &one.chunks[one.chunks.len().saturating_sub(PLACES)..] {
-                let place = Place { cursor: chunk.cursor, base_ordinal: chunk.base_ordinal };
-                producer.places[usize::from(producer.next)] = (chunk.sequence, place);
-                producer.next = (producer.next + 1) % PLACES as u8;
-                producer.known += 1;
-            }
+            self.all[at as usize].merge(one);
         }
+    }
+
+    /// What is known ends somewhere, and the lane goes on behind a gap, from where these are known: others may have written in it.
+    pub(crate) fn forget_others(&mut self, behind: &[ProducerHandover], limit: usize) {
+        let known: HashSet<u64> = behind.iter().map(|one| one.producer_id.0).collect();
+        let (mut all, _) = self.hand_over();
+        all.retain(|one| known.contains(&one.producer_id.0));
+        *self = Producers::default();
+        self.receive(&all, true, Reach::Further, limit);
+    }
+
+    /// Whether one of the chunks whose places are remembered has an ordinal in `ordinals`.
+    pub(crate) fn remembers_any(&self, ordinals: std::ops::Range<u64>) -> bool {
+        self.all.iter().any(|producer| producer.known().any(|(_, place)| ordinals.contains(&place.base_ordinal)))
     }
 
     /// The same as they were when the lane ended at `ordinal`; and those of which nothing from before is remembered, though there may be
@@ -452,7 +485,7 @@ impl Producers {
             }
         }
         let mut before = Producers::default();
-        before.receive(&kept, forgot, true, limit);
+        before.receive(&kept, forgot, Reach::Further, limit);
         (before, lacking)
     }
 
@@ -587,6 +620,82 @@ mod tests {
         let known = producers.latest(9).iter().map(|one| (one.producer_id.0, one.sequence)).collect::<Vec<_>>();
         assert_eq!(known, [(7, None), (8, Some(2))]);
         assert_eq!((producers.latest(1).len(), producers.knows(ProducerId(7))), (1, true));
+    }
+
+    /// A producer with chunks of these numbers, each at ten times that.
+    fn told(id: u64, epoch: u16, sequences: std::ops::RangeInclusive<u64>) -> ProducerHandover {
+        let chunk = |sequence| ChunkPlace { sequence, base_ordinal: sequence * 10, cursor: Cursor::default() };
+        ProducerHandover {
+            producer_id: ProducerId(id),
+            producer_epoch: ProducerEpoch(epoch),
+            sequence: *sequences.end(),
+            chunks: sequences.map(chunk).collect(),
+        }
+    }
+
+    #[test]
+    fn of_two_who_know_a_producer_the_one_with_its_later_chunk_is_right_and_both_have_places() {
+        let kafka = |epoch, sequence| ChunkHeader { kind: PayloadKind::KafkaBatch, ..header(7, epoch, sequence) };
+        for reach in [Reach::Further, Reach::Joined, Reach::Apart] {
+            let mut producers = Producers::default();
+            producers.note(ProducerId(7), ProducerEpoch(2), 5, place(50), 9);
+            producers.receive(&[told(7, 2, 6..=8)], false, reach, 9);
+            assert_eq!(
+                producers.admit(&kafka(2, 9)),
+                Admission::Next,
+                "{reach:?}: what comes is of the same epoch and later"
+            );
+            producers.receive(&[told(7, 2, 3..=5)], false, reach, 9);
+            assert_eq!(producers.admit(&kafka(2, 9)), Admission::Next, "{reach:?}: what comes is earlier");
+            for known in 4..=8 {
+                assert!(
+                    matches!(producers.admit(&kafka(2, known)), Admission::Duplicate(Some(_))),
+                    "{reach:?} {known}"
+                );
+            }
+            assert_eq!(producers.admit(&kafka(2, 5)), Admission::Duplicate(Some(place(50))), "the place that is here");
+            producers.receive(&[told(7, 1, 60..=62)], false, reach, 9);
+            assert_eq!(producers.admit(&kafka(2, 9)), Admission::Next, "{reach:?}: an epoch never falls");
+            producers.receive(&[told(7, 3, 9..=9)], false, reach, 9);
+            assert_eq!(producers.admit(&kafka(3, 10)), Admission::Next, "{reach:?}: a later epoch has its own chunks");
+            assert_eq!(producers.hand_over().0[0].chunks.len(), 1, "{reach:?}");
+            producers.raise_epoch(ProducerId(7), ProducerEpoch(4));
+            producers.receive(&[told(7, 3, 9..=9)], false, reach, 9);
+            assert_eq!(producers.admit(&kafka(3, 10)), Admission::Stale { current: 4 }, "{reach:?}: it stays raised");
+        }
+    }
+
+    #[test]
+    fn what_is_too_old_to_say_where_an_unknown_producer_goes_on_says_only_that_it_is_forgotten() {
+        let mut producers = Producers::default();
+        producers.receive(&[told(7, 0, 8..=12)], false, Reach::Joined, 9);
+        assert_eq!(producers.admit(&header(7, 0, 31)), Admission::Gap { expected: 13 }, "nothing came since");
+        let mut producers = Producers::default();
+        producers.note(ProducerId(8), ProducerEpoch(0), 3, place(3), 9);
+        producers.receive(&[told(7, 0, 8..=12)], false, Reach::Apart, 9);
+        assert_eq!(producers.admit(&header(7, 0, 31)), Admission::Next, "it may have sent those before");
+        assert_eq!(producers.admit(&header(8, 0, 5)), Admission::Gap { expected: 4 }, "it is known");
+        // With as many as there may be, whoever is missing was thrown out.
+        let mut producers = Producers::default();
+        producers.note(ProducerId(8), ProducerEpoch(0), 3, place(3), 1);
+        producers.receive(&[told(7, 0, 8..=12)], false, Reach::Joined, 1);
+        assert_eq!((producers.knows(ProducerId(8)), producers.knows(ProducerId(7))), (true, false));
+        assert_eq!(producers.admit(&header(7, 0, 31)), Admission::Next);
+        producers.receive(&[told(7, 0, 8..=12)], false, Reach::Further, 1);
+        assert_eq!((producers.knows(ProducerId(8)), producers.knows(ProducerId(7))), (false, true));
+    }
+
+    #[test]
+    fn behind_a_gap_only_those_are_known_that_wrote_there() {
+        let mut producers = Producers::default();
+        producers.receive(&[told(7, 0, 1..=2), told(8, 0, 3..=4)], false, Reach::Further, 9);
+        producers.forget_others(&[told(8, 0, 9..=9)], 9);
+        assert_eq!((producers.knows(ProducerId(7)), producers.knows(ProducerId(8))), (false, true));
+        assert_eq!(producers.admit(&header(7, 0, 31)), Admission::Next);
+        assert_eq!(producers.remembered(), HashSet::from([30, 40]));
+        assert!(
+            producers.remembers_any(40..41) && !producers.remembers_any(31..40) && !producers.remembers_any(41..99)
+        );
     }
 
     fn append(producers: &mut Producers, id: u64, epoch: u16, sequence: u64, limit: usize) -> Admission {

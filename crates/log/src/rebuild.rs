@@ -158,7 +158,8 @@ enum Filled {
 
 impl Streamlet {
     /// Takes lanes of a lost owner, before [`open`](Streamlet::open): appends go on behind them, and their segments are
-    /// awaited. What is there of other owners must end where a lane's awaited part begins.
+    /// awaited. What is there of other owners should end where a lane's awaited part begins: if it ends before that, producers that are not
+    /// known from the awaited part may have written between, and go on with any number.
     pub fn receive_lost(&self, lanes: &[LostLane]) -> Result<(), TenureError> {
         let is = self.tenure();
         if is != Tenure::Elsewhere {
@@ -166,6 +167,7 @@ impl Streamlet {
         }
         for lost in lanes {
             let lane = self.any_lane(lost.state.lane).ok_or(TenureError::UnknownLane(lost.state.lane))?;
+            lane.forget_in_front_of(lost);
             lane.receive(&lost.state);
             lane.await_segments(&lost.segments);
         }
@@ -307,6 +309,16 @@ impl Begun {
 }
 
 impl Lane {
+    /// What was known so far says nothing of what is between its end and the segments that come: retention took that, and its chunks.
+    fn forget_in_front_of(&self, lost: &LostLane) {
+        let first = lost.segments.first().map_or(lost.state.next_ordinal, |segment| segment.base_ordinal);
+        let limit = self.log().config.producers_per_lane_max;
+        let mut state = self.state.lock();
+        if state.next_ordinal < first {
+            state.producers.forget_others(&lost.state.producers, limit);
+        }
+    }
+
     fn await_segments(&self, segments: &[AwaitedSegment]) {
         let mut state = self.state.lock();
         let mut rebuilding = state.rebuilding.take().unwrap_or_default();

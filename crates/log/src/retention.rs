@@ -20,6 +20,13 @@
 //! back: all of it would be gone anyway (decision 0007). Its segments go without waiting for the disk, so that what is kept for
 //! less time than the store waits before it writes is never written. Was any of it ever on disk, then the last of that still
 //! is, by the rule above.
+//!
+//! # What tells of producers stays for a while
+//!
+//! A producer that was told nothing of its last chunks sends them again. That they are there is known from the lane's table of producers,
+//! and after a restart or a loss of the owner from the chunks alone ([`producers`](crate::producers)). So what has a chunk that the table
+//! remembers stays for some minutes after its last append (`producers_kept_ms`), for longer than producers try again; by size at most as
+//! much again as the limit (decision 0030).
 
 use std::sync::atomic::Ordering;
 
@@ -65,14 +72,16 @@ impl Lane {
                 |state, last| state.chain.slot(last).summary().last_append_ms < before_ms,
                 now_ms,
             );
-            while self.front(&state).is_some_and(|front| front.last_append_ms < before_ms) {
+            while self.front(&state).is_some_and(|front| front.last_append_ms < before_ms)
+                && !self.remembers_front(&state, now_ms)
+            {
                 self.drop_front(&mut state, &mut dropped);
             }
         }
         if let (true, Some(floor)) = (options.retention_consumed, state.consumed_floor) {
             let read = |state: &LaneState, group: usize| is_below(state, group, floor);
             self.make_way(&mut state, |state, last| read(state, last.group), now_ms);
-            while !state.chain.groups.is_empty() && read(&state, 0) && self.group_may_go(&state) {
+            while !state.chain.groups.is_empty() && read(&state, 0) && self.group_may_go(&state, now_ms) {
                 for _ in 0..state.chain.groups[0].slots.len() {
                     self.drop_front(&mut state, &mut dropped);
                 }
@@ -82,7 +91,10 @@ impl Lane {
         if floor > 0 {
             let below = |state: &LaneState, at| state.chain.slot(at).summary().next_ordinal <= floor;
             self.make_way(&mut state, |state, last| below(state, last), now_ms);
-            while self.front(&state).is_some() && state.chain.first().is_some_and(|first| below(&state, first)) {
+            while self.front(&state).is_some()
+                && state.chain.first().is_some_and(|first| below(&state, first))
+                && !self.remembers_front(&state, now_ms)
+            {
                 self.drop_front(&mut state, &mut dropped);
             }
         }
@@ -131,6 +143,19 @@ impl Lane {
         Some(Front { last_append_ms: summary.last_append_ms, bytes: summary.head.into() })
     }
 
+    /// Whether the oldest segment is kept for what it tells of producers.
+    fn remembers_front(&self, state: &LaneState, now_ms: i64) -> bool {
+        state.chain.first().is_some_and(|first| self.is_remembered(state, first, now_ms))
+    }
+
+    /// Whether a segment has one of the last chunks of a producer that may still send it again. Looks at all producers of a lane.
+    fn is_remembered(&self, state: &LaneState, at: At, now_ms: i64) -> bool {
+        let summary = state.chain.slot(at).summary();
+        let kept_ms = self.log().config.producers_kept_ms;
+        let until_ms = summary.last_append_ms.saturating_add_unsigned(kept_ms);
+        kept_ms > 0 && now_ms < until_ms && state.producers.remembers_any(summary.base_ordinal..summary.next_ordinal)
+    }
+
     /// Whether other nodes have copies.
     fn is_copied(&self) -> bool {
         self.home.stream.options().replication > 1
@@ -155,12 +180,14 @@ impl Lane {
     }
 
     /// Whether all of the oldest group may go.
-    fn group_may_go(&self, state: &LaneState) -> bool {
-        let settled = state.chain.groups[0]
-            .slots
-            .iter()
-            .all(|slot| !slot.open && slot.memory.as_ref().is_none_or(|segment| segment.is_settled()));
-        settled && state.chain.groups.len() > 1 && self.keeps_ordinals(state, At { group: 1, slot: 0 })
+    fn group_may_go(&self, state: &LaneState, now_ms: i64) -> bool {
+        let slots = &state.chain.groups[0].slots;
+        let settled =
+            slots.iter().all(|slot| !slot.open && slot.memory.as_ref().is_none_or(|segment| segment.is_settled()));
+        settled
+            && state.chain.groups.len() > 1
+            && self.keeps_ordinals(state, At { group: 1, slot: 0 })
+            && !(0..slots.len()).any(|slot| self.is_remembered(state, At { group: 0, slot }, now_ms))
     }
 
     fn drop_front(&self, state: &mut LaneState, dropped: &mut Vec<Dropped>) {
@@ -264,8 +291,8 @@ fn is_below(state: &LaneState, group: usize, floor: Cursor) -> bool {
         && (group.id < floor.group || (group.id == floor.group && end <= Some((floor.segment, floor.position))))
 }
 
-/// Drops the oldest segments of a streamlet's lanes until it keeps at most about `limit` bytes.
-pub(crate) fn retain_bytes(streamlet: &Streamlet, limit: u64) -> u64 {
+/// Drops the oldest segments of a streamlet's lanes until it keeps at most about `limit` bytes; as much again if the oldest tell of producers.
+pub(crate) fn retain_bytes(streamlet: &Streamlet, limit: u64, now_ms: i64) -> u64 {
     let mut lanes: Vec<_> = streamlet.lanes().map(|lane| (lane, lane.size())).collect();
     let mut total: u64 = lanes.iter().map(|(_, (bytes, _))| bytes).sum();
     let mut dropped = 0;
@@ -275,6 +302,10 @@ pub(crate) fn retain_bytes(streamlet: &Streamlet, limit: u64) -> u64 {
             .filter_map(|(lane, (_, front))| front.map(|f| (f.last_append_ms, lane, front)))
             .min_by_key(|(last_append_ms, ..)| *last_append_ms);
         let Some((_, lane, front)) = oldest else { break };
+        // No younger one of another lane goes in its place.
+        if total <= limit.saturating_mul(2) && lane.remembers_front(&lane.state.lock(), now_ms) {
+            break;
+        }
         let (bytes, next) = lane.drop_oldest();
         dropped += u64::from(bytes > 0);
         total = total.saturating_sub(bytes);

@@ -13,6 +13,7 @@ use kera_format::{Cursor, LaneId, ProducerEpoch, ProducerId};
 
 use crate::group::GroupInfo;
 use crate::lane::Lane;
+use crate::producers::Reach;
 use crate::sink::DurabilitySink;
 use crate::streamlet::{OWN_LOGS_MAX, Streamlet};
 
@@ -311,7 +312,12 @@ impl Lane {
         let limit = self.log().config.producers_per_lane_max;
         let mut state = self.state.lock();
         let later = state.next_ordinal < handover.next_ordinal;
-        state.producers.receive(&handover.producers, handover.forgot, later, limit);
+        let reach = match later {
+            true => Reach::Further,
+            false if state.chain.has_all(handover.next_ordinal, state.next_ordinal) => Reach::Joined,
+            false => Reach::Apart,
+        };
+        state.producers.receive(&handover.producers, handover.forgot, reach, limit);
         state.last_append_ms = state.last_append_ms.max(handover.last_append_ms);
         if later {
             state.next_ordinal = handover.next_ordinal;

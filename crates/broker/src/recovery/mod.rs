@@ -421,18 +421,13 @@ impl Broker {
         let next_of = |lane: LaneId| lanes.get(&lane).map_or(0, |decided| decided.next_ordinal);
         let (before, behind): (Vec<LaneHandover>, Vec<LaneHandover>) =
             handed.iter().cloned().partition(|state| state.next_ordinal <= next_of(state.lane));
-        // What was handed over tells the producers of all that was before it.
-        let is_told = |lane: LaneId| {
-            let first = lanes.get(&lane).map_or(0, |decided| decided.first_ordinal);
-            handed.iter().any(|state| state.lane == lane && state.next_ordinal >= first)
-        };
-        let has_more =
-            |lane: LaneId| is_told(lane) || place.lanes().any(|other| other.id() == lane && other.stats().groups > 0);
         place.receive(&before).map_err(|error| refused(&error))?;
+        // What was handed over, and what stays, tells the producers of all that was before its end; where what comes begins behind that, the
+        // lane knows by itself that it does not know all.
         let lost: Vec<LostLane> = lanes
             .iter()
             .filter(|(_, decided)| decided.next_ordinal > 0)
-            .map(|(&lane, decided)| lost(lane, decided, has_more(lane)))
+            .map(|(&lane, decided)| lost(lane, decided))
             .collect();
         place.receive_lost(&lost).map_err(|error| refused(&error))?;
         place.receive(&behind).map_err(|error| refused(&error))?;
@@ -568,14 +563,13 @@ struct Missing {
     count: usize,
 }
 
-/// A lane as it is taken over; `has_more`: this node has what is before it.
-fn lost(lane: LaneId, decided: &Decided, has_more: bool) -> LostLane {
+/// A lane as it is taken over.
+fn lost(lane: LaneId, decided: &Decided) -> LostLane {
     let state = LaneHandover {
         lane,
         next_ordinal: decided.next_ordinal,
         last_append_ms: 0,
-        // Producers of what was dropped may be any.
-        forgot: decided.forgot || (decided.first_ordinal > 0 && !has_more),
+        forgot: decided.forgot,
         producers: decided.producers.clone(),
         groups: Vec::new(),
     };

@@ -35,10 +35,19 @@ pub(crate) fn options() -> StreamOptions {
     StreamOptions { lanes: 2, segments_per_group: 2, segment_bytes_max: 64 << 10, ..StreamOptions::default() }
 }
 
+/// Retention does not wait for producers, where a test does not ask for it.
+pub(crate) fn config() -> LogConfig {
+    LogConfig { producers_kept_ms: 0, ..LogConfig::default() }
+}
+
 pub(crate) fn node_with(options: StreamOptions, bytes: u64) -> Node {
+    node_configured(config(), options, bytes)
+}
+
+pub(crate) fn node_configured(config: LogConfig, options: StreamOptions, bytes: u64) -> Node {
     let dir = Arc::new(tempfile::tempdir().unwrap());
     let (arena, _) = Arena::create_or_attach(arena_config(&dir, bytes)).unwrap();
-    let log = Log::new(LogConfig::default(), arena);
+    let log = Log::new(config, arena);
     log.set_sinks(Arc::new(vec![Arc::new(Sink::default()) as Arc<dyn DurabilitySink>]));
     log.create_stream(STREAM, options).unwrap();
     Node { log, dir }
@@ -190,7 +199,7 @@ pub(crate) fn power_node() -> (Node, Arc<Sink>) {
 pub(crate) fn node_through(sink: &Arc<Sink>, options: StreamOptions) -> Node {
     let dir = Arc::new(tempfile::tempdir().unwrap());
     let (arena, _) = Arena::create_or_attach(arena_config(&dir, 8 << 20)).unwrap();
-    let log = Log::new(LogConfig::default(), arena);
+    let log = Log::new(config(), arena);
     log.set_sinks(Arc::new(vec![Arc::clone(sink) as Arc<dyn DurabilitySink>]));
     log.create_stream(STREAM, options).unwrap();
     Node { log, dir }

@@ -96,6 +96,35 @@ fn what_does_not_belong_there_is_refused_and_the_right_one_taken() {
     assert_eq!(ordinals(&next.lane().read(start(), 1 << 20, true).unwrap()), (0..9).collect::<Vec<_>>());
 }
 
+/// What was handed over to the lost owner ends before the first segment that its log still has.
+#[test]
+fn a_producer_that_is_known_from_before_a_gap_alone_goes_on_with_any_number() {
+    let (before, lost) = (node(), node());
+    for producer in [7, 8] {
+        append(&before.lane(), &chunk_of(producer, 0, 0, 10), 0).unwrap();
+    }
+    let told = streamlet(&before).hand_over();
+    streamlet(&lost).leave();
+    streamlet(&lost).receive(&told).unwrap();
+    streamlet(&lost).open(4, false).unwrap();
+    append(&lost.lane(), &chunk_of(7, 0, 1, 30_000), 1).unwrap();
+    (1..9).for_each(|n| _ = append(&lost.lane(), &chunk_of(8, 0, n, 30_000), 1).unwrap());
+    let (_, mut segments) = copies_of(&lost);
+    // Retention took the chunk of producer 7 at the lost owner, so its backups tell of the other one alone.
+    segments.drain(..2);
+    let mut state = LaneHandover { groups: Vec::new(), ..streamlet(&lost).hand_over().remove(0) };
+    state.producers.retain(|one| one.producer_id.0 == 8);
+    let next = node();
+    streamlet(&next).leave();
+    streamlet(&next).receive(&told).unwrap();
+    streamlet(&next).receive_lost(&[LostLane { state, segments }]).unwrap();
+    streamlet(&next).open(5, false).unwrap();
+    assert_eq!(append(&next.lane(), &chunk_of(7, 0, 2, 100), 20).map(|next| next.base_ordinal), Ok(11));
+    assert!(append(&next.lane(), &chunk_of(8, 0, 8, 30_000), 20).unwrap().duplicate);
+    let gap = append(&next.lane(), &chunk_of(8, 0, 10, 100), 20);
+    assert!(matches!(gap, Err(AppendError::SequenceGap { expected: 9, .. })), "{gap:?}");
+}
+
 #[test]
 fn what_is_begun_takes_a_part_of_the_arena_and_the_rest_is_put_off() {
     let large = || node_with(StreamOptions { segment_bytes_max: 1 << 20, ..options() }, 64 << 20);

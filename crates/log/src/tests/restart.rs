@@ -158,6 +158,53 @@ fn what_another_owner_wrote_in_between_is_no_hole() {
     }
 }
 
+/// A streamlet that came with producers 7 and 8, and was let go again with groups of which the first has the last chunk of producer 7; its log
+/// after retention and a restart, when it has come back.
+fn back_after_retention(producers_kept_ms: u64) -> Node {
+    let config = LogConfig { producers_kept_ms, has_owner_epochs: true, ..LogConfig::default() };
+    let options = StreamOptions { retention_ms: Some(1_000), ..options() };
+    let (first, node) = (node(), node_configured(config.clone(), options.clone(), 8 << 20));
+    append(&first.lane(), &chunk_of(7, 0, 0, 100), 0).unwrap();
+    append(&first.lane(), &chunk_of(8, 0, 0, 100), 0).unwrap();
+    let streamlet = |node: &Node| node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap().clone();
+    streamlet(&first).let_go().unwrap();
+    let came = streamlet(&first).hand_over();
+    streamlet(&node).leave();
+    streamlet(&node).receive(&came).unwrap();
+    streamlet(&node).open(9, true).unwrap();
+    append(&node.lane(), &chunk_of(7, 0, 1, 30_000), 0).unwrap();
+    (1..9).for_each(|n| _ = append(&node.lane(), &chunk_of(8, 0, n, 30_000), n as i64 * 12_400).unwrap());
+    node.log.retain(100_000);
+    let (node, segments, _) = restart_as(node, options, config);
+    node.log.recover(Vec::new(), segments);
+    assert_eq!(node.log.finish_recovery(1), [""; 0]);
+    streamlet(&node).leave();
+    streamlet(&node).receive(&came).unwrap();
+    streamlet(&node).open(10, true).unwrap();
+    node
+}
+
+#[test]
+fn a_producer_whose_chunks_retention_took_goes_on_whatever_it_had_when_the_streamlet_came() {
+    let node = back_after_retention(0);
+    let lane = node.lane();
+    assert!(lane.stats().first_ordinal > 3, "its last chunk is gone");
+    assert_eq!(append(&lane, &chunk_of(7, 0, 2, 100), 100_000).map(|next| next.base_ordinal), Ok(11));
+    assert!(append(&lane, &chunk_of(8, 0, 8, 100), 100_000).unwrap().duplicate);
+    let gap = append(&lane, &chunk_of(8, 0, 10, 100), 100_000);
+    assert!(matches!(gap, Err(AppendError::SequenceGap { expected: 9, .. })), "{gap:?}: it is known");
+}
+
+#[test]
+fn a_chunk_that_comes_again_is_recognised_although_retention_was_due() {
+    let node = back_after_retention(200_000);
+    let lane = node.lane();
+    let again = append(&lane, &chunk_of(7, 0, 1, 30_000), 100_000).unwrap();
+    assert_eq!((again.duplicate, again.base_ordinal, lane.stats().first_ordinal), (true, 2, 2));
+    assert_eq!(append(&lane, &chunk_of(7, 0, 2, 100), 100_000).map(|next| next.base_ordinal), Ok(11));
+    assert!(append(&lane, &chunk_of(8, 0, 8, 100), 100_000).unwrap().duplicate);
+}
+
 #[test]
 fn a_stored_copy_replaces_a_damaged_one_in_memory() {
     let (node, store) = node().with_store();

@@ -29,6 +29,66 @@ fn what_is_too_old_goes_and_waiting_readers_are_told() {
     assert!(matches!(lane.read(gone, 1, true), Err(ReadError::Gone { earliest, .. }) if earliest == lane.earliest().0));
 }
 
+fn remembering(options: StreamOptions) -> Node {
+    node_configured(LogConfig { producers_kept_ms: 60_000, ..LogConfig::default() }, options, 8 << 20)
+}
+
+/// Two chunks of producer 7 in the first segment, then more of producer 8 in others.
+fn silent_and_busy(lane: &Arc<Lane>) {
+    (0..2).for_each(|n| _ = append(lane, &chunk(n, 30_000), 0).unwrap());
+    (0..16).for_each(|n| _ = append(lane, &chunk_of(8, 0, n, 30_000), 100).unwrap());
+}
+
+#[test]
+fn what_tells_of_a_producer_stays_as_long_as_that_may_send_it_again() {
+    for (age, consumed) in [(Some(1_000), false), (None, true), (None, false)] {
+        let node = remembering(retention(age, None, consumed));
+        let lane = node.lane();
+        silent_and_busy(&lane);
+        let end = lane.latest().0;
+        if consumed {
+            lane.set_consumed_floor(Some(end));
+        } else if age.is_none() {
+            lane.raise_floor(18);
+        }
+        assert_eq!(
+            node.log.retain(59_999),
+            0,
+            "{age:?} {consumed}: the first segment has the last chunks of producer 7"
+        );
+        assert!(node.log.retain(60_000) > 0);
+        assert_eq!(
+            (lane.stats().first_ordinal, lane.stats().next_ordinal),
+            (12, 18),
+            "{age:?} {consumed}: the last five"
+        );
+        assert!(node.log.retain(60_100) > 0, "what busy producers wrote last goes in its time, too");
+    }
+}
+
+#[test]
+fn what_a_producer_wrote_before_its_last_five_chunks_tells_nothing_of_it() {
+    let node = remembering(retention(Some(1_000), None, false));
+    fill(&node.lane(), 0..16, 30_000);
+    assert!(node.log.retain(5_000) > 0);
+    assert_eq!(node.lane().stats().first_ordinal, 10);
+}
+
+#[test]
+fn what_tells_of_producers_takes_as_much_again_as_a_streamlet_may_have_and_no_more() {
+    let node = remembering(retention(None, Some(200_000), false));
+    let (first, second) = (node.lane(), node.lane_number(1));
+    append(&second, &chunk_of(9, 0, 0, 30_000), 0).unwrap();
+    append(&second, &chunk_of(9, 0, 1, 40_000), 0).unwrap();
+    (0..9).for_each(|n| _ = append(&first, &chunk(n, 30_000), 100).unwrap());
+    assert_eq!(node.log.retain(1_000), 0, "340,000 bytes, and nothing goes in its place");
+    (9..14).for_each(|n| _ = append(&first, &chunk(n, 30_000), 200).unwrap());
+    assert!(node.log.retain(1_000) > 0);
+    assert_eq!(second.stats().first_ordinal, 1);
+    let bytes = first.stats().bytes + second.stats().bytes;
+    assert!(bytes > 200_000 && bytes <= 400_000, "{bytes}");
+}
+
 #[test]
 fn what_never_was_on_disk_goes_without_it_unless_power_must_not_take_it() {
     let (node, store) = node_with(retention(Some(1000), None, false), 8 << 20).with_store();

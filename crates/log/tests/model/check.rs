@@ -6,10 +6,10 @@ use bytes::Bytes;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
 use kera_format::{ChunkView, Cursor, GroupId, SegmentIndex};
-use kera_log::{Lookup, ReadError, ReadOutcome};
+use kera_log::{Lookup, ReadError, ReadOutcome, SegmentInfo};
 
 use crate::model::Chunk;
-use crate::world::{ARENA_BYTES, Bookmark, Name, Planted, World};
+use crate::world::{ARENA_BYTES, Bookmark, Name, PRODUCERS_KEPT_MS, Planted, World};
 
 impl World {
     /// Reads from a place that a reader was at, or from the start.
@@ -237,7 +237,11 @@ impl World {
         let cutoff = self.now_ms - options.retention_ms.unwrap_or(u64::MAX / 2) as i64;
         let streamlet: u64 = bytes_before.iter().filter(|(n, _)| (n.0, n.1) == (name.0, name.1)).map(|(_, b)| b).sum();
         let over = options.retention_bytes.is_some_and(|limit| streamlet > limit);
+        let far_over = options.retention_bytes.is_some_and(|limit| streamlet > 2 * limit);
         for chunk in &dropped {
+            let is_young = self.now_ms < chunk.append_ms + PRODUCERS_KEPT_MS as i64;
+            let is_needed = is_young && lane.remembers_any(chunk.base..chunk.next());
+            assert!(far_over || !is_needed, "{chunk:?} tells of its producer at {}", self.now_ms);
             let old = chunk.append_ms < cutoff;
             let read = options.retention_consumed && floor.is_some_and(|floor| chunk.cursor.group < floor.group);
             assert!(old || over || read, "{chunk:?} was not due at {}", self.now_ms);
@@ -251,7 +255,12 @@ impl World {
             let segments = real.segments(first.cursor.group, None, 1).unwrap_or_default();
             let oldest = segments.first().filter(|s| s.index == first.cursor.segment && !s.open);
             let settled = lane.chunks.iter().take_while(|c| c.segment() == first.segment()).all(|c| c.settled);
-            if let Some(oldest) = oldest.filter(|_| settled) {
+            let may_be_needed = |s: &&SegmentInfo| {
+                let end = s.last_append_ms + PRODUCERS_KEPT_MS as i64;
+                let next = lane.chunks.iter().take_while(|c| c.segment() == first.segment()).last().map(Chunk::next);
+                self.now_ms < end && lane.remembers_any(s.base_ordinal..next.unwrap_or(s.base_ordinal))
+            };
+            if let Some(oldest) = oldest.filter(|oldest| settled && !may_be_needed(oldest)) {
                 assert!(oldest.last_append_ms >= cutoff, "{oldest:?} is due at {}", self.now_ms);
             }
         }

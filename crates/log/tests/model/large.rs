@@ -577,7 +577,8 @@ impl World {
             .map_err(|error| error.to_string())?;
         let arena = ArenaConfig { path: self.dir.path().join("arena"), bytes: ARENA_BYTES, node: NODE };
         let (arena, attach) = Arena::create_or_attach(arena).unwrap();
-        let log = Log::new(LogConfig { segment_arena_share: 16, ..LogConfig::default() }, arena);
+        let log =
+            Log::new(LogConfig { segment_arena_share: 16, producers_kept_ms: 4_000, ..LogConfig::default() }, arena);
         log.set_store(store.clone());
         store.attach(&log);
         let config = VirtualLogConfig {

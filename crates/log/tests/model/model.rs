@@ -128,6 +128,11 @@ impl Lane {
         }
     }
 
+    /// Whether one of the last chunks of a producer has an ordinal in `ordinals`.
+    pub fn remembers_any(&self, ordinals: std::ops::Range<u64>) -> bool {
+        self.producers.values().flat_map(|known| &known.places).any(|(_, _, base)| ordinals.contains(base))
+    }
+
     /// Chunks that readers may see.
     pub fn readable(&self) -> usize {
         self.chunks.iter().position(|chunk| !chunk.settled).unwrap_or(self.chunks.len())

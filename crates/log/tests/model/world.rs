@@ -20,6 +20,8 @@ use crate::fakes::{FakeSink, FakeStore};
 use crate::model::{self, Chunk, Verdict};
 
 pub const ARENA_BYTES: u64 = 2 << 20;
+/// For how long retention keeps what tells of producers.
+pub const PRODUCERS_KEPT_MS: u64 = 4_000;
 pub const STREAMLETS: u32 = 2;
 pub const LANES: u32 = 2;
 
@@ -483,7 +485,7 @@ impl World {
     fn start(&mut self) {
         let config = ArenaConfig { path: self.arena_path(), bytes: ARENA_BYTES, node: [1; 16] };
         let (arena, attach) = Arena::create_or_attach(config).unwrap();
-        let config = LogConfig { segment_arena_share: 8, ..LogConfig::default() };
+        let config = LogConfig { segment_arena_share: 8, producers_kept_ms: PRODUCERS_KEPT_MS, ..LogConfig::default() };
         let log = Log::new(config, arena);
         log.set_store(Arc::clone(&self.store) as _);
         let sink: Arc<dyn DurabilitySink> = Arc::clone(&self.sink) as _;
