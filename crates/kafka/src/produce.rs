@@ -607,7 +607,8 @@ impl Answering<'_> {
         let version = self.request.version;
         let out = &mut self.writer;
         out.i32(index);
-        if error == 0 {
+        // Producers take both for done.
+        if error == 0 || error == ResponseError::DuplicateSequenceNumber.code() {
             self.good.push(out.out.len());
         }
         out.i16(error);
