@@ -13,7 +13,7 @@
 //! Of a producer that the lane does not know, only number 0 is appended: otherwise chunk 1 could overtake a failed chunk 0,
 //! whose retry would then pass for a duplicate. The exception is a lane that has forgotten producers, because there were too
 //! many or because it came back without its oldest segments, or without some in between: there an unknown producer may be a forgotten one,
-//! and goes on at any number.
+//! and goes on at any number. So does one whose last chunk is in front of what is missing: it may have written some of that.
 //!
 //! # Producers of Kafka batches
 //!
@@ -239,6 +239,11 @@ impl Producer {
         (1..=known).rev().map(move |back| self.places[(next + PLACES - back) % PLACES])
     }
 
+    /// The first ordinal of its last chunk, if that is remembered.
+    fn last_ordinal(&self) -> Option<u64> {
+        self.known().last().map(|(_, place)| place.base_ordinal)
+    }
+
     /// Learns what somebody else knew of it.
     fn merge(&mut self, one: &ProducerHandover) {
         if one.producer_epoch.0 < self.epoch {
@@ -287,6 +292,8 @@ pub(crate) struct Producers {
     oldest: u32,
     /// The lane may have known producers that it does not know now.
     forgot: bool,
+    /// Chunks in front of this ordinal are missing: whose last known chunk is in front of it too may have sent more.
+    hole_end: u64,
 }
 
 impl Producers {
@@ -310,7 +317,8 @@ impl Producers {
                 return Admission::Next;
             }
             if !(numbers.behind)(numbers.first, expected) {
-                return Admission::Gap { expected };
+                let may_have_gone_on = producer.last_ordinal().is_some_and(|last| last < self.hole_end);
+                return if may_have_gone_on { Admission::Next } else { Admission::Gap { expected } };
             }
             return match producer.place_of(header.sequence) {
                 None if numbers.anywhere => Admission::Gap { expected },
@@ -494,6 +502,13 @@ impl Producers {
         self.forgot = true;
     }
 
+    /// The lane has lost chunks in front of this ordinal. A power cut can bring back some of what retention had taken and not the rest:
+    /// whoever wrote what is missing goes on behind it, and is not held to what came back.
+    pub(crate) fn set_hole(&mut self, end: u64) {
+        self.forgot = true;
+        self.hole_end = self.hole_end.max(end);
+    }
+
     /// The producer's slot, which becomes the newest.
     #[inline]
     fn find(&mut self, id: u64) -> Option<u32> {
@@ -601,6 +616,19 @@ mod tests {
     fn place(n: u64) -> Place {
         let cursor = Cursor { group: GroupId(1), segment: SegmentIndex(0), position: n as u32 };
         Place { cursor, base_ordinal: n }
+    }
+
+    #[test]
+    fn who_may_have_written_what_is_missing_goes_on_behind_it() {
+        let mut producers = Producers::default();
+        producers.note(ProducerId(1), ProducerEpoch(0), 4, place(10), 9);
+        producers.set_hole(20);
+        producers.note(ProducerId(2), ProducerEpoch(0), 7, place(20), 9);
+        assert_eq!(producers.admit(&header(2, 0, 9)), Admission::Gap { expected: 8 }, "nothing of it is missing");
+        assert_eq!(producers.admit(&header(1, 0, 4)), Admission::Duplicate(Some(place(10))));
+        assert_eq!(producers.admit(&header(1, 0, 9)), Admission::Next);
+        producers.note(ProducerId(1), ProducerEpoch(0), 9, place(30), 9);
+        assert_eq!(producers.admit(&header(1, 0, 11)), Admission::Gap { expected: 10 });
     }
 
     #[test]

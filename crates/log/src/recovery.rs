@@ -380,6 +380,7 @@ impl Lane {
                     let starts = summary.base_ordinal;
                     let what = format!("segment {id} starts at ordinal {starts}, the one before it ends at {expected}");
                     problems.push(what);
+                    state.producers.set_hole(summary.base_ordinal);
                 }
                 state.producers.set_forgot();
             }

@@ -705,6 +705,12 @@ fn large_segments_and_the_model_agree() {
     }
 }
 
+/// A power cut brings back some of what retention had taken, without what its producers wrote behind that.
+#[test]
+fn who_wrote_what_did_not_come_back_goes_on() {
+    run(55, OPERATIONS, None);
+}
+
 /// The checker is worth something: it fails for each of these bugs.
 #[test]
 fn planted_bugs_of_large_segments_are_found() {
