@@ -685,6 +685,28 @@ fn with_one_backup_left_the_view_is_smaller_and_grows_again() {
 }
 
 #[test]
+fn a_lost_backup_that_nothing_was_sent_to_is_in_no_next_view() {
+    let mut world = World::new(4, config());
+    world.loses = false;
+    world.net.said().candidates = vec![1, 2];
+    world.append();
+    world.heal();
+    world.nodes.get_mut(&1).expect("a node").backup = None;
+    world.gone.insert(1);
+    world.append();
+    world.heal();
+    assert_eq!(world.replicated.state().1.backups, [2]);
+    // The coordinators know that it is lost, and agree to no view with it.
+    world.net.said().candidates = vec![3];
+    for _ in 0..4 {
+        world.clock.advance_ms(1000);
+        world.turn();
+        world.heal();
+    }
+    assert_eq!(world.replicated.state().1.backups, [3]);
+}
+
+#[test]
 fn chunks_may_be_answered_before_their_copies_within_limits() {
     let config = ReplicatedConfig { lag_bytes_max: 1500, lag_us_max: 200_000, ..config() };
     let mut world = World::new(5, config);

@@ -121,7 +121,7 @@ pub trait BackupLink: Send + Sync {
 
 /// Who agrees to views: the coordinator.
 pub trait Views: Send + Sync {
-    /// Backups that may be chosen, best first: on other racks, with room. Must not block.
+    /// Backups that may be chosen, best first: on other racks, with room; those of the present view that are there among them. Must not block.
     fn candidates(&self, log: LogId) -> Vec<BackupId>;
 
     /// Asks for a view: the coordinator agrees if the one before it is the newest and the node is not fenced. Answered by

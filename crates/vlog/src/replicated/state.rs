@@ -332,8 +332,11 @@ impl Core {
         for backup in lost {
             self.suspects.insert(backup, now_us + self.config.suspect_us);
         }
-        let mut backups = healthy.clone();
-        for backup in candidates() {
+        // In a log to which nothing is written a backup that is lost looks healthy. A view with it is refused, and the ones that were to
+        // come are taken for the reason.
+        let live = candidates();
+        let mut backups: Vec<BackupId> = healthy.into_iter().filter(|backup| live.contains(backup)).collect();
+        for backup in live {
             if backups.len() < wanted && !backups.contains(&backup) && !self.suspects.contains_key(&backup) {
                 backups.push(backup);
             }
