@@ -4,10 +4,12 @@
 //! For streamlets that are elsewhere: of a broker that was fenced, and of a new owner that was an owner before. What was
 //! appended and is not durable may be in the lost log or not: who took the streamlet over has decided, and a lane that kept
 //! more than that would show records that nobody else has, at places that others have given away.
+//!
+//! And of a start, letting go of what it has put back of a segment that an earlier life has dropped.
 
-use kera_format::GroupId;
 use kera_format::chunk::Chunks;
 use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
+use kera_format::{GroupId, SegmentId};
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -164,6 +166,18 @@ impl Lane {
         if !lacking.is_empty() {
             state.producers.set_forgot();
         }
+    }
+
+    /// Drops a segment that a start has put back, unless it is on disk.
+    pub(crate) fn forget_restored(&self, id: SegmentId) {
+        let mut guard = self.state.lock();
+        let chain = &mut guard.chain;
+        let Some(at) = chain.find(id.group, id.index).filter(|&at| chain.slot(at).at.is_none()) else { return };
+        let Some(slot) = chain.groups[at.group].slots.remove(at.slot) else { return };
+        if chain.groups[at.group].slots.is_empty() {
+            chain.groups.remove(at.group);
+        }
+        self.release_gone(guard, vec![(id.group, slot)]);
     }
 
     fn release_gone(&self, mut state: parking_lot::MutexGuard<'_, LaneState>, gone: Gone) {

@@ -209,6 +209,15 @@ impl Log {
         restored
     }
 
+    /// A segment that the replay has begun to put back was dropped in an earlier life, and what is left of it goes.
+    pub(crate) fn forget_restored(&self, id: SegmentId) {
+        if self.recovery.lock().restored.remove(&id)
+            && let Some(lane) = self.lane_of(id)
+        {
+            lane.forget_restored(id);
+        }
+    }
+
     /// Last step: appends go on, in groups of `epoch`, which is higher than that of every group there is. Open groups that
     /// were attached go on too, all others are closed. Closed segments that are not on disk go to the store; chunks that
     /// are not durable yet go to their sink. Returns more of what is not as it should be.

@@ -44,13 +44,18 @@ pub trait WriteThrough: Send + Sync {
     fn begin(&self, segment: &Segment) -> Option<Box<dyn Extent>>;
 
     /// A start has met the first chunk of a segment in a virtual log, and `restored` is what became of it: gives the chunks
-    /// that an extent has of this segment to `restore`, if there is one and they are needed. Returns how many it gave.
+    /// that an extent has of this segment to `restore`, if there is one and they are needed. Returns how many it gave; `None`: there is no
+    /// extent.
     fn replay(
         &self,
         id: SegmentId,
         restored: Restored,
         restore: &mut dyn FnMut(&[u8]) -> Result<Restored, RestoreError>,
-    ) -> Result<u64, ReplayExtentError>;
+    ) -> Result<Option<u64>, ReplayExtentError>;
+
+    /// A start has met the beginning of a segment in a virtual log, and nothing else of it: it was dropped in an earlier life, and what was put
+    /// back of it is to go again.
+    fn gone(&self, id: SegmentId);
 }
 
 /// Why what an extent has of a segment could not be put back.

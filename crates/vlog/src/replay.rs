@@ -102,6 +102,8 @@ pub(crate) fn replay(
         expected: None,
         stopped: None,
         damaged: HashSet::new(),
+        in_extents: HashSet::new(),
+        gone: HashSet::new(),
         report: ReplayReport::default(),
     };
     let mut kept = Vec::new();
@@ -114,6 +116,7 @@ pub(crate) fn replay(
     }
     for file in &mut kept {
         file.damaged = replay.damaged.contains(&files.path(file.sequence));
+        file.pinned_by.retain(|id| !replay.gone.contains(id));
     }
     // A process that was killed may have written blocks and not synced them: the last one, and those that it was writing again
     // elsewhere. From here on they count, and the next file will say that all before it is there.
@@ -141,6 +144,10 @@ struct Replay<'a, 'b> {
     stopped: Option<Damage>,
     /// Files with damage that was accepted.
     damaged: HashSet<String>,
+    /// Segments that have an extent.
+    in_extents: HashSet<SegmentId>,
+    /// Segments of which only the beginning is there: they were dropped, and no file is kept for them.
+    gone: HashSet<SegmentId>,
     report: ReplayReport,
 }
 
@@ -287,6 +294,12 @@ impl Replay<'_, '_> {
             // Nothing is there of its segment, and no block is missing: so the file with the segment's first chunk was let go
             // of, as its segments were safe, and this one was not stored but dropped, by retention for one.
             Err(RestoreError::Hole { head: 0, .. }) if self.damaged.is_empty() => return Ok(None),
+            // The segment begins, and what is between is in no block: it was in an extent. That is not there any more, and goes only with
+            // its segment. A life that was killed while the segment was open has left its blocks here, the next one has dropped
+            // it, and the files stay for others.
+            Err(RestoreError::Hole { .. }) if self.damaged.is_empty() && self.has_lost_extent(id) => {
+                return Ok(None);
+            }
             restored => restored?,
         };
         if broker.position as usize == SEGMENT_HEADER_BYTES {
@@ -306,6 +319,14 @@ impl Replay<'_, '_> {
         }
     }
 
+    /// Whether a segment of which something is missing is one whose extent went with it; then what is there of it goes, too.
+    fn has_lost_extent(&mut self, id: SegmentId) -> bool {
+        let Some(through) = self.through.as_ref().filter(|_| !self.in_extents.contains(&id)) else { return false };
+        through.gone(id);
+        self.gone.insert(id);
+        true
+    }
+
     /// A segment begins: what it has in an extent comes before what follows of it in blocks.
     fn extent(&mut self, id: SegmentId, restored: Restored) -> Result<(), ReplayExtentError> {
         let Some(through) = &self.through else { return Ok(()) };
@@ -315,7 +336,10 @@ impl Replay<'_, '_> {
             report.restored += u64::from(restored == Restored::Restored);
             Ok(restored)
         });
-        self.report.chunks += given?;
+        if let Some(given) = given? {
+            self.report.chunks += given;
+            self.in_extents.insert(id);
+        }
         Ok(())
     }
 

@@ -162,8 +162,11 @@ impl WriteThrough for Liar {
         id: SegmentId,
         restored: Restored,
         restore: &mut dyn FnMut(&[u8]) -> Result<Restored, RestoreError>,
-    ) -> Result<u64, ReplayExtentError> {
+    ) -> Result<Option<u64>, ReplayExtentError> {
         self.0.replay(id, restored, restore)
+    }
+    fn gone(&self, id: SegmentId) {
+        self.0.gone(id);
     }
 }
 

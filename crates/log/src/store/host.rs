@@ -55,6 +55,8 @@ pub(crate) trait Host: Send + Sync + 'static {
     fn segment(&self, id: SegmentId) -> Option<Arc<Self::Image>>;
     /// Whether all there is of a segment is in memory: it is closed.
     fn has_whole(&self, id: SegmentId) -> bool;
+    /// A start drops what it has put back of a segment.
+    fn forget_restored(&self, id: SegmentId);
     fn persisted(&self, id: SegmentId, at: Location);
     fn evict(&self, id: SegmentId) -> bool;
     fn allocate_for_load(&self, bytes: u64) -> Option<Self::Buffer>;
@@ -116,6 +118,11 @@ impl Host for Weak<Log> {
     fn has_whole(&self, id: SegmentId) -> bool {
         let segment = self.upgrade().and_then(|log| log.segment(id));
         segment.is_some_and(|segment| segment.state() != SegmentState::Open)
+    }
+    fn forget_restored(&self, id: SegmentId) {
+        if let Some(log) = self.upgrade() {
+            log.forget_restored(id);
+        }
     }
     fn persisted(&self, id: SegmentId, at: Location) {
         if let Some(log) = self.upgrade() {

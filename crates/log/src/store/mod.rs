@@ -277,7 +277,10 @@ impl WriteThrough for DiskStore {
         id: SegmentId,
         restored: Restored,
         restore: &mut dyn FnMut(&[u8]) -> Result<Restored, RestoreError>,
-    ) -> Result<u64, ReplayExtentError> {
+    ) -> Result<Option<u64>, ReplayExtentError> {
         self.core.replay_through(id, restored, restore)
+    }
+    fn gone(&self, id: SegmentId) {
+        self.core.forget_restored(id);
     }
 }

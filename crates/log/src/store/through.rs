@@ -349,12 +349,12 @@ impl<H: Host> Core<H> {
         id: SegmentId,
         restored: Restored,
         restore: &mut dyn FnMut(&[u8]) -> Result<Restored, RestoreError>,
-    ) -> Result<u64, ReplayExtentError> {
-        let Some(at) = self.through.found.lock().remove(&id) else { return Ok(0) };
+    ) -> Result<Option<u64>, ReplayExtentError> {
+        let Some(at) = self.through.found.lock().remove(&id) else { return Ok(None) };
         match restored {
             Restored::Stored | Restored::UnknownStream => {
                 self.release_at(at);
-                return Ok(0);
+                return Ok(None);
             }
             Restored::AlreadyThere | Restored::Restored => {
                 self.through.places.lock().insert(id, Place { at, whole: None });
@@ -362,7 +362,7 @@ impl<H: Host> Core<H> {
         }
         // The arena has it, all of it: reading what a killed process has left would only take time.
         if self.host().is_some_and(|host| host.has_whole(id)) {
-            return Ok(0);
+            return Ok(Some(0));
         }
         let containers = &self.disks[usize::from(at.disk)].containers;
         let unreadable = |error: String| {
@@ -382,7 +382,14 @@ impl<H: Host> Core<H> {
             restore(chunk.map_err(RestoreError::Format)?.as_bytes())?;
             chunks += 1;
         }
-        Ok(chunks)
+        Ok(Some(chunks))
+    }
+
+    /// Nothing of a segment that the replay has begun to put back is there any more.
+    pub(crate) fn forget_restored(&self, id: SegmentId) {
+        if let Some(host) = self.host() {
+            host.forget_restored(id);
+        }
     }
 
     /// What no replay has asked for was never acknowledged, or its segment is stored or gone.

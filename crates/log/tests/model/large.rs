@@ -711,6 +711,15 @@ fn who_wrote_what_did_not_come_back_goes_on() {
     run(55, OPERATIONS, None);
 }
 
+/// A process is killed with a segment open that is partly in an extent, the next life closes and drops it, and is killed as well: in the virtual
+/// log are its beginning and its end, and the extent is gone. With the first seed it once said that the log is damaged when it met the end, with the
+/// second one start later, for the beginning had stayed.
+#[test]
+fn a_segment_of_which_only_the_ends_are_left_was_dropped() {
+    run(13, OPERATIONS, None);
+    run(83, OPERATIONS, None);
+}
+
 /// The checker is worth something: it fails for each of these bugs.
 #[test]
 fn planted_bugs_of_large_segments_are_found() {

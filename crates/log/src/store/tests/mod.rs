@@ -148,6 +148,9 @@ impl Host for Arc<FakeLog> {
     fn has_whole(&self, id: SegmentId) -> bool {
         self.segment(id).is_some()
     }
+    fn forget_restored(&self, id: SegmentId) {
+        self.segments.lock().remove(&id);
+    }
     fn persisted(&self, id: SegmentId, at: Location) {
         if let Some(known) = self.segments.lock().get_mut(&id) {
             assert_eq!(known.at, None, "{id} is persisted twice");
