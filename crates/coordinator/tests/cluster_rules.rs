@@ -1,7 +1,7 @@
 //! The rules of `docs/replication.md` that the coordinator keeps, each with an entry that breaks it.
 
 use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
+use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner, ToldEnd, agreed_end};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{StreamId, StreamOptions, StreamletId};
 use kera_protocol::{CreateStream, StreamChanges, StreamletRange, StreamletState, StreamletsRebuilt};
@@ -250,6 +250,20 @@ fn a_log_ends_once_after_the_fence_and_not_before_what_was_acknowledged() {
     assert_eq!(cluster.0.plan_end_log(LOG, 60).unwrap(), []);
     let other = LogName { log: 9, ..LOG };
     cluster.refuses(ClusterEntry::LogEnded { log: other, end: 1 }, "there is no log 9");
+}
+
+#[test]
+fn what_a_backup_has_told_of_the_end_of_a_log_does_not_count_once_it_is_lost() {
+    let mut cluster = Cluster::new();
+    let told = [2, 3].map(|backup| (backup, ToldEnd { through: 40 + u64::from(backup), certain: true }));
+    let ends = |cluster: &Cluster, told: &[_]| agreed_end(&cluster.0.ends_that_count(told), 2);
+    assert_eq!(ends(&cluster, &told), Some(42));
+    cluster.fence(2);
+    assert_eq!(ends(&cluster, &told), Some(43));
+    assert_eq!(ends(&cluster, &told[..1]), None, "nobody else may have block 42");
+    assert_eq!(ends(&cluster, &[(9, told[0].1)]), None, "there is no such node");
+    cluster.rejoin(2, true);
+    assert_eq!(ends(&cluster, &told[..1]), Some(42), "it is there again");
 }
 
 #[test]

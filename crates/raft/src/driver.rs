@@ -170,7 +170,7 @@ impl Group {
         waits: bool,
         backups: &dyn Backups,
     ) -> Result<(), CoordinatorError> {
-        let mut told: BTreeMap<LogName, (Vec<ToldEnd>, usize)> = BTreeMap::new();
+        let mut told: BTreeMap<LogName, (Vec<(NodeNumber, ToldEnd)>, usize)> = BTreeMap::new();
         let mut waited_for: BTreeSet<LogName> = BTreeSet::new();
         for (backup, address, logs) in self.read(|state| state.ends_to_ask(node, epoch)) {
             logs.iter().for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
@@ -187,11 +187,15 @@ impl Group {
                 }
             };
             for (log, end) in ends.into_iter().filter(|(log, _)| logs.iter().any(|(asked, _)| asked == log)) {
-                told.entry(log).or_default().0.push(end);
+                told.entry(log).or_default().0.push((backup, end));
             }
         }
         told.retain(|log, _| !waited_for.contains(log));
-        let ended = told.into_iter().filter_map(|(log, (ends, expected))| Some((log, agreed_end(&ends, expected)?)));
+        let ended: Vec<(LogName, u64)> = self.read(|state| {
+            let end_of = |told: &[_], expected| agreed_end(&state.ends_that_count(told), expected);
+            let ended = told.iter().filter_map(|(log, (told, expected))| Some((*log, end_of(told, *expected)?)));
+            ended.collect()
+        });
         for (log, end) in ended {
             self.commit(&mut *self.leading.lock().await, |state| state.plan_end_log(log, end)).await?;
         }

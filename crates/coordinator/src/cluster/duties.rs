@@ -156,6 +156,14 @@ impl ClusterState {
         asked
     }
 
+    /// Of what backups have told of the end of a log that which counts by now: not what somebody said who is lost since. As the only answer it
+    /// could end the log at a block that nobody else has, and if that backup does not come back nobody could show the end. If it does,
+    /// it is asked again.
+    pub fn ends_that_count(&self, told: &[(NodeNumber, ToldEnd)]) -> Vec<ToldEnd> {
+        let is_there = |backup: NodeNumber| self.node(backup).is_some_and(|node| !node.fenced);
+        told.iter().filter(|(backup, _)| is_there(*backup)).map(|(_, end)| *end).collect()
+    }
+
     /// Streamlets with copies that an incarnation does not simply go on with: others own them, or it must take them over like anybody.
     pub fn not_gone_on_with(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId)> {
         let mut others = Vec::new();

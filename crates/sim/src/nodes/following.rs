@@ -250,6 +250,7 @@ impl World {
     /// A process has ended.
     pub(super) fn ended(&mut self, node: u32, back_us: Option<u64>) {
         self.hang_up(node);
+        self.forget_answers(node);
         let held = std::mem::take(&mut self.held);
         let (own, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(of, ..)| *of == node);
         self.held = others;

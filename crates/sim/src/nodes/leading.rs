@@ -28,7 +28,7 @@ pub(super) struct Fencing {
     /// Backups that have not answered.
     asked: BTreeSet<u32>,
     /// How far the others have logs, and how many were asked for each.
-    told: BTreeMap<LogName, (Vec<ToldEnd>, usize)>,
+    told: BTreeMap<LogName, (Vec<(NodeNumber, ToldEnd)>, usize)>,
 }
 
 impl World {
@@ -108,6 +108,7 @@ impl World {
             if let Some(process) = &mut self.node_mut(node).process {
                 process.moves_seen.clear();
             }
+            self.forget_answers(node);
             return Ok(());
         }
         let index = self.coordinators.index();
@@ -158,6 +159,11 @@ impl World {
         late.map(|(number, _)| *number).collect()
     }
 
+    /// What backups have answered to a leader is worth something to that process, as long as it leads.
+    pub(super) fn forget_answers(&mut self, leader: u32) {
+        self.fencing.retain(|(asker, ..), _| *asker != leader);
+    }
+
     /// Asks all backups of the newest views, and ends logs when all have answered or some are late.
     fn end_logs(&mut self, leader: u32, node: NodeNumber, epoch: u32) -> Result<(), Violation> {
         let now_us = self.now_us();
@@ -169,9 +175,12 @@ impl World {
                 return Ok(());
             }
             let fencing = self.fencing.remove(&of).expect("it was there");
-            let ended =
-                |(log, (ends, expected)): (LogName, (Vec<ToldEnd>, usize))| Some((log, agreed_end(&ends, expected)?));
-            for (log, end) in fencing.told.into_iter().filter_map(ended) {
+            let state = &self.coordinators.state;
+            let ended = |(log, (told, expected)): (&LogName, &(Vec<(NodeNumber, ToldEnd)>, usize))| {
+                Some((*log, agreed_end(&state.ends_that_count(told), *expected)?))
+            };
+            let ended: Vec<(LogName, u64)> = fencing.told.iter().filter_map(ended).collect();
+            for (log, end) in ended {
                 self.commit(leader, |state| state.plan_end_log(log, end))?;
             }
         }
@@ -180,7 +189,7 @@ impl World {
             return Ok(());
         }
         let backups = asked.iter().map(|(backup, ..)| *backup).collect();
-        let mut told: BTreeMap<LogName, (Vec<ToldEnd>, usize)> = BTreeMap::new();
+        let mut told: BTreeMap<LogName, (Vec<(NodeNumber, ToldEnd)>, usize)> = BTreeMap::new();
         asked.iter().flat_map(|(.., logs)| logs).for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
         self.fencing.insert(of, Fencing { until_us: now_us + FENCE_US, asked: backups, told });
         for (backup, _, logs) in asked {
@@ -207,7 +216,7 @@ impl World {
             return Ok(());
         }
         for (log, end) in ends.unwrap_or_default() {
-            fencing.told.entry(log).or_default().0.push(end);
+            fencing.told.entry(log).or_default().0.push((backup, end));
         }
         Ok(())
     }
