@@ -104,6 +104,8 @@ pub(crate) struct State {
     pub(crate) logs: BTreeMap<LogId, Replica>,
     /// Logs of which a recovery was told what lanes have: nothing of them goes before all of it does.
     pub(crate) recovered: BTreeSet<LogId>,
+    /// Runs of fenced logs with blocks that nobody asked to sync: see [`Backup::settle_fenced`].
+    to_settle: BTreeSet<RunKey>,
     /// Runs of each disk.
     pub(crate) runs: Vec<usize>,
     pub(crate) next_run: u64,
@@ -330,7 +332,7 @@ impl Backup {
     pub fn run_once(&self, disk: usize) -> Ran {
         let jobs = self.disks[disk].queue.take();
         if jobs.is_empty() {
-            return Ran::Idle;
+            return if self.settle_fenced(disk) { Ran::Answered(0) } else { Ran::Idle };
         }
         let mut writer = self.disks[disk].writer.lock();
         let mut groups: BTreeMap<RunKey, Vec<Job>> = BTreeMap::new();
@@ -607,6 +609,35 @@ impl Backup {
         self.disks[disk].failed(error, &crate::files::path(sequence), retry_at_us)
     }
 
+    /// Syncs one run of a log that has been fenced, whether or not its blocks were to survive a loss of power: other backups of the log may be
+    /// away, and then the log ends where this one said; if that were lost before it is copied again nobody could show the log's end, and
+    /// who takes its streamlets over would wait for ever. After the fence is answered, so that nobody waits for it. What cannot be
+    /// synced is as it was. Returns whether there was one.
+    fn settle_fenced(&self, disk: usize) -> bool {
+        let mut writer = self.disks[disk].writer.lock();
+        let mut state = self.state.lock();
+        let is_here = |state: &State, (log, id): &RunKey| {
+            let mut runs = state.logs.get(log).into_iter().flat_map(|log| &log.runs);
+            runs.find(|run| run.id == *id).is_none_or(|run| run.disk == disk)
+        };
+        let Some(run) = state.to_settle.iter().find(|run| is_here(&state, run)).copied() else { return false };
+        state.to_settle.remove(&run);
+        drop(state);
+        let synced = writer.sync(run);
+        if let Err(error) = synced {
+            let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
+            self.disk_failed(disk, &error, sequence);
+        } else if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+            run.synced = run.written;
+        }
+        true
+    }
+
+    /// Whether blocks of fenced logs wait for [`run_once`](Backup::run_once) to sync them.
+    pub fn has_to_settle(&self) -> bool {
+        !self.state.lock().to_settle.is_empty()
+    }
+
     /// Takes nothing from `node` in `epoch` and before any more, and tells how far its logs of that epoch are here. When it
     /// returns the fence is on every disk; after an error it holds as long as the process lives, and no end is told.
     ///
@@ -629,7 +660,14 @@ impl Backup {
                 return Err(self.disks[number as usize].failed(&error, &path, retry_at_us));
             }
         }
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        let asked = logs.iter().map(|view| LogId { node, epoch, vlog: view.vlog });
+        let runs = asked.filter_map(|log| Some((log, state.logs.get(&log)?)));
+        let is_unsynced = |run: &&Run| !run.to_sync && run.synced < run.written;
+        let to_settle: Vec<RunKey> = runs
+            .flat_map(|(log, replica)| replica.runs.iter().filter(is_unsynced).map(move |run| (log, run.id)))
+            .collect();
+        state.to_settle.extend(to_settle);
         let unknown = Replica::default();
         let end = |view: &LogView| {
             let replica = state.logs.get(&LogId { node, epoch, vlog: view.vlog }).unwrap_or(&unknown);

@@ -292,6 +292,25 @@ fn what_a_start_takes_for_synced_survives_a_loss_of_power_with_its_name() {
     }
 }
 
+/// The other backups may be away: then the log ends where this one says.
+#[test]
+fn what_a_fence_has_told_of_survives_a_loss_of_power_whether_or_not_it_was_to_be_synced() {
+    let views = [LogView { vlog: LOG.vlog, first_block: 1 }];
+    for seed in 0..20 {
+        let (disk, disks) = memory();
+        let mut rig = Rig::over(open(&disks, 1).0);
+        (1..=200).for_each(|block| assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block))));
+        assert!(!rig.backup.has_to_settle());
+        assert_eq!(rig.backup.fence(LOG.node, LOG.epoch, &views).expect("fenced")[0].through, 200);
+        assert!(rig.backup.has_to_settle());
+        rig.write();
+        assert!(!rig.backup.has_to_settle());
+        drop(rig);
+        disk.crash(seed);
+        assert_eq!(Rig::over(open(&disks, 2).0).ranges(LOG), [BlockRange { first: 1, last: 200 }], "seed {seed}");
+    }
+}
+
 #[test]
 fn brokers_wait_when_too_much_waits_for_the_disk() {
     let mut rig = Rig::over(open(&memory().1, 1).0);

@@ -34,7 +34,7 @@ impl World {
             running.turns.logs = true;
             planned.push((now_us + jitter_us, Event::Logs(node, life)));
         }
-        if !running.turns.backup && !running.storing.is_empty() {
+        if !running.turns.backup && (!running.storing.is_empty() || running.backup.has_to_settle()) {
             running.turns.backup = true;
             planned.push((now_us + jitter_us, Event::Backup(node, life)));
         }
@@ -130,7 +130,7 @@ impl World {
                 answers.push((from, Packet::Stored(log, block, answer_of(result))));
             }
         }
-        running.turns.backup = !running.storing.is_empty();
+        running.turns.backup = !running.storing.is_empty() || running.backup.has_to_settle();
         if running.turns.backup {
             self.schedule.after(pause_us, Event::Backup(node, life));
         }
