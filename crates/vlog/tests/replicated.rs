@@ -615,6 +615,37 @@ fn a_backup_that_is_gone_is_replaced_from_the_last_acknowledged_block_on() {
 }
 
 #[test]
+fn what_a_backup_has_answered_does_not_count_in_the_next_view_for_it_may_have_lost_it() {
+    let mut world = World::new(12, config());
+    world.loses = false;
+    world.append();
+    world.turn();
+    world.to_backups.retain(|(to, ..)| *to == 2);
+    world.deliver_block();
+    world.write(2);
+    let (from, block, answer) = world.from_backups.pop().expect("it answers");
+    world.replicated.answered(from, block, answer);
+    // Its machine loses its power before the block is synced, and comes back. The other one is gone, and has never answered.
+    world.nodes.insert(2, Node::new());
+    world.nodes.get_mut(&1).expect("a node").backup = None;
+    world.gone.insert(1);
+    world.net.said().candidates = vec![2];
+    world.replicated.broken(1, "node 1 does not answer".into());
+    for _ in 0..100 {
+        world.turn();
+        for asked in std::mem::take(&mut world.to_coordinator) {
+            let answer = world.coordinator.answer(&asked);
+            world.replicated.view_answered(answer);
+        }
+        world.clock.advance_ms(50);
+    }
+    assert_eq!(world.replicated.state().1.backups, [2]);
+    assert_eq!(world.replicated.durable_through(), 0, "nobody but the writer has it");
+    world.heal();
+    assert!(world.nodes[&2].has(1));
+}
+
+#[test]
 fn writes_wait_when_there_are_too_few_copies_and_say_so() {
     let mut world = World::new(3, config());
     world.loses = false;

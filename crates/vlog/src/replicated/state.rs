@@ -386,8 +386,9 @@ impl Core {
         }
     }
 
-    /// The coordinator has agreed. Blocks from the view's first one on go to those that are new; those that stay have most of
-    /// them.
+    /// The coordinator has agreed. Blocks from the view's first one on go to all: those that stay have most of them and say so again. What
+    /// they answered before does not count, for they may have lost their power since and not know of it: with the backup that is
+    /// replaced nobody but this node would have what was acknowledged then.
     fn use_view(&mut self, now_us: u64) {
         let Some(Change { view, .. }) = self.change.take() else { return };
         let before = std::mem::replace(&mut self.view, view);
@@ -399,7 +400,7 @@ impl Core {
         let mut peers = BTreeMap::new();
         for backup in &self.view.backups {
             let peer = match self.peers.remove(backup) {
-                Some(peer) if !peer.lost => Peer { progress_us: now_us, ..peer },
+                Some(peer) if !peer.lost => Peer { trouble: peer.trouble, ..Peer::new(self.view.first, now_us) },
                 _ => Peer::new(self.view.first, now_us),
             };
             peers.insert(*backup, peer);
