@@ -20,6 +20,7 @@ use kera_protocol::{
 use kera_rpc::Outbox;
 
 use crate::failure::Failure;
+use crate::moved::read_here;
 use crate::ownership::{Ownership, first_of};
 use crate::session::{Attempt, Core, Request};
 use crate::visible;
@@ -94,10 +95,12 @@ fn available_groups(core: &mut Core, message: &AvailableGroups) -> Result<GroupL
         heads.push(lane.next(message.after));
         next.extend(heads[at].as_ref().map(|group| Reverse((group.id, at))));
     }
+    // What came here from the logs of lost nodes and is held by another node is read there, as far as that one still has it.
+    let is_here = read_here(core.broker.ownership(), message.stream, message.streamlet);
     let mut groups = Vec::new();
     while groups.len() < limit {
         let Some(Reverse((id, at))) = next.pop() else { break };
-        if let Some(group) = heads[at].take() {
+        if let Some(group) = heads[at].take().filter(|group| is_here(group.id)) {
             groups.push(to_group_info(lanes[at].lane.id(), &group));
         }
         heads[at] = lanes[at].next(id);

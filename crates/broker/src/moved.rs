@@ -1,7 +1,7 @@
 //! Reading lanes whose streamlet has moved: groups of several owners, each where it was written. A reader goes through them by
 //! owner epoch, and is sent on where another node has what comes next.
 
-use kera_format::{Cursor, GroupId};
+use kera_format::{Cursor, GroupId, StreamId, StreamletId};
 use kera_log::{Lane, LaneVersion, ReadError, ReadOutcome, Tenure};
 use kera_protocol::Owner;
 
@@ -49,6 +49,13 @@ impl Broker {
         let owner = self.ownership().owner(lane.stream_id(), lane.streamlet_id())?;
         Some(Epochs::new(&owner).of(cursor.group).0)
     }
+}
+
+/// Of which groups of a streamlet readers are not sent on from here.
+pub(crate) fn read_here(ownership: &Ownership, stream: StreamId, streamlet: StreamletId) -> impl Fn(GroupId) -> bool {
+    let epochs = ownership.owner(stream, streamlet).map(|owner| Epochs::new(&owner));
+    let me = ownership.node();
+    move |group| epochs.as_ref().is_none_or(|epochs| epochs.of(group).0 == me)
 }
 
 /// Nothing for now: a reader waits for the lane.

@@ -8,7 +8,10 @@ use common::*;
 use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
 use kera_log::DurabilitySink;
 use kera_protocol::limits::OWNER_STREAMS_MAX;
-use kera_protocol::{FindOwners, Lookup, NodeInfo, OlderGroups, Owner, Role, Start, Status, StreamRef, StreamletState};
+use kera_protocol::{
+    AvailableGroups, FindOwners, GroupList, Lookup, NodeInfo, OlderGroups, Owner, Role, Start, Status, StreamRef,
+    StreamletState,
+};
 use kera_rpc::Flow;
 use proptest::prelude::*;
 
@@ -367,6 +370,26 @@ fn places_are_told_by_the_node_that_has_them() {
     assert_eq!(look(&pair, 1, Start::Ordinal(99)).unwrap().ordinal, 9);
     assert_eq!(look(&pair, 1, Start::Earliest), Err(Status::NotOwner), "with several holders their groups tell");
     assert_eq!(look(&pair, 2, Start::Latest), Err(Status::NotOwner));
+}
+
+/// A node that has taken a streamlet over may have got groups from the logs of lost nodes that another one has held since a move. Readers are
+/// sent there, and there retention may have taken them: they must not be told to begin with them.
+#[test]
+fn groups_that_readers_are_sent_away_from_are_not_told() {
+    let mut pair = Pair::new(options(1, 1));
+    (0..3).for_each(|sequence| assert_eq!(write(pair.house(1), sequence).0, Status::Ok));
+    pair.move_to(2);
+    let groups = |pair: &Pair| {
+        let mut peer = pair.house(1).peer();
+        peer.send(&AvailableGroups { stream: STREAM, streamlet: X, after: GroupId::NONE, limit: 1 });
+        let list: GroupList = peer.frame().decode();
+        (list.groups.iter().map(|group| group.group.epoch()).collect::<Vec<_>>(), list.more)
+    };
+    assert_eq!(groups(&pair), (vec![2], false));
+    pair.version += 1;
+    pair.owner = owner(2, 3, &[(2, 9)]);
+    pair.tell(1);
+    assert_eq!(groups(&pair), (vec![], false));
 }
 
 fn find(house: &House, streams: Vec<StreamRef>, after: Option<(StreamId, StreamletId)>, limit: u32) -> FindOwners {
