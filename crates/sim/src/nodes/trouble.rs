@@ -206,6 +206,10 @@ impl World {
             return false;
         }
         let file = &files[self.below(files.len() as u64) as usize];
+        if !file.ends_with(".replica") {
+            // Of fences a node with one disk has no copy, and without them it does not start.
+            return false;
+        }
         let path = format!("{folder}/{file}");
         let (offset, bit) = (self.below(16 << 10), self.below(8) as u8);
         let at = self.node_mut(node);
