@@ -21,6 +21,9 @@ const LIVE_US: u64 = 2_000_000;
 /// A move that takes longer is called off.
 const MOVE_US_MAX: u64 = 10_000_000;
 
+/// How far backups have a log, by who told, and how many were asked.
+type Ends = (Vec<(NodeNumber, ToldEnd)>, usize);
+
 /// A leader that has backups fence.
 pub(super) struct Fencing {
     /// It waits for nobody any more from then on.
@@ -28,7 +31,7 @@ pub(super) struct Fencing {
     /// Backups that have not answered.
     asked: BTreeSet<u32>,
     /// How far the others have logs, and how many were asked for each.
-    told: BTreeMap<LogName, (Vec<(NodeNumber, ToldEnd)>, usize)>,
+    told: BTreeMap<LogName, Ends>,
 }
 
 impl World {
@@ -176,7 +179,7 @@ impl World {
             }
             let fencing = self.fencing.remove(&of).expect("it was there");
             let state = &self.coordinators.state;
-            let ended = |(log, (told, expected)): (&LogName, &(Vec<(NodeNumber, ToldEnd)>, usize))| {
+            let ended = |(log, (told, expected)): (&LogName, &Ends)| {
                 Some((*log, agreed_end(&state.ends_that_count(told), *expected)?))
             };
             let ended: Vec<(LogName, u64)> = fencing.told.iter().filter_map(ended).collect();
@@ -189,7 +192,7 @@ impl World {
             return Ok(());
         }
         let backups = asked.iter().map(|(backup, ..)| *backup).collect();
-        let mut told: BTreeMap<LogName, (Vec<(NodeNumber, ToldEnd)>, usize)> = BTreeMap::new();
+        let mut told: BTreeMap<LogName, Ends> = BTreeMap::new();
         asked.iter().flat_map(|(.., logs)| logs).for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
         self.fencing.insert(of, Fencing { until_us: now_us + FENCE_US, asked: backups, told });
         for (backup, _, logs) in asked {
