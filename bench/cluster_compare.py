@@ -127,7 +127,7 @@ def main():
             us, them = statistics.median(ours), statistics.median(theirs)
             spread = lambda rates: "–".join(f"{rate / 1e6:.3f}" for rate in (min(rates), max(rates)))
             print(f"{args.streams} x {streamlets(args.streams)}, chunks of {chunk:6}: KerA {us / 1e6:.3f} M/s ({spread(ours)}), Kafka {them / 1e6:.3f} M/s ({spread(theirs)}), "
-                  f"ratio {us / them:.1f}", flush=True)
+                  + (f"ratio {us / them:.1f}" if them else "which acknowledged nothing in that time"), flush=True)
     finally:
         for port in reversed(BROKERS):
             kafka(port, "stop", check=False)

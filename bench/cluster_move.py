@@ -20,14 +20,17 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from cluster_chaos import Node, free_ports, remove, stop_all
 from cluster_recovery import owner
 
+# So many seconds are given to a consumer for each GiB that it reads before the clock starts.
+READ_S = 4
 
-def probe(kera, connect, rate, seconds, moves):
-    """One probe of latencies, with so many moves in it."""
-    line = [kera, "bench", "both", "--stream", "old", "--streamlets", "1", "--rate", str(rate), "--seconds", str(seconds), "--sample", "1"]
+
+def probe(kera, connect, rate, seconds, moves, warmup):
+    """One probe of latencies, with so many moves in it, behind a time in which the consumer reads what is there already."""
+    line = [kera, "bench", "both", "--stream", "old", "--streamlets", "1", "--rate", str(rate), "--seconds", str(seconds), "--sample", "1", "--warmup-seconds", str(warmup)]
     probing = subprocess.Popen(line + ["--chunk-bytes", "1KiB", "--connect", connect, "--json"], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
     took = []
-    time.sleep(2)
+    time.sleep(warmup + 2)
     for _ in range(moves):
         to = owner(kera, connect) % 3 + 1
         move = [kera, "streamlet", "move", "old/0", "--to", str(to), "--json", "--connect", connect]
@@ -71,8 +74,11 @@ def main():
         subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
         fill = [kera, "bench", "produce", "--stream", "old", "--streamlets", "1", "--records", str(mib << 10), "--record-bytes", "1000"]
         subprocess.run(fill + ["--chunk-bytes", "64KiB", "--connect", connect], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        still, _ = probe(kera, connect, args.rate, 5, 0)
-        moved, took = probe(kera, connect, args.rate, 4 + 2 * args.moves, args.moves)
+        # What the disk has still to take of it would hide what a move costs.
+        os.sync()
+        warmup = round(1 + args.gib * READ_S)
+        still, _ = probe(kera, connect, args.rate, 5, 0, warmup)
+        moved, took = probe(kera, connect, args.rate, 4 + 2 * args.moves, args.moves, warmup)
         print(json.dumps({"gib": args.gib, "copies": args.copies, "rate": args.rate, "without": latencies(still)}))
         print(json.dumps({"moves": args.moves, "move_ms": took, "with": latencies(moved)}))
     finally:
