@@ -6,7 +6,7 @@ use kafka_protocol::messages::JoinGroupRequest;
 use kafka_protocol::messages::JoinGroupResponse;
 use kafka_protocol::messages::join_group_response::JoinGroupResponseMember;
 
-use super::super::api::{Answer, Caller, GroupConfig};
+use super::super::api::{Answer, AppendFailed, Caller, GroupConfig};
 use super::super::group::{Turn, text};
 use super::member::{Member, ParkedJoin, join_error, protocol_bytes};
 use super::{ClassicGroup, State};
@@ -234,30 +234,53 @@ impl ClassicGroup {
             self.joined -= 1;
         }
         member.answer_sync_error(turn, Code::FencedInstanceId);
+        let before = member.clone();
         member.client_id.clone_from(&joining.client_id);
         member.host.clone_from(&joining.host);
-        if self.unsynced.remove(old_id) {
-            self.unsynced.insert(fresh_id.clone());
-        }
         let old_leader = self.leader.clone();
-        if self.is_leader(old_id) {
-            self.leader = Some(fresh_id.clone());
-        }
-        if let Some(instance) = &member.instance {
-            self.instances.insert(instance.clone(), fresh_id.clone());
-        }
         self.members.insert(fresh_id.clone(), member);
+        self.rename(before.instance.as_deref(), old_id, &fresh_id);
         let version = joining.version;
         self.update(turn, joining, &fresh_id);
         self.touch(turn, &fresh_id);
         match self.state {
             State::Stable if self.elect_protocol() == self.protocol => {
-                self.keep_replaced(turn, old_id, &fresh_id);
-                self.answer_replaced(turn, &fresh_id, version, old_leader);
+                match self.keep_replaced(turn, old_id, &fresh_id) {
+                    Ok(()) => self.answer_replaced(turn, &fresh_id, version, old_leader),
+                    Err(AppendFailed) => self.put_back(turn, (old_id, before), &fresh_id),
+                }
             }
             State::Completing | State::Stable => self.prepare(turn),
             State::Empty | State::Preparing => self.complete_if_all_joined(turn),
         }
+    }
+
+    /// A member is called something else from now on.
+    fn rename(&mut self, instance: Option<&str>, from: &str, to: &str) {
+        if self.unsynced.remove(from) {
+            self.unsynced.insert(to.to_owned());
+        }
+        if self.is_leader(from) {
+            self.leader = Some(to.to_owned());
+        }
+        if let Some(instance) = instance {
+            self.instances.insert(instance.to_owned(), to.to_owned());
+        }
+    }
+
+    /// That a member has taken the place of another cannot be recorded: the other one has it as before, and who came is asked to come again
+    /// later. In a stable group nothing of the other one was waiting, so it was told nothing.
+    fn put_back(&mut self, turn: &mut Turn<'_>, (old_id, before): (&str, Member), fresh_id: &str) {
+        let Some(mut member) = self.members.remove(fresh_id) else { return };
+        if member.answer_join_error(turn, "", Code::CoordinatorNotAvailable) {
+            self.joined -= 1;
+        }
+        self.count_protocols(&member, false);
+        turn.head.member_bytes -= member.bytes();
+        self.count_protocols(&before, true);
+        turn.head.member_bytes += before.bytes();
+        self.rename(before.instance.as_deref(), fresh_id, old_id);
+        self.members.insert(old_id.to_owned(), before);
     }
 
     fn answer_replaced(&mut self, turn: &mut Turn<'_>, id: &str, version: i16, old_leader: Option<String>) {

@@ -3,13 +3,15 @@
 //!
 //! A generation is kept when its leader has assigned: all of its members, each with the number of them. Who comes and goes after that
 //! changes nothing of it before the next one. If it cannot be recorded, or only in part, it is not known whole later, and
-//! its members join again: the group goes on, as the assignment does not rest on it.
+//! its members join again: the group goes on, as the assignment does not rest on it. Who takes the place of another under the same name
+//! gets it when that is recorded, and not otherwise.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kera_format::kafka_members::{ClassicPart, MemberPart, MemberState};
 
+use super::super::api::AppendFailed;
 use super::super::group::Turn;
 use super::member::Member;
 use super::{ClassicGroup, State};
@@ -49,12 +51,13 @@ impl ClassicGroup {
         let _ = turn.keep(self.kept().into_iter().map(|(id, member)| (id, Some(member))));
     }
 
-    /// A member has taken the place of another, and nobody else notices.
-    pub(super) fn keep_replaced(&self, turn: &mut Turn<'_>, old_id: &str, fresh_id: &str) {
-        let Some(member) = self.members.get(fresh_id) else { return };
+    /// A member has taken the place of another, and nobody else notices. If that cannot be recorded it must not be told: later the group
+    /// would know the other one only, and fence this one.
+    pub(super) fn keep_replaced(&self, turn: &mut Turn<'_>, old_id: &str, fresh_id: &str) -> Result<(), AppendFailed> {
+        let Some(member) = self.members.get(fresh_id) else { return Ok(()) };
         let kept = self.kept_member(fresh_id, member, self.members.len());
         // Later it is known by its old id or by this one, never by both.
-        let _ = turn.keep([(old_id.to_owned(), None), (fresh_id.to_owned(), Some(kept))]);
+        turn.keep([(old_id.to_owned(), None), (fresh_id.to_owned(), Some(kept))])
     }
 
     /// The members of the last generation are members again, if all of them are known.

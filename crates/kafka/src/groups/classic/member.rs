@@ -14,7 +14,7 @@ pub(super) struct ParkedJoin {
     pub(super) version: i16,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Member {
     /// The name that outlives it, if it has one.
     pub(super) instance: Option<String>,

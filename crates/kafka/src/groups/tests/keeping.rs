@@ -112,6 +112,38 @@ fn who_took_the_place_of_another_has_it_still() {
 }
 
 #[test]
+fn nobody_gets_the_place_of_another_while_that_cannot_be_recorded() {
+    let mut world = World::new();
+    let token = world.join(9, &join_with("", Some("a"), &["range"]));
+    world.pass(6_000);
+    let old = world.take_join(token).expect("joined").member_id.to_string();
+    let token = world.sync(&sync(&old, 1, &[(&old, b"part")]));
+    assert!(world.take_sync(token).is_some());
+    let before = kept(&world);
+    for restarts in [false, true] {
+        world.journal.0.lock().is_full = true;
+        let token = world.join(9, &join_with("", Some("a"), &["range", "sticky"]));
+        let refused = world.take_join(token).expect("at once");
+        assert_eq!((refused.error_code, &*refused.member_id), (Code::CoordinatorNotAvailable.code(), ""));
+        world.journal.0.lock().is_full = false;
+        if restarts {
+            world.restart();
+        }
+        // Whoever has the place has it still, as it was.
+        assert_eq!(kept(&world), before);
+        assert_eq!(world.static_heartbeat(&old, Some("a"), 1), 0);
+    }
+    let token = world.join(9, &join_with("", Some("a"), &["range", "sticky"]));
+    let joined = world.take_join(token).expect("at once");
+    assert_eq!((joined.error_code, joined.generation_id), (0, 1));
+    let token = world.sync(&sync(&joined.member_id, 1, &[]));
+    assert_eq!(&world.take_sync(token).expect("at once").assignment[..], b"part");
+    world.restart();
+    assert_eq!(world.static_heartbeat(&joined.member_id, Some("a"), 1), 0);
+    assert_eq!(world.static_heartbeat(&old, Some("a"), 1), Code::FencedInstanceId.code());
+}
+
+#[test]
 fn nothing_is_kept_that_others_would_not_understand_or_that_cannot_be_recorded() {
     for fails in [false, true] {
         let mut world = World::new();
