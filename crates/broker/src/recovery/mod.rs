@@ -71,7 +71,8 @@ pub trait Copies: Send + Sync {
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String>;
     /// Asks for blocks.
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String>;
-    /// Whether it is of use to ask a backup what could be left out: one that is lost answers late or never.
+    /// Whether a backup is not known to be lost: one that is answers late or never, so it is asked after others, and not at all what could be
+    /// left out.
     fn is_there(&self, _backup: u32) -> bool {
         true
     }
@@ -129,6 +130,13 @@ struct RangeOfLog {
     backups: Vec<u32>,
 }
 
+impl RangeOfLog {
+    /// Its backups in the order in which they are listed: those that are there now, and those that are lost, which answer late or never.
+    fn there_and_lost(&self, copies: &dyn Copies) -> (Vec<u32>, Vec<u32>) {
+        self.backups.iter().copied().partition(|backup| copies.is_there(*backup))
+    }
+}
+
 impl std::fmt::Display for RangeOfLog {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let LogId { node, epoch, vlog } = self.log;
@@ -172,7 +180,7 @@ struct Several {
 
 type Place = (StreamId, StreamletId);
 /// Whether a lane of an answer is one that these streamlets can have.
-type Check<'a> = dyn Fn(&ReplicatedLane, &[StreamletRef]) -> Result<(), String> + 'a;
+type Check<'a> = dyn Fn(&ReplicatedLane, &[StreamletRef]) -> Result<(), String> + Sync + 'a;
 
 impl Broker {
     /// Takes writes of streamlets that a lost broker owned, each in the owner epoch that is named; their old groups are there
@@ -674,7 +682,9 @@ impl Broker {
     }
 }
 
-/// Asks the backups of a range, one after the other, until one answers with something that makes sense.
+/// Asks the backups of a range until one answers with something that makes sense. Those that are there one after the other: each answer is
+/// work for a backup, and the first is nearly always enough. Those that are lost last, and at once, for each of them may keep silent until
+/// its time is up.
 fn ask_range(
     range: &RangeOfLog,
     asked: &[StreamletRef],
@@ -683,22 +693,30 @@ fn ask_range(
 ) -> Result<Vec<ReplicatedLane>, Failure> {
     let question =
         LaneStates { log: range.log, from_block: range.first, through_block: range.last, streamlets: asked.to_vec() };
-    let mut errors = Vec::new();
-    for &backup in &range.backups {
-        let answer = copies.lane_states(backup, &question).and_then(|answer| {
+    let ask = |backup: u32| {
+        copies.lane_states(backup, &question).and_then(|answer| {
             answer.lanes.iter().try_for_each(|lane| check(lane, asked))?;
             // A backup that has lost the blocks would say that there is nothing: it must show the last one.
             fetch::has_last(range, backup, asked, copies)?;
             Ok(answer.lanes)
-        });
-        match answer {
-            Ok(lanes) => {
-                if !errors.is_empty() {
-                    tracing::warn!(%range, reason = errors.join("; "), "not every backup says what lanes have; another one did");
-                }
-                return Ok(lanes);
+        })
+    };
+    let (there, lost) = range.there_and_lost(copies);
+    let mut errors = Vec::new();
+    for together in there.chunks(1).chain(lost.chunks(copies.threads().max(1))) {
+        let answers = in_parallel(copies.threads(), together, |&backup| Ok((backup, ask(backup))))?;
+        let mut found = None;
+        for (backup, answer) in answers {
+            match answer {
+                Ok(lanes) => found = found.or(Some(lanes)),
+                Err(reason) => errors.push(format!("backup {backup}: {reason}")),
             }
-            Err(reason) => errors.push(format!("backup {backup}: {reason}")),
+        }
+        if let Some(lanes) = found {
+            if !errors.is_empty() {
+                tracing::warn!(%range, reason = errors.join("; "), "not every backup says what lanes have; another one did");
+            }
+            return Ok(lanes);
         }
     }
     let message = format!("no backup says what lanes have in {range}: {}", errors.join("; "));

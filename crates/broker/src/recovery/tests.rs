@@ -10,6 +10,7 @@ use kera_format::{
 };
 use kera_log::{Appended, Arena, ArenaConfig, Lane, Log, LogConfig};
 use kera_protocol::BlockHead;
+use parking_lot::{Condvar, Mutex};
 
 use super::*;
 use crate::config::BrokerConfig;
@@ -112,6 +113,7 @@ fn place(chunk: &[u8]) -> BrokerPart {
 }
 
 /// Backups 11 and 12, which have one log.
+#[derive(Default)]
 struct Memory {
     chunks: Vec<Vec<u8>>,
     /// They do not answer.
@@ -120,10 +122,25 @@ struct Memory {
     empty: Vec<u32>,
     /// They have given the first four blocks back.
     without_front: Vec<u32>,
+    /// They are known to be lost.
+    lost: Vec<u32>,
+    /// How often each was asked.
+    asked: Mutex<BTreeMap<u32, u32>>,
+    /// With it nobody answers before two have been asked.
+    together: Option<(Mutex<u32>, Condvar)>,
 }
 
 impl Memory {
     fn chunks_at(&self, backup: u32) -> Result<&[Vec<u8>], String> {
+        *self.asked.lock().entry(backup).or_default() += 1;
+        if let Some((count, changed)) = &self.together {
+            let mut count = count.lock();
+            *count += 1;
+            changed.notify_all();
+            if changed.wait_while_for(&mut count, |count| *count < 2, Duration::from_secs(20)).timed_out() {
+                return Err("it was asked alone".to_owned());
+            }
+        }
         if self.silent.contains(&backup) {
             return Err("nobody answers".to_owned());
         }
@@ -133,6 +150,10 @@ impl Memory {
 }
 
 impl Copies for Memory {
+    fn is_there(&self, backup: u32) -> bool {
+        !self.lost.contains(&backup)
+    }
+
     fn lane_states(&self, backup: u32, _: &LaneStates) -> Result<LaneStateList, String> {
         let (mut parts, mut producers) = (Vec::new(), Vec::new());
         for chunk in self.chunks_at(backup)? {
@@ -187,7 +208,7 @@ fn lost() -> (Memory, Vec<EndedLog>) {
     for sequence in 0..10 {
         assert_eq!(lost.append(sequence).base_ordinal, sequence);
     }
-    let memory = Memory { chunks: lost.chunks(), silent: Vec::new(), empty: Vec::new(), without_front: Vec::new() };
+    let memory = Memory { chunks: lost.chunks(), ..Memory::default() };
     assert_eq!(memory.chunks.len(), 10);
     let views = vec![EndedView { first: 1, backups: vec![11, 12] }];
     (memory, vec![EndedLog { log: LOST, views, end: 10 }])
@@ -273,4 +294,39 @@ fn a_view_that_was_replaced_before_it_had_a_block_is_not_asked() {
         next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("rebuilt");
         assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
     }
+}
+
+#[test]
+fn a_backup_that_is_lost_is_asked_nothing_while_another_one_is_there() {
+    let (memory, logs) = lost();
+    let memory = Memory { silent: vec![11], lost: vec![11], ..memory };
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("rebuilt");
+    assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
+    assert!(!memory.asked.lock().contains_key(&11), "{:?}", memory.asked);
+}
+
+#[test]
+fn of_those_that_are_there_one_is_asked_and_not_all() {
+    let (memory, logs) = lost();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    assert!(!memory.asked.lock().contains_key(&12), "{:?}", memory.asked);
+}
+
+#[test]
+fn backups_that_are_all_lost_are_asked_at_once_and_one_that_answers_is_enough() {
+    let (memory, logs) = lost();
+    let (both, together) = (vec![11, 12], Some(Default::default()));
+    let memory = Memory { silent: both.clone(), lost: both, together, ..memory };
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let failed = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect_err("nobody says");
+    assert!(failed.message.contains("backup 11") && failed.message.contains("backup 12"), "{failed}");
+    assert!(!failed.message.contains("asked alone"), "{failed}");
+    let memory = Memory { silent: vec![11], together: None, ..memory };
+    next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
 }

@@ -562,6 +562,7 @@ impl Running {
     /// A turn of the two threads that recover: starts what is to be done. Whose worker has to be resumed first.
     pub(super) fn recover(&mut self, known: &ClusterState, now_us: u64) -> Vec<usize> {
         let mut started = Vec::new();
+        let live = || known.nodes().iter().filter(|(_, node)| !node.fenced).map(|(number, _)| *number).collect();
         let recovery = &mut self.recovery;
         if recovery.workers[0].is_none() && now_us >= recovery.not_before_us[0] {
             let mut owned = known.to_rebuild(self.number, self.epoch);
@@ -574,8 +575,7 @@ impl Running {
             if let (false, true, Some(logs)) = (owned.is_empty(), owned.iter().all(is_settled), ended_logs(known)) {
                 recovery.taking.clone_from(&owned);
                 let handed = handed(known, &owned);
-                let live = known.nodes().iter().filter(|(_, node)| !node.fenced).map(|(number, _)| *number).collect();
-                recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs, handed, live));
+                recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs, handed, live()));
                 started.push(0);
             }
         }
@@ -584,7 +584,7 @@ impl Running {
             if let Some(rebuild) = next {
                 recovery.rebuilding = Some(rebuild.clone());
                 let logs = ended_logs(known).unwrap_or_default();
-                recovery.workers[1] = Some(Worker::rebuild(&self.broker, rebuild, logs));
+                recovery.workers[1] = Some(Worker::rebuild(&self.broker, rebuild, logs, live()));
                 started.push(1);
             }
         }

@@ -65,10 +65,10 @@ impl Worker {
         })
     }
 
-    /// Rebuilds what was taken over.
-    pub(super) fn rebuild(broker: &Arc<Broker>, rebuild: Rebuild, logs: Vec<EndedLog>) -> Worker {
+    /// Rebuilds what was taken over. `live`: as above.
+    pub(super) fn rebuild(broker: &Arc<Broker>, rebuild: Rebuild, logs: Vec<EndedLog>, live: BTreeSet<u32>) -> Worker {
         let broker = broker.clone();
-        Worker::start(BTreeSet::new(), move |copies| {
+        Worker::start(live, move |copies| {
             let progress = RecoveryProgress::default();
             let done = broker.rebuild(&rebuild, &logs, copies, &progress).map_err(|failure| failure.to_string());
             drop(broker);
