@@ -15,7 +15,7 @@ use kera_env::{Clock, Disk, ManualClock, MemoryDisk, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::LogId;
-use kera_format::{ChunkView, Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamOptions, StreamletId};
+use kera_format::{ChunkView, Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamId, StreamOptions, StreamletId};
 use kera_log::{Arena, ArenaConfig, DurabilitySink, Lane, Log, LogConfig, LogStats};
 use kera_protocol::{
     BlockStored, BlocksRead, LaneStateList, LaneStates, Lookup, LookupResult, NodeInfo, OlderGroups, Owner, ReadBlocks,
@@ -215,11 +215,17 @@ fn lane_at(log: &Log, lane: u32) -> Arc<Lane> {
 
 /// All chunks of a lane as they lie in its segments, durable or not.
 fn chunks_of(log: &Log, lane: u32) -> Vec<Vec<u8>> {
+    chunks_in(log, X, lane)
+}
+
+fn chunks_in(log: &Log, streamlet: StreamletId, lane: u32) -> Vec<Vec<u8>> {
     let mut all = Vec::new();
-    for group in lane_at(log, lane).groups(GroupId::NONE, usize::MAX) {
+    let stream = log.stream(STREAM).unwrap();
+    let lane = stream.streamlet(streamlet).unwrap().lane(LaneId(lane)).unwrap();
+    for group in lane.groups(GroupId::NONE, usize::MAX) {
         for index in group.first_segment.0..=group.last_segment.0 {
-            let (index, lane) = (SegmentIndex(index), LaneId(lane));
-            let id = SegmentId { stream: STREAM, streamlet: X, lane, group: group.id, index };
+            let (index, lane) = (SegmentIndex(index), lane.id());
+            let id = SegmentId { stream: STREAM, streamlet, lane, group: group.id, index };
             let segment = log.segment(id).expect("in memory");
             let chunks = Chunks::new(segment.bytes(128, segment.head()));
             all.extend(chunks.map(|chunk| chunk.unwrap().as_bytes().to_vec()));
@@ -1164,6 +1170,89 @@ fn lanes_that_lie_mixed_are_rebuilt_in_several_passes() {
     for (lane, chunks) in (0..).zip(&lanes) {
         assert_eq!(chunks_of(&next.log, lane), *chunks, "lane {lane}");
     }
+}
+
+/// A backup that is asked by one thread. Whenever that waits what is on its way becomes durable, and what can leave memory does.
+struct OneByOne<'a>(&'a Cloud, &'a House);
+
+impl Copies for OneByOne<'_> {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        self.0.lane_states(backup, asked)
+    }
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        self.0.read_blocks(backup, asked)
+    }
+    fn threads(&self) -> usize {
+        1
+    }
+    fn pause(&self) -> Duration {
+        self.1.sink.sync();
+        self.1.store.evict_all(&self.1.log);
+        Duration::ZERO
+    }
+}
+
+/// Of one streamlet all is read, and takes what memory there is until it has its copies. The other one needs room.
+#[test]
+fn a_rebuild_does_not_wait_for_the_room_that_it_has_taken_itself() {
+    const BLOCK: u64 = 64 << 10;
+    let (of_two, both) = (power(options(2, 1)), [X, StreamletId(1)]);
+    let placed = |house: House, node: u32, epoch: u32| {
+        house.stream(STREAM, of_two.clone());
+        house.broker.join_cluster(CLUSTER, node);
+        house.broker.place_stream(1, STREAM, vec![owner(99, 1, &[]); 2]).unwrap();
+        for streamlet in both {
+            house.broker.set_owner(2, STREAM, streamlet, owner(node, epoch, &[])).unwrap();
+        }
+        house.sink.instant.store(true, Ordering::SeqCst);
+        house
+    };
+    let lost = placed(House::new(), 1, 2);
+    both.into_iter().for_each(|streamlet| lost.broker.open_streamlet(STREAM, streamlet, 2, None).unwrap());
+    let written = |streamlet: u32, count: u64| {
+        let of_stream = lost.log.stream(STREAM).unwrap();
+        let lane = of_stream.streamlet(StreamletId(streamlet)).unwrap().lane(LaneId(0)).unwrap();
+        for sequence in 0..count {
+            let chunk = chunk_of(target(STREAM, streamlet, 2, sequence), 2, bytes_of(sequence) / 2);
+            lane.append(&ChunkView::parse(&chunk).unwrap(), 5).unwrap();
+        }
+        chunks_in(&lost.log, StreamletId(streamlet), 0)
+    };
+    let (large, small) = (written(0, 300), written(1, 8));
+    let large_bytes = lane_at(&lost.log, 0).groups(GroupId::NONE, usize::MAX).len() as u64 * BLOCK;
+    let cloud = Cloud::new(1);
+    let blocks: Vec<&[Vec<u8>]> = large.chunks(4).collect();
+    cloud.put(LOST, 1, &[11], &blocks);
+    cloud.put(OTHER, 1, &[11], &[&small]);
+    let logs = [ended(LOST, blocks.len() as u64, &[11]), ended(OTHER, 1, &[11])];
+
+    let (room, others) = (StreamId(8), StreamId(9));
+    let next = House::stored();
+    [room, others].into_iter().for_each(|stream| next.stream(stream, options(1, 250)));
+    let next = placed(next, 2, 3);
+    let wanted = both.map(|streamlet| (STREAM, streamlet, 3));
+    let copies = OneByOne(&cloud, &next);
+    let taken = next.broker.take_over(&wanted, &logs, &copies).unwrap();
+    assert!(2 * large_bytes < next.log.stats().arena.bytes, "all of it may wait for its copies");
+    // Open segments take what memory there is; then as much is free as the large one needs, and not a block more.
+    let fill = |stream: StreamId, lanes: u64| {
+        let streamlet = next.log.stream(stream).unwrap().streamlet(X).unwrap().clone();
+        let opens = |lane: &u64| {
+            let chunk = chunk_of(target(stream, 0, *lane, 0), 1, 1_000);
+            let lane = streamlet.lane(LaneId(*lane as u32)).unwrap();
+            lane.append(&ChunkView::parse(&chunk).unwrap(), 5).is_ok()
+        };
+        (0..lanes).take_while(opens).count() as u64
+    };
+    assert_eq!(fill(room, large_bytes / BLOCK), large_bytes / BLOCK);
+    assert!(fill(others, 250) < 250, "the arena is full");
+    next.broker.stream_deleted(room).unwrap();
+    next.broker.rebuild(&taken, &logs, &copies, &RecoveryProgress::default()).expect("its own copies make room");
+    assert_eq!(next.log.rebuilt_bytes(), 0);
+    assert!(taken.streamlets.iter().all(|name| {
+        let stream = next.log.stream(name.stream).unwrap();
+        stream.streamlet(name.streamlet).unwrap().awaited().is_empty()
+    }));
 }
 
 /// Lets a thread end, also when what it serves has failed.

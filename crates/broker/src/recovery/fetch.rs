@@ -151,9 +151,10 @@ pub(super) fn has_last(
 }
 
 /// Reads all ranges once, as far as something of them is missing. What could not be had is told; an error means that it is of
-/// no use to go on. `asks_all`: every backup of a range is read, and not one that has it to its end.
+/// no use to go on. `all`: what is rebuilt together. `asks_all`: every backup of a range is read, and not one that has it to its end.
 pub(super) fn pass(
     broker: &Broker,
+    all: &[StreamletRef],
     ranges: &[(RangeOfLog, Vec<StreamletRef>)],
     missing: &BTreeSet<StreamletRef>,
     (copies, asks_all): (&dyn Copies, bool),
@@ -163,7 +164,7 @@ pub(super) fn pass(
     for (range, has) in ranges {
         let wanted: Vec<StreamletRef> = has.iter().filter(|name| missing.contains(name)).copied().collect();
         if !wanted.is_empty() {
-            jobs.push(Job { broker, range, wanted, copies, asks_all, progress });
+            jobs.push(Job { broker, all, range, wanted, copies, asks_all, progress });
         }
     }
     let errors = in_parallel(copies.threads(), &jobs, Job::run)?;
@@ -173,6 +174,7 @@ pub(super) fn pass(
 /// A range that is read.
 struct Job<'a> {
     broker: &'a Broker,
+    all: &'a [StreamletRef],
     range: &'a RangeOfLog,
     wanted: Vec<StreamletRef>,
     copies: &'a dyn Copies,
@@ -312,9 +314,10 @@ impl Job<'_> {
         Ok(())
     }
 
-    /// Has a segment copied of those that are read here, first of this streamlet. False: there is none.
+    /// Has a segment copied: first of this streamlet, then of those that are read here, then of all that are rebuilt together. What takes the
+    /// room may be of streamlets of which nothing is missing any more, and is sent nowhere else before all are read. False: there is none.
     fn copy(&self, first: StreamletRef, copied: &mut Copied) -> Result<bool, Stop> {
-        for name in std::iter::once(&first).chain(&self.wanted) {
+        for name in std::iter::once(&first).chain(&self.wanted).chain(self.all) {
             let Some(place) = self.broker.place_of(*name) else { continue };
             if copied.copy(self.broker, &place, self.copies).map_err(Stop::All)? {
                 return Ok(true);

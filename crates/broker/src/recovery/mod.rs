@@ -326,11 +326,13 @@ impl Broker {
             let Some((name, lane, segment)) = missing.first else { return Ok(()) };
             progress.passes.fetch_add(1, Ordering::Relaxed);
             let is_as_before = || self.missing(rebuild).count == missing.count;
-            let mut errors = fetch::pass(self, &ranges, &missing.streamlets, (copies, false), progress)?;
+            let mut errors =
+                fetch::pass(self, &rebuild.streamlets, &ranges, &missing.streamlets, (copies, false), progress)?;
             if is_as_before() {
                 // Backups give blocks back each for itself, whole files at a time: one that was asked what lanes have may have told of
                 // segments of which another one, which is read now, has given the front back.
-                errors = fetch::pass(self, &ranges, &missing.streamlets, (copies, true), progress)?;
+                errors =
+                    fetch::pass(self, &rebuild.streamlets, &ranges, &missing.streamlets, (copies, true), progress)?;
             }
             if is_as_before() {
                 let message = format!(
