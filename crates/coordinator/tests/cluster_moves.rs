@@ -6,7 +6,7 @@ use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
 use kera_format::{LaneId, StreamId, StreamOptions, StreamletId, level};
 use kera_protocol::limits::FLOORS_MAX;
 use kera_protocol::{
-    CreateStream, GroupsGone, HeldGroups, LaneFloor, SetFloors, StreamletRange, StreamletState, StreamletsRebuilt,
+    CreateStream, GroupsGone, HeldGroups, LaneFloor, RebuildRange, SetFloors, StreamletState, StreamletsRebuilt,
 };
 
 const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
@@ -201,7 +201,7 @@ fn groups_of_a_lost_node_come_to_the_owner_and_its_logs_are_kept_until_it_has_th
     assert_eq!(held, [2, 2], "those of node 1, and its own of the epoch before");
     assert_eq!(cluster.0.plan_gather().unwrap(), [], "once is enough");
     assert_eq!(cluster.0.plan_give_up_lost().unwrap(), [], "it rebuilds from them");
-    let streamlets = vec![StreamletRange { stream, first: 0, count: 1 }];
+    let streamlets = vec![RebuildRange { stream, first: 0, count: 1, owner_epoch: 0 }];
     let rebuilt = cluster.0.plan_rebuilt(&StreamletsRebuilt { node: 2, epoch: 1, streamlets }).unwrap();
     cluster.apply(&rebuilt);
     let over = cluster.0.plan_give_up_lost().unwrap();
@@ -209,6 +209,39 @@ fn groups_of_a_lost_node_come_to_the_owner_and_its_logs_are_kept_until_it_has_th
     cluster.apply(&over);
     let removed = cluster.0.plan_remove(1).unwrap();
     cluster.apply(&removed);
+}
+
+/// A report that came late, or twice: the first leader that was asked had not answered, the next one did it, and the owner gathers since.
+#[test]
+fn what_was_rebuilt_before_does_not_count_for_what_is_gathered_later() {
+    for level in [level::REBUILT_IN - 1, level::REBUILT_IN] {
+        let (mut cluster, stream) = moved_and_lost(2);
+        cluster.raise(level);
+        cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+        let before = cluster.0.owner(stream, 0).unwrap().owner_epoch;
+        let gathered = cluster.0.plan_gather().unwrap();
+        cluster.apply(&gathered);
+        let rebuilt = |owner_epoch: u32| StreamletsRebuilt {
+            node: 2,
+            epoch: 1,
+            streamlets: vec![RebuildRange { stream, first: 0, count: 1, owner_epoch }],
+        };
+        assert_eq!(cluster.0.plan_rebuilt(&rebuilt(before)).unwrap(), []);
+        // Two leaders may both have planned it.
+        let (first, count, node, epoch, owner_epoch) = (0, 1, 2, 1, before);
+        let late = ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch, owner_epoch };
+        let why = if level < level::REBUILT_IN { "needs level 8" } else { "what is rebuilt is of" };
+        assert!(cluster.refused(&late).contains(why), "{}", cluster.refused(&late));
+        assert!(cluster.0.owner(stream, 0).unwrap().rebuilding);
+        assert_eq!(cluster.0.plan_give_up_lost().unwrap(), [], "it has not gathered them yet");
+        let now = cluster.0.owner(stream, 0).unwrap().owner_epoch;
+        let done = cluster.0.plan_rebuilt(&rebuilt(now)).unwrap();
+        assert_eq!(done[0].level(), if level < level::REBUILT_IN { level::FIRST } else { level::REBUILT_IN });
+        cluster.apply(&done);
+        assert!(!cluster.0.owner(stream, 0).unwrap().rebuilding);
+        assert_eq!(cluster.0.plan_rebuilt(&rebuilt(now)).unwrap(), [], "twice is once");
+        assert_eq!(cluster.0.plan_give_up_lost().unwrap(), [ClusterEntry::LogGivenUp { log: LOG }]);
+    }
 }
 
 #[test]
@@ -276,7 +309,7 @@ fn what_an_owner_has_rebuilt_stays_with_it_when_the_streamlet_moves_on() {
     cluster.fence(1);
     let recovered = cluster.0.plan_recover(1, 1).unwrap();
     cluster.apply(&recovered);
-    let streamlets = vec![StreamletRange { stream, first: 0, count: 1 }];
+    let streamlets = vec![RebuildRange { stream, first: 0, count: 1, owner_epoch: 0 }];
     let node = cluster.owner(stream, 0);
     let rebuilt = cluster.0.plan_rebuilt(&StreamletsRebuilt { node, epoch: 1, streamlets }).unwrap();
     cluster.apply(&rebuilt);

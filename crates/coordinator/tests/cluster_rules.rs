@@ -4,7 +4,7 @@ use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner, ToldEnd, agreed_end};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{StreamId, StreamOptions, StreamletId};
-use kera_protocol::{CreateStream, StreamChanges, StreamletRange, StreamletState, StreamletsRebuilt};
+use kera_protocol::{CreateStream, RebuildRange, StreamChanges, StreamletState, StreamletsRebuilt};
 
 fn join(node: NodeNumber) -> Join {
     Join {
@@ -311,7 +311,7 @@ fn a_log_is_kept_while_streamlets_are_recovered_from_it() {
     cluster.refuses(ClusterEntry::LogGivenUp { log: LOG }, "still rebuilds streamlets");
     assert_eq!(cluster.0.plan_give_up_lost().unwrap(), []);
     let owner = cluster.owner(stream, 0);
-    let streamlets = vec![StreamletRange { stream, first: 0, count: 1 }];
+    let streamlets = vec![RebuildRange { stream, first: 0, count: 1, owner_epoch: 0 }];
     let rebuilt = StreamletsRebuilt { node: owner.node, epoch: owner.epoch + 1, streamlets };
     assert_eq!(cluster.0.plan_rebuilt(&rebuilt).unwrap(), [], "that is another incarnation's");
     let entries = cluster.0.plan_rebuilt(&StreamletsRebuilt { epoch: owner.epoch, ..rebuilt }).unwrap();

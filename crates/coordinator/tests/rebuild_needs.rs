@@ -7,7 +7,7 @@ use kera_format::cluster::{
 };
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamOptions, level};
-use kera_protocol::{CreateStream, RebuildNeeds, RebuildRange, StreamletRange, StreamletsRebuilt};
+use kera_protocol::{CreateStream, RebuildNeeds, RebuildRange, StreamletsRebuilt};
 
 /// The log of a node's first life.
 fn log(node: NodeNumber) -> LogName {
@@ -210,7 +210,7 @@ fn what_is_rebuilt_needs_nothing() {
     cluster.all_say(&[log(1), log(2)]);
     assert_eq!(cluster.go(), []);
     for (first, owner) in cluster.rebuilding() {
-        let streamlets = vec![StreamletRange { stream: cluster.stream, first, count: 1 }];
+        let streamlets = vec![RebuildRange { stream: cluster.stream, first, count: 1, owner_epoch: owner.owner_epoch }];
         let rebuilt = StreamletsRebuilt { node: owner.node, epoch: owner.epoch, streamlets };
         let entries = cluster.state.plan_rebuilt(&rebuilt).unwrap();
         cluster.apply(&entries);

@@ -270,6 +270,8 @@ pub enum ClusterEntry {
         node: NodeNumber,
         /// Its epoch.
         epoch: u32,
+        /// The owner epoch in which it took them over. Zero below level [`REBUILT_IN`](crate::level::REBUILT_IN), where nobody says so.
+        owner_epoch: u32,
     },
     /// Nobody needs the blocks of an older view of a log any more.
     ViewGivenUp {
@@ -395,6 +397,11 @@ impl Writer<'_> {
             self.log(log);
         }
     }
+    fn u32_unless_zero(&mut self, value: u32) {
+        if value != 0 {
+            self.u32(value);
+        }
+    }
     fn place(&mut self, place: &RaftPlace) -> &mut Self {
         self.u64(place.term).u64(place.leader).u64(place.index)
     }
@@ -457,6 +464,18 @@ impl<'a> Fields<'a> {
         let logs = (0..count).map(|_| self.log()).collect::<Result<_, _>>()?;
         Ok(ClusterEntry::RebuildNeeds { node, epoch, runs, logs })
     }
+    /// What was rebuilt, with an owner epoch or from before that was said.
+    fn rebuilt(&mut self, has_owner_epoch: bool) -> Result<ClusterEntry, FormatError> {
+        let (stream, first, count) = (StreamId(self.u64()?), self.u32()?, self.u32()?);
+        let (node, epoch) = (self.u32()?, self.u32()?);
+        let owner_epoch = if has_owner_epoch { self.u32()? } else { 0 };
+        if has_owner_epoch && owner_epoch == 0 {
+            let field = "cluster_entry.owner_epoch";
+            return Err(FormatError::BadField { field, value: 0, allowed: "1 or higher" });
+        }
+        Ok(ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch, owner_epoch })
+    }
+
     fn switch(&mut self, field: &'static str) -> Result<bool, FormatError> {
         match self.u8()? {
             0 => Ok(false),
@@ -486,7 +505,7 @@ impl ClusterEntry {
             ClusterEntry::ClusterCounters { .. } => 33,
             ClusterEntry::Applied { .. } => 34,
             ClusterEntry::Membership { .. } => 35,
-            ClusterEntry::StreamletsRebuilt { .. } => 36,
+            ClusterEntry::StreamletsRebuilt { owner_epoch: 0, .. } => 36,
             ClusterEntry::ViewGivenUp { .. } => 37,
             ClusterEntry::StreamletHanded { .. } => 40,
             ClusterEntry::NodeDraining { .. } => 41,
@@ -494,6 +513,7 @@ impl ClusterEntry {
             ClusterEntry::LevelRaised { .. } => 43,
             ClusterEntry::LaneBegins { .. } => 44,
             ClusterEntry::RebuildNeeds { .. } => 45,
+            ClusterEntry::StreamletsRebuilt { .. } => 46,
         }
     }
 
@@ -506,6 +526,7 @@ impl ClusterEntry {
             ClusterEntry::MoveNoted { from, to, .. } if from == to => crate::level::SELF_MOVES,
             ClusterEntry::LaneBegins { .. } => crate::level::AGREED_FLOORS,
             ClusterEntry::RebuildNeeds { .. } => crate::level::REBUILD_NEEDS,
+            ClusterEntry::StreamletsRebuilt { owner_epoch: 1.., .. } => crate::level::REBUILT_IN,
             _ => crate::level::FIRST,
         }
     }
@@ -588,8 +609,8 @@ impl ClusterEntry {
             ClusterEntry::MoveCalledOff { number } => {
                 out.u64(*number);
             }
-            ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch } => {
-                out.u64(stream.0).u32(*first).u32(*count).u32(*node).u32(*epoch);
+            ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch, owner_epoch } => {
+                out.u64(stream.0).u32(*first).u32(*count).u32(*node).u32(*epoch).u32_unless_zero(*owner_epoch);
             }
             ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state } => {
                 out.u64(stream.0).u32(*streamlet).u32(*owner_epoch).u32(state.len() as u32).bytes(state);
@@ -754,13 +775,7 @@ impl ClusterEntry {
                 let nodes = (0..count).map(|_| node(body)).collect::<Result<_, FormatError>>()?;
                 ClusterEntry::Membership { place, voters, nodes }
             }
-            36 => ClusterEntry::StreamletsRebuilt {
-                stream: StreamId(body.u64()?),
-                first: body.u32()?,
-                count: body.u32()?,
-                node: body.u32()?,
-                epoch: body.u32()?,
-            },
+            36 => body.rebuilt(false)?,
             37 => ClusterEntry::ViewGivenUp { log: body.log()?, view: body.u32()? },
             _ => return ClusterEntry::parse_since_moves(kind, body),
         })
@@ -790,9 +805,10 @@ impl ClusterEntry {
                 ordinal: body.u64()?,
             },
             45 => body.needs()?,
+            46 => body.rebuilt(true)?,
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 45" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 46" });
             }
         })
     }
@@ -853,7 +869,6 @@ pub fn examples() -> Vec<(&'static str, ClusterEntry)> {
         ("log given up", ClusterEntry::LogGivenUp { log }),
         ("move noted", ClusterEntry::MoveNoted { number: 4, stream, streamlet: 1, from: 1, to: 2 }),
         ("move called off", ClusterEntry::MoveCalledOff { number: 4 }),
-        ("streamlets rebuilt", ClusterEntry::StreamletsRebuilt { stream, first: 1, count: 3, node: 2, epoch: 7 }),
         ("view given up", ClusterEntry::ViewGivenUp { log, view: 1 }),
         ("cluster counters", ClusterEntry::ClusterCounters { next_move: 5, next_owner_epoch: 11 }),
         ("applied", ClusterEntry::Applied { place }),
@@ -867,6 +882,7 @@ pub fn examples() -> Vec<(&'static str, ClusterEntry)> {
         ),
     ];
     examples.extend(examples_of_moves(stream, log));
+    examples.extend(examples_of_rebuilds(stream));
     examples
 }
 
@@ -886,6 +902,12 @@ fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, Clust
         ),
         ("rebuild needs", ClusterEntry::RebuildNeeds { node: 2, epoch: 7, runs, logs: vec![log] }),
     ]
+}
+
+fn examples_of_rebuilds(stream: StreamId) -> [(&'static str, ClusterEntry); 2] {
+    let rebuilt =
+        |owner_epoch| ClusterEntry::StreamletsRebuilt { stream, first: 1, count: 3, node: 2, epoch: 7, owner_epoch };
+    [("streamlets rebuilt", rebuilt(0)), ("streamlets rebuilt in an owner epoch", rebuilt(9))]
 }
 
 #[cfg(test)]
@@ -913,7 +935,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bodies_never_panic(kind in 20u16..47, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bodies_never_panic(kind in 20u16..48, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = ClusterEntry::parse_body(kind, &mut Fields(&body));
         }
     }

@@ -14,6 +14,7 @@
 //! | 5 | coordinators of Kafka's groups keep members, in records that earlier versions do not know |
 //! | 6 | where lanes begin whose records were deleted is in the coordinators' log |
 //! | 7 | who rebuilds says which logs of lost nodes that takes, and the others may be given up meanwhile |
+//! | 8 | that something is rebuilt counts for the owner epoch in which it was rebuilt, and for no later one |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,8 +33,10 @@ pub const MEMBERS_KEPT: u32 = 5;
 pub const AGREED_FLOORS: u32 = 6;
 /// From this one on nodes say which logs of lost nodes they rebuild from, so that others may be given up meanwhile.
 pub const REBUILD_NEEDS: u32 = 7;
+/// From this one on the coordinators' log says of what was rebuilt in which owner epoch that was.
+pub const REBUILT_IN: u32 = 8;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 7;
+pub const NEWEST: u32 = 8;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

@@ -63,7 +63,8 @@ fn body_of(entry: &ClusterEntry) -> &'static str {
         ClusterEntry::LogGivenUp { .. } => "log.node:4 log.epoch:4 log.log:4",
         ClusterEntry::MoveNoted { .. } => "number:8 stream:8 streamlet:4 from:4 to:4",
         ClusterEntry::MoveCalledOff { .. } => "number:8",
-        ClusterEntry::StreamletsRebuilt { .. } => "stream:8 first:4 count:4 node:4 epoch:4",
+        ClusterEntry::StreamletsRebuilt { owner_epoch: 0, .. } => "stream:8 first:4 count:4 node:4 epoch:4",
+        ClusterEntry::StreamletsRebuilt { .. } => "stream:8 first:4 count:4 node:4 epoch:4 owner_epoch:4",
         ClusterEntry::ViewGivenUp { .. } => "log.node:4 log.epoch:4 log.log:4 view:4",
         ClusterEntry::StreamletHanded { .. } => {
             "stream:8 streamlet:4 owner_epoch:4 state_bytes:4 state[0]:1 state[1]:1 state[2]:1"

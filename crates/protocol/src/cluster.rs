@@ -9,7 +9,7 @@ use crate::codec::{question, wire_enum, wire_fields, wire_struct};
 use crate::message::{messages, responses, second_messages, second_responses};
 
 use crate::Role;
-use crate::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1};
+use crate::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
 
 wire_fields!(RaftPlace, ["A place in the coordinators' log."], {
     term: u64, ["Term of the leader that wrote it."];
@@ -311,27 +311,15 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Neighbouring streamlets of a stream.
-    #[derive(Copy)]
-    pub struct StreamletRange {
-        /// The stream.
-        pub stream: StreamId,
-        /// The first streamlet.
-        pub first: u32,
-        /// How many.
-        pub count: u32,
-    }
-}
-
-wire_struct! {
-    /// A broker has rebuilt what lost brokers had of streamlets that it owns, and it has all its copies again.
+    /// A broker has rebuilt what lost brokers had of streamlets that it owns, and it has all its copies again. Streamlets that are in another
+    /// owner epoch by now are left out.
     pub struct StreamletsRebuilt {
         /// The broker.
         pub node: u32,
         /// Its epoch.
         pub epoch: u32,
-        /// Which streamlets.
-        pub streamlets: Vec<StreamletRange>,
+        /// Which streamlets, each with the owner epoch in which it was taken over; 0: whatever it is in.
+        pub streamlets: Vec<RebuildRange>,
     }
 }
 
@@ -368,6 +356,7 @@ wire_struct! {
 second_messages! {
     JoinCluster, JoinClusterV1 => JoinedCluster;
     NodeAlive, NodeAliveV1 => NodeHeard;
+    StreamletsRebuilt, StreamletsRebuiltV1 => crate::Empty;
 }
 second_responses! { ClusterDescription, ClusterDescriptionV1; }
 messages! {
@@ -377,7 +366,6 @@ messages! {
     ForwardCommand => ForwardedCommand;
     DescribeCluster => ClusterDescription;
     ChangeLog => crate::Empty;
-    StreamletsRebuilt => crate::Empty;
     RebuildNeeds => crate::Empty;
 }
 responses!(RaftVoted, RaftAppended, RaftSnapshotTaken, ForwardedCommand, JoinedCluster, NodeHeard);

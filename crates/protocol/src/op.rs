@@ -122,7 +122,7 @@ ops! {
     /// Asks for another view of a virtual log, or gives it up.
     ChangeLog = 87, 1..=1;
     /// Tells that a broker has rebuilt what lost brokers had.
-    StreamletsRebuilt = 88, 1..=1;
+    StreamletsRebuilt = 88, 1..=2;
     /// Says which logs of lost nodes a node needs for what it rebuilds.
     RebuildNeeds = 89, 1..=1;
     /// Stores a block of a virtual log at a backup.
@@ -179,6 +179,7 @@ impl Op {
             (Op::RenewOwner | Op::DescribeLogs, _) => level::SELF_MOVES,
             (Op::SetFloors, _) => level::AGREED_FLOORS,
             (Op::RebuildNeeds, _) => level::REBUILD_NEEDS,
+            (Op::StreamletsRebuilt, 2..) => level::REBUILT_IN,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
             _ => level::FIRST,
         }

@@ -82,13 +82,14 @@ where
 #[test]
 fn first_versions_are_the_golden_bytes_still() {
     use first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
-    use first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1};
+    use first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
     check_version::<CreateStreamV1, StreamInfoV1>("CreateStream", 1);
     check_version::<GetStream, StreamInfoV1>("GetStream", 1);
     check_version::<ListStreams, StreamListV1>("ListStreams", 1);
     check_version::<AlterStreamV1, StreamInfoV1>("AlterStream", 1);
     check_version::<JoinClusterV1, JoinedCluster>("JoinCluster", 1);
     check_version::<NodeAliveV1, NodeHeard>("NodeAlive", 1);
+    check_version::<StreamletsRebuiltV1, Empty>("StreamletsRebuilt", 1);
     check_version::<DescribeCluster, ClusterDescriptionV1>("DescribeCluster", 1);
 }
 

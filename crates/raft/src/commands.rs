@@ -30,6 +30,7 @@ const RETRY: Duration = Duration::from_millis(50);
 fn earlier(op: Op, command: &mut ForwardCommand) -> Result<(), CoordinatorError> {
     command.body = match op {
         Op::JoinCluster => encoded(&JoinCluster::decode(command.version, &command.body)?, 1),
+        Op::StreamletsRebuilt => encoded(&StreamletsRebuilt::decode(command.version, &command.body)?, 1),
         Op::CreateStream => first_of::<CreateStream>(command)?,
         Op::AlterStream => first_of::<AlterStream>(command)?,
         _ => std::mem::take(&mut command.body),

@@ -16,6 +16,13 @@ pub struct Owner {
     pub rebuilding: bool,
 }
 
+impl Owner {
+    /// Whether it is this incarnation's, which says that it has rebuilt it in that owner epoch; zero: in whatever owner epoch it is.
+    pub(super) fn has_rebuilt_in(&self, incarnation: (NodeNumber, u32), owner_epoch: u32) -> bool {
+        (self.node, self.epoch) == incarnation && (owner_epoch == 0 || owner_epoch == self.owner_epoch)
+    }
+}
+
 /// Neighbouring streamlets with one owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Run {

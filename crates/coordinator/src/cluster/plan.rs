@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kera_format::catalog::Entry;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
-use kera_format::{StreamId, StreamOptions};
+use kera_format::{StreamId, StreamOptions, level};
 use kera_protocol::{CreateStream, JoinCluster, Role, StreamChanges, StreamInfo, StreamRef, StreamletsRebuilt};
 
 use super::rules::Refused;
@@ -399,16 +399,20 @@ impl ClusterState {
         Ok(entries)
     }
 
-    /// What an owner has rebuilt; of what is not its any more nothing is noted.
+    /// What an owner has rebuilt; of what is not its any more nothing is noted, and neither of what it has in a later owner epoch: that is
+    /// told when it is rebuilt as well.
     pub fn plan_rebuilt(&self, rebuilt: &StreamletsRebuilt) -> Planned {
         let (node, epoch) = (rebuilt.node, rebuilt.epoch);
         let mut entries = Vec::new();
         for range in &rebuilt.streamlets {
             let Some(owners) = self.owners.get(&range.stream) else { continue };
-            let is_its = |run: &Run| (run.owner.node, run.owner.epoch) == (node, epoch) && run.owner.rebuilding;
+            let is_its = |run: &Run| run.owner.has_rebuilt_in((node, epoch), range.owner_epoch) && run.owner.rebuilding;
             for run in owners.within(range.first, range.count).filter(is_its) {
                 let (stream, first, count) = (range.stream, run.first, run.count);
-                entries.extend(self.one(ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch })?);
+                // Who does not know the owner epoch in the entry would know another state.
+                let owner_epoch = if self.level() >= level::REBUILT_IN { run.owner.owner_epoch } else { 0 };
+                let entry = ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch, owner_epoch };
+                entries.extend(self.one(entry)?);
             }
         }
         Ok(entries)

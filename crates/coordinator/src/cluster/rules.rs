@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use kera_format::cluster::{BACKUPS_MAX, ClusterEntry, HANDED_BYTES_MAX, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{LaneId, StreamId, level};
 
-use super::ClusterState;
+use super::{ClusterState, Run};
 
 /// Most nodes of a cluster.
 const NODES_MAX: usize = 1000;
@@ -58,9 +58,10 @@ impl ClusterState {
             ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {
                 self.check_move(*number, (*stream, *streamlet), *from, *to)
             }
-            ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch } => {
+            ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch, owner_epoch } => {
                 self.check_range(*stream, *first, *count)?;
-                self.check_live(*node, *epoch)
+                self.check_live(*node, *epoch)?;
+                self.check_rebuilt(*stream, (*first, *count), (*node, *epoch), *owner_epoch)
             }
             ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state } => {
                 self.check_handed((*stream, *streamlet), *owner_epoch, state.len())
@@ -230,6 +231,25 @@ impl ClusterState {
         must(!before.rebuilding, || format!("node {node} still rebuilds streamlet {streamlet}"))?;
         let is_any = self.owners.get(&stream).is_some_and(|of| of.held_of(streamlet).any(|held| self.is_lost(&held)));
         must(is_any, || format!("no groups of streamlet {streamlet} are lost"))
+    }
+
+    /// What was rebuilt was rebuilt in one owner epoch. If the streamlet is in a later one by now, what its owner gathers in that is not there
+    /// yet, and the logs that have it must not go.
+    fn check_rebuilt(
+        &self,
+        stream: StreamId,
+        (first, count): (u32, u32),
+        incarnation: (NodeNumber, u32),
+        owner_epoch: u32,
+    ) -> Result<(), Refused> {
+        let mut runs = self.owners.get(&stream).into_iter().flat_map(|of| of.within(first, count));
+        let other = runs.find(|run| owner_epoch != 0 && !run.owner.has_rebuilt_in(incarnation, owner_epoch));
+        other.map_or(Ok(()), |Run { first, owner, .. }| {
+            let (node, has) = (owner.node, owner.owner_epoch);
+            refuse(format!(
+                "streamlet {first} is node {node}'s in owner epoch {has}, what is rebuilt is of {owner_epoch}"
+            ))
+        })
     }
 
     fn check_handed(&self, what: (StreamId, u32), owner_epoch: u32, bytes: usize) -> Result<(), Refused> {

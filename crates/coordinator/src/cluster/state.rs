@@ -268,10 +268,10 @@ impl ClusterState {
             ClusterEntry::OwnerReturned { node, epoch, owner_epoch, all } => {
                 self.give_back(*node, *epoch, *owner_epoch, *all);
             }
-            ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch } => {
+            ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch, owner_epoch } => {
                 if let Some(owners) = self.owners.get_mut(stream) {
                     owners.update_within(*first, *count, |owner| {
-                        let is_its = (owner.node, owner.epoch) == (*node, *epoch);
+                        let is_its = owner.has_rebuilt_in((*node, *epoch), *owner_epoch);
                         Owner { rebuilding: owner.rebuilding && !is_its, ..owner }
                     });
                 }

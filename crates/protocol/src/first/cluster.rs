@@ -1,10 +1,14 @@
-//! Of [`crate::cluster`]: joining, signs of life and how a cluster is, before clusters had levels. Whoever speaks these speaks level 1.
+//! Of [`crate::cluster`]: joining, signs of life and how a cluster is, before clusters had levels; whoever speaks these speaks level 1. And what is
+//! rebuilt, before that was told with owner epochs.
 
-use kera_format::level;
+use kera_format::{StreamId, level};
 
 use crate::codec::wire_struct;
 use crate::message::{Body, decode_whole};
-use crate::{ClusterDescription, JoinCluster, MemberNode, NodeAlive, ProtocolError, Role, SharedSetting};
+use crate::{
+    ClusterDescription, JoinCluster, MemberNode, NodeAlive, ProtocolError, RebuildRange, Role, SharedSetting,
+    StreamletsRebuilt,
+};
 
 wire_struct! {
     /// [`JoinCluster`], version 1.
@@ -196,6 +200,54 @@ impl From<ClusterDescriptionV1> for ClusterDescription {
     }
 }
 
+wire_struct! {
+    /// Neighbouring streamlets of a stream, in version 1 of [`StreamletsRebuilt`].
+    #[derive(Copy)]
+    pub struct StreamletRange {
+        /// The stream.
+        pub stream: StreamId,
+        /// The first streamlet.
+        pub first: u32,
+        /// How many.
+        pub count: u32,
+    }
+}
+
+wire_struct! {
+    /// [`StreamletsRebuilt`], version 1.
+    pub struct StreamletsRebuiltV1 {
+        /// The broker.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// Which streamlets.
+        pub streamlets: Vec<StreamletRange>,
+    }
+}
+
+impl From<&StreamletsRebuilt> for StreamletsRebuiltV1 {
+    fn from(current: &StreamletsRebuilt) -> StreamletsRebuiltV1 {
+        let range = |of: &RebuildRange| StreamletRange { stream: of.stream, first: of.first, count: of.count };
+        StreamletsRebuiltV1 {
+            node: current.node,
+            epoch: current.epoch,
+            streamlets: current.streamlets.iter().map(range).collect(),
+        }
+    }
+}
+
+impl From<StreamletsRebuiltV1> for StreamletsRebuilt {
+    fn from(first: StreamletsRebuiltV1) -> StreamletsRebuilt {
+        let range =
+            |of: StreamletRange| RebuildRange { stream: of.stream, first: of.first, count: of.count, owner_epoch: 0 };
+        StreamletsRebuilt {
+            node: first.node,
+            epoch: first.epoch,
+            streamlets: first.streamlets.into_iter().map(range).collect(),
+        }
+    }
+}
+
 /// Frozen structs are bodies of their own for tests and for what is written down of them.
 macro_rules! bodies {
     ($($name:ident),+) => { $(
@@ -209,4 +261,4 @@ macro_rules! bodies {
         }
     )+ };
 }
-bodies!(JoinClusterV1, NodeAliveV1, ClusterDescriptionV1);
+bodies!(JoinClusterV1, NodeAliveV1, ClusterDescriptionV1, StreamletsRebuiltV1);

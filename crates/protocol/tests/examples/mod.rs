@@ -9,7 +9,7 @@ use kera_format::raft::{LogEntry, Payload};
 use kera_format::vlog_replica::LogId;
 use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, StreamOptions};
 use kera_protocol::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
-use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1};
+use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
 use kera_protocol::groups::{LeasedGroup, SegmentPlace};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
 use kera_protocol::read::{ANSWER_MORE, ENTRY_FOLLOW_GROUPS};
@@ -533,6 +533,7 @@ examples! {
     AlterStreamV1 => AlterStreamV1::from(&AlterStream::example());
     JoinClusterV1 => JoinClusterV1::from(&JoinCluster::example());
     NodeAliveV1 => NodeAliveV1::from(&NodeAlive::example());
+    StreamletsRebuiltV1 => StreamletsRebuiltV1::from(&StreamletsRebuilt::example());
     ClusterDescriptionV1 => ClusterDescriptionV1::from(&ClusterDescription::example());
     JoinedCluster => JoinedCluster { cluster: *b"0123456789abcdef", epoch: 7, index: 12 };
     NodeAlive => NodeAlive { node: 2, epoch: 7, level_max: 2 };
@@ -570,7 +571,7 @@ examples! {
     StreamletsRebuilt => StreamletsRebuilt {
         node: 3,
         epoch: 7,
-        streamlets: vec![StreamletRange { stream: StreamId(17), first: 1, count: 3 }],
+        streamlets: vec![RebuildRange { stream: StreamId(17), first: 1, count: 3, owner_epoch: 8 }],
     };
     StoreBlock => store_block();
     BlockStored => BlockStored { outcome: StoreOutcome::Stored, block: 41 };

@@ -21,7 +21,7 @@ use kera_format::{SegmentId, StreamId, StreamletId};
 use kera_log::{Stream, Streamlet};
 use kera_protocol::{
     BlocksRead, ChangeLog, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, RebuildNeeds, RebuildRange,
-    StreamletRange, StreamletRef, StreamletState, StreamletsRebuilt,
+    StreamletState, StreamletsRebuilt,
 };
 use kera_raft::{Group, Transport};
 use parking_lot::{Condvar, Mutex};
@@ -46,6 +46,7 @@ type Owned = (StreamId, StreamletId, u32);
 /// What was taken over together.
 struct Taken {
     number: u64,
+    streamlets: Vec<Owned>,
     rebuild: Rebuild,
 }
 
@@ -299,8 +300,8 @@ impl Recovery {
                 work.taken.extend(owned.iter().copied());
                 work.next_taken += 1;
                 let number = work.next_taken;
-                work.needs.insert(number, Needs { streamlets: owned, logs: rebuild.needs.clone() });
-                work.rebuilds.push_back(Taken { number, rebuild });
+                work.needs.insert(number, Needs { streamlets: owned.clone(), logs: rebuild.needs.clone() });
+                work.rebuilds.push_back(Taken { number, streamlets: owned, rebuild });
                 drop(work);
                 self.changed.notify_all();
                 true
@@ -335,7 +336,7 @@ impl Recovery {
     /// The second thread.
     fn rebuild(&self) {
         loop {
-            let (Taken { number, rebuild }, progress) = {
+            let (Taken { number, streamlets, rebuild }, progress) = {
                 let mut work = self.work.lock();
                 let rebuild = loop {
                     if work.stopping {
@@ -364,7 +365,7 @@ impl Recovery {
                     }
                 }
             }
-            self.report(&rebuild.streamlets);
+            self.report(&streamlets);
             let mut work = self.work.lock();
             work.progress = None;
             work.needs.remove(&number);
@@ -376,8 +377,8 @@ impl Recovery {
     }
 
     /// Tells the coordinators, until they have heard it.
-    fn report(&self, streamlets: &[StreamletRef]) {
-        let rebuilt = StreamletsRebuilt { node: self.node, epoch: self.epoch, streamlets: ranges(streamlets) };
+    fn report(&self, streamlets: &[Owned]) {
+        let rebuilt = StreamletsRebuilt { node: self.node, epoch: self.epoch, streamlets: owned_ranges(streamlets) };
         while !self.is_stopping() {
             let (group, rebuilt) = (self.group.clone(), rebuilt.clone());
             match wait(&self.runtime, async move { group.ask(&rebuilt).await }) {
@@ -442,20 +443,6 @@ fn owned_ranges(owned: &[Owned]) -> Vec<RebuildRange> {
                 last.count += 1;
             }
             _ => ranges.push(RebuildRange { stream, first, count: 1, owner_epoch }),
-        }
-    }
-    ranges
-}
-
-/// Neighbours together.
-fn ranges(streamlets: &[StreamletRef]) -> Vec<StreamletRange> {
-    let mut sorted = streamlets.to_vec();
-    sorted.sort_unstable();
-    let mut ranges: Vec<StreamletRange> = Vec::new();
-    for StreamletRef { stream, streamlet } in sorted {
-        match ranges.last_mut() {
-            Some(last) if last.stream == stream && last.first + last.count == streamlet.0 => last.count += 1,
-            _ => ranges.push(StreamletRange { stream, first: streamlet.0, count: 1 }),
         }
     }
     ranges

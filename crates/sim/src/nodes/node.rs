@@ -16,8 +16,7 @@ use kera_format::{Cursor, GroupId, StreamId, StreamletId};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{Arena, ArenaConfig, Attach, Log, LogConfig, Tenure};
 use kera_protocol::{
-    BlockStored, Body, ListReplicas, MoveInfo, RebuildNeeds, RebuildRange, ReleaseBlocks, StreamletRange, StreamletRef,
-    StreamletState,
+    BlockStored, Body, ListReplicas, MoveInfo, RebuildNeeds, RebuildRange, ReleaseBlocks, StreamletState,
 };
 
 use super::CLUSTER;
@@ -182,7 +181,7 @@ pub(super) struct Recovery {
     rebuilding: Option<Rebuild>,
     not_before_us: [u64; 2],
     /// Streamlets to report, and the command that does.
-    pub(super) to_report: Vec<StreamletRef>,
+    pub(super) to_report: Vec<RebuildRange>,
     pub(super) reporting: Option<u64>,
     /// What is taken over and not known to be rebuilt, the first first.
     pub(super) needs: VecDeque<Needs>,
@@ -195,6 +194,19 @@ pub(super) struct Recovery {
 pub(super) struct Needs {
     streamlets: Vec<(StreamId, StreamletId, u32)>,
     logs: BTreeSet<LogId>,
+}
+
+impl Needs {
+    /// The streamlets one by one.
+    fn ranges(&self) -> Vec<RebuildRange> {
+        let one = |(stream, StreamletId(first), owner_epoch): &(StreamId, StreamletId, u32)| RebuildRange {
+            stream: *stream,
+            first: *first,
+            count: 1,
+            owner_epoch: *owner_epoch,
+        };
+        self.streamlets.iter().map(one).collect()
+    }
 }
 
 /// Why a process did not start.
@@ -612,8 +624,8 @@ impl Running {
         recovery.workers[1] = None;
         match done {
             Ok(()) => {
-                let rebuild = recovery.rebuilding.take().unwrap_or_default();
-                recovery.to_report = rebuild.streamlets;
+                recovery.rebuilding = None;
+                recovery.to_report = recovery.needs.front().map(Needs::ranges).unwrap_or_default();
             }
             Err(why) => (recovery.not_before_us[1], recovery.why) = (self.clock.monotonic_us() + RETRY_US, why),
         }
@@ -621,13 +633,7 @@ impl Running {
 
     /// What this node would have the coordinators know of its rebuilds, if they know anything else.
     pub(super) fn needs_to_tell(&self, known: &ClusterState, says_too_little: bool) -> Option<RebuildNeeds> {
-        let of_one = |(stream, StreamletId(first), owner_epoch): &(StreamId, StreamletId, u32)| RebuildRange {
-            stream: *stream,
-            first: *first,
-            count: 1,
-            owner_epoch: *owner_epoch,
-        };
-        let streamlets = self.recovery.needs.iter().flat_map(|needs| needs.streamlets.iter().map(of_one)).collect();
+        let streamlets = self.recovery.needs.iter().flat_map(Needs::ranges).collect();
         let logs: BTreeSet<LogId> = self.recovery.needs.iter().flat_map(|needs| &needs.logs).copied().collect();
         let logs = logs.into_iter().filter(|_| !says_too_little).collect();
         let said = RebuildNeeds { node: self.number, epoch: self.epoch, streamlets, logs };
@@ -691,10 +697,4 @@ fn handed(known: &ClusterState, owned: &[(StreamId, StreamletId, u32)]) -> Hande
         Some(((*stream, *streamlet), StreamletState::decode(1, &kept).expect("the coordinators checked it")))
     };
     owned.iter().filter_map(kept).collect()
-}
-
-/// Neighbours together.
-pub(super) fn ranges(streamlets: &[StreamletRef]) -> Vec<StreamletRange> {
-    let one = |of: &StreamletRef| StreamletRange { stream: of.stream, first: of.streamlet.0, count: 1 };
-    streamlets.iter().map(one).collect()
 }

@@ -10,7 +10,6 @@ use kera_vlog::{Answer as Stored, Turn, View};
 use super::coordinators::Command;
 use super::copies::{Out, lock};
 use super::network::Packet;
-use super::node::ranges;
 use super::packets::answer_of;
 use super::recovering::{Question, Reply, Wants};
 use super::world::{ASK_US, BEAT_US, Event, PAUSE_US, Planted, World};
@@ -167,7 +166,7 @@ impl World {
         let started = running.recover(&lock(&known), now_us);
         let old = running.old_logs(&lock(&known), now_us, gives_up_held);
         let report = (running.recovery.reporting.is_none() && !running.recovery.to_report.is_empty())
-            .then(|| ranges(&running.recovery.to_report));
+            .then(|| running.recovery.to_report.clone());
         let needs = running.needs_to_tell(&lock(&known), says_too_little);
         let epoch = running.epoch;
         for which in started {
