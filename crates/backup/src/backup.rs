@@ -714,6 +714,13 @@ impl Backup {
         stats
     }
 
+    /// Bytes of the files of each log of which it has blocks.
+    pub fn log_bytes(&self) -> Vec<(LogId, u64)> {
+        let state = self.state.lock();
+        let bytes = |log: &Replica| log.runs.iter().flat_map(|run| &run.files).map(|file| file.bytes).sum();
+        state.logs.iter().map(|(id, log)| (*id, bytes(log))).collect()
+    }
+
     fn buffer(&self, bytes: usize) -> AlignedBuffer {
         let mut kept = self.buffers.lock();
         let fits = |buffer: &AlignedBuffer| (bytes..=4 * bytes).contains(&buffer.capacity());

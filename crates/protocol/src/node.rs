@@ -1,7 +1,8 @@
 //! How a node is.
 
 use crate::codec::{question, wire_enum, wire_struct};
-use crate::message::{messages, responses};
+use crate::first::node::CopiesDescriptionV1;
+use crate::message::{messages, responses, second_responses};
 
 question! {
     /// Asks how the node is.
@@ -114,6 +115,11 @@ wire_struct! {
         pub backup_logs: u64,
         /// Bytes of the files of those copies.
         pub backup_bytes: u64,
+        /// Of those logs, those of nodes that were lost or started again since: they stay until nobody rebuilds from them and nothing is copied
+        /// in them alone.
+        pub lost_logs: u64,
+        /// Bytes of the files of those.
+        pub lost_log_bytes: u64,
     }
 }
 
@@ -144,4 +150,5 @@ messages! {
     DescribeCopies => CopiesDescription;
     DescribeLogs => LogsDescription;
 }
-responses!(NodeStatusResponse, CopiesDescription, LogsDescription);
+responses!(NodeStatusResponse, LogsDescription);
+second_responses! { CopiesDescription, CopiesDescriptionV1; }

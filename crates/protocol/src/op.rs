@@ -102,7 +102,7 @@ ops! {
     /// Tells how the node is.
     NodeStatus = 70, 1..=1;
     /// Tells how a node's copies on other nodes are, and what it keeps for others.
-    DescribeCopies = 71, 1..=1;
+    DescribeCopies = 71, 1..=2;
     /// Tells which streamlets of a node have virtual logs of their own.
     DescribeLogs = 72, 1..=1;
     /// Asks a coordinator for its vote.
@@ -179,7 +179,7 @@ impl Op {
             (Op::RenewOwner | Op::DescribeLogs, _) => level::SELF_MOVES,
             (Op::SetFloors, _) => level::AGREED_FLOORS,
             (Op::RebuildNeeds, _) => level::REBUILD_NEEDS,
-            (Op::StreamletsRebuilt, 2..) => level::REBUILT_IN,
+            (Op::StreamletsRebuilt | Op::DescribeCopies, 2..) => level::REBUILT_IN,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
             _ => level::FIRST,
         }

@@ -89,6 +89,7 @@ fn first_versions_are_the_golden_bytes_still() {
     check_version::<AlterStreamV1, StreamInfoV1>("AlterStream", 1);
     check_version::<JoinClusterV1, JoinedCluster>("JoinCluster", 1);
     check_version::<NodeAliveV1, NodeHeard>("NodeAlive", 1);
+    check_version::<DescribeCopies, first::node::CopiesDescriptionV1>("DescribeCopies", 1);
     check_version::<StreamletsRebuiltV1, Empty>("StreamletsRebuilt", 1);
     check_version::<DescribeCluster, ClusterDescriptionV1>("DescribeCluster", 1);
 }

@@ -81,6 +81,10 @@ pub struct ClusterNumbers {
     pub adaptive: AdaptiveStats,
     /// What this node's backup holds and does.
     pub backup: BackupStats,
+    /// Logs of lost incarnations of which it has copies.
+    pub lost_logs: u64,
+    /// Bytes of the files of those.
+    pub lost_log_bytes: u64,
     /// Bytes of lost brokers that are still to be rebuilt here.
     pub rebuild_left_bytes: u64,
 }
@@ -320,6 +324,16 @@ static METRICS: &[Metric] = &[
     })),
     gauge("backup_logs", "Virtual logs of other nodes of which this one has copies.", |s| s.cluster.backup.logs),
     bytes(gauge("backup_files", "Bytes of the files of copies.", |s| s.cluster.backup.file_bytes)),
+    gauge(
+        "backup_lost_logs",
+        "Of the virtual logs of which this node has copies, those of nodes that were lost or started again since.",
+        |s| s.cluster.lost_logs,
+    ),
+    bytes(gauge(
+        "backup_lost_files",
+        "Bytes of the files of those: they stay until nobody rebuilds from them and nothing is copied in them alone.",
+        |s| s.cluster.lost_log_bytes,
+    )),
     bytes(counter("backup_written", "Bytes of copies written.", |s| s.cluster.backup.block_bytes)),
     bytes(gauge("backup_queued", "Bytes of copies that are not written yet.", |s| s.cluster.backup.queued_bytes)),
     counter("backup_failures", "Writes and syncs of copies that failed.", |s| s.cluster.backup.failures),

@@ -182,6 +182,8 @@ struct CopiesJson {
     rebuild_left_bytes: u64,
     backup_logs: u64,
     backup_bytes: u64,
+    lost_logs: u64,
+    lost_log_bytes: u64,
 }
 
 impl From<&CopiesDescription> for CopiesJson {
@@ -193,8 +195,19 @@ impl From<&CopiesDescription> for CopiesJson {
             rebuild_left_bytes,
             backup_logs,
             backup_bytes,
+            lost_logs,
+            lost_log_bytes,
         } = *of;
-        CopiesJson { logs, pending_bytes, under_replicated_blocks, rebuild_left_bytes, backup_logs, backup_bytes }
+        CopiesJson {
+            logs,
+            pending_bytes,
+            under_replicated_blocks,
+            rebuild_left_bytes,
+            backup_logs,
+            backup_bytes,
+            lost_logs,
+            lost_log_bytes,
+        }
     }
 }
 
@@ -287,6 +300,12 @@ fn cluster_text(whole: &Cluster) -> String {
         if of.rebuild_left_bytes > 0 {
             let left = human_bytes(of.rebuild_left_bytes);
             text.push_str(&format!("rebuild: node {node} has {left} of lost nodes left to rebuild\n"));
+        }
+        if of.lost_log_bytes > 0 {
+            let (bytes, logs) = (human_bytes(of.lost_log_bytes), of.lost_logs);
+            text.push_str(&format!(
+                "lost: node {node} keeps {bytes} in {logs} logs of lost nodes until they are not needed\n"
+            ));
         }
         if of.under_replicated_blocks > 0 {
             let blocks = human_count(of.under_replicated_blocks);

@@ -3,3 +3,4 @@
 
 pub mod admin;
 pub mod cluster;
+pub mod node;

@@ -10,6 +10,7 @@ use kera_format::vlog_replica::LogId;
 use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, StreamOptions};
 use kera_protocol::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
 use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
+use kera_protocol::first::node::CopiesDescriptionV1;
 use kera_protocol::groups::{LeasedGroup, SegmentPlace};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
 use kera_protocol::read::{ANSWER_MORE, ENTRY_FOLLOW_GROUPS};
@@ -503,6 +504,8 @@ examples! {
         rebuild_left_bytes: 3 << 30,
         backup_logs: 8,
         backup_bytes: 5 << 30,
+        lost_logs: 2,
+        lost_log_bytes: 1 << 30,
     };
     RaftVote => RaftVote { ballot: BALLOT, last: Some(PLACE) };
     RaftVoted => RaftVoted { ballot: BALLOT, granted: true, last: Some(PLACE) };
@@ -533,6 +536,7 @@ examples! {
     AlterStreamV1 => AlterStreamV1::from(&AlterStream::example());
     JoinClusterV1 => JoinClusterV1::from(&JoinCluster::example());
     NodeAliveV1 => NodeAliveV1::from(&NodeAlive::example());
+    CopiesDescriptionV1 => CopiesDescriptionV1::from(&CopiesDescription::example());
     StreamletsRebuiltV1 => StreamletsRebuiltV1::from(&StreamletsRebuilt::example());
     ClusterDescriptionV1 => ClusterDescriptionV1::from(&ClusterDescription::example());
     JoinedCluster => JoinedCluster { cluster: *b"0123456789abcdef", epoch: 7, index: 12 };

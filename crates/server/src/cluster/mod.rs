@@ -25,12 +25,14 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kera_backup::Backup;
 use kera_broker::{AdaptiveConfig, Broker};
 use kera_coordinator::catalog::Catalog;
-use kera_coordinator::cluster::Join;
+use kera_coordinator::cluster::{ClusterState, Join};
 use kera_coordinator::{ClusterLog, Coordinator, CoordinatorError, StreamObserver};
 use kera_env::{Clock, Disk, Random, SystemRandom};
 use kera_format::level;
+use kera_format::vlog_replica::LogId;
 use kera_log::Log;
 use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::{
@@ -249,6 +251,8 @@ impl Cluster {
             rebuild_left_bytes: self.recovery.lock().as_ref().map_or(0, |(recovery, _)| recovery.left_bytes()),
             ..ClusterNumbers::default()
         };
+        let kept = self.backup.backup().map(Backup::log_bytes).unwrap_or_default();
+        (numbers.lost_logs, numbers.lost_log_bytes) = self.group.read(|state| of_lost(state, &kept));
         numbers.adaptive = self.adapting.get().map(|adapting| adapting.stats()).unwrap_or_default();
         for log in self.copies.stats() {
             numbers.logs += 1;
@@ -264,16 +268,16 @@ impl Cluster {
 
     /// The part of that which operators look at.
     pub(crate) fn copied(&self) -> CopiesDescription {
-        let ClusterNumbers { logs, pending_bytes, under_replicated_blocks, rebuild_left_bytes, backup, .. } =
-            self.numbers();
-        let (backup_logs, backup_bytes) = (backup.logs, backup.file_bytes);
+        let numbers = self.numbers();
         CopiesDescription {
-            logs,
-            pending_bytes,
-            under_replicated_blocks,
-            rebuild_left_bytes,
-            backup_logs,
-            backup_bytes,
+            logs: numbers.logs,
+            pending_bytes: numbers.pending_bytes,
+            under_replicated_blocks: numbers.under_replicated_blocks,
+            rebuild_left_bytes: numbers.rebuild_left_bytes,
+            backup_logs: numbers.backup.logs,
+            backup_bytes: numbers.backup.file_bytes,
+            lost_logs: numbers.lost_logs,
+            lost_log_bytes: numbers.lost_log_bytes,
         }
     }
 
@@ -317,6 +321,12 @@ impl Cluster {
             tracing::error!("the thread of the coordinators' log ended with a panic");
         }
     }
+}
+
+/// How many of these logs are of incarnations that are over, and their bytes.
+fn of_lost(state: &ClusterState, logs: &[(LogId, u64)]) -> (u64, u64) {
+    let lost = logs.iter().filter(|(log, _)| !state.is_live(log.node, log.epoch));
+    lost.fold((0, 0), |(count, all), (_, bytes)| (count + 1, all + bytes))
 }
 
 /// Sends signs of life from its joining on. A node that was fenced meanwhile starts again.
