@@ -106,7 +106,11 @@ impl Application {
         let lane = streamlet.lane(key.lane).ok_or(Status::UnknownLane)?;
         state.line_up(key, Some(lane));
         let progress = state.lanes.get_mut(&key).ok_or(Status::UnknownLane)?;
-        let plan = progress.plan(entry, by.member, self.order(), by.now_ms)?;
+        let plan = progress.plan(entry, by.member, self.order(), by.now_ms).map_err(|status| match status {
+            // Whoever owns the streamlet by now may have closed the group, and this node has not heard that it does not own it any more.
+            Status::NotReady if !self.keepers.is_in_cluster() => Status::InvalidArgument,
+            status => status,
+        })?;
         if plan.moves {
             let undo = progress.apply(&plan);
             let (lane, position) = (key, plan.position);

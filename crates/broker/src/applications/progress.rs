@@ -318,7 +318,7 @@ impl Progress {
         Ok(Plan { position, is_base, moves })
     }
 
-    /// Whether a position lies in its group, as far as that can be told without reading.
+    /// Whether a position lies in its group, as far as that can be told without reading. `NotReady`: it is the end of one that is open here.
     fn check_place(&self, group: GroupId, entry: &CommitEntry, done: bool) -> Result<(), Status> {
         let Some(info) = self.group(group) else {
             // Taken by retention while it was read, here or at an earlier owner; or it never was.
@@ -329,7 +329,11 @@ impl Progress {
         let beyond = entry.ordinal > info.next_ordinal
             || (entry.cursor.group == group && entry.cursor.segment.0 > info.last_segment.0.saturating_add(1));
         let ended = info.closed && info.durable_ordinal >= info.next_ordinal;
-        if beyond || (done && !ended) { Err(Status::InvalidArgument) } else { Ok(()) }
+        match (beyond, done && !ended) {
+            (true, _) => Err(Status::InvalidArgument),
+            (false, true) => Err(Status::NotReady),
+            (false, false) => Ok(()),
+        }
     }
 
     /// Makes a planned commit true, and returns how to undo it.
