@@ -489,7 +489,9 @@ impl Broker {
                 let known: u64 = of_epoch().map(|segment| segment.next_ordinal - segment.base_ordinal).sum();
                 let is_whole = here.windows(2).all(|pair| pair[0].next_ordinal == pair[1].first_ordinal);
                 let has_it = is_whole && first.first_ordinal <= from && to <= last.next_ordinal;
-                has_it && last.next_ordinal <= lane_end && (to < last.next_ordinal || known < to - from)
+                // Copies are made in no order: a log may have the end of them alone, as well as the beginning.
+                let is_less = first.first_ordinal < from || to < last.next_ordinal || known < to - from;
+                has_it && last.next_ordinal <= lane_end && is_less
             };
             let parts: BTreeSet<u32> = epochs.into_iter().filter(is_part).collect();
             if !parts.is_empty() {
