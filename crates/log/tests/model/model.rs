@@ -52,7 +52,7 @@ impl Chunk {
 struct Producer {
     epoch: u16,
     last: u64,
-    /// Sequence and place of its last chunks, without gaps.
+    /// Sequence and place of its last chunks that are here.
     places: VecDeque<(u64, Cursor, u64)>,
 }
 
@@ -74,6 +74,8 @@ pub struct Lane {
     pub last_ms: i64,
     producers: HashMap<u64, Producer>,
     forgot: bool,
+    /// Chunks in front of this ordinal are missing: who wrote last in front of it too may have written some of them.
+    hole_end: u64,
 }
 
 impl Lane {
@@ -94,7 +96,8 @@ impl Lane {
             return Verdict::Append;
         }
         if sequence > known.last {
-            return Verdict::Gap(known.last + 1);
+            let may_have_gone_on = known.places.back().is_some_and(|&(_, _, base)| base < self.hole_end);
+            return if may_have_gone_on { Verdict::Append } else { Verdict::Gap(known.last + 1) };
         }
         let place = known.places.iter().find(|(s, ..)| *s == sequence);
         Verdict::Duplicate(place.map(|&(_, cursor, base)| (cursor, base)))
@@ -117,7 +120,7 @@ impl Lane {
             return;
         }
         let known = self.producers.entry(chunk.producer).or_default();
-        if known.epoch != chunk.epoch || known.last + 1 != chunk.sequence {
+        if known.epoch != chunk.epoch {
             known.places.clear();
         }
         known.epoch = chunk.epoch;
@@ -165,7 +168,7 @@ impl Lane {
     /// A restart that kept exactly the chunks that are still there. `first_ordinal` is what the lane starts with.
     pub fn restart(&mut self, first_ordinal: u64, durability: Durability, on_disk: impl Fn(&Chunk) -> bool) {
         self.producers.clear();
-        self.forgot = first_ordinal > 0;
+        (self.forgot, self.hole_end) = (first_ordinal > 0, 0);
         let mut anonymous: HashMap<(u64, u32), bool> = HashMap::new();
         let mut expected = None;
         for at in 0..self.chunks.len() {
@@ -173,7 +176,9 @@ impl Lane {
             chunk.settled |= durability == Durability::Process || on_disk(chunk);
             let chunk = *chunk;
             *anonymous.entry(chunk.segment()).or_insert(true) &= chunk.producer == 0;
-            self.forgot |= expected.is_some_and(|e| e != chunk.base);
+            if expected.is_some_and(|e| e != chunk.base) {
+                (self.forgot, self.hole_end) = (true, chunk.base);
+            }
             expected = Some(chunk.next());
             self.note(&chunk);
         }

@@ -313,7 +313,9 @@ impl World {
             (Verdict::Gap(missing), Err(AppendError::SequenceGap { expected, .. })) => assert_eq!(missing, expected),
             (Verdict::Stale(epoch), Err(AppendError::StaleEpoch { current, .. })) => assert_eq!(epoch, current),
             (_, Err(AppendError::SinkUnhealthy(_))) => assert!(power && self.sink.lock().sick),
-            (verdict, result) => panic!("{verdict:?} and {result:?}"),
+            (verdict, result) => {
+                panic!("{name:?}, chunk {producer}/{epoch}/{sequence}: {verdict:?} and {result:?}")
+            }
         }
     }
 
