@@ -13,7 +13,8 @@
 //! Of a producer that the lane does not know, only number 0 is appended: otherwise chunk 1 could overtake a failed chunk 0,
 //! whose retry would then pass for a duplicate. The exception is a lane that has forgotten producers, because there were too
 //! many or because it came back without its oldest segments, or without some in between: there an unknown producer may be a forgotten one,
-//! and goes on at any number. So does one whose last chunk is in front of what is missing: it may have written some of that.
+//! and goes on at any number. So does one whose last chunk is in front of what is missing: it may have written some of that, in this epoch
+//! or in a later one.
 //!
 //! # Producers of Kafka batches
 //!
@@ -311,14 +312,15 @@ impl Producers {
         };
         let producer = &self.all[at as usize];
         let epoch = header.producer_epoch.0;
+        // What is missing may be the rest of its epoch, or the beginning of this one.
+        let may_have_gone_on = || producer.last_ordinal().is_some_and(|last| last < self.hole_end);
         if epoch == producer.epoch {
             let expected = (numbers.next)(producer.sequence);
             if numbers.first == expected {
                 return Admission::Next;
             }
             if !(numbers.behind)(numbers.first, expected) {
-                let may_have_gone_on = producer.last_ordinal().is_some_and(|last| last < self.hole_end);
-                return if may_have_gone_on { Admission::Next } else { Admission::Gap { expected } };
+                return if may_have_gone_on() { Admission::Next } else { Admission::Gap { expected } };
             }
             return match producer.place_of(header.sequence) {
                 None if numbers.anywhere => Admission::Gap { expected },
@@ -328,7 +330,7 @@ impl Producers {
         if epoch < producer.epoch {
             return Admission::Stale { current: producer.epoch };
         }
-        if numbers.first == 0 { Admission::Next } else { Admission::Gap { expected: 0 } }
+        if numbers.first == 0 || may_have_gone_on() { Admission::Next } else { Admission::Gap { expected: 0 } }
     }
 
     /// Notes a chunk that was admitted as [`Admission::Next`] and appended, or that a restart found.
@@ -494,6 +496,7 @@ impl Producers {
         }
         let mut before = Producers::default();
         before.receive(&kept, forgot, Reach::Further, limit);
+        before.hole_end = self.hole_end.min(ordinal);
         (before, lacking)
     }
 
@@ -627,6 +630,10 @@ mod tests {
         assert_eq!(producers.admit(&header(2, 0, 9)), Admission::Gap { expected: 8 }, "nothing of it is missing");
         assert_eq!(producers.admit(&header(1, 0, 4)), Admission::Duplicate(Some(place(10))));
         assert_eq!(producers.admit(&header(1, 0, 9)), Admission::Next);
+        assert_eq!(producers.admit(&header(1, 3, 6)), Admission::Next, "its later epochs may be missing as well");
+        assert_eq!(producers.admit(&header(2, 3, 6)), Admission::Gap { expected: 0 });
+        let (mut before, _) = producers.before(25, 9);
+        assert_eq!(before.admit(&header(1, 0, 9)), Admission::Next, "what is cut off behind does not fill it");
         producers.note(ProducerId(1), ProducerEpoch(0), 9, place(30), 9);
         assert_eq!(producers.admit(&header(1, 0, 11)), Admission::Gap { expected: 10 });
     }

@@ -89,14 +89,14 @@ impl Lane {
         if epoch < known.epoch {
             return Verdict::Stale(known.epoch);
         }
+        let may_have_gone_on = known.places.back().is_some_and(|&(_, _, base)| base < self.hole_end);
         if epoch > known.epoch {
-            return if sequence == 0 { Verdict::Append } else { Verdict::Gap(0) };
+            return if sequence == 0 || may_have_gone_on { Verdict::Append } else { Verdict::Gap(0) };
         }
         if sequence == known.last + 1 {
             return Verdict::Append;
         }
         if sequence > known.last {
-            let may_have_gone_on = known.places.back().is_some_and(|&(_, _, base)| base < self.hole_end);
             return if may_have_gone_on { Verdict::Append } else { Verdict::Gap(known.last + 1) };
         }
         let place = known.places.iter().find(|(s, ..)| *s == sequence);

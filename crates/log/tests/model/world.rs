@@ -259,7 +259,8 @@ impl World {
             }
             1 if epoch > 0 => self.chunk(name, producer, epoch - 1, sequence),
             2 => {
-                (epoch, sequence) = (epoch + 1, 0);
+                let begins = if self.random.one_in(4) { self.random.below(3) } else { 0 };
+                (epoch, sequence) = (epoch + 1, begins);
                 self.chunk(name, producer, epoch, sequence)
             }
             3..6 if !self.sent.is_empty() => {
