@@ -12,6 +12,8 @@ MINUTES ?= 10
 CLUSTER_MINUTES ?= 30
 # Folders of results that are compared and kept.
 RESULTS ?= $(wildcard results/quick-tour results/cluster)
+# Where results are kept: clusters in a folder of their own.
+kept = $$(case $(1) in */cluster) echo docs/performance/cluster ;; *) echo docs/performance ;; esac)
 TARGET ?=
 SECONDS ?= 60
 
@@ -63,14 +65,14 @@ bench-cluster: build bench-peers ## three nodes with up to three copies, KerA an
 	@./target/release/kera-bench run cluster --quick --minutes $(CLUSTER_MINUTES) --peer kafka,kafka-java --out results/cluster $(ARGS); \
 	status=$$?; ./target/release/kera-bench report results/cluster && exit $$status
 
-bench-diff: ## did the last `make bench` and `bench-cluster` (or RESULTS) lose ground against docs/performance/ratios.json? (status 3 if so)
-	@status=0; for results in $(or $(RESULTS),results/quick-tour); do \
-	echo "$$results:"; ./target/release/kera-bench diff $$results || status=$$?; done; exit $$status
+bench-diff: ## did the last `make bench` and `bench-cluster` (or RESULTS) lose ground against what is kept? (status 3 if so)
+	@status=0; for results in $(or $(RESULTS),results/quick-tour); do echo "$$results:"; \
+	./target/release/kera-bench diff $$results --recorded $(call kept,$$results)/ratios.json || status=$$?; done; exit $$status
 
 bench-record: ## keeps the last `make bench` and `bench-cluster` (or RESULTS) in docs/performance: ratios.json, report.md, plots
-	./target/release/kera-bench record $(RESULTS)
-	./target/release/kera-bench report $(RESULTS) --out docs/performance
-	rm docs/performance/report.html
+	@set -e; for results in $(RESULTS); do kept=$(call kept,$$results); mkdir -p $$kept; \
+	./target/release/kera-bench record $$results --out $$kept/ratios.json; \
+	./target/release/kera-bench report $$results --out $$kept; rm $$kept/report.html; done
 
 bench-peers: ## fetches and builds what is measured beside KerA (PEERS), from package registries only
 	@for peer in $(if $(filter all,$(PEER_NAMES)),kafka kafka-java nats redis,$(PEER_NAMES)); do case $$peer in \
