@@ -11,11 +11,10 @@ use kera_protocol::HelloResponse;
 use kera_rpc::{Framing, RunningServer, Server, ServerConfig, ServerStats};
 
 use super::Parts;
-use super::start::resolve;
+use super::start::{resolve, server_config};
 use crate::cluster::Others;
 use crate::config::Config;
 use crate::fatal::Fatal;
-use crate::machine;
 
 /// A connection of a Kafka client that is silent for so long is closed, when the configuration does not say: as in Kafka,
 /// whose clients expect it and come back.
@@ -114,12 +113,7 @@ fn listen(config: &Config, parts: &Parts, address: &str, door: &Arc<Door>) -> Re
     };
     let server = ServerConfig {
         framing: Framing::Prefixed,
-        io_threads: config.node.io_threads.map_or_else(machine::cores, |n| n as usize),
-        connections_max: network.connections_max as usize,
-        inflight_bytes_max: network.receive_bytes_max as usize,
-        outbox_bytes_max: network.unsent_bytes_max as usize,
-        stall_timeout: Duration::from_millis(network.stall_timeout),
-        ..ServerConfig::new(resolve(address).map_err(failed)?, limits, parts.clock.clone())
+        ..server_config(config, resolve(address).map_err(failed)?, limits, parts.clock.clone())
     };
     match Server::start(server, Arc::new(KafkaSessions(door.clone()))) {
         Ok(server) => Ok(Some(server)),

@@ -563,15 +563,26 @@ fn listen(config: &Config, parts: &Parts, sessions: Arc<dyn SessionFactory>) -> 
         subscriptions_max: broker.subscriptions_max as u32,
         idle_timeout_ms: config.network.idle_timeout.map_or(0, |ms| u32::try_from(ms).unwrap_or(u32::MAX)),
     };
-    let server = ServerConfig {
-        io_threads: config.node.io_threads.map_or_else(machine::cores, |n| n as usize),
-        connections_max: config.network.connections_max as usize,
-        inflight_bytes_max: config.network.receive_bytes_max as usize,
-        outbox_bytes_max: config.network.unsent_bytes_max as usize,
-        stall_timeout: Duration::from_millis(config.network.stall_timeout),
-        ..ServerConfig::new(socket_address, hello, parts.clock.clone())
-    };
+    let server = server_config(config, socket_address, hello, parts.clock.clone());
     Server::start(server, sessions).map_err(|error| Fatal::listen("the node", address, error))
+}
+
+/// What every door for clients may take of threads, connections and memory.
+pub(super) fn server_config(
+    config: &Config,
+    listen: SocketAddr,
+    hello: HelloResponse,
+    clock: Arc<dyn Clock>,
+) -> ServerConfig {
+    let network = &config.network;
+    ServerConfig {
+        io_threads: config.node.io_threads.map_or_else(machine::cores, |n| n as usize),
+        connections_max: network.connections_max as usize,
+        inflight_bytes_max: network.receive_bytes_max as usize,
+        outbox_bytes_max: network.unsent_bytes_max as usize,
+        stall_timeout: Duration::from_millis(network.stall_timeout),
+        ..ServerConfig::new(listen, hello, clock)
+    }
 }
 
 pub(crate) fn resolve(address: &str) -> std::io::Result<SocketAddr> {
