@@ -494,6 +494,7 @@ impl Backup {
         }
         self.counts.blocks.fetch_add(count, Ordering::Relaxed);
         self.counts.block_bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.disks[disk].written_bytes.fetch_add(bytes, Ordering::Relaxed);
         if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
             run.written = last;
             if let Some(part) = run.files.back_mut() {
@@ -686,6 +687,11 @@ impl Backup {
     /// Tells the writers to write what is left and return from [`run`](Backup::run).
     pub fn stop(&self) {
         self.disks.iter().for_each(|disk| disk.queue.stop());
+    }
+
+    /// Bytes of blocks that were written to a disk since the backup was opened. Waits for nothing.
+    pub fn written_bytes(&self, disk: usize) -> u64 {
+        self.disks.get(disk).map_or(0, |disk| disk.written_bytes.load(Ordering::Relaxed))
     }
 
     /// Counters and sizes. Waits for writes that are on their way.

@@ -22,13 +22,16 @@ pub(crate) struct BackupDisk {
     pub(crate) writer: Mutex<DiskWriter>,
     /// No file is begun on it before this moment on the monotonic clock.
     retry_at_us: AtomicU64,
+    /// Bytes of blocks that were written to it.
+    pub(crate) written_bytes: AtomicU64,
     trouble: Mutex<Option<BackupError>>,
 }
 
 impl BackupDisk {
     pub(crate) fn new(disk: Arc<dyn Disk>, writer: DiskWriter) -> BackupDisk {
-        let (queue, retry_at_us, trouble) = (Queue::default(), AtomicU64::new(0), Mutex::new(None));
-        BackupDisk { disk, queue, writer: Mutex::new(writer), retry_at_us, trouble }
+        let (retry_at_us, written_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let (writer, trouble) = (Mutex::new(writer), Mutex::new(None));
+        BackupDisk { disk, queue: Queue::default(), writer, retry_at_us, written_bytes, trouble }
     }
 
     pub(crate) fn is_well(&self, now_us: u64) -> bool {

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 
 use super::container::{DiskContainers, Writer};
 use super::evict::Clean;
+use super::give_way::{FirstWrites, Others};
 use super::host::{Host, Image};
 use super::queue::{Dirty, Queue};
 use super::readers::{Bounds, MoreAhead, Readers};
@@ -58,6 +59,7 @@ pub(crate) struct DiskPart {
     pub(crate) releases: Mutex<Releases>,
     pub(crate) write_signal: Signal,
     pub(crate) load_signal: Signal,
+    pub(crate) others: Mutex<Others>,
     pub(crate) counters: Counters,
 }
 
@@ -72,6 +74,7 @@ impl DiskPart {
             releases: Mutex::default(),
             write_signal: Signal::default(),
             load_signal: Signal::default(),
+            others: Mutex::default(),
             counters: Counters::default(),
         }
     }
@@ -126,6 +129,7 @@ pub(crate) struct Core<H: Host> {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) random: Arc<dyn Random>,
     host: OnceLock<H>,
+    first: OnceLock<Arc<dyn FirstWrites>>,
     pub(crate) disks: Vec<DiskPart>,
     pub(crate) queue: Mutex<Queue<H::Image>>,
     pub(crate) clean: Mutex<Clean<H::Image>>,
@@ -178,6 +182,7 @@ impl<H: Host> Core<H> {
             clock,
             random,
             host: OnceLock::new(),
+            first: OnceLock::new(),
             disks,
             queue: Mutex::new(queue),
             clean: Mutex::new(Clean::new()),
@@ -195,6 +200,16 @@ impl<H: Host> Core<H> {
         self.keeper.memory_bytes.store(memory.bytes, Ordering::Relaxed);
         self.keeper.load_bytes.store(memory.load_bytes, Ordering::Relaxed);
         self.host.set(host).is_ok()
+    }
+
+    pub(crate) fn give_way(&self, to: Arc<dyn FirstWrites>) {
+        let _ = self.first.set(to);
+    }
+
+    /// Whether writes that come before the store's keep a disk busy.
+    pub(crate) fn are_others_busy(&self, disk: usize, now_us: u64) -> bool {
+        let first = self.first.get();
+        first.is_some_and(|first| self.disks[disk].others.lock().are_busy(&**first, disk, now_us))
     }
 
     pub(crate) fn host(&self) -> Option<&H> {

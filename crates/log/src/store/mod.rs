@@ -22,6 +22,7 @@
 mod container;
 mod core;
 mod evict;
+mod give_way;
 mod host;
 mod keep;
 mod load;
@@ -45,6 +46,7 @@ use kera_env::{Clock, Disk, Random};
 use kera_format::SegmentId;
 use kera_format::container::{CONTAINER_BYTES_MAX, IMAGE_BYTES_MAX};
 
+pub use give_way::FirstWrites;
 pub use recover::StoreRecovery;
 pub use signal::Step;
 pub use status::{DiskCounts, DiskState, DiskStatus, StoreStatus};
@@ -66,7 +68,8 @@ pub struct StoreConfig {
     /// Bytes that are written before one sync, or a single segment if that is larger. At most one part in sixteen of the
     /// arena is, so that memory comes back soon.
     pub batch_bytes: u64,
-    /// Milliseconds that a closed segment waits for others before it is written, while memory is not short.
+    /// Milliseconds that a closed segment waits for others before it is written, while memory is not short. Five times as long
+    /// at most while [first writes](DiskStore::give_way) keep the disk busy.
     pub write_delay_ms: u64,
     /// Without that wait above so many percent of the arena in closed segments that are not on disk.
     pub dirty_percent_max: u64,
@@ -211,6 +214,11 @@ impl DiskStore {
     /// Tells the store whose segments it keeps. Once; a second log is ignored. The log is not kept alive.
     pub fn attach(&self, log: &Arc<Log>) {
         let _ = self.core.attach(Arc::downgrade(log));
+    }
+
+    /// Tells the store which writes to its disks come before its own. Once; others are ignored.
+    pub fn give_way(&self, to: Arc<dyn FirstWrites>) {
+        self.core.give_way(to);
     }
 
     /// Starts the threads: one that writes to each disk, those that read from it, and the keeper.

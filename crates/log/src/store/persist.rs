@@ -11,6 +11,7 @@ use kera_format::segment::SegmentProgress;
 use super::StoreError;
 use super::container::{Batch, NewContainer, Writer, is_full};
 use super::core::{Core, DiskPart};
+use super::give_way::{LOOK_US, WAITS_TIMES};
 use super::host::{Host, Image};
 use super::queue::{Ask, BatchLimits, Dirty, Work};
 use super::signal::Step;
@@ -36,15 +37,19 @@ impl<H: Host> Core<H> {
         if let Some(retry_at_us) = part.is_set_aside(now_us) {
             return released.or(Step::Until(retry_at_us));
         }
+        let gives_way = self.are_others_busy(disk, now_us);
+        let waits = if gives_way { WAITS_TIMES } else { 1 };
         let work = self.queue.lock().take(&Ask {
             disk,
             now_us,
-            delay_us: self.config.write_delay_ms * 1000,
+            delay_us: self.config.write_delay_ms * 1000 * waits,
             at_once: self.is_urgent(),
             limits: BatchLimits { bytes: self.batch_bytes(), segments: BATCH_SEGMENTS_MAX },
         });
         let mut batch = match work {
             Work::Batch(batch) => batch,
+            // The others may be done long before.
+            Work::Until(at_us) if gives_way => return released.or(Step::Until(at_us.min(now_us + LOOK_US))),
             Work::Until(at_us) => return released.or(Step::Until(at_us)),
             Work::Nothing => return released,
         };

@@ -9,6 +9,7 @@ use kera_coordinator::cluster::{ClusterState, ToldEnd};
 use kera_env::{Clock, Disk, SystemRandom, boot_id};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::vlog_replica::LogId;
+use kera_log::store::FirstWrites;
 use kera_protocol::{Body, FenceNode, ListReplicas, LogEnd, LogView, Message, NodeFenced, Op, ReleaseBlocks};
 use kera_raft::{Backups, Change, Group, Observer, Pending, Transport};
 use kera_rpc::SessionWaker;
@@ -41,6 +42,13 @@ impl Backups for RpcBackups {
             let told = |end: LogEnd| ToldEnd { through: end.through, certain: end.certain };
             Ok(fenced.ends.into_iter().map(|end| (LogName { node, epoch, log: end.vlog }, told(end))).collect())
         })
+    }
+}
+
+/// Producers wait for copies of others, and for nothing that the store writes.
+impl FirstWrites for BackupRole {
+    fn written_bytes(&self, disk: usize) -> u64 {
+        self.backup().map_or(0, |backup| backup.written_bytes(disk))
     }
 }
 

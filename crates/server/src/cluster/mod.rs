@@ -34,6 +34,7 @@ use kera_env::{Clock, Disk, Random, SystemRandom};
 use kera_format::level;
 use kera_format::vlog_replica::LogId;
 use kera_log::Log;
+use kera_log::store::FirstWrites;
 use kera_protocol::frame::FRAME_BYTES_MAX;
 use kera_protocol::{
     Body, ClusterDescription, CopiesDescription, HelloResponse, JoinCluster, JoinedCluster, LogsDescription, Op, Role,
@@ -237,6 +238,11 @@ impl Cluster {
     /// The [level] of the cluster that is in force.
     pub(crate) fn level(&self) -> u32 {
         self.group.level()
+    }
+
+    /// What is written to the node's disks before what the store writes there.
+    pub(crate) fn first_writes(&self) -> Arc<dyn FirstWrites> {
+        self.backup.clone()
     }
 
     /// How the cluster is, as this node knows it.

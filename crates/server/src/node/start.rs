@@ -31,7 +31,7 @@ use kera_env::{Clock, DirLock, DirectIo, Disk, LockError, RealDisk, SystemClock,
 use kera_format::SegmentId;
 use kera_log::compact::{CompactionConfig, Compactor};
 use kera_log::store::{DiskStore, StoreConfig, StoreError, StoreThreads};
-use kera_log::{Arena, ArenaConfig, ArenaError, Attach, DurabilitySink, Log, LogConfig};
+use kera_log::{Arena, ArenaConfig, ArenaError, Attach, DurabilitySink, Log, LogConfig, SetAside};
 use kera_protocol::HelloResponse;
 use kera_rpc::{RunningServer, Server, ServerConfig, SessionFactory};
 use kera_vlog::{ReplayError, SegmentCloser, VirtualLog, VirtualLogConfig};
@@ -292,6 +292,11 @@ struct Recovered {
     broker: Arc<Broker>,
 }
 
+fn not_served(aside: &SetAside) -> String {
+    let bytes = human_bytes(aside.bytes);
+    format!("{bytes} of the arena at byte {} are not served: {}", aside.offset, aside.reason)
+}
+
 /// Puts the log together from disk, arena and virtual logs.
 fn recover(
     config: &Config,
@@ -317,15 +322,7 @@ fn recover(
         }
         Attach::Attached { segments, set_aside, same_boot, kept_bytes } => {
             summary.arena = "attached";
-            for aside in &set_aside {
-                let problem = format!(
-                    "{} of the arena at byte {} are not served: {}",
-                    human_bytes(aside.bytes),
-                    aside.offset,
-                    aside.reason
-                );
-                warn_all(&[problem], summary);
-            }
+            warn_all(&set_aside.iter().map(not_served).collect::<Vec<_>>(), summary);
             tracing::debug!(segments = segments.len(), same_boot, "arena attached");
             // A size that nobody asked for is not worth a word: `auto` finds less memory free while the old file is there.
             if let Some(bytes) = kept_bytes.filter(|_| config.arena.bytes.is_some()) {
@@ -339,6 +336,9 @@ fn recover(
     let log = Log::new(LogConfig { has_owner_epochs: cluster.is_some(), ..LogConfig::default() }, arena);
     log.set_store(store.clone());
     store.attach(&log);
+    if let Some(cluster) = cluster {
+        store.give_way(cluster.first_writes());
+    }
     let virtual_logs = open_virtual_logs(config, identity, &disks[0], clock)?;
     let own: Vec<Arc<dyn DurabilitySink>> = virtual_logs.iter().map(|v| v.clone() as _).collect();
     log.set_sinks(Arc::new(NodeSinks { own, copies: cluster.map(|cluster| cluster.copies().clone()) }));

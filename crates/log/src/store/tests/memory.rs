@@ -1,6 +1,7 @@
 //! What stays in memory, what comes back, and what disk space is given back.
 
 use super::*;
+use crate::store::FirstWrites;
 
 fn disk() -> (MemoryDisk, Vec<Arc<dyn Disk>>) {
     let disk = MemoryDisk::new();
@@ -42,6 +43,59 @@ fn segments_wait_for_others_before_they_are_written_unless_memory_is_short() {
     bench.core.want_space(64 << 10);
     bench.settle();
     assert_eq!(bench.persisted().len(), 5);
+}
+
+/// What a backup writes.
+#[derive(Default)]
+struct Copies(AtomicU64);
+
+impl FirstWrites for Copies {
+    fn written_bytes(&self, _disk: usize) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn segments_wait_while_a_backup_keeps_the_disk_busy_but_not_for_ever_and_not_when_memory_is_short() {
+    let (_, disks) = disk();
+    let config = StoreConfig { write_delay_ms: 2_000, dirty_percent_max: 25, ..config() };
+    let (mut bench, _) = Bench::open(config, disks).unwrap();
+    let copies = Arc::new(Copies::default());
+    bench.core.give_way(copies.clone());
+    let pass = |bench: &Bench, ms: u64, bytes_per_ms: u64| {
+        for _ in 0..ms / 100 {
+            bench.clock.advance_ms(100);
+            copies.0.fetch_add(100 * bytes_per_ms, Ordering::Relaxed);
+            bench.settle();
+        }
+    };
+    // A few copies hold up nothing.
+    bench.close(id(0, 0), 10_000);
+    bench.settle();
+    pass(&bench, 2_000, 10_000);
+    assert_eq!(bench.persisted().len(), 1);
+    // Many do, for a while.
+    pass(&bench, 100, 100_000);
+    bench.close(id(1, 0), 10_000);
+    bench.settle();
+    pass(&bench, 9_900, 100_000);
+    assert_eq!(bench.persisted().len(), 1);
+    pass(&bench, 100, 100_000);
+    assert_eq!(bench.persisted().len(), 2, "five times as long, and no longer");
+    // When they end it is written at once.
+    bench.close(id(2, 0), 10_000);
+    bench.settle();
+    pass(&bench, 4_000, 100_000);
+    assert_eq!(bench.persisted().len(), 2);
+    pass(&bench, 100, 0);
+    assert_eq!(bench.persisted().len(), 3);
+    // And when memory is short.
+    pass(&bench, 100, 100_000);
+    bench.log.bytes.store(64 << 10, Ordering::Relaxed);
+    bench.evict_all();
+    bench.close(id(3, 0), 20_000);
+    bench.settle();
+    assert_eq!(bench.persisted().len(), 4);
 }
 
 #[test]
