@@ -888,42 +888,6 @@ fn one_old_segment_does_not_hold_back_all_that_is_behind_it() {
 }
 
 #[test]
-fn a_question_for_a_block_that_comes_late_is_no_loss() {
-    let mut world = World::new(14, config());
-    world.loses = false;
-    for _ in 0..2 {
-        world.append();
-        world.turn();
-    }
-    // The second block overtakes the first one on its way to node 2, which asks for the first.
-    let overtakes = world.to_backups.iter().position(|(to, head, _)| (*to, head.block) == (2, 2)).expect("it was sent");
-    let second = world.to_backups.remove(overtakes);
-    world.to_backups.insert(0, second);
-    world.deliver_block();
-    let late = world.from_backups.pop().expect("an answer at once");
-    assert_eq!(late, (2, 2, Answer::Next(1)));
-    while !world.to_backups.is_empty() {
-        world.deliver_block();
-    }
-    [1, 2].into_iter().for_each(|id| world.write(id));
-    for (from, block, answer) in std::mem::take(&mut world.from_backups) {
-        world.replicated.answered(from, block, answer);
-    }
-    world.turn();
-    let (acknowledged, before) = world.replicated.state();
-    assert_eq!(acknowledged, 1);
-    // The answer comes when the first block is there and acknowledged.
-    world.replicated.answered(late.0, late.1, late.2);
-    world.turn();
-    assert_eq!((world.to_coordinator.len(), &world.replicated.state().1), (0, &before), "nobody is replaced");
-    let sent: Vec<_> = world.to_backups.iter().map(|(to, head, _)| (*to, head.block)).collect();
-    assert_eq!(sent, [(2, 2)], "it gets what it lacks");
-    world.heal();
-    assert_eq!(world.replicated.state(), (2, before));
-    assert_eq!(world.replicated.durable_through(), 2);
-}
-
-#[test]
 fn a_backup_that_has_lost_what_it_had_is_taken_again_from_the_last_acknowledged_block_on() {
     let mut world = World::new(10, config());
     world.loses = false;

@@ -34,8 +34,6 @@ pub(crate) struct Peer {
     hold_until_us: u64,
     /// Why it is to be replaced.
     trouble: Option<String>,
-    /// It has asked for an acknowledged block, and has stored nothing since.
-    doubted: bool,
     /// It does not have all blocks any more that it had. It is as good as a new one for a view that begins behind them.
     lost: bool,
 }
@@ -45,8 +43,7 @@ impl Peer {
         let (stored, next) = (first - 1, first);
         let times = (now_us, now_us);
         let (progress_us, sent_us) = times;
-        let (hold_until_us, trouble, doubted, lost) = (0, None, false, false);
-        Peer { stored, next, sent: stored, progress_us, sent_us, hold_until_us, trouble, doubted, lost }
+        Peer { stored, next, sent: stored, progress_us, sent_us, hold_until_us: 0, trouble: None, lost: false }
     }
 }
 
@@ -204,15 +201,13 @@ impl Core {
             // later than the current one, or this backup is new in the current one.
             Answer::Stored(_) if number < self.next_block => {
                 if number > peer.stored {
-                    (peer.stored, peer.progress_us, peer.doubted) = (number, now_us, false);
+                    (peer.stored, peer.progress_us) = (number, now_us);
                 }
             }
             Answer::Stored(_) => {}
             Answer::Fenced(_) => self.fence(),
-            // It has stored that since, so it said so before. What it may have lost after that it asks for with the next block.
-            Answer::Next(_) if number <= peer.stored => {}
             Answer::Next(next) if next <= peer.stored && next >= self.view.first => {
-                self.may_have_lost(backup, next, now_us);
+                self.lost(backup, next, now_us);
             }
             Answer::Next(next) => {
                 // Late answers of an older try ask for what is there already.
@@ -241,20 +236,6 @@ impl Core {
             }
             peer.trouble = Some(why);
         }
-    }
-
-    /// A backup asks for a block that it had. It has lost it with its power, or it asked before it had it and that came late: messages may
-    /// overtake each other. What is not acknowledged comes to it again, and does not count before it has said once more that it has it. If it
-    /// lacks what is acknowledged it cannot take that, and asks again.
-    fn may_have_lost(&mut self, backup: BackupId, next: u64, now_us: u64) {
-        let acknowledged = self.acknowledged;
-        let Some(peer) = self.peers.get_mut(&backup) else { return };
-        if next <= acknowledged && std::mem::replace(&mut peer.doubted, true) {
-            return self.lost(backup, next, now_us);
-        }
-        peer.stored = acknowledged.max(next - 1);
-        peer.next = peer.stored + 1;
-        self.resent += 1;
     }
 
     /// A backup does not have a block any more that it had: it lost its power before it was synced.
