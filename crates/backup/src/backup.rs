@@ -141,7 +141,6 @@ pub struct Backup {
 #[derive(Default)]
 struct Counts {
     blocks: AtomicU64,
-    block_bytes: AtomicU64,
     failures: AtomicU64,
     fenced_blocks: AtomicU64,
 }
@@ -493,7 +492,6 @@ impl Backup {
             return Err(self.disk_failed(disk, &error, sequence));
         }
         self.counts.blocks.fetch_add(count, Ordering::Relaxed);
-        self.counts.block_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.disks[disk].written_bytes.fetch_add(bytes, Ordering::Relaxed);
         if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
             run.written = last;
@@ -543,25 +541,29 @@ impl Backup {
     }
 
     fn sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
-        let synced = writer.sync(run);
-        let failed = synced.map_err(|error| {
-            let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
-            self.disk_failed(disk, &error, sequence)
-        });
-        if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
-            if failed.is_ok() {
-                run.synced = run.written;
-                return Ok(());
+        let synced = self.try_sync(writer, disk, run);
+        if synced.is_err() {
+            if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+                run.written = run.synced.max(run.answered);
+                let written = run.written;
+                run.files.iter_mut().for_each(|part| part.last = part.last.min(written));
             }
-            run.written = run.synced.max(run.answered);
-            let written = run.written;
-            run.files.iter_mut().for_each(|part| part.last = part.last.min(written));
-        }
-        if failed.is_err() {
             writer.abandon(run);
             self.roll_back(writer, run);
         }
-        failed
+        synced
+    }
+
+    /// Syncs a run and notes that it is. After an error nothing is changed: what that means is up to the caller.
+    fn try_sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
+        if let Err(error) = writer.sync(run) {
+            let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
+            return Err(self.disk_failed(disk, &error, sequence));
+        }
+        if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
+            run.synced = run.written;
+        }
+        Ok(())
     }
 
     /// Answers jobs whose blocks are as durable as they asked for. A fence that came meanwhile counts: whoever asked how far the
@@ -624,13 +626,8 @@ impl Backup {
         let Some(run) = state.to_settle.iter().find(|run| is_here(&state, run)).copied() else { return false };
         state.to_settle.remove(&run);
         drop(state);
-        let synced = writer.sync(run);
-        if let Err(error) = synced {
-            let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
-            self.disk_failed(disk, &error, sequence);
-        } else if let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)) {
-            run.synced = run.written;
-        }
+        // The disk has noted what is wrong with it.
+        let _ = self.try_sync(&mut writer, disk, run);
         true
     }
 
@@ -698,13 +695,13 @@ impl Backup {
     pub fn stats(&self) -> BackupStats {
         let mut stats = BackupStats {
             blocks: self.counts.blocks.load(Ordering::Relaxed),
-            block_bytes: self.counts.block_bytes.load(Ordering::Relaxed),
             failures: self.counts.failures.load(Ordering::Relaxed),
             fenced_blocks: self.counts.fenced_blocks.load(Ordering::Relaxed),
             queued_bytes: (self.queued_bytes.load(Ordering::Relaxed) + self.buffers.lock().1) as u64,
             ..BackupStats::default()
         };
         for disk in &self.disks {
+            stats.block_bytes += disk.written_bytes.load(Ordering::Relaxed);
             let writer = disk.writer.lock();
             stats.index_bytes += writer.index_bytes().0 as u64;
             stats.writes += writer.writes;

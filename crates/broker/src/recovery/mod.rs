@@ -321,18 +321,19 @@ impl Broker {
         progress: &RecoveryProgress,
     ) -> Result<(), Failure> {
         let ranges = rebuild.ranges_now(logs);
+        let pass = |missing: &BTreeSet<StreamletRef>, asks_all| {
+            fetch::pass(self, &rebuild.streamlets, &ranges, missing, (copies, asks_all), progress)
+        };
         loop {
             let missing = self.missing(rebuild);
             let Some((name, lane, segment)) = missing.first else { return Ok(()) };
             progress.passes.fetch_add(1, Ordering::Relaxed);
             let is_as_before = || self.missing(rebuild).count == missing.count;
-            let mut errors =
-                fetch::pass(self, &rebuild.streamlets, &ranges, &missing.streamlets, (copies, false), progress)?;
+            let mut errors = pass(&missing.streamlets, false)?;
             if is_as_before() {
                 // Backups give blocks back each for itself, whole files at a time: one that was asked what lanes have may have told of
                 // segments of which another one, which is read now, has given the front back.
-                errors =
-                    fetch::pass(self, &rebuild.streamlets, &ranges, &missing.streamlets, (copies, true), progress)?;
+                errors = pass(&missing.streamlets, true)?;
             }
             if is_as_before() {
                 let message = format!(

@@ -188,25 +188,15 @@ struct CopiesJson {
 
 impl From<&CopiesDescription> for CopiesJson {
     fn from(of: &CopiesDescription) -> CopiesJson {
-        let CopiesDescription {
-            logs,
-            pending_bytes,
-            under_replicated_blocks,
-            rebuild_left_bytes,
-            backup_logs,
-            backup_bytes,
-            lost_logs,
-            lost_log_bytes,
-        } = *of;
         CopiesJson {
-            logs,
-            pending_bytes,
-            under_replicated_blocks,
-            rebuild_left_bytes,
-            backup_logs,
-            backup_bytes,
-            lost_logs,
-            lost_log_bytes,
+            logs: of.logs,
+            pending_bytes: of.pending_bytes,
+            under_replicated_blocks: of.under_replicated_blocks,
+            rebuild_left_bytes: of.rebuild_left_bytes,
+            backup_logs: of.backup_logs,
+            backup_bytes: of.backup_bytes,
+            lost_logs: of.lost_logs,
+            lost_log_bytes: of.lost_log_bytes,
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use kera_format::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, StreamId, StreamOptions, Timestamps};
 
+use super::bodies;
 use crate::codec::wire_struct;
-use crate::message::{Body, decode_whole};
-use crate::{AlterStream, CreateStream, ProtocolError, StreamChanges, StreamInfo, StreamList, StreamRef};
+use crate::{AlterStream, CreateStream, StreamChanges, StreamInfo, StreamList, StreamRef};
 
 wire_struct! {
     /// [`StreamOptions`] in version 1 of what has them.
@@ -233,17 +233,4 @@ impl From<AlterStreamV1> for AlterStream {
     }
 }
 
-/// Frozen structs are bodies of their own for tests and for what is written down of them.
-macro_rules! bodies {
-    ($($name:ident),+) => { $(
-        impl Body for $name {
-            fn encode(&self, _version: u8, out: &mut Vec<u8>) {
-                crate::codec::Wire::put(self, out);
-            }
-            fn decode(_version: u8, body: &[u8]) -> Result<Self, ProtocolError> {
-                decode_whole(body)
-            }
-        }
-    )+ };
-}
 bodies!(CreateStreamV1, StreamInfoV1, StreamListV1, AlterStreamV1);

@@ -3,11 +3,10 @@
 
 use kera_format::{StreamId, level};
 
+use super::bodies;
 use crate::codec::wire_struct;
-use crate::message::{Body, decode_whole};
 use crate::{
-    ClusterDescription, JoinCluster, MemberNode, NodeAlive, ProtocolError, RebuildRange, Role, SharedSetting,
-    StreamletsRebuilt,
+    ClusterDescription, JoinCluster, MemberNode, NodeAlive, RebuildRange, Role, SharedSetting, StreamletsRebuilt,
 };
 
 wire_struct! {
@@ -248,17 +247,4 @@ impl From<StreamletsRebuiltV1> for StreamletsRebuilt {
     }
 }
 
-/// Frozen structs are bodies of their own for tests and for what is written down of them.
-macro_rules! bodies {
-    ($($name:ident),+) => { $(
-        impl Body for $name {
-            fn encode(&self, _version: u8, out: &mut Vec<u8>) {
-                crate::codec::Wire::put(self, out);
-            }
-            fn decode(_version: u8, body: &[u8]) -> Result<Self, ProtocolError> {
-                decode_whole(body)
-            }
-        }
-    )+ };
-}
 bodies!(JoinClusterV1, NodeAliveV1, ClusterDescriptionV1, StreamletsRebuiltV1);

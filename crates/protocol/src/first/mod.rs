@@ -4,3 +4,18 @@
 pub mod admin;
 pub mod cluster;
 pub mod node;
+
+/// Frozen structs are bodies of their own for tests and for what is written down of them.
+macro_rules! bodies {
+    ($($name:ident),+) => { $(
+        impl $crate::message::Body for $name {
+            fn encode(&self, _version: u8, out: &mut Vec<u8>) {
+                $crate::codec::Wire::put(self, out);
+            }
+            fn decode(_version: u8, body: &[u8]) -> Result<Self, $crate::ProtocolError> {
+                $crate::message::decode_whole(body)
+            }
+        }
+    )+ };
+}
+use bodies;

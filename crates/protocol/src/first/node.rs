@@ -1,8 +1,8 @@
 //! Of [`crate::node`]: how copies are, before it was told what is kept of lost nodes.
 
+use super::bodies;
+use crate::CopiesDescription;
 use crate::codec::wire_struct;
-use crate::message::{Body, decode_whole};
-use crate::{CopiesDescription, ProtocolError};
 
 wire_struct! {
     /// [`CopiesDescription`], version 1.
@@ -51,11 +51,4 @@ impl From<CopiesDescriptionV1> for CopiesDescription {
     }
 }
 
-impl Body for CopiesDescriptionV1 {
-    fn encode(&self, _version: u8, out: &mut Vec<u8>) {
-        crate::codec::Wire::put(self, out);
-    }
-    fn decode(_version: u8, body: &[u8]) -> Result<Self, ProtocolError> {
-        decode_whole(body)
-    }
-}
+bodies!(CopiesDescriptionV1);

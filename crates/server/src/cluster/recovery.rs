@@ -46,7 +46,6 @@ type Owned = (StreamId, StreamletId, u32);
 /// What was taken over together.
 struct Taken {
     number: u64,
-    streamlets: Vec<Owned>,
     rebuild: Rebuild,
 }
 
@@ -300,8 +299,8 @@ impl Recovery {
                 work.taken.extend(owned.iter().copied());
                 work.next_taken += 1;
                 let number = work.next_taken;
-                work.needs.insert(number, Needs { streamlets: owned.clone(), logs: rebuild.needs.clone() });
-                work.rebuilds.push_back(Taken { number, streamlets: owned, rebuild });
+                work.needs.insert(number, Needs { streamlets: owned, logs: rebuild.needs.clone() });
+                work.rebuilds.push_back(Taken { number, rebuild });
                 drop(work);
                 self.changed.notify_all();
                 true
@@ -336,7 +335,7 @@ impl Recovery {
     /// The second thread.
     fn rebuild(&self) {
         loop {
-            let (Taken { number, streamlets, rebuild }, progress) = {
+            let (Taken { number, rebuild }, progress) = {
                 let mut work = self.work.lock();
                 let rebuild = loop {
                     if work.stopping {
@@ -365,7 +364,7 @@ impl Recovery {
                     }
                 }
             }
-            self.report(&streamlets);
+            self.report(number);
             let mut work = self.work.lock();
             work.progress = None;
             work.needs.remove(&number);
@@ -376,9 +375,12 @@ impl Recovery {
         }
     }
 
-    /// Tells the coordinators, until they have heard it.
-    fn report(&self, streamlets: &[Owned]) {
-        let rebuilt = StreamletsRebuilt { node: self.node, epoch: self.epoch, streamlets: owned_ranges(streamlets) };
+    /// Tells the coordinators of what was taken over together, until they have heard it.
+    fn report(&self, number: u64) {
+        let Some(streamlets) = self.work.lock().needs.get(&number).map(|of| owned_ranges(&of.streamlets)) else {
+            return;
+        };
+        let rebuilt = StreamletsRebuilt { node: self.node, epoch: self.epoch, streamlets };
         while !self.is_stopping() {
             let (group, rebuilt) = (self.group.clone(), rebuilt.clone());
             match wait(&self.runtime, async move { group.ask(&rebuilt).await }) {

@@ -14,6 +14,16 @@ fn kept(world: &World) -> Vec<(String, kera_format::kafka_members::MemberState)>
     world.coordinator.groups().flat_map(|group| group.kind.kept()).collect()
 }
 
+/// The only member of the group, in its first generation, under the name of "a".
+fn alone(world: &mut World) -> String {
+    let token = world.join(9, &join_with("", Some("a"), &["range"]));
+    world.pass(6_000);
+    let id = world.take_join(token).expect("joined").member_id.to_string();
+    let token = world.sync(&sync(&id, 1, &[(&id, b"part")]));
+    assert!(world.take_sync(token).is_some());
+    id
+}
+
 #[test]
 fn a_generation_goes_on_and_nobody_joins_again() {
     let mut world = World::new();
@@ -96,11 +106,7 @@ fn a_group_that_was_left_stays_empty() {
 #[test]
 fn who_took_the_place_of_another_has_it_still() {
     let mut world = World::new();
-    let token = world.join(9, &join_with("", Some("a"), &["range"]));
-    world.pass(6_000);
-    let old = world.take_join(token).expect("joined").member_id.to_string();
-    let token = world.sync(&sync(&old, 1, &[(&old, b"part")]));
-    assert!(world.take_sync(token).is_some());
+    let old = alone(&mut world);
     let token = world.join(9, &join_with("", Some("a"), &["range"]));
     let joined = world.take(token).expect("at once");
     assert!(joined.after.is_some(), "nobody hears of the id before it is recorded");
@@ -114,11 +120,7 @@ fn who_took_the_place_of_another_has_it_still() {
 #[test]
 fn nobody_gets_the_place_of_another_while_that_cannot_be_recorded() {
     let mut world = World::new();
-    let token = world.join(9, &join_with("", Some("a"), &["range"]));
-    world.pass(6_000);
-    let old = world.take_join(token).expect("joined").member_id.to_string();
-    let token = world.sync(&sync(&old, 1, &[(&old, b"part")]));
-    assert!(world.take_sync(token).is_some());
+    let old = alone(&mut world);
     let before = kept(&world);
     for restarts in [false, true] {
         world.journal.0.lock().is_full = true;
