@@ -11,9 +11,10 @@ treated as `kera-bench` treats it: its brokers are loaded for a minute before th
 their hot path for about so long and have a tenth of their rate until then; its producer is not idempotent, because an idempotent
 librdkafka never sleeps while a partition has more to send than may be under way, and takes the cores that the brokers need. KerA's
 producer is idempotent. Both producers have a second before their clock starts.
+KerA's nodes are loaded once before their first figure too, for as long as it takes to touch their arenas for the first time.
 
 Records of 100 bytes, one stream of 16 streamlets or partitions. Prints a line for each chunk size with the medians and the ratio. Nodes of both
-are stopped at the end. Needs 6 GiB of memory and of disk.
+are stopped at the end. Needs 10 GiB of memory and of disk.
 """
 import argparse
 import json
@@ -34,6 +35,7 @@ BROKERS = [19092, 19102, 19112]
 # As in crates/bench/src/experiment/systems/kafka.rs: seconds of load before the first figure, and how much longer that may take.
 WARMUP_SECONDS = 60
 WARMED_UP_WITHIN = 60
+KERA_WARMUP_SECONDS = 5
 CLIENT_WARMUP_SECONDS = 1
 
 
@@ -103,15 +105,17 @@ def main():
     parser.add_argument("--chunks", default="1024,16384,65536")
     parser.add_argument("--streams", type=int, default=1, help="one of 16 streamlets, or more of one streamlet each")
     parser.add_argument("--kafka-warmup-seconds", type=int, default=WARMUP_SECONDS, help="load of fresh brokers before the first figure")
+    parser.add_argument("--arena", default="2GiB", help="memory for records of each of KerA's nodes")
     args = parser.parse_args()
     kera, folder = os.path.abspath(args.kera), tempfile.mkdtemp(prefix="kera-compare-")
     ports = free_ports(6)
-    nodes = [Node(kera, folder, number, ports, "1GiB") for number in (1, 2, 3)]
+    nodes = [Node(kera, folder, number, ports, args.arena) for number in (1, 2, 3)]
     connect = ",".join(node.address for node in nodes)
     try:
         for node in nodes:
             node.start()
             node.wait()
+        of_kera(kera, connect, 16384, KERA_WARMUP_SECONDS, "warm-up", 1)
         start_kafka()
         time.sleep(2)
         if args.kafka_warmup_seconds:
