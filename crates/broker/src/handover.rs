@@ -1,8 +1,12 @@
 //! What goes from one owner of a streamlet to the next: as lanes keep it, and as it is sent and logged.
+//!
+//! Where chunks are missing in a lane is said in the list of its producers, as the chunk of producer 0, which is nobody: the last entry, so that it is
+//! the last to be left out. Nodes that do not know of that pass over it, so no level of the cluster and no version of the state is needed; an
+//! owner that runs such a version does not hand it on, and its lane is one that has forgotten producers, as before.
 
 use std::sync::Arc;
 
-use kera_format::{GroupId, StreamId, StreamletId};
+use kera_format::{Cursor, GroupId, ProducerEpoch, ProducerId, StreamId, StreamletId};
 use kera_log::{ChunkPlace, GroupInfo, LaneHandover, ProducerHandover, Streamlet};
 use kera_protocol::StreamletState;
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
@@ -34,14 +38,28 @@ fn to_lane(lane: LaneHandover) -> LaneState {
         first_ordinal: group.first_ordinal,
         next_ordinal: group.next_ordinal,
     };
+    let hole = (lane.hole_end > 0).then(|| hole_to(lane.hole_end));
     LaneState {
         lane: lane.lane,
         next_ordinal: lane.next_ordinal,
         last_append_ms: lane.last_append_ms,
         memory: if lane.forgot { Memory::Forgotten } else { Memory::Whole },
-        producers: lane.producers.iter().map(producer).collect(),
+        producers: lane.producers.iter().map(producer).chain(hole).collect(),
         groups: lane.groups.iter().map(group).collect(),
     }
+}
+
+/// What says that chunks in front of this ordinal are missing.
+fn hole_to(end: u64) -> ProducerState {
+    let mark = ChunkMark { sequence: 0, base_ordinal: end, cursor: Cursor::default() };
+    ProducerState { producer_id: ProducerId(0), producer_epoch: ProducerEpoch(0), sequence: 0, chunks: vec![mark] }
+}
+
+/// In front of which ordinal chunks are missing; zero: none are.
+fn hole_end(lane: &LaneState) -> u64 {
+    let nobody = lane.producers.iter().filter(|producer| producer.producer_id.0 == 0);
+    let ends = nobody.flat_map(|nobody| &nobody.chunks).map(|chunk| chunk.base_ordinal);
+    ends.max().unwrap_or(0).min(lane.next_ordinal)
 }
 
 /// What lanes take of what came.
@@ -59,7 +77,8 @@ pub(crate) fn from_state(state: &StreamletState) -> Vec<LaneHandover> {
         next_ordinal: lane.next_ordinal,
         last_append_ms: lane.last_append_ms,
         forgot: lane.memory == Memory::Forgotten,
-        producers: lane.producers.iter().map(producer).collect(),
+        hole_end: hole_end(lane),
+        producers: lane.producers.iter().filter(|one| one.producer_id.0 != 0).map(producer).collect(),
         groups: Vec::new(),
     };
     state.lanes.iter().map(lane).collect()
@@ -91,7 +110,7 @@ impl Broker {
 
 /// What of a state is kept for the case that the next owner is lost before it has written anything: at most `most` bytes. Groups are known
 /// otherwise; of producers first all but the last chunk are left out, and then those that were silent longest, which are marked as
-/// forgotten.
+/// forgotten. Where chunks are missing stays as long as any producer does.
 pub fn kept_state(state: &StreamletState, most: usize) -> Vec<u8> {
     let mut kept = state.clone();
     kept.lanes.iter_mut().for_each(|lane| lane.groups.clear());
@@ -160,5 +179,22 @@ mod tests {
             Some(ProducerId(5_000)),
             "the newest stay"
         );
+    }
+
+    #[test]
+    fn where_chunks_are_missing_goes_along() {
+        let read = |bytes: &[u8]| <StreamletState as kera_protocol::Body>::decode(1, bytes).expect("a state");
+        let mut lane = from_state(&state(5_000)).remove(0);
+        assert_eq!((lane.producers.len(), lane.hole_end), (5_000, 0));
+        (lane.hole_end, lane.forgot) = (7, true);
+        let with_hole = StreamletState { lanes: vec![to_lane(lane.clone())], ..state(0) };
+        assert_eq!(from_state(&with_hole), [lane]);
+        let kept = from_state(&read(&kept_state(&with_hole, 64 << 10))).remove(0);
+        assert_eq!((kept.hole_end, kept.forgot), (7, true));
+        assert!(!kept.producers.is_empty() && kept.producers.iter().all(|one| one.producer_id.0 != 0));
+        // What comes from outside is bounded by the lane's end.
+        let beyond =
+            StreamletState { lanes: vec![LaneState { next_ordinal: 3, ..with_hole.lanes[0].clone() }], ..with_hole };
+        assert_eq!(from_state(&beyond)[0].hole_end, 3);
     }
 }

@@ -14,7 +14,7 @@
 //! whose retry would then pass for a duplicate. The exception is a lane that has forgotten producers, because there were too
 //! many or because it came back without its oldest segments, or without some in between: there an unknown producer may be a forgotten one,
 //! and goes on at any number. So does one whose last chunk is in front of what is missing: it may have written some of that, in this epoch
-//! or in a later one.
+//! or in a later one. Where what is missing ends goes along when the streamlet moves.
 //!
 //! # Producers of Kafka batches
 //!
@@ -510,6 +510,18 @@ impl Producers {
     pub(crate) fn set_hole(&mut self, end: u64) {
         self.forgot = true;
         self.hole_end = self.hole_end.max(end);
+    }
+
+    /// In front of which ordinal chunks are missing; zero: none are.
+    pub(crate) fn hole_end(&self) -> u64 {
+        self.hole_end
+    }
+
+    /// Somebody else has told of all producers of the chunks in front of this ordinal.
+    pub(crate) fn fill_hole(&mut self, known_to: u64) {
+        if self.hole_end <= known_to {
+            self.hole_end = 0;
+        }
     }
 
     /// The producer's slot, which becomes the newest.

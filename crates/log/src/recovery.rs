@@ -384,14 +384,14 @@ impl Lane {
             let summary = state.chain.slot(here).summary();
             let id = self.segment_id(state.chain.groups[here.group].id, state.chain.slot(here).index);
             if let Some((expected, epoch)) = expected.filter(|(expected, _)| *expected != summary.base_ordinal) {
-                // Of a streamlet that has moved another owner may have what is in between.
+                // Of a streamlet that has moved another owner may have what is in between. If so it has told whose that is, and that is received
+                // once more before anything is appended.
                 if epoch == id.group.epoch() || !may_have_moved {
                     let starts = summary.base_ordinal;
                     let what = format!("segment {id} starts at ordinal {starts}, the one before it ends at {expected}");
                     problems.push(what);
-                    state.producers.set_hole(summary.base_ordinal);
                 }
-                state.producers.set_forgot();
+                state.producers.set_hole(summary.base_ordinal);
             }
             expected = Some((summary.next_ordinal, id.group.epoch()));
             state.last_append_ms = state.last_append_ms.max(summary.last_append_ms);

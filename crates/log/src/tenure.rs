@@ -107,6 +107,8 @@ pub struct LaneHandover {
     pub last_append_ms: i64,
     /// Producers that are not in the list may have written.
     pub forgot: bool,
+    /// Chunks in front of this ordinal are missing, and nobody knows whose they were; zero: none. Then it has forgotten some, too.
+    pub hole_end: u64,
     /// Producers, the one that was silent longest first.
     pub producers: Vec<ProducerHandover>,
     /// The groups that stay where they are.
@@ -257,6 +259,7 @@ impl Streamlet {
         for handover in lanes {
             let lane = self.any_lane(handover.lane).ok_or(TenureError::UnknownLane(handover.lane))?;
             lane.receive(handover);
+            lane.fill_hole(handover);
         }
         Ok(())
     }
@@ -303,6 +306,7 @@ impl Lane {
             next_ordinal: state.next_ordinal,
             last_append_ms: state.last_append_ms,
             forgot,
+            hole_end: state.producers.hole_end(),
             producers,
             groups,
         })
@@ -318,6 +322,9 @@ impl Lane {
             false => Reach::Apart,
         };
         state.producers.receive(&handover.producers, handover.forgot, reach, limit);
+        if handover.hole_end > 0 {
+            state.producers.set_hole(handover.hole_end);
+        }
         state.last_append_ms = state.last_append_ms.max(handover.last_append_ms);
         if later {
             state.next_ordinal = handover.next_ordinal;
@@ -327,5 +334,13 @@ impl Lane {
         let wake = state.waiters.take();
         drop(state);
         wake.call();
+    }
+
+    /// An owner that has forgotten nobody knew whose all chunks are in front of the end of what it hands over: what is missing of them here it
+    /// has, or has known.
+    fn fill_hole(&self, handover: &LaneHandover) {
+        if !handover.forgot {
+            self.state.lock().producers.fill_hole(handover.next_ordinal);
+        }
     }
 }

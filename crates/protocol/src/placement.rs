@@ -131,7 +131,8 @@ wire_struct! {
 wire_struct! {
     /// What a lane knows of a producer.
     pub struct ProducerState {
-        /// The producer.
+        /// The producer; 0: nobody, and chunks in front of the ordinal of its one chunk are missing, so a producer whose last chunk is in front of
+        /// it, too, may have sent more. Who does not know of that leaves it out.
         pub producer_id: ProducerId,
         /// Its epoch; earlier ones are refused.
         pub producer_epoch: ProducerEpoch,

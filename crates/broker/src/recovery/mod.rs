@@ -583,6 +583,7 @@ fn lost(lane: LaneId, decided: &Decided) -> LostLane {
         next_ordinal: decided.next_ordinal,
         last_append_ms: 0,
         forgot: decided.forgot,
+        hole_end: 0,
         producers: decided.producers.clone(),
         groups: Vec::new(),
     };

@@ -2,6 +2,7 @@
 
 use kera_format::GroupId;
 
+use super::restart::restart_as;
 use super::*;
 
 /// A log whose streamlets are another node's until it is told otherwise.
@@ -38,6 +39,7 @@ fn what_goes_further_along_a_lane_takes_no_later_chunk_of_a_producer_back() {
         next_ordinal,
         last_append_ms: 0,
         forgot: false,
+        hole_end: 0,
         producers: vec![ProducerHandover {
             producer_id: ProducerId(producer),
             producer_epoch: ProducerEpoch(0),
@@ -103,6 +105,75 @@ fn while_it_is_let_go_nothing_is_appended_and_a_move_can_be_called_off() {
     streamlet(&node).resume(false).unwrap();
     let next = append(&node, &chunk(1, 100)).unwrap();
     assert_eq!((next.base_ordinal, next.cursor.group.number()), (1, 2), "the group before was closed");
+}
+
+/// A node of a cluster that has lost a segment from the middle of its lane: chunk 0 of producer 7 is in front of that, 1 to 8 of producer 8
+/// are in it and behind.
+fn back_with_a_hole() -> Node {
+    let node = node();
+    append(&node, &chunk_of(7, 0, 0, 100)).unwrap();
+    (0..9).for_each(|n| _ = append(&node, &chunk_of(8, 0, n, 30_000)).unwrap());
+    let config = LogConfig { has_owner_epochs: true, ..LogConfig::default() };
+    let (node, mut segments, _) = restart_as(node, options(), config);
+    segments.sort_by_key(|one| one.segment.progress().next_ordinal);
+    drop(segments.remove(1));
+    node.log.recover(Vec::new(), segments);
+    let problems = node.log.finish_recovery(1);
+    assert!(problems.iter().any(|problem| problem.contains("starts at ordinal")), "{problems:?}");
+    node
+}
+
+#[test]
+fn a_producer_goes_on_behind_a_hole_wherever_its_streamlet_is() {
+    let (a, b, c) = (back_with_a_hole(), elsewhere(), elsewhere());
+    // It had written into what is missing, and was answered.
+    move_to(&a, &b, 5);
+    assert!(append(&b, &chunk_of(7, 0, 0, 100)).unwrap().duplicate, "what is there is known");
+    let gap = append(&b, &chunk_of(8, 0, 10, 100));
+    assert!(matches!(gap, Err(AppendError::SequenceGap { expected: 9, .. })), "its last is behind the hole: {gap:?}");
+    move_to(&b, &c, 6);
+    assert_eq!(append(&c, &chunk_of(7, 0, 4, 100)).map(|next| next.base_ordinal), Ok(10));
+    let gap = append(&c, &chunk_of(7, 0, 6, 100));
+    assert!(matches!(gap, Err(AppendError::SequenceGap { expected: 5, .. })), "{gap:?}");
+}
+
+/// The first owner has what came before and behind what is with another one; `forgot`: whether that has forgotten producers.
+fn back_between_groups_of_another_owner(forgot: bool) -> Node {
+    let node = elsewhere();
+    streamlet(&node).open(3, false).unwrap();
+    append(&node, &chunk_of(7, 0, 0, 100)).unwrap();
+    append(&node, &chunk_of(8, 0, 0, 100)).unwrap();
+    streamlet(&node).leave();
+    let mut told = streamlet(&node).hand_over();
+    // Two more of producer 8.
+    (told[0].next_ordinal, told[0].forgot) = (4, forgot);
+    let mark = |sequence| ChunkPlace { sequence, base_ordinal: sequence + 1, cursor: start() };
+    told[0].producers[1].chunks.extend([mark(1), mark(2)]);
+    if forgot {
+        told[0].producers.remove(0);
+    }
+    streamlet(&node).receive(&told).unwrap();
+    streamlet(&node).open(5, true).unwrap();
+    append(&node, &chunk_of(9, 0, 0, 100)).unwrap();
+    let config = LogConfig { has_owner_epochs: true, ..LogConfig::default() };
+    let (node, segments, _) = restart_as(node, options(), config);
+    node.log.recover(Vec::new(), segments);
+    assert_eq!(node.log.finish_recovery(1), [] as [String; 0]);
+    streamlet(&node).leave();
+    streamlet(&node).receive(&told).unwrap();
+    streamlet(&node).open(6, true).unwrap();
+    node
+}
+
+#[test]
+fn what_another_owner_has_and_has_told_of_is_no_hole_for_producers() {
+    let node = back_between_groups_of_another_owner(false);
+    let gap = append(&node, &chunk_of(7, 0, 2, 100));
+    assert!(matches!(gap, Err(AppendError::SequenceGap { expected: 1, .. })), "{gap:?}");
+    assert_eq!(append(&node, &chunk_of(8, 0, 3, 100)).map(|next| next.base_ordinal), Ok(5));
+    // An owner that has forgotten some may have forgotten this one, though it is known here from before.
+    let node = back_between_groups_of_another_owner(true);
+    assert_eq!(append(&node, &chunk_of(7, 0, 2, 100)).map(|next| next.base_ordinal), Ok(5));
 }
 
 #[test]

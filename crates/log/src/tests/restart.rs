@@ -12,7 +12,11 @@ fn restart(node: Node, options: StreamOptions) -> (Node, Vec<AttachedSegment>, A
     restart_as(node, options, LogConfig::default())
 }
 
-fn restart_as(node: Node, options: StreamOptions, config: LogConfig) -> (Node, Vec<AttachedSegment>, Arc<Sink>) {
+pub(super) fn restart_as(
+    node: Node,
+    options: StreamOptions,
+    config: LogConfig,
+) -> (Node, Vec<AttachedSegment>, Arc<Sink>) {
     let dir = Arc::clone(&node.dir);
     drop(node);
     let (arena, attach) = Arena::create_or_attach(arena_config(&dir, 8 << 20)).unwrap();
