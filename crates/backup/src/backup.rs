@@ -232,15 +232,18 @@ impl Backup {
 
     /// Answers what needs no room: blocks that are there, and those that cannot be taken.
     fn without_data(&self, head: &StoreHead, done: &Arc<dyn StoreDone>, token: u64) -> Option<Taken> {
-        let state = self.state.lock();
+        let mut state = self.state.lock();
         if let Some(fenced) = state.fenced(head.log) {
             self.counts.fenced_blocks.fetch_add(1, Ordering::Relaxed);
             return Some(Taken::Answered(BlockStored { outcome: StoreOutcome::Fenced, block: fenced.into() }));
         }
-        let unknown = Replica::default();
-        let replica = state.logs.get(&head.log).unwrap_or(&unknown);
+        let mut unknown = Replica::default();
+        let replica = state.logs.get_mut(&head.log).unwrap_or(&mut unknown);
         match replica.fit(head.block, head.view_first, head.synced()) {
-            Fit::Stored => Some(Taken::Answered(stored(replica, head))),
+            Fit::Stored => {
+                replica.note_answered(head.block, head.synced());
+                Some(Taken::Answered(stored(replica, head)))
+            }
             Fit::OnItsWay(run) => {
                 let run = &replica.runs[run];
                 let job = Job { head: *head, run: run.id, data: None, done: Arc::clone(done), token };

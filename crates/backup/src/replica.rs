@@ -162,6 +162,12 @@ impl Replica {
         at
     }
 
+    /// A block that is there was answered for, by a thread that does not write: a sync that fails meanwhile does not take it back.
+    pub(crate) fn note_answered(&mut self, block: u64, synced: bool) {
+        let runs = self.runs.iter_mut().filter(|run| !synced && run.first <= block && block <= run.written);
+        runs.for_each(|run| run.answered = run.answered.max(block));
+    }
+
     pub(crate) fn run_mut(&mut self, id: u64) -> Option<&mut Run> {
         self.runs.iter_mut().find(|run| run.id == id)
     }
@@ -216,6 +222,22 @@ mod tests {
         assert_eq!(replica.through(10, |run| (run.origin, run.written)), 12);
         assert_eq!(replica.through(13, |run| (run.origin, run.written)), 12);
         assert_eq!(replica.ranges(), [BlockRange { first: 1, last: 3 }, BlockRange { first: 10, last: 12 }]);
+    }
+
+    #[test]
+    fn what_was_answered_for_is_noted_in_the_row_that_has_it() {
+        let mut replica = Replica::default();
+        replica.insert(run(1, 1, 3, 5));
+        replica.insert(run(2, 10, 12, 12));
+        let answered = |replica: &Replica| replica.runs.iter().map(|run| run.answered).collect::<Vec<_>>();
+        replica.note_answered(2, true);
+        assert_eq!(answered(&replica), [0, 0], "that is what syncs are for");
+        replica.note_answered(2, false);
+        replica.note_answered(1, false);
+        replica.note_answered(4, false);
+        assert_eq!(answered(&replica), [2, 0]);
+        replica.note_answered(12, false);
+        assert_eq!(answered(&replica), [2, 12]);
     }
 
     #[test]

@@ -991,7 +991,7 @@ impl BackupLink for Link {
             self.stored.fetch_max(block.number, Ordering::SeqCst);
         }
         if let Some(log) = self.log.lock().upgrade() {
-            log.answered(to, block.number, answer);
+            log.answered(to, 1, block.number, answer);
         }
     }
     fn release(&self, to: BackupId, log: LogId, through: u64) {
@@ -1124,7 +1124,7 @@ fn a_new_owner_that_is_lost_while_it_rebuilds_loses_nothing() {
                 }
                 second.link.cut_behind.store(u64::MAX, Ordering::SeqCst);
                 second.clock.advance_ms(200);
-                second.replicated.answered(11, 1, Answer::Fenced(8));
+                second.replicated.answered(11, 1, 1, Answer::Fenced(8));
                 assert!(rebuilding.join().unwrap().is_err(), "a fenced node has rebuilt nothing");
             });
         }

@@ -80,7 +80,8 @@ impl RpcLinks {
         let sender = peers.entry(to).or_insert_with(|| {
             let (sender, messages) = mpsc::unbounded_channel();
             let (config, addresses, logs) = (self.config.clone(), Arc::clone(&self.addresses), Arc::clone(&self.logs));
-            self.runtime.spawn(Peer { backup: to, config, addresses, logs, connection: None }.run(messages));
+            self.runtime
+                .spawn(Peer { backup: to, config, addresses, logs, connection: None, connections: 0 }.run(messages));
             sender
         });
         // The task ends only with this sender, or with its runtime.
@@ -122,6 +123,9 @@ struct Peer {
     addresses: Arc<dyn Addresses>,
     logs: Arc<Logs>,
     connection: Option<Connection>,
+    /// How many there were, this one included. A connection is with one life of the backup, and the one before is closed before it is made: what
+    /// was answered on an earlier one was answered before anything is asked on this one. So they stand for lives.
+    connections: u64,
 }
 
 impl Peer {
@@ -140,7 +144,7 @@ impl Peer {
             match message {
                 Message::Block { log, number, parts } => {
                     let call = connection.send(Op::StoreBlock, parts);
-                    let (backup, logs) = (self.backup, Arc::clone(&self.logs));
+                    let (backup, logs, life) = (self.backup, Arc::clone(&self.logs), self.connections);
                     tokio::spawn(async move {
                         let answer = call.await.and_then(|frame| {
                             let answered = BlockStored::decode(frame.header.version, &frame.body);
@@ -149,7 +153,7 @@ impl Peer {
                         });
                         let replicated = logs.lock().get(&log).and_then(Weak::upgrade);
                         if let Some(replicated) = replicated {
-                            answered(&replicated, backup, number, answer);
+                            answered(&replicated, (backup, life), number, answer);
                         }
                     });
                 }
@@ -172,6 +176,7 @@ impl Peer {
         };
         let connection = Connection::connect(&address, config).await.map_err(|error| error.to_string())?;
         self.connection = Some(connection.clone());
+        self.connections += 1;
         Ok(connection)
     }
 
@@ -183,7 +188,7 @@ impl Peer {
 }
 
 /// Tells a log what became of a block.
-fn answered(log: &ReplicatedLog, backup: BackupId, number: u64, answer: Result<BlockStored, RpcError>) {
+fn answered(log: &ReplicatedLog, (backup, life): (BackupId, u64), number: u64, answer: Result<BlockStored, RpcError>) {
     let answer = match answer {
         Ok(BlockStored { outcome: StoreOutcome::Stored, block }) => Answer::Stored(block),
         Ok(BlockStored { outcome: StoreOutcome::Fenced, block }) => Answer::Fenced(block as u32),
@@ -192,5 +197,5 @@ fn answered(log: &ReplicatedLog, backup: BackupId, number: u64, answer: Result<B
         Err(RpcError::Status { message, .. }) => Answer::Refused(message),
         Err(error) => return log.broken(backup, error.to_string()),
     };
-    log.answered(backup, number, answer);
+    log.answered(backup, life, number, answer);
 }

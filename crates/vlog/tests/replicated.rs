@@ -9,6 +9,7 @@ mod support;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ops::RangeInclusive;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
@@ -103,16 +104,20 @@ impl StoreDone for Heard {
     fn room(&self) {}
 }
 
+/// Lives that backups have begun: a later one has a larger number.
+static LIVES: AtomicU64 = AtomicU64::new(1);
+
 struct Node {
     disk: FaultyDisk,
     backup: Option<Arc<Backup>>,
+    life: u64,
     heard: Arc<Heard>,
 }
 
 impl Node {
     fn new() -> Node {
         let disk = FaultyDisk::new(Arc::new(MemoryDisk::new()));
-        let mut node = Node { disk, backup: None, heard: Arc::default() };
+        let mut node = Node { disk, backup: None, life: 0, heard: Arc::default() };
         node.start(1);
         node
     }
@@ -123,7 +128,7 @@ impl Node {
         let clock = Arc::new(ManualClock::new(5));
         let (backup, report) = Backup::open(config, disks, clock, Arc::new(SeededRandom::new(seed))).expect("open");
         assert_eq!(report.damage, [""; 0]);
-        self.backup = Some(backup);
+        (self.backup, self.life) = (Some(backup), LIVES.fetch_add(1, Ordering::Relaxed));
     }
 
     fn has(&self, block: u64) -> bool {
@@ -171,6 +176,9 @@ impl Coordinator {
     }
 }
 
+/// A backup, and which of its lives.
+type From = (BackupId, u64);
+
 struct World {
     rng: StdRng,
     log: Arc<Log>,
@@ -181,7 +189,7 @@ struct World {
     coordinator: Coordinator,
     /// On their way: to backups, from them, to the coordinator, from it.
     to_backups: Vec<(BackupId, StoreHead, Vec<u8>)>,
-    from_backups: Vec<(BackupId, u64, Answer)>,
+    from_backups: Vec<(From, u64, Answer)>,
     to_coordinator: Vec<View>,
     from_coordinator: Vec<ViewAnswer>,
     tickets: Vec<(Ticket, u32, String)>,
@@ -287,7 +295,7 @@ impl World {
 
     fn deliver_block(&mut self) {
         let Some((to, head, bytes)) = Self::pick(&mut self.rng, self.loses, &mut self.to_backups) else { return };
-        let Some(Node { backup: Some(backup), heard, .. }) = self.nodes.get(&to) else {
+        let Some(Node { backup: Some(backup), heard, life, .. }) = self.nodes.get(&to) else {
             // Nobody is there: a connection that cannot be made tells so, sometimes.
             if self.rng.random_ratio(1, 3) {
                 self.replicated.broken(to, "nobody listens".into());
@@ -296,8 +304,8 @@ impl World {
         };
         let done = Arc::clone(heard) as Arc<dyn StoreDone>;
         match backup.store(&head, &bytes, &done, head.block) {
-            Taken::Answered(answer) => self.from_backups.push((to, head.block, answer_of(Ok(answer)))),
-            Taken::Refused(error) => self.from_backups.push((to, head.block, answer_of(Err(error)))),
+            Taken::Answered(answer) => self.from_backups.push(((to, *life), head.block, answer_of(Ok(answer)))),
+            Taken::Refused(error) => self.from_backups.push(((to, *life), head.block, answer_of(Err(error)))),
             Taken::Queued => {}
             Taken::Full => panic!("so much does not fit into a test"),
         }
@@ -305,10 +313,10 @@ impl World {
 
     /// A backup writes what it has taken, and answers.
     fn write(&mut self, id: BackupId) {
-        let Some(Node { backup: Some(backup), heard, .. }) = self.nodes.get(&id) else { return };
+        let Some(Node { backup: Some(backup), heard, life, .. }) = self.nodes.get(&id) else { return };
         backup.run_once(0);
         for (block, result) in heard.0.lock().expect("no panic").drain(..) {
-            self.from_backups.push((id, block, answer_of(result)));
+            self.from_backups.push(((id, *life), block, answer_of(result)));
         }
     }
 
@@ -327,7 +335,7 @@ impl World {
             }
             75..=87 => {
                 if let Some((from, block, answer)) = Self::pick(&mut self.rng, self.loses, &mut self.from_backups) {
-                    self.replicated.answered(from, block, answer);
+                    self.replicated.answered(from.0, from.1, block, answer);
                 }
             }
             88..=90 => {
@@ -447,7 +455,7 @@ impl World {
             }
             (1..=BACKUPS).for_each(|id| self.write(id));
             for (from, block, answer) in std::mem::take(&mut self.from_backups) {
-                self.replicated.answered(from, block, answer);
+                self.replicated.answered(from.0, from.1, block, answer);
             }
             for asked in std::mem::take(&mut self.to_coordinator) {
                 let answer = self.coordinator.answer(&asked);
@@ -573,7 +581,7 @@ fn a_fenced_log_says_so_to_all_who_wait_and_takes_nothing() {
     let last = world.tickets[9].0;
     assert!(world.replicated.wait(last, &observer, 5));
     world.turn();
-    world.replicated.answered(2, 1, Answer::Fenced(7));
+    world.replicated.answered(2, 1, 1, Answer::Fenced(7));
     assert_eq!(world.turn(), Turn::Fenced);
     assert_eq!(calls.tokens(), [5]);
     assert_eq!(world.net.said().fenced, 1);
@@ -582,8 +590,8 @@ fn a_fenced_log_says_so_to_all_who_wait_and_takes_nothing() {
     assert!(!world.append(), "nothing is taken");
     // Answers that come late change nothing.
     for block in 1..=10 {
-        world.replicated.answered(1, block, Answer::Stored(block));
-        world.replicated.answered(2, block, Answer::Stored(block));
+        world.replicated.answered(1, 1, block, Answer::Stored(block));
+        world.replicated.answered(2, 1, block, Answer::Stored(block));
     }
     assert_eq!(world.turn(), Turn::Fenced);
     assert_eq!(world.replicated.durable_through(), 0);
@@ -624,7 +632,7 @@ fn what_a_backup_has_answered_does_not_count_in_the_next_view_for_it_may_have_lo
     world.deliver_block();
     world.write(2);
     let (from, block, answer) = world.from_backups.pop().expect("it answers");
-    world.replicated.answered(from, block, answer);
+    world.replicated.answered(from.0, from.1, block, answer);
     // Its machine loses its power before the block is synced, and comes back. The other one is gone, and has never answered.
     world.nodes.insert(2, Node::new());
     world.nodes.get_mut(&1).expect("a node").backup = None;
@@ -774,7 +782,7 @@ fn chunks_may_be_answered_before_their_copies_within_limits() {
     world.append();
     world.replicated.run_once();
     world.fence();
-    world.replicated.answered(world.replicated.state().1.backups[0], 1, Answer::Fenced(LOG.epoch + 1));
+    world.replicated.answered(world.replicated.state().1.backups[0], 1, 1, Answer::Fenced(LOG.epoch + 1));
     world.replicated.run_once();
     assert!(!world.replicated.may_answer_early(), "somebody else may own it now");
 }
@@ -885,6 +893,106 @@ fn one_old_segment_does_not_hold_back_all_that_is_behind_it() {
     let through = world.net.said().released.iter().map(|(_, through)| *through).max().expect("something");
     assert!(through > world.replicated.state().0 / 2, "{through}");
     assert!(lane.durable_ordinal() > 0);
+}
+
+/// The second block overtakes the first one on its way to node 2, which asks for the first, and then gets it. What it asked is the answer.
+fn asks_late(world: &mut World) -> (From, u64, Answer) {
+    for _ in 0..2 {
+        world.append();
+        world.turn();
+    }
+    let overtakes = world.to_backups.iter().position(|(to, head, _)| (*to, head.block) == (2, 2)).expect("it was sent");
+    let second = world.to_backups.remove(overtakes);
+    world.to_backups.insert(0, second);
+    world.deliver_block();
+    let late = world.from_backups.pop().expect("an answer at once");
+    assert_eq!((late.0.0, late.1, &late.2), (2, 2, &Answer::Next(1)));
+    while !world.to_backups.is_empty() {
+        world.deliver_block();
+    }
+    [1, 2].into_iter().for_each(|id| world.write(id));
+    for (from, block, answer) in std::mem::take(&mut world.from_backups) {
+        world.replicated.answered(from.0, from.1, block, answer);
+    }
+    world.turn();
+    assert_eq!(world.replicated.state().0, 1);
+    late
+}
+
+#[test]
+fn a_question_for_a_block_that_comes_late_is_no_loss() {
+    let mut world = World::new(14, config());
+    world.loses = false;
+    let ((from, life), block, answer) = asks_late(&mut world);
+    let before = world.replicated.state().1;
+    world.replicated.answered(from, life, block, answer);
+    world.turn();
+    assert_eq!((world.to_coordinator.len(), &world.replicated.state().1), (0, &before), "nobody is replaced");
+    let sent: Vec<_> = world.to_backups.iter().map(|(to, head, _)| (*to, head.block)).collect();
+    assert_eq!(sent, [(2, 2)], "it gets what it did not take");
+    world.heal();
+    assert_eq!(world.replicated.state(), (2, before));
+    assert_eq!(world.replicated.durable_through(), 2);
+}
+
+#[test]
+fn a_question_of_a_later_life_for_a_block_that_an_earlier_one_had_is_a_loss() {
+    let mut world = World::new(14, config());
+    world.loses = false;
+    let ((from, life), ..) = asks_late(&mut world);
+    // Its machine lost its power before anything was synced.
+    world.nodes.insert(2, Node::new());
+    assert!(world.nodes[&2].life > life);
+    world.replicated.answered(from, world.nodes[&2].life, 2, Answer::Next(1));
+    world.turn();
+    let asked = world.to_coordinator.first().expect("a view").clone();
+    assert_eq!(asked.first, 2);
+    // What its first life has said before comes now, and says nothing of what it has.
+    world.replicated.answered(from, life, 2, Answer::Stored(2));
+    world.turn();
+    assert_eq!(world.replicated.state().0, 1);
+    world.heal();
+    assert_eq!(world.replicated.state().1.number, 2);
+}
+
+/// What a later life has may be told by what it has stored, too: a block that came twice.
+#[test]
+fn a_later_life_that_has_stored_less_than_an_earlier_one_has_lost_it() {
+    let mut world = World::new(15, config());
+    world.loses = false;
+    for _ in 0..3 {
+        world.append();
+        world.turn();
+    }
+    let first =
+        world.to_backups.iter().find(|(to, head, _)| (*to, head.block) == (2, 1)).cloned().expect("it was sent");
+    world.heal();
+    assert_eq!(world.replicated.state().0, 3);
+    world.nodes.insert(2, Node::new());
+    world.to_backups.push(first);
+    world.deliver_block();
+    world.write(2);
+    let (from, block, answer) = world.from_backups.pop().expect("it answers");
+    assert_eq!((block, &answer), (1, &Answer::Stored(1)));
+    world.replicated.answered(from.0, from.1, block, answer);
+    world.turn();
+    assert_eq!(world.to_coordinator.first().map(|view| view.first), Some(4), "two blocks are lost");
+}
+
+#[test]
+fn a_later_life_that_has_all_of_it_goes_on() {
+    let mut world = World::new(16, config());
+    world.loses = false;
+    for _ in 0..3 {
+        world.append();
+        world.turn();
+    }
+    world.heal();
+    let before = world.replicated.state();
+    world.nodes.get_mut(&2).expect("a node").start(2);
+    world.append();
+    world.heal();
+    assert_eq!(world.replicated.state(), (before.0 + 1, before.1));
 }
 
 #[test]

@@ -50,6 +50,8 @@ pub(super) struct Coordinators {
     owners: BTreeMap<(StreamId, u32), Vec<Owner>>,
     /// Logs of lost nodes that were given up while something was being rebuilt.
     pub(super) given_up_meanwhile: u64,
+    /// Views that followed another one of their log.
+    pub(super) views_changed: u64,
     /// Most logs of lost nodes that there were at a time.
     pub(super) lost_logs_most: u64,
 }
@@ -80,6 +82,8 @@ impl Coordinators {
         let is_lost = |entry: &ClusterEntry| matches!(entry, ClusterEntry::LogGivenUp { log } if !self.state.is_live(log.node, log.epoch));
         let given_up = entries.iter().filter(|entry| is_lost(entry)).count() as u64;
         self.given_up_meanwhile += if self.is_rebuilding() { given_up } else { 0 };
+        let is_next = |entry: &&ClusterEntry| matches!(entry, ClusterEntry::ViewAgreed { view: 2.., .. });
+        self.views_changed += entries.iter().filter(is_next).count() as u64;
         for entry in &entries {
             if let Err(refused) = self.state.apply(entry) {
                 // Planned against this very state.

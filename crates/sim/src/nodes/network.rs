@@ -15,7 +15,8 @@ use super::recovering::{Question, Reply};
 #[derive(Clone, Debug)]
 pub(super) enum Packet {
     Block(StoreHead, Bytes),
-    Stored(LogId, u64, Answer),
+    /// What a backup says of a block, in which of its lives.
+    Stored(LogId, u32, u64, Answer),
     /// A connection to a backup cannot be made or broke: told by the sender's own machine.
     Broken(u32, LogId),
     Release(ReleaseBlocks),

@@ -56,9 +56,9 @@ impl World {
         }
         match packet {
             Packet::Block(head, chunks) => self.store_block(from, to, &head, &chunks),
-            Packet::Stored(log, block, answer) => {
+            Packet::Stored(log, life, block, answer) => {
                 if let Some(log) = self.node_mut(to).running().and_then(|running| running.copies.get(log)) {
-                    log.answered(from, block, answer);
+                    log.answered(from, life.into(), block, answer);
                 }
             }
             Packet::Broken(backup, log) => {
@@ -117,9 +117,10 @@ impl World {
     }
 
     pub(super) fn store_block(&mut self, from: u32, to: u32, head: &StoreHead, chunks: &Bytes) {
+        let life = self.node(to).life;
         let Some(running) = self.node_mut(to).running() else {
             let answer = Stored::Busy("this node keeps no copies yet".to_owned());
-            return self.tell(to, from, Packet::Stored(head.log, head.block, answer));
+            return self.tell(to, from, Packet::Stored(head.log, life, head.block, answer));
         };
         running.next_store += 1;
         let number = running.next_store;
@@ -133,7 +134,7 @@ impl World {
             Taken::Refused(error) => answer_of(Err(error)),
             Taken::Full => return,
         };
-        self.tell(to, from, Packet::Stored(head.log, head.block, answer));
+        self.tell(to, from, Packet::Stored(head.log, life, head.block, answer));
     }
 
     pub(super) fn fence(&mut self, leader: u32, to: u32, (node, epoch): (u32, u32), logs: &[LogView]) {

@@ -59,7 +59,7 @@ impl World {
                     let log = running.and_then(|running| running.copies.get(head.log));
                     let last = log.as_ref().and_then(|log| log.state().1.backups.last().copied());
                     if let Some(log) = log.filter(|_| last == Some(to)) {
-                        log.answered(to, head.block, Stored::Stored(head.block));
+                        log.answered(to, self.node(to).life.into(), head.block, Stored::Stored(head.block));
                     }
                 }
                 self.tell(node, to, Packet::Block(head, chunks));
@@ -126,7 +126,7 @@ impl World {
         let mut answers = Vec::new();
         for (number, result) in running.stored.take() {
             if let Some((from, log, block)) = running.storing.remove(&number) {
-                answers.push((from, Packet::Stored(log, block, answer_of(result))));
+                answers.push((from, Packet::Stored(log, life, block, answer_of(result))));
             }
         }
         running.turns.backup = !running.storing.is_empty() || running.backup.has_to_settle();

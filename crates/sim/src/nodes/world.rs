@@ -291,6 +291,7 @@ pub fn run(plan: &Plan) -> Report {
     let mut world = World::new(plan);
     let violation = world.run().err().map(|violation| violation.0);
     world.events_of.insert("owner changes", world.coordinators.owner_changes());
+    world.events_of.insert("views changed", world.coordinators.views_changed);
     world.events_of.insert("gave up logs while others were rebuilt from", world.coordinators.given_up_meanwhile);
     world.events_of.insert("logs of lost nodes, at most", world.coordinators.lost_logs_most);
     world.events_of.append(&mut world.told.did);

@@ -169,7 +169,8 @@ pub enum ViewAnswer {
 
 /// Something that happened.
 pub(crate) enum Event {
-    Answered(BackupId, u64, Answer),
+    /// Of a backup in one of its lives, to a block.
+    Answered(BackupId, u64, u64, Answer),
     Broken(BackupId, String),
     View(ViewAnswer),
     /// Of a backup, the view that holds, and a block.
@@ -291,8 +292,11 @@ impl ReplicatedLog {
     }
 
     /// A backup has answered to a block. Any thread.
-    pub fn answered(&self, backup: BackupId, block: u64, answer: Answer) {
-        self.happened(Event::Answered(backup, block, answer));
+    ///
+    /// `life`: in which of its lives, from 1; a later one has a larger number. Between two of them a backup may have lost what it had, within one it
+    /// has not. A life may have several numbers if whatever is answered by the next one was asked when nothing by the one before could come any more.
+    pub fn answered(&self, backup: BackupId, life: u64, block: u64, answer: Answer) {
+        self.happened(Event::Answered(backup, life, block, answer));
     }
 
     /// The connection to a backup is gone, or cannot be made. Any thread.

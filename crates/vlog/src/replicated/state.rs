@@ -22,6 +22,8 @@ const SAY_AGAIN_US: u64 = 5_000_000;
 pub(crate) struct Peer {
     /// It has all blocks of the view up to here.
     stored: u64,
+    /// Which of its lives has said so, or is the last that has said anything of the view's blocks; zero: none has.
+    life: u64,
     /// The next block to send.
     next: u64,
     /// The highest block that was sent.
@@ -43,7 +45,8 @@ impl Peer {
         let (stored, next) = (first - 1, first);
         let times = (now_us, now_us);
         let (progress_us, sent_us) = times;
-        Peer { stored, next, sent: stored, progress_us, sent_us, hold_until_us: 0, trouble: None, lost: false }
+        let (life, hold_until_us, trouble, lost) = (0, 0, None, false);
+        Peer { stored, life, next, sent: stored, progress_us, sent_us, hold_until_us, trouble, lost }
     }
 }
 
@@ -180,7 +183,7 @@ impl Core {
             return;
         }
         match event {
-            Event::Answered(backup, number, answer) => self.answered(backup, number, answer, now_us),
+            Event::Answered(backup, life, number, answer) => self.answered((backup, life), number, answer, now_us),
             Event::Broken(backup, why) => self.trouble(backup, why, now_us),
             Event::View(answer) => self.view_answered(answer, now_us),
             Event::Lost(backup, view, block) if view == self.view.number => self.lost(backup, block, now_us),
@@ -189,13 +192,43 @@ impl Core {
         }
     }
 
-    fn answered(&mut self, backup: BackupId, number: u64, answer: Answer, now_us: u64) {
+    /// A backup has answered to block `number`, in one of its lives.
+    ///
+    /// A backup that asks for a block which it has said to have either asks late, for answers overtake each other, or has lost the block: its
+    /// machine's power went before it was synced. Taken for a loss, a late question costs a view; taken for a late one, a loss leaves
+    /// acknowledged blocks with a copy less than anybody knows, and with none if the others go. What tells the two apart is the *life* of
+    /// the backup that answers: from opening its files to its end, with the blocks that it has in memory and in its files.
+    ///
+    /// * *Within a life a backup loses nothing that it has answered for.* What it answers for is written, and neither a failed write nor
+    ///   a failed sync takes that back; it gives back what the log lets go, and does not ask for that. So of two answers of one life of which
+    ///   one says that a block is there and the other one asks for it, the question was asked before. It is late, whenever it comes.
+    /// * *An earlier life says nothing of a later one.* Its answers do not count any more as soon as a later one has told of the view's
+    ///   blocks: that may have less, by a loss, or more.
+    /// * *A later life is believed in what it says itself.* Where that is less than what an earlier one has answered for, the blocks are lost.
+    ///   So what is known of the backup is never put together from two lives: either the later one has shown that it has as much, or
+    ///   it has lost something, and all that counts is what it has.
+    fn answered(&mut self, (backup, life): (BackupId, u64), number: u64, answer: Answer, now_us: u64) {
         let Some(peer) = self.peers.get_mut(&backup) else {
             if let Answer::Fenced(_) = answer {
                 self.fence();
             }
             return;
         };
+        // Up to where it says that it has the view's blocks, if it does.
+        let told = match answer {
+            Answer::Stored(through) if (self.view.first..self.next_block).contains(&number) => Some(through),
+            Answer::Next(next) if next >= self.view.first => Some(next - 1),
+            _ => None,
+        };
+        if life < peer.life && !matches!(answer, Answer::Fenced(_)) {
+            return;
+        }
+        if let Some(through) = told {
+            let is_another = std::mem::replace(&mut peer.life, life) != life;
+            if is_another && through < peer.stored {
+                return self.lost(backup, through + 1, now_us);
+            }
+        }
         match answer {
             // It has the block, and so all before it from the first one of the view in which this was sent; that view began no
             // later than the current one, or this backup is new in the current one.
@@ -206,12 +239,10 @@ impl Core {
             }
             Answer::Stored(_) => {}
             Answer::Fenced(_) => self.fence(),
-            Answer::Next(next) if next <= peer.stored && next >= self.view.first => {
-                self.lost(backup, next, now_us);
-            }
             Answer::Next(next) => {
-                // Late answers of an older try ask for what is there already.
-                if next > peer.stored && next < peer.next {
+                // Late, or of an older try: it asks for what it has since. It did not take the block that it was asked about.
+                let next = next.max(peer.stored + 1);
+                if next <= number && next < peer.next {
                     peer.next = next.max(self.view.first);
                     self.resent += 1;
                 }
@@ -242,6 +273,7 @@ impl Core {
     fn lost(&mut self, backup: BackupId, block: u64, now_us: u64) {
         if let Some(peer) = self.peers.get_mut(&backup) {
             peer.lost = true;
+            peer.stored = peer.stored.min(block - 1);
         }
         self.trouble(backup, format!("backup {backup} has lost block {block}, which it had"), now_us);
     }
@@ -400,8 +432,10 @@ impl Core {
         let mut peers = BTreeMap::new();
         for backup in &self.view.backups {
             let peer = match self.peers.remove(backup) {
-                Some(peer) if !peer.lost => Peer { trouble: peer.trouble, ..Peer::new(self.view.first, now_us) },
-                _ => Peer::new(self.view.first, now_us),
+                Some(Peer { trouble, life, lost, .. }) => {
+                    Peer { trouble: trouble.filter(|_| !lost), life, ..Peer::new(self.view.first, now_us) }
+                }
+                None => Peer::new(self.view.first, now_us),
             };
             peers.insert(*backup, peer);
             self.holders.entry(*backup).or_default();
