@@ -7,7 +7,7 @@ use kera_format::SegmentId;
 use parking_lot::Mutex;
 
 use crate::arena::{Arena, ArenaFull};
-use crate::lane::Counts;
+use crate::lane::{Counts, Spent};
 use crate::log::LogConfig;
 use crate::segment::Segment;
 use crate::sink::SinkDirectory;
@@ -27,6 +27,8 @@ pub(crate) struct Shared {
     pub(crate) uncopied_bytes: AtomicU64,
     /// Bytes that writers lacked since the last look of [`crate::Log::close_coldest`].
     pub(crate) lacked_bytes: AtomicU64,
+    /// Open segments that are closed when more of them are there.
+    pub(crate) spent: Mutex<Spent>,
     /// Something was appended or read since the last [`crate::Log::take_used`].
     pub(crate) used: AtomicBool,
     /// What was appended to lanes that are deleted; the last is duplicates.
@@ -52,6 +54,7 @@ impl Shared {
             begun_bytes: zero(),
             uncopied_bytes: zero(),
             lacked_bytes: zero(),
+            spent: Mutex::default(),
             used: AtomicBool::new(false),
             retired: Mutex::default(),
             arena_full: zero(),

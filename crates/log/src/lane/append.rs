@@ -118,10 +118,12 @@ impl Lane {
             guard = self.get_memory(guard, bytes)?;
         }
         let (appended, wake) = self.put(&mut guard, chunk, now_ms)?;
-        if guard.open.as_ref().is_some_and(|open| open.is_spent(bytes)) && self.log().arena.is_short() {
-            self.close_open(&mut guard, now_ms);
-        }
+        let spent = guard.open.as_ref().filter(|open| open.is_spent(bytes));
+        let spent = spent.map(|open| (open.segment.id(), open.segment.block_bytes()));
         drop(guard);
+        if let Some((id, bytes)) = spent.filter(|_| self.log().arena.is_short()) {
+            self.is_spent(id, bytes);
+        }
         self.log().mark_used();
         wake.call();
         Ok(appended)

@@ -5,6 +5,7 @@
 //! [`crate::SegmentStore::closed`], are called with none held.
 
 mod append;
+mod spent;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,6 +26,7 @@ use crate::visibility::Visibility;
 use crate::waiters::{LaneVersion, Observer, Waiters};
 
 pub use append::{AppendError, Appended};
+pub(crate) use spent::Spent;
 
 /// How much is in a lane.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
