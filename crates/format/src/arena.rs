@@ -33,6 +33,9 @@ pub const ARENA_ORDER_MAX: u8 = (limits::SEGMENT_BYTES_MAX / ARENA_BLOCK_BYTES).
 /// The most bytes of blocks.
 pub const ARENA_BYTES_MAX: u64 = 16 << 40;
 
+/// The field of an error that names a version that is not known.
+pub const ARENA_VERSION_FIELD: &str = "arena.version";
+
 const MAGIC: [u8; 8] = *b"KERARENA";
 const VERSION: u32 = 1;
 const BLOCKS_ALIGN: u64 = 2 << 20;
@@ -88,7 +91,7 @@ impl ArenaHeader {
             return Err(FormatError::Checksum { what: "arena.checksum", found, computed });
         }
         if u32_at(page, 8) != VERSION {
-            return bad("arena.version", u32_at(page, 8).into(), "1");
+            return bad(ARENA_VERSION_FIELD, u32_at(page, 8).into(), "1");
         }
         let bytes = u64_at(page, 48);
         if bytes == 0 || bytes > ARENA_BYTES_MAX || !bytes.is_multiple_of(ARENA_BLOCK_BYTES as u64) {

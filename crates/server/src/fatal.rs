@@ -62,6 +62,12 @@ pub enum Fatal {
         /// What is wrong, with the file.
         message: String,
     },
+    /// Another build of KerA has left something that this one does not know. Nothing is damaged.
+    #[error("{message}")]
+    OtherBuild {
+        /// What, with the file and the versions.
+        message: String,
+    },
     /// The operating system gives no thread or no memory.
     #[error("cannot start {what}: {error}")]
     Resources {
@@ -97,6 +103,7 @@ impl Fatal {
             Fatal::Data { .. } => 16,
             Fatal::Resources { .. } => 17,
             Fatal::PartEnded { .. } => 18,
+            Fatal::OtherBuild { .. } => 19,
         }
     }
 
@@ -119,6 +126,9 @@ impl Fatal {
             Fatal::Address { .. } => "name an address of this machine; 0.0.0.0 is every IPv4 address it has".into(),
             Fatal::Arena { next_step, .. } => next_step.clone(),
             Fatal::Data { .. } => "restore the file from a copy, or move the data directory away to start empty".into(),
+            Fatal::OtherBuild { .. } => {
+                "start that build once more and stop it gracefully: then this one can go on; move nothing away".into()
+            }
             Fatal::Resources { .. } => {
                 "raise the limits of the process (ulimit -u, memory), or lower io_threads".into()
             }
@@ -158,9 +168,10 @@ mod tests {
             Fatal::Data { message: "m".into() },
             Fatal::Resources { what: "x", error: io() },
             Fatal::PartEnded { what: "x", reason: "r".into() },
+            Fatal::OtherBuild { message: "m".into() },
         ];
         let statuses: Vec<u8> = all.iter().map(Fatal::exit_status).collect();
-        assert_eq!(statuses, (10..19).collect::<Vec<u8>>());
+        assert_eq!(statuses, (10..20).collect::<Vec<u8>>());
         assert!(all.iter().all(|f| !f.next_step().is_empty()));
         let guide = include_str!("../../../docs/guide.md");
         assert!(statuses.iter().all(|status| guide.contains(&format!("\n| {status} | "))), "the guide lists each");

@@ -49,7 +49,10 @@ impl Identity {
     /// The file cannot be read, or is damaged.
     pub fn begin(disk: &dyn Disk, random: &dyn Random) -> Result<Identity, Fatal> {
         let identity = match disk.read_all(FILE, FILE_BYTES_MAX) {
-            Ok(bytes) => Identity::parse(&bytes).map_err(|reason| damaged(disk, &reason))?,
+            Ok(bytes) => {
+                check_version(disk, &bytes)?;
+                Identity::parse(&bytes).map_err(|reason| damaged(disk, &reason))?
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 let mut node = [0; 16];
                 random.fill(&mut node);
@@ -90,9 +93,6 @@ impl Identity {
 
     fn parse(bytes: &[u8]) -> Result<Identity, String> {
         let file: File = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-        if file.version != VERSION {
-            return Err(format!("its version is {}, this program knows {VERSION}", file.version));
-        }
         let Some(node) = parse_uuid(&file.node) else {
             return Err(format!("`{}` is no uuid", file.node));
         };
@@ -103,6 +103,25 @@ impl Identity {
     pub fn node_text(&self) -> String {
         uuid_text(&self.node)
     }
+}
+
+/// Whether this program knows the version of a file. What another one has written is not damaged, whatever is in it.
+fn check_version(disk: &dyn Disk, bytes: &[u8]) -> Result<(), Fatal> {
+    #[derive(Deserialize)]
+    struct Version {
+        version: u32,
+    }
+    let Ok(Version { version }) = serde_json::from_slice(bytes) else { return Ok(()) };
+    if version == VERSION {
+        return Ok(());
+    }
+    let path = disk.root().join(FILE);
+    let message = format!(
+        "{} has version {version} and this build knows {VERSION}: another build has run here, and may \
+         have left records in its arena that are nowhere else",
+        path.display()
+    );
+    Err(Fatal::OtherBuild { message })
 }
 
 fn damaged(disk: &dyn Disk, reason: &str) -> Fatal {
@@ -159,15 +178,24 @@ mod tests {
 
     #[test]
     fn a_damaged_file_is_refused_and_kept() {
-        for text in
-            ["", "{", "{\"version\":1,\"node\":\"x\",\"epoch\":1}", "{\"version\":9,\"node\":\"x\",\"epoch\":1}"]
-        {
+        for text in ["", "{", "{\"version\":1,\"node\":\"x\",\"epoch\":1}"] {
             let disk = MemoryDisk::new();
             disk.replace(FILE, text.as_bytes()).unwrap();
             let error = Identity::begin(&disk, &SeededRandom::new(1)).unwrap_err();
             assert!(error.to_string().contains("node.json is damaged"), "{error}");
             assert_eq!(disk.read_all(FILE, 4096).unwrap(), text.as_bytes());
         }
+    }
+
+    #[test]
+    fn a_file_of_a_later_build_is_refused_and_not_called_damaged() {
+        let disk = MemoryDisk::new();
+        let text = "{\"version\":9,\"node\":\"x\",\"something\":\"else\"}";
+        disk.replace(FILE, text.as_bytes()).unwrap();
+        let error = Identity::begin(&disk, &SeededRandom::new(1)).unwrap_err();
+        assert!(matches!(error, Fatal::OtherBuild { .. }), "{error}");
+        assert!(error.to_string().contains("version 9") && error.next_step().contains("stop it gracefully"), "{error}");
+        assert_eq!(disk.read_all(FILE, 4096).unwrap(), text.as_bytes());
     }
 
     #[test]

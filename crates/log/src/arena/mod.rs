@@ -18,8 +18,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use kera_format::arena::{ARENA_BLOCK_BYTES, ARENA_ORDER_MAX, ARENA_TABLE_OFFSET, ArenaHeader, TableEntry};
-use kera_format::limits;
+use kera_format::arena::{
+    ARENA_BLOCK_BYTES, ARENA_ORDER_MAX, ARENA_TABLE_OFFSET, ARENA_VERSION_FIELD, ArenaHeader, TableEntry,
+};
+use kera_format::{FormatError, limits};
 use parking_lot::Mutex;
 
 use crate::attach::{self, AttachedSegment, SetAside};
@@ -119,6 +121,14 @@ pub enum ArenaError {
         path: PathBuf,
         /// What does not fit.
         reason: String,
+    },
+    /// Another build of KerA has made the arena in a version that this one does not know. It is left as it is.
+    #[error("arena {path}: it has version {found} and this build knows 1; it may hold records that are nowhere else")]
+    OtherVersion {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: u64,
     },
 }
 
@@ -252,11 +262,17 @@ impl Arena {
         Ok(arena.attach(header.boot_id == boot_id, (header.bytes != bytes).then_some(header.bytes)))
     }
 
-    /// Whether there is an arena of this node that has outlived its process: the machine has not been started since.
-    pub fn has_survived(path: &Path, node: [u8; 16]) -> bool {
+    /// Whether there is an arena of this node that has outlived its process: the machine has not been started since. An error
+    /// if there is a file that could not be attached: what is in it is not lost, so nobody may be told that it is.
+    pub fn has_survived(path: &Path, node: [u8; 16]) -> Result<bool, ArenaError> {
         let config = ArenaConfig { path: path.to_owned(), bytes: 0, node };
-        let header = std::fs::File::open(path).ok().and_then(|file| existing_header(&file, &config).ok().flatten());
-        header.is_some_and(|header| header.boot_id == kera_env::boot_id())
+        let file = match std::fs::File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            Err(error) => return Err(ArenaError::Io { path: config.path, action: "open it", error }),
+        };
+        let header = existing_header(&file, &config)?;
+        Ok(header.is_some_and(|header| header.boot_id == kera_env::boot_id()))
     }
 
     fn over(memory: SharedMemory, header: ArenaHeader, path: PathBuf) -> Arena {
@@ -628,7 +644,12 @@ fn existing_header(file: &std::fs::File, config: &ArenaConfig) -> Result<Option<
         return Ok(None);
     }
     let foreign = |reason: String| ArenaError::Foreign { path: config.path.clone(), reason };
-    let header = ArenaHeader::parse(&page).map_err(|e| foreign(e.to_string()))?;
+    let header = ArenaHeader::parse(&page).map_err(|error| match error {
+        FormatError::BadField { field: ARENA_VERSION_FIELD, value: found, .. } => {
+            ArenaError::OtherVersion { path: config.path.clone(), found }
+        }
+        other => foreign(other.to_string()),
+    })?;
     if header.node != config.node {
         return Err(foreign("it belongs to another node".to_owned()));
     }

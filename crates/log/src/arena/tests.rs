@@ -60,6 +60,26 @@ fn blocks_are_aligned_writable_and_given_back() {
 }
 
 #[test]
+fn an_arena_of_a_version_that_is_not_known_is_refused_and_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let arena = open(&dir, 8 * MIB);
+    let kept = segment(&arena, 1 << 20, 1);
+    arena.freeze();
+    drop((kept, arena));
+    let path = config(&dir, 0).path;
+    let mut bytes = std::fs::read(&path).unwrap();
+    bytes[8] = 3;
+    let checksum = kera_format::checksum::crc32c(&bytes[..76]);
+    bytes[76..80].copy_from_slice(&checksum.to_le_bytes());
+    std::fs::write(&path, &bytes).unwrap();
+    let error = Arena::create_or_attach(config(&dir, 8 * MIB)).err().unwrap();
+    assert!(matches!(error, ArenaError::OtherVersion { found: 3, .. }), "{error}");
+    let survived = Arena::has_survived(&path, [5; 16]);
+    assert!(matches!(survived, Err(ArenaError::OtherVersion { found: 3, .. })), "it is not lost: {survived:?}");
+    assert_eq!(std::fs::read(&path).unwrap(), bytes);
+}
+
+#[test]
 fn a_full_arena_says_so_and_calls_back_when_there_is_room() {
     let dir = tempfile::tempdir().unwrap();
     let arena = open(&dir, MIB);

@@ -241,8 +241,9 @@ fn join_cluster(
     let alone = *identity;
     let single = || Ok(open_catalog(config, &alone, disk, clock)?.catalog());
     // With the arena, after a kill, or with everything on disk, after a stop. Otherwise the power was lost, and the others know better.
-    let has_all =
-        alone.first_start || alone.stopped || kera_log::Arena::has_survived(&arena_path(config, &alone), alone.node);
+    let has_survived =
+        Arena::has_survived(&arena_path(config, &alone), alone.node).map_err(|error| no_arena(config, &error))?;
+    let has_all = alone.first_start || alone.stopped || has_survived;
     Cluster::start(config, identity, disks, clock, has_all, single).map(Some)
 }
 
@@ -461,20 +462,25 @@ fn open_arena(config: &Config, identity: &Identity) -> Result<(Arc<Arena>, Attac
     let path = arena_path(config, identity);
     orphans::mark(&path, &config.node.data);
     let bytes = config.arena.bytes.unwrap_or_else(|| machine::arena_bytes_auto(&dir));
-    Arena::create_or_attach(ArenaConfig { path, bytes, node: identity.node }).map_err(|error| {
-        let next_step = match &error {
-            ArenaError::Bytes { .. } => "choose another size with --arena-bytes".to_owned(),
-            ArenaError::Io { error, .. } if error.kind() == std::io::ErrorKind::StorageFull => format!(
-                "{} has no room for {}; choose less with --arena-bytes, or another place with --arena-dir",
-                dir.display(),
-                human_bytes(bytes)
-            ),
-            ArenaError::Busy { .. } => "stop the process that uses it".to_owned(),
-            ArenaError::Io { .. } => "choose another place with --arena-dir".to_owned(),
-            ArenaError::Foreign { .. } => "choose another place with --arena-dir, or move the file away".to_owned(),
-        };
-        Fatal::Arena { message: error.to_string(), next_step }
-    })
+    let arena = ArenaConfig { path, bytes, node: identity.node };
+    Arena::create_or_attach(arena).map_err(|error| no_arena(config, &error))
+}
+
+fn no_arena(config: &Config, error: &ArenaError) -> Fatal {
+    let dir = arena_dir(config);
+    let next_step = match error {
+        ArenaError::Bytes { .. } => "choose another size with --arena-bytes".to_owned(),
+        ArenaError::Io { error, .. } if error.kind() == std::io::ErrorKind::StorageFull => format!(
+            "{} has no room for {}; choose less with --arena-bytes, or another place with --arena-dir",
+            dir.display(),
+            human_bytes(config.arena.bytes.unwrap_or_else(|| machine::arena_bytes_auto(&dir)))
+        ),
+        ArenaError::Busy { .. } => "stop the process that uses it".to_owned(),
+        ArenaError::Io { .. } => "choose another place with --arena-dir".to_owned(),
+        ArenaError::OtherVersion { .. } => return Fatal::OtherBuild { message: error.to_string() },
+        ArenaError::Foreign { .. } => "choose another place with --arena-dir, or move the file away".to_owned(),
+    };
+    Fatal::Arena { message: error.to_string(), next_step }
 }
 
 fn open_virtual_logs(

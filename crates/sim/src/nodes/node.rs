@@ -283,7 +283,8 @@ impl Node {
 
     /// Whether the node has all that it acknowledged before: its arena, or nothing ever.
     pub(super) fn has_all(&self) -> bool {
-        self.first_start || self.was_stopped || Arena::has_survived(&self.arena, self.id)
+        let has_survived = || Arena::has_survived(&self.arena, self.id).expect("an arena of this build, or none");
+        self.first_start || self.was_stopped || has_survived()
     }
 
     /// The node has joined with an epoch, which is on its disk by now: puts its log together and serves.

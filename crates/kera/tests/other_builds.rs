@@ -1,0 +1,68 @@
+//! What a later build of KerA has left is refused, not called damaged, and stays as it is.
+
+mod common;
+
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use common::{Place, run, stderr};
+use kera_format::arena::ArenaHeader;
+use serde_json::{Value, json};
+
+fn identity(place: &Place) -> Value {
+    let text = std::fs::read(place.data().join("node.json")).expect("a node was here");
+    serde_json::from_slice(&text).expect("it is JSON")
+}
+
+fn set_identity(place: &Place, identity: &Value) {
+    std::fs::write(place.data().join("node.json"), identity.to_string()).expect("it can be written");
+}
+
+fn arena(place: &Place) -> PathBuf {
+    place.arena_files().pop().expect("an arena")
+}
+
+fn header(path: &Path) -> ArenaHeader {
+    let mut page = [0; 80];
+    std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut page)).expect("it has a header");
+    ArenaHeader::parse(&page).expect("a good one")
+}
+
+#[test]
+fn what_a_later_build_has_left_is_refused_and_stays_as_it_is() {
+    let place = Place::new();
+    let node = place.start();
+    node.ok("stream create flights");
+    node.ok(&format!("produce flights --file {}", common::sample("flights-sample.ndjson")));
+    node.kill();
+
+    let known = identity(&place);
+    set_identity(&place, &json!({ "version": 3, "node": known["node"], "epoch": 1, "something": "else" }));
+    let refused = run(place.flags());
+    let said = stderr(&refused);
+    assert_eq!(refused.status.code(), Some(19), "{said}");
+    assert!(said.contains("version 3") && said.contains("move nothing away"), "{said}");
+    set_identity(&place, &known);
+
+    let path = arena(&place);
+    let mut page = header(&path).encode();
+    page[8] = 3;
+    let checksum = kera_format::checksum::crc32c(&page[..76]);
+    page[76..].copy_from_slice(&checksum.to_le_bytes());
+    let replace = |page: &[u8; 80]| {
+        let mut file = std::fs::OpenOptions::new().write(true).open(&path).expect("it is there");
+        file.seek(SeekFrom::Start(0)).and_then(|_| file.write_all(page)).expect("it can be written");
+    };
+    let good = header(&path).encode();
+    replace(&page);
+    let refused = run(place.flags());
+    let said = stderr(&refused);
+    assert_eq!(refused.status.code(), Some(19), "{said}");
+    assert!(said.contains("it has version 3") && said.contains("nowhere else"), "{said}");
+
+    replace(&good);
+    let node = place.start();
+    assert_eq!(node.ready()["arena"], "attached");
+    assert_eq!(node.ok("consume flights").lines().count(), 200);
+    assert_eq!(node.stop(), 0);
+}
