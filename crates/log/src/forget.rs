@@ -76,15 +76,18 @@ impl Lane {
         group.closed = true;
         gone.extend(group.slots.split_off(at.slot).into_iter().map(|slot| (group.id, slot)));
         let next_ordinal = durable.as_ref().map_or(base_ordinal, |segment| segment.next_ordinal());
-        if let Some(segment) = durable {
-            self.log().hand_over(&segment);
-            group.slots.push_back(Slot::resident(segment, false));
+        if let Some(segment) = &durable {
+            group.slots.push_back(Slot::resident(Arc::clone(segment), false));
         }
         if group.slots.is_empty() {
             state.chain.groups.pop_back();
         }
         self.forgotten(state, next_ordinal);
         self.release_gone(guard, gone);
+        if let Some(segment) = durable {
+            // The longer one of the same name goes before it comes: the store forgets what it has of that.
+            self.log().hand_over(&segment);
+        }
         Ok(())
     }
 

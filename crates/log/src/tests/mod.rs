@@ -131,6 +131,9 @@ impl SegmentStore for Store {
     fn release(&self, id: SegmentId, _: Location) {
         self.released.lock().push(id);
     }
+    fn dropped(&self, id: SegmentId) {
+        self.closed.lock().retain(|segment| segment.id() != id);
+    }
     fn reading(&self, id: SegmentId) {
         self.reading.lock().push(id);
     }

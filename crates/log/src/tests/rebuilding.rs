@@ -187,6 +187,20 @@ fn a_fenced_broker_forgets_what_was_not_acknowledged() {
     assert_eq!((next.base_ordinal, next.duplicate, next.cursor.group.epoch()), (4, false, 6));
 }
 
+/// The segment that ends earlier has the name of the one that goes, of which the store forgets what it was given.
+#[test]
+fn what_is_left_of_a_segment_that_was_cut_goes_to_the_store() {
+    let (node, sink) = power_node();
+    let (node, store) = node.with_store();
+    let lane = node.lane();
+    fill(&lane, 0..4, 10_000);
+    sink.sync();
+    fill(&lane, 4..5, 10_000);
+    streamlet(&node).forget_unacknowledged().unwrap();
+    let closed: Vec<u64> = store.closed.lock().iter().map(|segment| segment.next_ordinal()).collect();
+    assert_eq!(closed, [4]);
+}
+
 #[test]
 fn groups_that_are_not_kept_go_with_their_producers() {
     let node = node();
