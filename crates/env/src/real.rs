@@ -296,6 +296,8 @@ mod tests {
     fn disk() -> (tempfile::TempDir, RealDisk) {
         // Beside the build's output and not in /tmp, which may be a tmpfs without O_DIRECT.
         let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target");
+        // It is not there yet if the build's output is elsewhere.
+        fs::create_dir_all(&base).unwrap();
         let dir = tempfile::Builder::new().prefix("kera-env-").tempdir_in(base).unwrap();
         let disk = RealDisk::open(dir.path()).unwrap();
         (dir, disk)
