@@ -122,7 +122,7 @@ impl Lane {
         let spent = spent.map(|open| (open.segment.id(), open.segment.block_bytes()));
         drop(guard);
         if let Some((id, bytes)) = spent.filter(|_| self.log().arena.is_short()) {
-            self.is_spent(id, bytes);
+            self.await_turn_to_close(id, bytes);
         }
         self.log().mark_used();
         wake.call();

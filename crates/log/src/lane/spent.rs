@@ -41,9 +41,9 @@ impl Spent {
 }
 
 impl Lane {
-    /// The lane's open segment is spent, and memory is short: closes those whose turn it is. Not under a lock.
+    /// The lane's open segment is spent, and memory is short: it waits for its turn, and those whose turn it is are closed. Not under a lock.
     #[cold]
-    pub(crate) fn is_spent(self: &Arc<Self>, id: SegmentId, bytes: u64) {
+    pub(crate) fn await_turn_to_close(self: &Arc<Self>, id: SegmentId, bytes: u64) {
         let log = self.log();
         let due = log.spent.lock().push(self, id, bytes, log.arena.bytes());
         due.into_iter().for_each(|(lane, id)| lane.close_segment(id));

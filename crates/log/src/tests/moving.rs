@@ -2,7 +2,7 @@
 
 use kera_format::GroupId;
 
-use super::restart::restart_as;
+use super::restart::{back_without_harm, restart_as};
 use super::*;
 
 /// A log whose streamlets are another node's until it is told otherwise.
@@ -12,7 +12,7 @@ fn elsewhere() -> Node {
     node
 }
 
-fn streamlet(node: &Node) -> Arc<Streamlet> {
+pub(super) fn streamlet(node: &Node) -> Arc<Streamlet> {
     Arc::clone(node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap())
 }
 
@@ -156,13 +156,7 @@ fn back_between_groups_of_another_owner(forgot: bool) -> Node {
     streamlet(&node).open(5, true).unwrap();
     append(&node, &chunk_of(9, 0, 0, 100)).unwrap();
     let config = LogConfig { has_owner_epochs: true, ..LogConfig::default() };
-    let (node, segments, _) = restart_as(node, options(), config);
-    node.log.recover(Vec::new(), segments);
-    assert_eq!(node.log.finish_recovery(1), [] as [String; 0]);
-    streamlet(&node).leave();
-    streamlet(&node).receive(&told).unwrap();
-    streamlet(&node).open(6, true).unwrap();
-    node
+    back_without_harm((node, options(), config), &told, 6)
 }
 
 #[test]

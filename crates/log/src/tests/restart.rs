@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use kera_format::arena::ArenaHeader;
 use kera_format::{GroupId, SegmentIndex};
 
+use super::moving::streamlet;
 use super::*;
 
 /// The process dies; the next one attaches the arena. What it found, and the log before it is rebuilt.
@@ -170,7 +171,6 @@ fn back_after_retention(producers_kept_ms: u64) -> Node {
     let (first, node) = (node(), node_configured(config.clone(), options.clone(), 8 << 20));
     append(&first.lane(), &chunk_of(7, 0, 0, 100), 0).unwrap();
     append(&first.lane(), &chunk_of(8, 0, 0, 100), 0).unwrap();
-    let streamlet = |node: &Node| node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap().clone();
     streamlet(&first).let_go().unwrap();
     let came = streamlet(&first).hand_over();
     streamlet(&node).leave();
@@ -179,12 +179,21 @@ fn back_after_retention(producers_kept_ms: u64) -> Node {
     append(&node.lane(), &chunk_of(7, 0, 1, 30_000), 0).unwrap();
     (1..9).for_each(|n| _ = append(&node.lane(), &chunk_of(8, 0, n, 30_000), n as i64 * 12_400).unwrap());
     node.log.retain(100_000);
+    back_without_harm((node, options, config), &came, 10)
+}
+
+/// A node of a cluster starts again, is told once more what came with its streamlet, and owns it in another epoch.
+pub(super) fn back_without_harm(
+    (node, options, config): (Node, StreamOptions, LogConfig),
+    came: &[LaneHandover],
+    epoch: u32,
+) -> Node {
     let (node, segments, _) = restart_as(node, options, config);
     node.log.recover(Vec::new(), segments);
     assert_eq!(node.log.finish_recovery(1), [""; 0]);
     streamlet(&node).leave();
-    streamlet(&node).receive(&came).unwrap();
-    streamlet(&node).open(10, true).unwrap();
+    streamlet(&node).receive(came).unwrap();
+    streamlet(&node).open(epoch, true).unwrap();
     node
 }
 
