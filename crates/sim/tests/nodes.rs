@@ -154,6 +154,15 @@ fn seeds_that_lost_or_passed_over_records_do_not() {
     assert_eq!(all(6347..6348, |seed| run(&plan(seed)).violation), Vec::<String>::new());
 }
 
+/// Who has looked at the owners before a node was lost asks it for groups that it has forgotten meanwhile, and others have rebuilt.
+#[test]
+fn what_others_have_rebuilt_is_not_passed_over() {
+    let only = [Fault::Move, Fault::PowerCut, Fault::Freeze, Fault::Kill, Fault::CutOff];
+    let plan = |seed| Plan { only: only.to_vec(), fault_us: 400_000, retention: false, ..short(seed) };
+    let broken = [46, 214, 345, 390, 392].into_iter().filter_map(|seed| run(&plan(seed)).violation);
+    assert_eq!(broken.collect::<Vec<String>>(), Vec::<String>::new());
+}
+
 /// A process that is killed while it stands still, and whose next one stands still when the first would have gone on.
 #[test]
 fn who_stands_still_goes_on_with_its_own_turns() {

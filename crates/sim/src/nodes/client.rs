@@ -296,6 +296,11 @@ impl Owned {
         self.owners.get(streamlet as usize).map(|owner| owner.node).filter(|node| *node != 0)
     }
 
+    /// What is known of a streamlet's owners, and the number of that table.
+    pub(super) fn seen(&self, streamlet: u32) -> (u64, Owner) {
+        (self.version, self.owners.get(streamlet as usize).cloned().unwrap_or_default())
+    }
+
     /// Who has groups of a streamlet: those of earlier owners, and the present one last.
     pub(super) fn holders(&self, streamlet: u32) -> Vec<u32> {
         self.owners.get(streamlet as usize).map_or_else(Vec::new, Owner::holders)
@@ -365,4 +370,11 @@ impl Owned {
         }
         self.is_wanted = true;
     }
+}
+
+/// What a table of owners of one stream says of a streamlet.
+pub(super) fn owner_of(told: &Owners, streamlet: u32) -> Option<Owner> {
+    let mut runs = told.streams.iter().flat_map(|stream| &stream.runs);
+    let run = runs.find(|run| run.streamlets().any(|one| one.0 == streamlet))?;
+    Some(Owner { node: run.node, epoch: run.epoch, older: run.older.clone() })
 }

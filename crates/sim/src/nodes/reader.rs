@@ -5,11 +5,11 @@ use kera_format::chunk::Chunks;
 use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
 use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
 use kera_protocol::{
-    AvailableGroups, GroupInfo, GroupList, Lookup, LookupResult, ReadChunks, ReadChunksResponse, ReadEntry, Start,
-    Status,
+    AvailableGroups, FindOwners, GroupInfo, GroupList, Lookup, LookupResult, Owner, Owners, ReadChunks,
+    ReadChunksResponse, ReadEntry, Start, Status,
 };
 
-use super::client::{Around, Client, Owned, PATIENCE_US, Seen, Wish};
+use super::client::{Around, Client, Owned, PATIENCE_US, Seen, Wish, owner_of};
 use crate::cluster::client::{Answer, retry};
 use crate::cluster::reader::check_data;
 use crate::cluster::truth::{Place, Violation};
@@ -31,6 +31,8 @@ enum Step {
     /// Several nodes have groups: the owner is asked for the end, and then all of them for what they have.
     AsksOwner,
     Lists,
+    /// All have told, and are asked whether what they have told was what the table of owners expected of them.
+    Checks,
     Reads,
     /// The node that it was sent to is not known yet.
     Sent,
@@ -55,6 +57,9 @@ pub(super) struct Reader {
     /// Where groups are, as far as nodes were asked; who is asked next; and what the owner said of the end.
     groups: Vec<(GroupInfo, u32)>,
     to_list: Vec<u32>,
+    /// Who is to be checked next, and what was known of the owners when it was asked for groups.
+    to_check: Vec<u32>,
+    seen: (u64, Owner),
     latest: Option<LookupResult>,
     hint: u64,
     sent: u32,
@@ -78,6 +83,8 @@ impl Reader {
             from: Start::Earliest,
             groups: Vec::new(),
             to_list: Vec::new(),
+            to_check: Vec::new(),
+            seen: (0, Owner::default()),
             latest: None,
             hint: 0,
             sent: 0,
@@ -96,6 +103,7 @@ impl Reader {
         let Place { streamlet, .. } = self.place;
         self.groups.clear();
         (self.latest, self.to_list) = (None, self.owned.holders(streamlet));
+        (self.to_check, self.seen) = (self.to_list.clone(), self.owned.seen(streamlet));
         let owner = self.owned.node(streamlet).filter(|_| !self.to_list.contains(&0));
         let Some(node) = owner else {
             // Nobody has it, or nobody has older groups of it yet: without them it would seem to begin behind them.
@@ -117,12 +125,33 @@ impl Reader {
 
     /// Asks the next node for its groups; when all have told, looks at the one that has what is wanted.
     fn list(&mut self, after: GroupId, around: &mut Around<'_>) -> Result<(), Violation> {
-        let Some(node) = self.to_list.last().copied() else { return self.choose(around) };
+        let Some(node) = self.to_list.last().copied() else { return self.check(around) };
         let Place { stream, streamlet, .. } = self.place;
         let (stream, streamlet) = (StreamId(stream), StreamletId(streamlet));
         let correlation = around.send(node, &AvailableGroups { stream, streamlet, after, limit: 0 });
         (self.asked, self.step) = ((correlation, node, around.now_us), Step::Lists);
         Ok(())
+    }
+
+    /// A node that was lost and started again has forgotten groups that others have rebuilt: where they were there would be nothing. It knows who
+    /// has them now, so it is asked after it has told, as the client does.
+    fn check(&mut self, around: &mut Around<'_>) -> Result<(), Violation> {
+        let Some(node) = self.to_check.last().copied() else { return self.choose(around) };
+        let asked = FindOwners { streams: vec![StreamId(self.place.stream).into()], after: None, limit: 0 };
+        let correlation = around.send(node, &asked);
+        (self.asked, self.step) = ((correlation, node, around.now_us), Step::Checks);
+        Ok(())
+    }
+
+    fn checked(&mut self, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
+        let told: Owners = answer.decode()?;
+        if told.version > self.seen.0 && owner_of(&told, self.place.streamlet) != Some(self.seen.1.clone()) {
+            self.step = Step::Rests;
+            self.owned.want();
+            return Ok(());
+        }
+        self.to_check.pop();
+        self.check(around)
     }
 
     fn listed(&mut self, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
@@ -321,6 +350,7 @@ impl Client for Reader {
                 self.list(GroupId::NONE, around)
             }
             Step::Lists => self.listed(answer, around),
+            Step::Checks => self.checked(answer, around),
             Step::Reads => self.take(answer, around),
             Step::Lost | Step::Rests | Step::Sent => Ok(()),
         }
@@ -329,8 +359,8 @@ impl Client for Reader {
     fn lost(&mut self, node: u32, _: &mut Around<'_>) {
         self.owned.lost(node);
         // What several nodes have is put together of answers of their lives of now: one that was started again may have forgotten what it had.
-        let is_of_it = self.asked.1 == node || self.step == Step::Lists;
-        if is_of_it && matches!(self.step, Step::LooksUp | Step::AsksOwner | Step::Lists | Step::Reads) {
+        let is_of_it = self.asked.1 == node || matches!(self.step, Step::Lists | Step::Checks);
+        if is_of_it && matches!(self.step, Step::LooksUp | Step::AsksOwner | Step::Lists | Step::Checks | Step::Reads) {
             // The ordinal is what it has; cursors of lost groups are worth nothing.
             (self.from, self.step) = (Start::Ordinal(self.next), Step::Rests);
         }
