@@ -86,6 +86,12 @@ impl LaneGroups<'_> {
 /// Merges the groups of a streamlet's lanes by id.
 fn available_groups(core: &mut Core, message: &AvailableGroups) -> Result<GroupList, Failure> {
     let streamlet = core.streams.streamlet(&core.broker, message.stream, message.streamlet)?;
+    let ownership = core.broker.ownership();
+    if !ownership.has_some(message.stream, message.streamlet) {
+        // Whoever asks has heard something that this node has not, or looked at the owners too long ago: nothing would look like no record.
+        let hint = ownership.hint(message.stream, message.streamlet);
+        return Err(Failure::not_owner(message.stream, message.streamlet, hint));
+    }
     let limit = page(message.limit);
     let mut lanes: Vec<LaneGroups<'_>> =
         streamlet.lanes().map(|lane| LaneGroups { lane, window: VecDeque::new() }).collect();

@@ -21,7 +21,7 @@ pub(crate) fn to_state(stream: StreamId, streamlet: &Arc<Streamlet>, progress: V
     StreamletState { stream, streamlet: streamlet.id(), epoch: streamlet.owner_epoch(), lanes, progress }
 }
 
-fn to_lane(lane: LaneHandover) -> LaneState {
+pub(crate) fn to_lane(lane: LaneHandover) -> LaneState {
     let mark = |place: &ChunkPlace| ChunkMark {
         sequence: place.sequence,
         base_ordinal: place.base_ordinal,

@@ -93,7 +93,7 @@ fn group_from(lane: &Lane, from: GroupId, end: Option<u32>) -> Option<GroupId> {
 pub(crate) fn read(
     ownership: &Ownership,
     lane: &Lane,
-    cursor: Cursor,
+    mut cursor: Cursor,
     max_bytes: usize,
     follow: bool,
 ) -> Result<Reading, ReadError> {
@@ -102,21 +102,22 @@ pub(crate) fn read(
     let Some(owner) = ownership.owner(lane.stream_id(), lane.streamlet_id()) else {
         return lane.read(cursor, max_bytes, follow).map(Reading::Here);
     };
+    if cursor.group.epoch() < owner.epoch && ownership.is_offered(lane.stream_id(), lane.streamlet_id(), &owner) {
+        // Whoever comes for it may have heard that it is held here. If it is, this node hears it soon; if it is not, what is here may not be all.
+        return Ok(Reading::Here(not_yet(lane, cursor, before)));
+    }
     let (me, epochs) = (ownership.node(), Epochs::new(&owner));
-    let mut cursor = cursor;
     // Each turn goes on to a later run.
     for _ in 0..=epochs.runs.len() {
         let (node, first, end) = epochs.of(cursor.group);
         if node != me {
             return Ok(elsewhere(lane, cursor, &owner, before));
         }
-        if owner.node == me {
-            // Seen before the tenure is looked at: whoever opens the streamlet changes that first.
-            let version = lane.version();
-            if lane.tenure() == Tenure::Elsewhere {
-                // What it has is not known yet: it is being taken over.
-                return Ok(Reading::Here(not_yet(lane, cursor, version)));
-            }
+        // Seen before the tenure is looked at: whoever opens the streamlet changes that first.
+        let version = lane.version();
+        if owner.node == me && lane.tenure() == Tenure::Elsewhere {
+            // What it has is not known yet: it is being taken over.
+            return Ok(Reading::Here(not_yet(lane, cursor, version)));
         }
         let from_the_first = cursor.group == GroupId::NONE;
         if from_the_first {

@@ -38,6 +38,8 @@ struct Table {
     me: u32,
     nodes: BTreeMap<u32, NodeInfo>,
     streams: BTreeMap<StreamId, Vec<Owner>>,
+    /// What this node has offered to hold again, with the owner epoch of whom it was offered to.
+    offered: BTreeMap<(StreamId, StreamletId), u32>,
 }
 
 impl Ownership {
@@ -64,6 +66,30 @@ impl Ownership {
     /// Who owns a streamlet; `None`: the node is in no cluster, or has not heard of the streamlet.
     pub fn owner(&self, stream: StreamId, streamlet: StreamletId) -> Option<Owner> {
         self.table.read().streams.get(&stream)?.get(streamlet.0 as usize).cloned()
+    }
+
+    /// This node offers the owner of a streamlet to hold its older groups, or does so no more.
+    pub(crate) fn offer(&self, stream: StreamId, streamlet: StreamletId, owner_epoch: Option<u32>) {
+        let offered = &mut self.table.write().offered;
+        match owner_epoch {
+            Some(epoch) => drop(offered.insert((stream, streamlet), epoch)),
+            None => drop(offered.remove(&(stream, streamlet))),
+        }
+    }
+
+    /// Whether this node has offered to hold the older groups of a streamlet, as it is owned now, and it is not decided: others may hear before it
+    /// does that it holds them.
+    pub(crate) fn is_offered(&self, stream: StreamId, streamlet: StreamletId, owner: &Owner) -> bool {
+        owner.node != self.node()
+            && owner.older.iter().all(|older| older.node == owner.node)
+            && self.table.read().offered.get(&(stream, streamlet)) == Some(&owner.epoch)
+    }
+
+    /// Whether this node has groups of a streamlet by what it knows of its owners.
+    pub(crate) fn has_some(&self, stream: StreamId, streamlet: StreamletId) -> bool {
+        let me = self.node();
+        let has = |owner: Owner| owner.node == me || owner.older.iter().any(|older| older.node == me);
+        self.owner(stream, streamlet).is_none_or(has)
     }
 
     /// Who owns each streamlet of a stream, from 0 on; `None` as with [`owner`](Ownership::owner).

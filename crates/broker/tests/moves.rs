@@ -387,9 +387,66 @@ fn groups_that_readers_are_sent_away_from_are_not_told() {
     };
     assert_eq!(groups(&pair), (vec![2], false));
     pair.version += 1;
-    pair.owner = owner(2, 3, &[(2, 9)]);
+    pair.owner = owner(2, 4, &[(2, 9), (3, 1)]);
     pair.tell(1);
     assert_eq!(groups(&pair), (vec![], false));
+}
+
+#[test]
+fn a_node_that_knows_of_no_group_of_its_own_does_not_say_that_there_is_none() {
+    let mut pair = Pair::new(options(1, 1));
+    let asked = AvailableGroups { stream: STREAM, streamlet: X, after: GroupId::NONE, limit: 0 };
+    let groups = |pair: &Pair| {
+        let mut peer = pair.house(1).peer();
+        peer.send(&asked);
+        let frame = peer.frame();
+        (frame.status() == Status::Ok).then(|| frame.decode::<GroupList>().groups.len()).ok_or(frame.status())
+    };
+    assert_eq!(groups(&pair), Ok(0), "its owner");
+    assert_eq!(write(pair.house(1), 0).0, Status::Ok);
+    pair.owner = owner(2, 3, &[]);
+    pair.tell(1);
+    assert_eq!(groups(&pair), Err(Status::NotOwner), "who asks may have heard that it holds them");
+    pair.owner = owner(2, 3, &[(1, 1)]);
+    pair.tell(1);
+    assert_eq!(groups(&pair), Ok(1));
+}
+
+/// Whoever rebuilds a streamlet may have heard that this node holds its older groups before this node has, and sends readers to it.
+#[test]
+fn readers_of_what_a_node_has_offered_to_hold_wait_there_until_it_is_decided() {
+    for is_taken in [true, false] {
+        let mut pair = Pair::new(options(1, 1));
+        assert_eq!(write(pair.house(1), 0).0, Status::Ok);
+        let begin = Cursor { group: GroupId::new(2, 1), ..Cursor::default() };
+        pair.owner = owner(2, 3, &[]);
+        pair.tell(1);
+        let sent_on = |pair: &Pair, from| pair.house(1).peer().read(STREAM, from).answers[0].0.status();
+        assert_eq!(sent_on(&pair, begin), Some(Status::NotOwner));
+        pair.house(1).broker.offers(STREAM, X, Some(3));
+        let mut waiting: Vec<Peer> = Vec::new();
+        for from in [Cursor::default(), begin] {
+            let mut peer = pair.house(1).peer();
+            peer.send(&read_request(&[entry(STREAM, 0, 0, from)], 60_000));
+            assert!(peer.frames().is_empty(), "neither sent back nor told that this is all");
+            waiting.push(peer);
+        }
+        let of_owner = Cursor { group: GroupId::new(3, 0), ..Cursor::default() };
+        assert_eq!(sent_on(&pair, of_owner), Some(Status::NotOwner));
+        if is_taken {
+            pair.owner = owner(2, 3, &[(1, 1)]);
+            pair.tell(1);
+        } else {
+            pair.house(1).broker.offers(STREAM, X, None);
+        }
+        for mut peer in waiting {
+            peer.run(pair.house(1));
+            let answer: kera_protocol::ReadChunksResponse = peer.frame().decode();
+            let (status, read) = (answer.answers[0].0.status(), ordinals(&answer.answers[0].1));
+            let expected = if is_taken { (Some(Status::Ok), vec![0]) } else { (Some(Status::NotOwner), vec![]) };
+            assert_eq!((status, read), expected);
+        }
+    }
 }
 
 fn find(house: &House, streams: Vec<StreamRef>, after: Option<(StreamId, StreamletId)>, limit: u32) -> FindOwners {

@@ -339,6 +339,19 @@ pub enum ClusterEntry {
         /// The logs.
         logs: Vec<LogName>,
     },
+    /// All older groups of a streamlet that its owner rebuilds are at a node that has come back with them: it holds them from here on.
+    GroupsReturned {
+        /// Of which stream.
+        stream: StreamId,
+        /// Which streamlet.
+        streamlet: u32,
+        /// The owner epoch of who rebuilds it.
+        owner_epoch: u32,
+        /// Who has the groups.
+        node: NodeNumber,
+        /// Its epoch.
+        epoch: u32,
+    },
     /// In a snapshot: what the other entries do not tell.
     ClusterCounters {
         /// The number of the next move.
@@ -514,6 +527,7 @@ impl ClusterEntry {
             ClusterEntry::LaneBegins { .. } => 44,
             ClusterEntry::RebuildNeeds { .. } => 45,
             ClusterEntry::StreamletsRebuilt { .. } => 46,
+            ClusterEntry::GroupsReturned { .. } => 49,
         }
     }
 
@@ -527,6 +541,7 @@ impl ClusterEntry {
             ClusterEntry::LaneBegins { .. } => crate::level::AGREED_FLOORS,
             ClusterEntry::RebuildNeeds { .. } => crate::level::REBUILD_NEEDS,
             ClusterEntry::StreamletsRebuilt { owner_epoch: 1.., .. } => crate::level::REBUILT_IN,
+            ClusterEntry::GroupsReturned { .. } => crate::level::RETURNED_GROUPS,
             _ => crate::level::FIRST,
         }
     }
@@ -628,6 +643,16 @@ impl ClusterEntry {
                 out.u64(stream.0).u32(*streamlet).u32(lane.0).u32(*owner_epoch).u64(*ordinal);
             }
             ClusterEntry::RebuildNeeds { node, epoch, runs, logs } => out.needs(*node, *epoch, runs, logs),
+            ClusterEntry::GroupsReturned { stream, streamlet, owner_epoch, node, epoch } => {
+                out.u64(stream.0).u32(*streamlet).u32(*owner_epoch).u32(*node).u32(*epoch);
+            }
+            other => other.encode_group(out),
+        }
+    }
+
+    /// What is about the coordinators themselves.
+    fn encode_group(&self, out: &mut Writer<'_>) {
+        match self {
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 out.u64(*next_move).u32(*next_owner_epoch);
             }
@@ -806,9 +831,16 @@ impl ClusterEntry {
             },
             45 => body.needs()?,
             46 => body.rebuilt(true)?,
+            49 => ClusterEntry::GroupsReturned {
+                stream: StreamId(body.u64()?),
+                streamlet: body.u32()?,
+                owner_epoch: body.u32()?,
+                node: body.u32()?,
+                epoch: body.u32()?,
+            },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 46" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37, 40 to 46 or 49" });
             }
         })
     }
@@ -901,6 +933,7 @@ fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, Clust
             ClusterEntry::LaneBegins { stream, streamlet: 1, lane: LaneId(3), owner_epoch: 9, ordinal: 1_000_000 },
         ),
         ("rebuild needs", ClusterEntry::RebuildNeeds { node: 2, epoch: 7, runs, logs: vec![log] }),
+        ("groups returned", ClusterEntry::GroupsReturned { stream, streamlet: 1, owner_epoch: 9, node: 3, epoch: 8 }),
     ]
 }
 

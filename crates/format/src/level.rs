@@ -15,6 +15,7 @@
 //! | 6 | where lanes begin whose records were deleted is in the coordinators' log |
 //! | 7 | who rebuilds says which logs of lost nodes that takes, and the others may be given up meanwhile |
 //! | 8 | that something is rebuilt counts for the owner epoch in which it was rebuilt, and for no later one |
+//! | 9 | a node that has come back may hold again what it had, instead of the owner who rebuilds it |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -35,8 +36,10 @@ pub const AGREED_FLOORS: u32 = 6;
 pub const REBUILD_NEEDS: u32 = 7;
 /// From this one on the coordinators' log says of what was rebuilt in which owner epoch that was.
 pub const REBUILT_IN: u32 = 8;
+/// From this one on a node that has come back may hold again what the present owner would rebuild.
+pub const RETURNED_GROUPS: u32 = 9;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 8;
+pub const NEWEST: u32 = 9;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

@@ -5,17 +5,19 @@
 //! appended and is not durable may be in the lost log or not: who took the streamlet over has decided, and a lane that kept
 //! more than that would show records that nobody else has, at places that others have given away.
 //!
+//! And of one that is being rebuilt here, letting go of older groups that a node has come back with.
+//!
 //! And of a start, letting go of what it has put back of a segment that an earlier life has dropped.
 
 use kera_format::chunk::Chunks;
 use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
-use kera_format::{GroupId, SegmentId};
+use kera_format::{GroupId, LaneId, SegmentId};
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::arena::{ArenaFull, Purpose};
-use crate::group::{Group, Slot};
+use crate::group::{Group, GroupInfo, Slot};
 use crate::lane::{Lane, LaneState};
 use crate::producers::{Place, Producers};
 use crate::segment::{FIRST_CHUNK, Segment};
@@ -42,6 +44,22 @@ impl Streamlet {
         if let Some(lane) = self.used_progress_lane().filter(|_| self.tenure() == Tenure::Elsewhere) {
             lane.forget_groups(&keep);
         }
+    }
+
+    /// Of the lanes that readers see, drops all groups that `keep` does not name, whole, begun or awaited; all else goes on, appends too. For older
+    /// groups that another node holds after all, while the streamlet is rebuilt here. What was dropped, by lane.
+    pub fn leave_to_holder(&self, keep: impl Fn(GroupId) -> bool) -> Vec<(LaneId, Vec<GroupInfo>)> {
+        self.lanes().map(|lane| (lane.id(), lane.leave_to_holder(&keep))).filter(|(_, left)| !left.is_empty()).collect()
+    }
+
+    /// Of the lanes that readers see, those that have records: the first ordinal that is here and the one behind the last. `None`: something is
+    /// missing in between, or not durable.
+    pub fn whole_lanes(&self) -> Option<Vec<(LaneId, u64, u64)>> {
+        let mut whole = Vec::new();
+        for lane in self.lanes() {
+            whole.extend(lane.whole()?.map(|(first, next)| (lane.id(), first, next)));
+        }
+        Some(whole)
     }
 
     /// Drops all groups that `keep` does not name, with what is known of their producers. The streamlet must be elsewhere:
@@ -127,6 +145,47 @@ impl Lane {
         }
         self.forgotten(state, next_ordinal);
         self.release_gone(guard, gone);
+    }
+
+    fn leave_to_holder(&self, keep: &dyn Fn(GroupId) -> bool) -> Vec<GroupInfo> {
+        let mut guard = self.state.lock();
+        let state = &mut *guard;
+        let durable = self.durable_ordinal();
+        let (kept, left): (Vec<Group>, Vec<Group>) =
+            std::mem::take(&mut state.chain.groups).into_iter().partition(|group| keep(group.id));
+        state.chain.groups = kept.into();
+        if left.is_empty() {
+            return Vec::new();
+        }
+        let infos = left.iter().filter_map(|group| group.info(durable)).collect();
+        if let Some(rebuilding) = &mut state.rebuilding {
+            rebuilding.leave(keep);
+        }
+        state.version += 1;
+        let mut gone: Gone = Vec::new();
+        for group in left {
+            gone.extend(group.slots.into_iter().map(|slot| (group.id, slot)));
+        }
+        self.release_gone(guard, gone);
+        infos
+    }
+
+    /// Where its records begin and end; nothing if it never had any.
+    fn whole(&self) -> Option<Option<(u64, u64)>> {
+        let state = self.state.lock();
+        let first = state.chain.first().map_or(state.next_ordinal, |at| state.chain.slot(at).summary().base_ordinal);
+        let mut next = first;
+        for at in state.chain.from(state.chain.first()) {
+            let slot = state.chain.slot(at);
+            let (summary, is_settled) =
+                (slot.summary(), slot.memory.as_ref().is_none_or(|segment| segment.is_settled()));
+            // What was compacted has holes, and places of its own.
+            if slot.open || slot.is_awaited() || !is_settled || summary.is_compacted || summary.base_ordinal != next {
+                return None;
+            }
+            next = summary.next_ordinal;
+        }
+        (next == state.next_ordinal).then_some((next > 0).then_some((first, next)))
     }
 
     /// The lane ends at `next_ordinal` from here on, and knows nothing of what was behind.

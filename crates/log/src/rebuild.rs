@@ -124,6 +124,15 @@ pub(crate) struct Rebuilding {
     ticket: Option<Ticket>,
 }
 
+impl Rebuilding {
+    /// Nothing more becomes of groups that `keep` does not name.
+    pub(crate) fn leave(&mut self, keep: &dyn Fn(GroupId) -> bool) {
+        self.awaited.retain(|(group, _)| keep(*group));
+        self.begun.retain(|(group, _), _| keep(*group));
+        self.uncopied.retain(|copy| keep(copy.segment.id().group));
+    }
+}
+
 /// A segment that is being filled.
 struct Begun {
     log: Arc<Shared>,
@@ -177,6 +186,12 @@ impl Streamlet {
     /// Segments of all its lanes that are awaited.
     pub fn awaited(&self) -> Vec<(LaneId, AwaitedSegment)> {
         self.all_lanes().flat_map(|lane| lane.awaited().into_iter().map(|segment| (lane.id(), segment))).collect()
+    }
+
+    /// Whether anything of it is awaited.
+    pub fn is_awaiting(&self) -> bool {
+        let awaits = |lane: &Arc<Lane>| lane.state.lock().rebuilding.as_ref().is_some_and(|of| !of.awaited.is_empty());
+        self.all_lanes().any(awaits)
     }
 
     /// Gives one of the segments that are rebuilt, and did not go there yet, to the sink; `None`: there is none. Any thread. After

@@ -301,7 +301,7 @@ wire_struct! {
         pub log: LogId,
         /// What is asked for.
         pub change: LogChange,
-        /// Number of the view, from 1.
+        /// Number of the view, from 1. Give up: the epoch of the node that asks for it, of a log that an earlier epoch of it has left; 0: whatever it is.
         pub view: u32,
         /// View: its first block.
         pub first_block: u64,

@@ -68,8 +68,9 @@ pub use groups::{
 pub use hello::{Hello, HelloResponse, OpRange};
 pub use message::{Body, Empty, Message, encode_error, encode_push, encode_request, encode_response};
 pub use moves::{
-    AcceptLoss, ChangeNode, DescribeMoves, FinishMove, GroupsGone, HeldGroups, LaneFloor, LetGo, LetGone, MoveInfo,
-    MovePlan, MoveStreamlet, MovesDescription, NodeChange, NodeHoldings, PlanRebalance, RenewOwner, SetFloors,
+    AcceptLoss, ChangeNode, DescribeMoves, FinishMove, GroupsGone, GroupsOffered, HeldGroups, LaneFloor, LetGo,
+    LetGone, MoveInfo, MovePlan, MoveStreamlet, MovesDescription, NodeChange, NodeHoldings, OfferGroups, PlanRebalance,
+    RenewOwner, ReturnGroups, SetFloors, WholeLane,
 };
 pub use node::{
     CopiesDescription, DescribeCopies, DescribeLogs, DiskStatus, LogsDescription, NodeStatus, NodeStatusResponse,

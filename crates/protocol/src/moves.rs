@@ -228,6 +228,69 @@ wire_struct! {
     }
 }
 
+wire_struct! {
+    /// What a node has of a lane, without a hole.
+    #[derive(Copy)]
+    pub struct WholeLane {
+        /// The lane.
+        pub lane: LaneId,
+        /// Ordinal of the first record.
+        pub first_ordinal: u64,
+        /// Ordinal of the record after the last.
+        pub next_ordinal: u64,
+    }
+}
+
+wire_struct! {
+    /// A node that has come back tells the owner that rebuilds a streamlet what it has of it itself. Answered when the coordinators know that
+    /// the node holds it, or never will; `NotReady` if that is not known yet.
+    pub struct OfferGroups {
+        /// The node.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// The owner epoch of who is asked.
+        pub owner_epoch: u32,
+        /// What the node has of its lanes, those that have records.
+        pub lanes: Vec<WholeLane>,
+    }
+}
+
+wire_struct! {
+    /// What has become of an offer.
+    #[derive(Copy)]
+    pub struct GroupsOffered {
+        /// Whether the node holds the groups. If not, it never does for this owner epoch: it has not all, or its logs have not the copies.
+        pub is_taken: bool,
+    }
+}
+
+wire_struct! {
+    /// The owner that rebuilds a streamlet asks the coordinators to have a node hold all older groups of it, which has come back with them.
+    pub struct ReturnGroups {
+        /// The owner.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// Of which stream.
+        pub stream: StreamId,
+        /// Which streamlet.
+        pub streamlet: StreamletId,
+        /// The owner epoch.
+        pub owner_epoch: u32,
+        /// The node that has the groups.
+        pub holder: u32,
+        /// Its epoch.
+        pub holder_epoch: u32,
+        /// What the coordinators keep of the state of the lanes at the end of these groups, at most 64 KiB: a `StreamletState`, version 1.
+        pub state: Vec<u8>,
+    }
+}
+
 messages! {
     MoveStreamlet => MoveInfo;
     LetGo => LetGone;
@@ -239,5 +302,7 @@ messages! {
     SetFloors => crate::Empty;
     DescribeMoves => MovesDescription;
     AcceptLoss => crate::Empty;
+    OfferGroups => GroupsOffered;
+    ReturnGroups => crate::Empty;
 }
-responses!(MoveInfo, LetGone, MovePlan, MovesDescription,);
+responses!(MoveInfo, LetGone, MovePlan, MovesDescription, GroupsOffered,);

@@ -12,7 +12,7 @@ use kera_protocol::{
     AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, ChangeNode, CreateStream,
     DeleteStream, DescribeMoves, Empty, ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GroupsGone,
     JoinCluster, JoinedCluster, LogChange, Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op,
-    PlanRebalance, RebuildNeeds, RenewOwner, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt,
+    PlanRebalance, RebuildNeeds, RenewOwner, ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt,
 };
 use openraft::{BasicNode, ChangeMembers};
 
@@ -238,19 +238,16 @@ impl Group {
                 done(self.commit(leading, |state| state.plan_finish_move(number, node, epoch, &kept)).await?)
             }
             Op::ChangeNode => {
-                let ChangeNode { node, change } = ChangeNode::decode(version, body)?;
-                let index = self.commit(leading, |state| match change {
-                    NodeChange::Drain => state.plan_drain(node, true),
-                    NodeChange::Use => state.plan_drain(node, false),
-                    NodeChange::Remove => state.plan_remove(node),
-                });
-                let index = index.await?;
-                tracing::info!(node, change = change.name(), "a person has changed what a node is there for");
-                done(index)
+                let asked = ChangeNode::decode(version, body)?;
+                done(self.change_node(leading, &asked).await?)
             }
             Op::GroupsGone => {
                 let gone = GroupsGone::decode(version, body)?;
                 done(self.commit(leading, |state| state.plan_groups_gone(&gone)).await?)
+            }
+            Op::ReturnGroups => {
+                let returned = ReturnGroups::decode(version, body)?;
+                done(self.commit(leading, |state| state.plan_returned(&returned)).await?)
             }
             Op::SetFloors => done(self.set_floors(leading, &SetFloors::decode(version, body)?).await?),
             Op::AcceptLoss => {
@@ -279,6 +276,18 @@ impl Group {
             }
             other => Err(CoordinatorError::Refused(Refused(format!("{other} is no command")))),
         }
+    }
+
+    async fn change_node(&self, leading: &mut Leading, asked: &ChangeNode) -> Result<u64, CoordinatorError> {
+        let ChangeNode { node, change } = *asked;
+        let index = self.commit(leading, |state| match change {
+            NodeChange::Drain => state.plan_drain(node, true),
+            NodeChange::Use => state.plan_drain(node, false),
+            NodeChange::Remove => state.plan_remove(node),
+        });
+        let index = index.await?;
+        tracing::info!(node, change = change.name(), "a person has changed what a node is there for");
+        Ok(index)
     }
 
     async fn set_floors(&self, leading: &mut Leading, asked: &SetFloors) -> Result<u64, CoordinatorError> {
@@ -386,7 +395,7 @@ impl Group {
         self.commit(leading, |state| match change {
             LogChange::View => state.plan_view(&asked),
             LogChange::AddBackup => state.plan_add_backup(log, view, asked.backups.first().copied().unwrap_or(0)),
-            LogChange::GiveUp => state.plan_give_up_log(log),
+            LogChange::GiveUp => state.plan_give_up_old_log(log, view),
             LogChange::GiveUpView => state.plan_give_up_view(log, view),
         })
         .await

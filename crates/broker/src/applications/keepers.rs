@@ -108,8 +108,21 @@ impl Reading {
 }
 
 impl Kept {
-    pub(super) fn set_older(&self, older: OlderGroups) {
-        *self.older.write() = older;
+    /// Groups that earlier owners have, as they were recorded.
+    pub(super) fn join_older(&self, older: OlderGroups) {
+        let mut known = self.older.write();
+        older.into_iter().for_each(|(lane, groups)| known.entry(lane).or_default().extend(groups));
+    }
+
+    /// Groups that an earlier owner has again.
+    pub(super) fn add_older(&self, left: &[(LaneId, Vec<kera_log::GroupInfo>)]) {
+        let kept = |group: &kera_log::GroupInfo| KeptGroup {
+            group: group.id,
+            first_ordinal: group.first_ordinal,
+            next_ordinal: group.next_ordinal,
+        };
+        let groups = |groups: &[kera_log::GroupInfo]| groups.iter().map(|group| (group.id, kept(group))).collect();
+        self.join_older(left.iter().map(|(lane, of)| (*lane, groups(of))).collect());
     }
 
     pub(super) fn older_of(&self, lane: LaneId) -> Vec<KeptGroup> {

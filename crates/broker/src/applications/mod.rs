@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kera_format::applications::{Entry, LaneKey};
-use kera_format::{ApplicationId, Durability, StreamId, StreamOptions, StreamletId};
+use kera_format::{ApplicationId, Durability, LaneId, StreamId, StreamOptions, StreamletId};
 use kera_log::{Lane, LaneVersion, Observer, Stream, Streamlet};
 use kera_protocol::{ApplicationSummary, Owner, Status, StreamletState};
 use parking_lot::RwLock;
@@ -424,6 +424,27 @@ impl Applications {
         }
     }
 
+    /// Groups of a streamlet of this node have come to be at an earlier owner's again: they are leased like before, and recorded.
+    pub(crate) fn older_left(
+        &self,
+        broker: &Broker,
+        stream: StreamId,
+        streamlet: StreamletId,
+        left: &[(LaneId, Vec<kera_log::GroupInfo>)],
+    ) {
+        let Some(kept) = self.keepers.get(stream, streamlet) else { return };
+        kept.add_older(left);
+        if !kept.is_read() {
+            return;
+        }
+        for application in self.of_stream(stream) {
+            application.set_older(&kept);
+            application.wakes.call();
+        }
+        kept.journal.want_copy();
+        self.copy_streamlet_if_due(broker, stream, &kept);
+    }
+
     /// Refuses while it is not known how far applications are in a streamlet, so that it cannot be handed over.
     pub(crate) fn check_known(&self, broker: &Broker, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
         let is_unknown = || self.keepers.get(stream, streamlet).is_some_and(|kept| !kept.is_read());
@@ -510,7 +531,7 @@ impl Applications {
         if !self.keepers.all_read(stream, kept, replay.report.bytes) {
             return;
         }
-        kept.set_older(std::mem::take(&mut replay.older));
+        kept.join_older(std::mem::take(&mut replay.older));
         kept.prune_older(&broker.ownership.owner(stream, streamlet).unwrap_or_default(), broker.ownership.node());
         let is_new = replay.report.records == 0;
         if is_new {

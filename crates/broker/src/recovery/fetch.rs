@@ -254,11 +254,17 @@ impl Job<'_> {
 
     fn ask_once(&self, backup: u32, next: u64) -> Result<BlocksRead, String> {
         let last = self.range.last;
+        let is_awaiting = |name: &&StreamletRef| self.broker.place_of(**name).is_some_and(|place| place.is_awaiting());
+        let streamlets: Vec<StreamletRef> = self.wanted.iter().filter(is_awaiting).copied().collect();
+        if streamlets.is_empty() {
+            // All of it is there by now, or with a node that has come back.
+            return Ok(BlocksRead { next_block: last + 1, ..BlocksRead::default() });
+        }
         let asked = ReadBlocks {
             log: self.range.log,
             from_block: next,
             through_block: last,
-            streamlets: self.wanted.clone(),
+            streamlets,
             max_bytes: READ_BYTES,
         };
         let read = self.copies.read_blocks(backup, &asked)?;

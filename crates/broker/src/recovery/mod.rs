@@ -15,6 +15,7 @@
 mod decide;
 mod fetch;
 mod needed;
+mod returned;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +38,7 @@ use crate::failure::Failure;
 use crate::handover;
 use decide::{Decided, Source};
 use fetch::{Arrivals, Copied, in_parallel};
+pub use returned::NotTaken;
 
 /// Streamlets that one question names.
 const ASKED_AT_ONCE: usize = 1000;
@@ -100,6 +102,8 @@ pub struct Rebuild {
     /// The logs that it needs until it is done: those that are read, and those without which another owner, who takes over from this one,
     /// might decide something else. See [`needed`].
     pub needs: BTreeSet<LogId>,
+    /// Where the lanes of each were found to end, with the groups that are to come. Not of those of which this node holds groups itself.
+    ends: BTreeMap<StreamletRef, Vec<LaneHandover>>,
     /// Lanes with something to rebuild.
     pub lanes: u64,
     /// Bytes to rebuild.
@@ -234,7 +238,8 @@ impl Broker {
                 if let Some(state) = state {
                     leave_out_older_progress(place, &mut lanes, state.epoch);
                 }
-                self.open_taken((stream, streamlet), *epoch, place, &mut lanes, &of_lanes)?;
+                let ends = self.open_taken((stream, streamlet), *epoch, place, &mut lanes, &of_lanes)?;
+                rebuild.ends.extend(ends.map(|ends| (StreamletRef { stream, streamlet }, ends)));
                 self.applications.streamlet_opened(self, stream, place, state);
             }
             let name = StreamletRef { stream, streamlet };
@@ -406,7 +411,7 @@ impl Broker {
         Ok(())
     }
 
-    /// Puts the old groups of a streamlet into its lanes and opens it.
+    /// Puts the old groups of a streamlet into its lanes and opens it. Where its lanes end, if all that is in them is to be rebuilt.
     ///
     /// What this node has of the streamlet from an earlier time goes first, but for groups that the table of owners says to be
     /// here and that no lost log knows, or only [parts of](Broker::leave_out_parts). A group that a log knows is rebuilt from there, even if
@@ -418,7 +423,7 @@ impl Broker {
         place: &Streamlet,
         lanes: &mut BTreeMap<LaneId, Decided>,
         handed: &[LaneHandover],
-    ) -> Result<(), Failure> {
+    ) -> Result<Option<Vec<LaneHandover>>, Failure> {
         let refused = |error: &dyn std::fmt::Display| {
             let message = format!("streamlet {streamlet} of stream {stream} is not taken over yet: {error}");
             Failure::later(Status::NotReady, message)
@@ -429,6 +434,7 @@ impl Broker {
         let lanes = &*lanes;
         let held = self.held(&owner, place, lanes);
         place.forget_groups(|group| held.contains(&group));
+        let holds_some = place.lanes().any(|lane| !lane.groups(GroupId::NONE, 1).is_empty());
         let next_of = |lane: LaneId| lanes.get(&lane).map_or(0, |decided| decided.next_ordinal);
         let (before, behind): (Vec<LaneHandover>, Vec<LaneHandover>) =
             handed.iter().cloned().partition(|state| state.next_ordinal <= next_of(state.lane));
@@ -442,12 +448,14 @@ impl Broker {
             .collect();
         place.receive_lost(&lost).map_err(|error| refused(&error))?;
         place.receive(&behind).map_err(|error| refused(&error))?;
+        // Before anybody appends.
+        let ends = (!holds_some).then(|| place.hand_over());
         self.opens(stream, place, epoch);
         place.open(epoch, !owner.older.is_empty()).map_err(|error| refused(&error))?;
         for lane in place.lanes() {
             self.lane_started(lane);
         }
-        Ok(())
+        Ok(ends)
     }
 
     /// Owner epochs whose groups are in no lost log since they are at nodes that live, this one included.

@@ -9,9 +9,11 @@ use kera_format::{
     SegmentIndex, StreamOptions,
 };
 use kera_log::{Appended, Arena, ArenaConfig, Lane, Log, LogConfig};
-use kera_protocol::BlockHead;
+use kera_protocol::placement::OlderGroups;
+use kera_protocol::{BlockHead, OfferGroups, WholeLane};
 use parking_lot::{Condvar, Mutex};
 
+use super::returned::NotTaken;
 use super::*;
 use crate::config::BrokerConfig;
 
@@ -202,6 +204,12 @@ impl Copies for Memory {
 
 /// A lane of ten chunks whose owner is lost, and its log.
 fn lost() -> (Memory, Vec<EndedLog>) {
+    let (_, memory, logs) = lost_node();
+    (memory, logs)
+}
+
+/// The same with the lost node as it comes back.
+fn lost_node() -> (Node, Memory, Vec<EndedLog>) {
     let lost = Node::new(1);
     lost.is_owner(1, 2);
     lost.broker.open_streamlet(STREAM, X, 2, None).expect("opened");
@@ -211,7 +219,105 @@ fn lost() -> (Memory, Vec<EndedLog>) {
     let memory = Memory { chunks: lost.chunks(), ..Memory::default() };
     assert_eq!(memory.chunks.len(), 10);
     let views = vec![EndedView { first: 1, backups: vec![11, 12] }];
-    (memory, vec![EndedLog { log: LOST, views, end: 10 }])
+    (lost, memory, vec![EndedLog { log: LOST, views, end: 10 }])
+}
+
+/// What a node that came back offers the owner of epoch 3.
+fn offer(back: &Node) -> OfferGroups {
+    back.broker.set_owner(3, STREAM, X, Owner { node: 2, epoch: 3, older: Vec::new() }).expect("a streamlet");
+    let lanes = back.broker.whole_lanes(STREAM, X).expect("it is whole");
+    OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 3, lanes }
+}
+
+#[test]
+fn what_a_node_came_back_with_is_read_no_more_and_the_owner_goes_on() {
+    let (back, memory, logs) = lost_node();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    assert_eq!(next.append(10).base_ordinal, 10);
+    let kept = next.broker.check_offer(&rebuild, &offer(&back), None).expect("it is all of it");
+    let kept = <StreamletState as kera_protocol::Body>::decode(1, &kept).expect("a state");
+    let [lane] = &kept.lanes[..] else { panic!("{kept:?}") };
+    assert_eq!((lane.next_ordinal, lane.producers[0].sequence), (10, 9), "as it was when it was taken over");
+    let older = vec![OlderGroups { first_epoch: 1, node: 1 }];
+    for node in [&back, &next] {
+        let owner = Owner { node: 2, epoch: 3, older: older.clone() };
+        node.broker.set_owner(4, STREAM, X, owner).expect("a streamlet");
+    }
+    assert!(next.broker.leave_to_holder(STREAM, X) >= 170_000);
+    let progress = RecoveryProgress::default();
+    next.broker.rebuild(&rebuild, &logs, &memory, &progress).expect("nothing is left to rebuild");
+    assert_eq!(progress.bytes_read.load(Ordering::SeqCst), 0);
+    assert_eq!((next.append(9).duplicate, next.append(11).base_ordinal), (true, 11));
+    assert_eq!((back.readable(), next.readable()), ((0..10).collect(), vec![10, 11]));
+    // Whoever comes after this owner, with nothing but what is kept of it, goes on behind it.
+    let third = Node::new(3);
+    third.broker.set_owner(5, STREAM, X, Owner { node: 3, epoch: 5, older }).expect("a streamlet");
+    let handed = HandedStates::from([((STREAM, X), kept)]);
+    third.broker.take_over_moved(&[(STREAM, X, 5)], &[], &memory, &handed).expect("taken over");
+    assert_eq!((third.append(9).duplicate, third.append(10).base_ordinal), (true, 10));
+}
+
+/// What the owner holds itself has its copies in its own logs, and would go with nothing in the logs of the node that came back.
+#[test]
+fn of_what_the_owner_holds_some_itself_nothing_is_left_to_another_node() {
+    let (next, lost) = (Node::new(2), Node::new(1));
+    next.is_owner(2, 2);
+    next.broker.open_streamlet(STREAM, X, 2, None).expect("opened");
+    (0..3).for_each(|sequence| assert!(!next.append(sequence).duplicate));
+    next.broker.let_go(STREAM, X).expect("it is its own");
+    let state = next.broker.handed_over(STREAM, X).expect("let go").expect("durable");
+    let older = |first_epoch| OlderGroups { first_epoch, node: 2 };
+    for node in [&next, &lost] {
+        node.broker.set_owner(3, STREAM, X, Owner { node: 1, epoch: 3, older: vec![older(2)] }).expect("a streamlet");
+    }
+    lost.broker.open_streamlet(STREAM, X, 3, Some(&state)).expect("opened");
+    let appended: Vec<u64> = (3..10).map(|sequence| lost.append(sequence).base_ordinal).collect();
+    assert_eq!(appended.last(), Some(&9));
+    let memory = Memory { chunks: lost.chunks(), ..Memory::default() };
+    let logs = [EndedLog { log: LOST, views: vec![EndedView { first: 1, backups: vec![11, 12] }], end: 7 }];
+    let owner = Owner { node: 2, epoch: 4, older: vec![older(2), older(3)] };
+    next.broker.set_owner(4, STREAM, X, owner).expect("a streamlet");
+    let handed = HandedStates::from([((STREAM, X), state)]);
+    let rebuild = next.broker.take_over_moved(&[(STREAM, X, 4)], &logs, &memory, &handed).expect("taken over");
+    let all = WholeLane { lane: LaneId(0), first_ordinal: 0, next_ordinal: 10 };
+    let offered = OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 4, lanes: vec![all] };
+    let refused = next.broker.check_offer(&rebuild, &offered, None);
+    assert!(matches!(refused, Err(NotTaken::Never(_))), "{refused:?}");
+}
+
+#[test]
+fn a_node_that_does_not_have_all_is_not_believed() {
+    let (back, memory, logs) = lost_node();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    let offered = offer(&back);
+    let refuses = |lane: WholeLane, words: &str| {
+        let refused = next.broker.check_offer(&rebuild, &OfferGroups { lanes: vec![lane], ..offered.clone() }, None);
+        let Err(NotTaken::Never(refused)) = refused else { panic!("it is not all of it: {refused:?}") };
+        assert!(refused.contains(words), "{refused}");
+    };
+    let all = offered.lanes[0];
+    refuses(WholeLane { next_ordinal: 9, ..all }, "goes from 0 to 10");
+    refuses(WholeLane { next_ordinal: 11, ..all }, "goes from 0 to 10");
+    refuses(WholeLane { first_ordinal: 3, ..all }, "goes from 0 to 10");
+    refuses(WholeLane { lane: LaneId(1), ..all }, "goes from 0 to 10");
+    // Copies that are in logs of others are not kept for it.
+    let other = OfferGroups { node: 3, ..offered.clone() };
+    let refused = next.broker.check_offer(&rebuild, &other, None).expect_err("these are not its logs");
+    assert!(refused.to_string().contains("not in logs of node 3"), "{refused}");
+    let earlier = OfferGroups { owner_epoch: 2, ..offered };
+    assert!(matches!(next.broker.check_offer(&rebuild, &earlier, None), Err(NotTaken::Later(_))));
+    // What was appended and never acknowledged has been given away since.
+    let (memory, logs) =
+        (Memory { chunks: memory.chunks[..7].to_vec(), ..memory }, [EndedLog { end: 7, ..logs[0].clone() }]);
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    let refused = next.broker.check_offer(&rebuild, &offer(&back), None).expect_err("it has more");
+    assert!(refused.to_string().contains("goes from 0 to 7"), "{refused}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod moves;
 mod needs;
 mod owners;
 mod plan;
+mod returned;
 mod rules;
 mod state;
 
@@ -18,5 +19,6 @@ pub use moves::{MOVES_MAX, PLAN_MOVES_MAX};
 pub use needs::Needs;
 pub use owners::{Held, Owner, Run, StreamOwners};
 pub use plan::{Join, LogView, OWNER_RUNS_MAX, roles_of};
+pub use returned::{Offerable, Offers};
 pub use rules::Refused;
 pub use state::{ClusterState, Floor, LogState, Move, NodeState, View};

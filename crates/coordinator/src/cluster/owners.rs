@@ -152,6 +152,16 @@ impl StreamOwners {
         }
     }
 
+    /// All groups of a streamlet from before its owner are with a node that has come back.
+    pub(super) fn bring_back(&mut self, streamlet: u32, node: NodeNumber) {
+        let mut older: Vec<Held> = self.held_of(streamlet).collect();
+        if older.is_empty() {
+            // Of a streamlet that has never moved the owner has all, those that it is rebuilding included.
+            older.push(Held { first: streamlet, count: 1, owner_epoch: 1, node, lost: false });
+        }
+        older.into_iter().for_each(|held| self.hold(Held { first: streamlet, count: 1, node, lost: false, ..held }));
+    }
+
     /// Notes who has groups; node 0: nobody any more.
     pub(super) fn hold(&mut self, held: Held) {
         let end = held.first + held.count;

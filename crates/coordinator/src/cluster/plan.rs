@@ -367,6 +367,17 @@ impl ClusterState {
         if self.logs.contains_key(&log) { self.one(ClusterEntry::LogGivenUp { log }) } else { Ok(Vec::new()) }
     }
 
+    /// The same, asked by an incarnation of the log's node, or by whoever does not say so (0). What an earlier one has asked for comes too late: the
+    /// present one may have come to hold what has its copies there.
+    pub fn plan_give_up_old_log(&self, log: LogName, by_epoch: u32) -> Planned {
+        let epoch = self.nodes.get(&log.node).map_or(0, |node| node.epoch);
+        if by_epoch != 0 && by_epoch != epoch {
+            let why = format!("node {} is in epoch {epoch}, and epoch {by_epoch} of it has asked", log.node);
+            return Err(CoordinatorError::Refused(Refused(why)));
+        }
+        self.plan_give_up_log(log)
+    }
+
     /// New owners for streamlets of a lost broker whose logs have ended: up to [`OWNER_RUNS_MAX`] ranges at a time. Streams with
     /// one copy wait for their node. Empty: there are none, or there is no broker to take them.
     pub fn plan_recover(&self, node: NodeNumber, epoch: u32) -> Planned {

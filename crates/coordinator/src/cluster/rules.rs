@@ -75,6 +75,9 @@ impl ClusterState {
                 self.check_live(*node, *epoch)?;
                 self.check_needs(runs, logs)
             }
+            ClusterEntry::GroupsReturned { stream, streamlet, owner_epoch, node, epoch } => {
+                self.check_groups_returned((*stream, *streamlet), *owner_epoch, (*node, *epoch))
+            }
             ClusterEntry::MoveCalledOff { number } => {
                 must(self.moves.contains_key(number), || format!("move {number} is not noted"))
             }

@@ -345,6 +345,9 @@ impl ClusterState {
                 self.owners.entry(*stream).or_default().lose(*first, *count, *owner_epoch);
             }
             ClusterEntry::LevelRaised { level } => self.level = *level,
+            ClusterEntry::GroupsReturned { stream, streamlet, node, .. } => {
+                self.owners.entry(*stream).or_default().bring_back(*streamlet, *node);
+            }
             ClusterEntry::LaneBegins { stream, streamlet, lane, owner_epoch, ordinal } => {
                 let floor = Floor { owner_epoch: *owner_epoch, ordinal: *ordinal };
                 self.floors.insert((*stream, *streamlet, *lane), floor);

@@ -214,3 +214,38 @@ fn groups_that_are_not_kept_go_with_their_producers() {
     streamlet(&node).open(6, false).unwrap();
     assert!(!append(&node.lane(), &chunk(0, 10_000), 9).unwrap().duplicate);
 }
+
+#[test]
+fn what_a_holder_has_is_awaited_no_more_and_what_is_new_stays() {
+    let lost = node();
+    fill(&lost.lane(), 0..9, 10_000);
+    let (next, chunks) = taken_over(&lost, 5);
+    assert_eq!(append(&next.lane(), &chunk(9, 100), 20).unwrap().base_ordinal, 9);
+    let half = chunks.len() / 2;
+    for chunk in &chunks[..half] {
+        next.log.rebuild_chunk(chunk).unwrap();
+    }
+    assert!(streamlet(&next).is_awaiting() && streamlet(&next).whole_lanes().is_none());
+    let left = streamlet(&next).leave_to_holder(|group| group.epoch() >= 5);
+    let [(lane, groups)] = &left[..] else { panic!("{left:?}") };
+    assert_eq!((*lane, groups[0].first_ordinal, groups.last().unwrap().next_ordinal), (next.lane().id(), 0, 9));
+    assert!(!streamlet(&next).is_awaiting());
+    assert_eq!(next.log.rebuilt_bytes(), 0, "what was whole waits for no copy");
+    for chunk in &chunks[half..] {
+        assert_eq!(next.log.rebuild_chunk(chunk).unwrap(), Rebuilt::NotAwaited);
+    }
+    assert_eq!(append(&next.lane(), &chunk(10, 100), 21).unwrap().base_ordinal, 10);
+    let first = kera_format::Cursor { group: GroupId::new(5, 0), ..Default::default() };
+    assert_eq!(ordinals(&next.lane().read(first, 1 << 20, true).unwrap()), [9, 10]);
+    assert!(streamlet(&next).leave_to_holder(|group| group.epoch() >= 5).is_empty());
+}
+
+#[test]
+fn a_lane_is_whole_without_a_hole_and_with_nothing_that_is_not_durable() {
+    let node = node();
+    assert_eq!(streamlet(&node).whole_lanes(), Some(Vec::new()));
+    fill(&node.lane(), 0..9, 10_000);
+    assert_eq!(streamlet(&node).whole_lanes(), None, "its last segment is open");
+    streamlet(&node).leave();
+    assert_eq!(streamlet(&node).whole_lanes(), Some(vec![(node.lane().id(), 0, 9)]));
+}

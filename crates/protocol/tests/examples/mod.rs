@@ -617,6 +617,25 @@ examples! {
         epoch: 7,
         groups: vec![HeldGroups { stream: StreamId(17), first: 3, count: 1, owner_epoch: 8 }],
     };
+    OfferGroups => OfferGroups {
+        node: 1,
+        epoch: 7,
+        stream: StreamId(17),
+        streamlet: StreamletId(3),
+        owner_epoch: 8,
+        lanes: vec![WholeLane { lane: LaneId(0), first_ordinal: 0, next_ordinal: 1_000 }],
+    };
+    GroupsOffered => GroupsOffered { is_taken: true };
+    ReturnGroups => ReturnGroups {
+        node: 2,
+        epoch: 7,
+        stream: StreamId(17),
+        streamlet: StreamletId(3),
+        owner_epoch: 8,
+        holder: 1,
+        holder_epoch: 9,
+        state: vec![1, 2, 3],
+    };
     RenewOwner => RenewOwner { stream: StreamId(17), streamlet: StreamletId(3), node: 1, epoch: 7 };
     SetFloors => SetFloors {
         floors: vec![LaneFloor {

@@ -19,7 +19,7 @@ use kera_vlog::ReplicatedLog;
 use parking_lot::{Condvar, Mutex};
 
 use super::copies::Copies;
-use super::recovery::{OldView, Recovery};
+use super::recovery::{HeldAgain, OldView, Recovery};
 use crate::fatal::Fatal;
 
 /// Time between two looks.
@@ -123,7 +123,9 @@ impl Copier {
     /// The thread. It looks at nodes also while something is rebuilt: a log to which nothing is written would not notice that a backup
     /// of it is gone.
     fn run(&self) {
-        let (mut memory, mut has_copied) = (Memory::default(), false);
+        let mut memory = Memory::default();
+        // What was held again then.
+        let mut copied: Option<HeldAgain> = None;
         let (began, mut looked) = (Instant::now(), Instant::now());
         while self.pause(LOOK) {
             self.look_at_nodes(&mut memory);
@@ -134,14 +136,16 @@ impl Copier {
             if !logs.iter().all(|(id, log)| self.copy(*id, log, &mut memory)) {
                 return;
             }
-            // Once is enough: what could not be copied then never can.
+            // Once is enough: what could not be copied then never can. But for what came to be held since.
+            let again = self.recovery.held_again();
+            let has_copied = copied.as_ref().is_some_and(|copied| again.is_subset(copied));
             if !has_copied && looked.elapsed() > OLD_LOGS {
                 let views = self.recovery.old_views();
                 let wanted = (began.elapsed() > AWAY && memory.lacks_some(&views)) || self.is_mostly_dead(&views);
                 if wanted && !self.copy_returned(&mut memory) {
                     return;
                 }
-                (has_copied, looked) = (wanted, Instant::now());
+                (copied, looked) = (wanted.then_some(again), Instant::now());
             }
         }
     }
@@ -258,7 +262,7 @@ impl Copier {
     /// Copies what this node got back at its start and has copies of in the logs of its earlier incarnations only: one of those has lost a
     /// backup, or they keep mostly what nobody needs. Then the old logs can go. False: the node stops.
     fn copy_returned(&self, memory: &mut Memory) -> bool {
-        let (mut segments, mut all) = (self.recovery.returned_segments(), true);
+        let ((mut segments, again), mut all) = (self.recovery.returned_segments(), true);
         segments.retain(|segment| !memory.never.contains(segment));
         tracing::info!(
             segments = segments.len(),
@@ -283,7 +287,7 @@ impl Copier {
             all &= !dropped.iter().any(|segment| memory.never.contains(segment));
         }
         if all {
-            self.recovery.has_copied_returned();
+            self.recovery.copied_returned(again);
         }
         true
     }

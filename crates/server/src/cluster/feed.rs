@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::adaptive::Adapting;
 use super::moves::Moves;
 use super::recovery::Recovery;
+use super::returning::Returning;
 use super::{floors, leftovers};
 
 /// Feeds one broker. Called by the thread that follows the log, and once at the start.
@@ -30,6 +31,8 @@ pub(super) struct Feed {
     moves: Arc<Moves>,
     /// Says which virtual log a streamlet goes to.
     adapting: Arc<Adapting>,
+    /// Leaves what it rebuilds to nodes that come back with it.
+    returning: Arc<Returning>,
 }
 
 impl Feed {
@@ -37,9 +40,9 @@ impl Feed {
         (node, epoch): (NodeNumber, u32),
         broker: Arc<Broker>,
         group: Weak<Group>,
-        (recovery, moves, adapting): (Arc<Recovery>, Arc<Moves>, Arc<Adapting>),
+        (recovery, moves, adapting, returning): (Arc<Recovery>, Arc<Moves>, Arc<Adapting>, Arc<Returning>),
     ) -> Feed {
-        Feed { node, epoch, broker, group, placing: Mutex::default(), recovery, moves, adapting }
+        Feed { node, epoch, broker, group, placing: Mutex::default(), recovery, moves, adapting, returning }
     }
 
     /// Tells all that is known, and from then on what changes.
@@ -115,6 +118,11 @@ impl Observer for Feed {
                 | ClusterEntry::GroupsHeld { stream, .. }
                 | ClusterEntry::GroupsLost { stream, .. },
             ) => self.place(&group, *stream),
+            Change::Cluster(ClusterEntry::GroupsReturned { stream, streamlet, .. }) => {
+                self.place(&group, *stream);
+                self.returning.is_held(*stream, *streamlet);
+                self.recovery.look();
+            }
             Change::Cluster(ClusterEntry::LaneBegins { stream, streamlet, lane, .. }) => {
                 // As it is now: what is told of older entries must not undo what newer ones said.
                 let _alone = self.placing.lock();

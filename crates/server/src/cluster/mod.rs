@@ -14,6 +14,7 @@ mod leftovers;
 mod moves;
 mod others;
 mod recovery;
+mod returning;
 mod sessions;
 mod transactions;
 mod transport;
@@ -59,6 +60,7 @@ use feed::Feed;
 use moves::{Moves, MovesRole};
 pub(crate) use others::Others;
 use recovery::Recovery;
+use returning::{Returning, ReturningRole};
 use sessions::ClusterSessions;
 use transactions::KafkaRole;
 use transport::RpcTransport;
@@ -97,11 +99,15 @@ pub(crate) struct Cluster {
     broker: Arc<OnceLock<Weak<Broker>>>,
     copier: Mutex<Option<(Arc<Copier>, JoinHandle<()>)>>,
     moves: Arc<MovesRole>,
+    returning: Arc<ReturningRole>,
+    /// It came with all that it had acknowledged.
+    has_all: bool,
     kafka: Arc<KafkaRole>,
     adaptive: AdaptiveConfig,
     adapting: OnceLock<Arc<Adapting>>,
 }
 
+type Answering<'a> = (&'a Arc<BackupRole>, &'a Arc<MovesRole>, &'a Arc<KafkaRole>, &'a Arc<ReturningRole>);
 type Recovering = (Arc<Recovery>, Vec<JoinHandle<()>>);
 
 /// What joining needs to know.
@@ -142,10 +148,9 @@ impl Cluster {
         let started = Group::start(settings, disks[0].clone(), transport.clone(), clock.clone());
         let group = wait(&runtime, started).map_err(|error| Fatal::Data { message: error.to_string() })?;
         check_level(&group)?;
-        let backup = Arc::new(BackupRole::default());
-        let moves = Arc::new(MovesRole::default());
-        let kafka = Arc::new(KafkaRole::default());
-        let server = listen(config, identity, &group, (&backup, &moves, &kafka), &runtime, clock)?;
+        let (backup, moves) = (Arc::<BackupRole>::default(), Arc::<MovesRole>::default());
+        let (kafka, returning) = (Arc::<KafkaRole>::default(), Arc::<ReturningRole>::default());
+        let server = listen(config, identity, &group, (&backup, &moves, &kafka, &returning), &runtime, clock)?;
         runtime.spawn(group.clone().drive(Arc::new(RpcBackups(transport.clone())), stop.subscribe()));
         let joining = Joining { config, identity, transport, has_all };
         let epoch = join(&group, &runtime, &joining, single)?;
@@ -179,6 +184,8 @@ impl Cluster {
             broker,
             copier: Mutex::new(None),
             moves,
+            returning,
+            has_all,
             kafka,
             adaptive: adaptive_config(config),
             adapting: OnceLock::new(),
@@ -216,20 +223,24 @@ impl Cluster {
         // Blocks that are read must not hold up what the coordinators say to each other.
         let transport = Arc::new(RpcTransport::new(links.clone()));
         let me = (self.node, self.epoch);
-        let recovering =
-            Recovery::start(me, &self.group, broker, self.backup.clone(), (transport.clone(), links), &self.runtime)?;
+        let (me_with_all, runtime) = ((me.0, me.1, self.has_all), &self.runtime);
+        let own = self.backup.clone();
+        let recovering = Recovery::start(me_with_all, &self.group, broker, own, (transport.clone(), links), runtime)?;
         *self.copier.lock() = Some(Copier::start(broker.log(), &self.copies, &recovering.0)?);
-        let moves = Moves::start(me, &self.group, broker, transport, &self.runtime, self.stop.subscribe());
+        let moves = Moves::start(me, &self.group, broker, transport.clone(), &self.runtime, self.stop.subscribe());
+        let (rebuilds, stop) = ((&recovering.0, transport as Arc<dyn Transport>), self.stop.subscribe());
+        let returning = Returning::start(me_with_all, &self.group, broker, rebuilds, &self.runtime, stop);
         let (whence, stop) = ((&self.copies, &self.clock), self.stop.subscribe());
         let adapting = Adapting::start(me, self.adaptive, &self.group, broker, whence, &self.runtime, stop);
         let _ = self.adapting.set(adapting.clone());
-        let followers = (recovering.0.clone(), moves.clone(), adapting);
+        let followers = (recovering.0.clone(), moves.clone(), adapting, returning.clone());
         floors::watch(&self.group, broker, &self.runtime, self.stop.subscribe());
         // It has just joined.
         broker.confirmed(self.clock.monotonic_us());
         let _ = self.broker.set(Arc::downgrade(broker));
         let feed = Arc::new(Feed::new(me, broker.clone(), Arc::downgrade(&self.group), followers));
         self.moves.set(moves);
+        self.returning.set(returning);
         *self.recovery.lock() = Some(recovering);
         feed.begin();
         Ok(())
@@ -599,7 +610,7 @@ fn listen(
     config: &Config,
     identity: &Identity,
     group: &Arc<Group>,
-    (backup, moves, kafka): (&Arc<BackupRole>, &Arc<MovesRole>, &Arc<KafkaRole>),
+    (backup, moves, kafka, returning): Answering<'_>,
     runtime: &Handle,
     clock: &Arc<dyn Clock>,
 ) -> Result<RunningServer, Fatal> {
@@ -628,6 +639,7 @@ fn listen(
         group: group.clone(),
         backup: backup.clone(),
         moves: moves.clone(),
+        returning: returning.clone(),
         kafka: kafka.clone(),
         runtime: runtime.clone(),
     };

@@ -8,13 +8,13 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kera_backup::Backup;
 use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
-use kera_coordinator::cluster::ClusterState;
+use kera_coordinator::cluster::{ClusterState, Offers};
 use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX};
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
@@ -43,16 +43,20 @@ const TIDY: Duration = Duration::from_secs(5);
 /// A streamlet and the owner epoch in which this node has it.
 type Owned = (StreamId, StreamletId, u32);
 
+/// Streamlets that came to be held here since the start.
+pub(super) type HeldAgain = BTreeSet<(StreamId, u32)>;
+
 /// What was taken over together.
 struct Taken {
     number: u64,
-    rebuild: Rebuild,
+    rebuild: Arc<Rebuild>,
 }
 
 /// From which logs it is rebuilt.
 pub(super) struct Needs {
     pub(super) streamlets: Vec<Owned>,
     pub(super) logs: BTreeSet<LogId>,
+    pub(super) rebuild: Arc<Rebuild>,
 }
 
 #[derive(Default)]
@@ -99,7 +103,12 @@ pub(super) struct Recovery {
     returned: Vec<(StreamId, Range<u32>)>,
     /// Groups from before are of owner epochs below.
     began: u32,
-    has_copied_returned: AtomicBool,
+    /// It came with all that it had acknowledged, and offers that to those who rebuild it.
+    has_all: bool,
+    /// What it has offered.
+    offers: Mutex<Offers>,
+    /// With what is held again all that came back was copied again.
+    copied: Mutex<Option<HeldAgain>>,
     /// Where the coordinators' log runs.
     runtime: Handle,
     work: Mutex<Work>,
@@ -110,25 +119,27 @@ pub(super) struct Recovery {
 pub(super) type OldView = (LogId, RangeInclusive<u64>, Vec<u32>);
 
 impl Recovery {
-    /// Starts both threads. `links`: where connections to backups run, with a transport of their own.
+    /// Starts both threads. `has_all`: the node came with all that it had acknowledged. `links`: where connections to backups run, with a transport of their own.
     pub(super) fn start(
-        me: (u32, u32),
+        (node, epoch, has_all): (u32, u32, bool),
         group: &Arc<Group>,
         broker: &Arc<Broker>,
         own: Arc<BackupRole>,
         (transport, links): (Arc<dyn Transport>, Handle),
         runtime: &Handle,
     ) -> Result<(Arc<Recovery>, Vec<JoinHandle<()>>), Fatal> {
-        let (returned, began) = group.read(|state| state.came_back_with(me.0, me.1));
+        let (returned, began) = group.read(|state| state.came_back_with(node, epoch));
         let recovery = Arc::new(Recovery {
             returned,
             began,
-            has_copied_returned: AtomicBool::new(false),
-            node: me.0,
-            epoch: me.1,
+            has_all,
+            offers: Mutex::default(),
+            copied: Mutex::default(),
+            node,
+            epoch,
             group: group.clone(),
             broker: broker.clone(),
-            backups: AskBackups { group: group.clone(), node: me.0, own, transport, runtime: links },
+            backups: AskBackups { group: group.clone(), node, own, transport, runtime: links },
             runtime: runtime.clone(),
             work: Mutex::default(),
             changed: Condvar::new(),
@@ -200,13 +211,16 @@ impl Recovery {
     /// anything back. Those from which somebody rebuilds stay, see [`ClusterState::plan_give_up_lost`].
     fn give_up_old_logs(&self) {
         let old: Vec<LogName> = self.group.read(|state| state.own_lost_logs(self.node, self.epoch));
-        if old.is_empty() || (!self.has_copied_returned.load(Ordering::Acquire) && !self.returned_segments().is_empty())
-        {
+        if old.is_empty() || !self.may_give_up_old_logs() {
+            return;
+        }
+        let (segments, again) = self.returned_segments();
+        if !segments.is_empty() && !self.has_copied(&again) {
             return;
         }
         for name in old {
             let log = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
-            let (view, first_block, backups) = (0, 0, Vec::new());
+            let (view, first_block, backups) = (self.epoch, 0, Vec::new());
             let message = ChangeLog { log, change: LogChange::GiveUp, view, first_block, backups };
             let group = self.group.clone();
             if let Err(error) = wait(&self.runtime, async move { group.ask(&message).await }) {
@@ -215,32 +229,78 @@ impl Recovery {
         }
     }
 
-    /// Segments from before this incarnation, of what came back with it.
-    pub(super) fn returned_segments(&self) -> Vec<SegmentId> {
-        let log = self.broker.log();
-        self.returned(|_, streamlet| log.segments_before(streamlet, self.began)).into_iter().flatten().collect()
+    /// Segments from before this incarnation, of what came back with it, and those of its streamlets that came to be held here since.
+    pub(super) fn returned_segments(&self) -> (Vec<SegmentId>, HeldAgain) {
+        let (log, again) = (self.broker.log(), self.held_again());
+        let segments = self.returned(&again, |_, streamlet| log.segments_before(streamlet, self.began));
+        (segments.into_iter().flatten().collect(), again)
     }
 
     /// Bytes that backups need for these: of all copies but the owner's.
     pub(super) fn returned_bytes(&self) -> u64 {
         let log = self.broker.log();
         let copies = |stream: &Stream| u64::from(stream.options().replication.saturating_sub(1));
-        self.returned(|stream, streamlet| copies(stream) * log.bytes_before(streamlet, self.began)).into_iter().sum()
+        let of = |stream: &Stream, streamlet: &Streamlet| copies(stream) * log.bytes_before(streamlet, self.began);
+        self.returned(&self.held_again(), of).into_iter().sum()
     }
 
-    fn returned<T>(&self, of: impl Fn(&Stream, &Streamlet) -> T) -> Vec<T> {
+    fn returned<T>(&self, again: &HeldAgain, of: impl Fn(&Stream, &Streamlet) -> T) -> Vec<T> {
         let log = self.broker.log();
+        let is_before = |stream: StreamId, at: u32| {
+            self.returned.iter().any(|(known, range)| *known == stream && range.contains(&at))
+        };
         let of_run = |(stream, range): &(StreamId, Range<u32>)| {
             let stream = log.stream(*stream)?;
             let of_run = stream.streamlets().filter(|one| range.contains(&one.id().0));
             Some(of_run.map(|one| of(&stream, one)).collect::<Vec<_>>())
         };
-        self.returned.iter().filter_map(of_run).flatten().collect()
+        let since = again.iter().filter(|(stream, at)| !is_before(*stream, *at));
+        let since: Vec<_> = since.map(|(stream, at)| (*stream, *at..*at + 1)).collect();
+        self.returned.iter().chain(&since).filter_map(of_run).flatten().collect()
     }
 
-    /// All of that has its copies in logs of this incarnation.
-    pub(super) fn has_copied_returned(&self) {
-        self.has_copied_returned.store(true, Ordering::Release);
+    /// Changes what is known of offers.
+    pub(super) fn offers<T>(&self, change: impl FnOnce(&mut Offers) -> T) -> T {
+        change(&mut self.offers.lock())
+    }
+
+    /// Streamlets that came to be held here since the start.
+    pub(super) fn held_again(&self) -> HeldAgain {
+        let offers = self.offers.lock();
+        self.group.read(|state| offers.held(state, self.node))
+    }
+
+    /// Whether nothing that is offered, or may be, can come to be held here, with its copies in the old logs.
+    fn may_give_up_old_logs(&self) -> bool {
+        let mut offers = self.offers.lock();
+        self.group.read(|state| offers.give_up_old_logs(state, (self.node, self.epoch), self.has_all))
+    }
+
+    /// Whether all that came back has its copies in logs of this incarnation, with what is held again.
+    fn has_copied(&self, again: &HeldAgain) -> bool {
+        self.copied.lock().as_ref().is_some_and(|copied| again.is_subset(copied))
+    }
+
+    /// What a streamlet is rebuilt from that was taken over in an owner epoch, until the coordinators know that it is rebuilt.
+    pub(super) fn rebuild_of(
+        &self,
+        stream: StreamId,
+        streamlet: StreamletId,
+        owner_epoch: u32,
+    ) -> Option<Arc<Rebuild>> {
+        let work = self.work.lock();
+        let found = work.needs.values().find(|needs| needs.streamlets.contains(&(stream, streamlet, owner_epoch)));
+        found.map(|needs| needs.rebuild.clone())
+    }
+
+    /// What a streamlet took along when it moved last.
+    pub(super) fn handed_state(&self, stream: StreamId, streamlet: StreamletId) -> Option<StreamletState> {
+        self.handed(&[(stream, streamlet, 0)]).into_values().next()
+    }
+
+    /// All that came back has its copies in logs of this incarnation, with these that are held again.
+    pub(super) fn copied_returned(&self, again: HeldAgain) {
+        *self.copied.lock() = Some(again);
         self.look();
     }
 
@@ -292,14 +352,16 @@ impl Recovery {
         let (began, handed) = (Instant::now(), self.handed(&owned));
         match self.broker.take_over_moved(&owned, &logs, &self.backups, &handed) {
             Ok(rebuild) => {
-                let (streamlets, bytes) = (owned.len(), rebuild.bytes);
+                let (rebuild, streamlets) = (Arc::new(rebuild), owned.len());
+                let bytes = rebuild.bytes;
                 let took_ms = began.elapsed().as_millis() as u64;
                 tracing::info!(streamlets, bytes, took_ms, "streamlets of a lost broker were taken over");
                 let mut work = self.work.lock();
                 work.taken.extend(owned.iter().copied());
                 work.next_taken += 1;
                 let number = work.next_taken;
-                work.needs.insert(number, Needs { streamlets: owned, logs: rebuild.needs.clone() });
+                let logs = rebuild.needs.clone();
+                work.needs.insert(number, Needs { streamlets: owned, logs, rebuild: rebuild.clone() });
                 work.rebuilds.push_back(Taken { number, rebuild });
                 drop(work);
                 self.changed.notify_all();
@@ -371,7 +433,8 @@ impl Recovery {
             drop(work);
             self.look();
             let took_ms = began.elapsed().as_millis() as u64;
-            tracing::info!(bytes = rebuild.bytes, took_ms, "what a lost broker had is rebuilt");
+            let read_bytes = progress.bytes_read.load(Ordering::Relaxed);
+            tracing::info!(bytes = rebuild.bytes, read_bytes, took_ms, "what a lost broker had is rebuilt");
         }
     }
 

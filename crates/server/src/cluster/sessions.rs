@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 
 use super::backups::BackupRole;
 use super::moves::MovesRole;
+use super::returning::ReturningRole;
 use super::transactions::KafkaRole;
 
 /// Requests of one connection that may be unanswered before it is read no further.
@@ -23,6 +24,7 @@ pub(super) struct ClusterSessions {
     pub(super) group: Arc<Group>,
     pub(super) backup: Arc<BackupRole>,
     pub(super) moves: Arc<MovesRole>,
+    pub(super) returning: Arc<ReturningRole>,
     pub(super) kafka: Arc<KafkaRole>,
     pub(super) runtime: Handle,
 }
@@ -39,6 +41,7 @@ impl SessionFactory for ClusterSessions {
             group: self.group.clone(),
             role: self.backup.clone(),
             moves: self.moves.clone(),
+            returning: self.returning.clone(),
             kafka: self.kafka.clone(),
             backup: None,
             runtime: self.runtime.clone(),
@@ -52,6 +55,7 @@ struct ClusterSession {
     group: Arc<Group>,
     role: Arc<BackupRole>,
     moves: Arc<MovesRole>,
+    returning: Arc<ReturningRole>,
     kafka: Arc<KafkaRole>,
     /// There from the first request for it on.
     backup: Option<BackupSession>,
@@ -94,7 +98,8 @@ impl Session for ClusterSession {
         if Op::from_u16(header.op).is_some_and(BackupSession::serves) {
             return self.for_backup(header, body, out);
         }
-        let is_served = |op: &Op| (80..90).contains(&(*op as u16)) || *op == Op::LetGo || KafkaRole::serves(*op);
+        let is_nodes = |op: &Op| matches!(op, Op::LetGo | Op::OfferGroups);
+        let is_served = |op: &Op| (80..90).contains(&(*op as u16)) || is_nodes(op) || KafkaRole::serves(*op);
         let Some(op) = Op::from_u16(header.op).filter(is_served) else {
             out.error(header, Status::NotSupported, &ErrorBody::new("this address is for nodes of the cluster"));
             return Flow::Done;
@@ -104,11 +109,12 @@ impl Session for ClusterSession {
         }
         self.pending += 1;
         let (group, replies, header, body) = (self.group.clone(), self.replies.clone(), *header, body.to_vec());
-        let (moves, kafka) = (self.moves.clone(), self.kafka.clone());
+        let (moves, returning, kafka) = (self.moves.clone(), self.returning.clone(), self.kafka.clone());
         self.runtime.spawn(async move {
             let mut frame = Vec::new();
             let answer = match op {
                 Op::LetGo => moves.let_go(header.version, &body).await,
+                Op::OfferGroups => returning.offered(header.version, &body).await,
                 op if KafkaRole::serves(op) => kafka.answer(op, header.version, body).await,
                 op => group.handle(op, header.version, &body).await,
             };

@@ -296,6 +296,11 @@ impl Owned {
         self.owners.get(streamlet as usize).map(|owner| owner.node).filter(|node| *node != 0)
     }
 
+    /// Since which owner epoch that node owns it.
+    pub(super) fn epoch(&self, streamlet: u32) -> u32 {
+        self.owners.get(streamlet as usize).map_or(0, |owner| owner.epoch)
+    }
+
     /// What is known of a streamlet's owners, and the number of that table.
     pub(super) fn seen(&self, streamlet: u32) -> (u64, Owner) {
         (self.version, self.owners.get(streamlet as usize).cloned().unwrap_or_default())

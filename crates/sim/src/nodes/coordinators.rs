@@ -10,7 +10,7 @@ use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
-use kera_protocol::{FinishMove, GroupsGone, RebuildNeeds, StreamletsRebuilt};
+use kera_protocol::{FinishMove, GroupsGone, RebuildNeeds, ReturnGroups, StreamletsRebuilt};
 
 use crate::cluster::truth::Violation;
 
@@ -19,7 +19,8 @@ use crate::cluster::truth::Violation;
 pub(super) enum Command {
     Join(Join),
     View(LogView),
-    GiveUp(LogName),
+    /// Of an earlier epoch of the node that asks, and its own.
+    GiveUp(LogName, u32),
     GiveUpView(LogName, u32),
     Rebuilt(StreamletsRebuilt),
     Needs(RebuildNeeds),
@@ -32,6 +33,8 @@ pub(super) enum Command {
     /// The new owner of what moves has what it needs.
     FinishMove(FinishMove),
     GroupsGone(GroupsGone),
+    /// A node has come back with what is being rebuilt.
+    Returned(ReturnGroups),
 }
 
 /// What became of a command: up to which entry it is true, or why it is refused.
@@ -101,7 +104,7 @@ impl Coordinators {
         match command {
             Command::Join(join) => self.commit(|state| state.plan_join(join, now_ms)),
             Command::View(view) => self.commit(|state| state.plan_view(view)),
-            Command::GiveUp(log) => self.commit(|state| state.plan_give_up_log(*log)),
+            Command::GiveUp(log, by) => self.commit(|state| state.plan_give_up_old_log(*log, *by)),
             Command::GiveUpView(log, view) => self.commit(|state| state.plan_give_up_view(*log, *view)),
             Command::Rebuilt(rebuilt) => self.commit(|state| state.plan_rebuilt(rebuilt)),
             Command::Needs(said) => self.commit(|state| state.plan_needs(said)),
@@ -116,6 +119,7 @@ impl Coordinators {
                 self.commit(|state| state.plan_finish_move(*number, *node, *epoch, kept))
             }
             Command::GroupsGone(gone) => self.commit(|state| state.plan_groups_gone(gone)),
+            Command::Returned(asked) => self.commit(|state| state.plan_returned(asked)),
         }
     }
 

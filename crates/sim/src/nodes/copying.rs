@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
-use kera_coordinator::cluster::ClusterState;
+use kera_coordinator::cluster::{ClusterState, Offers};
 use kera_format::cluster::Roles;
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId};
@@ -47,6 +47,8 @@ pub(super) struct Copier {
     /// What this incarnation got back, and below which owner epoch its groups are.
     returned: (Vec<(StreamId, Range<u32>)>, u32),
     has_copied_returned: bool,
+    /// What it has offered to those who rebuild it.
+    pub(super) offers: Offers,
     /// Whether it has begun with that.
     is_copying: bool,
     /// Segments of that which are acknowledged in logs of this incarnation.
@@ -59,6 +61,24 @@ pub(super) struct Copier {
 impl Copier {
     pub(super) fn new(known: &ClusterState, (node, epoch): (u32, u32), now_us: u64) -> Copier {
         Copier { began_us: now_us, returned: known.came_back_with(node, epoch), ..Copier::default() }
+    }
+
+    /// What is held here since it was offered came back as if with the start.
+    fn look_at_offers(&mut self, known: &ClusterState, node: u32) {
+        for (stream, at) in self.offers.held(known, node) {
+            let is_known = |(of, range): &(StreamId, Range<u32>)| *of == stream && range.contains(&at);
+            if !self.returned.0.iter().any(is_known) {
+                self.returned.0.push((stream, at..at + 1));
+                (self.has_copied_returned, self.is_copying) = (false, false);
+            }
+        }
+    }
+
+    /// Whether logs of earlier incarnations may be given up, as far as nothing is left that needs them.
+    pub(super) fn gives_up(&mut self, known: &ClusterState, (node, epoch): (u32, u32), has_all: bool) -> bool {
+        let may = self.offers.give_up_old_logs(known, (node, epoch), has_all);
+        self.look_at_offers(known, node);
+        may
     }
 
     /// Segments from before this incarnation, of what came back with it.
@@ -128,6 +148,7 @@ impl Copier {
                 of.to_copy_again(SEGMENTS, &self.never, &|backup, blocks| self.lacks(has, now_us, backup, id, blocks));
             self.given = self.give(&wanted, log, of);
         }
+        self.look_at_offers(known, node);
         if self.given.is_none() && now_us - self.began_us > OLD_LOGS_US && !self.has_copied_returned {
             self.copy_returned((known, has, now_us), log, copies, node);
         }

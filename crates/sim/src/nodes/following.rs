@@ -72,7 +72,7 @@ impl World {
         let before = self.coordinators.index();
         let holds =
             |log: &LogName| self.coordinators.state.holdings().iter().any(|of| of.node == log.node && of.held > 0);
-        let given_up = matches!(command, Command::GiveUp(log) if holds(log));
+        let given_up = matches!(command, Command::GiveUp(log, _) if holds(log));
         let told = self.coordinators.execute(command, self.clock.now_ms())?;
         if given_up && told.is_ok() {
             *self.events_of.entry("holders gave up logs").or_default() += 1;
@@ -105,9 +105,11 @@ impl World {
             let node = self.node_mut(number);
             node.applied = to;
             if let Some(running) = node.running() {
+                let mut left = 0;
                 for entry in batches.iter().flatten() {
-                    running.changed(&state, to as u64, entry).map_err(Violation)?;
+                    left += running.changed(&state, to as u64, entry).map_err(Violation)?;
                 }
+                *self.events_of.entry("bytes left to who came back").or_default() += left;
             }
             if batches.iter().flatten().any(is_about_moves) {
                 self.look_at_moves(number);
@@ -185,8 +187,8 @@ impl World {
                 self.move_finished(number, of.number, matches!(told, Some(Ok(_))));
                 Ok(())
             }
-            (Command::GiveUp(_) | Command::GiveUpView(..) | Command::GroupsGone(_), _) => Ok(()),
-            (Command::Move(..) | Command::Renew(..) | Command::Drain(..), _) => Ok(()),
+            (Command::GiveUp(..) | Command::GiveUpView(..) | Command::GroupsGone(_), _) => Ok(()),
+            (Command::Move(..) | Command::Renew(..) | Command::Drain(..) | Command::Returned(_), _) => Ok(()),
         }
     }
 
@@ -197,6 +199,7 @@ impl World {
         *self.events_of.entry("starts").or_default() += 1;
         let join = self.join_of(number);
         let node = self.node_mut(number);
+        node.came_with_all = join.has_all;
         // Its identity says so to one start only: if that is killed before it has an arena, the next one has nothing.
         (node.first_start, node.was_stopped) = (false, false);
         node.begin();

@@ -34,6 +34,7 @@ mod packets;
 mod producer;
 mod reader;
 mod recovering;
+mod returning;
 mod sessions;
 mod trouble;
 mod turns;

@@ -2,10 +2,10 @@
 //! and what comes twice because it was sent again.
 
 use bytes::Bytes;
-use kera_coordinator::cluster::ToldEnd;
+use kera_coordinator::cluster::{Offerable, ToldEnd};
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
-use kera_protocol::{LetGo, LogView, ReleaseBlocks, StoreHead};
+use kera_protocol::{LetGo, LogView, OfferGroups, ReleaseBlocks, StoreHead};
 use kera_vlog::Answer;
 
 use super::coordinators::{Command, Told};
@@ -45,6 +45,10 @@ pub(super) enum Packet {
     LetGo(u64, LetGo),
     /// What that says: the state that goes along, nothing as long as not all is acknowledged, or why it does not let go.
     LetGone(u64, Result<Vec<u8>, String>),
+    /// A node that came back has what another one rebuilds.
+    Offer(OfferGroups),
+    /// The epoch of it that is named never holds that again: it is not all.
+    Refused(Offerable, u32),
 }
 
 /// Who hears whom: nodes by their numbers, clients as 0.

@@ -71,6 +71,8 @@ pub(super) struct Node {
     pub(super) is_flipped: bool,
     /// The machine has lost its power before: of blocks that were not synced some may be there without those before them.
     pub(super) has_lost_power: bool,
+    /// Its last process came with all that it had acknowledged.
+    pub(super) came_with_all: bool,
     /// How often it was switched on, and whether its backup is told.
     boots: u32,
     pub(super) tells_of_boots: bool,
@@ -142,6 +144,9 @@ pub(super) struct Running {
     changes_unsettled: bool,
     /// It takes all that it has to be read by applications: a defect.
     consumes_early: bool,
+    pub(super) came_with_all: bool,
+    /// When it offers again what it came back with.
+    pub(super) offer_us: u64,
     /// Where streamlets are to go on that change their virtual log.
     pub(super) wanted_logs: BTreeMap<(StreamId, StreamletId), Option<u8>>,
     /// When groups that are gone are told next.
@@ -194,6 +199,7 @@ pub(super) struct Recovery {
 pub(super) struct Needs {
     streamlets: Vec<(StreamId, StreamletId, u32)>,
     logs: BTreeSet<LogId>,
+    rebuild: Rebuild,
 }
 
 impl Needs {
@@ -225,6 +231,11 @@ impl Recovery {
         self.to_report.clear();
     }
 
+    /// What a streamlet is rebuilt from that was taken over in an owner epoch.
+    pub(super) fn rebuild_of(&self, of: (StreamId, StreamletId, u32)) -> Option<Rebuild> {
+        self.needs.iter().find(|needs| needs.streamlets.contains(&of)).map(|needs| needs.rebuild.clone())
+    }
+
     /// Whether something is taken over or rebuilt.
     pub(super) fn is_busy(&self) -> bool {
         self.workers.iter().any(Option::is_some) || !self.rebuilds.is_empty() || self.rebuilding.is_some()
@@ -250,6 +261,7 @@ impl Node {
             gives_up_held: false,
             changes_unsettled: false,
             consumes_early: false,
+            came_with_all: false,
             id,
             arena: dir.join(format!("{number}.arena")),
             arena_bytes: ARENA_BYTES,
@@ -352,6 +364,8 @@ impl Node {
             takes: BTreeMap::new(),
             changes_unsettled: self.changes_unsettled,
             consumes_early: self.consumes_early,
+            came_with_all: self.came_with_all,
+            offer_us: 0,
             wanted_logs: BTreeMap::new(),
             tell_gone_us: self.clock.monotonic_us() + TELL_GONE_US,
             turns: Turns::default(),
@@ -537,8 +551,16 @@ impl Running {
         drop(self.broker.put_in_log(stream, streamlet, own));
     }
 
-    /// Is told of an entry, as those who follow the log of the coordinators on a real node are.
-    pub(super) fn changed(&mut self, known: &ClusterState, version: u64, entry: &ClusterEntry) -> Fed {
+    /// Is told of an entry, as those who follow the log of the coordinators on a real node are. Bytes that it leaves to a node that came back.
+    pub(super) fn changed(&mut self, known: &ClusterState, version: u64, entry: &ClusterEntry) -> Result<u64, String> {
+        if let ClusterEntry::GroupsReturned { stream, streamlet, .. } = entry {
+            self.place(known, version, *stream)?;
+            return Ok(self.broker.leave_to_holder(*stream, StreamletId(*streamlet)));
+        }
+        self.follow(known, version, entry).map(|()| 0)
+    }
+
+    fn follow(&mut self, known: &ClusterState, version: u64, entry: &ClusterEntry) -> Fed {
         use ClusterEntry as Is;
         if let Is::LogGivenUp { log } = entry {
             let log = LogId { node: log.node, epoch: log.epoch, vlog: log.log };
@@ -611,7 +633,7 @@ impl Running {
         match taken {
             Ok(rebuild) => {
                 let (streamlets, logs) = (recovery.taking.clone(), rebuild.needs.clone());
-                recovery.needs.push_back(Needs { streamlets, logs });
+                recovery.needs.push_back(Needs { streamlets, logs, rebuild: rebuild.clone() });
                 recovery.taken.extend(recovery.taking.drain(..));
                 recovery.rebuilds.push_back(rebuild);
             }
@@ -650,7 +672,10 @@ impl Running {
         }
         self.recovery.tidy_us = now_us + 5_000_000;
         let old = known.own_lost_logs(self.number, self.epoch);
-        if old.is_empty() || (self.copier.needs_old_logs(&self.log) && !gives_up_held) {
+        if old.is_empty() || !self.copier.gives_up(known, (self.number, self.epoch), self.came_with_all) {
+            return Vec::new();
+        }
+        if self.copier.needs_old_logs(&self.log) && !gives_up_held {
             return Vec::new();
         }
         old

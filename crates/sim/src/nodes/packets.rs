@@ -112,6 +112,8 @@ impl World {
             }
             Packet::LetGo(question, asked) => self.let_go(to, from, question, asked, 0),
             Packet::LetGone(question, answer) => return self.let_gone(to, question, answer),
+            Packet::Offer(offered) => self.offered(to, &offered),
+            Packet::Refused(of, epoch) => self.refused(to, of, epoch),
         }
         Ok(())
     }

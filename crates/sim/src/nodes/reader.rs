@@ -346,7 +346,14 @@ impl Client for Reader {
         match self.step {
             Step::LooksUp => self.found(answer, around),
             Step::AsksOwner => {
-                self.latest = Some(answer.decode()?);
+                let latest: LookupResult = answer.decode()?;
+                if latest.cursor.group.epoch() > self.owned.epoch(self.place.streamlet) {
+                    // It owns it once more, and others have what was written between.
+                    self.step = Step::Rests;
+                    self.owned.want();
+                    return Ok(());
+                }
+                self.latest = Some(latest);
                 self.list(GroupId::NONE, around)
             }
             Step::Lists => self.listed(answer, around),

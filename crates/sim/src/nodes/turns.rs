@@ -169,11 +169,12 @@ impl World {
             .then(|| running.recovery.to_report.clone());
         let needs = running.needs_to_tell(&lock(&known), says_too_little);
         let epoch = running.epoch;
+        self.offer(node);
         for which in started {
             self.resume(node, which, Some(Reply::GoOn))?;
         }
         for log in old {
-            self.ask(node, Command::GiveUp(log));
+            self.ask(node, Command::GiveUp(log, epoch));
         }
         if let Some(said) = needs {
             let number = self.ask(node, Command::Needs(said));

@@ -139,6 +139,8 @@ pub enum Planted {
     ConsumesEarly,
     /// Who rebuilds says that it needs no log for it.
     NeedsNothing,
+    /// Who rebuilds has a node that came back hold what it has, all of it or not.
+    TakesWhatIsNotAll,
 }
 
 impl Planted {
@@ -160,6 +162,7 @@ impl Planted {
         Planted::ChangesUnsettled,
         Planted::ConsumesEarly,
         Planted::NeedsNothing,
+        Planted::TakesWhatIsNotAll,
     ];
 
     /// Its name on the command line.

@@ -1,0 +1,163 @@
+//! A node that has come back with what it had of a streamlet that this one has taken over and is rebuilding: it holds that again, and nothing
+//! of it is rebuilt (`docs/replication.md`, "A returning node holds again what it has").
+//!
+//! What the node says is believed only where it agrees with what was decided when the streamlet was taken over: it has each lane up to the very
+//! ordinal at which this owner goes on, and from the first one on that the lost logs have, or an earlier one. All or nothing, for each streamlet.
+//! And all of that must be in logs of that node: these are kept for as long as it holds anything, so that each record has its copies as before.
+
+use kera_format::cluster::HANDED_BYTES_MAX;
+use kera_format::{LaneId, StreamId, StreamletId};
+use kera_log::{LaneHandover, Tenure};
+use kera_protocol::{OfferGroups, StreamletRef, StreamletState, WholeLane};
+
+use super::Rebuild;
+use crate::broker::Broker;
+use crate::handover::{kept_state, to_lane};
+
+/// Why a node that came back does not hold something again.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NotTaken {
+    /// It may be asked again: not everything is known yet.
+    Later(String),
+    /// What it has is not what was decided, and that stays so for as long as this owner rebuilds it.
+    Never(String),
+}
+
+impl std::fmt::Display for NotTaken {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (NotTaken::Later(why) | NotTaken::Never(why)) = self;
+        f.write_str(why)
+    }
+}
+
+impl Broker {
+    /// This node is about to offer the owner of a streamlet to hold its older groups: from here on readers of them wait here until it is decided,
+    /// for others may hear that it holds them before it does. `None`: it offers them no more.
+    pub fn offers(&self, stream: StreamId, streamlet: StreamletId, owner_epoch: Option<u32>) {
+        self.ownership().offer(stream, streamlet, owner_epoch);
+        if owner_epoch.is_none()
+            && let Ok(place) = self.streamlet_to_move(stream, streamlet)
+        {
+            place.lanes().for_each(|lane| lane.wake());
+        }
+    }
+
+    /// Whether this node has heard that another one owns a streamlet in an owner epoch, and has let go of it itself.
+    pub fn has_let_go(&self, stream: StreamId, streamlet: StreamletId, owner: (u32, u32)) -> bool {
+        let known = self.ownership().owner(stream, streamlet).is_some_and(|known| (known.node, known.epoch) == owner);
+        let place = self.streamlet_to_move(stream, streamlet);
+        known && place.is_ok_and(|place| place.tenure() == Tenure::Elsewhere)
+    }
+
+    /// What this node has of a streamlet that another one owns, lane by lane; nothing if it is not whole.
+    pub fn whole_lanes(&self, stream: StreamId, streamlet: StreamletId) -> Option<Vec<WholeLane>> {
+        let place = self.log().stream(stream)?.streamlet(streamlet)?.clone();
+        if place.tenure() != Tenure::Elsewhere {
+            return None;
+        }
+        let whole = place.whole_lanes()?.into_iter();
+        let lanes = whole.map(|(lane, first_ordinal, next_ordinal)| WholeLane { lane, first_ordinal, next_ordinal });
+        Some(lanes.collect()).filter(|lanes: &Vec<WholeLane>| !lanes.is_empty())
+    }
+
+    /// Whether a node has all older groups of a streamlet that is rebuilt here: what the coordinators keep of it then. `handed`: what they kept so far.
+    pub fn check_offer(
+        &self,
+        rebuild: &Rebuild,
+        offered: &OfferGroups,
+        handed: Option<StreamletState>,
+    ) -> Result<Vec<u8>, NotTaken> {
+        let (stream, streamlet) = (offered.stream, offered.streamlet);
+        let me = self.ownership().node();
+        let owner = self.ownership().owner(stream, streamlet).unwrap_or_default();
+        if (owner.node, owner.epoch) != (me, offered.owner_epoch) {
+            let why = format!("node {me} has not taken it over in owner epoch {}", offered.owner_epoch);
+            return Err(NotTaken::Later(why));
+        }
+        if let Some(other) = owner.older.iter().find(|older| older.node != me) {
+            return Err(NotTaken::Later(format!("node {} has some of its older groups", other.node)));
+        }
+        let ends = rebuild.check_offer(offered).map_err(NotTaken::Never)?;
+        let nothing = StreamletState { stream, streamlet, epoch: 0, lanes: Vec::new(), progress: Vec::new() };
+        let mut state = handed.unwrap_or(nothing);
+        // What was handed over of applications is still what it was; the lanes go on where they were found to end.
+        state.lanes.retain(|lane| lane.lane == LaneId::PROGRESS);
+        state.lanes.extend(ends.iter().filter(|lane| lane.lane != LaneId::PROGRESS).cloned().map(to_lane));
+        state.lanes.sort_by_key(|lane| lane.lane);
+        Ok(kept_state(&state, HANDED_BYTES_MAX))
+    }
+
+    /// Older groups of a streamlet that is rebuilt here are with another node, as the table of owners has it by now: what there is of them goes,
+    /// whole or not, and applications are given leases on them there. How many bytes that were.
+    pub fn leave_to_holder(&self, stream: StreamId, streamlet: StreamletId) -> u64 {
+        let Ok(place) = self.streamlet_to_move(stream, streamlet) else { return 0 };
+        let (me, owner) = (self.ownership().node(), self.ownership().owner(stream, streamlet).unwrap_or_default());
+        let is_mine = owner.node == me && place.tenure() != Tenure::Elsewhere && place.owner_epoch() == owner.epoch;
+        if !is_mine {
+            return 0;
+        }
+        let left = place.leave_to_holder(|group| owner.holder(group) == me);
+        if !left.is_empty() {
+            self.applications.older_left(self, stream, streamlet, &left);
+            self.ownership().wake();
+        }
+        left.iter().flat_map(|(_, groups)| groups).map(|group| group.bytes).sum()
+    }
+}
+
+impl Rebuild {
+    /// Whether this is one of the streamlets that are rebuilt.
+    pub fn has(&self, stream: StreamId, streamlet: StreamletId) -> bool {
+        self.streamlets.contains(&StreamletRef { stream, streamlet })
+    }
+
+    /// What a node must have of a streamlet to hold it again.
+    pub fn whole(&self, stream: StreamId, streamlet: StreamletId) -> Vec<WholeLane> {
+        let ends = self.ends.get(&StreamletRef { stream, streamlet }).into_iter().flatten();
+        let of = |end: &LaneHandover| {
+            let first = end.groups.first().map_or(end.next_ordinal, |group| group.first_ordinal);
+            WholeLane { lane: end.lane, first_ordinal: first, next_ordinal: end.next_ordinal }
+        };
+        ends.filter(|end| end.lane != LaneId::PROGRESS).map(of).collect()
+    }
+
+    /// Where the lanes were found to end, if what is offered is all of them.
+    fn check_offer(&self, offered: &OfferGroups) -> Result<&[LaneHandover], String> {
+        let name = StreamletRef { stream: offered.stream, streamlet: offered.streamlet };
+        let ends = self.ends.get(&name).ok_or("it was not opened with nothing but what is rebuilt")?;
+        let (mut ranges, node) =
+            (self.ranges.iter().filter(|(_, names)| names.contains(&name)).peekable(), offered.node);
+        if ranges.peek().is_none() {
+            return Err("nothing of it is rebuilt".into());
+        }
+        if let Some((range, _)) = ranges.find(|(range, _)| range.log.node != node) {
+            return Err(format!("some of it is in {range}, not in logs of node {node}"));
+        }
+        let lanes = ends.iter().filter(|lane| lane.lane != LaneId::PROGRESS);
+        for end in lanes {
+            let has = offered.lanes.iter().find(|lane| lane.lane == end.lane);
+            let first = end.groups.first().map(|group| group.first_ordinal);
+            let is_whole = match (first, has) {
+                (Some(first), Some(has)) => has.first_ordinal <= first && has.next_ordinal == end.next_ordinal,
+                (Some(_), None) => false,
+                (None, has) => has.is_none_or(|has| has.next_ordinal == end.next_ordinal),
+            };
+            if !is_whole {
+                let has = has.map_or((0, 0), |has| (has.first_ordinal, has.next_ordinal));
+                return Err(format!(
+                    "lane {} goes from {} to {}, and node {node} has {} to {}",
+                    end.lane,
+                    first.unwrap_or(end.next_ordinal),
+                    end.next_ordinal,
+                    has.0,
+                    has.1
+                ));
+            }
+        }
+        let is_known = |lane: &WholeLane| ends.iter().any(|end| end.lane == lane.lane);
+        match offered.lanes.iter().find(|lane| !is_known(lane)) {
+            Some(other) => Err(format!("nothing of lane {} was acknowledged", other.lane)),
+            None => Ok(ends),
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! A node that came back holds again what it had, instead of the owner who rebuilds that; and not in any other case.
+
+use kera_coordinator::catalog::Limits;
+use kera_coordinator::cluster::{ClusterState, Join, LogView, Offerable, Offers};
+use kera_format::LaneId;
+use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
+use kera_format::{StreamId, StreamOptions, StreamletId, level};
+use kera_protocol::{CreateStream, RebuildRange, ReturnGroups, StreamletState, StreamletsRebuilt, WholeLane};
+
+struct Cluster {
+    state: ClusterState,
+    stream: StreamId,
+}
+
+/// The log of node 1 before it was lost.
+const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
+
+impl Cluster {
+    /// Three nodes, each with a streamlet. Node 1 is lost, node 2 or 3 rebuilds what it had, and it is back.
+    fn with_return(level: u32) -> Cluster {
+        let mut cluster = Cluster { state: ClusterState::default(), stream: StreamId(0) };
+        let founded = cluster.state.plan_found([9; 16], &join(1), 0).unwrap();
+        cluster.apply(&founded);
+        for node in 2..=3 {
+            let joined = cluster.state.plan_join(&join(node), 0).unwrap();
+            cluster.apply(&joined);
+        }
+        (cluster.state.level() + 1..=level).for_each(|level| cluster.apply(&[ClusterEntry::LevelRaised { level }]));
+        let options = StreamOptions { streamlets: 3, replication: 2, ..StreamOptions::default() };
+        let request = CreateStream { name: "copied".into(), options, if_not_exists: false };
+        let created =
+            cluster.state.plan_create_stream(&request, &Limits { streams: 100, nodes: 16 }, 0, false).unwrap();
+        cluster.apply(&created);
+        cluster.stream = cluster.state.catalog.find(&"copied".into()).unwrap().id;
+        let agreed = cluster.state.plan_view(&LogView { log: LOG, view: 1, first: 1, backups: vec![2] }).unwrap();
+        cluster.apply(&agreed);
+        cluster.lose(1, 1);
+        cluster.joins(1, true);
+        cluster
+    }
+
+    /// What is true in the state is so in a snapshot of it.
+    fn apply(&mut self, entries: &[ClusterEntry]) {
+        for entry in entries {
+            self.state.apply(entry).unwrap_or_else(|refused| panic!("{entry:?}: {refused}"));
+        }
+        let mut copy = ClusterState::default();
+        self.state.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
+        assert_eq!(copy.snapshot(), self.state.snapshot(), "a snapshot has all of it");
+        assert_eq!(copy.plan_gather().unwrap(), self.state.plan_gather().unwrap(), "and means the same");
+    }
+
+    fn lose(&mut self, node: NodeNumber, epoch: u32) {
+        let fenced = self.state.plan_fence(node, epoch).unwrap();
+        self.apply(&fenced);
+        let open: Vec<LogName> =
+            self.state.logs_of(node, epoch).filter(|(_, log)| log.end.is_none()).map(|(log, _)| log).collect();
+        open.into_iter().for_each(|log| self.apply(&[ClusterEntry::LogEnded { log, end: 5 }]));
+        let recovered = self.state.plan_recover(node, epoch).unwrap();
+        self.apply(&recovered);
+    }
+
+    fn joins(&mut self, node: NodeNumber, has_all: bool) {
+        let joined = self.state.plan_join(&Join { has_all, ..join(node) }, 0).unwrap();
+        self.apply(&joined);
+    }
+
+    /// What node 1 may offer.
+    fn offerable(&self) -> Vec<Offerable> {
+        let epoch = self.state.node(1).unwrap().epoch;
+        self.state.offerable(1, epoch)
+    }
+
+    /// What the owner of an offered streamlet asks for.
+    fn asked(&self, of: &Offerable) -> ReturnGroups {
+        let state = StreamletState {
+            stream: of.stream,
+            streamlet: StreamletId(of.streamlet),
+            epoch: 0,
+            lanes: Vec::new(),
+            progress: Vec::new(),
+        };
+        ReturnGroups {
+            node: of.owner,
+            epoch: self.state.node(of.owner).unwrap().epoch,
+            stream: of.stream,
+            streamlet: StreamletId(of.streamlet),
+            owner_epoch: of.owner_epoch,
+            holder: 1,
+            holder_epoch: self.state.node(1).unwrap().epoch,
+            state: kera_protocol::codec::bytes_of(&state),
+        }
+    }
+
+    fn gives_back(&mut self, of: &Offerable) {
+        let asked = self.asked(of);
+        let entries = self.state.plan_returned(&asked).unwrap();
+        assert_eq!(entries.len(), 2, "{entries:?}");
+        self.apply(&entries);
+        assert_eq!(self.state.plan_returned(&asked).unwrap(), [], "asking twice is answered like asking once");
+    }
+
+    fn refuses(&self, asked: &ReturnGroups, words: &str) {
+        let refused = self.state.plan_returned(asked).expect_err("it breaks a rule").to_string();
+        assert!(refused.contains(words), "{refused}");
+    }
+
+    fn rebuilt(&mut self, of: &Offerable) {
+        let (node, epoch) = (of.owner, self.state.node(of.owner).unwrap().epoch);
+        let Offerable { stream, streamlet: first, owner_epoch, .. } = *of;
+        let streamlets = vec![RebuildRange { stream, first, count: 1, owner_epoch }];
+        let entries = self.state.plan_rebuilt(&StreamletsRebuilt { node, epoch, streamlets }).unwrap();
+        self.apply(&entries);
+    }
+
+    /// Who has the groups of node 1's first life, by the table.
+    fn holder(&self, of: &Offerable) -> NodeNumber {
+        let held: Vec<_> = self.state.owners(of.stream).unwrap().held_of(of.streamlet).collect();
+        held.first().map_or(0, |held| if held.lost { 0 } else { held.node })
+    }
+}
+
+fn join(node: NodeNumber) -> Join {
+    Join {
+        node,
+        uuid: [node as u8; 16],
+        roles: Roles(Roles::BROKER.0 | Roles::BACKUP.0),
+        rack: String::new(),
+        doors: Doors::default(),
+        settings: Vec::new(),
+        epoch_min: 1,
+        has_all: true,
+        levels: (level::FIRST, level::NEWEST),
+    }
+}
+
+#[test]
+fn a_node_that_came_back_holds_what_it_had_and_the_owner_stays_the_owner() {
+    let mut cluster = Cluster::with_return(level::RETURNED_GROUPS);
+    let [of] = cluster.offerable()[..] else { panic!("{:?}", cluster.offerable()) };
+    cluster.gives_back(&of);
+    assert_eq!(cluster.holder(&of), 1);
+    let owner = cluster.state.owner(of.stream, of.streamlet).unwrap();
+    assert_eq!((owner.node, owner.owner_epoch, owner.rebuilding), (of.owner, of.owner_epoch, true));
+    assert!(cluster.state.handed(of.stream, of.streamlet).is_some(), "where its lanes went on is known");
+    assert_eq!(cluster.offerable(), [], "once");
+    // Its copies are in the node's old log: that stays, for the node alone knows when they are elsewhere.
+    cluster.rebuilt(&of);
+    assert_eq!(cluster.state.plan_give_up_lost().unwrap(), []);
+}
+
+#[test]
+fn what_is_rebuilt_is_not_given_back() {
+    let mut cluster = Cluster::with_return(level::RETURNED_GROUPS);
+    let of = cluster.offerable()[0];
+    let asked = cluster.asked(&of);
+    cluster.rebuilt(&of);
+    cluster.refuses(&asked, "is not being rebuilt");
+    assert_eq!(cluster.offerable(), []);
+}
+
+#[test]
+fn neither_an_earlier_life_of_the_node_nor_one_of_the_owner_counts() {
+    let mut cluster = Cluster::with_return(level::RETURNED_GROUPS);
+    let of = cluster.offerable()[0];
+    let asked = cluster.asked(&of);
+    let entry = ClusterEntry::GroupsReturned {
+        stream: of.stream,
+        streamlet: of.streamlet,
+        owner_epoch: of.owner_epoch - 1,
+        node: 1,
+        epoch: asked.holder_epoch,
+    };
+    let refused = cluster.state.apply(&entry).expect_err("the owner epoch is over");
+    assert!(refused.to_string().contains("has owner epoch"), "{refused}");
+    cluster.lose(1, asked.holder_epoch);
+    cluster.refuses(&asked, "is over");
+    cluster.joins(1, true);
+    cluster.refuses(&asked, "is over");
+    let asked = cluster.asked(&of);
+    cluster.lose(of.owner, asked.epoch);
+    cluster.refuses(&asked, "does not own");
+    // The next owner has another owner epoch, and is asked itself.
+    let next = cluster.offerable();
+    assert!(next.iter().all(|next| next.owner_epoch > of.owner_epoch && next.owner != of.owner), "{next:?}");
+}
+
+#[test]
+fn what_came_back_is_gathered_if_the_node_is_lost_again() {
+    let mut cluster = Cluster::with_return(level::RETURNED_GROUPS);
+    let of = cluster.offerable()[0];
+    cluster.gives_back(&of);
+    let epoch = cluster.state.node(1).unwrap().epoch;
+    cluster.lose(1, epoch);
+    assert_eq!(cluster.state.plan_gather().unwrap(), [], "not before the rest is rebuilt");
+    cluster.rebuilt(&of);
+    assert!(cluster.state.plan_give_up_lost().unwrap().is_empty(), "it is gathered from the node's old log");
+    let gathered = cluster.state.plan_gather().unwrap();
+    assert_eq!(gathered.len(), 1, "{gathered:?}");
+    cluster.apply(&gathered);
+    assert_eq!(cluster.holder(&of), of.owner);
+}
+
+#[test]
+fn a_node_that_comes_back_again_without_its_memory_has_lost_it() {
+    let mut cluster = Cluster::with_return(level::RETURNED_GROUPS);
+    let of = cluster.offerable()[0];
+    cluster.gives_back(&of);
+    cluster.joins(1, true);
+    assert_eq!(cluster.holder(&of), 1, "with its memory it still has it");
+    cluster.joins(1, false);
+    assert_eq!(cluster.holder(&of), 0);
+}
+
+#[test]
+fn the_next_owner_leaves_what_came_back_where_it_is() {
+    let mut cluster = Cluster::with_return(level::RETURNED_GROUPS);
+    let of = cluster.offerable()[0];
+    cluster.gives_back(&of);
+    cluster.lose(of.owner, 1);
+    let owner = cluster.state.owner(of.stream, of.streamlet).unwrap();
+    assert!(owner.node != of.owner && owner.rebuilding, "{owner:?}");
+    assert_eq!(cluster.holder(&of), 1);
+    let newer = cluster.state.owners(of.stream).unwrap().held_of(of.streamlet).last().unwrap();
+    assert_eq!((newer.owner_epoch, newer.node), (of.owner_epoch, owner.node), "it has what the last owner wrote");
+}
+
+#[test]
+fn below_its_level_nothing_is_offered() {
+    let cluster = Cluster::with_return(level::RETURNED_GROUPS - 1);
+    assert_eq!(cluster.offerable(), []);
+    let above = Cluster::with_return(level::RETURNED_GROUPS);
+    cluster.refuses(&above.asked(&above.offerable()[0]), "needs level");
+}
+
+/// What a node has of a lane.
+fn some() -> Option<Vec<WholeLane>> {
+    Some(vec![WholeLane { lane: LaneId(0), first_ordinal: 0, next_ordinal: 9 }])
+}
+
+#[test]
+fn old_logs_are_kept_while_something_that_is_offered_may_come_to_be_held() {
+    let mut cluster = Cluster::with_return(level::RETURNED_GROUPS);
+    let me = (1, cluster.state.node(1).unwrap().epoch);
+    let [of] = cluster.offerable()[..] else { panic!("{:?}", cluster.offerable()) };
+    let mut offers = Offers::default();
+    assert!(!offers.give_up_old_logs(&cluster.state, me, true), "it is offered in a moment");
+    assert_eq!(offers.make(of, some), some());
+    assert_eq!(offers.make(of, || None), some(), "the same as before, whatever retention has taken since");
+    assert!(!offers.give_up_old_logs(&cluster.state, me, false));
+    cluster.gives_back(&of);
+    assert_eq!(offers.held(&cluster.state, 1).into_iter().collect::<Vec<_>>(), [(of.stream, of.streamlet)]);
+    assert!(offers.give_up_old_logs(&cluster.state, me, true), "it knows what it holds");
+}
+
+#[test]
+fn what_is_refused_keeps_no_old_logs_and_is_not_offered_again() {
+    let cluster = Cluster::with_return(level::RETURNED_GROUPS);
+    let me = (1, cluster.state.node(1).unwrap().epoch);
+    let of = cluster.offerable()[0];
+    let mut offers = Offers::default();
+    assert_eq!(offers.make(of, some), some());
+    offers.refuse(of);
+    assert_eq!(offers.make(of, some), None);
+    assert!(offers.give_up_old_logs(&cluster.state, me, true));
+    let mut offers = Offers::default();
+    assert_eq!(offers.make(of, || None), None, "it has not all of it");
+    assert!(offers.give_up_old_logs(&cluster.state, me, true));
+}
+
+/// The question whether old logs may go may be answered late.
+#[test]
+fn nothing_is_offered_once_old_logs_were_given_up() {
+    let mut cluster = Cluster::with_return(level::RETURNED_GROUPS);
+    let me = (1, cluster.state.node(1).unwrap().epoch);
+    let of = cluster.offerable()[0];
+    cluster.rebuilt(&of);
+    let mut offers = Offers::default();
+    assert!(offers.give_up_old_logs(&cluster.state, me, true));
+    // Whoever rebuilds it next, should its owner be lost.
+    let next = Offerable { owner_epoch: of.owner_epoch + 1, ..of };
+    assert_eq!(offers.make(next, some), None);
+}
+
+#[test]
+fn what_waits_for_an_owner_may_be_offered_yet() {
+    let mut cluster = Cluster::with_return(level::RETURNED_GROUPS);
+    let (of, epoch) = (cluster.offerable()[0], cluster.state.node(1).unwrap().epoch);
+    cluster.rebuilt(&of);
+    // Lost with what it got, and back before anybody has that.
+    let owner = cluster.state.node(of.owner).unwrap().epoch;
+    let fenced = cluster.state.plan_fence(of.owner, owner).unwrap();
+    cluster.apply(&fenced);
+    cluster.joins(of.owner, true);
+    let me = (of.owner, cluster.state.node(of.owner).unwrap().epoch);
+    let mine = cluster.state.owner(of.stream, of.streamlet).unwrap();
+    let may = Offers::default().give_up_old_logs(&cluster.state, me, true);
+    assert_eq!(may, mine.epoch == me.1, "{mine:?}");
+    assert!(Offers::default().give_up_old_logs(&cluster.state, (1, epoch), true), "that is another node's");
+}
+
+#[test]
+fn an_earlier_life_of_a_node_gives_up_nothing_of_it() {
+    let mut cluster = Cluster::with_return(level::RETURNED_GROUPS);
+    let (of, epoch) = (cluster.offerable()[0], cluster.state.node(1).unwrap().epoch);
+    cluster.gives_back(&of);
+    cluster.rebuilt(&of);
+    assert_eq!(cluster.state.plan_give_up_old_log(LOG, epoch).unwrap().len(), 1, "it has copied that again");
+    cluster.joins(1, true);
+    let refused = cluster.state.plan_give_up_old_log(LOG, epoch).expect_err("it comes late").to_string();
+    assert!(refused.contains("has asked"), "{refused}");
+    assert_eq!(cluster.state.plan_give_up_old_log(LOG, epoch + 1).unwrap().len(), 1);
+}

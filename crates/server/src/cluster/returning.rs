@@ -1,0 +1,180 @@
+//! A node that comes back offers what it still has to those who took it over and are rebuilding it; and how such an owner answers
+//! (`docs/replication.md`, "A returning node holds again what it has").
+//!
+//! Nothing waits for it: the owner goes on rebuilding until the coordinators say that the node holds the groups, and what comes of an offer that was
+//! not answered both of them see in the coordinators' log.
+
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
+
+use kera_broker::{Broker, NotTaken};
+use kera_coordinator::cluster::Offerable;
+use kera_format::{StreamId, StreamletId};
+use kera_protocol::{Body, ErrorBody, GroupsOffered, OfferGroups, Op, ReturnGroups, Status};
+use kera_raft::{Group, Transport};
+use tokio::runtime::Handle;
+use tokio::sync::watch;
+
+use super::recovery::Recovery;
+
+/// Time until it is offered again what was not taken: at first, and at most. An owner may not know yet where its lanes end.
+const AGAIN: Duration = Duration::from_millis(200);
+const AGAIN_MAX: Duration = Duration::from_secs(5);
+/// What an owner has rebuilt of groups that another node holds stays for so long, for readers that were on their way to it.
+const LINGER: Duration = Duration::from_millis(300);
+
+/// See the module.
+pub(super) struct Returning {
+    node: u32,
+    epoch: u32,
+    group: Arc<Group>,
+    broker: Arc<Broker>,
+    recovery: Arc<Recovery>,
+    transport: Arc<dyn Transport>,
+    /// Where the coordinators' log runs.
+    runtime: Handle,
+}
+
+/// The same, as the node's sessions find it: there once the node's log is whole.
+#[derive(Default)]
+pub(super) struct ReturningRole(OnceLock<Arc<Returning>>);
+
+impl ReturningRole {
+    pub(super) fn set(&self, returning: Arc<Returning>) {
+        let _ = self.0.set(returning);
+    }
+
+    /// Answers a node that has come back.
+    pub(super) async fn offered(&self, version: u8, body: &[u8]) -> Result<Vec<u8>, (Status, ErrorBody)> {
+        let malformed = |error: kera_protocol::ProtocolError| (Status::Malformed, ErrorBody::new(error.to_string()));
+        let offered = OfferGroups::decode(version, body).map_err(malformed)?;
+        let later = |reason: String| (Status::NotReady, ErrorBody::new(reason));
+        let returning = self.0.get().ok_or_else(|| later("the node is starting".into()))?;
+        let is_taken = returning.take(&offered).await.map_err(later)?;
+        let mut answer = Vec::new();
+        GroupsOffered { is_taken }.encode(version, &mut answer);
+        Ok(answer)
+    }
+}
+
+impl Returning {
+    /// `has_all`: the node came with all that it had acknowledged, so that it has something to offer.
+    pub(super) fn start(
+        (node, epoch, has_all): (u32, u32, bool),
+        group: &Arc<Group>,
+        broker: &Arc<Broker>,
+        (recovery, transport): (&Arc<Recovery>, Arc<dyn Transport>),
+        runtime: &Handle,
+        mut stop: watch::Receiver<bool>,
+    ) -> Arc<Returning> {
+        let returning = Arc::new(Returning {
+            node,
+            epoch,
+            group: group.clone(),
+            broker: broker.clone(),
+            recovery: recovery.clone(),
+            transport,
+            runtime: runtime.clone(),
+        });
+        if has_all {
+            let offering = Arc::downgrade(&returning);
+            runtime.spawn(async move {
+                let mut pause = AGAIN;
+                loop {
+                    tokio::select! {
+                        _ = stop.wait_for(|stop| *stop) => return,
+                        () = tokio::time::sleep(pause) => {}
+                    }
+                    let Some(returning) = Weak::upgrade(&offering) else { return };
+                    let has_news = returning.offer_all().await;
+                    pause = if has_news { AGAIN } else { (2 * pause).min(AGAIN_MAX) };
+                }
+            });
+        }
+        returning
+    }
+
+    /// Offers what this node has to those who rebuild it. Whether somebody took some of it, or was asked for the first time.
+    async fn offer_all(&self) -> bool {
+        let mut has_news = false;
+        for of in self.group.read(|state| state.offerable(self.node, self.epoch)) {
+            let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));
+            if !self.broker.has_let_go(stream, streamlet, (of.owner, of.owner_epoch)) {
+                continue;
+            }
+            // From here on its copies are kept, whatever becomes of the answer.
+            let lanes = self.recovery.offers(|offers| offers.make(of, || self.broker.whole_lanes(stream, streamlet)));
+            let Some(lanes) = lanes else { continue };
+            self.broker.offers(stream, streamlet, Some(of.owner_epoch));
+            let (node, epoch, owner_epoch) = (self.node, self.epoch, of.owner_epoch);
+            let offer = OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes };
+            match self.offer(&of, &offer).await {
+                Ok(GroupsOffered { is_taken: true }) => {
+                    let Offerable { stream, streamlet, owner, .. } = of;
+                    tracing::info!(%stream, streamlet, owner, "older groups are held here again and need not be rebuilt");
+                    has_news = true;
+                }
+                Ok(GroupsOffered { is_taken: false }) => {
+                    let Offerable { stream, streamlet, owner, .. } = of;
+                    tracing::info!(%stream, streamlet, owner, "what is here of older groups is not all, or has no copies; they are rebuilt");
+                    self.recovery.offers(|offers| offers.refuse(of));
+                    self.broker.offers(of.stream, StreamletId(of.streamlet), None);
+                    has_news = true;
+                }
+                Err(reason) => {
+                    tracing::debug!(%stream, %streamlet, owner = of.owner, reason, "it is not decided yet whether older groups are held here again");
+                }
+            }
+        }
+        has_news
+    }
+
+    async fn offer(&self, of: &Offerable, offer: &OfferGroups) -> Result<GroupsOffered, String> {
+        let address = self.group.read(|state| state.node(of.owner).map(|node| node.doors.cluster.clone()));
+        let address = address.ok_or("its owner is not in the cluster any more")?;
+        let (version, mut body) = (Op::OfferGroups.version_max(), Vec::new());
+        offer.encode(version, &mut body);
+        let answer = self.transport.call(of.owner.into(), &address, Op::OfferGroups, body).await?;
+        GroupsOffered::decode(version, &answer).map_err(|error| error.to_string())
+    }
+
+    /// A node says that it has older groups which this one rebuilds. True: the coordinators know that it holds them; false: it never does; an
+    /// error: it may be asked again.
+    async fn take(&self, offered: &OfferGroups) -> Result<bool, String> {
+        let OfferGroups { stream, streamlet, owner_epoch, .. } = *offered;
+        let rebuild = self.recovery.rebuild_of(stream, streamlet, owner_epoch);
+        let rebuild = rebuild.ok_or("it has not been taken over yet, or it is rebuilt")?;
+        let handed = self.recovery.handed_state(stream, streamlet);
+        let state = match self.broker.check_offer(&rebuild, offered, handed) {
+            Ok(state) => state,
+            Err(NotTaken::Later(why)) => return Err(why),
+            Err(NotTaken::Never(why)) => {
+                tracing::info!(%stream, %streamlet, node = offered.node, why, "a node that came back does not have what is rebuilt");
+                return Ok(false);
+            }
+        };
+        let asked = ReturnGroups {
+            node: self.node,
+            epoch: self.epoch,
+            stream,
+            streamlet,
+            owner_epoch,
+            holder: offered.node,
+            holder_epoch: offered.epoch,
+            state,
+        };
+        self.group.ask(&asked).await.map(|_| true).map_err(|error| error.to_string())
+    }
+
+    /// Another node holds older groups of a streamlet, which this one may be rebuilding. Never blocks.
+    pub(super) fn is_held(&self, stream: StreamId, streamlet: u32) {
+        let broker = self.broker.clone();
+        self.runtime.spawn(async move {
+            tokio::time::sleep(LINGER).await;
+            let bytes = broker.leave_to_holder(stream, StreamletId(streamlet));
+            if bytes > 0 {
+                tracing::info!(%stream, streamlet, bytes, "older groups are with the node that came back with them");
+            }
+        });
+    }
+}

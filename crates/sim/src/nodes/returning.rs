@@ -1,0 +1,88 @@
+//! Nodes that come back offer what they still have to those who rebuild it, as `crates/server/src/cluster/returning.rs` does it, by turns. What
+//! may be offered, and whether it is all of it, is decided by the real rules.
+
+use kera_broker::NotTaken;
+use kera_coordinator::cluster::{ClusterState, Offerable};
+use kera_format::StreamletId;
+use kera_protocol::{OfferGroups, ReturnGroups, StreamletState};
+
+use super::coordinators::Command;
+use super::copies::lock;
+use super::network::Packet;
+use super::node::Running;
+use super::world::{Planted, World};
+
+/// Time until it is offered again what was not taken.
+const AGAIN_US: u64 = 300_000;
+
+impl Running {
+    /// What this node has whole of streamlets that others rebuild, each with who does.
+    fn offers(&mut self, known: &ClusterState, now_us: u64) -> Vec<(u32, OfferGroups)> {
+        if !self.came_with_all || now_us < self.offer_us {
+            return Vec::new();
+        }
+        self.offer_us = now_us + AGAIN_US;
+        let mut offers = Vec::new();
+        for of in known.offerable(self.number, self.epoch) {
+            let (stream, streamlet) = (of.stream, StreamletId(of.streamlet));
+            let broker = &self.broker;
+            if !broker.has_let_go(stream, streamlet, (of.owner, of.owner_epoch)) {
+                continue;
+            }
+            let lanes = self.copier.offers.make(of, || broker.whole_lanes(stream, streamlet));
+            let Some(lanes) = lanes else { continue };
+            self.broker.offers(stream, streamlet, Some(of.owner_epoch));
+            let (node, epoch, owner_epoch) = (self.number, self.epoch, of.owner_epoch);
+            offers.push((of.owner, OfferGroups { node, epoch, stream, streamlet, owner_epoch, lanes }));
+        }
+        offers
+    }
+}
+
+impl World {
+    /// A turn of a node that may have come back.
+    pub(super) fn offer(&mut self, node: u32) {
+        let (now_us, known) = (self.now_us(), self.node(node).known.clone());
+        let Some(running) = self.node_mut(node).running() else { return };
+        for (owner, offer) in running.offers(&lock(&known), now_us) {
+            *self.events_of.entry("offered what came back").or_default() += 1;
+            self.tell(node, owner, Packet::Offer(offer));
+        }
+    }
+
+    /// A node hears that it does not hold again what it has offered.
+    pub(super) fn refused(&mut self, node: u32, of: Offerable, epoch: u32) {
+        let Some(running) = self.node_mut(node).running().filter(|running| running.epoch == epoch) else { return };
+        running.copier.offers.refuse(of);
+        running.broker.offers(of.stream, StreamletId(of.streamlet), None);
+    }
+
+    /// A node says that it has older groups which this one rebuilds.
+    pub(super) fn offered(&mut self, node: u32, offered: &OfferGroups) {
+        let (epoch, planted) = (self.node(node).epoch, self.plan.planted);
+        let known = self.node(node).known.clone();
+        let Some(running) = self.node_mut(node).running() else { return };
+        let OfferGroups { stream, streamlet, owner_epoch, .. } = *offered;
+        let Some(rebuild) = running.recovery.rebuild_of((stream, streamlet, owner_epoch)) else { return };
+        let kept = lock(&known).handed(stream, streamlet.0);
+        let read = |kept: &[u8]| <StreamletState as kera_protocol::Body>::decode(1, kept);
+        let handed = kept.map(|kept| read(&kept).expect("the coordinators checked it"));
+        let mut offered = offered.clone();
+        if planted == Some(Planted::TakesWhatIsNotAll) {
+            offered.lanes = rebuild.whole(stream, streamlet);
+        }
+        match running.broker.check_offer(&rebuild, &offered, handed) {
+            Ok(state) => {
+                let (holder, holder_epoch) = (offered.node, offered.epoch);
+                let asked = ReturnGroups { node, epoch, stream, streamlet, owner_epoch, holder, holder_epoch, state };
+                self.ask(node, Command::Returned(asked));
+            }
+            Err(NotTaken::Later(_)) => {}
+            Err(NotTaken::Never(_)) => {
+                *self.events_of.entry("did not take what came back").or_default() += 1;
+                let of = Offerable { stream, streamlet: streamlet.0, owner: node, owner_epoch };
+                self.tell(node, offered.node, Packet::Refused(of, offered.epoch));
+            }
+        }
+    }
+}
