@@ -190,6 +190,28 @@ fn blocks_are_taken_in_their_order_and_a_hole_says_what_is_next() {
     assert_eq!(rig.read(LOG, 1, 8), Ok((1..=8).collect()));
 }
 
+/// With what a broker asks whether it is there: a block behind a hole in any log.
+#[test]
+fn a_question_is_answered_at_once_and_leaves_nothing() {
+    let mut rig = Rig::over(open(&memory().1, 1).0);
+    let question = 1 << 63 | 5;
+    let ask = |rig: &Rig| {
+        let done = Arc::clone(&rig.answers) as Arc<dyn StoreDone>;
+        rig.backup.store(&head(LOG, question, 1, true, 0, &[]), &[], &done, 99)
+    };
+    let next = |block| Taken::Answered(BlockStored { outcome: StoreOutcome::Next, block });
+    assert_eq!(ask(&rig), next(1));
+    assert_eq!(rig.backup.list(&ListReplicas { after: None, limit: 0 }).replicas, []);
+    for block in 1..=3 {
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+    assert_eq!(ask(&rig), next(4));
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 3 }]);
+    rig.backup.fence(LOG.node, LOG.epoch, &[]).expect("fenced");
+    let fenced = BlockStored { outcome: StoreOutcome::Fenced, block: LOG.epoch.into() };
+    assert_eq!(ask(&rig), Taken::Answered(fenced));
+}
+
 #[test]
 fn one_sync_for_each_file_serves_all_that_wait() {
     let faulty = FaultyDisk::new(Arc::new(MemoryDisk::new()));

@@ -60,7 +60,8 @@ wire_struct! {
         pub view: u32,
         /// The view's first block.
         pub view_first: u64,
-        /// The block's number in its log, from 1.
+        /// The block's number in its log, from 1. From 2^63 on it is none's: whoever sends it, without chunks, asks whether the backup takes
+        /// blocks of the log, which is answered with the next one that it does.
         pub block: u64,
         /// When it was made, milliseconds since 1970.
         pub written_ms: i64,

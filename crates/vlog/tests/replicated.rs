@@ -52,12 +52,15 @@ impl Net {
 
 impl BackupLink for Net {
     fn send(&self, to: BackupId, view: &View, block: &Arc<Block>) {
-        assert!(view.backups.contains(&to), "block {} goes to {to}, which is not in {view:?}", block.number);
+        let asks = Block::asks(block.number);
+        assert!(asks || view.backups.contains(&to), "block {} goes to {to}, which is not in {view:?}", block.number);
         let bytes: Vec<u8> = block.parts.iter().flat_map(|part| part.iter().copied()).collect();
         assert_eq!(bytes.len(), block.chunk_bytes as usize);
         let mut said = self.said();
-        let first = said.contents.entry(block.number).or_insert_with(|| bytes.clone());
-        assert_eq!(*first, bytes, "block {} has two contents", block.number);
+        if !asks {
+            let first = said.contents.entry(block.number).or_insert_with(|| bytes.clone());
+            assert_eq!(*first, bytes, "block {} has two contents", block.number);
+        }
         let head = StoreHead {
             cluster: CLUSTER,
             log: block.log,
@@ -309,6 +312,22 @@ impl World {
             Taken::Queued => {}
             Taken::Full => panic!("so much does not fit into a test"),
         }
+    }
+
+    /// A turn, and what comes of it if the log asks who is there: all that are answer at once.
+    fn turn_and_ask(&mut self) {
+        self.turn();
+        let (questions, blocks) =
+            std::mem::take(&mut self.to_backups).into_iter().partition(|(_, head, _)| Block::asks(head.block));
+        let questions: Vec<(BackupId, StoreHead, Vec<u8>)> = questions;
+        self.to_backups = blocks;
+        for (to, head, bytes) in questions {
+            let Some(Node { backup: Some(backup), heard, life, .. }) = self.nodes.get(&to) else { continue };
+            let done = Arc::clone(heard) as Arc<dyn StoreDone>;
+            let Taken::Answered(answer) = backup.store(&head, &bytes, &done, 0) else { panic!("it waits for a disk") };
+            self.replicated.answered(to, *life, head.block, answer_of(Ok(answer)));
+        }
+        self.turn();
     }
 
     /// A backup writes what it has taken, and answers.
@@ -640,7 +659,7 @@ fn what_a_backup_has_answered_does_not_count_in_the_next_view_for_it_may_have_lo
     world.net.said().candidates = vec![2];
     world.replicated.broken(1, "node 1 does not answer".into());
     for _ in 0..100 {
-        world.turn();
+        world.turn_and_ask();
         for asked in std::mem::take(&mut world.to_coordinator) {
             let answer = world.coordinator.answer(&asked);
             world.replicated.view_answered(answer);
@@ -739,10 +758,101 @@ fn a_lost_backup_that_nothing_was_sent_to_is_in_no_next_view() {
     world.net.said().candidates = vec![3];
     for _ in 0..4 {
         world.clock.advance_ms(1000);
-        world.turn();
+        world.turn_and_ask();
         world.heal();
     }
     assert_eq!(world.replicated.state().1.backups, [3]);
+}
+
+/// Nothing is written, and the coordinators do not know yet that a machine burned: what is named by the next view must have answered.
+fn burns(world: &mut World, id: BackupId) {
+    world.nodes.get_mut(&id).expect("a node").backup = None;
+    world.gone.insert(id);
+}
+
+/// Turns for so long, with all that are there answering what they are asked.
+fn pass(world: &mut World, ms: u64) {
+    for _ in 0..ms / 25 {
+        world.turn_and_ask();
+        world.clock.advance_ms(25);
+    }
+}
+
+#[test]
+fn a_backup_that_burned_a_moment_ago_is_in_no_next_view_although_it_was_in_the_last_one() {
+    let mut world = World::new(4, config());
+    world.loses = false;
+    world.net.said().candidates = vec![1, 2];
+    world.append();
+    world.heal();
+    burns(&mut world, 2);
+    world.replicated.broken(1, "the coordinators have fenced it".into());
+    world.net.said().candidates = vec![2];
+    pass(&mut world, 3000);
+    assert_eq!(world.to_coordinator, [], "nobody could show the end of the log");
+    // The other one is back, and has what it had.
+    world.net.said().candidates = vec![1, 2];
+    world.clock.advance_ms(3000);
+    world.append();
+    pass(&mut world, 600);
+    world.heal();
+    assert_eq!(world.replicated.state().1.backups, [1]);
+}
+
+#[test]
+fn a_candidate_that_burned_a_moment_ago_is_in_no_view_and_the_next_one_is() {
+    let mut world = World::new(4, config());
+    world.loses = false;
+    world.append();
+    world.heal();
+    burns(&mut world, 3);
+    world.replicated.broken(1, "node 1 does not answer".into());
+    world.net.said().candidates = vec![2, 3, 4, 5];
+    pass(&mut world, 75);
+    assert_eq!(world.to_coordinator, [], "it may answer");
+    pass(&mut world, 75);
+    assert_eq!(world.to_coordinator.first().map(|view| &view.backups[..]), Some(&[2, 4][..]));
+}
+
+/// Writes would wait for one that was replaced a moment ago and is back. It is taken, since there is no other and it answers.
+#[test]
+fn who_was_replaced_a_moment_ago_is_taken_before_writes_wait() {
+    let mut world = World::new(4, config());
+    world.loses = false;
+    world.net.said().candidates = vec![1, 2, 3];
+    world.append();
+    world.heal();
+    world.replicated.broken(2, "node 2 does not answer".into());
+    world.turn_and_ask();
+    world.heal();
+    world.turn();
+    assert_eq!(world.replicated.state().1.backups, [1, 3]);
+    for id in [1, 3, 4] {
+        burns(&mut world, id);
+        world.replicated.broken(id, format!("node {id} does not answer"));
+    }
+    world.net.said().candidates = vec![2, 4];
+    world.append();
+    pass(&mut world, 300);
+    assert_eq!(world.to_coordinator.first().map(|view| &view.backups[..]), Some(&[2][..]));
+    world.heal();
+    assert_eq!(world.replicated.durable_through(), 2);
+}
+
+#[test]
+fn a_fenced_log_learns_of_it_when_it_asks_who_is_there() {
+    let mut world = World::new(4, config());
+    world.loses = false;
+    world.append();
+    world.heal();
+    world.fence();
+    world.replicated.broken(1, "node 1 does not answer".into());
+    world.net.said().candidates = vec![2, 3];
+    let views = [LogView { vlog: LOG.vlog, first_block: 1 }];
+    world.nodes[&2].backup.as_ref().expect("started").fence(LOG.node, LOG.epoch, &views).expect("fenced");
+    world.turn_and_ask();
+    assert!(world.replicated.stats().fenced);
+    assert_eq!(world.to_coordinator, []);
 }
 
 #[test]
@@ -944,7 +1054,7 @@ fn a_question_of_a_later_life_for_a_block_that_an_earlier_one_had_is_a_loss() {
     world.nodes.insert(2, Node::new());
     assert!(world.nodes[&2].life > life);
     world.replicated.answered(from, world.nodes[&2].life, 2, Answer::Next(1));
-    world.turn();
+    world.turn_and_ask();
     let asked = world.to_coordinator.first().expect("a view").clone();
     assert_eq!(asked.first, 2);
     // What its first life has said before comes now, and says nothing of what it has.
@@ -975,7 +1085,7 @@ fn a_later_life_that_has_stored_less_than_an_earlier_one_has_lost_it() {
     let (from, block, answer) = world.from_backups.pop().expect("it answers");
     assert_eq!((block, &answer), (1, &Answer::Stored(1)));
     world.replicated.answered(from.0, from.1, block, answer);
-    world.turn();
+    world.turn_and_ask();
     assert_eq!(world.to_coordinator.first().map(|view| view.first), Some(4), "two blocks are lost");
 }
 
@@ -1011,7 +1121,7 @@ fn a_backup_that_has_lost_what_it_had_is_taken_again_from_the_last_acknowledged_
     // Its machine lost its power before anything was synced, and there is nobody else. Nothing is written meanwhile.
     world.nodes.insert(2, Node::new());
     world.replicated.came_back(2, &held, &[]);
-    world.turn();
+    world.turn_and_ask();
     world.heal();
     world.turn();
     let (_, view) = world.replicated.state();

@@ -5,7 +5,7 @@ use kera_format::LaneId;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
 use kera_protocol::StreamletsRebuilt;
-use kera_vlog::{Answer as Stored, Turn, View};
+use kera_vlog::{Answer as Stored, Block, Turn, View};
 
 use super::coordinators::Command;
 use super::copies::{Out, lock};
@@ -61,6 +61,14 @@ impl World {
                     if let Some(log) = log.filter(|_| last == Some(to)) {
                         log.answered(to, self.node(to).life.into(), head.block, Stored::Stored(head.block));
                     }
+                }
+                if self.plan.planted == Some(Planted::BelievesTheSilent) && Block::asks(head.block) {
+                    let life = self.node(to).life.into();
+                    let running = self.node_mut(node).running();
+                    if let Some(log) = running.and_then(|running| running.copies.get(head.log)) {
+                        log.answered(to, life, head.block, Stored::Next(1));
+                    }
+                    return;
                 }
                 self.tell(node, to, Packet::Block(head, chunks));
             }

@@ -141,6 +141,8 @@ pub enum Planted {
     NeedsNothing,
     /// Who rebuilds has a node that came back hold what it has, all of it or not.
     TakesWhatIsNotAll,
+    /// A log takes a backup to be there as soon as it asks whether it is.
+    BelievesTheSilent,
 }
 
 impl Planted {
@@ -163,6 +165,7 @@ impl Planted {
         Planted::ConsumesEarly,
         Planted::NeedsNothing,
         Planted::TakesWhatIsNotAll,
+        Planted::BelievesTheSilent,
     ];
 
     /// Its name on the command line.

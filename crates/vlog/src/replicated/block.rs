@@ -33,6 +33,20 @@ pub struct Block {
 }
 
 impl Block {
+    /// Numbers from here on are no blocks': they ask a backup whether it is there.
+    pub(crate) const QUESTIONS: u64 = 1 << 63;
+
+    /// Whether a number is that of a question.
+    pub fn asks(number: u64) -> bool {
+        number >= Block::QUESTIONS
+    }
+
+    /// What a backup is asked with: a block without chunks, behind a hole in any log. Every version of it answers with the next one that it
+    /// takes, or that it takes none, at once and without a look at a disk.
+    pub(crate) fn question(log: LogId, number: u64) -> Block {
+        Block::new(log, number, 0, Vec::new(), 0)
+    }
+
     /// Makes the next block of what was taken from the backlog. `ticket` is the last one before it.
     pub(crate) fn new(log: LogId, number: u64, written_ms: i64, taken: Vec<Pending>, ticket: Ticket) -> Block {
         let (mut parts, mut small) = (Vec::new(), Vec::new());

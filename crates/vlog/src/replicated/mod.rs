@@ -10,6 +10,7 @@
 //! that it is fenced.
 
 mod block;
+mod choice;
 mod kept;
 mod state;
 
@@ -76,7 +77,7 @@ pub struct ReplicatedConfig {
     pub resend_us: u64,
     /// A backup that is busy is left alone for so long.
     pub busy_us: u64,
-    /// A view that was asked for is asked for again after so long; backups are looked for as often.
+    /// A view that was asked for is asked for again after so long; backups are looked for as often, and asked again whether they are there.
     pub ask_again_us: u64,
     /// A backup that was replaced is not chosen again for so long.
     pub suspect_us: u64,
@@ -111,7 +112,7 @@ impl ReplicatedConfig {
 
 /// How blocks reach backups.
 pub trait BackupLink: Send + Sync {
-    /// Sends a block in a view. What becomes of it is told by [`ReplicatedLog::answered`], that the connection is gone by
+    /// Sends a block in a view, or [asks](Block::asks) with one. What becomes of it is told by [`ReplicatedLog::answered`], that the connection is gone by
     /// [`ReplicatedLog::broken`]. Must not block; may lose, double and reorder.
     fn send(&self, to: BackupId, view: &View, block: &Arc<Block>);
 

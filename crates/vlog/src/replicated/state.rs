@@ -11,6 +11,7 @@ use std::sync::Arc;
 use kera_format::SegmentId;
 use kera_format::vlog_replica::LogId;
 
+use super::choice::{Choice, Next};
 use super::kept::KeptBlocks;
 use super::{Answer, BackupId, Block, Event, ReplicatedConfig, View, ViewAnswer};
 
@@ -79,6 +80,10 @@ pub(crate) struct Core {
     pub(crate) view: View,
     peers: BTreeMap<BackupId, Peer>,
     change: Option<Change>,
+    /// It looks for backups for the next view.
+    choice: Option<Choice>,
+    /// Questions that were put.
+    questions: u64,
     /// Backups that were replaced, and until when they are not chosen again.
     suspects: BTreeMap<BackupId, u64>,
     /// When it was last logged that one is to be replaced.
@@ -121,6 +126,8 @@ impl Core {
             view,
             peers,
             change: None,
+            choice: None,
+            questions: 0,
             suspects: BTreeMap::new(),
             said_us: BTreeMap::new(),
             holders,
@@ -184,7 +191,12 @@ impl Core {
         }
         match event {
             Event::Answered(backup, life, number, answer) => self.answered((backup, life), number, answer, now_us),
-            Event::Broken(backup, why) => self.trouble(backup, why, now_us),
+            Event::Broken(backup, why) => {
+                if let Some(choice) = &mut self.choice {
+                    choice.told(backup, false);
+                }
+                self.trouble(backup, why, now_us);
+            }
             Event::View(answer) => self.view_answered(answer, now_us),
             Event::Lost(backup, view, block) if view == self.view.number => self.lost(backup, block, now_us),
             Event::Lost(..) => {}
@@ -208,19 +220,20 @@ impl Core {
     ///   So what is known of the backup is never put together from two lives: either the later one has shown that it has as much, or
     ///   it has lost something, and all that counts is what it has.
     fn answered(&mut self, (backup, life): (BackupId, u64), number: u64, answer: Answer, now_us: u64) {
-        let Some(peer) = self.peers.get_mut(&backup) else {
-            if let Answer::Fenced(_) = answer {
-                self.fence();
-            }
-            return;
-        };
+        if let Answer::Fenced(_) = answer {
+            return self.fence();
+        }
+        if Block::asks(number) {
+            self.told_of_itself(backup, number, &answer);
+        }
+        let Some(peer) = self.peers.get_mut(&backup) else { return };
         // Up to where it says that it has the view's blocks, if it does.
         let told = match answer {
             Answer::Stored(through) if (self.view.first..self.next_block).contains(&number) => Some(through),
             Answer::Next(next) if next >= self.view.first => Some(next - 1),
             _ => None,
         };
-        if life < peer.life && !matches!(answer, Answer::Fenced(_)) {
+        if life < peer.life {
             return;
         }
         if let Some(through) = told {
@@ -238,7 +251,9 @@ impl Core {
                 }
             }
             Answer::Stored(_) => {}
-            Answer::Fenced(_) => self.fence(),
+            // Looked at above; it has taken nothing, and nothing is to be sent again.
+            _ if Block::asks(number) => {}
+            Answer::Fenced(_) => {}
             Answer::Next(next) => {
                 // Late, or of an older try: it asks for what it has since. It did not take the block that it was asked about.
                 let next = next.max(peer.stored + 1);
@@ -344,38 +359,97 @@ impl Core {
         }
     }
 
-    /// Chooses backups in place of those that are to be replaced, and asks for the view. Its first block is fixed here, as the
-    /// one behind the last that was acknowledged, and from here on nothing is acknowledged until the coordinator has answered.
+    /// A backup has answered whether it takes blocks. One that is busy may be there in a moment.
+    fn told_of_itself(&mut self, backup: BackupId, question: u64, answer: &Answer) {
+        let Some(choice) = self.choice.as_mut().filter(|choice| choice.question == question) else { return };
+        match answer {
+            Answer::Stored(_) | Answer::Next(_) => choice.told(backup, true),
+            Answer::Refused(_) => choice.told(backup, false),
+            Answer::Busy(_) | Answer::Fenced(_) => {}
+        }
+    }
+
+    /// Chooses backups in place of those that are to be replaced, asks whether they are there, and asks for the view.
     fn begin_change(&mut self, now_us: u64, candidates: &dyn Fn() -> Vec<BackupId>) {
         let wanted = self.config.copies.saturating_sub(1) as usize;
         let healthy: Vec<BackupId> =
             self.peers.iter().filter(|(_, peer)| peer.trouble.is_none()).map(|(backup, _)| *backup).collect();
-        if healthy.len() >= wanted || now_us < self.choose_after_us {
+        if healthy.len() >= wanted {
+            self.choice = None;
             return;
         }
-        let lost: Vec<BackupId> = self
-            .peers
-            .iter()
-            .filter(|(_, peer)| peer.trouble.is_some() && !peer.lost)
-            .map(|(backup, _)| *backup)
-            .collect();
-        let has_lost = self.peers.values().any(|peer| peer.lost);
-        self.suspects.retain(|_, until| *until > now_us);
-        for backup in lost {
-            self.suspects.insert(backup, now_us + self.config.suspect_us);
+        if now_us < self.choose_after_us {
+            return;
         }
-        // In a log to which nothing is written a backup that is lost looks healthy. A view with it is refused, and the ones that were to
-        // come are taken for the reason.
-        let live = candidates();
-        let mut backups: Vec<BackupId> = healthy.into_iter().filter(|backup| live.contains(backup)).collect();
-        for backup in live {
-            if backups.len() < wanted && !backups.contains(&backup) && !self.suspects.contains_key(&backup) {
-                backups.push(backup);
+        if self.choice.is_none() {
+            self.begin_choice(now_us, healthy, wanted, candidates());
+        }
+        let least = self.config.copies_min.saturating_sub(1) as usize;
+        let times = (self.config.ask_again_us, self.config.late_us);
+        let Some(choice) = &mut self.choice else { return };
+        match choice.next(now_us, least, times) {
+            Next::Wait => {}
+            Next::Ask(silent) => {
+                let question = Arc::new(Block::question(self.log, choice.question));
+                self.effects.extend(silent.into_iter().map(|to| Effect::Send(to, Arc::clone(&question))));
+            }
+            Next::Name(there) => {
+                self.choice = None;
+                let live = candidates();
+                let is_well = |backup: &BackupId| {
+                    let peer = self.peers.get(backup);
+                    live.contains(backup) && peer.is_none_or(|peer| peer.trouble.is_none() || peer.lost)
+                };
+                self.ask_for(there.into_iter().filter(is_well).collect(), now_us);
+            }
+            Next::Late(silent) => {
+                self.choice = None;
+                for backup in silent {
+                    let why = format!("backup {backup} has not answered for {} ms", self.config.late_us / 1000);
+                    self.suspects.insert(backup, now_us + self.config.suspect_us);
+                    self.trouble(backup, why, now_us);
+                }
+                self.begin_change(now_us, candidates);
             }
         }
+    }
+
+    /// Looks whom to ask. In a log to which nothing is written a backup that is lost looks healthy; the coordinators would refuse a view with it, if
+    /// they know.
+    fn begin_choice(&mut self, now_us: u64, healthy: Vec<BackupId>, wanted: usize, live: Vec<BackupId>) {
+        self.suspects.retain(|_, until| *until > now_us);
+        for (backup, _) in self.peers.iter().filter(|(_, peer)| peer.trouble.is_some() && !peer.lost) {
+            self.suspects.insert(*backup, now_us + self.config.suspect_us);
+        }
+        let staying: Vec<BackupId> = healthy.into_iter().filter(|backup| live.contains(backup)).collect();
+        let is_new = |backup: &BackupId| !staying.contains(backup) && !self.suspects.contains_key(backup);
+        let is_suspect = |backup: &&BackupId| self.suspects.contains_key(backup) && !self.peers.contains_key(backup);
+        let reserve = live.iter().filter(is_suspect).copied().collect();
+        let others = live.iter().copied().filter(is_new).collect();
+        self.questions += 1;
+        let question = Block::QUESTIONS + self.questions;
+        let choice = Choice::new(question, staying, (others, reserve), wanted, now_us);
+        if self.is_another(&choice.may_be(self.config.copies_min.saturating_sub(1) as usize)) {
+            self.choice = Some(choice);
+        } else {
+            self.ask_for(Vec::new(), now_us);
+        }
+    }
+
+    /// Whether a view of some of these would be one of enough copies, and not the one there is.
+    fn is_another(&self, backups: &[BackupId]) -> bool {
+        let is_same =
+            backups.len() == self.view.backups.len() && backups.iter().all(|backup| self.view.backups.contains(backup));
+        let has_lost = self.peers.values().any(|peer| peer.lost);
+        backups.len() as u32 + 1 >= self.config.copies_min && (!is_same || has_lost)
+    }
+
+    /// Asks for a view. Its first block is fixed here, as the one behind the last that was acknowledged, and from here on nothing is acknowledged
+    /// until the coordinator has answered.
+    fn ask_for(&mut self, mut backups: Vec<BackupId>, now_us: u64) {
         backups.sort_unstable();
         self.choose_after_us = now_us + self.config.ask_again_us;
-        if (backups.len() as u32) + 1 < self.config.copies_min || (backups == self.view.backups && !has_lost) {
+        if !self.is_another(&backups) {
             // The ones there are may come back: they are sent to again, and counted if they answer.
             for peer in self.peers.values_mut().filter(|peer| peer.trouble.is_some() && !peer.lost) {
                 (peer.trouble, peer.progress_us, peer.next) = (None, now_us, peer.stored + 1);
