@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kera_coordinator::cluster::{ClusterState, ToldEnd, agreed_end};
+use kera_coordinator::cluster::{ClusterState, EndsAsked, ToldEnd, agreed_end};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_protocol::LogView;
 
@@ -28,6 +28,8 @@ type Ends = (Vec<(NodeNumber, ToldEnd)>, usize);
 pub(super) struct Fencing {
     /// It waits for nobody any more from then on.
     until_us: u64,
+    /// Who has not answered is asked again: it may have been started since.
+    again_us: u64,
     /// Backups that have not answered.
     asked: BTreeSet<u32>,
     /// How far the others have logs, and how many were asked for each.
@@ -175,6 +177,7 @@ impl World {
             let is_live = |backup: &u32| self.coordinators.state.node(*backup).is_some_and(|node| !node.fenced);
             let more_us = if fencing.asked.iter().any(is_live) { LIVE_US } else { 0 };
             if !fencing.asked.is_empty() && now_us < fencing.until_us + more_us {
+                self.ask_again(of, now_us);
                 return Ok(());
             }
             let fencing = self.fencing.remove(&of).expect("it was there");
@@ -194,12 +197,26 @@ impl World {
         let backups = asked.iter().map(|(backup, ..)| *backup).collect();
         let mut told: BTreeMap<LogName, Ends> = BTreeMap::new();
         asked.iter().flat_map(|(.., logs)| logs).for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
-        self.fencing.insert(of, Fencing { until_us: now_us + FENCE_US, asked: backups, told });
+        let until_us = now_us + FENCE_US;
+        self.fencing.insert(of, Fencing { until_us, again_us: until_us, asked: backups, told });
+        self.ask_to_fence(of, asked);
+        Ok(())
+    }
+
+    fn ask_to_fence(&mut self, (leader, node, epoch): (u32, NodeNumber, u32), asked: Vec<EndsAsked>) {
         for (backup, _, logs) in asked {
             let logs = logs.iter().map(|(log, first)| LogView { vlog: log.log, first_block: *first }).collect();
             self.tell(leader, backup, Packet::Fence { node, epoch, logs });
         }
-        Ok(())
+    }
+
+    /// Asks those again that have not answered.
+    fn ask_again(&mut self, of: (u32, NodeNumber, u32), now_us: u64) {
+        let Some(fencing) = self.fencing.get_mut(&of).filter(|fencing| now_us >= fencing.again_us) else { return };
+        fencing.again_us = now_us + FENCE_US;
+        let silent = |asked: &EndsAsked| fencing.asked.contains(&asked.0);
+        let asked = self.coordinators.state.ends_to_ask(of.1, of.2).into_iter().filter(silent).collect();
+        self.ask_to_fence(of, asked);
     }
 
     /// A backup has fenced, or could not.
