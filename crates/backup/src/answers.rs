@@ -232,6 +232,15 @@ impl Backup {
         Ok(read)
     }
 
+    /// The node and epoch of a log were declared lost, as the coordinators say: a recovery may have asked about it before this process began, and
+    /// waits for what it was told of. For who starts a backup, before it serves.
+    pub fn keep_whole(&self, log: LogId) {
+        let mut state = self.state.lock();
+        if state.logs.contains_key(&log) {
+            state.recovered.insert(log);
+        }
+    }
+
     /// Gives files back whose blocks nobody needs any more. With the highest number the log is forgotten; its fence stays.
     ///
     /// Of a log that is fenced, or that a recovery has asked about, only all goes: an owner that was declared lost and does not know it yet may have

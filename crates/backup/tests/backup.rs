@@ -521,6 +521,27 @@ fn files_are_given_back_and_the_logs_end_stays_known() {
     assert_eq!(rig.ranges(LOG), []);
 }
 
+/// The owner stood still, was declared lost, and gives back what it was about to when it runs on. Meanwhile the backup was started again.
+#[test]
+fn what_a_recovery_was_told_of_before_a_restart_is_not_given_back_behind_it() {
+    let disks = memory().1;
+    let mut rig = Rig::over(open(&disks, 1).0);
+    for block in 1..=100 {
+        rig.store(LOG, block, 1, false).expect("stored");
+    }
+    let late = ReleaseBlocks { log: LOG, through_block: 60 };
+    let asked = LaneStates { log: LOG, from_block: 1, through_block: 100, streamlets: Vec::new() };
+    rig.backup.lane_states(&asked).expect("told");
+    assert_eq!(rig.backup.release(&late).files, 0);
+    drop(rig);
+    let rig = Rig::over(open(&disks, 2).0);
+    rig.backup.keep_whole(LOG);
+    assert_eq!(rig.backup.release(&late).files, 0, "the coordinators know that its node is lost");
+    assert_eq!(rig.ranges(LOG), [BlockRange { first: 1, last: 100 }]);
+    assert!(rig.backup.release(&ReleaseBlocks { log: LOG, through_block: u64::MAX }).files > 1);
+    assert_eq!(rig.ranges(LOG), []);
+}
+
 #[test]
 fn blocks_of_another_cluster_and_changed_ones_are_refused() {
     let backup = open(&memory().1, 1).0;

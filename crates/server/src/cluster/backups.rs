@@ -139,8 +139,12 @@ fn forget_given_up(backup: &Backup, group: &Group) {
         let page = backup.list(&ListReplicas { after, limit: 0 });
         for replica in &page.replicas {
             let name = LogName { node: replica.log.node, epoch: replica.log.epoch, log: replica.log.vlog };
-            if !group.read(|state| state.logs().contains_key(&name)) {
+            let (is_known, is_live) =
+                group.read(|state| (state.logs().contains_key(&name), state.is_live(name.node, name.epoch)));
+            if !is_known {
                 forget(backup, replica.log);
+            } else if !is_live {
+                backup.keep_whole(replica.log);
             }
         }
         after = page.replicas.last().map(|replica| replica.log);

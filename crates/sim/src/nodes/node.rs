@@ -421,6 +421,8 @@ impl Node {
             let name = LogName { node: replica.log.node, epoch: replica.log.epoch, log: replica.log.vlog };
             if !known.logs().contains_key(&name) {
                 backup.release(&ReleaseBlocks { log: replica.log, through_block: u64::MAX });
+            } else if !known.is_live(name.node, name.epoch) {
+                backup.keep_whole(replica.log);
             }
         }
     }
