@@ -276,6 +276,22 @@ fn who_is_started_again_while_it_rebuilds_holds_only_what_it_goes_on_to_rebuild(
     }
 }
 
+/// Until something is written to a log its views change all the same, and backups that never had a block may be gone for good.
+#[test]
+fn groups_are_gathered_whatever_became_of_backups_that_never_had_a_block() {
+    let mut cluster = Cluster::new(4);
+    let stream = cluster.stream("moved", 1, 2);
+    for (view, backup) in [(1, 2), (2, 3)] {
+        let agreed = cluster.0.plan_view(&LogView { log: LOG, view, first: 1, backups: vec![backup] }).unwrap();
+        cluster.apply(&agreed);
+    }
+    cluster.move_to(stream, 0, 4);
+    cluster.fence(1);
+    cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 5 }]);
+    cluster.fence(2);
+    assert!(!cluster.0.plan_gather().unwrap().is_empty(), "all blocks are at node 3");
+}
+
 #[test]
 fn an_owner_does_not_stop_for_groups_that_no_backup_has() {
     let (mut cluster, stream) = moved_and_lost(2);

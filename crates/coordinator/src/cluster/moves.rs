@@ -320,13 +320,17 @@ impl ClusterState {
         Ok(entries)
     }
 
-    /// Whether the ends of all logs of lost nodes are decided, and each of their views has a backup that is there: an owner that gathers
-    /// takes no writes until it has been told what there is.
+    /// Whether the ends of all logs of lost nodes are decided, and each of their views that has blocks has a backup that is there: an owner that
+    /// gathers takes no writes until it has been told what there is.
     fn can_be_read(&self) -> bool {
         let is_there = |node: &NodeNumber| self.nodes.get(node).is_some_and(|node| !node.fenced);
         self.lost_logs().all(|(_, log)| {
-            let mut views = log.views.iter();
-            log.end.is_some() && views.all(|view| view.backups.is_empty() || view.backups.iter().any(is_there))
+            let Some(end) = log.end else { return false };
+            log.views.iter().enumerate().all(|(at, view)| {
+                let behind = log.views.get(at + 1).map_or(u64::MAX, |next| next.first);
+                let has_blocks = view.first <= end && view.first < behind;
+                !has_blocks || view.backups.is_empty() || view.backups.iter().any(is_there)
+            })
         })
     }
 
