@@ -76,7 +76,7 @@ impl OneBackup {
             }
             end = block;
         }
-        EndedLog { log, views: vec![EndedView { first: 1, backups: vec![11] }], end }
+        EndedLog { log, views: vec![EndedView { first: 1, backups: vec![11] }], end, at_all: true }
     }
 }
 

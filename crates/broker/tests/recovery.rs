@@ -177,7 +177,7 @@ impl Copies for Cloud {
 }
 
 fn ended(log: LogId, end: u64, backups: &[u32]) -> EndedLog {
-    EndedLog { log, views: vec![EndedView { first: 1, backups: backups.to_vec() }], end }
+    EndedLog { log, views: vec![EndedView { first: 1, backups: backups.to_vec() }], end, at_all: true }
 }
 
 fn owner(node: u32, epoch: u32, older: &[(u32, u32)]) -> Owner {
@@ -508,7 +508,7 @@ fn each_view_is_asked_where_it_is() {
         }
     }
     let views = vec![EndedView { first: 1, backups: vec![11] }, EndedView { first: 6, backups: vec![13, 12] }];
-    let logs = [EndedLog { log: LOST, views, end: 10 }];
+    let logs = [EndedLog { log: LOST, views, end: 10, at_all: true }];
     let next = house(2, &lost_options(1));
     let taken = take(&next, 2, 3, &logs, &cloud);
     assert_eq!(*cloud.asked.lock(), BTreeSet::from([11, 12, 13]), "13 does not have the last block");

@@ -1,7 +1,7 @@
 //! The rules of `docs/replication.md` that the coordinator keeps, each with an entry that breaks it.
 
 use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner, ToldEnd, agreed_end};
+use kera_coordinator::cluster::{AgreedEnd, ClusterState, Join, LogView, Owner, ToldEnd, agreed_end};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
 use kera_format::{StreamId, StreamOptions, StreamletId};
 use kera_protocol::{CreateStream, RebuildRange, StreamChanges, StreamletState, StreamletsRebuilt};
@@ -247,7 +247,7 @@ fn a_log_ends_once_after_the_fence_and_not_before_what_was_acknowledged() {
     cluster.refuses(ClusterEntry::LogEnded { log: LOG, end: 48 }, "before block 50 was acknowledged");
     cluster.apply(&[ClusterEntry::LogEnded { log: LOG, end: 49 }]);
     cluster.refuses(ClusterEntry::LogEnded { log: LOG, end: 60 }, "is decided");
-    assert_eq!(cluster.0.plan_end_log(LOG, 60).unwrap(), []);
+    assert_eq!(cluster.0.plan_end_log(LOG, AgreedEnd { end: 60, at_all: true, certain: true }).unwrap(), []);
     let other = LogName { log: 9, ..LOG };
     cluster.refuses(ClusterEntry::LogEnded { log: other, end: 1 }, "there is no log 9");
 }

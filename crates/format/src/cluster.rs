@@ -28,6 +28,8 @@ pub const HANDED_BYTES_MAX: usize = 64 << 10;
 pub const REBUILD_RUNS_MAX: usize = 1000;
 /// Most logs in it.
 pub const REBUILD_LOGS_MAX: usize = 1000;
+/// Most ends of logs in what a node says of those that it opens streamlets with.
+pub const USED_ENDS_MAX: usize = 1000;
 
 /// Number of a node in its cluster, from 1; 0 is no node.
 pub type NodeNumber = u32;
@@ -339,6 +341,22 @@ pub enum ClusterEntry {
         /// The logs.
         logs: Vec<LogName>,
     },
+    /// A node is about to open streamlets of lost brokers with what these logs have up to their ends: from here on they are not taken back.
+    EndsUsed {
+        /// The node; 0: nobody yet, but all backups of these logs' newest views have shown these ends.
+        node: NodeNumber,
+        /// Its epoch; in a snapshot 0.
+        epoch: u32,
+        /// The logs, each with its last block.
+        ends: Vec<(LogName, u64)>,
+    },
+    /// The end of a log that nobody has opened anything with is taken back: nobody who is left has it.
+    EndTakenBack {
+        /// Which log.
+        log: LogName,
+        /// Its last block now: a lower one; 0: it has none.
+        end: u64,
+    },
     /// All older groups of a streamlet that its owner rebuilds are at a node that has come back with them: it holds them from here on.
     GroupsReturned {
         /// Of which stream.
@@ -415,6 +433,25 @@ impl Writer<'_> {
             self.u32(value);
         }
     }
+    fn members(&mut self, voters: &[Vec<u64>], nodes: &[(u64, String)]) {
+        self.u32(voters.len() as u32);
+        for list in voters {
+            self.u32(list.len() as u32);
+            for voter in list {
+                self.u64(*voter);
+            }
+        }
+        self.u32(nodes.len() as u32);
+        for (node, address) in nodes {
+            self.u64(*node).text(address);
+        }
+    }
+    fn ends(&mut self, node: NodeNumber, epoch: u32, ends: &[(LogName, u64)]) {
+        self.u32(node).u32(epoch).u32(ends.len() as u32);
+        for (log, end) in ends {
+            self.log(log).u64(*end);
+        }
+    }
     fn place(&mut self, place: &RaftPlace) -> &mut Self {
         self.u64(place.term).u64(place.leader).u64(place.index)
     }
@@ -489,6 +526,12 @@ impl<'a> Fields<'a> {
         Ok(ClusterEntry::StreamletsRebuilt { stream, first, count, node, epoch, owner_epoch })
     }
 
+    fn ends(&mut self) -> Result<ClusterEntry, FormatError> {
+        let (node, epoch) = (self.u32()?, self.u32()?);
+        let count = self.count("cluster_entry.ends", USED_ENDS_MAX)?;
+        let ends = (0..count).map(|_| Ok((self.log()?, self.u64()?))).collect::<Result<_, FormatError>>()?;
+        Ok(ClusterEntry::EndsUsed { node, epoch, ends })
+    }
     fn switch(&mut self, field: &'static str) -> Result<bool, FormatError> {
         match self.u8()? {
             0 => Ok(false),
@@ -527,6 +570,8 @@ impl ClusterEntry {
             ClusterEntry::LaneBegins { .. } => 44,
             ClusterEntry::RebuildNeeds { .. } => 45,
             ClusterEntry::StreamletsRebuilt { .. } => 46,
+            ClusterEntry::EndsUsed { .. } => 47,
+            ClusterEntry::EndTakenBack { .. } => 48,
             ClusterEntry::GroupsReturned { .. } => 49,
         }
     }
@@ -541,6 +586,7 @@ impl ClusterEntry {
             ClusterEntry::LaneBegins { .. } => crate::level::AGREED_FLOORS,
             ClusterEntry::RebuildNeeds { .. } => crate::level::REBUILD_NEEDS,
             ClusterEntry::StreamletsRebuilt { owner_epoch: 1.., .. } => crate::level::REBUILT_IN,
+            ClusterEntry::EndsUsed { .. } | ClusterEntry::EndTakenBack { .. } => crate::level::USED_ENDS,
             ClusterEntry::GroupsReturned { .. } => crate::level::RETURNED_GROUPS,
             _ => crate::level::FIRST,
         }
@@ -612,7 +658,7 @@ impl ClusterEntry {
             ClusterEntry::ViewGivenUp { log, view } => {
                 out.log(log).u32(*view);
             }
-            ClusterEntry::LogEnded { log, end } => {
+            ClusterEntry::LogEnded { log, end } | ClusterEntry::EndTakenBack { log, end } => {
                 out.log(log).u64(*end);
             }
             ClusterEntry::LogGivenUp { log } => {
@@ -643,6 +689,7 @@ impl ClusterEntry {
                 out.u64(stream.0).u32(*streamlet).u32(lane.0).u32(*owner_epoch).u64(*ordinal);
             }
             ClusterEntry::RebuildNeeds { node, epoch, runs, logs } => out.needs(*node, *epoch, runs, logs),
+            ClusterEntry::EndsUsed { node, epoch, ends } => out.ends(*node, *epoch, ends),
             ClusterEntry::GroupsReturned { stream, streamlet, owner_epoch, node, epoch } => {
                 out.u64(stream.0).u32(*streamlet).u32(*owner_epoch).u32(*node).u32(*epoch);
             }
@@ -660,17 +707,7 @@ impl ClusterEntry {
                 out.place(place);
             }
             ClusterEntry::Membership { place, voters, nodes } => {
-                out.u8(place.is_some().into()).place(&place.unwrap_or_default()).u32(voters.len() as u32);
-                for list in voters {
-                    out.u32(list.len() as u32);
-                    for voter in list {
-                        out.u64(*voter);
-                    }
-                }
-                out.u32(nodes.len() as u32);
-                for (node, address) in nodes {
-                    out.u64(*node).text(address);
-                }
+                out.u8(place.is_some().into()).place(&place.unwrap_or_default()).members(voters, nodes);
             }
             other => unreachable!("{other:?} is encoded before"),
         }
@@ -831,6 +868,8 @@ impl ClusterEntry {
             },
             45 => body.needs()?,
             46 => body.rebuilt(true)?,
+            47 => body.ends()?,
+            48 => ClusterEntry::EndTakenBack { log: body.log()?, end: body.u64()? },
             49 => ClusterEntry::GroupsReturned {
                 stream: StreamId(body.u64()?),
                 streamlet: body.u32()?,
@@ -840,7 +879,7 @@ impl ClusterEntry {
             },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37, 40 to 46 or 49" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 49" });
             }
         })
     }
@@ -933,6 +972,8 @@ fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, Clust
             ClusterEntry::LaneBegins { stream, streamlet: 1, lane: LaneId(3), owner_epoch: 9, ordinal: 1_000_000 },
         ),
         ("rebuild needs", ClusterEntry::RebuildNeeds { node: 2, epoch: 7, runs, logs: vec![log] }),
+        ("ends used", ClusterEntry::EndsUsed { node: 2, epoch: 7, ends: vec![(log, 120)] }),
+        ("end taken back", ClusterEntry::EndTakenBack { log, end: 118 }),
         ("groups returned", ClusterEntry::GroupsReturned { stream, streamlet: 1, owner_epoch: 9, node: 3, epoch: 8 }),
     ]
 }
@@ -968,7 +1009,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bodies_never_panic(kind in 20u16..48, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bodies_never_panic(kind in 20u16..50, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = ClusterEntry::parse_body(kind, &mut Fields(&body));
         }
     }

@@ -16,6 +16,7 @@
 //! | 7 | who rebuilds says which logs of lost nodes that takes, and the others may be given up meanwhile |
 //! | 8 | that something is rebuilt counts for the owner epoch in which it was rebuilt, and for no later one |
 //! | 9 | a node that has come back may hold again what it had, instead of the owner who rebuilds it |
+//! | 10 | who takes over says with which ends of lost logs, and others may be taken back |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -38,8 +39,10 @@ pub const REBUILD_NEEDS: u32 = 7;
 pub const REBUILT_IN: u32 = 8;
 /// From this one on a node that has come back may hold again what the present owner would rebuild.
 pub const RETURNED_GROUPS: u32 = 9;
+/// From this one on nodes say with which ends of lost logs they open streamlets, so that other ends may be taken back.
+pub const USED_ENDS: u32 = 10;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 9;
+pub const NEWEST: u32 = 10;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

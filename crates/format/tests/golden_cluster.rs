@@ -77,6 +77,10 @@ fn body_of(entry: &ClusterEntry) -> &'static str {
             "node:4 epoch:4 runs:4 runs[0].stream:8 runs[0].first:4 runs[0].count:4 runs[0].owner_epoch:4 logs:4 \
              logs[0].node:4 logs[0].epoch:4 logs[0].log:4"
         }
+        ClusterEntry::EndsUsed { .. } => {
+            "node:4 epoch:4 ends:4 ends[0].log.node:4 ends[0].log.epoch:4 ends[0].log.log:4 ends[0].end:8"
+        }
+        ClusterEntry::EndTakenBack { .. } => "log.node:4 log.epoch:4 log.log:4 end:8",
         ClusterEntry::GroupsReturned { .. } => "stream:8 streamlet:4 owner_epoch:4 node:4 epoch:4",
         ClusterEntry::ClusterCounters { .. } => "next_move:8 next_owner_epoch:4",
         ClusterEntry::Applied { .. } => "place.term:8 place.leader:8 place.index:8",

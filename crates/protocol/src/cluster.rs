@@ -353,6 +353,30 @@ wire_struct! {
     }
 }
 
+wire_struct! {
+    /// The end of a virtual log of a lost broker.
+    #[derive(Copy)]
+    pub struct UsedEnd {
+        /// The log.
+        pub log: LogId,
+        /// Its last block; 0: it has none.
+        pub end: u64,
+    }
+}
+
+wire_struct! {
+    /// A broker is about to open streamlets of lost brokers with what these logs have up to their ends. When it is answered these ends are not
+    /// taken back any more. Refused if one of them is another one by now: the broker asks again what the lanes had.
+    pub struct UseEnds {
+        /// The broker.
+        pub node: u32,
+        /// Its epoch.
+        pub epoch: u32,
+        /// The ends, at most [`crate::limits::USED_ENDS_MAX`].
+        pub ends: Vec<UsedEnd>,
+    }
+}
+
 second_messages! {
     JoinCluster, JoinClusterV1 => JoinedCluster;
     NodeAlive, NodeAliveV1 => NodeHeard;
@@ -367,5 +391,6 @@ messages! {
     DescribeCluster => ClusterDescription;
     ChangeLog => crate::Empty;
     RebuildNeeds => crate::Empty;
+    UseEnds => crate::Empty;
 }
 responses!(RaftVoted, RaftAppended, RaftSnapshotTaken, ForwardedCommand, JoinedCluster, NodeHeard);

@@ -57,7 +57,8 @@ pub use application::{
 pub use cluster::{
     ChangeLog, ClusterDescription, DescribeCluster, ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster,
     LogChange, MemberNode, NodeAlive, NodeHeard, RaftAppend, RaftAppended, RaftBallot, RaftOutcome, RaftSnapshot,
-    RaftSnapshotTaken, RaftVote, RaftVoted, RebuildNeeds, RebuildRange, SharedSetting, StreamletsRebuilt,
+    RaftSnapshotTaken, RaftVote, RaftVoted, RebuildNeeds, RebuildRange, SharedSetting, StreamletsRebuilt, UseEnds,
+    UsedEnd,
 };
 pub use error::{ErrorBody, ProtocolError};
 pub use frame::{FRAME_HEADER_BYTES, FrameHeader};

@@ -15,6 +15,8 @@ pub const FLOORS_MAX: usize = 1_000;
 pub const REBUILD_RUNS_MAX: usize = kera_format::cluster::REBUILD_RUNS_MAX;
 /// Most logs of one `RebuildNeeds`.
 pub const REBUILD_LOGS_MAX: usize = kera_format::cluster::REBUILD_LOGS_MAX;
+/// Most ends of one `UseEnds`.
+pub const USED_ENDS_MAX: usize = kera_format::cluster::USED_ENDS_MAX;
 /// Longest text that a client may give as its own name or a member's name, in bytes.
 pub const CLIENT_NAME_BYTES_MAX: usize = 255;
 /// Longest message of an [`crate::ErrorBody`], in bytes; longer ones are cut.

@@ -167,6 +167,8 @@ ops! {
     EndInPartitions = 115, 1..=1;
     /// Ends a transaction in a consumer group.
     EndInGroup = 116, 1..=1;
+    /// Says with which ends of lost logs a node is about to open streamlets.
+    UseEnds = 117, 1..=1;
     /// Offers older groups to the owner that rebuilds them.
     OfferGroups = 118, 1..=1;
     /// Has a node that came back hold older groups which their owner was rebuilding.
@@ -184,6 +186,7 @@ impl Op {
             (Op::SetFloors, _) => level::AGREED_FLOORS,
             (Op::RebuildNeeds, _) => level::REBUILD_NEEDS,
             (Op::StreamletsRebuilt | Op::DescribeCopies, 2..) => level::REBUILT_IN,
+            (Op::UseEnds, _) => level::USED_ENDS,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
             _ => level::FIRST,

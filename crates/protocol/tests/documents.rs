@@ -25,6 +25,7 @@ fn prose(doc: &str) -> String {
     let doc = doc.replace("[`crate::limits::FLOORS_MAX`]", &limits::FLOORS_MAX.to_string());
     let doc = doc.replace("[`crate::limits::REBUILD_RUNS_MAX`]", &limits::REBUILD_RUNS_MAX.to_string());
     let doc = doc.replace("[`crate::limits::REBUILD_LOGS_MAX`]", &limits::REBUILD_LOGS_MAX.to_string());
+    let doc = doc.replace("[`crate::limits::USED_ENDS_MAX`]", &limits::USED_ENDS_MAX.to_string());
     let doc = doc.replace("[`GroupId::NONE`]", "zero").replace("[`ENTRY_FOLLOW_GROUPS`]", "1: follow groups");
     let doc = doc.replace("[`ENTRY_UNCOMMITTED`]", "2: also what is not committed");
     let doc = doc.replace(", see [`kera_format::limits::name_is_valid`]", ": 1 to 249 of `a-z A-Z 0-9 . _ -`");
@@ -121,7 +122,8 @@ fn parts() -> String {
         StreamInfo,
         StreamOptions,
         StreamOwners,
-        StreamletState
+        StreamletState,
+        UsedEnd
     );
     let section =
         |(name, doc, fields): &(&str, String, Vec<FieldDoc>)| format!("#### {name}\n\n{doc}\n\n{}\n", table(fields));

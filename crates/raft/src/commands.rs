@@ -13,6 +13,7 @@ use kera_protocol::{
     DeleteStream, DescribeMoves, Empty, ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GroupsGone,
     JoinCluster, JoinedCluster, LogChange, Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op,
     PlanRebalance, RebuildNeeds, RenewOwner, ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt,
+    UseEnds,
 };
 use openraft::{BasicNode, ChangeMembers};
 
@@ -205,6 +206,11 @@ impl Group {
             Op::RebuildNeeds => {
                 let said = RebuildNeeds::decode(version, body)?;
                 let index = self.commit(&mut leading, |state| state.plan_needs(&said)).await?;
+                Ok((encoded(&Empty, version), index))
+            }
+            Op::UseEnds => {
+                let said = UseEnds::decode(version, body)?;
+                let index = self.commit(&mut leading, |state| state.plan_use_ends(&said)).await?;
                 Ok((encoded(&Empty, version), index))
             }
             other => self.execute_move(&mut leading, other, version, body).await,

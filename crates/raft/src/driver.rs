@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::{ClusterState, ToldEnd, agreed_end};
+use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndsAsked, ToldEnd};
 use kera_coordinator::detector::Detector;
 use kera_format::cluster::{LogName, NodeNumber, Roles};
 use openraft::ChangeMembers;
@@ -24,6 +24,10 @@ const VOTER_LAG_MAX: u64 = 100;
 /// For how long the end of a log waits for a backup that has not answered and is not known to be lost, in microseconds. Without it the log may
 /// end at a block that one backup alone has; when that is lost too nobody can show the end, and what was in the log waits for ever.
 const ANSWER_US_MAX: u64 = 2_500_000;
+
+/// For how long streamlets have waited to be opened before backups are asked once more how far they have lost logs, in microseconds, and the time
+/// between two such questions. An end that nobody has used and nobody shows any more is taken back then.
+const OPEN_US_MAX: u64 = 2_500_000;
 
 /// A move that takes longer is called off, in microseconds.
 const MOVE_US_MAX: u64 = 10_000_000;
@@ -42,12 +46,21 @@ pub trait Backups: Send + Sync + 'static {
     ) -> Pending<Vec<(LogName, ToldEnd)>>;
 }
 
+/// What a leader remembers of its waits.
+#[derive(Default)]
+struct Waits {
+    /// Since when it has known of incarnations that are over.
+    over: BTreeMap<(NodeNumber, u32), u64>,
+    /// Since when streamlets have waited to be opened, and how often backups were asked since then.
+    opening: Option<(u64, u64)>,
+}
+
 impl Group {
     /// Does the leader's work while this node is the leader, until `stop` says so. To be run once.
     pub async fn drive(self: Arc<Self>, backups: Arc<dyn Backups>, mut stop: watch::Receiver<bool>) {
         let timing = self.config.timing;
         let mut detector = Detector::new(timing.lost_after_ms);
-        let (mut moves, mut asked) = (BTreeMap::new(), BTreeMap::new());
+        let (mut moves, mut waits) = (BTreeMap::new(), Waits::default());
         let mut turn = tokio::time::interval(Duration::from_millis(timing.heartbeat_ms / 2));
         turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -60,11 +73,11 @@ impl Group {
             self.remember_fenced();
             if !self.is_leader() {
                 moves.clear();
-                asked.clear();
+                waits = Waits::default();
                 continue;
             }
             let late = self.late_moves(&mut moves);
-            if let Err(error) = self.lead(lost, late, &mut asked, &*backups).await {
+            if let Err(error) = self.lead(lost, late, &mut waits, &*backups).await {
                 tracing::debug!(%error, "the leader's work waits");
             }
         }
@@ -114,7 +127,7 @@ impl Group {
         &self,
         lost: Vec<(NodeNumber, u32)>,
         late: Vec<u64>,
-        asked: &mut BTreeMap<(NodeNumber, u32), u64>,
+        waits: &mut Waits,
         backups: &dyn Backups,
     ) -> Result<(), CoordinatorError> {
         for (node, epoch) in lost {
@@ -123,15 +136,16 @@ impl Group {
             tracing::warn!(node, epoch, "the node is silent; it is fenced");
         }
         let (over, now_us) = (self.read(ClusterState::lost), self.clock.monotonic_us());
-        asked.retain(|incarnation, _| over.contains(incarnation));
+        waits.over.retain(|incarnation, _| over.contains(incarnation));
         for (node, epoch) in over {
-            let since_us = *asked.entry((node, epoch)).or_insert(now_us);
+            let since_us = *waits.over.entry((node, epoch)).or_insert(now_us);
             self.end_logs((node, epoch), now_us.saturating_sub(since_us) < ANSWER_US_MAX, backups).await?;
             let is_over = |state: &ClusterState| state.logs_of(node, epoch).all(|(_, log)| log.end.is_some());
             if self.read(|state| is_over(state) && state.to_recover(node, epoch).next().is_some()) {
                 self.commit(&mut *self.leading.lock().await, |state| state.plan_recover(node, epoch)).await?;
             }
         }
+        self.take_ends_back(&mut waits.opening, now_us, backups).await?;
         for number in late {
             tracing::warn!(number, "a move takes too long and is called off");
             self.commit(&mut *self.leading.lock().await, |state| state.plan_call_off(number)).await?;
@@ -163,17 +177,68 @@ impl Group {
     }
 
     /// Asks the backups of the newest views how far they have the logs of a fenced broker, and ends each log where all that answer have it
-    /// ([`agreed_end`]). `waits`: not those of which a backup has not answered that is not known to be lost.
+    /// ([`ClusterState::end_told`]). `waits`: not those of which a backup has not answered that is not known to be lost.
     async fn end_logs(
         &self,
         (node, epoch): (NodeNumber, u32),
         waits: bool,
         backups: &dyn Backups,
     ) -> Result<(), CoordinatorError> {
+        let asked = self.read(|state| state.ends_to_ask(node, epoch));
+        for (log, end) in self.ask_ends((node, epoch), asked, (waits, false), backups).await {
+            self.commit(&mut *self.leading.lock().await, |state| state.plan_end_log(log, end)).await?;
+        }
+        Ok(())
+    }
+
+    /// While streamlets wait to be opened, has ends of lost logs that nobody has used decided again by what backups tell now: one that told of more may
+    /// be lost since, and with it what nobody was told of (`docs/replication.md`, "An end that nobody can show").
+    async fn take_ends_back(
+        &self,
+        opening: &mut Option<(u64, u64)>,
+        now_us: u64,
+        backups: &dyn Backups,
+    ) -> Result<(), CoordinatorError> {
+        if !self.read(|state| state.takes_used_ends() && state.waits_to_be_opened()) {
+            *opening = None;
+            return Ok(());
+        }
+        let (since_us, times) = opening.get_or_insert((now_us, 0));
+        if now_us.saturating_sub(*since_us) < OPEN_US_MAX * (*times + 1) {
+            return Ok(());
+        }
+        // The first time those are waited for that are not known to be lost.
+        let waits = *times == 0;
+        *times += 1;
+        for (node, epoch) in self.read(ClusterState::with_unused_ends) {
+            let asked = self.read(|state| state.ends_to_ask_again(node, epoch));
+            for (log, told) in self.ask_ends((node, epoch), asked, (waits, true), backups).await {
+                let (plan, end) = (|state: &ClusterState| state.plan_take_back(log, told), told.end);
+                if self.read(|state| plan(state).is_ok_and(|entries| !entries.is_empty())) {
+                    tracing::warn!(%log, end, "nobody shows a lost log to the end that was decided, and nobody has used that: it ends here now");
+                    self.commit(&mut *self.leading.lock().await, plan).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Where logs of a fenced broker end by what backups answer. `waits`: not those of which a backup has not answered that is not known to be lost.
+    /// `is_again`: those that are known to be lost are not asked, since nobody waits for a fence any more.
+    async fn ask_ends(
+        &self,
+        (node, epoch): (NodeNumber, u32),
+        asked: Vec<EndsAsked>,
+        (waits, is_again): (bool, bool),
+        backups: &dyn Backups,
+    ) -> Vec<(LogName, AgreedEnd)> {
         let mut told: BTreeMap<LogName, (Vec<(NodeNumber, ToldEnd)>, usize)> = BTreeMap::new();
         let mut waited_for: BTreeSet<LogName> = BTreeSet::new();
-        for (backup, address, logs) in self.read(|state| state.ends_to_ask(node, epoch)) {
+        for (backup, address, logs) in asked {
             logs.iter().for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
+            if is_again && self.read(|state| state.node(backup).is_none_or(|known| known.fenced)) {
+                continue;
+            }
             let wait = Duration::from_millis(self.config.timing.lost_after_ms);
             let asked = tokio::time::timeout(wait, backups.fence(backup, &address, node, epoch, logs.clone())).await;
             let ends = match asked.unwrap_or_else(|_| Err("it does not answer".into())) {
@@ -191,15 +256,11 @@ impl Group {
             }
         }
         told.retain(|log, _| !waited_for.contains(log));
-        let ended: Vec<(LogName, u64)> = self.read(|state| {
-            let end_of = |told: &[_], expected| agreed_end(&state.ends_that_count(told), expected);
-            let ended = told.iter().filter_map(|(log, (told, expected))| Some((*log, end_of(told, *expected)?)));
+        self.read(|state| {
+            let ended =
+                told.iter().filter_map(|(log, (told, expected))| Some((*log, state.end_told(told, *expected)?)));
             ended.collect()
-        });
-        for (log, end) in ended {
-            self.commit(&mut *self.leading.lock().await, |state| state.plan_end_log(log, end)).await?;
-        }
-        Ok(())
+        })
     }
 
     /// Takes nodes that were given up out of the group, with their votes. A number that joins just now is not in the state yet: nobody

@@ -210,6 +210,32 @@ async fn a_broker_that_is_lost_is_fenced_its_logs_end_and_its_streamlets_get_oth
     world.agree().await;
 }
 
+/// One backup alone told of the end, and is lost before anybody has opened anything with it.
+#[tokio::test]
+async fn an_end_that_nobody_has_used_is_decided_again_when_nobody_shows_it() {
+    let mut world = World::cluster(12, 3, 2).await;
+    let mut made = 0;
+    while world.nodes[&1].group.read(|state| state.node(4).unwrap().streamlets) == 0 {
+        made += 1;
+        create(&world.nodes[&1].group, &format!("copied-{made}"), 3).await.unwrap();
+    }
+    let epoch = world.nodes[&4].epoch;
+    let log = LogId { node: 4, epoch, vlog: 0 };
+    let view = ChangeLog { log, change: LogChange::View, view: 1, first_block: 1, backups: vec![5, 2] };
+    world.nodes[&4].group.ask(&view).await.unwrap();
+    world.backups.silent.lock().insert(2);
+    world.kill(4, None).await;
+    let end = |world: &World| {
+        let leader = world.leader()?;
+        world.nodes[&leader].group.read(|state| state.logs_of(4, epoch).next().unwrap().1.end)
+    };
+    world.until("its log ends", |world| end(world) == Some(9)).await;
+    world.kill(5, None).await;
+    world.backups.silent.lock().clear();
+    world.until("it ends where others have it", |world| end(world) == Some(7)).await;
+    world.agree().await;
+}
+
 #[tokio::test]
 async fn a_node_that_is_refused_changes_nothing() {
     let mut world = World::cluster(9, 1, 0).await;

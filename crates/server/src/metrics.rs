@@ -87,6 +87,8 @@ pub struct ClusterNumbers {
     pub lost_log_bytes: u64,
     /// Bytes of lost brokers that are still to be rebuilt here.
     pub rebuild_left_bytes: u64,
+    /// Streamlets of lost brokers that this node is to open and has not opened.
+    pub waiting_streamlets: u64,
 }
 
 /// How long requests took, by kind.
@@ -322,6 +324,11 @@ static METRICS: &[Metric] = &[
     bytes(gauge("rebuild_left", "Bytes of lost brokers that are still to be rebuilt here.", |s| {
         s.cluster.rebuild_left_bytes
     })),
+    gauge(
+        "rebuild_waiting_streamlets",
+        "Streamlets of lost brokers that this node is to open and has not opened yet.",
+        |s| s.cluster.waiting_streamlets,
+    ),
     gauge("backup_logs", "Virtual logs of other nodes of which this one has copies.", |s| s.cluster.backup.logs),
     bytes(gauge("backup_files", "Bytes of the files of copies.", |s| s.cluster.backup.file_bytes)),
     gauge(

@@ -311,18 +311,16 @@ fn many_seeds_with_losses_all_the_time_keep_every_promise() {
 /// Where losses follow one another within the time of a rebuild there is no moment without one, and logs must go all the same.
 #[test]
 fn logs_of_lost_nodes_go_although_something_is_always_rebuilt() {
-    let (mut meanwhile, mut most) = ([0; 2], [0; 2]);
+    let mut meanwhile = [0; 2];
     for seed in 1..73 {
         for (at, level) in [level::REBUILD_NEEDS - 1, level::REBUILD_NEEDS].into_iter().enumerate() {
             let report = run(&Plan { level, ..lost_all_the_time(seed) });
             assert_eq!(report.violation, None, "seed {seed} at level {level}");
             meanwhile[at] += report.did["gave up logs while others were rebuilt from"];
-            most[at] += report.did["logs of lost nodes, at most"];
         }
     }
     assert_eq!(meanwhile[0], 0, "nodes of an earlier level do not know what others need");
     assert!(meanwhile[1] > 40, "{meanwhile:?}");
-    assert!(most[1] < most[0], "{most:?}");
 }
 
 #[test]

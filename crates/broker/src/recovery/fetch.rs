@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use bytes::Bytes;
 use kera_format::chunk::Chunks;
 use kera_log::{
     ArenaFull, DurabilitySink, Observer, RebuildError, Rebuilt, RebuiltCopy, SinkError, SinkErrorKind, Streamlet,
@@ -147,6 +148,73 @@ pub(super) fn has_last(
     match copies.read_blocks(backup, &question)?.next_block > range.last {
         true => Ok(()),
         false => Err(format!("it does not have block {}", range.last)),
+    }
+}
+
+/// Blocks that a log has under way at most: what is further from its end all backups of the newest view have.
+const TAIL_BLOCKS: u64 = 4;
+/// Bytes of such blocks that are kept at most.
+const TAIL_BYTES_MAX: usize = 64 << 20;
+
+/// Reads the last blocks of these ranges, before anybody is told of them. One backup alone may have them: others were away when the end of the log was
+/// decided, or had less. If that one was lost after streamlets were opened, what producers were told to be there already would be nowhere.
+pub(super) fn tails(
+    ranges: &[RangeOfLog],
+    wanted: &[StreamletRef],
+    copies: &dyn Copies,
+) -> Result<Vec<Bytes>, Failure> {
+    let left = AtomicUsize::new(TAIL_BYTES_MAX);
+    let tails = in_parallel(copies.threads(), ranges, |range| {
+        let mut errors = Vec::new();
+        let (there, lost) = range.there_and_lost(copies);
+        for backup in there.into_iter().chain(lost) {
+            match read_tail(range, backup, wanted, copies) {
+                Ok(tail) => {
+                    let bytes = tail.iter().map(Bytes::len).sum();
+                    let room = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes));
+                    return Ok(if room.is_ok() { tail } else { Vec::new() });
+                }
+                Err(reason) => errors.push(format!("backup {backup}: {reason}")),
+            }
+        }
+        let message = format!("no backup gives the last of {range}: {}", errors.join("; "));
+        Err(Failure::later(Status::SegmentUnreadable, message))
+    })?;
+    Ok(tails.into_iter().flatten().collect())
+}
+
+fn read_tail(
+    range: &RangeOfLog,
+    backup: u32,
+    wanted: &[StreamletRef],
+    copies: &dyn Copies,
+) -> Result<Vec<Bytes>, String> {
+    let (last, mut tail) = (range.last, Vec::new());
+    let mut next = range.first.max(last.saturating_sub(TAIL_BLOCKS - 1));
+    while next <= last {
+        let asked = ReadBlocks {
+            log: range.log,
+            from_block: next,
+            through_block: last,
+            streamlets: wanted.to_vec(),
+            max_bytes: READ_BYTES,
+        };
+        let read = copies.read_blocks(backup, &asked)?;
+        if read.next_block <= next || read.next_block > last + 1 {
+            return Err(format!("it does not have block {next}"));
+        }
+        next = read.next_block;
+        tail.extend(read.blocks.into_iter().map(|(_, chunks)| chunks));
+    }
+    Ok(tail)
+}
+
+/// Puts what was read of the ends of logs to its places, as far as there is room: the rest is read again from whoever has it.
+pub(super) fn put_tails(broker: &Broker, tails: &[Bytes]) {
+    for chunk in tails.iter().flat_map(|chunks| Chunks::new(chunks)).map_while(Result::ok) {
+        if let Err(error) = broker.log.rebuild_chunk(chunk.as_bytes()) {
+            tracing::debug!(%error, "a chunk of the end of a lost log is read again later");
+        }
     }
 }
 

@@ -56,6 +56,8 @@ pub struct EndedLog {
     pub views: Vec<EndedView>,
     /// Its last block; zero if it has none.
     pub end: u64,
+    /// Whether all backups of its newest view have shown that block. If not, one of them alone may have the last few.
+    pub at_all: bool,
 }
 
 /// Who has a log from which block on.
@@ -73,6 +75,11 @@ pub trait Copies: Send + Sync {
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String>;
     /// Asks for blocks.
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String>;
+    /// Says that streamlets are about to be opened with what these logs have up to their ends, so that these ends stay; nothing is served before
+    /// that is known. An error: one of them is another one by now, or nobody hears it.
+    fn opens_with(&self, _ends: &[(LogId, u64)]) -> Result<(), String> {
+        Ok(())
+    }
     /// Whether a backup is not known to be lost: one that is answers late or never, so it is asked after others, and not at all what could be
     /// left out.
     fn is_there(&self, _backup: u32) -> bool {
@@ -228,6 +235,11 @@ impl Broker {
         let ranges = ranges_of(logs);
         let told = self.ask(&wanted, &ranges, copies)?;
         let (mut decided, several) = self.decide_all(told, &wanted, &ranges)?;
+        let mut tails = Vec::new();
+        if wanted.values().any(|(_, place)| place.tenure() == Tenure::Elsewhere) {
+            tails = fetch::tails(&shared_tails(&several, &ranges, logs), &names_of(&wanted), copies)?;
+            settle_ends(&several, &ranges, logs, copies)?;
+        }
         let mut rebuild = Rebuild::default();
         let mut read: Vec<(StreamletRef, LaneId, BTreeSet<Source>)> = Vec::new();
         for (&(stream, streamlet), (epoch, place)) in &wanted {
@@ -244,13 +256,15 @@ impl Broker {
             }
             let name = StreamletRef { stream, streamlet };
             rebuild.streamlets.push(name);
-            let awaited = place.awaited();
-            rebuild.bytes += awaited.iter().map(|(_, segment)| u64::from(segment.end)).sum::<u64>();
-            let of_lanes: BTreeSet<LaneId> = awaited.iter().map(|(lane, _)| *lane).collect();
+            let of_lanes: BTreeSet<LaneId> = place.awaited().iter().map(|(lane, _)| *lane).collect();
             rebuild.lanes += of_lanes.len() as u64;
             let sources = of_lanes.iter().filter_map(|lane| Some((name, *lane, lanes.get(lane)?.sources.clone())));
             read.extend(sources);
         }
+        // Behind the loop: a log of which this leaves nothing to read is one that the streamlet came from all the same.
+        fetch::put_tails(self, &tails);
+        let awaited = wanted.values().flat_map(|(_, place)| place.awaited());
+        rebuild.bytes = awaited.map(|(_, segment)| u64::from(segment.end)).sum();
         self.ownership.wake();
         // Producers go on from here.
         rebuild.needs = needed_of(&several, &ranges, copies);
@@ -598,13 +612,52 @@ fn lost(lane: LaneId, decided: &Decided) -> LostLane {
     LostLane { state, segments: decided.segments.clone() }
 }
 
+/// Says with which ends it is decided what is served: of all logs that told of the lanes. The others would tell of nothing up to a lower end either.
+fn settle_ends(
+    several: &Several,
+    ranges: &[RangeOfLog],
+    logs: &[EndedLog],
+    copies: &dyn Copies,
+) -> Result<(), Failure> {
+    let told = told_of(several, ranges);
+    let ends: Vec<(LogId, u64)> =
+        logs.iter().filter(|ended| told.contains(&ended.log)).map(|ended| (ended.log, ended.end)).collect();
+    let refused = |reason: String| {
+        let message =
+            format!("the coordinators do not know yet with which ends of lost logs streamlets are opened: {reason}");
+        Failure::later(Status::NotReady, message)
+    };
+    if ends.is_empty() { Ok(()) } else { copies.opens_with(&ends).map_err(refused) }
+}
+
+/// Of logs that told of lanes that are taken over the ranges at their ends, if one of several backups may have the last blocks alone.
+fn shared_tails(several: &Several, ranges: &[RangeOfLog], logs: &[EndedLog]) -> Vec<RangeOfLog> {
+    let told = told_of(several, ranges);
+    let is_end = |range: &&RangeOfLog| {
+        let of_log = logs.iter().find(|ended| ended.log == range.log);
+        told.contains(&range.log)
+            && range.backups.len() > 1
+            && of_log.is_some_and(|ended| !ended.at_all && ended.end == range.last)
+    };
+    ranges.iter().filter(is_end).cloned().collect()
+}
+
+fn names_of(wanted: &BTreeMap<Place, (u32, Arc<Streamlet>)>) -> Vec<StreamletRef> {
+    wanted.keys().map(|&(stream, streamlet)| StreamletRef { stream, streamlet }).collect()
+}
+
+/// The logs that told of lanes that are taken over.
+fn told_of(several: &Several, ranges: &[RangeOfLog]) -> BTreeSet<LogId> {
+    let sources = several.lanes.values().flat_map(|lane| lane.sources());
+    sources.map(|source| ranges[source].log).chain(several.alone.iter().copied()).collect()
+}
+
 /// The logs that are needed for what was taken over. Asks backups of lanes that several logs tell of whether they have them; that one does
 /// not answer costs nothing but space.
 fn needed_of(several: &Several, ranges: &[RangeOfLog], copies: &dyn Copies) -> BTreeSet<LogId> {
     let log_of = |source: Source| ranges[source].log;
     let sources: BTreeSet<Source> = several.lanes.values().flat_map(|lane| lane.sources()).collect();
-    let mut needed: BTreeSet<LogId> = sources.iter().map(|source| log_of(*source)).collect();
-    needed.extend(&several.alone);
+    let mut needed = told_of(several, ranges);
     let Some(((stream, streamlet, _), _)) = several.lanes.first_key_value() else { return needed };
     let asked = [StreamletRef { stream: *stream, streamlet: *streamlet }];
     let of_source = |source: Source| ranges[source].backups.iter().map(move |backup| (source, *backup));
@@ -646,7 +699,7 @@ fn ranges_to_read(
 /// The ranges of blocks that one backup can answer for.
 fn ranges_of(logs: &[EndedLog]) -> Vec<RangeOfLog> {
     let mut ranges = Vec::new();
-    for EndedLog { log, views, end } in logs {
+    for EndedLog { log, views, end, .. } in logs {
         for (at, view) in views.iter().enumerate() {
             let behind = views.get(at + 1).map_or(u64::MAX, |next| next.first.saturating_sub(1));
             let range =
@@ -670,8 +723,7 @@ impl Broker {
         ranges: &[RangeOfLog],
         copies: &dyn Copies,
     ) -> Result<ToldLanes, Failure> {
-        let names: Vec<StreamletRef> =
-            wanted.keys().map(|&(stream, streamlet)| StreamletRef { stream, streamlet }).collect();
+        let names = names_of(wanted);
         let mut lanes_of = HashMap::new();
         for &(stream, _) in wanted.keys() {
             let lanes = self.log.stream(stream).map_or(0, |stream| stream.options().lanes);

@@ -38,7 +38,7 @@ impl Node {
         let broker = Broker::new(BrokerConfig::default(), Arc::clone(&log), clock);
         let options = StreamOptions {
             streamlets: 1,
-            lanes: 1,
+            lanes: 2,
             segments_per_group: 1,
             segment_bytes_max: 64 << 10,
             ..StreamOptions::default()
@@ -56,13 +56,21 @@ impl Node {
     }
 
     fn lane(&self) -> Arc<Lane> {
+        self.lane_of(LaneId(0))
+    }
+
+    fn lane_of(&self, lane: LaneId) -> Arc<Lane> {
         let stream = self.log.stream(STREAM).expect("a stream");
         let streamlet = stream.streamlet(X).expect("a streamlet");
-        Arc::clone(streamlet.lane(LaneId(0)).expect("a lane"))
+        Arc::clone(streamlet.lane(lane).expect("a lane"))
     }
 
     /// Appends a chunk of one record; three of them fill a segment.
     fn append(&self, sequence: u64) -> Appended {
+        self.append_to(LaneId(0), sequence)
+    }
+
+    fn append_to(&self, lane: LaneId, sequence: u64) -> Appended {
         let value = vec![sequence as u8; 17_000];
         let mut chunk = ChunkBuilder::default();
         chunk.push(&Record::value(&value));
@@ -75,14 +83,18 @@ impl Node {
         };
         let chunk = chunk.seal(&target, Compression::None).expect("it fits");
         let view = ChunkView::parse(&chunk).expect("a chunk");
-        self.lane().append(&view, 5).expect("appended")
+        self.lane_of(lane).append(&view, 5).expect("appended")
     }
 
     /// The chunks as they lie in the segments.
     fn chunks(&self) -> Vec<Vec<u8>> {
+        self.chunks_of(LaneId(0))
+    }
+
+    fn chunks_of(&self, lane: LaneId) -> Vec<Vec<u8>> {
         let mut all = Vec::new();
-        for group in self.lane().groups(GroupId::NONE, usize::MAX) {
-            let (lane, index) = (LaneId(0), SegmentIndex(0));
+        for group in self.lane_of(lane).groups(GroupId::NONE, usize::MAX) {
+            let index = SegmentIndex(0);
             let id = SegmentId { stream: STREAM, streamlet: X, lane, group: group.id, index };
             let segment = self.log.segment(id).expect("in memory");
             for chunk in Chunks::new(segment.bytes(128, segment.head())) {
@@ -130,6 +142,11 @@ struct Memory {
     asked: Mutex<BTreeMap<u32, u32>>,
     /// With it nobody answers before two have been asked.
     together: Option<(Mutex<u32>, Condvar)>,
+    /// They never had the last three blocks.
+    behind: Vec<u32>,
+    /// What the coordinators were told before streamlets were opened, and whether they refuse it.
+    opened_with: Mutex<Vec<(LogId, u64)>>,
+    refuses: bool,
 }
 
 impl Memory {
@@ -146,8 +163,12 @@ impl Memory {
         if self.silent.contains(&backup) {
             return Err("nobody answers".to_owned());
         }
-        let chunks: &[Vec<u8>] = if self.empty.contains(&backup) { &[] } else { &self.chunks };
-        Ok(chunks)
+        let has = match (self.empty.contains(&backup), self.behind.contains(&backup)) {
+            (true, _) => 0,
+            (_, true) => self.chunks.len() - 3,
+            _ => self.chunks.len(),
+        };
+        Ok(&self.chunks[..has])
     }
 }
 
@@ -156,11 +177,17 @@ impl Copies for Memory {
         !self.lost.contains(&backup)
     }
 
+    fn opens_with(&self, ends: &[(LogId, u64)]) -> Result<(), String> {
+        self.opened_with.lock().extend(ends);
+        if self.refuses { Err("log 0 ends at block 9 by now".to_owned()) } else { Ok(()) }
+    }
+
     fn lane_states(&self, backup: u32, _: &LaneStates) -> Result<LaneStateList, String> {
-        let (mut parts, mut producers) = (Vec::new(), Vec::new());
+        let (mut parts, mut producers, mut of_lane) = (Vec::new(), Vec::new(), LaneId(0));
         for chunk in self.chunks_at(backup)? {
             let view = ChunkView::parse(chunk).expect("a chunk");
-            let BrokerPart { group, segment, position, base_ordinal, .. } = place(chunk);
+            let BrokerPart { group, segment, position, base_ordinal, lane, .. } = place(chunk);
+            of_lane = lane;
             let end = position + chunk.len() as u32;
             let next_ordinal = base_ordinal + u64::from(view.header().record_count);
             parts.push(SegmentPart { group, segment, position, end, base_ordinal, next_ordinal });
@@ -176,7 +203,7 @@ impl Copies for Memory {
         let next_ordinal = last.next_ordinal;
         let producers = producers.split_off(producers.len().saturating_sub(5));
         let streamlet = StreamletRef { stream: STREAM, streamlet: X };
-        let lane = ReplicatedLane { streamlet, lane: LaneId(0), next_ordinal, parts, producers };
+        let lane = ReplicatedLane { streamlet, lane: of_lane, next_ordinal, parts, producers };
         Ok(LaneStateList { lanes: vec![lane] })
     }
 
@@ -219,7 +246,7 @@ fn lost_node() -> (Node, Memory, Vec<EndedLog>) {
     let memory = Memory { chunks: lost.chunks(), ..Memory::default() };
     assert_eq!(memory.chunks.len(), 10);
     let views = vec![EndedView { first: 1, backups: vec![11, 12] }];
-    (lost, memory, vec![EndedLog { log: LOST, views, end: 10 }])
+    (lost, memory, vec![EndedLog { log: LOST, views, end: 10, at_all: false }])
 }
 
 /// What a node that came back offers the owner of epoch 3.
@@ -276,7 +303,8 @@ fn of_what_the_owner_holds_some_itself_nothing_is_left_to_another_node() {
     let appended: Vec<u64> = (3..10).map(|sequence| lost.append(sequence).base_ordinal).collect();
     assert_eq!(appended.last(), Some(&9));
     let memory = Memory { chunks: lost.chunks(), ..Memory::default() };
-    let logs = [EndedLog { log: LOST, views: vec![EndedView { first: 1, backups: vec![11, 12] }], end: 7 }];
+    let logs =
+        [EndedLog { log: LOST, views: vec![EndedView { first: 1, backups: vec![11, 12] }], end: 7, at_all: false }];
     let owner = Owner { node: 2, epoch: 4, older: vec![older(2), older(3)] };
     next.broker.set_owner(4, STREAM, X, owner).expect("a streamlet");
     let handed = HandedStates::from([((STREAM, X), state)]);
@@ -285,6 +313,43 @@ fn of_what_the_owner_holds_some_itself_nothing_is_left_to_another_node() {
     let offered = OfferGroups { node: 1, epoch: 8, stream: STREAM, streamlet: X, owner_epoch: 4, lanes: vec![all] };
     let refused = next.broker.check_offer(&rebuild, &offered, None);
     assert!(matches!(refused, Err(NotTaken::Never(_))), "{refused:?}");
+}
+
+/// Two logs, the second one of another node.
+struct Two(Memory, Memory);
+
+impl Two {
+    const OTHER: LogId = LogId { node: 4, ..LOST };
+
+    fn of(&self, log: LogId) -> &Memory {
+        if log == Two::OTHER { &self.1 } else { &self.0 }
+    }
+}
+
+impl Copies for Two {
+    fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {
+        self.of(asked.log).lane_states(backup, asked)
+    }
+
+    fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
+        self.of(asked.log).read_blocks(backup, asked)
+    }
+}
+
+/// Of a short lane nothing is left to read once the last blocks of its log are there. It came from that log all the same, which goes with the rebuild.
+#[test]
+fn what_was_read_before_opening_came_from_its_log_too() {
+    let (back, memory, mut logs) = lost_node();
+    let short = LaneId(1);
+    (0..3).for_each(|sequence| assert!(!back.append_to(short, sequence).duplicate));
+    let other = Memory { chunks: back.chunks_of(short), ..Memory::default() };
+    logs.push(EndedLog { log: Two::OTHER, end: 3, ..logs[0].clone() });
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &Two(memory, other)).expect("taken over");
+    assert_eq!(next.chunks_of(short).len(), 3, "it is whole");
+    let refused = next.broker.check_offer(&rebuild, &offer(&back), None).expect_err("its copies go with that log");
+    assert!(refused.to_string().contains("not in logs of node 1"), "{refused}");
 }
 
 #[test]
@@ -351,6 +416,38 @@ fn what_is_behind_the_logs_end_is_not_served() {
     assert_eq!((next.append(7).duplicate, next.append(8).base_ordinal), (false, 8));
     next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("rebuilt");
     assert_eq!(next.readable(), (0..9).collect::<Vec<u64>>());
+}
+
+#[test]
+fn nothing_is_opened_before_it_is_known_with_which_ends() {
+    let (mut memory, logs) = lost();
+    let idle = EndedLog { log: LogId { vlog: 1, ..LOST }, views: Vec::new(), end: 3, at_all: false };
+    let logs = [logs, vec![idle]].concat();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    memory.refuses = true;
+    let failed = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect_err("it ends elsewhere by now");
+    assert!(failed.message.contains("ends at block 9 by now"), "{failed}");
+    let streamlet = next.log.stream(STREAM).and_then(|stream| stream.streamlet(X).cloned()).expect("a streamlet");
+    assert_eq!(streamlet.tenure(), Tenure::Elsewhere, "nothing was opened");
+    memory.refuses = false;
+    next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    assert_eq!(*memory.opened_with.lock(), [(LOST, 10), (LOST, 10)], "of logs that told of its lanes");
+    // Open already: there is nothing to say.
+    next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    assert_eq!(memory.opened_with.lock().len(), 2);
+}
+
+#[test]
+fn what_one_backup_alone_had_at_the_end_is_not_lost_with_it() {
+    let (mut memory, logs) = lost();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    assert!(next.append(9).duplicate, "producers are told of it");
+    (memory.silent, memory.behind) = (vec![11], vec![12]);
+    next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("12 has what was acknowledged");
+    assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
 }
 
 #[test]

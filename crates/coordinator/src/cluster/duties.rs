@@ -9,7 +9,7 @@ use kera_format::{StreamId, StreamletId};
 use kera_protocol::placement::OlderGroups;
 use kera_protocol::{NodeInfo, Owner};
 
-use super::{ClusterState, NodeState, StreamOwners, roles_of};
+use super::{ClusterState, LogState, NodeState, StreamOwners, roles_of};
 use crate::catalog::has_owners;
 
 /// A stream as a node's broker is told of it.
@@ -37,7 +37,7 @@ pub struct ToldEnd {
 }
 
 /// Blocks that a log has under way at most, so that backups that have lost nothing are not further apart.
-const UNDER_WAY_MAX: u64 = 4;
+pub(super) const UNDER_WAY_MAX: u64 = 4;
 
 /// Where a log ends, from how far backups of its newest view say for certain that they have it.
 ///
@@ -142,8 +142,13 @@ impl ClusterState {
     /// Which backups are asked for which logs of an incarnation that is over and that have no end yet: all of a newest view, so
     /// that one of them answers.
     pub fn ends_to_ask(&self, node: NodeNumber, epoch: u32) -> Vec<EndsAsked> {
+        self.ends_asked(node, epoch, |log| log.end.is_none())
+    }
+
+    /// The same for logs that `which` says.
+    pub(super) fn ends_asked(&self, node: NodeNumber, epoch: u32, which: impl Fn(&LogState) -> bool) -> Vec<EndsAsked> {
         let mut asked: Vec<EndsAsked> = Vec::new();
-        for (log, known) in self.logs_of(node, epoch).filter(|(_, log)| log.end.is_none()) {
+        for (log, known) in self.logs_of(node, epoch).filter(|(_, log)| which(log)) {
             let Some(view) = known.views.last() else { continue };
             for backup in &view.backups {
                 let Some(address) = self.node(*backup).map(|node| node.doors.cluster.clone()) else { continue };

@@ -6,6 +6,7 @@
 //! entries in the same order, so all checks look at nothing but the state and the entry.
 
 mod duties;
+mod ends;
 mod moves;
 mod needs;
 mod owners;
@@ -15,6 +16,7 @@ mod rules;
 mod state;
 
 pub use duties::{EndsAsked, Placed, ToldEnd, agreed_end};
+pub use ends::AgreedEnd;
 pub use moves::{MOVES_MAX, PLAN_MOVES_MAX};
 pub use needs::Needs;
 pub use owners::{Held, Owner, Run, StreamOwners};

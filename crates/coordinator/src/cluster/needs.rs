@@ -59,7 +59,7 @@ impl ClusterState {
     }
 
     /// Streamlets with copies that are being rebuilt.
-    fn rebuilding(&self) -> impl Iterator<Item = (StreamId, &Run)> {
+    pub(super) fn rebuilding(&self) -> impl Iterator<Item = (StreamId, &Run)> {
         let copied = self.catalog.streams().filter(|info| info.options.replication > 1);
         let owners = copied.filter_map(|info| Some((info.id, self.owners.get(&info.id)?)));
         let runs = owners.flat_map(|(stream, of)| of.runs().iter().map(move |run| (stream, run)));
@@ -68,7 +68,7 @@ impl ClusterState {
 
     /// What the owner of streamlets that are being rebuilt has said of them. Nothing, if it has not taken over all of them in their present
     /// owner epoch, or is lost: then it may be any log that they are rebuilt from.
-    fn said_of(&self, stream: StreamId, run: &Run) -> Option<&Needs> {
+    pub(super) fn said_of(&self, stream: StreamId, run: &Run) -> Option<&Needs> {
         let said = self.needs.get(&run.owner.node).filter(|said| said.epoch == run.owner.epoch)?;
         (self.is_live(run.owner.node, run.owner.epoch) && said.cover(stream, run)).then_some(said)
     }

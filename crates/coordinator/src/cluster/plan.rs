@@ -345,14 +345,6 @@ impl ClusterState {
         self.one(ClusterEntry::BackupAdded { log, view, backup })
     }
 
-    /// The end of a log of a fenced broker. The first one counts: a later one is answered as done.
-    pub fn plan_end_log(&self, log: LogName, end: u64) -> Planned {
-        if self.logs.get(&log).is_some_and(|state| state.end.is_some()) {
-            return Ok(Vec::new());
-        }
-        self.one(ClusterEntry::LogEnded { log, end })
-    }
-
     /// An older view whose blocks nobody needs.
     pub fn plan_give_up_view(&self, log: LogName, view: u32) -> Planned {
         let of_view = self.logs.get(&log).and_then(|state| state.views.get((view as usize).wrapping_sub(1)));

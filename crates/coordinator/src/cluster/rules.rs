@@ -53,6 +53,14 @@ impl ClusterState {
             ClusterEntry::ViewAgreed { log, view, first, backups } => self.check_view(*log, *view, *first, backups),
             ClusterEntry::BackupAdded { log, view, backup } => self.check_added(*log, *view, *backup),
             ClusterEntry::LogEnded { log, end } => self.check_end(*log, *end),
+            ClusterEntry::EndsUsed { node, epoch, ends } => {
+                // 0: all backups have shown these ends.
+                if *node != 0 {
+                    self.check_live(*node, *epoch)?;
+                }
+                self.check_used(ends)
+            }
+            ClusterEntry::EndTakenBack { log, end } => self.check_taken_back(*log, *end),
             ClusterEntry::ViewGivenUp { log, view } => self.check_view_given_up(*log, *view),
             ClusterEntry::LogGivenUp { log } => self.check_given_up(*log),
             ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {

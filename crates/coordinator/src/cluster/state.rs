@@ -57,6 +57,10 @@ pub struct LogState {
     pub views: Vec<View>,
     /// Its last block, once that is decided.
     pub end: Option<u64>,
+    /// The end that was decided first, if that was taken back since: a backup had it.
+    pub first_end: u64,
+    /// Who first said to open streamlets with that end: then it stays. 0: all backups of the newest view have shown it, so nobody need say so.
+    pub used: Option<NodeNumber>,
 }
 
 /// A move that is under way.
@@ -315,7 +319,12 @@ impl ClusterState {
                     view.backups.push(*backup);
                 }
             }
-            ClusterEntry::LogEnded { log, end } => self.logs.entry(*log).or_default().end = Some(*end),
+            ClusterEntry::LogEnded { log, end } => {
+                let log = self.logs.entry(*log).or_default();
+                (log.end, log.first_end) = (Some(*end), *end);
+            }
+            ClusterEntry::EndsUsed { node, ends, .. } => self.set_used(*node, ends),
+            ClusterEntry::EndTakenBack { log, end } => self.logs.entry(*log).or_default().end = Some(*end),
             ClusterEntry::ViewGivenUp { log, view } => {
                 let views = self.logs.get_mut(log).map(|log| &mut log.views);
                 if let Some(view) = views.and_then(|views| views.get_mut((*view as usize).wrapping_sub(1))) {
@@ -344,7 +353,7 @@ impl ClusterState {
             ClusterEntry::GroupsLost { stream, first, count, owner_epoch } => {
                 self.owners.entry(*stream).or_default().lose(*first, *count, *owner_epoch);
             }
-            ClusterEntry::LevelRaised { level } => self.level = *level,
+            ClusterEntry::LevelRaised { level } => self.set_level(*level),
             ClusterEntry::GroupsReturned { stream, streamlet, node, .. } => {
                 self.owners.entry(*stream).or_default().bring_back(*streamlet, *node);
             }
@@ -486,8 +495,9 @@ impl ClusterState {
                 first: view.first,
                 backups: view.backups.clone(),
             }));
-            entries.extend(known.end.map(|end| ClusterEntry::LogEnded { log: *log, end }));
+            entries.extend(known.end.map(|_| ClusterEntry::LogEnded { log: *log, end: known.first_end }));
         }
+        entries.extend(self.end_entries());
         entries.extend(self.moves.iter().map(|(number, of)| ClusterEntry::MoveNoted {
             number: *number,
             stream: of.stream,

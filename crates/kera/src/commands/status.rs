@@ -38,7 +38,7 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
         None => BTreeMap::new(),
     };
     let mut names = HashMap::new();
-    if moves.as_ref().is_some_and(|moves| !moves.moves.is_empty()) || copies.values().any(|(_, of)| !of.own.is_empty())
+    if moves.as_ref().is_some_and(|moves| !moves.moves.is_empty()) || copies.values().any(|of| !of.logs.own.is_empty())
     {
         names.extend(client.admin().streams("", true).await?.into_iter().map(|info| (info.id, info.name)));
     }
@@ -46,7 +46,8 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
         Some(cluster) => level::of(cluster).await,
         None => None,
     };
-    let cluster = cluster.map(|cluster| Cluster { cluster, moves, names, copies, level });
+    let own_problems = status.problems.clone();
+    let cluster = cluster.map(|cluster| Cluster { cluster, moves, names, copies, own_problems, level });
     if globals.json {
         let cluster = cluster.as_ref().map(ClusterJson::from);
         return print_json(&StatusJson { node: NodeJson::from(&status), cluster });
@@ -59,7 +60,7 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
 const ASKED_FOR: Duration = Duration::from_secs(1);
 
 /// What each live node says of its copies; one that does not answer soon is left out.
-async fn copies(cluster: &ClusterDescription) -> BTreeMap<u32, (CopiesDescription, LogsDescription)> {
+async fn copies(cluster: &ClusterDescription) -> BTreeMap<u32, Said> {
     let mut asked = tokio::task::JoinSet::new();
     for node in cluster.nodes.iter().filter(|node| !node.fenced && !node.native_address.is_empty()) {
         let (number, address) = (node.node, node.native_address.clone());
@@ -68,7 +69,9 @@ async fn copies(cluster: &ClusterDescription) -> BTreeMap<u32, (CopiesDescriptio
                 let client = Client::builder(&address).client_name("kera").connect().await.ok()?;
                 let copies = client.admin().describe_copies().await.ok()?;
                 // Nodes of earlier versions have none and refuse.
-                Some((copies, client.admin().describe_logs().await.unwrap_or_default()))
+                let logs = client.admin().describe_logs().await.unwrap_or_default();
+                let problems = client.admin().node_status().await.map_or_else(|_| Vec::new(), |status| status.problems);
+                Some(Said { copies, logs, problems })
             };
             Some((number, tokio::time::timeout(ASKED_FOR, ask).await.ok()??))
         });
@@ -76,12 +79,21 @@ async fn copies(cluster: &ClusterDescription) -> BTreeMap<u32, (CopiesDescriptio
     asked.join_all().await.into_iter().flatten().collect()
 }
 
+/// What a node says of itself.
+struct Said {
+    copies: CopiesDescription,
+    logs: LogsDescription,
+    problems: Vec<String>,
+}
+
 /// What is told of the cluster.
 struct Cluster {
     cluster: ClusterDescription,
     moves: Option<MovesDescription>,
     names: HashMap<StreamId, String>,
-    copies: BTreeMap<u32, (CopiesDescription, LogsDescription)>,
+    copies: BTreeMap<u32, Said>,
+    /// What the node that was asked first says goes wrong.
+    own_problems: Vec<String>,
     /// Nothing while there is no leader that says.
     level: Option<Level>,
 }
@@ -160,6 +172,8 @@ struct MemberJson {
     copies: Option<CopiesJson>,
     /// Its streamlets that have virtual logs of their own because they filled a shared one.
     own_logs: Vec<OwnLogJson>,
+    /// What goes wrong there, and what it waits for that lost nodes have.
+    problems: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -224,8 +238,9 @@ impl From<&Cluster> for ClusterJson {
             address: node.native_address.clone(),
             streamlets: node.streamlets,
             held_streamlets: whole.holdings(node.node).map_or(0, |of| of.held),
-            copies: whole.copies.get(&node.node).map(|(copies, _)| CopiesJson::from(copies)),
-            own_logs: whole.copies.get(&node.node).map_or_else(Vec::new, |(_, of)| own_logs(whole, of)),
+            copies: whole.copies.get(&node.node).map(|of| CopiesJson::from(&of.copies)),
+            own_logs: whole.copies.get(&node.node).map_or_else(Vec::new, |of| own_logs(whole, &of.logs)),
+            problems: whole.copies.get(&node.node).map_or_else(Vec::new, |of| of.problems.clone()),
         };
         ClusterJson {
             cluster: uuid_text(&of.cluster),
@@ -268,7 +283,7 @@ fn cluster_text(whole: &Cluster) -> String {
             node.native_address.clone(),
             node.streamlets.to_string(),
             whole.holdings(node.node).map_or_else(|| "?".to_owned(), |of| of.held.to_string()),
-            whole.copies.get(&node.node).map_or_else(|| "?".to_owned(), |(of, _)| human_bytes(of.backup_bytes)),
+            whole.copies.get(&node.node).map_or_else(|| "?".to_owned(), |of| human_bytes(of.copies.backup_bytes)),
         ]);
     }
     text.push_str(&table.text());
@@ -282,7 +297,7 @@ fn cluster_text(whole: &Cluster) -> String {
             text.push_str(&format!("and {more} more moves\n"));
         }
     }
-    for (node, (of, logs)) in &whole.copies {
+    for (node, Said { copies: of, logs, .. }) in &whole.copies {
         for own in own_logs(whole, logs) {
             let OwnLogJson { stream, streamlet, log } = own;
             text.push_str(&format!("own log: {stream}/{streamlet} of node {node} has virtual log {log} for itself\n"));
@@ -302,11 +317,26 @@ fn cluster_text(whole: &Cluster) -> String {
             text.push_str(&format!("PROBLEM  {blocks} blocks of node {node} have fewer copies than they should\n"));
         }
     }
-    if cluster.waiting_streamlets > 0 {
-        let waiting = cluster.waiting_streamlets;
-        text.push_str(&format!("PROBLEM  {waiting} streamlets wait for a node that is lost\n"));
+    for lost in cluster.nodes.iter().filter(|node| node.fenced && node.streamlets > 0) {
+        let (waiting, node) = (lost.streamlets, lost.node);
+        text.push_str(&format!(
+            "PROBLEM  {waiting} streamlets wait for node {node}, which is lost: start it; those with copies wait until others have seen what it \
+             had\n"
+        ));
     }
-    text
+    text + &problems_text(whole)
+}
+
+/// What other nodes than the one that was asked first say goes wrong: what several say, once.
+fn problems_text(whole: &Cluster) -> String {
+    let mut saying: BTreeMap<&str, Vec<String>> = BTreeMap::new();
+    for (node, of) in &whole.copies {
+        for problem in of.problems.iter().filter(|problem| !whole.own_problems.contains(problem)) {
+            saying.entry(problem).or_default().push(node.to_string());
+        }
+    }
+    let line = |(problem, nodes): (&str, Vec<String>)| format!("PROBLEM  node {}: {problem}\n", nodes.join(", "));
+    saying.into_iter().map(line).collect()
 }
 
 fn status_text(s: &NodeStatusResponse, address: &str) -> String {

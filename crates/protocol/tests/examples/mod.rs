@@ -572,6 +572,11 @@ examples! {
         streamlets: vec![RebuildRange { stream: StreamId(17), first: 3, count: 1, owner_epoch: 8 }],
         logs: vec![LogId { node: 1, epoch: 4, vlog: 0 }],
     };
+    UseEnds => UseEnds {
+        node: 2,
+        epoch: 7,
+        ends: vec![UsedEnd { log: LogId { node: 1, epoch: 4, vlog: 0 }, end: 120 }],
+    };
     StreamletsRebuilt => StreamletsRebuilt {
         node: 3,
         epoch: 7,

@@ -159,6 +159,8 @@ impl Observer for Replaced {
 pub struct FakeBackups {
     pub fenced: Mutex<Vec<(NodeNumber, NodeNumber, u32)>>,
     pub end: u64,
+    /// Those that do not answer.
+    pub silent: Mutex<BTreeSet<NodeNumber>>,
 }
 
 impl Backups for FakeBackups {
@@ -171,8 +173,11 @@ impl Backups for FakeBackups {
         logs: Vec<(LogName, u64)>,
     ) -> Pending<Vec<(LogName, ToldEnd)>> {
         self.fenced.lock().push((backup, node, epoch));
-        // The first one has blocks that no other got.
-        let end = self.end + if backup == 1 { 2 } else { 0 };
+        if self.silent.lock().contains(&backup) {
+            return Box::pin(async { Err("it does not answer".into()) });
+        }
+        // The first one and the fifth have blocks that no other got.
+        let end = self.end + if [1, 5].contains(&backup) { 2 } else { 0 };
         let told = move |first: u64| ToldEnd { through: end.max(first - 1), certain: true };
         Box::pin(async move { Ok(logs.into_iter().map(|(log, first)| (log, told(first))).collect()) })
     }

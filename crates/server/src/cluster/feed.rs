@@ -135,9 +135,11 @@ impl Observer for Feed {
                 group.read(|state| leftovers::drop_rebuilt(self.broker.log(), state, self.node, self.epoch));
             }
             // Something may be taken over, or logs of this node's earlier incarnations may go.
-            Change::Cluster(ClusterEntry::LogEnded { .. } | ClusterEntry::StreamletsRebuilt { .. }) => {
-                self.recovery.look()
-            }
+            Change::Cluster(
+                ClusterEntry::LogEnded { .. }
+                | ClusterEntry::EndTakenBack { .. }
+                | ClusterEntry::StreamletsRebuilt { .. },
+            ) => self.recovery.look(),
             Change::Cluster(
                 ClusterEntry::NodeJoined { .. } | ClusterEntry::NodeFenced { .. } | ClusterEntry::NodeRemoved { .. },
             ) => self.nodes(&group),

@@ -18,6 +18,7 @@ mod returning;
 mod sessions;
 mod transactions;
 mod transport;
+mod waiting;
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -263,9 +264,11 @@ impl Cluster {
 
     /// What it counts.
     pub(crate) fn numbers(&self) -> ClusterNumbers {
+        let recovery = self.recovery.lock().as_ref().map(|(recovery, _)| recovery.clone());
         let mut numbers = ClusterNumbers {
             backup: self.backup.stats(),
-            rebuild_left_bytes: self.recovery.lock().as_ref().map_or(0, |(recovery, _)| recovery.left_bytes()),
+            rebuild_left_bytes: recovery.as_ref().map_or(0, |recovery| recovery.left_bytes()),
+            waiting_streamlets: recovery.as_ref().map_or(0, |recovery| recovery.left_to_open()),
             ..ClusterNumbers::default()
         };
         let kept = self.backup.backup().map(Backup::log_bytes).unwrap_or_default();
@@ -281,6 +284,13 @@ impl Cluster {
             numbers.under_replicated_blocks += log.under_replicated;
         }
         numbers
+    }
+
+    /// What waits for lost nodes, and for which, a sentence each.
+    pub(crate) fn waits(&self) -> Vec<String> {
+        let undecided = self.group.read(waiting::undecided);
+        let here = self.recovery.lock().as_ref().map_or_else(Vec::new, |(recovery, _)| recovery.waits());
+        undecided.into_iter().chain(here).collect()
     }
 
     /// The part of that which operators look at.

@@ -15,20 +15,20 @@ use std::time::{Duration, Instant};
 use kera_backup::Backup;
 use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
 use kera_coordinator::cluster::{ClusterState, Offers};
-use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX};
+use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX, USED_ENDS_MAX};
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
 use kera_log::{Stream, Streamlet};
 use kera_protocol::{
     BlocksRead, ChangeLog, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, RebuildNeeds, RebuildRange,
-    StreamletState, StreamletsRebuilt,
+    StreamletState, StreamletsRebuilt, UseEnds, UsedEnd,
 };
 use kera_raft::{Group, Transport};
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
 use super::backups::BackupRole;
-use super::{floors, wait};
+use super::{floors, wait, waiting};
 use crate::fatal::Fatal;
 
 /// Time until something that failed is tried again.
@@ -71,8 +71,11 @@ struct Work {
     next_taken: u64,
     /// How far the one is that is under way.
     progress: Option<Arc<RecoveryProgress>>,
-    /// Why something could not be taken over.
+    /// Why something could not be taken over, as it was logged.
     said: Said,
+    /// Why something is not taken over yet, and why something is not rebuilt yet.
+    not_taken: Option<String>,
+    not_rebuilt: Option<String>,
     stopping: bool,
 }
 
@@ -139,7 +142,14 @@ impl Recovery {
             epoch,
             group: group.clone(),
             broker: broker.clone(),
-            backups: AskBackups { group: group.clone(), node, own, transport, runtime: links },
+            backups: AskBackups {
+                group: group.clone(),
+                me: (node, epoch),
+                own,
+                transport,
+                links,
+                runtime: runtime.clone(),
+            },
             runtime: runtime.clone(),
             work: Mutex::default(),
             changed: Condvar::new(),
@@ -308,7 +318,7 @@ impl Recovery {
     pub(super) fn old_views(&self) -> Vec<OldView> {
         let logs = self.group.read(|state| ended_logs(state, self.node)).unwrap_or_default();
         let mut views = Vec::new();
-        for EndedLog { log, views: of_log, end } in logs.into_iter().filter(|ended| ended.log.node == self.node) {
+        for EndedLog { log, views: of_log, end, .. } in logs.into_iter().filter(|ended| ended.log.node == self.node) {
             let nexts: Vec<u64> = of_log.iter().skip(1).map(|view| view.first).chain([end + 1]).collect();
             let blocks = of_log.into_iter().zip(nexts).map(|(view, next)| (log, view.first..=next - 1, view.backups));
             views.extend(blocks.filter(|(_, blocks, backups)| !blocks.is_empty() && !backups.is_empty()));
@@ -334,6 +344,7 @@ impl Recovery {
             owned.into_iter().filter(|one| !work.taken.contains(one)).collect()
         };
         if owned.is_empty() {
+            self.work.lock().not_taken = None;
             return true;
         }
         // The leader ends the logs of all that are lost, this node's earlier incarnations included: only then their blocks say all.
@@ -357,6 +368,7 @@ impl Recovery {
                 let took_ms = began.elapsed().as_millis() as u64;
                 tracing::info!(streamlets, bytes, took_ms, "streamlets of a lost broker were taken over");
                 let mut work = self.work.lock();
+                work.not_taken = None;
                 work.taken.extend(owned.iter().copied());
                 work.next_taken += 1;
                 let number = work.next_taken;
@@ -376,7 +388,9 @@ impl Recovery {
     }
 
     fn say_not_yet(&self, reason: &str) {
-        if self.work.lock().said.is_news(reason) {
+        let mut work = self.work.lock();
+        work.not_taken = Some(reason.to_owned());
+        if work.said.is_news(reason) {
             tracing::warn!(reason, "streamlets of a lost broker are not taken over yet");
         }
     }
@@ -419,6 +433,7 @@ impl Recovery {
                 match self.broker.rebuild(&rebuild, &logs, &self.backups, &progress) {
                     Ok(()) => break,
                     Err(failure) => {
+                        self.work.lock().not_rebuilt = Some(failure.to_string());
                         if said.is_news(&failure.to_string()) {
                             tracing::warn!(error = %failure, "what a lost broker had is not rebuilt yet");
                         }
@@ -426,6 +441,7 @@ impl Recovery {
                     }
                 }
             }
+            self.work.lock().not_rebuilt = None;
             self.report(number);
             let mut work = self.work.lock();
             work.progress = None;
@@ -456,6 +472,24 @@ impl Recovery {
         }
     }
 
+    /// Streamlets that are to be taken over and are not yet.
+    pub(super) fn left_to_open(&self) -> u64 {
+        let owned = self.group.read(|state| state.to_rebuild(self.node, self.epoch));
+        let work = self.work.lock();
+        owned.iter().filter(|one| !work.taken.contains(one)).count() as u64
+    }
+
+    /// What waits here for lost nodes, a sentence each.
+    pub(super) fn waits(&self) -> Vec<String> {
+        let (left, advice) = (self.left_to_open(), self.group.read(waiting::to_start));
+        let work = self.work.lock();
+        let taken = work.not_taken.as_ref().filter(|_| left > 0);
+        let taken = taken.map(|why| format!("{left} streamlets of lost nodes wait to be opened: {why}{advice}"));
+        let rebuilt = work.not_rebuilt.as_ref();
+        let rebuilt = rebuilt.map(|why| format!("what lost nodes had cannot be rebuilt: {why}{advice}"));
+        taken.into_iter().chain(rebuilt).collect()
+    }
+
     /// Bytes that are still to be rebuilt.
     pub(super) fn left_bytes(&self) -> u64 {
         let work = self.work.lock();
@@ -478,7 +512,7 @@ fn ended_logs(state: &ClusterState, node: u32) -> Option<Vec<EndedLog>> {
             EndedView { first: view.first, backups }
         });
         let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
-        Some(EndedLog { log: id, views: views.collect(), end: log.end? })
+        Some(EndedLog { log: id, views: views.collect(), end: log.end?, at_all: log.ends_at_all() })
     });
     ended.collect()
 }
@@ -516,16 +550,20 @@ fn owned_ranges(owned: &[Owned]) -> Vec<RebuildRange> {
 /// Asks backups: this node's own without a message, others over connections to their nodes.
 struct AskBackups {
     group: Arc<Group>,
-    node: u32,
+    /// Number and epoch of this node.
+    me: (u32, u32),
     own: Arc<BackupRole>,
     transport: Arc<dyn Transport>,
+    /// Where connections to backups run.
+    links: Handle,
+    /// Where the coordinators' log runs.
     runtime: Handle,
 }
 
 impl AskBackups {
     /// The backup with this number if it is this node's, and runs.
     fn own(&self, backup: u32) -> Option<&Backup> {
-        self.own.backup().filter(|_| backup == self.node)
+        self.own.backup().filter(|_| backup == self.me.0)
     }
 
     fn ask<M: Message>(&self, backup: u32, asked: &M) -> Result<M::Response, String> {
@@ -540,14 +578,32 @@ impl AskBackups {
         let (version, mut body) = (M::OP.version_max(), Vec::new());
         asked.encode(version, &mut body);
         let transport = self.transport.clone();
-        let answer = wait(&self.runtime, async move { transport.call(backup.into(), &address, M::OP, body).await })?;
+        let answer = wait(&self.links, async move { transport.call(backup.into(), &address, M::OP, body).await })?;
         Ok((version, answer))
     }
 }
 
 impl kera_broker::Copies for AskBackups {
+    /// What is read of the state here is as new as the ends at least: where these were decided below the level, its raising has settled them.
+    fn opens_with(&self, ends: &[(LogId, u64)]) -> Result<(), String> {
+        if !self.group.read(ClusterState::takes_used_ends) {
+            return Ok(());
+        }
+        for part in ends.chunks(USED_ENDS_MAX) {
+            let ends = part.iter().map(|(log, end)| UsedEnd { log: *log, end: *end }).collect();
+            let said = UseEnds { node: self.me.0, epoch: self.me.1, ends };
+            // These ends stay already.
+            let is_known = |state: &ClusterState| state.plan_use_ends(&said).is_ok_and(|entries| entries.is_empty());
+            if !self.group.read(is_known) {
+                let group = self.group.clone();
+                wait(&self.runtime, async move { group.ask(&said).await }).map_err(|error| error.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
     fn is_there(&self, backup: u32) -> bool {
-        backup == self.node || self.group.read(|state| state.node(backup).is_some_and(|known| !known.fenced))
+        backup == self.me.0 || self.group.read(|state| state.node(backup).is_some_and(|known| !known.fenced))
     }
 
     fn lane_states(&self, backup: u32, asked: &LaneStates) -> Result<LaneStateList, String> {

@@ -30,7 +30,7 @@ impl Parts {
             started_ms: self.started_ms,
             uptime_ms: self.uptime_ms(),
             ready: self.readiness.not_ready().is_none(),
-            problems: self.readiness.problems(),
+            problems: self.problems(),
             arena_bytes: log.arena.bytes,
             arena_used_bytes: log.arena.used_bytes,
             streams: 0,
@@ -62,6 +62,12 @@ impl Parts {
             }
         }
         response
+    }
+
+    /// What goes wrong, and what waits for lost nodes, which is no reason to send clients elsewhere.
+    fn problems(&self) -> Vec<String> {
+        let waits = self.cluster.as_ref().map_or_else(Vec::new, |cluster| cluster.waits());
+        self.readiness.problems().into_iter().chain(waits).collect()
     }
 
     fn uptime_ms(&self) -> u64 {

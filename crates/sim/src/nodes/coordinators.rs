@@ -10,7 +10,7 @@ use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
-use kera_protocol::{FinishMove, GroupsGone, RebuildNeeds, ReturnGroups, StreamletsRebuilt};
+use kera_protocol::{FinishMove, GroupsGone, RebuildNeeds, ReturnGroups, StreamletsRebuilt, UseEnds};
 
 use crate::cluster::truth::Violation;
 
@@ -24,6 +24,7 @@ pub(super) enum Command {
     GiveUpView(LogName, u32),
     Rebuilt(StreamletsRebuilt),
     Needs(RebuildNeeds),
+    UseEnds(UseEnds),
     /// A person wants a streamlet to be somewhere else.
     Move(StreamId, u32, NodeNumber),
     /// A node wants a streamlet of its own to have a new owner epoch. The last number is the node's epoch.
@@ -57,6 +58,8 @@ pub(super) struct Coordinators {
     pub(super) views_changed: u64,
     /// Most logs of lost nodes that there were at a time.
     pub(super) lost_logs_most: u64,
+    /// Ends of logs that were taken back.
+    pub(super) taken_back: u64,
 }
 
 impl Coordinators {
@@ -93,6 +96,8 @@ impl Coordinators {
                 return Err(Violation(format!("the rules refuse {entry:?}, which was planned: {}", refused.0)));
             }
         }
+        self.taken_back +=
+            entries.iter().filter(|entry| matches!(entry, ClusterEntry::EndTakenBack { .. })).count() as u64;
         self.log.push(entries);
         self.lost_logs_most = self.lost_logs_most.max(self.state.lost_logs().count() as u64);
         self.note_owners()?;
@@ -108,6 +113,7 @@ impl Coordinators {
             Command::GiveUpView(log, view) => self.commit(|state| state.plan_give_up_view(*log, *view)),
             Command::Rebuilt(rebuilt) => self.commit(|state| state.plan_rebuilt(rebuilt)),
             Command::Needs(said) => self.commit(|state| state.plan_needs(said)),
+            Command::UseEnds(said) => self.commit(|state| state.plan_use_ends(said)),
             Command::Move(stream, streamlet, to) => {
                 self.commit(|state| state.plan_move(&(*stream).into(), *streamlet, *to))
             }

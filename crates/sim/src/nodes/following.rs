@@ -10,6 +10,7 @@ use super::coordinators::{Command, Told};
 use super::copies::lock;
 use super::network::Packet;
 use super::node::{Pending, StartError};
+use super::recovering::Reply;
 use super::world::{Event, Wire, World};
 use crate::cluster::truth::Violation;
 
@@ -182,6 +183,15 @@ impl World {
                     running.recovery.telling = None;
                 }
                 Ok(())
+            }
+            (Command::UseEnds(_), told) => {
+                let Some(running) = self.node_mut(number).running() else { return Ok(()) };
+                if running.recovery.using != Some(at) {
+                    return Ok(());
+                }
+                running.recovery.using = None;
+                let heard = told.unwrap_or_else(|| Err("the coordinators do not answer".into())).map(drop);
+                self.resume(number, 0, Some(Reply::Said(heard)))
             }
             (Command::FinishMove(of), told) => {
                 self.move_finished(number, of.number, matches!(told, Some(Ok(_))));

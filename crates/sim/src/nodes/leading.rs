@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kera_coordinator::cluster::{ClusterState, EndsAsked, ToldEnd, agreed_end};
+use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndsAsked, ToldEnd};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_protocol::LogView;
 
@@ -18,6 +18,8 @@ const ELECTION_US: u64 = 300_000;
 const FENCE_US: u64 = 500_000;
 /// One that is not known to be lost is waited for so much longer.
 const LIVE_US: u64 = 2_000_000;
+/// Streamlets that have waited to be opened for so long have backups asked for ends once more.
+const OPEN_US_MAX: u64 = 2_500_000;
 /// A move that takes longer is called off.
 const MOVE_US_MAX: u64 = 10_000_000;
 
@@ -34,6 +36,8 @@ pub(super) struct Fencing {
     asked: BTreeSet<u32>,
     /// How far the others have logs, and how many were asked for each.
     told: BTreeMap<LogName, Ends>,
+    /// Whether logs were asked for that have ends already.
+    is_again: bool,
 }
 
 impl World {
@@ -112,6 +116,7 @@ impl World {
         if !self.leads(node) {
             if let Some(process) = &mut self.node_mut(node).process {
                 process.moves_seen.clear();
+                process.opening = None;
             }
             self.forget_answers(node);
             return Ok(());
@@ -124,8 +129,17 @@ impl World {
             *self.events_of.entry("fenced").or_default() += 1;
             self.commit(node, |state| state.plan_fence(silent, epoch))?;
         }
-        for (gone, epoch) in self.coordinators.state.lost() {
-            self.end_logs(node, gone, epoch)?;
+        let mut over = self.coordinators.state.lost();
+        let is_again = self.asks_again(node);
+        if is_again {
+            over.extend(self.coordinators.state.with_unused_ends());
+        }
+        let pending = self.fencing.iter().filter(|((asker, ..), fencing)| *asker == node && fencing.is_again);
+        over.extend(pending.map(|((_, gone, epoch), _)| (*gone, *epoch)));
+        over.sort_unstable();
+        over.dedup();
+        for (gone, epoch) in over {
+            self.end_logs(node, (gone, epoch), is_again)?;
             let state = &self.coordinators.state;
             let is_over = state.logs_of(gone, epoch).all(|(_, log)| log.end.is_some());
             if is_over && state.to_recover(gone, epoch).next().is_some() {
@@ -150,6 +164,21 @@ impl World {
         self.commit(node, ClusterState::plan_adopt)
     }
 
+    /// Whether streamlets have waited to be opened for so long that backups are asked once more for ends that nobody has used.
+    fn asks_again(&mut self, leader: u32) -> bool {
+        let (now_us, state) = (self.now_us(), &self.coordinators.state);
+        let waits = state.takes_used_ends() && state.waits_to_be_opened();
+        let Some(process) = &mut self.node_mut(leader).process else { return false };
+        if !waits {
+            process.opening = None;
+            return false;
+        }
+        let (since_us, times) = process.opening.get_or_insert((now_us, 0));
+        let is_time = now_us - *since_us >= OPEN_US_MAX * (*times + 1);
+        *times += u64::from(is_time);
+        is_time
+    }
+
     /// Moves that take too long since this leader first saw them.
     fn late_moves(&mut self, leader: u32) -> Vec<u64> {
         let now_us = self.now_us();
@@ -169,8 +198,8 @@ impl World {
         self.fencing.retain(|(asker, ..), _| *asker != leader);
     }
 
-    /// Asks all backups of the newest views, and ends logs when all have answered or some are late.
-    fn end_logs(&mut self, leader: u32, node: NodeNumber, epoch: u32) -> Result<(), Violation> {
+    /// Asks all backups of the newest views, and ends logs when all have answered or some are late. `is_again`: also for ends that may be taken back.
+    fn end_logs(&mut self, leader: u32, (node, epoch): (NodeNumber, u32), is_again: bool) -> Result<(), Violation> {
         let now_us = self.now_us();
         let of = (leader, node, epoch);
         if let Some(fencing) = self.fencing.get(&of) {
@@ -182,15 +211,16 @@ impl World {
             }
             let fencing = self.fencing.remove(&of).expect("it was there");
             let state = &self.coordinators.state;
-            let ended = |(log, (told, expected)): (&LogName, &Ends)| {
-                Some((*log, agreed_end(&state.ends_that_count(told), *expected)?))
-            };
-            let ended: Vec<(LogName, u64)> = fencing.told.iter().filter_map(ended).collect();
+            let ended = |(log, (told, expected)): (&LogName, &Ends)| Some((*log, state.end_told(told, *expected)?));
+            let ended: Vec<(LogName, AgreedEnd)> = fencing.told.iter().filter_map(ended).collect();
             for (log, end) in ended {
                 self.commit(leader, |state| state.plan_end_log(log, end))?;
+                if fencing.is_again {
+                    self.commit(leader, |state| state.plan_take_back(log, end))?;
+                }
             }
         }
-        let asked = self.coordinators.state.ends_to_ask(node, epoch);
+        let asked = self.ends_asked((node, epoch), is_again);
         if asked.is_empty() {
             return Ok(());
         }
@@ -198,9 +228,14 @@ impl World {
         let mut told: BTreeMap<LogName, Ends> = BTreeMap::new();
         asked.iter().flat_map(|(.., logs)| logs).for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
         let until_us = now_us + FENCE_US;
-        self.fencing.insert(of, Fencing { until_us, again_us: until_us, asked: backups, told });
+        self.fencing.insert(of, Fencing { until_us, again_us: until_us, asked: backups, told, is_again });
         self.ask_to_fence(of, asked);
         Ok(())
+    }
+
+    fn ends_asked(&self, (node, epoch): (NodeNumber, u32), is_again: bool) -> Vec<EndsAsked> {
+        let state = &self.coordinators.state;
+        if is_again { state.ends_to_ask_again(node, epoch) } else { state.ends_to_ask(node, epoch) }
     }
 
     fn ask_to_fence(&mut self, (leader, node, epoch): (u32, NodeNumber, u32), asked: Vec<EndsAsked>) {
@@ -214,8 +249,9 @@ impl World {
     fn ask_again(&mut self, of: (u32, NodeNumber, u32), now_us: u64) {
         let Some(fencing) = self.fencing.get_mut(&of).filter(|fencing| now_us >= fencing.again_us) else { return };
         fencing.again_us = now_us + FENCE_US;
-        let silent = |asked: &EndsAsked| fencing.asked.contains(&asked.0);
-        let asked = self.coordinators.state.ends_to_ask(of.1, of.2).into_iter().filter(silent).collect();
+        let (silent, is_again) = (fencing.asked.clone(), fencing.is_again);
+        let asked = self.ends_asked((of.1, of.2), is_again).into_iter().filter(|(backup, ..)| silent.contains(backup));
+        let asked = asked.collect();
         self.ask_to_fence(of, asked);
     }
 

@@ -97,6 +97,8 @@ pub(super) struct Process {
     pub(super) pending: BTreeMap<u64, Pending>,
     /// Since when it has known of moves, as long as it leads.
     pub(super) moves_seen: BTreeMap<u64, u64>,
+    /// Since when streamlets have waited to be opened, as long as it leads, and how often backups were asked for ends again since then.
+    pub(super) opening: Option<(u64, u64)>,
     /// It is being stopped, until then at most.
     pub(super) stopping: Option<u64>,
     /// There once the node has joined.
@@ -192,6 +194,8 @@ pub(super) struct Recovery {
     pub(super) needs: VecDeque<Needs>,
     /// The command that tells of it.
     pub(super) telling: Option<u64>,
+    /// The command that says with which ends of logs streamlets are opened.
+    pub(super) using: Option<u64>,
     tidy_us: u64,
 }
 
@@ -288,6 +292,7 @@ impl Node {
             detector: Detector::new(LOST_AFTER_MS),
             pending: BTreeMap::new(),
             moves_seen: BTreeMap::new(),
+            opening: None,
             stopping: None,
             running: None,
         });
@@ -713,7 +718,7 @@ pub(super) fn ended_logs(state: &ClusterState) -> Option<Vec<EndedLog>> {
     let ended = state.lost_logs().map(|(name, log)| {
         let views = log.views.iter().map(|view| EndedView { first: view.first, backups: view.backups.clone() });
         let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
-        Some(EndedLog { log: id, views: views.collect(), end: log.end? })
+        Some(EndedLog { log: id, views: views.collect(), end: log.end?, at_all: log.ends_at_all() })
     });
     ended.collect()
 }

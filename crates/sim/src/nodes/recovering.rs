@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kera_broker::{Broker, Copies, EndedLog, HandedStates, Rebuild, RecoveryProgress};
+use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::{BlocksRead, LaneStateList, LaneStates, ReadBlocks};
 
@@ -25,12 +26,15 @@ pub(super) enum Question {
 pub(super) enum Reply {
     Lanes(Result<LaneStateList, String>),
     Blocks(Result<BlocksRead, String>),
+    Said(Result<(), String>),
     GoOn,
 }
 
 /// What the thread wants of the world before it goes on.
 pub(super) enum Wants {
     Backup(u32, Question),
+    /// That the coordinators know with which ends of logs it opens streamlets.
+    Ends(Vec<(LogId, u64)>),
     /// Time.
     Pause,
     TakenOver(Result<Rebuild, String>),
@@ -161,6 +165,13 @@ impl Copies for Asks {
         match self.ask(Wants::Backup(backup, Question::Blocks(asked))) {
             Reply::Blocks(answer) => answer,
             other => panic!("blocks were asked for, and {other:?} came"),
+        }
+    }
+
+    fn opens_with(&self, ends: &[(LogId, u64)]) -> Result<(), String> {
+        match self.ask(Wants::Ends(ends.to_vec())) {
+            Reply::Said(heard) => heard,
+            other => panic!("the coordinators were told something, and {other:?} came"),
         }
     }
 

@@ -4,7 +4,7 @@ use kera_coordinator::cluster::LogView as WantedView;
 use kera_format::LaneId;
 use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
-use kera_protocol::StreamletsRebuilt;
+use kera_protocol::{StreamletsRebuilt, UseEnds, UsedEnd};
 use kera_vlog::{Answer as Stored, Block, Turn, View};
 
 use super::coordinators::Command;
@@ -220,6 +220,7 @@ impl World {
                 self.schedule.after(ASK_US, Event::GoOn(node, life, which, number));
                 self.tell(node, backup, Packet::Ask(which, number, question));
             }
+            Wants::Ends(ends) => self.say_ends(node, which, number, ends),
             Wants::Pause => self.schedule.after(PAUSE_US, Event::GoOn(node, life, which, number)),
             Wants::TakenOver(taken) => {
                 *self.events_of.entry("taken over").or_default() += u64::from(taken.is_ok());
@@ -235,6 +236,29 @@ impl World {
             }
         }
         Ok(())
+    }
+}
+
+impl World {
+    /// A new owner is about to open streamlets with these ends of logs, and waits until the coordinators know it.
+    fn say_ends(&mut self, node: u32, which: usize, number: u64, ends: Vec<(LogId, u64)>) {
+        let life = self.node(node).life;
+        let ends: Vec<UsedEnd> = ends.into_iter().map(|(log, end)| UsedEnd { log, end }).collect();
+        let at = &mut self.nodes[node as usize - 1];
+        let known = std::sync::Arc::clone(&at.known);
+        let Some(running) = at.running() else { return };
+        let said = UseEnds { node, epoch: running.epoch, ends };
+        let known = lock(&known);
+        // These ends stay already, or nobody takes any back.
+        let is_settled = !known.takes_used_ends() || known.plan_use_ends(&said).is_ok_and(|entries| entries.is_empty());
+        if is_settled {
+            running.recovery.late[which] = Some(Reply::Said(Ok(())));
+            return self.schedule.after(1, Event::GoOn(node, life, which, number));
+        }
+        let asked = self.ask(node, Command::UseEnds(said));
+        if let Some(running) = self.node_mut(node).running() {
+            running.recovery.using = Some(asked);
+        }
     }
 }
 

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::Join;
+use kera_coordinator::cluster::{Join, LogState};
 use kera_env::{Clock, ManualClock, Random, SeededRandom};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, Roles};
+use kera_format::vlog_replica::LogId;
 use kera_format::{Durability, Order, StreamId, StreamOptions, level};
 use kera_protocol::{CreateStream, FrameHeader, LetGo};
 
@@ -300,6 +301,7 @@ pub fn run(plan: &Plan) -> Report {
     world.events_of.insert("views changed", world.coordinators.views_changed);
     world.events_of.insert("gave up logs while others were rebuilt from", world.coordinators.given_up_meanwhile);
     world.events_of.insert("logs of lost nodes, at most", world.coordinators.lost_logs_most);
+    world.events_of.insert("took ends back", world.coordinators.taken_back);
     world.events_of.append(&mut world.told.did);
     Report {
         seed: plan.seed,
@@ -504,7 +506,28 @@ impl World {
         for (node, epoch) in state.lost() {
             waiting.push(format!("what node {node} had in its epoch {epoch} has no live owner"));
         }
+        waiting.extend(self.without_end());
         waiting
+    }
+
+    /// Logs of lost nodes that have no end, with what their backups would say.
+    fn without_end(&self) -> Vec<String> {
+        let logs = self.coordinators.state.lost_logs().filter(|(_, log)| log.end.is_none());
+        let told = |(name, log): (LogName, &LogState)| {
+            let (first, backups) = log.views.last().map_or((0, &[][..]), |view| (view.first, &view.backups));
+            let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
+            let one = |backup: &u32| {
+                let running = self.node(*backup).process.as_ref().and_then(|process| process.running.as_ref());
+                match running.map(|running| running.backup.end_now(id, first)) {
+                    Some(end) if end.certain => format!("node {backup} has it to {}", end.through),
+                    Some(end) => format!("node {backup} has it to {} or further", end.through),
+                    None => format!("node {backup} is not there"),
+                }
+            };
+            let backups: Vec<String> = backups.iter().map(one).collect();
+            format!("{name} has no end from block {first} on: {}", backups.join(", "))
+        };
+        logs.map(told).collect()
     }
 
     /// Everything is lost that copies allow to lose: one machine for good, or the memory or the processes of all.

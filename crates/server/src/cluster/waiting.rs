@@ -1,0 +1,102 @@
+//! What a cluster waits for that lost nodes have, in sentences for `kera status`: which nodes these are and what to do. Of the coordinators'
+//! state alone.
+
+use kera_coordinator::cluster::ClusterState;
+use kera_format::cluster::NodeNumber;
+
+/// What is said of logs of lost nodes that have no end: nothing that was in them can be taken over.
+pub(super) fn undecided(state: &ClusterState) -> Option<String> {
+    let open = || state.lost_logs().filter(|(_, log)| log.end.is_none());
+    let (name, log) = open().next()?;
+    let backups = log.views.last().map_or(&[][..], |view| &view.backups);
+    let told: Vec<String> = backups.iter().map(|node| named(state, *node)).collect();
+    let (count, told) = (open().count(), told.join(", "));
+    Some(format!(
+        "{count} virtual logs of lost nodes have no end yet, so what was in them waits: {name} waits for one of its backups, {told}, or \
+         for node {} with what it had{}",
+        name.node,
+        to_start(state)
+    ))
+}
+
+/// Lost nodes that have copies of logs of lost nodes, as advice behind a sentence; nothing if there are none.
+pub(super) fn to_start(state: &ClusterState) -> String {
+    let has_copies =
+        |node: NodeNumber| state.lost_logs().any(|(_, log)| log.views.iter().any(|view| view.backups.contains(&node)));
+    let lost = state.nodes().iter().filter(|(number, node)| node.fenced && has_copies(**number));
+    let lost: Vec<String> = lost.map(|(number, _)| number.to_string()).collect();
+    match lost.len() {
+        0 => String::new(),
+        1 => format!("; start node {}, which is lost and has copies", lost[0]),
+        _ => format!("; start nodes {}, which are lost and have copies", lost.join(", ")),
+    }
+}
+
+fn named(state: &ClusterState, node: NodeNumber) -> String {
+    match state.node(node) {
+        Some(known) if known.fenced => format!("node {node} (lost)"),
+        Some(_) => format!("node {node}"),
+        None => format!("node {node} (given up)"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_coordinator::cluster::Join;
+    use kera_format::cluster::{ClusterEntry, Doors, LogName, Roles};
+    use kera_format::level;
+
+    use super::*;
+
+    /// Four nodes; node 1 has a log at 2 and 3, and is lost.
+    fn lost() -> ClusterState {
+        let mut state = ClusterState::default();
+        for node in 1..=4 {
+            let join = Join {
+                node,
+                uuid: [node as u8; 16],
+                roles: Roles::ALL,
+                rack: String::new(),
+                doors: Doors::default(),
+                settings: Vec::new(),
+                epoch_min: 7,
+                has_all: true,
+                levels: (level::FIRST, level::NEWEST),
+            };
+            let entries = if node == 1 { state.plan_found([9; 16], &join, 0) } else { state.plan_join(&join, 0) };
+            apply(&mut state, &entries.expect("a node"));
+        }
+        let log = LogName { node: 1, epoch: 7, log: 0 };
+        apply(&mut state, &[ClusterEntry::ViewAgreed { log, view: 1, first: 1, backups: vec![2, 3] }]);
+        fence(&mut state, 1);
+        state
+    }
+
+    fn apply(state: &mut ClusterState, entries: &[ClusterEntry]) {
+        entries.iter().for_each(|entry| state.apply(entry).expect("allowed"));
+    }
+
+    fn fence(state: &mut ClusterState, node: NodeNumber) {
+        apply(state, &[ClusterEntry::NodeFenced { node, epoch: 7 }]);
+    }
+
+    #[test]
+    fn a_log_without_an_end_names_who_could_tell_it() {
+        let mut state = lost();
+        assert_eq!(to_start(&state), "", "its backups are there");
+        fence(&mut state, 2);
+        let said = undecided(&state).expect("it has no end");
+        assert!(
+            said.contains("log 0 of node 1 epoch 7 waits for one of its backups, node 2 (lost), node 3, or for node 1"),
+            "{said}"
+        );
+        assert!(said.ends_with("; start node 2, which is lost and has copies"), "{said}");
+        fence(&mut state, 3);
+        fence(&mut state, 4);
+        assert_eq!(to_start(&state), "; start nodes 2, 3, which are lost and have copies");
+        let log = LogName { node: 1, epoch: 7, log: 0 };
+        apply(&mut state, &[ClusterEntry::LogEnded { log, end: 5 }]);
+        assert_eq!(undecided(&state), None);
+        assert_eq!(to_start(&state), "; start nodes 2, 3, which are lost and have copies");
+    }
+}
