@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kera_broker::{Broker, BrokerConfig, BrokerSession};
 use kera_env::{Clock, SystemClock};
+use kera_format::arena::BlockSize;
 use kera_format::chunk::{ChunkTarget, seal_in_place};
 use kera_format::{
     Compression, Cursor, Durability, LaneId, ProducerEpoch, ProducerId, SegmentId, StreamId, StreamOptions, StreamletId,
@@ -105,7 +106,7 @@ fn cpu_s() -> f64 {
 }
 
 fn broker(options: &Options, arena: ArenaConfig) -> (Arc<Broker>, Arc<Log>) {
-    let (arena, _) = Arena::create_or_attach(arena).expect("an arena");
+    let (arena, _) = Arena::create_or_attach_with(arena, BlockSize::Roomy).expect("an arena");
     let log = Log::new(LogConfig::default(), arena);
     log.set_sinks(Arc::new(vec![Arc::new(InstantSink::default()) as Arc<dyn DurabilitySink>]));
     let clock: Arc<dyn Clock> = Arc::new(SystemClock::new());

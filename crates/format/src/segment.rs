@@ -11,7 +11,7 @@
 //!     20      4  lane
 //!     24      8  group
 //!     32      4  index             in its group
-//!     36      4  capacity_bytes    of the buffer, header included; a power of two from 64 KiB to 16 MiB
+//!     36      4  capacity_bytes    of the buffer, header included, rounded up to a power of two from 64 KiB to 16 MiB
 //!     40      8  base_ordinal      of the first record
 //!     48      8  created_ms        of a compacted segment: when it was compacted first, i64::MAX if that was in part only
 //!     56      4  flags             bit 0: lane state before this segment does not matter (first of its lane's epoch)
@@ -104,7 +104,7 @@ impl SegmentState {
 pub struct SegmentHeader {
     /// Its name.
     pub id: SegmentId,
-    /// Bytes of its buffer, header included.
+    /// Bytes of its buffer, header included, rounded up to a power of two.
     pub capacity_bytes: u32,
     /// Ordinal of its first record.
     pub base_ordinal: u64,

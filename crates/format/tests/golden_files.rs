@@ -363,30 +363,40 @@ fn what_was_written_with_shorter_options_is_read_with_defaults() {
 
 #[test]
 fn the_arenas_header_is_the_golden_bytes() {
-    let arena = arena::ArenaHeader { node: NODE, boot_id: *b"fedcba9876543210", bytes: 1 << 30 };
+    let blocks = arena::BlockSize::Plain;
+    let arena = arena::ArenaHeader { node: NODE, boot_id: *b"fedcba9876543210", blocks, bytes: 1 << 30 };
     let bytes = arena.encode();
-    let case = Layout::of(&bytes)
-        .text("magic", 8)
-        .u32("version")
-        .u32("header_bytes")
-        .bytes("node", 16)
-        .bytes("boot_id", 16)
-        .u64("bytes")
-        .u64("table_offset")
-        .u64("blocks_offset")
-        .u32("block_bytes")
-        .u32("checksum")
-        .case("header", "of an arena of 1 GiB");
+    let blocks = arena::BlockSize::Roomy;
+    let roomy = arena::ArenaHeader { blocks, bytes: 29_127 * blocks.bytes() as u64, ..arena };
+    let case = |bytes: &[u8], name, about| {
+        Layout::of(bytes)
+            .text("magic", 8)
+            .u32("version")
+            .u32("header_bytes")
+            .bytes("node", 16)
+            .bytes("boot_id", 16)
+            .u64("bytes")
+            .u64("table_offset")
+            .u64("blocks_offset")
+            .u32("block_bytes")
+            .u32("checksum")
+            .case(name, about)
+    };
+    let cases = vec![
+        case(&bytes, "header", "of an arena of 1 GiB"),
+        case(&roomy.encode(), "roomy", "of an arena of 1 GiB, as far as blocks of 36 KiB go into it"),
+    ];
     let right = || Some((0..76, 76));
     let bad = |name, changes: &[_], right| refused(name, &bytes, changes, right, arena::ArenaHeader::parse);
     let code = Golden {
         structure: "arena header".into(),
         document: "docs/formats/arena.md".into(),
-        cases: vec![case],
+        cases,
         refused: vec![
             bad("wrong magic", &[(0, b'k')], right()),
-            bad("unknown version", &[(8, 2)], right()),
+            bad("unknown version", &[(8, 3)], right()),
             bad("not whole blocks", &[(48, 1)], right()),
+            bad("not whole roomy blocks", &[(8, 2)], right()),
             bad("no blocks", &[(51, 0)], right()),
             bad("too large", &[(54, 1)], right()),
             bad("another place for the blocks", &[(66, 2)], right()),
@@ -395,13 +405,15 @@ fn the_arenas_header_is_the_golden_bytes() {
     };
     let golden = golden::check("arena.json", &code);
     assert_eq!(arena::ArenaHeader::parse(&golden.case("header").bytes()), Ok(arena));
+    assert_eq!(arena::ArenaHeader::parse(&golden.case("roomy").bytes()), Ok(roomy));
     check_refused(&golden, "", arena::ArenaHeader::parse);
     for (byte, entry) in [
         (0x00, Some(arena::TableEntry::Free)),
         (0x48, Some(arena::TableEntry::Segment(8))),
         (0x83, Some(arena::TableEntry::Reserved(3))),
         (0x01, None),
-        (0x49, None),
+        (0x49, Some(arena::TableEntry::Segment(9))),
+        (0x4a, None),
         (0xc0, None),
     ] {
         assert_eq!(arena::TableEntry::from_byte(byte), entry, "{byte:#x}");

@@ -114,7 +114,7 @@ fn a_full_disk_that_nobody_felt_proves_nothing_and_fails() {
 fn large_segments_lose_nothing() {
     let report = must_hold_with(
         "--rounds 3 --faults kill,power --durability power --seed 12 --streamlets 1 --lanes 1 --producers 2 --rate 5000 \
-         --record-bytes 2000 --chunk-bytes 96KiB --segment-bytes 4MiB --arena-bytes 256MiB --between-ms 800,1200",
+         --record-bytes 2000 --chunk-bytes 96KiB --segment-bytes 4MiB --arena-bytes 320MiB --between-ms 800,1200",
     );
     assert!(report["through_bytes"].as_u64().unwrap() > 0, "{report:#}");
 }

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kera_format::arena::BlockSize;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP, PayloadKind, seal_in_place};
 use kera_format::{
@@ -126,7 +127,7 @@ fn main() {
     let time = Duration::from_secs_f64(seconds);
     let path = PathBuf::from(format!("/dev/shm/kera-append-{}.arena", std::process::id()));
     let config = ArenaConfig { path, bytes: 1 << 30, node: [0; 16] };
-    let (arena, _) = Arena::create_or_attach(config).expect("an arena");
+    let (arena, _) = Arena::create_or_attach_with(config, BlockSize::Roomy).expect("an arena");
     while arena.warm(64 << 20) > 0 {}
     let mut target = vec![1; ROUND_BYTES];
     println!(

@@ -15,6 +15,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Instant;
 
 use kera_env::{AlignedBuffer, Clock, Disk, OpenMode, RealDisk, SystemClock, SystemRandom};
+use kera_format::arena::BlockSize;
 use kera_format::chunk::ChunkTarget;
 use kera_format::{ChunkBuilder, ChunkView, Compression, Cursor, LaneId, Record, StreamId, StreamOptions, StreamletId};
 use kera_log::store::{DiskStore, Step, StoreConfig};
@@ -64,7 +65,8 @@ fn run(settings: &Settings, arena_path: &Path) -> Result<(), Failed> {
     let (store, _) =
         DiskStore::open(config, vec![Arc::clone(&disk)], Arc::new(SystemClock::new()), Arc::new(SystemRandom))?;
     let bytes = settings.round_bytes / 4 * 5 + (256 << 20);
-    let (arena, _) = Arena::create_or_attach(ArenaConfig { path: arena_path.to_owned(), bytes, node: NODE })?;
+    let arena = ArenaConfig { path: arena_path.to_owned(), bytes, node: NODE };
+    let (arena, _) = Arena::create_or_attach_with(arena, BlockSize::Roomy)?;
     let log = Log::new(LogConfig::default(), Arc::clone(&arena));
     log.set_store(store.clone());
     store.attach(&log);

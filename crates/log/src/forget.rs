@@ -113,7 +113,7 @@ impl Lane {
     /// name its bytes.
     fn shorter(&self, segment: &Segment, to: u32) -> Result<Arc<Segment>, ArenaFull> {
         let block = self.log().arena.allocate(to as usize, Purpose::Write)?;
-        let header = SegmentHeader { capacity_bytes: block.bytes() as u32, ..*segment.header() };
+        let header = SegmentHeader { capacity_bytes: block.capacity_bytes(), ..*segment.header() };
         let mut progress = SegmentProgress::empty(header.base_ordinal);
         (progress.head, progress.durable_head) = (to.into(), to.into());
         for chunk in Chunks::new(segment.bytes(FIRST_CHUNK, to)).map_while(Result::ok) {

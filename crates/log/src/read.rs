@@ -9,7 +9,6 @@ use bytes::Bytes;
 use kera_format::segment::SegmentState;
 use kera_format::{BrokerPart, ChunkHeader, Cursor, SegmentId};
 
-use crate::arena::block_bytes;
 use crate::group::{At, Place};
 use crate::lane::{Lane, LaneState};
 use crate::segment::{FIRST_CHUNK, Segment};
@@ -208,7 +207,7 @@ impl Lane {
                 outcome.loading = true;
                 reading.loading = slot.at.map_or_else(Loading::default, |at| Loading {
                     bytes: at.bytes,
-                    memory_bytes: block_bytes(at.bytes),
+                    memory_bytes: self.log().arena.block_bytes(at.bytes),
                 });
             }
             if let (Some(location), false) = (slot.at, slot.loading) {

@@ -29,7 +29,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use kera_format::chunk::Chunks;
-use kera_format::limits::SEGMENT_BYTES_MAX;
 use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
 use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, FormatError, GroupId, LaneId, SegmentId, SegmentIndex};
 use parking_lot::Mutex;
@@ -410,7 +409,7 @@ impl Lane {
         let block = log.arena.allocate_to_fill(awaited.end as usize, Purpose::Write, Filling::Whole).map_err(full)?;
         let header = SegmentHeader {
             id,
-            capacity_bytes: block.bytes().min(SEGMENT_BYTES_MAX) as u32,
+            capacity_bytes: block.capacity_bytes(),
             base_ordinal: awaited.base_ordinal,
             created_ms: part.append_time_ms,
             flags: 0,

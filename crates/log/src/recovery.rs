@@ -316,7 +316,7 @@ impl Lane {
         let block = self.log().arena.allocate(end as usize, Purpose::Write).map_err(RestoreError::ArenaFull)?;
         let header = SegmentHeader {
             id,
-            capacity_bytes: block.bytes() as u32,
+            capacity_bytes: block.capacity_bytes(),
             base_ordinal: part.base_ordinal,
             created_ms: part.append_time_ms,
             flags: 0,
@@ -338,8 +338,8 @@ impl Lane {
             segment.get_memory(end)?;
             return Ok(segment);
         }
-        let block = self.log().arena.allocate((end as usize).next_power_of_two(), Purpose::Write)?;
-        let header = SegmentHeader { capacity_bytes: block.bytes() as u32, ..*segment.header() };
+        let block = self.log().arena.allocate(end as usize, Purpose::Write)?;
+        let header = SegmentHeader { capacity_bytes: block.capacity_bytes(), ..*segment.header() };
         let larger = Segment::create_from(block, header, &segment);
         segment.disown();
         state.chain.slot_mut(at).memory = Some(Arc::clone(&larger));
@@ -455,9 +455,10 @@ impl Lane {
         if resume {
             let sink = sink.clone().transpose()?;
             state.class_bytes = segment.block_bytes();
+            let segment_bytes_max = self.home.stream.options().segment_bytes_max;
             let open = Open {
                 head: segment.head(),
-                capacity: (segment.block_bytes() as u32).min(segment.capacity_bytes()),
+                capacity: segment.room_bytes().min(segment_bytes_max).max(segment.head()),
                 chunk_count: segment.chunk_count(),
                 opened_ms: segment.header().created_ms,
                 segment: Arc::clone(&segment),

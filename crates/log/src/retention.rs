@@ -30,7 +30,6 @@
 
 use std::sync::atomic::Ordering;
 
-use kera_format::limits::SEGMENT_BYTES_MIN;
 use kera_format::{Cursor, SegmentId, SegmentIndex, StreamOptions};
 
 use parking_lot::MutexGuard;
@@ -111,10 +110,10 @@ impl Lane {
             return;
         }
         // In a full arena it is tried again next time.
-        let Ok(block) = self.log().arena.allocate(SEGMENT_BYTES_MIN, Purpose::Write) else { return };
-        let per_group = self.home.stream.options().segments_per_group;
-        let segment = self.start_segment(state, block, per_group, now_ms);
-        let (head, capacity) = (FIRST_CHUNK, segment.block_bytes() as u32);
+        let Ok(block) = self.log().arena.allocate(FIRST_CHUNK as usize, Purpose::Write) else { return };
+        let options = self.home.stream.options();
+        let segment = self.start_segment(state, block, &options, now_ms);
+        let (head, capacity) = (FIRST_CHUNK, segment.room_bytes());
         self.set_open(state, Open { segment, head, capacity, chunk_count: 0, opened_ms: now_ms, sink: None });
         self.close_open(state, now_ms);
     }

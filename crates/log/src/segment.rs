@@ -55,8 +55,6 @@ impl Segment {
 
     /// Makes an empty open segment in a block that is not named as one yet: a process that attaches the arena does not find it.
     pub(crate) fn create_hidden(block: Block, header: SegmentHeader) -> Arc<Segment> {
-        let bytes = block.bytes();
-        debug_assert!(header.capacity_bytes as usize <= bytes);
         // SAFETY: the block is not published yet and this is its only handle; the slice ends before it is.
         let memory = unsafe { std::slice::from_raw_parts_mut(block.base().as_ptr(), SEGMENT_HEADER_BYTES) };
         header.write(memory);
@@ -149,13 +147,18 @@ impl Segment {
             max_timestamp_ms: self.max_timestamp_ms(),
         }
     }
-    /// Bytes of its buffer when it was opened, header included.
+    /// Bytes of its buffer when it was opened, header included, rounded up to a power of two.
     pub fn capacity_bytes(&self) -> u32 {
         self.header.capacity_bytes
     }
-    /// Bytes of arena that it takes now: less than the capacity when it was closed early or loaded back.
+    /// Bytes of arena that it takes now: less than the capacity where its block is no power of two, or it was closed early or
+    /// loaded back.
     pub fn block_bytes(&self) -> u64 {
         self.block.bytes() as u64
+    }
+    /// Up to where it can be filled while its block is as large as it is.
+    pub(crate) fn room_bytes(&self) -> u32 {
+        (self.block.bytes() as u32).min(self.header.capacity_bytes)
     }
     /// Ordinal of its first record.
     pub fn base_ordinal(&self) -> u64 {
@@ -247,7 +250,7 @@ impl Segment {
         unsafe { std::slice::from_raw_parts(self.base().add(from as usize), (to - from) as usize) }
     }
 
-    /// The segment's image: header and chunks up to the head, starting at an address that is a multiple of 64 KiB. Only for
+    /// The segment's image: header and chunks up to the head, starting at an address that is a multiple of 4 KiB. Only for
     /// a [settled](Segment::is_settled) segment; others panic, since their header still changes.
     pub fn as_image(&self) -> &[u8] {
         assert!(self.is_settled(), "the image of a segment that may still change");
@@ -255,13 +258,13 @@ impl Segment {
         unsafe { std::slice::from_raw_parts(self.base(), self.head() as usize) }
     }
 
-    /// The image and what is in the block behind it, up to the next multiple of `alignment` (a power of two up to 64 KiB):
+    /// The image and what is in the block behind it, up to the next multiple of `alignment` (a power of two up to 4 KiB):
     /// for direct disk writes. What is behind the image is anything.
     pub fn as_padded_image(&self, alignment: usize) -> &[u8] {
-        assert!(alignment.is_power_of_two() && alignment <= 64 << 10, "alignment of an image");
+        assert!(alignment.is_power_of_two() && alignment <= 4 << 10, "alignment of an image");
         let bytes = self.as_image().len().next_multiple_of(alignment);
         // SAFETY: a settled segment is not written any more, neither below nor behind its head; the block is a multiple of
-        // 64 KiB, so the padding lies within it.
+        // 4 KiB, so the padding lies within it.
         unsafe { std::slice::from_raw_parts(self.base(), bytes) }
     }
 

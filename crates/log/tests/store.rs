@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, Random, RealDisk, SeededRandom, SystemClock};
+use kera_format::arena::BlockSize;
 use kera_format::chunk::{ChunkTarget, Chunks};
 use kera_format::{
     ChunkBuilder, ChunkView, Compression, Cursor, LaneId, ProducerEpoch, ProducerId, Record, StreamId, StreamOptions,
@@ -73,7 +74,8 @@ fn open_on(disks: Vec<Arc<dyn Disk>>, dir: &Path, epoch: u32, clock: Arc<dyn Clo
     let (store, recovery) = DiskStore::open(config, disks, clock, random).unwrap();
     assert_eq!(recovery.problems, Vec::<String>::new());
     let path = dir.join("arena");
-    let (arena, attach) = Arena::create_or_attach(ArenaConfig { path, bytes: ARENA_BYTES, node: NODE }).unwrap();
+    let (arena, attach) =
+        Arena::create_or_attach_with(ArenaConfig { path, bytes: ARENA_BYTES, node: NODE }, BlockSize::Roomy).unwrap();
     let attached = match attach {
         Attach::Created => Vec::new(),
         Attach::Attached { segments, set_aside, .. } => {

@@ -13,8 +13,11 @@ use crate::fatal::Fatal;
 
 /// The file, in the data directory.
 pub const FILE: &str = "node.json";
-/// The version of the file's layout.
-const VERSION: u32 = 1;
+/// The version of the file of a node that was stopped with everything on disk.
+const VERSION_STOPPED: u32 = 1;
+/// The version of the file of a node that runs, or was killed: it may have an arena that programs which know version 1 only cannot
+/// attach. In a cluster such a program would tell the others that this node has lost what is in it, before it looks.
+const VERSION_RUNNING: u32 = 2;
 /// The most bytes the file may have.
 const FILE_BYTES_MAX: usize = 4096;
 
@@ -86,7 +89,8 @@ impl Identity {
     }
 
     fn write(&self, disk: &dyn Disk, stopped: bool) -> Result<(), Fatal> {
-        let file = File { version: VERSION, node: uuid_text(&self.node), epoch: self.epoch, stopped };
+        let version = if stopped { VERSION_STOPPED } else { VERSION_RUNNING };
+        let file = File { version, node: uuid_text(&self.node), epoch: self.epoch, stopped };
         let text = serde_json::to_vec_pretty(&file).map_err(|error| damaged(disk, &error.to_string()))?;
         disk.replace(FILE, &text).map_err(|error| Fatal::directory(disk.root(), error))
     }
@@ -112,12 +116,12 @@ fn check_version(disk: &dyn Disk, bytes: &[u8]) -> Result<(), Fatal> {
         version: u32,
     }
     let Ok(Version { version }) = serde_json::from_slice(bytes) else { return Ok(()) };
-    if version == VERSION {
+    if (VERSION_STOPPED..=VERSION_RUNNING).contains(&version) {
         return Ok(());
     }
     let path = disk.root().join(FILE);
     let message = format!(
-        "{} has version {version} and this build knows {VERSION}: another build has run here, and may \
+        "{} has version {version} and this build knows {VERSION_STOPPED} and {VERSION_RUNNING}: another build has run here, and may \
          have left records in its arena that are nowhere else",
         path.display()
     );
@@ -174,6 +178,22 @@ mod tests {
         assert_eq!(start(), Identity { epoch: 3, stopped: true, ..second });
         assert!(!start().stopped, "it may have been killed since");
         assert_eq!(parse_uuid(&first.node_text()), Some(first.node));
+    }
+
+    #[test]
+    fn what_a_program_that_knows_no_roomy_arena_may_open_was_stopped() {
+        let (disk, random) = (MemoryDisk::new(), SeededRandom::new(1));
+        let version = || serde_json::from_slice::<File>(&disk.read_all(FILE, 4096).unwrap()).unwrap().version;
+        let identity = Identity::begin(&disk, &random).unwrap();
+        identity.persist(&disk).unwrap();
+        assert_eq!(version(), 2, "it runs, or was killed");
+        identity.persist_stopped(&disk).unwrap();
+        assert_eq!(version(), 1);
+        // One that such a program was killed with.
+        let text = format!("{{\"version\":1,\"node\":\"{}\",\"epoch\":7}}", uuid_text(&[7; 16]));
+        disk.replace(FILE, text.as_bytes()).unwrap();
+        let identity = Identity::begin(&disk, &random).unwrap();
+        assert_eq!((identity.epoch, identity.stopped, identity.first_start), (8, false, false));
     }
 
     #[test]

@@ -107,7 +107,7 @@ fn metrics_are_scraped_from_a_running_node() {
     let (code, text) = http(&node, "GET", "/metrics", "");
     let text = text.as_str().unwrap();
     assert_eq!(code, 200);
-    for line in ["kera_node_ready 1", "kera_node_epoch 1", "kera_streams 1", "kera_arena_bytes 33554432", "# EOF"] {
+    for line in ["kera_node_ready 1", "kera_node_epoch 1", "kera_streams 1", "kera_arena_bytes 33546240", "# EOF"] {
         assert!(text.contains(line), "{line} in {text}");
     }
     node.stop();

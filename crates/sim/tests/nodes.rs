@@ -61,7 +61,8 @@ fn a_seed_with_applications_repeats_itself_and_they_do_something() {
 fn many_seeds_with_eager_producers_keep_every_promise() {
     let plan = |seed| Plan { eager: true, records: 600, retention: false, ..short(seed) };
     assert_eq!(all(1..1 + SEEDS / 4, |seed| run(&plan(seed)).violation), Vec::<String>::new());
-    let told: u64 = (1..9).filter_map(|seed| run(&plan(seed)).did.get("told only that it is there").copied()).sum();
+    // Most seeds never come to it, some do it dozens of times.
+    let told: u64 = (1..25).filter_map(|seed| run(&plan(seed)).did.get("told only that it is there").copied()).sum();
     assert!(told > 10, "nothing comes again, so nothing is shown: {told}");
 }
 
@@ -292,8 +293,8 @@ fn many_seeds_in_which_logs_change_keep_every_promise() {
 /// for itself.
 #[test]
 fn a_change_to_another_log_before_the_first_one_is_settled_is_found() {
-    let only = [Fault::ChangeLog, Fault::Freeze, Fault::CutOff, Fault::PairCut, Fault::DiskSlow, Fault::Kill];
-    let plan = |seed| Plan { only: only.to_vec(), fault_us: 400_000, ..short(seed) };
+    let only = [Fault::ChangeLog, Fault::Freeze, Fault::DiskSlow, Fault::Kill];
+    let plan = |seed| Plan { only: only.to_vec(), fault_us: 200_000, ..short(seed) };
     found_by(plan, Planted::ChangesUnsettled, &["begins", "gone", "was", "came", "not done", "ends at"]);
 }
 

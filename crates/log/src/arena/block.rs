@@ -4,9 +4,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
-use kera_format::arena::{ARENA_BLOCK_BYTES, TableEntry};
+use kera_format::arena::{BlockSize, TableEntry};
+use kera_format::limits;
 
-use super::{Arena, ArenaFull, Purpose, TOUCH_BYTES, TOUCH_BYTES_SMALL, order_of};
+use super::{Arena, ArenaFull, Purpose, TOUCH_BYTES, TOUCH_BYTES_FIRST, TOUCH_BYTES_SMALL, TOUCH_LARGE};
 
 /// A block in use. Its bytes are shared memory: a [`crate::Segment`] says who may touch which of them.
 pub(crate) struct Block {
@@ -32,11 +33,11 @@ impl Block {
     pub(super) fn new(arena: Arc<Arena>, block: u32, order: u8, purpose: Purpose, warm: bool) -> Block {
         // SAFETY: the arena hands this block out, so it lies within the mapping.
         let base = Base(unsafe { arena.memory.base().add(arena.offset(block)) });
-        let touched = AtomicUsize::new(if warm { ARENA_BLOCK_BYTES << order } else { 0 });
+        let touched = AtomicUsize::new(if warm { arena.small_bytes() << order } else { 0 });
         Block { arena, base, block, order: AtomicU8::new(order), purpose, touched }
     }
 
-    /// Its first byte, at a multiple of 64 KiB.
+    /// Its first byte, at a multiple of 4 KiB.
     #[inline]
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base.0
@@ -51,7 +52,11 @@ impl Block {
     /// Sees to it that bytes `from..to` may be written, given that those below `from` were. Not by two threads at once (the
     /// lane's lock sees to it). An error means that the machine has no memory for it now.
     pub(crate) fn touch(&self, from: usize, to: usize) -> Result<(), ArenaFull> {
-        let at_a_time = if self.bytes() == ARENA_BLOCK_BYTES { TOUCH_BYTES_SMALL } else { TOUCH_BYTES };
+        let at_a_time = match self.bytes() {
+            TOUCH_LARGE.. => TOUCH_BYTES,
+            _ if to <= TOUCH_BYTES_FIRST && self.arena.header.blocks == BlockSize::Roomy => TOUCH_BYTES_FIRST,
+            _ => TOUCH_BYTES_SMALL,
+        };
         let from = self.touched().max(from) / TOUCH_BYTES_SMALL * TOUCH_BYTES_SMALL;
         let to = to.next_multiple_of(at_a_time).min(self.bytes());
         if from < to {
@@ -64,7 +69,12 @@ impl Block {
     /// Its size.
     #[inline]
     pub(crate) fn bytes(&self) -> usize {
-        ARENA_BLOCK_BYTES << self.order.load(Ordering::Relaxed)
+        self.arena.small_bytes() << self.order.load(Ordering::Relaxed)
+    }
+
+    /// The capacity that the header of a segment in it says: a power of two, so that it may be more than the block has.
+    pub(crate) fn capacity_bytes(&self) -> u32 {
+        self.bytes().next_power_of_two().min(limits::SEGMENT_BYTES_MAX) as u32
     }
 
     /// Its first bytes, as they are.
@@ -97,7 +107,7 @@ impl Block {
     /// Gives everything back that is behind the first `bytes`, as far as sizes allow. Only for a published block; not by two
     /// threads at once (the lane's lock sees to it).
     pub(crate) fn shrink(&self, bytes: usize) {
-        let (from, to) = (self.order.load(Ordering::Relaxed), order_of(bytes));
+        let (from, to) = (self.order.load(Ordering::Relaxed), self.arena.order_of(bytes));
         if to < from {
             self.order.store(to, Ordering::Relaxed);
             self.arena.give_end_back(self.block, from, TableEntry::Segment(to), to, self.purpose);
@@ -128,7 +138,7 @@ pub struct LoadBuffer {
 }
 
 impl LoadBuffer {
-    /// The whole block: at least the bytes asked for, aligned to 64 KiB, with whatever was in it before.
+    /// The whole block: at least the bytes asked for, aligned to 4 KiB, with whatever was in it before.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: the block is not published and has no other handle; its memory is initialised, as all of the file is.
         unsafe { std::slice::from_raw_parts_mut(self.block.base().as_ptr(), self.block.bytes()) }

@@ -26,6 +26,7 @@ struct List {
 /// The free blocks.
 pub(super) struct Buddy {
     blocks: u32,
+    order_max: u8,
     lists: [List; ORDERS],
     links: Vec<Link>,
     /// The order of a free block, at its first small block.
@@ -43,10 +44,12 @@ pub(super) struct Buddy {
 const HELD_LOOKS: u32 = 4096;
 
 impl Buddy {
-    /// `blocks` small blocks, all in use; [`free`](Buddy::free) those that are not.
-    pub(super) fn new(blocks: u32) -> Buddy {
+    /// `blocks` small blocks, all in use, which join up to an order; [`free`](Buddy::free) those that are not.
+    pub(super) fn new(blocks: u32, order_max: u8) -> Buddy {
+        debug_assert!(order_max <= ARENA_ORDER_MAX);
         Buddy {
             blocks,
+            order_max,
             lists: [List { front: NONE, back: NONE }; ORDERS],
             links: vec![Link { previous: NONE, next: NONE }; blocks as usize],
             order: vec![NOT_FREE; blocks as usize],
@@ -82,7 +85,7 @@ impl Buddy {
     /// never touched costs more than everything else that happens to the bytes that go there, so it comes last.
     pub(super) fn allocate(&mut self, order: u8) -> Option<u32> {
         let front = |k: &u8| self.lists[*k as usize].front;
-        let mut fitting = (order..=ARENA_ORDER_MAX).filter(|k| front(k) != NONE);
+        let mut fitting = (order..=self.order_max).filter(|k| front(k) != NONE);
         let from = fitting.clone().find(|k| self.is_warm(front(k))).or_else(|| fitting.next())?;
         let mut block = self.lists[from as usize].front;
         self.unlink(block, from);
@@ -101,7 +104,7 @@ impl Buddy {
     /// Takes a block of `order` for somebody who will fill little of it, or slowly: a cold part of the smallest free block
     /// that has one, so that memory that was touched stays for those who need all of it. If there is none, a warm one.
     pub(super) fn allocate_sparse(&mut self, order: u8) -> Option<u32> {
-        let cold = (order..=ARENA_ORDER_MAX).find_map(|k| {
+        let cold = (order..=self.order_max).find_map(|k| {
             let List { front, back } = self.lists[k as usize];
             let ends = [back, front].into_iter().filter(|&end| end != NONE);
             ends.filter_map(|free| Some((free, k, self.first_cold(free, k)?))).next()
@@ -164,7 +167,7 @@ impl Buddy {
 
     /// The free block that a small block is part of, and its order.
     fn free_block_of(&self, block: u32) -> Option<(u32, u8)> {
-        let order = (0..=ARENA_ORDER_MAX).find(|&k| self.order[(block & !((1 << k) - 1)) as usize] == k)?;
+        let order = (0..=self.order_max).find(|&k| self.order[(block & !((1 << k) - 1)) as usize] == k)?;
         Some((block & !((1 << order) - 1), order))
     }
 
@@ -199,7 +202,7 @@ impl Buddy {
     pub(super) fn free(&mut self, block: u32, order: u8) {
         self.account(block, order, true);
         let (mut block, mut order) = (block, order);
-        while order < ARENA_ORDER_MAX {
+        while order < self.order_max {
             let buddy = block ^ (1 << order);
             if buddy as u64 + (1 << order) > u64::from(self.blocks) || self.order[buddy as usize] != order {
                 break;
@@ -312,7 +315,7 @@ mod tests {
     use kera_env::{Random, SeededRandom};
 
     fn all_free(blocks: u32) -> Buddy {
-        let mut buddy = Buddy::new(blocks);
+        let mut buddy = Buddy::new(blocks, 8);
         (0..blocks).for_each(|b| buddy.free(b, 0));
         buddy
     }

@@ -14,7 +14,7 @@ const QUIET_SHARE: u64 = 64;
 const QUIET_BYTES_MAX: u64 = 64 << 20;
 /// What is given back in a turn at most.
 const TURN_BYTES_MAX: u64 = 512 << 20;
-/// What is given back at a time: 2 MiB.
+/// What is given back at a time: 2 MiB of plain blocks, and a little more than one of roomy ones.
 const GIVE_BACK_ORDER: u8 = 5;
 
 /// How many small blocks were free, with memory behind them, when they were fewest: in each of the last turns.
@@ -76,19 +76,19 @@ impl Arena {
             let mut state = self.state.lock();
             let held = state.buddy.held_free_blocks();
             let spare = state.lows.turn(held);
-            let quiet = ((self.header.bytes / QUIET_SHARE).min(QUIET_BYTES_MAX) / ARENA_BLOCK_BYTES as u64) as u32;
+            let quiet = ((self.header.bytes / QUIET_SHARE).min(QUIET_BYTES_MAX) / self.small_bytes() as u64) as u32;
             let kept = if is_quiet { quiet } else { self.warm_blocks() };
-            spare.saturating_sub(kept).min((TURN_BYTES_MAX / ARENA_BLOCK_BYTES as u64) as u32)
+            spare.saturating_sub(kept).min((TURN_BYTES_MAX / self.small_bytes() as u64) as u32)
         };
         if most == 0 || self.keeps_memory.load(Ordering::Relaxed) {
             return 0;
         }
-        let (mut below, mut gone) = ((self.header.bytes / ARENA_BLOCK_BYTES as u64) as u32, 0);
+        let (mut below, mut gone) = ((self.header.bytes / self.small_bytes() as u64) as u32, 0);
         while gone < most && below > 0 {
             let order = GIVE_BACK_ORDER.min((most - gone).ilog2() as u8);
             let taken = self.state.lock().buddy.take_held(&mut below, order);
             let Some((block, order)) = taken else { continue };
-            let result = self.memory.give_back(self.offset(block), ARENA_BLOCK_BYTES << order);
+            let result = self.memory.give_back(self.offset(block), self.small_bytes() << order);
             let mut state = self.state.lock();
             if result.is_ok() {
                 let held = state.buddy.set_empty(block, 1 << order);
@@ -106,7 +106,7 @@ impl Arena {
                 break;
             }
         }
-        let bytes = u64::from(gone) * ARENA_BLOCK_BYTES as u64;
+        let bytes = u64::from(gone) * self.small_bytes() as u64;
         self.given_back_bytes.fetch_add(bytes, Ordering::Relaxed);
         bytes
     }

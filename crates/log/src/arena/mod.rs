@@ -1,4 +1,5 @@
-//! The arena: all segment memory of the node, one file in shared memory, handed out in blocks of 64 KiB to 16 MiB.
+//! The arena: all segment memory of the node, one file in shared memory, handed out in blocks: powers of two of small ones, which
+//! have 64 or 36 KiB ([`BlockSize`]).
 //!
 //! The file outlives the process, which is what `durability = process` rests on. Its block table is authoritative:
 //! only what the table names as a segment is ever looked at as one. Layout: [`kera_format::arena`].
@@ -18,9 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
-use kera_format::arena::{
-    ARENA_BLOCK_BYTES, ARENA_ORDER_MAX, ARENA_TABLE_OFFSET, ARENA_VERSION_FIELD, ArenaHeader, TableEntry,
-};
+use kera_format::arena::{ARENA_TABLE_OFFSET, ARENA_VERSION_FIELD, ArenaHeader, BlockSize, TableEntry};
 use kera_format::{FormatError, limits};
 use parking_lot::Mutex;
 
@@ -47,10 +46,14 @@ const WARM_BYTES_MAX: u64 = 512 << 20;
 /// 16 MiB would take eight. Lanes that fill at the same pace need their next blocks at the same time, and one thread would
 /// stand still for all of them.
 const TOUCH_BYTES: usize = 256 << 10;
-/// The same of a block of 64 KiB, which most quiet lanes never fill: a hundred thousand of them would have 5 GiB touched
+/// The same of a block that quiet lanes get, which most of them never fill: a hundred thousand of them would have 5 GiB touched
 /// for nothing.
 const TOUCH_BYTES_SMALL: usize = 16 << 10;
-/// What [`Arena::warm`] touches at a time: 2 MiB.
+/// The first piece of such a block if it is a roomy one: there are nearly twice as many of them in an arena as of plain ones.
+const TOUCH_BYTES_FIRST: usize = 8 << 10;
+/// From how many bytes on a block is no such one: those of 64, 36 and 72 KiB are.
+const TOUCH_LARGE: usize = 128 << 10;
+/// What [`Arena::warm`] touches at a time: 2 MiB of plain blocks, and a little more than one of roomy ones.
 const WARM_ORDER: u8 = 5;
 
 /// Where the arena is and how large.
@@ -58,7 +61,7 @@ const WARM_ORDER: u8 = 5;
 pub struct ArenaConfig {
     /// The file, in shared memory (`/dev/shm`) or, slower and less safe, on a disk.
     pub path: PathBuf,
-    /// Bytes of segment memory, from 1 MiB to 1 TiB; rounded down to a multiple of 64 KiB.
+    /// Bytes of segment memory, from 1 MiB to 1 TiB; rounded down to whole blocks.
     pub bytes: u64,
     /// The node it belongs to: another node's arena is refused.
     pub node: [u8; 16],
@@ -123,7 +126,9 @@ pub enum ArenaError {
         reason: String,
     },
     /// Another build of KerA has made the arena in a version that this one does not know. It is left as it is.
-    #[error("arena {path}: it has version {found} and this build knows 1; it may hold records that are nowhere else")]
+    #[error(
+        "arena {path}: it has version {found} and this build knows 1 and 2; it may hold records that are nowhere else"
+    )]
     OtherVersion {
         /// The file.
         path: PathBuf,
@@ -222,7 +227,14 @@ pub struct Arena {
 impl Arena {
     /// Opens the arena file, or makes it. A file of the same node is attached and verified: chunk headers of every segment,
     /// and payloads of open segments (of all segments when the machine was restarted since). See `docs/notes/attach.md`.
+    ///
+    /// One that is made has plain blocks.
     pub fn create_or_attach(config: ArenaConfig) -> Result<(Arc<Arena>, Attach), ArenaError> {
+        Arena::create_or_attach_with(config, BlockSize::Plain)
+    }
+
+    /// The same with blocks of a size, if it is made: one that is attached keeps the size that it has.
+    pub fn create_or_attach_with(config: ArenaConfig, blocks: BlockSize) -> Result<(Arc<Arena>, Attach), ArenaError> {
         if !(BYTES_MIN..=BYTES_MAX).contains(&config.bytes) {
             return Err(ArenaError::Bytes { bytes: config.bytes, least: BYTES_MIN, most: BYTES_MAX });
         }
@@ -235,10 +247,10 @@ impl Arena {
             _ => io("open it")(error),
         })?;
         let boot_id = kera_env::boot_id();
-        let bytes = config.bytes & !(ARENA_BLOCK_BYTES as u64 - 1);
-        let wanted = ArenaHeader { node: config.node, boot_id, bytes };
         let found = existing_header(&file, &config)?;
-        let header = found.unwrap_or(wanted);
+        let blocks = found.map_or(blocks, |found| found.blocks);
+        let bytes = config.bytes / blocks.bytes() as u64 * blocks.bytes() as u64;
+        let header = found.unwrap_or(ArenaHeader { node: config.node, boot_id, blocks, bytes });
         let file_bytes = header.file_bytes();
         let there = file.metadata().map_err(io("read its size"))?.len();
         if found.is_some() && there < file_bytes {
@@ -249,7 +261,7 @@ impl Arena {
             file.set_len(0).and_then(|()| file.set_len(file_bytes)).map_err(io("set its size"))?;
         }
         let memory = SharedMemory::map(file, file_bytes as usize).map_err(io("map it"))?;
-        let table_end = ARENA_TABLE_OFFSET + header.bytes / ARENA_BLOCK_BYTES as u64;
+        let table_end = ARENA_TABLE_OFFSET + header.bytes / header.blocks.bytes() as u64;
         memory
             .populate(0, (table_end as usize).next_multiple_of(4096))
             .map_err(io("get memory for its block table"))?;
@@ -277,7 +289,7 @@ impl Arena {
 
     fn over(memory: SharedMemory, header: ArenaHeader, path: PathBuf) -> Arena {
         let state = State {
-            buddy: Buddy::new((header.bytes / ARENA_BLOCK_BYTES as u64) as u32),
+            buddy: Buddy::new((header.bytes / header.blocks.bytes() as u64) as u32, header.blocks.order_max()),
             write_blocks: 0,
             system_blocks: 0,
             load_blocks: 0,
@@ -303,7 +315,7 @@ impl Arena {
 
     /// How full it is.
     pub fn stats(&self) -> ArenaStats {
-        let block = ARENA_BLOCK_BYTES as u64;
+        let block = self.small_bytes() as u64;
         let resident_bytes = self.memory.resident_bytes();
         let state = self.state.lock();
         ArenaStats {
@@ -324,13 +336,41 @@ impl Arena {
 
     /// Whether more than half of it is taken: time to be thrifty, for what is freed by then has to go through a disk first.
     pub(crate) fn is_short(&self) -> bool {
-        let free = u64::from(self.state.lock().buddy.free_blocks()) * ARENA_BLOCK_BYTES as u64;
+        let free = u64::from(self.state.lock().buddy.free_blocks()) * self.small_bytes() as u64;
         free < self.header.bytes / 2
     }
 
     /// Bytes of all segment memory.
     pub fn bytes(&self) -> u64 {
         self.header.bytes
+    }
+
+    /// Bytes of a small block.
+    #[inline]
+    fn small_bytes(&self) -> usize {
+        self.header.blocks.bytes()
+    }
+
+    /// Small blocks of the arena.
+    fn blocks(&self) -> u32 {
+        (self.header.bytes / self.small_bytes() as u64) as u32
+    }
+
+    /// The smallest order of block that holds `bytes`.
+    fn order_of(&self, bytes: usize) -> u8 {
+        bytes.div_ceil(self.small_bytes()).max(1).next_power_of_two().trailing_zeros() as u8
+    }
+
+    /// Bytes of the largest block that has at most so many, or of a small one.
+    pub(crate) fn block_bytes_within(&self, bytes: u64) -> u64 {
+        let small = self.small_bytes() as u64;
+        small << (bytes / small).max(1).ilog2()
+    }
+
+    /// Bytes of the block that so many bytes take.
+    pub(crate) fn block_bytes(&self, bytes: u64) -> u64 {
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX).min(limits::SEGMENT_BYTES_MAX);
+        (self.small_bytes() as u64) << self.order_of(bytes)
     }
 
     /// How often a block was asked for since the arena was opened: while it grows the node needs memory, whoever for.
@@ -370,14 +410,14 @@ impl Arena {
             if populated.is_err() {
                 break;
             }
-            touched += (ARENA_BLOCK_BYTES as u64) << order;
+            touched += (self.small_bytes() as u64) << order;
         }
         touched
     }
 
     /// Free blocks that [`warm`](Arena::warm) keeps touched.
     fn warm_blocks(&self) -> u32 {
-        ((self.header.bytes / WARM_SHARE).min(WARM_BYTES_MAX) / ARENA_BLOCK_BYTES as u64) as u32
+        ((self.header.bytes / WARM_SHARE).min(WARM_BYTES_MAX) / self.small_bytes() as u64) as u32
     }
 
     /// Calls `observer` once when a block is given back. False, and no call, if one was since `seen`: try again instead.
@@ -422,7 +462,7 @@ impl Arena {
         if filling == Filling::Whole {
             self.asked_whole.fetch_add(1, Ordering::Relaxed);
         }
-        let order = order_of(bytes);
+        let order = self.order_of(bytes);
         let mut state = self.state.lock();
         let full = ArenaFull { bytes: bytes as u64, seen: SpaceVersion(state.version) };
         if state.buddy.free_blocks() < (1 << order) + self.kept_blocks(&state, purpose, 1 << order) {
@@ -450,8 +490,8 @@ impl Arena {
     /// Has memory put behind a part of a block that is in use, whole pages counted in bytes from its start, behind what was
     /// touched or written before.
     fn touch(&self, block: u32, from: usize, to: usize) -> Result<(), ArenaFull> {
-        let first = block + (from / ARENA_BLOCK_BYTES) as u32;
-        let (whole, some) = (block + (to / ARENA_BLOCK_BYTES) as u32, block + to.div_ceil(ARENA_BLOCK_BYTES) as u32);
+        let first = block + (from / self.small_bytes()) as u32;
+        let (whole, some) = (block + (to / self.small_bytes()) as u32, block + to.div_ceil(self.small_bytes()) as u32);
         let populated = self.memory.populate(self.offset(block) + from, to - from);
         let mut state = self.state.lock();
         let full = ArenaFull { bytes: (to - from) as u64, seen: SpaceVersion(state.version) };
@@ -474,7 +514,7 @@ impl Arena {
     /// Blocks that have to stay free for others when so many are taken. The system's streams leave nothing to others as
     /// long as they stay within their own share, and are like any writer beyond it.
     fn kept_blocks(&self, state: &State, purpose: Purpose, taken: u32) -> u32 {
-        let blocks = |bytes: u64| (bytes / ARENA_BLOCK_BYTES as u64) as u32;
+        let blocks = |bytes: u64| (bytes / self.small_bytes() as u64) as u32;
         let reserve = blocks(self.header.bytes / RESERVE_SHARE);
         let system = blocks((self.header.bytes / SYSTEM_SHARE).min(SYSTEM_BYTES_MAX));
         let for_system = system.saturating_sub(state.system_blocks);
@@ -517,16 +557,16 @@ impl Arena {
     }
 
     fn populate(&self, block: u32, order: u8) -> io::Result<()> {
-        self.memory.populate(self.offset(block), ARENA_BLOCK_BYTES << order)
+        self.memory.populate(self.offset(block), self.small_bytes() << order)
     }
 
     /// Bytes from the start of the file.
     fn offset(&self, block: u32) -> usize {
-        self.header.blocks_offset() as usize + block as usize * ARENA_BLOCK_BYTES
+        self.header.blocks_offset() as usize + block as usize * self.small_bytes()
     }
 
     fn table(&self, block: u32) -> &AtomicU8 {
-        assert!(u64::from(block) < self.header.bytes / ARENA_BLOCK_BYTES as u64);
+        assert!(block < self.blocks());
         // SAFETY: a byte of the table, within the mapping (asserted above), only ever accessed as an atomic.
         unsafe { AtomicU8::from_ptr(self.memory.base().as_ptr().add(ARENA_TABLE_OFFSET as usize + block as usize)) }
     }
@@ -547,14 +587,14 @@ impl Arena {
     /// be memory behind any of them.
     fn free_all_but(&self, used: &[(u32, u32)], held: bool) {
         let mut state = self.state.lock();
-        let blocks = (self.header.bytes / ARENA_BLOCK_BYTES as u64) as u32;
+        let blocks = self.blocks();
         if held {
             state.buddy.set_held(0, blocks);
         }
         let mut next = 0;
         for &(first, count) in used.iter().chain(&[(blocks, 0)]) {
             while next < first {
-                let aligned = (next.trailing_zeros() as u8).min(ARENA_ORDER_MAX);
+                let aligned = (next.trailing_zeros() as u8).min(self.header.blocks.order_max());
                 let order = (0..=aligned).rev().find(|&k| next + (1 << k) <= first).unwrap_or(0);
                 state.buddy.free(next, order);
                 next += 1 << order;
@@ -566,12 +606,12 @@ impl Arena {
     /// Reads the block table of an earlier process and verifies what it names.
     fn attach(self, same_boot: bool, kept_bytes: Option<u64>) -> (Arc<Arena>, Attach) {
         let (mut used, mut found, mut set_aside) = (Vec::new(), Vec::new(), Vec::new());
-        let blocks = (self.header.bytes / ARENA_BLOCK_BYTES as u64) as u32;
+        let (blocks, order_max) = (self.blocks(), self.header.blocks.order_max());
         let mut block = 0;
         while block < blocks {
             let byte = self.table(block).load(Ordering::Acquire);
             let entry = TableEntry::from_byte(byte);
-            let fits = |order: u8| block % (1 << order) == 0 && block + (1 << order) <= blocks;
+            let fits = |order: u8| order <= order_max && block % (1 << order) == 0 && block + (1 << order) <= blocks;
             let inner_free =
                 |order: u8| (block + 1..block + (1 << order)).all(|b| self.table(b).load(Ordering::Relaxed) == 0);
             match entry {
@@ -590,7 +630,7 @@ impl Arena {
                     let reason =
                         format!("block {block} of the table is {byte:#04x}, which does not fit its neighbours");
                     let offset = self.offset(block) as u64;
-                    set_aside.push(SetAside { offset, bytes: ARENA_BLOCK_BYTES as u64, id: None, reason });
+                    set_aside.push(SetAside { offset, bytes: self.small_bytes() as u64, id: None, reason });
                     block += 1;
                 }
             }
@@ -603,11 +643,11 @@ impl Arena {
         let (segments, failed) = attach::verify_blocks(handles, !same_boot);
         for (block, id, reason) in failed {
             set_aside.push(SetAside { offset: block.offset() as u64, bytes: block.bytes() as u64, id, reason });
-            arena.state.lock().count(Purpose::Write, (block.bytes() / ARENA_BLOCK_BYTES) as u32, false);
+            arena.state.lock().count(Purpose::Write, (block.bytes() / arena.small_bytes()) as u32, false);
             block.set_aside();
         }
         let bytes: u64 = set_aside.iter().map(|s| s.bytes).sum();
-        arena.state.lock().set_aside_blocks = (bytes / ARENA_BLOCK_BYTES as u64) as u32;
+        arena.state.lock().set_aside_blocks = (bytes / arena.small_bytes() as u64) as u32;
         (arena, Attach::Attached { segments, set_aside, same_boot, kept_bytes })
     }
 }
@@ -622,16 +662,6 @@ impl State {
         };
         *count = if more { *count + blocks } else { *count - blocks };
     }
-}
-
-/// The smallest order of block that holds `bytes`.
-fn order_of(bytes: usize) -> u8 {
-    bytes.div_ceil(ARENA_BLOCK_BYTES).max(1).next_power_of_two().trailing_zeros() as u8
-}
-
-/// Bytes of the block that so many bytes take.
-pub(crate) fn block_bytes(bytes: u64) -> u64 {
-    (ARENA_BLOCK_BYTES as u64) << order_of(usize::try_from(bytes).unwrap_or(usize::MAX).min(limits::SEGMENT_BYTES_MAX))
 }
 
 /// The header of a file that is an arena of this node; `None` if the file is empty or half-made.

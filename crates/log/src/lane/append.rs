@@ -298,9 +298,9 @@ impl Lane {
         let class = self.segment_class(state, needed, &options);
         let filling = if state.fills { Filling::Whole } else { Filling::Sparse };
         let block = self.allocate(class, needed, filling).map_err(AppendError::ArenaFull)?;
-        let segment = self.start_segment(state, block, options.segments_per_group, now_ms);
+        let segment = self.start_segment(state, block, &options, now_ms);
         state.class_bytes = class as u64;
-        let (head, capacity) = (FIRST_CHUNK, segment.block_bytes() as u32);
+        let (head, capacity) = (FIRST_CHUNK, segment.room_bytes());
         self.set_open(state, Open { segment, head, capacity, chunk_count: 0, opened_ms: now_ms, sink });
         Ok(())
     }
@@ -310,19 +310,19 @@ impl Lane {
         &self,
         state: &mut LaneState,
         block: Block,
-        segments_per_group: u32,
+        options: &StreamOptions,
         now_ms: i64,
     ) -> Arc<Segment> {
         if !state.chain.groups.back().is_some_and(Group::has_room) {
             if let Some(group) = state.chain.groups.back_mut() {
                 group.closed = true;
             }
-            state.chain.groups.push_back(Group::new(self.home.next_group(), segments_per_group));
+            state.chain.groups.push_back(Group::new(self.home.next_group(), options.segments_per_group));
         }
         let group = state.chain.groups.back_mut().expect("a group with room");
         let header = SegmentHeader {
             id: self.segment_id(group.id, group.next_index()),
-            capacity_bytes: block.bytes() as u32,
+            capacity_bytes: block.capacity_bytes().min(options.segment_bytes_max),
             base_ordinal: state.next_ordinal,
             created_ms: now_ms,
             flags: 0,
@@ -360,29 +360,37 @@ impl Lane {
         state.version += 1;
     }
 
-    /// Bytes of the next segment: what the lane writes in a while, within limits, and enough for the chunk.
+    /// Bytes of the next segment's block: what the lane writes in a while, within limits, and enough for the chunk. The largest is the
+    /// one that holds all that a segment of the stream may have, and little more; others are filled to their end.
     fn segment_class(&self, state: &LaneState, needed: usize, options: &StreamOptions) -> usize {
         let log = self.log();
-        let least = SEGMENT_BYTES_MIN as u64;
+        let within = |bytes| log.arena.block_bytes_within(bytes);
+        // The smallest blocks leave least of the arena empty at the ends of segments, but twice as many segments go to disk and come back:
+        // so they are for when memory is short.
+        let usual = log.arena.block_bytes(SEGMENT_BYTES_MIN as u64);
+        let least = if log.arena.is_short() { within(1) } else { usual };
         // All open segments together take about a quarter of the arena at most, however many lanes are busy.
         let open = log.segments_open.load(Ordering::Relaxed).max(1) * OPEN_SHARE;
-        let share = (log.arena.bytes() / open.max(log.config.segment_arena_share.into())).max(least);
-        let most = u64::from(options.segment_bytes_max)
-            .min(1 << share.ilog2())
-            .min(state.class_bytes.max(least / GROWTH_MAX) * GROWTH_MAX);
+        let share = log.arena.bytes() / open.max(log.config.segment_arena_share.into());
+        let most = within(share)
+            .min(log.arena.block_bytes(options.segment_bytes_max.into()))
+            .min(state.class_bytes.max(least / GROWTH_MAX) * GROWTH_MAX)
+            .max(least);
         let wanted = state.bytes_per_s.saturating_mul(log.config.segment_fill_ms.into()) / 1000;
-        let class = wanted.clamp(least, most.max(least)).next_power_of_two().min(most.max(least));
-        (class as usize).max(needed.next_power_of_two())
+        (log.arena.block_bytes(wanted.clamp(least, most)) as usize).max(needed)
     }
 
     /// A block of the class, or of the largest smaller one that there is and that is enough.
     fn allocate(&self, class: usize, needed: usize, filling: Filling) -> Result<Block, ArenaFull> {
         let is_system = self.home.stream.is_system.load(Ordering::Relaxed);
         let purpose = if is_system { Purpose::System } else { Purpose::Write };
+        let arena = &self.log().arena;
+        let least = needed.max(arena.block_bytes_within(1) as usize);
         let mut bytes = class;
         loop {
-            match self.log().arena.allocate_to_fill(bytes, purpose, filling) {
-                Err(_) if bytes / 2 >= needed.max(SEGMENT_BYTES_MIN) => bytes /= 2,
+            let half = arena.block_bytes(bytes as u64) as usize / 2;
+            match arena.allocate_to_fill(bytes, purpose, filling) {
+                Err(_) if half >= least => bytes = half,
                 other => return other,
             }
         }

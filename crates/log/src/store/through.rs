@@ -118,7 +118,7 @@ impl Through {
 impl<H: Host> Core<H> {
     /// See [`crate::storage::WriteThrough::begin`].
     pub(crate) fn begin_through(self: &Arc<Self>, segment: &Segment) -> Option<Box<dyn Extent>> {
-        let (id, capacity) = (segment.id(), segment.capacity_bytes());
+        let (id, capacity) = (segment.id(), segment.room_bytes());
         let is_large = u64::from(capacity) >= self.config.through_segment_bytes_min;
         // One that a killed process had begun has an extent already: it goes on in the virtual log.
         if !is_large || self.config.through_lanes_max == 0 || self.through.places.lock().contains_key(&id) {

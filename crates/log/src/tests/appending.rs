@@ -1,5 +1,6 @@
 //! Appending: what is refused, what rolls, what is durable when.
 
+use kera_format::arena::BlockSize;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::KafkaChunk;
 use kera_format::{FormatError, GroupId, SegmentIndex};
@@ -81,6 +82,108 @@ fn a_chunk_of_a_megabyte_opens_a_segment_that_holds_it() {
     assert_eq!(node.log.segment(id).unwrap().capacity_bytes(), 2 << 20);
     let read = node.lane().read(start(), 10, true).unwrap();
     assert_eq!(read.data_bytes, (1 << 20) + 96, "at least one chunk, however large");
+}
+
+/// A batch of a power of two and its headers: of plain blocks it would take 128 KiB.
+#[test]
+fn a_chunk_of_64_kib_takes_little_more_of_roomy_blocks_and_is_read_after_a_kill() {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    let open = || {
+        let (arena, attach) = Arena::create_or_attach_with(arena_config(&dir, 8 << 20), BlockSize::Roomy).unwrap();
+        (Log::new(LogConfig::default(), arena), attach)
+    };
+    let (log, _) = open();
+    let stream_options = StreamOptions { segment_bytes_max: 1 << 20, ..options() };
+    log.create_stream(STREAM, stream_options.clone()).unwrap();
+    let node = Node { log, dir: Arc::clone(&dir) };
+    let used_bytes = node.log.arena().stats().used_bytes;
+    append(&node.lane(), &chunk(0, 64 << 10), 0).unwrap();
+    assert_eq!(node.log.arena().stats().used_bytes - used_bytes, 72 << 10);
+    append(&node.lane(), &chunk(1, 64 << 10), 0).unwrap();
+    append(&node.lane(), &chunk(2, 600 << 10), 0).unwrap();
+    assert_eq!(ordinals(&node.lane().read(start(), 8 << 20, true).unwrap()), [0, 1, 2]);
+    drop(node);
+    let (log, attach) = open();
+    let Attach::Attached { segments, set_aside, .. } = attach else { panic!("{attach:?}") };
+    assert_eq!((segments.len(), set_aside.len()), (3, 0));
+    log.create_stream(STREAM, stream_options).unwrap();
+    log.recover(Vec::new(), segments);
+    assert_eq!(log.finish_recovery(1), [""; 0]);
+    let node = Node { log, dir };
+    assert_eq!(ordinals(&node.lane().read(start(), 8 << 20, true).unwrap()), [0, 1, 2]);
+    append(&node.lane(), &chunk(3, 100 << 10), 0).unwrap();
+    assert_eq!(node.lane().durable_ordinal(), 4);
+}
+
+fn roomy_node(options: StreamOptions, bytes: u64) -> Node {
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    let (arena, _) = Arena::create_or_attach_with(arena_config(&dir, bytes), BlockSize::Roomy).unwrap();
+    let log = Log::new(config(), arena);
+    log.create_stream(STREAM, options).unwrap();
+    Node { log, dir }
+}
+
+#[test]
+fn a_segment_is_as_large_as_its_stream_says_whatever_its_block_has() {
+    let segments_of_two = |segment_bytes_max| {
+        let node = roomy_node(StreamOptions { segment_bytes_max, ..options() }, 8 << 20);
+        append(&node.lane(), &chunk(0, 40 << 10), 0).unwrap();
+        let last = append(&node.lane(), &chunk(1, 26 << 10), 0).unwrap().cursor;
+        let first = node.log.segment(node.lane().segment_id(last.group, 0)).unwrap();
+        (last.segment.0, first.capacity_bytes() >> 10, first.block_bytes() >> 10)
+    };
+    assert_eq!(segments_of_two(64 << 10), (1, 64, 72), "its second chunk goes to the next one");
+    assert_eq!(segments_of_two(128 << 10), (0, 128, 72), "both and their headers fit");
+}
+
+#[test]
+fn a_lane_has_the_smallest_segments_when_memory_is_short() {
+    let node = roomy_node(StreamOptions { segment_bytes_max: 1 << 20, ..options() }, 8 << 20);
+    let block_kib = |cursor: Cursor| {
+        let id = node.lane().segment_id(cursor.group, cursor.segment.0);
+        node.log.segment(id).unwrap().block_bytes() >> 10
+    };
+    let first = append(&node.lane(), &chunk(0, 60 << 10), 0).unwrap().cursor;
+    assert_eq!(block_kib(first), 72);
+    let taken = node.log.arena().allocate(4 << 20, crate::arena::Purpose::Write).unwrap();
+    let second = append(&node.lane(), &chunk(1, 20 << 10), 60_000).unwrap().cursor;
+    assert_eq!((second.segment.0, block_kib(second)), (1, 36));
+    drop(taken);
+    let third = append(&node.lane(), &chunk(2, 20 << 10), 120_000).unwrap().cursor;
+    assert_eq!((third.segment.0, block_kib(third)), (0, 72), "of the next group");
+}
+
+#[test]
+fn a_busy_lanes_segments_are_as_large_as_its_stream_and_the_arena_let_them_be() {
+    let last_of = |segment_bytes_max, arena_bytes| {
+        let options = StreamOptions { segment_bytes_max, segments_per_group: 100, ..options() };
+        let node = roomy_node(options, arena_bytes);
+        // All in one millisecond: as fast as the clock can see.
+        (0..4000).for_each(|n| _ = append(&node.lane(), &chunk(n, 900), 1).unwrap());
+        let lane = node.lane();
+        let state = lane.state.lock();
+        let open = state.open.as_ref().unwrap();
+        (open.capacity >> 10, open.segment.block_bytes() >> 10)
+    };
+    assert_eq!(last_of(64 << 10, 128 << 20), (64, 72), "as the stream says");
+    assert_eq!(last_of(1 << 20, 128 << 20), (1024, 1152), "as the stream says");
+    assert_eq!(last_of(4 << 20, 128 << 20), (1152, 1152), "a 64th of the arena and no more, filled to its end");
+}
+
+#[test]
+fn a_quiet_lane_has_no_more_memory_put_behind_it_than_it_fills() {
+    let node = roomy_node(StreamOptions { segment_bytes_max: 1 << 20, ..options() }, 8 << 20);
+    let before = node.log.arena().stats().resident_bytes;
+    let added = || {
+        let stats = node.log.arena().stats();
+        (stats.used_bytes >> 10, (stats.resident_bytes - before) >> 10)
+    };
+    append(&node.lane(), &chunk(0, 900), 0).unwrap();
+    assert_eq!(added(), (72, 8));
+    append(&node.lane(), &chunk(1, 9 << 10), 0).unwrap();
+    assert_eq!(added(), (72, 16));
+    append(&node.lane(), &chunk(2, 9 << 10), 0).unwrap();
+    assert_eq!(added(), (72, 32));
 }
 
 #[test]

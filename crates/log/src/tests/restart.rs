@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::FileExt;
 
-use kera_format::arena::ArenaHeader;
+use kera_format::arena::{ArenaHeader, BlockSize};
 use kera_format::{GroupId, SegmentIndex};
 
 use super::moving::streamlet;
@@ -39,7 +39,8 @@ pub(super) fn restart_as(
 fn tamper(node: &Node, block: u64, at: u64) {
     let path = arena_config(&node.dir, 0).path;
     let file = std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
-    let blocks = ArenaHeader { node: [3; 16], boot_id: [0; 16], bytes: 8 << 20 }.blocks_offset();
+    let blocks =
+        ArenaHeader { node: [3; 16], boot_id: [0; 16], blocks: BlockSize::Plain, bytes: 8 << 20 }.blocks_offset();
     let mut byte = [0];
     file.read_at(&mut byte, blocks + block * 65536 + at).unwrap();
     file.write_at(&[byte[0] ^ 1], blocks + block * 65536 + at).unwrap();

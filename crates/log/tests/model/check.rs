@@ -9,7 +9,7 @@ use kera_format::{ChunkView, Cursor, GroupId, SegmentIndex};
 use kera_log::{Lookup, ReadError, ReadOutcome, SegmentInfo};
 
 use crate::model::Chunk;
-use crate::world::{ARENA_BYTES, Bookmark, Name, PRODUCERS_KEPT_MS, Planted, World};
+use crate::world::{Bookmark, Name, PRODUCERS_KEPT_MS, Planted, World};
 
 impl World {
     /// Reads from a place that a reader was at, or from the start.
@@ -322,7 +322,7 @@ impl World {
         assert_eq!(self.store.lock().disk.len(), 0, "disk space that nobody needs");
         assert_eq!(self.sink.lock().synced.len(), 0, "chunks that the virtual log keeps for nobody");
         let stats = self.log().stats();
-        assert_eq!((stats.arena.used_bytes, stats.arena.bytes), (0, ARENA_BYTES), "{stats:?}");
+        assert_eq!((stats.arena.used_bytes, stats.arena.free_bytes), (0, stats.arena.bytes), "{stats:?}");
     }
 }
 

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, SeededRandom};
+use kera_format::arena::BlockSize;
 use kera_format::chunk::{ChunkTarget, Chunks, NO_TIMESTAMP, PayloadKind, seal_in_place};
 use kera_format::{
     CHUNK_HEADER_BYTES, ChunkView, Compression, Cursor, Durability, LaneId, ProducerId, SegmentId, StreamId,
@@ -576,7 +577,7 @@ impl World {
         let (store, found) = DiskStore::open(config, vec![Arc::clone(&disk)], Arc::clone(&clock), random.clone())
             .map_err(|error| error.to_string())?;
         let arena = ArenaConfig { path: self.dir.path().join("arena"), bytes: ARENA_BYTES, node: NODE };
-        let (arena, attach) = Arena::create_or_attach(arena).unwrap();
+        let (arena, attach) = Arena::create_or_attach_with(arena, BlockSize::Roomy).unwrap();
         let log =
             Log::new(LogConfig { segment_arena_share: 16, producers_kept_ms: 4_000, ..LogConfig::default() }, arena);
         log.set_store(store.clone());

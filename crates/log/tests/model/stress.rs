@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use kera_format::arena::BlockSize;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::{ChunkTarget, Chunks, NO_TIMESTAMP, PayloadKind, seal_in_place};
 use kera_format::{
@@ -66,7 +67,7 @@ fn node() -> Node {
     let shared = PathBuf::from("/dev/shm");
     let dir = if shared.is_dir() { tempfile::tempdir_in(shared) } else { tempfile::tempdir() }.unwrap();
     let config = ArenaConfig { path: dir.path().join("stress.arena"), bytes: 4 << 20, node: [2; 16] };
-    let (arena, _) = Arena::create_or_attach(config).unwrap();
+    let (arena, _) = Arena::create_or_attach_with(config, BlockSize::Roomy).unwrap();
     let log = Log::new(LogConfig { segment_arena_share: 16, ..LogConfig::default() }, arena);
     let (store, sink) = (Arc::new(FakeStore::default()), Arc::new(FakeSink::default()));
     log.set_store(Arc::clone(&store) as _);

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use kera_format::arena::BlockSize;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::{ChunkTarget, NO_TIMESTAMP, PayloadKind, seal_in_place};
 use kera_format::{
@@ -487,7 +488,7 @@ impl World {
 
     fn start(&mut self) {
         let config = ArenaConfig { path: self.arena_path(), bytes: ARENA_BYTES, node: [1; 16] };
-        let (arena, attach) = Arena::create_or_attach(config).unwrap();
+        let (arena, attach) = Arena::create_or_attach_with(config, BlockSize::Roomy).unwrap();
         let config = LogConfig { segment_arena_share: 8, producers_kept_ms: PRODUCERS_KEPT_MS, ..LogConfig::default() };
         let log = Log::new(config, arena);
         log.set_store(Arc::clone(&self.store) as _);

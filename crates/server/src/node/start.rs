@@ -29,6 +29,7 @@ use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, applications_stream
 use kera_coordinator::{Coordinator, CoordinatorConfig, OpenError, StreamEvent, StreamObserver};
 use kera_env::{Clock, DirLock, DirectIo, Disk, LockError, RealDisk, SystemClock, SystemRandom};
 use kera_format::SegmentId;
+use kera_format::arena::BlockSize;
 use kera_log::compact::{CompactionConfig, Compactor};
 use kera_log::store::{DiskStore, StoreConfig, StoreError, StoreThreads};
 use kera_log::{Arena, ArenaConfig, ArenaError, Attach, DurabilitySink, Log, LogConfig, SetAside};
@@ -463,7 +464,7 @@ fn open_arena(config: &Config, identity: &Identity) -> Result<(Arc<Arena>, Attac
     orphans::mark(&path, &config.node.data);
     let bytes = config.arena.bytes.unwrap_or_else(|| machine::arena_bytes_auto(&dir));
     let arena = ArenaConfig { path, bytes, node: identity.node };
-    Arena::create_or_attach(arena).map_err(|error| no_arena(config, &error))
+    Arena::create_or_attach_with(arena, BlockSize::Roomy).map_err(|error| no_arena(config, &error))
 }
 
 fn no_arena(config: &Config, error: &ArenaError) -> Fatal {

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use kera_broker::{APPLICATIONS_STREAM, Broker, BrokerConfig, BrokerSession, applications_stream_options};
 use kera_coordinator::{Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
+use kera_format::arena::BlockSize;
 use kera_format::{Cursor, LaneId, SegmentId, StreamId, StreamletId};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{
@@ -186,7 +187,7 @@ impl Machine {
         let (store, stored) = opened.map_err(|e| self.why(e))?;
         self.sound(&stored.problems)?;
         let arena = ArenaConfig { path: self.arena.clone(), bytes: ARENA_BYTES, node: self.id };
-        let (arena, attach) = Arena::create_or_attach(arena).map_err(|e| self.why(e))?;
+        let (arena, attach) = Arena::create_or_attach_with(arena, BlockSize::Roomy).map_err(|e| self.why(e))?;
         let attached = match attach {
             Attach::Created => Vec::new(),
             Attach::Attached { segments, .. } => segments,

@@ -10,6 +10,7 @@ use kera_broker::{Broker, BrokerConfig, EndedLog, EndedView, HandedStates, Movin
 use kera_coordinator::cluster::ClusterState;
 use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
+use kera_format::arena::BlockSize;
 use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, StreamId, StreamletId};
@@ -331,7 +332,7 @@ impl Node {
             self.sound(&stored.problems)?;
         }
         let arena = ArenaConfig { path: self.arena.clone(), bytes: self.arena_bytes, node: self.id };
-        let (arena, attach) = Arena::create_or_attach(arena).map_err(|e| self.why(e))?;
+        let (arena, attach) = Arena::create_or_attach_with(arena, BlockSize::Roomy).map_err(|e| self.why(e))?;
         let attached = match attach {
             Attach::Created => Vec::new(),
             Attach::Attached { segments, .. } => segments,
