@@ -159,8 +159,11 @@ fn write(peer: &mut Peer) {
     assert_eq!(statuses(&peer.write(&[chunk_of(target(STREAM, 0, 0, 0), 1, 40 << 10)])), [Status::Ok]);
 }
 
+/// Where the first chunk of a segment begins.
+const FIRST_CHUNK: u32 = 128;
+
 fn done(group: &LeasedGroup) -> CommitEntry {
-    let cursor = Cursor { position: group.start.position.max(128) + 41_072, ..group.start };
+    let cursor = Cursor { position: group.start.position.max(FIRST_CHUNK) + 41_072, ..group.start };
     commit_entry(group, cursor, group.start_ordinal + 1, Done)
 }
 
@@ -616,6 +619,10 @@ impl Members {
             Step::Commit(of, at, after) => {
                 let joined = self.joined(house, of);
                 let Some(group) = self.leases[of].get(at).copied() else { return };
+                if group.start.position > FIRST_CHUNK {
+                    // Given back behind its only record: there is nothing in it to be done with.
+                    return;
+                }
                 let entry = match after {
                     0 => CommitEntry { after: Keep, ..done(&group) },
                     1 => CommitEntry { after: Release, ..done(&group) },
