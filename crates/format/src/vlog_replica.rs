@@ -92,6 +92,9 @@ pub const FOOTER_MAGIC: u32 = u32::from_le_bytes(*b"KVRT");
 pub const REPLICA_VERSION: u16 = 1;
 /// The most entries of a footer: what is read back takes no more memory than this many.
 pub const FOOTER_ENTRIES_MAX: usize = 1 << 20;
+/// Blocks that a log has under way at most: what is further from its end all backups of the newest view have, and those that have lost nothing
+/// are not further apart. Logs make no more, and where lost logs end is decided by it.
+pub const BLOCKS_UNDER_WAY_MAX: u64 = 4;
 
 /// A virtual log of a node between two of its starts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kera_format::chunk::Chunks;
+use kera_format::vlog_replica::BLOCKS_UNDER_WAY_MAX;
 use kera_log::{
     ArenaFull, DurabilitySink, Observer, RebuildError, Rebuilt, RebuiltCopy, SinkError, SinkErrorKind, Streamlet,
     Ticket,
@@ -151,9 +152,7 @@ pub(super) fn has_last(
     }
 }
 
-/// Blocks that a log has under way at most: what is further from its end all backups of the newest view have.
-const TAIL_BLOCKS: u64 = 4;
-/// Bytes of such blocks that are kept at most.
+/// Bytes of the last blocks of logs that are kept at most.
 const TAIL_BYTES_MAX: usize = 64 << 20;
 
 /// Reads the last blocks of these ranges, before anybody is told of them. One backup alone may have them: others were away when the end of the log was
@@ -190,7 +189,7 @@ fn read_tail(
     copies: &dyn Copies,
 ) -> Result<Vec<Bytes>, String> {
     let (last, mut tail) = (range.last, Vec::new());
-    let mut next = range.first.max(last.saturating_sub(TAIL_BLOCKS - 1));
+    let mut next = range.first.max(last.saturating_sub(BLOCKS_UNDER_WAY_MAX - 1));
     while next <= last {
         let asked = ReadBlocks {
             log: range.log,

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use kera_format::cluster::{LogName, NodeNumber, Roles};
+use kera_format::vlog_replica::BLOCKS_UNDER_WAY_MAX;
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::placement::OlderGroups;
 use kera_protocol::{NodeInfo, Owner};
@@ -36,9 +37,6 @@ pub struct ToldEnd {
     pub certain: bool,
 }
 
-/// Blocks that a log has under way at most, so that backups that have lost nothing are not further apart.
-pub(super) const UNDER_WAY_MAX: u64 = 4;
-
 /// Where a log ends, from how far backups of its newest view say for certain that they have it.
 ///
 /// All of them have what was acknowledged, so that any answer is right, and the least one is best: what only some have would be served with
@@ -50,7 +48,7 @@ pub(super) const UNDER_WAY_MAX: u64 = 4;
 pub fn agreed_end(told: &[ToldEnd], expected: usize) -> Option<u64> {
     let certain = || told.iter().filter(|end| end.certain).map(|end| end.through);
     match certain().max() {
-        Some(furthest) => certain().filter(|end| end + UNDER_WAY_MAX >= furthest).min(),
+        Some(furthest) => certain().filter(|end| end + BLOCKS_UNDER_WAY_MAX >= furthest).min(),
         None if told.len() < expected => None,
         None => told.iter().map(|end| end.through).max(),
     }

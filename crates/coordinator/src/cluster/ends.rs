@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, USED_ENDS_MAX};
 use kera_format::level;
+use kera_format::vlog_replica::BLOCKS_UNDER_WAY_MAX;
 use kera_protocol::UseEnds;
 
-use super::duties::{EndsAsked, ToldEnd, UNDER_WAY_MAX, agreed_end};
+use super::duties::{EndsAsked, ToldEnd, agreed_end};
 use super::plan::Planned;
 use super::rules::{Refused, must};
 use super::{ClusterState, LogState};
@@ -103,7 +104,7 @@ impl ClusterState {
         must(!state.ends_at_all(), || format!("all backups of {log} have shown block {now}; that end stays"))?;
         must(state.used.is_none(), || format!("streamlets were opened with {log} up to block {now}; that end stays"))?;
         must(end < now, || format!("{log} ends at block {now}, so {end} is not before its end"))?;
-        let least = state.first_end.saturating_sub(UNDER_WAY_MAX);
+        let least = state.first_end.saturating_sub(BLOCKS_UNDER_WAY_MAX);
         must(end >= least, || {
             format!(
                 "{log} cannot end at {end}: a backup had block {}, so what is up to {least} was acknowledged",

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kera_env::Clock;
-use kera_format::vlog_replica::LogId;
+use kera_format::vlog_replica::{BLOCKS_UNDER_WAY_MAX, LogId};
 use kera_format::{SegmentId, StreamId, StreamletId};
 use kera_log::{ChunkReference, DurabilitySink, Observer, SinkError, SinkErrorKind, Ticket, made_durable};
 use parking_lot::Mutex;
@@ -96,7 +96,7 @@ impl ReplicatedConfig {
             lag_us_max: 1_000_000,
             own_copy: false,
             block_bytes_max: 1 << 20,
-            blocks_under_way_max: 4,
+            blocks_under_way_max: BLOCKS_UNDER_WAY_MAX as usize,
             bytes_under_way_max: 16 << 20,
             references_max: 1 << 20,
             stretch_bytes: 32 << 20,
