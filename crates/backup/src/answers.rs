@@ -375,7 +375,7 @@ struct Lane {
 
 impl Lane {
     fn finish(mut self, key: LaneKey) -> ReplicatedLane {
-        self.runs.sort_by_key(|run| (run.group, run.segment, run.position, run.end));
+        self.runs.sort_by_key(|run| (run.group, run.segment, run.rewrite, run.position, run.end));
         let mut parts: Vec<SegmentPart> = Vec::with_capacity(self.runs.len());
         for run in &self.runs {
             let part = SegmentPart {
@@ -385,10 +385,15 @@ impl Lane {
                 end: run.end,
                 base_ordinal: run.base_ordinal,
                 next_ordinal: run.next_ordinal,
+                rewrite: run.rewrite,
+                row_end: run.row_end,
             };
             match parts.last_mut() {
                 // What follows, or is there twice because it was written to another file again.
-                Some(last) if (last.group, last.segment) == (part.group, part.segment) && part.position <= last.end => {
+                Some(last)
+                    if (last.group, last.segment, last.rewrite) == (part.group, part.segment, part.rewrite)
+                        && part.position <= last.end =>
+                {
                     if part.end > last.end {
                         (last.end, last.next_ordinal) = (part.end, part.next_ordinal);
                     }

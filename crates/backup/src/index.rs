@@ -6,7 +6,8 @@
 use std::collections::HashMap;
 use std::mem::size_of;
 
-use kera_format::chunk::Chunks;
+use kera_format::chunk::{Chunks, PayloadKind};
+use kera_format::piece::PieceHeader;
 use kera_format::vlog_replica::{Footer, ReplicaMark, SegmentRun};
 use kera_format::{BrokerPart, ChunkHeader, Cursor, LaneId, ProducerEpoch, StreamId, StreamletId};
 
@@ -55,11 +56,36 @@ impl FileIndex {
         for chunk in Chunks::new(chunks) {
             let Ok(chunk) = chunk else { break };
             let Ok(part) = chunk.broker() else { break };
-            self.note(chunk.header(), &part);
+            match chunk.header().kind {
+                PayloadKind::Piece => {
+                    let Ok((piece, chunks)) = PieceHeader::parse(chunk.payload()) else { break };
+                    self.note_piece(chunk.header(), &part, &piece, chunks);
+                }
+                _ => self.note(chunk.header(), &part),
+            }
         }
     }
 
     fn note(&mut self, header: &ChunkHeader, part: &BrokerPart) {
+        let slot = self.note_run(header, part, (0, 0));
+        if header.producer_id.0 > 0 {
+            self.note_producer(slot, header, part);
+        }
+    }
+
+    /// Notes a piece of a compacted segment: where it is in its row, and the producers of what is in it.
+    fn note_piece(&mut self, header: &ChunkHeader, part: &BrokerPart, piece: &PieceHeader, chunks: &[u8]) {
+        let slot = self.note_run(header, part, (piece.rewrite(), piece.row_end));
+        for chunk in Chunks::new(chunks).map_while(Result::ok) {
+            let Ok(part) = chunk.broker() else { break };
+            if chunk.header().producer_id.0 > 0 {
+                self.note_producer(slot, chunk.header(), &part);
+            }
+        }
+    }
+
+    /// Notes where a chunk is: which slot its lane has. `row`: of which rewriting of its segment it is a piece, and where the row of that ends.
+    fn note_run(&mut self, header: &ChunkHeader, part: &BrokerPart, (rewrite, row_end): (u64, u32)) -> u32 {
         let key = LaneKey { stream: header.stream, streamlet: header.streamlet, lane: part.lane };
         let next_slot = self.runs.len() as u32;
         let slot = *self.lanes.entry(key).or_insert(next_slot);
@@ -70,20 +96,13 @@ impl FileIndex {
             part.position.saturating_add(header.total_bytes() as u32),
             part.base_ordinal + u64::from(header.record_count),
         );
-        self.note_run(key, slot, part, end, next_ordinal);
-        if header.producer_id.0 > 0 {
-            self.note_producer(slot, header, part);
-        }
-    }
-
-    fn note_run(&mut self, key: LaneKey, slot: u32, part: &BrokerPart, end: u32, next_ordinal: u64) {
         let runs = &mut self.runs[slot as usize];
         if let Some(last) = runs.last_mut()
-            && (last.group, last.segment, last.end, last.next_ordinal)
-                == (part.group, part.segment, part.position, part.base_ordinal)
+            && (last.group, last.segment, last.end, last.next_ordinal, last.rewrite)
+                == (part.group, part.segment, part.position, part.base_ordinal, rewrite)
         {
             (last.end, last.next_ordinal) = (end, next_ordinal);
-            return;
+            return slot;
         }
         let before = runs.capacity();
         if before == runs.len() {
@@ -100,9 +119,12 @@ impl FileIndex {
             end,
             base_ordinal: part.base_ordinal,
             next_ordinal,
+            rewrite,
+            row_end,
         });
         self.run_count += 1;
         self.run_bytes += (runs.capacity() - before) * size_of::<SegmentRun>();
+        slot
     }
 
     fn note_producer(&mut self, slot: u32, header: &ChunkHeader, part: &BrokerPart) {

@@ -15,7 +15,8 @@
 //!     44      2  magic              "KC"
 //!     46      1  version            1
 //!     47      1  compression        0 none, 1 lz4, 2 zstd
-//!     48      1  kind               0 KerA records, 1 Kafka record batch, 2 Arrow IPC (reserved)
+//!     48      1  kind               0 KerA records, 1 Kafka record batch, 2 Arrow IPC (reserved), 3 a piece of a
+//!                                   compacted segment, which no producer sends
 //!     49      1  flags              zero
 //!     50      2  producer_epoch
 //!     52      4  payload_bytes
@@ -67,6 +68,8 @@ pub enum PayloadKind {
     KafkaBatch = 1,
     /// An Arrow IPC message. Reserved: refused on append.
     ArrowIpc = 2,
+    /// A part of a compacted segment on its way to another copy, see [`crate::piece`]. Refused on append.
+    Piece = 3,
 }
 
 impl PayloadKind {
@@ -75,10 +78,11 @@ impl PayloadKind {
         match value {
             0 => Ok(PayloadKind::Records),
             1 => Ok(PayloadKind::KafkaBatch),
+            3 => Ok(PayloadKind::Piece),
             _ => Err(FormatError::BadField {
                 field: "chunk.kind",
                 value: value.into(),
-                allowed: "0 (KerA records) or 1 (Kafka batch); 2 is reserved for Arrow",
+                allowed: "0 (KerA records), 1 (Kafka batch) or 3 (piece of a compacted segment); 2 is reserved for Arrow",
             }),
         }
     }

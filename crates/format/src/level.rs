@@ -17,6 +17,7 @@
 //! | 8 | that something is rebuilt counts for the owner epoch in which it was rebuilt, and for no later one |
 //! | 9 | a node that has come back may hold again what it had, instead of the owner who rebuilds it |
 //! | 10 | who takes over says with which ends of lost logs, and others may be taken back |
+//! | 11 | compacted segments are copied again, in pieces |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -41,8 +42,10 @@ pub const REBUILT_IN: u32 = 8;
 pub const RETURNED_GROUPS: u32 = 9;
 /// From this one on nodes say with which ends of lost logs they open streamlets, so that other ends may be taken back.
 pub const USED_ENDS: u32 = 10;
+/// From this one on compacted segments are copied again, in [pieces](crate::piece).
+pub const COMPACTED_COPIES: u32 = 11;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 10;
+pub const NEWEST: u32 = 11;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

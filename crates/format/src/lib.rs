@@ -25,6 +25,7 @@ pub mod kafka_transactions;
 pub mod level;
 pub mod limits;
 pub mod options;
+pub mod piece;
 pub mod raft;
 pub mod record;
 pub mod segment;

@@ -52,10 +52,10 @@
 //!     24      4  segment
 //!     28      4  position          of the first chunk
 //!     32      4  end               behind the last chunk
-//!     36      4  zero
+//!     36      4  row_end           of pieces of a compacted segment: where their row ends; else zero
 //!     40      8  base_ordinal      of the first record
 //!     48      8  next_ordinal      of the record after the last
-//!     56      8  zero
+//!     56      8  rewrite           of pieces of a compacted segment: of which rewriting; else zero
 //! ```
 //! A producer's entry is one of its last chunks in a lane:
 //!
@@ -195,6 +195,11 @@ pub struct SegmentRun {
     pub base_ordinal: u64,
     /// Ordinal of the record after the last.
     pub next_ordinal: u64,
+    /// Of [pieces](crate::piece) of a compacted segment: [which rewriting](crate::piece::PieceHeader::rewrite) they are of, and places are those
+    /// in its row. Zero: of chunks as they were appended.
+    pub rewrite: u64,
+    /// Where that row ends; zero if there is none.
+    pub row_end: u32,
 }
 
 /// One of the last chunks of a producer in a lane.
@@ -306,8 +311,10 @@ fn encode_run(run: &SegmentRun, out: &mut [u8]) {
     put(out, 24, &run.segment.0.to_le_bytes());
     put(out, 28, &run.position.to_le_bytes());
     put(out, 32, &run.end.to_le_bytes());
+    put(out, 36, &run.row_end.to_le_bytes());
     put(out, 40, &run.base_ordinal.to_le_bytes());
     put(out, 48, &run.next_ordinal.to_le_bytes());
+    put(out, 56, &run.rewrite.to_le_bytes());
 }
 
 fn decode_run(bytes: &[u8]) -> SegmentRun {
@@ -321,6 +328,8 @@ fn decode_run(bytes: &[u8]) -> SegmentRun {
         end: u32_at(bytes, 32),
         base_ordinal: u64_at(bytes, 40),
         next_ordinal: u64_at(bytes, 48),
+        rewrite: u64_at(bytes, 56),
+        row_end: u32_at(bytes, 36),
     }
 }
 

@@ -35,6 +35,8 @@ fn footer() -> Footer {
         end: 352,
         base_ordinal: 42,
         next_ordinal: 45,
+        rewrite: 0,
+        row_end: 0,
     };
     let mark = ReplicaMark {
         stream: StreamId(17),
@@ -109,10 +111,10 @@ fn cases() -> Vec<Case> {
         .u32("segments[0].segment")
         .u32("segments[0].position")
         .u32("segments[0].end")
-        .u32("segments[0].zero")
+        .u32("segments[0].row_end")
         .u64("segments[0].base_ordinal")
         .u64("segments[0].next_ordinal")
-        .u64("segments[0].zero")
+        .u64("segments[0].rewrite")
         .u64("producers[0].stream")
         .u32("producers[0].streamlet")
         .u32("producers[0].lane")

@@ -4,14 +4,19 @@
 //! What is settled is given again, as what is rebuilt is: closed, durable, its bytes never change, so it may come behind what is
 //! newer. Recovery puts chunks together by their places and does not mind that one is there twice. Whoever asks for it waits for the
 //! ticket, and only then lets go of the older copies: a node that is lost in between is recovered from those.
+//!
+//! A compacted segment goes in [pieces](kera_format::piece) as it is, in the lane's order: decision 35.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use kera_format::{GroupId, SegmentId};
 
 use crate::Lane;
 use crate::group::Slot;
+use crate::lane::LaneState;
 use crate::log::Log;
+use crate::rebuild::address_of;
 use crate::sink::{DurabilitySink, Ticket};
 
 /// What became of a segment that was to be copied again.
@@ -23,7 +28,9 @@ pub enum CopiedAgain {
     Later,
     /// There is no such segment any more, or there are no chunks in it.
     Gone,
-    /// It was compacted, so that its chunks do not follow one another: it stays where it is.
+    /// It was compacted, and so was this one in front of it, which is to be given first.
+    Behind(SegmentId),
+    /// It was compacted, and not every node would understand that, or it cannot be put into a row of pieces: it stays where it is.
     Never,
 }
 
@@ -39,7 +46,8 @@ impl Log {
         }
         let Some(at) = state.chain.find(id.group, id.index) else { return CopiedAgain::Gone };
         let slot = state.chain.slot_mut(at);
-        if slot.summary().is_compacted {
+        let is_compacted = slot.summary().is_compacted;
+        if is_compacted && !self.shared.copies_compacted.load(Ordering::Relaxed) {
             return CopiedAgain::Never;
         }
         if slot.open {
@@ -49,9 +57,13 @@ impl Log {
         }
         match slot.memory.clone() {
             Some(segment) if segment.is_settled() => {
+                if is_compacted && let Some(first) = lane.uncopied_before(&state, id, sink) {
+                    return CopiedAgain::Behind(first);
+                }
                 drop(state);
                 match lane.replicate(&segment, sink) {
                     Some(ticket) => CopiedAgain::Given(ticket, segment.head()),
+                    None if is_compacted => CopiedAgain::Never,
                     None => CopiedAgain::Gone,
                 }
             }
@@ -71,6 +83,11 @@ impl Log {
         }
     }
 
+    /// From here on compacted segments are copied again: every node understands their [pieces](kera_format::piece).
+    pub fn copy_compacted(&self) {
+        self.shared.copies_compacted.store(true, Ordering::Relaxed);
+    }
+
     /// Closed segments of a streamlet's lanes that are in groups of owner epochs below `epoch`, with the open ones.
     pub fn segments_before(&self, streamlet: &crate::Streamlet, epoch: u32) -> Vec<SegmentId> {
         before(streamlet, epoch, |lane, group, slot| lane.segment_id(group, slot.index))
@@ -79,6 +96,25 @@ impl Log {
     /// Bytes of the chunks in these segments.
     pub fn bytes_before(&self, streamlet: &crate::Streamlet, epoch: u32) -> u64 {
         before(streamlet, epoch, |_, _, slot| u64::from(slot.summary().head)).into_iter().sum()
+    }
+}
+
+impl Lane {
+    /// The first compacted segment in front of `id` that was not given to this sink as it is now.
+    ///
+    /// A tombstone that was removed from one segment hides records in front of it, which were removed before. If its copy were there without
+    /// theirs, a recovery would bring those back. What is in front when a segment's image is at hand was rewritten no later than that image,
+    /// and a log is cut at its end only: who finds the copy finds theirs.
+    fn uncopied_before(&self, state: &LaneState, id: SegmentId, sink: &dyn DurabilitySink) -> Option<SegmentId> {
+        let is_other = |(group, index): &(GroupId, u32)| (*group, *index) != (id.group, id.index.0);
+        let mut before = state.chain.groups.iter().flat_map(|group| group.slots.iter().map(|slot| (group.id, slot)));
+        let before = before.by_ref().take_while(|(group, slot)| is_other(&(*group, slot.index)));
+        let sink = address_of(sink);
+        let mut uncopied = before.filter(|(_, slot)| {
+            let summary = slot.summary();
+            summary.is_compacted && slot.copied != Some((sink, summary.rewrites))
+        });
+        uncopied.next().map(|(group, slot)| self.segment_id(group, slot.index))
     }
 }
 

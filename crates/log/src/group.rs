@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use kera_format::limits::SEGMENT_BYTES_MAX;
 use kera_format::segment::{SegmentHeader, SegmentProgress};
 use kera_format::{Cursor, GroupId, SegmentIndex};
 
@@ -93,6 +94,8 @@ pub(crate) struct Slot {
     pub(crate) failed: Option<Box<str>>,
     /// What is on its way is from here, where the segment was before it was compacted: not taken, and given back then.
     pub(crate) stale: Option<Location>,
+    /// Of a compacted segment: to which sink it was given again, by its address, and as of which rewriting.
+    pub(crate) copied: Option<(usize, u32)>,
 }
 
 impl Slot {
@@ -100,29 +103,61 @@ impl Slot {
     pub(crate) fn resident(segment: Arc<Segment>, open: bool) -> Slot {
         let closed = Summary::of(&segment);
         let index = segment.id().index.0;
-        Slot { index, open, closed, memory: Some(segment), at: None, loading: false, failed: None, stale: None }
+        Slot {
+            index,
+            open,
+            closed,
+            memory: Some(segment),
+            at: None,
+            loading: false,
+            failed: None,
+            stale: None,
+            copied: None,
+        }
     }
 
     /// A closed segment on disk.
     pub(crate) fn stored(index: u32, closed: Summary, at: Location) -> Slot {
-        Slot { index, open: false, closed, memory: None, at: Some(at), loading: false, failed: None, stale: None }
+        Slot {
+            index,
+            open: false,
+            closed,
+            memory: None,
+            at: Some(at),
+            loading: false,
+            failed: None,
+            stale: None,
+            copied: None,
+        }
     }
 
     /// A segment of a lost owner that is to be rebuilt.
     pub(crate) fn awaited(awaited: &AwaitedSegment) -> Slot {
-        let AwaitedSegment { index, end, base_ordinal, next_ordinal, .. } = *awaited;
+        let AwaitedSegment { index, end, base_ordinal, next_ordinal, rewrite, .. } = *awaited;
+        // Of a compacted one only the row's end is known, and positions in it are not those in the row: no reader is at its end before it is there.
+        let is_compacted = rewrite != 0;
         let closed = Summary {
-            capacity: end,
+            capacity: if is_compacted { SEGMENT_BYTES_MAX as u32 } else { end },
             head: end,
             base_ordinal,
             next_ordinal,
             first_append_ms: 0,
             last_append_ms: 0,
-            is_compacted: false,
+            is_compacted,
             compacted_ms: None,
             rewrites: 0,
         };
-        Slot { index: index.0, open: false, closed, memory: None, at: None, loading: false, failed: None, stale: None }
+        Slot {
+            index: index.0,
+            open: false,
+            closed,
+            memory: None,
+            at: None,
+            loading: false,
+            failed: None,
+            stale: None,
+            copied: None,
+        }
     }
 
     /// Whether it is neither in memory nor on disk yet: all that is known of it are its ordinals and its end, not its times.

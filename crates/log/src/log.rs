@@ -218,7 +218,7 @@ impl Log {
         });
         match kept.flatten() {
             Some(()) => self.shared.segment_safe(id),
-            None => self.shared.release(id, Some(at)),
+            None => self.shared.release_image(id, at),
         }
     }
 
@@ -277,7 +277,7 @@ impl Log {
         match taken {
             Some(Err(Err(reason))) => Err(reason),
             Some(Err(Ok(stale))) => {
-                self.shared.release(id, Some(stale));
+                self.shared.release_image(id, stale);
                 Ok(())
             }
             Some(Ok(())) | None => Ok(()),
@@ -291,15 +291,17 @@ impl Log {
             lane.with_slot(id, |slot| (slot.at == Some(was) && !slot.open).then(|| slot.replace(closed, at)))
         });
         let Some(Some((old, memory))) = replaced else {
-            self.shared.release(id, Some(at));
+            self.shared.release_image(id, at);
             return false;
         };
         if let Some(segment) = memory {
             segment.disown();
         }
         if let Some(old) = old {
-            self.shared.release(id, Some(old));
+            // Not gone: what backups have of it is all that there is elsewhere.
+            self.shared.release_image(id, old);
         }
+        self.shared.segment_smaller(id, closed.head.into());
         true
     }
 
@@ -316,7 +318,7 @@ impl Log {
             })
         });
         if let Some(stale) = stale.flatten() {
-            self.shared.release(id, Some(stale));
+            self.shared.release_image(id, stale);
         }
     }
 

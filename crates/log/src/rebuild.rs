@@ -8,6 +8,12 @@
 //! not before, so no reader sees a part of it, and one that is killed meanwhile leaves nothing behind: its block is not named
 //! until then.
 //!
+//! # Compacted segments
+//!
+//! They come in [pieces](kera_format::piece), whose places are in the row of a rewriting and not in the segment. Which rewriting is awaited, or
+//! that it is the segment as it was appended, recovery decides for all of it: what comes of another is passed over, so that a segment never has
+//! what one of them has removed beside what another has. The whole one is compared with the row's checksum.
+//!
 //! # Readers need not wait for the new copies
 //!
 //! What is rebuilt was decided to be part of the lane when the ends of the lost logs were decided: it is at their backups until
@@ -24,11 +30,13 @@
 //! other, each reading completes something. Whole ones stay in memory until they have their copies;
 //! [`Log::rebuilt_bytes`] tells whoever has to bound them.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kera_format::chunk::Chunks;
+use kera_format::checksum::crc32c;
+use kera_format::chunk::{Chunks, PayloadKind};
+use kera_format::piece::{PieceHeader, row_of};
 use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
 use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, FormatError, GroupId, LaneId, SegmentId, SegmentIndex};
 use parking_lot::Mutex;
@@ -37,7 +45,7 @@ use crate::arena::{ArenaFull, Filling, Purpose};
 use crate::group::{Slot, Summary};
 use crate::lane::{Lane, LaneState};
 use crate::log::Log;
-use crate::producers::Marks;
+use crate::producers::{Marks, marks_of};
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::shared::Shared;
 use crate::sink::{ChunkReference, DurabilitySink, SinkError, Ticket};
@@ -56,12 +64,14 @@ pub struct AwaitedSegment {
     pub group: GroupId,
     /// Its number in it.
     pub index: SegmentIndex,
-    /// Where its last chunk ends.
+    /// Where its last chunk ends, or the last piece in its row.
     pub end: u32,
     /// Ordinal of its first record.
     pub base_ordinal: u64,
     /// Ordinal of the record after its last.
     pub next_ordinal: u64,
+    /// Of a compacted one [which rewriting](PieceHeader::rewrite) comes, in pieces; zero: its chunks come as they were appended.
+    pub rewrite: u64,
 }
 
 /// A lane of a lost owner, as it goes on at the next one.
@@ -114,8 +124,8 @@ pub enum RebuildError {
 /// What a lane knows while it is rebuilt.
 #[derive(Default)]
 pub(crate) struct Rebuilding {
-    /// Segments that are not whole.
-    awaited: BTreeSet<(GroupId, u32)>,
+    /// Segments that are not whole, and which rewriting of each is to come.
+    awaited: BTreeMap<(GroupId, u32), u64>,
     begun: HashMap<(GroupId, u32), Arc<Begun>>,
     /// Those that are whole and did not go to the sink yet.
     uncopied: VecDeque<Uncopied>,
@@ -126,7 +136,7 @@ pub(crate) struct Rebuilding {
 impl Rebuilding {
     /// Nothing more becomes of groups that `keep` does not name.
     pub(crate) fn leave(&mut self, keep: &dyn Fn(GroupId) -> bool) {
-        self.awaited.retain(|(group, _)| keep(*group));
+        self.awaited.retain(|(group, _), _| keep(*group));
         self.begun.retain(|(group, _), _| keep(*group));
         self.uncopied.retain(|copy| keep(copy.segment.id().group));
     }
@@ -137,6 +147,8 @@ struct Begun {
     log: Arc<Shared>,
     segment: Arc<Segment>,
     awaited: AwaitedSegment,
+    /// What all pieces of it say, their places left out.
+    piece: Option<PieceHeader>,
     /// What is there: from, to; in order, never touching.
     spans: Mutex<Vec<(u32, u32)>>,
 }
@@ -238,9 +250,13 @@ impl Log {
         let part = view.broker()?;
         let (stream, streamlet) = (view.header().stream, view.header().streamlet);
         let id = SegmentId { stream, streamlet, lane: part.lane, group: part.group, index: part.segment };
+        let piece = match view.header().kind {
+            PayloadKind::Piece => Some(PieceHeader::parse(view.payload())?),
+            _ => None,
+        };
         let lane = self.stream(stream).and_then(|stream| stream.streamlet(streamlet)?.any_lane(part.lane).cloned());
         let Some(lane) = lane else { return Ok(Rebuilt::NotAwaited) };
-        let begun = match lane.begin(id, &view, &part) {
+        let begun = match lane.begin(id, &view, &part, piece.map(|(header, _)| header)) {
             Ok(Ok(begun)) => begun,
             Ok(Err(instead)) => return Ok(instead),
             Err(RebuildError::ArenaFull(full)) => {
@@ -249,7 +265,7 @@ impl Log {
             }
             Err(error) => return Err(error),
         };
-        match begun.put(&view, &part)? {
+        match begun.put(&view, &part, piece)? {
             Filled::Part => Ok(Rebuilt::Put),
             Filled::There => Ok(Rebuilt::NotAwaited),
             Filled::All => lane.show(&begun),
@@ -258,7 +274,12 @@ impl Log {
 }
 
 impl Begun {
-    fn put(&self, chunk: &ChunkView<'_>, part: &BrokerPart) -> Result<Filled, RebuildError> {
+    fn put(
+        &self,
+        chunk: &ChunkView<'_>,
+        part: &BrokerPart,
+        piece: Option<(PieceHeader, &[u8])>,
+    ) -> Result<Filled, RebuildError> {
         let (from, to) = (part.position, part.position + chunk.as_bytes().len() as u32);
         let mut spans = self.spans.lock();
         let at = spans.partition_point(|(_, end)| *end <= from);
@@ -271,7 +292,17 @@ impl Begun {
             let cursor = Cursor { group: part.group, segment: part.segment, position: from };
             return Err(RebuildError::Conflict { cursor, what: "it lies across another one" });
         }
-        self.segment.put_chunk(from, chunk, part)?;
+        match piece {
+            None => self.segment.put_chunk(from, chunk, part)?,
+            Some((header, _)) if self.piece != Some(of_all(header)) => {
+                let cursor = Cursor { group: part.group, segment: part.segment, position: from };
+                return Err(RebuildError::Conflict { cursor, what: "it is not of the row that others are of" });
+            }
+            Some((header, chunks)) => {
+                chunk.verify()?;
+                self.segment.put_chunks(header.at, chunks);
+            }
+        }
         let joins_before = at > 0 && spans[at - 1].1 == from;
         let joins_behind = spans.get(at).is_some_and(|(start, _)| *start == to);
         match (joins_before, joins_behind) {
@@ -286,8 +317,57 @@ impl Begun {
 
     /// Makes it a closed segment, if its chunks are what was awaited. Once, by who has put the last chunk.
     fn close(&self, last_of_group: bool) -> Result<(), RebuildError> {
+        match &self.piece {
+            Some(piece) => self.check_compacted(piece)?,
+            None => self.check()?,
+        }
+        self.segment.publish();
+        self.segment.close(if last_of_group { SegmentState::ClosedGroup } else { SegmentState::Closed });
+        Ok(())
+    }
+
+    /// Of a compacted segment: whether its chunks are those of the row, and rise up to where it ends.
+    fn check_compacted(&self, piece: &PieceHeader) -> Result<(), RebuildError> {
+        let AwaitedSegment { base_ordinal, next_ordinal, group, index, .. } = self.awaited;
+        let progress = SegmentProgress {
+            head: piece.head.into(),
+            durable_head: piece.head.into(),
+            next_ordinal,
+            state: SegmentState::Open,
+            chunk_count: piece.chunk_count,
+            first_append_ms: piece.first_append_ms,
+            last_append_ms: piece.last_append_ms,
+            max_timestamp_ms: piece.max_timestamp_ms,
+        };
+        self.segment.reopen(&progress);
+        let bytes = self.segment.bytes(FIRST_CHUNK, piece.head);
+        let wrong =
+            |position, what| Err(RebuildError::Conflict { cursor: Cursor { group, segment: index, position }, what });
+        if crc32c(bytes) != piece.checksum {
+            return wrong(FIRST_CHUNK, "its chunks are not those that its pieces promise");
+        }
+        let (mut ordinal, mut position, mut count) = (base_ordinal, FIRST_CHUNK, 0);
+        for chunk in Chunks::new(bytes) {
+            let chunk = chunk?;
+            let part = chunk.broker()?;
+            if part.base_ordinal < ordinal || part.position < position || part.position >= piece.capacity_bytes {
+                return wrong(part.position, "its chunks do not rise");
+            }
+            ordinal = part.base_ordinal.saturating_add(chunk.header().record_count.into());
+            position = part.position + chunk.as_bytes().len() as u32;
+            count += 1;
+        }
+        if (ordinal, count) != (next_ordinal, piece.chunk_count) {
+            return wrong(piece.head, "the segment does not end at the awaited ordinal");
+        }
+        self.segment.set_marks(marks_of(bytes));
+        Ok(())
+    }
+
+    /// Of a segment as it was appended: whether its chunks follow one another up to where it ends.
+    fn check(&self) -> Result<(), RebuildError> {
         // All was put, and nobody writes any more.
-        let AwaitedSegment { end, base_ordinal, next_ordinal, group, index } = self.awaited;
+        let AwaitedSegment { end, base_ordinal, next_ordinal, group, index, .. } = self.awaited;
         let mut progress =
             SegmentProgress { head: end.into(), durable_head: end.into(), ..SegmentProgress::empty(base_ordinal) };
         self.segment.reopen(&progress);
@@ -316,10 +396,13 @@ impl Begun {
         progress.next_ordinal = ordinal;
         self.segment.reopen(&progress);
         self.segment.set_marks(marks.finish());
-        self.segment.publish();
-        self.segment.close(if last_of_group { SegmentState::ClosedGroup } else { SegmentState::Closed });
         Ok(())
     }
+}
+
+/// What is the same in all pieces of a row.
+fn of_all(piece: PieceHeader) -> PieceHeader {
+    PieceHeader { at: 0, ..piece }
 }
 
 impl Lane {
@@ -339,7 +422,7 @@ impl Lane {
         for awaited in segments {
             let slot = Slot::awaited(awaited);
             if state.chain.insert(awaited.group, u32::MAX, slot).is_some() {
-                rebuilding.awaited.insert((awaited.group, awaited.index.0));
+                rebuilding.awaited.insert((awaited.group, awaited.index.0), awaited.rewrite);
             }
         }
         state.chain.groups.iter_mut().for_each(|group| group.closed = true);
@@ -354,9 +437,9 @@ impl Lane {
     fn awaited(&self) -> Vec<AwaitedSegment> {
         let state = self.state.lock();
         let Some(rebuilding) = &state.rebuilding else { return Vec::new() };
-        let of = |&(group, index): &(GroupId, u32)| {
+        let of = |(&(group, index), rewrite): (&(GroupId, u32), &u64)| {
             let at = state.chain.find(group, SegmentIndex(index))?;
-            Some(awaited_of(group, state.chain.slot(at)))
+            Some(awaited_of(group, state.chain.slot(at), *rewrite))
         };
         rebuilding.awaited.iter().filter_map(of).collect()
     }
@@ -367,17 +450,19 @@ impl Lane {
         id: SegmentId,
         chunk: &ChunkView<'_>,
         part: &BrokerPart,
+        piece: Option<PieceHeader>,
     ) -> Result<Result<Arc<Begun>, Rebuilt>, RebuildError> {
         let mut guard = self.state.lock();
         let state = &mut *guard;
         let key = (id.group, id.index.0);
         let Some(rebuilding) = &mut state.rebuilding else { return Ok(Err(Rebuilt::NotAwaited)) };
-        if !rebuilding.awaited.contains(&key) {
+        let Some(rewrite) = rebuilding.awaited.get(&key).copied() else { return Ok(Err(Rebuilt::NotAwaited)) };
+        if piece.map_or(0, |piece| piece.rewrite()) != rewrite {
             return Ok(Err(Rebuilt::NotAwaited));
         }
         let awaited = match (rebuilding.begun.get(&key), state.chain.find(id.group, id.index)) {
             (Some(begun), _) => begun.awaited,
-            (None, Some(at)) => awaited_of(id.group, state.chain.slot(at)),
+            (None, Some(at)) => awaited_of(id.group, state.chain.slot(at), rewrite),
             (None, None) => return Ok(Err(Rebuilt::NotAwaited)),
         };
         let end = part.position.saturating_add(chunk.as_bytes().len() as u32);
@@ -389,7 +474,8 @@ impl Lane {
         let is_within = part.position >= FIRST_CHUNK
             && end <= awaited.end
             && awaited.base_ordinal <= part.base_ordinal
-            && next_ordinal <= awaited.next_ordinal;
+            && next_ordinal <= awaited.next_ordinal
+            && piece.is_none_or(|piece| piece.row_end == awaited.end);
         if !is_within {
             let cursor = Cursor { group: id.group, segment: id.index, position: part.position };
             return Err(RebuildError::Conflict { cursor, what: "it does not lie within what its segment holds" });
@@ -406,19 +492,21 @@ impl Lane {
             return Ok(Err(Rebuilt::Later));
         }
         let full = RebuildError::ArenaFull;
-        let block = log.arena.allocate_to_fill(awaited.end as usize, Purpose::Write, Filling::Whole).map_err(full)?;
+        let end = piece.map_or(awaited.end, |piece| piece.head);
+        let block = log.arena.allocate_to_fill(end as usize, Purpose::Write, Filling::Whole).map_err(full)?;
         let header = SegmentHeader {
             id,
-            capacity_bytes: block.capacity_bytes(),
+            capacity_bytes: piece.map_or(block.capacity_bytes(), |piece| piece.capacity_bytes),
             base_ordinal: awaited.base_ordinal,
-            created_ms: part.append_time_ms,
-            flags: 0,
+            created_ms: piece.map_or(part.append_time_ms, |piece| piece.created_ms),
+            flags: piece.map_or(0, |piece| piece.flags),
         };
         let segment = Segment::create_hidden(block, header);
-        segment.get_memory(awaited.end).map_err(full)?;
+        segment.get_memory(end).map_err(full)?;
         log.begun_bytes.fetch_add(bytes, Ordering::Relaxed);
         let log = Arc::clone(&self.home.stream.log);
-        let begun = Arc::new(Begun { log, segment, awaited, spans: Mutex::default() });
+        let piece = piece.map(of_all);
+        let begun = Arc::new(Begun { log, segment, awaited, piece, spans: Mutex::default() });
         rebuilding.begun.insert(key, Arc::clone(&begun));
         Ok(Ok(begun))
     }
@@ -467,10 +555,22 @@ impl Lane {
         is_logged.then(|| self.home.sink().cloned()).transpose()
     }
 
-    /// Gives a segment's chunks to the sink, in their order.
+    /// Gives a segment's chunks to the sink, in their order; of a compacted one the pieces of its row. Nothing if there are none, or if it cannot be
+    /// put into a row.
     pub(crate) fn replicate(self: &Arc<Self>, segment: &Arc<Segment>, sink: &dyn DurabilitySink) -> Option<Ticket> {
         let mut last = None;
-        let chunks = Chunks::new(segment.bytes(FIRST_CHUNK, segment.head())).map_while(Result::ok);
+        let chunks = segment.bytes(FIRST_CHUNK, segment.head());
+        let row = match segment.header().is_compacted() {
+            false => None,
+            true => match row_of(segment.header(), &segment.progress(), chunks) {
+                Ok(row) => Some(Arc::new(row)),
+                Err(error) => {
+                    tracing::warn!(segment = %segment.id(), %error, "a compacted segment cannot be copied again");
+                    return None;
+                }
+            },
+        };
+        let chunks = Chunks::new(row.as_ref().map_or(chunks, |row| &row[..])).map_while(Result::ok);
         let mut chunks = chunks.filter_map(|chunk| Some((*chunk.header(), chunk.broker().ok()?))).peekable();
         while chunks.peek().is_some() {
             let mut state = self.state.lock();
@@ -478,7 +578,14 @@ impl Lane {
                 let (lane, segment, position) = (Arc::clone(self), Arc::clone(segment), part.position);
                 let bytes = header.total_bytes() as u32;
                 let next_ordinal = part.base_ordinal + u64::from(header.record_count);
-                last = Some(sink.appended(ChunkReference { segment, position, bytes, next_ordinal, lane }));
+                let row = row.clone();
+                last = Some(sink.appended(ChunkReference { segment, position, bytes, next_ordinal, lane, row }));
+            }
+            if row.is_some() {
+                let SegmentId { group, index, .. } = segment.id();
+                if let Some(at) = state.chain.find(group, index) {
+                    state.chain.slot_mut(at).copied = Some((address_of(sink), segment.header().rewrites()));
+                }
             }
             if let Some(rebuilding) = &mut state.rebuilding {
                 rebuilding.ticket = rebuilding.ticket.max(last);
@@ -519,7 +626,12 @@ impl Drop for Begun {
     }
 }
 
-fn awaited_of(group: GroupId, slot: &Slot) -> AwaitedSegment {
+/// What a sink is told apart by, as long as the node lives.
+pub(crate) fn address_of(sink: &dyn DurabilitySink) -> usize {
+    std::ptr::from_ref(sink).cast::<()>().addr()
+}
+
+fn awaited_of(group: GroupId, slot: &Slot, rewrite: u64) -> AwaitedSegment {
     let Summary { head, base_ordinal, next_ordinal, .. } = slot.summary();
-    AwaitedSegment { group, index: SegmentIndex(slot.index), end: head, base_ordinal, next_ordinal }
+    AwaitedSegment { group, index: SegmentIndex(slot.index), end: head, base_ordinal, next_ordinal, rewrite }
 }

@@ -8,6 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use kera_format::chunk::PayloadKind;
 use kera_format::limits::SEGMENT_BYTES_MAX;
 use kera_format::segment::{SegmentHeader, SegmentState};
 use kera_format::{BrokerPart, ChunkHeader, ChunkView, Cursor, FormatError, SegmentId};
@@ -192,6 +193,10 @@ impl Log {
             index: part.segment,
         };
         let Some(stream) = self.stream(id.stream) else { return Ok(Restored::UnknownStream) };
+        if view.header().kind == PayloadKind::Piece {
+            // A compacted segment is on disk.
+            return Ok(Restored::Stored);
+        }
         let Some(lane) = stream.streamlet(id.streamlet).and_then(|streamlet| streamlet.any_lane(id.lane)) else {
             let (value, allowed) = (id.lane.0.into(), "a lane of the stream");
             return Err(FormatError::BadField { field: "chunk.lane", value, allowed }.into());
@@ -484,7 +489,8 @@ impl Lane {
             let bytes = header.total_bytes() as u32;
             let next_ordinal = part.base_ordinal + u64::from(header.record_count);
             let (lane, segment) = (Arc::clone(self), Arc::clone(&segment));
-            state.last_ticket = Some(sink.appended(ChunkReference { segment, position, bytes, next_ordinal, lane }));
+            state.last_ticket =
+                Some(sink.appended(ChunkReference { segment, position, bytes, next_ordinal, lane, row: None }));
             position += bytes;
         }
         Ok(first)

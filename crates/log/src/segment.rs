@@ -320,6 +320,16 @@ impl Segment {
         Ok(())
     }
 
+    /// Copies whole chunks, stamped before, to `position`: of a segment that nobody else sees yet, each place by one caller at a time, and within
+    /// its [memory](Segment::has_memory).
+    pub(crate) fn put_chunks(&self, position: u32, chunks: &[u8]) {
+        let position = position as usize;
+        assert!(position >= SEGMENT_HEADER_BYTES && position + chunks.len() <= self.block.bytes(), "the chunks fit");
+        // SAFETY: behind the head, which only the caller writes (see above), and within the block, asserted.
+        let target = unsafe { std::slice::from_raw_parts_mut(self.base().add(position), chunks.len()) };
+        target.copy_from_slice(chunks);
+    }
+
     /// Tells the caches that a chunk as large as the one that ended at `position` will be written there: its lines come from
     /// memory while other chunks are dealt with.
     #[inline]

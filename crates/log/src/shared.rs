@@ -21,6 +21,8 @@ pub(crate) struct Shared {
     pub(crate) sinks: OnceLock<Arc<dyn SinkDirectory>>,
     /// Of the groups that are opened now.
     pub(crate) epoch: AtomicU32,
+    /// Every node understands compacted segments that are copied again.
+    pub(crate) copies_compacted: AtomicBool,
     /// Bytes of segments that are being rebuilt and are not whole.
     pub(crate) begun_bytes: AtomicU64,
     /// Bytes of segments that were rebuilt and do not have their copies.
@@ -51,6 +53,7 @@ impl Shared {
             store: OnceLock::new(),
             sinks: OnceLock::new(),
             epoch: AtomicU32::new(0),
+            copies_compacted: AtomicBool::new(false),
             begun_bytes: zero(),
             uncopied_bytes: zero(),
             lacked_bytes: zero(),
@@ -116,6 +119,21 @@ impl Shared {
                 sink.segment_safe(id);
                 sink.segment_gone(id);
             }
+        }
+    }
+
+    /// Compaction has left so many bytes of a segment. Not under a lock.
+    pub(crate) fn segment_smaller(&self, id: SegmentId, bytes: u64) {
+        if let Some(sinks) = self.sinks.get() {
+            sinks.sinks().iter().for_each(|sink| sink.segment_smaller(id, bytes));
+        }
+    }
+
+    /// An image of a segment on disk is not needed, because another one took its place or nobody has the segment any more: copies elsewhere
+    /// stay what they are. Not under a lock.
+    pub(crate) fn release_image(&self, id: SegmentId, at: Location) {
+        if let Some(store) = self.store.get() {
+            store.release(id, at);
         }
     }
 

@@ -1,8 +1,11 @@
 //! Where acknowledged bytes must also go before they count as durable: the seam to the virtual log (thesis 7.3.2).
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
+use kera_format::segment::SEGMENT_HEADER_BYTES;
 use kera_format::{SegmentId, StreamId, StreamOptions, StreamletId};
 
 use crate::lane::Lane;
@@ -12,8 +15,8 @@ use crate::waiters::Observer;
 /// A place in a sink's order. Tickets of one sink increase; everything up to [`DurabilitySink::durable_through`] is safe.
 pub type Ticket = u64;
 
-/// A chunk that was appended and is not durable yet, or a run of chunks that follow each other in one segment. Keeps its
-/// segment in memory.
+/// A chunk that was appended and is not durable yet, or a run of chunks that follow each other in one segment; or pieces of a compacted
+/// segment. Keeps its segment in memory.
 #[derive(Clone)]
 pub struct ChunkReference {
     /// Where it is.
@@ -26,13 +29,50 @@ pub struct ChunkReference {
     pub next_ordinal: u64,
     /// The lane it was appended to.
     pub lane: Arc<Lane>,
+    /// Of a compacted segment that is copied again its [row](kera_format::piece::row_of): the place is in there, as if a segment's header were
+    /// in front of it.
+    pub row: Option<Arc<Vec<u8>>>,
 }
 
 impl ChunkReference {
     /// The chunk or chunks, stamped.
     #[inline]
     pub fn chunk(&self) -> &[u8] {
-        self.segment.bytes(self.position, self.position + self.bytes)
+        match &self.row {
+            None => self.segment.bytes(self.position, self.position + self.bytes),
+            Some(row) => &row[self.range_in_row()],
+        }
+    }
+
+    /// The same as a buffer that keeps what it is of, without a copy.
+    pub fn to_bytes(&self) -> Bytes {
+        match &self.row {
+            None => self.segment.into_bytes(self.position, self.position + self.bytes),
+            Some(row) => Bytes::from_owner(OfRow(Arc::clone(row))).slice(self.range_in_row()),
+        }
+    }
+
+    fn range_in_row(&self) -> Range<usize> {
+        let from = self.position as usize - SEGMENT_HEADER_BYTES;
+        from..from + self.bytes as usize
+    }
+
+    /// Whether `next` lies right behind it.
+    pub fn is_followed_by(&self, next: &ChunkReference) -> bool {
+        let is_in_one = match (&self.row, &next.row) {
+            (None, None) => Arc::ptr_eq(&self.segment, &next.segment),
+            (Some(row), Some(of_next)) => Arc::ptr_eq(row, of_next),
+            _ => false,
+        };
+        is_in_one && self.position + self.bytes == next.position
+    }
+}
+
+struct OfRow(Arc<Vec<u8>>);
+
+impl AsRef<[u8]> for OfRow {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
     }
 }
 
@@ -92,6 +132,12 @@ pub trait DurabilitySink: Send + Sync {
     fn segment_gone(&self, id: SegmentId) {
         let _ = id;
     }
+
+    /// Compaction has left so many bytes of a segment: a copy of it that is made now takes no more. May be called for segments that it never
+    /// saw. Not under the lane's lock.
+    fn segment_smaller(&self, id: SegmentId, bytes: u64) {
+        let _ = (id, bytes);
+    }
 }
 
 /// Which sink serves a streamlet's lanes: a pool shared by all, or some of the stream's own
@@ -120,7 +166,9 @@ impl SinkDirectory for Vec<Arc<dyn DurabilitySink>> {
 pub fn made_durable(references: &[ChunkReference]) {
     let mut lanes = Vec::new();
     for reference in references {
-        reference.segment.advance_durable(reference.position + reference.bytes);
+        if reference.row.is_none() {
+            reference.segment.advance_durable(reference.position + reference.bytes);
+        }
         reference.lane.durable_ordinal.fetch_max(reference.next_ordinal, Ordering::Release);
         if !reference.lane.settling.swap(true, Ordering::AcqRel) {
             lanes.push(&reference.lane);

@@ -132,7 +132,7 @@ ops! {
     /// Lists the copies of virtual logs that a backup has.
     ListReplicas = 92, 1..=1;
     /// Tells the state of lanes as a copy of a virtual log has it.
-    LaneStates = 93, 1..=1;
+    LaneStates = 93, 1..=2;
     /// Reads blocks of a copy of a virtual log.
     ReadBlocks = 94, 1..=1;
     /// Gives files of a copy of a virtual log back.
@@ -187,6 +187,7 @@ impl Op {
             (Op::RebuildNeeds, _) => level::REBUILD_NEEDS,
             (Op::StreamletsRebuilt | Op::DescribeCopies, 2..) => level::REBUILT_IN,
             (Op::UseEnds, _) => level::USED_ENDS,
+            (Op::LaneStates, 2..) => level::COMPACTED_COPIES,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
             _ => level::FIRST,

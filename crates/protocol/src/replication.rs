@@ -29,7 +29,8 @@ use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentIndex, StreamId, StreamletId};
 
 use crate::codec::{Reader, Wire, wire_enum, wire_fields, wire_struct};
-use crate::message::{messages, responses};
+use crate::first::replication::LaneStateListV1;
+use crate::message::{decode_whole, messages, responses, second_responses};
 use crate::spec::{Documented, FieldDoc, Source, Specified, TracedField, any_chunks};
 use crate::{Body, Message, Op, ProtocolError};
 
@@ -271,6 +272,11 @@ wire_struct! {
         pub base_ordinal: u64,
         /// Ordinal of the record after the last.
         pub next_ordinal: u64,
+        /// Of pieces of a compacted segment: of which rewriting, and places are those in its row; 0: of chunks as they were appended. From
+        /// version 2 of the operation on.
+        pub rewrite: u64,
+        /// Where that row ends; 0: there is none. From version 2 of the operation on.
+        pub row_end: u32,
     }
 }
 
@@ -385,11 +391,29 @@ wire_struct! {
 messages! {
     FenceNode => NodeFenced;
     ListReplicas => ReplicaList;
-    LaneStates => LaneStateList;
     ReadBlocks => BlocksRead;
     ReleaseBlocks => BlocksReleased;
 }
-responses!(BlockStored, NodeFenced, ReplicaList, LaneStateList, BlocksReleased);
+responses!(BlockStored, NodeFenced, ReplicaList, BlocksReleased);
+second_responses! {
+    LaneStateList, LaneStateListV1;
+}
+
+impl Message for LaneStates {
+    const OP: Op = Op::LaneStates;
+    type Response = LaneStateList;
+}
+
+impl Body for LaneStates {
+    fn encode(&self, _version: u8, out: &mut Vec<u8>) {
+        self.put(out);
+    }
+
+    fn decode(version: u8, body: &[u8]) -> Result<Self, ProtocolError> {
+        Op::LaneStates.check_version(version)?;
+        decode_whole(body)
+    }
+}
 
 impl Message for StoreBlock {
     const OP: Op = Op::StoreBlock;

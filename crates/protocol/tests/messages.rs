@@ -85,6 +85,7 @@ fn check_all_first(choices: &[u8]) {
     check_first::<NodeAliveV1, NodeAlive>(choices);
     check_first::<first::node::CopiesDescriptionV1, CopiesDescription>(choices);
     check_turns::<StreamletsRebuiltV1, StreamletsRebuilt>(choices);
+    check_turns::<first::replication::LaneStateListV1, LaneStateList>(choices);
     check_first::<ClusterDescriptionV1, ClusterDescription>(choices);
 }
 

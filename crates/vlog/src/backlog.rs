@@ -221,9 +221,7 @@ impl Backlog {
 impl Pending {
     fn takes(&self, next: &ChunkReference, bytes_max: u32) -> bool {
         let reference = &self.reference;
-        Arc::ptr_eq(&reference.segment, &next.segment)
-            && reference.position + reference.bytes == next.position
-            && reference.bytes.saturating_add(next.bytes) <= bytes_max
+        reference.is_followed_by(next) && reference.bytes.saturating_add(next.bytes) <= bytes_max
     }
 }
 

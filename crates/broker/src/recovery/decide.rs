@@ -33,6 +33,13 @@
 //!
 //! A fourth kind is no gap: of a lane that has moved, what an owner in between wrote may be at a node that lives.
 //!
+//! # Of a compacted segment one rewriting counts
+//!
+//! Logs may have a segment as it was appended, and in pieces as it was after one rewriting or another (decision 35). They are not put together: of each
+//! segment the last rewriting counts of which all pieces are there, and the segment as it was appended if there is none. All of a
+//! rewriting was acknowledged before blocks with anything older of it were given back, so one of them is always whole. In what order rewritings
+//! of different segments were copied sees to it that nothing comes back that was removed ([`kera_log::CopiedAgain::Behind`]).
+//!
 //! This is exact as long as an owner keeps a lane in one log in each owner epoch. Within one, of a lane that goes on in a second log, it would be right
 //! only if something of it in the first one is left, if it does not come back to that one, and if nothing of it was dropped in the second while
 //! older segments are left over in the first. So a streamlet that changes its log does so with a new owner epoch, and only when all of it in the
@@ -89,8 +96,14 @@ struct Piece {
     end: u32,
     base_ordinal: u64,
     next_ordinal: u64,
+    rewrite: u64,
+    row_end: u32,
     /// Who has which part of it.
     from: Vec<(Source, SegmentPart)>,
+    /// Who has the same segment as another rewriting, or as it was appended: nobody reads that.
+    other: Vec<Source>,
+    /// Some of the rows of a segment of which retention has taken the rest.
+    is_left_over: bool,
 }
 
 /// Whether a backup may say this of a segment, of an owner before `epoch`. Bounds what comes from outside.
@@ -105,6 +118,10 @@ pub(super) fn check_part(part: &SegmentPart, epoch: u32) -> Result<(), String> {
     if part.position < FIRST_CHUNK || part.position >= part.end || part.end as usize > SEGMENT_BYTES_MAX || !is_aligned
     {
         return wrong("not a place in a segment");
+    }
+    let is_in_row = part.rewrite != 0 && part.end <= part.row_end && part.row_end as usize <= SEGMENT_BYTES_MAX;
+    if !is_in_row && (part.rewrite, part.row_end) != (0, 0) {
+        return wrong("not a place in a row of pieces");
     }
     if part.next_ordinal <= part.base_ordinal {
         return wrong(&format!("its ordinals are {} to {}", part.base_ordinal, part.next_ordinal));
@@ -129,8 +146,10 @@ pub(super) fn decide_moved(
     log_of: &dyn Fn(Source) -> LogId,
     elsewhere: &[u32],
 ) -> Result<Decided, String> {
-    parts.sort_by_key(|(source, part)| (part.group, part.segment, part.position, part.end, *source));
-    let (pieces, later) = without_later(joined(&parts)?)?;
+    parts.sort_by_key(|(source, part)| (part.group, part.segment, part.rewrite, part.position, part.end, *source));
+    let (pieces, beyond) = one_rewriting(joined(&parts)?);
+    let (pieces, mut later) = without_later(pieces)?;
+    later.extend(beyond);
     let Some(last) = pieces.last() else { return Ok(Decided::default()) };
     let mut begin = 0;
     let mut cut = pieces.len();
@@ -140,14 +159,14 @@ pub(super) fn decide_moved(
         match gap(before, behind, log_of)? {
             Gap::None => {}
             // Another owner wrote in between, and what it wrote is not lost.
-            Gap::GivenBack if behind.position == FIRST_CHUNK && elsewhere.iter().any(is_between) => {}
+            Gap::GivenBack if behind.is_front() && !before.is_left_over && elsewhere.iter().any(is_between) => {}
             Gap::GivenBack => (begin, cut) = (at, pieces.len()),
             Gap::Unacknowledged => cut = cut.min(at),
         }
     }
     let next_ordinal = if cut == pieces.len() { last.next_ordinal } else { pieces[cut - 1].next_ordinal };
     // Segments whose front is gone are left over: they went with it.
-    let whole = pieces[begin..cut].iter().position(|piece| piece.position == FIRST_CHUNK);
+    let whole = pieces[begin..cut].iter().position(Piece::is_front);
     let begin = whole.map_or(cut, |whole| begin + whole);
     let kept = &pieces[begin..cut];
     let behind: Vec<&Piece> = pieces[cut..].iter().chain(&later).collect();
@@ -171,24 +190,43 @@ impl Piece {
             end: self.end,
             base_ordinal: self.base_ordinal,
             next_ordinal: self.next_ordinal,
+            rewrite: self.rewrite,
         }
     }
 
+    /// Whether its segment begins with it.
+    fn is_front(&self) -> bool {
+        self.position == FIRST_CHUNK && !self.is_left_over
+    }
+
+    /// Whether it is all pieces of a row.
+    fn is_whole_row(&self) -> bool {
+        self.rewrite != 0 && (self.position, self.end) == (FIRST_CHUNK, self.row_end)
+    }
+
+    /// Who has its segment, as whatever.
+    fn sources(&self) -> impl Iterator<Item = Source> {
+        self.from.iter().map(|(source, _)| *source).chain(self.other.iter().copied())
+    }
+
     fn is_in_log_of(&self, other: &Piece, log_of: &dyn Fn(Source) -> LogId) -> bool {
-        let logs: BTreeSet<LogId> = self.from.iter().map(|(source, _)| log_of(*source)).collect();
-        other.from.iter().any(|(source, _)| logs.contains(&log_of(*source)))
+        let logs: BTreeSet<LogId> = self.sources().map(log_of).collect();
+        other.sources().any(|source| logs.contains(&log_of(source)))
     }
 
     /// Whether it is in a log of a life of a node, of which no log has anything of `other`.
     fn is_in_life_without(&self, other: &Piece, log_of: &dyn Fn(Source) -> LogId) -> bool {
-        let life = |(source, _): &(Source, SegmentPart)| (log_of(*source).node, log_of(*source).epoch);
-        let lives: BTreeSet<(u32, u32)> = other.from.iter().map(life).collect();
-        self.from.iter().any(|from| !lives.contains(&life(from)))
+        let life = |source: Source| (log_of(source).node, log_of(source).epoch);
+        let lives: BTreeSet<(u32, u32)> = other.sources().map(life).collect();
+        self.sources().any(|source| !lives.contains(&life(source)))
     }
 
     /// Its parts before and behind an ordinal within it; `None`: no part that a backup told of begins or ends there, so that
     /// nobody knows the place.
     fn split(&self, ordinal: u64) -> Option<(Piece, Piece)> {
+        if self.rewrite != 0 {
+            return None;
+        }
         let place = self.from.iter().find_map(|(_, part)| {
             let ends = (part.next_ordinal == ordinal).then_some(part.end);
             ends.or((part.base_ordinal == ordinal).then_some(part.position))
@@ -207,8 +245,13 @@ impl Piece {
         Some((before, behind))
     }
 
-    fn has(&self, at: Cursor) -> bool {
-        (self.group, self.segment) == (at.group, at.segment) && (self.position..self.end).contains(&at.position)
+    /// Whether it has a chunk that was appended there. A row says of its pieces only which ordinals they cover.
+    fn has(&self, at: Cursor, ordinal: u64) -> bool {
+        let is_within = match self.rewrite {
+            0 => (self.position..self.end).contains(&at.position),
+            _ => (self.base_ordinal..self.next_ordinal).contains(&ordinal),
+        };
+        (self.group, self.segment) == (at.group, at.segment) && is_within
     }
 }
 
@@ -216,7 +259,8 @@ impl Piece {
 fn joined(parts: &[(Source, SegmentPart)]) -> Result<Vec<Piece>, String> {
     let mut pieces: Vec<Piece> = Vec::new();
     for (source, part) in parts {
-        let last = pieces.last_mut().filter(|last| (last.group, last.segment) == (part.group, part.segment));
+        let of_part = (part.group, part.segment, part.rewrite);
+        let last = pieces.last_mut().filter(|last| (last.group, last.segment, last.rewrite) == of_part);
         let Some(last) = last.filter(|last| part.position <= last.end) else {
             pieces.push(Piece {
                 group: part.group,
@@ -225,7 +269,11 @@ fn joined(parts: &[(Source, SegmentPart)]) -> Result<Vec<Piece>, String> {
                 end: part.end,
                 base_ordinal: part.base_ordinal,
                 next_ordinal: part.next_ordinal,
+                rewrite: part.rewrite,
+                row_end: part.row_end,
                 from: vec![(*source, *part)],
+                other: Vec::new(),
+                is_left_over: false,
             });
             continue;
         };
@@ -235,6 +283,7 @@ fn joined(parts: &[(Source, SegmentPart)]) -> Result<Vec<Piece>, String> {
             && (part.position == last.position) == (part.base_ordinal == last.base_ordinal)
             && (part.position == last.end) == (part.base_ordinal == last.next_ordinal)
             && part.base_ordinal <= last.next_ordinal
+            && part.row_end == last.row_end
             && part.end.cmp(&last.end) == part.next_ordinal.cmp(&last.next_ordinal);
         if !fits {
             return Err(format!(
@@ -257,6 +306,40 @@ fn joined(parts: &[(Source, SegmentPart)]) -> Result<Vec<Piece>, String> {
         }
     }
     Ok(pieces)
+}
+
+/// Of each segment what counts of it, see the module; and what was appended to one behind where its rewriting ends, which an owner has cut before it
+/// was rewritten.
+fn one_rewriting(pieces: Vec<Piece>) -> (Vec<Piece>, Vec<Piece>) {
+    let (mut chosen, mut beyond): (Vec<Piece>, Vec<Piece>) = (Vec::new(), Vec::new());
+    for of_segment in pieces.chunk_by(|a, b| (a.group, a.segment) == (b.group, b.segment)) {
+        let is_as_appended = |piece: &Piece| piece.rewrite == 0;
+        if of_segment.iter().all(is_as_appended) {
+            chosen.extend_from_slice(of_segment);
+            continue;
+        }
+        let row = of_segment.iter().filter(|piece| piece.is_whole_row()).max_by_key(|piece| piece.rewrite);
+        let has_all = |piece: &&Piece| piece.rewrite == row.map_or(0, |row| row.rewrite);
+        let (mut counts, others): (Vec<Piece>, Vec<Piece>) =
+            of_segment.iter().cloned().partition(|piece| has_all(&piece));
+        let other: Vec<Source> = others.iter().flat_map(Piece::sources).collect();
+        if let Some(row) = row {
+            let is_beyond = |piece: &Piece| is_as_appended(piece) && piece.next_ordinal > row.next_ordinal;
+            beyond.extend(others.iter().filter(|piece| is_beyond(piece)).cloned());
+        } else if counts.is_empty() {
+            counts.extend(left_over(&others));
+        }
+        counts.iter_mut().for_each(|piece| piece.other.clone_from(&other));
+        chosen.append(&mut counts);
+    }
+    (chosen, beyond)
+}
+
+/// Parts of rows as one piece that nothing is served of.
+fn left_over(parts: &[Piece]) -> Option<Piece> {
+    let base_ordinal = parts.iter().map(|piece| piece.base_ordinal).min()?;
+    let next_ordinal = parts.iter().map(|piece| piece.next_ordinal).max()?;
+    Some(Piece { base_ordinal, next_ordinal, is_left_over: true, ..parts.first()?.clone() })
 }
 
 /// Takes apart what is part of the lane, first, and what an owner had behind the place where a later one began. An owner's last
@@ -306,7 +389,10 @@ fn gap(before: &Piece, behind: &Piece, log_of: &dyn Fn(Source) -> LogId) -> Resu
             behind.group, behind.segment, behind.base_ordinal, before.next_ordinal,
         ));
     }
-    let is_front = behind.position == FIRST_CHUNK;
+    if before.is_left_over || behind.is_left_over {
+        return Ok(Gap::GivenBack);
+    }
+    let is_front = behind.is_front();
     if behind.base_ordinal == before.next_ordinal && is_front {
         return Ok(Gap::None);
     }
@@ -345,14 +431,14 @@ fn producers(
     marks: &[ProducerPlace],
     log_of: &dyn Fn(Source) -> LogId,
 ) -> (Vec<ProducerHandover>, bool) {
-    let is_in = |pieces: &[Piece], at: Cursor| {
+    let is_in = |pieces: &[Piece], at: Cursor, ordinal: u64| {
         let up_to = pieces.partition_point(|piece| {
             (piece.group, piece.segment, piece.position) <= (at.group, at.segment, at.position)
         });
-        up_to.checked_sub(1).is_some_and(|found| pieces[found].has(at))
+        up_to.checked_sub(1).is_some_and(|found| pieces[found].has(at, ordinal))
     };
     let mut marks: Vec<&ProducerPlace> =
-        marks.iter().filter(|mark| is_in(kept, mark.at) && mark.producer_id.0 != 0).collect();
+        marks.iter().filter(|mark| is_in(kept, mark.at, mark.base_ordinal) && mark.producer_id.0 != 0).collect();
     marks.sort_by_key(|mark| (mark.producer_id.0, mark.producer_epoch, mark.base_ordinal));
     marks.dedup_by_key(|mark| (mark.producer_id.0, mark.base_ordinal));
     let mut producers: Vec<ProducerHandover> = Vec::new();
@@ -391,6 +477,8 @@ mod tests {
             end: bytes.1,
             base_ordinal: ordinals.0,
             next_ordinal: ordinals.1,
+            rewrite: 0,
+            row_end: 0,
         }
     }
 
@@ -421,6 +509,96 @@ mod tests {
         // Two halves, from where they are.
         let found = decided(&[(1, part((2, 1), 0, (128, 400), (0, 3))), (2, part((2, 1), 0, (400, 800), (3, 6)))]);
         assert_eq!((range(&found), found.sources), ((0, 6, 1), BTreeSet::from([1, 2])));
+    }
+
+    /// A part of a row of pieces that takes bytes 128 to `row_end`.
+    fn row(segment: u32, bytes: (u32, u32), ordinals: (u64, u64), (rewrite, row_end): (u64, u32)) -> SegmentPart {
+        SegmentPart { rewrite, row_end, ..part((2, 1), segment, bytes, ordinals) }
+    }
+
+    fn rewrites(decided: &Decided) -> Vec<u64> {
+        decided.segments.iter().map(|segment| segment.rewrite).collect()
+    }
+
+    #[test]
+    fn of_a_compacted_segment_the_last_whole_rewriting_counts() {
+        let as_appended = (0, part((2, 1), 0, (128, 800), (0, 6)));
+        let next = (0, part((2, 1), 1, (128, 400), (6, 9)));
+        let (first, second) = ((0, row(0, (128, 600), (0, 6), (7, 600))), (1, row(0, (128, 504), (0, 6), (9, 504))));
+        let found = decided(&[as_appended, next, first]);
+        assert_eq!((range(&found), rewrites(&found)), ((0, 9, 2), vec![7, 0]));
+        assert_eq!(found.segments[0].end, 600, "where the row ends");
+        let found = decided(&[as_appended, next, first, second]);
+        assert_eq!((range(&found), rewrites(&found), &found.sources), ((0, 9, 2), vec![9, 0], &BTreeSet::from([0, 1])));
+        // In two logs, each half of it.
+        let halves = [(1, row(0, (128, 304), (0, 2), (9, 504))), (2, row(0, (304, 504), (2, 6), (9, 504)))];
+        let found = decided(&[&[as_appended, next, first][..], &halves].concat());
+        assert_eq!((rewrites(&found), found.sources), (vec![9, 0], BTreeSet::from([0, 1, 2])));
+        // What of the second is not whole does not count, wherever it ends.
+        for half in halves {
+            let found = decided(&[as_appended, next, first, half]);
+            assert_eq!((range(&found), rewrites(&found), found.sources), ((0, 9, 2), vec![7, 0], BTreeSet::from([0])));
+            let found = decided(&[as_appended, next, half]);
+            assert_eq!((range(&found), rewrites(&found)), ((0, 9, 2), vec![0, 0]));
+        }
+    }
+
+    #[test]
+    fn what_is_left_over_of_rows_went_with_the_rest() {
+        // Retention has taken the first segment, and the front of its row was given back; then the second rewriting of it never came to its end.
+        let next = (1, part((2, 1), 1, (128, 400), (6, 9)));
+        let left = [(0, row(0, (304, 504), (2, 6), (7, 504))), (0, row(0, (128, 304), (0, 2), (9, 504)))];
+        for left in [&left[..1], &left[1..], &left[..]] {
+            let found = decided(&[left, &[next]].concat());
+            assert_eq!((range(&found), rewrites(&found)), ((6, 9, 1), vec![0]));
+        }
+    }
+
+    #[test]
+    fn what_an_owner_cut_before_it_rewrote_a_segment_stays_cut() {
+        // The first owner's log has a segment up to 9; the second one began with 6, rewrote it, and goes on behind it.
+        let reaches_over = (0, part((2, 1), 0, (128, 1000), (0, 9)));
+        let rewritten = (1, row(0, (128, 504), (0, 6), (7, 504)));
+        let later = (1, part((3, 1), 0, (128, 400), (6, 8)));
+        let found = decided(&[reaches_over, rewritten, later]);
+        assert_eq!((range(&found), rewrites(&found)), ((0, 8, 2), vec![7, 0]));
+        assert!(found.forgot, "the first log tells only the last chunks of producers, and those may have been cut");
+        // The same where nothing was rewritten, and without anything that reaches over.
+        let both_ends = [(0, part((2, 1), 0, (128, 600), (0, 6))), (0, part((2, 1), 0, (600, 1000), (6, 9)))];
+        assert!(decided(&[&both_ends[..], &[later]].concat()).forgot);
+        assert!(!decided(&[both_ends[0], rewritten, later]).forgot);
+    }
+
+    #[test]
+    fn producers_of_a_rewritten_segment_are_known_by_their_ordinals() {
+        let parts = vec![(0, row(0, (128, 504), (0, 6), (7, 504))), (0, part((2, 1), 1, (128, 400), (6, 9)))];
+        // It was appended far behind where the row ends.
+        let mark = |base_ordinal: u64, position: u32| ProducerPlace {
+            producer_id: ProducerId(5),
+            producer_epoch: ProducerEpoch(0),
+            sequence: base_ordinal,
+            base_ordinal,
+            at: Cursor { group: GroupId::new(2, 1), segment: SegmentIndex(0), position },
+        };
+        let found = decide(parts, &[mark(4, 60_000), mark(6, 70_000)], &own_log).unwrap();
+        let known: Vec<u64> = found.producers[0].chunks.iter().map(|chunk| chunk.base_ordinal).collect();
+        assert_eq!((found.producers.len(), known), (1, vec![4]));
+    }
+
+    #[test]
+    fn a_place_in_a_row_is_checked() {
+        let good = row(0, (128, 504), (0, 6), (7, 504));
+        assert_eq!(check_part(&good, 3), Ok(()));
+        for bad in [
+            SegmentPart { row_end: 496, ..good },
+            SegmentPart { row_end: 0, ..good },
+            SegmentPart { rewrite: 0, ..good },
+            SegmentPart { row_end: (16 << 20) + 8, ..good },
+        ] {
+            assert!(check_part(&bad, 3).unwrap_err().contains("row of pieces"), "{bad:?}");
+        }
+        let other_end = SegmentPart { row_end: 600, ..good };
+        assert!(decide(vec![(0, good), (1, other_end)], &[], &own_log).is_err(), "one row has one end");
     }
 
     #[test]
@@ -678,6 +856,8 @@ mod tests {
                 end: chunk.position + 8,
                 base_ordinal: chunk.ordinal,
                 next_ordinal: chunk.ordinal + 1,
+                rewrite: 0,
+                row_end: 0,
             };
             let logs = self.logs.iter().enumerate();
             logs.flat_map(|(log, chunks)| chunks.iter().map(move |chunk| (log, of(chunk)))).collect()

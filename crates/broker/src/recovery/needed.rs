@@ -20,6 +20,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kera_format::segment::SEGMENT_HEADER_BYTES;
 use kera_format::vlog_replica::LogId;
 use kera_protocol::{ProducerPlace, SegmentPart};
 
@@ -59,7 +60,7 @@ impl ToldLane {
         elsewhere: Vec<u32>,
         decided: Decided,
     ) -> ToldLane {
-        parts.sort_by_key(|(source, part)| (part.group, part.segment, part.position, part.end, *source));
+        parts.sort_by_key(|(source, part)| (part.group, part.segment, part.rewrite, part.position, part.end, *source));
         ToldLane { parts, marks, elsewhere, decided }
     }
 
@@ -90,11 +91,17 @@ impl ToldLane {
             let found = segments.binary_search_by_key(&(part.group, part.segment), |one| (one.group, one.index));
             // What is not served nobody reads.
             let Ok(found) = found else { return true };
-            let (end, least) = (part.end.min(segments[found].end), (sources.shown)(*source).backups);
+            let (served, least) = (&segments[found], (sources.shown)(*source).backups);
+            // What counts as another rewriting is not read; all of the one that does stands for it.
+            let (from, end) = match part.rewrite == served.rewrite {
+                true => (part.position, part.end.min(served.end)),
+                false => (SEGMENT_HEADER_BYTES as u32, served.end),
+            };
             let first = self.parts.partition_point(|(_, one)| (one.group, one.segment) < (part.group, part.segment));
             let of_segment = self.parts[first..].iter();
             let of_segment = of_segment.take_while(|(_, one)| (one.group, one.segment) == (part.group, part.segment));
-            let mut at = part.position;
+            let of_segment = of_segment.filter(|(_, one)| one.rewrite == served.rewrite);
+            let mut at = from;
             for (other, has) in of_segment {
                 let (log_of_other, shown) = ((sources.log_of)(*other), (sources.shown)(*other));
                 let counts = log_of_other != log && logs.contains(&log_of_other) && shown.all && shown.backups >= least;
@@ -168,6 +175,8 @@ mod tests {
             end: bytes.1,
             base_ordinal: ordinals.0,
             next_ordinal: ordinals.1,
+            rewrite: 0,
+            row_end: 0,
         }
     }
 
@@ -241,6 +250,28 @@ mod tests {
         let case = Case { shown: vec![one, Shown { all: false, ..one }], ..rebuilt() };
         assert_eq!(case.needed(), [0, 1]);
         assert_eq!(Case { shown: vec![one, one], ..rebuilt() }.needed(), [1]);
+    }
+
+    /// What a segment was like before it was compacted is not needed once all of a rewriting is elsewhere, at as many backups.
+    #[test]
+    fn a_log_is_not_needed_if_another_has_a_later_rewriting() {
+        let row = |bytes, ordinals| SegmentPart { rewrite: 7, row_end: 304, ..part((2, 1), bytes, ordinals) };
+        let of = |rows: &[SegmentPart]| {
+            let Case { mut parts, marks, shown, must } = rebuilt();
+            parts.retain(|(source, part)| *source == 0 || part.group != GroupId::new(2, 1));
+            parts.extend(rows.iter().map(|row| (1, *row)));
+            Case { parts, marks, shown, must }
+        };
+        assert_eq!(of(&[row((128, 304), (0, 3))]).needed(), [1]);
+        assert_eq!(of(&[row((128, 208), (0, 1)), row((208, 304), (1, 3))]).needed(), [1]);
+        assert_eq!(of(&[row((128, 208), (0, 1))]).needed(), [0, 1], "a part of it does not count");
+        let one = Shown { backups: 1, all: true };
+        assert_eq!(Case { shown: vec![TWO, one], ..of(&[row((128, 304), (0, 3))]) }.needed(), [0, 1]);
+        // And the other way round: the rewriting is needed although all was appended elsewhere.
+        let mut case = of(&[row((128, 304), (0, 3))]);
+        case.parts.push((1, part((2, 1), (128, 400), (0, 3))));
+        case.parts.iter_mut().filter(|(_, part)| part.rewrite != 0).for_each(|(source, _)| *source = 2);
+        assert_eq!(case.needed(), [1, 2]);
     }
 
     #[test]

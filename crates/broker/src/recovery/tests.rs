@@ -190,7 +190,16 @@ impl Copies for Memory {
             of_lane = lane;
             let end = position + chunk.len() as u32;
             let next_ordinal = base_ordinal + u64::from(view.header().record_count);
-            parts.push(SegmentPart { group, segment, position, end, base_ordinal, next_ordinal });
+            parts.push(SegmentPart {
+                group,
+                segment,
+                position,
+                end,
+                base_ordinal,
+                next_ordinal,
+                rewrite: 0,
+                row_end: 0,
+            });
             producers.push(ProducerPlace {
                 producer_id: view.header().producer_id,
                 producer_epoch: view.header().producer_epoch,

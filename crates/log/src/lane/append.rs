@@ -172,8 +172,14 @@ impl Lane {
         let mut appended = Appended { cursor, base_ordinal, duplicate: false, ticket: None, log };
         if let Some(sink) = &open.sink {
             let (segment, lane) = (Arc::clone(&open.segment), Arc::clone(self));
-            let ticket =
-                sink.appended(ChunkReference { segment, position: cursor.position, bytes, next_ordinal, lane });
+            let ticket = sink.appended(ChunkReference {
+                segment,
+                position: cursor.position,
+                bytes,
+                next_ordinal,
+                lane,
+                row: None,
+            });
             state.last_ticket = Some(ticket);
             appended.ticket = Some(ticket);
             return Ok((appended, Wake::default()));

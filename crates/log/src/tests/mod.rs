@@ -2,6 +2,7 @@
 
 mod appending;
 mod moving;
+mod pieces;
 mod reading;
 mod rebuilding;
 mod restart;

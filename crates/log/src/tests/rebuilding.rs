@@ -18,7 +18,7 @@ fn copies_of(node: &Node) -> (Vec<Vec<u8>>, Vec<AwaitedSegment>) {
             let segment = node.log.segment(id).unwrap();
             let (end, base_ordinal, next_ordinal) = (segment.head(), segment.base_ordinal(), segment.next_ordinal());
             let index = SegmentIndex(index);
-            segments.push(AwaitedSegment { group: group.id, index, end, base_ordinal, next_ordinal });
+            segments.push(AwaitedSegment { group: group.id, index, end, base_ordinal, next_ordinal, rewrite: 0 });
             chunks.extend(Chunks::new(segment.bytes(128, end)).map(|chunk| chunk.unwrap().as_bytes().to_vec()));
         }
     }

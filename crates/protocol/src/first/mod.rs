@@ -4,6 +4,7 @@
 pub mod admin;
 pub mod cluster;
 pub mod node;
+pub mod replication;
 
 /// Frozen structs are bodies of their own for tests and for what is written down of them.
 macro_rules! bodies {

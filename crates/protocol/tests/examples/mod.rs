@@ -11,6 +11,7 @@ use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, StreamOp
 use kera_protocol::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
 use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
 use kera_protocol::first::node::CopiesDescriptionV1;
+use kera_protocol::first::replication::LaneStateListV1;
 use kera_protocol::groups::{LeasedGroup, SegmentPlace};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
 use kera_protocol::read::{ANSWER_MORE, ENTRY_FOLLOW_GROUPS};
@@ -133,7 +134,13 @@ fn lane_states() -> LaneStateList {
         end: 240,
         base_ordinal: 42,
         next_ordinal: 43,
+        rewrite: 0,
+        row_end: 0,
     };
+    // A segment that was rewritten once, and whose only piece is its row.
+    let group = GroupId(GROUP.0 - 1);
+    let pieces = SegmentPart { group, end: 400, base_ordinal: 30, next_ordinal: 42, ..part };
+    let pieces = SegmentPart { rewrite: 1 << 32 | 0x1234_5678, row_end: 400, ..pieces };
     let place = ProducerPlace {
         producer_id: ProducerId(1_000),
         producer_epoch: ProducerEpoch(0),
@@ -144,7 +151,13 @@ fn lane_states() -> LaneStateList {
     let (lane, next_ordinal) = (LaneId(0), 43);
     let streamlet = streamlet();
     LaneStateList {
-        lanes: vec![ReplicatedLane { streamlet, lane, next_ordinal, parts: vec![part], producers: vec![place] }],
+        lanes: vec![ReplicatedLane {
+            streamlet,
+            lane,
+            next_ordinal,
+            parts: vec![pieces, part],
+            producers: vec![place],
+        }],
     }
 }
 
@@ -537,6 +550,7 @@ examples! {
     JoinClusterV1 => JoinClusterV1::from(&JoinCluster::example());
     NodeAliveV1 => NodeAliveV1::from(&NodeAlive::example());
     CopiesDescriptionV1 => CopiesDescriptionV1::from(&CopiesDescription::example());
+    LaneStateListV1 => LaneStateListV1::from(&lane_states());
     StreamletsRebuiltV1 => StreamletsRebuiltV1::from(&StreamletsRebuilt::example());
     ClusterDescriptionV1 => ClusterDescriptionV1::from(&ClusterDescription::example());
     JoinedCluster => JoinedCluster { cluster: *b"0123456789abcdef", epoch: 7, index: 12 };

@@ -10,10 +10,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use kera_format::SegmentId;
 use kera_format::cluster::{NodeNumber, Roles};
 use kera_format::vlog_replica::LogId;
-use kera_log::{CopiedAgain, DurabilitySink, Log};
+use kera_format::{SegmentId, level};
+use kera_log::{CopiedAgain, DurabilitySink, Log, Ticket};
 use kera_protocol::ListReplicas;
 use kera_vlog::ReplicatedLog;
 use parking_lot::{Condvar, Mutex};
@@ -72,6 +72,8 @@ pub(super) struct Copier {
 struct Memory {
     /// Segments that cannot be copied.
     never: HashSet<SegmentId>,
+    /// Every node understands compacted segments that are copied.
+    knows_compacted: bool,
     /// Since when nodes are away.
     away: HashMap<NodeNumber, Instant>,
     has: HashMap<NodeNumber, Has>,
@@ -80,11 +82,22 @@ struct Memory {
 }
 
 /// What was done with segments.
+#[derive(Default)]
 struct Gave {
     /// Have their copies now.
     copied: Vec<SegmentId>,
     /// Need none: retention has taken them, or they cannot be copied.
     dropped: Vec<SegmentId>,
+    /// When the last has them, and the bytes of all.
+    last: Ticket,
+    bytes: u64,
+}
+
+impl Gave {
+    fn note(&mut self, segment: SegmentId, ticket: Ticket, bytes: u32) {
+        self.copied.push(segment);
+        (self.last, self.bytes) = (self.last.max(ticket), self.bytes + u64::from(bytes));
+    }
 }
 
 impl Copier {
@@ -129,6 +142,7 @@ impl Copier {
         let (began, mut looked) = (Instant::now(), Instant::now());
         while self.pause(LOOK) {
             self.look_at_nodes(&mut memory);
+            self.look_at_level(&mut memory);
             if self.recovery.left_bytes() > 0 {
                 continue;
             }
@@ -147,6 +161,15 @@ impl Copier {
                 }
                 (copied, looked) = (wanted.then_some(again), Instant::now());
             }
+        }
+    }
+
+    /// Copies compacted segments from the level on at which every node understands them.
+    fn look_at_level(&self, memory: &mut Memory) {
+        let knows = self.recovery.group().read(|state| state.level() >= level::COMPACTED_COPIES);
+        if knows && !std::mem::replace(&mut memory.knows_compacted, true) {
+            self.log.copy_compacted();
+            memory.never.clear();
         }
     }
 
@@ -216,15 +239,11 @@ impl Copier {
     /// Gives segments to their log and waits until they have their copies. What is in neither list can be given later. Nothing if the
     /// node stops.
     fn give(&self, wanted: &[SegmentId], log: &ReplicatedLog, never: &mut HashSet<SegmentId>) -> Option<Gave> {
-        let mut gave = Gave { copied: Vec::new(), dropped: Vec::new() };
-        let (mut last, mut bytes, began) = (0, 0, Instant::now());
+        let (mut gave, began) = (Gave::default(), Instant::now());
         for segment in wanted {
-            match self.log.copy_again(*segment, log) {
-                CopiedAgain::Given(ticket, head) => {
-                    gave.copied.push(*segment);
-                    (last, bytes) = (last.max(ticket), bytes + u64::from(head));
-                }
-                CopiedAgain::Later => {}
+            match self.give_one(*segment, log, &mut gave) {
+                CopiedAgain::Given(ticket, head) => gave.note(*segment, ticket, head),
+                CopiedAgain::Later | CopiedAgain::Behind(_) => {}
                 CopiedAgain::Gone => {
                     log.segment_gone(*segment);
                     gave.dropped.push(*segment);
@@ -234,17 +253,33 @@ impl Copier {
                     gave.dropped.push(*segment);
                 }
             }
-            if bytes >= BYTES {
+            if gave.bytes >= BYTES {
                 break;
             }
         }
-        while log.durable_through() < last {
+        while log.durable_through() < gave.last {
             if !self.pause(WAIT) {
                 return None;
             }
         }
-        let due = Duration::from_micros(bytes * 1_000_000 / BYTES_PER_S);
+        let due = Duration::from_micros(gave.bytes * 1_000_000 / BYTES_PER_S);
         self.pause(due.saturating_sub(began.elapsed())).then_some(gave)
+    }
+
+    /// Gives a segment, after those that are to go first.
+    fn give_one(&self, wanted: SegmentId, log: &ReplicatedLog, gave: &mut Gave) -> CopiedAgain {
+        loop {
+            let again = self.log.copy_again(wanted, log);
+            let CopiedAgain::Behind(first) = again else { return again };
+            match self.log.copy_again(first, log) {
+                CopiedAgain::Given(ticket, head) => gave.note(first, ticket, head),
+                CopiedAgain::Never => return CopiedAgain::Never,
+                _ => return CopiedAgain::Later,
+            }
+            if gave.bytes >= BYTES {
+                return CopiedAgain::Later;
+            }
+        }
     }
 
     /// Whether backups keep much more for this node's earlier incarnations than what it has left of that time: streamlets have become
@@ -276,7 +311,7 @@ impl Copier {
             // Of one streamlet, and so of one log.
             let is_beside = |one: &&SegmentId| (one.stream, one.streamlet) == (last.stream, last.streamlet);
             let wanted: Vec<SegmentId> = segments.iter().rev().take(SEGMENTS).take_while(is_beside).copied().collect();
-            let Some(Gave { copied, dropped }) = self.give(&wanted, &log, &mut memory.never) else { return false };
+            let Some(Gave { copied, dropped, .. }) = self.give(&wanted, &log, &mut memory.never) else { return false };
             if copied.is_empty() && dropped.is_empty() && !self.pause(LOOK / 10) {
                 return false;
             }
@@ -284,6 +319,8 @@ impl Copier {
             let rest = segments.len() - wanted.len();
             let left: Vec<SegmentId> = segments.drain(rest..).filter(|segment| !is_done(segment)).collect();
             segments.extend(left);
+            // Those that had to go first, too.
+            segments.retain(|segment| !copied.contains(segment));
             all &= !dropped.iter().any(|segment| memory.never.contains(segment));
         }
         if all {

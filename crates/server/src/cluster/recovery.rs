@@ -23,7 +23,7 @@ use kera_protocol::{
     BlocksRead, ChangeLog, LaneStateList, LaneStates, LogChange, Message, ReadBlocks, RebuildNeeds, RebuildRange,
     StreamletState, StreamletsRebuilt, UseEnds, UsedEnd,
 };
-use kera_raft::{Group, Transport};
+use kera_raft::{Group, Transport, in_versions};
 use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
@@ -575,11 +575,8 @@ impl AskBackups {
     fn call<M: Message>(&self, backup: u32, asked: &M) -> Result<(u8, Vec<u8>), String> {
         let address = self.group.read(|state| state.node(backup).map(|node| node.doors.cluster.clone()));
         let address = address.ok_or("it is not in the cluster any more")?;
-        let (version, mut body) = (M::OP.version_max(), Vec::new());
-        asked.encode(version, &mut body);
-        let transport = self.transport.clone();
-        let answer = wait(&self.links, async move { transport.call(backup.into(), &address, M::OP, body).await })?;
-        Ok((version, answer))
+        let (transport, bodies) = (self.transport.clone(), in_versions(asked));
+        wait(&self.links, async move { transport.call_versions(backup.into(), &address, M::OP, bodies).await })
     }
 }
 

@@ -167,7 +167,8 @@ impl Copier {
                     of.segment_gone(*segment);
                     self.copied.insert(*segment);
                 }
-                CopiedAgain::Never => drop(self.never.insert(*segment)),
+                // Nothing is compacted here.
+                CopiedAgain::Behind(_) | CopiedAgain::Never => drop(self.never.insert(*segment)),
             }
         }
         (!segments.is_empty()).then(|| Given { log: of.clone(), segments, since, last })

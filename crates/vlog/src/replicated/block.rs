@@ -62,7 +62,7 @@ impl Block {
                 if !small.is_empty() {
                     parts.push(Bytes::from(std::mem::take(&mut small)));
                 }
-                parts.push(reference.segment.into_bytes(reference.position, reference.position + reference.bytes));
+                parts.push(reference.to_bytes());
             }
             references.push(reference);
         }

@@ -23,7 +23,7 @@ struct Stretch {
     first: u64,
     last: u64,
     bytes: u64,
-    /// Bytes of each segment that lives.
+    /// Bytes of each segment that lives; of one that was compacted since, what is left of it at most.
     segments: HashMap<SegmentId, u64>,
 }
 
@@ -74,6 +74,17 @@ impl KeptBlocks {
         for stretch in &mut self.stretches {
             for id in segments {
                 stretch.segments.remove(id);
+            }
+        }
+    }
+
+    /// Compaction has left so much of segments, which is what a copy of them takes.
+    pub(crate) fn smaller(&mut self, segments: &[(SegmentId, u64)]) {
+        for stretch in &mut self.stretches {
+            for (id, left) in segments {
+                if let Some(bytes) = stretch.segments.get_mut(id) {
+                    *bytes = (*left).min(*bytes);
+                }
             }
         }
     }

@@ -233,6 +233,8 @@ pub struct ReplicatedLog {
     inbox: Mutex<Vec<Event>>,
     writer: Mutex<Writer>,
     gone: Mutex<Vec<SegmentId>>,
+    /// And those of which compaction has left so much.
+    smaller: Mutex<Vec<(SegmentId, u64)>>,
     healthy: AtomicBool,
     trouble: Mutex<Option<SinkError>>,
     /// Bytes of chunks that were appended and are not at all backups.
@@ -273,6 +275,7 @@ impl ReplicatedLog {
             writer: Mutex::new(Writer { core, taken: Vec::new(), events: Vec::new(), ticket: 0, measured: None }),
             inbox: Mutex::default(),
             gone: Mutex::default(),
+            smaller: Mutex::default(),
             healthy: AtomicBool::new(true),
             trouble: Mutex::new(None),
             lag_bytes: AtomicU64::new(0),
@@ -367,6 +370,8 @@ impl ReplicatedLog {
         }
         let gone = std::mem::take(&mut *self.gone.lock());
         writer.core.kept.gone(&gone);
+        let smaller = std::mem::take(&mut *self.smaller.lock());
+        writer.core.kept.smaller(&smaller);
         worked |= self.acknowledge(&mut writer.core);
         worked |= self.make_blocks(writer, now_us);
         let log = self.config.log;
@@ -599,5 +604,9 @@ impl DurabilitySink for ReplicatedLog {
 
     fn segment_gone(&self, id: SegmentId) {
         self.gone.lock().push(id);
+    }
+
+    fn segment_smaller(&self, id: SegmentId, bytes: u64) {
+        self.smaller.lock().push((id, bytes));
     }
 }

@@ -1,0 +1,192 @@
+//! A compacted segment of a lost owner that comes in pieces.
+
+use kera_format::chunk::Chunks;
+use kera_format::piece::{PIECE_HEADER_BYTES, PieceHeader, row_of};
+use kera_format::segment::{SegmentHeader, SegmentProgress, SegmentState};
+use kera_format::{BrokerPart, GroupId};
+
+use super::*;
+use crate::segment::FIRST_CHUNK;
+
+const RECORDS: u64 = 12;
+
+/// What is there of a lane whose first segment was compacted: as it was appended, and the pieces of the chunks that are left.
+struct Lost {
+    state: LaneHandover,
+    appended: Vec<Vec<u8>>,
+    left: Vec<u64>,
+    pieces: Vec<Vec<u8>>,
+    awaited: AwaitedSegment,
+}
+
+fn options() -> StreamOptions {
+    StreamOptions { durability: Durability::Power, segment_bytes_max: 2 << 20, ..super::options() }
+}
+
+fn node() -> (Node, Arc<Sink>) {
+    let sink = Arc::new(Sink::default());
+    let dir = Arc::new(tempfile::tempdir().unwrap());
+    let (arena, _) = Arena::create_or_attach(arena_config(&dir, 64 << 20)).unwrap();
+    let log = Log::new(config(), arena);
+    log.set_sinks(Arc::new(vec![Arc::clone(&sink) as Arc<dyn DurabilitySink>]));
+    log.create_stream(STREAM, options()).unwrap();
+    (Node { log, dir }, sink)
+}
+
+fn streamlet(node: &Node) -> Arc<Streamlet> {
+    Arc::clone(node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap())
+}
+
+/// Of twelve records the first and the last and some of those between are left.
+fn lost() -> Lost {
+    let (node, sink) = node();
+    fill(&node.lane(), 0..RECORDS, 100_000);
+    sink.sync();
+    streamlet(&node).leave();
+    let state = LaneHandover { groups: Vec::new(), ..streamlet(&node).hand_over().remove(0) };
+    // As they would lie in one segment.
+    let id = SegmentId { group: GroupId::new(1, 1), ..node.lane().segment_id(GroupId::NONE, 0) };
+    let mut position = FIRST_CHUNK;
+    let mut appended = Vec::new();
+    for base_ordinal in 0..RECORDS {
+        let mut bytes = chunk(base_ordinal, 100_000);
+        let part =
+            BrokerPart { group: id.group, segment: id.index, base_ordinal, append_time_ms: 7, lane: id.lane, position };
+        part.stamp(&mut bytes);
+        position += bytes.len() as u32;
+        appended.push(bytes);
+    }
+    let left = vec![1, 2, 4, 7, 8, 11];
+    let bytes: Vec<u8> = left.iter().flat_map(|at| appended[*at as usize].iter().copied()).collect();
+    let opened = SegmentHeader { id, capacity_bytes: 2 << 20, base_ordinal: 0, created_ms: 7, flags: 0 };
+    let header = opened.rewritten(5_000, true).expect("the first time");
+    let head = u64::from(FIRST_CHUNK) + bytes.len() as u64;
+    let progress = SegmentProgress {
+        head,
+        durable_head: head,
+        next_ordinal: RECORDS,
+        state: SegmentState::Closed,
+        chunk_count: left.len() as u32,
+        first_append_ms: 7,
+        last_append_ms: 7,
+        ..SegmentProgress::empty(0)
+    };
+    let row = row_of(&header, &progress, &bytes).expect("a row");
+    let pieces: Vec<Vec<u8>> = Chunks::new(&row).map(|piece| piece.unwrap().as_bytes().to_vec()).collect();
+    assert_eq!(pieces.len(), 3);
+    let (piece, _) = PieceHeader::parse(ChunkView::parse(&pieces[0]).unwrap().payload()).unwrap();
+    let awaited = AwaitedSegment {
+        group: id.group,
+        index: id.index,
+        end: piece.row_end,
+        base_ordinal: 0,
+        next_ordinal: RECORDS,
+        rewrite: piece.rewrite(),
+    };
+    Lost { state, appended, left, pieces, awaited }
+}
+
+fn taken_over(lost: &Lost) -> (Node, Arc<Sink>) {
+    let (next, sink) = node();
+    next.log.stream(STREAM).unwrap().place_elsewhere();
+    let segments = vec![lost.awaited];
+    streamlet(&next).receive_lost(&[LostLane { state: lost.state.clone(), segments }]).unwrap();
+    streamlet(&next).open(5, false).unwrap();
+    (next, sink)
+}
+
+/// A piece with something else in its payload, sealed and stamped as if it were meant.
+fn changed(piece: &[u8], change: impl Fn(&mut [u8])) -> Vec<u8> {
+    let view = ChunkView::parse(piece).unwrap();
+    let (header, part) = (*view.header(), view.broker().unwrap());
+    let mut bytes = vec![0; CHUNK_HEADER_BYTES];
+    bytes.extend_from_slice(view.payload());
+    change(&mut bytes[CHUNK_HEADER_BYTES..]);
+    let target = ChunkTarget { stream: header.stream, streamlet: header.streamlet, ..ChunkTarget::default() };
+    let count = header.record_count;
+    seal_in_place(&mut bytes, &target, header.kind, Compression::None, count, header.max_timestamp_ms).unwrap();
+    BrokerPart { ..part }.stamp(&mut bytes);
+    bytes
+}
+
+#[test]
+fn pieces_may_come_in_any_order_and_what_is_not_of_their_row_does_not_count() {
+    let lost = lost();
+    let (next, sink) = taken_over(&lost);
+    let read = |from| next.lane().read(from, 16 << 20, true).unwrap();
+    // As it was appended, and of another rewriting.
+    for chunk in &lost.appended {
+        assert_eq!(next.log.rebuild_chunk(chunk).unwrap(), Rebuilt::NotAwaited);
+    }
+    let other = changed(&lost.pieces[0], |payload| payload[1] += 1);
+    assert_eq!(next.log.rebuild_chunk(&other).unwrap(), Rebuilt::NotAwaited);
+    for (at, piece) in lost.pieces.iter().enumerate().rev() {
+        assert!(read(start()).loading && read(start()).data.is_empty());
+        let whole = next.log.rebuild_chunk(piece).unwrap();
+        match at {
+            0 => assert_eq!(whole, Rebuilt::Whole { bytes: lost.awaited.end }),
+            _ => {
+                assert_eq!(whole, Rebuilt::Put);
+                assert_eq!(next.log.rebuild_chunk(piece).unwrap(), Rebuilt::NotAwaited, "a second time");
+            }
+        }
+    }
+    assert_eq!(ordinals(&read(start())), lost.left);
+    // Cursors point to where chunks lay when they were appended.
+    let at = |ordinal: usize| {
+        let part = ChunkView::parse(&lost.appended[ordinal]).unwrap().broker().unwrap();
+        Cursor { group: part.group, segment: part.segment, position: part.position }
+    };
+    assert_eq!(ordinals(&read(at(5))), [7, 8, 11]);
+    assert_eq!(ordinals(&read(at(8))), [8, 11]);
+    // A retry is known, and what comes goes on behind it.
+    assert!(append(&next.lane(), &chunk(11, 100_000), 20).unwrap().duplicate);
+    assert_eq!(append(&next.lane(), &chunk(12, 100), 20).unwrap().base_ordinal, 12);
+    // Its copies are the same pieces.
+    sink.pending.lock().clear();
+    streamlet(&next).copy_rebuilt().unwrap().expect("one segment");
+    assert_eq!(sink.sync(), lost.pieces);
+}
+
+#[test]
+fn pieces_that_are_not_what_they_promise_are_awaited_again() {
+    let lost = lost();
+    let (next, _) = taken_over(&lost);
+    let mut flipped = lost.pieces[1].clone();
+    flipped[5_000] ^= 1;
+    assert!(matches!(next.log.rebuild_chunk(&flipped), Err(RebuildError::Format(_))));
+    assert_eq!(next.log.rebuild_chunk(&lost.pieces[0]).unwrap(), Rebuilt::Put);
+    // Of the same rewriting, but it says something else of the segment.
+    let other_count = changed(&lost.pieces[1], |payload| payload[24] += 1);
+    let error = next.log.rebuild_chunk(&other_count).unwrap_err();
+    assert!(error.to_string().contains("not of the row"), "{error}");
+    let other_end = changed(&lost.pieces[1], |payload| payload[8] ^= 8);
+    assert!(matches!(next.log.rebuild_chunk(&other_end), Err(RebuildError::Conflict { .. })));
+    // Other bytes, which only the whole segment shows to be wrong.
+    let other_bytes = changed(&lost.pieces[1], |payload| payload[PIECE_HEADER_BYTES + 5_000] ^= 1);
+    assert_eq!(next.log.rebuild_chunk(&other_bytes).unwrap(), Rebuilt::Put);
+    let error = next.log.rebuild_chunk(&lost.pieces[2]).unwrap_err();
+    assert!(error.to_string().contains("not those that its pieces promise"), "{error}");
+    assert!(next.lane().read(start(), 1 << 20, true).unwrap().loading);
+    for piece in &lost.pieces {
+        next.log.rebuild_chunk(piece).unwrap();
+    }
+    assert_eq!(ordinals(&next.lane().read(start(), 16 << 20, true).unwrap()), lost.left);
+}
+
+#[test]
+fn a_kill_leaves_a_rebuilt_compacted_segment_whole() {
+    let lost = lost();
+    let (next, _) = taken_over(&lost);
+    for piece in &lost.pieces {
+        next.log.rebuild_chunk(piece).unwrap();
+    }
+    let dir = Arc::clone(&next.dir);
+    drop(next);
+    let (_, attach) = Arena::create_or_attach(arena_config(&dir, 64 << 20)).unwrap();
+    let Attach::Attached { segments, .. } = attach else { panic!("nothing is there") };
+    let [found] = &segments[..] else { panic!("{segments:?}") };
+    assert_eq!(found.cut, None);
+    assert!(found.segment.is_settled() && found.segment.header().is_compacted());
+    assert_eq!((found.segment.base_ordinal(), found.segment.next_ordinal()), (0, RECORDS));
+}
