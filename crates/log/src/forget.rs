@@ -47,9 +47,18 @@ impl Streamlet {
     }
 
     /// Of the lanes that readers see, drops all groups that `keep` does not name, whole, begun or awaited; all else goes on, appends too. For older
-    /// groups that another node holds after all, while the streamlet is rebuilt here. What was dropped, by lane.
-    pub fn leave_to_holder(&self, keep: impl Fn(GroupId) -> bool) -> Vec<(LaneId, Vec<GroupInfo>)> {
-        self.lanes().map(|lane| (lane.id(), lane.leave_to_holder(&keep))).filter(|(_, left)| !left.is_empty()).collect()
+    /// groups that another node holds after all, while the streamlet is rebuilt here.
+    pub fn leave_to_holder(&self, keep: impl Fn(GroupId) -> bool) {
+        self.lanes().for_each(|lane| lane.leave_to_holder(&keep));
+    }
+
+    /// Of the lanes that readers see, those that have groups which `keep` does not name, with these.
+    pub fn groups_but(&self, keep: impl Fn(GroupId) -> bool) -> Vec<(LaneId, Vec<GroupInfo>)> {
+        let others = |lane: &Arc<Lane>| {
+            let groups = lane.groups(GroupId::NONE, usize::MAX).into_iter();
+            (lane.id(), groups.filter(|group| !keep(group.id)).collect::<Vec<_>>())
+        };
+        self.lanes().map(others).filter(|(_, groups)| !groups.is_empty()).collect()
     }
 
     /// Of the lanes that readers see, those that have records: the first ordinal that is here and the one behind the last. `None`: something is
@@ -147,17 +156,15 @@ impl Lane {
         self.release_gone(guard, gone);
     }
 
-    fn leave_to_holder(&self, keep: &dyn Fn(GroupId) -> bool) -> Vec<GroupInfo> {
+    fn leave_to_holder(&self, keep: &dyn Fn(GroupId) -> bool) {
         let mut guard = self.state.lock();
         let state = &mut *guard;
-        let durable = self.durable_ordinal();
         let (kept, left): (Vec<Group>, Vec<Group>) =
             std::mem::take(&mut state.chain.groups).into_iter().partition(|group| keep(group.id));
         state.chain.groups = kept.into();
         if left.is_empty() {
-            return Vec::new();
+            return;
         }
-        let infos = left.iter().filter_map(|group| group.info(durable)).collect();
         if let Some(rebuilding) = &mut state.rebuilding {
             rebuilding.leave(keep);
         }
@@ -167,7 +174,6 @@ impl Lane {
             gone.extend(group.slots.into_iter().map(|slot| (group.id, slot)));
         }
         self.release_gone(guard, gone);
-        infos
     }
 
     /// Where its records begin and end; nothing if it never had any.

@@ -117,6 +117,8 @@ impl Progress {
             let from = self.older.partition_point(|older| older.id <= after);
             groups.extend(self.older[from..].iter().take(limit));
             groups.sort_by_key(|group| group.id);
+            // One that is on its way to another node is both here and there for a moment.
+            groups.dedup_by_key(|group| group.id);
             groups.truncate(limit);
         }
         groups

@@ -96,9 +96,12 @@ impl Broker {
         if !is_mine {
             return 0;
         }
-        let left = place.leave_to_holder(|group| owner.holder(group) == me);
+        let stays = |group| owner.holder(group) == me;
+        let left = place.groups_but(stays);
         if !left.is_empty() {
+            // Before they go: in a moment in which they are neither here nor known to be there, members would be given what comes behind them.
             self.applications.older_left(self, stream, streamlet, &left);
+            place.leave_to_holder(stays);
             self.ownership().wake();
         }
         left.iter().flat_map(|(_, groups)| groups).map(|group| group.bytes).sum()
