@@ -93,25 +93,60 @@ fn group_from(lane: &Lane, from: GroupId, end: Option<u32>) -> Option<GroupId> {
 pub(crate) fn read(
     ownership: &Ownership,
     lane: &Lane,
+    cursor: Cursor,
+    max_bytes: usize,
+    follow: bool,
+) -> Result<Reading, ReadError> {
+    let owner_now = || ownership.owner(lane.stream_id(), lane.streamlet_id());
+    read_while(ownership, &owner_now, lane, cursor, max_bytes, follow)
+}
+
+/// The same, asking `owner_now` who the owners are.
+///
+/// Who leaves older groups to another node has the table of owners say so first, and then has them go. In a lane that is read with what the table said
+/// before, they may be missing in between, and what follows them would be taken for what comes next. So what was read of older groups
+/// counts if the owners are the same afterwards.
+fn read_while(
+    ownership: &Ownership,
+    owner_now: &dyn Fn() -> Option<Owner>,
+    lane: &Lane,
+    cursor: Cursor,
+    max_bytes: usize,
+    follow: bool,
+) -> Result<Reading, ReadError> {
+    loop {
+        // Seen before the owners are looked at: whoever tells of another one changes the lanes after that.
+        let before = lane.version();
+        let Some(owner) = owner_now() else {
+            return lane.read(cursor, max_bytes, follow).map(Reading::Here);
+        };
+        let reading = read_as(ownership, &owner, before, lane, cursor, max_bytes, follow);
+        if cursor.group.epoch() >= owner.epoch || owner_now().as_ref() == Some(&owner) {
+            return reading;
+        }
+    }
+}
+
+/// The same by what is known of its owners.
+fn read_as(
+    ownership: &Ownership,
+    owner: &Owner,
+    before: LaneVersion,
+    lane: &Lane,
     mut cursor: Cursor,
     max_bytes: usize,
     follow: bool,
 ) -> Result<Reading, ReadError> {
-    // Seen before the owners are looked at: whoever tells of another one changes the lanes after that.
-    let before = lane.version();
-    let Some(owner) = ownership.owner(lane.stream_id(), lane.streamlet_id()) else {
-        return lane.read(cursor, max_bytes, follow).map(Reading::Here);
-    };
-    if cursor.group.epoch() < owner.epoch && ownership.is_offered(lane.stream_id(), lane.streamlet_id(), &owner) {
+    if cursor.group.epoch() < owner.epoch && ownership.is_offered(lane.stream_id(), lane.streamlet_id(), owner) {
         // Whoever comes for it may have heard that it is held here. If it is, this node hears it soon; if it is not, what is here may not be all.
         return Ok(Reading::Here(not_yet(lane, cursor, before)));
     }
-    let (me, epochs) = (ownership.node(), Epochs::new(&owner));
+    let (me, epochs) = (ownership.node(), Epochs::new(owner));
     // Each turn goes on to a later run.
     for _ in 0..=epochs.runs.len() {
         let (node, first, end) = epochs.of(cursor.group);
         if node != me {
-            return Ok(elsewhere(lane, cursor, &owner, before));
+            return Ok(elsewhere(lane, cursor, owner, before));
         }
         // Seen before the tenure is looked at: whoever opens the streamlet changes that first.
         let version = lane.version();
@@ -155,8 +190,26 @@ pub(crate) fn read(
         }
         if next.is_some() {
             // Nothing was left of its group: on with the next one of the same run.
-            return read(ownership, lane, cursor, max_bytes, follow);
+            return read_as(ownership, owner, before, lane, cursor, max_bytes, follow);
         }
     }
     Ok(Reading::Elsewhere(cursor))
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// What a reader at `cursor` is told if, between its look at the owners and its look at the lane, `meanwhile` happens.
+    pub(crate) fn read_meanwhile(broker: &Broker, lane: &Lane, cursor: Cursor, meanwhile: &dyn Fn()) -> Reading {
+        let looks = std::cell::Cell::new(0);
+        let owner_now = || {
+            let owner = broker.ownership().owner(lane.stream_id(), lane.streamlet_id());
+            if looks.replace(looks.get() + 1) == 0 {
+                meanwhile();
+            }
+            owner
+        };
+        read_while(broker.ownership(), &owner_now, lane, cursor, 1 << 20, true).expect("it is somewhere")
+    }
 }

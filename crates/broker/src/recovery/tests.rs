@@ -16,6 +16,8 @@ use parking_lot::{Condvar, Mutex};
 use super::returned::NotTaken;
 use super::*;
 use crate::config::BrokerConfig;
+use crate::moved::Reading;
+use crate::moved::tests::read_meanwhile;
 
 const STREAM: StreamId = StreamId(7);
 const X: StreamletId = StreamletId(0);
@@ -293,6 +295,28 @@ fn what_a_node_came_back_with_is_read_no_more_and_the_owner_goes_on() {
     let handed = HandedStates::from([((STREAM, X), kept)]);
     third.broker.take_over_moved(&[(STREAM, X, 5)], &[], &memory, &handed).expect("taken over");
     assert_eq!((third.append(9).duplicate, third.append(10).base_ordinal), (true, 10));
+}
+
+/// Groups that leave while a reader is between its look at the owners and its look at the lane are not taken for groups that are gone.
+#[test]
+fn a_reader_that_comes_while_groups_leave_is_sent_after_them() {
+    let (_, memory, logs) = lost_node();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("rebuilt");
+    next.append(10);
+    let stream = next.broker.log().stream(STREAM).expect("a stream");
+    let lane = stream.streamlet(X).expect("a streamlet").lane(LaneId(0)).expect("a lane").clone();
+    let first = lane.groups(GroupId::NONE, 1)[0].id;
+    let cursor = Cursor { group: first, ..Cursor::default() };
+    let leaves = || {
+        let older = vec![OlderGroups { first_epoch: 1, node: 1 }];
+        next.broker.set_owner(4, STREAM, X, Owner { node: 2, epoch: 3, older }).expect("a streamlet");
+        assert!(next.broker.leave_to_holder(STREAM, X) > 0);
+    };
+    let reading = read_meanwhile(&next.broker, &lane, cursor, &leaves);
+    assert!(matches!(reading, Reading::Elsewhere(at) if at == cursor), "{reading:?}");
 }
 
 /// What the owner holds itself has its copies in its own logs, and would go with nothing in the logs of the node that came back.
