@@ -42,14 +42,19 @@ pub struct Three {
 
 impl Three {
     pub fn start() -> Three {
-        Three::without_door(None)
+        Three::with(None, &[])
     }
 
     /// The same, of which one has no address for Kafka clients.
     pub fn without_door(closed: Option<usize>) -> Three {
+        Three::with(closed, &[])
+    }
+
+    /// The same, with more flags.
+    pub fn with(closed: Option<usize>, flags: &[&str]) -> Three {
         let ports = free_ports::<9>();
         let member = |at: usize| {
-            let mut member = Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), &[]);
+            let mut member = Member::new(at + 1, ports[at], ports[3 + at], (at > 0).then_some(ports[3]), flags);
             let listen = member.flags.iter().position(|flag| flag == "--kafka-listen").expect("it is there") + 1;
             let address = format!("127.0.0.1:{}", ports[6 + at]);
             member.flags[listen] = if closed == Some(at) { "none".into() } else { address };
