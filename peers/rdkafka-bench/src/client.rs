@@ -162,8 +162,15 @@ pub(crate) fn create_topics(load: &Load) -> Result<(), String> {
     for name in load.topic_names() {
         let (name_c, mut error) = (c_string(&name)?, [0 as c_char; ERROR_BYTES]);
         // SAFETY: the name is zero-ended and copied by the library; `error` is writable for its length.
-        let topic =
-            unsafe { raw::rd_kafka_NewTopic_new(name_c.as_ptr(), load.partitions, load.replication, error.as_mut_ptr(), error.len()) };
+        let topic = unsafe {
+            raw::rd_kafka_NewTopic_new(
+                name_c.as_ptr(),
+                load.partitions,
+                load.replication,
+                error.as_mut_ptr(),
+                error.len(),
+            )
+        };
         if topic.is_null() {
             return Err(text(&error));
         }

@@ -125,7 +125,9 @@ impl Load {
 fn run(command: Command) -> Result<Option<Report>, String> {
     match command {
         Command::Delete(load) => client::delete_topics(&load).map(|()| None),
-        Command::Consume(load) => consume::consume(&load, &AtomicU64::new(load.records + load.warmup_records)).map(Some),
+        Command::Consume(load) => {
+            consume::consume(&load, &AtomicU64::new(load.records + load.warmup_records)).map(Some)
+        }
         Command::Produce(load) => with_topics(&load, |load| produce::produce(load)).map(Some),
         Command::Both(load) => with_topics(&load, |load| {
             let wanted = AtomicU64::new(load.records + load.warmup_records);

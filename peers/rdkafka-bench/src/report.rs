@@ -101,13 +101,18 @@ pub(crate) fn sleep_until(at_ns: u64) {
     }
 }
 
-/// CPU seconds that a process has used so far, user and system; zero if there is no such process.
+/// CPU seconds that a process has used so far, user and system, all its threads and those that have ended; zero if there is
+/// no such process. From the process's own clock, in nanoseconds: `/proc` counts steps of 10 ms, of which a server takes a
+/// handful for a run of half a million records.
 pub(crate) fn cpu_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The second field is the command in parentheses and may hold spaces; utime and stime are the 14th and 15th.
-    let after = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-    let ticks: u64 = after.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<u64>().ok()).sum();
-    ticks as f64 / 100.0
+    // Zero would be this process.
+    let Some(pid) = libc::pid_t::try_from(pid).ok().filter(|pid| *pid > 0) else { return 0.0 };
+    let mut clock: libc::clockid_t = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: both are live for the calls that write them, and the clock is read only if the first call has given one.
+    let is_read =
+        unsafe { libc::clock_getcpuclockid(pid, &mut clock) == 0 && libc::clock_gettime(clock, &mut time) == 0 };
+    if is_read { time.tv_sec as f64 + time.tv_nsec as f64 / 1e9 } else { 0.0 }
 }
 
 /// Resident bytes of a process; zero if there is no such process.
@@ -115,4 +120,18 @@ pub(crate) fn resident_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_of_a_process_goes_on_while_it_works_and_no_process_has_number_zero() {
+        let own = std::process::id();
+        let before = cpu_seconds(own);
+        assert!(before > 0.0);
+        while cpu_seconds(own) == before {}
+        assert_eq!((cpu_seconds(0), cpu_seconds(u32::MAX)), (0.0, 0.0));
+    }
 }
