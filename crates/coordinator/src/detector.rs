@@ -10,25 +10,69 @@ pub const HEARTBEAT_MS: u64 = 100;
 /// A node is lost when it has been silent for so long.
 pub const LOST_AFTER_MS: u64 = 500;
 
+/// An incarnation that is taken for lost so soon after it joined, and is heard afterwards, was starting on a machine that is too busy for it.
+const YOUNG_US: u64 = 10_000_000;
+/// How often the time doubles for such a node: up to eight times as long.
+const DOUBLINGS_MAX: u32 = 3;
+/// It is back to the usual time when it was not wronged for so long.
+const FORGIVEN_US: u64 = 60_000_000;
+
+/// The last sign of life of a node's newest incarnation, and since when that is known to take part.
+#[derive(Clone, Copy, Debug)]
+struct Sign {
+    epoch: u32,
+    at_us: u64,
+    since_us: u64,
+}
+
+/// A node whose young incarnations were taken for lost and were alive.
+#[derive(Clone, Copy, Debug)]
+struct Wronged {
+    times: u32,
+    last_us: u64,
+}
+
 /// The detector. Owned by the leader's driver; time is monotonic microseconds.
+///
+/// A node that is declared lost starts again (`docs/decisions/0018-a-fenced-node-starts-again.md`), and a start is when it has most to do. On a machine
+/// that is so busy that a starting node is silent for half a second it would be declared lost at every start, and never serve. So the detector
+/// learns from having been wrong: a young incarnation that is heard after it was declared lost was slow and not gone, and the node's next ones are
+/// given twice the time, up to eight times. Nobody else's loss is noticed later by that.
 #[derive(Clone, Debug)]
 pub struct Detector {
     lost_after_us: u64,
-    heard: BTreeMap<NodeNumber, (u32, u64)>,
+    heard: BTreeMap<NodeNumber, Sign>,
+    /// Young incarnations that were declared lost, and when.
+    young_lost: BTreeMap<NodeNumber, (u32, u64)>,
+    wronged: BTreeMap<NodeNumber, Wronged>,
     looked_us: u64,
 }
 
 impl Detector {
     /// A detector that has heard of nobody. Nodes are lost after `lost_after_ms` of silence.
     pub fn new(lost_after_ms: u64) -> Detector {
-        Detector { lost_after_us: lost_after_ms * 1000, heard: BTreeMap::new(), looked_us: 0 }
+        Detector {
+            lost_after_us: lost_after_ms * 1000,
+            heard: BTreeMap::new(),
+            young_lost: BTreeMap::new(),
+            wronged: BTreeMap::new(),
+            looked_us: 0,
+        }
     }
 
-    /// A sign of life of an incarnation. That of an earlier one says nothing.
+    /// A sign of life of an incarnation. That of an earlier one says nothing, but that it was alive when it was declared lost.
     pub fn heard(&mut self, node: NodeNumber, epoch: u32, now_us: u64) {
-        let at = self.heard.entry(node).or_insert((epoch, now_us));
-        if epoch >= at.0 {
-            *at = (epoch, at.1.max(now_us));
+        let is_wronged = |(of, lost_us): &mut (u32, u64)| *of == epoch && now_us > *lost_us;
+        if self.young_lost.get_mut(&node).is_some_and(is_wronged) {
+            self.young_lost.remove(&node);
+            let wronged = self.wronged.entry(node).or_insert(Wronged { times: 0, last_us: now_us });
+            *wronged = Wronged { times: (wronged.times + 1).min(DOUBLINGS_MAX), last_us: now_us };
+        }
+        let sign = self.heard.entry(node).or_insert(Sign { epoch, at_us: now_us, since_us: now_us });
+        if epoch > sign.epoch {
+            *sign = Sign { epoch, at_us: sign.at_us.max(now_us), since_us: now_us };
+        } else if epoch == sign.epoch {
+            sign.at_us = sign.at_us.max(now_us);
         }
     }
 
@@ -40,16 +84,32 @@ impl Detector {
         let slept = now_us.saturating_sub(self.looked_us) > self.lost_after_us / 2;
         self.looked_us = now_us;
         self.heard.retain(|node, _| live.iter().any(|(lives, _)| lives == node));
+        self.wronged.retain(|_, wronged| now_us.saturating_sub(wronged.last_us) < FORGIVEN_US);
+        let mut lost = Vec::new();
         for &(node, epoch) in live {
-            let at = self.heard.entry(node).or_insert((epoch, now_us));
-            if at.0 < epoch || slept {
-                *at = (epoch.max(at.0), now_us);
+            let sign = self.heard.entry(node).or_insert(Sign { epoch, at_us: now_us, since_us: now_us });
+            if sign.epoch < epoch {
+                *sign = Sign { epoch, at_us: now_us, since_us: now_us };
+            } else if slept {
+                sign.at_us = now_us;
             }
+            let patience_us = self.lost_after_us << self.wronged.get(&node).map_or(0, |wronged| wronged.times);
+            if sign.epoch != epoch || now_us.saturating_sub(sign.at_us) <= patience_us {
+                continue;
+            }
+            if now_us.saturating_sub(sign.since_us) < YOUNG_US {
+                self.young_lost
+                    .entry(node)
+                    .and_modify(|of| {
+                        if of.0 < epoch {
+                            *of = (epoch, now_us)
+                        }
+                    })
+                    .or_insert((epoch, now_us));
+            }
+            lost.push((node, epoch));
         }
-        let is_silent = |(node, epoch): &&(NodeNumber, u32)| {
-            self.heard.get(node).is_some_and(|(of, at)| of == epoch && now_us.saturating_sub(*at) > self.lost_after_us)
-        };
-        live.iter().filter(is_silent).copied().collect()
+        lost
     }
 }
 
@@ -99,5 +159,74 @@ mod tests {
         watch(&mut detector, 1000, 2000, &LIVE);
         let lost = watch(&mut detector, 2000, 3000, &[(1, 1), (2, 4)]);
         assert_eq!(lost.first().map(|(_, node)| *node), Some(2));
+    }
+
+    /// Starts one incarnation of node 2 after the other, each of which is heard for the first time `silent_ms` after it joined and starts
+    /// again if it was declared lost by then. How many were, until one lives on.
+    fn starts(detector: &mut Detector, from: u64, silent_ms: u64, is_heard: bool) -> usize {
+        let (mut ms, mut count) = (from, 0);
+        for epoch in 10..30 {
+            let live = [(1, 1), (2, epoch)];
+            let joined = ms;
+            let mut is_lost = false;
+            while ms < joined + silent_ms {
+                detector.heard(1, 1, ms * 1000);
+                is_lost |= detector.lost(&live, ms * 1000).contains(&(2, epoch));
+                ms += 50;
+            }
+            if is_heard {
+                detector.heard(2, epoch, ms * 1000);
+            }
+            if !is_lost {
+                return count;
+            }
+            count += 1;
+        }
+        count
+    }
+
+    #[test]
+    fn a_node_that_is_slow_to_start_is_given_more_time_until_it_does() {
+        let mut detector = Detector::new(LOST_AFTER_MS);
+        watch(&mut detector, 1000, 2000, &LIVE);
+        assert_eq!(starts(&mut detector, 2000, 3000, true), 3, "after half a second, one, and two");
+        // And others are not.
+        let mut lost = Vec::new();
+        for ms in (20_000..21_000).step_by(50) {
+            detector.heard(2, 13, ms * 1000);
+            lost.extend(detector.lost(&[(1, 1), (2, 13)], ms * 1000).into_iter().map(|(node, _)| (ms, node)));
+        }
+        assert_eq!(lost.first(), Some(&(20_550, 1)));
+    }
+
+    #[test]
+    fn one_that_is_gone_is_not_given_more() {
+        let mut detector = Detector::new(LOST_AFTER_MS);
+        watch(&mut detector, 1000, 2000, &LIVE);
+        assert_eq!(starts(&mut detector, 2000, 3000, false), 20);
+    }
+
+    #[test]
+    fn who_was_wronged_is_watched_as_others_are_after_a_minute() {
+        let mut detector = Detector::new(LOST_AFTER_MS);
+        watch(&mut detector, 1000, 2000, &LIVE);
+        assert_eq!(starts(&mut detector, 2000, 3000, true), 3);
+        watch(&mut detector, 100_000, 100_500, &[(1, 1), (2, 5)]);
+        let mut lost = Vec::new();
+        for ms in (100_500..102_000).step_by(50) {
+            detector.heard(1, 1, ms * 1000);
+            lost.extend(detector.lost(&[(1, 1), (2, 13)], ms * 1000).into_iter().map(|(node, _)| (ms, node)));
+        }
+        assert!(lost.first().is_some_and(|(ms, node)| *node == 2 && *ms <= 101_100), "{lost:?}");
+    }
+
+    #[test]
+    fn who_stood_still_long_after_it_had_joined_is_not_given_more() {
+        let mut detector = Detector::new(LOST_AFTER_MS);
+        watch(&mut detector, 1000, 20_000, &LIVE);
+        let lost = watch(&mut detector, 20_000, 21_000, &LIVE[..1]);
+        assert_eq!(lost.first().map(|(_, node)| *node), Some(2));
+        detector.heard(2, 5, 21_000_000);
+        assert!(detector.wronged.is_empty());
     }
 }
