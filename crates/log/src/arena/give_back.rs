@@ -2,13 +2,14 @@
 //!
 //! On the thread of the lowest priority that also touches memory ahead ([`Arena::warm`]): the two are each other's opposite.
 //! Memory that is touched costs writers nothing, and touching it again costs more than all else that happens to the bytes
-//! that go there. So what goes is only what was free, with memory behind it, at every moment of the last ten seconds, and
+//! that go there. So what goes is only what was free, with memory behind it, at every moment of the last minute, and
 //! beyond a reserve; and nothing goes while somebody who fills whole blocks got one that had to be touched.
 
 use super::*;
 
-/// Turns, a second each, in which memory was not needed before it is given back.
-const TURNS: usize = 10;
+/// Turns, a second each, in which memory was not needed before it is given back: a minute, so that who comes each minute, as
+/// jobs do, finds it as they left it.
+pub(super) const TURNS: usize = 60;
 /// Free memory that stays while the node is quiet: this share of the arena, and at most so many bytes.
 const QUIET_SHARE: u64 = 64;
 const QUIET_BYTES_MAX: u64 = 64 << 20;
@@ -18,11 +19,16 @@ const TURN_BYTES_MAX: u64 = 512 << 20;
 const GIVE_BACK_ORDER: u8 = 5;
 
 /// How many small blocks were free, with memory behind them, when they were fewest: in each of the last turns.
-#[derive(Default)]
 pub(super) struct Lows {
     turns: [u32; TURNS],
     at: usize,
     this_turn: u32,
+}
+
+impl Default for Lows {
+    fn default() -> Lows {
+        Lows { turns: [0; TURNS], at: 0, this_turn: 0 }
+    }
 }
 
 impl Lows {
@@ -54,7 +60,7 @@ impl Lows {
 }
 
 impl Arena {
-    /// Gives memory back that was free for ten calls, beyond a reserve: what [`warm`](Arena::warm) keeps touched while the
+    /// Gives memory back that was free for sixty calls, beyond a reserve: what [`warm`](Arena::warm) keeps touched while the
     /// node is written to, and a 64th of the arena (at most 64 MiB) while it `is_quiet`: nobody fills segments. Returns the bytes of the blocks.
     /// For one thread, about once a second.
     ///

@@ -359,7 +359,7 @@ fn shared_memory_dir() -> tempfile::TempDir {
 
 /// Calls for as many turns as memory has to be free, and one more. The bytes given back.
 fn wait_out(arena: &Arena, is_quiet: bool) -> u64 {
-    (0..11).map(|_| arena.give_back(is_quiet)).sum()
+    (0..=super::give_back::TURNS).map(|_| arena.give_back(is_quiet)).sum()
 }
 
 #[test]
@@ -396,9 +396,9 @@ fn what_was_needed_lately_stays() {
     let take = || (0..3).map(|_| arena.allocate(16 << 20, Purpose::Write).unwrap()).collect::<Vec<_>>();
     drop(take());
     let mut given = 0;
-    for turn in 0..40 {
+    for turn in 0..4 * super::give_back::TURNS {
         given += arena.give_back(true);
-        if turn % 8 == 0 {
+        if turn % (super::give_back::TURNS - 2) == 0 {
             drop(take());
         }
     }
