@@ -7,6 +7,7 @@ Three nodes on this machine, a stream with one streamlet and as many copies as a
 open-loop producer writes a little and a consumer follows, the streamlet is moved to the next node, again and again. Told are: how long each
 move took as `kera streamlet move` says, and the longest and the typical time that any record waited for its acknowledgement and for its
 receipt, beside the same without moves. No data is copied by a move. Needs about three times the data as memory at most, and as much disk.
+With `--application` the consumer is a member of an application, which has to leave the old owner and join the new one to get a lease.
 """
 import argparse
 import json
@@ -24,9 +25,10 @@ from cluster_recovery import owner
 READ_S = 4
 
 
-def probe(kera, connect, rate, seconds, moves, warmup):
+def probe(kera, connect, rate, seconds, moves, warmup, application):
     """One probe of latencies, with so many moves in it, behind a time in which the consumer reads what is there already."""
     line = [kera, "bench", "both", "--stream", "old", "--streamlets", "1", "--rate", str(rate), "--seconds", str(seconds), "--sample", "1", "--warmup-seconds", str(warmup)]
+    line += ["--application", "moved"] if application else []
     probing = subprocess.Popen(line + ["--chunk-bytes", "1KiB", "--connect", connect, "--json"], stdout=subprocess.PIPE,
                                stderr=subprocess.PIPE, text=True)
     took = []
@@ -60,6 +62,7 @@ def main():
     parser.add_argument("--moves", type=int, default=6)
     parser.add_argument("--copies", type=int, default=3, choices=[1, 2, 3])
     parser.add_argument("--rate", type=int, default=2000, help="records per second while it moves")
+    parser.add_argument("--application", action="store_true", help="the consumer is a member of an application")
     args = parser.parse_args()
     kera, mib = os.path.abspath(args.kera), int(args.gib * 1024)
     folder, ports = tempfile.mkdtemp(prefix="kera-move-"), free_ports(6)
@@ -77,8 +80,8 @@ def main():
         # What the disk has still to take of it would hide what a move costs.
         os.sync()
         warmup = round(1 + args.gib * READ_S)
-        still, _ = probe(kera, connect, args.rate, 5, 0, warmup)
-        moved, took = probe(kera, connect, args.rate, 4 + 2 * args.moves, args.moves, warmup)
+        still, _ = probe(kera, connect, args.rate, 5, 0, warmup, args.application)
+        moved, took = probe(kera, connect, args.rate, 4 + 2 * args.moves, args.moves, warmup, args.application)
         print(json.dumps({"gib": args.gib, "copies": args.copies, "rate": args.rate, "without": latencies(still)}))
         print(json.dumps({"moves": args.moves, "move_ms": took, "with": latencies(moved)}))
     finally:
