@@ -1,7 +1,7 @@
 //! Ends of lost logs: nobody has to wait for one that nobody has used and nobody shows, and none goes that somebody has opened streamlets with.
 
 use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{AgreedEnd, ClusterState, Join, LogView, ToldEnd};
+use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, Join, LogView, ToldEnd};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles, USED_ENDS_MAX};
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamOptions, level};
@@ -320,4 +320,51 @@ fn too_many_ends_at_once_are_refused_and_many_are_in_snapshots_in_parts() {
     cluster.apply(&[]);
     let parts = cluster.state.snapshot();
     assert_eq!(parts.iter().filter(|entry| matches!(entry, ClusterEntry::EndsUsed { .. })).count(), 2);
+}
+
+/// Node 2 alone has told where the log ends. Node 3 takes part and may have less, so it is asked first: once for each time that it joins.
+#[test]
+fn whoever_takes_part_and_has_not_told_is_asked_before_an_end_is_used() {
+    let mut cluster = Cluster::with_a_loss(level::NEWEST);
+    let (mut looks, said) = (EndLooks::default(), says(4, &[(LOST, 100)]));
+    looks.told(LOST, [(2, 1)]);
+    assert!(looks.is_before(&cluster.state, &said, 0));
+    assert_eq!(looks.wanted(), [(1, 1)]);
+    looks.looked(&cluster.state, 1_000_000);
+    assert!(looks.is_before(&cluster.state, &said, 1_000_000), "it has not answered");
+    looks.told(LOST, [(3, 1)]);
+    looks.looked(&cluster.state, 1_000_001);
+    assert_eq!(looks.wanted(), []);
+    assert!(!looks.is_before(&cluster.state, &said, 1_000_001));
+    let fenced = cluster.state.plan_fence(3, 1).unwrap();
+    cluster.apply(&fenced);
+    assert!(!looks.is_before(&cluster.state, &said, 1_000_002), "nobody waits for who is lost");
+    let joined = cluster.state.plan_join(&join(3), 0).unwrap();
+    cluster.apply(&joined);
+    assert!(looks.is_before(&cluster.state, &said, 1_000_003), "what it has now it has not told");
+    cluster.uses(4, 100).unwrap();
+    assert!(!looks.is_before(&cluster.state, &said, 1_000_004), "the end stays, whatever it has");
+}
+
+#[test]
+fn who_keeps_silent_is_not_waited_for_without_end() {
+    let cluster = Cluster::with_a_loss(level::NEWEST);
+    let (mut looks, said) = (EndLooks::default(), says(4, &[(LOST, 100)]));
+    looks.told(LOST, [(2, 1)]);
+    for now_us in [0, 2_000_000, 2_500_000] {
+        assert!(looks.is_before(&cluster.state, &said, now_us));
+        looks.looked(&cluster.state, now_us);
+    }
+    looks.looked(&cluster.state, 2_500_001);
+    assert!(!looks.is_before(&cluster.state, &said, 2_500_001));
+    assert_eq!(looks.wanted(), []);
+}
+
+/// A leader that is new has asked nobody.
+#[test]
+fn another_leader_asks_again() {
+    let cluster = Cluster::with_a_loss(level::NEWEST);
+    let mut looks = EndLooks::default();
+    assert!(looks.is_before(&cluster.state, &says(4, &[(LOST, 100)]), 0));
+    assert!(!looks.is_before(&cluster.state, &says(4, &[(LOST, 99)]), 0), "it is refused as it is");
 }

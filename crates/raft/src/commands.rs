@@ -210,6 +210,7 @@ impl Group {
             }
             Op::UseEnds => {
                 let said = UseEnds::decode(version, body)?;
+                self.look_before(&said)?;
                 let index = self.commit(&mut leading, |state| state.plan_use_ends(&said)).await?;
                 Ok((encoded(&Empty, version), index))
             }
@@ -281,6 +282,17 @@ impl Group {
                 Ok((encoded(&described, version), index))
             }
             other => Err(CoordinatorError::Refused(Refused(format!("{other} is no command")))),
+        }
+    }
+
+    /// Has those asked first that may know of lower ends: who asks tries again, or asks the backups again if an end was taken back.
+    fn look_before(&self, said: &UseEnds) -> Result<(), CoordinatorError> {
+        let now_us = self.clock.monotonic_us();
+        match self.read(|state| self.looks.lock().is_before(state, said, now_us)) {
+            false => Ok(()),
+            true => Err(CoordinatorError::NoLeader(
+                "backups that are back are asked first how far they have lost logs".into(),
+            )),
         }
     }
 

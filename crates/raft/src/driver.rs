@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndsAsked, ToldEnd};
+use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, EndsAsked, ToldEnd};
 use kera_coordinator::detector::Detector;
 use kera_format::cluster::{LogName, NodeNumber, Roles};
 use openraft::ChangeMembers;
@@ -46,6 +46,9 @@ pub trait Backups: Send + Sync + 'static {
     ) -> Pending<Vec<(LogName, ToldEnd)>>;
 }
 
+/// Backups that have told of a log, each with the epoch in which it took part when it was asked.
+type ToldBy = Vec<(NodeNumber, u32)>;
+
 /// What a leader remembers of its waits.
 #[derive(Default)]
 struct Waits {
@@ -74,6 +77,7 @@ impl Group {
             if !self.is_leader() {
                 moves.clear();
                 waits = Waits::default();
+                *self.looks.lock() = EndLooks::default();
                 continue;
             }
             let late = self.late_moves(&mut moves);
@@ -185,20 +189,28 @@ impl Group {
         backups: &dyn Backups,
     ) -> Result<(), CoordinatorError> {
         let asked = self.read(|state| state.ends_to_ask(node, epoch));
-        for (log, end) in self.ask_ends((node, epoch), asked, (waits, false), backups).await {
+        for (log, end, by) in self.ask_ends((node, epoch), asked, (waits, false), backups).await {
             self.commit(&mut *self.leading.lock().await, |state| state.plan_end_log(log, end)).await?;
+            self.looks.lock().told(log, by);
         }
         Ok(())
     }
 
     /// While streamlets wait to be opened, has ends of lost logs that nobody has used decided again by what backups tell now: one that told of more may
-    /// be lost since, and with it what nobody was told of (`docs/replication.md`, "An end that nobody can show").
+    /// be lost since, and with it what nobody was told of (`docs/replication.md`, "An end that nobody can show"). At once where somebody is about
+    /// to use one, and a backup takes part that has not told.
     async fn take_ends_back(
         &self,
         opening: &mut Option<(u64, u64)>,
         now_us: u64,
         backups: &dyn Backups,
     ) -> Result<(), CoordinatorError> {
+        let wanted = self.looks.lock().wanted();
+        for of in wanted {
+            self.decide_again(of, false, backups).await?;
+        }
+        let now_looked_us = self.clock.monotonic_us();
+        self.read(|state| self.looks.lock().looked(state, now_looked_us));
         if !self.read(|state| state.takes_used_ends() && state.waits_to_be_opened()) {
             *opening = None;
             return Ok(());
@@ -210,20 +222,32 @@ impl Group {
         // The first time those are waited for that are not known to be lost.
         let waits = *times == 0;
         *times += 1;
-        for (node, epoch) in self.read(ClusterState::with_unused_ends) {
-            let asked = self.read(|state| state.ends_to_ask_again(node, epoch));
-            for (log, told) in self.ask_ends((node, epoch), asked, (waits, true), backups).await {
-                let (plan, end) = (|state: &ClusterState| state.plan_take_back(log, told), told.end);
-                if self.read(|state| plan(state).is_ok_and(|entries| !entries.is_empty())) {
-                    tracing::warn!(%log, end, "nobody shows a lost log to the end that was decided, and nobody has used that: it ends here now");
-                    self.commit(&mut *self.leading.lock().await, plan).await?;
-                }
-            }
+        for of in self.read(ClusterState::with_unused_ends) {
+            self.decide_again(of, waits, backups).await?;
         }
         Ok(())
     }
 
-    /// Where logs of a fenced broker end by what backups answer. `waits`: not those of which a backup has not answered that is not known to be lost.
+    /// Takes ends of an incarnation's logs back that nobody has used, if backups that are there have less. `waits`: as in [`Group::ask_ends`].
+    async fn decide_again(
+        &self,
+        (node, epoch): (NodeNumber, u32),
+        waits: bool,
+        backups: &dyn Backups,
+    ) -> Result<(), CoordinatorError> {
+        let asked = self.read(|state| state.ends_to_ask_again(node, epoch));
+        for (log, told, by) in self.ask_ends((node, epoch), asked, (waits, true), backups).await {
+            let (plan, end) = (|state: &ClusterState| state.plan_take_back(log, told), told.end);
+            if self.read(|state| plan(state).is_ok_and(|entries| !entries.is_empty())) {
+                tracing::warn!(%log, end, "not all backups show a lost log to the end that was decided, and nobody has used that: it ends here now");
+                self.commit(&mut *self.leading.lock().await, plan).await?;
+            }
+            self.looks.lock().told(log, by);
+        }
+        Ok(())
+    }
+
+    /// Where logs of a fenced broker end by what backups answer, and which. `waits`: not those of which a backup has not answered that is not known to be lost.
     /// `is_again`: those that are known to be lost are not asked, since nobody waits for a fence any more.
     async fn ask_ends(
         &self,
@@ -231,15 +255,16 @@ impl Group {
         asked: Vec<EndsAsked>,
         (waits, is_again): (bool, bool),
         backups: &dyn Backups,
-    ) -> Vec<(LogName, AgreedEnd)> {
+    ) -> Vec<(LogName, AgreedEnd, ToldBy)> {
         let mut told: BTreeMap<LogName, (Vec<(NodeNumber, ToldEnd)>, usize)> = BTreeMap::new();
-        let mut waited_for: BTreeSet<LogName> = BTreeSet::new();
+        let (mut waited_for, mut by): (BTreeSet<LogName>, BTreeMap<LogName, ToldBy>) = Default::default();
         for (backup, address, logs) in asked {
             logs.iter().for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
             if is_again && self.read(|state| state.node(backup).is_none_or(|known| known.fenced)) {
                 continue;
             }
             let wait = Duration::from_millis(self.config.timing.lost_after_ms);
+            let takes_part_in = self.read(|state| state.node(backup).map(|known| known.epoch));
             let asked = tokio::time::timeout(wait, backups.fence(backup, &address, node, epoch, logs.clone())).await;
             let ends = match asked.unwrap_or_else(|_| Err("it does not answer".into())) {
                 Ok(ends) => ends,
@@ -252,13 +277,15 @@ impl Group {
                 }
             };
             for (log, end) in ends.into_iter().filter(|(log, _)| logs.iter().any(|(asked, _)| asked == log)) {
+                by.entry(log).or_default().extend(takes_part_in.map(|epoch| (backup, epoch)));
                 told.entry(log).or_default().0.push((backup, end));
             }
         }
         told.retain(|log, _| !waited_for.contains(log));
         self.read(|state| {
-            let ended =
-                told.iter().filter_map(|(log, (told, expected))| Some((*log, state.end_told(told, *expected)?)));
+            let ended = told.iter().filter_map(|(log, (told, expected))| {
+                Some((*log, state.end_told(told, *expected)?, by.get(log).cloned().unwrap_or_default()))
+            });
             ended.collect()
         })
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::{ClusterState, Join, NodeState, Refused, roles_of};
+use kera_coordinator::cluster::{ClusterState, EndLooks, Join, NodeState, Refused, roles_of};
 use kera_env::{Clock, Disk};
 use kera_format::cluster::{ClusterEntry, NodeNumber, Roles};
 use kera_format::level;
@@ -93,6 +93,8 @@ pub struct Group {
     confirmed: Arc<Mutex<BTreeMap<u64, u64>>>,
     /// Since when this node has known of incarnations that are fenced.
     pub(crate) fenced_us: Mutex<BTreeMap<(NodeNumber, u32), u64>>,
+    /// Whom this node has asked how far lost logs go, as long as it leads.
+    pub(crate) looks: Mutex<EndLooks>,
     incoming: Mutex<Option<Incoming>>,
     /// The node stops: nothing waits for room on its disk any more.
     closing: Arc<AtomicBool>,
@@ -143,6 +145,7 @@ impl Group {
             levels: Mutex::default(),
             confirmed: Arc::default(),
             fenced_us: Mutex::default(),
+            looks: Mutex::default(),
             incoming: Mutex::default(),
             closing,
         }))

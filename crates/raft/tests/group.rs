@@ -6,7 +6,7 @@ mod support;
 use kera_coordinator::catalog::{Catalog, Limits};
 use kera_format::StreamOptions;
 use kera_format::vlog_replica::LogId;
-use kera_protocol::{AllocateProducer, ChangeLog, CreateStream, LogChange};
+use kera_protocol::{AllocateProducer, ChangeLog, CreateStream, LogChange, UseEnds, UsedEnd};
 use support::{World, create};
 
 fn has(world: &World, at: u32, name: &str) -> bool {
@@ -210,30 +210,60 @@ async fn a_broker_that_is_lost_is_fenced_its_logs_end_and_its_streamlets_get_oth
     world.agree().await;
 }
 
-/// One backup alone told of the end, and is lost before anybody has opened anything with it.
-#[tokio::test]
-async fn an_end_that_nobody_has_used_is_decided_again_when_nobody_shows_it() {
-    let mut world = World::cluster(12, 3, 2).await;
+/// Node 4, which owned something, is lost, and its log ends at block 9, which backup 5 alone has: backup 2 keeps silent. The log.
+async fn with_an_end_of_one_backup(world: &mut World) -> LogId {
     let mut made = 0;
     while world.nodes[&1].group.read(|state| state.node(4).unwrap().streamlets) == 0 {
         made += 1;
         create(&world.nodes[&1].group, &format!("copied-{made}"), 3).await.unwrap();
     }
-    let epoch = world.nodes[&4].epoch;
-    let log = LogId { node: 4, epoch, vlog: 0 };
+    let log = LogId { node: 4, epoch: world.nodes[&4].epoch, vlog: 0 };
     let view = ChangeLog { log, change: LogChange::View, view: 1, first_block: 1, backups: vec![5, 2] };
     world.nodes[&4].group.ask(&view).await.unwrap();
     world.backups.silent.lock().insert(2);
     world.kill(4, None).await;
-    let end = |world: &World| {
-        let leader = world.leader()?;
-        world.nodes[&leader].group.read(|state| state.logs_of(4, epoch).next().unwrap().1.end)
-    };
-    world.until("its log ends", |world| end(world) == Some(9)).await;
+    world.until("its log ends", |world| end_of(world, log) == Some(9)).await;
+    log
+}
+
+fn end_of(world: &World, log: LogId) -> Option<u64> {
+    let leader = world.leader()?;
+    world.nodes[&leader].group.read(|state| state.logs_of(log.node, log.epoch).next().unwrap().1.end)
+}
+
+/// One backup alone told of the end, and is lost before anybody has opened anything with it.
+#[tokio::test]
+async fn an_end_that_nobody_has_used_is_decided_again_when_nobody_shows_it() {
+    let mut world = World::cluster(12, 3, 2).await;
+    let log = with_an_end_of_one_backup(&mut world).await;
     world.kill(5, None).await;
     world.backups.silent.lock().clear();
-    world.until("it ends where others have it", |world| end(world) == Some(7)).await;
+    world.until("it ends where others have it", |world| end_of(world, log) == Some(7)).await;
     world.agree().await;
+}
+
+/// The other one is back when somebody is about to open something with it: used it would stay, at one backup for good.
+#[tokio::test]
+async fn a_backup_that_is_back_is_asked_before_an_end_is_used() {
+    let mut world = World::cluster(14, 3, 2).await;
+    let log = with_an_end_of_one_backup(&mut world).await;
+    world.backups.silent.lock().clear();
+    let uses = |end| UseEnds { node: 1, epoch: world.nodes[&1].epoch, ends: vec![UsedEnd { log, end }] };
+    let refused = world.nodes[&1].group.ask(&uses(9)).await.expect_err("one has less").to_string();
+    assert!(refused.contains("ends at block 7 by now, not at 9"), "{refused}");
+    world.nodes[&1].group.ask(&uses(7)).await.expect("both have it");
+    assert_eq!(end_of(&world, log), Some(7));
+    world.agree().await;
+}
+
+/// One that does not answer is not waited for without end.
+#[tokio::test]
+async fn an_end_is_used_although_a_backup_keeps_silent() {
+    let mut world = World::cluster(15, 3, 2).await;
+    let log = with_an_end_of_one_backup(&mut world).await;
+    let uses = UseEnds { node: 1, epoch: world.nodes[&1].epoch, ends: vec![UsedEnd { log, end: 9 }] };
+    world.nodes[&1].group.ask(&uses).await.expect("it is waited for long enough");
+    assert_eq!(end_of(&world, log), Some(9));
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ impl LogState {
     }
 
     /// Whether the log has an end that nobody has opened anything with, and somebody else could know of a lower one.
-    fn may_be_taken_back(&self) -> bool {
+    pub(super) fn may_be_taken_back(&self) -> bool {
         let is_shared = self.views.last().is_some_and(|view| view.backups.len() > 1);
         self.end.is_some_and(|end| end >= 1) && self.used.is_none() && is_shared
     }

@@ -7,6 +7,7 @@
 
 mod duties;
 mod ends;
+mod looks;
 mod moves;
 mod needs;
 mod owners;
@@ -17,6 +18,7 @@ mod state;
 
 pub use duties::{EndsAsked, Placed, ToldEnd, agreed_end};
 pub use ends::AgreedEnd;
+pub use looks::EndLooks;
 pub use moves::{MOVES_MAX, PLAN_MOVES_MAX};
 pub use needs::Needs;
 pub use owners::{Held, Owner, Run, StreamOwners};

@@ -155,7 +155,7 @@ impl Copier {
             let has_copied = copied.as_ref().is_some_and(|copied| again.is_subset(copied));
             if !has_copied && looked.elapsed() > OLD_LOGS {
                 let views = self.recovery.old_views();
-                let wanted = (began.elapsed() > AWAY && memory.lacks_some(&views)) || self.is_mostly_dead(&views);
+                let wanted = memory.lacks_some(&views, began.elapsed() > AWAY) || self.is_mostly_dead(&views);
                 if wanted && !self.copy_returned(&mut memory) {
                     return;
                 }
@@ -286,8 +286,8 @@ impl Copier {
     /// others' since, streams were deleted, retention has taken records, and each return leaves one more log behind. They are asked
     /// each time, because what they keep is what this is about.
     fn is_mostly_dead(&self, views: &[OldView]) -> bool {
-        let backups: BTreeSet<NodeNumber> = views.iter().flat_map(|(_, _, backups)| backups).copied().collect();
-        let of_views = |log: &LogId| views.iter().any(|(of, ..)| of == log);
+        let backups: BTreeSet<NodeNumber> = views.iter().flat_map(|view| &view.backups).copied().collect();
+        let of_views = |log: &LogId| views.iter().any(|view| view.log == *log);
         let kept = backups.into_iter().filter_map(|backup| self.replicas(backup).ok());
         let kept =
             kept.map(|logs| logs.iter().filter(|(log, _)| of_views(log)).map(|(_, kept)| kept.bytes).sum::<u64>());
@@ -331,9 +331,17 @@ impl Copier {
 }
 
 impl Memory {
-    fn lacks_some(&self, views: &[OldView]) -> bool {
-        let lacks = |(log, blocks, backups): &OldView| backups.iter().any(|backup| self.lacks(*backup, *log, blocks));
-        views.iter().any(lacks)
+    /// Whether a backup lacks some of these. `is_late`: those that were away when this node began would be back by now. Before that it is
+    /// looked only for what a backup that is back never had: it was away when the log's end was decided, and until what is in these
+    /// blocks is copied again one loss more is one too many (`docs/replication.md`, "An end that nobody can show").
+    fn lacks_some(&self, views: &[OldView], is_late: bool) -> bool {
+        let lacks = |view: &OldView, blocks: &RangeInclusive<u64>| {
+            view.backups.iter().any(|backup| self.lacks(*backup, view.log, blocks))
+        };
+        views.iter().any(|view| {
+            let last = *view.blocks.end()..=*view.blocks.end();
+            (view.is_unshown && lacks(view, &last)) || (is_late && lacks(view, &view.blocks))
+        })
     }
 
     /// Whether a backup does not have these blocks of a log any more: it is away for long, or has come back without them. Of one that
@@ -352,5 +360,48 @@ impl Memory {
         }
         self.unclear.borrow_mut().insert(backup);
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOG: LogId = LogId { node: 1, epoch: 2, vlog: 0 };
+
+    /// Backups 3 and 4 are there and have these blocks of the log, which ends at 10.
+    fn there(third: RangeInclusive<u64>, fourth: RangeInclusive<u64>) -> Memory {
+        let mut memory = Memory::default();
+        for (backup, blocks) in [(3, third), (4, fourth)] {
+            let logs = HashMap::from([(LOG, Replica { blocks: vec![blocks], bytes: 0 })]);
+            memory.has.insert(backup, Has { epoch: 5, at: Instant::now(), logs });
+        }
+        memory
+    }
+
+    fn ends_at_10(is_unshown: bool) -> [OldView; 1] {
+        [OldView { log: LOG, blocks: 4..=10, backups: vec![3, 4], is_unshown }]
+    }
+
+    /// Backup 3 was away when the log's end was decided, and is back without its last blocks: these are at one backup only.
+    #[test]
+    fn what_a_backup_that_is_back_never_had_is_copied_at_once() {
+        let memory = there(4..=6, 4..=10);
+        assert!(memory.lacks_some(&ends_at_10(true), false));
+        assert!(memory.lacks_some(&ends_at_10(true), true));
+        let whole = there(4..=10, 4..=10);
+        assert!(!whole.lacks_some(&ends_at_10(true), false) && !whole.lacks_some(&ends_at_10(true), true));
+    }
+
+    /// It may be that the front was given back, and that a backup is about to come back.
+    #[test]
+    fn what_may_be_there_yet_is_not_copied_at_once() {
+        let mut memory = there(6..=10, 4..=10);
+        assert!(!memory.lacks_some(&ends_at_10(true), false));
+        assert!(memory.lacks_some(&ends_at_10(true), true));
+        memory.has.remove(&3);
+        memory.away.insert(3, Instant::now());
+        assert!(!memory.lacks_some(&ends_at_10(true), false) && !memory.lacks_some(&ends_at_10(true), true));
+        assert!(!there(4..=6, 4..=10).lacks_some(&ends_at_10(false), false), "all have shown the end");
     }
 }

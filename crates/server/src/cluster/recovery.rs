@@ -118,8 +118,15 @@ pub(super) struct Recovery {
     changed: Condvar,
 }
 
-/// Blocks of a log that is over, with the backups that should have them.
-pub(super) type OldView = (LogId, RangeInclusive<u64>, Vec<u32>);
+/// Blocks of a log that is over.
+pub(super) struct OldView {
+    pub(super) log: LogId,
+    pub(super) blocks: RangeInclusive<u64>,
+    /// Who should have them.
+    pub(super) backups: Vec<u32>,
+    /// They are the log's last ones, and not all of these have shown that they have them.
+    pub(super) is_unshown: bool,
+}
 
 impl Recovery {
     /// Starts both threads. `has_all`: the node came with all that it had acknowledged. `links`: where connections to backups run, with a transport of their own.
@@ -318,10 +325,15 @@ impl Recovery {
     pub(super) fn old_views(&self) -> Vec<OldView> {
         let logs = self.group.read(|state| ended_logs(state, self.node)).unwrap_or_default();
         let mut views = Vec::new();
-        for EndedLog { log, views: of_log, end, .. } in logs.into_iter().filter(|ended| ended.log.node == self.node) {
+        for EndedLog { log, views: of_log, end, at_all } in logs.into_iter().filter(|ended| ended.log.node == self.node)
+        {
             let nexts: Vec<u64> = of_log.iter().skip(1).map(|view| view.first).chain([end + 1]).collect();
-            let blocks = of_log.into_iter().zip(nexts).map(|(view, next)| (log, view.first..=next - 1, view.backups));
-            views.extend(blocks.filter(|(_, blocks, backups)| !blocks.is_empty() && !backups.is_empty()));
+            let of_view = |(view, next): (EndedView, u64)| {
+                let is_unshown = !at_all && next == end + 1;
+                OldView { log, blocks: view.first..=next - 1, backups: view.backups, is_unshown }
+            };
+            let of_log = of_log.into_iter().zip(nexts).map(of_view);
+            views.extend(of_log.filter(|view| !view.blocks.is_empty() && !view.backups.is_empty()));
         }
         views
     }

@@ -181,16 +181,20 @@ impl Copier {
         copies: &Copies,
         node: u32,
     ) {
+        let is_late = now_us - self.began_us > AWAY_US;
         let mut lacking = false;
         for ended in ended_logs(known).unwrap_or_default().iter().filter(|ended| ended.log.node == node) {
             let nexts = ended.views.iter().skip(1).map(|view| view.first).chain([ended.end + 1]);
             for (view, next) in ended.views.iter().zip(nexts) {
-                let blocks = view.first..=next - 1;
-                let lacks = |backup: &BackupId| self.lacks(has, now_us, *backup, ended.log, &blocks);
+                let (blocks, last) = (view.first..=next - 1, next - 1..=next - 1);
+                let is_unshown = !ended.at_all && next == ended.end + 1;
+                let lacks = |backup: &BackupId| {
+                    let lacks = |blocks| self.lacks(has, now_us, *backup, ended.log, blocks);
+                    (is_unshown && lacks(&last)) || (is_late && lacks(&blocks))
+                };
                 lacking |= !blocks.is_empty() && view.backups.iter().any(lacks);
             }
         }
-        lacking &= now_us - self.began_us > AWAY_US;
         if !lacking && !self.is_copying && !self.is_mostly_dead(known, has, log, node) {
             return;
         }
@@ -255,5 +259,24 @@ impl World {
         let told =
             |(name, view, backup)| format!("{name:?} has {view:?}, and node {backup} is gone: it is not copied again");
         lacking.map(told).collect()
+    }
+
+    /// Logs of lost nodes that are kept for what is in them, although a backup does not have their last blocks or is gone with them.
+    pub(super) fn without_last_blocks(&self) -> Vec<String> {
+        let mut lacking = Vec::new();
+        for (name, log) in self.coordinators.state.lost_logs().filter(|(_, log)| !log.ends_at_all()) {
+            let (Some(end), Some(view)) = (log.end, log.views.last()) else { continue };
+            let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
+            let lacks = |backup: &&u32| {
+                let running = self.node(**backup).process.as_ref().and_then(|process| process.running.as_ref());
+                let has = running.map(|running| running.backup.end_now(id, view.first).through);
+                self.node(**backup).is_gone || has.is_some_and(|has| has < end)
+            };
+            let of_log = view.backups.iter().filter(lacks).filter(|_| end >= view.first);
+            lacking.extend(of_log.map(|backup| {
+                format!("{name} ends at block {end}, which node {backup} does not have: it is not copied again")
+            }));
+        }
+        lacking
     }
 }

@@ -66,7 +66,8 @@ impl World {
 
     /// The leader is asked for something.
     pub(super) fn command(&mut self, from: u32, leader: u32, number: u64, command: &Command) -> Result<(), Violation> {
-        if !self.leads(leader) {
+        // Who asks tries again soon, as it does if another one leads.
+        if !self.leads(leader) || self.looks_before(leader, command) {
             self.tell(leader, from, Packet::NotLeader(number));
             return Ok(());
         }

@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndsAsked, ToldEnd};
+use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, EndsAsked, ToldEnd};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_protocol::LogView;
 
+use super::coordinators::Command;
 use super::copies::lock;
 use super::network::Packet;
 use super::world::{Event, Planted, World};
@@ -34,6 +35,8 @@ pub(super) struct Fencing {
     again_us: u64,
     /// Backups that have not answered.
     asked: BTreeSet<u32>,
+    /// In which epochs backups took part when they were asked.
+    epochs: BTreeMap<u32, u32>,
     /// How far the others have logs, and how many were asked for each.
     told: BTreeMap<LogName, Ends>,
     /// Whether logs were asked for that have ends already.
@@ -134,17 +137,22 @@ impl World {
         if is_again {
             over.extend(self.coordinators.state.with_unused_ends());
         }
+        let wanted = self.looks.get(&node).map_or_else(Vec::new, EndLooks::wanted);
+        over.extend(&wanted);
         let pending = self.fencing.iter().filter(|((asker, ..), fencing)| *asker == node && fencing.is_again);
         over.extend(pending.map(|((_, gone, epoch), _)| (*gone, *epoch)));
         over.sort_unstable();
         over.dedup();
         for (gone, epoch) in over {
-            self.end_logs(node, (gone, epoch), is_again)?;
+            self.end_logs(node, (gone, epoch), is_again || wanted.contains(&(gone, epoch)))?;
             let state = &self.coordinators.state;
             let is_over = state.logs_of(gone, epoch).all(|(_, log)| log.end.is_some());
             if is_over && state.to_recover(gone, epoch).next().is_some() {
                 self.commit(node, |state| state.plan_recover(gone, epoch))?;
             }
+        }
+        if let Some(looks) = self.looks.get_mut(&node) {
+            looks.looked(&self.coordinators.state, now_us);
         }
         for number in self.late_moves(node) {
             *self.events_of.entry("called off").or_default() += 1;
@@ -179,6 +187,13 @@ impl World {
         is_time
     }
 
+    /// Whether backups are asked first how far lost logs go that somebody is about to open streamlets with.
+    pub(super) fn looks_before(&mut self, leader: u32, command: &Command) -> bool {
+        let Command::UseEnds(said) = command else { return false };
+        let now_us = self.now_us();
+        self.looks.entry(leader).or_default().is_before(&self.coordinators.state, said, now_us)
+    }
+
     /// Moves that take too long since this leader first saw them.
     fn late_moves(&mut self, leader: u32) -> Vec<u64> {
         let now_us = self.now_us();
@@ -196,6 +211,7 @@ impl World {
     /// What backups have answered to a leader is worth something to that process, as long as it leads.
     pub(super) fn forget_answers(&mut self, leader: u32) {
         self.fencing.retain(|(asker, ..), _| *asker != leader);
+        self.looks.remove(&leader);
     }
 
     /// Asks all backups of the newest views, and ends logs when all have answered or some are late. `is_again`: also for ends that may be taken back.
@@ -218,17 +234,22 @@ impl World {
                 if fencing.is_again {
                     self.commit(leader, |state| state.plan_take_back(log, end))?;
                 }
+                let told = fencing.told[&log].0.iter().map(|(backup, _)| backup);
+                let told = told.filter_map(|backup| Some((*backup, *fencing.epochs.get(backup)?)));
+                self.looks.entry(leader).or_default().told(log, told);
             }
         }
         let asked = self.ends_asked((node, epoch), is_again);
         if asked.is_empty() {
             return Ok(());
         }
-        let backups = asked.iter().map(|(backup, ..)| *backup).collect();
+        let backups: BTreeSet<u32> = asked.iter().map(|(backup, ..)| *backup).collect();
+        let takes_part = |backup: &u32| Some((*backup, self.coordinators.state.node(*backup)?.epoch));
+        let epochs = backups.iter().filter_map(takes_part).collect();
         let mut told: BTreeMap<LogName, Ends> = BTreeMap::new();
         asked.iter().flat_map(|(.., logs)| logs).for_each(|(log, _)| told.entry(*log).or_default().1 += 1);
         let until_us = now_us + FENCE_US;
-        self.fencing.insert(of, Fencing { until_us, again_us: until_us, asked: backups, told, is_again });
+        self.fencing.insert(of, Fencing { until_us, again_us: until_us, asked: backups, epochs, told, is_again });
         self.ask_to_fence(of, asked);
         Ok(())
     }

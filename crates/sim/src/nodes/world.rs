@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{Join, LogState};
+use kera_coordinator::cluster::{EndLooks, Join, LogState};
 use kera_env::{Clock, ManualClock, Random, SeededRandom};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, Roles};
 use kera_format::vlog_replica::LogId;
@@ -273,6 +273,8 @@ pub(super) struct World {
     pub(super) coordinators: Coordinators,
     /// What leaders have asked backups to fence: by the leader, and the node and epoch that are over.
     pub(super) fencing: BTreeMap<(u32, u32, u32), Fencing>,
+    /// Whom they have asked how far lost logs go.
+    pub(super) looks: BTreeMap<u32, EndLooks>,
     pub(super) cuts: Cuts,
     pub(super) held: Vec<(u32, u32, Event)>,
     pub(super) clients: Vec<Slot>,
@@ -352,6 +354,7 @@ impl World {
             clock,
             coordinators: Coordinators::default(),
             fencing: BTreeMap::new(),
+            looks: BTreeMap::new(),
             cuts: Cuts::new(count),
             held: Vec::new(),
             clients: Vec::new(),
@@ -502,6 +505,7 @@ impl World {
             }
         }
         waiting.extend(self.without_copies());
+        waiting.extend(self.without_last_blocks());
         waiting.extend(self.moving());
         for (node, epoch) in state.lost() {
             waiting.push(format!("what node {node} had in its epoch {epoch} has no live owner"));
