@@ -1,9 +1,10 @@
 //! Moving streamlets, emptying and giving up nodes: what `kera streamlet`, `kera node` and `kera rebalance` ask for.
 
+use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::{
-    AcceptLoss, ChangeNode, DescribeMoves, FindOwners, MoveInfo, MoveStreamlet, MovesDescription, NodeChange,
-    PlanRebalance, StreamRef,
+    AcceptLogLoss, AcceptLoss, ChangeNode, DescribeLostLogs, DescribeMoves, FindOwners, LostLog, MoveInfo,
+    MoveStreamlet, MovesDescription, NodeChange, PlanRebalance, StreamRef,
 };
 
 use crate::{Admin, ClientError};
@@ -37,6 +38,16 @@ impl Admin {
     /// Goes on without what only a lost node had of a streamlet.
     pub async fn accept_loss(&self, stream: impl Into<StreamRef>, streamlet: StreamletId) -> Result<(), ClientError> {
         self.client.call(&AcceptLoss { stream: stream.into(), streamlet }).await.map(drop)
+    }
+
+    /// Logs of lost nodes of which blocks are missing.
+    pub async fn lost_logs(&self) -> Result<Vec<LostLog>, ClientError> {
+        Ok(self.client.call(&DescribeLostLogs { limit: 0 }).await?.logs)
+    }
+
+    /// Goes on without what nodes had of a log that are gone for good.
+    pub async fn accept_log_loss(&self, log: LogId, gone: &[u32]) -> Result<(), ClientError> {
+        self.client.call(&AcceptLogLoss { log, gone: gone.to_vec() }).await.map(drop)
     }
 
     /// The node that owns a streamlet, as the node that is asked knows it; 0: nobody.

@@ -18,7 +18,11 @@ impl Coordinator {
 
     /// Requests that make sense in a cluster only, and go to the leader of its coordinators.
     fn is_for_cluster(op: Op) -> bool {
-        matches!(op, Op::MoveStreamlet | Op::ChangeNode | Op::PlanRebalance | Op::DescribeMoves | Op::AcceptLoss)
+        use Op::{
+            AcceptLogLoss, AcceptLoss, ChangeNode, DescribeLostLogs, DescribeMoves, MoveStreamlet, PlanRebalance,
+        };
+        matches!(op, MoveStreamlet | ChangeNode | PlanRebalance | DescribeMoves | AcceptLoss)
+            || matches!(op, DescribeLostLogs | AcceptLogLoss)
     }
 
     /// Answers one request: appends the whole response frame to `out`. `op` must be one that is

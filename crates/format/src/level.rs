@@ -18,6 +18,7 @@
 //! | 9 | a node that has come back may hold again what it had, instead of the owner who rebuilds it |
 //! | 10 | who takes over says with which ends of lost logs, and others may be taken back |
 //! | 11 | compacted segments are copied again, in pieces |
+//! | 12 | a person may give up blocks of a lost log of which no backup is left |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -44,8 +45,10 @@ pub const RETURNED_GROUPS: u32 = 9;
 pub const USED_ENDS: u32 = 10;
 /// From this one on compacted segments are copied again, in [pieces](crate::piece).
 pub const COMPACTED_COPIES: u32 = 11;
+/// From this one on a person may give up blocks of a lost log of which no backup is left.
+pub const LOST_BLOCKS: u32 = 12;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 11;
+pub const NEWEST: u32 = 12;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

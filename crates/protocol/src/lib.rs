@@ -31,6 +31,7 @@ pub mod frame;
 pub mod groups;
 pub mod hello;
 pub mod limits;
+mod lost;
 mod message;
 mod moves;
 pub mod node;
@@ -67,6 +68,7 @@ pub use groups::{
     SegmentInfo, SegmentList, SegmentPlace,
 };
 pub use hello::{Hello, HelloResponse, OpRange};
+pub use lost::{AcceptLogLoss, DescribeLostLogs, LostLog, LostLogs, MissingBlocks, StreamletRange};
 pub use message::{Body, Empty, Message, encode_error, encode_push, encode_request, encode_response};
 pub use moves::{
     AcceptLoss, ChangeNode, DescribeMoves, FinishMove, GroupsGone, GroupsOffered, HeldGroups, LaneFloor, LetGo,

@@ -179,7 +179,8 @@ macro_rules! for_each_message {
             RaftSnapshot, ForwardCommand, JoinCluster, NodeAlive, DescribeCluster, ChangeLog, StreamletsRebuilt, RebuildNeeds, StoreBlock,
             FenceNode, ListReplicas, LaneStates, ReadBlocks, ReleaseBlocks, MoveStreamlet, LetGo, FinishMove, ChangeNode,
             PlanRebalance, GroupsGone, DescribeMoves, AcceptLoss, TransactionsIn, ClaimPartition, ClaimGroup,
-            RenewOwner, SetFloors, EndInPartitions, EndInGroup, UseEnds, OfferGroups, ReturnGroups,
+            RenewOwner, SetFloors, EndInPartitions, EndInGroup, UseEnds, OfferGroups, ReturnGroups, DescribeLostLogs,
+            AcceptLogLoss,
         }
     };
 }

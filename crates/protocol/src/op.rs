@@ -173,6 +173,10 @@ ops! {
     OfferGroups = 118, 1..=1;
     /// Has a node that came back hold older groups which their owner was rebuilding.
     ReturnGroups = 119, 1..=1;
+    /// Tells of which logs of lost nodes blocks are missing.
+    DescribeLostLogs = 120, 1..=1;
+    /// Gives up blocks of a log of which no backup is left.
+    AcceptLogLoss = 121, 1..=1;
 }
 
 impl Op {
@@ -189,6 +193,7 @@ impl Op {
             (Op::UseEnds, _) => level::USED_ENDS,
             (Op::LaneStates, 2..) => level::COMPACTED_COPIES,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
+            (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
             _ => level::FIRST,
         }

@@ -99,8 +99,10 @@ fn parts() -> String {
         LogEnd,
         LogId,
         LogView,
+        LostLog,
         MemberInfo,
         MemberNode,
+        MissingBlocks,
         NodeInfo,
         OlderGroups,
         OpRange,
@@ -122,6 +124,7 @@ fn parts() -> String {
         StreamInfo,
         StreamOptions,
         StreamOwners,
+        StreamletRange,
         StreamletState,
         UsedEnd
     );

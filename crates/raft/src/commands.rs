@@ -9,11 +9,11 @@ use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::{ProducerEpoch, ProducerId};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
-    AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, ChangeNode, CreateStream,
-    DeleteStream, DescribeMoves, Empty, ErrorBody, FinishMove, ForwardCommand, ForwardedCommand, GroupsGone,
-    JoinCluster, JoinedCluster, LogChange, Message, MovePlan, MoveStreamlet, MovesDescription, NodeChange, Op,
-    PlanRebalance, RebuildNeeds, RenewOwner, ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt,
-    UseEnds,
+    AcceptLogLoss, AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, ChangeNode,
+    CreateStream, DeleteStream, DescribeLostLogs, DescribeMoves, Empty, ErrorBody, FinishMove, ForwardCommand,
+    ForwardedCommand, GroupsGone, JoinCluster, JoinedCluster, LogChange, Message, MovePlan, MoveStreamlet,
+    MovesDescription, NodeChange, Op, PlanRebalance, RebuildNeeds, RenewOwner, ReturnGroups, SetFloors, Status,
+    StreamInfo, StreamRef, StreamletsRebuilt, UseEnds,
 };
 use openraft::{BasicNode, ChangeMembers};
 
@@ -57,6 +57,11 @@ fn answered(op: Op, (from, to): (u8, u8), body: Vec<u8>) -> Result<Vec<u8>, Coor
         Op::CreateStream | Op::AlterStream if from != to => Ok(encoded(&StreamInfo::decode(from, &body)?, to)),
         _ => Ok(body),
     }
+}
+
+/// How many of a listing are told.
+fn told_at_most(limit: u32) -> usize {
+    if limit == 0 { PAGE_ITEMS_MAX } else { PAGE_ITEMS_MAX.min(limit as usize) }
 }
 
 /// What a leader knows beside the state. Whoever holds it gives commands, and nobody else does.
@@ -259,10 +264,33 @@ impl Group {
             Op::SetFloors => done(self.set_floors(leading, &SetFloors::decode(version, body)?).await?),
             Op::AcceptLoss => {
                 let AcceptLoss { stream, streamlet } = AcceptLoss::decode(version, body)?;
-                self.check_has_stopped(&stream, streamlet.0)?;
+                self.check_owner_has_stopped(&stream, streamlet.0)?;
                 let index = self.commit(leading, |state| state.plan_accept_loss(&stream, streamlet.0)).await?;
                 tracing::warn!(?stream, streamlet = streamlet.0, "a person has given up what a lost node had");
                 done(index)
+            }
+            Op::AcceptLogLoss => {
+                let asked = AcceptLogLoss::decode(version, body)?;
+                done(self.accept_log_loss(leading, &asked).await?)
+            }
+            other => self.execute_question(leading, other, version, body).await,
+        }
+    }
+
+    /// What is asked, and changes nothing.
+    async fn execute_question(
+        &self,
+        leading: &mut Leading,
+        op: Op,
+        version: u8,
+        body: &[u8],
+    ) -> Result<(Vec<u8>, u64), CoordinatorError> {
+        match op {
+            Op::DescribeLostLogs => {
+                let DescribeLostLogs { limit } = DescribeLostLogs::decode(version, body)?;
+                let index = self.commit(leading, |_| Ok(Vec::new())).await?;
+                let described = self.read(|state| state.lost_log_infos(told_at_most(limit)));
+                Ok((encoded(&described, version), index))
             }
             Op::PlanRebalance => {
                 let PlanRebalance { limit } = PlanRebalance::decode(version, body)?;
@@ -273,7 +301,7 @@ impl Group {
             Op::DescribeMoves => {
                 let DescribeMoves { limit } = DescribeMoves::decode(version, body)?;
                 let index = self.commit(leading, |_| Ok(Vec::new())).await?;
-                let limit = if limit == 0 { PAGE_ITEMS_MAX } else { PAGE_ITEMS_MAX.min(limit as usize) };
+                let limit = told_at_most(limit);
                 let described = self.read(|state| MovesDescription {
                     moves: state.move_infos().take(limit).collect(),
                     under_way: state.moves().len() as u64,
@@ -308,6 +336,20 @@ impl Group {
         Ok(index)
     }
 
+    /// A person gives up what nodes had of a log that are gone for good. Not before its node has stopped for certain, if it was there a moment ago.
+    async fn accept_log_loss(&self, leading: &mut Leading, asked: &AcceptLogLoss) -> Result<u64, CoordinatorError> {
+        // What is refused for good is so at once.
+        self.commit(leading, |state| state.plan_accept_log_loss(asked).map(|_| Vec::new())).await?;
+        let node = asked.log.node;
+        let lost = self.read(|state| state.node(node).filter(|known| known.fenced).map(|known| known.epoch));
+        if let Some(epoch) = lost {
+            self.check_has_stopped((node, epoch))?;
+        }
+        let index = self.commit(leading, |state| state.plan_accept_log_loss(asked)).await?;
+        tracing::warn!(log = %asked.log, gone = ?asked.gone, "a person has given up what is missing of a lost log");
+        Ok(index)
+    }
+
     async fn set_floors(&self, leading: &mut Leading, asked: &SetFloors) -> Result<u64, CoordinatorError> {
         self.commit(leading, |state| state.plan_floors(asked)).await
     }
@@ -321,13 +363,16 @@ impl Group {
 
     /// A lost owner may be there still, cut off, and go on for a while: what it acknowledges of a stream with one copy is not in vain
     /// before somebody else owns the streamlet.
-    fn check_has_stopped(&self, stream: &StreamRef, streamlet: u32) -> Result<(), CoordinatorError> {
+    fn check_owner_has_stopped(&self, stream: &StreamRef, streamlet: u32) -> Result<(), CoordinatorError> {
         let owner = self.read(|state| {
             let info = state.catalog.find(stream).ok()?;
             let owner = state.owner(info.id, streamlet)?;
             (!state.is_live(owner.node, owner.epoch)).then_some((owner.node, owner.epoch))
         });
-        let Some(incarnation) = owner else { return Ok(()) };
+        owner.map_or(Ok(()), |incarnation| self.check_has_stopped(incarnation))
+    }
+
+    fn check_has_stopped(&self, incarnation: (NodeNumber, u32)) -> Result<(), CoordinatorError> {
         let since = self.fenced_us.lock().get(&incarnation).copied();
         let has_stopped = match since {
             Some(since) => self.clock.monotonic_us().saturating_sub(since) > STOPPED_AFTER_MS * 1000,

@@ -8,6 +8,7 @@
 mod duties;
 mod ends;
 mod looks;
+mod lost;
 mod moves;
 mod needs;
 mod owners;

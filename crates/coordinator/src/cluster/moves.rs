@@ -382,7 +382,11 @@ impl ClusterState {
         let lost: Vec<Held> = self.owners[&info.id].held_of(streamlet).filter(|held| self.is_lost(held)).collect();
         let is_lost = !self.is_live(owner.node, owner.epoch);
         if !is_lost && lost.is_empty() {
-            return Err(refused(format!("nothing of {name} is lost: node {} has it and is live", owner.node)));
+            let why = match self.waits_in_vain(info.id, streamlet) {
+                Some(waits) => format!("node {} has {name} and is live, but {waits}", owner.node),
+                None => format!("nothing of {name} is lost: node {} has it and is live", owner.node),
+            };
+            return Err(refused(why));
         }
         let (stream, first, count, number) = (info.id, streamlet, 1, 0);
         let mut entries: Vec<ClusterEntry> = (lost.iter())

@@ -351,6 +351,11 @@ impl ClusterState {
         if of_view.is_some_and(|of| of.backups.is_empty()) {
             return Ok(Vec::new());
         }
+        // Of a log that is over only a person gives up something: what its broker has asked for comes too late.
+        if !self.is_live(log.node, log.epoch) {
+            let why = format!("node {} epoch {} is over, and so is {log}", log.node, log.epoch);
+            return Err(CoordinatorError::Refused(Refused(why)));
+        }
         self.one(ClusterEntry::ViewGivenUp { log, view })
     }
 

@@ -352,6 +352,9 @@ impl ClusterState {
     }
 
     fn check_view_given_up(&self, log: LogName, view: u32) -> Result<(), Refused> {
+        if self.level() >= level::LOST_BLOCKS && !self.is_live(log.node, log.epoch) {
+            return self.check_lost_view(log, view);
+        }
         self.check_live(log.node, log.epoch)?;
         let views = self.logs.get(&log).map_or(0, |state| state.views.len());
         // The newest view says where the log ends: it is never without backups.

@@ -672,6 +672,18 @@ examples! {
         nodes: vec![NodeHoldings { node: 1, draining: true, streamlets: 9, held: 1, logs: 2 }],
     };
     AcceptLoss => AcceptLoss { stream: StreamRef::Name("payments".into()), streamlet: StreamletId(3) };
+    DescribeLostLogs => DescribeLostLogs { limit: 100 };
+    LostLogs => LostLogs {
+        logs: vec![LostLog {
+            log: LOG,
+            end: 0,
+            missing: vec![MissingBlocks { view: 2, first: 101, last: 0, backups: vec![2, 3] }],
+            lost_nodes: vec![1, 3],
+            live_nodes: Vec::new(),
+            streamlets: vec![StreamletRange { stream: StreamId(17), first: 3, count: 2 }],
+        }],
+    };
+    AcceptLogLoss => AcceptLogLoss { log: LOG, gone: vec![1, 2, 3] };
     TransactionsIn => TransactionsIn {
         part: 5,
         streamlets: vec![OwnedStreamlet { stream: StreamId(17), streamlet: StreamletId(3), owner_epoch: 8 }],

@@ -1,0 +1,219 @@
+//! Blocks of logs of lost nodes of which no backup is left: which they are, who may have something in them, and giving them up when a person says
+//! that the nodes which had them are gone for good. `docs/replication.md`, "Nobody is left who has it", has the argument.
+
+use std::collections::BTreeSet;
+
+use kera_format::StreamId;
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
+use kera_format::level;
+use kera_format::vlog_replica::LogId;
+use kera_protocol::{AcceptLogLoss, LostLog, LostLogs, MissingBlocks, StreamletRange};
+
+use super::plan::Planned;
+use super::rules::{Refused, must};
+use super::{ClusterState, LogState};
+use crate::CoordinatorError;
+
+impl ClusterState {
+    /// Logs of lost nodes of which blocks are missing, at most so many.
+    pub fn lost_log_infos(&self, limit: usize) -> LostLogs {
+        let lost = self.lost_logs().map(|(log, state)| (log, state, self.missing_of(state)));
+        let lost = lost.filter(|(.., missing)| !missing.is_empty()).take(limit);
+        LostLogs { logs: lost.map(|(log, state, missing)| self.lost_log_info(log, state, missing)).collect() }
+    }
+
+    fn lost_log_info(&self, log: LogName, state: &LogState, missing: Vec<MissingBlocks>) -> LostLog {
+        let known = self.could_have(log, &missing).filter(|node| self.nodes.contains_key(node));
+        let (live_nodes, lost_nodes) = known.partition(|node| self.is_there(*node));
+        LostLog {
+            log: LogId { node: log.node, epoch: log.epoch, vlog: log.log },
+            end: state.end.unwrap_or(0),
+            missing,
+            lost_nodes,
+            live_nodes,
+            streamlets: ranges(self.waiting_for(log)),
+        }
+    }
+
+    /// Blocks of a log that is over of which no backup is live, view by view. Not those that were given up.
+    fn missing_of(&self, log: &LogState) -> Vec<MissingBlocks> {
+        let mut missing = Vec::new();
+        for (at, view) in log.views.iter().enumerate() {
+            let next = log.views.get(at + 1).map(|next| next.first.saturating_sub(1));
+            let last = next.into_iter().chain(log.end).min();
+            let has_blocks = last.is_none_or(|last| view.first <= last);
+            if has_blocks && !view.backups.is_empty() && !view.backups.iter().any(|backup| self.is_there(*backup)) {
+                missing.push(MissingBlocks {
+                    view: at as u32 + 1,
+                    first: view.first,
+                    last: last.unwrap_or(0),
+                    backups: view.backups.clone(),
+                });
+            }
+        }
+        missing
+    }
+
+    fn is_there(&self, node: NodeNumber) -> bool {
+        self.nodes.get(&node).is_some_and(|known| !known.fenced)
+    }
+
+    /// Who could have what is missing of a log: its backups, and its own node, by number.
+    fn could_have(&self, log: LogName, missing: &[MissingBlocks]) -> impl Iterator<Item = NodeNumber> {
+        let backups = missing.iter().flat_map(|of| of.backups.iter().copied());
+        backups.chain([log.node]).collect::<BTreeSet<_>>().into_iter()
+    }
+
+    /// Streamlets with copies that may have something in a log which somebody needs: those that wait to be recovered from its node, those that are
+    /// rebuilt, unless their owner has said that it does not need the log, and those of which its node has lost older groups.
+    fn waiting_for(&self, log: LogName) -> BTreeSet<(StreamId, u32)> {
+        let mut waiting = BTreeSet::new();
+        for info in self.catalog.streams().filter(|info| info.options.replication > 1) {
+            let Some(owners) = self.owners.get(&info.id) else { continue };
+            for run in owners.runs() {
+                let is_left = run.owner.node == log.node && !self.is_live(run.owner.node, run.owner.epoch);
+                let is_rebuilt =
+                    || run.owner.rebuilding && self.said_of(info.id, run).is_none_or(|said| said.logs.contains(&log));
+                if is_left || is_rebuilt() {
+                    waiting.extend((run.first..run.end()).map(|at| (info.id, at)));
+                }
+            }
+            for held in owners.held().iter().filter(|held| held.node == log.node && self.is_lost(held)) {
+                waiting.extend((held.first..held.first + held.count).map(|at| (info.id, at)));
+            }
+        }
+        waiting
+    }
+
+    /// What a streamlet waits for that no node has which is there, in words; nothing if that is not so.
+    pub(super) fn waits_in_vain(&self, stream: StreamId, streamlet: u32) -> Option<String> {
+        let lost = self.lost_logs().map(|(log, state)| (log, self.missing_of(state)));
+        let mut lost = lost.filter(|(_, missing)| !missing.is_empty());
+        let (log, missing) = lost.find(|(log, _)| self.waiting_for(*log).contains(&(stream, streamlet)))?;
+        let of_view = |of: &MissingBlocks| {
+            let to = if of.last == 0 { "on".to_owned() } else { format!("to {}", of.last) };
+            format!("blocks {} {to} (at {})", of.first, nodes(of.backups.iter().copied()))
+        };
+        let blocks: Vec<String> = missing.iter().map(of_view).collect();
+        Some(format!(
+            "it waits for what no node has that is there: {} of {log}; start one of these nodes, or look at `kera log list`, and give up what is \
+             gone for good with `kera log accept-loss {}/{}/{}`",
+            blocks.join(", "),
+            log.node,
+            log.epoch,
+            log.log
+        ))
+    }
+
+    /// A person says which nodes are gone for good: what they had of a log nobody waits for any more. A log without an end ends in front of the first
+    /// block of its newest view: all before that was acknowledged in older views. Blocks of which no backup is left are given up, view by view.
+    /// Nothing of it as long as somebody who could have it lives, or is not said to be gone.
+    pub fn plan_accept_log_loss(&self, asked: &AcceptLogLoss) -> Planned {
+        let log = LogName { node: asked.log.node, epoch: asked.log.epoch, log: asked.log.vlog };
+        self.check_gone(log, &asked.gone).map_err(CoordinatorError::Refused)?;
+        let state = &self.logs[&log];
+        let mut entries = Vec::new();
+        let missing = self.missing_of(state);
+        let newest = state.views.last().filter(|_| state.end.is_none());
+        if let Some(newest) = newest {
+            entries.push(ClusterEntry::LogEnded { log, end: newest.first - 1 });
+        }
+        // What is in front of a view without blocks, or of the end, is all that is left to be given up.
+        let given_up = missing.iter().filter(|of| of.last != 0);
+        let given_up = given_up.map(|of| ClusterEntry::ViewGivenUp { log, view: of.view });
+        // An end alone lets everybody else go on, and every version understands it.
+        if entries.is_empty() || self.level() >= level::LOST_BLOCKS {
+            entries.extend(given_up);
+        }
+        let check = |entry: &ClusterEntry| match entry {
+            ClusterEntry::ViewGivenUp { log, view } => self.check_lost_view(*log, *view),
+            other => self.check(other),
+        };
+        entries.iter().try_for_each(check).map_err(CoordinatorError::Refused)?;
+        Ok(entries)
+    }
+
+    /// Whether all who could have what is missing of a log are gone for good.
+    fn check_gone(&self, log: LogName, gone: &[NodeNumber]) -> Result<(), Refused> {
+        let Some(state) = self.logs.get(&log) else {
+            return Err(Refused(format!(
+                "there is no {log}; `kera log list` shows those of which something is missing"
+            )));
+        };
+        must(!self.is_live(log.node, log.epoch), || format!("node {} is live and writes to {log}", log.node))?;
+        let missing = self.missing_of(state);
+        let newest = state.views.len() as u32;
+        let knows_end = state.end.is_some() || missing.iter().any(|of| of.view == newest);
+        must(knows_end, || {
+            let backups = state.views.last().map_or(&[][..], |view| &view.backups);
+            let there = backups.iter().copied().filter(|backup| self.is_there(*backup));
+            format!("{log} has no end yet, and {} can say it; try again when that is decided", nodes(there))
+        })?;
+        if let Some(node) = gone.iter().find(|node| self.is_there(**node)) {
+            return Err(Refused(format!("node {node} is live, so it is not gone")));
+        }
+        if missing.is_empty() {
+            return Ok(());
+        }
+        must(!self.is_there(log.node), || {
+            format!(
+                "node {0} is live again, and may have all that was in {log}: give it time to tell. If it has not, or is to be given up, stop it, \
+                 and say that it is gone",
+                log.node
+            )
+        })?;
+        let left = self.could_have(log, &missing).filter(|node| self.nodes.contains_key(node) && !gone.contains(node));
+        let left: Vec<NodeNumber> = left.collect();
+        must(left.is_empty(), || {
+            let named = nodes(left.iter().copied());
+            let all: BTreeSet<NodeNumber> = left.iter().chain(gone).copied().collect();
+            let all: Vec<String> = all.iter().map(ToString::to_string).collect();
+            format!(
+                "{named} may come back with what is missing of {log}: start it. If its disks and its memory are gone for good say so: --gone {}",
+                all.join(",")
+            )
+        })
+    }
+
+    /// Blocks of a log that is over are given up only if nobody lives who could have them.
+    pub(super) fn check_lost_view(&self, log: LogName, view: u32) -> Result<(), Refused> {
+        let (needs, has) = (level::LOST_BLOCKS, self.level());
+        must(has >= needs, || {
+            format!(
+                "the cluster is at level {has}, and giving up blocks of a lost log needs level {needs}: it is there when all nodes run a version \
+                 that speaks it; `kera cluster level` shows which do not"
+            )
+        })?;
+        let Some(state) = self.logs.get(&log) else { return Err(Refused(format!("there is no {log}"))) };
+        let Some(of) = (view as usize).checked_sub(1).and_then(|at| state.views.get(at)) else {
+            return Err(Refused(format!("{log} has no view {view}")));
+        };
+        let is_newest = view as usize == state.views.len();
+        must(!is_newest || state.end.is_some(), || format!("view {view} of {log} says where it ends"))?;
+        must(!self.is_there(log.node), || format!("node {} is live, and may have what was in {log}", log.node))?;
+        match of.backups.iter().find(|backup| self.is_there(**backup)) {
+            Some(backup) => Err(Refused(format!("node {backup} is live and has view {view} of {log}"))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn nodes(numbers: impl Iterator<Item = NodeNumber>) -> String {
+    let numbers: Vec<String> = numbers.map(|number| number.to_string()).collect();
+    match numbers.len() {
+        1 => format!("node {}", numbers[0]),
+        _ => format!("nodes {}", numbers.join(", ")),
+    }
+}
+
+/// Neighbours together.
+fn ranges(streamlets: BTreeSet<(StreamId, u32)>) -> Vec<StreamletRange> {
+    let mut ranges: Vec<StreamletRange> = Vec::new();
+    for (stream, at) in streamlets {
+        match ranges.last_mut() {
+            Some(last) if last.stream == stream && last.first + last.count == at => last.count += 1,
+            _ => ranges.push(StreamletRange { stream, first: at, count: 1 }),
+        }
+    }
+    ranges
+}
