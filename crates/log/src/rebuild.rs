@@ -134,6 +134,21 @@ pub(crate) struct Rebuilding {
 }
 
 impl Rebuilding {
+    /// The last segment that is awaited.
+    pub(crate) fn last_awaited(&self) -> Option<(GroupId, u32)> {
+        self.awaited.last_key_value().map(|(place, _)| *place)
+    }
+
+    /// Nothing more becomes of segments up to this one.
+    pub(crate) fn give_up_to(&mut self, last: (GroupId, u32)) {
+        self.awaited.retain(|place, _| *place > last);
+        self.begun.retain(|place, _| *place > last);
+        self.uncopied.retain(|copy| {
+            let id = copy.segment.id();
+            (id.group, id.index.0) > last
+        });
+    }
+
     /// Nothing more becomes of groups that `keep` does not name.
     pub(crate) fn leave(&mut self, keep: &dyn Fn(GroupId) -> bool) {
         self.awaited.retain(|(group, _), _| keep(*group));
@@ -203,6 +218,12 @@ impl Streamlet {
     pub fn is_awaiting(&self) -> bool {
         let awaits = |lane: &Arc<Lane>| lane.state.lock().rebuilding.as_ref().is_some_and(|of| !of.awaited.is_empty());
         self.all_lanes().any(awaits)
+    }
+
+    /// Nobody has any more what is awaited: each lane begins behind the last such segment, for a lane has no holes, and goes on as it is. How many
+    /// records went with that.
+    pub fn give_up_awaited(&self) -> u64 {
+        self.all_lanes().map(|lane| lane.give_up_awaited()).sum()
     }
 
     /// Gives one of the segments that are rebuilt, and did not go there yet, to the sink; `None`: there is none. Any thread. After

@@ -37,6 +37,7 @@ use parking_lot::MutexGuard;
 use crate::arena::Purpose;
 use crate::group::At;
 use crate::lane::{Lane, LaneState, Open};
+use crate::rebuild::Rebuilding;
 use crate::segment::FIRST_CHUNK;
 use crate::storage::Location;
 use crate::streamlet::Streamlet;
@@ -212,6 +213,30 @@ impl Lane {
             self.log().release(id, at);
         }
         dropped.len() as u64
+    }
+
+    /// Drops the segments that are awaited, and all in front of the last of them.
+    pub(crate) fn give_up_awaited(&self) -> u64 {
+        let mut dropped = Vec::new();
+        let mut guard = self.state.lock();
+        let version = guard.version;
+        let state = &mut *guard;
+        let Some(last) = state.rebuilding.as_deref().and_then(Rebuilding::last_awaited) else { return 0 };
+        let mut records = 0;
+        while let Some(first) = state.chain.first() {
+            let slot = state.chain.slot(first);
+            if (state.chain.groups[first.group].id, slot.index) > last {
+                break;
+            }
+            let summary = slot.summary();
+            records += summary.next_ordinal - summary.base_ordinal;
+            self.drop_front(state, &mut dropped);
+        }
+        if let Some(rebuilding) = &mut state.rebuilding {
+            rebuilding.give_up_to(last);
+        }
+        self.finish(guard, version, dropped);
+        records
     }
 
     /// Bytes of all its segments, and the oldest of them if it may go.

@@ -14,6 +14,7 @@
 
 mod decide;
 mod fetch;
+mod given_up;
 mod needed;
 mod returned;
 #[cfg(test)]
@@ -353,6 +354,15 @@ impl Broker {
                 // Backups give blocks back each for itself, whole files at a time: one that was asked what lanes have may have told of
                 // segments of which another one, which is read now, has given the front back.
                 errors = pass(&missing.streamlets, true)?;
+            }
+            if is_as_before() {
+                given_up::give_up(
+                    self,
+                    (rebuild, &ranges, logs),
+                    &missing.streamlets,
+                    (copies, progress),
+                    &mut errors,
+                )?;
             }
             if is_as_before() {
                 let message = format!(

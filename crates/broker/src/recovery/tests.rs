@@ -566,3 +566,56 @@ fn backups_that_are_all_lost_are_asked_at_once_and_one_that_answers_is_enough() 
     let memory = Memory { silent: vec![11], together: None, ..memory };
     next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
 }
+
+/// Blocks 1 to 4 are at backup 11, the others at 12, and 11 burns while the lane is rebuilt.
+fn in_two_views(logs: &[EndedLog], first: &[u32]) -> Vec<EndedLog> {
+    let views = vec![EndedView { first: 1, backups: first.to_vec() }, EndedView { first: 5, backups: vec![12] }];
+    vec![EndedLog { views, at_all: true, ..logs[0].clone() }]
+}
+
+#[test]
+fn what_nobody_has_any_more_is_waited_for_until_a_person_gives_it_up() {
+    let (memory, logs) = lost();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let there = in_two_views(&logs, &[11]);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &there, &memory).expect("taken over");
+    assert_eq!(next.append(10).base_ordinal, 10);
+    let burnt = Memory { silent: vec![11], ..memory };
+    let again = |logs: &[EndedLog], copies: &dyn Copies| {
+        next.broker.rebuild(&rebuild, logs, copies, &RecoveryProgress::default()).map_err(|error| error.to_string())
+    };
+    let waits = again(&there, &burnt).expect_err("backup 11 may come back");
+    assert!(waits.contains("backup 11 at block 1: nobody answers"), "{waits}");
+    assert!(again(&[], &burnt).is_err(), "the ends of other logs are not known");
+    // A log of somebody else that was not needed may have it as well, and does not answer just now.
+    let given_up = in_two_views(&logs, &[]);
+    let other = EndedLog { log: Two::OTHER, end: 3, ..logs[0].clone() };
+    let with_other = [given_up.clone(), vec![other]].concat();
+    let two = Two(Memory { silent: vec![11], ..copy_of(&burnt) }, Memory { silent: vec![11, 12], ..copy_of(&burnt) });
+    let waits = again(&with_other, &two).expect_err("it may have it");
+    assert!(waits.contains("backup 12 at block 1: nobody answers"), "{waits}");
+    assert_eq!(next.lane().groups(GroupId::NONE, usize::MAX)[0].first_ordinal, 0, "nothing has gone");
+
+    again(&given_up, &burnt).expect("it is given up");
+    assert_eq!(next.readable(), [6, 7, 8, 9, 10], "a lane has no holes, and begins behind what is gone");
+    assert_eq!((next.append(9).duplicate, next.append(11).base_ordinal), (true, 11), "and goes on as it was");
+}
+
+#[test]
+fn what_another_log_has_comes_from_there_before_anything_is_given_up() {
+    let (memory, logs) = lost();
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &in_two_views(&logs, &[11]), &memory).expect("taken over");
+    let burnt = Memory { silent: vec![11], ..copy_of(&memory) };
+    let other = EndedLog { log: Two::OTHER, ..logs[0].clone() };
+    let all = [in_two_views(&logs, &[]), vec![other]].concat();
+    let two = Two(burnt, memory);
+    next.broker.rebuild(&rebuild, &all, &two, &RecoveryProgress::default()).expect("rebuilt");
+    assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
+}
+
+fn copy_of(memory: &Memory) -> Memory {
+    Memory { chunks: memory.chunks.clone(), ..Memory::default() }
+}
