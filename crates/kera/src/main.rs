@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         Command::Cluster(cli::ClusterCommand::Up(args)) => wait(commands::cluster::up(&args, &globals)),
         Command::Cluster(cli::ClusterCommand::Level) => wait(commands::level::run(&globals)),
         Command::Streamlet(command) => wait(commands::moves::streamlet(command, &globals)),
+        Command::Log(command) => wait(commands::logs::run(command, &globals)),
         Command::Node(command) => wait(commands::moves::node(command, &globals)),
         Command::Rebalance(args) => wait(commands::moves::rebalance(&args, &globals)),
         Command::Completions { shell } => completions(shell),

@@ -6,6 +6,7 @@ pub mod config;
 pub mod consume;
 pub mod demo;
 pub mod level;
+pub mod logs;
 pub mod moves;
 pub mod produce;
 pub mod serve;

@@ -27,8 +27,16 @@ pub(super) fn to_start(state: &ClusterState) -> String {
     let lost: Vec<String> = lost.map(|(number, _)| number.to_string()).collect();
     match lost.len() {
         0 => String::new(),
-        1 => format!("; start node {}, which is lost and has copies", lost[0]),
-        _ => format!("; start nodes {}, which are lost and have copies", lost.join(", ")),
+        1 => format!("; start node {}, which is lost and has copies", lost[0]) + or_give_up(state),
+        _ => format!("; start nodes {}, which are lost and have copies", lost.join(", ")) + or_give_up(state),
+    }
+}
+
+/// Where it is said what nobody has who is there, if there is such.
+fn or_give_up(state: &ClusterState) -> &'static str {
+    match state.lost_log_infos(1).logs.is_empty() {
+        true => "",
+        false => " (what is gone for good: `kera log list`)",
     }
 }
 
@@ -93,10 +101,11 @@ mod tests {
         assert!(said.ends_with("; start node 2, which is lost and has copies"), "{said}");
         fence(&mut state, 3);
         fence(&mut state, 4);
-        assert_eq!(to_start(&state), "; start nodes 2, 3, which are lost and have copies");
+        let gone = "; start nodes 2, 3, which are lost and have copies (what is gone for good: `kera log list`)";
+        assert_eq!(to_start(&state), gone);
         let log = LogName { node: 1, epoch: 7, log: 0 };
         apply(&mut state, &[ClusterEntry::LogEnded { log, end: 5 }]);
         assert_eq!(undecided(&state), None);
-        assert_eq!(to_start(&state), "; start nodes 2, 3, which are lost and have copies");
+        assert_eq!(to_start(&state), gone);
     }
 }

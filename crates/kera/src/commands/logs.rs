@@ -1,0 +1,185 @@
+//! `kera log`: virtual logs of lost nodes of which blocks are missing, and giving up what is gone for good.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io::{IsTerminal, Write};
+
+use kera_client::{Client, StreamId};
+use kera_protocol::{LostLog, MissingBlocks, StreamletRange};
+use serde::Serialize;
+
+use crate::cli::{Globals, LogCommand, LogNames};
+use crate::connect::connect;
+use crate::error::CliError;
+use crate::output::{print, print_json};
+
+/// A log as `--json` shows it.
+#[derive(Serialize)]
+struct LogJson {
+    log: String,
+    node: u32,
+    epoch: u32,
+    number: u32,
+    /// Its last block; nothing if nobody knows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    end: Option<u64>,
+    missing: Vec<MissingJson>,
+    lost_nodes: Vec<u32>,
+    live_nodes: Vec<u32>,
+    streamlets: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct MissingJson {
+    first: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    last: Option<u64>,
+    backups: Vec<u32>,
+}
+
+/// Runs `kera log`.
+///
+/// # Errors
+/// The node cannot be reached, or something of what is given up may be at a node that comes back.
+pub async fn run(command: LogCommand, globals: &Globals) -> Result<(), CliError> {
+    let client = connect(globals).await?;
+    let lost = client.admin().lost_logs().await?;
+    let mut names = HashMap::new();
+    if !lost.is_empty() {
+        names.extend(client.admin().streams("", true).await?.into_iter().map(|info| (info.id, info.name)));
+    }
+    match command {
+        LogCommand::List => list(&lost, &names, globals),
+        LogCommand::AcceptLoss { logs, gone, yes } => {
+            let chosen = logs.of(lost)?;
+            accept_loss(&client, (&logs, chosen), &names, (&gone[..], yes), globals).await
+        }
+    }
+}
+
+impl LogNames {
+    /// Those that are named.
+    fn of(&self, lost: Vec<LostLog>) -> Result<Vec<LostLog>, CliError> {
+        let known: Vec<String> = lost.iter().map(name).collect();
+        let chosen: Vec<LostLog> =
+            lost.into_iter().filter(|of| self.has(of.log.node, of.log.epoch, of.log.vlog)).collect();
+        if chosen.is_empty() {
+            let hint = match known.len() {
+                0 => "nothing is missing of any log".to_owned(),
+                _ => format!("those of which something is missing: {}", known.join(", ")),
+            };
+            return Err(CliError::failure(format!("nothing is missing of {self}")).next(hint));
+        }
+        Ok(chosen)
+    }
+}
+
+fn list(lost: &[LostLog], names: &HashMap<StreamId, String>, globals: &Globals) -> Result<(), CliError> {
+    if globals.json {
+        return print_json(&serde_json::json!({ "logs": json(lost, names) }));
+    }
+    if lost.is_empty() {
+        return print("nothing is missing of any virtual log: each has a backup that is there\n");
+    }
+    let text: String = lost.iter().map(|log| told(log, names)).collect();
+    print(&format!(
+        "{text}Start the nodes that are lost: then nothing is. `kera log accept-loss LOG --gone NODE,…` gives up what is gone for good.\n"
+    ))
+}
+
+async fn accept_loss(
+    client: &Client,
+    (named, logs): (&LogNames, Vec<LostLog>),
+    names: &HashMap<StreamId, String>,
+    (gone, yes): (&[u32], bool),
+    globals: &Globals,
+) -> Result<(), CliError> {
+    if !yes {
+        let text: String = logs.iter().map(|log| told(log, names)).collect();
+        if !std::io::stdin().is_terminal() {
+            return Err(CliError::usage(format!("what is missing of these logs would be gone for good:\n{text}"))
+                .next("pass --yes to say so"));
+        }
+        eprint!("What is missing of these logs is gone for good then:\n{text}Type {named} to go on: ");
+        let _ = std::io::stderr().flush();
+        let mut typed = String::new();
+        let read = std::io::stdin().read_line(&mut typed);
+        if read.is_err() || typed.trim() != named.to_string() {
+            return Err(CliError::failure("nothing was changed"));
+        }
+    }
+    for of in &logs {
+        client.admin().accept_log_loss(of.log, gone).await?;
+        if !globals.json {
+            print(&format!("nobody waits any more for what is missing of log {}\n", name(of)))?;
+        }
+    }
+    if globals.json { print_json(&serde_json::json!({ "accepted": json(&logs, names) })) } else { Ok(()) }
+}
+
+/// A log, what is missing of it, who had that, and whom it concerns.
+fn told(of: &LostLog, names: &HashMap<StreamId, String>) -> String {
+    let end =
+        |of: &MissingBlocks| if of.last == 0 { "on, to nobody knows where".into() } else { format!("to {}", of.last) };
+    let mut text =
+        format!("log {} (log {} of node {}, of its epoch {})\n", name(of), of.log.vlog, of.log.node, of.log.epoch);
+    for blocks in &of.missing {
+        text.push_str(&format!("  blocks {} {}: {}\n", blocks.first, end(blocks), with_states(&blocks.backups, of)));
+    }
+    text.push_str(&format!("  its own node: {}\n", with_states(&[of.log.node], of)));
+    let streamlets = streamlets(&of.streamlets, names);
+    text.push_str(&match streamlets.len() {
+        0 => "  nobody is known to need it; others wait until it has an end\n".to_owned(),
+        _ => format!("  streamlets that may have something in it: {}\n", streamlets.join(", ")),
+    });
+    text
+}
+
+fn with_states(nodes: &[u32], of: &LostLog) -> String {
+    let all: BTreeSet<u32> = nodes.iter().copied().collect();
+    let state = |node: &u32| match (of.live_nodes.contains(node), of.lost_nodes.contains(node)) {
+        (true, _) => format!("node {node} (live)"),
+        (_, true) => format!("node {node} (lost)"),
+        _ => format!("node {node} (given up)"),
+    };
+    all.iter().map(state).collect::<Vec<_>>().join(", ")
+}
+
+fn name(of: &LostLog) -> String {
+    format!("{}/{}/{}", of.log.node, of.log.epoch, of.log.vlog)
+}
+
+fn streamlets(ranges: &[StreamletRange], names: &HashMap<StreamId, String>) -> Vec<String> {
+    let range = |of: &StreamletRange| {
+        let stream = names.get(&of.stream).cloned().unwrap_or_else(|| of.stream.to_string());
+        match of.count {
+            1 => format!("{stream}/{}", of.first),
+            count => format!("{stream}/{} to {stream}/{}", of.first, of.first + count - 1),
+        }
+    };
+    ranges.iter().map(range).collect()
+}
+
+fn json(logs: &[LostLog], names: &HashMap<StreamId, String>) -> Vec<LogJson> {
+    let missing = |of: &MissingBlocks| MissingJson {
+        first: of.first,
+        last: (of.last != 0).then_some(of.last),
+        backups: of.backups.clone(),
+    };
+    let each = |of: &StreamletRange| {
+        let range = *of;
+        let one = move |at| StreamletRange { first: at, count: 1, ..range };
+        streamlets(&(range.first..range.first + range.count).map(one).collect::<Vec<_>>(), names)
+    };
+    let one = |of: &LostLog| LogJson {
+        log: name(of),
+        node: of.log.node,
+        epoch: of.log.epoch,
+        number: of.log.vlog,
+        end: (!of.missing.iter().any(|blocks| blocks.last == 0)).then_some(of.end),
+        missing: of.missing.iter().map(missing).collect(),
+        lost_nodes: of.lost_nodes.clone(),
+        live_nodes: of.live_nodes.clone(),
+        streamlets: of.streamlets.iter().flat_map(each).collect(),
+    };
+    logs.iter().map(one).collect()
+}
