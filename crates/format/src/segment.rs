@@ -152,6 +152,13 @@ impl SegmentHeader {
         (self.is_compacted() && self.created_ms != COMPACTED_IN_PART).then_some(self.created_ms)
     }
 
+    /// The same, not compacted whole yet: something has come in front of it since.
+    #[must_use]
+    pub fn compacted_in_part(&self) -> SegmentHeader {
+        let created_ms = if self.is_compacted() { COMPACTED_IN_PART } else { self.created_ms };
+        SegmentHeader { created_ms, ..*self }
+    }
+
     /// The header of the segment as it is rewritten at `now_ms`, `None` if it cannot be any more. `whole`: everything that it
     /// hides in front of it has gone.
     pub fn rewritten(&self, now_ms: i64, whole: bool) -> Option<SegmentHeader> {

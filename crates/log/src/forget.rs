@@ -200,6 +200,7 @@ impl Lane {
         state.unsettled.clear();
         state.next_ordinal = next_ordinal;
         state.compacted_to = state.compacted_to.min(next_ordinal);
+        state.reshaped += 1;
         self.durable_ordinal.store(next_ordinal, Ordering::Release);
         if state.chain.groups.is_empty() {
             // What was dropped here says nothing about what comes in the next owner's groups.

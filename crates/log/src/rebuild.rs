@@ -446,6 +446,12 @@ impl Lane {
                 rebuilding.awaited.insert((awaited.group, awaited.index.0), awaited.rewrite);
             }
         }
+        if let Some(first) = segments.iter().map(|awaited| awaited.base_ordinal).min() {
+            // What is behind was compacted without them.
+            state.compacted_to = state.compacted_to.min(first);
+            state.joined_to = state.next_ordinal;
+            state.reshaped += 1;
+        }
         state.chain.groups.iter_mut().for_each(|group| group.closed = true);
         state.chain.is_taken_over = true;
         state.rebuilding = Some(rebuilding);

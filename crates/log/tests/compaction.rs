@@ -15,12 +15,15 @@ use kera_format::chunk::{ChunkTarget, Chunks, NO_TIMESTAMP, PayloadKind, seal_in
 use kera_format::kafka_batch::{KafkaBatchView, KafkaRecords, put_varint};
 use kera_format::kafka_codec::KafkaCodec;
 use kera_format::{
-    CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Cleanup, Compression, Cursor, LaneId, ProducerId, Record, Records,
-    StreamId, StreamOptions, StreamletId,
+    BrokerPart, CHUNK_HEADER_BYTES, ChunkBuilder, ChunkView, Cleanup, Compression, Cursor, GroupId, LaneId, ProducerId,
+    Record, Records, SegmentIndex, StreamId, StreamOptions, StreamletId,
 };
-use kera_log::compact::{CompactionConfig, Compactor, Stepped};
+use kera_log::compact::{CompactionConfig, Compactor, Holder, Others, Run, Stepped};
 use kera_log::store::{DiskStore, Step, StoreConfig};
-use kera_log::{Appended, Arena, ArenaConfig, Attach, Lane, Log, LogConfig, Lookup, Restored, Visibility};
+use kera_log::{
+    Appended, Arena, ArenaConfig, Attach, AwaitedSegment, Lane, LaneHandover, Log, LogConfig, Lookup, LostLane,
+    Rebuilt, Restored, Streamlet, Visibility,
+};
 
 const NODE: [u8; 16] = *b"a node for tests";
 const STREAM: StreamId = StreamId(1);
@@ -741,4 +744,196 @@ fn a_disk_that_takes_nothing_is_told_from_a_lane_that_cannot_be_compacted() {
     assert_eq!(world.compactor.as_ref().unwrap().stats().failing_lanes, 0);
     assert_eq!(step(&world), Stepped::Passed);
     world.check();
+}
+
+/// Other nodes, as a test wants them.
+#[derive(Default)]
+struct Neighbours {
+    runs: Mutex<Option<Vec<Run>>>,
+    /// What the other one has; `None`: it does not answer.
+    has: Mutex<Option<Vec<Vec<u8>>>>,
+    asked: Mutex<Vec<(u32, std::ops::Range<u32>)>>,
+}
+
+impl Others for Neighbours {
+    fn runs(&self, _: &Lane) -> Option<Vec<Run>> {
+        self.runs.lock().unwrap().clone()
+    }
+    fn read(
+        &self,
+        _: &Lane,
+        node: u32,
+        epochs: std::ops::Range<u32>,
+        each: &mut dyn FnMut(&ChunkView<'_>) -> bool,
+    ) -> Result<(), String> {
+        self.asked.lock().unwrap().push((node, epochs));
+        let has = self.has.lock().unwrap();
+        let has = has.as_ref().ok_or("it does not answer")?;
+        let all = has.iter().all(|chunk| each(&ChunkView::parse(chunk).unwrap()));
+        all.then_some(()).ok_or_else(|| "it is too much".into())
+    }
+}
+
+fn runs(of: &[(u32, Holder)]) -> Option<Vec<Run>> {
+    Some(of.iter().map(|(first_epoch, holder)| Run { first_epoch: *first_epoch, holder: *holder }).collect())
+}
+
+fn native(records: &[(&str, Option<&str>)]) -> Vec<u8> {
+    let mut builder = ChunkBuilder::default();
+    for (key, value) in records {
+        builder.push(&Record { keys: &[key.as_bytes()], value: value.map(str::as_bytes), ..Record::default() });
+    }
+    builder.seal(&ChunkTarget { stream: STREAM, ..ChunkTarget::default() }, Compression::None).unwrap()
+}
+
+impl World {
+    /// A node of a cluster whose lane is its own from owner epoch 5 on, and begins behind `begin`, which another one has written.
+    fn with_neighbours(begin: &[(&str, Option<&str>)]) -> (World, Arc<Neighbours>) {
+        let (mut world, neighbours) = (World::new(5), Arc::new(Neighbours::default()));
+        world.is_quiet = true;
+        let others = Arc::clone(&neighbours) as Arc<dyn Others>;
+        world.compactor = world.compactor.take().map(|compactor| compactor.with_others(others));
+        world.log.as_ref().unwrap().stream(STREAM).unwrap().place_elsewhere();
+        world.note(begin);
+        world.streamlet().receive(&[world.handover()]).unwrap();
+        world.streamlet().open(5, true).unwrap();
+        (world, neighbours)
+    }
+
+    fn streamlet(&self) -> Arc<Streamlet> {
+        let stream = self.log.as_ref().unwrap().stream(STREAM).unwrap();
+        Arc::clone(stream.streamlet(StreamletId(0)).unwrap())
+    }
+
+    /// How the lane goes on behind all that was written.
+    fn handover(&self) -> LaneHandover {
+        LaneHandover {
+            lane: LaneId(0),
+            next_ordinal: self.written.len() as u64,
+            last_append_ms: 0,
+            forgot: false,
+            hole_end: 0,
+            producers: Vec::new(),
+            groups: Vec::new(),
+        }
+    }
+
+    fn note(&mut self, records: &[(&str, Option<&str>)]) {
+        let at_ms = self.clock.now_ms();
+        let bytes = |text: &str| text.as_bytes().to_vec();
+        let of = |(key, value): &(&str, Option<&str>)| (Some(bytes(key)), value.map(bytes));
+        let written = records.iter().map(of).map(|(key, value)| Written { key, value, aborted: false, at_ms });
+        self.written.extend(written);
+    }
+
+    fn write(&mut self, records: &[(&str, Option<&str>)]) {
+        let view = native(records);
+        self.lane().append(&ChunkView::parse(&view).unwrap(), self.clock.now_ms()).unwrap();
+        self.note(records);
+    }
+
+    /// Has all that is there by now compacted, with the time of all tombstones up that were compacted before.
+    fn pass(&mut self) {
+        let value = "x".repeat(30_000);
+        (0..8).for_each(|_| self.write(&[("again", Some(&value))]));
+        self.log.as_ref().unwrap().close_idle(self.clock.now_ms() + 1, 0);
+        self.settle();
+        assert!(compact_all(self) > 0);
+        self.clock.advance_ms(TOMBSTONE_MS as u64);
+    }
+
+    /// The keys of tombstones that are there.
+    fn tombstones(&self) -> Vec<String> {
+        let found = self.read(Cursor { group: GroupId::NONE, ..Cursor::default() });
+        let gone = found.into_iter().filter(|(.., value)| value.is_none());
+        gone.map(|(_, key, _)| String::from_utf8(key.unwrap()).unwrap()).collect()
+    }
+}
+
+#[test]
+fn a_tombstone_stays_while_another_node_may_have_what_it_hides() {
+    let before = [("a", Some("1")), ("b", Some("1")), ("b", None)];
+    let (mut world, neighbours) = World::with_neighbours(&before);
+    world.write(&[("a", None), ("b", None), ("c", None)]);
+    let tell = |of| *neighbours.runs.lock().unwrap() = of;
+    let (two, here) = ((2, Holder::Node(2)), (5, Holder::Here));
+    tell(runs(&[two, here]));
+    (0..3).for_each(|_| world.pass());
+    assert_eq!(world.tombstones(), ["a", "b", "c"], "it does not answer");
+    assert!(neighbours.asked.lock().unwrap().iter().all(|asked| *asked == (2, 2..5)));
+    assert_eq!(neighbours.asked.lock().unwrap().len(), 2, "once in each pass in which their time is up");
+    *neighbours.has.lock().unwrap() = Some(vec![native(&[("c", Some("1"))])]);
+    for unknown in [None, runs(&[(2, Holder::Nobody), here]), runs(&[(2, Holder::Here), (5, Holder::Node(2))])] {
+        tell(unknown);
+        world.pass();
+        assert_eq!(world.tombstones(), ["a", "b", "c"], "nobody can say what there is");
+    }
+    // As compaction has left it there: the value of `b` is gone, its tombstone not yet.
+    *neighbours.has.lock().unwrap() = Some(vec![native(&before[..1]), native(&before[2..])]);
+    tell(runs(&[two, here, (9, Holder::Node(3))]));
+    world.pass();
+    assert_eq!(world.tombstones(), ["a"]);
+    tell(runs(&[(4, Holder::Here)]));
+    world.pass();
+    assert!(world.tombstones().is_empty());
+}
+
+#[test]
+fn older_groups_that_come_to_what_was_compacted_are_compared_with_it_and_what_they_hid_stays_hidden() {
+    let before = [("a", Some("1")), ("b", Some("1"))];
+    let (mut world, neighbours) = World::with_neighbours(&before);
+    *neighbours.runs.lock().unwrap() = runs(&[(2, Holder::Node(2)), (5, Holder::Here)]);
+    world.write(&[("a", None)]);
+    (0..2).for_each(|_| world.pass());
+    // The other node is lost, and what it had comes here.
+    let mut chunk = native(&before);
+    let part = BrokerPart {
+        group: GroupId::new(2, 1),
+        segment: SegmentIndex(0),
+        base_ordinal: 0,
+        append_time_ms: 5,
+        lane: LaneId(0),
+        position: 128,
+    };
+    part.stamp(&mut chunk);
+    let (end, next_ordinal) = (128 + chunk.len() as u32, before.len() as u64);
+    let (group, index) = (part.group, part.segment);
+    let segment = AwaitedSegment { group, index, end, base_ordinal: 0, next_ordinal, rewrite: 0 };
+    let streamlet = world.streamlet();
+    streamlet.leave();
+    streamlet.receive_lost(&[LostLane { state: world.handover(), segments: vec![segment] }]).unwrap();
+    streamlet.open(6, false).unwrap();
+    *neighbours.runs.lock().unwrap() = runs(&[(2, Holder::Here)]);
+    assert!(matches!(world.log.as_ref().unwrap().rebuild_chunk(&chunk).unwrap(), Rebuilt::Whole { .. }));
+    streamlet.end_rebuilding();
+    world.pass();
+    let found = world.read(Cursor::default());
+    assert!(found.iter().all(|(ordinal, ..)| *ordinal != 0), "the tombstone hides it");
+    assert_eq!(world.tombstones(), ["a"], "readers of the value have the time that the stream gives them");
+    world.pass();
+    assert!(world.tombstones().is_empty());
+    let keys: Vec<_> = world.read(Cursor::default()).into_iter().filter_map(|(_, key, _)| key).collect();
+    assert!(keys.contains(&b"b".to_vec()) && !keys.contains(&b"a".to_vec()));
+}
+
+#[test]
+fn a_start_does_not_take_compacted_segments_of_two_owners_for_compared_with_each_other() {
+    let mut world = prepared();
+    assert!(compact_all(&world) > 0);
+    let first_end = world.stored_to();
+    world.kill();
+    let last = |world: &World| world.lane().groups(GroupId::NONE, usize::MAX).last().unwrap().id.epoch();
+    let epoch = last(&world);
+    (0..120).for_each(|_| world.append());
+    world.log.as_ref().unwrap().close_idle(world.clock.now_ms() + 1, 0);
+    world.settle();
+    assert!(compact_all(&world) > 0 && last(&world) > epoch);
+    world.kill();
+    let alone = world.lane().stats().compacted_ordinal;
+    assert!(alone > first_end, "{alone}, the first ones end at {first_end}");
+    let stream = world.log.as_ref().unwrap().stream(STREAM).unwrap();
+    stream.place_elsewhere();
+    world.streamlet().open(world.epoch + 1, false).unwrap();
+    let compared = world.lane().stats().compacted_ordinal;
+    assert!(compared > 0 && compared <= first_end, "{compared}, the first ones end at {first_end}");
 }

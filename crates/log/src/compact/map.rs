@@ -7,12 +7,15 @@ use std::hash::{DefaultHasher, Hasher};
 
 /// Bytes that one key takes.
 const ENTRY_BYTES: u64 = 24;
+/// By what a key is known.
+pub(crate) type KeyHash = (u64, u64);
+
 /// A place without a key.
 const NONE: u64 = u64::MAX;
 
 #[derive(Clone, Copy)]
 struct Entry {
-    hash: (u64, u64),
+    hash: KeyHash,
     ordinal: u64,
 }
 
@@ -43,7 +46,8 @@ impl OrdinalMap {
         self.expected = usize::try_from(keys).unwrap_or(usize::MAX);
     }
 
-    fn hash(&self, key: &[u8]) -> (u64, u64) {
+    /// By what it knows a key.
+    pub(crate) fn hash(&self, key: &[u8]) -> KeyHash {
         let half = |seed: u64| {
             let mut hasher = DefaultHasher::new();
             hasher.write_u64(seed);
@@ -54,7 +58,7 @@ impl OrdinalMap {
     }
 
     /// The place of a hash, or the one where it would go.
-    fn place(&self, hash: (u64, u64)) -> usize {
+    fn place(&self, hash: KeyHash) -> usize {
         let places = self.entries.len();
         let mut at = ((u128::from(hash.0) * places as u128) >> 64) as usize;
         while self.entries[at].ordinal != NONE && self.entries[at].hash != hash {

@@ -5,15 +5,18 @@
 //! | what of a lane can be compacted, and whether it is worth it | here, [`Lane::compactable`] |
 //! | one pass over a lane | here, [`Compactor::step`] |
 //! | which ordinal a key has last | `map` |
+//! | which tombstones may go while other nodes have some of the streamlet | `elsewhere` |
 //! | a segment without what goes | `rewrite` |
 //! | the switch from the old segment to the new one | [`Log::replace`](crate::Log) |
 //!
 //! On one thread of its own, which may wait for the disk; it holds a lane's lock to look at its segments and to switch, never while
 //! it reads, thinks or writes.
 
+mod elsewhere;
 mod map;
 mod rewrite;
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -24,15 +27,19 @@ use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentProgress};
 use kera_format::{LaneId, SegmentId, StreamId, StreamOptions, StreamletId};
 use parking_lot::Mutex;
 
-use self::map::OrdinalMap;
+pub use self::elsewhere::{Holder, Others, Run};
+
+use self::elsewhere::{Goes, Tombstones};
+use self::map::{KeyHash, OrdinalMap};
 use self::rewrite::{Rewritten, Rules, note_keys, rewrite};
 use crate::group::Summary;
-use crate::lane::Lane;
+use crate::lane::{Lane, LaneState};
 use crate::log::Log;
 use crate::producers::marks_of;
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::storage::Location;
 use crate::store::DiskStore;
+use crate::tenure::Tenure;
 use crate::visibility::Visibility;
 
 /// Settings of compaction. The defaults work.
@@ -126,6 +133,10 @@ pub(crate) struct Compactable {
     dirty_bytes: u64,
     /// When the oldest record was appended that no pass has looked at.
     dirty_since_ms: Option<i64>,
+    /// Up to here segments were compacted before something in front of them was here; zero: none.
+    joined_to: u64,
+    /// How often the lane has been put together anew.
+    reshaped: u64,
 }
 
 impl Compactable {
@@ -150,7 +161,8 @@ impl Lane {
         let durable = self.durable_ordinal();
         let limit = self.visibility().map_or(durable, |visibility| visibility.end(durable));
         let state = self.state.lock();
-        let mut found = Compactable { clean_to: state.compacted_to, ..Compactable::default() };
+        let (clean_to, joined_to, reshaped) = (state.compacted_to, state.joined_to, state.reshaped);
+        let mut found = Compactable { clean_to, joined_to, reshaped, ..Compactable::default() };
         let has_records = |at: &_| state.chain.slot(*at).summary().head > FIRST_CHUNK;
         let last = state.chain.from(state.chain.first()).filter(has_records).last();
         let mut is_clean = true;
@@ -162,7 +174,7 @@ impl Lane {
             if head == FIRST_CHUNK {
                 continue;
             }
-            is_clean &= compacted_ms.is_some();
+            is_clean &= compacted_ms.is_some() && self.is_compared(&state, here.group);
             if is_clean {
                 found.clean_to = found.clean_to.max(next_ordinal);
             }
@@ -175,6 +187,27 @@ impl Lane {
             found.pieces.push(Piece { id, at, base_ordinal, next_ordinal });
         }
         found
+    }
+}
+
+impl Lane {
+    /// A pass has compared everything with all that comes after it up to here. If the lane was put together anew meanwhile that says nothing.
+    fn compacted(&self, work: &Compactable, to: u64) {
+        let mut state = self.state.lock();
+        if state.reshaped == work.reshaped {
+            state.compacted_to = state.compacted_to.max(to);
+            if to >= state.joined_to && state.rebuilding.is_none() {
+                state.joined_to = 0;
+            }
+        }
+    }
+
+    /// Whether a segment of a group that says to be compacted was compared with all that is in front of it in the lane. Groups of another owner epoch may have
+    /// come from elsewhere since.
+    pub(crate) fn is_compared(&self, state: &LaneState, group: usize) -> bool {
+        let is_alone = self.owner_epoch() == 0 && self.tenure() == Tenure::Here;
+        let groups = &state.chain.groups;
+        is_alone || groups.front().map(|first| first.id.epoch()) == Some(groups[group].id.epoch())
     }
 }
 
@@ -247,6 +280,7 @@ pub struct Compactor {
     store: Arc<DiskStore>,
     clock: Arc<dyn Clock>,
     config: CompactionConfig,
+    others: Option<Arc<dyn Others>>,
     map: Mutex<OrdinalMap>,
     failing: Mutex<Failing>,
     counters: Counters,
@@ -262,7 +296,14 @@ impl Compactor {
         config: CompactionConfig,
     ) -> Compactor {
         let map = Mutex::new(OrdinalMap::new(config.keys_bytes, random.next_u64()));
-        Compactor { log, store, clock, config, map, failing: Mutex::default(), counters: Counters::default() }
+        let (others, failing, counters) = (None, Mutex::default(), Counters::default());
+        Compactor { log, store, clock, config, others, map, failing, counters }
+    }
+
+    /// In a cluster: other nodes have some of the streamlets. Without it all there is of a streamlet is here.
+    #[must_use]
+    pub fn with_others(self, others: Arc<dyn Others>) -> Compactor {
+        Compactor { others: Some(others), ..self }
     }
 
     /// One pass over the lane that is worth it most. `pace` is called after every segment that was read, while nothing is held
@@ -370,6 +411,7 @@ impl Compactor {
         }
         // After the segments were looked at: what is remembered of them can only become less.
         let remembered = lane.state.lock().producers.remembered();
+        let mut tombstones = Tombstones::new(self.others.as_deref(), lane, self.keys_max());
         let mut rules = Rules {
             map,
             map_end,
@@ -378,17 +420,46 @@ impl Compactor {
             now_ms: self.clock.now_ms(),
             tombstone_ms: i64::try_from(options.tombstone_ms).unwrap_or(i64::MAX),
             is_blocked: false,
+            tombstones: Goes::None,
+            asks: Cell::default(),
+            joined_to: work.joined_to,
+            is_fresh: false,
         };
         for piece in work.pieces.iter().take_while(|piece| piece.base_ordinal < map_end) {
             self.with_image(piece, |image, _| {
-                let rewritten = rewrite(image, &mut rules).map_err(|error| piece.failed(&error))?;
+                let rewritten = self.rewrite((piece, image), lane, &mut rules, &mut tombstones, pace)?;
                 rewritten.map_or(Ok(()), |rewritten| self.replace(piece, rewritten))
             })?;
             go_on(pace)?;
         }
-        let mut state = lane.state.lock();
-        state.compacted_to = state.compacted_to.max(map_end);
+        lane.compacted(work, map_end);
         Ok(())
+    }
+
+    /// So many keys may be remembered of what other nodes have: a set takes about twice as much as its keys.
+    fn keys_max(&self) -> usize {
+        self.config.keys_bytes as usize / 2 / size_of::<KeyHash>()
+    }
+
+    /// What takes the place of a segment. If its tombstones ask for that, it is looked first what other nodes have.
+    fn rewrite(
+        &self,
+        (piece, image): (&Piece, &[u8]),
+        lane: &Lane,
+        rules: &mut Rules<'_>,
+        tombstones: &mut Tombstones<'_>,
+        pace: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Rewritten>, Ended> {
+        let (was_blocked, was_fresh) = (rules.is_blocked, rules.is_fresh);
+        rules.tombstones = tombstones.of(piece.id.group.epoch());
+        let rewritten = rewrite(image, rules).map_err(|error| piece.failed(&error))?;
+        if !rules.asks.take() {
+            return Ok(rewritten);
+        }
+        tombstones.look(lane, &|key| rules.map.hash(key), pace);
+        (rules.is_blocked, rules.is_fresh) = (was_blocked, was_fresh);
+        rules.tombstones = tombstones.of(piece.id.group.epoch());
+        rewrite(image, rules).map_err(|error| piece.failed(&error))
     }
 
     /// Looks at a segment, wherever it is. Its memory is let go afterwards.

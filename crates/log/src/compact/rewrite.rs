@@ -3,6 +3,7 @@
 //! Why what comes out can stand in the place of what went in is in `docs/decisions/0014-compaction.md`.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::HashSet;
 
 use kera_format::chunk::{ChunkTarget, Chunks, PayloadKind, seal_in_place};
@@ -13,6 +14,7 @@ use kera_format::record::REMOVED_RECORD;
 use kera_format::segment::{SEGMENT_HEADER_BYTES, SegmentHeader, SegmentProgress};
 use kera_format::{BrokerPart, CHUNK_HEADER_BYTES, ChunkView, Compression, FormatError, Records};
 
+use super::elsewhere::Goes;
 use super::map::OrdinalMap;
 use crate::visibility::Visibility;
 
@@ -129,6 +131,19 @@ pub(crate) fn note_keys(
     Ok(progress.next_ordinal)
 }
 
+/// Calls `each` with the keys of a chunk's values. False: it cannot be taken apart.
+pub(super) fn has_values(chunk: &ChunkView<'_>, visibility: &dyn Visibility, each: &mut dyn FnMut(&[u8])) -> bool {
+    let note = |seen: Seen<'_>| {
+        if let Some(key) = seen.key.filter(|_| !seen.is_tombstone) {
+            each(key);
+        }
+    };
+    match open(chunk, 0, Some(visibility)) {
+        Ok(Opened::Unreadable) | Err(_) => false,
+        Ok(opened) => each_record(&opened, 0, note).is_ok(),
+    }
+}
+
 /// What goes.
 pub(crate) struct Rules<'a> {
     pub(crate) map: &'a OrdinalMap,
@@ -142,6 +157,14 @@ pub(crate) struct Rules<'a> {
     pub(crate) tombstone_ms: i64,
     /// Something in front could not be removed: what hides it stays.
     pub(crate) is_blocked: bool,
+    /// Which of the tombstones may go whose time is up.
+    pub(crate) tombstones: Goes,
+    /// There are some of which that depends on what nobody has looked at yet.
+    pub(crate) asks: Cell<bool>,
+    /// Segments that end up to here were compacted before something in front of them was here.
+    pub(crate) joined_to: u64,
+    /// In front of such a segment something has gone now: the time of its tombstones begins anew.
+    pub(crate) is_fresh: bool,
 }
 
 /// A segment as it is without what goes.
@@ -170,15 +193,17 @@ impl Rules<'_> {
 
     fn removes(&self, seen: &Seen<'_>, tombstones_go: bool) -> bool {
         let Some(key) = seen.key.filter(|_| seen.ordinal < self.map_end) else { return false };
-        self.map.has_later(key, seen.ordinal) || seen.is_tombstone && tombstones_go
+        self.map.has_later(key, seen.ordinal) || seen.is_tombstone && tombstones_go && self.lets_go(key)
     }
 }
 
 /// The segment without what goes; `None` if it is as it should be already. `rules.is_blocked` is set if something stays that
 /// should go.
 pub(crate) fn rewrite(image: &[u8], rules: &mut Rules<'_>) -> Result<Option<Rewritten>, RewriteError> {
-    let header = SegmentHeader::parse(image)?;
-    let progress = SegmentProgress::parse(image, header.capacity_bytes)?;
+    let found = SegmentHeader::parse(image)?;
+    let progress = SegmentProgress::parse(image, found.capacity_bytes)?;
+    let begins_anew = rules.is_fresh && progress.next_ordinal <= rules.joined_to;
+    let header = if begins_anew { found.compacted_in_part() } else { found };
     let tombstones_go = rules.tombstones_go(&header);
     let head = progress.head as usize;
     let mut out = image[..SEGMENT_HEADER_BYTES].to_vec();
@@ -219,10 +244,13 @@ pub(crate) fn rewrite(image: &[u8], rules: &mut Rules<'_>) -> Result<Option<Rewr
     }
     // From when on its tombstones are waited for has to be written down once.
     let whole = progress.next_ordinal <= rules.map_end && !rules.is_blocked;
-    let is_due = has_tombstones && whole && header.compacted_ms().is_none();
+    let was_whole = found.compacted_ms().is_some();
+    let is_due = has_tombstones && header.compacted_ms().is_none() && (whole || was_whole);
     if !is_changed && !is_due {
         return Ok(None);
     }
+    rules.is_fresh |= records_removed > 0;
+    let header = if has_tombstones { header } else { found };
     let header = header.rewritten(rules.now_ms, whole).ok_or(RewriteError::TooOften)?;
     let head = out.len() as u64;
     let progress = SegmentProgress { head, durable_head: head, chunk_count: chunks, ..progress };
@@ -379,6 +407,10 @@ mod tests {
             now_ms,
             tombstone_ms: 100,
             is_blocked: blocked,
+            tombstones: Goes::All,
+            asks: Cell::default(),
+            joined_to: 0,
+            is_fresh: false,
         };
         rewrite(image, &mut rules).unwrap()
     }

@@ -14,7 +14,7 @@ use std::sync::{Arc, OnceLock};
 use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId, SegmentIndex, StreamId, StreamletId};
 use parking_lot::Mutex;
 
-use crate::group::{Chain, GroupInfo, SegmentInfo, Slot, Summary};
+use crate::group::{At, Chain, GroupInfo, SegmentInfo, Slot, Summary};
 use crate::producers::{LaneProducer, Producers};
 use crate::rebuild::Rebuilding;
 use crate::segment::Segment;
@@ -117,6 +117,10 @@ pub(crate) struct LaneState {
     pub(crate) consumed_floor: Option<Cursor>,
     /// Records below have been compared with all that came after them up to here, since the start.
     pub(crate) compacted_to: u64,
+    /// Segments that end up to here may have been compacted before something in front of them was here; zero: none.
+    pub(crate) joined_to: u64,
+    /// How often something was put in front of what was there, or cut off behind.
+    pub(crate) reshaped: u64,
     /// Size class of the last segment, and the lane's rate while it was open.
     pub(crate) class_bytes: u64,
     pub(crate) bytes_per_s: u64,
@@ -401,7 +405,8 @@ impl Lane {
         };
         stats.first_ordinal =
             state.chain.first().map_or(state.next_ordinal, |at| state.chain.slot(at).summary().base_ordinal);
-        let is_compacted = |at: &_| state.chain.slot(*at).summary().compacted_ms.is_some();
+        let is_compacted =
+            |at: &At| state.chain.slot(*at).summary().compacted_ms.is_some() && self.is_compared(&state, at.group);
         let compacted = state.chain.from(state.chain.first()).take_while(is_compacted).last();
         let compacted = compacted.map_or(0, |at| state.chain.slot(at).summary().next_ordinal);
         stats.compacted_ordinal = state.compacted_to.max(compacted);
