@@ -101,9 +101,10 @@ impl Lane {
         self.finish(state, version, dropped)
     }
 
-    /// If the last segment is due and has records, puts an empty closed one behind it.
+    /// If the last segment is due and has records, puts an empty closed one behind it. Not where groups are others' to open: its group would be
+    /// of this node's epoch after a restart, and in front of those that are there.
     fn make_way(&self, state: &mut LaneState, due: impl Fn(&LaneState, At) -> bool, now_ms: i64) {
-        if self.is_copied() {
+        if self.is_copied() || self.tenure() != Tenure::Here {
             return;
         }
         let Some(last) = state.chain.last() else { return };
@@ -119,9 +120,9 @@ impl Lane {
         self.close_open(state, now_ms);
     }
 
-    /// Whether the streamlet has another owner, so that what is here is older groups of it, and has copies.
+    /// Whether the streamlet has another owner, who knows where lanes go on, so that what is here is older groups of it.
     fn is_others(&self) -> bool {
-        self.is_copied() && self.tenure() == Tenure::Elsewhere && self.home.is_others.load(Ordering::Acquire)
+        self.tenure() == Tenure::Elsewhere && self.home.is_others.load(Ordering::Acquire)
     }
 
     /// The oldest segment, if it may go: not open, not waited for by a sink, and not what keeps the lane's ordinals.

@@ -152,6 +152,28 @@ fn what_another_node_goes_on_with_keeps_no_last_segment() {
     assert_eq!((lane.stats().segments, lane.stats().next_ordinal), (0, 7));
 }
 
+/// The present owner knows where the lane goes on, with one copy as well. An empty segment here would be in a group of this node's epoch, after a restart
+/// one in front of those that are there.
+#[test]
+fn with_one_copy_nothing_is_opened_behind_what_another_node_goes_on_with() {
+    let (node, store) = node_with(retention(Some(1000), None, false), 8 << 20).with_store();
+    let lane = node.lane();
+    fill(&lane, 0..3, 100);
+    let streamlet = node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap().clone();
+    node.log.close_idle(5_000, 100);
+    streamlet.leave();
+    store.persist_all(&node.log);
+    let groups = lane.groups(GroupId::NONE, 9);
+    (0..3).for_each(|_| {
+        node.log.retain(60_000);
+        store.persist_all(&node.log);
+    });
+    assert_eq!(lane.groups(GroupId::NONE, 9), groups, "it may come back to this node");
+    streamlet.set_others(true);
+    node.log.retain(60_000);
+    assert_eq!((lane.stats().segments, lane.stats().next_ordinal), (0, 3));
+}
+
 #[test]
 fn a_lane_that_loses_everything_keeps_counting() {
     let (node, store) = node_with(retention(Some(1000), None, false), 8 << 20).with_store();
