@@ -368,3 +368,87 @@ fn nodes_that_come_back_hold_again_what_they_had() {
     assert_eq!(left[0], 0, "below its level nothing is offered");
     assert!(left[1] > 100_000, "{left:?}");
 }
+
+/// Streams with one copy, where the second of two may have more.
+fn one_copy(seed: u64) -> Plan {
+    Plan { kind: Kind::OneCopy, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_of_streams_with_one_copy_keep_every_promise() {
+    assert_eq!(all(1..1 + SEEDS / 4, |seed| run(&one_copy(seed)).violation), Vec::<String>::new());
+    let plan = |seed| Plan { applications: true, ..one_copy(seed) };
+    assert_eq!(all(SEEDS..SEEDS + SEEDS / 5, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+}
+
+/// Retention opened an empty group of the node's own epoch behind what a node held of a streamlet that had moved: its lanes were out of order, and whoever asked
+/// for their groups was told of the same ones for ever.
+#[test]
+fn what_retention_leaves_of_one_copy_can_be_read() {
+    let plan = |seed| Plan { only: vec![Fault::Kill, Fault::Move], ..one_copy(seed) };
+    let broken = [8, 20, 27, 48, 53].into_iter().filter_map(|seed| run(&one_copy(seed)).violation);
+    assert_eq!(broken.collect::<Vec<String>>(), Vec::<String>::new());
+    assert_eq!(all(14..15, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+}
+
+#[test]
+fn an_acknowledgement_before_the_own_disk_has_it_is_found() {
+    let plan = |seed| Plan { only: vec![Fault::PowerCut, Fault::PowerCutAll], ..one_copy(seed) };
+    found_by(plan, Planted::AcknowledgesUnwritten, &["was", "ends at", "not done", "finds at its start"]);
+}
+
+#[test]
+fn a_start_without_the_own_virtual_logs_is_found() {
+    let plan = |seed| Plan { only: vec![Fault::PowerCut, Fault::PowerCutAll], ..one_copy(seed) };
+    found_by(plan, Planted::LeavesOutOwnLogs, &["was", "ends at", "not done", "finds at its start"]);
+}
+
+#[test]
+fn one_copy_that_is_given_to_others_is_found() {
+    let plan = |seed| Plan { only: vec![Fault::Kill, Fault::Freeze], ..one_copy(seed) };
+    found_by(plan, Planted::GivesOneCopyAway, &["was", "ends at", "not done", "begins"]);
+}
+
+#[test]
+fn a_kill_that_takes_memory_is_found() {
+    let of = |kind| move |seed| Plan { only: vec![Fault::Kill], kind, ..short(seed) };
+    for kind in [Kind::OneCopy, Kind::Async] {
+        found_by(of(kind), Planted::ForgetsMemory, &["was", "ends at", "not done", "goes on at", "begins"]);
+    }
+}
+
+/// Streams whose producers do not wait for copies: owners are cut off from backups and lost all the time.
+fn not_waited_for(seed: u64) -> Plan {
+    let only = vec![Fault::CutOff, Fault::PairCut, Fault::Kill, Fault::Freeze, Fault::LeaderLost];
+    Plan { kind: Kind::Async, only, records: 600, fault_us: 300_000, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_of_streams_whose_producers_do_not_wait_keep_every_promise() {
+    let plan = |seed| Plan { kind: Kind::Async, ..short(seed) };
+    assert_eq!(all(1..1 + SEEDS / 4, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+    let plan = |seed| Plan { applications: true, ..plan(seed) };
+    assert_eq!(all(SEEDS..SEEDS + SEEDS / 5, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+}
+
+#[test]
+fn many_seeds_with_losses_of_what_has_no_copies_keep_every_promise() {
+    assert_eq!(all(1..1 + SEEDS / 4, |seed| run(&not_waited_for(seed)).violation), Vec::<String>::new());
+    let mut did = BTreeMap::new();
+    for seed in 1..25 {
+        run(&not_waited_for(seed)).did.into_iter().for_each(|(name, count)| *did.entry(name).or_insert(0) += count);
+    }
+    for what in ["chunks gone that were acknowledged", "told of forgotten chunks"] {
+        assert!(did.get(what) > Some(&10), "{what}: {did:?}");
+    }
+}
+
+#[test]
+fn copies_that_are_missing_for_long_are_found() {
+    found_by(not_waited_for, Planted::NeverLate, &["what had no copies and is gone"]);
+}
+
+#[test]
+fn what_readers_see_before_it_has_its_copies_is_found() {
+    found_by(not_waited_for, Planted::AcknowledgesEarly, &["all copies were there", "has read it", "not done"]);
+}

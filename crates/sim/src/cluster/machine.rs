@@ -81,13 +81,18 @@ pub(super) enum Said {
 }
 
 /// Segments and references lead back to the log: it must not keep those alive that keep it.
-struct WeakSink {
+pub(crate) struct WeakSink {
     virtual_log: Weak<VirtualLog>,
     /// Says that everything is durable before it is.
     lies: bool,
 }
 
 impl WeakSink {
+    /// `lies`: says that everything is durable before it is.
+    pub(crate) fn new(virtual_log: &Arc<VirtualLog>, lies: bool) -> WeakSink {
+        WeakSink { virtual_log: Arc::downgrade(virtual_log), lies }
+    }
+
     fn get(&self) -> Arc<VirtualLog> {
         self.virtual_log.upgrade().expect("a process that runs has its virtual logs")
     }
@@ -116,7 +121,13 @@ impl DurabilitySink for WeakSink {
     }
 }
 
-struct Close(Weak<Log>);
+pub(crate) struct Close(Weak<Log>);
+
+impl Close {
+    pub(crate) fn new(log: &Arc<Log>) -> Close {
+        Close(Arc::downgrade(log))
+    }
+}
 
 impl SegmentCloser for Close {
     fn close_segments(&self, ids: &[SegmentId]) {
@@ -198,10 +209,10 @@ impl Machine {
         let virtual_logs = (0..VIRTUAL_LOGS).map(|number| self.virtual_log(number, &disk, &clock, &random));
         let virtual_logs = virtual_logs.collect::<Result<Vec<_>, _>>()?;
         let lies = self.planted == Some(Planted::AcknowledgedTooSoon);
-        let weak = |one| Arc::new(WeakSink { virtual_log: Arc::downgrade(one), lies }) as Arc<dyn DurabilitySink>;
+        let weak = |one| Arc::new(WeakSink::new(one, lies)) as Arc<dyn DurabilitySink>;
         log.set_sinks(Arc::new(virtual_logs.iter().map(weak).collect::<Vec<_>>()));
         for virtual_log in &virtual_logs {
-            virtual_log.set_closer(Arc::new(Close(Arc::downgrade(&log))));
+            virtual_log.set_closer(Arc::new(Close::new(&log)));
             virtual_log.set_write_through(store.clone());
         }
         let config = BrokerConfig { epoch: self.epoch, ..BrokerConfig::default() };

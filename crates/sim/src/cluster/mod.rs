@@ -14,7 +14,7 @@
 
 pub(crate) mod client;
 pub mod faults;
-mod machine;
+pub(crate) mod machine;
 pub(crate) mod member;
 mod producer;
 pub(crate) mod reader;

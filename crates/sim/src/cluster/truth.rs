@@ -107,6 +107,8 @@ pub struct Truth {
     lanes: BTreeMap<Place, LaneTruth>,
     /// Acknowledged by whoever did not say at which place.
     somewhere: Numbers,
+    /// Acknowledged and gone, as the stream's promise allows.
+    gone: Numbers,
     committed: BTreeMap<(String, Place), (u64, &'static str)>,
     processed: BTreeMap<(String, Place), u64>,
     checks: u64,
@@ -140,6 +142,27 @@ impl Truth {
         }
     }
 
+    /// Records that a producer was told of are gone, as the stream's promise allows: they are never found again.
+    pub fn never(&mut self, place: Place, records: &[Written]) {
+        for written in records {
+            let of = (place.stream, written.streamlet, written.producer);
+            self.gone.entry(of).or_default().insert(written.number);
+        }
+    }
+
+    /// The same of what is known at ordinals of a lane: others may be found there.
+    pub fn forget(&mut self, place: Place, ordinals: std::ops::Range<u64>) {
+        let records: Vec<Written> = self.between(place, ordinals.clone()).map(|(_, written)| written).collect();
+        let lane = self.lanes.entry(place).or_default();
+        lane.at.retain(|ordinal, _| !ordinals.contains(ordinal));
+        for written in &records {
+            if let Some(own) = lane.of.get_mut(&written.producer) {
+                own.remove(&written.number);
+            }
+        }
+        self.never(place, &records);
+    }
+
     /// Somebody has read a record.
     pub fn read_at(&mut self, place: Place, ordinal: u64, value: &[u8]) -> Result<(), Violation> {
         match Written::parse(value) {
@@ -160,6 +183,10 @@ impl Truth {
                 return violation(format!("{place}, ordinal {ordinal}: {written:?} was {how} where {known:?} was"));
             }
             None => {}
+        }
+        let gone = self.gone.get(&(place.stream, written.streamlet, written.producer));
+        if gone.is_some_and(|gone| gone.contains(&written.number)) {
+            return violation(format!("{place}: {written:?} was gone and was {how} at {ordinal}"));
         }
         let own = lane.of.entry(written.producer).or_default();
         if let Some(other) = own.get(&written.number) {

@@ -10,6 +10,7 @@ use kera_protocol::{FRAME_HEADER_BYTES, FindOwners, FrameHeader, Message, Owner,
 
 use super::coordinators::Coordinators;
 use super::copies::lock;
+use super::early::{Early, Left};
 use super::node::Node;
 use crate::cluster::client::Answer;
 use crate::cluster::truth::{Asked, Place, Truth, Violation, Written};
@@ -51,6 +52,8 @@ pub(super) struct Told {
     committed_in: BTreeMap<(String, Place, GroupId), (u64, u64)>,
     /// The latest lease of an application in a lane that a commit was accepted of.
     commits: BTreeMap<(String, Place), LeaseTime>,
+    /// What producers of asynchronous streams were told of.
+    pub(super) early: Early,
     /// What members of applications did, by name.
     pub(super) did: BTreeMap<&'static str, u64>,
 }
@@ -86,6 +89,11 @@ impl Told {
         }
         of_lane.insert(base, epoch);
         Ok(())
+    }
+
+    /// A chunk that was acknowledged is gone.
+    pub(super) fn no_epoch(&mut self, place: Place, base: u64) {
+        self.epochs.entry(place).or_default().remove(&base);
     }
 
     /// A commit of an application was accepted, with a lease.
@@ -153,6 +161,8 @@ impl True<'_> {
 pub(super) struct Around<'a> {
     pub(super) now_us: u64,
     pub(super) now_ms: i64,
+    /// When the answer left its node, if it is one, and asynchronous streams are looked at.
+    pub(super) left: Left,
     pub(super) nodes: u32,
     pub(super) random: &'a SeededRandom,
     pub(super) truth: &'a mut Truth,

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
-use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
 use kera_protocol::{FinishMove, GroupsGone, RebuildNeeds, ReturnGroups, StreamletsRebuilt, UseEnds};
 
 use crate::cluster::truth::Violation;
@@ -90,6 +90,7 @@ impl Coordinators {
         self.given_up_meanwhile += if self.is_rebuilding() { given_up } else { 0 };
         let is_next = |entry: &&ClusterEntry| matches!(entry, ClusterEntry::ViewAgreed { view: 2.., .. });
         self.views_changed += entries.iter().filter(is_next).count() as u64;
+        self.look_at_only_copies(&entries)?;
         for entry in &entries {
             if let Err(refused) = self.state.apply(entry) {
                 // Planned against this very state.
@@ -127,6 +128,30 @@ impl Coordinators {
             Command::GroupsGone(gone) => self.commit(|state| state.plan_groups_gone(gone)),
             Command::Returned(asked) => self.commit(|state| state.plan_returned(asked)),
         }
+    }
+
+    /// What has one copy waits for its node, unless a person says something else.
+    fn look_at_only_copies(&self, entries: &[ClusterEntry]) -> Result<(), Violation> {
+        for entry in entries {
+            let ClusterEntry::OwnerChanged { stream, reason, .. } = entry else { continue };
+            let info = self.state.catalog.find(&(*stream).into());
+            let is_only = info.is_ok_and(|info| info.options.replication == 1);
+            if is_only && matches!(reason, OwnerReason::Recovered | OwnerReason::Gathered) {
+                return Err(Violation(format!("{entry:?} gives away what has one copy")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Why a streamlet got an owner in an owner epoch; nothing if the owner before it came back.
+    pub(super) fn reason_of(&self, of: StreamId, streamlet: u32, in_epoch: u32) -> Option<OwnerReason> {
+        self.log.iter().flatten().find_map(|entry| match entry {
+            ClusterEntry::OwnerChanged { stream, first, count, owner_epoch, reason, .. } => {
+                let is_it = *stream == of && *owner_epoch == in_epoch && (*first..first + count).contains(&streamlet);
+                is_it.then_some(*reason)
+            }
+            _ => None,
+        })
     }
 
     fn is_rebuilding(&self) -> bool {

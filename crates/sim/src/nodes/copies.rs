@@ -17,6 +17,8 @@ use super::CLUSTER;
 
 /// Logs that streams share.
 const SHARED_LOGS: u32 = 2;
+/// As `cluster.lag_max` comes.
+const LAG_US_MAX: u64 = 1_000_000;
 
 /// What a node's logs want of the world.
 #[derive(Debug)]
@@ -55,6 +57,9 @@ impl DurabilitySink for WeakSink {
     }
     fn healthy(&self) -> Result<(), SinkError> {
         self.get().healthy()
+    }
+    fn may_answer_early(&self) -> bool {
+        self.get().may_answer_early()
     }
     fn segment_safe(&self, id: SegmentId) {
         if let Some(log) = self.0.upgrade() {
@@ -140,14 +145,22 @@ pub(super) struct Copies {
     known: Arc<Mutex<ClusterState>>,
     pub(super) out: Arc<Mutex<Vec<Out>>>,
     logs: Mutex<Logs>,
+    /// Producers are answered however long copies are missing: a defect.
+    never_late: bool,
     /// Logs that wait for an answer of the coordinators.
     pub(super) asking: Mutex<BTreeSet<LogId>>,
 }
 
 impl Copies {
-    pub(super) fn new(node: u32, epoch: u32, clock: Arc<dyn Clock>, known: Arc<Mutex<ClusterState>>) -> Copies {
+    pub(super) fn new(
+        (node, epoch): (u32, u32),
+        clock: Arc<dyn Clock>,
+        known: Arc<Mutex<ClusterState>>,
+        never_late: bool,
+    ) -> Copies {
         let me = LogId { node, epoch, vlog: 0 };
-        Copies { me, clock, known, out: Arc::default(), logs: Mutex::default(), asking: Mutex::default() }
+        let (out, logs, asking) = (Arc::default(), Mutex::default(), Mutex::default());
+        Copies { me, clock, known, out, logs, never_late, asking }
     }
 
     pub(super) fn all(&self) -> Vec<Arc<ReplicatedLog>> {
@@ -170,6 +183,7 @@ impl Copies {
         let config = ReplicatedConfig {
             block_bytes_max: 8 << 10,
             stretch_bytes: 64 << 10,
+            lag_us_max: if self.never_late { u64::MAX } else { LAG_US_MAX },
             ..ReplicatedConfig::new(id, pool.copies)
         };
         let outside = Arc::new(Outside {
@@ -186,15 +200,23 @@ impl Copies {
 }
 
 /// The same for the log, which must not keep its virtual logs alive: what waits in them leads back to it.
-pub(super) struct Directory(pub(super) Weak<Copies>);
+pub(super) struct Directory {
+    pub(super) copies: Weak<Copies>,
+    /// For streams with one copy, if there are any.
+    pub(super) own: Vec<Arc<dyn DurabilitySink>>,
+}
 
 impl SinkDirectory for Directory {
     fn sink(&self, stream: StreamId, streamlet: StreamletId, options: &StreamOptions) -> Arc<dyn DurabilitySink> {
-        self.0.upgrade().expect("a process that runs has its virtual logs").sink(stream, streamlet, options)
+        if options.replication == 1 && !self.own.is_empty() {
+            return self.own.sink(stream, streamlet, options);
+        }
+        self.copies.upgrade().expect("a process that runs has its virtual logs").sink(stream, streamlet, options)
     }
 
     fn sinks(&self) -> Vec<Arc<dyn DurabilitySink>> {
-        self.0.upgrade().map_or_else(Vec::new, |copies| copies.sinks())
+        let copies = self.copies.upgrade().map_or_else(Vec::new, |copies| copies.sinks());
+        self.own.iter().cloned().chain(copies).collect()
     }
 }
 

@@ -232,6 +232,9 @@ impl World {
                 self.schedule.after(1_000, Event::Beat(number, life));
                 self.schedule.after(700, Event::Store(number, life));
                 self.schedule.after(1_500, Event::LogTimers(number, life));
+                if self.node(number).has_own_logs {
+                    self.schedule.after(900, Event::OwnLogs(number, life));
+                }
                 self.schedule.after(2_000, Event::Recover(number, life));
                 let tick_us = self.below(500_000);
                 self.schedule.after(tick_us, Event::Tick(number, life));

@@ -154,6 +154,9 @@ impl World {
         if let Some(looks) = self.looks.get_mut(&node) {
             looks.looked(&self.coordinators.state, now_us);
         }
+        if self.plan.planted == Some(Planted::GivesOneCopyAway) {
+            self.give_away(node)?;
+        }
         for number in self.late_moves(node) {
             *self.events_of.entry("called off").or_default() += 1;
             self.commit(node, |state| state.plan_call_off(number))?;
@@ -170,6 +173,21 @@ impl World {
             _ => self.commit(node, ClusterState::plan_give_up_lost)?,
         }
         self.commit(node, ClusterState::plan_adopt)
+    }
+
+    /// Gives up what only lost nodes have, although nobody asked for that: a defect.
+    fn give_away(&mut self, node: u32) -> Result<(), Violation> {
+        let state = &self.coordinators.state;
+        let only = state.catalog.streams().filter(|info| info.options.replication == 1);
+        let all: Vec<(kera_format::StreamId, u32)> =
+            only.flat_map(|info| (0..info.options.streamlets).map(|at| (info.id, at))).collect();
+        for (stream, at) in all {
+            self.commit(node, |state| match state.owner(stream, at) {
+                Some(owner) if !state.is_live(owner.node, owner.epoch) => state.plan_accept_loss(&stream.into(), at),
+                _ => Ok(Vec::new()),
+            })?;
+        }
+        Ok(())
     }
 
     /// Whether streamlets have waited to be opened for so long that backups are asked once more for ends that nobody has used.

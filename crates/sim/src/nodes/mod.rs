@@ -6,11 +6,13 @@
 //! | --- | --- |
 //! | `node` | a machine, and a process on it by turns instead of threads |
 //! | `copies` | its virtual logs |
+//! | `own_logs` | its virtual logs of streams with one copy, on its own disk |
 //! | `copying` | what copies again what lacks copies |
 //! | `recovering` | what takes over and rebuilds, on a thread that runs only when the world lets it |
 //! | `sessions` | connections of clients |
 //! | `coordinators` | the real state, rules and plans on a simulated log |
 //! | `client`, `producer`, `reader`, `member` | who talks to them |
+//! | `early` | what producers of asynchronous streams were told of, and what may be missing of it |
 //! | `network`, `packets`, `wires` | what is said between nodes, and between them and clients |
 //! | `moving` | streamlets that move, and nodes that are stopped in good order |
 //! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
@@ -23,6 +25,7 @@ mod client;
 mod coordinators;
 mod copies;
 mod copying;
+mod early;
 pub mod faults;
 mod following;
 mod leading;
@@ -30,6 +33,7 @@ mod member;
 mod moving;
 mod network;
 mod node;
+mod own_logs;
 mod packets;
 mod producer;
 mod reader;

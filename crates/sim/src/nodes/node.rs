@@ -24,6 +24,7 @@ use super::CLUSTER;
 use super::coordinators::{Command, Told};
 use super::copies::{Copies, Directory, lock};
 use super::copying::Copier;
+use super::own_logs::OwnLogs;
 use super::recovering::Worker;
 use super::sessions::Sessions;
 
@@ -58,6 +59,18 @@ pub(super) struct Node {
     pub(super) changes_unsettled: bool,
     /// It takes all that it has to be read by applications: a defect.
     pub(super) consumes_early: bool,
+    /// It acknowledges streams whose producers do not wait however long copies are missing: a defect.
+    pub(super) never_late: bool,
+    /// Its own virtual logs say that everything is durable before it is: a defect.
+    pub(super) own_logs_lie: bool,
+    /// It leaves out what its own virtual logs have when it starts: a defect.
+    pub(super) leaves_out_own_logs: bool,
+    /// A kill takes its arena, and it does not notice: a defect.
+    pub(super) forgets_memory: bool,
+    /// There are streams with one copy.
+    pub(super) has_own_logs: bool,
+    /// How long its process has stood still, in all, in microseconds.
+    pub(super) frozen_us: u64,
     pub(super) id: [u8; 16],
     arena: PathBuf,
     pub(super) arena_bytes: u64,
@@ -131,6 +144,7 @@ pub(super) struct Running {
     pub(super) log: Arc<Log>,
     store: Arc<DiskStore>,
     pub(super) copies: Arc<Copies>,
+    pub(super) own: OwnLogs,
     pub(super) broker: Arc<Broker>,
     pub(super) backup: Arc<Backup>,
     pub(super) stored: Arc<Stored>,
@@ -176,7 +190,7 @@ pub(super) struct Turns {
 #[derive(Default)]
 pub(super) struct Recovery {
     taken: BTreeSet<(StreamId, StreamletId, u32)>,
-    taking: Vec<(StreamId, StreamletId, u32)>,
+    pub(super) taking: Vec<(StreamId, StreamletId, u32)>,
     rebuilds: VecDeque<Rebuild>,
     /// The one that takes over, and the one that rebuilds.
     pub(super) workers: [Option<Worker>; 2],
@@ -266,6 +280,12 @@ impl Node {
             gives_up_held: false,
             changes_unsettled: false,
             consumes_early: false,
+            never_late: false,
+            own_logs_lie: false,
+            leaves_out_own_logs: false,
+            forgets_memory: false,
+            has_own_logs: false,
+            frozen_us: 0,
             came_with_all: false,
             id,
             arena: dir.join(format!("{number}.arena")),
@@ -325,8 +345,9 @@ impl Node {
             self.sound(&report.damage)?;
         }
         self.forget_given_up(&backup);
-        let copies = Arc::new(Copies::new(self.number, epoch, clock.clone(), self.known.clone()));
-        let opened = DiskStore::open(self.store_config(), vec![disk], clock.clone(), random);
+        let copies = Copies::new((self.number, epoch), clock.clone(), self.known.clone(), self.never_late);
+        let copies = Arc::new(copies);
+        let opened = DiskStore::open(self.store_config(), vec![disk.clone()], clock.clone(), random.clone());
         let (store, stored) = opened.map_err(|e| self.why(e))?;
         if !self.is_flipped {
             self.sound(&stored.problems)?;
@@ -341,13 +362,15 @@ impl Node {
         let log = Log::new(config, arena);
         log.set_store(store.clone());
         store.attach(&log);
-        log.set_sinks(Arc::new(Directory(Arc::downgrade(&copies))));
+        let own = self.open_own_logs(&disk, &clock, &random)?;
+        self.set_sinks((&log, &store), &copies, &own);
         let broker = Broker::new(BrokerConfig { epoch, ..BrokerConfig::default() }, log.clone(), clock);
         for info in lock(&self.known).catalog.streams() {
             broker.stream_created(info.id, info.options.clone()).map_err(|e| self.why(e))?;
         }
         let report = log.recover(stored.segments, attached);
         self.sound(&self.unexpected(epoch, report.problems))?;
+        self.replay(&own, &log, &store)?;
         store.replayed();
         self.cut_leftovers(&log, &store, epoch)?;
         self.sound(&self.unexpected(epoch, log.finish_recovery(epoch)))?;
@@ -358,6 +381,7 @@ impl Node {
             log,
             store,
             copies,
+            own,
             broker,
             backup,
             stored: Arc::default(),
@@ -380,6 +404,12 @@ impl Node {
         running.broker.join_cluster(CLUSTER, self.number);
         running.everything(&known, self.applied as u64).map_err(StartError::Unsound)?;
         Ok(running)
+    }
+
+    fn set_sinks(&self, (log, store): (&Arc<Log>, &Arc<DiskStore>), copies: &Arc<Copies>, own: &OwnLogs) {
+        let sinks = own.sinks(self.own_logs_lie);
+        log.set_sinks(Arc::new(Directory { copies: Arc::downgrade(copies), own: sinks }));
+        own.attach(log, store);
     }
 
     /// Problems of a start that nothing explains. Streamlets that are taken over again may have what was rebuilt of them and what was
@@ -459,14 +489,14 @@ impl Node {
         Ok(())
     }
 
-    fn why(&self, error: impl std::fmt::Display) -> StartError {
+    pub(super) fn why(&self, error: impl std::fmt::Display) -> StartError {
         match self.memory.is_off() || self.is_troubled {
             true => StartError::Disk,
             false => StartError::Unsound(format!("node {} does not start on a sound disk: {error}", self.number)),
         }
     }
 
-    fn sound(&self, problems: &[String]) -> Result<(), StartError> {
+    pub(super) fn sound(&self, problems: &[String]) -> Result<(), StartError> {
         match problems {
             [] => Ok(()),
             _ if self.memory.is_off() || self.is_troubled => Err(StartError::Disk),
@@ -481,6 +511,10 @@ impl Node {
         self.frozen_until_us = 0;
         self.disk = FaultyDisk::new(Arc::new(self.memory.clone()));
         self.is_troubled = false;
+        if self.forgets_memory {
+            self.forget_arena();
+            self.first_start = true;
+        }
     }
 
     /// The machine loses power: memory is gone, and of the disk what was not synced is lost, kept or torn.

@@ -3,12 +3,13 @@
 
 use std::collections::VecDeque;
 
-use kera_format::chunk::ChunkTarget;
-use kera_format::{ChunkBuilder, Compression, ProducerEpoch, ProducerId, Record, StreamId, StreamletId};
+use kera_format::chunk::{ChunkTarget, seal_in_place};
+use kera_format::{ChunkBuilder, ChunkHeader, Compression, ProducerEpoch, ProducerId, Record, StreamId, StreamletId};
 use kera_protocol::{Status, WriteChunks, WriteChunksResponse};
 
 use super::client::{Around, Client, Owned, PATIENCE_US, Seen, Wish};
-use super::world::Plan;
+use super::early::Chunk as Told;
+use super::world::{Kind, Plan};
 use crate::cluster::client::{Answer, retry};
 use crate::cluster::truth::{Place, Violation, Written};
 
@@ -16,6 +17,8 @@ use crate::cluster::truth::{Place, Violation, Written};
 const USUAL: (usize, u32) = (4, 2_000);
 /// The same of one that is eager: more than a lane remembers places, and sent again before anybody has noticed that a backup is lost.
 const EAGER: (usize, u32) = (14, 300);
+/// The same of one that does not wait for copies.
+pub(super) const EARLY: (usize, u32) = (4, 300);
 const TURN_US: u64 = 20_000;
 
 struct Chunk {
@@ -30,11 +33,35 @@ struct Chunk {
 struct Streamlet {
     chunks: VecDeque<Chunk>,
     made: u64,
+    epoch: u16,
     next_sequence: u64,
+    /// Its owner has forgotten acknowledged chunks: what waits is numbered anew, in another epoch, when nothing is under way.
+    is_forgotten: bool,
     /// Something came back unwritten: nothing more leaves until all that is under way has come back, so that the order stays.
     is_held: bool,
     /// Who has what is under way.
     with: u32,
+}
+
+impl Streamlet {
+    /// Numbers what waits from 0 on, in the next epoch.
+    fn begin_again(&mut self, (stream, streamlet, producer_id): (StreamId, StreamletId, ProducerId)) {
+        self.is_forgotten = false;
+        self.epoch += 1;
+        self.next_sequence = 0;
+        for chunk in &mut self.chunks {
+            chunk.sequence = self.next_sequence;
+            self.next_sequence += 1;
+            let target = ChunkTarget {
+                stream,
+                streamlet,
+                producer_id,
+                producer_epoch: ProducerEpoch(self.epoch),
+                sequence: chunk.sequence,
+            };
+            chunk.bytes = reseal(&chunk.bytes, &target);
+        }
+    }
 }
 
 struct Request {
@@ -54,6 +81,8 @@ pub(super) struct Producer {
     pace_us: u64,
     under_way: usize,
     timeout_ms: u32,
+    /// Its streams do not have it wait for copies.
+    is_async: bool,
     next_us: u64,
     owned: Owned,
     streamlets: Vec<Streamlet>,
@@ -63,7 +92,12 @@ pub(super) struct Producer {
 
 impl Producer {
     pub(super) fn new(number: u32, stream: StreamId, streamlets: u32, plan: &Plan) -> Producer {
-        let (records, (under_way, timeout_ms)) = (plan.records, if plan.eager { EAGER } else { USUAL });
+        let (under_way, timeout_ms) = match plan.kind {
+            Kind::Async => EARLY,
+            _ if plan.eager => EAGER,
+            _ => USUAL,
+        };
+        let records = plan.records;
         Producer {
             number,
             stream,
@@ -72,6 +106,7 @@ impl Producer {
             pace_us: plan.trouble_ms * 2_000 / records.max(1),
             under_way,
             timeout_ms,
+            is_async: plan.kind == Kind::Async,
             next_us: 0,
             owned: Owned::new(stream),
             streamlets: (0..streamlets).map(|_| Streamlet::default()).collect(),
@@ -99,7 +134,7 @@ impl Producer {
             stream: self.stream,
             streamlet: StreamletId(at as u32),
             producer_id: ProducerId(u64::from(self.number) + 1),
-            producer_epoch: ProducerEpoch(0),
+            producer_epoch: ProducerEpoch(streamlet.epoch),
             sequence,
         };
         let compression = [Compression::None, Compression::Lz4][around.below(2) as usize];
@@ -136,6 +171,11 @@ impl Producer {
                 || (is_under_way && (streamlet.is_held || streamlet.with != node))
             {
                 continue;
+            }
+            if streamlet.is_forgotten {
+                let id = ProducerId(u64::from(self.number) + 1);
+                let target = (self.stream, StreamletId(at as u32), id);
+                streamlet.begin_again(target);
             }
             (streamlet.is_held, streamlet.with) = (false, node);
             let most = 1 + around.below(self.under_way as u64) as usize;
@@ -180,6 +220,9 @@ impl Producer {
                     let chunks = &mut self.streamlets[at].chunks;
                     let Some(found) = chunks.iter().position(|chunk| chunk.sequence == sequence) else { continue };
                     let chunk = chunks.remove(found).expect("it was found");
+                    if status == Status::SequenceTooOld && self.is_async {
+                        continue;
+                    }
                     if status == Status::SequenceTooOld {
                         // It is told of no place: more was under way than a lane remembers places.
                         *around.told.did.entry("told only that it is there").or_default() += 1;
@@ -187,6 +230,14 @@ impl Producer {
                         continue;
                     }
                     let place = Place { stream: self.stream.0, streamlet: at as u32, lane: result.lane.0 };
+                    if self.is_async {
+                        let (owner_epoch, base) = (result.cursor.group.epoch(), result.base_ordinal);
+                        let (records, node, left) = (&chunk.records[..], request.node, around.left);
+                        let told = Told { owner_epoch, base, records, node, left };
+                        if !around.told_early(place, &told)? {
+                            continue;
+                        }
+                    }
                     around.truth.acknowledged_at(place, result.base_ordinal, &chunk.records)?;
                     around.told.acknowledged(place, result.base_ordinal, result.cursor)?;
                     if !result.duplicate {
@@ -195,6 +246,11 @@ impl Producer {
                 }
                 status if status.retryable() || status == Status::SequenceGap => {
                     self.last_problem = status.name().to_owned();
+                    let is_first = self.streamlets[at].chunks.front().is_some_and(|chunk| chunk.sequence == sequence);
+                    if status == Status::SequenceGap && is_first && self.is_async {
+                        *around.told.did.entry("told of forgotten chunks").or_default() += 1;
+                        self.streamlets[at].is_forgotten = true;
+                    }
                     self.back(&[(at, sequence)]);
                     if status == Status::NotOwner {
                         self.owned.want();
@@ -208,6 +264,16 @@ impl Producer {
         }
         Ok(())
     }
+}
+
+/// The same chunk with another number.
+fn reseal(chunk: &[u8], target: &ChunkTarget) -> Vec<u8> {
+    let header = ChunkHeader::parse(chunk).expect("a chunk that was sealed here");
+    let mut bytes = chunk[..header.unpadded_bytes()].to_vec();
+    let (records, timestamp_ms) = (header.record_count, header.max_timestamp_ms);
+    seal_in_place(&mut bytes, target, header.kind, header.compression, records, timestamp_ms)
+        .expect("a chunk that was sealed before");
+    bytes
 }
 
 impl Client for Producer {

@@ -273,6 +273,7 @@ impl Reader {
                             (self.first, self.next) = (base, base);
                         }
                         self.next = check_data(around.truth, self.place, self.next, data)?;
+                        around.told.early.read(self.place, self.next);
                     }
                     self.cursor = one.next;
                     if data.is_empty() && self.is_last {

@@ -10,7 +10,7 @@ use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
 
 use super::faults::Fault;
-use super::world::{Event, World};
+use super::world::{Event, Kind, World};
 use crate::cluster::truth::Violation;
 
 impl World {
@@ -26,13 +26,19 @@ impl World {
         self.schedule.after(pause_us, Event::Fault);
         let Some(fault) = self.faults.draw(&self.random) else { return Ok(()) };
         let node = self.draw_node();
-        if self.node(node).is_gone || !self.happens(fault, node) {
+        if self.node(node).is_gone || self.takes_only_copies(fault) || !self.happens(fault, node) {
             return Ok(());
         }
         *self.counts.entry(fault.name()).or_default() += 1;
         self.trace.add(fault as u64);
         self.trace.add(node.into());
         Ok(())
+    }
+
+    /// Whether there is nothing that what a machine had could come back from.
+    fn takes_only_copies(&self, fault: Fault) -> bool {
+        let is_taken = fault == Fault::Destroyed || (fault == Fault::PowerCut && !self.power);
+        self.plan.kind == Kind::OneCopy && is_taken
     }
 
     /// Whether all that was acknowledged survives when these lose their arenas, and these their disks. Of each view a backup must be left
@@ -112,6 +118,7 @@ impl World {
                     return false;
                 }
                 self.node_mut(node).frozen_until_us = now_us + lasts_us;
+                self.node_mut(node).frozen_us += lasts_us;
                 let life = self.node(node).life;
                 self.schedule.after(lasts_us, Event::Thaw(node, life));
             }

@@ -117,6 +117,7 @@ impl World {
         }
         // Otherwise nothing happens before something happened; what this turn itself set off comes with the next.
         running.turns.logs = !worked;
+        self.look_at_copied(node)?;
         self.after_turn(node)?;
         if let Some(running) = self.node_mut(node).running()
             && !worked
@@ -210,13 +211,17 @@ impl World {
         let Some(worker) = &mut recovery.workers[which] else { return Ok(()) };
         let wants = worker.resume(spoiled(reply, planted));
         (recovery.asked[which], recovery.late[which]) = (number, None);
+        self.look_at_taken(node)?;
         match wants {
             Wants::Backup(backup, question) => {
                 let late = || "it does not answer".to_owned();
-                recovery.late[which] = Some(match &question {
+                let late = match &question {
                     Question::Lanes(_) => Reply::Lanes(Err(late())),
                     Question::Blocks(_) => Reply::Blocks(Err(late())),
-                });
+                };
+                if let Some(running) = self.node_mut(node).running() {
+                    running.recovery.late[which] = Some(late);
+                }
                 self.schedule.after(ASK_US, Event::GoOn(node, life, which, number));
                 self.tell(node, backup, Packet::Ask(which, number, question));
             }

@@ -1,8 +1,9 @@
 //! Connections of clients to nodes: frames in their order, which may be late and break.
 
 use super::client::{Around, Client, True, Wish};
+use super::early::Left;
 use super::sessions::Said;
-use super::world::{Event, Wire, World};
+use super::world::{Event, Kind, Wire, World};
 use crate::cluster::truth::Violation;
 use kera_env::Clock;
 use kera_format::StreamId;
@@ -32,6 +33,10 @@ impl World {
         let Some(known) = self.wires.get_mut(&wire) else { return };
         let at_us = (now_us + delay_us).max(known.last_us[side] + 1).max(held_us + delay_us);
         known.last_us[side] = at_us;
+        if let (Kind::Async, Event::ToClient(_, header, _)) = (self.plan.kind, &event) {
+            let running_us = now_us.saturating_sub(self.nodes[from as usize - 1].frozen_us);
+            self.left.insert((wire, header.correlation), Left { at_us: now_us, running_us });
+        }
         self.schedule.at(at_us, event);
     }
 
@@ -79,6 +84,7 @@ impl World {
         let mut around = Around {
             now_us,
             now_ms,
+            left: std::mem::take(&mut self.left_of_answer),
             nodes,
             random: &self.random,
             truth: &mut self.truth,

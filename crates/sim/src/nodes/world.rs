@@ -13,12 +13,13 @@ use kera_coordinator::cluster::{EndLooks, Join, LogState};
 use kera_env::{Clock, ManualClock, Random, SeededRandom};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, Roles};
 use kera_format::vlog_replica::LogId;
-use kera_format::{Durability, Order, StreamId, StreamOptions, level};
+use kera_format::{Durability, Order, ReplicationMode, StreamId, StreamOptions, level};
 use kera_protocol::{CreateStream, FrameHeader, LetGo};
 
 use super::CLUSTER;
 use super::client::{Client, REPORT, Seen, Told as TellTale};
 use super::coordinators::Coordinators;
+use super::early::Left;
 use super::faults::{Fault, faults_of};
 use super::leading::Fencing;
 use super::member::Member;
@@ -89,11 +90,15 @@ pub enum Kind {
     Consumed,
     /// Groups are read in any order; nothing goes.
     Unordered,
+    /// One copy, on the disk or in the memory of one node.
+    OneCopy,
+    /// Copies that producers do not wait for.
+    Async,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: &'static [Kind] = &[Kind::Usual, Kind::Consumed, Kind::Unordered];
+    pub const ALL: &'static [Kind] = &[Kind::Usual, Kind::Consumed, Kind::Unordered, Kind::OneCopy, Kind::Async];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -101,7 +106,14 @@ impl Kind {
             Kind::Usual => "usual",
             Kind::Consumed => "consumed",
             Kind::Unordered => "unordered",
+            Kind::OneCopy => "one-copy",
+            Kind::Async => "async",
         }
+    }
+
+    /// Whether it is about applications.
+    fn is_of_applications(self) -> bool {
+        matches!(self, Kind::Consumed | Kind::Unordered)
     }
 }
 
@@ -144,6 +156,16 @@ pub enum Planted {
     TakesWhatIsNotAll,
     /// A log takes a backup to be there as soon as it asks whether it is.
     BelievesTheSilent,
+    /// Virtual logs on the own disk say that everything is durable before it is.
+    AcknowledgesUnwritten,
+    /// What virtual logs on the own disk have is left out when a node starts.
+    LeavesOutOwnLogs,
+    /// What has one copy is given to others as soon as its node is lost.
+    GivesOneCopyAway,
+    /// A kill takes what a node had in memory, and it takes itself to have everything.
+    ForgetsMemory,
+    /// Producers that do not wait for copies are answered however long these are missing.
+    NeverLate,
 }
 
 impl Planted {
@@ -167,6 +189,11 @@ impl Planted {
         Planted::NeedsNothing,
         Planted::TakesWhatIsNotAll,
         Planted::BelievesTheSilent,
+        Planted::AcknowledgesUnwritten,
+        Planted::LeavesOutOwnLogs,
+        Planted::GivesOneCopyAway,
+        Planted::ForgetsMemory,
+        Planted::NeverLate,
     ];
 
     /// Its name on the command line.
@@ -222,6 +249,7 @@ pub(super) enum Event {
     LogTimers(u32, u32),
     Backup(u32, u32),
     Store(u32, u32),
+    OwnLogs(u32, u32),
     Tick(u32, u32),
     Beat(u32, u32),
     Deadline(u32, u32),
@@ -290,6 +318,10 @@ pub(super) struct World {
     /// Who is to own nothing when everything is healed.
     pub(super) emptied: Option<u32>,
     pub(super) power: bool,
+    /// When answers left their nodes that are on their way, by connection and request, if asynchronous streams are looked at; and when the one
+    /// that has just arrived did.
+    pub(super) left: BTreeMap<(u64, u64), Left>,
+    pub(super) left_of_answer: Left,
     /// Backups that may have lost something of a log's view: the node, the log, and which view of it.
     pub(super) lossy: BTreeSet<(u32, LogName, usize)>,
     _dir: tempfile::TempDir,
@@ -325,7 +357,8 @@ impl World {
         let dir = dir.expect("a directory for arenas");
         let random = SeededRandom::new(plan.seed);
         // A stream that survives kills only is not to be tried with power cuts of all machines: half of the seeds each.
-        let power = plan.seed.is_multiple_of(2);
+        // Nothing would be left of what is acknowledged without copies, so that is refused with durability `power`.
+        let power = plan.seed.is_multiple_of(2) && plan.kind != Kind::Async;
         let replication = 2 + Random::below(&random, 2) as u32;
         let count = replication + 1 + Random::below(&random, 2) as u32;
         let count = if plan.three { 3 } else { count };
@@ -340,6 +373,11 @@ impl World {
             // One of three may have to take over all streamlets while they are read.
             node.arena_bytes *= if plan.three { 4 } else { 1 };
             node.consumes_early = plan.planted == Some(Planted::ConsumesEarly);
+            node.never_late = plan.planted == Some(Planted::NeverLate);
+            node.own_logs_lie = plan.planted == Some(Planted::AcknowledgesUnwritten);
+            node.leaves_out_own_logs = plan.planted == Some(Planted::LeavesOutOwnLogs);
+            node.forgets_memory = plan.planted == Some(Planted::ForgetsMemory);
+            node.has_own_logs = plan.kind == Kind::OneCopy;
             node
         };
         World {
@@ -368,6 +406,8 @@ impl World {
             is_troubled: true,
             emptied: None,
             power,
+            left: BTreeMap::new(),
+            left_of_answer: Left::default(),
             lossy: BTreeSet::new(),
             _dir: dir,
         }
@@ -423,6 +463,7 @@ impl World {
         self.run_until(self.plan.trouble_ms * 1000)?;
         self.heal();
         self.until_done("everything is healed")?;
+        self.told.early.is_settled = true;
         self.fill_again();
         self.once_more();
         for slot in std::mem::take(&mut self.clients) {
@@ -440,7 +481,7 @@ impl World {
     /// Who reads the streams together: one application with some members, and sometimes another one with one.
     fn members(&self, streams: &[(StreamId, StreamOptions)]) -> Vec<(&'static str, StreamId, u32)> {
         let mut members = Vec::new();
-        let is_usual = self.plan.kind == Kind::Usual;
+        let is_usual = !self.plan.kind.is_of_applications();
         for (stream, options) in streams.iter().filter(|_| self.plan.applications || !is_usual) {
             let of = |application| (application, *stream, options.streamlets);
             members.extend((0..2 + self.below(2)).map(|_| of(REPORT)));
@@ -494,6 +535,9 @@ impl World {
             if left > 0 {
                 waiting.push(format!("node {number} has {left} streamlets to rebuild: {}", running.recovery.why));
             }
+            if running.own.pending() > 0 {
+                waiting.push(format!("the disk of node {number} has not taken all of its own logs"));
+            }
             for log in running.copies.all() {
                 let stats = log.stats();
                 if stats.under_way + stats.pending_references > 0 {
@@ -538,8 +582,13 @@ impl World {
     fn once_more(&mut self) {
         let all: Vec<u32> = (1..=self.count()).collect();
         let from = self.below(all.len() as u64) as usize;
-        let may_burn =
-            |node: &u32| !self.node(*node).is_gone && self.is_spare(*node) && self.survives(&[*node], &[*node], true);
+        let has_one_copy = self.plan.kind == Kind::OneCopy;
+        let may_burn = |node: &u32| {
+            !has_one_copy
+                && !self.node(*node).is_gone
+                && self.is_spare(*node)
+                && self.survives(&[*node], &[*node], true)
+        };
         let one = all[from..].iter().chain(&all[..from]).copied().find(may_burn);
         match one.filter(|_| self.below(2) == 0) {
             Some(node) => {
@@ -588,9 +637,11 @@ impl World {
     fn create_streams(&mut self) -> Result<Vec<(StreamId, StreamOptions)>, Violation> {
         let mut made = Vec::new();
         for name in ["events", "measures"].into_iter().take(1 + self.below(2) as usize) {
-            let may_go = self.plan.retention && self.plan.kind == Kind::Usual;
+            let may_go = self.plan.retention && !self.plan.kind.is_of_applications();
             let retention_ms = (self.below(2) == 0 && may_go).then(|| 3_000 + self.below(10_000));
-            let options = StreamOptions {
+            // Of two streams one may have copies beside it.
+            let has_one = self.plan.kind == Kind::OneCopy && (name == "events" || self.plan.seed & 2 == 0);
+            let mut options = StreamOptions {
                 streamlets: if self.plan.three { 6 } else { 1 + self.below(3) as u32 },
                 lanes: 1 + self.below(2) as u32,
                 segments_per_group: 1 + self.below(3) as u32,
@@ -603,6 +654,12 @@ impl World {
                 order: if self.plan.kind == Kind::Unordered { Order::None } else { Order::Lane },
                 ..StreamOptions::default()
             };
+            if has_one {
+                (options.replication, options.virtual_logs) = (1, 0);
+            }
+            if self.plan.kind == Kind::Async {
+                options.replication_mode = ReplicationMode::Async;
+            }
             let request = CreateStream { name: name.to_owned(), options: options.clone(), if_not_exists: true };
             let (most, now_ms) = (Limits { streams: 10, nodes: 16 }, self.clock.now_ms());
             let before = self.coordinators.index();
@@ -643,6 +700,7 @@ impl World {
                 self.wires.get(wire).map(|wire| wire.node)
             }
             Is::Packet(_, to, ..) => Some(*to),
+            Is::OwnLogs(node, _) => Some(*node),
             Is::Logs(node, _) | Is::LogTimers(node, _) | Is::Backup(node, _) | Is::Store(node, _) => Some(*node),
             Is::Tick(node, _) | Is::Beat(node, _) | Is::Deadline(node, _) | Is::Recover(node, _) => Some(*node),
             Is::Coordinate(node, _) | Is::Retry(node, ..) | Is::GoOn(node, ..) => Some(*node),
@@ -683,7 +741,9 @@ impl World {
                     self.trace.add(u64::from(head.chunks_checksum));
                 }
             }
-            Event::Backup(node, _) | Event::Store(node, _) => self.trace.add(self.node(*node).memory.steps()),
+            Event::Backup(node, _) | Event::Store(node, _) | Event::OwnLogs(node, _) => {
+                self.trace.add(self.node(*node).memory.steps())
+            }
             _ => self.trace.add(self.events),
         }
     }
@@ -710,10 +770,7 @@ impl World {
                 Ok(())
             }
             Is::Connected(wire) => self.connected(wire),
-            Is::ToClient(wire, header, body) => {
-                let Some((at, node)) = self.client_of(wire) else { return Ok(()) };
-                self.with(at, |client, around| client.answer(node, &Answer { header, body }, around))
-            }
+            Is::ToClient(wire, header, body) => self.answered(wire, header, body),
             Is::LostAtClient(wire) => {
                 let Some((at, node)) = self.client_of(wire) else { return Ok(()) };
                 self.wires.remove(&wire);
@@ -745,6 +802,7 @@ impl World {
             | Is::LogTimers(node, life)
             | Is::Backup(node, life)
             | Is::Store(node, life)
+            | Is::OwnLogs(node, life)
             | Is::Tick(node, life)
             | Is::Beat(node, life)
             | Is::Deadline(node, life)
@@ -763,6 +821,12 @@ impl World {
         }
     }
 
+    fn answered(&mut self, wire: u64, header: FrameHeader, body: Bytes) -> Result<(), Violation> {
+        self.left_of_answer = self.left.remove(&(wire, header.correlation)).unwrap_or_default();
+        let Some((at, node)) = self.client_of(wire) else { return Ok(()) };
+        self.with(at, |client, around| client.answer(node, &Answer { header, body }, around))
+    }
+
     fn lost_at_node(&mut self, wire: u64) {
         let node = self.wires.get(&wire).map(|wire| wire.node);
         if let Some(running) = node.and_then(|node| self.node_mut(node).running()) {
@@ -779,6 +843,7 @@ impl World {
                 self.run_logs(node, life)
             }
             Is::Backup(node, life) => self.run_backup(node, life),
+            Is::OwnLogs(node, life) => self.run_own_logs(node, life),
             Is::Store(node, life) => {
                 let disk_us = self.node(node).disk_us;
                 let more = self.node_mut(node).running().is_some_and(|running| running.step_store());
