@@ -694,6 +694,32 @@ fn part_in_a_log(of: impl Fn(&[Vec<u8>]) -> Vec<Vec<u8>>) {
     assert_eq!(write_at(&first, 2, 12), (Status::Ok, 24, false));
 }
 
+/// It owns it, and gathers what another node held for it. Its log of an earlier life ends before what it wrote last of the same group, which has its copies in
+/// its present log, and begins with what retention has taken here since.
+#[test]
+fn groups_that_an_owner_has_stay_although_retention_took_their_front() {
+    let cloud = Cloud::new(1);
+    let options = StreamOptions { retention_ms: Some(60_000), ..lost_options(1) };
+    let first = house(1, &options);
+    owns(&first, 1, 2);
+    (0..8).for_each(|sequence| assert_eq!(write_at(&first, 2, sequence).0, Status::Ok));
+    first.clock.advance_ms(1_000_000);
+    (8..16).for_each(|sequence| assert_eq!(write_at(&first, 2, sequence).0, Status::Ok));
+    let chunks = chunks_of(&first.log, 0);
+    cloud.put(LOST, 1, &[11], &[&chunks[..12]]);
+    assert!(first.log.retain(first.clock.now_ms()) > 0);
+    let begin = lane_at(&first.log, 0).stats().first_ordinal;
+    assert!((1..24).contains(&begin), "{begin}");
+    let logs = [ended(LOST, 1, &[11])];
+    first.broker.set_owner(4, STREAM, X, owner(1, 4, &[(2, 1)])).unwrap();
+    let taken = first.broker.take_over(&[(STREAM, X, 4)], &logs, &*cloud).unwrap();
+    rebuild(&first, &taken, &logs, &cloud);
+    let earliest = lane_at(&first.log, 0).earliest().0;
+    assert_eq!(read_from(&first, earliest), (begin..32).collect::<Vec<u64>>());
+    assert_eq!(write_at(&first, 2, 15), (Status::Ok, 30, true));
+    assert_eq!(write_at(&first, 2, 16), (Status::Ok, 32, false));
+}
+
 /// From the node it moved on to a third one, which is lost: what the second one wrote is with that one, and joins both.
 #[test]
 fn groups_that_a_node_holds_stay_before_those_that_another_node_holds() {

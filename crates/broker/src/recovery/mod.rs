@@ -494,6 +494,10 @@ impl Broker {
     /// Takes what is only a part of what this node holds out of what comes from the lost logs. A rebuild that was cut off leaves parts of groups
     /// behind in a log, which is kept for as long as its node holds anything; what that node has rebuilt since, all of it and with its
     /// copies, must not go for them. What was here when the lost log was written is never more than that log has up to its end.
+    ///
+    /// A log of an earlier life of the owner is such a part as well: what it lacks of its copies when that life ended has them in the log of the present one, and
+    /// is acknowledged. It may begin with what is not here any more. In a life in which this node has owned the streamlet only retention takes
+    /// that, and it takes the front: who asked was told so.
     fn leave_out_parts(
         &self,
         owner: &Owner,
@@ -507,10 +511,8 @@ impl Broker {
             let groups = lane.groups(GroupId::NONE, usize::MAX);
             // Behind that ordinals may have been given out again, unless this node has owned it in its present life: then it has gone on itself.
             let told = handed.iter().filter(|state| state.lane == lane.id()).map(|state| state.next_ordinal).max();
-            let lane_end = match place.owner_epoch() {
-                0 => comes.next_ordinal.max(told.unwrap_or(0)),
-                _ => u64::MAX,
-            };
+            let has_owned = place.owner_epoch() != 0;
+            let lane_end = if has_owned { u64::MAX } else { comes.next_ordinal.max(told.unwrap_or(0)) };
             let epochs: BTreeSet<u32> = comes.segments.iter().map(|segment| segment.group.epoch()).collect();
             let is_part = |epoch: &u32| {
                 let is_here = |group: &&GroupInfo| group.id.epoch() == *epoch && holder_of(owner, group.id) == Some(me);
@@ -521,7 +523,8 @@ impl Broker {
                 let to = of_epoch().map(|segment| segment.next_ordinal).max().unwrap_or(0);
                 let known: u64 = of_epoch().map(|segment| segment.next_ordinal - segment.base_ordinal).sum();
                 let is_whole = here.windows(2).all(|pair| pair[0].next_ordinal == pair[1].first_ordinal);
-                let has_it = is_whole && first.first_ordinal <= from && to <= last.next_ordinal;
+                let has_front = first.first_ordinal <= from || has_owned;
+                let has_it = is_whole && has_front && to <= last.next_ordinal;
                 // Copies are made in no order: a log may have the end of them alone, as well as the beginning.
                 let is_less = first.first_ordinal < from || to < last.next_ordinal || known < to - from;
                 has_it && last.next_ordinal <= lane_end && is_less
