@@ -133,14 +133,31 @@ fn read_as_kafka(three: &Three) -> Vec<(i64, Pair)> {
         let answer = three.until(11, &asked, || three.leader(TOPIC, 0), code);
         let one = &answer.responses[0].partitions[0];
         assert_eq!(one.error_code, 0, "at {at} of {end}");
-        let sets = RecordBatchDecoder::decode_all(&mut one.records.clone().unwrap_or_default()).expect("batches");
+        let mut batches = one.records.clone().unwrap_or_default();
+        let behind = end_of_batches(&batches);
+        let sets = RecordBatchDecoder::decode_all(&mut batches).expect("batches");
         for record in sets.into_iter().flat_map(|set| set.records).filter(|record| record.offset >= at) {
             let text = |bytes: Bytes| String::from_utf8(bytes.to_vec()).expect("words");
             all.push((record.offset, (text(record.key.expect("a key")), record.value.map(text))));
         }
-        at = all.last().map_or(at, |(offset, _)| offset + 1);
+        at = behind.unwrap_or(at);
     }
     all
+}
+
+/// The offset behind the last of some batches, whose last records may be gone.
+fn end_of_batches(mut batches: &[u8]) -> Option<i64> {
+    let mut end = None;
+    while let [base @ .., _, _, _, _] = batches.get(..12)? {
+        let base = i64::from_be_bytes(base.try_into().ok()?);
+        let bytes = 12 + u32::from_be_bytes(batches[8..12].try_into().ok()?) as usize;
+        end = Some(base + i64::from(i32::from_be_bytes(batches[23..27].try_into().ok()?)) + 1);
+        batches = &batches[bytes..];
+        if batches.is_empty() {
+            break;
+        }
+    }
+    end
 }
 
 /// The same, as a native client reads it.
@@ -254,4 +271,58 @@ fn what_compaction_has_left_has_its_second_copy_elsewhere_after_a_loss_of_the_fi
     }
     writer.check_all(&three);
     lose_owners(&mut three, &mut writer, owner);
+}
+
+fn move_to(three: &Three, node: usize) {
+    three.node(three.running()[0]).ok(&format!("streamlet move {TOPIC}/0 --to {}", node + 1));
+    eventually("it is led there", || three.leader(TOPIC, 0) == node);
+}
+
+/// How many tombstones there are of keys that were written once in a phase.
+fn tombstones(three: &Three, phase: usize) -> usize {
+    let prefix = format!("once {phase}.");
+    read_as_kafka(three).iter().filter(|(_, (key, value))| key.starts_with(&prefix) && value.is_none()).count()
+}
+
+/// Writes on until the tombstones of the phase before are gone at the owner, and with them all others that nothing holds.
+fn write_until_tombstones_go(three: &Three, writer: &mut Writer, phase: usize) {
+    writer.write_phase(three, phase, 4);
+    assert!(tombstones(three, phase - 1) > 0);
+    let started = Instant::now();
+    while tombstones(three, phase - 1) > 0 {
+        assert!(started.elapsed() < PATIENCE, "tombstones stay");
+        writer.write_phase(three, phase + 1, 1);
+        std::thread::sleep(Duration::from_millis(200));
+    }
+}
+
+#[test]
+fn what_was_removed_stays_removed_wherever_its_topic_goes() {
+    let mut three = begin(3);
+    let first = three.leader(TOPIC, 0);
+    let (second, third) = ((first + 1) % 3, (first + 2) % 3);
+    let mut writer = Writer::new(&three);
+    writer.write_phase(&three, 1, ROUNDS);
+    move_to(&three, second);
+    // Removes what the first one has, and then what it has itself.
+    writer.write_phase(&three, 2, 4);
+    let needed = tombstones(&three, 1);
+    write_until_tombstones_go(&three, &mut writer, 3);
+    writer.check_all(&three);
+    assert_eq!(tombstones(&three, 1), needed, "they hide what the first one has");
+    move_to(&three, third);
+    writer.write_phase(&three, 5, 4);
+    write_until_tombstones_go(&three, &mut writer, 6);
+    writer.check_all(&three);
+    // What both had comes to the third one.
+    for earlier in [first, second] {
+        lose(&mut three, earlier);
+        writer.check_all(&three);
+        three.start_again(earlier);
+        all_copied(&three);
+    }
+    write_until_tombstones_go(&three, &mut writer, 9);
+    writer.check_all(&three);
+    eventually("nothing holds the first tombstones any more", || tombstones(&three, 1) == 0);
+    writer.check_all(&three);
 }

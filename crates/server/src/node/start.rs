@@ -42,7 +42,7 @@ use super::compaction::Compaction;
 use super::kafka::Kafka;
 use super::maintenance::Maintenance;
 use super::{Node, Parts, orphans};
-use crate::cluster::{Cluster, NodeSinks};
+use crate::cluster::{Cluster, Elsewhere, NodeSinks};
 use crate::config::Config;
 use crate::fatal::Fatal;
 use crate::http::{HttpNode, HttpServer, HttpState};
@@ -94,7 +94,7 @@ pub(super) fn start(config: &Config) -> Result<Node, Fatal> {
     let replayed = broker.open_applications(applications_stream);
     replayed.map_err(|failure| Fatal::Data { message: format!("the offsets of applications: {failure}") })?;
 
-    let compactor = Arc::new(compactor(config, &log, &store, &clock));
+    let compactor = Arc::new(compactor(config, &log, &store, &clock, cluster.as_ref()));
     let parts = Arc::new(Parts {
         config: config.clone(),
         identity,
@@ -526,13 +526,23 @@ fn start_writer(virtual_log: &Arc<VirtualLog>) -> Result<JoinHandle<()>, Fatal> 
 }
 
 /// Without the Kafka door nobody knows how transactions ended: what they wrote is left as it is.
-fn compactor(config: &Config, log: &Arc<Log>, store: &Arc<DiskStore>, clock: &Arc<dyn Clock>) -> Compactor {
+fn compactor(
+    config: &Config,
+    log: &Arc<Log>,
+    store: &Arc<DiskStore>,
+    clock: &Arc<dyn Clock>,
+    cluster: Option<&Arc<Cluster>>,
+) -> Compactor {
     let settings = CompactionConfig {
         keys_bytes: config.compaction.keys_bytes,
         knows_transactions: config.kafka.listen.is_some() || config.cluster.node.is_some(),
         ..CompactionConfig::default()
     };
-    Compactor::new(log.clone(), store.clone(), clock.clone(), &SystemRandom, settings)
+    let compactor = Compactor::new(log.clone(), store.clone(), clock.clone(), &SystemRandom, settings);
+    match cluster {
+        Some(cluster) => compactor.with_others(Arc::new(Elsewhere::new(cluster))),
+        None => compactor,
+    }
 }
 
 fn broker_config(config: &Config, identity: &Identity) -> BrokerConfig {
