@@ -17,7 +17,7 @@ use kera_log::{
 use kera_protocol::{BlocksRead, ReadBlocks, Status, StreamletRef};
 use parking_lot::{Condvar, Mutex};
 
-use super::{Copies, RangeOfLog, RecoveryProgress};
+use super::{Copies, RangeOfLog, ReadFor, RecoveryProgress};
 use crate::broker::Broker;
 use crate::failure::Failure;
 
@@ -222,7 +222,7 @@ pub(super) fn put_tails(broker: &Broker, tails: &[Bytes]) {
 pub(super) fn pass(
     broker: &Broker,
     all: &[StreamletRef],
-    ranges: &[(RangeOfLog, Vec<StreamletRef>)],
+    ranges: &[ReadFor],
     missing: &BTreeSet<StreamletRef>,
     (copies, asks_all): (&dyn Copies, bool),
     progress: &RecoveryProgress,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use kera_protocol::StreamletRef;
 
-use super::{Copies, EndedLog, RangeOfLog, Rebuild, RecoveryProgress, fetch, ranges_of};
+use super::{Copies, EndedLog, ReadFor, Rebuild, RecoveryProgress, fetch, ranges_of};
 use crate::broker::Broker;
 use crate::failure::Failure;
 
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// that it does not need by what was decided too. Those of which some are at nobody who answers are waited for: what is said of that goes to `errors`.
 pub(super) fn give_up(
     broker: &Broker,
-    (rebuild, ranges, logs): (&Rebuild, &[(RangeOfLog, Vec<StreamletRef>)], &[EndedLog]),
+    (rebuild, ranges, logs): (&Rebuild, &[ReadFor], &[EndedLog]),
     missing: &BTreeSet<StreamletRef>,
     (copies, progress): (&dyn Copies, &RecoveryProgress),
     errors: &mut Vec<String>,

@@ -106,7 +106,7 @@ pub struct Rebuild {
     /// The streamlets, whether or not there is anything of them.
     pub streamlets: Vec<StreamletRef>,
     /// For each range of blocks of a log that is to be read: which of the streamlets have chunks there.
-    ranges: Vec<(RangeOfLog, Vec<StreamletRef>)>,
+    ranges: Vec<ReadFor>,
     /// The logs that it needs until it is done: those that are read, and those without which another owner, who takes over from this one,
     /// might decide something else. See [`needed`].
     pub needs: BTreeSet<LogId>,
@@ -120,7 +120,7 @@ pub struct Rebuild {
 
 impl Rebuild {
     /// The ranges, each with the backups that it has now.
-    fn ranges_now(&self, logs: &[EndedLog]) -> Vec<(RangeOfLog, Vec<StreamletRef>)> {
+    fn ranges_now(&self, logs: &[EndedLog]) -> Vec<ReadFor> {
         let mut ranges = self.ranges.clone();
         for (range, _) in &mut ranges {
             let of_log = logs.iter().find(|known| known.log == range.log);
@@ -190,6 +190,8 @@ struct Several {
     alone: BTreeSet<LogId>,
 }
 
+/// What is read of a log, and the streamlets that it is read for.
+type ReadFor = (RangeOfLog, Vec<StreamletRef>);
 type Place = (StreamId, StreamletId);
 /// Whether a lane of an answer is one that these streamlets can have.
 type Check<'a> = dyn Fn(&ReplicatedLane, &[StreamletRef]) -> Result<(), String> + Sync + 'a;
@@ -695,7 +697,7 @@ fn ranges_to_read(
     several: &Several,
     needed: &BTreeSet<LogId>,
     ranges: &[RangeOfLog],
-) -> Vec<(RangeOfLog, Vec<StreamletRef>)> {
+) -> Vec<ReadFor> {
     let log_of = |source: Source| ranges[source].log;
     let mut sources: BTreeMap<Source, BTreeSet<StreamletRef>> = BTreeMap::new();
     for (name, lane, from) in read {
