@@ -663,6 +663,84 @@ Examples:
   kera log accept-loss 1/4/0 --gone 1,2,3       one log: number 0 of node 1, of its epoch 4
   kera log accept-loss 1 --gone 1,2,3           all logs of node 1 of which something is missing
 
+For logs of which `kera log list` says that blocks are missing, when all machines that had them
+are gone with their disks. Name these nodes with --gone: those that had the blocks, and the logs'
+own node, which may have had all of it in its memory. It is refused if one of them is live, and if
+one may come back that is not named.
+
+What is lost: records of the streamlets that `kera log list` names, as far as they were in these
+blocks and nowhere else, acknowledged ones too. All that some node has is kept, but for one thing:
+a lane of a streamlet has no holes, so that where something in its midst is gone, what was before
+that goes as well. Where its end is gone it goes on in front of that, and numbers of records are
+given out again; applications may read some again.
+
+A node that comes back nevertheless may be started: it is cut to what the others have.")]
+    AcceptLoss {
+        /// The streamlet, as STREAM/NUMBER.
+        #[arg(value_name = "STREAM/NUMBER", value_parser = streamlet_name)]
+        streamlet: StreamletName,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
+    },
+}
+
+/// Virtual logs, as the command line names them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogNames {
+    /// Of which node.
+    pub node: u32,
+    /// Of which epoch of it; all if nothing.
+    pub epoch: Option<u32>,
+    /// Which of these; all if nothing.
+    pub log: Option<u32>,
+}
+
+impl LogNames {
+    /// Whether a log is one of them.
+    pub fn has(&self, node: u32, epoch: u32, log: u32) -> bool {
+        let is = |named: Option<u32>, number| named.is_none_or(|named| named == number);
+        self.node == node && is(self.epoch, epoch) && is(self.log, log)
+    }
+}
+
+impl std::fmt::Display for LogNames {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.node)?;
+        self.epoch.map_or(Ok(()), |epoch| write!(f, "/{epoch}"))?;
+        self.log.map_or(Ok(()), |log| write!(f, "/{log}"))
+    }
+}
+
+fn log_names(text: &str) -> Result<LogNames, String> {
+    let wrong = || format!("`{text}` is no log; name it as NODE/EPOCH/NUMBER like 1/4/0, or NODE for all of a node");
+    let parts: Vec<u32> = text.split('/').map(str::parse).collect::<Result<_, _>>().map_err(|_| wrong())?;
+    match parts[..] {
+        [node] => Ok(LogNames { node, epoch: None, log: None }),
+        [node, epoch] => Ok(LogNames { node, epoch: Some(epoch), log: None }),
+        [node, epoch, log] => Ok(LogNames { node, epoch: Some(epoch), log: Some(log) }),
+        _ => Err(wrong()),
+    }
+}
+
+/// `kera log`.
+#[derive(Subcommand)]
+pub enum LogCommand {
+    /// Show logs of lost nodes of which something is at no node that is there: what, who had it, and which streamlets it may be of.
+    #[command(after_help = "\
+Example:
+  kera log list                                 which blocks of which logs, and which nodes to start
+
+Brokers write their streamlets with copies to virtual logs, and backups keep these. When a broker is lost others take over
+from the backups. If all of those that had some blocks are lost too, who takes over waits: start one of them, with its
+disks, and nothing is lost.")]
+    List,
+    /// Go on without what is missing of logs: the nodes that had it are gone for good. This cannot be undone.
+    #[command(after_help = "\
+Examples:
+  kera log accept-loss 1/4/0 --gone 1,2,3       one log: number 0 of node 1, of its epoch 4
+  kera log accept-loss 1 --gone 1,2,3           all logs of node 1 of which something is missing
+
 For logs of which `kera log list` says that blocks are missing, when all machines that had them are gone with their disks.
 Name these nodes with --gone: those that had the blocks, and the logs' own node, which may have had all of it in its
 memory. It is refused if one of them is live, and if one may come back that is not named.
