@@ -62,8 +62,8 @@ impl Detector {
 
     /// A sign of life of an incarnation. That of an earlier one says nothing, but that it was alive when it was declared lost.
     pub fn heard(&mut self, node: NodeNumber, epoch: u32, now_us: u64) {
-        let is_wronged = |(of, lost_us): &mut (u32, u64)| *of == epoch && now_us > *lost_us;
-        if self.young_lost.get_mut(&node).is_some_and(is_wronged) {
+        let is_wronged = |(of, lost_us): &(u32, u64)| *of == epoch && now_us > *lost_us;
+        if self.young_lost.get(&node).is_some_and(is_wronged) {
             self.young_lost.remove(&node);
             let wronged = self.wronged.entry(node).or_insert(Wronged { times: 0, last_us: now_us });
             *wronged = Wronged { times: (wronged.times + 1).min(DOUBLINGS_MAX), last_us: now_us };
@@ -98,14 +98,10 @@ impl Detector {
                 continue;
             }
             if now_us.saturating_sub(sign.since_us) < YOUNG_US {
-                self.young_lost
-                    .entry(node)
-                    .and_modify(|of| {
-                        if of.0 < epoch {
-                            *of = (epoch, now_us)
-                        }
-                    })
-                    .or_insert((epoch, now_us));
+                // Of one that is lost for several turns the first counts.
+                if self.young_lost.get(&node).is_none_or(|(of, _)| *of < epoch) {
+                    self.young_lost.insert(node, (epoch, now_us));
+                }
             }
             lost.push((node, epoch));
         }
