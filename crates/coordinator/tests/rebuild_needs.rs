@@ -1,13 +1,14 @@
 //! Logs of lost nodes go although others are rebuilt from, when all who rebuild have said what they need; and not before.
 
-use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
-use kera_format::cluster::{
-    ClusterEntry, Doors, LogName, NodeNumber, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX, RebuildRun, Roles,
-};
+#[path = "support/copied.rs"]
+mod copied;
+
+use copied::{begin_view, fence, join};
+use kera_coordinator::cluster::{ClusterState, Owner};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX, RebuildRun};
 use kera_format::vlog_replica::LogId;
-use kera_format::{StreamId, StreamOptions, level};
-use kera_protocol::{CreateStream, RebuildNeeds, RebuildRange, StreamletsRebuilt};
+use kera_format::{StreamId, level};
+use kera_protocol::{RebuildNeeds, RebuildRange, StreamletsRebuilt};
 
 /// The log of a node's first life.
 fn log(node: NodeNumber) -> LogName {
@@ -31,45 +32,21 @@ impl Cluster {
     /// Five nodes, each with a log, and a stream of which each owns one streamlet. Nodes 1 and 2 are lost with their logs, and what they owned is
     /// others'.
     fn with_losses(level: u32) -> Cluster {
-        let mut cluster = Cluster { state: ClusterState::default(), stream: StreamId(0) };
-        let founded = cluster.state.plan_found([9; 16], &join(1), 0).unwrap();
-        cluster.apply(&founded);
-        for node in 2..=5 {
-            let joined = cluster.state.plan_join(&join(node), 0).unwrap();
-            cluster.apply(&joined);
-        }
-        (cluster.state.level() + 1..=level).for_each(|level| cluster.apply(&[ClusterEntry::LevelRaised { level }]));
-        let options = StreamOptions { streamlets: 5, replication: 2, ..StreamOptions::default() };
-        let request = CreateStream { name: "copied".into(), options, if_not_exists: false };
-        let most = Limits { streams: 100, nodes: 16 };
-        let created = cluster.state.plan_create_stream(&request, &most, 0, false).unwrap();
-        cluster.apply(&created);
-        cluster.stream = cluster.state.catalog.find(&"copied".into()).unwrap().id;
-        for node in 1..=5 {
-            let backups = vec![1 + node % 5];
-            let agreed = cluster.state.plan_view(&LogView { log: log(node), view: 1, first: 1, backups }).unwrap();
-            cluster.apply(&agreed);
-        }
+        let (mut state, stream) = copied::cluster(5, 2, level);
+        (1..=5).for_each(|node| begin_view(&mut state, log(node), 1, vec![1 + node % 5]));
+        let mut cluster = Cluster { state, stream };
         cluster.lose(1);
         cluster.lose(2);
         cluster
     }
 
-    /// What is true in the state is so in a snapshot of it.
     fn apply(&mut self, entries: &[ClusterEntry]) {
-        for entry in entries {
-            self.state.apply(entry).unwrap_or_else(|refused| panic!("{entry:?}: {refused}"));
-        }
-        let mut copy = ClusterState::default();
-        self.state.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
-        assert_eq!(copy.snapshot(), self.state.snapshot(), "a snapshot has all of it");
-        assert_eq!(copy.plan_give_up_lost().unwrap(), self.state.plan_give_up_lost().unwrap(), "and means the same");
+        copied::apply(&mut self.state, entries);
     }
 
     /// A node is fenced, its log ends, and others get its streamlets.
     fn lose(&mut self, node: NodeNumber) {
-        let fenced = self.state.plan_fence(node, 1).unwrap();
-        self.apply(&fenced);
+        fence(&mut self.state, node);
         self.apply(&[ClusterEntry::LogEnded { log: log(node), end: 5 }]);
         let recovered = self.state.plan_recover(node, 1).unwrap();
         self.apply(&recovered);
@@ -118,12 +95,6 @@ impl Cluster {
         let refused = self.state.check(entry).expect_err("it breaks a rule").to_string();
         assert!(refused.contains(words), "{refused}");
     }
-}
-
-fn join(node: NodeNumber) -> Join {
-    let doors = Doors { cluster: format!("10.0.0.{node}:7072"), ..Doors::default() };
-    let (uuid, roles, rack, settings) = ([node as u8; 16], Roles::ALL, String::new(), Vec::new());
-    Join { node, uuid, roles, rack, doors, settings, epoch_min: 1, has_all: true, levels: (1, level::NEWEST) }
 }
 
 #[test]
@@ -189,7 +160,7 @@ fn what_a_lost_owner_has_said_is_forgotten() {
         cluster.all_say(&[]);
         let (_, owner) = cluster.rebuilding()[0];
         if comes_back {
-            let joined = cluster.state.plan_join(&join(owner.node), 0).unwrap();
+            let joined = cluster.state.plan_join(&join(owner.node, true), 0).unwrap();
             cluster.apply(&joined);
         } else {
             let fenced = cluster.state.plan_fence(owner.node, 1).unwrap();
@@ -273,7 +244,7 @@ fn what_is_too_much_is_refused() {
 #[test]
 fn a_node_has_its_own_old_logs_given_up_that_nobody_needs() {
     let mut cluster = Cluster::with_losses(level::NEWEST);
-    let joined = cluster.state.plan_join(&join(1), 0).unwrap();
+    let joined = cluster.state.plan_join(&join(1, true), 0).unwrap();
     cluster.apply(&joined);
     assert_eq!(cluster.state.own_lost_logs(1, 2), []);
     cluster.all_say(&[log(1)]);

@@ -1,15 +1,17 @@
 //! A node that came back holds again what it had, instead of the owner who rebuilds that; and not in any other case.
 
-use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{ClusterState, Join, LogView, Offerable, Offers};
+#[path = "support/copied.rs"]
+mod copied;
+
+use copied::{begin_view, fence, join};
+use kera_coordinator::cluster::{ClusterState, Offerable, Offers};
 use kera_format::LaneId;
-use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
-use kera_format::{StreamId, StreamOptions, StreamletId, level};
-use kera_protocol::{CreateStream, RebuildRange, ReturnGroups, StreamletState, StreamletsRebuilt, WholeLane};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
+use kera_format::{StreamletId, level};
+use kera_protocol::{RebuildRange, ReturnGroups, StreamletState, StreamletsRebuilt, WholeLane};
 
 struct Cluster {
     state: ClusterState,
-    stream: StreamId,
 }
 
 /// The log of node 1 before it was lost.
@@ -18,41 +20,20 @@ const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
 impl Cluster {
     /// Three nodes, each with a streamlet. Node 1 is lost, node 2 or 3 rebuilds what it had, and it is back.
     fn with_return(level: u32) -> Cluster {
-        let mut cluster = Cluster { state: ClusterState::default(), stream: StreamId(0) };
-        let founded = cluster.state.plan_found([9; 16], &join(1), 0).unwrap();
-        cluster.apply(&founded);
-        for node in 2..=3 {
-            let joined = cluster.state.plan_join(&join(node), 0).unwrap();
-            cluster.apply(&joined);
-        }
-        (cluster.state.level() + 1..=level).for_each(|level| cluster.apply(&[ClusterEntry::LevelRaised { level }]));
-        let options = StreamOptions { streamlets: 3, replication: 2, ..StreamOptions::default() };
-        let request = CreateStream { name: "copied".into(), options, if_not_exists: false };
-        let created =
-            cluster.state.plan_create_stream(&request, &Limits { streams: 100, nodes: 16 }, 0, false).unwrap();
-        cluster.apply(&created);
-        cluster.stream = cluster.state.catalog.find(&"copied".into()).unwrap().id;
-        let agreed = cluster.state.plan_view(&LogView { log: LOG, view: 1, first: 1, backups: vec![2] }).unwrap();
-        cluster.apply(&agreed);
+        let (mut state, _) = copied::cluster(3, 2, level);
+        begin_view(&mut state, LOG, 1, vec![2]);
+        let mut cluster = Cluster { state };
         cluster.lose(1, 1);
         cluster.joins(1, true);
         cluster
     }
 
-    /// What is true in the state is so in a snapshot of it.
     fn apply(&mut self, entries: &[ClusterEntry]) {
-        for entry in entries {
-            self.state.apply(entry).unwrap_or_else(|refused| panic!("{entry:?}: {refused}"));
-        }
-        let mut copy = ClusterState::default();
-        self.state.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
-        assert_eq!(copy.snapshot(), self.state.snapshot(), "a snapshot has all of it");
-        assert_eq!(copy.plan_gather().unwrap(), self.state.plan_gather().unwrap(), "and means the same");
+        copied::apply(&mut self.state, entries);
     }
 
     fn lose(&mut self, node: NodeNumber, epoch: u32) {
-        let fenced = self.state.plan_fence(node, epoch).unwrap();
-        self.apply(&fenced);
+        fence(&mut self.state, node);
         let open: Vec<LogName> =
             self.state.logs_of(node, epoch).filter(|(_, log)| log.end.is_none()).map(|(log, _)| log).collect();
         open.into_iter().for_each(|log| self.apply(&[ClusterEntry::LogEnded { log, end: 5 }]));
@@ -61,7 +42,7 @@ impl Cluster {
     }
 
     fn joins(&mut self, node: NodeNumber, has_all: bool) {
-        let joined = self.state.plan_join(&Join { has_all, ..join(node) }, 0).unwrap();
+        let joined = self.state.plan_join(&join(node, has_all), 0).unwrap();
         self.apply(&joined);
     }
 
@@ -117,20 +98,6 @@ impl Cluster {
     fn holder(&self, of: &Offerable) -> NodeNumber {
         let held: Vec<_> = self.state.owners(of.stream).unwrap().held_of(of.streamlet).collect();
         held.first().map_or(0, |held| if held.lost { 0 } else { held.node })
-    }
-}
-
-fn join(node: NodeNumber) -> Join {
-    Join {
-        node,
-        uuid: [node as u8; 16],
-        roles: Roles(Roles::BROKER.0 | Roles::BACKUP.0),
-        rack: String::new(),
-        doors: Doors::default(),
-        settings: Vec::new(),
-        epoch_min: 1,
-        has_all: true,
-        levels: (level::FIRST, level::NEWEST),
     }
 }
 

@@ -1,11 +1,14 @@
 //! Ends of lost logs: nobody has to wait for one that nobody has used and nobody shows, and none goes that somebody has opened streamlets with.
 
-use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, Join, LogView, ToldEnd};
-use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles, USED_ENDS_MAX};
+#[path = "support/copied.rs"]
+mod copied;
+
+use copied::{begin_view, fence, join};
+use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, LogView, ToldEnd};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, USED_ENDS_MAX};
 use kera_format::vlog_replica::LogId;
-use kera_format::{StreamId, StreamOptions, level};
-use kera_protocol::{CreateStream, RebuildNeeds, RebuildRange, UseEnds, UsedEnd};
+use kera_format::{StreamId, level};
+use kera_protocol::{RebuildNeeds, RebuildRange, UseEnds, UsedEnd};
 
 /// The log of node 1, which is lost; its backups are 2 and 3.
 const LOST: LogName = LogName { node: 1, epoch: 1, log: 0 };
@@ -20,29 +23,13 @@ struct Cluster {
 impl Cluster {
     /// Five nodes. The log of node 1 ends at block 100, which 2 had alone when it was asked, and others own what it had.
     fn with_a_loss(level: u32) -> Cluster {
-        let mut cluster = Cluster { state: ClusterState::default(), stream: StreamId(0) };
-        let founded = cluster.state.plan_found([9; 16], &join(1), 0).unwrap();
-        cluster.apply(&founded);
-        for node in 2..=5 {
-            let joined = cluster.state.plan_join(&join(node), 0).unwrap();
-            cluster.apply(&joined);
-        }
-        (cluster.state.level() + 1..=level).for_each(|level| cluster.apply(&[ClusterEntry::LevelRaised { level }]));
-        let options = StreamOptions { streamlets: 5, replication: 3, ..StreamOptions::default() };
-        let request = CreateStream { name: "copied".into(), options, if_not_exists: false };
-        let most = Limits { streams: 100, nodes: 16 };
-        let created = cluster.state.plan_create_stream(&request, &most, 0, false).unwrap();
-        cluster.apply(&created);
-        cluster.stream = cluster.state.catalog.find(&"copied".into()).unwrap().id;
+        let (mut state, stream) = copied::cluster(5, 3, level);
         for (log, backups) in [(LOST, vec![2, 3]), (OTHER, vec![5, 2])] {
-            let view = LogView { log, view: 1, first: 1, backups: backups.clone() };
-            let agreed = cluster.state.plan_view(&view).unwrap();
-            cluster.apply(&agreed);
-            let next = cluster.state.plan_view(&LogView { view: 2, first: 90, ..view }).unwrap();
-            cluster.apply(&next);
+            begin_view(&mut state, log, 1, backups.clone());
+            begin_view(&mut state, log, 90, backups);
         }
-        let fenced = cluster.state.plan_fence(1, 1).unwrap();
-        cluster.apply(&fenced);
+        fence(&mut state, 1);
+        let mut cluster = Cluster { state, stream };
         let ended = cluster.state.plan_end_log(LOST, AgreedEnd { end: 100, at_all: false, certain: true }).unwrap();
         cluster.apply(&ended);
         let recovered = cluster.state.plan_recover(1, 1).unwrap();
@@ -50,15 +37,8 @@ impl Cluster {
         cluster
     }
 
-    /// What is true in the state is so in a snapshot of it.
     fn apply(&mut self, entries: &[ClusterEntry]) {
-        for entry in entries {
-            self.state.apply(entry).unwrap_or_else(|refused| panic!("{entry:?}: {refused}"));
-        }
-        let mut copy = ClusterState::default();
-        self.state.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
-        assert_eq!(copy.logs(), self.state.logs(), "a snapshot has all of it");
-        assert_eq!(copy.snapshot(), self.state.snapshot());
+        copied::apply(&mut self.state, entries);
     }
 
     fn end(&self) -> Option<u64> {
@@ -100,12 +80,6 @@ impl Cluster {
 /// As one backup shows it that is certain.
 fn shown(end: u64) -> AgreedEnd {
     AgreedEnd { end, at_all: false, certain: true }
-}
-
-fn join(node: NodeNumber) -> Join {
-    let doors = Doors { cluster: format!("10.0.0.{node}:7072"), ..Doors::default() };
-    let (uuid, roles, rack, settings) = ([node as u8; 16], Roles::ALL, String::new(), Vec::new());
-    Join { node, uuid, roles, rack, doors, settings, epoch_min: 1, has_all: true, levels: (1, level::NEWEST) }
 }
 
 fn says(node: NodeNumber, ends: &[(LogName, u64)]) -> UseEnds {
@@ -222,7 +196,7 @@ fn who_is_lost_opens_nothing_and_binds_nobody() {
     cluster.apply(&fenced);
     assert!(cluster.uses(owner, 100).unwrap_err().contains("is fenced"));
     // It is back with another epoch: what the earlier incarnation says late does not count.
-    let back = cluster.state.plan_join(&join(owner), 0).unwrap();
+    let back = cluster.state.plan_join(&join(owner, true), 0).unwrap();
     cluster.apply(&back);
     assert!(cluster.uses(owner, 100).unwrap_err().contains("epoch 1 is over"));
     assert_eq!(cluster.takes_back(99), Some(99));
@@ -339,7 +313,7 @@ fn whoever_takes_part_and_has_not_told_is_asked_before_an_end_is_used() {
     let fenced = cluster.state.plan_fence(3, 1).unwrap();
     cluster.apply(&fenced);
     assert!(!looks.is_before(&cluster.state, &said, 1_000_002), "nobody waits for who is lost");
-    let joined = cluster.state.plan_join(&join(3), 0).unwrap();
+    let joined = cluster.state.plan_join(&join(3, true), 0).unwrap();
     cluster.apply(&joined);
     assert!(looks.is_before(&cluster.state, &said, 1_000_003), "what it has now it has not told");
     cluster.uses(4, 100).unwrap();
