@@ -470,6 +470,20 @@ fn a_node_is_given_up_when_nothing_of_it_is_needed_and_the_error_says_what_is() 
 }
 
 #[test]
+fn a_streamlet_that_is_given_up_goes_on_where_it_last_moved() {
+    let mut cluster = Cluster::new(3);
+    let stream = cluster.stream("moved", 1, 1);
+    cluster.move_to(stream, 0, 2);
+    let handed = cluster.0.handed(stream, 0).expect("what it took along");
+    cluster.fence(2);
+    let accepted = cluster.0.plan_accept_loss(&stream.into(), 0).unwrap();
+    cluster.apply(&accepted);
+    assert_ne!(cluster.owner(stream, 0), 2);
+    assert_eq!(cluster.0.handed(stream, 0), Some(handed), "node 1 holds what was before");
+    assert!(cluster.0.holds(1, stream, 0));
+}
+
+#[test]
 fn groups_that_have_expired_are_nobodys() {
     let mut cluster = Cluster::new(2);
     let stream = cluster.stream("moved", 1, 1);

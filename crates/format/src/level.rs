@@ -19,6 +19,7 @@
 //! | 10 | who takes over says with which ends of lost logs, and others may be taken back |
 //! | 11 | compacted segments are copied again, in pieces |
 //! | 12 | a person may give up blocks of a lost log of which no backup is left |
+//! | 13 | a lost log without an end holds back those alone who may need something of it |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -47,8 +48,10 @@ pub const USED_ENDS: u32 = 10;
 pub const COMPACTED_COPIES: u32 = 11;
 /// From this one on a person may give up blocks of a lost log of which no backup is left.
 pub const LOST_BLOCKS: u32 = 12;
+/// From this one on a lost log without an end holds back those alone who may need something of it.
+pub const OPEN_ENDS: u32 = 13;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 12;
+pub const NEWEST: u32 = 13;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

@@ -302,6 +302,38 @@ fn what_is_written_behind_a_loss_is_seen_although_more_was_deleted_before() {
     check(&read(&three, partition, 0, 10), 0, 10);
 }
 
+/// What a node before the lost one has is there, and what is written behind the loss comes behind it: no offset is given out twice.
+#[test]
+fn a_loss_behind_a_move_takes_only_what_was_written_since() {
+    let mut three = Three::start();
+    three.node(0).ok(&format!("stream create {TOPIC} --streamlets 3 --replication 1"));
+    let partition = (0..3).find(|partition| three.leader(TOPIC, *partition) == 0).expect("each node has one");
+    let mut writer = Writer::new(&three, partition);
+    (0..10).for_each(|_| writer.write(&three, 10));
+    move_to(&three, partition, 1);
+    (0..3).for_each(|_| writer.write(&three, 10));
+    three.kill(1);
+    eventually("it is given up", || {
+        three.node(0).run(&format!("streamlet accept-loss {TOPIC}/{partition} --yes")).status.success()
+    });
+    assert_eq!(listed(&three, partition, -1).1, 100, "it goes on where it moved");
+    writer = Writer { next: 100, ..Writer::new(&three, partition) };
+    writer.write(&three, 10);
+    let holds = |three: &Three| {
+        assert_eq!(listed(three, partition, EARLIEST).1, 0);
+        check(&read(three, partition, 0, 110), 0, 110);
+    };
+    holds(&three);
+    // What the lost node has of it is given up, also when it comes back.
+    three.start_again(1);
+    holds(&three);
+    // The next owner is told of it, too; and so is one that is started again.
+    move_to(&three, partition, if three.leader(TOPIC, partition) == 0 { 2 } else { 0 });
+    holds(&three);
+    three.kill_all_and_start_again();
+    holds(&three);
+}
+
 #[test]
 fn transactions_go_on_over_moves_and_what_is_aborted_stays_out() {
     let three = Three::start();

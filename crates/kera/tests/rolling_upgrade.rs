@@ -7,6 +7,7 @@ use std::process::Stdio;
 
 use common::members::{Member, cluster, free_ports, live, start_again, voters};
 use common::{Node, eventually};
+use kera_format::level::NEWEST;
 use serde_json::Value;
 
 const RECORDS: usize = 24_000;
@@ -64,10 +65,10 @@ fn a_cluster_is_upgraded_node_by_node_while_it_is_written_to_and_read() {
         assert_eq!(cluster(nodes[at].as_ref().unwrap())["nodes"][at]["state"], "live");
     }
     change(&mut nodes, 0, &current[0]);
-    eventually("the next level", || nodes.iter().flatten().all(|node| level(node)["level"] == 12));
+    eventually("the next level", || nodes.iter().flatten().all(|node| level(node)["level"] == NEWEST));
     let said = level(nodes[0].as_ref().unwrap());
     assert_eq!((&said["held_back_by"], said["next"].is_null()), (&Value::Array(Vec::new()), true), "{said}");
-    assert!(nodes[0].as_ref().unwrap().ok("status").contains("level    12"));
+    assert!(nodes[0].as_ref().unwrap().ok("status").contains(&format!("level    {NEWEST}")));
 
     let produced = producing.wait_with_output().expect("it ends");
     assert!(produced.status.success(), "{}{}", common::stdout(&produced), common::stderr(&produced));
@@ -86,10 +87,12 @@ fn a_cluster_is_upgraded_node_by_node_while_it_is_written_to_and_read() {
     // From here on there is no way back: not for a new node, and not for one that has been there.
     let late = Member::new(4, ports[6], ports[7], Some(ports[3]), &EARLIER);
     let said = common::stderr(&common::run(&late.flags));
-    assert!(said.contains("the cluster is at level 12 and this node speaks levels 1 to 1"), "{said}");
+    let is_late =
+        |said: &str| said.contains(&format!("is at level {NEWEST} and this")) && said.contains("speaks levels 1 to 1");
+    assert!(is_late(&said), "{said}");
     assert_eq!(nodes[2].take().unwrap().stop(), 0);
     let said = common::stderr(&common::run(&earlier[2].flags));
-    assert!(said.contains("is at level 12 and this") && said.contains("speaks levels 1 to 1"), "{said}");
+    assert!(is_late(&said), "{said}");
     nodes[2] = Some(start_again(&current[2]));
     eventually("it is back", || live(nodes[0].as_ref().unwrap()) == 3);
 }
@@ -101,7 +104,7 @@ fn a_node_is_told_who_holds_the_level_back() {
     let first = Member::new(1, ports[0], ports[3], None, &["--cluster-level-max", "1"]);
     let node = start_again(&first);
     let other = start_again(&current);
-    eventually("both have said it", || level(&other)["nodes"][1]["level_max"] == 12);
+    eventually("both have said it", || level(&other)["nodes"][1]["level_max"] == NEWEST);
     let said = level(&node);
     assert_eq!((&said["level"], &said["next"], &said["held_back_by"][0]), (&1.into(), &2.into(), &1.into()), "{said}");
     assert!(other.ok("status").contains("1; node 1 holds back level 2"));

@@ -145,7 +145,9 @@ impl Group {
             let since_us = *waits.over.entry((node, epoch)).or_insert(now_us);
             self.end_logs((node, epoch), now_us.saturating_sub(since_us) < ANSWER_US_MAX, backups).await?;
             let is_over = |state: &ClusterState| state.logs_of(node, epoch).all(|(_, log)| log.end.is_some());
-            if self.read(|state| is_over(state) && state.to_recover(node, epoch).next().is_some()) {
+            let gives_some =
+                |state: &ClusterState| state.plan_recover(node, epoch).is_ok_and(|entries| !entries.is_empty());
+            if self.read(|state| is_over(state) && gives_some(state)) {
                 self.commit(&mut *self.leading.lock().await, |state| state.plan_recover(node, epoch)).await?;
             }
         }

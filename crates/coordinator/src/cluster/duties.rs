@@ -206,11 +206,12 @@ impl ClusterState {
     /// more, or once that is in its logs of today. Never the present one's: a process that was declared lost knows nothing of what
     /// the next one has.
     pub fn own_lost_logs(&self, node: NodeNumber, epoch: u32) -> Vec<LogName> {
-        let Some(needed) = self.needed_logs().filter(|_| self.lost_logs().all(|(_, log)| log.end.is_some())) else {
+        if !self.may_give_up_some() {
             return Vec::new();
-        };
-        let lost = self.lost_logs().map(|(name, _)| name);
-        lost.filter(|name| name.node == node && name.epoch < epoch && !needed.contains(name)).collect()
+        }
+        let needed = self.needed_logs();
+        let own = self.lost_logs().filter(|(name, _)| name.node == node && name.epoch < epoch);
+        own.filter(|(name, state)| !needed.has(*name, state)).map(|(name, _)| name).collect()
     }
 }
 

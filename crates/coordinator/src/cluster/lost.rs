@@ -72,10 +72,12 @@ impl ClusterState {
             let Some(owners) = self.owners.get(&info.id) else { continue };
             for run in owners.runs() {
                 let is_left = run.owner.node == log.node && !self.is_live(run.owner.node, run.owner.epoch);
-                let is_rebuilt =
+                let has_named =
                     || run.owner.rebuilding && self.said_of(info.id, run).is_none_or(|said| said.logs.contains(&log));
-                if is_left || is_rebuilt() {
-                    waiting.extend((run.first..run.end()).map(|at| (info.id, at)));
+                let is_open = self.logs.get(&log).is_some_and(|state| state.end.is_none()) && self.knows_open_ends();
+                let waits = |at: &u32| !is_open || self.may_have_of(log.node, owners, *at);
+                if is_left || has_named() {
+                    waiting.extend((run.first..run.end()).filter(|at| is_left || waits(at)).map(|at| (info.id, at)));
                 }
             }
             for held in owners.held().iter().filter(|held| held.node == log.node && self.is_lost(held)) {

@@ -11,6 +11,7 @@ mod looks;
 mod lost;
 mod moves;
 mod needs;
+mod open_ends;
 mod owners;
 mod plan;
 mod returned;

@@ -298,7 +298,8 @@ impl ClusterState {
     }
 
     /// Has present owners rebuild groups that nodes held for them and have lost: each gets a new owner epoch, and the groups. Nothing
-    /// before all logs of lost nodes can be read, and nothing of what is rebuilt already.
+    /// before all logs of lost nodes can be read that have an end, and those that may have something of it have one, and nothing of what is rebuilt
+    /// already.
     pub fn plan_gather(&self) -> Planned {
         if !self.held_copied().any(|(_, held)| self.is_lost(&held)) || !self.can_be_read() {
             return Ok(Vec::new());
@@ -320,12 +321,12 @@ impl ClusterState {
         Ok(entries)
     }
 
-    /// Whether the ends of all logs of lost nodes are decided, and each of their views that has blocks has a backup that is there: an owner that
-    /// gathers takes no writes until it has been told what there is.
+    /// Whether each view of logs of lost nodes that has blocks has a backup that is there: an owner that gathers takes no writes until it has been told
+    /// what there is. Below level 13 the ends of all of them must be decided as well.
     fn can_be_read(&self) -> bool {
         let is_there = |node: &NodeNumber| self.nodes.get(node).is_some_and(|node| !node.fenced);
         self.lost_logs().all(|(_, log)| {
-            let Some(end) = log.end else { return false };
+            let Some(end) = log.end else { return self.knows_open_ends() };
             log.views.iter().enumerate().all(|(at, view)| {
                 let behind = log.views.get(at + 1).map_or(u64::MAX, |next| next.first);
                 let has_blocks = view.first <= end && view.first < behind;
@@ -409,6 +410,11 @@ impl ClusterState {
                 reason,
                 number,
             })?);
+            // The change takes what was handed over from whoever looks for it. Where the streamlet last moved is where it goes on nevertheless: nodes
+            // hold what was before, or it has expired, and its numbers must not be given out again.
+            if let Some(state) = self.handed(stream, streamlet) {
+                entries.push(ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state: state.to_vec() });
+            }
         }
         Ok(entries)
     }

@@ -163,7 +163,7 @@ impl ClusterState {
     pub fn plan_raise_level(&self, speaks: impl Fn(NodeNumber, u32) -> Option<u32>) -> Planned {
         let next = self.level() + 1;
         let do_all = self.nodes.iter().all(|(number, node)| speaks(*number, node.epoch).is_some_and(|to| to >= next));
-        if self.nodes.is_empty() || !do_all {
+        if self.nodes.is_empty() || !do_all || (next == level::OPEN_ENDS && self.check_open_ends().is_err()) {
             Ok(Vec::new())
         } else {
             self.one(ClusterEntry::LevelRaised { level: next })
@@ -381,7 +381,10 @@ impl ClusterState {
         let owner_epoch = self.next_owner_epoch.max(1);
         let mut load = self.loads(&[]);
         let mut entries = Vec::new();
-        for (stream, run) in self.to_recover(node, epoch) {
+        let ready = self.to_recover(node, epoch);
+        let ready = ready
+            .flat_map(|(stream, run)| self.without_open_ends(stream, run).into_iter().map(move |run| (stream, run)));
+        for (stream, run) in ready {
             let mut at = run.first;
             for (to, share) in self.shares_of(self.name_of(stream), &mut load, run.count) {
                 let epoch = self.nodes[&to].epoch;
@@ -431,16 +434,17 @@ impl ClusterState {
     /// nothing of what others own, go, and the others when that node says so: it may have come back with what is in them, and be
     /// the only other one that has it.
     pub fn plan_give_up_lost(&self) -> Planned {
-        let Some(needed) = self.needed_logs().filter(|_| self.lost_logs().all(|(_, state)| state.end.is_some())) else {
+        if !self.may_give_up_some() {
             return Ok(Vec::new());
-        };
+        }
+        let needed = self.needed_logs();
         let mut having: BTreeSet<NodeNumber> = (self.catalog.streams())
             .filter(|info| info.options.replication > 1)
             .filter_map(|info| self.owners.get(&info.id))
             .flat_map(|owners| owners.runs().iter().map(|run| run.owner.node))
             .collect();
         having.extend(self.held_copied().map(|(_, held)| held.node));
-        let over = self.lost_logs().filter(|(log, _)| !having.contains(&log.node) && !needed.contains(log));
+        let over = self.lost_logs().filter(|(log, state)| !having.contains(&log.node) && !needed.has(*log, state));
         let over = over.map(|(log, _)| ClusterEntry::LogGivenUp { log }).filter(|entry| self.check(entry).is_ok());
         Ok(over.take(OWNER_RUNS_MAX).collect())
     }

@@ -96,9 +96,12 @@ impl ClusterState {
     fn check_level(&self, entry: &ClusterEntry) -> Result<(), Refused> {
         let (needs, has) = (entry.level(), self.level());
         match entry {
-            ClusterEntry::LevelRaised { level } => must(*level == has + 1, || {
-                format!("the cluster is at level {has}, so the next one is {}, not {level}", has + 1)
-            }),
+            ClusterEntry::LevelRaised { level } => {
+                must(*level == has + 1, || {
+                    format!("the cluster is at level {has}, so the next one is {}, not {level}", has + 1)
+                })?;
+                if *level == level::OPEN_ENDS { self.check_open_ends() } else { Ok(()) }
+            }
             _ => must(needs <= has, || {
                 format!(
                     "the cluster is at level {has}, and this needs level {needs}: it is there when all nodes run a version that \
@@ -208,8 +211,14 @@ impl ClusterState {
             })?;
             match reason {
                 OwnerReason::First => return refuse(format!("node {} owns streamlet {}", before.node, run.first)),
-                OwnerReason::Recovered => self.check_over(before.node, before.epoch)?,
-                OwnerReason::Gathered => self.check_gathered(&before, run.first, stream, (node, epoch))?,
+                OwnerReason::Recovered => {
+                    self.check_over(before.node, before.epoch)?;
+                    self.check_no_open_end(stream, run)?;
+                }
+                OwnerReason::Gathered => {
+                    self.check_gathered(&before, run.first, stream, (node, epoch))?;
+                    self.check_no_open_end(stream, run)?;
+                }
                 OwnerReason::LossAccepted => must(!self.is_live(before.node, before.epoch), || {
                     format!("node {} is live and has streamlet {}; nothing of it is lost", before.node, run.first)
                 })?,

@@ -155,7 +155,9 @@ impl Copier {
             let has_copied = copied.as_ref().is_some_and(|copied| again.is_subset(copied));
             if !has_copied && looked.elapsed() > OLD_LOGS {
                 let views = self.recovery.old_views();
-                let wanted = memory.lacks_some(&views, began.elapsed() > AWAY) || self.is_mostly_dead(&views);
+                let is_late = began.elapsed() > AWAY;
+                let is_open = is_late && self.recovery.has_open_end();
+                let wanted = is_open || memory.lacks_some(&views, is_late) || self.is_mostly_dead(&views);
                 if wanted && !self.copy_returned(&mut memory) {
                     return;
                 }

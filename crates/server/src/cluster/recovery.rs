@@ -199,9 +199,15 @@ impl Recovery {
                 work.look = false;
             }
             self.give_up_old_logs();
+            let mut tidied = Instant::now();
             while !self.is_stopping() && !self.take_all() {
                 self.tell_needs();
                 std::thread::sleep(PAUSE);
+                // What is waited for here may be another node that waits for this.
+                if tidied.elapsed() > TIDY {
+                    self.give_up_old_logs();
+                    tidied = Instant::now();
+                }
             }
             self.tell_needs();
         }
@@ -323,7 +329,7 @@ impl Recovery {
 
     /// Blocks of this node's earlier incarnations, with the backups that should have them.
     pub(super) fn old_views(&self) -> Vec<OldView> {
-        let logs = self.group.read(|state| ended_logs(state, self.node)).unwrap_or_default();
+        let logs = self.group.read(|state| ended_logs(state, self.node));
         let mut views = Vec::new();
         for EndedLog { log, views: of_log, end, at_all } in logs.into_iter().filter(|ended| ended.log.node == self.node)
         {
@@ -336,6 +342,11 @@ impl Recovery {
             views.extend(of_log.filter(|view| !view.blocks.is_empty() && !view.backups.is_empty()));
         }
         views
+    }
+
+    /// Whether nobody can show where a log of this node's earlier incarnations ends.
+    pub(super) fn has_open_end(&self) -> bool {
+        self.group.read(|state| state.has_open_end(self.node))
     }
 
     /// The coordinators' log.
@@ -351,7 +362,7 @@ impl Recovery {
     /// Takes over what is to be; false: something is left.
     fn take_all(&self) -> bool {
         let owned = self.group.read(|state| state.to_rebuild(self.node, self.epoch));
-        let owned: Vec<Owned> = {
+        let mut owned: Vec<Owned> = {
             let work = self.work.lock();
             owned.into_iter().filter(|one| !work.taken.contains(one)).collect()
         };
@@ -359,8 +370,17 @@ impl Recovery {
             self.work.lock().not_taken = None;
             return true;
         }
-        // The leader ends the logs of all that are lost, this node's earlier incarnations included: only then their blocks say all.
-        let Some(logs) = self.group.read(|state| ended_logs(state, self.node)) else { return false };
+        // The leader ends the logs of all that are lost, this node's earlier incarnations included: only then their blocks say all. The
+        // others' streamlets do not wait for one of which nobody can show where it ends.
+        let all = owned.len();
+        let logs = self.group.read(|state| {
+            owned.retain(|(stream, streamlet, _)| !state.waits_for_ends(*stream, streamlet.0));
+            ended_logs(state, self.node)
+        });
+        let is_all = owned.len() == all;
+        if owned.is_empty() {
+            return false;
+        }
         // What this node was answered for before it gathers what another one has lost must not be cut.
         let is_settled = |(stream, streamlet, _): &Owned| {
             let found = self.broker.log().stream(*stream);
@@ -389,7 +409,7 @@ impl Recovery {
                 work.rebuilds.push_back(Taken { number, rebuild });
                 drop(work);
                 self.changed.notify_all();
-                true
+                is_all
             }
             Err(failure) => {
                 self.say_not_yet(&failure.to_string());
@@ -441,7 +461,7 @@ impl Recovery {
             let began = Instant::now();
             let mut said = Said::default();
             while !self.is_stopping() {
-                let logs = self.group.read(|state| ended_logs(state, self.node)).unwrap_or_default();
+                let logs = self.group.read(|state| ended_logs(state, self.node));
                 match self.broker.rebuild(&rebuild, &logs, &self.backups, &progress) {
                     Ok(()) => break,
                     Err(failure) => {
@@ -514,10 +534,10 @@ impl Recovery {
     }
 }
 
-/// All logs of incarnations that are over; nothing while the end of one is not decided. Backups are in the order in which `node` asks them:
-/// what it has itself does not cross the network.
-fn ended_logs(state: &ClusterState, node: u32) -> Option<Vec<EndedLog>> {
-    let ended = state.lost_logs().map(|(name, log)| {
+/// All logs of incarnations that are over whose ends are decided. Who takes something over asks first whether it [waits](ClusterState::waits_for_ends)
+/// for others. Backups are in the order in which `node` asks them: what it has itself does not cross the network.
+fn ended_logs(state: &ClusterState, node: u32) -> Vec<EndedLog> {
+    let ended = state.lost_logs().filter_map(|(name, log)| {
         let views = log.views.iter().map(|view| {
             let mut backups = view.backups.clone();
             backups.sort_by_key(|backup| *backup != node);

@@ -182,8 +182,8 @@ impl Copier {
         node: u32,
     ) {
         let is_late = now_us - self.began_us > AWAY_US;
-        let mut lacking = false;
-        for ended in ended_logs(known).unwrap_or_default().iter().filter(|ended| ended.log.node == node) {
+        let mut lacking = is_late && known.has_open_end(node);
+        for ended in ended_logs(known).iter().filter(|ended| ended.log.node == node) {
             let nexts = ended.views.iter().skip(1).map(|view| view.first).chain([ended.end + 1]);
             for (view, next) in ended.views.iter().zip(nexts) {
                 let (blocks, last) = (view.first..=next - 1, next - 1..=next - 1);

@@ -643,15 +643,15 @@ impl Running {
         let recovery = &mut self.recovery;
         if recovery.workers[0].is_none() && now_us >= recovery.not_before_us[0] {
             let mut owned = known.to_rebuild(self.number, self.epoch);
-            owned.retain(|one| !recovery.taken.contains(one));
+            owned.retain(|one| !recovery.taken.contains(one) && !known.waits_for_ends(one.0, one.1.0));
             // What this node was answered for before it gathers what another one has lost must not be cut.
             let is_settled = |(stream, streamlet, _): &(StreamId, StreamletId, u32)| {
                 let found = self.log.stream(*stream);
                 found.is_none_or(|found| found.streamlet(*streamlet).is_none_or(|place| place.is_settled()))
             };
-            if let (false, true, Some(logs)) = (owned.is_empty(), owned.iter().all(is_settled), ended_logs(known)) {
+            if !owned.is_empty() && owned.iter().all(is_settled) {
                 recovery.taking.clone_from(&owned);
-                let handed = handed(known, &owned);
+                let (handed, logs) = (handed(known, &owned), ended_logs(known));
                 recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs, handed, live()));
                 started.push(0);
             }
@@ -660,8 +660,7 @@ impl Running {
             let next = recovery.rebuilding.take().or_else(|| recovery.rebuilds.pop_front());
             if let Some(rebuild) = next {
                 recovery.rebuilding = Some(rebuild.clone());
-                let logs = ended_logs(known).unwrap_or_default();
-                recovery.workers[1] = Some(Worker::rebuild(&self.broker, rebuild, logs, live()));
+                recovery.workers[1] = Some(Worker::rebuild(&self.broker, rebuild, ended_logs(known), live()));
                 started.push(1);
             }
         }
@@ -748,9 +747,9 @@ impl Running {
     }
 }
 
-/// All logs of incarnations that are over; nothing while the end of one is not decided.
-pub(super) fn ended_logs(state: &ClusterState) -> Option<Vec<EndedLog>> {
-    let ended = state.lost_logs().map(|(name, log)| {
+/// All logs of incarnations that are over whose ends are decided.
+pub(super) fn ended_logs(state: &ClusterState) -> Vec<EndedLog> {
+    let ended = state.lost_logs().filter_map(|(name, log)| {
         let views = log.views.iter().map(|view| EndedView { first: view.first, backups: view.backups.clone() });
         let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
         Some(EndedLog { log: id, views: views.collect(), end: log.end?, at_all: log.ends_at_all() })

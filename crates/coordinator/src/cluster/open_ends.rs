@@ -1,0 +1,133 @@
+//! Logs of lost nodes that have no end, and who has to wait for them: `docs/replication.md`, "A log without an end", has the argument.
+//!
+//! From level [`level::OPEN_ENDS`] on this holds: while a streamlet is being rebuilt, a lost log without an end that may have something which the
+//! streamlet needs is of its present owner, or of a node that held groups of it and has lost them. It is true when the level is raised
+//! ([`ClusterState::check_open_ends`]), and stays true, because nothing begins to be rebuilt while such a log of who had it is open
+//! ([`ClusterState::check_no_open_end`]). So everybody else passes over that log, and it may be given up.
+
+use std::collections::BTreeSet;
+
+use kera_format::StreamId;
+use kera_format::cluster::{LogName, NodeNumber};
+use kera_format::level;
+
+use super::rules::{Refused, must};
+use super::{ClusterState, Held, LogState, Run, StreamOwners};
+
+/// Logs of lost nodes that somebody rebuilds from, or may.
+pub(super) struct NeededLogs {
+    /// Those that owners have named.
+    named: BTreeSet<LogName>,
+    /// Whether some owner has named none yet: it may be any log whose end is decided, and any at all below the level.
+    is_any_left: bool,
+    /// Of which nodes it may be logs without an end as well.
+    nodes: BTreeSet<NodeNumber>,
+    knows_open_ends: bool,
+}
+
+impl NeededLogs {
+    /// Whether somebody rebuilds from a log, or may.
+    pub(super) fn has(&self, log: LogName, state: &LogState) -> bool {
+        let may_be = || !self.knows_open_ends || state.end.is_some() || self.nodes.contains(&log.node);
+        self.named.contains(&log) || (self.is_any_left && may_be())
+    }
+}
+
+impl ClusterState {
+    /// Whether lost logs without an end hold back those alone who may need something of them.
+    pub(super) fn knows_open_ends(&self) -> bool {
+        self.level() >= level::OPEN_ENDS
+    }
+
+    /// Whether who takes a streamlet over has to wait for the end of a log of a lost node. Logs without an end for which it does not wait it passes over.
+    pub fn waits_for_ends(&self, stream: StreamId, streamlet: u32) -> bool {
+        match self.owners.get(&stream) {
+            Some(owners) if self.knows_open_ends() => self.open_end(owners, streamlet).is_some(),
+            _ => self.open_ends().next().is_some(),
+        }
+    }
+
+    /// Whether a log of an earlier life of a node has no end, and goes only when the node has copied again what it came back with.
+    pub fn has_open_end(&self, node: NodeNumber) -> bool {
+        self.knows_open_ends() && self.open_ends().any(|log| log.node == node)
+    }
+
+    /// Nothing begins to be rebuilt as long as a log without an end may have something of it.
+    pub(super) fn check_no_open_end(&self, stream: StreamId, run: &Run) -> Result<(), Refused> {
+        let Some(owners) = self.owners.get(&stream).filter(|_| self.knows_open_ends()) else { return Ok(()) };
+        match (run.first..run.end()).find_map(|at| Some((at, self.open_end(owners, at)?))) {
+            Some((at, log)) => Err(Refused(format!(
+                "the end of {log} is not decided, which may have something of streamlet {at} of stream {stream}"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The parts of a run that may be taken over: those that wait for no log without an end. Below the level all of it.
+    pub(super) fn without_open_ends(&self, stream: StreamId, run: Run) -> Vec<Run> {
+        // Nearly always: no log is without its end for long.
+        if self.check_no_open_end(stream, &run).is_ok() {
+            return vec![run];
+        }
+        let of = |first| Run { first, count: 1, ..run };
+        let ready: Vec<u32> =
+            (run.first..run.end()).filter(|at| self.check_no_open_end(stream, &of(*at)).is_ok()).collect();
+        let parts = ready.chunk_by(|one, next| one + 1 == *next);
+        parts.map(|part| Run { first: part[0], count: part.len() as u32, ..run }).collect()
+    }
+
+    /// When the level may be raised from which on others pass over a log without an end: there is none, or nothing is rebuilt.
+    pub(super) fn check_open_ends(&self) -> Result<(), Refused> {
+        let open = self.open_ends().next().filter(|_| self.rebuilding().next().is_some());
+        must(open.is_none(), || {
+            format!(
+                "level {} comes when nothing is rebuilt, or all logs of lost nodes have their ends",
+                level::OPEN_ENDS
+            )
+        })
+    }
+
+    /// Whether logs of lost nodes may be given up at all. Below the level none while one has no end.
+    pub(super) fn may_give_up_some(&self) -> bool {
+        self.knows_open_ends() || self.open_ends().next().is_none()
+    }
+
+    /// Logs of lost nodes that somebody rebuilds from, or may because an owner has not said what it needs.
+    pub(super) fn needed_logs(&self) -> NeededLogs {
+        let (mut named, mut nodes) = (BTreeSet::new(), BTreeSet::new());
+        let (mut is_any_left, mut asked) = (false, BTreeSet::new());
+        for (stream, run) in self.rebuilding() {
+            match self.said_of(stream, run) {
+                Some(said) if asked.insert(run.owner.node) => named.extend(&said.logs),
+                Some(_) => {}
+                None => {
+                    is_any_left = true;
+                    nodes.extend(self.may_have(stream, run));
+                }
+            }
+        }
+        NeededLogs { named, is_any_left, nodes, knows_open_ends: self.knows_open_ends() }
+    }
+
+    /// Of which nodes logs without an end may have something that streamlets need: of their owner, and of those that have lost groups of some of them.
+    pub(super) fn may_have(&self, stream: StreamId, run: &Run) -> BTreeSet<NodeNumber> {
+        let meets = |held: &&Held| held.first < run.end() && run.first < held.first + held.count && self.is_lost(held);
+        let held = self.owners.get(&stream).into_iter().flat_map(|owners| owners.held()).filter(meets);
+        held.map(|held| held.node).chain([run.owner.node]).collect()
+    }
+
+    /// A log without an end that may have something which a streamlet needs.
+    fn open_end(&self, owners: &StreamOwners, streamlet: u32) -> Option<LogName> {
+        self.open_ends().find(|log| self.may_have_of(log.node, owners, streamlet))
+    }
+
+    /// Whether a log without an end of this node may have something that a streamlet needs: the node owns it, or has lost groups of it.
+    pub(super) fn may_have_of(&self, node: NodeNumber, owners: &StreamOwners, streamlet: u32) -> bool {
+        owners.owner(streamlet).is_some_and(|owner| owner.node == node)
+            || owners.held_of(streamlet).any(|held| held.node == node && self.is_lost(&held))
+    }
+
+    fn open_ends(&self) -> impl Iterator<Item = LogName> + '_ {
+        self.lost_logs().filter(|(_, state)| state.end.is_none()).map(|(log, _)| log)
+    }
+}
