@@ -380,6 +380,10 @@ impl ClusterState {
     pub fn plan_recover(&self, node: NodeNumber, epoch: u32) -> Planned {
         let owner_epoch = self.next_owner_epoch.max(1);
         let mut load = self.loads(&[]);
+        // Who has a log without an end would wait for it with what it gets.
+        if load.keys().any(|node| !self.has_open_end(*node)) {
+            load.retain(|node, _| !self.has_open_end(*node));
+        }
         let mut entries = Vec::new();
         let ready = self.to_recover(node, epoch);
         let ready = ready

@@ -60,6 +60,10 @@ pub(super) struct Coordinators {
     pub(super) lost_logs_most: u64,
     /// Ends of logs that were taken back.
     pub(super) taken_back: u64,
+    /// Streamlets that others began to rebuild beside a log of a lost node without an end.
+    pub(super) passed_over: u64,
+    /// Such logs that were given up.
+    pub(super) open_given_up: u64,
 }
 
 impl Coordinators {
@@ -88,6 +92,17 @@ impl Coordinators {
         let is_lost = |entry: &ClusterEntry| matches!(entry, ClusterEntry::LogGivenUp { log } if !self.state.is_live(log.node, log.epoch));
         let given_up = entries.iter().filter(|entry| is_lost(entry)).count() as u64;
         self.given_up_meanwhile += if self.is_rebuilding() { given_up } else { 0 };
+        let is_open = |log: &LogName| self.state.logs().get(log).is_some_and(|state| state.end.is_none());
+        let is_open_lost =
+            |entry: &&ClusterEntry| is_lost(entry) && matches!(entry, ClusterEntry::LogGivenUp { log } if is_open(log));
+        self.open_given_up += entries.iter().filter(is_open_lost).count() as u64;
+        let begins = |entry: &&ClusterEntry| {
+            let reasons = [OwnerReason::Recovered, OwnerReason::Gathered];
+            matches!(entry, ClusterEntry::OwnerChanged { reason, .. } if reasons.contains(reason))
+        };
+        if self.state.lost_logs().any(|(_, state)| state.end.is_none()) {
+            self.passed_over += entries.iter().filter(begins).count() as u64;
+        }
         let is_next = |entry: &&ClusterEntry| matches!(entry, ClusterEntry::ViewAgreed { view: 2.., .. });
         self.views_changed += entries.iter().filter(is_next).count() as u64;
         self.look_at_only_copies(&entries)?;
