@@ -55,6 +55,10 @@ impl Cluster {
         (0..5).find(|at| self.owner(*at).node == node).expect("each has one")
     }
 
+    fn waits(&self, streamlet: u32) -> bool {
+        self.state.waits_for_ends()(self.stream, streamlet)
+    }
+
     fn owner(&self, streamlet: u32) -> Owner {
         self.state.owner(self.stream, streamlet).expect("an owner")
     }
@@ -110,7 +114,7 @@ fn others_go_on_and_the_log_goes_when_its_node_says_so() {
     cluster.recovers(3, 1);
     // Node 1 would wait with it.
     assert!([2, 4].contains(&cluster.owner(lost).node), "{:?}", cluster.owner(lost));
-    assert!(cluster.owner(lost).rebuilding && !cluster.state.waits_for_ends(cluster.stream, lost));
+    assert!(cluster.owner(lost).rebuilding && !cluster.waits(lost));
     // Nobody has said yet what it needs: the log with an end stays, the other one may go.
     assert!(cluster.state.check(&ClusterEntry::LogGivenUp { log: ENDED }).is_err());
     cluster.may_give_up().unwrap();
@@ -125,7 +129,7 @@ fn below_the_level_all_wait_for_it() {
     let lost = cluster.of(3);
     cluster.loses_another();
     cluster.recovers(3, 1);
-    assert!(cluster.owner(lost).rebuilding && cluster.state.waits_for_ends(cluster.stream, lost));
+    assert!(cluster.owner(lost).rebuilding && cluster.waits(lost));
     let refused = cluster.may_give_up().unwrap_err();
     assert!(refused.contains(&format!("node {}", cluster.owner(lost).node)), "{refused}");
 }
@@ -174,12 +178,12 @@ fn who_has_it_from_the_logs_node_waits_if_that_has_lost_it_and_not_before() {
     cluster.loses_another();
     cluster.recovers(3, 1);
     // Node 1 is there with what it held.
-    assert!(!cluster.state.waits_for_ends(cluster.stream, moved));
+    assert!(!cluster.waits(moved));
     cluster.may_give_up().unwrap();
     // It dies before that is open.
     fence(&mut cluster.state, 1);
-    assert!(cluster.state.waits_for_ends(cluster.stream, moved));
-    assert!(!cluster.state.waits_for_ends(cluster.stream, other), "nothing of it was there");
+    assert!(cluster.waits(moved));
+    assert!(!cluster.waits(other), "nothing of it was there");
 }
 
 #[test]

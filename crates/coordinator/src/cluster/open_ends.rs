@@ -40,10 +40,13 @@ impl ClusterState {
     }
 
     /// Whether who takes a streamlet over has to wait for the end of a log of a lost node. Logs without an end for which it does not wait it passes over.
-    pub fn waits_for_ends(&self, stream: StreamId, streamlet: u32) -> bool {
-        match self.owners.get(&stream) {
-            Some(owners) if self.knows_open_ends() => self.open_end(owners, streamlet).is_some(),
-            _ => self.open_ends().next().is_some(),
+    pub fn waits_for_ends(&self) -> impl Fn(StreamId, u32) -> bool + '_ {
+        let open: Vec<LogName> = self.open_ends().collect();
+        move |stream, streamlet| match self.owners.get(&stream) {
+            Some(owners) if self.knows_open_ends() => {
+                open.iter().any(|log| self.may_have_of(log.node, owners, streamlet))
+            }
+            _ => !open.is_empty(),
         }
     }
 
@@ -55,8 +58,9 @@ impl ClusterState {
     /// Nothing begins to be rebuilt as long as a log without an end may have something of it.
     pub(super) fn check_no_open_end(&self, stream: StreamId, run: &Run) -> Result<(), Refused> {
         let Some(owners) = self.owners.get(&stream).filter(|_| self.knows_open_ends()) else { return Ok(()) };
-        match (run.first..run.end()).find_map(|at| Some((at, self.open_end(owners, at)?))) {
-            Some((at, log)) => Err(Refused(format!(
+        let waits = |log: &LogName| (run.first..run.end()).find(|at| self.may_have_of(log.node, owners, *at));
+        match self.open_ends().find_map(|log| Some((log, waits(&log)?))) {
+            Some((log, at)) => Err(Refused(format!(
                 "the end of {log} is not decided, which may have something of streamlet {at} of stream {stream}"
             ))),
             None => Ok(()),
@@ -114,11 +118,6 @@ impl ClusterState {
         let meets = |held: &&Held| held.first < run.end() && run.first < held.first + held.count && self.is_lost(held);
         let held = self.owners.get(&stream).into_iter().flat_map(|owners| owners.held()).filter(meets);
         held.map(|held| held.node).chain([run.owner.node]).collect()
-    }
-
-    /// A log without an end that may have something which a streamlet needs.
-    fn open_end(&self, owners: &StreamOwners, streamlet: u32) -> Option<LogName> {
-        self.open_ends().find(|log| self.may_have_of(log.node, owners, streamlet))
     }
 
     /// Whether a log without an end of this node may have something that a streamlet needs: the node owns it, or has lost groups of it.

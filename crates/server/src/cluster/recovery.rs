@@ -374,7 +374,8 @@ impl Recovery {
         // others' streamlets do not wait for one of which nobody can show where it ends.
         let all = owned.len();
         let logs = self.group.read(|state| {
-            owned.retain(|(stream, streamlet, _)| !state.waits_for_ends(*stream, streamlet.0));
+            let waits = state.waits_for_ends();
+            owned.retain(|(stream, streamlet, _)| !waits(*stream, streamlet.0));
             ended_logs(state, self.node)
         });
         let is_all = owned.len() == all;

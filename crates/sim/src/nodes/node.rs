@@ -643,7 +643,8 @@ impl Running {
         let recovery = &mut self.recovery;
         if recovery.workers[0].is_none() && now_us >= recovery.not_before_us[0] {
             let mut owned = known.to_rebuild(self.number, self.epoch);
-            owned.retain(|one| !recovery.taken.contains(one) && !known.waits_for_ends(one.0, one.1.0));
+            let waits = known.waits_for_ends();
+            owned.retain(|one| !recovery.taken.contains(one) && !waits(one.0, one.1.0));
             // What this node was answered for before it gathers what another one has lost must not be cut.
             let is_settled = |(stream, streamlet, _): &(StreamId, StreamletId, u32)| {
                 let found = self.log.stream(*stream);
