@@ -336,6 +336,32 @@ fn a_node_that_holds_again_what_is_not_all_is_found() {
     found_by(plan, Planted::TakesWhatIsNotAll, &["not done", "was", "begins", "gone", "ends at", "came"]);
 }
 
+/// Nodes are killed and frozen so often that there is nearly always a log of a lost one whose end is not decided yet.
+fn lost_before_ends_are_known(seed: u64) -> Plan {
+    Plan { only: vec![Fault::Kill, Fault::Freeze], fault_us: 100_000, ..short(seed) }
+}
+
+/// A log without an end holds back who may need something of it, and nobody else.
+#[test]
+fn others_are_rebuilt_beside_a_log_without_an_end_and_it_goes() {
+    let (beside, gone) = ("rebuilt beside logs without an end", "gave up logs without an end");
+    let (mut before, mut since) = ([0; 2], [0; 2]);
+    for seed in 1..41 {
+        for (level, did) in [(level::OPEN_ENDS - 1, &mut before), (level::OPEN_ENDS, &mut since)] {
+            let report = run(&Plan { level, ..lost_before_ends_are_known(seed) });
+            assert_eq!(report.violation, None, "seed {seed} at level {level}");
+            (did[0], did[1]) = (did[0] + report.did[beside], did[1] + report.did[gone]);
+        }
+    }
+    assert!(since[0] > 40 && since[1] > 10, "{since:?}");
+    assert_eq!(before[1], 0, "below the level such a log stays, and {} had to wait for it", before[0]);
+}
+
+#[test]
+fn an_owner_that_waits_for_no_end_is_found() {
+    found_by(lost_before_ends_are_known, Planted::WaitsForNoEnd, &["was", "not done", "begins", "gone"]);
+}
+
 /// Machines burn while backups are replaced all the time.
 fn burning(seed: u64) -> Plan {
     let only = vec![Fault::PowerCut, Fault::Destroyed, Fault::Kill, Fault::Freeze, Fault::PairCut, Fault::CutOff];

@@ -636,15 +636,16 @@ impl Running {
         }
     }
 
-    /// A turn of the two threads that recover: starts what is to be done. Whose worker has to be resumed first.
-    pub(super) fn recover(&mut self, known: &ClusterState, now_us: u64) -> Vec<usize> {
+    /// A turn of the two threads that recover: starts what is to be done. Whose worker has to be resumed first. `waits_for_none`: it takes over although a log
+    /// has no end yet that may have something of it, which is a defect.
+    pub(super) fn recover(&mut self, known: &ClusterState, now_us: u64, waits_for_none: bool) -> Vec<usize> {
         let mut started = Vec::new();
         let live = || known.nodes().iter().filter(|(_, node)| !node.fenced).map(|(number, _)| *number).collect();
         let recovery = &mut self.recovery;
         if recovery.workers[0].is_none() && now_us >= recovery.not_before_us[0] {
             let mut owned = known.to_rebuild(self.number, self.epoch);
             let waits = known.waits_for_ends();
-            owned.retain(|one| !recovery.taken.contains(one) && !waits(one.0, one.1.0));
+            owned.retain(|one| !recovery.taken.contains(one) && (waits_for_none || !waits(one.0, one.1.0)));
             // What this node was answered for before it gathers what another one has lost must not be cut.
             let is_settled = |(stream, streamlet, _): &(StreamId, StreamletId, u32)| {
                 let found = self.log.stream(*stream);

@@ -171,8 +171,9 @@ impl World {
         let known = self.node(node).known.clone();
         let gives_up_held = self.node(node).gives_up_held;
         let says_too_little = self.plan.planted == Some(Planted::NeedsNothing);
+        let waits_for_none = self.plan.planted == Some(Planted::WaitsForNoEnd);
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
-        let started = running.recover(&lock(&known), now_us);
+        let started = running.recover(&lock(&known), now_us, waits_for_none);
         let old = running.old_logs(&lock(&known), now_us, gives_up_held);
         let report = (running.recovery.reporting.is_none() && !running.recovery.to_report.is_empty())
             .then(|| running.recovery.to_report.clone());

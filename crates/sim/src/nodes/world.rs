@@ -166,6 +166,8 @@ pub enum Planted {
     ForgetsMemory,
     /// Producers that do not wait for copies are answered however long these are missing.
     NeverLate,
+    /// Whoever takes something over waits for no end of a lost log.
+    WaitsForNoEnd,
 }
 
 impl Planted {
@@ -194,6 +196,7 @@ impl Planted {
         Planted::GivesOneCopyAway,
         Planted::ForgetsMemory,
         Planted::NeverLate,
+        Planted::WaitsForNoEnd,
     ];
 
     /// Its name on the command line.
