@@ -1,7 +1,7 @@
 //! Logs of lost nodes that have no end, and who has to wait for them: `docs/replication.md`, "A log without an end", has the argument.
 //!
 //! From level [`level::OPEN_ENDS`] on this holds: while a streamlet is being rebuilt, a lost log without an end that may have something which the
-//! streamlet needs is of its present owner, or of a node that held groups of it and has lost them. It is true when the level is raised
+//! streamlet needs is of its present owner, or of a node that is said to hold groups of it, lost or not. It is true when the level is raised
 //! ([`ClusterState::check_open_ends`]), and stays true, because nothing begins to be rebuilt while such a log of who had it is open
 //! ([`ClusterState::check_no_open_end`]). So everybody else passes over that log, and it may be given up.
 
@@ -113,17 +113,18 @@ impl ClusterState {
         NeededLogs { named, is_any_left, nodes, knows_open_ends: self.knows_open_ends() }
     }
 
-    /// Of which nodes logs without an end may have something that streamlets need: of their owner, and of those that have lost groups of some of them.
+    /// Of which nodes logs without an end may have something that streamlets need: of their owner, and of those that hold groups of some of them.
     pub(super) fn may_have(&self, stream: StreamId, run: &Run) -> BTreeSet<NodeNumber> {
-        let meets = |held: &&Held| held.first < run.end() && run.first < held.first + held.count && self.is_lost(held);
+        let meets = |held: &&Held| held.first < run.end() && run.first < held.first + held.count;
         let held = self.owners.get(&stream).into_iter().flat_map(|owners| owners.held()).filter(meets);
         held.map(|held| held.node).chain([run.owner.node]).collect()
     }
 
-    /// Whether a log without an end of this node may have something that a streamlet needs: the node owns it, or has lost groups of it.
+    /// Whether a log without an end of this node may have something that a streamlet needs: the node owns it, or holds groups of it. Also if it has not
+    /// lost them: what its other logs tell of them would look as if all in front of that had been given back, if this one did not tell of the rest.
     pub(super) fn may_have_of(&self, node: NodeNumber, owners: &StreamOwners, streamlet: u32) -> bool {
         owners.owner(streamlet).is_some_and(|owner| owner.node == node)
-            || owners.held_of(streamlet).any(|held| held.node == node && self.is_lost(&held))
+            || owners.held_of(streamlet).any(|held| held.node == node)
     }
 
     fn open_ends(&self) -> impl Iterator<Item = LogName> + '_ {
