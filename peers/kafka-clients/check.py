@@ -5,6 +5,7 @@ usage: check.py ADDRESS DOCUMENT
 
 import asyncio
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -751,7 +752,8 @@ def programs():
     for command in filter(None, os.environ.get("KERA_CLIENTS", "").splitlines()):
         child = subprocess.Popen([*command.split(), ADDRESS], stdout=subprocess.PIPE, text=True)
         for line in child.stdout:
-            row = line.rstrip("\n").replace("|", "/").split("\t")
+            # Maven ends its colours on a line of its own, also when nobody sees them.
+            row = re.sub(r"\x1b\[[0-9;]*m", "", line).rstrip("\n").replace("|", "/").split("\t")
             if len(row) == 3:
                 yield row
             else:
