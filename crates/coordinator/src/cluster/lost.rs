@@ -9,6 +9,7 @@ use kera_format::level;
 use kera_format::vlog_replica::LogId;
 use kera_protocol::{AcceptLogLoss, LostLog, LostLogs, MissingBlocks, StreamletRange};
 
+use super::open_ends::may_have_of;
 use super::plan::Planned;
 use super::rules::{Refused, must};
 use super::{ClusterState, LogState};
@@ -75,7 +76,7 @@ impl ClusterState {
                 let has_named =
                     || run.owner.rebuilding && self.said_of(info.id, run).is_none_or(|said| said.logs.contains(&log));
                 let is_open = self.logs.get(&log).is_some_and(|state| state.end.is_none()) && self.knows_open_ends();
-                let waits = |at: &u32| !is_open || self.may_have_of(log.node, owners, *at);
+                let waits = |at: &u32| !is_open || may_have_of(log.node, owners, *at, 1);
                 if is_left || has_named() {
                     waiting.extend((run.first..run.end()).filter(|at| is_left || waits(at)).map(|at| (info.id, at)));
                 }

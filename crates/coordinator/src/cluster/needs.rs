@@ -80,10 +80,9 @@ impl ClusterState {
             let node = run.owner.node;
             match self.said_of(stream, run) {
                 Some(said) => must(!said.logs.contains(&log), || format!("node {node} rebuilds from {log}"))?,
-                None => {
-                    let may_be = has_end || !self.knows_open_ends() || self.may_have(stream, run).contains(&log.node);
-                    must(!may_be, || format!("node {node} still rebuilds streamlets, perhaps from {log}"))?;
-                }
+                None => must(!self.may_need(log.node, has_end, stream, run), || {
+                    format!("node {node} still rebuilds streamlets, perhaps from {log}")
+                })?,
             }
         }
         Ok(())

@@ -15,21 +15,20 @@ use super::rules::{Refused, must};
 use super::{ClusterState, Held, LogState, Run, StreamOwners};
 
 /// Logs of lost nodes that somebody rebuilds from, or may.
-pub(super) struct NeededLogs {
+pub(super) struct NeededLogs<'a> {
+    known: &'a ClusterState,
     /// Those that owners have named.
     named: BTreeSet<LogName>,
-    /// Whether some owner has named none yet: it may be any log whose end is decided, and any at all below the level.
-    is_any_left: bool,
-    /// Of which nodes it may be logs without an end as well.
-    nodes: BTreeSet<NodeNumber>,
-    knows_open_ends: bool,
+    /// What is rebuilt by owners that have named none yet.
+    unsaid: Vec<(StreamId, &'a Run)>,
 }
 
-impl NeededLogs {
+impl NeededLogs<'_> {
     /// Whether somebody rebuilds from a log, or may.
     pub(super) fn has(&self, log: LogName, state: &LogState) -> bool {
-        let may_be = || !self.knows_open_ends || state.end.is_some() || self.nodes.contains(&log.node);
-        self.named.contains(&log) || (self.is_any_left && may_be())
+        let may_need =
+            |(stream, run): &(StreamId, &Run)| self.known.may_need(log.node, state.end.is_some(), *stream, run);
+        self.named.contains(&log) || self.unsaid.iter().any(may_need)
     }
 }
 
@@ -44,7 +43,7 @@ impl ClusterState {
         let open: Vec<LogName> = self.open_ends().collect();
         move |stream, streamlet| match self.owners.get(&stream) {
             Some(owners) if self.knows_open_ends() => {
-                open.iter().any(|log| self.may_have_of(log.node, owners, streamlet))
+                open.iter().any(|log| may_have_of(log.node, owners, streamlet, 1))
             }
             _ => !open.is_empty(),
         }
@@ -58,7 +57,7 @@ impl ClusterState {
     /// Nothing begins to be rebuilt as long as a log without an end may have something of it.
     pub(super) fn check_no_open_end(&self, stream: StreamId, run: &Run) -> Result<(), Refused> {
         let Some(owners) = self.owners.get(&stream).filter(|_| self.knows_open_ends()) else { return Ok(()) };
-        let waits = |log: &LogName| (run.first..run.end()).find(|at| self.may_have_of(log.node, owners, *at));
+        let waits = |log: &LogName| (run.first..run.end()).find(|at| may_have_of(log.node, owners, *at, 1));
         match self.open_ends().find_map(|log| Some((log, waits(&log)?))) {
             Some((log, at)) => Err(Refused(format!(
                 "the end of {log} is not decided, which may have something of streamlet {at} of stream {stream}"
@@ -97,37 +96,34 @@ impl ClusterState {
     }
 
     /// Logs of lost nodes that somebody rebuilds from, or may because an owner has not said what it needs.
-    pub(super) fn needed_logs(&self) -> NeededLogs {
-        let (mut named, mut nodes) = (BTreeSet::new(), BTreeSet::new());
-        let (mut is_any_left, mut asked) = (false, BTreeSet::new());
+    pub(super) fn needed_logs(&self) -> NeededLogs<'_> {
+        let (mut named, mut unsaid, mut asked) = (BTreeSet::new(), Vec::new(), BTreeSet::new());
         for (stream, run) in self.rebuilding() {
             match self.said_of(stream, run) {
                 Some(said) if asked.insert(run.owner.node) => named.extend(&said.logs),
                 Some(_) => {}
-                None => {
-                    is_any_left = true;
-                    nodes.extend(self.may_have(stream, run));
-                }
+                None => unsaid.push((stream, run)),
             }
         }
-        NeededLogs { named, is_any_left, nodes, knows_open_ends: self.knows_open_ends() }
+        NeededLogs { known: self, named, unsaid }
     }
 
-    /// Of which nodes logs without an end may have something that streamlets need: of their owner, and of those that hold groups of some of them.
-    pub(super) fn may_have(&self, stream: StreamId, run: &Run) -> BTreeSet<NodeNumber> {
-        let meets = |held: &&Held| held.first < run.end() && run.first < held.first + held.count;
-        let held = self.owners.get(&stream).into_iter().flat_map(|owners| owners.held()).filter(meets);
-        held.map(|held| held.node).chain([run.owner.node]).collect()
-    }
-
-    /// Whether a log without an end of this node may have something that a streamlet needs: the node owns it, or holds groups of it. Also if it has not
-    /// lost them: what its other logs tell of them would look as if all in front of that had been given back, if this one did not tell of the rest.
-    pub(super) fn may_have_of(&self, node: NodeNumber, owners: &StreamOwners, streamlet: u32) -> bool {
-        owners.owner(streamlet).is_some_and(|owner| owner.node == node)
-            || owners.held_of(streamlet).any(|held| held.node == node)
+    /// Whether an owner that has not said what it rebuilds a run from may need a log of a node: any whose end is decided, and below the level any at all.
+    pub(super) fn may_need(&self, node: NodeNumber, has_end: bool, stream: StreamId, run: &Run) -> bool {
+        let owners = || self.owners.get(&stream);
+        has_end || !self.knows_open_ends() || owners().is_some_and(|of| may_have_of(node, of, run.first, run.count))
     }
 
     fn open_ends(&self) -> impl Iterator<Item = LogName> + '_ {
         self.lost_logs().filter(|(_, state)| state.end.is_none()).map(|(log, _)| log)
     }
+}
+
+/// Whether a log without an end of this node may have something that some of these streamlets need: the node owns them, or holds groups of them. Also if
+/// it has not lost them: what its other logs tell of them would look as if all in front of that had been given back, if this one did not tell of
+/// the rest.
+pub(super) fn may_have_of(node: NodeNumber, owners: &StreamOwners, first: u32, count: u32) -> bool {
+    let meets = |held: &Held| held.first < first + count && first < held.first + held.count;
+    owners.within(first, count).any(|run| run.owner.node == node)
+        || owners.held().iter().any(|held| held.node == node && meets(held))
 }
