@@ -18,7 +18,8 @@ use kera_format::arena::BlockSize;
 use kera_format::{Cursor, LaneId, SegmentId, StreamId, StreamletId};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{
-    Arena, ArenaConfig, Attach, ChunkReference, DurabilitySink, Log, LogConfig, Observer, SinkError, Ticket,
+    Arena, ArenaConfig, Attach, ChunkReference, DurabilitySink, Log, LogConfig, Observer, RestoreError, Restored,
+    SinkError, Ticket,
 };
 use kera_protocol::{FrameHeader, Op};
 use kera_rpc::{Flow, Outbox, SessionWaker};
@@ -119,6 +120,26 @@ impl DurabilitySink for WeakSink {
             virtual_log.segment_safe(id);
         }
     }
+}
+
+/// Restores a chunk of a virtual log. No threads make room meanwhile where the arena is full: the store steps in between.
+pub(crate) fn restore(
+    log: &Log,
+    store: &DiskStore,
+    clock: &ManualClock,
+    chunk: &[u8],
+) -> Result<Restored, RestoreError> {
+    for _ in 0..10_000 {
+        match log.restore_chunk(chunk) {
+            Err(RestoreError::ArenaFull(_)) => {
+                log.close_coldest();
+                clock.advance_ms(10);
+                store.step();
+            }
+            other => return other,
+        }
+    }
+    log.restore_chunk(chunk)
 }
 
 pub(crate) struct Close(Weak<Log>);
@@ -255,20 +276,7 @@ impl Machine {
 
     fn replay(&self, log: &Log, store: &DiskStore, virtual_logs: &[Arc<VirtualLog>]) -> Result<(), StartError> {
         for virtual_log in virtual_logs {
-            // No threads make room meanwhile: the store steps in between.
-            let replayed = virtual_log.replay(&mut |chunk| {
-                for _ in 0..10_000 {
-                    match log.restore_chunk(chunk) {
-                        Err(kera_log::RestoreError::ArenaFull(_)) => {
-                            log.close_coldest();
-                            self.clock.advance_ms(10);
-                            store.step();
-                        }
-                        other => return other,
-                    }
-                }
-                log.restore_chunk(chunk)
-            });
+            let replayed = virtual_log.replay(&mut |chunk| restore(log, store, &self.clock, chunk));
             let report = replayed.map_err(|e| self.why(e))?;
             self.sound(&report.damage.iter().map(|damage| damage.reason.to_string()).collect::<Vec<_>>())?;
         }

@@ -9,7 +9,7 @@ use kera_vlog::{Ran, VirtualLog, VirtualLogConfig};
 
 use super::node::{Node, Running, StartError};
 use super::world::{Event, World};
-use crate::cluster::machine::{Close, WeakSink};
+use crate::cluster::machine::{Close, WeakSink, restore};
 use crate::cluster::truth::Violation;
 
 const OWN_LOGS: u32 = 2;
@@ -70,22 +70,9 @@ impl Node {
     /// Brings back what a virtual log has and nobody else.
     pub(super) fn replay(&self, own: &OwnLogs, log: &Log, store: &DiskStore) -> Result<(), StartError> {
         for own in &own.0 {
-            // No threads make room meanwhile: the store steps in between.
-            let replayed = own.replay(&mut |chunk| {
-                if self.leaves_out_own_logs {
-                    return Ok(Restored::AlreadyThere);
-                }
-                for _ in 0..10_000 {
-                    match log.restore_chunk(chunk) {
-                        Err(kera_log::RestoreError::ArenaFull(_)) => {
-                            log.close_coldest();
-                            self.clock.advance_ms(10);
-                            store.step();
-                        }
-                        other => return other,
-                    }
-                }
-                log.restore_chunk(chunk)
+            let replayed = own.replay(&mut |chunk| match self.leaves_out_own_logs {
+                true => Ok(Restored::AlreadyThere),
+                false => restore(log, store, &self.clock, chunk),
             });
             let report = replayed.map_err(|error| self.why(error))?;
             self.sound(&report.damage.iter().map(|damage| damage.reason.to_string()).collect::<Vec<_>>())?;
