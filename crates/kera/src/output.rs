@@ -33,6 +33,24 @@ pub fn print_json(value: &impl Serialize) -> Result<(), CliError> {
     print(&format!("{text}\n"))
 }
 
+/// Has a person type a word before something is done that cannot be undone. `lost`: what would be gone, for who is not at a terminal.
+///
+/// # Errors
+/// Standard input is no terminal, or something else was typed.
+pub fn have_typed(word: &str, question: &str, lost: impl FnOnce() -> String) -> Result<(), CliError> {
+    if !io::stdin().is_terminal() {
+        return Err(CliError::usage(lost()).next("pass --yes to say so"));
+    }
+    eprint!("{question}");
+    let _ = io::stderr().flush();
+    let mut typed = String::new();
+    let read = io::stdin().read_line(&mut typed);
+    if read.is_err() || typed.trim() != word {
+        return Err(CliError::failure("nothing was changed"));
+    }
+    Ok(())
+}
+
 /// Whether standard output is a terminal.
 pub fn on_terminal() -> bool {
     io::stdout().is_terminal()

@@ -1,7 +1,6 @@
 //! `kera log`: virtual logs of lost nodes of which blocks are missing, and giving up what is gone for good.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io::{IsTerminal, Write};
 
 use kera_client::{Client, StreamId};
 use kera_protocol::{LostLog, MissingBlocks, StreamletRange};
@@ -10,7 +9,7 @@ use serde::Serialize;
 use crate::cli::{Globals, LogCommand, LogNames};
 use crate::connect::connect;
 use crate::error::CliError;
-use crate::output::{print, print_json};
+use crate::output::{have_typed, print, print_json};
 
 /// A log as `--json` shows it.
 #[derive(Serialize)]
@@ -95,17 +94,11 @@ async fn accept_loss(
 ) -> Result<(), CliError> {
     if !yes {
         let text: String = logs.iter().map(|log| told(log, names)).collect();
-        if !std::io::stdin().is_terminal() {
-            return Err(CliError::usage(format!("what is missing of these logs would be gone for good:\n{text}"))
-                .next("pass --yes to say so"));
-        }
-        eprint!("What is missing of these logs is gone for good then:\n{text}Type {named} to go on: ");
-        let _ = std::io::stderr().flush();
-        let mut typed = String::new();
-        let read = std::io::stdin().read_line(&mut typed);
-        if read.is_err() || typed.trim() != named.to_string() {
-            return Err(CliError::failure("nothing was changed"));
-        }
+        have_typed(
+            &named.to_string(),
+            &format!("What is missing of these logs is gone for good then:\n{text}Type {named} to go on: "),
+            || format!("what is missing of these logs would be gone for good:\n{text}"),
+        )?;
     }
     for of in &logs {
         client.admin().accept_log_loss(of.log, gone).await?;

@@ -1,7 +1,6 @@
 //! `kera streamlet`, `kera node` and `kera rebalance`: who owns what, changed on purpose.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use kera_client::{Client, StreamId, StreamletId};
@@ -11,7 +10,7 @@ use serde::Serialize;
 use crate::cli::{Globals, NodeCommand, RebalanceArgs, StreamletCommand, StreamletName};
 use crate::connect::{connect, find_stream};
 use crate::error::CliError;
-use crate::output::{Table, print, print_json};
+use crate::output::{Table, have_typed, print, print_json};
 
 /// How often it is looked how far things are.
 const LOOK: Duration = Duration::from_millis(20);
@@ -97,17 +96,11 @@ async fn accept_loss(name: &StreamletName, yes: bool, globals: &Globals) -> Resu
     let client = connect(globals).await?;
     let stream = find_stream(&client, &name.stream).await?;
     if !yes {
-        if !std::io::stdin().is_terminal() {
-            return Err(CliError::usage(format!("what only a lost node had of {name} would be gone for good"))
-                .next("pass --yes to say so"));
-        }
-        eprint!("What only a lost node had of {name} is gone for good then. Type the streamlet's name to go on: ");
-        let _ = std::io::stderr().flush();
-        let mut typed = String::new();
-        let read = std::io::stdin().read_line(&mut typed);
-        if read.is_err() || typed.trim() != name.to_string() {
-            return Err(CliError::failure("nothing was changed"));
-        }
+        have_typed(
+            &name.to_string(),
+            &format!("What only a lost node had of {name} is gone for good then. Type the streamlet's name to go on: "),
+            || format!("what only a lost node had of {name} would be gone for good"),
+        )?;
     }
     client.admin().accept_loss(stream.id, StreamletId(name.streamlet)).await?;
     if globals.json {
