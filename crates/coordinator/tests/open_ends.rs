@@ -6,6 +6,7 @@ mod copied;
 use copied::{apply, begin_view, cluster, fence, join};
 use kera_coordinator::cluster::{ClusterState, Owner};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
+use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamletId, level};
 use kera_protocol::{RebuildNeeds, RebuildRange, StreamletState};
 
@@ -91,7 +92,7 @@ impl Cluster {
     fn says(&mut self, streamlet: u32, log: LogName) {
         let Owner { node, epoch, owner_epoch, .. } = self.owner(streamlet);
         let streamlets = vec![RebuildRange { stream: self.stream, first: streamlet, count: 1, owner_epoch }];
-        let logs = vec![kera_format::vlog_replica::LogId { node: log.node, epoch: log.epoch, vlog: log.log }];
+        let logs = vec![LogId::from(log)];
         let said = self.state.plan_needs(&RebuildNeeds { node, epoch, streamlets, logs }).unwrap();
         self.apply(&said);
     }

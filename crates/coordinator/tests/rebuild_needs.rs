@@ -10,13 +10,16 @@ use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, level};
 use kera_protocol::{RebuildNeeds, RebuildRange, StreamletsRebuilt};
 
+/// Below the level from which on it is known of whose logs a streamlet is rebuilt: it may be any that no owner has said not to need.
+const FROM_ANY: u32 = level::REBUILT_FROM - 1;
+
 /// The log of a node's first life.
 fn log(node: NodeNumber) -> LogName {
     LogName { node, epoch: 1, log: 0 }
 }
 
 fn id(log: LogName) -> LogId {
-    LogId { node: log.node, epoch: log.epoch, vlog: log.log }
+    LogId::from(log)
 }
 
 fn given_up(node: NodeNumber) -> ClusterEntry {
@@ -99,7 +102,7 @@ impl Cluster {
 
 #[test]
 fn a_log_goes_that_nobody_needs_who_rebuilds() {
-    let mut cluster = Cluster::with_losses(level::NEWEST);
+    let mut cluster = Cluster::with_losses(FROM_ANY);
     let owners: Vec<NodeNumber> = cluster.rebuilding().iter().map(|(_, owner)| owner.node).collect();
     assert_eq!(owners.len(), 2, "what two lost nodes owned");
     assert_ne!(owners[0], owners[1]);
@@ -121,7 +124,7 @@ fn a_log_goes_that_nobody_needs_who_rebuilds() {
 
 #[test]
 fn what_is_taken_over_later_and_not_spoken_of_keeps_all_logs() {
-    let mut cluster = Cluster::with_losses(level::NEWEST);
+    let mut cluster = Cluster::with_losses(FROM_ANY);
     cluster.all_say(&[]);
     assert_eq!(cluster.go(), [given_up(1), given_up(2)]);
     // A third one is lost that rebuilt nothing: what it owned comes to those who have said something, and not of this.
@@ -137,7 +140,7 @@ fn what_is_taken_over_later_and_not_spoken_of_keeps_all_logs() {
 
 #[test]
 fn what_was_said_in_an_earlier_owner_epoch_does_not_count() {
-    let mut cluster = Cluster::with_losses(level::NEWEST);
+    let mut cluster = Cluster::with_losses(FROM_ANY);
     cluster.all_say(&[log(2)]);
     let (at, owner) = cluster.rebuilding()[0];
     let early = RebuildRange { stream: cluster.stream, first: at, count: 1, owner_epoch: owner.owner_epoch - 1 };
@@ -192,7 +195,7 @@ fn what_is_rebuilt_needs_nothing() {
 
 #[test]
 fn one_report_speaks_of_several_streamlets_or_of_none_that_it_does_not_name() {
-    let mut cluster = Cluster::with_losses(level::NEWEST);
+    let mut cluster = Cluster::with_losses(FROM_ANY);
     cluster.all_say(&[]);
     let owners: Vec<NodeNumber> = cluster.rebuilding().iter().map(|(_, owner)| owner.node).collect();
     let idle = (3..=5).find(|node| !owners.contains(node)).unwrap();

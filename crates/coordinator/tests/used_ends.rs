@@ -83,10 +83,7 @@ fn shown(end: u64) -> AgreedEnd {
 }
 
 fn says(node: NodeNumber, ends: &[(LogName, u64)]) -> UseEnds {
-    let one = |(log, end): &(LogName, u64)| UsedEnd {
-        log: LogId { node: log.node, epoch: log.epoch, vlog: log.log },
-        end: *end,
-    };
+    let one = |(log, end): &(LogName, u64)| UsedEnd { log: LogId::from(*log), end: *end };
     UseEnds { node, epoch: 1, ends: ends.iter().map(one).collect() }
 }
 

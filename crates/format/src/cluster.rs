@@ -5,6 +5,7 @@
 //! both: [`ClusterEntry::Catalog`] is such an entry of the catalog.
 
 use crate::checksum::crc32c;
+use crate::vlog_replica::LogId;
 use crate::wire::{put, u16_at, u32_at, u64_at};
 use crate::{FormatError, LaneId, StreamId, align8, catalog};
 
@@ -43,6 +44,18 @@ pub struct LogName {
     pub epoch: u32,
     /// Which of its virtual logs.
     pub log: u32,
+}
+
+impl From<LogId> for LogName {
+    fn from(LogId { node, epoch, vlog }: LogId) -> LogName {
+        LogName { node, epoch, log: vlog }
+    }
+}
+
+impl From<LogName> for LogId {
+    fn from(LogName { node, epoch, log }: LogName) -> LogId {
+        LogId { node, epoch, vlog: log }
+    }
 }
 
 impl std::fmt::Display for LogName {
@@ -370,6 +383,20 @@ pub enum ClusterEntry {
         /// Its epoch.
         epoch: u32,
     },
+    /// In a snapshot: streamlets that are being rebuilt may need something of the logs of a node, up to those of this epoch of it. Of streamlets of which no
+    /// such entry speaks it may be any log.
+    RebuiltFrom {
+        /// Of which stream.
+        stream: StreamId,
+        /// The first streamlet.
+        first: u32,
+        /// How many.
+        count: u32,
+        /// Whose logs.
+        node: NodeNumber,
+        /// The last of its epochs.
+        epoch: u32,
+    },
     /// In a snapshot: what the other entries do not tell.
     ClusterCounters {
         /// The number of the next move.
@@ -573,6 +600,7 @@ impl ClusterEntry {
             ClusterEntry::EndsUsed { .. } => 47,
             ClusterEntry::EndTakenBack { .. } => 48,
             ClusterEntry::GroupsReturned { .. } => 49,
+            ClusterEntry::RebuiltFrom { .. } => 50,
         }
     }
 
@@ -588,6 +616,7 @@ impl ClusterEntry {
             ClusterEntry::StreamletsRebuilt { owner_epoch: 1.., .. } => crate::level::REBUILT_IN,
             ClusterEntry::EndsUsed { .. } | ClusterEntry::EndTakenBack { .. } => crate::level::USED_ENDS,
             ClusterEntry::GroupsReturned { .. } => crate::level::RETURNED_GROUPS,
+            ClusterEntry::RebuiltFrom { .. } => crate::level::REBUILT_FROM,
             _ => crate::level::FIRST,
         }
     }
@@ -692,6 +721,9 @@ impl ClusterEntry {
             ClusterEntry::EndsUsed { node, epoch, ends } => out.ends(*node, *epoch, ends),
             ClusterEntry::GroupsReturned { stream, streamlet, owner_epoch, node, epoch } => {
                 out.u64(stream.0).u32(*streamlet).u32(*owner_epoch).u32(*node).u32(*epoch);
+            }
+            ClusterEntry::RebuiltFrom { stream, first, count, node, epoch } => {
+                out.u64(stream.0).u32(*first).u32(*count).u32(*node).u32(*epoch);
             }
             other => other.encode_group(out),
         }
@@ -877,9 +909,16 @@ impl ClusterEntry {
                 node: body.u32()?,
                 epoch: body.u32()?,
             },
+            50 => ClusterEntry::RebuiltFrom {
+                stream: StreamId(body.u64()?),
+                first: body.u32()?,
+                count: body.u32()?,
+                node: body.u32()?,
+                epoch: body.u32()?,
+            },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 49" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 50" });
             }
         })
     }
@@ -978,10 +1017,14 @@ fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, Clust
     ]
 }
 
-fn examples_of_rebuilds(stream: StreamId) -> [(&'static str, ClusterEntry); 2] {
+fn examples_of_rebuilds(stream: StreamId) -> [(&'static str, ClusterEntry); 3] {
     let rebuilt =
         |owner_epoch| ClusterEntry::StreamletsRebuilt { stream, first: 1, count: 3, node: 2, epoch: 7, owner_epoch };
-    [("streamlets rebuilt", rebuilt(0)), ("streamlets rebuilt in an owner epoch", rebuilt(9))]
+    [
+        ("streamlets rebuilt", rebuilt(0)),
+        ("streamlets rebuilt in an owner epoch", rebuilt(9)),
+        ("rebuilt from", ClusterEntry::RebuiltFrom { stream, first: 1, count: 3, node: 1, epoch: 6 }),
+    ]
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@
 //! | 11 | compacted segments are copied again, in pieces |
 //! | 12 | a person may give up blocks of a lost log of which no backup is left |
 //! | 13 | a lost log without an end holds back those alone who may need something of it |
+//! | 14 | of which nodes' logs a streamlet is rebuilt is known, and other logs hold it back no more, with an end or without |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -50,8 +51,10 @@ pub const COMPACTED_COPIES: u32 = 11;
 pub const LOST_BLOCKS: u32 = 12;
 /// From this one on a lost log without an end holds back those alone who may need something of it.
 pub const OPEN_ENDS: u32 = 13;
+/// From this one on it is known of which nodes' logs a streamlet is rebuilt.
+pub const REBUILT_FROM: u32 = 14;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 13;
+pub const NEWEST: u32 = 14;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

@@ -453,7 +453,7 @@ impl Group {
 
     async fn change_log(&self, leading: &mut Leading, request: &ChangeLog) -> Result<u64, CoordinatorError> {
         let ChangeLog { log, change, view, first_block, backups } = request.clone();
-        let log = LogName { node: log.node, epoch: log.epoch, log: log.vlog };
+        let log = LogName::from(log);
         let asked = LogView { log, view, first: first_block, backups };
         self.commit(leading, |state| match change {
             LogChange::View => state.plan_view(&asked),

@@ -362,6 +362,12 @@ fn an_owner_that_waits_for_no_end_is_found() {
     found_by(lost_before_ends_are_known, Planted::WaitsForNoEnd, &["was", "not done", "begins", "gone"]);
 }
 
+/// Owners are lost while they rebuild: what the next one needs is in the logs of several.
+#[test]
+fn an_owner_that_passes_over_logs_of_one_who_had_something_is_found() {
+    found_by(lost_before_ends_are_known, Planted::PassesOverASource, &["was", "not done", "begins", "gone"]);
+}
+
 /// Machines burn while backups are replaced all the time.
 fn burning(seed: u64) -> Plan {
     let only = vec![Fault::PowerCut, Fault::Destroyed, Fault::Kill, Fault::Freeze, Fault::PairCut, Fault::CutOff];

@@ -198,7 +198,8 @@ type Check<'a> = dyn Fn(&ReplicatedLane, &[StreamletRef]) -> Result<(), String> 
 
 impl Broker {
     /// Takes writes of streamlets that a lost broker owned, each in the owner epoch that is named; their old groups are there
-    /// from here on, and awaited. `logs`: every ended log that the coordinator still knows, of any incarnation. The table of
+    /// from here on, and awaited. `logs`: every ended log that the coordinator still knows, of any incarnation, of nodes that the streamlets may
+    /// need something of. The table of
     /// owners must name this node already, with who has groups of which earlier epochs: what it says to be here, and no lost
     /// log has, stays.
     ///

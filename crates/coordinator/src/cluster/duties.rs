@@ -1,7 +1,7 @@
 //! What the state means for one node: what its broker is told of owners, what it has to take over, where its virtual logs may be
 //! copied to, what it has left from before. Pure questions: who asks them does the rest, with sockets or in a simulator.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use kera_format::cluster::{LogName, NodeNumber, Roles};
@@ -10,7 +10,7 @@ use kera_format::{StreamId, StreamletId};
 use kera_protocol::placement::OlderGroups;
 use kera_protocol::{NodeInfo, Owner};
 
-use super::{ClusterState, LogState, NodeState, StreamOwners, roles_of};
+use super::{ClusterState, LogState, NodeState, Sources, StreamOwners, roles_of};
 use crate::catalog::has_owners;
 
 /// A stream as a node's broker is told of it.
@@ -26,6 +26,9 @@ pub struct Placed {
 
 /// A backup, its address, and the logs whose ends it is asked for, each with the first block of its newest view.
 pub type EndsAsked = (NodeNumber, String, Vec<(LogName, u64)>);
+
+/// A streamlet, and the owner epoch in which a node has it.
+pub type Owned = (StreamId, StreamletId, u32);
 
 /// How far a backup has a log, as it tells when it has fenced it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -106,7 +109,7 @@ impl ClusterState {
     }
 
     /// Streamlets of an incarnation of which a lost broker had something that is not rebuilt yet, each with its owner epoch.
-    pub fn to_rebuild(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId, u32)> {
+    pub fn to_rebuild(&self, node: NodeNumber, epoch: u32) -> Vec<Owned> {
         let mut owned = Vec::new();
         for info in self.catalog.streams() {
             let runs = self.owners(info.id).into_iter().flat_map(|owners| owners.runs());
@@ -116,6 +119,16 @@ impl ClusterState {
             }
         }
         owned
+    }
+
+    /// Streamlets that an incarnation takes over, those together that may need something of the same nodes' logs: what one of these waits for does not hold up
+    /// the others.
+    pub fn by_sources(&self, owned: Vec<Owned>) -> Vec<(Sources, Vec<Owned>)> {
+        let mut parts: BTreeMap<Sources, Vec<Owned>> = BTreeMap::new();
+        for one in owned {
+            parts.entry(self.rebuilt_from(one.0, one.1.0)).or_default().push(one);
+        }
+        parts.into_iter().collect()
     }
 
     /// Live backups for a log of a node, the best first: those on other racks, then those that have the fewest logs.

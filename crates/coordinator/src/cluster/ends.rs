@@ -117,9 +117,7 @@ impl ClusterState {
 
     /// What a node says that is about to open streamlets. Nothing if all of these ends are known to be used.
     pub fn plan_use_ends(&self, said: &UseEnds) -> Planned {
-        let name = |end: &kera_protocol::UsedEnd| {
-            (LogName { node: end.log.node, epoch: end.log.epoch, log: end.log.vlog }, end.end)
-        };
+        let name = |end: &kera_protocol::UsedEnd| (LogName::from(end.log), end.end);
         let (node, epoch) = (said.node, said.epoch);
         // In an entry 0 is nobody, and binds all the same.
         must(node != 0, || "node 0 opens nothing: it is nobody".into()).map_err(CoordinatorError::Refused)?;

@@ -31,7 +31,7 @@ impl EndLooks {
         if state.plan_use_ends(said).map_or(true, |entries| entries.is_empty()) {
             return false;
         }
-        let names = said.ends.iter().map(|end| LogName { node: end.log.node, epoch: end.log.epoch, log: end.log.vlog });
+        let names = said.ends.iter().map(|end| LogName::from(end.log));
         let unclear: Vec<LogName> = names.filter(|log| self.is_unclear(state, *log)).collect();
         for log in &unclear {
             self.wanted.entry(*log).or_insert(now_us);

@@ -9,10 +9,9 @@ use kera_format::level;
 use kera_format::vlog_replica::LogId;
 use kera_protocol::{AcceptLogLoss, LostLog, LostLogs, MissingBlocks, StreamletRange};
 
-use super::open_ends::may_have_of;
 use super::plan::Planned;
 use super::rules::{Refused, must};
-use super::{ClusterState, LogState};
+use super::{ClusterState, LogState, Run};
 use crate::CoordinatorError;
 
 impl ClusterState {
@@ -27,7 +26,7 @@ impl ClusterState {
         let known = self.could_have(log, &missing).filter(|node| self.nodes.contains_key(node));
         let (live_nodes, lost_nodes) = known.partition(|node| self.is_there(*node));
         LostLog {
-            log: LogId { node: log.node, epoch: log.epoch, vlog: log.log },
+            log: LogId::from(log),
             end: state.end.unwrap_or(0),
             missing,
             lost_nodes,
@@ -69,17 +68,20 @@ impl ClusterState {
     /// rebuilt, unless their owner has said that it does not need the log, and those of which its node has lost older groups.
     fn waiting_for(&self, log: LogName) -> BTreeSet<(StreamId, u32)> {
         let mut waiting = BTreeSet::new();
+        let has_end = self.logs.get(&log).is_none_or(|state| state.end.is_some());
         for info in self.catalog.streams().filter(|info| info.options.replication > 1) {
             let Some(owners) = self.owners.get(&info.id) else { continue };
             for run in owners.runs() {
                 let is_left = run.owner.node == log.node && !self.is_live(run.owner.node, run.owner.epoch);
-                let has_named =
-                    || run.owner.rebuilding && self.said_of(info.id, run).is_none_or(|said| said.logs.contains(&log));
-                let is_open = self.logs.get(&log).is_some_and(|state| state.end.is_none()) && self.knows_open_ends();
-                let waits = |at: &u32| !is_open || may_have_of(log.node, owners, *at, 1);
-                if is_left || has_named() {
-                    waiting.extend((run.first..run.end()).filter(|at| is_left || waits(at)).map(|at| (info.id, at)));
-                }
+                let said = self.said_of(info.id, run);
+                let waits = |at: &u32| match said {
+                    _ if is_left => true,
+                    _ if !run.owner.rebuilding => false,
+                    Some(said) if said.logs.contains(&log) => true,
+                    Some(_) => false,
+                    None => self.may_need(log, has_end, info.id, &Run { first: *at, count: 1, ..*run }),
+                };
+                waiting.extend((run.first..run.end()).filter(waits).map(|at| (info.id, at)));
             }
             for held in owners.held().iter().filter(|held| held.node == log.node && self.is_lost(held)) {
                 waiting.extend((held.first..held.first + held.count).map(|at| (info.id, at)));
@@ -112,7 +114,7 @@ impl ClusterState {
     /// block of its newest view: all before that was acknowledged in older views. Blocks of which no backup is left are given up, view by view.
     /// Nothing of it as long as somebody who could have it lives, or is not said to be gone.
     pub fn plan_accept_log_loss(&self, asked: &AcceptLogLoss) -> Planned {
-        let log = LogName { node: asked.log.node, epoch: asked.log.epoch, log: asked.log.vlog };
+        let log = LogName::from(asked.log);
         self.check_gone(log, &asked.gone).map_err(CoordinatorError::Refused)?;
         let state = &self.logs[&log];
         let mut entries = Vec::new();

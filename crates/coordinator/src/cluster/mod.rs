@@ -18,12 +18,12 @@ mod returned;
 mod rules;
 mod state;
 
-pub use duties::{EndsAsked, Placed, ToldEnd, agreed_end};
+pub use duties::{EndsAsked, Owned, Placed, ToldEnd, agreed_end};
 pub use ends::AgreedEnd;
 pub use looks::EndLooks;
 pub use moves::{MOVES_MAX, PLAN_MOVES_MAX};
 pub use needs::Needs;
-pub use owners::{Held, Owner, Run, StreamOwners};
+pub use owners::{Held, Owner, Run, Sources, StreamOwners};
 pub use plan::{Join, LogView, OWNER_RUNS_MAX, roles_of};
 pub use returned::{Offerable, Offers};
 pub use rules::Refused;

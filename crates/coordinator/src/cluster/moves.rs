@@ -4,13 +4,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kera_format::StreamId;
-use kera_format::cluster::{ClusterEntry, NodeNumber, OwnerReason, Roles};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason, Roles};
 use kera_protocol::limits::FLOORS_MAX;
 use kera_protocol::{GroupsGone, HeldGroups, LaneFloor, MoveInfo, NodeHoldings, SetFloors, StreamRef, StreamletState};
 
+use super::open_ends::may_have_of;
 use super::plan::{OWNER_RUNS_MAX, Planned};
 use super::rules::Refused;
-use super::{ClusterState, Held, Owner};
+use super::{ClusterState, Held, LogState, Owner};
 use crate::CoordinatorError;
 
 /// Moves that are under way at a time for nodes that are drained.
@@ -298,10 +299,14 @@ impl ClusterState {
     }
 
     /// Has present owners rebuild groups that nodes held for them and have lost: each gets a new owner epoch, and the groups. Nothing
-    /// before all logs of lost nodes can be read that have an end, and those that may have something of it have one, and nothing of what is rebuilt
-    /// already.
+    /// before the logs of lost nodes that may have something of it have their ends and can be read (below level 14 all that have ends), and nothing of what
+    /// is rebuilt already.
     pub fn plan_gather(&self) -> Planned {
-        if !self.held_copied().any(|(_, held)| self.is_lost(&held)) || !self.can_be_read() {
+        if !self.held_copied().any(|(_, held)| self.is_lost(&held)) {
+            return Ok(Vec::new());
+        }
+        let unreadable = self.unreadable_logs();
+        if !unreadable.is_empty() && !self.knows_sources() {
             return Ok(Vec::new());
         }
         let mut lost: BTreeSet<(StreamId, u32)> = BTreeSet::new();
@@ -312,6 +317,9 @@ impl ClusterState {
         let mut entries: Vec<ClusterEntry> = Vec::new();
         for (stream, streamlet) in lost {
             let Some(Owner { node, epoch, .. }) = self.owner(stream, streamlet) else { continue };
+            if unreadable.iter().any(|log| may_have_of(log.node, &self.owners[&stream], streamlet, 1)) {
+                continue;
+            }
             let (first, count, number) = (streamlet, 1, 0);
             let one = ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, number };
             if entries.len() < OWNER_RUNS_MAX && self.check(&one).is_ok() {
@@ -321,18 +329,19 @@ impl ClusterState {
         Ok(entries)
     }
 
-    /// Whether each view of logs of lost nodes that has blocks has a backup that is there: an owner that gathers takes no writes until it has been told
-    /// what there is. Below level 13 the ends of all of them must be decided as well.
-    fn can_be_read(&self) -> bool {
+    /// Logs of lost nodes of which a view that has blocks has no backup that is there: an owner that gathers takes no writes until it has been told
+    /// what there is. Below level 13 those without an end as well: from it on the rules look after these.
+    fn unreadable_logs(&self) -> Vec<LogName> {
         let is_there = |node: &NodeNumber| self.nodes.get(node).is_some_and(|node| !node.fenced);
-        self.lost_logs().all(|(_, log)| {
+        let can_be_read = |log: &LogState| {
             let Some(end) = log.end else { return self.knows_open_ends() };
             log.views.iter().enumerate().all(|(at, view)| {
                 let behind = log.views.get(at + 1).map_or(u64::MAX, |next| next.first);
                 let has_blocks = view.first <= end && view.first < behind;
                 !has_blocks || view.backups.is_empty() || view.backups.iter().any(is_there)
             })
-        })
+        };
+        self.lost_logs().filter(|(_, log)| !can_be_read(log)).map(|(name, _)| name).collect()
     }
 
     /// Groups that a node has no more. What is not its to tell is left out.

@@ -80,7 +80,7 @@ impl ClusterState {
             let node = run.owner.node;
             match self.said_of(stream, run) {
                 Some(said) => must(!said.logs.contains(&log), || format!("node {node} rebuilds from {log}"))?,
-                None => must(!self.may_need(log.node, has_end, stream, run), || {
+                None => must(!self.may_need(log, has_end, stream, run), || {
                     format!("node {node} still rebuilds streamlets, perhaps from {log}")
                 })?,
             }
@@ -102,7 +102,7 @@ impl ClusterState {
     /// What a node says of its rebuilds. Of what it does not rebuild any more nothing is noted.
     pub fn plan_needs(&self, said: &RebuildNeeds) -> Planned {
         let (node, epoch) = (said.node, said.epoch);
-        let logs = said.logs.iter().map(|log| LogName { node: log.node, epoch: log.epoch, log: log.vlog });
+        let logs = said.logs.iter().map(|log| LogName::from(*log));
         let logs: BTreeSet<LogName> = logs.collect();
         let is_rebuilt_there = |run: &RebuildRun| {
             let mut within = self.owners.get(&run.stream).into_iter().flat_map(|of| of.within(run.first, run.count));

@@ -4,6 +4,10 @@
 //! streamlet needs is of its present owner, or of a node that is said to hold groups of it, lost or not. It is true when the level is raised
 //! ([`ClusterState::check_open_ends`]), and stays true, because nothing begins to be rebuilt while such a log of who had it is open
 //! ([`ClusterState::check_no_open_end`]). So everybody else passes over that log, and it may be given up.
+//!
+//! Of logs that have their ends a streamlet may need those of more nodes: of all that owned it since it was whole for the last time, and of those that held
+//! groups of it then. From level [`level::REBUILT_FROM`] on these are noted when it begins to be rebuilt
+//! ([`StreamOwners::begin_rebuild`]), and the others hold it back no more than if they had been given up before.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +16,7 @@ use kera_format::cluster::{LogName, NodeNumber};
 use kera_format::level;
 
 use super::rules::{Refused, must};
-use super::{ClusterState, Held, LogState, Run, StreamOwners};
+use super::{ClusterState, Held, LogState, Run, Sources, StreamOwners};
 
 /// Logs of lost nodes that somebody rebuilds from, or may.
 pub(super) struct NeededLogs<'a> {
@@ -26,8 +30,7 @@ pub(super) struct NeededLogs<'a> {
 impl NeededLogs<'_> {
     /// Whether somebody rebuilds from a log, or may.
     pub(super) fn has(&self, log: LogName, state: &LogState) -> bool {
-        let may_need =
-            |(stream, run): &(StreamId, &Run)| self.known.may_need(log.node, state.end.is_some(), *stream, run);
+        let may_need = |(stream, run): &(StreamId, &Run)| self.known.may_need(log, state.end.is_some(), *stream, run);
         self.named.contains(&log) || self.unsaid.iter().any(may_need)
     }
 }
@@ -108,10 +111,34 @@ impl ClusterState {
         NeededLogs { known: self, named, unsaid }
     }
 
-    /// Whether an owner that has not said what it rebuilds a run from may need a log of a node: any whose end is decided, and below the level any at all.
-    pub(super) fn may_need(&self, node: NodeNumber, has_end: bool, stream: StreamId, run: &Run) -> bool {
-        let owners = || self.owners.get(&stream);
-        has_end || !self.knows_open_ends() || owners().is_some_and(|of| may_have_of(node, of, run.first, run.count))
+    /// Whether an owner that has not said what it rebuilds a run from may need a log. One without an end: below level [`level::OPEN_ENDS`] any, and then those
+    /// of who owns the streamlets or holds groups of them. One with an end: below level [`level::REBUILT_FROM`] any, and then those of these and of who
+    /// was noted when they began to be rebuilt.
+    pub(super) fn may_need(&self, log: LogName, has_end: bool, stream: StreamId, run: &Run) -> bool {
+        let Some(owners) = self.owners.get(&stream) else { return true };
+        match has_end {
+            true if self.knows_sources() => {
+                owners.may_be_rebuilt_from(log, run) || may_have_of(log.node, owners, run.first, run.count)
+            }
+            false if self.knows_open_ends() => may_have_of(log.node, owners, run.first, run.count),
+            _ => true,
+        }
+    }
+
+    /// Whether it is known of whose logs streamlets are rebuilt.
+    pub(super) fn knows_sources(&self) -> bool {
+        self.level() >= level::REBUILT_FROM
+    }
+
+    /// The nodes of whose logs that have their ends an owner may need something that takes a streamlet over: it passes over all others. See the module.
+    pub fn rebuilt_from(&self, stream: StreamId, streamlet: u32) -> Sources {
+        let Some(owners) = self.owners.get(&stream).filter(|_| self.knows_sources()) else { return Sources::Any };
+        let mut sources = owners.noted_sources(streamlet);
+        if let Sources::Of(nodes) = &mut sources {
+            nodes.extend(owners.owner(streamlet).map(|owner| (owner.node, u32::MAX)));
+            nodes.extend(owners.held_of(streamlet).map(|held| (held.node, u32::MAX)));
+        }
+        sources
     }
 
     fn open_ends(&self) -> impl Iterator<Item = LogName> + '_ {

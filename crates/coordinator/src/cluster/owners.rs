@@ -1,7 +1,9 @@
 //! Who owns the streamlets of one stream, as runs of neighbours with the same owner: a hundred thousand streamlets over three
 //! brokers take three runs.
 
-use kera_format::cluster::NodeNumber;
+use std::collections::BTreeMap;
+
+use kera_format::cluster::{LogName, NodeNumber};
 
 /// Who owns a streamlet.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -56,12 +58,52 @@ pub struct Held {
     pub lost: bool,
 }
 
+/// Streamlets that are being rebuilt may need something of the logs of a node.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) struct RebuiltFrom {
+    /// Whose logs.
+    pub(super) node: NodeNumber,
+    /// The first streamlet.
+    pub(super) first: u32,
+    /// How many.
+    pub(super) count: u32,
+    /// The last of the node's epochs.
+    pub(super) epoch: u32,
+}
+
+impl RebuiltFrom {
+    fn end(&self) -> u32 {
+        self.first + self.count
+    }
+}
+
+/// The nodes of whose logs a streamlet that is rebuilt may need something.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Sources {
+    /// It is not known which.
+    Any,
+    /// These, each up to the logs of this epoch of it.
+    Of(BTreeMap<NodeNumber, u32>),
+}
+
+impl Sources {
+    /// Whether it may need something of a log.
+    pub fn have(&self, log: LogName) -> bool {
+        match self {
+            Sources::Any => true,
+            Sources::Of(nodes) => nodes.get(&log.node).is_some_and(|last| log.epoch <= *last),
+        }
+    }
+}
+
 /// The owners of one stream.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct StreamOwners {
     /// In order, without overlap; what is between them has no owner.
     runs: Vec<Run>,
     held: Vec<Held>,
+    /// Of streamlets that are being rebuilt, by node, without overlap of one and the same. Those of which nothing is here are rebuilt from any log.
+    sources: Vec<RebuiltFrom>,
 }
 
 impl StreamOwners {
@@ -106,12 +148,101 @@ impl StreamOwners {
         gaps
     }
 
+    /// Of whose logs streamlets are rebuilt, as far as that is known.
+    pub(super) fn sources(&self) -> &[RebuiltFrom] {
+        &self.sources
+    }
+
+    /// The nodes of whose logs a streamlet is rebuilt, as was noted when it began to be.
+    pub(super) fn noted_sources(&self, streamlet: u32) -> Sources {
+        let of = self.sources.iter().filter(|from| (from.first..from.end()).contains(&streamlet));
+        let nodes: BTreeMap<NodeNumber, u32> = of.map(|from| (from.node, from.epoch)).collect();
+        if nodes.is_empty() { Sources::Any } else { Sources::Of(nodes) }
+    }
+
+    /// Whether some of these streamlets may need something of a log by what was noted when they began to be rebuilt.
+    pub(super) fn may_be_rebuilt_from(&self, log: LogName, run: &Run) -> bool {
+        let is_from = |from: &RebuiltFrom| from.node == log.node && log.epoch <= from.epoch;
+        let mut from = self.sources.iter().filter(|from| from.first < run.end() && run.first < from.end());
+        from.any(is_from) || self.with_sources(run.first, run.end()) != [(run.first, run.end())]
+    }
+
+    /// Notes of whose logs streamlets of one owner, who is lost or gathers, are about to be rebuilt: what they were rebuilt from until now if they were not whole,
+    /// those of that owner, and those of all who hold groups of them. `epoch_of`: the newest epoch of a node.
+    pub(super) fn begin_rebuild(&mut self, run: &Run, epoch_of: impl Fn(NodeNumber) -> u32) {
+        let whole = vec![(run.first, run.end())];
+        let known = if run.owner.rebuilding { self.with_sources(run.first, run.end()) } else { whole };
+        for (from, to) in known {
+            let held =
+                self.held.iter().map(|held| (held.node, held.first.max(from), (held.first + held.count).min(to)));
+            let held: Vec<_> = held.filter(|(_, first, end)| first < end).collect();
+            for (node, first, end) in std::iter::once((run.owner.node, from, to)).chain(held) {
+                self.rebuild_from(RebuiltFrom { node, first, count: end - first, epoch: epoch_of(node) });
+            }
+        }
+    }
+
+    /// The parts of a range of which it is known what they are rebuilt from, in order.
+    fn with_sources(&self, first: u32, end: u32) -> Vec<(u32, u32)> {
+        let within = self.sources.iter().map(|from| (from.first.max(first), from.end().min(end)));
+        let mut within: Vec<(u32, u32)> = within.filter(|(from, to)| from < to).collect();
+        within.sort_unstable();
+        let mut parts: Vec<(u32, u32)> = Vec::new();
+        for (from, to) in within {
+            match parts.last_mut() {
+                Some(last) if from <= last.1 => last.1 = last.1.max(to),
+                _ => parts.push((from, to)),
+            }
+        }
+        parts
+    }
+
+    /// Notes that streamlets may need something of a node's logs up to those of an epoch of it.
+    pub(super) fn rebuild_from(&mut self, from: RebuiltFrom) {
+        self.cut_sources(from.first, from.end(), |old| old.node == from.node);
+        self.sources.push(from);
+        self.sources.sort_unstable();
+        let mut joined: Vec<RebuiltFrom> = Vec::with_capacity(self.sources.len());
+        for one in self.sources.drain(..) {
+            match joined.last_mut() {
+                Some(last) if (last.node, last.epoch, last.end()) == (one.node, one.epoch, one.first) => {
+                    last.count += one.count
+                }
+                _ => joined.push(one),
+            }
+        }
+        self.sources = joined;
+    }
+
+    /// Takes a range out of what `which` says.
+    fn cut_sources(&mut self, first: u32, end: u32, which: impl Fn(&RebuiltFrom) -> bool) {
+        let meets = |old: &RebuiltFrom| which(old) && old.first < end && first < old.end();
+        if !self.sources.iter().any(meets) {
+            return;
+        }
+        for old in std::mem::take(&mut self.sources) {
+            if !meets(&old) {
+                self.sources.push(old);
+                continue;
+            }
+            if old.first < first {
+                self.sources.push(RebuiltFrom { count: first - old.first, ..old });
+            }
+            if old.end() > end {
+                self.sources.push(RebuiltFrom { first: end, count: old.end() - end, ..old });
+            }
+        }
+    }
+
     /// Gives a range to an owner, whoever had it.
     pub(super) fn set(&mut self, first: u32, count: u32, owner: Owner) {
         if count == 0 {
             return;
         }
         let end = first + count;
+        if !owner.rebuilding {
+            self.cut_sources(first, end, |_| true);
+        }
         let mut runs = Vec::with_capacity(self.runs.len() + 2);
         let before = self.runs.iter().filter(|run| run.first < first);
         runs.extend(before.map(|run| Run { count: run.end().min(first) - run.first, ..*run }));
@@ -227,6 +358,58 @@ mod tests {
                 prop_assert_eq!(inside as usize, table[5..15].iter().flatten().count());
             }
         }
+    }
+
+    proptest! {
+        /// `begin`: whose node it was and whether it was whole; otherwise it is rebuilt.
+        #[test]
+        fn what_is_rebuilt_from_whom_is_the_same_as_in_a_table(
+            changes in proptest::collection::vec((0u32..20, 1u32..8, 1u32..4, any::<bool>()), 0..30),
+            held in proptest::collection::vec((0u32..20, 1u32..8, 4u32..7), 0..4),
+        ) {
+            let mut owners = StreamOwners::default();
+            owners.set(0, 32, owner(1));
+            for (first, count, node) in held {
+                owners.hold(Held { first, count, owner_epoch: node, node, lost: false });
+            }
+            let mut table = vec![BTreeMap::new(); 32];
+            for (first, count, node, is_rebuilt) in changes {
+                let runs: Vec<Run> = owners.within(first, count).collect();
+                if is_rebuilt {
+                    runs.iter().for_each(|run| owners.set(run.first, run.count, Owner { rebuilding: false, ..run.owner }));
+                    (first..first + count).for_each(|at| table[at as usize].clear());
+                    continue;
+                }
+                runs.iter().for_each(|run| owners.begin_rebuild(run, |node| node * 10));
+                for at in first..first + count {
+                    let before = owners.owner(at).expect("all have one").node;
+                    table[at as usize].insert(before, before * 10);
+                    table[at as usize].extend(owners.held_of(at).map(|held| (held.node, held.node * 10)));
+                }
+                owners.set(first, count, Owner { rebuilding: true, ..owner(node) });
+            }
+            for (at, nodes) in table.into_iter().enumerate() {
+                let known = if nodes.is_empty() { Sources::Any } else { Sources::Of(nodes) };
+                prop_assert_eq!(owners.noted_sources(at as u32), known);
+            }
+            let mut again = StreamOwners { sources: Vec::new(), ..owners.clone() };
+            owners.sources().iter().rev().for_each(|from| again.rebuild_from(*from));
+            prop_assert_eq!(again, owners);
+        }
+    }
+
+    /// Which log it may be was not known when it began, and is not known when its next owner goes on.
+    #[test]
+    fn what_is_rebuilt_from_any_log_stays_so() {
+        let mut owners = StreamOwners::default();
+        owners.set(0, 4, Owner { rebuilding: true, ..owner(1) });
+        owners.set(1, 1, owner(1));
+        for run in owners.within(0, 3).collect::<Vec<_>>() {
+            owners.begin_rebuild(&run, |_| 7);
+        }
+        owners.set(0, 3, Owner { rebuilding: true, ..owner(2) });
+        let of: Vec<Sources> = (0..4).map(|at| owners.noted_sources(at)).collect();
+        assert_eq!(of, [Sources::Any, Sources::Of([(1, 7)].into()), Sources::Any, Sources::Any]);
     }
 
     #[test]

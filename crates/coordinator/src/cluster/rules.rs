@@ -35,6 +35,7 @@ impl ClusterState {
             // The catalog checks its own while it applies them, before it changes anything.
             ClusterEntry::Catalog(_) | ClusterEntry::Applied { .. } | ClusterEntry::Membership { .. } => Ok(()),
             ClusterEntry::ClusterCounters { .. } => refuse("counters are for snapshots".into()),
+            ClusterEntry::RebuiltFrom { .. } => refuse("what is rebuilt from whom is told in snapshots".into()),
             ClusterEntry::LevelRaised { .. } => Ok(()),
             ClusterEntry::Founded { .. } => {
                 must(self.cluster == [0; 16], || "the cluster has been founded already".into())
@@ -149,7 +150,8 @@ impl ClusterState {
         })?;
         must(known.streamlets == 0, || {
             format!(
-                "node {node} still owns {} streamlets that nobody else can take over yet, {}: start it again, or give up what                  only it had with `kera streamlet accept-loss STREAM/STREAMLET`",
+                "node {node} still owns {} streamlets that nobody else can take over yet, {}: start it again, or give up what \
+                 only it had with `kera streamlet accept-loss STREAM/STREAMLET`",
                 known.streamlets,
                 self.some_of(node)
             )

@@ -7,7 +7,7 @@ use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason
 use kera_format::{LaneId, StreamId, level};
 
 use super::needs::Needs;
-use super::owners::{Held, Owner, Run, StreamOwners};
+use super::owners::{Held, Owner, RebuiltFrom, Run, StreamOwners};
 use super::rules::Refused;
 use crate::catalog::Catalog;
 
@@ -261,6 +261,7 @@ impl ClusterState {
                 };
                 let owner = Owner { node: *node, epoch: *epoch, owner_epoch: *owner_epoch, rebuilding };
                 if rebuilding {
+                    self.note_sources(*stream, *first, *count);
                     self.gather(*stream, range.clone(), *node);
                 }
                 if *reason == OwnerReason::LossAccepted {
@@ -364,6 +365,10 @@ impl ClusterState {
             ClusterEntry::RebuildNeeds { node, epoch, runs, logs } => {
                 self.set_needs(*node, Needs::new(*epoch, runs, logs));
             }
+            ClusterEntry::RebuiltFrom { stream, first, count, node, epoch } => {
+                let from = RebuiltFrom { node: *node, first: *first, count: *count, epoch: *epoch };
+                self.owners.entry(*stream).or_default().rebuild_from(from);
+            }
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
                 (self.next_move, self.next_owner_epoch) = (*next_move, *next_owner_epoch);
             }
@@ -417,6 +422,16 @@ impl ClusterState {
         }
         let owners = self.owners.entry(stream).or_default();
         come.into_iter().for_each(|held| owners.hold(held));
+    }
+
+    /// Notes of whose logs streamlets are rebuilt that are about to get another owner, or to be gathered by theirs.
+    fn note_sources(&mut self, stream: StreamId, first: u32, count: u32) {
+        let (nodes, knows) = (&self.nodes, self.knows_sources());
+        // In a snapshot they have no owner yet, and entries behind these say it.
+        let Some(owners) = self.owners.get_mut(&stream).filter(|_| knows) else { return };
+        for run in owners.within(first, count).collect::<Vec<Run>>() {
+            owners.begin_rebuild(&run, |node| nodes.get(&node).map_or(u32::MAX, |known| known.epoch));
+        }
     }
 
     fn count(&mut self, node: NodeNumber, by: i64) {
@@ -547,5 +562,12 @@ fn owner_entries(stream: StreamId, owners: &StreamOwners) -> impl Iterator<Item 
         count: held.count,
         owner_epoch: held.owner_epoch,
     });
-    runs.chain(held).chain(lost)
+    let sources = owners.sources().iter().map(move |from| ClusterEntry::RebuiltFrom {
+        stream,
+        first: from.first,
+        count: from.count,
+        node: from.node,
+        epoch: from.epoch,
+    });
+    runs.chain(held).chain(lost).chain(sources)
 }

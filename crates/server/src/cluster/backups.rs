@@ -138,7 +138,7 @@ fn forget_given_up(backup: &Backup, group: &Group) {
     loop {
         let page = backup.list(&ListReplicas { after, limit: 0 });
         for replica in &page.replicas {
-            let name = LogName { node: replica.log.node, epoch: replica.log.epoch, log: replica.log.vlog };
+            let name = LogName::from(replica.log);
             let (is_known, is_live) =
                 group.read(|state| (state.logs().contains_key(&name), state.is_live(name.node, name.epoch)));
             if !is_known {
@@ -170,7 +170,7 @@ struct Follow {
 impl Observer for Follow {
     fn changed(&self, _index: u64, change: &Change) {
         if let Change::Cluster(ClusterEntry::LogGivenUp { log }) = change {
-            let (backup, log) = (self.backup.clone(), LogId { node: log.node, epoch: log.epoch, vlog: log.log });
+            let (backup, log) = (self.backup.clone(), LogId::from(*log));
             self.runtime.spawn_blocking(move || forget(&backup, log));
         }
     }

@@ -302,7 +302,7 @@ fn refusal(state: &ClusterState, me: (u32, u32), log: LogId) -> ViewAnswer {
     if !state.is_live(me.0, me.1) {
         return ViewAnswer::Fenced;
     }
-    let name = LogName { node: log.node, epoch: log.epoch, log: log.vlog };
+    let name = LogName::from(log);
     ViewAnswer::Refused { newest: state.logs().get(&name).map_or(0, |known| known.views.len() as u32) }
 }
 

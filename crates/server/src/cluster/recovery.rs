@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use kera_backup::Backup;
 use kera_broker::{Broker, EndedLog, EndedView, HandedStates, Rebuild, RecoveryProgress};
-use kera_coordinator::cluster::{ClusterState, Offers};
+use kera_coordinator::cluster::{ClusterState, Offers, Owned};
 use kera_format::cluster::{LogName, REBUILD_LOGS_MAX, REBUILD_RUNS_MAX, USED_ENDS_MAX};
 use kera_format::vlog_replica::LogId;
 use kera_format::{SegmentId, StreamId, StreamletId};
@@ -40,9 +40,6 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// How often it is looked whether logs of this node's earlier incarnations are still needed.
 const TIDY: Duration = Duration::from_secs(5);
 
-/// A streamlet and the owner epoch in which this node has it.
-type Owned = (StreamId, StreamletId, u32);
-
 /// Streamlets that came to be held here since the start.
 pub(super) type HeldAgain = BTreeSet<(StreamId, u32)>;
 
@@ -50,6 +47,17 @@ pub(super) type HeldAgain = BTreeSet<(StreamId, u32)>;
 struct Taken {
     number: u64,
     rebuild: Arc<Rebuild>,
+    /// When it was.
+    began: Instant,
+    /// How far it is.
+    progress: Arc<RecoveryProgress>,
+}
+
+impl Taken {
+    /// Bytes that are still to be rebuilt.
+    fn left_bytes(&self) -> u64 {
+        self.rebuild.bytes.saturating_sub(self.progress.bytes_readable.load(Ordering::Relaxed))
+    }
 }
 
 /// From which logs it is rebuilt.
@@ -65,12 +73,12 @@ struct Work {
     look: bool,
     /// Those that are open.
     taken: HashSet<Owned>,
-    rebuilds: VecDeque<Taken>,
+    rebuilds: VecDeque<Arc<Taken>>,
+    /// The one that is under way.
+    rebuilding: Option<Arc<Taken>>,
     /// What is taken over and not known to be rebuilt, by the number of the taking over.
     needs: BTreeMap<u64, Needs>,
     next_taken: u64,
-    /// How far the one is that is under way.
-    progress: Option<Arc<RecoveryProgress>>,
     /// Why something could not be taken over, as it was logged.
     said: Said,
     /// Why something is not taken over yet, and why something is not rebuilt yet.
@@ -242,7 +250,7 @@ impl Recovery {
             return;
         }
         for name in old {
-            let log = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
+            let log = LogId::from(name);
             let (view, first_block, backups) = (self.epoch, 0, Vec::new());
             let message = ChangeLog { log, change: LogChange::GiveUp, view, first_block, backups };
             let group = self.group.clone();
@@ -378,7 +386,7 @@ impl Recovery {
             owned.retain(|(stream, streamlet, _)| !waits(*stream, streamlet.0));
             ended_logs(state, self.node)
         });
-        let is_all = owned.len() == all;
+        let mut is_all = owned.len() == all;
         if owned.is_empty() {
             return false;
         }
@@ -393,37 +401,48 @@ impl Recovery {
         let streams: BTreeSet<StreamId> = owned.iter().map(|(stream, ..)| *stream).collect();
         let log = self.broker.log();
         self.group.read(|state| streams.iter().for_each(|stream| floors::agree(log, state, *stream)));
-        let (began, handed) = (Instant::now(), self.handed(&owned));
-        match self.broker.take_over_moved(&owned, &logs, &self.backups, &handed) {
-            Ok(rebuild) => {
-                let (rebuild, streamlets) = (Arc::new(rebuild), owned.len());
-                let bytes = rebuild.bytes;
-                let took_ms = began.elapsed().as_millis() as u64;
-                tracing::info!(streamlets, bytes, took_ms, "streamlets of a lost broker were taken over");
-                let mut work = self.work.lock();
-                work.not_taken = None;
-                work.taken.extend(owned.iter().copied());
-                work.next_taken += 1;
-                let number = work.next_taken;
-                let logs = rebuild.needs.clone();
-                work.needs.insert(number, Needs { streamlets: owned, logs, rebuild: rebuild.clone() });
-                work.rebuilds.push_back(Taken { number, rebuild });
-                drop(work);
-                self.changed.notify_all();
-                is_all
-            }
-            Err(failure) => {
-                self.say_not_yet(&failure.to_string());
-                std::thread::sleep(RETRY);
-                false
+        let mut not_taken = None;
+        for (sources, owned) in self.group.read(|state| state.by_sources(owned)) {
+            let logs: Vec<EndedLog> = logs.iter().filter(|ended| sources.have(ended.log.into())).cloned().collect();
+            if let Err(reason) = self.take_part(owned, &logs) {
+                not_taken.get_or_insert(reason);
             }
         }
+        if let Some(reason) = &not_taken {
+            self.say_not_yet(reason);
+            is_all = false;
+        }
+        let has_failed = not_taken.is_some();
+        self.work.lock().not_taken = not_taken;
+        if has_failed {
+            std::thread::sleep(RETRY);
+        }
+        is_all
+    }
+
+    /// Takes over streamlets that may need something of these logs.
+    fn take_part(&self, owned: Vec<Owned>, logs: &[EndedLog]) -> Result<(), String> {
+        let (began, handed) = (Instant::now(), self.handed(&owned));
+        let rebuild = self.broker.take_over_moved(&owned, logs, &self.backups, &handed);
+        let rebuild = Arc::new(rebuild.map_err(|failure| failure.to_string())?);
+        let (bytes, streamlets) = (rebuild.bytes, owned.len());
+        let took_ms = began.elapsed().as_millis() as u64;
+        tracing::info!(streamlets, bytes, took_ms, "streamlets of a lost broker were taken over");
+        let mut work = self.work.lock();
+        work.taken.extend(owned.iter().copied());
+        work.next_taken += 1;
+        let number = work.next_taken;
+        let logs = rebuild.needs.clone();
+        work.needs.insert(number, Needs { streamlets: owned, logs, rebuild: rebuild.clone() });
+        let (began, progress) = (Instant::now(), Arc::default());
+        work.rebuilds.push_back(Arc::new(Taken { number, rebuild, began, progress }));
+        drop(work);
+        self.changed.notify_all();
+        Ok(())
     }
 
     fn say_not_yet(&self, reason: &str) {
-        let mut work = self.work.lock();
-        work.not_taken = Some(reason.to_owned());
-        if work.said.is_news(reason) {
+        if self.work.lock().said.is_news(reason) {
             tracing::warn!(reason, "streamlets of a lost broker are not taken over yet");
         }
     }
@@ -443,47 +462,47 @@ impl Recovery {
 
     /// The second thread.
     fn rebuild(&self) {
+        let mut said = Said::default();
         loop {
-            let (Taken { number, rebuild }, progress) = {
+            let taken = {
                 let mut work = self.work.lock();
-                let rebuild = loop {
+                let taken = loop {
                     if work.stopping {
                         return;
                     }
-                    if let Some(rebuild) = work.rebuilds.pop_front() {
-                        break rebuild;
+                    if let Some(taken) = work.rebuilds.pop_front() {
+                        break taken;
                     }
                     self.changed.wait(&mut work);
                 };
-                let progress = Arc::new(RecoveryProgress::default());
-                work.progress = Some(progress.clone());
-                (rebuild, progress)
+                work.rebuilding = Some(taken.clone());
+                taken
             };
-            let began = Instant::now();
-            let mut said = Said::default();
-            while !self.is_stopping() {
-                let logs = self.group.read(|state| ended_logs(state, self.node));
-                match self.broker.rebuild(&rebuild, &logs, &self.backups, &progress) {
-                    Ok(()) => break,
-                    Err(failure) => {
-                        self.work.lock().not_rebuilt = Some(failure.to_string());
-                        if said.is_news(&failure.to_string()) {
-                            tracing::warn!(error = %failure, "what a lost broker had is not rebuilt yet");
-                        }
-                        std::thread::sleep(RETRY);
-                    }
+            let logs = self.group.read(|state| ended_logs(state, self.node));
+            let done = self.broker.rebuild(&taken.rebuild, &logs, &self.backups, &taken.progress);
+            if let Err(failure) = done {
+                let failure = failure.to_string();
+                if said.is_news(&failure) {
+                    tracing::warn!(error = failure, "what a lost broker had is not rebuilt yet");
                 }
+                let mut work = self.work.lock();
+                work.not_rebuilt = Some(failure);
+                // What is missing for this one may be there for another one.
+                work.rebuilding = None;
+                work.rebuilds.push_back(taken);
+                drop(work);
+                std::thread::sleep(RETRY);
+                continue;
             }
-            self.work.lock().not_rebuilt = None;
-            self.report(number);
+            self.report(taken.number);
             let mut work = self.work.lock();
-            work.progress = None;
-            work.needs.remove(&number);
+            (work.rebuilding, work.not_rebuilt) = (None, None);
+            work.needs.remove(&taken.number);
             drop(work);
             self.look();
-            let took_ms = began.elapsed().as_millis() as u64;
-            let read_bytes = progress.bytes_read.load(Ordering::Relaxed);
-            tracing::info!(bytes = rebuild.bytes, read_bytes, took_ms, "what a lost broker had is rebuilt");
+            let took_ms = taken.began.elapsed().as_millis() as u64;
+            let (bytes, read_bytes) = (taken.rebuild.bytes, taken.progress.bytes_read.load(Ordering::Relaxed));
+            tracing::info!(bytes, read_bytes, took_ms, "what a lost broker had is rebuilt");
         }
     }
 
@@ -526,12 +545,7 @@ impl Recovery {
     /// Bytes that are still to be rebuilt.
     pub(super) fn left_bytes(&self) -> u64 {
         let work = self.work.lock();
-        let waiting: u64 = work.rebuilds.iter().map(|taken| taken.rebuild.bytes).sum();
-        let left = |progress: &Arc<RecoveryProgress>| {
-            let read = progress.bytes_readable.load(Ordering::Relaxed);
-            progress.bytes_all.load(Ordering::Relaxed).saturating_sub(read)
-        };
-        waiting + work.progress.as_ref().map_or(0, left)
+        work.rebuilding.iter().chain(&work.rebuilds).map(|taken| taken.left_bytes()).sum()
     }
 }
 
@@ -544,8 +558,7 @@ fn ended_logs(state: &ClusterState, node: u32) -> Vec<EndedLog> {
             backups.sort_by_key(|backup| *backup != node);
             EndedView { first: view.first, backups }
         });
-        let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
-        Some(EndedLog { log: id, views: views.collect(), end: log.end?, at_all: log.ends_at_all() })
+        Some(EndedLog { log: name.into(), views: views.collect(), end: log.end?, at_all: log.ends_at_all() })
     });
     ended.collect()
 }

@@ -266,7 +266,7 @@ impl World {
         let mut lacking = Vec::new();
         for (name, log) in self.coordinators.state.lost_logs().filter(|(_, log)| !log.ends_at_all()) {
             let (Some(end), Some(view)) = (log.end, log.views.last()) else { continue };
-            let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
+            let id = LogId::from(name);
             let lacks = |backup: &&u32| {
                 let running = self.node(**backup).process.as_ref().and_then(|process| process.running.as_ref());
                 let has = running.map(|running| running.backup.end_now(id, view.first).through);

@@ -153,7 +153,7 @@ impl World {
                 let epoch = self.node(number).epoch;
                 let known = self.node(number).known.clone();
                 let Some(running) = self.node_mut(number).running() else { return Ok(()) };
-                let log = LogId { node: view.log.node, epoch: view.log.epoch, vlog: view.log.log };
+                let log = LogId::from(view.log);
                 lock(&running.copies.asking).remove(&log);
                 let answer = match told {
                     Some(Ok(_)) => ViewAnswer::Agreed(view.view),

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone};
 use kera_broker::{Broker, BrokerConfig, EndedLog, EndedView, HandedStates, Moving, Rebuild};
-use kera_coordinator::cluster::ClusterState;
+use kera_coordinator::cluster::{ClusterState, Owned, Sources};
 use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::arena::BlockSize;
@@ -27,6 +27,7 @@ use super::copying::Copier;
 use super::own_logs::OwnLogs;
 use super::recovering::Worker;
 use super::sessions::Sessions;
+use super::world::Planted;
 
 const ARENA_BYTES: u64 = 8 << 20;
 /// A lane without writes for so long has its segment closed, in milliseconds.
@@ -189,8 +190,10 @@ pub(super) struct Turns {
 /// Steps 5 to 7, as far as this process is with them.
 #[derive(Default)]
 pub(super) struct Recovery {
-    taken: BTreeSet<(StreamId, StreamletId, u32)>,
-    pub(super) taking: Vec<(StreamId, StreamletId, u32)>,
+    taken: BTreeSet<Owned>,
+    pub(super) taking: Vec<Owned>,
+    /// Which of those that need other nodes' logs has its turn.
+    turn: usize,
     rebuilds: VecDeque<Rebuild>,
     /// The one that takes over, and the one that rebuilds.
     pub(super) workers: [Option<Worker>; 2],
@@ -216,7 +219,7 @@ pub(super) struct Recovery {
 
 /// What was taken over together, each streamlet with its owner epoch, and the logs that it is rebuilt from.
 pub(super) struct Needs {
-    streamlets: Vec<(StreamId, StreamletId, u32)>,
+    streamlets: Vec<Owned>,
     logs: BTreeSet<LogId>,
     rebuild: Rebuild,
 }
@@ -224,7 +227,7 @@ pub(super) struct Needs {
 impl Needs {
     /// The streamlets one by one.
     fn ranges(&self) -> Vec<RebuildRange> {
-        let one = |(stream, StreamletId(first), owner_epoch): &(StreamId, StreamletId, u32)| RebuildRange {
+        let one = |(stream, StreamletId(first), owner_epoch): &Owned| RebuildRange {
             stream: *stream,
             first: *first,
             count: 1,
@@ -251,7 +254,7 @@ impl Recovery {
     }
 
     /// What a streamlet is rebuilt from that was taken over in an owner epoch.
-    pub(super) fn rebuild_of(&self, of: (StreamId, StreamletId, u32)) -> Option<Rebuild> {
+    pub(super) fn rebuild_of(&self, of: Owned) -> Option<Rebuild> {
         self.needs.iter().find(|needs| needs.streamlets.contains(&of)).map(|needs| needs.rebuild.clone())
     }
 
@@ -454,7 +457,7 @@ impl Node {
         let page = backup.list(&ListReplicas { after: None, limit: 0 });
         assert!(!page.more, "so many logs do not fit into a run");
         for replica in &page.replicas {
-            let name = LogName { node: replica.log.node, epoch: replica.log.epoch, log: replica.log.vlog };
+            let name = LogName::from(replica.log);
             if !known.logs().contains_key(&name) {
                 backup.release(&ReleaseBlocks { log: replica.log, through_block: u64::MAX });
             } else if !known.is_live(name.node, name.epoch) {
@@ -605,7 +608,7 @@ impl Running {
     fn follow(&mut self, known: &ClusterState, version: u64, entry: &ClusterEntry) -> Fed {
         use ClusterEntry as Is;
         if let Is::LogGivenUp { log } = entry {
-            let log = LogId { node: log.node, epoch: log.epoch, vlog: log.log };
+            let log = LogId::from(*log);
             self.backup.release(&ReleaseBlocks { log, through_block: u64::MAX });
         }
         match entry {
@@ -636,9 +639,9 @@ impl Running {
         }
     }
 
-    /// A turn of the two threads that recover: starts what is to be done. Whose worker has to be resumed first. `waits_for_none`: it takes over although a log
-    /// has no end yet that may have something of it, which is a defect.
-    pub(super) fn recover(&mut self, known: &ClusterState, now_us: u64, waits_for_none: bool) -> Vec<usize> {
+    /// A turn of the two threads that recover: starts what is to be done. Whose worker has to be resumed first.
+    pub(super) fn recover(&mut self, known: &ClusterState, now_us: u64, planted: Option<Planted>) -> Vec<usize> {
+        let waits_for_none = planted == Some(Planted::WaitsForNoEnd);
         let mut started = Vec::new();
         let live = || known.nodes().iter().filter(|(_, node)| !node.fenced).map(|(number, _)| *number).collect();
         let recovery = &mut self.recovery;
@@ -647,13 +650,22 @@ impl Running {
             let waits = known.waits_for_ends();
             owned.retain(|one| !recovery.taken.contains(one) && (waits_for_none || !waits(one.0, one.1.0)));
             // What this node was answered for before it gathers what another one has lost must not be cut.
-            let is_settled = |(stream, streamlet, _): &(StreamId, StreamletId, u32)| {
+            let is_settled = |(stream, streamlet, _): &Owned| {
                 let found = self.log.stream(*stream);
                 found.is_none_or(|found| found.streamlet(*streamlet).is_none_or(|place| place.is_settled()))
             };
             if !owned.is_empty() && owned.iter().all(is_settled) {
+                // What one of them waits for does not hold up the others: the next one has its turn.
+                let mut parts = known.by_sources(owned);
+                let (mut sources, owned) = parts.swap_remove(recovery.turn % parts.len());
+                if let (Some(Planted::PassesOverASource), Sources::Of(nodes)) = (planted, &mut sources)
+                    && nodes.len() > 1
+                {
+                    nodes.pop_first();
+                }
                 recovery.taking.clone_from(&owned);
-                let (handed, logs) = (handed(known, &owned), ended_logs(known));
+                let (handed, mut logs) = (handed(known, &owned), ended_logs(known));
+                logs.retain(|ended| sources.have(ended.log.into()));
                 recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs, handed, live()));
                 started.push(0);
             }
@@ -680,7 +692,10 @@ impl Running {
                 recovery.taken.extend(recovery.taking.drain(..));
                 recovery.rebuilds.push_back(rebuild);
             }
-            Err(why) => (recovery.not_before_us[0], recovery.why) = (self.clock.monotonic_us() + RETRY_US, why),
+            Err(why) => {
+                (recovery.not_before_us[0], recovery.why) = (self.clock.monotonic_us() + RETRY_US, why);
+                recovery.turn += 1;
+            }
         }
     }
 
@@ -693,7 +708,11 @@ impl Running {
                 recovery.rebuilding = None;
                 recovery.to_report = recovery.needs.front().map(Needs::ranges).unwrap_or_default();
             }
-            Err(why) => (recovery.not_before_us[1], recovery.why) = (self.clock.monotonic_us() + RETRY_US, why),
+            Err(why) => {
+                (recovery.not_before_us[1], recovery.why) = (self.clock.monotonic_us() + RETRY_US, why);
+                recovery.rebuilds.extend(recovery.rebuilding.take());
+                recovery.needs.rotate_left(1);
+            }
         }
     }
 
@@ -753,15 +772,15 @@ impl Running {
 pub(super) fn ended_logs(state: &ClusterState) -> Vec<EndedLog> {
     let ended = state.lost_logs().filter_map(|(name, log)| {
         let views = log.views.iter().map(|view| EndedView { first: view.first, backups: view.backups.clone() });
-        let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
+        let id = LogId::from(name);
         Some(EndedLog { log: id, views: views.collect(), end: log.end?, at_all: log.ends_at_all() })
     });
     ended.collect()
 }
 
 /// What streamlets took along when they moved last.
-fn handed(known: &ClusterState, owned: &[(StreamId, StreamletId, u32)]) -> HandedStates {
-    let kept = |(stream, streamlet, _): &(StreamId, StreamletId, u32)| {
+fn handed(known: &ClusterState, owned: &[Owned]) -> HandedStates {
+    let kept = |(stream, streamlet, _): &Owned| {
         let kept = known.handed(*stream, streamlet.0)?;
         Some(((*stream, *streamlet), StreamletState::decode(1, &kept).expect("the coordinators checked it")))
     };

@@ -10,8 +10,8 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kera_broker::{Broker, Copies, EndedLog, HandedStates, Rebuild, RecoveryProgress};
+use kera_coordinator::cluster::Owned;
 use kera_format::vlog_replica::LogId;
-use kera_format::{StreamId, StreamletId};
 use kera_protocol::{BlocksRead, LaneStateList, LaneStates, ReadBlocks};
 
 /// What is asked of a backup.
@@ -55,7 +55,7 @@ impl Worker {
     /// Takes streamlets over. `live`: nodes that are not known to be lost.
     pub(super) fn take_over(
         broker: &Arc<Broker>,
-        owned: Vec<(StreamId, StreamletId, u32)>,
+        owned: Vec<Owned>,
         logs: Vec<EndedLog>,
         handed: HandedStates,
         live: BTreeSet<u32>,

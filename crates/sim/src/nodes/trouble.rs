@@ -63,7 +63,7 @@ impl World {
         let is_newest = at + 1 == log.views.len();
         let may_doubt = is_newest && (0..at).any(|before| self.lossy.contains(&(backup, *name, before)));
         let running = self.node(backup).process.as_ref().and_then(|process| process.running.as_ref());
-        let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
+        let id = LogId::from(*name);
         !may_doubt || running.is_some_and(|running| running.backup.end_now(id, log.views[at].first).certain)
     }
 

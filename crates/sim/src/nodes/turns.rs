@@ -75,7 +75,7 @@ impl World {
             Out::Release(to, release) => self.tell(node, to, Packet::Release(release)),
             Out::Ask(log, view) => self.ask_for_view(node, log, &view),
             Out::GiveUpView(log, view) => {
-                let name = LogName { node: log.node, epoch: log.epoch, log: log.vlog };
+                let name = LogName::from(log);
                 self.ask(node, Command::GiveUpView(name, view));
             }
             // It ends this incarnation and begins the next at once.
@@ -103,7 +103,7 @@ impl World {
         if self.plan.planted == Some(Planted::ViewBehindWritten) && view.number > 1 {
             first += running.copies.get(log).map_or(0, |log| log.stats().under_way);
         }
-        let name = LogName { node: log.node, epoch: log.epoch, log: log.vlog };
+        let name = LogName::from(log);
         let wanted = WantedView { log: name, view: view.number, first, backups: view.backups.clone() };
         self.ask(node, Command::View(wanted));
     }
@@ -171,9 +171,9 @@ impl World {
         let known = self.node(node).known.clone();
         let gives_up_held = self.node(node).gives_up_held;
         let says_too_little = self.plan.planted == Some(Planted::NeedsNothing);
-        let waits_for_none = self.plan.planted == Some(Planted::WaitsForNoEnd);
+        let planted = self.plan.planted;
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
-        let started = running.recover(&lock(&known), now_us, waits_for_none);
+        let started = running.recover(&lock(&known), now_us, planted);
         let old = running.old_logs(&lock(&known), now_us, gives_up_held);
         let report = (running.recovery.reporting.is_none() && !running.recovery.to_report.is_empty())
             .then(|| running.recovery.to_report.clone());

@@ -168,6 +168,8 @@ pub enum Planted {
     NeverLate,
     /// Whoever takes something over waits for no end of a lost log.
     WaitsForNoEnd,
+    /// Whoever takes something over passes over the logs of one of several nodes of which it may need something.
+    PassesOverASource,
 }
 
 impl Planted {
@@ -197,6 +199,7 @@ impl Planted {
         Planted::ForgetsMemory,
         Planted::NeverLate,
         Planted::WaitsForNoEnd,
+        Planted::PassesOverASource,
     ];
 
     /// Its name on the command line.
@@ -568,7 +571,7 @@ impl World {
         let logs = self.coordinators.state.lost_logs().filter(|(_, log)| log.end.is_none());
         let told = |(name, log): (LogName, &LogState)| {
             let (first, backups) = log.views.last().map_or((0, &[][..]), |view| (view.first, &view.backups));
-            let id = LogId { node: name.node, epoch: name.epoch, vlog: name.log };
+            let id = LogId::from(name);
             let one = |backup: &u32| {
                 let running = self.node(*backup).process.as_ref().and_then(|process| process.running.as_ref());
                 match running.map(|running| running.backup.end_now(id, first)) {

@@ -1,0 +1,226 @@
+//! A streamlet is rebuilt from the logs of those who had something of it, and no other log holds it back or is held by it.
+
+#[path = "support/copied.rs"]
+mod copied;
+
+use copied::{apply, begin_view, cluster, fence, join};
+use kera_coordinator::cluster::{ClusterState, Owner, Sources};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
+use kera_format::{StreamId, StreamletId, level};
+use kera_protocol::{RebuildRange, StreamletState, StreamletsRebuilt};
+
+/// The log of a node's first life.
+fn log(node: NodeNumber) -> LogName {
+    LogName { node, epoch: 1, log: 0 }
+}
+
+struct Cluster {
+    state: ClusterState,
+    stream: StreamId,
+}
+
+impl Cluster {
+    /// Five nodes, each with a log with two backups, and a stream of which each owns one streamlet.
+    fn new(level: u32) -> Cluster {
+        let (mut state, stream) = cluster(5, 2, level);
+        (1..=5).for_each(|node| begin_view(&mut state, log(node), 1, vec![1 + node % 5, 1 + (node + 1) % 5]));
+        Cluster { state, stream }
+    }
+
+    fn apply(&mut self, entries: &[ClusterEntry]) {
+        apply(&mut self.state, entries);
+    }
+
+    fn owner(&self, streamlet: u32) -> Owner {
+        self.state.owner(self.stream, streamlet).expect("an owner")
+    }
+
+    /// The streamlet that a node owned at first.
+    fn of(&self, node: NodeNumber) -> u32 {
+        (0..5).find(|at| self.owner(*at).node == node).expect("each has one")
+    }
+
+    /// A node is lost in the life that it has, its logs end, and others get its streamlets.
+    fn loses(&mut self, node: NodeNumber) {
+        let epoch = self.state.node(node).unwrap().epoch;
+        fence(&mut self.state, node);
+        let ends: Vec<ClusterEntry> = (self.state.logs_of(node, epoch))
+            .filter(|(_, state)| state.end.is_none())
+            .map(|(log, _)| ClusterEntry::LogEnded { log, end: 5 })
+            .collect();
+        self.apply(&ends);
+        let recovered = self.state.plan_recover(node, epoch).unwrap();
+        self.apply(&recovered);
+    }
+
+    fn returns(&mut self, node: NodeNumber) {
+        let joined = self.state.plan_join(&join(node, false), 0).unwrap();
+        self.apply(&joined);
+    }
+
+    fn rebuilds(&mut self, first: u32) {
+        let Owner { node, epoch, owner_epoch, .. } = self.owner(first);
+        let streamlets = vec![RebuildRange { stream: self.stream, first, count: 1, owner_epoch }];
+        let rebuilt = self.state.plan_rebuilt(&StreamletsRebuilt { node, epoch, streamlets }).unwrap();
+        self.apply(&rebuilt);
+    }
+
+    fn moves(&mut self, streamlet: u32, to: NodeNumber) {
+        let noted = self.state.plan_move(&self.stream.into(), streamlet, to).unwrap();
+        self.apply(&noted);
+        let number = self.state.move_of(self.stream, streamlet).expect("it is noted");
+        let (stream, epoch) = (self.stream, self.owner(streamlet).owner_epoch);
+        let (lanes, progress) = (Vec::new(), Vec::new());
+        let handed = StreamletState { stream, streamlet: StreamletId(streamlet), epoch, lanes, progress };
+        let epoch = self.state.node(to).unwrap().epoch;
+        let finished =
+            self.state.plan_finish_move(number, to, epoch, &kera_protocol::codec::bytes_of(&handed)).unwrap();
+        self.apply(&finished);
+    }
+
+    /// Of which of the nodes' first logs a streamlet may need something.
+    fn needs(&self, streamlet: u32) -> Vec<NodeNumber> {
+        let sources = self.state.rebuilt_from(self.stream, streamlet);
+        (1..=5).filter(|node| sources.have(log(*node))).collect()
+    }
+
+    fn may_go(&self, log: LogName) -> bool {
+        self.state.check(&ClusterEntry::LogGivenUp { log }).is_ok()
+    }
+}
+
+fn sorted(mut nodes: Vec<NodeNumber>) -> Vec<NodeNumber> {
+    nodes.sort_unstable();
+    nodes
+}
+
+#[test]
+fn a_log_goes_although_somebody_rebuilds_who_has_not_said_from_what() {
+    for (level, goes) in [(level::REBUILT_FROM, true), (level::REBUILT_FROM - 1, false)] {
+        let mut cluster = Cluster::new(level);
+        let (first, second) = (cluster.of(1), cluster.of(2));
+        cluster.loses(1);
+        cluster.loses(2);
+        assert!(!cluster.may_go(log(1)) && !cluster.may_go(log(2)), "what was in them is rebuilt from them");
+        cluster.rebuilds(first);
+        assert!(cluster.owner(second).rebuilding);
+        assert_eq!(cluster.may_go(log(1)), goes, "at level {level}");
+        assert!(!cluster.may_go(log(2)));
+        let planned = cluster.state.plan_give_up_lost().unwrap();
+        assert_eq!(planned.contains(&ClusterEntry::LogGivenUp { log: log(1) }), goes, "at level {level}");
+    }
+}
+
+/// Each owner that was lost before it had rebuilt everything is asked for what it wrote, and those before it for the rest.
+#[test]
+fn who_is_lost_while_it_rebuilds_adds_its_own_logs() {
+    let mut cluster = Cluster::new(level::NEWEST);
+    let at = cluster.of(1);
+    assert_eq!(cluster.state.rebuilt_from(cluster.stream, at), Sources::Any, "it is not rebuilt");
+    cluster.loses(1);
+    let second = cluster.owner(at).node;
+    assert_eq!(cluster.needs(at), sorted(vec![1, second]), "the owner has earlier lives");
+    cluster.loses(second);
+    let third = cluster.owner(at).node;
+    assert_eq!(cluster.needs(at), sorted(vec![1, second, third]));
+    assert!(!cluster.may_go(log(1)) && !cluster.may_go(log(second)));
+    // With what the third one has rebuilt it begins anew.
+    cluster.rebuilds(at);
+    assert!(cluster.may_go(log(1)));
+    cluster.loses(third);
+    let fourth = cluster.owner(at).node;
+    assert_eq!(cluster.needs(at), sorted(vec![third, fourth]));
+    assert!(!cluster.may_go(log(third)));
+}
+
+#[test]
+fn logs_of_a_later_life_of_who_owned_it_are_not_needed() {
+    let mut cluster = Cluster::new(level::NEWEST);
+    let at = cluster.of(1);
+    cluster.loses(1);
+    cluster.returns(1);
+    let epoch = cluster.state.node(1).unwrap().epoch;
+    let later = LogName { node: 1, epoch, log: 0 };
+    begin_view(&mut cluster.state, later, 1, vec![2, 3]);
+    cluster.loses(1);
+    let sources = cluster.state.rebuilt_from(cluster.stream, at);
+    assert!(sources.have(log(1)) && !sources.have(later), "{sources:?}");
+    assert!(!cluster.may_go(log(1)) && cluster.may_go(later));
+}
+
+#[test]
+fn logs_of_who_holds_groups_of_it_are_needed() {
+    let mut cluster = Cluster::new(level::NEWEST);
+    let at = cluster.of(1);
+    cluster.moves(at, 3);
+    // Others have fewer, and get it next.
+    [cluster.of(2), cluster.of(4)].into_iter().for_each(|other| cluster.moves(other, 1));
+    cluster.loses(3);
+    let owner = cluster.owner(at).node;
+    assert_eq!(
+        cluster.needs(at),
+        sorted(vec![1, 3, owner]),
+        "other logs of the holder may tell of a part of what it has"
+    );
+    // The holder loses it: whoever rebuilds gathers it next.
+    cluster.loses(1);
+    cluster.returns(1);
+    assert!(!cluster.may_go(log(1)));
+    cluster.rebuilds(at);
+    let gathers = cluster.state.plan_gather().unwrap();
+    assert!(matches!(gathers[..], [ClusterEntry::OwnerChanged { reason: OwnerReason::Gathered, .. }]), "{gathers:?}");
+    cluster.apply(&gathers);
+    assert!(cluster.needs(at).contains(&1) && !cluster.needs(at).contains(&3));
+    assert!(!cluster.may_go(log(1)));
+}
+
+/// Of two that have lost what they held, one of them with a log that nobody can read.
+#[test]
+fn who_gathers_waits_for_logs_of_its_own_holders_alone() {
+    for (level, waits) in [(level::REBUILT_FROM, false), (level::REBUILT_FROM - 1, true)] {
+        let mut cluster = Cluster::new(level);
+        let (held, other) = (cluster.of(4), cluster.of(2));
+        cluster.moves(held, 5);
+        cluster.moves(other, 5);
+        for node in [4, 2] {
+            fence(&mut cluster.state, node);
+            cluster.apply(&[ClusterEntry::LogEnded { log: log(node), end: 5 }]);
+        }
+        // The backups of the second one's log are 3 and 4, those of the first one's 5 and 1.
+        fence(&mut cluster.state, 3);
+        let gathered: Vec<u32> = (cluster.state.plan_gather().unwrap().iter())
+            .filter_map(|entry| match entry {
+                ClusterEntry::OwnerChanged { first, .. } => Some(*first),
+                _ => None,
+            })
+            .collect();
+        assert!(!gathered.contains(&other), "its owner would wait without taking writes");
+        assert_eq!(gathered, if waits { vec![] } else { vec![held] }, "at level {level}");
+    }
+}
+
+#[test]
+fn what_was_rebuilt_below_the_level_needs_any_log_until_it_is_whole() {
+    let mut cluster = Cluster::new(level::REBUILT_FROM - 1);
+    let (early, late) = (cluster.of(1), cluster.of(2));
+    cluster.loses(1);
+    cluster.apply(&[ClusterEntry::LevelRaised { level: level::REBUILT_FROM }]);
+    assert_eq!(cluster.state.rebuilt_from(cluster.stream, early), Sources::Any);
+    let second = cluster.owner(early).node;
+    cluster.loses(2);
+    assert!(matches!(cluster.state.rebuilt_from(cluster.stream, late), Sources::Of(_)));
+    if second != 2 {
+        cluster.loses(second);
+    }
+    assert_eq!(cluster.state.rebuilt_from(cluster.stream, early), Sources::Any, "its next owner does not know either");
+    let parts =
+        cluster.state.by_sources(vec![(cluster.stream, StreamletId(early), 1), (cluster.stream, StreamletId(late), 1)]);
+    assert_eq!(parts.len(), 2, "they wait for different logs: {parts:?}");
+}
+
+#[test]
+fn what_is_rebuilt_from_whom_is_said_in_snapshots_alone() {
+    let cluster = Cluster::new(level::NEWEST);
+    let entry = ClusterEntry::RebuiltFrom { stream: cluster.stream, first: 0, count: 1, node: 2, epoch: 1 };
+    assert!(cluster.state.check(&entry).unwrap_err().to_string().contains("snapshots"));
+}
