@@ -162,16 +162,16 @@ impl Coordinator {
     fn answer(&mut self, asked: &View) -> ViewAnswer {
         let newest = self.views.last().expect("a first view");
         if asked == newest {
-            return ViewAnswer::Agreed(asked.number);
+            return ViewAnswer::Agreed(asked.clone());
         }
         if self.fenced {
             return ViewAnswer::Fenced;
         }
         if asked.number != newest.number + 1 {
-            return ViewAnswer::Refused { newest: newest.number };
+            return ViewAnswer::Refused { asked: asked.clone(), newest: newest.clone() };
         }
         self.views.push(asked.clone());
-        ViewAnswer::Agreed(asked.number)
+        ViewAnswer::Agreed(asked.clone())
     }
 
     fn view_of(&self, block: u64) -> &View {
@@ -1063,6 +1063,87 @@ fn a_question_of_a_later_life_for_a_block_that_an_earlier_one_had_is_a_loss() {
     assert_eq!(world.replicated.state().0, 1);
     world.heal();
     assert_eq!(world.replicated.state().1.number, 2);
+}
+
+/// A loss of power left it a block behind one that is torn (durability `process`). Counted by the block that it answers for, the torn one was acknowledged
+/// with this node's memory as its only copy.
+#[test]
+fn a_backup_that_has_a_block_behind_a_hole_has_what_is_in_front_of_the_hole() {
+    let mut world = World::new(17, config());
+    world.loses = false;
+    for _ in 0..3 {
+        world.append();
+        world.turn();
+    }
+    // Here both have all of it, and the second one says what it would say with the hole.
+    while !world.to_backups.is_empty() {
+        world.deliver_block();
+    }
+    [1, 2].into_iter().for_each(|id| world.write(id));
+    world.from_backups.clear();
+    world.replicated.answered(1, 1, 3, Answer::Stored(3));
+    world.replicated.answered(2, 1, 3, Answer::Stored(1));
+    world.turn();
+    assert_eq!(world.replicated.state().0, 1, "the second block is not there");
+    // It comes as what it was asked for, once more.
+    world.to_backups.clear();
+    world.replicated.answered(2, 1, 2, Answer::Next(2));
+    world.turn();
+    let sent: Vec<_> = world.to_backups.iter().map(|(to, head, _)| (*to, head.block)).collect();
+    assert_eq!(sent, [(2, 2), (2, 3)]);
+    world.replicated.answered(2, 1, 2, Answer::Stored(3));
+    world.turn();
+    assert_eq!(world.replicated.state().0, 3, "all that follows was there");
+}
+
+/// A question may be put twice by whoever carries it: refused the first time, as a backup was lost, and agreed to the second time, as it is back. What was acknowledged in
+/// between by the backups of the old view would not be at those of the new one.
+#[test]
+fn a_view_that_was_refused_may_be_agreed_to_after_all() {
+    for other_is_asked in [false, true] {
+        let mut world = World::new(18, config());
+        world.loses = false;
+        world.append();
+        world.heal();
+        let before = world.replicated.state();
+        assert_eq!((before.0, before.1.backups.as_slice()), (1, &[1, 2][..]));
+        // It is on its way to the second one when the connection breaks.
+        world.append();
+        world.turn();
+        world.replicated.broken(2, "cut".into());
+        world.turn_and_ask();
+        let asked = world.to_coordinator.pop().expect("a view");
+        assert!(!asked.backups.contains(&2), "{asked:?}");
+        let refused = ViewAnswer::Refused { asked: asked.clone(), newest: before.1.clone() };
+        world.replicated.view_answered(refused);
+        let mut other = None;
+        for _ in 0..20 {
+            world.turn_and_ask();
+            while !world.to_backups.is_empty() {
+                world.deliver_block();
+            }
+            [1, 2].into_iter().for_each(|id| world.write(id));
+            for ((from, life), block, answer) in std::mem::take(&mut world.from_backups) {
+                world.replicated.answered(from, life, block, answer);
+            }
+            world.turn();
+            assert_eq!(world.replicated.state(), before, "both have the block, but the view that was refused may hold");
+            other = other.or_else(|| world.to_coordinator.pop().filter(|view| *view != asked));
+            if !other_is_asked || other.is_some() {
+                break;
+            }
+            pass(&mut world, 50);
+        }
+        world.to_coordinator.clear();
+        assert_eq!(world.coordinator.answer(&asked), ViewAnswer::Agreed(asked.clone()));
+        let answer = match other {
+            Some(other) => world.coordinator.answer(&other),
+            None => ViewAnswer::Agreed(asked.clone()),
+        };
+        world.replicated.view_answered(answer);
+        world.heal();
+        assert_eq!(world.replicated.state(), (2, asked), "other asked: {other_is_asked}");
+    }
 }
 
 /// What a later life has may be told by what it has stored, too: a block that came twice.

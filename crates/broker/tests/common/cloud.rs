@@ -245,7 +245,7 @@ impl Views for Link {
     }
     fn ask(&self, _: LogId, view: &View) {
         if let Some(log) = self.log.lock().upgrade() {
-            log.view_answered(ViewAnswer::Refused { newest: view.number - 1 });
+            log.view_answered(ViewAnswer::Refused { asked: view.clone(), newest: View::NONE });
         }
     }
     fn fenced(&self, _: LogId) {}

@@ -55,7 +55,7 @@ impl Views for Agrees {
     }
     fn ask(&self, log: LogId, view: &View) {
         if let Some(logs) = self.logs.get() {
-            logs[log.vlog as usize].view_answered(ViewAnswer::Agreed(view.number));
+            logs[log.vlog as usize].view_answered(ViewAnswer::Agreed(view.clone()));
         }
     }
     fn fenced(&self, _: LogId) {}

@@ -163,14 +163,13 @@ impl Copies {
     /// Makes a log. It has no view yet: it asks for its first one by itself, and takes nothing before.
     fn open(&self, logs: &mut Logs, pool: Pool) -> Arc<ReplicatedLog> {
         let id = LogId { vlog: logs.all.len() as u32, ..self.me };
-        let nobody = View { number: 0, first: 1, backups: Vec::new() };
         let links = &self.links[usize::from(pool.synced)];
         let config = ReplicatedConfig {
             lag_bytes_max: self.settings.lag_bytes_max,
             lag_us_max: self.settings.lag_us_max,
             ..ReplicatedConfig::new(id, pool.copies)
         };
-        let log = ReplicatedLog::new(config, nobody, self.clock.clone(), links.clone(), self.views.clone());
+        let log = ReplicatedLog::new(config, View::NONE, self.clock.clone(), links.clone(), self.views.clone());
         links.attach(id, &log);
         self.views.logs.lock().insert(id, Arc::downgrade(&log));
         logs.all.push((id, log.clone()));
@@ -262,12 +261,12 @@ impl Views for GroupViews {
                 backups: view.backups.clone(),
             };
             let answer = match group.ask(&message).await {
-                Ok(_) => Some(ViewAnswer::Agreed(view.number)),
+                Ok(_) => Some(ViewAnswer::Agreed(view)),
                 // Nobody has decided; it is asked again.
                 Err(CoordinatorError::NoLeader(_)) => None,
                 Err(error) => {
                     tracing::warn!(%log, view = view.number, %error, "the coordinators refuse a view");
-                    Some(group.read(|state| refusal(state, me, log)))
+                    Some(group.read(|state| refusal(state, me, log, view)))
                 }
             };
             asking.lock().remove(&log);
@@ -298,12 +297,18 @@ impl Views for GroupViews {
 }
 
 /// What a refusal means, by what this node knows: that may be a little old, and then it asks once more.
-fn refusal(state: &ClusterState, me: (u32, u32), log: LogId) -> ViewAnswer {
+fn refusal(state: &ClusterState, me: (u32, u32), log: LogId, asked: View) -> ViewAnswer {
     if !state.is_live(me.0, me.1) {
         return ViewAnswer::Fenced;
     }
-    let name = LogName::from(log);
-    ViewAnswer::Refused { newest: state.logs().get(&name).map_or(0, |known| known.views.len() as u32) }
+    ViewAnswer::Refused { asked, newest: newest_view(state, log) }
+}
+
+/// The newest view of a log that the coordinators have agreed to, as far as this node knows.
+fn newest_view(state: &ClusterState, log: LogId) -> View {
+    let views = state.logs().get(&LogName::from(log)).map_or(&[][..], |known| &known.views);
+    let number = views.len() as u32;
+    views.last().map_or(View::NONE, |view| View { number, first: view.first, backups: view.backups.clone() })
 }
 
 /// Which sink serves a streamlet of this node: streams with one copy go to the virtual logs on its own disk, all others to backups.

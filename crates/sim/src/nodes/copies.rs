@@ -179,7 +179,6 @@ impl Copies {
 
     fn open(&self, logs: &mut Logs, pool: Pool) -> usize {
         let id = LogId { vlog: logs.all.len() as u32, ..self.me };
-        let nobody = View { number: 0, first: 1, backups: Vec::new() };
         let config = ReplicatedConfig {
             block_bytes_max: 8 << 10,
             stretch_bytes: 64 << 10,
@@ -192,7 +191,7 @@ impl Copies {
             known: self.known.clone(),
             synced: pool.synced,
         });
-        let log = ReplicatedLog::new(config, nobody, self.clock.clone(), outside.clone(), outside);
+        let log = ReplicatedLog::new(config, View::NONE, self.clock.clone(), outside.clone(), outside);
         let sink = Arc::new(WeakSink(Arc::downgrade(&log)));
         logs.all.push(OneLog { log, sink });
         logs.all.len() - 1

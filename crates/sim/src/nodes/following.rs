@@ -4,7 +4,7 @@ use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
 use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::vlog_replica::LogId;
-use kera_vlog::ViewAnswer;
+use kera_vlog::{View, ViewAnswer};
 
 use super::coordinators::{Command, Told};
 use super::copies::lock;
@@ -155,9 +155,10 @@ impl World {
                 let Some(running) = self.node_mut(number).running() else { return Ok(()) };
                 let log = LogId::from(view.log);
                 lock(&running.copies.asking).remove(&log);
+                let asked = View { number: view.view, first: view.first, backups: view.backups };
                 let answer = match told {
-                    Some(Ok(_)) => ViewAnswer::Agreed(view.view),
-                    Some(Err(_)) => refusal(&lock(&known), (number, epoch), view.log),
+                    Some(Ok(_)) => ViewAnswer::Agreed(asked),
+                    Some(Err(_)) => refusal(&lock(&known), (number, epoch), view.log, asked),
                     None => return Ok(()),
                 };
                 if let Some(log) = running.copies.get(log) {
@@ -299,9 +300,13 @@ fn is_about_moves(entry: &ClusterEntry) -> bool {
 }
 
 /// What a refusal means, by what the node knows: that may be a little old, and then it asks once more.
-fn refusal(state: &ClusterState, me: (u32, u32), log: LogName) -> ViewAnswer {
+fn refusal(state: &ClusterState, me: (u32, u32), log: LogName, asked: View) -> ViewAnswer {
     if !state.is_live(me.0, me.1) {
         return ViewAnswer::Fenced;
     }
-    ViewAnswer::Refused { newest: state.logs().get(&log).map_or(0, |known| known.views.len() as u32) }
+    let views = state.logs().get(&log).map_or(&[][..], |known| &known.views);
+    let number = views.len() as u32;
+    let newest =
+        views.last().map_or(View::NONE, |view| View { number, first: view.first, backups: view.backups.clone() });
+    ViewAnswer::Refused { asked, newest }
 }

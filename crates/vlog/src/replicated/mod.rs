@@ -44,6 +44,11 @@ pub struct View {
     pub backups: Vec<BackupId>,
 }
 
+impl View {
+    /// What a log has before the coordinator has agreed to its first view.
+    pub const NONE: View = View { number: 0, first: 1, backups: Vec::new() };
+}
+
 /// Settings of a replicated log. [`ReplicatedConfig::new`] has defaults that work.
 #[derive(Clone, Copy, Debug)]
 pub struct ReplicatedConfig {
@@ -154,15 +159,17 @@ pub enum Answer {
     Refused(String),
 }
 
-/// What the coordinator says about a view.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// What the coordinator says about a view. It may come late, and more than once: it says of which view it speaks.
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ViewAnswer {
-    /// The view of this number is agreed to.
-    Agreed(u32),
-    /// It is not, and this one is the newest.
+    /// This view is agreed to.
+    Agreed(View),
+    /// One is not. The same question may still be agreed to if it was put more than once.
     Refused {
-        /// Number of the newest view.
-        newest: u32,
+        /// The one that was asked for.
+        asked: View,
+        /// The newest that whoever answers knows.
+        newest: View,
     },
     /// This node and epoch are fenced.
     Fenced,

@@ -80,6 +80,9 @@ pub(crate) struct Core {
     pub(crate) view: View,
     peers: BTreeMap<BackupId, Peer>,
     change: Option<Change>,
+    /// All views that were asked for since the last one that holds, `change`'s included. That one of them was refused says nothing of the same question that
+    /// is still on its way: any of them may be agreed to yet, and nothing is acknowledged before it is known which.
+    unsettled: Vec<View>,
     /// It looks for backups for the next view.
     choice: Option<Choice>,
     /// Questions that were put.
@@ -126,6 +129,7 @@ impl Core {
             view,
             peers,
             change: None,
+            unsettled: Vec::new(),
             choice: None,
             questions: 0,
             suspects: BTreeMap::new(),
@@ -243,14 +247,15 @@ impl Core {
             }
         }
         match answer {
-            // It has the block, and so all before it from the first one of the view in which this was sent; that view began no
-            // later than the current one, or this backup is new in the current one.
-            Answer::Stored(_) if number < self.next_block => {
-                if number > peer.stored {
-                    (peer.stored, peer.progress_us) = (number, now_us);
+            // It has all blocks up to there from the first one of the view in which this was sent; that view began no later than the
+            // current one, or this backup is new in the current one. That it has the block itself says less: a loss of power, with durability
+            // `process`, may have left it blocks behind a hole.
+            Answer::Stored(_) => {
+                let through = told.map_or(0, |through| through.min(self.next_block - 1));
+                if through > peer.stored {
+                    (peer.stored, peer.progress_us) = (through, now_us);
                 }
             }
-            Answer::Stored(_) => {}
             // Looked at above; it has taken nothing, and nothing is to be sent again.
             _ if Block::asks(number) => {}
             Answer::Fenced(_) => {}
@@ -309,10 +314,11 @@ impl Core {
     ///
     /// Why none: recovery believes any backup of the newest view. Once the coordinator was asked for a view it may be the newest
     /// one at any moment, and its backups need have nothing before its first block *c* + 1. As *c* was fixed when it was asked
-    /// for, everything that is acknowledged later must be at the backups of that view, and so waits for the answer.
+    /// for, everything that is acknowledged later must be at the backups of that view, and so waits for the answer. A refusal is none: the same
+    /// question may have been put twice, by whoever carries it, and be agreed to the second time, when a backup that was not there is back.
     pub(crate) fn acknowledge(&mut self) -> Vec<Arc<Block>> {
         let mut acknowledged = Vec::new();
-        if self.change.is_some() || self.fenced || (self.view.backups.len() as u32) + 1 < self.config.copies_min {
+        if !self.unsettled.is_empty() || self.fenced || (self.view.backups.len() as u32) + 1 < self.config.copies_min {
             return acknowledged;
         }
         let through = self.peers.values().map(|peer| peer.stored).min().unwrap_or(u64::MAX).min(self.own);
@@ -374,7 +380,7 @@ impl Core {
         let wanted = self.config.copies.saturating_sub(1) as usize;
         let healthy: Vec<BackupId> =
             self.peers.iter().filter(|(_, peer)| peer.trouble.is_none()).map(|(backup, _)| *backup).collect();
-        if healthy.len() >= wanted {
+        if healthy.len() >= wanted && self.unsettled.is_empty() {
             self.choice = None;
             return;
         }
@@ -436,12 +442,13 @@ impl Core {
         }
     }
 
-    /// Whether a view of some of these would be one of enough copies, and not the one there is.
+    /// Whether a view of some of these would be one of enough copies, and not the one there is, unless there is to be another one in any case.
     fn is_another(&self, backups: &[BackupId]) -> bool {
         let is_same =
             backups.len() == self.view.backups.len() && backups.iter().all(|backup| self.view.backups.contains(backup));
-        let has_lost = self.peers.values().any(|peer| peer.lost);
-        backups.len() as u32 + 1 >= self.config.copies_min && (!is_same || has_lost)
+        let is_due = !self.unsettled.is_empty() || self.peers.values().any(|peer| peer.lost);
+        let is_enough = !backups.is_empty() && backups.len() as u32 + 1 >= self.config.copies_min;
+        is_enough && (!is_same || is_due)
     }
 
     /// Asks for a view. Its first block is fixed here, as the one behind the last that was acknowledged, and from here on nothing is acknowledged
@@ -458,22 +465,32 @@ impl Core {
         }
         let view = View { number: self.view.number + 1, first: self.acknowledged + 1, backups };
         self.effects.push(Effect::Ask(view.clone()));
+        if !self.unsettled.contains(&view) {
+            self.unsettled.push(view.clone());
+        }
         self.change = Some(Change { view, asked_us: now_us });
     }
 
     fn view_answered(&mut self, answer: ViewAnswer, now_us: u64) {
-        let Some(change) = &self.change else {
-            if answer == ViewAnswer::Fenced {
-                self.fence();
-            }
-            return;
-        };
         match answer {
             ViewAnswer::Fenced => self.fence(),
-            ViewAnswer::Agreed(number) if number == change.view.number => self.use_view(now_us),
-            // A late answer to an older question.
-            ViewAnswer::Agreed(_) => {}
-            ViewAnswer::Refused { newest } if newest == self.view.number => {
+            ViewAnswer::Agreed(view) => self.settle(view, now_us),
+            ViewAnswer::Refused { newest, .. } if newest.number > self.view.number => {
+                if self.unsettled.contains(&newest) {
+                    return self.settle(newest, now_us);
+                }
+                if !self.unsettled.is_empty() {
+                    // Only this log asks for its views: somebody else is this node.
+                    tracing::error!(log = %self.log, newest = newest.number, "the coordinator knows a view that was never asked for");
+                    self.fence();
+                }
+            }
+            ViewAnswer::Refused { asked, newest } => {
+                let Some(change) = self.change.as_ref().filter(|change| change.view == asked && newest == self.view)
+                else {
+                    // A late answer to an older question, or by somebody who knows less than this log.
+                    return;
+                };
                 tracing::warn!(log = %self.log, view = change.view.number, "a view was refused; others are chosen");
                 let new: Vec<BackupId> =
                     change.view.backups.iter().copied().filter(|backup| !self.peers.contains_key(backup)).collect();
@@ -483,20 +500,23 @@ impl Core {
                 }
                 self.choose_after_us = now_us + self.config.ask_again_us;
             }
-            ViewAnswer::Refused { newest } if newest < change.view.number => {}
-            ViewAnswer::Refused { newest } => {
-                // Only this log asks for its views: somebody else is this node.
-                tracing::error!(log = %self.log, newest, "the coordinator knows a view that was never asked for");
-                self.fence();
-            }
+        }
+    }
+
+    /// One of the views that were asked for is agreed to. All of them have one number and one first block, so each of them follows the one that
+    /// holds; an answer that is late speaks of none of them.
+    fn settle(&mut self, view: View, now_us: u64) {
+        if self.unsettled.contains(&view) {
+            self.unsettled.clear();
+            (self.change, self.choice) = (None, None);
+            self.use_view(view, now_us);
         }
     }
 
     /// The coordinator has agreed. Blocks from the view's first one on go to all: those that stay have most of them and say so again. What
     /// they answered before does not count, for they may have lost their power since and not know of it: with the backup that is
     /// replaced nobody but this node would have what was acknowledged then.
-    fn use_view(&mut self, now_us: u64) {
-        let Some(Change { view, .. }) = self.change.take() else { return };
+    fn use_view(&mut self, view: View, now_us: u64) {
         let before = std::mem::replace(&mut self.view, view);
         if before.number > 0 {
             self.older.push(Older { view: before, given_up: false });
