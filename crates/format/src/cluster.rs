@@ -5,7 +5,6 @@
 //! both: [`ClusterEntry::Catalog`] is such an entry of the catalog.
 
 use crate::checksum::crc32c;
-use crate::vlog_replica::LogId;
 use crate::wire::{put, u16_at, u32_at, u64_at};
 use crate::{FormatError, LaneId, StreamId, align8, catalog};
 
@@ -44,18 +43,6 @@ pub struct LogName {
     pub epoch: u32,
     /// Which of its virtual logs.
     pub log: u32,
-}
-
-impl From<LogId> for LogName {
-    fn from(LogId { node, epoch, vlog }: LogId) -> LogName {
-        LogName { node, epoch, log: vlog }
-    }
-}
-
-impl From<LogName> for LogId {
-    fn from(LogName { node, epoch, log }: LogName) -> LogId {
-        LogId { node, epoch, vlog: log }
-    }
 }
 
 impl std::fmt::Display for LogName {

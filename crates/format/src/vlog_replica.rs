@@ -74,6 +74,7 @@
 //! ```
 
 use crate::checksum::crc32c;
+use crate::cluster::LogName;
 use crate::vlog::pages;
 use crate::wire::{put, u16_at, u32_at, u64_at};
 use crate::{Cursor, FormatError, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentIndex, StreamId, StreamletId};
@@ -105,6 +106,18 @@ pub struct LogId {
     pub epoch: u32,
     /// Number of the virtual log in the node.
     pub vlog: u32,
+}
+
+impl From<LogId> for LogName {
+    fn from(LogId { node, epoch, vlog }: LogId) -> LogName {
+        LogName { node, epoch, log: vlog }
+    }
+}
+
+impl From<LogName> for LogId {
+    fn from(LogName { node, epoch, log }: LogName) -> LogId {
+        LogId { node, epoch, vlog: log }
+    }
 }
 
 impl std::fmt::Display for LogId {

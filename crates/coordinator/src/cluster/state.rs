@@ -358,6 +358,14 @@ impl ClusterState {
             ClusterEntry::GroupsReturned { stream, streamlet, node, .. } => {
                 self.owners.entry(*stream).or_default().bring_back(*streamlet, *node);
             }
+            other => return self.set_of_streamlets(other),
+        }
+        Ok(())
+    }
+
+    /// Where lanes begin, and what is rebuilt from which logs.
+    fn set_of_streamlets(&mut self, entry: &ClusterEntry) -> Result<(), Refused> {
+        match entry {
             ClusterEntry::LaneBegins { stream, streamlet, lane, owner_epoch, ordinal } => {
                 let floor = Floor { owner_epoch: *owner_epoch, ordinal: *ordinal };
                 self.floors.insert((*stream, *streamlet, *lane), floor);
