@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use rand::Rng;
 
-/// The first wait.
-const FIRST: Duration = Duration::from_millis(20);
+/// The first wait: a streamlet that moves is at its next owner after about so long.
+const FIRST: Duration = Duration::from_millis(5);
 /// No wait is longer, unless the server asks for it.
 const LONGEST: Duration = Duration::from_secs(1);
 /// While another owner is soon to be found no wait is longer: a lost one has a successor after about three quarters of a second, and

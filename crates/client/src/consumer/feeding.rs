@@ -236,7 +236,7 @@ impl Consumer {
         let waiting = |at: Instant| if at > now { at } else { now + Duration::from_secs(3600) };
         until = until.min(waiting(self.feed_at));
         for membership in self.memberships.values() {
-            until = until.min(waiting(membership.groups_at));
+            until = until.min(waiting(membership.groups_at)).min(waiting(membership.commits_at));
         }
         if let Some(at) = self.holders.next_timer(now) {
             until = until.min(at);
@@ -346,7 +346,8 @@ impl Consumer {
             Event::GroupsLater => self.ask_for_groups_later(node),
             Event::Committed { entries, statuses } => self.take_committed(node, &entries, &statuses),
             Event::CommitFailed(error) if error.retryable() => {
-                self.commit_at = Instant::now() + self.back_off.next(None)
+                let wait = self.back_off.next(None);
+                self.commit_later(node, wait);
             }
             Event::CommitFailed(error) => self.failed = Some(error.into()),
             Event::Release(leases) => self.take_release(node, &leases),

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use kera_format::ApplicationId;
+use kera_format::{ApplicationId, Cursor};
 use kera_protocol::{
     AfterCommit, CommitEntry, CommitOffsets, JoinApplication, JoinedApplication, LeasedGroups, LeaveApplication,
     NextGroups, Status, limits,
@@ -30,6 +30,15 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Stands for a track in the commit of a lease that is given back and read by nobody.
 const GIVEN_BACK: u64 = u64::MAX;
 
+/// How far a group was when its lease was lost.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Carried {
+    /// Processed up to here.
+    pub(super) at: (Cursor, u64),
+    /// That is its end: it has only to be said to whoever gives it again.
+    pub(super) done: bool,
+}
+
 /// A membership of an application at a node: the members at a node share what it owns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Membership {
@@ -39,6 +48,8 @@ pub(super) struct Membership {
     pub(super) nothing_left: bool,
     /// Groups are not asked for before.
     pub(super) groups_at: Instant,
+    /// Nothing is committed before: the node has refused the last commit for now, as while a streamlet moves away.
+    pub(super) commits_at: Instant,
 }
 
 /// Joins, or comes back as the member that it was. A server that does not know that member any more gives another
@@ -71,7 +82,8 @@ impl Consumer {
             self.lose_membership(node);
         }
         let (application, member) = (joined.application, joined.member);
-        let membership = Membership { application, member, nothing_left: false, groups_at: Instant::now() };
+        let now = Instant::now();
+        let membership = Membership { application, member, nothing_left: false, groups_at: now, commits_at: now };
         self.memberships.insert(node, membership);
         link.start_heartbeats(application, member, Duration::from_millis(joined.heartbeat_ms.into()));
     }
@@ -151,24 +163,22 @@ impl Consumer {
     }
 
     fn settle_all(&mut self, which: impl Fn(&Track) -> bool) {
-        if self.settings.commit != CommitMode::Manual {
-            return;
-        }
-        // What the program has not committed itself counts as not processed.
-        for track in self.tracks.values_mut().filter(|track| which(track)) {
-            if let Some(lease) = track.lease {
-                track.processed = lease.committed;
-            }
-        }
+        let is_manual = self.settings.commit == CommitMode::Manual;
+        self.tracks.values_mut().filter(|track| is_manual && which(track)).for_each(settle);
     }
 
     /// What stands in line for them is passed over.
     fn lose_tracks(&mut self, which: impl Fn(&Track) -> bool) {
-        for (_, track) in self.tracks.extract_if(|_, track| which(track)) {
-            if let Some(lease) = track.lease {
-                self.stats.lost += 1;
-                self.carried.insert((track.streamlet, track.lane, lease.group), track.processed);
-            }
+        let lost: Vec<Track> = self.tracks.extract_if(|_, track| which(track)).map(|(_, track)| track).collect();
+        lost.iter().for_each(|track| self.carry(track));
+    }
+
+    /// A lease is lost: where it comes back, as at the next owner of a streamlet that has moved, it goes on where it was.
+    fn carry(&mut self, track: &Track) {
+        if let Some(lease) = track.lease {
+            self.stats.lost += 1;
+            let (at, done) = (track.processed, track.done());
+            self.carried.insert((track.streamlet, track.lane, lease.group), Carried { at, done });
         }
     }
 
@@ -194,9 +204,11 @@ impl Consumer {
         for group in leased.groups {
             let committed = (group.start, group.start_ordinal);
             let carried = self.carried.remove(&(group.streamlet, group.lane, group.group));
-            // Nobody has moved it since: what was processed and not committed need not be read again.
-            let start = carried.filter(|carried| carried.1 > committed.1).unwrap_or(committed);
+            // Nobody has moved it since: what was processed and not committed need not be read again, nor its end.
+            let carried = carried.filter(|carried| carried.at.1 >= committed.1);
+            let start = carried.map_or(committed, |carried| carried.at);
             let mut track = Track::new(group.streamlet, group.lane, start.0, start.1);
+            track.ended = carried.is_some_and(|carried| carried.done);
             track.target = self.targets.get(&(group.streamlet, group.lane)).copied();
             // Retention may have gone past what was committed.
             track.may_have_gap = true;
@@ -224,18 +236,18 @@ impl Consumer {
         }
         let manual = self.settings.commit == CommitMode::Manual;
         let urgent = |track: &Track| track.lease.is_some_and(|lease| lease.releasing) || (!manual && track.done());
-        let due = now >= self.commit_at && (!manual || !self.given_back.is_empty());
-        if due || self.tracks.values().any(urgent) {
+        let due = now >= self.commit_at && !manual;
+        if due || !self.given_back.is_empty() || self.tracks.values().any(urgent) {
             self.send_commit(|track| if manual { urgent(track) } else { track.has_to_commit() });
         }
     }
 
     /// Sends what there is to commit to the nodes that gave the leases, unless a commit is under way there.
     fn send_commit(&mut self, which: impl Fn(&Track) -> bool) {
-        let mut sent = false;
+        let (mut sent, now) = (false, Instant::now());
         for (node, membership) in &self.memberships {
             let Some(link) = link_to(&mut self.link, &mut self.holders, *node) else { continue };
-            if link.is_committing() {
+            if link.is_committing() || now < membership.commits_at {
                 continue;
             }
             let of_node = |track: &Track| track.lease.filter(|lease| lease.node == *node && which(track));
@@ -276,10 +288,14 @@ impl Consumer {
                     self.forget(*id);
                 }
                 Status::LeaseLost => {
-                    self.stats.lost += 1;
-                    self.forget(*id);
+                    if let Some(mut track) = self.forget(*id) {
+                        if self.settings.commit == CommitMode::Manual {
+                            settle(&mut track);
+                        }
+                        self.carry(&track);
+                    }
                 }
-                status if status.retryable() => self.commit_at = Instant::now() + Duration::from_millis(100),
+                status if status.retryable() => self.commit_later(node, Duration::from_millis(100)),
                 status => {
                     let message = format!("a commit was refused: {status}; {}", status.hint());
                     self.failed = Some(RpcError::Status { status, message, retry_after: None }.into());
@@ -290,9 +306,19 @@ impl Consumer {
         self.memberships.values_mut().for_each(|membership| membership.groups_at = now);
     }
 
+    /// A node takes no commit now.
+    pub(super) fn commit_later(&mut self, node: u32, wait: Duration) {
+        let at = Instant::now() + wait;
+        self.commit_at = self.commit_at.min(at);
+        if let Some(membership) = self.memberships.get_mut(&node) {
+            membership.commits_at = at;
+        }
+    }
+
     /// The lease is over.
-    fn forget(&mut self, id: u64) {
-        let lease = self.tracks.remove(&id).and_then(|track| track.lease);
+    fn forget(&mut self, id: u64) -> Option<Track> {
+        let track = self.tracks.remove(&id);
+        let lease = track.as_ref().and_then(|track| track.lease);
         if let Some(membership) = lease.and_then(|lease| self.memberships.get_mut(&lease.node)) {
             membership.nothing_left = false;
         }
@@ -300,6 +326,7 @@ impl Consumer {
         for link in self.link.iter_mut().chain(self.holders.links_mut()) {
             link.drop_idle_feeds(|track| tracks.contains_key(&track));
         }
+        track
     }
 
     /// Commits what is processed, and waits until the server has it.
@@ -330,6 +357,13 @@ impl Consumer {
         }
         while leaving.join_next().await.is_some() {}
         self.unlink();
+    }
+}
+
+/// What a program that commits by itself has not committed counts as not processed.
+fn settle(track: &mut Track) {
+    if let Some(lease) = track.lease {
+        track.processed = lease.committed;
     }
 }
 
@@ -365,8 +399,9 @@ mod tests {
         let owner = |node: u32, epoch: u32| Owner { node, epoch, older: vec![] };
         consumer.holders.placement = Arc::new(Placement::of_three(7, vec![owner(2, 4), owner(1, 1)]));
         for node in [1, 2] {
-            let (application, member, groups_at) = (ApplicationId(9), 5, Instant::now());
-            consumer.memberships.insert(node, Membership { application, member, nothing_left: false, groups_at });
+            let (application, member, now) = (ApplicationId(9), 5, Instant::now());
+            let membership = Membership { application, member, nothing_left: false, groups_at: now, commits_at: now };
+            consumer.memberships.insert(node, membership);
         }
         let committed = (Cursor { group, ..Cursor::default() }, 10);
         let mut track = Track::new(StreamletId(0), LaneId(0), committed.0, committed.1);
@@ -405,5 +440,58 @@ mod tests {
         consumer.follow_owners();
         consumer.lose_membership(1);
         assert!(consumer.given_back.is_empty());
+    }
+
+    fn leased(group: GroupId, lease: u64, ordinal: u64) -> LeasedGroups {
+        let start = Cursor { group, ..Cursor::default() };
+        let (streamlet, lane) = (StreamletId(0), LaneId(0));
+        LeasedGroups {
+            groups: vec![kera_protocol::LeasedGroup { lease, streamlet, lane, group, start, start_ordinal: ordinal }],
+        }
+    }
+
+    /// While a streamlet moves its owner takes no commits, and then does not know the lease: what was processed since the last commit was read again at
+    /// the next one, up to a second of it.
+    #[test]
+    fn what_was_processed_of_a_lease_that_moved_is_not_read_again() {
+        for (delivered, done) in [(14, true), (20, false)] {
+            let group = GroupId::new(5, 1);
+            let mut consumer = member(group);
+            let track = consumer.tracks.values_mut().next().unwrap();
+            (track.ended, track.delivered.1) = (true, delivered);
+            let (id, entry) = (*consumer.tracks.keys().next().unwrap(), entry_of_first(&consumer));
+            consumer.take_committed(1, &[(id, entry)], &[Status::LeaseLost as u16]);
+            assert_eq!((consumer.tracks.len(), consumer.stats.lost), (0, 1));
+            consumer.take_groups(2, leased(group, 8, 10));
+            let track = consumer.tracks.values().next().unwrap();
+            assert_eq!((track.processed.1, track.done()), (14, done));
+        }
+    }
+
+    #[test]
+    fn what_a_member_commits_itself_is_read_again_from_its_last_commit_on() {
+        let group = GroupId::new(5, 1);
+        let mut consumer = member(group);
+        consumer.settings.commit = CommitMode::Manual;
+        let (id, entry) = (*consumer.tracks.keys().next().unwrap(), entry_of_first(&consumer));
+        consumer.take_committed(1, &[(id, entry)], &[Status::LeaseLost as u16]);
+        consumer.take_groups(2, leased(group, 8, 10));
+        assert_eq!(consumer.tracks.values().next().unwrap().processed.1, 10);
+    }
+
+    /// What somebody else has committed since counts.
+    #[test]
+    fn where_another_member_was_further_it_goes_on_there() {
+        let group = GroupId::new(5, 1);
+        let mut consumer = member(group);
+        consumer.lose_membership(1);
+        consumer.take_groups(2, leased(group, 8, 30));
+        let track = consumer.tracks.values().next().unwrap();
+        assert_eq!((track.processed.1, track.ended), (30, false));
+    }
+
+    fn entry_of_first(consumer: &Consumer) -> CommitEntry {
+        let track = consumer.tracks.values().next().unwrap();
+        entry_of(track, &track.lease.unwrap(), false)
     }
 }

@@ -22,7 +22,7 @@ use crate::{Client, ClientError};
 use batch::Unpacked;
 use holders::Holders;
 use link::Link;
-use membership::Membership;
+use membership::{Carried, Membership};
 use track::{Decoding, Piece, Track};
 
 /// When an application consumer commits what it has delivered. A batch counts as processed when the next one is asked
@@ -254,7 +254,7 @@ pub struct Consumer {
     /// By node: one at each owner of streamlets.
     memberships: BTreeMap<u32, Membership>,
     /// How far groups had been processed whose leases ended with a membership: where to go on if they come back.
-    carried: HashMap<(StreamletId, LaneId, kera_format::GroupId), (Cursor, u64)>,
+    carried: HashMap<(StreamletId, LaneId, kera_format::GroupId), Carried>,
     /// Leases that are not read any more and have to be given back, by the node that gave them and their numbers.
     given_back: BTreeMap<(u32, u64), CommitEntry>,
     /// Where an application's lanes ended when it was built, if it is to stop there.
