@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kera_env::Clock;
-use kera_format::{StreamId, StreamOptions};
+use kera_format::applications::LaneKey;
+use kera_format::{LaneId, StreamId, StreamOptions, StreamletId};
 use kera_log::{Lane, Log, StreamError, Streamlet};
 use kera_protocol::ApplicationSummary;
 use kera_rpc::SessionWaker;
@@ -152,6 +153,11 @@ impl Broker {
     /// each of them for as long as adding up its lanes needs; not for I/O threads.
     pub fn application_summaries(&self, limit: usize) -> Vec<ApplicationSummary> {
         self.applications.summaries(limit)
+    }
+
+    /// Below which ordinal of a lane that this node owns in a cluster no application needs anything, wherever it is.
+    pub fn consumed_below(&self, stream: StreamId, streamlet: StreamletId, lane: LaneId) -> Option<u64> {
+        self.applications.consumed_below(stream, LaneKey { streamlet, lane })
     }
 
     /// How long requests took.

@@ -51,14 +51,16 @@ fn page(limit: u32) -> usize {
     if limit == 0 { PAGE_ITEMS_MAX } else { (limit as usize).min(PAGE_ITEMS_MAX) }
 }
 
-fn to_group_info(lane: LaneId, group: &LogGroup) -> GroupInfo {
+/// A group as readers are told of it. Of one of which everything was deleted nothing is in it, though retention has not been there yet.
+fn to_group_info(lane: &Lane, group: &LogGroup) -> GroupInfo {
     let first = group.first_segment;
+    let deleted_below = lane.floor_ordinal().min(group.durable_ordinal);
     GroupInfo {
         group: group.id,
-        lane,
+        lane: lane.id(),
         first_segment: first,
         last_segment: group.last_segment,
-        first_ordinal: group.first_ordinal,
+        first_ordinal: group.first_ordinal.max(deleted_below),
         durable_ordinal: group.durable_ordinal,
         bytes: group.bytes,
         closed: group.closed,
@@ -107,7 +109,7 @@ fn available_groups(core: &mut Core, message: &AvailableGroups) -> Result<GroupL
     while groups.len() < limit {
         let Some(Reverse((id, at))) = next.pop() else { break };
         if let Some(group) = heads[at].take().filter(|group| is_here(group.id)) {
-            groups.push(to_group_info(lanes[at].lane.id(), &group));
+            groups.push(to_group_info(lanes[at].lane, &group));
         }
         heads[at] = lanes[at].next(id);
         next.extend(heads[at].as_ref().map(|group| Reverse((group.id, at))));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kera_format::{Cursor, GroupId};
+use kera_format::GroupId;
 use kera_protocol::{AvailableGroups, GroupInfo, Lookup, LookupResult, Start, Status};
 use kera_rpc::RpcError;
 use tokio::time::Instant;
@@ -82,12 +82,10 @@ impl Client {
         });
         let place = match (found, lookup.at) {
             (None, _) => latest,
-            (Some((group, _)), Start::Earliest) => {
-                let cursor = Cursor { group: group.group, segment: group.first_segment, position: 0 };
-                LookupResult { cursor, ordinal: group.first_ordinal, ..latest }
-            }
-            (Some((group, node)), Start::Ordinal(ordinal)) => {
-                let at = Start::Ordinal(ordinal.max(group.first_ordinal));
+            // Where the first of them begins, too: records in front of that may be deleted and lie there for a while.
+            (Some((group, node)), Start::Earliest | Start::Ordinal(_)) => {
+                let wanted = if let Start::Ordinal(ordinal) = lookup.at { ordinal } else { 0 };
+                let at = Start::Ordinal(wanted.max(group.first_ordinal));
                 self.call_node(placement, *node, &Lookup { at, ..*lookup }).await?
             }
             (Some((_, node)), _) => self.call_node(placement, *node, lookup).await?,

@@ -194,3 +194,32 @@ fn old_and_new_owners_are_killed_while_streamlets_move_under_load() {
     }
     house.prove(producing);
 }
+
+/// What a streamlet's earlier owner keeps of a stream that is kept until it is read counts as gone when all applications have read it, and not before. It leaves the
+/// disk when no producer that it tells of could send again any more, which takes minutes.
+#[test]
+fn what_an_earlier_owner_has_is_gone_when_every_application_has_read_it() {
+    let mut house = House::new("--streamlets 1 --replication 2 --retention-consumed true");
+    let producing = house.produce(2_000, 20_000);
+    assert!(producing.wait_with_output().expect("it ends").status.success());
+    let (first, all) = (house.owner(1), house.all.clone());
+    let read = |more: &str| {
+        let line = format!("consume moved --format json --connect {all} {more}");
+        let read = common::run(line.split_whitespace());
+        assert!(read.status.success(), "{}", both(&read));
+        common::stdout(&read).lines().count()
+    };
+    let there = || read("--from earliest");
+    // The second one has read a part only.
+    assert_eq!([read("--application one"), read("--application two --max 10")], [2_000, 10]);
+    house.node(1).ok(&format!("streamlet move moved/0 --to {}", first % 3 + 1));
+    assert_eq!(cluster(house.node(1))["nodes"][first - 1]["held_streamlets"], 1, "it moved by its metadata");
+    // For longer than it takes when nobody needs it.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(there(), 2_000, "the second application has not read it");
+    read("--application two");
+    eventually("the lane begins behind it", || there() == 0);
+    let producing = house.produce(100, 20_000);
+    assert!(producing.wait_with_output().expect("it ends").status.success());
+    assert_eq!((there(), read("--application one")), (100, 100));
+}

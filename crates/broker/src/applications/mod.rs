@@ -354,6 +354,17 @@ impl Applications {
         }
     }
 
+    /// Below which ordinal of a lane of this node no application needs anything, wherever it is. Nothing as long as it is not read how far they
+    /// are, or there is none: then nothing goes for that reason.
+    pub(crate) fn consumed_below(&self, stream: StreamId, key: LaneKey) -> Option<u64> {
+        let is_read = self.keepers.get(stream, key.streamlet).is_some_and(|kept| kept.is_read());
+        let of = |application: Arc<Application>| {
+            application.state.lock().lanes.get(&key).and_then(|found| found.needs_from())
+        };
+        let needed: Option<Vec<u64>> = self.of_stream(stream).into_iter().map(of).collect();
+        needed.filter(|_| is_read)?.into_iter().min()
+    }
+
     /// Writes every application anew when the stream has grown enough, and lets go of what an earlier copy replaced.
     ///
     /// The copy replaces everything below where the stream's durable end was before the first application was copied: each

@@ -383,12 +383,17 @@ impl Progress {
         }
     }
 
+    /// The ordinal from which on the application needs the lane's records; nothing before it is known where it begins.
+    pub(super) fn needs_from(&self) -> Option<u64> {
+        self.base.map(|base| base.ordinal)
+    }
+
     /// Ordinal of the next record to process, and how many can be read from there.
     pub(super) fn lag(&self) -> (Option<u64>, u64, u64) {
         let durable = self.lane.latest().1;
         let earliest = || self.older.first().map_or(u64::MAX, |older| older.first_ordinal).min(self.lane.earliest().1);
         let from = self.base.map_or_else(earliest, |base| base.ordinal);
-        (self.base.map(|base| base.ordinal), durable, durable.saturating_sub(from))
+        (self.needs_from(), durable, durable.saturating_sub(from))
     }
 }
 

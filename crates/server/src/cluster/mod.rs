@@ -237,7 +237,7 @@ impl Cluster {
         let adapting = Adapting::start(me, self.adaptive, &self.group, broker, whence, &self.runtime, stop);
         let _ = self.adapting.set(adapting.clone());
         let followers = (recovering.0.clone(), moves.clone(), adapting, returning.clone());
-        floors::watch(&self.group, broker, &self.runtime, self.stop.subscribe());
+        floors::watch(self.node, &self.group, broker, &self.runtime, self.stop.subscribe());
         // It has just joined.
         broker.confirmed(self.clock.monotonic_us());
         let _ = self.broker.set(Arc::downgrade(broker));
