@@ -41,7 +41,7 @@ fetch() {
   if [ ! -d "$root/lib" ]; then
     command -v mvn > /dev/null || fail "mvn is missing; it fetches the jars (Debian: apt-get install maven)"
     rm -rf "$root/lib.part"
-    mvn --quiet --batch-mode --file "$script_dir/pom.xml" dependency:copy-dependencies "-DoutputDirectory=$root/lib.part"
+    mvn --quiet --batch-mode --file "$script_dir/pom.xml" dependency:copy-dependencies "-DoutputDirectory=$root/lib.part" >&2
     mv "$root/lib.part" "$root/lib"
   fi
   printf '%s\n' 'status = error' 'appender.err.type = Console' 'appender.err.name = err' \

@@ -35,7 +35,7 @@ def fetch():
         part = LIB + ".part"
         shutil.rmtree(part, ignore_errors=True)
         pom = ["--file", os.path.join(HERE, "pom.xml"), "dependency:copy-dependencies", f"-DoutputDirectory={part}"]
-        subprocess.run(["mvn", "--quiet", "--batch-mode", *pom], check=True)
+        subprocess.run(["mvn", "--quiet", "--batch-mode", *pom], check=True, stdout=sys.stderr)
         os.rename(part, LIB)
 
 

@@ -32,7 +32,7 @@ def build(classes):
         part = LIB + ".part"
         shutil.rmtree(part, ignore_errors=True)
         pom = ["--file", os.path.join(HERE, "pom.xml"), "dependency:copy-dependencies", f"-DoutputDirectory={part}"]
-        subprocess.run(["mvn", "--quiet", "--batch-mode", *pom], check=True)
+        subprocess.run(["mvn", "--quiet", "--batch-mode", *pom], check=True, stdout=sys.stderr)
         os.rename(part, LIB)
     subprocess.run(["javac", "-cp", f"{LIB}/*", "-d", classes, os.path.join(HERE, "WordCount.java")], check=True)
 
