@@ -2,13 +2,15 @@
 
 #[path = "support/copied.rs"]
 mod copied;
+#[path = "support/moved.rs"]
+mod moved;
 
 use copied::{apply, begin_view, cluster, fence, join};
 use kera_coordinator::cluster::{ClusterState, Owner};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
 use kera_format::vlog_replica::LogId;
-use kera_format::{StreamId, StreamletId, level};
-use kera_protocol::{RebuildNeeds, RebuildRange, StreamletState};
+use kera_format::{StreamId, level};
+use kera_protocol::{RebuildNeeds, RebuildRange};
 
 /// The log of node 1, which nobody can show the end of: its backup is gone.
 const OPEN: LogName = LogName { node: 1, epoch: 1, log: 0 };
@@ -65,16 +67,7 @@ impl Cluster {
     }
 
     fn moves(&mut self, streamlet: u32, to: NodeNumber) {
-        let noted = self.state.plan_move(&self.stream.into(), streamlet, to).unwrap();
-        self.apply(&noted);
-        let number = self.state.move_of(self.stream, streamlet).expect("it is noted");
-        let (stream, epoch) = (self.stream, self.owner(streamlet).owner_epoch);
-        let (lanes, progress) = (Vec::new(), Vec::new());
-        let handed = StreamletState { stream, streamlet: StreamletId(streamlet), epoch, lanes, progress };
-        let handed = kera_protocol::codec::bytes_of(&handed);
-        let epoch = self.state.node(to).unwrap().epoch;
-        let finished = self.state.plan_finish_move(number, to, epoch, &handed).unwrap();
-        self.apply(&finished);
+        moved::moves(&mut self.state, self.stream, streamlet, to);
     }
 
     /// Node 3 is lost, and its log has an end.

@@ -2,12 +2,14 @@
 
 #[path = "support/copied.rs"]
 mod copied;
+#[path = "support/moved.rs"]
+mod moved;
 
 use copied::{apply, begin_view, cluster, fence, join};
 use kera_coordinator::cluster::{ClusterState, Owner, Sources};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
 use kera_format::{StreamId, StreamletId, level};
-use kera_protocol::{RebuildRange, StreamletState, StreamletsRebuilt};
+use kera_protocol::{RebuildRange, StreamletsRebuilt};
 
 /// The log of a node's first life.
 fn log(node: NodeNumber) -> LogName {
@@ -66,16 +68,7 @@ impl Cluster {
     }
 
     fn moves(&mut self, streamlet: u32, to: NodeNumber) {
-        let noted = self.state.plan_move(&self.stream.into(), streamlet, to).unwrap();
-        self.apply(&noted);
-        let number = self.state.move_of(self.stream, streamlet).expect("it is noted");
-        let (stream, epoch) = (self.stream, self.owner(streamlet).owner_epoch);
-        let (lanes, progress) = (Vec::new(), Vec::new());
-        let handed = StreamletState { stream, streamlet: StreamletId(streamlet), epoch, lanes, progress };
-        let epoch = self.state.node(to).unwrap().epoch;
-        let finished =
-            self.state.plan_finish_move(number, to, epoch, &kera_protocol::codec::bytes_of(&handed)).unwrap();
-        self.apply(&finished);
+        moved::moves(&mut self.state, self.stream, streamlet, to);
     }
 
     /// Of which of the nodes' first logs a streamlet may need something.

@@ -30,6 +30,9 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Stands for a track in the commit of a lease that is given back and read by nobody.
 const GIVEN_BACK: u64 = u64::MAX;
 
+/// Most groups of which it is remembered how far they were: what others have got since is never asked for again.
+const CARRIED_MAX: usize = 1 << 16;
+
 /// How far a group was when its lease was lost.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Carried {
@@ -178,6 +181,10 @@ impl Consumer {
         if let Some(lease) = track.lease {
             self.stats.lost += 1;
             let (at, done) = (track.processed, track.done());
+            if self.carried.len() >= CARRIED_MAX {
+                // Without it something is read again, as after the end of a program.
+                self.carried.clear();
+            }
             self.carried.insert((track.streamlet, track.lane, lease.group), Carried { at, done });
         }
     }
