@@ -382,7 +382,7 @@ fn many_seeds_in_which_machines_burn_keep_every_promise() {
 /// A view with a backup that has burned, and nobody else, has no end if its log is lost too.
 #[test]
 fn a_log_that_takes_backups_to_be_there_without_an_answer_is_found() {
-    found_by(burning, Planted::BelievesTheSilent, &["has no live owner"]);
+    found_by(burning, Planted::BelievesTheSilent, &["has no live owner", "not done"]);
 }
 
 /// Nodes are killed and frozen one after the other, and are back while others rebuild: some of what they had is held again.

@@ -124,9 +124,10 @@ impl Progress {
         groups
     }
 
+    /// A group, as who has it told of it: of one that is at an earlier owner a part may be here as well, from a lost log of that node.
     fn group(&self, id: GroupId) -> Option<GroupInfo> {
-        let older = || self.older.binary_search_by_key(&id, |older| older.id).ok().map(|at| self.older[at]);
-        self.lane.group(id).or_else(older)
+        let older = self.older.binary_search_by_key(&id, |older| older.id).ok().map(|at| self.older[at]);
+        older.or_else(|| self.lane.group(id))
     }
 
     /// Finds a place in the lane, at whichever owner it is.
