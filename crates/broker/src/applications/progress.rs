@@ -393,7 +393,7 @@ impl Progress {
     pub(super) fn lag(&self) -> (Option<u64>, u64, u64) {
         let durable = self.lane.latest().1;
         let earliest = || self.older.first().map_or(u64::MAX, |older| older.first_ordinal).min(self.lane.earliest().1);
-        let from = self.base.map_or_else(earliest, |base| base.ordinal);
+        let from = self.needs_from().unwrap_or_else(earliest);
         (self.needs_from(), durable, durable.saturating_sub(from))
     }
 }

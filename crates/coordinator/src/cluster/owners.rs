@@ -225,12 +225,8 @@ impl StreamOwners {
                 self.sources.push(old);
                 continue;
             }
-            if old.first < first {
-                self.sources.push(RebuiltFrom { count: first - old.first, ..old });
-            }
-            if old.end() > end {
-                self.sources.push(RebuiltFrom { first: end, count: old.end() - end, ..old });
-            }
+            let left = outside((old.first, old.end()), (first, end));
+            self.sources.extend(left.map(|(first, count)| RebuiltFrom { first, count, ..old }));
         }
     }
 
@@ -303,12 +299,8 @@ impl StreamOwners {
                 kept.push(old);
                 continue;
             }
-            if old.first < held.first {
-                kept.push(Held { count: held.first - old.first, ..old });
-            }
-            if old_end > end {
-                kept.push(Held { first: end, count: old_end - end, ..old });
-            }
+            let left = outside((old.first, old_end), (held.first, end));
+            kept.extend(left.map(|(first, count)| Held { first, count, ..old }));
         }
         if held.node != 0 {
             kept.push(held);
@@ -316,6 +308,12 @@ impl StreamOwners {
         kept.sort_unstable();
         self.held = kept;
     }
+}
+
+/// What is left of a range, given by its first and the one behind its last, without another one that it meets: parts with their lengths.
+fn outside((first, end): (u32, u32), (from, to): (u32, u32)) -> impl Iterator<Item = (u32, u32)> {
+    let parts = [(first, from.saturating_sub(first)), (to, end.saturating_sub(to))];
+    parts.into_iter().filter(|(_, count)| *count > 0)
 }
 
 fn joined(runs: Vec<Run>) -> Vec<Run> {
