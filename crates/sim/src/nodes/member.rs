@@ -5,7 +5,7 @@
 //! | --- | --- |
 //! | a group begins where the application is: nothing before it is left out | at every lease |
 //! | what an application has committed stays committed, whoever owns the streamlet | at every lease, and whenever it is asked |
-//! | a commit is refused once somebody has committed with a later lease | at every commit that is accepted |
+//! | a commit that says anything new is refused once somebody has committed with a later lease | at every commit that is accepted |
 //! | with `order = none`: of a group nothing is given again that was committed | at every lease |
 //! | all there is was read and committed | when everything is healed, and after everything was lost once more |
 
@@ -49,6 +49,8 @@ struct Lease {
     time: LeaseTime,
     cursor: Cursor,
     next: u64,
+    /// How far a commit with this lease was accepted.
+    committed: Option<u64>,
     /// What is under way: its correlation, the node, since when.
     asked: Option<(u64, u32, u64, Fetch)>,
     /// Who has the group, as the last node said, and which node said so.
@@ -76,6 +78,9 @@ struct Told {
     ordinal: u64,
     is_over: bool,
     is_done: bool,
+    /// It was not accepted before. What was is repeated by an owner that does not know yet that it is none: that appends nothing, and
+    /// is as true as it was.
+    is_new: bool,
     time: LeaseTime,
     /// The latest lease of the lane that a commit was accepted of, as far as anybody knew then.
     latest: Option<LeaseTime>,
@@ -235,7 +240,8 @@ impl Member {
             let place = self.place(streamlet, lane);
             let latest = around.told.latest_commit(&self.application, place);
             let (is_over, is_done, group) = (after != AfterCommit::Keep, lease.is_at_end, lease.group.group);
-            told.push(Told { lease: *id, place, group, ordinal, is_over, is_done, time, latest });
+            let is_new = is_done || lease.committed.is_none_or(|committed| committed < ordinal);
+            told.push(Told { lease: *id, place, group, ordinal, is_over, is_done, is_new, time, latest });
             around.truth.processed(&self.application, place, ordinal);
             around.told.covers(&self.application, place, (lease.group.start_ordinal, ordinal));
         }
@@ -291,6 +297,7 @@ impl Member {
                 time,
                 cursor,
                 next,
+                committed: None,
                 asked: None,
                 hint: 0,
                 not_at: 0,
@@ -371,7 +378,8 @@ impl Member {
             match Status::from_u16(*status).expect("a status of this build") {
                 Status::Ok => {
                     around.truth.checked();
-                    if !self.is_unordered && told.latest.is_some_and(|latest| latest.asked_us > told.time.told_us) {
+                    let is_later = |latest: LeaseTime| latest.asked_us > told.time.told_us;
+                    if !self.is_unordered && told.is_new && told.latest.is_some_and(is_later) {
                         let (application, ordinal) = (&self.application, told.ordinal);
                         return Err(Violation(format!(
                             "{place}: application {application} committed {ordinal} with a lease that was over"
@@ -386,6 +394,8 @@ impl Member {
                     }
                     if told.is_over {
                         self.leases.remove(&(node, told.lease));
+                    } else if let Some(lease) = self.leases.get_mut(&(node, told.lease)) {
+                        lease.committed = lease.committed.max(Some(told.ordinal));
                     }
                 }
                 Status::LeaseLost => {
