@@ -371,6 +371,42 @@ fn a_streamlet_that_comes_back_brings_no_lease_along() {
     assert_eq!(fetch(&mut peer, "report").unwrap().iter().map(|offset| offset.ordinal).collect::<Vec<_>>(), [1]);
 }
 
+/// Members join each owner once. One that came to know their application with a streamlet that moved to it has others of the stream already.
+#[test]
+fn an_application_that_comes_with_a_streamlet_reads_the_others_of_its_new_owner() {
+    let options = options(2, 1);
+    let (first, next) = (node(1, &options), node(2, &options));
+    for (house, streamlet) in [(&first, X), (&next, StreamletId(1))] {
+        house.broker.place_stream(2, STREAM, vec![owner(1, 2), owner(2, 2)]).unwrap();
+        house.broker.open_streamlet(STREAM, streamlet, 2, None).unwrap();
+    }
+    let mut peer = first.peer();
+    write(&mut peer);
+    for (name, start) in [("report", Start::Earliest), ("alert", Start::Latest)] {
+        peer.join(&first, name, start);
+    }
+    let chunk = |sequence| chunk_of(target(STREAM, 1, 7, sequence), 1, 100);
+    assert_eq!(statuses(&next.peer().write(&[chunk(0)])), [Status::Ok]);
+    first.broker.let_go(STREAM, X).unwrap();
+    let state = first.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+    let older = vec![kera_protocol::OlderGroups { first_epoch: 2, node: 1 }];
+    next.broker.set_owner(3, STREAM, X, Owner { node: 2, epoch: 3, older }).unwrap();
+    next.broker.open_streamlet(STREAM, X, 3, Some(&state)).unwrap();
+    assert_eq!(statuses(&next.peer().write(&[chunk(1)])), [Status::Ok]);
+    let begins = |name, start| {
+        let mut peer = next.peer();
+        let joined = peer.join(&next, name, start);
+        let mut groups = peer.next_groups(&joined, 9);
+        groups.sort_by_key(|group| group.streamlet);
+        groups.iter().map(|group| (group.streamlet.0, group.start_ordinal)).collect::<Vec<_>>()
+    };
+    assert_eq!(begins("report", Start::Earliest), [(0, 0), (1, 0)]);
+    assert_eq!(begins("alert", Start::Latest), [(1, 1)], "from where it was heard of on");
+    let offsets = fetch(&mut next.peer(), "alert").unwrap();
+    let recorded: Vec<_> = offsets.iter().map(|offset| (offset.streamlet.0, offset.ordinal)).collect();
+    assert_eq!(recorded, [(0, 1), (1, 1)]);
+}
+
 #[test]
 fn groups_of_the_last_owner_are_leased_also_if_only_the_records_came_along() {
     let options = options(1, 1);

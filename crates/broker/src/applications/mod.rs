@@ -550,6 +550,7 @@ impl Applications {
             let of_stream = registry.from_before.iter().filter(|((_, of), _)| *of == stream);
             replay.applications = of_stream.map(|(key, kept)| (key.clone(), kept.of_streamlet(streamlet))).collect();
         }
+        let mut made = Vec::new();
         for ((name, of), replayed) in replay.applications {
             // One whose record was never taken, as the arena was full, and whose positions were: they must not be lost.
             let unrecorded = kera_format::applications::Application {
@@ -566,22 +567,18 @@ impl Applications {
                 let meta = Meta { id, ..Meta::from_record(name, stream, record) };
                 let application = Arc::new(self.application(broker, meta, Arc::clone(&place)));
                 registry.insert(Arc::clone(&application));
+                made.push(Arc::clone(&application));
                 application
             });
             application.take_replayed(replayed, streamlet);
         }
         for application in registry.of_stream(stream) {
-            let is_known = application.take_streamlet(kept);
-            let mut entries = if is_new || !is_known { application.records(Some(streamlet)) } else { Vec::new() };
-            if !is_known && application.meta.start == kera_protocol::Start::Latest {
-                entries.extend(application.start_at_latest(Some(streamlet), now_ms));
-            }
-            let written = kept.journal.append(&application.meta.name, stream, &entries, now_ms);
-            if let Some(failure) = written.failure {
-                tracing::warn!(%stream, %streamlet, %failure, "an application is not recorded with a streamlet yet");
-                // A position without its application is nothing: the copy, which is tried again until it is there, has both.
-                kept.journal.want_copy();
-            }
+            take_streamlet(&application, kept, is_new, now_ms);
+        }
+        // This node hears of them for the first time, and what else it serves of the stream is theirs to read as well.
+        let served = self.keepers.of_stream(stream);
+        for other in served.iter().filter(|other| other.is_read() && other.place.id() != streamlet) {
+            made.iter().for_each(|application| take_streamlet(application, other, false, now_ms));
         }
         drop(registry);
         if !is_new {
@@ -621,6 +618,21 @@ impl Applications {
         }
         kept.journal.end_copy(from, before);
         broker.metrics.snapshots_written.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// An application has a streamlet to read from here on. With one that does not know it, it is recorded; `anew`: in any case.
+fn take_streamlet(application: &Application, kept: &Kept, anew: bool, now_ms: i64) {
+    let (stream, streamlet) = (application.meta.stream, kept.place.id());
+    let is_known = application.take_streamlet(kept);
+    let mut entries = if anew || !is_known { application.records(Some(streamlet)) } else { Vec::new() };
+    if !is_known && application.meta.start == kera_protocol::Start::Latest {
+        entries.extend(application.start_at_latest(Some(streamlet), now_ms));
+    }
+    if let Some(failure) = kept.journal.append(&application.meta.name, stream, &entries, now_ms).failure {
+        tracing::warn!(%stream, %streamlet, %failure, "an application is not recorded with a streamlet yet");
+        // A position without its application is nothing: the copy, which is tried again until it is there, has both.
+        kept.journal.want_copy();
     }
 }
 
