@@ -29,6 +29,11 @@ impl Backoff {
         Backoff { failures: 0, soon: true }
     }
 
+    /// Nothing has failed since it worked.
+    pub(crate) fn is_first(&self) -> bool {
+        self.failures == 0
+    }
+
     /// It worked: the next failure starts over.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;

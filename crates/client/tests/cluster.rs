@@ -86,6 +86,8 @@ struct Cluster {
     producers: Arc<AtomicU64>,
     /// No node says who owns what to whoever asks for it.
     secretive: Arc<AtomicBool>,
+    /// How often nodes were asked who owns what.
+    asked: Arc<AtomicU64>,
 }
 
 /// A node's session: its broker's, and as much of a coordinator as clients need.
@@ -94,10 +96,12 @@ struct NodeSession {
     info: StreamInfo,
     producers: Arc<AtomicU64>,
     secretive: Arc<AtomicBool>,
+    asked: Arc<AtomicU64>,
 }
 
 impl Session for NodeSession {
     fn on_frame(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        self.asked.fetch_add(u64::from(header.op == Op::FindOwners as u16), Ordering::SeqCst);
         match Op::from_u16(header.op) {
             Some(Op::GetStream) => out.respond(header, &self.info),
             Some(Op::AllocateProducer) => {
@@ -171,6 +175,7 @@ impl Cluster {
             info,
             producers: Arc::new(AtomicU64::new(1)),
             secretive: Arc::default(),
+            asked: Arc::default(),
         };
         (0..nodes as usize).for_each(|at| cluster.serve(at));
         let infos: Vec<NodeInfo> = (1..).zip(cluster.nodes.lock().iter()).map(|(n, node)| node_info(n, node)).collect();
@@ -199,11 +204,11 @@ impl Cluster {
         };
         let config = ServerConfig::new(node.address, hello, Arc::new(SystemClock::new()));
         let (broker, info, producers) = (Arc::clone(&node.broker), self.info.clone(), Arc::clone(&self.producers));
-        let secretive = Arc::clone(&self.secretive);
+        let (secretive, asked) = (Arc::clone(&self.secretive), Arc::clone(&self.asked));
         let factory = Arc::new(move |peer: Peer, waker: SessionWaker| {
             let broker = broker.session(peer.address, waker);
-            let (producers, secretive) = (Arc::clone(&producers), Arc::clone(&secretive));
-            Box::new(NodeSession { broker, info: info.clone(), producers, secretive }) as Box<dyn Session>
+            let (producers, secretive, asked) = (Arc::clone(&producers), Arc::clone(&secretive), Arc::clone(&asked));
+            Box::new(NodeSession { broker, info: info.clone(), producers, secretive, asked }) as Box<dyn Session>
         });
         let server = Server::start(config, factory).unwrap();
         (node.address, node.server) = (server.local_addr(), Some(server));
@@ -605,6 +610,33 @@ fn an_owner_that_cannot_be_reached_is_asked_for_at_other_nodes() {
         let admin = producing.admin();
         lose_the_owner(&cluster, producing, reading, || cluster.stop(0)).await;
         assert_eq!(admin.stream("moving").await.unwrap().id, STREAM);
+    });
+}
+
+/// Tries to connect get as rare as one a second; were a successor asked for only when one has failed, it would be found that late.
+#[test]
+fn a_successor_is_asked_for_more_often_than_a_lost_node_is_tried() {
+    let cluster = Cluster::start(3, 1, 1);
+    run(async {
+        let client = Client::connect(cluster.address(1)).await.unwrap();
+        let mut producer = client.producer("moving").chunk_bytes(512).build().await.unwrap();
+        producer.deliver(&Record::value(b"0")).await.unwrap();
+        let lost = cluster.address(0);
+        cluster.stop(0);
+        // Whoever comes is counted and sent away.
+        let (tried, listener) = (Arc::new(AtomicU64::new(0)), TcpListener::bind(lost).unwrap());
+        let counted = Arc::clone(&tried);
+        std::thread::spawn(move || listener.incoming().for_each(|_| drop(counted.fetch_add(1, Ordering::SeqCst))));
+        producer.send(&Record::value(b"1")).await.unwrap();
+        cluster.asked.store(0, Ordering::SeqCst);
+        while cluster.asked.load(Ordering::SeqCst) < 100 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let (asked, tried) = (cluster.asked.load(Ordering::SeqCst), tried.load(Ordering::SeqCst));
+        // Who asks goes to each of the three nodes, the lost one too.
+        assert!(asked > 2 * tried, "asked {asked} times, tried to connect {tried} times");
+        cluster.lose(1, 2);
+        producer.close().await.unwrap();
     });
 }
 

@@ -38,8 +38,8 @@ use crate::{Client, ClientError};
 const COPY_BYTES_MAX: usize = 4 << 10;
 /// A chunk whose bytes arrive damaged this often is given up.
 const CHECKSUM_TRIES: u32 = 5;
-/// In a cluster, an answer that takes longer makes doubt who owns what.
-const LATE: Duration = Duration::from_secs(1);
+/// In a cluster, an answer that takes longer makes doubt who owns what: no node is declared lost sooner.
+const LATE: Duration = Duration::from_millis(500);
 /// How long that the stream has grown is tried to be found out.
 const REFRESH_RETRY: Duration = Duration::from_secs(1);
 /// After so long without a question for owners the next one is not held back by those before.
@@ -141,6 +141,11 @@ impl Link {
             backoff: Backoff::default(),
             not_before: None,
         }
+    }
+
+    /// The connection was lost, or could not be made, and there is none yet.
+    fn is_down(&self) -> bool {
+        self.connection.is_none() && !self.backoff.is_first()
     }
 
     /// Whether an answer takes long.
@@ -434,6 +439,17 @@ impl Sender {
         owners.ask_at = Some(now + owners.backoff.next(None));
     }
 
+    /// As long as chunks are for a node that cannot be connected to: tries to connect get rare, and its successor is to be heard of soon.
+    fn ask_owners_again(&mut self) {
+        let is_waiting = {
+            let buffer = self.shared.buffer();
+            self.links.iter().enumerate().any(|(at, link)| link.is_down() && buffer.wants(at))
+        };
+        if is_waiting && !self.owners.placement.is_alone() {
+            self.want_owners();
+        }
+    }
+
     /// A node that takes long to answer may be gone, and the cluster may have noticed: a machine that is gone closes no connection.
     fn doubt_owners(&mut self, now: Instant) {
         if !self.owners.placement.is_alone() && self.links.iter().any(|link| link.is_late(now)) {
@@ -586,6 +602,7 @@ impl Sender {
                 self.owners.placement = placement;
                 self.apply_owners();
                 self.leave_late_nodes(Instant::now());
+                self.ask_owners_again();
             }
             Event::Owners(Err(error)) => {
                 self.last_error = error.to_string();
