@@ -626,7 +626,7 @@ fn a_successor_is_asked_for_more_often_than_a_lost_node_is_tried() {
         // Whoever comes is counted and sent away.
         let (tried, listener) = (Arc::new(AtomicU64::new(0)), TcpListener::bind(lost).unwrap());
         let counted = Arc::clone(&tried);
-        std::thread::spawn(move || listener.incoming().for_each(|_| drop(counted.fetch_add(1, Ordering::SeqCst))));
+        std::thread::spawn(move || listener.incoming().for_each(|_| _ = counted.fetch_add(1, Ordering::SeqCst)));
         producer.send(&Record::value(b"1")).await.unwrap();
         cluster.asked.store(0, Ordering::SeqCst);
         while cluster.asked.load(Ordering::SeqCst) < 100 {

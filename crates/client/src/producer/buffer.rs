@@ -495,9 +495,26 @@ impl Buffer {
         }
     }
 
-    /// Whether there may be something that leaves by this connection.
-    pub(super) fn wants(&self, route: usize) -> bool {
-        self.routes.get(route).is_some_and(|route| !route.ready.is_empty() || !route.opened.is_empty())
+    /// Whether something is to leave by this connection. Forgets what stands in its lines and has another way by now.
+    pub(super) fn wants(&mut self, at: usize) -> bool {
+        let Some(route) = self.routes.get_mut(at) else { return false };
+        while let Some(&number) = route.ready.front() {
+            let streamlet = &mut self.streamlets[number as usize];
+            let in_line = streamlet.is_ready && streamlet.route as usize == at;
+            if in_line && !streamlet.sealed.is_empty() {
+                return true;
+            }
+            streamlet.is_ready &= !in_line;
+            route.ready.pop_front();
+        }
+        let is_here = |streamlet: &Streamlet, opening| streamlet.wanted as usize == at && streamlet.is_open(opening);
+        while let Some(&(opening, number)) = route.opened.front() {
+            if is_here(&self.streamlets[number as usize], opening) {
+                return true;
+            }
+            route.opened.pop_front();
+        }
+        route.again.iter().any(|&(_, opening, number)| is_here(&self.streamlets[number as usize], opening))
     }
 
     fn target(&self, streamlet: u32, sequence: u64) -> ChunkTarget {

@@ -442,8 +442,9 @@ impl Sender {
     /// As long as chunks are for a node that cannot be connected to: tries to connect get rare, and its successor is to be heard of soon.
     fn ask_owners_again(&mut self) {
         let is_waiting = {
-            let buffer = self.shared.buffer();
-            self.links.iter().enumerate().any(|(at, link)| link.is_down() && buffer.wants(at))
+            let mut buffer = self.shared.buffer();
+            let is_empty = buffer.stats.buffered_bytes == 0;
+            !is_empty && self.links.iter().enumerate().any(|(at, link)| link.is_down() && buffer.wants(at))
         };
         if is_waiting && !self.owners.placement.is_alone() {
             self.want_owners();
@@ -503,6 +504,11 @@ impl Sender {
         let to = if is_hint { node } else { NOBODY };
         if is_hint {
             self.owners.hinted.insert(streamlet, epoch);
+        }
+        if epoch > newest {
+            // Something has changed just now, whatever was asked in vain before.
+            self.owners.backoff.reset();
+            self.owners.ask_at = None;
         }
         let route = self.links.iter().position(|link| link.node == to).unwrap_or_else(|| {
             self.links.push(Link::new(to, None));

@@ -305,3 +305,25 @@ fn chunks_change_their_way_when_nothing_is_under_way_and_can_come_back() {
     assert_eq!(second.iter().map(|chunk| chunk.sequence).collect::<Vec<_>>(), [1]);
     done(&mut buffer, second.remove(0));
 }
+
+#[test]
+fn only_the_way_that_something_is_to_leave_by_is_wanted() {
+    let (mut front, shared) = front(settings());
+    let wanted = |shared: &Shared| [0, 1, 2].map(|route| shared.buffer().wants(route));
+    assert_eq!(wanted(&shared), [false; 3]);
+    push(&mut front, 0);
+    assert_eq!(wanted(&shared), [true, false, false], "it is in an open chunk");
+    shared.buffer().set_route(0, 1);
+    assert_eq!(wanted(&shared), [false, true, false]);
+    front.flush();
+    assert_eq!(wanted(&shared), [false, true, false], "it is in a sealed chunk");
+    shared.buffer().set_route(0, 2);
+    assert_eq!(wanted(&shared), [false, false, true]);
+    shared.buffer().set_route(0, 1);
+    let now = Instant::now() + Duration::from_secs(1);
+    let taken = shared.buffer().take(1, now, 4_000, Vec::new()).chunks;
+    assert_eq!(taken.len(), 1);
+    assert_eq!(wanted(&shared), [false; 3], "it is under way");
+    shared.buffer().put_back(taken);
+    assert_eq!(wanted(&shared), [false, true, false]);
+}
