@@ -613,30 +613,51 @@ fn an_owner_that_cannot_be_reached_is_asked_for_at_other_nodes() {
     });
 }
 
-/// Tries to connect get as rare as one a second; were a successor asked for only when one has failed, it would be found that late.
+/// Loses the first node, and has whoever waits for its successor ask a hundred times. Tries to connect to it get as rare as one a second; were a
+/// successor asked for only when one has failed, it would be found that late.
+async fn a_successor_is_asked_for(cluster: &Cluster) {
+    let lost = cluster.address(0);
+    cluster.stop(0);
+    // Whoever comes is counted and sent away.
+    let (tried, listener) = (Arc::new(AtomicU64::new(0)), TcpListener::bind(lost).unwrap());
+    let counted = Arc::clone(&tried);
+    std::thread::spawn(move || listener.incoming().for_each(|_| _ = counted.fetch_add(1, Ordering::SeqCst)));
+    cluster.asked.store(0, Ordering::SeqCst);
+    while cluster.asked.load(Ordering::SeqCst) < 100 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    let (asked, tried) = (cluster.asked.load(Ordering::SeqCst), tried.load(Ordering::SeqCst));
+    // Who asks goes to each of the three nodes, the lost one too.
+    assert!(asked > 2 * tried, "asked {asked} times, tried to connect {tried} times");
+    cluster.lose(1, 2);
+}
+
 #[test]
-fn a_successor_is_asked_for_more_often_than_a_lost_node_is_tried() {
+fn producers_ask_for_a_successor_more_often_than_they_try_a_lost_node() {
     let cluster = Cluster::start(3, 1, 1);
     run(async {
         let client = Client::connect(cluster.address(1)).await.unwrap();
         let mut producer = client.producer("moving").chunk_bytes(512).build().await.unwrap();
         producer.deliver(&Record::value(b"0")).await.unwrap();
-        let lost = cluster.address(0);
         cluster.stop(0);
-        // Whoever comes is counted and sent away.
-        let (tried, listener) = (Arc::new(AtomicU64::new(0)), TcpListener::bind(lost).unwrap());
-        let counted = Arc::clone(&tried);
-        std::thread::spawn(move || listener.incoming().for_each(|_| _ = counted.fetch_add(1, Ordering::SeqCst)));
         producer.send(&Record::value(b"1")).await.unwrap();
-        cluster.asked.store(0, Ordering::SeqCst);
-        while cluster.asked.load(Ordering::SeqCst) < 100 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        let (asked, tried) = (cluster.asked.load(Ordering::SeqCst), tried.load(Ordering::SeqCst));
-        // Who asks goes to each of the three nodes, the lost one too.
-        assert!(asked > 2 * tried, "asked {asked} times, tried to connect {tried} times");
-        cluster.lose(1, 2);
+        a_successor_is_asked_for(&cluster).await;
         producer.close().await.unwrap();
+    });
+}
+
+#[test]
+fn consumers_ask_for_a_successor_more_often_than_they_try_a_lost_node() {
+    let cluster = Cluster::start(3, 1, 1);
+    run(async {
+        let client = Client::connect(cluster.address(1)).await.unwrap();
+        write(&client, 0, 1).await;
+        let mut reader = client.consumer("moving").build().await.unwrap();
+        expect(&mut reader, 0..1).await;
+        let reading = tokio::task::spawn_local(async move { expect(&mut reader, 1..2).await });
+        a_successor_is_asked_for(&cluster).await;
+        write(&client, 1, 2).await;
+        reading.await.unwrap();
     });
 }
 

@@ -23,7 +23,9 @@ use crate::client::ended;
 use crate::placement::{NOBODY, Placement};
 
 /// A node that has said nothing for so long is asked whether it is there: a machine that is gone closes no connection.
-const QUIET_MAX: Duration = Duration::from_secs(2);
+const QUIET_MAX: Duration = Duration::from_secs(1);
+/// A node that takes longer to say so may be lost, and others may know who has what it had.
+const DOUBT: Duration = Duration::from_millis(500);
 /// A node that does not say within this that it is there is given up.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// A probe that is looked at so long after its time was not answered because nobody looked: it gets its time once more.
@@ -205,10 +207,15 @@ impl Holders {
         at
     }
 
+    /// Whether a node could not be reached, or its connection broke, and nothing was heard of it since.
+    fn is_down(&self, node: u32) -> bool {
+        self.away.get(&node).is_some_and(|away| !away.backoff.is_first())
+    }
+
     /// When there is something to look after, at the latest.
     pub(super) fn next_timer(&self, now: Instant) -> Option<Instant> {
         let quiet = self.linked.iter().map(|holder| match &holder.probe {
-            Some((_, until)) => *until,
+            Some((_, until)) => Some(doubted_at(*until)).filter(|at| *at > now).unwrap_or(*until),
             None => holder.heard_at + QUIET_MAX,
         });
         quiet.chain(self.ask_at).min().map(|at| at.max(now))
@@ -255,6 +262,10 @@ impl Holders {
 
     /// Asks quiet nodes whether they are there. One that has not answered in time, if there is one.
     fn probe(&mut self, stream: StreamId, now: Instant) -> Option<u32> {
+        let is_in_doubt = |holder: &Holder| holder.probe.as_ref().is_some_and(|(_, until)| doubted_at(*until) <= now);
+        if self.asking.is_none() && self.linked.iter().any(is_in_doubt) {
+            self.want_owners(now);
+        }
         for holder in &mut self.linked {
             match &mut holder.probe {
                 Some((_, until)) if *until + LATE < now => *until = now + PROBE_TIMEOUT,
@@ -269,6 +280,11 @@ impl Holders {
         }
         None
     }
+}
+
+/// When a node that is asked whether it is there, and has `until` then to say so, is doubted.
+fn doubted_at(until: Instant) -> Instant {
+    until - PROBE_TIMEOUT + DOUBT
 }
 
 impl Consumer {
@@ -328,6 +344,10 @@ impl Consumer {
         let client = self.client().clone();
         let placement = Arc::clone(&self.holders.placement);
         let message = if placement.owners().contains(&node) { self.join_message(node) } else { None };
+        if self.holders.is_down(node) && self.holders.asking.is_none() {
+            // Tries to reach it get rare, or take long, and its successor is to be heard of soon.
+            self.holders.want_owners(now);
+        }
         let away = self.holders.away.entry(node).or_insert_with(|| Away {
             lost: false,
             not_before: now,
