@@ -7,6 +7,8 @@ Three nodes on this machine, a stream with three copies (durability process) of 
 open-loop producer writes a little, that node is killed with kill -9. Told are: the longest that any record waited for its acknowledgement,
 when the streamlets were taken over, when all of the old data could be read again, and when it had its copies, from the nodes' own logs. Beside
 them: `kera bench limit` says what loopback and disk of the machine give. Needs six times the data as memory at most, and as much disk.
+With `--follow` a consumer reads what is written meanwhile, and the longest wait of a record for its receipt is told too. With `--freeze` the node is
+stopped by a signal and not killed: no connection to it breaks, as when its machine is gone.
 """
 import argparse
 import datetime
@@ -40,7 +42,7 @@ def owner(kera, connect):
     return [node["node"] for node in told["cluster"]["nodes"] if node["streamlets"] > 0][0]
 
 
-def round_of(kera, mib, probe_rate):
+def round_of(kera, mib, probe_rate, follow, freeze):
     folder, ports = tempfile.mkdtemp(prefix="kera-recovery-"), free_ports(6)
     nodes = [Node(kera, folder, number, ports, f"{2 * mib}MiB") for number in (1, 2, 3)]
     connect = ",".join(node.address for node in nodes)
@@ -54,12 +56,18 @@ def round_of(kera, mib, probe_rate):
         fill = [kera, "bench", "produce", "--stream", "old", "--streamlets", "1", "--records", str(mib << 10), "--record-bytes", "1000"]
         subprocess.run(fill + ["--chunk-bytes", "64KiB", "--connect", connect], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         lost = nodes[owner(kera, connect) - 1]
-        probe = [kera, "bench", "produce", "--stream", "old", "--streamlets", "1", "--rate", str(probe_rate), "--seconds", "8", "--sample", "1"]
+        # A consumer reads what is there already before the clock starts.
+        warmup = 1 + mib // 128 if follow else 0
+        probe = [kera, "bench", "both" if follow else "produce", "--stream", "old", "--streamlets", "1", "--rate", str(probe_rate), "--seconds", "8"]
+        probe += ["--sample", "1"] + (["--warmup-seconds", str(warmup)] if follow else [])
         probing = subprocess.Popen(probe + ["--chunk-bytes", "1KiB", "--connect", connect, "--json"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        time.sleep(3)
+        time.sleep(3 + warmup)
         killed = time.time()
-        lost.signal(signal.SIGKILL)
-        lost.process.wait()
+        if freeze:
+            lost.signal(signal.SIGSTOP)
+        else:
+            lost.signal(signal.SIGKILL)
+            lost.process.wait()
         said = json.loads(probing.communicate()[0])
         others = [node for node in nodes if node is not lost]
         until = time.monotonic() + 60
@@ -69,8 +77,10 @@ def round_of(kera, mib, probe_rate):
         readable = max(at for at, _ in find(others, "what a lost broker had can be read again", killed)) - killed
         at, line = max(find(others, "what a lost broker had is rebuilt", killed))
         size = int(re.search(r"bytes=(\d+)", line).group(1))
+        received = {"received_after_at_most_s": round(said["consume"]["latency_us"]["max"] / 1e6, 3)} if follow else {}
         return {
             "stopped_at_most_s": round(said["latency_us"]["max"] / 1e6, 3),
+            **received,
             "taken_over_s": round(taken, 3),
             "readable_s": round(readable, 3),
             "has_its_copies_s": round(at - killed, 3),
@@ -89,10 +99,12 @@ def main():
     parser.add_argument("--mib", type=int, default=1024, help="old data of the broker that is lost")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=int, default=2000, help="records per second while the broker is lost")
+    parser.add_argument("--follow", action="store_true", help="a consumer reads what is written meanwhile")
+    parser.add_argument("--freeze", action="store_true", help="the node falls silent, and no connection to it breaks")
     args = parser.parse_args()
     kera = os.path.abspath(args.kera)
     for _ in range(args.rounds):
-        print(json.dumps(round_of(kera, args.mib, args.rate)), flush=True)
+        print(json.dumps(round_of(kera, args.mib, args.rate, args.follow, args.freeze)), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,10 @@ use crate::lent::Lent;
 use crate::placement::{HOME, Placement, Placements};
 use crate::{Admin, ClientError, ConsumerBuilder, ProducerBuilder};
 
-/// How long a node may take before the next one is tried beside it.
+/// How long connecting to a node may take before the next one is tried beside it.
 const HEDGE: Duration = Duration::from_millis(300);
+/// How long a node may take to say who owns what before another one is asked too: any of them answers from memory.
+const ASK_HEDGE: Duration = Duration::from_millis(100);
 /// How long a node may take to say who owns what, if there are others to ask.
 const ASK_TIMEOUT: Duration = Duration::from_secs(2);
 /// So many others are asked for owners at one time.
@@ -366,7 +368,7 @@ impl Client {
             let found = match asked.is_empty() {
                 true => None,
                 false if others.len() == 0 => asked.join_next().await,
-                false => tokio::time::timeout(HEDGE, asked.join_next()).await.ok().flatten(),
+                false => tokio::time::timeout(ASK_HEDGE, asked.join_next()).await.ok().flatten(),
             };
             match found.map(|found| found.unwrap_or_else(|error| Err(ended(&error)))) {
                 Some(Ok(found)) if found.is_news(known.as_ref()) => {
