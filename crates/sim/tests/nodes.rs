@@ -202,10 +202,16 @@ fn found(planted: Planted, only: &[Fault], words: &[&str]) {
     found_by(|seed| Plan { only: only.to_vec(), ..short(seed) }, planted, words);
 }
 
+/// Some seed shows the defect in one of these words. What it does in others on the way there is told only if none does.
 fn found_by(plan: impl Fn(u64) -> Plan, planted: Planted, words: &[&str]) {
-    let found = (1..500).find_map(|seed| run(&Plan { planted: Some(planted), ..plan(seed) }).violation);
-    let found = found.unwrap_or_else(|| panic!("{planted:?} was not found"));
-    assert!(words.iter().any(|words| found.contains(words)), "{found}");
+    let mut otherwise = Vec::new();
+    let is_found = (1..500).any(|seed| {
+        let found = run(&Plan { planted: Some(planted), ..plan(seed) }).violation;
+        let says_so = found.iter().any(|found| words.iter().any(|words| found.contains(words)));
+        otherwise.extend(found.filter(|_| !says_so));
+        says_so
+    });
+    assert!(is_found, "{planted:?} was not found by {words:?}; what was: {otherwise:?}");
 }
 
 #[test]
@@ -382,7 +388,7 @@ fn many_seeds_in_which_machines_burn_keep_every_promise() {
 /// A view with a backup that has burned, and nobody else, has no end if its log is lost too.
 #[test]
 fn a_log_that_takes_backups_to_be_there_without_an_answer_is_found() {
-    found_by(burning, Planted::BelievesTheSilent, &["has no live owner", "not done"]);
+    found_by(burning, Planted::BelievesTheSilent, &["has no live owner"]);
 }
 
 /// Nodes are killed and frozen one after the other, and are back while others rebuild: some of what they had is held again.

@@ -9,7 +9,7 @@ use kera_format::{StreamId, StreamOptions, level};
 use kera_protocol::{CreateStream, JoinCluster, Role, StreamChanges, StreamInfo, StreamRef, StreamletsRebuilt};
 
 use super::rules::Refused;
-use super::{ClusterState, LogState, NodeState, Run};
+use super::{ClusterState, LogState, NodeState, Run, View};
 use crate::CoordinatorError;
 use crate::catalog::{CLUSTER_PREFIX, Limits, has_owners};
 
@@ -325,15 +325,20 @@ impl ClusterState {
     /// A view of a log: its first, or the next.
     pub fn plan_view(&self, asked: &LogView) -> Planned {
         let LogView { log, view, first, backups } = asked;
-        let newest = self.logs.get(log).and_then(|state| state.views.last().map(|last| (state.views.len(), last)));
-        if let Some((number, last)) = newest
-            && number == *view as usize
+        if let Some((number, last)) = self.newest_view(*log)
+            && number == *view
             && last.first == *first
             && last.backups == *backups
         {
             return Ok(Vec::new());
         }
         self.one(ClusterEntry::ViewAgreed { log: *log, view: *view, first: *first, backups: backups.clone() })
+    }
+
+    /// The newest view of a log that was agreed to, and its number.
+    pub fn newest_view(&self, log: LogName) -> Option<(u32, &View)> {
+        let views = &self.logs.get(&log)?.views;
+        Some((views.len() as u32, views.last()?))
     }
 
     /// A backup that has got the blocks of an older view.

@@ -306,9 +306,8 @@ fn refusal(state: &ClusterState, me: (u32, u32), log: LogId, asked: View) -> Vie
 
 /// The newest view of a log that the coordinators have agreed to, as far as this node knows.
 fn newest_view(state: &ClusterState, log: LogId) -> View {
-    let views = state.logs().get(&LogName::from(log)).map_or(&[][..], |known| &known.views);
-    let number = views.len() as u32;
-    views.last().map_or(View::NONE, |view| View { number, first: view.first, backups: view.backups.clone() })
+    let agreed = state.newest_view(log.into());
+    agreed.map_or(View::NONE, |(number, view)| View { number, first: view.first, backups: view.backups.clone() })
 }
 
 /// Which sink serves a streamlet of this node: streams with one copy go to the virtual logs on its own disk, all others to backups.

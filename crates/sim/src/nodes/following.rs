@@ -304,9 +304,12 @@ fn refusal(state: &ClusterState, me: (u32, u32), log: LogName, asked: View) -> V
     if !state.is_live(me.0, me.1) {
         return ViewAnswer::Fenced;
     }
-    let views = state.logs().get(&log).map_or(&[][..], |known| &known.views);
-    let number = views.len() as u32;
-    let newest =
-        views.last().map_or(View::NONE, |view| View { number, first: view.first, backups: view.backups.clone() });
+    let agreed = state.newest_view(log);
+    let of = |(number, view): (u32, &kera_coordinator::cluster::View)| View {
+        number,
+        first: view.first,
+        backups: view.backups.clone(),
+    };
+    let newest = agreed.map_or(View::NONE, of);
     ViewAnswer::Refused { asked, newest }
 }
