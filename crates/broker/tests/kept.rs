@@ -17,9 +17,9 @@ use kera_log::Lane;
 use kera_protocol::application::AfterCommit::{Done, Keep, Release};
 use kera_protocol::application::LeaveApplication;
 use kera_protocol::{
-    BlockStored, BlocksRead, CommitEntry, CommitOffsets, CommittedOffset, CommittedOffsets, DeleteApplication,
-    FetchOffsets, JoinedApplication, LaneStateList, LaneStates, LeasedGroup, LeasedGroups, NextGroups, Owner,
-    ReadBlocks, ReadChunksResponse, ReadEntry, ResetOffsets, Start, Status, StoreHead,
+    BlockStored, BlocksRead, Body, CommitEntry, CommitOffsets, CommittedOffset, CommittedOffsets, DeleteApplication,
+    FetchOffsets, JoinedApplication, LaneStateList, LaneStates, LeasedGroup, LeasedGroups, NextGroups, OfferGroups,
+    Owner, ReadBlocks, ReadChunksResponse, ReadEntry, ResetOffsets, Start, Status, StoreHead, StreamletState,
 };
 use parking_lot::Mutex;
 use proptest::prelude::*;
@@ -430,6 +430,39 @@ fn groups_of_the_last_owner_are_leased_also_if_only_the_records_came_along() {
         assert_eq!(peer.commit(&next, &joined, &[done(&group)]), [Status::Ok]);
     }
     assert!(peer.next_groups(&joined, 9).is_empty());
+}
+
+/// An owner whose predecessor came back with its groups records that a little later. It may be lost, or stopped, before.
+#[test]
+fn groups_that_a_node_came_back_with_are_known_to_whoever_owns_the_streamlet_next() {
+    let backup = OneBackup::new();
+    let options = options(1, 1);
+    let back = first_owner(1, &options);
+    let mut peer = back.peer();
+    (0..3).for_each(|_| write(&mut peer));
+    let joined = peer.join(&back, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!(peer.commit(&back, &joined, &[done(&group)]), [Status::Ok]);
+    let logs = [backup.take(&back, LogId { node: 1, epoch: 10, vlog: 0 })];
+    let (lost, rebuild) = takes_over(2, 3, &options, &logs, &backup);
+    back.broker.set_owner(3, STREAM, X, owner(2, 3)).unwrap();
+    let lanes = back.broker.whole_lanes(STREAM, X).expect("all of it is there");
+    let offered = OfferGroups { node: 1, epoch: 11, stream: STREAM, streamlet: X, owner_epoch: 3, lanes };
+    let kept = lost.broker.check_offer(&rebuild, &offered, None).expect("it is all of it");
+    let kept = StreamletState::decode(1, &kept).unwrap();
+    // Nothing is left of the owner but what the coordinators keep.
+    let handed = [((STREAM, X), kept)].into_iter().collect();
+    let next = node(4, &options);
+    let older = vec![kera_protocol::OlderGroups { first_epoch: 1, node: 1 }];
+    next.broker.set_owner(5, STREAM, X, Owner { node: 4, epoch: 5, older }).unwrap();
+    next.broker.take_over_moved(&[(STREAM, X, 5)], &[], &backup, &handed).unwrap();
+    let mut peer = next.peer();
+    let joined = peer.join(&next, "report", Start::Earliest);
+    let given = peer.next_groups(&joined, 9)[0];
+    assert_eq!((given.group.epoch(), given.start_ordinal), (2, 0), "nothing tells how far the application was");
+    assert_eq!(peer.commit(&next, &joined, &[done(&given)]), [Status::Ok]);
+    let given = peer.next_groups(&joined, 9)[0];
+    assert_eq!((given.group.epoch(), given.start_ordinal), (2, 1));
 }
 
 /// The log of an owner of long ago is lost only now; since then the streamlet has moved twice, and its last owner was lost before it had written

@@ -58,7 +58,8 @@ pub(super) enum Step {
 }
 
 impl Reading {
-    /// Begins where the lane begins. If that is behind what was handed over, a copy of all of it has replaced that.
+    /// Begins where the lane begins. If that is behind what was handed over, a copy of all of it has replaced that, but for the groups that
+    /// other nodes have: one that came back may hold them since the copy was made. Those that nobody has any more are forgotten later.
     fn begin(place: &Streamlet, handed: Option<StreamletState>) -> Reading {
         let mut reading = Reading { at: Cursor::default(), replay: Replay::default(), handed };
         let first = place.used_progress_lane().map_or(0, |lane| lane.earliest().1);
@@ -66,9 +67,11 @@ impl Reading {
             let lane = state.lanes.iter().find(|lane| lane.lane == LaneId::PROGRESS);
             first <= lane.map_or(0, |lane| lane.next_ordinal)
         };
-        if let Some(state) = reading.handed.as_ref().filter(is_needed) {
-            reading.replay.chunks(&state.progress);
-            reading.replay.take_kept(state);
+        if let Some(state) = reading.handed.as_ref() {
+            let mut told = Replay::default();
+            told.chunks(&state.progress);
+            told.take_kept(state);
+            reading.replay = if is_needed(&state) { told } else { Replay { older: told.older, ..Replay::default() } };
         }
         reading
     }

@@ -32,6 +32,7 @@ use crate::failure::Failure;
 use application::{Application, Meta};
 use journal::Chunked;
 use keepers::{Keepers, Kept, Step};
+use kera_protocol::placement::KeptGroup;
 use replay::{Replay, Replayed};
 
 /// The name of the system stream that keeps applications and their offsets.
@@ -619,6 +620,33 @@ impl Applications {
         kept.journal.end_copy(from, before);
         broker.metrics.snapshots_written.fetch_add(1, Ordering::Relaxed);
     }
+}
+
+/// Adds the groups of a state's lanes to what it tells of applications: another node holds them, and whoever owns the streamlet after an owner
+/// that is lost, or stopped, before it has recorded that knows of them from here only. None are added if there are more than
+/// [`GROUPS_ALONG_MAX`].
+pub(crate) fn tell_of_groups(state: &mut StreamletState) -> Result<(), Failure> {
+    let (stream, streamlet) = (state.stream, state.streamlet);
+    let mut told = Replay::default();
+    told.chunks(&state.progress);
+    let is_news = |lane: LaneId, kept: &KeptGroup| {
+        told.older.get(&lane).and_then(|groups| groups.get(&kept.group)).is_none_or(|known| known != kept)
+    };
+    let entry = |lane: LaneId, kept: &KeptGroup| Entry::Kept {
+        lane: LaneKey { streamlet, lane },
+        group: kept.group,
+        first_ordinal: kept.first_ordinal,
+        next_ordinal: kept.next_ordinal,
+    };
+    let groups = state.lanes.iter().flat_map(|of| of.groups.iter().map(|kept| (of.lane, kept)));
+    let entries: Vec<Entry> =
+        groups.filter(|(lane, kept)| is_news(*lane, kept)).map(|(lane, kept)| entry(lane, kept)).collect();
+    if entries.len() <= GROUPS_ALONG_MAX {
+        let mut chunks = Chunked::default();
+        chunks.push("", stream, &entries);
+        state.progress.extend(chunks.seal(stream, streamlet)?);
+    }
+    Ok(())
 }
 
 /// An application has a streamlet to read from here on. With one that does not know it, it is recorded; `anew`: in any case.

@@ -11,6 +11,7 @@ use kera_log::{LaneHandover, Tenure};
 use kera_protocol::{OfferGroups, StreamletRef, StreamletState, WholeLane};
 
 use super::Rebuild;
+use crate::applications::tell_of_groups;
 use crate::broker::Broker;
 use crate::handover::{kept_state, to_lane};
 
@@ -84,6 +85,7 @@ impl Broker {
         state.lanes.retain(|lane| lane.lane == LaneId::PROGRESS);
         state.lanes.extend(ends.iter().filter(|lane| lane.lane != LaneId::PROGRESS).cloned().map(to_lane));
         state.lanes.sort_by_key(|lane| lane.lane);
+        tell_of_groups(&mut state).map_err(|failure| NotTaken::Later(failure.message))?;
         Ok(kept_state(&state, HANDED_BYTES_MAX))
     }
 
