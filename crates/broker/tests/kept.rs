@@ -529,6 +529,43 @@ fn a_commit_of_where_retention_has_put_it_is_recorded() {
     assert_eq!(fetch(&mut next.peer(), "report").unwrap(), told);
 }
 
+/// What an earlier owner's retention had taken comes back with its copies: an application that was already behind it is not sent in front of it.
+#[test]
+fn a_group_that_comes_back_whole_is_read_from_where_the_application_is() {
+    let backup = OneBackup::new();
+    let options = StreamOptions { segments_per_group: 3, retention_bytes: Some(100 << 10), ..options(1, 1) };
+    let (first, second) = (first_owner(1, &options), node(2, &options));
+    let mut peer = first.peer();
+    (0..3).for_each(|_| write(&mut peer));
+    peer.join(&first, "report", Start::Earliest);
+    let whole = backup.take(&first, LogId { node: 1, epoch: 10, vlog: 0 });
+    assert!(first.log.retain(first.clock.now_ms()) > 0);
+    first.broker.let_go(STREAM, X).unwrap();
+    let state = first.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+    let older = vec![kera_protocol::OlderGroups { first_epoch: 2, node: 1 }];
+    second.broker.set_owner(3, STREAM, X, Owner { node: 2, epoch: 3, older }).unwrap();
+    second.broker.open_streamlet(STREAM, X, 3, Some(&state)).unwrap();
+    let mut peer = second.peer();
+    let joined = peer.join(&second, "report", Start::Earliest);
+    let group = peer.next_groups(&joined, 1)[0];
+    assert_eq!((group.start.segment, group.start_ordinal), (SegmentIndex(0), 1), "which segment has it is not known");
+    let commit = commit_entry(&group, group.start, group.start_ordinal, Keep);
+    assert_eq!(peer.commit(&second, &joined, &[commit]), [Status::Ok]);
+
+    let logs = [whole, backup.take(&second, LogId { node: 2, epoch: 20, vlog: 0 })];
+    let next = node(4, &options);
+    let older = [(2, 4), (3, 4)].map(|(first_epoch, node)| kera_protocol::OlderGroups { first_epoch, node });
+    next.broker.set_owner(5, STREAM, X, Owner { node: 4, epoch: 5, older: older.to_vec() }).unwrap();
+    let handed = [((STREAM, X), state)].into_iter().collect();
+    let rebuild = next.broker.take_over_moved(&[(STREAM, X, 5)], &logs, &backup, &handed).unwrap();
+    next.broker.rebuild(&rebuild, &logs, &backup, &RecoveryProgress::default()).unwrap();
+    let start = Cursor { segment: SegmentIndex(1), ..group.start };
+    assert_eq!(offered(&next, "report"), [(group.group, start, 1)]);
+    let mut peer = next.peer();
+    assert_eq!(ordinals(&peer.read(STREAM, group.start).answers[0].1), [0, 1, 2], "all of it is back");
+    assert_eq!(ordinals(&peer.read(STREAM, start).answers[0].1), [1, 2]);
+}
+
 #[test]
 fn a_commit_that_the_streamlet_did_not_take_is_not_acknowledged() {
     let options = options(1, 1);

@@ -274,9 +274,22 @@ impl Progress {
             return Offer::Group(group.id, first, group.first_ordinal);
         }
         match known {
-            Some(position) => Offer::Group(group.id, position.cursor, position.ordinal),
+            Some(position) => Offer::Group(group.id, self.begins_at(&position), position.ordinal),
             None => Offer::Group(group.id, first, group.first_ordinal),
         }
+    }
+
+    /// Where a member reads on in a group. A position at a group's start may name a later record: of a group that an earlier owner had it is not
+    /// known which segment begins with that. When the group has come here, perhaps with what retention had taken there, it is.
+    fn begins_at(&self, position: &Position) -> Cursor {
+        let Cursor { group, segment, position: at } = position.cursor;
+        if at != 0 || self.older.binary_search_by_key(&group, |older| older.id).is_ok() {
+            return position.cursor;
+        }
+        let segments = self.lane.segments(group, None, usize::MAX).unwrap_or_default();
+        let begun = segments.iter().rev().find(|found| found.base_ordinal <= position.ordinal);
+        let segment = begun.map_or(segment, |found| found.index.max(segment));
+        Cursor { segment, ..position.cursor }
     }
 
     /// Checks a commit of `member` (zero: of an application without members). Changes nothing.
