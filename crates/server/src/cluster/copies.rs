@@ -14,7 +14,7 @@ use kera_broker::LogKind;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
-use kera_format::cluster::{LogName, NodeNumber};
+use kera_format::cluster::NodeNumber;
 use kera_format::vlog_replica::LogId;
 use kera_format::{Durability, SegmentId, StreamId, StreamOptions, StreamletId};
 use kera_link::{LinkConfig, RpcLinks};
