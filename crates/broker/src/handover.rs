@@ -11,6 +11,7 @@ use kera_log::{ChunkPlace, GroupInfo, LaneHandover, ProducerHandover, Streamlet}
 use kera_protocol::StreamletState;
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
 
+use crate::applications;
 use crate::broker::Broker;
 use crate::failure::Failure;
 
@@ -108,13 +109,19 @@ impl Broker {
     }
 }
 
-/// What of a state is kept for the case that the next owner is lost before it has written anything: at most `most` bytes. Groups are known
-/// otherwise; of producers first all but the last chunk are left out, and then those that were silent longest, which are marked as
+/// What of a state is kept for the case that the next owner is lost before it has written anything: at most `most` bytes, unless the positions of
+/// applications alone take more, compressed ([`Broker::let_go`] sees to that). Groups are known otherwise; of producers first all but the last chunk are left out, and then those that were silent longest, which are marked as
 /// forgotten. Where chunks are missing stays as long as any producer does.
 pub fn kept_state(state: &StreamletState, most: usize) -> Vec<u8> {
     let mut kept = state.clone();
     kept.lanes.iter_mut().for_each(|lane| lane.groups.clear());
     let mut bytes = kera_protocol::codec::bytes_of(&kept);
+    if bytes.len() > most
+        && let Ok(fewer) = applications::compressed(kept.stream, kept.streamlet, &kept.progress)
+    {
+        kept.progress = fewer;
+        bytes = kera_protocol::codec::bytes_of(&kept);
+    }
     if bytes.len() > most {
         let producers = kept.lanes.iter_mut().flat_map(|lane| &mut lane.producers);
         producers.for_each(|producer| drop(producer.chunks.drain(..producer.chunks.len().saturating_sub(1))));

@@ -8,9 +8,10 @@ use std::sync::atomic::Ordering;
 use common::*;
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
 use kera_broker::{Copies, EndedLog, EndedView, Rebuild, RecoveryProgress};
-use kera_env::{Clock, Disk, ManualClock, MemoryDisk, SeededRandom};
+use kera_env::{Clock, Disk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::checksum::crc32c;
 use kera_format::chunk::Chunks;
+use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::vlog_replica::LogId;
 use kera_format::{Cursor, GroupId, LaneId, SegmentId, SegmentIndex, StreamOptions, StreamletId};
 use kera_log::Lane;
@@ -499,6 +500,51 @@ fn what_was_handed_over_counts_for_more_than_older_logs() {
     let rebuild = next.broker.take_over_moved(&[(STREAM, X, 5)], &old, &backup, &handed).unwrap();
     next.broker.rebuild(&rebuild, &old, &backup, &RecoveryProgress::default()).unwrap();
     assert_eq!(fetch(&mut next.peer(), "report").unwrap(), told);
+}
+
+/// An owner with one record, and so many applications that have read it.
+fn owner_with_applications(names: impl Iterator<Item = String>) -> House {
+    let house = first_owner(1, &options(1, 1));
+    let mut peer = house.peer();
+    write(&mut peer);
+    for name in names {
+        let joined = peer.join(&house, &name, Start::Earliest);
+        let group = peer.next_groups(&joined, 1)[0];
+        let commit = CommitEntry { after: Keep, ..done(&group) };
+        assert_eq!(peer.commit(&house, &joined, &[commit]), [Status::Ok]);
+    }
+    house
+}
+
+#[test]
+fn what_many_applications_have_read_fits_into_what_the_coordinators_keep() {
+    let name = |number: u32| format!("an-application-with-a-rather-long-name-as-they-are-made-by-programs-{number}");
+    let first = owner_with_applications((0..800).map(name));
+    first.broker.let_go(STREAM, X).unwrap();
+    let state = first.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+    assert!(state.progress.len() > 128 << 10);
+    let kept = kera_broker::kept_state(&state, HANDED_BYTES_MAX);
+    assert!(kept.len() <= HANDED_BYTES_MAX, "{} bytes", kept.len());
+    let kept = StreamletState::decode(1, &kept).unwrap();
+    let next = node(2, &options(1, 1));
+    let older = vec![kera_protocol::OlderGroups { first_epoch: 2, node: 1 }];
+    next.broker.set_owner(3, STREAM, X, Owner { node: 2, epoch: 3, older }).unwrap();
+    next.broker.open_streamlet(STREAM, X, 3, Some(&kept)).unwrap();
+    let mut peer = next.peer();
+    for number in [0, 1, 399, 799] {
+        assert_eq!(fetch(&mut peer, &name(number)).unwrap()[0].ordinal, 1);
+    }
+}
+
+#[test]
+fn a_streamlet_of_more_applications_than_can_go_along_stays_and_serves() {
+    let random = SeededRandom::new(7);
+    let letters = || (0..249).map(|_| char::from(b'a' + (random.next_u64() % 26) as u8)).collect::<String>();
+    let house = owner_with_applications((0..450).map(|_| letters()));
+    let refused = house.broker.let_go(STREAM, X).unwrap_err();
+    assert_eq!(refused.status, Status::LimitReached);
+    assert!(refused.to_string().contains("delete applications"), "{refused}");
+    write(&mut house.peer());
 }
 
 /// A commit of where retention has put an application moves nothing here; the next owner must know it all the same.

@@ -375,6 +375,10 @@ fn a_streamlet_moves_by_the_number_of_its_move() {
     let state = cluster.state(stream, 0);
     assert!(cluster.0.plan_finish_move(1, 2, 1, &state).unwrap_err().to_string().contains("called off"));
     assert!(cluster.0.plan_finish_move(2, 2, 1, &state).unwrap_err().to_string().contains("to another node"));
+    let mut big = <StreamletState as kera_protocol::Body>::decode(1, &state).unwrap();
+    big.progress = vec![0; 64 << 10];
+    let refused = cluster.0.plan_finish_move(2, 3, 1, &kera_protocol::codec::bytes_of(&big)).unwrap_err();
+    assert!(refused.to_string().contains("the limit is 65536"), "no node could read such an entry: {refused}");
     let finished = cluster.0.plan_finish_move(2, 3, 1, &state).unwrap();
     cluster.apply(&finished);
     assert_eq!(cluster.0.handed(stream, 0).as_deref(), Some(&state[..]), "what it took along is kept with its owner");

@@ -198,11 +198,16 @@ impl Chunked {
     }
 
     /// The chunks, one after the other.
-    pub(super) fn seal(self, stream: StreamId, streamlet: StreamletId) -> Result<Vec<u8>, Failure> {
+    pub(super) fn seal(
+        self,
+        stream: StreamId,
+        streamlet: StreamletId,
+        compression: Compression,
+    ) -> Result<Vec<u8>, Failure> {
         let mut all = Vec::new();
         let target = ChunkTarget { stream, streamlet, ..ChunkTarget::default() };
         for chunk in self.full.into_iter().chain([self.filling]).filter(|chunk| chunk.record_count() > 0) {
-            let sealed = chunk.seal(&target, Compression::None);
+            let sealed = chunk.seal(&target, compression);
             all.extend(sealed.map_err(|error| Failure::new(Status::Internal, error.to_string()))?);
         }
         Ok(all)

@@ -19,7 +19,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kera_format::applications::{Entry, LaneKey};
-use kera_format::{ApplicationId, Durability, LaneId, StreamId, StreamOptions, StreamletId};
+use kera_format::chunk::Chunks;
+use kera_format::cluster::HANDED_BYTES_MAX;
+use kera_format::{ApplicationId, Compression, Durability, LaneId, Records, StreamId, StreamOptions, StreamletId};
 use kera_log::{Lane, LaneVersion, Observer, Stream, Streamlet};
 use kera_protocol::{ApplicationSummary, Owner, Status, StreamletState};
 use parking_lot::RwLock;
@@ -39,6 +41,9 @@ use replay::{Replay, Replayed};
 pub const APPLICATIONS_STREAM: &str = "_kera.applications";
 /// At most so many groups of a streamlet are told to its next owner in records of its applications.
 const GROUPS_ALONG_MAX: usize = 400;
+/// Compressed records of applications that go along when a streamlet moves: three quarters of what the coordinators keep of it, for there are
+/// producers as well, and commits between the look and the move.
+const PROGRESS_BYTES_MAX: usize = HANDED_BYTES_MAX / 4 * 3;
 /// No stream has this id.
 const NO_STREAM: u64 = u64::MAX;
 
@@ -466,6 +471,23 @@ impl Applications {
         if is_unknown() { Err(still_read(stream, streamlet)) } else { Ok(()) }
     }
 
+    /// Refuses if more is known of how far applications are in a streamlet than the coordinators keep, so that it cannot be handed over.
+    pub(crate) fn check_size(&self, stream: StreamId, streamlet: StreamletId) -> Result<(), Failure> {
+        let progress = self.handed_over(stream, streamlet)?;
+        if progress.len() <= PROGRESS_BYTES_MAX {
+            return Ok(());
+        }
+        let bytes = compressed(stream, streamlet, &progress)?.len();
+        if bytes <= PROGRESS_BYTES_MAX {
+            return Ok(());
+        }
+        let message = format!(
+            "positions of applications in streamlet {streamlet} of stream {stream} take {bytes} bytes, compressed, and {PROGRESS_BYTES_MAX} at \
+             most go along when it moves; delete applications that are not used any more"
+        );
+        Err(Failure::new(Status::LimitReached, message))
+    }
+
     /// How far applications are in a streamlet that is being let go: chunks of records for its next owner. Nothing changes it any more: what
     /// changes is recorded first, and the streamlet takes no records. An error while it is not known.
     pub(crate) fn handed_over(&self, stream: StreamId, streamlet: StreamletId) -> Result<Vec<u8>, Failure> {
@@ -483,7 +505,7 @@ impl Applications {
         for application in self.of_stream(stream) {
             chunks.push(&application.meta.name, stream, &application.records(Some(streamlet)));
         }
-        chunks.seal(stream, streamlet)
+        chunks.seal(stream, streamlet, Compression::None)
     }
 
     /// A streamlet is another node's.
@@ -622,6 +644,20 @@ impl Applications {
     }
 }
 
+/// The same records of applications in fewer bytes.
+pub(crate) fn compressed(stream: StreamId, streamlet: StreamletId, progress: &[u8]) -> Result<Vec<u8>, Failure> {
+    let defect = |error: kera_format::FormatError| Failure::new(Status::Internal, error.to_string());
+    let mut chunks = Chunked::default();
+    for chunk in Chunks::new(progress) {
+        let payload = chunk.map_err(defect)?.uncompressed().map_err(defect)?;
+        for record in Records::new(&payload) {
+            let (name, of, entry) = record.and_then(|record| Entry::decode(&record)).map_err(defect)?;
+            chunks.push(&name, of, &[entry]);
+        }
+    }
+    chunks.seal(stream, streamlet, Compression::Zstd)
+}
+
 /// Adds the groups of a state's lanes to what it tells of applications: another node holds them, and whoever owns the streamlet after an owner
 /// that is lost, or stopped, before it has recorded that knows of them from here only. None are added if there are more than
 /// [`GROUPS_ALONG_MAX`].
@@ -644,7 +680,7 @@ pub(crate) fn tell_of_groups(state: &mut StreamletState) -> Result<(), Failure> 
     if entries.len() <= GROUPS_ALONG_MAX {
         let mut chunks = Chunked::default();
         chunks.push("", stream, &entries);
-        state.progress.extend(chunks.seal(stream, streamlet)?);
+        state.progress.extend(chunks.seal(stream, streamlet, Compression::None)?);
     }
     Ok(())
 }

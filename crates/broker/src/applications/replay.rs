@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use kera_format::applications::{Application, Entry, LaneKey, Position};
 use kera_format::chunk::Chunks;
-use kera_format::{GroupId, StreamId, StreamletId};
+use kera_format::{GroupId, Records, StreamId, StreamletId};
 use kera_log::Lane;
 use kera_protocol::StreamletState;
 use kera_protocol::placement::KeptGroup;
@@ -82,7 +82,15 @@ impl Replay {
                 self.report.passed_over += 1;
                 continue;
             };
-            for record in chunk.records() {
+            let payload = match chunk.uncompressed() {
+                Ok(payload) => payload,
+                Err(error) => {
+                    self.report.passed_over += 1;
+                    tracing::warn!(%error, "a chunk of records of applications is passed over");
+                    continue;
+                }
+            };
+            for record in Records::new(&payload) {
                 self.report.records += 1;
                 match record.and_then(|record| Entry::decode(&record)) {
                     Ok((name, stream, entry)) => self.entry(name, stream, entry),

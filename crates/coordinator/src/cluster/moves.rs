@@ -10,7 +10,7 @@ use kera_protocol::{GroupsGone, HeldGroups, LaneFloor, MoveInfo, NodeHoldings, S
 
 use super::open_ends::may_have_of;
 use super::plan::{OWNER_RUNS_MAX, Planned};
-use super::rules::Refused;
+use super::rules::{Refused, check_handed_bytes};
 use super::{ClusterState, Held, LogState, Owner};
 use crate::CoordinatorError;
 
@@ -135,6 +135,7 @@ impl ClusterState {
         if (handed.stream, handed.streamlet.0) != (stream, first) || before != Some((noted.from, handed.epoch)) {
             return Err(refused(format!("the state is not that of what move {number} moves")));
         }
+        check_handed_bytes(state.len()).map_err(CoordinatorError::Refused)?;
         let owner_epoch = self.next_owner_epoch.max(1);
         let reason = OwnerReason::Moved;
         let mut entries =

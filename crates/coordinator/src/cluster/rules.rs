@@ -20,6 +20,11 @@ fn refuse(reason: String) -> Result<(), Refused> {
     Err(Refused(reason))
 }
 
+/// Whether what is kept of a state is small enough: an entry with more is one that no node could read.
+pub(super) fn check_handed_bytes(bytes: usize) -> Result<(), Refused> {
+    must(bytes <= HANDED_BYTES_MAX, || format!("the state has {bytes} bytes, the limit is {HANDED_BYTES_MAX}"))
+}
+
 pub(super) fn must(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), Refused> {
     if holds { Ok(()) } else { refuse(otherwise()) }
 }
@@ -278,7 +283,7 @@ impl ClusterState {
         self.check_range(what.0, what.1, 1)?;
         let has = self.owner(what.0, what.1).map(|owner| owner.owner_epoch);
         must(has == Some(owner_epoch), || format!("owner epoch {owner_epoch} is not that of streamlet {}", what.1))?;
-        must(bytes <= HANDED_BYTES_MAX, || format!("the state has {bytes} bytes, the limit is {HANDED_BYTES_MAX}"))
+        check_handed_bytes(bytes)
     }
 
     /// Deleted records stay deleted for as long as the lane has the same owner. The next one may have got less of the lane than its floor, if
