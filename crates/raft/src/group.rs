@@ -23,7 +23,7 @@ use crate::machine::{Machine, Observer, Shared};
 use crate::network::{Links, Transport, append_answer, append_request, ask, vote_answer, vote_request};
 use crate::snapshot;
 use crate::store::LogStore;
-use crate::types::{Batch, TypeConfig, ballot_of, vote};
+use crate::types::{Batch, TypeConfig, ballot_of, check_readable, vote};
 
 /// The largest snapshot that is taken from a leader.
 const SNAPSHOT_BYTES_MAX: usize = 1 << 30;
@@ -270,6 +270,10 @@ impl Group {
             if entries.is_empty() {
                 return Ok(place.map_or(0, |place| place.index));
             }
+            check_readable(&entries).map_err(|error| {
+                tracing::error!(%error, "a command is refused: no node could read what it would put into the log");
+                CoordinatorError::Refused(Refused(error.to_string()))
+            })?;
             let written = tokio::time::timeout(timeout, self.raft.client_write(Batch(entries))).await;
             let written =
                 written.map_err(|_| CoordinatorError::NoLeader("a majority of the coordinators is silent".into()))?;

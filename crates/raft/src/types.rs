@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kera_format::FormatError;
 use kera_format::cluster::{ClusterEntry, RaftPlace};
 use kera_format::raft::{LogEntry, Payload};
 use kera_protocol::RaftBallot;
@@ -76,6 +77,14 @@ pub(crate) fn to_format(entry: &Entry) -> LogEntry {
     LogEntry { place: place_of(&entry.log_id), payload }
 }
 
+/// Whether nodes can read these entries. One that they cannot would be in the log for good, with everything behind it.
+pub(crate) fn check_readable(entries: &[ClusterEntry]) -> Result<(), FormatError> {
+    let place = RaftPlace { term: 0, leader: 0, index: 0 };
+    let mut bytes = Vec::new();
+    LogEntry { place, payload: Payload::Entries(entries.to_vec()) }.encode(&mut bytes);
+    LogEntry::parse(&bytes).map(drop)
+}
+
 pub(crate) fn from_format(entry: LogEntry) -> Entry {
     let payload = match entry.payload {
         Payload::Blank => EntryPayload::Blank,
@@ -85,4 +94,23 @@ pub(crate) fn from_format(entry: LogEntry) -> Entry {
         },
     };
     Entry { log_id: log_id(&entry.place), payload }
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_format::StreamId;
+    use kera_format::cluster::HANDED_BYTES_MAX;
+
+    use super::*;
+
+    #[test]
+    fn what_no_node_could_read_is_found_before_it_is_written() {
+        let handed = |bytes| {
+            let (stream, streamlet, owner_epoch) = (StreamId(1), 0, 1);
+            ClusterEntry::StreamletHanded { stream, streamlet, owner_epoch, state: vec![0; bytes] }
+        };
+        assert!(check_readable(&[handed(10), handed(HANDED_BYTES_MAX)]).is_ok());
+        let error = check_readable(&[handed(10), handed(HANDED_BYTES_MAX + 1)]).unwrap_err();
+        assert!(error.to_string().contains("cluster_entry.state is 65537, the limit is 65536"), "{error}");
+    }
 }
