@@ -22,6 +22,11 @@ pub(crate) fn to_state(stream: StreamId, streamlet: &Arc<Streamlet>, progress: V
     StreamletState { stream, streamlet: streamlet.id(), epoch: streamlet.owner_epoch(), lanes, progress }
 }
 
+/// A group, as other nodes are told of it.
+pub(crate) fn kept_group(group: &GroupInfo) -> KeptGroup {
+    KeptGroup { group: group.id, first_ordinal: group.first_ordinal, next_ordinal: group.next_ordinal }
+}
+
 pub(crate) fn to_lane(lane: LaneHandover) -> LaneState {
     let mark = |place: &ChunkPlace| ChunkMark {
         sequence: place.sequence,
@@ -34,11 +39,6 @@ pub(crate) fn to_lane(lane: LaneHandover) -> LaneState {
         sequence: producer.sequence,
         chunks: producer.chunks.iter().map(mark).collect(),
     };
-    let group = |group: &GroupInfo| KeptGroup {
-        group: group.id,
-        first_ordinal: group.first_ordinal,
-        next_ordinal: group.next_ordinal,
-    };
     let hole = (lane.hole_end > 0).then(|| hole_to(lane.hole_end));
     LaneState {
         lane: lane.lane,
@@ -46,7 +46,7 @@ pub(crate) fn to_lane(lane: LaneHandover) -> LaneState {
         last_append_ms: lane.last_append_ms,
         memory: if lane.forgot { Memory::Forgotten } else { Memory::Whole },
         producers: lane.producers.iter().map(producer).chain(hole).collect(),
-        groups: lane.groups.iter().map(group).collect(),
+        groups: lane.groups.iter().map(kept_group).collect(),
     }
 }
 

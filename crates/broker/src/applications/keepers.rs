@@ -20,6 +20,7 @@ use super::journal::Journal;
 use super::replay::Replay;
 use crate::acks::Answer;
 use crate::failure::Failure;
+use crate::handover::kept_group;
 
 /// Bytes of a progress lane that are read at a time.
 const READ_BYTES: usize = 1 << 20;
@@ -119,12 +120,8 @@ impl Kept {
 
     /// Groups that an earlier owner has again.
     pub(super) fn add_older(&self, left: &[(LaneId, Vec<kera_log::GroupInfo>)]) {
-        let kept = |group: &kera_log::GroupInfo| KeptGroup {
-            group: group.id,
-            first_ordinal: group.first_ordinal,
-            next_ordinal: group.next_ordinal,
-        };
-        let groups = |groups: &[kera_log::GroupInfo]| groups.iter().map(|group| (group.id, kept(group))).collect();
+        let groups =
+            |groups: &[kera_log::GroupInfo]| groups.iter().map(|group| (group.id, kept_group(group))).collect();
         self.join_older(left.iter().map(|(lane, of)| (*lane, groups(of))).collect());
     }
 
@@ -153,13 +150,8 @@ impl Kept {
 
     /// The groups that earlier owners have, as they are recorded.
     pub(super) fn records_of_older(&self) -> Vec<Entry> {
-        let older = self.older.read();
-        let entry = |lane: LaneId, kept: &KeptGroup| Entry::Kept {
-            lane: LaneKey { streamlet: self.place.id(), lane },
-            group: kept.group,
-            first_ordinal: kept.first_ordinal,
-            next_ordinal: kept.next_ordinal,
-        };
+        let (older, streamlet) = (self.older.read(), self.place.id());
+        let entry = |lane: LaneId, kept: &KeptGroup| kept_entry(LaneKey { streamlet, lane }, kept);
         older.iter().flat_map(|(lane, groups)| groups.values().map(move |kept| entry(*lane, kept))).collect()
     }
 
@@ -167,12 +159,7 @@ impl Kept {
     pub(super) fn records_of_own(&self, most: usize) -> Vec<Entry> {
         let of_lane = |lane: &Arc<Lane>| {
             let key = LaneKey { streamlet: self.place.id(), lane: lane.id() };
-            lane.groups(GroupId::NONE, most).into_iter().map(move |group| Entry::Kept {
-                lane: key,
-                group: group.id,
-                first_ordinal: group.first_ordinal,
-                next_ordinal: group.next_ordinal,
-            })
+            lane.groups(GroupId::NONE, most).into_iter().map(move |group| kept_entry(key, &kept_group(&group)))
         };
         self.place.lanes().flat_map(of_lane).take(most).collect()
     }
@@ -180,6 +167,12 @@ impl Kept {
     pub(super) fn is_read(&self) -> bool {
         self.is_read.load(Ordering::Acquire)
     }
+}
+
+/// A group that another node has, as it is recorded.
+pub(super) fn kept_entry(lane: LaneKey, kept: &KeptGroup) -> Entry {
+    let KeptGroup { group, first_ordinal, next_ordinal } = *kept;
+    Entry::Kept { lane, group, first_ordinal, next_ordinal }
 }
 
 /// Entries that were to be recorded.

@@ -23,6 +23,7 @@ use kera_format::chunk::Chunks;
 use kera_format::cluster::HANDED_BYTES_MAX;
 use kera_format::{ApplicationId, Compression, Durability, LaneId, Records, StreamId, StreamOptions, StreamletId};
 use kera_log::{Lane, LaneVersion, Observer, Stream, Streamlet};
+use kera_protocol::placement::KeptGroup;
 use kera_protocol::{ApplicationSummary, Owner, Status, StreamletState};
 use parking_lot::RwLock;
 
@@ -33,8 +34,7 @@ use crate::broker::Broker;
 use crate::failure::Failure;
 use application::{Application, Meta};
 use journal::Chunked;
-use keepers::{Keepers, Kept, Step};
-use kera_protocol::placement::KeptGroup;
+use keepers::{Keepers, Kept, Step, kept_entry};
 use replay::{Replay, Replayed};
 
 /// The name of the system stream that keeps applications and their offsets.
@@ -668,12 +668,7 @@ pub(crate) fn tell_of_groups(state: &mut StreamletState) -> Result<(), Failure> 
     let is_news = |lane: LaneId, kept: &KeptGroup| {
         told.older.get(&lane).and_then(|groups| groups.get(&kept.group)).is_none_or(|known| known != kept)
     };
-    let entry = |lane: LaneId, kept: &KeptGroup| Entry::Kept {
-        lane: LaneKey { streamlet, lane },
-        group: kept.group,
-        first_ordinal: kept.first_ordinal,
-        next_ordinal: kept.next_ordinal,
-    };
+    let entry = |lane: LaneId, kept: &KeptGroup| kept_entry(LaneKey { streamlet, lane }, kept);
     let groups = state.lanes.iter().flat_map(|of| of.groups.iter().map(|kept| (of.lane, kept)));
     let entries: Vec<Entry> =
         groups.filter(|(lane, kept)| is_news(*lane, kept)).map(|(lane, kept)| entry(lane, kept)).collect();

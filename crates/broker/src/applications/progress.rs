@@ -126,8 +126,12 @@ impl Progress {
 
     /// A group, as who has it told of it: of one that is at an earlier owner a part may be here as well, from a lost log of that node.
     fn group(&self, id: GroupId) -> Option<GroupInfo> {
-        let older = self.older.binary_search_by_key(&id, |older| older.id).ok().map(|at| self.older[at]);
-        older.or_else(|| self.lane.group(id))
+        self.older_group(id).or_else(|| self.lane.group(id))
+    }
+
+    /// A group that an earlier owner has.
+    fn older_group(&self, id: GroupId) -> Option<GroupInfo> {
+        self.older.binary_search_by_key(&id, |older| older.id).ok().map(|at| self.older[at])
     }
 
     /// Finds a place in the lane, at whichever owner it is.
@@ -283,7 +287,7 @@ impl Progress {
     /// known which segment begins with that. When the group has come here, perhaps with what retention had taken there, it is.
     fn begins_at(&self, position: &Position) -> Cursor {
         let Cursor { group, segment, position: at } = position.cursor;
-        if at != 0 || self.older.binary_search_by_key(&group, |older| older.id).is_ok() {
+        if at != 0 || self.older_group(group).is_some() {
             return position.cursor;
         }
         let segments = self.lane.segments(group, None, usize::MAX).unwrap_or_default();
