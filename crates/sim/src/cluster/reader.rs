@@ -1,5 +1,7 @@
 //! A reader of one lane: from somewhere on, in order, without a gap; and again from somewhere else.
 
+use std::collections::BTreeSet;
+
 use kera_format::chunk::Chunks;
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
 use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
@@ -40,6 +42,27 @@ pub(super) struct Reader {
 
 /// Looks at every record of an answer's data; gives the ordinal behind the last one.
 pub(crate) fn check_data(truth: &mut Truth, place: Place, next: u64, data: &[u8]) -> Result<u64, Violation> {
+    check_chunks(truth, place, next, data, None)
+}
+
+/// The same of a compacted lane, of which records may have been removed. Notes which ordinals are there.
+pub(crate) fn check_compacted(
+    truth: &mut Truth,
+    place: Place,
+    next: u64,
+    data: &[u8],
+    seen: &mut BTreeSet<u64>,
+) -> Result<u64, Violation> {
+    check_chunks(truth, place, next, data, Some(seen))
+}
+
+fn check_chunks(
+    truth: &mut Truth,
+    place: Place,
+    next: u64,
+    data: &[u8],
+    mut compacted: Option<&mut BTreeSet<u64>>,
+) -> Result<u64, Violation> {
     let wrong = |what: String| Violation(format!("{place}, at {next}: {what}"));
     let mut next = next;
     for chunk in Chunks::new(data) {
@@ -52,6 +75,10 @@ pub(crate) fn check_data(truth: &mut Truth, place: Place, next: u64, data: &[u8]
             return Err(wrong(format!("a chunk of another lane was served: {header:?}")));
         }
         let (base, end) = (stamped.base_ordinal, stamped.base_ordinal + u64::from(header.record_count));
+        if base > next && compacted.is_some() {
+            truth.removed_at(place, next..base);
+            next = base;
+        }
         if base > next || end <= next {
             return Err(wrong(format!("the chunk of records {base} to {end} came where {next} was to come")));
         }
@@ -59,8 +86,18 @@ pub(crate) fn check_data(truth: &mut Truth, place: Place, next: u64, data: &[u8]
         let mut ordinal = base;
         for record in kera_format::Records::new(&payload) {
             let record = record.map_err(|error| wrong(format!("a record cannot be read: {error}")))?;
-            let value = record.value().ok_or_else(|| wrong(format!("record {ordinal} has no value")))?;
-            truth.read_at(place, ordinal, value)?;
+            match (record.value(), &mut compacted) {
+                (_, Some(_)) if record.is_removed() => truth.removed_at(place, ordinal..ordinal + 1),
+                (Some(value), seen) => {
+                    truth.read_at(place, ordinal, value)?;
+                    seen.iter_mut().for_each(|seen| _ = seen.insert(ordinal));
+                }
+                (None, Some(seen)) => {
+                    truth.tombstone_at(place, ordinal, record.timestamp_ms().unwrap_or(0).cast_unsigned())?;
+                    seen.insert(ordinal);
+                }
+                (None, None) => return Err(wrong(format!("record {ordinal} has no value"))),
+            }
             ordinal += 1;
         }
         if ordinal != end {

@@ -10,6 +10,7 @@
 //! | a producer's records of a streamlet: in the order sent, each once | the same |
 //! | a reader gets the records of a lane without a gap, from wherever it starts | at every read |
 //! | what was acknowledged is there, and what anybody has read is still there | when everything is healed, and after one more restart |
+//! | of each key of a compacted lane what was written last is there, and nothing is gone that was not written over | when everything is healed, and after one more restart |
 //! | how far an application has committed never moves back by itself | whenever it is asked |
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -45,6 +46,8 @@ pub struct Written {
 
 /// Bytes of a value before its filling.
 const VALUE_HEAD: usize = 24;
+/// Keys of a compacted stream.
+const KEYS: u64 = 24;
 
 impl Written {
     /// The value that a record carries: who it is, and `filling` bytes that follow from that.
@@ -55,6 +58,27 @@ impl Written {
         value.extend_from_slice(&self.number.to_le_bytes());
         value.extend((0..filling).map(|at| self.filling(at)));
         value
+    }
+
+    /// Its key in a compacted stream: producers write each other's.
+    pub fn key(self) -> u64 {
+        (self.number * 7 + u64::from(self.producer) * 3) % KEYS
+    }
+
+    /// Whether it takes its key away there.
+    pub fn is_tombstone(self) -> bool {
+        (self.number / 3 + u64::from(self.producer)).is_multiple_of(4)
+    }
+
+    /// Who it is in eight bytes: what a record says that has no value.
+    pub fn stamp(self) -> u64 {
+        u64::from(self.producer) << 48 | u64::from(self.streamlet) << 32 | self.number
+    }
+
+    /// Reads that back.
+    pub fn of_stamp(stamp: u64) -> Written {
+        let (producer, streamlet) = ((stamp >> 48) as u32, (stamp >> 32) as u32 & 0xffff);
+        Written { producer, streamlet, number: stamp & 0xffff_ffff }
     }
 
     fn filling(self, at: usize) -> u8 {
@@ -96,6 +120,8 @@ struct LaneTruth {
     of: BTreeMap<u32, BTreeMap<u64, u64>>,
     /// Told to a producer.
     acknowledged: u64,
+    /// Ordinals at which a reader found that compaction has removed what was there.
+    removed: BTreeSet<u64>,
 }
 
 /// Numbers of records, by stream, streamlet and producer.
@@ -169,6 +195,64 @@ impl Truth {
             Ok(written) => self.found(place, ordinal, written, "read"),
             Err(problem) => violation(format!("{place}, ordinal {ordinal}: {problem}")),
         }
+    }
+
+    /// The same of a record without a value, by its [stamp](Written::stamp).
+    pub fn tombstone_at(&mut self, place: Place, ordinal: u64, stamp: u64) -> Result<(), Violation> {
+        let written = Written::of_stamp(stamp);
+        if !written.is_tombstone() {
+            return violation(format!("{place}, ordinal {ordinal}: {written:?} has lost its value"));
+        }
+        self.found(place, ordinal, written, "read")
+    }
+
+    /// Somebody has read on over ordinals of a compacted lane whose records are not there any more. Whether they may be gone is seen when all is known:
+    /// see [`read_compacted`](Truth::read_compacted).
+    pub fn removed_at(&mut self, place: Place, ordinals: std::ops::Range<u64>) {
+        self.checks += 1;
+        self.lanes.entry(place).or_default().removed.extend(ordinals);
+    }
+
+    /// A compacted lane was read from its beginning to `end`, and these ordinals were there. Of each key that is what was written to it last, and
+    /// what was not there, now or when anybody read the lane before, is something that a later record of its key stands for.
+    pub fn read_compacted(&mut self, place: Place, end: u64, seen: &BTreeSet<u64>) -> Result<(), Violation> {
+        let Some(lane) = self.lanes.get(&place) else { return self.read_from(place, 0, end) };
+        let is_told = |of: &&(u64, u32, u32)| (of.0, of.1) == (place.stream, place.streamlet);
+        if self.somewhere.keys().any(|of| is_told(&of)) && (0..end).any(|ordinal| !lane.at.contains_key(&ordinal)) {
+            // A record that a producer was told of without its place went before anybody read it: its key is not known there.
+            return Ok(());
+        }
+        self.read_from(place, 0, end)?;
+        let lane = &self.lanes[&place];
+        let mut last: BTreeMap<u64, (u64, Written)> = BTreeMap::new();
+        let mut shown: BTreeMap<u64, (u64, Written)> = BTreeMap::new();
+        for (ordinal, written) in &lane.at {
+            last.insert(written.key(), (*ordinal, *written));
+            if seen.contains(ordinal) {
+                shown.insert(written.key(), (*ordinal, *written));
+            }
+        }
+        for ordinal in &lane.removed {
+            let Some(written) = lane.at.get(ordinal) else { continue };
+            if !written.is_tombstone() && last[&written.key()].0 == *ordinal {
+                return violation(format!("{place}: {written:?} at {ordinal} is the last of its key, and was removed"));
+            }
+        }
+        for (key, (ordinal, written)) in last {
+            match (shown.get(&key), written.is_tombstone()) {
+                (Some((at, _)), _) if *at == ordinal => {}
+                (None, true) => {}
+                (Some((at, other)), is_gone) => {
+                    let how = if is_gone { "came back to life" } else { "is what key has" };
+                    return violation(format!("{place}: {other:?} at {at} {how} {key}, behind it {written:?} was at {ordinal}"));
+                }
+                (None, false) => {
+                    return violation(format!("{place}: key {key} is gone, {written:?} was at {ordinal}"));
+                }
+            }
+        }
+        self.checks += 1;
+        Ok(())
     }
 
     fn found(&mut self, place: Place, ordinal: u64, written: Written, how: &str) -> Result<(), Violation> {
@@ -393,6 +477,37 @@ mod tests {
         value[30] ^= 4;
         assert!(Written::parse(&value).unwrap_err().contains("byte 30"));
         assert!(Written::parse(&value[..20]).is_err());
+    }
+
+    #[test]
+    fn of_each_key_of_a_compacted_lane_the_last_record_must_be_there() {
+        let mut all: Vec<Written> = (0..3 * KEYS).map(|number| of(1, number)).collect();
+        assert!(all.iter().all(|written| Written::of_stamp(written.stamp()) == *written));
+        let (value, gone) = {
+            let last = &all[2 * KEYS as usize..];
+            let at = |is_tombstone| last.iter().position(|written| written.is_tombstone() == is_tombstone);
+            (2 * KEYS + at(false).expect("a value") as u64, 2 * KEYS + at(true).expect("a tombstone") as u64)
+        };
+        let end = all.len() as u64;
+        let check = |seen: &dyn Fn(u64) -> bool, removed: Option<u64>| {
+            let mut truth = Truth::default();
+            truth.acknowledged_at(PLACE, 0, &all).expect("nothing was there");
+            truth.removed_at(PLACE, removed.map_or(0..0, |at| at..at + 1));
+            let seen: BTreeSet<u64> = (0..end).filter(|at| seen(*at)).collect();
+            truth.read_compacted(PLACE, end, &seen).map_err(|violation| violation.0)
+        };
+        assert_eq!(check(&|_| true, None), Ok(()));
+        assert_eq!(check(&|at| at >= 2 * KEYS, Some(3)), Ok(()), "the last of each key is there");
+        assert_eq!(check(&|at| at >= 2 * KEYS && at != gone, Some(gone)), Ok(()), "nothing is left of a key");
+        assert!(check(&|at| at != value, None).unwrap_err().contains("is what key has"));
+        assert!(check(&|at| at >= 2 * KEYS && at != value, None).unwrap_err().contains("is gone"));
+        assert!(check(&|at| at != gone, None).unwrap_err().contains("came back to life"));
+        assert!(check(&|_| true, Some(value)).unwrap_err().contains("was removed"));
+        all.truncate(1);
+        let mut truth = Truth::default();
+        let stamp = of(1, 1).stamp();
+        assert_eq!(truth.tombstone_at(PLACE, 0, of(1, 12).stamp()).is_ok(), of(1, 12).is_tombstone());
+        assert_eq!(truth.tombstone_at(PLACE, 1, stamp).is_ok(), of(1, 1).is_tombstone());
     }
 
     #[test]

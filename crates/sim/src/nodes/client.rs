@@ -44,6 +44,8 @@ pub(super) struct Told {
     pub(super) retention_ms: BTreeMap<u64, u64>,
     /// Streams are kept until the application has read them.
     pub(super) is_consumed: bool,
+    /// Of each key the last record is kept.
+    pub(super) is_compacted: bool,
     /// A clock was set to another time: nobody knows when retention takes what.
     pub(super) has_jumped: bool,
     /// What members of applications have read of lanes and committed, in whatever order: from where, and to where.
@@ -201,6 +203,11 @@ impl Around<'_> {
     /// Records of a lane are not there any more: that must be because they are old enough.
     pub(super) fn gone(&mut self, place: Place, ordinals: std::ops::Range<u64>) -> Result<(), Violation> {
         self.truth.checked();
+        if self.told.is_compacted {
+            // The beginning of a lane stays, and so does the end of each segment.
+            self.truth.removed_at(place, ordinals);
+            return Ok(());
+        }
         if self.told.is_consumed {
             let processed = self.truth.processed_by(REPORT, place);
             *self.told.did.entry("gone as read").or_default() += u64::from(!ordinals.is_empty());

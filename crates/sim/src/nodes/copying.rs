@@ -40,6 +40,30 @@ struct Given {
     last: Ticket,
 }
 
+impl Given {
+    /// Gives a segment to the log, behind those that are to go first.
+    fn give(&mut self, wanted: SegmentId, log: &Log) -> CopiedAgain {
+        loop {
+            let again = self.give_one(wanted, log);
+            let CopiedAgain::Behind(first) = again else { return again };
+            match self.give_one(first, log) {
+                CopiedAgain::Given(..) => {}
+                CopiedAgain::Never => return CopiedAgain::Never,
+                _ => return CopiedAgain::Later,
+            }
+        }
+    }
+
+    fn give_one(&mut self, segment: SegmentId, log: &Log) -> CopiedAgain {
+        let again = log.copy_again(segment, &*self.log);
+        if let CopiedAgain::Given(ticket, _) = again {
+            self.segments.push(segment);
+            self.last = self.last.max(ticket);
+        }
+        again
+    }
+}
+
 /// See the module.
 #[derive(Default)]
 pub(super) struct Copier {
@@ -155,23 +179,18 @@ impl Copier {
     }
 
     fn give(&mut self, wanted: &[SegmentId], log: &Log, of: &Arc<ReplicatedLog>) -> Option<Given> {
-        let (since, mut segments, mut last) = (of.next_block(), Vec::new(), 0);
+        let mut given = Given { log: of.clone(), segments: Vec::new(), since: of.next_block(), last: 0 };
         for segment in wanted {
-            match log.copy_again(*segment, &**of) {
-                CopiedAgain::Given(ticket, _) => {
-                    segments.push(*segment);
-                    last = ticket.max(last);
-                }
-                CopiedAgain::Later => {}
+            match given.give(*segment, log) {
+                CopiedAgain::Given(..) | CopiedAgain::Later | CopiedAgain::Behind(_) => {}
                 CopiedAgain::Gone => {
                     of.segment_gone(*segment);
                     self.copied.insert(*segment);
                 }
-                // Nothing is compacted here.
-                CopiedAgain::Behind(_) | CopiedAgain::Never => drop(self.never.insert(*segment)),
+                CopiedAgain::Never => drop(self.never.insert(*segment)),
             }
         }
-        (!segments.is_empty()).then(|| Given { log: of.clone(), segments, since, last })
+        (!given.segments.is_empty()).then_some(given)
     }
 
     fn copy_returned(

@@ -236,6 +236,9 @@ impl World {
                 if self.node(number).has_own_logs {
                     self.schedule.after(900, Event::OwnLogs(number, life));
                 }
+                if self.is_compacting {
+                    self.schedule.after(300_000, Event::Compact(number, life));
+                }
                 self.schedule.after(2_000, Event::Recover(number, life));
                 let tick_us = self.below(500_000);
                 self.schedule.after(tick_us, Event::Tick(number, life));

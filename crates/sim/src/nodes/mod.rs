@@ -8,6 +8,7 @@
 //! | `copies` | its virtual logs |
 //! | `own_logs` | its virtual logs of streams with one copy, on its own disk |
 //! | `copying` | what copies again what lacks copies |
+//! | `compacting` | compaction, and what it asks other nodes |
 //! | `recovering` | what takes over and rebuilds, on a thread that runs only when the world lets it |
 //! | `sessions` | connections of clients |
 //! | `coordinators` | the real state, rules and plans on a simulated log |
@@ -22,6 +23,7 @@
 //! A run is a function of its seed, like one of a single node ([`crate::cluster`]).
 
 mod client;
+mod compacting;
 mod coordinators;
 mod copies;
 mod copying;

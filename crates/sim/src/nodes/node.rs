@@ -13,7 +13,8 @@ use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededR
 use kera_format::arena::BlockSize;
 use kera_format::cluster::{ClusterEntry, LogName};
 use kera_format::vlog_replica::LogId;
-use kera_format::{Cursor, GroupId, StreamId, StreamletId};
+use kera_format::{Cursor, GroupId, StreamId, StreamletId, level};
+use kera_log::compact::Compactor;
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{Arena, ArenaConfig, Attach, Log, LogConfig, Tenure};
 use kera_protocol::{
@@ -21,6 +22,7 @@ use kera_protocol::{
 };
 
 use super::CLUSTER;
+use super::compacting::{Elsewhere, compactor};
 use super::coordinators::{Command, Told};
 use super::copies::{Copies, Directory, lock};
 use super::copying::Copier;
@@ -68,6 +70,8 @@ pub(super) struct Node {
     pub(super) leaves_out_own_logs: bool,
     /// A kill takes its arena, and it does not notice: a defect.
     pub(super) forgets_memory: bool,
+    /// Its compaction takes all of a streamlet to be here: a defect.
+    pub(super) removes_blindly: bool,
     /// There are streams with one copy.
     pub(super) has_own_logs: bool,
     /// How long its process has stood still, in all, in microseconds.
@@ -148,6 +152,8 @@ pub(super) struct Running {
     pub(super) own: OwnLogs,
     pub(super) broker: Arc<Broker>,
     pub(super) backup: Arc<Backup>,
+    pub(super) compactor: Compactor,
+    pub(super) elsewhere: Arc<Elsewhere>,
     pub(super) stored: Arc<Stored>,
     /// Who sent the blocks that the backup has taken and not answered: node, log and block.
     pub(super) storing: BTreeMap<u64, (u32, LogId, u64)>,
@@ -287,6 +293,7 @@ impl Node {
             own_logs_lie: false,
             leaves_out_own_logs: false,
             forgets_memory: false,
+            removes_blindly: false,
             has_own_logs: false,
             frozen_us: 0,
             came_with_all: false,
@@ -367,6 +374,9 @@ impl Node {
         store.attach(&log);
         let own = self.open_own_logs(&disk, &clock, &random)?;
         self.set_sinks((&log, &store), &copies, &own);
+        let elsewhere = Arc::new(Elsewhere::new(self.number, &self.known));
+        let keys = SeededRandom::new(!self.seed ^ u64::from(epoch));
+        let compactor = compactor((&log, &store), (&clock, &keys), &elsewhere, self.removes_blindly);
         let broker = Broker::new(BrokerConfig { epoch, ..BrokerConfig::default() }, log.clone(), clock);
         for info in lock(&self.known).catalog.streams() {
             broker.stream_created(info.id, info.options.clone()).map_err(|e| self.why(e))?;
@@ -387,6 +397,8 @@ impl Node {
             own,
             broker,
             backup,
+            compactor,
+            elsewhere,
             stored: Arc::default(),
             storing: BTreeMap::new(),
             next_store: 1,
@@ -404,6 +416,9 @@ impl Node {
             turns: Turns::default(),
         };
         let known = lock(&self.known);
+        if known.level() >= level::COMPACTED_COPIES {
+            running.log.copy_compacted();
+        }
         running.broker.join_cluster(CLUSTER, self.number);
         running.everything(&known, self.applied as u64).map_err(StartError::Unsound)?;
         Ok(running)

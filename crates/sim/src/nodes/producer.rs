@@ -83,6 +83,8 @@ pub(super) struct Producer {
     timeout_ms: u32,
     /// Its streams do not have it wait for copies.
     is_async: bool,
+    /// Its streams keep the last record of each key.
+    is_compacted: bool,
     next_us: u64,
     owned: Owned,
     streamlets: Vec<Streamlet>,
@@ -107,6 +109,7 @@ impl Producer {
             under_way,
             timeout_ms,
             is_async: plan.kind == Kind::Async,
+            is_compacted: plan.kind == Kind::Compacted,
             next_us: 0,
             owned: Owned::new(stream),
             streamlets: (0..streamlets).map(|_| Streamlet::default()).collect(),
@@ -124,8 +127,14 @@ impl Producer {
         let mut builder = ChunkBuilder::default();
         for written in &records {
             let value = written.value(around.below(self.filling_max + 1) as usize);
-            let key = written.number.to_le_bytes();
-            builder.push(&Record { keys: &[&key], value: Some(&value), ..Record::default() });
+            let key = if self.is_compacted { written.key() } else { written.number }.to_le_bytes();
+            let (keys, is_gone) = ([&key[..]], self.is_compacted && written.is_tombstone());
+            let of = Record { keys: &keys, ..Record::default() };
+            let stamp = Some(written.stamp().cast_signed());
+            match is_gone {
+                true => builder.push(&Record { timestamp_ms: stamp, ..of }),
+                false => builder.push(&Record { value: Some(&value), ..of }),
+            };
             around.told.made_ms.insert((self.stream.0, *written), around.now_ms);
         }
         let sequence = streamlet.next_sequence;

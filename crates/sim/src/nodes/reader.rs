@@ -1,6 +1,8 @@
 //! A reader of one lane in a cluster: from somewhere on, in order, without a gap, at whoever has it, also where groups of earlier owners are
 //! with others; and again from somewhere else.
 
+use std::collections::BTreeSet;
+
 use kera_format::chunk::Chunks;
 use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
 use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
@@ -11,7 +13,7 @@ use kera_protocol::{
 
 use super::client::{Around, Client, Owned, PATIENCE_US, Seen, Wish, owner_of};
 use crate::cluster::client::{Answer, retry};
-use crate::cluster::reader::check_data;
+use crate::cluster::reader::{check_compacted, check_data};
 use crate::cluster::truth::{Place, Violation};
 
 const TURN_US: u64 = 100_000;
@@ -53,6 +55,8 @@ pub(super) struct Reader {
     next: u64,
     /// Where the lane began when it was looked up.
     first: u64,
+    /// Ordinals of a compacted lane that it has read.
+    shown: BTreeSet<u64>,
     from: Start,
     /// Where groups are, as far as nodes were asked; who is asked next; and what the owner said of the end.
     groups: Vec<(GroupInfo, u32)>,
@@ -80,6 +84,7 @@ impl Reader {
             cursor: Cursor::default(),
             next: 0,
             first: 0,
+            shown: BTreeSet::new(),
             from: Start::Earliest,
             groups: Vec::new(),
             to_list: Vec::new(),
@@ -272,7 +277,10 @@ impl Reader {
                             around.gone(self.place, self.next..base)?;
                             (self.first, self.next) = (base, base);
                         }
-                        self.next = check_data(around.truth, self.place, self.next, data)?;
+                        self.next = match around.told.is_compacted {
+                            true => check_compacted(around.truth, self.place, self.next, data, &mut self.shown)?,
+                            false => check_data(around.truth, self.place, self.next, data)?,
+                        };
                         around.told.early.read(self.place, self.next);
                     }
                     self.cursor = one.next;
@@ -323,6 +331,9 @@ impl Reader {
 
     fn ended(&mut self, around: &mut Around<'_>) -> Result<(), Violation> {
         self.is_done = true;
+        if around.told.is_compacted {
+            return around.truth.read_compacted(self.place, self.next, &self.shown);
+        }
         around.truth.read_from(self.place, self.first, self.next)
     }
 }

@@ -13,7 +13,7 @@ use kera_coordinator::cluster::{EndLooks, Join, LogState};
 use kera_env::{Clock, ManualClock, Random, SeededRandom};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, Roles};
 use kera_format::vlog_replica::LogId;
-use kera_format::{Durability, Order, ReplicationMode, StreamId, StreamOptions, level};
+use kera_format::{Cleanup, Durability, Order, ReplicationMode, StreamId, StreamOptions, level};
 use kera_protocol::{CreateStream, FrameHeader, LetGo};
 
 use super::CLUSTER;
@@ -94,11 +94,14 @@ pub enum Kind {
     OneCopy,
     /// Copies that producers do not wait for.
     Async,
+    /// Of each key the last record is kept.
+    Compacted,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: &'static [Kind] = &[Kind::Usual, Kind::Consumed, Kind::Unordered, Kind::OneCopy, Kind::Async];
+    pub const ALL: &'static [Kind] =
+        &[Kind::Usual, Kind::Consumed, Kind::Unordered, Kind::OneCopy, Kind::Async, Kind::Compacted];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -108,6 +111,7 @@ impl Kind {
             Kind::Unordered => "unordered",
             Kind::OneCopy => "one-copy",
             Kind::Async => "async",
+            Kind::Compacted => "compacted",
         }
     }
 
@@ -170,6 +174,8 @@ pub enum Planted {
     WaitsForNoEnd,
     /// Whoever takes something over passes over the logs of one of several nodes of which it may need something.
     PassesOverASource,
+    /// Compaction takes all of a streamlet to be at its node when it removes tombstones.
+    RemovesBlindly,
 }
 
 impl Planted {
@@ -200,6 +206,7 @@ impl Planted {
         Planted::NeverLate,
         Planted::WaitsForNoEnd,
         Planted::PassesOverASource,
+        Planted::RemovesBlindly,
     ];
 
     /// Its name on the command line.
@@ -257,6 +264,7 @@ pub(super) enum Event {
     Store(u32, u32),
     OwnLogs(u32, u32),
     Tick(u32, u32),
+    Compact(u32, u32),
     Beat(u32, u32),
     Deadline(u32, u32),
     Recover(u32, u32),
@@ -321,6 +329,7 @@ pub(super) struct World {
     pub(super) events_of: BTreeMap<&'static str, u64>,
     pub(super) events: u64,
     pub(super) is_troubled: bool,
+    pub(super) is_compacting: bool,
     /// Who is to own nothing when everything is healed.
     pub(super) emptied: Option<u32>,
     pub(super) power: bool,
@@ -385,6 +394,7 @@ impl World {
             node.own_logs_lie = plan.planted == Some(Planted::AcknowledgesUnwritten);
             node.leaves_out_own_logs = plan.planted == Some(Planted::LeavesOutOwnLogs);
             node.forgets_memory = plan.planted == Some(Planted::ForgetsMemory);
+            node.removes_blindly = plan.planted == Some(Planted::RemovesBlindly);
             node.has_own_logs = plan.kind == Kind::OneCopy;
             node
         };
@@ -412,6 +422,7 @@ impl World {
             events_of: BTreeMap::new(),
             events: 0,
             is_troubled: true,
+            is_compacting: plan.kind == Kind::Compacted,
             emptied: None,
             power,
             left: BTreeMap::new(),
@@ -478,6 +489,11 @@ impl World {
         self.told.early.is_settled = true;
         self.fill_again();
         self.once_more();
+        if self.plan.kind == Kind::Compacted {
+            // What came back is compacted, too. Then no more: a tombstone must not go while somebody reads who has read what it hides.
+            self.run_until(self.now_us() + 8_000_000)?;
+            self.is_compacting = false;
+        }
         for slot in std::mem::take(&mut self.clients) {
             self.wires.retain(|wire, _| !slot.wires.values().any(|own| own == wire));
         }
@@ -649,7 +665,8 @@ impl World {
     fn create_streams(&mut self) -> Result<Vec<(StreamId, StreamOptions)>, Violation> {
         let mut made = Vec::new();
         for name in ["events", "measures"].into_iter().take(1 + self.below(2) as usize) {
-            let may_go = self.plan.retention && !self.plan.kind.is_of_applications();
+            let is_kept = self.plan.kind.is_of_applications() || self.plan.kind == Kind::Compacted;
+            let may_go = self.plan.retention && !is_kept;
             let retention_ms = (self.below(2) == 0 && may_go).then(|| 3_000 + self.below(10_000));
             // Of two streams one may have copies beside it.
             let has_one = self.plan.kind == Kind::OneCopy && (name == "events" || self.plan.seed & 2 == 0);
@@ -672,6 +689,11 @@ impl World {
             if self.plan.kind == Kind::Async {
                 options.replication_mode = ReplicationMode::Async;
             }
+            if self.plan.kind == Kind::Compacted {
+                options.cleanup = Cleanup::Compact;
+                options.compact_dirty_percent = [1, 20, 50][self.below(3) as usize];
+                options.tombstone_ms = 1_000 + self.below(5_000);
+            }
             let request = CreateStream { name: name.to_owned(), options: options.clone(), if_not_exists: true };
             let (most, now_ms) = (Limits { streams: 10, nodes: 16 }, self.clock.now_ms());
             let before = self.coordinators.index();
@@ -683,6 +705,7 @@ impl World {
             let id = info.map(|info| info.id).ok_or_else(|| Violation("there is no stream".to_owned()))?;
             self.told.retention_ms.extend(retention_ms.map(|ms| (id.0, ms)));
             self.told.is_consumed = options.retention_consumed;
+            self.told.is_compacted = options.cleanup == Cleanup::Compact;
             made.push((id, options));
         }
         Ok(made)
@@ -712,7 +735,7 @@ impl World {
                 self.wires.get(wire).map(|wire| wire.node)
             }
             Is::Packet(_, to, ..) => Some(*to),
-            Is::OwnLogs(node, _) => Some(*node),
+            Is::OwnLogs(node, _) | Is::Compact(node, _) => Some(*node),
             Is::Logs(node, _) | Is::LogTimers(node, _) | Is::Backup(node, _) | Is::Store(node, _) => Some(*node),
             Is::Tick(node, _) | Is::Beat(node, _) | Is::Deadline(node, _) | Is::Recover(node, _) => Some(*node),
             Is::Coordinate(node, _) | Is::Retry(node, ..) | Is::GoOn(node, ..) => Some(*node),
@@ -753,7 +776,7 @@ impl World {
                     self.trace.add(u64::from(head.chunks_checksum));
                 }
             }
-            Event::Backup(node, _) | Event::Store(node, _) | Event::OwnLogs(node, _) => {
+            Event::Backup(node, _) | Event::Store(node, _) | Event::OwnLogs(node, _) | Event::Compact(node, _) => {
                 self.trace.add(self.node(*node).memory.steps())
             }
             _ => self.trace.add(self.events),
@@ -816,6 +839,7 @@ impl World {
             | Is::Store(node, life)
             | Is::OwnLogs(node, life)
             | Is::Tick(node, life)
+            | Is::Compact(node, life)
             | Is::Beat(node, life)
             | Is::Deadline(node, life)
             | Is::Recover(node, life)
@@ -871,6 +895,7 @@ impl World {
                 self.tell_gone(node);
                 self.copy_again(node)
             }
+            Is::Compact(node, life) => self.compact(node, life),
             Is::Beat(node, life) => self.beat(node, life),
             Is::Deadline(node, _) => {
                 if let Some(running) = self.node_mut(node).running() {
