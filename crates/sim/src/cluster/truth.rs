@@ -46,8 +46,9 @@ pub struct Written {
 
 /// Bytes of a value before its filling.
 const VALUE_HEAD: usize = 24;
-/// Keys of a compacted stream.
-const KEYS: u64 = 24;
+/// Keys that are written at a time in a compacted stream, and how many records a producer writes until they are others.
+const KEYS: u64 = 8;
+const KEYS_LAST: u64 = 40;
 
 impl Written {
     /// The value that a record carries: who it is, and `filling` bytes that follow from that.
@@ -60,14 +61,15 @@ impl Written {
         value
     }
 
-    /// Its key in a compacted stream: producers write each other's.
+    /// Its key in a compacted stream: producers write each other's, and after a while others.
     pub fn key(self) -> u64 {
-        (self.number * 7 + u64::from(self.producer) * 3) % KEYS
+        self.number / KEYS_LAST * KEYS + (self.number * 7 + u64::from(self.producer) * 3) % KEYS
     }
 
     /// Whether it takes its key away there.
     pub fn is_tombstone(self) -> bool {
-        (self.number / 3 + u64::from(self.producer)).is_multiple_of(4)
+        let mixed = (self.number + u64::from(self.producer)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        mixed >> 62 == 0
     }
 
     /// Who it is in eight bytes: what a record says that has no value.
@@ -242,9 +244,12 @@ impl Truth {
             match (shown.get(&key), written.is_tombstone()) {
                 (Some((at, _)), _) if *at == ordinal => {}
                 (None, true) => {}
+                // That it is gone it said before, too.
+                (Some((_, other)), true) if other.is_tombstone() => {}
                 (Some((at, other)), is_gone) => {
-                    let how = if is_gone { "came back to life" } else { "is what key has" };
-                    return violation(format!("{place}: {other:?} at {at} {how} {key}, behind it {written:?} was at {ordinal}"));
+                    let how = if is_gone { "came back to life" } else { "is the last there is" };
+                    let what = format!("is what key {key} has, and {written:?} was at {ordinal}");
+                    return violation(format!("{place}: {other:?} at {at} {how}: it {what}"));
                 }
                 (None, false) => {
                     return violation(format!("{place}: key {key} is gone, {written:?} was at {ordinal}"));
@@ -481,14 +486,15 @@ mod tests {
 
     #[test]
     fn of_each_key_of_a_compacted_lane_the_last_record_must_be_there() {
-        let mut all: Vec<Written> = (0..3 * KEYS).map(|number| of(1, number)).collect();
+        let all: Vec<Written> = (0..4 * KEYS_LAST).map(|number| of(1, number)).collect();
         assert!(all.iter().all(|written| Written::of_stamp(written.stamp()) == *written));
-        let (value, gone) = {
-            let last = &all[2 * KEYS as usize..];
-            let at = |is_tombstone| last.iter().position(|written| written.is_tombstone() == is_tombstone);
-            (2 * KEYS + at(false).expect("a value") as u64, 2 * KEYS + at(true).expect("a tombstone") as u64)
-        };
         let end = all.len() as u64;
+        let is_last = |at: u64| all[at as usize + 1..].iter().all(|later| later.key() != all[at as usize].key());
+        let before = |at: u64| (0..at).rfind(|other| all[*other as usize].key() == all[at as usize].key());
+        let is_gone = |at: u64| all[at as usize].is_tombstone();
+        let value = (0..end).find(|at| is_last(*at) && !is_gone(*at) && before(*at).is_some()).expect("a value");
+        let hides = |at: &u64| is_last(*at) && is_gone(*at) && before(*at).is_some_and(|before| !is_gone(before));
+        let gone = (0..end).find(hides).expect("a tombstone that hides something");
         let check = |seen: &dyn Fn(u64) -> bool, removed: Option<u64>| {
             let mut truth = Truth::default();
             truth.acknowledged_at(PLACE, 0, &all).expect("nothing was there");
@@ -497,17 +503,15 @@ mod tests {
             truth.read_compacted(PLACE, end, &seen).map_err(|violation| violation.0)
         };
         assert_eq!(check(&|_| true, None), Ok(()));
-        assert_eq!(check(&|at| at >= 2 * KEYS, Some(3)), Ok(()), "the last of each key is there");
-        assert_eq!(check(&|at| at >= 2 * KEYS && at != gone, Some(gone)), Ok(()), "nothing is left of a key");
-        assert!(check(&|at| at != value, None).unwrap_err().contains("is what key has"));
-        assert!(check(&|at| at >= 2 * KEYS && at != value, None).unwrap_err().contains("is gone"));
+        assert_eq!(check(&is_last, before(value)), Ok(()), "the last of each key is there");
+        assert_eq!(check(&|at| is_last(at) && at != gone, Some(gone)), Ok(()), "nothing is left of a key");
+        assert!(check(&|at| at != value, None).unwrap_err().contains("is what key"));
+        assert!(check(&|at| is_last(at) && at != value, None).unwrap_err().contains("is gone"));
         assert!(check(&|at| at != gone, None).unwrap_err().contains("came back to life"));
         assert!(check(&|_| true, Some(value)).unwrap_err().contains("was removed"));
-        all.truncate(1);
         let mut truth = Truth::default();
-        let stamp = of(1, 1).stamp();
-        assert_eq!(truth.tombstone_at(PLACE, 0, of(1, 12).stamp()).is_ok(), of(1, 12).is_tombstone());
-        assert_eq!(truth.tombstone_at(PLACE, 1, stamp).is_ok(), of(1, 1).is_tombstone());
+        assert_eq!(truth.tombstone_at(PLACE, 0, all[gone as usize].stamp()), Ok(()));
+        assert!(truth.tombstone_at(PLACE, 1, all[value as usize].stamp()).unwrap_err().0.contains("lost its value"));
     }
 
     #[test]
