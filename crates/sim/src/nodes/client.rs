@@ -1,7 +1,7 @@
 //! Clients of a cluster: they have connections to all nodes, ask any of them who owns what, and follow the owners, by the rules of
 //! `kera-client` and without its runtime and its sockets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use kera_env::{Random, SeededRandom};
@@ -13,6 +13,7 @@ use super::copies::lock;
 use super::early::{Early, Left};
 use super::node::Node;
 use crate::cluster::client::Answer;
+use crate::cluster::reader::{check_compacted, check_data};
 use crate::cluster::truth::{Asked, Place, Truth, Violation, Written};
 
 /// A client that waited so long for an answer takes its connection for dead, in microseconds.
@@ -198,6 +199,25 @@ impl Around<'_> {
 
     pub(super) fn timer(&mut self, delay_us: u64) {
         self.wishes.push(Wish::Timer(delay_us));
+    }
+
+    /// Looks at every record that was read of a lane; gives the ordinal behind the last one.
+    pub(super) fn read(&mut self, place: Place, next: u64, data: &[u8]) -> Result<u64, Violation> {
+        self.read_noting(place, next, data, &mut BTreeSet::new())
+    }
+
+    /// The same; notes which ordinals of a compacted lane are there.
+    pub(super) fn read_noting(
+        &mut self,
+        place: Place,
+        next: u64,
+        data: &[u8],
+        shown: &mut BTreeSet<u64>,
+    ) -> Result<u64, Violation> {
+        match self.told.is_compacted {
+            true => check_compacted(self.truth, place, next, data, shown),
+            false => check_data(self.truth, place, next, data),
+        }
     }
 
     /// Records of a lane are not there any more: that must be because they are old enough.

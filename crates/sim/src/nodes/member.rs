@@ -23,7 +23,6 @@ use super::client::{Around, Client, LeaseTime, Owned, PATIENCE_US, Seen, Wish};
 use super::world::Kind;
 use crate::cluster::client::{Answer, retry};
 use crate::cluster::member;
-use crate::cluster::reader::check_data;
 use crate::cluster::truth::{self, Place, Violation};
 
 const TURN_US: u64 = 150_000;
@@ -331,7 +330,7 @@ impl Member {
                         lease.next = base;
                     }
                     if !data.is_empty() {
-                        lease.next = check_data(around.truth, place, lease.next, data)?;
+                        lease.next = around.read(place, lease.next, data)?;
                     }
                     (lease.cursor, lease.not_at) = (one.next, 0);
                     lease.is_at_end |= one.end_of_group();

@@ -13,7 +13,6 @@ use kera_protocol::{
 
 use super::client::{Around, Client, Owned, PATIENCE_US, Seen, Wish, owner_of};
 use crate::cluster::client::{Answer, retry};
-use crate::cluster::reader::{check_compacted, check_data};
 use crate::cluster::truth::{Place, Violation};
 
 const TURN_US: u64 = 100_000;
@@ -277,10 +276,7 @@ impl Reader {
                             around.gone(self.place, self.next..base)?;
                             (self.first, self.next) = (base, base);
                         }
-                        self.next = match around.told.is_compacted {
-                            true => check_compacted(around.truth, self.place, self.next, data, &mut self.shown)?,
-                            false => check_data(around.truth, self.place, self.next, data)?,
-                        };
+                        self.next = around.read_noting(self.place, self.next, data, &mut self.shown)?;
                         around.told.early.read(self.place, self.next);
                     }
                     self.cursor = one.next;
