@@ -51,8 +51,8 @@ struct Arguments {
     /// Applications read the streams of a cluster.
     #[arg(long)]
     applications: bool,
-    /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read) or `unordered` (`order = none`); applications
-    /// read the latter two.
+    /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read), `unordered` (`order = none`), `one-copy`, `async` (producers do
+    /// not wait for copies) or `compacted`; applications always read those that are consumed or unordered.
     #[arg(long, default_value = "usual")]
     streams: String,
     /// A defect that is put into a cluster, by the name that `nodes::Planted` gives it: to see what is found of it.

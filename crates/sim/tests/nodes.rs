@@ -490,3 +490,36 @@ fn copies_that_are_missing_for_long_are_found() {
 fn what_readers_see_before_it_has_its_copies_is_found() {
     found_by(not_waited_for, Planted::AcknowledgesEarly, &["all copies were there", "has read it", "not done"]);
 }
+
+/// Of each key the last record is kept, and streamlets move so that what a tombstone hides is at another node.
+fn compacted(seed: u64) -> Plan {
+    Plan { kind: Kind::Compacted, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_of_compacted_streams_keep_every_promise() {
+    assert_eq!(all(1..41, |seed| run(&compacted(seed)).violation), Vec::<String>::new());
+    let read = |seed| run(&Plan { applications: true, ..compacted(seed) }).violation;
+    assert_eq!(all(41..81, read), Vec::<String>::new());
+    let mut did = BTreeMap::new();
+    for seed in 1..9 {
+        let first = run(&compacted(seed));
+        assert_eq!(first, run(&compacted(seed)), "two runs of seed {seed}");
+        first.did.into_iter().for_each(|(name, count)| *did.entry(name).or_insert(0) += count);
+    }
+    let removed = did.get("records removed by compaction").copied().unwrap_or(0);
+    assert!(removed > 2_000 && did["compaction's passes"] > 20, "{did:?}");
+}
+
+#[test]
+fn many_seeds_of_compacted_streams_that_move_all_the_time_keep_every_promise() {
+    let only = vec![Fault::Move, Fault::Kill, Fault::Freeze, Fault::PowerCut, Fault::Destroyed];
+    let plan = |seed| Plan { only: only.clone(), fault_us: 500_000, ..compacted(seed) };
+    assert_eq!(all(81..121, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+}
+
+#[test]
+fn compaction_that_takes_everything_to_be_at_its_node_is_found() {
+    let plan = |seed| Plan { only: vec![Fault::Move], fault_us: 700_000, ..compacted(seed) };
+    found_by(plan, Planted::RemovesBlindly, &["came back to life"]);
+}

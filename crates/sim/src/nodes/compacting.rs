@@ -8,14 +8,19 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use kera_broker::Broker;
 use kera_coordinator::cluster::ClusterState;
+use kera_env::{Clock, SeededRandom};
 use kera_format::chunk::Chunks;
 use kera_format::{ChunkView, Cursor, GroupId};
-use kera_log::compact::{Compactor, Holder, Others, Run, Stepped};
-use kera_log::{Lane, Tenure};
+use kera_log::compact::{CompactionConfig, Compactor, Holder, Others, Run, Stepped};
+use kera_log::store::DiskStore;
+use kera_log::{Lane, Log, Tenure};
 use kera_protocol::read::{ENTRY_FOLLOW_GROUPS, ENTRY_UNCOMMITTED};
-use kera_protocol::{Body, FRAME_HEADER_BYTES, FrameHeader, Message, Owner, ReadChunks, ReadChunksResponse, ReadEntry, Status};
+use kera_protocol::{
+    Body, FRAME_HEADER_BYTES, FrameHeader, Message, Owner, ReadChunks, ReadChunksResponse, ReadEntry, Status,
+};
 
 use super::copies::lock;
+use super::node::Node;
 use super::sessions::{Said, Sessions};
 use super::world::{Event, World};
 use crate::cluster::truth::Violation;
@@ -43,7 +48,8 @@ impl Elsewhere {
         let heard = lock(&self.heard);
         let is_known = lock(&self.known).nodes().get(&node).is_some_and(|node| !node.fenced);
         let broker = heard.get(&node).filter(|_| is_known).ok_or_else(|| format!("node {node} is not there"))?;
-        let (stream, streamlet, flags) = (lane.stream_id(), lane.streamlet_id(), ENTRY_FOLLOW_GROUPS | ENTRY_UNCOMMITTED);
+        let (stream, streamlet, flags) =
+            (lane.stream_id(), lane.streamlet_id(), ENTRY_FOLLOW_GROUPS | ENTRY_UNCOMMITTED);
         let entry = ReadEntry { stream, streamlet, lane: lane.id(), cursor, max_bytes: 0, flags };
         let asked = ReadChunks { max_wait_ms: 0, min_bytes: 1, max_bytes: READ_BYTES, entries: vec![entry] };
         let (op, version, mut body) = (ReadChunks::OP, ReadChunks::OP.version_max(), Vec::new());
@@ -131,7 +137,7 @@ impl World {
             return Ok(());
         }
         let now_us = self.now_us();
-        let hears = |other: &super::node::Node| {
+        let hears = |other: &Node| {
             let is_there = other.number != node && now_us >= other.frozen_until_us;
             is_there && self.cuts.is_whole(node, other.number, now_us)
         };
@@ -154,7 +160,8 @@ impl World {
         lock(&running.elsewhere.heard).clear();
         let after = running.compactor.stats();
         *self.events_of.entry("compaction's passes").or_default() += after.passes - before.passes;
-        *self.events_of.entry("records removed by compaction").or_default() += after.removed_records - before.removed_records;
+        *self.events_of.entry("records removed by compaction").or_default() +=
+            after.removed_records - before.removed_records;
         let is_off = self.node(node).memory.is_off();
         match stepped {
             Stepped::Failed if is_sound && !is_off => {
@@ -168,12 +175,12 @@ impl World {
 
 /// The compactor of a node, and what it sees of others.
 pub(super) fn compactor(
-    parts: (&Arc<kera_log::Log>, &Arc<kera_log::store::DiskStore>),
-    (clock, random): (&Arc<dyn kera_env::Clock>, &dyn kera_env::Random),
-    elsewhere: &Arc<Elsewhere>,
+    (log, store): (&Arc<Log>, &Arc<DiskStore>),
+    clock: &Arc<dyn Clock>,
+    (seed, elsewhere): (u64, &Arc<Elsewhere>),
     removes_blindly: bool,
 ) -> Compactor {
-    let config = kera_log::compact::CompactionConfig { keys_bytes: 1 << 20, retry_ms: 1_000, knows_transactions: true };
-    let compactor = Compactor::new(parts.0.clone(), parts.1.clone(), clock.clone(), random, config);
+    let config = CompactionConfig { keys_bytes: 1 << 20, retry_ms: 1_000, knows_transactions: true };
+    let compactor = Compactor::new(log.clone(), store.clone(), clock.clone(), &SeededRandom::new(!seed), config);
     if removes_blindly { compactor } else { compactor.with_others(elsewhere.clone()) }
 }

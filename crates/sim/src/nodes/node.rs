@@ -362,21 +362,16 @@ impl Node {
         if !self.is_flipped {
             self.sound(&stored.problems)?;
         }
-        let arena = ArenaConfig { path: self.arena.clone(), bytes: self.arena_bytes, node: self.id };
-        let (arena, attach) = Arena::create_or_attach_with(arena, BlockSize::Roomy).map_err(|e| self.why(e))?;
+        let (arena, attach) = self.own_arena()?;
+        let log = log_in(arena, &store);
         let attached = match attach {
             Attach::Created => Vec::new(),
             Attach::Attached { segments, .. } => segments,
         };
-        let config = LogConfig { has_owner_epochs: true, segment_arena_share: 16, ..LogConfig::default() };
-        let log = Log::new(config, arena);
-        log.set_store(store.clone());
-        store.attach(&log);
         let own = self.open_own_logs(&disk, &clock, &random)?;
         self.set_sinks((&log, &store), &copies, &own);
         let elsewhere = Arc::new(Elsewhere::new(self.number, &self.known));
-        let keys = SeededRandom::new(!self.seed ^ u64::from(epoch));
-        let compactor = compactor((&log, &store), (&clock, &keys), &elsewhere, self.removes_blindly);
+        let compactor = compactor((&log, &store), &clock, (self.seed, &elsewhere), self.removes_blindly);
         let broker = Broker::new(BrokerConfig { epoch, ..BrokerConfig::default() }, log.clone(), clock);
         for info in lock(&self.known).catalog.streams() {
             broker.stream_created(info.id, info.options.clone()).map_err(|e| self.why(e))?;
@@ -416,12 +411,14 @@ impl Node {
             turns: Turns::default(),
         };
         let known = lock(&self.known);
-        if known.level() >= level::COMPACTED_COPIES {
-            running.log.copy_compacted();
-        }
         running.broker.join_cluster(CLUSTER, self.number);
         running.everything(&known, self.applied as u64).map_err(StartError::Unsound)?;
         Ok(running)
+    }
+
+    fn own_arena(&self) -> Result<(Arc<Arena>, Attach), StartError> {
+        let arena = ArenaConfig { path: self.arena.clone(), bytes: self.arena_bytes, node: self.id };
+        Arena::create_or_attach_with(arena, BlockSize::Roomy).map_err(|e| self.why(e))
     }
 
     fn set_sinks(&self, (log, store): (&Arc<Log>, &Arc<DiskStore>), copies: &Arc<Copies>, own: &OwnLogs) {
@@ -562,11 +559,22 @@ impl Node {
     }
 }
 
+fn log_in(arena: Arc<Arena>, store: &Arc<DiskStore>) -> Arc<Log> {
+    let config = LogConfig { has_owner_epochs: true, segment_arena_share: 16, ..LogConfig::default() };
+    let log = Log::new(config, arena);
+    log.set_store(store.clone());
+    store.attach(&log);
+    log
+}
+
 /// Everything that the broker is told of streams and owners; an error must not be.
 type Fed = Result<(), String>;
 
 impl Running {
     fn everything(&mut self, known: &ClusterState, version: u64) -> Fed {
+        if known.level() >= level::COMPACTED_COPIES {
+            self.log.copy_compacted();
+        }
         self.broker.set_nodes(version, known.node_infos());
         let mut streams = known.catalog.streams();
         streams.try_for_each(|info| self.place(known, version, info.id))?;
