@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 
 use cloud::*;
 use common::*;
-use kera_broker::{EndedLog, RecoveryProgress};
+use kera_broker::{EndedLog, HandedStates, Rebuild, RecoveryProgress};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, Random, SeededRandom};
 use kera_format::chunk::Chunks;
 use kera_format::vlog_replica::LogId;
@@ -21,7 +21,7 @@ use kera_format::{
     ChunkBuilder, ChunkView, Cleanup, Compression, Cursor, GroupId, LaneId, Record, SegmentId, SegmentIndex,
     StreamOptions,
 };
-use kera_log::compact::{CompactionConfig, Compactor};
+use kera_log::compact::{CompactionConfig, Compactor, Stepped};
 use kera_log::store::{DiskStore, Step, StoreConfig};
 use kera_log::{AppendError, CopiedAgain, Lane, Log};
 use kera_protocol::ListReplicas;
@@ -256,17 +256,7 @@ impl World {
         let taken =
             node.broker.take_over(&[place], &logs, &*self.cloud).unwrap_or_else(|failure| panic!("{failure:?}"));
         self.goes_on();
-        let node = &self.owner.replicating;
-        std::thread::scope(|scope| {
-            let rebuilding =
-                scope.spawn(|| node.broker.rebuild(&taken, &logs, &*self.cloud, &RecoveryProgress::default()));
-            while !rebuilding.is_finished() {
-                self.owner.settle();
-                self.owner.compactor.step(&mut || true);
-                std::thread::yield_now();
-            }
-            rebuilding.join().unwrap().unwrap_or_else(|failure| panic!("{failure:?}"));
-        });
+        self.rebuild(&taken, &logs);
         // What is lost is not needed any more.
         for log in &logs {
             for backup in &BACKUPS {
@@ -275,6 +265,49 @@ impl World {
             }
         }
         self.count("lost");
+    }
+
+    fn rebuild(&self, taken: &Rebuild, logs: &[EndedLog]) {
+        let node = &self.owner.replicating;
+        std::thread::scope(|scope| {
+            let rebuilding =
+                scope.spawn(|| node.broker.rebuild(taken, logs, &*self.cloud, &RecoveryProgress::default()));
+            while !rebuilding.is_finished() {
+                self.owner.settle();
+                self.owner.compactor.step(&mut || true);
+                std::thread::yield_now();
+            }
+            rebuilding.join().unwrap().unwrap_or_else(|failure| panic!("{failure:?}"));
+        });
+    }
+
+    /// Compacts until tombstones have gone.
+    fn compact_all(&mut self) {
+        for _ in 0..3 {
+            self.clock.advance_ms(TOMBSTONE_MS + 1_000);
+            self.owner.settle();
+            while self.owner.compactor.step(&mut || true) == Stepped::Passed {
+                self.owner.settle();
+            }
+            (0..30).for_each(|_| self.append());
+        }
+    }
+
+    /// The streamlet moves to a node that is lost before it has written anything, and the owner before takes it over again.
+    fn moves_and_comes_back(&mut self, logs: &[EndedLog]) {
+        let node = &self.owner.replicating;
+        let (me, before) = (1 + self.epoch % 3, self.epoch);
+        node.broker.let_go(STREAM, X).unwrap();
+        let state = node.broker.handed_over(STREAM, X).unwrap().expect("all is durable");
+        let older = [(1, me)];
+        for (number, epoch) in [(99, before + 1), (me, before + 2)] {
+            node.broker.set_owner(epoch.into(), STREAM, X, cloud::owner(number, epoch, &older)).unwrap();
+        }
+        self.epoch = before + 2;
+        let handed = HandedStates::from([((STREAM, X), state)]);
+        let taken = node.broker.take_over_moved(&[(STREAM, X, self.epoch)], logs, &*self.cloud, &handed);
+        let taken = taken.unwrap_or_else(|failure| panic!("{failure:?}"));
+        self.rebuild(&taken, logs);
     }
 
     fn next_owner(&mut self) {
@@ -425,6 +458,29 @@ fn what_compaction_has_left_survives_its_owners() {
         }
     }
     println!("{counts:?}");
+}
+
+/// A log of before has what this node has compacted since, and what is behind it in the lane stays as it is, without its tombstones: beside what that log has
+/// they would be missing.
+#[test]
+fn what_a_node_has_compacted_is_not_brought_back_by_a_log_of_before() {
+    for seed in 1..4 {
+        let mut world = World::new(seed);
+        (0..120).for_each(|_| world.append());
+        let logs = [world.owner.replicating.ended(&BACKUPS)];
+        world.owner.replicating.replicated.stop();
+        world.next_owner();
+        let taken = world.owner.replicating.broker.take_over(&[(STREAM, X, world.epoch)], &logs, &*world.cloud);
+        world.rebuild(&taken.unwrap_or_else(|failure| panic!("{failure:?}")), &logs);
+        (0..120).for_each(|_| world.append());
+        world.compact_all();
+        world.check();
+        world.moves_and_comes_back(&logs);
+        world.check();
+        world.goes_on();
+        world.compact_all();
+        world.check();
+    }
 }
 
 /// Backups keep about what compaction has left, although nothing has gone by retention.

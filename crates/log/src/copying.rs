@@ -88,6 +88,11 @@ impl Log {
         self.shared.copies_compacted.store(true, Ordering::Relaxed);
     }
 
+    /// Whether they are.
+    pub fn copies_compacted(&self) -> bool {
+        self.shared.copies_compacted.load(Ordering::Relaxed)
+    }
+
     /// Closed segments of a streamlet's lanes that are in groups of owner epochs below `epoch`, with the open ones.
     pub fn segments_before(&self, streamlet: &crate::Streamlet, epoch: u32) -> Vec<SegmentId> {
         before(streamlet, epoch, |lane, group, slot| lane.segment_id(group, slot.index))

@@ -36,6 +36,8 @@ pub struct GroupInfo {
     pub last_append_ms: i64,
     /// Whether it takes no more appends.
     pub closed: bool,
+    /// Whether compaction has taken something of it here, or has seen that there is nothing to take.
+    pub is_compacted: bool,
 }
 
 /// A segment, as consumers are told about it.
@@ -298,6 +300,7 @@ impl Group {
             first_append_ms: start.first_append_ms,
             last_append_ms: end.last_append_ms,
             closed: self.closed,
+            is_compacted: self.slots.iter().any(|slot| slot.summary().is_compacted),
         })
     }
 }

@@ -30,7 +30,7 @@
 //! other, each reading completes something. Whole ones stay in memory until they have their copies;
 //! [`Log::rebuilt_bytes`] tells whoever has to bound them.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -207,6 +207,26 @@ impl Streamlet {
             lane.await_segments(&lost.segments);
         }
         Ok(())
+    }
+
+    /// Groups of these owner epochs stay in a lane as they are, though it is over with the logs that have their copies: their segments are to be given to the
+    /// streamlet's own log ([`kept`](Streamlet::kept)). Before [`open`](Streamlet::open).
+    pub fn keep(&self, lane: LaneId, epochs: &BTreeSet<u32>) {
+        let Some(lane) = self.any_lane(lane) else { return };
+        let mut state = lane.state.lock();
+        let stay = state.chain.groups.iter().filter(|group| epochs.contains(&group.id.epoch()));
+        let all = stay.flat_map(|group| group.slots.iter().map(|slot| lane.segment_id(group.id, slot.index)));
+        state.kept = all.collect();
+    }
+
+    /// What stays and is not known to have its copies in the streamlet's own log; the oldest of each lane first.
+    pub fn kept(&self) -> Vec<SegmentId> {
+        self.all_lanes().flat_map(|lane| lane.state.lock().kept.clone()).collect()
+    }
+
+    /// All of that has its copies.
+    pub fn kept_copied(&self) {
+        self.all_lanes().for_each(|lane| lane.state.lock().kept.clear());
     }
 
     /// Segments of all its lanes that are awaited.

@@ -106,6 +106,7 @@ impl Progress {
             first_append_ms: 0,
             last_append_ms: 0,
             closed: true,
+            is_compacted: false,
         };
         self.older = older.iter().map(info).collect();
     }

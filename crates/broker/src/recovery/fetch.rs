@@ -50,7 +50,7 @@ impl Arrivals {
     }
 
     /// Waits for a while. Whether something has come.
-    fn look(&self, pause: Duration) -> bool {
+    pub(super) fn look(&self, pause: Duration) -> bool {
         let mut arrived = self.arrived.lock();
         if !*arrived && !pause.is_zero() {
             let _ = self.changed.wait_for(&mut arrived, pause);

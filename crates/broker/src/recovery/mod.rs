@@ -15,6 +15,7 @@
 mod decide;
 mod fetch;
 mod given_up;
+mod kept;
 mod needed;
 mod returned;
 #[cfg(test)]
@@ -332,7 +333,8 @@ impl Broker {
         }
         tracing::info!(bytes = rebuild.bytes, "what a lost broker had can be read again");
         self.copy_rebuilt(rebuild, copies)?;
-        self.wait_for_copies(rebuild, copies)
+        self.wait_for_copies(rebuild, copies)?;
+        kept::copy_kept(self, rebuild, copies)
     }
 
     /// Reads until nothing is missing.
@@ -501,6 +503,8 @@ impl Broker {
     /// A log of an earlier life of the owner is such a part as well: what it lacks of its copies when that life ended has them in the log of the present one, and
     /// is acknowledged. It may begin with what is not here any more. In a life in which this node has owned the streamlet only retention takes
     /// that, and it takes the front: who asked was told so.
+    ///
+    /// Nor must it go for the same groups [as they were before this node has compacted them](kept).
     fn leave_out_parts(
         &self,
         owner: &Owner,
@@ -517,8 +521,10 @@ impl Broker {
             let has_owned = place.owner_epoch() != 0;
             let lane_end = if has_owned { u64::MAX } else { comes.next_ordinal.max(told.unwrap_or(0)) };
             let epochs: BTreeSet<u32> = comes.segments.iter().map(|segment| segment.group.epoch()).collect();
+            let is_held = |group: &GroupInfo| holder_of(owner, group.id) == Some(me);
+            let compacted = kept::compacted_since(&self.log, lane, &groups, &epochs, &is_held);
             let is_part = |epoch: &u32| {
-                let is_here = |group: &&GroupInfo| group.id.epoch() == *epoch && holder_of(owner, group.id) == Some(me);
+                let is_here = |group: &&GroupInfo| group.id.epoch() == *epoch && is_held(group);
                 let here: Vec<&GroupInfo> = groups.iter().filter(is_here).collect();
                 let (Some(first), Some(last)) = (here.first(), here.last()) else { return false };
                 let of_epoch = || comes.segments.iter().filter(|segment| segment.group.epoch() == *epoch);
@@ -530,10 +536,11 @@ impl Broker {
                 let has_it = is_whole && has_front && to <= last.next_ordinal;
                 // Copies are made in no order: a log may have the end of them alone, as well as the beginning.
                 let is_less = first.first_ordinal < from || to < last.next_ordinal || known < to - from;
-                has_it && last.next_ordinal <= lane_end && is_less
+                has_it && last.next_ordinal <= lane_end && (is_less || compacted.contains(epoch))
             };
-            let parts: BTreeSet<u32> = epochs.into_iter().filter(is_part).collect();
+            let parts: BTreeSet<u32> = epochs.iter().copied().filter(is_part).collect();
             if !parts.is_empty() {
+                place.keep(lane.id(), &parts.intersection(&compacted).copied().collect());
                 comes.segments.retain(|segment| !parts.contains(&segment.group.epoch()));
                 comes.first_ordinal = comes.segments.first().map_or(comes.next_ordinal, |first| first.base_ordinal);
             }

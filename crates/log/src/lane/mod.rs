@@ -119,6 +119,8 @@ pub(crate) struct LaneState {
     pub(crate) compacted_to: u64,
     /// Segments that end up to here may have been compacted before something in front of them was here; zero: none.
     pub(crate) joined_to: u64,
+    /// Segments from before that stay, and are to be given to the streamlet's log: see [`Streamlet::keep`](crate::Streamlet::keep).
+    pub(crate) kept: Vec<SegmentId>,
     /// How often something was put in front of what was there, or cut off behind.
     pub(crate) reshaped: u64,
     /// Size class of the last segment, and the lane's rate while it was open.
