@@ -357,6 +357,12 @@ pub enum ClusterEntry {
         /// Its last block now: a lower one; 0: it has none.
         end: u64,
     },
+    /// A person says that what backups had of the end of a log, which are gone for good, is gone with them: its end counts as one that nobody has opened
+    /// anything with, and may be taken back, also to what a backup has that is not certain of it.
+    EndGivenUp {
+        /// Which log.
+        log: LogName,
+    },
     /// All older groups of a streamlet that its owner rebuilds are at a node that has come back with them: it holds them from here on.
     GroupsReturned {
         /// Of which stream.
@@ -588,6 +594,7 @@ impl ClusterEntry {
             ClusterEntry::EndTakenBack { .. } => 48,
             ClusterEntry::GroupsReturned { .. } => 49,
             ClusterEntry::RebuiltFrom { .. } => 50,
+            ClusterEntry::EndGivenUp { .. } => 51,
         }
     }
 
@@ -604,6 +611,7 @@ impl ClusterEntry {
             ClusterEntry::EndsUsed { .. } | ClusterEntry::EndTakenBack { .. } => crate::level::USED_ENDS,
             ClusterEntry::GroupsReturned { .. } => crate::level::RETURNED_GROUPS,
             ClusterEntry::RebuiltFrom { .. } => crate::level::REBUILT_FROM,
+            ClusterEntry::EndGivenUp { .. } => crate::level::LOST_ENDS,
             _ => crate::level::FIRST,
         }
     }
@@ -677,7 +685,7 @@ impl ClusterEntry {
             ClusterEntry::LogEnded { log, end } | ClusterEntry::EndTakenBack { log, end } => {
                 out.log(log).u64(*end);
             }
-            ClusterEntry::LogGivenUp { log } => {
+            ClusterEntry::LogGivenUp { log } | ClusterEntry::EndGivenUp { log } => {
                 out.log(log);
             }
             ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {
@@ -903,9 +911,10 @@ impl ClusterEntry {
                 node: body.u32()?,
                 epoch: body.u32()?,
             },
+            51 => ClusterEntry::EndGivenUp { log: body.log()? },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 50" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 51" });
             }
         })
     }
@@ -1000,6 +1009,7 @@ fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, Clust
         ("rebuild needs", ClusterEntry::RebuildNeeds { node: 2, epoch: 7, runs, logs: vec![log] }),
         ("ends used", ClusterEntry::EndsUsed { node: 2, epoch: 7, ends: vec![(log, 120)] }),
         ("end taken back", ClusterEntry::EndTakenBack { log, end: 118 }),
+        ("end given up", ClusterEntry::EndGivenUp { log }),
         ("groups returned", ClusterEntry::GroupsReturned { stream, streamlet: 1, owner_epoch: 9, node: 3, epoch: 8 }),
     ]
 }
@@ -1039,7 +1049,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bodies_never_panic(kind in 20u16..50, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bodies_never_panic(kind in 20u16..52, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = ClusterEntry::parse_body(kind, &mut Fields(&body));
         }
     }
