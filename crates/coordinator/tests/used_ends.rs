@@ -101,7 +101,7 @@ fn an_end_that_nobody_has_used_goes_back_to_what_others_have() {
     );
     assert_eq!(cluster.state.ends_to_ask(1, 1), [], "it has an end");
     let told = [(3, ToldEnd { through: 98, certain: true })];
-    let agreed = cluster.state.end_told(&told, 2).expect("3 is certain");
+    let agreed = cluster.state.end_told(LOST, &told, 2).expect("3 is certain");
     assert_eq!(cluster.takes_back(agreed.end), Some(98));
     assert_eq!(cluster.takes_back(98), Some(98), "once is enough");
     assert!(
@@ -120,9 +120,9 @@ fn an_end_that_nobody_has_used_does_not_go_back_to_what_is_left_of_a_loss_of_pow
     let fenced = cluster.state.plan_fence(2, 1).unwrap();
     cluster.apply(&fenced);
     let doubts = [(3, ToldEnd { through: 98, certain: false })];
-    assert_eq!(cluster.state.end_told(&doubts, 2), None, "2 may be certain");
+    assert_eq!(cluster.state.end_told(LOST, &doubts, 2), None, "2 may be certain");
     // Node 2 is given up, so nobody else is asked.
-    let left = cluster.state.end_told(&doubts, 1).expect("there is nobody else");
+    let left = cluster.state.end_told(LOST, &doubts, 1).expect("there is nobody else");
     assert_eq!(left, AgreedEnd { end: 98, at_all: false, certain: false });
     assert_eq!(cluster.state.plan_take_back(LOST, left).unwrap(), []);
     assert_eq!(cluster.takes_back(98), Some(98), "one that is certain has all that was acknowledged");
@@ -148,7 +148,7 @@ fn an_end_that_all_backups_have_shown_stays_and_nobody_has_to_say_that_it_is_use
     let fenced = cluster.state.plan_fence(4, 1).unwrap();
     cluster.apply(&fenced);
     let not_at_all = Some(AgreedEnd { end: 100, at_all: false, certain: true });
-    let told = |cluster: &Cluster, told: &[_]| cluster.state.end_told(told, 2);
+    let told = |cluster: &Cluster, told: &[_]| cluster.state.end_told(LOST, told, 2);
     assert_eq!(told(&cluster, &[(5, certain(100))]), not_at_all, "2 has not answered");
     let doubts = ToldEnd { through: 100, certain: false };
     assert_eq!(told(&cluster, &[(5, certain(100)), (2, doubts)]), not_at_all, "2 may have lost it");

@@ -9,6 +9,9 @@ use rustix::io::Errno;
 
 use crate::disk::{DirectIo, Disk, DiskFile, OpenMode};
 
+/// What a disk takes as a whole or not at all.
+const SECTOR_BYTES: u64 = 512;
+
 /// Any disk, with the faults that a test plans. A clone is the same disk.
 #[derive(Debug, Clone)]
 pub struct FaultyDisk {
@@ -46,7 +49,7 @@ impl FaultyDisk {
     }
 
     /// From now on only this many bytes can be written, wherever they go, until space is set again; `None` lifts the
-    /// limit. What is removed does not give space back by itself.
+    /// limit. What is removed does not give space back by itself. Of a write of whole sectors none is written in part.
     pub fn set_space(&self, bytes: Option<u64>) {
         self.plan().space_bytes = bytes;
     }
@@ -57,7 +60,8 @@ impl FaultyDisk {
         plan.fail_write = Some(plan.writes + nth);
     }
 
-    /// The `nth` write from now on writes the first half of its bytes and fails with an I/O error.
+    /// The `nth` write from now on writes the first half of its bytes and fails with an I/O error. Of a write of whole
+    /// sectors none is written in part.
     pub fn tear_write(&self, nth: u64) {
         let mut plan = self.plan();
         plan.tear_write = Some(plan.writes + nth);
@@ -185,7 +189,17 @@ enum Through {
 }
 
 impl FaultyFile {
-    fn plan_write(&self, bytes: u64) -> Through {
+    fn plan_write(&self, offset: u64, bytes: u64) -> Through {
+        match self.plan_through(bytes) {
+            // No disk takes a part of a sector.
+            Through::First(first, error) if (offset | bytes).is_multiple_of(SECTOR_BYTES) => {
+                Through::First(first - first % SECTOR_BYTES, error)
+            }
+            through => through,
+        }
+    }
+
+    fn plan_through(&self, bytes: u64) -> Through {
         let mut plan = self.disk.plan();
         plan.writes += 1;
         if plan.is_broken || plan.fail_write == Some(plan.writes) {
@@ -212,7 +226,7 @@ impl DiskFile for FaultyFile {
     fn write_vectored_at(&self, mut offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
         self.disk.wait();
         let bytes = parts.iter().map(|part| part.len() as u64).sum();
-        let (mut left, error) = match self.plan_write(bytes) {
+        let (mut left, error) = match self.plan_write(offset, bytes) {
             Through::All => return self.inner.write_vectored_at(offset, parts),
             Through::First(bytes, error) => (bytes as usize, error),
         };
@@ -303,6 +317,21 @@ mod tests {
         disk.set_space(None);
         file.write_vectored_at(6, &parts).unwrap();
         assert_eq!(disk.read_all("f", 100).unwrap(), b"123456789abcd");
+    }
+
+    #[test]
+    fn whole_sectors_are_never_written_in_part() {
+        let (disk, file) = file();
+        file.write_at(0, &[1; 4 * 512]).unwrap();
+        disk.set_space(Some(804));
+        assert!(file.write_at(0, &[2; 4 * 512]).is_err());
+        let back = disk.read_all("f", 4 * 512).unwrap();
+        assert_eq!(back, [vec![2; 512], vec![1; 3 * 512]].concat());
+        disk.set_space(None);
+        disk.tear_write(1);
+        assert!(file.write_at(512, &[3; 3 * 512]).is_err());
+        let back = disk.read_all("f", 4 * 512).unwrap();
+        assert_eq!(back, [vec![2; 512], vec![3; 512], vec![1; 2 * 512]].concat());
     }
 
     #[test]

@@ -8,6 +8,10 @@ use crate::checksum::crc32c;
 use crate::wire::{put, u16_at, u32_at, u64_at};
 use crate::{FormatError, LaneId, StreamId, align8, catalog};
 
+mod examples;
+
+pub use examples::examples;
+
 /// The version of the bodies.
 pub const CLUSTER_VERSION: u16 = 1;
 /// The longest address or name of a rack.
@@ -357,6 +361,12 @@ pub enum ClusterEntry {
         /// Its last block now: a lower one; 0: it has none.
         end: u64,
     },
+    /// A person says that what backups had of the end of a log, which are gone for good, is gone with them: its end counts as one that nobody has opened
+    /// anything with, and may be taken back, also to what a backup has that is not certain of it.
+    EndGivenUp {
+        /// Which log.
+        log: LogName,
+    },
     /// All older groups of a streamlet that its owner rebuilds are at a node that has come back with them: it holds them from here on.
     GroupsReturned {
         /// Of which stream.
@@ -588,6 +598,7 @@ impl ClusterEntry {
             ClusterEntry::EndTakenBack { .. } => 48,
             ClusterEntry::GroupsReturned { .. } => 49,
             ClusterEntry::RebuiltFrom { .. } => 50,
+            ClusterEntry::EndGivenUp { .. } => 51,
         }
     }
 
@@ -604,6 +615,7 @@ impl ClusterEntry {
             ClusterEntry::EndsUsed { .. } | ClusterEntry::EndTakenBack { .. } => crate::level::USED_ENDS,
             ClusterEntry::GroupsReturned { .. } => crate::level::RETURNED_GROUPS,
             ClusterEntry::RebuiltFrom { .. } => crate::level::REBUILT_FROM,
+            ClusterEntry::EndGivenUp { .. } => crate::level::LOST_ENDS,
             _ => crate::level::FIRST,
         }
     }
@@ -677,7 +689,7 @@ impl ClusterEntry {
             ClusterEntry::LogEnded { log, end } | ClusterEntry::EndTakenBack { log, end } => {
                 out.log(log).u64(*end);
             }
-            ClusterEntry::LogGivenUp { log } => {
+            ClusterEntry::LogGivenUp { log } | ClusterEntry::EndGivenUp { log } => {
                 out.log(log);
             }
             ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {
@@ -903,115 +915,13 @@ impl ClusterEntry {
                 node: body.u32()?,
                 epoch: body.u32()?,
             },
+            51 => ClusterEntry::EndGivenUp { log: body.log()? },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 50" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 51" });
             }
         })
     }
-}
-
-/// One of each kind, for tests and documents.
-pub fn examples() -> Vec<(&'static str, ClusterEntry)> {
-    let log = LogName { node: 2, epoch: 7, log: 1 };
-    let stream = StreamId(17);
-    let doors = Doors {
-        cluster: "10.0.0.2:7072".into(),
-        native: "10.0.0.2:7070".into(),
-        kafka: "10.0.0.2:9092".into(),
-        http: String::new(),
-    };
-    let place = RaftPlace { term: 3, leader: 1, index: 12 };
-    let mut examples = vec![
-        (
-            "cluster founded",
-            ClusterEntry::Founded {
-                cluster: *b"0123456789abcdef",
-                owner_epoch: 5,
-                settings: vec![("network.frame_bytes_max".into(), "32MiB".into())],
-            },
-        ),
-        (
-            "node joined",
-            ClusterEntry::NodeJoined {
-                node: 2,
-                epoch: 7,
-                uuid: *b"fedcba9876543210",
-                roles: Roles::ALL,
-                at_ms: 1_700_000_000_000,
-                rack: "b".into(),
-                doors,
-            },
-        ),
-        ("node fenced", ClusterEntry::NodeFenced { node: 2, epoch: 7 }),
-        ("node removed", ClusterEntry::NodeRemoved { node: 2 }),
-        (
-            "owner changed",
-            ClusterEntry::OwnerChanged {
-                stream,
-                first: 1,
-                count: 3,
-                node: 2,
-                epoch: 7,
-                owner_epoch: 9,
-                reason: OwnerReason::Moved,
-                number: 4,
-            },
-        ),
-        ("owner returned", ClusterEntry::OwnerReturned { node: 2, epoch: 8, owner_epoch: 10, all: true }),
-        ("groups held", ClusterEntry::GroupsHeld { stream, first: 1, count: 3, owner_epoch: 8, node: 1 }),
-        ("view agreed", ClusterEntry::ViewAgreed { log, view: 2, first: 100, backups: vec![1, 3] }),
-        ("backup added", ClusterEntry::BackupAdded { log, view: 1, backup: 3 }),
-        ("log ended", ClusterEntry::LogEnded { log, end: 120 }),
-        ("log given up", ClusterEntry::LogGivenUp { log }),
-        ("move noted", ClusterEntry::MoveNoted { number: 4, stream, streamlet: 1, from: 1, to: 2 }),
-        ("move called off", ClusterEntry::MoveCalledOff { number: 4 }),
-        ("view given up", ClusterEntry::ViewGivenUp { log, view: 1 }),
-        ("cluster counters", ClusterEntry::ClusterCounters { next_move: 5, next_owner_epoch: 11 }),
-        ("applied", ClusterEntry::Applied { place }),
-        (
-            "membership",
-            ClusterEntry::Membership {
-                place: Some(place),
-                voters: vec![vec![1, 2]],
-                nodes: vec![(1, "10.0.0.1:7072".into()), (2, "10.0.0.2:7072".into())],
-            },
-        ),
-    ];
-    examples.extend(examples_of_moves(stream, log));
-    examples.extend(examples_of_rebuilds(stream));
-    examples
-}
-
-fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, ClusterEntry)> {
-    let runs = vec![RebuildRun { stream, first: 1, count: 3, owner_epoch: 9 }];
-    vec![
-        (
-            "streamlet handed over",
-            ClusterEntry::StreamletHanded { stream, streamlet: 1, owner_epoch: 9, state: vec![1, 2, 3] },
-        ),
-        ("node draining", ClusterEntry::NodeDraining { node: 2, draining: true }),
-        ("groups lost", ClusterEntry::GroupsLost { stream, first: 1, count: 3, owner_epoch: 8 }),
-        ("level raised", ClusterEntry::LevelRaised { level: 2 }),
-        (
-            "lane begins",
-            ClusterEntry::LaneBegins { stream, streamlet: 1, lane: LaneId(3), owner_epoch: 9, ordinal: 1_000_000 },
-        ),
-        ("rebuild needs", ClusterEntry::RebuildNeeds { node: 2, epoch: 7, runs, logs: vec![log] }),
-        ("ends used", ClusterEntry::EndsUsed { node: 2, epoch: 7, ends: vec![(log, 120)] }),
-        ("end taken back", ClusterEntry::EndTakenBack { log, end: 118 }),
-        ("groups returned", ClusterEntry::GroupsReturned { stream, streamlet: 1, owner_epoch: 9, node: 3, epoch: 8 }),
-    ]
-}
-
-fn examples_of_rebuilds(stream: StreamId) -> [(&'static str, ClusterEntry); 3] {
-    let rebuilt =
-        |owner_epoch| ClusterEntry::StreamletsRebuilt { stream, first: 1, count: 3, node: 2, epoch: 7, owner_epoch };
-    [
-        ("streamlets rebuilt", rebuilt(0)),
-        ("streamlets rebuilt in an owner epoch", rebuilt(9)),
-        ("rebuilt from", ClusterEntry::RebuiltFrom { stream, first: 1, count: 3, node: 1, epoch: 6 }),
-    ]
 }
 
 #[cfg(test)]
@@ -1039,7 +949,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn arbitrary_bodies_never_panic(kind in 20u16..50, body in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn arbitrary_bodies_never_panic(kind in 20u16..52, body in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = ClusterEntry::parse_body(kind, &mut Fields(&body));
         }
     }

@@ -21,6 +21,7 @@
 //! | 12 | a person may give up blocks of a lost log of which no backup is left |
 //! | 13 | a lost log without an end holds back those alone who may need something of it |
 //! | 14 | of which nodes' logs a streamlet is rebuilt is known, and other logs hold it back no more, with an end or without |
+//! | 15 | a person may give up what backups which are gone alone had of the end of a lost log |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -53,8 +54,10 @@ pub const LOST_BLOCKS: u32 = 12;
 pub const OPEN_ENDS: u32 = 13;
 /// From this one on it is known of which nodes' logs a streamlet is rebuilt.
 pub const REBUILT_FROM: u32 = 14;
+/// From this one on a person may give up what backups which are gone alone had of the end of a lost log.
+pub const LOST_ENDS: u32 = 15;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 14;
+pub const NEWEST: u32 = 15;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

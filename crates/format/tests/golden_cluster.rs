@@ -60,7 +60,7 @@ fn body_of(entry: &ClusterEntry) -> &'static str {
         }
         ClusterEntry::BackupAdded { .. } => "log.node:4 log.epoch:4 log.log:4 view:4 backup:4",
         ClusterEntry::LogEnded { .. } => "log.node:4 log.epoch:4 log.log:4 end:8",
-        ClusterEntry::LogGivenUp { .. } => "log.node:4 log.epoch:4 log.log:4",
+        ClusterEntry::LogGivenUp { .. } | ClusterEntry::EndGivenUp { .. } => "log.node:4 log.epoch:4 log.log:4",
         ClusterEntry::MoveNoted { .. } => "number:8 stream:8 streamlet:4 from:4 to:4",
         ClusterEntry::MoveCalledOff { .. } => "number:8",
         ClusterEntry::StreamletsRebuilt { owner_epoch: 0, .. } => "stream:8 first:4 count:4 node:4 epoch:4",

@@ -665,7 +665,8 @@ Examples:
 
 For logs of which `kera log list` says that blocks are missing, when all machines that had them are gone with their disks.
 Name these nodes with --gone: those that had the blocks, and the logs' own node, which may have had all of it in its
-memory. It is refused if one of them is live, and if one may come back that is not named.
+memory. It is refused if one of them is live, and if one may come back that is not named. Of the last blocks of a log,
+which may be at some nodes alone while others have less, name the former; the log ends then where the latter have it.
 
 What is lost: records of the streamlets that `kera log list` names, as far as they were in these blocks and nowhere else,
 acknowledged ones too. All that some node has is kept, but for one thing: a lane of a streamlet has no holes, so that where

@@ -1,4 +1,4 @@
-//! Blocks of logs of lost nodes that are at no backup any more, and giving them up (`docs/replication.md`, "Nobody is left who has it").
+//! Blocks of logs of lost nodes that are at no backup any more, or may be, and giving them up (`docs/replication.md`, "Nobody is left who has it").
 
 use kera_format::StreamId;
 use kera_format::vlog_replica::LogId;
@@ -16,7 +16,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Blocks of a view of a log that is over, of which no backup is live.
+    /// Blocks of a view of a log that is over, of which no backup is live; or, if there is a live one, the last blocks of the log, which the others alone may have.
     pub struct MissingBlocks {
         /// Number of the view.
         pub view: u32,
@@ -24,7 +24,7 @@ wire_struct! {
         pub first: u64,
         /// The last one; zero: nobody knows it, for the log has no end.
         pub last: u64,
-        /// The nodes that had them.
+        /// The nodes that had them. If some of them are live these have less, or have not told yet.
         pub backups: Vec<u32>,
     }
 }
@@ -53,7 +53,7 @@ wire_struct! {
         pub missing: Vec<MissingBlocks>,
         /// Those of the nodes that had it, and of the log's own node, which may come back with it: they are lost, and not given up.
         pub lost_nodes: Vec<u32>,
-        /// Those of them that are live. As long as there is one nothing can be given up.
+        /// Those of them that are live. As long as there is one nothing can be given up, but for last blocks which it does not have.
         pub live_nodes: Vec<u32>,
         /// Streamlets that wait, or are rebuilt, and may have something in this log.
         pub streamlets: Vec<StreamletRange>,

@@ -286,7 +286,7 @@ impl Group {
         told.retain(|log, _| !waited_for.contains(log));
         self.read(|state| {
             let ended = told.iter().filter_map(|(log, (told, expected))| {
-                Some((*log, state.end_told(told, *expected)?, by.get(log).cloned().unwrap_or_default()))
+                Some((*log, state.end_told(*log, told, *expected)?, by.get(log).cloned().unwrap_or_default()))
             });
             ended.collect()
         })

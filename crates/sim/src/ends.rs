@@ -1,5 +1,5 @@
-//! The end of one lost log as a model: who tells it, who opens streamlets with it, and when it is taken back. `docs/replication.md`, "An end
-//! that nobody can show".
+//! The end of one lost log as a model: who tells it, who opens streamlets with it, when it is taken back, and when a person gives it up. `docs/replication.md`,
+//! "An end that nobody can show" and "One that is gone had the end alone".
 //!
 //! It begins where the model of [`crate::replication`] ends: the log's broker is fenced at all backups of its newest view, and each of these has all
 //! that was acknowledged and at most as many blocks more as a log has under way. A step that is not taken is a message that is lost; what is said
@@ -37,11 +37,15 @@ pub enum Fault {
     BindUnshown,
     /// An end is taken back as a backup tells that has lost its power, and with it what it had not synced.
     BelieveUncertain,
+    /// What a person gives up stays used.
+    GiveUpNothing,
+    /// Also of what a person has given up a backup is not believed that has lost its power.
+    DoubtGivenUp,
 }
 
 impl Fault {
     /// All of them.
-    pub const ALL: [Fault; 8] = [
+    pub const ALL: [Fault; 10] = [
         Fault::TakeBackUsed,
         Fault::OpenUnsaid,
         Fault::SayUnchecked,
@@ -50,6 +54,8 @@ impl Fault {
         Fault::NeverTakeBack,
         Fault::BindUnshown,
         Fault::BelieveUncertain,
+        Fault::GiveUpNothing,
+        Fault::DoubtGivenUp,
     ];
 }
 
@@ -94,8 +100,11 @@ pub struct State {
     at_all: bool,
     is_raised: bool,
     decided_below: bool,
+    /// Whether a person has given the end up since it was used, and ever.
+    given_up: bool,
+    was_given_up: bool,
     owners: [Owner; OWNERS],
-    /// With which end streamlets were opened first, and whether any were opened with another one.
+    /// With which end streamlets were opened first, and whether any were opened with another one, since a person has given up what there was before.
     opened: Option<u8>,
     clash: bool,
 }
@@ -117,6 +126,8 @@ pub enum Step {
     End(u8),
     /// They take that back.
     TakeBack(u8),
+    /// A person gives up what those have that are away.
+    GiveUp,
     /// The level rises.
     Raise,
     /// A backup shows an owner the log.
@@ -141,6 +152,7 @@ impl fmt::Display for Step {
             Step::Power(backup) => write!(f, "backup {backup} loses its power, and its last block"),
             Step::End(end) => write!(f, "the log ends at {end}"),
             Step::TakeBack(end) => write!(f, "that is taken back: it ends at {end}"),
+            Step::GiveUp => write!(f, "a person gives up what those have that are away"),
             Step::Raise => write!(f, "the level rises"),
             Step::Show(owner, end) => write!(f, "owner {owner} is shown the log to {end}"),
             Step::Hear(owner, end) => write!(f, "the coordinators hear that owner {owner} opens with {end}"),
@@ -171,7 +183,7 @@ impl Ends {
                 next.push((Step::Return(at), to));
                 continue;
             }
-            if !state.uncertain[at] || (state.end.is_some() && self.is(Fault::BelieveUncertain)) {
+            if self.counts(state, at) {
                 to.told[at] = Some(state.has[at]);
                 next.push((Step::Tell(at, state.has[at]), to));
             }
@@ -192,6 +204,28 @@ impl Ends {
         }
     }
 
+    /// Whether it counts what a backup tells.
+    fn counts(&self, state: &State, at: usize) -> bool {
+        let is_given_up = state.given_up && !self.is(Fault::DoubtGivenUp);
+        !state.uncertain[at] || is_given_up || (state.end.is_some() && self.is(Fault::BelieveUncertain))
+    }
+
+    /// A person gives up what backups had of the end that are away, while others are there. Whoever has been heard has opened with it by now, or might have.
+    fn give_up(&self, state: &State, next: &mut Next) {
+        let is_lost = state.gone.contains(&true) && state.gone.contains(&false);
+        // One that was marked when the level rose counts as one that all have shown.
+        if !state.is_raised || !state.used || state.at_all || state.decided_below || !is_lost {
+            return;
+        }
+        let owners = state.owners.map(|owner| match owner {
+            Owner::Heard(end) => Owner::Opened(end),
+            owner => owner,
+        });
+        let (opened, clash, used) = (None, false, self.is(Fault::GiveUpNothing));
+        let to = State { given_up: true, was_given_up: true, owners, opened, clash, used, ..state.clone() };
+        next.push((Step::GiveUp, to));
+    }
+
     /// Whether the coordinators may take the end back to this one.
     fn may_take_back(&self, state: &State, end: u8) -> bool {
         let is_free = !state.used || self.is(Fault::TakeBackUsed);
@@ -208,6 +242,7 @@ impl Ends {
             let marks = state.end.is_some() && !self.is(Fault::RaiseUnmarked);
             next.push((Step::Raise, State { is_raised: true, used: state.used || marks, ..state.clone() }));
         }
+        self.give_up(state, next);
         let least = state.told.into_iter().flatten().min();
         let has_all = state.told.into_iter().all(|told| told.is_some()) || self.is(Fault::BindUnshown);
         for told in state.told.into_iter().flatten() {
@@ -243,7 +278,7 @@ impl Ends {
                     next.push((Step::Hear(at, end), with(Owner::Heard(end))));
                 }
                 if state.is_raised && (state.end == Some(end) || self.is(Fault::SayUnchecked)) {
-                    next.push((Step::Hear(at, end), State { used: true, ..with(Owner::Heard(end)) }));
+                    next.push((Step::Hear(at, end), State { used: true, given_up: false, ..with(Owner::Heard(end)) }));
                 } else if state.is_raised {
                     next.push((Step::Refuse(at), with(Owner::Idle)));
                 }
@@ -278,6 +313,8 @@ impl Model for Ends {
             at_all: false,
             is_raised: false,
             decided_below: false,
+            given_up: false,
+            was_given_up: false,
             owners: [Owner::Idle; OWNERS],
             opened: None,
             clash: false,
@@ -291,10 +328,12 @@ impl Model for Ends {
     }
 
     /// All that was acknowledged is in front of the end; all who open streamlets do so with one end, and it stays; and unless somebody uses an end that
-    /// not all backups have shown, one that is there and has lost nothing is enough to open with that end or with a lower one.
+    /// not all backups have shown, one that is there and has lost nothing is enough to open with that end or with a lower one. When a person has given up an end, so
+    /// is one that has lost no more than its power, and what was acknowledged is lost with that alone; who opens from then on does so with one end again.
     fn check(&self, state: &State) -> Result<(), String> {
         let Some(end) = state.end else { return Ok(()) };
-        if self.acknowledged() > end {
+        let is_accepted = state.was_given_up && state.uncertain.contains(&true) && end + UNDER_WAY >= state.first_end;
+        if self.acknowledged() > end && !is_accepted {
             return Err(format!("block {} was acknowledged, and the log ends at {end}", self.acknowledged()));
         }
         if state.clash || state.opened.is_some_and(|opened| opened != end) {
@@ -302,7 +341,15 @@ impl Model for Ends {
         }
         let is_sound = |at: &usize| !state.gone[*at] && state.has[*at] == self.has[*at];
         let mut sound = (0..BACKUPS).filter(is_sound);
-        let helps = |at: usize| state.has[at] >= end || self.may_take_back(state, state.has[at]);
+        let tells_less = |at: usize| self.counts(state, at) && self.may_take_back(state, state.has[at]);
+        let helps = |at: usize| state.has[at] >= end || tells_less(at);
+        let is_near = |at: &usize| !state.gone[*at] && state.has[*at] + UNDER_WAY >= state.first_end;
+        if let Some(at) = (0..BACKUPS).filter(is_near).find(|at| state.given_up && !helps(*at)) {
+            return Err(format!(
+                "end {end} is given up, backup {at} has block {}, and nobody can open with that",
+                state.has[at]
+            ));
+        }
         match sound.find(|at| !helps(*at)) {
             Some(at) if state.is_raised && (!state.used || state.at_all) => {
                 Err(format!("backup {at} has all that was acknowledged, and nobody can ever open with end {end}"))

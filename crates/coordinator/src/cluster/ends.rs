@@ -63,10 +63,13 @@ impl ClusterState {
         self.ends_asked(node, epoch, |log| log.end.is_none() || log.may_be_taken_back())
     }
 
-    /// Where a log ends by what its backups have told, as far as that counts by now. `expected`: how many were asked.
-    pub fn end_told(&self, told: &[(NodeNumber, ToldEnd)], expected: usize) -> Option<AgreedEnd> {
+    /// Where a log ends by what its backups have told, as far as that counts by now. `expected`: how many of them there are. Of an end that a person has given
+    /// up those that are lost are gone: nobody waits until they are certain.
+    pub fn end_told(&self, log: LogName, told: &[(NodeNumber, ToldEnd)], expected: usize) -> Option<AgreedEnd> {
         let counts = self.ends_that_count(told);
-        let end = agreed_end(&counts, expected)?;
+        let given_up = self.logs.get(&log).filter(|state| state.end_given_up);
+        let left = given_up.map_or(expected, |state| expected.min(self.newest_backups_there(state).count()));
+        let end = agreed_end(&counts, left)?;
         let at_all = counts.len() == expected && counts.iter().all(|told| told.certain && told.through >= end);
         Some(AgreedEnd { end, at_all, certain: counts.iter().any(|told| told.certain) })
     }
@@ -129,16 +132,24 @@ impl ClusterState {
     }
 
     /// A lower end of a log, as backups tell that were asked again. Nothing, if it is not lower or the log's end stays. Nor if none of them is certain:
-    /// what was acknowledged may be between the two, and who has shown it may come back.
+    /// what was acknowledged may be between the two, and who has shown it may come back, unless a person says that it does not.
     pub fn plan_take_back(&self, log: LogName, AgreedEnd { end, certain, .. }: AgreedEnd) -> Planned {
         let entry = ClusterEntry::EndTakenBack { log, end };
-        Ok(if certain && self.check(&entry).is_ok() { vec![entry] } else { Vec::new() })
+        let counts = certain || self.logs.get(&log).is_some_and(|state| state.end_given_up);
+        Ok(if counts && self.check(&entry).is_ok() { vec![entry] } else { Vec::new() })
+    }
+
+    /// Has the end of a log be one that nobody has opened anything with, as a person says.
+    pub(super) fn give_up_end(&mut self, log: LogName) {
+        let state = self.logs.entry(log).or_default();
+        (state.used, state.end_given_up) = (None, true);
     }
 
     pub(super) fn set_used(&mut self, node: NodeNumber, ends: &[(LogName, u64)]) {
         for (log, _) in ends {
             if let Some(state) = self.logs.get_mut(log) {
                 state.used = state.used.or(Some(node));
+                state.end_given_up = false;
             }
         }
     }
@@ -157,6 +168,8 @@ impl ClusterState {
         let taken_back = ended().filter(|(_, state, end)| *end != state.first_end);
         let mut entries: Vec<ClusterEntry> =
             taken_back.map(|(log, _, end)| ClusterEntry::EndTakenBack { log, end }).collect();
+        let given_up = ended().filter(|(_, state, _)| state.end_given_up);
+        entries.extend(given_up.map(|(log, ..)| ClusterEntry::EndGivenUp { log }));
         let mut used: BTreeMap<NodeNumber, Vec<(LogName, u64)>> = BTreeMap::new();
         for (log, state, end) in ended() {
             if let Some(node) = state.used {

@@ -1,12 +1,13 @@
-//! Blocks of logs of lost nodes of which no backup is left: which they are, who may have something in them, and giving them up when a person says
-//! that the nodes which had them are gone for good. `docs/replication.md`, "Nobody is left who has it", has the argument.
+//! Blocks of logs of lost nodes of which no backup is left, and the last ones of such logs that backups which are gone may have had alone: which they are,
+//! who may have something in them, and giving them up when a person says that the nodes which had them are gone for good. `docs/replication.md`,
+//! "Nobody is left who has it" and "One that is gone had the end alone", have the arguments.
 
 use std::collections::BTreeSet;
 
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::level;
-use kera_format::vlog_replica::LogId;
+use kera_format::vlog_replica::{BLOCKS_UNDER_WAY_MAX, LogId};
 use kera_protocol::{AcceptLogLoss, LostLog, LostLogs, MissingBlocks, StreamletRange};
 
 use super::plan::Planned;
@@ -15,9 +16,13 @@ use super::{ClusterState, LogState, Run};
 use crate::CoordinatorError;
 
 impl ClusterState {
-    /// Logs of lost nodes of which blocks are missing, at most so many.
+    /// Logs of lost nodes of which blocks are missing, or may be with the backups that alone had their ends, at most so many.
     pub fn lost_log_infos(&self, limit: usize) -> LostLogs {
-        let lost = self.lost_logs().map(|(log, state)| (log, state, self.missing_of(state)));
+        let missing_of = |log: LogName, state: &LogState| {
+            let last = self.last_blocks(state).filter(|_| self.is_waited_for(log));
+            self.missing_of(state).into_iter().chain(last).collect::<Vec<_>>()
+        };
+        let lost = self.lost_logs().map(|(log, state)| (log, state, missing_of(log, state)));
         let lost = lost.filter(|(.., missing)| !missing.is_empty()).take(limit);
         LostLogs { logs: lost.map(|(log, state, missing)| self.lost_log_info(log, state, missing)).collect() }
     }
@@ -54,6 +59,42 @@ impl ClusterState {
         missing
     }
 
+    /// The last blocks of a log that is over which backups of its newest view may have had alone that are not live, while others are: somebody has opened streamlets with
+    /// its end, and not all backups have shown that. With all backups of the view, of which those that are live have less, or have not told.
+    fn last_blocks(&self, log: &LogState) -> Option<MissingBlocks> {
+        let (end, view) = (log.end?, log.views.last()?);
+        let least = log.first_end.saturating_sub(BLOCKS_UNDER_WAY_MAX);
+        let of = MissingBlocks {
+            view: log.views.len() as u32,
+            first: view.first.max(least + 1),
+            last: end,
+            backups: view.backups.clone(),
+        };
+        (self.check_has_lost_end(log).is_ok() && of.first <= end).then_some(of)
+    }
+
+    /// Whether the end of a log is one that somebody has opened streamlets with, and backups may have had it alone that are lost.
+    fn check_has_lost_end(&self, log: &LogState) -> Result<(), Refused> {
+        let end = log.end.ok_or_else(|| Refused("its end is not decided".into()))?;
+        must(log.used.is_some(), || format!("nobody has opened anything with its end, block {end}"))?;
+        must(!log.ends_at_all(), || format!("all its backups have shown block {end}, so each that is there has it"))?;
+        let backups = log.views.last().map_or(&[][..], |view| &view.backups);
+        let there = self.newest_backups_there(log).count();
+        must(there > 0, || format!("no backup that is there has any of the view that ends with block {end}"))?;
+        must(there < backups.len(), || format!("all backups that could have block {end} are there"))
+    }
+
+    /// Backups of a log's newest view that are not lost.
+    pub(super) fn newest_backups_there(&self, log: &LogState) -> impl Iterator<Item = NodeNumber> {
+        let backups = log.views.last().into_iter().flat_map(|view| &view.backups);
+        backups.copied().filter(|backup| self.is_there(*backup))
+    }
+
+    /// Whether streamlets wait to be opened that may have something in a log.
+    fn is_waited_for(&self, log: LogName) -> bool {
+        !self.waiting(log, false).is_empty()
+    }
+
     fn is_there(&self, node: NodeNumber) -> bool {
         self.nodes.get(&node).is_some_and(|known| !known.fenced)
     }
@@ -67,6 +108,11 @@ impl ClusterState {
     /// Streamlets with copies that may have something in a log which somebody needs: those that wait to be recovered from its node, those that are
     /// rebuilt, unless their owner has said that it does not need the log, and those of which its node has lost older groups.
     fn waiting_for(&self, log: LogName) -> BTreeSet<(StreamId, u32)> {
+        self.waiting(log, true)
+    }
+
+    /// The same; if not `opened`, without those that are open and are rebuilt from the log.
+    fn waiting(&self, log: LogName, opened: bool) -> BTreeSet<(StreamId, u32)> {
         let mut waiting = BTreeSet::new();
         let has_end = self.logs.get(&log).is_none_or(|state| state.end.is_some());
         for info in self.catalog.streams().filter(|info| info.options.replication > 1) {
@@ -77,8 +123,7 @@ impl ClusterState {
                 let waits = |at: &u32| match said {
                     _ if is_left => true,
                     _ if !run.owner.rebuilding => false,
-                    Some(said) if said.logs.contains(&log) => true,
-                    Some(_) => false,
+                    Some(said) => opened && said.logs.contains(&log),
                     None => self.may_need(log, has_end, info.id, &Run { first: *at, count: 1, ..*run }),
                 };
                 waiting.extend((run.first..run.end()).filter(waits).map(|at| (info.id, at)));
@@ -112,7 +157,8 @@ impl ClusterState {
 
     /// A person says which nodes are gone for good: what they had of a log nobody waits for any more. A log without an end ends in front of the first
     /// block of its newest view: all before that was acknowledged in older views. Blocks of which no backup is left are given up, view by view.
-    /// Nothing of it as long as somebody who could have it lives, or is not said to be gone.
+    /// Nothing of it as long as somebody who could have it lives, or is not said to be gone. Of a log with an end that backups alone had which are gone, while others
+    /// live, that end is given up, if streamlets wait for it.
     pub fn plan_accept_log_loss(&self, asked: &AcceptLogLoss) -> Planned {
         let log = LogName::from(asked.log);
         self.check_gone(log, &asked.gone).map_err(CoordinatorError::Refused)?;
@@ -135,7 +181,26 @@ impl ClusterState {
             other => self.check(other),
         };
         entries.iter().try_for_each(check).map_err(CoordinatorError::Refused)?;
+        let end = self.plan_give_up_end(log, &asked.gone);
+        // Who gives up other blocks is not held up by who may still have the last ones.
+        let end = if entries.is_empty() { end.map_err(CoordinatorError::Refused)? } else { end.unwrap_or_default() };
+        entries.extend(end);
         Ok(entries)
+    }
+
+    /// Gives up the end of a log, if there is one to give up and all who could have it alone are gone for good.
+    fn plan_give_up_end(&self, log: LogName, gone: &[NodeNumber]) -> Result<Option<ClusterEntry>, Refused> {
+        let Some(of) = self.last_blocks(&self.logs[&log]) else { return Ok(None) };
+        must(self.is_waited_for(log), || {
+            format!(
+                "no streamlet waits for the last blocks of {log}, {} to {}: nothing is to be given up",
+                of.first, of.last
+            )
+        })?;
+        let entry = ClusterEntry::EndGivenUp { log };
+        self.check(&entry)?;
+        self.check_named(log, self.could_have(log, &[of]), gone)?;
+        Ok(Some(entry))
     }
 
     /// Whether all who could have what is missing of a log are gone for good.
@@ -167,8 +232,18 @@ impl ClusterState {
                 log.node
             )
         })?;
-        let left = self.could_have(log, &missing).filter(|node| self.nodes.contains_key(node) && !gone.contains(node));
-        let left: Vec<NodeNumber> = left.collect();
+        self.check_named(log, self.could_have(log, &missing), gone)
+    }
+
+    /// Whether all of these are gone for good that are not live: given up, or named.
+    fn check_named(
+        &self,
+        log: LogName,
+        had: impl Iterator<Item = NodeNumber>,
+        gone: &[NodeNumber],
+    ) -> Result<(), Refused> {
+        let may_return = |node: &NodeNumber| self.nodes.get(node).is_some_and(|known| known.fenced);
+        let left: Vec<NodeNumber> = had.filter(|node| may_return(node) && !gone.contains(node)).collect();
         must(left.is_empty(), || {
             let named = nodes(left.iter().copied());
             let all: BTreeSet<NodeNumber> = left.iter().chain(gone).copied().collect();
@@ -178,6 +253,20 @@ impl ClusterState {
                 all.join(",")
             )
         })
+    }
+
+    /// The end of a log that is over is given up only if a backup is left that may show a lower one, and the log's node does not live, which could have it all.
+    pub(super) fn check_lost_end(&self, log: LogName) -> Result<(), Refused> {
+        let Some(state) = self.logs.get(&log) else { return Err(Refused(format!("there is no {log}"))) };
+        must(!self.is_there(log.node), || {
+            format!(
+                "node {0} is live, and may have all that was in {log}: give it time to tell. If it has not, or is to be given up, stop it, and say \
+                 that it is gone",
+                log.node
+            )
+        })?;
+        self.check_has_lost_end(state)
+            .map_err(|Refused(why)| Refused(format!("the end of {log} cannot be given up: {why}")))
     }
 
     /// Blocks of a log that is over are given up only if nobody lives who could have them.

@@ -67,6 +67,7 @@ impl ClusterState {
                 self.check_used(ends)
             }
             ClusterEntry::EndTakenBack { log, end } => self.check_taken_back(*log, *end),
+            ClusterEntry::EndGivenUp { log } => self.check_lost_end(*log),
             ClusterEntry::ViewGivenUp { log, view } => self.check_view_given_up(*log, *view),
             ClusterEntry::LogGivenUp { log } => self.check_given_up(*log),
             ClusterEntry::MoveNoted { number, stream, streamlet, from, to } => {

@@ -61,6 +61,9 @@ pub struct LogState {
     pub first_end: u64,
     /// Who first said to open streamlets with that end: then it stays. 0: all backups of the newest view have shown it, so nobody need say so.
     pub used: Option<NodeNumber>,
+    /// A person has given up what backups had of that end which are gone: nobody uses it any more, and it may be taken back also to what a backup has that is
+    /// not certain of it. Until somebody uses an end again.
+    pub end_given_up: bool,
 }
 
 /// A move that is under way.
@@ -326,6 +329,7 @@ impl ClusterState {
             }
             ClusterEntry::EndsUsed { node, ends, .. } => self.set_used(*node, ends),
             ClusterEntry::EndTakenBack { log, end } => self.logs.entry(*log).or_default().end = Some(*end),
+            ClusterEntry::EndGivenUp { log } => self.give_up_end(*log),
             ClusterEntry::ViewGivenUp { log, view } => {
                 let views = self.logs.get_mut(log).map(|log| &mut log.views);
                 if let Some(view) = views.and_then(|views| views.get_mut((*view as usize).wrapping_sub(1))) {

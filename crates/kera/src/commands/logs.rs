@@ -77,7 +77,9 @@ fn list(lost: &[LostLog], names: &HashMap<StreamId, String>, globals: &Globals) 
         return print_json(&serde_json::json!({ "logs": json(lost, names) }));
     }
     if lost.is_empty() {
-        return print("nothing is missing of any virtual log: each has a backup that is there\n");
+        return print(
+            "nothing is missing of any virtual log: each has a backup that is there, and nobody waits for more\n",
+        );
     }
     let text: String = lost.iter().map(|log| told(log, names)).collect();
     print(&format!(
@@ -116,7 +118,17 @@ fn told(of: &LostLog, names: &HashMap<StreamId, String>) -> String {
     let mut text =
         format!("log {} (log {} of node {}, of its epoch {})\n", name(of), of.log.vlog, of.log.node, of.log.epoch);
     for blocks in &of.missing {
-        text.push_str(&format!("  blocks {} {}: {}\n", blocks.first, end(blocks), with_states(&blocks.backups, of)));
+        let (there, lost): (Vec<u32>, Vec<u32>) =
+            blocks.backups.iter().partition(|backup| of.live_nodes.contains(backup));
+        let at = match there.is_empty() {
+            true => with_states(&lost, of),
+            false => format!(
+                "may be at {} alone; {} has less, or has not told yet",
+                with_states(&lost, of),
+                with_states(&there, of)
+            ),
+        };
+        text.push_str(&format!("  blocks {} {}: {at}\n", blocks.first, end(blocks)));
     }
     text.push_str(&format!("  its own node: {}\n", with_states(&[of.log.node], of)));
     let streamlets = streamlets(&of.streamlets, names);

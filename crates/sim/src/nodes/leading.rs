@@ -245,7 +245,8 @@ impl World {
             }
             let fencing = self.fencing.remove(&of).expect("it was there");
             let state = &self.coordinators.state;
-            let ended = |(log, (told, expected)): (&LogName, &Ends)| Some((*log, state.end_told(told, *expected)?));
+            let ended =
+                |(log, (told, expected)): (&LogName, &Ends)| Some((*log, state.end_told(*log, told, *expected)?));
             let ended: Vec<(LogName, AgreedEnd)> = fencing.told.iter().filter_map(ended).collect();
             for (log, end) in ended {
                 self.commit(leader, |state| state.plan_end_log(log, end))?;
