@@ -518,6 +518,16 @@ fn many_seeds_of_compacted_streams_that_move_all_the_time_keep_every_promise() {
     assert_eq!(all(81..121, |seed| run(&plan(seed)).violation), Vec::<String>::new());
 }
 
+/// What a node had compacted came back from its log of before; and what stays for that reason needs copies.
+#[test]
+fn seeds_that_brought_back_what_compaction_had_removed_do_not() {
+    let plan = |seed| Plan { fault_us: 1_500_000, ..compacted(seed) };
+    let read = |seed| run(&Plan { applications: true, ..plan(seed) }).violation;
+    assert_eq!(all(7033..7034, read), Vec::<String>::new());
+    let broken = [9324, 9355, 9471, 9473].into_iter().filter_map(|seed| run(&plan(seed)).violation);
+    assert_eq!(broken.collect::<Vec<String>>(), Vec::<String>::new());
+}
+
 #[test]
 fn compaction_that_takes_everything_to_be_at_its_node_is_found() {
     let plan = |seed| Plan { only: vec![Fault::Move], fault_us: 700_000, ..compacted(seed) };

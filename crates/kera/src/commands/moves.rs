@@ -76,7 +76,9 @@ async fn move_one(name: &StreamletName, to: u32, no_wait: bool, globals: &Global
 
 fn called_off(name: &StreamletName, to: u32, owner: u32) -> CliError {
     CliError::failure(format!("the move of {name} to node {to} was called off; node {owner} owns it"))
-        .next("look at `kera status` whether a node is lost, and try again")
+        .next(format!(
+            "look at `kera status` whether a node is lost, and otherwise at what node {to} has logged: it says why the streamlet did not come"
+        ))
 }
 
 /// Waits until a move is over, one way or the other.
