@@ -219,6 +219,14 @@ pub(crate) fn find(lane: &Lane, at: Start) -> Result<Place, Failure> {
 fn lookup(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attempt, Failure> {
     let message: Lookup = request.message()?;
     let lane = core.streams.lane(&core.broker, message.stream, message.streamlet, message.lane)?;
+    if lane.tenure() != Tenure::Elsewhere && !visible::is_known(lane) {
+        // Whoever reads up to the end would stop where it begins, and whoever begins at the end would begin there.
+        let Lookup { stream, streamlet, lane, .. } = message;
+        let message = format!(
+            "which transactions run in lane {lane} of streamlet {streamlet} of stream {stream} is not known here yet: it has just moved here"
+        );
+        return Err(Failure::later(Status::NotReady, message));
+    }
     match find(lane, message.at)? {
         Place::Here(mut cursor, ordinal) => {
             if !lane.is_plain() {

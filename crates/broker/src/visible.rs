@@ -31,6 +31,11 @@ pub(crate) fn end(lane: &Lane, durable: u64) -> u64 {
     lane.visibility().map_or(durable, |by| by.end(durable).min(durable))
 }
 
+/// Whether that is known: the next owner of a lane has to ask first which transactions run.
+pub(crate) fn is_known(lane: &Lane) -> bool {
+    lane.visibility().is_none_or(|by| by.is_known())
+}
+
 /// Takes out of a read what nobody may see.
 pub(crate) fn narrow(lane: &Lane, outcome: &mut ReadOutcome) -> Shown {
     let Some(by) = lane.visibility() else { return Shown::default() };

@@ -9,7 +9,7 @@ use kera_format::chunk::{ChunkTarget, PayloadKind, seal_in_place};
 use kera_format::kafka_batch::KAFKA_BATCH_HEADER_BYTES;
 use kera_format::{CHUNK_HEADER_BYTES, ChunkView, Compression, Cursor, LaneId, StreamletId};
 use kera_log::{Lane, Visibility};
-use kera_protocol::{Lookup, ReadAnswer, ReadChunksResponse, Start, Subscribe};
+use kera_protocol::{Lookup, ReadAnswer, ReadChunksResponse, Start, Status, Subscribe};
 use parking_lot::Mutex;
 
 const TRANSACTIONAL: u8 = 0x10;
@@ -18,6 +18,8 @@ const MARKER: u8 = 0x30;
 /// What the Kafka door would know.
 #[derive(Debug, Default)]
 struct Known {
+    /// It is not known which transactions run.
+    is_loading: bool,
     open: Option<u64>,
     aborted: Vec<(i64, u64)>,
 }
@@ -27,7 +29,11 @@ struct Shared(Mutex<Known>);
 
 impl Visibility for Shared {
     fn end(&self, durable: u64) -> u64 {
-        self.0.lock().open.map_or(durable, |open| open.min(durable))
+        let known = self.0.lock();
+        if known.is_loading { 0 } else { known.open.map_or(durable, |open| open.min(durable)) }
+    }
+    fn is_known(&self) -> bool {
+        !self.0.lock().is_loading
     }
     fn hidden(&self, _: u64, _: u64) -> Vec<(i64, u64)> {
         self.0.lock().aborted.clone()
@@ -103,7 +109,7 @@ fn a_read_that_finds_only_aborted_records_says_where_to_go_on() {
     let lane = lane(&house);
     append(&lane, TRANSACTIONAL);
     append(&lane, MARKER);
-    let known = Shared(Mutex::new(Known { open: None, aborted: vec![(9, 0)] }));
+    let known = Shared(Mutex::new(Known { aborted: vec![(9, 0)], ..Known::default() }));
     lane.set_visibility(|| Arc::new(known));
     let mut peer = house.peer();
     let mut request = read_request(&[entry(STREAM, 0, 0, Cursor::default())], 5_000);
@@ -129,5 +135,27 @@ fn deleted_records_are_in_front_of_every_start() {
         let looked = peer.call(&Lookup { stream: STREAM, streamlet: StreamletId(0), lane: LaneId(0), at });
         assert_eq!(looked.ordinal, 2, "{at:?}");
         assert_eq!(ordinals(&peer.read(STREAM, looked.cursor).answers[0].1), [2, 3]);
+    }
+}
+
+/// The next owner of a lane has to ask which transactions run in it. Until then nothing says where readers are to stop.
+#[test]
+fn nobody_is_told_of_an_end_as_long_as_it_is_not_known_which_transactions_run() {
+    let house = House::new();
+    let lane = lane(&house);
+    let known = Arc::new(Shared::default());
+    lane.set_visibility(|| Arc::clone(&known) as Arc<dyn Visibility>);
+    (0..4).for_each(|_| _ = append(&lane, 0));
+    let mut peer = house.peer();
+    let starts = [Start::Earliest, Start::Latest, Start::Ordinal(1), Start::TimeMs(0)];
+    known.0.lock().is_loading = true;
+    for at in starts {
+        peer.send(&Lookup { stream: STREAM, streamlet: StreamletId(0), lane: LaneId(0), at });
+        assert_eq!(peer.frame().status(), Status::NotReady, "{at:?}");
+    }
+    *known.0.lock() = Known { open: Some(3), ..Known::default() };
+    for (at, ordinal) in starts.into_iter().zip([0, 3, 1, 0]) {
+        let looked = peer.call(&Lookup { stream: STREAM, streamlet: StreamletId(0), lane: LaneId(0), at });
+        assert_eq!((looked.ordinal, looked.durable_ordinal), (ordinal, 3), "{at:?}");
     }
 }

@@ -15,6 +15,10 @@ impl Visibility for Committed {
         self.0.lock().stable(durable)
     }
 
+    fn is_known(&self) -> bool {
+        !self.0.lock().is_loading()
+    }
+
     fn hidden(&self, from: u64, to: u64) -> Vec<(i64, u64)> {
         self.0.lock().aborted(from, to)
     }

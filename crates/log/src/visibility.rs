@@ -11,6 +11,11 @@ pub trait Visibility: Send + Sync + Debug {
     /// Up to which ordinal readers may read. `durable` is the lane's durable end, from before the call.
     fn end(&self, durable: u64) -> u64;
 
+    /// Whether that is known. As long as it is not, [`end`](Visibility::end) lets nobody read, and says nothing of where readers are to begin or to stop.
+    fn is_known(&self) -> bool {
+        true
+    }
+
     /// The producers whose records of transactions nobody may read, if some of those are in `from..to`: a producer's Kafka id, and
     /// the ordinal from which on that holds, until the marker that ends its transaction. In any order.
     fn hidden(&self, from: u64, to: u64) -> Vec<(i64, u64)>;
