@@ -23,6 +23,7 @@ mod adaptive;
 mod applications;
 mod broker;
 mod config;
+pub mod elsewhere;
 mod entries;
 mod failure;
 mod groups;

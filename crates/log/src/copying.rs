@@ -83,6 +83,24 @@ impl Log {
         }
     }
 
+    /// The same behind those that are to be given first, of which `given` is told; if it returns false no more are given for now.
+    pub fn copy_again_in_order(
+        &self,
+        id: SegmentId,
+        sink: &dyn DurabilitySink,
+        given: &mut dyn FnMut(SegmentId, Ticket, u32) -> bool,
+    ) -> CopiedAgain {
+        loop {
+            let again = self.copy_again(id, sink);
+            let CopiedAgain::Behind(first) = again else { return again };
+            match self.copy_again(first, sink) {
+                CopiedAgain::Given(ticket, bytes) if given(first, ticket, bytes) => {}
+                CopiedAgain::Never => return CopiedAgain::Never,
+                _ => return CopiedAgain::Later,
+            }
+        }
+    }
+
     /// From here on compacted segments are copied again: every node understands their [pieces](kera_format::piece).
     pub fn copy_compacted(&self) {
         self.shared.copies_compacted.store(true, Ordering::Relaxed);

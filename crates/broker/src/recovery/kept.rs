@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 use kera_format::SegmentId;
 use kera_format::limits::SEGMENT_BYTES_MAX;
-use kera_log::{CopiedAgain, DurabilitySink, GroupInfo, Lane, Log};
+use kera_log::{CopiedAgain, GroupInfo, Lane, Log};
 use kera_protocol::Status;
 
 use super::fetch::Arrivals;
@@ -58,7 +58,7 @@ pub(super) fn copy_kept(broker: &Broker, rebuild: &Rebuild, copies: &dyn Copies)
         for segment in kept {
             let mut looks = 0;
             let ticket = loop {
-                match give(&broker.log, segment, &*sink) {
+                match broker.log.copy_again_in_order(segment, &*sink, &mut |_, _, _| true) {
                     CopiedAgain::Given(ticket, _) => break Some(ticket),
                     CopiedAgain::Gone => break None,
                     CopiedAgain::Never => return Err(nowhere(segment, "it does not fit into pieces")),
@@ -80,17 +80,4 @@ pub(super) fn copy_kept(broker: &Broker, rebuild: &Rebuild, copies: &dyn Copies)
 fn nowhere(segment: SegmentId, why: &str) -> Failure {
     let message = format!("segment {segment}, which has stayed at this node, cannot be copied: {why}");
     Failure::later(Status::NotReady, message)
-}
-
-/// Gives a segment, and those first that are to go before it.
-fn give(log: &Log, segment: SegmentId, sink: &dyn DurabilitySink) -> CopiedAgain {
-    loop {
-        let again = log.copy_again(segment, sink);
-        let CopiedAgain::Behind(first) = again else { return again };
-        match log.copy_again(first, sink) {
-            CopiedAgain::Given(..) => {}
-            CopiedAgain::Never => return CopiedAgain::Never,
-            _ => return CopiedAgain::Later,
-        }
-    }
 }

@@ -243,7 +243,11 @@ impl Copier {
     fn give(&self, wanted: &[SegmentId], log: &ReplicatedLog, never: &mut HashSet<SegmentId>) -> Option<Gave> {
         let (mut gave, began) = (Gave::default(), Instant::now());
         for segment in wanted {
-            match self.give_one(*segment, log, &mut gave) {
+            let mut given = |segment, ticket, head| {
+                gave.note(segment, ticket, head);
+                gave.bytes < BYTES
+            };
+            match self.log.copy_again_in_order(*segment, log, &mut given) {
                 CopiedAgain::Given(ticket, head) => gave.note(*segment, ticket, head),
                 CopiedAgain::Later | CopiedAgain::Behind(_) => {}
                 CopiedAgain::Gone => {
@@ -266,22 +270,6 @@ impl Copier {
         }
         let due = Duration::from_micros(gave.bytes * 1_000_000 / BYTES_PER_S);
         self.pause(due.saturating_sub(began.elapsed())).then_some(gave)
-    }
-
-    /// Gives a segment, after those that are to go first.
-    fn give_one(&self, wanted: SegmentId, log: &ReplicatedLog, gave: &mut Gave) -> CopiedAgain {
-        loop {
-            let again = self.log.copy_again(wanted, log);
-            let CopiedAgain::Behind(first) = again else { return again };
-            match self.log.copy_again(first, log) {
-                CopiedAgain::Given(ticket, head) => gave.note(first, ticket, head),
-                CopiedAgain::Never => return CopiedAgain::Never,
-                _ => return CopiedAgain::Later,
-            }
-            if gave.bytes >= BYTES {
-                return CopiedAgain::Later;
-            }
-        }
     }
 
     /// Whether backups keep much more for this node's earlier incarnations than what it has left of that time: streamlets have become

@@ -6,17 +6,16 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use kera_broker::Broker;
+use kera_broker::{Broker, elsewhere};
 use kera_coordinator::cluster::ClusterState;
 use kera_env::{Clock, SeededRandom};
-use kera_format::chunk::Chunks;
-use kera_format::{ChunkView, Cursor, GroupId};
-use kera_log::compact::{CompactionConfig, Compactor, Holder, Others, Run, Stepped};
+use kera_format::{ChunkView, Cursor};
+use kera_log::compact::{CompactionConfig, Compactor, Others, Run, Stepped};
 use kera_log::store::DiskStore;
-use kera_log::{Lane, Log, Tenure};
+use kera_log::{Lane, Log};
 use kera_protocol::read::{ENTRY_FOLLOW_GROUPS, ENTRY_UNCOMMITTED};
 use kera_protocol::{
-    Body, FRAME_HEADER_BYTES, FrameHeader, Message, Owner, ReadChunks, ReadChunksResponse, ReadEntry, Status,
+    Body, FRAME_HEADER_BYTES, FrameHeader, Message, ReadChunks, ReadChunksResponse, ReadEntry, Status,
 };
 
 use super::copies::lock;
@@ -79,8 +78,7 @@ impl Others for Elsewhere {
         let known = lock(&self.known);
         let owner = known.placed(self.node, stream)?.owners.into_iter().nth(streamlet.0 as usize)?;
         let is_rebuilt = known.owner(stream, streamlet.0)?.rebuilding;
-        let is_open = lane.tenure() == Tenure::Here && lane.owner_epoch() == owner.epoch;
-        (owner.node != self.node || is_open && !is_rebuilt).then(|| runs(self.node, &owner))
+        elsewhere::runs(self.node, lane, &owner, is_rebuilt)
     }
 
     fn read(
@@ -90,42 +88,8 @@ impl Others for Elsewhere {
         epochs: Range<u32>,
         each: &mut dyn FnMut(&ChunkView<'_>) -> bool,
     ) -> Result<(), String> {
-        let mut cursor = Cursor { group: GroupId::new(epochs.start, 0), ..Cursor::default() };
-        while cursor.group.epoch() < epochs.end {
-            let read = self.ask(node, lane, cursor)?;
-            let (head, data) = read.answers.into_iter().next().ok_or("it does not say that it ends there")?;
-            let is_more = match head.status() {
-                Some(Status::Ok | Status::CursorGone) => head.next > cursor,
-                Some(Status::NotOwner) => head.next.group.epoch() >= epochs.end,
-                _ => false,
-            };
-            if !is_more {
-                return Err(format!("node {node} says {:?} at {cursor:?}", head.status()));
-            }
-            for chunk in Chunks::new(&data) {
-                let chunk = chunk.map_err(|error| error.to_string())?;
-                let group = chunk.broker().map_err(|error| error.to_string())?.group;
-                if group.epoch() < epochs.end && !each(&chunk) {
-                    return Err("there is too much, or the node is stopping".into());
-                }
-            }
-            cursor = head.next;
-        }
-        Ok(())
+        elsewhere::read(node, epochs, &mut |cursor| self.ask(node, lane, cursor), each)
     }
-}
-
-fn runs(me: u32, owner: &Owner) -> Vec<Run> {
-    let older = owner.older.iter().map(|older| (older.first_epoch, older.node));
-    let run = |(first_epoch, node): (u32, u32)| {
-        let holder = match node {
-            0 => Holder::Nobody,
-            node if node == me => Holder::Here,
-            node => Holder::Node(node),
-        };
-        Run { first_epoch, holder }
-    };
-    older.chain([(owner.epoch, owner.node)]).map(run).collect()
 }
 
 impl World {

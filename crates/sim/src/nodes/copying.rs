@@ -41,26 +41,9 @@ struct Given {
 }
 
 impl Given {
-    /// Gives a segment to the log, behind those that are to go first.
-    fn give(&mut self, wanted: SegmentId, log: &Log) -> CopiedAgain {
-        loop {
-            let again = self.give_one(wanted, log);
-            let CopiedAgain::Behind(first) = again else { return again };
-            match self.give_one(first, log) {
-                CopiedAgain::Given(..) => {}
-                CopiedAgain::Never => return CopiedAgain::Never,
-                _ => return CopiedAgain::Later,
-            }
-        }
-    }
-
-    fn give_one(&mut self, segment: SegmentId, log: &Log) -> CopiedAgain {
-        let again = log.copy_again(segment, &*self.log);
-        if let CopiedAgain::Given(ticket, _) = again {
-            self.segments.push(segment);
-            self.last = self.last.max(ticket);
-        }
-        again
+    fn note(&mut self, segment: SegmentId, ticket: Ticket) {
+        self.segments.push(segment);
+        self.last = self.last.max(ticket);
     }
 }
 
@@ -181,8 +164,13 @@ impl Copier {
     fn give(&mut self, wanted: &[SegmentId], log: &Log, of: &Arc<ReplicatedLog>) -> Option<Given> {
         let mut given = Given { log: of.clone(), segments: Vec::new(), since: of.next_block(), last: 0 };
         for segment in wanted {
-            match given.give(*segment, log) {
-                CopiedAgain::Given(..) | CopiedAgain::Later | CopiedAgain::Behind(_) => {}
+            let before = &mut |first, ticket, _| {
+                given.note(first, ticket);
+                true
+            };
+            match log.copy_again_in_order(*segment, &**of, before) {
+                CopiedAgain::Given(ticket, _) => given.note(*segment, ticket),
+                CopiedAgain::Later | CopiedAgain::Behind(_) => {}
                 CopiedAgain::Gone => {
                     of.segment_gone(*segment);
                     self.copied.insert(*segment);
