@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use kera_env::{AlignedBuffer, Clock, Disk, Random};
+use kera_env::{AlignedBuffer, Clock, Disk, Processors, Random};
 use kera_format::checksum::crc32c;
 use kera_format::vlog::{BLOCK_HEADER_BYTES, pages};
 use kera_format::vlog_replica::{Fences, LogId};
@@ -41,7 +41,7 @@ pub struct BackupConfig {
     pub node: u32,
     /// Bytes of a file, reserved piece by piece. A block that is larger gets a file of its own.
     pub file_bytes: u64,
-    /// Files of a disk that are kept to be used again.
+    /// Files of a disk that are kept to be used again, of as many bytes as a fifth of what is free at most.
     pub spares: usize,
     /// Bytes of blocks that are taken and not written yet. Beyond it brokers wait.
     pub queue_bytes_max: usize,
@@ -50,19 +50,22 @@ pub struct BackupConfig {
     /// Names the run of the machine ([`kera_env::boot_id`]): of files that were written in another one what was not synced may be lost.
     /// Zeros: nobody knows, and each start counts as one after a loss of power. `None`: the power is never lost.
     pub boot_id: Option<[u8; 16]>,
+    /// How busy the machine is. `None`: nobody knows, and much is written past the page cache however slow the disk is.
+    pub processors: Option<Arc<dyn Processors>>,
 }
 
 impl BackupConfig {
-    /// Files of 32 MiB, 256 MiB of blocks on their way, 256 MiB of what is known about chunks.
+    /// Files of 32 MiB, 1 GiB of them kept to be used again, 256 MiB of blocks on their way, 256 MiB of what is known about chunks.
     pub fn new(cluster: [u8; 16], node: u32) -> BackupConfig {
         BackupConfig {
             cluster,
             node,
             file_bytes: 32 << 20,
-            spares: 4,
+            spares: 32,
             queue_bytes_max: 256 << 20,
             index_bytes_max: 256 << 20,
             boot_id: None,
+            processors: None,
         }
     }
 }
@@ -154,7 +157,7 @@ impl Backup {
         clock: Arc<dyn Clock>,
         random: Arc<dyn Random>,
     ) -> Result<(Arc<Backup>, OpenReport), OpenError> {
-        let opened = open::open(&config, &disks, &random)?;
+        let opened = open::open(&config, &disks, &clock, &random)?;
         let mut state = State { fences: opened.fences, logs: opened.logs, ..State::default() };
         state.runs = vec![0; disks.len()];
         for run in state.logs.values().flat_map(|replica| &replica.runs) {
@@ -461,6 +464,7 @@ impl Backup {
 
     fn close_file(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) {
         let Some(closed) = writer.close(run) else { return };
+        self.disks[disk].full.tell();
         let mut state = self.state.lock();
         let part = state.logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1)).and_then(|run| run.files.back_mut());
         let Some(part) = part else { return };
@@ -609,7 +613,7 @@ impl Backup {
         }
     }
 
-    fn disk_failed(&self, disk: usize, error: &io::Error, sequence: u64) -> BackupError {
+    pub(crate) fn disk_failed(&self, disk: usize, error: &io::Error, sequence: u64) -> BackupError {
         self.counts.failures.fetch_add(1, Ordering::Relaxed);
         let retry_at_us = self.clock.monotonic_us() + RETRY_US;
         self.disks[disk].failed(error, &crate::files::path(sequence), retry_at_us)
@@ -686,7 +690,10 @@ impl Backup {
 
     /// Tells the writers to write what is left and return from [`run`](Backup::run).
     pub fn stop(&self) {
-        self.disks.iter().for_each(|disk| disk.queue.stop());
+        for disk in &self.disks {
+            disk.queue.stop();
+            disk.full.stop();
+        }
     }
 
     /// Bytes of blocks that were written to a disk since the backup was opened. Waits for nothing.

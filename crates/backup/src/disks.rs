@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use crate::error::BackupError;
 use crate::files::DiskWriter;
 use crate::queue::Queue;
+use crate::syncing::Full;
 
 /// The folder of copies on every disk.
 pub(crate) const FOLDER: &str = "replicas";
@@ -24,6 +25,7 @@ pub(crate) struct BackupDisk {
     retry_at_us: AtomicU64,
     /// Bytes of blocks that were written to it.
     pub(crate) written_bytes: AtomicU64,
+    pub(crate) full: Full,
     trouble: Mutex<Option<BackupError>>,
 }
 
@@ -31,7 +33,8 @@ impl BackupDisk {
     pub(crate) fn new(disk: Arc<dyn Disk>, writer: DiskWriter) -> BackupDisk {
         let (retry_at_us, written_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         let (writer, trouble) = (Mutex::new(writer), Mutex::new(None));
-        BackupDisk { disk, queue: Queue::default(), writer, retry_at_us, written_bytes, trouble }
+        let (queue, full) = (Queue::default(), Full::default());
+        BackupDisk { disk, queue, writer, retry_at_us, written_bytes, full, trouble }
     }
 
     pub(crate) fn is_well(&self, now_us: u64) -> bool {

@@ -6,29 +6,35 @@
 //!
 //! Much at a time is written past the page cache: a page that nobody has used costs more than all else that is done for its bytes, and what
 //! fills it has to go to the disk within a few files anyway. Little at a time goes into the page cache, where it survives a kill as well, and
-//! whose answer waits for no disk.
+//! whose answer waits for no disk; and so does much where a slow disk is all that is waited for ([`way`](crate::way)).
 
 use std::collections::HashMap;
 use std::io::{self, IoSlice};
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Disk, DiskFile, OpenMode, Random};
+use kera_env::{AlignedBuffer, Clock, Disk, DiskFile, OpenMode, Processors, Random};
 use kera_format::vlog::{BLOCK_HEADER_BYTES, BlockHeader, FileMark, PAGE_BYTES};
 use kera_format::vlog_replica::{FOOTER_ENTRIES_MAX, LogId, ReplicaHeader};
 use kera_protocol::StoreHead;
 
 use crate::disks::FOLDER;
 use crate::index::FileIndex;
+use crate::way::Way;
 
 /// A run of a log: whose files are written one after the other.
 pub(crate) type RunKey = (LogId, u64);
 
 /// Blocks of one write.
 pub(crate) const SLICES_MAX: usize = 512;
-/// Files of a run that are full and not synced yet when the next one begins, if nobody asks for syncs.
-pub(crate) const UNSYNCED_MAX: usize = 4;
-/// Writes of at least so many bytes go past the page cache.
-const DIRECT_BYTES: usize = 256 << 10;
+/// Files of a run that are full and not synced yet when the next one begins, if nobody asks for syncs. A start after a loss of power reads
+/// that many of each run.
+pub(crate) const UNSYNCED_MAX: usize = 16;
+/// Full files of a run that nobody hurries to sync: they may be given back first.
+const UNSYNCED_LEFT: usize = 1;
+/// Writes of at least so many bytes are much: they go past the page cache, or [through it](Way).
+const MUCH_BYTES: usize = 256 << 10;
+/// What may be used again takes at most the fifth part of what is free.
+const FREE_TIMES_SPARES: u64 = 4;
 /// Disk space that is reserved at once.
 const RESERVED_BYTES: u64 = 4 << 20;
 
@@ -73,15 +79,48 @@ pub(crate) struct DiskWriter {
     disk: Arc<dyn Disk>,
     random: Arc<dyn Random>,
     pub(crate) open: HashMap<RunKey, OpenFile>,
+    clock: Arc<dyn Clock>,
+    way: Way,
     /// Full files that nobody has synced.
-    unsynced: HashMap<RunKey, Vec<Arc<dyn DiskFile>>>,
+    unsynced: HashMap<RunKey, Vec<Unsynced>>,
     spares: Vec<u64>,
-    /// Names were made since the folder was synced.
-    names_changed: bool,
+    /// Names that were made, and how many of them had been when the folder was synced.
+    names: u64,
+    names_synced: u64,
     pub(crate) writes: u64,
     /// Those of them that went past the page cache.
     pub(crate) direct_writes: u64,
     pub(crate) syncs: u64,
+}
+
+/// A full file that is not synced.
+struct Unsynced {
+    sequence: u64,
+    file: Arc<dyn DiskFile>,
+    /// Only the writer may say that it is, who is told with the next file or sync if it is not.
+    failed: bool,
+}
+
+/// A full file that is being synced without its writer.
+///
+/// By a handle of its own: what the kernel could not write it tells each handle once, so the writer's is told as well. And nobody waits for
+/// what is in it to be on the disk: the writer syncs in the same turn what it answers as synced, so such blocks are before they are
+/// seen here.
+pub(crate) struct FullFile {
+    run: RunKey,
+    pub(crate) sequence: u64,
+    file: Arc<dyn DiskFile>,
+    /// Names up to here are to be synced with it, if any.
+    names: Option<u64>,
+}
+
+impl FullFile {
+    pub(crate) fn sync(&self, disk: &dyn Disk) -> io::Result<()> {
+        if self.names.is_some() {
+            disk.sync_dir(FOLDER)?;
+        }
+        self.file.sync_data()
+    }
 }
 
 /// The row of files that a file goes on.
@@ -113,6 +152,7 @@ impl DiskWriter {
     pub(crate) fn new(
         config: FilesConfig,
         disk: Arc<dyn Disk>,
+        (clock, processors): (Arc<dyn Clock>, Option<Arc<dyn Processors>>),
         random: Arc<dyn Random>,
         spares: Vec<u64>,
     ) -> DiskWriter {
@@ -121,9 +161,12 @@ impl DiskWriter {
             disk,
             random,
             open: HashMap::new(),
+            clock,
+            way: Way::new(processors),
             unsynced: HashMap::new(),
             spares,
-            names_changed: false,
+            names: 0,
+            names_synced: 0,
             writes: 0,
             direct_writes: 0,
             syncs: 0,
@@ -141,6 +184,7 @@ impl DiskWriter {
         sequence: u64,
         row: Row,
     ) -> io::Result<&mut OpenFile> {
+        self.bound_spares();
         let file = self.make(sequence)?;
         let key = self.random.next_u64();
         let header = ReplicaHeader {
@@ -155,12 +199,12 @@ impl DiskWriter {
         };
         let mut page = AlignedBuffer::zeroed(PAGE_BYTES);
         header.write(&mut page);
+        let reserved = RESERVED_BYTES.min(self.config.file_bytes);
+        let allocated = self.reserve(&*file, 0, reserved);
         let anchor = || match row.is_new && !row.synced {
             true => file.sync_data().and_then(|()| self.disk.sync_dir(FOLDER)),
             false => Ok(()),
         };
-        let reserved = RESERVED_BYTES.min(self.config.file_bytes);
-        let allocated = file.allocate(0, reserved);
         let started = allocated.and_then(|()| file.write_at(0, &page)).and_then(|()| anchor());
         if let Err(error) = started {
             drop(file);
@@ -170,7 +214,7 @@ impl DiskWriter {
         }
         let (end, index, last) = (PAGE_BYTES as u64, FileIndex::default(), head.block - 1);
         let open = OpenFile { file, direct: None, sequence, key, last, end, reserved, index, dirty: true };
-        self.names_changed = true;
+        self.names += 1;
         Ok(self.open.entry(run).insert_entry(open).into_mut())
     }
 
@@ -182,6 +226,16 @@ impl DiskWriter {
             }
         }
         self.disk.open(&path(sequence), OpenMode::Create, false)
+    }
+
+    /// Reserves disk space; what is kept to be used again gives way to it.
+    fn reserve(&mut self, file: &dyn DiskFile, offset: u64, bytes: u64) -> io::Result<()> {
+        match file.allocate(offset, bytes) {
+            Err(error) if error.kind() == io::ErrorKind::StorageFull && self.drop_spares() => {
+                file.allocate(offset, bytes)
+            }
+            allocated => allocated,
+        }
     }
 
     /// Whether a block of so many bytes goes to the file that is open for its run.
@@ -199,25 +253,34 @@ impl DiskWriter {
         blocks: &mut [(StoreHead, AlignedBuffer)],
         synced: u64,
     ) -> io::Result<()> {
-        let Some(open) = self.open.get_mut(&run) else { return Err(io::Error::other("no file is open")) };
+        let closed = || io::Error::other("no file is open");
+        let Some(open) = self.open.get_mut(&run) else { return Err(closed()) };
         for (head, data) in &mut *blocks {
             block_header(head, open, synced).write(data);
         }
         let end = open.end + blocks.iter().map(|(_, data)| data.len() as u64).sum::<u64>();
         if end > open.reserved {
             let most = self.config.file_bytes.max(end);
+            let (file, from) = (Arc::clone(&open.file), open.reserved);
             let reserved = end.next_multiple_of(RESERVED_BYTES).min(most);
-            open.file.allocate(open.reserved, reserved - open.reserved)?;
+            self.reserve(&*file, from, reserved - from)?;
+            let Some(open) = self.open.get_mut(&run) else { return Err(closed()) };
             open.reserved = reserved;
         }
+        let Some(open) = self.open.get_mut(&run) else { return Err(closed()) };
         for group in blocks.chunks(SLICES_MAX) {
             let slices: Vec<IoSlice<'_>> = group.iter().map(|(_, data)| IoSlice::new(data)).collect();
             let bytes: usize = slices.iter().map(|slice| slice.len()).sum();
-            if bytes >= DIRECT_BYTES {
+            let is_much = bytes >= MUCH_BYTES;
+            let from_us = self.clock.monotonic_us();
+            if is_much && !self.way.is_through() {
                 open.direct(&*self.disk)?.write_vectored_at(open.end, &slices)?;
                 self.direct_writes += 1;
             } else {
                 open.file.write_vectored_at(open.end, &slices)?;
+            }
+            if is_much {
+                self.way.note(from_us, self.clock.monotonic_us(), bytes);
             }
             self.writes += 1;
             open.dirty = true;
@@ -234,7 +297,7 @@ impl DiskWriter {
     /// its blocks are as good as before.
     pub(crate) fn close(&mut self, run: RunKey) -> Option<io::Result<Closed>> {
         let open = self.open.remove(&run)?;
-        self.unsynced.entry(run).or_default().push(Arc::clone(&open.file));
+        self.full(run, open.sequence, Arc::clone(&open.file));
         Some(write_footer(&*open.file, run.0, open.sequence, open.key, open.last, open.end, &open.index))
     }
 
@@ -242,7 +305,7 @@ impl DiskWriter {
     /// synced.
     pub(crate) fn leave(&mut self, run: RunKey) {
         if let Some(open) = self.open.remove(&run).filter(|open| open.dirty) {
-            self.unsynced.entry(run).or_default().push(open.file);
+            self.full(run, open.sequence, open.file);
         }
     }
 
@@ -254,12 +317,9 @@ impl DiskWriter {
 
     /// Makes everything that was written of a run survive a loss of power.
     pub(crate) fn sync(&mut self, run: RunKey) -> io::Result<()> {
-        if self.names_changed {
-            self.disk.sync_dir(FOLDER)?;
-            self.names_changed = false;
-        }
-        for file in self.unsynced.remove(&run).unwrap_or_default() {
-            file.sync_data()?;
+        self.sync_names()?;
+        for full in self.unsynced.remove(&run).unwrap_or_default() {
+            full.file.sync_data()?;
             self.syncs += 1;
         }
         if let Some(open) = self.open.get_mut(&run).filter(|open| open.dirty) {
@@ -272,17 +332,61 @@ impl DiskWriter {
 
     /// Syncs the oldest full files of a run that nobody asks to sync, until only a few are left that are not.
     pub(crate) fn bound_unsynced(&mut self, run: RunKey) -> io::Result<()> {
-        let Some(files) = self.unsynced.get_mut(&run).filter(|files| files.len() > UNSYNCED_MAX) else { return Ok(()) };
-        if self.names_changed {
-            self.disk.sync_dir(FOLDER)?;
-            self.names_changed = false;
+        if self.unsynced.get(&run).is_none_or(|files| files.len() <= UNSYNCED_MAX) {
+            return Ok(());
         }
+        self.sync_names()?;
+        let Some(files) = self.unsynced.get_mut(&run) else { return Ok(()) };
         while files.len() > UNSYNCED_MAX {
-            files[0].sync_data()?;
+            files[0].file.sync_data()?;
             files.remove(0);
             self.syncs += 1;
         }
         Ok(())
+    }
+
+    fn full(&mut self, run: RunKey, sequence: u64, file: Arc<dyn DiskFile>) {
+        self.unsynced.entry(run).or_default().push(Unsynced { sequence, file, failed: false });
+    }
+
+    fn sync_names(&mut self) -> io::Result<()> {
+        if self.names_synced < self.names {
+            self.disk.sync_dir(FOLDER)?;
+            self.names_synced = self.names;
+        }
+        Ok(())
+    }
+
+    /// The oldest full file of the run that has most of those that are not synced, to be synced without the writer, which goes on.
+    pub(crate) fn next_full(&mut self) -> Option<FullFile> {
+        loop {
+            let late = self.unsynced.iter().filter(|(_, files)| files.len() > UNSYNCED_LEFT && !files[0].failed);
+            let run = late.max_by_key(|(run, files)| (files.len(), std::cmp::Reverse(**run))).map(|(run, _)| *run)?;
+            let files = self.unsynced.get_mut(&run)?;
+            let sequence = files[0].sequence;
+            match self.disk.open(&path(sequence), OpenMode::ReadWrite, false) {
+                Ok(file) => {
+                    let names = (self.names_synced < self.names).then_some(self.names);
+                    return Some(FullFile { run, sequence, file, names });
+                }
+                // It has been given back.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => drop(files.remove(0)),
+                Err(_) => files[0].failed = true,
+            }
+        }
+    }
+
+    pub(crate) fn full_synced(&mut self, full: &FullFile) {
+        self.syncs += 1;
+        self.names_synced = self.names_synced.max(full.names.unwrap_or(0));
+        if let Some(files) = self.unsynced.get_mut(&full.run) {
+            files.retain(|unsynced| unsynced.sequence != full.sequence || unsynced.failed);
+        }
+    }
+
+    pub(crate) fn full_failed(&mut self, full: &FullFile) {
+        let files = self.unsynced.get_mut(&full.run).into_iter().flatten();
+        files.filter(|unsynced| unsynced.sequence == full.sequence).for_each(|unsynced| unsynced.failed = true);
     }
 
     /// Removes a file of which nothing counts. If that fails a start finds it, with blocks that were sent again.
@@ -294,15 +398,46 @@ impl DiskWriter {
 
     /// Gives a file back that nobody has open.
     pub(crate) fn remove(&mut self, sequence: u64) {
-        let kept =
-            self.spares.len() < self.config.spares && self.disk.rename(&path(sequence), &spare_path(sequence)).is_ok();
+        let kept = self.spares.len() < self.config.spares
+            && self.has_free(self.spares.len() + 1)
+            && self.disk.rename(&path(sequence), &spare_path(sequence)).is_ok();
         if kept {
             self.spares.push(sequence);
             return;
         }
-        match self.disk.remove(&path(sequence)) {
+        self.remove_path(&path(sequence));
+    }
+
+    /// Whether so many files may be kept: what is free is several times as much.
+    fn has_free(&self, spares: usize) -> bool {
+        let bytes = (spares as u64).saturating_mul(self.config.file_bytes);
+        self.disk.free_bytes().is_ok_and(|free| free >= bytes.saturating_mul(FREE_TIMES_SPARES))
+    }
+
+    /// Gives space back that is kept to be used again, as far as the disk gets short of it.
+    pub(crate) fn bound_spares(&mut self) {
+        while !self.spares.is_empty() && !self.has_free(self.spares.len()) {
+            self.drop_spare();
+        }
+    }
+
+    /// Gives all of it back: something did not fit. Returns whether there was any.
+    fn drop_spares(&mut self) -> bool {
+        let any = !self.spares.is_empty();
+        while self.drop_spare() {}
+        any
+    }
+
+    fn drop_spare(&mut self) -> bool {
+        let Some(spare) = self.spares.pop() else { return false };
+        self.remove_path(&spare_path(spare));
+        true
+    }
+
+    fn remove_path(&self, path: &str) {
+        match self.disk.remove(path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(sequence, %error, "a file of copies cannot be removed");
+                tracing::warn!(path, %error, "a file of copies cannot be removed");
             }
             _ => {}
         }

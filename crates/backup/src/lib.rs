@@ -7,7 +7,8 @@
 //! | write what was taken | [`Backup::run`], or [`Backup::run_once`] for a simulator | one writer thread per disk |
 //! | fence, and what a recovery asks | [`Backup::fence`], [`Backup::lane_states`], [`Backup::read_blocks`] | a thread that may wait for disks |
 //! | serve all of it over connections | [`BackupSession`], and [`BackupService::run`] on a thread that may wait | I/O threads |
-//! | stop | [`Backup::stop`], then join the writers | the stopping thread |
+//! | sync what is full | [`Backup::run_syncs`]; writers do it themselves where nobody else does | one more thread per disk |
+//! | stop | [`Backup::stop`], then join the threads | the stopping thread |
 //!
 //! What it must never do: answer that a block is stored before it survives what was asked for; take a block behind a
 //! hole; take a block of a node that it has fenced, also after a restart; answer a fence before it is on disk; give out a
@@ -32,6 +33,8 @@ mod scan;
 mod service;
 mod session;
 mod stats;
+mod syncing;
+mod way;
 
 pub use backup::{Backup, BackupConfig, Ran, StoreDone, Taken};
 pub use error::{BackupError, OpenError};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::sync::Arc;
 
-use kera_env::{AlignedBuffer, Disk, OpenMode, Random};
+use kera_env::{AlignedBuffer, Clock, Disk, OpenMode, Random};
 use kera_format::vlog::{BlockHeader, PAGE_BYTES};
 use kera_format::vlog_replica::{FENCES_MAX, Fences, LogId, POWER_LOSSES_MAX, PowerLosses, ReplicaHeader};
 
@@ -47,6 +47,7 @@ pub(crate) struct Opened {
 pub(crate) fn open(
     config: &BackupConfig,
     disks: &[Arc<dyn Disk>],
+    clock: &Arc<dyn Clock>,
     random: &Arc<dyn Random>,
 ) -> Result<Opened, OpenError> {
     if disks.is_empty() {
@@ -78,7 +79,13 @@ pub(crate) fn open(
         spares: config.spares,
     };
     let writer = |(disk, spares): (&Arc<dyn Disk>, Vec<u64>)| {
-        DiskWriter::new(files.clone(), Arc::clone(disk), Arc::clone(random), spares)
+        DiskWriter::new(
+            files.clone(),
+            Arc::clone(disk),
+            (clock.clone(), config.processors.clone()),
+            random.clone(),
+            spares,
+        )
     };
     let writers = disks.iter().zip(spares).map(writer).collect();
     let mut next_run = 0;

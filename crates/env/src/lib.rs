@@ -11,6 +11,7 @@ mod disk;
 mod faulty;
 mod lock;
 mod memory;
+mod processors;
 mod random;
 mod real;
 
@@ -20,5 +21,6 @@ pub use disk::{DISK_ALIGNMENT, DirectIo, Disk, DiskFile, OpenMode};
 pub use faulty::FaultyDisk;
 pub use lock::{DirLock, LockError};
 pub use memory::MemoryDisk;
+pub use processors::{MachineProcessors, ProcessorTimes, Processors};
 pub use random::{Random, SeededRandom, SystemRandom};
 pub use real::{RealDisk, boot_id};

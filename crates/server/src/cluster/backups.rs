@@ -6,7 +6,7 @@ use std::thread::JoinHandle;
 
 use kera_backup::{Backup, BackupConfig, BackupService, BackupSession, BackupStats};
 use kera_coordinator::cluster::{ClusterState, ToldEnd};
-use kera_env::{Clock, Disk, SystemRandom, boot_id};
+use kera_env::{Clock, Disk, MachineProcessors, SystemRandom, boot_id};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::vlog_replica::LogId;
 use kera_log::store::FirstWrites;
@@ -76,16 +76,20 @@ impl BackupRole {
         clock: &Arc<dyn Clock>,
         runtime: &Handle,
     ) -> Result<(), Fatal> {
-        let config =
-            BackupConfig { boot_id: Some(boot_id()), ..BackupConfig::new(group.read(ClusterState::cluster), node) };
+        let config = BackupConfig {
+            boot_id: Some(boot_id()),
+            processors: Some(Arc::new(MachineProcessors)),
+            ..BackupConfig::new(group.read(ClusterState::cluster), node)
+        };
         let opened = Backup::open(config, disks.to_vec(), clock.clone(), Arc::new(SystemRandom));
         let (backup, report) = opened.map_err(|error| Fatal::Data { message: format!("copies: {error}") })?;
         tracing::info!(?report, "copies of other nodes");
         let service = BackupService::new(backup.clone());
         let mut threads = Vec::new();
         for disk in 0..backup.disk_count() {
-            let backup = backup.clone();
-            threads.push(spawn("kera-backup", move || backup.run(disk))?);
+            let (writes, syncs) = (backup.clone(), backup.clone());
+            threads.push(spawn("kera-backup", move || writes.run(disk))?);
+            threads.push(spawn("kera-backup-sync", move || syncs.run_syncs(disk))?);
         }
         for _ in 0..SERVICE_THREADS {
             let service = service.clone();

@@ -1,0 +1,228 @@
+//! How a backup treats its disks: full files that are synced behind the writer, space that is used again, and which way much goes.
+
+mod common;
+
+use std::io::{self, IoSlice};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use kera_backup::{Backup, BackupConfig, Ran, Taken};
+use kera_env::{
+    Clock, DirectIo, Disk, DiskFile, FaultyDisk, ManualClock, MemoryDisk, OpenMode, ProcessorTimes, Processors,
+    SeededRandom,
+};
+use kera_format::vlog_replica::LogId;
+use kera_protocol::{ReleaseBlocks, Status};
+
+use common::*;
+
+const BLOCKS: u64 = 200;
+
+fn boots(disk: &dyn Fn() -> Arc<dyn Disk>, boot: u8) -> Rig {
+    let config = BackupConfig { boot_id: Some([boot; 16]), ..config() };
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    Rig::over(Backup::open(config, vec![disk()], clock, Arc::new(SeededRandom::new(boot.into()))).expect("open").0)
+}
+
+fn files(disk: &dyn Disk, suffix: &str) -> usize {
+    disk.list("replicas").expect("a folder").iter().filter(|name| name.ends_with(suffix)).count()
+}
+
+#[test]
+fn full_files_that_were_synced_behind_the_writer_survive_a_loss_of_power() {
+    for seed in 0..40 {
+        let disk = MemoryDisk::new();
+        let open: &dyn Fn() -> Arc<dyn Disk> = &|| Arc::new(disk.clone());
+        let mut rig = boots(open, 1);
+        for block in 1..=BLOCKS {
+            assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+        }
+        let full = files(&disk, ".replica") - 1;
+        assert!((4..16).contains(&full), "{full} files are full, and the writer need not have synced any");
+        let synced = rig.backup.stats().syncs;
+        while rig.backup.sync_full(0) {}
+        assert_eq!(rig.backup.stats().syncs - synced, full as u64 - 1, "all but the last one");
+        drop(rig);
+        disk.crash(seed);
+        let ranges = boots(open, 2).ranges(LOG);
+        // Two files and a little are not on the disk for certain.
+        let most = BLOCKS - 3 * BLOCKS / full as u64;
+        assert!(ranges.first().is_some_and(|range| range.first == 1 && range.last >= most), "seed {seed}: {ranges:?}");
+    }
+}
+
+#[test]
+fn a_writer_that_nobody_helps_syncs_when_too_many_are_full() {
+    let disk = MemoryDisk::new();
+    let mut rig = boots(&|| Arc::new(disk.clone()), 1);
+    let mut block = 0;
+    while files(&disk, ".replica") < 18 {
+        block += 1;
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+    assert_eq!(rig.backup.stats().syncs, 1, "of 17 full files one too many");
+}
+
+#[test]
+fn what_could_not_be_synced_behind_the_writer_is_left_to_it() {
+    let disk = MemoryDisk::new();
+    let faulty = FaultyDisk::new(Arc::new(disk.clone()));
+    let open: &dyn Fn() -> Arc<dyn Disk> = &|| Arc::new(faulty.clone());
+    let mut rig = boots(open, 1);
+    for block in 1..=BLOCKS {
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+    let (before, failures) = (rig.backup.stats().syncs, rig.backup.stats().failures);
+    faulty.fail_sync(2);
+    assert!(rig.backup.sync_full(0));
+    assert!(!rig.backup.sync_full(0), "it failed");
+    assert!(!rig.backup.sync_full(0), "and is not tried again here, where it would look as if it were well");
+    assert_eq!((rig.backup.stats().syncs - before, rig.backup.stats().failures - failures), (1, 1));
+    // The disk is left alone for a while.
+    assert!(matches!(rig.send(LOG, BLOCKS + 1, 1, false), Taken::Refused(error) if error.status == Status::DiskFailed));
+}
+
+fn release(rig: &Rig, log: LogId, through: u64) {
+    rig.backup.release(&ReleaseBlocks { log, through_block: through });
+}
+
+#[test]
+fn space_is_used_again_and_gives_way_when_the_disk_gets_short() {
+    let disk = MemoryDisk::with_capacity(4 << 20);
+    let config = BackupConfig { spares: 1000, ..config() };
+    let clock = Arc::new(ManualClock::new(1_000_000));
+    let disks: Vec<Arc<dyn Disk>> = vec![Arc::new(disk.clone())];
+    let (backup, _) = Backup::open(config, disks, clock, Arc::new(SeededRandom::new(1))).expect("open");
+    let mut rig = Rig::over(backup);
+    let mut block = 0;
+    while disk.used_bytes() < 2 << 20 {
+        block += 1;
+        assert_eq!(rig.store(LOG, block, 1, false), Ok(stored(block)));
+    }
+    release(&rig, LOG, block);
+    // With so many four times as much is free.
+    let spares = files(&disk, ".spare");
+    assert!((11..=12).contains(&spares), "{spares} of 64 KiB, on a disk of 4 MiB");
+    let (other, mut last) = (LogId { vlog: 1, ..LOG }, 0);
+    rig.store(other, 1, 1, false).expect("it fits");
+    assert_eq!(files(&disk, ".spare"), spares - 1, "one is used again");
+    loop {
+        match rig.store(other, last + 1, 1, false) {
+            Ok(_) => last += 1,
+            Err(error) => break assert_eq!(error.status, Status::DiskFull, "{error}"),
+        }
+        assert!(disk.used_bytes() <= 4 << 20);
+    }
+    assert_eq!(files(&disk, ".spare"), 0, "nothing is kept that would have been of use");
+    assert!(disk.used_bytes() > (4 << 20) - (128 << 10));
+    assert_eq!(rig.read(other, 1, last), Ok((1..=last).collect()));
+}
+
+/// A disk that takes its time for what goes past the page cache, and on whose clock that is seen.
+#[derive(Debug)]
+struct SlowDisk {
+    disk: MemoryDisk,
+    clock: Arc<ManualClock>,
+}
+
+#[derive(Debug)]
+struct SlowFile {
+    file: Arc<dyn DiskFile>,
+    clock: Arc<ManualClock>,
+    us_per_mib: u64,
+}
+
+impl Disk for SlowDisk {
+    fn open(&self, path: &str, mode: OpenMode, direct: bool) -> io::Result<Arc<dyn DiskFile>> {
+        let us_per_mib = if direct { 5_000 } else { 500 };
+        Ok(Arc::new(SlowFile { file: self.disk.open(path, mode, direct)?, clock: self.clock.clone(), us_per_mib }))
+    }
+    fn list(&self, dir: &str) -> io::Result<Vec<String>> {
+        self.disk.list(dir)
+    }
+    fn remove(&self, path: &str) -> io::Result<()> {
+        self.disk.remove(path)
+    }
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+    fn create_dir_all(&self, dir: &str) -> io::Result<()> {
+        self.disk.create_dir_all(dir)
+    }
+    fn sync_dir(&self, dir: &str) -> io::Result<()> {
+        self.disk.sync_dir(dir)
+    }
+    fn free_bytes(&self) -> io::Result<u64> {
+        self.disk.free_bytes()
+    }
+    fn root(&self) -> &Path {
+        self.disk.root()
+    }
+    fn direct_io(&self) -> DirectIo {
+        self.disk.direct_io()
+    }
+}
+
+impl DiskFile for SlowFile {
+    fn write_vectored_at(&self, offset: u64, parts: &[IoSlice<'_>]) -> io::Result<()> {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        self.clock.advance_us((bytes as u64 * self.us_per_mib) >> 20);
+        self.file.write_vectored_at(offset, parts)
+    }
+    fn read_at(&self, offset: u64, bytes: &mut [u8]) -> io::Result<usize> {
+        self.file.read_at(offset, bytes)
+    }
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+    fn set_len(&self, bytes: u64) -> io::Result<()> {
+        self.file.set_len(bytes)
+    }
+    fn allocate(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.file.allocate(offset, bytes)
+    }
+    fn punch_hole(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        self.file.punch_hole(offset, bytes)
+    }
+    fn len(&self) -> io::Result<u64> {
+        self.file.len()
+    }
+}
+
+#[derive(Debug)]
+struct HalfIdle(AtomicU64);
+
+impl Processors for HalfIdle {
+    fn times(&self) -> Option<ProcessorTimes> {
+        let idle = self.0.fetch_add(1, Ordering::Relaxed);
+        Some(ProcessorTimes { total: 2 * idle, idle })
+    }
+}
+
+#[test]
+fn much_goes_through_the_page_cache_where_a_slow_disk_is_all_that_is_waited_for() {
+    for knows in [false, true] {
+        let clock = Arc::new(ManualClock::new(1_000_000));
+        let disk = Arc::new(SlowDisk { disk: MemoryDisk::new(), clock: clock.clone() });
+        let processors = knows.then(|| Arc::new(HalfIdle(AtomicU64::new(0))) as Arc<dyn Processors>);
+        let large = BackupConfig { file_bytes: 32 << 20, queue_bytes_max: 4 << 20, processors, ..config() };
+        let disks: Vec<Arc<dyn Disk>> = vec![disk.clone()];
+        let (backup, _) = Backup::open(large, disks, clock.clone(), Arc::new(SeededRandom::new(1))).expect("open");
+        let mut rig = Rig::over(backup);
+        let (mut last, began_us) = (0, clock.monotonic_us());
+        for _ in 0..400 {
+            for block in last + 1..=last + 100 {
+                assert_eq!(rig.send(LOG, block, 1, false), Taken::Queued);
+            }
+            last += 100;
+            while rig.backup.run_once(0) != Ran::Idle {}
+            assert_eq!(rig.answers.all.lock().expect("no panic")[&rig.token], Ok(stored(last)));
+        }
+        let (stats, for_us) = (rig.backup.stats(), clock.monotonic_us() - began_us);
+        assert!(for_us > 150_000, "{for_us}: long enough to see what is slow");
+        assert_eq!(stats.direct_writes == 400, !knows, "{} of 400 went past it", stats.direct_writes);
+        assert!(stats.direct_writes > 20, "and all did until that was known");
+        assert_eq!(rig.read(LOG, 1, last), Ok((1..=last).collect()));
+    }
+}
