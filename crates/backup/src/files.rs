@@ -273,13 +273,15 @@ impl DiskWriter {
             let bytes: usize = slices.iter().map(|slice| slice.len()).sum();
             let is_much = bytes >= MUCH_BYTES;
             let from_us = self.clock.monotonic_us();
-            if is_much && !self.way.is_through() {
+            // A sync that follows has to wait for the disk anyway.
+            let is_synced = group.iter().any(|(head, _)| head.synced());
+            if is_much && (is_synced || !self.way.is_through()) {
                 open.direct(&*self.disk)?.write_vectored_at(open.end, &slices)?;
                 self.direct_writes += 1;
             } else {
                 open.file.write_vectored_at(open.end, &slices)?;
             }
-            if is_much {
+            if is_much && !is_synced {
                 self.way.note(from_us, self.clock.monotonic_us(), bytes);
             }
             self.writes += 1;

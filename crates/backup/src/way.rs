@@ -2,7 +2,8 @@
 //!
 //! Past it costs least of the processors, and each byte waits for the disk. Through it costs a copy and pages that nobody has used, and waits
 //! for the disk only when the kernel has more to write than it likes: a burst goes at the speed of memory. So much goes past it, but where the
-//! disk is what holds the writer up and the processors have nothing to do meanwhile (decision 38).
+//! disk is what holds the writer up and the processors have nothing to do meanwhile (decision 38). Nothing that is promised depends on it: who
+//! asked for a sync is answered behind one, and a kill takes neither.
 
 use std::sync::Arc;
 

@@ -3,6 +3,7 @@
 //! Called by the command line only. It owns every thread and every file of the process; the roles it puts together
 //! own none.
 
+mod again;
 pub mod api;
 mod cluster;
 pub mod config;

@@ -5,6 +5,7 @@ use std::process;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::again;
 use crate::config::Config;
 use crate::fatal::Fatal;
 use crate::node::Node;
@@ -18,7 +19,7 @@ const EXIT_AT_ONCE: i32 = 130;
 /// The node does not start, or signals cannot be waited for.
 pub fn serve(config: &Config) -> Result<(), Fatal> {
     let cannot = |error| Fatal::Resources { what: "waiting for signals", error };
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().map_err(cannot)?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().map_err(cannot)?;
     let mut signals = {
         let _inside = runtime.enter();
         Signals {
@@ -26,7 +27,10 @@ pub fn serve(config: &Config) -> Result<(), Fatal> {
             terminate: signal(SignalKind::terminate()).map_err(cannot)?,
         }
     };
-    let node = start_unless_signalled(&runtime, &mut signals, config)?;
+    let node = match start_unless_signalled(&runtime, &mut signals, config) {
+        Ok(node) => node,
+        Err(error) => return Err(not_started(&runtime, &mut signals, error)),
+    };
     let name = runtime.block_on(signals.next());
     tracing::info!(signal = name, "stopping; a second signal stops at once");
     let (done, stopped) = tokio::sync::oneshot::channel();
@@ -41,6 +45,17 @@ pub fn serve(config: &Config) -> Result<(), Fatal> {
         return Err(Fatal::PartEnded { what: "the graceful stop", reason });
     }
     Ok(())
+}
+
+/// The node does not start. If it has started itself, and what it lacks may be there in a moment, the program is executed once more: that
+/// leaves nothing of what had started already.
+fn not_started(runtime: &tokio::runtime::Runtime, signals: &mut Signals, error: Fatal) -> Fatal {
+    let Some(next) = again::next_try(again::this_try(), &error) else { return error };
+    tracing::warn!(%error, next, "the next incarnation of this node does not start; it is tried again");
+    runtime.block_on(at_once_on(signals, tokio::time::sleep(again::PAUSE)));
+    let cannot = again::execute(next);
+    tracing::error!(error = %cannot, "the node cannot start again by itself; start it");
+    error
 }
 
 /// A start may take long; a signal meanwhile ends the process, which loses nothing.

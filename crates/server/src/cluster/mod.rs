@@ -49,6 +49,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use crate::again;
 use crate::config::{Config, SETTINGS};
 use crate::fatal::Fatal;
 use crate::identity::Identity;
@@ -403,13 +404,6 @@ fn go_first() {
     }
 }
 
-/// Gives this thread the priority that the program was started with: what it executes has it as a whole.
-fn go_as_started() {
-    let (this, first) = (rustix::thread::gettid(), rustix::process::getpid());
-    let nice = rustix::process::getpriority_process(Some(first)).unwrap_or(0);
-    let _ = rustix::process::setpriority_process(Some(this), nice);
-}
-
 /// Ends this incarnation of the node, which others take for lost, and begins the next one: the program is executed again in this very
 /// process, with the same words. What its arena and its disks have stays, exactly as after a kill, which is what all that it
 /// owns, has promised and has under way is made for; nothing has to be taken back piece by piece while sessions and threads still use it
@@ -418,16 +412,13 @@ fn go_as_started() {
 /// Returns if the node was told to stop: that is what it goes on with then. A signal that has just come is waited for, because a program that is
 /// executed again does not know of it.
 fn restart(why: &str, stopping: &AtomicBool) {
-    use std::os::unix::process::CommandExt;
     std::thread::sleep(SIGNAL);
     if stopping.load(Ordering::Acquire) {
         tracing::info!(why, "this node was declared lost while it stops; its next start is its next incarnation");
         return;
     }
     tracing::warn!(why, "this node was declared lost; it starts again as its next incarnation");
-    go_as_started();
-    let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
-    let error = std::process::Command::new(program).args(std::env::args_os().skip(1)).exec();
+    let error = again::execute(1);
     tracing::error!(%error, "the node cannot start again by itself; start it");
     std::process::abort();
 }
