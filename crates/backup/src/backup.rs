@@ -108,7 +108,7 @@ pub(crate) struct State {
     /// Logs of which a recovery was told what lanes have: nothing of them goes before all of it does.
     pub(crate) recovered: BTreeSet<LogId>,
     /// Runs of fenced logs with blocks that nobody asked to sync: see [`Backup::settle_fenced`].
-    to_settle: BTreeSet<RunKey>,
+    pub(crate) to_settle: BTreeSet<RunKey>,
     /// Runs of each disk.
     pub(crate) runs: Vec<usize>,
     pub(crate) next_run: u64,
@@ -321,7 +321,9 @@ impl Backup {
     /// Writes what is taken for a disk until [`stop`](Backup::stop), then what is left: a writer thread's main function.
     pub fn run(&self, disk: usize) {
         loop {
-            if self.run_once(disk) == Ran::Idle && !self.disks[disk].queue.sleep(IDLE) {
+            // Who syncs behind the writer settles as well.
+            let ran = if self.disks[disk].full.is_run() { self.turn(disk) } else { self.run_once(disk) };
+            if ran == Ran::Idle && !self.disks[disk].queue.sleep(IDLE) {
                 return;
             }
         }
@@ -333,11 +335,18 @@ impl Backup {
     }
 
     /// One turn of a disk's writer: writes everything that waits, answers those that asked for no sync, syncs each file once
-    /// for all others, answers them.
+    /// for all others, answers them. If nothing waits it settles a fenced log.
     pub fn run_once(&self, disk: usize) -> Ran {
+        match self.turn(disk) {
+            Ran::Idle if self.settle_fenced(disk) => Ran::Answered(0),
+            ran => ran,
+        }
+    }
+
+    fn turn(&self, disk: usize) -> Ran {
         let jobs = self.disks[disk].queue.take();
         if jobs.is_empty() {
-            return if self.settle_fenced(disk) { Ran::Answered(0) } else { Ran::Idle };
+            return Ran::Idle;
         }
         let mut writer = self.disks[disk].writer.lock();
         let mut groups: BTreeMap<RunKey, Vec<Job>> = BTreeMap::new();
@@ -562,7 +571,7 @@ impl Backup {
     }
 
     /// Syncs a run and notes that it is. After an error nothing is changed: what that means is up to the caller.
-    fn try_sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
+    pub(crate) fn try_sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
         if let Err(error) = writer.sync(run) {
             let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
             return Err(self.disk_failed(disk, &error, sequence));
@@ -619,25 +628,6 @@ impl Backup {
         self.disks[disk].failed(error, &crate::files::path(sequence), retry_at_us)
     }
 
-    /// Syncs one run of a log that has been fenced, whether or not its blocks were to survive a loss of power: other backups of the log may be
-    /// away, and then the log ends where this one said; if that were lost before it is copied again nobody could show the log's end, and
-    /// who takes its streamlets over would wait for ever. After the fence is answered, so that nobody waits for it. What cannot be
-    /// synced is as it was. Returns whether there was one.
-    fn settle_fenced(&self, disk: usize) -> bool {
-        let mut writer = self.disks[disk].writer.lock();
-        let mut state = self.state.lock();
-        let is_here = |state: &State, (log, id): &RunKey| {
-            let mut runs = state.logs.get(log).into_iter().flat_map(|log| &log.runs);
-            runs.find(|run| run.id == *id).is_none_or(|run| run.disk == disk)
-        };
-        let Some(run) = state.to_settle.iter().find(|run| is_here(&state, run)).copied() else { return false };
-        state.to_settle.remove(&run);
-        drop(state);
-        // The disk has noted what is wrong with it.
-        let _ = self.try_sync(&mut writer, disk, run);
-        true
-    }
-
     /// Whether blocks of fenced logs wait for [`run_once`](Backup::run_once) to sync them.
     pub fn has_to_settle(&self) -> bool {
         !self.state.lock().to_settle.is_empty()
@@ -673,6 +663,7 @@ impl Backup {
             .flat_map(|(log, replica)| replica.runs.iter().filter(is_unsynced).map(move |run| (log, run.id)))
             .collect();
         state.to_settle.extend(to_settle);
+        self.disks.iter().for_each(|disk| disk.full.tell());
         let unknown = Replica::default();
         let end = |view: &LogView| {
             let replica = state.logs.get(&LogId { node, epoch, vlog: view.vlog }).unwrap_or(&unknown);

@@ -378,6 +378,26 @@ impl DiskWriter {
         }
     }
 
+    /// All files of a run that are not synced, the open one too, to be synced without the writer. `None`: of one only the writer may say
+    /// that it is.
+    pub(crate) fn all_unsynced(&self, run: RunKey) -> io::Result<Option<Vec<FullFile>>> {
+        let full = self.unsynced.get(&run).map_or(&[][..], |files| files);
+        if full.iter().any(|full| full.failed) {
+            return Ok(None);
+        }
+        let open = self.open.get(&run).filter(|open| open.dirty).map(|open| open.sequence);
+        let names = (self.names_synced < self.names).then_some(self.names);
+        let mut files = Vec::new();
+        for sequence in full.iter().map(|full| full.sequence).chain(open) {
+            match self.disk.open(&path(sequence), OpenMode::ReadWrite, false) {
+                Ok(file) => files.push(FullFile { run, sequence, file, names }),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Some(files))
+    }
+
     pub(crate) fn full_synced(&mut self, full: &FullFile) {
         self.syncs += 1;
         self.names_synced = self.names_synced.max(full.names.unwrap_or(0));

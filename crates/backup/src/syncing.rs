@@ -1,4 +1,4 @@
-//! Syncing full files behind the writer, so that it does not stand still for as long as a disk takes for a whole file.
+//! Syncing behind the writer what nobody waits for, so that it does not stand still for as long as a disk takes for a whole file or more.
 //!
 //! Of a row that nobody asks to sync a few full files may not be synced ([`UNSYNCED_MAX`](crate::files::UNSYNCED_MAX)): that is what a start
 //! looks through after a loss of power. The writer keeps to that by itself; who runs this has it wait for it only when the disk is that
@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::backup::Backup;
+use crate::backup::{Backup, State};
+use crate::files::{FullFile, RunKey};
 
 /// A look at what is full although nobody said so.
 const IDLE: Duration = Duration::from_secs(1);
@@ -22,6 +23,8 @@ pub(crate) struct Full {
 
 #[derive(Default)]
 struct FullState {
+    /// Somebody waits to be told.
+    is_run: bool,
     is_full: bool,
     stopping: bool,
 }
@@ -37,6 +40,10 @@ impl Full {
         self.changed.notify_one();
     }
 
+    pub(crate) fn is_run(&self) -> bool {
+        self.state.lock().is_run
+    }
+
     /// False: it is to stop.
     fn wait(&self) -> bool {
         let mut state = self.state.lock();
@@ -49,29 +56,84 @@ impl Full {
 }
 
 impl Backup {
-    /// Syncs full files of a disk until [`stop`](Backup::stop): the main function of a thread. Without one, writers do it when it is due.
+    /// Syncs full files of a disk, and fenced logs, until [`stop`](Backup::stop): the main function of a thread. Without one, writers do it when it is
+    /// due.
     pub fn run_syncs(&self, disk: usize) {
-        while self.disks[disk].full.wait() {
+        let full = &self.disks[disk].full;
+        full.state.lock().is_run = true;
+        while full.wait() {
             self.disks[disk].writer.lock().bound_spares();
-            while self.sync_full(disk) && !self.disks[disk].full.state.lock().stopping {}
+            while (self.settle_behind(disk) || self.sync_full(disk)) && !full.state.lock().stopping {}
         }
+        full.state.lock().is_run = false;
     }
 
     /// Syncs one full file of a disk, of the row that has most of them. Returns whether there was one, and it could be synced.
     pub fn sync_full(&self, disk: usize) -> bool {
+        let Some(full) = self.disks[disk].writer.lock().next_full() else { return false };
+        self.sync_file(disk, &full)
+    }
+
+    fn sync_file(&self, disk: usize, full: &FullFile) -> bool {
         let part = &self.disks[disk];
-        let Some(full) = part.writer.lock().next_full() else { return false };
         let synced = full.sync(&*part.disk);
         let mut writer = part.writer.lock();
         match synced {
-            Ok(()) => writer.full_synced(&full),
+            Ok(()) => writer.full_synced(full),
             Err(error) => {
-                writer.full_failed(&full);
+                writer.full_failed(full);
                 drop(writer);
                 self.disk_failed(disk, &error, full.sequence);
                 return false;
             }
         }
         true
+    }
+
+    /// Syncs one run of a log that has been fenced, whether or not its blocks were to survive a loss of power: other backups of the log may be
+    /// away, and then the log ends where this one said; if that were lost before it is copied again nobody could show the log's end, and
+    /// who takes its streamlets over would wait for ever. After the fence is answered, so that nobody waits for it. What cannot be
+    /// synced is as it was. Returns whether there was one.
+    pub(crate) fn settle_fenced(&self, disk: usize) -> bool {
+        let mut writer = self.disks[disk].writer.lock();
+        let Some((run, _)) = self.next_to_settle(disk) else { return false };
+        // The disk has noted what is wrong with it.
+        let _ = self.try_sync(&mut writer, disk, run);
+        true
+    }
+
+    /// The same, and the writer goes on meanwhile.
+    pub fn settle_behind(&self, disk: usize) -> bool {
+        let writer = self.disks[disk].writer.lock();
+        let Some((run, written)) = self.next_to_settle(disk) else { return false };
+        let files = writer.all_unsynced(run);
+        drop(writer);
+        match files {
+            Ok(Some(files)) => {
+                if files.iter().all(|full| self.sync_file(disk, full))
+                    && let Some(run) = self.state.lock().logs.get_mut(&run.0).and_then(|log| log.run_mut(run.1))
+                {
+                    // The writer may have taken some of it back, or written what had been on its way.
+                    run.synced = run.synced.max(written.min(run.written));
+                }
+            }
+            Ok(None) => {}
+            Err(error) => drop(self.disk_failed(disk, &error, 0)),
+        }
+        true
+    }
+
+    /// A run of this disk that is to be settled, and up to where it is written.
+    fn next_to_settle(&self, disk: usize) -> Option<(RunKey, u64)> {
+        let mut state = self.state.lock();
+        let run_of = |state: &State, (log, id): &RunKey| {
+            let runs = state.logs.get(log).map_or(&[][..], |log| &log.runs);
+            runs.iter().find(|run| run.id == *id).map(|run| (run.disk, run.written))
+        };
+        let is_here = |run: &&RunKey| run_of(&state, run).is_none_or(|(on, _)| on == disk);
+        let next = state.to_settle.iter().find(is_here).copied()?;
+        state.to_settle.remove(&next);
+        let written = run_of(&state, &next).map_or(0, |(_, written)| written);
+        Some((next, written))
     }
 }
