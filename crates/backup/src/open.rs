@@ -363,8 +363,8 @@ impl Opening<'_> {
             (part.footer, part.bytes) = (Some(closed.footer), closed.bytes);
         }
         self.report.damage.extend(scan.damage);
-        let parts =
-            scan.parts.into_iter().zip(0..).filter(|(part, _)| part.first <= part.last || part.footer.is_some());
+        // In front of damage an empty part stays: its blocks were there, and are not those that were given back.
+        let parts = scan.parts.into_iter().zip(0..).filter(|(part, at)| part.first <= part.last || *at == 0);
         let (synced, run_first) = (header.synced, header.run_first);
         let found = parts.map(|(part, at)| Found { part, synced, run_first, is_behind_damage: at > 0 });
         self.parts.entry(header.log).or_default().extend(found);
