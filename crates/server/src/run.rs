@@ -52,7 +52,7 @@ pub fn serve(config: &Config) -> Result<(), Fatal> {
 fn not_started(runtime: &tokio::runtime::Runtime, signals: &mut Signals, error: Fatal) -> Fatal {
     let Some(next) = again::next_try(again::this_try(), &error) else { return error };
     tracing::warn!(%error, next, "the next incarnation of this node does not start; it is tried again");
-    runtime.block_on(at_once_on(signals, tokio::time::sleep(again::PAUSE)));
+    runtime.block_on(async { at_once_on(signals, tokio::time::sleep(again::PAUSE)).await });
     let cannot = again::execute(next);
     tracing::error!(error = %cannot, "the node cannot start again by itself; start it");
     error
