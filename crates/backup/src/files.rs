@@ -379,8 +379,8 @@ impl DiskWriter {
     }
 
     /// All files of a run that are not synced, the open one too, to be synced without the writer. `None`: of one only the writer may say
-    /// that it is.
-    pub(crate) fn all_unsynced(&self, run: RunKey) -> io::Result<Option<Vec<FullFile>>> {
+    /// that it is. `Err`: which file cannot be opened, and why.
+    pub(crate) fn all_unsynced(&self, run: RunKey) -> Result<Option<Vec<FullFile>>, (u64, io::Error)> {
         let full = self.unsynced.get(&run).map_or(&[][..], |files| files);
         if full.iter().any(|full| full.failed) {
             return Ok(None);
@@ -392,7 +392,7 @@ impl DiskWriter {
             match self.disk.open(&path(sequence), OpenMode::ReadWrite, false) {
                 Ok(file) => files.push(FullFile { run, sequence, file, names }),
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err(error),
+                Err(error) => return Err((sequence, error)),
             }
         }
         Ok(Some(files))

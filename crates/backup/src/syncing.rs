@@ -118,7 +118,7 @@ impl Backup {
                 }
             }
             Ok(None) => {}
-            Err(error) => drop(self.disk_failed(disk, &error, 0)),
+            Err((sequence, error)) => drop(self.disk_failed(disk, &error, sequence)),
         }
         true
     }
