@@ -571,7 +571,7 @@ impl Backup {
     }
 
     /// Syncs a run and notes that it is. After an error nothing is changed: what that means is up to the caller.
-    pub(crate) fn try_sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
+    fn try_sync(&self, writer: &mut DiskWriter, disk: usize, run: RunKey) -> Result<(), BackupError> {
         if let Err(error) = writer.sync(run) {
             let sequence = writer.open.get(&run).map_or(0, |open| open.sequence);
             return Err(self.disk_failed(disk, &error, sequence));

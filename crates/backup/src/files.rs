@@ -351,28 +351,38 @@ impl DiskWriter {
         self.unsynced.entry(run).or_default().push(Unsynced { sequence, file, failed: false });
     }
 
+    /// Names up to which the folder is to be synced, if there are any.
+    fn names_to_sync(&self) -> Option<u64> {
+        (self.names_synced < self.names).then_some(self.names)
+    }
+
     fn sync_names(&mut self) -> io::Result<()> {
-        if self.names_synced < self.names {
+        if let Some(names) = self.names_to_sync() {
             self.disk.sync_dir(FOLDER)?;
-            self.names_synced = self.names;
+            self.names_synced = names;
         }
         Ok(())
+    }
+
+    /// A file of a run to be synced without the writer. `None`: it has been given back.
+    fn full_file(&self, run: RunKey, sequence: u64, names: Option<u64>) -> io::Result<Option<FullFile>> {
+        match self.disk.open(&path(sequence), OpenMode::ReadWrite, false) {
+            Ok(file) => Ok(Some(FullFile { run, sequence, file, names })),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// The oldest full file of the run that has most of those that are not synced, to be synced without the writer, which goes on.
     pub(crate) fn next_full(&mut self) -> Option<FullFile> {
         loop {
             let late = self.unsynced.iter().filter(|(_, files)| files.len() > UNSYNCED_LEFT && !files[0].failed);
-            let run = late.max_by_key(|(run, files)| (files.len(), std::cmp::Reverse(**run))).map(|(run, _)| *run)?;
+            let (run, files) = late.max_by_key(|(run, files)| (files.len(), std::cmp::Reverse(**run)))?;
+            let (run, opened) = (*run, self.full_file(*run, files[0].sequence, self.names_to_sync()));
             let files = self.unsynced.get_mut(&run)?;
-            let sequence = files[0].sequence;
-            match self.disk.open(&path(sequence), OpenMode::ReadWrite, false) {
-                Ok(file) => {
-                    let names = (self.names_synced < self.names).then_some(self.names);
-                    return Some(FullFile { run, sequence, file, names });
-                }
-                // It has been given back.
-                Err(error) if error.kind() == io::ErrorKind::NotFound => drop(files.remove(0)),
+            match opened {
+                Ok(Some(full)) => return Some(full),
+                Ok(None) => drop(files.remove(0)),
                 Err(_) => files[0].failed = true,
             }
         }
@@ -386,14 +396,11 @@ impl DiskWriter {
             return Ok(None);
         }
         let open = self.open.get(&run).filter(|open| open.dirty).map(|open| open.sequence);
-        let names = (self.names_synced < self.names).then_some(self.names);
         let mut files = Vec::new();
         for sequence in full.iter().map(|full| full.sequence).chain(open) {
-            match self.disk.open(&path(sequence), OpenMode::ReadWrite, false) {
-                Ok(file) => files.push(FullFile { run, sequence, file, names }),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => return Err((sequence, error)),
-            }
+            // With the first one, before it: the others come behind that.
+            let names = self.names_to_sync().filter(|_| files.is_empty());
+            files.extend(self.full_file(run, sequence, names).map_err(|error| (sequence, error))?);
         }
         Ok(Some(files))
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::backup::{Backup, State};
+use crate::backup::Backup;
 use crate::files::{FullFile, RunKey};
 
 /// A look at what is full although nobody said so.
@@ -63,7 +63,7 @@ impl Backup {
         full.state.lock().is_run = true;
         while full.wait() {
             self.disks[disk].writer.lock().bound_spares();
-            while (self.settle_behind(disk) || self.sync_full(disk)) && !full.state.lock().stopping {}
+            while (self.settle_fenced(disk) || self.sync_full(disk)) && !full.state.lock().stopping {}
         }
         full.state.lock().is_run = false;
     }
@@ -93,17 +93,8 @@ impl Backup {
     /// Syncs one run of a log that has been fenced, whether or not its blocks were to survive a loss of power: other backups of the log may be
     /// away, and then the log ends where this one said; if that were lost before it is copied again nobody could show the log's end, and
     /// who takes its streamlets over would wait for ever. After the fence is answered, so that nobody waits for it. What cannot be
-    /// synced is as it was. Returns whether there was one.
-    pub(crate) fn settle_fenced(&self, disk: usize) -> bool {
-        let mut writer = self.disks[disk].writer.lock();
-        let Some((run, _)) = self.next_to_settle(disk) else { return false };
-        // The disk has noted what is wrong with it.
-        let _ = self.try_sync(&mut writer, disk, run);
-        true
-    }
-
-    /// The same, and the writer goes on meanwhile.
-    pub fn settle_behind(&self, disk: usize) -> bool {
+    /// synced is as it was. The writer may go on meanwhile. Returns whether there was one.
+    pub fn settle_fenced(&self, disk: usize) -> bool {
         let writer = self.disks[disk].writer.lock();
         let Some((run, written)) = self.next_to_settle(disk) else { return false };
         let files = writer.all_unsynced(run);
@@ -126,14 +117,15 @@ impl Backup {
     /// A run of this disk that is to be settled, and up to where it is written.
     fn next_to_settle(&self, disk: usize) -> Option<(RunKey, u64)> {
         let mut state = self.state.lock();
-        let run_of = |state: &State, (log, id): &RunKey| {
-            let runs = state.logs.get(log).map_or(&[][..], |log| &log.runs);
-            runs.iter().find(|run| run.id == *id).map(|run| (run.disk, run.written))
+        let here = |key: &RunKey| {
+            let runs = state.logs.get(&key.0).map_or(&[][..], |log| &log.runs);
+            match runs.iter().find(|run| run.id == key.1) {
+                Some(run) => (run.disk == disk).then_some((*key, run.written)),
+                None => Some((*key, 0)),
+            }
         };
-        let is_here = |run: &&RunKey| run_of(&state, run).is_none_or(|(on, _)| on == disk);
-        let next = state.to_settle.iter().find(is_here).copied()?;
-        state.to_settle.remove(&next);
-        let written = run_of(&state, &next).map_or(0, |(_, written)| written);
-        Some((next, written))
+        let next = state.to_settle.iter().find_map(here)?;
+        state.to_settle.remove(&next.0);
+        Some(next)
     }
 }

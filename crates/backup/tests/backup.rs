@@ -176,7 +176,7 @@ fn what_a_fence_has_told_of_survives_a_loss_of_power_whether_or_not_it_was_to_be
         if seed % 2 == 0 {
             rig.write();
         } else {
-            while rig.backup.settle_behind(0) {}
+            while rig.backup.settle_fenced(0) {}
         }
         assert!(!rig.backup.has_to_settle());
         drop(rig);
@@ -500,7 +500,7 @@ fn torment(seed: u64) {
             20 => machine.faulty.fail_write(rng.random_range(1..4)),
             21 => machine.faulty.tear_write(rng.random_range(1..4)),
             22 => machine.faulty.fail_sync(rng.random_range(1..3)),
-            23 => while rig.backup.settle_behind(0) || rig.backup.sync_full(0) {},
+            23 => while rig.backup.settle_fenced(0) || rig.backup.sync_full(0) {},
             _ if rng.random_ratio(1, 3) => {
                 collect(&mut rig, &mut promised);
                 rig = restart(rig, &mut rng, &machine, file_bytes);

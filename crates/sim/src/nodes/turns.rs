@@ -132,7 +132,7 @@ impl World {
         let pause_us = disk_us + self.below(disk_us);
         let Some(running) = self.node_mut(node).running() else { return Ok(()) };
         running.backup.run_once(0);
-        let _ = running.backup.settle_behind(0) || running.backup.sync_full(0);
+        let _ = running.backup.settle_fenced(0) || running.backup.sync_full(0);
         let mut answers = Vec::new();
         for (number, result) in running.stored.take() {
             if let Some((from, log, block)) = running.storing.remove(&number) {
