@@ -3,7 +3,7 @@
 //! written.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use kera_env::Clock;
@@ -45,6 +45,8 @@ pub struct Broker {
     named: OnceLock<Box<StreamNames>>,
     opening: OnceLock<Arc<dyn Opening>>,
     stopping: AtomicBool,
+    /// Sessions that ever began: their numbers.
+    sessions_begun: AtomicU64,
 }
 
 impl Broker {
@@ -62,12 +64,18 @@ impl Broker {
             named: OnceLock::new(),
             opening: OnceLock::new(),
             stopping: AtomicBool::new(false),
+            sessions_begun: AtomicU64::new(0),
         })
     }
 
     /// How `FindOwners` finds streams by their names; without it only by their ids. Once, a second call does nothing.
     pub fn set_names(&self, named: impl Fn(&str) -> Option<StreamId> + Send + Sync + 'static) {
         let _ = self.named.set(Box::new(named));
+    }
+
+    /// The number of a session that begins, the only one of this process with it.
+    pub(crate) fn next_session(&self) -> u64 {
+        self.sessions_begun.fetch_add(1, Ordering::Relaxed)
     }
 
     /// Who is told of streamlets before they are opened. Once, a second call does nothing.

@@ -38,6 +38,8 @@ pub(crate) struct Core {
     pub(crate) lanes: LaneTable,
     pub(crate) counts: BrokerCounts,
     pub(crate) peer: SocketAddr,
+    /// Which session of this process it is.
+    pub(crate) session: u64,
 }
 
 /// How a try of a rare operation went.
@@ -98,6 +100,7 @@ impl BrokerSession {
         BrokerSession {
             core: Core {
                 clock: Arc::clone(&broker.clock),
+                session: broker.next_session(),
                 broker,
                 observer,
                 streams: StreamCache::default(),

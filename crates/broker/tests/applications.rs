@@ -280,6 +280,47 @@ fn a_member_that_comes_back_in_time_keeps_its_groups() {
 }
 
 #[test]
+fn groups_whose_member_was_never_told_of_them_are_free_when_it_is_back() {
+    let house = House::new();
+    house.stream(STREAM, options(3, 1));
+    let mut lost = house.peer();
+    lost.write(&[chunk_of(target(STREAM, 0, 0, 0), 1, 10)]);
+    let joined = lost.join(&house, "report", Start::Earliest);
+    let held = lost.next_groups(&joined, 1)[0];
+    // Its connection is gone, which the broker does not know: one answer is on its way, and one request waits for the next group.
+    lost.write(&[chunk_of(target(STREAM, 1, 0, 0), 1, 10)]);
+    wait_groups(&mut lost, &joined, 1);
+    wait_groups(&mut lost, &joined, 1);
+    lost.run(&house);
+    let back = |leases: Option<Vec<u64>>| JoinApplication {
+        member: joined.member,
+        leases,
+        ..join_request("report", STREAM, Start::Earliest)
+    };
+    let mut again = house.peer();
+    assert_eq!(again.call(&back(None)).member, joined.member);
+    assert_eq!(again.heartbeat(&joined).leases, 2, "who does not say what it knows of keeps it all");
+    again.call(&back(Some(vec![held.lease, 4_711])));
+    assert_eq!(again.heartbeat(&joined).leases, 1);
+    // Whoever waits where nobody hears of it gets nothing, neither what is free now nor what comes.
+    lost.run(&house);
+    again.write(&[chunk_of(target(STREAM, 2, 0, 0), 1, 10)]);
+    lost.run(&house);
+    let streamlets = |groups: &[LeasedGroup]| groups.iter().map(|group| group.streamlet.0).collect::<Vec<_>>();
+    let groups = again.next_groups(&joined, 10);
+    assert_eq!(streamlets(&groups), [1, 2]);
+    assert_eq!(lost.frames().last().map(common::Frame::status), Some(Status::UnknownMember));
+    assert_eq!(again.commit(&house, &joined, &[commit_entry(&held, held.start, 1, Keep)]), [Status::Ok]);
+    // One whose connections are many is given groups where it joined last.
+    let mut third = house.peer();
+    third.call(&back(Some(vec![held.lease, groups[0].lease])));
+    let JoinedApplication { application, member, .. } = joined;
+    let asked = NextGroups { application, member, max_groups: 10, max_wait_ms: 0 };
+    assert_eq!(again.refused(&asked), Status::UnknownMember);
+    assert_eq!(streamlets(&third.next_groups(&joined, 10)), [2]);
+}
+
+#[test]
 fn the_member_that_holds_most_is_asked_to_release() {
     let house = House::new();
     house.stream(STREAM, options(4, 1));

@@ -45,6 +45,10 @@ enum Step {
     Leave {
         peer: usize,
     },
+    /// A peer's connection is lost, which its session does not know, and the peer is back on another one.
+    Reconnect {
+        peer: usize,
+    },
     NextGroups {
         peer: usize,
         max: u32,
@@ -82,6 +86,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (peer(), 0u64..100_000).prop_map(|(peer, credit)| Step::Subscribe { peer, credit }),
         3 => peer().prop_map(|peer| Step::Join { peer }),
         1 => peer().prop_map(|peer| Step::Leave { peer }),
+        1 => peer().prop_map(|peer| Step::Reconnect { peer }),
         4 => (peer(), 0u32..4, wait()).prop_map(|(peer, max, wait_ms)| Step::NextGroups { peer, max, wait_ms }),
         6 => (peer(), 0usize..3, 0u64..4, 0u8..3, prop::bool::weighted(0.1))
             .prop_map(|(peer, lease, ordinal, after, stale)| Step::Commit { peer, lease, ordinal, after, stale }),
@@ -117,6 +122,12 @@ struct World {
     joined: Vec<Option<JoinedApplication>>,
     leases: Vec<Vec<LeasedGroup>>,
     /// Correlations that are not answered.
+    /// Leases that it has once tried to give up: it may have them or not.
+    given_up: Vec<HashSet<u64>>,
+    /// It has said which leases it knows of.
+    has_told: Vec<bool>,
+    /// Sessions whose peers are gone: nobody reads what they answer.
+    ghosts: Vec<Peer>,
     open: Vec<HashMap<u64, Op>>,
     subscriptions: Vec<HashSet<u64>>,
     /// Writes that are not answered: what was in them.
@@ -143,6 +154,9 @@ impl World {
             producers: each(),
             joined: each(),
             leases: each(),
+            given_up: each(),
+            has_told: each(),
+            ghosts: Vec::new(),
             open: each(),
             subscriptions: each(),
             writes: each(),
@@ -192,6 +206,7 @@ impl World {
                     self.send(peer, &LeaveApplication { application, member });
                 }
             }
+            Step::Reconnect { peer } => self.reconnect(peer),
             Step::NextGroups { peer, max, wait_ms } => {
                 if let Some(JoinedApplication { application, member, .. }) = self.joined[peer] {
                     self.send(peer, &NextGroups { application, member, max_groups: max, max_wait_ms: wait_ms });
@@ -260,8 +275,22 @@ impl World {
         self.send(peer, &CommitOffsets { application, member, entries: vec![entry] });
         if after != AfterCommit::Keep && !stale {
             // It may be refused; then the lease is simply not used again.
-            self.leases[peer].remove(lease);
+            self.given_up[peer].insert(self.leases[peer].remove(lease).lease);
         }
+    }
+
+    /// What was asked and not answered is never heard of.
+    fn reconnect(&mut self, peer: usize) {
+        let back = self.house.peer_with(100_000);
+        self.ghosts.push(std::mem::replace(&mut self.peers[peer], back));
+        self.open[peer].clear();
+        self.subscriptions[peer].clear();
+        self.writes[peer].clear();
+        let member = self.joined[peer].as_ref().map_or(0, |joined| joined.member);
+        let leases = Some(self.leases[peer].iter().map(|group| group.lease).collect());
+        let request = join_request("report", PLAIN, Start::Earliest);
+        self.send(peer, &kera_protocol::JoinApplication { member, leases, ..request });
+        self.has_told[peer] = true;
     }
 
     fn raw(&mut self, peer: usize, op: usize, body: &[u8]) {
@@ -280,6 +309,11 @@ impl World {
 
     /// Runs every session that has something to do, and looks at what was answered.
     fn settle(&mut self) {
+        for ghost in &mut self.ghosts {
+            ghost.run(&self.house);
+            ghost.frames();
+            ghost.session.on_drained(&mut ghost.out);
+        }
         for number in 0..PEERS {
             self.peers[number].run(&self.house);
             for frame in self.peers[number].frames() {
@@ -315,6 +349,8 @@ impl World {
                 let joined: JoinedApplication = frame.decode();
                 if self.joined[peer].as_ref().is_none_or(|known| known.member != joined.member) {
                     self.leases[peer].clear();
+                    // A new one says it again with its next connection.
+                    self.has_told[peer] = false;
                 }
                 self.joined[peer] = Some(joined);
             }
@@ -353,6 +389,7 @@ impl World {
             assert!(seen.insert((lease.streamlet, lease.lane, group)), "leased twice: {lease:?}");
             assert!(described.members.iter().any(|member| member.member == lease.member));
         }
+        self.check_told(&described);
         let held: u32 = described.members.iter().map(|member| member.leases).sum();
         assert_eq!(held as usize, described.leases.len());
         peer.send(&FetchOffsets { application: "report".into(), stream: PLAIN, streamlets: vec![] });
@@ -364,6 +401,20 @@ impl World {
                 let now = (offset.cursor.group.0, offset.ordinal);
                 let before = self.positions.insert((offset.streamlet, offset.lane.0), now);
                 assert!(before.is_none_or(|before| before <= now), "{before:?} to {now:?}");
+            }
+        }
+    }
+
+    /// A member that has said which leases it knows of, and waits for none, knows of all that it has.
+    fn check_told(&self, described: &kera_protocol::ApplicationDescription) {
+        for peer in 0..PEERS {
+            let Some(joined) = self.joined[peer].as_ref().filter(|_| self.has_told[peer]) else { continue };
+            if self.open[peer].values().any(|op| matches!(op, Op::NextGroups | Op::JoinApplication)) {
+                continue;
+            }
+            for lease in described.leases.iter().filter(|lease| lease.member == joined.member) {
+                let known = self.leases[peer].iter().any(|group| group.lease == lease.lease);
+                assert!(known || self.given_up[peer].contains(&lease.lease), "nobody was told of {lease:?}");
             }
         }
     }

@@ -695,6 +695,20 @@ fn heartbeats_go_on_while_the_program_is_busy() {
 }
 
 #[test]
+fn groups_in_an_answer_that_is_lost_with_its_connection_are_read() {
+    let server = FakeServer::start(3, 1);
+    run(async {
+        (0..3).for_each(|streamlet| fill(&server, streamlet, 0, 0..100));
+        server.fake.state().members.lost_answers = 2;
+        let mut consumer = build(&server, |b| member(b).groups_max(2).until_end(true)).await;
+        let all = read(&mut consumer, 200).await;
+        assert_eq!(all.values().map(Vec::len).collect::<Vec<_>>(), [100, 100], "two at a time");
+        assert_eq!(server.fake.state().members.lost_answers, 0);
+        consumer.close().await.unwrap();
+    });
+}
+
+#[test]
 fn a_lease_that_is_asked_back_is_given_back_with_what_was_processed() {
     let server = FakeServer::start(2, 1);
     run(async {

@@ -2,7 +2,8 @@
 //! same name on another stream is another application with another id.
 
 use crate::codec::{wire_enum, wire_struct};
-use crate::message::{messages, responses};
+use crate::first::application::JoinApplicationV1;
+use crate::message::{messages, responses, second_messages};
 use crate::{Empty, Start};
 use kera_format::{ApplicationId, Cursor, GroupId, LaneId, Order, StreamId, StreamletId};
 
@@ -21,6 +22,9 @@ wire_struct! {
         pub start: Start,
         /// After how long without a heartbeat its leases may go to others, in milliseconds; zero: the broker's default.
         pub lease_ms: u32,
+        /// The leases that it knows of. Others that it has were given in an answer that was lost with a connection, and are free again; from here
+        /// on it is given groups on this connection only. `None`: all are kept.
+        pub leases: Option<Vec<u64>>,
     }
 }
 
@@ -328,7 +332,6 @@ wire_struct! {
 }
 
 messages! {
-    JoinApplication => JoinedApplication;
     Heartbeat => HeartbeatResponse;
     CommitOffsets => CommitResult;
     FetchOffsets => CommittedOffsets;
@@ -338,6 +341,7 @@ messages! {
     DeleteApplication => Empty;
     ResetOffsets => CommittedOffsets;
 }
+second_messages! { JoinApplication, JoinApplicationV1 => JoinedApplication; }
 responses!(
     JoinedApplication,
     HeartbeatResponse,

@@ -82,7 +82,7 @@ ops! {
     /// Tells how much is in each lane of a stream.
     StreamStats = 40, 1..=1;
     /// Makes a consumer a member of an application.
-    JoinApplication = 50, 1..=1;
+    JoinApplication = 50, 1..=2;
     /// Keeps a member and its leases alive.
     Heartbeat = 51, 1..=1;
     /// Stores how far an application has read.
@@ -194,6 +194,7 @@ impl Op {
             (Op::LaneStates, 2..) => level::COMPACTED_COPIES,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,
+            (Op::JoinApplication, 2..) => level::LOST_ENDS,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
             _ => level::FIRST,
         }

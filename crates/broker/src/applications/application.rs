@@ -67,6 +67,8 @@ pub(super) struct Member {
     pub(super) heard_us: u64,
     /// Its groups, oldest first: lane and lease.
     pub(super) leases: Vec<(LaneKey, u64)>,
+    /// The only session that it is given groups on: the one on which it said last which leases it knows of, if it ever did.
+    pub(super) session: Option<u64>,
     /// Leases that it is asked to give back.
     asked: usize,
     /// Until when it counts as one that waits for groups.
@@ -76,6 +78,17 @@ pub(super) struct Member {
 impl Member {
     pub(super) fn heartbeat_ms(&self) -> u32 {
         heartbeat_ms(self.lease_ms)
+    }
+
+    /// Refuses to give it groups where it would not hear of them, see [`Application::came_back`].
+    fn check_session(&self, session: u64) -> Result<(), Failure> {
+        if self.session.is_none_or(|own| own == session) {
+            return Ok(());
+        }
+        Err(Failure::new(
+            Status::UnknownMember,
+            "the member has joined again on another connection, and gets groups there",
+        ))
     }
 
     /// When its lease ends unless it is heard of.
@@ -163,6 +176,8 @@ pub(super) struct Application {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
     pub(super) member: u64,
+    /// The session that the request came on.
+    pub(super) session: u64,
     /// The member has just said so; otherwise its request waits here and it may be gone meanwhile.
     pub(super) fresh: bool,
     pub(super) max_groups: usize,
@@ -311,7 +326,7 @@ impl Application {
     pub(super) fn next_groups(&self, ask: &Ask) -> Result<Given, Failure> {
         let mut state = self.state.lock();
         self.take_moved(&mut state);
-        state.known(ask.member)?;
+        state.known(ask.member)?.check_session(ask.session)?;
         if ask.fresh {
             state.hear(ask.member, ask.now_us, ask.now_ms)?;
         }
@@ -386,6 +401,25 @@ impl Application {
         true
     }
 
+    /// A member is back on `session`, and `known` are the leases that it knows of. The others it was given in an answer that was lost with its
+    /// connection: nobody reads those groups, and as long as the member lives nobody else would be given them. They are free again. Such an
+    /// answer may still be made for a request that waits in the session of before, which nobody has seen end yet: so it is given nothing there
+    /// any more.
+    pub(super) fn came_back(&self, state: &mut State, member: u64, session: u64, known: &[u64]) {
+        let Some(back) = state.members.get_mut(&member) else { return };
+        back.session = Some(session);
+        let known: BTreeSet<u64> = known.iter().copied().collect();
+        let lost: Vec<(LaneKey, u64)> = back.leases.extract_if(.., |(_, lease)| !known.contains(lease)).collect();
+        if lost.is_empty() {
+            return;
+        }
+        tracing::debug!(application = %self.meta.name, member, leases = lost.len(), "a member was never told of leases");
+        for (key, lease) in lost {
+            state.free(key, lease);
+        }
+        self.wakes.call();
+    }
+
     /// Ends the membership of everybody who was not heard of in time. How many.
     pub(super) fn expire(&self, state: &mut State, now_us: u64) -> u64 {
         let due = |(id, member): (&u64, &Member)| (member.expires_us() < now_us).then_some(*id);
@@ -441,6 +475,7 @@ impl State {
             heard_ms: now_ms,
             heard_us: now_us,
             leases: Vec::new(),
+            session: None,
             asked: 0,
             hungry_until_us: 0,
         };

@@ -107,6 +107,9 @@ fn join(core: &mut Core, request: Request<'_>, out: &mut Outbox) -> Result<Attem
         core.counts.members_joined += 1;
         id
     };
+    if let Some(known) = &message.leases {
+        application.came_back(&mut state, member, core.session, known);
+    }
     drop(state);
     let joined = JoinedApplication {
         application: application.meta.id,
@@ -149,6 +152,7 @@ fn next_groups(core: &mut Core, request: Request<'_>) -> Result<Attempt, Failure
     let config = &core.broker.config;
     let given = application.next_groups(&Ask {
         member: message.member,
+        session: core.session,
         fresh: request.waiter.is_none(),
         max_groups: (message.max_groups.max(1) as usize).min(config.groups_per_answer_max),
         wait_us: if request.last { 0 } else { u64::from(wait_ms) * 1000 },

@@ -434,6 +434,7 @@ pub fn join_request(application: &str, stream: StreamId, start: Start) -> JoinAp
         member: 0,
         start,
         lease_ms: 0,
+        leases: None,
     }
 }
 

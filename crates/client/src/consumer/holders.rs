@@ -124,6 +124,13 @@ impl Holders {
         self.linked.drain(..).map(|holder| holder.link)
     }
 
+    /// A node that is being connected to is not any more. It is connected to again if it is needed.
+    pub(super) fn stop_reaching(&mut self, node: u32) {
+        if let Some(away) = self.away.get_mut(&node) {
+            away.connecting = None;
+        }
+    }
+
     fn remove(&mut self, node: u32) -> Option<Link> {
         let at = self.linked.iter().position(|holder| holder.node == node)?;
         Some(self.linked.swap_remove(at).link)

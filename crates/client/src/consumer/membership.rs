@@ -60,7 +60,7 @@ pub(super) struct Membership {
 pub(super) async fn join(connection: &Connection, message: JoinApplication) -> Result<JoinedApplication, RpcError> {
     match connection.call(&message).await {
         Err(e) if e.status() == Some(Status::UnknownMember) => {
-            connection.call(&JoinApplication { member: 0, ..message }).await
+            connection.call(&JoinApplication { member: 0, leases: Some(Vec::new()), ..message }).await
         }
         answer => answer,
     }
@@ -76,7 +76,15 @@ impl Consumer {
             member: self.memberships.get(&node).map_or(0, |membership| membership.member),
             start: self.settings.from,
             lease_ms: self.settings.lease.as_millis() as u32,
+            leases: Some(self.leases_of(node)),
         })
+    }
+
+    /// The leases of a node that it reads, or has still to give back.
+    fn leases_of(&self, node: u32) -> Vec<u64> {
+        let read = self.tracks.values().filter_map(|track| track.lease).filter(|lease| lease.node == node);
+        let given_back = self.given_back.range((node, 0)..=(node, u64::MAX)).map(|((_, lease), _)| *lease);
+        read.map(|lease| lease.id).chain(given_back).collect()
     }
 
     /// It is a member at a node, with leases of before or without.
@@ -157,6 +165,9 @@ impl Consumer {
     fn leave_node(&mut self, node: u32) {
         let membership = self.memberships.get(&node).copied();
         self.lose_membership(node);
+        // It may be on its way back there with leases that are lost now.
+        self.holders.stop_reaching(node);
+        self.feed_at = Instant::now();
         let link = link_to(&mut self.link, &mut self.holders, node);
         if let (Some(Membership { application, member, .. }), Some(link)) = (membership, link) {
             link.end_membership();

@@ -36,6 +36,8 @@ pub struct Members {
     pub reserved: std::collections::BTreeSet<(u32, u32)>,
     pub commits: u64,
     pub joins: u64,
+    /// With so many answers that lease groups the connection breaks.
+    pub lost_answers: u64,
     pub heartbeat_ms: u32,
     next_member: u64,
     next_lease: u64,
@@ -52,6 +54,14 @@ impl Members {
 
     pub fn take_from(&mut self, member: u64) {
         for progress in self.lanes.values_mut().filter(|progress| progress.member == member) {
+            (progress.member, progress.lease) = (0, 0);
+        }
+    }
+
+    /// Leases that a member was never told of are free.
+    fn take_unknown(&mut self, member: u64, known: &[u64]) {
+        let of_member = |progress: &&mut Progress| progress.member == member && !known.contains(&progress.lease);
+        for progress in self.lanes.values_mut().filter(of_member) {
             (progress.member, progress.lease) = (0, 0);
         }
     }
@@ -134,10 +144,13 @@ fn offsets(state: &State) -> CommittedOffsets {
 pub fn on_frame(state: &mut State, op: Op, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
     match op {
         Op::JoinApplication => {
-            let join = JoinApplication::decode(1, body).unwrap();
+            let join = JoinApplication::decode(header.version, body).unwrap();
             let members = &mut state.members;
             members.joins += 1;
             let member = if members.members.contains(&join.member) {
+                if let Some(known) = &join.leases {
+                    members.take_unknown(join.member, known);
+                }
                 join.member
             } else {
                 members.next_member += 1;

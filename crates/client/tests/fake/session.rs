@@ -324,6 +324,10 @@ impl Session for FakeSession {
             Op::NextGroups => {
                 let request = kera_protocol::NextGroups::decode(1, body).unwrap();
                 let until_us = self.clock.monotonic_us() + u64::from(request.max_wait_ms) * 1_000;
+                if state.members.lost_answers > 0 && super::members::next_groups(&mut state, &request).is_some() {
+                    state.members.lost_answers -= 1;
+                    return Flow::Close("a fault".into());
+                }
                 self.next_groups.push((*header, request, until_us));
                 Flow::Done
             }

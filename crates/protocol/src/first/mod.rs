@@ -2,6 +2,7 @@
 //! current struct when it is read, and is made from that for whoever speaks no more.
 
 pub mod admin;
+pub mod application;
 pub mod cluster;
 pub mod node;
 pub mod replication;

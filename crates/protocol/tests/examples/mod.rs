@@ -9,6 +9,7 @@ use kera_format::raft::{LogEntry, Payload};
 use kera_format::vlog_replica::LogId;
 use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, StreamOptions};
 use kera_protocol::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
+use kera_protocol::first::application::JoinApplicationV1;
 use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
 use kera_protocol::first::node::CopiesDescriptionV1;
 use kera_protocol::first::replication::LaneStateListV1;
@@ -455,9 +456,10 @@ examples! {
         application: "report".into(),
         stream: STREAM,
         member_name: "worker-1".into(),
-        member: 0,
+        member: MEMBER,
         start: Start::Earliest,
         lease_ms: 0,
+        leases: Some(vec![76, 77]),
     };
     JoinedApplication => JoinedApplication {
         application: APPLICATION,
@@ -547,6 +549,10 @@ examples! {
     StreamInfoV1 => StreamInfoV1::from(&stream_info());
     StreamListV1 => StreamListV1::from(&StreamList::example());
     AlterStreamV1 => AlterStreamV1::from(&AlterStream::example());
+    JoinApplicationV1 => JoinApplicationV1 {
+        member: 0,
+        ..JoinApplicationV1::from(&JoinApplication::example())
+    };
     JoinClusterV1 => JoinClusterV1::from(&JoinCluster::example());
     NodeAliveV1 => NodeAliveV1::from(&NodeAlive::example());
     CopiesDescriptionV1 => CopiesDescriptionV1::from(&CopiesDescription::example());

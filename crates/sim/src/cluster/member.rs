@@ -47,6 +47,7 @@ pub(crate) fn join(application: &str, stream: StreamId) -> JoinApplication {
         member: 0,
         start: Start::Earliest,
         lease_ms: LEASE_MS,
+        leases: None,
     }
 }
 

@@ -1,11 +1,13 @@
 //! A member of an application in a cluster, by the rules of `kera-client`: one membership at each owner, leases of what that owns, read from
-//! whoever has the group, committed to who gave the lease. It sleeps, leaves, and forgets everything without a word now and then.
+//! whoever has the group, committed to who gave the lease. It comes back after a lost connection and says which leases it knows of. It sleeps,
+//! leaves, and forgets everything without a word now and then.
 //!
 //! | checked | when |
 //! | --- | --- |
 //! | a group begins where the application is: nothing before it is left out | at every lease |
 //! | what an application has committed stays committed, whoever owns the streamlet | at every lease, and whenever it is asked |
 //! | a commit that says anything new is refused once somebody has committed with a later lease | at every commit that is accepted |
+//! | no node thinks that a member has leases which it was never told of | at every heartbeat |
 //! | with `order = none`: of a group nothing is given again that was committed | at every lease |
 //! | all there is was read and committed | when everything is healed, and after everything was lost once more |
 
@@ -15,8 +17,8 @@ use kera_format::chunk::Chunks;
 use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
 use kera_protocol::{
     AfterCommit, CommitEntry, CommitOffsets, CommitResult, CommittedOffsets, FetchOffsets, Heartbeat,
-    HeartbeatResponse, JoinedApplication, LeasedGroup, LeasedGroups, LeaveApplication, Lookup, LookupResult,
-    NextGroups, ReadChunks, ReadChunksResponse, ReadEntry, Start, Status,
+    HeartbeatResponse, JoinApplication, JoinedApplication, LeasedGroup, LeasedGroups, LeaveApplication, Lookup,
+    LookupResult, NextGroups, ReadChunks, ReadChunksResponse, ReadEntry, Start, Status,
 };
 
 use super::client::{Around, Client, LeaseTime, Owned, PATIENCE_US, Seen, Wish};
@@ -30,6 +32,8 @@ const TURN_US: u64 = 150_000;
 const WAIT_MS: u32 = 200;
 /// Leases of one owner.
 const LEASES_MAX: usize = 3;
+/// One in so many turns it loses a connection.
+const BREAKS: u64 = 40;
 /// A member that stands still does so for at most so long: longer than a lease.
 const SLEEP_US: u64 = 5_000_000;
 
@@ -89,6 +93,8 @@ struct Told {
 #[derive(Default)]
 struct Membership {
     joined: Option<JoinedApplication>,
+    /// The number that it had last, zero if it never had one.
+    member: u64,
     /// What is under way: its correlation, since when, and what it is.
     asked: Option<(u64, u64, Asked)>,
     /// When what was answered last was asked, and what was known then.
@@ -221,7 +227,19 @@ impl Member {
     }
 
     fn join(&self, node: u32, around: &mut Around<'_>) -> u64 {
-        around.send(node, &member::join(&self.application, self.stream))
+        let member = self.memberships.get(&node).map_or(0, |membership| membership.member);
+        let leases = Some(self.leases.keys().filter(|(of, _)| *of == node).map(|(_, id)| *id).collect());
+        let join = member::join(&self.application, self.stream);
+        around.send(node, &JoinApplication { member, leases, ..join })
+    }
+
+    /// It is a member, the one that it was or another.
+    fn joined(&mut self, node: u32, joined: JoinedApplication) {
+        let Some(membership) = self.memberships.get_mut(&node) else { return };
+        if membership.member != joined.member {
+            self.leases.retain(|(of, _), _| *of != node);
+        }
+        (membership.member, membership.joined) = (joined.member, Some(joined));
     }
 
     fn commit(&self, node: u32, ids: &[u64], around: &mut Around<'_>) -> (Vec<Told>, Vec<CommitEntry>) {
@@ -436,15 +454,20 @@ impl Member {
     fn good(&mut self, node: u32, asked: Asked, answer: &Answer, around: &mut Around<'_>) -> Result<(), Violation> {
         match asked {
             Asked::Join => {
-                if let Some(membership) = self.memberships.get_mut(&node) {
-                    membership.joined = Some(answer.decode()?);
-                }
+                self.joined(node, answer.decode()?);
                 Ok(())
             }
             Asked::Groups => self.take_groups(node, answer.decode()?, around),
             Asked::Commit(told) => self.take_commit(node, told, &answer.decode()?, around),
             Asked::Heartbeat => {
                 let response: HeartbeatResponse = answer.decode()?;
+                let known = self.leases.keys().filter(|(of, _)| *of == node).count();
+                around.truth.checked();
+                if response.leases as usize > known {
+                    let (application, leases) = (&self.application, response.leases);
+                    let of = format!("a member of {application} knows of {known} leases of node {node}");
+                    return Err(Violation(format!("{of}, which has given it {leases}")));
+                }
                 for id in response.release {
                     if let Some(lease) = self.leases.get_mut(&(node, id)) {
                         lease.must_go = true;
@@ -467,8 +490,12 @@ impl Member {
                 self.lose(node);
                 Ok(())
             }
-            _ => {
+            status => {
                 retry(answer, "a member's request")?;
+                if matches!(asked, Asked::Groups) && status != Status::NotReady {
+                    // It may have been given some all the same.
+                    membership.joined = None;
+                }
                 self.last_problem = answer.error();
                 self.owned.want();
                 Ok(())
@@ -546,9 +573,14 @@ impl Client for Member {
         Ok(())
     }
 
-    fn lost(&mut self, node: u32, _: &mut Around<'_>) {
+    fn lost(&mut self, node: u32, around: &mut Around<'_>) {
         self.owned.lost(node);
-        self.lose(node);
+        if around.below(4) == 0 {
+            self.lose(node);
+        }
+        if let Some(membership) = self.memberships.get_mut(&node) {
+            (membership.joined, membership.asked) = (None, None);
+        }
         for lease in self.leases.values_mut() {
             lease.asked = lease.asked.filter(|(_, asked, ..)| *asked != node);
         }
@@ -559,7 +591,9 @@ impl Client for Member {
         let members = self.memberships.iter().filter_map(|(node, at)| Some((*node, at.asked.as_ref()?.1)));
         let reads = self.leases.values().filter_map(|lease| lease.asked.map(|(_, node, at_us, _)| (node, at_us)));
         let late = members.chain(reads).find(|(_, at_us)| around.now_us > at_us + PATIENCE_US);
-        if let Some((node, _)) = late {
+        let broken = (around.below(BREAKS) == 0).then(|| around.below(self.memberships.len().max(1) as u64) as usize);
+        let broken = broken.and_then(|at| self.memberships.keys().nth(at).copied());
+        if let Some(node) = late.map(|(node, _)| node).or(broken) {
             around.wishes.push(Wish::Drop(node));
             self.lost(node, around);
         }
