@@ -109,7 +109,7 @@ impl Node {
         let (log, since) = (&self.replicating.replicated, self.replicating.replicated.next_block());
         let (mut next, mut given, mut last) = (wanted, Vec::new(), 0);
         for _ in 0..1_000 {
-            match self.replicating.log.copy_again(next, &**log) {
+            match self.replicating.log.copy_again(next, &*log.behind()) {
                 CopiedAgain::Given(ticket, _) => {
                     given.push(next);
                     last = ticket.max(last);
@@ -122,7 +122,9 @@ impl Node {
                 CopiedAgain::Gone | CopiedAgain::Never => break,
             }
         }
-        self.replicating.durable(Some(last));
+        while log.behind().durable_through() < last {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
         given.iter().for_each(|segment| log.copied_again(*segment, since));
         !given.is_empty()
     }

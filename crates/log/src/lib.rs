@@ -61,7 +61,7 @@ pub use rebuild::{AwaitedSegment, LostLane, RebuildError, Rebuilt, RebuiltCopy, 
 pub use recovery::{RecoveryReport, RestoreError, Restored};
 pub use replay::Arrived;
 pub use segment::Segment;
-pub use sink::{ChunkReference, DurabilitySink, SinkDirectory, SinkError, SinkErrorKind, Ticket, made_durable};
+pub use sink::{ChunkReference, DurabilitySink, SinkDirectory, SinkError, SinkErrorKind, Ticket, behind, made_durable};
 pub use storage::{Extent, Location, ReplayExtentError, SegmentStore, StoredSegment, WriteThrough};
 pub use stream::Stream;
 pub use streamlet::{OWN_LOGS_MAX, Streamlet};

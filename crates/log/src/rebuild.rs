@@ -48,7 +48,7 @@ use crate::log::Log;
 use crate::producers::{Marks, marks_of};
 use crate::segment::{FIRST_CHUNK, Segment};
 use crate::shared::Shared;
-use crate::sink::{ChunkReference, DurabilitySink, SinkError, Ticket};
+use crate::sink::{ChunkReference, DurabilitySink, SinkError, Ticket, behind};
 use crate::streamlet::Streamlet;
 use crate::tenure::{LaneHandover, Tenure, TenureError};
 
@@ -264,7 +264,7 @@ impl Streamlet {
     pub fn rebuilt_through(&self) -> Option<(Arc<dyn DurabilitySink>, Ticket)> {
         let of = |lane: &Arc<Lane>| Some((lane.state.lock().rebuilding.as_ref()?.ticket?, Arc::clone(lane)));
         let (ticket, lane) = self.all_lanes().filter_map(of).max_by_key(|(ticket, _)| *ticket)?;
-        Some((Arc::clone(lane.sink()?), ticket))
+        Some((behind(lane.sink()?), ticket))
     }
 
     /// All of it is there and has its copies: retention begins. Nothing if a segment is still awaited, or did not go to the sink.
@@ -599,7 +599,7 @@ impl Lane {
     /// What makes rebuilt chunks durable here.
     fn rebuilt_sink(&self) -> Result<Option<Arc<dyn DurabilitySink>>, SinkError> {
         let is_logged = self.home.stream.options().is_logged();
-        is_logged.then(|| self.home.sink().cloned()).transpose()
+        is_logged.then(|| self.home.sink().map(behind)).transpose()
     }
 
     /// Gives a segment's chunks to the sink, in their order; of a compacted one the pieces of its row. Nothing if there are none, or if it cannot be

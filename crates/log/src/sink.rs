@@ -116,6 +116,12 @@ pub trait DurabilitySink: Send + Sync {
     /// Whether appends make sense. Called for every append before anything is changed: one atomic load when all is well.
     fn healthy(&self) -> Result<(), SinkError>;
 
+    /// A sink with the same copies for what nobody waits for, as what is rebuilt or copied again: what is appended here does not wait behind that. It
+    /// has tickets of its own, and is one and the same for as long as this one is there. `None`: there is only this one.
+    fn behind(&self) -> Option<Arc<dyn DurabilitySink>> {
+        None
+    }
+
     /// Whether what was appended to a stream with asynchronous replication may be acknowledged before it is durable: the copies of what was
     /// appended before do not lag too far behind, and there is no reason to think that nothing is copied any more. A few atomic loads.
     fn may_answer_early(&self) -> bool {
@@ -138,6 +144,11 @@ pub trait DurabilitySink: Send + Sync {
     fn segment_smaller(&self, id: SegmentId, bytes: u64) {
         let _ = (id, bytes);
     }
+}
+
+/// The sink for what nobody waits for: see [`DurabilitySink::behind`].
+pub fn behind(sink: &Arc<dyn DurabilitySink>) -> Arc<dyn DurabilitySink> {
+    sink.behind().unwrap_or_else(|| Arc::clone(sink))
 }
 
 /// Which sink serves a streamlet's lanes: a pool shared by all, or some of the stream's own

@@ -196,6 +196,8 @@ struct World {
     to_coordinator: Vec<View>,
     from_coordinator: Vec<ViewAnswer>,
     tickets: Vec<(Ticket, u32, String)>,
+    /// The last ticket of what was copied again.
+    copied: Ticket,
     checked: u64,
     gone: BTreeSet<BackupId>,
     loses: bool,
@@ -245,6 +247,7 @@ impl World {
             to_coordinator: Vec::new(),
             from_coordinator: Vec::new(),
             tickets: Vec::new(),
+            copied: 0,
             checked: 0,
             gone: BTreeSet::new(),
             loses: true,
@@ -341,9 +344,10 @@ impl World {
 
     fn step(&mut self) {
         match self.rng.random_range(0..100) {
-            0..=14 => {
+            0..=13 => {
                 self.append();
             }
+            14 => self.copy_some(),
             15..=39 => {
                 self.turn();
             }
@@ -377,6 +381,21 @@ impl World {
                     self.replicated.broken(id, "cut".into());
                 }
             }
+        }
+    }
+
+    /// Copies some segment again, for nobody.
+    fn copy_some(&mut self) {
+        let stream = self.log.stream(STREAM).expect("stream");
+        let segments = stream.streamlets().flat_map(|streamlet| self.log.segments_before(streamlet, u32::MAX));
+        let segments: Vec<_> = segments.collect();
+        if segments.is_empty() {
+            return;
+        }
+        let id = segments[self.rng.random_range(0..segments.len())];
+        if let CopiedAgain::Given(ticket, _) = self.log.copy_again(id, &*self.replicated.behind()) {
+            assert!(ticket > self.copied, "tickets rise");
+            self.copied = ticket;
         }
     }
 
@@ -431,7 +450,7 @@ impl World {
             self.check_block(block);
         }
         self.checked = self.checked.max(acknowledged);
-        let durable = self.replicated.durable_through();
+        let durable = self.replicated.durable_through() + self.replicated.behind().durable_through();
         let tickets: u64 = (1..=acknowledged).map(|block| chunks_in(&self.net.said().contents[&block])).sum();
         assert_eq!(durable, tickets, "tickets are durable as far as blocks are acknowledged");
     }
@@ -460,12 +479,13 @@ impl World {
             }
         }
         let last = self.tickets.last().map_or(0, |(ticket, ..)| *ticket);
-        self.heal_to(last);
+        self.heal_to(&*self.replicated.clone(), last);
+        self.heal_to(&*self.replicated.behind(), self.copied);
     }
 
-    fn heal_to(&mut self, last: Ticket) {
+    fn heal_to(&mut self, sink: &dyn DurabilitySink, last: Ticket) {
         for _ in 0..5000 {
-            if self.replicated.durable_through() >= last && self.to_coordinator.is_empty() {
+            if sink.durable_through() >= last && self.to_coordinator.is_empty() {
                 return;
             }
             self.turn();
@@ -496,7 +516,7 @@ impl World {
             let since = self.replicated.next_block();
             let given: Vec<_> = wanted
                 .iter()
-                .filter_map(|id| match self.log.copy_again(*id, &*self.replicated) {
+                .filter_map(|id| match self.log.copy_again(*id, &*self.replicated.behind()) {
                     CopiedAgain::Given(ticket, _) => Some((*id, ticket)),
                     CopiedAgain::Later => None,
                     other => panic!("{id}: {other:?}"),
@@ -506,7 +526,7 @@ impl World {
                 return copied;
             }
             let last = given.iter().map(|(_, ticket)| *ticket).max().unwrap_or(0);
-            self.heal_to(last);
+            self.heal_to(&*self.replicated.behind(), last);
             given.iter().for_each(|(id, _)| self.replicated.copied_again(*id, since));
             copied += given.len();
         }
@@ -971,11 +991,42 @@ fn a_copy_that_is_not_durable_yet_does_not_count() {
     for _ in 0..20 {
         let wanted = world.replicated.to_copy_again(100, &HashSet::new(), &lacks);
         assert!(!wanted.is_empty());
-        wanted.iter().for_each(|id| _ = world.log.copy_again(*id, &*world.replicated));
+        wanted.iter().for_each(|id| _ = world.log.copy_again(*id, &*world.replicated.behind()));
         world.turn();
     }
     assert_eq!(world.replicated.stats().under_replicated, needed);
     assert!(world.net.said().given_up.is_empty());
+}
+
+#[test]
+fn what_is_appended_does_not_wait_behind_what_is_copied_again() {
+    let mut world = World::new(12, ReplicatedConfig { blocks_under_way_max: 4, ..config() });
+    world.loses = false;
+    (0..200).for_each(|_| _ = world.append());
+    world.heal();
+    (0..50).for_each(|_| world.copy_some());
+    let all = world.copied;
+    for _ in 0..20 {
+        let before = world.replicated.state().0;
+        world.append();
+        let (ticket, _, text) = world.tickets.last().cloned().expect("appended");
+        world.heal_to(&*world.replicated.clone(), ticket);
+        let contents = world.net.said().contents.clone();
+        let has = |content: &[u8]| Chunks::new(content).any(|chunk| text_of(&chunk.expect("chunk")) == text);
+        let (block, _) = contents.range(before + 1..).find(|(_, content)| has(content)).expect("it was sent");
+        // Two that were under way, and one that is made first when both are answered.
+        assert!(*block <= before + 4, "{} blocks in front of it", block - before - 1);
+    }
+    let copied = world.replicated.behind().durable_through();
+    assert!((10..all).contains(&copied), "it goes on meanwhile: {copied} of {all}");
+    // It goes on under any load.
+    for _ in 0..200 {
+        (0..20).for_each(|_| _ = world.append());
+        world.turn();
+    }
+    world.heal();
+    assert_eq!(world.replicated.behind().durable_through(), world.copied);
+    world.check_readers();
 }
 
 #[test]

@@ -28,7 +28,7 @@ const AHEAD: usize = 2;
 /// Segments that are whole and do not have their copies take at most one part in this many of the arena: until there are so many,
 /// what is read comes before what is copied, which takes the same processors, memory and network.
 const UNCOPIED_SHARE: u64 = 2;
-/// Those of them that are on their way to their copies: producers' new chunks wait behind them.
+/// Those of them that are on their way to their copies.
 const WAITING_SHARE: u64 = 32;
 /// How often nothing may have happened after a wait.
 const LOOKS_MAX: u32 = 300;

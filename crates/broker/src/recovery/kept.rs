@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 use kera_format::SegmentId;
 use kera_format::limits::SEGMENT_BYTES_MAX;
-use kera_log::{CopiedAgain, GroupInfo, Lane, Log};
+use kera_log::{CopiedAgain, GroupInfo, Lane, Log, behind};
 use kera_protocol::Status;
 
 use super::fetch::Arrivals;
@@ -52,7 +52,7 @@ pub(super) fn copy_kept(broker: &Broker, rebuild: &Rebuild, copies: &dyn Copies)
     for name in &rebuild.streamlets {
         let Some(place) = broker.place_of(*name) else { continue };
         let kept = place.kept();
-        let sink = place.lanes().next().and_then(|lane| lane.sink().cloned());
+        let sink = place.lanes().next().and_then(|lane| lane.sink().map(behind));
         let Some(sink) = sink.filter(|_| !kept.is_empty()) else { continue };
         let mut last = None;
         for segment in kept {

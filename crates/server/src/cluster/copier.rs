@@ -241,13 +241,13 @@ impl Copier {
     /// Gives segments to their log and waits until they have their copies. What is in neither list can be given later. Nothing if the
     /// node stops.
     fn give(&self, wanted: &[SegmentId], log: &ReplicatedLog, never: &mut HashSet<SegmentId>) -> Option<Gave> {
-        let (mut gave, began) = (Gave::default(), Instant::now());
+        let (mut gave, began, sink) = (Gave::default(), Instant::now(), log.behind());
         for segment in wanted {
             let mut given = |segment, ticket, head| {
                 gave.note(segment, ticket, head);
                 gave.bytes < BYTES
             };
-            match self.log.copy_again_in_order(*segment, log, &mut given) {
+            match self.log.copy_again_in_order(*segment, &*sink, &mut given) {
                 CopiedAgain::Given(ticket, head) => gave.note(*segment, ticket, head),
                 CopiedAgain::Later | CopiedAgain::Behind(_) => {}
                 CopiedAgain::Gone => {
@@ -263,7 +263,7 @@ impl Copier {
                 break;
             }
         }
-        while log.durable_through() < gave.last {
+        while sink.durable_through() < gave.last {
             if !self.pause(WAIT) {
                 return None;
             }

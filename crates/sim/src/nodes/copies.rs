@@ -37,11 +37,20 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Segments and references lead back to the log: it must not keep those alive that keep it.
-struct WeakSink(Weak<ReplicatedLog>);
+struct WeakSink {
+    of: Weak<dyn DurabilitySink>,
+    behind: Option<Arc<dyn DurabilitySink>>,
+}
 
 impl WeakSink {
-    fn get(&self) -> Arc<ReplicatedLog> {
-        self.0.upgrade().expect("a process that runs has its virtual logs")
+    fn new(log: &Arc<ReplicatedLog>) -> WeakSink {
+        let behind = WeakSink { of: Arc::downgrade(&log.behind()), behind: None };
+        let of: Arc<dyn DurabilitySink> = log.clone();
+        WeakSink { of: Arc::downgrade(&of), behind: Some(Arc::new(behind)) }
+    }
+
+    fn get(&self) -> Arc<dyn DurabilitySink> {
+        self.of.upgrade().expect("a process that runs has its virtual logs")
     }
 }
 
@@ -58,16 +67,19 @@ impl DurabilitySink for WeakSink {
     fn healthy(&self) -> Result<(), SinkError> {
         self.get().healthy()
     }
+    fn behind(&self) -> Option<Arc<dyn DurabilitySink>> {
+        self.behind.clone()
+    }
     fn may_answer_early(&self) -> bool {
         self.get().may_answer_early()
     }
     fn segment_safe(&self, id: SegmentId) {
-        if let Some(log) = self.0.upgrade() {
+        if let Some(log) = self.of.upgrade() {
             log.segment_safe(id);
         }
     }
     fn segment_gone(&self, id: SegmentId) {
-        if let Some(log) = self.0.upgrade() {
+        if let Some(log) = self.of.upgrade() {
             log.segment_gone(id);
         }
     }
@@ -192,7 +204,7 @@ impl Copies {
             synced: pool.synced,
         });
         let log = ReplicatedLog::new(config, View::NONE, self.clock.clone(), outside.clone(), outside);
-        let sink = Arc::new(WeakSink(Arc::downgrade(&log)));
+        let sink = Arc::new(WeakSink::new(&log));
         logs.all.push(OneLog { log, sink });
         logs.all.len() - 1
     }

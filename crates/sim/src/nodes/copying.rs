@@ -141,7 +141,7 @@ impl Copier {
 
     /// Copies what is to be, of all logs of a node.
     fn turn(&mut self, (known, has, now_us): (&ClusterState, &Has, u64), log: &Log, copies: &Copies, node: u32) {
-        if let Some(given) = self.given.take_if(|given| given.log.durable_through() >= given.last) {
+        if let Some(given) = self.given.take_if(|given| given.log.behind().durable_through() >= given.last) {
             for segment in given.segments {
                 given.log.copied_again(segment, given.since);
                 self.copied.insert(segment);
@@ -168,7 +168,7 @@ impl Copier {
                 given.note(first, ticket);
                 true
             };
-            match log.copy_again_in_order(*segment, &**of, before) {
+            match log.copy_again_in_order(*segment, &*of.behind(), before) {
                 CopiedAgain::Given(ticket, _) => given.note(*segment, ticket),
                 CopiedAgain::Later | CopiedAgain::Behind(_) => {}
                 CopiedAgain::Gone => {

@@ -30,6 +30,8 @@ pub struct Block {
     pub(crate) references: Vec<ChunkReference>,
     /// The last ticket in it.
     pub(crate) last_ticket: Ticket,
+    /// Nobody waits for it: its tickets are those of the sink [behind](super::ReplicatedLog::behind).
+    pub(crate) is_behind: bool,
 }
 
 impl Block {
@@ -71,7 +73,19 @@ impl Block {
         }
         let chunks_checksum = checksum.finish();
         let last_ticket = ticket + Ticket::from(chunk_count);
-        Block { log, number, written_ms, chunk_count, chunk_bytes, chunks_checksum, parts, references, last_ticket }
+        let is_behind = false;
+        Block {
+            log,
+            number,
+            written_ms,
+            chunk_count,
+            chunk_bytes,
+            chunks_checksum,
+            parts,
+            references,
+            last_ticket,
+            is_behind,
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 //! a view and its answer; send a block with a content that its number has not always had; acknowledge anything after it learned
 //! that it is fenced.
 
+mod behind;
 mod block;
 mod choice;
 mod kept;
@@ -17,16 +18,17 @@ mod state;
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kera_env::Clock;
 use kera_format::vlog_replica::{BLOCKS_UNDER_WAY_MAX, LogId};
 use kera_format::{SegmentId, StreamId, StreamletId};
-use kera_log::{ChunkReference, DurabilitySink, Observer, SinkError, SinkErrorKind, Ticket, made_durable};
+use kera_log::{ChunkReference, DurabilitySink, SinkError, SinkErrorKind, Ticket, made_durable};
 use parking_lot::Mutex;
 
-use crate::backlog::{Backlog, Pending};
+use crate::backlog::Pending;
+use behind::{Behind, Shared};
 pub use block::Block;
 use state::{Core, Effect};
 
@@ -236,18 +238,10 @@ pub struct ReplicatedLog {
     clock: Arc<dyn Clock>,
     links: Arc<dyn BackupLink>,
     views: Arc<dyn Views>,
-    backlog: Backlog,
+    shared: Arc<Shared>,
+    behind: Arc<Behind>,
     inbox: Mutex<Vec<Event>>,
     writer: Mutex<Writer>,
-    gone: Mutex<Vec<SegmentId>>,
-    /// And those of which compaction has left so much.
-    smaller: Mutex<Vec<(SegmentId, u64)>>,
-    healthy: AtomicBool,
-    trouble: Mutex<Option<SinkError>>,
-    /// Bytes of chunks that were appended and are not at all backups.
-    lag_bytes: AtomicU64,
-    /// The oldest block waits for its copies for longer than it may.
-    is_late: AtomicBool,
     blocks: AtomicU64,
     chunks: AtomicU64,
     chunk_bytes: AtomicU64,
@@ -256,12 +250,20 @@ pub struct ReplicatedLog {
 /// What only the log's thread touches.
 struct Writer {
     core: Core,
-    taken: Vec<Pending>,
+    /// What producers wait for, and what nobody waits for.
+    new: Taken,
+    behind: Taken,
     events: Vec<Event>,
-    /// The last ticket that is in a block.
-    ticket: Ticket,
     /// Bytes of new chunks of each streamlet, if somebody wants to know.
     measured: Option<Shares>,
+}
+
+/// What was taken from a backlog.
+#[derive(Default)]
+struct Taken {
+    pending: Vec<Pending>,
+    /// The last ticket that is in a block.
+    ticket: Ticket,
 }
 
 /// Bytes of the chunks of streamlets.
@@ -277,16 +279,13 @@ impl ReplicatedLog {
         views: Arc<dyn Views>,
     ) -> Arc<ReplicatedLog> {
         let core = Core::new(config, view, clock.monotonic_us());
+        let (new, behind) = Default::default();
+        let shared = Arc::new(Shared::new(config));
         Arc::new(ReplicatedLog {
-            backlog: Backlog::new(config.block_bytes_max.min(1 << 20) as u32),
-            writer: Mutex::new(Writer { core, taken: Vec::new(), events: Vec::new(), ticket: 0, measured: None }),
+            writer: Mutex::new(Writer { core, new, behind, events: Vec::new(), measured: None }),
+            behind: Arc::new(Behind::new(&shared)),
+            shared,
             inbox: Mutex::default(),
-            gone: Mutex::default(),
-            smaller: Mutex::default(),
-            healthy: AtomicBool::new(true),
-            trouble: Mutex::new(None),
-            lag_bytes: AtomicU64::new(0),
-            is_late: AtomicBool::new(false),
             blocks: AtomicU64::new(0),
             chunks: AtomicU64::new(0),
             chunk_bytes: AtomicU64::new(0),
@@ -295,6 +294,11 @@ impl ReplicatedLog {
             links,
             views,
         })
+    }
+
+    /// The sink for what is copied again: what is appended to the log itself does not wait behind it.
+    pub fn behind(&self) -> Arc<dyn DurabilitySink> {
+        self.behind.clone()
     }
 
     /// Its name in the cluster.
@@ -347,13 +351,13 @@ impl ReplicatedLog {
         let first = inbox.len() == 1;
         drop(inbox);
         if first {
-            self.backlog.nudge();
+            self.shared.new.nudge();
         }
     }
 
     /// Works until [`stop`](ReplicatedLog::stop): the log's thread's main function. What is not acknowledged then stays so.
     pub fn run(&self) {
-        while !self.backlog.is_stopping() {
+        while !self.shared.new.is_stopping() {
             if self.run_once() == Turn::Worked {
                 continue;
             }
@@ -361,7 +365,7 @@ impl ReplicatedLog {
                 let writer = self.writer.lock();
                 (writer.core.wait_us(), !writer.core.has_room())
             };
-            self.backlog.sleep(Duration::from_micros(wait_us), full);
+            self.shared.new.sleep(Duration::from_micros(wait_us), full);
         }
     }
 
@@ -375,10 +379,7 @@ impl ReplicatedLog {
         for event in writer.events.drain(..) {
             writer.core.event(event, now_us);
         }
-        let gone = std::mem::take(&mut *self.gone.lock());
-        writer.core.kept.gone(&gone);
-        let smaller = std::mem::take(&mut *self.smaller.lock());
-        writer.core.kept.smaller(&smaller);
+        self.shared.tell_kept(&mut writer.core.kept);
         worked |= self.acknowledge(&mut writer.core);
         worked |= self.make_blocks(writer, now_us);
         let log = self.config.log;
@@ -393,7 +394,8 @@ impl ReplicatedLog {
                 Effect::Release(to, through) => self.links.release(to, log, through),
                 Effect::GiveUpView(view) => self.views.give_up_view(log, view),
                 Effect::Fenced => {
-                    writer.taken.clear();
+                    writer.new.pending.clear();
+                    writer.behind.pending.clear();
                     self.now_fenced();
                 }
             }
@@ -412,8 +414,7 @@ impl ReplicatedLog {
         let acknowledged = core.acknowledge();
         for block in &acknowledged {
             made_durable(&block.references);
-            self.backlog.advance(block.last_ticket);
-            self.lag_bytes.fetch_sub(block.chunk_bytes.into(), Ordering::Relaxed);
+            self.shared.made_durable(block);
             self.blocks.fetch_add(1, Ordering::Relaxed);
             self.chunks.fetch_add(block.chunk_count.into(), Ordering::Relaxed);
             self.chunk_bytes.fetch_add(block.chunk_bytes.into(), Ordering::Relaxed);
@@ -424,25 +425,26 @@ impl ReplicatedLog {
     fn make_blocks(&self, writer: &mut Writer, now_us: u64) -> bool {
         let mut made = false;
         while writer.core.has_room() {
-            if writer.taken.is_empty() {
-                self.backlog.take(&mut writer.taken);
-            }
+            self.shared.take(&mut writer.new, &mut writer.behind);
+            let under_way = writer.core.behind_under_way();
+            let Some(is_behind) = behind::comes_next(&writer.new.pending, &writer.behind.pending, under_way) else {
+                break;
+            };
+            let from = if is_behind { &mut writer.behind } else { &mut writer.new };
             let mut bytes = 0;
             let fits = |pending: &&Pending| {
                 bytes += pending.reference.bytes as usize;
                 bytes <= self.config.block_bytes_max
             };
-            let count = writer.taken.iter().take_while(fits).count().max(1).min(writer.taken.len());
-            if count == 0 {
-                break;
+            let count = from.pending.iter().take_while(fits).count().max(1);
+            if let Some(shares) = writer.measured.as_mut().filter(|_| !is_behind) {
+                measure(shares, &from.pending[..count]);
             }
-            if let Some(shares) = &mut writer.measured {
-                measure(shares, &writer.taken[..count]);
-            }
-            let taken = writer.taken.drain(..count).collect();
+            let taken = from.pending.drain(..count).collect();
             let number = writer.core.next_block();
-            let block = Arc::new(Block::new(self.config.log, number, self.clock.now_ms(), taken, writer.ticket));
-            writer.ticket = block.last_ticket;
+            let block = Block::new(self.config.log, number, self.clock.now_ms(), taken, from.ticket);
+            let block = Arc::new(Block { is_behind, ..block });
+            from.ticket = block.last_ticket;
             writer.core.push(block, now_us);
             if !self.config.own_copy {
                 writer.core.event(Event::Own(number), 0);
@@ -457,22 +459,23 @@ impl ReplicatedLog {
         if core.fenced {
             return;
         }
-        self.is_late.store(core.lag_us(now_us) > self.config.lag_us_max, Ordering::Relaxed);
-        let waiting = self.backlog.depth().references;
+        let shared = &self.shared;
+        shared.is_late.store(core.lag_us(now_us) > self.config.lag_us_max, Ordering::Relaxed);
+        let waiting = shared.new.depth().references;
         let trouble = core.too_few().or_else(|| {
-            let limit = match self.healthy.load(Ordering::Relaxed) {
+            let limit = match shared.healthy.load(Ordering::Relaxed) {
                 true => self.config.references_max,
                 false => self.config.references_max / 2,
             };
             (waiting > limit).then(|| format!("{waiting} chunks wait for the backups of {}", self.config.log))
         });
         let is_well = trouble.is_none();
-        *self.trouble.lock() =
+        *shared.trouble.lock() =
             trouble.map(|reason| SinkError { kind: SinkErrorKind::Behind, reason, retry_after_ms: 20 });
-        let was_well = self.healthy.swap(is_well, Ordering::AcqRel);
+        let was_well = shared.healthy.swap(is_well, Ordering::AcqRel);
         // Who was told to wait, waits for the next block to become durable; with too few copies there need not be any on its way.
         if is_well && !was_well {
-            self.backlog.wake_waiters();
+            shared.wake_waiters();
         }
     }
 
@@ -481,18 +484,16 @@ impl ReplicatedLog {
         let reason =
             format!("{}: this node was declared lost and owns nothing until it has joined again", self.config.log);
         tracing::error!("{reason}");
-        *self.trouble.lock() = Some(SinkError { kind: SinkErrorKind::Fenced, reason, retry_after_ms: 0 });
-        self.healthy.store(false, Ordering::Release);
-        let mut dropped = Vec::new();
-        self.backlog.take(&mut dropped);
-        drop(dropped);
+        *self.shared.trouble.lock() = Some(SinkError { kind: SinkErrorKind::Fenced, reason, retry_after_ms: 0 });
+        self.shared.healthy.store(false, Ordering::Release);
+        self.shared.take(&mut Taken::default(), &mut Taken::default());
         self.views.fenced(self.config.log);
-        self.backlog.wake_waiters();
+        self.shared.wake_waiters();
     }
 
     /// Has [`run`](ReplicatedLog::run) return.
     pub fn stop(&self) {
-        self.backlog.stop();
+        self.shared.new.stop();
     }
 
     /// Segments whose chunks are to be appended once more ([`kera_log::Log::copy_again`]), the oldest first and at most `most`: those that
@@ -512,7 +513,7 @@ impl ReplicatedLog {
         let found = writer.core.to_copy_again(now_us, most, without, lacks);
         drop(writer);
         if has_news {
-            self.backlog.nudge();
+            self.shared.new.nudge();
         }
         found
     }
@@ -526,7 +527,7 @@ impl ReplicatedLog {
     /// and are durable: older blocks are not needed for it. Any thread.
     pub fn copied_again(&self, segment: SegmentId, since: u64) {
         self.writer.lock().core.kept.copied_again(segment, since);
-        self.backlog.nudge();
+        self.shared.new.nudge();
     }
 
     /// Bytes of the chunks of each streamlet that have come into blocks since it was asked last; nothing the first time. What is copied
@@ -546,15 +547,16 @@ impl ReplicatedLog {
         let now_us = self.clock.monotonic_us();
         let writer = self.writer.lock();
         let ((under_way, bytes_under_way), core) = (writer.core.under_way(), &writer.core);
-        let depth = self.backlog.depth();
+        let (new, behind) = (self.shared.new.depth(), self.shared.behind.depth());
+        let taken = writer.new.pending.len() + writer.behind.pending.len();
         ReplicatedStats {
             blocks: self.blocks.load(Ordering::Relaxed),
             chunks: self.chunks.load(Ordering::Relaxed),
             chunk_bytes: self.chunk_bytes.load(Ordering::Relaxed),
             under_way: under_way as u64,
             bytes_under_way,
-            pending_references: (depth.references + writer.taken.len()) as u64,
-            pending_bytes: depth.bytes,
+            pending_references: (new.references + behind.references + taken) as u64,
+            pending_bytes: new.bytes + behind.bytes,
             lag_us: core.lag_us(now_us),
             view: core.view.number,
             copies: 1 + core.view.backups.len() as u64,
@@ -571,49 +573,5 @@ fn measure(shares: &mut Shares, taken: &[Pending]) {
     let is_new = |of: &ChunkReference| of.next_ordinal > of.lane.durable_ordinal();
     for of in taken.iter().map(|pending| &pending.reference).filter(|of| is_new(of)) {
         *shares.entry((of.lane.stream_id(), of.lane.streamlet_id())).or_default() += u64::from(of.bytes);
-    }
-}
-
-impl DurabilitySink for ReplicatedLog {
-    fn appended(&self, reference: ChunkReference) -> Ticket {
-        self.lag_bytes.fetch_add(reference.bytes.into(), Ordering::Relaxed);
-        let (ticket, depth) = self.backlog.push(reference);
-        if depth.references > self.config.references_max && self.healthy.swap(false, Ordering::AcqRel) {
-            let reason = format!("{} chunks wait for the backups of {}", depth.references, self.config.log);
-            *self.trouble.lock() = Some(SinkError { kind: SinkErrorKind::Behind, reason, retry_after_ms: 20 });
-        }
-        ticket
-    }
-
-    fn durable_through(&self) -> Ticket {
-        self.backlog.durable_through()
-    }
-
-    fn wait(&self, ticket: Ticket, observer: &Arc<dyn Observer>, token: u64) -> bool {
-        self.backlog.wait(ticket, observer, token)
-    }
-
-    fn healthy(&self) -> Result<(), SinkError> {
-        if self.healthy.load(Ordering::Acquire) {
-            return Ok(());
-        }
-        self.trouble.lock().clone().map_or(Ok(()), Err)
-    }
-
-    fn may_answer_early(&self) -> bool {
-        self.lag_bytes.load(Ordering::Relaxed) <= self.config.lag_bytes_max
-            && !self.is_late.load(Ordering::Relaxed)
-            && self.healthy.load(Ordering::Acquire)
-    }
-
-    /// That a segment is stored on this node's disk says nothing about copies: only what is gone need not be kept.
-    fn segment_safe(&self, _id: SegmentId) {}
-
-    fn segment_gone(&self, id: SegmentId) {
-        self.gone.lock().push(id);
-    }
-
-    fn segment_smaller(&self, id: SegmentId, bytes: u64) {
-        self.smaller.lock().push((id, bytes));
     }
 }

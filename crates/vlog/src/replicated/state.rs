@@ -169,6 +169,11 @@ impl Core {
             && self.bytes_under_way < self.config.bytes_under_way_max
     }
 
+    /// Blocks under way of what nobody waits for.
+    pub(crate) fn behind_under_way(&self) -> usize {
+        self.blocks.iter().filter(|block| block.is_behind).count()
+    }
+
     /// Why nothing can be acknowledged for the moment, if the stream's least number of copies cannot be had.
     pub(crate) fn too_few(&self) -> Option<String> {
         let copies = 1 + self.peers.values().filter(|peer| peer.trouble.is_none()).count() as u32;
