@@ -70,7 +70,7 @@ pub struct ReplicatedConfig {
     pub own_copy: bool,
     /// A block holds about this many bytes of chunks, and always at least one reference.
     pub block_bytes_max: usize,
-    /// Blocks that are under way at a time.
+    /// Blocks that are under way at a time: at least two, if anything goes [behind](ReplicatedLog::behind).
     pub blocks_under_way_max: usize,
     /// Bytes of them above which none is made.
     pub bytes_under_way_max: u64,
