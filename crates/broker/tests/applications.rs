@@ -317,7 +317,10 @@ fn groups_whose_member_was_never_told_of_them_are_free_when_it_is_back() {
     let JoinedApplication { application, member, .. } = joined;
     let asked = NextGroups { application, member, max_groups: 10, max_wait_ms: 0 };
     assert_eq!(again.refused(&asked), Status::UnknownMember);
+    // A join that was said earlier and comes late is none.
+    again.call(&back(Some(Vec::new())));
     assert_eq!(streamlets(&third.next_groups(&joined, 10)), [2]);
+    assert_eq!(third.heartbeat(&joined).leases, 3);
 }
 
 #[test]

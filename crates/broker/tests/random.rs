@@ -121,13 +121,13 @@ struct World {
     producers: Vec<Producer>,
     joined: Vec<Option<JoinedApplication>>,
     leases: Vec<Vec<LeasedGroup>>,
-    /// Correlations that are not answered.
     /// Leases that it has once tried to give up: it may have them or not.
     given_up: Vec<HashSet<u64>>,
     /// It has said which leases it knows of.
     has_told: Vec<bool>,
     /// Sessions whose peers are gone: nobody reads what they answer.
     ghosts: Vec<Peer>,
+    /// Correlations that are not answered.
     open: Vec<HashMap<u64, Op>>,
     subscriptions: Vec<HashSet<u64>>,
     /// Writes that are not answered: what was in them.

@@ -407,6 +407,10 @@ impl Application {
     /// any more.
     pub(super) fn came_back(&self, state: &mut State, member: u64, session: u64, known: &[u64]) {
         let Some(back) = state.members.get_mut(&member) else { return };
+        if back.session > Some(session) {
+            // It was said earlier, on a connection that was given up meanwhile.
+            return;
+        }
         back.session = Some(session);
         let known: BTreeSet<u64> = known.iter().copied().collect();
         let lost: Vec<(LaneKey, u64)> = back.leases.extract_if(.., |(_, lease)| !known.contains(lease)).collect();

@@ -513,6 +513,7 @@ impl Consumer {
         for link in self.link.take().into_iter().chain(self.holders.give_up()) {
             link.connection.close();
         }
+        self.may_have_more(|_| true);
         // What is in line came by subscriptions that are gone.
         for piece in &mut self.queue {
             piece.credit = None;

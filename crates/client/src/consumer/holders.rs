@@ -214,6 +214,11 @@ impl Holders {
         at
     }
 
+    /// Whether the owners are being asked for, or are to be.
+    pub(super) fn are_wanted(&self) -> bool {
+        self.ask_at.is_some() || self.asking.is_some()
+    }
+
     /// Whether a node could not be reached, or its connection broke, and nothing was heard of it since.
     fn is_down(&self, node: u32) -> bool {
         self.away.get(&node).is_some_and(|away| !away.backoff.is_first())
@@ -350,7 +355,8 @@ impl Consumer {
         }
         let client = self.client().clone();
         let placement = Arc::clone(&self.holders.placement);
-        let message = if placement.owners().contains(&node) { self.join_message(node) } else { None };
+        let is_member = self.memberships.contains_key(&node) || placement.owners().contains(&node);
+        let message = if is_member { self.join_message(node) } else { None };
         if self.holders.is_down(node) && self.holders.asking.is_none() {
             // Tries to reach it get rare, or take long, and its successor is to be heard of soon.
             self.holders.want_owners(now);
@@ -390,6 +396,7 @@ impl Consumer {
     pub(super) fn unlink_holder(&mut self, node: u32) {
         let Some(link) = self.holders.remove(node) else { return };
         link.connection.close();
+        self.may_have_more(|of| of == node);
         let now = Instant::now();
         self.tracks.values_mut().filter(|track| track.node == node).for_each(|track| track.fed = false);
         for piece in &mut self.queue {

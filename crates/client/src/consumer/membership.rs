@@ -113,7 +113,7 @@ impl Consumer {
     /// A node does not know yet whether it has groups to give: it is asked again.
     pub(super) fn ask_for_groups_later(&mut self, node: u32) {
         if let Some(membership) = self.memberships.get_mut(&node) {
-            membership.groups_at = Instant::now() + GROUPS_LATER;
+            (membership.nothing_left, membership.groups_at) = (false, Instant::now() + GROUPS_LATER);
         }
     }
 
@@ -159,6 +159,12 @@ impl Consumer {
         let Some(lease) = track.lease else { return false };
         let (owner, epoch) = self.holders.owner(track.streamlet);
         owner != NOBODY && owner != lease.node && lease.group.epoch() <= epoch
+    }
+
+    /// Without a link nobody knows whether these nodes have anything left: an answer that leases groups may have been on its way.
+    pub(super) fn may_have_more(&mut self, which: impl Fn(u32) -> bool) {
+        let memberships = self.memberships.iter_mut().filter(|(node, _)| which(**node));
+        memberships.for_each(|(_, membership)| membership.nothing_left = false);
     }
 
     /// Nothing that it owns is known of a node: it is no member there any more.
@@ -306,6 +312,10 @@ impl Consumer {
                     self.forget(*id);
                 }
                 Status::LeaseLost => {
+                    // Its streamlet may have moved, and others read here may all be at their ends.
+                    if !self.is_alone() {
+                        self.holders.want_owners(Instant::now());
+                    }
                     if let Some(mut track) = self.forget(*id) {
                         if self.settings.commit == CommitMode::Manual {
                             settle(&mut track);
@@ -402,6 +412,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::consumer::holders::Holders;
     use crate::placement::Placement;
     use crate::{Client, ConsumerBuilder};
     use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamOptions, StreamletId};
@@ -427,6 +438,37 @@ mod tests {
         track.lease = Some(Lease { node: 1, id: 3, group, committed, releasing: false });
         consumer.add_track(track);
         consumer
+    }
+
+    #[test]
+    fn nobody_is_at_the_end_who_may_be_given_more() {
+        let mut consumer = member(GroupId::new(5, 1));
+        consumer.settings.until_end = true;
+        let nothing_left = |consumer: &mut Consumer| {
+            consumer.memberships.values_mut().for_each(|membership| membership.nothing_left = true);
+        };
+        let lost = CommitEntry {
+            streamlet: StreamletId(0),
+            lane: LaneId(0),
+            lease: 3,
+            cursor: Cursor::default(),
+            ordinal: 14,
+            after: AfterCommit::Keep,
+        };
+        nothing_left(&mut consumer);
+        assert!(!consumer.at_end(), "it reads something");
+        consumer.take_committed(1, &[(0, lost)], &[Status::LeaseLost as u16]);
+        nothing_left(&mut consumer);
+        assert!(!consumer.at_end(), "what it read may be another node's to give");
+        let placement = Arc::clone(&consumer.holders.placement);
+        consumer.holders = Holders::new();
+        consumer.holders.placement = placement;
+        assert!(consumer.at_end());
+        consumer.ask_for_groups_later(1);
+        assert!(!consumer.at_end(), "a node does not know yet what it has");
+        nothing_left(&mut consumer);
+        consumer.unlink();
+        assert!(!consumer.at_end(), "an answer may be lost that leased something");
     }
 
     #[test]

@@ -429,7 +429,8 @@ impl Consumer {
         if self.settings.application.is_none() {
             return all;
         }
-        if !self.holders.placement.is_whole() {
+        // What was lost with a lease may be another node's to give.
+        if !self.holders.placement.is_whole() || self.holders.are_wanted() {
             return false;
         }
         let owners = self.holders.placement.owners();

@@ -1,10 +1,10 @@
 //! What appenders touch of a replicated log: two backlogs, one for what producers wait for and one for what nobody waits for, as what is
 //! rebuilt after a loss or copied again, and can be as much as a disk takes in seconds.
 //!
-//! What is behind comes in blocks of its own, so that a producer's chunk has at most [`BLOCKS_MAX`] blocks of it in front. The order of blocks
-//! is the order of copies at backups, which for chunks of both kinds says nothing: what is behind is closed and its bytes never change, recovery puts it to
-//! the places that it names and does not mind that it comes behind what is newer, or twice (`docs/replication.md`). Among itself it stays in
-//! order, which compacted segments need.
+//! What is behind comes in blocks of its own, so that a producer's chunk has few of them in front: [`BLOCKS_MAX`] that are under way, and one that
+//! comes first when those are stored. The order of blocks is the order of copies at backups, which for chunks of both kinds says nothing: what is behind is
+//! closed and its bytes never change, recovery puts it to the places that it names and does not mind that it comes behind what is newer, or twice
+//! (`docs/replication.md`). Among itself it stays in order, which compacted segments need.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
