@@ -10,6 +10,7 @@ use kera_format::cluster::LogName;
 use kera_format::vlog_replica::LogId;
 
 use super::faults::Fault;
+use super::node::Node;
 use super::world::{Event, Kind, World};
 use crate::cluster::truth::Violation;
 
@@ -211,7 +212,7 @@ impl World {
         use kera_env::Disk;
         let folder = "replicas";
         let files = self.node(node).memory.list(folder).unwrap_or_default();
-        if files.is_empty() || !self.may_lose_disk(node) {
+        if files.is_empty() || !self.may_lose_disk(node) || self.has_unsettled_blocks(node) {
             return false;
         }
         let file = &files[self.below(files.len() as u64) as usize];
@@ -224,6 +225,14 @@ impl World {
         let at = self.node_mut(node);
         at.is_flipped = true;
         at.memory.flip_bit(&path, offset, bit).is_ok()
+    }
+
+    /// Whether a backup may have blocks that are not acknowledged: those count for the next view too if it is in that, where it says that it has
+    /// them and does not look at what it has written.
+    fn has_unsettled_blocks(&self, backup: u32) -> bool {
+        let running = |of: &Node| of.process.as_ref()?.running.as_ref().map(|running| running.copies.all());
+        let logs = self.nodes.iter().filter_map(running).flatten();
+        logs.into_iter().any(|log| log.stats().under_way > 0 && log.state().1.backups.contains(&backup))
     }
 
     pub(super) fn heal_one(&mut self, node: u32, fault: Fault) {
