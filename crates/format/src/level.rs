@@ -56,8 +56,10 @@ pub const OPEN_ENDS: u32 = 13;
 pub const REBUILT_FROM: u32 = 14;
 /// From this one on a person may give up what backups which are gone alone had of the end of a lost log.
 pub const LOST_ENDS: u32 = 15;
+/// From this one on a node that comes back with all it had goes on with what nobody has taken over, whatever ends of its logs are decided.
+pub const OWNED_UNTIL_TAKEN: u32 = 16;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 15;
+pub const NEWEST: u32 = 16;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

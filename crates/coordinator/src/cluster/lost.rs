@@ -95,6 +95,19 @@ impl ClusterState {
         !self.waiting(log, false).is_empty()
     }
 
+    /// Whether a person may have given up copies of something that a node acknowledged in lives before this one. Also where that cannot be told: a broker
+    /// gives up views as well, of blocks that it has copied again; a log that was not written to since its newest view ends in front of that; and an
+    /// end that nobody has used is taken back.
+    pub fn may_lack_copies(&self, node: NodeNumber, epoch: u32) -> bool {
+        let may = |state: &LogState, end: u64| {
+            let newest = state.views.last().map_or(1, |view| view.first);
+            let is_lower = end < newest || end != state.first_end || state.end_given_up;
+            (is_lower && !state.ends_at_all()) || state.views.iter().any(|view| view.backups.is_empty())
+        };
+        let before = self.logs.iter().filter(|(log, _)| log.node == node && log.epoch < epoch);
+        before.filter_map(|(_, state)| Some((state, state.end?))).any(|(state, end)| may(state, end))
+    }
+
     fn is_there(&self, node: NodeNumber) -> bool {
         self.nodes.get(&node).is_some_and(|known| !known.fenced)
     }

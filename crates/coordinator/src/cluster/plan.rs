@@ -137,9 +137,10 @@ impl ClusterState {
         self.check(&entries[0]).map_err(CoordinatorError::Refused)?;
         let mut goes_on = false;
         if join.roles.has(Roles::BROKER) && before != 0 {
-            let is_decided = self.logs.iter().any(|(log, state)| log.node == join.node && state.end.is_some());
             let owner_epoch = self.next_owner_epoch.max(1);
-            goes_on = join.has_all && !is_decided && self.has_what_it_owns(join.node, before);
+            goes_on = join.has_all
+                && self.check_goes_on(join.node, epoch).is_ok()
+                && self.has_what_it_owns(join.node, before);
             entries.push(ClusterEntry::OwnerReturned { node: join.node, epoch, owner_epoch, all: goes_on });
         }
         // Who goes on with its streamlets goes on with what it was rebuilding.
@@ -147,6 +148,18 @@ impl ClusterState {
             entries.extend(self.plan_lose_held(join.node, join.has_all));
         }
         Ok(entries)
+    }
+
+    /// Whether a node that comes back with all it had may go on with what it still owns. It stays the owner until an entry names another one, so nobody
+    /// has appended behind what it has: `docs/replication.md`, "Who comes back in time goes on", has the argument. Below level [`level::OWNED_UNTIL_TAKEN`]
+    /// not once the end of one of its logs is decided, which comes before that.
+    pub(super) fn check_goes_on(&self, node: NodeNumber, epoch: u32) -> Result<(), Refused> {
+        let is_before = |log: &LogName| log.node == node && log.epoch < epoch;
+        let ended = || self.logs.iter().find(|(log, state)| is_before(log) && state.end.is_some());
+        match ended().filter(|_| self.level() < level::OWNED_UNTIL_TAKEN) {
+            Some((log, _)) => Err(Refused(format!("the end of {log} is decided, so its streamlets are recovered"))),
+            None => Ok(()),
+        }
     }
 
     /// Whether the newest incarnation of a node had all that the node owns: what an incarnation did not have it did not get back. The

@@ -318,12 +318,7 @@ impl ClusterState {
         self.check_live(node, epoch)?;
         let next = self.next_owner_epoch.max(self.first_owner_epoch);
         must(owner_epoch >= next, || format!("owner epoch {owner_epoch} is not above those given out"))?;
-        let before = self.logs.iter().filter(|(log, _)| log.node == node && log.epoch < epoch);
-        match before.clone().find(|(_, state)| state.end.is_some()) {
-            // What the node has behind that end was cut; somebody else may have appended there.
-            Some((log, _)) if all => refuse(format!("the end of {log} is decided, so its streamlets are recovered")),
-            _ => Ok(()),
-        }
+        if all { self.check_goes_on(node, epoch) } else { Ok(()) }
     }
 
     fn check_view(&self, log: LogName, view: u32, first: u64, backups: &[NodeNumber]) -> Result<(), Refused> {

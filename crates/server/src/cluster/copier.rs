@@ -157,7 +157,8 @@ impl Copier {
                 let views = self.recovery.old_views();
                 let is_late = began.elapsed() > AWAY;
                 let is_open = is_late && self.recovery.has_open_end();
-                let wanted = is_open || memory.lacks_some(&views, is_late) || self.is_mostly_dead(&views);
+                let may_lack = self.recovery.may_lack_copies();
+                let wanted = is_open || may_lack || memory.lacks_some(&views, is_late) || self.is_mostly_dead(&views);
                 if wanted && !self.copy_returned(&mut memory) {
                     return;
                 }

@@ -104,8 +104,7 @@ pub(crate) struct Cluster {
     copier: Mutex<Option<(Arc<Copier>, JoinHandle<()>)>>,
     moves: Arc<MovesRole>,
     returning: Arc<ReturningRole>,
-    /// It came with all that it had acknowledged.
-    has_all: bool,
+    came: Came,
     kafka: Arc<KafkaRole>,
     adaptive: AdaptiveConfig,
     adapting: OnceLock<Arc<Adapting>>,
@@ -120,6 +119,17 @@ struct Joining<'a> {
     identity: &'a Identity,
     transport: Arc<dyn Transport>,
     has_all: bool,
+}
+
+/// How a node has joined.
+#[derive(Clone, Copy)]
+struct Came {
+    node: u32,
+    epoch: u32,
+    /// With all that it had acknowledged.
+    has_all: bool,
+    /// Its logs of before may have lacked copies of that by then.
+    may_lack_copies: bool,
 }
 
 impl Cluster {
@@ -159,6 +169,8 @@ impl Cluster {
         let joining = Joining { config, identity, transport, has_all };
         let epoch = join(&group, &runtime, &joining, single)?;
         let me = (node as u32, epoch);
+        let may_lack_copies = group.read(|state| state.may_lack_copies(node as u32, epoch));
+        let came = Came { node: node as u32, epoch, has_all, may_lack_copies };
         let (stopping, broker) = (Arc::new(AtomicBool::new(false)), Arc::default());
         // From here on it is missed. What follows takes as long as there is much to be opened.
         beat(&runtime, &group, me, stop.subscribe(), &broker, &stopping);
@@ -189,7 +201,7 @@ impl Cluster {
             copier: Mutex::new(None),
             moves,
             returning,
-            has_all,
+            came,
             kafka,
             adaptive: adaptive_config(config),
             adapting: OnceLock::new(),
@@ -227,13 +239,13 @@ impl Cluster {
         // Blocks that are read must not hold up what the coordinators say to each other.
         let transport = Arc::new(RpcTransport::new(links.clone()));
         let me = (self.node, self.epoch);
-        let (me_with_all, runtime) = ((me.0, me.1, self.has_all), &self.runtime);
+        let (came, runtime) = (self.came, &self.runtime);
         let own = self.backup.clone();
-        let recovering = Recovery::start(me_with_all, &self.group, broker, own, (transport.clone(), links), runtime)?;
+        let recovering = Recovery::start(came, &self.group, broker, own, (transport.clone(), links), runtime)?;
         *self.copier.lock() = Some(Copier::start(broker.log(), &self.copies, &recovering.0)?);
         let moves = Moves::start(me, &self.group, broker, transport.clone(), &self.runtime, self.stop.subscribe());
         let (rebuilds, stop) = ((&recovering.0, transport as Arc<dyn Transport>), self.stop.subscribe());
-        let returning = Returning::start(me_with_all, &self.group, broker, rebuilds, &self.runtime, stop);
+        let returning = Returning::start(came, &self.group, broker, rebuilds, &self.runtime, stop);
         let (whence, stop) = ((&self.copies, &self.clock), self.stop.subscribe());
         let adapting = Adapting::start(me, self.adaptive, &self.group, broker, whence, &self.runtime, stop);
         let _ = self.adapting.set(adapting.clone());

@@ -28,7 +28,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::runtime::Handle;
 
 use super::backups::BackupRole;
-use super::{floors, wait, waiting};
+use super::{Came, floors, wait, waiting};
 use crate::fatal::Fatal;
 
 /// Time until something that failed is tried again.
@@ -116,6 +116,8 @@ pub(super) struct Recovery {
     began: u32,
     /// It came with all that it had acknowledged, and offers that to those who rebuild it.
     has_all: bool,
+    /// What it came with may have lacked copies by then.
+    may_lack_copies: bool,
     /// What it has offered.
     offers: Mutex<Offers>,
     /// With what is held again all that came back was copied again.
@@ -137,9 +139,9 @@ pub(super) struct OldView {
 }
 
 impl Recovery {
-    /// Starts both threads. `has_all`: the node came with all that it had acknowledged. `links`: where connections to backups run, with a transport of their own.
+    /// Starts both threads. `links`: where connections to backups run, with a transport of their own.
     pub(super) fn start(
-        (node, epoch, has_all): (u32, u32, bool),
+        Came { node, epoch, has_all, may_lack_copies }: Came,
         group: &Arc<Group>,
         broker: &Arc<Broker>,
         own: Arc<BackupRole>,
@@ -151,6 +153,7 @@ impl Recovery {
             returned,
             began,
             has_all,
+            may_lack_copies,
             offers: Mutex::default(),
             copied: Mutex::default(),
             node,
@@ -350,6 +353,11 @@ impl Recovery {
             views.extend(of_log.filter(|view| !view.blocks.is_empty() && !view.backups.is_empty()));
         }
         views
+    }
+
+    /// Whether what this node came with may have lacked copies by then.
+    pub(super) fn may_lack_copies(&self) -> bool {
+        self.may_lack_copies
     }
 
     /// Whether nobody can show where a log of this node's earlier incarnations ends.

@@ -15,6 +15,7 @@ use kera_raft::{Group, Transport};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 
+use super::Came;
 use super::recovery::Recovery;
 
 /// Time until it is offered again what was not taken: at first, and at most. An owner may not know yet where its lanes end.
@@ -58,9 +59,9 @@ impl ReturningRole {
 }
 
 impl Returning {
-    /// `has_all`: the node came with all that it had acknowledged, so that it has something to offer.
+    /// Who came with all it had acknowledged has something to offer.
     pub(super) fn start(
-        (node, epoch, has_all): (u32, u32, bool),
+        Came { node, epoch, has_all, .. }: Came,
         group: &Arc<Group>,
         broker: &Arc<Broker>,
         (recovery, transport): (&Arc<Recovery>, Arc<dyn Transport>),

@@ -54,6 +54,8 @@ pub(super) struct Copier {
     /// What this incarnation got back, and below which owner epoch its groups are.
     returned: (Vec<(StreamId, Range<u32>)>, u32),
     has_copied_returned: bool,
+    /// When it came back, its old logs may have lacked copies of that.
+    may_lack_copies: bool,
     /// What it has offered to those who rebuild it.
     pub(super) offers: Offers,
     /// Whether it has begun with that.
@@ -67,7 +69,8 @@ pub(super) struct Copier {
 
 impl Copier {
     pub(super) fn new(known: &ClusterState, (node, epoch): (u32, u32), now_us: u64) -> Copier {
-        Copier { began_us: now_us, returned: known.came_back_with(node, epoch), ..Copier::default() }
+        let (returned, may_lack_copies) = (known.came_back_with(node, epoch), known.may_lack_copies(node, epoch));
+        Copier { began_us: now_us, returned, may_lack_copies, ..Copier::default() }
     }
 
     /// What is held here since it was offered came back as if with the start.
@@ -189,7 +192,7 @@ impl Copier {
         node: u32,
     ) {
         let is_late = now_us - self.began_us > AWAY_US;
-        let mut lacking = is_late && known.has_open_end(node);
+        let mut lacking = self.may_lack_copies || (is_late && known.has_open_end(node));
         for ended in ended_logs(known).iter().filter(|ended| ended.log.node == node) {
             let nexts = ended.views.iter().skip(1).map(|view| view.first).chain([ended.end + 1]);
             for (view, next) in ended.views.iter().zip(nexts) {

@@ -47,9 +47,7 @@ impl World {
     pub(super) fn survives(&self, arenas: &[u32], disks: &[u32], calm: bool) -> bool {
         let state = &self.coordinators.state;
         state.logs().iter().all(|(name, log)| {
-            // One that stands still may be declared lost, and is not given back what it has when an end of its logs is decided by then.
-            let is_there = !arenas.contains(&name.node) && self.node(name.node).frozen_until_us <= self.now_us();
-            let is_owned = calm && is_there && state.is_live(name.node, name.epoch);
+            let is_owned = calm && state.is_live(name.node, name.epoch) && !arenas.contains(&name.node);
             let is_empty = |at: usize| log.views.get(at + 1).is_some_and(|next| next.first <= log.views[at].first);
             let is_given_up = |at: usize, view: &View| at + 1 < log.views.len() && view.backups.is_empty();
             let views = (0..).zip(&log.views).filter(|(at, view)| !is_empty(*at) && !is_given_up(*at, view));
