@@ -100,6 +100,11 @@ impl Backlog {
         (ticket, depth)
     }
 
+    /// The last ticket that was given.
+    pub(crate) fn last_ticket(&self) -> Ticket {
+        self.queue.lock().last_ticket
+    }
+
     /// Notes that a segment need not be kept. It counts once everything that was appended so far is durable: until then
     /// chunks of a deleted stream may still be on their way into a file.
     pub(crate) fn note_safe(&self, id: SegmentId) {

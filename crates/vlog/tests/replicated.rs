@@ -917,6 +917,41 @@ fn chunks_may_be_answered_before_their_copies_within_limits() {
     assert!(!world.replicated.may_answer_early(), "somebody else may own it now");
 }
 
+/// Backups stand still with as many blocks under way as may be, take these at last, and stand still again.
+#[test]
+fn what_has_waited_for_a_block_is_as_old_in_it() {
+    let mut world = World::new(7, ReplicatedConfig { lag_us_max: 300_000, ..config() });
+    world.loses = false;
+    while world.replicated.stats().under_way < 3 {
+        world.append();
+        world.turn();
+    }
+    world.append();
+    for _ in 0..9 {
+        world.turn();
+        world.clock.advance_ms(30);
+    }
+    assert!(world.replicated.may_answer_early(), "what has waited for nine tenths of the time may be lost");
+    while !world.to_backups.is_empty() {
+        world.deliver_block();
+    }
+    (1..=BACKUPS).for_each(|id| world.write(id));
+    for (from, block, answer) in std::mem::take(&mut world.from_backups) {
+        world.replicated.answered(from.0, from.1, block, answer);
+    }
+    world.turn();
+    let stats = world.replicated.stats();
+    assert_eq!((stats.under_way, stats.pending_bytes), (1, 0), "it has gone on");
+    assert_eq!(stats.lag_us, 270_000);
+    assert!(world.replicated.may_answer_early());
+    world.clock.advance_ms(60);
+    world.turn();
+    assert!(!world.replicated.may_answer_early(), "it has no copies for longer than that");
+    world.heal();
+    assert!(world.replicated.may_answer_early());
+    assert_eq!(world.replicated.stats().lag_us, 0);
+}
+
 #[test]
 fn blocks_are_given_back_when_their_segments_are_gone() {
     let mut world = World::new(6, config());

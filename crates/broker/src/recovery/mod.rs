@@ -286,11 +286,16 @@ impl Broker {
     ) -> Result<(DecidedLanes, Several), Failure> {
         let log_of = |source: Source| ranges[source].log;
         let (mut decided, mut several) = (DecidedLanes::new(), Several::default());
-        for ((stream, streamlet, lane), Told { parts, marks }) in told {
+        for ((stream, streamlet, lane), Told { mut parts, marks }) in told {
+            let owner = self.ownership.owner(stream, streamlet).unwrap_or_default();
             let elsewhere =
-                wanted.get(&(stream, streamlet)).map_or_else(Vec::new, |(_, place)| self.elsewhere(stream, place));
+                wanted.get(&(stream, streamlet)).map_or_else(Vec::new, |(_, place)| self.elsewhere(&owner, place));
             let of_parts = parts.iter().map(|(source, _)| log_of(*source));
             let logs: BTreeSet<LogId> = of_parts.chain(marks.iter().map(|(source, _)| log_of(*source))).collect();
+            // What holders have of progress is of no use to the owner's applications: it is rebuilt.
+            if lane != LaneId::PROGRESS {
+                parts.retain(|(_, part)| !self.is_with_another(&owner, part.group));
+            }
             let kept = (logs.len() > 1).then(|| parts.clone());
             let places: Vec<ProducerPlace> = marks.iter().map(|(_, mark)| *mark).collect();
             let found = decide::decide_moved(parts, &places, &log_of, &elsewhere).map_err(|reason| {
@@ -487,9 +492,15 @@ impl Broker {
         Ok(ends)
     }
 
-    /// Owner epochs whose groups are in no lost log since they are at nodes that live, this one included.
-    fn elsewhere(&self, stream: StreamId, place: &Streamlet) -> Vec<u32> {
-        let owner = self.ownership.owner(stream, place.id()).unwrap_or_default();
+    /// Whether another node holds a group, which has all of it: readers are sent there. A lost log may have a part of it, since a life of that node
+    /// before its present one began it, or somebody has rebuilt some of it before the node was back. Rebuilt here, the part would be compacted here as if it were all,
+    /// and once the holder is lost too the rewriting would count instead of what was appended.
+    fn is_with_another(&self, owner: &Owner, group: GroupId) -> bool {
+        holder_of(owner, group).is_some_and(|node| node != 0 && node != self.ownership.node())
+    }
+
+    /// Owner epochs whose groups are not rebuilt from lost logs since they are at nodes that live, this one included.
+    fn elsewhere(&self, owner: &Owner, place: &Streamlet) -> Vec<u32> {
         let me = self.ownership.node();
         let others = owner.older.iter().filter(|older| older.node != me).map(|older| older.first_epoch);
         let here = place.lanes().flat_map(|lane| lane.groups(GroupId::NONE, usize::MAX)).map(|group| group.id.epoch());

@@ -34,7 +34,7 @@ const BYTES: u64 = 16 << 20;
 const BYTES_PER_S: u64 = 128 << 20;
 /// What a backup has said that it has is as new as views that ended before.
 const FRESH: Duration = Duration::from_secs(1);
-/// Old logs are looked at so long after the start, and then so often.
+/// Old logs are looked at so long after the start, and then so often, but for what is to be copied at once.
 const OLD_LOGS: Duration = Duration::from_secs(2);
 /// What a node has left in its old logs is copied again when these hold so many times as much, as in its logs of today.
 const DEAD_FACTOR: u64 = 2;
@@ -153,15 +153,20 @@ impl Copier {
             // Once is enough: what could not be copied then never can. But for what came to be held since.
             let again = self.recovery.held_again();
             let has_copied = copied.as_ref().is_some_and(|copied| again.is_subset(copied));
-            if !has_copied && looked.elapsed() > OLD_LOGS {
-                let views = self.recovery.old_views();
-                let is_late = began.elapsed() > AWAY;
-                let is_open = is_late && self.recovery.has_open_end();
-                let may_lack = self.recovery.may_lack_copies();
-                let wanted = is_open || may_lack || memory.lacks_some(&views, is_late) || self.is_mostly_dead(&views);
-                if wanted && !self.copy_returned(&mut memory) {
-                    return;
-                }
+            if has_copied {
+                continue;
+            }
+            let views = self.recovery.old_views();
+            let (is_due, is_late) = (looked.elapsed() > OLD_LOGS, began.elapsed() > AWAY);
+            // What one loss more may take does not wait: a node may be killed again and again soon after its start.
+            let at_once = || self.recovery.may_lack_copies() || memory.lacks_some(&views, false);
+            let is_open = || is_late && self.recovery.has_open_end();
+            let wanted = at_once()
+                || (is_due && (is_open() || memory.lacks_some(&views, is_late) || self.is_mostly_dead(&views)));
+            if wanted && !self.copy_returned(&mut memory) {
+                return;
+            }
+            if wanted || is_due {
                 (copied, looked) = (wanted.then_some(again), Instant::now());
             }
         }

@@ -22,7 +22,7 @@ use crate::cluster::truth::Violation;
 const AWAY_US: u64 = 10_000_000;
 /// Segments that are asked for at a time.
 const SEGMENTS: usize = 8;
-/// Old logs are looked at so long after the start.
+/// Old logs are looked at so long after the start, but for what is to be copied at once.
 const OLD_LOGS_US: u64 = 2_000_000;
 /// What a node has left in its old logs is copied again when these hold so many times as much, as in its logs of today.
 const DEAD_FACTOR: u64 = 2;
@@ -159,7 +159,7 @@ impl Copier {
             self.given = self.give(&wanted, log, of);
         }
         self.look_at_offers(known, node);
-        if self.given.is_none() && now_us - self.began_us > OLD_LOGS_US && !self.has_copied_returned {
+        if self.given.is_none() && !self.has_copied_returned {
             self.copy_returned((known, has, now_us), log, copies, node);
         }
     }
@@ -191,6 +191,7 @@ impl Copier {
         copies: &Copies,
         node: u32,
     ) {
+        let is_due = now_us - self.began_us > OLD_LOGS_US;
         let is_late = now_us - self.began_us > AWAY_US;
         let mut lacking = self.may_lack_copies || (is_late && known.has_open_end(node));
         for ended in ended_logs(known).iter().filter(|ended| ended.log.node == node) {
@@ -205,7 +206,7 @@ impl Copier {
                 lacking |= !blocks.is_empty() && view.backups.iter().any(lacks);
             }
         }
-        if !lacking && !self.is_copying && !self.is_mostly_dead(known, has, log, node) {
+        if !lacking && !self.is_copying && !(is_due && self.is_mostly_dead(known, has, log, node)) {
             return;
         }
         self.is_copying = true;

@@ -14,6 +14,7 @@ mod block;
 mod choice;
 mod kept;
 mod state;
+mod waiting;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::RangeInclusive;
@@ -31,6 +32,10 @@ use crate::backlog::Pending;
 use behind::{Behind, Shared};
 pub use block::Block;
 use state::{Core, Effect};
+use waiting::Waiting;
+
+/// How old chunks are that wait for a block is known to this part of how old they may be.
+const LAG_PARTS: u64 = 8;
 
 /// Number of a node that keeps copies.
 pub type BackupId = u32;
@@ -63,7 +68,7 @@ pub struct ReplicatedConfig {
     /// Chunks of streams with asynchronous replication are acknowledged before they are durable while not more bytes than this wait for
     /// their copies.
     pub lag_bytes_max: u64,
-    /// The same for how long the oldest block waits for them.
+    /// The same for how long the oldest chunk waits for them.
     pub lag_us_max: u64,
     /// Whether somebody tells with [`ReplicatedLog::own_stored`] how far the broker's own copy is. Without it the arena is the
     /// copy, which is as durable as `process` asks.
@@ -216,7 +221,7 @@ pub struct ReplicatedStats {
     pub pending_references: u64,
     /// Bytes of them.
     pub pending_bytes: u64,
-    /// For how long the oldest block has waited for its copies, in microseconds.
+    /// For how long the oldest chunk that is in a block has waited for its copies, in microseconds.
     pub lag_us: u64,
     /// Number of the view.
     pub view: u32,
@@ -253,6 +258,8 @@ struct Writer {
     /// What producers wait for, and what nobody waits for.
     new: Taken,
     behind: Taken,
+    /// Since when what producers wait for waits.
+    waiting: Waiting,
     events: Vec<Event>,
     /// Bytes of new chunks of each streamlet, if somebody wants to know.
     measured: Option<Shares>,
@@ -279,10 +286,10 @@ impl ReplicatedLog {
         views: Arc<dyn Views>,
     ) -> Arc<ReplicatedLog> {
         let core = Core::new(config, view, clock.monotonic_us());
-        let (new, behind) = Default::default();
+        let (new, behind, waiting) = Default::default();
         let shared = Arc::new(Shared::new(config));
         Arc::new(ReplicatedLog {
-            writer: Mutex::new(Writer { core, new, behind, events: Vec::new(), measured: None }),
+            writer: Mutex::new(Writer { core, new, behind, waiting, events: Vec::new(), measured: None }),
             behind: Arc::new(Behind::new(&shared)),
             shared,
             inbox: Mutex::default(),
@@ -444,12 +451,18 @@ impl ReplicatedLog {
             let number = writer.core.next_block();
             let block = Block::new(self.config.log, number, self.clock.now_ms(), taken, from.ticket);
             let block = Arc::new(Block { is_behind, ..block });
+            let since_us = if is_behind { now_us } else { writer.waiting.since(from.ticket + 1, now_us) };
             from.ticket = block.last_ticket;
-            writer.core.push(block, now_us);
+            writer.core.push(block, since_us);
             if !self.config.own_copy {
                 writer.core.event(Event::Own(number), 0);
             }
             made = true;
+        }
+        if writer.core.has_room() {
+            writer.waiting.nothing_waits();
+        } else {
+            writer.waiting.no_room(self.shared.new.last_ticket(), now_us, self.config.lag_us_max / LAG_PARTS);
         }
         made
     }

@@ -99,8 +99,8 @@ pub(crate) struct Core {
     own: u64,
     /// From `acknowledged + 1` on.
     blocks: VecDeque<Arc<Block>>,
-    /// When each of them was made.
-    made_us: VecDeque<u64>,
+    /// Since when the first chunk of each of them has waited.
+    since_us: VecDeque<u64>,
     bytes_under_way: u64,
     pub(crate) kept: KeptBlocks,
     /// When the view was agreed to.
@@ -136,7 +136,7 @@ impl Core {
             said_us: BTreeMap::new(),
             holders,
             blocks: VecDeque::new(),
-            made_us: VecDeque::new(),
+            since_us: VecDeque::new(),
             bytes_under_way: 0,
             view_since_us: now_us,
             older: Vec::new(),
@@ -156,10 +156,11 @@ impl Core {
         (self.blocks.len(), self.bytes_under_way)
     }
 
-    /// For how long the oldest block that is under way has been so. What waits for a block is younger than it, for there is always room
-    /// for a block when none is under way.
+    /// For how long the oldest chunk that is in a block under way has waited, for that block and in it. What waits for a block is younger than it, for there is
+    /// always room for a block when none is under way.
     pub(crate) fn lag_us(&self, now_us: u64) -> u64 {
-        self.made_us.front().map_or(0, |made_us| now_us.saturating_sub(*made_us))
+        // Few, and those of what nobody waits for are as young as they are themselves.
+        self.since_us.iter().min().map_or(0, |since_us| now_us.saturating_sub(*since_us))
     }
 
     /// Whether another block may be made now.
@@ -184,14 +185,14 @@ impl Core {
         })
     }
 
-    /// A block was made: it goes to everybody.
-    pub(crate) fn push(&mut self, block: Arc<Block>, now_us: u64) {
+    /// A block was made, the first chunk of which has waited since then: it goes to everybody.
+    pub(crate) fn push(&mut self, block: Arc<Block>, since_us: u64) {
         debug_assert_eq!(block.number, self.next_block);
         self.next_block += 1;
         self.bytes_under_way += u64::from(block.chunk_bytes);
         self.kept.note(block.number, block.chunk_bytes.into(), &block.references);
         self.blocks.push_back(block);
-        self.made_us.push_back(now_us);
+        self.since_us.push_back(since_us);
     }
 
     pub(crate) fn event(&mut self, event: Event, now_us: u64) {
@@ -308,7 +309,7 @@ impl Core {
         if !self.fenced {
             self.fenced = true;
             self.blocks.clear();
-            self.made_us.clear();
+            self.since_us.clear();
             self.bytes_under_way = 0;
             self.effects.push(Effect::Fenced);
         }
@@ -329,7 +330,7 @@ impl Core {
         let through = self.peers.values().map(|peer| peer.stored).min().unwrap_or(u64::MAX).min(self.own);
         while self.blocks.front().is_some_and(|block| block.number <= through) {
             let Some(block) = self.blocks.pop_front() else { break };
-            self.made_us.pop_front();
+            self.since_us.pop_front();
             self.acknowledged = block.number;
             self.bytes_under_way -= u64::from(block.chunk_bytes);
             acknowledged.push(block);
