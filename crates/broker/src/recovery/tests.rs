@@ -369,6 +369,43 @@ impl Copies for Two {
     }
 }
 
+/// A log of the holder's life before has the beginning of what it holds. All of that is with the holder.
+#[test]
+fn parts_of_what_another_node_holds_are_not_rebuilt() {
+    let (first, holder, next) = (Node::new(1), Node::new(4), Node::new(2));
+    first.is_owner(1, 2);
+    first.broker.open_streamlet(STREAM, X, 2, None).expect("opened");
+    (0..6).for_each(|sequence| assert!(!first.append(sequence).duplicate));
+    let moves = |from: &Node| {
+        from.broker.let_go(STREAM, X).expect("it is its own");
+        from.broker.handed_over(STREAM, X).expect("let go").expect("durable")
+    };
+    let state = moves(&first);
+    let older = |first_epoch, node| OlderGroups { first_epoch, node };
+    holder.broker.set_owner(3, STREAM, X, Owner { node: 4, epoch: 3, older: vec![older(1, 1)] }).expect("a streamlet");
+    holder.broker.open_streamlet(STREAM, X, 3, Some(&state)).expect("opened");
+    (6..10).for_each(|sequence| assert_eq!(holder.append(sequence).base_ordinal, sequence));
+    let handed = HandedStates::from([((STREAM, X), moves(&holder))]);
+
+    let (oldest, held) = (first.chunks(), holder.chunks());
+    let memory = |chunks: &[Vec<u8>]| Memory { chunks: chunks.to_vec(), ..Memory::default() };
+    let copies = Two(memory(&oldest), memory(&held[..2]));
+    let log = |log, end| {
+        let views = vec![EndedView { first: 1, backups: vec![11, 12] }];
+        EndedLog { log, views, end, at_all: true }
+    };
+    let logs = [log(LOST, 6), log(Two::OTHER, 2)];
+    let owner = Owner { node: 2, epoch: 5, older: vec![older(1, 2), older(3, 4)] };
+    next.broker.set_owner(5, STREAM, X, owner).expect("a streamlet");
+    let rebuild = next.broker.take_over_moved(&[(STREAM, X, 5)], &logs, &copies, &handed).expect("taken over");
+    assert_eq!((next.append(9).duplicate, next.append(10).base_ordinal), (true, 10));
+    next.broker.rebuild(&rebuild, &logs, &copies, &RecoveryProgress::default()).expect("rebuilt");
+    let epochs: Vec<u32> = next.lane().groups(GroupId::NONE, 9).iter().map(|group| group.id.epoch()).collect();
+    assert_eq!(epochs, [2, 2, 5], "nothing of the holder's");
+    assert_eq!(next.chunks()[..6], oldest[..]);
+    assert_eq!(rebuild.needs.iter().copied().collect::<Vec<_>>(), [LOST], "its log is of no use here");
+}
+
 /// Of a short lane nothing is left to read once the last blocks of its log are there. It came from that log all the same, which goes with the rebuild.
 #[test]
 fn what_was_read_before_opening_came_from_its_log_too() {
