@@ -347,6 +347,44 @@ fn lost_before_ends_are_known(seed: u64) -> Plan {
     Plan { only: vec![Fault::Kill, Fault::Freeze], fault_us: 100_000, ..short(seed) }
 }
 
+/// Nodes come back with all they had, again and again, and each time before anybody has taken over. Below the level some of these seeds end with a log that has
+/// no end and that only a person could give up.
+#[test]
+fn who_comes_back_in_time_goes_on() {
+    use Fault::*;
+    let burned = vec![Move, Kill, Freeze, PowerCut, Destroyed, Drain, Stop];
+    let often = |seed| Plan { only: burned.clone(), fault_us: 500_000, ..compacted(seed) };
+    let frozen = |seed| Plan { only: vec![PowerCut, Kill, Freeze, Stop], fault_us: 1_500_000, ..short(seed) };
+    let eager = vec![Kill, Freeze, Destroyed, Move, PowerCut];
+    let plans = [
+        Plan { applications: true, ..often(2074) },
+        Plan { only: vec![Move, Kill, Freeze, PowerCut, Destroyed], ..often(110) },
+        frozen(51365),
+        // It goes on for so long that what one backup alone has is to be copied at once.
+        Plan { eager: true, only: eager, fault_us: 400_000, ..short(109_251) },
+    ];
+    for plan in plans {
+        assert_eq!(run(&plan).violation, None, "{plan:?}");
+    }
+}
+
+/// A part of a group that another node holds was rebuilt and compacted, and counted for the group once the holder was lost too.
+#[test]
+fn a_part_of_what_another_node_holds_is_not_taken_for_all() {
+    use Fault::*;
+    let only = vec![Move, Kill, Freeze, PowerCut, Destroyed, Drain, Stop];
+    let plan = Plan { applications: true, only, fault_us: 500_000, ..compacted(101_272) };
+    assert_eq!(run(&plan).violation, None);
+}
+
+/// Backups stood still with as many blocks under way as may be. What waited for a block counted as new in it.
+#[test]
+fn what_waits_for_a_block_is_not_acknowledged_for_longer_than_it_may_lack_copies() {
+    let only = vec![Fault::Kill, Fault::Freeze, Fault::Destroyed];
+    let plan = Plan { kind: Kind::Async, only, fault_us: 500_000, ..short(107_110) };
+    assert_eq!(run(&plan).violation, None);
+}
+
 /// A log without an end holds back who may need something of it, and nobody else.
 #[test]
 fn others_are_rebuilt_beside_a_log_without_an_end_and_it_goes() {
