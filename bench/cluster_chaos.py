@@ -13,7 +13,8 @@ or frozen (SIGSTOP) for one to two seconds. With `--kinds` also
     full-disk            the disk of a node is filled to the last byte for one to three seconds
 
 With `--kafka-rate N` and Python's `confluent_kafka`, an idempotent Kafka producer writes N records per second to a topic with as many copies meanwhile, and
-in the end a Kafka consumer reads that topic and what `kera verify` has written: both have to be whole, in order, and there once, too.
+in the end a Kafka consumer reads that topic and what `kera verify` has written: both have to be whole, in order, and there once, too. With `--kafka-transactions`
+another one copies that topic meanwhile, each batch in a transaction with the positions of what it has read: the copy has to have each record once as well.
 
 The last three need root: the script runs again in network and mount namespaces of its own, where each node has a network of its own with one
 cable for clients and one for the other nodes, and a disk of `--disk-mib` in memory. Otherwise it needs Python 3 and nothing else; ports on the
@@ -32,7 +33,7 @@ import sys
 import tempfile
 import time
 
-from kafka_clients import Writer, check_verified, check_written, confluent_kafka, create_topic
+from kafka_clients import Transactions, Writer, check_copied, check_verified, check_written, confluent_kafka, create_topic
 
 
 def free_ports(count):
@@ -277,6 +278,7 @@ def main():
     parser.add_argument("--members", type=int, default=0,
                         help="so many members of an application read it all as well, while the torments go on")
     parser.add_argument("--kafka-rate", type=int, default=0, help="records per second of a Kafka producer; 0: no Kafka clients")
+    parser.add_argument("--kafka-transactions", action="store_true", help="copy what that one writes in transactions")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", action="store_true", help="keep data and logs")
     args = parser.parse_args()
@@ -286,6 +288,8 @@ def main():
         parser.error(f"--kinds: there is no {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
     if args.kafka_rate and not confluent_kafka:
         parser.error("--kafka-rate: this Python has no confluent_kafka; install it, or leave the flag out")
+    if args.kafka_transactions and not args.kafka_rate:
+        parser.error("--kafka-transactions: there is nothing to copy; say with --kafka-rate how much is to be written")
     places = not {"cut", "isolate", "full-disk"}.isdisjoint(args.kinds.split(","))
     if places:
         own_namespaces()
@@ -309,10 +313,13 @@ def main():
         create = [kera, "stream", "create", "verify", "--streamlets", "6", "--replication", str(args.copies)]
         create += ["--durability", args.durability, "--order", args.order, "--connect", connect]
         subprocess.run(create, check=True)
-        writer = None
+        writer = copier = None
         if args.kafka_rate:
             create_topic(bootstrap, "kafka", 6, args.copies, {"kera.durability": args.durability})
             writer = Writer(bootstrap, "kafka", args.kafka_rate)
+        if args.kafka_transactions:
+            create_topic(bootstrap, "copied", 6, args.copies, {"kera.durability": args.durability})
+            copier = Transactions(bootstrap, "kafka", "copied")
         produce = [kera, "verify", "produce", "--log", acks, "--seconds", str(args.seconds), "--rate", str(args.rate)]
         producing = subprocess.Popen(produce + ["--connect", connect], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         until = time.monotonic() + args.seconds - 3
@@ -325,7 +332,11 @@ def main():
         print(consumed.stdout.strip()[-2000:])
         if writer:
             writer.end()
-            for check in (lambda: check_written(bootstrap, writer), lambda: check_verified(bootstrap, "verify", acks)):
+            checks = [lambda: check_written(bootstrap, writer), lambda: check_verified(bootstrap, "verify", acks)]
+            if copier:
+                copier.end()
+                checks.append(lambda: check_copied(bootstrap, copier))
+            for check in checks:
                 found, said = check()
                 broken += found
                 print(f"{said}: {'BROKEN' if found else 'all is there once, in order'}", flush=True)

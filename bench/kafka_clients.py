@@ -1,6 +1,8 @@
-"""Kafka clients of the scripts beside this file: a producer that goes on through everything, and a reader that looks at each record once.
+"""Kafka clients of the scripts beside this file: a producer that goes on through everything, one that copies what it has written in transactions, and a reader that
+looks at each record once.
 
 They are librdkafka's, by way of `confluent_kafka`: nothing of them was written here, so what they agree to is not the word of KerA's own client."""
+import random
 import struct
 import threading
 import time
@@ -72,30 +74,144 @@ class Writer:
         self.thread.join()
 
 
-def read_all(bootstrap, topic, seconds=300):
-    """Partition and value of each record that is in a topic now, in the order of the offsets of each partition."""
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "reads-all", "enable.auto.commit": False})
-    try:
-        partitions = consumer.list_topics(topic, 30).topics[topic].partitions
-        ends = {}
-        for partition in partitions:
-            first, end = consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, partition), 30)
-            if first < end:
-                ends[partition] = (first, end)
-        consumer.assign([confluent_kafka.TopicPartition(topic, partition, first) for partition, (first, _) in ends.items()])
+class Transactions:
+    """Copies a topic into another one, record by record under the same keys: each batch in a transaction, with the positions of what was read. Some are aborted on purpose.
+
+    What is copied has to be there once, whatever happens to brokers: a batch whose transaction comes to nothing is read again."""
+
+    def __init__(self, bootstrap, source, target):
+        self.source, self.target = source, target
+        self.committed = self.aborted = self.opened = 0
+        self.errors = []
+        common = {"bootstrap.servers": bootstrap, "error_cb": lambda error: None, "log_level": 2}
+        self.producing = common | {"transactional.id": f"copies-{source}", "transaction.timeout.ms": 15000}
+        self.consuming = common | {"group.id": f"copies-{source}", "enable.auto.commit": False, "auto.offset.reset": "earliest", "isolation.level": "read_committed",
+                                   "session.timeout.ms": 10000}
+        self.producer = self.consumer = None
+        self.chance, self.has_moved = random.Random(source), False
+        self.is_complete = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def moved(self, *_):
+        self.has_moved = True
+
+    def open(self):
+        """Both clients anew: after an error that leaves none of them of use."""
+        self.close()
+        self.opened += 1
+        self.producer = confluent_kafka.Producer(self.producing)
+        self.insist(lambda: self.producer.init_transactions(30))
+        self.consumer = confluent_kafka.Consumer(self.consuming)
+        self.consumer.subscribe([self.source], on_revoke=self.moved, on_lost=self.moved)
+
+    def close(self):
+        if self.consumer:
+            self.consumer.close()
+        self.producer = self.consumer = None
+
+    @staticmethod
+    def insist(call, seconds=120):
         until = time.monotonic() + seconds
-        while ends:
+        while True:
+            try:
+                return call()
+            except confluent_kafka.KafkaException as error:
+                if not error.args[0].retriable() or time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
+    def rewind(self):
+        """Reads on where the last transaction that was committed has left off."""
+        assigned = self.consumer.assignment()
+        for at in self.insist(lambda: self.consumer.committed(assigned, 30)):
+            at.offset = at.offset if at.offset >= 0 else confluent_kafka.OFFSET_BEGINNING
+            self.insist(lambda: self.consumer.seek(at))
+
+    def copy(self, messages):
+        self.producer.begin_transaction()
+        for message in messages:
+            self.producer.produce(self.target, key=message.key(), value=message.value())
+        read = [at for at in self.consumer.position(self.consumer.assignment()) if at.offset >= 0]
+        self.insist(lambda: self.producer.send_offsets_to_transaction(read, self.consumer.consumer_group_metadata(), 30))
+        if self.chance.random() < 0.1:
+            self.abort()
+        else:
+            self.insist(lambda: self.producer.commit_transaction(30))
+            self.committed += 1
+
+    def abort(self):
+        self.insist(lambda: self.producer.abort_transaction(30))
+        self.aborted += 1
+        self.rewind()
+
+    def is_at_end(self):
+        """Whether all that is there was read."""
+        ends = {at.partition: at.offset for at in self.consumer.position(self.consumer.assignment())}
+        partitions = self.consumer.list_topics(self.source, 30).topics[self.source].partitions
+        behind = [self.consumer.get_watermark_offsets(confluent_kafka.TopicPartition(self.source, of), 30)[1] for of in partitions]
+        return all(end == 0 or ends.get(of, 0) >= end for of, end in zip(partitions, behind))
+
+    def step(self):
+        """Whether there is more to be done."""
+        messages = [message for message in self.consumer.consume(200, 0.5) if not message.error()]
+        if self.has_moved:
+            # What was read may be somebody else's by now, and there is nobody else: it comes again.
+            self.has_moved = False
+            self.rewind()
+        elif messages:
+            self.copy(messages)
+        elif self.is_complete.is_set() and self.is_at_end():
+            return False
+        return True
+
+    def run(self):
+        goes_on, since = True, time.monotonic()
+        while goes_on:
+            try:
+                if not self.producer:
+                    self.open()
+                goes_on = self.step()
+                since = time.monotonic()
+            except confluent_kafka.KafkaException as error:
+                # Between an hour of torments and a fault of the brokers the difference is that it goes on again.
+                if time.monotonic() > since + 300:
+                    self.errors.append(f"{self.target}: nothing is copied for 300 s: {error}")
+                    break
+                try:
+                    if self.producer and error.args[0].txn_requires_abort():
+                        self.abort()
+                        continue
+                except confluent_kafka.KafkaException:
+                    pass
+                self.close()
+            except Exception as error:  # whatever a client throws is an error that a user would see
+                self.errors.append(f"{self.target}: {type(error).__name__}: {error}")
+                break
+        self.close()
+
+    def end(self):
+        """The source is complete: has it copy what is left, and waits."""
+        self.is_complete.set()
+        self.thread.join()
+
+
+def read_all(bootstrap, topic, seconds=300, isolation="read_committed"):
+    """Partition and value of each record that is in a topic now, in the order of the offsets of each partition."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": bootstrap, "group.id": "reads-all", "enable.auto.commit": False, "enable.partition.eof": True,
+                                         "isolation.level": isolation})
+    try:
+        left = set(consumer.list_topics(topic, 30).topics[topic].partitions)
+        consumer.assign([confluent_kafka.TopicPartition(topic, partition, confluent_kafka.OFFSET_BEGINNING) for partition in left])
+        until = time.monotonic() + seconds
+        while left:
             if time.monotonic() > until:
-                raise TimeoutError(f"{topic} is not read to its end after {seconds} s; partitions that are left: {sorted(ends)}")
+                raise TimeoutError(f"{topic} is not read to its end after {seconds} s; partitions that are left: {sorted(left)}")
             for message in consumer.consume(10000, 0.5):
-                if message.error():
-                    continue
-                partition, offset = message.partition(), message.offset()
-                if partition not in ends:
-                    continue
-                yield partition, message.value()
-                if offset + 1 >= ends[partition][1]:
-                    del ends[partition]
+                if not message.error():
+                    yield message.partition(), message.value()
+                elif message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF:
+                    left.discard(message.partition())
     finally:
         consumer.close()
 
@@ -132,6 +248,24 @@ def check_written(bootstrap, writer):
     if missing:
         broken.append(f"{writer.topic}: {len(missing)} records were delivered and are not read, the first is {min(missing)}")
     return broken, f"a Kafka client wrote {len(writer.delivered)} records and reads {len(seen)}"
+
+
+def check_copied(bootstrap, copier):
+    """The same for [`Transactions`]."""
+    rows, broken = {}, list(copier.errors)
+    written = {int(value) for _, value in read_all(bootstrap, copier.source)}
+    copied = set()
+    for partition, value in read_all(bootstrap, copier.target):
+        number = int(value)
+        if not rows.setdefault(partition, Rows()).add(number):
+            broken.append(f"{copier.target}: record {number} comes twice or out of order in partition {partition}")
+        copied.add(number)
+    if written != copied:
+        broken.append(f"{copier.target}: {len(written - copied)} records are not copied, and {len(copied - written)} are that nobody wrote; "
+                      f"the first is {min(written ^ copied)}")
+    all_of_it = sum(1 for _ in read_all(bootstrap, copier.target, isolation="read_uncommitted"))
+    return broken, (f"a Kafka client copied {len(copied)} records in {copier.committed} transactions, aborted {copier.aborted}, with {all_of_it - len(copied)} records, "
+                    f"and opened {copier.opened} times")
 
 
 def check_verified(bootstrap, topic, acks):

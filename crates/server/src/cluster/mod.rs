@@ -121,6 +121,20 @@ struct Joining<'a> {
     has_all: bool,
 }
 
+/// How the node takes part in the coordinators' log.
+fn group_config(config: &Config, identity: &Identity, node: u32) -> GroupConfig {
+    GroupConfig {
+        node,
+        uuid: identity.node,
+        address: config.cluster.listen.clone(),
+        streams_max: config.streams.streams_max as usize,
+        copies_max: COPIES_MAX,
+        snapshot_entries: SNAPSHOT_ENTRIES,
+        timing: Timing::default(),
+        level_max: config.cluster.level_max.map_or(u32::MAX, |most| most as u32).min(*level::spoken().end()),
+    }
+}
+
 /// How a node has joined.
 #[derive(Clone, Copy)]
 struct Came {
@@ -149,17 +163,12 @@ impl Cluster {
         };
         let (runtime, thread, stop) = start_runtime("kera-cluster")?;
         let transport: Arc<dyn Transport> = Arc::new(RpcTransport::new(runtime.clone()));
-        let settings = GroupConfig {
-            node: node as u32,
-            uuid: identity.node,
-            address: config.cluster.listen.clone(),
-            streams_max: config.streams.streams_max as usize,
-            copies_max: COPIES_MAX,
-            snapshot_entries: SNAPSHOT_ENTRIES,
-            timing: Timing::default(),
-            level_max: config.cluster.level_max.map_or(u32::MAX, |most| most as u32).min(*level::spoken().end()),
-        };
-        let started = Group::start(settings, disks[0].clone(), transport.clone(), clock.clone());
+        let started = Group::start(
+            group_config(config, identity, node as u32),
+            disks[0].clone(),
+            transport.clone(),
+            clock.clone(),
+        );
         let group = wait(&runtime, started).map_err(|error| Fatal::Data { message: error.to_string() })?;
         check_level(&group)?;
         let (backup, moves) = (Arc::<BackupRole>::default(), Arc::<MovesRole>::default());
