@@ -3,9 +3,9 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -217,11 +217,16 @@ pub struct Door {
     address: OnceLock<SocketAddr>,
     others: OnceLock<Arc<dyn OtherNodes>>,
     pub(crate) node_requests: NodeRequests,
+    /// Nobody has it any more but its own threads.
+    is_closing: AtomicBool,
 }
 
 /// The threads of a door: one runs commands and keeps time for groups, one ends transactions, and in a cluster one follows which
 /// groups and transactions are this node's, and one answers others. They end when the door and its sessions are gone.
-pub struct DoorThread(Vec<JoinHandle<()>>);
+pub struct DoorThread {
+    threads: Vec<JoinHandle<()>>,
+    door: Weak<Door>,
+}
 
 /// What the threads of a door wait for.
 pub(crate) struct Waiting {
@@ -234,7 +239,11 @@ pub(crate) struct Waiting {
 impl DoorThread {
     /// Waits until the threads have ended. The door is to be dropped before.
     pub fn join(self) {
-        for thread in self.0 {
+        // Whoever reads what has come to the door keeps it for as long as that takes, which may be for ever when other nodes are gone.
+        if let Some(door) = self.door.upgrade() {
+            door.is_closing.store(true, Ordering::Release);
+        }
+        for thread in self.threads {
             let name = thread.thread().name().unwrap_or_default().to_owned();
             if thread.join().is_err() {
                 tracing::error!(name, "a thread of the Kafka door ended with a panic");
@@ -270,7 +279,8 @@ impl Door {
             threads.push(named("kera-kafka-txns").spawn(move || transaction_door::follow(&weak))?);
             threads.push(named("kera-kafka-nodes").spawn(move || node_requests::work(&weak_too, node_work))?);
         }
-        Ok((door, DoorThread(threads)))
+        let thread = DoorThread { threads, door: Arc::downgrade(&door) };
+        Ok((door, thread))
     }
 
     /// A door, and what its threads do.
@@ -311,12 +321,18 @@ impl Door {
             address,
             others: OnceLock::new(),
             node_requests,
+            is_closing: AtomicBool::new(false),
         };
         let door = Arc::new(door);
         if door.is_in_cluster() {
             TransactionOwner::watch(&door);
         }
         Ok((door, Waiting { commands: receiver, events: event_receiver, endings, node_work }))
+    }
+
+    /// Whether nobody wants anything of it any more: what reads for it ends.
+    pub(crate) fn is_closing(&self) -> bool {
+        self.is_closing.load(Ordering::Acquire)
     }
 
     /// Says where it listens, once that is known: what clients are told to connect to.

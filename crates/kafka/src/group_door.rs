@@ -657,7 +657,7 @@ fn copy(log: &StateLog<Entry>, coordinator: &Coordinator) {
 pub(crate) fn follow(door: &Weak<Door>) {
     let mut readers: Vec<JoinHandle<()>> = Vec::new();
     let (mut topics, mut looks) = (BTreeSet::new(), 0_u32);
-    while let Some(strong) = door.upgrade() {
+    while let Some(strong) = door.upgrade().filter(|door| !door.is_closing()) {
         if looks.is_multiple_of(TOPICS_LOOKS) {
             // Topics are deleted at any node, and their offsets forgotten at each.
             let now: BTreeSet<String> = strong.catalog.infos().into_iter().map(|info| info.name).collect();
@@ -671,9 +671,10 @@ pub(crate) fn follow(door: &Weak<Door>) {
             let thread = std::thread::Builder::new().name("kera-kafka-load".into()).stack_size(1 << 20);
             let read = move || {
                 let others = || weak.upgrade().and_then(|door| door.others());
-                let part = load.run(&broker, others, || weak.strong_count() > 0);
+                let go_on = || weak.upgrade().is_some_and(|door| !door.is_closing());
+                let part = load.run(&broker, others, go_on);
                 if let (Some(part), Some(door)) = (part, weak.upgrade()) {
-                    group_founding::take_over(&door, &load, &part, || Arc::strong_count(&door) > 1);
+                    group_founding::take_over(&door, &load, &part, || !door.is_closing());
                     door.groups.loaded(&load, part);
                 }
             };

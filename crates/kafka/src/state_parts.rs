@@ -170,6 +170,9 @@ impl<P> StateParts<P> {
     }
 }
 
+/// Of so many tries to read one, 50 ms apart, one is told of.
+const TRIES_TOLD: u32 = 200;
+
 /// A streamlet that is to be read.
 pub(crate) struct Coming<E> {
     place: usize,
@@ -198,12 +201,18 @@ impl<E: Kept> Coming<E> {
         };
         let is_mine =
             || self.streamlet.tenure() != Tenure::Elsewhere && self.streamlet.owner_epoch() == self.epoch && go_on();
-        while is_mine() {
+        for tries in 0_u32.. {
+            if !is_mine() {
+                break;
+            }
             let mut filled = begin();
             match self.log.replay_while(broker, |entry| each(&mut filled, entry), elsewhere, is_mine) {
                 Ok(read) => return read.map(|(records, passed_over)| (filled, records, passed_over)),
                 Err(error) => {
-                    tracing::warn!(streamlet = %self.streamlet.id(), %error, "{what} cannot be read yet");
+                    // Of all streamlets at once, and for as long as a node is gone.
+                    if tries.is_multiple_of(TRIES_TOLD) {
+                        tracing::warn!(streamlet = %self.streamlet.id(), %error, "{what} cannot be read yet");
+                    }
                     self.log.rest();
                 }
             }

@@ -864,13 +864,13 @@ fn copy_ids(log: &StateLog<Entry>, all: &Transactions) -> Result<usize, AppendFa
 /// The thread that follows whose the transactional ids are. It ends when the door is gone, and so do those that read for it.
 pub(crate) fn follow(door: &Weak<Door>) {
     let mut readers: Vec<JoinHandle<()>> = Vec::new();
-    while let Some(strong) = door.upgrade() {
+    while let Some(strong) = door.upgrade().filter(|door| !door.is_closing()) {
         for load in strong.transactions.follow() {
             let weak = Weak::clone(door);
             let thread = std::thread::Builder::new().name("kera-kafka-load".into()).stack_size(1 << 20);
             let read = move || {
                 if let Some(door) = weak.upgrade() {
-                    door.transactions.read(&door, &load, || weak.strong_count() > 1);
+                    door.transactions.read(&door, &load, || !door.is_closing());
                 }
             };
             match thread.spawn(read) {

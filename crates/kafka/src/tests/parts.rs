@@ -1,7 +1,8 @@
 //! Groups of a node that shares them with others: which it serves, and what becomes of those that come and go.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
 use kafka_protocol::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
@@ -9,12 +10,13 @@ use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
 use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
 use kera_protocol::placement::OlderGroups;
 use kera_protocol::{NodeInfo, Owner};
+use parking_lot::Mutex;
 
 use super::transactions::{World, text, topic};
 use super::*;
 use crate::door::OtherNodes;
 use crate::group_parts::{self, Load};
-use crate::state_parts;
+use crate::{state_parts, transaction_parts};
 
 pub(super) const ME: u32 = 1;
 pub(super) const OTHER: u32 = 2;
@@ -113,26 +115,63 @@ impl World {
     }
 }
 
+/// No other node answers. What was to be read there is noted.
+#[derive(Default)]
+struct Nobody {
+    asked: Mutex<BTreeSet<(StreamId, StreamletId)>>,
+}
+
+impl OtherNodes for Nobody {
+    fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
+        (vec![owner], vec![owner])
+    }
+    fn read(&self, _: u32, stream: StreamId, at: StreamletId, _: Cursor) -> Result<(Vec<u8>, Cursor), String> {
+        self.asked.lock().insert((stream, at));
+        Err("nobody is there".into())
+    }
+    fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
+        done(Err("nobody is there".into()));
+    }
+    fn ask_native(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
+        done(Err("nobody is there".into()));
+    }
+    fn serves_transactions(&self) -> bool {
+        false
+    }
+}
+
+/// The last node of a cluster stops: what others have of its groups and transactions nobody tells it.
+#[test]
+fn a_door_closes_while_what_has_come_to_it_cannot_be_read() {
+    let world = World::new();
+    let (broker, coordinator) = together(&world);
+    let options =
+        StreamOptions { streamlets: STREAMLETS, replication: 1, virtual_logs: 0, ..state_parts::stream_options(1) };
+    for name in [group_parts::STREAM, transaction_parts::STREAM] {
+        let stream = coordinator.system_stream(name, &options).unwrap().id;
+        let mine = || Owner { older: vec![OlderGroups { first_epoch: 1, node: OTHER }], ..owner(ME, 5) };
+        broker.place_stream(1, stream, (0..STREAMLETS).map(|_| mine()).collect()).unwrap();
+        (0..STREAMLETS).for_each(|at| broker.open_streamlet(stream, StreamletId(at), 5, None).unwrap());
+    }
+    let config = DoorConfig { node: [3; 16], ..DoorConfig::default() };
+    let (door, threads) =
+        Door::start(config, broker, coordinator, world.clock.clone(), Arc::new(SystemRandom)).unwrap();
+    let nobody = Arc::new(Nobody::default());
+    door.set_others(nobody.clone());
+    while nobody.asked.lock().len() < 2 * STREAMLETS as usize {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(door);
+    let (told, ended) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        threads.join();
+        told.send(())
+    });
+    ended.recv_timeout(Duration::from_secs(60)).expect("whoever reads for it ends");
+}
+
 #[test]
 fn transactions_wait_for_the_last_node_of_an_older_version() {
-    struct Older;
-    impl OtherNodes for Older {
-        fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
-            (vec![owner], vec![owner])
-        }
-        fn read(&self, _: u32, _: StreamId, _: StreamletId, _: Cursor) -> Result<(Vec<u8>, Cursor), String> {
-            Err("nobody is there".into())
-        }
-        fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
-            done(Err("nobody is there".into()));
-        }
-        fn ask_native(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
-            done(Err("nobody is there".into()));
-        }
-        fn serves_transactions(&self) -> bool {
-            false
-        }
-    }
     let asked = FindCoordinatorRequest::default().with_key_type(1);
     let found = |world: &mut World| {
         let old = world.call(1, &asked.clone().with_key(text("id")));
@@ -146,7 +185,7 @@ fn transactions_wait_for_the_last_node_of_an_older_version() {
     };
     let (mut world, _) = shared();
     assert_eq!(found(&mut world), (NOT_AVAILABLE, -1, None), "the stream is not made yet");
-    world.running().door.clone().set_others(Arc::new(Older));
+    world.running().door.clone().set_others(Arc::new(Nobody::default()));
     let (error, node, why) = found(&mut world);
     assert_eq!((error, node), (42, -1));
     assert!(why.as_ref().is_some_and(|why| why.contains("this version")), "{why:?}");
