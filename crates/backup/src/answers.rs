@@ -165,20 +165,51 @@ impl Backup {
             }
         }
         let mut index = FileIndex::default();
-        let mut at = part.start;
-        for block in part.first..=part.last.min(through) {
-            let header = match source.block(at) {
-                Ok(Ok(header)) if header.block == block => header,
-                Ok(Ok(header)) => return Err(damaged(&source, at, &format!("block {} is there", header.block))),
-                Ok(Err(reason)) => return Err(damaged(&source, at, &reason)),
-                Err(error) => return Err(self.unreadable(part, &error)),
-            };
-            at += header.total_bytes() as u64;
-            if block >= from {
-                index.note_block(source.chunks());
-            }
+        let (mut at, mut block) = self.skip_to(&mut source, part, (part.start, part.first), from)?;
+        while block <= part.last.min(through) {
+            at += self.whole_block(&mut source, part, at, block)?.total_bytes() as u64;
+            index.note_block(source.chunks());
+            block += 1;
         }
         Ok(index.footer(log.vlog, part.sequence, part.key, part.last))
+    }
+
+    /// Goes on from a block of a file at a position to the one that is wanted, or the last one behind the file's. What is in front need not read back: it is of another
+    /// view, of which this may be one backup of several, while this is the only one of the next.
+    fn skip_to(
+        &self,
+        source: &mut Source,
+        part: &FilePart,
+        (mut at, mut block): (u64, u64),
+        wanted: u64,
+    ) -> Result<(u64, u64), BackupError> {
+        while block < wanted.min(part.last + 1) {
+            (at, block) = match source.skip(at, block) {
+                Ok(Ok((_, next))) if next > wanted => {
+                    return Err(damaged(source, at, &format!("block {wanted} is not found behind it")));
+                }
+                Ok(Ok(next)) => next,
+                Ok(Err(reason)) => return Err(damaged(source, at, &reason)),
+                Err(error) => return Err(self.unreadable(part, &error)),
+            };
+        }
+        Ok((at, block))
+    }
+
+    /// A block that reads back.
+    fn whole_block(
+        &self,
+        source: &mut Source,
+        part: &FilePart,
+        at: u64,
+        block: u64,
+    ) -> Result<kera_format::vlog::BlockHeader, BackupError> {
+        match source.block(at) {
+            Ok(Ok(header)) if header.block == block => Ok(header),
+            Ok(Ok(header)) => Err(damaged(source, at, &format!("block {} is there", header.block))),
+            Ok(Err(reason)) => Err(damaged(source, at, &reason)),
+            Err(error) => Err(self.unreadable(part, &error)),
+        }
     }
 
     /// Reads blocks, whole or only the chunks of some streamlets, each verified. A block that does not read back is an error
@@ -203,27 +234,19 @@ impl Backup {
                 continue;
             }
             let mut source = self.source(asked.log, &part)?;
-            let (mut at, mut block) = self.positions.find(asked.log, &part, read.next_block);
+            let known = self.positions.find(asked.log, &part, read.next_block);
+            let (mut at, mut block) = self.skip_to(&mut source, &part, known, read.next_block)?;
             while block <= part.last.min(asked.through_block) {
-                let skipped = block < read.next_block;
-                let found = if skipped { source.header(at) } else { source.block(at) };
-                let header = match found {
-                    Ok(Ok(header)) if header.block == block => header,
-                    Ok(Ok(header)) => return Err(damaged(&source, at, &format!("block {} is there", header.block))),
-                    Ok(Err(reason)) => return Err(damaged(&source, at, &reason)),
-                    Err(error) => return Err(self.unreadable(&part, &error)),
-                };
-                if !skipped {
-                    if bytes > 0 && bytes + header.chunk_bytes as usize > most {
-                        self.positions.note(asked.log, &part, block, at);
-                        return Ok(read);
-                    }
-                    read.next_block = block + 1;
-                    let (head, chunks) = answered(&header, source.chunks(), &wanted);
-                    if head.chunk_count > 0 || wanted.is_empty() {
-                        bytes += chunks.len();
-                        read.blocks.push((head, chunks));
-                    }
+                let header = self.whole_block(&mut source, &part, at, block)?;
+                if bytes > 0 && bytes + header.chunk_bytes as usize > most {
+                    self.positions.note(asked.log, &part, block, at);
+                    return Ok(read);
+                }
+                read.next_block = block + 1;
+                let (head, chunks) = answered(&header, source.chunks(), &wanted);
+                if head.chunk_count > 0 || wanted.is_empty() {
+                    bytes += chunks.len();
+                    read.blocks.push((head, chunks));
                 }
                 at += header.total_bytes() as u64;
                 block += 1;

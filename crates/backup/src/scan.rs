@@ -71,6 +71,17 @@ impl Source {
         Ok(Ok(header))
     }
 
+    /// Where the block behind one is of which nothing is wanted, and its number: the next one that is whole if its header does not read back.
+    pub(crate) fn skip(&mut self, at: u64, block: u64) -> io::Result<Result<(u64, u64), String>> {
+        let reason = match self.header(at)? {
+            Ok(header) if header.block == block => return Ok(Ok((at + header.total_bytes() as u64, block + 1))),
+            Ok(header) => format!("block {} is there", header.block),
+            Err(reason) => reason,
+        };
+        let next = self.search(at + PAGE_BYTES as u64)?.filter(|(_, header)| header.block > block);
+        Ok(next.map(|(next, header)| (next, header.block)).ok_or(reason))
+    }
+
     pub(crate) fn chunks(&self) -> &[u8] {
         &self.buffer[BLOCK_HEADER_BYTES..BLOCK_HEADER_BYTES + self.chunk_bytes]
     }

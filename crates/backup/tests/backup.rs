@@ -233,6 +233,33 @@ fn a_flipped_bit_is_never_given_out() {
     assert_eq!((end.through, end.certain), (60, true));
 }
 
+/// What is in front of a range is of another view, which has other backups; this one may be the only one of the range.
+#[test]
+fn what_is_damaged_in_front_of_a_range_does_not_matter() {
+    // Its chunks, and its header.
+    for at in [200, 9] {
+        let (disk, disks) = memory();
+        let mut rig = Rig::over(open(&disks, 1).0);
+        for block in 1..=60 {
+            assert_eq!(rig.store(LOG, block, 1, true), Ok(stored(block)));
+        }
+        let asked = |from_block| LaneStates { log: LOG, from_block, through_block: 60, streamlets: Vec::new() };
+        let whole = rig.backup.lane_states(&asked(2)).expect("states");
+        let files = disk.list("replicas").expect("list");
+        let file = files.iter().filter(|name| name.ends_with(".replica")).min().expect("one");
+        disk.flip_bit(&format!("replicas/{file}"), 4096 + at, 3).expect("there");
+        assert_eq!(rig.backup.lane_states(&asked(2)).expect("states"), whole);
+        assert_eq!(rig.read(LOG, 2, 60), Ok((2..=60).collect()));
+        assert!(rig.read(LOG, 1, 60).expect_err("damaged").reason.contains("is damaged"));
+        // The block that is wanted itself is not passed over.
+        disk.flip_bit(&format!("replicas/{file}"), 8192 + at, 3).expect("there");
+        for refused in [rig.backup.lane_states(&asked(2)).map(drop), rig.read(LOG, 2, 60).map(drop)] {
+            assert!(refused.expect_err("damaged").reason.contains("is damaged"));
+        }
+        assert_eq!(rig.read(LOG, 3, 60), Ok((3..=60).collect()));
+    }
+}
+
 #[test]
 fn a_damaged_front_is_not_taken_for_given_back() {
     let (disk, disks) = memory();
