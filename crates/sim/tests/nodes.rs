@@ -377,6 +377,15 @@ fn a_part_of_what_another_node_holds_is_not_taken_for_all() {
     assert_eq!(run(&plan).violation, None);
 }
 
+/// A block of one view was damaged, and the backup said nothing of the next view, of which it was the only one.
+#[test]
+fn what_is_damaged_in_one_view_does_not_hold_up_the_next_one() {
+    use Fault::*;
+    let only = vec![DiskFull, Stop, PairCut, Drain, BitFlip];
+    let plan = Plan { applications: true, retention: false, only, fault_us: 250_000, ..short(201_783) };
+    assert_eq!(run(&plan).violation, None);
+}
+
 /// Backups stood still with as many blocks under way as may be. What waited for a block counted as new in it.
 #[test]
 fn what_waits_for_a_block_is_not_acknowledged_for_longer_than_it_may_lack_copies() {

@@ -206,7 +206,8 @@ impl Copier {
                 lacking |= !blocks.is_empty() && view.backups.iter().any(lacks);
             }
         }
-        if !lacking && !self.is_copying && !(is_due && self.is_mostly_dead(known, has, log, node)) {
+        let wanted = lacking || self.is_copying || (is_due && self.is_mostly_dead(known, has, log, node));
+        if !wanted {
             return;
         }
         self.is_copying = true;
