@@ -174,7 +174,7 @@ impl Backup {
         Ok(index.footer(log.vlog, part.sequence, part.key, part.last))
     }
 
-    /// Goes on from a block of a file at a position to the one that is wanted, or the last one behind the file's. What is in front need not read back: it is of another
+    /// Goes on from a block of a file at a position to the one that is wanted, or behind the file's last one. What is in front need not read back: it is of another
     /// view, of which this may be one backup of several, while this is the only one of the next.
     fn skip_to(
         &self,

@@ -11,16 +11,16 @@ const MARKS_MAX: usize = 64;
 /// See the module.
 #[derive(Default)]
 pub(super) struct Waiting {
-    /// The last ticket that was given at a moment, in microseconds: both rise.
+    /// The last ticket that was given at a moment, in microseconds: neither falls. What waited at the first of them waits for as long at least, so that one stays as it is.
     marks: VecDeque<(Ticket, u64)>,
 }
 
 impl Waiting {
     /// No block can be made now. Moments are `every_us` apart, unless nothing was appended in between.
     pub(super) fn no_room(&mut self, last: Ticket, now_us: u64, every_us: u64) {
-        let is_full = self.marks.len() == MARKS_MAX;
+        let (is_first, is_full) = (self.marks.len() == 1, self.marks.len() == MARKS_MAX);
         match self.marks.back_mut() {
-            Some((ticket, at_us)) if *ticket == last => *at_us = now_us,
+            Some((ticket, at_us)) if *ticket == last && !is_first => *at_us = now_us,
             Some((_, at_us)) if is_full || now_us < *at_us + every_us => {}
             _ => self.marks.push_back((last, now_us)),
         }
@@ -56,10 +56,18 @@ mod tests {
         // Appended before all moments, and between them.
         assert_eq!(
             [3, 4, 9, 10, 20, 21].map(|ticket| waiting.since(ticket, 2_000)),
-            [1_050, 1_050, 1_050, 1_200, 1_200, 1_400]
+            [1_000, 1_000, 1_120, 1_120, 1_120, 1_400]
         );
         waiting.nothing_waits();
         assert_eq!(waiting.since(22, 2_100), 2_100);
+    }
+
+    #[test]
+    fn what_waits_grows_old_also_if_nothing_comes() {
+        let mut waiting = Waiting::default();
+        [3_000, 3_050, 3_200, 5_000].into_iter().for_each(|now_us| waiting.no_room(30, now_us, 100));
+        assert_eq!(waiting.since(30, 6_000), 3_000);
+        assert_eq!(waiting.since(31, 6_000), 5_000, "it has come since");
     }
 
     #[test]
