@@ -194,10 +194,32 @@ struct Several {
 /// What is read of a log, and the streamlets that it is read for.
 type ReadFor = (RangeOfLog, Vec<StreamletRef>);
 type Place = (StreamId, StreamletId);
+
+/// A streamlet that is taken over in an owner epoch, and its row in the table of owners, which names this node and that epoch. A row of before would say that what the
+/// lost owner wrote is with whoever held something before it.
+struct Wanted {
+    epoch: u32,
+    place: Arc<Streamlet>,
+    owner: Owner,
+}
+
+type AllWanted = BTreeMap<Place, Wanted>;
+
 /// Whether a lane of an answer is one that these streamlets can have.
 type Check<'a> = dyn Fn(&ReplicatedLane, &[StreamletRef]) -> Result<(), String> + Sync + 'a;
 
 impl Broker {
+    /// Whether the table of owners names this node for a streamlet in an owner epoch: it may be taken over then. Who knows of its owners from elsewhere may know
+    /// of them earlier.
+    pub fn is_named_owner(&self, stream: StreamId, streamlet: StreamletId, epoch: u32) -> bool {
+        self.named_owner(stream, streamlet, epoch).is_some()
+    }
+
+    fn named_owner(&self, stream: StreamId, streamlet: StreamletId, epoch: u32) -> Option<Owner> {
+        let owner = self.ownership.owner(stream, streamlet)?;
+        ((owner.node, owner.epoch) == (self.ownership.node(), epoch)).then_some(owner)
+    }
+
     /// Takes writes of streamlets that a lost broker owned, each in the owner epoch that is named; their old groups are there
     /// from here on, and awaited. `logs`: every ended log that the coordinator still knows, of any incarnation, of nodes that the streamlets may
     /// need something of. The table of
@@ -224,7 +246,7 @@ impl Broker {
         copies: &dyn Copies,
         handed: &HandedStates,
     ) -> Result<Rebuild, Failure> {
-        let mut wanted: BTreeMap<Place, (u32, Arc<Streamlet>)> = BTreeMap::new();
+        let mut wanted = AllWanted::new();
         for &(stream, streamlet, epoch) in streamlets {
             let place = self.streamlet_to_move(stream, streamlet)?;
             let is_open = place.tenure() != Tenure::Elsewhere;
@@ -235,19 +257,26 @@ impl Broker {
                 );
                 return Err(Failure::later(Status::NotReady, message));
             }
-            wanted.insert((stream, streamlet), (epoch, place));
+            let Some(owner) = self.named_owner(stream, streamlet, epoch) else {
+                let message = format!(
+                    "the table of owners does not name this node yet for streamlet {streamlet} of stream {stream} in owner epoch {epoch}"
+                );
+                return Err(Failure::later(Status::NotReady, message));
+            };
+            wanted.insert((stream, streamlet), Wanted { epoch, place, owner });
         }
         let ranges = ranges_of(logs);
         let told = self.ask(&wanted, &ranges, copies)?;
         let (mut decided, several) = self.decide_all(told, &wanted, &ranges)?;
         let mut tails = Vec::new();
-        if wanted.values().any(|(_, place)| place.tenure() == Tenure::Elsewhere) {
+        if wanted.values().any(|Wanted { place, .. }| place.tenure() == Tenure::Elsewhere) {
             tails = fetch::tails(&shared_tails(&several, &ranges, logs), &names_of(&wanted), copies)?;
             settle_ends(&several, &ranges, logs, copies)?;
         }
         let mut rebuild = Rebuild::default();
         let mut read: Vec<(StreamletRef, LaneId, BTreeSet<Source>)> = Vec::new();
-        for (&(stream, streamlet), (epoch, place)) in &wanted {
+        for (&(stream, streamlet), of) in &wanted {
+            let place = &of.place;
             let mut lanes = decided.remove(&(stream, streamlet)).unwrap_or_default();
             if place.tenure() == Tenure::Elsewhere {
                 let state = handed.get(&(stream, streamlet));
@@ -255,7 +284,7 @@ impl Broker {
                 if let Some(state) = state {
                     leave_out_older_progress(place, &mut lanes, state.epoch);
                 }
-                let ends = self.open_taken((stream, streamlet), *epoch, place, &mut lanes, &of_lanes)?;
+                let ends = self.open_taken((stream, streamlet), of, &mut lanes, &of_lanes)?;
                 rebuild.ends.extend(ends.map(|ends| (StreamletRef { stream, streamlet }, ends)));
                 self.applications.streamlet_opened(self, stream, place, state);
             }
@@ -268,7 +297,7 @@ impl Broker {
         }
         // Behind the loop: a log of which this leaves nothing to read is one that the streamlet came from all the same.
         fetch::put_tails(self, &tails);
-        let awaited = wanted.values().flat_map(|(_, place)| place.awaited());
+        let awaited = wanted.values().flat_map(|Wanted { place, .. }| place.awaited());
         rebuild.bytes = awaited.map(|(_, segment)| u64::from(segment.end)).sum();
         self.ownership.wake();
         // Producers go on from here.
@@ -281,20 +310,20 @@ impl Broker {
     fn decide_all(
         &self,
         told: ToldLanes,
-        wanted: &BTreeMap<Place, (u32, Arc<Streamlet>)>,
+        wanted: &AllWanted,
         ranges: &[RangeOfLog],
     ) -> Result<(DecidedLanes, Several), Failure> {
         let log_of = |source: Source| ranges[source].log;
         let (mut decided, mut several) = (DecidedLanes::new(), Several::default());
         for ((stream, streamlet, lane), Told { mut parts, marks }) in told {
-            let owner = self.ownership.owner(stream, streamlet).unwrap_or_default();
-            let elsewhere =
-                wanted.get(&(stream, streamlet)).map_or_else(Vec::new, |(_, place)| self.elsewhere(&owner, place));
+            // Lanes of others are not taken from an answer.
+            let Some(Wanted { place, owner, .. }) = wanted.get(&(stream, streamlet)) else { continue };
+            let elsewhere = self.elsewhere(owner, place);
             let of_parts = parts.iter().map(|(source, _)| log_of(*source));
             let logs: BTreeSet<LogId> = of_parts.chain(marks.iter().map(|(source, _)| log_of(*source))).collect();
             // What holders have of progress is of no use to the owner's applications: it is rebuilt.
             if lane != LaneId::PROGRESS {
-                parts.retain(|(_, part)| !self.is_with_another(&owner, part.group));
+                parts.retain(|(_, part)| !self.is_with_another(owner, part.group));
             }
             let kept = (logs.len() > 1).then(|| parts.clone());
             let places: Vec<ProducerPlace> = marks.iter().map(|(_, mark)| *mark).collect();
@@ -453,8 +482,7 @@ impl Broker {
     fn open_taken(
         &self,
         (stream, streamlet): Place,
-        epoch: u32,
-        place: &Streamlet,
+        Wanted { epoch, place, owner }: &Wanted,
         lanes: &mut BTreeMap<LaneId, Decided>,
         handed: &[LaneHandover],
     ) -> Result<Option<Vec<LaneHandover>>, Failure> {
@@ -463,10 +491,9 @@ impl Broker {
             Failure::later(Status::NotReady, message)
         };
         place.forget_unacknowledged().map_err(|full| refused(&format!("the arena has no {} bytes", full.bytes)))?;
-        let owner = self.ownership.owner(stream, streamlet).unwrap_or_default();
-        self.leave_out_parts(&owner, place, lanes, handed);
+        self.leave_out_parts(owner, place, lanes, handed);
         let lanes = &*lanes;
-        let held = self.held(&owner, place, lanes);
+        let held = self.held(owner, place, lanes);
         place.forget_groups(|group| held.contains(&group));
         let holds_some = place.lanes().any(|lane| !lane.groups(GroupId::NONE, 1).is_empty());
         let next_of = |lane: LaneId| lanes.get(&lane).map_or(0, |decided| decided.next_ordinal);
@@ -484,8 +511,8 @@ impl Broker {
         place.receive(&behind).map_err(|error| refused(&error))?;
         // Before anybody appends.
         let ends = (!holds_some).then(|| place.hand_over());
-        self.opens(stream, place, epoch);
-        place.open(epoch, !owner.older.is_empty()).map_err(|error| refused(&error))?;
+        self.opens(stream, place, *epoch);
+        place.open(*epoch, !owner.older.is_empty()).map_err(|error| refused(&error))?;
         for lane in place.lanes() {
             self.lane_started(lane);
         }
@@ -676,7 +703,7 @@ fn shared_tails(several: &Several, ranges: &[RangeOfLog], logs: &[EndedLog]) -> 
     ranges.iter().filter(is_end).cloned().collect()
 }
 
-fn names_of(wanted: &BTreeMap<Place, (u32, Arc<Streamlet>)>) -> Vec<StreamletRef> {
+fn names_of(wanted: &AllWanted) -> Vec<StreamletRef> {
     wanted.keys().map(|&(stream, streamlet)| StreamletRef { stream, streamlet }).collect()
 }
 
@@ -751,12 +778,7 @@ fn ranges_of(logs: &[EndedLog]) -> Vec<RangeOfLog> {
 
 impl Broker {
     /// What one backup of each range says of the lanes that are wanted.
-    fn ask(
-        &self,
-        wanted: &BTreeMap<Place, (u32, Arc<Streamlet>)>,
-        ranges: &[RangeOfLog],
-        copies: &dyn Copies,
-    ) -> Result<ToldLanes, Failure> {
+    fn ask(&self, wanted: &AllWanted, ranges: &[RangeOfLog], copies: &dyn Copies) -> Result<ToldLanes, Failure> {
         let names = names_of(wanted);
         let mut lanes_of = HashMap::new();
         for &(stream, _) in wanted.keys() {
@@ -827,12 +849,12 @@ fn ask_range(
 fn check_lane(
     lane: &ReplicatedLane,
     asked: &[StreamletRef],
-    wanted: &BTreeMap<Place, (u32, Arc<Streamlet>)>,
+    wanted: &AllWanted,
     lanes_of: &HashMap<StreamId, u32>,
 ) -> Result<(), String> {
     let StreamletRef { stream, streamlet } = lane.streamlet;
     let of = wanted.get(&(stream, streamlet)).filter(|_| asked.contains(&lane.streamlet));
-    let Some((epoch, _)) = of else {
+    let Some(Wanted { epoch, .. }) = of else {
         return Err(format!("it tells of streamlet {streamlet} of stream {stream}, which was not asked for"));
     };
     let lanes = lanes_of.get(&stream).copied().unwrap_or(0);

@@ -395,6 +395,10 @@ fn parts_of_what_another_node_holds_are_not_rebuilt() {
         EndedLog { log, views, end, at_all: true }
     };
     let logs = [log(LOST, 6), log(Two::OTHER, 2)];
+    // By an older table what the lost owner wrote would be with the holder as well.
+    let early =
+        next.broker.take_over_moved(&[(STREAM, X, 5)], &logs, &copies, &handed).expect_err("it was not told yet");
+    assert!(early.to_string().contains("does not name this node yet"), "{early}");
     let owner = Owner { node: 2, epoch: 5, older: vec![older(1, 2), older(3, 4)] };
     next.broker.set_owner(5, STREAM, X, owner).expect("a streamlet");
     let rebuild = next.broker.take_over_moved(&[(STREAM, X, 5)], &logs, &copies, &handed).expect("taken over");

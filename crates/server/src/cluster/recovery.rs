@@ -389,6 +389,8 @@ impl Recovery {
         // The leader ends the logs of all that are lost, this node's earlier incarnations included: only then their blocks say all. The
         // others' streamlets do not wait for one of which nobody can show where it ends.
         let all = owned.len();
+        // What is known here is told to the broker, and may not have been yet.
+        owned.retain(|(stream, streamlet, epoch)| self.broker.is_named_owner(*stream, *streamlet, *epoch));
         let logs = self.group.read(|state| {
             let waits = state.waits_for_ends();
             owned.retain(|(stream, streamlet, _)| !waits(*stream, streamlet.0));
