@@ -168,6 +168,10 @@ impl World {
 
     pub(super) fn recover(&mut self, node: u32, life: u32) -> Result<(), Violation> {
         self.schedule.after(10_000, Event::Recover(node, life));
+        self.recovery_turn(node)
+    }
+
+    pub(super) fn recovery_turn(&mut self, node: u32) -> Result<(), Violation> {
         let now_us = self.now_us();
         let known = self.node(node).known.clone();
         let gives_up_held = self.node(node).gives_up_held;
