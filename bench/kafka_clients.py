@@ -193,7 +193,9 @@ class Transactions:
     def end(self):
         """The source is complete: has it copy what is left, and waits."""
         self.is_complete.set()
-        self.thread.join()
+        self.thread.join(300)
+        if self.thread.is_alive():
+            self.errors.append(f"{self.target}: a call of the client has not returned for 300 s")
 
 
 def read_all(bootstrap, topic, seconds=300, isolation="read_committed"):
