@@ -48,6 +48,11 @@ fn said(three: &Three, at: usize, message: &str) -> Vec<Value> {
     lines.filter(|line| line["message"] == message).collect()
 }
 
+/// How often these nodes have taken something over.
+fn taken(three: &Three, nodes: &[usize]) -> usize {
+    nodes.iter().map(|at| said(three, *at, "streamlets of a lost broker were taken over").len()).sum()
+}
+
 /// Everything that a Kafka client reads of a partition: it must be each offset once.
 fn read_as_kafka(three: &Three, partition: i32) -> u64 {
     let end = three.end_of(STREAM, partition);
@@ -105,10 +110,12 @@ fn what_a_node_comes_back_with_is_not_rebuilt_and_read_from_where_it_is() {
         // Each in its turn: after a return without a rebuild the others have its streamlets.
         let lost = 1 + round % 2;
         let others: Vec<usize> = (0..3).filter(|at| *at != lost).collect();
+        let before = taken(&three, &others);
         three.kill(lost);
         let member = &three.members[lost];
         let node = slowly(&three, &others, || {
-            std::thread::sleep(Duration::from_millis(1_500));
+            // Who is back before that goes on with what it had.
+            eventually("somebody takes over", || taken(&three, &others) > before);
             let mut node = common::Node::start_flags(&member.flags);
             node.expect_warning("");
             std::thread::sleep(Duration::from_millis(3_000));
