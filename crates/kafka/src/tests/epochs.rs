@@ -6,12 +6,11 @@ use kafka_protocol::messages::describe_producers_request::TopicRequest;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::offset_for_leader_epoch_request::{OffsetForLeaderPartition, OffsetForLeaderTopic};
-use kera_format::{Cursor, StreamId, StreamletId};
+use kera_format::StreamletId;
 
-use super::parts::{ME, OTHER, owner, together};
+use super::parts::{ME, Nobody, OTHER, owner, together};
 use super::transactions::{World, topic};
 use super::*;
-use crate::door::OtherNodes;
 
 /// A node that has had partition 0 of `t` in epochs 5 and 9, with two records in each, while another one had it in 7.
 fn led_twice() -> World {
@@ -143,27 +142,9 @@ fn a_node_that_is_alone_has_one_epoch() {
 
 #[test]
 fn replicas_are_told_of_topics_with_copies_only() {
-    struct Known;
-    impl OtherNodes for Known {
-        fn copies_of(&self, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) {
-            ((owner..owner + copies).collect(), vec![owner])
-        }
-        fn read(&self, _: u32, _: StreamId, _: StreamletId, _: Cursor) -> Result<(Vec<u8>, Cursor), String> {
-            Err("nobody is there".into())
-        }
-        fn ask(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
-            done(Err("nobody is there".into()));
-        }
-        fn ask_native(&self, _: u32, _: kera_protocol::Op, _: Vec<u8>, done: crate::Answered) {
-            done(Err("nobody is there".into()));
-        }
-        fn serves_transactions(&self) -> bool {
-            false
-        }
-    }
     let mut world = led_twice();
     let door = world.running().door.clone();
-    door.set_others(Arc::new(Known));
+    door.set_others(Arc::new(Nobody::default()));
     assert_eq!(world.led(), (9, vec![1], vec![1]));
     let ids = |nodes: Vec<BrokerId>| nodes.into_iter().map(|node| node.0).collect::<Vec<_>>();
     let (replicas, in_sync) = door.copies_of(2, 3);

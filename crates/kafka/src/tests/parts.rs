@@ -115,15 +115,15 @@ impl World {
     }
 }
 
-/// No other node answers. What was to be read there is noted.
+/// No other node answers; who should have copies is known all the same. What was to be read there is noted.
 #[derive(Default)]
-struct Nobody {
+pub(super) struct Nobody {
     asked: Mutex<BTreeSet<(StreamId, StreamletId)>>,
 }
 
 impl OtherNodes for Nobody {
-    fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
-        (vec![owner], vec![owner])
+    fn copies_of(&self, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) {
+        ((owner..owner + copies).collect(), vec![owner])
     }
     fn read(&self, _: u32, stream: StreamId, at: StreamletId, _: Cursor) -> Result<(Vec<u8>, Cursor), String> {
         self.asked.lock().insert((stream, at));
