@@ -74,14 +74,21 @@ class Writer:
         self.thread.join()
 
 
+class Stuck(Exception):
+    """A call of the library has not returned long after its time was up."""
+
+
 class Transactions:
     """Copies a topic into another one, record by record under the same keys: each batch in a transaction, with the positions of what was read. Some are aborted on purpose.
 
-    What is copied has to be there once, whatever happens to brokers: a batch whose transaction comes to nothing is read again."""
+    What is copied has to be there once, whatever happens to brokers: a batch whose transaction comes to nothing is read again.
+
+    `send_offsets_to_transaction` of librdkafka takes no notice of its limit, and may wait for ever for a coordinator that was away (its issues 5456 and 5511, open with
+    2.16). What an application does about that is to start again, which is what this does: a new producer with the same transactional id, which fences the old one."""
 
     def __init__(self, bootstrap, source, target):
         self.source, self.target = source, target
-        self.committed = self.aborted = self.opened = 0
+        self.committed = self.aborted = self.opened = self.stuck = 0
         self.errors = []
         common = {"bootstrap.servers": bootstrap, "error_cb": lambda error: None, "log_level": 2}
         self.producing = common | {"transactional.id": f"copies-{source}", "transaction.timeout.ms": 15000}
@@ -133,12 +140,30 @@ class Transactions:
         for message in messages:
             self.producer.produce(self.target, key=message.key(), value=message.value())
         read = [at for at in self.consumer.position(self.consumer.assignment()) if at.offset >= 0]
-        self.insist(lambda: self.producer.send_offsets_to_transaction(read, self.consumer.consumer_group_metadata(), 30))
+        self.send_offsets(self.producer, read, self.consumer.consumer_group_metadata())
         if self.chance.random() < 0.1:
             self.abort()
         else:
             self.insist(lambda: self.producer.commit_transaction(30))
             self.committed += 1
+
+    def send_offsets(self, producer, read, member):
+        """Raises [`Stuck`] if the call does not return within twice the time that it may take with all its attempts."""
+        raised = []
+
+        def call():
+            try:
+                self.insist(lambda: producer.send_offsets_to_transaction(read, member, 30), 60)
+            except Exception as error:  # belongs to the caller
+                raised.append(error)
+
+        thread = threading.Thread(target=call, daemon=True)
+        thread.start()
+        thread.join(180)
+        if thread.is_alive():
+            raise Stuck
+        if raised:
+            raise raised[0]
 
     def abort(self):
         self.insist(lambda: self.producer.abort_transaction(30))
@@ -173,6 +198,10 @@ class Transactions:
                     self.open()
                 goes_on = self.step()
                 since = time.monotonic()
+            except Stuck:
+                # Nothing can be asked of this producer any more, not even to end.
+                self.stuck, self.producer = self.stuck + 1, None
+                since = time.monotonic()
             except confluent_kafka.KafkaException as error:
                 # Between an hour of torments and a fault of the brokers the difference is that it goes on again.
                 if time.monotonic() > since + 300:
@@ -193,9 +222,9 @@ class Transactions:
     def end(self):
         """The source is complete: has it copy what is left, and waits."""
         self.is_complete.set()
-        self.thread.join(300)
+        self.thread.join(600)
         if self.thread.is_alive():
-            self.errors.append(f"{self.target}: a call of the client has not returned for 300 s")
+            self.errors.append(f"{self.target}: not all is copied after 600 s")
 
 
 def read_all(bootstrap, topic, seconds=300, isolation="read_committed"):
@@ -267,7 +296,7 @@ def check_copied(bootstrap, copier):
                       f"the first is {min(written ^ copied)}")
     all_of_it = sum(1 for _ in read_all(bootstrap, copier.target, isolation="read_uncommitted"))
     return broken, (f"a Kafka client copied {len(copied)} records in {copier.committed} transactions, aborted {copier.aborted}, with {all_of_it - len(copied)} records, "
-                    f"and opened {copier.opened} times")
+                    f"and opened {copier.opened} times, {copier.stuck} of them behind a call that did not return")
 
 
 def check_verified(bootstrap, topic, acks):
