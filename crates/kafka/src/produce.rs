@@ -49,6 +49,9 @@ pub(crate) enum Outcome {
     Blocked,
     /// The producer wants no answer.
     Silent,
+    /// The producer wants no answer, and something was refused: that its connection is closed is all that tells it to look where the
+    /// partitions are.
+    Refused(String),
     Answer(Waiting),
 }
 
@@ -109,6 +112,20 @@ impl Written {
     fn refused(error: ResponseError, message: &'static str) -> Written {
         Written { error: error.code(), message: Some(message), base_offset: -1, append_ms: -1, log_start: -1 }
     }
+
+    /// Whether the batch is there. Producers take both for done.
+    fn is_there(&self) -> bool {
+        self.error == 0 || self.error == ResponseError::DuplicateSequenceNumber.code()
+    }
+}
+
+/// What becomes of a request that wants no answer.
+fn without_answer(written: &[Written]) -> Outcome {
+    let mut refused = written.iter().filter(|written| !written.is_there());
+    let Some(first) = refused.next() else { return Outcome::Silent };
+    let error = ResponseError::try_from_code(first.error).map_or_else(String::new, |error| format!("{error:?}, "));
+    let (why, count, all) = (first.message.unwrap_or_default(), 1 + refused.count(), written.len());
+    Outcome::Refused(format!("of {all} batches that want no answer {count} were refused, the first: {error}{why}"))
 }
 
 /// A request that is under way.
@@ -248,7 +265,7 @@ impl Producing {
         let mut partial = self.partial.take().unwrap_or_else(fresh);
         let refuse = if request.version < VERSION_MIN {
             let why = "records of this version are not kept; use Produce version 3 or later";
-            Some(Written::refused(ResponseError::UnsupportedForMessageFormat, why))
+            Some(Written::refused(ResponseError::UnsupportedVersion, why))
         } else if !matches!(acks, -1..=1) {
             Some(Written::refused(ResponseError::InvalidRequiredAcks, "acks is -1, 0 or 1"))
         } else {
@@ -283,7 +300,7 @@ impl Producing {
             return Ok(Outcome::Blocked);
         }
         if acks == 0 {
-            return Ok(Outcome::Silent);
+            return Ok(without_answer(&partial.written));
         }
         answer(request, body, partial).map(Outcome::Answer)
     }
@@ -607,8 +624,7 @@ impl Answering<'_> {
         let version = self.request.version;
         let out = &mut self.writer;
         out.i32(index);
-        // Producers take both for done.
-        if error == 0 || error == ResponseError::DuplicateSequenceNumber.code() {
+        if written.is_there() {
             self.good.push(out.out.len());
         }
         out.i16(error);

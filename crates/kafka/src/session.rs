@@ -159,6 +159,8 @@ pub(crate) struct KafkaSession {
     producing: Producing,
     reply: Reply,
     client_id: String,
+    /// Why the connection is closed once what was asked before is answered.
+    refused: Option<String>,
     stopping: bool,
 }
 
@@ -169,8 +171,8 @@ impl KafkaSession {
         let core = Core { door, observer, topics, by_id, places, fetch_session: NO_SESSION, pace: Pace::default() };
         let reply = ReplySlot::new(waker);
         let producing = Producing::default();
-        let (queue, client_id) = (VecDeque::new(), String::new());
-        KafkaSession { core, peer, queue, held_bytes: 0, producing, reply, client_id, stopping: false }
+        let (queue, client_id, refused) = (VecDeque::new(), String::new(), None);
+        KafkaSession { core, peer, queue, held_bytes: 0, producing, reply, client_id, refused, stopping: false }
     }
 
     fn now_us(&self) -> u64 {
@@ -303,12 +305,28 @@ impl KafkaSession {
         match outcome {
             Outcome::Blocked => Ok(Flow::Blocked),
             Outcome::Silent => Ok(Flow::Done),
+            Outcome::Refused(why) => Ok(self.close_in_turn(why, out)),
             Outcome::Answer(waiting) => {
                 self.queue.push_back(Pending::Produce(waiting));
                 self.complete(out);
                 Ok(Flow::Done)
             }
         }
+    }
+
+    /// Closes the connection, when what was asked before is answered: until then the frame is offered again.
+    fn close_in_turn(&mut self, why: String, out: &mut Outbox) -> Flow {
+        self.complete(out);
+        if self.queue.is_empty() {
+            return self.close(&why);
+        }
+        self.refused = Some(why);
+        Flow::Blocked
+    }
+
+    fn close(&self, why: &dyn std::fmt::Display) -> Flow {
+        let client = if self.client_id.is_empty() { "unknown" } else { &self.client_id };
+        Flow::Close(format!("Kafka client {client:?} at {}: {why}", self.peer.address))
     }
 
     /// Which requests are served in which versions. For a version of the request that is not known the answer is that of
@@ -443,12 +461,12 @@ fn send(body: Vec<u8>, out: &mut Outbox) {
 
 impl Session for KafkaSession {
     fn on_frame(&mut self, _: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
+        if let Some(why) = self.refused.take() {
+            return self.close_in_turn(why, out);
+        }
         match self.request(body, out) {
             Ok(flow) => flow,
-            Err(error) => {
-                let client = if self.client_id.is_empty() { "unknown" } else { &self.client_id };
-                Flow::Close(format!("Kafka client {client:?} at {}: {error}", self.peer.address))
-            }
+            Err(error) => self.close(&error),
         }
     }
 

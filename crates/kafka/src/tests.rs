@@ -372,6 +372,81 @@ fn without_acks_there_is_no_answer() {
     assert_eq!(client.fetch("t", 0, 0).1, 1);
 }
 
+/// A request without acks with one batch for each of these partitions.
+fn unanswered(topic: &'static str, partitions: &[i32], batch: &[u8]) -> Vec<u8> {
+    let partition = |index: &i32| {
+        let data = produce_request::PartitionProduceData::default().with_index(*index);
+        data.with_records(Some(bytes::Bytes::copy_from_slice(batch)))
+    };
+    let topic = produce_request::TopicProduceData::default()
+        .with_name(TopicName(StrBytes::from_static_str(topic)))
+        .with_partition_data(partitions.iter().map(partition).collect());
+    let request = ProduceRequest::default().with_acks(0).with_timeout_ms(1000).with_topic_data(vec![topic]);
+    frame(ApiKey::Produce, 3, 9, &request)
+}
+
+#[test]
+fn without_acks_a_connection_that_is_closed_says_that_a_batch_was_refused() {
+    let mut client = Client::new();
+    client.create("t", 2);
+    let plain = batch(&[b"a"], (-1, -1, -1));
+    assert_eq!(client.frame(&unanswered("t", &[0, 1], &plain)), Flow::Done);
+    let Flow::Close(why) = client.frame(&unanswered("t", &[0, 7, 1], &plain)) else { panic!("it is open") };
+    assert!(
+        why.contains("of 3 batches") && why.contains(" 1 were refused") && why.contains("no such partition"),
+        "{why}"
+    );
+    assert_eq!([client.fetch("t", 0, 0).1, client.fetch("t", 1, 0).1], [2, 2], "the others are there");
+    assert!(matches!(client.frame(&unanswered("nowhere", &[0], &plain)), Flow::Close(_)));
+    assert!(client.answer().is_none());
+}
+
+#[test]
+fn without_acks_a_batch_that_comes_again_closes_nothing() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    for sequence in (0..8).chain(3..8) {
+        let batch = batch(&[b"a"], (5, 0, sequence));
+        assert_eq!(client.frame(&unanswered("t", &[0], &batch)), Flow::Done, "{sequence}");
+    }
+    assert_eq!(client.fetch("t", 0, 0).1, 8);
+}
+
+#[test]
+fn a_connection_is_closed_behind_the_answers_that_it_waits_for() {
+    let mut client = Client::with(Arc::new(Copying));
+    create_copied(&client, "sync", ReplicationMode::Sync);
+    let plain = batch(&[b"a"], (-1, -1, -1));
+    let mut waits = produce_frame("sync", 0, 1, &plain);
+    waits[14..18].copy_from_slice(&20_i32.to_be_bytes());
+    assert_eq!(client.frame(&waits), Flow::Done);
+    let refused = unanswered("nowhere", &[0], &plain);
+    assert_eq!(client.frame(&refused), Flow::Blocked);
+    assert!(client.answer().is_none());
+    std::thread::sleep(std::time::Duration::from_millis(25));
+    assert!(matches!(client.frame(&refused), Flow::Close(_)));
+    assert_eq!(client.answer().unwrap()[..4], 9_i32.to_be_bytes(), "its time is over");
+}
+
+#[test]
+fn versions_of_produce_that_are_told_and_not_served_are_refused() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    for version in 0..3 {
+        let mut bytes = produce_frame("t", 0, -1, &batch(&[b"a"], (-1, -1, -1)));
+        bytes[3] = version;
+        // Without a transactional id.
+        bytes.drain(10..12);
+        assert_eq!(client.frame(&bytes), Flow::Done);
+        let answer = client.wait();
+        // Correlation, one topic, its name, one partition, its index.
+        assert_eq!(answer[19..21], ResponseError::UnsupportedVersion.code().to_be_bytes(), "{version}: {answer:?}");
+        assert_eq!(answer[21..29], (-1_i64).to_be_bytes());
+        assert_eq!(answer.len(), 29 + [0, 4, 12][usize::from(version)]);
+    }
+    assert_eq!(client.fetch("t", 0, 0).1, 0);
+}
+
 fn create_copied(client: &Client, name: &str, replication_mode: ReplicationMode) {
     let options = StreamOptions { replication: 2, replication_mode, ..StreamOptions::default() };
     let create = CreateStream { name: name.into(), options, if_not_exists: false };
