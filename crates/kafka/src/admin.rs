@@ -291,7 +291,6 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
             CreatableTopicConfigs::default()
                 .with_name(text(one.name))
                 .with_value(Some(text(one.value)))
-                .with_read_only(one.read_only)
                 .with_config_source(if one.is_default { SOURCE_DEFAULT } else { SOURCE_TOPIC })
         });
         Ok(CreatableTopicResult::default()
@@ -422,7 +421,7 @@ fn described(door: &Door, resource: &DescribeConfigsResource) -> Result<Vec<Desc
             let info = door.info(&resource.resource_name).ok_or_else(unknown)?;
             let all = configs::describe(&info.options).into_iter();
             let source = |is_default| if is_default { SOURCE_DEFAULT } else { SOURCE_TOPIC };
-            all.map(|one| entry(one.name, one.value, source(one.is_default), one.read_only, one.kind)).collect()
+            all.map(|one| entry(one.name, one.value, source(one.is_default), false, one.kind)).collect()
         }
         BROKER => {
             let config = &door.config;

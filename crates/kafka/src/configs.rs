@@ -1,7 +1,8 @@
 //! Topic configurations and the options of streams: which Kafka name maps to what, and what is refused.
 //!
 //! Pure. A setting has a counterpart ([`set`] says which), or KerA has nothing that it could change and it is accepted without
-//! effect ([`WITHOUT_EFFECT`], documented in docs/kafka-compatibility.md), or it is refused by name.
+//! effect ([`WITHOUT_EFFECT`], documented in docs/kafka-compatibility.md), or it is refused by name. What a client has named is kept
+//! nowhere but in the options of its stream, so that what is described is what holds.
 
 use kera_format::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use kera_format::segment::SEGMENT_HEADER_BYTES;
@@ -28,34 +29,82 @@ pub(crate) struct Described {
     pub(crate) name: &'static str,
     pub(crate) value: String,
     pub(crate) is_default: bool,
-    pub(crate) read_only: bool,
     pub(crate) kind: Type,
 }
 
-/// Settings of Kafka's storage that nothing here corresponds to: how files are cut, flushed and indexed. Accepted, since programs
-/// set them without relying on them.
-pub(crate) const WITHOUT_EFFECT: &[&str] = &[
-    "segment.bytes",
-    "segment.jitter.ms",
-    "segment.index.bytes",
-    "index.interval.bytes",
-    "flush.messages",
-    "flush.ms",
-    "file.delete.delay.ms",
-    "preallocate",
-    "unclean.leader.election.enable",
-    "message.timestamp.before.max.ms",
-    "message.timestamp.after.max.ms",
+/// What the value of a setting without effect may be.
+#[derive(Clone, Copy, Debug)]
+enum Takes {
+    /// A whole number from the first to the second.
+    Number(i64, i64),
+    Truth,
+    /// Replicas whose copying is throttled: `*`, or a list of `partition:broker`.
+    Replicas,
+    /// Nothing else: what is the case here.
+    Only(&'static str),
+}
+
+const INT_MAX: i64 = i32::MAX as i64;
+
+/// Settings of Kafka's storage that nothing here corresponds to: how files are cut, flushed, indexed and copied, and how hard
+/// compressions try. Accepted, since programs set them without relying on them; what is no value of theirs is refused.
+const WITHOUT_EFFECT: &[(&str, Takes)] = &[
+    ("segment.bytes", Takes::Number(14, INT_MAX)),
+    ("segment.jitter.ms", Takes::Number(0, i64::MAX)),
+    ("segment.index.bytes", Takes::Number(4, INT_MAX)),
+    ("index.interval.bytes", Takes::Number(0, INT_MAX)),
+    ("flush.messages", Takes::Number(1, i64::MAX)),
+    ("flush.ms", Takes::Number(0, i64::MAX)),
+    ("file.delete.delay.ms", Takes::Number(0, i64::MAX)),
+    ("preallocate", Takes::Truth),
+    ("unclean.leader.election.enable", Takes::Truth),
+    ("message.timestamp.before.max.ms", Takes::Number(0, i64::MAX)),
+    ("message.timestamp.after.max.ms", Takes::Number(0, i64::MAX)),
+    ("compression.gzip.level", Takes::Number(-1, 9)),
+    ("compression.lz4.level", Takes::Number(1, 17)),
+    ("compression.zstd.level", Takes::Number(-131_072, 22)),
+    ("leader.replication.throttled.replicas", Takes::Replicas),
+    ("follower.replication.throttled.replicas", Takes::Replicas),
+    // There are no tiers, so what is kept here is all that is kept.
+    ("remote.storage.enable", Takes::Only("false")),
+    ("local.retention.ms", Takes::Only("-2")),
+    ("local.retention.bytes", Takes::Only("-2")),
 ];
+
+fn without_effect(name: &str) -> Option<Takes> {
+    WITHOUT_EFFECT.iter().find(|(known, _)| *known == name).map(|(_, takes)| *takes)
+}
+
+impl Takes {
+    fn check(self, value: &str) -> Result<(), String> {
+        let value = value.trim();
+        let is_number = |text: &str| text.parse::<u32>().is_ok();
+        let is_replica = |text: &str| text.split_once(':').is_some_and(|(of, at)| is_number(of) && is_number(at));
+        match self {
+            Takes::Number(least, most) => match value.parse::<i64>() {
+                Ok(number) if (least..=most).contains(&number) => Ok(()),
+                _ => Err(format!("is a number from {least} to {most}")),
+            },
+            Takes::Truth if ["true", "false"].iter().any(|known| value.eq_ignore_ascii_case(known)) => Ok(()),
+            Takes::Truth => Err("is true or false".to_owned()),
+            Takes::Replicas if value.is_empty() || value == "*" => Ok(()),
+            Takes::Replicas if value.split(',').all(|one| is_replica(one.trim())) => Ok(()),
+            Takes::Replicas => Err("is `*` or a list of partition:broker".to_owned()),
+            Takes::Only(only) if value.eq_ignore_ascii_case(only) => Ok(()),
+            Takes::Only(only) => Err(format!("can only be `{only}`")),
+        }
+    }
+}
 
 /// Kafka's word for no limit of `max.compaction.lag.ms`.
 const MS_MAX: u64 = i64::MAX as u64;
 
+/// A limit of retention. Streams have none of 0; with 1 nothing that is closed is kept either.
 fn limit(value: &str) -> Result<Option<u64>, String> {
     match value.trim().parse::<i64>() {
         Ok(-1) => Ok(None),
-        Ok(value) if value > 0 => Ok(Some(value.cast_unsigned())),
-        _ => Err("is -1 for no limit, or a number from 1 on".to_owned()),
+        Ok(value) if value >= 0 => Ok(Some(value.cast_unsigned().max(1))),
+        _ => Err("is -1 for no limit, or a number from 0 on".to_owned()),
     }
 }
 
@@ -114,8 +163,22 @@ fn timestamps(value: &str) -> Result<Timestamps, String> {
     found.ok_or_else(|| "is CreateTime or LogAppendTime".to_owned())
 }
 
-fn only(value: &str, allowed: &str) -> Result<(), String> {
-    if value.trim().eq_ignore_ascii_case(allowed) { Ok(()) } else { Err(format!("can only be `{allowed}`")) }
+/// The copies, the owner's own included, without which nothing is acknowledged: a majority of those that a stream has.
+fn majority(copies: u32) -> u32 {
+    copies / 2 + 1
+}
+
+/// How many copies a client wants to be there before anything is acknowledged. More than a majority never has to be.
+fn in_sync_copies(value: &str, copies: u32) -> Result<(), String> {
+    let most = majority(copies);
+    match value.trim().parse::<u32>() {
+        Ok(least) if (1..=most).contains(&least) => Ok(()),
+        Ok(least @ 1..) => {
+            let of = if copies == 1 { "one copy".to_owned() } else { format!("{copies} copies") };
+            Err(format!("is {least}, and a topic with {of} acknowledges with {most} of them: it is 1 to {most}"))
+        }
+        _ => Err(format!("is a number from 1 to {most}")),
+    }
 }
 
 /// The largest batch that fits into a segment of the stream.
@@ -142,7 +205,7 @@ pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) 
             "compression.type" => options.batch_compression = default.batch_compression,
             "message.timestamp.type" => options.timestamps = default.timestamps,
             "min.insync.replicas" => {}
-            _ if WITHOUT_EFFECT.contains(&name) => {}
+            _ if without_effect(name).is_some() => {}
             _ => return Err(format!("{name}: there is no such topic setting")),
         }
         return Ok(());
@@ -169,10 +232,12 @@ pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) 
         "kera.durability" => value.trim().parse::<Durability>().map(|durability| options.durability = durability),
         "kera.replication.mode" => value.trim().parse().map(|mode| options.replication_mode = mode),
         "compression.type" => compression(value).map(|kept| options.batch_compression = kept),
-        "min.insync.replicas" => only(value, "1"),
+        "min.insync.replicas" => in_sync_copies(value, options.replication),
         "message.timestamp.type" => timestamps(value).map(|timestamps| options.timestamps = timestamps),
-        _ if WITHOUT_EFFECT.contains(&name) => Ok(()),
-        _ => return Err(format!("{name}: there is no such topic setting")),
+        _ => match without_effect(name) {
+            Some(takes) => takes.check(value),
+            None => return Err(format!("{name}: there is no such topic setting")),
+        },
     };
     done.map_err(|why| format!("{name} {why}"))
 }
@@ -183,14 +248,20 @@ pub(crate) fn unset(options: &mut StreamOptions, name: &str) {
     let _unknown = set(options, name, None);
 }
 
-/// Adds to the one setting that is a list.
+/// Adds to a setting that is a list.
 pub(crate) fn add(options: &mut StreamOptions, name: &str, value: Option<&str>) -> Result<(), String> {
+    if let Some(Takes::Replicas) = without_effect(name) {
+        return set(options, name, value);
+    }
     let known = list(options, name)?;
     set(options, name, Some(&value.into_iter().chain(known.split(',')).collect::<Vec<_>>().join(",")))
 }
 
-/// Takes away from the one setting that is a list.
+/// Takes away from a setting that is a list.
 pub(crate) fn take_away(options: &mut StreamOptions, name: &str, value: Option<&str>) -> Result<(), String> {
+    if let Some(Takes::Replicas) = without_effect(name) {
+        return set(options, name, value);
+    }
     let known = list(options, name)?;
     let goes = |one: &&str| value.unwrap_or_default().split(',').any(|gone| gone.trim() == *one);
     let left: Vec<&str> = known.split(',').filter(|one| !goes(one)).collect();
@@ -201,14 +272,12 @@ fn list(options: &StreamOptions, name: &str) -> Result<String, String> {
     if name == "cleanup.policy" { Ok(options.cleanup.to_string()) } else { Err(format!("{name} is no list")) }
 }
 
-/// All settings that have a counterpart, and those whose value is fixed.
+/// All settings that have a counterpart, and with how many copies writes are acknowledged, which follows from the stream's.
 pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
     let default = StreamOptions::default();
     let number = |limit: Option<u64>| limit.map_or_else(|| "-1".to_owned(), |limit| limit.to_string());
-    let entry = |name, value: String, is_default, kind| Described { name, value, is_default, read_only: false, kind };
+    let entry = |name, value: String, is_default, kind| Described { name, value, is_default, kind };
     let word = |name, value: &str, default: &str| entry(name, value.to_owned(), value == default, Type::String);
-    let fixed =
-        |name, value: &str, kind| Described { name, value: value.to_owned(), is_default: true, read_only: true, kind };
     vec![
         entry("cleanup.policy", options.cleanup.to_string(), options.cleanup == default.cleanup, Type::List),
         entry(
@@ -255,7 +324,7 @@ pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
             options.compact_after_ms == default.compact_after_ms,
             Type::Long,
         ),
-        fixed("min.insync.replicas", "1", Type::Int),
+        entry("min.insync.replicas", majority(options.replication).to_string(), true, Type::Int),
         entry(
             "retention.bytes",
             number(options.retention_bytes),
@@ -347,6 +416,15 @@ mod tests {
             ("max.compaction.lag.ms", "0"),
             ("segment.ms", "0"),
             ("min.insync.replicas", "2"),
+            ("min.insync.replicas", "0"),
+            ("segment.bytes", "1 GiB"),
+            ("flush.messages", "0"),
+            ("preallocate", "yes"),
+            ("compression.zstd.level", "23"),
+            ("leader.replication.throttled.replicas", "0:1,all"),
+            ("remote.storage.enable", "true"),
+            ("local.retention.ms", "1000"),
+            ("retention.ms", "-2"),
             ("compression.type", "none"),
             ("message.timestamp.type", "append"),
             ("retention.ms", "soon"),
@@ -357,6 +435,60 @@ mod tests {
             assert!(refused.starts_with(name), "{refused}");
         }
         assert_eq!(options, StreamOptions::default());
+    }
+
+    #[test]
+    fn what_nothing_corresponds_to_is_taken_as_kafka_takes_it() {
+        let mut options = StreamOptions::default();
+        for (name, value) in [
+            ("segment.bytes", "1073741824"),
+            ("segment.jitter.ms", "0"),
+            ("flush.ms", "9223372036854775807"),
+            ("preallocate", "False"),
+            ("unclean.leader.election.enable", "true"),
+            ("compression.gzip.level", "-1"),
+            ("compression.lz4.level", "9"),
+            ("compression.zstd.level", "-5"),
+            ("leader.replication.throttled.replicas", "*"),
+            ("follower.replication.throttled.replicas", "0:1, 1:2"),
+            ("follower.replication.throttled.replicas", ""),
+            ("remote.storage.enable", "false"),
+            ("local.retention.ms", "-2"),
+            ("local.retention.bytes", "-2"),
+        ] {
+            assert_eq!(set(&mut options, name, Some(value)), Ok(()), "{name}");
+            assert_eq!(set(&mut options, name, None), Ok(()), "{name}");
+        }
+        let name = "leader.replication.throttled.replicas";
+        assert_eq!(add(&mut options, name, Some("3:1")), Ok(()));
+        assert_eq!(take_away(&mut options, name, Some("3:1")), Ok(()));
+        assert_eq!(options, StreamOptions::default());
+    }
+
+    #[test]
+    fn copies_in_sync_are_at_most_the_majority_that_writes_wait_for() {
+        for (copies, most) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3)] {
+            let mut options = StreamOptions { replication: copies, ..StreamOptions::default() };
+            for least in 1..=most {
+                assert_eq!(set(&mut options, "min.insync.replicas", Some(&least.to_string())), Ok(()));
+            }
+            let refused = set(&mut options, "min.insync.replicas", Some(&(most + 1).to_string())).unwrap_err();
+            assert!(
+                refused.contains(&format!("is {}, ", most + 1)) && refused.contains(&format!("1 to {most}")),
+                "{refused}"
+            );
+            let told = describe(&options).into_iter().find(|one| one.name == "min.insync.replicas").unwrap();
+            assert_eq!((told.value, told.is_default), (most.to_string(), true));
+        }
+    }
+
+    #[test]
+    fn no_retention_at_all_is_the_least_that_there_is() {
+        let mut options = StreamOptions::default();
+        assert_eq!(set(&mut options, "retention.ms", Some("0")), Ok(()));
+        assert_eq!(set(&mut options, "retention.bytes", Some("0")), Ok(()));
+        assert_eq!((options.retention_ms, options.retention_bytes), (Some(1), Some(1)));
+        assert!(options.check().is_empty());
     }
 
     #[test]

@@ -454,6 +454,42 @@ fn create_copied(client: &Client, name: &str, replication_mode: ReplicationMode)
 }
 
 #[test]
+fn a_topic_takes_as_many_copies_in_sync_as_its_writes_wait_for() {
+    use incremental_alter_configs_request::{AlterConfigsResource, AlterableConfig};
+    let mut client = Client::new();
+    let name = StrBytes::from_static_str("min.insync.replicas");
+    create_copied(&client, "two", ReplicationMode::Sync);
+    for (value, wanted) in [("2", 0), ("1", 0), ("3", ResponseError::InvalidConfig.code())] {
+        let value = Some(StrBytes::from_static_str(value));
+        let one = AlterableConfig::default().with_name(name.clone()).with_value(value.clone());
+        let resource = AlterConfigsResource::default().with_resource_type(2);
+        let resource = resource.with_resource_name(StrBytes::from_static_str("two")).with_configs(vec![one]);
+        let asked = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
+        let answer = client.ask(ApiKey::IncrementalAlterConfigs, 1, &asked);
+        let answer: IncrementalAlterConfigsResponse = partitions::flexible(&answer, 1);
+        assert_eq!(answer.responses[0].error_code, wanted, "{:?}", answer.responses[0].error_message);
+
+        let one = alter_configs_request::AlterableConfig::default().with_name(name.clone()).with_value(value);
+        let resource = alter_configs_request::AlterConfigsResource::default().with_resource_type(2);
+        let resource = resource.with_resource_name(StrBytes::from_static_str("two")).with_configs(vec![one]);
+        let asked = AlterConfigsRequest::default().with_resources(vec![resource]);
+        let answer: AlterConfigsResponse = partitions::flexible(&client.ask(ApiKey::AlterConfigs, 2, &asked), 2);
+        assert_eq!(answer.responses[0].error_code, wanted, "{:?}", answer.responses[0].error_message);
+    }
+    let one = create_topics_request::CreatableTopicConfig::default().with_name(name);
+    let topic = create_topics_request::CreatableTopic::default()
+        .with_name(TopicName(StrBytes::from_static_str("one")))
+        .with_num_partitions(1)
+        .with_replication_factor(1)
+        .with_configs(vec![one.with_value(Some(StrBytes::from_static_str("2")))]);
+    let asked = CreateTopicsRequest::default().with_topics(vec![topic]);
+    let answer: CreateTopicsResponse = partitions::flexible(&client.ask(ApiKey::CreateTopics, 7, &asked), 7);
+    let (told, why) = (&answer.topics[0], answer.topics[0].error_message.as_deref().unwrap_or_default());
+    assert_eq!(told.error_code, ResponseError::InvalidConfig.code());
+    assert!(why.contains("is 2, and a topic with one copy"), "{why}");
+}
+
+#[test]
 fn in_an_asynchronous_topic_one_ack_does_not_wait_for_copies_and_all_acks_do() {
     let mut client = Client::with(Arc::new(Copying));
     let batch = batch(&[b"a"], (-1, -1, -1));

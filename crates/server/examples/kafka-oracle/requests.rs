@@ -273,7 +273,7 @@ pub(crate) fn delete_records(rng: &mut Rng) -> Asked {
 
 pub(crate) fn configs(rng: &mut Rng) -> Asked {
     let name = place(rng).0;
-    // Of two things that are wrong either may be told; and values of settings that change nothing are not looked at.
+    // Of two things that are wrong either may be told.
     let is_known = name != PASSING && name != UNKNOWN;
     let settings = ["retention.ms", "retention.bytes", "no.such.setting"];
     let setting = rng.pick(if is_known { &settings } else { &settings[..1] });
