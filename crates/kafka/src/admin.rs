@@ -65,7 +65,9 @@ pub(crate) fn answer(door: &Door, request: &Request, body: &[u8]) -> Result<Vec<
         ApiKey::DescribeConfigs => encode(request, &describe_configs(door, decode(request, body)?)),
         ApiKey::ElectLeaders => encode(request, &cluster::elect_leaders(door, decode(request, body)?)),
         ApiKey::AlterReplicaLogDirs => encode(request, &cluster::alter_replica_log_dirs(door, decode(request, body)?)),
-        ApiKey::DescribeQuorum => encode(request, &cluster::describe_quorum(door, decode(request, body)?)),
+        ApiKey::DescribeQuorum => {
+            encode(request, &cluster::describe_quorum(door, request.version, decode(request, body)?))
+        }
         ApiKey::AlterPartitionReassignments => {
             encode(request, &cluster::alter_reassignments(door, decode(request, body)?))
         }
@@ -186,13 +188,15 @@ fn told(done: Result<(), Refusal>) -> (i16, Option<StrBytes>) {
 }
 
 fn describe_cluster(door: &Door, asked: &DescribeClusterRequest) -> DescribeClusterResponse {
-    let brokers = door.brokers().into_iter().map(|(id, host, port)| {
+    let brokers = door.brokers();
+    let controller = door.controller_id(&brokers);
+    let brokers = brokers.into_iter().map(|(id, host, port)| {
         DescribeClusterBroker::default().with_broker_id(BrokerId(id)).with_host(text(host)).with_port(port)
     });
     DescribeClusterResponse::default()
         .with_endpoint_type(asked.endpoint_type)
         .with_cluster_id(text(door.cluster_id()))
-        .with_controller_id(BrokerId(door.node_id()))
+        .with_controller_id(BrokerId(controller))
         .with_brokers(brokers.collect())
         .with_cluster_authorized_operations(told_if(asked.include_cluster_authorized_operations, CLUSTER_OPERATIONS))
 }

@@ -1,4 +1,4 @@
-//! Requests about a cluster of one node: who leads, who votes, what moves. Tools and consoles ask; there is little to tell.
+//! Requests about the cluster: who leads, who votes, what moves. Tools and consoles ask; there is little to tell.
 //!
 //! Answered from memory, on the I/O thread of the connection.
 
@@ -27,6 +27,9 @@ const BROKER: i8 = 4;
 const WITHOUT_CONFIGS: [i8; 3] = [8, 16, 32];
 /// What Kafka calls the log of its controllers, the only topic of DescribeQuorum.
 const METADATA_TOPIC: &str = "__cluster_metadata";
+
+/// From this version on DescribeQuorum tells where the controllers are.
+const VERSION_QUORUM_NODES: i16 = 2;
 
 /// Whether a topic has such a partition.
 fn exists(door: &Door, topic: &str, partition: i32) -> bool {
@@ -75,8 +78,14 @@ pub(crate) fn alter_replica_log_dirs(door: &Door, asked: AlterReplicaLogDirsRequ
     AlterReplicaLogDirsResponse::default().with_results(topics.collect())
 }
 
-/// DescribeQuorum: the node is its own controller. What it knows is no log that others could follow, so its offsets are 0.
-pub(crate) fn describe_quorum(door: &Door, asked: DescribeQuorumRequest) -> DescribeQuorumResponse {
+/// DescribeQuorum: the coordinators, who are what Kafka's controllers are; a node that is alone is its own. Their log is not one that Kafka's
+/// clients could follow, so its offsets are 0. While nobody is known to lead them clients ask again.
+pub(crate) fn describe_quorum(door: &Door, version: i16, asked: DescribeQuorumRequest) -> DescribeQuorumResponse {
+    let known = door.coordinators();
+    let replicas = |nodes: &[u32]| {
+        let replica = |node: &u32| ReplicaState::default().with_replica_id(BrokerId(*node as i32));
+        nodes.iter().map(replica).collect::<Vec<_>>()
+    };
     let topics = asked.topics.into_iter().map(|topic| {
         let is_known = &*topic.topic_name.0 == METADATA_TOPIC;
         let partitions = topic.partitions.iter().map(|partition| {
@@ -84,19 +93,28 @@ pub(crate) fn describe_quorum(door: &Door, asked: DescribeQuorumRequest) -> Desc
             if !is_known || partition.partition_index != 0 {
                 return answer.with_error_code(ResponseError::UnknownTopicOrPartition.code());
             }
-            let voter = ReplicaState::default().with_replica_id(BrokerId(door.node_id()));
-            answer.with_leader_id(BrokerId(door.node_id())).with_current_voters(vec![voter])
+            let Some(leader) = known.leader else {
+                return answer.with_error_code(ResponseError::NotLeaderOrFollower.code());
+            };
+            answer
+                .with_leader_id(BrokerId(leader as i32))
+                .with_leader_epoch(i32::try_from(known.term).unwrap_or(i32::MAX))
+                .with_current_voters(replicas(&known.voters))
+                .with_observers(replicas(&known.observers))
         });
         let partitions = partitions.collect();
         QuorumTopic::default().with_topic_name(topic.topic_name).with_partitions(partitions)
     });
-    let (host, port) = door.advertised();
-    let listener = Listener::default()
-        .with_name(StrBytes::from_static_str("PLAINTEXT"))
-        .with_host(StrBytes::from_string(host))
-        .with_port(u16::try_from(port).unwrap_or_default());
-    let node = Node::default().with_node_id(BrokerId(door.node_id())).with_listeners(vec![listener]);
-    DescribeQuorumResponse::default().with_topics(topics.collect()).with_nodes(vec![node])
+    let votes = |id: i32| known.voters.contains(&id.cast_unsigned());
+    let nodes = door.brokers().into_iter().filter(|(id, ..)| votes(*id)).map(|(id, host, port)| {
+        let listener = Listener::default()
+            .with_name(StrBytes::from_static_str("PLAINTEXT"))
+            .with_host(StrBytes::from_string(host))
+            .with_port(u16::try_from(port).unwrap_or_default());
+        Node::default().with_node_id(BrokerId(id)).with_listeners(vec![listener])
+    });
+    let answer = DescribeQuorumResponse::default().with_topics(topics.collect());
+    if version < VERSION_QUORUM_NODES { answer } else { answer.with_nodes(nodes.collect()) }
 }
 
 /// AlterPartitionReassignments: every partition may be moved to where it is.

@@ -171,8 +171,25 @@ pub(crate) struct Catalog {
     pub(crate) coordinator: Arc<Coordinator>,
 }
 
+/// The coordinators of a cluster, as a node knows them.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Coordinators {
+    /// The one that leads, if that is known.
+    pub leader: Option<u32>,
+    /// In which term it does.
+    pub term: u64,
+    /// The nodes that have a vote.
+    pub voters: Vec<u32>,
+    /// The other nodes that follow their log.
+    pub observers: Vec<u32>,
+}
+
 /// What a door asks the node about the others of its cluster.
 pub trait OtherNodes: Send + Sync {
+    /// The coordinator that leads, if that is known. Asked for every Metadata.
+    fn leading_coordinator(&self) -> Option<u32>;
+    /// All coordinators.
+    fn coordinators(&self) -> Coordinators;
     /// The nodes that are to have what `owner` writes to streams with so many `copies`, and those of them that have it, the owner
     /// first in both.
     fn copies_of(&self, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>);
@@ -375,6 +392,20 @@ impl Door {
         brokers.push((me, host, port));
         brokers.sort_unstable();
         brokers
+    }
+
+    /// The node that clients are told is the controller: the coordinator that leads, if it serves them, as they look for its address among
+    /// the brokers' and wait until there is one. This node otherwise: it takes commands as any other.
+    pub(crate) fn controller_id(&self, brokers: &[(i32, String, i32)]) -> i32 {
+        let leader = self.others.get().and_then(|known| known.leading_coordinator()).map(|node| node as i32);
+        leader.filter(|leader| brokers.iter().any(|(id, ..)| id == leader)).unwrap_or_else(|| self.node_id())
+    }
+
+    /// The coordinators; of a node that is alone, itself.
+    pub(crate) fn coordinators(&self) -> Coordinators {
+        let me = self.node_id().cast_unsigned();
+        let alone = || Coordinators { leader: Some(me), voters: vec![me], ..Coordinators::default() };
+        self.others.get().map_or_else(alone, |known| known.coordinators())
     }
 
     /// Who leads a partition, and in which epoch: its streamlet's owner; -1 if there is none. A node that has not heard from the coordinators

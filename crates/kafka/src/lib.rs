@@ -66,7 +66,7 @@ mod visibility;
 mod wire;
 
 pub use counts::DoorStats;
-pub use door::{Door, DoorConfig, DoorThread, KafkaSessions, OtherNodes};
+pub use door::{Coordinators, Door, DoorConfig, DoorThread, KafkaSessions, OtherNodes};
 pub use node_requests::Answered;
 pub use request::read_request;
 pub use wire::Malformed;

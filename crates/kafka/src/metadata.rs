@@ -58,7 +58,9 @@ pub(crate) fn create(door: &Door, asked: &MetadataRequest) {
 
 /// The answer.
 pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> MetadataResponse {
-    let brokers = door.brokers().into_iter().map(|(id, host, port)| {
+    let brokers = door.brokers();
+    let controller = door.controller_id(&brokers);
+    let brokers = brokers.into_iter().map(|(id, host, port)| {
         let broker = MetadataResponseBroker::default().with_node_id(BrokerId(id));
         broker.with_host(StrBytes::from_string(host)).with_port(port)
     });
@@ -77,7 +79,7 @@ pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> Metad
         .with_cluster_authorized_operations(told_if(tells_cluster, CLUSTER_OPERATIONS))
         .with_brokers(brokers.collect())
         .with_cluster_id(Some(StrBytes::from_string(door.cluster_id())))
-        .with_controller_id(BrokerId(door.node_id()))
+        .with_controller_id(BrokerId(controller))
         .with_topics(topics)
 }
 

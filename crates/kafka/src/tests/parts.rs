@@ -14,12 +14,14 @@ use parking_lot::Mutex;
 
 use super::transactions::{World, text, topic};
 use super::*;
-use crate::door::OtherNodes;
+use crate::door::{Coordinators, OtherNodes};
 use crate::group_parts::{self, Load};
 use crate::{state_parts, transaction_parts};
 
 pub(super) const ME: u32 = 1;
 pub(super) const OTHER: u32 = 2;
+/// A coordinator that serves no Kafka clients.
+const ELSEWHERE: u32 = 3;
 const STREAMLETS: u32 = 4;
 
 pub(super) fn owner(node: u32, epoch: u32) -> Owner {
@@ -119,9 +121,18 @@ impl World {
 #[derive(Default)]
 pub(super) struct Nobody {
     asked: Mutex<BTreeSet<(StreamId, StreamletId)>>,
+    /// The coordinator that leads.
+    leader: Mutex<Option<u32>>,
 }
 
 impl OtherNodes for Nobody {
+    fn leading_coordinator(&self) -> Option<u32> {
+        *self.leader.lock()
+    }
+    fn coordinators(&self) -> Coordinators {
+        let leader = self.leading_coordinator();
+        Coordinators { leader, term: 4, voters: vec![ME, OTHER, ELSEWHERE], observers: vec![9] }
+    }
     fn copies_of(&self, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) {
         ((owner..owner + copies).collect(), vec![owner])
     }
@@ -137,6 +148,40 @@ impl OtherNodes for Nobody {
     }
     fn serves_transactions(&self) -> bool {
         false
+    }
+}
+
+#[test]
+fn the_coordinator_that_leads_is_the_controller_if_clients_reach_it() {
+    let mut world = World::new();
+    together(&world);
+    world.restart();
+    let nobody = Arc::new(Nobody::default());
+    world.running().door.set_others(nobody.clone());
+    for (leader, controller) in [(None, ME), (Some(OTHER), OTHER), (Some(ELSEWHERE), ME)] {
+        *nobody.leader.lock() = leader;
+        let told = world.call(1, &MetadataRequest::default().with_topics(None)).controller_id;
+        assert_eq!(told, BrokerId(controller as i32), "{leader:?}");
+        let told = world.call(0, &DescribeClusterRequest::default()).controller_id;
+        assert_eq!(told, BrokerId(controller as i32), "{leader:?}");
+        let asked = describe_quorum_request::TopicData::default()
+            .with_topic_name(topic("__cluster_metadata"))
+            .with_partitions(vec![describe_quorum_request::PartitionData::default()]);
+        let told = world.call(2, &DescribeQuorumRequest::default().with_topics(vec![asked]));
+        let quorum = &told.topics[0].partitions[0];
+        let Some(leader) = leader else {
+            assert_eq!(quorum.error_code, ResponseError::NotLeaderOrFollower.code());
+            continue;
+        };
+        assert_eq!((quorum.error_code, quorum.leader_id, quorum.leader_epoch), (0, BrokerId(leader as i32), 4));
+        let ids =
+            |of: &[describe_quorum_response::ReplicaState]| of.iter().map(|one| one.replica_id.0).collect::<Vec<_>>();
+        assert_eq!((ids(&quorum.current_voters), ids(&quorum.observers)), (vec![1, 2, 3], vec![9]));
+        assert_eq!(
+            told.nodes.iter().map(|node| node.node_id.0).collect::<Vec<_>>(),
+            [1, 2],
+            "where clients reach them"
+        );
     }
 }
 
@@ -308,6 +353,12 @@ struct Older {
 }
 
 impl OtherNodes for Older {
+    fn leading_coordinator(&self) -> Option<u32> {
+        None
+    }
+    fn coordinators(&self) -> Coordinators {
+        Coordinators::default()
+    }
     fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
         (vec![owner], vec![owner])
     }

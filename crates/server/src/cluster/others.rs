@@ -1,5 +1,5 @@
-//! What the Kafka door asks about other nodes: where copies are, as clients are told in replicas and those in sync, and what older owners
-//! have of the streamlets of its groups.
+//! What the Kafka door asks about other nodes: who coordinates the cluster, where copies are, as clients are told in replicas and those in
+//! sync, and what older owners have of the streamlets of its groups.
 //!
 //! Which log serves a streamlet is known to its owner alone. So what is told of a partition is what holds for the logs of its owner that
 //! have as many copies: their backups, those of most logs first. On three nodes with three copies that is exact.
@@ -11,9 +11,9 @@ use std::sync::Arc;
 use kera_coordinator::cluster::{ClusterState, LogState};
 use kera_format::cluster::{Doors, Roles};
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
-use kera_kafka::{Answered, OtherNodes};
+use kera_kafka::{Answered, Coordinators, OtherNodes};
 use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
-use kera_protocol::{Body, Op, ReadChunks, ReadChunksResponse, ReadEntry, Status};
+use kera_protocol::{Body, MemberNode, Op, ReadChunks, ReadChunksResponse, ReadEntry, Status};
 use kera_raft::Transport;
 
 use super::transactions::LEVEL;
@@ -47,6 +47,18 @@ impl Others {
 }
 
 impl OtherNodes for Others {
+    fn leading_coordinator(&self) -> Option<u32> {
+        self.cluster.group.leader().map(|(node, _)| node)
+    }
+
+    fn coordinators(&self) -> Coordinators {
+        let known = self.cluster.group.describe();
+        let (voters, observers): (Vec<_>, Vec<_>) = known.nodes.iter().partition(|node| node.votes);
+        let numbers = |nodes: Vec<&MemberNode>| nodes.into_iter().map(|node| node.node).collect();
+        let leader = Some(known.leader).filter(|leader| *leader != 0);
+        Coordinators { leader, term: known.term, voters: numbers(voters), observers: numbers(observers) }
+    }
+
     fn copies_of(&self, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) {
         self.cluster.group.read(|state| known(state, owner, copies))
     }

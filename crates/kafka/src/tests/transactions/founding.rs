@@ -7,7 +7,7 @@ use kera_protocol::{OwnedStreamlet, TransactionsIn};
 use super::super::parts::{ME, owner, together};
 use super::*;
 use crate::Answered;
-use crate::door::OtherNodes;
+use crate::door::{Coordinators, OtherNodes};
 use crate::node_requests::Served;
 use crate::{group_parts, state_parts, transaction_parts};
 
@@ -19,6 +19,12 @@ const WAIT: std::time::Duration = std::time::Duration::from_millis(10);
 struct Nothing;
 
 impl OtherNodes for Nothing {
+    fn leading_coordinator(&self) -> Option<u32> {
+        None
+    }
+    fn coordinators(&self) -> Coordinators {
+        Coordinators::default()
+    }
     fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
         (vec![owner], vec![owner])
     }

@@ -10,7 +10,7 @@ use kera_protocol::{
 use super::super::parts::{ME, OTHER, owner, together};
 use super::*;
 use crate::Answered;
-use crate::door::OtherNodes;
+use crate::door::{Coordinators, OtherNodes};
 use crate::node_requests::Served;
 use crate::{group_parts, state_parts, transaction_parts};
 
@@ -24,6 +24,12 @@ const OWNER: u32 = 3;
 pub(super) struct Asked(Mutex<Vec<(kera_protocol::Op, Vec<u8>, Answered)>>);
 
 impl OtherNodes for Asked {
+    fn leading_coordinator(&self) -> Option<u32> {
+        None
+    }
+    fn coordinators(&self) -> Coordinators {
+        Coordinators::default()
+    }
     fn copies_of(&self, owner: u32, _: u32) -> (Vec<u32>, Vec<u32>) {
         (vec![owner], vec![owner])
     }
