@@ -2,7 +2,7 @@
 
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{AgreedEnd, ClusterState, Join, LogView, Owner, ToldEnd, agreed_end};
-use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Roles};
+use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Rack, Roles};
 use kera_format::{StreamId, StreamOptions, StreamletId};
 use kera_protocol::{CreateStream, RebuildRange, StreamChanges, StreamletState, StreamletsRebuilt};
 
@@ -589,4 +589,24 @@ fn the_level_rises_one_by_one_when_all_nodes_speak_the_next_one_and_the_lost_one
     assert!(refused.contains("at level 2 and this node speaks levels 1 to 1"), "{refused}");
     let refused = cluster.0.plan_join(&Join { levels: (3, 4), ..join(2) }, 0).unwrap_err().to_string();
     assert!(refused.contains("at level 2 and this node speaks levels 3 to 4"), "{refused}");
+}
+
+#[test]
+fn backups_of_other_racks_come_first_and_it_is_told_where_each_stands() {
+    let mut cluster = Cluster(ClusterState::default());
+    let at = |node, rack: &str| Join { rack: rack.into(), ..join(node) };
+    let founded = cluster.0.plan_found([9; 16], &at(1, "a"), 0).unwrap();
+    cluster.apply(&founded);
+    for (node, rack) in [(2, "a"), (3, "b"), (4, "b"), (5, "c"), (6, "")] {
+        let joined = cluster.0.plan_join(&at(node, rack), 0).unwrap();
+        cluster.apply(&joined);
+    }
+    cluster.view(LogName { node: 6, epoch: 1, log: 0 }, 1, 1, &[3]);
+    let found = cluster.0.backups_for(1, 0);
+    let numbers: Vec<NodeNumber> = found.iter().map(|(number, _)| *number).collect();
+    assert_eq!(numbers, [4, 5, 6, 3, 2], "3 has a log already, and 2 stands in the same rack");
+    let rack = |node| found.iter().find(|(number, _)| *number == node).expect("it is live").1;
+    assert_eq!((rack(2), rack(6)), (Rack::Own, Rack::Unknown));
+    assert!(matches!(rack(3), Rack::Other(_)) && rack(3) == rack(4) && rack(3) != rack(5));
+    assert_eq!(cluster.0.backups_for(6, 0).iter().filter(|(_, rack)| *rack == Rack::Own).count(), 0);
 }

@@ -38,6 +38,18 @@ pub const USED_ENDS_MAX: usize = 1000;
 /// Number of a node in its cluster, from 1; 0 is no node.
 pub type NodeNumber = u32;
 
+/// Where a backup stands, seen from the node whose log may be copied to it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Rack {
+    /// Nobody has told.
+    #[default]
+    Unknown,
+    /// In the rack of that node.
+    Own,
+    /// In another one; equal numbers are the same rack.
+    Other(u32),
+}
+
 /// A virtual log: of which incarnation of which broker, and which of its logs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct LogName {

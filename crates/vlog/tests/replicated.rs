@@ -7,7 +7,7 @@
 
 mod support;
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, SeededRandom};
 use kera_format::chunk::Chunks;
+use kera_format::cluster::Rack;
 use kera_format::vlog_replica::LogId;
 use kera_format::{ChunkView, LaneId, StreamletId};
 use kera_log::{Arena, ArenaConfig, CopiedAgain, DurabilitySink, Log, LogConfig, Observer, SinkErrorKind, Ticket};
@@ -37,6 +38,7 @@ struct Said {
     given_up: Vec<u32>,
     fenced: u32,
     candidates: Vec<BackupId>,
+    racks: HashMap<BackupId, Rack>,
     /// The content that each block was sent with first.
     contents: BTreeMap<u64, Vec<u8>>,
 }
@@ -82,8 +84,9 @@ impl BackupLink for Net {
 }
 
 impl Views for Net {
-    fn candidates(&self, _: LogId) -> Vec<BackupId> {
-        self.said().candidates.clone()
+    fn candidates(&self, _: LogId) -> Vec<(BackupId, Rack)> {
+        let said = self.said();
+        said.candidates.iter().map(|backup| (*backup, said.racks.get(backup).copied().unwrap_or_default())).collect()
     }
     fn ask(&self, _: LogId, view: &View) {
         self.said().asked.push(view.clone());
@@ -857,6 +860,58 @@ fn who_was_replaced_a_moment_ago_is_taken_before_writes_wait() {
     assert_eq!(world.to_coordinator.first().map(|view| &view.backups[..]), Some(&[2][..]));
     world.heal();
     assert_eq!(world.replicated.durable_through(), 2);
+}
+
+/// Backups 1 and 2 of the first view are in different racks, 3 is in that of 2, and 4 in a third one.
+fn in_racks(world: &mut World) {
+    world.net.said().racks = [(1, 1), (2, 2), (3, 2), (4, 3)].map(|(id, rack)| (id, Rack::Other(rack))).into();
+}
+
+#[test]
+fn who_takes_a_place_stands_in_a_rack_of_its_own_if_one_answers() {
+    let mut world = World::new(4, config());
+    world.loses = false;
+    in_racks(&mut world);
+    world.append();
+    world.heal();
+    world.replicated.broken(1, "node 1 does not answer".into());
+    world.net.said().candidates = vec![2, 3, 4];
+    pass(&mut world, 150);
+    assert_eq!(world.to_coordinator.first().map(|view| &view.backups[..]), Some(&[2, 4][..]), "3 stands beside 2");
+}
+
+#[test]
+fn a_view_in_too_few_racks_takes_one_in_another_when_it_is_there() {
+    let mut world = World::new(4, config());
+    world.loses = false;
+    in_racks(&mut world);
+    world.append();
+    world.heal();
+    burns(&mut world, 4);
+    world.replicated.broken(1, "node 1 does not answer".into());
+    world.net.said().candidates = vec![2, 3, 4];
+    pass(&mut world, 600);
+    world.heal();
+    world.turn();
+    assert_eq!(world.replicated.state().1.backups, [2, 3], "nobody else is there");
+    // 4 is still not there when it is asked: nothing changes, and nothing waits meanwhile.
+    world.clock.advance_ms(30_000);
+    pass(&mut world, 600);
+    world.append();
+    world.heal();
+    assert_eq!((world.replicated.state().1.number, world.replicated.durable_through()), (2, 2));
+    world.nodes.insert(4, Node::new());
+    world.gone.remove(&4);
+    world.clock.advance_ms(30_000);
+    pass(&mut world, 600);
+    world.append();
+    world.heal();
+    assert_eq!(world.replicated.state().1.backups, [2, 4]);
+    // It stays so.
+    world.clock.advance_ms(60_000);
+    pass(&mut world, 600);
+    assert_eq!(world.to_coordinator, []);
+    world.check_readers();
 }
 
 #[test]

@@ -10,6 +10,7 @@ use kera_backup::{Backup, BackupConfig, BackupError, StoreDone, Taken};
 use kera_broker::{Broker, BrokerConfig, Copies, EndedLog, EndedView};
 use kera_env::{Clock, Disk, ManualClock, MemoryDisk, SeededRandom};
 use kera_format::checksum::crc32c;
+use kera_format::cluster::Rack;
 use kera_format::vlog_replica::LogId;
 use kera_format::{ChunkView, LaneId, StreamOptions, StreamletId};
 use kera_log::{Arena, ArenaConfig, DurabilitySink, Lane, Log, LogConfig};
@@ -240,7 +241,7 @@ impl BackupLink for Link {
 }
 
 impl Views for Link {
-    fn candidates(&self, _: LogId) -> Vec<BackupId> {
+    fn candidates(&self, _: LogId) -> Vec<(BackupId, Rack)> {
         Vec::new()
     }
     fn ask(&self, _: LogId, view: &View) {

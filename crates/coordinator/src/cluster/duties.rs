@@ -1,10 +1,10 @@
 //! What the state means for one node: what its broker is told of owners, what it has to take over, where its virtual logs may be
 //! copied to, what it has left from before. Pure questions: who asks them does the rest, with sockets or in a simulator.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
-use kera_format::cluster::{LogName, NodeNumber, Roles};
+use kera_format::cluster::{LogName, NodeNumber, Rack, Roles};
 use kera_format::vlog_replica::BLOCKS_UNDER_WAY_MAX;
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::placement::OlderGroups;
@@ -131,9 +131,17 @@ impl ClusterState {
         parts.into_iter().collect()
     }
 
-    /// Live backups for a log of a node, the best first: those on other racks, then those that have the fewest logs.
-    pub fn backups_for(&self, node: NodeNumber, vlog: u32) -> Vec<NodeNumber> {
-        let rack = self.node(node).map(|known| known.rack.clone()).unwrap_or_default();
+    /// Live backups for a log of a node and where they stand, the best first: those on other racks, then those that have the fewest logs. Which of them
+    /// are on different racks the log looks at when it knows who answers.
+    pub fn backups_for(&self, node: NodeNumber, vlog: u32) -> Vec<(NodeNumber, Rack)> {
+        let own = self.node(node).map(|known| known.rack.as_str()).unwrap_or_default();
+        let names: BTreeSet<&str> = self.nodes.values().map(|known| known.rack.as_str()).collect();
+        let numbers: BTreeMap<&str, u32> = names.into_iter().zip(1..).collect();
+        let rack_of = |rack: &str| match rack {
+            "" => Rack::Unknown,
+            rack if rack == own => Rack::Own,
+            rack => Rack::Other(numbers[rack]),
+        };
         let mut loads: HashMap<NodeNumber, usize> = HashMap::new();
         for view in self.logs.values().filter_map(|log| log.views.last()) {
             view.backups.iter().for_each(|backup| *loads.entry(*backup).or_default() += 1);
@@ -141,13 +149,13 @@ impl ClusterState {
         let is_one = |(number, known): &(&NodeNumber, &NodeState)| **number != node && known.is_live(Roles::BACKUP);
         let mut found: Vec<_> = (self.nodes.iter().filter(is_one))
             .map(|(number, known)| {
-                let is_near = !rack.is_empty() && known.rack == rack;
                 let turn = number.wrapping_sub(node).wrapping_add(vlog) % 1024;
-                (is_near, loads.get(number).copied().unwrap_or(0), turn, *number)
+                let rack = rack_of(&known.rack);
+                (rack == Rack::Own, loads.get(number).copied().unwrap_or(0), turn, *number, rack)
             })
             .collect();
         found.sort_unstable();
-        found.into_iter().map(|(.., number)| number).collect()
+        found.into_iter().map(|(.., number, rack)| (number, rack)).collect()
     }
 
     /// Which backups are asked for which logs of an incarnation that is over and that have no end yet: all of a newest view, so

@@ -10,6 +10,7 @@ use std::time::Duration;
 use kera_backup::{Backup, BackupConfig, BackupService, BackupSession, OpenReport};
 use kera_env::{Clock, Disk, RealDisk, SystemClock, SystemRandom};
 use kera_format::chunk::ChunkTarget;
+use kera_format::cluster::Rack;
 use kera_format::vlog_replica::LogId;
 use kera_format::{
     ChunkBuilder, ChunkView, Compression, Durability, LaneId, ProducerId, Record, StreamId, StreamOptions, StreamletId,
@@ -50,8 +51,8 @@ struct Agrees {
 }
 
 impl Views for Agrees {
-    fn candidates(&self, _: LogId) -> Vec<BackupId> {
-        self.backups.clone()
+    fn candidates(&self, _: LogId) -> Vec<(BackupId, Rack)> {
+        self.backups.iter().map(|backup| (*backup, Rack::Unknown)).collect()
     }
     fn ask(&self, log: LogId, view: &View) {
         if let Some(logs) = self.logs.get() {

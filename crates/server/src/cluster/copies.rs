@@ -14,7 +14,7 @@ use kera_broker::LogKind;
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
-use kera_format::cluster::NodeNumber;
+use kera_format::cluster::{NodeNumber, Rack};
 use kera_format::vlog_replica::LogId;
 use kera_format::{Durability, SegmentId, StreamId, StreamOptions, StreamletId};
 use kera_link::{LinkConfig, RpcLinks};
@@ -237,7 +237,7 @@ struct GroupViews {
 }
 
 impl Views for GroupViews {
-    fn candidates(&self, log: LogId) -> Vec<BackupId> {
+    fn candidates(&self, log: LogId) -> Vec<(BackupId, Rack)> {
         let group = self.group.upgrade();
         group.map_or_else(Vec::new, |group| group.read(|state| state.backups_for(self.node, log.vlog)))
     }

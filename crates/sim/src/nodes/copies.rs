@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use bytes::Bytes;
 use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
+use kera_format::cluster::Rack;
 use kera_format::vlog_replica::LogId;
 use kera_format::{Durability, SegmentId, StreamId, StreamOptions, StreamletId};
 use kera_log::{ChunkReference, DurabilitySink, Observer, SinkDirectory, SinkError, Ticket};
@@ -117,7 +118,7 @@ impl BackupLink for Outside {
 }
 
 impl Views for Outside {
-    fn candidates(&self, log: LogId) -> Vec<BackupId> {
+    fn candidates(&self, log: LogId) -> Vec<(BackupId, Rack)> {
         lock(&self.known).backups_for(self.node, log.vlog)
     }
     fn ask(&self, log: LogId, view: &View) {
@@ -194,6 +195,7 @@ impl Copies {
         let config = ReplicatedConfig {
             block_bytes_max: 8 << 10,
             stretch_bytes: 64 << 10,
+            spread_after_us: 500_000,
             lag_us_max: if self.never_late { u64::MAX } else { LAG_US_MAX },
             ..ReplicatedConfig::new(id, pool.copies)
         };

@@ -1,7 +1,7 @@
 //! What `crates/server/src/cluster/copier.rs` does, by turns: logs take other backups for those that are lost, what lacks copies is copied
 //! again, and so is what a node came back with if the logs that have it lost a backup, or have mostly what nobody needs.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use kera_vlog::{BackupId, ReplicatedLog};
 
 use super::copies::{Copies, lock};
 use super::node::ended_logs;
-use super::world::World;
+use super::world::{World, rack_of};
 use crate::cluster::truth::Violation;
 
 /// A backup that is away for so long has lost what it had.
@@ -271,6 +271,24 @@ impl World {
         let told =
             |(name, view, backup)| format!("{name:?} has {view:?}, and node {backup} is gone: it is not copied again");
         lacking.map(told).collect()
+    }
+
+    /// Logs of live nodes of which two copies stand in one rack although there is a backup in one that has none of them.
+    pub(super) fn crowded(&self) -> Vec<String> {
+        let (state, count) = (&self.coordinators.state, self.count());
+        let backups = (1..=count).filter(|node| state.node(*node).is_some_and(|known| known.is_live(Roles::BACKUP)));
+        let racks: BTreeSet<String> = backups.map(|node| rack_of(node, count)).collect();
+        let mut crowded = Vec::new();
+        for (name, log) in state.logs().iter().filter(|(name, _)| state.is_live(name.node, name.epoch)) {
+            let Some(view) = log.views.last() else { continue };
+            let used: BTreeSet<String> =
+                view.backups.iter().chain([&name.node]).map(|node| rack_of(*node, count)).collect();
+            let is_spread = used.len() > view.backups.len() || racks.iter().all(|rack| used.contains(rack));
+            if !racks.contains("") && !is_spread {
+                crowded.push(format!("{name:?} has {view:?}, with two in one rack"));
+            }
+        }
+        crowded
     }
 
     /// Logs of lost nodes that are kept for what is in them, although a backup does not have their last blocks or is gone with them.

@@ -367,6 +367,11 @@ pub fn run(plan: &Plan) -> Report {
     }
 }
 
+/// The rack of a node: three of them for more than three nodes, none for fewer.
+pub(super) fn rack_of(node: u32, count: u32) -> String {
+    if count > 3 { ["a", "b", "c"][node as usize % 3].to_owned() } else { String::new() }
+}
+
 impl World {
     fn new(plan: &Plan) -> World {
         let shared = std::path::Path::new("/dev/shm");
@@ -577,6 +582,7 @@ impl World {
             }
         }
         waiting.extend(self.without_copies());
+        waiting.extend(self.crowded());
         waiting.extend(self.without_last_blocks());
         waiting.extend(self.moving());
         for (node, epoch) in state.lost() {
@@ -652,7 +658,7 @@ impl World {
             node: number,
             uuid: node.id,
             roles: Roles(roles),
-            rack: String::new(),
+            rack: rack_of(number, self.count()),
             doors: Doors { cluster: door.clone(), native: door, kafka: String::new(), http: String::new() },
             settings: Vec::new(),
             epoch_min: node.epoch + 1,

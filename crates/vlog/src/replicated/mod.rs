@@ -23,6 +23,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use kera_env::Clock;
+use kera_format::cluster::Rack;
 use kera_format::vlog_replica::{BLOCKS_UNDER_WAY_MAX, LogId};
 use kera_format::{SegmentId, StreamId, StreamletId};
 use kera_log::{ChunkReference, DurabilitySink, SinkError, SinkErrorKind, Ticket, made_durable};
@@ -95,6 +96,8 @@ pub struct ReplicatedConfig {
     pub suspect_us: u64,
     /// What lacks copies is copied again when the backups have been the same for so long.
     pub copy_again_after_us: u64,
+    /// How long a view holds before it is looked whether its backups could stand in more racks.
+    pub spread_after_us: u64,
 }
 
 impl ReplicatedConfig {
@@ -118,6 +121,7 @@ impl ReplicatedConfig {
             ask_again_us: 100_000,
             suspect_us: 5_000_000,
             copy_again_after_us: 3_000_000,
+            spread_after_us: 30_000_000,
         }
     }
 }
@@ -134,8 +138,9 @@ pub trait BackupLink: Send + Sync {
 
 /// Who agrees to views: the coordinator.
 pub trait Views: Send + Sync {
-    /// Backups that may be chosen, best first: on other racks, with room; those of the present view that are there among them. Must not block.
-    fn candidates(&self, log: LogId) -> Vec<BackupId>;
+    /// Backups that may be chosen and where they stand, best first: on other racks, with room; those of the present view that are there among them. Must not
+    /// block.
+    fn candidates(&self, log: LogId) -> Vec<(BackupId, Rack)>;
 
     /// Asks for a view: the coordinator agrees if the one before it is the newest and the node is not fenced. Answered by
     /// [`ReplicatedLog::view_answered`]; must not block; may be asked more than once.

@@ -9,9 +9,10 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use kera_format::SegmentId;
+use kera_format::cluster::Rack;
 use kera_format::vlog_replica::LogId;
 
-use super::choice::{Choice, Next};
+use super::choice::{Choice, Next, who_leaves};
 use super::kept::KeptBlocks;
 use super::{Answer, BackupId, Block, Event, ReplicatedConfig, View, ViewAnswer};
 
@@ -85,6 +86,10 @@ pub(crate) struct Core {
     unsettled: Vec<View>,
     /// It looks for backups for the next view.
     choice: Option<Choice>,
+    /// Who is to leave a view that is whole, for one in another rack; it does if that one answers.
+    leaving: Option<BackupId>,
+    /// When that is looked at again.
+    spread_at_us: u64,
     /// Questions that were put.
     questions: u64,
     /// Backups that were replaced, and until when they are not chosen again.
@@ -131,6 +136,8 @@ impl Core {
             change: None,
             unsettled: Vec::new(),
             choice: None,
+            leaving: None,
+            spread_at_us: 0,
             questions: 0,
             suspects: BTreeMap::new(),
             said_us: BTreeMap::new(),
@@ -340,7 +347,7 @@ impl Core {
 
     /// Notes who is late, asks for another view if somebody is to be replaced, sends what is to be sent. `candidates` is called
     /// when backups are to be chosen.
-    pub(crate) fn turn(&mut self, now_us: u64, candidates: &dyn Fn() -> Vec<BackupId>) {
+    pub(crate) fn turn(&mut self, now_us: u64, candidates: &dyn Fn() -> Vec<(BackupId, Rack)>) {
         if self.fenced {
             return;
         }
@@ -382,13 +389,19 @@ impl Core {
     }
 
     /// Chooses backups in place of those that are to be replaced, asks whether they are there, and asks for the view.
-    fn begin_change(&mut self, now_us: u64, candidates: &dyn Fn() -> Vec<BackupId>) {
+    fn begin_change(&mut self, now_us: u64, candidates: &dyn Fn() -> Vec<(BackupId, Rack)>) {
         let wanted = self.config.copies.saturating_sub(1) as usize;
-        let healthy: Vec<BackupId> =
+        let mut healthy: Vec<BackupId> =
             self.peers.iter().filter(|(_, peer)| peer.trouble.is_none()).map(|(backup, _)| *backup).collect();
         if healthy.len() >= wanted && self.unsettled.is_empty() {
-            self.choice = None;
-            return;
+            if self.leaving.is_none() {
+                self.choice = None;
+                self.leaving = self.who_leaves(now_us, &healthy, candidates);
+            }
+            let Some(leaving) = self.leaving else { return };
+            healthy.retain(|backup| *backup != leaving);
+        } else {
+            self.leaving = None;
         }
         if now_us < self.choose_after_us {
             return;
@@ -406,16 +419,17 @@ impl Core {
                 self.effects.extend(silent.into_iter().map(|to| Effect::Send(to, Arc::clone(&question))));
             }
             Next::Name(there) => {
-                self.choice = None;
+                (self.choice, self.leaving) = (None, None);
                 let live = candidates();
                 let is_well = |backup: &BackupId| {
                     let peer = self.peers.get(backup);
-                    live.contains(backup) && peer.is_none_or(|peer| peer.trouble.is_none() || peer.lost)
+                    live.iter().any(|(known, _)| known == backup)
+                        && peer.is_none_or(|peer| peer.trouble.is_none() || peer.lost)
                 };
                 self.ask_for(there.into_iter().filter(is_well).collect(), now_us);
             }
             Next::Late(silent) => {
-                self.choice = None;
+                (self.choice, self.leaving) = (None, None);
                 for backup in silent {
                     let why = format!("backup {backup} has not answered for {} ms", self.config.late_us / 1000);
                     self.suspects.insert(backup, now_us + self.config.suspect_us);
@@ -426,18 +440,40 @@ impl Core {
         }
     }
 
+    /// Of a view that is whole, who shares a rack that it need not share: while one was down its place was taken by somebody, and nothing else makes a log
+    /// take another view. What lies in older blocks stays where it is.
+    fn who_leaves(
+        &mut self,
+        now_us: u64,
+        healthy: &[BackupId],
+        candidates: &dyn Fn() -> Vec<(BackupId, Rack)>,
+    ) -> Option<BackupId> {
+        let since_us = now_us.saturating_sub(self.view_since_us);
+        if now_us < self.spread_at_us || since_us < self.config.spread_after_us {
+            return None;
+        }
+        self.spread_at_us = now_us + self.config.spread_after_us;
+        let (view, others): (Vec<_>, Vec<_>) =
+            candidates().into_iter().partition(|(backup, _)| healthy.contains(backup));
+        let is_free = |(backup, _): &(BackupId, Rack)| self.suspects.get(backup).is_none_or(|until| *until <= now_us);
+        let others: Vec<_> = others.into_iter().filter(is_free).collect();
+        // One of the view that the coordinators have lost is replaced for that reason.
+        who_leaves(&view, &others).filter(|_| view.len() == healthy.len())
+    }
+
     /// Looks whom to ask. In a log to which nothing is written a backup that is lost looks healthy; the coordinators would refuse a view with it, if
     /// they know.
-    fn begin_choice(&mut self, now_us: u64, healthy: Vec<BackupId>, wanted: usize, live: Vec<BackupId>) {
+    fn begin_choice(&mut self, now_us: u64, healthy: Vec<BackupId>, wanted: usize, live: Vec<(BackupId, Rack)>) {
         self.suspects.retain(|_, until| *until > now_us);
         for (backup, _) in self.peers.iter().filter(|(_, peer)| peer.trouble.is_some() && !peer.lost) {
             self.suspects.insert(*backup, now_us + self.config.suspect_us);
         }
-        let staying: Vec<BackupId> = healthy.into_iter().filter(|backup| live.contains(backup)).collect();
-        let is_new = |backup: &BackupId| !staying.contains(backup) && !self.suspects.contains_key(backup);
-        let is_suspect = |backup: &&BackupId| self.suspects.contains_key(backup) && !self.peers.contains_key(backup);
-        let reserve = live.iter().filter(is_suspect).copied().collect();
-        let others = live.iter().copied().filter(is_new).collect();
+        let stays = |backup: &BackupId| healthy.contains(backup);
+        let is_suspect = |backup: &BackupId| self.suspects.contains_key(backup);
+        let is_reserve = |backup: &BackupId| is_suspect(backup) && !self.peers.contains_key(backup);
+        let reserve = live.iter().map(|(backup, _)| *backup).filter(is_reserve).collect();
+        let staying = live.iter().copied().filter(|(backup, _)| stays(backup)).collect();
+        let others = live.into_iter().filter(|(backup, _)| !stays(backup) && !is_suspect(backup)).collect();
         self.questions += 1;
         let question = Block::QUESTIONS + self.questions;
         let choice = Choice::new(question, staying, (others, reserve), wanted, now_us);
