@@ -15,7 +15,7 @@ use kera_format::{ProducerEpoch, ProducerId};
 use kera_log::{AppendError, Appended, Lane, Observer};
 
 use crate::batch::{self, CHECKED_FROM};
-use crate::door::{After, Door};
+use crate::door::{After, Door, first_of};
 use crate::far_endings::{FarEnding, Told};
 use crate::groups::AppendFailed;
 use crate::transaction_parts::TransactionPart;
@@ -108,12 +108,7 @@ impl Endings {
         let observer = &self.observer;
         self.under_way.retain_mut(|one| {
             let is_over = one.go_on(door, observer);
-            for after in &one.written {
-                match waits.iter_mut().find(|known| Arc::ptr_eq(&known.sink, &after.sink)) {
-                    Some(known) => known.ticket = known.ticket.min(after.ticket),
-                    None => waits.push(after.clone()),
-                }
-            }
+            one.written.iter().for_each(|after| first_of(&mut waits, after));
             !is_over
         });
         let events = &self.events;

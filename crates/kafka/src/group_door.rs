@@ -34,7 +34,7 @@ use crate::group_parts::{self, Load, Making, Part, Parts};
 use crate::groups::{Answer, AppendFailed, Caller, Coordinator, Done, Now, Topic, Topics};
 use crate::node_requests::Served;
 use crate::session::{Request, decode, encode};
-use crate::state_log::StateLog;
+use crate::state_log::{Edge, StateLog};
 use crate::state_parts;
 use crate::transaction_door::MayWrite;
 use crate::transaction_owner::{Question, coordinator_of, is_about_coordinators};
@@ -168,18 +168,15 @@ impl GroupDoor {
     /// from disk.
     pub(crate) fn open(
         catalog: &Arc<Catalog>,
-        broker: &Broker,
+        broker: &Arc<Broker>,
         clock: &Arc<dyn Clock>,
         random: Arc<dyn Random>,
     ) -> io::Result<GroupDoor> {
         let topics =
             KnownTopics { catalog: Arc::clone(catalog), clock: Arc::clone(clock), seen: Mutex::new((i64::MIN / 2, 0)) };
-        let parts = Parts::new(Making {
-            catalog: Arc::clone(catalog),
-            topics: Arc::new(topics),
-            random,
-            clock: Arc::clone(clock),
-        });
+        let making =
+            Making { catalog: Arc::clone(catalog), topics: Arc::new(topics), random, clock: Arc::clone(clock) };
+        let parts = Parts::new(making, broker);
         if catalog.info_of_groups().is_none() && broker.ownership().nodes().len() < 2 {
             let log = StateLog::open(GROUPS_STREAM, catalog, broker, clock)?;
             parts.set_alone(parts.making.read(log).map_err(|error| io::Error::other(error.to_string()))?);
@@ -395,6 +392,8 @@ impl GroupDoor {
         let here = self.parts.find_here(&asked.group).filter(|(epoch, _)| *epoch == asked.owner_epoch);
         let (_, part) = here.ok_or(ResponseError::NotCoordinator)?;
         let mut coordinator = part.coordinator.lock();
+        // It may have left since it was found. What it knows nothing of any more has not ended.
+        coordinator.check_loaded()?;
         if !part.claims.lock().end(&asked.group, producer_id, asked.number) {
             // A late copy: the end that it tells of was told before.
             return Ok(None);
@@ -469,6 +468,18 @@ impl GroupDoor {
         self.parts.loaded(load, part);
     }
 
+    /// Whether the cluster is to have a stream of groups.
+    #[cfg(test)]
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.wanted_ms.lock().is_some()
+    }
+
+    /// The part of a group is closed, as when it has left, and still found.
+    #[cfg(test)]
+    pub(crate) fn close_group(&self, group: &str) {
+        self.parts.find(group).coordinator.lock().close(ResponseError::NotCoordinator);
+    }
+
     /// The streamlet of a group in a cluster.
     #[cfg(test)]
     pub(crate) fn streamlet_of(&self, group: &str) -> Option<(Arc<kera_log::Stream>, kera_format::StreamletId)> {
@@ -494,7 +505,13 @@ impl GroupDoor {
 
     /// The node that coordinates a group of a cluster, and the epoch in which it does.
     pub(crate) fn owner_of(&self, broker: &Broker, group: &str) -> Option<(u32, u32)> {
-        let (stream, streamlet) = self.parts.streamlet_of(group)?;
+        let Some((stream, streamlet)) = self.parts.streamlet_of(group) else {
+            // Somebody has to have it made, or what waits for the group waits for ever.
+            if !self.parts.is_alone() {
+                self.wanted_ms.lock().get_or_insert_with(|| now(self.clock.as_ref()).mono_ms);
+            }
+            return None;
+        };
         let owner = broker.ownership().owner(stream.id(), streamlet).filter(|owner| owner.node != 0)?;
         Some((owner.node, owner.epoch))
     }
@@ -509,6 +526,8 @@ impl GroupDoor {
             return Err(ResponseError::CoordinatorNotAvailable);
         };
         let owner = door.broker.ownership().owner(stream.id(), streamlet).filter(|owner| owner.node != 0);
+        // It may be another one by now than this node has heard of.
+        let owner = owner.filter(|_| door.broker.is_confirmed());
         owner.map(|owner| owner.node as i32).ok_or(ResponseError::CoordinatorNotAvailable)
     }
 }
@@ -626,8 +645,17 @@ fn address(part: &Arc<Part>) -> usize {
 
 /// Writes everything anew if the log has grown. Under the coordinator's lock, so that nothing comes between; if it breaks
 /// off, what is there stays and counts.
-fn copy(log: &StateLog<Entry>, coordinator: &Coordinator) {
+///
+/// A part that has left knows nothing any more, and its log is the next owner's: nothing may be let go because of it. And other nodes may have older groups of the log, with
+/// what this copy does not repeat: so it says where it begins and ends.
+pub(crate) fn copy(log: &StateLog<Entry>, coordinator: &Coordinator) {
+    if coordinator.check_loaded().is_err() {
+        return;
+    }
     let Some((from, added)) = log.begin_copy(COPY_BYTES_MIN) else { return };
+    if log.append_edge(Edge::Begin).is_err() {
+        return;
+    }
     let mut behind = None;
     loop {
         let (entries, next) = coordinator.snapshot(behind.as_deref(), COPY_STEP_BYTES);
@@ -650,7 +678,9 @@ fn copy(log: &StateLog<Entry>, coordinator: &Coordinator) {
             break;
         }
     }
-    log.end_copy(from, added);
+    if log.append_edge(Edge::End).is_ok() {
+        log.end_copy(from, added);
+    }
 }
 
 /// The thread that follows whose the groups are. It ends when the door is gone, and so do those that read for it.

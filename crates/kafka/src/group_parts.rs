@@ -174,10 +174,10 @@ impl Deref for Parts {
 
 impl Parts {
     /// None are here yet.
-    pub(crate) fn new(making: Making) -> Parts {
+    pub(crate) fn new(making: Making, broker: &Arc<Broker>) -> Parts {
         let (elsewhere, loading) =
             (making.refusing(Code::NotCoordinator), making.refusing(Code::CoordinatorLoadInProgress));
-        Parts { places: StateParts::new(elsewhere, loading), making }
+        Parts { places: StateParts::new(elsewhere, loading, broker), making }
     }
 
     /// Groups by the parts that answer for them.

@@ -4,16 +4,17 @@
 //! One thread runs what comes from others, and what is to be done with their answers. It waits for nothing: an answer that rests on what
 //! was appended leaves when that is durable.
 
+use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kera_log::Observer;
+use kera_log::{Observer, Ticket};
 use kera_protocol::{
     Body, ClaimGroup, ClaimPartition, EndInGroup, EndInPartitions, Message, Op, ProtocolError, TransactionsIn,
 };
 
-use crate::door::{After, Door};
+use crate::door::{After, Door, first_of};
 
 /// How late it is noticed that the door is gone.
 const TICK: Duration = Duration::from_millis(50);
@@ -47,6 +48,8 @@ type Then = Box<dyn FnOnce() + Send>;
 /// What is done when something else is durable.
 pub(crate) struct Awaited {
     waiting: Vec<(Vec<After>, Then)>,
+    /// By which ticket of which sink, by its address, the thread is to be called.
+    called: HashMap<usize, Ticket>,
     observer: Arc<dyn Observer>,
 }
 
@@ -64,7 +67,10 @@ impl NodeRequests {
     pub(crate) fn new() -> (NodeRequests, NodeWork) {
         let (sender, events) = channel();
         let observer: Arc<dyn Observer> = Arc::new(Wake(sender.clone()));
-        (NodeRequests(sender), NodeWork { events, awaited: Awaited { waiting: Vec::new(), observer } })
+        (
+            NodeRequests(sender),
+            NodeWork { events, awaited: Awaited { waiting: Vec::new(), called: HashMap::new(), observer } },
+        )
     }
 
     /// Has the thread do it.
@@ -80,15 +86,34 @@ impl Awaited {
     }
 
     fn look(&mut self) {
-        let (observer, mut done) = (&self.observer, Vec::new());
+        // The sinks that are waited for, each with the ticket that comes first: one that stands still is called once a turn, however many wait.
+        let (mut waits, mut done): (Vec<After>, Vec<Then>) = (Vec::new(), Vec::new());
         self.waiting.retain_mut(|(after, then)| {
-            after.retain(|After { sink, ticket }| sink.wait(*ticket, observer, 0));
+            after.retain(|after| !after.is_durable());
+            for after in after.iter() {
+                first_of(&mut waits, after);
+            }
             if after.is_empty() {
                 done.push(std::mem::replace(then, Box::new(|| ())));
             }
             !after.is_empty()
         });
         done.into_iter().for_each(|then| then());
+        for After { sink, ticket } in waits {
+            let place = Arc::as_ptr(&sink).cast::<()>() as usize;
+            if self.called.get(&place).is_some_and(|called| *called == ticket) {
+                continue;
+            }
+            if sink.wait(ticket, &self.observer, 0) {
+                self.called.insert(place, ticket);
+            } else {
+                self.called.remove(&place);
+                self.observer.advanced(0);
+            }
+        }
+        if self.waiting.is_empty() {
+            self.called.clear();
+        }
     }
 }
 
@@ -255,5 +280,59 @@ fn serve(door: &Arc<Door>, awaited: &mut Awaited, op: Op, body: &[u8], replying:
             replying.give(awaited, ended);
         }
         op => (replying.done)(Err(format!("{} is not about transactions", op.name()))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use kera_log::{ChunkReference, DurabilitySink, SinkError};
+
+    use super::*;
+
+    /// Stands still, and counts who wants to be called.
+    #[derive(Default)]
+    struct Still {
+        durable: AtomicU64,
+        waits: AtomicU64,
+    }
+
+    impl DurabilitySink for Still {
+        fn appended(&self, _: ChunkReference) -> Ticket {
+            0
+        }
+        fn durable_through(&self) -> Ticket {
+            self.durable.load(Ordering::Relaxed)
+        }
+        fn wait(&self, ticket: Ticket, _: &Arc<dyn Observer>, _: u64) -> bool {
+            self.waits.fetch_add(1, Ordering::Relaxed);
+            ticket > self.durable_through()
+        }
+        fn healthy(&self) -> Result<(), SinkError> {
+            Ok(())
+        }
+        fn segment_safe(&self, _: kera_format::SegmentId) {}
+    }
+
+    #[test]
+    fn a_log_that_stands_still_is_asked_for_one_call_however_long_and_for_however_many() {
+        let still = Arc::new(Still::default());
+        let sink: Arc<dyn DurabilitySink> = still.clone();
+        let (_, mut work) = NodeRequests::new();
+        let done = Arc::new(AtomicU64::new(0));
+        for ticket in 1..=100 {
+            let done = Arc::clone(&done);
+            let then: Then = Box::new(move || _ = done.fetch_add(1, Ordering::Relaxed));
+            work.awaited.when_durable(vec![After { sink: Arc::clone(&sink), ticket }], then);
+        }
+        (0..1000).for_each(|_| work.awaited.look());
+        assert_eq!((still.waits.load(Ordering::Relaxed), done.load(Ordering::Relaxed)), (1, 0));
+        still.durable.store(40, Ordering::Relaxed);
+        (0..1000).for_each(|_| work.awaited.look());
+        assert_eq!((still.waits.load(Ordering::Relaxed), done.load(Ordering::Relaxed)), (2, 40), "for the next one");
+        still.durable.store(100, Ordering::Relaxed);
+        work.awaited.look();
+        assert_eq!(done.load(Ordering::Relaxed), 100);
     }
 }

@@ -35,10 +35,46 @@ pub(crate) fn state_stream_options() -> StreamOptions {
     StreamOptions { segment_bytes_max: 8 << 20, ..applications_stream_options() }
 }
 
+/// Where a copy of everything begins and ends. What stands in front of a whole one counts no more, wherever it is: an earlier owner keeps its groups of the log when
+/// this node lets go of its own, and with those the records that took back what the earlier ones say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Edge {
+    Begin,
+    End,
+}
+
+/// Names that nobody has ([`SYSTEM_PREFIX`](crate::groups::SYSTEM_PREFIX)), of which the records are that say where a copy begins and ends. To earlier versions they say
+/// that somebody is forgotten who was not there.
+const EDGES: [(&str, Edge); 2] = [("_kera.copy.begin", Edge::Begin), ("_kera.copy.end", Edge::End)];
+
+fn edge_of(name: &str) -> Option<Edge> {
+    EDGES.iter().find(|(known, _)| *known == name).map(|(_, edge)| *edge)
+}
+
 /// What is kept, a record each.
 pub(crate) trait Kept: Sized {
     fn encode(&self, into: &mut ChunkBuilder);
     fn decode(record: &RecordView<'_>) -> Result<Self, FormatError>;
+    /// Whether it says where a copy begins or ends.
+    fn edge(&self) -> Option<Edge>;
+}
+
+/// What has such records.
+pub(crate) trait Bounded: Kept + Clone {
+    /// The record that says that somebody is forgotten.
+    fn forgotten(name: String) -> Self;
+}
+
+impl Bounded for kera_format::kafka_groups::Entry {
+    fn forgotten(name: String) -> Self {
+        Self { group: name, fact: kera_format::kafka_groups::Fact::Group(None) }
+    }
+}
+
+impl Bounded for kera_format::kafka_transactions::Entry {
+    fn forgotten(name: String) -> Self {
+        Self::Transaction(name, None)
+    }
 }
 
 impl Kept for kera_format::kafka_groups::Entry {
@@ -48,6 +84,9 @@ impl Kept for kera_format::kafka_groups::Entry {
     fn decode(record: &RecordView<'_>) -> Result<Self, FormatError> {
         Self::decode(record)
     }
+    fn edge(&self) -> Option<Edge> {
+        matches!(self.fact, kera_format::kafka_groups::Fact::Group(None)).then(|| edge_of(&self.group))?
+    }
 }
 
 impl Kept for kera_format::kafka_transactions::Entry {
@@ -56,6 +95,9 @@ impl Kept for kera_format::kafka_transactions::Entry {
     }
     fn decode(record: &RecordView<'_>) -> Result<Self, FormatError> {
         Self::decode(record)
+    }
+    fn edge(&self) -> Option<Edge> {
+        if let Self::Transaction(id, None) = self { edge_of(id) } else { None }
     }
 }
 
@@ -333,14 +375,22 @@ impl<E: Kept> StateLog<E> {
         state.added_bytes = 0;
     }
 
-    /// Lets go of what a durable copy has replaced.
+    /// Lets go of what a durable copy has replaced. Not once it is somebody else's: who reads it next reads what is here.
     pub(crate) fn trim(&self) {
         let mut state = self.state.lock();
         let Some((from, ticket)) = state.copied else { return };
-        if self.is_durable(Mark(ticket)) {
+        if self.is_ours() && self.is_durable(Mark(ticket)) {
             self.lane.set_consumed_floor(Some(from));
             state.copied = None;
         }
+    }
+}
+
+impl<E: Bounded> StateLog<E> {
+    /// Says that a copy begins or ends here.
+    pub(crate) fn append_edge(&self, edge: Edge) -> Result<Mark, AppendFailed> {
+        let (name, _) = EDGES[usize::from(edge == Edge::End)];
+        self.append(&[E::forgotten(name.to_owned())])
     }
 }
 

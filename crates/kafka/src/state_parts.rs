@@ -13,7 +13,7 @@ use kera_log::{Stream, Streamlet, Tenure};
 use parking_lot::RwLock;
 
 use crate::door::OtherNodes;
-use crate::state_log::{Kept, StateLog, state_stream_options};
+use crate::state_log::{Bounded, Edge, Kept, StateLog, state_stream_options};
 
 /// Streamlets of a stream: how many nodes can share the work, and how much a node has to read before it serves. Never changes.
 const STREAMLETS: u32 = 16;
@@ -49,12 +49,14 @@ pub(crate) struct StateParts<P> {
     table: RwLock<Table<P>>,
     elsewhere: Arc<P>,
     loading: Arc<P>,
+    broker: Arc<Broker>,
 }
 
 impl<P> StateParts<P> {
     /// None are here yet. `elsewhere` and `loading` refuse everything, and say why.
-    pub(crate) fn new(elsewhere: Arc<P>, loading: Arc<P>) -> StateParts<P> {
-        StateParts { table: RwLock::new(Table { stream: None, places: Vec::new() }), elsewhere, loading }
+    pub(crate) fn new(elsewhere: Arc<P>, loading: Arc<P>, broker: &Arc<Broker>) -> StateParts<P> {
+        let (table, broker) = (RwLock::new(Table { stream: None, places: Vec::new() }), Arc::clone(broker));
+        StateParts { table, elsewhere, loading, broker }
     }
 
     /// All is here, of a node that is alone.
@@ -99,8 +101,9 @@ impl<P> StateParts<P> {
         self.at(&self.table.read(), number as usize)
     }
 
+    /// A node that has not heard of the coordinators for too long may have been replaced: it says that nothing is here, as readers are told.
     fn at(&self, table: &Table<P>, place: usize) -> Arc<P> {
-        match table.places.get(place) {
+        match table.places.get(place).filter(|_| self.broker.is_confirmed()) {
             Some(Place::Here(_, part)) => Arc::clone(part),
             Some(Place::Loading(_)) => Arc::clone(&self.loading),
             Some(Place::Elsewhere) | None => Arc::clone(&self.elsewhere),
@@ -182,9 +185,9 @@ pub(crate) struct Coming<E> {
     pub(crate) log: Arc<StateLog<E>>,
 }
 
-impl<E: Kept> Coming<E> {
+impl<E: Bounded> Coming<E> {
     /// Reads it into what `begin` makes, entry by entry, and from the beginning again if that fails; what older owners have comes from
-    /// `others`. With what was filled, how many records were read and how many passed over. Blocks the thread while they come from
+    /// `others`. What stands in front of a whole copy of everything does not count. With what was filled, how many records were read and how many passed over. Blocks the thread while they come from
     /// disk or from other nodes; `None` if the streamlet is not this node's any more, or when nobody wants it. `what` is said of
     /// failures.
     pub(crate) fn read<T>(
@@ -205,8 +208,23 @@ impl<E: Kept> Coming<E> {
             if !is_mine() {
                 break;
             }
-            let mut filled = begin();
-            match self.log.replay_while(broker, |entry| each(&mut filled, entry), elsewhere, is_mine) {
+            // With a copy on the way: what is there if it is whole.
+            let (mut filled, mut copied) = (begin(), None);
+            let take = |entry: E| match entry.edge() {
+                Some(Edge::Begin) => copied = Some(begin()),
+                Some(Edge::End) => {
+                    if let Some(whole) = copied.take() {
+                        filled = whole;
+                    }
+                }
+                None => {
+                    if let Some(copied) = &mut copied {
+                        each(copied, entry.clone());
+                    }
+                    each(&mut filled, entry);
+                }
+            };
+            match self.log.replay_while(broker, take, elsewhere, is_mine) {
                 Ok(read) => return read.map(|(records, passed_over)| (filled, records, passed_over)),
                 Err(error) => {
                     // Of all streamlets at once, and for as long as a node is gone.

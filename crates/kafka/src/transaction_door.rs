@@ -24,7 +24,7 @@ use kera_env::Clock;
 use kera_format::kafka_groups::OffsetKey;
 use kera_format::kafka_transactions::{AbortedRange, Entry, Touched};
 use kera_format::{ProducerEpoch, ProducerId, StreamId};
-use kera_log::{Lane, Observer};
+use kera_log::{Lane, Observer, Tenure};
 use kera_protocol::admin::StreamRef;
 use kera_protocol::{
     ClaimGroup, ClaimPartition, GroupClaimed, OpenTransaction, PartitionClaimed, TransactionsHeld, TransactionsIn,
@@ -33,10 +33,11 @@ use parking_lot::{Mutex, RwLock};
 
 use crate::door::{After, Catalog, Door, Reply, partitions_of, topic_of};
 use crate::endings::{Event, append_marker};
+use crate::floors::known_first;
 use crate::groups::{AppendFailed, Mark, Now};
 use crate::node_requests::{Awaited, NodeRequests, Replying, Served};
 use crate::session::{Request, decode, encode};
-use crate::state_log::StateLog;
+use crate::state_log::{Edge, StateLog};
 use crate::state_parts::stream_options;
 use crate::transaction_founding::{is_wound_down, take_over, wound_down};
 use crate::transaction_owner::to_records;
@@ -246,7 +247,7 @@ impl TransactionDoor {
             coordinator.close(code);
             coordinator
         };
-        let parts = TransactionParts::new(refusing, clock);
+        let parts = TransactionParts::new(refusing, broker, clock);
         if catalog.info_of_transactions().is_none() && broker.ownership().nodes().len() < 2 {
             parts.set_alone(Arc::clone(&own));
         }
@@ -649,6 +650,8 @@ impl TransactionDoor {
             return Err(ResponseError::CoordinatorNotAvailable);
         };
         let owner = door.broker.ownership().owner(stream.id(), streamlet).filter(|owner| owner.node != 0);
+        // It may be another one by now than this node has heard of.
+        let owner = owner.filter(|_| door.broker.is_confirmed());
         owner.map(|owner| owner.node as i32).ok_or(ResponseError::CoordinatorNotAvailable)
     }
 
@@ -776,15 +779,18 @@ impl TransactionDoor {
         (true, copied)
     }
 
-    /// The same of a part of a cluster, which knows its aborted ranges itself.
+    /// The same of a part of a cluster, which knows its aborted ranges itself. It says where it begins and ends, for an earlier owner may keep what this node's log
+    /// need not repeat.
     fn copy_far(&self, part: &TransactionPart, bytes_min: u64) {
         let Some(log) = &part.log else { return };
         log.trim();
         let state = part.state.lock();
         let Some((from, added)) = log.begin_copy(bytes_min) else { return };
         let left: Vec<Entry> = state.left.all().copied().map(Entry::Aborted).collect();
-        let is_copied =
-            copy_ids(log, &state.all).is_ok() && left.chunks(COPY_STEP_RANGES).all(|piece| log.append(piece).is_ok());
+        let is_copied = log.append_edge(Edge::Begin).is_ok()
+            && copy_ids(log, &state.all).is_ok()
+            && left.chunks(COPY_STEP_RANGES).all(|piece| log.append(piece).is_ok())
+            && log.append_edge(Edge::End).is_ok();
         if is_copied {
             log.end_copy(from, added);
         }
@@ -796,8 +802,13 @@ impl TransactionDoor {
         for ((stream, partition), of) in self.partitions.all() {
             match self.lane(stream, partition as i32) {
                 Some(lane) => {
+                    // What other nodes have of a partition that is here is read through here, and what was aborted in it is to be passed over.
+                    let first = match lane.tenure() {
+                        Tenure::Elsewhere => lane.earliest().1,
+                        Tenure::Here | Tenure::LettingGo => known_first(&lane),
+                    };
                     let mut of = of.lock();
-                    of.trim(lane.earliest().1);
+                    of.trim(first);
                     ranges += of.ranges().len();
                 }
                 None => drop(self.partitions.0.write().remove(&(stream, partition))),

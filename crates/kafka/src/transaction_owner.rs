@@ -396,7 +396,8 @@ pub(crate) fn may_write(
     observer: &Arc<dyn Observer>,
 ) -> MayWrite {
     let (producer_id, epoch) = wish.producer;
-    if of.is_loading() {
+    // A coordinator believes what the owner tells it of a transaction's beginning.
+    if of.is_loading() || lane.tenure() != Tenure::Here {
         return MayWrite::No(ResponseError::NotLeaderOrFollower);
     }
     if of.is_claimed(producer_id, epoch) {

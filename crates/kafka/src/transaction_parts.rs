@@ -165,9 +165,13 @@ impl Deref for TransactionParts {
 
 impl TransactionParts {
     /// None are here yet. `refusing` makes coordinators that refuse everything.
-    pub(crate) fn new(refusing: impl Fn(Code) -> Transactions, clock: &Arc<dyn Clock>) -> TransactionParts {
+    pub(crate) fn new(
+        refusing: impl Fn(Code) -> Transactions,
+        broker: &Arc<Broker>,
+        clock: &Arc<dyn Clock>,
+    ) -> TransactionParts {
         let part = |code| TransactionPart::new((0, 0), refusing(code), Left::default(), None);
-        let places = StateParts::new(part(Code::NotCoordinator), part(Code::CoordinatorLoadInProgress));
+        let places = StateParts::new(part(Code::NotCoordinator), part(Code::CoordinatorLoadInProgress), broker);
         TransactionParts { places, clock: Arc::clone(clock) }
     }
 

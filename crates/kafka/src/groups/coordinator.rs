@@ -16,6 +16,8 @@ use super::group::{Group, Kind, Turn};
 use super::keeping::KeptMembers;
 use super::offsets::Offsets;
 
+/// What names of the system begin with: records of them in journals say something about the journal.
+pub const SYSTEM_PREFIX: &str = "_kera.";
 /// Groups that are looked through for expired offsets in one tick.
 const SWEEP_GROUPS: usize = 256;
 
@@ -233,7 +235,11 @@ impl Coordinator {
         self.done.push(done);
     }
 
-    pub(super) fn check_loaded(&self) -> Result<(), Code> {
+    /// Why nobody is served, if nobody is.
+    ///
+    /// # Errors
+    /// What is answered.
+    pub fn check_loaded(&self) -> Result<(), Code> {
         self.closed.map_or(Ok(()), Err)
     }
 
@@ -248,7 +254,7 @@ impl Coordinator {
         if self.groups.contains_key(id) {
             return Ok(());
         }
-        if id.len() > GROUP_NAME_BYTES_MAX {
+        if id.len() > GROUP_NAME_BYTES_MAX || id.starts_with(SYSTEM_PREFIX) {
             return Err(Code::InvalidGroupId);
         }
         if self.groups.len() >= self.config.groups_max {

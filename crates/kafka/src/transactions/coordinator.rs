@@ -26,7 +26,7 @@ use kera_format::kafka_transactions::{
 
 use super::producer::{self, Begun};
 use super::{Ending, NOT_WRITTEN, Places, ProducerIds, Reply, TransactionConfig, TransactionJournal};
-use crate::groups::{AppendFailed, Mark, Now};
+use crate::groups::{AppendFailed, Mark, Now, SYSTEM_PREFIX};
 
 /// Ids that one request may ask about.
 const DESCRIBED_MAX: usize = 10_000;
@@ -492,7 +492,12 @@ impl Transactions {
         self.check_id(id)?;
         let held = self.transactions.get(id).ok_or(Code::InvalidProducerIdMapping)?;
         match decide(&held.is, &mut *self.ids)? {
-            None => Ok(held.mark),
+            // It may be the outcome of a transaction before: if another node has come to coordinate the id, the one that is to be ended runs there, and
+            // nobody here has heard of it. Only who still coordinates can record that nothing has changed.
+            None => {
+                let is = held.is.clone();
+                self.record(now, id, is).map(Some)
+            }
             Some(next) => {
                 let mark = self.record(now, id, next)?;
                 self.end_if_decided(id);
@@ -612,7 +617,8 @@ impl Transactions {
         if let Some(code) = self.refuses.or(self.winds_down) {
             return Err(code);
         }
-        if id.is_empty() || id.len() > TRANSACTIONAL_ID_BYTES_MAX { Err(Code::InvalidRequest) } else { Ok(()) }
+        let may_be = !id.is_empty() && id.len() <= TRANSACTIONAL_ID_BYTES_MAX && !id.starts_with(SYSTEM_PREFIX);
+        may_be.then_some(()).ok_or(Code::InvalidRequest)
     }
 
     /// Records what becomes of an id, then lets it be so.

@@ -147,10 +147,11 @@ impl PartitionTransactions {
         }
     }
 
-    /// Whether a marker is a late copy of one that an earlier transaction of the producer had, since the one that is open began elsewhere.
+    /// Whether a marker is a late copy of one that an earlier transaction of the producer had, since the one that is open began behind it. One that names a later
+    /// place is not: its coordinator may have been told that place by an owner to whom the partition did not belong any more.
     pub fn is_late(&self, producer_id: i64, from_offset: u64) -> bool {
         let begun = self.claims.get(&producer_id).map(|claim| claim.from_offset).or(self.begun(producer_id));
-        begun.is_some_and(|begun| begun != from_offset)
+        begun.is_some_and(|begun| from_offset < begun)
     }
 
     /// What an aborted transaction of a producer has left that began at `from_offset` or later.
@@ -330,7 +331,7 @@ mod tests {
         of.answered(1, number, Some((0, 10)));
         assert!(of.is_claimed(1, 0) && !of.is_claimed(1, 1) && !of.is_asked(1, 2));
         of.wrote(1, 12);
-        assert!(of.is_late(1, 4) && !of.is_late(1, 10) && !of.is_late(2, 4));
+        assert!(of.is_late(1, 4) && !of.is_late(1, 10) && !of.is_late(1, 11) && !of.is_late(2, 4));
         let range = of.ended((1, 0), false, 14).unwrap();
         assert_eq!((of.left(1, 10), of.left(1, 13), of.left(2, 0)), (Some(range), None, None));
         assert!(!of.is_claimed(1, 0));
@@ -349,6 +350,7 @@ mod tests {
         of.answered(1, number, Some((0, 16)));
         assert!(of.is_loading() && !of.is_claimed(1, 0));
         assert!(of.load(7, [(3, 5)], [range]));
+        assert!(of.is_late(3, 4) && !of.is_late(3, 6), "an owner of before has told the coordinator of a later place");
         assert_eq!((of.begun(3), of.stable(20), of.ranges()), (Some(5), 5, &[range][..]));
         let (_, from) = of.ask(3, 16, 2);
         assert_eq!(from, 5, "what is open began there");

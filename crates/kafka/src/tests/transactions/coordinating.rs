@@ -300,3 +300,34 @@ fn groups_at_other_nodes_are_told_under_a_number_that_grows() {
     assert!(numbers[0] < numbers[1], "{numbers:?}");
     assert_eq!(world.state(ID), "CompleteAbort");
 }
+
+/// An end that has happened is answered from memory; but whether the id is still this node's is known only when something is recorded.
+#[test]
+fn an_end_that_has_happened_is_told_by_who_still_coordinates_alone() {
+    let (mut world, asked) = coordinating();
+    let producer = world.init(ID).unwrap();
+    assert_eq!(world.add_group(ID, producer, "g"), 0);
+    assert_eq!(world.end(ID, producer, true), 0);
+    world.sink.release();
+    world.go_on();
+    let (_, done) = asked.take::<EndInGroup>().pop().expect("it is told");
+    done(bytes(&GroupEnded { error: 0 }));
+    world.nodes();
+    world.go_on();
+    world.sink.release();
+    assert_eq!(world.state(ID), "CompleteCommit");
+    world.send(3, &World::end_request(ID, producer, true));
+    assert!(world.answer::<EndTxnRequest>(3).is_none(), "nobody has agreed to that");
+    world.sink.release();
+    assert_eq!(world.answer::<EndTxnRequest>(3).expect("it is answered").error_code, 0);
+}
+
+#[test]
+fn a_cluster_without_groups_makes_their_stream_for_a_transaction_that_ends() {
+    let mut world = World::new();
+    together(&world);
+    world.restart();
+    let door = world.running().door.clone();
+    assert!(door.groups.owner_of(&door.broker, "g").is_none());
+    assert!(door.groups.is_wanted());
+}

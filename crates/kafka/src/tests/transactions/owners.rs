@@ -1,10 +1,12 @@
 //! The owner of partitions and of groups whose transactions other nodes coordinate: what it waits for, what it asks, and what it does with
 //! requests that come late or from who is not the coordinator any more. The coordinators are the test's.
 
-use kera_format::{Cursor, ProducerEpoch, StreamId, StreamOptions, StreamletId};
+use kera_format::kafka_transactions::AbortedRange;
+use kera_format::{Cursor, LaneId, ProducerEpoch, StreamId, StreamOptions, StreamletId};
+use kera_protocol::placement::{LaneState, Memory, OlderGroups, StreamletState};
 use kera_protocol::{
     AbortedRecords, Body, ClaimGroup, ClaimPartition, EndInGroup, EndInPartitions, EndedPartition, GroupClaimed,
-    Message, OpenTransaction, PartitionClaimed, PartitionEnded, TransactionsHeld, TransactionsIn,
+    Message, OpenTransaction, Owner, PartitionClaimed, PartitionEnded, TransactionsHeld, TransactionsIn,
 };
 
 use super::super::parts::{ME, OTHER, owner, together};
@@ -325,4 +327,64 @@ fn groups_ask_once_and_are_not_ended_by_late_copies() {
     let (_, done) = asked.take::<ClaimGroup>().pop().expect("it asks again");
     done(bytes(&GroupClaimed { error: 47, number: 0, part_epoch: COORDINATORS }));
     assert_eq!((error(&mut world), world.offset("g")), (Some(47), Ok(8)));
+}
+
+#[test]
+fn what_was_aborted_at_an_earlier_owner_is_passed_over_for_as_long_as_it_is_read() {
+    let (mut world, _) = owning();
+    let door = world.running().door.clone();
+    let (stream, streamlet) = (door.transactions.stream_of("t"), StreamletId(1));
+    let (broker, _) = world.parts();
+    // The other node had the partition, and keeps its first ten records.
+    broker.set_owner(2, stream, streamlet, owner(OTHER, 4)).unwrap();
+    let older = vec![OlderGroups { first_epoch: 4, node: OTHER }];
+    broker.set_owner(3, stream, streamlet, Owner { older, ..owner(ME, 6) }).unwrap();
+    let (lane, memory) = (LaneId(0), Memory::Whole);
+    let lane =
+        LaneState { lane, next_ordinal: 10, last_append_ms: 0, memory, producers: Vec::new(), groups: Vec::new() };
+    let state = StreamletState { stream, streamlet, epoch: 4, lanes: vec![lane], progress: Vec::new() };
+    broker.open_streamlet(stream, streamlet, 6, Some(&state)).unwrap();
+    let range = |first_offset, marker_offset| AbortedRange {
+        stream,
+        partition: 1,
+        producer_id: 77,
+        first_offset,
+        marker_offset,
+        stable_offset: marker_offset + 1,
+        epoch: 0,
+    };
+    let of = door.transactions.partitions.get_or_make(stream, 1);
+    of.lock().refresh([], [range(1, 3), range(5, 7)]);
+    door.transactions.trim_partitions();
+    assert_eq!(of.lock().ranges(), [range(1, 3), range(5, 7)]);
+    // Until it is deleted there.
+    door.transactions.lane(stream, 1).unwrap().raise_floor(4);
+    door.transactions.trim_partitions();
+    assert_eq!(of.lock().ranges(), [range(5, 7)]);
+}
+
+#[test]
+fn a_group_that_has_left_since_it_was_found_has_not_ended() {
+    let (mut world, asked) = owning();
+    world.send(3, &World::offset_request("id", P, "g", 7));
+    world.nodes();
+    let (_, done) = asked.take::<ClaimGroup>().pop().expect("it asks");
+    done(bytes(&GroupClaimed { error: 0, number: 100, part_epoch: COORDINATORS }));
+    world.nodes();
+    world.answer::<TxnOffsetCommitRequest>(3);
+    world.sink.release();
+    let door = world.running().door.clone();
+    door.groups.close_group("g");
+    let (producer_id, group) = (kera_format::ProducerId(77), "g".to_owned());
+    let end = EndInGroup {
+        part: 0,
+        part_epoch: COORDINATORS,
+        group,
+        owner_epoch: OWNER,
+        producer_id,
+        number: 100,
+        commit: true,
+    };
+    let Served::Now(told, _) = door.end_in_group(&end) else { panic!("it is not answered") };
+    assert_eq!(told.error.cast_signed(), Code::NotCoordinator.code(), "the next owner has it to do");
 }
