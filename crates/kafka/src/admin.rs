@@ -28,6 +28,9 @@ use crate::door::{After, Command, Door, partitions_of};
 use crate::session::{Request, decode, encode};
 use crate::wire::Malformed;
 
+/// Copies that a topic gets by itself where there are as many nodes.
+const COPIES_AUTO: u32 = 3;
+
 /// Kinds of resources that have configurations.
 const TOPIC: i8 = 2;
 const BROKER: i8 = 4;
@@ -213,17 +216,23 @@ fn check_assigned<'a>(door: &Door, mut wanted: impl Iterator<Item = &'a [BrokerI
     Err((ResponseError::InvalidReplicaAssignment, why))
 }
 
+/// Copies of a topic whose maker does not say how many. Nodes that are lost count: they are to come back.
+pub(crate) fn copies_default(door: &Door) -> u32 {
+    let nodes = door.broker.ownership().nodes().len();
+    door.config.copies_default.unwrap_or(if nodes >= COPIES_AUTO as usize { COPIES_AUTO } else { 1 })
+}
+
 /// The options of a topic that is to be made.
 fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refusal> {
     let refuse = |error, why: &str| Err((error, why.to_owned()));
     let nodes = door.broker.ownership().nodes().len().max(1);
     let copies = match topic.replication_factor {
-        -1 => 1,
+        -1 => copies_default(door),
         factor => u32::try_from(factor).unwrap_or(0),
     };
     if copies == 0 || copies as usize > nodes {
         let there = if nodes == 1 { "there is one node".to_owned() } else { format!("there are {nodes} nodes") };
-        let why = format!("{there}: the replication factor is 1 to {nodes}, or -1 for 1");
+        let why = format!("{there}: the replication factor is 1 to {nodes}, or -1 for {}", copies_default(door));
         return refuse(ResponseError::InvalidReplicationFactor, &why);
     }
     let mut partitions = topic.num_partitions;
@@ -435,7 +444,7 @@ fn described(door: &Door, resource: &DescribeConfigsResource) -> Result<Vec<Desc
                 entry("advertised.listeners", advertised, SOURCE_NODE, true, Type::String),
                 entry("auto.create.topics.enable", config.auto_create.to_string(), SOURCE_NODE, true, Type::String),
                 entry("num.partitions", config.partitions_default.to_string(), SOURCE_NODE, true, Type::Int),
-                entry("default.replication.factor", "1".to_owned(), SOURCE_NODE, true, Type::Int),
+                entry("default.replication.factor", copies_default(door).to_string(), SOURCE_NODE, true, Type::Int),
             ]
         }
         _ => return Err((ResponseError::InvalidRequest, "topics (2) and brokers (4) have configurations".to_owned())),

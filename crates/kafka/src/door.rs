@@ -56,6 +56,8 @@ pub struct DoorConfig {
     pub auto_create: bool,
     /// Partitions of a topic that is made without saying how many.
     pub partitions_default: u32,
+    /// Copies of a topic that is made without saying how many; `None`: three where there are as many nodes, otherwise one.
+    pub copies_default: Option<u32>,
     /// Data bytes of one fetch answer; a request that asks for more gets this.
     pub fetch_bytes_max: usize,
     /// Longest that a fetch waits, in milliseconds.
@@ -82,6 +84,7 @@ impl Default for DoorConfig {
             advertised: None,
             auto_create: true,
             partitions_default: 1,
+            copies_default: None,
             fetch_bytes_max: 16 << 20,
             fetch_wait_ms_max: 60_000,
             fetch_sessions_max: 1_000,
@@ -136,6 +139,14 @@ pub(crate) struct After {
 impl After {
     pub(crate) fn is_durable(&self) -> bool {
         self.sink.durable_through() >= self.ticket
+    }
+}
+
+/// Adds what is waited for to the sinks that are, each with the ticket that comes first.
+pub(crate) fn first_of(waits: &mut Vec<After>, after: &After) {
+    match waits.iter_mut().find(|known| Arc::ptr_eq(&known.sink, &after.sink)) {
+        Some(known) => known.ticket = known.ticket.min(after.ticket),
+        None => waits.push(after.clone()),
     }
 }
 

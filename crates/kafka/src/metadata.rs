@@ -47,7 +47,8 @@ pub(crate) fn creates(door: &Door, version: i16, asked: &MetadataRequest) -> boo
 
 /// Makes the topics that are asked for and not there. Waits for the disk.
 pub(crate) fn create(door: &Door, asked: &MetadataRequest) {
-    let options = StreamOptions { streamlets: door.config.partitions_default, ..StreamOptions::default() };
+    let (streamlets, replication) = (door.config.partitions_default, crate::admin::copies_default(door));
+    let options = StreamOptions { streamlets, replication, ..StreamOptions::default() };
     for name in missing(door, asked) {
         // Somebody else may have been quicker; what is there in the end is told.
         if let Err((error, why)) = crate::admin::create_topic(door, name, options.clone(), false) {

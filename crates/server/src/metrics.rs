@@ -63,6 +63,18 @@ pub struct Snapshot {
 /// What a node of a cluster counts.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ClusterNumbers {
+    /// Nodes of the cluster, lost ones included; 0: the node is alone.
+    pub nodes: u64,
+    /// Those that are lost or stopped.
+    pub nodes_lost: u64,
+    /// Whether this node knows who leads the coordinators.
+    pub has_leader: bool,
+    /// The level in force.
+    pub level: u64,
+    /// Streamlets that this node owns.
+    pub owned_streamlets: u64,
+    /// Streamlets of the whole cluster whose owner is lost.
+    pub lost_streamlets: u64,
     /// Virtual logs that this node has on backups.
     pub logs: u64,
     /// Blocks of them that were acknowledged.
@@ -296,6 +308,18 @@ static METRICS: &[Metric] = &[
         s.virtual_logs.pending_bytes
     })),
     bytes(gauge("vlog_files", "Bytes of the files of virtual logs.", |s| s.virtual_logs.file_bytes)),
+    gauge("cluster_nodes", "Nodes of the cluster, lost ones included; 0: the node is alone.", |s| s.cluster.nodes),
+    gauge("cluster_nodes_lost", "Nodes of the cluster that are lost or stopped, as this node knows.", |s| {
+        s.cluster.nodes_lost
+    }),
+    gauge("cluster_has_leader", "1 if this node knows who leads the coordinators.", |s| {
+        u64::from(s.cluster.has_leader)
+    }),
+    gauge("cluster_level", "The level that the cluster is at.", |s| s.cluster.level),
+    gauge("cluster_owned_streamlets", "Streamlets that this node owns.", |s| s.cluster.owned_streamlets),
+    gauge("cluster_lost_streamlets", "Streamlets of the cluster whose owner is lost and has no successor yet.", |s| {
+        s.cluster.lost_streamlets
+    }),
     gauge("copies_logs", "Virtual logs of this node that are on other nodes.", |s| s.cluster.logs),
     counter("copies_blocks", "Blocks that all backups of their view have stored.", |s| s.cluster.blocks),
     bytes(counter("copies_chunks", "Bytes of the chunks in those blocks.", |s| s.cluster.chunk_bytes)),
@@ -637,6 +661,10 @@ their own.
 Worth an alert: `kera_node_ready` is 0, `kera_application_lag_records` grows, `kera_writes_blocked_total` grows (the arena
 is too small, or disks are too slow), `kera_store_disks_down` is not 0, any of the `_errors`, `_failures` and `corrupt`
 counters grows.
+
+In a cluster also: `kera_cluster_nodes_lost` is not 0 for longer than a restart takes, `kera_cluster_has_leader` is 0, `kera_cluster_lost_streamlets` or
+`kera_rebuild_waiting_streamlets` is not 0 for a minute, `kera_copies_under_replicated_blocks` is not 0 and does not fall, `kera_copies_lag_milliseconds` is above
+1000, `kera_cluster_owned_streamlets` is far from that of other nodes. [Operations](operations.md#alerts) says what each of them means and what to do.
 
 | name | type | meaning |
 | --- | --- | --- |

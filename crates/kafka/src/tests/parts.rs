@@ -7,6 +7,7 @@ use std::time::Duration;
 use kafka_protocol::messages::join_group_request::JoinGroupRequestProtocol;
 use kafka_protocol::messages::offset_commit_request::{OffsetCommitRequestPartition, OffsetCommitRequestTopic};
 use kafka_protocol::messages::offset_fetch_request::OffsetFetchRequestGroup;
+use kera_format::kafka_groups::{CommittedOffset, Entry, Fact, OffsetKey};
 use kera_format::{Cursor, StreamId, StreamOptions, StreamletId};
 use kera_protocol::placement::OlderGroups;
 use kera_protocol::{NodeInfo, Owner};
@@ -15,8 +16,11 @@ use parking_lot::Mutex;
 use super::transactions::{World, text, topic};
 use super::*;
 use crate::door::{Coordinators, OtherNodes};
+use crate::group_door::copy;
 use crate::group_parts::{self, Load};
-use crate::{state_parts, transaction_parts};
+use crate::groups::{GroupConfig, Now};
+use crate::state_log::{Edge, StateLog};
+use crate::{admin, state_parts, transaction_parts};
 
 pub(super) const ME: u32 = 1;
 pub(super) const OTHER: u32 = 2;
@@ -413,4 +417,83 @@ fn groups_that_older_owners_have_are_read_there() {
     assert_eq!(world.offsets(&[moved, only_before]), told([(moved, Ok(8)), (only_before, Ok(3))]));
     assert_eq!(world.commit(moved, 9), 0, "and it goes on from there");
     assert_eq!(world.offsets(&[moved]), told([(moved, Ok(9))]));
+}
+
+fn log_of(world: &World, stream: StreamId) -> Arc<StateLog<Entry>> {
+    let (broker, _) = world.parts();
+    let clock: Arc<dyn kera_env::Clock> = Arc::new(kera_env::SystemClock::new());
+    StateLog::of(group_parts::STREAM, &broker.log().stream(stream).unwrap(), StreamletId(0), &clock).unwrap()
+}
+
+fn offset(offset: i64, metadata: &str) -> Option<CommittedOffset> {
+    let (leader_epoch, committed_ms, expires_ms, topic_id) = (-1, 0, None, 0);
+    Some(CommittedOffset { offset, leader_epoch, committed_ms, expires_ms, topic_id, metadata: metadata.to_owned() })
+}
+
+/// An earlier owner has that offsets of a transaction are pending; that they are not any more stood where its successor has let go of it.
+#[test]
+fn what_stands_in_front_of_a_whole_copy_does_not_count() {
+    let (mut other, stream) = shared();
+    other.read();
+    let group = groups_of(&mut other)[0][0].to_string();
+    let of = || OffsetKey { topic: "t".to_owned(), partition: 0 };
+    let fact = |fact| Entry { group: group.clone(), fact };
+    let log = log_of(&other, stream);
+    // One that breaks off, and one that is whole.
+    log.append_edge(Edge::Begin).unwrap();
+    log.append_edge(Edge::Begin).unwrap();
+    log.append(&[fact(Fact::Offset(of(), offset(8, "")))]).unwrap();
+    log.append_edge(Edge::End).unwrap();
+    other.sink.release();
+    let lane = other.parts().0.log().stream(stream).unwrap().streamlet(StreamletId(0)).unwrap().clone();
+    let lane = Arc::clone(lane.lane(kera_format::LaneId(0)).unwrap());
+
+    let (mut world, stream) = shared();
+    world.read();
+    log_of(&world, stream).append(&[fact(Fact::Pending(77, of(), offset(100, "")))]).unwrap();
+    world.sink.release();
+    let (broker, _) = world.parts();
+    broker.set_owner(2, stream, StreamletId(0), owner(OTHER, 7)).unwrap();
+    world.follow();
+    let older = [(5, ME), (7, OTHER)].map(|(first_epoch, node)| OlderGroups { first_epoch, node });
+    broker.set_owner(3, stream, StreamletId(0), Owner { older: older.to_vec(), ..owner(ME, 9) }).unwrap();
+    broker.open_streamlet(stream, StreamletId(0), 9, None).unwrap();
+    let door = world.running().door.clone();
+    door.set_others(Arc::new(Older { lane, failures: AtomicU32::new(1) }));
+    world.read();
+    assert_eq!(world.offset(&group), Ok(8), "nothing is pending");
+}
+
+/// Its groups are another node's, which reads what is here: a copy of nothing must not have it let go.
+#[test]
+fn a_part_that_has_left_copies_nothing() {
+    let (mut world, stream) = shared();
+    let loads = world.follow();
+    let mut coordinator = loads[0].making().coordinator(GroupConfig::default(), None);
+    let log = log_of(&world, stream);
+    let metadata = "x".repeat(4000);
+    let fact = |at| Fact::Offset(OffsetKey { topic: "t".to_owned(), partition: at }, offset(1, &metadata));
+    let entries: Vec<Entry> = (0..500).map(|at| Entry { group: "g".to_owned(), fact: fact(at) }).collect();
+    for _ in 0..3 {
+        log.append(&entries).unwrap();
+    }
+    let end = log.last_mark();
+    copy(&log, &coordinator);
+    assert_eq!(log.last_mark(), end);
+    coordinator.start(Now::default());
+    copy(&log, &coordinator);
+    assert!(log.last_mark() > end, "it was due");
+}
+
+#[test]
+fn topics_get_three_copies_by_themselves_where_there_are_as_many_nodes() {
+    let mut world = World::new();
+    let door = world.running().door.clone();
+    assert_eq!(admin::copies_default(&door), 1);
+    let (broker, _) = together(&world);
+    assert_eq!(admin::copies_default(&door), 1, "a loss would stop two of two");
+    let mut nodes = broker.ownership().nodes().to_vec();
+    nodes.push(NodeInfo { node: 3, ..nodes[0].clone() });
+    broker.set_nodes(2, nodes);
+    assert_eq!(admin::copies_default(&door), 3);
 }

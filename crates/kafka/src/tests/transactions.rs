@@ -378,7 +378,7 @@ impl World {
     }
 
     /// The committed offset of a group, or why it is not told to who wants a stable one.
-    fn offset(&mut self, group: &str) -> Result<i64, Code> {
+    pub(super) fn offset(&mut self, group: &str) -> Result<i64, Code> {
         let one = OffsetFetchRequestTopic::default().with_name(topic("t")).with_partition_indexes(vec![0]);
         let request = OffsetFetchRequest::default()
             .with_group_id(GroupId(text(group)))

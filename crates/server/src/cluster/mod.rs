@@ -50,7 +50,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::again;
-use crate::config::{Config, SETTINGS};
+use crate::config::{Config, Mistake, Mistakes, SETTINGS};
 use crate::fatal::Fatal;
 use crate::identity::Identity;
 use crate::metrics::ClusterNumbers;
@@ -126,7 +126,7 @@ fn group_config(config: &Config, identity: &Identity, node: u32) -> GroupConfig 
     GroupConfig {
         node,
         uuid: identity.node,
-        address: config.cluster.listen.clone(),
+        address: config.cluster_address().to_owned(),
         streams_max: config.streams.streams_max as usize,
         copies_max: COPIES_MAX,
         snapshot_entries: SNAPSHOT_ENTRIES,
@@ -289,7 +289,15 @@ impl Cluster {
     /// What it counts.
     pub(crate) fn numbers(&self) -> ClusterNumbers {
         let recovery = self.recovery.lock().as_ref().map(|(recovery, _)| recovery.clone());
+        let (number, known) = (self.node, self.describe());
+        let mine = known.nodes.iter().find(|node| node.node == number);
         let mut numbers = ClusterNumbers {
+            nodes: known.nodes.len() as u64,
+            nodes_lost: known.nodes.iter().filter(|node| node.fenced).count() as u64,
+            has_leader: known.leader != 0,
+            level: known.level.into(),
+            owned_streamlets: mine.map_or(0, |node| node.streamlets),
+            lost_streamlets: known.waiting_streamlets,
             backup: self.backup.stats(),
             rebuild_left_bytes: recovery.as_ref().map_or(0, |recovery| recovery.left_bytes()),
             waiting_streamlets: recovery.as_ref().map_or(0, |recovery| recovery.left_to_open()),
@@ -487,11 +495,32 @@ fn join(
             );
             return Err(Fatal::Data { message });
         }
+        check_reachable(joining.config)?;
     }
     let message = join_message(joining);
     let (asked, transport) = (group.clone(), joining.transport.clone());
     let joined = wait(runtime, async move { join_until(&asked, &*transport, seed, &message).await });
     joined.map(|joined| joined.epoch).map_err(|message| Fatal::Data { message })
+}
+
+/// A node that tells a cluster of other machines to reach it at a loopback address would be in it, and nobody would reach it.
+fn check_reachable(config: &Config) -> Result<(), Fatal> {
+    let is_loopback = |address: &str| crate::node::resolve(address).is_ok_and(|at| at.ip().is_loopback());
+    let seed = config.cluster.join.as_deref().unwrap_or_default();
+    if crate::node::resolve(seed).is_err() || is_loopback(seed) {
+        return Ok(());
+    }
+    let told = [
+        ("cluster.listen", config.cluster_address(), "--cluster-listen or --cluster-advertised"),
+        ("network.listen", config.native_address(), "--listen or --advertised"),
+    ];
+    let wrong = told.into_iter().filter(|(_, address, _)| is_loopback(address)).map(|(setting, address, flags)| Mistake {
+        place: String::new(),
+        setting: setting.to_owned(),
+        message: format!("{seed} is on another machine, which cannot connect to {address}; say with {flags} where this node is reached"),
+    });
+    let wrong: Vec<Mistake> = wrong.collect();
+    if wrong.is_empty() { Ok(()) } else { Err(Fatal::Config(Mistakes(wrong))) }
 }
 
 /// Founds a cluster unless the node is told of one that was founded before; the node's epoch in it, if it has one. Goes on for as long
@@ -685,8 +714,8 @@ fn join_message(joining: &Joining<'_>) -> JoinCluster {
         uuid: identity.node,
         roles: roles(config),
         rack: Some(&config.cluster.rack).filter(|rack| *rack != "none").cloned().unwrap_or_default(),
-        cluster_address: config.cluster.listen.clone(),
-        native_address: config.network.listen.clone(),
+        cluster_address: config.cluster_address().to_owned(),
+        native_address: config.native_address().to_owned(),
         kafka_address: config.kafka.advertised.clone().or(config.kafka.listen.clone()).unwrap_or_default(),
         http_address: config.http.listen.clone().unwrap_or_default(),
         settings: shared.map(|one| SharedSetting { name: one.name(), value: one.shown(config) }).collect(),

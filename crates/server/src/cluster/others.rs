@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kera_coordinator::cluster::{ClusterState, LogState};
-use kera_format::cluster::{Doors, Roles};
+use kera_format::cluster::{Doors, Rack, Roles};
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
 use kera_kafka::{Answered, Coordinators, OtherNodes};
 use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
@@ -119,9 +119,17 @@ fn known(state: &ClusterState, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) 
         sorted.sort_unstable();
         sorted.into_iter().map(|(_, node)| node)
     };
+    let nobody_yet = now.is_empty() && before.is_empty();
     let is_live = |node: &u32| state.node(*node).is_some_and(|node| node.is_live(Roles::BACKUP));
     let mut replicas = vec![owner];
     replicas.extend(most_first(now).take(backups));
+    if nobody_yet {
+        // Its owner has never written anything with so many copies. Those of whom the first are asked for would lack nothing, and tools take what is told for
+        // the topic's replication.
+        let mut asked = state.backups_for(owner, 0);
+        asked.sort_by_key(|(node, rack)| (*rack == Rack::Own, node.wrapping_sub(owner)));
+        replicas.extend(asked.into_iter().map(|(node, _)| node).take(backups));
+    }
     let in_sync = replicas.iter().copied().filter(|node| *node == owner || is_live(node)).collect();
     for node in most_first(before) {
         if replicas.len() <= backups && !replicas.contains(&node) {
@@ -129,4 +137,46 @@ fn known(state: &ClusterState, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) 
         }
     }
     (replicas, in_sync)
+}
+
+#[cfg(test)]
+mod tests {
+    use kera_coordinator::cluster::{Join, LogView};
+    use kera_format::cluster::LogName;
+    use kera_format::level;
+
+    use super::*;
+
+    fn join(node: u32) -> Join {
+        Join {
+            node,
+            uuid: [node as u8; 16],
+            roles: Roles::ALL,
+            rack: String::new(),
+            doors: Doors::default(),
+            settings: Vec::new(),
+            epoch_min: 1,
+            has_all: true,
+            levels: (level::FIRST, level::NEWEST),
+        }
+    }
+
+    #[test]
+    fn who_would_have_copies_is_told_until_somebody_has() {
+        let mut state = ClusterState::default();
+        let mut entries = state.plan_found([9; 16], &join(1), 0).unwrap();
+        for node in 1..=4 {
+            if node > 1 {
+                entries = state.plan_join(&join(node), 0).unwrap();
+            }
+            entries.iter().for_each(|entry| state.apply(entry).unwrap());
+        }
+        assert_eq!(known(&state, 2, 3), (vec![2, 3, 4], vec![2, 3, 4]));
+        assert_eq!(known(&state, 2, 1), (vec![2], vec![2]));
+        let log = LogName { node: 2, epoch: 1, log: 0 };
+        let agreed = state.plan_view(&LogView { log, view: 1, first: 1, backups: vec![1, 4] }).unwrap();
+        agreed.iter().for_each(|entry| state.apply(entry).unwrap());
+        assert_eq!(known(&state, 2, 3), (vec![2, 1, 4], vec![2, 1, 4]));
+        assert_eq!(known(&state, 2, 2).0.len(), 2, "of another stream nothing is written");
+    }
 }

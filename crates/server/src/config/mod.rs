@@ -13,6 +13,7 @@ pub use kind::{Field, Kind, Range, Value, Written};
 pub use load::{Loaded, Mistake, Mistakes, Origin, Sources, load};
 pub use page::{file_text, page_text};
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use kind::{range, range_or};
@@ -140,6 +141,8 @@ settings! {
     network: NetworkSettings {
         /// Where clients connect. Other machines can only reach it when it is not a loopback address.
         listen: String = Kind::Address, "127.0.0.1:7070", "listen";
+        /// The address that clients and other nodes of a cluster are told to connect to, where it is not the one that is listened on; `none` is that one.
+        advertised: Option<String> = Kind::OptionalAddress, "none", "advertised";
         /// Connections at a time; more are refused with an error that says so.
         connections_max: u64 = Kind::Count(range(1, 1_000_000)), "10000", "connections-max";
         /// The largest frame a client may send, and so the most chunks of one request.
@@ -159,9 +162,11 @@ settings! {
         /// The node's number in its cluster, which it keeps for ever; `none`: the node is alone. The first node of a cluster
         /// is one that is given a number and nobody to join; it brings its streams along.
         node: Option<u64> = Kind::Count(range_or("none", 1, 1_000_000)), "none", "node";
-        /// Where other nodes reach this one; the address is told to them as it is written here. Not for clients: whoever
+        /// Where other nodes reach this one; the address is told to them as it is written here, unless another one is advertised. Not for clients: whoever
         /// reaches it may command the cluster.
         listen: String = Kind::Address, "127.0.0.1:7072", "cluster-listen";
+        /// The address that other nodes are told to connect to, where it is not the one that is listened on; `none` is that one.
+        advertised: Option<String> = Kind::OptionalAddress, "none", "cluster-advertised";
         /// The cluster's address of any node of the cluster to join. Not looked at once the node knows its cluster.
         join: Option<String> = Kind::OptionalAddress, "none", "join";
         /// What the node does, separated by commas: `coordinator` keeps the catalog and votes if it is one of the first one,
@@ -207,6 +212,9 @@ settings! {
         auto_create: bool = Kind::Switch, "true", "kafka-auto-create";
         /// Partitions of a topic that is made without saying how many.
         partitions: u64 = Kind::Count(range(1, 131_072)), "1", "kafka-partitions";
+        /// Copies of a topic that is made without saying how many, by itself or with the replication factor -1, as Kafka Streams makes its own. `auto` is 3 in a
+        /// cluster of three nodes or more, and 1 otherwise.
+        replication: Option<u64> = Kind::Count(range_or("auto", 1, 16)), "auto", "kafka-replication";
     }
 
     /// The arena: the shared memory that every append goes to first.
@@ -314,6 +322,16 @@ impl Config {
         (SETTINGS[index].set)(self, value);
     }
 
+    /// Where clients and other nodes are told to connect.
+    pub fn native_address(&self) -> &str {
+        self.network.advertised.as_deref().unwrap_or(&self.network.listen)
+    }
+
+    /// Where other nodes are told to connect.
+    pub fn cluster_address(&self) -> &str {
+        self.cluster.advertised.as_deref().unwrap_or(&self.cluster.listen)
+    }
+
     /// What of the cluster's settings cannot be.
     fn wrong_in_cluster(&self) -> Vec<(Vec<&'static str>, String)> {
         let mut wrong = Vec::new();
@@ -328,6 +346,21 @@ impl Config {
                 wrong.push((vec!["cluster.join", "cluster.node"], message));
             }
             return wrong;
+        }
+        let kafka = self.kafka.advertised.as_deref().or(self.kafka.listen.as_deref());
+        let told = [
+            ("network.listen", "--advertised", Some(self.native_address())),
+            ("cluster.listen", "--cluster-advertised", Some(self.cluster_address())),
+            ("kafka.listen", "--kafka-advertised", kafka),
+        ];
+        for (name, flag, address) in told {
+            let is_any = |address: &str| address.parse::<SocketAddr>().is_ok_and(|at| at.ip().is_unspecified());
+            if let Some(address) = address.filter(|address| is_any(address)) {
+                let message = format!(
+                    "nobody can connect to {address}, which others are told; say with {flag} where this node is reached"
+                );
+                wrong.push((vec![name], message));
+            }
         }
         let addresses = [("network.listen", &self.network.listen), ("cluster.listen", &self.cluster.listen)];
         for (name, _) in addresses.iter().filter(|(_, address)| address.ends_with(":0")) {

@@ -134,3 +134,22 @@ fn many_virtual_logs_have_smaller_files_unless_somebody_says_how_large() {
     config.virtual_logs.file_bytes = Some(100 << 20);
     assert_eq!(config.virtual_log_file_bytes(), 100 << 20);
 }
+
+#[test]
+fn a_node_of_a_cluster_tells_nobody_an_address_that_is_none() {
+    let flags = |more: &[(&str, &str)]| Sources {
+        flags: more.iter().chain(&[("node", "1")]).map(|(flag, value)| ((*flag).into(), (*value).into())).collect(),
+        ..Sources::default()
+    };
+    let text = load(&flags(&[("listen", "0.0.0.0:7070"), ("cluster-listen", "[::]:7072")])).unwrap_err().to_string();
+    assert!(
+        text.contains("nobody can connect to 0.0.0.0:7070, which others are told; say with --advertised"),
+        "{text}"
+    );
+    assert!(text.contains("nobody can connect to [::]:7072") && text.contains("--cluster-advertised"), "{text}");
+    let advertised = [("listen", "0.0.0.0:7070"), ("advertised", "node-1:7070")];
+    let config = load(&flags(&advertised)).unwrap().config;
+    assert_eq!((config.native_address(), config.cluster_address()), ("node-1:7070", "127.0.0.1:7072"));
+    // Who is alone tells nobody.
+    load(&Sources { flags: vec![("listen".into(), "0.0.0.0:7070".into())], ..Sources::default() }).unwrap();
+}

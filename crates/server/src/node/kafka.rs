@@ -54,6 +54,7 @@ impl Kafka {
             advertised: config.kafka.advertised.clone(),
             auto_create: config.kafka.auto_create,
             partitions_default: config.kafka.partitions as u32,
+            copies_default: config.kafka.replication.map(|copies| copies as u32),
             ..DoorConfig::default()
         };
         let (broker, coordinator) = (parts.broker.clone(), parts.coordinator.clone());
