@@ -7,7 +7,8 @@ Three nodes on this machine, a stream with three copies (durability process) of 
 open-loop producer writes a little, that node is killed with kill -9. Told are: the longest that any record waited for its acknowledgement,
 when the streamlets were taken over, when all of the old data could be read again, and when it had its copies, from the nodes' own logs. Beside
 them is told how fast the machine hands out memory, which what is rebuilt needs as much of: 4 GiB of shared memory in one go, behind the round and with nothing
-else running. `kera bench limit` says what loopback and disk give. Needs six times the data as memory at most, and as much disk.
+else running. Last comes a line of what loopback and the disk of the nodes' folders give by `kera bench limit`, right behind the rounds, with the medians of their two
+rates as parts of each. Needs six times the data as memory at most, and as much disk.
 With `--follow` a consumer reads what is written meanwhile, and the longest wait of a record for its receipt is told too. With `--freeze` the node is
 stopped by a signal and not killed: no connection to it breaks, as when its machine is gone.
 """
@@ -18,6 +19,7 @@ import mmap
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -49,6 +51,21 @@ def memory_mib_per_s(mib=4096, populate_write=23):
         for at in range(0, len(memory), mmap.PAGESIZE):
             memory[at] = 1
     return round(mib / (time.monotonic() - began))
+
+
+def limits(kera, rounds, disk_bytes):
+    """What the machine gives in this same hour, and how much of it a recovery makes use of."""
+    with tempfile.TemporaryDirectory(prefix="kera-recovery-") as folder:
+        measure = [kera, "bench", "limit", "--disk", folder, "--disk-bytes", str(disk_bytes), "--frame-bytes", "65536", "--seconds", "1", "--rounds", "1", "--json"]
+        given = json.loads(subprocess.run(measure, check=True, stdout=subprocess.PIPE).stdout)
+    disk = given["disk"]
+    rates = {"loopback": given["loopback_bytes_per_s"], "disk_append": disk["append_bytes_per_s"],
+             "disk_write": disk["write_bytes_per_s"], "disk_read": disk["read_bytes_per_s"]}
+    told = {f"{name}_gb_per_s": round(rate / 1e9, 3) for name, rate in rates.items()}
+    for reached in ("mib_per_s_since_taken", "mib_per_s_with_copies"):
+        rate = statistics.median_low(one[reached] for one in rounds)
+        told[reached] = {"median": rate, **{f"of_{name}": round((rate << 20) / limit, 3) for name, limit in rates.items()}}
+    return {"limits": {**told, "disk_direct": disk["direct"], "sync_us_p50": disk["sync_us_p50"]}}
 
 
 def owner(kera, connect):
@@ -117,9 +134,12 @@ def main():
     parser.add_argument("--freeze", action="store_true", help="the node falls silent, and no connection to it breaks")
     args = parser.parse_args()
     kera = os.path.abspath(args.kera)
+    rounds = []
     for _ in range(args.rounds):
-        reached = round_of(kera, args.mib, args.rate, args.follow, args.freeze)
-        print(json.dumps({**reached, "memory_mib_per_s": memory_mib_per_s()}), flush=True)
+        rounds.append(round_of(kera, args.mib, args.rate, args.follow, args.freeze))
+        print(json.dumps({**rounds[-1], "memory_mib_per_s": memory_mib_per_s()}), flush=True)
+    if rounds:
+        print(json.dumps(limits(kera, rounds, args.mib << 20)), flush=True)
 
 
 if __name__ == "__main__":
