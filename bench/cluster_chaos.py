@@ -362,8 +362,8 @@ def is_whole(nodes, is_over=lambda: False):
     return good == 2
 
 
-def wipe(nodes, node, chance):
-    """Loses a node's disk and memory and replaces it. The old number is asked to go until nobody needs anything of it."""
+def wipe(nodes, node, chance, wait):
+    """Loses a node's disk and memory and replaces it. The old number is asked to go after `wait` seconds, until nobody needs anything of it."""
     node.signal(signal.SIGKILL)
     node.has_ended()
     others = [one for one in nodes if one is not node]
@@ -373,6 +373,7 @@ def wipe(nodes, node, chance):
     print(f"          node {new.number} in the place of node {node.number}", flush=True)
     new.start()
     new.wait()
+    time.sleep(wait)
     began = time.monotonic()
     remove_it = [node.kera, "node", "remove", str(node.number), "--connect", ",".join(one.address for one in nodes)]
     while True:
@@ -382,13 +383,13 @@ def wipe(nodes, node, chance):
         if time.monotonic() > began + NEEDED_S:
             raise Fault(f"node {node.number} cannot be given up {NEEDED_S} s after its disks were lost: {removed.stdout.strip()}")
         time.sleep(0.5)
-    print(f"          node {node.number} given up after {time.monotonic() - began:.1f} s", flush=True)
+    print(f"          node {node.number} given up after {wait + time.monotonic() - began:.1f} s", flush=True)
 
 
-def torment(nodes, kinds, chance, done, copies, means, is_over):
-    node, kind = chance.choice(nodes), chance.choice(kinds)
+def torment(args, nodes, chance, done, is_over):
+    node, kind = chance.choice(nodes), chance.choice(args.kinds.split(","))
     # With three copies one loss after a wipe is survived, as long as it is not another disk; moves cost none.
-    must_be_whole = kind == "wipe" or copies == 2 and "wipe" in done and kind not in ("move", "drain", "full-disk")
+    must_be_whole = kind == "wipe" or args.copies == 2 and "wipe" in done and kind not in ("move", "drain", "full-disk")
     if must_be_whole and not is_whole(nodes, is_over):
         if not is_over():
             print(f"          no {kind}", flush=True)
@@ -414,9 +415,9 @@ def torment(nodes, kinds, chance, done, copies, means, is_over):
         print(f"          from node {other.number}", flush=True)
         node.place.cut_from(other.place, chance.choice([chance.uniform(1, 4), chance.uniform(6, 9)]))
     elif kind == "slow-net":
-        node.place.slow(means, chance.choice([["to it"], ["from it"], ["to it", "from it"]]), chance, chance.uniform(2, 6))
+        node.place.slow(args.means, chance.choice([["to it"], ["from it"], ["to it", "from it"]]), chance, chance.uniform(2, 6))
     elif kind == "wipe":
-        wipe(nodes, node, chance)
+        wipe(nodes, node, chance, args.give_up_after)
     elif kind == "full-disk":
         node.place.fill(chance.uniform(1, 3))
     elif kind == "freeze":
@@ -438,7 +439,7 @@ def torment_while(running, until, args, nodes, chance, done):
         return time.monotonic() >= until or running.poll() is not None
     try:
         while not is_over():
-            torment(nodes, args.kinds.split(","), chance, done, args.copies, args.means, is_over)
+            torment(args, nodes, chance, done, is_over)
             time.sleep(args.pause)
     except Fault as fault:
         print(f"{time.strftime('%H:%M:%S')}  BROKEN: {fault}; no more torments, what clients find comes at the end", flush=True)
@@ -458,6 +459,7 @@ def main():
     parser.add_argument("--rate", type=int, default=20000, help="records per second")
     parser.add_argument("--arena-bytes", default="512MiB")
     parser.add_argument("--disk-mib", type=int, default=2048, help="size of each node's disk, where it has one of its own")
+    parser.add_argument("--give-up-after", type=float, default=0, help="seconds from the start of a node in the place of one that was wiped until that one is given up")
     parser.add_argument("--disk-files", action="store_true", help="each node's disk is an ext4 in a file, not memory; needs root and loop devices")
     parser.add_argument("--members", type=int, default=0,
                         help="so many members of an application read it all as well, while the torments go on")
