@@ -36,14 +36,15 @@ pub struct LinkConfig {
     pub connect_timeout: Duration,
 }
 
-/// Where a backup takes this protocol, `host:port`; `None`: it is not known.
+/// Where a backup takes this protocol, and who it is; `None`: it is not known.
 pub trait Addresses: Send + Sync {
-    /// The address of a node.
-    fn address(&self, backup: BackupId) -> Option<String>;
+    /// `host:port` of a node, and its uuid. Who says to be somebody else gets nothing: a machine may stand where another one stood, and
+    /// what it stores is no copy at the backup that a view names.
+    fn address(&self, backup: BackupId) -> Option<(String, [u8; 16])>;
 }
 
-impl<F: Fn(BackupId) -> Option<String> + Send + Sync> Addresses for F {
-    fn address(&self, backup: BackupId) -> Option<String> {
+impl<F: Fn(BackupId) -> Option<(String, [u8; 16])> + Send + Sync> Addresses for F {
+    fn address(&self, backup: BackupId) -> Option<(String, [u8; 16])> {
         self(backup)
     }
 }
@@ -167,7 +168,7 @@ impl Peer {
         if let Some(connection) = self.connection.as_ref().filter(|connection| !connection.is_closed()) {
             return Ok(connection.clone());
         }
-        let address = self.addresses.address(self.backup).ok_or("its address is not known")?;
+        let (address, uuid) = self.addresses.address(self.backup).ok_or("its address is not known")?;
         let config = ClientConfig {
             client_name: "kera-broker".into(),
             connect_timeout: self.config.connect_timeout,
@@ -175,6 +176,9 @@ impl Peer {
             ..ClientConfig::default()
         };
         let connection = Connection::connect(&address, config).await.map_err(|error| error.to_string())?;
+        if connection.hello().node_id != uuid {
+            return Err(format!("another node answers at {address}"));
+        }
         self.connection = Some(connection.clone());
         self.connections += 1;
         Ok(connection)

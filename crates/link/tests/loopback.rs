@@ -93,3 +93,13 @@ fn synced_blocks_are_there_after_a_restart_of_the_backup() {
     until("all is durable with the backup that came back", || replicated.durable_through() == last);
     assert_eq!(replicated.state().1.backups, [1, 2], "there was nobody else");
 }
+
+#[test]
+fn who_stands_where_a_backup_stood_gets_no_block() {
+    let cluster = Cluster::start(2, 3, |settings| settings.uuid = *b"somebody else is");
+    let replicated = Arc::clone(&cluster.replicated[0]);
+    cluster.append(0, 100).expect("a ticket");
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(replicated.durable_through(), 0, "nobody whom the view names has it");
+    assert!((1..=2).all(|backup| cluster.backup(backup).stats().blocks == 0));
+}

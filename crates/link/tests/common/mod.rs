@@ -42,6 +42,8 @@ pub struct Settings {
     pub retention_bytes: Option<u64>,
     /// Where backups keep their files.
     pub folder: std::path::PathBuf,
+    /// Who stands at each address, as the broker knows.
+    pub uuid: [u8; 16],
 }
 
 /// A coordinator that agrees to everything.
@@ -97,6 +99,7 @@ impl Cluster {
             io_threads: 1,
             retention_bytes: None,
             folder: folder.path().to_owned(),
+            uuid: CLUSTER,
         };
         adjust(&mut settings);
         let arena_folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
@@ -114,7 +117,9 @@ impl Cluster {
         let known = Arc::clone(&addresses);
         let connect_timeout = Duration::from_secs(2);
         let link = LinkConfig { cluster: CLUSTER, synced: settings.synced, connect_timeout };
-        let links = RpcLinks::new(link, handle, Arc::new(move |backup: BackupId| known.lock().get(&backup).cloned()));
+        let uuid = settings.uuid;
+        let address = move |backup: BackupId| known.lock().get(&backup).map(|address| (address.clone(), uuid));
+        let links = RpcLinks::new(link, handle, Arc::new(address));
         let views = Arc::new(Agrees { logs: OnceLock::new(), backups: (1..=backups).collect() });
         let first = View { number: 1, first: 1, backups: (1..copies).collect() };
         let replicated: Vec<Arc<ReplicatedLog>> = (0..settings.logs)

@@ -92,7 +92,7 @@ impl Copies {
             let group = Arc::downgrade(group);
             let address = move |backup: BackupId| {
                 let group = group.upgrade()?;
-                group.read(|state| state.node(backup).map(|node| node.doors.cluster.clone()))
+                group.read(|state| state.node(backup).map(|node| (node.doors.cluster.clone(), node.uuid)))
             };
             let config = LinkConfig { cluster, synced, connect_timeout: CONNECT };
             RpcLinks::new(config, runtime.clone(), Arc::new(address))

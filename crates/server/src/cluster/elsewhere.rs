@@ -30,7 +30,9 @@ pub(crate) struct Elsewhere {
 impl Elsewhere {
     /// With connections of its own.
     pub(crate) fn new(cluster: &Arc<Cluster>) -> Elsewhere {
-        Elsewhere { cluster: cluster.clone(), transport: RpcTransport::new(cluster.copies.runtime().clone()) }
+        let transport = RpcTransport::new(cluster.copies.runtime().clone());
+        transport.knows(&cluster.group);
+        Elsewhere { cluster: cluster.clone(), transport }
     }
 
     fn ask(&self, node: u32, lane: &Lane, cursor: Cursor) -> Result<ReadChunksResponse, String> {

@@ -162,7 +162,8 @@ impl Cluster {
             return Err(Fatal::Data { message: "a node of a cluster has a number".into() });
         };
         let (runtime, thread, stop) = start_runtime("kera-cluster")?;
-        let transport: Arc<dyn Transport> = Arc::new(RpcTransport::new(runtime.clone()));
+        let messages = Arc::new(RpcTransport::new(runtime.clone()));
+        let transport: Arc<dyn Transport> = messages.clone();
         let started = Group::start(
             group_config(config, identity, node as u32),
             disks[0].clone(),
@@ -170,6 +171,7 @@ impl Cluster {
             clock.clone(),
         );
         let group = wait(&runtime, started).map_err(|error| Fatal::Data { message: error.to_string() })?;
+        messages.knows(&group);
         check_level(&group)?;
         let (backup, moves) = (Arc::<BackupRole>::default(), Arc::<MovesRole>::default());
         let (kafka, returning) = (Arc::<KafkaRole>::default(), Arc::<ReturningRole>::default());
@@ -247,6 +249,7 @@ impl Cluster {
         let links = self.copies.runtime().clone();
         // Blocks that are read must not hold up what the coordinators say to each other.
         let transport = Arc::new(RpcTransport::new(links.clone()));
+        transport.knows(&self.group);
         let me = (self.node, self.epoch);
         let (came, runtime) = (self.came, &self.runtime);
         let own = self.backup.clone();

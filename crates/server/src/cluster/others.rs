@@ -32,7 +32,9 @@ pub(crate) struct Others {
 impl Others {
     /// With connections of its own.
     pub(crate) fn new(cluster: &Arc<Cluster>) -> Others {
-        Others { cluster: cluster.clone(), transport: RpcTransport::new(cluster.copies.runtime().clone()) }
+        let transport = RpcTransport::new(cluster.copies.runtime().clone());
+        transport.knows(&cluster.group);
+        Others { cluster: cluster.clone(), transport }
     }
 
     /// Asks at one of a node's addresses.

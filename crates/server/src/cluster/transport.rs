@@ -1,11 +1,11 @@
 //! Messages to other nodes over connections of the native protocol, one to each address, opened when it is needed.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use kera_protocol::Op;
-use kera_raft::{Pending, Transport};
+use kera_raft::{Group, Pending, Transport};
 use kera_rpc::{ClientConfig, Connection, RpcError};
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
@@ -20,14 +20,35 @@ const UNNOTICED: Duration = Duration::from_secs(1);
 pub(super) const REFUSED: &str = "refused: ";
 
 /// See the module. Everything runs on the log's runtime.
+///
+/// A message for a node goes to who says to be that node. At an address another one may stand by now, as when a machine was replaced, and messages do not say whom they are
+/// for: its vote would count as that of the coordinator who stood there, though it knows nothing of what that one has agreed to.
 pub(super) struct RpcTransport {
     runtime: Handle,
     connections: Arc<Mutex<HashMap<String, Connection>>>,
+    members: Arc<OnceLock<Weak<Group>>>,
 }
 
 impl RpcTransport {
     pub(super) fn new(runtime: Handle) -> RpcTransport {
-        RpcTransport { runtime, connections: Arc::default() }
+        RpcTransport { runtime, connections: Arc::default(), members: Arc::default() }
+    }
+
+    /// From here on it is known who is who. Before, nothing is sent to a node by its number.
+    pub(super) fn knows(&self, group: &Arc<Group>) {
+        let _ = self.members.set(Arc::downgrade(group));
+    }
+}
+
+/// Whether this is the node of that number, as far as this one knows: one that is new to the cluster may not be known here yet. 0 is whoever is there.
+fn check_is(members: &OnceLock<Weak<Group>>, to: u64, address: &str, uuid: [u8; 16]) -> Result<(), String> {
+    if to == 0 {
+        return Ok(());
+    }
+    let group = members.get().and_then(Weak::upgrade).ok_or("the node is starting, or stopping")?;
+    match group.read(|state| state.node(to as u32).map(|node| node.uuid)) {
+        Some(known) if known != uuid => Err(format!("another node than {to} answers at {address}")),
+        _ => Ok(()),
     }
 }
 
@@ -52,29 +73,37 @@ impl RpcTransport {
     /// Sends what `choose` makes of the version that both sides speak; the answer's body with its version.
     fn ask(
         &self,
+        to: u64,
         address: &str,
         op: Op,
         choose: impl FnOnce(u8) -> Vec<u8> + Send + 'static,
     ) -> Pending<(u8, Vec<u8>)> {
-        let (connections, address) = (self.connections.clone(), address.to_owned());
+        let (connections, members, address) = (self.connections.clone(), self.members.clone(), address.to_owned());
         let (sender, answer) = tokio::sync::oneshot::channel();
         // A caller that has lost patience does not end a connection that others wait for.
         self.runtime.spawn(async move {
             let asked = async {
                 let connection = connected(&connections, &address).await?;
+                let uuid = connection.hello().node_id;
+                if let Err(reason) = check_is(&members, to, &address, uuid) {
+                    // Who stands there may go, and the other one come back.
+                    connections.lock().remove(&address);
+                    return Ok(Err(reason));
+                }
                 // Without a version in common there is nothing to choose from: `send` reports it.
                 let body = connection.hello().common_version(op).map_or_else(Vec::new, choose);
                 let sent = connection.send(op, vec![body.into()]);
                 let late = |_| RpcError::Timeout { address: address.clone(), after: ANSWER };
-                tokio::time::timeout(ANSWER, sent).await.map_err(late)?
+                tokio::time::timeout(ANSWER, sent).await.map_err(late)?.map(Ok)
             };
-            let told =
-                asked.await.map(|frame| (frame.header.version, frame.body.to_vec())).map_err(|error| {
-                    match error.status() {
-                        Some(status) if !status.retryable() => format!("{REFUSED}{error}"),
-                        _ => error.to_string(),
-                    }
-                });
+            let told = match asked.await {
+                Ok(Ok(frame)) => Ok((frame.header.version, frame.body.to_vec())),
+                Ok(Err(reason)) => Err(reason),
+                Err(error) => Err(match error.status() {
+                    Some(status) if !status.retryable() => format!("{REFUSED}{error}"),
+                    _ => error.to_string(),
+                }),
+            };
             let _ = sender.send(told);
         });
         Box::pin(async move { answer.await.unwrap_or_else(|_| Err("the node is stopping".into())) })
@@ -82,16 +111,16 @@ impl RpcTransport {
 }
 
 impl Transport for RpcTransport {
-    fn call(&self, _to: u64, address: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>> {
-        let asked = self.ask(address, op, |_| body);
+    fn call(&self, to: u64, address: &str, op: Op, body: Vec<u8>) -> Pending<Vec<u8>> {
+        let asked = self.ask(to, address, op, |_| body);
         Box::pin(async move { asked.await.map(|(_, answer)| answer) })
     }
 
-    fn call_versions(&self, _to: u64, address: &str, op: Op, mut bodies: Vec<Vec<u8>>) -> Pending<(u8, Vec<u8>)> {
+    fn call_versions(&self, to: u64, address: &str, op: Op, mut bodies: Vec<Vec<u8>>) -> Pending<(u8, Vec<u8>)> {
         let choose = move |version: u8| match usize::from(version) {
             at if (1..=bodies.len()).contains(&at) => bodies.swap_remove(at - 1),
             _ => Vec::new(),
         };
-        self.ask(address, op, choose)
+        self.ask(to, address, op, choose)
     }
 }
