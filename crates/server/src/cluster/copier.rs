@@ -74,6 +74,8 @@ struct Memory {
     never: HashSet<SegmentId>,
     /// Every node understands compacted segments that are copied.
     knows_compacted: bool,
+    /// The nodes of the cluster. Who was given up is none of them, and has nothing any more, whatever it had when it was asked.
+    members: HashSet<NodeNumber>,
     /// Since when nodes are away.
     away: HashMap<NodeNumber, Instant>,
     has: HashMap<NodeNumber, Has>,
@@ -189,7 +191,11 @@ impl Copier {
             };
             state.nodes().iter().map(of).collect()
         });
-        memory.away.retain(|node, _| nodes.iter().any(|(known, ..)| known == node));
+        memory.members = nodes.iter().map(|(node, ..)| *node).collect();
+        memory.away.retain(|node, _| memory.members.contains(node));
+        memory.has.retain(|node, _| memory.members.contains(node));
+        let named = self.copies.all().into_iter().flat_map(|(_, log)| log.state().1.backups);
+        named.filter(|node| !memory.members.contains(node)).for_each(|node| self.copies.lost(node));
         for (node, epoch, is_live) in nodes {
             if !is_live {
                 self.copies.lost(node);
@@ -234,6 +240,7 @@ impl Copier {
     fn copy(&self, id: LogId, log: &ReplicatedLog, memory: &mut Memory) -> bool {
         loop {
             let lacks = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.lacks(backup, id, blocks);
+            log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks));
             let wanted = log.to_copy_again(SEGMENTS, &memory.never, &lacks);
             let since = log.next_block();
             match self.give(&wanted, log, &mut memory.never) {
@@ -326,6 +333,13 @@ impl Copier {
     }
 }
 
+impl Has {
+    fn has_all(&self, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
+        let ranges = self.logs.get(&log).map_or(&[][..], |replica| &replica.blocks);
+        ranges.iter().any(|range| range.contains(blocks.start()) && range.contains(blocks.end()))
+    }
+}
+
 impl Memory {
     /// Whether a backup lacks some of these. `is_late`: those that were away when this node began would be back by now. Before that it is
     /// looked only for what a backup that is back never had: it was away when the log's end was decided, and until what is in these
@@ -343,12 +357,14 @@ impl Memory {
     /// Whether a backup does not have these blocks of a log any more: it is away for long, or has come back without them. Of one that
     /// has never been asked nothing is said.
     fn lacks(&self, backup: NodeNumber, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
+        if !self.members.contains(&backup) {
+            return true;
+        }
         if let Some(since) = self.away.get(&backup) {
             return since.elapsed() > AWAY;
         }
         let Some(has) = self.has.get(&backup) else { return false };
-        let ranges = has.logs.get(&log).map_or(&[][..], |replica| &replica.blocks);
-        if ranges.iter().any(|range| range.contains(blocks.start()) && range.contains(blocks.end())) {
+        if has.has_all(log, blocks) {
             return false;
         }
         if has.at.elapsed() < FRESH {
@@ -356,6 +372,16 @@ impl Memory {
         }
         self.unclear.borrow_mut().insert(backup);
         false
+    }
+
+    /// Whether a backup takes part and has said that it has all of these. If it has not said so for long it is asked again.
+    fn has_all(&self, backup: NodeNumber, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
+        let Some(has) = self.has.get(&backup).filter(|_| !self.away.contains_key(&backup)) else { return false };
+        let has_all = has.has_all(log, blocks);
+        if !has_all && has.at.elapsed() >= FRESH {
+            self.unclear.borrow_mut().insert(backup);
+        }
+        has_all
     }
 }
 
@@ -367,7 +393,7 @@ mod tests {
 
     /// Backups 3 and 4 are there and have these blocks of the log, which ends at 10.
     fn there(third: RangeInclusive<u64>, fourth: RangeInclusive<u64>) -> Memory {
-        let mut memory = Memory::default();
+        let mut memory = Memory { members: HashSet::from([3, 4]), ..Memory::default() };
         for (backup, blocks) in [(3, third), (4, fourth)] {
             let logs = HashMap::from([(LOG, Replica { blocks: vec![blocks], bytes: 0 })]);
             memory.has.insert(backup, Has { epoch: 5, at: Instant::now(), logs });
@@ -387,6 +413,19 @@ mod tests {
         assert!(memory.lacks_some(&ends_at_10(true), true));
         let whole = there(4..=10, 4..=10);
         assert!(!whole.lacks_some(&ends_at_10(true), false) && !whole.lacks_some(&ends_at_10(true), true));
+    }
+
+    /// What it had when it was asked last does not count, nor that it was not away for long when it was given up.
+    #[test]
+    fn who_was_given_up_has_nothing() {
+        let mut memory = there(4..=10, 4..=10);
+        assert!(!memory.lacks(3, LOG, &(4..=10)) && memory.has_all(3, LOG, &(4..=10)));
+        memory.away.insert(3, Instant::now());
+        assert!(!memory.lacks(3, LOG, &(4..=10)) && !memory.has_all(3, LOG, &(4..=10)), "it may be back in a moment");
+        memory.away.remove(&3);
+        memory.members.remove(&3);
+        assert!(memory.lacks(3, LOG, &(4..=10)));
+        assert!(memory.lacks_some(&ends_at_10(false), true));
     }
 
     /// It may be that the front was given back, and that a backup is about to come back.

@@ -514,6 +514,12 @@ impl ReplicatedLog {
         self.shared.new.stop();
     }
 
+    /// Looks which blocks of older views have all their copies although their backups are not those of the present view: `has` says whether a backup is there and has
+    /// all of these. Until it is called again, or another view holds, [`ReplicatedStats::under_replicated`] does not count them. Any thread.
+    pub fn look_at_copies(&self, has: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool) {
+        self.writer.lock().core.look_at_copies(has);
+    }
+
     /// Segments whose chunks are to be appended once more ([`kera_log::Log::copy_again`]), the oldest first and at most `most`: those that
     /// have fewer copies than they should since a backup was replaced, and a few old ones that hold back many blocks in which nothing else
     /// lives. `without` names those that cannot be copied; `lacks` says whether a backup of an older view does not have these of its

@@ -63,6 +63,8 @@ struct Older {
     view: View,
     /// Nobody needs its blocks, and the coordinator was told.
     given_up: bool,
+    /// All its backups are there and have all of it, as was seen last.
+    complete: bool,
 }
 
 /// What is to be done outside, in this order.
@@ -561,9 +563,11 @@ impl Core {
     fn use_view(&mut self, view: View, now_us: u64) {
         let before = std::mem::replace(&mut self.view, view);
         if before.number > 0 {
-            self.older.push(Older { view: before, given_up: false });
+            self.older.push(Older { view: before, given_up: false, complete: false });
         }
         self.view_since_us = now_us;
+        // Somebody was lost, and may be in any of them.
+        self.older.iter_mut().for_each(|older| older.complete = false);
         self.kept.seal();
         let mut peers = BTreeMap::new();
         for backup in &self.view.backups {
@@ -633,8 +637,18 @@ impl Core {
         blocks.filter(|(older, blocks)| !older.given_up && !blocks.is_empty())
     }
 
-    /// Blocks that are needed and have fewer copies than they should, or others than the present view: of older views, and of this one
-    /// while a backup of it is in trouble or there are too few.
+    /// See [`look_at_copies`](super::ReplicatedLog::look_at_copies).
+    pub(crate) fn look_at_copies(&mut self, has: &dyn Fn(BackupId, &RangeInclusive<u64>) -> bool) {
+        let has_all = |(older, blocks): (&Older, RangeInclusive<u64>)| {
+            let complete = older.view.backups.iter().all(|backup| has(*backup, &blocks));
+            complete.then_some(older.view.number)
+        };
+        let complete: Vec<u32> = self.older_blocks().filter_map(has_all).collect();
+        self.older.iter_mut().for_each(|older| older.complete = complete.contains(&older.view.number));
+    }
+
+    /// Blocks that are needed and have fewer copies than they should, or others than the present view if it is not known that those have them: of older views, and
+    /// of this one while a backup of it is in trouble or there are too few.
     pub(crate) fn under_replicated(&self) -> u64 {
         let is_well = self.view.backups.len() + 1 >= self.config.copies as usize
             && self.peers.values().all(|peer| peer.trouble.is_none());
@@ -642,7 +656,7 @@ impl Core {
         let lacks = |older: &Older| {
             let backups = &older.view.backups;
             backups.len() + 1 < self.config.copies as usize
-                || backups.iter().any(|backup| !self.view.backups.contains(backup))
+                || (!older.complete && backups.iter().any(|backup| !self.view.backups.contains(backup)))
         };
         let older = self.older_blocks().filter(|(older, _)| lacks(older));
         now + older.map(|(_, blocks)| self.kept.needed(&blocks)).sum::<u64>()
