@@ -2,8 +2,11 @@
 
 mod common;
 
+use std::net::TcpStream;
+use std::process::Stdio;
+
 use common::members::{Member, cluster, free_ports, live, some_nodes, start_again, three_nodes, voters};
-use common::{Node, Place, eventually};
+use common::{Node, Place, eventually, kera};
 use serde_json::Value;
 
 #[test]
@@ -280,4 +283,24 @@ fn a_node_whose_copies_take_long_to_be_opened_comes_back_at_its_first_try() {
     let seen = seen(&nodes);
     assert_eq!((&seen["state"], &seen["epoch"]), (&"live".into(), &2.into()), "{seen}");
     assert_eq!(back.stop(), 0);
+}
+
+/// The machine of a lost coordinator is replaced by one that has its addresses. What that one answers is not the vote of the other, which may have agreed to what nobody
+/// has who is left.
+#[test]
+fn who_has_the_address_of_a_lost_coordinator_does_not_vote_for_it() {
+    let ports = free_ports::<6>();
+    let (_members, mut nodes) = three_nodes(&ports);
+    let third = nodes.pop().flatten().expect("it runs");
+    nodes.clear();
+    let new = Member::new(4, ports[0], ports[3], Some(ports[5]), &[]);
+    let mut child = kera(&new.flags).stderr(Stdio::null()).spawn().expect("the binary runs");
+    eventually("a node at the address of the first one", || TcpStream::connect(("127.0.0.1", ports[3])).is_ok());
+    let terms = || cluster(&third)["term"].as_u64().expect("a number");
+    let began = terms();
+    eventually("some elections, each without a majority", || terms() >= began + 3);
+    let leader = cluster(&third)["leader"].clone();
+    child.kill().expect("it runs");
+    child.wait().expect("it ends");
+    assert_ne!(leader, 3, "one of three coordinators is left");
 }

@@ -28,9 +28,9 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
     let status = client.admin().node_status().await?;
     let cluster = client.admin().describe_cluster().await?;
     let cluster = Some(cluster).filter(|cluster| !cluster.nodes.is_empty());
-    // Nobody knows what moves while the coordinators have no leader.
+    // Nobody knows what moves while the coordinators have no leader, and whoever looks at a cluster without one is not to wait until there is.
     let moves = match &cluster {
-        Some(_) => client.admin().describe_moves().await.ok(),
+        Some(_) => soon(client.admin().describe_moves()).await.and_then(Result::ok),
         None => None,
     };
     let copies = match &cluster {
@@ -43,7 +43,7 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
         names.extend(client.admin().streams("", true).await?.into_iter().map(|info| (info.id, info.name)));
     }
     let level = match &cluster {
-        Some(cluster) => level::of(cluster).await,
+        Some(cluster) => soon(level::of(cluster)).await.flatten(),
         None => None,
     };
     let own_problems = status.problems.clone();
@@ -56,8 +56,13 @@ pub async fn run(globals: &Globals) -> Result<(), CliError> {
     print(&cluster.map_or(text.clone(), |cluster| text + "\n" + &cluster_text(&cluster)))
 }
 
-/// How long a node may take to say how its copies are.
+/// How long a node may take to say how its copies are, and the coordinators' leader what moves.
 const ASKED_FOR: Duration = Duration::from_secs(1);
+
+/// What is answered soon; nothing otherwise.
+async fn soon<T>(asked: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout(ASKED_FOR, asked).await.ok()
+}
 
 /// What each live node says of its copies; one that does not answer soon is left out.
 async fn copies(cluster: &ClusterDescription) -> BTreeMap<u32, Said> {
