@@ -257,7 +257,8 @@ impl Member {
             let place = self.place(streamlet, lane);
             let latest = around.told.latest_commit(&self.application, place);
             let (is_over, is_done, group) = (after != AfterCommit::Keep, lease.is_at_end, lease.group.group);
-            let is_new = is_done || lease.committed.is_none_or(|committed| committed < ordinal);
+            // Where the application was when the lease was given nothing has to be recorded, and a node that is not the owner any more does not notice.
+            let is_new = is_done || lease.committed.unwrap_or(lease.group.start_ordinal) < ordinal;
             told.push(Told { lease: *id, place, group, ordinal, is_over, is_done, is_new, time, latest });
             around.truth.processed(&self.application, place, ordinal);
             around.told.covers(&self.application, place, (lease.group.start_ordinal, ordinal));
@@ -402,7 +403,9 @@ impl Member {
                             "{place}: application {application} committed {ordinal} with a lease that was over"
                         )));
                     }
-                    around.told.committed(&self.application, place, told.time);
+                    if told.is_new {
+                        around.told.committed(&self.application, place, told.time);
+                    }
                     if self.is_unordered {
                         let ordinal = if told.is_done { u64::MAX } else { told.ordinal };
                         around.told.committed_in((&*self.application, place, told.group), (around.now_us, ordinal));

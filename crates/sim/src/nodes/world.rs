@@ -467,8 +467,12 @@ impl World {
         (1..=self.count()).for_each(|node| self.schedule.after(1_000, Event::Start(node)));
         self.schedule.after(1, Event::Elect);
         self.run_until(2_000_000)?;
-        // One that has joined twice, as an answer was lost, may not have heard yet that its first life is over.
-        while self.now_us() < 20_000_000 && self.coordinators.state.nodes().values().any(|node| node.fenced) {
+        // One that has joined twice, as an answer was lost, may not have heard yet that its first life is over; and streams want as many nodes as they have copies.
+        let is_there = |world: &World| {
+            let nodes = world.coordinators.state.nodes();
+            nodes.len() as u32 == world.count() && nodes.values().all(|node| !node.fenced)
+        };
+        while self.now_us() < 20_000_000 && !is_there(self) {
             self.run_until(self.now_us() + 100_000)?;
         }
         let streams = self.create_streams()?;
