@@ -340,8 +340,7 @@ def lacking(nodes):
         said = [node["state"]] if node["state"] == "lost" else []
         said += [] if node["votes"] else ["it has no vote"]
         copies = node.get("copies")
-        # Logs of lost nodes go when nobody rebuilds from them, and what was in them has copies elsewhere.
-        said += [f"{name} is {copies[name]}" for name in ("under_replicated_blocks", "rebuild_left_bytes", "lost_logs") if copies[name]] if copies else ["it does not say"]
+        said += [f"{name} is {copies[name]}" for name in ("under_replicated_blocks", "rebuild_left_bytes") if copies[name]] if copies else ["it does not say"]
         if said + node["problems"]:
             lacks.append(f"node {node['node']}: {', '.join(said + node['problems'])}")
     return "; ".join(lacks)

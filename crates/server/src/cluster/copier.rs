@@ -7,6 +7,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::RangeInclusive;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -65,6 +66,8 @@ pub(super) struct Copier {
     recovery: Arc<Recovery>,
     stopping: Mutex<bool>,
     changed: Condvar,
+    /// Blocks of logs of this node's earlier incarnations that are needed, and of which a backup is not known to have all.
+    old_lacking: AtomicU64,
 }
 
 /// What the thread remembers.
@@ -114,6 +117,7 @@ impl Copier {
             recovery: recovery.clone(),
             stopping: Mutex::new(false),
             changed: Condvar::new(),
+            old_lacking: AtomicU64::new(0),
         });
         let running = copier.clone();
         let thread = std::thread::Builder::new().name("kera-copier".into()).spawn(move || running.run());
@@ -133,6 +137,11 @@ impl Copier {
         let mut stopping = self.stopping.lock();
         while !*stopping && !self.changed.wait_until(&mut stopping, until).timed_out() {}
         !*stopping
+    }
+
+    /// Blocks of logs of this node's earlier incarnations that have fewer copies than they should, as far as is known.
+    pub(super) fn old_lacking(&self) -> u64 {
+        self.old_lacking.load(Ordering::Relaxed)
     }
 
     /// The thread. It looks at nodes also while something is rebuilt: a log to which nothing is written would not notice that a backup
@@ -156,9 +165,12 @@ impl Copier {
             let again = self.recovery.held_again();
             let has_copied = copied.as_ref().is_some_and(|copied| again.is_subset(copied));
             if has_copied {
+                self.old_lacking.store(0, Ordering::Relaxed);
                 continue;
             }
             let views = self.recovery.old_views();
+            let has_open_end = u64::from(self.recovery.has_open_end());
+            self.old_lacking.store(memory.lacking(&views) + has_open_end, Ordering::Relaxed);
             let (is_due, is_late) = (looked.elapsed() > OLD_LOGS, began.elapsed() > AWAY);
             // What one loss more may take does not wait: a node may be killed again and again soon after its start.
             let at_once = || self.recovery.may_lack_copies() || memory.lacks_some(&views, false);
@@ -341,6 +353,13 @@ impl Has {
 }
 
 impl Memory {
+    /// Blocks of these of which a backup is not known to have all.
+    fn lacking(&self, views: &[OldView]) -> u64 {
+        let is_lacking =
+            |view: &&OldView| view.backups.iter().any(|backup| !self.has_all(*backup, view.log, &view.blocks));
+        views.iter().filter(is_lacking).map(|view| view.blocks.end() + 1 - view.blocks.start()).sum()
+    }
+
     /// Whether a backup lacks some of these. `is_late`: those that were away when this node began would be back by now. Before that it is
     /// looked only for what a backup that is back never had: it was away when the log's end was decided, and until what is in these
     /// blocks is copied again one loss more is one too many (`docs/replication.md`, "An end that nobody can show").
@@ -426,6 +445,7 @@ mod tests {
         memory.members.remove(&3);
         assert!(memory.lacks(3, LOG, &(4..=10)));
         assert!(memory.lacks_some(&ends_at_10(false), true));
+        assert_eq!((memory.lacking(&ends_at_10(false)), there(4..=10, 3..=12).lacking(&ends_at_10(false))), (7, 0));
     }
 
     /// It may be that the front was given back, and that a backup is about to come back.

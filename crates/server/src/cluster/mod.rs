@@ -309,6 +309,7 @@ impl Cluster {
         let kept = self.backup.backup().map(Backup::log_bytes).unwrap_or_default();
         (numbers.lost_logs, numbers.lost_log_bytes) = self.group.read(|state| of_lost(state, &kept));
         numbers.adaptive = self.adapting.get().map(|adapting| adapting.stats()).unwrap_or_default();
+        numbers.under_replicated_blocks = self.copier.lock().as_ref().map_or(0, |(copier, _)| copier.old_lacking());
         for log in self.copies.stats() {
             numbers.logs += 1;
             numbers.blocks += log.blocks;
