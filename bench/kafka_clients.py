@@ -172,7 +172,10 @@ class Transactions:
 
     def is_at_end(self):
         """Whether all that is there was read."""
-        ends = {at.partition: at.offset for at in self.consumer.position(self.consumer.assignment())}
+        # A consumer that has read nothing since it was given a partition does not say where it is: where its group is.
+        assigned = self.consumer.assignment()
+        known = self.insist(lambda: self.consumer.committed(assigned, 30)) + self.consumer.position(assigned)
+        ends = {at.partition: at.offset for at in known if at.offset >= 0}
         partitions = self.consumer.list_topics(self.source, 30).topics[self.source].partitions
         behind = [self.consumer.get_watermark_offsets(confluent_kafka.TopicPartition(self.source, of), 30)[1] for of in partitions]
         return all(end == 0 or ends.get(of, 0) >= end for of, end in zip(partitions, behind))
