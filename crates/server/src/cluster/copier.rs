@@ -395,7 +395,8 @@ impl Memory {
 
     /// Whether a backup takes part and has said that it has all of these. If it has not said so for long it is asked again.
     fn has_all(&self, backup: NodeNumber, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
-        let Some(has) = self.has.get(&backup).filter(|_| !self.away.contains_key(&backup)) else { return false };
+        let is_there = self.members.contains(&backup) && !self.away.contains_key(&backup);
+        let Some(has) = self.has.get(&backup).filter(|_| is_there) else { return false };
         let has_all = has.has_all(log, blocks);
         if !has_all && has.at.elapsed() >= FRESH {
             self.unclear.borrow_mut().insert(backup);
