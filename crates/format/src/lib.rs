@@ -40,7 +40,9 @@ pub use hash::murmur2;
 pub use ids::{
     ApplicationId, Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentId, SegmentIndex, StreamId, StreamletId,
 };
-pub use options::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, StreamOptions, Timestamps};
+pub use options::{
+    BatchCompression, Cleanup, Durability, Order, ReplicationMode, StreamOptions, Timestamps, copies_min,
+};
 pub use record::{Record, RecordView, Records};
 
 /// Rounds up to the alignment of chunks, on the wire, in memory and on disk: 8 bytes.

@@ -147,6 +147,11 @@ named!(BatchCompression {
 });
 named!(Cleanup { Delete = 0 => "delete", Compact = 1 => "compact", CompactDelete = 2 => "compact,delete" });
 
+/// Of so many copies of a stream, the owner's own included, those without which nothing is acknowledged: a majority.
+pub fn copies_min(copies: u32) -> u32 {
+    copies / 2 + 1
+}
+
 /// The options of a stream. [`Default`] is what `kera stream create NAME` gives.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StreamOptions {

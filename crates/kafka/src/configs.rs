@@ -6,7 +6,7 @@
 
 use kera_format::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 use kera_format::segment::SEGMENT_HEADER_BYTES;
-use kera_format::{BatchCompression, CHUNK_HEADER_BYTES, Cleanup, Durability, StreamOptions, Timestamps};
+use kera_format::{BatchCompression, CHUNK_HEADER_BYTES, Cleanup, Durability, StreamOptions, Timestamps, copies_min};
 use kera_protocol::admin::StreamChanges;
 
 /// What a segment has beyond the one batch that fills it.
@@ -163,14 +163,9 @@ fn timestamps(value: &str) -> Result<Timestamps, String> {
     found.ok_or_else(|| "is CreateTime or LogAppendTime".to_owned())
 }
 
-/// The copies, the owner's own included, without which nothing is acknowledged: a majority of those that a stream has.
-fn majority(copies: u32) -> u32 {
-    copies / 2 + 1
-}
-
 /// How many copies a client wants to be there before anything is acknowledged. More than a majority never has to be.
 fn in_sync_copies(value: &str, copies: u32) -> Result<(), String> {
-    let most = majority(copies);
+    let most = copies_min(copies);
     match value.trim().parse::<u32>() {
         Ok(least) if (1..=most).contains(&least) => Ok(()),
         Ok(least @ 1..) => {
@@ -324,7 +319,7 @@ pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
             options.compact_after_ms == default.compact_after_ms,
             Type::Long,
         ),
-        entry("min.insync.replicas", majority(options.replication).to_string(), true, Type::Int),
+        entry("min.insync.replicas", copies_min(options.replication).to_string(), true, Type::Int),
         entry(
             "retention.bytes",
             number(options.retention_bytes),

@@ -1,6 +1,7 @@
 //! What all Kafka connections of a node share: the topics, the thread for commands that wait for a disk, what clients are told
 //! about the node.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -16,7 +17,7 @@ use kera_coordinator::catalog::SYSTEM_PREFIX;
 use kera_env::{Clock, Random};
 use kera_format::limits::name_is_valid;
 use kera_format::{Cursor, LaneId, StreamId, StreamOptions, StreamletId};
-use kera_log::{DurabilitySink, Lane, Stream, Ticket};
+use kera_log::{DurabilitySink, Lane, Observer, Stream, Ticket};
 use kera_protocol::Op;
 use kera_protocol::admin::{StreamInfo, StreamRef};
 use kera_rpc::{Peer, Session, SessionFactory, SessionWaker};
@@ -147,6 +148,37 @@ pub(crate) fn first_of(waits: &mut Vec<After>, after: &After) {
     match waits.iter_mut().find(|known| Arc::ptr_eq(&known.sink, &after.sink)) {
         Some(known) => known.ticket = known.ticket.min(after.ticket),
         None => waits.push(after.clone()),
+    }
+}
+
+/// Has a thread called when what it waits for is durable, which it says in each of its turns: a sink that stands still is asked once for each ticket.
+pub(crate) struct Calls {
+    observer: Arc<dyn Observer>,
+    /// By which ticket of which sink, by its address, the thread is to be called.
+    called: HashMap<usize, Ticket>,
+}
+
+impl Calls {
+    pub(crate) fn new(observer: Arc<dyn Observer>) -> Calls {
+        Calls { observer, called: HashMap::new() }
+    }
+
+    pub(crate) fn observer(&self) -> &Arc<dyn Observer> {
+        &self.observer
+    }
+
+    /// All that is waited for now, [a ticket of each sink](first_of).
+    pub(crate) fn wait(&mut self, waits: Vec<After>) {
+        let mut called = HashMap::new();
+        for After { sink, ticket } in waits {
+            let place = Arc::as_ptr(&sink).cast::<()>() as usize;
+            if self.called.get(&place) == Some(&ticket) || sink.wait(ticket, &self.observer, 0) {
+                called.insert(place, ticket);
+            } else {
+                self.observer.advanced(0);
+            }
+        }
+        self.called = called;
     }
 }
 

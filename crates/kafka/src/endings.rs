@@ -15,7 +15,7 @@ use kera_format::{ProducerEpoch, ProducerId};
 use kera_log::{AppendError, Appended, Lane, Observer};
 
 use crate::batch::{self, CHECKED_FROM};
-use crate::door::{After, Door, first_of};
+use crate::door::{After, Calls, Door, first_of};
 use crate::far_endings::{FarEnding, Told};
 use crate::groups::AppendFailed;
 use crate::transaction_parts::TransactionPart;
@@ -52,7 +52,7 @@ pub(crate) struct Endings {
     /// Those of a cluster.
     far: Vec<FarEnding>,
     last_number: u64,
-    observer: Arc<dyn Observer>,
+    calls: Calls,
     events: Sender<Event>,
 }
 
@@ -75,7 +75,7 @@ impl Endings {
     /// None. `events` is what its thread listens to.
     pub(crate) fn new(events: Sender<Event>) -> Endings {
         let observer = Arc::new(Wake(events.clone()));
-        Endings { under_way: Vec::new(), far: Vec::new(), last_number: 0, observer, events }
+        Endings { under_way: Vec::new(), far: Vec::new(), last_number: 0, calls: Calls::new(observer), events }
     }
 
     /// Takes what is decided, and what others say.
@@ -105,7 +105,7 @@ impl Endings {
     pub(crate) fn go_on(&mut self, door: &Door) {
         // The sinks that are waited for, each with the ticket that comes first.
         let mut waits: Vec<After> = Vec::new();
-        let observer = &self.observer;
+        let observer = self.calls.observer();
         self.under_way.retain_mut(|one| {
             let is_over = one.go_on(door, observer);
             one.written.iter().for_each(|after| first_of(&mut waits, after));
@@ -113,11 +113,7 @@ impl Endings {
         });
         let events = &self.events;
         self.far.retain_mut(|one| !one.go_on(door, events, &mut waits));
-        for After { sink, ticket } in waits {
-            if !sink.wait(ticket, &self.observer, 0) {
-                self.observer.advanced(0);
-            }
-        }
+        self.calls.wait(waits);
     }
 
     #[cfg(test)]

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 
 use crate::door::{After, Catalog};
 use crate::groups::{AppendFailed, Mark};
-use crate::state_log::{Edge, Kept, StateLog};
+use crate::state_log::{Kept, StateLog};
 
 /// The stream's name.
 const FLOORS_STREAM: &str = "_kera.floors";
@@ -37,9 +37,6 @@ impl Kept for Entry {
     }
     fn decode(record: &RecordView<'_>) -> Result<Self, FormatError> {
         Self::decode(record)
-    }
-    fn edge(&self) -> Option<Edge> {
-        None
     }
 }
 

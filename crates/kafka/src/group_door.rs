@@ -521,14 +521,10 @@ impl GroupDoor {
         if self.parts.is_alone() {
             return Ok(door.node_id());
         }
-        let Some((stream, streamlet)) = self.parts.streamlet_of(group) else {
-            self.wanted_ms.lock().get_or_insert_with(|| now(self.clock.as_ref()).mono_ms);
-            return Err(ResponseError::CoordinatorNotAvailable);
-        };
-        let owner = door.broker.ownership().owner(stream.id(), streamlet).filter(|owner| owner.node != 0);
+        let owner = self.owner_of(&door.broker, group);
         // It may be another one by now than this node has heard of.
         let owner = owner.filter(|_| door.broker.is_confirmed());
-        owner.map(|owner| owner.node as i32).ok_or(ResponseError::CoordinatorNotAvailable)
+        owner.map(|(node, _)| node as i32).ok_or(ResponseError::CoordinatorNotAvailable)
     }
 }
 

@@ -4,17 +4,16 @@
 //! One thread runs what comes from others, and what is to be done with their answers. It waits for nothing: an answer that rests on what
 //! was appended leaves when that is durable.
 
-use std::collections::HashMap;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use kera_log::{Observer, Ticket};
+use kera_log::Observer;
 use kera_protocol::{
     Body, ClaimGroup, ClaimPartition, EndInGroup, EndInPartitions, Message, Op, ProtocolError, TransactionsIn,
 };
 
-use crate::door::{After, Door, first_of};
+use crate::door::{After, Calls, Door, first_of};
 
 /// How late it is noticed that the door is gone.
 const TICK: Duration = Duration::from_millis(50);
@@ -48,9 +47,7 @@ type Then = Box<dyn FnOnce() + Send>;
 /// What is done when something else is durable.
 pub(crate) struct Awaited {
     waiting: Vec<(Vec<After>, Then)>,
-    /// By which ticket of which sink, by its address, the thread is to be called.
-    called: HashMap<usize, Ticket>,
-    observer: Arc<dyn Observer>,
+    calls: Calls,
 }
 
 struct Wake(Sender<Event>);
@@ -69,7 +66,7 @@ impl NodeRequests {
         let observer: Arc<dyn Observer> = Arc::new(Wake(sender.clone()));
         (
             NodeRequests(sender),
-            NodeWork { events, awaited: Awaited { waiting: Vec::new(), called: HashMap::new(), observer } },
+            NodeWork { events, awaited: Awaited { waiting: Vec::new(), calls: Calls::new(observer) } },
         )
     }
 
@@ -86,7 +83,7 @@ impl Awaited {
     }
 
     fn look(&mut self) {
-        // The sinks that are waited for, each with the ticket that comes first: one that stands still is called once a turn, however many wait.
+        // The sinks that are waited for, each with the ticket that comes first.
         let (mut waits, mut done): (Vec<After>, Vec<Then>) = (Vec::new(), Vec::new());
         self.waiting.retain_mut(|(after, then)| {
             after.retain(|after| !after.is_durable());
@@ -99,21 +96,7 @@ impl Awaited {
             !after.is_empty()
         });
         done.into_iter().for_each(|then| then());
-        for After { sink, ticket } in waits {
-            let place = Arc::as_ptr(&sink).cast::<()>() as usize;
-            if self.called.get(&place).is_some_and(|called| *called == ticket) {
-                continue;
-            }
-            if sink.wait(ticket, &self.observer, 0) {
-                self.called.insert(place, ticket);
-            } else {
-                self.called.remove(&place);
-                self.observer.advanced(0);
-            }
-        }
-        if self.waiting.is_empty() {
-            self.called.clear();
-        }
+        self.calls.wait(waits);
     }
 }
 
@@ -287,7 +270,7 @@ fn serve(door: &Arc<Door>, awaited: &mut Awaited, op: Op, body: &[u8], replying:
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use kera_log::{ChunkReference, DurabilitySink, SinkError};
+    use kera_log::{ChunkReference, DurabilitySink, SinkError, Ticket};
 
     use super::*;
 

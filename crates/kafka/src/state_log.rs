@@ -43,37 +43,55 @@ pub(crate) enum Edge {
     End,
 }
 
-/// Names that nobody has ([`SYSTEM_PREFIX`](crate::groups::SYSTEM_PREFIX)), of which the records are that say where a copy begins and ends. To earlier versions they say
-/// that somebody is forgotten who was not there.
-const EDGES: [(&str, Edge); 2] = [("_kera.copy.begin", Edge::Begin), ("_kera.copy.end", Edge::End)];
+impl Edge {
+    /// A name that nobody has ([`SYSTEM_PREFIX`](kera_coordinator::catalog::SYSTEM_PREFIX)), of which the record is that says so. To earlier versions it says that
+    /// somebody is forgotten who was not there.
+    fn name(self) -> &'static str {
+        match self {
+            Edge::Begin => "_kera.copy.begin",
+            Edge::End => "_kera.copy.end",
+        }
+    }
 
-fn edge_of(name: &str) -> Option<Edge> {
-    EDGES.iter().find(|(known, _)| *known == name).map(|(_, edge)| *edge)
+    fn of(name: &str) -> Option<Edge> {
+        [Edge::Begin, Edge::End].into_iter().find(|edge| edge.name() == name)
+    }
 }
 
 /// What is kept, a record each.
 pub(crate) trait Kept: Sized {
     fn encode(&self, into: &mut ChunkBuilder);
     fn decode(record: &RecordView<'_>) -> Result<Self, FormatError>;
-    /// Whether it says where a copy begins or ends.
-    fn edge(&self) -> Option<Edge>;
 }
 
-/// What has such records.
+/// What has records that say where a copy begins and ends.
 pub(crate) trait Bounded: Kept + Clone {
     /// The record that says that somebody is forgotten.
     fn forgotten(name: String) -> Self;
+    /// Who is forgotten, of such a record.
+    fn is_forgotten(&self) -> Option<&str>;
+
+    /// Whether it says where a copy begins or ends.
+    fn edge(&self) -> Option<Edge> {
+        self.is_forgotten().and_then(Edge::of)
+    }
 }
 
 impl Bounded for kera_format::kafka_groups::Entry {
     fn forgotten(name: String) -> Self {
         Self { group: name, fact: kera_format::kafka_groups::Fact::Group(None) }
     }
+    fn is_forgotten(&self) -> Option<&str> {
+        matches!(self.fact, kera_format::kafka_groups::Fact::Group(None)).then_some(&*self.group)
+    }
 }
 
 impl Bounded for kera_format::kafka_transactions::Entry {
     fn forgotten(name: String) -> Self {
         Self::Transaction(name, None)
+    }
+    fn is_forgotten(&self) -> Option<&str> {
+        if let Self::Transaction(id, None) = self { Some(id) } else { None }
     }
 }
 
@@ -84,9 +102,6 @@ impl Kept for kera_format::kafka_groups::Entry {
     fn decode(record: &RecordView<'_>) -> Result<Self, FormatError> {
         Self::decode(record)
     }
-    fn edge(&self) -> Option<Edge> {
-        matches!(self.fact, kera_format::kafka_groups::Fact::Group(None)).then(|| edge_of(&self.group))?
-    }
 }
 
 impl Kept for kera_format::kafka_transactions::Entry {
@@ -95,9 +110,6 @@ impl Kept for kera_format::kafka_transactions::Entry {
     }
     fn decode(record: &RecordView<'_>) -> Result<Self, FormatError> {
         Self::decode(record)
-    }
-    fn edge(&self) -> Option<Edge> {
-        if let Self::Transaction(id, None) = self { edge_of(id) } else { None }
     }
 }
 
@@ -389,8 +401,7 @@ impl<E: Kept> StateLog<E> {
 impl<E: Bounded> StateLog<E> {
     /// Says that a copy begins or ends here.
     pub(crate) fn append_edge(&self, edge: Edge) -> Result<Mark, AppendFailed> {
-        let (name, _) = EDGES[usize::from(edge == Edge::End)];
-        self.append(&[E::forgotten(name.to_owned())])
+        self.append(&[E::forgotten(edge.name().to_owned())])
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use kafka_protocol::error::ResponseError as Code;
 use kafka_protocol::messages::ApiKey;
+use kera_coordinator::catalog::SYSTEM_PREFIX;
 use kera_env::Random;
 use kera_format::kafka_groups::{Entry, Fact, GROUP_NAME_BYTES_MAX, GroupKind, GroupState};
 
@@ -16,8 +17,6 @@ use super::group::{Group, Kind, Turn};
 use super::keeping::KeptMembers;
 use super::offsets::Offsets;
 
-/// What names of the system begin with: records of them in journals say something about the journal.
-pub const SYSTEM_PREFIX: &str = "_kera.";
 /// Groups that are looked through for expired offsets in one tick.
 const SWEEP_GROUPS: usize = 256;
 
@@ -254,6 +253,7 @@ impl Coordinator {
         if self.groups.contains_key(id) {
             return Ok(());
         }
+        // Records of the system's names say something about the journal.
         if id.len() > GROUP_NAME_BYTES_MAX || id.starts_with(SYSTEM_PREFIX) {
             return Err(Code::InvalidGroupId);
         }

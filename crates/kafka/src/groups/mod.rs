@@ -27,4 +27,4 @@ mod testing;
 mod tests;
 
 pub use api::{Answer, AppendFailed, Caller, Done, GroupConfig, Journal, Mark, Now, Topic, Topics};
-pub use coordinator::{Coordinator, SYSTEM_PREFIX};
+pub use coordinator::Coordinator;

@@ -17,6 +17,7 @@ use kafka_protocol::messages::{
     InitProducerIdResponse, ListTransactionsRequest, ListTransactionsResponse, ProducerId, TopicName, TransactionalId,
 };
 use kafka_protocol::protocol::StrBytes;
+use kera_coordinator::catalog::SYSTEM_PREFIX;
 use kera_format::StreamId;
 use kera_format::kafka_groups::{GROUP_NAME_BYTES_MAX, OffsetKey};
 use kera_format::kafka_transactions::{
@@ -26,7 +27,7 @@ use kera_format::kafka_transactions::{
 
 use super::producer::{self, Begun};
 use super::{Ending, NOT_WRITTEN, Places, ProducerIds, Reply, TransactionConfig, TransactionJournal};
-use crate::groups::{AppendFailed, Mark, Now, SYSTEM_PREFIX};
+use crate::groups::{AppendFailed, Mark, Now};
 
 /// Ids that one request may ask about.
 const DESCRIBED_MAX: usize = 10_000;

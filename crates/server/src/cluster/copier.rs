@@ -250,9 +250,9 @@ impl Copier {
 
     /// Copies what is to be of one log; false: the node stops.
     fn copy(&self, id: LogId, log: &ReplicatedLog, memory: &mut Memory) -> bool {
+        log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks));
         loop {
             let lacks = |backup: NodeNumber, blocks: &RangeInclusive<u64>| memory.lacks(backup, id, blocks);
-            log.look_at_copies(&|backup, blocks| memory.has_all(backup, id, blocks));
             let wanted = log.to_copy_again(SEGMENTS, &memory.never, &lacks);
             let since = log.next_block();
             match self.give(&wanted, log, &mut memory.never) {

@@ -17,6 +17,8 @@ mod others;
 mod recovery;
 mod returning;
 mod sessions;
+#[cfg(test)]
+mod testing;
 mod transactions;
 mod transport;
 mod waiting;

@@ -143,41 +143,20 @@ fn known(state: &ClusterState, owner: u32, copies: u32) -> (Vec<u32>, Vec<u32>) 
 
 #[cfg(test)]
 mod tests {
-    use kera_coordinator::cluster::{Join, LogView};
+    use kera_coordinator::cluster::LogView;
     use kera_format::cluster::LogName;
-    use kera_format::level;
 
+    use super::super::testing::{apply, joined};
     use super::*;
-
-    fn join(node: u32) -> Join {
-        Join {
-            node,
-            uuid: [node as u8; 16],
-            roles: Roles::ALL,
-            rack: String::new(),
-            doors: Doors::default(),
-            settings: Vec::new(),
-            epoch_min: 1,
-            has_all: true,
-            levels: (level::FIRST, level::NEWEST),
-        }
-    }
 
     #[test]
     fn who_would_have_copies_is_told_until_somebody_has() {
-        let mut state = ClusterState::default();
-        let mut entries = state.plan_found([9; 16], &join(1), 0).unwrap();
-        for node in 1..=4 {
-            if node > 1 {
-                entries = state.plan_join(&join(node), 0).unwrap();
-            }
-            entries.iter().for_each(|entry| state.apply(entry).unwrap());
-        }
+        let mut state = joined(4, 1);
         assert_eq!(known(&state, 2, 3), (vec![2, 3, 4], vec![2, 3, 4]));
         assert_eq!(known(&state, 2, 1), (vec![2], vec![2]));
         let log = LogName { node: 2, epoch: 1, log: 0 };
         let agreed = state.plan_view(&LogView { log, view: 1, first: 1, backups: vec![1, 4] }).unwrap();
-        agreed.iter().for_each(|entry| state.apply(entry).unwrap());
+        apply(&mut state, &agreed);
         assert_eq!(known(&state, 2, 3), (vec![2, 1, 4], vec![2, 1, 4]));
         assert_eq!(known(&state, 2, 2).0.len(), 2, "of another stream nothing is written");
     }

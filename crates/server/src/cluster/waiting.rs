@@ -50,38 +50,18 @@ fn named(state: &ClusterState, node: NodeNumber) -> String {
 
 #[cfg(test)]
 mod tests {
-    use kera_coordinator::cluster::Join;
-    use kera_format::cluster::{ClusterEntry, Doors, LogName, Roles};
-    use kera_format::level;
+    use kera_format::cluster::{ClusterEntry, LogName};
 
+    use super::super::testing::{apply, joined};
     use super::*;
 
     /// Four nodes; node 1 has a log at 2 and 3, and is lost.
     fn lost() -> ClusterState {
-        let mut state = ClusterState::default();
-        for node in 1..=4 {
-            let join = Join {
-                node,
-                uuid: [node as u8; 16],
-                roles: Roles::ALL,
-                rack: String::new(),
-                doors: Doors::default(),
-                settings: Vec::new(),
-                epoch_min: 7,
-                has_all: true,
-                levels: (level::FIRST, level::NEWEST),
-            };
-            let entries = if node == 1 { state.plan_found([9; 16], &join, 0) } else { state.plan_join(&join, 0) };
-            apply(&mut state, &entries.expect("a node"));
-        }
+        let mut state = joined(4, 7);
         let log = LogName { node: 1, epoch: 7, log: 0 };
         apply(&mut state, &[ClusterEntry::ViewAgreed { log, view: 1, first: 1, backups: vec![2, 3] }]);
         fence(&mut state, 1);
         state
-    }
-
-    fn apply(state: &mut ClusterState, entries: &[ClusterEntry]) {
-        entries.iter().for_each(|entry| state.apply(entry).expect("allowed"));
     }
 
     fn fence(state: &mut ClusterState, node: NodeNumber) {

@@ -25,7 +25,7 @@ use std::time::Duration;
 use kera_env::Clock;
 use kera_format::cluster::Rack;
 use kera_format::vlog_replica::{BLOCKS_UNDER_WAY_MAX, LogId};
-use kera_format::{SegmentId, StreamId, StreamletId};
+use kera_format::{SegmentId, StreamId, StreamletId, copies_min};
 use kera_log::{ChunkReference, DurabilitySink, SinkError, SinkErrorKind, Ticket, made_durable};
 use parking_lot::Mutex;
 
@@ -106,7 +106,7 @@ impl ReplicatedConfig {
         ReplicatedConfig {
             log,
             copies,
-            copies_min: copies / 2 + 1,
+            copies_min: copies_min(copies),
             lag_bytes_max: 64 << 20,
             lag_us_max: 1_000_000,
             own_copy: false,
