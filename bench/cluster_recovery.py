@@ -8,8 +8,8 @@ open-loop producer writes a little, that node is killed with kill -9. Told are: 
 when the streamlets were taken over, when all of the old data could be read again, and when it had its copies, from the nodes' own logs. Beside
 them is told how fast the machine hands out memory, which what is rebuilt needs as much of: 4 GiB of shared memory in one go, behind the round and with nothing
 else running. Last comes a line of what loopback and the disk of the nodes' folders give by `kera bench limit`, right behind the rounds, with the medians of their two
-rates as parts of each. Needs six times the data as memory at most, and as much disk.
-With `--follow` a consumer reads what is written meanwhile, and the longest wait of a record for its receipt is told too. With `--freeze` the node is
+rates as parts of each. Needs six times the data as memory at most, and as much disk; `--arena-mib` has nodes take less of it, so that what is rebuilt goes through their disks.
+With `--follow` a consumer reads what is written meanwhile, and the longest wait of a record for its receipt is told too: it is as long as what it has not read takes to be there, and not as long as all of it. With `--freeze` the node is
 stopped by a signal and not killed: no connection to it breaks, as when its machine is gone.
 """
 import argparse
@@ -73,9 +73,9 @@ def owner(kera, connect):
     return [node["node"] for node in told["cluster"]["nodes"] if node["streamlets"] > 0][0]
 
 
-def round_of(kera, mib, probe_rate, follow, freeze):
+def round_of(kera, mib, arena_mib, probe_rate, follow, freeze, wait_s):
     folder, ports = tempfile.mkdtemp(prefix="kera-recovery-"), free_ports(6)
-    nodes = [Node(kera, folder, number, ports, f"{2 * mib}MiB") for number in (1, 2, 3)]
+    nodes = [Node(kera, folder, number, ports, f"{arena_mib or 2 * mib}MiB") for number in (1, 2, 3)]
     connect = ",".join(node.address for node in nodes)
     try:
         for node in nodes:
@@ -101,7 +101,7 @@ def round_of(kera, mib, probe_rate, follow, freeze):
             lost.process.wait()
         said = json.loads(probing.communicate()[0])
         others = [node for node in nodes if node is not lost]
-        until = time.monotonic() + 60
+        until = time.monotonic() + wait_s
         while not list(find(others, "what a lost broker had is rebuilt", killed)) and time.monotonic() < until:
             time.sleep(0.1)
         taken = max(at for at, _ in find(others, "were taken over", killed)) - killed
@@ -128,6 +128,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kera", help="the program")
     parser.add_argument("--mib", type=int, default=1024, help="old data of the broker that is lost")
+    parser.add_argument("--arena-mib", type=int, help="memory of each node for records; twice the old data if it is not given")
+    parser.add_argument("--wait-s", type=int, default=60, help="how long new copies may take, behind the eight seconds of the producer")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=int, default=2000, help="records per second while the broker is lost")
     parser.add_argument("--follow", action="store_true", help="a consumer reads what is written meanwhile")
@@ -136,7 +138,7 @@ def main():
     kera = os.path.abspath(args.kera)
     rounds = []
     for _ in range(args.rounds):
-        rounds.append(round_of(kera, args.mib, args.rate, args.follow, args.freeze))
+        rounds.append(round_of(kera, args.mib, args.arena_mib, args.rate, args.follow, args.freeze, args.wait_s))
         print(json.dumps({**rounds[-1], "memory_mib_per_s": memory_mib_per_s()}), flush=True)
     if rounds:
         print(json.dumps(limits(kera, rounds, args.mib << 20)), flush=True)

@@ -1,7 +1,7 @@
 //! Reading the blocks of lost logs from backups, and putting their chunks to their places: step 6. Threads of their own, which
 //! wait for backups, for room in the arena and for this node's own log.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
@@ -155,6 +155,10 @@ pub(super) fn has_last(
 /// Bytes of the last blocks of logs that are kept at most.
 const TAIL_BYTES_MAX: usize = 64 << 20;
 
+fn bytes_of(read: &BlocksRead) -> u64 {
+    read.blocks.iter().map(|(_, chunks)| chunks.len() as u64).sum()
+}
+
 /// Reads the last blocks of these ranges, before anybody is told of them. One backup alone may have them: others were away when the end of the log was
 /// decided, or had less. If that one was lost after streamlets were opened, what producers were told to be there already would be nowhere.
 pub(super) fn tails(
@@ -219,6 +223,9 @@ pub(super) fn put_tails(broker: &Broker, tails: &[Bytes]) {
 
 /// Reads all ranges once, as far as something of them is missing. What could not be had is told; an error means that it is of
 /// no use to go on. `all`: what is rebuilt together. `asks_all`: every backup of a range is read, and not one that has it to its end.
+///
+/// From the end of each range to its front, since what was written last is what has not been read by those who follow: they go on as soon as that is there, and
+/// whatever they have read comes behind it ([`Backwards`]). No range waits for all of another one: they take turns, those at the ends of logs more of them.
 pub(super) fn pass(
     broker: &Broker,
     all: &[StreamletRef],
@@ -227,15 +234,185 @@ pub(super) fn pass(
     (copies, asks_all): (&dyn Copies, bool),
     progress: &RecoveryProgress,
 ) -> Result<Vec<String>, Failure> {
-    let mut jobs = Vec::new();
+    let mut jobs = BTreeMap::new();
     for (range, has) in ranges {
         let wanted: Vec<StreamletRef> = has.iter().filter(|name| missing.contains(name)).copied().collect();
         if !wanted.is_empty() {
-            jobs.push(Job { broker, all, range, wanted, copies, asks_all, progress });
+            let is_newer = |other: &&ReadFor| other.0.log == range.log && other.0.first > range.first;
+            let newer = ranges.iter().filter(is_newer).count() as u64;
+            let job = Job { broker, all, range, wanted, copies, asks_all, progress };
+            jobs.insert((newer, jobs.len()), (Reading::of(&job), job));
         }
     }
-    let errors = in_parallel(copies.threads(), &jobs, Job::run)?;
-    Ok(errors.into_iter().flatten().collect())
+    let threads = copies.threads().min(jobs.len());
+    let turns = Turns { waiting: Mutex::new(jobs), errors: Mutex::default(), failed: Mutex::new(None) };
+    std::thread::scope(|scope| {
+        for _ in 1..threads {
+            scope.spawn(|| turns.take());
+        }
+        turns.take();
+    });
+    match turns.failed.into_inner() {
+        Some(failure) => Err(failure),
+        None => Ok(turns.errors.into_inner()),
+    }
+}
+
+/// The ranges that are read, each with how far it is.
+struct Turns<'a> {
+    /// By their turns, and in front of those by how many newer ranges their logs have: who has had fewer comes first.
+    waiting: Mutex<BTreeMap<(u64, usize), (Reading, Job<'a>)>>,
+    errors: Mutex<Vec<String>>,
+    failed: Mutex<Option<Failure>>,
+}
+
+impl Turns<'_> {
+    /// Reads until nothing waits for a turn, or it is of no use.
+    fn take(&self) {
+        while self.failed.lock().is_none() {
+            let mut waiting = self.waiting.lock();
+            let Some(((turn, number), (mut reading, job))) = waiting.pop_first() else { return };
+            // Each of the others has a thread of its own then.
+            let is_last = waiting.is_empty();
+            drop(waiting);
+            match job.turn(&mut reading, is_last) {
+                Ok(true) => self.errors.lock().append(&mut reading.errors),
+                Ok(false) => drop(self.waiting.lock().insert((turn + 1, number), (reading, job))),
+                Err(failure) => drop(self.failed.lock().get_or_insert(failure)),
+            }
+        }
+    }
+}
+
+/// Blocks of the first piece that is read of a range.
+const FIRST_BLOCKS: u64 = 4;
+/// About how many bytes of chunks a piece has, from when it is known how large blocks are. A backup finds the first block of one by the headers of those before it in its
+/// file, which has 32 MiB.
+const PIECE_BYTES: u64 = 16 << 20;
+/// By what a piece is larger than the one before at most.
+const GROWS_BY: u64 = 4;
+/// Bytes of chunks in the first turn of a range, and in later ones: in the first all get what their streams end with.
+const FIRST_TURN_BYTES: u64 = 4 << 20;
+const TURN_BYTES: u64 = 64 << 20;
+/// Pieces in a turn, if there is little in them.
+const TURN_PIECES: u32 = 16;
+/// Pieces of which no backup has all before a range is given up for this time.
+const SKIPPED_MAX: u32 = 2;
+
+/// Blocks of a range, piece after piece: the last piece first, each in its order. Its pieces follow from what was read, so that who asks ahead and who deals with the
+/// answers know the same.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Backwards {
+    first: u64,
+    /// The present piece: where it begins, and the next block of it; it ends before `end`.
+    begins: u64,
+    next: u64,
+    end: u64,
+    /// Bytes that were read of it.
+    bytes: u64,
+    /// Left of the turn.
+    turn_bytes: u64,
+    turn_pieces: u32,
+}
+
+impl Backwards {
+    fn new(first: u64, last: u64) -> Backwards {
+        let end = last.saturating_add(1);
+        let begins = first.max(end.saturating_sub(FIRST_BLOCKS));
+        Backwards { first, begins, next: begins, end, bytes: 0, turn_bytes: 0, turn_pieces: 0 }
+    }
+
+    fn is_done(&self) -> bool {
+        self.next >= self.end
+    }
+
+    fn is_turn_over(&self) -> bool {
+        self.is_done() || self.turn_bytes == 0 || self.turn_pieces == 0
+    }
+
+    /// What is in front of a block of the present piece was read, so many bytes since the last time.
+    fn read_to(&mut self, next: u64, bytes: u64) {
+        self.bytes += bytes;
+        self.turn_bytes = self.turn_bytes.saturating_sub(bytes);
+        self.next = next;
+        if self.next >= self.end {
+            self.turn_pieces = self.turn_pieces.saturating_sub(1);
+            self.piece_before();
+        }
+    }
+
+    /// Goes on with the piece before the present one, which has as many blocks as have [`PIECE_BYTES`] in the present one.
+    fn piece_before(&mut self) {
+        let blocks = self.end - self.begins;
+        let wanted = blocks.saturating_mul(PIECE_BYTES).checked_div(self.bytes).unwrap_or(u64::MAX);
+        let blocks = wanted.clamp(1, blocks.saturating_mul(GROWS_BY));
+        self.end = self.begins;
+        self.begins = self.first.max(self.end.saturating_sub(blocks));
+        (self.next, self.bytes) = (self.begins, 0);
+    }
+
+    /// Nothing is read any more.
+    fn finish(&mut self) {
+        (self.begins, self.next, self.end) = (self.first, self.first, self.first);
+    }
+}
+
+/// How far a range is read.
+struct Reading {
+    /// Its backups, in the order in which they are asked, and which one is now.
+    backups: Vec<u32>,
+    at: usize,
+    left: Backwards,
+    turns: u32,
+    /// What was wrong with those that did not give the next block.
+    reasons: Vec<String>,
+    /// Pieces that nobody has given all of.
+    skipped: u32,
+    errors: Vec<String>,
+}
+
+impl Reading {
+    fn of(job: &Job<'_>) -> Reading {
+        // Each that keeps silent costs its time, and what it had does not come sooner from anybody.
+        let (mut backups, lost) = job.range.there_and_lost(job.copies);
+        backups.extend(lost);
+        let left = Backwards::new(job.range.first, job.range.last);
+        Reading { backups, at: 0, left, turns: 0, reasons: Vec::new(), skipped: 0, errors: Vec::new() }
+    }
+
+    /// A backup does not give the next block: which one is asked instead, or another piece. False: the range is at its end.
+    fn fails(&mut self, range: &RangeOfLog, asks_all: bool, reason: &str) -> bool {
+        let (backup, block) = (self.backups[self.at], self.left.next);
+        tracing::warn!(backup, %range, block, reason, "a backup does not give blocks; another one is asked");
+        self.reasons.push(format!("backup {backup} at block {block}: {reason}"));
+        if !asks_all {
+            self.at = (self.at + 1) % self.backups.len();
+            if self.reasons.len() < self.backups.len() {
+                return true;
+            }
+        }
+        // What is in front of it may read back all the same.
+        self.errors.append(&mut self.reasons);
+        self.left.piece_before();
+        self.left.turn_pieces = 0;
+        self.skipped += 1;
+        if self.skipped < SKIPPED_MAX {
+            return true;
+        }
+        self.ends(range, asks_all)
+    }
+
+    /// A backup has given what it has. False: the range is at its end.
+    fn ends(&mut self, range: &RangeOfLog, asks_all: bool) -> bool {
+        self.at += 1;
+        if !asks_all || self.at >= self.backups.len() {
+            return false;
+        }
+        let Backwards { turn_bytes, turn_pieces, .. } = self.left;
+        (self.left, self.skipped) = (Backwards::new(range.first, range.last), 0);
+        (self.left.turn_bytes, self.left.turn_pieces) = (turn_bytes, turn_pieces);
+        true
+    }
 }
 
 /// A range that is read.
@@ -257,46 +434,50 @@ enum Stop {
     All(Failure),
 }
 
+/// What was asked of a backup: nothing if nothing is missing any more.
+type Asked = Result<Option<BlocksRead>, String>;
+
 impl Job<'_> {
-    /// Reads the range from one backup, and from the block at which it fails from the next. What went wrong with those that
-    /// failed, if none has all of it.
-    fn run(&self) -> Result<Vec<String>, Failure> {
-        let (mut from, mut errors) = (self.range.first, Vec::new());
-        // Each that keeps silent costs its time, and what it had does not come sooner from anybody.
-        let (there, lost) = self.range.there_and_lost(self.copies);
-        for backup in there.into_iter().chain(lost) {
-            if self.asks_all {
-                from = self.range.first;
-            }
-            match self.read_from(backup, &mut from) {
-                Ok(()) if self.asks_all => {}
-                Ok(()) => return Ok(Vec::new()),
+    /// Reads a part of the range, or all that is left if it is the last that waits; and from the block at which a backup fails on from the next one.
+    /// Whether nothing is left; what went wrong is in `reading` then, if nobody has all of it.
+    fn turn(&self, reading: &mut Reading, is_last: bool) -> Result<bool, Failure> {
+        let bytes = if reading.turns == 0 { FIRST_TURN_BYTES } else { TURN_BYTES };
+        reading.turns += 1;
+        let turn = if is_last { (u64::MAX, u32::MAX) } else { (bytes, TURN_PIECES) };
+        (reading.left.turn_bytes, reading.left.turn_pieces) = turn;
+        loop {
+            let Some(&backup) = reading.backups.get(reading.at) else { return Ok(true) };
+            let goes_on = match self.read_from(backup, reading) {
+                Ok(()) if !reading.left.is_done() => return Ok(false),
+                Ok(()) => reading.ends(self.range, self.asks_all),
                 Err(Stop::All(failure)) => return Err(failure),
-                Err(Stop::Backup(reason)) => {
-                    tracing::warn!(backup, range = %self.range, reason, "a backup does not give blocks; another one is asked");
-                    errors.push(format!("backup {backup} at block {from}: {reason}"));
-                }
+                Err(Stop::Backup(reason)) => reading.fails(self.range, self.asks_all, &reason),
+            };
+            if !goes_on {
+                return Ok(true);
+            }
+            if reading.left.is_turn_over() && !reading.left.is_done() {
+                return Ok(false);
             }
         }
-        Ok(errors)
     }
 
-    /// Reads from one backup: one thread asks while this one deals with what has come.
-    fn read_from(&self, backup: u32, from: &mut u64) -> Result<(), Stop> {
+    /// Reads from one backup until the turn is over: one thread asks while this one deals with what has come.
+    fn read_from(&self, backup: u32, reading: &mut Reading) -> Result<(), Stop> {
         if self.copies.threads() == 1 {
             let mut copied = Copied::new();
-            while *from <= self.range.last {
-                let read = self.ask_once(backup, *from).map_err(Stop::Backup)?;
-                self.take(&read, &mut copied, from)?;
+            while !reading.left.is_turn_over() {
+                let read = self.ask_once(backup, &reading.left).map_err(Stop::Backup)?;
+                self.take(read, &mut copied, reading)?;
             }
             return Ok(());
         }
         let (sender, receiver) = sync_channel(AHEAD);
         let stopped = AtomicBool::new(false);
         std::thread::scope(|scope| {
-            let (first, stop) = (*from, &stopped);
-            scope.spawn(move || self.ask(backup, first, &sender, stop));
-            let result = self.deal_with(&receiver, from);
+            let (left, stop) = (reading.left.clone(), &stopped);
+            scope.spawn(move || self.ask(backup, left, &sender, stop));
+            let result = self.deal_with(&receiver, reading);
             stopped.store(true, Ordering::Relaxed);
             // Who waits to hand something over sees that nobody takes it.
             drop(receiver);
@@ -305,27 +486,29 @@ impl Job<'_> {
     }
 
     /// Asks for block after block.
-    fn ask(&self, backup: u32, first: u64, to: &SyncSender<Result<BlocksRead, String>>, stopped: &AtomicBool) {
-        let mut next = first;
-        while next <= self.range.last && !stopped.load(Ordering::Relaxed) {
-            let answer = self.ask_once(backup, next);
-            let failed = answer.is_err();
-            if let Ok(read) = &answer {
-                next = read.next_block;
-            }
-            if to.send(answer).is_err() || failed {
+    fn ask(&self, backup: u32, mut left: Backwards, to: &SyncSender<Asked>, stopped: &AtomicBool) {
+        while !left.is_turn_over() && !stopped.load(Ordering::Relaxed) {
+            let answer = self.ask_once(backup, &left);
+            let goes_on = match &answer {
+                Ok(Some(read)) => {
+                    left.read_to(read.next_block, bytes_of(read));
+                    true
+                }
+                Ok(None) | Err(_) => false,
+            };
+            if to.send(answer).is_err() || !goes_on {
                 return;
             }
         }
     }
 
-    fn ask_once(&self, backup: u32, next: u64) -> Result<BlocksRead, String> {
-        let last = self.range.last;
+    fn ask_once(&self, backup: u32, left: &Backwards) -> Asked {
+        let (next, last) = (left.next, left.end - 1);
         let is_awaiting = |name: &&StreamletRef| self.broker.place_of(**name).is_some_and(|place| place.is_awaiting());
         let streamlets: Vec<StreamletRef> = self.wanted.iter().filter(is_awaiting).copied().collect();
         if streamlets.is_empty() {
             // All of it is there by now, or with a node that has come back.
-            return Ok(BlocksRead { next_block: last + 1, ..BlocksRead::default() });
+            return Ok(None);
         }
         let asked = ReadBlocks {
             log: self.range.log,
@@ -338,24 +521,30 @@ impl Job<'_> {
         if read.next_block <= next || read.next_block > last + 1 {
             return Err(format!("asked for blocks {next} to {last} it went on to {}", read.next_block));
         }
-        Ok(read)
+        Ok(Some(read))
     }
 
-    fn deal_with(&self, receiver: &Receiver<Result<BlocksRead, String>>, from: &mut u64) -> Result<(), Stop> {
+    fn deal_with(&self, receiver: &Receiver<Asked>, reading: &mut Reading) -> Result<(), Stop> {
         let mut copied = Copied::new();
-        while *from <= self.range.last {
+        while !reading.left.is_turn_over() {
             let read = receiver.recv().map_err(|_| Stop::Backup("it stopped answering".to_owned()))?;
-            self.take(&read.map_err(Stop::Backup)?, &mut copied, from)?;
+            self.take(read.map_err(Stop::Backup)?, &mut copied, reading)?;
         }
         Ok(())
     }
 
-    fn take(&self, read: &BlocksRead, copied: &mut Copied, from: &mut u64) -> Result<(), Stop> {
+    fn take(&self, read: Option<BlocksRead>, copied: &mut Copied, reading: &mut Reading) -> Result<(), Stop> {
+        let Some(read) = read else {
+            reading.left.finish();
+            return Ok(());
+        };
         for (_, chunks) in &read.blocks {
             self.progress.bytes_read.fetch_add(chunks.len() as u64, Ordering::Relaxed);
             self.put_block(chunks, copied)?;
         }
-        *from = read.next_block;
+        // Others have failed to give these.
+        reading.reasons.clear();
+        reading.left.read_to(read.next_block, bytes_of(&read));
         Ok(())
     }
 
@@ -458,5 +647,52 @@ impl Copied {
         let Some(copy) = self.waiting.pop_front() else { return Ok(false) };
         self.arrivals.durable(&*copy.sink, copy.ticket, copies)?;
         Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The blocks as they are read, each of so many bytes, a few at a time.
+    fn order(first: u64, last: u64, bytes: u64, at_a_time: u64) -> Vec<u64> {
+        let (mut left, mut order) = (Backwards::new(first, last), Vec::new());
+        while !left.is_done() {
+            let next = left.end.min(left.next + at_a_time);
+            order.extend(left.next..next);
+            left.read_to(next, bytes * (next - left.next));
+        }
+        order
+    }
+
+    #[test]
+    fn pieces_come_from_the_end_and_each_block_once() {
+        for (first, last, bytes, at_a_time) in
+            [(1, 1, 9, 1), (1, 10, 9, 3), (7, 5000, 100, 50), (1, 300, 1 << 20, 4), (3, 90, 64 << 20, 1), (1, 99, 0, 2)]
+        {
+            let mut order = order(first, last, bytes, at_a_time);
+            assert_eq!(
+                order.iter().position(|block| *block == last),
+                Some((last - first).min(FIRST_BLOCKS - 1) as usize)
+            );
+            order.sort_unstable();
+            assert_eq!(order, (first..=last).collect::<Vec<u64>>());
+        }
+        assert_eq!(order(1, 10, 9, 3), [7, 8, 9, 10, 1, 2, 3, 4, 5, 6]);
+        assert_eq!(order(1, 0, 9, 1), [0; 0], "a range that has no blocks");
+        assert_eq!(order(0, 0, 9, 1), [0]);
+    }
+
+    #[test]
+    fn pieces_are_about_as_large_as_they_may_be() {
+        let mut left = Backwards::new(1, 1_000_000);
+        let mut pieces = Vec::new();
+        while !left.is_done() && pieces.len() < 12 {
+            pieces.push((left.end - left.begins) * 1000);
+            left.read_to(left.end, (left.end - left.begins) * 1000);
+        }
+        assert_eq!(pieces[..3], [4000, 16_000, 64_000]);
+        let all = &pieces[9..];
+        assert!(all.iter().all(|bytes| (PIECE_BYTES - 1000..=PIECE_BYTES).contains(bytes)), "{pieces:?}");
     }
 }

@@ -140,6 +140,8 @@ struct Memory {
     without_front: Vec<u32>,
     /// They are known to be lost.
     lost: Vec<u32>,
+    /// Blocks that do not read back at one of them.
+    damaged: Vec<(u32, u64)>,
     /// How often each was asked.
     asked: Mutex<BTreeMap<u32, u32>>,
     /// With it nobody answers before two have been asked.
@@ -220,8 +222,13 @@ impl Copies for Memory {
 
     fn read_blocks(&self, backup: u32, asked: &ReadBlocks) -> Result<BlocksRead, String> {
         let chunks = self.chunks_at(backup)?;
-        let from = if self.without_front.contains(&backup) { asked.from_block.max(5) } else { asked.from_block };
+        let begins = if self.without_front.contains(&backup) { 5 } else { 1 };
+        let from = asked.from_block.max(begins).min(asked.through_block + 1);
         let last = asked.through_block.min(chunks.len() as u64).min(from + 2);
+        if let Some((_, block)) = self.damaged.iter().find(|(at, block)| *at == backup && (from..=last).contains(block))
+        {
+            return Err(format!("block {block} does not read back"));
+        }
         let mut read = BlocksRead { next_block: from, blocks: Vec::new() };
         for block in from..=last {
             let chunk = &chunks[block as usize - 1];
@@ -556,6 +563,47 @@ fn what_one_backup_has_told_of_and_another_one_has_given_back_is_read_from_the_f
     (memory.silent, memory.without_front) = (Vec::new(), vec![11]);
     next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("12 has all of it");
     assert_eq!(next.readable(), (0..10).collect::<Vec<_>>());
+}
+
+/// The log's last blocks are known to be at all backups, so that nothing is read before the streamlet is opened.
+fn with_end_at_all(logs: &[EndedLog]) -> Vec<EndedLog> {
+    logs.iter().map(|log| EndedLog { at_all: true, ..log.clone() }).collect()
+}
+
+#[test]
+fn what_was_written_last_is_there_before_what_is_in_front_of_it() {
+    let (mut memory, logs) = lost();
+    let logs = with_end_at_all(&logs);
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    memory.damaged = vec![(11, 2), (12, 2)];
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    let progress = RecoveryProgress::default();
+    let failed = next.broker.rebuild(&rebuild, &logs, &memory, &progress).expect_err("nobody has all of it");
+    assert!(failed.message.contains("block 2 does not read back"), "{failed}");
+    assert_eq!(next.readable(), [0; 0], "who begins at the front waits");
+    let at = Cursor { group: GroupId::new(2, 3), ..Cursor::default() };
+    let read = next.lane().read(at, 1 << 20, true).expect("a cursor that is there");
+    let ordinals = |data: &Bytes| -> Vec<u64> {
+        Chunks::new(data).map(|chunk| place(chunk.expect("a chunk").as_bytes()).base_ordinal).collect()
+    };
+    assert_eq!(
+        read.data.iter().flat_map(ordinals).collect::<Vec<u64>>(),
+        [6, 7, 8, 9],
+        "who has read the rest goes on"
+    );
+}
+
+#[test]
+fn what_is_damaged_at_one_backup_here_and_at_another_there_is_whole_together() {
+    let (mut memory, logs) = lost();
+    let logs = with_end_at_all(&logs);
+    let next = Node::new(2);
+    next.is_owner(2, 3);
+    memory.damaged = vec![(11, 2), (12, 5), (11, 8)];
+    let rebuild = next.broker.take_over(&[(STREAM, X, 3)], &logs, &memory).expect("taken over");
+    next.broker.rebuild(&rebuild, &logs, &memory, &RecoveryProgress::default()).expect("rebuilt");
+    assert_eq!(next.readable(), (0..10).collect::<Vec<u64>>());
 }
 
 #[test]
