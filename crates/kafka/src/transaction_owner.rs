@@ -14,6 +14,7 @@ use std::sync::{Arc, Weak};
 
 use kafka_protocol::ResponseError;
 use kera_broker::Opening;
+use kera_coordinator::catalog::SYSTEM_PREFIX;
 use kera_format::kafka_transactions::AbortedRange;
 use kera_format::{ProducerEpoch, ProducerId, StreamId, StreamletId};
 use kera_log::{AppendError, Lane, Observer, Stream, Streamlet, Tenure};
@@ -144,7 +145,7 @@ impl TransactionOwner {
 
     /// A streamlet comes to this node, or is here at its start: nothing is shown of it until coordinators have told what they know.
     fn begin(&self, door: &Door, stream: &Stream, streamlet: &Streamlet, epoch: u32, keeps: bool) {
-        if stream.is_system() || coordinators(door).is_none() {
+        if coordinators(door).is_none() || is_of_system(door, stream) {
             return;
         }
         let lanes = stream.options().lanes.max(1);
@@ -284,6 +285,13 @@ fn held_open(door: &Door) -> Vec<Place> {
     }
     held.dedup();
     held
+}
+
+/// Whether a stream is one of the system, in which there are no transactions: the coordinators' own would wait for themselves, where a node holds what others
+/// have to read before they can tell. By its name, since which streams have room kept for them is known only once this node has had something of them.
+fn is_of_system(door: &Door, stream: &Stream) -> bool {
+    let info = door.coordinator.stream(&StreamRef::Id(stream.id()));
+    stream.is_system() || info.is_ok_and(|info| info.name.starts_with(SYSTEM_PREFIX))
 }
 
 /// The coordinators' stream and how many there are, once the cluster has it.

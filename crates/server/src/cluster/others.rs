@@ -12,7 +12,7 @@ use kera_coordinator::cluster::{ClusterState, LogState};
 use kera_format::cluster::{Doors, Rack, Roles};
 use kera_format::{Cursor, LaneId, StreamId, StreamletId};
 use kera_kafka::{Answered, Coordinators, OtherNodes};
-use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
+use kera_protocol::read::{ENTRY_FOLLOW_GROUPS, ENTRY_UNCOMMITTED};
 use kera_protocol::{Body, MemberNode, Op, ReadChunks, ReadChunksResponse, ReadEntry, Status};
 use kera_raft::Transport;
 
@@ -74,7 +74,8 @@ impl OtherNodes for Others {
     ) -> Result<(Vec<u8>, Cursor), String> {
         let address = self.cluster.group.read(|state| state.node(node).map(|node| node.doors.native.clone()));
         let address = address.ok_or_else(|| format!("node {node} is not in the cluster any more"))?;
-        let flags = ENTRY_FOLLOW_GROUPS;
+        // Nobody writes to it in transactions, and what is committed may be known only once this is read.
+        let flags = ENTRY_FOLLOW_GROUPS | ENTRY_UNCOMMITTED;
         let entry = ReadEntry { stream, streamlet, lane: LaneId(0), cursor: from, max_bytes: 0, flags };
         let asked = ReadChunks { max_wait_ms: 1_000, min_bytes: 1, max_bytes: READ_BYTES, entries: vec![entry] };
         let mut body = Vec::new();

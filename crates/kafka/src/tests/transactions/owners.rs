@@ -1,8 +1,12 @@
 //! The owner of partitions and of groups whose transactions other nodes coordinate: what it waits for, what it asks, and what it does with
 //! requests that come late or from who is not the coordinator any more. The coordinators are the test's.
 
+use kera_format::chunk::ChunkTarget;
 use kera_format::kafka_transactions::AbortedRange;
-use kera_format::{Cursor, LaneId, ProducerEpoch, StreamId, StreamOptions, StreamletId};
+use kera_format::{
+    ChunkBuilder, ChunkView, Compression, Cursor, LaneId, ProducerEpoch, Record, StreamId, StreamOptions, StreamletId,
+};
+use kera_protocol::admin::StreamRef;
 use kera_protocol::placement::{LaneState, Memory, OlderGroups, StreamletState};
 use kera_protocol::{
     AbortedRecords, Body, ClaimGroup, ClaimPartition, EndInGroup, EndInPartitions, EndedPartition, GroupClaimed,
@@ -166,6 +170,38 @@ impl World {
         assert!(told.partitions[0].error == 0 || !is_written);
         told.partitions[0]
     }
+}
+
+/// Coordinators read what the one before has of their own stream before they can tell anything.
+#[test]
+fn what_is_held_of_a_stream_of_the_system_waits_for_no_coordinator() {
+    let (mut world, asked) = owning();
+    let (broker, coordinator) = world.parts();
+    let of_system = coordinator.stream(&StreamRef::Name(transaction_parts::STREAM.to_owned())).unwrap().id;
+    let place = broker.log().stream(of_system).unwrap();
+    assert!(!place.is_system(), "nothing of it has been read here");
+    let older = vec![OlderGroups { first_epoch: COORDINATORS + 1, node: ME }];
+    broker.set_owner(10, of_system, StreamletId(0), owner(ME, COORDINATORS + 1)).unwrap();
+    broker.open_streamlet(of_system, StreamletId(0), COORDINATORS + 1, None).unwrap();
+    let lane = place.streamlet(StreamletId(0)).unwrap().lane(LaneId(0)).unwrap().clone();
+    let mut chunk = ChunkBuilder::default();
+    chunk.push(&Record::value(b"what it knows"));
+    let target = ChunkTarget { stream: of_system, streamlet: StreamletId(0), ..ChunkTarget::default() };
+    let chunk = chunk.seal(&target, Compression::None).unwrap();
+    lane.append(&ChunkView::parse(&chunk).unwrap(), 5).unwrap();
+    broker.set_owner(11, of_system, StreamletId(0), Owner { older, ..owner(OTHER, COORDINATORS + 2) }).unwrap();
+
+    world.restart();
+    assert!(lane.visibility().is_none());
+    let door = world.running().door.clone();
+    door.set_others(asked.clone());
+    door.owner.follow(&door);
+    let topic = door.transactions.stream_of("t");
+    let questions = asked.take::<TransactionsIn>();
+    let about = |questions: &[(TransactionsIn, Answered)]| -> Vec<StreamId> {
+        questions.iter().flat_map(|(asked, _)| asked.streamlets.iter().map(|of| of.stream)).collect()
+    };
+    assert_eq!(about(&questions), vec![topic; PARTS as usize], "of topics they are asked");
 }
 
 fn granted(from_offset: u64) -> Result<Vec<u8>, String> {
