@@ -9,8 +9,9 @@ when the streamlets were taken over, when all of the old data could be read agai
 them is told how fast the machine hands out memory, which what is rebuilt needs as much of: 4 GiB of shared memory in one go, behind the round and with nothing
 else running. Last comes a line of what loopback and the disk of the nodes' folders give by `kera bench limit`, right behind the rounds, with the medians of their two
 rates as parts of each. Needs six times the data as memory at most, and as much disk; `--arena-mib` has nodes take less of it, so that what is rebuilt goes through their disks.
-With `--follow` a consumer reads what is written meanwhile, and the longest wait of a record for its receipt is told too: it is as long as what it has not read takes to be there, and not as long as all of it. With `--freeze` the node is
-stopped by a signal and not killed: no connection to it breaks, as when its machine is gone.
+With `--follow` a consumer reads what is written meanwhile, and the longest wait of a record for its receipt is told too. With `--freeze` the node is
+stopped by a signal and not killed: no connection to it breaks, as when its machine is gone. With `--behind-mib` an application has read all of the old data but so many MiB
+when the node is killed, and goes on right behind that: told is after how long it had them.
 """
 import argparse
 import datetime
@@ -73,7 +74,14 @@ def owner(kera, connect):
     return [node["node"] for node in told["cluster"]["nodes"] if node["streamlets"] > 0][0]
 
 
-def round_of(kera, mib, arena_mib, probe_rate, follow, freeze, wait_s):
+def reads(kera, connect, records):
+    """An application reads on where it was."""
+    consume = [kera, "consume", "old", "--application", "behind", "--from", "earliest", "--max", str(records), "--connect", connect]
+    return subprocess.Popen(consume, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def round_of(kera, mib, args):
+    arena_mib, probe_rate, follow, freeze, wait_s, behind_mib = args.arena_mib, args.rate, args.follow, args.freeze, args.wait_s, args.behind_mib
     folder, ports = tempfile.mkdtemp(prefix="kera-recovery-"), free_ports(6)
     nodes = [Node(kera, folder, number, ports, f"{arena_mib or 2 * mib}MiB") for number in (1, 2, 3)]
     connect = ",".join(node.address for node in nodes)
@@ -86,6 +94,8 @@ def round_of(kera, mib, arena_mib, probe_rate, follow, freeze, wait_s):
         subprocess.run(create, check=True, stdout=subprocess.DEVNULL)
         fill = [kera, "bench", "produce", "--stream", "old", "--streamlets", "1", "--records", str(mib << 10), "--record-bytes", "1000"]
         subprocess.run(fill + ["--chunk-bytes", "64KiB", "--connect", connect], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if behind_mib:
+            reads(kera, connect, (mib - behind_mib) << 10).wait()
         lost = nodes[owner(kera, connect) - 1]
         # A consumer reads what is there already before the clock starts.
         warmup = 1 + mib // 128 if follow else 0
@@ -99,8 +109,12 @@ def round_of(kera, mib, arena_mib, probe_rate, follow, freeze, wait_s):
         else:
             lost.signal(signal.SIGKILL)
             lost.process.wait()
-        said = json.loads(probing.communicate()[0])
+        behind = reads(kera, connect, behind_mib << 10) if behind_mib else None
         others = [node for node in nodes if node is not lost]
+        if behind:
+            behind.wait(wait_s)
+            behind_s = round(time.time() - killed, 3)
+        said = json.loads(probing.communicate()[0])
         until = time.monotonic() + wait_s
         while not list(find(others, "what a lost broker had is rebuilt", killed)) and time.monotonic() < until:
             time.sleep(0.1)
@@ -112,6 +126,7 @@ def round_of(kera, mib, arena_mib, probe_rate, follow, freeze, wait_s):
         return {
             "stopped_at_most_s": round(said["latency_us"]["max"] / 1e6, 3),
             **received,
+            **({"behind_has_all_after_s": behind_s} if behind else {}),
             "taken_over_s": round(taken, 3),
             "readable_s": round(readable, 3),
             "has_its_copies_s": round(at - killed, 3),
@@ -133,12 +148,13 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rate", type=int, default=2000, help="records per second while the broker is lost")
     parser.add_argument("--follow", action="store_true", help="a consumer reads what is written meanwhile")
+    parser.add_argument("--behind-mib", type=int, help="an application that has read all but so many MiB goes on")
     parser.add_argument("--freeze", action="store_true", help="the node falls silent, and no connection to it breaks")
     args = parser.parse_args()
     kera = os.path.abspath(args.kera)
     rounds = []
     for _ in range(args.rounds):
-        rounds.append(round_of(kera, args.mib, args.arena_mib, args.rate, args.follow, args.freeze, args.wait_s))
+        rounds.append(round_of(kera, args.mib, args))
         print(json.dumps({**rounds[-1], "memory_mib_per_s": memory_mib_per_s()}), flush=True)
     if rounds:
         print(json.dumps(limits(kera, rounds, args.mib << 20)), flush=True)

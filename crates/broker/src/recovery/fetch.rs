@@ -303,7 +303,8 @@ const SKIPPED_MAX: u32 = 2;
 /// answers know the same.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Backwards {
-    first: u64,
+    /// What is left beside the present piece, from a block to before another one, in order.
+    left: Vec<(u64, u64)>,
     /// The present piece: where it begins, and the next block of it; it ends before `end`.
     begins: u64,
     next: u64,
@@ -317,9 +318,18 @@ struct Backwards {
 
 impl Backwards {
     fn new(first: u64, last: u64) -> Backwards {
-        let end = last.saturating_add(1);
-        let begins = first.max(end.saturating_sub(FIRST_BLOCKS));
-        Backwards { first, begins, next: begins, end, bytes: 0, turn_bytes: 0, turn_pieces: 0 }
+        let end = last.saturating_add(1).max(first);
+        let mut all = Backwards {
+            left: vec![(first, end)],
+            begins: end,
+            next: end,
+            end,
+            bytes: 0,
+            turn_bytes: 0,
+            turn_pieces: 0,
+        };
+        all.begin_piece(FIRST_BLOCKS);
+        all
     }
 
     fn is_done(&self) -> bool {
@@ -330,12 +340,17 @@ impl Backwards {
         self.is_done() || self.turn_bytes == 0 || self.turn_pieces == 0
     }
 
-    /// What is in front of a block of the present piece was read, so many bytes since the last time.
+    /// What is in front of a block of the present piece was read, so many bytes since the last time. If all of it would be much more than a piece should have, because
+    /// its blocks are larger than those behind it, the rest of it is read in pieces of its own.
     fn read_to(&mut self, next: u64, bytes: u64) {
         self.bytes += bytes;
         self.turn_bytes = self.turn_bytes.saturating_sub(bytes);
         self.next = next;
-        if self.next >= self.end {
+        let (read, all) = (self.next - self.begins, self.end - self.begins);
+        let is_too_large = self.bytes.saturating_mul(all) > (2 * PIECE_BYTES).saturating_mul(read);
+        if self.is_done() || is_too_large {
+            self.left.push((self.next, self.end));
+            self.end = self.next;
             self.turn_pieces = self.turn_pieces.saturating_sub(1);
             self.piece_before();
         }
@@ -345,15 +360,25 @@ impl Backwards {
     fn piece_before(&mut self) {
         let blocks = self.end - self.begins;
         let wanted = blocks.saturating_mul(PIECE_BYTES).checked_div(self.bytes).unwrap_or(u64::MAX);
-        let blocks = wanted.clamp(1, blocks.saturating_mul(GROWS_BY));
-        self.end = self.begins;
-        self.begins = self.first.max(self.end.saturating_sub(blocks));
-        (self.next, self.bytes) = (self.begins, 0);
+        self.begin_piece(wanted.clamp(1, blocks.saturating_mul(GROWS_BY).max(1)));
+    }
+
+    /// Takes so many blocks from the end of what is left.
+    fn begin_piece(&mut self, blocks: u64) {
+        self.left.retain(|(first, end)| first < end);
+        let Some((first, end)) = self.left.pop() else {
+            (self.begins, self.next) = (self.end, self.end);
+            return;
+        };
+        self.begins = first.max(end.saturating_sub(blocks));
+        (self.next, self.end, self.bytes) = (self.begins, end, 0);
+        self.left.push((first, self.begins));
     }
 
     /// Nothing is read any more.
     fn finish(&mut self) {
-        (self.begins, self.next, self.end) = (self.first, self.first, self.first);
+        self.left.clear();
+        self.next = self.end;
     }
 }
 
@@ -671,16 +696,30 @@ mod tests {
             [(1, 1, 9, 1), (1, 10, 9, 3), (7, 5000, 100, 50), (1, 300, 1 << 20, 4), (3, 90, 64 << 20, 1), (1, 99, 0, 2)]
         {
             let mut order = order(first, last, bytes, at_a_time);
-            assert_eq!(
-                order.iter().position(|block| *block == last),
-                Some((last - first).min(FIRST_BLOCKS - 1) as usize)
-            );
+            assert!(order.iter().take(FIRST_BLOCKS as usize).any(|block| *block == last), "{order:?}");
             order.sort_unstable();
             assert_eq!(order, (first..=last).collect::<Vec<u64>>());
         }
         assert_eq!(order(1, 10, 9, 3), [7, 8, 9, 10, 1, 2, 3, 4, 5, 6]);
         assert_eq!(order(1, 0, 9, 1), [0; 0], "a range that has no blocks");
         assert_eq!(order(0, 0, 9, 1), [0]);
+    }
+
+    /// What was written last came in small chunks, what is in front of it in large ones.
+    #[test]
+    fn a_piece_that_is_much_larger_than_the_one_behind_it_is_taken_apart() {
+        let (mut left, mut order) = (Backwards::new(1, 6000), Vec::new());
+        let bytes = |block: u64| if block > 1000 { 1000 } else { 1 << 20 };
+        while !left.is_done() {
+            order.push(left.next);
+            left.read_to(left.next + 1, bytes(left.next));
+        }
+        // The last of the large ones is there before more than a piece of what is in front of it, and so on.
+        let at = |block: u64| order.iter().position(|other| *other == block).unwrap();
+        let before = |block: u64| order[..at(block)].iter().filter(|other| **other < block - 32).count() as u64;
+        assert!([1000, 900, 500, 200].iter().all(|block| before(*block) << 20 <= PIECE_BYTES), "{order:?}");
+        order.sort_unstable();
+        assert_eq!(order, (1..=6000).collect::<Vec<u64>>());
     }
 
     #[test]
