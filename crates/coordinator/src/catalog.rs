@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use kera_format::catalog::Entry;
-use kera_format::{ProducerEpoch, ProducerId, StreamId, StreamOptions, limits};
+use kera_format::{ProducerEpoch, ProducerId, StreamId, StreamOptions, limits, settings};
 use kera_protocol::{CreateStream, ListStreams, StreamChanges, StreamInfo, StreamList, StreamRef};
 
 use crate::CoordinatorError;
@@ -130,6 +130,7 @@ impl Catalog {
             return Err(CoordinatorError::StreamExists { name: request.name.clone() });
         }
         check_options(&request.options, limits)?;
+        check_settings(request.options.settings.keys())?;
         if self.streams.len() >= limits.streams {
             return Err(CoordinatorError::Limit {
                 what: "streams",
@@ -159,6 +160,10 @@ impl Catalog {
         let options = changes.apply(&info.options);
         let mut mistakes = live_changes(&info.options, &options);
         if let Err(CoordinatorError::BadOptions { mistakes: more }) = check_options(&options, limits) {
+            mistakes.extend(more);
+        }
+        let set = changes.settings.iter().filter(|(_, value)| value.is_some()).map(|(name, _)| name);
+        if let Err(CoordinatorError::BadOptions { mistakes: more }) = check_settings(set) {
             mistakes.extend(more);
         }
         if !mistakes.is_empty() {
@@ -296,6 +301,13 @@ fn check_options(options: &StreamOptions, limits: &Limits) -> Result<(), Coordin
             "virtual_logs is {wanted}, but streams with one copy share those of their node; use 0 (shared)"
         ));
     }
+    if mistakes.is_empty() { Ok(()) } else { Err(CoordinatorError::BadOptions { mistakes }) }
+}
+
+/// Settings are kept under names that there are. What was kept by a later version stays until it is unset.
+fn check_settings<'a>(names: impl Iterator<Item = &'a String>) -> Result<(), CoordinatorError> {
+    let unknown = names.filter(|name| !settings::is_known(name));
+    let mistakes: Vec<String> = unknown.map(|name| format!("settings: there is no `{}`", short(name))).collect();
     if mistakes.is_empty() { Ok(()) } else { Err(CoordinatorError::BadOptions { mistakes }) }
 }
 

@@ -148,6 +148,11 @@ impl Coordinator {
         self.cluster.as_ref().is_none_or(|cluster| cluster.level() >= level)
     }
 
+    /// Whether settings of streams are kept as they were given; otherwise they are left out of what is asked for.
+    pub fn keeps_settings(&self) -> bool {
+        level::spoken().contains(&level::SETTINGS) && self.all_understand(level::SETTINGS)
+    }
+
     /// Reads the catalog of a single node, so that it can come along to the cluster that the node founds. Changes nothing.
     pub fn catalog(&self) -> Catalog {
         self.with(Catalog::clone)
@@ -218,6 +223,13 @@ impl Coordinator {
     }
 
     fn create(&self, request: &CreateStream, system: bool) -> Result<StreamInfo, CoordinatorError> {
+        let plain;
+        let request = if request.options.settings.is_empty() || self.keeps_settings() {
+            request
+        } else {
+            plain = request.without_settings();
+            &plain
+        };
         if let Some(cluster) = &self.cluster {
             check_level(&**cluster, Some(request.options.replication_mode))?;
             return Coordinator::ask(&**cluster, request, system);
@@ -238,6 +250,13 @@ impl Coordinator {
 
     /// Changes options of a stream; all or none. Blocks until it is on the disk.
     pub fn alter_stream(&self, stream: &StreamRef, changes: &StreamChanges) -> Result<StreamInfo, CoordinatorError> {
+        let plain;
+        let changes = if changes.settings.is_empty() || self.keeps_settings() {
+            changes
+        } else {
+            plain = changes.without_settings();
+            &plain
+        };
         if let Some(cluster) = &self.cluster {
             check_level(&**cluster, changes.replication_mode)?;
             let message = AlterStream { stream: stream.clone(), changes: changes.clone() };

@@ -2,8 +2,9 @@
 
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{AgreedEnd, ClusterState, Join, LogView, Owner, ToldEnd, agreed_end};
+use kera_format::catalog::Entry;
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason, Rack, Roles};
-use kera_format::{StreamId, StreamOptions, StreamletId};
+use kera_format::{StreamId, StreamOptions, StreamletId, level};
 use kera_protocol::{CreateStream, RebuildRange, StreamChanges, StreamletState, StreamletsRebuilt};
 
 fn join(node: NodeNumber) -> Join {
@@ -18,6 +19,45 @@ fn join(node: NodeNumber) -> Join {
         has_all: true,
         levels: (1, 2),
     }
+}
+
+/// Below the level that brought them settings come into no entry, as if nobody had given them, and everything else is done.
+#[test]
+fn settings_come_into_the_log_when_all_nodes_can_read_them() {
+    let mut cluster = Cluster::new();
+    let options = |name: &str| StreamOptions {
+        settings: [(name.to_owned(), "5".to_owned())].into(),
+        retention_ms: Some(5),
+        ..StreamOptions::default()
+    };
+    let request = CreateStream { name: "a".into(), options: options("retention.ms"), if_not_exists: false };
+    let changes =
+        StreamChanges { settings: [("flush.ms".to_owned(), Some("7".to_owned()))].into(), ..StreamChanges::default() };
+    let created = cluster.0.plan_create_stream(&request, &MOST, 0, false).unwrap();
+    assert!(created.iter().all(|entry| entry.level() < level::SETTINGS), "{created:?}");
+    cluster.apply(&created);
+    let known = |cluster: &Cluster| cluster.0.catalog.find(&"a".into()).unwrap().options.clone();
+    assert_eq!(known(&cluster), options("retention.ms").without_settings());
+    assert_eq!(cluster.0.plan_alter_stream(&"a".into(), &changes, &MOST, 0).unwrap(), []);
+    let id = cluster.0.catalog.find(&"a".into()).unwrap().id;
+    let altered = Entry::StreamAltered { stream: id, at_ms: 0, options: options("retention.ms") };
+    cluster.refuses(ClusterEntry::Catalog(altered), "this needs level 18");
+
+    for level in cluster.0.level() + 1..=level::SETTINGS {
+        cluster.apply(&[ClusterEntry::LevelRaised { level }]);
+    }
+    let altered = cluster.0.plan_alter_stream(&"a".into(), &changes, &MOST, 0).unwrap();
+    assert_eq!(altered.iter().map(ClusterEntry::level).collect::<Vec<_>>(), [level::SETTINGS]);
+    cluster.apply(&altered);
+    assert_eq!(known(&cluster).settings, [("flush.ms".to_owned(), "7".to_owned())].into());
+    let created = CreateStream { name: "b".into(), ..request };
+    let created = cluster.0.plan_create_stream(&created, &MOST, 0, false).unwrap();
+    cluster.apply(&created);
+    assert_eq!(cluster.0.catalog.find(&"b".into()).unwrap().options, options("retention.ms"));
+    let mut copy = ClusterState::default();
+    cluster.0.snapshot().iter().for_each(|entry| copy.restore(entry).unwrap());
+    assert_eq!(copy.snapshot(), cluster.0.snapshot());
+    assert_eq!(copy.catalog.find(&"b".into()).unwrap().options, options("retention.ms"));
 }
 
 struct Cluster(ClusterState);

@@ -140,6 +140,53 @@ fn options_change_all_or_none() {
 }
 
 #[test]
+fn settings_are_kept_as_they_were_given_also_after_a_restart() {
+    let disk = MemoryDisk::new();
+    let coordinator = open(&disk).expect("open");
+    let given = |text: &[(&str, &str)]| text.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+    let settings = given(&[("segment.bytes", "1073741824"), ("retention.ms", "604800000")]);
+    let options = StreamOptions { settings, ..StreamOptions::default() };
+    coordinator.create_stream(&CreateStream { options, ..create("a") }).expect("created");
+    let changes = StreamChanges {
+        settings: [("retention.ms".into(), None), ("flush.ms".into(), Some(" 5".into()))].into(),
+        ..StreamChanges::default()
+    };
+    let after = coordinator.alter_stream(&"a".into(), &changes).expect("altered");
+    assert_eq!(after.options.settings, given(&[("flush.ms", " 5"), ("segment.bytes", "1073741824")]));
+    // In a journal, and in a snapshot that begins the next one.
+    for _ in 0..2 {
+        assert_eq!(open(&disk).expect("open").stream(&"a".into()).expect("there"), after);
+        let coordinator = open(&disk).expect("open");
+        for at in 0..300 {
+            let changes = StreamChanges { retention_bytes: Some(Some(1 + at % 2)), ..StreamChanges::default() };
+            coordinator.alter_stream(&"a".into(), &changes).expect("altered");
+        }
+        let changes = StreamChanges { retention_bytes: Some(None), ..StreamChanges::default() };
+        coordinator.alter_stream(&"a".into(), &changes).expect("altered");
+    }
+}
+
+#[test]
+fn settings_that_there_are_not_and_too_large_ones_are_refused() {
+    let coordinator = open(&MemoryDisk::new()).expect("open");
+    coordinator.create_stream(&create("a")).expect("created");
+    let changes = |name: &str, value: Option<String>| StreamChanges {
+        settings: [(name.to_owned(), value)].into(),
+        ..StreamChanges::default()
+    };
+    let refused = |changes: &StreamChanges| message_of(coordinator.alter_stream(&"a".into(), changes));
+    let message = refused(&changes("no.such.setting", Some("1".into())));
+    assert!(message.contains("settings: there is no `no.such.setting`"), "{message}");
+    let message = refused(&changes("flush.ms", Some("5".repeat(4096))));
+    assert!(message.contains("settings.bytes is 4104, the limit is 4096"), "{message}");
+    // What a later version may have kept can be unset.
+    coordinator.alter_stream(&"a".into(), &changes("no.such.setting", None)).expect("nothing to do");
+    let options = StreamOptions { settings: [("x".into(), String::new())].into(), ..StreamOptions::default() };
+    let message = message_of(coordinator.create_stream(&CreateStream { options, ..create("b") }));
+    assert!(message.contains("settings: there is no `x`"), "{message}");
+}
+
+#[test]
 fn what_is_not_there_is_named() {
     let coordinator = open(&MemoryDisk::new()).expect("open");
     let refused = coordinator.delete_stream(&"nope".into()).expect_err("not there");

@@ -21,15 +21,15 @@
 //!      4      4  entry_bytes       this header and the body, without the padding
 //!      8      8  index             journal: counts every change ever made; snapshot: from 1
 //!     16      2  kind              what happened, see the bodies
-//!     18      2  version           of the body: 2 or 3 of streams created and altered, 1 of the others
+//!     18      2  version           of the body: 2, 3 or 4 of streams created and altered, 1 of the others
 //!     20      4  zero
 //!     24      …  body
 //! ```
 //! Bodies by kind:
 //!
 //! ```text
-//! 1 stream created     stream u64, at_ms i64, options (88 bytes), name_bytes u32, name
-//! 2 stream altered     stream u64, at_ms i64, options (88 bytes)
+//! 1 stream created     stream u64, at_ms i64, options (88 bytes), name_bytes u32, name, settings
+//! 2 stream altered     stream u64, at_ms i64, options (88 bytes), settings
 //! 3 stream deleted     stream u64, at_ms i64
 //! 4 producers reserved below u64            every id below it may have been given out
 //! 5 producer's epoch   producer u64, epoch u16, zero u16, zero u32
@@ -41,15 +41,19 @@
 //!          2 retention_bytes is set, 4 retention_consumed, 8 compact_within_ms is set), compact_dirty_percent u32,
 //!          retention_ms u64, retention_bytes u64, segment_ms u64, compact_after_ms u64, compact_within_ms u64,
 //!          tombstone_ms u64, timestamps u8, batch_compression u8, replication_mode u8, zero u8, zero u32
+//!
+//! settings: count u32, and of each, in the order of their names: name_bytes u32, name, value_bytes u32, value
 //! ```
 //! Bodies 1 and 2 of version 1 have the first 48 bytes of the options, zeros instead of `compact_dirty_percent`, and no
 //! flag 8; what is missing has its default. They are read and not written. Those of version 2 have a zero instead of
-//! `replication_mode`; they are written for streams with which it is that, so that who does not know of it can read them.
+//! `replication_mode`, and those of versions 1 to 3 no settings. Each is written in the lowest version from 2 on that can say it, so that who knows no
+//! higher one can read what does not need it.
 
 use crate::checksum::crc32c;
 use crate::options::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, StreamOptions, Timestamps};
+use crate::settings::{self, Settings};
 use crate::wire::{i64_at, put, u16_at, u32_at, u64_at};
-use crate::{FormatError, ProducerEpoch, ProducerId, StreamId, align8, limits};
+use crate::{FormatError, ProducerEpoch, ProducerId, StreamId, align8, level, limits};
 
 /// Bytes of a file before its first entry.
 pub const FILE_HEADER_BYTES: usize = 64;
@@ -61,8 +65,11 @@ pub const OPTIONS_BYTES: usize = 88;
 const OPTIONS_BYTES_V1: usize = 48;
 /// Where in the options the replication mode is.
 const MODE_AT: usize = 82;
-/// The largest entry: a stream with the longest name.
-pub const ENTRY_BYTES_MAX: usize = ENTRY_HEADER_BYTES + 16 + OPTIONS_BYTES + 4 + limits::STREAM_NAME_BYTES_MAX;
+/// The most that settings take in a body.
+const SETTINGS_BYTES_MAX: usize = 4 + limits::SETTINGS_MAX * 8 + limits::SETTINGS_BYTES_MAX;
+/// The largest entry: a stream with the longest name and the most settings.
+pub const ENTRY_BYTES_MAX: usize =
+    ENTRY_HEADER_BYTES + 16 + OPTIONS_BYTES + 4 + limits::STREAM_NAME_BYTES_MAX + SETTINGS_BYTES_MAX;
 /// The first four bytes of a file: "KCAT".
 pub const CATALOG_MAGIC: u32 = u32::from_le_bytes(*b"KCAT");
 /// The version of these layouts.
@@ -71,6 +78,8 @@ pub const CATALOG_VERSION: u16 = 1;
 const OPTIONS_VERSION: u16 = 2;
 /// The same for streams that are replicated asynchronously.
 const OPTIONS_VERSION_ASYNC: u16 = 3;
+/// The same for streams with settings.
+const OPTIONS_VERSION_SETTINGS: u16 = 4;
 
 /// What a catalog file is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -209,6 +218,7 @@ impl Entry {
         match self {
             Entry::StreamCreated { options, .. } | Entry::StreamAltered { options, .. } => {
                 match options.replication_mode {
+                    _ if !options.settings.is_empty() => OPTIONS_VERSION_SETTINGS,
                     ReplicationMode::Sync => OPTIONS_VERSION,
                     ReplicationMode::Async => OPTIONS_VERSION_ASYNC,
                 }
@@ -219,7 +229,27 @@ impl Entry {
 
     /// The [level](crate::level) of a cluster from which on all of its nodes can read the entry.
     pub fn level(&self) -> u32 {
-        if self.version() == OPTIONS_VERSION_ASYNC { crate::level::ASYNCHRONOUS } else { crate::level::FIRST }
+        match self.version() {
+            OPTIONS_VERSION_SETTINGS => level::SETTINGS,
+            OPTIONS_VERSION_ASYNC => level::ASYNCHRONOUS,
+            _ => level::FIRST,
+        }
+    }
+
+    fn options_mut(&mut self) -> Option<&mut StreamOptions> {
+        match self {
+            Entry::StreamCreated { options, .. } | Entry::StreamAltered { options, .. } => Some(options),
+            _ => None,
+        }
+    }
+
+    /// The entry without what a cluster of a lower [level](crate::level) than [`SETTINGS`](level::SETTINGS) does not know.
+    #[must_use]
+    pub fn without_settings(mut self) -> Entry {
+        if let Some(options) = self.options_mut() {
+            options.settings.clear();
+        }
+        self
     }
 
     /// Appends the entry with its header and padding to `out`.
@@ -233,11 +263,13 @@ impl Entry {
                 out.extend_from_slice(&encode_options(options));
                 out.extend_from_slice(&(name.len() as u32).to_le_bytes());
                 out.extend_from_slice(name.as_bytes());
+                put_settings(&options.settings, out);
             }
             Entry::StreamAltered { stream, at_ms, options } => {
                 out.extend_from_slice(&stream.0.to_le_bytes());
                 out.extend_from_slice(&at_ms.to_le_bytes());
                 out.extend_from_slice(&encode_options(options));
+                put_settings(&options.settings, out);
             }
             Entry::StreamDeleted { stream, at_ms } => {
                 out.extend_from_slice(&stream.0.to_le_bytes());
@@ -291,25 +323,31 @@ impl Entry {
         let (kind, version) = (u16_at(bytes, 16), u16_at(bytes, 18));
         let options_bytes = match (kind, version) {
             (_, CATALOG_VERSION) => OPTIONS_BYTES_V1,
-            (1 | 2, OPTIONS_VERSION | OPTIONS_VERSION_ASYNC) => OPTIONS_BYTES,
+            (1 | 2, OPTIONS_VERSION..=OPTIONS_VERSION_SETTINGS) => OPTIONS_BYTES,
             _ => {
                 return Err(FormatError::BadField {
                     field: "catalog_entry.version",
                     value: version.into(),
-                    allowed: "1, of streams 2 and 3 as well",
+                    allowed: "1, of streams 2 to 4 as well",
                 });
             }
         };
-        let mut entry = Entry::parse_body(kind, &bytes[ENTRY_HEADER_BYTES..entry_bytes], options_bytes)?;
-        if let Entry::StreamCreated { options, .. } | Entry::StreamAltered { options, .. } = &mut entry
+        let body = &bytes[ENTRY_HEADER_BYTES..entry_bytes];
+        let mut entry = Entry::parse_body(kind, body, options_bytes)?;
+        let settings_at =
+            16 + OPTIONS_BYTES + if let Entry::StreamCreated { name, .. } = &entry { 4 + name.len() } else { 0 };
+        if let Some(options) = entry.options_mut()
             && version >= OPTIONS_VERSION_ASYNC
         {
-            let mode = bytes[ENTRY_HEADER_BYTES + 16 + MODE_AT];
+            let mode = body[16 + MODE_AT];
             options.replication_mode = ReplicationMode::from_u8(mode).ok_or(FormatError::BadField {
                 field: "catalog_entry.options.replication_mode",
                 value: mode.into(),
                 allowed: "0 (sync) or 1 (async)",
             })?;
+            if version >= OPTIONS_VERSION_SETTINGS {
+                options.settings = parse_settings(&body[settings_at..])?;
+            }
         }
         Ok((u64_at(bytes, 8), entry, align8(entry_bytes)))
     }
@@ -390,6 +428,53 @@ fn encode_options(options: &StreamOptions) -> [u8; OPTIONS_BYTES] {
     bytes
 }
 
+/// Nothing if there are none: the version of the body says which it is.
+fn put_settings(settings: &Settings, out: &mut Vec<u8>) {
+    if settings.is_empty() {
+        return;
+    }
+    out.extend_from_slice(&(settings.len() as u32).to_le_bytes());
+    for text in settings.iter().flat_map(|(name, value)| [name, value]) {
+        out.extend_from_slice(&(text.len() as u32).to_le_bytes());
+        out.extend_from_slice(text.as_bytes());
+    }
+}
+
+/// All of `bytes`, which nothing may follow.
+fn parse_settings(bytes: &[u8]) -> Result<Settings, FormatError> {
+    let bad = |field, value: usize, allowed| FormatError::BadField { field, value: value as u64, allowed };
+    let mut at = 0;
+    let mut take = |count: usize| {
+        let end = at + count;
+        FormatError::need("catalog entry settings", end, bytes.len())?;
+        at = end;
+        Ok(&bytes[end - count..end])
+    };
+    let count = u32_at(take(4)?, 0) as usize;
+    if !(1..=limits::SETTINGS_MAX).contains(&count) {
+        return Err(bad("catalog_entry.settings", count, "1 to 64"));
+    }
+    let mut text = || {
+        let count = u32_at(take(4)?, 0) as usize;
+        let text = take(count.min(limits::SETTINGS_BYTES_MAX + 1))?;
+        let text = std::str::from_utf8(text).ok().filter(|text| text.len() == count).map(str::to_owned);
+        text.ok_or_else(|| bad("catalog_entry.settings.text", count, "UTF-8, 4096 bytes in all"))
+    };
+    let mut found = Settings::new();
+    for _ in 0..count {
+        let (name, value) = (text()?, text()?);
+        if found.last_key_value().is_some_and(|(last, _)| *last >= name) {
+            return Err(bad("catalog_entry.settings.name", name.len(), "behind the name before it"));
+        }
+        found.insert(name, value);
+    }
+    settings::check(&found)?;
+    if at != bytes.len() {
+        return Err(bad("catalog_entry.settings.rest", bytes.len() - at, "no byte behind them"));
+    }
+    Ok(found)
+}
+
 fn parse_options(bytes: &[u8]) -> Result<StreamOptions, FormatError> {
     let choice = |field, value: u8, allowed| FormatError::BadField { field, value: value.into(), allowed };
     let (flags, default) = (bytes[27], StreamOptions::default());
@@ -418,6 +503,7 @@ fn parse_options(bytes: &[u8]) -> Result<StreamOptions, FormatError> {
         segment_ms: more_or(48, default.segment_ms),
         compact_dirty_percent: more.map_or(default.compact_dirty_percent, |bytes| u32_at(bytes, 28)),
         compact_after_ms: more_or(56, default.compact_after_ms),
+        settings: Settings::new(),
         compact_within_ms: more.filter(|_| flags & 8 != 0).map(|bytes| u64_at(bytes, 64)),
         tombstone_ms: more_or(72, default.tombstone_ms),
         timestamps: match more.map(|bytes| bytes[80]) {
@@ -442,8 +528,10 @@ mod tests {
         let limits = any::<(Option<u64>, Option<u64>, bool, Option<u64>)>();
         let kafka = (0u8..2, 0u8..6);
         let safety = (0u8..2, 0u8..2);
-        (any::<[u32; 7]>(), any::<[u64; 3]>(), safety, 0u8..2, 0u8..3, limits, kafka).prop_map(
-            |(numbers, times, (durability, mode), order, cleanup, limits, (timestamps, batch_compression))| {
+        let settings = proptest::collection::btree_map("[a-z.]{1,30}", ".{0,20}", 0..8);
+        (any::<[u32; 7]>(), any::<[u64; 3]>(), safety, 0u8..2, 0u8..3, limits, (kafka, settings)).prop_map(
+            |(numbers, times, (durability, mode), order, cleanup, limits, (kafka, settings))| {
+                let (timestamps, batch_compression) = kafka;
                 let (retention_ms, retention_bytes, retention_consumed, compact_within_ms) = limits;
                 StreamOptions {
                     streamlets: numbers[0],
@@ -466,6 +554,7 @@ mod tests {
                     tombstone_ms: times[2],
                     timestamps: Timestamps::from_u8(timestamps).expect("0 or 1"),
                     batch_compression: BatchCompression::from_u8(batch_compression).expect("0 to 5"),
+                    settings,
                 }
             },
         )

@@ -29,6 +29,7 @@ pub mod piece;
 pub mod raft;
 pub mod record;
 pub mod segment;
+pub mod settings;
 pub mod vlog;
 pub mod vlog_replica;
 mod wire;
@@ -44,6 +45,7 @@ pub use options::{
     BatchCompression, Cleanup, Durability, Order, ReplicationMode, StreamOptions, Timestamps, copies_min,
 };
 pub use record::{Record, RecordView, Records};
+pub use settings::Settings;
 
 /// Rounds up to the alignment of chunks, on the wire, in memory and on disk: 8 bytes.
 ///

@@ -24,6 +24,10 @@ pub const VIRTUAL_LOGS_MAX: u32 = 256;
 pub const SEGMENTS_PER_GROUP_MAX: u32 = 65_536;
 /// Most keys of a record.
 pub const RECORD_KEYS_MAX: usize = 255;
+/// Most settings that a stream keeps as they were given.
+pub const SETTINGS_MAX: usize = 64;
+/// What the names and values of a stream's settings may take together.
+pub const SETTINGS_BYTES_MAX: usize = 4 << 10;
 /// What a record's header and keys may take together: the value's offset is a `u16`.
 pub const RECORD_VALUE_OFFSET_MAX: usize = u16::MAX as usize;
 /// The largest frame of the native protocol by default: a request with many chunks.

@@ -1,7 +1,7 @@
 //! What a stream is asked to be: its shape, its safety, how long it keeps what.
 
 use crate::kafka_codec::KafkaCodec;
-use crate::{FormatError, limits};
+use crate::{FormatError, Settings, limits, settings};
 
 /// How safe bytes are before they are acknowledged. The numbers never change.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -195,6 +195,9 @@ pub struct StreamOptions {
     pub timestamps: Timestamps,
     /// How batches that Kafka clients write are kept.
     pub batch_compression: BatchCompression,
+    /// What Kafka clients have set, as they gave it: what holds is in the fields above. At most [`limits::SETTINGS_MAX`], of
+    /// [`limits::SETTINGS_BYTES_MAX`] bytes.
+    pub settings: Settings,
 }
 
 impl Default for StreamOptions {
@@ -220,6 +223,7 @@ impl Default for StreamOptions {
             tombstone_ms: 24 * 3600 * 1000,
             timestamps: Timestamps::Create,
             batch_compression: BatchCompression::Producer,
+            settings: Settings::new(),
         }
     }
 }
@@ -228,6 +232,18 @@ impl StreamOptions {
     /// Whether chunks go through a virtual log before they are acknowledged: to disk, to other nodes, or both.
     pub fn is_logged(&self) -> bool {
         self.durability == Durability::Power || self.replication > 1
+    }
+
+    /// The options without [`settings`](StreamOptions::settings): what holds, whoever asked for it in which words.
+    #[must_use]
+    pub fn without_settings(&self) -> StreamOptions {
+        StreamOptions { settings: Settings::new(), ..self.clone() }
+    }
+
+    /// Whether there are settings that say which batches of Kafka clients are too large, too old or too far ahead of the clock.
+    pub fn limits_batches(&self) -> bool {
+        let limits = [settings::MESSAGE_BYTES_MAX, settings::BEFORE_MAX_MS, settings::AFTER_MAX_MS];
+        limits.iter().any(|name| self.settings.contains_key(*name))
     }
 
     /// Checks every option against its limit; all mistakes at once. An empty list means that they are fine.
@@ -277,6 +293,7 @@ impl StreamOptions {
                 allowed: "not less than compact_after",
             });
         }
+        wrong.extend(settings::check(&self.settings).err());
         let bytes = self.segment_bytes_max as usize;
         if !bytes.is_power_of_two() || !(limits::SEGMENT_BYTES_MIN..=limits::SEGMENT_BYTES_MAX).contains(&bytes) {
             wrong.push(FormatError::BadField {

@@ -13,7 +13,7 @@ use kera_format::chunk::ChunkTarget;
 use kera_format::ids::*;
 use kera_format::{
     BatchCompression, BrokerPart, ChunkBuilder, Cleanup, Compression, Durability, FormatError, Order, Record,
-    ReplicationMode, StreamOptions, Timestamps, arena, catalog, vlog,
+    ReplicationMode, Settings, StreamOptions, Timestamps, arena, catalog, vlog,
 };
 
 const NODE: [u8; 16] = *b"0123456789abcdef";
@@ -209,7 +209,24 @@ fn options() -> StreamOptions {
         tombstone_ms: 43_200_000,
         timestamps: Timestamps::Append,
         batch_compression: BatchCompression::Zstd,
+        settings: Settings::new(),
     }
+}
+
+fn with_settings() -> StreamOptions {
+    let given = [("min.cleanable.dirty.ratio", "0.304"), ("segment.bytes", "1073741824")];
+    StreamOptions { settings: given.map(|(name, value)| (name.into(), value.into())).into(), ..options() }
+}
+
+fn layout_of_settings<'a>(layout: Layout<'a>, settings: &Settings) -> Layout<'a> {
+    if settings.is_empty() {
+        return layout;
+    }
+    settings.iter().enumerate().fold(layout.u32("settings.count"), |layout, (at, (name, value))| {
+        let field = |what: &str| format!("settings[{at}].{what}");
+        let layout = layout.u32(&field("name_bytes")).text(&field("name"), name.len());
+        layout.u32(&field("value_bytes")).text(&field("value"), value.len())
+    })
 }
 
 fn entries() -> Vec<(&'static str, u64, catalog::Entry)> {
@@ -220,6 +237,12 @@ fn entries() -> Vec<(&'static str, u64, catalog::Entry)> {
         ("stream created", 8, Entry::StreamCreated { stream, at_ms, options: options(), name: "flights".into() }),
         ("stream altered", 9, Entry::StreamAltered { stream, at_ms, options: options() }),
         ("asynchronous stream altered", 9, Entry::StreamAltered { stream, at_ms, options: asynchronous }),
+        (
+            "stream with settings created",
+            8,
+            Entry::StreamCreated { stream, at_ms, options: with_settings(), name: "flights".into() },
+        ),
+        ("stream with settings altered", 9, Entry::StreamAltered { stream, at_ms, options: with_settings() }),
         ("stream deleted", 10, Entry::StreamDeleted { stream, at_ms }),
         ("producers reserved", 11, Entry::ProducersReserved { below: ProducerId(2_000) }),
         ("producer's epoch", 12, Entry::ProducerEpochRaised { producer: ProducerId(1_000), epoch: ProducerEpoch(2) }),
@@ -260,11 +283,18 @@ fn entry_case(name: &str, index: u64, entry: &catalog::Entry) -> Case {
     let layout =
         Layout::of(&bytes).u32("checksum").u32("entry_bytes").u64("index").u16("kind").u16("version").u32("zero");
     let layout = match entry {
-        catalog::Entry::StreamCreated { name, .. } => layout_of_options(layout.u64("stream").i64("at_ms"))
-            .u32("name_bytes")
-            .text("name", name.len())
-            .rest("padding"),
-        catalog::Entry::StreamAltered { .. } => layout_of_options(layout.u64("stream").i64("at_ms")),
+        catalog::Entry::StreamCreated { name, options, .. } => {
+            let layout = layout_of_options(layout.u64("stream").i64("at_ms"));
+            let layout = layout.u32("name_bytes").text("name", name.len());
+            layout_of_settings(layout, &options.settings).rest("padding")
+        }
+        catalog::Entry::StreamAltered { options, .. } if options.settings.is_empty() => {
+            layout_of_options(layout.u64("stream").i64("at_ms"))
+        }
+        catalog::Entry::StreamAltered { options, .. } => {
+            let layout = layout_of_options(layout.u64("stream").i64("at_ms"));
+            layout_of_settings(layout, &options.settings).rest("padding")
+        }
         catalog::Entry::StreamDeleted { .. } => layout.u64("stream").i64("at_ms"),
         catalog::Entry::ProducersReserved { .. } => layout.u64("below"),
         catalog::Entry::ProducerEpochRaised { .. } => layout.u64("producer").u16("epoch").u16("zero").u32("zero"),
@@ -281,6 +311,11 @@ fn refused_catalog() -> Vec<Refused> {
     entries()[0].2.encode(8, &mut created);
     let end = u32::from_le_bytes([created[4], created[5], created[6], created[7]]) as usize;
     let of_entry = |name, changes: &[_], right| refused(name, &created, changes, right, catalog::Entry::parse);
+    let mut with = Vec::new();
+    entries()[3].2.encode(8, &mut with);
+    let with_end = u32::from_le_bytes([with[4], with[5], with[6], with[7]]) as usize;
+    let of_settings =
+        |name, changes: &[_]| refused(name, &with, changes, Some((4..with_end, 0)), catalog::Entry::parse);
     let (file_right, right) = (|| Some((0..60, 60)), || Some((4..end, 0)));
     vec![
         of_file("file: wrong magic", &[(0, b'k')], file_right()),
@@ -289,10 +324,10 @@ fn refused_catalog() -> Vec<Refused> {
         of_file("file: unknown kind", &[(32, 3)], file_right()),
         of_file("file: a field changed", &[(24, 4)], None),
         of_entry("entry: smaller than its header", &[(4, 23)], None),
-        of_entry("entry: over the limit", &[(5, 9)], None),
+        of_entry("entry: over the limit", &[(5, 32)], None),
         of_entry("entry: a byte changed", &[(24, 18)], None),
         of_entry("entry: unknown kind", &[(16, 8)], right()),
-        of_entry("entry: unknown version", &[(18, 4)], right()),
+        of_entry("entry: unknown version", &[(18, 5)], right()),
         of_entry("entry: name beyond the body", &[(128, 200)], right()),
         of_entry("entry: name against the rules", &[(132, b'/')], right()),
         of_entry("entry: unknown durability", &[(64, 2)], right()),
@@ -302,6 +337,12 @@ fn refused_catalog() -> Vec<Refused> {
         of_entry("entry: unknown timestamps", &[(120, 2)], right()),
         of_entry("entry: unknown compression", &[(121, 6)], right()),
         of_entry("entry: unknown replication mode", &[(18, 3), (122, 2)], right()),
+        of_settings("entry: no settings in the version that has some", &[(139, 0)]),
+        of_settings("entry: more settings than there may be", &[(139, 65)]),
+        of_settings("entry: settings that are not in their order", &[(147, b'z')]),
+        of_settings("entry: a setting beyond the body", &[(174, 1)]),
+        of_settings("entry: a setting that is no text", &[(147, 0xff)]),
+        of_settings("entry: bytes behind the settings", &[(139, 1)]),
         refused("entry: padding cut", &created[..created.len() - 1], &[], None, catalog::Entry::parse),
     ]
 }

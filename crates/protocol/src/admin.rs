@@ -2,13 +2,15 @@
 
 use crate::codec::{Reader, Wire, wire_struct};
 use crate::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
-use crate::message::{messages, responses, second_messages, second_responses};
+use crate::message::{messages, responses, third_messages, third_responses};
+use crate::second::admin::{AlterStreamV2, CreateStreamV2, StreamInfoV2, StreamListV2};
 use crate::spec::{Source, Trace};
 use crate::{Empty, ProtocolError};
 use kera_format::{
-    BatchCompression, Cleanup, Durability, Order, ProducerEpoch, ProducerId, ReplicationMode, StreamId, StreamOptions,
-    Timestamps,
+    BatchCompression, Cleanup, Durability, Order, ProducerEpoch, ProducerId, ReplicationMode, Settings, StreamId,
+    StreamOptions, Timestamps,
 };
+use std::collections::BTreeMap;
 
 /// A stream, by what the caller knows of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -93,6 +95,14 @@ wire_struct! {
         pub options: StreamOptions,
         /// Answer with the stream that exists, whatever its options are, instead of an error.
         pub if_not_exists: bool,
+    }
+}
+
+impl CreateStream {
+    /// The same without settings: for those who do not keep them.
+    #[must_use]
+    pub fn without_settings(&self) -> CreateStream {
+        CreateStream { options: self.options.without_settings(), ..self.clone() }
     }
 }
 
@@ -187,6 +197,9 @@ wire_struct! {
         pub batch_compression: Option<BatchCompression>,
         /// When producers are answered, of a stream with copies; from version 2 of the operation on.
         pub replication_mode: Option<ReplicationMode>,
+        /// Settings as Kafka clients give them: with a value to keep, or absent to keep it no longer; from version 3 of the operation on. What they
+        /// mean is said by the other fields.
+        pub settings: BTreeMap<String, Option<String>>,
     }
 }
 
@@ -194,6 +207,12 @@ impl StreamChanges {
     /// Whether nothing is to change.
     pub fn is_empty(&self) -> bool {
         *self == StreamChanges::default()
+    }
+
+    /// The changes of everything but settings: for those who do not keep them.
+    #[must_use]
+    pub fn without_settings(&self) -> StreamChanges {
+        StreamChanges { settings: BTreeMap::new(), ..self.clone() }
     }
 
     /// `options` with the changes made, unchecked.
@@ -219,7 +238,19 @@ impl StreamChanges {
             tombstone_ms: self.tombstone_ms.unwrap_or(options.tombstone_ms),
             timestamps: self.timestamps.unwrap_or(options.timestamps),
             batch_compression: self.batch_compression.unwrap_or(options.batch_compression),
+            settings: self.apply_settings(&options.settings),
         }
+    }
+
+    fn apply_settings(&self, settings: &Settings) -> Settings {
+        let mut settings = settings.clone();
+        for (name, value) in &self.settings {
+            match value {
+                Some(value) => drop(settings.insert(name.clone(), value.clone())),
+                None => drop(settings.remove(name)),
+            }
+        }
+        settings
     }
 }
 
@@ -265,12 +296,12 @@ messages! {
     DeleteStream => Empty;
     AllocateProducer => AllocatedProducer;
 }
-second_messages! {
-    CreateStream, CreateStreamV1 => StreamInfo;
-    AlterStream, AlterStreamV1 => StreamInfo;
+third_messages! {
+    CreateStream, CreateStreamV1, CreateStreamV2 => StreamInfo;
+    AlterStream, AlterStreamV1, AlterStreamV2 => StreamInfo;
 }
 responses!(AllocatedProducer);
-second_responses! {
-    StreamInfo, StreamInfoV1;
-    StreamList, StreamListV1;
+third_responses! {
+    StreamInfo, StreamInfoV1, StreamInfoV2;
+    StreamList, StreamListV1, StreamListV2;
 }

@@ -7,6 +7,7 @@
 //! | text | `u32` length, UTF-8 |
 //! | bytes | `u32` length, bytes |
 //! | list | `u32` count, items |
+//! | map | `u32` count, names in ascending order, each with its value |
 //! | optional | 1: 0 or 1, then the value if 1 |
 //! | choice | `u8` number, then the fields of that choice |
 //!
@@ -17,8 +18,9 @@ use crate::ProtocolError;
 use crate::spec::{Source, Trace, json_string};
 use kera_format::{
     ApplicationId, BatchCompression, Cleanup, Cursor, Durability, GroupId, LaneId, Order, ProducerEpoch, ProducerId,
-    ReplicationMode, SegmentIndex, StreamId, StreamOptions, StreamletId, Timestamps,
+    ReplicationMode, SegmentIndex, Settings, StreamId, StreamOptions, StreamletId, Timestamps,
 };
+use std::collections::BTreeMap;
 
 /// Takes fields from a body, front to back. Remembers which field it is at, for errors.
 pub struct Reader<'a> {
@@ -328,6 +330,44 @@ impl<T: Wire> Wire for Vec<T> {
     }
 }
 
+/// By names, each of which is there once: in ascending order, so that there is one way of writing it.
+impl<V: Wire> Wire for BTreeMap<String, V> {
+    const BYTES_MIN: usize = 4;
+    fn put(&self, out: &mut Vec<u8>) {
+        (self.len() as u32).put(out);
+        for (name, value) in self {
+            name.put(out);
+            value.put(out);
+        }
+    }
+    fn get(from: &mut Reader<'_>) -> Result<Self, ProtocolError> {
+        let count = from.count(String::BYTES_MIN + V::BYTES_MIN)?;
+        let mut items = BTreeMap::new();
+        for _ in 0..count {
+            let (name, value) = (String::get(from)?, V::get(from)?);
+            if items.last_key_value().is_some_and(|(last, _)| *last >= name) {
+                return Err(from.bad(name.len() as u64, "a name behind the one before it"));
+            }
+            items.insert(name, value);
+        }
+        Ok(items)
+    }
+    fn kind() -> String {
+        format!("map of text to {}", V::kind())
+    }
+    fn trace(&self, trace: &mut Trace) {
+        trace.leaf("count", "u32", self.len().to_string(), bytes_of(&(self.len() as u32)));
+        for (i, (name, value)) in self.iter().enumerate() {
+            trace.inside(&format!("[{i}].name"), name);
+            trace.inside(&format!("[{i}].value"), value);
+        }
+    }
+    fn sample(source: &mut Source<'_>) -> Self {
+        let count = source.below(4);
+        (0..count).map(|_| (String::sample(source), V::sample(source))).collect()
+    }
+}
+
 impl<A: Wire, B: Wire> Wire for (A, B) {
     const BYTES_MIN: usize = A::BYTES_MIN + B::BYTES_MIN;
     fn put(&self, out: &mut Vec<u8>) {
@@ -416,6 +456,7 @@ wire_fields!(StreamOptions, ["The options of a stream."], {
     timestamps: Timestamps, ["The time of records that Kafka clients write."];
     batch_compression: BatchCompression, ["How batches that Kafka clients write are kept."];
     replication_mode: ReplicationMode, ["When producers are answered, of a stream with copies; from version 2 of the operation on."];
+    settings: Settings, ["What Kafka clients have set, as they gave it: at most 64 names and values of 4096 bytes in all; from version 3 of the operation on."];
 });
 
 /// Declares a struct whose fields are written in their order.

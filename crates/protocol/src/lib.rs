@@ -39,6 +39,7 @@ mod op;
 pub mod placement;
 pub mod read;
 pub mod replication;
+pub mod second;
 pub mod spec;
 pub mod stats;
 mod status;

@@ -135,6 +135,57 @@ macro_rules! second_responses {
 }
 pub(crate) use second_responses;
 
+/// As [`messages!`], for operations whose request has had three versions.
+macro_rules! third_messages {
+    ($($request:ident, $first:ident, $second:ident => $response:ty;)+) => { $(
+        impl $crate::Body for $request {
+            fn encode(&self, version: u8, out: &mut Vec<u8>) {
+                match version {
+                    1 => $crate::codec::Wire::put(&$first::from(self), out),
+                    2 => $crate::codec::Wire::put(&$second::from(self), out),
+                    _ => $crate::codec::Wire::put(self, out),
+                }
+            }
+            fn decode(version: u8, body: &[u8]) -> Result<Self, $crate::ProtocolError> {
+                $crate::Op::$request.check_version(version)?;
+                match version {
+                    1 => $crate::message::decode_whole::<$first>(body).map(Into::into),
+                    2 => $crate::message::decode_whole::<$second>(body).map(Into::into),
+                    _ => $crate::message::decode_whole(body),
+                }
+            }
+        }
+        impl $crate::Message for $request {
+            const OP: $crate::Op = $crate::Op::$request;
+            type Response = $response;
+        }
+    )+ };
+}
+pub(crate) use third_messages;
+
+/// As [`responses!`], for those that have had three versions.
+macro_rules! third_responses {
+    ($($name:ident, $first:ident, $second:ident;)+) => { $(
+        impl $crate::Body for $name {
+            fn encode(&self, version: u8, out: &mut Vec<u8>) {
+                match version {
+                    1 => $crate::codec::Wire::put(&$first::from(self), out),
+                    2 => $crate::codec::Wire::put(&$second::from(self), out),
+                    _ => $crate::codec::Wire::put(self, out),
+                }
+            }
+            fn decode(version: u8, body: &[u8]) -> Result<Self, $crate::ProtocolError> {
+                match version {
+                    1 => $crate::message::decode_whole::<$first>(body).map(Into::into),
+                    2 => $crate::message::decode_whole::<$second>(body).map(Into::into),
+                    _ => $crate::message::decode_whole(body),
+                }
+            }
+        }
+    )+ };
+}
+pub(crate) use third_responses;
+
 responses!(Empty);
 
 /// Appends a whole request frame.

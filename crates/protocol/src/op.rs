@@ -46,13 +46,13 @@ ops! {
     /// The first frame of a connection: who is there, what is spoken.
     Hello = 1, 1..=1;
     /// Makes a stream.
-    CreateStream = 10, 1..=2;
+    CreateStream = 10, 1..=3;
     /// Finds a stream by name or id.
-    GetStream = 11, 1..=2;
+    GetStream = 11, 1..=3;
     /// Lists streams.
-    ListStreams = 12, 1..=2;
+    ListStreams = 12, 1..=3;
     /// Changes options of a stream.
-    AlterStream = 13, 1..=2;
+    AlterStream = 13, 1..=3;
     /// Deletes a stream and all of its data.
     DeleteStream = 14, 1..=1;
     /// Gives a producer its id, or the next epoch of an id it has.
@@ -185,7 +185,8 @@ impl Op {
     fn level(self, version: u8) -> u32 {
         match (self, version) {
             (Op::JoinCluster | Op::NodeAlive | Op::DescribeCluster, 2..) => 2,
-            (Op::CreateStream | Op::GetStream | Op::ListStreams | Op::AlterStream, 2..) => 3,
+            (Op::CreateStream | Op::GetStream | Op::ListStreams | Op::AlterStream, 3..) => level::SETTINGS,
+            (Op::CreateStream | Op::GetStream | Op::ListStreams | Op::AlterStream, 2) => level::ASYNCHRONOUS,
             (Op::RenewOwner | Op::DescribeLogs, _) => level::SELF_MOVES,
             (Op::SetFloors, _) => level::AGREED_FLOORS,
             (Op::RebuildNeeds, _) => level::REBUILD_NEEDS,

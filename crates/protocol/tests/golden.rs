@@ -96,6 +96,15 @@ fn first_versions_are_the_golden_bytes_still() {
     check_version::<DescribeCluster, ClusterDescriptionV1>("DescribeCluster", 1);
 }
 
+#[test]
+fn second_versions_are_the_golden_bytes_still() {
+    use second::admin::{AlterStreamV2, CreateStreamV2, StreamInfoV2, StreamListV2};
+    check_version::<CreateStreamV2, StreamInfoV2>("CreateStream", 2);
+    check_version::<GetStream, StreamInfoV2>("GetStream", 2);
+    check_version::<ListStreams, StreamListV2>("ListStreams", 2);
+    check_version::<AlterStreamV2, StreamInfoV2>("AlterStream", 2);
+}
+
 macro_rules! check_all {
     ($($name:ident),+ $(,)?) => {
         #[test]

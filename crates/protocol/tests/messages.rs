@@ -75,6 +75,27 @@ where
     (bytes, current)
 }
 
+/// The same of a second version.
+fn check_second<S, C>(choices: &[u8])
+where
+    S: Specified + PartialEq + Debug + Into<C>,
+    C: Body + PartialEq + Debug,
+{
+    check_body::<S>(2, choices);
+    let bytes = encoded(&S::any(&mut Source::new(choices)));
+    let current = C::decode(2, &bytes).expect("a second version");
+    assert_eq!(current, S::decode(2, &bytes).expect("itself").into());
+    assert_eq!(encoded_as(2, &current), bytes);
+    assert_ne!(encoded_as(3, &current), bytes, "the third version says more");
+}
+
+fn check_all_second(choices: &[u8]) {
+    use second::admin::{AlterStreamV2, CreateStreamV2, StreamInfoV2};
+    check_second::<CreateStreamV2, CreateStream>(choices);
+    check_second::<StreamInfoV2, StreamInfo>(choices);
+    check_second::<AlterStreamV2, AlterStream>(choices);
+}
+
 fn check_all_first(choices: &[u8]) {
     use first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1};
     use first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
@@ -109,6 +130,7 @@ proptest! {
     fn every_message_is_read_as_it_was_written(choices in proptest::collection::vec(any::<u8>(), 0..400)) {
         check_all(&choices);
         check_all_first(&choices);
+        check_all_second(&choices);
     }
 
     #[test]

@@ -174,11 +174,11 @@ impl Group {
             if state.cluster() != [0; 16] {
                 return Ok(Vec::new());
             }
-            let mut entries = snapshot::of_catalog(&catalog);
-            entries.extend(ClusterState::with_catalog(catalog.clone()).plan_found(cluster, &join, now_ms)?);
-            // Nobody else is there who would have to understand it.
+            // Nobody else is there who would have to understand it, and streams may need it.
             let levels = level::FIRST + 1..=self.config.level_max;
-            entries.extend(levels.map(|level| ClusterEntry::LevelRaised { level }));
+            let mut entries: Vec<_> = levels.map(|level| ClusterEntry::LevelRaised { level }).collect();
+            entries.extend(snapshot::of_catalog(&catalog, self.config.level_max));
+            entries.extend(ClusterState::with_catalog(catalog.clone()).plan_found(cluster, &join, now_ms)?);
             Ok(entries)
         })
         .await

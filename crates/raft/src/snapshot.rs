@@ -4,8 +4,9 @@ use std::io;
 
 use kera_coordinator::cluster::ClusterState;
 use kera_env::Disk;
-use kera_format::catalog::{self, Entry as CatalogEntry, FILE_HEADER_BYTES, FileHeader, FileKind};
+use kera_format::catalog::{Entry as CatalogEntry, FILE_HEADER_BYTES, FileHeader, FileKind};
 use kera_format::cluster::ClusterEntry;
+use kera_format::level;
 use openraft::SnapshotMeta;
 
 pub(crate) use crate::file::DIR;
@@ -110,8 +111,9 @@ pub(crate) fn newest(disk: &dyn Disk) -> Result<Option<Loaded>, OpenError> {
     decode(&bytes).map(Some).map_err(damaged)
 }
 
-/// Entries that make an empty state the one that a single node's catalog holds.
-pub(crate) fn of_catalog(catalog: &kera_coordinator::catalog::Catalog) -> Vec<ClusterEntry> {
-    let entries: Vec<catalog::Entry> = catalog.snapshot();
-    entries.into_iter().map(ClusterEntry::Catalog).collect()
+/// Entries that make an empty state at this level the one that a single node's catalog holds, as far as the level knows it.
+pub(crate) fn of_catalog(catalog: &kera_coordinator::catalog::Catalog, level: u32) -> Vec<ClusterEntry> {
+    let entries = catalog.snapshot().into_iter();
+    let known = |entry: CatalogEntry| if level >= level::SETTINGS { entry } else { entry.without_settings() };
+    entries.map(known).map(ClusterEntry::Catalog).collect()
 }

@@ -4,8 +4,8 @@
 mod support;
 
 use kera_coordinator::catalog::{Catalog, Limits};
-use kera_format::StreamOptions;
 use kera_format::vlog_replica::LogId;
+use kera_format::{StreamOptions, level};
 use kera_protocol::{AllocateProducer, ChangeLog, CreateStream, LogChange, UseEnds, UsedEnd};
 use support::{World, create};
 
@@ -155,6 +155,31 @@ async fn the_first_node_brings_its_catalog_along() {
     assert_eq!(producer.producer_id.0, 1001, "ids that were reserved are skipped");
     world.agree().await;
     assert!(has(&world, 2, "old") && !has(&world, 2, "gone"));
+}
+
+/// Settings come along to a cluster whose level knows them, and are left behind by one that is held back below it.
+#[tokio::test]
+async fn settings_come_along_as_far_as_the_level_knows_them() {
+    for (level_max, kept) in [(level::SETTINGS, true), (level::SETTINGS - 1, false)] {
+        let settings = [("segment.bytes".to_owned(), "1073741824".to_owned())].into();
+        let options = StreamOptions { settings, retention_ms: Some(5), ..StreamOptions::default() };
+        let request = CreateStream { name: "old".into(), options: options.clone(), if_not_exists: false };
+        let mut catalog = Catalog::default();
+        let entry = catalog.plan_create(&request, &Limits { streams: 9, nodes: 1 }, 5, false).unwrap();
+        catalog.apply(&entry).unwrap();
+        let mut world = World::new(9);
+        world.level_max = level_max;
+        world.found(catalog).await;
+        world.start(2).await;
+        world.join(2, 1).await;
+        world.agree().await;
+        let known = |node: u32| {
+            world.nodes[&node].group.read(|state| state.catalog.find(&"old".into()).unwrap().options.clone())
+        };
+        let expected = if kept { options } else { options.without_settings() };
+        assert_eq!((known(1), known(2)), (expected.clone(), expected));
+        assert_eq!(world.nodes[&1].group.level(), level_max);
+    }
 }
 
 #[tokio::test]

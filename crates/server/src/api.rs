@@ -1,6 +1,8 @@
 //! The shapes of the admin API's JSON, which `kera … --json` prints as well: one look at streams, applications and the
 //! node for programs, whichever door they come through. Plain data; the wire protocol has its own messages.
 
+use std::collections::BTreeMap;
+
 use kera_format::StreamOptions;
 use kera_protocol::{
     ApplicationDescription, ApplicationSummary, LaneStats, NodeStatusResponse, StreamChanges, StreamInfo,
@@ -90,6 +92,9 @@ pub struct OptionsJson {
     /// When producers are answered, of a stream with copies: `sync` or `async`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replication_mode: Option<String>,
+    /// What Kafka clients have set, as they gave it, by its Kafka name: what holds is in the other fields. In a change null unsets one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub settings: Option<BTreeMap<String, Option<String>>>,
 }
 
 /// Tells a field that is null from one that is not there.
@@ -120,6 +125,8 @@ impl From<&StreamOptions> for OptionsJson {
             timestamps: Some(o.timestamps.name().into()),
             batch_compression: Some(o.batch_compression.name().into()),
             replication_mode: Some(o.replication_mode.name().into()),
+            settings: (!o.settings.is_empty())
+                .then(|| o.settings.iter().map(|(name, value)| (name.clone(), Some(value.clone()))).collect()),
         }
     }
 }
@@ -157,6 +164,7 @@ impl OptionsJson {
             timestamps: word("timestamps", self.timestamps.as_ref())?,
             batch_compression: word("batch_compression", self.batch_compression.as_ref())?,
             replication_mode: word("replication_mode", self.replication_mode.as_ref())?,
+            settings: self.settings.clone().unwrap_or_default(),
         })
     }
 }

@@ -208,6 +208,13 @@ impl ClusterState {
     /// The making of a stream, its streamlets spread over the live brokers. Most of the system's have no owner: each node has
     /// its own.
     pub fn plan_create_stream(&self, request: &CreateStream, most: &Limits, now_ms: i64, system: bool) -> Planned {
+        let plain;
+        let request = if self.keeps_settings() {
+            request
+        } else {
+            plain = request.without_settings();
+            &plain
+        };
         let created = self.catalog.plan_create(request, &self.limits(most), now_ms, system)?;
         let Entry::StreamCreated { stream, .. } = &created else {
             return Err(CoordinatorError::Refused(Refused("a stream is made by the entry that makes one".into())));
@@ -218,6 +225,11 @@ impl ClusterState {
         Ok(entries)
     }
 
+    /// Whether what settings of streams say is put into entries: otherwise not all nodes could read them.
+    fn keeps_settings(&self) -> bool {
+        self.level() >= level::SETTINGS
+    }
+
     /// Changes to a stream; streamlets that it gets are spread.
     pub fn plan_alter_stream(
         &self,
@@ -226,6 +238,13 @@ impl ClusterState {
         most: &Limits,
         now_ms: i64,
     ) -> Planned {
+        let plain;
+        let changes = if self.keeps_settings() {
+            changes
+        } else {
+            plain = changes.without_settings();
+            &plain
+        };
         let info = self.catalog.find(stream)?;
         let planned = self.catalog.plan_alter(stream, changes, &self.limits(most), now_ms, false)?;
         let Some(entry) = planned else { return Ok(Vec::new()) };

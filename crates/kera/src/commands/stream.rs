@@ -1,5 +1,6 @@
 //! `kera stream`: create, list, describe, alter and delete streams.
 
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, IsTerminal, Write};
 
 use kera_client::{Client, Status, StreamChanges, StreamInfo, StreamLanes, StreamOptions};
@@ -53,6 +54,7 @@ impl OptionArgs {
             tombstone_ms: self.tombstone_time,
             timestamps: self.timestamps,
             batch_compression: self.batch_compression,
+            settings: BTreeMap::new(),
         }
     }
 }
@@ -160,6 +162,11 @@ fn describe_text(info: &StreamInfo, held: &StreamLanes, applications: &[Applicat
     }
     if o.cleanup.compacts() {
         text.push_str(&facts(&[("compaction", compaction(o, sum(|l| l.uncompacted_bytes), sum(|l| l.bytes)))]));
+    }
+    if !o.settings.is_empty() {
+        let given: Vec<String> =
+            o.settings.iter().map(|(name, value)| format!("{name}={}", value.escape_debug())).collect();
+        text.push_str(&facts(&[("kept", format!("as Kafka clients have set it: {}", given.join(", ")))]));
     }
     if lanes && !stats.is_empty() {
         let mut table = Table::new(&["STREAMLET", "LANE", "FIRST", "END", "BYTES", "GROUPS", "SEGMENTS", "LAST WRITE"]);

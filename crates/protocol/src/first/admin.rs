@@ -1,6 +1,10 @@
 //! Of [`crate::admin`]: streams before they could be replicated asynchronously.
 
-use kera_format::{BatchCompression, Cleanup, Durability, Order, ReplicationMode, StreamId, StreamOptions, Timestamps};
+use std::collections::BTreeMap;
+
+use kera_format::{
+    BatchCompression, Cleanup, Durability, Order, ReplicationMode, Settings, StreamId, StreamOptions, Timestamps,
+};
 
 use super::bodies;
 use crate::codec::wire_struct;
@@ -77,6 +81,7 @@ macro_rules! with_all {
         }
     };
 }
+pub(crate) use with_all;
 
 impl From<&StreamOptions> for StreamOptionsV1 {
     fn from(current: &StreamOptions) -> StreamOptionsV1 {
@@ -86,7 +91,7 @@ impl From<&StreamOptions> for StreamOptionsV1 {
 
 impl From<StreamOptionsV1> for StreamOptions {
     fn from(first: StreamOptionsV1) -> StreamOptions {
-        with_all!(StreamOptions, first, replication_mode: ReplicationMode::Sync)
+        with_all!(StreamOptions, first, replication_mode: ReplicationMode::Sync, settings: Settings::new())
     }
 }
 
@@ -228,7 +233,7 @@ impl From<&AlterStream> for AlterStreamV1 {
 
 impl From<AlterStreamV1> for AlterStream {
     fn from(first: AlterStreamV1) -> AlterStream {
-        let changes = with_all!(StreamChanges, first.changes, replication_mode: None);
+        let changes = with_all!(StreamChanges, first.changes, replication_mode: None, settings: BTreeMap::new());
         AlterStream { stream: first.stream, changes }
     }
 }

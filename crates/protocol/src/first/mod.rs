@@ -1,4 +1,4 @@
-//! First versions of messages that have had a second one, as they were released: nothing in here changes any more. Each turns into the
+//! First versions of messages that have had another one, as they were released: nothing in here changes any more. Each turns into the
 //! current struct when it is read, and is made from that for whoever speaks no more.
 
 pub mod admin;
@@ -20,4 +20,4 @@ macro_rules! bodies {
         }
     )+ };
 }
-use bodies;
+pub(crate) use bodies;

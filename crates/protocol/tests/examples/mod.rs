@@ -1,5 +1,7 @@
 //! One example of every body: what `spec/messages/` and the documents show.
 
+use std::collections::BTreeMap;
+
 use bytes::Bytes;
 use kera_format::checksum::crc32c;
 use kera_format::chunk::ChunkTarget;
@@ -7,7 +9,7 @@ use kera_format::cluster::RaftPlace;
 use kera_format::ids::*;
 use kera_format::raft::{LogEntry, Payload};
 use kera_format::vlog_replica::LogId;
-use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, StreamOptions};
+use kera_format::{BrokerPart, ChunkBuilder, Compression, Order, Record, Settings, StreamOptions};
 use kera_protocol::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
 use kera_protocol::first::application::JoinApplicationV1;
 use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
@@ -16,6 +18,7 @@ use kera_protocol::first::replication::LaneStateListV1;
 use kera_protocol::groups::{LeasedGroup, SegmentPlace};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
 use kera_protocol::read::{ANSWER_MORE, ENTRY_FOLLOW_GROUPS};
+use kera_protocol::second::admin::{AlterStreamV2, CreateStreamV2, StreamInfoV2, StreamListV2};
 use kera_protocol::*;
 
 /// A body with an example.
@@ -64,7 +67,8 @@ fn cursor(segment: u32, position: u32) -> Cursor {
 }
 
 fn stream_info() -> StreamInfo {
-    let options = StreamOptions { streamlets: 4, lanes: 2, ..StreamOptions::default() };
+    let settings = Settings::from([("segment.bytes".into(), "1073741824".into())]);
+    let options = StreamOptions { streamlets: 4, lanes: 2, settings, ..StreamOptions::default() };
     StreamInfo { id: STREAM, name: "flights".into(), created_ms: NOW_MS, options }
 }
 
@@ -358,7 +362,15 @@ examples! {
     StreamList => StreamList { streams: vec![stream_info()], more: false };
     AlterStream => AlterStream {
         stream: STREAM.into(),
-        changes: StreamChanges { retention_ms: Some(Some(86_400_000)), retention_bytes: Some(None), ..Default::default() },
+        changes: StreamChanges {
+            retention_ms: Some(Some(86_400_000)),
+            retention_bytes: Some(None),
+            settings: BTreeMap::from([
+                ("retention.bytes".into(), None),
+                ("retention.ms".into(), Some("86400000".into())),
+            ]),
+            ..Default::default()
+        },
     };
     DeleteStream => DeleteStream { stream: STREAM.into() };
     AllocateProducer => AllocateProducer { producer_id: None };
@@ -549,6 +561,10 @@ examples! {
     StreamInfoV1 => StreamInfoV1::from(&stream_info());
     StreamListV1 => StreamListV1::from(&StreamList::example());
     AlterStreamV1 => AlterStreamV1::from(&AlterStream::example());
+    CreateStreamV2 => CreateStreamV2::from(&CreateStream::example());
+    StreamInfoV2 => StreamInfoV2::from(&stream_info());
+    StreamListV2 => StreamListV2::from(&StreamList::example());
+    AlterStreamV2 => AlterStreamV2::from(&AlterStream::example());
     JoinApplicationV1 => JoinApplicationV1 {
         member: 0,
         ..JoinApplicationV1::from(&JoinApplication::example())
