@@ -11,7 +11,9 @@ use kafka_protocol::messages::create_topics_response::{CreatableTopicConfigs, Cr
 use kafka_protocol::messages::delete_topics_response::DeletableTopicResult;
 use kafka_protocol::messages::describe_cluster_response::DescribeClusterBroker;
 use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
-use kafka_protocol::messages::describe_configs_response::{DescribeConfigsResourceResult, DescribeConfigsResult};
+use kafka_protocol::messages::describe_configs_response::{
+    DescribeConfigsResourceResult, DescribeConfigsResult, DescribeConfigsSynonym,
+};
 use kafka_protocol::messages::incremental_alter_configs_response::AlterConfigsResourceResponse as AlteredOne;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::{Encodable, StrBytes};
@@ -23,7 +25,7 @@ use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, Strea
 
 use crate::access::{CLUSTER_OPERATIONS, told_if};
 use crate::cluster;
-use crate::configs::{self, Type};
+use crate::configs::{self, Described, Type};
 use crate::door::{After, Command, Door, partitions_of};
 use crate::session::{Request, decode, encode};
 use crate::wire::Malformed;
@@ -257,7 +259,16 @@ fn options_of(door: &Door, topic: &CreatableTopic) -> Result<StreamOptions, Refu
         let value = config.value.as_deref();
         configs::set(&mut options, &config.name, value).map_err(|why| (ResponseError::InvalidConfig, why))?;
     }
+    check_kept(door, &mut options)?;
     Ok(options)
+}
+
+/// Drops what clients have said where it is not kept, and refuses more of it than may be.
+fn check_kept(door: &Door, options: &mut StreamOptions) -> Result<(), Refusal> {
+    if !door.coordinator.keeps_settings() {
+        options.settings.clear();
+    }
+    configs::check_kept(options).map_err(|why| (ResponseError::InvalidConfig, why))
 }
 
 fn bad_name() -> Refusal {
@@ -303,8 +314,8 @@ fn create_topics(door: &Door, asked: &CreateTopicsRequest) -> CreateTopicsRespon
         let configs = configs::describe(&options).into_iter().map(|one| {
             CreatableTopicConfigs::default()
                 .with_name(text(one.name))
+                .with_config_source(source_of(&one))
                 .with_value(Some(text(one.value)))
-                .with_config_source(if one.is_default { SOURCE_DEFAULT } else { SOURCE_TOPIC })
         });
         Ok(CreatableTopicResult::default()
             .with_topic_id(made.map(|info| door.topic_id(info.id)).unwrap_or_default())
@@ -411,7 +422,7 @@ fn describe_configs(door: &Door, asked: DescribeConfigsRequest) -> DescribeConfi
         let answer = DescribeConfigsResult::default()
             .with_resource_type(resource.resource_type)
             .with_resource_name(resource.resource_name.clone());
-        match described(door, &resource) {
+        match described(door, &resource, asked.include_synonyms) {
             Ok(configs) => answer.with_configs(configs),
             Err((error, why)) => answer.with_error_code(error.code()).with_error_message(Some(text(why))),
         }
@@ -419,32 +430,58 @@ fn describe_configs(door: &Door, asked: DescribeConfigsRequest) -> DescribeConfi
     DescribeConfigsResponse::default().with_results(results.collect())
 }
 
-fn described(door: &Door, resource: &DescribeConfigsResource) -> Result<Vec<DescribeConfigsResourceResult>, Refusal> {
-    let entry = |name: &'static str, value: String, source: i8, read_only: bool, kind: Type| {
+fn source_of(described: &Described) -> i8 {
+    if described.is_set { SOURCE_TOPIC } else { SOURCE_DEFAULT }
+}
+
+/// A topic's setting, and where its value comes from if that is asked: first what the topic says, then the default.
+fn topic_entry(described: Described, tells_synonyms: bool) -> DescribeConfigsResourceResult {
+    let source = source_of(&described);
+    let Described { name, value, is_set, default, of_broker, kind } = described;
+    let synonym = |name: &'static str, value: &str, source| {
+        DescribeConfigsSynonym::default().with_name(text(name)).with_value(Some(text(value))).with_source(source)
+    };
+    let mut synonyms = Vec::new();
+    if tells_synonyms {
+        synonyms.extend(is_set.then(|| synonym(name, &value, SOURCE_TOPIC)));
+        synonyms.extend((!of_broker.is_empty()).then(|| synonym(of_broker, &default, SOURCE_DEFAULT)));
+    }
+    DescribeConfigsResourceResult::default()
+        .with_name(text(name))
+        .with_value(Some(text(value)))
+        .with_config_source(source)
+        .with_synonyms(synonyms)
+        .with_config_type(kind as i8)
+}
+
+fn described(
+    door: &Door,
+    resource: &DescribeConfigsResource,
+    tells_synonyms: bool,
+) -> Result<Vec<DescribeConfigsResourceResult>, Refusal> {
+    let of_node = |name: &'static str, value: String, kind: Type| {
         DescribeConfigsResourceResult::default()
             .with_name(text(name))
             .with_value(Some(text(value)))
-            .with_config_source(source)
-            .with_read_only(read_only)
+            .with_config_source(SOURCE_NODE)
+            .with_read_only(true)
             .with_config_type(kind as i8)
     };
     let mut entries = match resource.resource_type {
         TOPIC => {
             let unknown = || (ResponseError::UnknownTopicOrPartition, "there is no such topic".to_owned());
             let info = door.info(&resource.resource_name).ok_or_else(unknown)?;
-            let all = configs::describe(&info.options).into_iter();
-            let source = |is_default| if is_default { SOURCE_DEFAULT } else { SOURCE_TOPIC };
-            all.map(|one| entry(one.name, one.value, source(one.is_default), false, one.kind)).collect()
+            configs::describe(&info.options).into_iter().map(|one| topic_entry(one, tells_synonyms)).collect()
         }
         BROKER => {
             let config = &door.config;
             let (host, port) = door.advertised();
             let advertised = format!("PLAINTEXT://{host}:{port}");
             vec![
-                entry("advertised.listeners", advertised, SOURCE_NODE, true, Type::String),
-                entry("auto.create.topics.enable", config.auto_create.to_string(), SOURCE_NODE, true, Type::String),
-                entry("num.partitions", config.partitions_default.to_string(), SOURCE_NODE, true, Type::Int),
-                entry("default.replication.factor", copies_default(door).to_string(), SOURCE_NODE, true, Type::Int),
+                of_node("advertised.listeners", advertised, Type::String),
+                of_node("auto.create.topics.enable", config.auto_create.to_string(), Type::String),
+                of_node("num.partitions", config.partitions_default.to_string(), Type::Int),
+                of_node("default.replication.factor", copies_default(door).to_string(), Type::Int),
             ]
         }
         _ => return Err((ResponseError::InvalidRequest, "topics (2) and brokers (4) have configurations".to_owned())),
@@ -471,6 +508,7 @@ fn alter(
     let info = door.info(name).ok_or_else(unknown)?;
     let mut options = info.options.clone();
     change(&mut options).map_err(|why| (ResponseError::InvalidConfig, why))?;
+    check_kept(door, &mut options)?;
     let changes = configs::changes(&info.options, &options);
     if validate_only || changes.is_empty() {
         return Ok(());
@@ -484,9 +522,7 @@ fn alter_configs(door: &Door, asked: AlterConfigsRequest) -> AlterConfigsRespons
     let responses = asked.resources.into_iter().map(|resource| {
         let done = alter(door, resource.resource_type, &resource.resource_name, validate_only, |options| {
             // What is not named goes back to its default.
-            for one in configs::describe(&options.clone()) {
-                configs::set(options, one.name, None)?;
-            }
+            configs::unset_all(options);
             let mut all = resource.configs.iter();
             all.try_for_each(|one| configs::set(options, &one.name, one.value.as_deref()))
         });

@@ -131,6 +131,11 @@ impl BatchHeader {
         }
     }
 
+    /// The times that a checked batch says of its records without being opened: of the first one and of the latest; negative for none.
+    pub(crate) fn times_ms(&self, batch: &[u8]) -> [i64; 2] {
+        [i64_at(batch, 27), self.max_timestamp_ms]
+    }
+
     /// The sequence of the batch's last record, which is what its chunk's header says.
     pub(crate) fn last_sequence(&self) -> u64 {
         (u64::from(self.base_sequence.max(0).cast_unsigned()) + u64::from(self.record_count - 1)) % (1 << 31)

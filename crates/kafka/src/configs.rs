@@ -1,11 +1,15 @@
 //! Topic configurations and the options of streams: which Kafka name maps to what, and what is refused.
 //!
-//! Pure. A setting has a counterpart ([`set`] says which), or KerA has nothing that it could change and it is accepted without
-//! effect ([`WITHOUT_EFFECT`], documented in docs/kafka-compatibility.md), or it is refused by name. What a client has named is kept
-//! nowhere but in the options of its stream, so that what is described is what holds.
+//! Pure. A setting has a counterpart among the options ([`Is::Option`]), follows from them, or is only kept; anything else is refused by
+//! name. What a client gives is kept in the words in which it was given, and is what is described for as long as it means what the options
+//! are: a native command that changes an option afterwards has the last word
+//! (`docs/decisions/0041-settings-are-kept-as-they-were-set.md`).
 
-use kera_format::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
+use std::collections::BTreeMap;
+
+use kera_format::limits::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN, SETTINGS_BYTES_MAX};
 use kera_format::segment::SEGMENT_HEADER_BYTES;
+use kera_format::settings::{self, AFTER_MAX_MS, BEFORE_MAX_MS, MESSAGE_BYTES_MAX};
 use kera_format::{BatchCompression, CHUNK_HEADER_BYTES, Cleanup, Durability, StreamOptions, Timestamps, copies_min};
 use kera_protocol::admin::StreamChanges;
 
@@ -16,6 +20,7 @@ const OVERHEAD: u64 = (SEGMENT_HEADER_BYTES + CHUNK_HEADER_BYTES) as u64;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(i8)]
 pub(crate) enum Type {
+    Boolean = 1,
     String = 2,
     Int = 3,
     Long = 5,
@@ -28,11 +33,16 @@ pub(crate) enum Type {
 pub(crate) struct Described {
     pub(crate) name: &'static str,
     pub(crate) value: String,
-    pub(crate) is_default: bool,
+    /// Somebody has set it, or the option that it stands for; otherwise its value is the default.
+    pub(crate) is_set: bool,
+    /// What it is when nobody has set it.
+    pub(crate) default: String,
+    /// What Kafka calls the broker's setting that gives the default; empty if there is none.
+    pub(crate) of_broker: &'static str,
     pub(crate) kind: Type,
 }
 
-/// What the value of a setting without effect may be.
+/// What the value of a setting that is no option may be.
 #[derive(Clone, Copy, Debug)]
 enum Takes {
     /// A whole number from the first to the second.
@@ -44,35 +54,92 @@ enum Takes {
     Only(&'static str),
 }
 
-const INT_MAX: i64 = i32::MAX as i64;
+/// What a setting is here.
+#[derive(Clone, Copy, Debug)]
+enum Is {
+    /// An option of the stream.
+    Option,
+    /// Nothing but what was said, or this if nobody has said anything: it is the case here, or what it speaks of is not there.
+    Kept(Takes, &'static str),
+    /// The same, but what is the case follows from the options.
+    Derived(Takes),
+    /// With how many copies writes are acknowledged, which follows from the options as well, and cannot be more.
+    Copies,
+}
 
-/// Settings of Kafka's storage that nothing here corresponds to: how files are cut, flushed, indexed and copied, and how hard
-/// compressions try. Accepted, since programs set them without relying on them; what is no value of theirs is refused.
-const WITHOUT_EFFECT: &[(&str, Takes)] = &[
-    ("segment.bytes", Takes::Number(14, INT_MAX)),
-    ("segment.jitter.ms", Takes::Number(0, i64::MAX)),
-    ("segment.index.bytes", Takes::Number(4, INT_MAX)),
-    ("index.interval.bytes", Takes::Number(0, INT_MAX)),
-    ("flush.messages", Takes::Number(1, i64::MAX)),
-    ("flush.ms", Takes::Number(0, i64::MAX)),
-    ("file.delete.delay.ms", Takes::Number(0, i64::MAX)),
-    ("preallocate", Takes::Truth),
-    ("unclean.leader.election.enable", Takes::Truth),
-    ("message.timestamp.before.max.ms", Takes::Number(0, i64::MAX)),
-    ("message.timestamp.after.max.ms", Takes::Number(0, i64::MAX)),
-    ("compression.gzip.level", Takes::Number(-1, 9)),
-    ("compression.lz4.level", Takes::Number(1, 17)),
-    ("compression.zstd.level", Takes::Number(-131_072, 22)),
-    ("leader.replication.throttled.replicas", Takes::Replicas),
-    ("follower.replication.throttled.replicas", Takes::Replicas),
+struct Known {
+    name: &'static str,
+    of_broker: &'static str,
+    kind: Type,
+    is: Is,
+}
+
+const fn known(name: &'static str, of_broker: &'static str, kind: Type, is: Is) -> Known {
+    Known { name, of_broker, kind, is }
+}
+
+const INT_MAX: i64 = i32::MAX as i64;
+const MS: Takes = Takes::Number(0, i64::MAX);
+/// Kafka's word for no limit of a time.
+const MS_MAX: u64 = i64::MAX as u64;
+const NEVER: &str = "9223372036854775807";
+const NO_TIERS: Is = Is::Kept(Takes::Only("false"), "false");
+const NO_TIER_LIMIT: Is = Is::Kept(Takes::Only("-2"), "-2");
+
+/// All that there are, in the order of their names. Those that are [only kept](Is::Kept) are about Kafka's storage, to which nothing here
+/// corresponds: how files are cut, flushed, indexed and copied, and how hard compressions try; programs set them without relying on them. But
+/// for the limits of timestamps, which [`BatchLimits`] goes by.
+const KNOWN: &[Known] = &[
+    known("cleanup.policy", "log.cleanup.policy", Type::List, Is::Option),
+    known("compression.gzip.level", "compression.gzip.level", Type::Int, Is::Kept(Takes::Number(-1, 9), "-1")),
+    known("compression.lz4.level", "compression.lz4.level", Type::Int, Is::Kept(Takes::Number(1, 17), "9")),
+    known("compression.type", "compression.type", Type::String, Is::Option),
+    known("compression.zstd.level", "compression.zstd.level", Type::Int, Is::Kept(Takes::Number(-131_072, 22), "3")),
+    known("delete.retention.ms", "log.cleaner.delete.retention.ms", Type::Long, Is::Option),
+    known("file.delete.delay.ms", "log.segment.delete.delay.ms", Type::Long, Is::Kept(MS, "0")),
+    known("flush.messages", "log.flush.interval.messages", Type::Long, Is::Derived(Takes::Number(1, i64::MAX))),
+    known("flush.ms", "log.flush.interval.ms", Type::Long, Is::Kept(MS, NEVER)),
+    known("follower.replication.throttled.replicas", "", Type::List, Is::Kept(Takes::Replicas, "")),
+    known("index.interval.bytes", "log.index.interval.bytes", Type::Int, Is::Kept(Takes::Number(0, INT_MAX), "4096")),
+    known("kera.durability", "kera.durability", Type::String, Is::Option),
+    known("kera.replication.mode", "kera.replication.mode", Type::String, Is::Option),
+    known("leader.replication.throttled.replicas", "", Type::List, Is::Kept(Takes::Replicas, "")),
+    known("local.retention.bytes", "log.local.retention.bytes", Type::Long, NO_TIER_LIMIT),
+    known("local.retention.ms", "log.local.retention.ms", Type::Long, NO_TIER_LIMIT),
+    known("max.compaction.lag.ms", "log.cleaner.max.compaction.lag.ms", Type::Long, Is::Option),
+    known(MESSAGE_BYTES_MAX, "message.max.bytes", Type::Int, Is::Option),
+    known(AFTER_MAX_MS, "log.message.timestamp.after.max.ms", Type::Long, Is::Kept(MS, NEVER)),
+    known(BEFORE_MAX_MS, "log.message.timestamp.before.max.ms", Type::Long, Is::Kept(MS, NEVER)),
+    known("message.timestamp.type", "log.message.timestamp.type", Type::String, Is::Option),
+    known("min.cleanable.dirty.ratio", "log.cleaner.min.cleanable.ratio", Type::Double, Is::Option),
+    known("min.compaction.lag.ms", "log.cleaner.min.compaction.lag.ms", Type::Long, Is::Option),
+    known("min.insync.replicas", "min.insync.replicas", Type::Int, Is::Copies),
+    known("preallocate", "log.preallocate", Type::Boolean, Is::Kept(Takes::Truth, "false")),
     // There are no tiers, so what is kept here is all that is kept.
-    ("remote.storage.enable", Takes::Only("false")),
-    ("local.retention.ms", Takes::Only("-2")),
-    ("local.retention.bytes", Takes::Only("-2")),
+    known("remote.log.copy.disable", "", Type::Boolean, NO_TIERS),
+    known("remote.log.delete.on.disable", "", Type::Boolean, NO_TIERS),
+    known("remote.storage.enable", "", Type::Boolean, NO_TIERS),
+    known("retention.bytes", "log.retention.bytes", Type::Long, Is::Option),
+    known("retention.ms", "log.retention.ms", Type::Long, Is::Option),
+    known("segment.bytes", "log.segment.bytes", Type::Int, Is::Derived(Takes::Number(14, INT_MAX))),
+    known(
+        "segment.index.bytes",
+        "log.index.size.max.bytes",
+        Type::Int,
+        Is::Kept(Takes::Number(4, INT_MAX), "10485760"),
+    ),
+    known("segment.jitter.ms", "log.roll.jitter.ms", Type::Long, Is::Kept(MS, "0")),
+    known("segment.ms", "log.roll.ms", Type::Long, Is::Option),
+    known(
+        "unclean.leader.election.enable",
+        "unclean.leader.election.enable",
+        Type::Boolean,
+        Is::Kept(Takes::Truth, "false"),
+    ),
 ];
 
-fn without_effect(name: &str) -> Option<Takes> {
-    WITHOUT_EFFECT.iter().find(|(known, _)| *known == name).map(|(_, takes)| *takes)
+fn find(name: &str) -> Option<&'static Known> {
+    KNOWN.iter().find(|known| known.name == name)
 }
 
 impl Takes {
@@ -95,9 +162,6 @@ impl Takes {
         }
     }
 }
-
-/// Kafka's word for no limit of `max.compaction.lag.ms`.
-const MS_MAX: u64 = i64::MAX as u64;
 
 /// A limit of retention. Streams have none of 0; with 1 nothing that is closed is kept either.
 fn limit(value: &str) -> Result<Option<u64>, String> {
@@ -176,159 +240,220 @@ fn in_sync_copies(value: &str, copies: u32) -> Result<(), String> {
     }
 }
 
+/// The segments of a topic whose largest batch may have so many bytes.
+fn segment_bytes(value: &str) -> Result<u32, String> {
+    let most = SEGMENT_BYTES_MAX as u64 - OVERHEAD;
+    match value.trim().parse::<u64>() {
+        Ok(bytes) if (1..=most).contains(&bytes) => {
+            Ok((bytes + OVERHEAD).next_power_of_two().max(SEGMENT_BYTES_MIN as u64) as u32)
+        }
+        _ => Err(format!("is 1 to {most}")),
+    }
+}
+
 /// The largest batch that fits into a segment of the stream.
 pub(crate) fn message_bytes_max(options: &StreamOptions) -> u64 {
     u64::from(options.segment_bytes_max) - OVERHEAD
 }
 
-/// Sets an option by its Kafka name; without a value, to its default. The error names the setting.
+/// Changes the option that a setting stands for. The error does not name the setting.
+fn apply(options: &mut StreamOptions, known: &Known, value: &str) -> Result<(), String> {
+    match known.is {
+        Is::Kept(takes, _) | Is::Derived(takes) => return takes.check(value),
+        Is::Copies => return in_sync_copies(value, options.replication),
+        Is::Option => {}
+    }
+    match known.name {
+        "retention.ms" => options.retention_ms = limit(value)?,
+        "retention.bytes" => options.retention_bytes = limit(value)?,
+        "cleanup.policy" => options.cleanup = cleanup(value)?,
+        "segment.ms" => options.segment_ms = time(value, 1)?,
+        "min.cleanable.dirty.ratio" => options.compact_dirty_percent = percent(value)?,
+        "min.compaction.lag.ms" => options.compact_after_ms = time(value, 0)?,
+        "max.compaction.lag.ms" => options.compact_within_ms = Some(time(value, 1)?).filter(|ms| *ms < MS_MAX),
+        "delete.retention.ms" => options.tombstone_ms = time(value, 0)?,
+        MESSAGE_BYTES_MAX => options.segment_bytes_max = segment_bytes(value)?,
+        "kera.durability" => options.durability = value.trim().parse::<Durability>()?,
+        "kera.replication.mode" => options.replication_mode = value.trim().parse()?,
+        "compression.type" => options.batch_compression = compression(value)?,
+        "message.timestamp.type" => options.timestamps = timestamps(value)?,
+        other => unreachable!("{other} is said to be an option, and a test sets all of them"),
+    }
+    Ok(())
+}
+
+/// What is in force, whatever anybody has said, in Kafka's words.
+fn in_force(options: &StreamOptions, known: &Known) -> String {
+    let limit = |limit: Option<u64>| limit.map_or_else(|| "-1".to_owned(), |limit| limit.to_string());
+    match known.name {
+        "cleanup.policy" => options.cleanup.to_string(),
+        "compression.type" => compression_name(options.batch_compression).to_owned(),
+        "delete.retention.ms" => options.tombstone_ms.to_string(),
+        // What is to survive a loss of power is on the disk before it is acknowledged.
+        "flush.messages" if options.durability == Durability::Power => "1".to_owned(),
+        "flush.messages" => NEVER.to_owned(),
+        "kera.durability" => options.durability.name().to_owned(),
+        "kera.replication.mode" => options.replication_mode.name().to_owned(),
+        "max.compaction.lag.ms" => options.compact_within_ms.unwrap_or(MS_MAX).to_string(),
+        MESSAGE_BYTES_MAX => message_bytes_max(options).to_string(),
+        "message.timestamp.type" => timestamps_name(options.timestamps).to_owned(),
+        "min.cleanable.dirty.ratio" => (f64::from(options.compact_dirty_percent) / 100.0).to_string(),
+        "min.compaction.lag.ms" => options.compact_after_ms.to_string(),
+        "min.insync.replicas" => copies_min(options.replication).to_string(),
+        "retention.bytes" => limit(options.retention_bytes),
+        "retention.ms" => limit(options.retention_ms),
+        "segment.bytes" => options.segment_bytes_max.to_string(),
+        "segment.ms" => options.segment_ms.to_string(),
+        other => match known.is {
+            Is::Kept(_, value) => value.to_owned(),
+            _ => unreachable!("{other} is described above, and a test describes all of them"),
+        },
+    }
+}
+
+/// What was said of a setting, if that is in force: to say it again would change nothing. `options` are those without settings.
+fn said<'a>(options: &StreamOptions, settings: &'a settings::Settings, known: &Known) -> Option<&'a String> {
+    let value = settings.get(known.name)?;
+    let mut again = options.clone();
+    (apply(&mut again, known, value).is_ok() && again == *options).then_some(value)
+}
+
+fn no_such(name: &str) -> String {
+    format!("{name}: there is no such topic setting")
+}
+
+/// Sets an option by its Kafka name, and keeps how; without a value, to its default. The error names the setting.
 pub(crate) fn set(options: &mut StreamOptions, name: &str, value: Option<&str>) -> Result<(), String> {
-    let default = StreamOptions::default();
-    let Some(value) = value else {
-        match name {
-            "retention.ms" => options.retention_ms = default.retention_ms,
-            "retention.bytes" => options.retention_bytes = default.retention_bytes,
-            "cleanup.policy" => options.cleanup = default.cleanup,
-            "max.message.bytes" => options.segment_bytes_max = default.segment_bytes_max,
-            "kera.durability" => options.durability = default.durability,
-            "kera.replication.mode" => options.replication_mode = default.replication_mode,
-            "segment.ms" => options.segment_ms = default.segment_ms,
-            "min.cleanable.dirty.ratio" => options.compact_dirty_percent = default.compact_dirty_percent,
-            "min.compaction.lag.ms" => options.compact_after_ms = default.compact_after_ms,
-            "max.compaction.lag.ms" => options.compact_within_ms = default.compact_within_ms,
-            "delete.retention.ms" => options.tombstone_ms = default.tombstone_ms,
-            "compression.type" => options.batch_compression = default.batch_compression,
-            "message.timestamp.type" => options.timestamps = default.timestamps,
-            "min.insync.replicas" => {}
-            _ if without_effect(name).is_some() => {}
-            _ => return Err(format!("{name}: there is no such topic setting")),
+    let known = find(name).ok_or_else(|| no_such(name))?;
+    match value {
+        Some(value) => {
+            apply(options, known, value).map_err(|why| format!("{name} {why}"))?;
+            options.settings.insert(name.to_owned(), value.to_owned());
         }
-        return Ok(());
-    };
-    let done = match name {
-        "retention.ms" => limit(value).map(|limit| options.retention_ms = limit),
-        "retention.bytes" => limit(value).map(|limit| options.retention_bytes = limit),
-        "cleanup.policy" => cleanup(value).map(|cleanup| options.cleanup = cleanup),
-        "segment.ms" => time(value, 1).map(|ms| options.segment_ms = ms),
-        "min.cleanable.dirty.ratio" => percent(value).map(|percent| options.compact_dirty_percent = percent),
-        "min.compaction.lag.ms" => time(value, 0).map(|ms| options.compact_after_ms = ms),
-        "max.compaction.lag.ms" => {
-            time(value, 1).map(|ms| options.compact_within_ms = Some(ms).filter(|ms| *ms < MS_MAX))
-        }
-        "delete.retention.ms" => time(value, 0).map(|ms| options.tombstone_ms = ms),
-        "max.message.bytes" => match value.trim().parse::<u64>() {
-            Ok(bytes) if bytes > 0 && bytes <= SEGMENT_BYTES_MAX as u64 - OVERHEAD => {
-                let segment = (bytes + OVERHEAD).next_power_of_two().max(SEGMENT_BYTES_MIN as u64);
-                options.segment_bytes_max = segment as u32;
-                Ok(())
+        None => {
+            if matches!(known.is, Is::Option) {
+                let default = in_force(&StreamOptions::default(), known);
+                apply(options, known, &default).map_err(|why| format!("{name} {why}"))?;
             }
-            _ => Err(format!("is 1 to {}", SEGMENT_BYTES_MAX as u64 - OVERHEAD)),
-        },
-        "kera.durability" => value.trim().parse::<Durability>().map(|durability| options.durability = durability),
-        "kera.replication.mode" => value.trim().parse().map(|mode| options.replication_mode = mode),
-        "compression.type" => compression(value).map(|kept| options.batch_compression = kept),
-        "min.insync.replicas" => in_sync_copies(value, options.replication),
-        "message.timestamp.type" => timestamps(value).map(|timestamps| options.timestamps = timestamps),
-        _ => match without_effect(name) {
-            Some(takes) => takes.check(value),
-            None => return Err(format!("{name}: there is no such topic setting")),
-        },
-    };
-    done.map_err(|why| format!("{name} {why}"))
+            options.settings.remove(name);
+        }
+    }
+    Ok(())
 }
 
 /// Sets an option to its default, by its Kafka name. Of a setting that there is not nothing comes, as with Kafka: MirrorMaker unsets those of
 /// newer brokers.
 pub(crate) fn unset(options: &mut StreamOptions, name: &str) {
+    options.settings.remove(name);
     let _unknown = set(options, name, None);
+}
+
+/// Sets all options that have a Kafka name to their defaults, and keeps nothing.
+pub(crate) fn unset_all(options: &mut StreamOptions) {
+    options.settings.clear();
+    KNOWN.iter().for_each(|known| unset(options, known.name));
+}
+
+/// The parts of a setting that is a list.
+fn parts(options: &StreamOptions, name: &str) -> Result<Vec<String>, String> {
+    let known = find(name).ok_or_else(|| no_such(name))?;
+    if known.kind != Type::List {
+        return Err(format!("{name} is no list"));
+    }
+    let plain = options.without_settings();
+    let value = said(&plain, &options.settings, known).cloned().unwrap_or_else(|| in_force(&plain, known));
+    Ok(value.split(',').map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect())
 }
 
 /// Adds to a setting that is a list.
 pub(crate) fn add(options: &mut StreamOptions, name: &str, value: Option<&str>) -> Result<(), String> {
-    if let Some(Takes::Replicas) = without_effect(name) {
-        return set(options, name, value);
+    let mut parts = parts(options, name)?;
+    for part in value.unwrap_or_default().split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        if !parts.iter().any(|known| known == part) {
+            parts.push(part.to_owned());
+        }
     }
-    let known = list(options, name)?;
-    set(options, name, Some(&value.into_iter().chain(known.split(',')).collect::<Vec<_>>().join(",")))
+    set(options, name, Some(&parts.join(",")))
 }
 
 /// Takes away from a setting that is a list.
 pub(crate) fn take_away(options: &mut StreamOptions, name: &str, value: Option<&str>) -> Result<(), String> {
-    if let Some(Takes::Replicas) = without_effect(name) {
-        return set(options, name, value);
+    let mut parts = parts(options, name)?;
+    parts.retain(|part| value.unwrap_or_default().split(',').all(|gone| gone.trim() != part));
+    set(options, name, Some(&parts.join(",")))
+}
+
+/// Whether what is kept is little enough. The error names the largest setting.
+pub(crate) fn check_kept(options: &StreamOptions) -> Result<(), String> {
+    let bytes = settings::bytes_of(&options.settings);
+    let largest = options.settings.iter().max_by_key(|(_, value)| value.len());
+    match largest {
+        Some((name, value)) if bytes > SETTINGS_BYTES_MAX => Err(format!(
+            "{name} has {} bytes: the settings of a topic are kept as they are given, and may take {SETTINGS_BYTES_MAX} bytes in all with their \
+             names; these take {bytes}",
+            value.len()
+        )),
+        _ => Ok(()),
     }
-    let known = list(options, name)?;
-    let goes = |one: &&str| value.unwrap_or_default().split(',').any(|gone| gone.trim() == *one);
-    let left: Vec<&str> = known.split(',').filter(|one| !goes(one)).collect();
-    set(options, name, Some(&left.join(",")))
 }
 
-fn list(options: &StreamOptions, name: &str) -> Result<String, String> {
-    if name == "cleanup.policy" { Ok(options.cleanup.to_string()) } else { Err(format!("{name} is no list")) }
-}
-
-/// All settings that have a counterpart, and with how many copies writes are acknowledged, which follows from the stream's.
+/// All settings that there are: as they were given, if that is in force, and otherwise what is.
 pub(crate) fn describe(options: &StreamOptions) -> Vec<Described> {
+    let plain = options.without_settings();
     let default = StreamOptions::default();
-    let number = |limit: Option<u64>| limit.map_or_else(|| "-1".to_owned(), |limit| limit.to_string());
-    let entry = |name, value: String, is_default, kind| Described { name, value, is_default, kind };
-    let word = |name, value: &str, default: &str| entry(name, value.to_owned(), value == default, Type::String);
-    vec![
-        entry("cleanup.policy", options.cleanup.to_string(), options.cleanup == default.cleanup, Type::List),
-        entry(
-            "compression.type",
-            compression_name(options.batch_compression).to_owned(),
-            options.batch_compression == default.batch_compression,
-            Type::String,
-        ),
-        entry(
-            "delete.retention.ms",
-            options.tombstone_ms.to_string(),
-            options.tombstone_ms == default.tombstone_ms,
-            Type::Long,
-        ),
-        word("kera.durability", options.durability.name(), default.durability.name()),
-        word("kera.replication.mode", options.replication_mode.name(), default.replication_mode.name()),
-        entry(
-            "max.compaction.lag.ms",
-            options.compact_within_ms.unwrap_or(MS_MAX).to_string(),
-            options.compact_within_ms == default.compact_within_ms,
-            Type::Long,
-        ),
-        entry(
-            "max.message.bytes",
-            message_bytes_max(options).to_string(),
-            options.segment_bytes_max == default.segment_bytes_max,
-            Type::Int,
-        ),
-        entry(
-            "message.timestamp.type",
-            timestamps_name(options.timestamps).to_owned(),
-            options.timestamps == default.timestamps,
-            Type::String,
-        ),
-        entry(
-            "min.cleanable.dirty.ratio",
-            (f64::from(options.compact_dirty_percent) / 100.0).to_string(),
-            options.compact_dirty_percent == default.compact_dirty_percent,
-            Type::Double,
-        ),
-        entry(
-            "min.compaction.lag.ms",
-            options.compact_after_ms.to_string(),
-            options.compact_after_ms == default.compact_after_ms,
-            Type::Long,
-        ),
-        entry("min.insync.replicas", copies_min(options.replication).to_string(), true, Type::Int),
-        entry(
-            "retention.bytes",
-            number(options.retention_bytes),
-            options.retention_bytes == default.retention_bytes,
-            Type::Long,
-        ),
-        entry("retention.ms", number(options.retention_ms), options.retention_ms == default.retention_ms, Type::Long),
-        entry("segment.ms", options.segment_ms.to_string(), options.segment_ms == default.segment_ms, Type::Long),
-    ]
+    let of = |known: &Known| {
+        let in_force = in_force(&plain, known);
+        let said = said(&plain, &options.settings, known);
+        let default = if matches!(known.is, Is::Option) { self::in_force(&default, known) } else { in_force.clone() };
+        Described {
+            name: known.name,
+            is_set: said.is_some() || in_force != default,
+            value: said.cloned().unwrap_or(in_force),
+            default,
+            of_broker: known.of_broker,
+            kind: known.kind,
+        }
+    };
+    KNOWN.iter().map(of).collect()
+}
+
+/// What settings that somebody has given say about batches: which are refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BatchLimits {
+    /// The most bytes of a batch.
+    pub(crate) bytes: u64,
+    /// How far a record's time may be behind the clock, in milliseconds.
+    pub(crate) before_ms: u64,
+    /// How far it may be ahead.
+    pub(crate) after_ms: u64,
+}
+
+impl BatchLimits {
+    /// Those of a stream: none, but for what was said and is in force.
+    pub(crate) fn of(options: &StreamOptions) -> BatchLimits {
+        let number = |name: &str| options.settings.get(name).and_then(|value| value.trim().parse::<u64>().ok());
+        let is_said = |value: &&String| segment_bytes(value) == Ok(options.segment_bytes_max);
+        let bytes = options.settings.get(MESSAGE_BYTES_MAX).filter(is_said).and_then(|_| number(MESSAGE_BYTES_MAX));
+        BatchLimits {
+            bytes: bytes.unwrap_or(u64::MAX),
+            before_ms: number(BEFORE_MAX_MS).unwrap_or(MS_MAX),
+            after_ms: number(AFTER_MAX_MS).unwrap_or(MS_MAX),
+        }
+    }
+
+    /// Whether a time, in milliseconds since 1970, is near enough to the clock's. Negative: there is none, and nothing to say about it.
+    pub(crate) fn allow(&self, time_ms: i64, now_ms: i64) -> bool {
+        let ahead_ms = i128::from(time_ms) - i128::from(now_ms);
+        time_ms < 0 || (-i128::from(self.before_ms)..=i128::from(self.after_ms)).contains(&ahead_ms)
+    }
+}
+
+/// What has to change in what is kept.
+fn settings_changes(before: &StreamOptions, after: &StreamOptions) -> BTreeMap<String, Option<String>> {
+    let gone = before.settings.keys().filter(|name| !after.settings.contains_key(*name));
+    let set = after.settings.iter().filter(|(name, value)| before.settings.get(*name) != Some(value));
+    let set = set.map(|(name, value)| (name.clone(), Some(value.clone())));
+    gone.map(|name| (name.clone(), None)).chain(set).collect()
 }
 
 /// What has to change in a stream so that it has other options.
@@ -348,6 +473,7 @@ pub(crate) fn changes(before: &StreamOptions, after: &StreamOptions) -> StreamCh
         tombstone_ms: (before.tombstone_ms != after.tombstone_ms).then_some(after.tombstone_ms),
         timestamps: (before.timestamps != after.timestamps).then_some(after.timestamps),
         batch_compression: (before.batch_compression != after.batch_compression).then_some(after.batch_compression),
+        settings: settings_changes(before, after),
         ..StreamChanges::default()
     }
 }
@@ -380,8 +506,8 @@ mod tests {
         assert_eq!(options.retention_ms, Some(60_000));
         assert_eq!((options.retention_bytes, options.segment_bytes_max), (None, 1 << 20));
         assert!(message_bytes_max(&options) >= 1_000_000);
-        let told = describe(&options);
-        let value = |name| told.iter().find(|one| one.name == name).map(|one| (one.value.as_str(), one.is_default));
+        let told = describe(&options.without_settings());
+        let value = |name| told.iter().find(|one| one.name == name).map(|one| (one.value.as_str(), !one.is_set));
         assert_eq!(value("retention.ms"), Some(("60000", false)));
         assert_eq!(value("kera.durability"), Some(("power", false)));
         assert_eq!(value("cleanup.policy"), Some(("compact,delete", false)));
@@ -456,8 +582,104 @@ mod tests {
         }
         let name = "leader.replication.throttled.replicas";
         assert_eq!(add(&mut options, name, Some("3:1")), Ok(()));
+        assert_eq!(add(&mut options, name, Some("4:1,3:1")), Ok(()));
+        assert_eq!(described(&options, name), ("3:1,4:1".to_owned(), true));
         assert_eq!(take_away(&mut options, name, Some("3:1")), Ok(()));
+        assert_eq!(described(&options, name), ("4:1".to_owned(), true));
+        assert_eq!(take_away(&mut options, name, Some("4:1")), Ok(()));
+        assert_eq!(described(&options, name), (String::new(), true));
+        unset(&mut options, name);
         assert_eq!(options, StreamOptions::default());
+    }
+
+    fn described(options: &StreamOptions, name: &str) -> (String, bool) {
+        let told = describe(options).into_iter().find(|one| one.name == name).unwrap();
+        (told.value, told.is_set)
+    }
+
+    #[test]
+    fn every_setting_that_may_be_kept_is_described_and_set() {
+        let options = StreamOptions::default();
+        let told = describe(&options);
+        assert!(told.iter().map(|one| one.name).eq(settings::NAMES.iter().copied()));
+        for one in &told {
+            let (name, value) = (one.name, &one.value);
+            assert_eq!((one.is_set, &one.default), (false, value), "{name}");
+            let mut again = options.clone();
+            assert_eq!(set(&mut again, name, Some(value)), Ok(()), "{name}");
+            assert_eq!(again.without_settings(), options, "{name}");
+            assert_eq!(described(&again, name), (value.clone(), true), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_was_given_is_described_as_it_was_given() {
+        let mut options = StreamOptions { replication: 3, ..StreamOptions::default() };
+        for (name, value) in [
+            ("retention.ms", "604800000"),
+            ("retention.bytes", "0"),
+            ("segment.bytes", "1073741824"),
+            ("max.message.bytes", "1000000"),
+            ("min.cleanable.dirty.ratio", "0.304"),
+            ("min.insync.replicas", "1"),
+            ("cleanup.policy", "delete, compact"),
+            ("flush.messages", "10000"),
+        ] {
+            assert_eq!(set(&mut options, name, Some(value)), Ok(()), "{name}");
+            assert_eq!(described(&options, name), (value.to_owned(), true), "{name}");
+        }
+        assert_eq!(take_away(&mut options, "cleanup.policy", Some("delete")), Ok(()));
+        assert_eq!(described(&options, "cleanup.policy"), ("compact".to_owned(), true));
+        unset_all(&mut options);
+        assert_eq!(options, StreamOptions { replication: 3, ..StreamOptions::default() });
+    }
+
+    #[test]
+    fn an_option_that_was_changed_otherwise_has_the_last_word() {
+        let mut options = StreamOptions::default();
+        assert_eq!(set(&mut options, "retention.ms", Some("60000")), Ok(()));
+        assert_eq!(set(&mut options, "max.message.bytes", Some("1000000")), Ok(()));
+        (options.retention_ms, options.segment_bytes_max) = (Some(5), 8 << 20);
+        assert_eq!(described(&options, "retention.ms"), ("5".to_owned(), true));
+        assert!(!described(&options, "max.message.bytes").1, "it is the default again");
+        assert_eq!(BatchLimits::of(&options).bytes, u64::MAX);
+        options.retention_ms = StreamOptions::default().retention_ms;
+        assert_eq!(described(&options, "retention.ms"), ("604800000".to_owned(), false));
+        // What was kept is there still: it is said again by whoever sets the same.
+        options.retention_ms = Some(60_000);
+        assert_eq!(described(&options, "retention.ms"), ("60000".to_owned(), true));
+        // What could not have been given is not described.
+        options.settings.insert("segment.bytes".into(), "large".into());
+        assert_eq!(described(&options, "segment.bytes"), ("8388608".to_owned(), false));
+    }
+
+    #[test]
+    fn more_than_is_kept_is_refused_by_the_name_of_what_is_largest() {
+        let mut options = StreamOptions::default();
+        assert_eq!(check_kept(&options), Ok(()));
+        let replicas = vec!["0:1"; 1500].join(",");
+        assert_eq!(set(&mut options, "segment.bytes", Some("1000")), Ok(()));
+        assert_eq!(set(&mut options, "leader.replication.throttled.replicas", Some(&replicas)), Ok(()));
+        let refused = check_kept(&options).unwrap_err();
+        assert!(refused.starts_with("leader.replication.throttled.replicas has 5999 bytes"), "{refused}");
+        assert!(refused.contains("4096 bytes in all"), "{refused}");
+    }
+
+    #[test]
+    fn limits_of_batches_are_those_that_somebody_has_given() {
+        let none = BatchLimits::of(&StreamOptions::default());
+        assert_eq!(none, BatchLimits { bytes: u64::MAX, before_ms: MS_MAX, after_ms: MS_MAX });
+        assert!(none.allow(0, i64::MAX) && none.allow(i64::MAX, 0) && none.allow(-1, 5));
+        let mut options = StreamOptions::default();
+        for (name, value) in [(MESSAGE_BYTES_MAX, "1000"), (BEFORE_MAX_MS, " 100"), (AFTER_MAX_MS, "10")] {
+            assert_eq!(set(&mut options, name, Some(value)), Ok(()));
+            assert!(options.limits_batches());
+        }
+        let limits = BatchLimits::of(&options);
+        assert_eq!(limits, BatchLimits { bytes: 1000, before_ms: 100, after_ms: 10 });
+        for (time_ms, allowed) in [(899, false), (900, true), (1010, true), (1011, false), (i64::MIN, true)] {
+            assert_eq!(limits.allow(time_ms, 1000), allowed, "{time_ms}");
+        }
     }
 
     #[test]
@@ -473,7 +695,9 @@ mod tests {
                 "{refused}"
             );
             let told = describe(&options).into_iter().find(|one| one.name == "min.insync.replicas").unwrap();
-            assert_eq!((told.value, told.is_default), (most.to_string(), true));
+            assert_eq!((told.value, told.is_set), (most.to_string(), true));
+            unset(&mut options, "min.insync.replicas");
+            assert_eq!(described(&options, "min.insync.replicas"), (most.to_string(), false));
         }
     }
 
@@ -498,8 +722,9 @@ mod tests {
             ("segment.ms", "604800000"),
         ] {
             assert_eq!(set(&mut options, name, Some(value)), Ok(()), "{name}");
-            let told = describe(&options).into_iter().find(|one| one.name == name).unwrap();
-            assert_eq!((told.value.as_str(), told.is_default), (value, true), "{name}");
+            assert_eq!(described(&options, name), (value.to_owned(), true), "{name}");
+            unset(&mut options, name);
+            assert_eq!(described(&options, name), (value.to_owned(), false), "{name}");
         }
         assert_eq!(options, StreamOptions::default());
     }
@@ -527,9 +752,9 @@ mod tests {
     #[test]
     fn a_setting_that_there_is_not_can_be_unset_and_not_set() {
         let mut options = StreamOptions { retention_bytes: Some(5), ..StreamOptions::default() };
-        assert!(set(&mut options, "remote.log.delete.on.disable", Some("false")).is_err());
-        assert!(set(&mut options, "remote.log.delete.on.disable", None).is_err(), "who makes a topic names no others");
-        unset(&mut options, "remote.log.delete.on.disable");
+        assert!(set(&mut options, "message.downconversion.enable", Some("false")).is_err());
+        assert!(set(&mut options, "message.downconversion.enable", None).is_err(), "who makes a topic names no others");
+        unset(&mut options, "message.downconversion.enable");
         assert_eq!(options.retention_bytes, Some(5));
         unset(&mut options, "retention.bytes");
         assert_eq!(options, StreamOptions::default());
@@ -541,7 +766,12 @@ mod tests {
         let mut after = before.clone();
         assert!(changes(&before, &after).is_empty());
         after.retention_bytes = Some(5);
+        after.settings.insert("retention.bytes".into(), "5".into());
         let changed = changes(&before, &after);
-        assert_eq!(changed, StreamChanges { retention_bytes: Some(Some(5)), ..StreamChanges::default() });
+        assert_eq!(changed.apply(&before), after);
+        assert_eq!(changes(&after, &before).settings, BTreeMap::from([("retention.bytes".to_owned(), None)]));
+        assert_eq!(changes(&after, &before).apply(&after), before);
+        let settings = BTreeMap::from([("retention.bytes".to_owned(), Some("5".to_owned()))]);
+        assert_eq!(changed, StreamChanges { retention_bytes: Some(Some(5)), settings, ..StreamChanges::default() });
     }
 }

@@ -10,12 +10,13 @@ use std::sync::Arc;
 
 use kafka_protocol::ResponseError;
 use kera_format::chunk::{Chunk, ChunkTarget, KafkaChunk};
-use kera_format::{FormatError, ProducerEpoch, ProducerId, Timestamps};
+use kera_format::{FormatError, ProducerEpoch, ProducerId, StreamOptions, Timestamps};
 use kera_log::{AppendError, Appended, DurabilitySink, Lane, Observer, SinkErrorKind, Ticket};
 use kera_rpc::Outbox;
 use uuid::Uuid;
 
 use crate::batch::{BatchHeader, CHECKED_FROM, is_zstd, without_key};
+use crate::configs::BatchLimits;
 use crate::convert::as_kept;
 use crate::door::{After, Topic};
 use crate::floors::first_offset;
@@ -41,6 +42,8 @@ const SPACE_TRIES: usize = 4;
 const VERSION_TELLS_RECORDS: i16 = 8;
 /// Records of a batch that are named when they are wrong.
 const RECORDS_TOLD_MAX: usize = 100;
+const TOO_LARGE: &str = "the batch has more bytes than the topic's max.message.bytes";
+const TOO_FAR: &str = "a record's time is further from the clock's than message.timestamp.before.max.ms or message.timestamp.after.max.ms";
 const NO_KEY: &str = "a record of a compacted topic needs a key";
 
 /// What became of a request.
@@ -372,6 +375,11 @@ impl Appending<'_> {
         {
             return Some(refused);
         }
+        if topic.stream.limits_batches()
+            && let Some(refused) = self.refuse_beyond(&topic.stream.options(), &header, batch)
+        {
+            return Some(refused);
+        }
         let (kept, stamped_ms);
         let batch = if topic.stream.changes_batches() {
             let options = topic.stream.options();
@@ -421,6 +429,17 @@ impl Appending<'_> {
             return Err(Written::refused(ResponseError::InvalidTxnState, why));
         }
         Ok(header)
+    }
+
+    /// Refuses a batch that settings of the topic do not allow, as it comes.
+    fn refuse_beyond(&self, options: &StreamOptions, header: &BatchHeader, batch: &[u8]) -> Option<Written> {
+        let limits = BatchLimits::of(options);
+        if batch.len() as u64 > limits.bytes {
+            return Some(Written::refused(ResponseError::MessageTooLarge, TOO_LARGE));
+        }
+        let is_near = |time_ms: &i64| limits.allow(*time_ms, self.now_ms);
+        let are_near = options.timestamps == Timestamps::Append || header.times_ms(batch).iter().all(is_near);
+        (!are_near).then(|| Written::refused(ResponseError::InvalidTimestamp, TOO_FAR))
     }
 
     /// Refuses a batch that a compacted topic cannot take.

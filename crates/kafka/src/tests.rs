@@ -679,6 +679,7 @@ mod fetch_sessions;
 mod loading;
 mod partitions;
 mod parts;
+mod settings;
 mod transactions;
 
 mod hostile {

@@ -17,6 +17,8 @@ pub(crate) struct StreamShared {
     compacts: AtomicBool,
     /// What they say about batches of Kafka clients: whether these are kept as they come.
     changes_batches: AtomicBool,
+    /// Whether their settings say which batches of Kafka clients are refused.
+    limits_batches: AtomicBool,
     /// What they say about when producers are answered.
     is_async: AtomicBool,
     pub(crate) deleted: AtomicBool,
@@ -94,6 +96,7 @@ impl Stream {
         let (first, count) = (places(options.streamlets), AtomicU32::new(options.streamlets));
         let compacts = AtomicBool::new(options.cleanup.compacts());
         let changes_batches = AtomicBool::new(changes_batches(&options));
+        let limits_batches = AtomicBool::new(options.limits_batches());
         let is_async = AtomicBool::new(options.replication_mode == ReplicationMode::Async);
         let options = RwLock::new(Arc::new(options));
         let shared = StreamShared {
@@ -101,6 +104,7 @@ impl Stream {
             options,
             compacts,
             changes_batches,
+            limits_batches,
             is_async,
             deleted: AtomicBool::new(false),
             is_system: AtomicBool::new(false),
@@ -130,6 +134,12 @@ impl Stream {
     #[inline]
     pub fn changes_batches(&self) -> bool {
         self.shared.changes_batches.load(Ordering::Relaxed)
+    }
+    /// Whether its settings say which batches of Kafka clients are too large, too old or too far ahead, as of now. Cheaper than its
+    /// options.
+    #[inline]
+    pub fn limits_batches(&self) -> bool {
+        self.shared.limits_batches.load(Ordering::Relaxed)
     }
     /// From here on its segments come from the share of the arena that is kept for the system's own streams: a few
     /// records of little size that the node needs in order to go on.
@@ -188,6 +198,7 @@ impl Stream {
         let count = options.streamlets;
         self.shared.compacts.store(options.cleanup.compacts(), Ordering::Relaxed);
         self.shared.changes_batches.store(changes_batches(&options), Ordering::Relaxed);
+        self.shared.limits_batches.store(options.limits_batches(), Ordering::Relaxed);
         self.shared.is_async.store(options.replication_mode == ReplicationMode::Async, Ordering::Relaxed);
         *self.shared.options.write() = Arc::new(options);
         self.count.fetch_max(count, Ordering::AcqRel);

@@ -131,6 +131,48 @@ fn what_was_deleted_stays_deleted_after_a_restart() {
     }
 }
 
+/// What a client has set of a topic is described as it was set, whether or not it is what holds, also by a node that was started again.
+#[test]
+fn settings_are_as_they_were_set_after_a_restart() {
+    use kafka_protocol::messages::create_topics_request::{CreatableTopic, CreatableTopicConfig};
+    use kafka_protocol::messages::describe_configs_request::DescribeConfigsResource;
+    use kafka_protocol::messages::*;
+
+    use common::{call, text};
+
+    let dir = tempfile::tempdir().unwrap();
+    let given = [
+        ("cleanup.policy", "delete"),
+        ("max.message.bytes", "1000000"),
+        ("min.cleanable.dirty.ratio", "0.304"),
+        ("min.insync.replicas", "1"),
+        ("segment.bytes", "1073741824"),
+    ];
+    for round in 0..3 {
+        let node = Node::start(&config(dir.path())).unwrap();
+        let mut stream = connect(&node);
+        if round == 0 {
+            let config = |(name, value): &(&str, &str)| {
+                CreatableTopicConfig::default().with_name(text(name)).with_value(Some(text(value)))
+            };
+            let topic = CreatableTopic::default()
+                .with_name(TopicName(text("kept")))
+                .with_num_partitions(1)
+                .with_replication_factor(1)
+                .with_configs(given.iter().map(config).collect());
+            let request = CreateTopicsRequest::default().with_topics(vec![topic]).with_timeout_ms(30_000);
+            assert_eq!(call(&mut stream, 5, &request).topics[0].error_code, 0);
+        }
+        let resource = DescribeConfigsResource::default().with_resource_type(2).with_resource_name(text("kept"));
+        let resource = resource.with_configuration_keys(None);
+        let described = call(&mut stream, 3, &DescribeConfigsRequest::default().with_resources(vec![resource]));
+        let set = described.results[0].configs.iter().filter(|one| one.config_source == 1);
+        let set: Vec<_> = set.map(|one| (one.name.to_string(), one.value.clone().unwrap().to_string())).collect();
+        assert_eq!(set, given.map(|(name, value)| (name.to_owned(), value.to_owned())), "round {round}");
+        node.stop();
+    }
+}
+
 /// Transactions of clients, with a node that is killed in between: kafka-protocol's own codecs write the requests.
 mod transactions {
     use super::*;
