@@ -200,9 +200,9 @@ fn errors_name_the_field() {
     let cut = Hello::decode(1, &bytes[..2]).expect_err("cut");
     assert_eq!(cut.to_string(), "Hello.client_name: 2 bytes are left, 4 are needed");
     let create = CreateStream { name: "x".into(), options: Default::default(), if_not_exists: false };
-    let mut bytes = encoded_as(2, &create);
+    let mut bytes = encoded_as(3, &create);
     *bytes.last_mut().expect("a body") = 2;
-    let refused = CreateStream::decode(2, &bytes).expect_err("not a bool").to_string();
+    let refused = CreateStream::decode(3, &bytes).expect_err("not a bool").to_string();
     assert_eq!(refused, "CreateStream.if_not_exists is 2, allowed is 0 or 1");
 }
 
