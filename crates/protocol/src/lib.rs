@@ -23,6 +23,7 @@
 
 pub mod admin;
 pub mod application;
+mod balance;
 pub mod cluster;
 pub mod codec;
 mod error;
@@ -56,6 +57,7 @@ pub use application::{
     FetchOffsets, Heartbeat, HeartbeatResponse, JoinApplication, JoinedApplication, LaneProgress, LeaseInfo,
     LeaveApplication, ListApplications, MemberInfo, ResetOffsets,
 };
+pub use balance::{BalancePlan, NodeLoad, PlanBalance, PlannedMove, PlannedNode, StreamletLoad};
 pub use cluster::{
     ChangeLog, ClusterDescription, DescribeCluster, ForwardCommand, ForwardedCommand, JoinCluster, JoinedCluster,
     LogChange, MemberNode, NodeAlive, NodeHeard, RaftAppend, RaftAppended, RaftBallot, RaftOutcome, RaftSnapshot,

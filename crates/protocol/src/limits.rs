@@ -17,6 +17,10 @@ pub const REBUILD_RUNS_MAX: usize = kera_format::cluster::REBUILD_RUNS_MAX;
 pub const REBUILD_LOGS_MAX: usize = kera_format::cluster::REBUILD_LOGS_MAX;
 /// Most ends of one `UseEnds`.
 pub const USED_ENDS_MAX: usize = kera_format::cluster::USED_ENDS_MAX;
+/// Most streamlets of one `NodeLoad` that are looked at.
+pub const LOAD_STREAMLETS_MAX: usize = 64;
+/// Most moves of one `PlanBalance`.
+pub const BALANCE_MOVES_MAX: usize = 256;
 /// Longest text that a client may give as its own name or a member's name, in bytes.
 pub const CLIENT_NAME_BYTES_MAX: usize = 255;
 /// Longest message of an [`crate::ErrorBody`], in bytes; longer ones are cut.

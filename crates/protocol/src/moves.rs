@@ -95,7 +95,7 @@ wire_struct! {
 }
 
 wire_struct! {
-    /// Asks for the moves that even out the numbers of streamlets of all brokers. Nothing is changed.
+    /// Asks for the moves that even out the brokers: those of [`crate::PlanBalance`], without what comes of them. Nothing is changed.
     #[derive(Copy)]
     pub struct PlanRebalance {
         /// Most moves in the answer; zero, or more than [`crate::limits::PAGE_ITEMS_MAX`]: that many.

@@ -177,6 +177,10 @@ ops! {
     DescribeLostLogs = 120, 1..=1;
     /// Gives up blocks of a log of which no backup is left.
     AcceptLogLoss = 121, 1..=1;
+    /// Tells the leader of the coordinators what a broker takes.
+    NodeLoad = 124, 1..=1;
+    /// Tells which moves would even out the brokers, and what comes of them.
+    PlanBalance = 125, 1..=1;
 }
 
 impl Op {
@@ -196,6 +200,7 @@ impl Op {
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,
             (Op::JoinApplication, 2..) => level::LOST_ENDS,
+            (Op::NodeLoad | Op::PlanBalance, _) => level::OWNED_UNTIL_TAKEN,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,
             _ => level::FIRST,
         }

@@ -26,8 +26,11 @@ fn prose(doc: &str) -> String {
     let doc = doc.replace("[`crate::limits::REBUILD_RUNS_MAX`]", &limits::REBUILD_RUNS_MAX.to_string());
     let doc = doc.replace("[`crate::limits::REBUILD_LOGS_MAX`]", &limits::REBUILD_LOGS_MAX.to_string());
     let doc = doc.replace("[`crate::limits::USED_ENDS_MAX`]", &limits::USED_ENDS_MAX.to_string());
+    let doc = doc.replace("[`crate::limits::LOAD_STREAMLETS_MAX`]", &limits::LOAD_STREAMLETS_MAX.to_string());
+    let doc = doc.replace("[`crate::limits::BALANCE_MOVES_MAX`]", &limits::BALANCE_MOVES_MAX.to_string());
     let doc = doc.replace("[`GroupId::NONE`]", "zero").replace("[`ENTRY_FOLLOW_GROUPS`]", "1: follow groups");
     let doc = doc.replace("[`ENTRY_UNCOMMITTED`]", "2: also what is not committed");
+    let doc = doc.replace("[`crate::PlanBalance`]", "`PlanBalance`");
     let doc = doc.replace(", see [`kera_format::limits::name_is_valid`]", ": 1 to 249 of `a-z A-Z 0-9 . _ -`");
     let doc = doc.replace(", see [`StreamOptions::check`]", "").replace(", see [`crate::Status`]", "");
     let doc = doc.replace("`Some(None)`", "present, but with an absent value,").replace("`None`", "absent");
@@ -107,6 +110,8 @@ fn parts() -> String {
         OlderGroups,
         OpRange,
         OwnLog,
+        PlannedMove,
+        PlannedNode,
         ProducerPlace,
         RebuildRange,
         ReplicaInfo,
@@ -124,6 +129,7 @@ fn parts() -> String {
         StreamInfo,
         StreamOptions,
         StreamOwners,
+        StreamletLoad,
         StreamletRange,
         StreamletState,
         UsedEnd

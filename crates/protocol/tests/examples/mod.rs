@@ -705,6 +705,31 @@ examples! {
             streamlets: vec![StreamletRange { stream: StreamId(17), first: 3, count: 2 }],
         }],
     };
+    NodeLoad => NodeLoad {
+        node: 2,
+        epoch: 7,
+        bytes_per_s: 9 << 20,
+        streamlets: vec![StreamletLoad { stream: StreamId(17), streamlet: StreamletId(3), bytes_per_s: 8 << 20 }],
+    };
+    PlanBalance => PlanBalance { limit: 100 };
+    BalancePlan => BalancePlan {
+        moves: vec![PlannedMove {
+            stream: StreamId(17),
+            streamlet: StreamletId(3),
+            from: 1,
+            to: 2,
+            bytes_per_s: 8 << 20,
+        }],
+        nodes: vec![PlannedNode {
+            node: 1,
+            told: true,
+            streamlets: 9,
+            bytes_per_s: 17 << 20,
+            streamlets_after: 8,
+            bytes_per_s_after: 9 << 20,
+        }],
+        by_itself: true,
+    };
     AcceptLogLoss => AcceptLogLoss { log: LOG, gone: vec![1, 2, 3] };
     TransactionsIn => TransactionsIn {
         part: 5,
