@@ -9,12 +9,14 @@
 //! and observers learn of changes in the order in which a restart repeats them. The entries are what a replicated log
 //! of several coordinators would carry.
 
+pub mod balancer;
 pub mod catalog;
 pub mod cluster;
 mod coordinator;
 pub mod detector;
 mod error;
 pub mod journal;
+pub mod loads;
 mod requests;
 
 pub use coordinator::{ClusterLog, Coordinator, CoordinatorConfig, StreamEvent, StreamObserver};

@@ -153,6 +153,10 @@ impl Streamlet {
     pub fn lanes(&self) -> impl Iterator<Item = &Arc<Lane>> {
         self.lanes.iter().filter_map(OnceLock::get)
     }
+    /// Bytes of chunks that producers have appended to it since the process started, headers included. Each used lane is locked for a moment.
+    pub fn appended_bytes(&self) -> u64 {
+        self.lanes().map(|lane| lane.state.lock().counts.bytes).sum()
+    }
     /// The lane [`LaneId::PROGRESS`], which the broker writes and readers do not see. Made if it was never used.
     pub fn progress_lane(&self) -> &Arc<Lane> {
         self.progress.get_or_init(|| Lane::new(LaneId::PROGRESS, Arc::clone(&self.shared)))

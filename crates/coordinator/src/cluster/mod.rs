@@ -5,6 +5,7 @@
 //! entry may become true, `plan.rs` which entries do what somebody asked for. Every node of the cluster applies the same
 //! entries in the same order, so all checks look at nothing but the state and the entry.
 
+mod balance;
 mod duties;
 mod ends;
 mod looks;
@@ -18,10 +19,11 @@ mod returned;
 mod rules;
 mod state;
 
+pub use balance::{NOTICEABLE, RATE_MAX, Rates, move_info, moves_by_itself};
 pub use duties::{EndsAsked, Owned, Placed, ToldEnd, agreed_end};
 pub use ends::AgreedEnd;
 pub use looks::EndLooks;
-pub use moves::{MOVES_MAX, PLAN_MOVES_MAX};
+pub use moves::MOVES_MAX;
 pub use needs::Needs;
 pub use owners::{Held, Owner, Run, Sources, StreamOwners};
 pub use plan::{Join, LogView, OWNER_RUNS_MAX, roles_of};

@@ -1,4 +1,4 @@
-//! Streamlets that move because somebody wants it: one, all of a node that is drained, or as many as even out the brokers; what
+//! Streamlets that move because somebody wants it: one, or all of a node that is drained (`balance.rs` has those that even out the brokers); what
 //! nodes hold of streamlets that others own, and what becomes of that when such a node is lost.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,8 +16,6 @@ use crate::CoordinatorError;
 
 /// Moves that are under way at a time for nodes that are drained.
 pub const MOVES_MAX: usize = 4;
-/// Most moves of one plan to even out the brokers.
-pub const PLAN_MOVES_MAX: usize = 256;
 
 fn refused(reason: impl Into<String>) -> CoordinatorError {
     CoordinatorError::Refused(Refused(reason.into()))
@@ -212,53 +210,6 @@ impl ClusterState {
             }
         }
         Ok(entries)
-    }
-
-    /// Moves that even out how many streamlets brokers have, at most `limit`: from the one with the most to the one with the fewest,
-    /// of the stream that is spread worst over the two, until no two differ by more than one.
-    pub fn rebalance(&self, limit: usize) -> Vec<MoveInfo> {
-        let mut load = self.loads(&[]);
-        for of in self.moves.values() {
-            load.entry(of.from).and_modify(|has| *has = has.saturating_sub(1));
-            load.entry(of.to).and_modify(|has| *has += 1);
-        }
-        // What each broker could give: by stream, the last streamlets first.
-        let mut has: BTreeMap<NodeNumber, BTreeMap<StreamId, Vec<u32>>> = BTreeMap::new();
-        for info in self.catalog.streams() {
-            for run in self.owners.get(&info.id).into_iter().flat_map(|of| of.runs()) {
-                let Owner { node, epoch, rebuilding, .. } = run.owner;
-                if !rebuilding && self.is_live(node, epoch) {
-                    let given = (run.first..run.end()).filter(|at| !self.moving.contains_key(&(info.id, *at)));
-                    has.entry(node).or_default().entry(info.id).or_default().extend(given);
-                }
-            }
-        }
-        let mut plan = Vec::new();
-        let most = if limit == 0 { PLAN_MOVES_MAX } else { limit.min(PLAN_MOVES_MAX) };
-        while plan.len() < most {
-            let Some((&to, &least)) = load.iter().min_by_key(|(node, has)| (**has, **node)) else { break };
-            let Some((&from, &top)) = load.iter().max_by_key(|(node, has)| (**has, u32::MAX - **node)) else { break };
-            if top <= least + 1 {
-                break;
-            }
-            let of_target = has.get(&to);
-            let there = |stream: &StreamId| of_target.and_then(|of| of.get(stream)).map_or(0, Vec::len);
-            let suits = |stream: &StreamId| {
-                let name = self.name_of(*stream);
-                self.suits(name, to) || !self.suits(name, from)
-            };
-            let choice = has.get(&from).into_iter().flatten();
-            let choice = choice.filter(|(stream, streamlets)| !streamlets.is_empty() && suits(stream));
-            let worst =
-                choice.max_by_key(|(stream, own)| (own.len() as i64 - there(stream) as i64, u64::MAX - stream.0));
-            let Some(stream) = worst.map(|(stream, _)| *stream) else { break };
-            let Some(streamlet) = has.get_mut(&from).and_then(|of| of.get_mut(&stream)?.pop()) else { break };
-            has.entry(to).or_default().entry(stream).or_default().insert(0, streamlet);
-            load.entry(from).and_modify(|has| *has -= 1);
-            load.entry(to).and_modify(|has| *has += 1);
-            plan.push(MoveInfo { number: 0, stream, streamlet: kera_format::StreamletId(streamlet), from, to });
-        }
-        plan
     }
 
     /// What a node that comes back does not hold any more, or not yet, of streamlets of streams with copies: all if it is without its
