@@ -3,8 +3,8 @@
 use kera_format::vlog_replica::LogId;
 use kera_format::{StreamId, StreamletId};
 use kera_protocol::{
-    AcceptLogLoss, AcceptLoss, ChangeNode, DescribeLostLogs, DescribeMoves, FindOwners, LostLog, MoveInfo,
-    MoveStreamlet, MovesDescription, NodeChange, PlanRebalance, StreamRef,
+    AcceptLogLoss, AcceptLoss, BalancePlan, ChangeNode, DescribeLostLogs, DescribeMoves, FindOwners, LostLog, MoveInfo,
+    MoveStreamlet, MovesDescription, NodeChange, PlanBalance, PlanRebalance, StreamRef,
 };
 
 use crate::{Admin, ClientError};
@@ -28,6 +28,11 @@ impl Admin {
     /// The moves that would even out the brokers, at most so many; 0: as many as are told at once. Nothing is changed.
     pub async fn plan_rebalance(&self, limit: u32) -> Result<Vec<MoveInfo>, ClientError> {
         Ok(self.client.call(&PlanRebalance { limit }).await?.moves)
+    }
+
+    /// The same with what brokers take, before and after. Refused by nodes of versions that do not know of it.
+    pub async fn plan_balance(&self, limit: u32) -> Result<BalancePlan, ClientError> {
+        self.client.call(&PlanBalance { limit }).await
     }
 
     /// Has a node give up its streamlets, use it again, or give it up for good.

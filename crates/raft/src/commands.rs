@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::catalog::Limits;
-use kera_coordinator::cluster::{Join, LogView, Refused};
+use kera_coordinator::cluster::{Join, LogView, Refused, move_info};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_format::{ProducerEpoch, ProducerId};
 use kera_protocol::limits::PAGE_ITEMS_MAX;
 use kera_protocol::{
-    AcceptLogLoss, AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, Body, ChangeLog, ChangeNode,
-    CreateStream, DeleteStream, DescribeLostLogs, DescribeMoves, Empty, ErrorBody, FinishMove, ForwardCommand,
-    ForwardedCommand, GroupsGone, JoinCluster, JoinedCluster, LogChange, Message, MovePlan, MoveStreamlet,
-    MovesDescription, NodeChange, Op, PlanRebalance, RebuildNeeds, RenewOwner, ReturnGroups, SetFloors, Status,
-    StreamInfo, StreamRef, StreamletsRebuilt, UseEnds,
+    AcceptLogLoss, AcceptLoss, AllocateProducer, AllocatedProducer, AlterStream, BalancePlan, Body, ChangeLog,
+    ChangeNode, CreateStream, DeleteStream, DescribeLostLogs, DescribeMoves, Empty, ErrorBody, FinishMove,
+    ForwardCommand, ForwardedCommand, GroupsGone, JoinCluster, JoinedCluster, LogChange, Message, MovePlan,
+    MoveStreamlet, MovesDescription, NodeChange, Op, PlanBalance, PlanRebalance, RebuildNeeds, RenewOwner,
+    ReturnGroups, SetFloors, Status, StreamInfo, StreamRef, StreamletsRebuilt, UseEnds,
 };
 use openraft::{BasicNode, ChangeMembers};
 
@@ -295,8 +295,13 @@ impl Group {
             Op::PlanRebalance => {
                 let PlanRebalance { limit } = PlanRebalance::decode(version, body)?;
                 let index = self.commit(leading, |_| Ok(Vec::new())).await?;
-                let moves = self.read(|state| state.rebalance(limit as usize));
+                let moves = self.balance_plan(limit)?.moves.iter().map(move_info).collect();
                 Ok((encoded(&MovePlan { moves }, version), index))
+            }
+            Op::PlanBalance => {
+                let PlanBalance { limit } = PlanBalance::decode(version, body)?;
+                let index = self.commit(leading, |_| Ok(Vec::new())).await?;
+                Ok((encoded(&self.balance_plan(limit)?, version), index))
             }
             Op::DescribeMoves => {
                 let DescribeMoves { limit } = DescribeMoves::decode(version, body)?;
@@ -311,6 +316,21 @@ impl Group {
             }
             other => Err(CoordinatorError::Refused(Refused(format!("{other} is no command")))),
         }
+    }
+
+    /// What evens out the brokers, by what they have said that they take.
+    fn balance_plan(&self, limit: u32) -> Result<BalancePlan, CoordinatorError> {
+        let now_us = self.clock.monotonic_us();
+        let rates = self.read(|state| {
+            let mut loads = self.loads.lock();
+            loads.leads(now_us);
+            loads.has_heard(state, now_us).then(|| loads.rates(state, now_us))
+        });
+        let Some(rates) = rates else {
+            return Err(CoordinatorError::NoLeader("the leader has not heard yet what the nodes take".into()));
+        };
+        let plan = self.read(|state| state.plan_balance(&rates, limit as usize, &|_, _| true));
+        Ok(BalancePlan { by_itself: self.config.balance_after_ms.is_some(), ..plan })
     }
 
     /// Has those asked first that may know of lower ends: who asks tries again, or asks the backups again if an end was taken back.

@@ -4,9 +4,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
+use kera_coordinator::balancer::{BalanceConfig, Balancer};
 use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, EndsAsked, ToldEnd};
 use kera_coordinator::detector::Detector;
 use kera_format::cluster::{LogName, NodeNumber, Roles};
@@ -64,6 +66,8 @@ impl Group {
         let timing = self.config.timing;
         let mut detector = Detector::new(timing.lost_after_ms);
         let (mut moves, mut waits) = (BTreeMap::new(), Waits::default());
+        let after_us = self.config.balance_after_ms.map(|ms| ms * 1000);
+        let mut balancer = Balancer::new(BalanceConfig { after_us });
         let mut turn = tokio::time::interval(Duration::from_millis(timing.heartbeat_ms / 2));
         turn.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -78,11 +82,16 @@ impl Group {
                 moves.clear();
                 waits = Waits::default();
                 *self.looks.lock() = EndLooks::default();
+                self.loads.lock().forget();
+                self.noted.lock().clear();
+                balancer.forget();
                 continue;
             }
             let late = self.late_moves(&mut moves);
             if let Err(error) = self.lead(lost, late, &mut waits, &*backups).await {
                 tracing::debug!(%error, "the leader's work waits");
+            } else if let Err(error) = self.even_out(&mut balancer).await {
+                tracing::debug!(%error, "the evening out of nodes waits");
             }
         }
     }
@@ -169,6 +178,26 @@ impl Group {
         }
         self.raise_level().await?;
         self.give_votes().await
+    }
+
+    /// Has streamlets move from brokers that have much to those that have little, if it is time for that.
+    async fn even_out(&self, balancer: &mut Balancer) -> Result<(), CoordinatorError> {
+        let now_us = self.clock.monotonic_us();
+        self.loads.lock().leads(now_us);
+        std::mem::take(&mut *self.noted.lock()).into_iter().for_each(|what| balancer.rest(what, now_us));
+        let moves = self.read(|state| {
+            let loads = || {
+                let loads = self.loads.lock();
+                loads.has_heard(state, now_us).then(|| loads.rates(state, now_us))
+            };
+            balancer.look(now_us, state, loads)
+        });
+        if moves.is_empty() {
+            return Ok(());
+        }
+        self.commit(&mut *self.leading.lock().await, |state| state.plan_moves(&moves)).await?;
+        self.balance_moves.fetch_add(moves.len() as u64, Ordering::Relaxed);
+        Ok(())
     }
 
     /// Raises the level of the cluster when all nodes let it be raised.

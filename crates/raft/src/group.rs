@@ -2,17 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, EndLooks, Join, NodeState, Refused, roles_of};
+use kera_coordinator::loads::Loads;
 use kera_env::{Clock, Disk};
 use kera_format::cluster::{ClusterEntry, NodeNumber, Roles};
-use kera_format::level;
+use kera_format::{StreamId, level};
 use kera_protocol::{
     Body, ClusterDescription, DescribeCluster, ErrorBody, ForwardCommand, MemberNode, Message, NodeAlive, NodeHeard,
-    Op, ProtocolError, RaftAppend, RaftBallot, RaftSnapshot, RaftSnapshotTaken, RaftVote, Status,
+    NodeLoad, Op, ProtocolError, RaftAppend, RaftBallot, RaftSnapshot, RaftSnapshotTaken, RaftVote, Status,
 };
 use openraft::{BasicNode, Config, Raft, ServerState, Snapshot, SnapshotPolicy};
 use parking_lot::Mutex;
@@ -27,6 +28,9 @@ use crate::types::{Batch, TypeConfig, ballot_of, check_readable, vote};
 
 /// The largest snapshot that is taken from a leader.
 const SNAPSHOT_BYTES_MAX: usize = 1 << 30;
+
+/// Most moves that are remembered for the driver.
+const NOTED_MAX: usize = 16_384;
 
 /// How fast a group is. All nodes have the same.
 #[derive(Clone, Copy, Debug)]
@@ -68,6 +72,8 @@ pub struct GroupConfig {
     pub timing: Timing,
     /// The highest [level](kera_format::level) that this node lets the cluster be raised to.
     pub level_max: u32,
+    /// For how long the cluster has to be calm before this node, as the leader, evens out the brokers by itself, in milliseconds; `None`: it does not.
+    pub balance_after_ms: Option<u64>,
 }
 
 /// A snapshot that comes in parts.
@@ -95,6 +101,12 @@ pub struct Group {
     pub(crate) fenced_us: Mutex<BTreeMap<(NodeNumber, u32), u64>>,
     /// Whom this node has asked how far lost logs go, as long as it leads.
     pub(crate) looks: Mutex<EndLooks>,
+    /// What brokers say that they take, as long as this node leads.
+    pub(crate) loads: Mutex<Loads>,
+    /// Streamlets that this node has had moved as the leader since its driver looked last, at most [`NOTED_MAX`].
+    pub(crate) noted: Mutex<Vec<(StreamId, u32)>>,
+    /// Moves that it has begun by itself to even out the brokers.
+    pub(crate) balance_moves: AtomicU64,
     incoming: Mutex<Option<Incoming>>,
     /// The node stops: nothing waits for room on its disk any more.
     closing: Arc<AtomicBool>,
@@ -146,6 +158,9 @@ impl Group {
             confirmed: Arc::default(),
             fenced_us: Mutex::default(),
             looks: Mutex::default(),
+            loads: Mutex::default(),
+            noted: Mutex::default(),
+            balance_moves: AtomicU64::new(0),
             incoming: Mutex::default(),
             closing,
         }))
@@ -274,17 +289,57 @@ impl Group {
                 tracing::error!(%error, "a command is refused: no node could read what it would put into the log");
                 CoordinatorError::Refused(Refused(error.to_string()))
             })?;
+            let moves = moves_away(&entries);
             let written = tokio::time::timeout(timeout, self.raft.client_write(Batch(entries))).await;
             let written =
                 written.map_err(|_| CoordinatorError::NoLeader("a majority of the coordinators is silent".into()))?;
             let written = written.map_err(|error| no_leader(&error))?;
             match written.data.refused {
-                None => return Ok(written.log_id.index),
+                None => {
+                    self.note_moves(&moves);
+                    return Ok(written.log_id.index);
+                }
                 // Another leader was quicker; look again.
                 Some(reason) => tracing::info!(reason, "a command is planned again"),
             }
         }
         Err(CoordinatorError::Refused(Refused("the cluster changes too fast; try again".into())))
+    }
+
+    /// Remembers moves that begin: what the streamlets take now, they take at the other brokers.
+    fn note_moves(&self, moves: &[(StreamId, u32, NodeNumber)]) {
+        if moves.is_empty() {
+            return;
+        }
+        let now_us = self.clock.monotonic_us();
+        self.read(|state| self.loads.lock().moving(state, moves, now_us));
+        let mut noted = self.noted.lock();
+        let room = NOTED_MAX.saturating_sub(noted.len());
+        noted.extend(moves.iter().take(room).map(|(stream, streamlet, _)| (*stream, *streamlet)));
+    }
+
+    /// A broker says what it takes. Who does not lead has no use for it.
+    fn hear_load(&self, said: &NodeLoad) {
+        if self.is_leader() {
+            let now_us = self.clock.monotonic_us();
+            self.read(|state| self.loads.lock().hear(state, said, now_us));
+        }
+    }
+
+    /// Tells the leader what this node's broker takes: whom it has told. One of an earlier version refuses, and evens out brokers by the number of
+    /// streamlets alone.
+    pub async fn tell_load(&self, said: &NodeLoad) -> Result<NodeNumber, String> {
+        let Some((leader, address)) = self.leader() else { return Err("there is no leader".into()) };
+        if leader == self.config.node {
+            self.hear_load(said);
+            return Ok(leader);
+        }
+        ask(&*self.transport, leader.into(), &address, said).await.map(|_| leader)
+    }
+
+    /// Moves that this node has begun as the leader without being asked, to even out the brokers, since it started.
+    pub fn balance_moves(&self) -> u64 {
+        self.balance_moves.load(Ordering::Relaxed)
     }
 
     /// Answers a request of another node.
@@ -317,6 +372,10 @@ impl Group {
                 Ok(encoded(&self.execute_forwarded(&command).await, version))
             }
             Op::NodeAlive => Ok(encoded(&self.hear(NodeAlive::decode(version, body)?), version)),
+            Op::NodeLoad => {
+                self.hear_load(&NodeLoad::decode(version, body)?);
+                Ok(encoded(&kera_protocol::Empty, version))
+            }
             Op::DescribeCluster => {
                 DescribeCluster::decode(version, body)?;
                 Ok(encoded(&self.describe(), version))
@@ -459,6 +518,15 @@ fn confirm(confirmed: &Mutex<BTreeMap<u64, u64>>, coordinator: NodeNumber, heard
 fn nth_latest(mut times: Vec<u64>, n: usize) -> Option<u64> {
     times.sort_unstable_by(|a, b| b.cmp(a));
     times.get(n).copied()
+}
+
+/// Streamlets that go from one node to another by these entries, each with the node that has it.
+fn moves_away(entries: &[ClusterEntry]) -> Vec<(StreamId, u32, NodeNumber)> {
+    let one = |entry: &ClusterEntry| match entry {
+        ClusterEntry::MoveNoted { stream, streamlet, from, to, .. } if from != to => Some((*stream, *streamlet, *from)),
+        _ => None,
+    };
+    entries.iter().filter_map(one).collect()
 }
 
 /// Roles as messages name them.

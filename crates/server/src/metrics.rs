@@ -101,6 +101,8 @@ pub struct ClusterNumbers {
     pub rebuild_left_bytes: u64,
     /// Streamlets of lost brokers that this node is to open and has not opened.
     pub waiting_streamlets: u64,
+    /// Moves that this node has begun as the leader, unasked, to even out the nodes.
+    pub balance_moves: u64,
 }
 
 /// How long requests took, by kind.
@@ -320,6 +322,11 @@ static METRICS: &[Metric] = &[
     gauge("cluster_lost_streamlets", "Streamlets of the cluster whose owner is lost and has no successor yet.", |s| {
         s.cluster.lost_streamlets
     }),
+    counter(
+        "cluster_balance_moves",
+        "Moves that this node has begun by itself, as the leader of the coordinators, to even out the nodes.",
+        |s| s.cluster.balance_moves,
+    ),
     gauge("copies_logs", "Virtual logs of this node that are on other nodes.", |s| s.cluster.logs),
     counter("copies_blocks", "Blocks that all backups of their view have stored.", |s| s.cluster.blocks),
     bytes(counter("copies_chunks", "Bytes of the chunks in those blocks.", |s| s.cluster.chunk_bytes)),

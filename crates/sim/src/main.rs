@@ -51,6 +51,9 @@ struct Arguments {
     /// Applications read the streams of a cluster.
     #[arg(long)]
     applications: bool,
+    /// The leader of a cluster evens out the nodes by itself.
+    #[arg(long)]
+    balance: bool,
     /// What streams of a cluster are like: `usual`, `consumed` (kept until they are read), `unordered` (`order = none`), `one-copy`, `async` (producers do
     /// not wait for copies) or `compacted`; applications always read those that are consumed or unordered.
     #[arg(long, default_value = "usual")]
@@ -135,6 +138,7 @@ fn run_cluster(
         only: only.to_vec(),
         retention: !arguments.keep,
         applications: arguments.applications,
+        balances: arguments.balance,
         kind,
         planted,
         ..nodes::Plan::new(seed)

@@ -3,6 +3,7 @@
 mod common;
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use common::all;
 use kera_format::level;
@@ -90,6 +91,20 @@ fn without_people(seed: u64) -> Plan {
 #[test]
 fn many_seeds_without_moves_keep_every_promise() {
     assert_eq!(all(1..1 + SEEDS / 2, |seed| run(&without_people(seed)).violation), Vec::<String>::new());
+}
+
+/// Streamlets move without anybody asking for it as soon as nothing goes wrong for a moment, and whatever goes wrong then goes wrong while they move.
+#[test]
+fn many_seeds_that_even_out_by_themselves_keep_every_promise() {
+    let plan = |seed| Plan { balances: true, fault_us: 2_000_000, ..short(seed) };
+    let moved = AtomicU64::new(0);
+    let violation = |seed| {
+        let report = run(&plan(seed));
+        moved.fetch_add(report.did.get("evened out").copied().unwrap_or(0), Ordering::Relaxed);
+        report.violation
+    };
+    assert_eq!(all(300..300 + SEEDS / 4, violation), Vec::<String>::new());
+    assert!(moved.into_inner() > 20, "nothing moves, so nothing is shown");
 }
 
 /// Where nothing is to be forgotten nothing may be, wherever it moves.

@@ -1,10 +1,13 @@
 //! `kera streamlet`, `kera node` and `kera rebalance`: who owns what, changed on purpose.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use kera_client::{Client, StreamId, StreamletId};
-use kera_protocol::{MoveInfo, MovesDescription, NodeChange, NodeHoldings};
+use kera_protocol::{
+    BalancePlan, MoveInfo, MovesDescription, NodeChange, NodeHoldings, PlannedMove, PlannedNode, Status,
+};
+use kera_server::units::human_bytes;
 use serde::Serialize;
 
 use crate::cli::{Globals, NodeCommand, RebalanceArgs, StreamletCommand, StreamletName};
@@ -28,6 +31,21 @@ struct MoveJson {
     streamlet: u32,
     from: u32,
     to: u32,
+    /// Of one that is planned, if the leader says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    bytes_per_s: Option<u64>,
+}
+
+/// A node of a plan as `--json` shows it.
+#[derive(Serialize)]
+struct PlannedNodeJson {
+    node: u32,
+    /// Whether it has told what it takes.
+    told: bool,
+    streamlets: u64,
+    streamlets_after: u64,
+    bytes_per_s: u64,
+    bytes_per_s_after: u64,
 }
 
 /// Runs `kera streamlet`.
@@ -60,7 +78,8 @@ async fn move_one(name: &StreamletName, to: u32, no_wait: bool, globals: &Global
     };
     let took_ms = began.elapsed().as_millis() as u64;
     if globals.json {
-        let one = MoveJson { stream: stream.name, streamlet: name.streamlet, from: moving.from, to };
+        let (stream, streamlet) = (stream.name, name.streamlet);
+        let one = MoveJson { stream, streamlet, from: moving.from, to, bytes_per_s: None };
         return print_json(&serde_json::json!({ "move": one, "state": state, "took_ms": took_ms }));
     }
     print(&match state {
@@ -126,7 +145,10 @@ pub async fn node(command: NodeCommand, globals: &Globals) -> Result<(), CliErro
                 globals,
                 node,
                 "used",
-                &format!("node {node} may own streamlets again; `kera rebalance` gives it some\n"),
+                &format!(
+                    "node {node} may own streamlets again: it gets some by itself when nothing has changed for a while, and at once by \
+                     `kera rebalance`\n"
+                ),
             )
         }
         NodeCommand::Drain { node, no_wait, .. } => {
@@ -200,39 +222,120 @@ pub async fn rebalance(args: &RebalanceArgs, globals: &Globals) -> Result<(), Cl
     let names: HashMap<StreamId, String> =
         client.admin().streams("", true).await?.into_iter().map(|info| (info.id, info.name)).collect();
     if args.dry_run {
-        let plan = client.admin().plan_rebalance(0).await?;
-        return tell_plan(&plan, &names, globals);
+        return match planned(&client).await? {
+            Planned::Told(plan) => tell_balance(&plan, &names, globals),
+            Planned::Moves(moves) => tell_plan(&moves, &names, globals),
+        };
     }
-    let (mut done, mut failures) = (0u64, 0);
+    let (mut moved, mut failures) = (Moved::new(), 0);
     loop {
-        let plan = client.admin().plan_rebalance(0).await?;
+        let mut plan = client.admin().plan_rebalance(0).await?;
+        // What nodes take changes meanwhile: nothing is moved on and on because of that.
+        plan.retain(|of| !moved.contains(&(of.stream, of.streamlet)));
         if plan.is_empty() {
             break;
         }
-        let missed = carry_out(&client, plan, &names, globals, &mut done).await?;
+        let missed = carry_out(&client, plan, &names, globals, &mut moved).await?;
         failures = if missed == 0 { 0 } else { failures + 1 };
         if failures == TRIES {
+            let done = moved.len();
             return Err(CliError::failure(format!("{missed} moves were called off {TRIES} times, {done} are done"))
                 .next("look at `kera status` whether a node is lost, and try again"));
         }
     }
     if globals.json {
-        return print_json(&serde_json::json!({ "moved": done }));
+        return print_json(&serde_json::json!({ "moved": moved.len() }));
     }
-    print(&match done {
-        0 => "nothing is to be moved: no node has two streamlets more than another\n".to_owned(),
+    print(&match moved.len() {
+        0 => EVEN.to_owned(),
         done => format!("{done} streamlets have moved\n"),
     })
+}
+
+/// Streamlets that a rebalance has moved.
+type Moved = HashSet<(StreamId, StreamletId)>;
+
+/// What is said if nothing is to be moved.
+const EVEN: &str = "nothing is to be moved: the nodes are as even as they get\n";
+
+/// What would be moved.
+enum Planned {
+    /// And what comes of it.
+    Told(BalancePlan),
+    /// The leader, or the node that is asked, is of a version that says no more.
+    Moves(Vec<MoveInfo>),
+}
+
+async fn planned(client: &Client) -> Result<Planned, CliError> {
+    use Status::{InvalidArgument, NotSupported, UnknownOperation, UnsupportedVersion};
+    match client.admin().plan_balance(0).await {
+        Ok(plan) => Ok(Planned::Told(plan)),
+        Err(error) => match error.status() {
+            Some(UnsupportedVersion | UnknownOperation | NotSupported | InvalidArgument) => {
+                Ok(Planned::Moves(client.admin().plan_rebalance(0).await?))
+            }
+            _ => Err(error.into()),
+        },
+    }
+}
+
+fn tell_balance(plan: &BalancePlan, names: &HashMap<StreamId, String>, globals: &Globals) -> Result<(), CliError> {
+    let name = |of: &PlannedMove| names.get(&of.stream).cloned().unwrap_or_else(|| of.stream.to_string());
+    if globals.json {
+        let one = |of: &PlannedMove| MoveJson {
+            stream: name(of),
+            streamlet: of.streamlet.0,
+            from: of.from,
+            to: of.to,
+            bytes_per_s: Some(of.bytes_per_s),
+        };
+        let node = |of: &PlannedNode| {
+            let PlannedNode { node, told, streamlets, bytes_per_s, streamlets_after, bytes_per_s_after } = *of;
+            PlannedNodeJson { node, told, streamlets, streamlets_after, bytes_per_s, bytes_per_s_after }
+        };
+        return print_json(&serde_json::json!({
+            "moves": plan.moves.iter().map(one).collect::<Vec<_>>(),
+            "nodes": plan.nodes.iter().map(node).collect::<Vec<_>>(),
+            "by_itself": plan.by_itself,
+        }));
+    }
+    let mut nodes = Table::new(&["NODE", "STREAMLETS", "THEN", "TAKES", "THEN"]);
+    for of in &plan.nodes {
+        let takes = |bytes: u64| format!("{}/s", human_bytes(bytes));
+        nodes.row([
+            of.node.to_string(),
+            of.streamlets.to_string(),
+            of.streamlets_after.to_string(),
+            if of.told { takes(of.bytes_per_s) } else { "not told".into() },
+            takes(of.bytes_per_s_after),
+        ]);
+    }
+    if plan.moves.is_empty() {
+        return print(&format!("{}{EVEN}", nodes.text()));
+    }
+    let mut moves = Table::new(&["STREAMLET", "FROM", "TO", "TAKES"]);
+    for of in &plan.moves {
+        let takes = format!("{}/s", human_bytes(of.bytes_per_s));
+        moves.row([format!("{}/{}", name(of), of.streamlet), of.from.to_string(), of.to.to_string(), takes]);
+    }
+    let count = plan.moves.len();
+    print(&format!("{}\n{}{count} moves; `kera rebalance` does them\n", moves.text(), nodes.text()))
 }
 
 fn tell_plan(plan: &[MoveInfo], names: &HashMap<StreamId, String>, globals: &Globals) -> Result<(), CliError> {
     let name = |of: &MoveInfo| names.get(&of.stream).cloned().unwrap_or_else(|| of.stream.to_string());
     if globals.json {
-        let json = |of: &MoveInfo| MoveJson { stream: name(of), streamlet: of.streamlet.0, from: of.from, to: of.to };
+        let json = |of: &MoveInfo| MoveJson {
+            stream: name(of),
+            streamlet: of.streamlet.0,
+            from: of.from,
+            to: of.to,
+            bytes_per_s: None,
+        };
         return print_json(&serde_json::json!({ "moves": plan.iter().map(json).collect::<Vec<_>>() }));
     }
     if plan.is_empty() {
-        return print("nothing is to be moved: no node has two streamlets more than another\n");
+        return print(EVEN);
     }
     let mut table = Table::new(&["STREAMLET", "FROM", "TO"]);
     for of in plan {
@@ -247,7 +350,7 @@ async fn carry_out(
     plan: Vec<MoveInfo>,
     names: &HashMap<StreamId, String>,
     globals: &Globals,
-    done: &mut u64,
+    moved: &mut Moved,
 ) -> Result<usize, CliError> {
     let (mut waiting, mut under_way, mut missed) = (VecDeque::from(plan), Vec::<MoveInfo>::new(), 0);
     while !waiting.is_empty() || !under_way.is_empty() {
@@ -269,7 +372,7 @@ async fn carry_out(
                 missed += 1;
                 continue;
             }
-            *done += 1;
+            moved.insert((of.stream, of.streamlet));
             if !globals.json {
                 let stream = names.get(&of.stream).cloned().unwrap_or_default();
                 eprintln!("{stream}/{} has moved from node {} to node {}", of.streamlet, of.from, of.to);

@@ -55,8 +55,13 @@ pub fn three_nodes(ports: &[u16]) -> (Vec<Member>, Vec<Option<Node>>) {
 
 /// So many, all of which vote. Two ports for each.
 pub fn some_nodes(count: usize, ports: &[u16]) -> (Vec<Member>, Vec<Option<Node>>) {
+    some_nodes_with(count, ports, &[])
+}
+
+/// The same with flags.
+pub fn some_nodes_with(count: usize, ports: &[u16], more: &[&str]) -> (Vec<Member>, Vec<Option<Node>>) {
     let members: Vec<Member> = (0..count)
-        .map(|at| Member::new(at + 1, ports[at], ports[count + at], (at > 0).then_some(ports[count]), &[]))
+        .map(|at| Member::new(at + 1, ports[at], ports[count + at], (at > 0).then_some(ports[count]), more))
         .collect();
     let mut nodes: Vec<Option<Node>> = members.iter().map(|member| Some(member.start())).collect();
     for node in nodes.iter_mut().flatten() {

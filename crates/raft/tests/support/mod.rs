@@ -279,6 +279,7 @@ impl World {
             snapshot_entries: self.snapshot_entries,
             timing: TIMING,
             level_max: if self.net.is_old(node.into()) { 1 } else { self.level_max },
+            balance_after_ms: None,
         };
         let transport = Arc::new(Wire { net: self.net.clone(), from: node.into() });
         let disk = Arc::new(FaultyDisk::new(disk));

@@ -12,6 +12,7 @@ mod feed;
 mod floors;
 mod follow;
 mod leftovers;
+mod load;
 mod moves;
 mod others;
 mod recovery;
@@ -134,6 +135,7 @@ fn group_config(config: &Config, identity: &Identity, node: u32) -> GroupConfig 
         snapshot_entries: SNAPSHOT_ENTRIES,
         timing: Timing::default(),
         level_max: config.cluster.level_max.map_or(u32::MAX, |most| most as u32).min(*level::spoken().end()),
+        balance_after_ms: config.cluster.balance.then_some(config.cluster.balance_after),
     }
 }
 
@@ -264,6 +266,7 @@ impl Cluster {
         let adapting = Adapting::start(me, self.adaptive, &self.group, broker, whence, &self.runtime, stop);
         let _ = self.adapting.set(adapting.clone());
         let followers = (recovering.0.clone(), moves.clone(), adapting, returning.clone());
+        load::tell(me, &self.group, broker, &self.clock, &self.runtime, self.stop.subscribe());
         floors::watch(self.node, &self.group, broker, &self.runtime, self.stop.subscribe());
         // It has just joined.
         broker.confirmed(self.clock.monotonic_us());
@@ -306,6 +309,7 @@ impl Cluster {
             backup: self.backup.stats(),
             rebuild_left_bytes: recovery.as_ref().map_or(0, |recovery| recovery.left_bytes()),
             waiting_streamlets: recovery.as_ref().map_or(0, |recovery| recovery.left_to_open()),
+            balance_moves: self.group.balance_moves(),
             ..ClusterNumbers::default()
         };
         let kept = self.backup.backup().map(Backup::log_bytes).unwrap_or_default();

@@ -98,7 +98,7 @@ impl Session for ClusterSession {
         if Op::from_u16(header.op).is_some_and(BackupSession::serves) {
             return self.for_backup(header, body, out);
         }
-        let is_nodes = |op: &Op| matches!(op, Op::LetGo | Op::OfferGroups);
+        let is_nodes = |op: &Op| matches!(op, Op::LetGo | Op::OfferGroups | Op::NodeLoad);
         let is_served = |op: &Op| (80..90).contains(&(*op as u16)) || is_nodes(op) || KafkaRole::serves(*op);
         let Some(op) = Op::from_u16(header.op).filter(is_served) else {
             out.error(header, Status::NotSupported, &ErrorBody::new("this address is for nodes of the cluster"));

@@ -188,6 +188,13 @@ settings! {
         /// How often it is looked at what came into virtual logs. A streamlet gets one of its own when it filled the shared one six times in a row,
         /// goes back when it was quiet 24 times in a row, and changes once in 60 times at most; a node changes one in six times.
         own_logs_interval: u64 = Kind::Duration(range(10, HOUR_MS)), "5s", "own-logs-interval";
+        /// Whether the nodes of the cluster are evened out without anybody asking for it: a node that was added or is back gets its share of streamlets, and what
+        /// takes most is spread, a few moves at a time. It is done by the node that leads the coordinators, as that one is told here; not of streams of
+        /// which what was written before would stay at the node before for ever: compacted ones, those with one copy, and those without any retention limit.
+        balance: bool = Kind::Switch, "true", "balance";
+        /// For how long no node has to be lost, rebuilt or emptied before that, and nodes have to be the same. Longer for a node that was lost several times in half an hour: twice
+        /// as long for each time after the first, sixteen times at most.
+        balance_after: u64 = Kind::Duration(range(100, DAY_MS)), "60s", "balance-after";
         /// The highest level that this node lets its cluster be raised to; `newest` is the highest that it speaks. Levels rise by
         /// themselves when all nodes speak the next one, and never fall: hold them back for as long as a return to the version
         /// before must be possible. A level that is in force already is not undone by this.

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, EndsAsked, ToldEnd};
+use kera_coordinator::cluster::{AgreedEnd, ClusterState, EndLooks, EndsAsked, Rates, ToldEnd};
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
 use kera_protocol::LogView;
 
@@ -119,6 +119,7 @@ impl World {
         if !self.leads(node) {
             if let Some(process) = &mut self.node_mut(node).process {
                 process.moves_seen.clear();
+                process.balancer.forget();
                 process.opening = None;
             }
             self.forget_answers(node);
@@ -163,6 +164,9 @@ impl World {
         }
         self.commit(node, ClusterState::plan_gather)?;
         self.commit(node, ClusterState::plan_drain_moves)?;
+        if self.plan.balances {
+            self.even_out(node)?;
+        }
         match self.plan.planted {
             Some(Planted::GivesUpEarly) => self.commit(node, |state| {
                 let ended = state.lost_logs().filter(|(name, log)| {
@@ -173,6 +177,23 @@ impl World {
             _ => self.commit(node, ClusterState::plan_give_up_lost)?,
         }
         self.commit(node, ClusterState::plan_adopt)
+    }
+
+    /// Has streamlets move to nodes that have few: nobody tells what nodes take.
+    fn even_out(&mut self, leader: u32) -> Result<(), Violation> {
+        let now_us = self.now_us();
+        let Some(mut balancer) = self.node(leader).process.as_ref().map(|process| process.balancer.clone()) else {
+            return Ok(());
+        };
+        let moves = balancer.look(now_us, &self.coordinators.state, || Some(Rates::default()));
+        if let Some(process) = &mut self.node_mut(leader).process {
+            process.balancer = balancer;
+        }
+        if moves.is_empty() {
+            return Ok(());
+        }
+        *self.events_of.entry("evened out").or_default() += moves.len() as u64;
+        self.commit(leader, |state| state.plan_moves(&moves))
     }
 
     /// Gives up what only lost nodes have, although nobody asked for that: a defect.

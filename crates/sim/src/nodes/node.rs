@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use kera_backup::{Backup, BackupConfig, BackupError, StoreDone};
 use kera_broker::{Broker, BrokerConfig, EndedLog, EndedView, HandedStates, Moving, Rebuild};
+use kera_coordinator::balancer::{BalanceConfig, Balancer};
 use kera_coordinator::cluster::{ClusterState, Owned, Sources};
 use kera_coordinator::detector::{Detector, LOST_AFTER_MS};
 use kera_env::{Clock, Disk, FaultyDisk, ManualClock, MemoryDisk, Random, SeededRandom};
@@ -38,6 +39,8 @@ const IDLE_CLOSE_MS: i64 = 2_000;
 pub(super) const TELL_GONE_US: u64 = 5_000_000;
 /// Time until a step of a recovery that failed is tried again, in microseconds.
 const RETRY_US: u64 = 100_000;
+/// For how long a cluster is calm before its nodes are evened out, where that is played.
+const BALANCE_AFTER_US: u64 = 600_000;
 
 /// What is left when a process has ended, and who knows what.
 pub(super) struct Node {
@@ -116,6 +119,8 @@ pub(super) struct Process {
     pub(super) pending: BTreeMap<u64, Pending>,
     /// Since when it has known of moves, as long as it leads.
     pub(super) moves_seen: BTreeMap<u64, u64>,
+    /// What evens out the nodes, as long as it leads.
+    pub(super) balancer: Balancer,
     /// Since when streamlets have waited to be opened, as long as it leads, and how often backups were asked for ends again since then.
     pub(super) opening: Option<(u64, u64)>,
     /// It is being stopped, until then at most.
@@ -323,6 +328,7 @@ impl Node {
             detector: Detector::new(LOST_AFTER_MS),
             pending: BTreeMap::new(),
             moves_seen: BTreeMap::new(),
+            balancer: Balancer::new(BalanceConfig { after_us: Some(BALANCE_AFTER_US) }),
             opening: None,
             stopping: None,
             running: None,

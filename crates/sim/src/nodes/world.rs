@@ -53,6 +53,8 @@ pub struct Plan {
     pub retention: bool,
     /// Whether applications read the streams.
     pub applications: bool,
+    /// Whether whoever leads evens out the nodes by itself.
+    pub balances: bool,
     /// What is asked of streams beside that.
     pub kind: Kind,
     /// The level of the cluster.
@@ -74,6 +76,7 @@ impl Plan {
             only: Vec::new(),
             retention: true,
             applications: false,
+            balances: false,
             kind: Kind::Usual,
             level: level::NEWEST,
             planted: None,
