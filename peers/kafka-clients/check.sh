@@ -12,9 +12,10 @@ kera=${1:-$root/target/release/kera}
 built=${KERA_CLIENTS_DIR:-$root/target/kafka-clients}
 mkdir -p "$built"
 
-if [ ! -x "$built/python/bin/python" ]; then
+if ! cmp -s "$here/requirements.txt" "$built/python/installed.txt"; then
   python3 -m venv "$built/python"
   "$built/python/bin/pip" install -q -r "$here/requirements.txt"
+  cp "$here/requirements.txt" "$built/python/installed.txt"
 fi
 
 KERA_CLIENTS=
