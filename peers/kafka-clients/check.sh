@@ -2,9 +2,9 @@
 # Runs Kafka clients against a node of its own and writes what came of it into docs/kafka-compatibility.md.
 # usage: peers/kafka-clients/check.sh [path of the kera binary] [words of the checks that are wanted: nothing is written then]
 #
-# Clients of Python are always run. Those of other languages are built and run if their tools are on the machine, kcat and
-# Kafka's tools (peers/kafka/kafka.sh fetch) if they are. What is fetched is named in lock files. KERA_CLIENTS_DIR (default
-# target/kafka-clients) holds what is fetched and built.
+# Ends with 1 if a check fails. Clients of Python are always run. Those of other languages are built and run if their tools are
+# on the machine, kcat and Kafka's tools (peers/kafka/kafka.sh fetch) if they are. What is fetched is named in lock files.
+# KERA_CLIENTS_DIR (default target/kafka-clients) holds what is fetched and built.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
@@ -30,6 +30,11 @@ if has go franz-go; then
   (cd "$here/franz-go" && go build -o "$built/franz-go" .)
   client "$built/franz-go"
 fi
+if has go Sarama; then
+  (cd "$here/sarama" && go build -o "$built/sarama" . && go build -modfile=older.mod -o "$built/sarama-older" .)
+  client "$built/sarama"
+  client "$built/sarama-older"
+fi
 if has npm KafkaJS; then
   mkdir -p "$built/kafkajs"
   cp "$here"/kafkajs/* "$built/kafkajs/"
@@ -53,6 +58,20 @@ if has npm kafka-javascript && has make kafka-javascript; then
   if [ -e "$module/build/Release/confluent-kafka-javascript.node" ]; then client node "$built/kafka-javascript/check.js"; fi
 fi
 has java "Kafka's own tools" || true
+if has javac "Kafka's Java client" && has mvn "Kafka's Java client"; then
+  # The release of Samza, the one of Flink's connector, and one of today.
+  for release in 2.4.1 3.9.1 4.2.0; do
+    place=$built/java/$release
+    if [ ! -d "$place/lib" ]; then
+      rm -rf "$place"
+      mvn --quiet --batch-mode --file "$here/java/pom.xml" "-Dkafka.version=$release" dependency:copy-dependencies \
+        "-DoutputDirectory=$place/part"
+      mv "$place/part" "$place/lib"
+    fi
+    javac -cp "$place/lib/*" -d "$place/classes" "$here/java/Check.java"
+    client java -Xmx256m -XX:TieredStopAtLevel=1 -XX:+UseSerialGC -cp "$place/classes:$place/lib/*" Check
+  done
+fi
 if [ -d "${KERA_PEERS:-${XDG_CACHE_HOME:-$HOME/.cache}/kera-peers}/kafka/lib" ] && has mvn MirrorMaker; then
   client "$built/python/bin/python" "$here/mirrormaker/check.py"
 fi
