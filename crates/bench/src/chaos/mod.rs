@@ -264,10 +264,10 @@ impl std::fmt::Display for ChaosReport {
         )?;
         let line = |name: &str, times: &[f64]| {
             let mut times = times.to_vec();
-            times.sort_by(f64::total_cmp);
-            match times.as_slice() {
-                [] => String::new(),
-                all => format!("{name}: median {:.0} ms, longest {:.0} ms\n", all[all.len() / 2], all[all.len() - 1]),
+            let median = crate::limit::median(&mut times);
+            match times.last() {
+                None => String::new(),
+                Some(longest) => format!("{name}: median {median:.0} ms, longest {longest:.0} ms\n"),
             }
         };
         f.write_str(&line("start of the server", &self.start_ms))?;

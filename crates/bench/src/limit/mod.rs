@@ -151,8 +151,8 @@ fn check(config: &LimitConfig) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The median; zero of nothing.
-pub(crate) fn median(values: &mut [f64]) -> f64 {
+/// The median, of an even number the mean of the two in the middle; zero of nothing.
+pub fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     match values.len() {
         0 => 0.0,

@@ -10,6 +10,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use kera_bench::BenchError;
+use kera_bench::limit::median;
 use kera_bench::server::{Server, ServerConfig};
 use serde_json::{Value, json};
 
@@ -78,8 +79,7 @@ impl Figures {
     fn median(all: &[Figures]) -> Figures {
         let of = |field: fn(&Figures) -> f64| {
             let mut values: Vec<f64> = all.iter().map(field).collect();
-            values.sort_by(f64::total_cmp);
-            values.get(values.len() / 2).copied().unwrap_or(0.0)
+            median(&mut values)
         };
         Figures {
             mib_per_s: of(|one| one.mib_per_s),

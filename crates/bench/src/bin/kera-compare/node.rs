@@ -5,6 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use kera_bench::BenchError;
+use kera_bench::limit::median;
 use kera_bench::process::ProcessUsage;
 use kera_bench::server::{Server, ServerConfig};
 use serde::Serialize;
@@ -83,8 +84,7 @@ fn start(program: &Path, dir: &Path) -> Result<(f64, u64), BenchError> {
         resident = resident.max(resident_of(&server));
         server.stop(Duration::from_secs(30))?;
     }
-    times.sort_by(f64::total_cmp);
-    Ok((times[times.len() / 2], resident))
+    Ok((median(&mut times), resident))
 }
 
 fn restart(program: &Path, dir: &Path, arena_bytes: u64) -> Result<f64, BenchError> {
