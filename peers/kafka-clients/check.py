@@ -57,17 +57,20 @@ def main():
     failed = sum("| works |" not in row for row in rows)
     if failed:
         print(f"{failed} of {len(rows)} fail")
-    if not only:
-        write(rows)
+    write(rows, whole=not only)
     sys.exit(1 if failed else 0)
 
 
-def write(rows):
-    table = "\n".join([BEGIN, "| client | what | result |", "| --- | --- | --- |", *rows, END])
+def write(rows, whole):
+    """The table anew or, if only some were wanted, their rows where they are in it."""
     with open(DOCUMENT, encoding="utf-8") as file:
-        text = file.read()
-    before, rest = text.split(BEGIN)
-    _, after = rest.split(END)
+        before, rest = file.read().split(BEGIN)
+    table, after = rest.split(END)
+    if not whole:
+        # A row is known by its client and what it tells of.
+        known = {tuple(row.split("|")[1:3]): row for row in rows}
+        rows = [known.get(tuple(row.split("|")[1:3]), row) for row in table.strip().splitlines()[2:]]
+    table = "\n".join([BEGIN, "| client | what | result |", "| --- | --- | --- |", *rows, END])
     with open(DOCUMENT, "w", encoding="utf-8") as file:
         file.write(before + table + after)
 

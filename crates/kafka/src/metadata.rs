@@ -73,7 +73,9 @@ pub(crate) fn answer(door: &Door, version: i16, asked: MetadataRequest) -> Metad
         let named = asked.topics.unwrap_or_default().into_iter();
         named.map(|wanted| asked_for(door, version, wanted.name, wanted.topic_id)).collect()
     };
-    for topic in topics.iter_mut().filter(|topic| tells_topics && topic.error_code == 0) {
+    // Of a name that is not there, too, as Kafka does; of an id that is not there nothing can be told.
+    let has_name = |topic: &&mut MetadataResponseTopic| topic.error_code != ResponseError::UnknownTopicId.code();
+    for topic in topics.iter_mut().filter(|topic| tells_topics && has_name(topic)) {
         topic.topic_authorized_operations = TOPIC_OPERATIONS;
     }
     MetadataResponse::default()

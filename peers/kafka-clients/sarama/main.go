@@ -14,6 +14,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/IBM/sarama"
@@ -21,7 +22,7 @@ import (
 
 const (
 	partitions = 6
-	patience   = 60 * time.Second
+	patience   = 90 * time.Second
 )
 
 var (
@@ -276,8 +277,12 @@ func seeks() error {
 	return nil
 }
 
-// A member of a group: it commits behind what is "kept" and, if it survives, behind all else too.
-type member struct{ survives bool }
+// A member of a group: it commits behind what is "kept" and, if it survives, behind all else too, when it has read what has come.
+type member struct {
+	survives bool
+	// In older releases commits at the same time may overtake each other.
+	commits *sync.Mutex
+}
 
 func (member) Setup(sarama.ConsumerGroupSession) error   { return nil }
 func (member) Cleanup(sarama.ConsumerGroupSession) error { return nil }
@@ -286,7 +291,11 @@ func (m member) ConsumeClaim(session sarama.ConsumerGroupSession, claim sarama.C
 		fmt.Println(string(message.Value))
 		if m.survives || strings.HasPrefix(string(message.Value), "kept") {
 			session.MarkMessage(message, "")
+		}
+		if len(claim.Messages()) == 0 {
+			m.commits.Lock()
 			session.Commit()
+			m.commits.Unlock()
 		}
 	}
 	return nil
@@ -303,7 +312,7 @@ func beMember(topic, version string, survives bool) {
 		panic(err)
 	}
 	for {
-		if err := group.Consume(context.Background(), []string{topic}, member{survives}); err != nil {
+		if err := group.Consume(context.Background(), []string{topic}, member{survives, new(sync.Mutex)}); err != nil {
 			panic(err)
 		}
 	}
