@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs Kafka clients against a node of its own and writes what came of it into docs/kafka-compatibility.md.
-# usage: peers/kafka-clients/check.sh [path of the kera binary] [words of the checks that are wanted: nothing is written then]
+# usage: peers/kafka-clients/check.sh [path of the kera binary] [words of the checks that are wanted: only their rows are written]
 #
 # Ends with 1 if a check fails. Clients of Python are always run. Those of other languages are built and run if their tools are
 # on the machine, kcat and Kafka's tools (peers/kafka/kafka.sh fetch) if they are. What is fetched is named in lock files.
