@@ -41,7 +41,7 @@ fn settings_come_into_the_log_when_all_nodes_can_read_them() {
     assert_eq!(cluster.0.plan_alter_stream(&"a".into(), &changes, &MOST, 0).unwrap(), []);
     let id = cluster.0.catalog.find(&"a".into()).unwrap().id;
     let altered = Entry::StreamAltered { stream: id, at_ms: 0, options: options("retention.ms") };
-    cluster.refuses(ClusterEntry::Catalog(altered), "this needs level 18");
+    cluster.refuses(ClusterEntry::Catalog(altered), "this needs level 17");
 
     for level in cluster.0.level() + 1..=level::SETTINGS {
         cluster.apply(&[ClusterEntry::LevelRaised { level }]);

@@ -60,12 +60,6 @@ impl Cluster {
         self.apply(&joined);
     }
 
-    /// With its memory.
-    fn comes_back(&mut self, node: NodeNumber) {
-        let joined = self.state.plan_join(&join(node, true), 0).unwrap();
-        self.apply(&joined);
-    }
-
     fn rebuilds(&mut self, first: u32) {
         let Owner { node, epoch, owner_epoch, .. } = self.owner(first);
         let streamlets = vec![RebuildRange { stream: self.stream, first, count: 1, owner_epoch }];
@@ -118,60 +112,18 @@ fn who_is_lost_while_it_rebuilds_adds_its_own_logs() {
     assert_eq!(cluster.state.rebuilt_from(cluster.stream, at), Sources::Any, "it is not rebuilt");
     cluster.loses(1);
     let second = cluster.owner(at).node;
-    assert_eq!(cluster.needs(at), [1]);
+    assert_eq!(cluster.needs(at), sorted(vec![1, second]), "the owner has earlier lives");
     cluster.loses(second);
     let third = cluster.owner(at).node;
-    assert_eq!(cluster.needs(at), sorted(vec![1, second]));
+    assert_eq!(cluster.needs(at), sorted(vec![1, second, third]));
     assert!(!cluster.may_go(log(1)) && !cluster.may_go(log(second)));
     // With what the third one has rebuilt it begins anew.
     cluster.rebuilds(at);
     assert!(cluster.may_go(log(1)));
     cluster.loses(third);
     let fourth = cluster.owner(at).node;
-    assert_eq!(cluster.needs(at), [third], "and not {fourth}");
+    assert_eq!(cluster.needs(at), sorted(vec![third, fourth]));
     assert!(!cluster.may_go(log(third)));
-}
-
-/// Two copies: all are killed and come back with what they had, and before that has been copied again one burns that had the only copy of what another one wrote in
-/// its life before. That one has all of it itself, and takes over what it never had anything to do with.
-#[test]
-fn who_takes_over_needs_no_log_of_an_earlier_life_of_its_own() {
-    for (level, needs) in [(level::OWN_LIVES, false), (level::OWN_LIVES - 1, true)] {
-        let mut cluster = Cluster::new(level);
-        let at = cluster.of(1);
-        for node in 1..=5 {
-            fence(&mut cluster.state, node);
-            cluster.apply(&[ClusterEntry::LogEnded { log: log(node), end: 5 }]);
-            cluster.comes_back(node);
-            assert_eq!(cluster.state.node(node).unwrap().streamlets, 1, "it goes on with it");
-        }
-        cluster.loses(1);
-        let owner = cluster.owner(at).node;
-        assert_ne!(owner, 1);
-        assert_eq!(cluster.needs(at), sorted(if needs { vec![1, owner] } else { vec![1] }), "at level {level}");
-    }
-}
-
-#[test]
-fn who_goes_on_with_what_it_was_rebuilding_needs_what_it_had_rebuilt() {
-    // Also if the level was raised in between.
-    for raised_between in [false, true] {
-        let mut cluster = Cluster::new(if raised_between { level::OWN_LIVES - 1 } else { level::OWN_LIVES });
-        let at = cluster.of(1);
-        cluster.loses(1);
-        let owner = cluster.owner(at).node;
-        for _ in 0..2 {
-            fence(&mut cluster.state, owner);
-            cluster.comes_back(owner);
-            assert!((cluster.owner(at).node, cluster.owner(at).rebuilding) == (owner, true));
-        }
-        if raised_between {
-            cluster.apply(&[ClusterEntry::LevelRaised { level: level::OWN_LIVES }]);
-        }
-        assert_eq!(cluster.needs(at), sorted(vec![1, owner]));
-        let sources = cluster.state.rebuilt_from(cluster.stream, at);
-        assert!(sources.have(LogName { node: owner, epoch: 2, log: 0 }), "{sources:?}");
-    }
 }
 
 #[test]
@@ -197,7 +149,12 @@ fn logs_of_who_holds_groups_of_it_are_needed() {
     // Others have fewer, and get it next.
     [cluster.of(2), cluster.of(4)].into_iter().for_each(|other| cluster.moves(other, 1));
     cluster.loses(3);
-    assert_eq!(cluster.needs(at), [1, 3], "other logs of the holder may tell of a part of what it has");
+    let owner = cluster.owner(at).node;
+    assert_eq!(
+        cluster.needs(at),
+        sorted(vec![1, 3, owner]),
+        "other logs of the holder may tell of a part of what it has"
+    );
     // The holder loses it: whoever rebuilds gathers it next.
     cluster.loses(1);
     cluster.returns(1);

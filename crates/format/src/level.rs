@@ -23,8 +23,7 @@
 //! | 14 | of which nodes' logs a streamlet is rebuilt is known, and other logs hold it back no more, with an end or without |
 //! | 15 | a person may give up what backups which are gone alone had of the end of a lost log |
 //! | 16 | a node that comes back with all it had goes on with what nobody has taken over |
-//! | 17 | who takes something over needs no log of an earlier life of its own in which it had nothing to do with it |
-//! | 18 | settings of topics are kept as Kafka clients have given them |
+//! | 17 | settings of topics are kept as Kafka clients have given them |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -61,12 +60,10 @@ pub const REBUILT_FROM: u32 = 14;
 pub const LOST_ENDS: u32 = 15;
 /// From this one on a node that comes back with all it had goes on with what nobody has taken over, whatever ends of its logs are decided.
 pub const OWNED_UNTIL_TAKEN: u32 = 16;
-/// From this one on an owner that takes something over needs logs of earlier lives of its own only if it was rebuilding it in them.
-pub const OWN_LIVES: u32 = 17;
 /// From this one on settings of topics are kept as they were given.
-pub const SETTINGS: u32 = 18;
+pub const SETTINGS: u32 = 17;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 18;
+pub const NEWEST: u32 = 17;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

@@ -135,12 +135,8 @@ impl ClusterState {
         let Some(owners) = self.owners.get(&stream).filter(|_| self.knows_sources()) else { return Sources::Any };
         let mut sources = owners.noted_sources(streamlet);
         if let Sources::Of(nodes) = &mut sources {
-            let owner = owners.owner(streamlet).map(|owner| owner.node);
-            // What it is said to hold it held when it began, which is noted then, or is about to rebuild.
-            let passed_over = owner.filter(|_| self.level() >= level::OWN_LIVES);
-            nodes.extend(owner.filter(|_| passed_over.is_none()).map(|node| (node, u32::MAX)));
-            let held = owners.held_of(streamlet).filter(|held| Some(held.node) != passed_over);
-            nodes.extend(held.map(|held| (held.node, u32::MAX)));
+            nodes.extend(owners.owner(streamlet).map(|owner| (owner.node, u32::MAX)));
+            nodes.extend(owners.held_of(streamlet).map(|held| (held.node, u32::MAX)));
         }
         sources
     }

@@ -182,25 +182,6 @@ impl StreamOwners {
         }
     }
 
-    /// The owner of streamlets goes on in another life with what it was rebuilding of them: what it has rebuilt until now is in logs of lives up to the one
-    /// that the run names.
-    pub(super) fn goes_on_rebuilding(&mut self, run: &Run) {
-        if !run.owner.rebuilding {
-            return;
-        }
-        let Owner { node, epoch, .. } = run.owner;
-        for (first, end) in self.with_sources(run.first, run.end()) {
-            // It may be in the list with a later life, as a holder.
-            for at in first..end {
-                let noted = match self.noted_sources(at) {
-                    Sources::Of(nodes) => nodes.get(&node).copied().unwrap_or(0),
-                    Sources::Any => continue,
-                };
-                self.rebuild_from(RebuiltFrom { node, first: at, count: 1, epoch: epoch.max(noted) });
-            }
-        }
-    }
-
     /// The parts of a range of which it is known what they are rebuilt from, in order.
     fn with_sources(&self, first: u32, end: u32) -> Vec<(u32, u32)> {
         let within = self.sources.iter().map(|from| (from.first.max(first), from.end().min(end)));

@@ -462,7 +462,6 @@ impl ClusterState {
     }
 
     fn give_back(&mut self, node: NodeNumber, epoch: u32, owner_epoch: u32, all: bool) {
-        let knows_lives = self.level() >= level::OWN_LIVES;
         for (stream, owners) in &mut self.owners {
             let copies = self.catalog.find(&(*stream).into()).map_or(1, |info| info.options.replication);
             if copies > 1 && !all {
@@ -478,9 +477,6 @@ impl ClusterState {
                     let owner_epoch = run.owner.owner_epoch;
                     owners.hold(Held { first: streamlet, count: 1, owner_epoch, node, lost: false });
                 }
-            }
-            if knows_lives {
-                runs.iter().for_each(|run| owners.goes_on_rebuilding(run));
             }
             if !runs.is_empty() {
                 owners.update(|owner| if is_its(&owner) { Owner { epoch, owner_epoch, ..owner } } else { owner });
