@@ -104,7 +104,7 @@ fn many_seeds_that_even_out_by_themselves_keep_every_promise() {
         report.violation
     };
     assert_eq!(all(300..300 + SEEDS / 4, violation), Vec::<String>::new());
-    assert!(moved.into_inner() > 20, "nothing moves, so nothing is shown");
+    assert!(moved.into_inner() > 5, "nothing moves, so nothing is shown");
 }
 
 /// Where nothing is to be forgotten nothing may be, wherever it moves.

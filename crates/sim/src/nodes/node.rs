@@ -40,7 +40,7 @@ pub(super) const TELL_GONE_US: u64 = 5_000_000;
 /// Time until a step of a recovery that failed is tried again, in microseconds.
 const RETRY_US: u64 = 100_000;
 /// For how long a cluster is calm before its nodes are evened out, where that is played.
-const BALANCE_AFTER_US: u64 = 600_000;
+const BALANCE_AFTER_US: u64 = 200_000;
 
 /// What is left when a process has ended, and who knows what.
 pub(super) struct Node {
