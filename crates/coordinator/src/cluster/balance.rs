@@ -80,6 +80,10 @@ struct Part {
     may_go: bool,
 }
 
+/// What a streamlet of a stream is worth to a plan, the more the better: how much the stream is more at the giver than at the taker, what is left between the two,
+/// and the stream, of which the first counts.
+type Worth = (i64, Reverse<u64>, u64);
+
 /// A step of a plan.
 struct Step {
     what: (StreamId, u32),
@@ -269,7 +273,7 @@ impl ClusterState {
         let left = |weight: u64| apart.abs_diff(2 * weight);
         let mut classes: Vec<u64> = giver.gives.range(..=most).map(|(weight, _)| *weight).collect();
         classes.sort_unstable_by_key(|weight| (left(*weight), *weight));
-        let mut best: Option<((i64, Reverse<u64>, u64), (StreamId, u64))> = None;
+        let mut best: Option<(Worth, (StreamId, u64))> = None;
         let mut close = u64::MAX;
         for weight in classes {
             if left(weight) > close {
@@ -311,7 +315,7 @@ impl ClusterState {
     /// Whether nothing is under way that moves streamlets, or that moving some would disturb: no node is lost, nothing waits for lost nodes or is rebuilt,
     /// no node is being emptied, and nothing moves but what is `own`, or moves to itself.
     pub fn is_calm(&self, own: impl Fn(&Move) -> bool) -> bool {
-        let is_settled = |node: &super::NodeState| !node.fenced && !(node.draining && node.streamlets > 0);
+        let is_settled = |node: &super::NodeState| !(node.fenced || node.draining && node.streamlets > 0);
         self.nodes.values().all(is_settled)
             && self.moves.values().all(|of| of.from == of.to || own(of))
             && self.rebuilding().next().is_none()
