@@ -87,6 +87,7 @@ fn a_cluster_of_the_version_before_keeps_none_and_begins_to_when_its_last_node_i
     make(&three, 1, "declared");
     // What is no default is described as set, in the words of what holds; what has no effect is not.
     let rounded = ("min.cleanable.dirty.ratio", "0.3");
+    eventually("all nodes know it", || (0..3).all(|at| set(&three, at, "declared").is_some()));
     let described = set(&three, 2, "declared").expect("an answer");
     let names: Vec<&str> = described.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(names, ["max.message.bytes", rounded.0], "{described:?}");
