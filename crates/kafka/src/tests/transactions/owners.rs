@@ -6,7 +6,6 @@ use kera_format::kafka_transactions::AbortedRange;
 use kera_format::{
     ChunkBuilder, ChunkView, Compression, Cursor, LaneId, ProducerEpoch, Record, StreamId, StreamOptions, StreamletId,
 };
-use kera_protocol::admin::StreamRef;
 use kera_protocol::placement::{LaneState, Memory, OlderGroups, StreamletState};
 use kera_protocol::{
     AbortedRecords, Body, ClaimGroup, ClaimPartition, EndInGroup, EndInPartitions, EndedPartition, GroupClaimed,
@@ -177,7 +176,9 @@ impl World {
 fn what_is_held_of_a_stream_of_the_system_waits_for_no_coordinator() {
     let (mut world, asked) = owning();
     let (broker, coordinator) = world.parts();
-    let of_system = coordinator.stream(&StreamRef::Name(transaction_parts::STREAM.to_owned())).unwrap().id;
+    let options = StreamOptions { replication: 1, virtual_logs: 0, ..state_parts::stream_options(1) };
+    let of_system = coordinator.system_stream("_kera.cluster.other", &options).unwrap().id;
+    broker.place_stream(9, of_system, vec![owner(OTHER, COORDINATORS); PARTS as usize]).unwrap();
     let place = broker.log().stream(of_system).unwrap();
     assert!(!place.is_system(), "nothing of it has been read here");
     let older = vec![OlderGroups { first_epoch: COORDINATORS + 1, node: ME }];
