@@ -223,20 +223,14 @@ impl Coordinator {
     }
 
     fn create(&self, request: &CreateStream, system: bool) -> Result<StreamInfo, CoordinatorError> {
-        let plain;
-        let request = if request.options.settings.is_empty() || self.keeps_settings() {
-            request
-        } else {
-            plain = request.without_settings();
-            &plain
-        };
+        let request = request.with_settings_if(self.keeps_settings());
         if let Some(cluster) = &self.cluster {
             check_level(&**cluster, Some(request.options.replication_mode))?;
-            return Coordinator::ask(&**cluster, request, system);
+            return Coordinator::ask(&**cluster, &*request, system);
         }
         let mut commands = self.commands.lock();
         let name = StreamRef::Name(request.name.clone());
-        let planned = self.catalog.read().plan_create(request, &self.limits, self.clock.now_ms(), system);
+        let planned = self.catalog.read().plan_create(&request, &self.limits, self.clock.now_ms(), system);
         let entry = match planned {
             Err(CoordinatorError::StreamExists { .. }) if request.if_not_exists => return self.stream(&name),
             other => other?,
@@ -250,22 +244,16 @@ impl Coordinator {
 
     /// Changes options of a stream; all or none. Blocks until it is on the disk.
     pub fn alter_stream(&self, stream: &StreamRef, changes: &StreamChanges) -> Result<StreamInfo, CoordinatorError> {
-        let plain;
-        let changes = if changes.settings.is_empty() || self.keeps_settings() {
-            changes
-        } else {
-            plain = changes.without_settings();
-            &plain
-        };
+        let changes = changes.with_settings_if(self.keeps_settings());
         if let Some(cluster) = &self.cluster {
             check_level(&**cluster, changes.replication_mode)?;
-            let message = AlterStream { stream: stream.clone(), changes: changes.clone() };
+            let message = AlterStream { stream: stream.clone(), changes: changes.into_owned() };
             return Coordinator::ask(&**cluster, &message, false);
         }
         let mut commands = self.commands.lock();
         let before = self.stream(stream)?;
         let now_ms = self.clock.now_ms();
-        let planned = self.catalog.read().plan_alter(stream, changes, &self.limits, now_ms, false)?;
+        let planned = self.catalog.read().plan_alter(stream, &changes, &self.limits, now_ms, false)?;
         let Some(entry) = planned else { return Ok(before) };
         self.commit(&mut commands, &entry)?;
         let after = self.stream(stream)?;

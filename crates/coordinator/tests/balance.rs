@@ -1,14 +1,18 @@
 //! Brokers that are evened out: what is planned from rates, what the leader remembers of them, and when it does it by itself.
 
+#[path = "support/finishing.rs"]
+mod finishing;
+
 use std::collections::{BTreeMap, BTreeSet};
 
+use finishing::finishes;
 use kera_coordinator::balancer::{BalanceConfig, Balancer};
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, Join, MOVES_MAX, NOTICEABLE, Rates, moves_by_itself};
 use kera_coordinator::loads::Loads;
 use kera_format::cluster::{ClusterEntry, Doors, NodeNumber, Roles};
 use kera_format::{Cleanup, StreamId, StreamOptions, StreamletId, level};
-use kera_protocol::{BalancePlan, CreateStream, MoveInfo, NodeLoad, StreamletLoad, StreamletState};
+use kera_protocol::{BalancePlan, CreateStream, MoveInfo, NodeLoad, StreamletLoad};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;
@@ -56,13 +60,7 @@ impl Cluster {
     fn finish_all(&mut self) {
         let numbers: Vec<u64> = self.0.moves().keys().copied().collect();
         for number in numbers {
-            let of = self.0.moves()[&number];
-            let epoch = self.0.owner(of.stream, of.streamlet).expect("an owner").owner_epoch;
-            let streamlet = StreamletId(of.streamlet);
-            let state = StreamletState { stream: of.stream, streamlet, epoch, lanes: Vec::new(), progress: Vec::new() };
-            let state = kera_protocol::codec::bytes_of(&state);
-            let epoch = self.0.node(of.to).unwrap().epoch;
-            let finished = self.0.plan_finish_move(number, of.to, epoch, &state).unwrap();
+            let finished = finishes(&self.0, number);
             self.apply(&finished);
         }
     }

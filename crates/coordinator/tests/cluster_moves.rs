@@ -1,13 +1,15 @@
 //! Moves that somebody asks for, what nodes hold of streamlets that others own, and what becomes of it when they are lost.
 
+#[path = "support/finishing.rs"]
+mod finishing;
+
+use finishing::finishes;
 use kera_coordinator::catalog::Limits;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, MOVES_MAX};
 use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, Roles};
 use kera_format::{LaneId, StreamId, StreamOptions, StreamletId, level};
 use kera_protocol::limits::FLOORS_MAX;
-use kera_protocol::{
-    CreateStream, GroupsGone, HeldGroups, LaneFloor, RebuildRange, SetFloors, StreamletState, StreamletsRebuilt,
-};
+use kera_protocol::{CreateStream, GroupsGone, HeldGroups, LaneFloor, RebuildRange, SetFloors, StreamletsRebuilt};
 
 const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
 
@@ -56,13 +58,7 @@ impl Cluster {
     }
 
     fn finish(&mut self, number: u64) {
-        let of = self.0.moves()[&number];
-        let epoch = self.0.owner(of.stream, of.streamlet).expect("an owner").owner_epoch;
-        let streamlet = StreamletId(of.streamlet);
-        let state = StreamletState { stream: of.stream, streamlet, epoch, lanes: Vec::new(), progress: Vec::new() };
-        let state = kera_protocol::codec::bytes_of(&state);
-        let epoch = self.0.node(of.to).unwrap().epoch;
-        let finished = self.0.plan_finish_move(number, of.to, epoch, &state).unwrap();
+        let finished = finishes(&self.0, number);
         self.apply(&finished);
     }
 

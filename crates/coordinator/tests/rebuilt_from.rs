@@ -2,6 +2,8 @@
 
 #[path = "support/copied.rs"]
 mod copied;
+#[path = "support/finishing.rs"]
+mod finishing;
 #[path = "support/moved.rs"]
 mod moved;
 

@@ -26,7 +26,7 @@ use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, Strea
 use crate::access::{CLUSTER_OPERATIONS, told_if};
 use crate::cluster;
 use crate::configs::{self, Described, Type};
-use crate::door::{After, Command, Door, partitions_of};
+use crate::door::{After, Command, Door, may_be_topic, partitions_of};
 use crate::session::{Request, decode, encode};
 use crate::wire::Malformed;
 
@@ -283,7 +283,7 @@ pub(crate) fn create_topic(
     options: StreamOptions,
     validate_only: bool,
 ) -> Result<Option<StreamInfo>, Refusal> {
-    if !name_is_valid(name) || name.starts_with("_kera.") {
+    if !may_be_topic(name) {
         return Err(bad_name());
     }
     if validate_only {

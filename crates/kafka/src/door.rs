@@ -537,7 +537,7 @@ impl Catalog {
 
     /// The stream behind a topic's name, unless it is the system's.
     pub(crate) fn info(&self, name: &str) -> Option<StreamInfo> {
-        if name.starts_with(SYSTEM_PREFIX) || !name_is_valid(name) {
+        if !may_be_topic(name) {
             return None;
         }
         self.coordinator.stream(&StreamRef::Name(name.to_owned())).ok()
@@ -565,6 +565,11 @@ impl Catalog {
         infos.retain(|info| !info.name.starts_with(SYSTEM_PREFIX));
         infos
     }
+}
+
+/// Whether a topic may have this name: those of the system are no topics.
+pub(crate) fn may_be_topic(name: &str) -> bool {
+    name_is_valid(name) && !name.starts_with(SYSTEM_PREFIX)
 }
 
 fn work(door: &std::sync::Weak<Door>, receiver: &Receiver<(Command, Reply)>) {

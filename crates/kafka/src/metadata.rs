@@ -21,7 +21,7 @@ use kera_protocol::admin::StreamInfo;
 use uuid::Uuid;
 
 use crate::access::{CLUSTER_OPERATIONS, TOPIC_OPERATIONS, told_if};
-use crate::door::{Door, partitions_of};
+use crate::door::{Door, may_be_topic, partitions_of};
 
 /// From this version on a topic that is named by its id need not have a name in the answer.
 const VERSION_NO_NAME: i16 = 12;
@@ -36,7 +36,7 @@ fn names_all(version: i16, asked: &MetadataRequest) -> bool {
 /// The names that are asked for, are not there, and could be made.
 fn missing<'a>(door: &'a Door, asked: &'a MetadataRequest) -> impl Iterator<Item = &'a str> {
     let named = asked.topics.iter().flatten().filter_map(|topic| topic.name.as_ref()).map(|name| &***name);
-    named.filter(|name| name_is_valid(name) && !name.starts_with("_kera.") && door.info(name).is_none())
+    named.filter(|name| may_be_topic(name) && door.info(name).is_none())
 }
 
 /// Whether answering makes a topic.

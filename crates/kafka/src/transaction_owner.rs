@@ -124,6 +124,7 @@ impl Opening for Watch {
     fn opening(&self, stream: StreamId, streamlet: &Streamlet, epoch: u32) {
         if let Some(door) = self.0.upgrade()
             && let Some(stream) = door.broker.log().stream(stream)
+            && may_have_transactions(&door, &stream)
         {
             door.owner.begin(&door, &stream, streamlet, epoch, false);
         }
@@ -134,20 +135,17 @@ impl TransactionOwner {
     /// Has the broker tell of streamlets that come, and looks at those that are here. Before anybody is served.
     pub(crate) fn watch(door: &Arc<Door>) {
         door.broker.set_opening(Arc::new(Watch(Arc::downgrade(door))));
-        for stream in door.broker.log().streams() {
+        for stream in door.broker.log().streams().iter().filter(|stream| may_have_transactions(door, stream)) {
             for number in 0..stream.streamlet_count() {
                 let Some(streamlet) = stream.streamlet(StreamletId(number)) else { continue };
                 let epoch = if streamlet.tenure() == Tenure::Elsewhere { 0 } else { streamlet.owner_epoch() };
-                door.owner.begin(door, &stream, streamlet, epoch, true);
+                door.owner.begin(door, stream, streamlet, epoch, true);
             }
         }
     }
 
     /// A streamlet comes to this node, or is here at its start: nothing is shown of it until coordinators have told what they know.
     fn begin(&self, door: &Door, stream: &Stream, streamlet: &Streamlet, epoch: u32, keeps: bool) {
-        if coordinators(door).is_none() || is_of_system(door, stream) {
-            return;
-        }
         let lanes = stream.options().lanes.max(1);
         let mut has_some = false;
         for lane in streamlet.lanes() {
@@ -287,11 +285,15 @@ fn held_open(door: &Door) -> Vec<Place> {
     held
 }
 
-/// Whether a stream is one of the system, in which there are no transactions: the coordinators' own would wait for themselves, where a node holds what others
-/// have to read before they can tell. By its name, since which streams have room kept for them is known only once this node has had something of them.
-fn is_of_system(door: &Door, stream: &Stream) -> bool {
-    let info = door.coordinator.stream(&StreamRef::Id(stream.id()));
-    stream.is_system() || info.is_ok_and(|info| info.name.starts_with(SYSTEM_PREFIX))
+/// Whether coordinators may know something of a stream: not of one of the system, in which there are no transactions. The coordinators' own would wait for themselves,
+/// where a node holds what others have to read before they can tell. By its name, since which streams have room kept for them is known only once this node has
+/// had something of them.
+fn may_have_transactions(door: &Door, stream: &Stream) -> bool {
+    let is_of_system = || {
+        let info = door.coordinator.stream(&StreamRef::Id(stream.id()));
+        stream.is_system() || info.is_ok_and(|info| info.name.starts_with(SYSTEM_PREFIX))
+    };
+    coordinators(door).is_some() && !is_of_system()
 }
 
 /// The coordinators' stream and how many there are, once the cluster has it.

@@ -2,7 +2,7 @@
 
 use crate::codec::{Reader, Wire, wire_struct};
 use crate::first::admin::{AlterStreamV1, CreateStreamV1, StreamInfoV1, StreamListV1};
-use crate::message::{messages, responses, third_messages, third_responses};
+use crate::message::{messages, responses, versioned_messages, versioned_responses};
 use crate::second::admin::{AlterStreamV2, CreateStreamV2, StreamInfoV2, StreamListV2};
 use crate::spec::{Source, Trace};
 use crate::{Empty, ProtocolError};
@@ -10,6 +10,7 @@ use kera_format::{
     BatchCompression, Cleanup, Durability, Order, ProducerEpoch, ProducerId, ReplicationMode, Settings, StreamId,
     StreamOptions, Timestamps,
 };
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// A stream, by what the caller knows of it.
@@ -99,10 +100,12 @@ wire_struct! {
 }
 
 impl CreateStream {
-    /// The same without settings: for those who do not keep them.
-    #[must_use]
-    pub fn without_settings(&self) -> CreateStream {
-        CreateStream { options: self.options.without_settings(), ..self.clone() }
+    /// The same without settings, unless they are kept.
+    pub fn with_settings_if(&self, are_kept: bool) -> Cow<'_, CreateStream> {
+        if are_kept || self.options.settings.is_empty() {
+            return Cow::Borrowed(self);
+        }
+        Cow::Owned(CreateStream { options: self.options.without_settings(), ..self.clone() })
     }
 }
 
@@ -209,10 +212,12 @@ impl StreamChanges {
         *self == StreamChanges::default()
     }
 
-    /// The changes of everything but settings: for those who do not keep them.
-    #[must_use]
-    pub fn without_settings(&self) -> StreamChanges {
-        StreamChanges { settings: BTreeMap::new(), ..self.clone() }
+    /// The changes of everything but settings, unless they are kept.
+    pub fn with_settings_if(&self, are_kept: bool) -> Cow<'_, StreamChanges> {
+        if are_kept || self.settings.is_empty() {
+            return Cow::Borrowed(self);
+        }
+        Cow::Owned(StreamChanges { settings: BTreeMap::new(), ..self.clone() })
     }
 
     /// `options` with the changes made, unchecked.
@@ -296,12 +301,12 @@ messages! {
     DeleteStream => Empty;
     AllocateProducer => AllocatedProducer;
 }
-third_messages! {
-    CreateStream, CreateStreamV1, CreateStreamV2 => StreamInfo;
-    AlterStream, AlterStreamV1, AlterStreamV2 => StreamInfo;
+versioned_messages! {
+    CreateStream, 1 CreateStreamV1, 2 CreateStreamV2 => StreamInfo;
+    AlterStream, 1 AlterStreamV1, 2 AlterStreamV2 => StreamInfo;
 }
 responses!(AllocatedProducer);
-third_responses! {
-    StreamInfo, StreamInfoV1, StreamInfoV2;
-    StreamList, StreamListV1, StreamListV2;
+versioned_responses! {
+    StreamInfo, 1 StreamInfoV1, 2 StreamInfoV2;
+    StreamList, 1 StreamListV1, 2 StreamListV2;
 }

@@ -3,7 +3,7 @@
 
 use crate::codec::{wire_enum, wire_struct};
 use crate::first::application::JoinApplicationV1;
-use crate::message::{messages, responses, second_messages};
+use crate::message::{messages, responses, versioned_messages};
 use crate::{Empty, Start};
 use kera_format::{ApplicationId, Cursor, GroupId, LaneId, Order, StreamId, StreamletId};
 
@@ -341,7 +341,7 @@ messages! {
     DeleteApplication => Empty;
     ResetOffsets => CommittedOffsets;
 }
-second_messages! { JoinApplication, JoinApplicationV1 => JoinedApplication; }
+versioned_messages! { JoinApplication, 1 JoinApplicationV1 => JoinedApplication; }
 responses!(
     JoinedApplication,
     HeartbeatResponse,

@@ -6,7 +6,7 @@ use kera_format::cluster::RaftPlace;
 use kera_format::vlog_replica::LogId;
 
 use crate::codec::{question, wire_enum, wire_fields, wire_struct};
-use crate::message::{messages, responses, second_messages, second_responses};
+use crate::message::{messages, responses, versioned_messages, versioned_responses};
 
 use crate::Role;
 use crate::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
@@ -377,12 +377,12 @@ wire_struct! {
     }
 }
 
-second_messages! {
-    JoinCluster, JoinClusterV1 => JoinedCluster;
-    NodeAlive, NodeAliveV1 => NodeHeard;
-    StreamletsRebuilt, StreamletsRebuiltV1 => crate::Empty;
+versioned_messages! {
+    JoinCluster, 1 JoinClusterV1 => JoinedCluster;
+    NodeAlive, 1 NodeAliveV1 => NodeHeard;
+    StreamletsRebuilt, 1 StreamletsRebuiltV1 => crate::Empty;
 }
-second_responses! { ClusterDescription, ClusterDescriptionV1; }
+versioned_responses! { ClusterDescription, 1 ClusterDescriptionV1; }
 messages! {
     RaftVote => RaftVoted;
     RaftAppend => RaftAppended;

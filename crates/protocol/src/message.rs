@@ -87,23 +87,38 @@ macro_rules! responses {
 }
 pub(crate) use responses;
 
-/// As [`messages!`], for operations whose request has had two versions: the frozen struct of the first turns into the current one, and what
-/// is left of the current one for those who speak only the first is made from it.
-macro_rules! second_messages {
-    ($($request:ident, $first:ident => $response:ty;)+) => { $(
+/// The current struct in a version of its operation: the frozen struct of that one if there is one, made from what it knows.
+macro_rules! put_version {
+    ($current:expr, $version:expr, $out:expr, $($number:literal $frozen:ident),+) => {
+        match $version {
+            $($number => $crate::codec::Wire::put(&$frozen::from($current), $out),)+
+            _ => $crate::codec::Wire::put($current, $out),
+        }
+    };
+}
+pub(crate) use put_version;
+
+/// The current struct from the bytes of a version of its operation: what the frozen struct of that one does not have gets what it means there.
+macro_rules! take_version {
+    ($version:expr, $body:expr, $($number:literal $frozen:ident),+) => {
+        match $version {
+            $($number => $crate::message::decode_whole::<$frozen>($body).map(Into::into),)+
+            _ => $crate::message::decode_whole($body),
+        }
+    };
+}
+pub(crate) use take_version;
+
+/// As [`messages!`], for operations whose request has had other versions: each with its number and its frozen struct.
+macro_rules! versioned_messages {
+    ($($request:ident, $($number:literal $frozen:ident),+ => $response:ty;)+) => { $(
         impl $crate::Body for $request {
             fn encode(&self, version: u8, out: &mut Vec<u8>) {
-                match version {
-                    1 => $crate::codec::Wire::put(&$first::from(self), out),
-                    _ => $crate::codec::Wire::put(self, out),
-                }
+                $crate::message::put_version!(self, version, out, $($number $frozen),+)
             }
             fn decode(version: u8, body: &[u8]) -> Result<Self, $crate::ProtocolError> {
                 $crate::Op::$request.check_version(version)?;
-                match version {
-                    1 => $crate::message::decode_whole::<$first>(body).map(Into::into),
-                    _ => $crate::message::decode_whole(body),
-                }
+                $crate::message::take_version!(version, body, $($number $frozen),+)
             }
         }
         impl $crate::Message for $request {
@@ -112,79 +127,22 @@ macro_rules! second_messages {
         }
     )+ };
 }
-pub(crate) use second_messages;
+pub(crate) use versioned_messages;
 
-/// As [`responses!`], for those that have had two versions.
-macro_rules! second_responses {
-    ($($name:ident, $first:ident;)+) => { $(
+/// As [`responses!`], for those that have had other versions.
+macro_rules! versioned_responses {
+    ($($name:ident, $($number:literal $frozen:ident),+;)+) => { $(
         impl $crate::Body for $name {
             fn encode(&self, version: u8, out: &mut Vec<u8>) {
-                match version {
-                    1 => $crate::codec::Wire::put(&$first::from(self), out),
-                    _ => $crate::codec::Wire::put(self, out),
-                }
+                $crate::message::put_version!(self, version, out, $($number $frozen),+)
             }
             fn decode(version: u8, body: &[u8]) -> Result<Self, $crate::ProtocolError> {
-                match version {
-                    1 => $crate::message::decode_whole::<$first>(body).map(Into::into),
-                    _ => $crate::message::decode_whole(body),
-                }
+                $crate::message::take_version!(version, body, $($number $frozen),+)
             }
         }
     )+ };
 }
-pub(crate) use second_responses;
-
-/// As [`messages!`], for operations whose request has had three versions.
-macro_rules! third_messages {
-    ($($request:ident, $first:ident, $second:ident => $response:ty;)+) => { $(
-        impl $crate::Body for $request {
-            fn encode(&self, version: u8, out: &mut Vec<u8>) {
-                match version {
-                    1 => $crate::codec::Wire::put(&$first::from(self), out),
-                    2 => $crate::codec::Wire::put(&$second::from(self), out),
-                    _ => $crate::codec::Wire::put(self, out),
-                }
-            }
-            fn decode(version: u8, body: &[u8]) -> Result<Self, $crate::ProtocolError> {
-                $crate::Op::$request.check_version(version)?;
-                match version {
-                    1 => $crate::message::decode_whole::<$first>(body).map(Into::into),
-                    2 => $crate::message::decode_whole::<$second>(body).map(Into::into),
-                    _ => $crate::message::decode_whole(body),
-                }
-            }
-        }
-        impl $crate::Message for $request {
-            const OP: $crate::Op = $crate::Op::$request;
-            type Response = $response;
-        }
-    )+ };
-}
-pub(crate) use third_messages;
-
-/// As [`responses!`], for those that have had three versions.
-macro_rules! third_responses {
-    ($($name:ident, $first:ident, $second:ident;)+) => { $(
-        impl $crate::Body for $name {
-            fn encode(&self, version: u8, out: &mut Vec<u8>) {
-                match version {
-                    1 => $crate::codec::Wire::put(&$first::from(self), out),
-                    2 => $crate::codec::Wire::put(&$second::from(self), out),
-                    _ => $crate::codec::Wire::put(self, out),
-                }
-            }
-            fn decode(version: u8, body: &[u8]) -> Result<Self, $crate::ProtocolError> {
-                match version {
-                    1 => $crate::message::decode_whole::<$first>(body).map(Into::into),
-                    2 => $crate::message::decode_whole::<$second>(body).map(Into::into),
-                    _ => $crate::message::decode_whole(body),
-                }
-            }
-        }
-    )+ };
-}
-pub(crate) use third_responses;
+pub(crate) use versioned_responses;
 
 responses!(Empty);
 

@@ -2,7 +2,7 @@
 
 use crate::codec::{question, wire_enum, wire_struct};
 use crate::first::node::CopiesDescriptionV1;
-use crate::message::{messages, responses, second_responses};
+use crate::message::{messages, responses, versioned_responses};
 
 question! {
     /// Asks how the node is.
@@ -151,4 +151,4 @@ messages! {
     DescribeLogs => LogsDescription;
 }
 responses!(NodeStatusResponse, LogsDescription);
-second_responses! { CopiesDescription, CopiesDescriptionV1; }
+versioned_responses! { CopiesDescription, 1 CopiesDescriptionV1; }

@@ -30,7 +30,7 @@ use kera_format::{Cursor, GroupId, LaneId, ProducerEpoch, ProducerId, SegmentInd
 
 use crate::codec::{Reader, Wire, wire_enum, wire_fields, wire_struct};
 use crate::first::replication::LaneStateListV1;
-use crate::message::{decode_whole, messages, responses, second_responses};
+use crate::message::{decode_whole, messages, responses, versioned_responses};
 use crate::spec::{Documented, FieldDoc, Source, Specified, TracedField, any_chunks};
 use crate::{Body, Message, Op, ProtocolError};
 
@@ -395,8 +395,8 @@ messages! {
     ReleaseBlocks => BlocksReleased;
 }
 responses!(BlockStored, NodeFenced, ReplicaList, BlocksReleased);
-second_responses! {
-    LaneStateList, LaneStateListV1;
+versioned_responses! {
+    LaneStateList, 1 LaneStateListV1;
 }
 
 impl Message for LaneStates {

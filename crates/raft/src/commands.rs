@@ -321,11 +321,8 @@ impl Group {
     /// What evens out the brokers, by what they have said that they take.
     fn balance_plan(&self, limit: u32) -> Result<BalancePlan, CoordinatorError> {
         let now_us = self.clock.monotonic_us();
-        let rates = self.read(|state| {
-            let mut loads = self.loads.lock();
-            loads.leads(now_us);
-            loads.has_heard(state, now_us).then(|| loads.rates(state, now_us))
-        });
+        self.loads.lock().leads(now_us);
+        let rates = self.read(|state| self.heard_rates(state, now_us));
         let Some(rates) = rates else {
             return Err(CoordinatorError::NoLeader("the leader has not heard yet what the nodes take".into()));
         };

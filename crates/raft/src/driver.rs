@@ -185,13 +185,7 @@ impl Group {
         let now_us = self.clock.monotonic_us();
         self.loads.lock().leads(now_us);
         std::mem::take(&mut *self.noted.lock()).into_iter().for_each(|what| balancer.rest(what, now_us));
-        let moves = self.read(|state| {
-            let loads = || {
-                let loads = self.loads.lock();
-                loads.has_heard(state, now_us).then(|| loads.rates(state, now_us))
-            };
-            balancer.look(now_us, state, loads)
-        });
+        let moves = self.read(|state| balancer.look(now_us, state, || self.heard_rates(state, now_us)));
         if moves.is_empty() {
             return Ok(());
         }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use kera_coordinator::CoordinatorError;
-use kera_coordinator::cluster::{ClusterState, EndLooks, Join, NodeState, Refused, roles_of};
+use kera_coordinator::cluster::{ClusterState, EndLooks, Join, NodeState, Rates, Refused, roles_of};
 use kera_coordinator::loads::Loads;
 use kera_env::{Clock, Disk};
 use kera_format::cluster::{ClusterEntry, NodeNumber, Roles};
@@ -316,6 +316,12 @@ impl Group {
         let mut noted = self.noted.lock();
         let room = NOTED_MAX.saturating_sub(noted.len());
         noted.extend(moves.iter().take(room).map(|(stream, streamlet, _)| (*stream, *streamlet)));
+    }
+
+    /// What brokers take, once enough of them have said it.
+    pub(crate) fn heard_rates(&self, state: &ClusterState, now_us: u64) -> Option<Rates> {
+        let loads = self.loads.lock();
+        loads.has_heard(state, now_us).then(|| loads.rates(state, now_us))
     }
 
     /// A broker says what it takes. Who does not lead has no use for it.

@@ -160,10 +160,13 @@ impl ClusterState {
     /// lightest that it can give something to, of the streamlets that come closest to evening out the two one of the stream that is spread worst
     /// over them. Only of streamlets that `may` move. Each streamlet is in it once.
     pub fn plan_balance(&self, rates: &Rates, limit: usize, may: &dyn Fn(&StreamInfo, u32) -> bool) -> BalancePlan {
-        let parts = self.parts(rates, may);
+        let mut sides: BTreeMap<NodeNumber, Side> =
+            self.loads(&[]).into_keys().map(|node| (node, Side::default())).collect();
+        let parts = self.parts(&sides, rates, may);
         let scale = Scale::new(&parts);
-        let mut bytes: BTreeMap<(StreamId, u32), u64> = BTreeMap::new();
-        let mut sides = self.sides(&parts, scale, &mut bytes);
+        fill(&mut sides, &parts, scale);
+        let bytes: BTreeMap<(StreamId, u32), u64> =
+            parts.iter().filter_map(|part| Some((part.what, part.bytes_per_s?))).collect();
         let before: Vec<PlannedNode> = sides.iter().map(|(node, side)| planned(*node, side, rates)).collect();
         let all: u64 = sides.values().map(|side| side.weight).sum();
         let tenth = all / (sides.len().max(1) as u64 * TOLERANCE);
@@ -194,8 +197,12 @@ impl ClusterState {
     }
 
     /// All streamlets of brokers that may give and get, with moves under way counted as done.
-    fn parts(&self, rates: &Rates, may: &dyn Fn(&StreamInfo, u32) -> bool) -> Vec<Part> {
-        let takes = self.loads(&[]);
+    fn parts(
+        &self,
+        sides: &BTreeMap<NodeNumber, Side>,
+        rates: &Rates,
+        may: &dyn Fn(&StreamInfo, u32) -> bool,
+    ) -> Vec<Part> {
         let mut parts = Vec::new();
         for info in self.catalog.streams() {
             for run in self.owners.get(&info.id).into_iter().flat_map(|of| of.runs()) {
@@ -205,7 +212,7 @@ impl ClusterState {
                     let what = (info.id, at);
                     let moves_to = self.moving.get(&what).map(|number| self.moves[number].to);
                     let node = moves_to.unwrap_or(owner.node);
-                    if takes.contains_key(&node) {
+                    if sides.contains_key(&node) {
                         let bytes_per_s = rates.of(what, owner.node);
                         let may_go = is_there && moves_to.is_none() && may(info, at);
                         parts.push(Part { what, node, bytes_per_s, may_go });
@@ -214,29 +221,6 @@ impl ClusterState {
             }
         }
         parts
-    }
-
-    fn sides(
-        &self,
-        parts: &[Part],
-        scale: Scale,
-        bytes: &mut BTreeMap<(StreamId, u32), u64>,
-    ) -> BTreeMap<NodeNumber, Side> {
-        let mut sides: BTreeMap<NodeNumber, Side> =
-            self.loads(&[]).into_keys().map(|node| (node, Side::default())).collect();
-        for part in parts {
-            let Some(side) = sides.get_mut(&part.node) else { continue };
-            let bytes_per_s = part.bytes_per_s.unwrap_or(scale.average);
-            let weight = scale.weight(bytes_per_s);
-            side.take(part.what.0, weight, bytes_per_s);
-            if part.may_go {
-                side.gives.entry(weight).or_default().entry(part.what.0).or_default().push(part.what.1);
-                if bytes_per_s != scale.average {
-                    bytes.insert(part.what, bytes_per_s);
-                }
-            }
-        }
-        sides
     }
 
     /// The next move that is worth it: from the heaviest that can give something to the lightest that it can give it to. Of brokers with the same
@@ -327,6 +311,19 @@ impl ClusterState {
     pub fn brokers(&self) -> Vec<(NodeNumber, u32)> {
         let live = self.nodes.iter().filter(|(_, node)| node.is_live(Roles::BROKER) && !node.draining);
         live.map(|(number, node)| (*number, node.epoch)).collect()
+    }
+}
+
+/// Gives brokers what they have.
+fn fill(sides: &mut BTreeMap<NodeNumber, Side>, parts: &[Part], scale: Scale) {
+    for part in parts {
+        let Some(side) = sides.get_mut(&part.node) else { continue };
+        let bytes_per_s = part.bytes_per_s.unwrap_or(scale.average);
+        let weight = scale.weight(bytes_per_s);
+        side.take(part.what.0, weight, bytes_per_s);
+        if part.may_go {
+            side.gives.entry(weight).or_default().entry(part.what.0).or_default().push(part.what.1);
+        }
     }
 }
 

@@ -208,14 +208,8 @@ impl ClusterState {
     /// The making of a stream, its streamlets spread over the live brokers. Most of the system's have no owner: each node has
     /// its own.
     pub fn plan_create_stream(&self, request: &CreateStream, most: &Limits, now_ms: i64, system: bool) -> Planned {
-        let plain;
-        let request = if self.keeps_settings() {
-            request
-        } else {
-            plain = request.without_settings();
-            &plain
-        };
-        let created = self.catalog.plan_create(request, &self.limits(most), now_ms, system)?;
+        let request = request.with_settings_if(self.keeps_settings());
+        let created = self.catalog.plan_create(&request, &self.limits(most), now_ms, system)?;
         let Entry::StreamCreated { stream, .. } = &created else {
             return Err(CoordinatorError::Refused(Refused("a stream is made by the entry that makes one".into())));
         };
@@ -238,15 +232,9 @@ impl ClusterState {
         most: &Limits,
         now_ms: i64,
     ) -> Planned {
-        let plain;
-        let changes = if self.keeps_settings() {
-            changes
-        } else {
-            plain = changes.without_settings();
-            &plain
-        };
+        let changes = changes.with_settings_if(self.keeps_settings());
         let info = self.catalog.find(stream)?;
-        let planned = self.catalog.plan_alter(stream, changes, &self.limits(most), now_ms, false)?;
+        let planned = self.catalog.plan_alter(stream, &changes, &self.limits(most), now_ms, false)?;
         let Some(entry) = planned else { return Ok(Vec::new()) };
         let (id, has) = (info.id, info.options.streamlets);
         let wanted = changes.apply(&info.options).streamlets;
