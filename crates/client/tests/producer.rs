@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use fake::{FakeServer, Fault, STREAM, numbered, run};
 use kera_client::{
-    Client, ClientError, Compression, DeliveryReport, Producer, ProducerBuilder, Record, Routing, Status, StreamletId,
+    Client, ClientError, Compression, DeliveryReport, Producer, ProducerBuilder, ProducerStats, Record, Routing,
+    Status, StreamletId,
 };
 
 async fn client(server: &FakeServer) -> Client {
@@ -277,24 +278,33 @@ fn records_that_cannot_be_delivered_in_time_are_given_up() {
     });
 }
 
+/// Whoever gives up a chunk that was sent does not know whether it is there; the server does.
 #[test]
-fn a_chunk_given_up_after_it_was_sent_makes_the_next_ones_another_epoch() {
-    let server = FakeServer::start(1, 1);
-    run(async {
-        let (mut producer, _) = small_chunks(&server, |b| {
-            b.delivery_timeout(Duration::from_millis(200)).request_timeout(Duration::from_millis(150)).in_flight(1)
-        })
-        .await;
-        server.fake.fail([Fault::Stall, Fault::Stall, Fault::Stall]);
-        send_all(&mut producer, &numbered(0..1)).await;
-        assert!(producer.flush().await.is_err());
-        let later = numbered(1..50);
-        server.fake.state().faults.clear();
-        send_all(&mut producer, &later).await;
-        producer.flush().await.unwrap();
-        assert_eq!(server.fake.values(0, 0), later);
-        assert_eq!(server.fake.state().epochs[&1], 1);
-    });
+fn behind_a_chunk_given_up_after_it_was_sent_another_epoch_begins_if_it_is_not_there() {
+    for (fault, epochs) in [(Fault::Stall, 1), (Fault::AppendAndStall, 0)] {
+        let server = FakeServer::start(2, 1);
+        run(async {
+            let (mut producer, _) = small_chunks(&server, |b| {
+                b.delivery_timeout(Duration::from_millis(200)).request_timeout(Duration::from_millis(150)).in_flight(1)
+            })
+            .await;
+            server.fake.fail([fault, Fault::Stall, Fault::Stall, Fault::Stall]);
+            producer.send_to(StreamletId(0), &Record::value(b"given up")).await.unwrap();
+            assert!(producer.flush().await.is_err());
+            server.fake.state().faults.clear();
+            let later = numbered(1..50);
+            for value in &later {
+                producer.send_to(StreamletId(0), &Record::value(value.as_bytes())).await.unwrap();
+                producer.send_to(StreamletId(1), &Record::value(value.as_bytes())).await.unwrap();
+            }
+            producer.flush().await.unwrap();
+            let there = usize::from(fault == Fault::AppendAndStall);
+            assert_eq!(server.fake.values(0, 0)[there..], later);
+            assert_eq!(server.fake.values(1, 0), later);
+            assert_eq!(server.fake.state().epochs[&1], epochs);
+            assert_eq!(producer.stats().forgotten_chunks, 0);
+        });
+    }
 }
 
 #[test]
@@ -330,6 +340,42 @@ fn a_server_that_is_killed_and_restarted_under_load_loses_and_doubles_nothing() 
         assert_eq!(all, numbered(0..20_000));
         assert!(producer.stats().reconnects > 0, "the server was never restarted");
     });
+}
+
+/// Chunks fail for now that are there and that are not, answers are late and connections break: whatever is sent again, and in whichever order that becomes
+/// known, each record is there once and in order, without another epoch.
+#[test]
+fn a_server_in_any_mood_loses_and_doubles_nothing() {
+    let told = std::thread::scope(|scope| {
+        let of_seed: Vec<_> = (0..16).map(|seed| scope.spawn(move || in_a_mood(seed))).collect();
+        of_seed.into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert!(told.iter().any(|stats| stats.duplicate_chunks > 0) && told.iter().any(|stats| stats.reconnects > 0));
+}
+
+fn in_a_mood(seed: u64) -> ProducerStats {
+    let server = FakeServer::start(4, 1);
+    let mut told = ProducerStats::default();
+    run(async {
+        let (mut producer, _) = small_chunks(&server, |b| b.routing(Routing::RoundRobin)).await;
+        server.fake.state().mood = Some(fake::Mood::new(seed));
+        send_all(&mut producer, &numbered(0..1_000)).await;
+        producer.flush().await.unwrap();
+        let mut all = Vec::new();
+        for streamlet in 0..4 {
+            let values = server.fake.values(streamlet, 0);
+            let mut sorted = values.clone();
+            sorted.sort_by_key(|value| value[7..].parse::<usize>().unwrap());
+            assert!(values == sorted, "seed {seed}: out of order in streamlet {streamlet}");
+            all.extend(values);
+        }
+        all.sort_by_key(|value| value[7..].parse::<usize>().unwrap());
+        assert!(all == numbered(0..1_000), "seed {seed}: {} records", all.len());
+        told = producer.stats();
+        assert_eq!(told.forgotten_chunks, 0, "seed {seed}");
+        assert_eq!(server.fake.state().epochs[&1], 0, "seed {seed}");
+    });
+    told
 }
 
 #[test]

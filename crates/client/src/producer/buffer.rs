@@ -57,12 +57,15 @@ pub struct BufferSettings {
 }
 
 /// Which sequences chunks get that wait.
+///
+/// A chunk that was sent and is not answered for good may be in the stream: under another sequence it would be there twice. So it keeps its own as long as the
+/// server may know it by that. What comes behind a hole was refused because of the hole, or was never sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sequences {
-    /// Those that follow the last ones that were acknowledged.
+    /// Those that they have, less by one for each hole in front of them.
     Same,
-    /// Of streamlets of which the server has forgotten chunks: from 0 on, in another epoch. The others as [`Sequences::Same`].
-    Forgotten(ProducerEpoch),
+    /// Of streamlets of which the server misses chunks that nobody sends any more: from 0 on, in another epoch. The others as [`Sequences::Same`].
+    Misses(ProducerEpoch),
     /// From 0 on, of this producer and epoch.
     All(ProducerId, ProducerEpoch),
 }
@@ -136,6 +139,14 @@ pub(super) struct Sealed {
     waiters: Vec<(u32, Waiter)>,
 }
 
+impl Sealed {
+    /// Whether a chunk that is given up may be in the stream all the same: what became of an earlier try is not known.
+    pub(super) fn may_be_there(&self, error: &ClientError) -> bool {
+        let is_refused = matches!(error, ClientError::Refused { .. });
+        self.attempts > u32::from(is_refused)
+    }
+}
+
 #[derive(Debug, Default)]
 struct Streamlet {
     open: Option<OpenChunk>,
@@ -143,12 +154,14 @@ struct Streamlet {
     sealed: VecDeque<Sealed>,
     next_sequence: u64,
     next_record: u64,
-    /// The sequence after the last one that was acknowledged.
+    /// The sequence behind the last one that was acknowledged.
     settled_sequence: u64,
+    /// Sequences of chunks that were given up and are certainly not in the stream, in order.
+    holes: Vec<u64>,
     /// The producer's epoch that they count in.
     epoch: ProducerEpoch,
-    /// The server has forgotten chunks that it had acknowledged: it goes on in another epoch.
-    is_forgotten: bool,
+    /// The server misses chunks that nobody sends any more: it goes on in another epoch.
+    misses: bool,
     /// It is in the line of its route.
     is_ready: bool,
     /// Which connection its chunks leave by.
@@ -661,44 +674,64 @@ impl Buffer {
         all
     }
 
-    /// The server has forgotten acknowledged chunks of a streamlet, from `expected` on; `sequence` is the first one that is not acknowledged.
-    /// Chunks of other streamlets may be there and unanswered, so that they keep their sequences: see [`Sequences::Forgotten`].
-    pub(super) fn forgotten(&mut self, streamlet: u32, expected: u64, sequence: u64) {
-        self.streamlets[streamlet as usize].is_forgotten = true;
-        self.stats.forgotten_chunks += sequence.saturating_sub(expected);
+    /// The server misses chunks of a streamlet from `expected` on, which are acknowledged or given up. How many of them were acknowledged.
+    /// Chunks of other streamlets may be there and unanswered, so that they keep their sequences: see [`Sequences`].
+    pub(super) fn misses(&mut self, streamlet: u32, expected: u64) -> u64 {
+        let streamlet = &mut self.streamlets[streamlet as usize];
+        let forgotten = streamlet.settled_sequence.saturating_sub(expected);
+        if !std::mem::replace(&mut streamlet.misses, true) {
+            self.stats.forgotten_chunks += forgotten;
+        }
+        forgotten
     }
 
-    /// Gives the waiting chunks sequences without a gap, after a chunk was given up or forgotten. Nothing may be in flight.
+    /// Whether a chunk with one of these sequences was given up and is certainly not in the stream: they will be closed.
+    pub(super) fn has_hole(&self, streamlet: u32, sequences: std::ops::Range<u64>) -> bool {
+        self.streamlets[streamlet as usize].holes.iter().any(|hole| sequences.contains(hole))
+    }
+
+    /// Gives the waiting chunks sequences without a gap, after chunks were given up or are missing. Nothing may be in flight.
     pub(super) fn renumber(&mut self, sequences: Sequences) {
         match sequences {
             Sequences::All(id, epoch) => (self.producer_id, self.producer_epoch) = (id, epoch),
-            Sequences::Forgotten(epoch) => self.producer_epoch = epoch,
+            Sequences::Misses(epoch) => self.producer_epoch = epoch,
             Sequences::Same => {}
         }
         for number in 0..self.streamlets.len() as u32 {
             let streamlet = &mut self.streamlets[number as usize];
-            match sequences {
-                Sequences::All(_, epoch) => (streamlet.epoch, streamlet.settled_sequence) = (epoch, 0),
-                Sequences::Forgotten(epoch) if streamlet.is_forgotten => {
-                    (streamlet.epoch, streamlet.settled_sequence) = (epoch, 0);
-                }
-                Sequences::Forgotten(_) | Sequences::Same => {}
+            let begins_in = match sequences {
+                Sequences::All(_, epoch) => Some(epoch),
+                Sequences::Misses(epoch) if streamlet.misses => Some(epoch),
+                Sequences::Misses(_) | Sequences::Same => None,
+            };
+            let holes = std::mem::take(&mut streamlet.holes);
+            if let Some(epoch) = begins_in {
+                (streamlet.epoch, streamlet.settled_sequence, streamlet.misses) = (epoch, 0, false);
+            } else if holes.is_empty() {
+                continue;
             }
-            if sequences != Sequences::Same {
-                streamlet.is_forgotten = false;
-            }
-            let mut sequence = self.streamlets[number as usize].settled_sequence;
-            let mut sealed = std::mem::take(&mut self.streamlets[number as usize].sealed);
+            let mut sealed = std::mem::take(&mut streamlet.sealed);
+            let mut next = 0;
             for chunk in &mut sealed {
+                let sequence = match begins_in {
+                    Some(_) => next,
+                    None => chunk.sequence - holes.partition_point(|hole| *hole < chunk.sequence) as u64,
+                };
+                next = sequence + 1;
+                if begins_in.is_none() && sequence == chunk.sequence {
+                    continue;
+                }
                 let target = self.target(number, sequence);
                 let bytes = std::mem::replace(&mut chunk.bytes, ChunkBytes::Own(Vec::new()));
                 chunk.bytes = ChunkBytes::Own(reseal(bytes, &target));
                 chunk.sequence = sequence;
-                sequence += 1;
             }
             let streamlet = &mut self.streamlets[number as usize];
             streamlet.sealed = sealed;
-            streamlet.next_sequence = sequence;
+            streamlet.next_sequence = match begins_in {
+                Some(_) => next,
+                None => streamlet.next_sequence - holes.len() as u64,
+            };
         }
     }
 
@@ -728,6 +761,10 @@ impl Buffer {
             }
             Err(error) => {
                 self.stats.failed_records += records;
+                if self.producer_id.0 != 0 && !chunk.may_be_there(error) {
+                    let holes = &mut self.streamlets[chunk.streamlet as usize].holes;
+                    holes.insert(holes.partition_point(|hole| *hole < chunk.sequence), chunk.sequence);
+                }
                 self.failed.get_or_insert_with(|| error.clone());
             }
         }

@@ -6,10 +6,17 @@
 //!
 //! Requests of a connection are answered in the order they were sent. What fails goes back to where it belongs by its sequence and is sent
 //! again with the same sequence, so that the server recognises it: after a lost connection that is everything that was
-//! under way, in order. A chunk that is given up leaves a hole in the sequences of its streamlet. Then nothing is sent until
-//! everything under way is answered, and the chunks behind the hole get other sequences: the next ones, if the lost chunk is
-//! certainly not in the stream; otherwise those of the producer's next epoch, because the server might yet have the lost
-//! chunk's. The same is done, in the streamlet alone, when the server has lost chunks that it had acknowledged.
+//! under way, in order.
+//!
+//! # Chunks that are given up
+//!
+//! One that is certainly not in the stream, because it was never sent or the server has refused it the first time, leaves a hole in the sequences of its
+//! streamlet. Nothing is sent then until everything under way is answered, and the chunks behind the hole get the sequences before theirs. Of one that may
+//! be there nobody knows: those behind it are sent as they are, and only if the server says that it misses something, they go on from 0 in the producer's
+//! next epoch, in that streamlet alone. The same is done when the server has lost chunks that it had acknowledged.
+//!
+//! That a chunk comes too early says neither, as long as one in front of it is not answered: it waits, or is under way again. The answer to a request comes when its last
+//! chunk has one. So it may come after a chunk in front of one of its chunks was sent again, which the server had refused for a moment.
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -100,9 +107,7 @@ enum Repair {
     None,
     /// Close holes.
     Renumber,
-    /// Start over with the producer's next epoch in the streamlets of which the server has forgotten chunks.
-    Forgotten,
-    /// Start over with the producer's next epoch.
+    /// Start over with the producer's next epoch in the streamlets of which the server misses chunks.
     Epoch,
     /// Start over as another producer: the server does not know this one.
     Identity,
@@ -715,12 +720,13 @@ impl Sender {
                     continue;
                 }
                 Verdict::Refused(status) => {
-                    self.require(Repair::Renumber);
-                    Err(ClientError::Refused {
+                    let error = ClientError::Refused {
                         records: chunk.records.into(),
                         streamlet: StreamletId(chunk.streamlet),
                         status,
-                    })
+                    };
+                    self.given_up(&chunk, &error);
+                    Err(error)
                 }
                 Verdict::Fenced(current) => {
                     fenced = Some(current);
@@ -765,20 +771,25 @@ impl Sender {
             Status::SequenceTooOld => Verdict::Done(Delivered { duplicate: true, lane: LaneId(0), ..delivered(None) }),
             Status::StaleEpoch => Verdict::Fenced(result.base_ordinal),
             Status::SequenceGap => {
-                let waiting = buffer.first_waiting_sequence(chunk.streamlet);
-                let is_behind = waiting.is_some_and(|sequence| sequence < chunk.sequence);
-                // A chunk that was given up has left a hole as well: that is closed first.
-                if !is_behind && matches!(self.repair, Repair::None | Repair::Forgotten) {
-                    // The server misses chunks that it has acknowledged: it has lost them, or the producer.
-                    self.last_error = format!("{status}: sequence {} was expected", result.base_ordinal);
-                    tracing::warn!(
-                        streamlet = chunk.streamlet,
-                        sequence = chunk.sequence,
-                        expected = result.base_ordinal,
-                        "the server has forgotten acknowledged chunks; the producer goes on with its next epoch"
-                    );
-                    buffer.forgotten(chunk.streamlet, result.base_ordinal, chunk.sequence);
-                    self.require(Repair::Forgotten);
+                let expected = result.base_ordinal;
+                let is_closed = buffer.has_hole(chunk.streamlet, expected..chunk.sequence);
+                // Otherwise the server misses chunks that it has acknowledged, or that were given up: it has lost them, or the producer.
+                if !is_closed && !self.is_behind(at, chunk, buffer) && self.settings.producer_id.is_some() {
+                    self.last_error = format!("{status}: sequence {expected} was expected");
+                    let forgotten = buffer.misses(chunk.streamlet, expected);
+                    let (streamlet, sequence) = (chunk.streamlet, chunk.sequence);
+                    if forgotten > 0 {
+                        tracing::warn!(
+                            streamlet,
+                            sequence,
+                            expected,
+                            forgotten,
+                            "the server has forgotten acknowledged chunks; the producer goes on with its next epoch"
+                        );
+                    } else {
+                        tracing::debug!(streamlet, sequence, expected, "chunks that were given up are not there");
+                    }
+                    self.require(Repair::Epoch);
                 }
                 Verdict::Again
             }
@@ -803,6 +814,21 @@ impl Sender {
         }
     }
 
+    /// Whether a chunk of the same streamlet with a lower sequence waits to be sent again, or is under way again.
+    fn is_behind(&self, at: usize, chunk: &Sealed, buffer: &Buffer) -> bool {
+        let waiting = buffer.first_waiting_sequence(chunk.streamlet);
+        let is_before = |other: &Sealed| other.streamlet == chunk.streamlet && other.sequence < chunk.sequence;
+        waiting.is_some_and(|sequence| sequence < chunk.sequence)
+            || self.links[at].in_flight.iter().any(|request| request.chunks.iter().any(is_before))
+    }
+
+    /// What has to be done before those behind a chunk that is given up are sent.
+    fn given_up(&mut self, chunk: &Sealed, error: &ClientError) {
+        if !chunk.may_be_there(error) {
+            self.require(Repair::Renumber);
+        }
+    }
+
     /// Chunks whose time is up are given up. One that was sent may be in the stream nevertheless.
     fn expire(&mut self, expired: Vec<Sealed>, now: Instant) {
         if expired.is_empty() {
@@ -812,13 +838,13 @@ impl Sender {
         let shared = Arc::clone(&self.shared);
         let mut buffer = shared.buffer();
         for chunk in expired {
-            self.require(if chunk.attempts > 0 { Repair::Epoch } else { Repair::Renumber });
             let error = ClientError::DeliveryTimeout {
                 records: chunk.records.into(),
                 streamlet: StreamletId(chunk.streamlet),
                 after: self.settings.delivery_timeout,
                 reason: self.last_error.clone(),
             };
+            self.given_up(&chunk, &error);
             reports.push(buffer.settle(chunk, Err(error), now, false));
         }
         drop(buffer);
@@ -858,7 +884,7 @@ impl Sender {
                 self.settings.producer_id = Some(allocated.producer_id);
                 let epoch = allocated.producer_epoch;
                 let sequences = match self.repair {
-                    Repair::Forgotten => Sequences::Forgotten(epoch),
+                    Repair::Epoch => Sequences::Misses(epoch),
                     _ => Sequences::All(allocated.producer_id, epoch),
                 };
                 self.shared.buffer().renumber(sequences);

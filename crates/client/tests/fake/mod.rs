@@ -20,6 +20,8 @@ use kera_format::{
 };
 use kera_protocol::{ChunkResult, HelloResponse, Op, Start, Status, StreamInfo};
 use kera_rpc::{Peer, RunningServer, Server, ServerConfig, Session, SessionWaker};
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
 
 pub use members::Members;
 
@@ -47,6 +49,25 @@ pub enum Fault {
     Forget,
     /// The same of one streamlet.
     ForgetIn(u32),
+}
+
+/// What chance does to a chunk, or to a request as a whole.
+#[derive(Debug)]
+pub struct Mood(StdRng);
+
+impl Mood {
+    pub fn new(seed: u64) -> Mood {
+        Mood(StdRng::seed_from_u64(seed))
+    }
+
+    /// Whether something happens that does so once in so many times.
+    pub fn once_in(&mut self, times: u32) -> bool {
+        self.0.random_ratio(1, times)
+    }
+
+    pub fn below(&mut self, end: u64) -> u64 {
+        self.0.random_range(0..end)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -123,6 +144,8 @@ pub struct State {
     pub info: StreamInfo,
     pub logs: BTreeMap<(u32, u32), Log>,
     pub faults: VecDeque<Fault>,
+    /// Of writes without a fault: each chunk is treated by chance, and answers are late.
+    pub mood: Option<Mood>,
     /// Requests at which the connection breaks without an answer, once for each.
     pub breaks: Vec<Op>,
     /// So many more times the stream is not known.
@@ -263,6 +286,7 @@ impl FakeServer {
             info,
             logs: BTreeMap::new(),
             faults: VecDeque::new(),
+            mood: None,
             breaks: Vec::new(),
             unheard: 0,
             requests: Vec::new(),

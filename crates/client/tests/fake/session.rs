@@ -1,5 +1,6 @@
 //! One connection to the fake broker.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kera_env::Clock;
@@ -19,6 +20,8 @@ pub struct FakeSession {
     subscriptions: Vec<FakeSubscription>,
     polls: Vec<(FrameHeader, ReadChunks)>,
     next_groups: Vec<(FrameHeader, kera_protocol::NextGroups, u64)>,
+    /// Answers to writes that are late, in their order, and when they come.
+    late: VecDeque<(u64, FrameHeader, Vec<ChunkResult>)>,
     clock: Arc<kera_env::SystemClock>,
 }
 
@@ -32,7 +35,8 @@ struct FakeSubscription {
 impl FakeSession {
     pub fn new(fake: Arc<Fake>) -> FakeSession {
         let clock = Arc::clone(&fake.clock);
-        FakeSession { fake, subscriptions: Vec::new(), polls: Vec::new(), next_groups: Vec::new(), clock }
+        let late = VecDeque::new();
+        FakeSession { fake, subscriptions: Vec::new(), polls: Vec::new(), next_groups: Vec::new(), late, clock }
     }
 
     fn write(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
@@ -56,26 +60,49 @@ impl FakeSession {
             Fault::ForgetIn(streamlet) => state.forget_producers(Some(streamlet)),
             _ => {}
         }
+        let mut mood = state.mood.take();
+        if mood.as_mut().is_some_and(|mood| mood.once_in(60)) {
+            state.mood = mood;
+            return Flow::Close("a mood".into());
+        }
         let mut results = Vec::new();
         for (i, chunk) in chunks.iter().enumerate() {
             results.push(match fault {
                 Fault::FirstChunk(status) if i == 0 => ChunkResult::failed(status, 0),
+                _ if mood.as_mut().is_some_and(|mood| mood.once_in(6)) => ChunkResult::failed(Status::ArenaFull, 0),
                 _ => state.append(chunk),
             });
+            // It is there, but its copies are late.
+            if mood.as_mut().is_some_and(|mood| mood.once_in(6)) && results[i].status == 0 {
+                results[i] = ChunkResult::failed(Status::Timeout, 0);
+            }
         }
+        let breaks = mood.as_mut().is_some_and(|mood| mood.once_in(60));
+        let late_us = mood.as_mut().map(|mood| mood.below(4) * mood.below(2_000));
+        state.mood = mood;
         drop(state);
         fake.wake_all();
         match fault {
             Fault::AppendAndBreak => return Flow::Close("a fault".into()),
             Fault::AppendAndStall => return Flow::Done,
+            _ if breaks => return Flow::Close("a mood".into()),
             _ => {}
         }
-        let mut frame = out.begin(&header.response(0));
-        let mut answer = ChunkResults::begin(frame.body(), results.len() as u32);
-        results.iter().for_each(|result| answer.push(result));
-        answer.finish();
-        frame.finish();
+        match late_us {
+            Some(late_us) => self.late.push_back((self.clock.monotonic_us() + late_us, *header, results)),
+            None => tell(header, &results, out),
+        }
+        self.tell_late(out);
         Flow::Done
+    }
+
+    fn tell_late(&mut self, out: &mut Outbox) {
+        while let Some((at_us, ..)) = self.late.front()
+            && *at_us <= self.clock.monotonic_us()
+        {
+            let (_, header, results) = self.late.pop_front().expect("it is there");
+            tell(&header, &results, out);
+        }
     }
 
     fn push(&mut self, out: &mut Outbox) {
@@ -129,6 +156,14 @@ impl FakeSession {
         }
         Flow::Done
     }
+}
+
+fn tell(header: &FrameHeader, results: &[ChunkResult], out: &mut Outbox) {
+    let mut frame = out.begin(&header.response(0));
+    let mut answer = ChunkResults::begin(frame.body(), results.len() as u32);
+    results.iter().for_each(|result| answer.push(result));
+    answer.finish();
+    frame.finish();
 }
 
 /// What the entries can be told now. Entries that end are taken out.
@@ -339,10 +374,12 @@ impl Session for FakeSession {
     }
 
     fn on_wake(&mut self, out: &mut Outbox) {
+        self.tell_late(out);
         self.push(out);
     }
 
     fn deadline_us(&self) -> Option<u64> {
-        self.next_groups.iter().map(|(.., until_us)| *until_us).min()
+        let late = self.late.front().map(|(at_us, ..)| *at_us);
+        self.next_groups.iter().map(|(.., until_us)| *until_us).chain(late).min()
     }
 }
