@@ -61,6 +61,11 @@ pub struct PieceHeader {
     pub max_timestamp_ms: i64,
 }
 
+/// How often a segment had been rewritten when it was the one that [`rewrite`](PieceHeader::rewrite) names; zero: never.
+pub fn rewrites_of(rewrite: u64) -> u32 {
+    (rewrite >> 32) as u32
+}
+
 impl PieceHeader {
     /// Which rewriting of the segment it is of. Later ones of one owner are higher, two of different contents differ, and it is never zero.
     pub fn rewrite(&self) -> u64 {

@@ -63,6 +63,8 @@ pub struct SegmentInfo {
     pub in_memory: bool,
     /// Whether it is on disk.
     pub on_disk: bool,
+    /// How often compaction has rewritten it.
+    pub rewrites: u32,
 }
 
 /// What a lane knows about a segment without looking into it.
@@ -196,6 +198,7 @@ impl Slot {
             open: self.open,
             in_memory: self.memory.is_some(),
             on_disk: self.at.is_some(),
+            rewrites: summary.rewrites,
         }
     }
 

@@ -8,12 +8,17 @@
 //! So in front of compacted groups that stay what is here stays, too, if it is compacted and the log has no more of it. That log is not needed any more once the streamlet
 //! is told as rebuilt, so before that what has stayed is given to this node's own log, as what is rebuilt is. A segment that cannot be put into
 //! [pieces](kera_format::piece), of nearly 16 MiB, is rebuilt from the log nevertheless.
+//!
+//! What is here also stays if it was rewritten more often than what comes. It may have its copies in this node's log already, as the first rewriting, say: if it went for
+//! what comes, which was never rewritten, the next rewriting would be the first once more, and whoever finds both could not tell which of them is the later. With the earlier
+//! one beside later rewritings of other segments, removed records were there again (`seeds_that_brought_back_what_compaction_had_removed_do_not`).
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use kera_format::SegmentId;
 use kera_format::limits::SEGMENT_BYTES_MAX;
-use kera_log::{CopiedAgain, GroupInfo, Lane, Log, behind};
+use kera_format::piece::rewrites_of;
+use kera_format::{GroupId, SegmentId, SegmentIndex};
+use kera_log::{AwaitedSegment, CopiedAgain, GroupInfo, Lane, Log, SegmentInfo, behind};
 use kera_protocol::Status;
 
 use super::fetch::Arrivals;
@@ -26,22 +31,37 @@ const HEADS_BYTES: usize = 64 << 10;
 /// How often nothing may have happened after a wait.
 const LOOKS_MAX: u32 = 300;
 
-/// Owner epochs of those that come from lost logs whose groups are here as this node has compacted them, in front of compacted ones of which nothing comes.
+/// Owner epochs of those that come from lost logs whose groups are here as this node has compacted them, in front of compacted ones that stay: of which nothing
+/// comes, or nothing that was rewritten as often.
 pub(super) fn compacted_since(
     log: &Log,
     lane: &Lane,
     groups: &[GroupInfo],
-    come: &BTreeSet<u32>,
+    come: &[AwaitedSegment],
     is_held: &dyn Fn(&GroupInfo) -> bool,
 ) -> BTreeSet<u32> {
     let compacted = || groups.iter().filter(|group| group.is_compacted && is_held(group));
-    let stays = compacted().map(|group| group.id.epoch()).filter(|epoch| !come.contains(epoch)).max();
-    let Some(stays) = stays.filter(|_| log.copies_compacted()) else { return BTreeSet::new() };
-    let fits = |group: &GroupInfo| {
-        let segments = lane.segments(group.id, None, usize::MAX).unwrap_or_default();
-        segments.iter().all(|segment| segment.durable_head as usize <= SEGMENT_BYTES_MAX - HEADS_BYTES)
+    if compacted().next().is_none() || !log.copies_compacted() {
+        return BTreeSet::new();
+    }
+    let come: BTreeMap<(GroupId, SegmentIndex), u32> =
+        come.iter().map(|segment| ((segment.group, segment.index), rewrites_of(segment.rewrite))).collect();
+    let comes_of = |epoch: u32| come.range((GroupId::new(epoch, 0), SegmentIndex(0))..).next();
+    let comes =
+        |group: &GroupInfo| comes_of(group.id.epoch()).is_some_and(|((of, _), _)| of.epoch() == group.id.epoch());
+    let segments = |group: &GroupInfo| lane.segments(group.id, None, usize::MAX).unwrap_or_default();
+    // How often what comes of a segment was rewritten, beside how often that which is here was.
+    let beside = |group: &GroupInfo| -> Vec<(u32, u32)> {
+        let beside = |one: SegmentInfo| Some((*come.get(&(group.id, one.index))?, one.rewrites));
+        segments(group).into_iter().filter_map(beside).collect()
     };
-    let mut epochs: BTreeSet<u32> = compacted().map(|group| group.id.epoch()).filter(|epoch| *epoch < stays).collect();
+    let stays = |group: &&GroupInfo| !comes(group) || beside(group).iter().any(|(comes, here)| here > comes);
+    let Some(last) = compacted().filter(stays).map(|group| group.id.epoch()).max() else { return BTreeSet::new() };
+    let fits = |group: &GroupInfo| {
+        let is_small = |one: &SegmentInfo| one.durable_head as usize <= SEGMENT_BYTES_MAX - HEADS_BYTES;
+        segments(group).iter().all(is_small) && beside(group).iter().all(|(comes, here)| here >= comes)
+    };
+    let mut epochs: BTreeSet<u32> = compacted().map(|group| group.id.epoch()).filter(|epoch| *epoch <= last).collect();
     epochs.retain(|epoch| groups.iter().filter(|group| group.id.epoch() == *epoch).all(fits));
     epochs
 }
