@@ -623,7 +623,8 @@ impl Broker {
                 let mut others = owner.older.iter().filter(|older| older.node != me && older.node != 0);
                 others.any(|older| last.id.epoch() < older.first_epoch && older.first_epoch <= next)
             };
-            let is_newer = here.last().zip(comes).is_some_and(|(last, comes)| comes.next_ordinal < last.next_ordinal);
+            // All that comes is in front of it: if they end together, what came of it was left out.
+            let is_newer = here.last().zip(comes).is_some_and(|(last, comes)| comes.next_ordinal <= last.next_ordinal);
             let fits = is_newer || here.last().is_some_and(|last| goes_on(last) || is_bridged(last));
             if joins || (fits && here.iter().all(is_apart)) {
                 held.extend(here.iter().map(|group| group.id));
