@@ -182,9 +182,37 @@ fn what_its_node_holds_waits_whether_or_not_it_is_lost() {
     assert!(cluster.owner(moved).node != 3 && !cluster.waits(moved));
 }
 
+/// Node 1 has all that is in that log, and nobody asks what others of its logs have.
+#[test]
+fn nobody_waits_for_a_log_of_a_node_that_lives() {
+    let mut cluster = Cluster::new(level::LIVING_HOLDERS);
+    let (moved, others) = (cluster.of(1), [2, 3, 4].map(|node| cluster.of(node)));
+    cluster.moves(moved, 3);
+    // Node 1 has less than others, and gets something.
+    cluster.loses_another();
+    fence(&mut cluster.state, 2);
+    [3, 2].into_iter().for_each(|node| cluster.recovers(node, 1));
+    assert!(![2, 3].contains(&cluster.owner(moved).node) && cluster.owner(moved).rebuilding);
+    let gets = others.iter().find(|at| cluster.owner(**at).node == 1).expect("it has room");
+    assert!(!cluster.waits(moved) && !cluster.waits(*gets), "it needs nothing of its life before");
+    cluster.may_give_up().unwrap();
+    // What it takes over is in its later logs, and once it is lost what it held is needed of all of them.
+    let epoch = cluster.state.node(1).unwrap().epoch;
+    let later = LogName { node: 1, epoch, log: 0 };
+    begin_view(&mut cluster.state, later, 1, vec![4]);
+    fence(&mut cluster.state, 1);
+    assert!(cluster.waits(moved) && cluster.may_give_up().is_err());
+    cluster.recovers(1, epoch);
+    assert_eq!(cluster.owner(*gets).node, 1, "its logs have no ends yet");
+}
+
 #[test]
 fn what_its_node_held_and_has_lost_is_not_taken_over_before_the_end_is_known() {
-    let mut cluster = Cluster::new(level::OPEN_ENDS);
+    [level::OPEN_ENDS, level::LIVING_HOLDERS].into_iter().for_each(held_and_lost);
+}
+
+fn held_and_lost(level: u32) {
+    let mut cluster = Cluster::new(level);
     let (moved, other) = (cluster.of(1), cluster.of(3));
     cluster.moves(moved, 3);
     cluster.loses_another();
@@ -199,7 +227,7 @@ fn what_its_node_held_and_has_lost_is_not_taken_over_before_the_end_is_known() {
     let refused = cluster.state.check(&asked).unwrap_err().to_string();
     assert!(refused.contains("the end of log 0 of node 1"), "{refused}");
     // It comes back without what it had. What it held is in that log only.
-    let mut cluster = Cluster::new(level::OPEN_ENDS);
+    let mut cluster = Cluster::new(level);
     cluster.moves(moved, 3);
     fence(&mut cluster.state, 1);
     cluster.returns(1, false);

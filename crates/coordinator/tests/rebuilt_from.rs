@@ -62,6 +62,12 @@ impl Cluster {
         self.apply(&joined);
     }
 
+    /// With its memory.
+    fn comes_back(&mut self, node: NodeNumber) {
+        let joined = self.state.plan_join(&join(node, true), 0).unwrap();
+        self.apply(&joined);
+    }
+
     fn rebuilds(&mut self, first: u32) {
         let Owner { node, epoch, owner_epoch, .. } = self.owner(first);
         let streamlets = vec![RebuildRange { stream: self.stream, first, count: 1, owner_epoch }];
@@ -114,18 +120,60 @@ fn who_is_lost_while_it_rebuilds_adds_its_own_logs() {
     assert_eq!(cluster.state.rebuilt_from(cluster.stream, at), Sources::Any, "it is not rebuilt");
     cluster.loses(1);
     let second = cluster.owner(at).node;
-    assert_eq!(cluster.needs(at), sorted(vec![1, second]), "the owner has earlier lives");
+    assert_eq!(cluster.needs(at), [1]);
     cluster.loses(second);
     let third = cluster.owner(at).node;
-    assert_eq!(cluster.needs(at), sorted(vec![1, second, third]));
+    assert_eq!(cluster.needs(at), sorted(vec![1, second]));
     assert!(!cluster.may_go(log(1)) && !cluster.may_go(log(second)));
     // With what the third one has rebuilt it begins anew.
     cluster.rebuilds(at);
     assert!(cluster.may_go(log(1)));
     cluster.loses(third);
     let fourth = cluster.owner(at).node;
-    assert_eq!(cluster.needs(at), sorted(vec![third, fourth]));
+    assert_eq!(cluster.needs(at), [third], "and not {fourth}");
     assert!(!cluster.may_go(log(third)));
+}
+
+/// Two copies: all are killed and come back with what they had, and before that has been copied again one burns that had the only copy of what another one wrote in
+/// its life before. That one has all of it itself, and takes over what it never had anything to do with.
+#[test]
+fn who_takes_over_needs_no_log_of_an_earlier_life_of_its_own() {
+    for (level, needs) in [(level::LIVING_HOLDERS, false), (level::LIVING_HOLDERS - 1, true)] {
+        let mut cluster = Cluster::new(level);
+        let at = cluster.of(1);
+        for node in 1..=5 {
+            fence(&mut cluster.state, node);
+            cluster.apply(&[ClusterEntry::LogEnded { log: log(node), end: 5 }]);
+            cluster.comes_back(node);
+            assert_eq!(cluster.state.node(node).unwrap().streamlets, 1, "it goes on with it");
+        }
+        cluster.loses(1);
+        let owner = cluster.owner(at).node;
+        assert_ne!(owner, 1);
+        assert_eq!(cluster.needs(at), sorted(if needs { vec![1, owner] } else { vec![1] }), "at level {level}");
+    }
+}
+
+#[test]
+fn who_goes_on_with_what_it_was_rebuilding_needs_what_it_had_rebuilt() {
+    // Also if the level was raised in between.
+    for raised_between in [false, true] {
+        let mut cluster = Cluster::new(if raised_between { level::LIVING_HOLDERS - 1 } else { level::LIVING_HOLDERS });
+        let at = cluster.of(1);
+        cluster.loses(1);
+        let owner = cluster.owner(at).node;
+        for _ in 0..2 {
+            fence(&mut cluster.state, owner);
+            cluster.comes_back(owner);
+            assert!((cluster.owner(at).node, cluster.owner(at).rebuilding) == (owner, true));
+        }
+        if raised_between {
+            cluster.apply(&[ClusterEntry::LevelRaised { level: level::LIVING_HOLDERS }]);
+        }
+        assert_eq!(cluster.needs(at), sorted(vec![1, owner]));
+        let sources = cluster.state.rebuilt_from(cluster.stream, at);
+        assert!(sources.have(LogName { node: owner, epoch: 2, log: 0 }), "{sources:?}");
+    }
 }
 
 #[test]
@@ -144,19 +192,24 @@ fn logs_of_a_later_life_of_who_owned_it_are_not_needed() {
 }
 
 #[test]
-fn logs_of_who_holds_groups_of_it_are_needed() {
+fn logs_of_who_holds_groups_of_it_are_needed_once_it_has_lost_them() {
+    for (level, needs) in [(level::LIVING_HOLDERS, vec![3]), (level::LIVING_HOLDERS - 1, vec![1, 3])] {
+        let mut cluster = Cluster::new(level);
+        let at = cluster.of(1);
+        cluster.moves(at, 3);
+        cluster.loses(3);
+        let owner = cluster.owner(at).node;
+        let needed: Vec<NodeNumber> =
+            cluster.needs(at).into_iter().filter(|node| *node != owner || owner == 1).collect();
+        assert_eq!(needed, needs, "other logs of the holder may tell of a part of what it has");
+    }
     let mut cluster = Cluster::new(level::NEWEST);
     let at = cluster.of(1);
     cluster.moves(at, 3);
     // Others have fewer, and get it next.
     [cluster.of(2), cluster.of(4)].into_iter().for_each(|other| cluster.moves(other, 1));
     cluster.loses(3);
-    let owner = cluster.owner(at).node;
-    assert_eq!(
-        cluster.needs(at),
-        sorted(vec![1, 3, owner]),
-        "other logs of the holder may tell of a part of what it has"
-    );
+    assert!(cluster.may_go(log(1)), "who holds groups of it has them");
     // The holder loses it: whoever rebuilds gathers it next.
     cluster.loses(1);
     cluster.returns(1);

@@ -24,6 +24,7 @@
 //! | 15 | a person may give up what backups which are gone alone had of the end of a lost log |
 //! | 16 | a node that comes back with all it had goes on with what nobody has taken over |
 //! | 17 | settings of topics are kept as Kafka clients have given them |
+//! | 18 | who takes something over passes over the logs of those who live and have what is in them |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -62,8 +63,10 @@ pub const LOST_ENDS: u32 = 15;
 pub const OWNED_UNTIL_TAKEN: u32 = 16;
 /// From this one on settings of topics are kept as they were given.
 pub const SETTINGS: u32 = 17;
+/// From this one on whoever takes something over needs no logs of earlier lives of those who live: its own, but those in which it was rebuilding it, and holders'.
+pub const LIVING_HOLDERS: u32 = 18;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 17;
+pub const NEWEST: u32 = 18;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

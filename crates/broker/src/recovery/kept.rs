@@ -9,7 +9,7 @@
 //! is told as rebuilt, so before that what has stayed is given to this node's own log, as what is rebuilt is. A segment that cannot be put into
 //! [pieces](kera_format::piece), of nearly 16 MiB, is rebuilt from the log nevertheless.
 //!
-//! What is here also stays if it was rewritten more often than what comes. It may have its copies in this node's log already, as the first rewriting, say: if it went for
+//! Where this node owned the streamlet last, what is here also stays if it was rewritten more often than what comes. It may have its copies in this node's log already, as the first rewriting, say: if it went for
 //! what comes, which was never rewritten, the next rewriting would be the first once more, and whoever finds both could not tell which of them is the later. With the earlier
 //! one beside later rewritings of other segments, removed records were there again (`seeds_that_brought_back_what_compaction_had_removed_do_not`).
 
@@ -32,12 +32,12 @@ const HEADS_BYTES: usize = 64 << 10;
 const LOOKS_MAX: u32 = 300;
 
 /// Owner epochs of those that come from lost logs whose groups are here as this node has compacted them, in front of compacted ones that stay: of which nothing
-/// comes, or nothing that was rewritten as often.
+/// comes, or nothing that was rewritten as often. `owned_last`: nobody else has owned the streamlet since this node did.
 pub(super) fn compacted_since(
     log: &Log,
     lane: &Lane,
     groups: &[GroupInfo],
-    come: &[AwaitedSegment],
+    (come, owned_last): (&[AwaitedSegment], bool),
     is_held: &dyn Fn(&GroupInfo) -> bool,
 ) -> BTreeSet<u32> {
     let compacted = || groups.iter().filter(|group| group.is_compacted && is_held(group));
@@ -55,7 +55,8 @@ pub(super) fn compacted_since(
         let beside = |one: SegmentInfo| Some((*come.get(&(group.id, one.index))?, one.rewrites));
         segments(group).into_iter().filter_map(beside).collect()
     };
-    let stays = |group: &&GroupInfo| !comes(group) || beside(group).iter().any(|(comes, here)| here > comes);
+    let is_later = |group: &GroupInfo| owned_last && beside(group).iter().any(|(comes, here)| here > comes);
+    let stays = |group: &&GroupInfo| !comes(group) || is_later(group);
     let Some(last) = compacted().filter(stays).map(|group| group.id.epoch()).max() else { return BTreeSet::new() };
     let fits = |group: &GroupInfo| {
         let is_small = |one: &SegmentInfo| one.durable_head as usize <= SEGMENT_BYTES_MAX - HEADS_BYTES;

@@ -560,7 +560,9 @@ impl Broker {
             let lane_end = if has_owned { u64::MAX } else { comes.next_ordinal.max(told.unwrap_or(0)) };
             let epochs: BTreeSet<u32> = comes.segments.iter().map(|segment| segment.group.epoch()).collect();
             let is_held = |group: &GroupInfo| holder_of(owner, group.id) == Some(me);
-            let compacted = kept::compacted_since(&self.log, lane, &groups, &comes.segments, &is_held);
+            // Others who owned it since may have rewritten it from what it was before.
+            let owned_last = has_owned && owner.older.last().is_none_or(|last| last.first_epoch <= place.owner_epoch());
+            let compacted = kept::compacted_since(&self.log, lane, &groups, (&comes.segments, owned_last), &is_held);
             let is_part = |epoch: &u32| {
                 let is_here = |group: &&GroupInfo| group.id.epoch() == *epoch && is_held(group);
                 let here: Vec<&GroupInfo> = groups.iter().filter(is_here).collect();

@@ -159,6 +159,13 @@ impl ClusterState {
         if self.level() < level::USED_ENDS && level >= level::USED_ENDS {
             self.logs.values_mut().filter(|log| log.end.is_some()).for_each(|log| log.used = Some(0));
         }
+        if self.level() < level::LIVING_HOLDERS && level >= level::LIVING_HOLDERS {
+            // Who is rebuilding may have gone on with it in several lives. In a snapshot nobody owns anything yet.
+            for owners in self.owners.values_mut() {
+                let runs = owners.runs().to_vec();
+                runs.iter().for_each(|run| owners.goes_on_rebuilding(run));
+            }
+        }
         self.level = level;
     }
 

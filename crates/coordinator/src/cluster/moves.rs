@@ -8,7 +8,6 @@ use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason, Roles
 use kera_protocol::limits::FLOORS_MAX;
 use kera_protocol::{GroupsGone, HeldGroups, LaneFloor, MoveInfo, NodeHoldings, SetFloors, StreamRef, StreamletState};
 
-use super::open_ends::may_have_of;
 use super::plan::{OWNER_RUNS_MAX, Planned};
 use super::rules::{Refused, check_handed_bytes};
 use super::{ClusterState, Held, LogState, Owner};
@@ -269,7 +268,7 @@ impl ClusterState {
         let mut entries: Vec<ClusterEntry> = Vec::new();
         for (stream, streamlet) in lost {
             let Some(Owner { node, epoch, .. }) = self.owner(stream, streamlet) else { continue };
-            if unreadable.iter().any(|log| may_have_of(log.node, &self.owners[&stream], streamlet, 1)) {
+            if unreadable.iter().any(|log| self.may_have_of(*log, &self.owners[&stream], streamlet, 1)) {
                 continue;
             }
             let (first, count, number) = (streamlet, 1, 0);

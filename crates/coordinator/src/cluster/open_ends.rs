@@ -46,7 +46,7 @@ impl ClusterState {
         let open: Vec<LogName> = self.open_ends().collect();
         move |stream, streamlet| match self.owners.get(&stream) {
             Some(owners) if self.knows_open_ends() => {
-                open.iter().any(|log| may_have_of(log.node, owners, streamlet, 1))
+                open.iter().any(|log| self.may_have_of(*log, owners, streamlet, 1))
             }
             _ => !open.is_empty(),
         }
@@ -60,7 +60,7 @@ impl ClusterState {
     /// Nothing begins to be rebuilt as long as a log without an end may have something of it.
     pub(super) fn check_no_open_end(&self, stream: StreamId, run: &Run) -> Result<(), Refused> {
         let Some(owners) = self.owners.get(&stream).filter(|_| self.knows_open_ends()) else { return Ok(()) };
-        let waits = |log: &LogName| (run.first..run.end()).find(|at| may_have_of(log.node, owners, *at, 1));
+        let waits = |log: &LogName| (run.first..run.end()).find(|at| self.may_have_of(*log, owners, *at, 1));
         match self.open_ends().find_map(|log| Some((log, waits(&log)?))) {
             Some((log, at)) => Err(Refused(format!(
                 "the end of {log} is not decided, which may have something of streamlet {at} of stream {stream}"
@@ -118,9 +118,9 @@ impl ClusterState {
         let Some(owners) = self.owners.get(&stream) else { return true };
         match has_end {
             true if self.knows_sources() => {
-                owners.may_be_rebuilt_from(log, run) || may_have_of(log.node, owners, run.first, run.count)
+                owners.may_be_rebuilt_from(log, run) || self.may_have_of(log, owners, run.first, run.count)
             }
-            false if self.knows_open_ends() => may_have_of(log.node, owners, run.first, run.count),
+            false if self.knows_open_ends() => self.may_have_of(log, owners, run.first, run.count),
             _ => true,
         }
     }
@@ -135,22 +135,37 @@ impl ClusterState {
         let Some(owners) = self.owners.get(&stream).filter(|_| self.knows_sources()) else { return Sources::Any };
         let mut sources = owners.noted_sources(streamlet);
         if let Sources::Of(nodes) = &mut sources {
-            nodes.extend(owners.owner(streamlet).map(|owner| (owner.node, u32::MAX)));
-            nodes.extend(owners.held_of(streamlet).map(|held| (held.node, u32::MAX)));
+            // Who owns it now, and who holds some of it and is not lost, has that itself.
+            let owner = owners.owner(streamlet).filter(|_| !self.passes_over_the_living());
+            nodes.extend(owner.map(|owner| (owner.node, u32::MAX)));
+            nodes.extend(owners.held_of(streamlet).filter(|held| self.counts(held)).map(|held| (held.node, u32::MAX)));
         }
         sources
+    }
+
+    /// Whether whoever takes something over passes over logs of those who live and have what is in them.
+    pub(super) fn passes_over_the_living(&self) -> bool {
+        self.level() >= level::LIVING_HOLDERS
+    }
+
+    /// Whether groups that a node holds may be needed from its logs.
+    pub(super) fn counts(&self, held: &Held) -> bool {
+        !self.passes_over_the_living() || self.is_lost(held)
+    }
+
+    /// Whether a log of a lost incarnation may have something that some of these streamlets need: its node owns them, or holds groups of them. Below level
+    /// [`level::LIVING_HOLDERS`] also if it has not lost them: what its other logs tell of them would look as if all in front of that had been given back, if this one did not
+    /// tell of the rest. From it on none of the logs of who lives is asked, but those in which it was rebuilding them.
+    pub(super) fn may_have_of(&self, log: LogName, owners: &StreamOwners, first: u32, count: u32) -> bool {
+        let passes_over = self.passes_over_the_living();
+        let owns = |run: &Run| run.owner.node == log.node && !(passes_over && self.is_live(log.node, run.owner.epoch));
+        let may = |run: Run| owns(&run) || passes_over && run.owner.rebuilding && owners.is_noted(log, &run);
+        let meets = |held: &Held| held.first < first + count && first < held.first + held.count;
+        let holds = |held: &Held| held.node == log.node && meets(held) && self.counts(held);
+        owners.within(first, count).any(may) || owners.held().iter().any(holds)
     }
 
     fn open_ends(&self) -> impl Iterator<Item = LogName> + '_ {
         self.lost_logs().filter(|(_, state)| state.end.is_none()).map(|(log, _)| log)
     }
-}
-
-/// Whether a log without an end of this node may have something that some of these streamlets need: the node owns them, or holds groups of them. Also if
-/// it has not lost them: what its other logs tell of them would look as if all in front of that had been given back, if this one did not tell of
-/// the rest.
-pub(super) fn may_have_of(node: NodeNumber, owners: &StreamOwners, first: u32, count: u32) -> bool {
-    let meets = |held: &Held| held.first < first + count && first < held.first + held.count;
-    owners.within(first, count).any(|run| run.owner.node == node)
-        || owners.held().iter().any(|held| held.node == node && meets(held))
 }

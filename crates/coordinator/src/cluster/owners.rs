@@ -160,24 +160,54 @@ impl StreamOwners {
         if nodes.is_empty() { Sources::Any } else { Sources::Of(nodes) }
     }
 
-    /// Whether some of these streamlets may need something of a log by what was noted when they began to be rebuilt.
+    /// Whether some of these streamlets may need something of a log by what was noted when they began to be rebuilt, or nothing was.
     pub(super) fn may_be_rebuilt_from(&self, log: LogName, run: &Run) -> bool {
+        self.is_noted(log, run) || self.with_sources(run.first, run.end()) != [(run.first, run.end())]
+    }
+
+    /// Whether it was noted that some of these streamlets may need something of a log.
+    pub(super) fn is_noted(&self, log: LogName, run: &Run) -> bool {
         let is_from = |from: &RebuiltFrom| from.node == log.node && log.epoch <= from.epoch;
         let mut from = self.sources.iter().filter(|from| from.first < run.end() && run.first < from.end());
-        from.any(is_from) || self.with_sources(run.first, run.end()) != [(run.first, run.end())]
+        from.any(is_from)
     }
 
     /// Notes of whose logs streamlets of one owner, who is lost or gathers, are about to be rebuilt: what they were rebuilt from until now if they were not whole,
-    /// those of that owner, and those of all who hold groups of them. `epoch_of`: the newest epoch of a node.
-    pub(super) fn begin_rebuild(&mut self, run: &Run, epoch_of: impl Fn(NodeNumber) -> u32) {
+    /// those of that owner if it `counts`, and those of `holders` of groups of them. `epoch_of`: the newest epoch of a node.
+    pub(super) fn begin_rebuild(
+        &mut self,
+        run: &Run,
+        counts: bool,
+        holders: impl Fn(&Held) -> bool,
+        epoch_of: impl Fn(NodeNumber) -> u32,
+    ) {
         let whole = vec![(run.first, run.end())];
         let known = if run.owner.rebuilding { self.with_sources(run.first, run.end()) } else { whole };
         for (from, to) in known {
-            let held =
-                self.held.iter().map(|held| (held.node, held.first.max(from), (held.first + held.count).min(to)));
+            let held = self.held.iter().filter(|held| holders(held));
+            let held = held.map(|held| (held.node, held.first.max(from), (held.first + held.count).min(to)));
             let held: Vec<_> = held.filter(|(_, first, end)| first < end).collect();
-            for (node, first, end) in std::iter::once((run.owner.node, from, to)).chain(held) {
+            for (node, first, end) in counts.then_some((run.owner.node, from, to)).into_iter().chain(held) {
                 self.rebuild_from(RebuiltFrom { node, first, count: end - first, epoch: epoch_of(node) });
+            }
+        }
+    }
+
+    /// The owner of streamlets goes on in another life with what it was rebuilding of them: what it has rebuilt until now is in logs of lives up to the one
+    /// that the run names.
+    pub(super) fn goes_on_rebuilding(&mut self, run: &Run) {
+        if !run.owner.rebuilding {
+            return;
+        }
+        let Owner { node, epoch, .. } = run.owner;
+        for (first, end) in self.with_sources(run.first, run.end()) {
+            // It may be in the list with a later life, as a holder.
+            for at in first..end {
+                let noted = match self.noted_sources(at) {
+                    Sources::Of(nodes) => nodes.get(&node).copied().unwrap_or(0),
+                    Sources::Any => continue,
+                };
+                self.rebuild_from(RebuiltFrom { node, first: at, count: 1, epoch: epoch.max(noted) });
             }
         }
     }
@@ -378,7 +408,7 @@ mod tests {
                     (first..first + count).for_each(|at| table[at as usize].clear());
                     continue;
                 }
-                runs.iter().for_each(|run| owners.begin_rebuild(run, |node| node * 10));
+                runs.iter().for_each(|run| owners.begin_rebuild(run, true, |_| true, |node| node * 10));
                 for at in first..first + count {
                     let before = owners.owner(at).expect("all have one").node;
                     table[at as usize].insert(before, before * 10);
@@ -403,7 +433,7 @@ mod tests {
         owners.set(0, 4, Owner { rebuilding: true, ..owner(1) });
         owners.set(1, 1, owner(1));
         for run in owners.within(0, 3).collect::<Vec<_>>() {
-            owners.begin_rebuild(&run, |_| 7);
+            owners.begin_rebuild(&run, true, |_| true, |_| 7);
         }
         owners.set(0, 3, Owner { rebuilding: true, ..owner(2) });
         let of: Vec<Sources> = (0..4).map(|at| owners.noted_sources(at)).collect();

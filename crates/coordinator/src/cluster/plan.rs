@@ -406,7 +406,7 @@ impl ClusterState {
         let owner_epoch = self.next_owner_epoch.max(1);
         let mut load = self.loads(&[]);
         // Who has a log without an end would wait for it with what it gets.
-        if load.keys().any(|node| !self.has_open_end(*node)) {
+        if !self.passes_over_the_living() && load.keys().any(|node| !self.has_open_end(*node)) {
             load.retain(|node, _| !self.has_open_end(*node));
         }
         let mut entries = Vec::new();

@@ -438,12 +438,17 @@ impl ClusterState {
 
     /// Notes of whose logs streamlets are rebuilt that are about to get another owner, or to be gathered by theirs.
     fn note_sources(&mut self, stream: StreamId, first: u32, count: u32) {
-        let (nodes, knows) = (&self.nodes, self.knows_sources());
-        // In a snapshot they have no owner yet, and entries behind these say it.
-        let Some(owners) = self.owners.get_mut(&stream).filter(|_| knows) else { return };
-        for run in owners.within(first, count).collect::<Vec<Run>>() {
-            owners.begin_rebuild(&run, |node| nodes.get(&node).map_or(u32::MAX, |known| known.epoch));
+        if !self.knows_sources() {
+            return;
         }
+        // In a snapshot they have no owner yet, and entries behind these say it.
+        let Some(mut owners) = self.owners.remove(&stream) else { return };
+        let newest = |node: NodeNumber| self.nodes.get(&node).map_or(u32::MAX, |known| known.epoch);
+        for run in owners.within(first, count).collect::<Vec<Run>>() {
+            let lives = self.passes_over_the_living() && self.is_live(run.owner.node, run.owner.epoch);
+            owners.begin_rebuild(&run, !lives, |held| self.counts(held), newest);
+        }
+        self.owners.insert(stream, owners);
     }
 
     fn count(&mut self, node: NodeNumber, by: i64) {
@@ -462,6 +467,7 @@ impl ClusterState {
     }
 
     fn give_back(&mut self, node: NodeNumber, epoch: u32, owner_epoch: u32, all: bool) {
+        let knows_lives = self.level() >= level::LIVING_HOLDERS;
         for (stream, owners) in &mut self.owners {
             let copies = self.catalog.find(&(*stream).into()).map_or(1, |info| info.options.replication);
             if copies > 1 && !all {
@@ -477,6 +483,9 @@ impl ClusterState {
                     let owner_epoch = run.owner.owner_epoch;
                     owners.hold(Held { first: streamlet, count: 1, owner_epoch, node, lost: false });
                 }
+            }
+            if knows_lives {
+                runs.iter().for_each(|run| owners.goes_on_rebuilding(run));
             }
             if !runs.is_empty() {
                 owners.update(|owner| if is_its(&owner) { Owner { epoch, owner_epoch, ..owner } } else { owner });
