@@ -450,7 +450,7 @@ fn many_seeds_in_which_machines_burn_keep_every_promise() {
 /// A view with a backup that has burned, and nobody else, has no end if its log is lost too.
 #[test]
 fn a_log_that_takes_backups_to_be_there_without_an_answer_is_found() {
-    found_by(burning, Planted::BelievesTheSilent, &["has no live owner"]);
+    found_by(|seed| Plan { fault_us: 200_000, ..burning(seed) }, Planted::BelievesTheSilent, &["has no live owner"]);
 }
 
 /// Nodes are killed and frozen one after the other, and are back while others rebuild: some of what they had is held again.
@@ -587,6 +587,13 @@ fn seeds_that_brought_back_what_compaction_had_removed_do_not() {
     let read = |seed| run(&Plan { applications: true, ..plan(seed) }).violation;
     assert_eq!(all(7033..7034, read), Vec::<String>::new());
     let broken = [9324, 9355, 9471, 9473].into_iter().filter_map(|seed| run(&plan(seed)).violation);
+    assert_eq!(broken.collect::<Vec<String>>(), Vec::<String>::new());
+    // Logs of nodes that were live told of a part of what these have, or a rewriting was told from an earlier one by its checksum alone.
+    let long = |fault_us, seed| {
+        run(&Plan { kind: Kind::Compacted, trouble_ms: 60_000, fault_us, ..Plan::new(seed) }).violation
+    };
+    let often = [80094, 80122, 80160, 80242].into_iter().filter_map(|seed| long(700_000, seed));
+    let broken = often.chain([74000, 76409].into_iter().filter_map(|seed| long(1_500_000, seed)));
     assert_eq!(broken.collect::<Vec<String>>(), Vec::<String>::new());
 }
 
