@@ -16,7 +16,7 @@ mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use kera_format::applications::{Entry, LaneKey};
 use kera_format::chunk::Chunks;
@@ -109,6 +109,8 @@ pub(crate) struct Applications {
     system_stream: AtomicU64,
     /// Numbers of applications, members and leases that this process has given out.
     given: AtomicU64,
+    /// Committed offsets are to be written anew and cannot be.
+    copies_fail: AtomicBool,
 }
 
 impl Default for Applications {
@@ -118,6 +120,7 @@ impl Default for Applications {
             keepers: Arc::default(),
             system_stream: AtomicU64::new(NO_STREAM),
             given: AtomicU64::new(1),
+            copies_fail: AtomicBool::new(false),
         }
     }
 }
@@ -459,7 +462,8 @@ impl Applications {
             application.wakes.call();
         }
         kept.journal.want_copy();
-        self.copy_streamlet_if_due(broker, stream, &kept);
+        // If it cannot be now it is tried again, and told.
+        let _ = self.copy_streamlet_if_due(broker, stream, &kept);
     }
 
     /// Refuses while it is not known how far applications are in a streamlet, so that it cannot be handed over.
@@ -606,26 +610,39 @@ impl Applications {
         drop(registry);
         if !is_new {
             kept.journal.want_copy();
-            self.copy_streamlet_if_due(broker, stream, kept);
+            // If it cannot be now it is tried again, and told.
+            let _ = self.copy_streamlet_if_due(broker, stream, kept);
         }
         for application in self.of_stream(stream) {
             application.wakes.call();
         }
     }
 
+    /// Says once that some cannot be written, for all of them, and once that they can be again: without copies none can, and they are tried all the time.
     fn copy_streamlets_if_due(&self, broker: &Broker) {
-        for (stream, kept) in self.keepers.all() {
-            self.copy_streamlet_if_due(broker, stream, &kept);
+        let all = self.keepers.all().into_iter();
+        let mut failed =
+            all.filter_map(|(stream, kept)| Some((stream, self.copy_streamlet_if_due(broker, stream, &kept).err()?)));
+        let first = failed.next();
+        let more = failed.count();
+        match first {
+            Some((stream, failure)) if !self.copies_fail.swap(true, Ordering::Relaxed) => {
+                tracing::warn!(%stream, more, %failure, "committed offsets could not be written anew; tried again until they are");
+            }
+            None if self.copies_fail.swap(false, Ordering::Relaxed) => {
+                tracing::info!("committed offsets are written anew again");
+            }
+            _ => {}
         }
     }
 
     /// As [`copy_if_due`](Applications::copy_if_due), for the progress lane of a streamlet: when it has grown, and once when it has become
     /// this node's, so that nothing of what an earlier owner wrote is needed any more.
-    fn copy_streamlet_if_due(&self, broker: &Broker, stream: StreamId, kept: &Kept) {
+    fn copy_streamlet_if_due(&self, broker: &Broker, stream: StreamId, kept: &Kept) -> Result<(), Failure> {
         kept.journal.trim();
         // Nobody makes an application meanwhile that the copy would lack.
         let registry = self.registry.read();
-        let Some(from) = kept.journal.begin_copy(keepers::COPY_BYTES) else { return };
+        let Some(from) = kept.journal.begin_copy(keepers::COPY_BYTES) else { return Ok(()) };
         let (before, now_ms) = (kept.journal.added_bytes(), broker.clock.now_ms());
         let older = kept.journal.append("", stream, &kept.records_of_older(), now_ms);
         let copies = registry
@@ -634,13 +651,13 @@ impl Applications {
             .map(|application| application.write_copy(&kept.journal, Some(kept.place.id()), now_ms));
         for written in std::iter::once(older).chain(copies) {
             if let Some(failure) = written.failure {
-                tracing::warn!(%stream, %failure, "committed offsets could not be written anew; tried again later");
                 kept.journal.want_copy();
-                return;
+                return Err(failure);
             }
         }
         kept.journal.end_copy(from, before);
         broker.metrics.snapshots_written.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 }
 
