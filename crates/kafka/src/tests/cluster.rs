@@ -4,6 +4,7 @@ use kafka_protocol::ResponseError;
 use kafka_protocol::messages::alter_partition_reassignments_request::{ReassignablePartition, ReassignableTopic};
 use kafka_protocol::messages::alter_replica_log_dirs_request::{AlterReplicaLogDir, AlterReplicaLogDirTopic};
 use kafka_protocol::messages::elect_leaders_request::TopicPartitions;
+use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 
 use super::partitions::flexible;
 use super::*;
@@ -43,6 +44,32 @@ fn nothing_is_elected_and_nothing_moves() {
     let answer = client.ask(ApiKey::ListPartitionReassignments, 0, &ListPartitionReassignmentsRequest::default());
     let answer: ListPartitionReassignmentsResponse = flexible(&answer, 0);
     assert_eq!((answer.error_code, answer.topics.len()), (0, 0));
+}
+
+/// As Kafka has it: of a name it is told what could be done, whether or not the topic is there, of an id that nobody has nothing is.
+#[test]
+fn operations_are_told_of_topics_that_are_not_there_and_not_of_unknown_ids() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    let names = ["t", "nowhere", "bad name"].map(|topic| MetadataRequestTopic::default().with_name(Some(name(topic))));
+    let id = MetadataRequestTopic::default().with_topic_id(uuid::Uuid::from_u128(77)).with_name(None);
+    let wanted: Vec<_> = names.into_iter().chain([id]).collect();
+    for tells in [true, false] {
+        let asked = MetadataRequest::default()
+            .with_topics(Some(wanted.clone()))
+            .with_allow_auto_topic_creation(false)
+            .with_include_topic_authorized_operations(tells);
+        let answer: MetadataResponse = flexible(&client.ask(ApiKey::Metadata, 12, &asked), 12);
+        let told: Vec<(i16, bool)> = answer
+            .topics
+            .iter()
+            .map(|topic| (topic.error_code, topic.topic_authorized_operations != i32::MIN))
+            .collect();
+        let unknown = ResponseError::UnknownTopicOrPartition.code();
+        let codes = [0, unknown, ResponseError::InvalidTopicException.code(), ResponseError::UnknownTopicId.code()];
+        let are_told = [tells, tells, tells, false];
+        assert_eq!(told, codes.into_iter().zip(are_told).collect::<Vec<_>>());
+    }
 }
 
 #[test]
