@@ -183,6 +183,28 @@ fn a_refused_chunk_is_reported_and_those_behind_it_go_on_in_order() {
     });
 }
 
+/// A lane that has forgotten producers takes what comes behind a refused chunk. Nothing behind it may get a number that the server knows by something else, whether
+/// that is acknowledged or not.
+#[test]
+fn what_is_there_behind_a_refused_chunk_keeps_its_number() {
+    for second in [Fault::Pass, Fault::AppendAndBreak] {
+        let server = FakeServer::start(1, 1);
+        run(async {
+            let (mut producer, _) = small_chunks(&server, |b| b.in_flight(2).request_bytes(1)).await;
+            server.fake.state().forgot = true;
+            server.fake.fail([Fault::FirstChunk(Status::ChunkTooLarge), second]);
+            let value = |at: u32| format!("{at} {}", "x".repeat(100));
+            for at in 0..10 {
+                producer.send_to(StreamletId(0), &Record::value(value(at).as_bytes())).await.unwrap();
+            }
+            assert!(producer.flush().await.is_err());
+            producer.flush().await.unwrap();
+            assert_eq!(server.fake.values(0, 0), (1..10).map(value).collect::<Vec<_>>(), "{second:?}");
+            assert_eq!(producer.stats().failed_records, 1);
+        });
+    }
+}
+
 #[test]
 fn a_server_that_forgot_acknowledged_chunks_gets_the_next_epoch() {
     let server = FakeServer::start(1, 1);

@@ -59,10 +59,14 @@ pub struct BufferSettings {
 /// Which sequences chunks get that wait.
 ///
 /// A chunk that was sent and is not answered for good may be in the stream: under another sequence it would be there twice. So it keeps its own as long as the
-/// server may know it by that. What comes behind a hole was refused because of the hole, or was never sent.
+/// server may know it by that, and a hole is closed only if nothing behind it may be there: all of that was never sent, or came too early as far as is known. Behind a
+/// hole that is left open the server says that it misses something, and the streamlet goes on in another epoch.
+///
+/// That something came too early is no promise that an earlier try of it, on a connection that is lost, does not come later still. The next epoch fences it, once that
+/// is there: a chunk that is given up, and a server that answers nobody for that long, may make a record of those behind it be there twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sequences {
-    /// Those that they have, less by one for each hole in front of them.
+    /// Those that they have, less by one for each hole in front of them that can be closed.
     Same,
     /// Of streamlets of which the server misses chunks that nobody sends any more: from 0 on, in another epoch. The others as [`Sequences::Same`].
     Misses(ProducerEpoch),
@@ -134,16 +138,24 @@ pub(super) struct Sealed {
     pub(super) attempts: u32,
     /// It was taken to be sent, and is not put back or settled yet.
     is_under_way: bool,
+    /// The last that is known of it is that it came too early.
+    pub(super) was_early: bool,
     serial: u64,
     charged: usize,
     waiters: Vec<(u32, Waiter)>,
 }
 
 impl Sealed {
-    /// Whether a chunk that is given up may be in the stream all the same: what became of an earlier try is not known.
+    /// Whether a chunk that is given up may be in the stream all the same: what became of one of its tries is not known.
     pub(super) fn may_be_there(&self, error: &ClientError) -> bool {
-        let is_refused = matches!(error, ClientError::Refused { .. });
+        // Of a refused one that of the last is.
+        let is_refused = matches!(error, ClientError::Refused { status, .. } if !status.could_duplicate());
         self.attempts > u32::from(is_refused)
+    }
+
+    /// Whether a chunk that waits may be in the stream.
+    fn may_be_there_waiting(&self) -> bool {
+        self.attempts > 0 && !self.was_early
     }
 }
 
@@ -449,6 +461,7 @@ impl Buffer {
             opened_at,
             attempts: 0,
             is_under_way: false,
+            was_early: false,
             serial,
             charged,
             waiters: part.waiters,
@@ -568,7 +581,7 @@ impl Buffer {
                 let mut chunk = streamlet.sealed.pop_front().expect("it is there");
                 ready.pop_front();
                 ready.push_back(number);
-                chunk.is_under_way = !expired;
+                (chunk.is_under_way, chunk.was_early) = (!expired, chunk.was_early && expired);
                 streamlet.under_way += u32::from(!expired);
                 if expired {
                     taken.expired.push(chunk);
@@ -685,12 +698,12 @@ impl Buffer {
         forgotten
     }
 
-    /// Whether a chunk with one of these sequences was given up and is certainly not in the stream: they will be closed.
+    /// Whether a chunk with one of these sequences was given up and is certainly not in the stream.
     pub(super) fn has_hole(&self, streamlet: u32, sequences: std::ops::Range<u64>) -> bool {
         self.streamlets[streamlet as usize].holes.iter().any(|hole| sequences.contains(hole))
     }
 
-    /// Gives the waiting chunks sequences without a gap, after chunks were given up or are missing. Nothing may be in flight.
+    /// Gives the waiting chunks [other sequences](Sequences), after chunks were given up or are missing. Nothing may be in flight.
     pub(super) fn renumber(&mut self, sequences: Sequences) {
         match sequences {
             Sequences::All(id, epoch) => (self.producer_id, self.producer_epoch) = (id, epoch),
@@ -704,7 +717,10 @@ impl Buffer {
                 Sequences::Misses(epoch) if streamlet.misses => Some(epoch),
                 Sequences::Misses(_) | Sequences::Same => None,
             };
-            let holes = std::mem::take(&mut streamlet.holes);
+            let unsure = streamlet.sealed.iter().rev().find(|chunk| chunk.may_be_there_waiting());
+            let there = streamlet.settled_sequence.max(unsure.map_or(0, |chunk| chunk.sequence + 1));
+            let mut holes = std::mem::take(&mut streamlet.holes);
+            holes.retain(|hole| *hole >= there);
             if let Some(epoch) = begins_in {
                 (streamlet.epoch, streamlet.settled_sequence, streamlet.misses) = (epoch, 0, false);
             } else if holes.is_empty() {
@@ -733,6 +749,11 @@ impl Buffer {
                 None => streamlet.next_sequence - holes.len() as u64,
             };
         }
+    }
+
+    /// Whether more than one chunk of a streamlet was taken and not put back or settled.
+    pub(super) fn has_more_under_way(&self, streamlet: u32) -> bool {
+        self.streamlets[streamlet as usize].under_way > 1
     }
 
     /// The lowest sequence of a streamlet that is still to be acknowledged and waits to be sent again.

@@ -11,9 +11,10 @@
 //! # Chunks that are given up
 //!
 //! One that is certainly not in the stream, because it was never sent or the server has refused it the first time, leaves a hole in the sequences of its
-//! streamlet. Nothing is sent then until everything under way is answered, and the chunks behind the hole get the sequences before theirs. Of one that may
-//! be there nobody knows: those behind it are sent as they are, and only if the server says that it misses something, they go on from 0 in the producer's
-//! next epoch, in that streamlet alone. The same is done when the server has lost chunks that it had acknowledged.
+//! streamlet. Nothing is sent then until everything under way is answered, and the chunks behind the hole get the sequences before theirs, unless one of
+//! them may be there. Of a chunk that may be there itself nobody knows. In both cases those behind it are sent as they are, and only if the server says
+//! that it misses something they go on from 0 in the producer's next epoch, in that streamlet alone. The same is done when the server has lost chunks
+//! that it had acknowledged.
 //!
 //! That a chunk comes too early says neither, as long as one in front of it is not answered: it waits, or is under way again. The answer to a request comes when its last
 //! chunk has one. So it may come after a chunk in front of one of its chunks was sent again, which the server had refused for a moment.
@@ -700,13 +701,14 @@ impl Sender {
         let mut delivered = false;
         let shared = Arc::clone(&self.shared);
         let mut buffer = shared.buffer();
-        for (chunk, result) in chunks.drain(..).zip(results) {
+        for (mut chunk, result) in chunks.drain(..).zip(results) {
             let outcome = match self.verdict(at, &chunk, &result, &mut buffer) {
                 Verdict::Done(done) => {
                     delivered = true;
                     Ok(done)
                 }
                 Verdict::Again => {
+                    chunk.was_early = result.status() == Some(Status::SequenceGap);
                     buffer.put_back([chunk]);
                     continue;
                 }
@@ -772,9 +774,9 @@ impl Sender {
             Status::StaleEpoch => Verdict::Fenced(result.base_ordinal),
             Status::SequenceGap => {
                 let expected = result.base_ordinal;
-                let is_closed = buffer.has_hole(chunk.streamlet, expected..chunk.sequence);
+                let has_hole = buffer.has_hole(chunk.streamlet, expected..chunk.sequence);
                 // Otherwise the server misses chunks that it has acknowledged, or that were given up: it has lost them, or the producer.
-                if !is_closed && !self.is_behind(at, chunk, buffer) && self.settings.producer_id.is_some() {
+                if !has_hole && !self.is_behind(at, chunk, buffer) && self.settings.producer_id.is_some() {
                     self.last_error = format!("{status}: sequence {expected} was expected");
                     let forgotten = buffer.misses(chunk.streamlet, expected);
                     let (streamlet, sequence) = (chunk.streamlet, chunk.sequence);
@@ -819,7 +821,8 @@ impl Sender {
         let waiting = buffer.first_waiting_sequence(chunk.streamlet);
         let is_before = |other: &Sealed| other.streamlet == chunk.streamlet && other.sequence < chunk.sequence;
         waiting.is_some_and(|sequence| sequence < chunk.sequence)
-            || self.links[at].in_flight.iter().any(|request| request.chunks.iter().any(is_before))
+            || buffer.has_more_under_way(chunk.streamlet)
+                && self.links[at].in_flight.iter().any(|request| request.chunks.iter().any(is_before))
     }
 
     /// What has to be done before those behind a chunk that is given up are sent.
@@ -857,7 +860,7 @@ impl Sender {
         }
     }
 
-    /// Nothing is under way: gives the chunks that wait sequences without a hole.
+    /// Nothing is under way: gives the chunks that wait the sequences with which they can go on.
     async fn repair(&mut self, now: Instant) {
         let expired = self.shared.buffer().take_expired(now);
         self.expire(expired, now);
@@ -881,10 +884,11 @@ impl Sender {
         }
         match allocated {
             Ok(allocated) => {
-                self.settings.producer_id = Some(allocated.producer_id);
+                // An id whose epochs are used up is followed by another one.
+                let is_same = self.settings.producer_id.replace(allocated.producer_id) == Some(allocated.producer_id);
                 let epoch = allocated.producer_epoch;
                 let sequences = match self.repair {
-                    Repair::Epoch => Sequences::Misses(epoch),
+                    Repair::Epoch if is_same => Sequences::Misses(epoch),
                     _ => Sequences::All(allocated.producer_id, epoch),
                 };
                 self.shared.buffer().renumber(sequences);

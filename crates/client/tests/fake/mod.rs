@@ -144,6 +144,8 @@ pub struct State {
     pub info: StreamInfo,
     pub logs: BTreeMap<(u32, u32), Log>,
     pub faults: VecDeque<Fault>,
+    /// Lanes have forgotten producers: they take any number of one that they do not know.
+    pub forgot: bool,
     /// Of writes without a fault: each chunk is treated by chance, and answers are late.
     pub mood: Option<Mood>,
     /// Requests at which the connection breaks without an answer, once for each.
@@ -224,7 +226,8 @@ impl State {
         let log = self.logs.entry((header.streamlet.0, lane.0)).or_default();
         if header.producer_id.0 != 0 {
             let epoch = header.producer_epoch.0;
-            let known = log.producers.entry(header.producer_id.0).or_insert((epoch, 0, VecDeque::new()));
+            let first = if self.forgot { header.sequence } else { 0 };
+            let known = log.producers.entry(header.producer_id.0).or_insert((epoch, first, VecDeque::new()));
             if epoch < known.0 {
                 return ChunkResult::failed(Status::StaleEpoch, known.0.into());
             }
@@ -286,6 +289,7 @@ impl FakeServer {
             info,
             logs: BTreeMap::new(),
             faults: VecDeque::new(),
+            forgot: false,
             mood: None,
             breaks: Vec::new(),
             unheard: 0,
