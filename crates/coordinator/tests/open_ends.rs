@@ -186,24 +186,50 @@ fn what_its_node_holds_waits_whether_or_not_it_is_lost() {
 #[test]
 fn nobody_waits_for_a_log_of_a_node_that_lives() {
     let mut cluster = Cluster::new(level::LIVING_HOLDERS);
-    let (moved, others) = (cluster.of(1), [2, 3, 4].map(|node| cluster.of(node)));
+    let (moved, other) = (cluster.of(1), cluster.of(2));
     cluster.moves(moved, 3);
-    // Node 1 has less than others, and gets something.
     cluster.loses_another();
-    fence(&mut cluster.state, 2);
-    [3, 2].into_iter().for_each(|node| cluster.recovers(node, 1));
-    assert!(![2, 3].contains(&cluster.owner(moved).node) && cluster.owner(moved).rebuilding);
-    let gets = others.iter().find(|at| cluster.owner(**at).node == 1).expect("it has room");
-    assert!(!cluster.waits(moved) && !cluster.waits(*gets), "it needs nothing of its life before");
+    cluster.recovers(3, 1);
+    assert!([2, 4].contains(&cluster.owner(moved).node) && cluster.owner(moved).rebuilding);
+    assert!(!cluster.waits(moved), "what node 1 holds it has");
     cluster.may_give_up().unwrap();
-    // What it takes over is in its later logs, and once it is lost what it held is needed of all of them.
+    // Nobody is left but node 1 itself, which needs nothing of its life before.
+    [2, 4].into_iter().for_each(|node| fence(&mut cluster.state, node));
+    cluster.recovers(2, 1);
+    assert!(cluster.owner(other).node == 1 && !cluster.waits(other));
+    cluster.may_give_up().unwrap();
+    // Once it is lost what it held is needed of all of its logs.
     let epoch = cluster.state.node(1).unwrap().epoch;
-    let later = LogName { node: 1, epoch, log: 0 };
-    begin_view(&mut cluster.state, later, 1, vec![4]);
     fence(&mut cluster.state, 1);
-    assert!(cluster.waits(moved) && cluster.may_give_up().is_err());
+    assert!(cluster.waits(moved) && cluster.waits(other) && cluster.may_give_up().is_err());
+    cluster.returns(2, true);
     cluster.recovers(1, epoch);
-    assert_eq!(cluster.owner(*gets).node, 1, "its logs have no ends yet");
+    assert_eq!(cluster.owner(other).node, 1, "its log has no end yet");
+}
+
+/// Who is back without what it had when somebody takes it over writes logs that have nothing of it.
+#[test]
+fn logs_of_who_is_back_already_are_not_waited_for() {
+    let mut cluster = Cluster::without_loss(level::LIVING_HOLDERS);
+    let lost = cluster.of(3);
+    cluster.loses_another();
+    cluster.returns(3, false);
+    let epoch = cluster.state.node(3).unwrap().epoch;
+    let later = LogName { epoch, ..ENDED };
+    begin_view(&mut cluster.state, later, 1, vec![5]);
+    cluster.recovers(3, 1);
+    assert!(cluster.owner(lost).node != 3 && cluster.owner(lost).rebuilding);
+    // All that had the later log is gone, and its node goes on.
+    fence(&mut cluster.state, 5);
+    fence(&mut cluster.state, 3);
+    cluster.returns(3, true);
+    let owner = cluster.owner(lost);
+    assert!(!cluster.waits(lost));
+    fence(&mut cluster.state, owner.node);
+    assert_eq!(owner.node, OPEN.node);
+    cluster.apply(&[ClusterEntry::LogEnded { log: OPEN, end: 5 }]);
+    cluster.recovers(owner.node, owner.epoch);
+    assert_ne!(cluster.owner(lost).node, owner.node);
 }
 
 #[test]

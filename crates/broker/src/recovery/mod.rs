@@ -572,7 +572,8 @@ impl Broker {
                 let to = of_epoch().map(|segment| segment.next_ordinal).max().unwrap_or(0);
                 let known: u64 = of_epoch().map(|segment| segment.next_ordinal - segment.base_ordinal).sum();
                 let is_whole = here.windows(2).all(|pair| pair[0].next_ordinal == pair[1].first_ordinal);
-                let has_front = first.first_ordinal <= from || has_owned;
+                // What ends before what is here is not all of it: retention has taken the front here, which a lost log may still have.
+                let has_front = first.first_ordinal <= from || has_owned || to < last.next_ordinal;
                 let has_it = is_whole && has_front && to <= last.next_ordinal;
                 // Copies are made in no order: a log may have the end of them alone, as well as the beginning.
                 let is_less = first.first_ordinal < from || to < last.next_ordinal || known < to - from;

@@ -204,23 +204,35 @@ impl ClusterState {
         others
     }
 
-    /// Streamlets that others have with all their copies, so that a node needs nothing of what it has of them from before. None while
-    /// a log of an earlier incarnation of it is kept.
+    /// Streamlets that others have with all their copies, so that a node needs nothing of what it has of them from before.
     pub fn rebuilt_by_others(&self, node: NodeNumber, epoch: u32) -> Vec<(StreamId, StreamletId)> {
-        if self.lost_logs().any(|(lost, _)| lost.node == node) {
+        if self.keeps_leftovers(node) {
             return Vec::new();
         }
         let mut found = self.not_gone_on_with(node, epoch);
-        found.retain(|&(stream, streamlet)| {
-            let at = streamlet.0;
-            let is_mine = self.owner(stream, at).is_some_and(|owner| owner.node == node);
-            let holds = self.owners(stream).is_some_and(|owners| {
+        found.retain(|&(stream, streamlet)| self.is_rebuilt_by_others(node, stream, streamlet));
+        found
+    }
+
+    /// Whether somebody else has all of a streamlet with all its copies, and this node holds nothing of it. What it still has of it must go then, before it owns it
+    /// again: it would be taken for what it holds.
+    pub fn is_rebuilt_by_others(&self, node: NodeNumber, stream: StreamId, streamlet: StreamletId) -> bool {
+        let at = streamlet.0;
+        let is_with_others =
+            |owner: super::Owner| owner.node != node && !(owner.rebuilding && self.passes_over_the_living());
+        let holds = || {
+            self.owners(stream).is_some_and(|owners| {
                 let mut held = owners.held().iter().filter(|held| held.node == node);
                 held.any(|held| (held.first..held.first + held.count).contains(&at))
-            });
-            !is_mine && !holds
-        });
-        found
+            })
+        };
+        !self.keeps_leftovers(node) && self.owner(stream, at).is_none_or(is_with_others) && !holds()
+    }
+
+    /// Below level [`LIVING_HOLDERS`](kera_format::level::LIVING_HOLDERS) nothing goes while a log of an earlier incarnation of the node is kept. From it on it is known
+    /// of each streamlet whether its owner still rebuilds it.
+    fn keeps_leftovers(&self, node: NodeNumber) -> bool {
+        !self.passes_over_the_living() && self.lost_logs().any(|(lost, _)| lost.node == node)
     }
 
     /// Logs of the incarnations of a node before this one that nobody rebuilds from: it may give them up once it has nothing of that time any

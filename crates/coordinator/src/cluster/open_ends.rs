@@ -159,7 +159,10 @@ impl ClusterState {
     pub(super) fn may_have_of(&self, log: LogName, owners: &StreamOwners, first: u32, count: u32) -> bool {
         let passes_over = self.passes_over_the_living();
         let owns = |run: &Run| run.owner.node == log.node && !(passes_over && self.is_live(log.node, run.owner.epoch));
-        let may = |run: Run| owns(&run) || passes_over && run.owner.rebuilding && owners.is_noted(log, &run);
+        // Of what began to be rebuilt below the level at which that is noted, it may be any of its owner's.
+        let is_source =
+            |run: &Run| owners.is_noted(log, run) || run.owner.node == log.node && owners.may_be_rebuilt_from(log, run);
+        let may = |run: Run| owns(&run) || passes_over && run.owner.rebuilding && is_source(&run);
         let meets = |held: &Held| held.first < first + count && first < held.first + held.count;
         let holds = |held: &Held| held.node == log.node && meets(held) && self.counts(held);
         owners.within(first, count).any(may) || owners.held().iter().any(holds)

@@ -443,7 +443,10 @@ impl ClusterState {
         }
         // In a snapshot they have no owner yet, and entries behind these say it.
         let Some(mut owners) = self.owners.remove(&stream) else { return };
-        let newest = |node: NodeNumber| self.nodes.get(&node).map_or(u32::MAX, |known| known.epoch);
+        // Who is back has lost in an earlier life what is rebuilt: logs of the present one have nothing of it.
+        let lives = |known: &NodeState| u32::from(self.passes_over_the_living() && !known.fenced);
+        let newest =
+            |node: NodeNumber| self.nodes.get(&node).map_or(u32::MAX, |known| known.epoch.saturating_sub(lives(known)));
         for run in owners.within(first, count).collect::<Vec<Run>>() {
             let lives = self.passes_over_the_living() && self.is_live(run.owner.node, run.owner.epoch);
             owners.begin_rebuild(&run, !lives, |held| self.counts(held), newest);

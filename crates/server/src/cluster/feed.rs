@@ -135,11 +135,14 @@ impl Observer for Feed {
                 group.read(|state| leftovers::drop_rebuilt(self.broker.log(), state, self.node, self.epoch));
             }
             // Something may be taken over, or logs of this node's earlier incarnations may go.
-            Change::Cluster(
-                ClusterEntry::LogEnded { .. }
-                | ClusterEntry::EndTakenBack { .. }
-                | ClusterEntry::StreamletsRebuilt { .. },
-            ) => self.recovery.look(),
+            Change::Cluster(ClusterEntry::LogEnded { .. } | ClusterEntry::EndTakenBack { .. }) => self.recovery.look(),
+            Change::Cluster(ClusterEntry::StreamletsRebuilt { stream, first, count, .. }) => {
+                let rebuilt = *first..first.saturating_add(*count);
+                group.read(|state| {
+                    leftovers::drop_if_rebuilt(self.broker.log(), state, self.node, *stream, rebuilt);
+                });
+                self.recovery.look();
+            }
             Change::Cluster(
                 ClusterEntry::NodeJoined { .. } | ClusterEntry::NodeFenced { .. } | ClusterEntry::NodeRemoved { .. },
             ) => self.nodes(&group),

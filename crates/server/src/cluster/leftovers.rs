@@ -5,6 +5,7 @@
 //! never acknowledged, must not get into any log again: others have given its ordinals away since. What it has before is the same as
 //! what its successor rebuilds, and is kept until all of that is done: until then it may be the only other copy.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,9 +34,17 @@ pub(super) fn cut(log: &Log, others: &[(StreamId, StreamletId)]) -> Result<(), S
     Ok(())
 }
 
-/// Drops groups that others have with all their copies: nothing of this node's earlier logs is needed any more.
+/// Drops groups that others have with all their copies: nothing of what this node has of them is needed any more.
 pub(super) fn drop_rebuilt(log: &Log, state: &ClusterState, node: u32, epoch: u32) {
     for place in state.rebuilt_by_others(node, epoch).into_iter().filter_map(|other| of(log, other)) {
+        place.forget_groups(|_| false);
+    }
+}
+
+/// The same of some streamlets.
+pub(super) fn drop_if_rebuilt(log: &Log, state: &ClusterState, node: u32, stream: StreamId, streamlets: Range<u32>) {
+    let rebuilt = streamlets.map(StreamletId).filter(|at| state.is_rebuilt_by_others(node, stream, *at));
+    for place in rebuilt.filter_map(|at| of(log, (stream, at))) {
         place.forget_groups(|_| false);
     }
 }

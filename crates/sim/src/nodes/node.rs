@@ -660,6 +660,17 @@ impl Running {
                 }
                 Ok(())
             }
+            Is::StreamletsRebuilt { stream, first, count, .. } => {
+                for at in (*first..first + count).map(StreamletId) {
+                    if known.is_rebuilt_by_others(self.number, *stream, at)
+                        && let Some(of) = self.log.stream(*stream)
+                        && let Some(place) = of.streamlet(at)
+                    {
+                        place.forget_groups(|_| false);
+                    }
+                }
+                Ok(())
+            }
             Is::NodeJoined { .. } | Is::NodeFenced { .. } | Is::NodeRemoved { .. } => {
                 self.broker.set_nodes(version, known.node_infos());
                 Ok(())
