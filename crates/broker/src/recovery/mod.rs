@@ -618,12 +618,13 @@ impl Broker {
                 let mut segments = comes.iter().flat_map(|comes| &comes.segments);
                 segments.all(|one| one.next_ordinal <= group.first_ordinal || group.next_ordinal <= one.base_ordinal)
             };
-            // Or what is between is with a node that lives: the streamlet was there after it had been here, and before the lost node had it.
+            // Or what is between is with another node: the streamlet was there after it had been here, and before the lost node had it. Also if that one has been lost since
+            // the logs were looked for: what it held is gathered next.
             let is_bridged = |last: &GroupInfo| {
                 let segments = comes.iter().flat_map(|comes| &comes.segments);
                 let behind = segments.filter(|one| one.base_ordinal >= last.next_ordinal).map(|one| one.group.epoch());
                 let next = behind.min().unwrap_or(owner.epoch);
-                let mut others = owner.older.iter().filter(|older| older.node != me && older.node != 0);
+                let mut others = owner.older.iter().filter(|older| older.node != me);
                 others.any(|older| last.id.epoch() < older.first_epoch && older.first_epoch <= next)
             };
             // All that comes is in front of it: if they end together, what came of it was left out.
