@@ -167,6 +167,18 @@ impl World {
         World { seeded, clock, cloud, epoch: 2, owner, written, sequence, silent: Vec::new(), counts, bookmarks }
     }
 
+    /// After the first owner was lost, with its log, and the next one has rebuilt what it wrote.
+    fn taken_over(seed: u64) -> (World, [EndedLog; 1]) {
+        let mut world = World::new(seed);
+        (0..120).for_each(|_| world.append());
+        let logs = [world.owner.replicating.ended(&BACKUPS)];
+        world.owner.replicating.replicated.stop();
+        world.next_owner();
+        let taken = world.owner.replicating.broker.take_over(&[(STREAM, X, world.epoch)], &logs, &*world.cloud);
+        world.rebuild(&taken.unwrap_or_else(|failure| panic!("{failure:?}")), &logs);
+        (world, logs)
+    }
+
     fn below(&self, limit: u64) -> u64 {
         Random::below(&self.seeded, limit)
     }
@@ -475,13 +487,7 @@ fn what_compaction_has_left_survives_its_owners() {
 #[test]
 fn what_a_node_has_compacted_is_not_brought_back_by_a_log_of_before() {
     for seed in 1..4 {
-        let mut world = World::new(seed);
-        (0..120).for_each(|_| world.append());
-        let logs = [world.owner.replicating.ended(&BACKUPS)];
-        world.owner.replicating.replicated.stop();
-        world.next_owner();
-        let taken = world.owner.replicating.broker.take_over(&[(STREAM, X, world.epoch)], &logs, &*world.cloud);
-        world.rebuild(&taken.unwrap_or_else(|failure| panic!("{failure:?}")), &logs);
+        let (mut world, logs) = World::taken_over(seed);
         (0..120).for_each(|_| world.append());
         world.compact_all();
         world.check();
@@ -499,13 +505,7 @@ fn what_a_node_has_compacted_is_not_brought_back_by_a_log_of_before() {
 fn what_a_node_has_compacted_is_never_less_rewritten_than_it_was() {
     // Also if nothing was written behind what that log has.
     for (seed, writes) in [(1, true), (2, true), (3, false), (4, false)] {
-        let mut world = World::new(seed);
-        (0..120).for_each(|_| world.append());
-        let logs = [world.owner.replicating.ended(&BACKUPS)];
-        world.owner.replicating.replicated.stop();
-        world.next_owner();
-        let taken = world.owner.replicating.broker.take_over(&[(STREAM, X, world.epoch)], &logs, &*world.cloud);
-        world.rebuild(&taken.unwrap_or_else(|failure| panic!("{failure:?}")), &logs);
+        let (mut world, logs) = World::taken_over(seed);
         world.clock.advance_ms(TOMBSTONE_MS + 1_000);
         if writes {
             world.append();

@@ -46,9 +46,7 @@ pub(super) fn compacted_since(
     }
     let come: BTreeMap<(GroupId, SegmentIndex), u32> =
         come.iter().map(|segment| ((segment.group, segment.index), rewrites_of(segment.rewrite))).collect();
-    let comes_of = |epoch: u32| come.range((GroupId::new(epoch, 0), SegmentIndex(0))..).next();
-    let comes =
-        |group: &GroupInfo| comes_of(group.id.epoch()).is_some_and(|((of, _), _)| of.epoch() == group.id.epoch());
+    let epochs_come: BTreeSet<u32> = come.keys().map(|(group, _)| group.epoch()).collect();
     let segments = |group: &GroupInfo| lane.segments(group.id, None, usize::MAX).unwrap_or_default();
     // How often what comes of a segment was rewritten, beside how often that which is here was.
     let beside = |group: &GroupInfo| -> Vec<(u32, u32)> {
@@ -56,7 +54,7 @@ pub(super) fn compacted_since(
         segments(group).into_iter().filter_map(beside).collect()
     };
     let is_later = |group: &GroupInfo| owned_last && beside(group).iter().any(|(comes, here)| here > comes);
-    let stays = |group: &&GroupInfo| !comes(group) || is_later(group);
+    let stays = |group: &&GroupInfo| !epochs_come.contains(&group.id.epoch()) || is_later(group);
     let Some(last) = compacted().filter(stays).map(|group| group.id.epoch()).max() else { return BTreeSet::new() };
     let fits = |group: &GroupInfo| {
         let is_small = |one: &SegmentInfo| one.durable_head as usize <= SEGMENT_BYTES_MAX - HEADS_BYTES;

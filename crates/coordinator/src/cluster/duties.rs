@@ -210,13 +210,17 @@ impl ClusterState {
             return Vec::new();
         }
         let mut found = self.not_gone_on_with(node, epoch);
-        found.retain(|&(stream, streamlet)| self.is_rebuilt_by_others(node, stream, streamlet));
+        found.retain(|&(stream, streamlet)| self.is_whole_with_others(node, stream, streamlet));
         found
     }
 
     /// Whether somebody else has all of a streamlet with all its copies, and this node holds nothing of it. What it still has of it must go then, before it owns it
     /// again: it would be taken for what it holds.
     pub fn is_rebuilt_by_others(&self, node: NodeNumber, stream: StreamId, streamlet: StreamletId) -> bool {
+        !self.keeps_leftovers(node) && self.is_whole_with_others(node, stream, streamlet)
+    }
+
+    fn is_whole_with_others(&self, node: NodeNumber, stream: StreamId, streamlet: StreamletId) -> bool {
         let at = streamlet.0;
         let is_with_others =
             |owner: super::Owner| owner.node != node && !(owner.rebuilding && self.passes_over_the_living());
@@ -226,7 +230,7 @@ impl ClusterState {
                 held.any(|held| (held.first..held.first + held.count).contains(&at))
             })
         };
-        !self.keeps_leftovers(node) && self.owner(stream, at).is_none_or(is_with_others) && !holds()
+        self.owner(stream, at).is_none_or(is_with_others) && !holds()
     }
 
     /// Below level [`LIVING_HOLDERS`](kera_format::level::LIVING_HOLDERS) nothing goes while a log of an earlier incarnation of the node is kept. From it on it is known

@@ -202,12 +202,14 @@ impl StreamOwners {
         let Owner { node, epoch, .. } = run.owner;
         for (first, end) in self.with_sources(run.first, run.end()) {
             // It may be in the list with a later life, as a holder.
-            for at in first..end {
-                let noted = match self.noted_sources(at) {
-                    Sources::Of(nodes) => nodes.get(&node).copied().unwrap_or(0),
-                    Sources::Any => continue,
-                };
-                self.rebuild_from(RebuiltFrom { node, first: at, count: 1, epoch: epoch.max(noted) });
+            let is_later = |from: &&RebuiltFrom| from.node == node && from.epoch > epoch;
+            let later: Vec<RebuiltFrom> = self.sources.iter().filter(is_later).copied().collect();
+            self.rebuild_from(RebuiltFrom { node, first, count: end - first, epoch });
+            for from in later {
+                let (first, end) = (from.first.max(first), from.end().min(end));
+                if first < end {
+                    self.rebuild_from(RebuiltFrom { first, count: end - first, ..from });
+                }
             }
         }
     }

@@ -36,15 +36,17 @@ pub(super) fn cut(log: &Log, others: &[(StreamId, StreamletId)]) -> Result<(), S
 
 /// Drops groups that others have with all their copies: nothing of what this node has of them is needed any more.
 pub(super) fn drop_rebuilt(log: &Log, state: &ClusterState, node: u32, epoch: u32) {
-    for place in state.rebuilt_by_others(node, epoch).into_iter().filter_map(|other| of(log, other)) {
-        place.forget_groups(|_| false);
-    }
+    drop_all(log, state.rebuilt_by_others(node, epoch));
 }
 
 /// The same of some streamlets.
 pub(super) fn drop_if_rebuilt(log: &Log, state: &ClusterState, node: u32, stream: StreamId, streamlets: Range<u32>) {
     let rebuilt = streamlets.map(StreamletId).filter(|at| state.is_rebuilt_by_others(node, stream, *at));
-    for place in rebuilt.filter_map(|at| of(log, (stream, at))) {
+    drop_all(log, rebuilt.map(|at| (stream, at)));
+}
+
+fn drop_all(log: &Log, rebuilt: impl IntoIterator<Item = (StreamId, StreamletId)>) {
+    for place in rebuilt.into_iter().filter_map(|other| of(log, other)) {
         place.forget_groups(|_| false);
     }
 }

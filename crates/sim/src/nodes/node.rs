@@ -499,13 +499,9 @@ impl Node {
                 store.step();
             }
         }
-        for place in known.rebuilt_by_others(self.number, epoch).into_iter().filter_map(of) {
-            place.forget_groups(|_| false);
-        }
+        drop_all(log, known.rebuilt_by_others(self.number, epoch));
         if self.forgets_held {
-            for place in known.not_gone_on_with(self.number, epoch).into_iter().filter_map(of) {
-                place.forget_groups(|_| false);
-            }
+            drop_all(log, known.not_gone_on_with(self.number, epoch));
         }
         Ok(())
     }
@@ -575,6 +571,14 @@ fn log_in(arena: Arc<Arena>, store: &Arc<DiskStore>) -> Arc<Log> {
 
 /// Everything that the broker is told of streams and owners; an error must not be.
 type Fed = Result<(), String>;
+
+/// Drops groups of streamlets that others have.
+fn drop_all(log: &Log, which: impl IntoIterator<Item = (StreamId, StreamletId)>) {
+    let of = |(stream, streamlet): (StreamId, StreamletId)| log.stream(stream)?.streamlet(streamlet).cloned();
+    for place in which.into_iter().filter_map(of) {
+        place.forget_groups(|_| false);
+    }
+}
 
 impl Running {
     fn everything(&mut self, known: &ClusterState, version: u64) -> Fed {
@@ -651,24 +655,13 @@ impl Running {
             }
             Is::OwnerReturned { .. } => self.everything(known, version),
             Is::LogGivenUp { log } if log.node == self.number => {
-                for (stream, streamlet) in known.rebuilt_by_others(self.number, self.epoch) {
-                    if let Some(stream) = self.log.stream(stream)
-                        && let Some(place) = stream.streamlet(streamlet)
-                    {
-                        place.forget_groups(|_| false);
-                    }
-                }
+                drop_all(&self.log, known.rebuilt_by_others(self.number, self.epoch));
                 Ok(())
             }
             Is::StreamletsRebuilt { stream, first, count, .. } => {
-                for at in (*first..first + count).map(StreamletId) {
-                    if known.is_rebuilt_by_others(self.number, *stream, at)
-                        && let Some(of) = self.log.stream(*stream)
-                        && let Some(place) = of.streamlet(at)
-                    {
-                        place.forget_groups(|_| false);
-                    }
-                }
+                let all = (*first..first + count).map(StreamletId);
+                let rebuilt = all.filter(|at| known.is_rebuilt_by_others(self.number, *stream, *at));
+                drop_all(&self.log, rebuilt.map(|at| (*stream, at)));
                 Ok(())
             }
             Is::NodeJoined { .. } | Is::NodeFenced { .. } | Is::NodeRemoved { .. } => {
