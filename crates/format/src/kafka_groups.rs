@@ -322,7 +322,9 @@ impl CommittedOffset {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kafka_members::{ClassicPart, ConsumerPart, MEMBER_BYTES_MAX, MemberPart, MemberStep, Partitions};
+    use crate::kafka_members::{
+        ClassicPart, ClassicVoice, ConsumerPart, MEMBER_BYTES_MAX, MemberPart, MemberStep, Partitions,
+    };
     use crate::{ChunkView, Records};
     use proptest::prelude::*;
 
@@ -342,8 +344,8 @@ mod tests {
 
     fn members() -> impl Strategy<Value = MemberState> {
         let bytes = || proptest::collection::vec(any::<u8>(), 0..20);
-        let protocols = proptest::collection::vec((".{0,9}", bytes()), 0..3);
-        let classic = (0..=i32::MAX as u32, any::<u32>(), any::<bool>(), any::<u32>(), protocols, bytes()).prop_map(
+        let protocols = || proptest::collection::vec((".{0,9}", bytes()), 0..3);
+        let classic = (0..=i32::MAX as u32, any::<u32>(), any::<bool>(), any::<u32>(), protocols(), bytes()).prop_map(
             |(generation, members, leads, session_ms, protocols, assignment)| {
                 MemberPart::Classic(ClassicPart { generation, members, leads, session_ms, protocols, assignment })
             },
@@ -353,11 +355,22 @@ mod tests {
         let option = || proptest::option::of(".{0,9}");
         let names = proptest::collection::vec(".{0,9}", 0..3);
         let (subscribed, has) = ((option(), option(), option(), names), (partitions(), partitions()));
-        let consumer = (epoch(), epoch(), step, subscribed, has).prop_map(
-            |(epoch, previous_epoch, step, (rack, pattern, assignor, names), (assigned, revoking))| {
-                let part =
-                    ConsumerPart { epoch, previous_epoch, step, rack, pattern, assignor, names, assigned, revoking };
-                MemberPart::Consumer(part)
+        let voice =
+            (any::<u32>(), protocols()).prop_map(|(session_ms, protocols)| ClassicVoice { session_ms, protocols });
+        let consumer = (epoch(), epoch(), step, subscribed, has, proptest::option::of(voice)).prop_map(
+            |(epoch, previous_epoch, step, (rack, pattern, assignor, names), (assigned, revoking), classic)| {
+                MemberPart::Consumer(ConsumerPart {
+                    epoch,
+                    previous_epoch,
+                    step,
+                    rack,
+                    pattern,
+                    assignor,
+                    names,
+                    assigned,
+                    revoking,
+                    classic,
+                })
             },
         );
         (option(), ".{0,9}", ".{0,9}", any::<u32>(), prop_oneof![classic, consumer]).prop_map(

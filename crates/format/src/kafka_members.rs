@@ -4,17 +4,18 @@
 //! offset  bytes  field
 //!      0      1  version         1
 //!      1      1  kind            1 classic, 2 consumer
-//!      2      1  flags           classic: 1 leads
+//!      2      1  flags           classic: 1 leads; consumer: 2 speaks the classic protocol
 //!      3      1  step            consumer: 0 stable, 1 revoking, 2 lacking
 //!      4      4  epoch           classic: its generation; consumer: its epoch, -2 if it is away
 //!      8      4  before          classic: how many members the generation has; consumer: its epoch before
-//!     12      4  session_ms      classic
+//!     12      4  session_ms      classic, and consumer that speaks the classic protocol
 //!     16      4  rebalance_ms
 //!     20      …  fields          each a length (u32; all ones: there is none) and so many bytes:
 //!                                instance, client_id, host, then
 //!                                classic: assignment; protocols: a count (u32), each a name and what it tells
 //!                                consumer: rack, pattern, assignor; topics by name: a count, each a name; what it has,
-//!                                what it gives back: a count, each a topic's id (16 bytes, big-endian), a count, partitions
+//!                                what it gives back: a count, each a topic's id (16 bytes, big-endian), a count, partitions;
+//!                                if it speaks the classic protocol: protocols, as in classic
 //! ```
 
 use crate::FormatError;
@@ -28,6 +29,7 @@ pub const MEMBER_BYTES_MAX: usize = 4 << 20;
 /// Bytes of a member's value before its fields.
 const HEAD_BYTES: usize = 20;
 const FLAG_LEADS: u8 = 1;
+const FLAG_SPEAKS_CLASSIC: u8 = 2;
 /// The length of a field that is not there.
 const NONE: u32 = u32::MAX;
 /// The epoch of a member that is away.
@@ -35,6 +37,8 @@ const AWAY: i32 = -2;
 
 /// Partitions by the ids of their topics.
 pub type Partitions = Vec<(u128, Vec<i32>)>;
+/// Names of protocols, each with what is told under it.
+pub type Protocols = Vec<(String, Vec<u8>)>;
 
 /// What is kept of a member of a group.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -72,7 +76,7 @@ pub struct ClassicPart {
     /// How long it may be silent, in milliseconds.
     pub session_ms: u32,
     /// What it can do, what it likes most first, each with what the leader should know.
-    pub protocols: Vec<(String, Vec<u8>)>,
+    pub protocols: Protocols,
     /// What the leader gave it.
     pub assignment: Vec<u8>,
 }
@@ -110,6 +114,17 @@ pub struct ConsumerPart {
     pub assigned: Partitions,
     /// What it was told to give back.
     pub revoking: Partitions,
+    /// If it speaks the classic protocol: what it says there. From level [`CHANGING_GROUPS`](crate::level::CHANGING_GROUPS) on.
+    pub classic: Option<ClassicVoice>,
+}
+
+/// What a member of a group whose coordinator assigns says if it speaks the classic protocol.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ClassicVoice {
+    /// How long it may be silent, in milliseconds.
+    pub session_ms: u32,
+    /// What it can do, what it likes most first, each with what a leader would be told.
+    pub protocols: Protocols,
 }
 
 impl MemberState {
@@ -128,11 +143,7 @@ impl MemberState {
                 put(&mut value, 8, &part.members.to_le_bytes());
                 put(&mut value, 12, &part.session_ms.to_le_bytes());
                 put_field(&mut value, &part.assignment);
-                put_count(&mut value, part.protocols.len());
-                for (name, metadata) in &part.protocols {
-                    put_field(&mut value, name.as_bytes());
-                    put_field(&mut value, metadata);
-                }
+                put_protocols(&mut value, &part.protocols);
             }
             MemberPart::Consumer(part) => {
                 value[1] = 2;
@@ -150,6 +161,11 @@ impl MemberState {
                 part.names.iter().for_each(|name| put_field(&mut value, name.as_bytes()));
                 put_partitions(&mut value, &part.assigned);
                 put_partitions(&mut value, &part.revoking);
+                if let Some(classic) = &part.classic {
+                    value[2] = FLAG_SPEAKS_CLASSIC;
+                    put(&mut value, 12, &classic.session_ms.to_le_bytes());
+                    put_protocols(&mut value, &classic.protocols);
+                }
             }
         }
         value
@@ -191,10 +207,7 @@ impl ClassicPart {
             return Err(bad("member.epoch", generation.into(), "31 bits"));
         }
         let assignment = rest.field("member.assignment")?.to_vec();
-        let protocols = rest.list(8, |rest| {
-            let name = rest.text("member.protocol")?;
-            Ok((name, rest.field("member.protocol (what it tells)")?.to_vec()))
-        })?;
+        let protocols = rest.protocols()?;
         let (members, session_ms) = (u32_at(value, 8), u32_at(value, 12));
         Ok(ClassicPart { generation, members, leads: value[2] != 0, session_ms, protocols, assignment })
     }
@@ -202,8 +215,8 @@ impl ClassicPart {
 
 impl ConsumerPart {
     fn parse(value: &[u8], rest: &mut Rest<'_>) -> Result<ConsumerPart, FormatError> {
-        if value[2] != 0 {
-            return Err(bad("member.flags", value[2].into(), "0 in a consumer group"));
+        if value[2] & !FLAG_SPEAKS_CLASSIC != 0 {
+            return Err(bad("member.flags", value[2].into(), "0 or 2 in a consumer group"));
         }
         let step = match value[3] {
             0 => MemberStep::Stable,
@@ -217,8 +230,9 @@ impl ConsumerPart {
                 return Err(bad(field, epoch as u32 as u64, "31 bits, or -2"));
             }
         }
-        if u32_at(value, 12) != 0 {
-            return Err(bad("member.session_ms", u32_at(value, 12).into(), "0 in a consumer group"));
+        let (session_ms, speaks_classic) = (u32_at(value, 12), value[2] != 0);
+        if session_ms != 0 && !speaks_classic {
+            return Err(bad("member.session_ms", session_ms.into(), "0 in a consumer group"));
         }
         Ok(ConsumerPart {
             epoch,
@@ -230,6 +244,9 @@ impl ConsumerPart {
             names: rest.list(4, |rest| rest.text("member.topic"))?,
             assigned: rest.partitions()?,
             revoking: rest.partitions()?,
+            classic: speaks_classic
+                .then(|| Ok(ClassicVoice { session_ms, protocols: rest.protocols()? }))
+                .transpose()?,
         })
     }
 }
@@ -247,6 +264,14 @@ fn put_option(value: &mut Vec<u8>, text: Option<&str>) {
     match text {
         Some(text) => put_field(value, text.as_bytes()),
         None => value.extend_from_slice(&NONE.to_le_bytes()),
+    }
+}
+
+fn put_protocols(value: &mut Vec<u8>, protocols: &Protocols) {
+    put_count(value, protocols.len());
+    for (name, metadata) in protocols {
+        put_field(value, name.as_bytes());
+        put_field(value, metadata);
     }
 }
 
@@ -300,6 +325,13 @@ impl<'a> Rest<'a> {
         let count = self.count("member (a count)")? as usize;
         FormatError::need("member (what is counted)", count.saturating_mul(bytes_min), self.0.len())?;
         (0..count).map(|_| one(self)).collect()
+    }
+
+    fn protocols(&mut self) -> Result<Protocols, FormatError> {
+        self.list(8, |rest| {
+            let name = rest.text("member.protocol")?;
+            Ok((name, rest.field("member.protocol (what it tells)")?.to_vec()))
+        })
     }
 
     fn partitions(&mut self) -> Result<Partitions, FormatError> {

@@ -9,12 +9,12 @@ mod golden;
 
 use golden::{Case, Golden, Layout, Refused, pushed, record, refused_by};
 use kera_format::kafka_groups::{CommittedOffset, Entry, Fact, GroupKind, GroupState, OffsetKey};
-use kera_format::kafka_members::{ClassicPart, ConsumerPart, MemberPart, MemberState, MemberStep};
+use kera_format::kafka_members::{ClassicPart, ClassicVoice, ConsumerPart, MemberPart, MemberState, MemberStep};
 use kera_format::{FormatError, RecordView};
 
 const NOW_MS: i64 = 1_700_000_000_000;
 
-fn members() -> (MemberState, MemberState) {
+fn members() -> [MemberState; 3] {
     let classic = ClassicPart {
         generation: 17,
         members: 2,
@@ -34,7 +34,10 @@ fn members() -> (MemberState, MemberState) {
         names: vec!["orders".into()],
         assigned: vec![(topic, vec![0, 1])],
         revoking: vec![(topic, vec![2])],
+        classic: None,
     };
+    let voice = ClassicVoice { session_ms: 45_000, protocols: vec![("range".into(), vec![0, 1, 2])] };
+    let both = ConsumerPart { classic: Some(voice), ..consumer.clone() };
     let classic = MemberState {
         instance: Some("place".into()),
         client_id: "app".into(),
@@ -42,8 +45,12 @@ fn members() -> (MemberState, MemberState) {
         rebalance_ms: 300_000,
         part: MemberPart::Classic(classic),
     };
-    let consumer = MemberState { instance: None, part: MemberPart::Consumer(consumer), ..classic.clone() };
-    (classic, consumer)
+    let [consumer, both] = [consumer, both].map(|part| MemberState {
+        instance: None,
+        part: MemberPart::Consumer(part),
+        ..classic.clone()
+    });
+    [classic, consumer, both]
 }
 
 fn entries() -> Vec<(&'static str, &'static str, Entry)> {
@@ -56,6 +63,8 @@ fn entries() -> Vec<(&'static str, &'static str, Entry)> {
         changed_ms: NOW_MS,
         protocol_type: "consumer".into(),
     };
+    let [classic, consumer, both] = members();
+    let member = |id: &str, member| entry(Fact::Member(id.into(), Some(Box::new(member))));
     let offset = CommittedOffset {
         offset: 1_000_000,
         leader_epoch: 5,
@@ -79,8 +88,9 @@ fn entries() -> Vec<(&'static str, &'static str, Entry)> {
         ("offset, gone", "a record without a value", entry(Fact::Offset(of.clone(), None))),
         ("pending offset", "of producer 4711's transaction", entry(Fact::Pending(4_711, of.clone(), Some(offset)))),
         ("pending offset, gone", "the transaction has ended", entry(Fact::Pending(4_711, of, None))),
-        ("classic member", "that leads two", entry(Fact::Member("app/1".into(), Some(Box::new(members().0))))),
-        ("consumer member", "that gives back", entry(Fact::Member("app/2".into(), Some(Box::new(members().1))))),
+        ("classic member", "that leads two", member("app/1", classic)),
+        ("consumer member", "that gives back", member("app/2", consumer)),
+        ("consumer member that speaks the classic protocol", "the same", member("app/3", both)),
         ("member, gone", "a record without a value", entry(Fact::Member("app/1".into(), None))),
     ]
 }
@@ -112,12 +122,18 @@ fn case(name: &str, about: &str, entry: &Entry) -> Case {
                     let layout = layout.u32("assignment length").bytes("assignment", 2).u32("protocols");
                     counted(layout, "protocol", 5).u32("what it tells, length").bytes("what it tells", 3)
                 }
-                MemberPart::Consumer(_) => {
+                MemberPart::Consumer(part) => {
                     let layout = counted(layout.u32("no rack").u32("no pattern"), "assignor", 7);
                     let layout = counted(layout.u32("topics by name"), "topic", 6);
                     let layout = layout.u32("assigned topics").bytes("topic_id", 16).u32("partitions");
                     let layout = layout.u32("partition").u32("partition").u32("revoked topics");
-                    layout.bytes("topic_id", 16).u32("partitions").u32("partition")
+                    let layout = layout.bytes("topic_id", 16).u32("partitions").u32("partition");
+                    if part.classic.is_none() {
+                        layout
+                    } else {
+                        let layout = counted(layout.u32("protocols"), "protocol", 5);
+                        layout.u32("what it tells, length").bytes("what it tells", 3)
+                    }
                 }
             }
         }

@@ -107,6 +107,10 @@ impl Journal for Handle {
     fn keeps_members(&self) -> bool {
         self.catalog.coordinator.all_understand(level::MEMBERS_KEPT)
     }
+
+    fn keeps_both_kinds(&self) -> bool {
+        self.catalog.coordinator.all_understand(level::CHANGING_GROUPS)
+    }
 }
 
 /// What coordinators are made of.

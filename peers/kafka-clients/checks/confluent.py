@@ -4,7 +4,7 @@ import os
 import threading
 import time
 
-from .suite import ADDRESS, COMPRESSIONS, check, expect
+from .suite import ADDRESS, COMPRESSIONS, check, expect, until
 
 
 ADMIN = []
@@ -320,6 +320,91 @@ def _():
 @check("confluent-kafka", "group, consumer protocol (KIP-848): the same")
 def _():
     rd_group("consumer")
+
+
+class Rolled:
+    """A member that reads and commits until it is told to stop."""
+
+    def __init__(self, topic, protocol, seen):
+        self.topic, self.protocol, self.seen = topic, protocol, seen
+        self.assigned, self.failed, self.stop = set(), None, threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        from confluent_kafka import Consumer, KafkaException
+
+        session = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500} if self.protocol == "classic" else {}
+        conf = {"bootstrap.servers": ADDRESS, "group.id": self.topic, "group.protocol": self.protocol, **session}
+        # What it has read it commits when it gives partitions back, and when it goes.
+        consumer = Consumer({**conf, "auto.offset.reset": "earliest"})
+        consumer.subscribe([self.topic])
+        try:
+            while not self.stop.is_set():
+                message = consumer.poll(0.1)
+                self.assigned = {place.partition for place in consumer.assignment()}
+                if message is not None and message.error():
+                    raise KafkaException(message.error())
+                if message is not None:
+                    self.seen.append(message.value())
+        except Exception as error:  # noqa: BLE001 - it is shown by whoever waits
+            self.failed = error
+        finally:
+            consumer.close()
+            self.assigned = set()
+
+    def end(self):
+        self.stop.set()
+        self.thread.join(30)
+
+
+@check("confluent-kafka", "group: rolled member by member from the classic to the consumer protocol, and back")
+def _():
+    from confluent_kafka import Producer
+
+    topic, seen, written, members = "rd-rolled", [], [], []
+    rd_create(topic, 6)
+    producer = Producer({"bootstrap.servers": ADDRESS})
+
+    def kind():
+        listed = rd_admin().list_consumer_groups().result(10).valid
+        return next(group.type.name for group in listed if group.group_id == topic)
+
+    def shared():
+        failed = [member.failed for member in members if member.failed]
+        expect(failed, [], "what went wrong in members")
+        parts = [member.assigned for member in members]
+        return all(parts) and sum(len(part) for part in parts) == 6 and set().union(*parts) == set(range(6))
+
+    def go_on(what, wanted):
+        until(shared, lambda: f"{what}: partitions are shared, {[member.assigned for member in members]}")
+        for i in range(600):
+            written.append(f"{what} {i}".encode())
+            producer.produce(topic, written[-1], partition=i % 6)
+        expect(producer.flush(30), 0, "undelivered")
+        until(lambda: len(set(seen)) == len(written), lambda: f"{what}: {len(set(seen))} of {len(written)} records are read")
+        expect(kind(), wanted, f"{what}: the kind of the group")
+
+    try:
+        members += [Rolled(topic, "classic", seen) for _ in range(2)]
+        go_on("two classic members", "CLASSIC")
+        members.append(Rolled(topic, "consumer", seen))
+        go_on("a consumer beside them", "CONSUMER")
+        members.pop(0).end()
+        go_on("a classic one has left", "CONSUMER")
+        members.pop(0).end()
+        members.append(Rolled(topic, "consumer", seen))
+        go_on("two consumers", "CONSUMER")
+        members.append(Rolled(topic, "classic", seen))
+        go_on("a classic one beside them", "CONSUMER")
+        members.pop(0).end()
+        members.pop(0).end()
+        go_on("classic again", "CLASSIC")
+    finally:
+        for member in members:
+            member.end()
+    expect(sorted(set(seen)), sorted(written), "records read")
+    expect(len(seen), len(written), "records read, each once")
 
 
 def rd_values(topic, partitions, isolation):

@@ -239,6 +239,54 @@ if os.path.isdir(TOOLS):
             out = tool("tools.consumer.group.ConsumerGroupCommand", *server, "--describe", "--group", copy)
             expect([line.split()[3] for line in out.splitlines() if line.startswith(copy)], ["2000"], "committed")
 
+    @check(TOOLS_NAME, "kafka-verifiable-consumer: a group is rolled from the classic to the consumer protocol, and back")
+    def _():
+        server, topic = ["--bootstrap-server", ADDRESS], "java-rolled"
+        tool("tools.TopicCommand", *server, "--create", "--topic", topic, "--partitions", "6")
+        describe = ["tools.consumer.group.ConsumerGroupCommand", *server, "--describe", "--group", topic]
+        members = []
+
+        def join(protocol):
+            timeout = ["--session-timeout", "6000"] if protocol == "classic" else []
+            group = ["--topic", topic, "--group-id", topic, "--group-protocol", protocol, *timeout]
+            command = tool_command("tools.VerifiableConsumer", *server, *group)
+            members.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+
+        def leave():
+            # It closes its consumer when it is asked to end.
+            members[0].terminate()
+            members.pop(0).wait(60)
+
+        def owners():
+            return {line.split()[6] for line in tool(*describe).splitlines() if topic in line and len(line.split()) > 6} - {"-"}
+
+        def written():
+            return sum(int(line.split()[3]) for line in tool(*describe).splitlines() if line.startswith(topic) and "-" != line.split()[3])
+
+        def go_on(what, count, total):
+            until(lambda: len(owners()) == count, f"{what}: {count} members share the partitions")
+            tool("tools.VerifiableProducer", *server, "--topic", topic, "--acks", "-1", "--max-messages", "600")
+            until(lambda: written() == total, f"{what}: everything is committed")
+            expect([member.poll() for member in members], [None] * count, f"{what}: members that have ended")
+
+        try:
+            join("classic")
+            join("classic")
+            go_on("classic", 2, 600)
+            join("consumer")
+            go_on("both", 3, 1200)
+            leave()
+            leave()
+            go_on("consumer", 1, 1800)
+            join("classic")
+            go_on("both again", 2, 2400)
+            leave()
+            go_on("classic again", 1, 3000)
+        finally:
+            for member in members:
+                member.kill()
+                member.wait()
+
     for protocol in ["classic", "consumer"]:
 
         @check(TOOLS_NAME, f"kafka-verifiable-consumer: one of two members is killed, group protocol {protocol}")

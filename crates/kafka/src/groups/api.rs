@@ -44,6 +44,8 @@ pub trait Journal {
     fn append(&mut self, entries: &[Entry]) -> Result<Mark, AppendFailed>;
     /// Whether it takes records of members: whoever may read it later understands them.
     fn keeps_members(&self) -> bool;
+    /// Whether it takes records of members that speak the classic protocol in a group whose coordinator assigns.
+    fn keeps_both_kinds(&self) -> bool;
 }
 
 /// A topic.

@@ -92,7 +92,10 @@ impl Coordinator {
             }
             Fact::Member(member, state) => self.kept.entry(id).or_default().replay(member, state),
             Fact::Group(Some(state)) => {
-                if !state.members {
+                let changes =
+                    |known: &Group| known.head.stored.as_ref().is_some_and(|stored| stored.kind != state.kind);
+                // Of a group that changes its protocol all members are recorded anew, behind this.
+                if !state.members || self.groups.get(&id).is_some_and(changes) {
                     self.kept.remove(&id);
                 }
                 let mut group = Group::of_state(&id, &state);
@@ -292,6 +295,13 @@ impl Coordinator {
             bytes_left: self.config.members_bytes_max.saturating_sub(self.member_bytes),
         };
         let result = act(kind, offsets, &mut turn);
+        // The last member that let the coordinator assign has gone, and others are left: they agree among themselves again.
+        if let Kind::Consumer(consumer) = kind
+            && consumer.is_classic()
+            && let Some(classic) = consumer.to_classic(&mut turn)
+        {
+            *kind = Kind::Classic(classic);
+        }
         let wake_ms = group.head.wake_ms;
         self.member_bytes = self.member_bytes + group.head.member_bytes - bytes_before;
         if wake_ms != wake_before_ms {

@@ -13,9 +13,11 @@
 
 mod admin;
 mod api;
+mod changing;
 mod classic;
 mod consumer;
 mod coordinator;
+mod embedded;
 mod group;
 mod keeping;
 mod offset_requests;

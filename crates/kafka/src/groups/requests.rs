@@ -49,6 +49,7 @@ impl Coordinator {
                     classic.join(turn, joining);
                     *kind = Kind::Classic(classic);
                 }
+                Kind::Consumer(consumer) if turn.journal.keeps_both_kinds() => consumer.join(turn, &joining),
                 Kind::Consumer(_) => joining.refuse(turn, member_id, Code::InconsistentGroupProtocol),
             };
         });
@@ -60,13 +61,10 @@ impl Coordinator {
         let result = check_group_id(&request.group_id).and_then(|id| {
             self.check_loaded()?;
             let synced = self.turn(now, id, |kind, _, turn| match kind {
-                Kind::Classic(classic) => {
-                    classic.sync(turn, token, request);
-                    true
-                }
-                Kind::Consumer(_) => false,
+                Kind::Classic(classic) => classic.sync(turn, token, request),
+                Kind::Consumer(consumer) => consumer.sync(turn, token, request),
             });
-            if synced == Some(true) { Ok(()) } else { Err(Code::UnknownMemberId) }
+            synced.ok_or(Code::UnknownMemberId)
         });
         if let Err(code) = result {
             self.finish(Done { token, after: None, answer: sync_error(code) });
@@ -81,12 +79,10 @@ impl Coordinator {
                 Err(Code::CoordinatorLoadInProgress) => return Ok(()),
                 other => other?,
             }
+            let (member_id, instance) = (&*request.member_id, request.group_instance_id.as_deref());
             let beat = self.turn(now, id, |kind, _, turn| match kind {
-                Kind::Classic(classic) => {
-                    let instance = request.group_instance_id.as_deref();
-                    classic.heartbeat(turn, &request.member_id, instance, request.generation_id)
-                }
-                Kind::Consumer(_) => Err(Code::UnknownMemberId),
+                Kind::Classic(classic) => classic.heartbeat(turn, member_id, instance, request.generation_id),
+                Kind::Consumer(consumer) => consumer.heartbeat(turn, member_id, instance, request.generation_id),
             });
             beat.unwrap_or(Err(Code::UnknownMemberId))
         });

@@ -31,6 +31,8 @@ pub(super) struct Kept {
     pub(super) is_full: bool,
     /// Whether no members are taken.
     pub(super) is_older: bool,
+    /// Whether no members of both kinds are taken in one group.
+    pub(super) is_before_changes: bool,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -48,6 +50,11 @@ impl Journal for MemoryJournal {
 
     fn keeps_members(&self) -> bool {
         !self.0.lock().is_older
+    }
+
+    fn keeps_both_kinds(&self) -> bool {
+        let kept = self.0.lock();
+        !kept.is_older && !kept.is_before_changes
     }
 }
 

@@ -25,16 +25,16 @@ const VERSION_SKIP_ASSIGNMENT: i16 = 9;
 /// A request to join that keeps its limits.
 #[derive(Debug)]
 pub(in crate::groups) struct Joining {
-    token: u64,
+    pub(in crate::groups) token: u64,
     version: i16,
-    member_id: String,
-    instance: Option<String>,
-    client_id: String,
-    host: String,
-    session_ms: u64,
-    rebalance_ms: u64,
-    protocol_type: String,
-    protocols: Vec<(String, Bytes)>,
+    pub(in crate::groups) member_id: String,
+    pub(in crate::groups) instance: Option<String>,
+    pub(in crate::groups) client_id: String,
+    pub(in crate::groups) host: String,
+    pub(in crate::groups) session_ms: u64,
+    pub(in crate::groups) rebalance_ms: u64,
+    pub(in crate::groups) protocol_type: String,
+    pub(in crate::groups) protocols: Vec<(String, Bytes)>,
 }
 
 impl Joining {
@@ -87,12 +87,17 @@ impl Joining {
         self.member_id.is_empty()
     }
 
+    /// Whether it is given an id and asked to come again with it.
+    pub(in crate::groups) fn needs_id(&self) -> bool {
+        self.is_first() && self.instance.is_none() && self.version >= VERSION_ID_REQUIRED
+    }
+
     /// Answers with an error.
     pub(in crate::groups) fn refuse(&self, turn: &mut Turn<'_>, member_id: &str, code: Code) {
         turn.answer(self.token, join_error(self.version, member_id, code));
     }
 
-    fn fresh_id(&self, turn: &Turn<'_>) -> String {
+    pub(in crate::groups) fn fresh_id(&self, turn: &Turn<'_>) -> String {
         let prefix = self.instance.as_ref().unwrap_or(&self.client_id);
         let end = (0..=prefix.len().min(ID_PREFIX_BYTES_MAX)).rev().find(|end| prefix.is_char_boundary(*end));
         turn.fresh_id(&prefix[..end.unwrap_or(0)])
@@ -140,7 +145,7 @@ impl ClassicGroup {
                 None => self.add(turn, joining, fresh_id),
             };
         }
-        if joining.version < VERSION_ID_REQUIRED {
+        if !joining.needs_id() {
             return self.add(turn, joining, fresh_id);
         }
         let deadline_ms = turn.now.mono_ms.saturating_add(joining.session_ms);

@@ -59,7 +59,8 @@ impl Member {
     }
 }
 
-pub(super) fn protocol_bytes(protocols: &[(String, Bytes)]) -> usize {
+/// Bytes of the protocols that somebody names, with what it tells under them.
+pub(in crate::groups) fn protocol_bytes(protocols: &[(String, Bytes)]) -> usize {
     protocols.iter().map(|(name, bytes)| name.len() + bytes.len()).sum()
 }
 
@@ -78,51 +79,4 @@ pub(in crate::groups) fn join_error(version: i16, member_id: &str, code: Code) -
 /// The refusal of a sync.
 pub(in crate::groups) fn sync_error(code: Code) -> Answer {
     Answer::Sync(SyncGroupResponse::default().with_error_code(code.code()))
-}
-
-/// The topics of a consumer's subscription: version (i16), count (i32), names (i16 length each); then things that do not
-/// matter here. None if it is not one.
-pub(super) fn subscription(metadata: Bytes) -> Option<Vec<String>> {
-    let rest = metadata.get(2..)?;
-    let (count, mut rest) = rest.split_first_chunk::<4>()?;
-    let count = usize::try_from(i32::from_be_bytes(*count)).ok()?;
-    // Each name takes two bytes at least: a count that lies ends here.
-    let mut topics = Vec::with_capacity(count.min(rest.len() / 2));
-    for _ in 0..count {
-        let (length, after) = rest.split_first_chunk::<2>()?;
-        let length = usize::try_from(i16::from_be_bytes(*length)).ok()?;
-        topics.push(std::str::from_utf8(after.get(..length)?).ok()?.to_owned());
-        rest = &after[length..];
-    }
-    Some(topics)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use kafka_protocol::messages::ConsumerProtocolSubscription;
-    use kafka_protocol::protocol::Encodable;
-
-    #[test]
-    fn topics_of_a_subscription_are_found_in_each_version() {
-        for version in 0..=3_i16 {
-            let mut bytes = Vec::from(version.to_be_bytes());
-            let subscription = ConsumerProtocolSubscription::default().with_topics(vec![text("a"), text("orders")]);
-            subscription.encode(&mut bytes, version).expect("encodes");
-            assert_eq!(super::subscription(bytes.into()), Some(vec!["a".into(), "orders".into()]));
-        }
-    }
-
-    #[test]
-    fn a_subscription_that_lies_is_none() {
-        for bytes in [
-            &b""[..],
-            b"\0\0\x7f\xff\xff\xff",
-            b"\0\0\xff\xff\xff\xff",
-            b"\0\0\0\0\0\x01\xff\xff",
-            b"\0\0\0\0\0\x01\0\x05ab",
-        ] {
-            assert_eq!(subscription(Bytes::copy_from_slice(bytes)), None);
-        }
-    }
 }

@@ -10,6 +10,7 @@
 //! Requests that wait (join until the generation is there, sync until the assignment is) are parked in their member. Each
 //! is answered once: by what it waits for, by a later request of the same member, or when the member goes.
 
+mod changing;
 mod describe;
 mod join;
 mod keeping;
@@ -23,10 +24,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use kafka_protocol::error::ResponseError as Code;
 use kera_format::kafka_groups::GroupKind;
 
+use super::changing::CONSUMERS;
+use super::embedded;
 use super::group::Turn;
 pub(super) use join::Joining;
 use member::Member;
-pub(super) use member::{join_error, sync_error};
+pub(super) use member::{join_error, protocol_bytes, sync_error};
 
 /// Where a group is between two generations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -129,7 +132,7 @@ impl ClassicGroup {
 
     /// Whether its members are consumers by their own word.
     pub(super) fn is_consumers(&self) -> bool {
-        self.protocol_type() == Some("consumer")
+        self.protocol_type() == Some(CONSUMERS)
     }
 
     /// Whether offsets of topics that nobody reads any more may expire while it has members.
@@ -354,7 +357,7 @@ impl ClassicGroup {
         let protocol = self.protocol.as_deref().filter(|_| self.is_consumers())?;
         let mut topics = BTreeSet::new();
         for member in self.members.values() {
-            topics.extend(member::subscription(member.metadata(protocol))?);
+            topics.extend(embedded::subscription(&member.metadata(protocol))?.topics);
         }
         Some(topics)
     }

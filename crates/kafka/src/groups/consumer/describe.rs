@@ -10,6 +10,8 @@ use super::super::group::text;
 use super::assignor::{self, Assignment};
 use super::{ConsumerGroup, Member};
 
+/// A member that speaks the classic protocol.
+const MEMBER_TYPE_CLASSIC: i8 = 0;
 /// A member that speaks this group's protocol.
 const MEMBER_TYPE_CONSUMER: i8 = 1;
 
@@ -29,7 +31,7 @@ impl ConsumerGroup {
                 .with_subscribed_topic_regex(Some(text(member.pattern.as_deref().unwrap_or_default())))
                 .with_assignment(described(topics, &member.assigned))
                 .with_target_assignment(self.target.get(id).map(|of| described(topics, of)).unwrap_or_default())
-                .with_member_type(MEMBER_TYPE_CONSUMER)
+                .with_member_type(if member.spoken.is_some() { MEMBER_TYPE_CLASSIC } else { MEMBER_TYPE_CONSUMER })
         };
         let assignor = self.members.values().find_map(|member| member.assignor.as_deref());
         DescribedGroup::default()

@@ -6,7 +6,8 @@ use kafka_protocol::error::ResponseError as Code;
 use kafka_protocol::messages::consumer_group_heartbeat_response::{Assignment as Assigned, TopicPartitions};
 use kafka_protocol::messages::{ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse};
 
-use super::super::api::{Answer, Caller, Done, Now};
+use super::super::api::{Answer, AppendFailed, Caller, Done, Now};
+use super::super::classic::ClassicGroup;
 use super::super::coordinator::Coordinator;
 use super::super::group::{Kind, Turn, text};
 use super::assignor::{self, Assignment};
@@ -60,22 +61,62 @@ impl Coordinator {
         let beaten = self.turn(now, id, |kind, _, turn| {
             if let Kind::Classic(classic) = kind
                 && classic.is_empty()
-                && !classic.expects_members()
+                && (!classic.expects_members() || turn.journal.keeps_both_kinds())
                 && request.member_epoch == 0
             {
                 // Nobody is there who could mind: the group goes on as one whose coordinator assigns.
                 *kind = Kind::Consumer(ConsumerGroup::new(classic.generation()));
             }
-            let Kind::Consumer(group) = kind else {
-                return Err((Code::GroupIdNotFound, format!("Group {id} is not a consumer group.")));
-            };
-            let response = match request.member_epoch {
-                LEAVE | AWAY => group.leave(turn, request)?,
-                _ => group.beat(turn, caller, request)?,
+            let response = match (&mut *kind, request.member_epoch) {
+                (Kind::Consumer(group), LEAVE | AWAY) => group.leave(turn, request)?,
+                (Kind::Consumer(group), _) => group.beat(turn, caller, request)?,
+                (Kind::Classic(classic), 0) => {
+                    let (group, response) = change(classic, turn, caller, request)?;
+                    *kind = Kind::Consumer(group);
+                    response
+                }
+                (Kind::Classic(_), _) => return Err(not_a_consumer_group(id)),
             };
             Ok((turn.head.mark, response))
         });
         beaten.unwrap_or_else(|| Err((Code::GroupIdNotFound, format!("Consumer group {id} not found."))))
+    }
+}
+
+fn not_a_consumer_group(id: &str) -> Refusal {
+    (Code::GroupIdNotFound, format!("Group {id} is not a consumer group."))
+}
+
+/// The first member comes to a classic group that lets its coordinator assign: so the group does from now on, if the others can have that.
+/// If the member is refused, or that cannot be recorded, nobody notices anything.
+fn change(
+    classic: &mut ClassicGroup,
+    turn: &mut Turn<'_>,
+    caller: &Caller,
+    request: &ConsumerGroupHeartbeatRequest,
+) -> Result<(ConsumerGroup, ConsumerGroupHeartbeatResponse), Refusal> {
+    let id = turn.head.id.clone();
+    if !turn.journal.keeps_both_kinds() {
+        return Err(not_a_consumer_group(&id));
+    }
+    let members = classic
+        .changing()
+        .map_err(|why| (Code::GroupIdNotFound, format!("Classic group {id} cannot become a consumer group: {why}.")))?;
+    if members.iter().any(|member| member.subscription.topics.len() > turn.config.member_topics_max) {
+        return Err(not_a_consumer_group(&id));
+    }
+    let before = turn.head.member_bytes;
+    turn.head.member_bytes -= classic.member_bytes();
+    let mut group = ConsumerGroup::of_changing(turn, classic.generation(), members);
+    match group.beat(turn, caller, request) {
+        Ok(response) => {
+            classic.has_changed(turn);
+            Ok((group, response))
+        }
+        Err(refusal) => {
+            turn.head.member_bytes = before;
+            Err(refusal)
+        }
     }
 }
 
@@ -181,22 +222,8 @@ impl ConsumerGroup {
         let id = if request.member_id.is_empty() { turn.fresh_id("consumer") } else { request.member_id.to_string() };
         let candidate = self.candidate(turn, &id, request, owned.as_ref())?;
         let member = self.update(turn, candidate, caller, request)?;
-        let changed =
-            self.members.get(&id).is_none_or(|known| known.names != member.names || known.pattern != member.pattern);
-        self.admit(turn, &id, member);
-        if changed || self.topics_version != Some(turn.topics.version()) {
-            let topics_changed = self.look_up(turn.topics);
-            if changed || topics_changed {
-                self.epoch = self.epoch.saturating_add(1);
-            }
-        }
-        // Whoever joins again after this is there already, and nobody has heard of the epoch: a retry does no harm.
-        self.store(turn).map_err(|error| (Code::CoordinatorNotAvailable, error.to_string()))?;
-        if self.epoch > self.target_epoch {
-            self.assign();
-        }
-        let changed = self.reconcile(turn, &id, owned.as_ref());
-        self.keep(turn).map_err(|error| (Code::CoordinatorNotAvailable, error.to_string()))?;
+        let stepped = self.step(turn, &id, member, owned.as_ref());
+        let changed = stepped.map_err(|error| (Code::CoordinatorNotAvailable, error.to_string()))?;
         let Some(member) = self.members.get(&id) else {
             return Err((Code::UnknownMemberId, format!("Member {id} is not in the group.")));
         };
@@ -209,6 +236,33 @@ impl ConsumerGroup {
             .with_member_epoch(member.epoch)
             .with_heartbeat_interval_ms(i32::try_from(turn.config.consumer_heartbeat_ms).unwrap_or(i32::MAX))
             .with_assignment(tells.then(|| assigned(&member.assigned))))
+    }
+
+    /// Takes a member as it is now, and a step on its way. All of that is recorded when this succeeds.
+    pub(super) fn step(
+        &mut self,
+        turn: &mut Turn<'_>,
+        id: &str,
+        member: Member,
+        owned: Option<&Assignment>,
+    ) -> Result<Changed, AppendFailed> {
+        let changed =
+            self.members.get(id).is_none_or(|known| known.names != member.names || known.pattern != member.pattern);
+        self.admit(turn, id, member);
+        if changed || self.topics_version != Some(turn.topics.version()) {
+            let topics_changed = self.look_up(turn.topics);
+            if changed || topics_changed {
+                self.epoch = self.epoch.saturating_add(1);
+            }
+        }
+        // Whoever joins again after this is there already, and nobody has heard of the epoch: a retry does no harm.
+        self.store(turn)?;
+        if self.epoch > self.target_epoch {
+            self.assign();
+        }
+        let changed = self.reconcile(turn, id, owned);
+        self.keep(turn)?;
+        Ok(changed)
     }
 
     /// The member that a heartbeat comes from, as it was.
@@ -243,7 +297,9 @@ impl ConsumerGroup {
                 Err((Code::FencedInstanceId, format!("Member {id} joined under another instance id.")))
             }
             // The answer to its join was lost.
-            Some(known) if epoch == 0 && known.previous_epoch == 0 && known.epoch != AWAY => Ok(known.clone()),
+            Some(known) if epoch == 0 && known.previous_epoch == 0 && known.epoch != AWAY && known.spoken.is_none() => {
+                Ok(known.clone())
+            }
             // It begins anew and says that it has nothing.
             Some(known) if epoch == 0 => {
                 let mut member = known.clone();
@@ -255,24 +311,34 @@ impl ConsumerGroup {
         }
     }
 
-    /// Somebody comes back under the name that outlives it: it gets the place of whoever had the name, if that one is away.
+    /// Somebody comes back under the name that outlives it: it gets the place of whoever had the name, if that one is away. Who
+    /// speaks the classic protocol never says that it goes away.
     fn take_over(&mut self, id: &str, owner: &str) -> Result<Member, Refusal> {
-        let is_away = self.members.get(owner).is_some_and(|member| member.epoch == AWAY);
+        let is_away = self.members.get(owner).is_some_and(|member| member.epoch == AWAY || member.spoken.is_some());
         if !is_away || self.members.contains_key(id) {
             let message = format!("Static member {id} cannot join: its instance id is owned by member {owner}.");
             return Err((Code::UnreleasedInstanceId, message));
         }
+        Ok(self.succeed(id, owner))
+    }
+
+    /// Somebody has the place of another from now on. What that one was to give back nobody waits for any more: it is a member no more.
+    pub(super) fn succeed(&mut self, id: &str, owner: &str) -> Member {
         if let Some(target) = self.target.remove(owner) {
             self.target.insert(id.to_owned(), target);
         }
         let mut member = self.members.remove(owner).unwrap_or_else(|| Member::new(None));
-        (member.epoch, member.previous_epoch) = (0, 0);
+        (member.epoch, member.previous_epoch, member.step) = (0, 0, Step::Stable);
+        for of in super::member::partitions(&std::mem::take(&mut member.revoking)) {
+            self.held.remove(&of);
+        }
+        (member.revoke_deadline_ms, member.answer_deadline_ms) = (None, None);
         if let Some(instance) = &member.instance {
             self.instances.insert(instance.clone(), id.to_owned());
         }
         self.members.insert(id.to_owned(), member.clone());
         self.unkept.extend([owner.to_owned(), id.to_owned()]);
-        Ok(member)
+        member
     }
 
     /// The member with what the request says about it.
@@ -297,6 +363,7 @@ impl ConsumerGroup {
             }
             member.pattern = (!pattern.is_empty()).then(|| pattern.to_owned());
         }
+        (member.spoken, member.answer_deadline_ms) = (None, None);
         if member.bytes() > turn.config.member_bytes_max.min(turn.bytes_left) {
             return Err((Code::PolicyViolation, "No memory is left for subscriptions.".to_owned()));
         }
@@ -320,8 +387,8 @@ impl ConsumerGroup {
     }
 
     /// Takes the member as it is now, has that recorded if it is other than it was, and expects to hear of it again.
-    fn admit(&mut self, turn: &mut Turn<'_>, id: &str, mut member: Member) {
-        member.deadline_ms = turn.now.mono_ms.saturating_add(turn.config.consumer_session_ms);
+    pub(super) fn admit(&mut self, turn: &mut Turn<'_>, id: &str, mut member: Member) {
+        member.deadline_ms = turn.now.mono_ms.saturating_add(member.session_ms(turn.config));
         turn.wake(member.deadline_ms);
         turn.head.member_bytes += member.bytes();
         if let Some(instance) = &member.instance {
@@ -332,11 +399,13 @@ impl ConsumerGroup {
         }
         if let Some(known) = self.members.get(id) {
             turn.head.member_bytes -= known.bytes();
+            self.spoken -= usize::from(known.spoken.is_some());
             for of in known.held() {
                 self.held.remove(&of);
             }
         }
         self.held.extend(member.held());
+        self.spoken += usize::from(member.spoken.is_some());
         self.members.insert(id.to_owned(), member);
     }
 

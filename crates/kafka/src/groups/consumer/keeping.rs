@@ -7,14 +7,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kera_format::kafka_members::{ConsumerPart, MemberPart, MemberState, MemberStep, Partitions};
+use kera_format::kafka_members::{ClassicVoice, ConsumerPart, MemberPart, MemberState, MemberStep, Partitions};
 use uuid::Uuid;
 
 use super::super::api::AppendFailed;
 use super::super::group::Turn;
 use super::ConsumerGroup;
 use super::assignor::Assignment;
-use super::member::{AWAY, Member, Step};
+use super::member::{AWAY, Member, Spoken, Step};
 
 impl ConsumerGroup {
     /// All members.
@@ -61,10 +61,11 @@ impl ConsumerGroup {
                 return;
             }
             bytes += member.bytes();
-            member.deadline_ms = turn.now.mono_ms.saturating_add(turn.config.consumer_session_ms);
+            member.deadline_ms = turn.now.mono_ms.saturating_add(member.session_ms(turn.config));
             if member.step == Step::Revoking {
                 member.revoke_deadline_ms = Some(turn.now.mono_ms.saturating_add(member.rebalance_ms));
             }
+            group.spoken += usize::from(member.spoken.is_some());
             group.target.insert(id.clone(), member.assigned.clone());
             group.members.insert(id, member);
         }
@@ -78,8 +79,7 @@ impl ConsumerGroup {
         group.is_kept = true;
         turn.head.member_bytes += bytes;
         *self = group;
-        let deadlines = self.members.values().flat_map(|member| [Some(member.deadline_ms), member.revoke_deadline_ms]);
-        turn.wake(deadlines.flatten().min().unwrap_or(u64::MAX));
+        self.wake(turn);
     }
 
     /// Whether every partition of the topics that somebody subscribes to is with somebody, and nobody is on the way to anything.
@@ -109,6 +109,10 @@ fn kept(member: &Member) -> MemberState {
         names: member.names.iter().cloned().collect(),
         assigned: listed(&member.assigned),
         revoking: listed(&member.revoking),
+        classic: member.spoken.as_ref().map(|spoken| ClassicVoice {
+            session_ms: u32::try_from(spoken.session_ms).unwrap_or(u32::MAX),
+            protocols: spoken.protocols.iter().map(|(name, told)| (name.clone(), told.to_vec())).collect(),
+        }),
     };
     MemberState {
         instance: member.instance.clone(),
@@ -133,6 +137,10 @@ fn member_of(state: MemberState) -> Option<Member> {
     member.rebalance_ms = state.rebalance_ms.into();
     member.names = part.names.into_iter().collect();
     (member.assigned, member.revoking) = (assignment(part.assigned), assignment(part.revoking));
+    member.spoken = part.classic.map(|voice| Spoken {
+        session_ms: voice.session_ms.into(),
+        protocols: voice.protocols.into_iter().map(|(name, told)| (name, told.into())).collect(),
+    });
     Some(member)
 }
 

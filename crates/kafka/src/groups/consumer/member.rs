@@ -2,9 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use bytes::Bytes;
 use kafka_protocol::error::ResponseError as Code;
 use uuid::Uuid;
 
+use super::super::api::GroupConfig;
+use super::super::classic::protocol_bytes;
+use super::super::embedded::Subscription;
 use super::assignor::Assignment;
 
 /// A static member that is away for a while.
@@ -22,6 +26,14 @@ pub(super) enum Step {
     Revoking,
     /// It should have partitions that others have not given back.
     Lacking,
+}
+
+/// What a member says that speaks the classic protocol.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Spoken {
+    pub(super) session_ms: u64,
+    /// What it can do, what it likes most first, each with what it tells. At least one.
+    pub(super) protocols: Vec<(String, Bytes)>,
 }
 
 #[derive(Clone, Debug)]
@@ -44,6 +56,10 @@ pub(super) struct Member {
     pub(super) deadline_ms: u64,
     /// It must have given back before.
     pub(super) revoke_deadline_ms: Option<u64>,
+    /// If it speaks the classic protocol.
+    pub(super) spoken: Option<Spoken>,
+    /// If it does: it must have joined again, or asked for its assignment, before.
+    pub(super) answer_deadline_ms: Option<u64>,
 }
 
 /// What a step has made other than it was.
@@ -74,13 +90,36 @@ impl Member {
             revoking: Assignment::new(),
             deadline_ms: u64::MAX,
             revoke_deadline_ms: None,
+            spoken: None,
+            answer_deadline_ms: None,
         }
+    }
+
+    /// It speaks the classic protocol, and says this.
+    pub(super) fn speak(&mut self, subscription: &Subscription, spoken: Spoken) {
+        self.names = subscription.topics.iter().cloned().collect();
+        self.pattern = None;
+        if subscription.rack.is_some() {
+            self.rack.clone_from(&subscription.rack);
+        }
+        self.spoken = Some(spoken);
+    }
+
+    /// How long it may be silent.
+    pub(super) fn session_ms(&self, config: &GroupConfig) -> u64 {
+        self.spoken.as_ref().map_or(config.consumer_session_ms, |spoken| spoken.session_ms)
+    }
+
+    /// When it is thrown out if nothing is heard of it.
+    pub(super) fn next_deadline_ms(&self) -> u64 {
+        [self.revoke_deadline_ms, self.answer_deadline_ms].into_iter().flatten().fold(self.deadline_ms, u64::min)
     }
 
     /// Bytes that it gave, or that what it gave takes.
     pub(super) fn bytes(&self) -> usize {
         let pattern = self.pattern.as_ref().map_or(0, |pattern| pattern.len() + PATTERN_BYTES);
-        self.names.iter().map(String::len).sum::<usize>() + pattern
+        let spoken = self.spoken.as_ref().map_or(0, |spoken| protocol_bytes(&spoken.protocols));
+        self.names.iter().map(String::len).sum::<usize>() + pattern + spoken
     }
 
     /// Whether it comes from where we think it is. It may be one step behind, if it did not get our last answer.
@@ -92,6 +131,15 @@ impl Member {
             epoch == self.previous_epoch && owned.is_some_and(|owned| owned.iter().all(is_ours))
         };
         if epoch == self.epoch || (epoch < self.epoch && is_behind()) { Ok(()) } else { Err(Code::FencedMemberEpoch) }
+    }
+
+    /// Whether this is the epoch that it was told last.
+    pub(super) fn check_said(&self, epoch: i32) -> Result<(), Code> {
+        match &self.spoken {
+            _ if epoch == self.epoch => Ok(()),
+            Some(_) => Err(Code::IllegalGeneration),
+            None => Err(Code::StaleMemberEpoch),
+        }
     }
 
     /// Whether what is kept of it is the same: all but until when it must be heard of.
@@ -111,13 +159,16 @@ impl Member {
             assignor,
             assigned,
             revoking,
+            spoken,
             deadline_ms: _,
             revoke_deadline_ms: _,
+            answer_deadline_ms: _,
         } = self;
         (epoch, previous_epoch, step) == (&other.epoch, &other.previous_epoch, &other.step)
             && (instance, rack, client_id, host) == (&other.instance, &other.rack, &other.client_id, &other.host)
             && (rebalance_ms, names, pattern) == (&other.rebalance_ms, &other.names, &other.pattern)
             && (assignor, assigned, revoking) == (&other.assignor, &other.assigned, &other.revoking)
+            && *spoken == other.spoken
     }
 
     /// All that nobody else may have.

@@ -9,10 +9,12 @@
 //! it, and so is what becomes of a member.
 
 mod assignor;
+mod changing;
 mod describe;
 mod heartbeat;
 mod keeping;
 mod member;
+mod spoken;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -42,6 +44,8 @@ pub(super) struct ConsumerGroup {
     instances: BTreeMap<String, String>,
     /// Who should have what.
     target: BTreeMap<String, Assignment>,
+    /// How many members speak the classic protocol.
+    spoken: usize,
     /// All partitions that some member has or has not given back.
     held: HashSet<(Uuid, i32)>,
     /// The topics that somebody subscribes to and that exist, as they were when this was looked up.
@@ -64,6 +68,7 @@ impl ConsumerGroup {
             members: BTreeMap::new(),
             instances: BTreeMap::new(),
             target: BTreeMap::new(),
+            spoken: 0,
             held: HashSet::new(),
             topics: BTreeMap::new(),
             topics_version: None,
@@ -91,10 +96,10 @@ impl ConsumerGroup {
             return Ok(());
         }
         let member = self.members.get(member_id).ok_or(Code::UnknownMemberId)?;
-        if version < VERSION_COMMIT {
+        if version < VERSION_COMMIT && member.spoken.is_none() {
             return Err(Code::UnsupportedVersion);
         }
-        if epoch == member.epoch { Ok(()) } else { Err(Code::StaleMemberEpoch) }
+        member.check_said(epoch)
     }
 
     /// The same for a commit in a transaction.
@@ -110,8 +115,7 @@ impl ConsumerGroup {
         if member_id.is_none() && epoch < 0 {
             return Ok(());
         }
-        let member = member_id.and_then(|id| self.members.get(id)).ok_or(Code::UnknownMemberId)?;
-        if epoch == member.epoch { Ok(()) } else { Err(Code::StaleMemberEpoch) }
+        member_id.and_then(|id| self.members.get(id)).ok_or(Code::UnknownMemberId)?.check_said(epoch)
     }
 
     /// Removes a member, by its id or by the name that outlives it.
@@ -133,6 +137,7 @@ impl ConsumerGroup {
     fn remove_member(&mut self, turn: &mut Turn<'_>, id: &str) {
         let Some(member) = self.members.remove(id) else { return };
         turn.head.member_bytes -= member.bytes();
+        self.spoken -= usize::from(member.spoken.is_some());
         for of in member.held() {
             self.held.remove(&of);
         }
@@ -165,16 +170,17 @@ impl ConsumerGroup {
     /// Throws out whoever is silent, or does not give back, for too long.
     pub(super) fn tick(&mut self, turn: &mut Turn<'_>) {
         let now_ms = turn.now.mono_ms;
-        let is_over = |(id, member): (&String, &Member)| {
-            let revoke_ms = member.revoke_deadline_ms.unwrap_or(u64::MAX);
-            (member.deadline_ms.min(revoke_ms) <= now_ms).then(|| id.clone())
-        };
+        let is_over = |(id, member): (&String, &Member)| (member.next_deadline_ms() <= now_ms).then(|| id.clone());
         let lost: Vec<String> = self.members.iter().filter_map(is_over).collect();
         for id in lost {
             self.remove_member(turn, &id);
         }
-        let deadlines = self.members.values().flat_map(|member| [Some(member.deadline_ms), member.revoke_deadline_ms]);
-        turn.wake(deadlines.flatten().min().unwrap_or(u64::MAX));
+        self.wake(turn);
+    }
+
+    /// Asks to be woken when somebody is to be thrown out.
+    fn wake(&self, turn: &mut Turn<'_>) {
+        turn.wake(self.members.values().map(Member::next_deadline_ms).min().unwrap_or(u64::MAX));
     }
 
     /// Looks up the topics that members subscribe to. Whether they are others than before.
@@ -267,6 +273,7 @@ impl ConsumerGroup {
             assert!(member.epoch <= self.epoch);
         }
         assert_eq!(held, self.held);
+        assert_eq!(self.members.values().filter(|member| member.spoken.is_some()).count(), self.spoken);
         assert!(self.target_epoch <= self.epoch);
         let mut targets = HashSet::new();
         for of in self.target.values().flat_map(member::partitions) {

@@ -1,5 +1,6 @@
 //! Groups as clients see them, request by request.
 
+mod changing;
 mod classic;
 mod consumer;
 mod keeping;
