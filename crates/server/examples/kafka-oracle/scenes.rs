@@ -2,6 +2,9 @@
 //! is there before it and after it no more; what it says is one answer, in which members have no names: whom a broker makes
 //! the leader, and which partitions its assignor gives to whom, is its own business.
 
+#[path = "rolls.rs"]
+mod rolls;
+
 use std::io;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -38,6 +41,8 @@ pub(crate) enum Scene {
     Flock(u64),
     /// They die, and come back from the dead.
     Deaths(u64),
+    /// A group is rolled from one protocol to the other.
+    Roll(u64),
 }
 
 impl Scene {
@@ -52,7 +57,11 @@ impl Scene {
 
 /// Plays a scene with a broker: what it has answered.
 pub(crate) fn play(side: &mut Side, scene: Scene, rng: Rng) -> io::Result<String> {
-    let (Scene::Herd(number) | Scene::Lapse(number) | Scene::Flock(number) | Scene::Deaths(number)) = scene;
+    let (Scene::Herd(number)
+    | Scene::Lapse(number)
+    | Scene::Flock(number)
+    | Scene::Deaths(number)
+    | Scene::Roll(number)) = scene;
     let group = format!("{}-{number}", format!("{scene:?}").split('(').next().unwrap_or_default().to_lowercase());
     let mut play = Play {
         side,
@@ -69,6 +78,7 @@ pub(crate) fn play(side: &mut Side, scene: Scene, rng: Rng) -> io::Result<String
         Scene::Lapse(_) => play.lapse()?,
         Scene::Flock(_) => play.flock()?,
         Scene::Deaths(_) => play.deaths()?,
+        Scene::Roll(_) => play.roll()?,
     }
     Ok(play.said)
 }

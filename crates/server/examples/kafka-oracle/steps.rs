@@ -194,6 +194,11 @@ pub(crate) fn deaths(seed: u64, number: u64) -> Asked {
     Asked::Scene(Scene::Deaths(number), Rng::new(seed, number))
 }
 
+/// The scene of a number in which a group changes its protocol.
+pub(crate) fn rolls(seed: u64, number: u64) -> Asked {
+    Asked::Scene(Scene::Roll(number), Rng::new(seed, number))
+}
+
 /// The scene of a number.
 pub(crate) fn scene(seed: u64, number: u64) -> Asked {
     let mut rng = Rng::new(seed, number);

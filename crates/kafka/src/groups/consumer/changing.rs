@@ -1,6 +1,6 @@
 //! How a consumer group comes from a classic one, and becomes one again: see [`super::super::changing`].
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use uuid::Uuid;
 
@@ -84,12 +84,13 @@ impl ConsumerGroup {
     }
 }
 
-/// Partitions by the ids of topics, of those that are there.
+/// Partitions by the ids of topics, of those that are there: what a member says it has takes no memory for others.
 pub(super) fn by_id(topics: &dyn Topics, named: &Named) -> Assignment {
-    let mut assignment: BTreeMap<Uuid, _> = Assignment::new();
+    let mut assignment: BTreeMap<Uuid, BTreeSet<i32>> = Assignment::new();
     for (name, partitions) in named {
         if let Some(topic) = topics.topic(name) {
-            assignment.entry(topic.id).or_default().extend(partitions);
+            let is_there = |partition: &&i32| u32::try_from(**partition).is_ok_and(|at| at < topic.partitions);
+            assignment.entry(topic.id).or_default().extend(partitions.iter().filter(is_there));
         }
     }
     assignment

@@ -103,8 +103,9 @@ impl ConsumerGroup {
     fn try_sync(&mut self, turn: &mut Turn<'_>, request: &SyncGroupRequest) -> Result<SyncGroupResponse, Code> {
         let instance = request.group_instance_id.as_deref();
         let epoch = self.epoch;
-        let (member, spoken) = self.speaking(&request.member_id, instance, request.generation_id)?;
-        let (protocol, told) = spoken.protocols.first().ok_or(Code::UnknownMemberId)?.clone();
+        let member = self.speaking(&request.member_id, instance, request.generation_id)?;
+        let spoken = member.spoken.as_ref().and_then(|spoken| spoken.protocols.first());
+        let (protocol, told) = spoken.ok_or(Code::UnknownMemberId)?.clone();
         let differs = |asked: Option<&str>, ours: &str| asked.is_some_and(|asked| asked != ours);
         if differs(request.protocol_type.as_deref(), CONSUMERS) || differs(request.protocol_name.as_deref(), &protocol)
         {
@@ -139,7 +140,7 @@ impl ConsumerGroup {
         }
         let epoch = self.epoch;
         let is_free = self.is_free(member_id);
-        let (member, _) = self.speaking(member_id, instance, generation)?;
+        let member = self.speaking(member_id, instance, generation)?;
         touch(turn, member);
         if member.epoch < epoch || member.step == Step::Revoking || (member.step == Step::Lacking && is_free) {
             expect_join(turn, member);
@@ -160,12 +161,7 @@ impl ConsumerGroup {
     }
 
     /// The member of the classic protocol that a request comes from.
-    fn speaking(
-        &mut self,
-        member_id: &str,
-        instance: Option<&str>,
-        generation: i32,
-    ) -> Result<(&mut Member, Spoken), Code> {
+    fn speaking(&mut self, member_id: &str, instance: Option<&str>, generation: i32) -> Result<&mut Member, Code> {
         if let Some(instance) = instance {
             match self.instances.get(instance) {
                 None => return Err(Code::UnknownMemberId),
@@ -173,13 +169,9 @@ impl ConsumerGroup {
                 Some(_) => {}
             }
         }
-        let member = self.members.get_mut(member_id).ok_or(Code::UnknownMemberId)?;
-        let spoken = member.spoken.clone().ok_or(Code::UnknownMemberId)?;
-        if generation == member.epoch && generation != AWAY {
-            Ok((member, spoken))
-        } else {
-            Err(Code::IllegalGeneration)
-        }
+        let member = self.members.get_mut(member_id).filter(|member| member.spoken.is_some());
+        let member = member.ok_or(Code::UnknownMemberId)?;
+        if generation == member.epoch && generation != AWAY { Ok(member) } else { Err(Code::IllegalGeneration) }
     }
 }
 
