@@ -176,67 +176,6 @@ fn who_goes_on_with_what_it_was_rebuilding_needs_what_it_had_rebuilt() {
     }
 }
 
-/// Two copies: it takes over in a life behind one whose log is nowhere any more, is killed, and goes on.
-#[test]
-fn who_goes_on_needs_no_log_of_a_life_before_it_began_to_rebuild() {
-    for (level, since) in [(level::FIRST_LIVES, 2), (level::FIRST_LIVES - 1, 0)] {
-        let mut cluster = Cluster::new(level);
-        let at = cluster.of(1);
-        // All are in their second life, with all that they had.
-        for node in 1..=5 {
-            fence(&mut cluster.state, node);
-            cluster.apply(&[ClusterEntry::LogEnded { log: log(node), end: 5 }]);
-            cluster.comes_back(node);
-        }
-        cluster.loses(1);
-        let owner = cluster.owner(at).node;
-        for life in [2, 3] {
-            let present = LogName { node: owner, epoch: life, log: 0 };
-            begin_view(&mut cluster.state, present, 1, vec![1 + owner % 5]);
-            fence(&mut cluster.state, owner);
-            cluster.apply(&[ClusterEntry::LogEnded { log: present, end: 5 }]);
-            cluster.comes_back(owner);
-            assert_eq!((cluster.owner(at).node, cluster.owner(at).rebuilding), (owner, true));
-            let sources = cluster.state.rebuilt_from(cluster.stream, at);
-            let of_life = |epoch| sources.have(LogName { node: owner, epoch, log: 0 });
-            assert_eq!(of_life(1), since == 0, "at level {level}: {sources:?}");
-            assert!((2..=life).all(of_life) && !of_life(life + 1), "{sources:?}");
-            assert!(sources.have(log(1)), "{sources:?}");
-        }
-        // Whoever takes over from it does not know which lives count.
-        cluster.loses(owner);
-        let sources = cluster.state.rebuilt_from(cluster.stream, at);
-        assert!((1..=4).all(|epoch| sources.have(LogName { node: owner, epoch, log: 0 })), "{sources:?}");
-    }
-}
-
-/// Who gathers has from before what nobody else lost: if it is lost, that is in logs of all of its lives.
-#[test]
-fn who_gathers_and_goes_on_is_rebuilt_from_all_of_its_lives_when_it_is_lost() {
-    let mut cluster = Cluster::new(level::NEWEST);
-    let at = cluster.of(1);
-    cluster.moves(at, 3);
-    fence(&mut cluster.state, 3);
-    cluster.apply(&[ClusterEntry::LogEnded { log: log(3), end: 5 }]);
-    cluster.comes_back(3);
-    assert_eq!((cluster.owner(at).node, cluster.owner(at).rebuilding), (3, false));
-    // The holder of older groups of it has lost them, and the owner gathers them in its second life.
-    cluster.loses(1);
-    cluster.returns(1);
-    let gathers = cluster.state.plan_gather().unwrap();
-    cluster.apply(&gathers);
-    assert_eq!((cluster.owner(at).node, cluster.owner(at).rebuilding), (3, true));
-    fence(&mut cluster.state, 3);
-    cluster.comes_back(3);
-    let of_life = |cluster: &Cluster, epoch| {
-        cluster.state.rebuilt_from(cluster.stream, at).have(LogName { node: 3, epoch, log: 0 })
-    };
-    assert!(!of_life(&cluster, 1) && of_life(&cluster, 2), "what it had in its first life it has still");
-    cluster.loses(3);
-    assert_ne!(cluster.owner(at).node, 3);
-    assert!((1..=3).all(|epoch| of_life(&cluster, epoch)), "{:?}", cluster.state.rebuilt_from(cluster.stream, at));
-}
-
 #[test]
 fn logs_of_a_later_life_of_who_owned_it_are_not_needed() {
     let mut cluster = Cluster::new(level::NEWEST);
@@ -330,6 +269,6 @@ fn what_was_rebuilt_below_the_level_needs_any_log_until_it_is_whole() {
 #[test]
 fn what_is_rebuilt_from_whom_is_said_in_snapshots_alone() {
     let cluster = Cluster::new(level::NEWEST);
-    let entry = ClusterEntry::RebuiltFrom { stream: cluster.stream, first: 0, count: 1, node: 2, since: 0, epoch: 1 };
+    let entry = ClusterEntry::RebuiltFrom { stream: cluster.stream, first: 0, count: 1, node: 2, epoch: 1 };
     assert!(cluster.state.check(&entry).unwrap_err().to_string().contains("snapshots"));
 }

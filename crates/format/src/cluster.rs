@@ -392,8 +392,8 @@ pub enum ClusterEntry {
         /// Its epoch.
         epoch: u32,
     },
-    /// In a snapshot: streamlets that are being rebuilt may need something of the logs of a node, from those of one epoch of it up to those of another. Of
-    /// streamlets of which no such entry speaks it may be any log.
+    /// In a snapshot: streamlets that are being rebuilt may need something of the logs of a node, up to those of this epoch of it. Of streamlets of which no
+    /// such entry speaks it may be any log.
     RebuiltFrom {
         /// Of which stream.
         stream: StreamId,
@@ -403,8 +403,6 @@ pub enum ClusterEntry {
         count: u32,
         /// Whose logs.
         node: NodeNumber,
-        /// The first of its epochs; 0 for all before the last one too, as it always is below level [`FIRST_LIVES`](crate::level::FIRST_LIVES).
-        since: u32,
         /// The last of its epochs.
         epoch: u32,
     },
@@ -611,9 +609,8 @@ impl ClusterEntry {
             ClusterEntry::EndsUsed { .. } => 47,
             ClusterEntry::EndTakenBack { .. } => 48,
             ClusterEntry::GroupsReturned { .. } => 49,
-            ClusterEntry::RebuiltFrom { since: 0, .. } => 50,
+            ClusterEntry::RebuiltFrom { .. } => 50,
             ClusterEntry::EndGivenUp { .. } => 51,
-            ClusterEntry::RebuiltFrom { .. } => 52,
         }
     }
 
@@ -629,8 +626,7 @@ impl ClusterEntry {
             ClusterEntry::StreamletsRebuilt { owner_epoch: 1.., .. } => crate::level::REBUILT_IN,
             ClusterEntry::EndsUsed { .. } | ClusterEntry::EndTakenBack { .. } => crate::level::USED_ENDS,
             ClusterEntry::GroupsReturned { .. } => crate::level::RETURNED_GROUPS,
-            ClusterEntry::RebuiltFrom { since: 0, .. } => crate::level::REBUILT_FROM,
-            ClusterEntry::RebuiltFrom { .. } => crate::level::FIRST_LIVES,
+            ClusterEntry::RebuiltFrom { .. } => crate::level::REBUILT_FROM,
             ClusterEntry::EndGivenUp { .. } => crate::level::LOST_ENDS,
             _ => crate::level::FIRST,
         }
@@ -737,11 +733,8 @@ impl ClusterEntry {
             ClusterEntry::GroupsReturned { stream, streamlet, owner_epoch, node, epoch } => {
                 out.u64(stream.0).u32(*streamlet).u32(*owner_epoch).u32(*node).u32(*epoch);
             }
-            ClusterEntry::RebuiltFrom { stream, first, count, node, since, epoch } => {
+            ClusterEntry::RebuiltFrom { stream, first, count, node, epoch } => {
                 out.u64(stream.0).u32(*first).u32(*count).u32(*node).u32(*epoch);
-                if *since != 0 {
-                    out.u32(*since);
-                }
             }
             other => other.encode_group(out),
         }
@@ -927,18 +920,17 @@ impl ClusterEntry {
                 node: body.u32()?,
                 epoch: body.u32()?,
             },
-            50 | 52 => ClusterEntry::RebuiltFrom {
+            50 => ClusterEntry::RebuiltFrom {
                 stream: StreamId(body.u64()?),
                 first: body.u32()?,
                 count: body.u32()?,
                 node: body.u32()?,
                 epoch: body.u32()?,
-                since: if kind == 50 { 0 } else { body.u32()? },
             },
             51 => ClusterEntry::EndGivenUp { log: body.log()? },
             _ => {
                 let (field, value) = ("cluster_entry.kind", kind.into());
-                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 52" });
+                return Err(FormatError::BadField { field, value, allowed: "20 to 37 or 40 to 51" });
             }
         })
     }

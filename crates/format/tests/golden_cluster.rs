@@ -82,8 +82,7 @@ fn body_of(entry: &ClusterEntry) -> &'static str {
         }
         ClusterEntry::EndTakenBack { .. } => "log.node:4 log.epoch:4 log.log:4 end:8",
         ClusterEntry::GroupsReturned { .. } => "stream:8 streamlet:4 owner_epoch:4 node:4 epoch:4",
-        ClusterEntry::RebuiltFrom { since: 0, .. } => "stream:8 first:4 count:4 node:4 epoch:4",
-        ClusterEntry::RebuiltFrom { .. } => "stream:8 first:4 count:4 node:4 epoch:4 since:4",
+        ClusterEntry::RebuiltFrom { .. } => "stream:8 first:4 count:4 node:4 epoch:4",
         ClusterEntry::ClusterCounters { .. } => "next_move:8 next_owner_epoch:4",
         ClusterEntry::Applied { .. } => "place.term:8 place.leader:8 place.index:8",
         ClusterEntry::Membership { .. } => {

@@ -163,7 +163,7 @@ impl ClusterState {
             // Who is rebuilding may have gone on with it in several lives. In a snapshot nobody owns anything yet.
             for owners in self.owners.values_mut() {
                 let runs = owners.runs().to_vec();
-                runs.iter().for_each(|run| owners.goes_on_rebuilding(run, false));
+                runs.iter().for_each(|run| owners.goes_on_rebuilding(run));
             }
         }
         self.level = level;

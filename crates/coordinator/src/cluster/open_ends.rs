@@ -137,10 +137,8 @@ impl ClusterState {
         if let Sources::Of(nodes) = &mut sources {
             // Who owns it now, and who holds some of it and is not lost, has that itself.
             let owner = owners.owner(streamlet).filter(|_| !self.passes_over_the_living());
-            nodes.extend(owner.map(|owner| (owner.node, (0, u32::MAX))));
-            nodes.extend(
-                owners.held_of(streamlet).filter(|held| self.counts(held)).map(|held| (held.node, (0, u32::MAX))),
-            );
+            nodes.extend(owner.map(|owner| (owner.node, u32::MAX)));
+            nodes.extend(owners.held_of(streamlet).filter(|held| self.counts(held)).map(|held| (held.node, u32::MAX)));
         }
         sources
     }

@@ -67,8 +67,6 @@ pub(super) struct RebuiltFrom {
     pub(super) first: u32,
     /// How many.
     pub(super) count: u32,
-    /// The first of the node's epochs; 0 for all before the last one too.
-    pub(super) since: u32,
     /// The last of the node's epochs.
     pub(super) epoch: u32,
 }
@@ -77,11 +75,6 @@ impl RebuiltFrom {
     fn end(&self) -> u32 {
         self.first + self.count
     }
-
-    /// Whether a log is one of these.
-    fn has(&self, log: LogName) -> bool {
-        log.node == self.node && (self.since..=self.epoch).contains(&log.epoch)
-    }
 }
 
 /// The nodes of whose logs a streamlet that is rebuilt may need something.
@@ -89,8 +82,8 @@ impl RebuiltFrom {
 pub enum Sources {
     /// It is not known which.
     Any,
-    /// These, each from the logs of one epoch of it up to those of another.
-    Of(BTreeMap<NodeNumber, (u32, u32)>),
+    /// These, each up to the logs of this epoch of it.
+    Of(BTreeMap<NodeNumber, u32>),
 }
 
 impl Sources {
@@ -98,9 +91,7 @@ impl Sources {
     pub fn have(&self, log: LogName) -> bool {
         match self {
             Sources::Any => true,
-            Sources::Of(nodes) => {
-                nodes.get(&log.node).is_some_and(|(since, last)| (*since..=*last).contains(&log.epoch))
-            }
+            Sources::Of(nodes) => nodes.get(&log.node).is_some_and(|last| log.epoch <= *last),
         }
     }
 }
@@ -165,7 +156,7 @@ impl StreamOwners {
     /// The nodes of whose logs a streamlet is rebuilt, as was noted when it began to be.
     pub(super) fn noted_sources(&self, streamlet: u32) -> Sources {
         let of = self.sources.iter().filter(|from| (from.first..from.end()).contains(&streamlet));
-        let nodes: BTreeMap<_, _> = of.map(|from| (from.node, (from.since, from.epoch))).collect();
+        let nodes: BTreeMap<NodeNumber, u32> = of.map(|from| (from.node, from.epoch)).collect();
         if nodes.is_empty() { Sources::Any } else { Sources::Of(nodes) }
     }
 
@@ -176,13 +167,13 @@ impl StreamOwners {
 
     /// Whether it was noted that some of these streamlets may need something of a log.
     pub(super) fn is_noted(&self, log: LogName, run: &Run) -> bool {
+        let is_from = |from: &RebuiltFrom| from.node == log.node && log.epoch <= from.epoch;
         let mut from = self.sources.iter().filter(|from| from.first < run.end() && run.first < from.end());
-        from.any(|from| from.has(log))
+        from.any(is_from)
     }
 
     /// Notes of whose logs streamlets of one owner, who is lost or gathers, are about to be rebuilt: what they were rebuilt from until now if they were not whole,
     /// those of that owner if it `counts`, and those of `holders` of groups of them. `epoch_of`: the newest epoch of a node.
-    /// Any life up to that counts, also of who was rebuilding: it may have been gathering what others had lost of what it had itself from before.
     pub(super) fn begin_rebuild(
         &mut self,
         run: &Run,
@@ -197,34 +188,28 @@ impl StreamOwners {
             let held = held.map(|held| (held.node, held.first.max(from), (held.first + held.count).min(to)));
             let held: Vec<_> = held.filter(|(_, first, end)| first < end).collect();
             for (node, first, end) in counts.then_some((run.owner.node, from, to)).into_iter().chain(held) {
-                self.rebuild_from(RebuiltFrom { node, first, count: end - first, since: 0, epoch: epoch_of(node) });
+                self.rebuild_from(RebuiltFrom { node, first, count: end - first, epoch: epoch_of(node) });
             }
         }
     }
 
     /// The owner of streamlets goes on in another life with what it was rebuilding of them: what it has rebuilt until now is in logs of lives up to the one
-    /// that the run names, from the one on in which it began, if that is noted (`knows_first`). All else that it had of them it has still.
-    pub(super) fn goes_on_rebuilding(&mut self, run: &Run, knows_first: bool) {
+    /// that the run names.
+    pub(super) fn goes_on_rebuilding(&mut self, run: &Run) {
         if !run.owner.rebuilding {
             return;
         }
         let Owner { node, epoch, .. } = run.owner;
-        let since = if knows_first { epoch } else { 0 };
         for (first, end) in self.with_sources(run.first, run.end()) {
-            self.rebuild_from_lives(RebuiltFrom { node, first, count: end - first, since, epoch });
-        }
-    }
-
-    /// Notes that streamlets may need something of these lives of a node, beside those that are noted of it: as a holder, as an earlier owner, or as this one that has
-    /// gone on before. What lies between the two is noted, too.
-    fn rebuild_from_lives(&mut self, lives: RebuiltFrom) {
-        let known: Vec<RebuiltFrom> = self.sources.iter().filter(|from| from.node == lives.node).copied().collect();
-        self.rebuild_from(lives);
-        for from in known {
-            let (first, end) = (from.first.max(lives.first), from.end().min(lives.end()));
-            if first < end {
-                let (since, epoch) = (from.since.min(lives.since), from.epoch.max(lives.epoch));
-                self.rebuild_from(RebuiltFrom { node: lives.node, first, count: end - first, since, epoch });
+            // It may be in the list with a later life, as a holder.
+            let is_later = |from: &&RebuiltFrom| from.node == node && from.epoch > epoch;
+            let later: Vec<RebuiltFrom> = self.sources.iter().filter(is_later).copied().collect();
+            self.rebuild_from(RebuiltFrom { node, first, count: end - first, epoch });
+            for from in later {
+                let (first, end) = (from.first.max(first), from.end().min(end));
+                if first < end {
+                    self.rebuild_from(RebuiltFrom { first, count: end - first, ..from });
+                }
             }
         }
     }
@@ -244,7 +229,7 @@ impl StreamOwners {
         parts
     }
 
-    /// Notes that streamlets may need something of a node's logs from those of one epoch of it up to those of another, and of no others of it.
+    /// Notes that streamlets may need something of a node's logs up to those of an epoch of it.
     pub(super) fn rebuild_from(&mut self, from: RebuiltFrom) {
         self.cut_sources(from.first, from.end(), |old| old.node == from.node);
         self.sources.push(from);
@@ -252,10 +237,7 @@ impl StreamOwners {
         let mut joined: Vec<RebuiltFrom> = Vec::with_capacity(self.sources.len());
         for one in self.sources.drain(..) {
             match joined.last_mut() {
-                Some(last)
-                    if (last.node, last.since, last.epoch, last.end())
-                        == (one.node, one.since, one.epoch, one.first) =>
-                {
+                Some(last) if (last.node, last.epoch, last.end()) == (one.node, one.epoch, one.first) => {
                     last.count += one.count
                 }
                 _ => joined.push(one),
@@ -431,8 +413,8 @@ mod tests {
                 runs.iter().for_each(|run| owners.begin_rebuild(run, true, |_| true, |node| node * 10));
                 for at in first..first + count {
                     let before = owners.owner(at).expect("all have one").node;
-                    table[at as usize].insert(before, (0, before * 10));
-                    table[at as usize].extend(owners.held_of(at).map(|held| (held.node, (0, held.node * 10))));
+                    table[at as usize].insert(before, before * 10);
+                    table[at as usize].extend(owners.held_of(at).map(|held| (held.node, held.node * 10)));
                 }
                 owners.set(first, count, Owner { rebuilding: true, ..owner(node) });
             }
@@ -443,29 +425,6 @@ mod tests {
             let mut again = StreamOwners { sources: Vec::new(), ..owners.clone() };
             owners.sources().iter().rev().for_each(|from| again.rebuild_from(*from));
             prop_assert_eq!(again, owners);
-        }
-    }
-
-    /// Who goes on may have rebuilt something since it began, and what was noted of it before counts as well.
-    #[test]
-    fn lives_of_who_goes_on_are_noted_with_those_of_before() {
-        let mut owners = StreamOwners::default();
-        owners.set(0, 8, owner(1));
-        // The first four were its own in a life up to its third.
-        owners.set(0, 4, owner(2));
-        let begin = |owners: &mut StreamOwners, run: Run| owners.begin_rebuild(&run, true, |_| true, |_| 3);
-        owners.within(0, 8).collect::<Vec<_>>().into_iter().for_each(|run| begin(&mut owners, run));
-        owners.set(2, 4, Owner { rebuilding: true, epoch: 5, ..owner(2) });
-        for epoch in 5..8 {
-            let run = Run { first: 2, count: 4, owner: Owner { rebuilding: true, epoch, ..owner(2) } };
-            owners.goes_on_rebuilding(&run, true);
-            let noted = |at| owners.noted_sources(at);
-            assert_eq!(noted(1), Sources::Of([(2, (0, 3))].into()));
-            assert_eq!(noted(2), Sources::Of([(2, (0, epoch))].into()), "what lies between counts as well");
-            assert_eq!(noted(4), Sources::Of([(1, (0, 3)), (2, (5, epoch))].into()));
-            assert_eq!(noted(6), Sources::Of([(1, (0, 3))].into()));
-            let has = |epoch| owners.is_noted(LogName { node: 2, epoch, log: 0 }, &Run { first: 4, count: 2, ..run });
-            assert!(!has(4) && has(5) && has(epoch) && !has(epoch + 1));
         }
     }
 
@@ -480,7 +439,7 @@ mod tests {
         }
         owners.set(0, 3, Owner { rebuilding: true, ..owner(2) });
         let of: Vec<Sources> = (0..4).map(|at| owners.noted_sources(at)).collect();
-        assert_eq!(of, [Sources::Any, Sources::Of([(1, (0, 7))].into()), Sources::Any, Sources::Any]);
+        assert_eq!(of, [Sources::Any, Sources::Of([(1, 7)].into()), Sources::Any, Sources::Any]);
     }
 
     #[test]

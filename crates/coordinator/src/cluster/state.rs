@@ -377,8 +377,8 @@ impl ClusterState {
             ClusterEntry::RebuildNeeds { node, epoch, runs, logs } => {
                 self.set_needs(*node, Needs::new(*epoch, runs, logs));
             }
-            ClusterEntry::RebuiltFrom { stream, first, count, node, since, epoch } => {
-                let from = RebuiltFrom { node: *node, first: *first, count: *count, since: *since, epoch: *epoch };
+            ClusterEntry::RebuiltFrom { stream, first, count, node, epoch } => {
+                let from = RebuiltFrom { node: *node, first: *first, count: *count, epoch: *epoch };
                 self.owners.entry(*stream).or_default().rebuild_from(from);
             }
             ClusterEntry::ClusterCounters { next_move, next_owner_epoch } => {
@@ -470,7 +470,7 @@ impl ClusterState {
     }
 
     fn give_back(&mut self, node: NodeNumber, epoch: u32, owner_epoch: u32, all: bool) {
-        let (knows_lives, knows_first) = (self.level() >= level::LIVING_HOLDERS, self.level() >= level::FIRST_LIVES);
+        let knows_lives = self.level() >= level::LIVING_HOLDERS;
         for (stream, owners) in &mut self.owners {
             let copies = self.catalog.find(&(*stream).into()).map_or(1, |info| info.options.replication);
             if copies > 1 && !all {
@@ -488,7 +488,7 @@ impl ClusterState {
                 }
             }
             if knows_lives {
-                runs.iter().for_each(|run| owners.goes_on_rebuilding(run, knows_first));
+                runs.iter().for_each(|run| owners.goes_on_rebuilding(run));
             }
             if !runs.is_empty() {
                 owners.update(|owner| if is_its(&owner) { Owner { epoch, owner_epoch, ..owner } } else { owner });
@@ -591,7 +591,6 @@ fn owner_entries(stream: StreamId, owners: &StreamOwners) -> impl Iterator<Item 
         first: from.first,
         count: from.count,
         node: from.node,
-        since: from.since,
         epoch: from.epoch,
     });
     runs.chain(held).chain(lost).chain(sources)

@@ -97,16 +97,12 @@ fn examples_of_moves(stream: StreamId, log: LogName) -> Vec<(&'static str, Clust
     ]
 }
 
-fn examples_of_rebuilds(stream: StreamId) -> [(&'static str, ClusterEntry); 4] {
+fn examples_of_rebuilds(stream: StreamId) -> [(&'static str, ClusterEntry); 3] {
     let rebuilt =
         |owner_epoch| ClusterEntry::StreamletsRebuilt { stream, first: 1, count: 3, node: 2, epoch: 7, owner_epoch };
     [
         ("streamlets rebuilt", rebuilt(0)),
         ("streamlets rebuilt in an owner epoch", rebuilt(9)),
-        ("rebuilt from", ClusterEntry::RebuiltFrom { stream, first: 1, count: 3, node: 1, since: 0, epoch: 6 }),
-        (
-            "rebuilt from some lives",
-            ClusterEntry::RebuiltFrom { stream, first: 1, count: 3, node: 1, since: 4, epoch: 6 },
-        ),
+        ("rebuilt from", ClusterEntry::RebuiltFrom { stream, first: 1, count: 3, node: 1, epoch: 6 }),
     ]
 }
