@@ -26,7 +26,6 @@
 //! | 17 | settings of topics are kept as Kafka clients have given them |
 //! | 18 | who takes something over passes over the logs of those who live and have what is in them |
 //! | 19 | groups of Kafka clients change their protocol while they have members, of whom there are records that earlier versions do not know |
-//! | 20 | of whose logs a streamlet is rebuilt is known from one life of a node to another, and not only up to one |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -69,10 +68,8 @@ pub const SETTINGS: u32 = 17;
 pub const LIVING_HOLDERS: u32 = 18;
 /// From this one on groups of Kafka clients change between the classic and the consumer protocol while they have members.
 pub const CHANGING_GROUPS: u32 = 19;
-/// From this one on it is known of which lives of an owner that goes on with a rebuild logs may have something of it: of none before it began.
-pub const FIRST_LIVES: u32 = 20;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 20;
+pub const NEWEST: u32 = 19;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

@@ -129,8 +129,12 @@ impl<P> StateParts<P> {
         here.collect()
     }
 
-    /// The same, and while some are on their way the one that says so.
+    /// The same, and while some are on their way the one that says so. That one alone while this node may have been replaced: whoever lists what
+    /// all nodes have asks again, and does not take for true what may be of the past.
     pub(crate) fn listed(&self) -> Vec<Arc<P>> {
+        if !self.broker.is_confirmed() {
+            return vec![Arc::clone(&self.loading)];
+        }
         let mut parts = self.here();
         if self.table.read().places.iter().any(|place| matches!(place, Place::Loading(_))) {
             parts.push(Arc::clone(&self.loading));

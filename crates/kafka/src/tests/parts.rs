@@ -283,6 +283,32 @@ fn a_request_about_groups_of_several_parts_is_answered_once() {
     assert!(world.call(1, &DescribeGroupsRequest::default()).groups.is_empty());
 }
 
+/// It has not heard of the coordinators for so long that others may have its groups, and what it knows of them may be of the past.
+#[test]
+fn who_may_have_been_replaced_tells_nothing_of_groups() {
+    let (mut world, _) = shared();
+    world.read();
+    let groups = groups_of(&mut world);
+    let mine = &groups[0][0];
+    assert_eq!(world.commit(mine, 1), 0);
+    let broker = Arc::clone(&world.running().door.broker);
+    broker.confirmed(world.clock.monotonic_us());
+    world.clock.advance_ms(kera_broker::SERVES_MS - 1);
+    assert_eq!(world.offsets(&[mine]), told([(mine, Ok(1))]));
+    world.clock.advance_ms(1);
+    assert_eq!(world.offsets(&[mine]), told([(mine, Err(NOT_COORDINATOR))]));
+    assert_eq!((world.commit(mine, 2), world.found(mine)), (NOT_COORDINATOR, (NOT_AVAILABLE, -1)));
+    let described = world.call(2, &DescribeGroupsRequest::default().with_groups(vec![mine.clone()]));
+    assert_eq!(described.groups[0].error_code, NOT_COORDINATOR);
+    let beat = HeartbeatRequest::default().with_group_id(mine.clone()).with_member_id(text("m"));
+    assert_eq!(world.call(3, &beat).error_code, NOT_COORDINATOR);
+    let listed = world.call(2, &ListGroupsRequest::default());
+    assert_eq!((listed.error_code, listed.groups.len()), (LOADING, 0));
+    broker.confirmed(world.clock.monotonic_us());
+    assert_eq!(world.offsets(&[mine]), told([(mine, Ok(1))]));
+    assert_eq!(world.call(2, &ListGroupsRequest::default()).groups.len(), 1);
+}
+
 #[test]
 fn an_answer_about_several_parts_waits_for_all_of_them() {
     let (mut world, _) = shared();
