@@ -35,7 +35,8 @@ fn a_node_that_is_added_or_comes_back_gets_its_share_by_itself_while_records_go_
     let at = |nodes: &[Option<Node>], number: usize| owned(nodes[number].as_ref().expect("it runs"));
     let first = nodes[0].as_ref().expect("it runs");
     first.ok("stream create shared --streamlets 12 --replication 2");
-    assert_eq!(owned(first), [4, 4, 4]);
+    // Where processors are busy one of them may have been taken for lost for a moment.
+    eventually("each has its share", || owned(first) == [4, 4, 4]);
     let all = (0..3).map(|at| format!("127.0.0.1:{}", ports[at])).collect::<Vec<_>>().join(",");
     let log = members[0].place.file("acks").display().to_string();
     let start = |line: String| {
@@ -50,11 +51,14 @@ fn a_node_that_is_added_or_comes_back_gets_its_share_by_itself_while_records_go_
         move || reading.wait_with_output().expect("it ends")
     });
 
+    let moves = |nodes: &[Option<Node>]| {
+        nodes.iter().flatten().map(|node| metric(node, "kera_cluster_balance_moves_total")).sum::<u64>()
+    };
+    let before = moves(&nodes);
     let fourth = Member::new(4, ports[6], ports[7], Some(ports[3]), &flags);
     nodes.push(Some(start_again(&fourth)));
     eventually("the fourth node has its share", || at(&nodes, 0) == [3, 3, 3, 3]);
-    let begun = || nodes.iter().flatten().map(|node| metric(node, "kera_cluster_balance_moves_total")).sum::<u64>();
-    assert_eq!(begun(), 3, "and no more moved than that takes");
+    assert_eq!(moves(&nodes) - before, 3, "and no more moved than that takes");
 
     nodes[2].take().expect("it runs").kill();
     eventually("the others have what it had", || at(&nodes, 0)[2] == 0);
