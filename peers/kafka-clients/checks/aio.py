@@ -3,7 +3,7 @@
 import asyncio
 
 from .confluent import compacted, compacted_check, rd_create
-from .deaths import a_member_is_killed
+from .deaths import a_member_is_killed, beside_the_other_protocol
 from .suite import ADDRESS, COMPRESSIONS, check, expect
 
 
@@ -215,3 +215,8 @@ def _():
 @check("aiokafka", "group, classic protocol: a member is killed, the other one goes on")
 def _():
     a_member_is_killed("aiokafka", "aio-deaths", write)
+
+
+@check("aiokafka", "group, classic protocol beside a member of the consumer protocol, which is killed")
+def _():
+    beside_the_other_protocol("aiokafka", "aio-beside", write)

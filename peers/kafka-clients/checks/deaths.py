@@ -78,3 +78,30 @@ def a_member_is_killed(client, topic, produce, protocol="classic"):
         expect(len(lacking), 0, f"records {name!r} that the other one has not read")
     kept = [value for value in [*victim.values(), *found] if value.startswith("kept")]
     expect(sorted(kept), sorted(named["kept"]), "what was committed is read once")
+
+
+def beside_the_other_protocol(client, topic, produce):
+    """A member of the classic protocol shares partitions with one of the consumer protocol, which is confluent-kafka, and is left alone by it."""
+    rd_create(topic, PARTITIONS)
+    named = {name: [f"{name} {i}" for i in range(COUNT)] for name in ["kept", "after"]}
+    classic = Member(client, topic, "classic", "survivor")
+    members = [classic]
+    try:
+        until(lambda: shares(topic) == [PARTITIONS], lambda: f"the first one has all partitions, {shares(topic)}")
+        other = Member("confluent-kafka", topic, "consumer", "victim")
+        members.append(other)
+        until(lambda: shares(topic) == [3, 3], lambda: f"both share the partitions, {shares(topic)}")
+        produce(topic, named["kept"])
+        until(lambda: committed(topic) == COUNT, lambda: f"all of it is committed, {committed(topic)}")
+        other.kill()
+        until(lambda: shares(topic) == [PARTITIONS], lambda: f"the classic one has all partitions again, {shares(topic)}", 90)
+        produce(topic, named["after"])
+        until(lambda: committed(topic) == 2 * COUNT, lambda: f"everything is committed, {committed(topic)}")
+        classic.lines()
+    finally:
+        for member in members:
+            member.kill()
+    found = classic.values()
+    expect(set(named["after"]) - set(found), set(), "records that the classic one has not read")
+    kept = [value for value in [*other.values(), *found] if value.startswith("kept")]
+    expect(sorted(kept), sorted(named["kept"]), "what was committed is read once")

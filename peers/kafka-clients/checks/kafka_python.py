@@ -1,7 +1,7 @@
 """kafka-python: a client that is Python all through."""
 
 from .confluent import compacted, compacted_check, rd_create
-from .deaths import a_member_is_killed
+from .deaths import a_member_is_killed, beside_the_other_protocol
 from .suite import ADDRESS, COMPRESSIONS, check, expect, until
 
 
@@ -199,3 +199,8 @@ def _():
 @check("kafka-python", "group, classic protocol: a member is killed, the other one goes on")
 def _():
     a_member_is_killed("kafka-python", "py-deaths", write)
+
+
+@check("kafka-python", "group, classic protocol beside a member of the consumer protocol, which is killed")
+def _():
+    beside_the_other_protocol("kafka-python", "py-beside", write)
