@@ -2,17 +2,16 @@
 
 mod common;
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
-use std::time::Duration;
 
+use bytes::Bytes;
+use common::kafka::{Kafka, name, produce_request, record};
 use common::{Node, Place, eventually};
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
-use kafka_protocol::messages::produce_request::{PartitionProduceData, TopicProduceData};
-use kafka_protocol::messages::{FetchRequest, MetadataRequest, ProduceRequest, ProduceResponse, TopicName};
-use kafka_protocol::protocol::{Decodable, Encodable, Request, StrBytes};
-use kafka_protocol::records::{Compression, Record, RecordBatchEncoder, RecordEncodeOptions, TimestampType};
+use kafka_protocol::messages::{FetchRequest, MetadataRequest, ProduceRequest};
+use kafka_protocol::records::Record;
 
 /// What the node may use, by its flags: records, requests that are being received, answers that wait on a connection.
 const ARENA_MIB: u64 = 64;
@@ -35,84 +34,34 @@ fn most_mib(node: &Node) -> u64 {
     most.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
 }
 
-struct Door(String);
-
-impl Door {
-    fn connect(&self) -> TcpStream {
-        let stream = TcpStream::connect(&self.0).unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        stream
-    }
-}
-
-/// A frame: its length, a header whose version is not flexible, and the request.
-fn frame<R: Request + Encodable>(version: i16, asked: &R) -> Vec<u8> {
-    let mut body = Vec::new();
-    body.extend_from_slice(&R::KEY.to_be_bytes());
-    body.extend_from_slice(&version.to_be_bytes());
-    body.extend_from_slice(&[0, 0, 0, 1, 0, 1, b't']);
-    asked.encode(&mut body, version).expect("encodes");
-    [&(body.len() as i32).to_be_bytes()[..], &body].concat()
-}
-
-fn answered(stream: &mut TcpStream) -> Vec<u8> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length).unwrap();
-    let mut body = vec![0; u32::from_be_bytes(length) as usize];
-    stream.read_exact(&mut body).unwrap();
-    body
-}
-
-fn topic(name: &'static str) -> TopicName {
-    TopicName(StrBytes::from_static_str(name))
-}
-
-/// Produce version 7 of one record with so many zeros, compressed by zstd or not.
-fn produce(name: &'static str, bytes: usize, is_compressed: bool) -> Vec<u8> {
-    let record = Record {
-        transactional: false,
-        control: false,
-        delete_horizon: false,
-        partition_leader_epoch: -1,
-        producer_id: -1,
-        producer_epoch: -1,
-        timestamp_type: TimestampType::Creation,
-        offset: 0,
-        sequence: -1,
-        timestamp: 0,
-        key: Some(bytes::Bytes::from_static(b"key")),
-        value: Some(vec![0; bytes].into()),
-        headers: Default::default(),
-    };
-    let mut batch = bytes::BytesMut::new();
-    let options = RecordEncodeOptions { version: 2, compression: Compression::None };
-    RecordBatchEncoder::encode(&mut batch, [&record], &options).expect("encodes");
+/// One record with so many zeros, compressed by zstd or not.
+fn produce(topic: &str, bytes: usize, is_compressed: bool) -> ProduceRequest {
+    let zeros = record((-1, -1), false, (0, -1), 0, vec![0; bytes].into());
+    let mut request = produce_request(None, topic, 0, &[Record { key: Some(Bytes::from_static(b"key")), ..zeros }]);
+    let batch = request.topic_data[0].partition_data[0].records.as_mut().expect("a batch");
     if is_compressed {
         let records = zstd::bulk::compress(&batch[HEADER_BYTES..], 1).expect("compresses");
-        batch.truncate(HEADER_BYTES);
-        batch.extend_from_slice(&records);
-        batch[22] |= ZSTD;
-        let length = batch.len() as i32 - 12;
-        batch[8..12].copy_from_slice(&length.to_be_bytes());
-        let checksum = kera_format::checksum::crc32c(&batch[21..]);
-        batch[17..21].copy_from_slice(&checksum.to_be_bytes());
+        let mut bytes = [&batch[..HEADER_BYTES], &records].concat();
+        bytes[22] |= ZSTD;
+        let length = bytes.len() as i32 - 12;
+        bytes[8..12].copy_from_slice(&length.to_be_bytes());
+        let checksum = kera_format::checksum::crc32c(&bytes[21..]);
+        bytes[17..21].copy_from_slice(&checksum.to_be_bytes());
+        assert!(bytes.len() < 1 << 20, "{} bytes are sent", bytes.len());
+        *batch = bytes.into();
     }
-    let partition = PartitionProduceData::default().with_index(0).with_records(Some(batch.freeze()));
-    let data = TopicProduceData::default().with_name(topic(name)).with_partition_data(vec![partition]);
-    frame(7, &ProduceRequest::default().with_acks(-1).with_timeout_ms(30_000).with_topic_data(vec![data]))
+    request
 }
 
-fn written(stream: &mut TcpStream, request: &[u8]) -> i16 {
-    stream.write_all(request).unwrap();
-    let body = answered(stream);
-    let told = ProduceResponse::decode(&mut bytes::Bytes::from(body).slice(4..), 7).expect("an answer");
-    told.responses[0].partition_responses[0].error_code
+/// The error of a write, as clients that know zstd ask for it.
+fn written(kafka: &mut Kafka, request: &ProduceRequest) -> i16 {
+    kafka.call(7, request).expect("an answer").responses[0].partition_responses[0].error_code
 }
 
-fn fetch(name: &'static str) -> Vec<u8> {
+fn fetch(topic: &str) -> FetchRequest {
     let partition = FetchPartition::default().with_partition(0).with_fetch_offset(0).with_partition_max_bytes(8 << 20);
-    let of = FetchTopic::default().with_topic(topic(name)).with_partitions(vec![partition]);
-    frame(4, &FetchRequest::default().with_max_wait_ms(0).with_max_bytes(8 << 20).with_topics(vec![of]))
+    let of = FetchTopic::default().with_topic(name(topic)).with_partitions(vec![partition]);
+    FetchRequest::default().with_max_wait_ms(0).with_max_bytes(8 << 20).with_topics(vec![of])
 }
 
 #[test]
@@ -129,13 +78,15 @@ fn the_memory_of_a_node_is_what_its_settings_say_whatever_clients_send() {
         "2MiB",
     ];
     let node = place.start_with(&[&limits[..], &["--stall-timeout", "2s"]].concat());
-    let door = Door(node.ready()["kafka"].as_str().expect("it says where Kafka clients connect").to_owned());
+    let address = node.ready()["kafka"].as_str().expect("it says where Kafka clients connect").to_owned();
+    let port = address.rsplit(':').next().and_then(|port| port.parse().ok()).expect("a port");
+    let kafka = || Kafka::connect(port).expect("it listens");
+    let connect = || TcpStream::connect(&address).expect("it listens");
     node.ok("stream create compacted --cleanup compact");
-    let mut good = door.connect();
-    let made = MetadataRequestTopic::default().with_name(Some(topic("t")));
-    good.write_all(&frame(1, &MetadataRequest::default().with_topics(Some(vec![made])))).unwrap();
-    answered(&mut good);
-    let is_made = || written(&mut door.connect(), &produce("t", 100, false)) == 0;
+    let mut good = kafka();
+    let made = MetadataRequestTopic::default().with_name(Some(name("t")));
+    good.call(1, &MetadataRequest::default().with_topics(Some(vec![made]))).expect("an answer");
+    let is_made = || written(&mut kafka(), &produce("t", 100, false)) == 0;
     eventually("the topic is there", is_made);
     for _ in 0..20 {
         assert_eq!(written(&mut good, &produce("t", 900_000, false)), 0);
@@ -144,7 +95,7 @@ fn the_memory_of_a_node_is_what_its_settings_say_whatever_clients_send() {
     // Many promise 4 MB each, send a part of that, and wait.
     let mut started = 3_900_000_i32.to_be_bytes().to_vec();
     started.resize(500_000, 0);
-    let mut slow: Vec<TcpStream> = (0..200).map(|_| door.connect()).collect();
+    let mut slow: Vec<TcpStream> = (0..200).map(|_| connect()).collect();
     for stream in &mut slow {
         stream.set_nonblocking(true).unwrap();
         let _ = stream.write(&started);
@@ -157,7 +108,7 @@ fn the_memory_of_a_node_is_what_its_settings_say_whatever_clients_send() {
     // Counts of everything that say two thousand millions.
     for key in 0..100_i16 {
         for version in 0..6_i16 {
-            let mut stream = door.connect();
+            let mut stream = connect();
             let mut lie = [&key.to_be_bytes()[..], &version.to_be_bytes(), &[0, 0, 0, 1, 0, 1, b't']].concat();
             lie.extend_from_slice(&[0x7f, 0xff, 0xff, 0xff].repeat(20));
             let _ = stream.write_all(&[&(lie.len() as i32).to_be_bytes()[..], &lie].concat());
@@ -166,16 +117,14 @@ fn the_memory_of_a_node_is_what_its_settings_say_whatever_clients_send() {
 
     // A batch that is far more when it is opened, where the node must look inside.
     assert_eq!(written(&mut good, &produce("compacted", 1_000, true)), 0);
-    let bomb = produce("compacted", BOMB_BYTES, true);
-    assert!(bomb.len() < 1 << 20, "{} bytes are sent", bomb.len());
-    assert_ne!(written(&mut good, &bomb), 0, "nobody may write what nobody may read");
+    assert_ne!(written(&mut good, &produce("compacted", BOMB_BYTES, true)), 0, "nobody may write what nobody may read");
     assert_eq!(written(&mut good, &produce("t", 100, false)), 0);
     assert!(most_mib(&node) < within, "{} MiB after requests that lie, {within} are allowed", most_mib(&node));
 
     // Many ask for 8 MB a hundred times each and take nothing.
-    let mut deaf: Vec<TcpStream> = (0..DEAF).map(|_| door.connect()).collect();
-    for stream in &mut deaf {
-        stream.write_all(&fetch("t").repeat(100)).unwrap();
+    let mut deaf: Vec<Kafka> = (0..DEAF).map(|_| kafka()).collect();
+    for one in &mut deaf {
+        (0..100).for_each(|_| one.send(4, &fetch("t")).expect("it is taken"));
     }
     for _ in 0..10 {
         assert_eq!(written(&mut good, &produce("t", 100_000, false)), 0);

@@ -35,8 +35,7 @@ pub(super) struct Changing {
     pub(super) rebalance_ms: u64,
     /// What it can do, what it likes most first, each with what it tells.
     pub(super) protocols: Vec<(String, Bytes)>,
-    pub(super) subscription: Subscription,
-    /// What it was given last. With what it said it had when it joined, that is all that it may be reading.
+    /// What it was given last. With what its subscription says it had when it joined, that is all that it may be reading.
     pub(super) given: Named,
 }
 

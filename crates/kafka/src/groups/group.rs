@@ -7,6 +7,7 @@ use kera_format::kafka_groups::{Entry, Fact, GroupKind, GroupState};
 use kera_format::kafka_members::MemberState;
 
 use super::api::{Answer, AppendFailed, Done, GroupConfig, Journal, Mark, Now, Topics};
+use super::changing::CONSUMERS;
 use super::classic::ClassicGroup;
 use super::consumer::ConsumerGroup;
 use super::offsets::Offsets;
@@ -110,7 +111,7 @@ impl Group {
                 let kind = if classic.protocol_type().is_some() { GroupKind::Classic } else { GroupKind::OffsetsOnly };
                 (kind, classic.generation(), classic.protocol_type().unwrap_or_default())
             }
-            Kind::Consumer(consumer) => (GroupKind::Consumer, consumer.epoch(), "consumer"),
+            Kind::Consumer(consumer) => (GroupKind::Consumer, consumer.epoch(), CONSUMERS),
         };
         GroupState {
             kind,

@@ -111,13 +111,7 @@ impl Play<'_> {
             }
             asked.push((at, join));
         }
-        let mut answers = Vec::new();
-        for (at, join) in &asked {
-            let mut member = self.members[*at].clone();
-            answers.push(self.joined(&mut member, join)?);
-            self.members[*at] = member;
-        }
-        self.say_all("joined", answers);
+        self.all_joined(&asked)?;
         self.members.sort_by_key(|member| !member.leads);
         let mut synced = Vec::new();
         for at in 0..self.members.len() {
@@ -147,18 +141,8 @@ impl Play<'_> {
                 .with_member_id(text(&one.id))
                 .with_assignment(assignment(first..end))
         });
-        let parts = if member.leads { parts.collect() } else { Vec::new() };
-        let version = self.rng.version(3, 5);
-        let mut request = SyncGroupRequest::default()
-            .with_group_id(self.group_id())
-            .with_generation_id(member.generation)
-            .with_member_id(text(&member.id))
-            .with_group_instance_id(member.instance.as_deref().map(text))
-            .with_assignments(parts);
-        if version >= 5 {
-            request = request.with_protocol_type(Some(text("consumer"))).with_protocol_name(Some(text("range")));
-        }
-        let asked = Asked::new(ApiKey::SyncGroup, version, RequestKind::SyncGroup(request), "");
+        let parts = parts.collect();
+        let asked = self.sync_of(&member, parts);
         let ResponseKind::SyncGroup(told) = self.call(&asked)? else { return Err(unexpected("SyncGroup")) };
         if told.error_code == 0 {
             self.members[at].owned = partitions(&told.assignment);
@@ -186,11 +170,7 @@ impl Play<'_> {
                 break;
             }
         }
-        let have = self.members.iter().map(|one| format!("epoch {} has {}", one.generation, one.owned.len())).collect();
-        self.say_all("settled", have);
-        let mut all: Vec<i32> = self.members.iter().flat_map(|one| one.owned.clone()).collect();
-        all.sort_unstable();
-        self.say(&format!("each once {}", all == (0..SHARED.1).collect::<Vec<i32>>()));
+        self.settled();
         self.kinds()
     }
 

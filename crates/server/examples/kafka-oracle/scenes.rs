@@ -265,14 +265,35 @@ impl Play<'_> {
                 asked.push((at, join));
             }
         }
+        self.all_joined(&asked)?;
+        self.share()
+    }
+
+    /// Takes the answers to the joins of members.
+    fn all_joined(&mut self, asked: &[(usize, Asked)]) -> io::Result<()> {
         let mut answers = Vec::new();
-        for (at, join) in &asked {
+        for (at, join) in asked {
             let mut member = self.members[*at].clone();
             answers.push(self.joined(&mut member, join)?);
             self.members[*at] = member;
         }
         self.say_all("joined", answers);
-        self.share()
+        Ok(())
+    }
+
+    /// A member asks for its assignment; a leader brings everybody's.
+    fn sync_of(&mut self, member: &Member, parts: Vec<sync_group_request::SyncGroupRequestAssignment>) -> Asked {
+        let version = self.rng.version(3, 5);
+        let mut request = SyncGroupRequest::default()
+            .with_group_id(self.group_id())
+            .with_generation_id(member.generation)
+            .with_member_id(text(&member.id))
+            .with_group_instance_id(member.instance.as_deref().map(text))
+            .with_assignments(if member.leads { parts } else { Vec::new() });
+        if version >= 5 {
+            request = request.with_protocol_type(Some(text("consumer"))).with_protocol_name(Some(text("range")));
+        }
+        Asked::new(ApiKey::SyncGroup, version, RequestKind::SyncGroup(request), "")
     }
 
     /// The leader gives everybody a part; it may ask first or last.
@@ -295,17 +316,7 @@ impl Play<'_> {
         let mut asked = Vec::new();
         for at in order {
             let member = self.members[at].clone();
-            let version = self.rng.version(3, 5);
-            let mut request = SyncGroupRequest::default()
-                .with_group_id(self.group_id())
-                .with_generation_id(member.generation)
-                .with_member_id(text(&member.id))
-                .with_group_instance_id(member.instance.as_deref().map(text))
-                .with_assignments(if member.leads { parts.clone() } else { Vec::new() });
-            if version >= 5 {
-                request = request.with_protocol_type(Some(text("consumer"))).with_protocol_name(Some(text("range")));
-            }
-            let sync = Asked::new(ApiKey::SyncGroup, version, RequestKind::SyncGroup(request), "");
+            let sync = self.sync_of(&member, parts.clone());
             self.side.send(&member.name, &sync)?;
             asked.push((member.name, sync));
         }
@@ -544,12 +555,17 @@ impl Play<'_> {
                 break;
             }
         }
+        self.settled();
+        Ok(())
+    }
+
+    /// What everybody has now.
+    fn settled(&mut self) {
         let have = self.members.iter().map(|one| format!("epoch {} has {}", one.generation, one.owned.len())).collect();
         self.say_all("settled", have);
         let mut all: Vec<i32> = self.members.iter().flat_map(|one| one.owned.clone()).collect();
         all.sort_unstable();
         self.say(&format!("each once {}", all == (0..SHARED.1).collect::<Vec<i32>>()));
-        Ok(())
     }
 
     fn flock(&mut self) -> io::Result<()> {

@@ -5,16 +5,16 @@ use kera_format::kafka_groups::GroupKind;
 
 use super::super::api::AppendFailed;
 use super::super::changing::{CONSUMERS, Changing, subscription_of};
-use super::super::embedded;
+use super::super::embedded::{self, Subscription};
 use super::super::group::Turn;
 use super::member::Member;
 use super::{ClassicGroup, State};
 
 impl ClassicGroup {
-    /// The members of its generation, if a coordinator can assign to them; or why it cannot.
+    /// The members of its generation and what each subscribes to, if a coordinator can assign to them; or why it cannot.
     ///
     /// Whoever has never been in a generation has nothing yet, and comes again when its join is refused: it is not among them.
-    pub(in crate::groups) fn changing(&self) -> Result<Vec<Changing>, &'static str> {
+    pub(in crate::groups) fn changing(&self) -> Result<Vec<(Changing, Subscription)>, &'static str> {
         if !self.is_consumers() {
             return Err("its members are not consumers");
         }
@@ -22,17 +22,16 @@ impl ClassicGroup {
         of_generation.map(|(id, member)| self.changing_member(id, member)).collect()
     }
 
-    fn changing_member(&self, id: &str, member: &Member) -> Result<Changing, &'static str> {
+    fn changing_member(&self, id: &str, member: &Member) -> Result<(Changing, Subscription), &'static str> {
         let protocol = self.protocol.as_deref().unwrap_or_default();
-        let subscription = match embedded::subscription(&member.metadata(protocol)) {
-            Some(subscription) => subscription,
-            None => subscription_of(&member.protocols).ok_or("what its members subscribe to cannot be read")?,
-        };
+        let subscription = embedded::subscription(&member.metadata(protocol))
+            .or_else(|| subscription_of(&member.protocols))
+            .ok_or("what its members subscribe to cannot be read")?;
         let given = embedded::given(&member.assignment).ok_or("what its members have cannot be read")?;
         if given.is_special {
             return Err("its members have an assignor of their own");
         }
-        Ok(Changing {
+        let changing = Changing {
             id: id.to_owned(),
             instance: member.instance.clone(),
             client_id: member.client_id.clone(),
@@ -40,9 +39,9 @@ impl ClassicGroup {
             session_ms: member.session_ms,
             rebalance_ms: member.rebalance_ms,
             protocols: member.protocols.clone(),
-            subscription,
             given: given.partitions,
-        })
+        };
+        Ok((changing, subscription))
     }
 
     /// The group is one whose coordinator assigns now: who waits here is asked to join there.

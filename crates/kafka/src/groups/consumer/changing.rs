@@ -21,7 +21,7 @@ impl ConsumerGroup {
     pub(in crate::groups) fn of_changing(
         turn: &mut Turn<'_>,
         generation: i32,
-        members: Vec<Changing>,
+        members: Vec<(Changing, Subscription)>,
     ) -> ConsumerGroup {
         let mut group = ConsumerGroup::new(generation);
         let mut taken = HashSet::new();
@@ -33,22 +33,19 @@ impl ConsumerGroup {
             free.retain(|_, partitions| !partitions.is_empty());
             free
         };
-        let mut assigned: Vec<Assignment> = members.iter().map(|changing| free(&changing.given)).collect();
-        for (changing, assigned) in members.iter().zip(&mut assigned) {
-            for (topic, partitions) in free(&changing.subscription.owned) {
+        let mut assigned: Vec<Assignment> = members.iter().map(|(changing, _)| free(&changing.given)).collect();
+        for ((_, subscription), assigned) in members.iter().zip(&mut assigned) {
+            for (topic, partitions) in free(&subscription.owned) {
                 assigned.entry(topic).or_default().extend(partitions);
             }
         }
-        for (changing, assigned) in members.into_iter().zip(assigned) {
+        for ((changing, subscription), assigned) in members.into_iter().zip(assigned) {
             let mut member = Member::new(changing.instance.as_deref());
             (member.epoch, member.previous_epoch) = (generation, generation);
             (member.client_id, member.host) = (changing.client_id, changing.host);
             member.rebalance_ms = changing.rebalance_ms;
             member.assigned = assigned;
-            member.speak(
-                &changing.subscription,
-                Spoken { session_ms: changing.session_ms, protocols: changing.protocols },
-            );
+            member.speak(&subscription, Spoken { session_ms: changing.session_ms, protocols: changing.protocols });
             group.target.insert(changing.id.clone(), member.assigned.clone());
             group.admit(turn, &changing.id, member);
         }
@@ -65,7 +62,6 @@ impl ConsumerGroup {
         let topics = turn.topics;
         let members = self.members.iter().map(|(id, member)| {
             let spoken = member.spoken.clone().unwrap_or_default();
-            let names = member.names.iter().cloned().collect();
             Changing {
                 id: id.clone(),
                 instance: member.instance.clone(),
@@ -74,7 +70,6 @@ impl ConsumerGroup {
                 session_ms: spoken.session_ms,
                 rebalance_ms: member.rebalance_ms,
                 protocols: spoken.protocols,
-                subscription: Subscription { topics: names, owned: Named::new(), rack: member.rack.clone() },
                 given: by_name(topics, &member.assigned),
             }
         });

@@ -102,7 +102,7 @@ fn change(
     let members = classic
         .changing()
         .map_err(|why| (Code::GroupIdNotFound, format!("Classic group {id} cannot become a consumer group: {why}.")))?;
-    if members.iter().any(|member| member.subscription.topics.len() > turn.config.member_topics_max) {
+    if members.iter().any(|(_, subscription)| subscription.topics.len() > turn.config.member_topics_max) {
         return Err(not_a_consumer_group(&id));
     }
     let before = turn.head.member_bytes;
@@ -201,7 +201,7 @@ impl ConsumerGroup {
             .with_member_epoch(request.member_epoch))
     }
 
-    fn check_instance(&self, id: &str, instance: &str) -> Result<(), Refusal> {
+    pub(super) fn check_instance(&self, id: &str, instance: &str) -> Result<(), Refusal> {
         match self.instances.get(instance) {
             None => Err((Code::UnknownMemberId, format!("Instance id {instance} is unknown."))),
             Some(owner) if owner != id => {

@@ -24,6 +24,7 @@ use regex::bytes::{Regex, RegexBuilder};
 use uuid::Uuid;
 
 use super::api::{AppendFailed, Topic, Topics};
+use super::changing::CONSUMERS;
 use super::group::Turn;
 use assignor::{Assignment, Subscriber};
 use member::{AWAY, Member, Step};
@@ -164,7 +165,7 @@ impl ConsumerGroup {
                 && stored.epoch == self.epoch.max(0) as u32
                 && stored.members != self.is_empty()
         });
-        if is_done { Ok(()) } else { turn.store(GroupKind::Consumer, !self.is_empty(), self.epoch, "consumer") }
+        if is_done { Ok(()) } else { turn.store(GroupKind::Consumer, !self.is_empty(), self.epoch, CONSUMERS) }
     }
 
     /// Throws out whoever is silent, or does not give back, for too long.

@@ -53,8 +53,8 @@ impl ConsumerGroup {
         member.host.clone_from(&joining.host);
         member.speak(&subscription, Spoken { session_ms: joining.session_ms, protocols: joining.protocols.clone() });
         // It has a rebalance's time to ask for its assignment.
-        member.answer_deadline_ms = Some(turn.now.mono_ms.saturating_add(joining.rebalance_ms));
-        turn.wake(turn.now.mono_ms.saturating_add(joining.rebalance_ms));
+        member.answer_deadline_ms = None;
+        expect_answer(turn, &mut member);
         let owned = by_id(turn.topics, &subscription.owned);
         self.step(turn, &id, member, Some(&owned)).map_err(|_| (id.clone(), Code::CoordinatorNotAvailable))?;
         let epoch = self.members.get(&id).map_or(-1, |member| member.epoch);
@@ -113,7 +113,7 @@ impl ConsumerGroup {
         }
         // What it is to give back it is told even so: only then can it join again for the epoch behind that.
         if member.epoch < epoch && member.step != Step::Revoking {
-            expect_join(turn, member);
+            expect_answer(turn, member);
             return Err(Code::RebalanceInProgress);
         }
         member.answer_deadline_ms = None;
@@ -143,7 +143,7 @@ impl ConsumerGroup {
         let member = self.speaking(member_id, instance, generation)?;
         touch(turn, member);
         if member.epoch < epoch || member.step == Step::Revoking || (member.step == Step::Lacking && is_free) {
-            expect_join(turn, member);
+            expect_answer(turn, member);
             return Err(Code::RebalanceInProgress);
         }
         Ok(())
@@ -163,11 +163,7 @@ impl ConsumerGroup {
     /// The member of the classic protocol that a request comes from.
     fn speaking(&mut self, member_id: &str, instance: Option<&str>, generation: i32) -> Result<&mut Member, Code> {
         if let Some(instance) = instance {
-            match self.instances.get(instance) {
-                None => return Err(Code::UnknownMemberId),
-                Some(owner) if owner != member_id => return Err(Code::FencedInstanceId),
-                Some(_) => {}
-            }
+            self.check_instance(member_id, instance).map_err(|(code, _)| code)?;
         }
         let member = self.members.get_mut(member_id).filter(|member| member.spoken.is_some());
         let member = member.ok_or(Code::UnknownMemberId)?;
@@ -181,8 +177,8 @@ fn touch(turn: &mut Turn<'_>, member: &mut Member) {
     turn.wake(member.deadline_ms);
 }
 
-/// The member is told to join again, and has a rebalance's time for it since it was told first.
-fn expect_join(turn: &mut Turn<'_>, member: &mut Member) {
+/// The member is told to do something, and has a rebalance's time for it since it was told first.
+fn expect_answer(turn: &mut Turn<'_>, member: &mut Member) {
     if member.answer_deadline_ms.is_none() {
         let deadline_ms = turn.now.mono_ms.saturating_add(member.rebalance_ms);
         member.answer_deadline_ms = Some(deadline_ms);
