@@ -25,6 +25,7 @@ use kera_protocol::admin::{AllocatedProducer, CreateStream, StreamChanges, Strea
 
 use crate::access::{CLUSTER_OPERATIONS, told_if};
 use crate::cluster;
+use crate::config_words::documentation;
 use crate::configs::{self, Described, Type};
 use crate::door::{After, Command, Door, may_be_topic, partitions_of};
 use crate::session::{Request, decode, encode};
@@ -423,7 +424,12 @@ fn describe_configs(door: &Door, asked: DescribeConfigsRequest) -> DescribeConfi
             .with_resource_type(resource.resource_type)
             .with_resource_name(resource.resource_name.clone());
         match described(door, &resource, asked.include_synonyms) {
-            Ok(configs) => answer.with_configs(configs),
+            Ok(mut configs) => {
+                for config in configs.iter_mut().filter(|_| asked.include_documentation) {
+                    config.documentation = Some(StrBytes::from_static_str(documentation(&config.name)));
+                }
+                answer.with_configs(configs)
+            }
             Err((error, why)) => answer.with_error_code(error.code()).with_error_message(Some(text(why))),
         }
     });
@@ -479,7 +485,7 @@ fn described(
             let advertised = format!("PLAINTEXT://{host}:{port}");
             vec![
                 of_node("advertised.listeners", advertised, Type::String),
-                of_node("auto.create.topics.enable", config.auto_create.to_string(), Type::String),
+                of_node("auto.create.topics.enable", config.auto_create.to_string(), Type::Boolean),
                 of_node("num.partitions", config.partitions_default.to_string(), Type::Int),
                 of_node("default.replication.factor", copies_default(door).to_string(), Type::Int),
             ]

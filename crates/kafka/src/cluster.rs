@@ -17,9 +17,13 @@ use kafka_protocol::messages::elect_leaders_response::{PartitionResult, ReplicaE
 use kafka_protocol::messages::list_config_resources_response::ConfigResource;
 use kafka_protocol::messages::*;
 use kafka_protocol::protocol::StrBytes;
+use kera_protocol::admin::StreamInfo;
 
 use crate::door::{Door, partitions_of};
 
+/// Kinds of elections: the preferred leader, or whoever is there.
+const PREFERRED: i8 = 0;
+const UNCLEAN: i8 = 1;
 /// Kinds of resources that have configurations here.
 const TOPIC: i8 = 2;
 const BROKER: i8 = 4;
@@ -37,23 +41,47 @@ fn exists(door: &Door, topic: &str, partition: i32) -> bool {
     u32::try_from(partition).is_ok_and(|partition| partition < partitions)
 }
 
-/// ElectLeaders: the node leads every partition that there is, so no election is ever needed. Without a list of partitions,
-/// those that need none are not told, as in Kafka.
+/// ElectLeaders: whoever owns a streamlet leads its partitions and is their preferred leader, so an election is needed only where nobody leads. Then
+/// nobody can be made to either: the coordinators give such a streamlet to a live node as soon as one may have it, so the answer is which kind of
+/// leader there is not, and the client asks again. Without a list of partitions those that need no election are not told, as in Kafka.
 pub(crate) fn elect_leaders(door: &Door, asked: ElectLeadersRequest) -> ElectLeadersResponse {
-    let topics = asked.topic_partitions.unwrap_or_default().into_iter().map(|one| {
-        let results = one.partitions.iter().map(|partition| {
-            let (error, why) = if exists(door, &one.topic, *partition) {
-                (ResponseError::ElectionNotNeeded, "Leader election not needed for topic partition.")
-            } else {
-                (ResponseError::UnknownTopicOrPartition, "The topic or partition does not exist.")
-            };
-            PartitionResult::default()
-                .with_partition_id(*partition)
-                .with_error_code(error.code())
-                .with_error_message(Some(StrBytes::from_static_str(why)))
+    let missing = match asked.election_type {
+        PREFERRED => (ResponseError::PreferredLeaderNotAvailable, "nobody leads the partition at present"),
+        UNCLEAN => (ResponseError::EligibleLeadersNotAvailable, "no live node has all that was acknowledged"),
+        _ => return ElectLeadersResponse::default().with_error_code(ResponseError::InvalidRequest.code()),
+    };
+    let is_led = |info: &StreamInfo, partition: i32| door.leader_of(info, partition).0 >= 0;
+    let result = |partition: i32, (error, why): (ResponseError, &'static str)| {
+        PartitionResult::default()
+            .with_partition_id(partition)
+            .with_error_code(error.code())
+            .with_error_message(Some(StrBytes::from_static_str(why)))
+    };
+    let of_topic = |topic: TopicName, results: Vec<PartitionResult>| {
+        ReplicaElectionResult::default().with_topic(topic).with_partition_result(results)
+    };
+    let Some(wanted) = asked.topic_partitions else {
+        let topics = door.catalog.infos().into_iter().filter_map(|info| {
+            let partitions = 0..partitions_of(&info.options).cast_signed();
+            let unled = partitions.filter(|partition| !is_led(&info, *partition));
+            let results: Vec<_> = unled.map(|partition| result(partition, missing)).collect();
+            let topic = TopicName(StrBytes::from_string(info.name.clone()));
+            (!results.is_empty()).then(|| of_topic(topic, results))
+        });
+        return ElectLeadersResponse::default().with_replica_election_results(topics.collect());
+    };
+    let topics = wanted.into_iter().map(|one| {
+        let info = door.info(&one.topic);
+        let partitions = info.as_ref().map_or(0, |info| partitions_of(&info.options));
+        let results = one.partitions.iter().map(|partition| match &info {
+            Some(info) if u32::try_from(*partition).is_ok_and(|partition| partition < partitions) => {
+                let unneeded = (ResponseError::ElectionNotNeeded, "Leader election not needed for topic partition.");
+                result(*partition, if is_led(info, *partition) { unneeded } else { missing })
+            }
+            _ => result(*partition, (ResponseError::UnknownTopicOrPartition, "The topic or partition does not exist.")),
         });
         let results = results.collect();
-        ReplicaElectionResult::default().with_topic(one.topic).with_partition_result(results)
+        of_topic(one.topic, results)
     });
     ElectLeadersResponse::default().with_replica_election_results(topics.collect())
 }

@@ -29,6 +29,7 @@ mod admin;
 mod apis;
 mod batch;
 mod cluster;
+mod config_words;
 mod configs;
 mod convert;
 mod counts;

@@ -3,6 +3,7 @@
 use kafka_protocol::ResponseError as Code;
 use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
 use kafka_protocol::messages::describe_producers_request::TopicRequest;
+use kafka_protocol::messages::elect_leaders_request::TopicPartitions;
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
 use kafka_protocol::messages::metadata_request::MetadataRequestTopic;
 use kafka_protocol::messages::offset_for_leader_epoch_request::{OffsetForLeaderPartition, OffsetForLeaderTopic};
@@ -105,8 +106,26 @@ fn a_node_that_hears_no_coordinators_does_not_name_itself() {
     let broker = world.parts().0;
     broker.confirmed(world.clock.monotonic_us());
     assert_eq!(world.led().0, 9);
+    let told = |world: &mut World| {
+        let partitions = TopicPartitions::default().with_topic(topic("t")).with_partitions(vec![0, 2]);
+        let asked = [(0, Some(vec![partitions.clone()])), (1, Some(vec![partitions])), (0, None), (7, None)];
+        asked.map(|(kind, partitions)| {
+            let asked = ElectLeadersRequest::default().with_election_type(kind).with_topic_partitions(partitions);
+            let answer = world.call(2, &asked);
+            let results = answer.replica_election_results.iter().flat_map(|topic| &topic.partition_result);
+            let told: Vec<_> = results.map(|one| (one.partition_id, one.error_code)).collect();
+            (answer.error_code, told)
+        })
+    };
+    let (unneeded, unknown) = ((0, Code::ElectionNotNeeded.code()), (2, Code::UnknownTopicOrPartition.code()));
+    let (preferred, eligible) = (Code::PreferredLeaderNotAvailable.code(), Code::EligibleLeadersNotAvailable.code());
+    let invalid = (Code::InvalidRequest.code(), vec![]);
+    let led = (0, vec![unneeded, unknown]);
+    assert_eq!(told(&mut world), [led.clone(), led, (0, vec![]), invalid.clone()]);
     world.clock.advance_ms(5_000);
     assert_eq!(world.led(), (-1, vec![], vec![]));
+    let all = (0, vec![(0, preferred), (1, preferred)]);
+    assert_eq!(told(&mut world), [(0, vec![(0, preferred), unknown]), (0, vec![(0, eligible), unknown]), all, invalid]);
     broker.confirmed(world.clock.monotonic_us());
     assert_eq!(world.led(), (9, vec![1], vec![1]));
 }

@@ -92,6 +92,27 @@ impl Client {
     }
 }
 
+#[test]
+fn what_is_described_says_what_it_is_for_to_who_asks() {
+    let mut client = Client::new();
+    client.create("t", 1);
+    for (kind, name) in [(2, "t"), (4, "1")] {
+        let resource = DescribeConfigsResource::default().with_resource_type(kind).with_resource_name(text(name));
+        let resource = resource.with_configuration_keys(None);
+        for asks in [true, false] {
+            let request = DescribeConfigsRequest::default().with_resources(vec![resource.clone()]);
+            let request = request.with_include_documentation(asks);
+            let answer: DescribeConfigsResponse = flexible(&client.ask(ApiKey::DescribeConfigs, 4, &request), 4);
+            let configs = &answer.results[0].configs;
+            assert!(!configs.is_empty());
+            for config in configs {
+                let words = config.documentation.as_ref().map_or(0, |words| words.len());
+                assert_eq!(words > 20, asks, "{}: {:?}", config.name, config.documentation);
+            }
+        }
+    }
+}
+
 const GIVEN: [(&str, &str); 5] = [
     ("max.message.bytes", "1000000"),
     ("min.cleanable.dirty.ratio", "0.304"),
