@@ -13,7 +13,8 @@ use kera_log::Tenure;
 
 use super::client::{Around, Told};
 use super::producer::EARLY;
-use super::world::{Kind, World};
+use super::plan::Kind;
+use super::world::World;
 use crate::cluster::truth::{Place, Truth, Violation, Written};
 
 /// What is acknowledged without copies is at most so old, by the clock of its owner, in microseconds: the setting, the time for which an answer may

@@ -10,7 +10,8 @@ use kera_protocol::LogView;
 use super::coordinators::Command;
 use super::copies::lock;
 use super::network::Packet;
-use super::world::{Event, Planted, World};
+use super::plan::Planted;
+use super::world::{Event, World};
 use crate::cluster::truth::Violation;
 
 /// Time without a leader after one was lost, at least, and as much again at most.

@@ -22,7 +22,7 @@ use kera_protocol::{
 };
 
 use super::client::{Around, Client, LeaseTime, Owned, PATIENCE_US, Seen, Wish};
-use super::world::Kind;
+use super::plan::Kind;
 use crate::cluster::client::{Answer, retry};
 use crate::cluster::member;
 use crate::cluster::truth::{self, Place, Violation};

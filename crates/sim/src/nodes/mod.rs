@@ -18,6 +18,7 @@
 //! | `moving` | streamlets that move, and nodes that are stopped in good order |
 //! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
 //! | [`faults`], `trouble` | what goes wrong |
+//! | [`plan`] | what a run is made of |
 //! | [`world`] | a run |
 //!
 //! A run is a function of its seed, like one of a single node ([`crate::cluster`]).
@@ -37,6 +38,7 @@ mod network;
 mod node;
 mod own_logs;
 mod packets;
+pub mod plan;
 mod producer;
 mod reader;
 mod recovering;
@@ -48,7 +50,8 @@ mod wires;
 pub mod world;
 
 pub use faults::Fault;
-pub use world::{Kind, Plan, Planted, Report, run};
+pub use plan::{Kind, Plan, Planted, Report};
+pub use world::run;
 
 /// The cluster's uuid.
 const CLUSTER: [u8; 16] = *b"simulatedcluster";

@@ -11,7 +11,8 @@ use super::coordinators::Command;
 use super::copies::lock;
 use super::network::Packet;
 use super::node::{TELL_GONE_US, Take};
-use super::world::{ASK_US, Event, Planted, World};
+use super::plan::Planted;
+use super::world::{ASK_US, Event, World};
 use crate::cluster::truth::Violation;
 
 /// Time until a step of a move that failed is tried again.

@@ -30,7 +30,7 @@ use super::copying::Copier;
 use super::own_logs::OwnLogs;
 use super::recovering::Worker;
 use super::sessions::Sessions;
-use super::world::Planted;
+use super::plan::Planted;
 
 const ARENA_BYTES: u64 = 8 << 20;
 /// A lane without writes for so long has its segment closed, in milliseconds.

@@ -9,7 +9,7 @@ use kera_protocol::{Status, WriteChunks, WriteChunksResponse};
 
 use super::client::{Around, Client, Owned, PATIENCE_US, Seen, Wish};
 use super::early::Chunk as Told;
-use super::world::{Kind, Plan};
+use super::plan::{Kind, Plan};
 use crate::cluster::client::{Answer, retry};
 use crate::cluster::truth::{Place, Violation, Written};
 

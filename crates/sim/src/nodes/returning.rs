@@ -10,7 +10,8 @@ use super::coordinators::Command;
 use super::copies::lock;
 use super::network::Packet;
 use super::node::Running;
-use super::world::{Planted, World};
+use super::plan::Planted;
+use super::world::World;
 
 /// Time until it is offered again what was not taken.
 const AGAIN_US: u64 = 300_000;

@@ -11,7 +11,8 @@ use kera_format::vlog_replica::LogId;
 
 use super::faults::Fault;
 use super::node::Node;
-use super::world::{Event, Kind, World};
+use super::plan::Kind;
+use super::world::{Event, World};
 use crate::cluster::truth::Violation;
 
 impl World {
