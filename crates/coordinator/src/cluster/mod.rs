@@ -12,6 +12,7 @@ mod looks;
 mod lost;
 mod moves;
 mod needs;
+mod numbers;
 mod open_ends;
 mod owners;
 mod plan;

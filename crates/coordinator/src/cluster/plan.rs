@@ -132,9 +132,10 @@ impl ClusterState {
             return Err(CoordinatorError::Refused(Refused(reason)));
         }
         let before = self.nodes.get(&join.node).map_or(0, |known| known.epoch);
-        let epoch = join.epoch_min.max(before.saturating_add(1));
+        let epoch = join.epoch_min.max(self.epoch_before(join.node).saturating_add(1));
         let mut entries = vec![joined(join, epoch, now_ms)];
         self.check(&entries[0]).map_err(CoordinatorError::Refused)?;
+        self.check_number_is_free(join)?;
         let mut goes_on = false;
         if join.roles.has(Roles::BROKER) && before != 0 {
             let owner_epoch = self.next_owner_epoch.max(1);

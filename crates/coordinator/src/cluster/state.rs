@@ -7,6 +7,7 @@ use kera_format::cluster::{ClusterEntry, Doors, LogName, NodeNumber, OwnerReason
 use kera_format::{LaneId, StreamId, level};
 
 use super::needs::Needs;
+use super::numbers::joined_as;
 use super::owners::{Held, Owner, RebuiltFrom, Run, StreamOwners};
 use super::rules::Refused;
 use crate::catalog::Catalog;
@@ -99,6 +100,8 @@ pub struct ClusterState {
     pub(super) cluster: [u8; 16],
     pub(super) settings: Vec<(String, String)>,
     pub(super) nodes: BTreeMap<NodeNumber, NodeState>,
+    /// Who had numbers last that nobody has now: nodes that were given up.
+    pub(super) removed: BTreeMap<NodeNumber, NodeState>,
     pub(super) owners: HashMap<StreamId, StreamOwners>,
     pub(super) logs: BTreeMap<LogName, LogState>,
     pub(super) moves: BTreeMap<u64, Move>,
@@ -254,7 +257,10 @@ impl ClusterState {
                 // Who was to get a streamlet does not: its owner goes on.
                 self.end_moves(|of| of.to == *node);
             }
-            ClusterEntry::NodeRemoved { node } => drop(self.nodes.remove(node)),
+            ClusterEntry::NodeRemoved { node } => {
+                let known = self.nodes.remove(node);
+                self.removed.extend(known.map(|known| (*node, known)));
+            }
             ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, .. } => {
                 let range = *first..first + count;
                 let rebuilding = match reason {
@@ -304,6 +310,7 @@ impl ClusterState {
             streamlets: before.map_or(0, |known| known.streamlets),
             draining: before.is_some_and(|known| known.draining),
         };
+        self.removed.remove(node);
         self.nodes.insert(*node, known);
     }
 
@@ -507,16 +514,9 @@ impl ClusterState {
         entries.extend(
             Some(self.level()).filter(|level| *level > level::FIRST).map(|level| ClusterEntry::LevelRaised { level }),
         );
+        entries.extend(self.removed_entries());
         for (node, known) in &self.nodes {
-            entries.push(ClusterEntry::NodeJoined {
-                node: *node,
-                epoch: known.epoch,
-                uuid: known.uuid,
-                roles: known.roles,
-                at_ms: known.joined_ms,
-                rack: known.rack.clone(),
-                doors: known.doors.clone(),
-            });
+            entries.push(joined_as(*node, known));
             if known.fenced {
                 entries.push(ClusterEntry::NodeFenced { node: *node, epoch: known.epoch });
             }

@@ -1,0 +1,93 @@
+//! Another machine under the number of a node that was given up: nothing that is said of the number is taken to be true of it.
+
+#[path = "support/copied.rs"]
+mod copied;
+
+use copied::{apply, begin_view, cluster, fence, join};
+use kera_coordinator::CoordinatorError;
+use kera_coordinator::cluster::{AgreedEnd, ClusterState, Join};
+use kera_format::cluster::{ClusterEntry, LogName, NodeNumber};
+use kera_format::level;
+use kera_protocol::{UseEnds, UsedEnd};
+
+const LOG: LogName = LogName { node: 1, epoch: 1, log: 0 };
+
+/// Node 3, which owned nothing, was given up in its epoch 5. The log of node 1 has its newest view at it and at others.
+fn given_up(newest: &[NodeNumber]) -> ClusterState {
+    let (mut state, stream) = cluster(4, 2, level::NEWEST);
+    begin_view(&mut state, LOG, 1, newest.to_vec());
+    let deleted = state.plan_delete_stream(&stream.into(), 0).unwrap();
+    apply(&mut state, &deleted);
+    let again = Join { epoch_min: 5, ..join(3, true) };
+    let joined = state.plan_join(&again, 0).unwrap();
+    apply(&mut state, &joined);
+    fence(&mut state, 3);
+    let removed = state.plan_remove(3).unwrap();
+    apply(&mut state, &removed);
+    state
+}
+
+fn another() -> Join {
+    Join { uuid: [33; 16], ..join(3, false) }
+}
+
+fn waits(state: &ClusterState) -> bool {
+    match state.plan_join(&another(), 0) {
+        Ok(_) => false,
+        Err(later @ CoordinatorError::NoLeader(_)) => {
+            let words = "log 0 of node 1 epoch 1 may have its end at the node that was number 3 before";
+            assert!(later.to_string().contains(words), "{later}");
+            true
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+#[test]
+fn another_machine_waits_while_it_would_be_asked_for_ends_of_logs() {
+    let mut state = given_up(&[2, 3]);
+    assert!(waits(&state), "it would say that the log ends at 0");
+    let own = Join { node: 9, ..another() };
+    assert!(state.plan_join(&own, 0).is_ok(), "under a number of its own it need not wait");
+    begin_view(&mut state, LOG, 10, vec![2, 4]);
+    assert!(!waits(&state), "of blocks 1 to 9 it says that it does not have them");
+}
+
+#[test]
+fn the_end_of_a_lost_log_is_settled_without_it() {
+    let mut state = given_up(&[2, 3]);
+    fence(&mut state, 1);
+    let told = AgreedEnd { end: 8, at_all: false, certain: true };
+    let ended = state.plan_end_log(LOG, told).unwrap();
+    apply(&mut state, &ended);
+    assert!(waits(&state), "the end may be taken back");
+    let (node, epoch) = (2, 1);
+    let used = state.plan_use_ends(&UseEnds { node, epoch, ends: vec![UsedEnd { log: LOG.into(), end: 8 }] }).unwrap();
+    apply(&mut state, &used);
+    assert!(!waits(&state));
+}
+
+#[test]
+fn a_log_that_has_nobody_else_does_not_hold_it_up_as_long_as_its_node_lives() {
+    let mut state = given_up(&[3]);
+    assert!(!waits(&state), "the log may need this very machine");
+    fence(&mut state, 1);
+    assert!(waits(&state), "now only a person can say where it ends");
+}
+
+#[test]
+fn it_begins_above_what_is_fenced_of_its_number() {
+    let mut state = given_up(&[2, 4]);
+    let joined = state.plan_join(&another(), 0).unwrap();
+    assert!(matches!(joined[..], [ClusterEntry::NodeJoined { node: 3, epoch: 6, .. }]), "{joined:?}");
+    apply(&mut state, &joined);
+    let again = state.plan_join(&another(), 0).unwrap();
+    assert!(matches!(again[0], ClusterEntry::NodeJoined { node: 3, epoch: 7, .. }), "{again:?}");
+}
+
+#[test]
+fn the_node_itself_comes_back_at_any_time() {
+    let state = given_up(&[2, 3]);
+    let joined = state.plan_join(&Join { epoch_min: 2, ..join(3, true) }, 0).unwrap();
+    assert!(matches!(joined[..], [ClusterEntry::NodeJoined { node: 3, epoch: 6, .. }]), "{joined:?}");
+}
