@@ -77,12 +77,17 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
     assert_eq!(all(1..1 + SEEDS / 8, |seed| run(&plan(seed)).violation), Vec::<String>::new());
 }
 
+/// Faults that would change all other runs if they happened there.
+fn has_own_runs(fault: Fault) -> bool {
+    matches!(fault, Fault::ChangeLog | Fault::ClockJump | Fault::Remove)
+}
+
 /// Faults, without what people do.
 fn without_people(seed: u64) -> Plan {
     let is_done_by_people = |fault: &Fault| {
-        matches!(fault, Fault::Move | Fault::Drain | Fault::Rebalance | Fault::Stop | Fault::StopAll | Fault::ChangeLog)
+        matches!(fault, Fault::Move | Fault::Drain | Fault::Rebalance | Fault::Stop | Fault::StopAll)
     };
-    let is_wanted = |fault: &Fault| !is_done_by_people(fault) && *fault != Fault::ClockJump;
+    let is_wanted = |fault: &Fault| !is_done_by_people(fault) && !has_own_runs(*fault);
     let only = Fault::ALL.iter().copied().filter(is_wanted).collect();
     Plan { only, ..short(seed) }
 }
@@ -156,7 +161,8 @@ fn positions_that_are_lost_are_found_without_an_order_too() {
 /// Clocks of machines are set forward and back by up to an hour.
 #[test]
 fn many_seeds_with_clocks_that_jump_keep_every_promise() {
-    let only: Vec<Fault> = Fault::ALL.iter().copied().filter(|fault| *fault != Fault::ChangeLog).collect();
+    let is_wanted = |fault: &Fault| *fault == Fault::ClockJump || !has_own_runs(*fault);
+    let only: Vec<Fault> = Fault::ALL.iter().copied().filter(is_wanted).collect();
     let plan = |seed| Plan { only: only.clone(), ..with_applications(seed) };
     assert_eq!(all(1..1 + SEEDS / 5, |seed| run(&plan(seed)).violation), Vec::<String>::new());
 }
@@ -605,4 +611,50 @@ fn seeds_that_brought_back_what_compaction_had_removed_do_not() {
 fn compaction_that_takes_everything_to_be_at_its_node_is_found() {
     let plan = |seed| Plan { only: vec![Fault::Move], fault_us: 700_000, ..compacted(seed) };
     found_by(plan, Planted::RemovesBlindly, &["came back to life"]);
+}
+
+/// Nodes are removed for good, and other machines come, while all else goes wrong.
+fn removed(seed: u64) -> Plan {
+    use Fault::*;
+    let only = vec![Kill, PowerCut, Destroyed, Freeze, CutOff, PairCut, LeaderLost, Move, Drain, Stop, Remove];
+    Plan { only, fault_us: 700_000, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_in_which_nodes_are_removed_keep_every_promise() {
+    let did = |what: &'static str, report: &kera_sim::nodes::Report| report.did.get(what).copied().unwrap_or(0);
+    let (gone, came) = (AtomicU64::new(0), AtomicU64::new(0));
+    let violation = |seed| {
+        let report = run(&removed(seed));
+        gone.fetch_add(did("removed", &report), Ordering::Relaxed);
+        let ways = ["came under a number of its own", "came under the same number", "came back after it was removed"];
+        came.fetch_add(ways.map(|way| did(way, &report)).iter().sum(), Ordering::Relaxed);
+        report.violation
+    };
+    assert_eq!(all(1..1 + SEEDS / 2, violation), Vec::<String>::new());
+    assert!(gone.into_inner() > 20 && came.into_inner() > 10, "nobody is removed, so nothing is shown");
+    let with_applications = |seed| run(&Plan { applications: true, ..removed(seed) }).violation;
+    assert_eq!(all(SEEDS..SEEDS + SEEDS / 8, with_applications), Vec::<String>::new());
+}
+
+/// Machines burn and are removed one after the other.
+fn removed_again_and_again(seed: u64) -> Plan {
+    let only = vec![Fault::Kill, Fault::Destroyed, Fault::Remove];
+    Plan { only, trouble_ms: 30_000, fault_us: 300_000, retention: false, ..short(seed) }
+}
+
+#[test]
+fn a_node_that_is_removed_before_there_are_copies_of_what_it_has_is_found() {
+    found_by(removed_again_and_again, Planted::RemovesUncopied, &["not done", "begins", "gone", "was", "ends at"]);
+}
+
+#[test]
+fn copies_that_are_looked_for_at_nodes_that_were_removed_are_found() {
+    found_by(removed_again_and_again, Planted::BelievesTheRemoved, &["is named by", "is not copied again"]);
+}
+
+/// Another machine under the number of a node that was removed: its first epochs were fenced, and its logs had the names of others.
+#[test]
+fn a_number_that_was_that_of_another_node_and_is_taken_for_a_new_one_is_found() {
+    found_by(removed_again_and_again, Planted::ForgetsNumbers, &["begins"]);
 }

@@ -4,7 +4,7 @@
 //! coordinators can add nothing to, and of which every node learns a prefix, sooner or later. Which node leads, how long there is
 //! none, and who learns when is up to the world.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
@@ -31,6 +31,8 @@ pub(super) enum Command {
     Renew(StreamId, u32, NodeNumber, u32),
     /// A person wants a node to own nothing, or lets it own streamlets again.
     Drain(NodeNumber, bool),
+    /// A person gives a node up that is gone for good.
+    Remove(NodeNumber),
     /// The new owner of what moves has what it needs.
     FinishMove(FinishMove),
     GroupsGone(GroupsGone),
@@ -64,9 +66,17 @@ pub(super) struct Coordinators {
     pub(super) passed_over: u64,
     /// Such logs that were given up.
     pub(super) open_given_up: u64,
+    /// Numbers of nodes that were removed and have not joined since.
+    pub(super) removed: BTreeSet<u32>,
+    /// Whoever comes under the number of a node that was removed is taken for a node that never had another number: a defect.
+    pub(super) forgets_numbers: bool,
 }
 
 impl Coordinators {
+    pub(super) fn new(forgets_numbers: bool) -> Coordinators {
+        Coordinators { forgets_numbers, ..Coordinators::default() }
+    }
+
     /// How many batches of entries there are.
     pub(super) fn index(&self) -> usize {
         self.log.len()
@@ -112,6 +122,13 @@ impl Coordinators {
                 return Err(Violation(format!("the rules refuse {entry:?}, which was planned: {}", refused.0)));
             }
         }
+        for entry in &entries {
+            match entry {
+                ClusterEntry::NodeRemoved { node } => drop(self.removed.insert(*node)),
+                ClusterEntry::NodeJoined { node, .. } => drop(self.removed.remove(node)),
+                _ => {}
+            }
+        }
         self.taken_back +=
             entries.iter().filter(|entry| matches!(entry, ClusterEntry::EndTakenBack { .. })).count() as u64;
         self.log.push(entries);
@@ -123,6 +140,7 @@ impl Coordinators {
     /// Executes what a node asked for.
     pub(super) fn execute(&mut self, command: &Command, now_ms: i64) -> Result<Told, Violation> {
         match command {
+            Command::Join(join) if self.forgets_numbers => self.commit(|state| forgetful(state, join, now_ms)),
             Command::Join(join) => self.commit(|state| state.plan_join(join, now_ms)),
             Command::View(view) => self.commit(|state| state.plan_view(view)),
             Command::GiveUp(log, by) => self.commit(|state| state.plan_give_up_old_log(*log, *by)),
@@ -137,6 +155,7 @@ impl Coordinators {
                 self.commit(|state| state.plan_renew(*stream, *streamlet, (*node, *epoch)))
             }
             Command::Drain(node, draining) => self.commit(|state| state.plan_drain(*node, *draining)),
+            Command::Remove(node) => self.commit(|state| state.plan_remove(*node)),
             Command::FinishMove(FinishMove { number, node, epoch, state: kept }) => {
                 self.commit(|state| state.plan_finish_move(*number, *node, *epoch, kept))
             }
@@ -204,4 +223,14 @@ impl Coordinators {
     pub(super) fn owner_changes(&self) -> u64 {
         self.owners.values().map(|known| known.len() as u64 - 1).sum()
     }
+}
+
+/// The joining of a machine whose number nobody ever had, as far as the leader knows.
+fn forgetful(state: &ClusterState, join: &Join, now_ms: i64) -> Result<Vec<ClusterEntry>, CoordinatorError> {
+    if state.node(join.node).is_some() {
+        return state.plan_join(join, now_ms);
+    }
+    let (node, epoch, uuid, roles) = (join.node, join.epoch_min, join.uuid, join.roles);
+    let (rack, doors) = (join.rack.clone(), join.doors.clone());
+    Ok(vec![ClusterEntry::NodeJoined { node, epoch, uuid, roles, at_ms: now_ms, rack, doors }])
 }

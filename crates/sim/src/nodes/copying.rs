@@ -62,15 +62,22 @@ pub(super) struct Copier {
     is_copying: bool,
     /// Segments of that which are acknowledged in logs of this incarnation.
     copied: HashSet<SegmentId>,
+    /// The nodes of the cluster. Who was given up is none of them, and has nothing any more; unless that is left out: a defect.
+    members: BTreeSet<BackupId>,
+    believes_the_removed: bool,
     away: BTreeMap<BackupId, u64>,
     never: HashSet<SegmentId>,
     given: Option<Given>,
 }
 
 impl Copier {
-    pub(super) fn new(known: &ClusterState, (node, epoch): (u32, u32), now_us: u64) -> Copier {
+    pub(super) fn new(
+        known: &ClusterState,
+        (node, epoch): (u32, u32),
+        (now_us, believes_the_removed): (u64, bool),
+    ) -> Copier {
         let (returned, may_lack_copies) = (known.came_back_with(node, epoch), known.may_lack_copies(node, epoch));
-        Copier { began_us: now_us, returned, may_lack_copies, ..Copier::default() }
+        Copier { began_us: now_us, returned, may_lack_copies, believes_the_removed, ..Copier::default() }
     }
 
     /// What is held here since it was offered came back as if with the start.
@@ -120,6 +127,9 @@ impl Copier {
     }
 
     fn lacks(&self, has: &Has, now_us: u64, backup: BackupId, log: LogId, blocks: &RangeInclusive<u64>) -> bool {
+        if !self.members.contains(&backup) && !self.believes_the_removed {
+            return true;
+        }
         if let Some(since) = self.away.get(&backup) {
             return now_us - since > AWAY_US;
         }
@@ -130,6 +140,12 @@ impl Copier {
 
     /// Who is away. Done also while something is rebuilt: a log to which nothing is written would not notice.
     fn look_at_nodes(&mut self, known: &ClusterState, copies: &Copies, now_us: u64) {
+        self.members = known.nodes().keys().copied().collect();
+        self.away.retain(|node, _| self.members.contains(node));
+        for log in copies.all() {
+            let removed = log.state().1.backups.into_iter().filter(|backup| !self.members.contains(backup));
+            removed.for_each(|backup| log.broken(backup, "it was given up".into()));
+        }
         for (number, of) in known.nodes() {
             if of.is_live(Roles::BACKUP) {
                 self.away.remove(number);
@@ -275,8 +291,8 @@ impl World {
 
     /// Logs of live nodes of which two copies stand in one rack although there is a backup in one that has none of them.
     pub(super) fn crowded(&self) -> Vec<String> {
-        let (state, count) = (&self.coordinators.state, self.count());
-        let backups = (1..=count).filter(|node| state.node(*node).is_some_and(|known| known.is_live(Roles::BACKUP)));
+        let (state, count) = (&self.coordinators.state, self.founded);
+        let backups = (1..=self.count()).filter(|node| state.node(*node).is_some_and(|known| known.is_live(Roles::BACKUP)));
         let racks: BTreeSet<String> = backups.map(|node| rack_of(node, count)).collect();
         let mut crowded = Vec::new();
         for (name, log) in state.logs().iter().filter(|(name, _)| state.is_live(name.node, name.epoch)) {

@@ -51,13 +51,15 @@ faults! {
         ChangeLog = "change-log", 6;
         /// The clock of a machine is set forward or back, by up to an hour.
         ClockJump = "clock-jump", 2;
+        /// A person removes a node for good, or one that has burned; another machine may come.
+        Remove = "remove", 2;
     }
 }
 
-/// Those of `only`, or all but changes of virtual logs and jumps of clocks, which have runs of their own. Without `power` machines do not lose their power all at
+/// Those of `only`, or all but those that have runs of their own: changes of virtual logs, jumps of clocks and nodes that are removed. Without `power` machines do not lose their power all at
 /// once: nothing would be left that is certain.
 pub(super) fn faults_of(only: &[Fault], power: bool) -> Faults<Fault> {
-    let has_own_runs = |fault: Fault| matches!(fault, Fault::ChangeLog | Fault::ClockJump);
+    let has_own_runs = |fault: Fault| matches!(fault, Fault::ChangeLog | Fault::ClockJump | Fault::Remove);
     let is_wanted = |fault: Fault| if only.is_empty() { !has_own_runs(fault) } else { only.contains(&fault) };
     Faults::those(|fault| is_wanted(fault) && (power || fault != Fault::PowerCutAll))
 }

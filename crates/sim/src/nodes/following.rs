@@ -1,5 +1,6 @@
 //! Nodes and the coordinators' log: asking the leader, learning what is true, joining; and how processes begin and end.
 
+use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::ClusterState;
 use kera_env::Clock;
 use kera_format::cluster::{ClusterEntry, LogName};
@@ -67,7 +68,7 @@ impl World {
     /// The leader is asked for something.
     pub(super) fn command(&mut self, from: u32, leader: u32, number: u64, command: &Command) -> Result<(), Violation> {
         // Who asks tries again soon, as it does if another one leads.
-        if !self.leads(leader) || self.looks_before(leader, command) {
+        if !self.leads(leader) || self.looks_before(leader, command) || self.has_to_wait(command) {
             self.tell(leader, from, Packet::NotLeader(number));
             return Ok(());
         }
@@ -86,6 +87,15 @@ impl World {
         self.tell(leader, from, Packet::Learn(self.coordinators.index()));
         self.tell(leader, from, Packet::Done(number, told));
         Ok(())
+    }
+
+    /// Whether somebody is told to come again.
+    fn has_to_wait(&self, command: &Command) -> bool {
+        let Command::Join(join) = command else { return false };
+        if self.coordinators.forgets_numbers {
+            return false;
+        }
+        matches!(self.coordinators.state.plan_join(join, 0), Err(CoordinatorError::NoLeader(_)))
     }
 
     /// A node learns of the log up to a batch.
@@ -204,7 +214,8 @@ impl World {
                 Ok(())
             }
             (Command::GiveUp(..) | Command::GiveUpView(..) | Command::GroupsGone(_), _) => Ok(()),
-            (Command::Move(..) | Command::Renew(..) | Command::Drain(..) | Command::Returned(_), _) => Ok(()),
+            (Command::Move(..) | Command::Renew(..) | Command::Drain(..) | Command::Remove(_), _) => Ok(()),
+            (Command::Returned(_), _) => Ok(()),
         }
     }
 
@@ -220,7 +231,7 @@ impl World {
         (node.first_start, node.was_stopped) = (false, false);
         node.begin();
         let life = node.life;
-        if self.voters.contains(&number) {
+        if self.node(number).is_coordinator {
             self.schedule.after(1_000, Event::Coordinate(number, life));
         }
         // It was there when the cluster was founded.

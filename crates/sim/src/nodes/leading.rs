@@ -177,7 +177,9 @@ impl World {
             })?,
             _ => self.commit(node, ClusterState::plan_give_up_lost)?,
         }
-        self.commit(node, ClusterState::plan_adopt)
+        self.commit(node, ClusterState::plan_adopt)?;
+        self.change_votes(node);
+        Ok(())
     }
 
     /// Has streamlets move to nodes that have few: nobody tells what nodes take.

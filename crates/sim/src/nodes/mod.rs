@@ -16,6 +16,7 @@
 //! | `early` | what producers of asynchronous streams were told of, and what may be missing of it |
 //! | `network`, `packets`, `wires` | what is said between nodes, and between them and clients |
 //! | `moving` | streamlets that move, and nodes that are stopped in good order |
+//! | `people` | nodes that are removed for good, and machines that come |
 //! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
 //! | [`faults`], `trouble` | what goes wrong |
 //! | [`plan`] | what a run is made of |
@@ -38,6 +39,7 @@ mod network;
 mod node;
 mod own_logs;
 mod packets;
+mod people;
 pub mod plan;
 mod producer;
 mod reader;

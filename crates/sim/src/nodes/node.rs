@@ -75,6 +75,8 @@ pub(super) struct Node {
     pub(super) forgets_memory: bool,
     /// Its compaction takes all of a streamlet to be here: a defect.
     pub(super) removes_blindly: bool,
+    /// It takes backups that were removed to have what they had: a defect.
+    pub(super) believes_the_removed: bool,
     /// There are streams with one copy.
     pub(super) has_own_logs: bool,
     /// How long its process has stood still, in all, in microseconds.
@@ -101,6 +103,10 @@ pub(super) struct Node {
     pub(super) disk_us: u64,
     /// It never comes back.
     pub(super) is_gone: bool,
+    /// There is nothing left of it.
+    pub(super) is_burned: bool,
+    /// It is one of the coordinators, or may become one.
+    pub(super) is_coordinator: bool,
 }
 
 /// A command that is not answered yet.
@@ -299,6 +305,7 @@ impl Node {
             leaves_out_own_logs: false,
             forgets_memory: false,
             removes_blindly: false,
+            believes_the_removed: false,
             has_own_logs: false,
             frozen_us: 0,
             came_with_all: false,
@@ -316,6 +323,8 @@ impl Node {
             tells_of_boots: true,
             disk_us: 300,
             is_gone: false,
+            is_burned: false,
+            is_coordinator: number <= 3,
         }
     }
 
@@ -405,7 +414,11 @@ impl Node {
             next_store: 1,
             sessions: Sessions::default(),
             recovery: Recovery::default(),
-            copier: Copier::new(&lock(&self.known), (self.number, epoch), self.clock.monotonic_us()),
+            copier: Copier::new(
+                &lock(&self.known),
+                (self.number, epoch),
+                (self.clock.monotonic_us(), self.believes_the_removed),
+            ),
             moving: Moving::default(),
             takes: BTreeMap::new(),
             changes_unsettled: self.changes_unsettled,

@@ -153,6 +153,12 @@ pub enum Planted {
     PassesOverASource,
     /// Compaction takes all of a streamlet to be at its node when it removes tombstones.
     RemovesBlindly,
+    /// A person switches a node off for good as soon as it owns nothing, whatever only it has.
+    RemovesUncopied,
+    /// Nodes take backups that were removed to have what they had.
+    BelievesTheRemoved,
+    /// Whoever comes under the number of a node that was removed is taken for one that nobody can take for another.
+    ForgetsNumbers,
 }
 
 impl Planted {
@@ -184,6 +190,9 @@ impl Planted {
         Planted::WaitsForNoEnd,
         Planted::PassesOverASource,
         Planted::RemovesBlindly,
+        Planted::RemovesUncopied,
+        Planted::BelievesTheRemoved,
+        Planted::ForgetsNumbers,
     ];
 
     /// Its name on the command line.

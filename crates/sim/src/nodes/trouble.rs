@@ -27,8 +27,10 @@ impl World {
         let pause_us = self.plan.fault_us / 4 + self.below(self.plan.fault_us * 3 / 2);
         self.schedule.after(pause_us, Event::Fault);
         let Some(fault) = self.faults.draw(&self.random) else { return Ok(()) };
-        let node = self.draw_node();
-        if self.node(node).is_gone || self.takes_only_copies(fault) || !self.happens(fault, node) {
+        let drawn = self.draw_node();
+        let node = if fault == Fault::Remove { self.to_remove(drawn) } else { drawn };
+        let is_gone = self.node(node).is_gone && fault != Fault::Remove;
+        if is_gone || self.takes_only_copies(fault) || !self.happens(fault, node) {
             return Ok(());
         }
         *self.counts.entry(fault.name()).or_default() += 1;
@@ -70,7 +72,7 @@ impl World {
     }
 
     /// A backup may have lost something of all that it has now.
-    fn now_lossy(&mut self, node: u32) {
+    pub(super) fn now_lossy(&mut self, node: u32) {
         let logs = self.coordinators.state.logs().iter();
         let of_log = |(name, log): (&LogName, &LogState)| {
             let has = (0..).zip(&log.views).filter(|(_, view)| view.backups.contains(&node));
@@ -81,7 +83,7 @@ impl World {
     }
 
     /// Whether a node's disk may lose something.
-    fn may_lose_disk(&mut self, node: u32) -> bool {
+    pub(super) fn may_lose_disk(&mut self, node: u32) -> bool {
         let may = self.survives(&[node], &[node], false);
         if may {
             self.now_lossy(node);
@@ -149,6 +151,7 @@ impl World {
             Fault::Drain => return self.wants_drain(node, lasts_us),
             Fault::Rebalance => return self.wants_rebalance(node),
             Fault::Stop => return self.stop(node),
+            Fault::Remove => return self.wants_removed(node),
             Fault::ChangeLog => return self.wants_other_log(node),
             Fault::ClockJump => self.jump(node),
             Fault::StopAll => return (1..=self.count()).fold(false, |any, node| self.stop(node) | any),
@@ -194,15 +197,16 @@ impl World {
 
     /// Whether so many are left that all copies find a place, and of the coordinators a majority.
     pub(super) fn is_spare(&self, node: u32) -> bool {
-        let left = (1..=self.count()).filter(|other| !self.node(*other).is_gone).count() as u32;
+        let is_there = |other: &u32| !self.node(*other).is_gone && self.coordinators.state.node(*other).is_some();
+        let left = (1..=self.count()).filter(is_there).count() as u32;
         let voters = self.voters.iter().filter(|voter| !self.node(**voter).is_gone).count();
-        left > self.replication && (!self.voters.contains(&node) || voters == self.voters.len())
+        left > self.replication && (!self.voters.contains(&node) || (voters - 1) * 2 > self.voters.len())
     }
 
     /// The machine is gone with all that it had, and comes back never.
     pub(super) fn destroy(&mut self, node: u32) -> bool {
         self.lose_power(node);
-        self.node_mut(node).is_gone = true;
+        (self.node_mut(node).is_gone, self.node_mut(node).is_burned) = (true, true);
         true
     }
 

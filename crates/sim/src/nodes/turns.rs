@@ -157,7 +157,7 @@ impl World {
     pub(super) fn beat(&mut self, node: u32, life: u32) -> Result<(), Violation> {
         self.schedule.after(BEAT_US, Event::Beat(node, life));
         let epoch = self.node(node).epoch;
-        for voter in self.voters.clone() {
+        for voter in self.listeners() {
             self.tell(node, voter, Packet::Alive(epoch));
         }
         let process = self.node(node).process.as_ref();

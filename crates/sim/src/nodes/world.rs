@@ -25,6 +25,7 @@ use super::leading::Fencing;
 use super::member::Member;
 use super::network::{Cuts, Packet};
 use super::node::Node;
+use super::people::COMING_MAX;
 use super::plan::{Kind, Plan, Planted, Report};
 use super::producer::Producer;
 use super::reader::Reader;
@@ -73,6 +74,8 @@ pub(super) enum Event {
     Stopping(u32, u32),
     /// A node that was drained may own streamlets again, unless it is to be empty when everything is healed.
     Undrain(u32),
+    /// A person looks how far the removal of a node is.
+    Leaving(u32),
     GoOn(u32, u32, usize, u64),
     Start(u32),
     Thaw(u32, u32),
@@ -134,7 +137,11 @@ pub(super) struct World {
     pub(super) left_of_answer: Left,
     /// Backups that may have lost something of a log's view: the node, the log, and which view of it.
     pub(super) lossy: BTreeSet<(u32, LogName, usize)>,
-    _dir: tempfile::TempDir,
+    /// How many nodes there were first.
+    pub(super) founded: u32,
+    /// Nodes that a person is removing, and until when they are waited for to be empty.
+    pub(super) leaving: BTreeMap<u32, u64>,
+    dir: tempfile::TempDir,
 }
 
 /// Runs a plan.
@@ -167,6 +174,27 @@ pub(super) fn rack_of(node: u32, count: u32) -> String {
     if count > 3 { ["a", "b", "c"][node as usize % 3].to_owned() } else { String::new() }
 }
 
+/// A machine of a cluster, with nothing on it.
+fn machine(plan: &Plan, number: u32, clock: &ManualClock, dir: &std::path::Path) -> Node {
+        let clock = Arc::new(ManualClock::new(clock.now_ms()));
+        let mut node = Node::new(number, plan.seed, &clock, dir);
+        node.tells_of_boots = plan.planted != Some(Planted::ForgetsPowerCuts);
+        node.forgets_held = plan.planted == Some(Planted::ForgetsHeld);
+        node.gives_up_held = plan.planted == Some(Planted::GivesUpHeld);
+        node.changes_unsettled = plan.planted == Some(Planted::ChangesUnsettled);
+        // One of three may have to take over all streamlets while they are read.
+        node.arena_bytes *= if plan.three { 4 } else { 1 };
+        node.consumes_early = plan.planted == Some(Planted::ConsumesEarly);
+        node.never_late = plan.planted == Some(Planted::NeverLate);
+        node.own_logs_lie = plan.planted == Some(Planted::AcknowledgesUnwritten);
+        node.leaves_out_own_logs = plan.planted == Some(Planted::LeavesOutOwnLogs);
+        node.forgets_memory = plan.planted == Some(Planted::ForgetsMemory);
+        node.removes_blindly = plan.planted == Some(Planted::RemovesBlindly);
+        node.believes_the_removed = plan.planted == Some(Planted::BelievesTheRemoved);
+    node.has_own_logs = plan.kind == Kind::OneCopy;
+        node
+}
+
 impl World {
     fn new(plan: &Plan) -> World {
         let shared = std::path::Path::new("/dev/shm");
@@ -180,26 +208,8 @@ impl World {
         let count = replication + 1 + Random::below(&random, 2) as u32;
         let count = if plan.three { 3 } else { count };
         let clock = Arc::new(ManualClock::new(1_700_000_000_000));
-        let node = |number| {
-            let clock = Arc::new(ManualClock::new(clock.now_ms()));
-            let mut node = Node::new(number, plan.seed, &clock, dir.path());
-            node.tells_of_boots = plan.planted != Some(Planted::ForgetsPowerCuts);
-            node.forgets_held = plan.planted == Some(Planted::ForgetsHeld);
-            node.gives_up_held = plan.planted == Some(Planted::GivesUpHeld);
-            node.changes_unsettled = plan.planted == Some(Planted::ChangesUnsettled);
-            // One of three may have to take over all streamlets while they are read.
-            node.arena_bytes *= if plan.three { 4 } else { 1 };
-            node.consumes_early = plan.planted == Some(Planted::ConsumesEarly);
-            node.never_late = plan.planted == Some(Planted::NeverLate);
-            node.own_logs_lie = plan.planted == Some(Planted::AcknowledgesUnwritten);
-            node.leaves_out_own_logs = plan.planted == Some(Planted::LeavesOutOwnLogs);
-            node.forgets_memory = plan.planted == Some(Planted::ForgetsMemory);
-            node.removes_blindly = plan.planted == Some(Planted::RemovesBlindly);
-            node.has_own_logs = plan.kind == Kind::OneCopy;
-            node
-        };
         World {
-            nodes: (1..=count).map(node).collect(),
+            nodes: (1..=count).map(|number| machine(plan, number, &clock, dir.path())).collect(),
             voters: (1..=3).collect(),
             replication,
             faults: faults_of(&plan.only, power),
@@ -208,10 +218,10 @@ impl World {
             schedule: Schedule::default(),
             trace: Trace::default(),
             clock,
-            coordinators: Coordinators::default(),
+            coordinators: Coordinators::new(plan.planted == Some(Planted::ForgetsNumbers)),
             fencing: BTreeMap::new(),
             looks: BTreeMap::new(),
-            cuts: Cuts::new(count),
+            cuts: Cuts::new(count + COMING_MAX),
             held: Vec::new(),
             clients: Vec::new(),
             wires: BTreeMap::new(),
@@ -228,7 +238,9 @@ impl World {
             left: BTreeMap::new(),
             left_of_answer: Left::default(),
             lossy: BTreeSet::new(),
-            _dir: dir,
+            founded: count,
+            leaving: BTreeMap::new(),
+            dir,
         }
     }
 
@@ -255,6 +267,14 @@ impl World {
     pub(super) fn number(&mut self) -> u64 {
         self.next_number += 1;
         self.next_number
+    }
+
+    /// One that comes later.
+    pub(super) fn machine(&self, number: u32) -> Node {
+        let founded = ManualClock::new(self.clock.now_ms() - (self.now_us() / 1000) as i64);
+        let node = machine(&self.plan, number, &founded, self.dir.path());
+        node.clock.advance_us(self.now_us());
+        node
     }
 
     fn run(&mut self) -> Result<(), Violation> {
@@ -384,6 +404,7 @@ impl World {
         waiting.extend(self.crowded());
         waiting.extend(self.without_last_blocks());
         waiting.extend(self.moving());
+        waiting.extend(self.named());
         for (node, epoch) in state.lost() {
             waiting.push(format!("what node {node} had in its epoch {epoch} has no live owner"));
         }
@@ -448,7 +469,7 @@ impl World {
 
     pub(super) fn join_of(&self, number: u32) -> Join {
         let node = self.node(number);
-        let roles = match self.voters.contains(&number) {
+        let roles = match node.is_coordinator {
             true => Roles::COORDINATOR.0 | Roles::BROKER.0 | Roles::BACKUP.0,
             false => Roles::BROKER.0 | Roles::BACKUP.0,
         };
@@ -457,7 +478,7 @@ impl World {
             node: number,
             uuid: node.id,
             roles: Roles(roles),
-            rack: rack_of(number, self.count()),
+            rack: rack_of(number, self.founded),
             doors: Doors { cluster: door.clone(), native: door, kafka: String::new(), http: String::new() },
             settings: Vec::new(),
             epoch_min: node.epoch + 1,
@@ -636,6 +657,10 @@ impl World {
             Is::Undrain(node) => {
                 self.undrain(node);
                 self.empty(node);
+                Ok(())
+            }
+            Is::Leaving(node) => {
+                self.look_at_leaving(node);
                 Ok(())
             }
             Is::Logs(node, life)
