@@ -79,7 +79,7 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
 
 /// Faults that would change all other runs if they happened there.
 fn has_own_runs(fault: Fault) -> bool {
-    matches!(fault, Fault::ChangeLog | Fault::ClockJump | Fault::Remove)
+    matches!(fault, Fault::ChangeLog | Fault::ClockJump | Fault::Remove | Fault::LastCopy)
 }
 
 /// Faults, without what people do.
@@ -657,4 +657,32 @@ fn copies_that_are_looked_for_at_nodes_that_were_removed_are_found() {
 #[test]
 fn a_number_that_was_that_of_another_node_and_is_taken_for_a_new_one_is_found() {
     found_by(removed_again_and_again, Planted::ForgetsNumbers, &["begins"]);
+}
+
+/// Machines burn that alone have something, and a person gives up what is gone.
+fn last_copies(seed: u64) -> Plan {
+    let only = vec![Fault::Kill, Fault::PowerCut, Fault::Freeze, Fault::CutOff, Fault::Move, Fault::LastCopy];
+    Plan { only, fault_us: 700_000, retention: false, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_in_which_last_copies_are_given_up_lose_nothing_else() {
+    let gone = AtomicU64::new(0);
+    let violation = |seed| {
+        let report = run(&last_copies(seed));
+        let records = report.did.get("records gone that were given up").copied().unwrap_or(0);
+        gone.fetch_add(records + report.did.get("began behind what was given up").copied().unwrap_or(0), Ordering::Relaxed);
+        report.violation
+    };
+    assert_eq!(all(1..1 + SEEDS / 2, violation), Vec::<String>::new());
+    assert!(gone.into_inner() > 100, "nothing is lost, so nothing is shown");
+    // Nodes have to be stopped, one after the other, so that their logs can be given up.
+    let only = vec![Fault::Kill, Fault::Freeze, Fault::Move, Fault::LastCopy];
+    let stopped = [114, 138].into_iter().filter_map(|seed| run(&Plan { only: only.clone(), ..last_copies(seed) }).violation);
+    assert_eq!(stopped.collect::<Vec<String>>(), Vec::<String>::new());
+}
+
+#[test]
+fn what_is_taken_to_be_given_up_and_can_be_read_is_found() {
+    found_by(last_copies, Planted::GivesUpReadable, &["nobody has given that up", "begins behind"]);
 }

@@ -178,6 +178,14 @@ impl Truth {
         }
     }
 
+    /// What is known at ordinals of a lane does not count any more: others may be found there, and what was there may be found again, for those who were
+    /// not told of it send it again.
+    pub fn unlearn(&mut self, place: Place, ordinals: std::ops::Range<u64>) {
+        let lane = self.lanes.entry(place).or_default();
+        lane.at.retain(|ordinal, _| !ordinals.contains(ordinal));
+        lane.of.values_mut().for_each(|own| own.retain(|_, ordinal| !ordinals.contains(ordinal)));
+    }
+
     /// The same of what is known at ordinals of a lane: others may be found there.
     pub fn forget(&mut self, place: Place, ordinals: std::ops::Range<u64>) {
         let records: Vec<Written> = self.between(place, ordinals.clone()).map(|(_, written)| written).collect();

@@ -11,6 +11,7 @@ use kera_protocol::{FRAME_HEADER_BYTES, FindOwners, FrameHeader, Message, Owner,
 use super::coordinators::Coordinators;
 use super::copies::lock;
 use super::early::{Early, Left};
+use super::losses::Losses;
 use super::node::Node;
 use crate::cluster::client::Answer;
 use crate::cluster::reader::{check_compacted, check_data};
@@ -57,6 +58,8 @@ pub(super) struct Told {
     commits: BTreeMap<(String, Place), LeaseTime>,
     /// What producers of asynchronous streams were told of.
     pub(super) early: Early,
+    /// What was given up.
+    pub(super) losses: Losses,
     /// What members of applications did, by name.
     pub(super) did: BTreeMap<&'static str, u64>,
 }
@@ -79,6 +82,10 @@ pub(super) struct Seen<'a> {
 }
 
 impl Told {
+    pub(super) fn new(losses: Losses) -> Told {
+        Told { losses, ..Told::default() }
+    }
+
     /// Ordinals of a lane never go back to an earlier owner.
     pub(super) fn acknowledged(&mut self, place: Place, base: u64, cursor: Cursor) -> Result<(), Violation> {
         let epoch = cursor.group.epoch();
@@ -223,6 +230,10 @@ impl Around<'_> {
     /// Records of a lane are not there any more: that must be because they are old enough.
     pub(super) fn gone(&mut self, place: Place, ordinals: std::ops::Range<u64>) -> Result<(), Violation> {
         self.truth.checked();
+        if self.told.losses.may_begin(place, ordinals.end) {
+            *self.told.did.entry("began behind what was given up").or_default() += u64::from(!ordinals.is_empty());
+            return Ok(());
+        }
         if self.told.is_compacted {
             // The beginning of a lane stays, and so does the end of each segment.
             self.truth.removed_at(place, ordinals);

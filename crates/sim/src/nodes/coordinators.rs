@@ -5,12 +5,13 @@
 //! none, and who learns when is up to the world.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
-use kera_protocol::{FinishMove, GroupsGone, RebuildNeeds, ReturnGroups, StreamletsRebuilt, UseEnds};
+use kera_protocol::{AcceptLogLoss, FinishMove, GroupsGone, RebuildNeeds, ReturnGroups, StreamletsRebuilt, UseEnds};
 
 use crate::cluster::truth::Violation;
 
@@ -31,6 +32,8 @@ pub(super) enum Command {
     Renew(StreamId, u32, NodeNumber, u32),
     /// A person wants a node to own nothing, or lets it own streamlets again.
     Drain(NodeNumber, bool),
+    /// A person gives up what nobody has any more of a log.
+    AcceptLoss(AcceptLogLoss),
     /// A person gives a node up that is gone for good.
     Remove(NodeNumber),
     /// The new owner of what moves has what it needs.
@@ -70,6 +73,8 @@ pub(super) struct Coordinators {
     pub(super) removed: BTreeSet<u32>,
     /// Whoever comes under the number of a node that was removed is taken for a node that never had another number: a defect.
     pub(super) forgets_numbers: bool,
+    /// Blocks of lost logs that a person has given up, as long as nobody has looked.
+    pub(super) given_up_blocks: Vec<(LogName, RangeInclusive<u64>)>,
 }
 
 impl Coordinators {
@@ -116,6 +121,7 @@ impl Coordinators {
         let is_next = |entry: &&ClusterEntry| matches!(entry, ClusterEntry::ViewAgreed { view: 2.., .. });
         self.views_changed += entries.iter().filter(is_next).count() as u64;
         self.look_at_only_copies(&entries)?;
+        self.note_given_up(&entries);
         for entry in &entries {
             if let Err(refused) = self.state.apply(entry) {
                 // Planned against this very state.
@@ -155,12 +161,42 @@ impl Coordinators {
                 self.commit(|state| state.plan_renew(*stream, *streamlet, (*node, *epoch)))
             }
             Command::Drain(node, draining) => self.commit(|state| state.plan_drain(*node, *draining)),
+            Command::AcceptLoss(asked) => self.commit(|state| state.plan_accept_log_loss(asked)),
             Command::Remove(node) => self.commit(|state| state.plan_remove(*node)),
             Command::FinishMove(FinishMove { number, node, epoch, state: kept }) => {
                 self.commit(|state| state.plan_finish_move(*number, *node, *epoch, kept))
             }
             Command::GroupsGone(gone) => self.commit(|state| state.plan_groups_gone(gone)),
             Command::Returned(asked) => self.commit(|state| state.plan_returned(asked)),
+        }
+    }
+
+    /// Notes which blocks of lost logs nobody is asked for any more since a person has said so.
+    fn note_given_up(&mut self, entries: &[ClusterEntry]) {
+        for entry in entries {
+            let (ClusterEntry::ViewGivenUp { log, .. }
+            | ClusterEntry::LogEnded { log, .. }
+            | ClusterEntry::EndTakenBack { log, .. }) = entry
+            else {
+                continue;
+            };
+            let Some(state) = self.state.logs().get(log).filter(|_| !self.state.is_live(log.node, log.epoch)) else {
+                continue;
+            };
+            let is_there = |node: &u32| self.state.node(*node).is_some_and(|node| !node.fenced);
+            let blocks = match entry {
+                ClusterEntry::ViewGivenUp { view, .. } => {
+                    let next = state.views.get(*view as usize).map_or(u64::MAX, |next| next.first - 1);
+                    Some(state.views[*view as usize - 1].first..=next)
+                }
+                ClusterEntry::LogEnded { end, .. } => {
+                    let newest = state.views.last().filter(|view| !view.backups.iter().any(is_there));
+                    newest.map(|_| end + 1..=u64::MAX)
+                }
+                ClusterEntry::EndTakenBack { end, .. } => state.end_given_up.then_some(end + 1..=u64::MAX),
+                _ => None,
+            };
+            self.given_up_blocks.extend(blocks.map(|blocks| (*log, blocks)));
         }
     }
 

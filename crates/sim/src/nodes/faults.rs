@@ -53,13 +53,15 @@ faults! {
         ClockJump = "clock-jump", 2;
         /// A person removes a node for good, or one that has burned; another machine may come.
         Remove = "remove", 2;
+        /// Machines burn that alone have something. A person gives up what is gone.
+        LastCopy = "last-copy", 2;
     }
 }
 
-/// Those of `only`, or all but those that have runs of their own: changes of virtual logs, jumps of clocks and nodes that are removed. Without `power` machines do not lose their power all at
+/// Those of `only`, or all but those that have runs of their own: changes of virtual logs, jumps of clocks, nodes that are removed and last copies that are lost. Without `power` machines do not lose their power all at
 /// once: nothing would be left that is certain.
 pub(super) fn faults_of(only: &[Fault], power: bool) -> Faults<Fault> {
-    let has_own_runs = |fault: Fault| matches!(fault, Fault::ChangeLog | Fault::ClockJump | Fault::Remove);
+    let has_own_runs = |fault: Fault| matches!(fault, Fault::ChangeLog | Fault::ClockJump | Fault::Remove | Fault::LastCopy);
     let is_wanted = |fault: Fault| if only.is_empty() { !has_own_runs(fault) } else { only.contains(&fault) };
     Faults::those(|fault| is_wanted(fault) && (power || fault != Fault::PowerCutAll))
 }

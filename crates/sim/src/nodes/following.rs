@@ -215,12 +215,12 @@ impl World {
             }
             (Command::GiveUp(..) | Command::GiveUpView(..) | Command::GroupsGone(_), _) => Ok(()),
             (Command::Move(..) | Command::Renew(..) | Command::Drain(..) | Command::Remove(_), _) => Ok(()),
-            (Command::Returned(_), _) => Ok(()),
+            (Command::AcceptLoss(_), _) | (Command::Returned(_), _) => Ok(()),
         }
     }
 
     pub(super) fn start(&mut self, number: u32) -> Result<(), Violation> {
-        if self.node(number).process.is_some() || self.node(number).is_gone {
+        if self.node(number).process.is_some() || self.node(number).is_gone || self.is_stopped_for_good(number) {
             return Ok(());
         }
         *self.events_of.entry("starts").or_default() += 1;

@@ -16,6 +16,7 @@
 //! | `early` | what producers of asynchronous streams were told of, and what may be missing of it |
 //! | `network`, `packets`, `wires` | what is said between nodes, and between them and clients |
 //! | `moving` | streamlets that move, and nodes that are stopped in good order |
+//! | `losses` | more that is lost than copies allow, and what a person gives up |
 //! | `people` | nodes that are removed for good, and machines that come |
 //! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
 //! | [`faults`], `trouble` | what goes wrong |
@@ -33,6 +34,7 @@ mod early;
 pub mod faults;
 mod following;
 mod leading;
+mod losses;
 mod member;
 mod moving;
 mod network;

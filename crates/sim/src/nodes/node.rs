@@ -275,6 +275,11 @@ impl Recovery {
         self.needs.iter().find(|needs| needs.streamlets.contains(&of)).map(|needs| needs.rebuild.clone())
     }
 
+    /// What is taken over, and what was and is not known to be rebuilt.
+    pub(super) fn taken(&self) -> Vec<Owned> {
+        self.taking.iter().chain(self.needs.iter().flat_map(|needs| &needs.streamlets)).copied().collect()
+    }
+
     /// Whether something is taken over or rebuilt.
     pub(super) fn is_busy(&self) -> bool {
         self.workers.iter().any(Option::is_some) || !self.rebuilds.is_empty() || self.rebuilding.is_some()
@@ -710,7 +715,7 @@ impl Running {
                     nodes.pop_first();
                 }
                 recovery.taking.clone_from(&owned);
-                let (handed, mut logs) = (handed(known, &owned), ended_logs(known));
+                let (handed, mut logs) = (handed(known, &owned), ended_for(known, planted));
                 logs.retain(|ended| sources.have(ended.log.into()));
                 recovery.workers[0] = Some(Worker::take_over(&self.broker, owned, logs, handed, live()));
                 started.push(0);
@@ -720,7 +725,7 @@ impl Running {
             let next = recovery.rebuilding.take().or_else(|| recovery.rebuilds.pop_front());
             if let Some(rebuild) = next {
                 recovery.rebuilding = Some(rebuild.clone());
-                recovery.workers[1] = Some(Worker::rebuild(&self.broker, rebuild, ended_logs(known), live()));
+                recovery.workers[1] = Some(Worker::rebuild(&self.broker, rebuild, ended_for(known, planted), live()));
                 started.push(1);
             }
         }
@@ -822,6 +827,17 @@ pub(super) fn ended_logs(state: &ClusterState) -> Vec<EndedLog> {
         Some(EndedLog { log: id, views: views.collect(), end: log.end?, at_all: log.ends_at_all() })
     });
     ended.collect()
+}
+
+/// The same, as whoever takes over has them.
+fn ended_for(state: &ClusterState, planted: Option<Planted>) -> Vec<EndedLog> {
+    let mut logs = ended_logs(state);
+    if planted == Some(Planted::GivesUpReadable) {
+        let is_there = |node: &u32| state.node(*node).is_some_and(|node| !node.fenced);
+        let lacking = logs.iter_mut().flat_map(|log| &mut log.views);
+        lacking.filter(|view| !view.backups.iter().all(is_there)).for_each(|view| view.backups.clear());
+    }
+    logs
 }
 
 /// What streamlets took along when they moved last.

@@ -159,6 +159,8 @@ pub enum Planted {
     BelievesTheRemoved,
     /// Whoever comes under the number of a node that was removed is taken for one that nobody can take for another.
     ForgetsNumbers,
+    /// Whoever takes over takes what one of several backups has lost to be given up.
+    GivesUpReadable,
 }
 
 impl Planted {
@@ -193,6 +195,7 @@ impl Planted {
         Planted::RemovesUncopied,
         Planted::BelievesTheRemoved,
         Planted::ForgetsNumbers,
+        Planted::GivesUpReadable,
     ];
 
     /// Its name on the command line.

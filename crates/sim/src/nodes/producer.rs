@@ -256,7 +256,8 @@ impl Producer {
                 status if status.retryable() || status == Status::SequenceGap => {
                     self.last_problem = status.name().to_owned();
                     let is_first = self.streamlets[at].chunks.front().is_some_and(|chunk| chunk.sequence == sequence);
-                    if status == Status::SequenceGap && is_first && self.is_async {
+                    let may_forget = self.is_async || around.told.losses.has_some_of(self.stream.0, at as u32);
+                    if status == Status::SequenceGap && is_first && may_forget {
                         *around.told.did.entry("told of forgotten chunks").or_default() += 1;
                         self.streamlets[at].is_forgotten = true;
                     }

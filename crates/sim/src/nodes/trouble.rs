@@ -60,7 +60,7 @@ impl World {
     }
 
     /// Whether a backup has all that it ever had of a log's view, and knows it.
-    fn is_whole(&self, backup: u32, (name, log): (&LogName, &LogState), at: usize) -> bool {
+    pub(super) fn is_whole(&self, backup: u32, (name, log): (&LogName, &LogState), at: usize) -> bool {
         if self.node(backup).is_gone || self.lossy.contains(&(backup, *name, at)) {
             return false;
         }
@@ -152,6 +152,7 @@ impl World {
             Fault::Rebalance => return self.wants_rebalance(node),
             Fault::Stop => return self.stop(node),
             Fault::Remove => return self.wants_removed(node),
+            Fault::LastCopy => return self.lose_last_copy(node),
             Fault::ChangeLog => return self.wants_other_log(node),
             Fault::ClockJump => self.jump(node),
             Fault::StopAll => return (1..=self.count()).fold(false, |any, node| self.stop(node) | any),

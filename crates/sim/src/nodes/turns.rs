@@ -71,6 +71,9 @@ impl World {
                     }
                     return;
                 }
+                if !Block::asks(head.block) {
+                    self.told.losses.sent(head.log, head.block, &chunks);
+                }
                 self.tell(node, to, Packet::Block(head, chunks));
             }
             Out::Release(to, release) => self.tell(node, to, Packet::Release(release)),
@@ -219,6 +222,7 @@ impl World {
         let wants = worker.resume(spoiled(reply, planted));
         (recovery.asked[which], recovery.late[which]) = (number, None);
         self.look_at_taken(node)?;
+        self.look_at_cut(node)?;
         match wants {
             Wants::Backup(backup, question) => {
                 let late = || "it does not answer".to_owned();

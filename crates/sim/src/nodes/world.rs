@@ -22,6 +22,7 @@ use super::coordinators::Coordinators;
 use super::early::Left;
 use super::faults::{Fault, faults_of};
 use super::leading::Fencing;
+use super::losses::{Losses, may_lose};
 use super::member::Member;
 use super::network::{Cuts, Packet};
 use super::node::Node;
@@ -74,6 +75,8 @@ pub(super) enum Event {
     Stopping(u32, u32),
     /// A node that was drained may own streamlets again, unless it is to be empty when everything is healed.
     Undrain(u32),
+    /// A person looks whether something is lost for good.
+    Losses,
     /// A person looks how far the removal of a node is.
     Leaving(u32),
     GoOn(u32, u32, usize, u64),
@@ -206,6 +209,8 @@ impl World {
         let power = plan.seed.is_multiple_of(2) && plan.kind != Kind::Async;
         let replication = 2 + Random::below(&random, 2) as u32;
         let count = replication + 1 + Random::below(&random, 2) as u32;
+        // There must be machines left for copies when several burn at once.
+        let count = count + if may_lose(&plan.only) { 2 } else { 0 };
         let count = if plan.three { 3 } else { count };
         let clock = Arc::new(ManualClock::new(1_700_000_000_000));
         World {
@@ -227,7 +232,7 @@ impl World {
             wires: BTreeMap::new(),
             next_number: 1,
             truth: Truth::default(),
-            told: TellTale::default(),
+            told: TellTale::new(Losses::new(may_lose(&plan.only))),
             counts: BTreeMap::new(),
             events_of: BTreeMap::new(),
             events: 0,
@@ -307,6 +312,7 @@ impl World {
             self.add(Box::new(Member::new(application, *stream, *streamlets, self.plan.kind)))?;
         }
         self.schedule.after(500_000, Event::Fault);
+        self.begin_losses();
         self.run_until(self.plan.trouble_ms * 1000)?;
         self.heal();
         self.until_done("everything is healed")?;
@@ -405,6 +411,7 @@ impl World {
         waiting.extend(self.without_last_blocks());
         waiting.extend(self.moving());
         waiting.extend(self.named());
+        waiting.extend(self.missing());
         for (node, epoch) in state.lost() {
             waiting.push(format!("what node {node} had in its epoch {epoch} has no live owner"));
         }
@@ -582,6 +589,7 @@ impl World {
         // The logs' own turn says itself whether there is another one.
         let is_turn_of_logs = matches!(event, Event::Logs(..) | Event::LogTimers(..));
         self.act(event)?;
+        self.note_losses();
         match of {
             Some(node) if !is_turn_of_logs => self.after_turn(node),
             _ => Ok(()),
@@ -657,6 +665,10 @@ impl World {
             Is::Undrain(node) => {
                 self.undrain(node);
                 self.empty(node);
+                Ok(())
+            }
+            Is::Losses => {
+                self.look_at_losses();
                 Ok(())
             }
             Is::Leaving(node) => {
