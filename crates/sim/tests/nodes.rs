@@ -79,14 +79,14 @@ fn many_seeds_of_three_nodes_keep_every_promise() {
 
 /// Faults that would change all other runs if they happened there.
 fn has_own_runs(fault: Fault) -> bool {
-    matches!(fault, Fault::ChangeLog | Fault::ClockJump | Fault::Remove | Fault::LastCopy)
+    use Fault::*;
+    matches!(fault, ChangeLog | ClockJump | Remove | LastCopy | DeleteRecords)
 }
 
 /// Faults, without what people do.
 fn without_people(seed: u64) -> Plan {
-    let is_done_by_people = |fault: &Fault| {
-        matches!(fault, Fault::Move | Fault::Drain | Fault::Rebalance | Fault::Stop | Fault::StopAll)
-    };
+    let is_done_by_people =
+        |fault: &Fault| matches!(fault, Fault::Move | Fault::Drain | Fault::Rebalance | Fault::Stop | Fault::StopAll);
     let is_wanted = |fault: &Fault| !is_done_by_people(fault) && !has_own_runs(*fault);
     let only = Fault::ALL.iter().copied().filter(is_wanted).collect();
     Plan { only, ..short(seed) }
@@ -659,6 +659,42 @@ fn a_number_that_was_that_of_another_node_and_is_taken_for_a_new_one_is_found() 
     found_by(removed_again_and_again, Planted::ForgetsNumbers, &["begins"]);
 }
 
+/// Records are deleted from the front of lanes, which move and are taken over.
+fn deleted(seed: u64) -> Plan {
+    use Fault::*;
+    let only = vec![Kill, PowerCut, Destroyed, Freeze, CutOff, PairCut, Move, Drain, Stop, DeleteRecords];
+    Plan { only, fault_us: 600_000, retention: seed % 4 < 2, ..short(seed) }
+}
+
+#[test]
+fn many_seeds_in_which_records_are_deleted_keep_every_promise() {
+    let gone = AtomicU64::new(0);
+    let violation = |seed| {
+        let report = run(&deleted(seed));
+        gone.fetch_add(report.did.get("records deleted").copied().unwrap_or(0), Ordering::Relaxed);
+        report.violation
+    };
+    assert_eq!(all(1..1 + SEEDS / 2, violation), Vec::<String>::new());
+    assert!(gone.into_inner() > 50, "nothing is deleted, so nothing is shown");
+}
+
+#[test]
+fn a_lane_that_comes_without_its_floor_is_found() {
+    found_by(deleted, Planted::ForgetsFloors, &["were deleted", "its floor is"]);
+}
+
+/// All of what people do at once.
+#[test]
+fn many_seeds_in_which_people_do_all_that_they_can_keep_every_promise() {
+    use Fault::*;
+    let torments = [Kill, PowerCut, Destroyed, Freeze, CutOff, PairCut, LeaderLost, Move, Drain, Stop];
+    let people = [Remove, LastCopy, DeleteRecords];
+    let only: Vec<Fault> = torments.into_iter().chain(people).collect();
+    let plan = |seed| Plan { only: only.clone(), fault_us: 500_000, retention: false, ..short(seed) };
+    assert_eq!(all(1..1 + SEEDS / 4, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+    assert_eq!(all(252..253, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+}
+
 /// Machines burn that alone have something, and a person gives up what is gone.
 fn last_copies(seed: u64) -> Plan {
     let only = vec![Fault::Kill, Fault::PowerCut, Fault::Freeze, Fault::CutOff, Fault::Move, Fault::LastCopy];
@@ -671,14 +707,18 @@ fn many_seeds_in_which_last_copies_are_given_up_lose_nothing_else() {
     let violation = |seed| {
         let report = run(&last_copies(seed));
         let records = report.did.get("records gone that were given up").copied().unwrap_or(0);
-        gone.fetch_add(records + report.did.get("began behind what was given up").copied().unwrap_or(0), Ordering::Relaxed);
+        gone.fetch_add(
+            records + report.did.get("began behind what was given up").copied().unwrap_or(0),
+            Ordering::Relaxed,
+        );
         report.violation
     };
     assert_eq!(all(1..1 + SEEDS / 2, violation), Vec::<String>::new());
     assert!(gone.into_inner() > 100, "nothing is lost, so nothing is shown");
     // Nodes have to be stopped, one after the other, so that their logs can be given up.
     let only = vec![Fault::Kill, Fault::Freeze, Fault::Move, Fault::LastCopy];
-    let stopped = [114, 138].into_iter().filter_map(|seed| run(&Plan { only: only.clone(), ..last_copies(seed) }).violation);
+    let stopped =
+        [114, 138].into_iter().filter_map(|seed| run(&Plan { only: only.clone(), ..last_copies(seed) }).violation);
     assert_eq!(stopped.collect::<Vec<String>>(), Vec::<String>::new());
 }
 

@@ -41,7 +41,7 @@ impl ClusterState {
     }
 
     /// Blocks of a log that is over of which no backup is live, view by view. Not those that were given up.
-    fn missing_of(&self, log: &LogState) -> Vec<MissingBlocks> {
+    pub(super) fn missing_of(&self, log: &LogState) -> Vec<MissingBlocks> {
         let mut missing = Vec::new();
         for (at, view) in log.views.iter().enumerate() {
             let next = log.views.get(at + 1).map(|next| next.first.saturating_sub(1));
@@ -108,7 +108,7 @@ impl ClusterState {
         before.filter_map(|(_, state)| Some((state, state.end?))).any(|(state, end)| may(state, end))
     }
 
-    fn is_there(&self, node: NodeNumber) -> bool {
+    pub(super) fn is_there(&self, node: NodeNumber) -> bool {
         self.nodes.get(&node).is_some_and(|known| !known.fenced)
     }
 

@@ -8,10 +8,10 @@
 //! | fences at backups: of this number nothing is taken up to an epoch | the first epochs of the machine that comes would be fenced before they began, at some backups and not at others | it begins above the last epoch of the node before |
 //! | blocks at backups that were away when the node's logs were given up | block *k* of a log of the same name would be there already, with other content | the same: no log has the same name |
 //! | newest views of logs that may get an end, or another one | a machine that has nothing of a log says for certain that the log ends in front of the view, and that counts, however much more the others have | it waits until none of them names the number |
-//! | older views | it is asked for blocks that it never had, and says so: others are asked, or it is copied again | nothing |
+//! | views of lost logs of which nobody else is left, nor the log's node | nobody could say any more that what was in them [is gone](super::ClusterState::plan_accept_log_loss), for a backup of them would be live | it waits until that is said |
+//! | other views | it is asked for blocks that it never had, and says so: others are asked, or it is copied again | nothing |
 //!
-//! What it waits for passes by itself: a log that is written to takes another view, and one that is lost ends by what its other backups say. If no backup of a lost log is left
-//! a person [gives it up](super::ClusterState::plan_accept_log_loss). The log of a live node of which the number is the only backup is not waited for: it may need this very
+//! What it waits for passes by itself if anybody is left: a log that is written to takes another view, and one that is lost ends by what its other backups say. The log of a live node of which the number is the only backup is not waited for: it may need this very
 //! machine to go on, and until it has a view with it nobody but its node has what it acknowledged, whoever comes.
 //!
 //! The node itself, with its disk, may come back at any time: what is said of its number is true of it.
@@ -43,17 +43,19 @@ impl ClusterState {
             return Ok(());
         };
         Err(CoordinatorError::NoLeader(format!(
-            "{log} may have its end at the node that was number {node} before, of which this machine knows nothing: it joins when that is settled, or \
-             under a number of its own (--node)"
+            "{log} may have its end, or blocks that nobody else has, at the node that was number {node} before, and this machine has nothing of that: it \
+             joins when that is settled (`kera log list`), or under a number of its own (--node)"
         )))
     }
 
-    /// Whether a node would be asked for the end of a log, now or when its broker is lost, and others could be asked instead of it.
+    /// Whether a node would be asked for the end of a log, now or when its broker is lost, and others could be asked instead of it; or whether it would be taken to have
+    /// blocks that a person is about to give up.
     fn would_be_asked(&self, node: NodeNumber, name: LogName, log: &LogState) -> bool {
         let backups = log.views.last().map_or(&[][..], |view| &view.backups);
         let is_settled = log.end.is_some() && (log.ends_at_all() || log.used.is_some());
         let is_only_one = backups.len() == 1 && self.is_live(name.node, name.epoch);
-        backups.contains(&node) && !is_settled && !is_only_one
+        let is_missing = || self.missing_of(log).iter().any(|of| of.backups.contains(&node));
+        (backups.contains(&node) && !is_settled && !is_only_one) || (!self.is_there(name.node) && is_missing())
     }
 
     /// How a snapshot says who had numbers that nobody has.

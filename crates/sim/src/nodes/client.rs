@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use kera_env::{Random, SeededRandom};
-use kera_format::{Cursor, GroupId, StreamId, StreamletId};
+use kera_format::{Cursor, GroupId, LaneId, StreamId, StreamletId};
 use kera_protocol::{FRAME_HEADER_BYTES, FindOwners, FrameHeader, Message, Owner, Owners, Status};
 
 use super::coordinators::Coordinators;
 use super::copies::lock;
 use super::early::{Early, Left};
+use super::floors::Floors;
 use super::losses::Losses;
 use super::node::Node;
 use crate::cluster::client::Answer;
@@ -60,6 +61,8 @@ pub(super) struct Told {
     pub(super) early: Early,
     /// What was given up.
     pub(super) losses: Losses,
+    /// What was deleted.
+    pub(super) floors: Floors,
     /// What members of applications did, by name.
     pub(super) did: BTreeMap<&'static str, u64>,
 }
@@ -82,8 +85,8 @@ pub(super) struct Seen<'a> {
 }
 
 impl Told {
-    pub(super) fn new(losses: Losses) -> Told {
-        Told { losses, ..Told::default() }
+    pub(super) fn new(losses: Losses, floors: Floors) -> Told {
+        Told { losses, floors, ..Told::default() }
     }
 
     /// Ordinals of a lane never go back to an earlier owner.
@@ -248,7 +251,8 @@ impl Around<'_> {
             }
             return Ok(());
         }
-        for (ordinal, written) in self.truth.between(place, ordinals.clone()) {
+        let from = self.told.floors.may_be_gone(place).clamp(ordinals.start, ordinals.end.max(ordinals.start));
+        for (ordinal, written) in self.truth.between(place, from..ordinals.end.max(from)) {
             match self.told.age(place, written, self.now_ms) {
                 None => {}
                 Some((_, None)) => {
@@ -262,6 +266,33 @@ impl Around<'_> {
             }
         }
         Ok(())
+    }
+
+    /// A lane begins at an ordinal, as a node says that was asked at a time: if the node owns it and knows that, not in front of what was deleted.
+    pub(super) fn begins(&mut self, place: Place, (node, asked_us): (u32, u64), ordinal: u64) -> Result<(), Violation> {
+        if !self.told.floors.is_on {
+            return Ok(());
+        }
+        self.gone(place, 0..ordinal)?;
+        match self.owners.sure(node, StreamId(place.stream), StreamletId(place.streamlet)) {
+            Some(_) => self.told.floors.begins(place, asked_us, ordinal),
+            None => Ok(()),
+        }
+    }
+
+    /// A lane was read from `first` on when everything was over: it begins at its floor, if retention has taken no more and nothing was given up.
+    pub(super) fn begins_at_last(&mut self, place: Place, first: u64) -> Result<(), Violation> {
+        if !self.told.floors.is_on || self.told.losses.has_some_of(place.stream, place.streamlet) {
+            return Ok(());
+        }
+        self.truth.checked();
+        let known = self.owners.coordinators.state.floor(StreamId(place.stream), place.streamlet, LaneId(place.lane));
+        let floor = known.map_or(0, |floor| floor.ordinal);
+        let may_have_less = self.told.retention_ms.contains_key(&place.stream);
+        if first == floor || (first > floor && may_have_less) {
+            return Ok(());
+        }
+        Err(Violation(format!("{place} begins at {first}, and its floor is {floor}")))
     }
 
     /// A member was given a lease that begins at `start`: what lies before it was processed by somebody, or has gone because it was old

@@ -11,7 +11,9 @@ use kera_coordinator::CoordinatorError;
 use kera_coordinator::cluster::{ClusterState, Join, LogView, Owner};
 use kera_format::StreamId;
 use kera_format::cluster::{ClusterEntry, LogName, NodeNumber, OwnerReason};
-use kera_protocol::{AcceptLogLoss, FinishMove, GroupsGone, RebuildNeeds, ReturnGroups, StreamletsRebuilt, UseEnds};
+use kera_protocol::{
+    AcceptLogLoss, FinishMove, GroupsGone, RebuildNeeds, ReturnGroups, SetFloors, StreamletsRebuilt, UseEnds,
+};
 
 use crate::cluster::truth::Violation;
 
@@ -32,6 +34,8 @@ pub(super) enum Command {
     Renew(StreamId, u32, NodeNumber, u32),
     /// A person wants a node to own nothing, or lets it own streamlets again.
     Drain(NodeNumber, bool),
+    /// Records of lanes were deleted.
+    SetFloors(SetFloors),
     /// A person gives up what nobody has any more of a log.
     AcceptLoss(AcceptLogLoss),
     /// A person gives a node up that is gone for good.
@@ -161,6 +165,7 @@ impl Coordinators {
                 self.commit(|state| state.plan_renew(*stream, *streamlet, (*node, *epoch)))
             }
             Command::Drain(node, draining) => self.commit(|state| state.plan_drain(*node, *draining)),
+            Command::SetFloors(asked) => self.commit(|state| state.plan_floors(asked)),
             Command::AcceptLoss(asked) => self.commit(|state| state.plan_accept_log_loss(asked)),
             Command::Remove(node) => self.commit(|state| state.plan_remove(*node)),
             Command::FinishMove(FinishMove { number, node, epoch, state: kept }) => {

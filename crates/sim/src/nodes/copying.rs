@@ -292,7 +292,8 @@ impl World {
     /// Logs of live nodes of which two copies stand in one rack although there is a backup in one that has none of them.
     pub(super) fn crowded(&self) -> Vec<String> {
         let (state, count) = (&self.coordinators.state, self.founded);
-        let backups = (1..=self.count()).filter(|node| state.node(*node).is_some_and(|known| known.is_live(Roles::BACKUP)));
+        let backups =
+            (1..=self.count()).filter(|node| state.node(*node).is_some_and(|known| known.is_live(Roles::BACKUP)));
         let racks: BTreeSet<String> = backups.map(|node| rack_of(node, count)).collect();
         let mut crowded = Vec::new();
         for (name, log) in state.logs().iter().filter(|(name, _)| state.is_live(name.node, name.epoch)) {

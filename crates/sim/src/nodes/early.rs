@@ -12,8 +12,8 @@ use kera_format::cluster::OwnerReason;
 use kera_log::Tenure;
 
 use super::client::{Around, Told};
-use super::producer::EARLY;
 use super::plan::Kind;
+use super::producer::EARLY;
 use super::world::World;
 use crate::cluster::truth::{Place, Truth, Violation, Written};
 

@@ -40,7 +40,7 @@ struct Part {
 /// What was given up.
 #[derive(Default)]
 pub(super) struct Losses {
-    is_on: bool,
+    pub(super) is_on: bool,
     blocks: BTreeMap<LogName, BTreeMap<u64, Vec<Part>>>,
     /// The end of what any block has of a segment.
     ends: BTreeMap<(Place, Segment), u64>,
@@ -83,7 +83,9 @@ impl Losses {
 
     /// Blocks of a log were given up.
     fn given_up(&mut self, log: LogName, blocks: RangeInclusive<u64>) {
-        for part in self.blocks.get(&log).into_iter().flat_map(|of| of.range(blocks.clone())).flat_map(|(_, parts)| parts) {
+        for part in
+            self.blocks.get(&log).into_iter().flat_map(|of| of.range(blocks.clone())).flat_map(|(_, parts)| parts)
+        {
             self.lost.entry(part.place).or_default().push((part.segment, part.ordinals.clone()));
         }
     }
@@ -119,6 +121,7 @@ impl Told {
         }
         let records = truth.between(place, ordinal..end).count() as u64;
         *self.did.entry("records gone that were given up").or_default() += records;
+        self.floors.goes_on(place, ordinal);
         truth.unlearn(place, ordinal..end);
         (ordinal..end).for_each(|base| self.no_epoch(place, base));
         Ok(())

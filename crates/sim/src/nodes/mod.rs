@@ -16,6 +16,7 @@
 //! | `early` | what producers of asynchronous streams were told of, and what may be missing of it |
 //! | `network`, `packets`, `wires` | what is said between nodes, and between them and clients |
 //! | `moving` | streamlets that move, and nodes that are stopped in good order |
+//! | `floors` | records that are deleted from the front of lanes |
 //! | `losses` | more that is lost than copies allow, and what a person gives up |
 //! | `people` | nodes that are removed for good, and machines that come |
 //! | `turns`, `leading`, `following` | what nodes do by themselves, what their leader does, and how they follow it |
@@ -32,6 +33,7 @@ mod copies;
 mod copying;
 mod early;
 pub mod faults;
+mod floors;
 mod following;
 mod leading;
 mod losses;

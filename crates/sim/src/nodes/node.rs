@@ -27,10 +27,11 @@ use super::compacting::{Elsewhere, compactor};
 use super::coordinators::{Command, Told};
 use super::copies::{Copies, Directory, lock};
 use super::copying::Copier;
+use super::floors::{agree, agree_one};
 use super::own_logs::OwnLogs;
+use super::plan::Planted;
 use super::recovering::Worker;
 use super::sessions::Sessions;
-use super::plan::Planted;
 
 const ARENA_BYTES: u64 = 8 << 20;
 /// A lane without writes for so long has its segment closed, in milliseconds.
@@ -77,6 +78,8 @@ pub(super) struct Node {
     pub(super) removes_blindly: bool,
     /// It takes backups that were removed to have what they had: a defect.
     pub(super) believes_the_removed: bool,
+    /// It does not tell lanes that come to it where they begin: a defect.
+    pub(super) forgets_floors: bool,
     /// There are streams with one copy.
     pub(super) has_own_logs: bool,
     /// How long its process has stood still, in all, in microseconds.
@@ -179,6 +182,8 @@ pub(super) struct Running {
     changes_unsettled: bool,
     /// It takes all that it has to be read by applications: a defect.
     consumes_early: bool,
+    /// It does not tell lanes that come to it where they begin: a defect.
+    forgets_floors: bool,
     pub(super) came_with_all: bool,
     /// When it offers again what it came back with.
     pub(super) offer_us: u64,
@@ -311,6 +316,7 @@ impl Node {
             forgets_memory: false,
             removes_blindly: false,
             believes_the_removed: false,
+            forgets_floors: false,
             has_own_logs: false,
             frozen_us: 0,
             came_with_all: false,
@@ -428,6 +434,7 @@ impl Node {
             takes: BTreeMap::new(),
             changes_unsettled: self.changes_unsettled,
             consumes_early: self.consumes_early,
+            forgets_floors: self.forgets_floors,
             came_with_all: self.came_with_all,
             offer_us: 0,
             wanted_logs: BTreeMap::new(),
@@ -615,6 +622,9 @@ impl Running {
         let Some(placed) = known.placed(self.number, stream) else { return Ok(()) };
         let told = self.broker.place_stream(version, stream, placed.owners.clone());
         told.map_err(|failure| format!("the broker of node {} does not follow: {failure}", self.number))?;
+        if !self.forgets_floors {
+            agree(&self.log, known, stream);
+        }
         for streamlet in placed.mine {
             let (epoch, streamlet) = (placed.owners[streamlet as usize].epoch, StreamletId(streamlet));
             let found = self.log.stream(stream);
@@ -672,6 +682,10 @@ impl Running {
                 self.place(known, version, *stream)
             }
             Is::OwnerReturned { .. } => self.everything(known, version),
+            Is::LaneBegins { stream, streamlet, lane, .. } => {
+                agree_one(&self.log, known, (*stream, *streamlet, *lane));
+                Ok(())
+            }
             Is::LogGivenUp { log } if log.node == self.number => {
                 drop_all(&self.log, known.rebuilt_by_others(self.number, self.epoch));
                 Ok(())

@@ -12,8 +12,8 @@ use kera_vlog::Answer as Stored;
 
 use super::copies::lock;
 use super::network::Packet;
-use super::recovering::{Question, Reply};
 use super::plan::Planted;
+use super::recovering::{Question, Reply};
 use super::world::{Event, World};
 use crate::cluster::truth::Violation;
 

@@ -44,7 +44,8 @@ impl World {
     pub(super) fn look_at_leaving(&mut self, node: u32) {
         let Some(until_us) = self.leaving.get(&node).copied() else { return };
         let known = self.coordinators.state.node(node);
-        let (is_known, is_empty) = (known.is_some(), known.is_some_and(|known| known.draining && known.streamlets == 0));
+        let (is_known, is_empty) =
+            (known.is_some(), known.is_some_and(|known| known.draining && known.streamlets == 0));
         if self.node(node).is_gone && !is_known {
             self.leaving.remove(&node);
             *self.events_of.entry("removed").or_default() += 1;
@@ -84,7 +85,8 @@ impl World {
                 self.nodes.push(machine);
                 self.schedule.after(pause_us, Event::Start(number));
             }
-            2 => {
+            // Of blocks that a person is to give up a machine under the number of who had them looks like a backup; stopping that one too is not played.
+            2 if !self.told.losses.is_on => {
                 self.replace(node);
                 self.schedule.after(pause_us, Event::Start(node));
             }
@@ -160,8 +162,10 @@ impl World {
                 by("has a vote".to_owned());
             }
             let live = self.nodes.iter().filter(|other| other.process.is_some());
-            let knowing: BTreeSet<u32> =
-                live.filter(|other| super::copies::lock(&other.known).node(*node).is_some()).map(|of| of.number).collect();
+            let knowing: BTreeSet<u32> = live
+                .filter(|other| super::copies::lock(&other.known).node(*node).is_some())
+                .map(|of| of.number)
+                .collect();
             if !knowing.is_empty() {
                 by(format!("is known to {knowing:?}"));
             }

@@ -161,6 +161,8 @@ pub enum Planted {
     ForgetsNumbers,
     /// Whoever takes over takes what one of several backups has lost to be given up.
     GivesUpReadable,
+    /// A node that gets a streamlet is not told where its lanes begin.
+    ForgetsFloors,
 }
 
 impl Planted {
@@ -196,6 +198,7 @@ impl Planted {
         Planted::BelievesTheRemoved,
         Planted::ForgetsNumbers,
         Planted::GivesUpReadable,
+        Planted::ForgetsFloors,
     ];
 
     /// Its name on the command line.

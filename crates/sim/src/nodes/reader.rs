@@ -187,6 +187,11 @@ impl Reader {
                 self.look_up_at(node, Start::Ordinal(ordinal.max(group.first_ordinal)), Step::LooksUp, around);
                 Ok(())
             }
+            // Records in front of what is told may be deleted and lie there for a while.
+            (Some((group, node)), Start::Earliest) if around.told.floors.is_on => {
+                self.look_up_at(node, Start::Ordinal(group.first_ordinal), Step::LooksUp, around);
+                Ok(())
+            }
             (Some((group, node)), _) => {
                 let cursor = Cursor { group: group.group, segment: group.first_segment, position: 0 };
                 self.asked.1 = node;
@@ -248,6 +253,10 @@ impl Reader {
         // A node that is not the owner any more tells where its own part begins.
         if self.from == Start::Earliest {
             around.gone(self.place, 0..found.first_ordinal)?;
+            let is_at_one = self.latest.is_none();
+            if is_at_one || self.is_last {
+                around.begins(self.place, (self.asked.1, self.asked.2), found.ordinal)?;
+            }
         }
         match self.from {
             Start::Ordinal(asked) if found.ordinal > asked => around.gone(self.place, asked..found.ordinal)?,
@@ -330,6 +339,7 @@ impl Reader {
         if around.told.is_compacted {
             return around.truth.read_compacted(self.place, self.next, &self.shown);
         }
+        around.begins_at_last(self.place, self.first)?;
         around.truth.read_from(self.place, self.first, self.next)
     }
 }

@@ -152,6 +152,7 @@ impl World {
             Fault::Rebalance => return self.wants_rebalance(node),
             Fault::Stop => return self.stop(node),
             Fault::Remove => return self.wants_removed(node),
+            Fault::DeleteRecords => return self.wants_deleted(node),
             Fault::LastCopy => return self.lose_last_copy(node),
             Fault::ChangeLog => return self.wants_other_log(node),
             Fault::ClockJump => self.jump(node),

@@ -11,8 +11,8 @@ use super::coordinators::Command;
 use super::copies::{Out, lock};
 use super::network::Packet;
 use super::packets::answer_of;
-use super::recovering::{Question, Reply, Wants};
 use super::plan::Planted;
+use super::recovering::{Question, Reply, Wants};
 use super::world::{ASK_US, BEAT_US, Event, PAUSE_US, World};
 use crate::cluster::truth::Violation;
 

@@ -2,8 +2,8 @@
 
 use super::client::{Around, Client, True, Wish};
 use super::early::Left;
-use super::sessions::Said;
 use super::plan::Kind;
+use super::sessions::Said;
 use super::world::{Event, Wire, World};
 use crate::cluster::truth::Violation;
 use kera_env::Clock;

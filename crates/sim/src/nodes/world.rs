@@ -21,6 +21,7 @@ use super::client::{Client, REPORT, Seen, Told as TellTale};
 use super::coordinators::Coordinators;
 use super::early::Left;
 use super::faults::{Fault, faults_of};
+use super::floors::Floors;
 use super::leading::Fencing;
 use super::losses::{Losses, may_lose};
 use super::member::Member;
@@ -179,23 +180,24 @@ pub(super) fn rack_of(node: u32, count: u32) -> String {
 
 /// A machine of a cluster, with nothing on it.
 fn machine(plan: &Plan, number: u32, clock: &ManualClock, dir: &std::path::Path) -> Node {
-        let clock = Arc::new(ManualClock::new(clock.now_ms()));
-        let mut node = Node::new(number, plan.seed, &clock, dir);
-        node.tells_of_boots = plan.planted != Some(Planted::ForgetsPowerCuts);
-        node.forgets_held = plan.planted == Some(Planted::ForgetsHeld);
-        node.gives_up_held = plan.planted == Some(Planted::GivesUpHeld);
-        node.changes_unsettled = plan.planted == Some(Planted::ChangesUnsettled);
-        // One of three may have to take over all streamlets while they are read.
-        node.arena_bytes *= if plan.three { 4 } else { 1 };
-        node.consumes_early = plan.planted == Some(Planted::ConsumesEarly);
-        node.never_late = plan.planted == Some(Planted::NeverLate);
-        node.own_logs_lie = plan.planted == Some(Planted::AcknowledgesUnwritten);
-        node.leaves_out_own_logs = plan.planted == Some(Planted::LeavesOutOwnLogs);
-        node.forgets_memory = plan.planted == Some(Planted::ForgetsMemory);
-        node.removes_blindly = plan.planted == Some(Planted::RemovesBlindly);
-        node.believes_the_removed = plan.planted == Some(Planted::BelievesTheRemoved);
+    let clock = Arc::new(ManualClock::new(clock.now_ms()));
+    let mut node = Node::new(number, plan.seed, &clock, dir);
+    node.tells_of_boots = plan.planted != Some(Planted::ForgetsPowerCuts);
+    node.forgets_held = plan.planted == Some(Planted::ForgetsHeld);
+    node.gives_up_held = plan.planted == Some(Planted::GivesUpHeld);
+    node.changes_unsettled = plan.planted == Some(Planted::ChangesUnsettled);
+    // One of three may have to take over all streamlets while they are read.
+    node.arena_bytes *= if plan.three { 4 } else { 1 };
+    node.consumes_early = plan.planted == Some(Planted::ConsumesEarly);
+    node.never_late = plan.planted == Some(Planted::NeverLate);
+    node.own_logs_lie = plan.planted == Some(Planted::AcknowledgesUnwritten);
+    node.leaves_out_own_logs = plan.planted == Some(Planted::LeavesOutOwnLogs);
+    node.forgets_memory = plan.planted == Some(Planted::ForgetsMemory);
+    node.removes_blindly = plan.planted == Some(Planted::RemovesBlindly);
+    node.believes_the_removed = plan.planted == Some(Planted::BelievesTheRemoved);
+    node.forgets_floors = plan.planted == Some(Planted::ForgetsFloors);
     node.has_own_logs = plan.kind == Kind::OneCopy;
-        node
+    node
 }
 
 impl World {
@@ -232,7 +234,7 @@ impl World {
             wires: BTreeMap::new(),
             next_number: 1,
             truth: Truth::default(),
-            told: TellTale::new(Losses::new(may_lose(&plan.only))),
+            told: TellTale::new(Losses::new(may_lose(&plan.only)), Floors::new(&plan.only)),
             counts: BTreeMap::new(),
             events_of: BTreeMap::new(),
             events: 0,
@@ -735,6 +737,7 @@ impl World {
                     running.tick();
                 }
                 self.tell_gone(node);
+                self.look_at_floors(node);
                 self.copy_again(node)
             }
             Is::Compact(node, life) => self.compact(node, life),
