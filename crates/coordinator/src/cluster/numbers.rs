@@ -27,6 +27,12 @@ use super::{ClusterState, LogState, NodeState};
 use crate::CoordinatorError;
 
 impl ClusterState {
+    /// A node is given up: who it was is remembered as long as nobody has its number.
+    pub(super) fn set_removed(&mut self, node: NodeNumber) {
+        let known = self.nodes.remove(&node);
+        self.removed.extend(known.map(|known| (node, known)));
+    }
+
     /// Below which epoch a node may not begin that is in the cluster, or had its number before.
     pub(super) fn epoch_before(&self, node: NodeNumber) -> u32 {
         self.nodes.get(&node).or_else(|| self.removed.get(&node)).map_or(0, |known| known.epoch)

@@ -257,10 +257,7 @@ impl ClusterState {
                 // Who was to get a streamlet does not: its owner goes on.
                 self.end_moves(|of| of.to == *node);
             }
-            ClusterEntry::NodeRemoved { node } => {
-                let known = self.nodes.remove(node);
-                self.removed.extend(known.map(|known| (*node, known)));
-            }
+            ClusterEntry::NodeRemoved { node } => self.set_removed(*node),
             ClusterEntry::OwnerChanged { stream, first, count, node, epoch, owner_epoch, reason, .. } => {
                 let range = *first..first + count;
                 let rebuilding = match reason {

@@ -99,9 +99,10 @@ impl World {
     }
 
     /// The coordinators have noted floors, as far as the node that asked knows: it answers if its own lane knows.
-    pub(super) fn floors_noted(&mut self, node: u32, asked: &SetFloors) {
+    pub(super) fn floors_noted(&mut self, node: u32, asked: &SetFloors, is_noted: bool) {
         let now_us = self.now_us();
-        let Some(running) = self.nodes[node as usize - 1].running() else { return };
+        let running = self.nodes[node as usize - 1].running();
+        let Some(running) = running.filter(|_| is_noted) else { return };
         for of in &asked.floors {
             let found = running.log.stream(of.stream);
             let Some(place) = found.as_ref().and_then(|found| found.streamlet(of.streamlet)) else { continue };

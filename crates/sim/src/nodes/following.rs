@@ -216,9 +216,7 @@ impl World {
             (Command::GiveUp(..) | Command::GiveUpView(..) | Command::GroupsGone(_), _) => Ok(()),
             (Command::Move(..) | Command::Renew(..) | Command::Drain(..) | Command::Remove(_), _) => Ok(()),
             (Command::SetFloors(asked), told) => {
-                if matches!(told, Some(Ok(_))) {
-                    self.floors_noted(number, &asked);
-                }
+                self.floors_noted(number, &asked, matches!(told, Some(Ok(_))));
                 Ok(())
             }
             (Command::AcceptLoss(_), _) | (Command::Returned(_), _) => Ok(()),

@@ -177,9 +177,7 @@ impl World {
             })?,
             _ => self.commit(node, ClusterState::plan_give_up_lost)?,
         }
-        self.commit(node, ClusterState::plan_adopt)?;
-        self.change_votes(node);
-        Ok(())
+        self.commit(node, ClusterState::plan_adopt).map(|()| self.change_votes(node))
     }
 
     /// Has streamlets move to nodes that have few: nobody tells what nodes take.

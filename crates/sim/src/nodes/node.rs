@@ -390,10 +390,7 @@ impl Node {
         }
         let (arena, attach) = self.own_arena()?;
         let log = log_in(arena, &store);
-        let attached = match attach {
-            Attach::Created => Vec::new(),
-            Attach::Attached { segments, .. } => segments,
-        };
+        let attached = attached(attach);
         let own = self.open_own_logs(&disk, &clock, &random)?;
         self.set_sinks((&log, &store), &copies, &own);
         let elsewhere = Arc::new(Elsewhere::new(self.number, &self.known));
@@ -425,11 +422,7 @@ impl Node {
             next_store: 1,
             sessions: Sessions::default(),
             recovery: Recovery::default(),
-            copier: Copier::new(
-                &lock(&self.known),
-                (self.number, epoch),
-                (self.clock.monotonic_us(), self.believes_the_removed),
-            ),
+            copier: self.copier(epoch),
             moving: Moving::default(),
             takes: BTreeMap::new(),
             changes_unsettled: self.changes_unsettled,
@@ -445,6 +438,11 @@ impl Node {
         running.broker.join_cluster(CLUSTER, self.number);
         running.everything(&known, self.applied as u64).map_err(StartError::Unsound)?;
         Ok(running)
+    }
+
+    fn copier(&self, epoch: u32) -> Copier {
+        let (now_us, believes_the_removed) = (self.clock.monotonic_us(), self.believes_the_removed);
+        Copier::new(&lock(&self.known), (self.number, epoch), (now_us, believes_the_removed))
     }
 
     fn own_arena(&self) -> Result<(Arc<Arena>, Attach), StartError> {
@@ -583,6 +581,14 @@ impl Node {
     /// The incarnation that takes part, if there is one.
     pub(super) fn is_live(&self) -> bool {
         lock(&self.known).is_live(self.number, self.epoch)
+    }
+}
+
+/// The segments that were in an arena.
+fn attached(attach: Attach) -> Vec<kera_log::AttachedSegment> {
+    match attach {
+        Attach::Created => Vec::new(),
+        Attach::Attached { segments, .. } => segments,
     }
 }
 

@@ -22,6 +22,18 @@ pub(super) const COMING_MAX: u32 = 6;
 const VOTERS_MAX: usize = 5;
 
 impl World {
+    /// A person looks after something.
+    pub(super) fn person(&mut self, event: &Event) {
+        match event {
+            Event::Undrain(node) => {
+                self.undrain(*node);
+                self.empty(*node);
+            }
+            Event::Leaving(node) => self.look_at_leaving(*node),
+            _ => self.look_at_losses(),
+        }
+    }
+
     /// Whom a person removes: a machine that has burned and is still in the cluster, if there is one.
     pub(super) fn to_remove(&self, drawn: u32) -> u32 {
         let is_left = |node: &u32| self.node(*node).is_gone && self.coordinators.state.node(*node).is_some();

@@ -664,17 +664,8 @@ impl World {
             }
             Is::Fault => self.fault(),
             Is::Elect => self.elect(),
-            Is::Undrain(node) => {
-                self.undrain(node);
-                self.empty(node);
-                Ok(())
-            }
-            Is::Losses => {
-                self.look_at_losses();
-                Ok(())
-            }
-            Is::Leaving(node) => {
-                self.look_at_leaving(node);
+            Is::Undrain(_) | Is::Leaving(_) | Is::Losses => {
+                self.person(&event);
                 Ok(())
             }
             Is::Logs(node, life)
