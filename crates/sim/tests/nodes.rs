@@ -199,13 +199,15 @@ fn who_stands_still_goes_on_with_its_own_turns() {
 #[test]
 fn every_fault_happens_and_the_cluster_does_something_about_it() {
     let (mut faults, mut did) = (BTreeMap::new(), BTreeMap::new());
+    // Nodes that are removed, what is given up and what is deleted have tests that see that it happens.
+    let is_elsewhere = |fault: &Fault| matches!(fault, Fault::Remove | Fault::LastCopy | Fault::DeleteRecords);
+    let only: Vec<Fault> = Fault::ALL.iter().copied().filter(|fault| !is_elsewhere(fault)).collect();
     for seed in 1..120 {
-        let report = run(&Plan { only: Fault::ALL.to_vec(), ..short(seed) });
+        let report = run(&Plan { only: only.clone(), ..short(seed) });
         report.faults.into_iter().for_each(|(name, count)| *faults.entry(name).or_insert(0) += count);
         report.did.into_iter().for_each(|(name, count)| *did.entry(name).or_insert(0) += count);
     }
-    let missing: Vec<&str> =
-        Fault::ALL.iter().map(|fault| fault.name()).filter(|name| !faults.contains_key(name)).collect();
+    let missing: Vec<&str> = only.iter().map(|fault| fault.name()).filter(|name| !faults.contains_key(name)).collect();
     assert_eq!(missing, Vec::<&str>::new(), "{faults:?}");
     for what in [
         "fenced",
