@@ -4,6 +4,8 @@ use super::*;
 use crate::batches::{Spec, batch};
 use crate::requests;
 
+/// Kafka's broker hears of a change of settings behind the controller's answer.
+const HEARD_WITHIN: Duration = Duration::from_millis(50);
 const SET: i8 = 0;
 const DELETE: i8 = 1;
 const APPEND: i8 = 2;
@@ -175,6 +177,7 @@ impl Play<'_> {
 
     /// What is described of all settings or of some, with or without where it comes from.
     fn describe(&mut self, name: &str) -> io::Result<()> {
+        sleep(HEARD_WITHIN);
         let version = self.rng.version(1, 4);
         let (synonyms, words) = (self.rng.one_in(2), self.rng.one_in(2));
         let keys = self.rng.one_in(2).then(|| self.some_settings(4).iter().map(|(name, _)| text(name)).collect());
