@@ -492,7 +492,8 @@ fn described(
         }
         _ => return Err((ResponseError::InvalidRequest, "topics (2) and brokers (4) have configurations".to_owned())),
     };
-    if let Some(keys) = &resource.configuration_keys {
+    // A list of none stands for all, as in Kafka.
+    if let Some(keys) = resource.configuration_keys.as_ref().filter(|keys| !keys.is_empty()) {
         entries.retain(|entry: &DescribeConfigsResourceResult| keys.contains(&entry.name));
     }
     Ok(entries)

@@ -8,7 +8,8 @@
 //! `b` a byte, `h` `i` `l` integers of 2, 4, 8 bytes, `u` an id of 16, `s` a string, `y` bytes, `[…]` an array, `(…)` a
 //! structure in an array (which in flexible versions ends with tagged fields), `?(…)` one that may be absent, which a byte in
 //! front of it says; `3+{…}` and `2-4{…}` are there in those
-//! versions only. A request as a whole is a structure too.
+//! versions only. A request as a whole is a structure too. `<0s1(il)>` at the end of a structure are the tagged fields that the decoder knows, with
+//! their numbers.
 
 use kafka_protocol::messages::ApiKey;
 
@@ -40,7 +41,7 @@ pub(crate) const APIS: &[Api] = &[
         4,
         17,
         12,
-        "4-14{i}iiib7+{ii}[(0-12{s}13+{u}[(i9+{i}l12+{i}5+{l}i)])]7+{[(7-12{s}13+{u}[i])]}11+{s}",
+        "4-14{i}iiib7+{ii}[(0-12{s}13+{u}[(i9+{i}l12+{i}5+{l}i<0u>)])]7+{[(7-12{s}13+{u}[i])]}11+{s}<0s1(il)>",
     ),
     api(ApiKey::ListOffsets, 1, 10, 6, "i2+{b}[(s[(i4+{i}l)])]10+{i}"),
     api(ApiKey::Metadata, 0, 13, 9, "[(10+{u}s)]4+{b}8-10{b}8+{b}"),

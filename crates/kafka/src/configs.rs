@@ -37,7 +37,7 @@ pub(crate) struct Described {
     pub(crate) is_set: bool,
     /// What it is when nobody has set it.
     pub(crate) default: String,
-    /// What Kafka calls the broker's setting that gives the default; empty if there is none.
+    /// What Kafka calls the broker's setting that gives the default; empty if there is none, or if it has no default of its own.
     pub(crate) of_broker: &'static str,
     pub(crate) kind: Type,
 }
@@ -98,7 +98,7 @@ const KNOWN: &[Known] = &[
     known("delete.retention.ms", "log.cleaner.delete.retention.ms", Type::Long, Is::Option),
     known("file.delete.delay.ms", "log.segment.delete.delay.ms", Type::Long, Is::Kept(MS, "0")),
     known("flush.messages", "log.flush.interval.messages", Type::Long, Is::Derived(Takes::Number(1, i64::MAX))),
-    known("flush.ms", "log.flush.interval.ms", Type::Long, Is::Kept(MS, NEVER)),
+    known("flush.ms", "", Type::Long, Is::Kept(MS, NEVER)),
     known("follower.replication.throttled.replicas", "", Type::List, Is::Kept(Takes::Replicas, "")),
     known("index.interval.bytes", "log.index.interval.bytes", Type::Int, Is::Kept(Takes::Number(0, INT_MAX), "4096")),
     known("kera.durability", "kera.durability", Type::String, Is::Option),
@@ -128,7 +128,7 @@ const KNOWN: &[Known] = &[
         Type::Int,
         Is::Kept(Takes::Number(4, INT_MAX), "10485760"),
     ),
-    known("segment.jitter.ms", "log.roll.jitter.ms", Type::Long, Is::Kept(MS, "0")),
+    known("segment.jitter.ms", "", Type::Long, Is::Kept(MS, "0")),
     known("segment.ms", "log.roll.ms", Type::Long, Is::Option),
     known(
         "unclean.leader.election.enable",

@@ -9,11 +9,7 @@ use crate::wire::{Malformed, Reader};
 /// three too many when it asks for all topics.
 pub(crate) fn check(shape: &str, version: i16, flexible: bool, bytes: &[u8]) -> Result<(), Malformed> {
     let mut walk = Walk { reader: Reader::new(bytes, flexible), version, flexible };
-    walk.fields(shape.as_bytes())?;
-    if flexible {
-        walk.reader.skip_tags()?;
-    }
-    Ok(())
+    walk.structure(shape.as_bytes())
 }
 
 struct Walk<'a> {
@@ -23,6 +19,29 @@ struct Walk<'a> {
 }
 
 impl Walk<'_> {
+    /// Fields, and the tagged ones behind them.
+    fn structure(&mut self, shape: &[u8]) -> Result<(), Malformed> {
+        let known = shape.iter().rposition(|&b| b == b'<').filter(|_| shape.ends_with(b">")).unwrap_or(shape.len());
+        self.fields(&shape[..known])?;
+        if self.flexible { self.tags(&shape[known..]) } else { Ok(()) }
+    }
+
+    /// Tagged fields: each takes as many bytes as it says. The decoder goes by that only where it does not know a field. It reads one that it knows by its
+    /// type, and would go on in its midst if the two differed, where lengths are found that nobody has looked at. So these are walked as well.
+    fn tags(&mut self, known: &[u8]) -> Result<(), Malformed> {
+        for _ in 0..self.reader.varint()? {
+            let (tag, bytes) = (self.reader.varint()?, self.reader.varint()?);
+            let bytes = self.reader.bytes(bytes as usize)?;
+            let Some(shape) = known_field(known, tag) else { continue };
+            let mut field = Walk { reader: Reader::new(bytes, self.flexible), ..*self };
+            field.fields(shape)?;
+            if !field.reader.rest().is_empty() {
+                return Err(Malformed::Value { what: "the length of a tagged field", value: bytes.len() as i64 });
+            }
+        }
+        Ok(())
+    }
+
     fn fields(&mut self, mut shape: &[u8]) -> Result<(), Malformed> {
         while let Some((&first, rest)) = shape.split_first() {
             shape = rest;
@@ -45,19 +64,13 @@ impl Walk<'_> {
                     let (inner, rest) = split(shape.get(1..).unwrap_or_default(), b'(', b')');
                     shape = rest;
                     if self.reader.bytes(1)? == [1] {
-                        self.fields(inner)?;
-                        if self.flexible {
-                            self.reader.skip_tags()?;
-                        }
+                        self.structure(inner)?;
                     }
                 }
                 b'(' => {
                     let (inner, rest) = split(shape, b'(', b')');
                     shape = rest;
-                    self.fields(inner)?;
-                    if self.flexible {
-                        self.reader.skip_tags()?;
-                    }
+                    self.structure(inner)?;
                 }
                 b'0'..=b'9' => {
                     let open = shape.iter().position(|&b| b == b'{').unwrap_or(shape.len());
@@ -73,6 +86,14 @@ impl Walk<'_> {
         }
         Ok(())
     }
+}
+
+/// The shape of a tagged field, of `<0u1(il)>`.
+fn known_field(known: &[u8], tag: u32) -> Option<&[u8]> {
+    let digit = b'0' + u8::try_from(tag).ok().filter(|tag| *tag < 10)?;
+    let shape = &known[known.iter().position(|&b| b == digit)? + 1..];
+    let end = if shape.starts_with(b"(") { shape.iter().position(|&b| b == b')')? } else { 0 };
+    shape.get(..=end)
 }
 
 /// What is before the bracket that closes, and what is behind it.
@@ -107,6 +128,7 @@ fn in_range(first: u8, range: &[u8], version: i16) -> bool {
 mod tests {
     use super::*;
     use crate::apis::APIS;
+    use kafka_protocol::messages::ApiKey;
     use proptest::prelude::*;
 
     #[test]
@@ -123,6 +145,28 @@ mod tests {
         assert!(check("2-4{i}5+{l}", 3, false, &[0; 4]).is_ok());
         assert!(check("2-4{i}5+{l}", 5, false, &[0; 8]).is_ok());
         assert!(check("2-4{i}5+{l}", 1, false, &[]).is_ok());
+    }
+
+    /// A tagged field that the decoder knows and reads by its type, whatever length it says.
+    #[test]
+    fn tagged_fields_have_the_length_that_they_say() {
+        const SHAPE: &str = "b<0s1(il)>";
+        let replica = [&[1, 13][..], &[0; 12], &[0]].concat();
+        for (bytes, is_good) in [
+            (vec![7, 1, 0, 3, 3, b'a', b'b'], true),
+            (vec![7, 1, 0, 3, 9, b'a', b'b', 0, 0, 0, 0, 0, 0], false),
+            (vec![7, 1, 0, 4, 3, b'a', b'b', b'c'], false),
+            (vec![7, 1, 5, 3, 9, b'a', b'b'], true),
+            ([&[7, 1][..], &replica].concat(), true),
+            ([&[7, 1, 1, 12][..], &[0; 12]].concat(), false),
+        ] {
+            assert_eq!(check(SHAPE, 0, true, &bytes).is_ok(), is_good, "{bytes:?}");
+        }
+        // A fetch of nothing, and a cluster's name that is longer than its field.
+        let fetch = APIS.iter().find(|api| api.key == ApiKey::Fetch).unwrap();
+        let head = [&[0; 21][..], &[1, 1, 1]].concat();
+        assert!(check(fetch.shape, 17, true, &[&head[..], &[1, 0, 2, 2, b'c']].concat()).is_ok());
+        assert!(check(fetch.shape, 17, true, &[&head[..], &[1, 0, 1, 200]].concat()).is_err());
     }
 
     proptest! {

@@ -51,9 +51,11 @@ fn options() -> Result<Options, String> {
             "--only" if value == "scenes" => options.only = Some(steps::scene),
             "--only" if value == "deaths" => options.only = Some(steps::deaths),
             "--only" if value == "rolls" => options.only = Some(steps::rolls),
+            "--only" if value == "settings" => options.only = Some(steps::settings),
+            "--only" if value == "silent" => options.only = Some(steps::silent),
             _ => {
                 return Err(format!(
-                    "{name} {value} is not known: --kafka, --kera, --seed, --steps, --record, --only scenes, deaths or rolls"
+                    "{name} {value} is not known: --kafka, --kera, --seed, --steps, --record, --only scenes, deaths, rolls, settings or silent"
                 ));
             }
         }

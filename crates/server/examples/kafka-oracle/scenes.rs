@@ -4,6 +4,8 @@
 
 #[path = "rolls.rs"]
 mod rolls;
+#[path = "settings.rs"]
+mod settings;
 
 use std::io;
 use std::thread::sleep;
@@ -43,6 +45,10 @@ pub(crate) enum Scene {
     Deaths(u64),
     /// A group is rolled from one protocol to the other.
     Roll(u64),
+    /// Settings of a topic are given, changed and described.
+    Settings(u64),
+    /// Records whose producer wants no answer.
+    Silent(u64),
 }
 
 impl Scene {
@@ -61,7 +67,9 @@ pub(crate) fn play(side: &mut Side, scene: Scene, rng: Rng) -> io::Result<String
     | Scene::Lapse(number)
     | Scene::Flock(number)
     | Scene::Deaths(number)
-    | Scene::Roll(number)) = scene;
+    | Scene::Roll(number)
+    | Scene::Settings(number)
+    | Scene::Silent(number)) = scene;
     let group = format!("{}-{number}", format!("{scene:?}").split('(').next().unwrap_or_default().to_lowercase());
     let mut play = Play {
         side,
@@ -79,6 +87,8 @@ pub(crate) fn play(side: &mut Side, scene: Scene, rng: Rng) -> io::Result<String
         Scene::Flock(_) => play.flock()?,
         Scene::Deaths(_) => play.deaths()?,
         Scene::Roll(_) => play.roll()?,
+        Scene::Settings(_) => play.settings()?,
+        Scene::Silent(_) => play.silent()?,
     }
     Ok(play.said)
 }

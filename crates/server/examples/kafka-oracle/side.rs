@@ -250,7 +250,7 @@ impl Side {
     }
 
     /// Waits until a topic can be used, or is gone.
-    fn find_topic(&mut self, name: &str, is_there: bool) -> io::Result<()> {
+    pub(crate) fn find_topic(&mut self, name: &str, is_there: bool) -> io::Result<()> {
         let one = MetadataRequestTopic::default().with_name(Some(named(name)));
         let request = MetadataRequest::default().with_topics(Some(vec![one])).with_allow_auto_topic_creation(false);
         let asked = Asked::new(ApiKey::Metadata, 12, RequestKind::Metadata(request), "");

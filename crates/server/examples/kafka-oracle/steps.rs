@@ -199,6 +199,16 @@ pub(crate) fn rolls(seed: u64, number: u64) -> Asked {
     Asked::Scene(Scene::Roll(number), Rng::new(seed, number))
 }
 
+/// The scene of a number in which a topic's settings are changed.
+pub(crate) fn settings(seed: u64, number: u64) -> Asked {
+    Asked::Scene(Scene::Settings(number), Rng::new(seed, number))
+}
+
+/// The scene of a number in which a producer wants no answers.
+pub(crate) fn silent(seed: u64, number: u64) -> Asked {
+    Asked::Scene(Scene::Silent(number), Rng::new(seed, number))
+}
+
 /// The scene of a number.
 pub(crate) fn scene(seed: u64, number: u64) -> Asked {
     let mut rng = Rng::new(seed, number);
