@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use kera_format::ChunkView;
-use kera_format::chunk::PayloadKind;
+use kera_format::chunk::{Continuation, PayloadKind};
 use kera_log::{AppendError, Appended, Lane, SinkError, SinkErrorKind, Stream, Tenure};
 use kera_protocol::write::{ChunkResult, RESULT_BYTES, RESULTS_HEAD_BYTES};
 use kera_protocol::{FrameHeader, ProtocolError, Status, WriteChunksView};
@@ -49,6 +49,9 @@ pub(crate) struct Writer {
     /// The arena calls back.
     space_armed: bool,
 }
+
+/// A chunk, and what its producer knows to be there if it begins an epoch.
+type Coming<'a> = (ChunkView<'a>, Option<Continuation>);
 
 /// Whether a chunk was dealt with.
 enum Append {
@@ -149,7 +152,8 @@ impl Writer {
         let now_ms = core.clock.now_ms();
         let mut chunks = view.chunks_from(partial.index, partial.offset);
         while let Some(Ok(chunk)) = chunks.next() {
-            match self.append(core, &chunk, now_ms, partial) {
+            let coming = (chunk, view.continuation(partial.index));
+            match self.append(core, &coming, now_ms, partial) {
                 Append::Done(result) => partial.answer.body.extend_from_slice(&result.to_bytes()),
                 Append::Full(status) => {
                     partial.blocked = status;
@@ -163,7 +167,8 @@ impl Writer {
 
     /// Appends one chunk, or says why not.
     #[inline]
-    fn append(&mut self, core: &mut Core, chunk: &ChunkView<'_>, now_ms: i64, partial: &mut Partial) -> Append {
+    fn append(&mut self, core: &mut Core, coming: &Coming<'_>, now_ms: i64, partial: &mut Partial) -> Append {
+        let (chunk, continues) = coming;
         let header = chunk.header();
         let Core { broker, streams, observer, counts, .. } = core;
         if let Err(status) = accept(broker, chunk) {
@@ -180,7 +185,7 @@ impl Writer {
         };
         let lane = streamlet.lane_of(header.producer_id);
         for _ in 0..SPACE_TRIES {
-            match lane.append(chunk, now_ms) {
+            match lane.append_continued(chunk, now_ms, *continues) {
                 Ok(appended) => {
                     if appended.base_ordinal == 0 && !appended.duplicate {
                         broker.lane_started(lane);

@@ -312,6 +312,18 @@ impl<'a> ChunkView<'a> {
     }
 }
 
+/// What a producer knows to be in a streamlet when it goes on there in another epoch, with a number that need not be the next one.
+///
+/// It is sent along with the first chunk of the epoch and stored nowhere. The broker appends the chunk if it knows the same, and says what it knows if not: then chunks
+/// that the producer reckoned lost have come after all. Without it the chunk would have to be 0, and would be taken whatever had come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Continuation {
+    /// The epoch in which the producer began to count its chunks for the streamlet, from 0. It numbers none twice since.
+    pub since: ProducerEpoch,
+    /// The number behind the last one that is there of these epochs, 0 if there is none.
+    pub expected: u64,
+}
+
 /// Who a chunk is from and for: what a [`ChunkBuilder`] writes into the producer's part.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ChunkTarget {

@@ -26,6 +26,7 @@
 //! | 17 | settings of topics are kept as Kafka clients have given them |
 //! | 18 | who takes something over passes over the logs of those who live and have what is in them |
 //! | 19 | groups of Kafka clients change their protocol while they have members, of whom there are records that earlier versions do not know |
+//! | 20 | producers say what they know to be there when they go on in another epoch, and keep their numbers |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -68,8 +69,11 @@ pub const SETTINGS: u32 = 17;
 pub const LIVING_HOLDERS: u32 = 18;
 /// From this one on groups of Kafka clients change between the classic and the consumer protocol while they have members.
 pub const CHANGING_GROUPS: u32 = 19;
+/// From this one on producers [continue](crate::chunk::Continuation) where they are when they go on in another epoch. It is agreed on between a client and a node
+/// alone.
+pub const CONTINUED_EPOCHS: u32 = 20;
 /// The highest level that this build speaks.
-pub const NEWEST: u32 = 19;
+pub const NEWEST: u32 = 20;
 
 /// What this process speaks up to.
 static SPOKEN: AtomicU32 = AtomicU32::new(NEWEST);

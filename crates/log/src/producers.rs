@@ -10,6 +10,12 @@
 //! lower one is a retry of a chunk that is there, because every number was preceded by the one before it; a higher one is
 //! refused, since the ones between are missing. A higher epoch starts again at 0 and fences the lower ones.
 //!
+//! Or it goes on at any number, if what the producer says to be there is what the lane knows ([`Continuation`]). A producer does that behind a chunk that it has given
+//! up, or that the lane has lost. It cannot know that nothing comes of what it had sent before: a connection that it has given up may hold some for as long as the broker
+//! stands still. So it asks for the next epoch *if nothing has come since*, and the lane decides both at once, under its lock: whatever came before is counted, and the
+//! producer is told and leaves that out; whatever comes later is of a lower epoch, and refused. The numbers of the epochs since the producer began to count are one row,
+//! so that it can tell which of its chunks those are, and a late one with the same continuation finds either its own epoch, where it is known, or more than it says.
+//!
 //! Of a producer that the lane does not know, only number 0 is appended: otherwise chunk 1 could overtake a failed chunk 0,
 //! whose retry would then pass for a duplicate. The exception is a lane that has forgotten producers, because there were too
 //! many or because it came back without its oldest segments, or without some in between: there an unknown producer may be a forgotten one,
@@ -31,7 +37,7 @@
 use std::collections::{HashMap, HashSet};
 use std::hash::{BuildHasherDefault, Hasher};
 
-use kera_format::chunk::{Chunks, PayloadKind};
+use kera_format::chunk::{Chunks, Continuation, PayloadKind};
 use kera_format::{ChunkHeader, Cursor, GroupId, ProducerEpoch, ProducerId, SegmentIndex, container};
 
 use crate::tenure::{ChunkPlace, ProducerHandover};
@@ -298,16 +304,17 @@ pub(crate) struct Producers {
 }
 
 impl Producers {
-    /// What to do with a chunk. Changes nothing that matters.
+    /// What to do with a chunk, which may be the first of an epoch that continues others. Changes nothing that matters.
     #[inline]
-    pub(crate) fn admit(&mut self, header: &ChunkHeader) -> Admission {
+    pub(crate) fn admit(&mut self, header: &ChunkHeader, continues: Option<Continuation>) -> Admission {
         let id = header.producer_id.0;
         if id == 0 {
             return Admission::Next;
         }
         let numbers = Numbers::of(header);
         let Some(at) = self.find(id) else {
-            let may_begin = numbers.first == 0 || numbers.anywhere || self.forgot;
+            let is_right = continues.map_or(numbers.first == 0, |continues| continues.expected == 0);
+            let may_begin = is_right || numbers.anywhere || self.forgot;
             return if may_begin { Admission::Next } else { Admission::Gap { expected: 0 } };
         };
         let producer = &self.all[at as usize];
@@ -330,7 +337,11 @@ impl Producers {
         if epoch < producer.epoch {
             return Admission::Stale { current: producer.epoch };
         }
-        if numbers.first == 0 || may_have_gone_on() { Admission::Next } else { Admission::Gap { expected: 0 } }
+        // Of an epoch before the producer began to count nothing is there that counts.
+        let is_counted = |continues: &Continuation| producer.epoch >= continues.since.0;
+        let expected = continues.filter(is_counted).map_or(0, |_| (numbers.next)(producer.sequence));
+        let is_right = continues.map_or(numbers.first == 0, |continues| continues.expected == expected);
+        if is_right || may_have_gone_on() { Admission::Next } else { Admission::Gap { expected } }
     }
 
     /// Notes a chunk that was admitted as [`Admission::Next`] and appended, or that a restart found.
@@ -639,15 +650,136 @@ mod tests {
         producers.note(ProducerId(1), ProducerEpoch(0), 4, place(10), 9);
         producers.set_hole(20);
         producers.note(ProducerId(2), ProducerEpoch(0), 7, place(20), 9);
-        assert_eq!(producers.admit(&header(2, 0, 9)), Admission::Gap { expected: 8 }, "nothing of it is missing");
-        assert_eq!(producers.admit(&header(1, 0, 4)), Admission::Duplicate(Some(place(10))));
-        assert_eq!(producers.admit(&header(1, 0, 9)), Admission::Next);
-        assert_eq!(producers.admit(&header(1, 3, 6)), Admission::Next, "its later epochs may be missing as well");
-        assert_eq!(producers.admit(&header(2, 3, 6)), Admission::Gap { expected: 0 });
+        assert_eq!(producers.admit(&header(2, 0, 9), None), Admission::Gap { expected: 8 }, "nothing of it is missing");
+        assert_eq!(producers.admit(&header(1, 0, 4), None), Admission::Duplicate(Some(place(10))));
+        assert_eq!(producers.admit(&header(1, 0, 9), None), Admission::Next);
+        assert_eq!(producers.admit(&header(1, 3, 6), None), Admission::Next, "its later epochs may be missing as well");
+        assert_eq!(producers.admit(&header(2, 3, 6), None), Admission::Gap { expected: 0 });
         let (mut before, _) = producers.before(25, 9);
-        assert_eq!(before.admit(&header(1, 0, 9)), Admission::Next, "what is cut off behind does not fill it");
+        assert_eq!(before.admit(&header(1, 0, 9), None), Admission::Next, "what is cut off behind does not fill it");
         producers.note(ProducerId(1), ProducerEpoch(0), 9, place(30), 9);
-        assert_eq!(producers.admit(&header(1, 0, 11)), Admission::Gap { expected: 10 });
+        assert_eq!(producers.admit(&header(1, 0, 11), None), Admission::Gap { expected: 10 });
+    }
+
+    fn continuing(since: u16, expected: u64) -> Option<Continuation> {
+        Some(Continuation { since: ProducerEpoch(since), expected })
+    }
+
+    #[test]
+    fn an_epoch_continues_those_before_if_what_is_there_is_what_its_producer_says() {
+        let mut producers = Producers::default();
+        let admits = |producers: &mut Producers, epoch, sequence, since, expected| {
+            producers.admit(&header(1, epoch, sequence), continuing(since, expected))
+        };
+        assert_eq!(admits(&mut producers, 3, 6, 3, 0), Admission::Next, "nothing is there, and nothing is said to be");
+        assert_eq!(admits(&mut producers, 3, 6, 3, 5), Admission::Gap { expected: 0 }, "that was lost");
+        producers.note(ProducerId(1), ProducerEpoch(3), 4, place(10), 9);
+        assert_eq!(admits(&mut producers, 4, 6, 3, 5), Admission::Next, "at any number");
+        assert_eq!(admits(&mut producers, 4, 6, 2, 5), Admission::Next, "the row may have begun before");
+        for expected in [0, 4, 6, 7] {
+            assert_eq!(admits(&mut producers, 4, 6, 3, expected), Admission::Gap { expected: 5 });
+        }
+        assert_eq!(admits(&mut producers, 4, 0, 3, 0), Admission::Gap { expected: 5 }, "also from 0 on");
+        assert_eq!(admits(&mut producers, 5, 6, 4, 0), Admission::Next, "what an earlier one counted does not count");
+        assert_eq!(admits(&mut producers, 5, 6, 4, 5), Admission::Gap { expected: 0 });
+        assert_eq!(producers.admit(&header(1, 4, 6), None), Admission::Gap { expected: 0 });
+        assert_eq!(
+            producers.admit(&header(1, 4, 0), None),
+            Admission::Next,
+            "another incarnation, which knows nothing"
+        );
+        // It comes again, and late, when more is there than it says.
+        producers.note(ProducerId(1), ProducerEpoch(4), 6, place(20), 9);
+        assert_eq!(admits(&mut producers, 4, 6, 3, 5), Admission::Duplicate(Some(place(20))));
+        assert_eq!(admits(&mut producers, 4, 8, 3, 7), Admission::Gap { expected: 7 }, "its epoch has begun");
+        producers.note(ProducerId(1), ProducerEpoch(5), 9, place(30), 9);
+        assert_eq!(admits(&mut producers, 4, 6, 3, 5), Admission::Stale { current: 5 });
+    }
+
+    /// A producer that knows only answers, and a lane that treats what comes by its connections in any order: also by those that were given up long ago, and are
+    /// answered to nobody. Each chunk that is answered is there once, none is there twice, and all are in order.
+    #[test]
+    fn whatever_comes_late_by_whichever_connection_is_there_once() {
+        #[derive(Clone, Copy)]
+        struct Sent {
+            content: u64,
+            epoch: u16,
+            continues: Option<Continuation>,
+        }
+        let mut told = [0; 3];
+        for seed in 1..4_000_u64 {
+            let mut state = seed;
+            let mut below = |end: usize| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                ((state >> 33) % end as u64) as usize
+            };
+            let mut producers = Producers::default();
+            let (mut there, mut answered) = (Vec::new(), Vec::new());
+            // What is numbered by its content, so that chunks of one number are the same chunk.
+            let (mut waiting, mut next) = (std::collections::VecDeque::<u64>::new(), 0);
+            let (mut epoch, mut begins_behind) = (0, None);
+            let mut connections: Vec<std::collections::VecDeque<Sent>> = vec![Default::default()];
+            let mut sent = 0;
+            for _ in 0..200 {
+                let last = connections.len() - 1;
+                match below(8) {
+                    0 | 1 => {
+                        waiting.push_back(next);
+                        next += 1;
+                    }
+                    // Sends the next one; behind an epoch's first one nothing until that is answered.
+                    2 | 3 if sent < waiting.len() && (begins_behind.is_none() || sent == 0) => {
+                        let continues = begins_behind.and_then(|expected| continuing(0, expected));
+                        connections[last].push_back(Sent { content: waiting[sent], epoch, continues });
+                        sent += 1;
+                    }
+                    4 if below(6) == 0 => {
+                        connections.push(Default::default());
+                        sent = 0;
+                    }
+                    5 if below(6) == 0 && sent == 0 => told[0] += u32::from(waiting.pop_front().is_some()),
+                    _ => {
+                        let at = if below(2) == 0 { last } else { below(last + 1) };
+                        let Some(Sent { content, epoch: of, continues }) = connections[at].pop_front() else {
+                            continue;
+                        };
+                        let admission = producers.admit(&header(1, of, content), continues);
+                        if admission == Admission::Next {
+                            let place = place(there.len() as u64);
+                            producers.note(ProducerId(1), ProducerEpoch(of), content, place, 9);
+                            there.push(content);
+                            told[1] += u32::from(at < last);
+                        }
+                        if at < last {
+                            continue;
+                        }
+                        match admission {
+                            Admission::Next | Admission::Duplicate(_) => {
+                                assert_eq!(waiting.pop_front(), Some(content), "seed {seed}");
+                                answered.push(content);
+                                (sent, begins_behind) = (sent - 1, None);
+                            }
+                            // All behind it say the same. Each is answered in its turn: that is as if the connection were a new one.
+                            Admission::Gap { expected } => {
+                                connections.push(Default::default());
+                                (sent, begins_behind) = (0, Some(expected));
+                                epoch += u16::from(continues.is_none());
+                                told[2] += u32::from(continues.is_some());
+                                while waiting.front().is_some_and(|first| *first < expected) {
+                                    answered.extend(waiting.pop_front());
+                                }
+                            }
+                            Admission::Stale { .. } => panic!("seed {seed}: nobody else has begun an epoch"),
+                        }
+                    }
+                }
+            }
+            assert!(there.is_sorted_by(|a, b| a < b), "seed {seed}: {there:?}");
+            for content in answered {
+                assert!(there.binary_search(&content).is_ok(), "seed {seed}: {content} is not there");
+            }
+        }
+        assert!(told.iter().all(|count| *count > 100), "given up, come late, and said wrongly what is there: {told:?}");
     }
 
     #[test]
@@ -659,11 +791,11 @@ mod tests {
         producers.note(ProducerId(7), ProducerEpoch(1), 30, place(1), 9);
         producers.note(ProducerId(8), ProducerEpoch(0), 2, place(2), 9);
         producers.raise_epoch(ProducerId(7), ProducerEpoch(1));
-        assert_eq!(producers.admit(&kafka(1, 31)), Admission::Next, "it is the same epoch");
+        assert_eq!(producers.admit(&kafka(1, 31), None), Admission::Next, "it is the same epoch");
         producers.raise_epoch(ProducerId(7), ProducerEpoch(2));
-        assert_eq!(producers.admit(&kafka(1, 31)), Admission::Stale { current: 2 });
-        assert_eq!(producers.admit(&kafka(2, 31)), Admission::Gap { expected: 0 });
-        assert_eq!(producers.admit(&kafka(2, 0)), Admission::Next);
+        assert_eq!(producers.admit(&kafka(1, 31), None), Admission::Stale { current: 2 });
+        assert_eq!(producers.admit(&kafka(2, 31), None), Admission::Gap { expected: 0 });
+        assert_eq!(producers.admit(&kafka(2, 0), None), Admission::Next);
         let known = producers.latest(9).iter().map(|one| (one.producer_id.0, one.sequence)).collect::<Vec<_>>();
         assert_eq!(known, [(7, None), (8, Some(2))]);
         assert_eq!((producers.latest(1).len(), producers.knows(ProducerId(7))), (1, true));
@@ -688,27 +820,39 @@ mod tests {
             producers.note(ProducerId(7), ProducerEpoch(2), 5, place(50), 9);
             producers.receive(&[told(7, 2, 6..=8)], false, reach, 9);
             assert_eq!(
-                producers.admit(&kafka(2, 9)),
+                producers.admit(&kafka(2, 9), None),
                 Admission::Next,
                 "{reach:?}: what comes is of the same epoch and later"
             );
             producers.receive(&[told(7, 2, 3..=5)], false, reach, 9);
-            assert_eq!(producers.admit(&kafka(2, 9)), Admission::Next, "{reach:?}: what comes is earlier");
+            assert_eq!(producers.admit(&kafka(2, 9), None), Admission::Next, "{reach:?}: what comes is earlier");
             for known in 4..=8 {
                 assert!(
-                    matches!(producers.admit(&kafka(2, known)), Admission::Duplicate(Some(_))),
+                    matches!(producers.admit(&kafka(2, known), None), Admission::Duplicate(Some(_))),
                     "{reach:?} {known}"
                 );
             }
-            assert_eq!(producers.admit(&kafka(2, 5)), Admission::Duplicate(Some(place(50))), "the place that is here");
+            assert_eq!(
+                producers.admit(&kafka(2, 5), None),
+                Admission::Duplicate(Some(place(50))),
+                "the place that is here"
+            );
             producers.receive(&[told(7, 1, 60..=62)], false, reach, 9);
-            assert_eq!(producers.admit(&kafka(2, 9)), Admission::Next, "{reach:?}: an epoch never falls");
+            assert_eq!(producers.admit(&kafka(2, 9), None), Admission::Next, "{reach:?}: an epoch never falls");
             producers.receive(&[told(7, 3, 9..=9)], false, reach, 9);
-            assert_eq!(producers.admit(&kafka(3, 10)), Admission::Next, "{reach:?}: a later epoch has its own chunks");
+            assert_eq!(
+                producers.admit(&kafka(3, 10), None),
+                Admission::Next,
+                "{reach:?}: a later epoch has its own chunks"
+            );
             assert_eq!(producers.hand_over().0[0].chunks.len(), 1, "{reach:?}");
             producers.raise_epoch(ProducerId(7), ProducerEpoch(4));
             producers.receive(&[told(7, 3, 9..=9)], false, reach, 9);
-            assert_eq!(producers.admit(&kafka(3, 10)), Admission::Stale { current: 4 }, "{reach:?}: it stays raised");
+            assert_eq!(
+                producers.admit(&kafka(3, 10), None),
+                Admission::Stale { current: 4 },
+                "{reach:?}: it stays raised"
+            );
         }
     }
 
@@ -716,18 +860,18 @@ mod tests {
     fn what_is_too_old_to_say_where_an_unknown_producer_goes_on_says_only_that_it_is_forgotten() {
         let mut producers = Producers::default();
         producers.receive(&[told(7, 0, 8..=12)], false, Reach::Joined, 9);
-        assert_eq!(producers.admit(&header(7, 0, 31)), Admission::Gap { expected: 13 }, "nothing came since");
+        assert_eq!(producers.admit(&header(7, 0, 31), None), Admission::Gap { expected: 13 }, "nothing came since");
         let mut producers = Producers::default();
         producers.note(ProducerId(8), ProducerEpoch(0), 3, place(3), 9);
         producers.receive(&[told(7, 0, 8..=12)], false, Reach::Apart, 9);
-        assert_eq!(producers.admit(&header(7, 0, 31)), Admission::Next, "it may have sent those before");
-        assert_eq!(producers.admit(&header(8, 0, 5)), Admission::Gap { expected: 4 }, "it is known");
+        assert_eq!(producers.admit(&header(7, 0, 31), None), Admission::Next, "it may have sent those before");
+        assert_eq!(producers.admit(&header(8, 0, 5), None), Admission::Gap { expected: 4 }, "it is known");
         // With as many as there may be, whoever is missing was thrown out.
         let mut producers = Producers::default();
         producers.note(ProducerId(8), ProducerEpoch(0), 3, place(3), 1);
         producers.receive(&[told(7, 0, 8..=12)], false, Reach::Joined, 1);
         assert_eq!((producers.knows(ProducerId(8)), producers.knows(ProducerId(7))), (true, false));
-        assert_eq!(producers.admit(&header(7, 0, 31)), Admission::Next);
+        assert_eq!(producers.admit(&header(7, 0, 31), None), Admission::Next);
         producers.receive(&[told(7, 0, 8..=12)], false, Reach::Further, 1);
         assert_eq!((producers.knows(ProducerId(8)), producers.knows(ProducerId(7))), (false, true));
     }
@@ -738,7 +882,7 @@ mod tests {
         producers.receive(&[told(7, 0, 1..=2), told(8, 0, 3..=4)], false, Reach::Further, 9);
         producers.forget_others(&[told(8, 0, 9..=9)], 9);
         assert_eq!((producers.knows(ProducerId(7)), producers.knows(ProducerId(8))), (false, true));
-        assert_eq!(producers.admit(&header(7, 0, 31)), Admission::Next);
+        assert_eq!(producers.admit(&header(7, 0, 31), None), Admission::Next);
         assert_eq!(producers.remembered(), HashSet::from([30, 40]));
         assert!(
             producers.remembers_any(40..41) && !producers.remembers_any(31..40) && !producers.remembers_any(41..99)
@@ -747,7 +891,7 @@ mod tests {
 
     fn append(producers: &mut Producers, id: u64, epoch: u16, sequence: u64, limit: usize) -> Admission {
         let header = header(id, epoch, sequence);
-        let admission = producers.admit(&header);
+        let admission = producers.admit(&header, None);
         if admission == Admission::Next {
             producers.note(header.producer_id, header.producer_epoch, sequence, place(sequence), limit);
         }
@@ -803,7 +947,7 @@ mod tests {
             ..header(7, 0, if count == 1 { first } else { last })
         };
         let mut append = |header: ChunkHeader| {
-            let admission = producers.admit(&header);
+            let admission = producers.admit(&header, None);
             if admission == Admission::Next {
                 producers.note(header.producer_id, header.producer_epoch, header.sequence, place(header.sequence), 9);
             }
@@ -828,7 +972,7 @@ mod tests {
             ..header(7, epoch, last)
         };
         let mut append = |header: ChunkHeader| {
-            let admission = producers.admit(&header);
+            let admission = producers.admit(&header, None);
             if admission == Admission::Next {
                 producers.note(header.producer_id, header.producer_epoch, header.sequence, place(header.sequence), 9);
             }
@@ -855,12 +999,12 @@ mod tests {
         let last = KAFKA_SEQUENCES - 3;
         producers.note(ProducerId(7), ProducerEpoch(0), last, place(1), 9);
         // Its records have the numbers 2³¹ − 2, 2³¹ − 1 and 0.
-        assert_eq!(producers.admit(&batch(0, 3)), Admission::Next);
-        assert_eq!(producers.admit(&batch(1, 3)), Admission::Gap { expected: KAFKA_SEQUENCES - 2 });
+        assert_eq!(producers.admit(&batch(0, 3), None), Admission::Next);
+        assert_eq!(producers.admit(&batch(1, 3), None), Admission::Gap { expected: KAFKA_SEQUENCES - 2 });
         producers.note(ProducerId(7), ProducerEpoch(0), 0, place(2), 9);
-        assert_eq!(producers.admit(&batch(0, 3)), Admission::Duplicate(Some(place(2))));
-        assert_eq!(producers.admit(&batch(last, 1)), Admission::Duplicate(Some(place(1))));
-        assert_eq!(producers.admit(&batch(1, 1)), Admission::Next);
+        assert_eq!(producers.admit(&batch(0, 3), None), Admission::Duplicate(Some(place(2))));
+        assert_eq!(producers.admit(&batch(last, 1), None), Admission::Duplicate(Some(place(1))));
+        assert_eq!(producers.admit(&batch(1, 1), None), Admission::Next);
     }
 
     #[test]
@@ -899,7 +1043,7 @@ mod tests {
         }
         for sequence in 0..11 {
             let header = header(5, 1, sequence);
-            assert_eq!(producers.admit(&header), rebuilt.admit(&header), "sequence {sequence}");
+            assert_eq!(producers.admit(&header, None), rebuilt.admit(&header, None), "sequence {sequence}");
         }
     }
 }

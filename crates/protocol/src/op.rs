@@ -60,7 +60,7 @@ ops! {
     /// Tells who owns which streamlet, and where the nodes are.
     FindOwners = 16, 1..=1;
     /// Appends chunks of any streams and streamlets.
-    WriteChunks = 30, 1..=1;
+    WriteChunks = 30, 1..=2;
     /// Reads chunks of any lanes; waits for some if there are none.
     ReadChunks = 31, 1..=1;
     /// Has chunks of lanes pushed as they become readable.
@@ -199,6 +199,7 @@ impl Op {
             (Op::LaneStates, 2..) => level::COMPACTED_COPIES,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,
+            (Op::WriteChunks, 2..) => level::CONTINUED_EPOCHS,
             (Op::JoinApplication, 2..) => level::LOST_ENDS,
             (Op::NodeLoad | Op::PlanBalance, _) => level::OWNED_UNTIL_TAKEN,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,

@@ -9,8 +9,8 @@ use crate::{
     ReadChunksResponse, WriteChunks, WriteChunksResponse,
 };
 use bytes::Bytes;
-use kera_format::chunk::{ChunkTarget, Chunks};
-use kera_format::{ChunkBuilder, Compression, Cursor, LaneId, Record, StreamId, StreamletId};
+use kera_format::chunk::{ChunkTarget, Chunks, Continuation};
+use kera_format::{ChunkBuilder, Compression, Cursor, LaneId, ProducerEpoch, Record, StreamId, StreamletId};
 
 /// A field of a struct, for documents.
 #[derive(Clone, Debug)]
@@ -204,18 +204,41 @@ fn trace_chunks(trace: &mut Trace, name: &str, chunks: &[u8]) {
     }
 }
 
+/// The fields of a request to write as a version lays it out.
+pub(crate) fn trace_write(request: &WriteChunks, version: u8) -> Vec<TracedField> {
+    let mut trace = Trace::default();
+    trace.inside("chunk_count", &request.chunk_count);
+    trace.inside("timeout_ms", &request.timeout_ms);
+    if version >= 2 {
+        trace.inside("continuation_count", &(request.continuations.len() as u32));
+        trace.inside("zero", &0u32);
+        for (i, (index, continuation)) in request.continuations.iter().enumerate() {
+            let name = |field: &str| format!("continuations[{i}].{field}");
+            trace.inside(&name("index"), index);
+            trace.inside(&name("since"), &continuation.since);
+            trace.inside(&name("zero"), &0u16);
+            trace.inside(&name("expected"), &continuation.expected);
+        }
+    }
+    trace_chunks(&mut trace, "chunks", &request.chunks);
+    trace.fields
+}
+
 impl Specified for WriteChunks {
     fn traced(&self) -> Vec<TracedField> {
-        let mut trace = Trace::default();
-        trace.inside("chunk_count", &self.chunk_count);
-        trace.inside("timeout_ms", &self.timeout_ms);
-        trace_chunks(&mut trace, "chunks", &self.chunks);
-        trace.fields
+        trace_write(self, 2)
     }
     fn any(source: &mut Source<'_>) -> Self {
         let timeout_ms = u32::sample(source);
         let (chunk_count, chunks) = any_chunks(source);
-        WriteChunks { timeout_ms, chunk_count, chunks: Bytes::from(chunks) }
+        let mut continuations = Vec::new();
+        for index in 0..chunk_count {
+            if bool::sample(source) {
+                let (since, expected) = (ProducerEpoch::sample(source), u64::sample(source));
+                continuations.push((index, Continuation { since, expected }));
+            }
+        }
+        WriteChunks { timeout_ms, chunk_count, continuations, chunks: Bytes::from(chunks) }
     }
 }
 

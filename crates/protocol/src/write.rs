@@ -7,6 +7,19 @@
 //!      4      4  timeout_ms                 4      4  zero
 //!      8      …  chunks, back to back       8   32×n  results, in the order of the chunks
 //!
+//! from version 2 on
+//!      8      4  continuation_count
+//!     12      4  zero
+//!     16   16×n  continuations, in the order of their chunks
+//!      …      …  chunks, back to back
+//!
+//! continuation                         which chunks begin an epoch behind what their producer knows to be there
+//! offset  bytes  field
+//!      0      4  index         of the chunk in the request
+//!      4      2  since         the epoch in which the producer began to count
+//!      6      2  zero
+//!      8      8  expected      the sequence behind the last one that is there
+//!
 //! result
 //! offset  bytes  field
 //!      0      2  status
@@ -17,14 +30,22 @@
 //!     24      4  segment
 //!     28      4  position      where the chunk starts in the segment
 //! ```
-//! With status `SequenceGap`, `base_ordinal` is the sequence that is expected; with `StaleEpoch`, the current epoch.
+//! With status `SequenceGap`, `base_ordinal` is the sequence that is expected; with `StaleEpoch`, the current epoch. What is expected of a chunk with a
+//! continuation may be above its own sequence: so much more is there than the producer knew.
 
 use crate::{Body, Message, Op, ProtocolError, Status};
 use bytes::Bytes;
-use kera_format::{CHUNK_HEADER_BYTES, ChunkView, Cursor, GroupId, LaneId, SegmentIndex};
+use kera_format::chunk::Continuation;
+use kera_format::{CHUNK_HEADER_BYTES, ChunkView, Cursor, GroupId, LaneId, ProducerEpoch, SegmentIndex};
 
-/// Bytes of the request's body before its chunks.
+/// Bytes of the request's body before its chunks in version 1, and before its continuations otherwise, less their count.
 pub const WRITE_HEAD_BYTES: usize = 8;
+/// Bytes in front of the chunks of a request that has a continuation or none, of any version, at most.
+pub const WRITE_FRONT_BYTES_MAX: usize = WRITE_HEAD_BYTES + CONTINUATION_COUNT_BYTES + CONTINUATION_BYTES;
+/// Bytes that say how many continuations there are.
+const CONTINUATION_COUNT_BYTES: usize = 8;
+/// Bytes of a continuation.
+pub const CONTINUATION_BYTES: usize = 16;
 /// Bytes of the response's body before its results.
 pub const RESULTS_HEAD_BYTES: usize = 8;
 /// Bytes of one result.
@@ -38,11 +59,69 @@ pub fn write_head(chunk_count: u32, timeout_ms: u32) -> [u8; WRITE_HEAD_BYTES] {
     (u64::from(chunk_count) | u64::from(timeout_ms) << 32).to_le_bytes()
 }
 
+/// A continuation, and the number of its chunk in the request.
+type Continued = (u32, Continuation);
+
+/// Writes what is in front of the chunks of a request whose chunks follow in buffers of their own. Version 1 has no room for continuations: whoever speaks it
+/// has none.
+pub fn write_front(version: u8, chunk_count: u32, timeout_ms: u32, continuations: &[Continued], out: &mut Vec<u8>) {
+    out.extend_from_slice(&write_head(chunk_count, timeout_ms));
+    if version < 2 {
+        debug_assert!(continuations.is_empty(), "version 1 has no continuations");
+        return;
+    }
+    out.extend_from_slice(&(continuations.len() as u64).to_le_bytes());
+    for (index, Continuation { since, expected }) in continuations {
+        out.extend_from_slice(&(u64::from(*index) | u64::from(since.0) << 32).to_le_bytes());
+        out.extend_from_slice(&expected.to_le_bytes());
+    }
+}
+
+/// Reads the continuations in front of the chunks, and where those begin.
+fn split_continuations(body: &[u8], chunk_count: u32) -> Result<(&[[u8; CONTINUATION_BYTES]], &[u8]), ProtocolError> {
+    let Some((head, rest)) = body.split_first_chunk::<CONTINUATION_COUNT_BYTES>() else {
+        let (field, need) = ("WriteChunks.continuation_count", CONTINUATION_COUNT_BYTES);
+        return Err(ProtocolError::Truncated { field, need, have: body.len() });
+    };
+    let head = u64::from_le_bytes(*head);
+    let (count, zero) = (head as u32, head >> 32);
+    if zero != 0 {
+        return Err(ProtocolError::BadField { field: "WriteChunks.zero", value: zero, allowed: "0" });
+    }
+    let fits = (rest.len() / CONTINUATION_BYTES).min(chunk_count as usize);
+    if count as usize > fits {
+        let field = "WriteChunks.continuation_count";
+        return Err(ProtocolError::Count { field, count: count.into(), fits: fits as u64 });
+    }
+    let (continuations, chunks) = rest.split_at(count as usize * CONTINUATION_BYTES);
+    let continuations = continuations.as_chunks().0;
+    let mut least = 0;
+    for bytes in continuations {
+        let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
+        if value >> 48 != 0 {
+            let field = "WriteChunks.continuations.zero";
+            return Err(ProtocolError::BadField { field, value: value >> 48, allowed: "0" });
+        }
+        if value as u32 >= chunk_count || (value as u32) < least {
+            let (field, allowed) = ("WriteChunks.continuations.index", "chunks of the request, in their order");
+            return Err(ProtocolError::BadField { field, value: value & 0xffff_ffff, allowed });
+        }
+        least = value as u32 + 1;
+    }
+    Ok((continuations, chunks))
+}
+
+fn continued(bytes: &[u8; CONTINUATION_BYTES]) -> Continued {
+    let word = |i: usize| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));
+    (word(0) as u32, Continuation { since: ProducerEpoch((word(0) >> 32) as u16), expected: word(1) })
+}
+
 /// A request in place.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteChunksView<'a> {
     chunk_count: u32,
     timeout_ms: u32,
+    continuations: &'a [[u8; CONTINUATION_BYTES]],
     chunks: &'a [u8],
 }
 
@@ -56,12 +135,16 @@ impl<'a> WriteChunksView<'a> {
         };
         let head = u64::from_le_bytes(*head);
         let (chunk_count, timeout_ms) = (head as u32, (head >> 32) as u32);
+        let (continuations, chunks) = match version {
+            ..2 => (&[] as &[_], chunks),
+            _ => split_continuations(chunks, chunk_count)?,
+        };
         let fits = chunks.len() / CHUNK_HEADER_BYTES;
         if chunk_count as usize > fits {
             let field = "WriteChunks.chunk_count";
             return Err(ProtocolError::Count { field, count: chunk_count.into(), fits: fits as u64 });
         }
-        Ok(WriteChunksView { chunk_count, timeout_ms, chunks })
+        Ok(WriteChunksView { chunk_count, timeout_ms, continuations, chunks })
     }
 
     /// How many chunks it announces.
@@ -75,6 +158,20 @@ impl<'a> WriteChunksView<'a> {
     #[inline]
     pub fn timeout_ms(&self) -> u32 {
         self.timeout_ms
+    }
+
+    /// What the producer of a chunk knows to be there, if the chunk begins an epoch so.
+    #[inline]
+    pub fn continuation(&self, index: u32) -> Option<Continuation> {
+        if self.continuations.is_empty() {
+            return None;
+        }
+        self.continuations().find(|(of, _)| *of == index).map(|(_, continuation)| continuation)
+    }
+
+    /// All continuations, with the numbers of their chunks.
+    pub fn continuations(&self) -> impl Iterator<Item = Continued> + 'a {
+        self.continuations.iter().map(continued)
     }
 
     /// The bytes of all chunks.
@@ -272,13 +369,15 @@ pub struct WriteChunks {
     pub timeout_ms: u32,
     /// How many chunks there are.
     pub chunk_count: u32,
+    /// Of the chunks that begin an epoch behind what their producer knows to be there: their numbers in the request, in order, and what that is. From version 2 on.
+    pub continuations: Vec<(u32, Continuation)>,
     /// Sealed chunks, back to back.
     pub chunks: Bytes,
 }
 
 impl Body for WriteChunks {
-    fn encode(&self, _version: u8, out: &mut Vec<u8>) {
-        out.extend_from_slice(&write_head(self.chunk_count, self.timeout_ms));
+    fn encode(&self, version: u8, out: &mut Vec<u8>) {
+        write_front(version, self.chunk_count, self.timeout_ms, &self.continuations, out);
         out.extend_from_slice(&self.chunks);
     }
     fn decode(version: u8, body: &[u8]) -> Result<Self, ProtocolError> {
@@ -289,6 +388,7 @@ impl Body for WriteChunks {
         Ok(WriteChunks {
             timeout_ms: view.timeout_ms(),
             chunk_count: view.chunk_count(),
+            continuations: view.continuations().collect(),
             chunks: Bytes::copy_from_slice(view.chunk_bytes()),
         })
     }

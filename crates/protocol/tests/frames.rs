@@ -1,11 +1,11 @@
 //! Frames, versions, status codes, and the bodies that are used in place.
 
 use bytes::Bytes;
-use kera_format::chunk::ChunkTarget;
-use kera_format::{ChunkBuilder, Compression, Cursor, GroupId, LaneId, Record, SegmentIndex};
+use kera_format::chunk::{ChunkTarget, Continuation};
+use kera_format::{ChunkBuilder, Compression, Cursor, GroupId, LaneId, ProducerEpoch, Record, SegmentIndex};
 use kera_protocol::frame::{FRAME_BYTES_MAX, FRAME_HEADER_BYTES, begin_frame, finish_frame};
 use kera_protocol::read::{ANSWER_END_OF_GROUP, ANSWER_MORE, write_answers};
-use kera_protocol::write::{parse_results, write_head};
+use kera_protocol::write::{parse_results, write_front, write_head};
 use kera_protocol::*;
 use proptest::prelude::*;
 use std::collections::HashSet;
@@ -110,7 +110,7 @@ fn versions_are_agreed_on_downwards() {
     assert_eq!(op.common_version(0, 0), None);
 
     let mut response = HelloResponse::any_spoken();
-    assert_eq!(response.common_version(Op::WriteChunks), Some(1));
+    assert_eq!(response.common_version(Op::WriteChunks), Some(2));
     response.ops.retain(|range| range.op != Op::WriteChunks as u16);
     assert_eq!(response.common_version(Op::WriteChunks), None);
 }
@@ -196,7 +196,49 @@ fn a_write_with_a_wrong_count_or_a_bad_chunk_is_an_error_at_that_chunk() {
     assert!(matches!(bad[..], [Ok(()), Err(ProtocolError::Chunk { index: 1, .. })]), "{bad:?}");
     assert_eq!(bad[1].as_ref().expect_err("a bad chunk").status(), Status::ChunkMalformed);
     assert!(WriteChunksView::parse(1, &[0; 7]).is_err());
-    assert!(WriteChunksView::parse(2, &write_body(0, &[])).is_err());
+    assert!(WriteChunksView::parse(3, &write_body(0, &[])).is_err());
+}
+
+/// Chunks are where they were in front of the first version that had continuations, and those are found by their chunks.
+#[test]
+fn continuations_come_in_front_of_the_chunks() {
+    let (a, b) = (chunk(b"one"), chunk(b"twenty"));
+    let continuation = Continuation { since: ProducerEpoch(3), expected: 1 << 40 };
+    let front = |continuations: &[(u32, Continuation)]| {
+        let mut body = Vec::new();
+        write_front(2, 2, 1_500, continuations, &mut body);
+        [body, a.clone(), b.clone()].concat()
+    };
+    for of in [None, Some(0), Some(1)] {
+        let body = front(&of.map(|of| (of, continuation)).into_iter().collect::<Vec<_>>());
+        let view = WriteChunksView::parse(2, &body).expect("a body");
+        let found = [0, 1, 2].map(|index| view.continuation(index));
+        assert_eq!(found, [0, 1, 2].map(|index| (of == Some(index)).then_some(continuation)));
+        assert_eq!(view.chunk_bytes(), [&a[..], &b[..]].concat());
+        assert_eq!((body.len() - view.chunk_bytes().len()) % 8, 0, "chunks are aligned");
+        assert_eq!(view.chunks().filter(Result::is_ok).count(), 2);
+    }
+    let refused = |body: &[u8]| match WriteChunksView::parse(2, body).expect_err("a wrong continuation") {
+        ProtocolError::Count { field, .. }
+        | ProtocolError::Truncated { field, .. }
+        | ProtocolError::BadField { field, .. } => field,
+        other => panic!("{other}"),
+    };
+    let changed = |at: usize, value: u8| {
+        let mut body = front(&[(0, continuation), (1, continuation)]);
+        body[at] = value;
+        body
+    };
+    for twisted in
+        [[(1, continuation), (0, continuation)], [(1, continuation); 2], [(0, continuation), (2, continuation)]]
+    {
+        assert_eq!(refused(&front(&twisted)), "WriteChunks.continuations.index");
+    }
+    assert_eq!(refused(&changed(8, 3)), "WriteChunks.continuation_count", "more than there are chunks");
+    assert_eq!(refused(&changed(11, 255)), "WriteChunks.continuation_count");
+    assert_eq!(refused(&changed(12, 1)), "WriteChunks.zero");
+    assert_eq!(refused(&changed(22, 1)), "WriteChunks.continuations.zero");
+    assert_eq!(refused(&changed(0, 2)[..15]), "WriteChunks.continuation_count");
 }
 
 #[test]

@@ -88,6 +88,7 @@ fn first_versions_are_the_golden_bytes_still() {
     check_version::<ListStreams, StreamListV1>("ListStreams", 1);
     check_version::<AlterStreamV1, StreamInfoV1>("AlterStream", 1);
     check_version::<first::application::JoinApplicationV1, JoinedApplication>("JoinApplication", 1);
+    check_version::<first::write::WriteChunksV1, WriteChunksResponse>("WriteChunks", 1);
     check_version::<JoinClusterV1, JoinedCluster>("JoinCluster", 1);
     check_version::<NodeAliveV1, NodeHeard>("NodeAlive", 1);
     check_version::<DescribeCopies, first::node::CopiesDescriptionV1>("DescribeCopies", 1);

@@ -103,6 +103,7 @@ fn check_all_first(choices: &[u8]) {
     check_first::<StreamInfoV1, StreamInfo>(choices);
     check_first::<AlterStreamV1, AlterStream>(choices);
     check_first::<first::application::JoinApplicationV1, JoinApplication>(choices);
+    check_first::<first::write::WriteChunksV1, WriteChunks>(choices);
     check_first::<JoinClusterV1, JoinCluster>(choices);
     check_first::<NodeAliveV1, NodeAlive>(choices);
     check_first::<first::node::CopiesDescriptionV1, CopiesDescription>(choices);

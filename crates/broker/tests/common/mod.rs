@@ -19,7 +19,7 @@ use kera_log::{
 };
 use kera_protocol::application::{AfterCommit, CommitEntry, CommitOffsets, CommitResult};
 use kera_protocol::read::ENTRY_FOLLOW_GROUPS;
-use kera_protocol::write::write_head;
+use kera_protocol::write::write_front;
 use kera_protocol::{
     Body, ErrorBody, FRAME_HEADER_BYTES, FrameHeader, Heartbeat, HeartbeatResponse, JoinApplication, JoinedApplication,
     LeasedGroup, LeasedGroups, Message, NextGroups, Op, ReadChunks, ReadChunksResponse, ReadEntry, Start, Status,
@@ -464,11 +464,19 @@ pub fn chunk(value_bytes: usize) -> Vec<u8> {
 }
 
 pub fn write_request(chunks: &[Vec<u8>], timeout_ms: u32) -> WriteChunks {
-    WriteChunks { timeout_ms, chunk_count: chunks.len() as u32, chunks: chunks.concat().into() }
+    WriteChunks {
+        timeout_ms,
+        chunk_count: chunks.len() as u32,
+        continuations: Vec::new(),
+        chunks: chunks.concat().into(),
+    }
 }
 
 pub fn write_body(count: u32, timeout_ms: u32, chunks: &[u8]) -> Vec<u8> {
-    [&write_head(count, timeout_ms)[..], chunks].concat()
+    let mut body = Vec::new();
+    write_front(Op::WriteChunks.version_max(), count, timeout_ms, &[], &mut body);
+    body.extend_from_slice(chunks);
+    body
 }
 
 pub fn entry(stream: StreamId, streamlet: u32, lane: u32, cursor: Cursor) -> ReadEntry {

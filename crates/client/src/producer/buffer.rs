@@ -14,11 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kera_format::chunk::{ChunkTarget, seal_in_place};
+use kera_format::chunk::{ChunkTarget, Continuation, seal_in_place};
 use kera_format::{
     CHUNK_HEADER_BYTES, ChunkBuilder, ChunkHeader, Compression, ProducerEpoch, ProducerId, StreamId, StreamletId,
     align8,
 };
+use kera_protocol::write::CONTINUATION_BYTES;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -59,16 +60,18 @@ pub struct BufferSettings {
 /// Which sequences chunks get that wait.
 ///
 /// A chunk that was sent and is not answered for good may be in the stream: under another sequence it would be there twice. So it keeps its own as long as the
-/// server may know it by that, and a hole is closed only if nothing behind it may be there: all of that was never sent, or came too early as far as is known. Behind a
+/// server may know it by that, and a hole is closed only if nothing behind it may be there: all of that was never sent, or each time came too early. Behind a
 /// hole that is left open the server says that it misses something, and the streamlet goes on in another epoch.
 ///
-/// That something came too early is no promise that an earlier try of it, on a connection that is lost, does not come later still. The next epoch fences it, once that
-/// is there: a chunk that is given up, and a server that answers nobody for that long, may make a record of those behind it be there twice.
+/// That something came too early is no promise that an earlier try of it, on a connection that is lost, does not come later still: a server that stood still goes on with
+/// what had come. So chunks keep their sequences in the next epoch too, and the first of them goes with a [`Continuation`]: it is taken if the server has what it said,
+/// and otherwise the producer hears what has come since, which it sends no more. To a node that does not know of that, of an earlier version, they
+/// are sent from 0 on; then a record may be there twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sequences {
     /// Those that they have, less by one for each hole in front of them that can be closed.
     Same,
-    /// Of streamlets of which the server misses chunks that nobody sends any more: from 0 on, in another epoch. The others as [`Sequences::Same`].
+    /// Of streamlets of which the server misses chunks that nobody sends any more: those that they have, in another epoch. The others as [`Sequences::Same`].
     Misses(ProducerEpoch),
     /// From 0 on, of this producer and epoch.
     All(ProducerId, ProducerEpoch),
@@ -140,6 +143,10 @@ pub(super) struct Sealed {
     is_under_way: bool,
     /// The last that is known of it is that it came too early.
     pub(super) was_early: bool,
+    /// A try of it was never answered: it may come yet.
+    pub(super) is_unanswered: bool,
+    /// It is sent as the first of its epoch, with what the server is known to have.
+    pub(super) continues: Option<Continuation>,
     serial: u64,
     charged: usize,
     waiters: Vec<(u32, Waiter)>,
@@ -155,7 +162,7 @@ impl Sealed {
 
     /// Whether a chunk that waits may be in the stream.
     fn may_be_there_waiting(&self) -> bool {
-        self.attempts > 0 && !self.was_early
+        self.is_unanswered || self.attempts > 0 && !self.was_early
     }
 }
 
@@ -170,10 +177,14 @@ struct Streamlet {
     settled_sequence: u64,
     /// Sequences of chunks that were given up and are certainly not in the stream, in order.
     holes: Vec<u64>,
-    /// The producer's epoch that they count in.
+    /// The producer's epoch that they are sent in.
     epoch: ProducerEpoch,
-    /// The server misses chunks that nobody sends any more: it goes on in another epoch.
-    misses: bool,
+    /// The one in which they were counted from 0.
+    since: ProducerEpoch,
+    /// The server misses chunks that nobody sends any more, from this one on: it goes on in another epoch.
+    misses: Option<u64>,
+    /// Nothing is known to be there of its epoch yet: the sequence behind what is there of those before. As long as that is so one chunk at a time is sent.
+    begins_behind: Option<u64>,
     /// It is in the line of its route.
     is_ready: bool,
     /// Which connection its chunks leave by.
@@ -186,6 +197,17 @@ struct Streamlet {
 }
 
 impl Streamlet {
+    /// An empty one, whose chunks are counted from 0 in this epoch.
+    fn counting_in(epoch: ProducerEpoch) -> Streamlet {
+        Streamlet { epoch, since: epoch, ..Streamlet::default() }
+    }
+
+    /// The waiting chunks with sequences below one.
+    fn take_before(&mut self, sequence: u64) -> Vec<Sealed> {
+        let before = self.sealed.partition_point(|chunk| chunk.sequence < sequence);
+        self.sealed.drain(..before).collect()
+    }
+
     /// Whether this chunk is still open.
     fn is_open(&self, opening: u64) -> bool {
         self.open.as_ref().is_some_and(|open| open.opening == opening)
@@ -202,6 +224,8 @@ struct Route {
     opened: VecDeque<(u64, u32)>,
     /// Open chunks that it has taken from and looks at once more: when, opening and streamlet.
     again: VecDeque<(Instant, u64, u32)>,
+    /// The node knows no [`Continuation`].
+    is_old: bool,
 }
 
 /// What [`Buffer::take`] found.
@@ -215,6 +239,8 @@ pub(super) struct Taken {
     pub(super) expired: Vec<Sealed>,
     /// When the next open chunk is due, if nothing else happens.
     pub(super) due_at: Option<Instant>,
+    /// There are chunks that would continue an epoch and are for a node that does not know how.
+    pub(super) is_refused: bool,
 }
 
 /// See the module.
@@ -308,7 +334,7 @@ impl Buffer {
             producer_id,
             producer_epoch,
             slots: (0..streamlets).map(|_| Slot::default()).collect(),
-            streamlets: (0..streamlets).map(|_| Streamlet { epoch: producer_epoch, ..Streamlet::default() }).collect(),
+            streamlets: (0..streamlets).map(|_| Streamlet::counting_in(producer_epoch)).collect(),
             routes: vec![Route::default()],
             openings: 0,
             free,
@@ -340,7 +366,7 @@ impl Buffer {
         let epoch = self.producer_epoch;
         if streamlets as usize > self.streamlets.len() {
             self.settings.streamlets = streamlets;
-            self.streamlets.resize_with(streamlets as usize, || Streamlet { epoch, ..Streamlet::default() });
+            self.streamlets.resize_with(streamlets as usize, || Streamlet::counting_in(epoch));
         }
     }
 
@@ -462,6 +488,8 @@ impl Buffer {
             attempts: 0,
             is_under_way: false,
             was_early: false,
+            is_unanswered: false,
+            continues: None,
             serial,
             charged,
             waiters: part.waiters,
@@ -516,7 +544,7 @@ impl Buffer {
     fn returned(&mut self, number: u32) {
         let streamlet = &mut self.streamlets[number as usize];
         streamlet.under_way -= 1;
-        if streamlet.under_way == 0 && streamlet.route != streamlet.wanted {
+        if streamlet.under_way == 0 {
             self.reroute(number);
         }
     }
@@ -560,6 +588,7 @@ impl Buffer {
         if self.routes.len() <= route {
             return taken;
         }
+        let is_old = self.routes[route].is_old;
         loop {
             let ready = &mut self.routes[route].ready;
             if let Some(&number) = ready.front() {
@@ -569,7 +598,13 @@ impl Buffer {
                     ready.pop_front();
                     continue;
                 }
-                let Some(front) = streamlet.sealed.front() else {
+                if is_old && streamlet.begins_behind.is_some() {
+                    taken.is_refused = true;
+                    return taken;
+                }
+                // The first of an epoch goes alone.
+                let is_held = streamlet.begins_behind.is_some() && streamlet.under_way > 0;
+                let Some(front) = streamlet.sealed.front().filter(|_| !is_held) else {
                     streamlet.is_ready = false;
                     ready.pop_front();
                     continue;
@@ -582,11 +617,13 @@ impl Buffer {
                 ready.pop_front();
                 ready.push_back(number);
                 (chunk.is_under_way, chunk.was_early) = (!expired, chunk.was_early && expired);
+                let since = streamlet.since;
+                chunk.continues = streamlet.begins_behind.map(|expected| Continuation { since, expected });
                 streamlet.under_way += u32::from(!expired);
                 if expired {
                     taken.expired.push(chunk);
                 } else {
-                    taken.bytes += chunk.bytes.len();
+                    taken.bytes += chunk.bytes.len() + chunk.continues.map_or(0, |_| CONTINUATION_BYTES);
                     taken.chunks.push(chunk);
                 }
                 continue;
@@ -692,10 +729,33 @@ impl Buffer {
     pub(super) fn misses(&mut self, streamlet: u32, expected: u64) -> u64 {
         let streamlet = &mut self.streamlets[streamlet as usize];
         let forgotten = streamlet.settled_sequence.saturating_sub(expected);
-        if !std::mem::replace(&mut streamlet.misses, true) {
+        if streamlet.misses.replace(expected).is_none() {
             self.stats.forgotten_chunks += forgotten;
         }
         forgotten
+    }
+
+    /// What is there of a streamlet is not what the chunk said that was to continue it: the chunks before `expected` are. Those of them that wait are to be settled.
+    pub(super) fn has_come(&mut self, streamlet: u32, expected: u64) -> Vec<Sealed> {
+        let streamlet = &mut self.streamlets[streamlet as usize];
+        let before = streamlet.begins_behind.replace(expected).unwrap_or(expected);
+        self.stats.forgotten_chunks += before.min(streamlet.settled_sequence).saturating_sub(expected);
+        streamlet.take_before(expected)
+    }
+
+    /// Whether the node that a connection is to knows of continuations.
+    pub(super) fn set_old(&mut self, route: usize, is_old: bool) {
+        if self.routes.len() <= route {
+            self.routes.resize_with(route + 1, Route::default);
+        }
+        self.routes[route].is_old = is_old;
+    }
+
+    /// Has the streamlets whose chunks would continue an epoch, and are for a node that does not know how, begin one from 0.
+    pub(super) fn begin_without(&mut self, route: usize) {
+        for streamlet in self.streamlets.iter_mut().filter(|streamlet| streamlet.route as usize == route) {
+            streamlet.misses = streamlet.misses.or(streamlet.begins_behind);
+        }
     }
 
     /// Whether a chunk with one of these sequences was given up and is certainly not in the stream.
@@ -703,8 +763,10 @@ impl Buffer {
         self.streamlets[streamlet as usize].holes.iter().any(|hole| sequences.contains(hole))
     }
 
-    /// Gives the waiting chunks [other sequences](Sequences), after chunks were given up or are missing. Nothing may be in flight.
-    pub(super) fn renumber(&mut self, sequences: Sequences) {
+    /// Gives the waiting chunks [other sequences](Sequences), after chunks were given up or are missing. Nothing may be in flight. What comes back is there
+    /// already, and to be settled.
+    pub(super) fn renumber(&mut self, sequences: Sequences) -> Vec<Sealed> {
+        let mut there_already = Vec::new();
         match sequences {
             Sequences::All(id, epoch) => (self.producer_id, self.producer_epoch) = (id, epoch),
             Sequences::Misses(epoch) => self.producer_epoch = epoch,
@@ -712,17 +774,26 @@ impl Buffer {
         }
         for number in 0..self.streamlets.len() as u32 {
             let streamlet = &mut self.streamlets[number as usize];
+            let is_old = self.routes[streamlet.wanted as usize].is_old;
             let begins_in = match sequences {
                 Sequences::All(_, epoch) => Some(epoch),
-                Sequences::Misses(epoch) if streamlet.misses => Some(epoch),
-                Sequences::Misses(_) | Sequences::Same => None,
+                Sequences::Misses(epoch) if streamlet.misses.is_some() && is_old => Some(epoch),
+                Sequences::Misses(epoch) => {
+                    if streamlet.misses.is_some() {
+                        there_already.extend(self.continue_in(number, epoch));
+                        continue;
+                    }
+                    None
+                }
+                Sequences::Same => None,
             };
             let unsure = streamlet.sealed.iter().rev().find(|chunk| chunk.may_be_there_waiting());
             let there = streamlet.settled_sequence.max(unsure.map_or(0, |chunk| chunk.sequence + 1));
             let mut holes = std::mem::take(&mut streamlet.holes);
             holes.retain(|hole| *hole >= there);
             if let Some(epoch) = begins_in {
-                (streamlet.epoch, streamlet.settled_sequence, streamlet.misses) = (epoch, 0, false);
+                (streamlet.epoch, streamlet.since, streamlet.settled_sequence) = (epoch, epoch, 0);
+                (streamlet.misses, streamlet.begins_behind) = (None, None);
             } else if holes.is_empty() {
                 continue;
             }
@@ -737,10 +808,7 @@ impl Buffer {
                 if begins_in.is_none() && sequence == chunk.sequence {
                     continue;
                 }
-                let target = self.target(number, sequence);
-                let bytes = std::mem::replace(&mut chunk.bytes, ChunkBytes::Own(Vec::new()));
-                chunk.bytes = ChunkBytes::Own(reseal(bytes, &target));
-                chunk.sequence = sequence;
+                self.number(chunk, sequence);
             }
             let streamlet = &mut self.streamlets[number as usize];
             streamlet.sealed = sealed;
@@ -749,6 +817,27 @@ impl Buffer {
                 None => streamlet.next_sequence - holes.len() as u64,
             };
         }
+        there_already
+    }
+
+    /// Lets the waiting chunks of a streamlet, of which the server misses others, go on in another epoch with the sequences that they have.
+    fn continue_in(&mut self, number: u32, epoch: ProducerEpoch) -> Vec<Sealed> {
+        let streamlet = &mut self.streamlets[number as usize];
+        (streamlet.epoch, streamlet.begins_behind) = (epoch, streamlet.misses.take());
+        let there = streamlet.take_before(streamlet.begins_behind.unwrap_or(0));
+        // Whatever is not there leaves no hole: the epoch may begin behind it.
+        streamlet.holes.clear();
+        let mut sealed = std::mem::take(&mut streamlet.sealed);
+        sealed.iter_mut().for_each(|chunk| self.number(chunk, chunk.sequence));
+        self.streamlets[number as usize].sealed = sealed;
+        there
+    }
+
+    /// Gives a chunk another sequence, or another epoch.
+    fn number(&self, chunk: &mut Sealed, sequence: u64) {
+        let bytes = std::mem::replace(&mut chunk.bytes, ChunkBytes::Own(Vec::new()));
+        chunk.bytes = ChunkBytes::Own(reseal(bytes, &self.target(chunk.streamlet, sequence)));
+        chunk.sequence = sequence;
     }
 
     /// Whether more than one chunk of a streamlet was taken and not put back or settled.
@@ -779,6 +868,10 @@ impl Buffer {
                 self.stats.duplicate_chunks += u64::from(delivered.duplicate);
                 let streamlet = &mut self.streamlets[chunk.streamlet as usize];
                 streamlet.settled_sequence = streamlet.settled_sequence.max(chunk.sequence + 1);
+                // What is there of an epoch is that it has begun. Of those that are found to be there already nothing follows.
+                if streamlet.begins_behind.is_some_and(|expected| chunk.sequence >= expected) {
+                    streamlet.begins_behind = None;
+                }
             }
             Err(error) => {
                 self.stats.failed_records += records;

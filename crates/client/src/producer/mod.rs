@@ -172,7 +172,7 @@ impl ProducerBuilder {
         }
         let hello = connection.hello();
         let request_bytes_max =
-            hello.frame_bytes_max as usize - FRAME_HEADER_BYTES - kera_protocol::write::WRITE_HEAD_BYTES;
+            hello.frame_bytes_max as usize - FRAME_HEADER_BYTES - kera_protocol::write::WRITE_FRONT_BYTES_MAX;
         let sender = SenderSettings {
             request_bytes: self.request_bytes.min(request_bytes_max),
             in_flight: self.in_flight.min((hello.in_flight_requests_max as usize).max(1)),

@@ -13,11 +13,13 @@
 //! One that is certainly not in the stream, because it was never sent or the server has refused it the first time, leaves a hole in the sequences of its
 //! streamlet. Nothing is sent then until everything under way is answered, and the chunks behind the hole get the sequences before theirs, unless one of
 //! them may be there. Of a chunk that may be there itself nobody knows. In both cases those behind it are sent as they are, and only if the server says
-//! that it misses something they go on from 0 in the producer's next epoch, in that streamlet alone. The same is done when the server has lost chunks
-//! that it had acknowledged.
+//! that it misses something they go on in the producer's next epoch, in that streamlet alone. The same is done when the server has lost chunks
+//! that it had acknowledged. The first chunk of that epoch says [what is there](kera_format::chunk::Continuation), for what was given up with a connection may come late.
 //!
 //! That a chunk comes too early says neither, as long as one in front of it is not answered: it waits, or is under way again. The answer to a request comes when its last
 //! chunk has one. So it may come after a chunk in front of one of its chunks was sent again, which the server had refused for a moment.
+
+mod repair;
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
@@ -28,19 +30,20 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kera_format::{LaneId, ProducerId, StreamletId};
-use kera_protocol::write::{WRITE_HEAD_BYTES, parse_results, write_head};
-use kera_protocol::{AllocateProducer, ChunkResult, GetStream, Op, Status, StreamInfo};
+use kera_protocol::write::{WRITE_FRONT_BYTES_MAX, parse_results, write_front};
+use kera_protocol::{ChunkResult, GetStream, Op, Status, StreamInfo};
 use kera_rpc::{Call, Connection, Frame, RpcError};
 use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use super::buffer::{Buffer, Sealed, Sequences, Taken};
+use super::buffer::{Buffer, Sealed, Taken};
 use super::report::{Delivered, DeliveryReport};
 use crate::backoff::Backoff;
 use crate::client::ended;
 use crate::placement::{HOME, NOBODY, Placement};
 use crate::{Client, ClientError};
+use repair::{Repair, settle_come};
 
 /// Chunks smaller than this are copied together, larger ones are written from where they are.
 const COPY_BYTES_MAX: usize = 4 << 10;
@@ -100,18 +103,6 @@ pub(super) struct SenderSettings {
     pub(super) refresh: Duration,
     /// `None`: chunks are not deduplicated.
     pub(super) producer_id: Option<ProducerId>,
-}
-
-/// What has to be done to the sequences before anything else is sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Repair {
-    None,
-    /// Close holes.
-    Renumber,
-    /// Start over with the producer's next epoch in the streamlets of which the server misses chunks.
-    Epoch,
-    /// Start over as another producer: the server does not know this one.
-    Identity,
 }
 
 struct InFlight {
@@ -204,6 +195,8 @@ pub(super) struct Sender {
     /// Nothing is repaired before.
     repair_at: Option<Instant>,
     repair_backoff: Backoff,
+    /// The link whose node is asked first: those before have not answered.
+    repair_from: usize,
     /// What went wrong last, for errors of chunks that are given up.
     last_error: String,
     spare: Spare,
@@ -221,6 +214,8 @@ struct Spare {
 enum Verdict {
     Done(Delivered),
     Again,
+    /// What continues an epoch said of what is there is not so: the chunks before this one are.
+    HasCome(u64),
     /// Another node owns its streamlet: perhaps this one, since this epoch.
     Elsewhere(u32, u32),
     Refused(Status),
@@ -256,11 +251,21 @@ impl Sender {
             repair: Repair::None,
             repair_at: None,
             repair_backoff: Backoff::default(),
+            repair_from: 0,
             last_error: "it was not sent yet".into(),
             spare: Spare::default(),
         };
+        sender.learn_version(0);
         sender.apply_owners();
         sender
+    }
+
+    /// There is a connection: what its node knows of is known.
+    fn learn_version(&self, at: usize) {
+        if let Some(connection) = &self.links[at].connection {
+            let version = connection.hello().common_version(Op::WriteChunks);
+            self.shared.buffer().set_old(at, version.is_some_and(|version| version < 2));
+        }
     }
 
     /// Runs until the producer is closed or fenced.
@@ -272,7 +277,11 @@ impl Sender {
             }
             let now = Instant::now();
             let until = match self.repair {
-                Repair::None => self.fill(now),
+                Repair::None => match self.fill(now) {
+                    // What had to be given up meanwhile: there may be nobody to wake the task for that.
+                    _ if self.repair != Repair::None => continue,
+                    until => until,
+                },
                 _ if !self.links.iter().all(|link| link.in_flight.is_empty()) => None,
                 _ => match self.repair_at.filter(|at| *at > now) {
                     Some(at) => Some(at),
@@ -343,20 +352,26 @@ impl Sender {
                 }
                 taken
             };
-            let Taken { mut chunks, expired, due_at, .. } = taken;
+            let Taken { mut chunks, expired, due_at, is_refused, .. } = taken;
             self.expire(expired, now);
+            if is_refused {
+                self.shared.buffer().begin_without(at);
+                self.require(Repair::Epoch);
+            }
             if chunks.is_empty() {
                 self.spare.chunks.push(chunks);
                 return due_at;
             }
             if self.repair != Repair::None {
-                // What expired has left a hole in front of these.
+                // What expired has left a hole in front of these, or some have to begin an epoch otherwise.
                 self.shared.buffer().put_back(chunks);
                 return None;
             }
             chunks.iter_mut().for_each(|chunk| chunk.attempts += 1);
             let timeout_ms = self.settings.request_timeout.as_millis() as u32 / 2;
-            let (parts, copied) = parts(&mut chunks, timeout_ms, self.spare.copied.pop().unwrap_or_default());
+            let version = connection.hello().common_version(Op::WriteChunks).unwrap_or(1);
+            let memory = self.spare.copied.pop().unwrap_or_default();
+            let (parts, copied) = parts(&mut chunks, version, timeout_ms, memory);
             let call = connection.send(Op::WriteChunks, parts);
             self.links[at].in_flight.push_back(InFlight { call, chunks, copied, sent_at: now });
         }
@@ -596,6 +611,7 @@ impl Sender {
             Event::Answer(at, answer) => self.answered(at, answer),
             Event::Connected(at, Ok(connection)) => {
                 self.links[at].connection = Some(connection);
+                self.learn_version(at);
                 self.shared.buffer().stats.reconnects += 1;
             }
             Event::Connected(at, Err(error)) => {
@@ -682,7 +698,8 @@ impl Sender {
             connection.close();
         }
         let mut buffer = self.shared.buffer();
-        for request in link.in_flight.drain(..) {
+        for mut request in link.in_flight.drain(..) {
+            request.chunks.iter_mut().for_each(|chunk| chunk.is_unanswered = true);
             buffer.put_back(request.chunks);
         }
         drop(buffer);
@@ -710,6 +727,13 @@ impl Sender {
                 Verdict::Again => {
                     chunk.was_early = result.status() == Some(Status::SequenceGap);
                     buffer.put_back([chunk]);
+                    continue;
+                }
+                Verdict::HasCome(expected) => {
+                    let streamlet = chunk.streamlet;
+                    buffer.put_back([chunk]);
+                    let come = buffer.has_come(streamlet, expected);
+                    reports.extend(settle_come(&mut buffer, come, now));
                     continue;
                 }
                 Verdict::Elsewhere(node, epoch) => {
@@ -772,29 +796,7 @@ impl Sender {
             Status::Ok => Verdict::Done(delivered((result.base_ordinal != u64::MAX).then_some(result.base_ordinal))),
             Status::SequenceTooOld => Verdict::Done(Delivered { duplicate: true, lane: LaneId(0), ..delivered(None) }),
             Status::StaleEpoch => Verdict::Fenced(result.base_ordinal),
-            Status::SequenceGap => {
-                let expected = result.base_ordinal;
-                let has_hole = buffer.has_hole(chunk.streamlet, expected..chunk.sequence);
-                // Otherwise the server misses chunks that it has acknowledged, or that were given up: it has lost them, or the producer.
-                if !has_hole && !self.is_behind(at, chunk, buffer) && self.settings.producer_id.is_some() {
-                    self.last_error = format!("{status}: sequence {expected} was expected");
-                    let forgotten = buffer.misses(chunk.streamlet, expected);
-                    let (streamlet, sequence) = (chunk.streamlet, chunk.sequence);
-                    if forgotten > 0 {
-                        tracing::warn!(
-                            streamlet,
-                            sequence,
-                            expected,
-                            forgotten,
-                            "the server has forgotten acknowledged chunks; the producer goes on with its next epoch"
-                        );
-                    } else {
-                        tracing::debug!(streamlet, sequence, expected, "chunks that were given up are not there");
-                    }
-                    self.require(Repair::Epoch);
-                }
-                Verdict::Again
-            }
+            Status::SequenceGap => self.gap(at, chunk, result.base_ordinal, buffer),
             Status::UnknownProducer => {
                 self.require(Repair::Identity);
                 Verdict::Again
@@ -814,15 +816,6 @@ impl Sender {
             }
             status => Verdict::Refused(status),
         }
-    }
-
-    /// Whether a chunk of the same streamlet with a lower sequence waits to be sent again, or is under way again.
-    fn is_behind(&self, at: usize, chunk: &Sealed, buffer: &Buffer) -> bool {
-        let waiting = buffer.first_waiting_sequence(chunk.streamlet);
-        let is_before = |other: &Sealed| other.streamlet == chunk.streamlet && other.sequence < chunk.sequence;
-        waiting.is_some_and(|sequence| sequence < chunk.sequence)
-            || buffer.has_more_under_way(chunk.streamlet)
-                && self.links[at].in_flight.iter().any(|request| request.chunks.iter().any(is_before))
     }
 
     /// What has to be done before those behind a chunk that is given up are sent.
@@ -854,55 +847,6 @@ impl Sender {
         self.shared.tell(&reports);
     }
 
-    fn require(&mut self, repair: Repair) {
-        if self.settings.producer_id.is_some() {
-            self.repair = self.repair.max(repair);
-        }
-    }
-
-    /// Nothing is under way: gives the chunks that wait the sequences with which they can go on.
-    async fn repair(&mut self, now: Instant) {
-        let expired = self.shared.buffer().take_expired(now);
-        self.expire(expired, now);
-        if self.repair == Repair::Renumber {
-            self.shared.buffer().renumber(Sequences::Same);
-            self.repair = Repair::None;
-            return;
-        }
-        let producer_id = self.settings.producer_id.filter(|_| self.repair != Repair::Identity);
-        let connected = self.links.iter().find_map(|link| link.connection.clone().filter(|known| !known.is_closed()));
-        let connection = match connected {
-            Some(connection) => Ok(connection),
-            None => self.client.dedicated().await,
-        };
-        let allocated = match &connection {
-            Ok(connection) => connection.call(&AllocateProducer { producer_id }).await,
-            Err(error) => Err(error.clone()),
-        };
-        if let (Ok(connection), true) = (connection, self.links[0].connection.is_none()) {
-            self.links[0].connection = self.owners.placement.is_alone().then_some(connection);
-        }
-        match allocated {
-            Ok(allocated) => {
-                // An id whose epochs are used up is followed by another one.
-                let is_same = self.settings.producer_id.replace(allocated.producer_id) == Some(allocated.producer_id);
-                let epoch = allocated.producer_epoch;
-                let sequences = match self.repair {
-                    Repair::Epoch if is_same => Sequences::Misses(epoch),
-                    _ => Sequences::All(allocated.producer_id, epoch),
-                };
-                self.shared.buffer().renumber(sequences);
-                self.repair = Repair::None;
-                self.repair_backoff.reset();
-            }
-            Err(RpcError::Status { status: Status::UnknownProducer, .. }) => self.repair = Repair::Identity,
-            Err(error) => {
-                self.last_error = error.to_string();
-                self.repair_at = Some(Instant::now() + self.repair_backoff.next(error.retry_after()));
-            }
-        }
-    }
-
     /// Gives everything up.
     fn end(mut self, error: ClientError) {
         let mut requests = Vec::new();
@@ -929,19 +873,20 @@ impl Sender {
     }
 }
 
-/// The body of a request: its head and small chunks copied together, large ones as they are. The first copies go to
+/// The body of a request: its front and small chunks copied together, large ones as they are. The first copies go to
 /// `memory`, which comes back as well.
-fn parts(chunks: &mut [Sealed], timeout_ms: u32, mut memory: Vec<u8>) -> (Vec<Bytes>, Bytes) {
+fn parts(chunks: &mut [Sealed], version: u8, timeout_ms: u32, mut memory: Vec<u8>) -> (Vec<Bytes>, Bytes) {
     let is_small = |chunk: &Sealed| chunk.bytes.len() < COPY_BYTES_MAX;
     let small_bytes: usize = chunks.iter().filter(|c| is_small(c)).map(|c| c.bytes.len()).sum();
     let mut parts = Vec::with_capacity(2 + chunks.len() - chunks.iter().filter(|c| is_small(c)).count());
     memory.clear();
-    memory.reserve(WRITE_HEAD_BYTES + small_bytes);
-    memory.extend_from_slice(&write_head(chunks.len() as u32, timeout_ms));
-    let mut start = 0;
+    memory.reserve(WRITE_FRONT_BYTES_MAX + small_bytes);
+    let continued = |(index, chunk): (usize, &Sealed)| chunk.continues.map(|continues| (index as u32, continues));
+    let continuations: Vec<_> = chunks.iter().enumerate().filter_map(continued).collect();
+    write_front(version, chunks.len() as u32, timeout_ms, &continuations, &mut memory);
+    let (mut start, mut end) = (0, memory.len());
     chunks.iter().filter(|c| is_small(c)).for_each(|c| memory.extend_from_slice(&c.bytes));
     let copied = Bytes::from(memory);
-    let mut end = WRITE_HEAD_BYTES;
     for chunk in chunks {
         if is_small(chunk) {
             end += chunk.bytes.len();

@@ -15,10 +15,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kera_client::{Client, ClientBuilder};
+use kera_format::chunk::Continuation;
 use kera_format::{
     BrokerPart, ChunkView, Cursor, GroupId, LaneId, Records, SegmentIndex, StreamId, StreamOptions, StreamletId,
 };
-use kera_protocol::{ChunkResult, HelloResponse, Op, Start, Status, StreamInfo};
+use kera_protocol::{ChunkResult, HelloResponse, Op, Start, Status, StreamInfo, WriteChunksView};
 use kera_rpc::{Peer, RunningServer, Server, ServerConfig, Session, SessionWaker};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -148,8 +149,16 @@ pub struct State {
     pub forgot: bool,
     /// Of writes without a fault: each chunk is treated by chance, and answers are late.
     pub mood: Option<Mood>,
+    /// With a mood: connections fall silent. What came by them is not lost, but comes when nobody reckons with it any more.
+    pub lingers: bool,
+    /// Requests of silent connections that are still to come, of each in their order.
+    pub lingering: Vec<VecDeque<(u8, Vec<u8>)>>,
+    /// Chunks that were appended so.
+    pub lingered: u64,
     /// Requests at which the connection breaks without an answer, once for each.
     pub breaks: Vec<Op>,
+    /// Requests that are not answered, once for each.
+    pub mutes: Vec<Op>,
     /// So many more times the stream is not known.
     pub unheard: u32,
     /// Chunks of each write request that came in, as streamlet and sequence.
@@ -214,7 +223,7 @@ impl Fake {
 
 impl State {
     /// Appends a chunk as a broker does, recognising retries.
-    pub fn append(&mut self, chunk: &ChunkView<'_>) -> ChunkResult {
+    pub fn append(&mut self, chunk: &ChunkView<'_>, continues: Option<Continuation>) -> ChunkResult {
         let header = *chunk.header();
         if header.stream != self.info.id {
             return ChunkResult::failed(Status::UnknownStream, 0);
@@ -231,7 +240,14 @@ impl State {
             if epoch < known.0 {
                 return ChunkResult::failed(Status::StaleEpoch, known.0.into());
             }
-            if epoch > known.0 {
+            let is_known = known.1 > 0;
+            if let Some(continues) = continues.filter(|_| epoch > known.0 || !is_known) {
+                let there = if known.0 >= continues.since.0 { known.1 } else { 0 };
+                if there != continues.expected {
+                    return ChunkResult::failed(Status::SequenceGap, there);
+                }
+                *known = (epoch, header.sequence, VecDeque::new());
+            } else if epoch > known.0 {
                 *known = (epoch, 0, VecDeque::new());
             }
             if header.sequence > known.1 {
@@ -268,6 +284,22 @@ impl State {
         ChunkResult { status: 0, duplicate: false, lane, cursor, base_ordinal }
     }
 
+    /// Treats the next request of a silent connection. There is nobody who could be told what became of it. Whether there was one.
+    pub fn append_lingering(&mut self, at: usize) -> bool {
+        let Some((version, body)) = self.lingering.get_mut(at).and_then(VecDeque::pop_front) else { return false };
+        let before = self.chunk_count();
+        let view = WriteChunksView::parse(version, &body).unwrap();
+        for (chunk, index) in view.chunks().zip(0..) {
+            let _ = self.append(&chunk.unwrap(), view.continuation(index));
+        }
+        self.lingered += self.chunk_count() - before;
+        true
+    }
+
+    pub fn chunk_count(&self) -> u64 {
+        self.logs.values().map(|log| log.chunks.len() as u64).sum()
+    }
+
     pub fn forget_producers(&mut self, of: Option<u32>) {
         let logs = self.logs.iter_mut().filter(|((streamlet, _), _)| of.is_none_or(|of| of == *streamlet));
         logs.for_each(|(_, log)| log.producers.clear());
@@ -278,6 +310,8 @@ impl State {
 pub struct FakeServer {
     pub fake: Arc<Fake>,
     pub address: SocketAddr,
+    /// It is of an earlier version, that knows of no continuations.
+    pub is_old: bool,
     server: Option<RunningServer>,
 }
 
@@ -291,7 +325,11 @@ impl FakeServer {
             faults: VecDeque::new(),
             forgot: false,
             mood: None,
+            lingers: false,
+            lingering: Vec::new(),
+            lingered: 0,
             breaks: Vec::new(),
+            mutes: Vec::new(),
             unheard: 0,
             requests: Vec::new(),
             epochs: HashMap::new(),
@@ -309,6 +347,7 @@ impl FakeServer {
         let mut server = FakeServer {
             fake: Arc::new(Fake { state: Mutex::new(state), clock: Arc::new(kera_env::SystemClock::new()) }),
             address: ([127, 0, 0, 1], 0).into(),
+            is_old: false,
             server: None,
         };
         server.restart();
@@ -324,12 +363,16 @@ impl FakeServer {
     /// Serves what is there, at the same address as before.
     pub fn restart(&mut self) {
         self.crash();
+        let mut ops = HelloResponse::ops_spoken();
+        for op in ops.iter_mut().filter(|op| self.is_old && op.op == Op::WriteChunks as u16) {
+            op.version_max = 1;
+        }
         let hello = HelloResponse {
             server_name: "fake".into(),
             server_version: "1".into(),
             node_id: [1; 16],
             node_epoch: 1,
-            ops: HelloResponse::ops_spoken(),
+            ops,
             frame_bytes_max: 8 << 20,
             chunk_bytes_max: 4 << 20,
             in_flight_bytes_max: 64 << 20,
@@ -375,7 +418,7 @@ impl FakeServer {
         let _ = lanes;
         let view = ChunkView::parse(&chunk).unwrap();
         let result = if producer.is_multiple_of(lanes) {
-            state.append(&view)
+            state.append(&view, None)
         } else {
             let sealed = kera_format::chunk::ChunkTarget {
                 producer_id: kera_format::ProducerId(producer),
@@ -397,7 +440,7 @@ impl FakeServer {
                 header.max_timestamp_ms,
             )
             .unwrap();
-            state.append(&ChunkView::parse(&chunk).unwrap())
+            state.append(&ChunkView::parse(&chunk).unwrap(), None)
         };
         assert_eq!(result.status, 0);
         drop(state);

@@ -22,6 +22,8 @@ pub struct FakeSession {
     next_groups: Vec<(FrameHeader, kera_protocol::NextGroups, u64)>,
     /// Answers to writes that are late, in their order, and when they come.
     late: VecDeque<(u64, FrameHeader, Vec<ChunkResult>)>,
+    /// It answers nothing any more; which of the lingering ones it is.
+    silent: Option<usize>,
     clock: Arc<kera_env::SystemClock>,
 }
 
@@ -36,7 +38,15 @@ impl FakeSession {
     pub fn new(fake: Arc<Fake>) -> FakeSession {
         let clock = Arc::clone(&fake.clock);
         let late = VecDeque::new();
-        FakeSession { fake, subscriptions: Vec::new(), polls: Vec::new(), next_groups: Vec::new(), late, clock }
+        FakeSession {
+            fake,
+            subscriptions: Vec::new(),
+            polls: Vec::new(),
+            next_groups: Vec::new(),
+            late,
+            silent: None,
+            clock,
+        }
     }
 
     fn write(&mut self, header: &FrameHeader, body: &[u8], out: &mut Outbox) -> Flow {
@@ -45,8 +55,11 @@ impl FakeSession {
         if state.hold_writes {
             return Flow::Blocked;
         }
+        if self.lingers(&mut state, header.version, body) {
+            return Flow::Done;
+        }
         let fault = state.faults.pop_front().unwrap_or(Fault::Pass);
-        let view = WriteChunksView::parse(1, body).unwrap();
+        let view = WriteChunksView::parse(header.version, body).unwrap();
         let chunks: Vec<_> = view.chunks().map(|chunk| chunk.unwrap()).collect();
         state.requests.push(chunks.iter().map(|c| (c.header().streamlet.0, c.header().sequence)).collect());
         match fault {
@@ -61,7 +74,9 @@ impl FakeSession {
             _ => {}
         }
         let mut mood = state.mood.take();
-        if mood.as_mut().is_some_and(|mood| mood.once_in(60)) {
+        // As long as connections fall silent the rest is to be well enough for much to be sent.
+        let (chunks_fail, breaks) = if state.lingers { (25, 200) } else { (6, 60) };
+        if mood.as_mut().is_some_and(|mood| mood.once_in(breaks)) {
             state.mood = mood;
             return Flow::Close("a mood".into());
         }
@@ -69,15 +84,23 @@ impl FakeSession {
         for (i, chunk) in chunks.iter().enumerate() {
             results.push(match fault {
                 Fault::FirstChunk(status) if i == 0 => ChunkResult::failed(status, 0),
-                _ if mood.as_mut().is_some_and(|mood| mood.once_in(6)) => ChunkResult::failed(Status::ArenaFull, 0),
-                _ => state.append(chunk),
+                _ if mood.as_mut().is_some_and(|mood| mood.once_in(chunks_fail)) => {
+                    ChunkResult::failed(Status::ArenaFull, 0)
+                }
+                _ => state.append(chunk, view.continuation(i as u32)),
             });
             // It is there, but its copies are late.
-            if mood.as_mut().is_some_and(|mood| mood.once_in(6)) && results[i].status == 0 {
+            if mood.as_mut().is_some_and(|mood| mood.once_in(chunks_fail)) && results[i].status == 0 {
                 results[i] = ChunkResult::failed(Status::Timeout, 0);
             }
         }
-        let breaks = mood.as_mut().is_some_and(|mood| mood.once_in(60));
+        let breaks = mood.as_mut().is_some_and(|mood| mood.once_in(breaks));
+        // The worst moment: somebody has just been told that something is missing.
+        let is_gap = results.iter().any(|result| result.status() == Some(Status::SequenceGap));
+        if state.lingers && is_gap && mood.as_mut().is_some_and(|mood| mood.once_in(2)) {
+            let last = state.lingering.len().wrapping_sub(1);
+            while state.append_lingering(last) {}
+        }
         let late_us = mood.as_mut().map(|mood| mood.below(4) * mood.below(2_000));
         state.mood = mood;
         drop(state);
@@ -94,6 +117,26 @@ impl FakeSession {
         }
         self.tell_late(out);
         Flow::Done
+    }
+
+    /// Whether a request is put aside, because the connection is silent. Otherwise one that was may be treated now, in front of this one.
+    fn lingers(&mut self, state: &mut State, version: u8, body: &[u8]) -> bool {
+        if !state.lingers {
+            return false;
+        }
+        let Some(mut mood) = state.mood.take() else { return false };
+        if self.silent.is_none() && mood.once_in(30) {
+            self.silent = Some(state.lingering.len());
+            state.lingering.push(VecDeque::new());
+        }
+        if let Some(at) = self.silent {
+            state.lingering[at].push_back((version, body.to_vec()));
+        } else if mood.once_in(2) && !state.lingering.is_empty() {
+            let at = mood.below(state.lingering.len() as u64) as usize;
+            state.append_lingering(at);
+        }
+        state.mood = Some(mood);
+        self.silent.is_some()
     }
 
     fn tell_late(&mut self, out: &mut Outbox) {
@@ -279,6 +322,10 @@ impl Session for FakeSession {
         if let Some(at) = state.breaks.iter().position(|breaks| *breaks == op) {
             state.breaks.remove(at);
             return Flow::Close("a fault".into());
+        }
+        if let Some(at) = state.mutes.iter().position(|mutes| *mutes == op) {
+            state.mutes.remove(at);
+            return Flow::Done;
         }
         let flow = match op {
             Op::GetStream => {

@@ -6,6 +6,7 @@ pub mod application;
 pub mod cluster;
 pub mod node;
 pub mod replication;
+pub mod write;
 
 /// Frozen structs are bodies of their own for tests and for what is written down of them.
 macro_rules! bodies {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kera_format::checksum::crc32c;
-use kera_format::chunk::ChunkTarget;
+use kera_format::chunk::{ChunkTarget, Continuation};
 use kera_format::cluster::RaftPlace;
 use kera_format::ids::*;
 use kera_format::raft::{LogEntry, Payload};
@@ -15,6 +15,7 @@ use kera_protocol::first::application::JoinApplicationV1;
 use kera_protocol::first::cluster::{ClusterDescriptionV1, JoinClusterV1, NodeAliveV1, StreamletsRebuiltV1};
 use kera_protocol::first::node::CopiesDescriptionV1;
 use kera_protocol::first::replication::LaneStateListV1;
+use kera_protocol::first::write::WriteChunksV1;
 use kera_protocol::groups::{LeasedGroup, SegmentPlace};
 use kera_protocol::placement::{ChunkMark, KeptGroup, LaneState, Memory, ProducerState};
 use kera_protocol::read::{ANSWER_MORE, ENTRY_FOLLOW_GROUPS};
@@ -378,7 +379,12 @@ examples! {
     FindOwners => FindOwners { streams: vec![STREAM.into()], after: Some((STREAM, StreamletId(1))), limit: 100 };
     Owners => owners();
     StreamletState => streamlet_state();
-    WriteChunks => WriteChunks { timeout_ms: 30_000, chunk_count: 1, chunks: Bytes::from(sent_chunk()) };
+    WriteChunks => WriteChunks {
+        timeout_ms: 30_000,
+        chunk_count: 1,
+        continuations: vec![(0, Continuation { since: ProducerEpoch(1), expected: 15 })],
+        chunks: Bytes::from(sent_chunk()),
+    };
     WriteChunksResponse => WriteChunksResponse { results: vec![ChunkResult {
         status: 0,
         duplicate: false,
@@ -569,6 +575,7 @@ examples! {
         member: 0,
         ..JoinApplicationV1::from(&JoinApplication::example())
     };
+    WriteChunksV1 => WriteChunksV1::from(&WriteChunks::example());
     JoinClusterV1 => JoinClusterV1::from(&JoinCluster::example());
     NodeAliveV1 => NodeAliveV1::from(&NodeAlive::example());
     CopiesDescriptionV1 => CopiesDescriptionV1::from(&CopiesDescription::example());

@@ -197,7 +197,8 @@ impl Producer {
             return;
         }
         let (timeout_ms, chunk_count) = (self.timeout_ms, chosen.len() as u32);
-        let correlation = around.send(node, &WriteChunks { timeout_ms, chunk_count, chunks: bytes.into() });
+        let correlation = around
+            .send(node, &WriteChunks { timeout_ms, chunk_count, continuations: Vec::new(), chunks: bytes.into() });
         for (at, sequence) in &chosen {
             self.chunk(*at, *sequence).expect("it was chosen just now").with = Some(correlation);
         }

@@ -1,0 +1,163 @@
+//! What is done when numbers have holes: closing them, going on in another epoch, or as another producer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use kera_format::{LaneId, ProducerId, StreamletId};
+use kera_protocol::{AllocateProducer, AllocatedProducer, Status};
+use kera_rpc::RpcError;
+use tokio::time::Instant;
+
+use super::super::buffer::{Buffer, Sealed, Sequences};
+use super::super::report::{Delivered, DeliveryReport};
+use super::{Link, Sender, Verdict};
+
+/// How long a node may take to say which epoch is next, before another one is asked.
+const REPAIR_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What has to be done to the sequences before anything else is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Repair {
+    None,
+    /// Close holes.
+    Renumber,
+    /// Start over with the producer's next epoch in the streamlets of which the server misses chunks.
+    Epoch,
+    /// Start over as another producer: the server does not know this one.
+    Identity,
+}
+
+impl Sender {
+    /// A chunk came too early, as the server says: it expects another one.
+    pub(super) fn gap(&mut self, at: usize, chunk: &Sealed, expected: u64, buffer: &mut Buffer) -> Verdict {
+        let (streamlet, sequence) = (chunk.streamlet, chunk.sequence);
+        if let Some(continues) = chunk.continues {
+            self.last_error = format!("{}: sequence {expected} was expected", Status::SequenceGap);
+            tracing::debug!(streamlet, ?continues, expected, "something has come since, or was forgotten");
+            if continues.expected == expected && self.links[at].not_before.is_none() {
+                // No server says so; one that does is not asked without end.
+                self.links[at].back_off(None);
+            }
+            return Verdict::HasCome(expected);
+        }
+        let has_hole = buffer.has_hole(streamlet, expected..sequence);
+        // Otherwise the server misses chunks that it has acknowledged, or that were given up: it has lost them, or the producer.
+        if !has_hole && !self.is_behind(at, chunk, buffer) && self.settings.producer_id.is_some() {
+            self.last_error = format!("{}: sequence {expected} was expected", Status::SequenceGap);
+            let forgotten = buffer.misses(streamlet, expected);
+            if forgotten > 0 {
+                tracing::warn!(
+                    streamlet,
+                    sequence,
+                    expected,
+                    forgotten,
+                    "the server has forgotten acknowledged chunks; the producer goes on with its next epoch"
+                );
+            } else {
+                tracing::debug!(streamlet, sequence, expected, "chunks that were given up are not there");
+            }
+            self.require(Repair::Epoch);
+        }
+        Verdict::Again
+    }
+
+    /// Whether a chunk of the same streamlet with a lower sequence waits to be sent again, or is under way again.
+    fn is_behind(&self, at: usize, chunk: &Sealed, buffer: &Buffer) -> bool {
+        let waiting = buffer.first_waiting_sequence(chunk.streamlet);
+        let is_before = |other: &Sealed| other.streamlet == chunk.streamlet && other.sequence < chunk.sequence;
+        waiting.is_some_and(|sequence| sequence < chunk.sequence)
+            || buffer.has_more_under_way(chunk.streamlet)
+                && self.links[at].in_flight.iter().any(|request| request.chunks.iter().any(is_before))
+    }
+
+    pub(super) fn require(&mut self, repair: Repair) {
+        if self.settings.producer_id.is_some() {
+            self.repair = self.repair.max(repair);
+        }
+    }
+
+    /// Nothing is under way: gives the chunks that wait the sequences with which they can go on.
+    pub(super) async fn repair(&mut self, now: Instant) {
+        let expired = self.shared.buffer().take_expired(now);
+        self.expire(expired, now);
+        if self.repair == Repair::Renumber {
+            self.renumber(Sequences::Same, now);
+            self.repair = Repair::None;
+            return;
+        }
+        let producer_id = self.settings.producer_id.filter(|_| self.repair != Repair::Identity);
+        match self.allocate(producer_id).await {
+            Ok(allocated) => {
+                // An id whose epochs are used up is followed by another one.
+                let is_same = self.settings.producer_id.replace(allocated.producer_id) == Some(allocated.producer_id);
+                let epoch = allocated.producer_epoch;
+                let sequences = match self.repair {
+                    Repair::Epoch if is_same => Sequences::Misses(epoch),
+                    _ => Sequences::All(allocated.producer_id, epoch),
+                };
+                self.renumber(sequences, now);
+                self.repair = Repair::None;
+                self.repair_backoff.reset();
+            }
+            Err(RpcError::Status { status: Status::UnknownProducer, .. }) => self.repair = Repair::Identity,
+            Err(error) => {
+                self.last_error = error.to_string();
+                self.repair_at = Some(Instant::now() + self.repair_backoff.next(error.retry_after()));
+            }
+        }
+    }
+
+    /// Asks for the producer's next epoch, or for another one, one node after the other: none for long, for as long as it is asked nothing is sent and nothing given up.
+    async fn allocate(&mut self, producer_id: Option<ProducerId>) -> Result<AllocatedProducer, RpcError> {
+        let open = |link: &Link| link.connection.clone().filter(|known| !known.is_closed());
+        let mut links = self.links.iter().enumerate().skip(self.repair_from);
+        let connected = links.find_map(|(at, link)| Some((at, open(link)?)));
+        let at = connected.as_ref().map(|(at, _)| *at);
+        let asked = async {
+            let connection = match connected {
+                Some((_, connection)) => connection,
+                None => self.client.dedicated().await?,
+            };
+            let allocated = connection.call(&AllocateProducer { producer_id }).await;
+            Ok((connection, allocated))
+        };
+        match tokio::time::timeout(REPAIR_TIMEOUT, asked).await {
+            Ok(Ok((connection, allocated))) => {
+                if self.links[0].connection.is_none() && self.owners.placement.is_alone() {
+                    self.links[0].connection = Some(connection);
+                    self.learn_version(0);
+                }
+                allocated
+            }
+            Ok(Err(error)) => {
+                self.repair_from = 0;
+                Err(error)
+            }
+            Err(_) => {
+                self.repair_from = at.map_or(0, |at| at + 1);
+                let address = at.map_or("any node".into(), |at| format!("node {}", self.links[at].node));
+                Err(RpcError::Timeout { address, after: REPAIR_TIMEOUT })
+            }
+        }
+    }
+
+    /// Gives what waits other sequences, or another epoch.
+    fn renumber(&mut self, sequences: Sequences, now: Instant) {
+        let shared = Arc::clone(&self.shared);
+        let mut buffer = shared.buffer();
+        let there = buffer.renumber(sequences);
+        let reports = settle_come(&mut buffer, there, now);
+        drop(buffer);
+        self.shared.tell(&reports);
+    }
+}
+
+/// Settles chunks of which the server has said that they are there, though no answer to them came.
+pub(super) fn settle_come(buffer: &mut Buffer, chunks: Vec<Sealed>, now: Instant) -> Vec<DeliveryReport> {
+    let settle = |chunk: Sealed| {
+        let streamlet = StreamletId(chunk.streamlet);
+        let there = Delivered { streamlet, lane: LaneId(0), base_ordinal: None, duplicate: true };
+        buffer.settle(chunk, Ok(there), now, true)
+    };
+    chunks.into_iter().map(settle).collect()
+}
