@@ -7,8 +7,9 @@ use kera_format::catalog::Entry;
 use kera_format::{ProducerEpoch, ProducerId, ReplicationMode, StreamOptions, level};
 use kera_protocol::limits::FLOORS_MAX;
 use kera_protocol::{
-    AllocateProducer, AllocatedProducer, AlterStream, Body, CreateStream, DeleteStream, LaneFloor, ListStreams,
-    Message, Op, SetFloors, StreamChanges, StreamInfo, StreamList, StreamRef,
+    AllocateProducer, AllocatedProducer, AlterStream, Body, CreateStream, DeleteStream, DescribeMoves, LaneFloor,
+    ListStreams, Message, MoveInfo, MoveStreamlet, MovesDescription, Op, SetFloors, StreamChanges, StreamInfo,
+    StreamList, StreamRef,
 };
 use parking_lot::{Mutex, RwLock};
 
@@ -107,6 +108,12 @@ fn check_level(cluster: &dyn ClusterLog, mode: Option<ReplicationMode>) -> Resul
     Err(CoordinatorError::Refused(Refused(reason)))
 }
 
+fn alone() -> CoordinatorError {
+    let reason = "this node is alone, in no cluster: there is no other node to move anything to or from; \
+                  docs/operations.md says how to start several";
+    CoordinatorError::Refused(Refused(reason.into()))
+}
+
 impl Coordinator {
     /// Opens the catalog in the directory `catalog` of `disk`, or starts an empty one. Blocks while it reads.
     pub fn open(
@@ -173,13 +180,24 @@ impl Coordinator {
         Ok(M::Response::decode(version, &cluster.request(M::OP, version, &body, system)?)?)
     }
 
+    /// Begins to move a streamlet to a node, unless it is there. Blocks until the leader of the coordinators has it in their log.
+    ///
+    /// # Errors
+    /// A node that is alone, no leader, or the leader's refusal: the node is not live, or the streamlet cannot be moved now.
+    pub fn move_streamlet(&self, message: &MoveStreamlet) -> Result<MoveInfo, CoordinatorError> {
+        Coordinator::ask(self.cluster.as_deref().ok_or_else(alone)?, message, false)
+    }
+
+    /// Which streamlets move. Blocks until the leader of the coordinators has answered.
+    ///
+    /// # Errors
+    /// A node that is alone, or no leader.
+    pub fn moves(&self, message: &DescribeMoves) -> Result<MovesDescription, CoordinatorError> {
+        Coordinator::ask(self.cluster.as_deref().ok_or_else(alone)?, message, false)
+    }
+
     /// Has the leader of the cluster answer a request, as it came. A node that is alone has nobody to ask.
     pub(crate) fn ask_cluster(&self, op: Op, version: u8, body: &[u8]) -> Result<Vec<u8>, CoordinatorError> {
-        let alone = || {
-            let reason = "this node is alone, in no cluster: there is no other node to move anything to or from; \
-                          docs/operations.md says how to start several";
-            CoordinatorError::Refused(Refused(reason.into()))
-        };
         self.cluster.as_ref().ok_or_else(alone)?.request(op, version, body, false)
     }
 

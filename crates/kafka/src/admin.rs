@@ -28,6 +28,7 @@ use crate::cluster;
 use crate::config_words::documentation;
 use crate::configs::{self, Described, Type};
 use crate::door::{After, Command, Door, may_be_topic, partitions_of};
+use crate::reassignments;
 use crate::session::{Request, decode, encode};
 use crate::wire::Malformed;
 
@@ -50,7 +51,7 @@ const SUBTRACT: i8 = 3;
 /// The id, and the epoch, of who is no producer yet.
 const NO_PRODUCER: i64 = -1;
 
-type Refusal = (ResponseError, String);
+pub(crate) type Refusal = (ResponseError, String);
 
 fn text(text: impl Into<String>) -> StrBytes {
     StrBytes::from_string(text.into())
@@ -74,10 +75,6 @@ pub(crate) fn answer(door: &Door, request: &Request, body: &[u8]) -> Result<Vec<
         ApiKey::DescribeQuorum => {
             encode(request, &cluster::describe_quorum(door, request.version, decode(request, body)?))
         }
-        ApiKey::AlterPartitionReassignments => {
-            encode(request, &cluster::alter_reassignments(door, decode(request, body)?))
-        }
-        ApiKey::ListPartitionReassignments => encode(request, &cluster::list_reassignments(decode(request, body)?)),
         ApiKey::ListConfigResources => {
             encode(request, &cluster::list_config_resources(door, request.version, decode(request, body)?))
         }
@@ -114,6 +111,14 @@ pub(crate) fn command(door: &Door, request: &Request, body: &[u8]) -> Result<Opt
         ApiKey::CreatePartitions => {
             let asked: CreatePartitionsRequest = decode(&request, body)?;
             run(request, move |door| create_partitions(door, &asked))
+        }
+        ApiKey::AlterPartitionReassignments => {
+            let asked: AlterPartitionReassignmentsRequest = decode(&request, body)?;
+            run(request, move |door| reassignments::alter(door, asked))
+        }
+        ApiKey::ListPartitionReassignments => {
+            let asked: ListPartitionReassignmentsRequest = decode(&request, body)?;
+            run(request, move |door| reassignments::list(door, &asked))
         }
         ApiKey::AlterConfigs => {
             let asked: AlterConfigsRequest = decode(&request, body)?;
@@ -161,7 +166,7 @@ fn run_after<R: Encodable + 'static>(
     })
 }
 
-fn refusal(error: &CoordinatorError) -> Refusal {
+pub(crate) fn refusal(error: &CoordinatorError) -> Refusal {
     let code = match error {
         CoordinatorError::StreamExists { .. } => ResponseError::TopicAlreadyExists,
         CoordinatorError::NoSuchStream { .. } => ResponseError::UnknownTopicOrPartition,
@@ -186,7 +191,7 @@ fn refusal(error: &CoordinatorError) -> Refusal {
 }
 
 /// What was done as answers tell it: the error's code, 0 for none, and a sentence.
-fn told(done: Result<(), Refusal>) -> (i16, Option<StrBytes>) {
+pub(crate) fn told(done: Result<(), Refusal>) -> (i16, Option<StrBytes>) {
     match done {
         Ok(()) => (0, None),
         Err((error, why)) => (error.code(), Some(text(why))),
@@ -546,6 +551,15 @@ fn alter_configs(door: &Door, asked: AlterConfigsRequest) -> AlterConfigsRespons
 fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest) -> IncrementalAlterConfigsResponse {
     let validate_only = asked.validate_only;
     let responses = asked.resources.into_iter().map(|resource| {
+        let names = resource.configs.iter().map(|one| &*one.name);
+        if resource.resource_type == BROKER && reassignments::are_limits(names) {
+            let (error, why) = told(reassignments::limit(door, &resource.resource_name));
+            return AlteredOne::default()
+                .with_resource_type(resource.resource_type)
+                .with_resource_name(resource.resource_name)
+                .with_error_code(error)
+                .with_error_message(why);
+        }
         let done = alter(door, resource.resource_type, &resource.resource_name, validate_only, |options| {
             resource.configs.iter().try_for_each(|one| match one.config_operation {
                 SET => configs::set(options, &one.name, one.value.as_deref()),

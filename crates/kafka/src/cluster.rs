@@ -1,12 +1,8 @@
-//! Requests about the cluster: who leads, who votes, what moves. Tools and consoles ask; there is little to tell.
+//! Requests about the cluster: who leads, who votes. Tools and consoles ask; there is little to tell.
 //!
 //! Answered from memory, on the I/O thread of the connection.
 
 use kafka_protocol::ResponseError;
-use kafka_protocol::messages::alter_partition_reassignments_request::ReassignablePartition;
-use kafka_protocol::messages::alter_partition_reassignments_response::{
-    ReassignablePartitionResponse, ReassignableTopicResponse,
-};
 use kafka_protocol::messages::alter_replica_log_dirs_response::{
     AlterReplicaLogDirPartitionResult, AlterReplicaLogDirTopicResult,
 };
@@ -48,7 +44,7 @@ pub(crate) fn elect_leaders(door: &Door, asked: ElectLeadersRequest) -> ElectLea
     let missing = match asked.election_type {
         PREFERRED => (ResponseError::PreferredLeaderNotAvailable, "nobody leads the partition at present"),
         UNCLEAN => (ResponseError::EligibleLeadersNotAvailable, "no live node has all that was acknowledged"),
-        _ => return ElectLeadersResponse::default().with_error_code(ResponseError::InvalidRequest.code()),
+        _ => return no_such_election(asked),
     };
     let is_led = |info: &StreamInfo, partition: i32| door.leader_of(info, partition).0 >= 0;
     let result = |partition: i32, (error, why): (ResponseError, &'static str)| {
@@ -84,6 +80,29 @@ pub(crate) fn elect_leaders(door: &Door, asked: ElectLeadersRequest) -> ElectLea
         of_topic(one.topic, results)
     });
     ElectLeadersResponse::default().with_replica_election_results(topics.collect())
+}
+
+/// There is no such kind of election, which each partition is told, and the request as a whole if there is one.
+fn no_such_election(asked: ElectLeadersRequest) -> ElectLeadersResponse {
+    let error = ResponseError::InvalidRequest.code();
+    let topics = asked.topic_partitions.map(|wanted| {
+        let of_topic = |one: elect_leaders_request::TopicPartitions| {
+            let result = |partition: &i32| {
+                let why =
+                    StrBytes::from_static_str("elections are of kind 0, the preferred leader, or 1, any that there is");
+                let answer = PartitionResult::default().with_partition_id(*partition).with_error_code(error);
+                answer.with_error_message(Some(why))
+            };
+            let results = one.partitions.iter().map(result).collect();
+            ReplicaElectionResult::default().with_topic(one.topic).with_partition_result(results)
+        };
+        wanted.into_iter().map(of_topic).collect::<Vec<_>>()
+    });
+    let answer = ElectLeadersResponse::default();
+    // Who asks for no election at all may ask for any kind of it.
+    let is_empty = topics.as_ref().is_some_and(Vec::is_empty);
+    let answer = if is_empty { answer } else { answer.with_error_code(error) };
+    answer.with_replica_election_results(topics.unwrap_or_default())
 }
 
 /// AlterReplicaLogDirs: all partitions are in the one directory that DescribeLogDirs tells, and stay there.
@@ -141,48 +160,12 @@ pub(crate) fn describe_quorum(door: &Door, version: i16, asked: DescribeQuorumRe
             .with_port(u16::try_from(port).unwrap_or_default());
         Node::default().with_node_id(BrokerId(id)).with_listeners(vec![listener])
     });
-    let answer = DescribeQuorumResponse::default().with_topics(topics.collect());
-    if version < VERSION_QUORUM_NODES { answer } else { answer.with_nodes(nodes.collect()) }
-}
-
-/// AlterPartitionReassignments: every partition may be moved to where it is.
-pub(crate) fn alter_reassignments(
-    door: &Door,
-    asked: AlterPartitionReassignmentsRequest,
-) -> AlterPartitionReassignmentsResponse {
-    let refused = |name: &str, partition: &ReassignablePartition| {
-        if !exists(door, name, partition.partition_index) {
-            return Some((ResponseError::UnknownTopicOrPartition, "there is no such partition"));
-        }
-        match partition.replicas.as_deref() {
-            None => Some((ResponseError::NoReassignmentInProgress, "nothing is being moved")),
-            Some([broker]) if broker.0 == door.node_id() => None,
-            Some(_) if door.is_in_cluster() => {
-                Some((ResponseError::InvalidReplicaAssignment, "a cluster's partitions are not moved by Kafka's tools"))
-            }
-            Some(_) => Some((ResponseError::InvalidReplicaAssignment, "there is one node: the replicas are [1]")),
-        }
-    };
-    let topics = asked.topics.into_iter().map(|topic| {
-        let partitions = topic.partitions.iter().map(|partition| {
-            let answer = ReassignablePartitionResponse::default().with_partition_index(partition.partition_index);
-            match refused(&topic.name, partition) {
-                None => answer.with_error_message(None),
-                Some((error, why)) => {
-                    answer.with_error_code(error.code()).with_error_message(Some(StrBytes::from_static_str(why)))
-                }
-            }
-        });
-        let partitions = partitions.collect();
-        ReassignableTopicResponse::default().with_name(topic.name).with_partitions(partitions)
-    });
-    let answer = AlterPartitionReassignmentsResponse::default().with_responses(topics.collect());
-    answer.with_allow_replication_factor_change(asked.allow_replication_factor_change).with_error_message(None)
-}
-
-/// ListPartitionReassignments: nothing ever moves.
-pub(crate) fn list_reassignments(_: ListPartitionReassignmentsRequest) -> ListPartitionReassignmentsResponse {
-    ListPartitionReassignmentsResponse::default().with_error_message(None)
+    let topics: Vec<QuorumTopic> = topics.collect();
+    // Where the controllers are is told with what they know of a partition, as in Kafka.
+    let mut partitions = topics.iter().flat_map(|topic| &topic.partitions).peekable();
+    let is_told = partitions.peek().is_some() && partitions.all(|partition| partition.error_code == 0);
+    let answer = DescribeQuorumResponse::default().with_topics(topics);
+    if version < VERSION_QUORUM_NODES || !is_told { answer } else { answer.with_nodes(nodes.collect()) }
 }
 
 /// ListConfigResources: topics, and the node. Version 0 asks for metrics of clients only, and there are none.

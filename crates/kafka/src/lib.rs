@@ -14,6 +14,7 @@
 //! | `counts` | numbers for metrics |
 //! | `older` | what other nodes have of partitions that moved here |
 //! | `epochs` | epochs of leaders |
+//! | `cluster`, `reassignments` | who leads and votes; partitions that are to move |
 //! | `partitions`, `floors` | what partitions take up; where they begin once records were deleted |
 //! | [`groups`], `group_door`, `group_parts`, `group_founding` | the group coordinator, its connections, which groups are this node's, and which come from a node that was alone |
 //! | `state_log` | the streams of the coordinators |
@@ -51,6 +52,7 @@ mod older;
 mod pace;
 mod partitions;
 mod produce;
+mod reassignments;
 mod request;
 mod session;
 mod shape;

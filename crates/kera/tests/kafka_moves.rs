@@ -9,6 +9,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use common::eventually;
 use common::kafka::{Kafka, Producer, Three, name, produce_request, record};
+use kafka_protocol::messages::alter_partition_reassignments_request::{ReassignablePartition, ReassignableTopic};
 use kafka_protocol::messages::delete_records_request::{DeleteRecordsPartition, DeleteRecordsTopic};
 use kafka_protocol::messages::fetch_request::{FetchPartition, FetchTopic};
 use kafka_protocol::messages::list_offsets_request::{ListOffsetsPartition, ListOffsetsTopic};
@@ -158,6 +159,59 @@ fn delete_to(three: &Three, partition: i32, offset: i64) -> (i16, i64) {
 fn move_to(three: &Three, partition: i32, node: usize) {
     three.node(three.running()[0]).ok(&format!("streamlet move {TOPIC}/{partition} --to {}", node + 1));
     eventually("it is led there", || three.leader(TOPIC, partition) == node);
+}
+
+/// Asks any node that a partition be at nodes, from 1, of which the first leads. The error's code.
+fn reassign(three: &Three, (topic, partition): (&str, i32), nodes: Option<&[i32]>) -> i16 {
+    let nodes = nodes.map(|nodes| nodes.iter().map(|node| BrokerId(*node)).collect());
+    let of = ReassignablePartition::default().with_partition_index(partition).with_replicas(nodes);
+    let of = ReassignableTopic::default().with_name(name(topic)).with_partitions(vec![of]);
+    let asked = AlterPartitionReassignmentsRequest::default().with_topics(vec![of]).with_timeout_ms(10_000);
+    let answer = Kafka::connect(three.kafka[0]).and_then(|mut kafka| kafka.call(0, &asked)).expect("an answer");
+    assert_eq!(answer.error_code, 0, "{answer:?}");
+    answer.responses[0].partitions[0].error_code
+}
+
+/// As tools of Kafka do it: the first of the replicas leads, the others are where its copies are.
+#[test]
+fn partitions_are_reassigned_by_their_first_replica() {
+    const UNKNOWN: i16 = 3;
+    const FACTOR: i16 = 38;
+    const ASSIGNMENT: i16 = 39;
+    const NO_REASSIGNMENT: i16 = 85;
+    let three = Three::start();
+    three.make_topic(TOPIC);
+    three.node(0).ok("stream create wide --streamlets 1 --lanes 2 --replication 3");
+    let mut writer = Writer::new(&three, 0);
+    (0..5).for_each(|_| writer.write(&three, 20));
+    let first = three.leader(TOPIC, 0);
+    for to in [first + 1, first, first + 2] {
+        let nodes = [to, to + 2, to + 1].map(|at| (at % 3) as i32 + 1);
+        assert_eq!(reassign(&three, (TOPIC, 0), Some(&nodes)), 0);
+        eventually("it is led there", || three.leader(TOPIC, 0) == to % 3);
+        writer.write(&three, 20);
+        // What is where it is to be stays there.
+        assert_eq!(reassign(&three, (TOPIC, 0), Some(&nodes)), 0);
+    }
+    let written = i64::from(writer.next);
+    check(&read(&three, 0, 0, written), 0, written);
+    for (of, nodes, code) in [
+        ((TOPIC, 0), Some(&[1, 2][..]), FACTOR),
+        ((TOPIC, 0), Some(&[1, 2, 2]), ASSIGNMENT),
+        ((TOPIC, 0), Some(&[1, 2, 9]), ASSIGNMENT),
+        ((TOPIC, 0), Some(&[]), ASSIGNMENT),
+        ((TOPIC, 0), None, NO_REASSIGNMENT),
+        ((TOPIC, 7), Some(&[1, 2, 3]), UNKNOWN),
+        ((TOPIC, -1), Some(&[1, 2, 3]), UNKNOWN),
+        (("nowhere", 0), Some(&[1, 2, 3]), UNKNOWN),
+        (("wide", 1), Some(&[1, 2, 3]), ASSIGNMENT),
+    ] {
+        assert_eq!(reassign(&three, of, nodes), code, "{of:?} to {nodes:?}");
+    }
+    assert_eq!(three.leader(TOPIC, 0), (first + 2) % 3);
+    let asked = ListPartitionReassignmentsRequest::default().with_topics(None);
+    let answer = three.until(0, &asked, || 0, |answer| answer.error_code);
+    assert_eq!((answer.error_code, answer.topics.len()), (0, 0), "nothing moves any more");
 }
 
 #[test]

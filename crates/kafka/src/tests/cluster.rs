@@ -25,6 +25,16 @@ fn nothing_is_elected_and_nothing_moves() {
     let codes: Vec<i16> = results.map(|one| one.error_code).collect();
     assert_eq!(codes, [ResponseError::ElectionNotNeeded.code(), ResponseError::UnknownTopicOrPartition.code()]);
 
+    // Of a kind that there is not, each partition is told so, and nobody if there is none.
+    for (topics, code) in [(wanted.to_vec(), ResponseError::InvalidRequest.code()), (Vec::new(), 0)] {
+        let count = topics.len();
+        let asked = ElectLeadersRequest::default().with_election_type(2).with_topic_partitions(Some(topics));
+        let answer: ElectLeadersResponse = flexible(&client.ask(ApiKey::ElectLeaders, 2, &asked), 2);
+        let results = answer.replica_election_results.iter().flat_map(|topic| &topic.partition_result);
+        assert_eq!(answer.error_code, code);
+        assert_eq!(results.map(|one| one.error_code).collect::<Vec<_>>(), vec![code; count]);
+    }
+
     let to = |index, nodes: Option<&[i32]>| {
         let replicas = nodes.map(|nodes| nodes.iter().copied().map(BrokerId).collect());
         ReassignablePartition::default().with_partition_index(index).with_replicas(replicas)
@@ -99,6 +109,10 @@ fn the_node_is_its_own_quorum_and_has_configurations() {
     let [known, other] = [0, 1].map(|at| &answer.topics[at].partitions[0]);
     assert_eq!((known.error_code, known.leader_id, known.current_voters.len()), (0, BrokerId(1), 1));
     assert_eq!(other.error_code, ResponseError::UnknownTopicOrPartition.code());
+    assert_eq!(answer.nodes.len(), 0, "where the controllers are is told with what they know");
+    let asked = DescribeQuorumRequest::default().with_topics(topics[..1].to_vec());
+    let answer: DescribeQuorumResponse = flexible(&client.ask(ApiKey::DescribeQuorum, 2, &asked), 2);
+    assert_eq!(answer.nodes.len(), 1);
     for (kinds, wanted) in [(vec![], vec![(2, "t"), (4, "1")]), (vec![4], vec![(4, "1")]), (vec![32], vec![])] {
         let asked = ListConfigResourcesRequest::default().with_resource_types(kinds);
         let answer: ListConfigResourcesResponse = flexible(&client.ask(ApiKey::ListConfigResources, 1, &asked), 1);

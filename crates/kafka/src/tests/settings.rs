@@ -66,11 +66,16 @@ impl Client {
 
     /// Changes settings one by one: the error, and what is said.
     fn change(&mut self, topic: &str, changes: &[(i8, &str, Option<&str>)]) -> (i16, String) {
+        self.change_of(2, topic, changes)
+    }
+
+    /// The same of a topic (2) or a node (4).
+    fn change_of(&mut self, kind: i8, of: &str, changes: &[(i8, &str, Option<&str>)]) -> (i16, String) {
         let change = |(operation, name, value): &(i8, &str, Option<&str>)| {
             Change::default().with_config_operation(*operation).with_name(text(name)).with_value(value.map(text))
         };
         let changes = changes.iter().map(change).collect();
-        let resource = Resource::default().with_resource_type(2).with_resource_name(text(topic)).with_configs(changes);
+        let resource = Resource::default().with_resource_type(kind).with_resource_name(text(of)).with_configs(changes);
         let request = IncrementalAlterConfigsRequest::default().with_resources(vec![resource]);
         let answer = self.ask(ApiKey::IncrementalAlterConfigs, 1, &request);
         let answer: IncrementalAlterConfigsResponse = flexible(&answer, 1);
@@ -90,6 +95,23 @@ impl Client {
         let answer: AlterConfigsResponse = flexible(&self.ask(ApiKey::AlterConfigs, 2, &request), 2);
         answer.responses[0].error_code
     }
+}
+
+/// Tools set them before they reassign partitions with a bound, and take them back whenever they look whether a reassignment is over.
+#[test]
+fn what_reassignments_copy_may_be_bounded_and_nothing_else_of_a_node_is_changed() {
+    let mut client = Client::new();
+    let rate = "leader.replication.throttled.rate";
+    let bounds = [(0, rate, Some("1000")), (1, "follower.replication.throttled.rate", None)];
+    assert_eq!(client.change_of(4, "1", &bounds), (0, String::new()));
+    assert_eq!(client.change_of(4, "", &bounds), (0, String::new()));
+    let (code, why) = client.change_of(4, "7", &bounds);
+    assert_eq!(code, ResponseError::InvalidRequest.code());
+    assert!(why.contains("node 7") && why.contains("[1]"), "{why}");
+    for changes in [&[(0, "num.partitions", Some("2"))][..], &[bounds[0], (1, "num.partitions", None)]] {
+        assert_eq!(client.change_of(4, "1", changes).0, ResponseError::InvalidRequest.code());
+    }
+    assert_eq!(client.change("t", &bounds).0, ResponseError::UnknownTopicOrPartition.code());
 }
 
 #[test]

@@ -5,6 +5,7 @@
 //! kafka-oracle --kafka 127.0.0.1:19092 --record FILE …       Kafka's answers alone, for the test that needs no Kafka
 //! kafka-oracle … --only scenes                               groups of several members, and nothing else
 //! kafka-oracle … --only deaths --steps 1                     members of the consumer protocol die: two minutes for each step and side
+//! kafka-oracle … --only admin                                what tools of administrators ask
 //! kafka-oracle … --only rolls                                groups that change their protocol while they have members
 //! ```
 //! Both are fresh and make no topics by themselves; `peers/kafka/oracle.sh` starts both. Ends with 1 if anything differs that
@@ -52,10 +53,11 @@ fn options() -> Result<Options, String> {
             "--only" if value == "deaths" => options.only = Some(steps::deaths),
             "--only" if value == "rolls" => options.only = Some(steps::rolls),
             "--only" if value == "settings" => options.only = Some(steps::settings),
+            "--only" if value == "admin" => options.only = Some(steps::admin),
             "--only" if value == "silent" => options.only = Some(steps::silent),
             _ => {
                 return Err(format!(
-                    "{name} {value} is not known: --kafka, --kera, --seed, --steps, --record, --only scenes, deaths, rolls, settings or silent"
+                    "{name} {value} is not known: --kafka, --kera, --seed, --steps, --record, --only scenes, deaths, rolls, settings, silent or admin"
                 ));
             }
         }

@@ -2,6 +2,8 @@
 //! is there before it and after it no more; what it says is one answer, in which members have no names: whom a broker makes
 //! the leader, and which partitions its assignor gives to whom, is its own business.
 
+#[path = "admin.rs"]
+mod admin;
 #[path = "rolls.rs"]
 mod rolls;
 #[path = "settings.rs"]
@@ -49,6 +51,8 @@ pub(crate) enum Scene {
     Settings(u64),
     /// Records whose producer wants no answer.
     Silent(u64),
+    /// What tools of administrators ask.
+    Admin(u64),
 }
 
 impl Scene {
@@ -69,7 +73,8 @@ pub(crate) fn play(side: &mut Side, scene: Scene, rng: Rng) -> io::Result<String
     | Scene::Deaths(number)
     | Scene::Roll(number)
     | Scene::Settings(number)
-    | Scene::Silent(number)) = scene;
+    | Scene::Silent(number)
+    | Scene::Admin(number)) = scene;
     let group = format!("{}-{number}", format!("{scene:?}").split('(').next().unwrap_or_default().to_lowercase());
     let mut play = Play {
         side,
@@ -89,6 +94,7 @@ pub(crate) fn play(side: &mut Side, scene: Scene, rng: Rng) -> io::Result<String
         Scene::Roll(_) => play.roll()?,
         Scene::Settings(_) => play.settings()?,
         Scene::Silent(_) => play.silent()?,
+        Scene::Admin(_) => play.admin()?,
     }
     Ok(play.said)
 }

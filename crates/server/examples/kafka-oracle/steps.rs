@@ -209,6 +209,11 @@ pub(crate) fn silent(seed: u64, number: u64) -> Asked {
     Asked::Scene(Scene::Silent(number), Rng::new(seed, number))
 }
 
+/// The scene of a number in which an administrator has tools.
+pub(crate) fn admin(seed: u64, number: u64) -> Asked {
+    Asked::Scene(Scene::Admin(number), Rng::new(seed, number))
+}
+
 /// The scene of a number.
 pub(crate) fn scene(seed: u64, number: u64) -> Asked {
     let mut rng = Rng::new(seed, number);
