@@ -1,4 +1,4 @@
-//! How many bytes a second producers append to the streamlets of a node, smoothed, with the busiest by themselves: what a broker tells the
+//! How many bytes a second the streamlets of a node take and give, smoothed, with the busiest by themselves: what a broker tells the
 //! coordinators so that they can even out the nodes.
 //!
 //! Only the arithmetic: it is told what each streamlet has taken since the process started, at times that it is told as well.

@@ -94,6 +94,8 @@ pub(crate) struct Slot {
     pub(crate) at: Option<Location>,
     /// It is on its way from disk.
     pub(crate) loading: bool,
+    /// It was, once.
+    pub(crate) was_loaded: bool,
     /// Why it did not come.
     pub(crate) failed: Option<Box<str>>,
     /// What is on its way is from here, where the segment was before it was compacted: not taken, and given back then.
@@ -114,6 +116,7 @@ impl Slot {
             memory: Some(segment),
             at: None,
             loading: false,
+            was_loaded: false,
             failed: None,
             stale: None,
             copied: None,
@@ -129,6 +132,7 @@ impl Slot {
             memory: None,
             at: Some(at),
             loading: false,
+            was_loaded: false,
             failed: None,
             stale: None,
             copied: None,
@@ -158,6 +162,7 @@ impl Slot {
             memory: None,
             at: None,
             loading: false,
+            was_loaded: false,
             failed: None,
             stale: None,
             copied: None,

@@ -269,7 +269,7 @@ impl Log {
             }
             slot.failed = None;
             if slot.memory.is_none() {
-                slot.memory = Some(segment);
+                (slot.memory, slot.was_loaded) = (Some(segment), true);
                 self.shared.segments_loaded.fetch_add(1, Ordering::Relaxed);
             }
             Ok(())

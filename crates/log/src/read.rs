@@ -4,6 +4,7 @@
 //! they are; only where `max_bytes` ends inside of one are chunk headers walked to find the boundary, after the lock.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use kera_format::segment::SegmentState;
@@ -85,6 +86,10 @@ struct Reading {
     load: Option<(SegmentId, Location)>,
     /// The last closed segment whose first chunk is read.
     begun: Option<SegmentId>,
+    /// Bytes of it that are new: appended here by this owner, and not gone to disk and back since.
+    new_bytes: usize,
+    /// So is what is cut.
+    cut_is_new: bool,
 }
 
 impl Lane {
@@ -106,7 +111,7 @@ impl Lane {
         let mut state = self.state.lock();
         let reading = self.plan(&mut state, cursor, max_bytes, follow_groups, may_load);
         drop(state);
-        let Reading { mut outcome, cut, load, begun, loading, .. } = reading?;
+        let Reading { mut outcome, cut, load, begun, loading, mut new_bytes, cut_is_new, .. } = reading?;
         if cut.is_some() || outcome.loading || !outcome.data.is_empty() {
             self.log().mark_used();
         }
@@ -124,7 +129,11 @@ impl Lane {
                 outcome.data.push(segment.into_bytes(from, to));
                 outcome.data_bytes += (to - from) as usize;
                 outcome.next.position = segment.position_of(to);
+                new_bytes += if cut_is_new { (to - from) as usize } else { 0 };
             }
+        }
+        if new_bytes > 0 {
+            self.read_new.fetch_add(new_bytes as u64, Ordering::Relaxed);
         }
         Ok((outcome, loading))
     }
@@ -149,8 +158,9 @@ impl Lane {
             durable_ordinal: self.durable_ordinal(),
             version: LaneVersion(state.version),
         };
-        let mut reading =
-            Reading { outcome, may_load, loading: Loading::default(), cut: None, load: None, begun: None };
+        let loading = Loading::default();
+        let (cut, load, begun) = (None, None, None);
+        let mut reading = Reading { outcome, may_load, loading, cut, load, begun, new_bytes: 0, cut_is_new: false };
         let Some((mut at, mut from)) = self.locate(state, cursor)? else {
             reading.outcome.at_durable_end = true;
             return Ok(reading);
@@ -192,6 +202,7 @@ impl Lane {
     ) -> Result<Option<u32>, ReadError> {
         let group = state.chain.groups[at.group].id;
         let slot = state.chain.slot_mut(at);
+        let is_new = group.epoch() == self.home.epoch() && !slot.was_loaded;
         let outcome = &mut reading.outcome;
         let Some(segment) = &slot.memory else {
             if slot.end() == from {
@@ -229,12 +240,14 @@ impl Lane {
         if available > budget {
             if budget > 0 || outcome.data.is_empty() {
                 reading.cut = Some((Arc::clone(segment), here, budget));
+                reading.cut_is_new = is_new;
             }
             return Ok(None);
         }
         if available > 0 {
             outcome.data.push(segment.into_bytes(here, durable));
             outcome.data_bytes += available;
+            reading.new_bytes += if is_new { available } else { 0 };
             outcome.next.position = end;
         }
         if closed && durable == segment.head() {

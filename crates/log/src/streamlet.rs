@@ -157,6 +157,11 @@ impl Streamlet {
     pub fn appended_bytes(&self) -> u64 {
         self.lanes().map(|lane| lane.state.lock().counts.bytes).sum()
     }
+    /// Bytes that readers got of what was appended here and has not gone to disk and back, since the process started: each reader's anew. Those who read the arena
+    /// themselves are not seen.
+    pub fn followed_bytes(&self) -> u64 {
+        self.lanes().map(|lane| lane.read_new.load(Ordering::Relaxed)).sum()
+    }
     /// The lane [`LaneId::PROGRESS`], which the broker writes and readers do not see. Made if it was never used.
     pub fn progress_lane(&self) -> &Arc<Lane> {
         self.progress.get_or_init(|| Lane::new(LaneId::PROGRESS, Arc::clone(&self.shared)))

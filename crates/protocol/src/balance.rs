@@ -7,7 +7,7 @@ use crate::codec::wire_struct;
 use crate::message::{messages, responses};
 
 wire_struct! {
-    /// What producers append to a streamlet.
+    /// What producers append to a streamlet, and half of what those who follow it get.
     #[derive(Copy)]
     pub struct StreamletLoad {
         /// Of which stream.
@@ -27,7 +27,8 @@ wire_struct! {
         pub node: u32,
         /// Its epoch.
         pub epoch: u32,
-        /// Bytes a second that producers append to all streamlets that it owns, smoothed over some tens of seconds.
+        /// Bytes a second that producers append to all streamlets that it owns, and half of those that readers get of what is new in them, smoothed over some tens of
+        /// seconds.
         pub bytes_per_s: u64,
         /// The busiest of these streamlets, the busiest first: more than [`crate::limits::LOAD_STREAMLETS_MAX`] are not looked at.
         pub streamlets: Vec<StreamletLoad>,

@@ -145,6 +145,8 @@ pub struct Lane {
     /// On the list of lanes that [`crate::made_durable`] is about to wake.
     pub(crate) settling: AtomicBool,
     pub(crate) duplicates: AtomicU64,
+    /// Bytes of what is new that readers got.
+    pub(crate) read_new: AtomicU64,
     pub(crate) visibility: OnceLock<Arc<dyn Visibility>>,
 }
 
@@ -160,6 +162,7 @@ impl Lane {
             floor_ordinal: AtomicU64::new(0),
             settling: AtomicBool::new(false),
             duplicates: AtomicU64::new(0),
+            read_new: AtomicU64::new(0),
             visibility: OnceLock::new(),
         })
     }

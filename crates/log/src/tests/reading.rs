@@ -172,3 +172,27 @@ fn segments_are_listed() {
     assert_eq!(lane.segments(GroupId::new(7, 7), None, 10), None);
     assert_eq!(lane.stats().disk_bytes, u64::from(segments[0].durable_head));
 }
+
+/// What a move would take along: whoever reads what is old reads it where it is.
+#[test]
+fn readers_of_what_is_new_are_counted_each() {
+    let (node, store) = node().with_store();
+    let lane = node.lane();
+    fill(&lane, 0..4, 30_000);
+    let read = |max| lane.read(start(), max, true).unwrap().data_bytes as u64;
+    let followed = || node.log.stream(STREAM).unwrap().streamlet(StreamletId(0)).unwrap().followed_bytes();
+    assert_eq!((read(1 << 20), followed()), (4 * 30_096, 4 * 30_096));
+    // A read that ends inside of a segment, and one that finds nothing.
+    assert_eq!((read(50_000), followed()), (30_096, 5 * 30_096));
+    assert_eq!((lane.read(lane.latest().0, 1 << 20, true).unwrap().data_bytes, followed()), (0, 5 * 30_096));
+    // It goes to disk and comes back.
+    let stored = store.persist_all(&node.log);
+    let id = stored[0].0.header.id;
+    assert!(node.log.evict(id));
+    assert!(lane.read(start(), 1, true).unwrap().loading);
+    let mut buffer = node.log.allocate_for_load(stored[0].1.len() as u64).unwrap();
+    buffer[..stored[0].1.len()].copy_from_slice(&stored[0].1);
+    node.log.loaded(id, buffer).unwrap();
+    assert_eq!((read(1), followed()), (30_096, 5 * 30_096), "half of a segment that is old");
+    assert_eq!((read(1 << 20), followed()), (4 * 30_096, 7 * 30_096), "all of it, and one that is new");
+}

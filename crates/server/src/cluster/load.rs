@@ -1,8 +1,8 @@
-//! What this node's broker takes, told to the leader of the coordinators each few seconds, and at once to one that is new: it evens out the nodes by
+//! What this node's broker takes and gives, told to the leader of the coordinators each few seconds, and at once to one that is new: it evens out the nodes by
 //! that (`docs/replication.md`, "Nodes are evened out").
 //!
-//! What is told is measured on a thread that nobody waits for: it looks at every lane that was used. What is read is not told: brokers count it
-//! by connection, not by streamlet.
+//! What is told is measured on a thread that nobody waits for: it looks at every lane that was used. A byte that a reader gets counts half of one that is appended: it is
+//! sent once, and neither copied, checked, nor sent to backups. What is old is read where it is wherever its streamlet goes, so only what is new counts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -69,7 +69,7 @@ fn measure(meter: &mut Meter, broker: &Broker, now_us: u64) -> (u64, Vec<kera_pr
     let streams = broker.log().streams();
     let here = streams.iter().flat_map(|stream| {
         let mine = stream.streamlets().filter(|place| place.tenure() != Tenure::Elsewhere);
-        mine.map(|place| ((stream.id(), place.id()), place.appended_bytes()))
+        mine.map(|place| ((stream.id(), place.id()), place.appended_bytes() + place.followed_bytes() / 2))
     });
     meter.look(now_us, here.filter(|(_, bytes)| *bytes > 0))
 }
