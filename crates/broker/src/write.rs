@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use kera_format::ChunkView;
-use kera_format::chunk::{Continuation, PayloadKind};
+use kera_format::chunk::{PayloadKind, Skip};
 use kera_log::{AppendError, Appended, Lane, SinkError, SinkErrorKind, Stream, Tenure};
 use kera_protocol::write::{ChunkResult, RESULT_BYTES, RESULTS_HEAD_BYTES};
 use kera_protocol::{FrameHeader, ProtocolError, Status, WriteChunksView};
@@ -50,8 +50,8 @@ pub(crate) struct Writer {
     space_armed: bool,
 }
 
-/// A chunk, and what its producer knows to be there if it begins an epoch.
-type Coming<'a> = (ChunkView<'a>, Option<Continuation>);
+/// A chunk, and which numbers its producer skips in front of it.
+type Coming<'a> = (ChunkView<'a>, Option<Skip>);
 
 /// Whether a chunk was dealt with.
 enum Append {
@@ -152,7 +152,7 @@ impl Writer {
         let now_ms = core.clock.now_ms();
         let mut chunks = view.chunks_from(partial.index, partial.offset);
         while let Some(Ok(chunk)) = chunks.next() {
-            let coming = (chunk, view.continuation(partial.index));
+            let coming = (chunk, view.skip(partial.index));
             match self.append(core, &coming, now_ms, partial) {
                 Append::Done(result) => partial.answer.body.extend_from_slice(&result.to_bytes()),
                 Append::Full(status) => {
@@ -168,7 +168,7 @@ impl Writer {
     /// Appends one chunk, or says why not.
     #[inline]
     fn append(&mut self, core: &mut Core, coming: &Coming<'_>, now_ms: i64, partial: &mut Partial) -> Append {
-        let (chunk, continues) = coming;
+        let (chunk, skips) = coming;
         let header = chunk.header();
         let Core { broker, streams, observer, counts, .. } = core;
         if let Err(status) = accept(broker, chunk) {
@@ -185,7 +185,7 @@ impl Writer {
         };
         let lane = streamlet.lane_of(header.producer_id);
         for _ in 0..SPACE_TRIES {
-            match lane.append_continued(chunk, now_ms, *continues) {
+            match lane.append_skipping(chunk, now_ms, *skips) {
                 Ok(appended) => {
                     if appended.base_ordinal == 0 && !appended.duplicate {
                         broker.lane_started(lane);

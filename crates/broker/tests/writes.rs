@@ -6,7 +6,7 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use common::*;
-use kera_format::chunk::{ChunkTarget, Continuation};
+use kera_format::chunk::Skip;
 use kera_format::{Cursor, ProducerEpoch, ReplicationMode, StreamId, StreamOptions};
 use kera_log::SinkErrorKind;
 use kera_protocol::{Op, Status, WriteChunks, WriteChunksResponse};
@@ -133,30 +133,30 @@ fn a_gap_and_a_fenced_producer_are_told_with_what_is_expected() {
     assert_eq!(answer.results[1].base_ordinal, 3);
 }
 
-/// Two chunks of two streamlets, of which one is where its producer says that it is.
+/// Two chunks of two streamlets, of which one skips what is missing.
 #[test]
-fn an_epoch_that_continues_is_taken_where_the_lane_is_as_its_producer_says() {
+fn numbers_are_skipped_where_they_are_what_is_missing() {
     let house = House::new();
     house.stream(STREAM, options(2, 1));
     let mut peer = house.peer();
     let answer = peer.write(&[0, 1].map(|streamlet| chunk_of(target(STREAM, streamlet, 5, 0), 1, 8)));
     assert_eq!(statuses(&answer), [Status::Ok; 2]);
-    let sent = [0, 1].map(|streamlet| {
-        chunk_of(ChunkTarget { producer_epoch: ProducerEpoch(1), ..target(STREAM, streamlet, 5, 7) }, 1, 8)
-    });
-    let continuation = |expected| Continuation { since: ProducerEpoch(0), expected };
-    let continuations = vec![(0, continuation(1)), (1, continuation(2))];
-    let request = WriteChunks { continuations, ..write_request(&sent, 0) };
+    let sent = [0, 1].map(|streamlet| chunk_of(target(STREAM, streamlet, 5, 7), 1, 8));
+    let skips = vec![(0, Skip { from: 1 }), (1, Skip { from: 2 })];
+    let request = WriteChunks { skips, ..write_request(&sent, 0) };
     for again in [false, true] {
         peer.send(&request);
         let answer: WriteChunksResponse = peer.frame().decode();
         assert_eq!(statuses(&answer), [Status::Ok, Status::SequenceGap]);
         assert_eq!((answer.results[0].duplicate, answer.results[1].base_ordinal), (again, 1));
     }
-    // Without a word of what is there such a chunk is one that comes too early.
+    // If nothing is skipped such a chunk is one that comes too early.
     assert_eq!(statuses(&peer.write(&sent[1..])), [Status::SequenceGap]);
-    let late = [0, 1].map(|streamlet| chunk_of(target(STREAM, streamlet, 5, 1), 1, 8));
-    assert_eq!(statuses(&peer.write(&late)), [Status::StaleEpoch, Status::Ok]);
+    // One that was skipped is not appended any more, and nobody hears where it is.
+    let late = peer.write(&[0, 1].map(|streamlet| chunk_of(target(STREAM, streamlet, 5, 1), 1, 8)));
+    assert_eq!(statuses(&late)[1], Status::Ok);
+    assert_eq!((late.results[0].duplicate, late.results[1].duplicate), (true, false));
+    assert_eq!(ordinals(&peer.read(STREAM, Cursor::default()).answers[0].1), [0, 1]);
 }
 
 #[test]

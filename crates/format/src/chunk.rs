@@ -312,16 +312,14 @@ impl<'a> ChunkView<'a> {
     }
 }
 
-/// What a producer knows to be in a streamlet when it goes on there in another epoch, with a number that need not be the next one.
+/// Numbers of its chunks that a producer skips in a streamlet: those in front of the chunk that this is sent along with. It has given them up, and sends none of them again.
 ///
-/// It is sent along with the first chunk of the epoch and stored nowhere. The broker appends the chunk if it knows the same, and says what it knows if not: then chunks
-/// that the producer reckoned lost have come after all. Without it the chunk would have to be 0, and would be taken whatever had come.
+/// Stored nowhere. The broker appends the chunk if these numbers are what is missing, and says what it expects if not: then chunks that the producer took for lost have
+/// come after all.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Continuation {
-    /// The epoch in which the producer began to count its chunks for the streamlet, from 0. It numbers none twice since.
-    pub since: ProducerEpoch,
-    /// The number behind the last one that is there of these epochs, 0 if there is none.
-    pub expected: u64,
+pub struct Skip {
+    /// The first of them: what the broker expects, as far as the producer knows.
+    pub from: u64,
 }
 
 /// Who a chunk is from and for: what a [`ChunkBuilder`] writes into the producer's part.

@@ -26,7 +26,7 @@
 //! | 17 | settings of topics are kept as Kafka clients have given them |
 //! | 18 | who takes something over passes over the logs of those who live and have what is in them |
 //! | 19 | groups of Kafka clients change their protocol while they have members, of whom there are records that earlier versions do not know |
-//! | 20 | producers say what they know to be there when they go on in another epoch, and keep their numbers |
+//! | 20 | producers skip the numbers of chunks that they have given up, instead of beginning another epoch |
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -69,9 +69,8 @@ pub const SETTINGS: u32 = 17;
 pub const LIVING_HOLDERS: u32 = 18;
 /// From this one on groups of Kafka clients change between the classic and the consumer protocol while they have members.
 pub const CHANGING_GROUPS: u32 = 19;
-/// From this one on producers [continue](crate::chunk::Continuation) where they are when they go on in another epoch. It is agreed on between a client and a node
-/// alone.
-pub const CONTINUED_EPOCHS: u32 = 20;
+/// From this one on producers [skip](crate::chunk::Skip) numbers. It is agreed on between a client and a node alone.
+pub const SKIPPED_NUMBERS: u32 = 20;
 /// The highest level that this build speaks.
 pub const NEWEST: u32 = 20;
 

@@ -199,7 +199,7 @@ impl Op {
             (Op::LaneStates, 2..) => level::COMPACTED_COPIES,
             (Op::OfferGroups | Op::ReturnGroups, _) => level::RETURNED_GROUPS,
             (Op::DescribeLostLogs | Op::AcceptLogLoss, _) => level::LOST_BLOCKS,
-            (Op::WriteChunks, 2..) => level::CONTINUED_EPOCHS,
+            (Op::WriteChunks, 2..) => level::SKIPPED_NUMBERS,
             (Op::JoinApplication, 2..) => level::LOST_ENDS,
             (Op::NodeLoad | Op::PlanBalance, _) => level::OWNED_UNTIL_TAKEN,
             (Op::TransactionsIn | Op::ClaimPartition | Op::ClaimGroup | Op::EndInPartitions | Op::EndInGroup, _) => 2,

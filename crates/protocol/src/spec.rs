@@ -9,8 +9,8 @@ use crate::{
     ReadChunksResponse, WriteChunks, WriteChunksResponse,
 };
 use bytes::Bytes;
-use kera_format::chunk::{ChunkTarget, Chunks, Continuation};
-use kera_format::{ChunkBuilder, Compression, Cursor, LaneId, ProducerEpoch, Record, StreamId, StreamletId};
+use kera_format::chunk::{ChunkTarget, Chunks, Skip};
+use kera_format::{ChunkBuilder, Compression, Cursor, LaneId, Record, StreamId, StreamletId};
 
 /// A field of a struct, for documents.
 #[derive(Clone, Debug)]
@@ -210,14 +210,13 @@ pub(crate) fn trace_write(request: &WriteChunks, version: u8) -> Vec<TracedField
     trace.inside("chunk_count", &request.chunk_count);
     trace.inside("timeout_ms", &request.timeout_ms);
     if version >= 2 {
-        trace.inside("continuation_count", &(request.continuations.len() as u32));
+        trace.inside("skip_count", &(request.skips.len() as u32));
         trace.inside("zero", &0u32);
-        for (i, (index, continuation)) in request.continuations.iter().enumerate() {
-            let name = |field: &str| format!("continuations[{i}].{field}");
+        for (i, (index, skip)) in request.skips.iter().enumerate() {
+            let name = |field: &str| format!("skips[{i}].{field}");
             trace.inside(&name("index"), index);
-            trace.inside(&name("since"), &continuation.since);
-            trace.inside(&name("zero"), &0u16);
-            trace.inside(&name("expected"), &continuation.expected);
+            trace.inside(&name("zero"), &0u32);
+            trace.inside(&name("from"), &skip.from);
         }
     }
     trace_chunks(&mut trace, "chunks", &request.chunks);
@@ -231,14 +230,13 @@ impl Specified for WriteChunks {
     fn any(source: &mut Source<'_>) -> Self {
         let timeout_ms = u32::sample(source);
         let (chunk_count, chunks) = any_chunks(source);
-        let mut continuations = Vec::new();
+        let mut skips = Vec::new();
         for index in 0..chunk_count {
             if bool::sample(source) {
-                let (since, expected) = (ProducerEpoch::sample(source), u64::sample(source));
-                continuations.push((index, Continuation { since, expected }));
+                skips.push((index, Skip { from: u64::sample(source) }));
             }
         }
-        WriteChunks { timeout_ms, chunk_count, continuations, chunks: Bytes::from(chunks) }
+        WriteChunks { timeout_ms, chunk_count, skips, chunks: Bytes::from(chunks) }
     }
 }
 

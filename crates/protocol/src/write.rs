@@ -8,17 +8,16 @@
 //!      8      …  chunks, back to back       8   32×n  results, in the order of the chunks
 //!
 //! from version 2 on
-//!      8      4  continuation_count
+//!      8      4  skip_count
 //!     12      4  zero
-//!     16   16×n  continuations, in the order of their chunks
+//!     16   16×n  skips, in the order of their chunks
 //!      …      …  chunks, back to back
 //!
-//! continuation                         which chunks begin an epoch behind what their producer knows to be there
+//! skip                                 in front of which chunks sequences are skipped
 //! offset  bytes  field
 //!      0      4  index         of the chunk in the request
-//!      4      2  since         the epoch in which the producer began to count
-//!      6      2  zero
-//!      8      8  expected      the sequence behind the last one that is there
+//!      4      4  zero
+//!      8      8  from          the first that is
 //!
 //! result
 //! offset  bytes  field
@@ -30,22 +29,21 @@
 //!     24      4  segment
 //!     28      4  position      where the chunk starts in the segment
 //! ```
-//! With status `SequenceGap`, `base_ordinal` is the sequence that is expected; with `StaleEpoch`, the current epoch. What is expected of a chunk with a
-//! continuation may be above its own sequence: so much more is there than the producer knew.
+//! With status `SequenceGap`, `base_ordinal` is the sequence that is expected; with `StaleEpoch`, the current epoch.
 
 use crate::{Body, Message, Op, ProtocolError, Status};
 use bytes::Bytes;
-use kera_format::chunk::Continuation;
-use kera_format::{CHUNK_HEADER_BYTES, ChunkView, Cursor, GroupId, LaneId, ProducerEpoch, SegmentIndex};
+use kera_format::chunk::Skip;
+use kera_format::{CHUNK_HEADER_BYTES, ChunkView, Cursor, GroupId, LaneId, SegmentIndex};
 
-/// Bytes of the request's body before its chunks in version 1, and before its continuations otherwise, less their count.
+/// Bytes of the request's body before its chunks in version 1, and before the count of its skips otherwise.
 pub const WRITE_HEAD_BYTES: usize = 8;
-/// Bytes in front of the chunks of a request that has a continuation or none, of any version, at most.
-pub const WRITE_FRONT_BYTES_MAX: usize = WRITE_HEAD_BYTES + CONTINUATION_COUNT_BYTES + CONTINUATION_BYTES;
-/// Bytes that say how many continuations there are.
-const CONTINUATION_COUNT_BYTES: usize = 8;
-/// Bytes of a continuation.
-pub const CONTINUATION_BYTES: usize = 16;
+/// Bytes in front of the chunks of a request that has one skip or none, of any version, at most.
+pub const WRITE_FRONT_BYTES_MAX: usize = WRITE_HEAD_BYTES + SKIP_COUNT_BYTES + SKIP_BYTES;
+/// Bytes that say how many skips there are.
+const SKIP_COUNT_BYTES: usize = 8;
+/// Bytes of a skip.
+pub const SKIP_BYTES: usize = 16;
 /// Bytes of the response's body before its results.
 pub const RESULTS_HEAD_BYTES: usize = 8;
 /// Bytes of one result.
@@ -59,28 +57,27 @@ pub fn write_head(chunk_count: u32, timeout_ms: u32) -> [u8; WRITE_HEAD_BYTES] {
     (u64::from(chunk_count) | u64::from(timeout_ms) << 32).to_le_bytes()
 }
 
-/// A continuation, and the number of its chunk in the request.
-type Continued = (u32, Continuation);
+/// A skip, and the number of its chunk in the request.
+type Skipping = (u32, Skip);
 
-/// Writes what is in front of the chunks of a request whose chunks follow in buffers of their own. Version 1 has no room for continuations: whoever speaks it
-/// has none.
-pub fn write_front(version: u8, chunk_count: u32, timeout_ms: u32, continuations: &[Continued], out: &mut Vec<u8>) {
+/// Writes what is in front of the chunks of a request whose chunks follow in buffers of their own. Version 1 has no room for skips: whoever speaks it has none.
+pub fn write_front(version: u8, chunk_count: u32, timeout_ms: u32, skips: &[Skipping], out: &mut Vec<u8>) {
     out.extend_from_slice(&write_head(chunk_count, timeout_ms));
     if version < 2 {
-        debug_assert!(continuations.is_empty(), "version 1 has no continuations");
+        debug_assert!(skips.is_empty(), "version 1 has no skips");
         return;
     }
-    out.extend_from_slice(&(continuations.len() as u64).to_le_bytes());
-    for (index, Continuation { since, expected }) in continuations {
-        out.extend_from_slice(&(u64::from(*index) | u64::from(since.0) << 32).to_le_bytes());
-        out.extend_from_slice(&expected.to_le_bytes());
+    out.extend_from_slice(&(skips.len() as u64).to_le_bytes());
+    for (index, Skip { from }) in skips {
+        out.extend_from_slice(&u64::from(*index).to_le_bytes());
+        out.extend_from_slice(&from.to_le_bytes());
     }
 }
 
-/// Reads the continuations in front of the chunks, and where those begin.
-fn split_continuations(body: &[u8], chunk_count: u32) -> Result<(&[[u8; CONTINUATION_BYTES]], &[u8]), ProtocolError> {
-    let Some((head, rest)) = body.split_first_chunk::<CONTINUATION_COUNT_BYTES>() else {
-        let (field, need) = ("WriteChunks.continuation_count", CONTINUATION_COUNT_BYTES);
+/// Reads the skips in front of the chunks, and where those begin.
+fn split_skips(body: &[u8], chunk_count: u32) -> Result<(&[[u8; SKIP_BYTES]], &[u8]), ProtocolError> {
+    let Some((head, rest)) = body.split_first_chunk::<SKIP_COUNT_BYTES>() else {
+        let (field, need) = ("WriteChunks.skip_count", SKIP_COUNT_BYTES);
         return Err(ProtocolError::Truncated { field, need, have: body.len() });
     };
     let head = u64::from_le_bytes(*head);
@@ -88,32 +85,32 @@ fn split_continuations(body: &[u8], chunk_count: u32) -> Result<(&[[u8; CONTINUA
     if zero != 0 {
         return Err(ProtocolError::BadField { field: "WriteChunks.zero", value: zero, allowed: "0" });
     }
-    let fits = (rest.len() / CONTINUATION_BYTES).min(chunk_count as usize);
+    let fits = (rest.len() / SKIP_BYTES).min(chunk_count as usize);
     if count as usize > fits {
-        let field = "WriteChunks.continuation_count";
+        let field = "WriteChunks.skip_count";
         return Err(ProtocolError::Count { field, count: count.into(), fits: fits as u64 });
     }
-    let (continuations, chunks) = rest.split_at(count as usize * CONTINUATION_BYTES);
-    let continuations = continuations.as_chunks().0;
+    let (skips, chunks) = rest.split_at(count as usize * SKIP_BYTES);
+    let skips = skips.as_chunks().0;
     let mut least = 0;
-    for bytes in continuations {
+    for bytes in skips {
         let value = u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes"));
-        if value >> 48 != 0 {
-            let field = "WriteChunks.continuations.zero";
-            return Err(ProtocolError::BadField { field, value: value >> 48, allowed: "0" });
+        if value >> 32 != 0 {
+            let field = "WriteChunks.skips.zero";
+            return Err(ProtocolError::BadField { field, value: value >> 32, allowed: "0" });
         }
         if value as u32 >= chunk_count || (value as u32) < least {
-            let (field, allowed) = ("WriteChunks.continuations.index", "chunks of the request, in their order");
+            let (field, allowed) = ("WriteChunks.skips.index", "chunks of the request, in their order");
             return Err(ProtocolError::BadField { field, value: value & 0xffff_ffff, allowed });
         }
         least = value as u32 + 1;
     }
-    Ok((continuations, chunks))
+    Ok((skips, chunks))
 }
 
-fn continued(bytes: &[u8; CONTINUATION_BYTES]) -> Continued {
+fn skipping(bytes: &[u8; SKIP_BYTES]) -> Skipping {
     let word = |i: usize| u64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));
-    (word(0) as u32, Continuation { since: ProducerEpoch((word(0) >> 32) as u16), expected: word(1) })
+    (word(0) as u32, Skip { from: word(1) })
 }
 
 /// A request in place.
@@ -121,7 +118,7 @@ fn continued(bytes: &[u8; CONTINUATION_BYTES]) -> Continued {
 pub struct WriteChunksView<'a> {
     chunk_count: u32,
     timeout_ms: u32,
-    continuations: &'a [[u8; CONTINUATION_BYTES]],
+    skips: &'a [[u8; SKIP_BYTES]],
     chunks: &'a [u8],
 }
 
@@ -135,16 +132,16 @@ impl<'a> WriteChunksView<'a> {
         };
         let head = u64::from_le_bytes(*head);
         let (chunk_count, timeout_ms) = (head as u32, (head >> 32) as u32);
-        let (continuations, chunks) = match version {
+        let (skips, chunks) = match version {
             ..2 => (&[] as &[_], chunks),
-            _ => split_continuations(chunks, chunk_count)?,
+            _ => split_skips(chunks, chunk_count)?,
         };
         let fits = chunks.len() / CHUNK_HEADER_BYTES;
         if chunk_count as usize > fits {
             let field = "WriteChunks.chunk_count";
             return Err(ProtocolError::Count { field, count: chunk_count.into(), fits: fits as u64 });
         }
-        Ok(WriteChunksView { chunk_count, timeout_ms, continuations, chunks })
+        Ok(WriteChunksView { chunk_count, timeout_ms, skips, chunks })
     }
 
     /// How many chunks it announces.
@@ -160,18 +157,18 @@ impl<'a> WriteChunksView<'a> {
         self.timeout_ms
     }
 
-    /// What the producer of a chunk knows to be there, if the chunk begins an epoch so.
+    /// Which sequences the producer of a chunk skips in front of it, if it does.
     #[inline]
-    pub fn continuation(&self, index: u32) -> Option<Continuation> {
-        if self.continuations.is_empty() {
+    pub fn skip(&self, index: u32) -> Option<Skip> {
+        if self.skips.is_empty() {
             return None;
         }
-        self.continuations().find(|(of, _)| *of == index).map(|(_, continuation)| continuation)
+        self.skips().find(|(of, _)| *of == index).map(|(_, skip)| skip)
     }
 
-    /// All continuations, with the numbers of their chunks.
-    pub fn continuations(&self) -> impl Iterator<Item = Continued> + 'a {
-        self.continuations.iter().map(continued)
+    /// All skips, with the numbers of their chunks.
+    pub fn skips(&self) -> impl Iterator<Item = Skipping> + 'a {
+        self.skips.iter().map(skipping)
     }
 
     /// The bytes of all chunks.
@@ -369,15 +366,15 @@ pub struct WriteChunks {
     pub timeout_ms: u32,
     /// How many chunks there are.
     pub chunk_count: u32,
-    /// Of the chunks that begin an epoch behind what their producer knows to be there: their numbers in the request, in order, and what that is. From version 2 on.
-    pub continuations: Vec<(u32, Continuation)>,
+    /// Where sequences are skipped: in front of which chunks, by their numbers in the request, in order, and which. From version 2 on.
+    pub skips: Vec<(u32, Skip)>,
     /// Sealed chunks, back to back.
     pub chunks: Bytes,
 }
 
 impl Body for WriteChunks {
     fn encode(&self, version: u8, out: &mut Vec<u8>) {
-        write_front(version, self.chunk_count, self.timeout_ms, &self.continuations, out);
+        write_front(version, self.chunk_count, self.timeout_ms, &self.skips, out);
         out.extend_from_slice(&self.chunks);
     }
     fn decode(version: u8, body: &[u8]) -> Result<Self, ProtocolError> {
@@ -388,7 +385,7 @@ impl Body for WriteChunks {
         Ok(WriteChunks {
             timeout_ms: view.timeout_ms(),
             chunk_count: view.chunk_count(),
-            continuations: view.continuations().collect(),
+            skips: view.skips().collect(),
             chunks: Bytes::copy_from_slice(view.chunk_bytes()),
         })
     }

@@ -1,8 +1,8 @@
 //! Frames, versions, status codes, and the bodies that are used in place.
 
 use bytes::Bytes;
-use kera_format::chunk::{ChunkTarget, Continuation};
-use kera_format::{ChunkBuilder, Compression, Cursor, GroupId, LaneId, ProducerEpoch, Record, SegmentIndex};
+use kera_format::chunk::{ChunkTarget, Skip};
+use kera_format::{ChunkBuilder, Compression, Cursor, GroupId, LaneId, Record, SegmentIndex};
 use kera_protocol::frame::{FRAME_BYTES_MAX, FRAME_HEADER_BYTES, begin_frame, finish_frame};
 use kera_protocol::read::{ANSWER_END_OF_GROUP, ANSWER_MORE, write_answers};
 use kera_protocol::write::{parse_results, write_front, write_head};
@@ -199,46 +199,44 @@ fn a_write_with_a_wrong_count_or_a_bad_chunk_is_an_error_at_that_chunk() {
     assert!(WriteChunksView::parse(3, &write_body(0, &[])).is_err());
 }
 
-/// Chunks are where they were in front of the first version that had continuations, and those are found by their chunks.
+/// Chunks are where they were, and skips are found by their chunks.
 #[test]
-fn continuations_come_in_front_of_the_chunks() {
+fn skips_come_in_front_of_the_chunks() {
     let (a, b) = (chunk(b"one"), chunk(b"twenty"));
-    let continuation = Continuation { since: ProducerEpoch(3), expected: 1 << 40 };
-    let front = |continuations: &[(u32, Continuation)]| {
+    let skip = Skip { from: 1 << 40 };
+    let front = |skips: &[(u32, Skip)]| {
         let mut body = Vec::new();
-        write_front(2, 2, 1_500, continuations, &mut body);
+        write_front(2, 2, 1_500, skips, &mut body);
         [body, a.clone(), b.clone()].concat()
     };
     for of in [None, Some(0), Some(1)] {
-        let body = front(&of.map(|of| (of, continuation)).into_iter().collect::<Vec<_>>());
+        let body = front(&of.map(|of| (of, skip)).into_iter().collect::<Vec<_>>());
         let view = WriteChunksView::parse(2, &body).expect("a body");
-        let found = [0, 1, 2].map(|index| view.continuation(index));
-        assert_eq!(found, [0, 1, 2].map(|index| (of == Some(index)).then_some(continuation)));
+        let found = [0, 1, 2].map(|index| view.skip(index));
+        assert_eq!(found, [0, 1, 2].map(|index| (of == Some(index)).then_some(skip)));
         assert_eq!(view.chunk_bytes(), [&a[..], &b[..]].concat());
         assert_eq!((body.len() - view.chunk_bytes().len()) % 8, 0, "chunks are aligned");
         assert_eq!(view.chunks().filter(Result::is_ok).count(), 2);
     }
-    let refused = |body: &[u8]| match WriteChunksView::parse(2, body).expect_err("a wrong continuation") {
+    let refused = |body: &[u8]| match WriteChunksView::parse(2, body).expect_err("a wrong skip") {
         ProtocolError::Count { field, .. }
         | ProtocolError::Truncated { field, .. }
         | ProtocolError::BadField { field, .. } => field,
         other => panic!("{other}"),
     };
     let changed = |at: usize, value: u8| {
-        let mut body = front(&[(0, continuation), (1, continuation)]);
+        let mut body = front(&[(0, skip), (1, skip)]);
         body[at] = value;
         body
     };
-    for twisted in
-        [[(1, continuation), (0, continuation)], [(1, continuation); 2], [(0, continuation), (2, continuation)]]
-    {
-        assert_eq!(refused(&front(&twisted)), "WriteChunks.continuations.index");
+    for twisted in [[(1, skip), (0, skip)], [(1, skip); 2], [(0, skip), (2, skip)]] {
+        assert_eq!(refused(&front(&twisted)), "WriteChunks.skips.index");
     }
-    assert_eq!(refused(&changed(8, 3)), "WriteChunks.continuation_count", "more than there are chunks");
-    assert_eq!(refused(&changed(11, 255)), "WriteChunks.continuation_count");
+    assert_eq!(refused(&changed(8, 3)), "WriteChunks.skip_count", "more than there are chunks");
+    assert_eq!(refused(&changed(11, 255)), "WriteChunks.skip_count");
     assert_eq!(refused(&changed(12, 1)), "WriteChunks.zero");
-    assert_eq!(refused(&changed(22, 1)), "WriteChunks.continuations.zero");
-    assert_eq!(refused(&changed(0, 2)[..15]), "WriteChunks.continuation_count");
+    assert_eq!(refused(&changed(20, 1)), "WriteChunks.skips.zero");
+    assert_eq!(refused(&changed(0, 2)[..15]), "WriteChunks.skip_count");
 }
 
 #[test]

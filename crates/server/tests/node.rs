@@ -186,12 +186,8 @@ fn a_node_with_a_full_disk_is_alive_and_not_ready_until_there_is_room() {
         chunk.push(&Record::value(&[1; 200 << 10]));
         let target = ChunkTarget { stream, ..ChunkTarget::default() };
         let chunks = chunk.seal(&target, Compression::None).unwrap().into();
-        let _ = runtime.block_on(client.call(&WriteChunks {
-            timeout_ms: 50,
-            chunk_count: 1,
-            continuations: Vec::new(),
-            chunks,
-        }));
+        let _ =
+            runtime.block_on(client.call(&WriteChunks { timeout_ms: 50, chunk_count: 1, skips: Vec::new(), chunks }));
     };
     // Files that are allocated ahead take some more.
     let (mut code, mut said) = (200, Value::Null);

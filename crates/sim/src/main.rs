@@ -39,6 +39,9 @@ struct Arguments {
     /// Producers of a cluster have more chunks under way than a lane remembers places, and send them again early.
     #[arg(long)]
     eager: bool,
+    /// Producers of a cluster give up chunks that they have sent, and skip them.
+    #[arg(long)]
+    impatient: bool,
     /// Only these faults, by name, with commas between.
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
@@ -134,6 +137,7 @@ fn run_cluster(
         records: arguments.records,
         three: arguments.three,
         eager: arguments.eager,
+        impatient: arguments.impatient,
         fault_us: arguments.fault_ms * 1000,
         only: only.to_vec(),
         retention: !arguments.keep,

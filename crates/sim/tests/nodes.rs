@@ -67,6 +67,17 @@ fn many_seeds_with_eager_producers_keep_every_promise() {
     assert!(told > 10, "nothing comes again, so nothing is shown: {told}");
 }
 
+/// Chunks are given up that were sent, and skipped if they are not there, through losses and moves; a node that stood still gets to what had come by the
+/// connections of before when it has told others already what is missing.
+#[test]
+fn many_seeds_with_impatient_producers_keep_every_promise() {
+    let plan = |seed| Plan { impatient: true, records: 600, fault_us: 700_000, retention: false, ..short(seed) };
+    assert_eq!(all(1..1 + SEEDS / 4, |seed| run(&plan(seed)).violation), Vec::<String>::new());
+    let did: Vec<_> = (1..25).map(|seed| run(&plan(seed)).did).collect();
+    let did = |what| did.iter().filter_map(|did| did.get(what)).sum::<u64>();
+    assert!(did("chunks given up") > 100 && did("skipped chunks") > 50, "nothing is given up, so nothing is shown");
+}
+
 /// Three nodes with two or three copies, all of which are killed, stopped and cut off one after the other and at once: what real nodes are
 /// tormented with.
 #[test]

@@ -464,12 +464,7 @@ pub fn chunk(value_bytes: usize) -> Vec<u8> {
 }
 
 pub fn write_request(chunks: &[Vec<u8>], timeout_ms: u32) -> WriteChunks {
-    WriteChunks {
-        timeout_ms,
-        chunk_count: chunks.len() as u32,
-        continuations: Vec::new(),
-        chunks: chunks.concat().into(),
-    }
+    WriteChunks { timeout_ms, chunk_count: chunks.len() as u32, skips: Vec::new(), chunks: chunks.concat().into() }
 }
 
 pub fn write_body(count: u32, timeout_ms: u32, chunks: &[u8]) -> Vec<u8> {

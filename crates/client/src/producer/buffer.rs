@@ -14,12 +14,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kera_format::chunk::{ChunkTarget, Continuation, seal_in_place};
+use kera_format::chunk::{ChunkTarget, Skip, seal_in_place};
 use kera_format::{
     CHUNK_HEADER_BYTES, ChunkBuilder, ChunkHeader, Compression, ProducerEpoch, ProducerId, StreamId, StreamletId,
     align8,
 };
-use kera_protocol::write::CONTINUATION_BYTES;
+use kera_protocol::write::SKIP_BYTES;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -61,18 +61,17 @@ pub struct BufferSettings {
 ///
 /// A chunk that was sent and is not answered for good may be in the stream: under another sequence it would be there twice. So it keeps its own as long as the
 /// server may know it by that, and a hole is closed only if nothing behind it may be there: all of that was never sent, or each time came too early. Behind a
-/// hole that is left open the server says that it misses something, and the streamlet goes on in another epoch.
+/// hole that is left open the server says that it misses something, and the next chunk says that this is [skipped](Skip).
 ///
 /// That something came too early is no promise that an earlier try of it, on a connection that is lost, does not come later still: a server that stood still goes on with
-/// what had come. So chunks keep their sequences in the next epoch too, and the first of them goes with a [`Continuation`]: it is taken if the server has what it said,
-/// and otherwise the producer hears what has come since, which it sends no more. To a node that does not know of that, of an earlier version, they
-/// are sent from 0 on; then a record may be there twice.
+/// what had come. So no sequence ever stands for two chunks that were sent. Only to a node of an earlier version, which knows of no skips, what waits is sent from 0 on in
+/// another epoch; then a record may be there twice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Sequences {
     /// Those that they have, less by one for each hole in front of them that can be closed.
     Same,
-    /// Of streamlets of which the server misses chunks that nobody sends any more: those that they have, in another epoch. The others as [`Sequences::Same`].
-    Misses(ProducerEpoch),
+    /// Of streamlets that [begin anew](Buffer::begin_anew): from 0 on, in another epoch. The others as [`Sequences::Same`].
+    Anew(ProducerEpoch),
     /// From 0 on, of this producer and epoch.
     All(ProducerId, ProducerEpoch),
 }
@@ -145,8 +144,8 @@ pub(super) struct Sealed {
     pub(super) was_early: bool,
     /// A try of it was never answered: it may come yet.
     pub(super) is_unanswered: bool,
-    /// It is sent as the first of its epoch, with what the server is known to have.
-    pub(super) continues: Option<Continuation>,
+    /// Which sequences in front of it are skipped, as it was sent last.
+    pub(super) skips: Option<Skip>,
     serial: u64,
     charged: usize,
     waiters: Vec<(u32, Waiter)>,
@@ -177,14 +176,13 @@ struct Streamlet {
     settled_sequence: u64,
     /// Sequences of chunks that were given up and are certainly not in the stream, in order.
     holes: Vec<u64>,
-    /// The producer's epoch that they are sent in.
+    /// The producer's epoch that they count in.
     epoch: ProducerEpoch,
-    /// The one in which they were counted from 0.
-    since: ProducerEpoch,
-    /// The server misses chunks that nobody sends any more, from this one on: it goes on in another epoch.
-    misses: Option<u64>,
-    /// Nothing is known to be there of its epoch yet: the sequence behind what is there of those before. As long as that is so one chunk at a time is sent.
-    begins_behind: Option<u64>,
+    /// The server misses chunks that nobody sends any more, from this one on: the next one says that they are skipped. As long as that is not answered one chunk
+    /// at a time is sent, for one behind it could be taken while it is refused for a moment, and it would pass for a duplicate then.
+    skips_from: Option<u64>,
+    /// It begins another epoch instead.
+    begins_anew: bool,
     /// It is in the line of its route.
     is_ready: bool,
     /// Which connection its chunks leave by.
@@ -199,13 +197,7 @@ struct Streamlet {
 impl Streamlet {
     /// An empty one, whose chunks are counted from 0 in this epoch.
     fn counting_in(epoch: ProducerEpoch) -> Streamlet {
-        Streamlet { epoch, since: epoch, ..Streamlet::default() }
-    }
-
-    /// The waiting chunks with sequences below one.
-    fn take_before(&mut self, sequence: u64) -> Vec<Sealed> {
-        let before = self.sealed.partition_point(|chunk| chunk.sequence < sequence);
-        self.sealed.drain(..before).collect()
+        Streamlet { epoch, ..Streamlet::default() }
     }
 
     /// Whether this chunk is still open.
@@ -224,7 +216,7 @@ struct Route {
     opened: VecDeque<(u64, u32)>,
     /// Open chunks that it has taken from and looks at once more: when, opening and streamlet.
     again: VecDeque<(Instant, u64, u32)>,
-    /// The node knows no [`Continuation`].
+    /// The node knows of no skips.
     is_old: bool,
 }
 
@@ -239,7 +231,7 @@ pub(super) struct Taken {
     pub(super) expired: Vec<Sealed>,
     /// When the next open chunk is due, if nothing else happens.
     pub(super) due_at: Option<Instant>,
-    /// There are chunks that would continue an epoch and are for a node that does not know how.
+    /// There are chunks that would skip sequences, and are for a node that does not know of that.
     pub(super) is_refused: bool,
 }
 
@@ -489,7 +481,7 @@ impl Buffer {
             is_under_way: false,
             was_early: false,
             is_unanswered: false,
-            continues: None,
+            skips: None,
             serial,
             charged,
             waiters: part.waiters,
@@ -598,12 +590,11 @@ impl Buffer {
                     ready.pop_front();
                     continue;
                 }
-                if is_old && streamlet.begins_behind.is_some() {
+                if is_old && streamlet.skips_from.is_some() {
                     taken.is_refused = true;
                     return taken;
                 }
-                // The first of an epoch goes alone.
-                let is_held = streamlet.begins_behind.is_some() && streamlet.under_way > 0;
+                let is_held = streamlet.skips_from.is_some() && streamlet.under_way > 0;
                 let Some(front) = streamlet.sealed.front().filter(|_| !is_held) else {
                     streamlet.is_ready = false;
                     ready.pop_front();
@@ -617,13 +608,12 @@ impl Buffer {
                 ready.pop_front();
                 ready.push_back(number);
                 (chunk.is_under_way, chunk.was_early) = (!expired, chunk.was_early && expired);
-                let since = streamlet.since;
-                chunk.continues = streamlet.begins_behind.map(|expected| Continuation { since, expected });
+                chunk.skips = streamlet.skips_from.map(|from| Skip { from });
                 streamlet.under_way += u32::from(!expired);
                 if expired {
                     taken.expired.push(chunk);
                 } else {
-                    taken.bytes += chunk.bytes.len() + chunk.continues.map_or(0, |_| CONTINUATION_BYTES);
+                    taken.bytes += chunk.bytes.len() + chunk.skips.map_or(0, |_| SKIP_BYTES);
                     taken.chunks.push(chunk);
                 }
                 continue;
@@ -724,26 +714,16 @@ impl Buffer {
         all
     }
 
-    /// The server misses chunks of a streamlet from `expected` on, which are acknowledged or given up. How many of them were acknowledged.
-    /// Chunks of other streamlets may be there and unanswered, so that they keep their sequences: see [`Sequences`].
+    /// The server misses chunks of a streamlet from `expected` on, which are acknowledged or given up: they are skipped. How many of them were acknowledged.
     pub(super) fn misses(&mut self, streamlet: u32, expected: u64) -> u64 {
         let streamlet = &mut self.streamlets[streamlet as usize];
-        let forgotten = streamlet.settled_sequence.saturating_sub(expected);
-        if streamlet.misses.replace(expected).is_none() {
-            self.stats.forgotten_chunks += forgotten;
-        }
+        let known = streamlet.skips_from.replace(expected).unwrap_or(u64::MAX).min(streamlet.settled_sequence);
+        let forgotten = known.saturating_sub(expected);
+        self.stats.forgotten_chunks += forgotten;
         forgotten
     }
 
-    /// What is there of a streamlet is not what the chunk said that was to continue it: the chunks before `expected` are. Those of them that wait are to be settled.
-    pub(super) fn has_come(&mut self, streamlet: u32, expected: u64) -> Vec<Sealed> {
-        let streamlet = &mut self.streamlets[streamlet as usize];
-        let before = streamlet.begins_behind.replace(expected).unwrap_or(expected);
-        self.stats.forgotten_chunks += before.min(streamlet.settled_sequence).saturating_sub(expected);
-        streamlet.take_before(expected)
-    }
-
-    /// Whether the node that a connection is to knows of continuations.
+    /// Whether the node that a connection is to knows of no skips.
     pub(super) fn set_old(&mut self, route: usize, is_old: bool) {
         if self.routes.len() <= route {
             self.routes.resize_with(route + 1, Route::default);
@@ -751,10 +731,10 @@ impl Buffer {
         self.routes[route].is_old = is_old;
     }
 
-    /// Has the streamlets whose chunks would continue an epoch, and are for a node that does not know how, begin one from 0.
-    pub(super) fn begin_without(&mut self, route: usize) {
+    /// Has the streamlets that would skip sequences by a connection begin another epoch instead.
+    pub(super) fn begin_anew(&mut self, route: usize) {
         for streamlet in self.streamlets.iter_mut().filter(|streamlet| streamlet.route as usize == route) {
-            streamlet.misses = streamlet.misses.or(streamlet.begins_behind);
+            streamlet.begins_anew |= streamlet.skips_from.is_some();
         }
     }
 
@@ -763,37 +743,27 @@ impl Buffer {
         self.streamlets[streamlet as usize].holes.iter().any(|hole| sequences.contains(hole))
     }
 
-    /// Gives the waiting chunks [other sequences](Sequences), after chunks were given up or are missing. Nothing may be in flight. What comes back is there
-    /// already, and to be settled.
-    pub(super) fn renumber(&mut self, sequences: Sequences) -> Vec<Sealed> {
-        let mut there_already = Vec::new();
+    /// Gives the waiting chunks [other sequences](Sequences), after chunks were given up or are missing. Nothing may be in flight.
+    pub(super) fn renumber(&mut self, sequences: Sequences) {
         match sequences {
             Sequences::All(id, epoch) => (self.producer_id, self.producer_epoch) = (id, epoch),
-            Sequences::Misses(epoch) => self.producer_epoch = epoch,
+            Sequences::Anew(epoch) => self.producer_epoch = epoch,
             Sequences::Same => {}
         }
         for number in 0..self.streamlets.len() as u32 {
             let streamlet = &mut self.streamlets[number as usize];
-            let is_old = self.routes[streamlet.wanted as usize].is_old;
             let begins_in = match sequences {
                 Sequences::All(_, epoch) => Some(epoch),
-                Sequences::Misses(epoch) if streamlet.misses.is_some() && is_old => Some(epoch),
-                Sequences::Misses(epoch) => {
-                    if streamlet.misses.is_some() {
-                        there_already.extend(self.continue_in(number, epoch));
-                        continue;
-                    }
-                    None
-                }
-                Sequences::Same => None,
+                Sequences::Anew(epoch) if streamlet.begins_anew => Some(epoch),
+                Sequences::Anew(_) | Sequences::Same => None,
             };
             let unsure = streamlet.sealed.iter().rev().find(|chunk| chunk.may_be_there_waiting());
             let there = streamlet.settled_sequence.max(unsure.map_or(0, |chunk| chunk.sequence + 1));
             let mut holes = std::mem::take(&mut streamlet.holes);
             holes.retain(|hole| *hole >= there);
             if let Some(epoch) = begins_in {
-                (streamlet.epoch, streamlet.since, streamlet.settled_sequence) = (epoch, epoch, 0);
-                (streamlet.misses, streamlet.begins_behind) = (None, None);
+                (streamlet.epoch, streamlet.settled_sequence) = (epoch, 0);
+                (streamlet.skips_from, streamlet.begins_anew) = (None, false);
             } else if holes.is_empty() {
                 continue;
             }
@@ -817,20 +787,6 @@ impl Buffer {
                 None => streamlet.next_sequence - holes.len() as u64,
             };
         }
-        there_already
-    }
-
-    /// Lets the waiting chunks of a streamlet, of which the server misses others, go on in another epoch with the sequences that they have.
-    fn continue_in(&mut self, number: u32, epoch: ProducerEpoch) -> Vec<Sealed> {
-        let streamlet = &mut self.streamlets[number as usize];
-        (streamlet.epoch, streamlet.begins_behind) = (epoch, streamlet.misses.take());
-        let there = streamlet.take_before(streamlet.begins_behind.unwrap_or(0));
-        // Whatever is not there leaves no hole: the epoch may begin behind it.
-        streamlet.holes.clear();
-        let mut sealed = std::mem::take(&mut streamlet.sealed);
-        sealed.iter_mut().for_each(|chunk| self.number(chunk, chunk.sequence));
-        self.streamlets[number as usize].sealed = sealed;
-        there
     }
 
     /// Gives a chunk another sequence, or another epoch.
@@ -868,9 +824,9 @@ impl Buffer {
                 self.stats.duplicate_chunks += u64::from(delivered.duplicate);
                 let streamlet = &mut self.streamlets[chunk.streamlet as usize];
                 streamlet.settled_sequence = streamlet.settled_sequence.max(chunk.sequence + 1);
-                // What is there of an epoch is that it has begun. Of those that are found to be there already nothing follows.
-                if streamlet.begins_behind.is_some_and(|expected| chunk.sequence >= expected) {
-                    streamlet.begins_behind = None;
+                // Nothing in front of it is expected any more. Of one from before that this says nothing.
+                if streamlet.skips_from.is_some_and(|from| chunk.sequence >= from) {
+                    streamlet.skips_from = None;
                 }
             }
             Err(error) => {

@@ -13,8 +13,8 @@
 //! One that is certainly not in the stream, because it was never sent or the server has refused it the first time, leaves a hole in the sequences of its
 //! streamlet. Nothing is sent then until everything under way is answered, and the chunks behind the hole get the sequences before theirs, unless one of
 //! them may be there. Of a chunk that may be there itself nobody knows. In both cases those behind it are sent as they are, and only if the server says
-//! that it misses something they go on in the producer's next epoch, in that streamlet alone. The same is done when the server has lost chunks
-//! that it had acknowledged. The first chunk of that epoch says [what is there](kera_format::chunk::Continuation), for what was given up with a connection may come late.
+//! that it misses something the next one says that this is [skipped](kera_format::chunk::Skip). The same is done when the server has lost chunks
+//! that it had acknowledged. A node of an earlier version knows of no skips: there the streamlet begins the producer's next epoch, from 0.
 //!
 //! That a chunk comes too early says neither, as long as one in front of it is not answered: it waits, or is under way again. The answer to a request comes when its last
 //! chunk has one. So it may come after a chunk in front of one of its chunks was sent again, which the server had refused for a moment.
@@ -43,7 +43,7 @@ use crate::backoff::Backoff;
 use crate::client::ended;
 use crate::placement::{HOME, NOBODY, Placement};
 use crate::{Client, ClientError};
-use repair::{Repair, settle_come};
+use repair::Repair;
 
 /// Chunks smaller than this are copied together, larger ones are written from where they are.
 const COPY_BYTES_MAX: usize = 4 << 10;
@@ -214,8 +214,6 @@ struct Spare {
 enum Verdict {
     Done(Delivered),
     Again,
-    /// What continues an epoch said of what is there is not so: the chunks before this one are.
-    HasCome(u64),
     /// Another node owns its streamlet: perhaps this one, since this epoch.
     Elsewhere(u32, u32),
     Refused(Status),
@@ -355,7 +353,7 @@ impl Sender {
             let Taken { mut chunks, expired, due_at, is_refused, .. } = taken;
             self.expire(expired, now);
             if is_refused {
-                self.shared.buffer().begin_without(at);
+                self.shared.buffer().begin_anew(at);
                 self.require(Repair::Epoch);
             }
             if chunks.is_empty() {
@@ -729,13 +727,6 @@ impl Sender {
                     buffer.put_back([chunk]);
                     continue;
                 }
-                Verdict::HasCome(expected) => {
-                    let streamlet = chunk.streamlet;
-                    buffer.put_back([chunk]);
-                    let come = buffer.has_come(streamlet, expected);
-                    reports.extend(settle_come(&mut buffer, come, now));
-                    continue;
-                }
                 Verdict::Elsewhere(node, epoch) => {
                     let streamlet = chunk.streamlet;
                     buffer.put_back([chunk]);
@@ -881,9 +872,9 @@ fn parts(chunks: &mut [Sealed], version: u8, timeout_ms: u32, mut memory: Vec<u8
     let mut parts = Vec::with_capacity(2 + chunks.len() - chunks.iter().filter(|c| is_small(c)).count());
     memory.clear();
     memory.reserve(WRITE_FRONT_BYTES_MAX + small_bytes);
-    let continued = |(index, chunk): (usize, &Sealed)| chunk.continues.map(|continues| (index as u32, continues));
-    let continuations: Vec<_> = chunks.iter().enumerate().filter_map(continued).collect();
-    write_front(version, chunks.len() as u32, timeout_ms, &continuations, &mut memory);
+    let skipping = |(index, chunk): (usize, &Sealed)| chunk.skips.map(|skips| (index as u32, skips));
+    let skips: Vec<_> = chunks.iter().enumerate().filter_map(skipping).collect();
+    write_front(version, chunks.len() as u32, timeout_ms, &skips, &mut memory);
     let (mut start, mut end) = (0, memory.len());
     chunks.iter().filter(|c| is_small(c)).for_each(|c| memory.extend_from_slice(&c.bytes));
     let copied = Bytes::from(memory);

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use kera_client::{Client, ClientBuilder};
-use kera_format::chunk::Continuation;
+use kera_format::chunk::Skip;
 use kera_format::{
     BrokerPart, ChunkView, Cursor, GroupId, LaneId, Records, SegmentIndex, StreamId, StreamOptions, StreamletId,
 };
@@ -155,6 +155,8 @@ pub struct State {
     pub lingering: Vec<VecDeque<(u8, Vec<u8>)>>,
     /// Chunks that were appended so.
     pub lingered: u64,
+    /// How often sequences were skipped.
+    pub skipped: u64,
     /// Requests at which the connection breaks without an answer, once for each.
     pub breaks: Vec<Op>,
     /// Requests that are not answered, once for each.
@@ -223,7 +225,7 @@ impl Fake {
 
 impl State {
     /// Appends a chunk as a broker does, recognising retries.
-    pub fn append(&mut self, chunk: &ChunkView<'_>, continues: Option<Continuation>) -> ChunkResult {
+    pub fn append(&mut self, chunk: &ChunkView<'_>, skips: Option<Skip>) -> ChunkResult {
         let header = *chunk.header();
         if header.stream != self.info.id {
             return ChunkResult::failed(Status::UnknownStream, 0);
@@ -240,15 +242,12 @@ impl State {
             if epoch < known.0 {
                 return ChunkResult::failed(Status::StaleEpoch, known.0.into());
             }
-            let is_known = known.1 > 0;
-            if let Some(continues) = continues.filter(|_| epoch > known.0 || !is_known) {
-                let there = if known.0 >= continues.since.0 { known.1 } else { 0 };
-                if there != continues.expected {
-                    return ChunkResult::failed(Status::SequenceGap, there);
-                }
-                *known = (epoch, header.sequence, VecDeque::new());
-            } else if epoch > known.0 {
+            if epoch > known.0 {
                 *known = (epoch, 0, VecDeque::new());
+            }
+            if skips.is_some_and(|skips| skips.from == known.1 && header.sequence > known.1) {
+                known.1 = header.sequence;
+                self.skipped += 1;
             }
             if header.sequence > known.1 {
                 return ChunkResult::failed(Status::SequenceGap, known.1);
@@ -290,7 +289,7 @@ impl State {
         let before = self.chunk_count();
         let view = WriteChunksView::parse(version, &body).unwrap();
         for (chunk, index) in view.chunks().zip(0..) {
-            let _ = self.append(&chunk.unwrap(), view.continuation(index));
+            let _ = self.append(&chunk.unwrap(), view.skip(index));
         }
         self.lingered += self.chunk_count() - before;
         true
@@ -310,7 +309,7 @@ impl State {
 pub struct FakeServer {
     pub fake: Arc<Fake>,
     pub address: SocketAddr,
-    /// It is of an earlier version, that knows of no continuations.
+    /// It is of an earlier version, that knows of no skips.
     pub is_old: bool,
     server: Option<RunningServer>,
 }
@@ -328,6 +327,7 @@ impl FakeServer {
             lingers: false,
             lingering: Vec::new(),
             lingered: 0,
+            skipped: 0,
             breaks: Vec::new(),
             mutes: Vec::new(),
             unheard: 0,

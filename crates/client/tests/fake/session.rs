@@ -87,7 +87,7 @@ impl FakeSession {
                 _ if mood.as_mut().is_some_and(|mood| mood.once_in(chunks_fail)) => {
                     ChunkResult::failed(Status::ArenaFull, 0)
                 }
-                _ => state.append(chunk, view.continuation(i as u32)),
+                _ => state.append(chunk, view.skip(i as u32)),
             });
             // It is there, but its copies are late.
             if mood.as_mut().is_some_and(|mood| mood.once_in(chunks_fail)) && results[i].status == 0 {

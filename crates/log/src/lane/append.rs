@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use kera_format::chunk::{Chunk, Continuation};
+use kera_format::chunk::{Chunk, Skip};
 use kera_format::limits::SEGMENT_BYTES_MIN;
 use kera_format::segment::{SegmentHeader, SegmentState};
 use kera_format::{BrokerPart, ChunkHeader, Cursor, FormatError, StreamOptions};
@@ -104,21 +104,21 @@ impl Lane {
     /// readable and acknowledged when its ticket is durable. An error leaves no trace.
     #[inline]
     pub fn append(self: &Arc<Self>, chunk: &impl Chunk, now_ms: i64) -> Result<Appended, AppendError> {
-        self.append_continued(chunk, now_ms, None)
+        self.append_skipping(chunk, now_ms, None)
     }
 
-    /// [Appends](Lane::append) a chunk that may begin an epoch of its producer behind what the producer knows to be there. If something else is there it is refused
-    /// with [`AppendError::SequenceGap`], which says what; `expected` may then be above the chunk's own number.
-    pub fn append_continued(
+    /// [Appends](Lane::append) a chunk in front of which its producer may skip numbers. If these are not what is missing it is refused with
+    /// [`AppendError::SequenceGap`], which says what is.
+    pub fn append_skipping(
         self: &Arc<Self>,
         chunk: &impl Chunk,
         now_ms: i64,
-        continues: Option<Continuation>,
+        skips: Option<Skip>,
     ) -> Result<Appended, AppendError> {
         let header = chunk.header();
         self.check_target(header)?;
         let mut guard = self.state.lock();
-        let admission = guard.producers.admit(header, continues);
+        let admission = guard.producers.admit(header, skips);
         if admission != Admission::Next || guard.deleted || !self.home.tenure.is_here() {
             return self.not_appended(&guard, chunk, admission);
         }

@@ -1,15 +1,15 @@
-//! Of [`crate::write`]: writing chunks, before the first of an epoch could say what its producer knows to be there.
+//! Of [`crate::write`]: writing chunks, before sequences could be skipped.
 
 use crate::spec::{Source, Specified, TracedField, trace_write};
 use crate::{Body, ProtocolError, WriteChunks};
 
-/// [`WriteChunks`], version 1: no [continuations](WriteChunks::continuations), and nothing says that there are none.
+/// [`WriteChunks`], version 1: no [skips](WriteChunks::skips), and nothing says that there are none.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct WriteChunksV1(WriteChunks);
 
 impl From<&WriteChunks> for WriteChunksV1 {
     fn from(current: &WriteChunks) -> WriteChunksV1 {
-        WriteChunksV1(WriteChunks { continuations: Vec::new(), ..current.clone() })
+        WriteChunksV1(WriteChunks { skips: Vec::new(), ..current.clone() })
     }
 }
 

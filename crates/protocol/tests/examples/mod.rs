@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use kera_format::checksum::crc32c;
-use kera_format::chunk::{ChunkTarget, Continuation};
+use kera_format::chunk::{ChunkTarget, Skip};
 use kera_format::cluster::RaftPlace;
 use kera_format::ids::*;
 use kera_format::raft::{LogEntry, Payload};
@@ -382,7 +382,7 @@ examples! {
     WriteChunks => WriteChunks {
         timeout_ms: 30_000,
         chunk_count: 1,
-        continuations: vec![(0, Continuation { since: ProducerEpoch(1), expected: 15 })],
+        skips: vec![(0, Skip { from: 15 })],
         chunks: Bytes::from(sent_chunk()),
     };
     WriteChunksResponse => WriteChunksResponse { results: vec![ChunkResult {

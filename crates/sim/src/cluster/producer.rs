@@ -144,7 +144,7 @@ impl Producer {
         }
         let (timeout_ms, chunk_count) = (WRITE_TIMEOUT_MS, chosen.len() as u32);
         let correlation =
-            around.send(&WriteChunks { timeout_ms, chunk_count, continuations: Vec::new(), chunks: bytes.into() });
+            around.send(&WriteChunks { timeout_ms, chunk_count, skips: Vec::new(), chunks: bytes.into() });
         for (at, sequence) in &chosen {
             self.chunk(*at, *sequence).expect("it was chosen just now").state = State::UnderWay(correlation);
         }

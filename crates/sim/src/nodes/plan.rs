@@ -19,6 +19,8 @@ pub struct Plan {
     pub three: bool,
     /// Whether producers have more chunks under way than a lane remembers places, and send them again early.
     pub eager: bool,
+    /// Whether producers give up chunks that they have sent, and skip them.
+    pub impatient: bool,
     /// Time between two faults, on average, in microseconds.
     pub fault_us: u64,
     /// Faults that may happen; all, if it is empty.
@@ -46,6 +48,7 @@ impl Plan {
             records: 300,
             three: false,
             eager: false,
+            impatient: false,
             fault_us: 1_500_000,
             only: Vec::new(),
             retention: true,

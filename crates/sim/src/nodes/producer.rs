@@ -1,9 +1,11 @@
 //! A producer of one stream: chunks for every streamlet, several under way, each sent to whoever owns the streamlet until it is
 //! acknowledged. What is under way by one node comes back before anything of the streamlet goes to another.
+//!
+//! One that is impatient gives up chunks that it has sent, and [skips](Skip) them if they are not there, as the real client does. What was given up may be there or not.
 
 use std::collections::VecDeque;
 
-use kera_format::chunk::{ChunkTarget, seal_in_place};
+use kera_format::chunk::{ChunkTarget, Skip, seal_in_place};
 use kera_format::{ChunkBuilder, ChunkHeader, Compression, ProducerEpoch, ProducerId, Record, StreamId, StreamletId};
 use kera_protocol::{Status, WriteChunks, WriteChunksResponse};
 
@@ -20,6 +22,8 @@ const EAGER: (usize, u32) = (14, 300);
 /// The same of one that does not wait for copies.
 pub(super) const EARLY: (usize, u32) = (4, 300);
 const TURN_US: u64 = 20_000;
+/// An impatient one gives up a chunk that waits to be sent again once in so many turns.
+const GIVES_UP_IN: u64 = 12;
 
 struct Chunk {
     bytes: Vec<u8>,
@@ -27,6 +31,8 @@ struct Chunk {
     sequence: u64,
     /// The request that it is under way with.
     with: Option<u64>,
+    /// It was sent before.
+    was_sent: bool,
 }
 
 #[derive(Default)]
@@ -37,6 +43,8 @@ struct Streamlet {
     next_sequence: u64,
     /// Its owner has forgotten acknowledged chunks: what waits is numbered anew, in another epoch, when nothing is under way.
     is_forgotten: bool,
+    /// Chunks that nobody sends any more are missing from this one on: the next one skips them.
+    skips_from: Option<u64>,
     /// Something came back unwritten: nothing more leaves until all that is under way has come back, so that the order stays.
     is_held: bool,
     /// Who has what is under way.
@@ -48,7 +56,7 @@ impl Streamlet {
     fn begin_again(&mut self, (stream, streamlet, producer_id): (StreamId, StreamletId, ProducerId)) {
         self.is_forgotten = false;
         self.epoch += 1;
-        self.next_sequence = 0;
+        (self.skips_from, self.next_sequence) = (None, 0);
         for chunk in &mut self.chunks {
             chunk.sequence = self.next_sequence;
             self.next_sequence += 1;
@@ -69,6 +77,8 @@ struct Request {
     node: u32,
     sent_us: u64,
     chosen: Vec<(usize, u64)>,
+    /// Whether all of them skip others. Then nothing else of their streamlets is under way.
+    skips: bool,
 }
 
 /// See the module.
@@ -85,6 +95,7 @@ pub(super) struct Producer {
     is_async: bool,
     /// Its streams keep the last record of each key.
     is_compacted: bool,
+    is_impatient: bool,
     next_us: u64,
     owned: Owned,
     streamlets: Vec<Streamlet>,
@@ -110,6 +121,7 @@ impl Producer {
             timeout_ms,
             is_async: plan.kind == Kind::Async,
             is_compacted: plan.kind == Kind::Compacted,
+            is_impatient: plan.impatient,
             next_us: 0,
             owned: Owned::new(stream),
             streamlets: (0..streamlets).map(|_| Streamlet::default()).collect(),
@@ -148,7 +160,7 @@ impl Producer {
         };
         let compression = [Compression::None, Compression::Lz4][around.below(2) as usize];
         let bytes = builder.seal(&target, compression).expect("a small chunk");
-        streamlet.chunks.push_back(Chunk { bytes, records, sequence, with: None });
+        streamlet.chunks.push_back(Chunk { bytes, records, sequence, with: None, was_sent: false });
     }
 
     /// Sends what may leave: one request to each owner.
@@ -173,7 +185,7 @@ impl Producer {
     }
 
     fn fill_one(&mut self, node: u32, around: &mut Around<'_>) {
-        let (mut chosen, mut bytes) = (Vec::new(), Vec::new());
+        let (mut chosen, mut bytes, mut skips) = (Vec::new(), Vec::new(), Vec::new());
         for (at, streamlet) in self.streamlets.iter_mut().enumerate() {
             let is_under_way = streamlet.chunks.iter().any(|chunk| chunk.with.is_some());
             if self.owned.node(at as u32) != Some(node)
@@ -186,7 +198,21 @@ impl Producer {
                 let target = (self.stream, StreamletId(at as u32), id);
                 streamlet.begin_again(target);
             }
+            if streamlet.skips_from.is_some() && is_under_way {
+                continue;
+            }
+            // A request has chunks that skip others or chunks that do not, so that each answer is of one kind.
+            if !chosen.is_empty() && streamlet.skips_from.is_some() == skips.is_empty() {
+                continue;
+            }
             (streamlet.is_held, streamlet.with) = (false, node);
+            if let Some(from) = streamlet.skips_from {
+                let Some(chunk) = streamlet.chunks.front() else { continue };
+                skips.push((chosen.len() as u32, Skip { from }));
+                bytes.extend_from_slice(&chunk.bytes);
+                chosen.push((at, chunk.sequence));
+                continue;
+            }
             let most = 1 + around.below(self.under_way as u64) as usize;
             for chunk in streamlet.chunks.iter().filter(|chunk| chunk.with.is_none()).take(most) {
                 bytes.extend_from_slice(&chunk.bytes);
@@ -197,16 +223,28 @@ impl Producer {
             return;
         }
         let (timeout_ms, chunk_count) = (self.timeout_ms, chosen.len() as u32);
-        let correlation = around
-            .send(node, &WriteChunks { timeout_ms, chunk_count, continuations: Vec::new(), chunks: bytes.into() });
+        let does_skip = !skips.is_empty();
+        let correlation = around.send(node, &WriteChunks { timeout_ms, chunk_count, skips, chunks: bytes.into() });
         for (at, sequence) in &chosen {
-            self.chunk(*at, *sequence).expect("it was chosen just now").with = Some(correlation);
+            let chunk = self.chunk(*at, *sequence).expect("it was chosen just now");
+            (chunk.with, chunk.was_sent) = (Some(correlation), true);
         }
-        self.requests.push(Request { correlation, node, sent_us: around.now_us, chosen });
+        self.requests.push(Request { correlation, node, sent_us: around.now_us, chosen, skips: does_skip });
     }
 
     fn chunk(&mut self, at: usize, sequence: u64) -> Option<&mut Chunk> {
         self.streamlets[at].chunks.iter_mut().find(|chunk| chunk.sequence == sequence)
+    }
+
+    /// Gives up the first chunk of a streamlet now and then, if it was sent and waits to be sent again.
+    fn give_up(&mut self, around: &mut Around<'_>) {
+        for streamlet in &mut self.streamlets {
+            let waits = |chunk: &Chunk| chunk.was_sent && chunk.with.is_none();
+            if streamlet.chunks.front().is_some_and(waits) && around.below(GIVES_UP_IN) == 0 {
+                streamlet.chunks.pop_front();
+                *around.told.did.entry("chunks given up").or_default() += 1;
+            }
+        }
     }
 
     fn back(&mut self, chosen: &[(usize, u64)]) {
@@ -227,7 +265,9 @@ impl Producer {
             let status = result.status().expect("a status of this build");
             match status {
                 Status::Ok | Status::SequenceTooOld => {
-                    let chunks = &mut self.streamlets[at].chunks;
+                    let streamlet = &mut self.streamlets[at];
+                    streamlet.skips_from = streamlet.skips_from.filter(|from| sequence < *from);
+                    let chunks = &mut streamlet.chunks;
                     let Some(found) = chunks.iter().position(|chunk| chunk.sequence == sequence) else { continue };
                     let chunk = chunks.remove(found).expect("it was found");
                     if status == Status::SequenceTooOld && self.is_async {
@@ -258,6 +298,17 @@ impl Producer {
                     self.last_problem = status.name().to_owned();
                     let is_first = self.streamlets[at].chunks.front().is_some_and(|chunk| chunk.sequence == sequence);
                     let may_forget = self.is_async || around.told.losses.has_some_of(self.stream.0, at as u32);
+                    if status == Status::SequenceGap && self.is_impatient {
+                        self.back(&[(at, sequence)]);
+                        if request.skips {
+                            *around.told.did.entry("told that something else is missing").or_default() += 1;
+                            self.streamlets[at].skips_from = Some(result.base_ordinal);
+                        } else if is_first {
+                            *around.told.did.entry("skipped chunks").or_default() += 1;
+                            self.streamlets[at].skips_from = Some(result.base_ordinal);
+                        }
+                        continue;
+                    }
                     if status == Status::SequenceGap && is_first && may_forget {
                         *around.told.did.entry("told of forgotten chunks").or_default() += 1;
                         self.streamlets[at].is_forgotten = true;
@@ -328,6 +379,9 @@ impl Client for Producer {
             self.lost(node, around);
         }
         self.owned.look(around);
+        if self.is_impatient {
+            self.give_up(around);
+        }
         self.fill(around);
         around.timer(TURN_US);
         Ok(())

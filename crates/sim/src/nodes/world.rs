@@ -88,6 +88,16 @@ pub(super) enum Event {
     Elect,
 }
 
+impl Event {
+    /// The connection by which it comes to a node, if it does.
+    fn to_node(&self) -> Option<u64> {
+        match self {
+            Event::ToNode(wire, ..) | Event::LostAtNode(wire) => Some(*wire),
+            _ => None,
+        }
+    }
+}
+
 /// A connection, as both sides see it.
 pub(super) struct Wire {
     pub(super) client: usize,
@@ -772,6 +782,11 @@ impl World {
         }
     }
 
+    /// Whether the client of a connection does not wait for it any more; in runs whose clients go on behind that.
+    fn is_given_up(&self, wire: u64) -> bool {
+        self.plan.impatient && self.wires.get(&wire).is_some_and(|known| !known.is_open_at_client)
+    }
+
     fn thaw(&mut self, node: u32, life: u32) -> Result<(), Violation> {
         if self.node(node).life != life {
             // What was frozen is gone; if the next process stands still too, its turns wait for its own end of that.
@@ -781,7 +796,17 @@ impl World {
         std::mem::swap(&mut held, &mut self.held);
         let (own, others): (Vec<_>, Vec<_>) = held.into_iter().partition(|(of, ..)| *of == node);
         self.held = others;
+        let mut late: BTreeMap<u64, u64> = BTreeMap::new();
         for (_, of_life, event) in own {
+            // What had come by connections that clients have given up since is treated when the process gets to it, which may be after what comes by new ones.
+            if let Some(wire) = event.to_node().filter(|wire| self.is_given_up(*wire)) {
+                let random_us = self.below(400_000);
+                let after_us = late.entry(wire).or_insert(random_us);
+                *after_us += 1;
+                let after_us = *after_us;
+                self.schedule.after(after_us, event);
+                continue;
+            }
             // What was for a process that is gone meanwhile: its turns are over, and the connections are the world's.
             if of_life == life || matches!(event, Event::Connected(_)) {
                 self.take(event)?;

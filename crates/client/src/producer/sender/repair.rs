@@ -1,15 +1,13 @@
-//! What is done when numbers have holes: closing them, going on in another epoch, or as another producer.
+//! What is done when sequences have holes: closing them, skipping them, or going on in another epoch or as another producer.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use kera_format::{LaneId, ProducerId, StreamletId};
+use kera_format::ProducerId;
 use kera_protocol::{AllocateProducer, AllocatedProducer, Status};
 use kera_rpc::RpcError;
 use tokio::time::Instant;
 
 use super::super::buffer::{Buffer, Sealed, Sequences};
-use super::super::report::{Delivered, DeliveryReport};
 use super::{Link, Sender, Verdict};
 
 /// How long a node may take to say which epoch is next, before another one is asked.
@@ -21,7 +19,7 @@ pub(super) enum Repair {
     None,
     /// Close holes.
     Renumber,
-    /// Start over with the producer's next epoch in the streamlets of which the server misses chunks.
+    /// Start over with the producer's next epoch in the streamlets that [begin anew](Buffer::begin_anew).
     Epoch,
     /// Start over as another producer: the server does not know this one.
     Identity,
@@ -31,14 +29,15 @@ impl Sender {
     /// A chunk came too early, as the server says: it expects another one.
     pub(super) fn gap(&mut self, at: usize, chunk: &Sealed, expected: u64, buffer: &mut Buffer) -> Verdict {
         let (streamlet, sequence) = (chunk.streamlet, chunk.sequence);
-        if let Some(continues) = chunk.continues {
+        if let Some(skips) = chunk.skips {
             self.last_error = format!("{}: sequence {expected} was expected", Status::SequenceGap);
-            tracing::debug!(streamlet, ?continues, expected, "something has come since, or was forgotten");
-            if continues.expected == expected && self.links[at].not_before.is_none() {
+            tracing::debug!(streamlet, ?skips, expected, "something has come since, or was forgotten");
+            if skips.from == expected && self.links[at].not_before.is_none() {
                 // No server says so; one that does is not asked without end.
                 self.links[at].back_off(None);
             }
-            return Verdict::HasCome(expected);
+            buffer.misses(streamlet, expected);
+            return Verdict::Again;
         }
         let has_hole = buffer.has_hole(streamlet, expected..sequence);
         // Otherwise the server misses chunks that it has acknowledged, or that were given up: it has lost them, or the producer.
@@ -51,12 +50,11 @@ impl Sender {
                     sequence,
                     expected,
                     forgotten,
-                    "the server has forgotten acknowledged chunks; the producer goes on with its next epoch"
+                    "the server has forgotten acknowledged chunks; the producer goes on behind them"
                 );
             } else {
                 tracing::debug!(streamlet, sequence, expected, "chunks that were given up are not there");
             }
-            self.require(Repair::Epoch);
         }
         Verdict::Again
     }
@@ -81,7 +79,7 @@ impl Sender {
         let expired = self.shared.buffer().take_expired(now);
         self.expire(expired, now);
         if self.repair == Repair::Renumber {
-            self.renumber(Sequences::Same, now);
+            self.shared.buffer().renumber(Sequences::Same);
             self.repair = Repair::None;
             return;
         }
@@ -92,10 +90,10 @@ impl Sender {
                 let is_same = self.settings.producer_id.replace(allocated.producer_id) == Some(allocated.producer_id);
                 let epoch = allocated.producer_epoch;
                 let sequences = match self.repair {
-                    Repair::Epoch if is_same => Sequences::Misses(epoch),
+                    Repair::Epoch if is_same => Sequences::Anew(epoch),
                     _ => Sequences::All(allocated.producer_id, epoch),
                 };
-                self.renumber(sequences, now);
+                self.shared.buffer().renumber(sequences);
                 self.repair = Repair::None;
                 self.repair_backoff.reset();
             }
@@ -140,24 +138,4 @@ impl Sender {
             }
         }
     }
-
-    /// Gives what waits other sequences, or another epoch.
-    fn renumber(&mut self, sequences: Sequences, now: Instant) {
-        let shared = Arc::clone(&self.shared);
-        let mut buffer = shared.buffer();
-        let there = buffer.renumber(sequences);
-        let reports = settle_come(&mut buffer, there, now);
-        drop(buffer);
-        self.shared.tell(&reports);
-    }
-}
-
-/// Settles chunks of which the server has said that they are there, though no answer to them came.
-pub(super) fn settle_come(buffer: &mut Buffer, chunks: Vec<Sealed>, now: Instant) -> Vec<DeliveryReport> {
-    let settle = |chunk: Sealed| {
-        let streamlet = StreamletId(chunk.streamlet);
-        let there = Delivered { streamlet, lane: LaneId(0), base_ordinal: None, duplicate: true };
-        buffer.settle(chunk, Ok(there), now, true)
-    };
-    chunks.into_iter().map(settle).collect()
 }
