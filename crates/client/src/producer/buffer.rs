@@ -174,6 +174,8 @@ struct Streamlet {
     next_record: u64,
     /// The sequence behind the last one that was acknowledged.
     settled_sequence: u64,
+    /// The sequence behind the last one that was given up and may be in the stream all the same: no other chunk may have one of those.
+    given_up_sequence: u64,
     /// Sequences of chunks that were given up and are certainly not in the stream, in order.
     holes: Vec<u64>,
     /// The producer's epoch that they count in.
@@ -759,10 +761,11 @@ impl Buffer {
             };
             let unsure = streamlet.sealed.iter().rev().find(|chunk| chunk.may_be_there_waiting());
             let there = streamlet.settled_sequence.max(unsure.map_or(0, |chunk| chunk.sequence + 1));
+            let there = there.max(streamlet.given_up_sequence);
             let mut holes = std::mem::take(&mut streamlet.holes);
             holes.retain(|hole| *hole >= there);
             if let Some(epoch) = begins_in {
-                (streamlet.epoch, streamlet.settled_sequence) = (epoch, 0);
+                (streamlet.epoch, streamlet.settled_sequence, streamlet.given_up_sequence) = (epoch, 0, 0);
                 (streamlet.skips_from, streamlet.begins_anew) = (None, false);
             } else if holes.is_empty() {
                 continue;
@@ -831,8 +834,11 @@ impl Buffer {
             }
             Err(error) => {
                 self.stats.failed_records += records;
-                if self.producer_id.0 != 0 && !chunk.may_be_there(error) {
-                    let holes = &mut self.streamlets[chunk.streamlet as usize].holes;
+                let streamlet = &mut self.streamlets[chunk.streamlet as usize];
+                if chunk.may_be_there(error) {
+                    streamlet.given_up_sequence = streamlet.given_up_sequence.max(chunk.sequence + 1);
+                } else if self.producer_id.0 != 0 {
+                    let holes = &mut streamlet.holes;
                     holes.insert(holes.partition_point(|hole| *hole < chunk.sequence), chunk.sequence);
                 }
                 self.failed.get_or_insert_with(|| error.clone());

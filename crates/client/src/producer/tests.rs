@@ -8,12 +8,12 @@ use kera_format::chunk::NO_TIMESTAMP;
 use kera_format::{ChunkView, Compression, LaneId, ProducerEpoch, ProducerId, Record, StreamId, StreamletId};
 use tokio::time::Instant;
 
-use super::buffer::{Buffer, BufferSettings};
+use super::buffer::{Buffer, BufferSettings, Sequences};
 use super::front::Front;
 use super::open::LOOK_AGAIN;
 use super::report::Delivered;
 use super::sender::Shared;
-use crate::{ClientError, Routing};
+use crate::{ClientError, Routing, Status};
 
 fn settings() -> BufferSettings {
     BufferSettings {
@@ -304,6 +304,34 @@ fn chunks_change_their_way_when_nothing_is_under_way_and_can_come_back() {
     let mut second = buffer.take(1, now, 4_000, Vec::new()).chunks;
     assert_eq!(second.iter().map(|chunk| chunk.sequence).collect::<Vec<_>>(), [1]);
     done(&mut buffer, second.remove(0));
+}
+
+/// A hole is closed by those behind it, as long as nobody can have one of the numbers that they get.
+#[test]
+fn nothing_gets_the_number_of_a_chunk_that_was_given_up_and_may_be_there() {
+    for may_be_there in [false, true] {
+        let (mut front, shared) = front(settings());
+        let now = Instant::now() + Duration::from_secs(1);
+        for number in 0..3 {
+            push(&mut front, number);
+            front.flush();
+        }
+        let mut buffer = shared.buffer();
+        let mut sent = buffer.take(0, now, 1, Vec::new()).chunks;
+        sent.extend(buffer.take(0, now, 1, Vec::new()).chunks);
+        assert_eq!(sent.iter().map(|chunk| chunk.sequence).collect::<Vec<_>>(), [0, 1]);
+        sent[0].attempts = 1;
+        sent[1].attempts = u32::from(may_be_there);
+        let status = Status::ChunkTooLarge;
+        let refused = ClientError::Refused { records: 1, streamlet: StreamletId(0), status };
+        let (after, reason) = (Duration::from_secs(1), String::new());
+        let given_up = ClientError::DeliveryTimeout { records: 1, streamlet: StreamletId(0), after, reason };
+        buffer.settle(sent.remove(0), Err(refused), now, false);
+        buffer.settle(sent.remove(0), Err(given_up), now, false);
+        buffer.renumber(Sequences::Same);
+        let left = buffer.take(0, now, 1, Vec::new()).chunks;
+        assert_eq!(left.iter().map(|chunk| chunk.sequence).collect::<Vec<_>>(), [if may_be_there { 2 } else { 0 }]);
+    }
 }
 
 #[test]
