@@ -160,10 +160,9 @@ impl<'a> WriteChunksView<'a> {
     /// Which sequences the producer of a chunk skips in front of it, if it does.
     #[inline]
     pub fn skip(&self, index: u32) -> Option<Skip> {
-        if self.skips.is_empty() {
-            return None;
-        }
-        self.skips().find(|(of, _)| *of == index).map(|(_, skip)| skip)
+        // They are in the order of their chunks, as `parse` has seen: a request may have as many as it has chunks.
+        let found = self.skips.binary_search_by_key(&index, |bytes| skipping(bytes).0).ok()?;
+        Some(skipping(&self.skips[found]).1)
     }
 
     /// All skips, with the numbers of their chunks.

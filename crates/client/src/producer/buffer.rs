@@ -70,7 +70,7 @@ pub struct BufferSettings {
 pub(super) enum Sequences {
     /// Those that they have, less by one for each hole in front of them that can be closed.
     Same,
-    /// Of streamlets that [begin anew](Buffer::begin_anew): from 0 on, in another epoch. The others as [`Sequences::Same`].
+    /// Of streamlets that would skip some and are for a node that does not know of that: from 0 on, in another epoch. The others as [`Sequences::Same`].
     Anew(ProducerEpoch),
     /// From 0 on, of this producer and epoch.
     All(ProducerId, ProducerEpoch),
@@ -183,8 +183,6 @@ struct Streamlet {
     /// The server misses chunks that nobody sends any more, from this one on: the next one says that they are skipped. As long as that is not answered one chunk
     /// at a time is sent, for one behind it could be taken while it is refused for a moment, and it would pass for a duplicate then.
     skips_from: Option<u64>,
-    /// It begins another epoch instead.
-    begins_anew: bool,
     /// It is in the line of its route.
     is_ready: bool,
     /// Which connection its chunks leave by.
@@ -504,9 +502,7 @@ impl Buffer {
 
     /// Has the chunks of a streamlet leave by another connection, as soon as none is under way by the one before.
     pub(super) fn set_route(&mut self, number: u32, route: u32) {
-        if self.routes.len() <= route as usize {
-            self.routes.resize_with(route as usize + 1, Route::default);
-        }
+        self.route_at(route as usize);
         let streamlet = &mut self.streamlets[number as usize];
         if streamlet.wanted == route {
             return;
@@ -517,6 +513,14 @@ impl Buffer {
             self.routes[route as usize].opened.push_back((open.opening, number));
         }
         self.reroute(number);
+    }
+
+    /// What waits to leave by a connection, of which nothing may be known yet.
+    fn route_at(&mut self, at: usize) -> &mut Route {
+        if self.routes.len() <= at {
+            self.routes.resize_with(at + 1, Route::default);
+        }
+        &mut self.routes[at]
     }
 
     /// Which connection the chunks of a streamlet are to leave by.
@@ -727,17 +731,7 @@ impl Buffer {
 
     /// Whether the node that a connection is to knows of no skips.
     pub(super) fn set_old(&mut self, route: usize, is_old: bool) {
-        if self.routes.len() <= route {
-            self.routes.resize_with(route + 1, Route::default);
-        }
-        self.routes[route].is_old = is_old;
-    }
-
-    /// Has the streamlets that would skip sequences by a connection begin another epoch instead.
-    pub(super) fn begin_anew(&mut self, route: usize) {
-        for streamlet in self.streamlets.iter_mut().filter(|streamlet| streamlet.route as usize == route) {
-            streamlet.begins_anew |= streamlet.skips_from.is_some();
-        }
+        self.route_at(route).is_old = is_old;
     }
 
     /// Whether a chunk with one of these sequences was given up and is certainly not in the stream.
@@ -754,9 +748,10 @@ impl Buffer {
         }
         for number in 0..self.streamlets.len() as u32 {
             let streamlet = &mut self.streamlets[number as usize];
+            let begins_anew = streamlet.skips_from.is_some() && self.routes[streamlet.route as usize].is_old;
             let begins_in = match sequences {
                 Sequences::All(_, epoch) => Some(epoch),
-                Sequences::Anew(epoch) if streamlet.begins_anew => Some(epoch),
+                Sequences::Anew(epoch) if begins_anew => Some(epoch),
                 Sequences::Anew(_) | Sequences::Same => None,
             };
             let unsure = streamlet.sealed.iter().rev().find(|chunk| chunk.may_be_there_waiting());
@@ -766,7 +761,7 @@ impl Buffer {
             holes.retain(|hole| *hole >= there);
             if let Some(epoch) = begins_in {
                 (streamlet.epoch, streamlet.settled_sequence, streamlet.given_up_sequence) = (epoch, 0, 0);
-                (streamlet.skips_from, streamlet.begins_anew) = (None, false);
+                streamlet.skips_from = None;
             } else if holes.is_empty() {
                 continue;
             }

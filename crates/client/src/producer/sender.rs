@@ -119,6 +119,8 @@ struct Link {
     /// The incarnation of the node that the connection is to, as far as was known when it was made.
     node_epoch: u32,
     connection: Option<Connection>,
+    /// In which version its node is written to, as the last connection to it has told.
+    write_version: u8,
     /// A connection that is being made.
     connecting: Option<JoinHandle<Result<Connection, RpcError>>>,
     in_flight: VecDeque<InFlight>,
@@ -133,6 +135,7 @@ impl Link {
             node,
             node_epoch: 0,
             connection,
+            write_version: 1,
             connecting: None,
             in_flight: VecDeque::new(),
             backoff: Backoff::default(),
@@ -259,10 +262,11 @@ impl Sender {
     }
 
     /// There is a connection: what its node knows of is known.
-    fn learn_version(&self, at: usize) {
+    fn learn_version(&mut self, at: usize) {
         if let Some(connection) = &self.links[at].connection {
             let version = connection.hello().common_version(Op::WriteChunks);
             self.shared.buffer().set_old(at, version.is_some_and(|version| version < 2));
+            self.links[at].write_version = version.unwrap_or(1);
         }
     }
 
@@ -353,7 +357,6 @@ impl Sender {
             let Taken { mut chunks, expired, due_at, is_refused, .. } = taken;
             self.expire(expired, now);
             if is_refused {
-                self.shared.buffer().begin_anew(at);
                 self.require(Repair::Epoch);
             }
             if chunks.is_empty() {
@@ -367,7 +370,7 @@ impl Sender {
             }
             chunks.iter_mut().for_each(|chunk| chunk.attempts += 1);
             let timeout_ms = self.settings.request_timeout.as_millis() as u32 / 2;
-            let version = connection.hello().common_version(Op::WriteChunks).unwrap_or(1);
+            let version = self.links[at].write_version;
             let memory = self.spare.copied.pop().unwrap_or_default();
             let (parts, copied) = parts(&mut chunks, version, timeout_ms, memory);
             let call = connection.send(Op::WriteChunks, parts);

@@ -219,7 +219,7 @@ impl Fake {
     }
 
     pub fn chunk_count(&self) -> usize {
-        self.state().logs.values().map(|log| log.chunks.len()).sum()
+        self.state().chunk_count()
     }
 }
 
@@ -291,12 +291,12 @@ impl State {
         for (chunk, index) in view.chunks().zip(0..) {
             let _ = self.append(&chunk.unwrap(), view.skip(index));
         }
-        self.lingered += self.chunk_count() - before;
+        self.lingered += (self.chunk_count() - before) as u64;
         true
     }
 
-    pub fn chunk_count(&self) -> u64 {
-        self.logs.values().map(|log| log.chunks.len() as u64).sum()
+    pub fn chunk_count(&self) -> usize {
+        self.logs.values().map(|log| log.chunks.len()).sum()
     }
 
     pub fn forget_producers(&mut self, of: Option<u32>) {

@@ -201,6 +201,12 @@ impl FakeSession {
     }
 }
 
+/// Whether something is to happen to an operation, which then has happened.
+fn once(wanted: &mut Vec<Op>, op: Op) -> bool {
+    let found = wanted.iter().position(|wanted| *wanted == op);
+    found.map(|at| wanted.remove(at)).is_some()
+}
+
 fn tell(header: &FrameHeader, results: &[ChunkResult], out: &mut Outbox) {
     let mut frame = out.begin(&header.response(0));
     let mut answer = ChunkResults::begin(frame.body(), results.len() as u32);
@@ -319,12 +325,10 @@ impl Session for FakeSession {
         }
         let fake = Arc::clone(&self.fake);
         let mut state = fake.state();
-        if let Some(at) = state.breaks.iter().position(|breaks| *breaks == op) {
-            state.breaks.remove(at);
+        if once(&mut state.breaks, op) {
             return Flow::Close("a fault".into());
         }
-        if let Some(at) = state.mutes.iter().position(|mutes| *mutes == op) {
-            state.mutes.remove(at);
+        if once(&mut state.mutes, op) {
             return Flow::Done;
         }
         let flow = match op {

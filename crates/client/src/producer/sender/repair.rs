@@ -19,7 +19,7 @@ pub(super) enum Repair {
     None,
     /// Close holes.
     Renumber,
-    /// Start over with the producer's next epoch in the streamlets that [begin anew](Buffer::begin_anew).
+    /// Start over with the producer's next epoch in the streamlets that [cannot skip](Sequences::Anew) what is missing.
     Epoch,
     /// Start over as another producer: the server does not know this one.
     Identity,
