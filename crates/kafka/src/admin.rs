@@ -552,15 +552,8 @@ fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest)
     let validate_only = asked.validate_only;
     let responses = asked.resources.into_iter().map(|resource| {
         let names = resource.configs.iter().map(|one| &*one.name);
-        if resource.resource_type == BROKER && reassignments::are_limits(names) {
-            let (error, why) = told(reassignments::limit(door, &resource.resource_name));
-            return AlteredOne::default()
-                .with_resource_type(resource.resource_type)
-                .with_resource_name(resource.resource_name)
-                .with_error_code(error)
-                .with_error_message(why);
-        }
-        let done = alter(door, resource.resource_type, &resource.resource_name, validate_only, |options| {
+        let bounds_copies = resource.resource_type == BROKER && reassignments::are_limits(names);
+        let change = |options: &mut StreamOptions| {
             resource.configs.iter().try_for_each(|one| match one.config_operation {
                 SET => configs::set(options, &one.name, one.value.as_deref()),
                 DELETE => {
@@ -571,8 +564,11 @@ fn incremental_alter_configs(door: &Door, asked: IncrementalAlterConfigsRequest)
                 SUBTRACT => configs::take_away(options, &one.name, one.value.as_deref()),
                 other => Err(format!("{}: {other} is no operation", &*one.name)),
             })
+        };
+        let (error, why) = told(match bounds_copies {
+            true => reassignments::limit(door, &resource.resource_name),
+            false => alter(door, resource.resource_type, &resource.resource_name, validate_only, change),
         });
-        let (error, why) = told(done);
         AlteredOne::default()
             .with_resource_type(resource.resource_type)
             .with_resource_name(resource.resource_name.clone())

@@ -47,20 +47,11 @@ pub(crate) fn elect_leaders(door: &Door, asked: ElectLeadersRequest) -> ElectLea
         _ => return no_such_election(asked),
     };
     let is_led = |info: &StreamInfo, partition: i32| door.leader_of(info, partition).0 >= 0;
-    let result = |partition: i32, (error, why): (ResponseError, &'static str)| {
-        PartitionResult::default()
-            .with_partition_id(partition)
-            .with_error_code(error.code())
-            .with_error_message(Some(StrBytes::from_static_str(why)))
-    };
-    let of_topic = |topic: TopicName, results: Vec<PartitionResult>| {
-        ReplicaElectionResult::default().with_topic(topic).with_partition_result(results)
-    };
     let Some(wanted) = asked.topic_partitions else {
         let topics = door.catalog.infos().into_iter().filter_map(|info| {
             let partitions = 0..partitions_of(&info.options).cast_signed();
             let unled = partitions.filter(|partition| !is_led(&info, *partition));
-            let results: Vec<_> = unled.map(|partition| result(partition, missing)).collect();
+            let results: Vec<_> = unled.map(|partition| not_elected(partition, missing)).collect();
             let topic = TopicName(StrBytes::from_string(info.name.clone()));
             (!results.is_empty()).then(|| of_topic(topic, results))
         });
@@ -72,9 +63,12 @@ pub(crate) fn elect_leaders(door: &Door, asked: ElectLeadersRequest) -> ElectLea
         let results = one.partitions.iter().map(|partition| match &info {
             Some(info) if u32::try_from(*partition).is_ok_and(|partition| partition < partitions) => {
                 let unneeded = (ResponseError::ElectionNotNeeded, "Leader election not needed for topic partition.");
-                result(*partition, if is_led(info, *partition) { unneeded } else { missing })
+                not_elected(*partition, if is_led(info, *partition) { unneeded } else { missing })
             }
-            _ => result(*partition, (ResponseError::UnknownTopicOrPartition, "The topic or partition does not exist.")),
+            _ => not_elected(
+                *partition,
+                (ResponseError::UnknownTopicOrPartition, "The topic or partition does not exist."),
+            ),
         });
         let results = results.collect();
         of_topic(one.topic, results)
@@ -82,27 +76,31 @@ pub(crate) fn elect_leaders(door: &Door, asked: ElectLeadersRequest) -> ElectLea
     ElectLeadersResponse::default().with_replica_election_results(topics.collect())
 }
 
+fn not_elected(partition: i32, (error, why): (ResponseError, &'static str)) -> PartitionResult {
+    PartitionResult::default()
+        .with_partition_id(partition)
+        .with_error_code(error.code())
+        .with_error_message(Some(StrBytes::from_static_str(why)))
+}
+
+fn of_topic(topic: TopicName, results: Vec<PartitionResult>) -> ReplicaElectionResult {
+    ReplicaElectionResult::default().with_topic(topic).with_partition_result(results)
+}
+
 /// There is no such kind of election, which each partition is told, and the request as a whole if there is one.
 fn no_such_election(asked: ElectLeadersRequest) -> ElectLeadersResponse {
-    let error = ResponseError::InvalidRequest.code();
-    let topics = asked.topic_partitions.map(|wanted| {
-        let of_topic = |one: elect_leaders_request::TopicPartitions| {
-            let result = |partition: &i32| {
-                let why =
-                    StrBytes::from_static_str("elections are of kind 0, the preferred leader, or 1, any that there is");
-                let answer = PartitionResult::default().with_partition_id(*partition).with_error_code(error);
-                answer.with_error_message(Some(why))
-            };
-            let results = one.partitions.iter().map(result).collect();
-            ReplicaElectionResult::default().with_topic(one.topic).with_partition_result(results)
+    let refused =
+        (ResponseError::InvalidRequest, "elections are of kind 0, the preferred leader, or 1, any that there is");
+    let topics: Option<Vec<_>> = asked.topic_partitions.map(|wanted| {
+        let of = |one: elect_leaders_request::TopicPartitions| {
+            of_topic(one.topic, one.partitions.iter().map(|partition| not_elected(*partition, refused)).collect())
         };
-        wanted.into_iter().map(of_topic).collect::<Vec<_>>()
+        wanted.into_iter().map(of).collect()
     });
-    let answer = ElectLeadersResponse::default();
     // Who asks for no election at all may ask for any kind of it.
     let is_empty = topics.as_ref().is_some_and(Vec::is_empty);
-    let answer = if is_empty { answer } else { answer.with_error_code(error) };
-    answer.with_replica_election_results(topics.unwrap_or_default())
+    let error = if is_empty { 0 } else { refused.0.code() };
+    ElectLeadersResponse::default().with_error_code(error).with_replica_election_results(topics.unwrap_or_default())
 }
 
 /// AlterReplicaLogDirs: all partitions are in the one directory that DescribeLogDirs tells, and stay there.

@@ -24,9 +24,6 @@ use kera_protocol::{DescribeMoves, MoveStreamlet, StreamRef};
 use crate::admin::{Refusal, refusal, told};
 use crate::door::{Door, partitions_of};
 
-/// Moves that are told at most: as many as a page of others has.
-const MOVES_TOLD_MAX: u32 = 10_000;
-
 pub(crate) fn alter(door: &Door, asked: AlterPartitionReassignmentsRequest) -> AlterPartitionReassignmentsResponse {
     let topics = asked.topics.into_iter().map(|topic| {
         let info = door.info(&topic.name);
@@ -70,18 +67,24 @@ fn reassign(door: &Door, info: Option<&StreamInfo>, partition: &ReassignablePart
     }
 }
 
+/// The nodes that serve Kafka clients.
+fn nodes(door: &Door) -> Vec<i32> {
+    door.brokers().into_iter().map(|(id, ..)| id).collect()
+}
+
+fn not_there(node: &dyn std::fmt::Display, nodes: &[i32]) -> String {
+    format!("node {node} serves no Kafka clients or is not there; nodes that do are {nodes:?}")
+}
+
 /// The node that is to lead, if the others are where the copies of what it owns are.
 fn check(door: &Door, info: &StreamInfo, wanted: &[BrokerId]) -> Result<BrokerId, Refusal> {
     let refuse = |why: String| Err((ResponseError::InvalidReplicaAssignment, why));
     let Some(leader) = wanted.first().copied() else {
         return refuse("no node is named that is to have the partition".to_owned());
     };
-    let nodes: Vec<i32> = door.brokers().into_iter().map(|(id, ..)| id).collect();
+    let nodes = nodes(door);
     if let Some(unknown) = wanted.iter().find(|node| !nodes.contains(&node.0)) {
-        return refuse(format!(
-            "node {} serves no Kafka clients or is not there; nodes that do are {nodes:?}",
-            unknown.0
-        ));
+        return refuse(not_there(&unknown.0, &nodes));
     }
     if wanted.iter().enumerate().any(|(at, node)| wanted[..at].contains(node)) {
         return refuse("a node is named twice".to_owned());
@@ -123,14 +126,11 @@ pub(crate) fn are_limits<'a>(mut names: impl Iterator<Item = &'a str>) -> bool {
 
 /// A tool bounds what a reassignment copies at a node, or takes that back when it is over. Nothing is copied: any bound is kept, and none has to be.
 pub(crate) fn limit(door: &Door, node: &str) -> Result<(), Refusal> {
-    let nodes: Vec<i32> = door.brokers().into_iter().map(|(id, ..)| id).collect();
+    let nodes = nodes(door);
     match node.parse::<i32>() {
         Ok(id) if nodes.contains(&id) => Ok(()),
         _ if node.is_empty() => Ok(()),
-        _ => Err((
-            ResponseError::InvalidRequest,
-            format!("node {node} serves no Kafka clients or is not there; nodes that do are {nodes:?}"),
-        )),
+        _ => Err((ResponseError::InvalidRequest, not_there(&node, &nodes))),
     }
 }
 
@@ -140,7 +140,8 @@ pub(crate) fn list(door: &Door, asked: &ListPartitionReassignmentsRequest) -> Li
     if !door.is_in_cluster() {
         return answer;
     }
-    let moves = match door.coordinator.moves(&DescribeMoves { limit: MOVES_TOLD_MAX }) {
+    // As many as a page of others has.
+    let moves = match door.coordinator.moves(&DescribeMoves { limit: 0 }) {
         Ok(described) => described.moves,
         Err(error) => {
             let (error, why) = refusal(&error);
