@@ -56,7 +56,7 @@ impl Streamlet {
     fn begin_again(&mut self, (stream, streamlet, producer_id): (StreamId, StreamletId, ProducerId)) {
         self.is_forgotten = false;
         self.epoch += 1;
-        (self.skips_from, self.next_sequence) = (None, 0);
+        self.next_sequence = 0;
         for chunk in &mut self.chunks {
             chunk.sequence = self.next_sequence;
             self.next_sequence += 1;
@@ -300,11 +300,9 @@ impl Producer {
                     let may_forget = self.is_async || around.told.losses.has_some_of(self.stream.0, at as u32);
                     if status == Status::SequenceGap && self.is_impatient {
                         self.back(&[(at, sequence)]);
-                        if request.skips {
-                            *around.told.did.entry("told that something else is missing").or_default() += 1;
-                            self.streamlets[at].skips_from = Some(result.base_ordinal);
-                        } else if is_first {
-                            *around.told.did.entry("skipped chunks").or_default() += 1;
+                        if request.skips || is_first {
+                            let what = ["skipped chunks", "told that something else is missing"];
+                            *around.told.did.entry(what[usize::from(request.skips)]).or_default() += 1;
                             self.streamlets[at].skips_from = Some(result.base_ordinal);
                         }
                         continue;
